@@ -1,0 +1,1 @@
+"""The engine of expectation propagation: pure numerics that know no estimator."""

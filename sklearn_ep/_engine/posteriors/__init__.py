@@ -1,0 +1,1 @@
+"""Posterior structures: how all sites together give marginals and evidence."""
