@@ -1,1 +1,14 @@
 """Scalar factors: one class says what a likelihood or prior does to a one-dimensional Gaussian."""
+
+from .base import Factor, Tilted
+from .likelihoods import LIKELIHOODS, LabelNoise, Logit, Probit, normal_hazard
+
+__all__ = [
+    "LIKELIHOODS",
+    "Factor",
+    "LabelNoise",
+    "Logit",
+    "Probit",
+    "Tilted",
+    "normal_hazard",
+]

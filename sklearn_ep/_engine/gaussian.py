@@ -1,0 +1,150 @@
+"""Algebra of multivariate Gaussians in natural parameters.
+
+A Gaussian factor exp(shift' x - x' precision x / 2) is a pair of arrays, so that products and
+quotients of factors are sums and differences. Whether a factor is a proper density is decided here,
+by a Cholesky factorisation and nowhere else.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.linalg import cho_solve, cholesky, lapack
+
+__all__ = [
+    "ImproperPosterior",
+    "Moments",
+    "Natural",
+    "blend",
+    "checked_cholesky",
+    "inverse_from_cholesky",
+    "isotropic",
+    "jittered_cholesky",
+    "log_partition",
+    "moments",
+    "natural",
+    "over",
+    "times",
+    "triangular_inverse",
+]
+
+
+class ImproperPosterior(ArithmeticError):
+    """The sites leave no proper Gaussian posterior: the step that led here has to be shortened."""
+
+
+class Natural(NamedTuple):
+    """Gaussian factor exp(shift' x - x' precision x / 2), not necessarily proper.
+
+    precision has shape (d, d), shift has shape (d,).
+    """
+
+    precision: np.ndarray
+    shift: np.ndarray
+
+
+class Moments(NamedTuple):
+    """Mean (d,) and covariance (d, d) of a proper Gaussian."""
+
+    mean: np.ndarray
+    cov: np.ndarray
+
+
+def isotropic(d, precision, mean=0.0):
+    """Return the factor of d independent coordinates with the same precision and mean."""
+    p = np.broadcast_to(np.asarray(precision, dtype=float), (d,))
+    return Natural(np.diag(p), p * np.broadcast_to(mean, (d,)))
+
+
+def times(a, b):
+    """Return the product of two factors."""
+    return Natural(a.precision + b.precision, a.shift + b.shift)
+
+
+def over(a, b):
+    """Return the quotient of two factors: what is left of `a` once `b` is removed (a cavity)."""
+    return Natural(a.precision - b.precision, a.shift - b.shift)
+
+
+def blend(old, new, step):
+    """Return old^(1 - step) new^step, the damped update of a factor."""
+    return Natural(
+        old.precision + step * (new.precision - old.precision),
+        old.shift + step * (new.shift - old.shift),
+    )
+
+
+def checked_cholesky(matrix):
+    """Return the lower Cholesky factor, or raise `ImproperPosterior` where there is none."""
+    try:
+        return cholesky(matrix, lower=True, check_finite=False)
+    except np.linalg.LinAlgError as error:
+        raise ImproperPosterior("the posterior precision is not positive definite") from error
+
+
+def jittered_cholesky(matrix, jitter, largest=1e-3):
+    """Return (lower factor, jitter used) of a covariance matrix with a relative jitter.
+
+    The diagonal is multiplied by 1 + jitter; where the factorisation fails the jitter grows
+    tenfold, up to `largest`. The jitter in use is returned, so that the rescue can be reported.
+
+    Raises
+    ------
+    ImproperPosterior
+        If the matrix is not positive definite even with the largest jitter.
+    """
+    diagonal = np.diagonal(matrix)
+    used = jitter
+    while True:
+        trial = matrix.copy()
+        np.fill_diagonal(trial, diagonal * (1.0 + used))
+        try:
+            return cholesky(trial, lower=True, check_finite=False), used
+        except np.linalg.LinAlgError as error:
+            used = max(10.0 * used, 1e-12)
+            if used > largest:
+                raise ImproperPosterior(
+                    f"the covariance is not positive definite with a relative jitter of {largest:g}"
+                ) from error
+
+
+def triangular_inverse(lower):
+    """Return the inverse of a lower triangular matrix (n^3 / 3 flops, half of a general solve)."""
+    inverse, info = lapack.dtrtri(lower, lower=1)
+    if info != 0:
+        raise ImproperPosterior("a triangular factor is singular")
+    return inverse
+
+
+def inverse_from_cholesky(lower):
+    """Return the symmetric inverse of the matrix whose lower Cholesky factor is given."""
+    inverse, info = lapack.dpotri(lower, lower=1)
+    if info != 0:
+        raise ImproperPosterior("a Cholesky factor is singular")
+    rows, cols = np.triu_indices(len(inverse), 1)
+    inverse[rows, cols] = inverse[cols, rows]
+    return inverse
+
+
+def moments(factor):
+    """Return mean and covariance of a proper factor; raise `ImproperPosterior` otherwise."""
+    lower = checked_cholesky(factor.precision)
+    return Moments(
+        cho_solve((lower, True), factor.shift, check_finite=False), inverse_from_cholesky(lower)
+    )
+
+
+def natural(m):
+    """Return the natural parameters of a Gaussian given by mean and covariance."""
+    lower = checked_cholesky(m.cov)
+    precision = inverse_from_cholesky(lower)
+    return Natural(precision, precision @ m.mean)
+
+
+def log_partition(factor):
+    """Return log of the integral of a factor, without the d log(2 pi) / 2 that cancels everywhere.
+
+    This is shift' precision^-1 shift / 2 - log|precision| / 2.
+    """
+    lower = checked_cholesky(factor.precision)
+    half = cho_solve((lower, True), factor.shift, check_finite=False)
+    return 0.5 * factor.shift @ half - np.sum(np.log(np.diagonal(lower)))

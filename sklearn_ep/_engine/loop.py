@@ -1,0 +1,224 @@
+"""The one loop: evaluate, measure the undamped residual, mix, repeat.
+
+The loop knows nothing of models. It is given `evaluate(x) -> Evaluation`, where x is an array of
+any shape, and looks for the fixed point x = target(x).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from .gaussian import ImproperPosterior
+
+__all__ = ["Anderson", "Evaluation", "Monitor", "Result", "iterate"]
+
+
+@dataclass
+class Evaluation:
+    """What a model says about one state x.
+
+    Attributes
+    ----------
+    target : ndarray
+        The undamped update of x, same shape.
+    residual : float
+        Dimensionless size of target - x; the loop converges on it and on nothing else.
+    metric : ndarray or float, default=1.0
+        Weights of the entries of x in the least squares of Anderson acceleration.
+    record : dict of str to float, default={}
+        Figures for the history besides the residual, such as the log evidence.
+    payload : object, default=None
+        Whatever the caller wants back for the final state (marginals, factors of matrices).
+    """
+
+    target: np.ndarray
+    residual: float
+    metric: Any = 1.0
+    record: dict[str, float] = field(default_factory=dict)
+    payload: Any = None
+
+
+class Monitor(Protocol):
+    """Watches the iterations; `end` may ask the loop to stop by returning True."""
+
+    def begin(self) -> None:
+        """Tell that an iteration starts."""
+
+    def end(self, record: dict[str, float], payload: Any) -> bool:
+        """Tell that an iteration ended with these figures."""
+
+
+@dataclass
+class Result:
+    """Final state of `iterate`.
+
+    `x` is the state that `evaluation` belongs to; `history` maps "residual" and the recorded names
+    to arrays of length `n_iter`; `n_halved` counts steps that were shortened to stay proper.
+    """
+
+    x: np.ndarray
+    evaluation: Evaluation
+    n_iter: int
+    converged: bool
+    history: dict[str, np.ndarray]
+    n_halved: int = 0
+
+
+class Anderson:
+    """Anderson acceleration of a fixed point, type II, with its guards.
+
+    Parameters
+    ----------
+    depth : int, default=3
+        Differences kept. Three is where parallel EP stops gaining.
+    mixing : float, default=0.7
+        Share of the residual in a step, the damping of the plain iteration.
+    growth : float, default=30.0
+        The memory is dropped when the residual grows by this factor.
+    ridge : float, default=1e-8
+        Ridge of the least squares relative to its largest column.
+    max_change : float, default=inf
+        Largest change of any entry that a step may make; beyond it the plain step is taken.
+
+    Notes
+    -----
+    Minimises |W (f - dF gamma)| over the kept differences dF of f = target - x and proposes
+    x + mixing f - (dX + mixing dF) gamma (Walker and Ni 2011). O(depth) copies of x in memory.
+    """
+
+    def __init__(self, depth=3, mixing=0.7, growth=30.0, ridge=1e-8, max_change=np.inf):
+        self.depth, self.mixing, self.growth = depth, mixing, growth
+        self.ridge, self.max_change = ridge, max_change
+        self.reset()
+
+    def reset(self):
+        """Forget all differences."""
+        self._dx: list[np.ndarray] = []
+        self._df: list[np.ndarray] = []
+        self._last: tuple[np.ndarray, np.ndarray, float] | None = None
+
+    def __call__(self, x, evaluation):
+        """Propose the next state."""
+        f = evaluation.target - x
+        if self._last is not None:
+            if evaluation.residual > self.growth * self._last[2]:
+                self.reset()
+            else:
+                self._dx = [*self._dx, x - self._last[0]][-self.depth :]
+                self._df = [*self._df, f - self._last[1]][-self.depth :]
+        self._last = (x, f, evaluation.residual)
+        plain = x + self.mixing * f
+        if not self._df:
+            return plain
+        columns = np.stack([(evaluation.metric * d).ravel() for d in self._df])
+        gram = columns @ columns.T
+        scale = np.diagonal(gram).max()
+        if not np.isfinite(scale) or scale == 0:
+            return plain
+        gram[np.diag_indices_from(gram)] += self.ridge**2 * scale + np.finfo(float).tiny
+        gamma = np.linalg.lstsq(gram, columns @ (evaluation.metric * f).ravel(), rcond=1e-14)[0]
+        step = plain - sum(
+            g * (dx + self.mixing * df) for g, dx, df in zip(gamma, self._dx, self._df, strict=True)
+        )
+        if not np.all(np.isfinite(step)) or np.max(np.abs(step - x)) > self.max_change:
+            return plain
+        return step
+
+
+def _halved_until_proper(evaluate, x, proposal, halvings):
+    """Evaluate the proposal, halving the step while it leaves no proper posterior."""
+    for k in range(halvings):
+        candidate = x + 0.5**k * (proposal - x)
+        try:
+            return candidate, evaluate(candidate), k
+        except ImproperPosterior:
+            continue
+    candidate = x + 0.5**halvings * (proposal - x)
+    return candidate, evaluate(candidate), halvings
+
+
+def iterate(
+    evaluate: Callable[[np.ndarray], Evaluation],
+    x: np.ndarray,
+    *,
+    max_iter: int,
+    tol: float,
+    damping: float = 1.0,
+    acceleration: Anderson | None = None,
+    repair: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None,
+    monitor: Monitor | None = None,
+    undamped_start: bool = False,
+    give_up_after: int = 60,
+    fallback_damping: float = 0.5,
+    halvings: int = 12,
+) -> Result:
+    """Find the fixed point of `evaluate`.
+
+    Parameters
+    ----------
+    evaluate : callable
+        Maps a state to its `Evaluation`; raises `ImproperPosterior` where the state has none.
+    x : ndarray
+        Start; it has to be proper.
+    max_iter : int
+        Largest number of iterations; each is one evaluation (a sweep).
+    tol : float
+        Converged once the undamped residual is below it.
+    damping : float, default=1.0
+        Share of the step x -> target that is taken without acceleration.
+    acceleration : Anderson or None, default=None
+        Used for `give_up_after` iterations; then the plain iteration with at most
+        `fallback_damping` takes over, which is slower and safer.
+    repair : callable or None, default=None
+        `repair(proposal, x, target)` returns an admissible proposal.
+    monitor : Monitor or None, default=None
+        Told of each iteration; may stop the loop.
+    undamped_start : bool, default=False
+        Take the first step whole: right from empty sites, where nothing can overshoot.
+    give_up_after, fallback_damping, halvings : int, float, int
+        See above; `halvings` bounds how often one step is shortened to stay proper.
+
+    Returns
+    -------
+    Result
+        On convergence the state whose residual was below `tol`; otherwise the state after the last
+        update, evaluated, so that even one iteration gives a usable posterior. Its residual is
+        then newer than the last entry of the history.
+    """
+    history: dict[str, list[float]] = {"residual": []}
+    current, n_halved, converged, stopped = None, 0, False, False
+    n_iter = 0
+    while not (converged or stopped) and n_iter < max_iter:
+        if monitor is not None:
+            monitor.begin()
+        if current is None:
+            current = evaluate(x)
+        record = {"residual": current.residual, **current.record}
+        for name, value in record.items():
+            history.setdefault(name, []).append(float(value))
+        n_iter += 1
+        converged = current.residual < tol
+        payload = current.payload
+        if not converged:
+            if undamped_start and n_iter == 1:
+                proposal = current.target
+            elif acceleration is not None and n_iter <= give_up_after:
+                proposal = acceleration(x, current)
+            else:
+                step = damping if acceleration is None else min(damping, fallback_damping)
+                proposal = x + step * (current.target - x)
+            if repair is not None:
+                proposal = repair(proposal, x, current.target)
+            x, current, halved = _halved_until_proper(evaluate, x, proposal, halvings)
+            n_halved += halved
+            payload = current.payload
+            if halved and acceleration is not None:
+                acceleration.reset()
+        if monitor is not None:
+            stopped = monitor.end(record, payload)
+    assert current is not None
+    return Result(
+        x, current, n_iter, converged, {k: np.array(v) for k, v in history.items()}, n_halved
+    )

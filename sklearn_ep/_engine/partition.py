@@ -1,0 +1,90 @@
+"""Map a worker over data partitions with joblib, whatever the backend.
+
+Partitions are made once and one `Parallel` stays open for the whole fit: joblib then sends arrays
+to other processes once, and not at every sweep. Results come back in the order of the parts, so
+that sums do not depend on the backend or on the number of workers.
+"""
+
+import numpy as np
+from sklearn.utils.parallel import Parallel, delayed
+
+__all__ = ["PartMap", "Part", "load_part", "split_rows"]
+
+
+class Part:
+    """Holder of the arrays of one partition.
+
+    A plain class and not a tuple, because distributed backends keep an object that can be weakly
+    referenced on the worker, while bare arrays and tuples travel again with each call.
+    """
+
+    def __init__(self, *arrays):
+        self.arrays = arrays
+
+
+def load_part(part):
+    """Return the arrays of a partition that is a `Part`, a tuple, or a loader."""
+    if isinstance(part, Part):
+        return part.arrays
+    if callable(part):
+        return tuple(part())
+    return tuple(part)
+
+
+def split_rows(n_rows, n_parts):
+    """Return slices of `n_parts` nearly equal blocks of consecutive rows, none of them empty."""
+    ends = np.linspace(0, n_rows, min(n_parts, n_rows) + 1).round().astype(int)
+    return [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def _local(part):
+    """Return what the driver itself can use of a part: futures are resolved."""
+    return part.result() if hasattr(part, "result") and hasattr(part, "key") else part
+
+
+class PartMap:
+    """One pool for one fit: `with PartMap(parts, n_jobs) as run: run(worker, messages, shared)`.
+
+    Parameters
+    ----------
+    parts : sequence
+        Opaque partitions: `Part` holders, tuples of arrays or memory maps, loaders without
+        arguments, or futures of a distributed client.
+    n_jobs : int or None, default=None
+        As everywhere in joblib; None is one process unless a `parallel_config` says otherwise.
+    """
+
+    def __init__(self, parts, n_jobs=None):
+        self._pool = Parallel(n_jobs=n_jobs)
+        distributed = hasattr(self._pool._backend, "client")
+        self.parts = [
+            Part(*p) if isinstance(p, tuple) else p if distributed else _local(p) for p in parts
+        ]
+        self._serial = self._pool.n_jobs == 1 and not distributed
+
+    def __enter__(self):
+        if not self._serial:
+            self._pool.__enter__()
+        return self
+
+    def __exit__(self, *exc):
+        if not self._serial:
+            self._pool.__exit__(*exc)
+
+    def __call__(self, worker, messages, *shared):
+        """Return [worker(part, message, *shared) for each part], in part order.
+
+        Parameters
+        ----------
+        worker : callable
+            Importable function; it calls `load_part` on its first argument.
+        messages : sequence
+            One small object a part.
+        *shared : object
+            The same small objects for every part.
+        """
+        if self._serial:
+            return [worker(p, m, *shared) for p, m in zip(self.parts, messages, strict=True)]
+        return self._pool(
+            delayed(worker)(p, m, *shared) for p, m in zip(self.parts, messages, strict=True)
+        )

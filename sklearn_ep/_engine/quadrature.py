@@ -1,0 +1,221 @@
+"""One-dimensional expectations under N(mean, var): the one home of everything logistic.
+
+The logistic distribution function is a scale mixture of normal ones,
+
+    sigma(s) = E_k[ Phi(s / (2 k)) ],   k of Kolmogorov's distribution
+
+(Andrews and Mallows 1974; Stefanski 1991), so every Gaussian expectation of it is a sum of normal
+distribution functions. The mixing density falls off faster than any power at both ends in log k,
+hence the trapezoidal rule in log k converges geometrically: 22 terms give eleven digits.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from scipy.special import erfcx, ndtr
+
+__all__ = [
+    "gauss_hermite",
+    "gauss_legendre_panels",
+    "logistic_mixture",
+    "logistic_moments",
+    "tilted_by_panels",
+]
+
+_SQRT2 = np.sqrt(2.0)
+_LOG_2PI = np.log(2.0 * np.pi)
+# Five-term mixture fitted to the logistic function (error of E sigma below 7e-7 everywhere).
+_FIVE_WEIGHTS = np.array(
+    [0.02326662215780021, 0.20744001761330264, 0.42974068681680905]
+    + [0.2951511816391462, 0.044401491772941844]
+)
+_FIVE_SLOPES = np.array(
+    [0.2914524272250053, 0.41085346908306575, 0.5760921366616218]
+    + [0.8037536936094879, 1.1225437349099203]
+)
+
+
+@lru_cache
+def gauss_hermite(n):
+    """Return nodes and weights of E[f(x)], x ~ N(0, 1), as two arrays (n,)."""
+    x, w = np.polynomial.hermite_e.hermegauss(n)
+    return x, w / w.sum()
+
+
+@lru_cache
+def _gauss_legendre(n):
+    return np.polynomial.legendre.leggauss(n)
+
+
+def gauss_legendre_panels(breaks, n=8):
+    """Return nodes and weights of composite Gauss-Legendre rules.
+
+    Parameters
+    ----------
+    breaks : ndarray of shape (..., p + 1)
+        Increasing ends of the panels; equal neighbours make an empty panel of weight zero.
+    n : int, default=8
+        Nodes in a panel.
+
+    Returns
+    -------
+    nodes, weights : ndarray of shape (..., p * n)
+    """
+    x, w = _gauss_legendre(n)
+    low, half = breaks[..., :-1, None], 0.5 * np.diff(breaks)[..., None]
+    nodes = low + half * (1.0 + x)
+    shape = breaks.shape[:-1] + (-1,)
+    return nodes.reshape(shape), (half * w).reshape(shape)
+
+
+def _kolmogorov_density(k):
+    """Density of Kolmogorov's distribution by the series that converges fast on each side of 1."""
+    k = np.asarray(k)[:, None]
+    j = np.arange(1, 40)
+    odd = (2 * j - 1) ** 2 * np.pi**2
+    small = np.sqrt(2 * np.pi) / k**2 * ((odd / (4 * k**2) - 1) * np.exp(-odd / (8 * k**2)))
+    large = 8 * k * (-1.0) ** (j - 1) * j**2 * np.exp(-2 * j**2 * k**2)
+    return np.where(k[:, 0] < 1, small.sum(1), large.sum(1))
+
+
+@lru_cache
+def _logistic_scales():
+    """Return (4 k^2, weights) of the trapezoidal rule in log k."""
+    step = 0.15
+    k = np.exp(np.arange(np.log(0.15), np.log(3.6), step))
+    weight = _kolmogorov_density(k) * k * step
+    return 4 * k**2, weight / weight.sum()
+
+
+def logistic_moments(mean, var):
+    """Return log Z, gradient and negative curvature of Z = E[sigma(f)], f ~ N(mean, var).
+
+    Parameters
+    ----------
+    mean, var : ndarray of shape (n,)
+        Any finite mean, any positive variance.
+
+    Returns
+    -------
+    log_z : ndarray of shape (n,)
+    gradient : ndarray of shape (n,)
+        d log Z / d mean, in (0, 1).
+    curvature : ndarray of shape (n,)
+        -d^2 log Z / d mean^2, positive.
+
+    Notes
+    -----
+    Means below -var / 2 are reflected by the identity
+    E sigma under N(m, v) = exp(m + v / 2) E sigma under N(-m - v, v),
+    which follows from sigma(f) = exp(f) sigma(-f). What is left is never in a tail that the mixture
+    of normals cannot reach. Error, measured against 30-digit quadrature: below 1e-10 relative for
+    log Z, gradient and curvature for var from 1e-3 to 1e5 and reflected means up to 4, absolute
+    below 1e-13 beyond. Cost O(n) with 22 exponentials and as many error functions a row.
+    """
+    mean, var = np.broadcast_arrays(np.asarray(mean, dtype=float), np.asarray(var, dtype=float))
+    reflect = mean < -0.5 * var
+    centre = np.where(reflect, -mean - var, mean)
+    log_z, gradient, curvature = _mixture_moments(centre, var)
+    log_z = np.where(reflect, mean + 0.5 * var + log_z, log_z)
+    return log_z, np.where(reflect, 1.0 - gradient, gradient), curvature
+
+
+def _mixture_moments(mean, var):
+    """Return log Z, gradient and curvature by the normal mixture, scaled by its slowest exponential."""
+    scales, weights = _logistic_scales()
+    shift = 0.5 * np.minimum(mean, 0.0) ** 2 / (var + scales[-1])
+    z_sum, first, second = (np.zeros(mean.shape) for _ in range(3))
+    left = mean < 0
+    for scale, weight in zip(scales, weights, strict=True):
+        d2 = var + scale
+        d = np.sqrt(d2)
+        z = mean / d
+        density = weight * np.exp(shift - 0.5 * z * z)
+        # left: Phi as density times Mills' ratio keeps the common scale; right: ndtr is exact
+        z_sum += np.where(
+            left, 0.5 * density * erfcx(-np.minimum(z, 0.0) / _SQRT2), weight * ndtr(z)
+        )
+        slope = density / d
+        first += slope
+        second -= slope * mean / d2
+    gradient = first / (np.sqrt(2 * np.pi) * z_sum)
+    return (
+        np.log(z_sum) - shift,
+        gradient,
+        gradient**2 - second / (np.sqrt(2 * np.pi) * z_sum),
+    )
+
+
+def logistic_mixture(mean, var):
+    """Return E sigma(f), E softplus(f) and E sigma'(f) for f ~ N(mean, var) by five normal terms.
+
+    Parameters
+    ----------
+    mean, var : ndarray of shape (n,)
+
+    Returns
+    -------
+    sigma, softplus, slope : ndarray of shape (n,)
+        Absolute errors below 7e-7, 2.1e-6 and 2.7e-6.
+
+    Notes
+    -----
+    For sums over many rows and for scores, where absolute errors count. `logistic_moments` keeps
+    relative accuracy in the tails and costs about four times as much.
+    """
+    mean, var = np.broadcast_arrays(np.asarray(mean, dtype=float), np.asarray(var, dtype=float))
+    sigma, softplus, slope = (np.zeros(mean.shape) for _ in range(3))
+    for weight, steepness in zip(_FIVE_WEIGHTS, _FIVE_SLOPES, strict=True):
+        d = np.sqrt(var + steepness**-2)
+        z = mean / d
+        cdf = weight * ndtr(z)
+        density = weight / np.sqrt(2 * np.pi) * np.exp(-0.5 * z * z)
+        sigma += cdf
+        softplus += mean * cdf + d * density
+        slope += density / d
+    return sigma, softplus, slope
+
+
+# Panel ends about the origin, where the links change fastest, and about the bulk of the Gaussian.
+_ORIGIN = np.array([0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
+_ORIGIN = np.r_[-_ORIGIN[::-1], 0.0, _ORIGIN]
+_BULK = np.array([-12.0, -8, -6, -4.5, -3, -2, -1, 0, 1, 2, 3, 4.5, 6, 8, 12])
+
+
+def tilted_by_panels(log_prob, mean, var):
+    """Return log Z, mean and variance of exp(log_prob(f)) N(f; mean, var) by adaptive panels.
+
+    Parameters
+    ----------
+    log_prob : callable
+        Maps an array (n, q) of latent values to log factors of the same shape.
+    mean, var : ndarray of shape (n,)
+
+    Returns
+    -------
+    log_z, tilted_mean, tilted_var : ndarray of shape (n,)
+
+    Notes
+    -----
+    Panels cover the bulk of the Gaussian and a graded neighbourhood of the origin; two more passes
+    add panels about the tilted bulk found so far, for factors that are narrow elsewhere. Cost O(n)
+    with some 350 evaluations a row and pass.
+    """
+    mean, sd = (
+        np.asarray(mean, dtype=float)[:, None],
+        np.sqrt(np.asarray(var, dtype=float))[:, None],
+    )
+    ends = [np.broadcast_to(_ORIGIN, (len(mean), len(_ORIGIN))), mean + sd * _BULK]
+    for _ in range(3):
+        nodes, weights = gauss_legendre_panels(np.sort(np.hstack(ends), axis=1))
+        with np.errstate(divide="ignore"):
+            terms = np.log(weights) + log_prob(nodes) - 0.5 * ((nodes - mean) / sd) ** 2
+        top = terms.max(1, keepdims=True)
+        mass = np.exp(terms - top)
+        total = mass.sum(1, keepdims=True)
+        mass /= total
+        centre = np.sum(mass * nodes, 1, keepdims=True)
+        spread = np.sum(mass * (nodes - centre) ** 2, 1, keepdims=True)
+        ends = ends[:2] + [centre + np.sqrt(spread) * _BULK]
+    log_z = (top + np.log(total) - np.log(sd))[:, 0] - 0.5 * _LOG_2PI
+    return log_z, centre[:, 0], spread[:, 0]

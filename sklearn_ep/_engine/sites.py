@@ -1,0 +1,83 @@
+"""Scalar Gaussian sites and their cavities, as arrays over the rows.
+
+Site i is exp(shift_i f - precision_i f^2 / 2). With sample weights a row stands for `weight` tied
+copies: the cavity removes one copy, the posterior counts the site `weight` times.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["Cavity", "Sites", "cavity", "log_site_mass", "site_change", "site_metric"]
+
+
+class Sites(NamedTuple):
+    """Natural parameters of the sites: precision (n,) and shift = precision times mean (n,)."""
+
+    precision: np.ndarray
+    shift: np.ndarray
+
+    @classmethod
+    def zero(cls, n):
+        """Return n sites that say nothing."""
+        return cls(np.zeros(n), np.zeros(n))
+
+
+class Cavity(NamedTuple):
+    """Mean and variance without one copy of the site, and where that was proper.
+
+    Rows with an improper cavity carry the posterior itself instead; `proper` marks them.
+    """
+
+    mean: np.ndarray
+    var: np.ndarray
+    proper: np.ndarray
+
+
+def cavity(sites, mean, var, fraction=1.0):
+    """Remove a fraction of each site from its marginal.
+
+    Parameters
+    ----------
+    sites : Sites
+    mean, var : ndarray of shape (n,)
+        Marginals of the posterior approximation.
+    fraction : float, default=1.0
+        Share of the site to remove; less than one for power EP.
+
+    Returns
+    -------
+    Cavity
+        Improper cavities (stale sites after a change of hyperparameters, or sites of negative
+        precision nearby) are replaced by the marginal and reported in `proper`.
+    """
+    left = 1.0 - fraction * sites.precision * var
+    proper = left > 0
+    safe = np.where(proper, left, 1.0)
+    shifted = np.where(proper, mean - fraction * var * sites.shift, mean)
+    return Cavity(shifted / safe, var / safe, proper)
+
+
+def log_site_mass(sites, mean, var, fraction=1.0):
+    """Return log of the integral of N(f; mean, var) site(f)^fraction, shape (n,)."""
+    tau, nu = fraction * sites.precision, fraction * sites.shift
+    left = 1.0 + tau * var
+    return -0.5 * np.log(left) + (nu**2 * var + 2.0 * nu * mean - tau * mean**2) / (2.0 * left)
+
+
+def site_metric(var):
+    """Return the weights (2, n) that make changes of precision and shift dimensionless."""
+    return np.stack([var, np.sqrt(var)])
+
+
+def site_change(old, new, var):
+    """Return the largest dimensionless change of any site: the residual of a sweep."""
+    if len(var) == 0:
+        return 0.0
+    root = np.sqrt(var)
+    return float(
+        max(
+            np.max(np.abs(new.precision - old.precision) * var),
+            np.max(np.abs(new.shift - old.shift) * root),
+        )
+    )
