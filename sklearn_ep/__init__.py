@@ -1,5 +1,7 @@
 """Bayesian estimators for scikit-learn on one engine of expectation propagation."""
 
+from .gaussian_process import EPGaussianProcessClassifier
+
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = ["EPGaussianProcessClassifier", "__version__"]

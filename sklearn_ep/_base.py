@@ -212,7 +212,9 @@ class FitMonitor:
             print(f"[{type(self.estimator).__name__}] iteration {self.n_iter}: {figures}")
         return self._task.call_on_fit_task_end(
             estimator=self.estimator,
-            reconstruction_attributes=lambda: self._attributes(payload),
+            reconstruction_attributes=lambda: (
+                None if payload is None else self._attributes(payload)
+            ),
             **self._data,
         )
 
@@ -227,8 +229,8 @@ class FitMonitor:
 class BinaryFit(NamedTuple):
     """Outcome of one binary problem, before it becomes attributes.
 
-    `posterior` predicts; `attributes` maps names of fitted attributes (with underscore) to values
-    that are stacked over classes, `history` maps names to arrays of length n_iter.
+    `posterior` predicts, `history` maps names to arrays of length n_iter, `attributes` maps names
+    to whatever else the estimator makes fitted attributes of.
     """
 
     posterior: Any
@@ -260,35 +262,23 @@ def fit_one_versus_rest(fit_binary, y, n_classes, n_jobs, monitor):
     for fit in Parallel(n_jobs=n_jobs)(tasks):
         monitor.begin()
         fits.append(fit)
-        monitor.end({"class": len(fits)}, [f.posterior for f in fits])
+        monitor.end({"class": len(fits)}, None)
     return fits
 
 
 def combine_fits(fits):
-    """Merge one-versus-rest fits: (history, n_iter, converged, log_evidence, attributes).
+    """Merge the fits of binary problems: (history, n_iter, converged, log_evidence).
 
     The history of the whole has at each iteration the largest residual and the sum of the other
-    figures over classes; a class that is done keeps its last values. Array attributes are stacked.
+    figures over classes; a class that is done keeps its last values.
     """
     n_iter = max(len(f.history["residual"]) for f in fits)
     history = {}
     for name in fits[0].history:
         rows = [np.pad(f.history[name], (0, n_iter - len(f.history[name])), "edge") for f in fits]
         history[name] = np.max(rows, axis=0) if name == "residual" else np.sum(rows, axis=0)
-    if len(fits) == 1:
-        attributes = fits[0].attributes
-    else:
-        attributes = {
-            name: np.stack([np.asarray(f.attributes[name]) for f in fits])
-            for name in fits[0].attributes
-        }
-    return (
-        history,
-        n_iter,
-        all(f.converged for f in fits),
-        float(sum(f.log_evidence for f in fits)),
-        attributes,
-    )
+    converged = all(f.converged for f in fits)
+    return history, n_iter, converged, float(sum(f.log_evidence for f in fits))
 
 
 def log_normalise(log_p):

@@ -121,7 +121,7 @@ def logistic_moments(mean, var):
 
 
 def _mixture_moments(mean, var):
-    """Return log Z, gradient and curvature by the normal mixture, scaled by its slowest exponential."""
+    """Return log Z and derivatives by the mixture, scaled by its slowest exponential."""
     scales, weights = _logistic_scales()
     shift = 0.5 * np.minimum(mean, 0.0) ** 2 / (var + scales[-1])
     z_sum, first, second = (np.zeros(mean.shape) for _ in range(3))

@@ -1,0 +1,107 @@
+"""Maximise an evidence in its hyperparameters with scipy's L-BFGS-B."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.optimize import minimize
+
+__all__ = ["EvidencePoint", "Learned", "maximise_evidence", "random_starts"]
+
+
+class EvidencePoint(NamedTuple):
+    """Log evidence at hyperparameters theta, its gradient, the EP residual and a payload."""
+
+    value: float
+    gradient: np.ndarray
+    residual: float
+    payload: Any
+
+
+class Learned(NamedTuple):
+    """Best hyperparameters found, their point, and the history of the accepted steps."""
+
+    theta: np.ndarray
+    point: EvidencePoint
+    history: dict[str, np.ndarray]
+
+
+def random_starts(bounds, n_starts, rng):
+    """Return starts (n_starts, p) drawn uniformly within finite log bounds."""
+    if n_starts and not np.all(np.isfinite(bounds)):
+        raise ValueError("n_restarts_optimizer needs finite bounds of all kernel parameters.")
+    return rng.uniform(bounds[:, 0], bounds[:, 1], size=(n_starts, len(bounds)))
+
+
+def maximise_evidence(
+    evaluate: Callable[[np.ndarray], EvidencePoint],
+    theta,
+    bounds,
+    *,
+    max_iter,
+    starts=(),
+    monitor=None,
+    ftol=1e-6,
+    gtol=1e-3,
+) -> Learned:
+    """Maximise the evidence from `theta`, or from the best of several starts.
+
+    Parameters
+    ----------
+    evaluate : callable
+        theta (p,) -> `EvidencePoint`; points whose value or gradient is not finite are rejected.
+    theta : ndarray of shape (p,)
+    bounds : ndarray of shape (p, 2)
+    max_iter : int
+        Accepted steps of the monitored run.
+    starts : sequence of ndarray, default=()
+        Further starts; each is run unwatched, then the best is polished as the monitored run.
+    monitor : Monitor or None, default=None
+        One iteration a step; it may stop the search.
+    ftol, gtol : float
+        Stopping rules of L-BFGS-B. Relative changes of the evidence below 1e-6 are within the
+        error of EP run to a residual of 1e-3.
+
+    Returns
+    -------
+    Learned
+    """
+    if len(starts):
+        runs = [_one_run(evaluate, t, bounds, max_iter, None, ftol, gtol) for t in (theta, *starts)]
+        theta = max(runs, key=lambda r: r.point.value).theta
+    return _one_run(evaluate, theta, bounds, max_iter, monitor, ftol, gtol)
+
+
+def _one_run(evaluate, theta, bounds, max_iter, monitor, ftol, gtol):
+    best: list[Any] = [None, None]
+    history: dict[str, list[float]] = {"residual": [], "log_evidence": []}
+
+    def objective(t):
+        point = evaluate(t)
+        if not (np.isfinite(point.value) and np.all(np.isfinite(point.gradient))):
+            return 1e25, np.zeros_like(t)
+        if best[1] is None or point.value > best[1].value:
+            best[:] = t.copy(), point
+        return -point.value, -point.gradient
+
+    def step(intermediate_result):
+        record = {"residual": best[1].residual, "log_evidence": best[1].value}
+        for name, value in record.items():
+            history[name].append(float(value))
+        if monitor is not None:
+            monitor.begin()
+            if monitor.end(record, best[1].payload):
+                raise StopIteration
+
+    minimize(
+        objective,
+        np.clip(theta, bounds[:, 0], bounds[:, 1]),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=bounds,
+        callback=step,
+        options=dict(maxiter=max_iter, ftol=ftol, gtol=gtol),
+    )
+    if best[1] is None:
+        raise ValueError("the evidence is not finite at the initial kernel: change its parameters.")
+    return Learned(best[0], best[1], {k: np.array(v) for k, v in history.items()})

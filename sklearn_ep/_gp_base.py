@@ -1,0 +1,290 @@
+"""What the GP classifiers share: kernels, learning by evidence, one binary problem."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel, Kernel
+from sklearn.utils.validation import check_is_fitted
+
+from ._base import (
+    BinaryFit,
+    FitMonitor,
+    PosteriorClassifier,
+    check_choice,
+    check_number,
+    combine_fits,
+    fit_one_versus_rest,
+    log_normalise,
+    spread_rows,
+    warn_not_converged,
+)
+from ._engine.gaussian import ImproperPosterior, jittered_cholesky
+from ._engine.kernels import self_covariance
+from ._engine.learning import EvidencePoint, maximise_evidence
+from ._engine.posteriors.dense_gp import DenseGP, DenseGPPosterior, dense_evidence_gradient
+from ._engine.sites import Sites, cavity
+from ._engine.whole import WholeEP
+
+__all__ = ["DenseProblem", "GaussianProcessBase", "check_kernel", "fit_dense"]
+
+# Sites are only refined to this residual while the kernel moves: the error of the evidence is of
+# second order in it.
+LEARNING_TOL = 1e-3
+
+
+def default_kernel(X, weight):
+    """Return ConstantKernel(1) * RBF(l) with l^2 the total variance of the columns.
+
+    For Gaussian rows this l is the median distance over sqrt(2), without drawing pairs; it does not
+    change when weights are written out as repeated rows.
+    """
+    mean = weight @ X / weight.sum()
+    scale = float(np.sqrt(np.sum(weight @ (X - mean) ** 2 / weight.sum())))
+    if scale <= 0:
+        scale = 1.0
+    return ConstantKernel(1.0, (1e-3, 1e3)) * RBF(scale, (1e-2 * scale, 1e3 * scale))
+
+
+def check_kernel(kernel, K):
+    """Raise a ValueError unless a kernel matrix is finite and positive semidefinite."""
+    if not np.all(np.isfinite(K)):
+        raise ValueError(f"kernel {kernel} gives NaN or infinity on these data; scale the columns.")
+    try:
+        jittered_cholesky(K, 1e-10, largest=1e-6)
+    except ImproperPosterior as error:
+        raise ValueError(
+            f"kernel {kernel} is not positive definite on these data; use a positive definite "
+            "kernel, or add a WhiteKernel to it."
+        ) from error
+
+
+def loo_log_proba(factor, labels, sites, state):
+    """Log probability of each label under the cavity of its row: leave-one-out prediction."""
+    cav = cavity(sites, state.mean, state.var)
+    return factor.tilted(labels, cav.mean, cav.var + state.extra_var).log_z
+
+
+@dataclass
+class DenseProblem:
+    """Everything a binary dense problem needs besides its labels; sent to workers as it is.
+
+    `starts` and `sites` hold one entry a binary problem: the initial theta and the initial sites.
+    """
+
+    X: np.ndarray
+    weight: np.ndarray
+    kernel: Kernel
+    factor: Any
+    rule: Any
+    learn: bool
+    restarts: np.ndarray
+    starts: list
+    sites: list
+    tol: float
+    max_iter: int
+    max_sweeps: int
+    damping: float
+    accelerate: bool
+
+    def ep(self, kernel, sign):
+        """Return the fixed-point map of EP at a kernel."""
+        structure = DenseGP(self_covariance(kernel, self.X))
+        return WholeEP(structure, self.factor, sign, self.weight, self.rule)
+
+    def solve(self, kernel, sign, x, tol, max_sweeps, monitor=None):
+        """Run EP at a kernel from sites x (2, n)."""
+        return self.ep(kernel, sign).solve(
+            x,
+            tol=tol,
+            max_iter=max_sweeps,
+            damping=self.damping,
+            accelerate=self.accelerate,
+            monitor=monitor,
+        )
+
+    def evidence(self, sign, x, tol):
+        """Return theta -> `EvidencePoint`; sites are warm-started from the last point."""
+        warm = [x]
+
+        def evaluate(theta):
+            kernel = self.kernel.clone_with_theta(theta)
+            result = self.solve(kernel, sign, warm[0], tol, self.max_sweeps)
+            warm[0] = result.x
+            state, _ = result.evaluation.payload
+            return EvidencePoint(
+                result.evaluation.record["log_evidence"],
+                dense_evidence_gradient(kernel, self.X, state),
+                result.evaluation.residual,
+                (kernel, state, result.x),
+            )
+
+        return evaluate
+
+    def posterior(self, payload):
+        """Return the predicting posterior that belongs to the payload of an iteration."""
+        kernel, state = payload[:2]
+        return DenseGPPosterior(kernel, self.X, state)
+
+
+class _WithKernel:
+    """Monitor that adds the kernel to the payload of the sweeps that follow learning."""
+
+    def __init__(self, monitor, kernel):
+        self.monitor, self.kernel = monitor, kernel
+
+    def begin(self):
+        self.monitor.begin()
+
+    def end(self, record, payload):
+        return self.monitor.end(record, (self.kernel, payload[0]))
+
+
+def fit_dense(problem, sign, monitor, k):
+    """Learn the kernel if asked, converge EP, and return the `BinaryFit` of problem k."""
+    kernel, x = problem.kernel.clone_with_theta(problem.starts[k]), problem.sites[k]
+    history, max_sweeps = {}, min(problem.max_sweeps, problem.max_iter)
+    if problem.learn and kernel.n_dims:
+        learned = maximise_evidence(
+            problem.evidence(sign, x, max(problem.tol, LEARNING_TOL)),
+            problem.starts[k],
+            kernel.bounds,
+            max_iter=problem.max_iter,
+            starts=problem.restarts,
+            monitor=monitor,
+        )
+        history, max_sweeps = learned.history, problem.max_sweeps
+        kernel, _, x = learned.point.payload
+    watch = None if monitor is None else _WithKernel(monitor, kernel)
+    result = problem.solve(kernel, sign, x, problem.tol, max_sweeps, watch)
+    state, _ = result.evaluation.payload
+    sites = Sites(*result.x)
+    return BinaryFit(
+        problem.posterior((kernel, state)),
+        {n: np.concatenate([history.get(n, []), v]) for n, v in result.history.items()},
+        result.converged,
+        float(result.evaluation.record["log_evidence"]),
+        dict(
+            kernel_=kernel,
+            site_precision_=sites.precision,
+            site_shift_=sites.shift,
+            n_sweeps_=result.n_iter,
+            loo_log_plus=loo_log_proba(problem.factor, 1.0, sites, state),
+            loo_log_minus=loo_log_proba(problem.factor, -1.0, sites, state),
+        ),
+    )
+
+
+class GaussianProcessBase(PosteriorClassifier):
+    """Kernel handling, attributes and evidence at given hyperparameters of the GP classifiers."""
+
+    def _check_gp_parameters(self):
+        if self.kernel is not None and not isinstance(self.kernel, Kernel):
+            raise TypeError(f"kernel must be a scikit-learn kernel or None, got {self.kernel!r}.")
+        check_number("n_restarts_optimizer", self.n_restarts_optimizer, 0, integer=True)
+        check_number("jitter", self.jitter, 0)
+        check_choice("multi_class", self.multi_class, ["one_vs_rest"])
+
+    def _initial_kernel(self, training):
+        if self.kernel is None:
+            return default_kernel(training.X, training.weight)
+        return clone(self.kernel)
+
+    def _warm(self, n_problems, n_rows, kernel):
+        """Return (theta, sites) to start each binary problem from: the last ones if they fit."""
+        last = getattr(self, "_warm_state", []) if self.warm_start else []
+        if len(last) == n_problems and last[0][1].shape[1] == n_rows:
+            if len(last[0][0]) == kernel.n_dims:
+                return [theta for theta, _ in last], [x for _, x in last]
+        return [kernel.theta] * n_problems, [np.zeros((2, n_rows))] * n_problems
+
+    def _fit_problem(self, problem, fit_binary, training, X, y):
+        """Fit the binary problems, store everything learned, and warn once if needed."""
+        monitor = FitMonitor(
+            self, X, y, None, lambda payload: {"_posteriors": [problem.posterior(payload)]}
+        )
+        n_classes = len(self.classes_)
+        fits = fit_one_versus_rest(
+            partial(fit_binary, problem), training.y, n_classes, self.n_jobs, monitor
+        )
+        self._store(problem, fits, training)
+        monitor.finish()
+        if not self.converged_:
+            warn_not_converged(
+                type(self).__name__,
+                self.history_["residual"][-1],
+                self.tol,
+                self.n_iter_,
+                "raise max_iter and max_sweeps, lower damping, or bound the kernel amplitude",
+            )
+        return self
+
+    def _store(self, problem, fits, training):
+        self._problem, self._labels = problem, training.y
+        self._posteriors = [f.posterior for f in fits]
+        own = [f.attributes for f in fits]
+        self._warm_state = [
+            (a["kernel_"].theta, np.stack([a["site_precision_"], a["site_shift_"]])) for a in own
+        ]
+        self.kernel_ = (
+            own[0]["kernel_"] if len(own) == 1 else CompoundKernel([a["kernel_"] for a in own])
+        )
+        rows = {n: [a[n] for a in own] for n in ("site_precision_", "site_shift_")}
+        for name, values in rows.items():
+            value = values[0] if len(own) == 1 else np.stack(values)
+            setattr(self, name, spread_rows(value, training.kept))
+        self.n_sweeps_ = max(a["n_sweeps_"] for a in own)
+        self.loo_proba_ = spread_rows(own_label_proba(own, training.y), training.kept, np.nan)
+        self.history_, self.n_iter_, self.converged_, self.log_evidence_ = combine_fits(fits)
+        self.log_marginal_likelihood_value_ = self.log_evidence_
+
+    def log_marginal_likelihood(self, theta=None, eval_gradient=False, clone_kernel=True):
+        """Log evidence of the training data at given kernel parameters.
+
+        Parameters
+        ----------
+        theta : array-like of shape (p,), default=None
+            Log-transformed kernel parameters as in `kernel_.theta`; None returns the value of the
+            fit. With more than two classes the parameters of all binary kernels one after another.
+        eval_gradient : bool, default=False
+            Also return the gradient in theta.
+        clone_kernel : bool, default=True
+            Kept for compatibility with scikit-learn; the fitted kernel is never modified.
+
+        Returns
+        -------
+        log_likelihood : float
+            Sum over the one-versus-rest problems, with EP run to `tol` from the fitted sites.
+        gradient : ndarray of shape (p,)
+            Only if `eval_gradient`.
+
+        Raises
+        ------
+        ValueError
+            If theta has the wrong length.
+        """
+        check_is_fitted(self)
+        if theta is None and not eval_gradient:
+            return self.log_marginal_likelihood_value_
+        theta = self.kernel_.theta if theta is None else np.asarray(theta, dtype=float)
+        if theta.shape != self.kernel_.theta.shape:
+            raise ValueError(f"theta has shape {theta.shape}, not {self.kernel_.theta.shape}.")
+        value, gradient = 0.0, []
+        for k, part in enumerate(np.split(theta, len(self._posteriors))):
+            positive = self._labels == (1 if len(self._posteriors) == 1 else k)
+            sign, x = np.where(positive, 1.0, -1.0), self._warm_state[k][1]
+            point = self._problem.evidence(sign, x, self._problem.tol)(part)
+            value += float(point.value)
+            gradient.append(point.gradient)
+        return (value, np.concatenate(gradient)) if eval_gradient else value
+
+
+def own_label_proba(attributes, labels):
+    """Leave-one-out probability (n,) of each row's own label, normalised over the classes."""
+    if len(attributes) == 1:
+        log_p = np.column_stack([attributes[0]["loo_log_minus"], attributes[0]["loo_log_plus"]])
+    else:
+        log_p = log_normalise(np.column_stack([a["loo_log_plus"] for a in attributes]))
+    return np.exp(log_p[np.arange(len(labels)), labels])
