@@ -36,13 +36,15 @@ LEARNING_TOL = 1e-3
 
 
 def default_kernel(X, weight):
-    """Return ConstantKernel(1) * RBF(l) with l^2 the total variance of the columns.
+    """Return ConstantKernel(1) * RBF(l) with l three times the root of the total variance.
 
-    For Gaussian rows this l is the median distance over sqrt(2), without drawing pairs; it does not
-    change when weights are written out as repeated rows.
+    The total variance of the columns measures distances without drawing pairs (l / 3 is about the
+    median distance over sqrt(2)) and does not change when weights are written out as repeated rows.
+    Three of them make a smooth start: learning goes from nearly linear functions to wigglier ones,
+    and an unlearned kernel does not fall back to the prior between the rows.
     """
     mean = weight @ X / weight.sum()
-    scale = float(np.sqrt(np.sum(weight @ (X - mean) ** 2 / weight.sum())))
+    scale = 3.0 * float(np.sqrt(np.sum(weight @ (X - mean) ** 2 / weight.sum())))
     if scale <= 0:
         scale = 1.0
     return ConstantKernel(1.0, (1e-3, 1e3)) * RBF(scale, (1e-2 * scale, 1e3 * scale))

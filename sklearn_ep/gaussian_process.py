@@ -20,8 +20,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     Parameters
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, default=None
-        Prior covariance of the latent function. None is ``ConstantKernel(1) * RBF(l)`` with l^2 the
-        total variance of the columns, about the median distance over sqrt(2).
+        Prior covariance of the latent function. None is ``ConstantKernel(1) * RBF(l)`` with l three
+        times the root of the total variance of the columns, a smooth start on any scale of X.
     method : {"auto", "dense"}, default="auto"
         "dense" keeps a site on every row and the full covariance matrix.
     likelihood : {"probit", "logit"} or Factor, default="probit"
