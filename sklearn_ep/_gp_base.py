@@ -120,7 +120,7 @@ class DenseProblem:
                 result.evaluation.record["log_evidence"],
                 dense_evidence_gradient(kernel, self.X, state),
                 result.evaluation.residual,
-                (kernel, state, result.x),
+                (kernel, state),
             )
 
         return evaluate
@@ -158,7 +158,9 @@ def fit_dense(problem, sign, monitor, k):
             monitor=monitor,
         )
         history, max_sweeps = learned.history, problem.max_sweeps
-        kernel, _, x = learned.point.payload
+        # the last run starts from the same sites as the search, so that the answer depends on the
+        # kernel alone and not on the path that led to it
+        kernel = learned.point.payload[0]
     watch = None if monitor is None else _WithKernel(monitor, kernel)
     result = problem.solve(kernel, sign, x, problem.tol, max_sweeps, watch)
     state, _ = result.evaluation.payload

@@ -8,6 +8,9 @@ from scipy.optimize import minimize
 
 __all__ = ["EvidencePoint", "Learned", "maximise_evidence", "random_starts"]
 
+# Relative difference of evidences below which two points count as equal.
+TIE = 1e-10
+
 
 class EvidencePoint(NamedTuple):
     """Log evidence at hyperparameters theta, its gradient, the EP residual and a payload."""
@@ -80,7 +83,8 @@ def _one_run(evaluate, theta, bounds, max_iter, monitor, ftol, gtol):
         point = evaluate(t)
         if not (np.isfinite(point.value) and np.all(np.isfinite(point.gradient))):
             return 1e25, np.zeros_like(t)
-        if best[1] is None or point.value > best[1].value:
+        # the margin keeps the choice among equal points from hanging on rounding errors
+        if best[1] is None or point.value > best[1].value + TIE * (1.0 + abs(best[1].value)):
             best[:] = t.copy(), point
         return -point.value, -point.gradient
 

@@ -77,8 +77,8 @@ class Anderson:
         Share of the residual in a step, the damping of the plain iteration.
     growth : float, default=30.0
         The memory is dropped when the residual grows by this factor.
-    ridge : float, default=1e-8
-        Ridge of the least squares relative to its largest column.
+    rcond : float, default=1e-9
+        Directions with a smaller share of the normal equations are left out.
     max_change : float, default=inf
         Largest change of any entry that a step may make; beyond it the plain step is taken.
 
@@ -88,9 +88,9 @@ class Anderson:
     x + mixing f - (dX + mixing dF) gamma (Walker and Ni 2011). O(depth) copies of x in memory.
     """
 
-    def __init__(self, depth=3, mixing=0.7, growth=30.0, ridge=1e-8, max_change=np.inf):
+    def __init__(self, depth=3, mixing=0.7, growth=30.0, rcond=1e-9, max_change=np.inf):
         self.depth, self.mixing, self.growth = depth, mixing, growth
-        self.ridge, self.max_change = ridge, max_change
+        self.rcond, self.max_change = rcond, max_change
         self.reset()
 
     def reset(self):
@@ -98,6 +98,19 @@ class Anderson:
         self._dx: list[np.ndarray] = []
         self._df: list[np.ndarray] = []
         self._last: tuple[np.ndarray, np.ndarray, float] | None = None
+
+    def _coefficients(self, metric, f):
+        """Least squares on columns of unit length, directions at rounding level left out.
+
+        Without the cut nearly parallel differences would turn rounding errors into the step, and
+        results would depend on the order of the rows.
+        """
+        columns = np.stack([(metric * d).ravel() for d in self._df])
+        norms = np.linalg.norm(columns, axis=1)
+        norms[norms == 0] = 1.0
+        columns /= norms[:, None]
+        right = columns @ (metric * f).ravel()
+        return np.linalg.lstsq(columns @ columns.T, right, rcond=self.rcond)[0] / norms
 
     def __call__(self, x, evaluation):
         """Propose the next state."""
@@ -112,13 +125,7 @@ class Anderson:
         plain = x + self.mixing * f
         if not self._df:
             return plain
-        columns = np.stack([(evaluation.metric * d).ravel() for d in self._df])
-        gram = columns @ columns.T
-        scale = np.diagonal(gram).max()
-        if not np.isfinite(scale) or scale == 0:
-            return plain
-        gram[np.diag_indices_from(gram)] += self.ridge**2 * scale + np.finfo(float).tiny
-        gamma = np.linalg.lstsq(gram, columns @ (evaluation.metric * f).ravel(), rcond=1e-14)[0]
+        gamma = self._coefficients(evaluation.metric, f)
         step = plain - sum(
             g * (dx + self.mixing * df) for g, dx, df in zip(gamma, self._dx, self._df, strict=True)
         )
