@@ -443,8 +443,10 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstimator):
         check_number("n_samples", n_samples, 1, integer=True)
         rng = check_random_state(random_state)
         draws = [draw_latent(p, X, n_samples, rng) for p in self._posteriors]
-        signed = [-draws[0], draws[0]] if len(draws) == 1 else draws
-        log_p = np.stack([self._link.log_prob(1.0, f) for f in signed], axis=-1)
+        pairs = (
+            [(-1.0, draws[0]), (1.0, draws[0])] if len(draws) == 1 else [(1.0, f) for f in draws]
+        )
+        log_p = np.stack([self._link.log_prob(label, f) for label, f in pairs], axis=-1)
         return np.exp(log_p - logsumexp(log_p, axis=-1, keepdims=True))
 
 

@@ -27,12 +27,9 @@ class Factor:
     ----------
     log_concave : bool
         True promises that site precisions are never negative, which saves half of the algebra.
-    symmetric : bool
-        True promises t(-y, f) = t(y, -f), so that exchanging labels only changes signs.
     """
 
     log_concave = False
-    symmetric = True
 
     def log_prob(self, y, f):
         """Return log t(y, f); arrays that broadcast against each other."""
@@ -64,7 +61,7 @@ class _Powered(Factor):
 
     def __init__(self, factor, exponent):
         self.factor, self.exponent = factor, exponent
-        self.log_concave, self.symmetric = factor.log_concave, factor.symmetric
+        self.log_concave = factor.log_concave
 
     def log_prob(self, y, f):
         return self.exponent * self.factor.log_prob(y, f)

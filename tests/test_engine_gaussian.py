@@ -1,0 +1,111 @@
+"""Algebra of natural parameters, checked by its laws on random Gaussians."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sklearn_ep._engine.gaussian import (
+    ImproperPosterior,
+    Natural,
+    blend,
+    checked_cholesky,
+    inverse_from_cholesky,
+    isotropic,
+    jittered_cholesky,
+    log_partition,
+    moments,
+    natural,
+    over,
+    times,
+    triangular_inverse,
+)
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def random_factor(seed, d):
+    rng = np.random.default_rng(seed)
+    A = rng.normal(size=(d, d + 2))
+    return Natural(A @ A.T + 0.1 * np.eye(d), rng.normal(size=d))
+
+
+@settings(max_examples=50, deadline=None)
+@given(seeds, seeds, st.integers(1, 6))
+def test_product_then_quotient_gives_the_message_back(a, b, d):
+    p, q = random_factor(a, d), random_factor(b, d)
+    back = over(times(p, q), q)
+    np.testing.assert_allclose(
+        back.precision, p.precision, atol=1e-12 * (1 + abs(q.precision).max())
+    )
+    np.testing.assert_allclose(back.shift, p.shift, atol=1e-12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seeds, st.integers(1, 6))
+def test_moments_and_natural_parameters_are_inverse(seed, d):
+    p = random_factor(seed, d)
+    m = moments(p)
+    np.testing.assert_allclose(m.cov @ p.precision, np.eye(d), atol=1e-9)
+    np.testing.assert_allclose(p.precision @ m.mean, p.shift, atol=1e-9)
+    q = natural(m)
+    np.testing.assert_allclose(q.precision, p.precision, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(q.shift, p.shift, rtol=1e-7, atol=1e-9)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seeds, seeds, st.integers(1, 5), st.floats(0, 1))
+def test_blend_is_a_geometric_mean(a, b, d, step):
+    p, q = random_factor(a, d), random_factor(b, d)
+    mixed = blend(p, q, step)
+    want = (1 - step) * p.precision + step * q.precision
+    np.testing.assert_allclose(mixed.precision, want, rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds, st.integers(1, 4))
+def test_log_partition_against_its_definition(seed, d):
+    p = random_factor(seed, d)
+    mean = np.linalg.solve(p.precision, p.shift)
+    want = 0.5 * p.shift @ mean - 0.5 * np.linalg.slogdet(p.precision)[1]
+    np.testing.assert_allclose(log_partition(p), want, rtol=1e-10, atol=1e-10)
+
+
+def test_log_partition_in_one_dimension_against_quadrature():
+    from scipy.integrate import quad
+
+    p = Natural(np.array([[2.5]]), np.array([0.7]))
+    integral = quad(lambda x: np.exp(0.7 * x - 1.25 * x * x), -np.inf, np.inf)[0]
+    np.testing.assert_allclose(log_partition(p) + 0.5 * np.log(2 * np.pi), np.log(integral))
+
+
+def test_isotropic():
+    p = isotropic(3, 4.0, mean=0.5)
+    np.testing.assert_array_equal(p.precision, 4.0 * np.eye(3))
+    np.testing.assert_array_equal(p.shift, np.full(3, 2.0))
+
+
+def test_improper_factors_are_refused():
+    with pytest.raises(ImproperPosterior):
+        moments(Natural(np.diag([1.0, -1e-3]), np.zeros(2)))
+    with pytest.raises(ImproperPosterior):
+        checked_cholesky(np.zeros((2, 2)))
+
+
+def test_jitter_is_reported_and_bounded():
+    rng = np.random.default_rng(0)
+    singular = rng.normal(size=(5, 2))
+    lower, used = jittered_cholesky(singular @ singular.T, 1e-12)
+    assert 1e-12 <= used <= 1e-3
+    np.testing.assert_allclose(lower @ lower.T, singular @ singular.T, atol=10 * used)
+    with pytest.raises(ImproperPosterior):
+        jittered_cholesky(np.diag([1.0, -1.0]), 1e-12)
+
+
+def test_inverses_from_cholesky():
+    p = random_factor(3, 6).precision
+    lower = np.linalg.cholesky(p)
+    np.testing.assert_allclose(
+        inverse_from_cholesky(lower), np.linalg.inv(p), rtol=1e-9, atol=1e-12
+    )
+    np.testing.assert_allclose(triangular_inverse(lower) @ lower, np.eye(6), atol=1e-12)

@@ -1,0 +1,135 @@
+"""The loop on maps whose fixed point is known, and the partition map on every local backend."""
+
+import joblib
+import numpy as np
+import pytest
+
+from sklearn_ep._engine.gaussian import ImproperPosterior
+from sklearn_ep._engine.loop import Anderson, Evaluation, iterate
+from sklearn_ep._engine.partition import Part, PartMap, load_part, split_rows
+
+A = np.array([[0.5, 0.3, 0.0], [0.1, -0.6, 0.2], [0.0, 0.2, 0.9]])
+B = np.array([1.0, -2.0, 0.5])
+FIXED_POINT = np.linalg.solve(np.eye(3) - A, B)
+
+
+def affine(x):
+    target = A @ x + B
+    return Evaluation(target, float(np.abs(target - x).max()), record={"sum": x.sum()}, payload=x)
+
+
+class Watch:
+    def __init__(self, stop_at=None):
+        self.begun, self.ended, self.stop_at = 0, [], stop_at
+
+    def begin(self):
+        self.begun += 1
+
+    def end(self, record, payload):
+        self.ended.append(record)
+        return len(self.ended) == self.stop_at
+
+
+def test_plain_iteration_reaches_the_fixed_point():
+    result = iterate(affine, np.zeros(3), max_iter=1000, tol=1e-12)
+    assert result.converged
+    np.testing.assert_allclose(result.x, FIXED_POINT, atol=1e-10)
+    assert {k: len(v) for k, v in result.history.items()} == dict(
+        residual=result.n_iter, sum=result.n_iter
+    )
+
+
+def test_anderson_solves_an_affine_map_in_dimension_plus_two_steps():
+    result = iterate(affine, np.zeros(3), max_iter=50, tol=1e-10, acceleration=Anderson(depth=3))
+    assert result.converged and result.n_iter <= 6
+    np.testing.assert_allclose(result.x, FIXED_POINT, atol=1e-9)
+
+
+def test_residual_is_undamped():
+    small = iterate(affine, np.zeros(3), max_iter=3, tol=1e-12, damping=1e-6)
+    assert not small.converged
+    np.testing.assert_allclose(small.history["residual"], 2.0, rtol=1e-4)
+
+
+def test_damping_makes_an_oscillating_map_converge():
+    def swing(x):
+        target = np.array([1.0]) - 1.2 * x
+        return Evaluation(target, float(np.abs(target - x).max()))
+
+    assert not iterate(swing, np.ones(1), max_iter=50, tol=1e-8).converged
+    result = iterate(swing, np.ones(1), max_iter=50, tol=1e-8, damping=0.5)
+    assert result.converged
+    np.testing.assert_allclose(result.x, 1 / 2.2, atol=1e-8)
+
+
+def test_fallback_takes_over_from_acceleration():
+    class Stuck(Anderson):
+        def __call__(self, x, evaluation):
+            return x
+
+    result = iterate(
+        affine, np.zeros(3), max_iter=2000, tol=1e-10, acceleration=Stuck(), give_up_after=5
+    )
+    assert result.converged
+    np.testing.assert_array_equal(result.history["residual"][:6], 2.0)
+
+
+def test_improper_steps_are_halved_and_counted():
+    def bounded(x):
+        if abs(x[0]) > 3:
+            raise ImproperPosterior("too far")
+        target = np.array([4.0 if x[0] < 2.5 else 2.9])
+        return Evaluation(target, float(abs(target - x).max()))
+
+    result = iterate(bounded, np.zeros(1), max_iter=50, tol=1e-6)
+    assert result.converged and result.n_halved >= 1
+    np.testing.assert_allclose(result.x, 2.9)
+
+
+def test_monitor_sees_every_iteration_and_may_stop():
+    watch = Watch()
+    result = iterate(affine, np.zeros(3), max_iter=20, tol=1e-12, monitor=watch)
+    assert watch.begun == len(watch.ended) == result.n_iter == 20
+    stopped = iterate(affine, np.zeros(3), max_iter=20, tol=1e-12, monitor=Watch(stop_at=4))
+    assert stopped.n_iter == 4 and not stopped.converged
+
+
+def test_one_iteration_already_updates_the_state():
+    result = iterate(affine, np.zeros(3), max_iter=1, tol=1e-12)
+    np.testing.assert_array_equal(result.x, B)
+    np.testing.assert_array_equal(result.evaluation.payload, B)
+
+
+def test_anderson_ignores_parallel_differences():
+    accelerate = Anderson(depth=3)
+    x = np.zeros(2)
+    for _ in range(5):
+        target = 0.5 * x + np.array([1.0, 1.0])
+        x = accelerate(x, Evaluation(target, float(np.abs(target - x).max())))
+    np.testing.assert_allclose(x, 2.0, atol=1e-8)
+    assert x[0] == x[1]
+
+
+def part_sum(part, factor, offset):
+    (values,) = load_part(part)
+    return factor * values.sum() + offset
+
+
+def load_ones():
+    return (np.ones(4),)
+
+
+def test_partition_map_keeps_part_order():
+    parts = [(np.arange(3.0),), Part(np.arange(5.0)), load_ones]
+    want = [3.0 + 7, 2 * 10.0 + 7, 3 * 4.0 + 7]
+    for n_jobs, backend in ((1, "loky"), (2, "threading"), (2, "loky")):
+        with joblib.parallel_config(backend=backend), PartMap(parts, n_jobs) as run:
+            for _ in range(2):
+                assert run(part_sum, [1, 2, 3], 7.0) == want
+
+
+@pytest.mark.parametrize(("n", "k"), [(10, 3), (3, 10), (7, 7), (1, 1)])
+def test_split_rows_covers_every_row_once(n, k):
+    slices = split_rows(n, k)
+    assert np.concatenate([np.arange(n)[s] for s in slices]).tolist() == list(range(n))
+    assert all(s.stop > s.start for s in slices) and len(slices) == min(n, k)
