@@ -23,6 +23,7 @@ __all__ = [
     "FitMonitor",
     "PosteriorClassifier",
     "Training",
+    "VersionedEstimator",
     "check_choice",
     "check_common",
     "check_number",
@@ -289,7 +290,30 @@ def log_normalise(log_p):
 # ---------------------------------------------------------------------------- prediction
 
 
-class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstimator):
+class VersionedEstimator(BaseEstimator):
+    """Estimator whose pickles know the version that wrote them, and say so when it differs."""
+
+    def __getstate__(self):
+        from . import __version__
+
+        return {**super().__getstate__(), "_sklearn_ep_version": __version__}
+
+    def __setstate__(self, state):
+        from . import __version__
+
+        state = dict(state)
+        written = state.pop("_sklearn_ep_version", "an unknown version")
+        if written != __version__:
+            warnings.warn(
+                f"{type(self).__name__} was saved by sklearn-ep {written} and is read by "
+                f"{__version__}; fit it again if results matter.",
+                UserWarning,
+                stacklevel=2,
+            )
+        super().__setstate__(state)
+
+
+class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstimator):
     """Classifier that predicts from Gaussian posteriors of a latent function.
 
     A subclass fills in `fit` `classes_` and `_posteriors`, a list with one item for two classes and

@@ -390,3 +390,13 @@ def test_far_rows_revert_to_the_prior_and_pickle_keeps_predictions():
     np.testing.assert_allclose([mean[0], var[0]], [0.0, 5.0], atol=1e-12)
     again = pickle.loads(pickle.dumps(est))
     np.testing.assert_array_equal(again.predict_proba(X), est.predict_proba(X))
+
+
+def test_a_pickle_of_another_version_warns():
+    X, y = toy(30)
+    est = fixed(ConstantKernel(5.0) * RBF(1.0)).fit(X, y)
+    state = est.__getstate__()
+    state["_sklearn_ep_version"] = "0.0.1"
+    with pytest.warns(UserWarning, match=r"saved by sklearn-ep 0\.0\.1"):
+        EPGaussianProcessClassifier().__setstate__(state)
+    assert "_sklearn_ep_version" not in vars(pickle.loads(pickle.dumps(est)))
