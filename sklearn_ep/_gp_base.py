@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel, Kernel
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from ._base import (
@@ -16,11 +17,14 @@ from ._base import (
     check_choice,
     check_number,
     combine_fits,
+    diagnose_fit,
+    draw_latent,
     fit_one_versus_rest,
     log_normalise,
     spread_rows,
     warn_not_converged,
 )
+from ._engine.diagnostics import importance_check, site_log_weights
 from ._engine.gaussian import ImproperPosterior, jittered_cholesky
 from ._engine.kernels import self_covariance
 from ._engine.learning import EvidencePoint, maximise_evidence
@@ -283,6 +287,35 @@ class GaussianProcessBase(PosteriorClassifier):
             value += float(point.value)
             gradient.append(point.gradient)
         return (value, np.concatenate(gradient)) if eval_gradient else value
+
+    def diagnose(self, n_draws=1000, random_state=0):
+        """Say how far to trust the fit.
+
+        Parameters
+        ----------
+        n_draws : int, default=1000
+            Joint draws of the latent values of all training rows, weighted by the true posterior
+            over the approximate one.
+        random_state : int, RandomState instance or None, default=0
+            Seed of the draws.
+
+        Returns
+        -------
+        diagnosis : Diagnosis
+            Residual, convergence and, for two classes with all rows in the posterior, effective
+            share of the draws and tail shape of their weights. Printing it gives a summary.
+        """
+        check_is_fitted(self)
+        check_number("n_draws", n_draws, 25, integer=True)
+        problem = self._problem
+        if len(self._posteriors) > 1 or not isinstance(problem, DenseProblem):
+            return diagnose_fit(self)
+        rng = check_random_state(random_state)
+        latent = draw_latent(self._posteriors[0], problem.X, n_draws, rng)
+        sign = np.where(self._labels == 1, 1.0, -1.0)
+        precision, shift = self._warm_state[0][1]
+        log_w = site_log_weights(problem.factor, sign, problem.weight, precision, shift, latent)
+        return diagnose_fit(self, importance_check(log_w))
 
 
 def own_label_proba(attributes, labels):

@@ -24,6 +24,7 @@ from sklearn.model_selection import KFold, cross_val_score
 from sklearn.preprocessing import StandardScaler
 
 from sklearn_ep import EPGaussianProcessClassifier
+from sklearn_ep._engine.diagnostics import importance_check
 from sklearn_ep._engine.factors import Factor, Probit
 from sklearn_ep._engine.kernels import contract, contract_diagonal
 from sklearn_ep._engine.posteriors.dense_gp import DenseGP, sequential_sweep
@@ -400,3 +401,22 @@ def test_a_pickle_of_another_version_warns():
     with pytest.warns(UserWarning, match=r"saved by sklearn-ep 0\.0\.1"):
         EPGaussianProcessClassifier().__setstate__(state)
     assert "_sklearn_ep_version" not in vars(pickle.loads(pickle.dumps(est)))
+
+
+def test_diagnose_knows_good_from_bad():
+    X, y = toy(40)
+    kernel = ConstantKernel(2.0) * RBF(1.0)
+    good = fixed(kernel).fit(X, y)
+    found = good.diagnose()
+    assert found.pareto_k < 0.7 and found.ess_share > 0.2 and "close" in str(found)
+    with pytest.warns(ConvergenceWarning):
+        bad = fixed(ConstantKernel(1e4) * RBF(1.0), max_sweeps=1).fit(X, y)
+    assert bad.diagnose().ess_share < 0.1 and "NOT" in str(bad.diagnose())
+
+
+def test_importance_check_of_known_weights():
+    rng = np.random.default_rng(0)
+    equal = importance_check(np.full(500, 3.0))
+    assert equal.ess_share == pytest.approx(1.0) and equal.log_mean == pytest.approx(3.0)
+    heavy = importance_check(np.log(rng.pareto(1.25, size=20000) + 1))
+    assert heavy.pareto_k == pytest.approx(0.8, abs=0.15)
