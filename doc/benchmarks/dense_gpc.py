@@ -94,6 +94,9 @@ def draw(args, rows, names):
         for name in names:
             points = [(r["n"], r[f"CPU s {name}"]) for r in part if f"CPU s {name}" in r]
             ax.loglog(*zip(*points, strict=True), marker="o", label=name)
+        sizes = [r["n"] for r in part]
+        ax.set_xticks(sizes, sizes)
+        ax.minorticks_off()
         ax.set(title=f"{kind} length scale", xlabel="rows", ylabel="CPU seconds of a fit")
         ax.legend()
     figure(args, "dense_gpc", fig)
