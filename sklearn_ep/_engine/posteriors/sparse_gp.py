@@ -16,7 +16,7 @@ from sklearn.utils import gen_batches
 
 from ..gaussian import checked_cholesky, jittered_cholesky, triangular_inverse
 from ..kernels import cross, cross_covariance
-from ..sites import Sites, cavity, site_change
+from ..sites import Sites, cavity, log_site_mass, site_change
 
 __all__ = [
     "InducingPosterior",
@@ -135,15 +135,15 @@ class InducingPosterior:
         return _times_lower(root, self.inverse, 1)
 
 
-def rebase(posterior, old, new):
-    """Return the (gram, shift) that the sites of a posterior have under another prior.
+def rebase(gram, shift, old, new):
+    """Return the sums (C, m, m) and (C, m) that sites have under another prior.
 
-    The sites stay the same functions of u: with T = L_old^-1 L_new the gram becomes T' gram T.
+    The sites stay the same functions of u: with T = L_old^-1 L_new a gram becomes T' gram T.
     """
     if old is new:
-        return posterior.gram, posterior.shift
+        return gram, shift
     T = old.inverse @ new.lower
-    return T.T @ posterior.gram @ T, T.T @ posterior.shift
+    return T.T @ gram @ T, shift @ T
 
 
 @dataclass
@@ -163,7 +163,10 @@ class SparseModel:
     @property
     def log_evidence(self):
         """Log evidence without the terms of the rows."""
-        return sum(p.log_evidence for p in self.posteriors)
+        total = sum(p.log_evidence for p in self.posteriors)
+        if self.copies is not None:
+            total -= sum(_averaged_mass(p, self.copies) for p in self.posteriors)
+        return total
 
 
 class RowSums(NamedTuple):
@@ -196,6 +199,19 @@ def _average_sites(posterior, mean, var, smoothed, copies):
     cav_var = var + (var - np.einsum("ij,ij->i", smoothed, smoothed)) / copies
     cav_mean = mean - smoothed @ posterior.mean / copies
     return Sites(1.0 / var - 1.0 / cav_var, mean / var - cav_mean / cav_var)
+
+
+def _averaged_mass(posterior, copies):
+    """Return `copies` times the log mass of the averaged site under its cavity.
+
+    With g = -log site the mass is -log E exp(g) under the posterior, here to second order in
+    1 / copies.
+    """
+    e, spread = posterior.mean, posterior.gram @ posterior.cov
+    pull = posterior.gram @ e - posterior.shift
+    expected = 0.5 * (np.trace(spread) + e @ posterior.gram @ e) - posterior.shift @ e
+    variance = 0.5 * np.sum(spread * spread.T) + pull @ posterior.cov @ pull
+    return -expected - 0.5 * variance / copies
 
 
 def _row_gradient(sites, mean, var, update, weight, fresh):
@@ -306,6 +322,9 @@ def evaluate_rows(model, X, y, weight, sites, step=1.0, gradient=None, inputs=Fa
             gram[c] += _weighted_gram(W, w * new[0])
             shift[c] += (w * new[1]) @ W
             log_term += float(w @ update.log_term)
+            if sites is None:
+                cav = cavity(old, mean, var)
+                log_term += float(w @ log_site_mass(old, cav.mean, cav.var))
             if sums is not None:
                 sums.add(posterior, smoothed, old, mean, var, update, w)
         if sums is not None:
