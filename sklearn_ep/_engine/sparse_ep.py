@@ -49,17 +49,15 @@ def evaluate_part(part, sites, model, classes, options):
 
 def collect_part(part, sites, prior, classes, model):
     """Run `collect_rows` on a partition."""
-    return collect_rows(prior, *read_rows(part, classes), sites, model)
+    X, y, weight = read_rows(part, classes)
+    return collect_rows(prior, X, y, weight, sites, model)
 
 
 def add_sums(results):
     """Add `RowSums` over partitions, in their order; per-row results are left out."""
     total = results[0]._replace(sites=None, var=None)
     for r in results[1:]:
-        added = [
-            None if a is None else a + b
-            for a, b in zip(total[6:], r[6:], strict=True)
-        ]
+        added = [None if a is None else a + b for a, b in zip(total[6:], r[6:], strict=True)]
         total = RowSums(
             None,
             None,
@@ -116,10 +114,13 @@ class SparseEP:
         An update rule of `rules`.
     copies : float or None
         Weight of all rows if one averaged site stands for all; None for a site a row.
+    base : tuple of ndarray or None, default=None
+        gram (C, m, m) and shift (C, m) of rows that were seen before and stay as they are.
     """
 
-    def __init__(self, run, sizes, classes, n_problems, factor, rule, copies=None):
+    def __init__(self, run, sizes, classes, n_problems, factor, rule, copies=None, base=None):
         self.run, self.sizes, self.classes = run, list(sizes), classes
+        self.base = (0.0, 0.0) if base is None else base
         self.n_problems, self.factor, self.rule, self.copies = n_problems, factor, rule, copies
         lengths = [2 * n_problems * n for n in self.sizes] if copies is None else []
         self._ends = np.cumsum([0, *lengths])
@@ -130,7 +131,8 @@ class SparseEP:
         """Return the state of empty sites."""
         C, m = self.n_problems, len(prior.Z)
         sites = [np.zeros((C, 2, n)) for n in self.sizes] if self.copies is None else None
-        return SparseState(prior, np.zeros((C, m, m)), np.zeros((C, m)), sites)
+        gram, shift = np.zeros((C, m, m)) + self.base[0], np.zeros((C, m)) + self.base[1]
+        return SparseState(prior, gram, shift, sites)
 
     def restate(self, prior, sites):
         """Return the state of given sites under a prior; one pass over the rows."""
@@ -142,15 +144,14 @@ class SparseEP:
     def collect(self, prior, sites, model):
         """Return (state of given sites summed afresh, leave-one-out log probabilities)."""
         results = self.run(collect_part, sites, prior, self.classes, model)
-        gram, shift = sum(r[0] for r in results), sum(r[1] for r in results)
-        loo = None if model is None else np.concatenate([r[2] for r in results], axis=2)
+        gram = sum(r[0] for r in results) + self.base[0]
+        shift = sum(r[1] for r in results) + self.base[1]
+        loo = None if model is None else np.concatenate([r[2] for r in results])
         return SparseState(prior, gram, shift, sites), loo
 
     def model(self, state):
         """Return what a pass needs to know of a state."""
-        return SparseModel(
-            state.prior, state.posteriors(), self.factor, self.rule, self.copies
-        )
+        return SparseModel(state.prior, state.posteriors(), self.factor, self.rule, self.copies)
 
     # ------------------------------------------------------------------ one pass
 
@@ -159,7 +160,9 @@ class SparseEP:
         messages = [None] * len(self.sizes) if sites is None else sites
         results = self.run(evaluate_part, messages, model, self.classes, options)
         each = [r[0] for r in results]
-        return add_sums(each), each, [r[1] for r in results]
+        sums = add_sums(each)
+        sums = sums._replace(gram=sums.gram + self.base[0], shift=sums.shift + self.base[1])
+        return sums, each, [r[1] for r in results]
 
     def residual(self, state, model, sums):
         """Return the undamped residual of a pass that took a whole step."""
@@ -236,6 +239,7 @@ class SparseEP:
     def solve(self, state, *, tol, max_iter, damping, accelerate, monitor=None):
         """Iterate to the fixed point at the prior of the state; see `loop.iterate`."""
         prior, x = state.prior, self.pack(state)
+        cold = not np.any(x if state.sites is None else x[: self._ends[-1]])
         repairs = self.factor.log_concave and self.copies is None
         result = iterate(
             lambda x: self._evaluate(x, prior),
@@ -246,7 +250,7 @@ class SparseEP:
             acceleration=Anderson(mixing=damping) if accelerate else None,
             repair=(lambda p, x, t: self._repair(p, x, t, prior)) if repairs else None,
             monitor=monitor,
-            undamped_start=accelerate and not np.any(x),
+            undamped_start=accelerate and cold,
         )
         return Solution(result, self.unpack(result.x, prior), result.evaluation.payload)
 

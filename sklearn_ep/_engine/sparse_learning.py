@@ -207,9 +207,7 @@ def step_of_batch(stream, X, y, weight, sites, settings):
         state.prior, state.posteriors(), settings.factor, settings.rule, settings.copies
     )
     form = "fresh" if hyper.learns else None
-    sums = evaluate_rows(
-        model, X, y, weight, sites, gradient=form, inputs=hyper.learn_inputs
-    )
+    sums = evaluate_rows(model, X, y, weight, sites, gradient=form, inputs=hyper.learn_inputs)
     forget = min(1.0, max(3.0 / scale, (stream.n_steps + 1.0) ** -0.6))
     gram = state.gram + forget * (scale * sums.gram - state.gram)
     shift = state.shift + forget * (scale * sums.shift - state.shift)
@@ -330,9 +328,7 @@ def evidence_at(ep, hyper, state, **solver):
         except ImproperPosterior:
             return EvidencePoint(-np.inf, np.full(len(vector), np.nan), np.inf, None)
         last[0], model = solution.state, solution.model
-        sums, _, _ = ep.one_pass(
-            model, last[0].sites, gradient="stored", inputs=hyper.learn_inputs
-        )
+        sums, _, _ = ep.one_pass(model, last[0].sites, gradient="stored", inputs=hyper.learn_inputs)
         evaluation = solution.result.evaluation
         return EvidencePoint(
             evaluation.record["log_evidence"],

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import blas
+from scipy.special import logsumexp
 from sklearn.utils import gen_batches
 
 from ..gaussian import checked_cholesky, jittered_cholesky, triangular_inverse
@@ -294,8 +295,8 @@ def evaluate_rows(model, X, y, weight, sites, step=1.0, gradient=None, inputs=Fa
     3 m^2 flops a row without gradient, 7 m^2 with it, and O(m d) for the kernel.
     """
     C, m, n = len(model.posteriors), len(model.prior.Z), len(X)
-    moved = None if sites is None else np.empty((C, 2, n))
-    variances = None if sites is None else np.empty((C, n))
+    moved: Any = None if sites is None else np.empty((C, 2, n))
+    variances: Any = None if sites is None else np.empty((C, n))
     gram, shift = np.zeros((C, m, m)), np.zeros((C, m))
     log_term, residual = 0.0, 0.0
     sums = _Gradient(model, gradient == "fresh", inputs) if gradient else None
@@ -312,9 +313,7 @@ def evaluate_rows(model, X, y, weight, sites, step=1.0, gradient=None, inputs=Fa
                 old = _average_sites(posterior, mean, var, smoothed, model.copies)
             else:
                 old = Sites(*sites[c][:, rows])
-            update = model.rule(
-                model.factor, signs_of(y[rows], c, C), old, mean, var, extra_var
-            )
+            update = model.rule(model.factor, signs_of(y[rows], c, C), old, mean, var, extra_var)
             new = np.stack(old) + step * (np.stack(update.sites) - np.stack(old))
             if sites is not None:
                 moved[c][:, rows], variances[c, rows] = new, var
@@ -346,29 +345,37 @@ def evidence_gradient(model, sums, fresh, inputs):
 
 
 def collect_rows(prior, X, y, weight, sites, model=None):
-    """Return (gram, shift) of given sites under a prior and leave-one-out log probabilities.
+    """Return (gram, shift) of given sites under a prior, and leave-one-out log probabilities.
 
-    The latter, (C, 2, n) for labels -1 and +1 under the cavities of the model, are None without a
-    model.
+    The latter, (n,), are those of each row's own label under the cavities of the model,
+    normalised over the classes; None without a model.
     """
     C, m = len(sites), len(prior.Z)
     gram, shift = np.zeros((C, m, m)), np.zeros((C, m))
-    loo = None if model is None else np.empty((C, 2, len(X)))
+    loo: Any = None if model is None else np.empty(len(X))
     for rows in gen_batches(len(X), block_rows(m)):
         W, extra_var, _ = prior.whiten(np.asarray(X[rows], dtype=np.float64))
         w = weight[rows]
         for c in range(C):
-            own = Sites(*sites[c][:, rows])
-            gram[c] += _weighted_gram(W, w * own.precision)
-            shift[c] += (w * own.shift) @ W
-            if model is not None:
-                root = model.posteriors[c].root(W)
-                var = np.einsum("ij,ij->i", root, root)
-                cav = cavity(own, W @ model.posteriors[c].mean, var)
-                for k, sign in enumerate((-1.0, 1.0)):
-                    total = cav.var + extra_var
-                    loo[c, k, rows] = model.factor.tilted(sign, cav.mean, total).log_z
+            gram[c] += _weighted_gram(W, w * sites[c, 0, rows])
+            shift[c] += (w * sites[c, 1, rows]) @ W
+        if model is not None:
+            loo[rows] = _own_label_log_proba(model, W, extra_var, y[rows], sites[:, :, rows])
     return gram, shift, loo
+
+
+def _own_label_log_proba(model, W, extra_var, y, sites):
+    """Return log probabilities (b,) of class indices under the cavities of their rows."""
+    columns, C = [], len(sites)
+    for c, posterior in enumerate(model.posteriors):
+        root = posterior.root(W)
+        var = np.einsum("ij,ij->i", root, root)
+        cav = cavity(Sites(*sites[c]), W @ posterior.mean, var)
+        sign = signs_of(y, 0, 1) if C == 1 else 1.0
+        columns.append(model.factor.tilted(sign, cav.mean, cav.var + extra_var).log_z)
+    if C == 1:
+        return columns[0]
+    return np.stack(columns)[y, np.arange(len(y))] - logsumexp(columns, axis=0)
 
 
 class SparseGPPosterior:
