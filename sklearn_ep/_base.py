@@ -133,13 +133,13 @@ def checked_weights(sample_weight, X):
     return weight
 
 
-def validate_training(estimator, X, y, sample_weight=None, **kwargs):
+def validate_training(estimator, X, y, sample_weight=None, dtype=np.float64, **kwargs):
     """Check X, y and weights together; set `classes_` of a classifier; return a `Training`.
 
     Extra keywords go to `sklearn.utils.validation.validate_data`.
     """
     is_classifier = isinstance(estimator, ClassifierMixin)
-    X, y = validate_data(estimator, X, y, dtype=np.float64, y_numeric=not is_classifier, **kwargs)
+    X, y = validate_data(estimator, X, y, dtype=dtype, y_numeric=not is_classifier, **kwargs)
     if is_classifier:
         check_classification_targets(y)
         classes, y = np.unique(y, return_inverse=True)

@@ -40,6 +40,12 @@ LEARNING_TOL = 1e-3
 
 
 def default_kernel(X, weight):
+    """Return the kernel that `kernel=None` stands for; see `smooth_kernel`."""
+    mean = weight @ X / weight.sum()
+    return smooth_kernel(float(np.sum(weight @ (X - mean) ** 2 / weight.sum())))
+
+
+def smooth_kernel(total_variance):
     """Return ConstantKernel(1) * RBF(l) with l three times the root of the total variance.
 
     The total variance of the columns measures distances without drawing pairs (l / 3 is about the
@@ -47,8 +53,7 @@ def default_kernel(X, weight):
     Three of them make a smooth start: learning goes from nearly linear functions to wigglier ones,
     and an unlearned kernel does not fall back to the prior between the rows.
     """
-    mean = weight @ X / weight.sum()
-    scale = 3.0 * float(np.sqrt(np.sum(weight @ (X - mean) ** 2 / weight.sum())))
+    scale = 3.0 * float(np.sqrt(total_variance))
     if scale <= 0:
         scale = 1.0
     return ConstantKernel(1.0, (1e-3, 1e3)) * RBF(scale, (1e-2 * scale, 1e3 * scale))
@@ -279,6 +284,11 @@ class GaussianProcessBase(PosteriorClassifier):
         theta = self.kernel_.theta if theta is None else np.asarray(theta, dtype=float)
         if theta.shape != self.kernel_.theta.shape:
             raise ValueError(f"theta has shape {theta.shape}, not {self.kernel_.theta.shape}.")
+        value, gradient = self._evidence_at(theta)
+        return (value, gradient) if eval_gradient else value
+
+    def _evidence_at(self, theta):
+        """Return (log evidence, gradient) at theta, with EP run from the fitted sites."""
         value, gradient = 0.0, []
         for k, part in enumerate(np.split(theta, len(self._posteriors))):
             positive = self._labels == (1 if len(self._posteriors) == 1 else k)
@@ -286,7 +296,7 @@ class GaussianProcessBase(PosteriorClassifier):
             point = self._problem.evidence(sign, x, self._problem.tol)(part)
             value += float(point.value)
             gradient.append(point.gradient)
-        return (value, np.concatenate(gradient)) if eval_gradient else value
+        return value, np.concatenate(gradient)
 
     def diagnose(self, n_draws=1000, random_state=0):
         """Say how far to trust the fit.

@@ -18,7 +18,14 @@ from sklearn.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-__all__ = ["contract", "contract_diagonal", "cross", "self_covariance"]
+__all__ = [
+    "contract",
+    "contract_diagonal",
+    "cross",
+    "cross_covariance",
+    "has_input_gradient",
+    "self_covariance",
+]
 
 
 def cross(kernel, X, Z):
@@ -171,3 +178,141 @@ def contract_diagonal(kernel, X, g):
         tensor = kernel(X[rows], eval_gradient=True)[1]
         total += np.einsum("i,iij->j", g[rows], tensor)
     return total
+
+
+# ---------------------------------------------------------------------------- blocks of rows
+
+# From this many columns distances are cheaper by one matrix product than by differences.
+_MANY_COLUMNS = 24
+# Squared norms beyond which the product form would lose the digits of short distances.
+_LARGE_NORM = 1e6
+
+
+def _squared_distances(A, B, B_norms):
+    """Return squared distances (n, m) of rows, by differences unless the product form is safe."""
+    if A.shape[1] < _MANY_COLUMNS:
+        return cdist(A, B, "sqeuclidean")
+    norms = np.einsum("ij,ij->i", A, A)
+    if max(norms.max(initial=0.0), B_norms.max()) > _LARGE_NORM:
+        return cdist(A, B, "sqeuclidean")
+    D = A @ (-2.0 * B.T)
+    D += norms[:, None]
+    D += B_norms
+    return np.maximum(D, 0.0, out=D)
+
+
+class GeneralCross:
+    """Covariances between blocks of rows and fixed points Z, for any scikit-learn kernel."""
+
+    def __init__(self, kernel, Z):
+        self.kernel, self.Z = kernel, Z
+
+    def diagonal(self, X):
+        """Return the prior variances (n,) at rows, white noise included."""
+        return self.kernel.diag(X)
+
+    def block(self, X):
+        """Return the covariances (n, m) with Z and what `contract` wants back."""
+        return np.ascontiguousarray(cross(self.kernel, X, self.Z)), X
+
+    def contract(self, kept, G, inputs):
+        """Return sum(G * dK/dtheta) (p,) and its like for Z (m, d), 0.0 unless `inputs`."""
+        result = contract(self.kernel, kept, G, self.Z, inputs)
+        return result if inputs else (result, 0.0)
+
+    def contract_diagonal(self, X, g):
+        """Return sum_i g_i d k(x_i, x_i) / dtheta (p,)."""
+        return contract_diagonal(self.kernel, X, g)
+
+
+class StationaryCross(GeneralCross):
+    """The same for a constant times RBF or Matern, or one of these alone.
+
+    Keeps the block and its derivative in the squared distance, so that a contraction costs one
+    product (m, n) x (n, d) and no second evaluation of the kernel.
+    """
+
+    def __init__(self, kernel, Z):
+        super().__init__(kernel, Z)
+        constant, part, self.constant_first = _constant_and_stationary(kernel)
+        self.part = part
+        self.amplitude = 1.0 if constant is None else constant.constant_value
+        self.n_constant = 0 if constant is None else constant.n_dims
+        self.scale = np.broadcast_to(part.length_scale, (Z.shape[1],))
+        self.B = Z / self.scale
+        self.B_norms = np.einsum("ij,ij->i", self.B, self.B)
+        self.is_rbf = type(part) is RBF or part.nu == np.inf
+
+    def diagonal(self, X):
+        """Return the constant prior variances (n,)."""
+        return np.full(len(X), self.amplitude)
+
+    def block(self, X):
+        """Return the covariances (n, m) with Z and what `contract` wants back."""
+        A = X / self.scale
+        D = _squared_distances(A, self.B, self.B_norms)
+        if self.is_rbf:
+            D *= -0.5
+            D += np.log(self.amplitude)
+            K = np.exp(D, out=D)
+            return K, (A, K, K)
+        K, slope = _matern(self.part.nu, np.sqrt(D, out=D), self.amplitude)
+        return K, (A, K, slope)
+
+    def contract(self, kept, G, inputs):
+        """Return sum(G * dK/dtheta) (p,) and its like for Z (m, d), 0.0 unless `inputs`."""
+        A, K, slope = kept
+        P = G * slope
+        total = P.sum() if self.is_rbf else np.sum(G * K)
+        rows, cols = P.sum(axis=1), P.sum(axis=0)
+        towards = P.T @ A
+        constant = np.full(self.n_constant, total)
+        pieces = [constant, self._length_gradient(A, rows, cols, towards)]
+        gradient = np.concatenate(pieces if self.constant_first else pieces[::-1])
+        if not inputs:
+            return gradient, 0.0
+        towards -= cols[:, None] * self.B
+        return gradient, towards / self.scale
+
+    def _length_gradient(self, A, rows, cols, towards):
+        if self.part.hyperparameter_length_scale.fixed:
+            return np.empty(0)
+        each = rows @ A**2 + cols @ self.B**2 - 2.0 * np.sum(self.B * towards, axis=0)
+        return each if self.part.anisotropic else np.array([each.sum()])
+
+    def contract_diagonal(self, X, g):
+        """Return sum_i g_i d k(x_i, x_i) / dtheta (p,): only the constant moves the diagonal."""
+        pieces = [np.full(self.n_constant, self.amplitude * g.sum()), np.zeros(self.part.n_dims)]
+        return np.concatenate(pieces if self.constant_first else pieces[::-1])
+
+
+def _matern(nu, r, amplitude):
+    """Return Matern covariances and -2 times their derivative in the squared distance."""
+    if nu == 0.5:
+        K = amplitude * np.exp(-r)
+        # the kink at r = 0: equal inputs stay equal whatever the length scale
+        return K, K / np.where(r > 0, r, np.inf)
+    r *= np.sqrt(2.0 * nu)
+    decay = amplitude * np.exp(-r)
+    if nu == 1.5:
+        return (1.0 + r) * decay, 3.0 * decay
+    return (1.0 + r + r**2 / 3.0) * decay, 5.0 / 3.0 * (1.0 + r) * decay
+
+
+def _constant_and_stationary(kernel):
+    """Split a kernel into (constant or None, RBF or Matern, constant first), or return None."""
+    constant, part, first = None, kernel, True
+    if isinstance(kernel, Product):
+        first = isinstance(kernel.k1, ConstantKernel)
+        constant, part = (kernel.k1, kernel.k2) if first else (kernel.k2, kernel.k1)
+        if not isinstance(constant, ConstantKernel):
+            return None
+    if type(part) is RBF or (type(part) is Matern and part.nu in (0.5, 1.5, 2.5, np.inf)):
+        return constant, part, first
+    return None
+
+
+def cross_covariance(kernel, Z):
+    """Return the cross covariances with Z in the fastest form that the kernel has."""
+    split = _constant_and_stationary(kernel)
+    return (GeneralCross if split is None else StationaryCross)(kernel, Z)
