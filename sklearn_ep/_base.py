@@ -371,9 +371,12 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstimator):
         if len(pairs) == 1:
             mean, var = pairs[0]
             return np.column_stack([self._link.tilted(s, mean, var).log_z for s in (-1.0, 1.0)])
-        return log_normalise(
-            np.column_stack([self._link.tilted(1.0, m, v).log_z for m, v in pairs])
-        )
+        columns = [k.tilted(1.0, *p).log_z for k, p in zip(self._links(), pairs, strict=True)]
+        return log_normalise(np.column_stack(columns))
+
+    def _links(self):
+        """Return the factor of each binary problem whose log Z is the log probability of +1."""
+        return [self._link] * len(self._posteriors)
 
     def predict_log_proba(self, X):
         """Log probabilities of the classes, computed in logs throughout.
@@ -444,7 +447,10 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, BaseEstimator):
         rng = check_random_state(random_state)
         draws = [draw_latent(p, X, n_samples, rng) for p in self._posteriors]
         signed = [-draws[0], draws[0]] if len(draws) == 1 else draws
-        log_p = np.stack([self._link.log_prob(1.0, f) for f in signed], axis=-1)
+        links = [self._link, self._link] if len(draws) == 1 else self._links()
+        log_p = np.stack(
+            [link.log_prob(1.0, f) for link, f in zip(links, signed, strict=True)], axis=-1
+        )
         return np.exp(log_p - logsumexp(log_p, axis=-1, keepdims=True))
 
 
