@@ -55,7 +55,8 @@ class Result:
     """Final state of `iterate`.
 
     `x` is the state that `evaluation` belongs to; `history` maps "residual" and the recorded names
-    to arrays of length `n_iter`; `n_halved` counts steps that were shortened to stay proper.
+    to arrays of length `n_iter`; `n_halved` counts steps that were shortened to stay proper;
+    `asked_to_stop` tells that the monitor ended the loop.
     """
 
     x: np.ndarray
@@ -64,6 +65,7 @@ class Result:
     converged: bool
     history: dict[str, np.ndarray]
     n_halved: int = 0
+    asked_to_stop: bool = False
 
 
 class Anderson:
@@ -134,16 +136,20 @@ class Anderson:
         return step
 
 
-def _halved_until_proper(evaluate, x, proposal, halvings):
-    """Evaluate the proposal, halving the step while it leaves no proper posterior."""
-    for k in range(halvings):
-        candidate = x + 0.5**k * (proposal - x)
+def _proper_step(evaluate, x, current, proposals, halvings):
+    """Evaluate the proposals in turn, halving the last step while it leaves no proper posterior.
+
+    Returns the new state, its evaluation, how many proposals were improper, and whether any step
+    was taken: where none is proper the state stays as it is.
+    """
+    last = proposals[-1]
+    tries = [*proposals, *(x + 0.5**k * (last - x) for k in range(1, halvings + 1))]
+    for k, candidate in enumerate(tries):
         try:
-            return candidate, evaluate(candidate), k
+            return candidate, evaluate(candidate), k, True
         except ImproperPosterior:
             continue
-    candidate = x + 0.5**halvings * (proposal - x)
-    return candidate, evaluate(candidate), halvings
+    return x, current, len(tries), False
 
 
 def iterate(
@@ -192,12 +198,13 @@ def iterate(
     Result
         On convergence the state whose residual was below `tol`; otherwise the state after the last
         update, evaluated, so that even one iteration gives a usable posterior. Its residual is
-        then newer than the last entry of the history.
+        then newer than the last entry of the history. The loop also ends, unconverged, at a state
+        that no shortened step leaves for a proper one.
     """
     history: dict[str, list[float]] = {"residual": []}
-    current, n_halved, converged, stopped = None, 0, False, False
+    current, n_halved, converged, stuck, asked = None, 0, False, False, False
     n_iter = 0
-    while not (converged or stopped) and n_iter < max_iter:
+    while not (converged or stuck or asked) and n_iter < max_iter:
         if monitor is not None:
             monitor.begin()
         if current is None:
@@ -209,23 +216,23 @@ def iterate(
         converged = current.residual < tol
         payload = current.payload
         if not converged:
+            step = damping if acceleration is None else min(damping, fallback_damping)
+            proposals = [x + step * (current.target - x)]
             if undamped_start and n_iter == 1:
-                proposal = current.target
+                proposals.insert(0, current.target)
             elif acceleration is not None and n_iter <= give_up_after:
-                proposal = acceleration(x, current)
-            else:
-                step = damping if acceleration is None else min(damping, fallback_damping)
-                proposal = x + step * (current.target - x)
+                # an extrapolation that leaves no proper posterior gives way to the plain step
+                proposals.insert(0, acceleration(x, current))
             if repair is not None:
-                proposal = repair(proposal, x, current.target)
-            x, current, halved = _halved_until_proper(evaluate, x, proposal, halvings)
+                proposals = [repair(p, x, current.target) for p in proposals]
+            x, current, halved, moved = _proper_step(evaluate, x, current, proposals, halvings)
             n_halved += halved
+            stuck = not moved
             payload = current.payload
             if halved and acceleration is not None:
                 acceleration.reset()
         if monitor is not None:
-            stopped = monitor.end(record, payload)
+            asked = bool(monitor.end(record, payload))
     assert current is not None
-    return Result(
-        x, current, n_iter, converged, {k: np.array(v) for k, v in history.items()}, n_halved
-    )
+    arrays = {k: np.array(v) for k, v in history.items()}
+    return Result(x, current, n_iter, converged, arrays, n_halved, asked)
