@@ -2,7 +2,13 @@
 
 from .gaussian_process import EPGaussianProcessClassifier
 from .relaxed import RelaxedEPClassifier
+from .spike_slab import SpikeSlabRegressor
 
 __version__ = "0.1.0"
 
-__all__ = ["EPGaussianProcessClassifier", "RelaxedEPClassifier", "__version__"]
+__all__ = [
+    "EPGaussianProcessClassifier",
+    "RelaxedEPClassifier",
+    "SpikeSlabRegressor",
+    "__version__",
+]
