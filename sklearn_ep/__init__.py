@@ -1,7 +1,15 @@
 """Bayesian estimators for scikit-learn on one engine of expectation propagation."""
 
+from . import active_learning, datasets
+from .convex import ConvexVariationalLogistic
 from .gaussian_process import EPGaussianProcessClassifier
 
 __version__ = "0.1.0"
 
-__all__ = ["EPGaussianProcessClassifier", "__version__"]
+__all__ = [
+    "ConvexVariationalLogistic",
+    "EPGaussianProcessClassifier",
+    "__version__",
+    "active_learning",
+    "datasets",
+]

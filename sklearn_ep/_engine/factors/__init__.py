@@ -2,13 +2,18 @@
 
 from .base import Factor, Tilted
 from .likelihoods import LIKELIHOODS, LabelNoise, Logit, Probit, normal_hazard
+from .super_gaussian import BOUNDS, LaplaceSites, LogisticSites, local_site_precision
 
 __all__ = [
+    "BOUNDS",
     "LIKELIHOODS",
     "Factor",
     "LabelNoise",
+    "LaplaceSites",
+    "LogisticSites",
     "Logit",
     "Probit",
     "Tilted",
+    "local_site_precision",
     "normal_hazard",
 ]

@@ -11,7 +11,14 @@ from sklearn.utils import gen_batches
 from ..gaussian import checked_cholesky, inverse_from_cholesky, triangular_inverse
 from ..kernels import contract, cross
 
-__all__ = ["DenseGP", "DenseGPPosterior", "DenseState", "sequential_sweep"]
+__all__ = [
+    "DenseGP",
+    "DenseGPPosterior",
+    "DenseState",
+    "positive_variance",
+    "sequential_sweep",
+    "site_marginal_variances",
+]
 
 # Below this product of site precision and prior variance the difference 1 - (B^-1)_ii has lost the
 # digits that the direct formula keeps.
@@ -48,22 +55,9 @@ class DenseState:
         solved = cho_solve((lower, True), root * (K @ shift), check_finite=False)
         self.alpha = shift - root * solved
         self.mean = K @ self.alpha
-        self.var = self._marginal_variances(K, precision)
+        self.var = site_marginal_variances(K, precision, root, lower)
         log_det = np.sum(np.log(np.diagonal(lower)))
         self.log_evidence = 0.5 * shift @ self.mean - log_det
-
-    def _marginal_variances(self, K, precision):
-        inverse = triangular_inverse(self.lower)
-        diagonal = np.diagonal(K)
-        strong = precision * diagonal >= _WEAK_SITE
-        var = np.empty(len(K))
-        norms = np.einsum("ij,ij->j", inverse, inverse)
-        var[strong] = (1.0 - norms[strong]) / precision[strong]
-        weak = np.flatnonzero(~strong)
-        if len(weak):
-            half = inverse @ (self.root[:, None] * K[:, weak])
-            var[weak] = diagonal[weak] - np.einsum("ij,ij->j", half, half)
-        return var
 
     def evidence_curvature(self):
         """Return R with d log evidence = sum(R * dK) / 2 at a fixed point of the sites, (n, n)."""
@@ -72,6 +66,21 @@ class DenseState:
         R *= self.root
         R += np.outer(self.alpha, self.alpha)
         return R
+
+
+def site_marginal_variances(K, precision, root, lower):
+    """Return diag((K^-1 + diag(precision))^-1) without K^-1, root and lower as in `DenseState`."""
+    inverse = triangular_inverse(lower)
+    diagonal = np.diagonal(K)
+    strong = precision * diagonal >= _WEAK_SITE
+    var = np.empty(len(K))
+    norms = np.einsum("ij,ij->j", inverse, inverse)
+    var[strong] = (1.0 - norms[strong]) / precision[strong]
+    weak = np.flatnonzero(~strong)
+    if len(weak):
+        half = inverse @ (root[:, None] * K[:, weak])
+        var[weak] = diagonal[weak] - np.einsum("ij,ij->j", half, half)
+    return var
 
 
 class DenseGP:
