@@ -16,7 +16,7 @@ from ._engine.learning import EvidencePoint, maximise_evidence
 from ._engine.loop import iterate
 from ._engine.posteriors.dense_gp import DenseGP, DenseGPPosterior, dense_evidence_gradient
 from ._engine.posteriors.latent_noise import LatentNoise
-from ._engine.rules import MomentMatching, Power, Relaxed
+from ._engine.rules import Power, Relaxed
 from ._engine.sites import Sites, cavity
 from ._engine.whole import WholeEP
 from ._gp_base import LEARNING_TOL, DenseProblem, _WithKernel, loo_log_proba

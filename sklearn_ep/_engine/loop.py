@@ -161,6 +161,7 @@ def iterate(
     damping: float = 1.0,
     acceleration: Anderson | None = None,
     repair: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None,
+    accept: Callable[[Evaluation, Evaluation], bool] | None = None,
     monitor: Monitor | None = None,
     undamped_start: bool = False,
     give_up_after: int = 60,
@@ -186,6 +187,9 @@ def iterate(
         `fallback_damping` takes over, which is slower and safer.
     repair : callable or None, default=None
         `repair(proposal, x, target)` returns an admissible proposal.
+    accept : callable or None, default=None
+        `accept(current, candidate)` judges an accelerated step; one that is refused is replaced by
+        the plain step, at the price of one more evaluation, and the memory is dropped.
     monitor : Monitor or None, default=None
         Told of each iteration; may stop the loop.
     undamped_start : bool, default=False
@@ -225,7 +229,12 @@ def iterate(
                 proposals.insert(0, acceleration(x, current))
             if repair is not None:
                 proposals = [repair(p, x, current.target) for p in proposals]
-            x, current, halved, moved = _proper_step(evaluate, x, current, proposals, halvings)
+            before = (x, current)
+            x, current, halved, moved = _proper_step(evaluate, *before, proposals, halvings)
+            if accept is not None and acceleration is not None and not accept(before[1], current):
+                acceleration.reset()
+                plain = before[0] + damping * (before[1].target - before[0])
+                x, current, halved, moved = _proper_step(evaluate, *before, [plain], halvings)
             n_halved += halved
             stuck = not moved
             payload = current.payload

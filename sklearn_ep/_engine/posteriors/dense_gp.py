@@ -13,7 +13,14 @@ from sklearn.utils import gen_batches
 from ..gaussian import checked_cholesky, inverse_from_cholesky, triangular_inverse
 from ..kernels import contract, cross
 
-__all__ = ["DenseGP", "DenseGPPosterior", "DenseState", "sequential_sweep"]
+__all__ = [
+    "DenseGP",
+    "DenseGPPosterior",
+    "DenseState",
+    "positive_variance",
+    "sequential_sweep",
+    "site_marginal_variances",
+]
 
 # Below this product of site precision and prior variance the difference 1 - (B^-1)_ii has lost the
 # digits that the direct formula keeps.
@@ -98,7 +105,7 @@ class DenseState:
         inverse = triangular_inverse(self.lower)
         log_det = np.sum(np.log(np.diagonal(self.lower)))
         self.var = np.empty(len(K))
-        self.var[self.rows] = self._explained(block, tau, inverse)
+        self.var[self.rows] = site_marginal_variances(block, tau, root, inverse)
         pulled, self.added = shift, np.empty((0, len(K)))
         if len(minus):
             scaled = root[:, None] * K[np.ix_(self.rows, minus)]
@@ -113,19 +120,6 @@ class DenseState:
         self.alpha[self.rows] -= root * cho_solve((self.lower, True), explained)
         self.mean = K @ self.alpha
         self.log_evidence = 0.5 * shift @ self.mean - log_det
-
-    def _explained(self, K, precision, inverse):
-        """Return the marginal variances (n,) that sites of non-negative precision leave."""
-        diagonal = np.diagonal(K)
-        strong = precision * diagonal >= _WEAK_SITE
-        var = np.empty(len(K))
-        norms = np.einsum("ij,ij->j", inverse, inverse)
-        var[strong] = (1.0 - norms[strong]) / precision[strong]
-        weak = np.flatnonzero(~strong)
-        if len(weak):
-            half = inverse @ (self.root[:, None] * K[:, weak])
-            var[weak] = diagonal[weak] - np.einsum("ij,ij->j", half, half)
-        return var
 
     def _widen(self, K, tau, inverse, negative):
         """Add the effect of negative sites to the marginals, and keep it for predictions."""
@@ -158,6 +152,24 @@ class DenseState:
             R[np.ix_(self.rows, self.rows)] += inverse
         R += np.outer(self.alpha, self.alpha)
         return R
+
+
+def site_marginal_variances(K, precision, root, inverse):
+    """Return diag((K^-1 + diag(precision))^-1) without K^-1.
+
+    `root` holds the square roots of the precisions, none of them negative, and `inverse` the inverse
+    of the lower Cholesky factor of I + root K root.
+    """
+    diagonal = np.diagonal(K)
+    strong = precision * diagonal >= _WEAK_SITE
+    var = np.empty(len(K))
+    norms = np.einsum("ij,ij->j", inverse, inverse)
+    var[strong] = (1.0 - norms[strong]) / precision[strong]
+    weak = np.flatnonzero(~strong)
+    if len(weak):
+        half = inverse @ (root[:, None] * K[:, weak])
+        var[weak] = diagonal[weak] - np.einsum("ij,ij->j", half, half)
+    return var
 
 
 class DenseGP:

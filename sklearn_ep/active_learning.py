@@ -1,0 +1,1 @@
+"""Choosing the rows to label next, from posterior means and variances."""

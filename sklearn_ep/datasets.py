@@ -1,0 +1,83 @@
+"""Generators of the experiments in the papers, with the truth returned."""
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.special import expit
+from sklearn.preprocessing import normalize
+from sklearn.utils import check_random_state
+
+__all__ = ["make_sparse_logistic"]
+
+
+def make_sparse_logistic(
+    n_samples=1000,
+    n_features=2000,
+    *,
+    n_per_row=40,
+    n_informative=100,
+    signal=3.0,
+    random_state=None,
+):
+    """Generate documents-like sparse rows with labels from a sparse linear model.
+
+    Columns are drawn like words: column j with a frequency proportional to 1 / j, so that a few are
+    nearly everywhere and most are rare. Entries are log counts weighted by inverse document
+    frequency, rows have unit length. Log odds are linear in `n_informative` columns, drawn by
+    frequency, and have mean 0 and standard deviation `signal`.
+
+    Parameters
+    ----------
+    n_samples : int, default=1000
+        Number of rows.
+    n_features : int, default=2000
+        Number of columns.
+    n_per_row : int, default=40
+        Mean number of words in a row; repeated words share an entry.
+    n_informative : int, default=100
+        Columns with a coefficient other than zero, at most `n_features`.
+    signal : float, default=3.0
+        Standard deviation of the log odds; 3 leaves an error of about 14 % to the best classifier.
+    random_state : int, RandomState instance or None, default=None
+        Seed.
+
+    Returns
+    -------
+    X : scipy CSR matrix of shape (n_samples, n_features)
+        Rows of unit length.
+    y : ndarray of shape (n_samples,)
+        Labels 0 and 1.
+    coef : ndarray of shape (n_features + 1,)
+        True coefficients, intercept last.
+
+    References
+    ----------
+    .. [1] H. Nickisch and M. W. Seeger, "Convex variational Bayesian inference for large scale
+       generalized linear models", ICML 2009, section 5, for the kind of data: sparse rows of many
+       binary or text features.
+
+    Examples
+    --------
+    >>> from sklearn_ep.datasets import make_sparse_logistic
+    >>> X, y, coef = make_sparse_logistic(100, 500, random_state=0)
+    >>> X.shape, y.shape, coef.shape
+    ((100, 500), (100,), (501,))
+    """
+    rng = check_random_state(random_state)
+    frequency = 1.0 / np.arange(1, n_features + 1)
+    frequency /= frequency.sum()
+    length = np.maximum(rng.poisson(n_per_row, n_samples), 1)
+    rows = np.repeat(np.arange(n_samples), length)
+    words = rng.choice(n_features, size=len(rows), p=frequency)
+    X = sp.csr_matrix((np.ones(len(rows)), (rows, words)), shape=(n_samples, n_features))
+    X.data = 1.0 + np.log(X.data)
+    documents = np.bincount(X.indices, minlength=n_features)
+    X.data *= np.log1p(n_samples / np.maximum(documents, 1))[X.indices]
+    X = normalize(X)
+    informative = rng.choice(n_features, min(n_informative, n_features), False, p=frequency)
+    coef = np.zeros(n_features)
+    coef[informative] = rng.standard_normal(len(informative))
+    score = X @ coef
+    scale = signal / score.std()
+    coef, intercept = scale * coef, -scale * score.mean()
+    y = (rng.random_sample(n_samples) < expit(X @ coef + intercept)).astype(int)
+    return X, y, np.append(coef, intercept)
