@@ -18,7 +18,7 @@ from .gaussian import ImproperPosterior, Natural, checked_cholesky, log_partitio
 from .posteriors.arrow import segment_products, weighted_gram, backward, forward
 from .quadrature import gauss_hermite
 
-__all__ = ["Mode", "SiteTerms", "effect_rule", "find_mode", "laplace_messages", "marginal_terms"]
+__all__ = ["Mode", "SiteTerms", "effect_modes", "effect_rule", "find_mode", "laplace_messages", "marginal_terms"]
 
 
 class SiteTerms(NamedTuple):
@@ -53,27 +53,43 @@ def effect_rule(q):
 
 
 def effect_modes(rows, offset, design, modes, tol=1e-6):
-    """Return modes (J, q) of the effects given the offset X beta, and Cholesky factors there.
+    """Return modes of the effects given the offset X beta, and Cholesky factors there.
 
+    Parameters
+    ----------
+    rows : ArrowRows
+    offset : ndarray of shape (..., n)
+    design : ndarray of shape (..., n, q)
+    modes : ndarray of shape (..., J, q)
+        Start.
+    tol : float, default=1e-6
+        Largest last step, in prior sd.
+
+    Returns
+    -------
+    modes, lower : ndarray of shape (..., J, q) and (..., J, q, q)
+
+    Notes
+    -----
     Newton with steps of at most two prior sd: the factor is log-concave, and the bound keeps the
     first steps of a large scale from overshooting.
     """
-    group, q = rows.group, design.shape[1]
-    block = np.empty((len(rows.starts), q, q))
+    group, q = rows.group, design.shape[-1]
+    block = np.empty((*modes.shape, q))
     for _ in range(50):
-        z = offset + np.sum(design * modes[group], 1)
+        z = offset + np.sum(design * modes[..., group, :], -1)
         p = expit(z)
         residual = rows.weight * (0.5 * (1.0 + rows.sign) - p)
         curvature = rows.weight * p * (1.0 - p)
-        slope = np.add.reduceat(residual[:, None] * design, rows.starts, axis=0) - modes
+        slope = np.add.reduceat(residual[..., None] * design, rows.starts, axis=-2) - modes
         for a in range(q):
-            for b in range(a + 1):
-                block[:, a, b] = np.add.reduceat(
-                    curvature * design[:, a] * design[:, b], rows.starts
+            for b in range(q):
+                block[..., a, b] = np.add.reduceat(
+                    curvature * design[..., a] * design[..., b], rows.starts, axis=-1
                 ) + (a == b)
         lower = np.sqrt(block) if q == 1 else np.linalg.cholesky(block)
         step = backward(lower, forward(lower, slope[..., None]))[..., 0]
-        longest = np.abs(step).max(1, keepdims=True)
+        longest = np.abs(step).max(-1, keepdims=True)
         modes = modes + step * np.minimum(1.0, 2.0 / np.maximum(longest, 1e-300))
         if longest.max() < tol:
             break

@@ -15,11 +15,11 @@ from scipy.special import logsumexp
 
 from . import log_cholesky
 from .gaussian import Moments, Natural, checked_cholesky, jittered_cholesky, log_partition
-from .posteriors.arrow import ArrowRows, conditional_ep, start_sites
+from .posteriors.arrow import ArrowRows, conditional_ep
 from .quadrature import gauss_hermite
 from .sites import Sites
 
-__all__ = ["SiteState", "TiltedSite", "cavity_of_theta", "node_rule", "tilted_by_nodes"]
+__all__ = ["SiteState", "TiltedSite", "cavity_of_theta", "middle_sites", "node_rule", "tilted_by_nodes"]
 
 _NARROW = 0.1  # sd of a log scale below which the posterior given theta is nearly linear in theta
 
@@ -27,10 +27,10 @@ _NARROW = 0.1  # sd of a log scale below which the posterior given theta is near
 class SiteState(NamedTuple):
     """What a partition keeps between sweeps: a warm start, never part of the answer.
 
-    sites are the row sites (M, n); centre (T,) and spread (T, T) place the nodes.
+    sites are the row sites (M, n), None before the first sweep; centre (T,) and spread (T, T) place the nodes.
     """
 
-    sites: Sites
+    sites: Sites | None
     centre: np.ndarray
     spread: np.ndarray
 
@@ -127,8 +127,8 @@ def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20, max_moves=12)
     t = len(placement.mean)
     narrow = t == 1 and placement.cov[0, 0] < _NARROW**2
     x, log_rule = node_rule(t, bool(narrow))
-    if len(sites.precision) != len(x):
-        sites = _resampled(sites, len(x)) if len(sites.precision) else start_sites(rows, len(x))
+    if sites is not None and len(sites.precision) != len(x):
+        sites = middle_sites(sites, len(x))
     for _ in range(max_moves):
         lower, _ = jittered_cholesky(placement.cov, 0.0)
         theta = placement.mean + x @ lower.T
@@ -157,7 +157,7 @@ def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20, max_moves=12)
     return TiltedSite(log_z, moments, SiteState(sites, placement.mean, placement.cov))
 
 
-def _resampled(sites, m):
+def middle_sites(sites, m):
     """Give row sites of other nodes to m nodes: those in the middle, which mattered most."""
     middle = len(sites.precision) // 2
     return Sites(*(np.repeat(part[middle][None], m, axis=0) for part in sites))

@@ -208,14 +208,14 @@ class _Marginals(NamedTuple):
     log_mass: np.ndarray
 
 
-def _cholesky(stack):
+def stacked_cholesky(stack):
     try:
         return np.linalg.cholesky(stack)
     except np.linalg.LinAlgError as error:
         raise ImproperPosterior("the conditional precision is not positive definite") from error
 
 
-def _half_partition(lower, shift):
+def half_partition(lower, shift):
     """Return (R, mean, h'P^-1 h / 2 - log|P| / 2) of Gaussians with Cholesky factors (M, D, D)."""
     root = np.stack([triangular_inverse(part) for part in lower])
     half = (root @ shift[..., None])[..., 0]
@@ -252,7 +252,7 @@ def _marginals(rows, design, group, sites, precision, shift):
             np.zeros((len(tau), 0, 0)),
         )
     total = 0.5 * (total + total.swapaxes(1, 2))
-    root, mean, log_beta = _half_partition(_cholesky(total), pull)
+    root, mean, log_beta = half_partition(stacked_cholesky(total), pull)
     row_mean = mean @ rows.X.T
     row_var = _row_quadratic(rows, design, group, local.gain, root)
     if q:
@@ -274,8 +274,8 @@ def conditional_ep(rows, scale, precision, shift, sites, *, tol, max_passes=20):
     precision : ndarray of shape (M, D, D) or (1, D, D)
         Cavity precision of beta at each node.
     shift : ndarray of shape (M, D)
-    sites : Sites
-        Row sites (M, n) to start from.
+    sites : Sites or None
+        Row sites (M, n) to start from; None for weak ones.
     tol : float
         Stop once no row's mean moves by more than tol sd and no variance by a share of tol.
     max_passes : int, default=20
@@ -291,7 +291,8 @@ def conditional_ep(rows, scale, precision, shift, sites, *, tol, max_passes=20):
     """
     design = np.einsum("nq,mqp->mnp", rows.local, scale)
     group, step, change, passes = rows.group, 1.0, np.inf, 0
-    cavity_mass = _half_partition(_cholesky(precision), shift)[2]
+    sites = start_sites(rows, len(shift)) if sites is None else sites
+    cavity_mass = half_partition(stacked_cholesky(precision), shift)[2]
     while passes < max_passes and change >= tol:
         m = _marginals(rows, design, group, sites, precision, shift)
         update = _RULE(_LIKELIHOOD, rows.sign, sites, m.row_mean, m.row_var)
