@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._base import BinaryFit
-from ._engine.gaussian import ImproperPosterior, Natural, checked_cholesky
+from ._engine.gaussian import Natural
 from ._engine.importance import DrawState, ImportanceSettings
 from ._engine.marginal_laplace import find_mode, laplace_messages
 from ._engine.message_passing import Messages, posterior_moments, propagate, total_of
@@ -24,7 +24,7 @@ from ._engine.theta_grid import (
 from ._engine.theta_nodes import SiteState, middle_sites
 from ._grouped_parts import importance_worker, mode_worker, nodes_worker, tilted_worker
 
-__all__ = ["GroupedFit", "Problem", "Settings", "is_proper", "normal_prior"]
+__all__ = ["GroupedFit", "Problem", "Settings", "normal_prior"]
 
 _MODE_TOL = 0.1  # sd: the messages at the mode contain one more Newton step anyway
 _NODE_ROWS = 3_000_000  # row sites held at once for nodes of the grid
@@ -66,18 +66,6 @@ def normal_prior(mean, sd):
     return Natural(np.diag(1.0 / sd**2), mean / sd**2)
 
 
-def is_proper(prior, messages):
-    """Say whether messages leave the whole and every cavity proper."""
-    total = total_of(prior, messages)
-    try:
-        checked_cholesky(total.precision)
-        for site in messages.precision:
-            checked_cholesky(total.precision - site)
-    except ImproperPosterior:
-        return False
-    return True
-
-
 class GroupedFit:
     """A fit over the parts that `run` maps.
 
@@ -110,15 +98,9 @@ class GroupedFit:
         )
 
     def start(self):
-        """Return the messages of Laplace propagation, or empty ones where they are improper."""
-        p = self.problem
-        size = p.d + len(p.theta_prior[0])
-        k = len(self.run.parts)
+        """Return the messages of Laplace propagation."""
         mode = self.find_mode(_MODE_TOL, 50)
-        try:
-            return Messages(*laplace_messages(mode, p.prior)[:2])
-        except ImproperPosterior:
-            return Messages(np.zeros((k, size, size)), np.zeros((k, size)))
+        return Messages(*laplace_messages(mode, self.problem.prior))
 
     def prepare(self, messages):
         """Place the nodes, or the first draws, of every site by the posterior so far."""
@@ -163,7 +145,7 @@ class GroupedFit:
         s = self.settings
         if s.engine == "laplace":
             mode = self.find_mode(s.tol, s.max_iter, s.damping, monitor)
-            messages = Messages(*laplace_messages(mode, self.problem.prior)[:2])
+            messages = Messages(*laplace_messages(mode, self.problem.prior, with_cavities=False))
             return self._outcome(messages, mode.history, mode.converged, mode.log_evidence, 0, 0)
         messages = self.start() if start is None else start
         self.prepare(messages)
@@ -265,18 +247,12 @@ class GroupedFit:
 
     def _outcome(self, messages, history, converged, log_evidence, n_skipped, n_cut):
         posterior, refined = self.posterior(messages)
-        whole = posterior_moments(self.problem.prior, messages)
         return BinaryFit(
             posterior,
             history,
             bool(converged),
             log_evidence if refined is None else refined,
-            {
-                "site_precision_": messages.precision,
-                "site_shift_": messages.shift,
-                "phi_mean_": whole.mean,
-                "phi_cov_": whole.cov,
-                "n_skipped_": n_skipped,
-                "n_cut_steps_": n_cut,
-            },
+            dict(
+                messages=messages, prior=self.problem.prior, n_skipped=n_skipped, n_cut=n_cut
+            ),
         )

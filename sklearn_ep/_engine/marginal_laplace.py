@@ -14,11 +14,11 @@ import numpy as np
 from scipy.special import expit, log_expit, logsumexp
 
 from . import log_cholesky
-from .gaussian import ImproperPosterior, Natural, checked_cholesky, log_partition
+from .gaussian import ImproperPosterior, checked_cholesky, log_partition
 from .posteriors.arrow import segment_products, weighted_gram, backward, forward
 from .quadrature import gauss_hermite
 
-__all__ = ["Mode", "SiteTerms", "effect_modes", "effect_rule", "find_mode", "laplace_messages", "marginal_terms"]
+__all__ = ["Mode", "SiteTerms", "effect_modes", "effect_rule", "find_mode", "is_proper", "laplace_messages", "marginal_terms"]
 
 
 class SiteTerms(NamedTuple):
@@ -47,8 +47,8 @@ class Mode(NamedTuple):
 
 def effect_rule(q):
     """Return nodes (k, q) and log weights of a product Gauss-Hermite rule for N(0, I_q)."""
-    x, w = gauss_hermite({0: 1, 1: 9, 2: 5}.get(q, 3))
-    nodes = np.array(list(product(x, repeat=q))).reshape(-1, q)
+    x, w = gauss_hermite({1: 9, 2: 5}.get(q, 3))
+    nodes = np.array(list(product(x, repeat=q)))
     return nodes, np.array([np.sum(np.log(c)) for c in product(w, repeat=q)])
 
 
@@ -235,7 +235,8 @@ def find_mode(evaluate, prior, phi, d, *, tol, max_iter, damping=1.0, monitor=No
             else:
                 stopped = True  # quadrature and derivatives disagree: nothing left to gain
         if monitor is not None:
-            stopped = monitor.end(record, (phi, terms)) or stopped
+            payload = Mode(phi, terms, evidence, 0, converged, {})
+            stopped = monitor.end(record, payload) or stopped
     arrays = {name: np.array(figures) for name, figures in history.items()}
     return Mode(phi, terms, evidence, len(arrays["residual"]), bool(converged), arrays)
 
@@ -252,31 +253,27 @@ def _laplace_evidence(value, hessian, prior):
     return float(value - 0.5 * log_det - log_partition(prior)) if sign > 0 else -np.inf
 
 
-def laplace_messages(mode, prior):
-    """Return the site messages at the mode as (precisions (K, P, P), shifts (K, P), share).
+def laplace_messages(mode, prior, *, with_cavities=True):
+    """Return the site messages at the mode as (precisions (K, P, P), shifts (K, P)).
 
-    Their product with the prior is the Laplace approximation. Where that leaves a cavity improper
-    all messages are weakened by the same share, which keeps the mode.
-
-    Raises
-    ------
-    ImproperPosterior
-        If not even weak messages leave proper cavities.
+    Their product with the prior is the Laplace approximation. Where that is improper, or leaves a
+    cavity improper and `with_cavities` asks for those, all messages are weakened by the same share,
+    which keeps the mode. A share small enough always exists, because the prior is proper.
     """
     precision = np.stack([-0.5 * (t.hessian + t.hessian.T) for t in mode.terms])
     shift = np.stack([t.gradient for t in mode.terms]) + precision @ mode.phi
     share = 1.0
-    while share > 1e-3:
-        if _all_proper(prior, share * precision):
-            return share * precision, share * shift, share
+    while not is_proper(prior, share * precision, with_cavities):
         share *= 0.7
-    raise ImproperPosterior("the curvature at the mode leaves no proper cavity")
+    return share * precision, share * shift
 
 
-def _all_proper(prior: Natural, precision):
+def is_proper(prior, precision, with_cavities=True):
+    """Say whether site precisions (K, P, P) leave the whole, and every cavity, proper."""
     total = prior.precision + precision.sum(0)
     try:
-        for site in (0.0 * total, *precision):
+        checked_cholesky(total)
+        for site in precision if with_cavities else ():
             checked_cholesky(total - site)
     except ImproperPosterior:
         return False

@@ -88,3 +88,9 @@ class PartMap:
         return self._pool(
             delayed(worker)(p, m, *shared) for p, m in zip(self.parts, messages, strict=True)
         )
+
+    def one(self, k, worker, message, *shared):
+        """Return worker(part k, message, *shared): for updates that go through the parts in turn."""
+        if self._serial:
+            return worker(self.parts[k], message, *shared)
+        return self._pool([delayed(worker)(self.parts[k], message, *shared)])[0]

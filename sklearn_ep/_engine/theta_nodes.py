@@ -55,7 +55,7 @@ def node_rule(t, narrow=False):
         weights = np.r_[1.0 / 3.0, np.full(2 * t, 1.0 / (3.0 * t))]
         return np.vstack([np.zeros(t), reach, -reach]), np.log(weights)
     x, w = gauss_hermite(5 if t == 1 and not narrow else 3)
-    nodes = np.array(list(product(x, repeat=t))).reshape(-1, t)
+    nodes = np.array(list(product(x, repeat=t))).reshape(len(x) ** t, t)
     return nodes, np.array([np.sum(np.log(c)) for c in product(w, repeat=t)])
 
 
