@@ -48,7 +48,9 @@ def load_checkpoint(path, fingerprint):
         with np.load(path, allow_pickle=False) as file:
             state = {name: file[name] for name in file.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"checkpoint={os.fspath(path)!r} cannot be read as a checkpoint.") from error
+        raise ValueError(
+            f"checkpoint={os.fspath(path)!r} cannot be read as a checkpoint."
+        ) from error
     if str(state.pop("fingerprint", "")) != fingerprint:
         raise ValueError(
             f"checkpoint={os.fspath(path)!r} belongs to other data or to another model; "

@@ -1,5 +1,7 @@
 """Prediction with group labels: what `HierarchicalEPLogistic` adds to `PosteriorClassifier`."""
 
+from types import MethodType
+
 import numpy as np
 from scipy.sparse import issparse
 from scipy.special import log_expit, logsumexp
@@ -9,8 +11,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ._base import PosteriorClassifier, check_choice, check_number, log_normalise
 from ._engine.posteriors.grouped_mixture import NEW_GROUP
-from ._groups import column_position, label_list, look_up, split_column
 from ._grouped_parts import design_of
+from ._groups import column_position, label_list, look_up, split_column
 
 __all__ = ["GroupedClassifier", "separated"]
 
@@ -27,6 +29,19 @@ def separated(X, position):
         kinds = {type(value) for row in X for value in row}
         X = np.array(X, dtype=object if str in kinds or type(None) in kinds else None)
     return split_column(X, position)
+
+
+class _OnceFitted:
+    """Method that only a fitted estimator has; before, looking it up raises NotFittedError."""
+
+    def __init__(self, method):
+        self.method = method
+
+    def __get__(self, instance, owner=None):
+        if instance is None:
+            return self.method
+        check_is_fitted(instance)
+        return MethodType(self.method, instance)
 
 
 class GroupedClassifier(PosteriorClassifier):
@@ -116,7 +131,7 @@ class GroupedClassifier(PosteriorClassifier):
         return matrices[0] if len(matrices) == 1 else np.stack(matrices)
 
     def _shared_group(self, code1, code2, X1, X2, groups1, groups2):
-        """Say which rows of two sets share a group; unseen labels are numbered within a set only."""
+        """Say which rows of two sets share a group; each set numbers unseen labels on its own."""
         n_groups = len(self.group_labels_)
         same = np.equal.outer(code1, code2) & (code1 >= 0)[:, None]
         unseen1, unseen2 = code1 >= n_groups, code2 >= n_groups
@@ -131,6 +146,10 @@ class GroupedClassifier(PosteriorClassifier):
             return label_list(groups, len(X))
         return separated(X, self._group_position)[1]
 
+    # The posterior mean and the averaged probability need not rank rows alike, since their posterior
+    # variances differ; tools that assume equal ranks decide on the unfitted estimator, and shall
+    # find predict_proba only.
+    @_OnceFitted
     def decision_function(self, X, groups=None, kind="conditional"):
         """Posterior mean of the linear predictor.
 
@@ -211,7 +230,8 @@ class GroupedClassifier(PosteriorClassifier):
         y : ndarray of shape (n,)
             Labels out of `classes_`.
         """
-        return self.classes_[np.argmax(self.predict_log_proba(X, groups, kind), axis=1)]
+        log_proba = self.predict_log_proba(X, groups, kind)
+        return self.classes_[np.argmax(log_proba, axis=1)]
 
     def score(self, X, y, sample_weight=None, groups=None):
         """Accuracy of `predict`.
@@ -287,7 +307,9 @@ class GroupedClassifier(PosteriorClassifier):
             coef, intercept = self._split_intercept(beta)
             draws.append((coef, intercept, posterior.scales(theta), effects))
         arrays = draws[0] if len(draws) == 1 else [np.stack(a, 1) for a in zip(*draws, strict=True)]
-        return Bunch(**dict(zip(("coef", "intercept", "tau", "group_effects"), arrays, strict=True)))
+        return Bunch(
+            **dict(zip(("coef", "intercept", "tau", "group_effects"), arrays, strict=True))
+        )
 
     def _split_intercept(self, beta):
         """Return (coefficients, intercept) of vectors (..., D)."""

@@ -8,14 +8,15 @@ import numpy as np
 from ._checkpoint import digest
 from ._engine.partition import Part
 from ._engine.posteriors.arrow import arrow_rows
-from ._groups import balance, group_keys, number_groups, spread_by_content
 from ._grouped_parts import PartSpec, design_of
+from ._groups import balance, group_keys, number_groups, spread_by_content
 
 __all__ = ["Plan", "plan_parts", "plan_rows", "warn_of_hard_groups"]
 
 _AUTO_SITES = 8  # few large partitions: as accurate as many small ones and several times faster
-_ROWS_A_SITE = 100  # total weight that makes one more partition worth while with groups
-_ROWS_A_BLOCK = 1000  # and without groups, where a partition is only a block of rows
+# Total weight that makes one more partition worth while: with groups; without, where a partition is
+# only a block of rows; and for importance sampling, whose noise adds up over partitions.
+_WEIGHT_A_SITE = {"groups": 100, "rows": 1000, "draws": 5000}
 
 
 class Plan(NamedTuple):
@@ -53,16 +54,17 @@ class Plan(NamedTuple):
     fingerprint: str
 
 
-def _n_sites(n_partitions, total_weight, n_groups):
-    if n_groups is None:
-        wanted = max(1, int(total_weight // _ROWS_A_BLOCK))
+def _n_sites(n_partitions, total_weight, n_groups, engine):
+    if n_partitions == "auto":
+        kind = "draws" if engine == "importance" else "rows" if n_groups is None else "groups"
+        least = 2 if kind == "groups" else 1
+        wanted = min(_AUTO_SITES, max(least, int(total_weight // _WEIGHT_A_SITE[kind])))
     else:
-        wanted = max(2, int(total_weight // _ROWS_A_SITE))
-    wanted = min(_AUTO_SITES, wanted) if n_partitions == "auto" else n_partitions
+        wanted = n_partitions
     return wanted if n_groups is None else min(wanted, n_groups)
 
 
-def plan_rows(training, labels, slopes, fit_intercept, n_partitions, previous, with_digest):
+def plan_rows(training, labels, slopes, fit_intercept, sizing, previous, with_digest):
     """Return the `Plan` of data in memory.
 
     Parameters
@@ -72,7 +74,8 @@ def plan_rows(training, labels, slopes, fit_intercept, n_partitions, previous, w
         Group labels of the rows that are used.
     slopes : tuple of int
     fit_intercept : bool
-    n_partitions : int or "auto"
+    sizing : tuple
+        `n_partitions` and `engine` of the estimator.
     previous : dict or None
         State of an earlier fit: groups stay in their sites, new ones share a site of their own.
     with_digest : bool
@@ -81,7 +84,7 @@ def plan_rows(training, labels, slopes, fit_intercept, n_partitions, previous, w
     shared, local = design_of(X, slopes, fit_intercept, labels is not None)
     if labels is None:
         table, code, size, one = np.empty(0), np.zeros(len(y), int), np.empty(0), np.empty(0, bool)
-        site = spread_by_content(X, y, weight, _n_sites(n_partitions, weight.sum(), None))
+        site = spread_by_content(X, y, weight, _n_sites(sizing[0], weight.sum(), None, sizing[1]))
         row_site, n_named, group_site = site, 0, np.zeros(1, int)
     else:
         table, code = number_groups(labels)
@@ -90,7 +93,7 @@ def plan_rows(training, labels, slopes, fit_intercept, n_partitions, previous, w
         high = np.bincount(code, weights=y, minlength=n_all)
         one = (high == 0) | (high == size * y.max())
         load = np.bincount(code, weights=weight, minlength=n_all)
-        group_site = _place_groups(table, load, n_partitions, weight.sum(), previous)
+        group_site = _place_groups(table, load, sizing, previous)
         row_site, site = group_site[code], group_site[:n_named]
     members = [np.flatnonzero(row_site == k) for k in range(row_site.max() + 1)]
     where = [
@@ -104,23 +107,21 @@ def plan_rows(training, labels, slopes, fit_intercept, n_partitions, previous, w
         ]
 
     fingerprint = digest(X, y, weight, code, row_site) if with_digest else ""
-    return Plan(
-        make_parts, None, site, where, table, len(y), X.shape[1], size, one, fingerprint
-    )
+    return Plan(make_parts, None, site, where, table, len(y), X.shape[1], size, one, fingerprint)
 
 
-def _place_groups(table, load, n_partitions, total, previous):
+def _place_groups(table, load, sizing, previous):
     """Return the site of each group; those of an earlier fit stay where they are."""
     fixed = np.full(len(load), -1)
     if previous is not None and len(load) == len(table):
         known = dict(zip(previous["group_keys"].tolist(), previous["partition"], strict=True))
         fixed = np.array([known.get(key, -1) for key in group_keys(table)], dtype=int)
         n_sites = len(previous["site_shift"])
-        if np.any(fixed >= 0) and (n_partitions == "auto" or n_partitions == n_sites):
+        if np.any(fixed >= 0) and sizing[0] in ("auto", n_sites):
             fixed[fixed < 0] = n_sites
             return fixed
         fixed[:] = -1
-    return balance(load, _n_sites(n_partitions, total, len(load)), fixed)
+    return balance(load, _n_sites(sizing[0], load.sum(), len(load), sizing[1]), fixed)
 
 
 def plan_parts(parts, descriptions, group_column, slopes, fit_intercept, classes):
@@ -152,14 +153,25 @@ def plan_parts(parts, descriptions, group_column, slopes, fit_intercept, classes
         renumber = np.r_[code, np.arange(n_named, extra)].astype(int)
         full = [renumber[w] for w in full]
     spec = PartSpec(
-        descriptions[0].width, group_column, slopes, fit_intercept, classes[-1].item()
-        if isinstance(classes[-1], np.generic) else classes[-1],
+        descriptions[0].width,
+        group_column,
+        slopes,
+        fit_intercept,
+        classes[-1].item() if isinstance(classes[-1], np.generic) else classes[-1],
     )
     width = descriptions[0].width - (group_column is not None)
     fingerprint = "".join(d.digest[:16] for d in descriptions)
     return Plan(
-        lambda sign: parts, spec, site, full, table, sum(d.n_rows for d in descriptions), width,
-        np.empty(0), np.empty(0, bool), fingerprint,
+        lambda sign: parts,
+        spec,
+        site,
+        full,
+        table,
+        sum(d.n_rows for d in descriptions),
+        width,
+        np.empty(0),
+        np.empty(0, bool),
+        fingerprint,
     )
 
 

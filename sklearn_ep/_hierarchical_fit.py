@@ -94,7 +94,14 @@ class GroupedFit:
 
         phi = np.r_[np.zeros(p.d), p.theta_prior[0]]
         return find_mode(
-            evaluate, p.prior, phi, p.d, tol=tol, max_iter=max_iter, damping=damping, monitor=monitor
+            evaluate,
+            p.prior,
+            phi,
+            p.d,
+            tol=tol,
+            max_iter=max_iter,
+            damping=damping,
+            monitor=monitor,
         )
 
     def start(self):
@@ -105,11 +112,11 @@ class GroupedFit:
     def prepare(self, messages):
         """Place the nodes, or the first draws, of every site by the posterior so far."""
         p, whole = self.problem, posterior_moments(self.problem.prior, messages)
-        if self.settings.engine == "importance":
-            self.states = [DrawState(k, 0, whole) for k in range(len(self.run.parts))]
-        else:
-            place = whole.mean[p.d :], whole.cov[p.d :, p.d :]
-            self.states = [SiteState(None, *place) for _ in self.run.parts]
+        place = SiteState(None, whole.mean[p.d :], whole.cov[p.d :, p.d :])
+        self.states = [
+            DrawState(place, k) if self.settings.engine == "importance" else place
+            for k in range(len(self.run.parts))
+        ]
 
     # ------------------------------------------------------------------ sweeps
 
@@ -175,9 +182,7 @@ class GroupedFit:
         p = self.problem
 
         def solve(messages):
-            return self.run(
-                nodes_worker, messages, p.spec, theta, p.q, self.inner_tol, _MAX_INNER
-            )
+            return self.run(nodes_worker, messages, p.spec, theta, p.q, self.inner_tol, _MAX_INNER)
 
         return solve
 
@@ -187,9 +192,10 @@ class GroupedFit:
         parts = []
         for start in range(0, len(theta), block):
             some = theta[start : start + block]
+            warm = [s.nodes if isinstance(s, DrawState) else s for s in self.states]
             sites = [
-                middle_sites(s.sites, len(some)) if isinstance(s, SiteState) and s.sites else None
-                for s in self.states
+                None if w is None or w.sites is None else middle_sites(w.sites, len(some))
+                for w in warm
             ]
             parts.append(
                 conditional_nodes(
@@ -252,7 +258,5 @@ class GroupedFit:
             history,
             bool(converged),
             log_evidence if refined is None else refined,
-            dict(
-                messages=messages, prior=self.problem.prior, n_skipped=n_skipped, n_cut=n_cut
-            ),
+            dict(messages=messages, prior=self.problem.prior, n_skipped=n_skipped, n_cut=n_cut),
         )

@@ -61,13 +61,15 @@ class HierarchicalEPLogistic(GroupedClassifier):
         of the off-diagonal entries of the Cholesky factor of S.
     n_partitions : int or "auto", default="auto"
         Number of sites. "auto" is one for every 100 rows with groups (1000 without), at most eight:
-        few large partitions are as accurate as many small ones and faster. It does not depend on
-        `n_jobs`, so neither does the result.
+        few large partitions are as accurate as many small ones and faster. One for every 5000 rows
+        with ``engine="importance"``, whose noise adds up over sites. It does not depend on `n_jobs`,
+        so neither does the result.
     engine : {"auto", "ep", "laplace", "importance"}, default="auto"
         How a partition answers. "auto" is "ep". "laplace" stops at the mode of the marginal
         posterior: faster and less accurate, means up to 1.2 posterior standard deviations off on
-        50 groups of 50 rows with 50 columns. "importance" weights draws; slow, noisy, and
-        independent of the structure that "ep" relies on.
+        50 groups of 50 rows with 50 columns. "importance" corrects the answers of "ep" by weighted
+        draws over which group effects are integrated by quadrature: slower, noisy, and free of the
+        Gaussian approximation within a group.
     refine : bool, default=True
         Replace the Gaussian in log tau by a grid at the end, with EP for the rest at each node. It
         keeps the long left tail of tau that few or small groups leave, whatever the engine. Costs
@@ -343,7 +345,7 @@ class HierarchicalEPLogistic(GroupedClassifier):
             labels,
             self._slopes,
             self.fit_intercept,
-            self.n_partitions,
+            (self.n_partitions, self.engine),
             previous,
             checkpoint is not None,
         )
@@ -352,7 +354,8 @@ class HierarchicalEPLogistic(GroupedClassifier):
         if n_classes > 2 and checkpoint is not None:
             raise ValueError("checkpoint needs two classes; y has more.")
         running: list[GroupedFit] = []
-        monitor = FitMonitor(self, X, y, self.max_iter, partial(self._attributes_so_far, running))
+        most = self.max_iter if n_classes == 2 else n_classes
+        monitor = FitMonitor(self, X, y, most, partial(self._attributes_so_far, running))
 
         def fit_binary(sign, monitor, k):
             with PartMap(plan.make_parts(sign), self.n_jobs if n_classes == 2 else None) as run:
@@ -381,7 +384,11 @@ class HierarchicalEPLogistic(GroupedClassifier):
             self._check_descriptions(told)
             _, self._slopes = self._slope_positions(None, self._has_groups)
             plan = plan_parts(
-                run.parts, told, self._group_position, self._slopes, self.fit_intercept,
+                run.parts,
+                told,
+                self._group_position,
+                self._slopes,
+                self.fit_intercept,
                 self.classes_,
             )
             fit = GroupedFit(run, self._problem(plan, plan.width), self._settings())
@@ -422,9 +429,7 @@ class HierarchicalEPLogistic(GroupedClassifier):
             position = self._position_of(self.group_column, X, "group_column")
             design, labels = separated(X, position)
             fewest = 0 if self.fit_intercept else 1
-            training = validate_training(
-                self, design, y, sample_weight, ensure_min_features=fewest
-            )
+            training = validate_training(self, design, y, sample_weight, ensure_min_features=fewest)
             validate_data(self, X, skip_check_array=True)
             self._group_position = position
         self._has_groups = labels is not None
@@ -495,7 +500,9 @@ class HierarchicalEPLogistic(GroupedClassifier):
         self.n_skipped_ = sum(f.attributes["n_skipped"] for f in fits)
         self.n_cut_steps_ = sum(f.attributes["n_cut"] for f in fits)
         messages = [f.attributes["messages"] for f in fits]
-        phi = [posterior_moments(f.attributes["prior"], m) for f, m in zip(fits, messages, strict=True)]
+        phi = [
+            posterior_moments(f.attributes["prior"], m) for f, m in zip(fits, messages, strict=True)
+        ]
         self.site_precision_ = _merged([m.precision for m in messages])
         self.site_shift_ = _merged([m.shift for m in messages])
         self.phi_mean_ = _merged([m.mean for m in phi])

@@ -1,8 +1,8 @@
 """Tilted distribution of a partition by importance sampling with a control variate.
 
-The log likelihood of the partition is computed once at draws from its Gaussian approximation; later
-sweeps only weight the same draws for the new cavity. It needs no structure of the likelihood beyond
-its value, so it is the engine for checks and for models whose rows are not one-dimensional.
+The log likelihood of the partition is computed once at draws from a Gaussian approximation; later
+sweeps only weight the same draws for the new cavity. What EP takes for Gaussian, the group effects
+among them, is integrated by quadrature here.
 """
 
 from typing import NamedTuple
@@ -15,9 +15,13 @@ from . import log_cholesky
 from .gaussian import Moments, checked_cholesky, log_partition
 from .marginal_laplace import effect_modes, effect_rule
 from .posteriors.arrow import backward
-from .theta_nodes import TiltedSite
+from .theta_nodes import SiteState, TiltedSite, tilted_by_nodes
 
 __all__ = ["DrawState", "ImportanceSettings", "marginal_log_likelihood", "tilted_by_importance"]
+
+
+_ROUNDS = 6  # proposals tried in one call
+_PROPOSAL_TOL = 1e-3
 
 
 class ImportanceSettings(NamedTuple):
@@ -31,14 +35,16 @@ class ImportanceSettings(NamedTuple):
 class DrawState(NamedTuple):
     """What a partition keeps between sweeps.
 
-    site is the number of the partition and n_fresh how often it has drawn, which with the seed make
-    its random stream; proposal is the Gaussian of the draws phi (S, P), whose log likelihood (S,) is
-    computed once; both are None where draws are due.
+    nodes is the state of the EP engine that makes the first proposal; site is the number of the
+    partition and n_fresh how often it has drawn, which with the seed make its random stream;
+    proposal is the Gaussian of the draws phi (S, P), whose log likelihood (S,) is computed once;
+    the last three are None where draws are due.
     """
 
+    nodes: SiteState
     site: int
-    n_fresh: int
-    proposal: Moments
+    n_fresh: int = 0
+    proposal: Moments | None = None
     phi: np.ndarray | None = None
     log_likelihood: np.ndarray | None = None
 
@@ -98,13 +104,21 @@ def tilted_by_importance(rows, cavity, state, *, q, settings):
 
     Notes
     -----
+    Draws come from the tilted moments that EP finds, which importance weights then correct, and are
+    kept while enough of them stay effective. A proposal with too few effective draws is adapted by tempered weights and drawn from again; a
+    site that still has fewer than two draws a parameter answers with a covariance of nan, which
+    leaves its message as it is.
+
     In coordinates where the proposal is standard normal, moments are those of the proposal plus
     weighted averages minus the same share of unweighted ones. Without that control variate the
     noise of an inverse covariance, relative to the whole precision, adds up over sites and the fit
     collapses.
     """
     mass = log_partition(cavity)
-    for attempt in range(3):
+    for attempt in range(_ROUNDS):
+        if state.proposal is None:
+            site = tilted_by_nodes(rows, cavity, state.nodes, q=q, tol=_PROPOSAL_TOL)
+            state = state._replace(nodes=site.state, proposal=site.moments)
         if state.phi is None:
             rng = np.random.default_rng([settings.seed, state.site, state.n_fresh])
             phi = _draws(state.proposal, settings.n_draws, rng)
@@ -113,14 +127,37 @@ def tilted_by_importance(rows, cavity, state, *, q, settings):
         log_target = state.log_likelihood + state.phi @ cavity.shift - mass
         log_target -= 0.5 * np.einsum("sp,pr,sr->s", state.phi, cavity.precision, state.phi)
         log_weight = log_target - _log_density(state.phi, state.proposal)
-        log_z = logsumexp(log_weight) - np.log(len(log_weight))
-        weight = np.exp(log_weight - logsumexp(log_weight))
-        share = 1.0 / (len(weight) * np.sum(weight**2))
-        tilted = _controlled_moments(state, weight, share)
-        if share > settings.min_share or attempt == 2:
+        weight, share = _normalised(log_weight)
+        if share > settings.min_share or attempt == _ROUNDS - 1:
             break
-        state = state._replace(proposal=tilted, phi=None, log_likelihood=None)
-    return TiltedSite(float(log_z), tilted, state)
+        # stale draws: a new proposal; a new proposal that missed: adapt it
+        stale = attempt == 0 and state.n_fresh > 1
+        tempered = _tempered(log_weight, settings.min_share)
+        adapted = None if stale else _controlled_moments(state, *tempered)
+        state = state._replace(proposal=adapted, phi=None, log_likelihood=None)
+    log_z = float(logsumexp(log_weight) - np.log(len(log_weight)))
+    tilted = _controlled_moments(state, weight, share)
+    if share * len(weight) < 2 * len(tilted.mean):  # fewer effective draws than make a covariance
+        tilted = Moments(tilted.mean, np.full_like(tilted.cov, np.nan))
+    return TiltedSite(log_z, tilted, state)
+
+
+def _normalised(log_weight):
+    """Return weights that sum to one and the share of effective draws."""
+    weight = np.exp(log_weight - logsumexp(log_weight))
+    return weight, 1.0 / (len(weight) * np.sum(weight**2))
+
+
+def _tempered(log_weight, least):
+    """Return weights to a power at which the share of effective draws is enough to adapt to.
+
+    Full weights would make a proposal of the few draws that happen to lie well.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        power = 0.5 * (low + high)
+        low, high = (power, high) if _normalised(power * log_weight)[1] > least else (low, power)
+    return _normalised(low * log_weight)
 
 
 def _controlled_moments(state, weight, share):
@@ -132,4 +169,3 @@ def _controlled_moments(state, weight, share):
     second = (white * (weight - control)[:, None]).T @ white + share * np.eye(white.shape[1])
     cov = second - np.outer(mean, mean)
     return Moments(state.proposal.mean + lower @ mean, lower @ cov @ lower.T)
-

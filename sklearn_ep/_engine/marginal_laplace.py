@@ -15,10 +15,19 @@ from scipy.special import expit, log_expit, logsumexp
 
 from . import log_cholesky
 from .gaussian import ImproperPosterior, checked_cholesky, log_partition
-from .posteriors.arrow import segment_products, weighted_gram, backward, forward
+from .posteriors.arrow import backward, forward, segment_products, weighted_gram
 from .quadrature import gauss_hermite
 
-__all__ = ["Mode", "SiteTerms", "effect_modes", "effect_rule", "find_mode", "is_proper", "laplace_messages", "marginal_terms"]
+__all__ = [
+    "Mode",
+    "SiteTerms",
+    "effect_modes",
+    "effect_rule",
+    "find_mode",
+    "is_proper",
+    "laplace_messages",
+    "marginal_terms",
+]
 
 
 class SiteTerms(NamedTuple):
@@ -148,9 +157,7 @@ def marginal_terms(rows, phi, q, modes):
     p = expit(z)
     residual = rows.weight * (0.5 * (1.0 + rows.sign) - p)
     curvature = rows.weight * p * (1.0 - p) * share[:, group]
-    slope = np.einsum(
-        "tnq,knq->tkn", rows.local @ log_cholesky.tangent(phi[d:], q), u[:, group]
-    )
+    slope = np.einsum("tnq,knq->tkn", rows.local @ log_cholesky.tangent(phi[d:], q), u[:, group])
     score = np.concatenate(
         [
             segment_products(rows, residual),

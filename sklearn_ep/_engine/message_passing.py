@@ -62,9 +62,7 @@ def unpack(x):
 
 def total_of(prior, messages):
     """Return the product of prior and messages."""
-    return Natural(
-        prior.precision + messages.precision.sum(0), prior.shift + messages.shift.sum(0)
-    )
+    return Natural(prior.precision + messages.precision.sum(0), prior.shift + messages.shift.sum(0))
 
 
 def _stays_proper(total, messages, change, step):
@@ -197,9 +195,10 @@ def propagate(
                 target[k, :, :-1], target[k, :, -1] = update
         change = unpack(target - x)
         evidence = log_evidence(prior, total, messages, [s.log_z for s in sites])
+        residual = _residual(total, change)
         return Evaluation(
             target,
-            _residual(total, change),
+            max(residual, 1.0) if skipped else residual,  # no answer is no agreement
             record={"log_evidence": evidence, "n_skipped": float(skipped)},
             payload=SweepPayload(messages, total, sites, skipped),
         )
@@ -247,9 +246,7 @@ def _in_turn(one, total, messages, damping):
         if not _stays_proper(total, now, change, step / 0.9):
             step = min(step, 0.9 * step_limit(total, now, change))
         new = (precision[k] + step * change[k], shift[k] + step * (update[1] - shift[k]))
-        total = Natural(
-            total.precision + new[0] - precision[k], total.shift + new[1] - shift[k]
-        )
+        total = Natural(total.precision + new[0] - precision[k], total.shift + new[1] - shift[k])
         precision[k], shift[k] = new
     return sites, updates
 

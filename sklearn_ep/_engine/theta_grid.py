@@ -14,9 +14,9 @@ from scipy.stats import norm
 
 from .gaussian import Moments, Natural, log_partition
 from .posteriors.arrow import LocalEffects, half_partition, stacked_cholesky
+from .quadrature import gauss_hermite
 from .sites import Sites
 from .theta_nodes import node_rule
-from .quadrature import gauss_hermite
 
 __all__ = [
     "ConditionalNodes",
@@ -244,7 +244,9 @@ class ThetaMarginal:
 
     def draw(self, node, rng):
         """Return draws of theta within the cells of the nodes drawn: in phase with them."""
-        u = self.edges[node] + rng.uniform(size=len(node)) * (self.edges[node + 1] - self.edges[node])
+        u = self.edges[node] + rng.uniform(size=len(node)) * (
+            self.edges[node + 1] - self.edges[node]
+        )
         return self.quantile(np.clip(u, 1e-12, 1.0 - 1e-12))
 
 

@@ -10,16 +10,23 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import cho_solve, solve_triangular
+from scipy.linalg import solve_triangular
 from scipy.special import logsumexp
 
 from . import log_cholesky
 from .gaussian import Moments, Natural, checked_cholesky, jittered_cholesky, log_partition
-from .posteriors.arrow import ArrowRows, conditional_ep
+from .posteriors.arrow import conditional_ep
 from .quadrature import gauss_hermite
 from .sites import Sites
 
-__all__ = ["SiteState", "TiltedSite", "cavity_of_theta", "middle_sites", "node_rule", "tilted_by_nodes"]
+__all__ = [
+    "SiteState",
+    "TiltedSite",
+    "cavity_of_theta",
+    "middle_sites",
+    "node_rule",
+    "tilted_by_nodes",
+]
 
 _NARROW = 0.1  # sd of a log scale below which the posterior given theta is nearly linear in theta
 

@@ -299,11 +299,22 @@ def conditional_ep(rows, scale, precision, shift, sites, *, tol, max_passes=20):
         last, change = change, _mismatch(sites, update.sites, m.row_mean, m.row_var)
         if change > 1.2 * last:
             step = max(0.25, 0.5 * step)
-        sites = Sites(*(old + step * (new - old) for old, new in zip(sites, update.sites, strict=True)))
+        sites = Sites(
+            *(old + step * (new - old) for old, new in zip(sites, update.sites, strict=True))
+        )
         passes += 1
     log_z = update.log_term @ rows.weight + m.log_mass - cavity_mass
     return ConditionalPosterior(
-        m.precision, m.shift, m.mean, m.root, m.local, sites, log_z, passes, change, update.n_improper
+        m.precision,
+        m.shift,
+        m.mean,
+        m.root,
+        m.local,
+        sites,
+        log_z,
+        passes,
+        change,
+        update.n_improper,
     )
 
 
