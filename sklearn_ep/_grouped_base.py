@@ -146,8 +146,8 @@ class GroupedClassifier(PosteriorClassifier):
             return label_list(groups, len(X))
         return separated(X, self._group_position)[1]
 
-    # The posterior mean and the averaged probability need not rank rows alike, since their posterior
-    # variances differ; tools that assume equal ranks decide on the unfitted estimator, and shall
+    # The posterior mean and the averaged probability need not rank rows alike, since rows differ in
+    # posterior variance; tools that assume equal ranks look at the unfitted estimator, and shall
     # find predict_proba only.
     @_OnceFitted
     def decision_function(self, X, groups=None, kind="conditional"):

@@ -1,4 +1,4 @@
-"""Plan of a hierarchical fit: which rows and groups go to which partition, what is known of them."""
+"""Plan of a hierarchical fit: which rows and groups go to which partition, and what they hold."""
 
 import warnings
 from typing import Any, NamedTuple
@@ -82,24 +82,22 @@ def plan_rows(training, labels, slopes, fit_intercept, sizing, previous, with_di
     """
     X, y, weight = training.X, training.y, training.weight
     shared, local = design_of(X, slopes, fit_intercept, labels is not None)
+    size, one_class = np.empty(0, dtype=int), np.empty(0, dtype=bool)
     if labels is None:
-        table, code, size, one = np.empty(0), np.zeros(len(y), int), np.empty(0), np.empty(0, bool)
-        site = spread_by_content(X, y, weight, _n_sites(sizing[0], weight.sum(), None, sizing[1]))
-        row_site, n_named, group_site = site, 0, np.zeros(1, int)
+        table, code = np.empty(0), np.zeros(len(y), dtype=int)
+        site = row_site = spread_by_content(
+            X, y, weight, _n_sites(sizing[0], weight.sum(), None, sizing[1])
+        )
+        group_site = np.empty(0, dtype=int)
     else:
         table, code = number_groups(labels)
-        n_named, n_all = len(table), int(code.max()) + 1
-        size = np.bincount(code, minlength=n_all)
-        high = np.bincount(code, weights=y, minlength=n_all)
-        one = (high == 0) | (high == size * y.max())
-        load = np.bincount(code, weights=weight, minlength=n_all)
-        group_site = _place_groups(table, load, sizing, previous)
-        row_site, site = group_site[code], group_site[:n_named]
-    members = [np.flatnonzero(row_site == k) for k in range(row_site.max() + 1)]
-    where = [
-        np.flatnonzero(group_site == k) if labels is not None else np.empty(0, int)
-        for k in range(len(members))
-    ]
+        size = np.bincount(code)
+        ones = np.bincount(code, weights=y)
+        one_class = (ones == 0) | (ones == size)
+        group_site = _place_groups(table, np.bincount(code, weights=weight), sizing, previous)
+        row_site, site = group_site[code], group_site[: len(table)]
+    members = [np.flatnonzero(row_site == k) for k in np.unique(row_site)]
+    where = [np.flatnonzero(group_site == k) for k in np.unique(row_site)]
 
     def make_parts(sign):
         return [
@@ -107,12 +105,13 @@ def plan_rows(training, labels, slopes, fit_intercept, sizing, previous, with_di
         ]
 
     fingerprint = digest(X, y, weight, code, row_site) if with_digest else ""
-    return Plan(make_parts, None, site, where, table, len(y), X.shape[1], size, one, fingerprint)
+    return Plan(
+        make_parts, None, site, where, table, len(y), X.shape[1], size, one_class, fingerprint
+    )
 
 
 def _place_groups(table, load, sizing, previous):
     """Return the site of each group; those of an earlier fit stay where they are."""
-    fixed = np.full(len(load), -1)
     if previous is not None and len(load) == len(table):
         known = dict(zip(previous["group_keys"].tolist(), previous["partition"], strict=True))
         fixed = np.array([known.get(key, -1) for key in group_keys(table)], dtype=int)
@@ -120,57 +119,49 @@ def _place_groups(table, load, sizing, previous):
         if np.any(fixed >= 0) and sizing[0] in ("auto", n_sites):
             fixed[fixed < 0] = n_sites
             return fixed
-        fixed[:] = -1
-    return balance(load, _n_sites(sizing[0], load.sum(), len(load), sizing[1]), fixed)
+    return balance(load, _n_sites(sizing[0], load.sum(), len(load), sizing[1]))
 
 
-def plan_parts(parts, descriptions, group_column, slopes, fit_intercept, classes):
-    """Return the `Plan` of raw partitions from what their workers said of them."""
-    labels = [d.labels for d in descriptions]
-    where, start = [], 0
-    for d in descriptions:
-        named = len(d.labels)
-        unnamed = d.n_groups - named if group_column is not None else 0
-        where.append((start + np.arange(named), unnamed))
-        start += named
-    n_named, extra = start, start
-    full = []
-    for named, unnamed in where:
-        full.append(np.r_[named, extra + np.arange(unnamed)].astype(int))
-        extra += unnamed
-    site = np.concatenate([np.full(len(table), k) for k, table in enumerate(labels)])
-    if group_column is None:
-        site = np.concatenate([np.full(d.n_rows, k) for k, d in enumerate(descriptions)])
-        full, table, order = [np.empty(0, int) for _ in parts], np.empty(0), np.empty(0, int)
+def plan_parts(parts, told, spec):
+    """Return the `Plan` of raw partitions.
+
+    Parameters
+    ----------
+    parts : list
+    told : list of Description
+        What the workers said of the parts.
+    spec : PartSpec
+    """
+    n_rows = [d.n_rows for d in told]
+    if spec.group_column is None:
+        site, where = np.repeat(np.arange(len(parts)), n_rows), [np.empty(0, int) for _ in parts]
+        table, width = np.empty(0), spec.width
     else:
-        table, code = number_groups([g for part in labels for g in part.tolist()])
-        if len(table) < n_named:
+        table, code = number_groups([label for d in told for label in d.labels.tolist()])
+        sizes = [len(d.labels) for d in told]
+        if len(table) < sum(sizes):
             raise ValueError(
                 "a group has rows in more than one partition; give whole groups to a partition."
             )
-        order = np.argsort(code)
-        site = site[order]
-        renumber = np.r_[code, np.arange(n_named, extra)].astype(int)
-        full = [renumber[w] for w in full]
-    spec = PartSpec(
-        descriptions[0].width,
-        group_column,
-        slopes,
-        fit_intercept,
-        classes[-1].item() if isinstance(classes[-1], np.generic) else classes[-1],
-    )
-    width = descriptions[0].width - (group_column is not None)
-    fingerprint = "".join(d.digest[:16] for d in descriptions)
+        site, width = np.empty(len(table), dtype=int), spec.width - 1
+        site[code] = np.repeat(np.arange(len(parts)), sizes)
+        unnamed = np.cumsum([len(table)] + [d.n_groups - len(d.labels) for d in told])
+        named = np.split(code, np.cumsum(sizes)[:-1])
+        where = [
+            np.r_[own, np.arange(*ends)]
+            for own, ends in zip(named, zip(unnamed[:-1], unnamed[1:], strict=True), strict=True)
+        ]
+    fingerprint = digest(np.array([d.digest for d in told]))
     return Plan(
         lambda sign: parts,
         spec,
         site,
-        full,
+        where,
         table,
-        sum(d.n_rows for d in descriptions),
+        sum(n_rows),
         width,
-        np.empty(0),
-        np.empty(0, bool),
+        np.empty(0, dtype=int),
+        np.empty(0, dtype=bool),
         fingerprint,
     )
 

@@ -115,7 +115,7 @@ def group_keys(table):
     return np.array([f"{type(g).__name__}:{g!r}" for g in table.tolist()], dtype=str)
 
 
-def balance(load, n_sites, fixed=None):
+def balance(load, n_sites):
     """Spread whole groups over sites: the heaviest group first, to the least loaded site.
 
     Parameters
@@ -123,29 +123,25 @@ def balance(load, n_sites, fixed=None):
     load : ndarray of shape (J,)
         Rows of each group.
     n_sites : int
-    fixed : ndarray of shape (J,) or None, default=None
-        Sites of groups that are placed already, -1 elsewhere.
 
     Returns
     -------
     site : ndarray of shape (J,)
     """
-    site = np.full(len(load), -1) if fixed is None else fixed.copy()
-    heap = [(float(load[site == k].sum()), k) for k in range(n_sites)]
-    heapq.heapify(heap)
+    site = np.empty(len(load), dtype=int)
+    heap = [(0.0, k) for k in range(n_sites)]
     for j in np.argsort(-load, kind="stable"):
-        if site[j] < 0:
-            total, k = heapq.heappop(heap)
-            site[j] = k
-            heapq.heappush(heap, (total + float(load[j]), k))
+        total, k = heap[0]
+        site[j] = k
+        heapq.heapreplace(heap, (total + float(load[j]), k))
     return site
 
 
 def spread_by_content(X, y, weight, n_sites):
     """Spread rows without groups over sites by what they contain.
 
-    Equal rows meet in one site and the order of rows does not matter, so that repeated rows, weights
-    and permutations give one partition.
+    Equal rows meet in one site and the order of rows does not matter, so that repeated rows,
+    weights and permutations give one partition.
 
     Returns
     -------

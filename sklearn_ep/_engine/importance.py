@@ -105,9 +105,9 @@ def tilted_by_importance(rows, cavity, state, *, q, settings):
     Notes
     -----
     Draws come from the tilted moments that EP finds, which importance weights then correct, and are
-    kept while enough of them stay effective. A proposal with too few effective draws is adapted by tempered weights and drawn from again; a
-    site that still has fewer than two draws a parameter answers with a covariance of nan, which
-    leaves its message as it is.
+    kept while enough of them stay effective. A proposal with too few effective draws is adapted by
+    tempered weights and drawn from again; a site that still has fewer than two draws a parameter
+    answers with a covariance of nan, which leaves its message as it is.
 
     In coordinates where the proposal is standard normal, moments are those of the proposal plus
     weighted averages minus the same share of unweighted ones. Without that control variate the

@@ -31,7 +31,7 @@ def factor(theta, q):
 
 
 def tangent(theta, q):
-    """Return dL / dtheta_t as (T, q, q); the second derivative is the same on the diagonal, else 0."""
+    """Return dL / dtheta_t, (T, q, q); second derivatives equal it on the diagonal, else vanish."""
     lower = factor(theta, q)
     rows, cols = np.tril_indices(q)
     out = np.zeros((len(rows), q, q))

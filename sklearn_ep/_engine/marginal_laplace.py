@@ -217,12 +217,10 @@ def find_mode(evaluate, prior, phi, d, *, tol, max_iter, damping=1.0, monitor=No
     Mode
     """
     history: dict[str, list[float]] = {"residual": [], "log_evidence": []}
-    terms, value, stopped, converged = None, -np.inf, False, False
+    (terms, value), stopped, converged = _objective(evaluate, prior, phi), False, False
     while not (stopped or converged) and len(history["residual"]) < max_iter:
         if monitor is not None:
             monitor.begin()
-        if terms is None:
-            terms, value = _objective(evaluate, prior, phi)
         hessian = prior.precision - sum(t.hessian for t in terms)
         gradient = prior.shift - prior.precision @ phi + sum(t.gradient for t in terms)
         step, residual = _ascent(hessian, gradient, d)

@@ -90,7 +90,7 @@ class PartMap:
         )
 
     def one(self, k, worker, message, *shared):
-        """Return worker(part k, message, *shared): for updates that go through the parts in turn."""
+        """Return worker(part k, message, *shared), for updates of one part after the other."""
         if self._serial:
             return worker(self.parts[k], message, *shared)
         return self._pool([delayed(worker)(self.parts[k], message, *shared)])[0]

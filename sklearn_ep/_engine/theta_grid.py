@@ -55,8 +55,14 @@ def join_nodes(parts):
         LocalEffects(*(np.concatenate(a) for a in zip(*blocks, strict=True)))
         for blocks in zip(*(p.local for p in parts), strict=True)
     ]
-    arrays = [np.concatenate([p[i] for p in parts]) for i in range(4)]
-    return ConditionalNodes(*arrays, local, parts[-1].sites)
+    return ConditionalNodes(
+        np.concatenate([p.theta for p in parts]),
+        np.concatenate([p.log_z for p in parts]),
+        np.concatenate([p.mean for p in parts]),
+        np.concatenate([p.root for p in parts]),
+        local,
+        parts[-1].sites,
+    )
 
 
 def conditional_nodes(solve, theta, prior, messages, sites, *, tol, max_rounds=30):

@@ -34,7 +34,8 @@ _NARROW = 0.1  # sd of a log scale below which the posterior given theta is near
 class SiteState(NamedTuple):
     """What a partition keeps between sweeps: a warm start, never part of the answer.
 
-    sites are the row sites (M, n), None before the first sweep; centre (T,) and spread (T, T) place the nodes.
+    sites are the row sites (M, n), None before the first sweep; centre (T,) and spread (T, T) place
+    the nodes.
     """
 
     sites: Sites | None
@@ -67,7 +68,7 @@ def node_rule(t, narrow=False):
 
 
 def cavity_of_theta(cavity, d):
-    """Return (Natural of theta with beta integrated out, precision of beta, its Cholesky factor)."""
+    """Return the Natural of theta with beta integrated out, and the precision of beta given it."""
     block = cavity.precision[:d, :d]
     lower = checked_cholesky(block)
     cross = solve_triangular(lower, cavity.precision[:d, d:], lower=True)
@@ -75,7 +76,7 @@ def cavity_of_theta(cavity, d):
     marginal = Natural(
         cavity.precision[d:, d:] - cross.T @ cross, cavity.shift[d:] - cross.T @ half
     )
-    return marginal, block, lower
+    return marginal, block
 
 
 def _relocated(placement, moments, limits=(0.1, 4.0)):
@@ -128,7 +129,7 @@ def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20, max_moves=12)
     log Z has to be converged at each node, because its exponential weights the nodes.
     """
     d = rows.X.shape[1]
-    marginal, block, _ = cavity_of_theta(cavity, d)
+    marginal, block = cavity_of_theta(cavity, d)
     mass = log_partition(marginal)
     placement, sites = Moments(state.centre, state.spread), state.sites
     t = len(placement.mean)

@@ -120,7 +120,7 @@ def _blocks(n_nodes, n_rows, width):
 def weighted_gram(X, weight):
     """Return sum_i weight_mi x_i x_i' for each node, (M, D, D)."""
     out = np.zeros((len(weight), X.shape[1], X.shape[1]))
-    for nodes, rows in _blocks(*weight.shape, X.shape[1]):
+    for nodes, rows in _blocks(weight.shape[0], weight.shape[1], X.shape[1]):
         scaled = np.sqrt(weight[nodes, rows])[..., None] * X[rows]
         out[nodes] += scaled.swapaxes(1, 2) @ scaled
     return out

@@ -1,4 +1,4 @@
-"""Posterior of shared coefficients and group effects as a mixture over nodes in the group scales."""
+"""Posterior of coefficients and group effects as a mixture over nodes in the group scales."""
 
 import numpy as np
 from scipy.special import logsumexp
