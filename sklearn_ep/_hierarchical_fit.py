@@ -225,11 +225,12 @@ class GroupedFit:
         def evaluate(theta):
             return self._evaluate_nodes(messages, theta)
 
-        if s.refine and len(centre) == 1:
+        refine = s.refine and s.engine != "importance"  # a grid of EP would undo its corrections
+        if refine and len(centre) == 1:
             prior = p.theta_prior[0][0], p.theta_prior[1][0]
             grid = even_grid(evaluate, centre[0], np.sqrt(cov[0, 0]), prior)
             marginal = ThetaMarginal(grid.nodes.theta[:, 0], grid.weight)
-        elif s.refine and len(centre) <= 3:
+        elif refine and len(centre) <= 3:
             grid, marginal = product_grid(evaluate, centre, cov, p.theta_prior), None
         else:
             theta, log_weight, (mean, root) = gaussian_nodes(total, p.d)

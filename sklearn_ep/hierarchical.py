@@ -54,8 +54,8 @@ class HierarchicalEPLogistic(GroupedTraining):
         Gaussian approximation within a group.
     refine : bool, default=True
         Replace the Gaussian in log tau by a grid at the end, with EP for the rest at each node. It
-        keeps the long left tail of tau that few or small groups leave, whatever the engine. Costs
-        about as much again as the fit.
+        keeps the long left tail of tau that few or small groups leave, and makes "laplace" as
+        accurate as "ep"; "importance" goes without. Costs about as much again as the fit.
     schedule : {"parallel", "serial"}, default="parallel"
         Update all sites of a sweep from the same state, or one after the other.
     n_draws : int, default=800
