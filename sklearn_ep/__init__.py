@@ -3,6 +3,7 @@
 from . import active_learning, datasets
 from .convex import ConvexVariationalLogistic
 from .gaussian_process import EPGaussianProcessClassifier
+from .hierarchical import HierarchicalEPLogistic
 from .relaxed import RelaxedEPClassifier
 from .spike_slab import SpikeSlabRegressor
 
@@ -11,6 +12,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ConvexVariationalLogistic",
     "EPGaussianProcessClassifier",
+    "HierarchicalEPLogistic",
     "RelaxedEPClassifier",
     "SpikeSlabRegressor",
     "__version__",

@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-__all__ = ["ConvergenceDisplay", "LatentDisplay"]
+__all__ = ["ConvergenceDisplay", "GroupEffectsDisplay", "LatentDisplay"]
 
 
 def _axes(ax):
@@ -263,5 +263,105 @@ class LatentDisplay:
         ax.set(xlabel=self.feature_names[0], ylabel=self.feature_names[1])
         ax.set_xlim(self.x0.min(), self.x0.max())
         ax.set_ylim(self.x1.min(), self.x1.max())
+        self.ax_, self.figure_ = ax, ax.figure
+        return self
+
+
+class GroupEffectsDisplay:
+    """Caterpillar plot: posterior mean and interval of each group's effect, in increasing order.
+
+    Parameters
+    ----------
+    mean, std : ndarray of shape (J,)
+        Posterior means and standard deviations of one effect.
+    labels : array-like of shape (J,)
+        Labels of the groups.
+    effect_name : str, default="group effect"
+        Label of the value axis.
+    estimator_name : str, default=None
+        Title.
+
+    Attributes
+    ----------
+    ax_ : matplotlib Axes
+        Axes with the plot.
+    figure_ : matplotlib Figure
+        Figure that holds the axes.
+    """
+
+    def __init__(self, mean, std, labels, *, effect_name="group effect", estimator_name=None):
+        self.mean = mean
+        self.std = std
+        self.labels = labels
+        self.effect_name = effect_name
+        self.estimator_name = estimator_name
+
+    @classmethod
+    def from_estimator(cls, estimator, *, effect=0, ax=None, **kwargs):
+        """Draw the group effects of a fitted hierarchical model.
+
+        Parameters
+        ----------
+        estimator : HierarchicalEPLogistic
+            Fitted with groups.
+        effect : int, default=0
+            Which effect: 0 the intercept, then the columns of `random_slopes`.
+        ax : matplotlib Axes, default=None
+            Where to draw; None makes a figure.
+        **kwargs : dict
+            Passed to `Axes.errorbar`.
+
+        Returns
+        -------
+        display : GroupEffectsDisplay
+            The drawn display.
+
+        Raises
+        ------
+        ValueError
+            If the model was fitted without groups.
+        """
+        check_is_fitted(estimator)
+        if len(estimator.group_labels_) == 0:
+            raise ValueError("the estimator was fitted without groups: there are no effects.")
+        display = cls(
+            estimator.group_effects_[:, effect],
+            estimator.group_effects_std_[:, effect],
+            estimator.group_labels_,
+            effect_name="effect on the intercept" if effect == 0 else f"effect on slope {effect}",
+            estimator_name=type(estimator).__name__,
+        )
+        return display.plot(ax=ax, **kwargs)
+
+    def plot(self, ax=None, **kwargs):
+        """Draw the display.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Where to draw; None makes a figure.
+        **kwargs : dict
+            Passed to `Axes.errorbar`.
+
+        Returns
+        -------
+        display : GroupEffectsDisplay
+            The display itself.
+        """
+        ax = _axes(ax)
+        order = np.argsort(self.mean)
+        style = {"fmt": "o", "markersize": 3, "elinewidth": 1, "color": "C0", **kwargs}
+        rank = np.arange(len(order))
+        ax.errorbar(self.mean[order], rank, xerr=1.96 * self.std[order], **style)
+        ax.axvline(0.0, color="0.6", linestyle="--")
+        if len(order) <= 40:  # more labels than that cannot be read
+            ax.set_yticks(rank, [str(self.labels[k]) for k in order])
+        else:
+            ax.set_yticks([])
+        ax.set(
+            xlabel=f"{self.effect_name} (mean, 95 % interval)",
+            ylabel="group",
+            title=self.estimator_name,
+        )
         self.ax_, self.figure_ = ax, ax.figure
         return self

@@ -1,0 +1,59 @@
+"""Checkpoints of a fit: plain arrays, written whole or not at all, tied to their data."""
+
+import hashlib
+import os
+import zipfile
+
+import numpy as np
+
+__all__ = ["digest", "load_checkpoint", "save_checkpoint"]
+
+
+def digest(*arrays):
+    """Return a hash (hex) of the contents and shapes of arrays."""
+    out = hashlib.sha256()
+    for array in arrays:
+        array = np.ascontiguousarray(array)
+        out.update(f"{array.dtype.str}{array.shape}".encode())
+        out.update(array.data if array.dtype.kind != "U" else array.tobytes())
+    return out.hexdigest()
+
+
+def save_checkpoint(path, state, fingerprint):
+    """Write a state so that a reader sees the old file or the new one, never a part of it.
+
+    The name of the intermediate file is fixed: what a killed process left behind is overwritten by
+    the next.
+    """
+    partial = f"{os.fspath(path)}.partial"
+    with open(partial, "wb") as file:
+        np.savez(file, fingerprint=np.array(fingerprint), **state)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def load_checkpoint(path, fingerprint):
+    """Return the state in a checkpoint, or None where there is no file.
+
+    Raises
+    ------
+    ValueError
+        If the file is no checkpoint, or belongs to other data or to another model: it is neither
+        used nor overwritten.
+    """
+    if not os.path.exists(path):
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            state = {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"checkpoint={os.fspath(path)!r} cannot be read as a checkpoint."
+        ) from error
+    if str(state.pop("fingerprint", "")) != fingerprint:
+        raise ValueError(
+            f"checkpoint={os.fspath(path)!r} belongs to other data or to another model; "
+            "remove it or give another path."
+        )
+    return state

@@ -1,0 +1,278 @@
+"""Fitting with groups: data or partitions in, fitted attributes and a resumable state out."""
+
+from functools import partial
+
+import numpy as np
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from ._base import FitMonitor, combine_fits, fit_one_versus_rest, validate_training
+from ._checkpoint import digest, load_checkpoint, save_checkpoint
+from ._engine.marginal_laplace import is_proper, laplace_messages
+from ._engine.message_passing import Messages, posterior_moments
+from ._engine.partition import PartMap
+from ._grouped_base import GroupedClassifier, separated
+from ._grouped_parts import PartSpec, describe
+from ._grouped_plan import plan_parts, plan_rows
+from ._groups import group_keys, label_list
+from ._hierarchical_fit import GroupedFit
+
+__all__ = ["GroupedTraining"]
+
+_STATE = "site_precision", "site_shift", "prior_precision", "prior_shift", "partition", "group_keys"
+
+
+class GroupedTraining(GroupedClassifier):
+    """What lies between the data handed to `fit` and the fitted attributes.
+
+    A subclass offers `_problem(plan, n_coef)`, `_settings()` and `_slope_positions(X, has_groups)`.
+    """
+
+    def _fit_rows(self, X, y, groups, sample_weight, previous, checkpoint):
+        training, labels = self._training(X, y, groups, sample_weight)
+        plan = plan_rows(
+            training,
+            labels,
+            self._slopes,
+            self.fit_intercept,
+            (self.n_partitions, self.engine),
+            previous,
+            checkpoint is not None,
+        )
+        problem, settings = self._problem(plan, plan.width), self._settings()
+        n_classes = len(self.classes_)
+        if n_classes > 2 and checkpoint is not None:
+            raise ValueError("checkpoint needs two classes; y has more.")
+        running: list[GroupedFit] = []
+        most = self.max_iter if n_classes == 2 else n_classes
+        monitor = FitMonitor(self, X, y, most, partial(self._attributes_so_far, running))
+
+        def fit_binary(sign, monitor, k):
+            with PartMap(plan.make_parts(sign), self.n_jobs if n_classes == 2 else None) as run:
+                fit = GroupedFit(run, problem, settings)
+                if monitor is not None:
+                    running.append(fit)
+                return self._run(fit, plan, previous, k, monitor, checkpoint)
+
+        jobs = 1 if n_classes == 2 else self.n_jobs
+        fits = fit_one_versus_rest(fit_binary, training.y, n_classes, jobs, monitor)
+        monitor.finish()
+        return fits, plan
+
+    def _fit_parts(self, parts, previous, checkpoint):
+        if len(parts) == 0:
+            raise ValueError("the list of partitions is empty: X has 0 samples and there is no y.")
+        if any(isinstance(p, list | np.ndarray) or np.isscalar(p) for p in parts):
+            raise ValueError("y is None, but X is no list of partitions such as (X, y) pairs.")
+        if isinstance(self.group_column, str):
+            raise ValueError(
+                f"group_column={self.group_column!r}: give the index of the column for partitions."
+            )
+        with PartMap(parts, self.n_jobs) as run:
+            nothing = [None] * len(parts)
+            told = run(describe, nothing, self.group_column, checkpoint is not None)
+            self._check_descriptions(told)
+            _, self._slopes = self._slope_positions(None, self._has_groups)
+            spec = PartSpec(
+                self.n_features_in_,
+                self._group_position,
+                self._slopes,
+                self.fit_intercept,
+                self.classes_[1],
+            )
+            plan = plan_parts(run.parts, told, spec)
+            fit = GroupedFit(run, self._problem(plan, plan.width), self._settings())
+            report = partial(self._attributes_so_far, [fit])
+            monitor = FitMonitor(self, None, None, self.max_iter, report)
+            fits = [self._run(fit, plan, previous, 0, monitor, checkpoint)]
+            monitor.finish()
+        return fits, plan
+
+    def _check_descriptions(self, told):
+        """Check what partitions say against each other; set the attributes that follow from it."""
+        widths = [t.width for t in told]
+        if len(set(widths)) > 1:
+            raise ValueError(f"partitions differ in their number of features: {widths}.")
+        self.classes_ = np.unique(np.concatenate([t.classes for t in told]))
+        if len(self.classes_) != 2:
+            raise ValueError(
+                f"a list of partitions needs two classes, got {len(self.classes_)} class(es)."
+            )
+        self.n_features_in_ = widths[0]
+        self.__dict__.pop("feature_names_in_", None)
+        self._has_groups = self.group_column is not None
+        self._group_position = None
+        if self._has_groups:
+            self._group_position = self._position_of(self.group_column, None, "group_column")
+
+    def _training(self, X, y, groups, sample_weight):
+        """Check the data; return (Training, group labels of the rows in use or None)."""
+        if self.group_column is not None and groups is not None:
+            raise ValueError("give group_column or groups, not both.")
+        labels: list | None = None
+        self._group_position = None
+        if self.group_column is None:
+            training = validate_training(self, X, y, sample_weight)
+            if groups is not None:
+                labels = label_list(groups, len(training.kept))
+        else:
+            validate_data(self, X, skip_check_array=True)
+            position = self._position_of(self.group_column, X, "group_column")
+            design, labels = separated(X, position)
+            fewest = 0 if self.fit_intercept else 1
+            training = validate_training(self, design, y, sample_weight, ensure_min_features=fewest)
+            validate_data(self, X, skip_check_array=True)
+            self._group_position = position
+        self._has_groups = labels is not None
+        if labels is not None:
+            if len(self.classes_) > 2:
+                raise ValueError(
+                    f"group effects need a binary target, y has {len(self.classes_)} classes; wrap "
+                    "the estimator in sklearn.multiclass.OneVsRestClassifier with group_column."
+                )
+            labels = [g for g, kept in zip(labels, training.kept, strict=True) if kept]
+        self._slopes = self._slope_positions(X, self._has_groups)[1]
+        return training, labels
+
+    def _run(self, fit, plan, previous, k, monitor, checkpoint):
+        """Run one binary fit from where it can start, saving on the way where asked to."""
+        start = self._start(fit.problem, plan, previous, k)
+        if checkpoint is not None:
+            model = digest(
+                fit.problem.prior.precision, fit.problem.prior.shift, plan.site, self._slopes
+            )
+            saved = load_checkpoint(checkpoint, plan.fingerprint + model)
+            if saved is not None:
+                start = Messages(saved["site_precision"], saved["site_shift"])
+
+            def save(payload):
+                messages = self._messages(payload, fit.problem.prior)
+                state = self._state_of(messages, fit.problem.prior, plan)
+                save_checkpoint(checkpoint, state, plan.fingerprint + model)
+
+            monitor = _Saving(monitor, save)
+        return fit.fit(start, monitor)
+
+    def _start(self, problem, plan, previous, k):
+        """Return the messages of an earlier fit where they suit this one, else None."""
+        if previous is None:
+            return None
+        precision, shift = previous["site_precision"], previous["site_shift"]
+        if precision.ndim == 4:
+            if k >= len(precision):
+                return None
+            precision, shift = precision[k], shift[k]
+        n_sites, size = len(plan.where), len(problem.prior.shift)
+        if shift.shape[1] != size or n_sites < len(shift) or n_sites > len(shift) + 1:
+            return None
+        if n_sites > len(shift):
+            precision = np.concatenate([precision, np.zeros((1, size, size))])
+            shift = np.concatenate([shift, np.zeros((1, size))])
+        return Messages(precision, shift) if is_proper(problem.prior, precision) else None
+
+    @staticmethod
+    def _messages(payload, prior):
+        """Return the messages in the payload of an iteration, of sweeps or of Newton steps."""
+        if hasattr(payload, "messages"):
+            return payload.messages
+        return Messages(*laplace_messages(payload, prior, with_cavities=False))
+
+    def _attributes_so_far(self, running, payload):
+        """Return what a prediction needs if the fit stopped now."""
+        if payload is None:  # between the problems of several classes
+            return {}
+        fit = running[0]
+        return {"_posteriors": [fit.posterior(self._messages(payload, fit.problem.prior))[0]]}
+
+    def _store(self, fits, plan):
+        """Turn the outcome into fitted attributes."""
+        self._posteriors = [f.posterior for f in fits]
+        self.history_, self.n_iter_, self.converged_, self.log_evidence_ = combine_fits(fits)
+        self.n_skipped_ = sum(f.attributes["n_skipped"] for f in fits)
+        self.n_cut_steps_ = sum(f.attributes["n_cut"] for f in fits)
+        messages = [f.attributes["messages"] for f in fits]
+        phi = [
+            posterior_moments(f.attributes["prior"], m) for f, m in zip(fits, messages, strict=True)
+        ]
+        self.site_precision_ = _merged([m.precision for m in messages])
+        self.site_shift_ = _merged([m.shift for m in messages])
+        self.phi_mean_ = _merged([m.mean for m in phi])
+        self.phi_cov_ = _merged([m.cov for m in phi])
+        beta = [p.beta_moments() for p in self._posteriors]
+        mean = np.stack([m.mean for m in beta])
+        sd = np.stack([np.sqrt(np.diagonal(m.cov)) for m in beta])
+        self.coef_, self.intercept_ = self._split_intercept(mean)
+        self.coef_std_ = self._split_intercept(sd)[0]
+        self.coef_cov_ = _merged([m.cov for m in beta])
+        first = self._posteriors[0]
+        levels = [0.05, 0.5, 0.95]
+        quantiles = first.scale_quantiles(levels) if self._has_groups else np.empty((3, 0))
+        self.tau_, self.tau_interval_ = quantiles[1], quantiles[[0, 2]].T
+        self.group_labels_ = plan.labels
+        self.group_effects_, self.group_effects_std_ = first.group_effects()
+        self.theta_grid_, self.theta_weights_ = first.theta, first.weight
+        self.partition_ = plan.site
+        self._state = self._state_of(
+            Messages(self.site_precision_, self.site_shift_), fits[0].attributes["prior"], plan
+        )
+
+    # ------------------------------------------------------------------ state
+
+    def _state_of(self, messages, prior, plan):
+        return {
+            "site_precision": messages.precision,
+            "site_shift": messages.shift,
+            "prior_precision": prior.precision,
+            "prior_shift": prior.shift,
+            "partition": np.asarray(plan.site),
+            "group_keys": group_keys(plan.labels),
+        }
+
+    def get_state(self):
+        """Return all that is needed to go on after a crash.
+
+        Returns
+        -------
+        state : dict of str to ndarray
+            Messages of the sites, prior and partition; plain arrays for `numpy.savez`, which load
+            without pickle.
+        """
+        check_is_fitted(self)
+        return {name: np.array(value) for name, value in self._state.items()}
+
+    def set_state(self, state):
+        """Take over a state; with ``warm_start=True`` the next fit goes on from it.
+
+        Parameters
+        ----------
+        state : dict of str to ndarray
+            What `get_state` returned.
+
+        Returns
+        -------
+        self : HierarchicalEPLogistic
+            The estimator, not fitted by this.
+        """
+        missing = [name for name in _STATE if name not in state]
+        if missing:
+            raise ValueError(f"state lacks {missing}.")
+        self._state = {name: np.array(state[name]) for name in _STATE}
+        return self
+
+
+def _merged(arrays):
+    """Return the array of a single binary problem, or those of several stacked."""
+    return arrays[0] if len(arrays) == 1 else np.stack(arrays)
+
+
+class _Saving:
+    """Monitor that saves after each iteration, then tells the one it wraps."""
+
+    def __init__(self, monitor, save):
+        self.monitor, self.save = monitor, save
+
+    def begin(self):
+        self.monitor.begin()
+
+    def end(self, record, payload):
+        self.save(payload)
+        return self.monitor.end(record, payload)
