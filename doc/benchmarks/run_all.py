@@ -1,0 +1,119 @@
+"""Run every benchmark script of this folder and write the page "Benchmarks".
+
+    python doc/benchmarks/run_all.py            both sizes of each script
+    python doc/benchmarks/run_all.py --quick    the small size only
+    python doc/benchmarks/run_all.py --page     no runs, only the page from stored results
+
+Each script is a process of its own with one thread. Results are JSON files and figures in results/ (small size) and
+results/full/; the page shows ratios and errors, not seconds.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+PAGE = HERE.parent / "benchmarks.rst"
+SIZES = {"small": (RESULTS, ["--quick"]), "full": (RESULTS / "full", [])}
+
+
+def scripts():
+    """Return the benchmark scripts, in alphabetical order."""
+    helpers = {"common", "run_all"}
+    return [path for path in sorted(HERE.glob("*.py")) if path.stem not in helpers]
+
+
+def run(path, folder, flags, data):
+    """Run one script; a failure is reported and does not stop the others."""
+    command = [sys.executable, str(path), *flags, "--out", str(folder)]
+    if data:
+        command += ["--data", data]
+    print("$", "python", f"doc/benchmarks/{path.name}", *flags, flush=True)
+    return subprocess.run(command).returncode == 0
+
+
+def cell(value):
+    """Format a cell; numbers to three digits."""
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return str(value)
+
+
+def list_table(rows):
+    """Return the lines of a table of all columns that hold no seconds."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    shown = [c for c in columns if "CPU s" not in c and "seconds" not in c]
+    lines = [".. list-table::", "   :header-rows: 1", ""]
+    for cells in [shown, *([cell(row.get(c, "")) for c in shown] for row in rows)]:
+        marks = ["   * -", *["     -"] * (len(cells) - 1)]
+        lines += [f"{mark} {text}".rstrip() for mark, text in zip(marks, cells, strict=True)]
+    return [*lines, ""]
+
+
+def section(path):
+    """Return the lines about one script, or none if it has no results."""
+    first_line = path.read_text().split('"""')[1].splitlines()[0]
+    lines = []
+    for size, (folder, flags) in SIZES.items():
+        stored = folder / f"{path.stem}.json"
+        if not stored.exists():
+            continue
+        result = json.loads(stored.read_text())
+        about = result["about"]
+        packages = ("numpy", "scipy", "scikit-learn", "joblib", "sklearn-ep")
+        versions = ", ".join(f"{p} {about[p]}" for p in packages if p in about)
+        command = " ".join(["python", f"doc/benchmarks/{path.name}", *flags])
+        lines += [
+            f"*{size.capitalize()} size.* ``{command}`` on {about['processor']}, {about['cores']} cores, one thread;",
+            f"Python {about['python']}, {versions}.",
+            "",
+            *list_table(result["rows"]),
+        ]
+        picture = folder / f"{path.stem}.png"
+        if picture.exists():
+            lines += [f".. image:: {picture.relative_to(PAGE.parent).as_posix()}", ""]
+    if not lines:
+        return []
+    title = path.stem.replace("_", " ").capitalize()
+    return [title, "-" * len(title), "", first_line, "", *lines]
+
+
+def write_page():
+    """Write the page from whatever results are stored."""
+    lines = [
+        ".. Written by doc/benchmarks/run_all.py: change the scripts, not this page.",
+        "",
+        "Benchmarks",
+        "==========",
+        "",
+        "Every figure here comes from a script in ``doc/benchmarks`` and can be had again with the command beside it, or all",
+        "of them with ``python doc/benchmarks/run_all.py``. Times are ratios of CPU seconds of fits that took turns in one",
+        "process; below one means faster than the peer.",
+        "",
+    ]
+    for path in scripts():
+        lines += section(path)
+    PAGE.write_text("\n".join(lines).rstrip() + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="the small size only")
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    parser.add_argument("--data", default=None, help="folder with data sets as .npz files")
+    args = parser.parse_args()
+    failed = []
+    if not args.page:
+        for size, (folder, flags) in SIZES.items():
+            if size == "small" or not args.quick:
+                failed += [p.name for p in scripts() if not run(p, folder, flags, args.data)]
+    write_page()
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Sphinx configuration; see README.md beside this file for the build command."""
+
+import os
+import re
+import sys
+import urllib.error
+import urllib.request
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # matrices of the examples are small
+sys.path.insert(0, os.path.abspath(".."))
+
+import sklearn_ep  # noqa: E402
+
+project = "sklearn-ep"
+author = "The sklearn-ep developers"
+copyright = "2026, the sklearn-ep developers"
+version = release = sklearn_ep.__version__
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.mathjax",
+    "numpydoc",
+    "sphinx_gallery.gen_gallery",
+]
+templates_path = ["_templates"]
+exclude_patterns = ["_build", "README.md", "benchmarks"]
+default_role = "code"
+
+autosummary_generate = True
+autodoc_typehints = "none"
+numpydoc_show_class_members = False  # the class template lists them
+
+
+def reachable(inventories):
+    """Return the inventories that answer: without a network the site builds with fewer links."""
+    found = {}
+    for name, address in inventories.items():
+        try:
+            urllib.request.urlopen(address + "objects.inv", timeout=5).close()
+        except (urllib.error.URLError, TimeoutError):
+            print(f"no links to {name}: {address} does not answer")
+        else:
+            found[name] = (address, None)
+    return found
+
+
+intersphinx_mapping = reachable({"sklearn": "https://scikit-learn.org/stable/"})
+
+# A copy of MathJax may be named for readers without a network.
+mathjax_path = os.environ.get(
+    "MATHJAX_PATH", "https://cdn.jsdelivr.net/npm/mathjax@3/es5/tex-chtml.js"
+)
+
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples",
+    "gallery_dirs": "auto_examples",
+    "filename_pattern": r"/plot_",
+    "plot_gallery": "True",  # -D plot_gallery=0 builds without running the examples
+    "doc_module": ("sklearn_ep",),
+    "backreferences_dir": "generated/backreferences",
+    "remove_config_comments": True,
+    "show_memory": False,
+    "show_signature": False,
+    "download_all_examples": False,
+    "min_reported_time": 10_000,
+}
+
+html_theme = "pydata_sphinx_theme"
+html_title = "sklearn-ep"
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
+html_show_sourcelink = False
+html_theme_options = {
+    "show_nav_level": 1,
+    "show_toc_level": 2,
+    "navbar_align": "left",
+    "navigation_with_keys": False,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "pygments_light_style": "tango",
+    "pygments_dark_style": "monokai",
+}
+html_context = {"default_mode": "auto"}
+
+
+def escape_shapes(app, what, name, obj, options, lines):
+    """Keep `x_` in a shape such as (x_,) from being read as a link called x."""
+    for i, line in enumerate(lines):
+        if " : " in line:
+            lines[i] = re.sub(r"(?<=[(, ])(\w+)_(?=[,)])", r"\1\\_", line)
+
+
+def setup(app):
+    """Run before numpydoc, which turns the docstring into reStructuredText."""
+    app.connect("autodoc-process-docstring", escape_shapes, priority=100)
