@@ -26,11 +26,16 @@ def save_checkpoint(path, state, fingerprint):
     the next.
     """
     partial = f"{os.fspath(path)}.partial"
-    with open(partial, "wb") as file:
-        np.savez(file, fingerprint=np.array(fingerprint), **state)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with open(partial, "wb") as file:
+            np.savez(file, fingerprint=np.array(fingerprint), **state)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        if os.path.exists(partial):
+            os.remove(partial)
+        raise
 
 
 def load_checkpoint(path, fingerprint):
@@ -45,7 +50,7 @@ def load_checkpoint(path, fingerprint):
     if not os.path.exists(path):
         return None
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             state = {name: file[name] for name in file.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(

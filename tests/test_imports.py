@@ -8,7 +8,9 @@ import sys
 import sklearn_ep
 
 ROOT = pathlib.Path(sklearn_ep.__file__).parent
-CORE = {"numpy", "scipy", "sklearn", "joblib", "sklearn_ep", *sys.stdlib_module_names}
+# threadpoolctl comes with scikit-learn, which depends on it
+CORE = {"numpy", "scipy", "sklearn", "joblib", "threadpoolctl", "sklearn_ep"}
+CORE |= sys.stdlib_module_names
 
 
 def modules_imported(path):

@@ -1,0 +1,121 @@
+"""Finite data that break careless numerics, and the settings they are thrown at."""
+
+import warnings
+
+import numpy as np
+from sklearn.base import is_classifier
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process.kernels import RBF, Matern
+
+from sklearn_ep import (
+    ConvexVariationalLogistic,
+    EPGaussianProcessClassifier,
+    HierarchicalEPLogistic,
+    RelaxedEPClassifier,
+    SpikeSlabRegressor,
+)
+
+KERNELS = [None, 1.0 * RBF(1.0), 1e4 * RBF(1.0), 10.0 * Matern([1.0], nu=1.5), 1.0 * RBF(1e4)]
+
+
+def settings(rng):
+    """Return a random estimator with quick settings."""
+    pick = lambda *options: options[rng.integers(len(options))]  # noqa: E731
+    damping = pick(0.3, 0.7, 1.0)
+    kernel = pick(*KERNELS)
+    kind = rng.integers(7)
+    if kind == 0:
+        return EPGaussianProcessClassifier(
+            kernel, method="dense", likelihood=pick("probit", "logit"), damping=damping,
+            optimizer=pick(None, None, "auto"), max_iter=5, acceleration=pick("anderson", None),
+        )  # fmt: skip
+    if kind == 1:
+        return EPGaussianProcessClassifier(
+            kernel, method="sparse", n_inducing=5, max_iter=4, max_sweeps=20, damping=damping,
+            optimizer=pick(None, "adam"), batch_size=pick(None, 7), random_state=0,
+            site_memory=pick("scalars", "average"), likelihood=pick("probit", "logit"),
+        )  # fmt: skip
+    if kind == 2:
+        return RelaxedEPClassifier(
+            kernel, method="dense", rule=pick("relaxed", "ep", "power"), optimizer=None,
+            label_noise=pick(0.0, 0.05, 0.4), damping=damping, max_iter=20,
+        )  # fmt: skip
+    if kind == 3:
+        return SpikeSlabRegressor(
+            algorithm=pick("auto", "ep", "convergent"), standardize=pick(True, False),
+            noise_variance=pick("auto", 0.1), fit_intercept=pick(True, False), max_iter=30,
+            damping=damping,
+        )  # fmt: skip
+    if kind == 4:
+        return ConvexVariationalLogistic(
+            pick(1.0, 1e4), bound=pick("kl", "local"), prior=pick("gaussian", "laplace"),
+            variance=pick("auto", "calibrated", "monte_carlo"), solver=pick("auto", "cg"),
+            fit_intercept=pick(True, False), random_state=0, damping=damping,
+        )  # fmt: skip
+    if kind == 5:
+        return HierarchicalEPLogistic(n_partitions=pick("auto", 2), max_iter=8, damping=damping)
+    return HierarchicalEPLogistic(
+        engine=pick("ep", "ep", "laplace"), refine=pick(True, False), max_iter=8, damping=damping
+    )
+
+
+def data(rng, grouped):
+    """Return X, y as numbers, weights or None, groups or None."""
+    n, d = int(rng.integers(2, 30)), int(rng.integers(1, 7))
+    X = rng.normal(size=(n, d))
+    if rng.random() < 0.4:
+        X *= 10.0 ** rng.integers(-8, 9, size=d)
+    if rng.random() < 0.2:
+        X[:, rng.integers(d)] = rng.choice([0.0, 1.0, 1e8])
+    if d > 1 and rng.random() < 0.2:
+        X[:, 0] = X[:, 1]
+    if rng.random() < 0.2:
+        X[rng.integers(n, size=n // 2)] = X[0]
+    if rng.random() < 0.1:
+        X[rng.integers(n)] *= 1e6
+    z = X[:, 0] / (np.abs(X[:, 0]).max() + 1e-300)
+    if rng.random() < 0.7:
+        z = z + rng.normal(size=n)
+    weight = None
+    if rng.random() < 0.3:
+        weight = rng.choice([0.0, 0.3, 1.0, 2.0, 1e6], size=n)
+    groups = rng.integers(max(1, n // 3), size=n) if grouped else None
+    return X, z, weight, groups
+
+
+def attempt(seed):
+    """Fit one random case; return None, or what was wrong with it.
+
+    A ValueError with a message is an answer; any other exception, a RuntimeWarning, or a number
+    that is not finite is a fault.
+    """
+    rng = np.random.default_rng(seed)
+    est = settings(rng)
+    grouped = isinstance(est, HierarchicalEPLogistic) and rng.random() < 0.6
+    X, z, weight, groups = data(rng, grouped)
+    y = (z > np.median(z)).astype(int) if is_classifier(est) else z * 10.0 ** rng.integers(-6, 7)
+    extra = {} if groups is None else {"groups": groups}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            est.fit(X, y, sample_weight=weight, **extra)
+            new = np.vstack([X, 1e3 * X])
+            if is_classifier(est):
+                mean, var = est.latent_mean_and_variance(new)
+                seen = [mean, var, est.predict_log_proba(new), est.log_evidence_]
+                if not np.all(var >= 0):
+                    return f"seed {seed}: {est}: negative variance"
+            else:
+                seen = [*est.predict(new, return_std=True), est.inclusion_proba_, est.log_evidence_]
+        except ValueError as error:
+            return None if len(str(error)) > 10 and not isinstance(error, np.linalg.LinAlgError) \
+                else f"seed {seed}: {est}: {error!r}"  # fmt: skip
+        except Exception as error:  # noqa: BLE001
+            return f"seed {seed}: {est}: {error!r}"
+    stochastic = getattr(est, "variance", None) in ("calibrated", "monte_carlo", "lanczos")
+    for values in seen[:-1] if stochastic else seen:
+        if not np.all(np.isfinite(values)):
+            return f"seed {seed}: {est}: not finite"
+    return None

@@ -1,0 +1,176 @@
+"""The same posterior by different ways, for every estimator where the way applies."""
+
+import joblib
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from sklearn.base import clone, is_classifier
+from sklearn.gaussian_process.kernels import RBF
+
+from sklearn_ep import (
+    ConvexVariationalLogistic,
+    EPGaussianProcessClassifier,
+    HierarchicalEPLogistic,
+    RelaxedEPClassifier,
+    SpikeSlabRegressor,
+)
+
+KERNEL = 3.0 * RBF(2.0)
+INDUCING = np.random.RandomState(9).randn(12, 4)
+TIGHT = dict(tol=1e-10, max_iter=500)
+CASES = {
+    "GP dense": EPGaussianProcessClassifier(
+        KERNEL, method="dense", optimizer=None, max_sweeps=500, **TIGHT
+    ),
+    "GP dense, logit": EPGaussianProcessClassifier(
+        KERNEL, method="dense", optimizer=None, likelihood="logit", max_sweeps=500, **TIGHT
+    ),
+    "GP sparse": EPGaussianProcessClassifier(
+        KERNEL,
+        method="sparse",
+        inducing_points=INDUCING,
+        learn_inducing=False,
+        optimizer=None,
+        max_sweeps=500,
+        **TIGHT,
+    ),
+    "noisy labels, EP": RelaxedEPClassifier(
+        KERNEL, method="dense", rule="ep", label_noise=0.1, optimizer=None, **TIGHT
+    ),
+    "noisy labels, relaxed": RelaxedEPClassifier(
+        KERNEL, method="dense", label_noise=0.1, optimizer=None, **TIGHT
+    ),
+    "spike and slab": SpikeSlabRegressor(
+        noise_variance=0.3, slab_variance=1.0, prior_inclusion=0.4, standardize=False, **TIGHT
+    ),
+    "convex, KL": ConvexVariationalLogistic(variance="exact", inner_tol=1e-12, **TIGHT),
+    "convex, local": ConvexVariationalLogistic(
+        bound="local", variance="exact", inner_tol=1e-12, **TIGHT
+    ),
+    "hierarchical": HierarchicalEPLogistic(n_partitions=3, tol=1e-9, max_iter=300),
+}
+every = pytest.mark.parametrize("name", CASES)
+
+
+def data(name, n=60, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 4))
+    z = X @ np.array([1.5, -1.0, 0.5, 0.0])
+    if name == "spike and slab":
+        return X, z + 0.5 * rng.normal(size=n)
+    return X, (z + rng.logistic(size=n) > 0).astype(int)
+
+
+def outputs(est, X):
+    """Everything a user sees at rows X, as one vector."""
+    if not is_classifier(est):
+        return np.concatenate(est.predict(X, return_std=True))
+    mean, var = est.latent_mean_and_variance(X)
+    return np.concatenate([mean, var, est.predict_proba(X)[:, 1]])
+
+
+@every
+def test_weights_are_repetitions(name):
+    X, y = data(name)
+    w = np.random.default_rng(1).integers(0, 4, len(y))
+    a = clone(CASES[name]).fit(X, y, sample_weight=w.astype(float))
+    b = clone(CASES[name]).fit(np.repeat(X, w, 0), np.repeat(y, w))
+    # sites of a repeated row may fall into different partitions
+    atol = 1e-6 if name == "hierarchical" else 1e-7
+    np.testing.assert_allclose(outputs(a, X), outputs(b, X), atol=atol)
+
+
+@every
+def test_row_order_does_not_matter(name):
+    X, y = data(name)
+    order = np.random.default_rng(2).permutation(len(y))
+    a, b = clone(CASES[name]).fit(X, y), clone(CASES[name]).fit(X[order], y[order])
+    atol = 1e-6 if name == "hierarchical" else 1e-7
+    np.testing.assert_allclose(outputs(a, X), outputs(b, X), atol=atol)
+
+
+@every
+def test_feature_order_does_not_matter(name):
+    X, y = data(name)
+    order = [2, 0, 3, 1]
+    other = clone(CASES[name])
+    if name == "GP sparse":
+        other.set_params(inducing_points=INDUCING[:, order])
+    a, b = clone(CASES[name]).fit(X, y), other.fit(X[:, order], y)
+    np.testing.assert_allclose(outputs(a, X), outputs(b, X[:, order]), atol=1e-7)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n != "spike and slab"])
+def test_exchanged_labels_change_the_sign(name):
+    X, y = data(name)
+    a, b = clone(CASES[name]).fit(X, y), clone(CASES[name]).fit(X, 1 - y)
+    np.testing.assert_allclose(a.decision_function(X), -b.decision_function(X), atol=1e-7)
+    np.testing.assert_allclose(a.predict_proba(X), b.predict_proba(X)[:, ::-1], atol=1e-8)
+
+
+def test_a_changed_sign_of_the_response_changes_the_sign():
+    X, y = data("spike and slab")
+    a, b = (clone(CASES["spike and slab"]).fit(X, s * y) for s in (1, -1))
+    np.testing.assert_allclose(a.coef_, -b.coef_, atol=1e-9)
+    np.testing.assert_allclose(a.inclusion_proba_, b.inclusion_proba_, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["convex, KL", "convex, local"])
+@pytest.mark.parametrize("container", [sp.csr_array, sp.csc_matrix])
+def test_sparse_is_dense(name, container):
+    X, y = data(name)
+    X = np.where(np.abs(X) > 0.5, X, 0)
+    a, b = clone(CASES[name]).fit(X, y), clone(CASES[name]).fit(container(X), y)
+    np.testing.assert_allclose(outputs(a, X), outputs(b, container(X)), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["GP sparse", "hierarchical"])
+@pytest.mark.parametrize("n_partitions", [1, 2, 7])
+def test_partitioned_is_whole(name, n_partitions):
+    X, y = data(name)
+    whole = clone(CASES[name]).set_params(n_partitions=1).fit(X, y)
+    parts = clone(CASES[name]).set_params(n_partitions=n_partitions).fit(X, y)
+    np.testing.assert_allclose(outputs(parts, X), outputs(whole, X), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["GP sparse", "hierarchical"])
+def test_a_list_of_partitions_is_the_whole(name):
+    X, y = data(name)
+    pieces = [(X[i::3], y[i::3]) for i in range(3)]
+    whole, parts = clone(CASES[name]).fit(X, y), clone(CASES[name]).fit(pieces)
+    np.testing.assert_allclose(outputs(parts, X), outputs(whole, X), atol=1e-6)
+
+
+# which rows relax depends on the path: relaxed EP has several fixed points, the others one
+@pytest.mark.parametrize("name", [n for n in CASES if n != "noisy labels, relaxed"])
+def test_warm_start_ends_where_a_cold_start_does(name):
+    X, y = data(name)
+    cold = clone(CASES[name]).fit(X, y)
+    warm = clone(CASES[name]).set_params(warm_start=True).fit(X, y)
+    first = warm.n_iter_
+    warm.fit(X, y)
+    assert warm.n_iter_ < max(first, 3)
+    np.testing.assert_allclose(outputs(warm, X), outputs(cold, X), atol=1e-6)
+
+
+@every
+def test_workers_do_not_change_the_answer(name):
+    X, y = data(name)
+    if name not in ("GP sparse", "hierarchical", "spike and slab"):
+        y = y + (X[:, 0] > 1)
+    if name == "GP sparse":
+        base = clone(CASES[name]).set_params(n_partitions=3)
+    elif name == "spike and slab":
+        base = clone(CASES[name]).set_params(n_init=2)
+    else:
+        base = clone(CASES[name])
+    base.set_params(max_iter=100, tol=1e-3)
+    serial = clone(base).set_params(n_jobs=1).fit(X, y)
+    two = clone(base).set_params(n_jobs=2).fit(X, y)
+    with joblib.parallel_config(backend="threading", n_jobs=2):
+        threads = clone(base).fit(X, y)
+    for other in (two, threads):
+        if is_classifier(base):
+            np.testing.assert_array_equal(other.predict_proba(X), serial.predict_proba(X))
+        else:
+            np.testing.assert_array_equal(other.predict(X), serial.predict(X))

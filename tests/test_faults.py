@@ -1,0 +1,155 @@
+"""A fit that fails, is interrupted or loses its disk leaves everything as it was."""
+
+import functools
+import os
+import signal
+
+import joblib
+import numpy as np
+import pytest
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+
+from sklearn_ep import (
+    ConvexVariationalLogistic,
+    EPGaussianProcessClassifier,
+    HierarchicalEPLogistic,
+    RelaxedEPClassifier,
+    SpikeSlabRegressor,
+)
+
+sklearn_callback = pytest.importorskip("sklearn.callback")
+
+ESTIMATORS = [
+    EPGaussianProcessClassifier(method="dense", optimizer=None),
+    EPGaussianProcessClassifier(method="sparse", n_inducing=10, optimizer=None, random_state=0),
+    RelaxedEPClassifier(optimizer=None, label_noise=0.1),
+    SpikeSlabRegressor(noise_variance=0.1, slab_variance=1.0, prior_inclusion=0.5),
+    ConvexVariationalLogistic(),
+    HierarchicalEPLogistic(n_partitions=2),
+]
+every = pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
+
+
+def data(n=60):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, 3))
+    return X, (X[:, 0] + rng.normal(size=n) > 0).astype(int)
+
+
+class RaiseAt:
+    """A callback that raises in the middle of a fit."""
+
+    def __init__(self, error, at=2):
+        self.error, self.at, self.seen = error, at, 0
+
+    def setup(self, estimator, context):
+        self.seen = 0
+
+    def teardown(self, estimator, context):
+        pass
+
+    def on_fit_task_begin(self, estimator, context):
+        self.seen += context.parent is not None
+        if self.seen == self.at:
+            raise self.error
+
+    def on_fit_task_end(self, estimator, context):
+        return False
+
+
+@every
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError("no room")], ids=repr)
+def test_an_interrupted_fit_leaves_the_last_one(estimator, error):
+    X, y = data()
+    est = clone(estimator).set_params(damping=0.5, tol=1e-9, max_iter=60).fit(X, y)
+    before, prediction = dict(vars(est)), est.predict(X)
+    est.set_callbacks(RaiseAt(error))
+    with pytest.raises(type(error)):
+        est.fit(2 * X[:40], 1 - y[:40])
+    est.set_callbacks()
+    after = vars(est)
+    assert after.keys() == before.keys() and all(after[k] is before[k] for k in before)
+    np.testing.assert_array_equal(est.predict(X), prediction)
+
+
+@every
+def test_an_interrupted_first_fit_leaves_an_unfitted_estimator(estimator):
+    X, y = data()
+    est = clone(estimator).set_callbacks(RaiseAt(KeyboardInterrupt(), at=1))
+    with pytest.raises(KeyboardInterrupt):
+        est.fit(X, y)
+    with pytest.raises(NotFittedError):
+        est.predict(X)
+
+
+def grouped():
+    rng = np.random.default_rng(1)
+    groups = np.repeat(np.arange(8), 15)
+    X = rng.normal(size=(120, 2))
+    y = (X[:, 0] + rng.normal(size=8)[groups] + rng.logistic(size=120) > 0).astype(int)
+    return X, y, groups
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    X, y, groups = grouped()
+    path = tmp_path / "state.npz"
+    est = HierarchicalEPLogistic(n_partitions=2).fit(X, y, groups, checkpoint=path)
+    old = path.read_bytes()
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    again = clone(est)
+    with pytest.raises(OSError, match="No space"):
+        again.fit(X, y, groups, checkpoint=path)
+    assert path.read_bytes() == old
+    assert os.listdir(tmp_path) == ["state.npz"]
+    with pytest.raises(NotFittedError):
+        again.predict(X)
+
+
+@pytest.mark.parametrize("content", [b"not a checkpoint", b"PK\x03\x04 cut off"])
+def test_a_corrupt_checkpoint_is_named_and_never_unpickled(tmp_path, content):
+    X, y, groups = grouped()
+    path = tmp_path / "state.npz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="checkpoint"):
+        HierarchicalEPLogistic(n_partitions=2).fit(X, y, groups, checkpoint=path)
+
+
+def test_a_checkpoint_with_pickled_objects_is_refused(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (os.kill, (os.getpid(), signal.SIGKILL))
+
+    X, y, groups = grouped()
+    path = tmp_path / "state.npz"
+    np.savez(path, site_precision=np.array([Bomb()], dtype=object))
+    with pytest.raises(ValueError, match="checkpoint"):
+        HierarchicalEPLogistic(n_partitions=2).fit(X, y, groups, checkpoint=path)
+
+
+def load_or_die(X, y, main):
+    """Load a part in the main process; kill the process that loads it anywhere else."""
+    if os.getpid() != main:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return X, y
+
+
+@pytest.mark.parametrize("k", [1, 5], ids=["sparse GP", "hierarchical"])
+# joblib's own resource tracker may warn of the files that the dead worker held
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_killed_worker_ends_the_fit_with_an_error(k):
+    X, y = data()
+    est = clone(ESTIMATORS[k]).fit(X, y)
+    prediction = est.predict_proba(X)
+    est.set_params(n_jobs=2)
+    parts = [functools.partial(load_or_die, X[i::2], y[i::2], os.getpid()) for i in range(2)]
+    with joblib.parallel_config(backend="loky"), pytest.raises(TerminatedWorkerError):
+        est.fit(parts)
+    est.set_params(n_jobs=None)
+    np.testing.assert_array_equal(est.predict_proba(X), prediction)
+    np.testing.assert_allclose(est.fit(X, y).predict_proba(X), prediction, atol=1e-9)
