@@ -30,6 +30,7 @@ default_role = "code"
 
 autosummary_generate = True
 autodoc_typehints = "none"
+toc_object_entries_show_parents = "hide"
 numpydoc_show_class_members = False  # the class template lists them
 
 
@@ -57,6 +58,7 @@ sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "auto_examples",
     "filename_pattern": r"/plot_",
+    "within_subsection_order": "FileNameSortKey",
     "plot_gallery": "True",  # -D plot_gallery=0 builds without running the examples
     "doc_module": ("sklearn_ep",),
     "backreferences_dir": "generated/backreferences",
@@ -85,13 +87,16 @@ html_theme_options = {
 html_context = {"default_mode": "auto"}
 
 
-def escape_shapes(app, what, name, obj, options, lines):
-    """Keep `x_` in a shape such as (x_,) from being read as a link called x."""
+def escape_markup(app, what, name, obj, options, lines):
+    """Keep (x_,) in a shape and |u| in a formula from being read as a link and a substitution."""
     for i, line in enumerate(lines):
         if " : " in line:
-            lines[i] = re.sub(r"(?<=[(, ])(\w+)_(?=[,)])", r"\1\\_", line)
+            line = re.sub(r"(?<=[(, ])(\w+)_(?=[,)])", r"\1\\_", line)
+        if "``" not in line and ">>>" not in line:
+            line = re.sub(r"\|(\w+)\|", r"\|\1\|", line)
+        lines[i] = line
 
 
 def setup(app):
     """Run before numpydoc, which turns the docstring into reStructuredText."""
-    app.connect("autodoc-process-docstring", escape_shapes, priority=100)
+    app.connect("autodoc-process-docstring", escape_markup, priority=100)

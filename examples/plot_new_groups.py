@@ -61,7 +61,6 @@ for split_name, split in splits.items():
 clf = HierarchicalEPLogistic(group_column="hospital").fit(X, y)
 print(f"sd of the hospitals: {clf.tau_[0]:.2f}, 90 % interval {clf.tau_interval_[0].round(2)}")
 estimate = clf.group_effects_[np.argsort(np.asarray(clf.group_labels_)), 0]
-low, high = clf.tau_interval_[0]
 
 fig, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
 places = np.arange(2)
@@ -69,8 +68,8 @@ for k, model_name in enumerate(models):
     heights = [loss[split_name, model_name] for split_name in splits]
     axes[0].bar(places + 0.27 * (k - 1), heights, 0.25, label=model_name)
 axes[0].set_xticks(places, splits)
-axes[0].set(ylabel="log loss of a held-out row", ylim=(0.4, None))
-axes[0].legend()
+axes[0].set(ylabel="log loss of a held-out row", ylim=(0.4, 0.72))
+axes[0].legend(ncols=3)
 dots = axes[1].scatter(effect, estimate, c=size, cmap="viridis", s=35)
 axes[1].axline((0, 0), slope=1, color="0.7")
 axes[1].set(xlabel="true effect", ylabel="posterior mean", title="Shrinkage")

@@ -4,8 +4,8 @@
     python doc/benchmarks/run_all.py --quick    the small size only
     python doc/benchmarks/run_all.py --page     no runs, only the page from stored results
 
-Each script is a process of its own with one thread. Results are JSON files and figures in results/ (small size) and
-results/full/; the page shows ratios and errors, not seconds.
+Each script is a process of its own with one thread. Results are JSON files and figures in results/quick/ (small size)
+and results/; the page shows ratios and errors, not seconds.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 PAGE = HERE.parent / "benchmarks.rst"
-SIZES = {"small": (RESULTS, ["--quick"]), "full": (RESULTS / "full", [])}
+SIZES = {"small": (RESULTS / "quick", ["--quick"]), "full": (RESULTS, [])}
 
 
 def scripts():
@@ -42,10 +42,16 @@ def cell(value):
     return str(value)
 
 
+def to_itself(column):
+    """Say whether a column is a ratio of something to itself."""
+    above, _, below = column.partition(" / ")
+    return bool(below) and above.split()[-1] == below
+
+
 def list_table(rows):
     """Return the lines of a table of all columns that hold no seconds."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    shown = [c for c in columns if "CPU s" not in c and "seconds" not in c]
+    columns = dict.fromkeys(key for row in rows for key in row)
+    shown = [c for c in columns if "CPU s" not in c and "seconds" not in c and not to_itself(c)]
     lines = [".. list-table::", "   :header-rows: 1", ""]
     for cells in [shown, *([cell(row.get(c, "")) for c in shown] for row in rows)]:
         marks = ["   * -", *["     -"] * (len(cells) - 1)]
@@ -57,17 +63,20 @@ def section(path):
     """Return the lines about one script, or none if it has no results."""
     first_line = path.read_text().split('"""')[1].splitlines()[0]
     lines = []
-    for size, (folder, flags) in SIZES.items():
+    for folder, _ in SIZES.values():
         stored = folder / f"{path.stem}.json"
         if not stored.exists():
             continue
         result = json.loads(stored.read_text())
         about = result["about"]
+        size, flags = ("Small size", ["--quick"]) if about["quick"] else ("Full size", [])
         packages = ("numpy", "scipy", "scikit-learn", "joblib", "sklearn-ep")
-        versions = ", ".join(f"{p} {about[p]}" for p in packages if p in about)
+        versions = ", ".join(
+            f"{p} {about[p]}" for p in packages if about.get(p, "not installed") != "not installed"
+        )
         command = " ".join(["python", f"doc/benchmarks/{path.name}", *flags])
         lines += [
-            f"*{size.capitalize()} size.* ``{command}`` on {about['processor']}, {about['cores']} cores, one thread;",
+            f"*{size}.* ``{command}`` on {about['processor']}, {about['cores']} cores, one thread;",
             f"Python {about['python']}, {versions}.",
             "",
             *list_table(result["rows"]),

@@ -1,0 +1,54 @@
+"""
+Streaming with partial_fit
+==========================
+
+Rows arrive in batches and are not kept. `partial_fit` updates the posterior at the inducing points with each batch, every row seen
+once, in memory that does not grow.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.datasets import make_moons
+from sklearn.gaussian_process.kernels import RBF
+from sklearn.metrics import log_loss
+
+from sklearn_ep import EPGaussianProcessClassifier
+
+X, y = make_moons(4000, noise=0.3, random_state=0)
+X_test, y_test = make_moons(2000, noise=0.3, random_state=1)
+
+# %%
+# A kernel and inducing points from the first rows, then a stream of batches of fifty.
+
+first = EPGaussianProcessClassifier(method="sparse", n_inducing=40, random_state=0)
+first.fit(X[:300], y[:300])
+stream = EPGaussianProcessClassifier(
+    first.kernel_,
+    inducing_points=first.inducing_points_,
+    optimizer=None,
+    site_memory="average",  # nothing is kept of a row
+)
+seen, losses = [], []
+for start in range(0, len(X), 50):
+    stream.partial_fit(X[start : start + 50], y[start : start + 50], classes=[0, 1])
+    seen.append(start + 50)
+    losses.append(log_loss(y_test, stream.predict_proba(X_test)))
+
+# %%
+# The same model with all rows at hand.
+
+whole = EPGaussianProcessClassifier(
+    first.kernel_, inducing_points=first.inducing_points_, optimizer=None, learn_inducing=False
+).fit(X, y)
+reference = log_loss(y_test, whole.predict_proba(X_test))
+print(f"held-out log loss: stream {losses[-1]:.4f}, all rows at once {reference:.4f}")
+
+fig, ax = plt.subplots(figsize=(7, 4.5), layout="constrained")
+ax.semilogx(seen, losses, label="stream, each row seen once")
+ax.axhline(reference, color="0.5", linestyle="--", label="all rows at once")
+ax.set(xlabel="rows seen", ylabel="held-out log loss", title="Learning from a stream")
+ax.legend()
+plt.show()
+
+# %%
+# The stream ends where the fit with all rows does, without having kept any of them.

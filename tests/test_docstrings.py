@@ -1,0 +1,59 @@
+"""Every public name has a docstring that numpydoc accepts, with every parameter in it."""
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+
+import sklearn_ep
+
+validate = pytest.importorskip("numpydoc.validate").validate
+
+# no docstring, sections out of order, parameters missing, unknown or undescribed, no summary,
+# summary over several lines, no Returns
+FAULTS = {"GL07", "GL08", "PR01", "PR02", "PR07", "SS01", "SS06", "RT01"}
+
+
+def public_modules():
+    """Import the package and its public modules."""
+    names = [m.name for m in pkgutil.iter_modules(sklearn_ep.__path__) if m.name[0] != "_"]
+    return [sklearn_ep, *(importlib.import_module(f"sklearn_ep.{name}") for name in names)]
+
+
+def public_names():
+    """Yield the dotted names of all public classes, their own methods, and functions."""
+    for module in public_modules():
+        for name in getattr(module, "__all__", []):
+            item = getattr(module, name)
+            if not callable(item):
+                continue
+            yield f"{module.__name__}.{name}"
+            for method, function in inspect.getmembers(item, inspect.isroutine):
+                ours = (getattr(function, "__module__", None) or "").startswith("sklearn_ep")
+                if inspect.isclass(item) and method[0] != "_" and ours:
+                    yield f"{module.__name__}.{name}.{method}"
+
+
+@pytest.mark.parametrize("module", public_modules(), ids=lambda m: m.__name__)
+def test_modules_have_a_docstring_and_say_what_is_public(module):
+    assert module.__doc__ and len(module.__doc__) > 40
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+@pytest.mark.parametrize("name", sorted(set(public_names())))
+def test_docstring(name):
+    errors = [f"{code}: {text}" for code, text in validate(name)["errors"] if code in FAULTS]
+    assert not errors
+
+
+@pytest.mark.parametrize("name", [n for n in sklearn_ep.__all__ if n[0].isupper()])
+def test_estimators_describe_what_they_learn(name):
+    """Attributes, an example and the paper belong to the docstring of an estimator."""
+    doc = importlib.import_module("numpydoc.docscrape").NumpyDocString(
+        inspect.getdoc(getattr(sklearn_ep, name))
+    )
+    described = {n.strip() for item in doc["Attributes"] for n in item.name.split(",") if item.desc}
+    common = {"n_iter_", "converged_", "history_", "log_evidence_", "n_features_in_"}
+    assert common <= described
+    assert ">>>" in "".join(doc["Examples"]) and doc["References"]
