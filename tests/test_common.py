@@ -3,7 +3,7 @@
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from sklearn_ep import EPGaussianProcessClassifier
+from sklearn_ep import EPGaussianProcessClassifier, HierarchicalEPLogistic
 
 GP = EPGaussianProcessClassifier
 SETTINGS = [
@@ -12,6 +12,11 @@ SETTINGS = [
     GP(optimizer=None, damping=0.3),
     GP(optimizer=None, damping=1.0, acceleration=None),
     GP(method="dense", damping=1.0, n_restarts_optimizer=1, random_state=0),
+    HierarchicalEPLogistic(),
+    HierarchicalEPLogistic(n_partitions=3, damping=0.5),
+    HierarchicalEPLogistic(engine="laplace"),
+    HierarchicalEPLogistic(engine="importance", max_iter=10, random_state=0),
+    HierarchicalEPLogistic(refine=False, fit_intercept=False, prior_scale=1.0),
 ]
 
 
