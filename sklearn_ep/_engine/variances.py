@@ -24,7 +24,9 @@ __all__ = [
 ]
 
 # Relative residual of the solves behind sampled variances: far below their sampling error.
-_SAMPLE_RTOL = 0.1
+_SAMPLE_RTOL = 0.03
+# Of the one solve for the intercept, whose share of the variances is not sampled.
+_INTERCEPT_RTOL = 1e-3
 # Steps of Lanczos for each sample that the other estimators would draw: about equal products.
 _LANCZOS_STEPS = 16
 # Site precision and inflation of the Jacobi variances that a fit starts from.
@@ -170,19 +172,46 @@ class CalibratedVariances(_Sampled):
     The shape over rows comes from diag(A), a constant c from k samples r_i of each variance, and
     each row is moved towards its own samples by the share that is not sampling noise. Far less
     noisy than the samples, far less biased than Jacobi.
+
+    An intercept is correlated with every column, which a diagonal cannot say. Its column x of A^-1
+    is solved for: u + x u_0 / x_0 is independent of u_0, so the variance of a row is that of its
+    features given the intercept, which is calibrated, plus (b' x)^2 / x_0, which is exact.
     """
 
+    def __init__(self, probes, weight):
+        super().__init__(probes, weight)
+        self._last_intercept = None
+
     def estimate(self, design, system, diagonal, precision):
-        """Return the `VarianceEstimate`; one block solve with k columns."""
+        """Return the `VarianceEstimate`; one block solve with k columns, one for an intercept."""
         U, BU = self._draw(design, system, diagonal, precision)
         copy_precision = precision / self.weight
         data = getattr(system, "data", None)
         data = design.squares_tdot(precision) if data is None else data
-        j = leave_one_out(design.B, 1.0 / (diagonal + data), copy_precision)
-        sampled = np.mean(BU**2, axis=1)
-        training, c = self._calibrate(sampled, j, copy_precision)
+        variances = 1.0 / (diagonal + data)
+        column, product = self._intercept_column(design, system)
+        if column is not None:
+            scale = U[-1] / column[-1]
+            U, BU = U - np.outer(column, scale), BU - np.outer(product, scale)
+            variances[-1] = 0.0
+        j = leave_one_out(design.B, variances, copy_precision)
+        training, c = self._calibrate(np.mean(BU**2, axis=1), j, copy_precision)
+        if column is not None:
+            training = training + product**2 / column[-1]
         share = _share(np.mean(U**2, axis=1), diagonal, data)
-        return VarianceEstimate(training, ScaledJacobi(c, diagonal, data, share))
+        predictor = ScaledJacobi(c * variances, 1.0 / (diagonal + share * data), column)
+        return VarianceEstimate(training, predictor)
+
+    def _intercept_column(self, design, system):
+        """Return the column x of A^-1 that belongs to the intercept and B x, or None twice."""
+        if not design.intercept:
+            return None, None
+        unit = np.zeros(design.shape[1])
+        unit[-1] = 1.0
+        self._last_intercept = system.solve_with_product(
+            design, unit, rtol=_INTERCEPT_RTOL, start=self._last_intercept
+        )
+        return self._last_intercept
 
     def _calibrate(self, sampled, j, copy_precision):
         """Return the variances and the constant that makes them right in the weighted mean."""
@@ -216,19 +245,35 @@ def _share(sampled, diagonal, data):
 
 
 class ScaledJacobi:
-    """Variances of new rows c sum_l x_l^2 / A_ll, of coefficients 1 / (D_j + t data_j)."""
+    """Variances of new rows sum_l x_l^2 v_l, plus the exact share of an intercept.
 
-    def __init__(self, constant, diagonal, data, share):
-        self.variances = constant / (diagonal + data)
-        self._coefficients = 1.0 / (diagonal + share * data)
+    Parameters
+    ----------
+    variances : ndarray of shape (n,)
+        v, scaled so that rows are right in the mean; 0 for an intercept.
+    coefficients : ndarray of shape (n,)
+        Variances of the coefficients given the intercept.
+    column : ndarray of shape (n,) or None
+        Column of A^-1 that belongs to the intercept.
+    """
+
+    def __init__(self, variances, coefficients, column):
+        self.variances, self.coefficients, self.column = variances, coefficients, column
 
     def row_variance(self, B):
         """Return the variances of rows."""
-        return np.maximum(weighted_row_sums(B, self.variances), _TINY)
+        out = weighted_row_sums(B, self.variances)
+        if self.column is not None:
+            out = out + (B @ self.column) ** 2 / self.column[-1]
+        return np.maximum(out, _TINY)
 
     def coefficient_variance(self):
         """Return the variances of the coefficients."""
-        return self._coefficients
+        if self.column is None:
+            return self.coefficients
+        out = self.coefficients + self.column**2 / self.column[-1]
+        out[-1] = self.column[-1]
+        return out
 
 
 class LanczosVariances:

@@ -356,7 +356,7 @@ class IterativeSystem:
         """Return x, B x and the residual to begin with."""
         if start is None:
             return np.zeros(b.shape), np.zeros((design.shape[0], b.shape[1])), b.copy()
-        x, Bx = (np.array(a, dtype=float) for a in start)
+        x, Bx = (np.array(a, dtype=float).reshape(len(a), -1) for a in start)
         r = b - self.diagonal[:, None] * x - design.tdot(self.weight[:, None] * Bx)
         return x, Bx, r
 
