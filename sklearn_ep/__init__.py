@@ -1,7 +1,8 @@
 """Bayesian estimators for scikit-learn on one engine of expectation propagation."""
 
 from .gaussian_process import EPGaussianProcessClassifier
+from .relaxed import RelaxedEPClassifier
 
 __version__ = "0.1.0"
 
-__all__ = ["EPGaussianProcessClassifier", "__version__"]
+__all__ = ["EPGaussianProcessClassifier", "RelaxedEPClassifier", "__version__"]

@@ -466,9 +466,12 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         if len(pairs) == 1:
             mean, var = pairs[0]
             return np.column_stack([self._link.tilted(s, mean, var).log_z for s in (-1.0, 1.0)])
-        return log_normalise(
-            np.column_stack([self._link.tilted(1.0, m, v).log_z for m, v in pairs])
-        )
+        columns = [k.tilted(1.0, *p).log_z for k, p in zip(self._links(), pairs, strict=True)]
+        return log_normalise(np.column_stack(columns))
+
+    def _links(self):
+        """Return the factor of each binary problem whose log Z is the log probability of +1."""
+        return [self._link] * len(self._posteriors)
 
     def predict_log_proba(self, X):
         """Log probabilities of the classes, computed in logs throughout.
@@ -538,10 +541,11 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         check_number("n_samples", n_samples, 1, integer=True)
         rng = check_random_state(random_state)
         draws = [draw_latent(p, X, n_samples, rng) for p in self._posteriors]
-        pairs = (
-            [(-1.0, draws[0]), (1.0, draws[0])] if len(draws) == 1 else [(1.0, f) for f in draws]
-        )
-        log_p = np.stack([self._link.log_prob(label, f) for label, f in pairs], axis=-1)
+        links = self._links()
+        pairs = [(1.0, link, f) for link, f in zip(links, draws, strict=True)]
+        if len(draws) == 1:
+            pairs = [(-1.0, links[0], draws[0]), *pairs]
+        log_p = np.stack([link.log_prob(label, f) for label, link, f in pairs], axis=-1)
         return np.exp(log_p - logsumexp(log_p, axis=-1, keepdims=True))
 
 

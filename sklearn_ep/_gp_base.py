@@ -248,6 +248,10 @@ class GaussianProcessBase(PosteriorClassifier):
         self.history_, self.n_iter_, self.converged_, self.log_evidence_ = combine_fits(fits)
         self.log_marginal_likelihood_value_ = self.log_evidence_
 
+    def _evidence(self, k, sign, x):
+        """Return theta -> `EvidencePoint` of binary problem k, from sites x."""
+        return self._problem.evidence(sign, x, self._problem.tol)
+
     def log_marginal_likelihood(self, theta=None, eval_gradient=False, clone_kernel=True):
         """Log evidence of the training data at given kernel parameters.
 
@@ -283,7 +287,7 @@ class GaussianProcessBase(PosteriorClassifier):
         for k, part in enumerate(np.split(theta, len(self._posteriors))):
             positive = self._labels == (1 if len(self._posteriors) == 1 else k)
             sign, x = np.where(positive, 1.0, -1.0), self._warm_state[k][1]
-            point = self._problem.evidence(sign, x, self._problem.tol)(part)
+            point = self._evidence(k, sign, x)(part)
             value += float(point.value)
             gradient.append(point.gradient)
         return (value, np.concatenate(gradient)) if eval_gradient else value

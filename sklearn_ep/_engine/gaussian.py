@@ -109,6 +109,8 @@ def jittered_cholesky(matrix, jitter, largest=1e-3):
 
 def triangular_inverse(lower):
     """Return the inverse of a lower triangular matrix (n^3 / 3 flops, half of a general solve)."""
+    if not len(lower):
+        return lower
     inverse, info = lapack.dtrtri(lower, lower=1)
     if info != 0:
         raise ImproperPosterior("a triangular factor is singular")
@@ -117,6 +119,8 @@ def triangular_inverse(lower):
 
 def inverse_from_cholesky(lower):
     """Return the symmetric inverse of the matrix whose lower Cholesky factor is given."""
+    if not len(lower):
+        return lower
     inverse, info = lapack.dpotri(lower, lower=1)
     if info != 0:
         raise ImproperPosterior("a Cholesky factor is singular")

@@ -13,12 +13,21 @@ TIE = 1e-10
 
 
 class EvidencePoint(NamedTuple):
-    """Log evidence at hyperparameters theta, its gradient, the EP residual and a payload."""
+    """Log evidence at hyperparameters theta, its gradient, the EP residual and a payload.
+
+    With a prior on theta, `log_prior` is its log density and `gradient` that of the sum.
+    """
 
     value: float
     gradient: np.ndarray
     residual: float
     payload: Any
+    log_prior: float = 0.0
+
+    @property
+    def objective(self):
+        """What the search maximises."""
+        return self.value + self.log_prior
 
 
 class Learned(NamedTuple):
@@ -31,6 +40,7 @@ class Learned(NamedTuple):
 
 def random_starts(bounds, n_starts, rng):
     """Return starts (n_starts, p) drawn uniformly within finite log bounds."""
+    bounds = np.reshape(bounds, (-1, 2))  # a kernel without free parameters has bounds of shape (0,)
     if n_starts and not np.all(np.isfinite(bounds)):
         raise ValueError("n_restarts_optimizer needs finite bounds of all kernel parameters.")
     return rng.uniform(bounds[:, 0], bounds[:, 1], size=(n_starts, len(bounds)))
@@ -71,7 +81,7 @@ def maximise_evidence(
     """
     if len(starts):
         runs = [_one_run(evaluate, t, bounds, max_iter, None, ftol, gtol) for t in (theta, *starts)]
-        theta = max(runs, key=lambda r: r.point.value).theta
+        theta = max(runs, key=lambda r: r.point.objective).theta
     return _one_run(evaluate, theta, bounds, max_iter, monitor, ftol, gtol)
 
 
@@ -81,12 +91,13 @@ def _one_run(evaluate, theta, bounds, max_iter, monitor, ftol, gtol):
 
     def objective(t):
         point = evaluate(t)
-        if not (np.isfinite(point.value) and np.all(np.isfinite(point.gradient))):
+        value = point.objective
+        if not (np.isfinite(value) and np.all(np.isfinite(point.gradient))):
             return 1e25, np.zeros_like(t)
         # the margin keeps the choice among equal points from hanging on rounding errors
-        if best[1] is None or point.value > best[1].value + TIE * (1.0 + abs(best[1].value)):
+        if best[1] is None or value > best[1].objective + TIE * (1.0 + abs(value)):
             best[:] = t.copy(), point
-        return -point.value, -point.gradient
+        return -value, -point.gradient
 
     def step(intermediate_result):
         record = {"residual": best[1].residual, "log_evidence": best[1].value}

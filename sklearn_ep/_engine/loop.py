@@ -55,7 +55,8 @@ class Result:
     """Final state of `iterate`.
 
     `x` is the state that `evaluation` belongs to; `history` maps "residual" and the recorded names
-    to arrays of length `n_iter`; `n_halved` counts steps that were shortened to stay proper.
+    to arrays of length `n_iter`; `n_halved` counts steps that were shortened to stay proper;
+    `asked_to_stop` tells that the monitor ended the loop.
     """
 
     x: np.ndarray
@@ -64,6 +65,7 @@ class Result:
     converged: bool
     history: dict[str, np.ndarray]
     n_halved: int = 0
+    asked_to_stop: bool = False
 
 
 class Anderson:
@@ -134,16 +136,18 @@ class Anderson:
         return step
 
 
-def _halved_until_proper(evaluate, x, proposal, halvings):
-    """Evaluate the proposal, halving the step while it leaves no proper posterior."""
-    for k in range(halvings):
+def _halved_until_proper(evaluate, x, current, proposal, halvings):
+    """Evaluate the proposal, halving the step while it leaves no proper posterior.
+
+    Where no step does, the state stays as it is: the last entry is False.
+    """
+    for k in range(halvings + 1):
         candidate = x + 0.5**k * (proposal - x)
         try:
-            return candidate, evaluate(candidate), k
+            return candidate, evaluate(candidate), k, True
         except ImproperPosterior:
             continue
-    candidate = x + 0.5**halvings * (proposal - x)
-    return candidate, evaluate(candidate), halvings
+    return x, current, halvings, False
 
 
 def iterate(
@@ -192,12 +196,13 @@ def iterate(
     Result
         On convergence the state whose residual was below `tol`; otherwise the state after the last
         update, evaluated, so that even one iteration gives a usable posterior. Its residual is
-        then newer than the last entry of the history.
+        then newer than the last entry of the history. The loop also ends, unconverged, at a state
+        that no shortened step leaves for a proper one.
     """
     history: dict[str, list[float]] = {"residual": []}
-    current, n_halved, converged, stopped = None, 0, False, False
+    current, n_halved, converged, stuck, asked = None, 0, False, False, False
     n_iter = 0
-    while not (converged or stopped) and n_iter < max_iter:
+    while not (converged or stuck or asked) and n_iter < max_iter:
         if monitor is not None:
             monitor.begin()
         if current is None:
@@ -218,14 +223,16 @@ def iterate(
                 proposal = x + step * (current.target - x)
             if repair is not None:
                 proposal = repair(proposal, x, current.target)
-            x, current, halved = _halved_until_proper(evaluate, x, proposal, halvings)
+            x, current, halved, moved = _halved_until_proper(
+                evaluate, x, current, proposal, halvings
+            )
             n_halved += halved
+            stuck = not moved
             payload = current.payload
             if halved and acceleration is not None:
                 acceleration.reset()
         if monitor is not None:
-            stopped = monitor.end(record, payload)
+            asked = bool(monitor.end(record, payload))
     assert current is not None
-    return Result(
-        x, current, n_iter, converged, {k: np.array(v) for k, v in history.items()}, n_halved
-    )
+    arrays = {k: np.array(v) for k, v in history.items()}
+    return Result(x, current, n_iter, converged, arrays, n_halved, asked)

@@ -8,9 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .sites import Sites, cavity, log_site_mass
+from .relaxed_cost import relaxed_gamma
+from .sites import Cavity, Sites, cavity, log_site_mass
 
-__all__ = ["MomentMatching", "Power", "SiteUpdate"]
+__all__ = ["MomentMatching", "Power", "Relaxed", "SiteUpdate", "relaxed_gamma"]
+
+# Below this share of the cavity precision a site has no centre to relax towards.
+_NO_CENTRE = 1e-12
 
 
 class SiteUpdate(NamedTuple):
@@ -18,7 +22,8 @@ class SiteUpdate(NamedTuple):
 
     sites are the undamped targets; log_term (n,) is the contribution of each row to the log
     evidence; gradient and curvature are those of the tilted log Z in the cavity mean; n_improper
-    counts rows whose cavity was improper and was replaced by the marginal.
+    counts rows whose cavity was improper and was replaced by the marginal; relaxation (n,) is the
+    dimensionless relaxation of each row where the rule knows one.
     """
 
     sites: Sites
@@ -26,6 +31,7 @@ class SiteUpdate(NamedTuple):
     gradient: np.ndarray
     curvature: np.ndarray
     n_improper: int
+    relaxation: np.ndarray | None = None
 
 
 class MomentMatching:
@@ -49,17 +55,21 @@ class MomentMatching:
         extra_var : ndarray of shape (n,) or float, default=0.0
             Variance of the latent value given that variable (inducing-point models).
         """
-        cav = cavity(sites, mean, var)
-        log_z, g, h = factor.tilted(y, cav.mean, cav.var + extra_var)
-        left = 1.0 - cav.var * h
-        new = Sites(h / left, (g + cav.mean * h) / left)
-        return SiteUpdate(
-            new,
-            log_z - log_site_mass(sites, cav.mean, cav.var),
-            g,
-            h,
-            int(np.sum(~cav.proper)),
-        )
+        return _matched(factor, y, sites, cavity(sites, mean, var), extra_var)
+
+
+def _matched(factor, y, sites, cav, extra_var, relaxation=None):
+    """Match the moments of factor times cavity."""
+    log_z, g, h = factor.tilted(y, cav.mean, cav.var + extra_var)
+    left = factor.contraction(y, cav.mean, cav.var, extra_var, h)
+    return SiteUpdate(
+        Sites(h / left, (g + cav.mean * h) / left),
+        log_z - log_site_mass(sites, cav.mean, cav.var),
+        g,
+        h,
+        int(np.sum(~cav.proper)),
+        relaxation,
+    )
 
 
 class Power:
@@ -78,8 +88,64 @@ class Power:
         """Return the `SiteUpdate` of the rows; parameters as for `MomentMatching`."""
         u = self.exponent
         cav = cavity(sites, mean, var, u)
-        log_z, g, h = factor.powered(u).tilted(y, cav.mean, cav.var + extra_var)
-        left = u * (1.0 - cav.var * h)
+        powered = factor.powered(u)
+        log_z, g, h = powered.tilted(y, cav.mean, cav.var + extra_var)
+        left = u * powered.contraction(y, cav.mean, cav.var, extra_var, h)
         new = Sites(h / left, (g + cav.mean * h) / left)
         log_term = (log_z - log_site_mass(sites, cav.mean, cav.var, u)) / u
         return SiteUpdate(new, log_term, g, h, int(np.sum(~cav.proper)))
+
+
+class Relaxed:
+    """Relaxed moment matching (Qi and Guo 2012) for a `LabelErrorStep`.
+
+    Each row may multiply its cavity by a factor exp(-b (g - m)^2 / 2) around the centre m of its
+    old site before moments are matched, where that lowers the divergence by more than the penalty.
+    The factor is no part of the posterior.
+
+    Parameters
+    ----------
+    penalty : float
+        Price of a unit of gamma = b times the variance of the cavity.
+    cost : {"mass", "normalised"}
+        See `relaxed_cost`.
+    freeze_after : int
+        Sweeps after which b and b m stay as they are. Which rows relax may flip for ever, since m
+        jumps where a site precision changes sign.
+
+    Notes
+    -----
+    Remembers the sweep and the frozen factors: one object serves one run.
+    """
+
+    def __init__(self, penalty, cost, freeze_after):
+        self.penalty, self.cost, self.freeze_after = penalty, cost, freeze_after
+        self.n_sweeps = 0
+        self.frozen: tuple[np.ndarray, np.ndarray] | None = None
+
+    def __call__(self, factor, y, sites, mean, var, extra_var=0.0):
+        """Return the `SiteUpdate` of the rows; parameters as for `MomentMatching`."""
+        cav = cavity(sites, mean, var)
+        if self.frozen is None:
+            gamma, centre = self._relax(factor, y, sites, cav)
+            if self.n_sweeps >= self.freeze_after:
+                self.frozen = gamma / cav.var, gamma * centre / cav.var
+        else:
+            # frozen factors are products: gamma follows the cavity, the centre stays
+            gamma = self.frozen[0] * cav.var
+            shift = self.frozen[1] * cav.var
+            centre = np.divide(shift, gamma, out=np.zeros_like(gamma), where=gamma > 0)
+        self.n_sweeps += 1
+        relaxed = Cavity(
+            (cav.mean + gamma * centre) / (1.0 + gamma), cav.var / (1.0 + gamma), cav.proper
+        )
+        return _matched(factor, y, sites, relaxed, extra_var, gamma)
+
+    def _relax(self, factor, y, sites, cav):
+        told = np.abs(sites.precision) * cav.var > _NO_CENTRE
+        centre = np.divide(sites.shift, sites.precision, out=np.zeros_like(cav.mean), where=told)
+        root = np.sqrt(cav.var)
+        gamma = relaxed_gamma(
+            y * cav.mean / root, y * centre / root, self.penalty, factor.rate, self.cost
+        )
+        return gamma, centre

@@ -2,10 +2,12 @@
 
 from .base import Factor, Tilted
 from .likelihoods import LIKELIHOODS, LabelNoise, Logit, Probit, normal_hazard
+from .step import LabelErrorStep
 
 __all__ = [
     "LIKELIHOODS",
     "Factor",
+    "LabelErrorStep",
     "LabelNoise",
     "Logit",
     "Probit",

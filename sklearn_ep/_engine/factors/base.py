@@ -51,6 +51,14 @@ class Factor:
         log_z, centre, spread = tilted_by_panels(lambda f: self.log_prob(y[:, None], f), mean, var)
         return Tilted(log_z, (centre - mean) / var, (var - spread) / var**2)
 
+    def contraction(self, y, mean, var, extra_var, curvature):
+        """Return 1 - var * curvature (n,), the variance of the tilted distribution over var.
+
+        `curvature` is that of `tilted(y, mean, var + extra_var)`. A factor for which the difference
+        cancels replaces this by a formula of its own.
+        """
+        return 1.0 - var * curvature
+
     def powered(self, exponent):
         """Return the factor t(y, f)^exponent, as power EP needs it."""
         return _Powered(self, exponent)

@@ -62,12 +62,14 @@ class Logit(Factor):
 
 
 class LabelNoise(Factor):
-    """p(y | f) = e + (1 - 2 e) Phi(y f): a probit whose label is wrong with probability e.
+    """p(y | f) = e + (1 - 2 e) Phi(y f / s): a probit whose label is wrong with probability e.
 
     Parameters
     ----------
     rate : float
         Probability e of a wrong label, in [0, 0.5). Rate 0 is the probit.
+    noise : float, default=1.0
+        Variance s^2 of the white noise between the latent value and the sign.
 
     Notes
     -----
@@ -75,13 +77,13 @@ class LabelNoise(Factor):
     negative, and it has to stay so.
     """
 
-    def __init__(self, rate):
-        self.rate = rate
+    def __init__(self, rate, noise=1.0):
+        self.rate, self.noise = rate, noise
         self.log_concave = rate == 0
 
     def log_prob(self, y, f):
-        """Return log(e + (1 - 2 e) Phi(y f))."""
-        return self._mix(log_ndtr(y * f))
+        """Return log(e + (1 - 2 e) Phi(y f / s))."""
+        return self._mix(log_ndtr(y * f / np.sqrt(self.noise)))
 
     def _mix(self, log_phi):
         with np.errstate(divide="ignore"):
@@ -89,7 +91,7 @@ class LabelNoise(Factor):
 
     def tilted(self, y, mean, var):
         """Return log Z and derivatives in closed form."""
-        total = 1.0 + var
+        total = self.noise + var
         root = np.sqrt(total)
         z = y * mean / root
         log_phi = log_ndtr(z)

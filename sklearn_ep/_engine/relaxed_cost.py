@@ -1,0 +1,123 @@
+"""How far a row should relax the matching of moments: the scalar problem of relaxed EP.
+
+A relaxation factor exp(-b (g - m)^2 / 2) around the centre m of the old site multiplies the cavity
+before moments are matched. In units of the cavity, gamma = b times its variance, all that the
+factor does is to move the one number z on which the tilted distribution depends.
+"""
+
+import numpy as np
+from scipy.special import erfcx
+
+from .factors.step import LabelErrorStep, step_moments
+
+__all__ = ["relaxed_cost", "relaxed_gamma", "relaxed_kl"]
+
+# Shares of the largest gamma that can win where the cost is looked at first; denser at the small
+# end, because z moves by gamma times the distance of the centre, which is not bounded.
+_SHARES = np.concatenate([[0.0], np.geomspace(1e-4, 0.02, 12), np.linspace(0.03, 1.0, 36)])
+# A relaxation beyond this leaves nothing of the cavity: needed only for penalties near zero.
+_LARGEST = 1e3
+_GOLDEN = 0.5 * (np.sqrt(5.0) - 1.0)
+_GOLDEN_STEPS = 22
+
+
+def relaxed_kl(z, label_noise):
+    """Return the Kullback-Leibler divergence from the tilted distribution to its moment match.
+
+    Parameters
+    ----------
+    z : ndarray
+        Mean of the cavity over its standard deviation, positive where it agrees with the label.
+    label_noise : float
+        Probability of a wrong label.
+    """
+    z = np.asarray(z, dtype=float)
+    log_right, log_wrong = LabelErrorStep(label_noise).log_weights
+    m = step_moments(z, log_right, log_wrong)
+    if label_noise == 0:
+        # - log Phi(z) and slope z / 2 both grow like z^2 / 2 on the wrong side; without it:
+        below = np.minimum(z, 0.0)
+        far = 0.5 * below * (m.slope + below) - np.log(0.5 * erfcx(-below / np.sqrt(2.0)))
+        return 0.5 * np.log(m.spread) + np.where(z < 0, far, 0.5 * m.slope * z - m.log_z)
+    wrong = np.exp(m.log_wrong)
+    entropy = (1.0 - wrong) * log_right + wrong * log_wrong - m.log_z
+    return entropy + 0.5 * np.log(m.spread) + 0.5 * m.slope * z
+
+
+def relaxed_cost(gamma, z0, mubar, c, label_noise, cost="mass"):
+    """Return the cost Q(gamma) that a row minimises over its relaxation gamma >= 0.
+
+    Parameters
+    ----------
+    gamma : ndarray
+        Relaxation in units of the cavity precision; broadcasts against the next two.
+    z0, mubar : ndarray
+        Signed mean of the cavity and signed centre of the relaxation over the standard deviation
+        of the cavity.
+    c : float
+        Penalty of a unit of gamma.
+    label_noise : float
+    cost : {"mass", "normalised"}
+        Divergence of the unnormalised pair, or of the normalised one.
+    """
+    z = (z0 + gamma * mubar) / np.sqrt(1.0 + gamma)
+    value = relaxed_kl(z, label_noise)
+    if cost == "mass":
+        log_z = step_moments(z, *LabelErrorStep(label_noise).log_weights).log_z
+        shift = (mubar - z0) ** 2 * gamma / (1.0 + gamma)
+        value = value * np.exp(log_z - 0.5 * (np.log1p(gamma) + shift))
+    return value + c * gamma
+
+
+def relaxed_gamma(z0, mubar, c, label_noise, cost="mass"):
+    """Return the relaxation gamma >= 0 that minimises the cost, row by row.
+
+    Parameters
+    ----------
+    z0, mubar : ndarray of shape (n,)
+        See `relaxed_cost`.
+    c : float
+        Penalty; np.inf relaxes nothing.
+    label_noise : float
+    cost : {"mass", "normalised"}, default="mass"
+
+    Returns
+    -------
+    gamma : ndarray of shape (n,)
+        Zero where exact moment matching is best.
+
+    Notes
+    -----
+    The divergence is non-negative, so that no gamma beyond Q(0) / c can win: the search is over a
+    bounded interval, by a grid and golden sections around its best point. Negative values are not
+    searched: their limit -1 makes every divergence vanish and the posterior meaningless.
+    """
+    z0, mubar = np.atleast_1d(np.asarray(z0, float)), np.atleast_1d(np.asarray(mubar, float))
+    if np.isinf(c):
+        return np.zeros(len(z0))
+    at_zero = relaxed_cost(0.0, z0, mubar, c, label_noise, cost)
+    grid = _SHARES[:, None] * np.clip(at_zero / c, 0.0, _LARGEST)
+    costs = relaxed_cost(grid, z0, mubar, c, label_noise, cost)
+    best = np.argmin(costs, axis=0)
+    gamma = np.zeros(len(z0))
+    rows = np.flatnonzero(best > 0)
+    if len(rows):
+
+        def value(g):
+            return relaxed_cost(g, z0[rows], mubar[rows], c, label_noise, cost)
+
+        first = grid[best[rows], rows]
+        high = grid[np.minimum(best[rows] + 1, len(_SHARES) - 1), rows]
+        refined = _golden_section(value, grid[best[rows] - 1, rows], high)
+        gamma[rows] = np.where(value(refined) < value(first), refined, first)
+    return gamma
+
+
+def _golden_section(value, low, high):
+    """Minimise a unimodal function of each row between low and high."""
+    for _ in range(_GOLDEN_STEPS):
+        width = _GOLDEN * (high - low)
+        left, right = high - width, low + width
+        smaller = value(left) < value(right)
+        low, high = np.where(smaller, low, left), np.where(smaller, right, high)
+    return 0.5 * (low + high)

@@ -1,0 +1,244 @@
+"""One binary problem of Gaussian-process classification whose labels may be wrong."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from scipy.special import expit, logit
+
+from ._base import BinaryFit
+from ._engine.double_loop_gp import DoubleLoop
+from ._engine.factors import LabelErrorStep
+from ._engine.gaussian import ImproperPosterior
+from ._engine.kernels import contract_diagonal, self_covariance
+from ._engine.ladder import Rung, climb
+from ._engine.learning import EvidencePoint, maximise_evidence
+from ._engine.loop import iterate
+from ._engine.posteriors.dense_gp import DenseGP, DenseGPPosterior, dense_evidence_gradient
+from ._engine.posteriors.latent_noise import LatentNoise
+from ._engine.rules import MomentMatching, Power, Relaxed
+from ._engine.sites import Sites, cavity
+from ._engine.whole import WholeEP
+from ._gp_base import LEARNING_TOL, DenseProblem, _WithKernel, loo_log_proba
+
+__all__ = ["RATE_BOUNDS", "LabelErrorProblem", "fit_label_errors"]
+
+RATE_BOUNDS = (1e-4, 0.45)
+# Damping and power of the fallbacks, in the order in which they are tried.
+_SMALL_DAMPING = 0.25
+_SAFE_POWER = 0.5
+# Weak priors of learning. Few rows leave the amplitude and the rate of wrong labels nearly free:
+# the sum of log amplitude / noise and of the rate is what the evidence sees.
+_LOG_AMPLITUDE = (np.log(4.0), 1.0)
+_RATE_COUNTS = (3.0, 9.0)
+
+
+def log_rate_prior(rate):
+    """Return the log density of the rate of wrong labels and its derivative in logit(rate)."""
+    a, b = _RATE_COUNTS[0] - 1.0, _RATE_COUNTS[1] - 1.0
+    return a * np.log(rate) + b * np.log1p(-rate), a * (1.0 - rate) - b * rate
+
+
+@dataclass
+class LabelErrorProblem(DenseProblem):
+    """A dense problem with label errors: sites on g = f + noise.
+
+    `rates` holds the rate of wrong labels at which each binary problem starts; `learn_rate` tells
+    to learn it. `rule` is that of learning, `penalty` finite if relaxed sites come after it.
+    """
+
+    noise: float
+    rates: list
+    learn_rate: bool
+    penalty: float
+    cost: str
+    freeze_after: int
+
+    def structure(self, kernel):
+        """Return the structure of f at a kernel."""
+        return DenseGP(self_covariance(kernel, self.X))
+
+    def ep(self, kernel, sign, rate=None, rule=None):
+        """Return the fixed-point map of a rule at a kernel and a rate of wrong labels."""
+        structure = LatentNoise(self.structure(kernel), self.noise, self.weight)
+        return WholeEP(structure, LabelErrorStep(rate), sign, self.weight, rule or self.rule)
+
+    def rungs(self, kernel, sign, rate, tol):
+        """Return the ladder of `climb`: the rule, less damping, a power, the double loop."""
+        ep = self.ep(kernel, sign, rate)
+        relaxed = np.isfinite(self.penalty)
+
+        def run(rule, damping, accelerate, x, max_iter, monitor):
+            own = WholeEP(ep.structure, ep.factor, ep.y, ep.weight, rule())
+            return own.solve(
+                x,
+                tol=tol,
+                max_iter=max_iter,
+                damping=damping,
+                accelerate=accelerate,
+                monitor=monitor,
+            )
+
+        def descend(x, max_iter, monitor):
+            exponent = getattr(self.rule, "exponent", 1.0)
+            evaluate = DoubleLoop(ep, exponent).evaluate
+            return iterate(evaluate, x, max_iter=max_iter, tol=tol, monitor=monitor)
+
+        def own_rule():
+            if relaxed:
+                return Relaxed(self.penalty, self.cost, self.freeze_after)
+            return self.rule
+
+        power = isinstance(self.rule, Power)
+        name = "relaxed" if relaxed else "power" if power else "ep"
+        small = min(_SMALL_DAMPING, 0.5 * self.damping)
+        ladder = [
+            Rung(name, partial(run, own_rule, self.damping, not relaxed)),
+            Rung(f"{name}, damping {small:g}", partial(run, own_rule, small, False)),
+        ]
+        if not (power and self.rule.exponent <= _SAFE_POWER):
+            safe = partial(Power, _SAFE_POWER)
+            ladder.append(Rung(f"power {_SAFE_POWER:g}", partial(run, safe, small, False)))
+        return [*ladder, Rung("double loop", descend)]
+
+    def log_prior(self, kernel, rate):
+        """Return the log prior density of what is learned and its gradient."""
+        variances = kernel.diag(self.X)
+        share = self.weight / (self.weight @ variances)
+        centre, spread = _LOG_AMPLITUDE
+        away = np.log(self.weight @ variances / self.weight.sum() / self.noise) - centre
+        value, gradient = -0.5 * (away / spread) ** 2, np.zeros(0)
+        if self.learn and kernel.n_dims:
+            gradient = -away / spread**2 * contract_diagonal(kernel, self.X, share)
+        if self.learn_rate:
+            more, slope = log_rate_prior(rate)
+            value, gradient = value + more, np.append(gradient, slope)
+        return value, gradient
+
+    def evidence(self, sign, x, tol, rate=None):
+        """Return theta -> `EvidencePoint` of the log evidence at a fixed rate of wrong labels."""
+        evaluate = self._evidence(sign, x, tol)
+
+        def at_rate(theta):
+            point, _ = evaluate(self.kernel.clone_with_theta(theta), rate)
+            return point
+
+        return at_rate
+
+    def objective(self, sign, x, kernel, rate):
+        """Return the function that learning maximises, of (theta, logit rate)."""
+        evaluate = self._evidence(sign, x, max(self.tol, LEARNING_TOL))
+        n_kernel = kernel.n_dims if self.learn else 0
+
+        def at(parameters):
+            now = self.kernel.clone_with_theta(parameters[:n_kernel]) if n_kernel else kernel
+            e = float(expit(parameters[n_kernel])) if self.learn_rate else rate
+            point, rate_slope = evaluate(now, e, gradient=n_kernel > 0)
+            log_prior, prior_gradient = self.log_prior(now, e)
+            gradient = point.gradient
+            if self.learn_rate:
+                gradient = np.append(gradient, rate_slope)
+            return point._replace(gradient=gradient + prior_gradient, log_prior=log_prior)
+
+        return at
+
+    def _evidence(self, sign, x, tol):
+        """Return (kernel, rate) -> (`EvidencePoint`, slope in logit rate) with warm sites."""
+        warm = [x]
+
+        def evaluate(kernel, rate, gradient=True):
+            ep = self.ep(kernel, sign, rate)
+
+            def solve(start):
+                return ep.solve(
+                    start,
+                    tol=tol,
+                    max_iter=self.max_sweeps,
+                    damping=self.damping,
+                    accelerate=True,
+                )
+
+            try:
+                result = solve(warm[0])
+            except ImproperPosterior:  # the last sites are no start for this kernel
+                result = solve(np.zeros_like(x))
+            warm[0] = result.x
+            state, _ = result.evaluation.payload
+            slope = dense_evidence_gradient(kernel, self.X, state.latent) if gradient else np.empty(0)
+            point = EvidencePoint(
+                result.evaluation.record["log_evidence"],
+                slope,
+                result.evaluation.residual,
+                (kernel, state, rate),
+            )
+            return point, self._rate_slope(ep, Sites(*result.x), state)
+
+        return evaluate
+
+    def _rate_slope(self, ep, sites, state):
+        """Return d log evidence / d logit(rate): expected minus assumed number of wrong labels."""
+        exponent = getattr(self.rule, "exponent", 1.0)
+        cav = cavity(sites, state.mean, state.var, exponent)
+        wrong = ep.factor.powered(exponent).wrong_proba(ep.y, cav.mean, cav.var)
+        return self.weight @ (wrong - ep.factor.rate)
+
+    def posterior(self, payload):
+        """Return the predicting posterior that belongs to the payload of an iteration."""
+        kernel, state = payload[:2]
+        return DenseGPPosterior(kernel, self.X, state.latent)
+
+
+def learn_hyperparameters(problem, sign, monitor, k):
+    """Return (kernel, rate, history) of problem k, learned as far as the problem asks for it."""
+    kernel, rate = problem.kernel.clone_with_theta(problem.starts[k]), problem.rates[k]
+    learn_kernel = problem.learn and kernel.n_dims > 0
+    if not (learn_kernel or problem.learn_rate):
+        return kernel, rate, {}
+    theta = kernel.theta if learn_kernel else np.empty(0)
+    bounds = kernel.bounds if learn_kernel else np.empty((0, 2))
+    starts = problem.restarts if learn_kernel else []
+    if problem.learn_rate:
+        theta = np.append(theta, logit(rate))
+        bounds = np.vstack([bounds, logit(RATE_BOUNDS)])
+        starts = [np.append(s, logit(rate)) for s in starts]
+    learned = maximise_evidence(
+        problem.objective(sign, problem.sites[k], kernel, rate),
+        theta,
+        bounds,
+        max_iter=problem.max_iter,
+        starts=starts,
+        monitor=monitor,
+    )
+    kernel, _, rate = learned.point.payload
+    return kernel, rate, learned.history
+
+
+def fit_label_errors(problem, sign, monitor, k):
+    """Learn what is asked for, converge the sites, and return the `BinaryFit` of problem k."""
+    kernel, rate, history = learn_hyperparameters(problem, sign, monitor, k)
+    watch = None if monitor is None else _WithKernel(monitor, kernel)
+    rungs = problem.rungs(kernel, sign, rate, problem.tol)
+    result, path = climb(rungs, problem.sites[k], problem.max_iter, watch)
+    state, update = result.evaluation.payload
+    sites = Sites(*result.x)
+    cav = cavity(sites, state.mean, state.var)
+    factor = LabelErrorStep(rate)
+    relaxation = np.zeros(len(sign)) if update.relaxation is None else update.relaxation
+    return BinaryFit(
+        problem.posterior((kernel, state)),
+        {n: np.concatenate([history.get(n, []), v]) for n, v in result.history.items()},
+        result.converged,
+        float(result.evaluation.record["log_evidence"]),
+        dict(
+            kernel_=kernel,
+            site_precision_=sites.precision,
+            site_shift_=sites.shift,
+            n_sweeps_=result.n_iter,
+            loo_log_plus=loo_log_proba(factor, 1.0, sites, state),
+            loo_log_minus=loo_log_proba(factor, -1.0, sites, state),
+            relaxation=relaxation,
+            wrong_proba=factor.wrong_proba(sign, cav.mean, cav.var),
+            rate=rate,
+            path=path,
+        ),
+    )
