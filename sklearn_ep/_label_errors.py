@@ -27,6 +27,7 @@ RATE_BOUNDS = (1e-4, 0.45)
 # Damping and power of the fallbacks, in the order in which they are tried.
 _SMALL_DAMPING = 0.25
 _SAFE_POWER = 0.5
+_POWER_DAMPING = 0.9
 # Weak priors of learning. Few rows leave the amplitude and the rate of wrong labels nearly free:
 # the sum of log amplitude / noise and of the rate is what the evidence sees.
 _LOG_AMPLITUDE = (np.log(4.0), 1.0)
@@ -89,17 +90,23 @@ class LabelErrorProblem(DenseProblem):
                 return Relaxed(self.penalty, self.cost, self.freeze_after)
             return self.rule
 
-        power = isinstance(self.rule, Power)
-        name = "relaxed" if relaxed else "power" if power else "ep"
+        if isinstance(self.rule, Power):
+            # a fraction of the factor is damping of its own: more of it only makes it slow
+            large = max(_POWER_DAMPING, self.damping)
+            return [
+                Rung("power", partial(run, own_rule, self.damping, True)),
+                Rung(f"power, damping {large:g}", partial(run, own_rule, large, False), 0.6),
+                Rung("double loop", descend),
+            ]
+        name = "relaxed" if relaxed else "ep"
         small = min(_SMALL_DAMPING, 0.5 * self.damping)
-        ladder = [
+        safe = partial(Power, _SAFE_POWER)
+        return [
             Rung(name, partial(run, own_rule, self.damping, not relaxed)),
             Rung(f"{name}, damping {small:g}", partial(run, own_rule, small, False)),
+            Rung(f"power {_SAFE_POWER:g}", partial(run, safe, _POWER_DAMPING, False)),
+            Rung("double loop", descend),
         ]
-        if not (power and self.rule.exponent <= _SAFE_POWER):
-            safe = partial(Power, _SAFE_POWER)
-            ladder.append(Rung(f"power {_SAFE_POWER:g}", partial(run, safe, small, False)))
-        return [*ladder, Rung("double loop", descend)]
 
     def log_prior(self, kernel, rate):
         """Return the log prior density of what is learned and its gradient."""
@@ -164,7 +171,9 @@ class LabelErrorProblem(DenseProblem):
                 result = solve(np.zeros_like(x))
             warm[0] = result.x
             state, _ = result.evaluation.payload
-            slope = dense_evidence_gradient(kernel, self.X, state.latent) if gradient else np.empty(0)
+            slope = (
+                dense_evidence_gradient(kernel, self.X, state.latent) if gradient else np.empty(0)
+            )
             point = EvidencePoint(
                 result.evaluation.record["log_evidence"],
                 slope,

@@ -9,16 +9,19 @@ from .loop import Result
 
 __all__ = ["Rung", "climb"]
 
-# Iterations that a rung may take: at least the first number, at least this share of all.
+# Iterations that a rung may take at least.
 _LEAST = 60
-_SHARE = 0.3
 
 
 class Rung(NamedTuple):
-    """One way to the fixed point: its name and `run(x, max_iter, monitor) -> Result`."""
+    """One way to the fixed point: name, `run(x, max_iter, monitor) -> Result`, share of max_iter.
+
+    The last rung takes whatever is left.
+    """
 
     name: str
     run: Callable
+    share: float = 0.3
 
 
 def climb(rungs, x, max_iter, monitor=None):
@@ -30,8 +33,7 @@ def climb(rungs, x, max_iter, monitor=None):
         In order of cost. Each starts where the last one stopped.
     x : ndarray
     max_iter : int
-        Iterations of all rungs together. A rung that others follow gets three tenths of them, at
-        least 60.
+        Iterations of all rungs together; a rung gets its share of them, at least 60.
     monitor : Monitor or None, default=None
 
     Returns
@@ -41,10 +43,9 @@ def climb(rungs, x, max_iter, monitor=None):
     names : list of str
         The rungs that ran.
     """
-    quota = max(_LEAST, int(_SHARE * max_iter))
     histories, names, used = [], [], 0
     for k, rung in enumerate(rungs):
-        left = max_iter - used
+        left, quota = max_iter - used, max(_LEAST, int(rung.share * max_iter))
         result = rung.run(x, left if k == len(rungs) - 1 else min(quota, left), monitor)
         names.append(rung.name)
         histories.append(result.history)

@@ -136,18 +136,20 @@ class Anderson:
         return step
 
 
-def _halved_until_proper(evaluate, x, current, proposal, halvings):
-    """Evaluate the proposal, halving the step while it leaves no proper posterior.
+def _proper_step(evaluate, x, current, proposals, halvings):
+    """Evaluate the proposals in turn, halving the last step while it leaves no proper posterior.
 
-    Where no step does, the state stays as it is: the last entry is False.
+    Returns the new state, its evaluation, how many proposals were improper, and whether any step
+    was taken: where none is proper the state stays as it is.
     """
-    for k in range(halvings + 1):
-        candidate = x + 0.5**k * (proposal - x)
+    last = proposals[-1]
+    tries = [*proposals, *(x + 0.5**k * (last - x) for k in range(1, halvings + 1))]
+    for k, candidate in enumerate(tries):
         try:
             return candidate, evaluate(candidate), k, True
         except ImproperPosterior:
             continue
-    return x, current, halvings, False
+    return x, current, len(tries), False
 
 
 def iterate(
@@ -214,18 +216,16 @@ def iterate(
         converged = current.residual < tol
         payload = current.payload
         if not converged:
+            step = damping if acceleration is None else min(damping, fallback_damping)
+            proposals = [x + step * (current.target - x)]
             if undamped_start and n_iter == 1:
-                proposal = current.target
+                proposals.insert(0, current.target)
             elif acceleration is not None and n_iter <= give_up_after:
-                proposal = acceleration(x, current)
-            else:
-                step = damping if acceleration is None else min(damping, fallback_damping)
-                proposal = x + step * (current.target - x)
+                # an extrapolation that leaves no proper posterior gives way to the plain step
+                proposals.insert(0, acceleration(x, current))
             if repair is not None:
-                proposal = repair(proposal, x, current.target)
-            x, current, halved, moved = _halved_until_proper(
-                evaluate, x, current, proposal, halvings
-            )
+                proposals = [repair(p, x, current.target) for p in proposals]
+            x, current, halved, moved = _proper_step(evaluate, x, current, proposals, halvings)
             n_halved += halved
             stuck = not moved
             payload = current.payload
