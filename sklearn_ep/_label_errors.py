@@ -16,7 +16,7 @@ from ._engine.learning import EvidencePoint, maximise_evidence
 from ._engine.loop import iterate
 from ._engine.posteriors.dense_gp import DenseGP, DenseGPPosterior, dense_evidence_gradient
 from ._engine.posteriors.latent_noise import LatentNoise
-from ._engine.rules import MomentMatching, Power, Relaxed
+from ._engine.rules import Power, Relaxed
 from ._engine.sites import Sites, cavity
 from ._engine.whole import WholeEP
 from ._gp_base import LEARNING_TOL, DenseProblem, _WithKernel, loo_log_proba
@@ -102,7 +102,7 @@ class LabelErrorProblem(DenseProblem):
         small = min(_SMALL_DAMPING, 0.5 * self.damping)
         safe = partial(Power, _SAFE_POWER)
         return [
-            Rung(name, partial(run, own_rule, self.damping, not relaxed)),
+            Rung(name, partial(run, own_rule, self.damping, True)),
             Rung(f"{name}, damping {small:g}", partial(run, own_rule, small, False)),
             Rung(f"power {_SAFE_POWER:g}", partial(run, safe, _POWER_DAMPING, False)),
             Rung("double loop", descend),
