@@ -550,11 +550,10 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         rng = check_random_state(random_state)
         draws = [draw_latent(p, X, n_samples, rng) for p in self._posteriors]
         links = self._links()
+        pairs = [(1.0, link, f) for link, f in zip(links, draws, strict=True)]
         if len(draws) == 1:
-            triples = [(-1.0, links[0], draws[0]), (1.0, links[0], draws[0])]
-        else:
-            triples = [(1.0, link, f) for link, f in zip(links, draws, strict=True)]
-        log_p = np.stack([link.log_prob(label, f) for label, link, f in triples], axis=-1)
+            pairs = [(-1.0, links[0], draws[0]), *pairs]
+        log_p = np.stack([link.log_prob(label, f) for label, link, f in pairs], axis=-1)
         return np.exp(log_p - logsumexp(log_p, axis=-1, keepdims=True))
 
 

@@ -302,6 +302,10 @@ class GaussianProcessBase(PosteriorClassifier):
             gradient.append(point.gradient)
         return value, np.concatenate(gradient)
 
+    def _latent_sites(self):
+        """Return factor and sites (precision, shift) on the latent values of the first problem."""
+        return (self._problem.factor, *self._warm_state[0][1])
+
     def diagnose(self, n_draws=1000, random_state=0):
         """Say how far to trust the fit.
 
@@ -327,8 +331,8 @@ class GaussianProcessBase(PosteriorClassifier):
         rng = check_random_state(random_state)
         latent = draw_latent(self._posteriors[0], problem.X, n_draws, rng)
         sign = np.where(self._labels == 1, 1.0, -1.0)
-        precision, shift = self._warm_state[0][1]
-        log_w = site_log_weights(problem.factor, sign, problem.weight, precision, shift, latent)
+        factor, precision, shift = self._latent_sites()
+        log_w = site_log_weights(factor, sign, problem.weight, precision, shift, latent)
         return diagnose_fit(self, importance_check(log_w))
 
 

@@ -19,11 +19,15 @@ from ._engine.posteriors.latent_noise import LatentNoise
 from ._engine.rules import Power, Relaxed
 from ._engine.sites import Sites, cavity
 from ._engine.whole import WholeEP
-from ._gp_base import LEARNING_TOL, DenseProblem, _WithKernel, loo_log_proba
+from ._gp_base import DenseProblem, _WithKernel, loo_log_proba
 
 __all__ = ["RATE_BOUNDS", "LabelErrorProblem", "fit_label_errors"]
 
 RATE_BOUNDS = (1e-4, 0.45)
+# Sites are refined to this residual, with this mixing, while hyperparameters move; and relative
+# changes of the evidence below the last number are within the error of that.
+_LEARNING = dict(tol=1e-2, damping=0.8)
+_LEARNING_FTOL = 1e-5
 # Damping and power of the fallbacks, in the order in which they are tried.
 _SMALL_DAMPING = 0.25
 _SAFE_POWER = 0.5
@@ -102,7 +106,7 @@ class LabelErrorProblem(DenseProblem):
         small = min(_SMALL_DAMPING, 0.5 * self.damping)
         safe = partial(Power, _SAFE_POWER)
         return [
-            Rung(name, partial(run, own_rule, self.damping, not relaxed)),
+            Rung(name, partial(run, own_rule, self.damping, True)),
             Rung(f"{name}, damping {small:g}", partial(run, own_rule, small, False)),
             Rung(f"power {_SAFE_POWER:g}", partial(run, safe, _POWER_DAMPING, False)),
             Rung("double loop", descend),
@@ -124,7 +128,7 @@ class LabelErrorProblem(DenseProblem):
 
     def evidence(self, sign, x, tol, rate=None):
         """Return theta -> `EvidencePoint` of the log evidence at a fixed rate of wrong labels."""
-        evaluate = self._evidence(sign, x, tol)
+        evaluate = self._evidence(sign, x, tol, self.damping)
 
         def at_rate(theta):
             point, _ = evaluate(self.kernel.clone_with_theta(theta), rate)
@@ -134,7 +138,7 @@ class LabelErrorProblem(DenseProblem):
 
     def objective(self, sign, x, kernel, rate):
         """Return the function that learning maximises, of (theta, logit rate)."""
-        evaluate = self._evidence(sign, x, max(self.tol, LEARNING_TOL))
+        evaluate = self._evidence(sign, x, **_LEARNING)
         n_kernel = kernel.n_dims if self.learn else 0
 
         def at(parameters):
@@ -149,7 +153,7 @@ class LabelErrorProblem(DenseProblem):
 
         return at
 
-    def _evidence(self, sign, x, tol):
+    def _evidence(self, sign, x, tol, damping):
         """Return (kernel, rate) -> (`EvidencePoint`, slope in logit rate) with warm sites."""
         warm = [x]
 
@@ -161,7 +165,7 @@ class LabelErrorProblem(DenseProblem):
                     start,
                     tol=tol,
                     max_iter=self.max_sweeps,
-                    damping=self.damping,
+                    damping=damping,
                     accelerate=True,
                 )
 
@@ -217,6 +221,7 @@ def learn_hyperparameters(problem, sign, monitor, k):
         max_iter=problem.max_iter,
         starts=starts,
         monitor=monitor,
+        ftol=_LEARNING_FTOL,
     )
     kernel, _, rate = learned.point.payload
     return kernel, rate, learned.history

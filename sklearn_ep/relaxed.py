@@ -2,7 +2,7 @@
 
 import numpy as np
 from sklearn.base import clone
-from sklearn.gaussian_process.kernels import ConstantKernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.utils import check_random_state
 
 from ._base import (
@@ -26,9 +26,9 @@ __all__ = ["RelaxedEPClassifier"]
 # Where learning of the rate of wrong labels starts: from small rates it may end in a poor local
 # optimum that explains wrong labels by a wiggly function.
 _FIRST_RATE = 0.25
-# In units of the latent noise: beyond the upper bound the likelihood is nearly a bare step, for
-# which parallel EP cycles.
-_AMPLITUDE_BOUNDS = (1e-2, 20.0)
+# In units of the latent noise: the start is the centre of the prior; beyond the upper bound the
+# likelihood is nearly a bare step, for which parallel EP cycles.
+_AMPLITUDE, _AMPLITUDE_BOUNDS = 4.0, (1e-2, 20.0)
 
 
 class RelaxedEPClassifier(GaussianProcessBase):
@@ -40,9 +40,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
     Parameters
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, default=None
-        Prior covariance of the latent function f. None is ``ConstantKernel * RBF(l)`` with l three
-        times the root of the total variance of the columns and an amplitude of at most 20 times
-        the latent noise, beyond which EP itself becomes unreliable.
+        Prior covariance of the latent function f. None is ``ConstantKernel * RBF(l)`` with l the
+        root of the total variance of the columns and an amplitude of 4 and at most 20 times the
+        latent noise, beyond which EP itself becomes unreliable.
     method : {"auto", "dense"}, default="auto"
         "dense" keeps a site on every row and the full covariance matrix.
     rule : {"relaxed", "power", "ep"}, default="relaxed"
@@ -266,9 +266,10 @@ class RelaxedEPClassifier(GaussianProcessBase):
     def _initial_kernel(self, training):
         if self.kernel is not None:
             return clone(self.kernel)
+        spread = default_kernel(training.X, training.weight).k2.length_scale / 3.0
         low, high = (self.latent_noise * b for b in _AMPLITUDE_BOUNDS)
-        amplitude = ConstantKernel(self.latent_noise, (low, high))
-        return amplitude * default_kernel(training.X, training.weight).k2
+        amplitude = ConstantKernel(_AMPLITUDE * self.latent_noise, (low, high))
+        return amplitude * RBF(spread, (0.03 * spread, 3e3 * spread))
 
     def _first_rates(self, n_problems, warm):
         if self.label_noise != "learn":
@@ -328,6 +329,11 @@ class RelaxedEPClassifier(GaussianProcessBase):
         """Return the factor on f that each binary problem predicts by."""
         rates = [0.0] * len(self._rates) if self.predict_clean else self._rates
         return [LabelNoise(rate, float(self.latent_noise)) for rate in rates]
+
+    def _latent_sites(self):
+        precision, shift = self._warm_state[0][1]
+        left = 1.0 + self._problem.noise * precision
+        return LabelNoise(self._rates[0], self._problem.noise), precision / left, shift / left
 
     def _evidence(self, k, sign, x):
         return self._problem.evidence(sign, x, self._problem.tol, self._rates[k])

@@ -16,6 +16,7 @@ __all__ = [
     "Natural",
     "blend",
     "checked_cholesky",
+    "cholesky_solve",
     "inverse_from_cholesky",
     "isotropic",
     "jittered_cholesky",
@@ -25,6 +26,7 @@ __all__ = [
     "over",
     "times",
     "triangular_inverse",
+    "triangular_solve",
 ]
 
 
@@ -75,10 +77,27 @@ def blend(old, new, step):
 
 def checked_cholesky(matrix):
     """Return the lower Cholesky factor, or raise `ImproperPosterior` where there is none."""
-    try:
-        return cholesky(matrix, lower=True, check_finite=False)
-    except np.linalg.LinAlgError as error:
-        raise ImproperPosterior("the posterior precision is not positive definite") from error
+    lower, info = lapack.dpotrf(matrix, lower=1, clean=1)
+    if info != 0:
+        raise ImproperPosterior("the posterior precision is not positive definite")
+    return lower
+
+
+# Small problems spend more time in the checks of scipy.linalg than in LAPACK: these two skip them.
+
+
+def cholesky_solve(lower, right):
+    """Return A^-1 right for the lower Cholesky factor of A and a vector or matrix."""
+    if not right.size:
+        return right
+    return lapack.dpotrs(lower, right, lower=1)[0]
+
+
+def triangular_solve(lower, right):
+    """Return lower^-1 right for a matrix on the right."""
+    if not right.size:
+        return right
+    return lapack.dtrtrs(lower, right, lower=1)[0]
 
 
 def jittered_cholesky(matrix, jitter, largest=1e-3):

@@ -17,8 +17,9 @@ __all__ = ["relaxed_cost", "relaxed_gamma", "relaxed_kl"]
 _SHARES = np.concatenate([[0.0], np.geomspace(1e-4, 0.02, 12), np.linspace(0.03, 1.0, 36)])
 # A relaxation beyond this leaves nothing of the cavity: needed only for penalties near zero.
 _LARGEST = 1e3
-_GOLDEN = 0.5 * (np.sqrt(5.0) - 1.0)
-_GOLDEN_STEPS = 22
+# Around the best point grids of this many inner points, each narrower than the last by the inverse.
+_FINE = np.arange(1, 16)[:, None] / 16.0
+_REFINEMENTS = 6
 
 
 def relaxed_kl(z, label_noise):
@@ -89,7 +90,7 @@ def relaxed_gamma(z0, mubar, c, label_noise, cost="mass"):
     Notes
     -----
     The divergence is non-negative, so that no gamma beyond Q(0) / c can win: the search is over a
-    bounded interval, by a grid and golden sections around its best point. Negative values are not
+    bounded interval, by a grid and by finer ones around its best point. Negative values are not
     searched: their limit -1 makes every divergence vanish and the posterior meaningless.
     """
     z0, mubar = np.atleast_1d(np.asarray(z0, float)), np.atleast_1d(np.asarray(mubar, float))
@@ -108,16 +109,17 @@ def relaxed_gamma(z0, mubar, c, label_noise, cost="mass"):
 
         first = grid[best[rows], rows]
         high = grid[np.minimum(best[rows] + 1, len(_SHARES) - 1), rows]
-        refined = _golden_section(value, grid[best[rows] - 1, rows], high)
-        gamma[rows] = np.where(value(refined) < value(first), refined, first)
+        gamma[rows] = _refined(value, first, grid[best[rows] - 1, rows], high)
     return gamma
 
 
-def _golden_section(value, low, high):
-    """Minimise a unimodal function of each row between low and high."""
-    for _ in range(_GOLDEN_STEPS):
-        width = _GOLDEN * (high - low)
-        left, right = high - width, low + width
-        smaller = value(left) < value(right)
-        low, high = np.where(smaller, low, left), np.where(smaller, right, high)
-    return 0.5 * (low + high)
+def _refined(value, best, low, high):
+    """Minimise a function of each row between low and high by ever finer grids around the best."""
+    rows = np.arange(len(best))
+    for _ in range(_REFINEMENTS):
+        grid = np.vstack([low + _FINE * (high - low), best])
+        k = np.argmin(value(grid), axis=0)
+        best = grid[k, rows]
+        width = _FINE[0, 0] * (high - low)
+        low, high = np.maximum(best - width, 0.0), best + width
+    return best

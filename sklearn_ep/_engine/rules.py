@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .relaxed_cost import relaxed_gamma
+from .relaxed_cost import relaxed_cost, relaxed_gamma
 from .sites import Cavity, Sites, cavity, log_site_mass
 
 __all__ = ["MomentMatching", "Power", "Relaxed", "SiteUpdate", "relaxed_gamma"]
 
 # Below this share of the cavity precision a site has no centre to relax towards.
-_NO_CENTRE = 1e-12
+_NO_CENTRE = 1e-2
 
 
 class SiteUpdate(NamedTuple):
@@ -110,42 +110,42 @@ class Relaxed:
     cost : {"mass", "normalised"}
         See `relaxed_cost`.
     freeze_after : int
-        Sweeps after which b and b m stay as they are. Which rows relax may flip for ever, since m
-        jumps where a site precision changes sign.
+        Sweeps after which b and b m stay as they are, or are released for good where they no longer
+        pay. Which rows relax may flip for ever, since m jumps where a site precision changes sign.
 
     Notes
     -----
-    Remembers the sweep and the frozen factors: one object serves one run.
+    A site without precision has no centre: rows below one per cent of the precision of their cavity
+    do not relax. That bounds the centres, so that penalties from about 50 on are moment matching.
+    One object serves one run.
     """
 
     def __init__(self, penalty, cost, freeze_after):
         self.penalty, self.cost, self.freeze_after = penalty, cost, freeze_after
         self.n_sweeps = 0
-        self.frozen: tuple[np.ndarray, np.ndarray] | None = None
+        self.factors: tuple[np.ndarray, np.ndarray] | None = None
 
     def __call__(self, factor, y, sites, mean, var, extra_var=0.0):
         """Return the `SiteUpdate` of the rows; parameters as for `MomentMatching`."""
         cav = cavity(sites, mean, var)
-        if self.frozen is None:
-            gamma, centre = self._relax(factor, y, sites, cav)
-            if self.n_sweeps >= self.freeze_after:
-                self.frozen = gamma / cav.var, gamma * centre / cav.var
-        else:
-            # frozen factors are products: gamma follows the cavity, the centre stays
-            gamma = self.frozen[0] * cav.var
-            shift = self.frozen[1] * cav.var
-            centre = np.divide(shift, gamma, out=np.zeros_like(gamma), where=gamma > 0)
+        gamma, pull = self._relax(factor, y, sites, cav)
         self.n_sweeps += 1
         relaxed = Cavity(
-            (cav.mean + gamma * centre) / (1.0 + gamma), cav.var / (1.0 + gamma), cav.proper
+            (cav.mean + pull * cav.var) / (1.0 + gamma), cav.var / (1.0 + gamma), cav.proper
         )
         return _matched(factor, y, sites, relaxed, extra_var, gamma)
 
     def _relax(self, factor, y, sites, cav):
+        """Return gamma and b m of each row."""
         told = np.abs(sites.precision) * cav.var > _NO_CENTRE
         centre = np.divide(sites.shift, sites.precision, out=np.zeros_like(cav.mean), where=told)
         root = np.sqrt(cav.var)
-        gamma = relaxed_gamma(
-            y * cav.mean / root, y * centre / root, self.penalty, factor.rate, self.cost
-        )
-        return gamma, centre
+        scalars = y * cav.mean / root, y * centre / root, self.penalty, factor.rate, self.cost
+        if self.n_sweeps < self.freeze_after or self.factors is None:
+            gamma = np.where(told, relaxed_gamma(*scalars), 0.0)
+            self.factors = gamma / cav.var, gamma * centre / cav.var
+            return gamma, self.factors[1]
+        gamma = self.factors[0] * cav.var
+        pays = relaxed_cost(gamma, *scalars) <= relaxed_cost(0.0, *scalars)
+        self.factors = np.where(pays, self.factors[0], 0.0), np.where(pays, self.factors[1], 0.0)
+        return np.where(pays, gamma, 0.0), self.factors[1]

@@ -5,6 +5,7 @@ probit with label errors is a step, and everything about it is a function of one
 g over its standard deviation.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -57,12 +58,12 @@ def step_moments(z, log_right, log_wrong):
     """
     z = np.asarray(z, dtype=float)
     wrong = log_wrong + log_ndtr(-z)
-    if np.isneginf(log_wrong):
+    if log_wrong == -math.inf:
         log_z = log_right + log_ndtr(z)
         slope, above, spread = _sure_moments(z)
         return StepMoments(log_z, slope, slope * above, spread, wrong)
     log_z = np.logaddexp(log_right + log_ndtr(z), wrong)
-    height = np.exp(log_right) - np.exp(log_wrong)
+    height = math.exp(log_right) - math.exp(log_wrong)
     slope = height * np.exp(-0.5 * z**2 - _HALF_LOG_2PI - log_z)
     beta = slope * (slope + z)
     return StepMoments(log_z, slope, beta, 1.0 - beta, wrong - log_z)
@@ -78,6 +79,11 @@ class LabelErrorStep(Factor):
     exponent : float, default=1.0
         The power u: the weights of the two sides are (1 - e)^u and e^u.
 
+    Attributes
+    ----------
+    log_weights : tuple of two floats
+        Logs of the weights of the right and of the wrong side.
+
     Notes
     -----
     A site on g = f + noise for noise of variance s; with s added to the variance of f the factor is
@@ -88,12 +94,8 @@ class LabelErrorStep(Factor):
     def __init__(self, rate, exponent=1.0):
         self.rate, self.exponent = rate, exponent
         self.log_concave = rate == 0
-
-    @property
-    def log_weights(self):
-        """Logs of the weights of the right and of the wrong side."""
-        with np.errstate(divide="ignore"):
-            return self.exponent * np.log1p(-self.rate), self.exponent * np.log(self.rate)
+        log_wrong = math.log(rate) if rate > 0 else -math.inf
+        self.log_weights = exponent * math.log1p(-rate), exponent * log_wrong
 
     def powered(self, exponent):
         """Return the factor to the power, which is again a step."""

@@ -7,19 +7,24 @@ of a proper posterior.
 """
 
 import numpy as np
-from scipy.linalg import cho_solve, solve_triangular
 from sklearn.utils import gen_batches
 
-from ..gaussian import checked_cholesky, inverse_from_cholesky, triangular_inverse
+from ..gaussian import (
+    checked_cholesky,
+    cholesky_solve,
+    inverse_from_cholesky,
+    triangular_inverse,
+    triangular_solve,
+)
 from ..kernels import contract, cross
 
 __all__ = [
     "DenseGP",
     "DenseGPPosterior",
     "DenseState",
+    "explained_variances",
     "positive_variance",
     "sequential_sweep",
-    "site_marginal_variances",
 ]
 
 # Below this product of site precision and prior variance the difference 1 - (B^-1)_ii has lost the
@@ -27,11 +32,42 @@ __all__ = [
 _WEAK_SITE = 1e-4
 
 
+def explained_variances(K, precision, root, inverse):
+    """Return diag((K^-1 + diag(precision))^-1) without K^-1, for precisions that are not negative.
+
+    Parameters
+    ----------
+    K : ndarray of shape (n, n)
+    precision, root : ndarray of shape (n,)
+        Site precisions and their square roots.
+    inverse : ndarray of shape (n, n)
+        Inverse of the lower Cholesky factor of I + root K root.
+
+    Returns
+    -------
+    var : ndarray of shape (n,)
+    strong : ndarray of bool of shape (n,)
+        Rows whose sites are strong enough for the cheap formula.
+    halves : ndarray of shape (n, k)
+        Columns of C^-1 S K of the k other rows.
+    """
+    diagonal = np.diagonal(K)
+    strong = precision * diagonal >= _WEAK_SITE
+    norms = np.einsum("ij,ij->j", inverse, inverse)
+    var = diagonal.copy()
+    var[strong] = (1.0 - norms[strong]) / precision[strong]
+    weak = np.flatnonzero(~strong)
+    halves = inverse @ (root[:, None] * K[:, weak]) if len(weak) else np.empty((0, 0))
+    if len(weak):
+        var[weak] -= np.einsum("ij,ij->j", halves, halves)
+    return var, strong, halves
+
+
 class _NegativeSites:
     """What sites of negative precision add to the posterior that the other sites leave.
 
-    With A the covariance under the other sites and d = sqrt(-precision), the matrix
-    I - d A d is factorised; it is positive definite exactly if the posterior is proper.
+    With A the covariance under the other sites and d = sqrt(-precision), the matrix I - d A d is
+    factorised; it is positive definite exactly if the posterior is proper.
 
     Attributes
     ----------
@@ -39,31 +75,32 @@ class _NegativeSites:
         Rows of negative precision.
     root : ndarray of shape (m,)
         Their d.
-    cross : ndarray of shape (n - m, m)
-        C^-1 S K+- of the other rows.
+    scaled, half, back : ndarray of shape (n - m, m)
+        S K+- of the other rows, C^-1 S K+- and B^-1 S K+-.
     prior : ndarray of shape (m, m)
         A between these rows.
     lower : ndarray of shape (m, m)
         Cholesky factor of I - d A d.
     """
 
-    def __init__(self, K, rows, precision, scaled, inverse):
+    def __init__(self, K, others, rows, precision, root, inverse):
         self.rows, self.root = rows, np.sqrt(-precision)
-        self.cross = inverse @ scaled
-        self.prior = K[np.ix_(rows, rows)] - self.cross.T @ self.cross
+        columns = K[:, rows]
+        self.scaled = root[:, None] * columns[others]
+        self.half = inverse @ self.scaled
+        self.back = inverse.T @ self.half
+        self.prior = columns[rows] - self.half.T @ self.half
         B = -self.root[:, None] * self.prior * self.root
         B[np.diag_indices_from(B)] += 1.0
         self.lower = checked_cholesky(B)
 
-    def pull(self, mean):
+    def gain(self, mean):
         """Return d (I - d A d)^-1 d applied to means of these rows: what alpha gains there."""
-        return self.root * cho_solve((self.lower, True), self.root * mean, check_finite=False)
+        return self.root * cholesky_solve(self.lower, self.root * mean)
 
-    def half(self, columns):
-        """Return the factor whose squares these rows add, for d times columns of A, (m, k)."""
-        return solve_triangular(
-            self.lower, self.root[:, None] * columns, lower=True, check_finite=False
-        )
+    def added(self, columns):
+        """Return the half (m, k) whose squares these rows add, for columns (m, k) of A."""
+        return triangular_solve(self.lower, self.root[:, None] * columns)
 
 
 class DenseState:
@@ -83,9 +120,6 @@ class DenseState:
         Square roots of their site precisions.
     lower : ndarray
         Cholesky factor of B for these rows.
-    added : ndarray of shape (m, n)
-        Half of what the m sites of negative precision add to the explained covariance, negated:
-        a new row with covariances k* has variance k** - |C^-1 S k*|^2 + |added k*|^2.
     log_evidence : float
         log of the integral of prior times sites.
     """
@@ -97,7 +131,7 @@ class DenseState:
         self.rows = np.flatnonzero(precision >= 0) if len(minus) else slice(None)
         tau = precision[self.rows]
         self.root = root = np.sqrt(tau)
-        block = K[np.ix_(self.rows, self.rows)] if len(minus) else K
+        block = K[self.rows][:, self.rows] if len(minus) else K
         B = root[:, None] * block
         B *= root
         B[np.diag_indices_from(B)] += 1.0
@@ -105,71 +139,67 @@ class DenseState:
         inverse = triangular_inverse(self.lower)
         log_det = np.sum(np.log(np.diagonal(self.lower)))
         self.var = np.empty(len(K))
-        self.var[self.rows] = site_marginal_variances(block, tau, root, inverse)
-        pulled, self.added = shift, np.empty((0, len(K)))
+        self.var[self.rows], strong, halves = explained_variances(block, tau, root, inverse)
+        self._negative, pulled = None, shift
         if len(minus):
-            scaled = root[:, None] * K[np.ix_(self.rows, minus)]
-            negative = _NegativeSites(K, minus, precision[minus], scaled, inverse)
-            log_det += np.sum(np.log(np.diagonal(negative.lower)))
-            self._widen(K, tau, inverse, negative)
-            pulled = shift.copy()
-            solved = cho_solve((self.lower, True), root * (K @ shift)[self.rows])
-            pulled[minus] += negative.pull((K @ shift)[minus] - scaled.T @ solved)
+            self._negative = _NegativeSites(K, self.rows, minus, precision[minus], root, inverse)
+            log_det += np.sum(np.log(np.diagonal(self._negative.lower)))
+            self._widen(K, strong, halves)
+            pulled = self._pulled(K @ shift, shift)
         self.alpha = pulled.copy()
-        explained = root * (K @ pulled)[self.rows]
-        self.alpha[self.rows] -= root * cho_solve((self.lower, True), explained)
+        self.alpha[self.rows] -= root * cholesky_solve(self.lower, root * (K @ pulled)[self.rows])
         self.mean = K @ self.alpha
         self.log_evidence = 0.5 * shift @ self.mean - log_det
 
-    def _widen(self, K, tau, inverse, negative):
-        """Add the effect of negative sites to the marginals, and keep it for predictions."""
-        minus, root = negative.rows, self.root
-        back = inverse.T @ negative.cross
-        columns = np.empty((len(minus), len(K)))
-        columns[:, minus] = negative.prior
-        strong = tau * np.diagonal(K)[self.rows] >= _WEAK_SITE
-        # A of a strong row is S^-1 B^-1 S K, which loses digits where S is nearly zero
-        columns[:, self.rows[strong]] = (back[strong] / root[strong, None]).T
-        weak = self.rows[~strong]
-        half = inverse @ (root[:, None] * K[np.ix_(self.rows, weak)])
-        columns[:, weak] = K[np.ix_(minus, weak)] - negative.cross.T @ half
-        half = negative.half(columns)
-        self.var[minus] = np.diagonal(negative.prior)
+    def _widen(self, K, strong, halves):
+        """Add the effect of negative sites to the marginals."""
+        negative = self._negative
+        columns = np.empty((len(negative.rows), len(K)))
+        columns[:, negative.rows] = negative.prior
+        root = np.where(strong, self.root, 1.0)
+        columns[:, self.rows] = (negative.back / root[:, None]).T
+        if not np.all(strong):
+            # A of a strong row is S^-1 B^-1 S K, which loses digits where S is nearly zero
+            weak = self.rows[~strong]
+            columns[:, weak] = K[np.ix_(negative.rows, weak)] - negative.half.T @ halves
+        half = negative.added(columns)
+        self.var[negative.rows] = np.diagonal(negative.prior)
         self.var += np.einsum("ij,ij->j", half, half)
-        columns[:, self.rows] = (root[:, None] * back).T
-        columns[:, minus] = -np.eye(len(minus))
-        self.added = negative.half(columns)
+
+    def _pulled(self, mean, shift):
+        """Return the shifts that give the same mean without the negative precisions."""
+        negative = self._negative
+        solved = cholesky_solve(self.lower, self.root * mean[self.rows])
+        pulled = shift.copy()
+        pulled[negative.rows] += negative.gain(mean[negative.rows] - negative.scaled.T @ solved)
+        return pulled
+
+    def added(self):
+        """Return half (m, n) of what the m negative sites add to the variances.
+
+        A new row with covariances k* has variance k** - |C^-1 S k*|^2 + |added k*|^2.
+        """
+        negative = self._negative
+        if negative is None:
+            return np.empty((0, len(self.alpha)))
+        columns = np.empty((len(negative.rows), len(self.alpha)))
+        columns[:, self.rows] = (self.root[:, None] * negative.back).T
+        columns[:, negative.rows] = -np.eye(len(negative.rows))
+        return negative.added(columns)
 
     def evidence_curvature(self):
         """Return R with d log evidence = sum(R * dK) / 2 at a fixed point of the sites, (n, n)."""
-        inverse = inverse_from_cholesky(self.lower)
-        inverse *= -self.root[:, None]
-        inverse *= self.root
-        if not len(self.added):
-            R = inverse
+        explained = inverse_from_cholesky(self.lower)
+        explained *= -self.root[:, None]
+        explained *= self.root
+        if self._negative is None:
+            R = explained
         else:
-            R = self.added.T @ self.added
-            R[np.ix_(self.rows, self.rows)] += inverse
+            added = self.added()
+            R = added.T @ added
+            R[np.ix_(self.rows, self.rows)] += explained
         R += np.outer(self.alpha, self.alpha)
         return R
-
-
-def site_marginal_variances(K, precision, root, inverse):
-    """Return diag((K^-1 + diag(precision))^-1) without K^-1.
-
-    `root` holds the square roots of the precisions, none of them negative, and `inverse` the inverse
-    of the lower Cholesky factor of I + root K root.
-    """
-    diagonal = np.diagonal(K)
-    strong = precision * diagonal >= _WEAK_SITE
-    var = np.empty(len(K))
-    norms = np.einsum("ij,ij->j", inverse, inverse)
-    var[strong] = (1.0 - norms[strong]) / precision[strong]
-    weak = np.flatnonzero(~strong)
-    if len(weak):
-        half = inverse @ (root[:, None] * K[:, weak])
-        var[weak] = diagonal[weak] - np.einsum("ij,ij->j", half, half)
-    return var
 
 
 class DenseGP:
@@ -215,14 +245,13 @@ class DenseGPPosterior:
     def __init__(self, kernel, X, state):
         self.kernel, self.X = kernel, X
         self.alpha, self.root, self.lower = state.alpha, state.root, state.lower
-        self.rows, self.added = state.rows, state.added
+        self.rows, self.added = state.rows, state.added()
 
     def _halves(self, K_new):
         """Return C^-1 S K* and the half that negative sites add, for K* (n_new, n)."""
         columns = K_new.T
         scaled = self.root[:, None] * columns[self.rows]
-        half = solve_triangular(self.lower, scaled, lower=True, check_finite=False)
-        return half, self.added @ columns
+        return triangular_solve(self.lower, scaled), self.added @ columns
 
     def latent(self, X):
         """Return mean and variance (n_new,) at new rows; O(n^2) a row, in blocks of rows."""

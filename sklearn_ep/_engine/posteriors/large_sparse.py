@@ -14,7 +14,7 @@ from scipy.linalg import cho_solve, solve_triangular
 from sklearn.utils import gen_batches
 
 from ..gaussian import checked_cholesky, inverse_from_cholesky, triangular_inverse
-from .dense_gp import positive_variance, site_marginal_variances
+from .dense_gp import explained_variances, positive_variance
 
 __all__ = ["Design", "DualSystem", "IterativeSystem", "PrimalSystem"]
 
@@ -228,7 +228,7 @@ class DualSystem:
 
     def training_variance(self, design):
         """Return diag(B A^-1 B') of the training rows."""
-        var = site_marginal_variances(
+        var, *_ = explained_variances(
             self.K, self.weight, self.root, triangular_inverse(self.lower)
         )
         return positive_variance(var, np.diagonal(self.K))
