@@ -1,0 +1,226 @@
+"""The spike-and-slab prior as an EP factor on each coefficient.
+
+A coefficient is zero with probability 1 - p and N(0, v) with probability p. Its cavity is
+exp(c1 w - c2 w^2 / 2) with c2 > -1/v: a cavity of negative precision is legal as long as its
+product with the slab can be normalised. Features of one group share one inclusion indicator.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import expit, log_expit
+
+MAX_NEWTON = 200  # bisection alone halves any bracket to rounding in fewer
+
+
+class TiltedSpikeSlab(NamedTuple):
+    """Moments of prior times cavity, one entry a feature; ``log_z`` one entry an indicator."""
+
+    mean: np.ndarray
+    var: np.ndarray
+    inclusion: np.ndarray
+    slab_mean: np.ndarray
+    slab_var: np.ndarray
+    log_z: np.ndarray
+
+
+class MatchedCavity(NamedTuple):
+    """The cavity whose tilted moments are given; ``kl`` and ``start`` one entry an indicator.
+
+    ``kl`` is the smallest divergence from the prior of any density with these moments, and
+    ``start`` the root that the next call may begin with.
+    """
+
+    shift: np.ndarray
+    precision: np.ndarray
+    inclusion: np.ndarray
+    kl: np.ndarray
+    start: np.ndarray
+
+
+class SpikeSlab:
+    """Spike-and-slab factor with slab variance ``slab_variance`` and logit inclusion ``logit``.
+
+    ``groups`` gives the number of each feature's indicator (0, 1, ...); None: one each.
+    """
+
+    def __init__(self, slab_variance: float, logit: float, groups: np.ndarray | None = None):
+        self.slab_variance = float(slab_variance)
+        self.logit = float(logit)
+        self.groups = groups
+
+    def with_parameters(self, slab_variance: float, logit: float) -> SpikeSlab:
+        """Return the factor of the same groups with other parameters."""
+        return SpikeSlab(slab_variance, logit, self.groups)
+
+    def _total(self, x: np.ndarray) -> np.ndarray:
+        """Sum over the features of each indicator."""
+        return x if self.groups is None else np.bincount(self.groups, x)
+
+    def _spread(self, x: np.ndarray) -> np.ndarray:
+        """The value of each feature's indicator."""
+        return x if self.groups is None else x[self.groups]
+
+    def n_indicators(self, n_features: int) -> int:
+        """Return the number of indicators."""
+        return n_features if self.groups is None else int(self.groups.max()) + 1
+
+    def per_indicator(self, inclusion: np.ndarray) -> np.ndarray:
+        """Return the inclusion probability of each indicator from that of each feature."""
+        if self.groups is None:
+            return inclusion
+        return self._total(inclusion) / np.bincount(self.groups)
+
+    def proper(self, precision: np.ndarray) -> np.ndarray:
+        """Say which cavity precisions leave a normalisable product with the slab."""
+        return 1.0 + self.slab_variance * precision > 0
+
+    def tilted(self, shift: np.ndarray, precision: np.ndarray) -> TiltedSpikeSlab:
+        """Moments of the prior times the cavity; free of 1 / precision, so zero is harmless."""
+        scale = 1.0 + self.slab_variance * precision
+        slab_var = self.slab_variance / scale
+        slab_mean = slab_var * shift
+        score = self._total(0.5 * (shift * slab_mean - np.log(scale)))
+        r = self.logit + score
+        on, off = self._spread(expit(r)), self._spread(expit(-r))
+        return TiltedSpikeSlab(
+            on * slab_mean,
+            on * (slab_var + off * slab_mean**2),
+            on,
+            slab_mean,
+            slab_var,
+            log_expit(-self.logit) - log_expit(-r),
+        )
+
+    def matched(
+        self, mean: np.ndarray, var: np.ndarray, start: np.ndarray | None = None
+    ) -> MatchedCavity:
+        """Inverse of ``tilted``: the unique cavity with tilted moments ``mean`` and ``var``.
+
+        One increasing equation in the inclusion probability of each indicator. It is solved in
+        u with rho = low + (1 - low) sigmoid(u), where low is the largest mean^2 / E w^2 of the
+        indicator: neither rho - low nor 1 - rho then suffers from cancellation.
+        """
+        return _InverseMap(self, mean, var).solve(start)
+
+    def fisher(self, t: TiltedSpikeSlab) -> tuple[np.ndarray, ...]:
+        """Covariance of (w, -w^2/2) under each feature's tilted marginal: entries 11, 12, 22."""
+        on, mu, s = t.inclusion, t.slab_mean, t.slab_var
+        half = 0.5 * (s + mu * mu)
+        spread = on * (1 - on)
+        return (
+            on * s + spread * mu * mu,
+            -(on * s * mu + spread * mu * half),
+            on * (0.5 * s * s + mu * mu * s) + spread * half * half,
+        )
+
+    def fisher_block(self, t: TiltedSpikeSlab, index: np.ndarray) -> np.ndarray:
+        """Joint covariance of (w, -w^2/2) of some features; groups couple their members."""
+        f11, f12, f22 = (np.diag(f[index]) for f in self.fisher(t))
+        full = np.block([[f11, f12], [f12, f22]])
+        if self.groups is not None:
+            g = self.groups[index]
+            on, mu = t.inclusion[index], t.slab_mean[index]
+            both = (g[:, None] == g) & ~np.eye(len(index), dtype=bool)
+            e = np.concatenate([mu, -0.5 * (t.slab_var[index] + mu * mu)])
+            spread = np.tile(on * (1 - on), 2)
+            full += np.tile(both, (2, 2)) * spread[:, None] * np.outer(e, e)
+        return full
+
+
+class _InverseMap:
+    """The equation h(u) = 0 of every indicator and its solution by safeguarded Newton."""
+
+    def __init__(self, factor: SpikeSlab, mean: np.ndarray, var: np.ndarray):
+        self.factor, self.mean, self.var = factor, mean, var
+        self.square = mean * mean
+        second = var + self.square
+        share = self.square / second
+        if factor.groups is None:
+            self.low, self.room = share, var / second
+            self.excess: np.ndarray | float = 0.0
+        else:
+            lead = _leaders(share, factor.groups)
+            self.low, self.room = share[lead], (var / second)[lead]
+            self.excess = self.low[factor.groups] - share
+        self.second = second
+        log_scale = 0.5 * (np.log(factor.slab_variance) - np.log(var))
+        self.log_room = np.log(self.room)
+        self.strength = factor._total(0.5 * self.square / var)
+        self.base = factor._total(log_scale) - self.log_room - factor.logit
+
+    def _gap(self, u: np.ndarray, only: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """t = E w^2 rho - mean^2 over var, written without the cancellation, and rho."""
+        low, room = (self.low, self.room) if only is None else (self.low[only], self.room[only])
+        sig = expit(u)
+        rho = low + room * sig
+        if self.factor.groups is None:
+            return sig, rho
+        spread = self.factor._spread
+        return (self.excess + spread(room * sig)) * self.second / self.var, rho
+
+    def _value(self, u: np.ndarray, only: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """h and its derivative; ``only`` selects coordinates where nothing is grouped."""
+        total = self.factor._total
+        gap, rho = self._gap(u, only)
+        if self.factor.groups is None:
+            pick = slice(None) if only is None else only
+            room, base, k = self.room[pick], self.base[pick], self.strength[pick]
+            off = expit(-u)
+            h = 2 * np.log(rho) - log_expit(-u) - 0.5 * log_expit(u) + base - k / gap
+            return h, 2 * room * gap * off / rho + gap - 0.5 * off + k * off / gap
+        k = 0.5 * self.square / self.var
+        size = np.bincount(self.factor.groups)
+        h = (1 + size) * np.log(rho) - log_expit(-u) + self.base - total(0.5 * np.log(gap) + k / gap)
+        slope = self.room * expit(u) * expit(-u)
+        pull = total((k / gap - 0.5) * self.second / self.var / gap)
+        return h, expit(u) + slope * ((1 + size) / rho + pull)
+
+    def _bracket(self) -> tuple[np.ndarray, np.ndarray]:
+        """Bounds of the root; they must grow with the signal, fixed ones are passed in practice."""
+        k, base = self.strength, self.base
+        high = k + np.abs(base) + 50 + np.maximum(k - base, 0)
+        return -2 * (np.abs(base) + np.log1p(k) + 60), high
+
+    def solve(self, start: np.ndarray | None) -> MatchedCavity:
+        k, base = self.strength, self.base
+        low, high = self._bracket()
+        u = np.where(k > base, k - base, (k - base) / 1.5) if start is None else start
+        u = np.clip(u, low, high)
+        grouped = self.factor.groups is not None
+        todo = np.arange(len(u))
+        for _ in range(MAX_NEWTON):
+            # far left of the root h may be -inf: its sign is right and the step is bisected
+            with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+                h, slope = self._value(u if grouped else u[todo], None if grouped else todo)
+                if grouped:
+                    h, slope = h[todo], slope[todo]
+                now = u[todo]
+                new = now - h / slope
+            high[todo] = np.where(h > 0, now, high[todo])
+            low[todo] = np.where(h > 0, low[todo], now)
+            outside = ~((new >= low[todo]) & (new <= high[todo]))
+            new[outside] = 0.5 * (low[todo] + high[todo])[outside]
+            u[todo] = new
+            # the error after a Newton step is about the square of the step
+            todo = todo[(np.abs(new - now) > 3e-8 + 1e-12 * np.abs(new)) | outside]
+            if not todo.size:
+                break
+        return self._cavity(u)
+
+    def _cavity(self, u: np.ndarray) -> MatchedCavity:
+        factor = self.factor
+        gap, rho = self._gap(u, None)
+        t, on = gap * self.var, factor._spread(rho)
+        shift, precision = self.mean * on / t, on * on / t - 1.0 / factor.slab_variance
+        log_z = log_expit(-factor.logit) - self.log_room - log_expit(-u)
+        kl = factor._total(shift * self.mean - 0.5 * precision * self.second) - log_z
+        return MatchedCavity(shift, precision, on, kl, u)
+
+
+def _leaders(share: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Index of the feature of largest share in each group."""
+    order = np.lexsort((share, groups))
+    return order[np.r_[np.flatnonzero(np.diff(groups[order])), len(order) - 1]]

@@ -1,0 +1,233 @@
+"""Evidence maximisation for noise, slab variance and inclusion of the spike-and-slab regressor.
+
+A few steps of EM from each noise start, cheap and coarse, tell the starts apart. From the best one
+a quasi-Newton search maximises the evidence, the sites being brought to their fixed point at each
+evaluation by the monotone descent. Its variables are scaled by the curvature that EM sees, which is
+what EM would divide by; the search removes what makes EM slow.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.special import expit, logit
+
+from ._engine.descent import descend
+from ._engine.energy import regular_ep
+from ._engine.gaussian import ImproperPosterior
+from ._spike_slab_runs import annealed, prior_sites, proper_state
+
+__all__ = ["LearningPath", "Space", "learn"]
+
+COARSE_STEPS = 5  # EM steps from each start before one is chosen
+COARSE_SWEEPS = 3  # sweeps of EP in each
+EP_STEPS = 100  # EM steps where only EP is allowed
+EP_TOL = 1e-3  # largest change of a hyperparameter (logs, logit) that ends them
+INNER_ITER = 30  # descent steps of one evaluation; it starts next to its fixed point
+INNER_TOL = 1e-5
+NOISE_FLOOR = 1e-6  # of the variance of y: the evidence of d > n may rise towards interpolation
+SLAB_RANGE = (1e-6, 1e3)  # of var(y) / mean square of X
+GRADIENT_TOL = 3e-3  # in standard errors of the hyperparameters
+
+
+@dataclass
+class Space:
+    """Which of (log noise, log slab, logit inclusion) are free, their values and bounds."""
+
+    value: np.ndarray
+    free: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    @classmethod
+    def of(cls, model, n_rows, noise=None, slab=None, inclusion=None):
+        """Return the space of a problem whose y has variance one; None marks a free parameter."""
+        d = model.X.shape[1]
+        size = model.mean_square if model.mean_square > 0 else 1.0
+        p = min(0.5, max(1.0 / d, min(0.1 * n_rows, 10.0) / d))
+        edge = 0.1 / d if d > 1 else 0.01
+        given = [noise, slab, None if inclusion is None else inclusion / (1 - inclusion)]
+        start = [0.1, 1.0 / (p * d * size), p / (1 - p)]
+        value = np.log([b if a is None else a for a, b in zip(given, start, strict=True)])
+        low = [np.log(NOISE_FLOOR), np.log(SLAB_RANGE[0] / size), logit(edge)]
+        high = [np.log(2.0), np.log(SLAB_RANGE[1] / size), logit(1 - edge)]
+        free = np.array([a is None for a in given])
+        return cls(value, free, np.array(low), np.array(high))
+
+    def at_noise(self, fraction):
+        """Return the start whose noise is this share of the variance of y."""
+        h = self.value.copy()
+        if self.free[0]:
+            h[0] = np.log(fraction)
+            if self.free[1]:
+                h[1] += np.log1p(-fraction)
+        return h
+
+    def moved(self, h, target):
+        """Take the free entries of the target, within their bounds."""
+        return np.where(self.free, np.clip(target, self.low, self.high), h)
+
+
+@dataclass
+class LearningPath:
+    """A place of the search: hyperparameters with the state that belongs to them."""
+
+    h: np.ndarray
+    state: object
+
+    @property
+    def energy(self):
+        """Energy at this place."""
+        return self.state.energy
+
+
+def with_h(problem, h):
+    """Return the problem at hyperparameters (log noise, log slab, logit inclusion)."""
+    return problem.with_parameters(np.exp(h[0]), np.exp(h[1]), h[2])
+
+
+def _statistics(state):
+    """Expected squared error, expected squared slab coefficients and number of included ones."""
+    q, factor = state.marginals, state.problem.factor
+    t = factor.tilted(state.matched.shift, state.matched.precision)
+    # one indicator a group: its members agree, so each counts its share
+    share = factor.per_indicator(t.inclusion).sum()
+    second = t.inclusion @ (t.slab_var + t.slab_mean**2)
+    return q.squared_error + q.trace, second, t.inclusion.sum(), share
+
+
+def gradient(state, h):
+    """Derivative of the energy in (log noise, log slab, logit inclusion) at a fixed point."""
+    squares, second, features, indicators = _statistics(state)
+    p = state.problem
+    return np.array(
+        [
+            0.5 * (p.n_rows - squares / p.noise),
+            0.5 * (features - second / p.factor.slab_variance),
+            p.factor.n_indicators(len(state.mean)) * expit(h[2]) - indicators,
+        ]
+    )
+
+
+def em_target(state):
+    """Maximiser of the expected log density of data and coefficients."""
+    squares, second, features, indicators = _statistics(state)
+    p = state.problem
+    share = indicators / p.factor.n_indicators(len(state.mean))
+    tiny = np.finfo(float).tiny
+    return np.array(
+        [
+            np.log(max(squares / max(p.n_rows, tiny), tiny)),
+            np.log(max(second, tiny) / max(features, tiny)),
+            logit(np.clip(share, tiny, 1 - 1e-16)),
+        ]
+    )
+
+
+def _curvature(state, h):
+    """What EM divides the gradient by: the information of the completed data."""
+    _, _, features, _ = _statistics(state)
+    p = expit(h[2])
+    m = state.problem.factor.n_indicators(len(state.mean))
+    return np.array([0.5 * state.problem.n_rows, 0.5 * features, m * p * (1 - p)])
+
+
+def _em(problem, space, h, sites, settings, steps, tol):
+    """EM steps, each after a few sweeps of EP; return the last place with a proper posterior."""
+    here = None
+    for _ in range(steps):
+        try:
+            out = regular_ep(
+                with_h(problem, h), sites, max_iter=COARSE_SWEEPS, tol=settings.tol,
+                damping=min(settings.damping, 0.5),
+            )  # fmt: skip
+        except ImproperPosterior:
+            break
+        here, sites = LearningPath(h, out.evaluation.payload), out.x
+        new = space.moved(h, em_target(here.state))
+        if np.abs(new - h).max() < tol:
+            break
+        h = new
+    return here
+
+
+def _coarse(problem, space, fraction, settings):
+    """Place reached from one noise start by a few steps of EM."""
+    h = space.at_noise(fraction)
+    start = with_h(problem, h)
+    sites = prior_sites(start)
+    if not space.free[0]:
+
+        def sweep(p, x):
+            return regular_ep(p, x, max_iter=COARSE_SWEEPS, tol=settings.tol, damping=0.5).x
+
+        sites = annealed(start, sites, 0.3, sweep)
+    here = _em(problem, space, h, sites, settings, COARSE_STEPS, 0.0)
+    return LearningPath(h, start.at(prior_sites(start))) if here is None else here
+
+
+def _search(problem, space, place):
+    """Quasi-Newton search from a place; return the best place seen."""
+    free = space.free
+    place = LearningPath(place.h, _settled(place.state))
+    scale = np.sqrt(np.maximum(_curvature(place.state, place.h)[free], 1e-2))
+    best = [place]
+
+    def value(x):
+        h = best[0].h.copy()
+        h[free] = x / scale
+        state = _settled(proper_state(with_h(problem, h), best[0].state.sites))
+        if state.energy < best[0].energy:
+            best[0] = LearningPath(h, state)
+        return state.energy, gradient(state, h)[free] / scale
+
+    bounds = list(zip(space.low[free] * scale, space.high[free] * scale, strict=True))
+    start = np.clip(place.h, space.low, space.high)[free] * scale
+    try:
+        minimize(
+            value, start, jac=True, method="L-BFGS-B", bounds=bounds,
+            options={"gtol": GRADIENT_TOL, "ftol": 1e-11, "maxiter": 60, "maxfun": 120},
+        )  # fmt: skip
+    except ImproperPosterior:
+        # no posterior can be had where the search wants to go: what was reached so far stands
+        return best[0]
+    return best[0]
+
+
+def _settled(state):
+    """State brought to its fixed point, as far as a few steps go."""
+    return descend(state, max_iter=INNER_ITER, tol=INNER_TOL).evaluation.payload
+
+
+def learn(problem, space, fractions, settings, warm=None):
+    """Maximise the evidence over the free hyperparameters.
+
+    Parameters
+    ----------
+    problem : EPEnergy
+        Any hyperparameters; y has variance one.
+    space : Space
+        What is free.
+    fractions : sequence of float
+        Noise starts, as shares of the variance of y; one is enough where the noise is given.
+    settings : RunSettings
+        With algorithm "ep" the search is by EM alone.
+    warm : tuple (h, sites), default=None
+        Start from here instead.
+
+    Returns
+    -------
+    LearningPath
+        Hyperparameters and state of the largest evidence found.
+    """
+    if warm is not None:
+        h = np.where(space.free, warm[0], space.value)
+        place = LearningPath(h, proper_state(with_h(problem, h), warm[1]))
+    else:
+        starts = fractions if space.free[0] else fractions[:1]
+        places = [_coarse(problem, space, f, settings) for f in starts]
+        place = min(places, key=lambda q: q.energy)
+    if settings.algorithm == "ep":
+        sites = np.maximum(place.state.sites, [[-np.inf], [1e-8 / np.exp(place.h[1])]])
+        return _em(problem, space, place.h, sites, settings, EP_STEPS, EP_TOL) or place
+    return _search(problem, space, place)
