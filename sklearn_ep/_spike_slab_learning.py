@@ -40,11 +40,11 @@ class Space:
     high: np.ndarray
 
     @classmethod
-    def of(cls, model, n_rows, noise=None, slab=None, inclusion=None):
+    def of(cls, model, total, noise=None, slab=None, inclusion=None):
         """Return the space of a problem whose y has variance one; None marks a free parameter."""
         d = model.X.shape[1]
-        size = model.mean_square if model.mean_square > 0 else 1.0
-        p = min(0.5, max(1.0 / d, min(0.1 * n_rows, 10.0) / d))
+        size = model.mean_square(total) or 1.0
+        p = min(0.5, max(1.0 / d, min(0.1 * total, 10.0) / d))
         edge = 0.1 / d if d > 1 else 0.01
         given = [noise, slab, None if inclusion is None else inclusion / (1 - inclusion)]
         start = [0.1, 1.0 / (p * d * size), p / (1 - p)]

@@ -208,14 +208,19 @@ def _approach(problem, settings, sites, highest, start, watch):
 
 
 def _random_sites(problem, seed):
-    """Sites of a random sparse guess: some coefficients free, the others held at zero."""
+    """Sites of a random sparse guess: some coefficients nearly free, the others near zero."""
     rng = np.random.default_rng(seed)
     factor, d = problem.factor, problem.model.X.shape[1]
     on = 1.0 / (1.0 + np.exp(-factor.logit))
     free = rng.random(d) < max(on, 1.0 / d)
-    precision = np.where(free, 1.0, rng.uniform(1.0, 100.0, d) / on) / factor.slab_variance
-    shift = rng.standard_normal(d) * np.sqrt(precision) * free
-    return np.stack([shift, precision])
+    precision = np.where(free, 0.3, rng.uniform(1.0, 60.0) / on) / factor.slab_variance
+    return np.stack([rng.standard_normal(d) * np.sqrt(precision) * free, precision])
+
+
+def _annealed_sites(problem, settings):
+    """Where annealing by EP leads, for a descent that starts there."""
+    sweep = _ep_sweeps(settings, Watch(), np.inf)
+    return annealed(problem, prior_sites(problem), 0.3, sweep)
 
 
 def run_start(problem, settings, k, seed, *, sites=None, watch=None):
@@ -227,7 +232,9 @@ def run_start(problem, settings, k, seed, *, sites=None, watch=None):
     kinds = ["annealed", "descent", "plain"] if settings.algorithm == "auto" else ["plain"]
     if k < len(kinds):
         return run(problem, settings, start=kinds[k], watch=watch)
-    return run(problem, settings, sites=_random_sites(problem, seed), watch=watch)
+    first = settings.algorithm == "convergent" and k == len(kinds)
+    sites = _annealed_sites(problem, settings) if first else _random_sites(problem, seed)
+    return run(problem, settings, sites=sites, watch=watch)
 
 
 def explore(problem, settings, n_init, seeds, *, sites=None, n_jobs=None):

@@ -258,7 +258,7 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, BaseEstimator):
         )
         return Space.of(
             model,
-            design.n_rows,
+            design.total,
             None if noise is None else noise / unit,
             None if slab is None else slab / unit,
             inclusion,

@@ -37,7 +37,6 @@ class LinearModel:
     def __init__(self, X, y):
         self.rest = 0.0
         self.background = None
-        self.mean_square = _mean_square(X)
         if X.shape[0] > X.shape[1] + 1:
             r = np.linalg.qr(np.column_stack([X, y]), mode="r")
             X, y, self.rest = r[:-1, :-1], r[:-1, -1], r[-1, -1] ** 2
@@ -45,6 +44,11 @@ class LinearModel:
         self.Xy = X.T @ y
         self.dense = X.shape[1] <= X.shape[0]
         self.gram = X.T @ X if self.dense else None
+
+    def mean_square(self, total):
+        """Mean square of the entries of X for `total` rows, repetition counted."""
+        parts = (self.X[:, b] for b in column_blocks(self.X))
+        return sum(np.einsum("ij,ij->", x, x) for x in parts) / (total * self.X.shape[1])
 
     def restricted(self, index, precision, shift):
         """Return the model of some columns; the others stay at the given sites for good.
@@ -56,7 +60,6 @@ class LinearModel:
         other[index] = False
         scale = np.zeros_like(precision)
         scale[other] = 1.0 / precision[other]
-        out.mean_square = self.mean_square
         out.X, out.rest, out.dense, out.gram = self.X[:, index], self.rest, False, None
         offset = self.X @ (scale * shift)
         out.y = self.y - offset
@@ -80,11 +83,6 @@ def column_blocks(X):
     n, d = X.shape
     step = max(1, BLOCK_BYTES // (8 * n))
     return [slice(a, min(a + step, d)) for a in range(0, d, step)]
-
-
-def _mean_square(X):
-    """Mean square of the entries of X without a copy of it."""
-    return sum(np.einsum("ij,ij->", X[:, b], X[:, b]) for b in column_blocks(X)) / X.size
 
 
 def _outer(X, scale):
