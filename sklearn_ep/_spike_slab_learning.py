@@ -19,8 +19,12 @@ from ._spike_slab_runs import annealed, prior_sites, proper_state
 
 __all__ = ["LearningPath", "Space", "learn"]
 
-COARSE_STEPS = 5  # EM steps from each start before one is chosen
+COARSE_STEPS = 10  # EM steps from each start before one is chosen
 COARSE_SWEEPS = 3  # sweeps of EP in each
+COARSE_TOL = 0.1  # change of a hyperparameter that ends them
+FAIR_STEPS = 2  # steps after which a start may be given up
+MONOTONE_STEPS = 10
+REACH = 1.5  # of the quasi-Newton search, in logs
 EP_STEPS = 100  # EM steps where only EP is allowed
 EP_TOL = 1e-3  # largest change of a hyperparameter (logs, logit) that ends them
 INNER_ITER = 30  # descent steps of one evaluation; it starts next to its fixed point
@@ -132,10 +136,13 @@ def _curvature(state, h):
     return np.array([0.5 * state.problem.n_rows, 0.5 * features, m * p * (1 - p)])
 
 
-def _em(problem, space, h, sites, settings, steps, tol):
-    """EM steps, each after a few sweeps of EP; return the last place with a proper posterior."""
-    here = None
-    for _ in range(steps):
+def _em(problem, space, place, settings, steps, tol, limit=np.inf):
+    """EM steps, each after a few sweeps of EP; return the last place with a proper posterior.
+
+    Gives up once the energy is above `limit` after `FAIR_STEPS` steps.
+    """
+    h, sites = place.h, place.state.sites
+    for step in range(steps):
         try:
             out = regular_ep(
                 with_h(problem, h), sites, max_iter=COARSE_SWEEPS, tol=settings.tol,
@@ -143,15 +150,15 @@ def _em(problem, space, h, sites, settings, steps, tol):
             )  # fmt: skip
         except ImproperPosterior:
             break
-        here, sites = LearningPath(h, out.evaluation.payload), out.x
-        new = space.moved(h, em_target(here.state))
-        if np.abs(new - h).max() < tol:
+        place, sites = LearningPath(h, out.evaluation.payload), out.x
+        new = space.moved(h, em_target(place.state))
+        if np.abs(new - h).max() < tol or (step >= FAIR_STEPS and place.energy > limit):
             break
         h = new
-    return here
+    return place
 
 
-def _coarse(problem, space, fraction, settings):
+def _coarse(problem, space, fraction, settings, limit):
     """Place reached from one noise start by a few steps of EM."""
     h = space.at_noise(fraction)
     start = with_h(problem, h)
@@ -162,8 +169,20 @@ def _coarse(problem, space, fraction, settings):
             return regular_ep(p, x, max_iter=COARSE_SWEEPS, tol=settings.tol, damping=0.5).x
 
         sites = annealed(start, sites, 0.3, sweep)
-    here = _em(problem, space, h, sites, settings, COARSE_STEPS, 0.0)
-    return LearningPath(h, start.at(prior_sites(start))) if here is None else here
+    place = LearningPath(h, start.at(sites))
+    return _em(problem, space, place, settings, COARSE_STEPS, COARSE_TOL, limit)
+
+
+def _monotone_em(problem, space, place):
+    """EM steps after descent steps: the energy falls in both. Leads into reach of the search."""
+    for _ in range(MONOTONE_STEPS):
+        state = descend(place.state, max_iter=2, tol=INNER_TOL).evaluation.payload
+        h = space.moved(place.h, em_target(state))
+        change = np.abs(h - place.h).max()
+        place = LearningPath(h, proper_state(with_h(problem, h), state.sites))
+        if change < COARSE_TOL:
+            break
+    return place
 
 
 def _search(problem, space, place):
@@ -181,11 +200,14 @@ def _search(problem, space, place):
             best[0] = LearningPath(h, state)
         return state.energy, gradient(state, h)[free] / scale
 
-    bounds = list(zip(space.low[free] * scale, space.high[free] * scale, strict=True))
-    start = np.clip(place.h, space.low, space.high)[free] * scale
+    start = np.clip(place.h, space.low, space.high)[free]
+    # the fixed point is followed from near by: a far step may leave it for a worse one
+    low = np.maximum(space.low[free], start - REACH) * scale
+    high = np.minimum(space.high[free], start + REACH) * scale
     try:
         minimize(
-            value, start, jac=True, method="L-BFGS-B", bounds=bounds,
+            value, start * scale, jac=True, method="L-BFGS-B",
+            bounds=list(zip(low, high, strict=True)),
             options={"gtol": GRADIENT_TOL, "ftol": 1e-11, "maxiter": 60, "maxfun": 120},
         )  # fmt: skip
     except ImproperPosterior:
@@ -225,9 +247,13 @@ def learn(problem, space, fractions, settings, warm=None):
         place = LearningPath(h, proper_state(with_h(problem, h), warm[1]))
     else:
         starts = fractions if space.free[0] else fractions[:1]
-        places = [_coarse(problem, space, f, settings) for f in starts]
-        place = min(places, key=lambda q: q.energy)
+        place = None
+        for fraction in starts:
+            limit = np.inf if place is None else place.energy + 10 + 0.2 * problem.n_rows
+            new = _coarse(problem, space, fraction, settings, limit)
+            place = new if place is None or new.energy < place.energy else place
     if settings.algorithm == "ep":
         sites = np.maximum(place.state.sites, [[-np.inf], [1e-8 / np.exp(place.h[1])]])
-        return _em(problem, space, place.h, sites, settings, EP_STEPS, EP_TOL) or place
-    return _search(problem, space, place)
+        place = LearningPath(place.h, with_h(problem, place.h).at(sites))
+        return _em(problem, space, place, settings, EP_STEPS, EP_TOL)
+    return _search(problem, space, _monotone_em(problem, space, place))
