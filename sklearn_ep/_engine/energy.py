@@ -111,6 +111,11 @@ class EnergyState:
         return self.problem.factor.tilted(self.cavity[0], np.maximum(self.cavity[1], least))
 
     @cached_property
+    def matched_tilted(self):
+        """Tilted moments at the matched cavities: the mean and variance are those of Q."""
+        return self.problem.factor.tilted(self.matched.shift, self.matched.precision)
+
+    @cached_property
     def residual(self):
         """Largest move of mean or sd under an undamped sweep, in slab standard deviations.
 
