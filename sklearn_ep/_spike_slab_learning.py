@@ -19,10 +19,11 @@ from ._spike_slab_runs import annealed, prior_sites, proper_state
 
 __all__ = ["LearningPath", "Space", "learn"]
 
-COARSE_STEPS = 10  # EM steps from each start before one is chosen
-COARSE_SWEEPS = 3  # sweeps of EP in each
+COARSE_STEPS = 20  # EM steps from each start before one is chosen
+FIRST_SWEEPS = 8  # sweeps of EP before the first: EM led by unconverged sites goes astray
+COARSE_SWEEPS = 2  # sweeps of EP in each later one
 COARSE_TOL = 0.1  # change of a hyperparameter that ends them
-FAIR_STEPS = 2  # steps after which a start may be given up
+FAIR_STEPS = 1  # steps after which a start may be given up
 MONOTONE_STEPS = 10
 REACH = 1.5  # of the quasi-Newton search, in logs
 EP_STEPS = 100  # EM steps where only EP is allowed
@@ -90,10 +91,9 @@ def with_h(problem, h):
     return problem.with_parameters(np.exp(h[0]), np.exp(h[1]), h[2])
 
 
-def _statistics(state):
-    """Expected squared error, expected squared slab coefficients and number of included ones."""
+def _statistics(state, t):
+    """Expected squared error, squared slab coefficients, included features and indicators."""
     q, factor = state.marginals, state.problem.factor
-    t = factor.tilted(state.matched.shift, state.matched.precision)
     # one indicator a group: its members agree, so each counts its share
     share = factor.per_indicator(t.inclusion).sum()
     second = t.inclusion @ (t.slab_var + t.slab_mean**2)
@@ -102,7 +102,7 @@ def _statistics(state):
 
 def gradient(state, h):
     """Derivative of the energy in (log noise, log slab, logit inclusion) at a fixed point."""
-    squares, second, features, indicators = _statistics(state)
+    squares, second, features, indicators = _statistics(state, state.matched_tilted)
     p = state.problem
     return np.array(
         [
@@ -113,9 +113,9 @@ def gradient(state, h):
     )
 
 
-def em_target(state):
-    """Maximiser of the expected log density of data and coefficients."""
-    squares, second, features, indicators = _statistics(state)
+def em_target(state, tilted):
+    """Maximiser of the expected log density of data and coefficients under tilted moments."""
+    squares, second, features, indicators = _statistics(state, tilted)
     p = state.problem
     share = indicators / p.factor.n_indicators(len(state.mean))
     tiny = np.finfo(float).tiny
@@ -130,7 +130,7 @@ def em_target(state):
 
 def _curvature(state, h):
     """What EM divides the gradient by: the information of the completed data."""
-    _, _, features, _ = _statistics(state)
+    features = state.matched.inclusion.sum()
     p = expit(h[2])
     m = state.problem.factor.n_indicators(len(state.mean))
     return np.array([0.5 * state.problem.n_rows, 0.5 * features, m * p * (1 - p)])
@@ -142,16 +142,17 @@ def _em(problem, space, place, settings, steps, tol, limit=np.inf):
     Gives up once the energy is above `limit` after `FAIR_STEPS` steps.
     """
     h, sites = place.h, place.state.sites
+    damping = min(settings.damping, 0.5)
     for step in range(steps):
+        problem, state = with_h(problem, h), place.state
         try:
-            out = regular_ep(
-                with_h(problem, h), sites, max_iter=COARSE_SWEEPS, tol=settings.tol,
-                damping=min(settings.damping, 0.5),
-            )  # fmt: skip
+            for _ in range(FIRST_SWEEPS if step == 0 else COARSE_SWEEPS):
+                state = problem.at(sites, state)
+                sites = sites + damping * (state.target - sites)
         except ImproperPosterior:
             break
-        place, sites = LearningPath(h, out.evaluation.payload), out.x
-        new = space.moved(h, em_target(place.state))
+        place = LearningPath(h, state)
+        new = space.moved(h, em_target(state, state.matched_tilted))
         if np.abs(new - h).max() < tol or (step >= FAIR_STEPS and place.energy > limit):
             break
         h = new
@@ -166,7 +167,7 @@ def _coarse(problem, space, fraction, settings, limit):
     if not space.free[0]:
 
         def sweep(p, x):
-            return regular_ep(p, x, max_iter=COARSE_SWEEPS, tol=settings.tol, damping=0.5).x
+            return regular_ep(p, x, max_iter=3, tol=settings.tol, damping=0.5).x
 
         sites = annealed(start, sites, 0.3, sweep)
     place = LearningPath(h, start.at(sites))
@@ -177,7 +178,7 @@ def _monotone_em(problem, space, place):
     """EM steps after descent steps: the energy falls in both. Leads into reach of the search."""
     for _ in range(MONOTONE_STEPS):
         state = descend(place.state, max_iter=2, tol=INNER_TOL).evaluation.payload
-        h = space.moved(place.h, em_target(state))
+        h = space.moved(place.h, em_target(state, state.matched_tilted))
         change = np.abs(h - place.h).max()
         place = LearningPath(h, proper_state(with_h(problem, h), state.sites))
         if change < COARSE_TOL:

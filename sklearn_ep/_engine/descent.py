@@ -59,9 +59,8 @@ class Descent:
         """
         tries = 0
         index = self._undecided(state)
-        tilted = state.problem.factor.tilted(state.matched.shift, state.matched.precision)
         while self.alpha < LARGEST_ALPHA:
-            move = self._direction(state, tilted, index)
+            move = self._direction(state, index)
             if move is not None:
                 new = self._accepted(state, move)
                 if new is not None:
@@ -81,9 +80,9 @@ class Descent:
             index = np.sort(index[np.argsort(-weight[index], kind="stable")[: self.max_block]])
         return index
 
-    def _direction(self, state, tilted, index):
+    def _direction(self, state, index):
         """Step of all sites, or None where the block system gives no descent."""
-        g, alpha = state.gradient, self.alpha
+        g, alpha, tilted = state.gradient, self.alpha, state.matched_tilted
         marginal = _gaussian_fisher(state.mean, state.var)
         own = state.problem.factor.fisher(tilted)
         total = [alpha * h + s for h, s in zip(own, marginal, strict=True)]

@@ -60,7 +60,9 @@ class EPEnergy:
 
     def with_parameters(self, noise, slab_variance, logit):
         """Return the same data under other hyperparameters."""
-        return replace(self, noise=noise, factor=self.factor.with_parameters(slab_variance, logit))
+        return replace(
+            self, noise=noise, factor=self.factor.with_parameters(slab_variance, logit)
+        )
 
 
 class EnergyState:
@@ -109,6 +111,11 @@ class EnergyState:
         return self.problem.factor.tilted(self.cavity[0], np.maximum(self.cavity[1], least))
 
     @cached_property
+    def matched_tilted(self):
+        """Tilted moments at the matched cavities: the mean and variance are those of Q."""
+        return self.problem.factor.tilted(self.matched.shift, self.matched.precision)
+
+    @cached_property
     def residual(self):
         """Largest move of mean or sd under an undamped sweep, in slab standard deviations.
 
@@ -149,4 +156,6 @@ def regular_ep(problem, sites, *, max_iter, tol, damping, monitor=None):
             state.target, state.residual, record={"objective": state.energy}, payload=state
         )
 
-    return iterate(evaluate, sites, max_iter=max_iter, tol=tol, damping=damping, monitor=monitor)
+    return iterate(
+        evaluate, sites, max_iter=max_iter, tol=tol, damping=damping, monitor=monitor
+    )
