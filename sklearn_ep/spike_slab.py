@@ -197,7 +197,11 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, BaseEstimator):
         check_common(self)
         check_choice("algorithm", self.algorithm, ["auto", "ep", "convergent", "double_loop"])
         check_number("n_init", self.n_init, 1, integer=True)
-        for name, high in (("noise_variance", None), ("slab_variance", None), ("prior_inclusion", 1)):
+        for name, high in (
+            ("noise_variance", None),
+            ("slab_variance", None),
+            ("prior_inclusion", 1),
+        ):
             value = getattr(self, name)
             if isinstance(value, str):
                 check_choice(name, value, ["auto"])
@@ -299,9 +303,7 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, BaseEstimator):
         if self.n_init > 1:
             rng = check_random_state(self.random_state)
             seeds = rng.randint(np.iinfo(np.int32).max, size=self.n_init)
-            runs = explore(
-                problem, settings, self.n_init, seeds, sites=sites, n_jobs=self.n_jobs
-            )
+            runs = explore(problem, settings, self.n_init, seeds, sites=sites, n_jobs=self.n_jobs)
             start = int(np.argmax([r.converged * 1e300 + r.log_evidence for r in runs]))
         monitor = FitMonitor(
             self, X, y, self.max_iter, lambda state: self._attributes(state, design)

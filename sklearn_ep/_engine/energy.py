@@ -60,9 +60,7 @@ class EPEnergy:
 
     def with_parameters(self, noise, slab_variance, logit):
         """Return the same data under other hyperparameters."""
-        return replace(
-            self, noise=noise, factor=self.factor.with_parameters(slab_variance, logit)
-        )
+        return replace(self, noise=noise, factor=self.factor.with_parameters(slab_variance, logit))
 
 
 class EnergyState:
@@ -156,6 +154,4 @@ def regular_ep(problem, sites, *, max_iter, tol, damping, monitor=None):
             state.target, state.residual, record={"objective": state.energy}, payload=state
         )
 
-    return iterate(
-        evaluate, sites, max_iter=max_iter, tol=tol, damping=damping, monitor=monitor
-    )
+    return iterate(evaluate, sites, max_iter=max_iter, tol=tol, damping=damping, monitor=monitor)

@@ -152,7 +152,7 @@ class _InverseMap:
         self.base = factor._total(log_scale) - self.log_room - factor.logit
 
     def _gap(self, u: np.ndarray, only: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """t = E w^2 rho - mean^2 over var, written without the cancellation, and rho."""
+        """T = E w^2 rho - mean^2 over var, written without the cancellation, and rho."""
         low, room = (self.low, self.room) if only is None else (self.low[only], self.room[only])
         sig = expit(u)
         rho = low + room * sig
@@ -162,7 +162,7 @@ class _InverseMap:
         return (self.excess + spread(room * sig)) * self.second / self.var, rho
 
     def _value(self, u: np.ndarray, only: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """h and its derivative; ``only`` selects coordinates where nothing is grouped."""
+        """H and its derivative; ``only`` selects coordinates where nothing is grouped."""
         total = self.factor._total
         gap, rho = self._gap(u, only)
         if self.factor.groups is None:
@@ -173,7 +173,12 @@ class _InverseMap:
             return h, 2 * room * gap * off / rho + gap - 0.5 * off + k * off / gap
         k = 0.5 * self.square / self.var
         size = np.bincount(self.factor.groups)
-        h = (1 + size) * np.log(rho) - log_expit(-u) + self.base - total(0.5 * np.log(gap) + k / gap)
+        h = (
+            (1 + size) * np.log(rho)
+            - log_expit(-u)
+            + self.base
+            - total(0.5 * np.log(gap) + k / gap)
+        )
         slope = self.room * expit(u) * expit(-u)
         pull = total((k / gap - 0.5) * self.second / self.var / gap)
         return h, expit(u) + slope * ((1 + size) / rho + pull)

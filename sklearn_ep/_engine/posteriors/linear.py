@@ -250,7 +250,11 @@ class LowRankMarginals:
         if not self._low.size:
             return scaled, half, np.zeros((0, len(A)))
         cross = scaled[:, self._low].T - self._half_low.T @ half
-        return scaled, half, solve_triangular(self._lower_low, cross, lower=True, check_finite=False)
+        return (
+            scaled,
+            half,
+            solve_triangular(self._lower_low, cross, lower=True, check_finite=False),
+        )
 
     def covariance(self, A, B=None):
         """A Sigma B' for rows of A and B, or its diagonal for B None; O(n d) a row."""
