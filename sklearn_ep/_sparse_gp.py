@@ -162,7 +162,7 @@ def _stopped_fit(ep, state, history):
     """Return the fit of a learning that a callback ended: its state, without further sweeps."""
     model = ep.model(state)
     sums, _, _ = ep.one_pass(model, state.sites)
-    residual = ep.residual(state, model, sums)
+    residual = ep.residual(model, sums)
     log_evidence = float(model.log_evidence + sums.log_term)
     loo = _leave_one_out(ep, state, model)
     return SparseFit(_without_views(state), model, history, 0, False, residual, log_evidence, loo)

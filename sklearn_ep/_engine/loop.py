@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+from scipy.linalg import blas
 
 from .gaussian import ImproperPosterior
 
@@ -105,12 +106,11 @@ class Anderson:
         Without the cut nearly parallel differences would turn rounding errors into the step, and
         results would depend on the order of the rows.
         """
-        columns = np.stack([(metric * d).ravel() for d in self._df])
-        norms = np.linalg.norm(columns, axis=1)
-        norms[norms == 0] = 1.0
-        columns /= norms[:, None]
-        right = columns @ (metric * f).ravel()
-        return np.linalg.lstsq(columns @ columns.T, right, rcond=self.rcond)[0] / norms
+        gram, right = _weighted_products(metric, self._df, f)
+        norms = np.sqrt(np.diagonal(gram))
+        norms = np.where(norms > 0, norms, 1.0)
+        scaled = gram / np.outer(norms, norms)
+        return np.linalg.lstsq(scaled, right / norms, rcond=self.rcond)[0] / norms
 
     def __call__(self, x, evaluation):
         """Propose the next state."""
@@ -122,22 +122,45 @@ class Anderson:
                 self._dx = [*self._dx, x - self._last[0]][-self.depth :]
                 self._df = [*self._df, f - self._last[1]][-self.depth :]
         self._last = (x, f, evaluation.residual)
-        plain = x + self.mixing * f
+        step = self.mixing * f
+        step += x
         if not self._df:
-            return plain
+            return step
         gamma = self._coefficients(evaluation.metric, f)
-        step = plain - sum(
-            g * (dx + self.mixing * df) for g, dx, df in zip(gamma, self._dx, self._df, strict=True)
-        )
-        if not np.all(np.isfinite(step)) or np.max(np.abs(step - x)) > self.max_change:
-            return plain
+        flat = step.reshape(-1)
+        for g, dx, df in zip(gamma, self._dx, self._df, strict=True):
+            # in place: states may be as long as the data
+            flat = blas.daxpy(dx.reshape(-1), flat, a=-g)
+            flat = blas.daxpy(df.reshape(-1), flat, a=-g * self.mixing)
+        step = flat.reshape(x.shape)
+        if not np.all(np.isfinite(step)) or self._too_far(step, x):
+            return x + self.mixing * f
         return step
+
+    def _too_far(self, step, x):
+        return np.isfinite(self.max_change) and np.max(np.abs(step - x)) > self.max_change
+
+
+def _weighted_products(metric, columns, f, entries=1 << 17):
+    """Return inner products of columns with each other and with f, weighted by metric^2.
+
+    Goes over blocks of entries, so that states of any length need no copies.
+    """
+    flat, f = [c.reshape(-1) for c in columns], f.reshape(-1)
+    metric = np.broadcast_to(metric, columns[0].shape).reshape(-1)
+    gram, right = np.zeros((len(flat), len(flat))), np.zeros(len(flat))
+    for start in range(0, len(f), entries):
+        part = slice(start, start + entries)
+        block = np.stack([metric[part] * c[part] for c in flat])
+        gram += block @ block.T
+        right += block @ (metric[part] * f[part])
+    return gram, right
 
 
 def _halved_until_proper(evaluate, x, proposal, halvings):
     """Evaluate the proposal, halving the step while it leaves no proper posterior."""
     for k in range(halvings):
-        candidate = x + 0.5**k * (proposal - x)
+        candidate = x + 0.5**k * (proposal - x) if k else proposal
         try:
             return candidate, evaluate(candidate), k
         except ImproperPosterior:
@@ -218,6 +241,7 @@ def iterate(
                 proposal = x + step * (current.target - x)
             if repair is not None:
                 proposal = repair(proposal, x, current.target)
+            current = None  # frees its arrays before the next evaluation makes new ones
             x, current, halved = _halved_until_proper(evaluate, x, proposal, halvings)
             n_halved += halved
             payload = current.payload

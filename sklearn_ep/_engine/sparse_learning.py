@@ -25,6 +25,11 @@ __all__ = ["Hyperparameters", "Stream", "evidence_at", "learn_by_minibatches", "
 
 # Passes without a better evidence after which learning by passes stops.
 _PATIENCE = 15
+# Hyperparameters of minibatches are averaged with weights that grow as this power of the step
+# (Shamir and Zhang 2013), which takes the noise of the batches out of the last quarter.
+_TAIL = 3.0
+# Steps of minibatches fall linearly to zero from this multiple of the rate.
+_FIRST_STEP = 3.0
 
 
 @dataclass
@@ -133,7 +138,7 @@ def learn_by_passes(ep, hyper, vector, state, rule, *, damping, max_iter, monito
         averaged = state.sites is None
         sums, each, _ = ep.one_pass(model, state.sites, step=1.0 if averaged else share, **options)
         record = {
-            "residual": ep.residual(state, model, sums),
+            "residual": ep.residual(model, sums),
             "log_evidence": model.log_evidence + sums.log_term,
         }
         for name, value in record.items():
@@ -169,12 +174,15 @@ class Stream:
     vector, rule : hyperparameters and their step rule.
     state : `SparseState` without sites, whose sums forget old rows at a rate that falls with the
         steps: a running average can never lose its definiteness, as differences would.
+    average : ndarray
+        Mean of the vectors so far, late ones weighted most.
     n_steps : int
     """
 
     vector: np.ndarray
     rule: Any
     state: SparseState
+    average: np.ndarray
     n_steps: int = 0
 
 
@@ -188,6 +196,7 @@ class BatchSettings:
     copies: float | None
     total: float
     size: int
+    n_steps: float
 
 
 def step_of_batch(stream, X, y, weight, sites, settings):
@@ -216,10 +225,16 @@ def step_of_batch(stream, X, y, weight, sites, settings):
         scaled = sums._replace(
             theta=scale * sums.theta, inputs=scale * sums.inputs, inner=scale * sums.inner
         )
-        vector = hyper.clip(vector + stream.rule.step(hyper.gradient(model, scaled, fresh=True)))
+        step = stream.rule.step(hyper.gradient(model, scaled, fresh=True))
+        # long steps first, then ever shorter ones: the noise of the batches averages out
+        step *= _FIRST_STEP * max(0.0, 1.0 - stream.n_steps / settings.n_steps)
+        vector = hyper.clip(vector + step)
         prior = hyper.prior(vector)
         gram, shift = rebase(gram, shift, state.prior, prior)
-    moved = Stream(vector, stream.rule, SparseState(prior, gram, shift, None), stream.n_steps + 1)
+    share = (_TAIL + 1.0) / (stream.n_steps + 1.0 + _TAIL)
+    average = stream.average + share * (vector - stream.average)
+    state = SparseState(prior, gram, shift, None)
+    moved = Stream(vector, stream.rule, state, average, stream.n_steps + 1)
     return moved, sums, model.log_evidence + scale * sums.log_term
 
 
@@ -272,8 +287,9 @@ def learn_by_minibatches(
     Partitions take their turns one after another, so that the answer does not depend on workers.
     """
     history: dict[str, list[float]] = {"residual": [], "log_evidence": []}
-    settings = BatchSettings(hyper, ep.factor, ep.rule, ep.copies, total, size)
-    stream, stopped = Stream(vector, rule, state), False
+    n_steps = max_iter * max(1.0, total / size)
+    settings = BatchSettings(hyper, ep.factor, ep.rule, ep.copies, total, size, n_steps)
+    stream, stopped = Stream(vector, rule, state, vector), False
     sites = state.sites
     for _ in range(max_iter):
         if monitor is not None:
@@ -300,9 +316,10 @@ def learn_by_minibatches(
         stopped = monitor is not None and monitor.end(record, model)
         if stopped or (not hyper.learns and record["residual"] < tol):
             break
-    prior, gram, shift = stream.state.prior, stream.state.gram, stream.state.shift
+    prior = hyper.prior(stream.average) if hyper.learns else stream.state.prior
+    gram, shift = rebase(stream.state.gram, stream.state.shift, stream.state.prior, prior)
     state = SparseState(prior, gram, shift, sites)
-    return stream.vector, state, {k: np.array(v) for k, v in history.items()}, stopped
+    return stream.average, state, {k: np.array(v) for k, v in history.items()}, stopped
 
 
 # ---------------------------------------------------------------------------- at the fixed point
