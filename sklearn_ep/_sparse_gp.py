@@ -63,6 +63,7 @@ class SparseProblem:
             self.jitter,
             learn_kernel=self.optimizer is not None,
             learn_inputs=self.learn_inducing and self.optimizer is not None,
+            decoupled=self.optimizer in STEP_RULES,
         )
 
     def engine(self, run):
@@ -79,7 +80,9 @@ class SparseProblem:
 
     def value_and_gradient(self, theta, state, n_jobs):
         """Return log evidence at theta with the inducing points kept, and its gradient."""
-        hyper = replace(self.hyperparameters(), learn_kernel=True, learn_inputs=False)
+        hyper = replace(
+            self.hyperparameters(), learn_kernel=True, learn_inputs=False, decoupled=False
+        )
         with PartMap(self.data.parts, n_jobs) as run:
             ep = self.engine(run)
             point = evidence_at(ep, hyper, state, **self.solver(self.tol, self.max_sweeps))(theta)

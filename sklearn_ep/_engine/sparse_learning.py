@@ -5,11 +5,13 @@ evaluations at the fixed point for a quasi-Newton search.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from .gaussian import ImproperPosterior
+from .kernels import slope_coordinates
 from .learning import EvidencePoint
 from .posteriors.sparse_gp import (
     InducingPrior,
@@ -34,7 +36,12 @@ _FIRST_STEP = 3.0
 
 @dataclass
 class Hyperparameters:
-    """What is learned, as one vector: kernel theta, then inducing points in units of `unit`.
+    """What is learned, as one vector: kernel parameters, then inducing points in units of `unit`.
+
+    The kernel parameters are theta itself, within its box of bounds, or for the rules that step in
+    every coordinate alike (`decoupled`) the logs of standard deviation and slopes. The evidence of
+    smooth functions knows the slopes well and has a long flat ridge in theta, which such rules
+    would cross many times.
 
     Parameters
     ----------
@@ -53,6 +60,7 @@ class Hyperparameters:
     jitter: float
     learn_kernel: bool
     learn_inputs: bool
+    decoupled: bool = False
 
     @property
     def n_theta(self):
@@ -64,29 +72,46 @@ class Hyperparameters:
         """Whether there is anything to learn."""
         return self.n_theta > 0 or self.learn_inputs
 
+    @cached_property
+    def _mixing(self):
+        """Matrix (p, p) from the kernel part of the vector to theta."""
+        mixing = slope_coordinates(self.kernel) if self.decoupled else None
+        return np.eye(self.kernel.n_dims) if mixing is None else mixing
+
+    def theta(self, vector):
+        """Return the kernel parameters of a vector."""
+        return self._mixing @ vector[: self.n_theta]
+
     @property
     def start(self):
         """Vector of the first kernel and inducing points."""
-        theta = self.kernel.theta[: self.n_theta]
         moved = np.zeros(self.Z.size if self.learn_inputs else 0)
-        return self.clip(np.concatenate([theta, moved]))
+        return self._joined(self.kernel.theta, moved)
+
+    def _joined(self, theta, moved):
+        if not self.n_theta:
+            return moved
+        theta = np.clip(theta, *self.kernel.bounds.T)
+        return np.concatenate([np.linalg.solve(self._mixing, theta), moved])
 
     @property
     def bounds(self):
-        """Bounds (p, 2): those of the kernel, none for inducing points."""
+        """Bounds (p, 2) of a vector that is not decoupled; none for inducing points."""
         free = np.full((self.Z.size if self.learn_inputs else 0, 2), [-np.inf, np.inf])
         theta = self.kernel.bounds if self.n_theta else np.empty((0, 2))
         return np.vstack([theta, free])
 
     def clip(self, vector):
-        """Return the nearest vector within the bounds."""
-        return np.clip(vector, *self.bounds.T)
+        """Return the vector with its theta moved into the bounds."""
+        if not self.n_theta:
+            return vector
+        return self._joined(self.theta(vector), vector[self.n_theta :])
 
     def prior(self, vector):
         """Return the `InducingPrior` of a vector."""
         kernel, Z = self.kernel, self.Z
         if self.n_theta:
-            kernel = kernel.clone_with_theta(vector[: self.n_theta])
+            kernel = kernel.clone_with_theta(self.theta(vector))
         if self.learn_inputs:
             Z = Z + vector[self.n_theta :].reshape(Z.shape) * self.unit
         return InducingPrior(kernel, Z, self.jitter)
@@ -94,7 +119,7 @@ class Hyperparameters:
     def gradient(self, model, sums, fresh):
         """Return the gradient of the log evidence in the vector."""
         theta, towards = evidence_gradient(model, sums, fresh, self.learn_inputs)
-        pieces = [theta] if self.n_theta else []
+        pieces = [self._mixing.T @ theta] if self.n_theta else []
         if self.learn_inputs:
             pieces.append((towards * self.unit).ravel())
         return np.concatenate(pieces)
