@@ -66,8 +66,16 @@ def is_part_list(X, y):
     return all(isinstance(p, Part | tuple) or callable(p) or hasattr(p, "result") for p in X)
 
 
-def array_parts(X, y, weight, n_partitions):
-    """Return partitions of arrays that are in memory or mapped: views, made once."""
+def array_parts(training, n_partitions):
+    """Return partitions of a `Training` in memory or mapped: views, made once.
+
+    Class indices take one byte where they fit, weights that are all one no memory.
+    """
+    X, y, weight = training.X, training.y, training.weight
+    if y.max() <= np.iinfo(np.int8).max:
+        y = y.astype(np.int8)
+    if np.all(weight == 1.0):
+        weight = np.broadcast_to(1.0, weight.shape)
     return [Part(X[s], y[s], weight[s]) for s in split_rows(len(y), n_partitions or 1)]
 
 
@@ -96,7 +104,7 @@ def describe_part(part, checks, seed, n_candidates):
     total = float(weight.sum())
     mean = weight @ X / total
     spread = np.zeros(X.shape[1])
-    step = max(1, 2**20 // X.shape[1])
+    step = max(1, 2**17 // X.shape[1])
     for start in range(0, len(X), step):
         rows = slice(start, start + step)
         spread += weight[rows] @ (X[rows] - mean) ** 2

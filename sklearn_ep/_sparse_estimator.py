@@ -18,7 +18,7 @@ from ._engine.learning import random_starts
 from ._engine.partition import PartMap
 from ._engine.rules import MomentMatching
 from ._engine.stochastic import STEP_RULES
-from ._gp_base import GaussianProcessBase, check_kernel, smooth_kernel
+from ._gp_base import DenseProblem, GaussianProcessBase, check_kernel, smooth_kernel
 from ._sparse_data import (
     checked_parts,
     choose_inducing_points,
@@ -272,21 +272,22 @@ class SparseGaussianProcessBase(GaussianProcessBase):
         Raises
         ------
         ValueError
-            If the data or a parameter are not usable, if `classes` is missing at the first call,
-            or if the last fit was a dense one. The estimator is then as it was before.
+            If the data or a parameter are not usable, if `classes` is missing at the first call
+            or if `y` has labels outside `classes`. The estimator is then as it was before.
 
         Notes
         -----
         The posterior so far is the prior of the new rows, whose sites EP refines until `tol`; the
         sites of older rows stay as they are. Unless ``optimizer=None`` the kernel takes one
         stochastic step a batch of `batch_size` rows; inducing points stay. The sparse method is
-        used whatever `method` says. Cost 3 n m^2 flops a sweep; the memory is m^2 numbers, plus
+        used whatever `method` says; after a dense fit its rows are taken in again, once, before the
+        new ones. Cost 3 n m^2 flops a sweep; the memory is m^2 numbers, plus
         two numbers a row with ``site_memory="scalars"``.
         """
         self._check_parameters()
         X, y = self._checked_stream_rows(X, y, classes)
         if getattr(self, "_stream", None) is None:
-            self._start_stream(X)
+            X, y = self._start_stream(X, y)
         self._problem, self._sparse_state, self._warm_state = None, None, []
         outcome = absorb(self._stream, X, y, self._stream_settings())
         self._stream = outcome.stream
@@ -310,8 +311,6 @@ class SparseGaussianProcessBase(GaussianProcessBase):
         first = not hasattr(self, "classes_")
         if first and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")
-        if not first and getattr(self, "_stream", None) is None:
-            raise ValueError("partial_fit cannot continue a dense fit; refit with method='sparse'.")
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64)
         check_classification_targets(y)
         known = np.unique(classes) if first else self.classes_
@@ -325,7 +324,12 @@ class SparseGaussianProcessBase(GaussianProcessBase):
         self.classes_ = known
         return X, np.searchsorted(known, y)
 
-    def _start_stream(self, X):
+    def _start_stream(self, X, y):
+        """Start a stream; return its first rows, those of a dense fit before the new ones."""
+        if isinstance(getattr(self, "_problem", None), DenseProblem):
+            X, y = np.vstack([self._problem.X, X]), np.concatenate([self._labels, y])
+            for name in _PER_ROW:
+                self.__dict__.pop(name, None)
         self._link = self._factor()
         kernel = self._kernel_of(float(X.var(axis=0).sum()))
         rng = check_random_state(self.random_state)
@@ -334,6 +338,7 @@ class SparseGaussianProcessBase(GaussianProcessBase):
         check_kernel(kernel, kernel(Z, Z))
         n_problems = 1 if len(self.classes_) == 2 else len(self.classes_)
         self._stream = start_stream(kernel, Z, self.jitter, n_problems, seed)
+        return X, y
 
     def _stream_settings(self):
         optimizer = self._sparse_optimizer()

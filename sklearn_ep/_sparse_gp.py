@@ -63,6 +63,7 @@ class SparseProblem:
             self.jitter,
             learn_kernel=self.optimizer is not None,
             learn_inputs=self.learn_inducing and self.optimizer is not None,
+            decoupled=self.optimizer in STEP_RULES,
         )
 
     def engine(self, run):
@@ -79,7 +80,9 @@ class SparseProblem:
 
     def value_and_gradient(self, theta, state, n_jobs):
         """Return log evidence at theta with the inducing points kept, and its gradient."""
-        hyper = replace(self.hyperparameters(), learn_kernel=True, learn_inputs=False)
+        hyper = replace(
+            self.hyperparameters(), learn_kernel=True, learn_inputs=False, decoupled=False
+        )
         with PartMap(self.data.parts, n_jobs) as run:
             ep = self.engine(run)
             point = evidence_at(ep, hyper, state, **self.solver(self.tol, self.max_sweeps))(theta)
@@ -162,7 +165,7 @@ def _stopped_fit(ep, state, history):
     """Return the fit of a learning that a callback ended: its state, without further sweeps."""
     model = ep.model(state)
     sums, _, _ = ep.one_pass(model, state.sites)
-    residual = ep.residual(state, model, sums)
+    residual = ep.residual(model, sums)
     log_evidence = float(model.log_evidence + sums.log_term)
     loo = _leave_one_out(ep, state, model)
     return SparseFit(_without_views(state), model, history, 0, False, residual, log_evidence, loo)

@@ -143,7 +143,7 @@ def _stepped(stream, ep, model, state, settings):
     # a copy: the stream before this call has to stay whole in case the call fails later
     rule = deepcopy(stream.rule or settings.step_rule(settings.learning_rate))
     unit = np.ones(prior.Z.shape[1])
-    hyper = Hyperparameters(prior.kernel, prior.Z, unit, settings.jitter, True, False)
+    hyper = Hyperparameters(prior.kernel, prior.Z, unit, settings.jitter, True, False, True)
     sums, _, _ = ep.one_pass(model, state.sites, gradient="fresh")
     scale = stream.weight / ep.sizes[0]
     scaled = sums._replace(theta=scale * sums.theta, inner=scale * sums.inner)

@@ -264,8 +264,9 @@ class EPGaussianProcessClassifier(SparseGaussianProcessBase):
         training = validate_training(self, X, y, sample_weight, dtype=(np.float64, np.float32))
         if self._is_sparse(len(training.y)):
             self.method_ = "sparse"
-            parts = array_parts(training.X, training.y, training.weight, self.n_partitions)
-            return self._fit_sparse(parts, False, training.kept, X, y)
+            parts, kept = array_parts(training, self.n_partitions), training.kept
+            del training
+            return self._fit_sparse(parts, False, kept, X, y)
         self.method_ = "dense"
         training = training._replace(X=training.X.astype(np.float64, copy=False))
         if self.copy_X_train and np.may_share_memory(training.X, X):

@@ -25,6 +25,7 @@ __all__ = [
     "cross_covariance",
     "has_input_gradient",
     "self_covariance",
+    "slope_coordinates",
 ]
 
 
@@ -316,3 +317,20 @@ def cross_covariance(kernel, Z):
     """Return the cross covariances with Z in the fastest form that the kernel has."""
     split = _constant_and_stationary(kernel)
     return (GeneralCross if split is None else StationaryCross)(kernel, Z)
+
+
+def slope_coordinates(kernel):
+    """Return the matrix (p, p) that makes theta of (log sd, log slopes), or None.
+
+    For a learned constant times RBF or Matern with learned length scales l: the log variance is
+    twice the first entry and log l_k the first minus entry k, so that l_k = sd / slope_k.
+    """
+    split = _constant_and_stationary(kernel)
+    if split is None or split[0] is None or not (split[0].n_dims and split[1].n_dims):
+        return None
+    p = kernel.n_dims
+    first = 0 if split[2] else p - 1
+    mixing = -np.eye(p)
+    mixing[:, first] = 1.0
+    mixing[first, first] = 2.0
+    return mixing

@@ -6,9 +6,11 @@ any shape, and looks for the fixed point x = target(x).
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+from scipy.linalg import blas
 
 from .gaussian import ImproperPosterior
 
@@ -107,12 +109,11 @@ class Anderson:
         Without the cut nearly parallel differences would turn rounding errors into the step, and
         results would depend on the order of the rows.
         """
-        columns = np.stack([(metric * d).ravel() for d in self._df])
-        norms = np.linalg.norm(columns, axis=1)
-        norms[norms == 0] = 1.0
-        columns /= norms[:, None]
-        right = columns @ (metric * f).ravel()
-        return np.linalg.lstsq(columns @ columns.T, right, rcond=self.rcond)[0] / norms
+        gram, right = _weighted_products(metric, self._df, f)
+        norms = np.sqrt(np.diagonal(gram))
+        norms = np.where(norms > 0, norms, 1.0)
+        scaled = gram / np.outer(norms, norms)
+        return np.linalg.lstsq(scaled, right / norms, rcond=self.rcond)[0] / norms
 
     def __call__(self, x, evaluation):
         """Propose the next state."""
@@ -124,32 +125,64 @@ class Anderson:
                 self._dx = [*self._dx, x - self._last[0]][-self.depth :]
                 self._df = [*self._df, f - self._last[1]][-self.depth :]
         self._last = (x, f, evaluation.residual)
-        plain = x + self.mixing * f
+        step = self.mixing * f
+        step += x
         if not self._df:
-            return plain
+            return step
         gamma = self._coefficients(evaluation.metric, f)
-        step = plain - sum(
-            g * (dx + self.mixing * df) for g, dx, df in zip(gamma, self._dx, self._df, strict=True)
-        )
-        if not np.all(np.isfinite(step)) or np.max(np.abs(step - x)) > self.max_change:
-            return plain
+        flat = step.reshape(-1)
+        for g, dx, df in zip(gamma, self._dx, self._df, strict=True):
+            # in place: states may be as long as the data
+            flat = blas.daxpy(dx.reshape(-1), flat, a=-g)
+            flat = blas.daxpy(df.reshape(-1), flat, a=-g * self.mixing)
+        step = flat.reshape(x.shape)
+        if not np.all(np.isfinite(step)) or self._too_far(step, x):
+            return x + self.mixing * f
         return step
 
+    def _too_far(self, step, x):
+        return np.isfinite(self.max_change) and np.max(np.abs(step - x)) > self.max_change
 
-def _proper_step(evaluate, x, current, proposals, halvings):
-    """Evaluate the proposals in turn, halving the last step while it leaves no proper posterior.
 
-    Returns the new state, its evaluation, how many proposals were improper, and whether any step
-    was taken: where none is proper the state stays as it is.
+def _weighted_products(metric, columns, f, entries=1 << 17):
+    """Return inner products of columns with each other and with f, weighted by metric^2.
+
+    Goes over blocks of entries, so that states of any length need no copies.
     """
-    last = proposals[-1]
-    tries = [*proposals, *(x + 0.5**k * (last - x) for k in range(1, halvings + 1))]
-    for k, candidate in enumerate(tries):
+    flat, f = [c.reshape(-1) for c in columns], f.reshape(-1)
+    metric = np.broadcast_to(metric, columns[0].shape).reshape(-1)
+    gram, right = np.zeros((len(flat), len(flat))), np.zeros(len(flat))
+    for start in range(0, len(f), entries):
+        part = slice(start, start + entries)
+        block = np.stack([metric[part] * c[part] for c in flat])
+        gram += block @ block.T
+        right += block @ (metric[part] * f[part])
+    return gram, right
+
+
+def _towards(x, target, step):
+    return x + step * (target - x)
+
+
+def _admitted(repair, x, target, proposal):
+    return proposal if repair is None else repair(proposal, x, target)
+
+
+def _proper_step(evaluate, x, proposal, plain, repair, halvings):
+    """Evaluate the proposal, then the plain step and its halves, until a state is proper.
+
+    `plain()` gives the plain step. Returns the new state, its evaluation and how many candidates
+    were improper; None in place of state and evaluation if all of them were.
+    """
+    candidate = proposal
+    for k in range(halvings + 2):
+        if k > 0:
+            candidate = repair(x + 0.5 ** (k - 1) * (plain() - x))
         try:
-            return candidate, evaluate(candidate), k, True
+            return candidate, evaluate(candidate), k
         except ImproperPosterior:
             continue
-    return x, current, len(tries), False
+    return None, None, halvings + 2
 
 
 def iterate(
@@ -220,23 +253,28 @@ def iterate(
         converged = current.residual < tol
         payload = current.payload
         if not converged:
+            before, target = current, current.target
             step = damping if acceleration is None else min(damping, fallback_damping)
-            proposals = [x + step * (current.target - x)]
+            plain = partial(_towards, x, target, step)
+            admit = partial(_admitted, repair, x, target)
             if undamped_start and n_iter == 1:
-                proposals.insert(0, current.target)
+                proposal = target
             elif acceleration is not None and n_iter <= give_up_after:
-                # an extrapolation that leaves no proper posterior gives way to the plain step
-                proposals.insert(0, acceleration(x, current))
-            if repair is not None:
-                proposals = [repair(p, x, current.target) for p in proposals]
-            before = (x, current)
-            x, current, halved, moved = _proper_step(evaluate, *before, proposals, halvings)
-            if accept is not None and acceleration is not None and not accept(before[1], current):
-                acceleration.reset()
-                plain = before[0] + damping * (before[1].target - before[0])
-                x, current, halved, moved = _proper_step(evaluate, *before, [plain], halvings)
+                proposal = acceleration(x, current)
+            else:
+                proposal = plain()
+            # frees its arrays before the next evaluation makes new ones
+            current, before = None, before if accept is not None else None
+            moved = _proper_step(evaluate, x, admit(proposal), plain, admit, halvings)
+            if accept is not None and acceleration is not None and moved[1] is not None:
+                if not accept(before, moved[1]):
+                    acceleration.reset()
+                    plain = partial(_towards, x, target, damping)
+                    moved = _proper_step(evaluate, x, admit(plain()), plain, admit, halvings)
+            halved = moved[2]
             n_halved += halved
-            stuck = not moved
+            stuck = moved[1] is None
+            x, current = (x, evaluate(x)) if stuck else moved[:2]
             payload = current.payload
             if halved and acceleration is not None:
                 acceleration.reset()

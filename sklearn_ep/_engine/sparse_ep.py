@@ -23,7 +23,6 @@ from .posteriors.sparse_gp import (
     collect_rows,
     evaluate_rows,
 )
-from .sites import site_metric
 
 __all__ = ["SparseEP", "SparseState", "add_sums", "read_rows"]
 
@@ -42,9 +41,11 @@ def read_rows(part, classes):
 
 
 def evaluate_part(part, sites, model, classes, options):
-    """Run `evaluate_rows` on a partition and add the metric of its sites."""
+    """Run `evaluate_rows` on a partition and add the root of its weights, one if all are equal."""
     X, y, weight = read_rows(part, classes)
-    return evaluate_rows(model, X, y, weight, sites, **options), np.sqrt(weight)
+    alike = len(weight) and weight.min() == weight.max()
+    root = np.sqrt(weight[:1] if alike else weight)
+    return evaluate_rows(model, X, y, weight, sites, **options), root
 
 
 def collect_part(part, sites, prior, classes, model):
@@ -164,7 +165,7 @@ class SparseEP:
         sums = sums._replace(gram=sums.gram + self.base[0], shift=sums.shift + self.base[1])
         return sums, each, [r[1] for r in results]
 
-    def residual(self, state, model, sums):
+    def residual(self, model, sums):
         """Return the undamped residual of a pass that took a whole step."""
         if self.copies is None:
             return sums.residual
@@ -176,9 +177,22 @@ class SparseEP:
     # ------------------------------------------------------------------ the fixed point
 
     def pack(self, state):
-        """Return a state as one vector: sites part by part, then grams and shifts."""
-        pieces = [] if state.sites is None else [s.ravel() for s in state.sites]
-        return np.concatenate([*pieces, state.gram.ravel(), state.shift.ravel()])
+        """Return a state as one vector: sites part by part, then grams and shifts.
+
+        Sites of one partition that were made with room for the sums stay where they are.
+        """
+        sums = np.concatenate([state.gram.ravel(), state.shift.ravel()])
+        sites = [] if state.sites is None else state.sites
+        room = sites[0].base if len(sites) == 1 else None
+        if isinstance(room, np.ndarray) and room.shape == (sites[0].size + sums.size,):
+            room[sites[0].size :] = sums
+            return room
+        return np.concatenate([*(s.ravel() for s in sites), sums])
+
+    def _packed_and_released(self, state):
+        x = self.pack(state)
+        state.sites = None
+        return x
 
     def unpack(self, x, prior):
         """Return the state that `pack` made x of, as views."""
@@ -191,28 +205,35 @@ class SparseEP:
         gram = x[end : end + C * m * m].reshape(C, m, m)
         return SparseState(prior, gram, x[end + C * m * m :].reshape(C, m), sites)
 
-    def _metric(self, x, each, roots):
+    def _metric(self, n_entries, variances, roots):
         """Return weights that make changes of sites dimensionless; the sums only follow them."""
         if self.copies is not None:
             return 1.0
-        metric = np.zeros(x.shape)
-        for a, r, root in zip(self._ends[:-1], each, roots, strict=True):
-            values = np.stack([site_metric(v) for v in r.var]) * root
-            metric[a : a + values.size] = values.ravel()
+        metric = np.zeros(n_entries)
+        cut = zip(self._ends[:-1], self._ends[1:], variances, roots, strict=True)
+        for a, b, var, root in cut:
+            view = metric[a:b].reshape(self.n_problems, 2, -1)
+            np.multiply(var, root, out=view[:, 0])
+            np.multiply(np.sqrt(var), root, out=view[:, 1])
         return metric
 
     def _evaluate(self, x, prior):
         state = self.unpack(x, prior)
         model = self.model(state)
         sums, each, roots = self.one_pass(model, state.sites)
-        sites = None if state.sites is None else [r.sites for r in each]
         log_evidence = model.log_evidence + sums.log_term
         if not np.isfinite(log_evidence):
             raise ValueError(f"kernel {prior.kernel} gives NaN or infinity on these data.")
+        residual = self.residual(model, sums)
+        sites = None if state.sites is None else [r.sites for r in each]
+        variances = [r.var for r in each]
+        del each, state
+        target = self.pack(SparseState(prior, sums.gram, sums.shift, sites))
+        del sites  # packed: arrays of this length are what limits the memory of a fit
         return Evaluation(
-            target=self.pack(SparseState(prior, sums.gram, sums.shift, sites)),
-            residual=self.residual(state, model, sums),
-            metric=self._metric(x, each, roots),
+            target=target,
+            residual=residual,
+            metric=self._metric(len(x), variances, roots),
             record={"log_evidence": log_evidence},
             payload=model,
         )
@@ -237,13 +258,16 @@ class SparseEP:
         return proposal
 
     def solve(self, state, *, tol, max_iter, damping, accelerate, monitor=None):
-        """Iterate to the fixed point at the prior of the state; see `loop.iterate`."""
-        prior, x = state.prior, self.pack(state)
-        cold = not np.any(x if state.sites is None else x[: self._ends[-1]])
+        """Iterate to the fixed point at the prior of a state, which is used up.
+
+        See `loop.iterate` for the parameters.
+        """
+        prior = state.prior
+        cold = not (np.any(state.shift) if state.sites is None else any(map(np.any, state.sites)))
         repairs = self.factor.log_concave and self.copies is None
         result = iterate(
             lambda x: self._evaluate(x, prior),
-            x,
+            self._packed_and_released(state),
             max_iter=max_iter,
             tol=tol,
             damping=damping,

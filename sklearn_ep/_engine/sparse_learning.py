@@ -5,11 +5,13 @@ evaluations at the fixed point for a quasi-Newton search.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from .gaussian import ImproperPosterior
+from .kernels import slope_coordinates
 from .learning import EvidencePoint
 from .posteriors.sparse_gp import (
     InducingPrior,
@@ -25,11 +27,21 @@ __all__ = ["Hyperparameters", "Stream", "evidence_at", "learn_by_minibatches", "
 
 # Passes without a better evidence after which learning by passes stops.
 _PATIENCE = 15
+# Hyperparameters of minibatches are averaged with weights that grow as this power of the step
+# (Shamir and Zhang 2013), which takes the noise of the batches out of the last quarter.
+_TAIL = 3.0
+# Steps of minibatches fall linearly to zero from this multiple of the rate.
+_FIRST_STEP = 3.0
 
 
 @dataclass
 class Hyperparameters:
-    """What is learned, as one vector: kernel theta, then inducing points in units of `unit`.
+    """What is learned, as one vector: kernel parameters, then inducing points in units of `unit`.
+
+    The kernel parameters are theta itself, within its box of bounds, or for the rules that step in
+    every coordinate alike (`decoupled`) the logs of standard deviation and slopes. The evidence of
+    smooth functions knows the slopes well and has a long flat ridge in theta, which such rules
+    would cross many times.
 
     Parameters
     ----------
@@ -48,6 +60,7 @@ class Hyperparameters:
     jitter: float
     learn_kernel: bool
     learn_inputs: bool
+    decoupled: bool = False
 
     @property
     def n_theta(self):
@@ -59,29 +72,46 @@ class Hyperparameters:
         """Whether there is anything to learn."""
         return self.n_theta > 0 or self.learn_inputs
 
+    @cached_property
+    def _mixing(self):
+        """Matrix (p, p) from the kernel part of the vector to theta."""
+        mixing = slope_coordinates(self.kernel) if self.decoupled else None
+        return np.eye(self.kernel.n_dims) if mixing is None else mixing
+
+    def theta(self, vector):
+        """Return the kernel parameters of a vector."""
+        return self._mixing @ vector[: self.n_theta]
+
     @property
     def start(self):
         """Vector of the first kernel and inducing points."""
-        theta = self.kernel.theta[: self.n_theta]
         moved = np.zeros(self.Z.size if self.learn_inputs else 0)
-        return self.clip(np.concatenate([theta, moved]))
+        return self._joined(self.kernel.theta, moved)
+
+    def _joined(self, theta, moved):
+        if not self.n_theta:
+            return moved
+        theta = np.clip(theta, *self.kernel.bounds.T)
+        return np.concatenate([np.linalg.solve(self._mixing, theta), moved])
 
     @property
     def bounds(self):
-        """Bounds (p, 2): those of the kernel, none for inducing points."""
+        """Bounds (p, 2) of a vector that is not decoupled; none for inducing points."""
         free = np.full((self.Z.size if self.learn_inputs else 0, 2), [-np.inf, np.inf])
         theta = self.kernel.bounds if self.n_theta else np.empty((0, 2))
         return np.vstack([theta, free])
 
     def clip(self, vector):
-        """Return the nearest vector within the bounds."""
-        return np.clip(vector, *self.bounds.T)
+        """Return the vector with its theta moved into the bounds."""
+        if not self.n_theta:
+            return vector
+        return self._joined(self.theta(vector), vector[self.n_theta :])
 
     def prior(self, vector):
         """Return the `InducingPrior` of a vector."""
         kernel, Z = self.kernel, self.Z
         if self.n_theta:
-            kernel = kernel.clone_with_theta(vector[: self.n_theta])
+            kernel = kernel.clone_with_theta(self.theta(vector))
         if self.learn_inputs:
             Z = Z + vector[self.n_theta :].reshape(Z.shape) * self.unit
         return InducingPrior(kernel, Z, self.jitter)
@@ -89,7 +119,7 @@ class Hyperparameters:
     def gradient(self, model, sums, fresh):
         """Return the gradient of the log evidence in the vector."""
         theta, towards = evidence_gradient(model, sums, fresh, self.learn_inputs)
-        pieces = [theta] if self.n_theta else []
+        pieces = [self._mixing.T @ theta] if self.n_theta else []
         if self.learn_inputs:
             pieces.append((towards * self.unit).ravel())
         return np.concatenate(pieces)
@@ -133,7 +163,7 @@ def learn_by_passes(ep, hyper, vector, state, rule, *, damping, max_iter, monito
         averaged = state.sites is None
         sums, each, _ = ep.one_pass(model, state.sites, step=1.0 if averaged else share, **options)
         record = {
-            "residual": ep.residual(state, model, sums),
+            "residual": ep.residual(model, sums),
             "log_evidence": model.log_evidence + sums.log_term,
         }
         for name, value in record.items():
@@ -169,12 +199,15 @@ class Stream:
     vector, rule : hyperparameters and their step rule.
     state : `SparseState` without sites, whose sums forget old rows at a rate that falls with the
         steps: a running average can never lose its definiteness, as differences would.
+    average : ndarray
+        Mean of the vectors so far, late ones weighted most.
     n_steps : int
     """
 
     vector: np.ndarray
     rule: Any
     state: SparseState
+    average: np.ndarray
     n_steps: int = 0
 
 
@@ -188,6 +221,7 @@ class BatchSettings:
     copies: float | None
     total: float
     size: int
+    n_steps: float
 
 
 def step_of_batch(stream, X, y, weight, sites, settings):
@@ -216,10 +250,16 @@ def step_of_batch(stream, X, y, weight, sites, settings):
         scaled = sums._replace(
             theta=scale * sums.theta, inputs=scale * sums.inputs, inner=scale * sums.inner
         )
-        vector = hyper.clip(vector + stream.rule.step(hyper.gradient(model, scaled, fresh=True)))
+        step = stream.rule.step(hyper.gradient(model, scaled, fresh=True))
+        # long steps first, then ever shorter ones: the noise of the batches averages out
+        step *= _FIRST_STEP * max(0.0, 1.0 - stream.n_steps / settings.n_steps)
+        vector = hyper.clip(vector + step)
         prior = hyper.prior(vector)
         gram, shift = rebase(gram, shift, state.prior, prior)
-    moved = Stream(vector, stream.rule, SparseState(prior, gram, shift, None), stream.n_steps + 1)
+    share = (_TAIL + 1.0) / (stream.n_steps + 1.0 + _TAIL)
+    average = stream.average + share * (vector - stream.average)
+    state = SparseState(prior, gram, shift, None)
+    moved = Stream(vector, stream.rule, state, average, stream.n_steps + 1)
     return moved, sums, model.log_evidence + scale * sums.log_term
 
 
@@ -272,8 +312,9 @@ def learn_by_minibatches(
     Partitions take their turns one after another, so that the answer does not depend on workers.
     """
     history: dict[str, list[float]] = {"residual": [], "log_evidence": []}
-    settings = BatchSettings(hyper, ep.factor, ep.rule, ep.copies, total, size)
-    stream, stopped = Stream(vector, rule, state), False
+    n_steps = max_iter * max(1.0, total / size)
+    settings = BatchSettings(hyper, ep.factor, ep.rule, ep.copies, total, size, n_steps)
+    stream, stopped = Stream(vector, rule, state, vector), False
     sites = state.sites
     for _ in range(max_iter):
         if monitor is not None:
@@ -300,9 +341,10 @@ def learn_by_minibatches(
         stopped = monitor is not None and monitor.end(record, model)
         if stopped or (not hyper.learns and record["residual"] < tol):
             break
-    prior, gram, shift = stream.state.prior, stream.state.gram, stream.state.shift
+    prior = hyper.prior(stream.average) if hyper.learns else stream.state.prior
+    gram, shift = rebase(stream.state.gram, stream.state.shift, stream.state.prior, prior)
     state = SparseState(prior, gram, shift, sites)
-    return stream.vector, state, {k: np.array(v) for k, v in history.items()}, stopped
+    return stream.average, state, {k: np.array(v) for k, v in history.items()}, stopped
 
 
 # ---------------------------------------------------------------------------- at the fixed point

@@ -30,10 +30,11 @@ __all__ = [
     "evaluate_rows",
     "evidence_gradient",
     "rebase",
+    "sites_with_room",
 ]
 
 # Entries of a block of W: small enough to stay in cache, large enough for the full product rate.
-_BLOCK_ENTRIES = 400_000
+_BLOCK_ENTRIES = 100_000
 
 
 def block_rows(m):
@@ -190,6 +191,14 @@ class RowSums(NamedTuple):
     inner: Any = None
 
 
+def sites_with_room(C, n, m):
+    """Return an array (C, 2, n) for sites, the head of a vector with room for gram and shift.
+
+    So a state of the loop can be made of it without a copy of what is as long as the data.
+    """
+    return np.empty(C * (2 * n + m * m + m))[: 2 * C * n].reshape(C, 2, n)
+
+
 def signs_of(y, k, n_problems):
     """Return labels in {-1, +1} of problem k from class indices."""
     return np.where(y == (1 if n_problems == 1 else k), 1.0, -1.0)
@@ -295,7 +304,7 @@ def evaluate_rows(model, X, y, weight, sites, step=1.0, gradient=None, inputs=Fa
     3 m^2 flops a row without gradient, 7 m^2 with it, and O(m d) for the kernel.
     """
     C, m, n = len(model.posteriors), len(model.prior.Z), len(X)
-    moved: Any = None if sites is None else np.empty((C, 2, n))
+    moved: Any = None if sites is None else sites_with_room(C, n, m)
     variances: Any = None if sites is None else np.empty((C, n))
     gram, shift = np.zeros((C, m, m)), np.zeros((C, m))
     log_term, residual = 0.0, 0.0
