@@ -6,7 +6,6 @@ any shape, and looks for the fixed point x = target(x).
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -160,26 +159,24 @@ def _weighted_products(metric, columns, f, entries=1 << 17):
     return gram, right
 
 
-def _towards(x, target, step):
-    return x + step * (target - x)
-
-
 def _admitted(repair, x, target, proposal):
     return proposal if repair is None else repair(proposal, x, target)
 
 
-def _proper_step(evaluate, x, proposal, plain, repair, halvings):
+def _proper_step(evaluate, x, proposal, target, step, repair, halvings):
     """Evaluate the proposal, then the plain step and its halves, until a state is proper.
 
-    `plain()` gives the plain step. Returns the new state, its evaluation and how many candidates
-    were improper; None in place of state and evaluation if all of them were.
+    Returns the new state, its evaluation and how many candidates were improper; None in place of
+    state and evaluation if all of them were. `target` is None where it was not worth keeping.
     """
-    candidate = proposal
-    for k in range(halvings + 2):
-        if k > 0:
-            candidate = repair(x + 0.5 ** (k - 1) * (plain() - x))
+    try:
+        return proposal, evaluate(proposal), 0
+    except ImproperPosterior:
+        target = evaluate(x).target if target is None else target
+    for k in range(halvings + 1):
+        candidate = _admitted(repair, x, target, x + 0.5**k * step * (target - x))
         try:
-            return candidate, evaluate(candidate), k
+            return candidate, evaluate(candidate), k + 1
         except ImproperPosterior:
             continue
     return None, None, halvings + 2
@@ -255,26 +252,31 @@ def iterate(
         if not converged:
             before, target = current, current.target
             step = damping if acceleration is None else min(damping, fallback_damping)
-            plain = partial(_towards, x, target, step)
-            admit = partial(_admitted, repair, x, target)
             if undamped_start and n_iter == 1:
                 proposal = target
             elif acceleration is not None and n_iter <= give_up_after:
                 proposal = acceleration(x, current)
             else:
-                proposal = plain()
-            # frees its arrays before the next evaluation makes new ones
-            current, before = None, before if accept is not None else None
-            moved = _proper_step(evaluate, x, admit(proposal), plain, admit, halvings)
-            if accept is not None and acceleration is not None and moved[1] is not None:
-                if not accept(before, moved[1]):
+                proposal = x + step * (target - x)
+            proposal = _admitted(repair, x, target, proposal)
+            # States may be as long as the data: nothing is held that a second look can bring back,
+            # and where proposals are repaired it is hardly ever needed.
+            current, payload = None, None
+            before = before if accept is not None else None
+            target = target if repair is None or accept is not None else None
+            new, current, halved = _proper_step(
+                evaluate, x, proposal, target, step, repair, halvings
+            )
+            if before is not None and acceleration is not None and current is not None:
+                if not accept(before, current):
                     acceleration.reset()
-                    plain = partial(_towards, x, target, damping)
-                    moved = _proper_step(evaluate, x, admit(plain()), plain, admit, halvings)
-            halved = moved[2]
+                    plain = _admitted(repair, x, target, x + damping * (target - x))
+                    new, current, halved = _proper_step(
+                        evaluate, x, plain, target, damping, repair, halvings
+                    )
             n_halved += halved
-            stuck = moved[1] is None
-            x, current = (x, evaluate(x)) if stuck else moved[:2]
+            stuck = current is None
+            x, current = (x, evaluate(x)) if stuck else (new, current)
             payload = current.payload
             if halved and acceleration is not None:
                 acceleration.reset()
