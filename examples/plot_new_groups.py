@@ -1,10 +1,10 @@
 """
-Known groups and new ones
-=========================
+Cross-validation with known groups and with new ones
+====================================================
 
-Pupils in schools, patients in hospitals: rows of one group resemble each other. A hierarchical model predicts a known group
-from what it has seen of it, and a new group by integrating over the population of groups. The group is a column of X,
-strings included, so that cross-validation just works.
+Patients come from hospitals, and rows of one hospital resemble each other. How good a model is depends on the question: is the
+next patient from a hospital we know, or from a new one? Because the group is a column of X, strings included, the two questions
+are two splitters of scikit-learn, and nothing else changes.
 """
 
 import matplotlib.pyplot as plt
