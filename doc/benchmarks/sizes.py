@@ -107,8 +107,8 @@ def write_include(path, rows):
     """Write the table as reStructuredText."""
     lines = [
         f"CPU seconds of one default fit on one core ({platform.machine()}), and their ratio to a",
-        "scikit-learn estimator fitted to the same data in turns. Ratios travel better than seconds.",
-        "Command: ``python doc/benchmarks/sizes.py``.",
+        "scikit-learn estimator fitted to the same data in turns. Ratios travel better than",
+        "seconds. Command: ``python doc/benchmarks/sizes.py``.",
         "",
         ".. list-table::",
         "   :header-rows: 1",
