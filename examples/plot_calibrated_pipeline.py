@@ -2,9 +2,9 @@
 Calibrated probabilities in a pipeline
 ======================================
 
-A table as it comes: numbers with gaps and a column of strings. A pipeline fills, scales and encodes, and a
-Gaussian-process classifier at its end gives probabilities that can be used as they are. Beside it, three
-classifiers on the same folds.
+A table as it comes: numbers with gaps and a column of strings. A pipeline fills, scales and
+encodes, and a Gaussian-process classifier at its end gives probabilities that can be used as they
+are. Beside it, three classifiers on the same folds.
 """
 
 import matplotlib.pyplot as plt
@@ -23,7 +23,8 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn_ep import EPGaussianProcessClassifier
 
 # %%
-# Five hundred patients: risk grows with age, is lowest at a middle value of a marker, and differs by clinic.
+# Five hundred patients: risk grows with age, is lowest at a middle value of a marker, and differs
+# by clinic.
 
 rng = np.random.default_rng(0)
 n = 500
@@ -76,5 +77,5 @@ ax.set_title("Frequency against probability, held out (log loss)")
 plt.show()
 
 # %%
-# The probabilities of the Gaussian process lie along the diagonal without a calibration step, and its log loss is
-# the smallest of the four.
+# The probabilities of the Gaussian process lie along the diagonal without a calibration step, and
+# its log loss is the smallest of the four.

@@ -2,9 +2,10 @@
 The same fit on a dask cluster
 ==============================
 
-Scaling out is a context manager around `fit` and nothing else. Data that no single machine holds are given as a list of
-partitions: pairs (X, y), functions that load one on the worker, or dask futures. The answer does not depend on where it
-is computed. Here the cluster is two processes of this machine.
+Scaling out is a context manager around `fit` and nothing else. Data that no single machine holds
+are given as a list of partitions: pairs (X, y), functions that load one on the worker, or dask
+futures. The answer does not depend on where it is computed. Here the cluster is two processes of
+this machine.
 """
 
 import matplotlib.pyplot as plt
@@ -16,7 +17,7 @@ from sklearn_ep import HierarchicalEPLogistic
 
 
 def load_partition(k, n_groups=15, n_rows=30):
-    """Return (X, y) of partition k, as a worker would read it from its own disk; the group is column 3."""
+    """Return (X, y) of partition k, as a worker would read it from disk; column 3 is the group."""
     rng = np.random.default_rng(k)
     group = np.repeat(np.arange(n_groups), n_rows)
     X = rng.normal(size=(len(group), 3))
@@ -33,7 +34,9 @@ if __name__ == "__main__":
             with parallel_config(backend="dask"):
                 spread = HierarchicalEPLogistic(group_column=3).fit(futures)
     difference = np.abs(serial.coef_ - spread.coef_).max()
-    print(f"{len(spread.group_labels_)} groups; largest difference of a coefficient: {difference:.1e}")
+    print(
+        f"{len(spread.group_labels_)} groups; largest difference of a coefficient: {difference:.1e}"
+    )
 
     fig, ax = plt.subplots(figsize=(6, 5), layout="constrained")
     ax.axline((0, 0), slope=1, color="0.7")
@@ -52,4 +55,5 @@ if __name__ == "__main__":
     plt.show()
 
 # %%
-# One process and the cluster give the same posterior; only small messages travelled, never the rows.
+# One process and the cluster give the same posterior; only small messages travelled, never the
+# rows.

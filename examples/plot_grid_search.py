@@ -2,9 +2,9 @@
 Searching over kernels and damping
 ==================================
 
-Kernels are parameters like any other. With ``optimizer=None`` a fit keeps the kernel it is given, which makes it
-cheap enough for a grid; the evidence of the fit chooses without held-out rows. Damping, on the other hand, changes the
-path and not the answer.
+Kernels are parameters like any other. With ``optimizer=None`` a fit keeps the kernel it is given,
+which makes it cheap enough for a grid; the evidence of the fit chooses without held-out rows.
+Damping, on the other hand, changes the path and not the answer.
 """
 
 import warnings
@@ -21,7 +21,8 @@ from sklearn_ep import EPGaussianProcessClassifier
 X, y = make_moons(200, noise=0.3, random_state=0)
 
 # %%
-# A grid over the length scale of the kernel, inside the kernel object, scored by cross-validated log loss.
+# A grid over the length scale of the kernel, inside the kernel object, scored by cross-validated
+# log loss.
 
 scales = np.geomspace(0.1, 10, 9)
 search = GridSearchCV(
@@ -40,7 +41,8 @@ print(f"best of the grid: length scale {search.best_params_['kernel__k2__length_
 print(f"learned from the evidence: {learned.kernel_}")
 
 # %%
-# Damping and acceleration at a kernel of large amplitude, where undamped parallel updates oscillate.
+# Damping and acceleration at a kernel of large amplitude, where undamped parallel updates
+# oscillate.
 
 hard = 400.0 * RBF(1.0)
 settings = {
@@ -66,10 +68,13 @@ handles = axes[0].get_legend_handles_labels()[0] + twin.get_legend_handles_label
 axes[0].legend(handles=handles, loc="center right")
 for name, residual in paths.items():
     axes[1].semilogy(np.arange(1, len(residual) + 1), residual, label=name)
-axes[1].set(xlabel="sweep", ylabel="residual of an undamped sweep", title="The path, not the answer")
+axes[1].set(
+    xlabel="sweep", ylabel="residual of an undamped sweep", title="The path, not the answer"
+)
 axes[1].legend()
 plt.show()
 
 # %%
-# Evidence and held-out log loss choose about the same length scale, the evidence from one fit a kernel. Anderson
-# acceleration reaches the fixed point where plain undamped updates oscillate for ever.
+# Evidence and held-out log loss choose about the same length scale, the evidence from one fit a
+# kernel. Anderson acceleration reaches the fixed point where plain undamped updates oscillate for
+# ever.

@@ -2,9 +2,10 @@
 Leave-one-out diagnostics from one fit
 ======================================
 
-The cavity of a row is the posterior without that row. Expectation propagation computes it for every row in every sweep,
-so a fit comes with a leave-one-out prediction of each training row: `loo_proba_`. Here it is checked against actually
-leaving rows out, and used to find labels that were flipped.
+The cavity of a row is the posterior without that row. Expectation propagation computes it for
+every row in every sweep, so a fit comes with a leave-one-out prediction of each training row:
+`loo_proba_`. Here it is checked against actually leaving rows out, and used to find labels that
+were flipped.
 """
 
 import matplotlib.pyplot as plt
@@ -47,4 +48,5 @@ fig.colorbar(shown, ax=axes[1], label="leave-one-out probability of the own labe
 plt.show()
 
 # %%
-# One fit says what 150 refits say, and the rows it finds most surprising are nearly all those whose label was flipped.
+# One fit says what 150 refits say, and the rows it finds most surprising are nearly all those
+# whose label was flipped.

@@ -1,10 +1,11 @@
 """
-Known groups and new ones
-=========================
+Cross-validation with known groups and with new ones
+====================================================
 
-Pupils in schools, patients in hospitals: rows of one group resemble each other. A hierarchical model predicts a known group
-from what it has seen of it, and a new group by integrating over the population of groups. The group is a column of X,
-strings included, so that cross-validation just works.
+Patients come from hospitals, and rows of one hospital resemble each other. How good a model is
+depends on the question: is the next patient from a hospital we know, or from a new one? Because
+the group is a column of X, strings included, the two questions are two splitters of scikit-learn,
+and nothing else changes.
 """
 
 import matplotlib.pyplot as plt
@@ -32,9 +33,9 @@ X = pd.DataFrame({"severity": rng.normal(size=len(group)), "hospital": name[grou
 y = rng.uniform(size=len(group)) < 1 / (1 + np.exp(-X["severity"] - effect[group]))
 
 # %%
-# Three ways to treat the hospital: forget it, make it dummy columns, or model it. Rows held out at random are from known
-# hospitals; with `GroupKFold` whole hospitals are held out. A pooled model has no use for the name, dummy columns have
-# nothing to say about a new hospital.
+# Three ways to treat the hospital: forget it, make it dummy columns, or model it. Rows held out at
+# random are from known hospitals; with `GroupKFold` whole hospitals are held out. A pooled model
+# has no use for the name, dummy columns have nothing to say about a new hospital.
 
 dummies = make_column_transformer(
     (OneHotEncoder(handle_unknown="ignore"), ["hospital"]), remainder="passthrough"
@@ -77,5 +78,6 @@ fig.colorbar(dots, ax=axes[1], label="rows of the hospital")
 plt.show()
 
 # %%
-# For known hospitals the hierarchical model beats dummy columns, because small hospitals borrow from the others; for new
-# ones it is as good as the pooled model or better, because it knows that it does not know the hospital.
+# For known hospitals the hierarchical model beats dummy columns, because small hospitals borrow
+# from the others; for new ones it is as good as the pooled model or better, because it knows that
+# it does not know the hospital.

@@ -2,8 +2,8 @@
 Selecting features by their inclusion probability
 =================================================
 
-`inclusion_proba_` is the posterior probability that a column belongs into the model. It plugs into scikit-learn's
-`SelectFromModel`, where a threshold is a probability and not a tuning parameter.
+`inclusion_proba_` is the posterior probability that a column belongs into the model. It plugs into
+scikit-learn's `SelectFromModel`, where a threshold is a probability and not a tuning parameter.
 """
 
 import matplotlib.pyplot as plt
@@ -57,5 +57,5 @@ axes[1].set(xlabel="column", ylabel="|lasso coefficient|")
 plt.show()
 
 # %%
-# The lasso keeps the active columns and many others with them; the inclusion probabilities separate the two by a wide
-# gap, and the threshold needs no search.
+# The lasso keeps the active columns and many others with them; the inclusion probabilities
+# separate the two by a wide gap, and the threshold needs no search.

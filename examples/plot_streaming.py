@@ -2,14 +2,12 @@
 Streaming with partial_fit
 ==========================
 
-Rows arrive in batches and are not kept. `partial_fit` updates the posterior at the inducing points with each batch, every row seen
-once, in memory that does not grow.
+Rows arrive in batches and are not kept. `partial_fit` updates the posterior at the inducing points
+with each batch, every row seen once, in memory that does not grow.
 """
 
 import matplotlib.pyplot as plt
-import numpy as np
 from sklearn.datasets import make_moons
-from sklearn.gaussian_process.kernels import RBF
 from sklearn.metrics import log_loss
 
 from sklearn_ep import EPGaussianProcessClassifier

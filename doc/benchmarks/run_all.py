@@ -4,8 +4,8 @@
     python doc/benchmarks/run_all.py --quick    the small size only
     python doc/benchmarks/run_all.py --page     no runs, only the page from stored results
 
-Each script is a process of its own with one thread. Results are JSON files and figures in results/quick/ (small size)
-and results/; the page shows ratios and errors, not seconds.
+Each script is a process of its own with one thread. Results are JSON files and figures in
+results/quick/ (small size) and results/; the page shows ratios and errors, not seconds.
 """
 
 import argparse
@@ -98,9 +98,10 @@ def write_page():
         "Benchmarks",
         "==========",
         "",
-        "Every figure here comes from a script in ``doc/benchmarks`` and can be had again with the command beside it, or all",
-        "of them with ``python doc/benchmarks/run_all.py``. Times are ratios of CPU seconds of fits that took turns in one",
-        "process; below one means faster than the peer.",
+        "Every figure here comes from a script in ``doc/benchmarks`` and can be had again with",
+        "the command beside it, or all of them with ``python doc/benchmarks/run_all.py``. Times are",
+        "ratios of CPU seconds of fits that took turns in one process; below one means faster than",
+        "the peer.",
         "",
     ]
     for path in scripts():

@@ -33,7 +33,12 @@ def laplace():
 def dense_gp(n):
     X, y = columns_for_gp(n)
     ours = sklearn_ep.EPGaussianProcessClassifier(method="dense")
-    return f"{n} x 10", ours, (X, y), ("GaussianProcessClassifier", laplace() if n <= 2000 else None)
+    return (
+        f"{n} x 10",
+        ours,
+        (X, y),
+        ("GaussianProcessClassifier", laplace() if n <= 2000 else None),
+    )
 
 
 def sparse_gp(n):
@@ -101,9 +106,9 @@ def measure(case, size):
 def write_include(path, rows):
     """Write the table as reStructuredText."""
     lines = [
-        f"CPU seconds of one default fit on one core ({platform.machine()}, no other tuning), and their ratio to a",
-        "scikit-learn estimator fitted to the same data in turns. Ratios travel better than seconds. Command:",
-        "``python doc/benchmarks/sizes.py``.",
+        f"CPU seconds of one default fit on one core ({platform.machine()}), and their ratio to a",
+        "scikit-learn estimator fitted to the same data in turns. Ratios travel better than",
+        "seconds. Command: ``python doc/benchmarks/sizes.py``.",
         "",
         ".. list-table::",
         "   :header-rows: 1",

@@ -1,6 +1,6 @@
 """Draw the picture of the landing page for a light and a dark theme.
 
-    python doc/figures/landing.py
+python doc/figures/landing.py
 """
 
 import pathlib
