@@ -165,10 +165,7 @@ class SparseModel:
     @property
     def log_evidence(self):
         """Log evidence without the terms of the rows."""
-        total = sum(p.log_evidence for p in self.posteriors)
-        if self.copies is not None:
-            total -= sum(_averaged_mass(p, self.copies) for p in self.posteriors)
-        return total
+        return sum(p.log_evidence for p in self.posteriors)
 
 
 class RowSums(NamedTuple):
@@ -209,19 +206,6 @@ def _average_sites(posterior, mean, var, smoothed, copies):
     cav_var = var + (var - np.einsum("ij,ij->i", smoothed, smoothed)) / copies
     cav_mean = mean - smoothed @ posterior.mean / copies
     return Sites(1.0 / var - 1.0 / cav_var, mean / var - cav_mean / cav_var)
-
-
-def _averaged_mass(posterior, copies):
-    """Return `copies` times the log mass of the averaged site under its cavity.
-
-    With g = -log site the mass is -log E exp(g) under the posterior, here to second order in
-    1 / copies.
-    """
-    e, spread = posterior.mean, posterior.gram @ posterior.cov
-    pull = posterior.gram @ e - posterior.shift
-    expected = 0.5 * (np.trace(spread) + e @ posterior.gram @ e) - posterior.shift @ e
-    variance = 0.5 * np.sum(spread * spread.T) + pull @ posterior.cov @ pull
-    return -expected - 0.5 * variance / copies
 
 
 def _row_gradient(sites, mean, var, update, weight, fresh):
@@ -331,8 +315,11 @@ def evaluate_rows(model, X, y, weight, sites, step=1.0, gradient=None, inputs=Fa
             shift[c] += (w * new[1]) @ W
             log_term += float(w @ update.log_term)
             if sites is None:
+                # where evidence and gradient want the site of the row itself, it is the update
                 cav = cavity(old, mean, var)
-                log_term += float(w @ log_site_mass(old, cav.mean, cav.var))
+                mass = [log_site_mass(t, cav.mean, cav.var) for t in (old, update.sites)]
+                log_term += float(w @ (mass[0] - mass[1]))
+                old = update.sites
             if sums is not None:
                 sums.add(posterior, smoothed, old, mean, var, update, w)
         if sums is not None:
