@@ -7,6 +7,7 @@ what EM would divide by; the search removes what makes EM slow.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
@@ -78,7 +79,7 @@ class LearningPath:
     """A place of the search: hyperparameters with the state that belongs to them."""
 
     h: np.ndarray
-    state: object
+    state: Any
 
     @property
     def energy(self):
@@ -243,12 +244,12 @@ def learn(problem, space, fractions, settings, warm=None):
     LearningPath
         Hyperparameters and state of the largest evidence found.
     """
+    place: Any = None
     if warm is not None:
         h = np.where(space.free, warm[0], space.value)
         place = LearningPath(h, proper_state(with_h(problem, h), warm[1]))
     else:
         starts = fractions if space.free[0] else fractions[:1]
-        place = None
         for fraction in starts:
             limit = np.inf if place is None else place.energy + 10 + 0.2 * problem.n_rows
             new = _coarse(problem, space, fraction, settings, limit)

@@ -4,12 +4,13 @@ import numbers
 
 import numpy as np
 from scipy.special import expit, logit, softmax
-from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ._base import (
     FitMonitor,
+    VersionedEstimator,
     check_choice,
     check_common,
     check_number,
@@ -35,7 +36,7 @@ from ._spike_slab_runs import (
 __all__ = ["SpikeSlabRegressor"]
 
 
-class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, BaseEstimator):
+class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimator):
     """Linear regression in which each coefficient is zero with positive probability.
 
     y = X w + intercept + noise; w_i is zero with probability 1 - `prior_inclusion` and normal with
@@ -290,7 +291,8 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, BaseEstimator):
             if self.algorithm == "double_loop":
                 sites = None
         best, others = self._run(problem, settings, sites, design, X, y)
-        vars(self).update(self._attributes(best.state, design))
+        for name, value in self._attributes(best.state, design).items():
+            setattr(self, name, value)
         self._keep(best, others, groups)
         if not best.converged:
             residual = best.history["residual"][-1]

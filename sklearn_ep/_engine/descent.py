@@ -93,7 +93,6 @@ class Descent:
         cross = -cov * mean
         square = cov * (0.5 * cov + np.outer(mean, mean))
         fisher = np.block([[cov, cross], [cross.T, square]])
-        gap = np.concatenate(g[:, index])
         part = self._joint_step(
             state.problem.factor.fisher_block(tilted, index),
             fisher,

@@ -250,7 +250,8 @@ def iterate(
         converged = current.residual < tol
         payload = current.payload
         if not converged:
-            before, target = current, current.target
+            before: Any = current
+            target: Any = current.target
             step = damping if acceleration is None else min(damping, fallback_damping)
             if undamped_start and n_iter == 1:
                 proposal = target
@@ -261,13 +262,14 @@ def iterate(
             proposal = _admitted(repair, x, target, proposal)
             # States may be as long as the data: nothing is held that a second look can bring back,
             # and where proposals are repaired it is hardly ever needed.
-            current, payload = None, None
-            before = before if accept is not None else None
-            target = target if repair is None or accept is not None else None
+            current = payload = None
+            if accept is None:
+                before = None
+                target = target if repair is None else None
             new, current, halved = _proper_step(
                 evaluate, x, proposal, target, step, repair, halvings
             )
-            if before is not None and acceleration is not None and current is not None:
+            if acceleration is not None and accept is not None and current is not None:
                 if not accept(before, current):
                     acceleration.reset()
                     plain = _admitted(repair, x, target, x + damping * (target - x))

@@ -6,6 +6,8 @@ need a second, I - d A d of the order of their number, and that it is positive d
 of a proper posterior.
 """
 
+from typing import Any
+
 import numpy as np
 from sklearn.utils import gen_batches
 
@@ -128,7 +130,7 @@ class DenseState:
 
     def __init__(self, K, precision, shift):
         minus = np.flatnonzero(precision < 0)
-        self.rows = np.flatnonzero(precision >= 0) if len(minus) else slice(None)
+        self.rows: Any = np.flatnonzero(precision >= 0) if len(minus) else slice(None)
         tau = precision[self.rows]
         self.root = root = np.sqrt(tau)
         block = K[self.rows][:, self.rows] if len(minus) else K
@@ -140,7 +142,8 @@ class DenseState:
         log_det = np.sum(np.log(np.diagonal(self.lower)))
         self.var = np.empty(len(K))
         self.var[self.rows], strong, halves = explained_variances(block, tau, root, inverse)
-        self._negative, pulled = None, shift
+        self._negative: Any = None
+        pulled = shift
         if len(minus):
             self._negative = _NegativeSites(K, self.rows, minus, precision[minus], root, inverse)
             log_det += np.sum(np.log(np.diagonal(self._negative.lower)))

@@ -7,6 +7,7 @@ correction puts the sites below the floor back.
 """
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from scipy.linalg import blas, cho_solve, solve_triangular
@@ -38,7 +39,7 @@ class LinearModel:
         self.rest = 0.0
         self.background = None
         if X.shape[0] > X.shape[1] + 1:
-            r = np.linalg.qr(np.column_stack([X, y]), mode="r")
+            r: Any = np.linalg.qr(np.column_stack([X, y]), mode="r")
             X, y, self.rest = r[:-1, :-1], r[:-1, -1], r[-1, -1] ** 2
         self.X, self.y = X, y
         self.Xy = X.T @ y
