@@ -74,6 +74,7 @@ html_title = "sklearn-ep"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
 html_show_sourcelink = False
+html_sidebars = {"start": [], "which_estimator": []}
 html_theme_options = {
     "show_nav_level": 1,
     "show_toc_level": 2,

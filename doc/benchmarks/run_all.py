@@ -100,8 +100,8 @@ def write_page():
         "",
         "Every figure here comes from a script in ``doc/benchmarks`` and can be had again with",
         "the command beside it, or all of them with ``python doc/benchmarks/run_all.py``. Times",
-        "are ratios of CPU seconds of fits that took turns in one process; below one means",
-        "faster than the peer.",
+        "are ratios of CPU seconds of fits that took turns in one process; below one means faster",
+        "than the peer.",
         "",
     ]
     for path in scripts():
