@@ -47,14 +47,14 @@ class GroupedTraining(GroupedClassifier):
         monitor = FitMonitor(self, X, y, most, partial(self._attributes_so_far, running))
 
         def fit_binary(sign, monitor, k):
-            with PartMap(plan.make_parts(sign), self.n_jobs if n_classes == 2 else None) as run:
+            jobs = self.n_jobs if n_classes == 2 else None
+            with PartMap(plan.make_parts(sign), jobs, self.schedule == "asynchronous") as run:
                 fit = GroupedFit(run, problem, settings)
                 if monitor is not None:
                     running.append(fit)
                 return self._run(fit, plan, previous, k, monitor, checkpoint)
 
-        jobs = 1 if n_classes == 2 else self.n_jobs
-        fits = fit_one_versus_rest(fit_binary, training.y, n_classes, jobs, monitor)
+        fits = fit_one_versus_rest(fit_binary, training.y, n_classes, self.n_jobs, monitor)
         monitor.finish()
         return fits, plan
 
@@ -67,7 +67,7 @@ class GroupedTraining(GroupedClassifier):
             raise ValueError(
                 f"group_column={self.group_column!r}: give the index of the column for partitions."
             )
-        with PartMap(parts, self.n_jobs) as run:
+        with PartMap(parts, self.n_jobs, self.schedule == "asynchronous") as run:
             nothing = [None] * len(parts)
             told = run(describe, nothing, self.group_column, checkpoint is not None)
             self._check_descriptions(told)

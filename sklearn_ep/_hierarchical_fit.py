@@ -133,12 +133,25 @@ class GroupedFit:
         self.states = [s.state for s in sites]
         return sites
 
-    def tilted_one(self, k, cavity):
-        """Return the tilted site of one part."""
+    def stream(self, cavity_of):
+        """Yield (k, cavity, tilted site) of the parts, in turn or as they are ready."""
         worker, shared = self._shared()
-        site = self.run.one(k, worker, (cavity, self.states[k]), *shared)
-        self.states[k] = site.state
-        return site
+        used = {}
+
+        def message_of(k):
+            used[k] = cavity_of(k)
+            return used[k], self.states[k]
+
+        if self.settings.schedule == "serial":
+            answers = (
+                (k, self.run.one(k, worker, message_of(k), *shared))
+                for k in range(len(self.run.parts))
+            )
+        else:
+            answers = self.run.as_completed(worker, message_of, *shared)
+        for k, site in answers:
+            self.states[k] = site.state
+            yield k, used[k], site
 
     def fit(self, start, monitor):
         """Run to the fixed point and return a `BinaryFit`.
@@ -163,7 +176,7 @@ class GroupedFit:
             max_iter=s.max_iter,
             tol=s.tol,
             damping=s.damping,
-            one=self.tilted_one if s.schedule == "serial" else None,
+            stream=None if s.schedule == "parallel" else self.stream,
             monitor=monitor,
         )
         result = run.result

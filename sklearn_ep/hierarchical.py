@@ -56,8 +56,10 @@ class HierarchicalEPLogistic(GroupedTraining):
         Replace the Gaussian in log tau by a grid at the end, with EP for the rest at each node. It
         keeps the long left tail of tau that few or small groups leave, and makes "laplace" as
         accurate as "ep"; "importance" goes without. Costs about as much again as the fit.
-    schedule : {"parallel", "serial"}, default="parallel"
-        Update all sites of a sweep from the same state, or one after the other.
+    schedule : {"parallel", "serial", "asynchronous"}, default="parallel"
+        Update all sites of a sweep from the same state, or one after the other, or use each message
+        as it arrives. "asynchronous" has the same fixed point, but with several workers the path to
+        it, and so the last digits, depend on their timing.
     n_draws : int, default=800
         Draws in a partition, for ``engine="importance"``.
     damping : float, default=1.0
@@ -202,7 +204,7 @@ class HierarchicalEPLogistic(GroupedTraining):
     def _check_parameters(self):
         check_common(self)
         check_choice("engine", self.engine, ["auto", "ep", "laplace", "importance"])
-        check_choice("schedule", self.schedule, ["parallel", "serial"])
+        check_choice("schedule", self.schedule, ["parallel", "serial", "asynchronous"])
         check_number("n_draws", self.n_draws, 10, integer=True)
         if isinstance(self.n_partitions, str):
             check_choice("n_partitions", self.n_partitions, ["auto"])

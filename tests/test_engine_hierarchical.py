@@ -1,8 +1,11 @@
 """The engine of the hierarchical model against dense algebra, finite differences and oracles."""
 
 import json
+import os
 import pathlib
+import signal
 
+import joblib
 import numpy as np
 import pytest
 from scipy.special import log_expit, logsumexp
@@ -26,6 +29,7 @@ from sklearn_ep._engine.message_passing import (
     step_limit,
     total_of,
 )
+from sklearn_ep._engine.partition import Part, PartMap
 from sklearn_ep._engine.posteriors.arrow import arrow_rows, conditional_ep
 from sklearn_ep._engine.rules import MomentMatching
 from sklearn_ep._engine.sites import Sites, log_site_mass
@@ -258,6 +262,12 @@ def test_gaussian_partitions_are_found_exactly(serial):
     prior, truth = random_sites(seed=2)
     factors = [Natural(*f) for f in zip(*truth, strict=True)]
     answer = gaussian_answers(factors)
+
+    def in_turn(cavity_of):
+        for k in range(4):
+            cavity = cavity_of(k)
+            yield k, cavity, answer(k, cavity)
+
     start = Messages(np.zeros_like(truth.precision), np.zeros_like(truth.shift))
     run = propagate(
         lambda cavities: [answer(k, c) for k, c in enumerate(cavities)],
@@ -265,7 +275,7 @@ def test_gaussian_partitions_are_found_exactly(serial):
         start,
         max_iter=10,
         tol=1e-10,
-        one=answer if serial else None,
+        stream=in_turn if serial else None,
     )
     found = run.result.evaluation.payload.messages
     np.testing.assert_allclose(found.precision, truth.precision, atol=1e-10)
@@ -356,6 +366,35 @@ def test_even_grid_and_its_marginal():
     draws = marginal.draw(node, rng)
     assert np.mean(draws) == pytest.approx(-1.0, abs=0.04)
     assert np.std(draws) == pytest.approx(2.0, abs=0.04)
+
+
+def dying_worker(part, message, folder):
+    """Kill the own process the first time that part 1 is asked."""
+    mark = pathlib.Path(folder, "killed")
+    if part.arrays[0] == 1 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return part.arrays[0] * message
+
+
+def test_a_killed_process_is_replaced_and_its_work_redone(tmp_path):
+    with PartMap([Part(k) for k in range(3)], n_jobs=2) as run:
+        assert run(dying_worker, [1, 10, 100], str(tmp_path)) == [0, 10, 200]
+    assert (tmp_path / "killed").exists()
+
+
+def scaled(part, message, by):
+    return part.arrays[0] * message * by
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_answers_as_completed(n_jobs):
+    with joblib.parallel_config(backend="threading"):
+        with PartMap([Part(k) for k in range(5)], n_jobs=n_jobs, unordered=True) as run:
+            answers = dict(run.as_completed(scaled, lambda k: k, 2))
+            assert answers == {k: 2 * k * k for k in range(5)}
+            assert run(scaled, [1, 1, 1, 1, 1], 3) == [0, 3, 6, 9, 12]
+            assert run.one(2, scaled, 5, 1) == 10
 
 
 def test_log_site_mass_and_cavity_agree_with_quotients():

@@ -5,6 +5,7 @@ import json
 import pathlib
 import warnings
 
+import joblib
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -120,11 +121,19 @@ def test_blocks_of_rows_equal_whole_ep(k):
 
 
 @pytest.mark.parametrize(
-    "kw", [dict(n_partitions=1), dict(n_partitions=24), dict(schedule="serial")]
+    "kw",
+    [
+        dict(n_partitions=1),
+        dict(n_partitions=24),
+        dict(schedule="serial"),
+        dict(schedule="asynchronous"),
+        dict(schedule="asynchronous", n_jobs=2),
+    ],
 )
 def test_partitions_and_schedules_agree(kw):
     X, y, g = grouped()
-    clf = HierarchicalEPLogistic(**{"n_partitions": 3, **kw}).fit(X, y, groups=g)
+    with joblib.parallel_config(backend="threading"):
+        clf = HierarchicalEPLogistic(**{"n_partitions": 3, **kw}).fit(X, y, groups=g)
     assert max(apart(clf, fitted())) < 2e-3
     assert len(clf.site_precision_) == kw.get("n_partitions", 3)
 

@@ -6,7 +6,7 @@ reproduce them. Site precisions need not be positive definite and are never forc
 cavities and the whole have to be proper, and the step is bounded by exactly that.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,7 +152,7 @@ def propagate(
     max_iter: int,
     tol: float,
     damping: float = 1.0,
-    one: Callable[[int, Natural], Any] | None = None,
+    stream: Callable[[Callable[[int], Natural]], Iterable[Any]] | None = None,
     monitor: Any = None,
 ) -> Propagation:
     """Find the fixed point of the site messages.
@@ -167,9 +167,10 @@ def propagate(
     max_iter, tol, damping, monitor
         As in `iterate`; the residual is the change of posterior means and log sds by an undamped
         sweep, in posterior sd.
-    one : callable or None, default=None
-        `one(k, cavity)` gives the tilted site of partition k alone. If given, partitions are
-        updated one after the other, each seeing what the ones before it said.
+    stream : callable or None, default=None
+        `stream(cavity_of)` yields (k, cavity, tilted site) for every partition, where the cavity is
+        what `cavity_of(k)` said when the work on k began. If given, each answer is used as it
+        comes, and partitions begun later see it.
 
     Returns
     -------
@@ -181,12 +182,12 @@ def propagate(
         messages = unpack(x)
         total = total_of(prior, messages)
         checked_cholesky(total.precision)
-        if one is None:
+        if stream is None:
             cavities = [over(total, Natural(*s)) for s in zip(*messages, strict=True)]
             sites = tilted(cavities)
             updates = [_new_message(c, s) for c, s in zip(cavities, sites, strict=True)]
         else:
-            sites, updates = _in_turn(one, total, messages, damping)
+            sites, updates = _as_they_come(stream, total, messages, damping)
         target, skipped = x.copy(), 0
         for k, update in enumerate(updates):
             if update is None:
@@ -224,31 +225,41 @@ def propagate(
     return Propagation(result, n_cut)
 
 
-def _in_turn(one, total, messages, damping):
-    """Update the sites one after the other; return tilted sites and the messages reached.
+def _as_they_come(stream, total, messages, damping):
+    """Use each answer as it comes; return tilted sites and undamped messages, in part order.
 
-    A step is bounded like that of a sweep: no cavity may become improper on the way.
+    A step is bounded like that of a sweep: no cavity may become improper on the way. Work under way
+    on a part has its own cavity, so its message does not depend on what arrived in between.
     """
-    precision, shift = messages.precision.copy(), messages.shift.copy()
-    sites, updates = [], []
-    for k in range(len(precision)):
-        cavity = over(total, Natural(precision[k], shift[k]))
-        site = one(k, cavity)
+    now = total, Messages(messages.precision.copy(), messages.shift.copy())
+
+    def cavity_of(k):
+        whole, sites = now
+        return over(whole, Natural(sites.precision[k], sites.shift[k]))
+
+    answers: dict[int, Any] = {}
+    for k, cavity, site in stream(cavity_of):
         update = _new_message(cavity, site)
-        sites.append(site)
-        updates.append(update)
-        if update is None:
-            continue
-        change = np.zeros_like(precision)
-        change[k] = update[0] - precision[k]
-        now = Messages(precision, shift)
-        step = damping
-        if not _stays_proper(total, now, change, step / 0.9):
-            step = min(step, 0.9 * step_limit(total, now, change))
-        new = (precision[k] + step * change[k], shift[k] + step * (update[1] - shift[k]))
-        total = Natural(total.precision + new[0] - precision[k], total.shift + new[1] - shift[k])
-        precision[k], shift[k] = new
-    return sites, updates
+        answers[k] = site, update
+        if update is not None:
+            now = _after_one(*now, k, update, damping)
+    order = range(len(messages.shift))
+    return [answers[k][0] for k in order], [answers[k][1] for k in order]
+
+
+def _after_one(total, messages, k, update, damping):
+    """Return the whole and the messages after a step of site k towards its update."""
+    change = np.zeros_like(messages.precision)
+    change[k] = update[0] - messages.precision[k]
+    step = damping
+    if not _stays_proper(total, messages, change, step / 0.9):
+        step = min(step, 0.9 * step_limit(total, messages, change))
+    shift_change = step * (update[1] - messages.shift[k])
+    precision, shift = messages.precision.copy(), messages.shift.copy()
+    precision[k] += step * change[k]
+    shift[k] += shift_change
+    whole = Natural(total.precision + step * change[k], total.shift + shift_change)
+    return whole, Messages(precision, shift)
 
 
 def posterior_moments(prior, messages):

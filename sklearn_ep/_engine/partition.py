@@ -5,6 +5,8 @@ to other processes once, and not at every sweep. Results come back in the order 
 that sums do not depend on the backend or on the number of workers.
 """
 
+from concurrent.futures.process import BrokenProcessPool
+
 import numpy as np
 from sklearn.utils.parallel import Parallel, delayed
 
@@ -42,6 +44,14 @@ def _local(part):
     return part.result() if hasattr(part, "result") and hasattr(part, "key") else part
 
 
+_RESTARTS = 3  # pools lost to a killed process before a fit gives up
+
+
+def _numbered(k, worker, part, message, shared):
+    """Return (k, answer of part k), for answers that come in any order."""
+    return k, worker(part, message, *shared)
+
+
 class PartMap:
     """One pool for one fit: `with PartMap(parts, n_jobs) as run: run(worker, messages, shared)`.
 
@@ -52,10 +62,22 @@ class PartMap:
         arguments, or futures of a distributed client.
     n_jobs : int or None, default=None
         As everywhere in joblib; None is one process unless a `parallel_config` says otherwise.
+    unordered : bool, default=False
+        Let answers come as they are ready, for `as_completed`; not every backend can.
+
+    Notes
+    -----
+    Workers are pure functions of what they are sent. When a process of the pool is killed, a new
+    pool is opened and the call is made again, up to three times a call; nothing but the time is
+    lost. Distributed backends do the same on their own.
     """
 
-    def __init__(self, parts, n_jobs=None):
-        self._pool = Parallel(n_jobs=n_jobs)
+    def __init__(self, parts, n_jobs=None, unordered=False):
+        if unordered:
+            self._pool = Parallel(n_jobs, return_as="generator_unordered", pre_dispatch="n_jobs")
+        else:
+            self._pool = Parallel(n_jobs=n_jobs)
+        self._unordered = unordered
         distributed = hasattr(self._pool._backend, "client")
         self.parts = [
             Part(*p) if isinstance(p, tuple) else p if distributed else _local(p) for p in parts
@@ -85,12 +107,38 @@ class PartMap:
         """
         if self._serial:
             return [worker(p, m, *shared) for p, m in zip(self.parts, messages, strict=True)]
-        return self._pool(
-            delayed(worker)(p, m, *shared) for p, m in zip(self.parts, messages, strict=True)
-        )
+        if self._unordered:
+            return [a for _, a in sorted(self.as_completed(worker, messages.__getitem__, *shared))]
+        tasks = list(zip(self.parts, messages, strict=True))
+        return self._persistent(lambda: [delayed(worker)(p, m, *shared) for p, m in tasks])
+
+    def _persistent(self, make_tasks):
+        """Run tasks; open a new pool and run them again where a process was killed."""
+        for _ in range(_RESTARTS):
+            try:
+                return self._pool(make_tasks())
+            except BrokenProcessPool:
+                self._pool.__exit__(None, None, None)
+                self._pool.__enter__()
+        return self._pool(make_tasks())
+
+    def as_completed(self, worker, message_of, *shared):
+        """Yield (k, worker(part k, message_of(k), *shared)) as answers arrive.
+
+        `message_of` is called when part k is about to be sent, so that it can take answers that
+        have arrived into account; with several workers it is called from another thread.
+        """
+        if self._serial:
+            for k, part in enumerate(self.parts):
+                yield k, worker(part, message_of(k), *shared)
+        else:
+            yield from self._pool(
+                delayed(_numbered)(k, worker, part, message_of(k), shared)
+                for k, part in enumerate(self.parts)
+            )
 
     def one(self, k, worker, message, *shared):
         """Return worker(part k, message, *shared), run where that part is."""
         if self._serial:
             return worker(self.parts[k], message, *shared)
-        return self._pool([delayed(worker)(self.parts[k], message, *shared)])[0]
+        return list(self._persistent(lambda: [delayed(worker)(self.parts[k], message, *shared)]))[0]
