@@ -31,7 +31,7 @@ _PATIENCE = 15
 # (Shamir and Zhang 2013), which takes the noise of the batches out of the last quarter.
 _TAIL = 3.0
 # Steps of minibatches fall linearly to zero from this multiple of the rate.
-_FIRST_STEP = 3.0
+_FIRST_STEP = 1.5
 
 
 @dataclass
