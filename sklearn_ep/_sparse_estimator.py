@@ -244,6 +244,8 @@ class SparseGaussianProcessBase(GaussianProcessBase):
         self.inducing_cov_ = cov[0] if single else np.stack(cov)
 
     def _evidence_at(self, theta):
+        if self._problem is None:
+            raise ValueError("the evidence at other theta needs rows, which partial_fit forgets.")
         if not isinstance(self._problem, SparseProblem):
             return super()._evidence_at(theta)
         return self._problem.value_and_gradient(theta, self._sparse_state, self.n_jobs)
@@ -278,8 +280,8 @@ class SparseGaussianProcessBase(GaussianProcessBase):
         Notes
         -----
         The posterior so far is the prior of the new rows, whose sites EP refines until `tol`; the
-        sites of older rows stay as they are. Unless ``optimizer=None`` the kernel takes one
-        stochastic step a batch of `batch_size` rows; inducing points stay. The sparse method is
+        sites of older rows stay as they are. Unless ``optimizer=None`` the kernel takes a
+        stochastic step for every ten rows; inducing points stay. The sparse method is
         used whatever `method` says; after a dense fit its rows are taken in again, once, before the
         new ones. Cost 3 n m^2 flops a sweep; the memory is m^2 numbers, plus
         two numbers a row with ``site_memory="scalars"``.

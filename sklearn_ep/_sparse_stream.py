@@ -9,11 +9,14 @@ import numpy as np
 from ._engine.partition import Part, PartMap
 from ._engine.posteriors.sparse_gp import InducingPrior, rebase
 from ._engine.row_order import minibatches, row_keys
-from ._engine.sparse_ep import SparseEP
+from ._engine.sparse_ep import SparseEP, SparseState
 from ._engine.sparse_learning import Hyperparameters
 from ._sparse_data import choose_inducing_points
 
 __all__ = ["StreamSettings", "absorb", "start_stream", "stream_of_fit"]
+
+# Kernel parameters take one step for so many rows of a stream.
+_ROWS_A_STEP = 10
 
 
 @dataclass
@@ -107,7 +110,8 @@ def absorb(stream, X, y, settings):
 
 
 def _absorb_batch(stream, X, y, settings):
-    """Run EP on one batch with the stream as its prior, then move the kernel by one step."""
+    """Let a batch move the kernel, then run EP on its rows with the stream as their prior."""
+    weight = stream.weight + len(X)
     with PartMap([Part(X, y, np.ones(len(X)))]) as run:
         ep = SparseEP(
             run,
@@ -118,38 +122,47 @@ def _absorb_batch(stream, X, y, settings):
             settings.rule,
             base=(stream.gram, stream.shift),
         )
-        solution = ep.solve(ep.zero(stream.prior), **settings.solver)
+        state, rule = ep.zero(stream.prior), stream.rule
+        if settings.step_rule is not None and stream.prior.kernel.n_dims:
+            # a copy: the stream before this call has to stay whole in case the call fails later
+            rule = deepcopy(rule or settings.step_rule(settings.learning_rate))
+            state = _moved_kernel(ep, state, rule, weight / len(X), settings)
+        solution = ep.solve(state, **settings.solver)
         state, model, result = solution.state, solution.model, solution.result
         _, log_p = ep.collect(state.prior, state.sites, model)
-        value = result.evaluation.record["log_evidence"]
-        stream = replace(
-            stream,
-            gram=state.gram.copy(),
-            shift=state.shift.copy(),
-            log_terms=stream.log_terms + value - model.log_evidence,
-            weight=stream.weight + len(X),
-        )
-        if settings.step_rule is not None and stream.prior.kernel.n_dims:
-            stream = _stepped(stream, ep, model, state, settings)
-            model = ep.model(
-                replace(state, prior=stream.prior, gram=stream.gram, shift=stream.shift)
-            )
+    value = result.evaluation.record["log_evidence"]
+    stream = replace(
+        stream,
+        prior=state.prior,
+        gram=state.gram.copy(),
+        shift=state.shift.copy(),
+        log_terms=stream.log_terms + value - model.log_evidence,
+        weight=weight,
+        rule=rule,
+    )
     return stream, model, result, state.sites[0], log_p
 
 
-def _stepped(stream, ep, model, state, settings):
-    """Move the kernel along the gradient that the batch implies for all rows so far."""
-    prior = stream.prior
-    # a copy: the stream before this call has to stay whole in case the call fails later
-    rule = deepcopy(stream.rule or settings.step_rule(settings.learning_rate))
-    unit = np.ones(prior.Z.shape[1])
-    hyper = Hyperparameters(prior.kernel, prior.Z, unit, settings.jitter, True, False, True)
-    sums, _, _ = ep.one_pass(model, state.sites, gradient="fresh")
-    scale = stream.weight / ep.sizes[0]
-    scaled = sums._replace(theta=scale * sums.theta, inner=scale * sums.inner)
-    moved = hyper.prior(hyper.clip(hyper.start + rule.step(hyper.gradient(model, scaled, True))))
-    gram, shift = rebase(stream.gram, stream.shift, prior, moved)
-    return replace(stream, prior=moved, gram=gram, shift=shift, rule=rule)
+def _moved_kernel(ep, state, rule, scale, settings):
+    """Alternate passes over a batch with steps of the kernel; return the state they end in.
+
+    The gradient takes the batch for all `scale` times as many rows so far. As many steps as if the
+    rows had come a few at a time, so that what is learned does not hang on how a stream is cut.
+    """
+    kernel, Z = state.prior.kernel, state.prior.Z
+    hyper = Hyperparameters(kernel, Z, np.ones(Z.shape[1]), settings.jitter, True, False, True)
+    vector = hyper.start
+    for k in range(-(-ep.sizes[0] // _ROWS_A_STEP)):
+        model = ep.model(state)
+        share = settings.solver["damping"] if k else 1.0
+        sums, each, _ = ep.one_pass(model, state.sites, step=share, gradient="fresh")
+        scaled = sums._replace(theta=scale * sums.theta, inner=scale * sums.inner)
+        vector = hyper.clip(vector + rule.step(hyper.gradient(model, scaled, fresh=True)))
+        prior = hyper.prior(vector)
+        ep.base = rebase(ep.base[0], ep.base[1], state.prior, prior)
+        gram, shift = rebase(sums.gram, sums.shift, state.prior, prior)
+        state = SparseState(prior, gram, shift, [r.sites for r in each])
+    return state
 
 
 def _grown(stream, X, settings):

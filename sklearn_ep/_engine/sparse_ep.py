@@ -24,7 +24,7 @@ from .posteriors.sparse_gp import (
     evaluate_rows,
 )
 
-__all__ = ["SparseEP", "SparseState", "add_sums", "read_rows"]
+__all__ = ["SparseEP", "SparseState", "add_sums", "posterior_change", "read_rows"]
 
 
 def read_rows(part, classes):

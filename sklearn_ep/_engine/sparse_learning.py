@@ -21,7 +21,7 @@ from .posteriors.sparse_gp import (
     rebase,
 )
 from .row_order import minibatches, row_keys
-from .sparse_ep import SparseState, read_rows
+from .sparse_ep import SparseState, posterior_change, read_rows
 
 __all__ = ["Hyperparameters", "Stream", "evidence_at", "learn_by_minibatches", "learn_by_passes"]
 
@@ -31,7 +31,7 @@ _PATIENCE = 15
 # (Shamir and Zhang 2013), which takes the noise of the batches out of the last quarter.
 _TAIL = 3.0
 # Steps of minibatches fall linearly to zero from this multiple of the rate.
-_FIRST_STEP = 3.0
+_FIRST_STEP = 1.5
 
 
 @dataclass
@@ -320,7 +320,7 @@ def learn_by_minibatches(
         if monitor is not None:
             monitor.begin()
         seed, figures = int(rng.randint(np.iinfo(np.int32).max)), []
-        updated = []
+        updated, before = [], stream.state
         for k in range(len(ep.sizes)):
             own = None if sites is None else sites[k]
             own, stream, some = ep.run.one(
@@ -331,8 +331,9 @@ def learn_by_minibatches(
         if sites is not None:
             sites = updated
             stream.state, _ = ep.collect(stream.state.prior, sites, None)
+        residual = max(f[0] for f in figures) if sites is not None else _drift(before, stream.state)
         record = {
-            "residual": float(max(f[0] for f in figures)),
+            "residual": float(residual),
             "log_evidence": float(np.mean([f[1] for f in figures])),
         }
         for name, value in record.items():
@@ -345,6 +346,15 @@ def learn_by_minibatches(
     gram, shift = rebase(stream.state.gram, stream.state.shift, stream.state.prior, prior)
     state = SparseState(prior, gram, shift, sites)
     return stream.average, state, {k: np.array(v) for k, v in history.items()}, stopped
+
+
+def _drift(before, after):
+    """Return by how much an epoch moved the posteriors, the residual of an averaged site."""
+    gram, shift = rebase(before.gram, before.shift, before.prior, after.prior)
+    old = SparseState(after.prior, gram, shift, None).posteriors()
+    return max(
+        posterior_change(p, g, s) for p, g, s in zip(old, after.gram, after.shift, strict=True)
+    )
 
 
 # ---------------------------------------------------------------------------- at the fixed point
