@@ -224,7 +224,8 @@ class ConvexBase(PosteriorClassifier):
     def _methods(self, q, d):
         """Return (variance method, solver, solver of exact variances) for q rows, d columns."""
         flat = bool(self.fit_intercept) and np.isinf(self.intercept_prior_variance)
-        primal = flat or d <= q
+        # far from zero a Laplace prior has next to no precision, and the dual form divides by it
+        primal = flat or self.prior == "laplace" or d <= q
         variance = self.variance
         if variance == "auto":
             variance = "exact" if (d if primal else q) <= LARGEST_EXACT else "calibrated"

@@ -59,15 +59,16 @@ class ConvexVariationalLogistic(ConvexBase):
         samples alone, with a relative error of sqrt(2 / n_variance_samples). "lanczos" is the
         published choice, kept for comparison: it finds the directions of least variance first, and
         on text or other data with many columns keeps a few per cent of the variance, so that the
-        fit becomes the posterior mode. "auto" is "exact" up to 4000 rows or columns, "calibrated"
-        beyond.
+        fit becomes the posterior mode. "auto" is "exact" up to 4000 rows or columns (columns for a
+        Laplace prior), "calibrated" beyond.
     n_variance_samples : int, default=8
         Samples for "calibrated" and "monte_carlo"; 16 if columns are strongly correlated. "lanczos"
         takes 16 steps for each.
     solver : {"auto", "primal", "dual", "cg"}, default="auto"
         How Newton's systems are solved: a Cholesky factor of a matrix of the columns, of the rows,
-        or conjugate gradients. "auto" takes the smaller matrix with exact variances, conjugate
-        gradients otherwise. With an infinite `intercept_prior_variance` there is no "dual".
+        or conjugate gradients. "auto" takes the smaller matrix with exact variances (for a Laplace
+        prior that of the columns), conjugate gradients otherwise. With an infinite
+        `intercept_prior_variance` there is no "dual".
     damping : float, default=1.0
         Share of an outer step that is taken, in (0, 1]. 1 is undamped, for the bound rises anyway.
     max_iter : int, default=20

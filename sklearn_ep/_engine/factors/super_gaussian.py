@@ -25,7 +25,7 @@ __all__ = ["BOUNDS", "LaplaceSites", "LogisticSites", "Penalty", "local_site_pre
 BOUNDS = ("local", "kl")
 # A Laplace site far from zero has no curvature left; this share of its squared rate keeps the
 # precision matrix of the coefficients invertible and changes the posterior by as little.
-_LAPLACE_FLOOR = 1e-8
+_LAPLACE_FLOOR = 1e-6
 _TINY = 1e-300
 
 
