@@ -1,9 +1,15 @@
 """Pictures of fitted estimators; matplotlib is imported when one is drawn."""
 
 import numpy as np
+from scipy.special import ndtri
 from sklearn.utils.validation import check_is_fitted
 
-__all__ = ["ConvergenceDisplay", "GroupEffectsDisplay", "LatentDisplay"]
+__all__ = [
+    "CoefficientIntervalDisplay",
+    "ConvergenceDisplay",
+    "GroupEffectsDisplay",
+    "LatentDisplay",
+]
 
 
 def _axes(ax):
@@ -361,6 +367,118 @@ class GroupEffectsDisplay:
         ax.set(
             xlabel=f"{self.effect_name} (mean, 95 % interval)",
             ylabel="group",
+            title=self.estimator_name,
+        )
+        self.ax_, self.figure_ = ax, ax.figure
+        return self
+
+
+class CoefficientIntervalDisplay:
+    """Posterior means of coefficients with their intervals.
+
+    Parameters
+    ----------
+    mean : ndarray of shape (d,)
+        Posterior means.
+    std : ndarray of shape (d,)
+        Posterior standard deviations.
+    names : sequence of str
+        Labels of the coefficients.
+    level : float, default=0.9
+        Probability of the drawn intervals under the Gaussian posterior.
+    estimator_name : str, default=None
+        Title.
+
+    Attributes
+    ----------
+    ax_ : matplotlib Axes
+        Axes of the picture.
+    figure_ : matplotlib Figure
+        Figure that holds the axes.
+    """
+
+    def __init__(self, mean, std, names, *, level=0.9, estimator_name=None):
+        self.mean = mean
+        self.std = std
+        self.names = names
+        self.level = level
+        self.estimator_name = estimator_name
+
+    @classmethod
+    def from_estimator(
+        cls, estimator, *, feature_names=None, class_index=0, n_largest=30, level=0.9, ax=None, **kw
+    ):
+        """Draw the coefficients of any fitted linear estimator of this package.
+
+        Parameters
+        ----------
+        estimator : estimator
+            Fitted, with `coef_` and `coef_std_`.
+        feature_names : sequence of str, default=None
+            Labels; None takes `feature_names_in_`, or numbers.
+        class_index : int, default=0
+            Row of `coef_` for more than two classes.
+        n_largest : int, default=30
+            Coefficients drawn, those whose means are largest in units of their standard deviation;
+            more do not fit a page.
+        level : float, default=0.9
+            Probability of the intervals.
+        ax : matplotlib Axes, default=None
+            Where to draw; None makes a figure.
+        **kw : dict
+            Passed to `Axes.errorbar`.
+
+        Returns
+        -------
+        display : CoefficientIntervalDisplay
+            The drawn display.
+
+        Raises
+        ------
+        ValueError
+            If the number of names is not that of the coefficients.
+        """
+        check_is_fitted(estimator)
+        mean = np.atleast_2d(estimator.coef_)[class_index]
+        std = np.atleast_2d(estimator.coef_std_)[class_index]
+        if feature_names is None:
+            known = getattr(estimator, "feature_names_in_", ())
+            # a group column is no coefficient: names that do not match would label the wrong ones
+            numbered = [f"feature {j}" for j in range(len(mean))]
+            feature_names = known if len(known) == len(mean) else numbered
+        if len(feature_names) != len(mean):
+            raise ValueError(f"{len(feature_names)} feature_names for {len(mean)} coefficients.")
+        top = np.sort(np.argsort(-np.abs(mean) / std, kind="stable")[:n_largest])
+        names = [str(feature_names[j]) for j in top]
+        display = cls(
+            mean[top], std[top], names, level=level, estimator_name=type(estimator).__name__
+        )
+        return display.plot(ax=ax, **kw)
+
+    def plot(self, ax=None, **kw):
+        """Draw the display.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Where to draw; None makes a figure.
+        **kw : dict
+            Passed to `Axes.errorbar`.
+
+        Returns
+        -------
+        display : CoefficientIntervalDisplay
+            The display itself.
+        """
+        ax = _axes(ax)
+        rows = np.arange(len(self.mean))[::-1]
+        half = ndtri(0.5 + 0.5 * self.level) * self.std
+        style = {"fmt": "o", "color": "C0", "markersize": 4, "capsize": 2, **kw}
+        ax.errorbar(self.mean, rows, xerr=half, **style)
+        ax.axvline(0.0, color="0.5", linewidth=0.8)
+        ax.set_yticks(rows, self.names)
+        ax.set(
+            xlabel=f"coefficient, {100 * self.level:g} % interval",
             title=self.estimator_name,
         )
         self.ax_, self.figure_ = ax, ax.figure

@@ -3,15 +3,48 @@
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from sklearn_ep import EPGaussianProcessClassifier, HierarchicalEPLogistic
+from sklearn_ep import (
+    ConvexVariationalLogistic,
+    EPGaussianProcessClassifier,
+    HierarchicalEPLogistic,
+    RelaxedEPClassifier,
+    SpikeSlabRegressor,
+)
 
 GP = EPGaussianProcessClassifier
+CVL = ConvexVariationalLogistic
+SPARSE = dict(method="sparse", n_inducing=10, random_state=0)
 SETTINGS = [
     GP(),
     GP(optimizer=None, likelihood="logit"),
     GP(optimizer=None, damping=0.3),
     GP(optimizer=None, damping=1.0, acceleration=None),
     GP(method="dense", damping=1.0, n_restarts_optimizer=1, random_state=0),
+    GP(**SPARSE, optimizer=None),
+    GP(**SPARSE, batch_size=10, site_memory="average", optimizer="adam", max_iter=5),
+    RelaxedEPClassifier(),
+    RelaxedEPClassifier(rule="ep", optimizer=None),
+    RelaxedEPClassifier(rule="power", power=0.5, optimizer=None),
+    RelaxedEPClassifier(label_noise=0.05, damping=1.0, optimizer=None),
+    SpikeSlabRegressor(),
+    SpikeSlabRegressor(algorithm="ep", damping=1.0),
+    SpikeSlabRegressor(algorithm="convergent"),
+    SpikeSlabRegressor(algorithm="double_loop", max_iter=20),
+    SpikeSlabRegressor(
+        noise_variance=0.5,
+        slab_variance=1.0,
+        prior_inclusion=0.3,
+        fit_intercept=False,
+        standardize=False,
+    ),
+    CVL(),
+    CVL(bound="local", damping=0.5),
+    CVL(prior="laplace"),
+    CVL(solver="cg", variance="monte_carlo", random_state=0),
+    CVL(solver="dual", variance="exact"),
+    CVL(learn_prior=True, class_weight="balanced"),
+    CVL(variance="calibrated", random_state=0),
+    CVL(variance="lanczos", random_state=0),
     HierarchicalEPLogistic(),
     HierarchicalEPLogistic(n_partitions=3, damping=0.5),
     HierarchicalEPLogistic(engine="laplace"),
