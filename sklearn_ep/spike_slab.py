@@ -283,8 +283,6 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, BaseEstimator):
         if space.free.any():
             place = learn(problem, space, list(self.noise_starts), settings, warm)
             problem, sites = with_h(problem, place.h), place.state.sites
-            if self.algorithm == "double_loop":
-                sites = None
         best, others = self._run(problem, settings, sites, design, X, y)
         vars(self).update(self._attributes(best.state, design))
         self._keep(best, others, groups)
