@@ -20,13 +20,14 @@ from ._spike_slab_runs import annealed, prior_sites, proper_state
 
 __all__ = ["LearningPath", "Space", "learn"]
 
-COARSE_STEPS = 20  # EM steps from each start before one is chosen
-FIRST_SWEEPS = 8  # sweeps of EP before the first: EM led by unconverged sites goes astray
-COARSE_SWEEPS = 2  # sweeps of EP in each later one
-COARSE_TOL = 0.1  # change of a hyperparameter that ends them
-FAIR_STEPS = 1  # steps after which a start may be given up
-MONOTONE_STEPS = 10
+FIRST_SWEEPS = 8  # of EP before the first step of EM: led by unsettled sites it goes astray
+COARSE_SWEEPS = 60  # of EP from each start, at most
+EM_EVERY = 3  # sweeps
+PATIENCE = 3  # sweeps without a lower energy that end them
+COARSE_TOL = 0.05  # change of a hyperparameter that ends them
+MONOTONE_STEPS = 30
 REACH = 1.5  # of the quasi-Newton search, in logs
+EP_SWEEPS = 3
 EP_STEPS = 100  # EM steps where only EP is allowed
 EP_TOL = 1e-3  # largest change of a hyperparameter (logs, logit) that ends them
 INNER_ITER = 30  # descent steps of one evaluation; it starts next to its fixed point
@@ -92,9 +93,9 @@ def with_h(problem, h):
     return problem.with_parameters(np.exp(h[0]), np.exp(h[1]), h[2])
 
 
-def _statistics(state, t):
+def _statistics(state):
     """Expected squared error, squared slab coefficients, included features and indicators."""
-    q, factor = state.marginals, state.problem.factor
+    q, factor, t = state.marginals, state.problem.factor, state.matched_tilted
     # one indicator a group: its members agree, so each counts its share
     share = factor.per_indicator(t.inclusion).sum()
     second = t.inclusion @ (t.slab_var + t.slab_mean**2)
@@ -103,7 +104,7 @@ def _statistics(state, t):
 
 def gradient(state, h):
     """Derivative of the energy in (log noise, log slab, logit inclusion) at a fixed point."""
-    squares, second, features, indicators = _statistics(state, state.matched_tilted)
+    squares, second, features, indicators = _statistics(state)
     p = state.problem
     return np.array(
         [
@@ -114,9 +115,9 @@ def gradient(state, h):
     )
 
 
-def em_target(state, tilted):
-    """Maximiser of the expected log density of data and coefficients under tilted moments."""
-    squares, second, features, indicators = _statistics(state, tilted)
+def em_target(state):
+    """Maximiser of the expected log density of data and coefficients at a state."""
+    squares, second, features, indicators = _statistics(state)
     p = state.problem
     share = indicators / p.factor.n_indicators(len(state.mean))
     tiny = np.finfo(float).tiny
@@ -137,26 +138,50 @@ def _curvature(state, h):
     return np.array([0.5 * state.problem.n_rows, 0.5 * features, m * p * (1 - p)])
 
 
-def _em(problem, space, place, settings, steps, tol, limit=np.inf):
-    """EM steps, each after a few sweeps of EP; return the last place with a proper posterior.
+def _em(problem, space, place, settings, limit):
+    """EM steps, each after a sweep of EP; return the place of least energy.
 
-    Gives up once the energy is above `limit` after `FAIR_STEPS` steps.
+    Ends when the hyperparameters settle, when EP leads uphill for `PATIENCE` sweeps (with many
+    correlated columns parallel EP diverges), or when the energy is above `limit`.
     """
-    h, sites = place.h, place.state.sites
+    h, sites, state = place.h, place.state.sites, None
     damping = min(settings.damping, 0.5)
-    for step in range(steps):
-        problem, state = with_h(problem, h), place.state
+    worse = 0
+    for sweep in range(COARSE_SWEEPS):
         try:
-            for _ in range(FIRST_SWEEPS if step == 0 else COARSE_SWEEPS):
-                state = problem.at(sites, state)
-                sites = sites + damping * (state.target - sites)
+            state = with_h(problem, h).at(sites, state)
         except ImproperPosterior:
             break
-        place = LearningPath(h, state)
-        new = space.moved(h, em_target(state, state.matched_tilted))
-        if np.abs(new - h).max() < tol or (step >= FAIR_STEPS and place.energy > limit):
+        worse = 0 if state.energy < place.energy else worse + 1
+        if worse == 0:
+            place = LearningPath(h, state)
+        settling = sweep + 1 < FIRST_SWEEPS
+        if worse >= PATIENCE or not (settling or place.energy < limit):
             break
-        h = new
+        sites = sites + damping * (state.target - sites)
+        if not settling and sweep % EM_EVERY == 0:
+            new = space.moved(h, em_target(state))
+            if np.abs(new - h).max() < COARSE_TOL and sweep > FIRST_SWEEPS:
+                break
+            h = new
+    return place
+
+
+def _ep_em(problem, space, place, settings):
+    """EM by regular EP alone, a few sweeps a step, until the hyperparameters stand still."""
+    h, sites = place.h, np.maximum(place.state.sites, [[-np.inf], [1e-8 / np.exp(place.h[1])]])
+    for _ in range(EP_STEPS):
+        try:
+            out = regular_ep(
+                with_h(problem, h), sites, max_iter=EP_SWEEPS, tol=settings.tol,
+                damping=min(settings.damping, 0.5),
+            )  # fmt: skip
+        except ImproperPosterior:
+            break
+        place, sites = LearningPath(h, out.evaluation.payload), out.x
+        h = space.moved(h, em_target(place.state))
+        if np.abs(h - place.h).max() < EP_TOL:
+            break
     return place
 
 
@@ -172,14 +197,14 @@ def _coarse(problem, space, fraction, settings, limit):
 
         sites = annealed(start, sites, 0.3, sweep)
     place = LearningPath(h, start.at(sites))
-    return _em(problem, space, place, settings, COARSE_STEPS, COARSE_TOL, limit)
+    return _em(problem, space, place, settings, limit)
 
 
 def _monotone_em(problem, space, place):
     """EM steps after descent steps: the energy falls in both. Leads into reach of the search."""
     for _ in range(MONOTONE_STEPS):
         state = descend(place.state, max_iter=2, tol=INNER_TOL).evaluation.payload
-        h = space.moved(place.h, em_target(state, state.matched_tilted))
+        h = space.moved(place.h, em_target(state))
         change = np.abs(h - place.h).max()
         place = LearningPath(h, proper_state(with_h(problem, h), state.sites))
         if change < COARSE_TOL:
@@ -251,11 +276,9 @@ def learn(problem, space, fractions, settings, warm=None):
     else:
         starts = fractions if space.free[0] else fractions[:1]
         for fraction in starts:
-            limit = np.inf if place is None else place.energy + 10 + 0.2 * problem.n_rows
+            limit = np.inf if place is None else place.energy + 20 + 0.2 * problem.n_rows
             new = _coarse(problem, space, fraction, settings, limit)
             place = new if place is None or new.energy < place.energy else place
     if settings.algorithm == "ep":
-        sites = np.maximum(place.state.sites, [[-np.inf], [1e-8 / np.exp(place.h[1])]])
-        place = LearningPath(place.h, with_h(problem, place.h).at(sites))
-        return _em(problem, space, place, settings, EP_STEPS, EP_TOL)
+        return _ep_em(problem, space, place, settings)
     return _search(problem, space, _monotone_em(problem, space, place))

@@ -8,6 +8,7 @@ __all__ = [
     "CoefficientIntervalDisplay",
     "ConvergenceDisplay",
     "GroupEffectsDisplay",
+    "InclusionDisplay",
     "LatentDisplay",
 ]
 
@@ -483,3 +484,108 @@ class CoefficientIntervalDisplay:
         )
         self.ax_, self.figure_ = ax, ax.figure
         return self
+
+
+class InclusionDisplay:
+    """Posterior inclusion probabilities with the coefficients of the features that are in.
+
+    Parameters
+    ----------
+    inclusion : ndarray of shape (d,)
+        Posterior probability that each coefficient is not zero.
+    coef, coef_std : ndarray of shape (d,)
+        Posterior means and standard deviations.
+    threshold : float, default=0.5
+        Probability above which a feature is in the model.
+    feature_names : sequence of str, default=None
+        Names of the features; None numbers them.
+
+    Attributes
+    ----------
+    ax_ : ndarray of two matplotlib Axes
+        Probabilities above, coefficients below; one Axes when one was given.
+    figure_ : matplotlib Figure
+        Figure that holds the axes.
+    """
+
+    def __init__(self, inclusion, coef, coef_std, *, threshold=0.5, feature_names=None):
+        self.inclusion = inclusion
+        self.coef = coef
+        self.coef_std = coef_std
+        self.threshold = threshold
+        self.feature_names = feature_names
+
+    @classmethod
+    def from_estimator(cls, estimator, *, threshold=0.5, ax=None, **kwargs):
+        """Draw the inclusion probabilities of a fitted regressor.
+
+        Parameters
+        ----------
+        estimator : SpikeSlabRegressor
+            Fitted.
+        threshold : float, default=0.5
+            Probability above which a feature is in the model.
+        ax : matplotlib Axes, default=None
+            Where to draw the probabilities; None makes a figure with the coefficients below.
+        **kwargs : dict
+            Passed to `Axes.vlines` for the probabilities.
+
+        Returns
+        -------
+        display : InclusionDisplay
+            The drawn display.
+        """
+        check_is_fitted(estimator)
+        display = cls(
+            estimator.inclusion_proba_,
+            estimator.coef_,
+            estimator.coef_std_,
+            threshold=threshold,
+            feature_names=getattr(estimator, "feature_names_in_", None),
+        )
+        return display.plot(ax=ax, **kwargs)
+
+    def plot(self, ax=None, **kwargs):
+        """Draw the display.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Where to draw the probabilities; None makes a figure with the coefficients below.
+        **kwargs : dict
+            Passed to `Axes.vlines` for the probabilities.
+
+        Returns
+        -------
+        display : InclusionDisplay
+            The display itself.
+        """
+        import matplotlib.pyplot as plt
+
+        if ax is None:
+            figure, (ax, below) = plt.subplots(2, sharex=True, layout="constrained")
+            self._draw_coefficients(below)
+            self.ax_, self.figure_ = np.array([ax, below]), figure
+        else:
+            self.ax_, self.figure_ = ax, ax.figure
+            ax.set_xlabel("feature")
+        place = np.arange(len(self.inclusion))
+        on = self.inclusion > self.threshold
+        ax.vlines(place, 0, self.inclusion, **{"color": np.where(on, "C3", "0.6"), **kwargs})
+        ax.axhline(self.threshold, color="0.5", linestyle="--", linewidth=0.8)
+        ax.set(ylabel="inclusion probability", ylim=(0, 1.02))
+        self._name(ax, place[on])
+        return self
+
+    def _draw_coefficients(self, ax):
+        place = np.flatnonzero(self.inclusion > self.threshold)
+        ax.errorbar(place, self.coef[place], 2 * self.coef_std[place], fmt="o", color="C3", ms=4)
+        ax.axhline(0, color="0.5", linewidth=0.8)
+        ax.set(xlabel="feature", ylabel="coefficient (2 sd)")
+        self._name(ax, place)
+
+    def _name(self, ax, place):
+        """Label the features that are in by their names, if they have any."""
+        if self.feature_names is not None:
+            names = [self.feature_names[i] for i in place]
+            ax.set_xticks(place, labels=names, rotation=45, ha="right")

@@ -288,8 +288,6 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
         if space.free.any():
             place = learn(problem, space, list(self.noise_starts), settings, warm)
             problem, sites = with_h(problem, place.h), place.state.sites
-            if self.algorithm == "double_loop":
-                sites = None
         best, others = self._run(problem, settings, sites, design, X, y)
         for name, value in self._attributes(best.state, design).items():
             setattr(self, name, value)
