@@ -39,10 +39,15 @@ __all__ = ["DenseProblem", "GaussianProcessBase", "check_kernel", "fit_dense"]
 LEARNING_TOL = 1e-3
 
 
+def root_variance(X, weight):
+    """Return the root of the total variance of the columns, 1 where that is 0."""
+    mean = weight @ X / weight.sum()
+    return float(np.sqrt(np.sum(weight @ (X - mean) ** 2 / weight.sum()))) or 1.0
+
+
 def default_kernel(X, weight):
     """Return the kernel that `kernel=None` stands for; see `smooth_kernel`."""
-    mean = weight @ X / weight.sum()
-    return smooth_kernel(float(np.sum(weight @ (X - mean) ** 2 / weight.sum())))
+    return smooth_kernel(root_variance(X, weight) ** 2)
 
 
 def smooth_kernel(total_variance):

@@ -18,7 +18,7 @@ from ._engine.factors import LabelNoise
 from ._engine.kernels import self_covariance
 from ._engine.learning import random_starts
 from ._engine.rules import MomentMatching, Power
-from ._gp_base import GaussianProcessBase, check_kernel, default_kernel
+from ._gp_base import GaussianProcessBase, check_kernel, root_variance
 from ._label_errors import LabelErrorProblem, fit_label_errors
 
 __all__ = ["RelaxedEPClassifier"]
@@ -29,6 +29,8 @@ _FIRST_RATE = 0.25
 # In units of the latent noise: the start is the centre of the prior; beyond the upper bound the
 # likelihood is nearly a bare step, for which parallel EP cycles.
 _AMPLITUDE, _AMPLITUDE_BOUNDS = 4.0, (1e-2, 20.0)
+# In units of the root of the total variance: where the length scale is expected.
+_SMOOTH = 4.0
 
 
 class RelaxedEPClassifier(GaussianProcessBase):
@@ -41,8 +43,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, default=None
         Prior covariance of the latent function f. None is ``ConstantKernel * RBF(l)`` with l the
-        root of the total variance of the columns and an amplitude of 4 and at most 20 times the
-        latent noise, beyond which EP itself becomes unreliable.
+        root of the total variance of the columns (four times that with ``optimizer=None``) and an
+        amplitude of 4 and at most 20 times the latent noise, beyond which EP becomes unreliable.
     method : {"auto", "dense"}, default="auto"
         "dense" keeps a site on every row and the full covariance matrix.
     rule : {"relaxed", "power", "ep"}, default="relaxed"
@@ -140,7 +142,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
 
     Kernel and rate are learned by EP (or power EP), whose evidence is stationary in the sites;
     relaxed EP then runs at these values. Learning adds weak log priors to the evidence: amplitude
-    over latent noise log-normal around 4, rate Beta(3, 9).
+    over latent noise log-normal around 4, rate Beta(3, 9), and for the default kernel a length
+    scale log-Cauchy around four times the root of the total variance.
 
     A run that does not converge in its share of the sweeps is continued with less damping, by power
     EP, and by a convergent double loop; `solver_path_` tells.
@@ -266,10 +269,17 @@ class RelaxedEPClassifier(GaussianProcessBase):
     def _initial_kernel(self, training):
         if self.kernel is not None:
             return clone(self.kernel)
-        spread = default_kernel(training.X, training.weight).k2.length_scale / 3.0
+        spread = root_variance(training.X, training.weight)
         low, high = (self.latent_noise * b for b in _AMPLITUDE_BOUNDS)
         amplitude = ConstantKernel(_AMPLITUDE * self.latent_noise, (low, high))
-        return amplitude * RBF(spread, (0.03 * spread, 3e3 * spread))
+        # learning is faster from the middle; a kernel that is kept must not be too short
+        length = spread if self.optimizer is not None else _SMOOTH * spread
+        return amplitude * RBF(length, (0.03 * spread, 3e3 * spread))
+
+    def _length_centre(self, training):
+        if self.kernel is not None:
+            return None
+        return _SMOOTH * root_variance(training.X, training.weight)
 
     def _first_rates(self, n_problems, warm):
         if self.label_noise != "learn":
@@ -309,6 +319,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             penalty=float(self.relaxation) if relaxed else np.inf,
             cost=self.cost,
             freeze_after=self.freeze_after,
+            length_centre=self._length_centre(training),
         )
 
     def _store(self, problem, fits, training):
