@@ -276,7 +276,7 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
 
     def _warm(self, design, d, groups):
         """Sites and hyperparameters of the last fit in the units of this one, or None."""
-        if not self.warm_start or getattr(self, "n_warm_", None) != (d, groups is None):
+        if not self.warm_start or getattr(self, "_warm_shape", None) != (d, groups is None):
             return None
         unit = design.y_scale
         h = np.log([self.noise_variance_ / unit**2, self.slab_variance_ / unit**2, 1.0])
@@ -354,7 +354,7 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
         self.algorithm_used_, self.converged_ = best.used, bool(best.converged)
         self.history_ = best.history
         self.n_iter_ = len(best.history["residual"])
-        self.n_warm_ = len(self.coef_), groups is None
+        self._warm_shape = len(self.coef_), groups is None
 
     # ------------------------------------------------------------------------ prediction
 
