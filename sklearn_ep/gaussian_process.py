@@ -108,8 +108,10 @@ class EPGaussianProcessClassifier(SparseGaussianProcessBase):
         Sparse: posterior mean of the latent function at them.
     inducing_cov_ : ndarray of shape (m, m), or (n_classes, m, m)
         Sparse: posterior covariance of the latent function at them.
-    site_precision_, site_shift_ : ndarray of shape (n,), or (n_classes, n)
-        Natural parameters of the site of each row; absent with an averaged site.
+    site_precision_ : ndarray of shape (n,), or (n_classes, n)
+        Precision of the site of each row; absent with an averaged site.
+    site_shift_ : ndarray of shape (n,), or (n_classes, n)
+        Precision times mean of the site of each row; absent with an averaged site.
     loo_proba_ : ndarray of shape (n,)
         Probability of each row's own label under its cavity: leave-one-out prediction for free; nan
         for rows of weight zero, absent with an averaged site.

@@ -118,8 +118,10 @@ class RelaxedEPClassifier(GaussianProcessBase):
         The same, under the name of scikit-learn.
     method_ : str
         The method in use.
-    site_precision_, site_shift_ : ndarray of shape (n,), or (n_classes, n)
-        Natural parameters of the site of each row on f plus latent noise.
+    site_precision_ : ndarray of shape (n,), or (n_classes, n)
+        Precision of the site of each row on f plus latent noise.
+    site_shift_ : ndarray of shape (n,), or (n_classes, n)
+        Precision times mean of the same site.
     loo_proba_ : ndarray of shape (n,)
         Probability of each row's own observed label under its cavity; nan for rows of weight zero.
     n_sweeps_ : int

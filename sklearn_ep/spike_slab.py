@@ -100,8 +100,12 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
         Posterior probability that a coefficient is not zero.
     expected_model_size_ : float
         Their sum.
-    noise_variance_, slab_variance_, prior_inclusion_ : float
-        Hyperparameters, given or learned.
+    noise_variance_ : float
+        Variance of the noise, given or learned.
+    slab_variance_ : float
+        Variance of a coefficient that is not zero, given or learned.
+    prior_inclusion_ : float
+        Prior probability that a coefficient is not zero, given or learned.
     log_evidence_ : float
         EP approximation of log p(y); with an intercept up to the constant of its flat prior.
     fixed_point_log_evidences_ : ndarray of shape (n_fixed_points_,)
@@ -110,9 +114,10 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
         Their number.
     algorithm_used_ : str
         "ep", "convergent" or "double_loop": what ended the run.
-    site_shift_, site_precision_ : ndarray of shape (d,)
-        Natural parameters of the EP sites, for coefficients of standardised columns. Precisions may
-        be negative.
+    site_precision_ : ndarray of shape (d,)
+        Precisions of the EP sites, for coefficients of standardised columns; may be negative.
+    site_shift_ : ndarray of shape (d,)
+        Precisions times means of the same sites.
     n_iter_ : int
         Iterations of the run that was kept, at its final hyperparameters.
     converged_ : bool
@@ -271,7 +276,7 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
 
     def _warm(self, design, d, groups):
         """Sites and hyperparameters of the last fit in the units of this one, or None."""
-        if not self.warm_start or getattr(self, "n_warm_", None) != (d, groups is None):
+        if not self.warm_start or getattr(self, "_warm_shape", None) != (d, groups is None):
             return None
         unit = design.y_scale
         h = np.log([self.noise_variance_ / unit**2, self.slab_variance_ / unit**2, 1.0])
@@ -349,7 +354,7 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
         self.algorithm_used_, self.converged_ = best.used, bool(best.converged)
         self.history_ = best.history
         self.n_iter_ = len(best.history["residual"])
-        self.n_warm_ = len(self.coef_), groups is None
+        self._warm_shape = len(self.coef_), groups is None
 
     # ------------------------------------------------------------------------ prediction
 

@@ -4,7 +4,9 @@ import importlib
 import inspect
 import pkgutil
 
+import numpy as np
 import pytest
+from sklearn.base import is_regressor
 
 import sklearn_ep
 
@@ -49,11 +51,14 @@ def test_docstring(name):
 
 @pytest.mark.parametrize("name", [n for n in sklearn_ep.__all__ if n[0].isupper()])
 def test_estimators_describe_what_they_learn(name):
-    """Attributes, an example and the paper belong to the docstring of an estimator."""
-    doc = importlib.import_module("numpydoc.docscrape").NumpyDocString(
-        inspect.getdoc(getattr(sklearn_ep, name))
-    )
-    described = {n.strip() for item in doc["Attributes"] for n in item.name.split(",") if item.desc}
-    common = {"n_iter_", "converged_", "history_", "log_evidence_", "n_features_in_"}
-    assert common <= described
+    """Every fitted attribute has an entry of its own, where the HTML view looks for it."""
+    estimator = getattr(sklearn_ep, name)()
+    doc = importlib.import_module("numpydoc.docscrape").NumpyDocString(inspect.getdoc(estimator))
+    described = {item.name for item in doc["Attributes"] if item.desc}
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    y = X[:, 0] + X[:, 1]
+    fitted = vars(estimator.fit(X, y if is_regressor(estimator) else y > 0))
+    learned = {n for n in fitted if n.endswith("_") and not n.startswith("_")}
+    assert {"n_iter_", "converged_", "history_", "log_evidence_", "n_features_in_"} <= learned
+    assert learned <= described
     assert ">>>" in "".join(doc["Examples"]) and doc["References"]
