@@ -226,9 +226,7 @@ def _other_sites(problem, settings, k, seed):
         highest = np.exp(rng.uniform(np.log(0.05), np.log(2.0)))
         sweep = _ep_sweeps(settings, Watch(), np.inf)
         sites = annealed(problem, prior_sites(problem), highest, sweep)
-    return regular_ep(
-        problem, sites, max_iter=30, tol=settings.tol, damping=settings.damping
-    ).x
+    return regular_ep(problem, sites, max_iter=30, tol=settings.tol, damping=settings.damping).x
 
 
 def run_start(problem, settings, k, seed, *, sites=None, watch=None):
