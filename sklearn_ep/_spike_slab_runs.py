@@ -207,9 +207,8 @@ def _approach(problem, settings, sites, highest, start, watch):
     return out.x, None
 
 
-def _random_sites(problem, seed):
+def _sparse_guess(problem, rng):
     """Sites of a random sparse guess: some coefficients nearly free, the others near zero."""
-    rng = np.random.default_rng(seed)
     factor, d = problem.factor, problem.model.X.shape[1]
     on = 1.0 / (1.0 + np.exp(-factor.logit))
     free = rng.random(d) < max(on, 1.0 / d)
@@ -217,10 +216,17 @@ def _random_sites(problem, seed):
     return np.stack([rng.standard_normal(d) * np.sqrt(precision) * free, precision])
 
 
-def _annealed_sites(problem, settings):
-    """Where annealing by EP leads, for a descent that starts there."""
-    sweep = _ep_sweeps(settings, Watch(), np.inf)
-    return annealed(problem, prior_sites(problem), 0.3, sweep)
+def _other_sites(problem, settings, k, seed):
+    """Sites of the k-th further start: in turn EP from a guess, annealed EP, a guess alone."""
+    rng = np.random.default_rng(seed)
+    sites = _sparse_guess(problem, rng)
+    if k % 3 == 2:
+        return sites
+    if k % 3 == 1:
+        highest = np.exp(rng.uniform(np.log(0.05), np.log(2.0)))
+        sweep = _ep_sweeps(settings, Watch(), np.inf)
+        sites = annealed(problem, prior_sites(problem), highest, sweep)
+    return regular_ep(problem, sites, max_iter=30, tol=settings.tol, damping=settings.damping).x
 
 
 def run_start(problem, settings, k, seed, *, sites=None, watch=None):
@@ -232,8 +238,7 @@ def run_start(problem, settings, k, seed, *, sites=None, watch=None):
     kinds = ["annealed", "descent", "plain"] if settings.algorithm == "auto" else ["plain"]
     if k < len(kinds):
         return run(problem, settings, start=kinds[k], watch=watch)
-    first = settings.algorithm == "convergent" and k == len(kinds)
-    sites = _annealed_sites(problem, settings) if first else _random_sites(problem, seed)
+    sites = _other_sites(problem, settings, k - len(kinds), seed)
     return run(problem, settings, sites=sites, watch=watch)
 
 

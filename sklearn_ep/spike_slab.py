@@ -309,7 +309,7 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
             rng = check_random_state(self.random_state)
             seeds = rng.randint(np.iinfo(np.int32).max, size=self.n_init)
             runs = explore(problem, settings, self.n_init, seeds, sites=sites, n_jobs=self.n_jobs)
-            start = int(np.argmax([r.converged * 1e300 + r.log_evidence for r in runs]))
+            start = max(range(self.n_init), key=lambda k: (runs[k].converged, runs[k].log_evidence))
         monitor = FitMonitor(
             self, X, y, self.max_iter, lambda state: self._attributes(state, design)
         )
