@@ -5,6 +5,7 @@ to other processes once, and not at every sweep. Results come back in the order 
 that sums do not depend on the backend or on the number of workers.
 """
 
+from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
@@ -69,7 +70,8 @@ class PartMap:
     -----
     Workers are pure functions of what they are sent. When a process of the pool is killed, a new
     pool is opened and the call is made again, up to three times a call; nothing but the time is
-    lost. Distributed backends do the same on their own.
+    lost. Distributed backends do the same on their own, except where data that the driver had put
+    on the lost worker are gone with it: they cancel the tasks, and the call is made again, too.
     """
 
     def __init__(self, parts, n_jobs=None, unordered=False):
@@ -117,7 +119,7 @@ class PartMap:
         for _ in range(_RESTARTS):
             try:
                 return self._pool(make_tasks())
-            except BrokenProcessPool:
+            except (BrokenProcessPool, CancelledError):
                 self._pool.__exit__(None, None, None)
                 self._pool.__enter__()
         return self._pool(make_tasks())
