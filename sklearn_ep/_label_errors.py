@@ -78,6 +78,11 @@ class LabelErrorProblem(DenseProblem):
     inducing_points: np.ndarray | None
     jitter: float
 
+    @property
+    def sites_on_rows(self):
+        """Whether prior times sites is the posterior of the latent values of the rows."""
+        return self.inducing_points is None
+
     def structure(self, kernel):
         """Return the structure of f at a kernel."""
         if self.inducing_points is None:
