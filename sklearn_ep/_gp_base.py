@@ -105,6 +105,11 @@ class DenseProblem:
     damping: float
     accelerate: bool
 
+    @property
+    def sites_on_rows(self):
+        """Whether prior times sites is the posterior of the latent values of the rows."""
+        return True
+
     def ep(self, kernel, sign):
         """Return the fixed-point map of EP at a kernel."""
         structure = DenseGP(self_covariance(kernel, self.X))
@@ -331,7 +336,8 @@ class GaussianProcessBase(PosteriorClassifier):
         check_is_fitted(self)
         check_number("n_draws", n_draws, 25, integer=True)
         problem = self._problem
-        if len(self._posteriors) > 1 or not isinstance(problem, DenseProblem):
+        on_rows = isinstance(problem, DenseProblem) and problem.sites_on_rows
+        if len(self._posteriors) > 1 or not on_rows:
             return diagnose_fit(self)
         rng = check_random_state(random_state)
         latent = draw_latent(self._posteriors[0], problem.X, n_draws, rng)

@@ -15,7 +15,9 @@ from ._engine.ladder import Rung, climb
 from ._engine.learning import EvidencePoint, maximise_evidence
 from ._engine.loop import iterate
 from ._engine.posteriors.dense_gp import DenseGP, DenseGPPosterior, dense_evidence_gradient
+from ._engine.posteriors.inducing_gp import InducingGP
 from ._engine.posteriors.latent_noise import LatentNoise
+from ._engine.posteriors.sparse_gp import InducingPrior, SparseGPPosterior
 from ._engine.rules import Power, Relaxed
 from ._engine.sites import Sites, cavity
 from ._engine.whole import WholeEP
@@ -62,7 +64,8 @@ class LabelErrorProblem(DenseProblem):
     `rates` holds the rate of wrong labels at which each binary problem starts; `learn_rate` tells
     to learn it. `rule` is that of learning, `penalty` finite if relaxed sites come after it.
     `length_centre` centres the prior of the length scale of the default kernel, its last parameter;
-    None for other kernels, of which nothing is known.
+    None for other kernels, of which nothing is known. With `inducing_points` the structure is the
+    sparse one.
     """
 
     noise: float
@@ -72,10 +75,25 @@ class LabelErrorProblem(DenseProblem):
     cost: str
     freeze_after: int
     length_centre: float | None
+    inducing_points: np.ndarray | None
+    jitter: float
+
+    @property
+    def sites_on_rows(self):
+        """Whether prior times sites is the posterior of the latent values of the rows."""
+        return self.inducing_points is None
 
     def structure(self, kernel):
         """Return the structure of f at a kernel."""
-        return DenseGP(self_covariance(kernel, self.X))
+        if self.inducing_points is None:
+            return DenseGP(self_covariance(kernel, self.X))
+        return InducingGP(kernel, self.X, self.inducing_points, self.jitter)
+
+    def kernel_slope(self, kernel, structure, state):
+        """Return d log evidence / d theta at a fixed point of the sites."""
+        if self.inducing_points is None:
+            return dense_evidence_gradient(kernel, self.X, state.latent)
+        return structure.evidence_gradient(state.latent, state.noise_slope)
 
     def ep(self, kernel, sign, rate=None, rule=None):
         """Return the fixed-point map of a rule at a kernel and a rate of wrong labels."""
@@ -193,9 +211,9 @@ class LabelErrorProblem(DenseProblem):
                 result = solve(np.zeros_like(x))
             warm[0] = result.x
             state, _ = result.evaluation.payload
-            slope = (
-                dense_evidence_gradient(kernel, self.X, state.latent) if gradient else np.empty(0)
-            )
+            slope = np.empty(0)
+            if gradient:
+                slope = self.kernel_slope(kernel, ep.structure.structure, state)
             point = EvidencePoint(
                 result.evaluation.record["log_evidence"],
                 slope,
@@ -216,7 +234,10 @@ class LabelErrorProblem(DenseProblem):
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
         kernel, state = payload[:2]
-        return DenseGPPosterior(kernel, self.X, state.latent)
+        if self.inducing_points is None:
+            return DenseGPPosterior(kernel, self.X, state.latent)
+        prior = InducingPrior(kernel, self.inducing_points, self.jitter)
+        return SparseGPPosterior(prior, state.latent.posterior)
 
 
 def learn_hyperparameters(problem, sign, monitor, k):

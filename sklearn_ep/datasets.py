@@ -8,7 +8,12 @@ from sklearn.utils import check_random_state
 
 from ._base import check_number
 
-__all__ = ["make_hierarchical_logistic", "make_sparse_logistic", "make_spike_slab_regression"]
+__all__ = [
+    "make_hierarchical_logistic",
+    "make_noisy_labels_classification",
+    "make_sparse_logistic",
+    "make_spike_slab_regression",
+]
 
 
 def make_sparse_logistic(
@@ -212,3 +217,59 @@ def make_spike_slab_regression(
     coef[places] = slab_std * rng.standard_normal(n_informative)
     y = X @ coef + intercept + noise * rng.standard_normal(n_samples)
     return X, y, coef
+
+
+def make_noisy_labels_classification(
+    n_samples=400, *, flip=0.2, spread=0.8, return_flipped=False, random_state=None
+):
+    """Generate two overlapping classes in the plane, some of whose labels are exchanged.
+
+    Class 1 is one Gaussian cloud, class 0 lies in two clouds on either side of it, so that the
+    boundary is not linear. With the default spread the best classifier of clean labels errs on
+    11 %.
+
+    Parameters
+    ----------
+    n_samples : int, default=400
+        Number of rows, half of them in each class (rounded down for class 1).
+    flip : float, default=0.2
+        Probability that a label is exchanged.
+    spread : float, default=0.8
+        Standard deviation of each cloud.
+    return_flipped : bool, default=False
+        Also return which labels were exchanged.
+    random_state : int, RandomState instance or None, default=None
+        Seed.
+
+    Returns
+    -------
+    X : ndarray of shape (n_samples, 2)
+        Rows, those of class 1 first.
+    y : ndarray of shape (n_samples,)
+        Observed labels 0 and 1.
+    y_clean : ndarray of shape (n_samples,)
+        True labels.
+    flipped : ndarray of bool of shape (n_samples,)
+        Only if `return_flipped`: where the two differ.
+
+    References
+    ----------
+    .. [1] Y. Qi and Y. Guo, "Message passing with relaxed moment matching", arXiv:1204.4166, 2012,
+       section 6, for the kind of experiment.
+
+    Examples
+    --------
+    >>> from sklearn_ep.datasets import make_noisy_labels_classification
+    >>> X, y, y_clean = make_noisy_labels_classification(1000, random_state=0)
+    >>> 0.15 < (y != y_clean).mean() < 0.25
+    True
+    """
+    rng = check_random_state(random_state)
+    y_clean = np.zeros(n_samples, dtype=int)
+    y_clean[: n_samples // 2] = 1
+    X = spread * rng.standard_normal((n_samples, 2))
+    side = np.where(rng.uniform(size=n_samples) < 0.5, -1.0, 1.0)
+    X += np.where(y_clean == 0, side, 0.0)[:, None] * np.array([2.0, -1.0])
+    flipped = rng.uniform(size=n_samples) < flip
+    y = np.where(flipped, 1 - y_clean, y_clean)
+    return (X, y, y_clean, flipped) if return_flipped else (X, y, y_clean)

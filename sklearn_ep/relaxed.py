@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
-from sklearn.utils import check_random_state
+from sklearn.utils import check_array, check_random_state
 
 from ._base import (
     check_choice,
@@ -20,6 +20,8 @@ from ._engine.learning import random_starts
 from ._engine.rules import MomentMatching, Power
 from ._gp_base import GaussianProcessBase, check_kernel, root_variance
 from ._label_errors import LabelErrorProblem, fit_label_errors
+from ._sparse_data import choose_inducing_points
+from ._sparse_estimator import DEFAULT_INDUCING, FEW_ROWS
 
 __all__ = ["RelaxedEPClassifier"]
 
@@ -30,7 +32,7 @@ _FIRST_RATE = 0.25
 # likelihood is nearly a bare step, for which parallel EP cycles.
 _AMPLITUDE, _AMPLITUDE_BOUNDS = 4.0, (1e-2, 20.0)
 # In units of the root of the total variance: where the length scale is expected.
-_SMOOTH = 4.0
+_SMOOTH = 3.0
 
 
 class RelaxedEPClassifier(GaussianProcessBase):
@@ -43,10 +45,17 @@ class RelaxedEPClassifier(GaussianProcessBase):
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, default=None
         Prior covariance of the latent function f. None is ``ConstantKernel * RBF(l)`` with l the
-        root of the total variance of the columns (four times that with ``optimizer=None``) and an
+        root of the total variance of the columns (three times that with ``optimizer=None``) and an
         amplitude of 4 and at most 20 times the latent noise, beyond which EP becomes unreliable.
-    method : {"auto", "dense"}, default="auto"
-        "dense" keeps a site on every row and the full covariance matrix.
+    method : {"auto", "dense", "sparse"}, default="auto"
+        "dense" keeps the full covariance matrix, "sparse" goes through inducing points. "auto" is
+        sparse beyond 2000 rows or where inducing points are given.
+    n_inducing : int or None, default=None
+        Number of inducing points, chosen by k-means; None stands for 100.
+    inducing_points : array-like of shape (m, d) or None, default=None
+        Inducing points, instead of chosen ones.
+    learn_inducing : False, default=False
+        Inducing points are kept; with few rows and wrong labels, moving them overfits.
     rule : {"relaxed", "power", "ep"}, default="relaxed"
         How the moments of a row are matched: "ep" exactly, "power" with a fraction of the factor,
         "relaxed" where the divergence saved is worth `relaxation`.
@@ -122,6 +131,12 @@ class RelaxedEPClassifier(GaussianProcessBase):
         Precision of the site of each row on f plus latent noise.
     site_shift_ : ndarray of shape (n,), or (n_classes, n)
         Precision times mean of the same site.
+    inducing_points_ : ndarray of shape (m, d)
+        Inducing points; this and the next two with the sparse method only.
+    inducing_mean_ : ndarray of shape (m,), or (n_classes, m)
+        Posterior mean of the inducing values.
+    inducing_cov_ : ndarray of shape (m, m), or (n_classes, m, m)
+        Posterior covariance of the inducing values.
     loo_proba_ : ndarray of shape (n,)
         Probability of each row's own observed label under its cavity; nan for rows of weight zero.
     n_sweeps_ : int
@@ -140,12 +155,14 @@ class RelaxedEPClassifier(GaussianProcessBase):
     Notes
     -----
     Memory and time are those of EP for a Gaussian process: n^2 numbers, at most 2 n^3 / 3 flops a
-    sweep and 4 n^2 m more for m sites of negative precision.
+    sweep and 4 n^2 k more for k sites of negative precision; with m inducing points n m numbers
+    and 3 n m^2 flops. With inducing points the noise of a site includes the variance of f given
+    the inducing values.
 
     Kernel and rate are learned by EP (or power EP), whose evidence is stationary in the sites;
     relaxed EP then runs at these values. Learning adds weak log priors to the evidence: amplitude
     over latent noise log-normal around 4, rate Beta(3, 9), and for the default kernel a length
-    scale log-Cauchy around four times the root of the total variance.
+    scale log-Cauchy around three times the root of the total variance.
 
     A run that does not converge in its share of the sweeps is continued with less damping, by power
     EP, and by a convergent double loop; `solver_path_` tells.
@@ -175,6 +192,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
         kernel=None,
         *,
         method="auto",
+        n_inducing=None,
+        inducing_points=None,
+        learn_inducing=False,
         rule="relaxed",
         relaxation=0.2,
         cost="mass",
@@ -197,6 +217,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
     ):
         self.kernel = kernel
         self.method = method
+        self.n_inducing = n_inducing
+        self.inducing_points = inducing_points
+        self.learn_inducing = learn_inducing
         self.rule = rule
         self.relaxation = relaxation
         self.cost = cost
@@ -220,7 +243,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
     def _check_parameters(self):
         check_common(self)
         self._check_gp_parameters()
-        check_choice("method", self.method, ["auto", "dense"])
+        check_choice("method", self.method, ["auto", "dense", "sparse"])
+        check_number("n_inducing", self.n_inducing, 1, integer=True, optional=True)
+        check_choice("learn_inducing", self.learn_inducing, [False])
         check_choice("rule", self.rule, ["relaxed", "power", "ep"])
         check_number("relaxation", self.relaxation, 0, boundaries="neither")
         check_choice("cost", self.cost, ["mass", "normalised"])
@@ -265,8 +290,10 @@ class RelaxedEPClassifier(GaussianProcessBase):
         training = validate_training(self, X, y, sample_weight)
         if np.may_share_memory(training.X, X):
             training = training._replace(X=training.X.copy())
-        self.method_ = "dense"
-        return self._fit_problem(self._dense_problem(training), fit_label_errors, training, X, y)
+        asked = self.n_inducing is not None or self.inducing_points is not None
+        sparse = asked or len(training.X) > FEW_ROWS if self.method == "auto" else None
+        self.method_ = self.method if sparse is None else "sparse" if sparse else "dense"
+        return self._fit_problem(self._label_problem(training), fit_label_errors, training, X, y)
 
     def _initial_kernel(self, training):
         if self.kernel is not None:
@@ -288,16 +315,32 @@ class RelaxedEPClassifier(GaussianProcessBase):
             return [float(self.label_noise)] * n_problems
         return list(self._rates) if warm else [_FIRST_RATE] * n_problems
 
-    def _dense_problem(self, training):
-        kernel = self._initial_kernel(training)
-        check_kernel(kernel, self_covariance(kernel, training.X))
+    def _inducing_points(self, training, seed):
+        """Return the inducing points (m, d), None for the dense method."""
+        if self.method_ == "dense":
+            return None
+        if self.inducing_points is None:
+            count = DEFAULT_INDUCING if self.n_inducing is None else self.n_inducing
+            return choose_inducing_points(training.X, training.weight, count, seed)
+        Z = check_array(self.inducing_points, dtype=np.float64, input_name="inducing_points")
+        if Z.shape[1] != training.X.shape[1]:
+            raise ValueError(
+                f"inducing_points has {Z.shape[1]} columns, but X has {training.X.shape[1]} "
+                "features."
+            )
+        return Z.copy()
+
+    def _label_problem(self, training):
+        kernel, rng = self._initial_kernel(training), check_random_state(self.random_state)
+        Z = self._inducing_points(training, int(rng.randint(np.iinfo(np.int32).max)))
+        check_kernel(kernel, self_covariance(kernel, training.X if Z is None else Z))
         n_problems = 1 if len(self.classes_) == 2 else len(self.classes_)
         starts, sites = self._warm(n_problems, len(training.y), kernel)
         learn = self.optimizer is not None
         restarts = random_starts(
             kernel.bounds,
             self.n_restarts_optimizer if learn else 0,
-            check_random_state(self.random_state),
+            rng,
         )
         relaxed = self.rule == "relaxed"
         return LabelErrorProblem(
@@ -322,10 +365,13 @@ class RelaxedEPClassifier(GaussianProcessBase):
             cost=self.cost,
             freeze_after=self.freeze_after,
             length_centre=self._length_centre(training),
+            inducing_points=Z,
+            jitter=float(self.jitter),
         )
 
     def _store(self, problem, fits, training):
         super()._store(problem, fits, training)
+        self._store_inducing(problem)
         own = [f.attributes for f in fits]
         one = len(own) == 1
         self._rates = [a["rate"] for a in own]
@@ -337,6 +383,17 @@ class RelaxedEPClassifier(GaussianProcessBase):
         self.noise_proba_ = spread_rows(of_row, training.kept, np.nan)
         self.solver_path_ = own[0]["path"] if one else [a["path"] for a in own]
         self._link = self._links()[0]
+
+    def _store_inducing(self, problem):
+        for name in ("inducing_points_", "inducing_mean_", "inducing_cov_"):
+            self.__dict__.pop(name, None)
+        if problem.inducing_points is None:
+            return
+        mean = [p.inducing_mean for p in self._posteriors]
+        cov = [p.inducing_cov for p in self._posteriors]
+        self.inducing_points_ = problem.inducing_points
+        self.inducing_mean_ = mean[0] if len(mean) == 1 else np.stack(mean)
+        self.inducing_cov_ = cov[0] if len(cov) == 1 else np.stack(cov)
 
     def _links(self):
         """Return the factor on f that each binary problem predicts by."""

@@ -24,6 +24,8 @@ class LatentNoiseState:
         State of the structure of f.
     log_evidence : float
         log of the integral of prior times sites.
+    noise_slope : ndarray of shape (n,)
+        Derivative of the log evidence in the noise of each row, at a fixed point of the sites.
     """
 
     extra_var = 0.0
@@ -38,6 +40,8 @@ class LatentNoiseState:
         self.var = noise / left + inner.var / left**2
         own = 0.5 * (noise * nu**2 / left - np.log1p(noise * tau))
         self.log_evidence = inner.log_evidence + weight @ own
+        alpha = nu - tau * self.mean
+        self.noise_slope = 0.5 * weight * (alpha**2 - tau + tau**2 * self.var)
 
 
 class LatentNoise:
@@ -49,7 +53,7 @@ class LatentNoise:
         Structure of f. An attribute `extra_var` (n,) of it, the variance of f given what it keeps,
         counts as noise.
     noise : float
-        Variance of the noise.
+        Variance of the noise common to all rows.
     weight : ndarray of shape (n,)
         Copies of each row.
     """
