@@ -84,8 +84,10 @@ class HierarchicalEPLogistic(GroupedTraining):
     ----------
     classes_ : ndarray of shape (n_classes,)
         Class labels.
-    coef_, coef_std_ : ndarray of shape (1, D), or (n_classes, D) one-versus-rest
-        Posterior means and standard deviations of the shared coefficients.
+    coef_ : ndarray of shape (1, D), or (n_classes, D) one-versus-rest
+        Posterior means of the shared coefficients.
+    coef_std_ : ndarray of shape (1, D), or (n_classes, D) one-versus-rest
+        Their posterior standard deviations.
     intercept_ : ndarray of shape (1,) or (n_classes,)
         Posterior mean of the shared intercept, 0 without one.
     coef_cov_ : ndarray of shape (D + 1, D + 1)
@@ -97,19 +99,27 @@ class HierarchicalEPLogistic(GroupedTraining):
         Their 90 % intervals.
     group_labels_ : ndarray of shape (J,)
         Labels of the groups.
-    group_effects_, group_effects_std_ : ndarray of shape (J, q)
-        Posterior means and standard deviations of the group effects.
+    group_effects_ : ndarray of shape (J, q)
+        Posterior means of the group effects.
+    group_effects_std_ : ndarray of shape (J, q)
+        Their posterior standard deviations.
     partition_ : ndarray of shape (J,)
         Site of each group; of each row, shape (n,), without groups.
     log_evidence_ : float
         Approximation of log p(y).
-    site_precision_, site_shift_ : ndarray of shape (K, P, P) and (K, P)
-        Messages of the sites in natural parameters of (coefficients, intercept, theta); theta is
-        log tau, or the log-Cholesky coordinates of S.
-    phi_mean_, phi_cov_ : ndarray of shape (P,) and (P, P)
-        Gaussian posterior of the same parameters before `refine`.
-    theta_grid_, theta_weights_ : ndarray of shape (M, T) and (M,)
-        Nodes in theta of the posterior in use, and their weights.
+    site_precision_ : ndarray of shape (K, P, P)
+        Messages of the sites about (coefficients, intercept, theta): precisions. theta is log tau,
+        or the log-Cholesky coordinates of S.
+    site_shift_ : ndarray of shape (K, P)
+        Messages of the sites: precision times mean.
+    phi_mean_ : ndarray of shape (P,)
+        Posterior mean of the same parameters before `refine`.
+    phi_cov_ : ndarray of shape (P, P)
+        Their Gaussian posterior covariance before `refine`.
+    theta_grid_ : ndarray of shape (M, T)
+        Nodes in theta of the posterior in use.
+    theta_weights_ : ndarray of shape (M,)
+        Weights of the nodes.
     n_skipped_ : int
         Messages that were left as they were because the tilted moments were no Gaussian.
     n_cut_steps_ : int
