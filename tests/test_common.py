@@ -34,6 +34,7 @@ SETTINGS = [
     RelaxedEPClassifier(rule="ep", optimizer=None),
     RelaxedEPClassifier(rule="power", power=0.5, optimizer=None),
     RelaxedEPClassifier(label_noise=0.05, damping=1.0, optimizer=None),
+    RelaxedEPClassifier(**SPARSE, optimizer=None),
     RelaxedEPClassifier(method="sparse", n_inducing=8, optimizer=None, random_state=0),
     SpikeSlabRegressor(),
     SpikeSlabRegressor(algorithm="ep", damping=1.0),

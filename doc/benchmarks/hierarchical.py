@@ -163,8 +163,8 @@ def draw(args, outcomes):
         2, len(outcomes), figsize=(5 * len(outcomes), 8), layout="constrained", squeeze=False
     )
     for k, (name, (coef, fits)) in enumerate(outcomes.items()):
-        for label, fit in fits.items():
-            residual = fit.history_["residual"]
+        for label in ("EP", "Laplace"):  # the grid comes after the sweeps
+            residual = fits[label].history_["residual"]
             axes[0, k].semilogy(np.arange(1, len(residual) + 1), residual, "o-", label=label)
         axes[0, k].axhline(1e-3, color="0.5", linestyle="--", label="tolerance")
         axes[0, k].set(title=name, xlabel="sweep", ylabel="undamped change, posterior sd")
