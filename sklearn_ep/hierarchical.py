@@ -19,175 +19,155 @@ __all__ = ["HierarchicalEPLogistic"]
 class HierarchicalEPLogistic(GroupedTraining):
     """Multilevel logistic regression: shared coefficients and effects of groups.
 
-        The log odds of a row are x' beta + w' a_g, where a_g ~ N(0, S) is the effect of its group g and
-        w is one and the `random_slopes` columns. beta and S have a posterior, not a point estimate:
-        partitions of whole groups exchange Gaussian messages about them by expectation propagation.
+    The log odds of a row are x' beta + w' a_g, where a_g ~ N(0, S) is the effect of its group g and
+    w is one and the `random_slopes` columns. beta and S have a posterior, not a point estimate:
+    partitions of whole groups exchange Gaussian messages about them by expectation propagation.
 
-        Parameters
-        ----------
-        group_column : int or str, default=None
-            Index or name of the column of X that holds the group label; it is taken out of the design.
-            The way that works in pipelines, searches and cross-validation. None, and no `groups` in
-            `fit`: logistic regression without groups.
-        random_slopes : list of int or str, default=None
-            Columns of X whose coefficients vary by group, besides the intercept.
-        fit_intercept : bool, default=True
-            Add a shared intercept. The intercept varies by group in either case.
-        prior_scale : float or array-like of shape (n_columns,), default=2.5
-            Prior standard deviation of each shared coefficient on the scale of the data, and of the
-            intercept (2.5 where an array is given). 2.5 is weakly informative for columns of unit
-            scale.
-        tau_prior : tuple of float, default=(0.0, 1.5)
-            Mean and standard deviation of the normal prior of log tau, tau being the standard deviation
-            of the group effects: within a factor of 20 of one. With `random_slopes` the same for each,
-            and the standard deviation also of the off-diagonal entries of the Cholesky factor of S.
-        n_partitions : int or "auto", default="auto"
-            Number of sites. "auto" is one for every 100 rows with groups (1000 without), at most eight:
-            few large partitions are as accurate as many small ones and faster. One for every 5000 rows
-            with ``engine="importance"``, whose noise adds up over sites. It does not depend on
-            `n_jobs`, so neither does the result.
-        engine : {"auto", "ep", "laplace", "importance"}, default="auto"
-            How a partition answers. "auto" is "ep". "laplace" stops at the mode of the marginal
-            posterior: faster and less accurate, means up to 1.2 posterior standard deviations off on
-            50 groups of 50 rows with 50 columns. "importance" corrects the answers of "ep" by weighted
-            draws over which group effects are integrated by quadrature: slower, noisy, and free of the
-            Gaussian approximation within a group.
-        refine : bool, default=True
-            Replace the Gaussian in log tau by a grid at the end, with EP for the rest at each node. It
-            keeps the long left tail of tau that few or small groups leave, and makes "laplace" as
-            accurate as "ep"; "importance" goes without. Costs about as much again as the fit.
-        schedule : {"parallel", "serial", "asynchronous"}, default="parallel"
-            Update all sites of a sweep from the same state, or one after the other, or use each message
-            as it arrives. "asynchronous" has the same fixed point, but with several workers the path to
-            it, and so the last digits, depend on their timing.
-        n_draws : int, default=800
-            Draws in a partition, for ``engine="importance"``.
-        damping : float, default=1.0
-            Share of an update that is taken, in (0, 1]. Steps are shortened on their own where a cavity
-            would become improper.
-        max_iter : int, default=50
-            Largest number of sweeps; of Newton steps for ``engine="laplace"``.
-        tol : float, default=1e-3
-            Converged once an undamped sweep moves no posterior mean by more than this many posterior
-            standard deviations and no log standard deviation by more than this. The inner iterations
-            use a tenth of it.
-        warm_start : bool, default=False
-            Go on from the messages of the last fit. New groups become a site of their own.
-        n_jobs : int or None, default=None
-            Workers for the partitions. Worth while where a sweep over one takes well above 50 ms.
-        random_state : int, RandomState instance or None, default=None
-            Seed of ``engine="importance"``; the other engines are deterministic.
-        verbose : int, default=0
-            Print a line a sweep.
+    Parameters
+    ----------
+    group_column : int or str, default=None
+        Index or name of the column of X that holds the group label; it is taken out of the design.
+        The way that works in pipelines, searches and cross-validation. None, and no `groups` in
+        `fit`: logistic regression without groups.
+    random_slopes : list of int or str, default=None
+        Columns of X whose coefficients vary by group, besides the intercept.
+    fit_intercept : bool, default=True
+        Add a shared intercept. The intercept varies by group in either case.
+    prior_scale : float or array-like of shape (n_columns,), default=2.5
+        Prior standard deviation of each shared coefficient on the scale of the data, and of the
+        intercept (2.5 where an array is given). 2.5 is weakly informative for columns of unit
+        scale.
+    tau_prior : tuple of float, default=(0.0, 1.5)
+        Mean and standard deviation of the normal prior of log tau, tau being the standard deviation
+        of the group effects: within a factor of 20 of one. With `random_slopes` the same for each,
+        and the standard deviation also of the off-diagonal entries of the Cholesky factor of S.
+    n_partitions : int or "auto", default="auto"
+        Number of sites. "auto" is one for every 100 rows with groups (1000 without), at most eight:
+        few large partitions are as accurate as many small ones and faster. One for every 5000 rows
+        with ``engine="importance"``, whose noise adds up over sites. It does not depend on
+        `n_jobs`, so neither does the result.
+    engine : {"auto", "ep", "laplace", "importance"}, default="auto"
+        How a partition answers. "auto" is "ep". "laplace" stops at the mode of the marginal
+        posterior: faster and less accurate, means up to 1.2 posterior standard deviations off on
+        50 groups of 50 rows with 50 columns. "importance" corrects the answers of "ep" by weighted
+        draws over which group effects are integrated by quadrature: slower, noisy, and free of the
+        Gaussian approximation within a group.
+    refine : bool, default=True
+        Replace the Gaussian in log tau by a grid at the end, with EP for the rest at each node. It
+        keeps the long left tail of tau that few or small groups leave, and makes "laplace" as
+        accurate as "ep"; "importance" goes without. Costs about as much again as the fit.
+    schedule : {"parallel", "serial", "asynchronous"}, default="parallel"
+        Update all sites of a sweep from the same state, or one after the other, or use each message
+        as it arrives. "asynchronous" has the same fixed point, but with several workers the path to
+        it, and so the last digits, depend on their timing.
+    n_draws : int, default=800
+        Draws in a partition, for ``engine="importance"``.
+    damping : float, default=1.0
+        Share of an update that is taken, in (0, 1]. Steps are shortened on their own where a cavity
+        would become improper.
+    max_iter : int, default=50
+        Largest number of sweeps; of Newton steps for ``engine="laplace"``.
+    tol : float, default=1e-3
+        Converged once an undamped sweep moves no posterior mean by more than this many posterior
+        standard deviations and no log standard deviation by more than this. The inner iterations
+        use a tenth of it.
+    warm_start : bool, default=False
+        Go on from the messages of the last fit. New groups become a site of their own.
+    n_jobs : int or None, default=None
+        Workers for the partitions. Worth while where a sweep over one takes well above 50 ms.
+    random_state : int, RandomState instance or None, default=None
+        Seed of ``engine="importance"``; the other engines are deterministic.
+    verbose : int, default=0
+        Print a line a sweep.
 
-        Attributes
-        ----------
-        classes_ : ndarray of shape (n_classes,)
-            Class labels.
-        coef_ : ndarray of shape (1, D), or (n_classes, D) one-versus-rest
-            Posterior means of the shared coefficients.
-    <<<<<<< HEAD
-        coef_std_ : ndarray of shape (1, D), or (n_classes, D)
-            Posterior standard deviations of the shared coefficients.
-    =======
-        coef_std_ : ndarray of shape (1, D), or (n_classes, D) one-versus-rest
-            Their posterior standard deviations.
-    >>>>>>> dev/hierarchical
-        intercept_ : ndarray of shape (1,) or (n_classes,)
-            Posterior mean of the shared intercept, 0 without one.
-        coef_cov_ : ndarray of shape (D + 1, D + 1)
-            Posterior covariance of the coefficients, the intercept last; (D, D) without one.
-        tau_ : ndarray of shape (q,)
-            Posterior medians of the standard deviations of the group effects: intercept, then
-            `random_slopes`. Empty without groups.
-        tau_interval_ : ndarray of shape (q, 2)
-            Their 90 % intervals.
-        group_labels_ : ndarray of shape (J,)
-            Labels of the groups.
-        group_effects_ : ndarray of shape (J, q)
-            Posterior means of the group effects.
-        group_effects_std_ : ndarray of shape (J, q)
-    <<<<<<< HEAD
-            Posterior standard deviations of the group effects.
-    =======
-            Their posterior standard deviations.
-    >>>>>>> dev/hierarchical
-        partition_ : ndarray of shape (J,)
-            Site of each group; of each row, shape (n,), without groups.
-        log_evidence_ : float
-            Approximation of log p(y).
-        site_precision_ : ndarray of shape (K, P, P)
-    <<<<<<< HEAD
-            Precisions of the messages of the sites about (coefficients, intercept, theta); theta is
-            log tau, or the log-Cholesky coordinates of S.
-        site_shift_ : ndarray of shape (K, P)
-            Precisions times means of the same messages.
-        phi_mean_ : ndarray of shape (P,)
-            Mean of the Gaussian posterior of the same parameters before `refine`.
-        phi_cov_ : ndarray of shape (P, P)
-            Covariance of that posterior.
-    =======
-            Messages of the sites about (coefficients, intercept, theta): precisions. theta is log tau,
-            or the log-Cholesky coordinates of S.
-        site_shift_ : ndarray of shape (K, P)
-            Messages of the sites: precision times mean.
-        phi_mean_ : ndarray of shape (P,)
-            Posterior mean of the same parameters before `refine`.
-        phi_cov_ : ndarray of shape (P, P)
-            Their Gaussian posterior covariance before `refine`.
-    >>>>>>> dev/hierarchical
-        theta_grid_ : ndarray of shape (M, T)
-            Nodes in theta of the posterior in use.
-        theta_weights_ : ndarray of shape (M,)
-            Weights of the nodes.
-        n_skipped_ : int
-            Messages that were left as they were because the tilted moments were no Gaussian.
-        n_cut_steps_ : int
-            Sweeps whose step was shortened to keep the cavities proper.
-        n_iter_ : int
-            Number of sweeps.
-        converged_ : bool
-            Whether the residual fell below `tol`.
-        history_ : dict of str to ndarray of shape (n_iter_,)
-            "residual", "log_evidence" and "n_skipped" of each sweep.
-        n_features_in_ : int
-            Number of columns of X, the group column included.
-        feature_names_in_ : ndarray of shape (n_features_in_,)
-            Names of the columns, where X had any.
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        Class labels.
+    coef_ : ndarray of shape (1, D), or (n_classes, D) one-versus-rest
+        Posterior means of the shared coefficients.
+    coef_std_ : ndarray of shape (1, D), or (n_classes, D) one-versus-rest
+        Their posterior standard deviations.
+    intercept_ : ndarray of shape (1,) or (n_classes,)
+        Posterior mean of the shared intercept, 0 without one.
+    coef_cov_ : ndarray of shape (D + 1, D + 1)
+        Posterior covariance of the coefficients, the intercept last; (D, D) without one.
+    tau_ : ndarray of shape (q,)
+        Posterior medians of the standard deviations of the group effects: intercept, then
+        `random_slopes`. Empty without groups.
+    tau_interval_ : ndarray of shape (q, 2)
+        Their 90 % intervals.
+    group_labels_ : ndarray of shape (J,)
+        Labels of the groups.
+    group_effects_ : ndarray of shape (J, q)
+        Posterior means of the group effects.
+    group_effects_std_ : ndarray of shape (J, q)
+        Their posterior standard deviations.
+    partition_ : ndarray of shape (J,)
+        Site of each group; of each row, shape (n,), without groups.
+    log_evidence_ : float
+        Approximation of log p(y).
+    site_precision_ : ndarray of shape (K, P, P)
+        Messages of the sites about (coefficients, intercept, theta): precisions. theta is log tau,
+        or the log-Cholesky coordinates of S.
+    site_shift_ : ndarray of shape (K, P)
+        Messages of the sites: precision times mean.
+    phi_mean_ : ndarray of shape (P,)
+        Posterior mean of the same parameters before `refine`.
+    phi_cov_ : ndarray of shape (P, P)
+        Their Gaussian posterior covariance before `refine`.
+    theta_grid_ : ndarray of shape (M, T)
+        Nodes in theta of the posterior in use.
+    theta_weights_ : ndarray of shape (M,)
+        Weights of the nodes.
+    n_skipped_ : int
+        Messages that were left as they were because the tilted moments were no Gaussian.
+    n_cut_steps_ : int
+        Sweeps whose step was shortened to keep the cavities proper.
+    n_iter_ : int
+        Number of sweeps.
+    converged_ : bool
+        Whether the residual fell below `tol`.
+    history_ : dict of str to ndarray of shape (n_iter_,)
+        "residual", "log_evidence" and "n_skipped" of each sweep.
+    n_features_in_ : int
+        Number of columns of X, the group column included.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of the columns, where X had any.
 
-        See Also
-        --------
-        ConvexVariationalLogistic : Logistic regression without groups, for many columns.
+    See Also
+    --------
+    ConvexVariationalLogistic : Logistic regression without groups, for many columns.
 
-        Notes
-        -----
-        A pass over n rows costs O(M n D^2 + M J q D^2) for M nodes in theta (5 for one varying
-        coefficient); local effects are eliminated group by group. A message has P (P + 3) / 2 numbers.
+    Notes
+    -----
+    A pass over n rows costs O(M n D^2 + M J q D^2) for M nodes in theta (5 for one varying
+    coefficient); local effects are eliminated group by group. A message has P (P + 3) / 2 numbers.
 
-        Where groups have a handful of rows and tau is above 4 or so, EP itself is wrong, and the fit
-        says so in a warning.
+    Where groups have a handful of rows and tau is above 4 or so, EP itself is wrong, and the fit
+    says so in a warning.
 
-        References
-        ----------
-        .. [1] A. Gelman, A. Vehtari, P. Jylanki, C. Robert, N. Chopin and J. P. Cunningham,
-           "Expectation propagation as a way of life", arXiv:1412.4869, first version, 2014,
-           algorithm A.1 and sections 4 and 6.
-        .. [2] A. Smola, S. V. N. Vishwanathan and E. Eskin, "Laplace propagation", NIPS 2004.
+    References
+    ----------
+    .. [1] A. Gelman, A. Vehtari, P. Jylanki, C. Robert, N. Chopin and J. P. Cunningham,
+       "Expectation propagation as a way of life", arXiv:1412.4869, first version, 2014,
+       algorithm A.1 and sections 4 and 6.
+    .. [2] A. Smola, S. V. N. Vishwanathan and E. Eskin, "Laplace propagation", NIPS 2004.
 
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from sklearn_ep import HierarchicalEPLogistic
-        >>> rng = np.random.default_rng(0)
-        >>> site = np.repeat(np.arange(12), 20)
-        >>> X = np.column_stack([rng.normal(size=240), site])
-        >>> log_odds = X[:, 0] + 1.5 * rng.normal(size=12)[site]
-        >>> y = rng.uniform(size=240) < 1 / (1 + np.exp(-log_odds))
-        >>> clf = HierarchicalEPLogistic(group_column=1).fit(X, y)
-        >>> clf.converged_, clf.group_effects_.shape
-        (True, (12, 1))
-        >>> clf.predict_proba([[0.5, 3], [0.5, 99]]).shape  # a known and a new group
-        (2, 2)
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn_ep import HierarchicalEPLogistic
+    >>> rng = np.random.default_rng(0)
+    >>> site = np.repeat(np.arange(12), 20)
+    >>> X = np.column_stack([rng.normal(size=240), site])
+    >>> log_odds = X[:, 0] + 1.5 * rng.normal(size=12)[site]
+    >>> y = rng.uniform(size=240) < 1 / (1 + np.exp(-log_odds))
+    >>> clf = HierarchicalEPLogistic(group_column=1).fit(X, y)
+    >>> clf.converged_, clf.group_effects_.shape
+    (True, (12, 1))
+    >>> clf.predict_proba([[0.5, 3], [0.5, 99]]).shape  # a known and a new group
+    (2, 2)
     """
 
     def __init__(
