@@ -9,6 +9,7 @@ results/quick/ (small size) and results/; the page shows ratios and errors, not 
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import subprocess
@@ -48,15 +49,25 @@ def to_itself(column):
     return bool(below) and above.split()[-1] == below
 
 
-def list_table(rows):
-    """Return the lines of a table of all columns that hold no seconds."""
+def shown_columns(rows):
+    """Return the columns of a table: numbers and words, but no seconds."""
     columns = dict.fromkeys(key for row in rows for key in row)
-    shown = [c for c in columns if "CPU s" not in c and "seconds" not in c and not to_itself(c)]
-    lines = [".. list-table::", "   :header-rows: 1", ""]
-    for cells in [shown, *([cell(row.get(c, "")) for c in shown] for row in rows)]:
-        marks = ["   * -", *["     -"] * (len(cells) - 1)]
-        lines += [f"{mark} {text}".rstrip() for mark, text in zip(marks, cells, strict=True)]
-    return [*lines, ""]
+    plain = [c for c in columns if not any(isinstance(row.get(c), list | dict) for row in rows)]
+    return [c for c in plain if "CPU s" not in c and "seconds" not in c and not to_itself(c)]
+
+
+def list_tables(rows):
+    """Return the lines of the tables, one for each run of rows with the same columns."""
+    lines = []
+    for _, group in itertools.groupby(rows, key=lambda row: tuple(sorted(row))):
+        part = list(group)
+        shown = shown_columns(part)
+        lines += [".. list-table::", "   :header-rows: 1", ""]
+        for cells in [shown, *([cell(row.get(c, "")) for c in shown] for row in part)]:
+            marks = ["   * -", *["     -"] * (len(cells) - 1)]
+            lines += [f"{m} {text}".rstrip() for m, text in zip(marks, cells, strict=True)]
+        lines.append("")
+    return lines
 
 
 def section(path):
@@ -79,14 +90,14 @@ def section(path):
             f"*{size}.* ``{command}`` on {about['processor']}, {about['cores']} cores, one thread;",
             f"Python {about['python']}, {versions}.",
             "",
-            *list_table(result["rows"]),
+            *list_tables(result["rows"]),
         ]
         picture = folder / f"{path.stem}.png"
         if picture.exists():
             lines += [f".. image:: {picture.relative_to(PAGE.parent).as_posix()}", ""]
     if not lines:
         return []
-    title = path.stem.replace("_", " ").capitalize()
+    title = path.stem.replace("_", " ").capitalize().replace("gpc", "GPC")
     return [title, "-" * len(title), "", first_line, "", *lines]
 
 
