@@ -6,7 +6,7 @@ from scipy.special import expit
 from sklearn.preprocessing import normalize
 from sklearn.utils import check_random_state
 
-from ._base import check_number
+from ._base import check_number as _check_number
 
 __all__ = [
     "make_hierarchical_logistic",
@@ -202,12 +202,12 @@ def make_spike_slab_regression(
     >>> X.shape, int((coef != 0).sum())
     ((20, 50), 3)
     """
-    check_number("n_samples", n_samples, 1, integer=True)
-    check_number("n_features", n_features, 1, integer=True)
-    check_number("n_informative", n_informative, 0, n_features, integer=True)
-    check_number("noise", noise, 0)
-    check_number("slab_std", slab_std, 0, boundaries="neither")
-    check_number("correlation", correlation, -1, 1, boundaries="neither")
+    _check_number("n_samples", n_samples, 1, integer=True)
+    _check_number("n_features", n_features, 1, integer=True)
+    _check_number("n_informative", n_informative, 0, n_features, integer=True)
+    _check_number("noise", noise, 0)
+    _check_number("slab_std", slab_std, 0, boundaries="neither")
+    _check_number("correlation", correlation, -1, 1, boundaries="neither")
     rng = check_random_state(random_state)
     X = rng.standard_normal((n_samples, n_features))
     for j in range(1, n_features if correlation else 0):

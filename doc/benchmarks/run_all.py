@@ -58,6 +58,8 @@ def shown_columns(rows):
 
 def list_tables(rows):
     """Return the lines of the tables, one for each run of rows with the same columns."""
+    if isinstance(rows, dict):  # several named tables
+        rows = [row for part in rows.values() for row in part]
     lines = []
     for _, group in itertools.groupby(rows, key=lambda row: tuple(sorted(row))):
         part = list(group)
