@@ -261,7 +261,7 @@ def make_noisy_labels_classification(
     --------
     >>> from sklearn_ep.datasets import make_noisy_labels_classification
     >>> X, y, y_clean = make_noisy_labels_classification(1000, random_state=0)
-    >>> 0.15 < (y != y_clean).mean() < 0.25
+    >>> bool(0.15 < (y != y_clean).mean() < 0.25)
     True
     """
     rng = check_random_state(random_state)
