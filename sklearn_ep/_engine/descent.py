@@ -136,16 +136,17 @@ class Descent:
         return new if new.energy <= bound else None
 
 
-def descend(state, *, max_iter, tol, monitor=None, max_block=50):
+def descend(state, *, max_iter, tol, monitor=None, max_block=50, least_gain=0.0):
     """Descend from a state until its residual is below `tol`; return the loop's kind of Result.
 
-    The energy in the history never rises but by rounding. Ends early where it cannot be lowered.
+    The energy in the history never rises but by rounding. Ends early where it cannot be lowered, or
+    where three steps in a row lower it by less than `least_gain` each.
     """
     descent = Descent(max_block)
     history: dict[str, list[float]] = {"residual": [], "objective": []}
     converged = stopped = False
-    moved, n_iter = True, 0
-    while moved and not (converged or stopped) and n_iter < max_iter:
+    moved, n_iter, idle = True, 0, 0
+    while moved and idle < 3 and not (converged or stopped) and n_iter < max_iter:
         if monitor is not None:
             monitor.begin()
         record = state.record
@@ -155,6 +156,7 @@ def descend(state, *, max_iter, tol, monitor=None, max_block=50):
         converged = state.residual < tol
         if not converged:
             state, moved = descent.step(state)
+            idle = idle + 1 if record["objective"] - state.energy < least_gain else 0
         if monitor is not None:
             stopped = monitor.end(record, state)
     return Result(
