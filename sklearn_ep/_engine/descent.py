@@ -17,7 +17,7 @@ __all__ = ["Descent", "descend"]
 
 UNDECIDED = 1e-3  # inclusion variance plus scaled gradient from which a coordinate joins the block
 LARGEST_ALPHA = 1e8
-STEP_SHARES = (1.0, 0.5, 0.25)
+STEP_SHARES = (1.0, 0.5)
 ROUNDING = 1e-11  # rise of the energy that is rounding, relative to 1 + |G|
 
 
