@@ -32,6 +32,7 @@ EP_STEPS = 100  # EM steps where only EP is allowed
 EP_TOL = 1e-3  # largest change of a hyperparameter (logs, logit) that ends them
 INNER_ITER = 30  # descent steps of one evaluation; it starts next to its fixed point
 INNER_TOL = 1e-5
+INNER_GAIN = 2e-4  # nats: less is not worth a sweep before the hyperparameters are known
 NOISE_FLOOR = 1e-6  # of the variance of y: the evidence of d > n may rise towards interpolation
 SLAB_RANGE = (1e-6, 1e3)  # of var(y) / mean square of X
 GRADIENT_TOL = 3e-3  # in standard errors of the hyperparameters
@@ -245,7 +246,8 @@ def _search(problem, space, place):
 
 def _settled(state):
     """State brought to its fixed point, as far as a few steps go."""
-    return descend(state, max_iter=INNER_ITER, tol=INNER_TOL).evaluation.payload
+    out = descend(state, max_iter=INNER_ITER, tol=INNER_TOL, least_gain=INNER_GAIN)
+    return out.evaluation.payload
 
 
 def learn(problem, space, fractions, settings, warm=None):

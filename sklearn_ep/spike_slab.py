@@ -317,7 +317,7 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
         seed = seeds[start] if runs else 0
         best = run_start(problem, settings, start, seed, sites=sites, watch=watch)
         cut_short = watch.stopped or self.max_iter < WORTH_RETRYING
-        if not (runs or best.converged or cut_short) and self.algorithm == "auto":
+        if sites is None and not (runs or best.converged or cut_short) and self.algorithm == "auto":
             second = run(problem, settings, start="descent")
             if second.converged or second.log_evidence > best.log_evidence:
                 best = second

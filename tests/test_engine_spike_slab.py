@@ -208,12 +208,12 @@ def test_descent_never_climbs_and_ends_at_a_fixed_point(shape, groups):
     groups = None if groups is None else np.arange(shape[1]) // 3
     for seed in range(5):
         p = problem(seed, *shape, groups=groups)
-        out = descend(p.at(start(p, seed)), max_iter=300, tol=1e-9)
+        out = descend(p.at(start(p, seed)), max_iter=300, tol=1e-8)
         assert out.converged
         energy = out.history["objective"]
         assert np.diff(energy).max() <= 1e-10 * (1 + np.abs(energy).max())
         s = out.evaluation.payload
-        assert np.abs(s.matched.precision - s.cavity[1]).max() < 1e-5 * np.abs(s.cavity[1]).max()
+        assert np.abs(s.matched.precision - s.cavity[1]).max() < 1e-4 * np.abs(s.cavity[1]).max()
 
 
 def test_small_blocks_and_none_reach_the_same_point():

@@ -17,6 +17,7 @@ __all__ = ["Descent", "descend"]
 
 UNDECIDED = 1e-3  # inclusion variance plus scaled gradient from which a coordinate joins the block
 LARGEST_ALPHA = 1e8
+STEP_SHARES = (1.0, 0.5)
 ROUNDING = 1e-11  # rise of the energy that is rounding, relative to 1 + |G|
 
 
@@ -61,12 +62,14 @@ class Descent:
         index = self._undecided(state)
         while self.alpha < LARGEST_ALPHA:
             move = self._direction(state, index)
-            if move is not None:
-                new = self._accepted(state, move)
+            # in a curved valley a shorter Newton step does better than one turned to the gradient
+            for share in () if move is None else STEP_SHARES:
+                new = self._accepted(state, share * move)
                 if new is not None:
                     if tries == 0:
                         self.alpha = self.alpha / 4 if self.alpha > 0.01 else 0.0
                     return new, True
+                tries += 1
             self.alpha = max(4 * self.alpha, 0.05)
             tries += 1
         self.alpha = 0.0
@@ -136,16 +139,17 @@ class Descent:
         return new if new.energy <= bound else None
 
 
-def descend(state, *, max_iter, tol, monitor=None, max_block=50):
+def descend(state, *, max_iter, tol, monitor=None, max_block=50, least_gain=0.0):
     """Descend from a state until its residual is below `tol`; return the loop's kind of Result.
 
-    The energy in the history never rises but by rounding. Ends early where it cannot be lowered.
+    The energy in the history never rises but by rounding. Ends early where it cannot be lowered, or
+    where three steps in a row lower it by less than `least_gain` each.
     """
     descent = Descent(max_block)
     history: dict[str, list[float]] = {"residual": [], "objective": []}
     converged = stopped = False
-    moved, n_iter = True, 0
-    while moved and not (converged or stopped) and n_iter < max_iter:
+    moved, n_iter, idle = True, 0, 0
+    while moved and idle < 3 and not (converged or stopped) and n_iter < max_iter:
         if monitor is not None:
             monitor.begin()
         record = state.record
@@ -155,6 +159,7 @@ def descend(state, *, max_iter, tol, monitor=None, max_block=50):
         converged = state.residual < tol
         if not converged:
             state, moved = descent.step(state)
+            idle = idle + 1 if record["objective"] - state.energy < least_gain else 0
         if monitor is not None:
             stopped = monitor.end(record, state)
     return Result(

@@ -222,7 +222,7 @@ class _InverseMap:
         shift, precision = self.mean * on / t, on * on / t - 1.0 / factor.slab_variance
         log_z = log_expit(-factor.logit) - self.log_room - log_expit(-u)
         kl = factor._total(shift * self.mean - 0.5 * precision * self.second) - log_z
-        return MatchedCavity(shift, precision, on, kl, u)
+        return MatchedCavity(shift, precision, np.minimum(on, 1.0), kl, u)  # rounding
 
 
 def _leaders(share: np.ndarray, groups: np.ndarray) -> np.ndarray:

@@ -1,0 +1,178 @@
+"""Spike-and-slab regression: convergence of EP variants, compressed sensing, real data.
+
+    python doc/benchmarks/spike_slab.py                 100 sets of the published protocol, full grid
+    python doc/benchmarks/spike_slab.py --quick         10 sets, two cells
+    python doc/benchmarks/spike_slab.py --data FOLDER   also five folds of eyedata and riboflavin
+
+The first table repeats the experiment of Hernandez-Lobato and Hernandez-Lobato (2011): d = 25, n = 10,
+unit rows, noise .005, true hyperparameters; regular EP at five damping values, their double loop on
+ten sets (it is slow) and ours. The second compares learned fits with LassoCV and ARDRegression, and
+with abess where installed. The double loop gets 20 outer steps.
+"""
+
+import pathlib
+import time
+import warnings
+
+from common import arguments, figure, save, table
+
+import matplotlib
+import numpy as np
+from scipy.stats import norm
+from sklearn.linear_model import ARDRegression, BayesianRidge, LassoCV
+from sklearn.model_selection import KFold
+
+from sklearn_ep import SpikeSlabRegressor
+from sklearn_ep.datasets import make_spike_slab_regression
+
+matplotlib.use("Agg")
+KNOWN = dict(
+    noise_variance=0.005**2,
+    slab_variance=1.0,
+    prior_inclusion=0.2,
+    fit_intercept=False,
+    standardize=False,
+)
+
+
+def published_set(seed):
+    """One set of the published protocol with 1000 test rows."""
+    rng = np.random.default_rng(seed)
+    w = rng.normal(size=25) * (rng.random(25) < 0.2)
+    X = rng.normal(size=(1010, 25))
+    X /= np.linalg.norm(X, axis=1, keepdims=True)
+    y = X @ w + 0.005 * rng.normal(size=1010)
+    return X[:10], y[:10], X[10:], y[10:]
+
+
+def convergence(quick):
+    """Share of sets that converge, test error and time of each variant."""
+    variants = {
+        f"regular EP, damping {a}": dict(algorithm="ep", damping=a, max_iter=1000)
+        for a in (0.1, 0.25, 0.5, 0.75, 1.0)
+    }
+    variants["double loop (published)"] = dict(algorithm="double_loop", max_iter=20)
+    variants["convergent"] = dict(algorithm="convergent")
+    variants["auto"] = dict()
+    rows = []
+    for name, setting in variants.items():
+        n_sets = 10 if quick or "double" in name else 100
+        start, runs = time.process_time(), []
+        for seed in range(n_sets):
+            X, y, X_new, y_new = published_set(seed)
+            reg = SpikeSlabRegressor(**KNOWN, **setting).fit(X, y)
+            error = np.mean((y_new - reg.predict(X_new)) ** 2)
+            runs.append((reg.converged_, error, reg.n_iter_))
+        runs = np.array(runs, dtype=float)
+        rows.append(
+            dict(
+                variant=name,
+                sets=n_sets,
+                converged=float(runs[:, 0].mean()),
+                test_mse=float(runs[:, 1].mean()),
+                iterations=float(runs[:, 2].mean()),
+                ms_a_set=1000 * (time.process_time() - start) / n_sets,
+            )
+        )
+    return rows
+
+
+def peers():
+    """Fresh regressors by name."""
+    out = dict(SpikeSlab=SpikeSlabRegressor(), LassoCV=LassoCV(cv=5), ARDRegression=ARDRegression())
+    try:
+        from abess.linear import LinearRegression
+    except ImportError:
+        return out
+    return {**out, "abess": LinearRegression(support_size=range(20))}
+
+
+def scores(reg, X, y, X_new, y_new):
+    """Test error, negative log predictive density (nan without one) and CPU seconds."""
+    start = time.process_time()
+    reg.fit(X, y)
+    seconds = time.process_time() - start
+    density = np.nan
+    if isinstance(reg, SpikeSlabRegressor | ARDRegression | BayesianRidge):
+        mean, std = reg.predict(X_new, return_std=True)
+        density = -norm.logpdf(y_new, mean, std).mean()
+    return np.mean((y_new - np.ravel(reg.predict(X_new))) ** 2), density, seconds
+
+
+def compressed_sensing(quick):
+    """Errors over a grid of features, rows and nonzero coefficients."""
+    grid = [(200, 40, 4), (200, 40, 8), (200, 40, 12), (200, 80, 8), (200, 80, 16), (200, 80, 24)]
+    grid += [(500, 100, 10), (500, 100, 20), (500, 100, 30)]
+    rows = []
+    for d, n, k in [grid[1], grid[4]] if quick else grid:
+        for name in peers():
+            out = []
+            for seed in range(2 if quick else 4):
+                X, y, _ = make_spike_slab_regression(n + 500, d, n_informative=k, random_state=seed)
+                out.append(scores(peers()[name], X[:n], y[:n], X[n:], y[n:]))
+            mse, density, seconds = np.mean(out, axis=0)
+            rows.append(
+                dict(d=d, n=n, k=k, method=name, mse=mse, neg_log_density=density, cpu=seconds)
+            )
+    return rows
+
+
+def real(folder):
+    """Folds of real sets whose columns and response are standardised."""
+    rows = []
+    for name, folds in (("eyedata", 5), ("riboflavin", 2)):
+        path = pathlib.Path(folder) / f"{name}.npz"
+        if not path.exists():
+            continue
+        with np.load(path) as z:
+            X, y = z["X"].astype(float), z["y"].astype(float)
+        y = (y - y.mean()) / y.std()
+        split = list(KFold(folds, shuffle=True, random_state=0).split(X))
+        for method, make in (
+            ("SpikeSlab", SpikeSlabRegressor),
+            ("LassoCV", lambda: LassoCV(cv=5)),
+            ("BayesianRidge", BayesianRidge),
+        ):
+            out = [scores(make(), X[a], y[a], X[b], y[b]) for a, b in split]
+            mse, density, seconds = np.mean(out, axis=0)
+            rows.append(
+                dict(set=name, method=method, mse=mse, neg_log_density=density, cpu=seconds)
+            )
+    return rows
+
+
+def draw(rows):
+    """Test errors of the grid, one group of bars a cell."""
+    import matplotlib.pyplot as plt
+
+    cells = list(dict.fromkeys((r["d"], r["n"], r["k"]) for r in rows))
+    methods = list(dict.fromkeys(r["method"] for r in rows))
+    fig, ax = plt.subplots(figsize=(8, 3.5), layout="constrained")
+    for i, method in enumerate(methods):
+        mse = [r["mse"] for r in rows if r["method"] == method]
+        ax.bar(np.arange(len(cells)) + 0.25 * i, mse, 0.23, label=method)
+    ax.axhline(0.01, color="0.5", linestyle="--", linewidth=0.8, label="noise")
+    ax.set_xticks(np.arange(len(cells)) + 0.25, [f"{d}, {n}, {k}" for d, n, k in cells])
+    ax.set(yscale="log", ylabel="test mean squared error", xlabel="features, rows, nonzero")
+    ax.legend()
+    return fig
+
+
+def main():
+    """Run all tables."""
+    args = arguments(__doc__.splitlines()[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first = convergence(args.quick)
+        table(first, list(first[0]))
+        grid = compressed_sensing(args.quick)
+        table(grid, list(grid[0]))
+        sets = real(args.data) if args.data else []
+    if sets:
+        table(sets, list(sets[0]))
+    save(args, "spike_slab", [*first, *grid, *sets])
+    figure(args, "spike_slab", draw(grid))
+
+
+if __name__ == "__main__":
+    main()
