@@ -10,7 +10,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from threadpoolctl import threadpool_limits
 
 from ._engine.partition import Part, load_part, split_rows
-from ._engine.row_order import row_keys, smallest_keys
+from ._engine.row_order import row_keys
 
 __all__ = [
     "SparseData",
@@ -28,7 +28,7 @@ _KMEANS_ITERATIONS = 10
 
 
 class PartDescription(NamedTuple):
-    """What the driver needs to know of a partition: counts, labels, moments, a random subset."""
+    """What the driver needs to know of a partition: counts, labels, moments, smallest row keys."""
 
     n_rows: int
     n_features: int
@@ -36,8 +36,7 @@ class PartDescription(NamedTuple):
     weight: float
     mean: np.ndarray
     spread: np.ndarray
-    candidates: np.ndarray
-    candidate_weight: np.ndarray
+    keys: np.ndarray
 
 
 @dataclass
@@ -91,13 +90,6 @@ def _checked_rows(part):
     return X, y, np.ones(len(y))
 
 
-def random_rows(X, seed, count):
-    """Return the numbers of `count` distinct rows, and of their copies, chosen by content."""
-    if count == 0:
-        return np.empty(0, dtype=int)
-    return smallest_keys(row_keys(X, seed), count)
-
-
 def describe_part(part, checks, seed, n_candidates):
     """Return the `PartDescription` of a partition, checked first if it came from the user."""
     X, y, weight = _checked_rows(part) if checks else load_part(part)
@@ -108,7 +100,7 @@ def describe_part(part, checks, seed, n_candidates):
     for start in range(0, len(X), step):
         rows = slice(start, start + step)
         spread += weight[rows] @ (X[rows] - mean) ** 2
-    chosen = random_rows(X, seed, n_candidates)
+    keys = np.unique(row_keys(X, seed))[:n_candidates] if n_candidates else np.empty(0)
     return PartDescription(
         len(y),
         X.shape[1],
@@ -116,9 +108,29 @@ def describe_part(part, checks, seed, n_candidates):
         total,
         mean,
         spread,
-        np.asarray(X[chosen], dtype=np.float64),
-        weight[chosen],
+        keys.copy(),
     )
+
+
+def rows_up_to(part, checks, seed, largest):
+    """Return the rows of a partition with keys up to `largest`, and their weights."""
+    arrays = _checked_rows(part) if checks else load_part(part)
+    chosen = np.flatnonzero(row_keys(arrays[0], seed) <= largest)
+    return np.asarray(arrays[0][chosen], dtype=np.float64), arrays[2][chosen]
+
+
+def candidate_rows(run, checks, seed, keys, count, d):
+    """Return `count` distinct rows of all partitions, with their copies, and weights.
+
+    They are those of the smallest keys, so that no more than these rows travel.
+    """
+    if count == 0:
+        return np.empty((0, d)), np.empty(0)
+    largest = np.unique(keys)[:count][-1]
+    pieces = run(rows_up_to, [checks] * len(run.parts), seed, largest)
+    rows, weight = (np.concatenate(p) for p in zip(*pieces, strict=True))
+    order = np.argsort(row_keys(rows, seed), kind="stable")
+    return rows[order], weight[order]
 
 
 def describe(run, checks, seed, n_candidates):
@@ -138,10 +150,9 @@ def describe(run, checks, seed, n_candidates):
     weight = sum(p.weight for p in parts)
     mean = sum(p.weight * p.mean for p in parts) / weight
     spread = sum(p.spread + p.weight * (p.mean - mean) ** 2 for p in parts)
-    rows = np.vstack([p.candidates for p in parts])
-    copies = np.concatenate([p.candidate_weight for p in parts])
+    keys = np.concatenate([p.keys for p in parts])
+    rows, copies = candidate_rows(run, checks, seed, keys, n_candidates, d)
     labels = np.unique(np.concatenate([p.labels for p in parts]))
-    chosen = random_rows(rows, seed, n_candidates)
     return SparseData(
         parts=run.parts,
         sizes=[p.n_rows for p in parts],
@@ -149,8 +160,8 @@ def describe(run, checks, seed, n_candidates):
         weight=weight,
         mean=mean,
         var=spread / weight,
-        candidates=rows[chosen],
-        candidate_weight=copies[chosen],
+        candidates=rows,
+        candidate_weight=copies,
         labels=labels,
     )
 

@@ -26,7 +26,7 @@ from sklearn_ep._engine.posteriors.sparse_gp import (
     evidence_gradient,
     rebase,
 )
-from sklearn_ep._engine.row_order import minibatches, row_keys, smallest_keys
+from sklearn_ep._engine.row_order import minibatches, row_keys
 from sklearn_ep._engine.rules import MomentMatching
 from sklearn_ep._engine.sparse_ep import SparseEP
 from sklearn_ep._engine.sparse_learning import Hyperparameters, evidence_at
@@ -293,12 +293,6 @@ def test_keys_depend_on_content_alone():
     assert len(np.unique(keys)) == len(np.unique(X, axis=0))
     assert not np.array_equal(np.argsort(row_keys(X, 4)), np.argsort(keys))
     np.testing.assert_array_equal(row_keys(np.array([[0.0]]), 0), row_keys(np.array([[-0.0]]), 0))
-
-
-def test_smallest_keys_take_copies_along():
-    keys = np.array([5, 3, 5, 9, 3], dtype=np.uint64)
-    np.testing.assert_array_equal(smallest_keys(keys, 2), [1, 4, 0, 2])
-    np.testing.assert_array_equal(smallest_keys(keys, 9), [1, 4, 0, 2, 3])
 
 
 def test_minibatches_are_the_same_for_weights_and_copies():

@@ -8,7 +8,7 @@ and stay together, as the tied copies that they are.
 import numpy as np
 from sklearn.utils import gen_batches
 
-__all__ = ["minibatches", "row_keys", "smallest_keys"]
+__all__ = ["minibatches", "row_keys"]
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK = 1 << 20
@@ -45,16 +45,6 @@ def row_keys(X, seed, y=None):
     if y is not None:
         keys += _mixed(y.astype(np.uint64) + factors[d])
     return _mixed(keys)
-
-
-def smallest_keys(keys, count):
-    """Return the rows whose keys are among the `count` smallest distinct ones, in key order."""
-    distinct = np.unique(keys)
-    if len(distinct) > count:
-        chosen = np.flatnonzero(keys < distinct[count])
-    else:
-        chosen = np.arange(len(keys))
-    return chosen[np.argsort(keys[chosen], kind="stable")]
 
 
 def minibatches(keys, weight, size):
