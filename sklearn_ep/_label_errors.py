@@ -28,8 +28,8 @@ __all__ = ["RATE_BOUNDS", "LabelErrorProblem", "fit_label_errors"]
 RATE_BOUNDS = (1e-4, 0.45)
 # Sites are refined to this residual, with this mixing, while hyperparameters move; and relative
 # changes of the evidence below the last number are within the error of that.
-_LEARNING = dict(tol=1e-2, damping=0.8)
-_LEARNING_FTOL = 1e-5
+_LEARNING = dict(tol=3e-2, damping=0.8)
+_LEARNING_FTOL = 1e-4
 # Damping and power of the fallbacks, in the order in which they are tried.
 _SMALL_DAMPING = 0.25
 _SAFE_POWER = 0.5

@@ -28,11 +28,12 @@ __all__ = ["RelaxedEPClassifier"]
 # Where learning of the rate of wrong labels starts: from small rates it may end in a poor local
 # optimum that explains wrong labels by a wiggly function.
 _FIRST_RATE = 0.25
-# In units of the latent noise: the start is the centre of the prior; beyond the upper bound the
-# likelihood is nearly a bare step, for which parallel EP cycles.
-_AMPLITUDE, _AMPLITUDE_BOUNDS = 4.0, (1e-2, 20.0)
-# In units of the root of the total variance: where the length scale is expected.
-_SMOOTH = 3.0
+# In units of the latent noise: beyond the upper bound the likelihood is nearly a bare step, for
+# which parallel EP cycles.
+_AMPLITUDE, _AMPLITUDE_BOUNDS = 5.0, (1e-2, 20.0)
+# In units of the root of the total variance: where learning starts, and where the length scale is
+# expected. From the shorter one learning is faster; a kernel that is kept has to be smooth.
+_START, _SMOOTH = 1.25, 3.0
 
 
 class RelaxedEPClassifier(GaussianProcessBase):
@@ -44,9 +45,10 @@ class RelaxedEPClassifier(GaussianProcessBase):
     Parameters
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, default=None
-        Prior covariance of the latent function f. None is ``ConstantKernel * RBF(l)`` with l the
-        root of the total variance of the columns (three times that with ``optimizer=None``) and an
-        amplitude of 4 and at most 20 times the latent noise, beyond which EP becomes unreliable.
+        Prior covariance of the latent function f. None is ``ConstantKernel * RBF(l)`` with l 1.25
+        times the root of the total variance of the columns (three times with ``optimizer=None``)
+        and an amplitude of 5 and at most 20 times the latent noise, beyond which EP becomes
+        unreliable.
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix, "sparse" goes through inducing points. "auto" is
         sparse beyond 2000 rows or where inducing points are given.
@@ -301,8 +303,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         spread = root_variance(training.X, training.weight)
         low, high = (self.latent_noise * b for b in _AMPLITUDE_BOUNDS)
         amplitude = ConstantKernel(_AMPLITUDE * self.latent_noise, (low, high))
-        # learning is faster from the middle; a kernel that is kept must not be too short
-        length = spread if self.optimizer is not None else _SMOOTH * spread
+        length = (_SMOOTH if self.optimizer is None else _START) * spread
         return amplitude * RBF(length, (0.03 * spread, 3e3 * spread))
 
     def _length_centre(self, training):

@@ -19,7 +19,7 @@ _SHARES = np.concatenate([[0.0], np.geomspace(1e-4, 0.02, 12), np.linspace(0.03,
 _LARGEST = 1e3
 # Around the best point grids of this many inner points, each narrower than the last by the inverse.
 _FINE = np.arange(1, 16)[:, None] / 16.0
-_REFINEMENTS = 4
+_REFINEMENTS = 2
 
 
 def relaxed_kl(z, label_noise):
@@ -33,16 +33,19 @@ def relaxed_kl(z, label_noise):
         Probability of a wrong label.
     """
     z = np.asarray(z, dtype=float)
-    log_right, log_wrong = LabelErrorStep(label_noise).log_weights
-    m = step_moments(z, log_right, log_wrong)
+    return _kl(z, step_moments(z, *LabelErrorStep(label_noise).log_weights), label_noise)
+
+
+def _kl(z, m, label_noise):
+    """Return the divergence at z from the `StepMoments` there."""
     if label_noise == 0:
         # - log Phi(z) and slope z / 2 both grow like z^2 / 2 on the wrong side; without it:
         below = np.minimum(z, 0.0)
         far = 0.5 * below * (m.slope + below) - np.log(0.5 * erfcx(-below / np.sqrt(2.0)))
         return 0.5 * np.log(m.spread) + np.where(z < 0, far, 0.5 * m.slope * z - m.log_z)
-    wrong = np.exp(m.log_wrong)
-    entropy = (1.0 - wrong) * log_right + wrong * log_wrong - m.log_z
-    return entropy + 0.5 * np.log(m.spread) + 0.5 * m.slope * z
+    log_right, log_wrong = LabelErrorStep(label_noise).log_weights
+    entropy = log_right + np.exp(m.log_wrong) * (log_wrong - log_right) - m.log_z
+    return entropy + 0.5 * (np.log(m.spread) + m.slope * z)
 
 
 def relaxed_cost(gamma, z0, mubar, c, label_noise, cost="mass"):
@@ -62,11 +65,11 @@ def relaxed_cost(gamma, z0, mubar, c, label_noise, cost="mass"):
         Divergence of the unnormalised pair, or of the normalised one.
     """
     z = (z0 + gamma * mubar) / np.sqrt(1.0 + gamma)
-    value = relaxed_kl(z, label_noise)
+    m = step_moments(z, *LabelErrorStep(label_noise).log_weights)
+    value = _kl(z, m, label_noise)
     if cost == "mass":
-        log_z = step_moments(z, *LabelErrorStep(label_noise).log_weights).log_z
         shift = (mubar - z0) ** 2 * gamma / (1.0 + gamma)
-        value = value * np.exp(log_z - 0.5 * (np.log1p(gamma) + shift))
+        value *= np.exp(m.log_z - 0.5 * (np.log1p(gamma) + shift))
     return value + c * gamma
 
 
@@ -134,19 +137,18 @@ def _polished(gamma, slope):
     would show in everything that follows.
     """
     last, last_slope = gamma * (1.0 + 1e-4), slope(gamma * (1.0 + 1e-4))
-    for _ in range(3):
+    for _ in range(4):
         now = slope(gamma)
         with np.errstate(invalid="ignore", divide="ignore"):
             step = -now * (gamma - last) / (now - last_slope)
-        near = np.abs(step) <= 1e-3 * gamma
+        near = np.abs(step) <= 0.03 * gamma
         last, last_slope = gamma, now
         gamma = np.where(near, gamma + np.where(near, step, 0.0), gamma)
     return gamma
 
 
-def _kl_slope(z, label_noise):
-    """Return the derivative of `relaxed_kl` in z."""
-    m = step_moments(z, *LabelErrorStep(label_noise).log_weights)
+def _kl_slope(z, m, label_noise):
+    """Return the derivative of the divergence in z from the `StepMoments` there."""
     beta_slope = m.slope * m.spread - m.beta * (m.slope + z)
     value = -0.5 * (m.slope + m.beta * z + beta_slope / m.spread)
     if label_noise == 0:
@@ -160,12 +162,12 @@ def _kl_slope(z, label_noise):
 def _cost_slope(gamma, z0, mubar, c, label_noise, cost):
     """Return the derivative of `relaxed_cost` in gamma."""
     z = (z0 + gamma * mubar) / np.sqrt(1.0 + gamma)
+    m = step_moments(z, *LabelErrorStep(label_noise).log_weights)
     moved = mubar / np.sqrt(1.0 + gamma) - 0.5 * z / (1.0 + gamma)
-    slope = _kl_slope(z, label_noise) * moved
+    slope = _kl_slope(z, m, label_noise) * moved
     if cost == "mass":
-        m = step_moments(z, *LabelErrorStep(label_noise).log_weights)
         away = (mubar - z0) ** 2
         log_mass = m.log_z - 0.5 * (np.log1p(gamma) + away * gamma / (1.0 + gamma))
         log_slope = m.slope * moved - 0.5 * (1.0 + away / (1.0 + gamma)) / (1.0 + gamma)
-        slope = np.exp(log_mass) * (slope + relaxed_kl(z, label_noise) * log_slope)
+        slope = np.exp(log_mass) * (slope + _kl(z, m, label_noise) * log_slope)
     return slope + c
