@@ -12,7 +12,7 @@ from scipy.interpolate import CubicSpline
 from scipy.special import logsumexp
 from scipy.stats import norm
 
-from .gaussian import Moments, Natural, log_partition
+from .gaussian import Natural, log_partition
 from .posteriors.arrow import LocalEffects, half_partition, stacked_cholesky
 from .quadrature import gauss_hermite
 from .sites import Sites
@@ -254,13 +254,6 @@ class ThetaMarginal:
             self.edges[node + 1] - self.edges[node]
         )
         return self.quantile(np.clip(u, 1e-12, 1.0 - 1e-12))
-
-
-def theta_moments(theta, weight):
-    """Return mean and covariance of theta over weighted nodes."""
-    mean = weight @ theta
-    apart = np.sqrt(weight)[:, None] * (theta - mean)
-    return Moments(mean, apart.T @ apart)
 
 
 def conditional_start(messages, theta, d):

@@ -68,30 +68,29 @@ class GroupedMixture:
             second = second + weight * (a**2 + var)
         return first, np.sqrt(second - first**2)
 
-    def _node_latent(self, m, X, local, code):
-        """Return mean and variance of the linear predictor of some rows at node m."""
+    def _node_side(self, m, X, local, code):
+        """Return mean, R (x - G'c) and lower^-1 c of rows at node m."""
         c = local @ self.scale[m]
         known = (code >= 0) & (code < self.n_groups)
-        mean, reduced, own = X @ self.mean[m], X, np.sum(c**2, 1)
+        mean, reduced, spread = X @ self.mean[m], X.copy(), c.copy()
         if known.any():
-            at, ck = code[known], c[known]
-            gain, reduced = self.gain[m][at], X.copy()
-            reduced[known] -= np.einsum("nq,nqd->nd", ck, gain)
-            effect = self.offset[m][at] - gain @ self.mean[m]
-            mean[known] += np.sum(ck * effect, 1)
-            own[known] = np.sum(forward(self.lower[m][at], ck[..., None])[..., 0] ** 2, 1)
-        turned = reduced @ self.root[m].T
-        return mean, np.einsum("nd,nd->n", turned, turned) + own
+            at = code[known]
+            gain = self.gain[m][at]
+            reduced[known] -= np.einsum("nq,nqd->nd", c[known], gain)
+            mean[known] += np.sum(c[known] * (self.offset[m][at] - gain @ self.mean[m]), 1)
+            spread[known] = forward(self.lower[m][at], c[known][..., None])[..., 0]
+        return mean, reduced @ self.root[m].T, spread
 
     def _blocks(self, X, local, code):
         """Yield (rows, means (M, n), variances (M, n)) over blocks of rows."""
         for start in range(0, len(X), _BLOCK):
             rows = slice(start, start + _BLOCK)
-            pairs = [
-                self._node_latent(m, X[rows], local[rows], code[rows])
-                for m in range(len(self.weight))
-            ]
-            yield rows, np.stack([p[0] for p in pairs]), np.stack([p[1] for p in pairs])
+            means, variances = [], []
+            for m in range(len(self.weight)):
+                mean, turned, spread = self._node_side(m, X[rows], local[rows], code[rows])
+                means.append(mean)
+                variances.append(np.sum(turned**2, 1) + np.sum(spread**2, 1))
+            yield rows, np.stack(means), np.stack(variances)
 
     def latent(self, X, local, code):
         """Return mean and variance (n,) of the linear predictor.
@@ -141,19 +140,6 @@ class GroupedMixture:
             cov += np.outer(mean1 - whole[0], mean2 - whole[1])
             out += weight * cov
         return out
-
-    def _node_side(self, m, X, local, code):
-        """Return mean, R (x - G'c) and lower^-1 c of rows at node m."""
-        c = local @ self.scale[m]
-        known = (code >= 0) & (code < self.n_groups)
-        mean, reduced, spread = X @ self.mean[m], X.copy(), c.copy()
-        if known.any():
-            at = code[known]
-            gain = self.gain[m][at]
-            reduced[known] -= np.einsum("nq,nqd->nd", c[known], gain)
-            mean[known] += np.sum(c[known] * (self.offset[m][at] - gain @ self.mean[m]), 1)
-            spread[known] = forward(self.lower[m][at], c[known][..., None])[..., 0]
-        return mean, reduced @ self.root[m].T, spread
 
     def draw(self, n_samples, rng):
         """Return joint draws: beta (S, D), effects (S, J, q), theta (S, T), node (S,)."""
