@@ -198,9 +198,16 @@ class CalibratedVariances(_Sampled):
         training, c = self._calibrate(np.mean(BU**2, axis=1), j, copy_precision)
         if column is not None:
             training = training + product**2 / column[-1]
-        share = _share(np.mean(U**2, axis=1), diagonal, data)
-        predictor = ScaledJacobi(c * variances, 1.0 / (diagonal + share * data), column)
-        return VarianceEstimate(training, predictor)
+        features = slice(None, None if column is None else -1)
+        coefficients = self._coefficients(U[features], diagonal[features], data[features])
+        return VarianceEstimate(training, ScaledJacobi(c * variances, coefficients, column))
+
+    def _coefficients(self, U, diagonal, data):
+        """Return the variances of the coefficients of features, given the intercept."""
+        sampled = np.mean(U**2, axis=1)
+        variances = 1.0 / (diagonal + _share(sampled, diagonal, data) * data)
+        equal = np.full(len(data), 1.0 / len(data))
+        return np.maximum(_towards_samples(variances, sampled, equal, self.probes.n_samples), _TINY)
 
     def _intercept_column(self, design, system):
         """Return the column x of A^-1 that belongs to the intercept and B x, or None twice."""
@@ -224,12 +231,18 @@ class CalibratedVariances(_Sampled):
         inverse_part, constant = float(w @ (r / j)), float(w @ (r * pi))
         c = inverse_part / (1.0 - constant) if constant < 0.99 else inverse_part / 0.01
         z = c * j / (1.0 + pi * c * j)
-        noise = 2.0 / self.probes.n_samples
-        spread = max((float(w @ (r / z - w @ (r / z)) ** 2) - noise) / (1.0 + noise), 0.0)
-        shrink = spread / (spread + (1.0 + spread) * noise)
         out = np.full(len(rows), _TINY)
-        out[rows] = z * (1.0 + shrink * (r / z - 1.0))
+        out[rows] = _towards_samples(z, r, w, self.probes.n_samples)
         return np.maximum(out, _TINY), c
+
+
+def _towards_samples(z, sampled, weight, n_samples):
+    """Move estimates z towards sampled variances by the share of the spread that is not noise."""
+    ratio = sampled / z
+    noise = 2.0 / n_samples
+    spread = max((float(weight @ (ratio - weight @ ratio) ** 2) - noise) / (1.0 + noise), 0.0)
+    shrink = spread / (spread + (1.0 + spread) * noise)
+    return z * (1.0 + shrink * (ratio - 1.0))
 
 
 def _share(sampled, diagonal, data):
@@ -251,8 +264,8 @@ class ScaledJacobi:
     ----------
     variances : ndarray of shape (n,)
         v, scaled so that rows are right in the mean; 0 for an intercept.
-    coefficients : ndarray of shape (n,)
-        Variances of the coefficients given the intercept.
+    coefficients : ndarray
+        Variances of the coefficients of features, given the intercept.
     column : ndarray of shape (n,) or None
         Column of A^-1 that belongs to the intercept.
     """
@@ -271,9 +284,8 @@ class ScaledJacobi:
         """Return the variances of the coefficients."""
         if self.column is None:
             return self.coefficients
-        out = self.coefficients + self.column**2 / self.column[-1]
-        out[-1] = self.column[-1]
-        return out
+        given = np.append(self.coefficients, 0.0)
+        return given + self.column**2 / self.column[-1]
 
 
 class LanczosVariances:
