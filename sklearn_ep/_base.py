@@ -1,296 +1,33 @@
-"""What the estimators share: checks, fits that fail cleanly, history, callbacks, prediction."""
+"""What the estimators share once they are fitted: prediction, diagnosis, pickles."""
 
-import functools
-import numbers
 import warnings
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.linalg import cholesky
 from scipy.special import logsumexp
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state, check_scalar
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.parallel import Parallel, delayed
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from ._checks import check_number
 from ._compat import CallbackSupportMixin
 from ._engine.factors import Probit
 
 __all__ = [
-    "BinaryFit",
     "Diagnosis",
-    "FitMonitor",
     "PosteriorClassifier",
-    "Training",
     "VersionedEstimator",
-    "check_choice",
-    "check_common",
-    "check_number",
-    "checked_weights",
-    "combine_fits",
     "diagnose_fit",
-    "fit_one_versus_rest",
+    "draw_latent",
     "log_normalise",
-    "restore_on_error",
-    "spread_rows",
-    "validate_training",
-    "warn_not_converged",
 ]
-
-
-# ---------------------------------------------------------------------------- parameters
-
-
-def check_number(
-    name, value, low=None, high=None, *, integer=False, boundaries="both", optional=False
-):
-    """Raise a ValueError or TypeError that names the parameter unless it is a number in range.
-
-    `boundaries` says which ends belong to the range, as in `sklearn.utils.check_scalar`; None is
-    let through where `optional`.
-    """
-    if value is None and optional:
-        return
-    kind = numbers.Integral if integer else numbers.Real
-    if isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name} must be a number, got {value!r}.")
-    check_scalar(value, name, kind, min_val=low, max_val=high, include_boundaries=boundaries)
-    if not integer and np.isnan(value):
-        raise ValueError(f"{name} must be a number, got nan.")
-
-
-def check_choice(name, value, choices):
-    """Raise a ValueError that names the parameter unless the value is one of the choices."""
-    if not any(value is c or (isinstance(value, str) and value == c) for c in choices):
-        raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}.")
-
-
-def check_common(estimator):
-    """Check the parameters that mean the same in every estimator."""
-    check_number("damping", estimator.damping, 0, 1, boundaries="right")
-    check_number("max_iter", estimator.max_iter, 1, integer=True)
-    check_number("tol", estimator.tol, 0, boundaries="neither")
-    check_number("n_jobs", estimator.n_jobs, integer=True, optional=True)
-    if estimator.n_jobs == 0:
-        raise ValueError("n_jobs must not be 0; use None or 1 for one process.")
-    check_random_state(estimator.random_state)
-
-
-# ---------------------------------------------------------------------------- fitting
-
-
-def restore_on_error(method):
-    """Make a method leave the estimator exactly as it was when it raises, whatever it raises.
-
-    Goes outside `with_callbacks`, whose clean-up has to see the state of the fit.
-    """
-
-    @functools.wraps(method)
-    def wrapper(self, *args, **kwargs):
-        before = dict(vars(self))
-        try:
-            return method(self, *args, **kwargs)
-        except BaseException:
-            vars(self).clear()
-            vars(self).update(before)
-            raise
-
-    return wrapper
-
-
-class Training(NamedTuple):
-    """Checked training data with the rows of weight zero left out.
-
-    `y` is the response, or the class index for classifiers; `kept` marks the rows of the input that
-    are used, so that per-row results can be given back in the caller's shape.
-    """
-
-    X: Any
-    y: np.ndarray
-    weight: np.ndarray
-    kept: np.ndarray
-
-
-def checked_weights(sample_weight, X):
-    """Return non-negative weights (n,), or raise a ValueError that names them."""
-    n = X.shape[0]
-    if sample_weight is None:
-        return np.ones(n)
-    weight = np.asarray(sample_weight, dtype=np.float64)
-    if weight.ndim == 0:
-        weight = np.full(n, float(weight))
-    if weight.shape != (n,):
-        raise ValueError(f"sample_weight.shape == {weight.shape}, expected {(n,)}!")
-    if not np.all(np.isfinite(weight)):
-        raise ValueError("sample_weight contains NaN or infinity.")
-    if np.any(weight < 0):
-        raise ValueError("Negative values in data passed to `sample_weight`.")
-    if not np.any(weight > 0):
-        raise ValueError("sample_weight is zero for every row: there is nothing to fit.")
-    return weight
-
-
-def validate_training(estimator, X, y, sample_weight=None, dtype=np.float64, **kwargs):
-    """Check X, y and weights together; set `classes_` of a classifier; return a `Training`.
-
-    Extra keywords go to `sklearn.utils.validation.validate_data`.
-    """
-    is_classifier = isinstance(estimator, ClassifierMixin)
-    X, y = validate_data(estimator, X, y, dtype=dtype, y_numeric=not is_classifier, **kwargs)
-    if is_classifier:
-        check_classification_targets(y)
-        classes, y = np.unique(y, return_inverse=True)
-        if len(classes) < 2:
-            raise ValueError(f"y has only one class, {classes[0]!r}; a classifier needs two.")
-    weight = checked_weights(sample_weight, X)
-    kept = weight > 0
-    if is_classifier:
-        if len(np.unique(y[kept])) < len(classes):
-            raise ValueError("y has a class whose rows all have sample_weight 0; leave it out.")
-        estimator.classes_ = classes
-    if not kept.all():
-        X, y = X[kept], y[kept]
-    return Training(X, y, weight[kept], kept)
-
-
-def spread_rows(values, kept, fill=0.0):
-    """Give per-row results (..., n_kept) the shape of the caller's rows (..., n)."""
-    if kept.all():
-        return values
-    out = np.full(values.shape[:-1] + kept.shape, fill)
-    out[..., kept] = values
-    return out
-
-
-def warn_not_converged(name, residual, tol, n_iter, advice="raise max_iter or lower damping"):
-    """Raise the one ConvergenceWarning of a fit: value, tolerance and what to do."""
-    warnings.warn(
-        f"{name} stopped after {n_iter} iterations with a residual of {residual:.3g}, above "
-        f"tol={tol:g}; the fitted model is usable but not at its fixed point: {advice}.",
-        ConvergenceWarning,
-        stacklevel=3,
-    )
-
-
-class FitMonitor:
-    """Tells scikit-learn's callbacks, and the user if verbose, of each iteration of a fit.
-
-    Parameters
-    ----------
-    estimator : estimator
-        Must inherit `CallbackSupportMixin`.
-    X, y : array-like
-        Handed to the callbacks.
-    max_iter : int or None
-        Upper bound of the number of iterations, None if unknown.
-    attributes : callable
-        Maps the payload of an iteration to the dict of fitted attributes that a prediction needs;
-        called only if a callback asks for the model so far.
-
-    Notes
-    -----
-    One first-level task an iteration. Follows the `Monitor` protocol of the loop; `finish` closes
-    the task of the whole fit.
-    """
-
-    def __init__(self, estimator, X, y, max_iter, attributes):
-        self.estimator, self._data, self._attributes = estimator, dict(X=X, y=y), attributes
-        self._root = estimator._init_callback_context(max_subtasks=max_iter)
-        self._root.call_on_fit_task_begin(estimator=estimator, **self._data)
-        self._task: Any = None
-        self.n_iter = 0
-
-    def begin(self):
-        """Open the task of an iteration."""
-        self._task = self._root.subcontext(task_name="iteration")
-        self._task.call_on_fit_task_begin(estimator=self.estimator, **self._data)
-
-    def end(self, record, payload):
-        """Close the task of an iteration; return whether a callback asked to stop."""
-        self.n_iter += 1
-        if self.estimator.verbose:
-            figures = ", ".join(f"{k} {v:.6g}" for k, v in record.items())
-            print(f"[{type(self.estimator).__name__}] iteration {self.n_iter}: {figures}")
-        return self._task.call_on_fit_task_end(
-            estimator=self.estimator,
-            reconstruction_attributes=lambda: (
-                None if payload is None else self._attributes(payload)
-            ),
-            **self._data,
-        )
-
-    def finish(self):
-        """Close the task of the fit."""
-        self._root.call_on_fit_task_end(estimator=self.estimator, **self._data)
-
-
-# ---------------------------------------------------------------------------- several classes
-
-
-class BinaryFit(NamedTuple):
-    """Outcome of one binary problem, before it becomes attributes.
-
-    `posterior` predicts, `history` maps names to arrays of length n_iter, `attributes` maps names
-    to whatever else the estimator makes fitted attributes of.
-    """
-
-    posterior: Any
-    history: dict[str, np.ndarray]
-    converged: bool
-    log_evidence: float
-    attributes: dict[str, Any]
-
-
-def fit_one_versus_rest(fit_binary, y, n_classes, n_jobs, monitor):
-    """Fit one binary problem, or one a class, and return the list of `BinaryFit`.
-
-    Parameters
-    ----------
-    fit_binary : callable
-        `fit_binary(sign, monitor, k)` with labels in {-1, +1} and k the number of the problem;
-        importable when n_jobs asks for processes.
-    y : ndarray of shape (n,)
-        Class indices.
-    n_classes : int
-    n_jobs : int or None
-    monitor : FitMonitor
-        Watches the iterations of a binary fit; of several classes each is one task.
-    """
-    if n_classes == 2:
-        return [fit_binary(np.where(y == 1, 1.0, -1.0), monitor, 0)]
-    tasks = (delayed(fit_binary)(np.where(y == k, 1.0, -1.0), None, k) for k in range(n_classes))
-    fits = []
-    for fit in Parallel(n_jobs=n_jobs)(tasks):
-        monitor.begin()
-        fits.append(fit)
-        monitor.end({"class": len(fits)}, None)
-    return fits
-
-
-def combine_fits(fits):
-    """Merge the fits of binary problems: (history, n_iter, converged, log_evidence).
-
-    The history of the whole has at each iteration the largest residual and the sum of the other
-    figures over classes; a class that is done keeps its last values.
-    """
-    n_iter = max(len(f.history["residual"]) for f in fits)
-    history = {}
-    for name in fits[0].history:
-        rows = [np.pad(f.history[name], (0, n_iter - len(f.history[name])), "edge") for f in fits]
-        history[name] = np.max(rows, axis=0) if name == "residual" else np.sum(rows, axis=0)
-    converged = all(f.converged for f in fits)
-    return history, n_iter, converged, float(sum(f.log_evidence for f in fits))
 
 
 def log_normalise(log_p):
     """Return log probabilities (n, K) of one-versus-rest problems divided by their sum."""
     return log_p - logsumexp(log_p, axis=1, keepdims=True)
-
-
-# ---------------------------------------------------------------------------- prediction
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,8 @@ from typing import Any
 import numpy as np
 from sklearn.utils import check_random_state, compute_class_weight
 
-from ._base import (
-    BinaryFit,
-    PosteriorClassifier,
-    check_choice,
-    check_common,
-    check_number,
-    combine_fits,
-    spread_rows,
-)
+from ._base import PosteriorClassifier
+from ._checks import check_choice, check_common, check_number, spread_rows
 from ._engine.factors import BOUNDS, LogisticSites, Logit
 from ._engine.posteriors.large_sparse import Design, DualSystem, IterativeSystem, PrimalSystem
 from ._engine.posteriors.weight_space import WeightPosterior
@@ -26,6 +19,7 @@ from ._engine.variances import (
     Probes,
 )
 from ._engine.variational_loop import DoubleLoop, GaussianPrior, LaplacePrior
+from ._fitting import BinaryFit, combine_fits
 
 __all__ = ["ConvexBase", "Problem", "check_positive", "fit_problem", "one_or_stack"]
 

@@ -10,20 +10,8 @@ from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from ._base import (
-    BinaryFit,
-    FitMonitor,
-    PosteriorClassifier,
-    check_choice,
-    check_number,
-    combine_fits,
-    diagnose_fit,
-    draw_latent,
-    fit_one_versus_rest,
-    log_normalise,
-    spread_rows,
-    warn_not_converged,
-)
+from ._base import PosteriorClassifier, diagnose_fit, draw_latent, log_normalise
+from ._checks import check_choice, check_number, spread_rows
 from ._engine.diagnostics import importance_check, site_log_weights
 from ._engine.gaussian import ImproperPosterior, jittered_cholesky
 from ._engine.kernels import self_covariance
@@ -31,6 +19,7 @@ from ._engine.learning import EvidencePoint, maximise_evidence
 from ._engine.posteriors.dense_gp import DenseGP, DenseGPPosterior, dense_evidence_gradient
 from ._engine.sites import Sites, cavity
 from ._engine.whole import WholeEP
+from ._fitting import BinaryFit, FitMonitor, combine_fits, fit_one_versus_rest, warn_not_converged
 
 __all__ = ["DenseProblem", "GaussianProcessBase", "check_kernel", "fit_dense"]
 

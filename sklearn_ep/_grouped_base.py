@@ -9,7 +9,8 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils import Bunch, check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from ._base import PosteriorClassifier, check_choice, check_number, log_normalise
+from ._base import PosteriorClassifier, log_normalise
+from ._checks import check_choice, check_number
 from ._engine.posteriors.grouped_mixture import NEW_GROUP
 from ._grouped_parts import design_of
 from ._groups import column_position, label_list, look_up, split_column

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.utils import check_array, column_or_1d
 
-from ._base import checked_weights
 from ._checkpoint import digest
+from ._checks import checked_weights
 from ._engine import log_cholesky
 from ._engine.importance import tilted_by_importance
 from ._engine.marginal_laplace import marginal_terms

@@ -5,11 +5,12 @@ from functools import partial
 import numpy as np
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from ._base import FitMonitor, combine_fits, fit_one_versus_rest, validate_training
 from ._checkpoint import digest, load_checkpoint, save_checkpoint
+from ._checks import validate_training
 from ._engine.marginal_laplace import is_proper, laplace_messages
 from ._engine.message_passing import Messages, posterior_moments
 from ._engine.partition import PartMap
+from ._fitting import FitMonitor, combine_fits, fit_one_versus_rest
 from ._grouped_base import GroupedClassifier, separated
 from ._grouped_parts import PartSpec, describe
 from ._grouped_plan import plan_parts, plan_rows

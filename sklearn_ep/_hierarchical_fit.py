@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._base import BinaryFit
 from ._engine.gaussian import Natural
 from ._engine.importance import DrawState, ImportanceSettings
 from ._engine.marginal_laplace import find_mode, laplace_messages
@@ -22,6 +21,7 @@ from ._engine.theta_grid import (
     product_grid,
 )
 from ._engine.theta_nodes import SiteState, middle_sites
+from ._fitting import BinaryFit
 from ._grouped_parts import importance_worker, mode_worker, nodes_worker, tilted_worker
 
 __all__ = ["GroupedFit", "Problem", "Settings", "normal_prior"]

@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 from scipy.special import expit, logit
 
-from ._base import BinaryFit
 from ._engine.double_loop_gp import DoubleLoop
 from ._engine.factors import LabelErrorStep
 from ._engine.gaussian import ImproperPosterior
@@ -21,6 +20,7 @@ from ._engine.posteriors.sparse_gp import InducingPrior, SparseGPPosterior
 from ._engine.rules import Power, Relaxed
 from ._engine.sites import Sites, cavity
 from ._engine.whole import WholeEP
+from ._fitting import BinaryFit
 from ._gp_base import DenseProblem, _WithKernel, loo_log_proba
 
 __all__ = ["RATE_BOUNDS", "LabelErrorProblem", "fit_label_errors"]

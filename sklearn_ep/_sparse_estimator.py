@@ -5,19 +5,13 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
-from ._base import (
-    FitMonitor,
-    check_choice,
-    check_number,
-    restore_on_error,
-    spread_rows,
-    warn_not_converged,
-)
+from ._checks import check_choice, check_number, spread_rows
 from ._engine.kernels import has_input_gradient
 from ._engine.learning import random_starts
 from ._engine.partition import PartMap
 from ._engine.rules import MomentMatching
 from ._engine.stochastic import STEP_RULES
+from ._fitting import FitMonitor, restore_on_error, warn_not_converged
 from ._gp_base import DenseProblem, GaussianProcessBase, check_kernel, smooth_kernel
 from ._sparse_data import (
     checked_parts,

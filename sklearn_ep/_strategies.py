@@ -6,7 +6,7 @@ from scipy.special import entr, ndtr
 from sklearn.base import is_regressor
 from sklearn.utils import check_random_state, gen_batches
 
-from ._base import check_number
+from ._checks import check_number
 from ._engine.factors import local_site_precision
 from ._engine.quadrature import logistic_mixture
 

@@ -7,17 +7,11 @@ import numpy as np
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from ._base import (
-    FitMonitor,
-    check_number,
-    fit_one_versus_rest,
-    restore_on_error,
-    validate_training,
-    warn_not_converged,
-)
+from ._checks import check_number, validate_training
 from ._compat import with_callbacks
 from ._convex_base import ConvexBase, fit_problem, one_or_stack
 from ._engine.factors import LogisticSites
+from ._fitting import FitMonitor, fit_one_versus_rest, restore_on_error, warn_not_converged
 
 __all__ = ["ConvexVariationalLogistic"]
 

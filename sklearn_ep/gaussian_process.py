@@ -3,12 +3,13 @@
 import numpy as np
 from sklearn.utils import check_random_state
 
-from ._base import check_choice, check_common, check_number, restore_on_error, validate_training
+from ._checks import check_choice, check_common, check_number, validate_training
 from ._compat import with_callbacks
 from ._engine.factors import LIKELIHOODS, Factor
 from ._engine.kernels import self_covariance
 from ._engine.learning import random_starts
 from ._engine.rules import MomentMatching
+from ._fitting import restore_on_error
 from ._gp_base import DenseProblem, check_kernel, fit_dense
 from ._sparse_data import array_parts, is_part_list
 from ._sparse_estimator import SparseGaussianProcessBase

@@ -5,19 +5,13 @@ from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.utils import check_array, check_random_state
 
-from ._base import (
-    check_choice,
-    check_common,
-    check_number,
-    restore_on_error,
-    spread_rows,
-    validate_training,
-)
+from ._checks import check_choice, check_common, check_number, spread_rows, validate_training
 from ._compat import with_callbacks
 from ._engine.factors import LabelNoise
 from ._engine.kernels import self_covariance
 from ._engine.learning import random_starts
 from ._engine.rules import MomentMatching, Power
+from ._fitting import restore_on_error
 from ._gp_base import GaussianProcessBase, check_kernel, root_variance
 from ._label_errors import LabelErrorProblem, fit_label_errors
 from ._sparse_data import choose_inducing_points

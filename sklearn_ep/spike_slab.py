@@ -8,19 +8,12 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from ._base import (
-    FitMonitor,
-    VersionedEstimator,
-    check_choice,
-    check_common,
-    check_number,
-    restore_on_error,
-    validate_training,
-    warn_not_converged,
-)
+from ._base import VersionedEstimator
+from ._checks import check_choice, check_common, check_number, validate_training
 from ._compat import CallbackSupportMixin, with_callbacks
 from ._engine.energy import EPEnergy
 from ._engine.factors.spike_slab import SpikeSlab
+from ._fitting import FitMonitor, restore_on_error, warn_not_converged
 from ._spike_slab_design import make_design
 from ._spike_slab_learning import Space, learn, with_h
 from ._spike_slab_runs import (

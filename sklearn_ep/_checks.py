@@ -1,0 +1,119 @@
+"""Checks of parameters and training data: a clear error before any work."""
+
+import numbers
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.base import ClassifierMixin
+from sklearn.utils import check_random_state, check_scalar
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import validate_data
+
+__all__ = [
+    "Training",
+    "check_choice",
+    "check_common",
+    "check_number",
+    "checked_weights",
+    "spread_rows",
+    "validate_training",
+]
+
+
+def check_number(
+    name, value, low=None, high=None, *, integer=False, boundaries="both", optional=False
+):
+    """Raise a ValueError or TypeError that names the parameter unless it is a number in range.
+
+    `boundaries` says which ends belong to the range, as in `sklearn.utils.check_scalar`; None is
+    let through where `optional`.
+    """
+    if value is None and optional:
+        return
+    kind = numbers.Integral if integer else numbers.Real
+    if isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be a number, got {value!r}.")
+    check_scalar(value, name, kind, min_val=low, max_val=high, include_boundaries=boundaries)
+    if not integer and np.isnan(value):
+        raise ValueError(f"{name} must be a number, got nan.")
+
+
+def check_choice(name, value, choices):
+    """Raise a ValueError that names the parameter unless the value is one of the choices."""
+    if not any(value is c or (isinstance(value, str) and value == c) for c in choices):
+        raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}.")
+
+
+def check_common(estimator):
+    """Check the parameters that mean the same in every estimator."""
+    check_number("damping", estimator.damping, 0, 1, boundaries="right")
+    check_number("max_iter", estimator.max_iter, 1, integer=True)
+    check_number("tol", estimator.tol, 0, boundaries="neither")
+    check_number("n_jobs", estimator.n_jobs, integer=True, optional=True)
+    if estimator.n_jobs == 0:
+        raise ValueError("n_jobs must not be 0; use None or 1 for one process.")
+    check_random_state(estimator.random_state)
+
+
+class Training(NamedTuple):
+    """Checked training data with the rows of weight zero left out.
+
+    `y` is the response, or the class index for classifiers; `kept` marks the rows of the input that
+    are used, so that per-row results can be given back in the caller's shape.
+    """
+
+    X: Any
+    y: np.ndarray
+    weight: np.ndarray
+    kept: np.ndarray
+
+
+def checked_weights(sample_weight, X):
+    """Return non-negative weights (n,), or raise a ValueError that names them."""
+    n = X.shape[0]
+    if sample_weight is None:
+        return np.ones(n)
+    weight = np.asarray(sample_weight, dtype=np.float64)
+    if weight.ndim == 0:
+        weight = np.full(n, float(weight))
+    if weight.shape != (n,):
+        raise ValueError(f"sample_weight.shape == {weight.shape}, expected {(n,)}!")
+    if not np.all(np.isfinite(weight)):
+        raise ValueError("sample_weight contains NaN or infinity.")
+    if np.any(weight < 0):
+        raise ValueError("Negative values in data passed to `sample_weight`.")
+    if not np.any(weight > 0):
+        raise ValueError("sample_weight is zero for every row: there is nothing to fit.")
+    return weight
+
+
+def validate_training(estimator, X, y, sample_weight=None, dtype=np.float64, **kwargs):
+    """Check X, y and weights together; set `classes_` of a classifier; return a `Training`.
+
+    Extra keywords go to `sklearn.utils.validation.validate_data`.
+    """
+    is_classifier = isinstance(estimator, ClassifierMixin)
+    X, y = validate_data(estimator, X, y, dtype=dtype, y_numeric=not is_classifier, **kwargs)
+    if is_classifier:
+        check_classification_targets(y)
+        classes, y = np.unique(y, return_inverse=True)
+        if len(classes) < 2:
+            raise ValueError(f"y has only one class, {classes[0]!r}; a classifier needs two.")
+    weight = checked_weights(sample_weight, X)
+    kept = weight > 0
+    if is_classifier:
+        if len(np.unique(y[kept])) < len(classes):
+            raise ValueError("y has a class whose rows all have sample_weight 0; leave it out.")
+        estimator.classes_ = classes
+    if not kept.all():
+        X, y = X[kept], y[kept]
+    return Training(X, y, weight[kept], kept)
+
+
+def spread_rows(values, kept, fill=0.0):
+    """Give per-row results (..., n_kept) the shape of the caller's rows (..., n)."""
+    if kept.all():
+        return values
+    out = np.full(values.shape[:-1] + kept.shape, fill)
+    out[..., kept] = values
+    return out
