@@ -4,8 +4,8 @@ Which of two hundred features matter?
 
 Forty rows, two hundred features, eight of them with an effect: compressed sensing. The
 spike-and-slab regressor learns noise, slab and sparsity from the evidence and says of every feature
-with what probability it belongs to the model. The lasso, tuned by cross-validation, keeps many
-more.
+with what probability it belongs to the model. The lasso, tuned by
+cross-validation, keeps many more.
 """
 
 import matplotlib.pyplot as plt
@@ -47,7 +47,3 @@ ax.axline((0, 0), slope=1, color="k", linewidth=0.8)
 ax.set(xlabel="true coefficient", ylabel="estimate")
 ax.legend()
 plt.show()
-
-# %%
-# The columns that the posterior includes are the true ones; their coefficients are not shrunk as
-# those of the lasso are, and come with intervals.
