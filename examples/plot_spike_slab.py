@@ -4,8 +4,8 @@ Which of two hundred features matter?
 
 Forty rows, two hundred features, eight of them with an effect: compressed sensing. The
 spike-and-slab regressor learns noise, slab and sparsity from the evidence and says of every feature
-with what probability it belongs to the model. The lasso, tuned by cross-validation, keeps many
-more.
+with what probability it belongs to the model. The lasso, tuned by
+cross-validation, keeps many more.
 """
 
 import matplotlib.pyplot as plt

@@ -1,13 +1,13 @@
 """Spike-and-slab regression: convergence of EP variants, compressed sensing, real data.
 
-    python doc/benchmarks/spike_slab.py                 100 sets of the paper, full grid
+    python doc/benchmarks/spike_slab.py                 100 published sets, full grid
     python doc/benchmarks/spike_slab.py --quick         10 sets, two cells
     python doc/benchmarks/spike_slab.py --data FOLDER   also five folds of eyedata and riboflavin
 
 The first table repeats the experiment of Hernandez-Lobato and Hernandez-Lobato (2011): d = 25,
-n = 10, unit rows, noise .005, true hyperparameters; regular EP at five damping values, their double loop on
-ten sets (it is slow) and ours. The second compares learned fits with LassoCV and ARDRegression, and
-with abess where installed. The double loop gets 20 outer steps.
+n = 10, unit rows, noise .005, true hyperparameters; regular EP at five damping values, their double
+loop on ten sets (it is slow, 20 outer steps) and ours. The second compares learned fits with
+LassoCV and ARDRegression, and with abess where installed.
 """
 
 import pathlib
