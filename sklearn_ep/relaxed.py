@@ -24,7 +24,7 @@ __all__ = ["RelaxedEPClassifier"]
 _FIRST_RATE = 0.25
 # In units of the latent noise: beyond the upper bound the likelihood is nearly a bare step, for
 # which parallel EP cycles.
-_AMPLITUDE, _AMPLITUDE_BOUNDS = 5.0, (1e-2, 20.0)
+_AMPLITUDE, _KEPT_AMPLITUDE, _AMPLITUDE_BOUNDS = 5.0, 1.0, (1e-2, 20.0)
 # In units of the root of the total variance: where learning starts, and where the length scale is
 # expected. From the shorter one learning is faster; a kernel that is kept has to be smooth.
 _START, _SMOOTH = 1.25, 3.0
@@ -40,9 +40,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, default=None
         Prior covariance of the latent function f. None is ``ConstantKernel * RBF(l)`` with l 1.25
-        times the root of the total variance of the columns (three times with ``optimizer=None``)
-        and an amplitude of 5 and at most 20 times the latent noise, beyond which EP becomes
-        unreliable.
+        times the root of the total variance of the columns and an amplitude of 5 times the latent
+        noise (3 and 1 with ``optimizer=None``), at most 20, beyond which EP becomes unreliable.
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix, "sparse" goes through inducing points. "auto" is
         sparse beyond 2000 rows or where inducing points are given.
@@ -296,8 +295,10 @@ class RelaxedEPClassifier(GaussianProcessBase):
             return clone(self.kernel)
         spread = root_variance(training.X, training.weight)
         low, high = (self.latent_noise * b for b in _AMPLITUDE_BOUNDS)
-        amplitude = ConstantKernel(_AMPLITUDE * self.latent_noise, (low, high))
-        length = (_SMOOTH if self.optimizer is None else _START) * spread
+        kept = self.optimizer is None
+        size = (_KEPT_AMPLITUDE if kept else _AMPLITUDE) * self.latent_noise
+        amplitude = ConstantKernel(size, (low, high))
+        length = (_SMOOTH if kept else _START) * spread
         return amplitude * RBF(length, (0.03 * spread, 3e3 * spread))
 
     def _length_centre(self, training):
