@@ -185,6 +185,11 @@ class CalibratedVariances(_Sampled):
     def estimate(self, design, system, diagonal, precision):
         """Return the `VarianceEstimate`; one block solve with k columns, one for an intercept."""
         U, BU = self._draw(design, system, diagonal, precision)
+        # u' A u of a sample has mean n: scaling to it takes out most of the noise of the level, and
+        # most of what unfinished solves lack
+        energy = diagonal @ U**2 + precision @ BU**2
+        level = np.sqrt(len(U) / np.maximum(energy, _TINY))
+        U, BU = U * level, BU * level
         copy_precision = precision / self.weight
         data = getattr(system, "data", None)
         data = design.squares_tdot(precision) if data is None else data
