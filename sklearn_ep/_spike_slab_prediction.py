@@ -7,7 +7,7 @@ from scipy.special import softmax
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from ._base import check_number
+from ._checks import check_number
 
 __all__ = ["SpikeSlabPrediction"]
 
