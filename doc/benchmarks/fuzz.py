@@ -5,9 +5,9 @@
     python doc/benchmarks/fuzz.py --first 2000 --fits 1000
 
 The cases are those of tests/hostile.py: constant, duplicated and rescaled columns (1e-8 to 1e8),
-separable labels, fewer rows than columns, huge weights, groups of one class, every estimator in many
-settings. A fault is an exception that is not a ValueError, a RuntimeWarning, or a number that is not
-finite; its seed is printed, and `attempt(seed)` repeats it.
+separable labels, fewer rows than columns, huge weights, groups of one class, every estimator in
+many settings. A fault is an exception that is not a ValueError, a RuntimeWarning, or a number that
+is not finite; its seed is printed, and `attempt(seed)` repeats it.
 """
 
 import pathlib
