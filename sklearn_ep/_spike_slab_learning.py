@@ -35,6 +35,8 @@ INNER_TOL = 1e-5
 INNER_GAIN = 2e-4  # nats: less is not worth a sweep before the hyperparameters are known
 NOISE_FLOOR = 1e-6  # of the variance of y: the evidence of d > n may rise towards interpolation
 SLAB_RANGE = (1e-6, 1e3)  # of var(y) / mean square of X
+SEARCH_ALL = 20_000  # entries of X up to which a search from every start is cheap
+EVIDENCE_ERROR = 3.0  # nats; interpolation with little noise is overrated by as much
 GRADIENT_TOL = 3e-3  # in standard errors of the hyperparameters
 
 
@@ -250,6 +252,17 @@ def _settled(state):
     return out.evaluation.payload
 
 
+def _best_of_all(problem, space, starts, settings):
+    """Search from every start; a later one has to win by more than the error of the evidence."""
+    best = None
+    for fraction in starts:
+        place = _coarse(problem, space, fraction, settings, np.inf)
+        new = _search(problem, space, _monotone_em(problem, space, place))
+        if best is None or new.energy < best.energy - EVIDENCE_ERROR:
+            best = new
+    return best
+
+
 def learn(problem, space, fractions, settings, warm=None):
     """Maximise the evidence over the free hyperparameters.
 
@@ -277,6 +290,9 @@ def learn(problem, space, fractions, settings, warm=None):
         place = LearningPath(h, proper_state(with_h(problem, h), warm[1]))
     else:
         starts = fractions if space.free[0] else fractions[:1]
+        if problem.model.X.size <= SEARCH_ALL and settings.algorithm != "ep":
+            return _best_of_all(problem, space, starts, settings)
+        place = None
         for fraction in starts:
             limit = np.inf if place is None else place.energy + 20 + 0.2 * problem.n_rows
             new = _coarse(problem, space, fraction, settings, limit)
