@@ -109,6 +109,16 @@ class VersionedEstimator(BaseEstimator):
         "https://sklearn-ep.readthedocs.io/en/stable/generated/sklearn_ep.{estimator_name}.html"
     )
 
+    def diagnose(self):
+        """Say how far to trust the fit.
+
+        Returns
+        -------
+        diagnosis : Diagnosis
+            Convergence, residual and iterations; printing it gives a summary in words.
+        """
+        return diagnose_fit(self)
+
     def __getstate__(self):
         from . import __version__
 

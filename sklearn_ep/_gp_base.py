@@ -155,7 +155,7 @@ class _WithKernel:
 def fit_dense(problem, sign, monitor, k):
     """Learn the kernel if asked, converge EP, and return the `BinaryFit` of problem k."""
     kernel, x = problem.kernel.clone_with_theta(problem.starts[k]), problem.sites[k]
-    history, max_sweeps = {}, min(problem.max_sweeps, problem.max_iter)
+    history, stopped, max_sweeps = {}, False, min(problem.max_sweeps, problem.max_iter)
     if problem.learn and kernel.n_dims:
         learned = maximise_evidence(
             problem.evidence(sign, x, max(problem.tol, LEARNING_TOL)),
@@ -168,14 +168,17 @@ def fit_dense(problem, sign, monitor, k):
         history, max_sweeps = learned.history, problem.max_sweeps
         # the last run starts from the same sites as the search, so that the answer depends on the
         # kernel alone and not on the path that led to it
-        kernel = learned.point.payload[0]
-    watch = None if monitor is None else _WithKernel(monitor, kernel)
+        kernel, stopped = learned.point.payload[0], learned.stopped
+    # a search that was stopped still ends at converged sites, in sweeps that nobody counts
+    watch = None if monitor is None or stopped else _WithKernel(monitor, kernel)
     result = problem.solve(kernel, sign, x, problem.tol, max_sweeps, watch)
+    if not stopped:
+        history = {n: np.concatenate([history.get(n, []), v]) for n, v in result.history.items()}
     state, _ = result.evaluation.payload
     sites = Sites(*result.x)
     return BinaryFit(
         problem.posterior((kernel, state)),
-        {n: np.concatenate([history.get(n, []), v]) for n, v in result.history.items()},
+        history,
         result.converged,
         float(result.evaluation.record["log_evidence"]),
         dict(

@@ -7,9 +7,11 @@ import numpy as np
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from ._checks import check_number, validate_training
+from ._base import diagnose_fit
+from ._checks import check_number, checked_weights, validate_training
 from ._compat import with_callbacks
 from ._convex_base import ConvexBase, fit_problem, one_or_stack
+from ._engine.diagnostics import importance_check, weight_space_log_weights
 from ._engine.factors import LogisticSites
 from ._fitting import FitMonitor, fit_one_versus_rest, restore_on_error, warn_not_converged
 
@@ -292,6 +294,52 @@ class ConvexVariationalLogistic(ConvexBase):
         check_number("n_samples", n_samples, 1, integer=True)
         rng = check_random_state(random_state)
         return one_or_stack([p.sample(n_samples, rng) for p in self._posteriors])
+
+    def diagnose(self, X=None, y=None, sample_weight=None, n_draws=1000, random_state=0):
+        """Say how far to trust the fit.
+
+        Parameters
+        ----------
+        X : array-like or sparse matrix of shape (n, d), default=None
+            The training rows; without them only convergence is reported.
+        y : array-like of shape (n,), default=None
+            Their labels.
+        sample_weight : array-like of shape (n,), default=None
+            The weights of the fit.
+        n_draws : int, default=1000
+            Draws of the coefficients, weighted by the true posterior over the approximate one.
+        random_state : int, RandomState instance or None, default=0
+            Seed of the draws.
+
+        Returns
+        -------
+        diagnosis : Diagnosis
+            Residual and convergence and, for two classes, a Gaussian prior and no class weights,
+            effective share of the draws and tail shape of their weights.
+        """
+        check_is_fitted(self)
+        check_number("n_draws", n_draws, 25, integer=True)
+        plain = self.prior == "gaussian" and self.class_weight is None
+        if X is None or not plain or len(self._posteriors) > 1:
+            return diagnose_fit(self)
+        X = self._check_new(X)
+        weight = checked_weights(sample_weight, X)
+        posterior = self._posteriors[0]
+        prior = 1.0 / np.broadcast_to(self.prior_variance_, X.shape[1])
+        if self.fit_intercept:
+            prior = np.append(prior, 1.0 / self.intercept_prior_variance)
+        draws = posterior.sample(n_draws, check_random_state(random_state))
+        log_w = weight_space_log_weights(
+            self._link,
+            np.where(np.asarray(y) == self.classes_[1], 1.0, -1.0),
+            weight,
+            self.site_precision_,
+            prior,
+            posterior.mean,
+            draws,
+            posterior.predictors(X),
+        )
+        return diagnose_fit(self, importance_check(log_w))
 
     def condition_on(self, X, y):
         """Include labelled rows by rank-one updates, without a refit.

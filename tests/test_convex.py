@@ -444,3 +444,13 @@ def test_one_warning_when_not_converged():
         e = fit(X, y, 100.0, max_iter=1, tol=1e-12)
     assert len(said) == 1 and not e.converged_ and e.n_iter_ == 1
     assert np.all(np.isfinite(e.predict_proba(X)))
+
+
+def test_diagnose_weighs_draws_to_the_true_posterior():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(150, 4))
+    y = (X[:, 0] + rng.logistic(size=150) > 0).astype(int)
+    kl, local = (ConvexVariationalLogistic(4.0, bound=b).fit(X, y) for b in ("kl", "local"))
+    good, narrow = kl.diagnose(X, y, n_draws=4000), local.diagnose(X, y, n_draws=4000)
+    assert good.pareto_k < 0.7 and good.ess_share > 0.97 > narrow.ess_share
+    assert kl.diagnose().pareto_k is None and "fixed point" in str(kl.diagnose())

@@ -420,3 +420,33 @@ def test_importance_check_of_known_weights():
     assert equal.ess_share == pytest.approx(1.0) and equal.log_mean == pytest.approx(3.0)
     heavy = importance_check(np.log(rng.pareto(1.25, size=20000) + 1))
     assert heavy.pareto_k == pytest.approx(0.8, abs=0.15)
+
+
+class StopAt:
+    """A callback that asks for a stop after some tasks below the fit."""
+
+    def __init__(self, at):
+        self.at, self.ended = at, 0
+
+    def setup(self, estimator, context):
+        self.ended = 0
+
+    def teardown(self, estimator, context):
+        pass
+
+    def on_fit_task_begin(self, estimator, context):
+        pass
+
+    def on_fit_task_end(self, estimator, context):
+        self.ended += context.parent is not None
+        return self.ended >= self.at
+
+
+def test_learning_stopped_by_a_callback_ends_at_converged_sites():
+    pytest.importorskip("sklearn.callback")
+    X, y = toy(80)
+    watch = StopAt(3)
+    est = EPGaussianProcessClassifier(1.0 * RBF(0.3)).set_callbacks(watch).fit(X, y)
+    assert est.n_iter_ == watch.ended == 3 and est.converged_
+    same = fixed(est.kernel_).fit(X, y)
+    np.testing.assert_allclose(est.predict_proba(X), same.predict_proba(X), atol=1e-3)

@@ -10,7 +10,12 @@ import numpy as np
 from scipy.special import logsumexp
 from scipy.stats import genpareto
 
-__all__ = ["ImportanceCheck", "importance_check", "site_log_weights"]
+__all__ = [
+    "ImportanceCheck",
+    "importance_check",
+    "site_log_weights",
+    "weight_space_log_weights",
+]
 
 
 class ImportanceCheck(NamedTuple):
@@ -30,6 +35,27 @@ def site_log_weights(factor, y, weight, precision, shift, latent):
     """Return log(likelihood / sites) of latent draws (s, n), each shape (s,), up to a constant."""
     log_site = latent * shift - 0.5 * precision * latent**2
     return (factor.log_prob(y, latent) - log_site) @ weight
+
+
+def weight_space_log_weights(factor, y, weight, precision, prior_precision, mean, draws, latent):
+    """Return log(true joint / Gaussian posterior) of draws of a linear model, up to a constant.
+
+    Parameters
+    ----------
+    factor : Factor
+    y, weight, precision : ndarray of shape (n,)
+        Labels, copies of the rows, and precisions of their sites.
+    prior_precision, mean : ndarray of shape (d,)
+        Of the weights; the posterior precision is diag(prior_precision) + B' diag(precision) B.
+    draws : ndarray of shape (s, d)
+        Draws of the weights from that posterior.
+    latent : callable
+        Maps weights (.., d) to linear predictors (.., n).
+    """
+    moved = draws - mean
+    log_joint = factor.log_prob(y, latent(draws)) @ weight - 0.5 * draws**2 @ prior_precision
+    log_q = -0.5 * (moved**2 @ prior_precision + latent(moved) ** 2 @ precision)
+    return log_joint - log_q
 
 
 def importance_check(log_weights):

@@ -31,11 +31,15 @@ class EvidencePoint(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """Best hyperparameters found, their point, and the history of the accepted steps."""
+    """Best hyperparameters found, their point, and the history of the accepted steps.
+
+    `stopped` tells that the monitor ended the search.
+    """
 
     theta: np.ndarray
     point: EvidencePoint
     history: dict[str, np.ndarray]
+    stopped: bool
 
 
 def random_starts(bounds, n_starts, rng):
@@ -90,6 +94,7 @@ def maximise_evidence(
 def _one_run(evaluate, theta, bounds, max_iter, monitor, ftol, gtol):
     best: list[Any] = [None, None]
     history: dict[str, list[float]] = {"residual": [], "log_evidence": []}
+    stopped: list[bool] = []
 
     def objective(t):
         point = evaluate(t)
@@ -108,6 +113,7 @@ def _one_run(evaluate, theta, bounds, max_iter, monitor, ftol, gtol):
         if monitor is not None:
             monitor.begin()
             if monitor.end(record, best[1].payload):
+                stopped.append(True)
                 raise StopIteration
 
     minimize(
@@ -121,4 +127,5 @@ def _one_run(evaluate, theta, bounds, max_iter, monitor, ftol, gtol):
     )
     if best[1] is None:
         raise ValueError("the evidence is not finite at the initial kernel: change its parameters.")
-    return Learned(best[0], best[1], {k: np.array(v) for k, v in history.items()})
+    arrays = {k: np.array(v) for k, v in history.items()}
+    return Learned(best[0], best[1], arrays, bool(stopped))

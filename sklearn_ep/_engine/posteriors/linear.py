@@ -37,7 +37,6 @@ class LinearModel:
 
     def __init__(self, X, y):
         self.rest = 0.0
-        self.background = None
         if X.shape[0] > X.shape[1] + 1:
             r: Any = np.linalg.qr(np.column_stack([X, y]), mode="r")
             X, y, self.rest = r[:-1, :-1], r[:-1, -1], r[-1, -1] ** 2
@@ -50,23 +49,6 @@ class LinearModel:
         """Mean square of the entries of X for `total` rows, repetition counted."""
         parts = (self.X[:, b] for b in column_blocks(self.X))
         return sum(np.einsum("ij,ij->", x, x) for x in parts) / (total * self.X.shape[1])
-
-    def restricted(self, index, precision, shift):
-        """Return the model of some columns; the others stay at the given sites for good.
-
-        Those enter as correlated noise, so that an iteration costs what the kept columns cost.
-        """
-        out = object.__new__(LinearModel)
-        other = np.ones(self.X.shape[1], dtype=bool)
-        other[index] = False
-        scale = np.zeros_like(precision)
-        scale[other] = 1.0 / precision[other]
-        out.X, out.rest, out.dense, out.gram = self.X[:, index], self.rest, False, None
-        offset = self.X @ (scale * shift)
-        out.y = self.y - offset
-        out.Xy = out.X.T @ out.y
-        out.background = _outer(self.X, scale)
-        return out
 
     def marginals(self, precision, shift, noise, floor=0.0):
         """Return the posterior for site `precision` and `shift` and noise variance `noise`.
@@ -139,7 +121,6 @@ class LowRankMarginals:
 
     def __init__(self, model, precision, shift, noise, floor):
         self._X, self.noise = model.X, noise
-        self._background = model.background
         low = np.flatnonzero(precision < floor)
         floored = np.maximum(precision, floor)
         self._scale = scale = 1.0 / floored
@@ -161,7 +142,7 @@ class LowRankMarginals:
         if not np.all(self.var > 0):
             raise ImproperPosterior("a posterior variance is lost to rounding")
         self.residual = noise * self._dual
-        if low.size:  # X times the correction, without forming X mean: a background is in C only
+        if low.size:  # X times the correction, without forming X mean
             image = self._half_low @ self._dual_low
             self.residual -= noise * solve_triangular(
                 self._lower, image, lower=True, trans="T", check_finite=False
@@ -177,8 +158,6 @@ class LowRankMarginals:
         for block in blocks:
             part = self._X[:, block] * root[block]
             C += part @ part.T
-        if self._background is not None:
-            C += self._background
         C[np.diag_indices_from(C)] += self.noise
         return C, part if len(blocks) == 1 else None
 
@@ -221,7 +200,7 @@ class LowRankMarginals:
 
     @cached_property
     def trace(self):
-        """Trace of X Sigma X' for all columns, a background included."""
+        """Trace of X Sigma X' for all columns."""
         half = triangular_inverse(self._lower)
         total = self.noise * (len(half) - self.noise * np.einsum("ij,ij->", half, half))
         if self._low.size:

@@ -86,9 +86,14 @@ class WeightPosterior:
             draws += np.outer(noise - draws @ row, root * direction)
         return self.mean + draws
 
+    def predictors(self, X):
+        """Return the map from weights (s, n) to linear predictors (s, rows of X)."""
+        B = with_ones(X, self.intercept)
+        return lambda weights: np.asarray((B @ weights.T).T)
+
     def draw(self, X, n_samples, rng):
         """Return joint draws (n_samples, n_new) of the predictor at new rows."""
-        return np.asarray((with_ones(X, self.intercept) @ self.sample(n_samples, rng).T).T)
+        return self.predictors(X)(self.sample(n_samples, rng))
 
     def joined(self, X, sites):
         """Return a new posterior with rows included one after another, and log p of their labels.
