@@ -202,10 +202,16 @@ def signs_of(y, k, n_problems):
 
 
 def _average_sites(posterior, mean, var, smoothed, copies):
-    """Return the sites that removing one averaged site amounts to, to first order in 1 / n."""
-    cav_var = var + (var - np.einsum("ij,ij->i", smoothed, smoothed)) / copies
-    cav_mean = mean - smoothed @ posterior.mean / copies
-    return Sites(1.0 / var - 1.0 / cav_var, mean / var - cav_mean / cav_var)
+    """Return the sites that removing one averaged site amounts to, to first order in 1 / n.
+
+    A row that no inducing point reaches has no variance to explain, and a site that says nothing.
+    """
+    reached = var > np.finfo(float).tiny
+    safe = np.where(reached, var, 1.0)
+    widened = safe + np.where(reached, var - np.einsum("ij,ij->i", smoothed, smoothed), 0) / copies
+    cav_mean = mean - np.where(reached, smoothed @ posterior.mean, 0.0) / copies
+    precision, shift = 1.0 / safe - 1.0 / widened, mean / safe - cav_mean / widened
+    return Sites(np.where(reached, precision, 0.0), np.where(reached, shift, 0.0))
 
 
 def _row_gradient(sites, mean, var, update, weight, fresh):
