@@ -10,6 +10,7 @@ from ._checks import checked_weights
 from ._engine import log_cholesky
 from ._engine.importance import tilted_by_importance
 from ._engine.marginal_laplace import marginal_terms
+from ._engine.nuts import tilted_by_nuts
 from ._engine.partition import load_part
 from ._engine.posteriors.arrow import ArrowRows, arrow_rows, conditional_ep
 from ._engine.theta_nodes import tilted_by_nodes
@@ -127,6 +128,12 @@ def importance_worker(part, message, spec, q, settings):
     """Return the `TiltedSite` of a partition under its cavity by importance sampling."""
     cavity, state = message
     return tilted_by_importance(read_rows(part, spec), cavity, state, q=q, settings=settings)
+
+
+def nuts_worker(part, message, spec, q, settings):
+    """Return the `TiltedSite` of a partition under its cavity by the No-U-Turn sampler."""
+    cavity, state = message
+    return tilted_by_nuts(read_rows(part, spec), cavity, state, q=q, settings=settings)
 
 
 def nodes_worker(part, message, spec, theta, q, tol, max_passes):

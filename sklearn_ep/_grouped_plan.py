@@ -15,7 +15,7 @@ __all__ = ["Plan", "plan_parts", "plan_rows", "warn_of_hard_groups"]
 
 _AUTO_SITES = 8  # few large partitions: as accurate as many small ones and several times faster
 # Total weight that makes one more partition worth while: with groups; without, where a partition is
-# only a block of rows; and for importance sampling, whose noise adds up over partitions.
+# only a block of rows; and for engines that draw, whose noise adds up over partitions.
 _WEIGHT_A_SITE = {"groups": 100, "rows": 1000, "draws": 5000}
 
 
@@ -56,7 +56,13 @@ class Plan(NamedTuple):
 
 def _n_sites(n_partitions, total_weight, n_groups, engine):
     if n_partitions == "auto":
-        kind = "draws" if engine == "importance" else "rows" if n_groups is None else "groups"
+        kind = (
+            "draws"
+            if engine in ("importance", "nuts")
+            else "rows"
+            if n_groups is None
+            else "groups"
+        )
         least = 2 if kind == "groups" else 1
         wanted = min(_AUTO_SITES, max(least, int(total_weight // _WEIGHT_A_SITE[kind])))
     else:
@@ -189,7 +195,7 @@ def warn_of_hard_groups(name, plan, tau):
             f"{name}: groups have {np.median(plan.group_size):g} rows in the median, "
             f"{np.mean(plan.one_class):.0%} of them of one class, and the median of tau is "
             f"{tau:.2g}. Expectation propagation is inaccurate there: group effects are far from "
-            "Gaussian, and tau is underestimated. Compare with engine='importance'.",
+            "Gaussian, and tau is underestimated. Compare with engine='importance' or 'nuts'.",
             UserWarning,
             stacklevel=3,
         )

@@ -8,6 +8,7 @@ from ._engine.gaussian import Natural
 from ._engine.importance import DrawState, ImportanceSettings
 from ._engine.marginal_laplace import find_mode, laplace_messages
 from ._engine.message_passing import Messages, posterior_moments, propagate, total_of
+from ._engine.nuts import ChainState
 from ._engine.posteriors.arrow import LocalEffects
 from ._engine.posteriors.grouped_mixture import GroupedMixture
 from ._engine.theta_grid import (
@@ -22,13 +23,21 @@ from ._engine.theta_grid import (
 )
 from ._engine.theta_nodes import SiteState, middle_sites
 from ._fitting import BinaryFit
-from ._grouped_parts import importance_worker, mode_worker, nodes_worker, tilted_worker
+from ._grouped_parts import (
+    importance_worker,
+    mode_worker,
+    nodes_worker,
+    nuts_worker,
+    tilted_worker,
+)
 
 __all__ = ["GroupedFit", "Problem", "Settings", "normal_prior"]
 
 _MODE_TOL = 0.1  # sd: the messages at the mode contain one more Newton step anyway
 _NODE_ROWS = 3_000_000  # row sites held at once for nodes of the grid
 _MAX_INNER = 30
+# engines that draw: their worker, and the share of effective draws below which it draws again
+_DRAWING = {"importance": (importance_worker, 0.3), "nuts": (nuts_worker, 0.5)}
 
 
 class Settings(NamedTuple):
@@ -113,17 +122,18 @@ class GroupedFit:
         """Place the nodes, or the first draws, of every site by the posterior so far."""
         p, whole = self.problem, posterior_moments(self.problem.prior, messages)
         place = SiteState(None, whole.mean[p.d :], whole.cov[p.d :, p.d :])
+        drawn = {"importance": DrawState, "nuts": ChainState}.get(self.settings.engine)
         self.states = [
-            DrawState(place, k) if self.settings.engine == "importance" else place
-            for k in range(len(self.run.parts))
+            place if drawn is None else drawn(place, k) for k in range(len(self.run.parts))
         ]
 
     # ------------------------------------------------------------------ sweeps
 
     def _shared(self):
         s, p = self.settings, self.problem
-        if s.engine == "importance":
-            return importance_worker, (p.spec, p.q, ImportanceSettings(s.n_draws, 0.3, s.seed))
+        if s.engine in _DRAWING:
+            worker, share = _DRAWING[s.engine]
+            return worker, (p.spec, p.q, ImportanceSettings(s.n_draws, share, s.seed))
         return tilted_worker, (p.spec, p.q, self.inner_tol, _MAX_INNER)
 
     def tilted(self, cavities):
@@ -205,7 +215,7 @@ class GroupedFit:
         parts = []
         for start in range(0, len(theta), block):
             some = theta[start : start + block]
-            warm = [s.nodes if isinstance(s, DrawState) else s for s in self.states]
+            warm = [s.nodes if isinstance(s, DrawState | ChainState) else s for s in self.states]
             sites = [
                 None if w is None or w.sites is None else middle_sites(w.sites, len(some))
                 for w in warm
@@ -238,7 +248,7 @@ class GroupedFit:
         def evaluate(theta):
             return self._evaluate_nodes(messages, theta)
 
-        refine = s.refine and s.engine != "importance"  # a grid of EP would undo its corrections
+        refine = s.refine and s.engine not in _DRAWING  # a grid of EP would undo its corrections
         if refine and len(centre) == 1:
             prior = p.theta_prior[0][0], p.theta_prior[1][0]
             grid = even_grid(evaluate, centre[0], np.sqrt(cov[0, 0]), prior)

@@ -18,7 +18,15 @@ from .posteriors.arrow import backward
 from .quadrature import gauss_legendre_panels
 from .theta_nodes import SiteState, TiltedSite, tilted_by_nodes
 
-__all__ = ["DrawState", "ImportanceSettings", "marginal_log_likelihood", "tilted_by_importance"]
+__all__ = [
+    "DrawState",
+    "ImportanceSettings",
+    "draws_of",
+    "log_density",
+    "marginal_log_likelihood",
+    "normalised",
+    "tilted_by_importance",
+]
 
 
 _BLOCK = 1_000_000  # row values held at once
@@ -114,14 +122,14 @@ def _panels(modes, lower):
     ]
 
 
-def _draws(proposal, n_draws, rng):
+def draws_of(proposal, n_draws, rng):
     """Return antithetic draws (S, P) of a Gaussian."""
     half = rng.standard_normal(((n_draws + 1) // 2, len(proposal.mean)))
     lower = checked_cholesky(proposal.cov)
     return proposal.mean + np.vstack([half, -half])[:n_draws] @ lower.T
 
 
-def _log_density(phi, m):
+def log_density(phi, m):
     """Return log N(phi; m) without its constant (2 pi)."""
     lower = checked_cholesky(m.cov)
     white = solve_triangular(lower, (phi - m.mean).T, lower=True)
@@ -163,13 +171,13 @@ def tilted_by_importance(rows, cavity, state, *, q, settings):
             state = state._replace(nodes=site.state, proposal=site.moments)
         if state.phi is None:
             rng = np.random.default_rng([settings.seed, state.site, state.n_fresh])
-            phi = _draws(state.proposal, settings.n_draws, rng)
+            phi = draws_of(state.proposal, settings.n_draws, rng)
             likelihood = marginal_log_likelihood(rows, phi, q)
             state = state._replace(phi=phi, log_likelihood=likelihood, n_fresh=state.n_fresh + 1)
         log_target = state.log_likelihood + state.phi @ cavity.shift - mass
         log_target -= 0.5 * np.einsum("sp,pr,sr->s", state.phi, cavity.precision, state.phi)
-        log_weight = log_target - _log_density(state.phi, state.proposal)
-        weight, share = _normalised(log_weight)
+        log_weight = log_target - log_density(state.phi, state.proposal)
+        weight, share = normalised(log_weight)
         if share > settings.min_share or attempt == _ROUNDS - 1:
             break
         # stale draws: a new proposal; a new proposal that missed: adapt it
@@ -184,7 +192,7 @@ def tilted_by_importance(rows, cavity, state, *, q, settings):
     return TiltedSite(log_z, tilted, state)
 
 
-def _normalised(log_weight):
+def normalised(log_weight):
     """Return weights that sum to one and the share of effective draws."""
     weight = np.exp(log_weight - logsumexp(log_weight))
     return weight, 1.0 / (len(weight) * np.sum(weight**2))
@@ -198,8 +206,8 @@ def _tempered(log_weight, least):
     low, high = 0.0, 1.0
     for _ in range(30):
         power = 0.5 * (low + high)
-        low, high = (power, high) if _normalised(power * log_weight)[1] > least else (low, power)
-    return _normalised(low * log_weight)
+        low, high = (power, high) if normalised(power * log_weight)[1] > least else (low, power)
+    return normalised(low * log_weight)
 
 
 def _controlled_moments(state, weight, share):
