@@ -9,8 +9,8 @@ from ._checks import check_choice, check_common, check_number
 from ._compat import with_callbacks
 from ._engine import log_cholesky
 from ._engine.gaussian import ImproperPosterior
-from ._fitting import restore_on_error, warn_not_converged
 from ._engine.nuts import load_sampler
+from ._fitting import restore_on_error, warn_not_converged
 from ._grouped_plan import warn_of_hard_groups
 from ._grouped_training import GroupedTraining
 from ._groups import column_position
