@@ -1,6 +1,5 @@
 """Plan of a hierarchical fit: which rows and groups go to which partition, and what they hold."""
 
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ from ._engine.posteriors.arrow import arrow_rows
 from ._grouped_parts import PartSpec, design_of
 from ._groups import balance, group_keys, number_groups, spread_by_content
 
-__all__ = ["Plan", "plan_parts", "plan_rows", "warn_of_hard_groups"]
+__all__ = ["Plan", "plan_parts", "plan_rows", "remarks_on_groups"]
 
 _AUTO_SITES = 8  # few large partitions: as accurate as many small ones and several times faster
 # Total weight that makes one more partition worth while: with groups; without, where a partition is
@@ -172,30 +171,25 @@ def plan_parts(parts, told, spec):
     )
 
 
-def warn_of_hard_groups(name, plan, tau):
-    """Warn where expectation propagation, or the data, are known to say little about tau."""
+def remarks_on_groups(plan, tau, engine):
+    """Return sentences on groups of which the engine, or the data, are known to say little."""
     if len(plan.labels) == 1:
-        warnings.warn(
-            f"{name}: there is one group, so the data say nothing about the group scale tau; its "
-            "posterior is the prior.",
-            UserWarning,
-            stacklevel=3,
+        return (
+            "there is one group, so the data say nothing about the group scale tau; its posterior "
+            "is the prior.",
         )
-    elif len(plan.group_size) == 0:
-        return
-    elif plan.group_size.max() == 1:
-        warnings.warn(
-            f"{name}: every group has one row, so the data say next to nothing about the group "
-            "scale tau.",
-            UserWarning,
-            stacklevel=3,
+    if len(plan.group_size) == 0:
+        return ()
+    if plan.group_size.max() == 1:
+        return (
+            "every group has one row, so the data say next to nothing about the group scale tau.",
         )
-    elif np.median(plan.group_size) < 5 and (tau > 4 or np.mean(plan.one_class) > 0.5):
-        warnings.warn(
-            f"{name}: groups have {np.median(plan.group_size):g} rows in the median, "
-            f"{np.mean(plan.one_class):.0%} of them of one class, and the median of tau is "
-            f"{tau:.2g}. Expectation propagation is inaccurate there: group effects are far from "
-            "Gaussian, and tau is underestimated. Compare with engine='importance' or 'nuts'.",
-            UserWarning,
-            stacklevel=3,
-        )
+    median, share = np.median(plan.group_size), np.mean(plan.one_class)
+    if engine in ("importance", "nuts") or median >= 5 or (tau <= 4 and share <= 0.5):
+        return ()
+    return (
+        f"groups have {median:g} rows in the median, {share:.0%} of them of one class, and the "
+        f"median of tau is {tau:.2g}. Expectation propagation is inaccurate there: group effects "
+        "are far from Gaussian, and tau is underestimated. Compare with engine='importance' or "
+        "'nuts'.",
+    )

@@ -3,13 +3,17 @@
 from functools import partial
 
 import numpy as np
+from sklearn.utils import check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from ._base import diagnose_fit
 from ._checkpoint import digest, load_checkpoint, save_checkpoint
-from ._checks import validate_training
+from ._checks import check_number, checked_weights, validate_training
+from ._engine.diagnostics import importance_check
 from ._engine.marginal_laplace import is_proper, laplace_messages
 from ._engine.message_passing import Messages, posterior_moments
 from ._engine.partition import PartMap
+from ._engine.theta_grid import prior_of_beta
 from ._fitting import FitMonitor, combine_fits, fit_one_versus_rest
 from ._grouped_base import GroupedClassifier, separated
 from ._grouped_parts import PartSpec, describe
@@ -199,6 +203,7 @@ class GroupedTraining(GroupedClassifier):
         self.phi_mean_ = _merged([m.mean for m in phi])
         self.phi_cov_ = _merged([m.cov for m in phi])
         beta = [p.beta_moments() for p in self._posteriors]
+        self._prior_of_beta = prior_of_beta(fits[0].attributes["prior"], len(beta[0].mean))
         mean = np.stack([m.mean for m in beta])
         sd = np.stack([np.sqrt(np.diagonal(m.cov)) for m in beta])
         self.coef_, self.intercept_ = self._split_intercept(mean)
@@ -215,6 +220,79 @@ class GroupedTraining(GroupedClassifier):
         self._state = self._state_of(
             Messages(self.site_precision_, self.site_shift_), fits[0].attributes["prior"], plan
         )
+
+    # ------------------------------------------------------------------ diagnosis
+
+    def diagnose(
+        self, n_draws=1000, random_state=0, *, X=None, y=None, groups=None, sample_weight=None
+    ):
+        """Say how far to trust the fit.
+
+        The model keeps no training rows; given again, they show by importance weights how far the
+        approximate posterior is from the exact one.
+
+        Parameters
+        ----------
+        n_draws : int, default=1000
+            Joint draws of coefficients, group scales and all group effects, weighted by the exact
+            joint density over the approximate one, both at the nodes in the group scales. Cost
+            O(n_draws n d).
+        random_state : int, RandomState instance or None, default=0
+            Seed of the draws.
+        X : array-like of shape (n, d), default=None
+            The training rows; None for no weights.
+        y : array-like of shape (n,), default=None
+            Their class labels.
+        groups : array-like of shape (n,), default=None
+            Their group labels, where they are not a column of X.
+        sample_weight : array-like of shape (n,), default=None
+            Their weights.
+
+        Returns
+        -------
+        diagnosis : Diagnosis
+            Residual, convergence, remarks where groups are of a kind that the model or the method
+            handles badly and, for two classes and rows of named groups, effective share of the
+            draws and tail shape of their weights. Printing it gives a summary.
+
+        Raises
+        ------
+        ValueError
+            If `n_draws` or the rows are not usable.
+        """
+        check_is_fitted(self)
+        check_number("n_draws", n_draws, 25, integer=True)
+        remarks = [f"Note: {remark}" for remark in self._remarks]
+        if self.n_skipped_:
+            remarks.append(
+                f"{self.n_skipped_} messages were left as they were, because the tilted moments "
+                "were no Gaussian."
+            )
+        if X is None:
+            remarks.append("Give X, y and groups of the training rows for importance weights.")
+            return diagnose_fit(self, remarks=remarks)
+        rows = self._rows_again(X, y, groups, sample_weight)
+        if len(self._posteriors) > 1:
+            return diagnose_fit(self, remarks=remarks)
+        code = rows[2]
+        if self._has_groups and not np.all((code >= 0) & (code < len(self.group_labels_))):
+            remarks.append("Some rows are of no named group of the fit: no importance weights.")
+            return diagnose_fit(self, remarks=remarks)
+        rng = self._generator(random_state)
+        log_w = self._posteriors[0].log_weights(*rows, self._prior_of_beta, n_draws, rng)
+        return diagnose_fit(self, importance_check(log_w), remarks)
+
+    def _rows_again(self, X, y, groups, sample_weight):
+        """Return (design, local, code, sign, weight) of training rows that are given again."""
+        design, local, code = self._check_grouped(X, groups)
+        y, weight = column_or_1d(y), checked_weights(sample_weight, design)
+        check_consistent_length(design, y)
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise ValueError(f"y has classes that the model was not fitted with: {unknown}.")
+        sign = np.where(y == self.classes_[1], 1.0, -1.0)
+        kept = weight > 0
+        return tuple(a[kept] for a in (design, local, code, sign, weight))
 
     # ------------------------------------------------------------------ state
 

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.stats import multivariate_normal, norm
 
 from ._engine.gaussian import Natural
 from ._engine.importance import DrawState, ImportanceSettings
@@ -241,7 +242,9 @@ class GroupedFit:
             nothing = LocalEffects(
                 np.zeros((1, 0, 0, 0)), np.zeros((1, 0, 0, p.d)), np.zeros((1, 0, 0))
             )
-            return GroupedMixture(np.exp(log_weight), theta, mean, root, nothing, None), None
+            flat = np.zeros(len(theta))
+            mixture = GroupedMixture(np.exp(log_weight), theta, mean, root, nothing, None, flat)
+            return mixture, None
         whole = posterior_moments(p.prior, messages)
         centre, cov = whole.mean[p.d :], whole.cov[p.d :, p.d :]
 
@@ -262,9 +265,13 @@ class GroupedFit:
             gaussian = type(whole)(centre, cov)
             marginal = ThetaMarginal(theta, weight, gaussian) if len(centre) == 1 else None
             local = self._assemble(nodes.local)
-            return GroupedMixture(weight, theta, mean, root, local, marginal), None
+            log_mass = multivariate_normal.logpdf(theta, centre, cov).reshape(-1)
+            log_mass -= norm.logpdf(theta, *p.theta_prior).sum(1)
+            return GroupedMixture(weight, theta, mean, root, local, marginal, log_mass), None
         nodes, local = grid.nodes, self._assemble(grid.nodes.local)
-        mixture = GroupedMixture(grid.weight, nodes.theta, nodes.mean, nodes.root, local, marginal)
+        mixture = GroupedMixture(
+            grid.weight, nodes.theta, nodes.mean, nodes.root, local, marginal, nodes.log_z
+        )
         return mixture, grid.log_evidence
 
     def _assemble(self, blocks):

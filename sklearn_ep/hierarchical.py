@@ -1,6 +1,7 @@
 """Hierarchical logistic regression by expectation propagation over data partitions."""
 
 import numbers
+import warnings
 
 import numpy as np
 from sklearn.utils import check_random_state
@@ -11,7 +12,7 @@ from ._engine import log_cholesky
 from ._engine.gaussian import ImproperPosterior
 from ._engine.nuts import load_sampler
 from ._fitting import restore_on_error, warn_not_converged
-from ._grouped_plan import warn_of_hard_groups
+from ._grouped_plan import remarks_on_groups
 from ._grouped_training import GroupedTraining
 from ._groups import column_position
 from ._hierarchical_fit import Problem, Settings, normal_prior
@@ -346,6 +347,9 @@ class HierarchicalEPLogistic(GroupedTraining):
         if not self.converged_:
             residual = self.history_["residual"][-1]
             warn_not_converged(name, residual, self.tol, self.n_iter_)
+        self._remarks: tuple[str, ...] = ()
         if self._has_groups:
-            warn_of_hard_groups(name, plan, float(np.max(self.tau_)))
+            self._remarks = remarks_on_groups(plan, float(np.max(self.tau_)), self.engine)
+        for remark in self._remarks:
+            warnings.warn(f"{name}: {remark}", UserWarning, stacklevel=2)
         return self

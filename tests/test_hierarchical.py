@@ -18,6 +18,7 @@ from sklearn.multiclass import OneVsRestClassifier
 
 from sklearn_ep import HierarchicalEPLogistic
 from sklearn_ep._engine import theta_nodes
+from sklearn_ep._engine.diagnostics import importance_check
 from sklearn_ep._engine.gaussian import Moments
 from sklearn_ep.datasets import make_hierarchical_logistic
 from sklearn_ep.inspection import GroupEffectsDisplay
@@ -132,6 +133,49 @@ def test_nuts_says_which_package_it_needs(monkeypatch):
     with pytest.raises(ImportError, match=r"engine='nuts' needs .* 'sklearn-ep\[nuts\]'"):
         clf.fit(X, y, groups=g)
     assert not hasattr(clf, "classes_")
+
+
+def test_diagnose_weights_lead_to_the_exact_evidence():
+    X, y, g = stored("sparse")
+    clf = HierarchicalEPLogistic(fit_intercept=False).fit(X, y, groups=g)
+    rows = clf._rows_again(X, y, g, None)
+    rng = np.random.default_rng(0)
+    log_w = clf._posteriors[0].log_weights(*rows, clf._prior_of_beta, 10_000, rng)
+    correction = importance_check(log_w).log_mean
+    exact = ORACLE["sparse"]["is"]["log_evidence"]  # 0.04 from the uncorrected
+    assert clf.log_evidence_ + correction == pytest.approx(exact, abs=0.025)
+    # copies by weights and by repetition, and rows that do not count
+    n = len(y)
+    weight = np.r_[np.full(n, 2.0), np.zeros(5)]
+    weighted = clf._rows_again(np.r_[X, X[:5]], np.r_[y, y[:5]], np.r_[g, g[:5]], weight)
+    twice = clf._rows_again(np.r_[X, X], np.r_[y, y], np.r_[g, g], None)
+    a, b = (
+        clf._posteriors[0].log_weights(*r, clf._prior_of_beta, 50, np.random.default_rng(1))
+        for r in (weighted, twice)
+    )
+    np.testing.assert_allclose(a, b)
+
+
+def test_diagnose_of_grouped_fits():
+    X, y, g = grouped()
+    clf = fitted()
+    found = clf.diagnose(X=X, y=y, groups=g)
+    assert found.pareto_k < 0.7 and found.ess_share > 0.2 and found.remarks == ()
+    assert found == clf.diagnose(1000, 0, X=X, y=y, groups=g)
+    assert clf.diagnose().pareto_k is None and "training rows" in str(clf.diagnose())
+    slopes = HierarchicalEPLogistic(random_slopes=[0], max_iter=3, tol=1.0).fit(X, y, groups=g)
+    assert slopes.diagnose(X=X, y=y, groups=g).ess_share > 0.1
+    plain = HierarchicalEPLogistic(refine=False).fit(X, y, groups=g)
+    assert plain.diagnose(X=X, y=y, groups=g).ess_share > 0.2
+    assert HierarchicalEPLogistic().fit(X, y).diagnose(X=X, y=y).ess_share > 0.9
+    unnamed = clf.diagnose(X=X, y=y, groups=np.r_[[None], g[1:].astype(object)])
+    assert unnamed.pareto_k is None and "no named group" in str(unnamed)
+    many = HierarchicalEPLogistic().fit(X, g % 3)
+    assert many.diagnose(X=X, y=g % 3).pareto_k is None
+    with pytest.raises(ValueError, match="n_draws"):
+        clf.diagnose(3)
+    with pytest.raises(ValueError, match="classes"):
+        clf.diagnose(X=X, y=y + 5, groups=g)
 
 
 @pytest.mark.parametrize("k", [1, 4, 11])
@@ -470,7 +514,10 @@ def test_warnings_name_the_regime():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         with pytest.warns(UserWarning, match="importance"):
-            HierarchicalEPLogistic(max_iter=10).fit(X, y, groups=g)
+            clf = HierarchicalEPLogistic(max_iter=10).fit(X, y, groups=g)
+    found = clf.diagnose(X=X, y=y, groups=g)
+    assert found.pareto_k > 0.7 and found.ess_share < 0.1
+    assert "of one class" in str(found) and "tau is underestimated" in str(found)
 
 
 def test_a_message_that_is_no_gaussian_is_skipped(monkeypatch):

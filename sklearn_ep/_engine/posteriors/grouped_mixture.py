@@ -1,17 +1,18 @@
 """Posterior of coefficients and group effects as a mixture over nodes in the group scales."""
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import log_expit, logsumexp
 
 from .. import log_cholesky
 from ..factors import Logit
-from ..gaussian import Moments
+from ..gaussian import Moments, log_partition
 from .arrow import backward, forward
 
 __all__ = ["NEW_GROUP", "GroupedMixture"]
 
 NEW_GROUP = -1  # code of a row without label: a group of its own
 _BLOCK = 8192  # rows predicted at once
+_CELLS = 4_000_000  # values of the linear predictor held at once, draws times rows
 _LINK = Logit()
 
 
@@ -30,10 +31,13 @@ class GroupedMixture:
         Of the J groups that can be named.
     marginal : ThetaMarginal or None
         Distribution of a single theta between the nodes.
+    log_mass : ndarray of shape (M,)
+        Log evidence of each node that the weights stand for, up to a constant.
     """
 
-    def __init__(self, weight, theta, mean, root, local, marginal):
+    def __init__(self, weight, theta, mean, root, local, marginal, log_mass):
         self.weight, self.theta, self.mean, self.root = weight, theta, mean, root
+        self.log_mass = log_mass
         self.lower, self.gain, self.offset = local
         self.marginal = marginal
         self.scale = log_cholesky.factor(theta, self.lower.shape[2])
@@ -143,20 +147,67 @@ class GroupedMixture:
 
     def draw(self, n_samples, rng):
         """Return joint draws: beta (S, D), effects (S, J, q), theta (S, T), node (S,)."""
-        node = np.sort(rng.choice(len(self.weight), size=n_samples, p=self.weight))
-        d, q = self.mean.shape[1], self.n_effects
-        beta = np.empty((n_samples, d))
-        effects = np.empty((n_samples, self.n_groups, q))
-        for m in np.unique(node):
-            at = np.flatnonzero(node == m)
-            beta[at] = self.mean[m] + rng.standard_normal((len(at), d)) @ self.root[m]
-            noise = rng.standard_normal((len(at), self.n_groups, q))
-            u = self.offset[m] - np.einsum("jqd,sd->sjq", self.gain[m], beta[at])
-            u += backward(self.lower[m], noise[..., None])[..., 0]
-            effects[at] = u @ self.scale[m].T
+        node = self._draw_nodes(n_samples, rng)
+        beta = np.empty((n_samples, self.mean.shape[1]))
+        effects = np.empty((n_samples, self.n_groups, self.n_effects))
+        for m, at, b, u, _ in self._draws(node, rng):
+            beta[at], effects[at] = b, u @ self.scale[m].T
         theta = self.draw_theta(node, rng)
         order = rng.permutation(n_samples)
         return beta[order], effects[order], theta[order], node[order]
+
+    def _draw_nodes(self, n_samples, rng):
+        return np.sort(rng.choice(len(self.weight), size=n_samples, p=self.weight))
+
+    def _draws(self, node, rng):
+        """Yield (m, places of its draws, beta, u, their log density) for sorted nodes (S,)."""
+        d, q = self.mean.shape[1], self.n_effects
+        k = np.arange(q)
+        for m in np.unique(node):
+            at = np.flatnonzero(node == m)
+            white = rng.standard_normal((len(at), d))
+            beta = self.mean[m] + white @ self.root[m]
+            noise = rng.standard_normal((len(at), self.n_groups, q))
+            u = self.offset[m] - np.einsum("jqd,sd->sjq", self.gain[m], beta)
+            u += backward(self.lower[m], noise[..., None])[..., 0]
+            log_density = np.log(self.lower[m][:, k, k]).sum() - np.linalg.slogdet(self.root[m])[1]
+            log_density -= 0.5 * (np.sum(white**2, 1) + np.sum(noise**2, (1, 2)))
+            yield m, at, beta, u, log_density
+
+    def log_weights(self, X, local, code, sign, weight, prior, n_samples, rng):
+        """Return log(exact joint / mixture) of joint draws of node, beta and effects, O(S n D).
+
+        Parameters
+        ----------
+        X, local, code : ndarray
+            Training rows, all of known groups.
+        sign, weight : ndarray of shape (n,)
+            Labels in {-1, +1} and numbers of copies.
+        prior : Natural
+            Of beta; the effects have theirs, and that of theta is in `log_mass`.
+        n_samples : int
+        rng : Generator
+
+        Returns
+        -------
+        log_weights : ndarray of shape (S,)
+            Up to the constant of `log_mass`; that of a theta grid has none, and the mean weight is
+            then the exact evidence over that of the grid.
+        """
+        out = np.empty(n_samples)
+        block = max(1, _CELLS // len(X))
+        for m, at, beta, u, log_density in self._draws(self._draw_nodes(n_samples, rng), rng):
+            target = beta @ prior.shift - 0.5 * np.sum((beta @ prior.precision) * beta, 1)
+            target -= 0.5 * np.sum(u**2, (1, 2)) + log_partition(prior)
+            effects = u @ self.scale[m].T
+            for start in range(0, len(at), block):
+                some = slice(start, start + block)
+                z = beta[some] @ X.T
+                if self.n_effects:
+                    z += np.einsum("snq,nq->sn", effects[some][:, code], local)
+                target[some] += log_expit(sign * z) @ weight
+            out[at] = target - log_density - self.log_mass[m]
+        return out
 
     def draw_theta(self, node, rng):
         """Return draws of theta in phase with nodes already drawn."""
