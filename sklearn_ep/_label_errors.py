@@ -241,11 +241,11 @@ class LabelErrorProblem(DenseProblem):
 
 
 def learn_hyperparameters(problem, sign, monitor, k):
-    """Return (kernel, rate, history) of problem k, learned as far as the problem asks for it."""
+    """Return (kernel, rate, history, whether a callback ended it), learned as problem k asks."""
     kernel, rate = problem.kernel.clone_with_theta(problem.starts[k]), problem.rates[k]
     learn_kernel = problem.learn and kernel.n_dims > 0
     if not (learn_kernel or problem.learn_rate):
-        return kernel, rate, {}
+        return kernel, rate, {}, False
     theta = kernel.theta if learn_kernel else np.empty(0)
     bounds = kernel.bounds if learn_kernel else np.empty((0, 2))
     starts = problem.restarts if learn_kernel else []
@@ -263,15 +263,19 @@ def learn_hyperparameters(problem, sign, monitor, k):
         ftol=_LEARNING_FTOL,
     )
     kernel, _, rate = learned.point.payload
-    return kernel, rate, learned.history
+    return kernel, rate, learned.history, learned.stopped
 
 
 def fit_label_errors(problem, sign, monitor, k):
     """Learn what is asked for, converge the sites, and return the `BinaryFit` of problem k."""
-    kernel, rate, history = learn_hyperparameters(problem, sign, monitor, k)
-    watch = None if monitor is None else _WithKernel(monitor, kernel)
+    kernel, rate, history, stopped = learn_hyperparameters(problem, sign, monitor, k)
+    # a search that was ended early still ends at converged sites, in sweeps that nobody counts
+    ended = stopped or len(history.get("residual", [])) >= problem.max_iter
+    watch = None if monitor is None or ended else _WithKernel(monitor, kernel)
     rungs = problem.rungs(kernel, sign, rate, problem.tol)
     result, path = climb(rungs, problem.sites[k], problem.max_iter, watch)
+    if not ended:
+        history = {n: np.concatenate([history.get(n, []), v]) for n, v in result.history.items()}
     state, update = result.evaluation.payload
     sites = Sites(*result.x)
     cav = cavity(sites, state.mean, state.var)
@@ -279,7 +283,7 @@ def fit_label_errors(problem, sign, monitor, k):
     relaxation = np.zeros(len(sign)) if update.relaxation is None else update.relaxation
     return BinaryFit(
         problem.posterior((kernel, state)),
-        {n: np.concatenate([history.get(n, []), v]) for n, v in result.history.items()},
+        history,
         result.converged,
         float(result.evaluation.record["log_evidence"]),
         dict(
