@@ -12,6 +12,7 @@ __all__ = [
     "BinaryFit",
     "FitMonitor",
     "combine_fits",
+    "fit_problems",
     "fit_one_versus_rest",
     "restore_on_error",
     "warn_not_converged",
@@ -137,6 +138,47 @@ def fit_one_versus_rest(fit_binary, y, n_classes, n_jobs, monitor):
         fits.append(fit)
         monitor.end({"class": len(fits)}, None)
     return fits
+
+
+def fit_problems(estimator, problem, fit_binary, training, X, y, max_iter, advice):
+    """Fit the binary problems of a classifier, store what they give, and warn once if needed.
+
+    Parameters
+    ----------
+    estimator : PosteriorClassifier
+        Its `_store(problem, fits, training)` makes the fitted attributes.
+    problem : object
+        Sent to workers; its `posterior(payload)` predicts as if the fit stopped there.
+    fit_binary : callable
+        `fit_binary(problem, sign, monitor, k)` gives a `BinaryFit`.
+    training : Training
+    X, y : array-like
+        As the caller gave them, for callbacks.
+    max_iter : int or None
+        Bound of the iterations of a binary fit, None if there is none.
+    advice : str
+        What to do where the fit did not converge.
+
+    Returns
+    -------
+    estimator
+    """
+    monitor = FitMonitor(
+        estimator, X, y, max_iter, lambda payload: {"_posteriors": [problem.posterior(payload)]}
+    )
+    fits = fit_one_versus_rest(
+        functools.partial(fit_binary, problem),
+        training.y,
+        len(estimator.classes_),
+        estimator.n_jobs,
+        monitor,
+    )
+    estimator._store(problem, fits, training)
+    monitor.finish()
+    if not estimator.converged_:
+        name, residual = type(estimator).__name__, estimator.history_["residual"][-1]
+        warn_not_converged(name, residual, estimator.tol, estimator.n_iter_, advice)
+    return estimator
 
 
 def combine_fits(fits):

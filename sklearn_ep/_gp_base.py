@@ -1,7 +1,6 @@
 """What the GP classifiers share: kernels, learning by evidence, one binary problem."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from ._engine.learning import EvidencePoint, maximise_evidence
 from ._engine.posteriors.dense_gp import DenseGP, DenseGPPosterior, dense_evidence_gradient
 from ._engine.sites import Sites, cavity
 from ._engine.whole import WholeEP
-from ._fitting import BinaryFit, FitMonitor, combine_fits, fit_one_versus_rest, warn_not_converged
+from ._fitting import BinaryFit, combine_fits, fit_problems
 
 __all__ = ["DenseProblem", "GaussianProcessBase", "check_kernel", "fit_dense"]
 
@@ -217,24 +216,16 @@ class GaussianProcessBase(PosteriorClassifier):
 
     def _fit_problem(self, problem, fit_binary, training, X, y):
         """Fit the binary problems, store everything learned, and warn once if needed."""
-        monitor = FitMonitor(
-            self, X, y, None, lambda payload: {"_posteriors": [problem.posterior(payload)]}
+        return fit_problems(
+            self,
+            problem,
+            fit_binary,
+            training,
+            X,
+            y,
+            None,
+            "raise max_iter and max_sweeps, lower damping, or bound the kernel amplitude",
         )
-        n_classes = len(self.classes_)
-        fits = fit_one_versus_rest(
-            partial(fit_binary, problem), training.y, n_classes, self.n_jobs, monitor
-        )
-        self._store(problem, fits, training)
-        monitor.finish()
-        if not self.converged_:
-            warn_not_converged(
-                type(self).__name__,
-                self.history_["residual"][-1],
-                self.tol,
-                self.n_iter_,
-                "raise max_iter and max_sweeps, lower damping, or bound the kernel amplitude",
-            )
-        return self
 
     def _store(self, problem, fits, training):
         self._problem, self._labels = problem, training.y

@@ -1,7 +1,6 @@
 """Bayesian logistic regression by convex variational inference."""
 
 import copy
-from functools import partial
 
 import numpy as np
 from sklearn.utils import check_random_state
@@ -13,7 +12,7 @@ from ._compat import with_callbacks
 from ._convex_base import ConvexBase, fit_problem, one_or_stack
 from ._engine.diagnostics import importance_check, weight_space_log_weights
 from ._engine.factors import LogisticSites
-from ._fitting import FitMonitor, fit_one_versus_rest, restore_on_error, warn_not_converged
+from ._fitting import fit_problems, restore_on_error
 
 __all__ = ["ConvexVariationalLogistic"]
 
@@ -239,24 +238,16 @@ class ConvexVariationalLogistic(ConvexBase):
         self._check_parameters()
         training = validate_training(self, X, y, sample_weight, accept_sparse=self._accept_sparse)
         problem = self._problem(training)
-        monitor = FitMonitor(
-            self, X, y, self.max_iter, lambda step: {"_posteriors": [problem.posterior(step)]}
+        return fit_problems(
+            self,
+            problem,
+            fit_problem,
+            training,
+            X,
+            y,
+            self.max_iter,
+            "raise max_iter, lower prior_variance, or scale the columns",
         )
-        n_classes = len(self.classes_)
-        fits = fit_one_versus_rest(
-            partial(fit_problem, problem), training.y, n_classes, self.n_jobs, monitor
-        )
-        self._store(problem, fits, training)
-        monitor.finish()
-        if not self.converged_:
-            warn_not_converged(
-                type(self).__name__,
-                self.history_["residual"][-1],
-                self.tol,
-                self.n_iter_,
-                "raise max_iter, lower prior_variance, or scale the columns",
-            )
-        return self
 
     def decision_function(self, X):
         """Posterior mean of the linear predictor.

@@ -1,8 +1,14 @@
 """Pictures of fitted estimators; matplotlib is imported when one is drawn."""
 
 import numpy as np
-from scipy.special import ndtri
 from sklearn.utils.validation import check_is_fitted
+
+from ._coefficient_displays import (
+    CoefficientIntervalDisplay,
+    GroupEffectsDisplay,
+    InclusionDisplay,
+    axes_or_new,
+)
 
 __all__ = [
     "CoefficientIntervalDisplay",
@@ -11,13 +17,6 @@ __all__ = [
     "InclusionDisplay",
     "LatentDisplay",
 ]
-
-
-def _axes(ax):
-    """Return the axes to draw on, new ones if there are none."""
-    import matplotlib.pyplot as plt
-
-    return plt.subplots()[1] if ax is None else ax
 
 
 class ConvergenceDisplay:
@@ -104,7 +103,7 @@ class ConvergenceDisplay:
         display : ConvergenceDisplay
             The display itself.
         """
-        ax = _axes(ax)
+        ax = axes_or_new(ax)
         steps = np.arange(1, len(self.residual) + 1)
         style = {"marker": "o", "markersize": 3, "color": "C0", **kwargs}
         lines = ax.plot(steps, self.residual, label="residual", **style)
@@ -249,7 +248,7 @@ class LatentDisplay:
         display : LatentDisplay
             The display itself.
         """
-        ax = _axes(ax)
+        ax = axes_or_new(ax)
         style = {"levels": np.linspace(0, 1, 21), "cmap": "RdBu_r", "alpha": 0.75, **kwargs}
         filled = ax.contourf(self.x0, self.x1, self.proba, **style)
         ax.figure.colorbar(filled, ax=ax, label="probability of the second class")
@@ -272,320 +271,3 @@ class LatentDisplay:
         ax.set_ylim(self.x1.min(), self.x1.max())
         self.ax_, self.figure_ = ax, ax.figure
         return self
-
-
-class GroupEffectsDisplay:
-    """Caterpillar plot: posterior mean and interval of each group's effect, in increasing order.
-
-    Parameters
-    ----------
-    mean, std : ndarray of shape (J,)
-        Posterior means and standard deviations of one effect.
-    labels : array-like of shape (J,)
-        Labels of the groups.
-    effect_name : str, default="group effect"
-        Label of the value axis.
-    estimator_name : str, default=None
-        Title.
-
-    Attributes
-    ----------
-    ax_ : matplotlib Axes
-        Axes with the plot.
-    figure_ : matplotlib Figure
-        Figure that holds the axes.
-    """
-
-    def __init__(self, mean, std, labels, *, effect_name="group effect", estimator_name=None):
-        self.mean = mean
-        self.std = std
-        self.labels = labels
-        self.effect_name = effect_name
-        self.estimator_name = estimator_name
-
-    @classmethod
-    def from_estimator(cls, estimator, *, effect=0, ax=None, **kwargs):
-        """Draw the group effects of a fitted hierarchical model.
-
-        Parameters
-        ----------
-        estimator : HierarchicalEPLogistic
-            Fitted with groups.
-        effect : int, default=0
-            Which effect: 0 the intercept, then the columns of `random_slopes`.
-        ax : matplotlib Axes, default=None
-            Where to draw; None makes a figure.
-        **kwargs : dict
-            Passed to `Axes.errorbar`.
-
-        Returns
-        -------
-        display : GroupEffectsDisplay
-            The drawn display.
-
-        Raises
-        ------
-        ValueError
-            If the model was fitted without groups.
-        """
-        check_is_fitted(estimator)
-        if len(estimator.group_labels_) == 0:
-            raise ValueError("the estimator was fitted without groups: there are no effects.")
-        display = cls(
-            estimator.group_effects_[:, effect],
-            estimator.group_effects_std_[:, effect],
-            estimator.group_labels_,
-            effect_name="effect on the intercept" if effect == 0 else f"effect on slope {effect}",
-            estimator_name=type(estimator).__name__,
-        )
-        return display.plot(ax=ax, **kwargs)
-
-    def plot(self, ax=None, **kwargs):
-        """Draw the display.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, default=None
-            Where to draw; None makes a figure.
-        **kwargs : dict
-            Passed to `Axes.errorbar`.
-
-        Returns
-        -------
-        display : GroupEffectsDisplay
-            The display itself.
-        """
-        ax = _axes(ax)
-        order = np.argsort(self.mean)
-        style = {"fmt": "o", "markersize": 3, "elinewidth": 1, "color": "C0", **kwargs}
-        rank = np.arange(len(order))
-        ax.errorbar(self.mean[order], rank, xerr=1.96 * self.std[order], **style)
-        ax.axvline(0.0, color="0.6", linestyle="--")
-        if len(order) <= 40:  # more labels than that cannot be read
-            ax.set_yticks(rank, [str(self.labels[k]) for k in order])
-        else:
-            ax.set_yticks([])
-        ax.set(
-            xlabel=f"{self.effect_name} (mean, 95 % interval)",
-            ylabel="group",
-            title=self.estimator_name,
-        )
-        self.ax_, self.figure_ = ax, ax.figure
-        return self
-
-
-class CoefficientIntervalDisplay:
-    """Posterior means of coefficients with their intervals.
-
-    Parameters
-    ----------
-    mean : ndarray of shape (d,)
-        Posterior means.
-    std : ndarray of shape (d,)
-        Posterior standard deviations.
-    names : sequence of str
-        Labels of the coefficients.
-    level : float, default=0.9
-        Probability of the drawn intervals under the Gaussian posterior.
-    estimator_name : str, default=None
-        Title.
-
-    Attributes
-    ----------
-    ax_ : matplotlib Axes
-        Axes of the picture.
-    figure_ : matplotlib Figure
-        Figure that holds the axes.
-    """
-
-    def __init__(self, mean, std, names, *, level=0.9, estimator_name=None):
-        self.mean = mean
-        self.std = std
-        self.names = names
-        self.level = level
-        self.estimator_name = estimator_name
-
-    @classmethod
-    def from_estimator(
-        cls, estimator, *, feature_names=None, class_index=0, n_largest=30, level=0.9, ax=None, **kw
-    ):
-        """Draw the coefficients of any fitted linear estimator of this package.
-
-        Parameters
-        ----------
-        estimator : estimator
-            Fitted, with `coef_` and `coef_std_`.
-        feature_names : sequence of str, default=None
-            Labels; None takes `feature_names_in_`, or numbers.
-        class_index : int, default=0
-            Row of `coef_` for more than two classes.
-        n_largest : int, default=30
-            Coefficients drawn, those whose means are largest in units of their standard deviation;
-            more do not fit a page.
-        level : float, default=0.9
-            Probability of the intervals.
-        ax : matplotlib Axes, default=None
-            Where to draw; None makes a figure.
-        **kw : dict
-            Passed to `Axes.errorbar`.
-
-        Returns
-        -------
-        display : CoefficientIntervalDisplay
-            The drawn display.
-
-        Raises
-        ------
-        ValueError
-            If the number of names is not that of the coefficients.
-        """
-        check_is_fitted(estimator)
-        mean = np.atleast_2d(estimator.coef_)[class_index]
-        std = np.atleast_2d(estimator.coef_std_)[class_index]
-        if feature_names is None:
-            known = getattr(estimator, "feature_names_in_", ())
-            # a group column is no coefficient: names that do not match would label the wrong ones
-            numbered = [f"feature {j}" for j in range(len(mean))]
-            feature_names = known if len(known) == len(mean) else numbered
-        if len(feature_names) != len(mean):
-            raise ValueError(f"{len(feature_names)} feature_names for {len(mean)} coefficients.")
-        top = np.sort(np.argsort(-np.abs(mean) / std, kind="stable")[:n_largest])
-        names = [str(feature_names[j]) for j in top]
-        display = cls(
-            mean[top], std[top], names, level=level, estimator_name=type(estimator).__name__
-        )
-        return display.plot(ax=ax, **kw)
-
-    def plot(self, ax=None, **kw):
-        """Draw the display.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, default=None
-            Where to draw; None makes a figure.
-        **kw : dict
-            Passed to `Axes.errorbar`.
-
-        Returns
-        -------
-        display : CoefficientIntervalDisplay
-            The display itself.
-        """
-        ax = _axes(ax)
-        rows = np.arange(len(self.mean))[::-1]
-        half = ndtri(0.5 + 0.5 * self.level) * self.std
-        style = {"fmt": "o", "color": "C0", "markersize": 4, "capsize": 2, **kw}
-        ax.errorbar(self.mean, rows, xerr=half, **style)
-        ax.axvline(0.0, color="0.5", linewidth=0.8)
-        ax.set_yticks(rows, self.names)
-        ax.set(
-            xlabel=f"coefficient, {100 * self.level:g} % interval",
-            title=self.estimator_name,
-        )
-        self.ax_, self.figure_ = ax, ax.figure
-        return self
-
-
-class InclusionDisplay:
-    """Posterior inclusion probabilities with the coefficients of the features that are in.
-
-    Parameters
-    ----------
-    inclusion : ndarray of shape (d,)
-        Posterior probability that each coefficient is not zero.
-    coef, coef_std : ndarray of shape (d,)
-        Posterior means and standard deviations.
-    threshold : float, default=0.5
-        Probability above which a feature is in the model.
-    feature_names : sequence of str, default=None
-        Names of the features; None numbers them.
-
-    Attributes
-    ----------
-    ax_ : ndarray of two matplotlib Axes
-        Probabilities above, coefficients below; one Axes when one was given.
-    figure_ : matplotlib Figure
-        Figure that holds the axes.
-    """
-
-    def __init__(self, inclusion, coef, coef_std, *, threshold=0.5, feature_names=None):
-        self.inclusion = inclusion
-        self.coef = coef
-        self.coef_std = coef_std
-        self.threshold = threshold
-        self.feature_names = feature_names
-
-    @classmethod
-    def from_estimator(cls, estimator, *, threshold=0.5, ax=None, **kwargs):
-        """Draw the inclusion probabilities of a fitted regressor.
-
-        Parameters
-        ----------
-        estimator : SpikeSlabRegressor
-            Fitted.
-        threshold : float, default=0.5
-            Probability above which a feature is in the model.
-        ax : matplotlib Axes, default=None
-            Where to draw the probabilities; None makes a figure with the coefficients below.
-        **kwargs : dict
-            Passed to `Axes.vlines` for the probabilities.
-
-        Returns
-        -------
-        display : InclusionDisplay
-            The drawn display.
-        """
-        check_is_fitted(estimator)
-        display = cls(
-            estimator.inclusion_proba_,
-            estimator.coef_,
-            estimator.coef_std_,
-            threshold=threshold,
-            feature_names=getattr(estimator, "feature_names_in_", None),
-        )
-        return display.plot(ax=ax, **kwargs)
-
-    def plot(self, ax=None, **kwargs):
-        """Draw the display.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, default=None
-            Where to draw the probabilities; None makes a figure with the coefficients below.
-        **kwargs : dict
-            Passed to `Axes.vlines` for the probabilities.
-
-        Returns
-        -------
-        display : InclusionDisplay
-            The display itself.
-        """
-        import matplotlib.pyplot as plt
-
-        if ax is None:
-            figure, (ax, below) = plt.subplots(2, sharex=True, layout="constrained")
-            self._draw_coefficients(below)
-            self.ax_, self.figure_ = np.array([ax, below]), figure
-        else:
-            self.ax_, self.figure_ = ax, ax.figure
-            ax.set_xlabel("feature")
-        place = np.arange(len(self.inclusion))
-        on = self.inclusion > self.threshold
-        ax.vlines(place, 0, self.inclusion, **{"color": np.where(on, "C3", "0.6"), **kwargs})
-        ax.axhline(self.threshold, color="0.5", linestyle="--", linewidth=0.8)
-        ax.set(ylabel="inclusion probability", ylim=(0, 1.02))
-        self._name(ax, place[on])
-        return self
-
-    def _draw_coefficients(self, ax):
-        place = np.flatnonzero(self.inclusion > self.threshold)
-        ax.errorbar(place, self.coef[place], 2 * self.coef_std[place], fmt="o", color="C3", ms=4)
-        ax.axhline(0, color="0.5", linewidth=0.8)
-        ax.set(xlabel="feature", ylabel="coefficient (2 sd)")
-        self._name(ax, place)
-
-    def _name(self, ax, place):
-        """Label the features that are in by their names, if they have any."""
-        if self.feature_names is not None:
-            names = [self.feature_names[i] for i in place]
-            ax.set_xticks(place, labels=names, rotation=45, ha="right")
