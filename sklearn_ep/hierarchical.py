@@ -56,8 +56,9 @@ class HierarchicalEPLogistic(GroupedTraining):
         50 groups of 50 rows with 50 columns. "importance" corrects the answers of "ep" by weighted
         draws over which group effects are integrated by quadrature: slower, noisy, and free of the
         Gaussian approximation within a group. "nuts" takes the moments of a Hamiltonian chain in
-        each partition instead: slower still, and right where weighted draws have too few left.
-        It needs the optional package nutpie, ``pip install 'sklearn-ep[nuts]'``.
+        each partition instead, and so needs no proposal near the answer: slower still, with draws
+        that depend on each other (give it more `n_draws` for intercept and tau). It needs the
+        optional package nutpie, ``pip install 'sklearn-ep[nuts]'``.
     refine : bool, default=True
         Replace the Gaussian in log tau by a grid at the end, with EP for the rest at each node. It
         keeps the long left tail of tau that few or small groups leave, and makes "laplace" as
