@@ -159,6 +159,20 @@ def _weighted_products(metric, columns, f, entries=1 << 17):
     return gram, right
 
 
+def _append(history, record):
+    for name, value in record.items():
+        history.setdefault(name, []).append(float(value))
+
+
+def _proposal(x, current, step, whole, acceleration):
+    """Return the next state by the schedule: the whole step, acceleration, or the damped step."""
+    if whole:
+        return current.target
+    if acceleration is not None:
+        return acceleration(x, current)
+    return x + step * (current.target - x)
+
+
 def _admitted(repair, x, target, proposal):
     return proposal if repair is None else repair(proposal, x, target)
 
@@ -244,8 +258,7 @@ def iterate(
         if current is None:
             current = evaluate(x)
         record = {"residual": current.residual, **current.record}
-        for name, value in record.items():
-            history.setdefault(name, []).append(float(value))
+        _append(history, record)
         n_iter += 1
         converged = current.residual < tol
         payload = current.payload
@@ -253,13 +266,9 @@ def iterate(
             before: Any = current
             target: Any = current.target
             step = damping if acceleration is None else min(damping, fallback_damping)
-            if undamped_start and n_iter == 1:
-                proposal = target
-            elif acceleration is not None and n_iter <= give_up_after:
-                proposal = acceleration(x, current)
-            else:
-                proposal = x + step * (target - x)
-            proposal = _admitted(repair, x, target, proposal)
+            whole = undamped_start and n_iter == 1
+            used = acceleration if n_iter <= give_up_after else None
+            proposal = _admitted(repair, x, target, _proposal(x, current, step, whole, used))
             # States may be as long as the data: nothing is held that a second look can bring back,
             # and where proposals are repaired it is hardly ever needed.
             current = payload = None
