@@ -1,5 +1,7 @@
 """Spike-and-slab factor, linear posterior, EP energy, its descents: quadrature, algebra, slopes."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -162,6 +164,33 @@ def test_improper_sites_are_refused(shape):
     model = LinearModel(rng.normal(size=shape), rng.normal(size=shape[0]))
     with pytest.raises(ImproperPosterior):
         model.marginals(np.full(shape[1], -5.0), np.zeros(shape[1]), 10.0, 0.01)
+
+
+def test_the_second_step_is_no_larger_than_the_rows():
+    """Many weak sites are a matrix of rows squared and nothing larger, and the answer the same."""
+    rng = np.random.default_rng(8)
+    n, d = 6, 4000
+    X, y = rng.normal(size=(n, d)), rng.normal(size=n)
+    precision, shift = 10.0 ** rng.uniform(-4, -1, size=d), rng.normal(size=d)
+    precision[:2] = -1e-7, 1e-9
+    model = LinearModel(X, y)
+    tracemalloc.start()
+    q = model.marginals(precision, shift, 0.3, 1.0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 40 * X.nbytes < d**2
+    # from a posterior that needs no second step by rank-two algebra: the first two sites change
+    base = np.maximum(precision, 1e-4)
+    S = np.diag(1 / base) - (X / base).T @ np.linalg.solve(
+        0.3 * np.eye(n) + (X / base) @ X.T, X / base
+    )
+    lack, two = np.diag(1 / (base - precision)[:2]), S[:, :2]
+    S += two @ np.linalg.solve(lack - two[:2], two.T)
+    np.testing.assert_allclose(q.var, np.diag(S), rtol=1e-7)
+    np.testing.assert_allclose(q.mean, S @ (shift + X.T @ y / 0.3), rtol=1e-6, atol=1e-6)
+    precision[: n + 1] = 1e-12
+    with pytest.raises(ImproperPosterior, match="more flat sites than rows"):
+        model.marginals(precision, shift, 0.3, 1.0)
 
 
 # ---------------------------------------------------------------------------- energy and descent

@@ -16,6 +16,7 @@ from ..gaussian import ImproperPosterior, checked_cholesky, triangular_inverse
 
 __all__ = ["DenseMarginals", "LinearModel", "LowRankMarginals", "column_blocks"]
 
+LEAST_DIRECT = 1e-10  # of the floor; 1 / precision below it exhausts double precision
 BLOCK_BYTES = 2**24  # a block of scaled columns: large enough for BLAS, small next to a large X
 
 
@@ -116,13 +117,29 @@ class DenseMarginals:
         return self.mean + noise @ self._root
 
 
+def _floored(precision, floor, n):
+    """Return the sites for the second step, at most n, and the precisions of the first one.
+
+    The second step is a matrix of low sites squared, so that no more than n may enter. That loses
+    nothing: X has rank n, hence more than n sites that are not positive leave a direction without
+    curvature, and the larger ones among positive sites can be put in directly.
+    """
+    low = np.flatnonzero(precision < floor)
+    if low.size > n:
+        highest = np.partition(precision[low], n)[n]
+        if highest < LEAST_DIRECT * floor:
+            raise ImproperPosterior("more flat sites than rows")
+        floor = highest
+        low = np.flatnonzero(precision < floor)
+    return low, np.maximum(precision, floor)
+
+
 class LowRankMarginals:
     """Posterior through the n x n matrix C and a correction for small and negative sites."""
 
     def __init__(self, model, precision, shift, noise, floor):
         self._X, self.noise = model.X, noise
-        low = np.flatnonzero(precision < floor)
-        floored = np.maximum(precision, floor)
+        low, floored = _floored(precision, floor, len(model.X))
         self._scale = scale = 1.0 / floored
         self._low = low
         C, parts = self._build(scale)
