@@ -12,7 +12,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import BayesianRidge, LogisticRegression
 
 from sklearn_ep import ConvexVariationalLogistic, EPGaussianProcessClassifier
-from sklearn_ep.active_learning import modal_query_strategy, query, scores
+from sklearn_ep.active_learning import SkactivemlQuery, modal_query_strategy, query, scores
 
 ORACLE = json.loads((pathlib.Path(__file__).parent / "data/convex_variational.json").read_text())
 NAMES = ("random", "margin", "uncertainty", "entropy", "bald", "information_gain")
@@ -344,3 +344,27 @@ def test_learner_whose_inner_estimator_is_not_fitted_is_used_itself(small):
     plain = LogisticRegression().fit(pool, pool[:, 0] > 0)
     plain.estimator = LogisticRegression()
     assert len(modal_query_strategy("margin")(plain, pool, 2)[0]) == 2
+
+
+def test_scikit_activeml_strategy_chooses_what_query_chooses(small):
+    pytest.importorskip("skactiveml")
+    from skactiveml.classifier import SklearnClassifier
+
+    _, pool, _ = small
+    truth = (pool[:, 0] > 0).astype(int)
+    labels = np.full(len(pool), np.nan)
+    labels[:40] = truth[:40]
+    clf = SklearnClassifier(ConvexVariationalLogistic(), classes=[0, 1])
+    strategy = SkactivemlQuery("uncertainty", random_state=0)
+    chosen, utilities = strategy.query(pool, labels, clf, batch_size=3, return_utilities=True)
+    e = ConvexVariationalLogistic().fit(pool[:40], truth[:40])
+    expected = query(e, pool, 3, strategy="uncertainty", exclude=range(40))
+    np.testing.assert_array_equal(chosen, expected)
+    assert utilities.shape == (3, len(pool))
+    assert np.all(np.isnan(utilities[:, :40])) and np.isnan(utilities[1, chosen[0]])
+    rated = scores(e, pool[40:], strategy="uncertainty")
+    np.testing.assert_allclose(utilities[0, 40:], rated)
+    among = strategy.query(pool, labels, clf, candidates=[50, 60, 70])
+    assert among[0] in (50, 60, 70)
+    with pytest.raises(TypeError, match="sparse"):
+        strategy.query(sp.csr_array(pool), labels, clf)

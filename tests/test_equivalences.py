@@ -153,8 +153,22 @@ def test_warm_start_ends_where_a_cold_start_does(name):
     np.testing.assert_allclose(outputs(warm, X), outputs(cold, X), atol=1e-6)
 
 
+@pytest.fixture(scope="module")
+def dask_workers():
+    distributed = pytest.importorskip("distributed")
+    cluster = distributed.LocalCluster(
+        n_workers=2,
+        processes=False,
+        threads_per_worker=1,
+        protocol="inproc://",
+        dashboard_address=None,
+    )
+    with cluster, distributed.Client(cluster):
+        yield
+
+
 @every
-def test_workers_do_not_change_the_answer(name):
+def test_workers_do_not_change_the_answer(name, dask_workers):
     X, y = data(name)
     if name not in ("GP sparse", "hierarchical", "spike and slab"):
         y = y + (X[:, 0] > 1)
@@ -169,7 +183,9 @@ def test_workers_do_not_change_the_answer(name):
     two = clone(base).set_params(n_jobs=2).fit(X, y)
     with joblib.parallel_config(backend="threading", n_jobs=2):
         threads = clone(base).fit(X, y)
-    for other in (two, threads):
+    with joblib.parallel_config(backend="dask"):
+        cluster = clone(base).fit(X, y)
+    for other in (two, threads, cluster):
         if is_classifier(base):
             np.testing.assert_array_equal(other.predict_proba(X), serial.predict_proba(X))
         else:

@@ -6,8 +6,8 @@ import pytest
 from sklearn.datasets import make_moons
 from sklearn.gaussian_process.kernels import RBF
 
-from sklearn_ep import EPGaussianProcessClassifier
-from sklearn_ep.inspection import ConvergenceDisplay, LatentDisplay
+from sklearn_ep import ConvexVariationalLogistic, EPGaussianProcessClassifier
+from sklearn_ep.inspection import CoefficientIntervalDisplay, ConvergenceDisplay, LatentDisplay
 
 matplotlib.use("agg")
 plt = pytest.importorskip("matplotlib.pyplot")
@@ -63,3 +63,23 @@ def test_latent_display_refuses_what_it_cannot_draw(moons):
     wide = EPGaussianProcessClassifier(optimizer=None).fit(np.column_stack([X, X[:, 0]]), y)
     with pytest.raises(ValueError, match="two features"):
         LatentDisplay.from_estimator(wide, np.column_stack([X, X[:, 0]]))
+
+
+def test_coefficient_intervals():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(80, 4))
+    est = ConvexVariationalLogistic().fit(X, X[:, 2] > 0)
+    display = CoefficientIntervalDisplay.from_estimator(est, n_largest=2, level=0.8)
+    ratio = np.abs(np.ravel(est.coef_)) / np.ravel(est.coef_std_)
+    top = np.sort(np.argsort(-ratio)[:2])
+    assert display.names == [f"feature {j}" for j in top] and 2 in top
+    np.testing.assert_array_equal(display.mean, np.ravel(est.coef_)[top])
+    bars = display.ax_.collections[0].get_segments()
+    half = 1.2815515655446004 * np.ravel(est.coef_std_)[top]
+    np.testing.assert_allclose([bar[1, 0] - bar[0, 0] for bar in bars], 2 * half)
+    assert [t.get_text() for t in display.ax_.get_yticklabels()] == display.names
+    assert display.ax_.get_xlabel() == "coefficient, 80 % interval"
+    ax = plt.subplots()[1]
+    assert display.plot(ax=ax) is display and display.ax_ is ax
+    with pytest.raises(ValueError, match="3 feature_names for 4 coefficients"):
+        CoefficientIntervalDisplay.from_estimator(est, feature_names=["a", "b", "c"])
