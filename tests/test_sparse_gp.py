@@ -118,7 +118,6 @@ def test_partitions_in_every_form_give_the_same():
     np.testing.assert_allclose(a.predict_proba(X), b.predict_proba(X), atol=1e-8)
 
 
-@pytest.mark.slow
 def test_futures_of_a_cluster_are_partitions():
     """Data that wait on workers are used there, or fetched where no cluster is asked for."""
     distributed = pytest.importorskip("distributed")
@@ -136,7 +135,7 @@ def test_futures_of_a_cluster_are_partitions():
         made = [client.submit(tuple, pair, pure=False) for pair in pairs]
         np.testing.assert_array_equal(clone(est).fit(futures).predict_proba(X), expected)
         with joblib.parallel_config(backend="dask"):
-            for parts in (futures, made, pairs):
+            for parts in (futures, made):
                 np.testing.assert_array_equal(clone(est).fit(parts).predict_proba(X), expected)
             np.testing.assert_array_equal(in_batches.fit(futures).predict_proba(X), learned)
 
