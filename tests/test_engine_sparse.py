@@ -12,7 +12,12 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from sklearn_ep._engine.factors import LabelNoise, Probit
-from sklearn_ep._engine.kernels import GeneralCross, StationaryCross, cross_covariance
+from sklearn_ep._engine.kernels import (
+    GeneralCross,
+    StationaryCross,
+    cross_covariance,
+    slope_coordinates,
+)
 from sklearn_ep._engine.learning import maximise_evidence
 from sklearn_ep._engine.partition import Part, PartMap, split_rows
 from sklearn_ep._engine.posteriors import sparse_gp
@@ -274,6 +279,15 @@ def test_slope_coordinates_round_trip():
     np.testing.assert_allclose(np.exp(hyper.start), [2.0, 1.0, 2.0 / 3.0])
     beyond = hyper.clip(hyper.start + np.array([0.0, -50.0, 0.0]))
     assert np.all(hyper.theta(beyond) <= kernel.bounds[:, 1] + 1e-12)
+
+
+@pytest.mark.parametrize("kernel", [KERNELS[0], KERNELS[1], KERNELS[3]], ids=str)
+def test_slope_coordinates_pull_gradients_back(kernel):
+    slopes, p = slope_coordinates(kernel), kernel.n_dims
+    jacobian = np.column_stack([slopes.theta(unit) for unit in np.eye(p)])  # the map is linear
+    gradient, vector = np.random.RandomState(0).randn(2, p)
+    np.testing.assert_allclose(slopes.gradient(gradient), jacobian.T @ gradient, atol=1e-14)
+    np.testing.assert_allclose(slopes.vector(jacobian @ vector), vector, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", sorted(STEP_RULES))

@@ -5,6 +5,7 @@ import json
 import pathlib
 import pickle
 
+import joblib
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -115,6 +116,28 @@ def test_partitions_in_every_form_give_the_same():
     )
     a, b = clone(free).fit(X, names), clone(free).fit(pairs)
     np.testing.assert_allclose(a.predict_proba(X), b.predict_proba(X), atol=1e-8)
+
+
+def test_futures_of_a_cluster_are_partitions():
+    """Data that wait on workers are used there, or fetched where no cluster is asked for."""
+    distributed = pytest.importorskip("distributed")
+    X, y = toy(300)
+    cut = [slice(0, 120), slice(120, 150), slice(150, 300)]
+    pairs = [(X[c], y[c]) for c in cut]
+    est = fixed(inducing_points=X[:15])
+    expected = clone(est).fit(pairs).predict_proba(X)
+    in_batches = clone(est).set_params(
+        optimizer="adam", batch_size=50, max_iter=2, max_sweeps=200, tol=1e-6
+    )
+    learned = clone(in_batches).fit(pairs).predict_proba(X)
+    with distributed.Client(processes=False, n_workers=2, dashboard_address=None) as client:
+        futures = client.scatter(pairs)
+        made = [client.submit(tuple, pair, pure=False) for pair in pairs]
+        np.testing.assert_array_equal(clone(est).fit(futures).predict_proba(X), expected)
+        with joblib.parallel_config(backend="dask"):
+            for parts in (futures, made):
+                np.testing.assert_array_equal(clone(est).fit(parts).predict_proba(X), expected)
+            np.testing.assert_array_equal(in_batches.fit(futures).predict_proba(X), learned)
 
 
 def test_n_jobs_changes_no_bit():
@@ -342,6 +365,44 @@ def test_duplicated_inducing_points():
     once = fixed(inducing_points=X[:10], tol=1e-8).fit(X, y)
     thrice = fixed(inducing_points=np.repeat(X[:10], 3, 0), tol=1e-8).fit(X, y)
     np.testing.assert_allclose(thrice.predict_proba(X), once.predict_proba(X), atol=1e-4)
+
+
+@pytest.mark.parametrize("d", [1, 2])
+def test_more_inducing_points_than_rows(d):
+    """With every row among them, further inducing points add nothing to the dense posterior."""
+    X, y = toy(25, d)
+    kernel = ConstantKernel(3.0) * RBF(1.2)
+    Z = np.vstack([X[::-1], 2.0 * np.random.RandomState(1).randn(15, d)])
+    dense = fixed(kernel, method="dense").fit(X, y)
+    sparse = fixed(kernel, inducing_points=Z, jitter=1e-10).fit(X, y)
+    Xs = 1.5 * np.random.RandomState(2).randn(20, d)
+    assert len(sparse.inducing_points_) > len(X)
+    assert abs(sparse.log_evidence_ - dense.log_evidence_) < 1e-5
+    for a, b in zip(
+        sparse.latent_mean_and_variance(Xs), dense.latent_mean_and_variance(Xs), strict=True
+    ):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+    learned = EPGaussianProcessClassifier(
+        method="sparse", inducing_points=Z, learn_inducing=True, random_state=0
+    ).fit(X, y)
+    assert learned.log_evidence_ > dense.log_evidence_ - 5.0
+    assert np.all(np.isfinite(learned.predict_log_proba(Xs)))
+
+
+def test_minibatches_of_one_class():
+    """Parts that hold one class each make batches of one class; full passes forget their order."""
+    X, y = toy(300)
+    parts = [(X[y == k], y[y == k]) for k in (0, 1)]
+    kw = dict(inducing_points=X[:15], tol=1e-8)
+    whole = fixed(**kw).fit(X, y)
+    batches = fixed(batch_size=30, **{**kw, "max_iter": 2}).fit(parts)
+    np.testing.assert_allclose(batches.predict_proba(X), whole.predict_proba(X), atol=1e-6)
+    # the kernel takes more epochs to learn than with mixed batches, and ends near the same
+    learner = EPGaussianProcessClassifier(
+        n_inducing=15, batch_size=30, learning_rate=0.02, max_iter=20, random_state=0
+    )
+    apart, mixed = clone(learner).fit(parts), clone(learner).fit(X, y)
+    assert log_loss(apart, X, y) < log_loss(mixed, X, y) + 0.02
 
 
 def test_choice_of_inducing_points():

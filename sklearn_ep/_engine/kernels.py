@@ -319,18 +319,46 @@ def cross_covariance(kernel, Z):
     return (GeneralCross if split is None else StationaryCross)(kernel, Z)
 
 
-def slope_coordinates(kernel):
-    """Return the matrix (p, p) that makes theta of (log sd, log slopes), or None.
+class SlopeCoordinates:
+    """Log standard deviation and log slopes in place of theta = (log variance, log lengths l).
 
-    For a learned constant times RBF or Matern with learned length scales l: the log variance is
-    twice the first entry and log l_k the first minus entry k, so that l_k = sd / slope_k.
+    The log variance is twice entry `first` and log l_k is that entry minus entry k, so that
+    l_k = sd / slope_k. Both ways cost O(p).
+
+    Parameters
+    ----------
+    first : int
+        Place of the log variance in theta.
+    """
+
+    def __init__(self, first):
+        self.first = first
+
+    def theta(self, vector):
+        """Return theta (p,) of a vector."""
+        theta = vector[self.first] - vector
+        theta[self.first] = 2.0 * vector[self.first]
+        return theta
+
+    def vector(self, theta):
+        """Return the vector (p,) of theta."""
+        vector = 0.5 * theta[self.first] - theta
+        vector[self.first] = 0.5 * theta[self.first]
+        return vector
+
+    def gradient(self, gradient):
+        """Return the gradient in the vector (p,) from that in theta."""
+        moved = -gradient
+        moved[self.first] = gradient.sum() + gradient[self.first]
+        return moved
+
+
+def slope_coordinates(kernel):
+    """Return the `SlopeCoordinates` of a learned constant times RBF or Matern with learned lengths.
+
+    None for other kernels.
     """
     split = _constant_and_stationary(kernel)
     if split is None or split[0] is None or not (split[0].n_dims and split[1].n_dims):
         return None
-    p = kernel.n_dims
-    first = 0 if split[2] else p - 1
-    mixing = -np.eye(p)
-    mixing[:, first] = 1.0
-    mixing[first, first] = 2.0
-    return mixing
+    return SlopeCoordinates(0 if split[2] else kernel.n_dims - 1)

@@ -121,14 +121,11 @@ class Anderson:
             if evaluation.residual > self.growth * self._last[2]:
                 self.reset()
             else:
-                self._dx = [*self._dx, x - self._last[0]][-self.depth :]
-                self._df = [*self._df, f - self._last[1]][-self.depth :]
+                self._remember(x, f)
         self._last = (x, f, evaluation.residual)
+        gamma = self._coefficients(evaluation.metric, f) if self._df else []
         step = self.mixing * f
         step += x
-        if not self._df:
-            return step
-        gamma = self._coefficients(evaluation.metric, f)
         flat = step.reshape(-1)
         for g, dx, df in zip(gamma, self._dx, self._df, strict=True):
             # in place: states may be as long as the data
@@ -139,11 +136,20 @@ class Anderson:
             return x + self.mixing * f
         return step
 
+    def _remember(self, x, f):
+        """Keep the differences from the last state, each in the place of what it replaces."""
+        assert self._last is not None
+        x_last, f_last, _ = self._last
+        self._last = None
+        self._dx = [*self._dx, x - x_last][-self.depth :]
+        del x_last  # states may be as long as the data
+        self._df = [*self._df, np.subtract(f, f_last, out=f_last)][-self.depth :]
+
     def _too_far(self, step, x):
         return np.isfinite(self.max_change) and np.max(np.abs(step - x)) > self.max_change
 
 
-def _weighted_products(metric, columns, f, entries=1 << 17):
+def _weighted_products(metric, columns, f, entries=1 << 14):
     """Return inner products of columns with each other and with f, weighted by metric^2.
 
     Goes over blocks of entries, so that states of any length need no copies.
@@ -268,12 +274,14 @@ def iterate(
             step = damping if acceleration is None else min(damping, fallback_damping)
             whole = undamped_start and n_iter == 1
             used = acceleration if n_iter <= give_up_after else None
-            proposal = _admitted(repair, x, target, _proposal(x, current, step, whole, used))
+            proposal = _proposal(x, current, step, whole, used)
             # States may be as long as the data: nothing is held that a second look can bring back,
-            # and where proposals are repaired it is hardly ever needed.
+            # and where proposals are repaired the target is hardly ever needed once more.
             current = payload = None
             if accept is None:
                 before = None
+            proposal = _admitted(repair, x, target, proposal)
+            if accept is None:
                 target = target if repair is None else None
             new, current, halved = _proper_step(
                 evaluate, x, proposal, target, step, repair, halvings

@@ -214,7 +214,8 @@ class SparseEP:
         for a, b, var, root in cut:
             view = metric[a:b].reshape(self.n_problems, 2, -1)
             np.multiply(var, root, out=view[:, 0])
-            np.multiply(np.sqrt(var), root, out=view[:, 1])
+            np.sqrt(var, out=view[:, 1])
+            view[:, 1] *= root
         return metric
 
     def _evaluate(self, x, prior):

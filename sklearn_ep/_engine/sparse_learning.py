@@ -73,14 +73,14 @@ class Hyperparameters:
         return self.n_theta > 0 or self.learn_inputs
 
     @cached_property
-    def _mixing(self):
-        """Matrix (p, p) from the kernel part of the vector to theta."""
-        mixing = slope_coordinates(self.kernel) if self.decoupled else None
-        return np.eye(self.kernel.n_dims) if mixing is None else mixing
+    def _slopes(self):
+        """Coordinates of the kernel part of the vector, None where it is theta itself."""
+        return slope_coordinates(self.kernel) if self.decoupled else None
 
     def theta(self, vector):
         """Return the kernel parameters of a vector."""
-        return self._mixing @ vector[: self.n_theta]
+        part = vector[: self.n_theta]
+        return part if self._slopes is None else self._slopes.theta(part)
 
     @property
     def start(self):
@@ -92,7 +92,8 @@ class Hyperparameters:
         if not self.n_theta:
             return moved
         theta = np.clip(theta, *self.kernel.bounds.T)
-        return np.concatenate([np.linalg.solve(self._mixing, theta), moved])
+        part = theta if self._slopes is None else self._slopes.vector(theta)
+        return np.concatenate([part, moved])
 
     @property
     def bounds(self):
@@ -119,7 +120,9 @@ class Hyperparameters:
     def gradient(self, model, sums, fresh):
         """Return the gradient of the log evidence in the vector."""
         theta, towards = evidence_gradient(model, sums, fresh, self.learn_inputs)
-        pieces = [self._mixing.T @ theta] if self.n_theta else []
+        if self._slopes is not None:
+            theta = self._slopes.gradient(theta)
+        pieces = [theta] if self.n_theta else []
         if self.learn_inputs:
             pieces.append((towards * self.unit).ravel())
         return np.concatenate(pieces)

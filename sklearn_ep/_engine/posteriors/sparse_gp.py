@@ -132,9 +132,11 @@ class InducingPosterior:
         """Return T with T T' = W A^-1 W' (n, m)."""
         return _times_lower(W.copy(), self.inverse, 0)
 
-    def smooth(self, root):
-        """Return W A^-1 from the root of W, which is overwritten."""
-        return _times_lower(root, self.inverse, 1)
+    def marginals(self, W, smooth=False):
+        """Return mean and variance (n,) of W e and, if asked for, W A^-1 (n, m)."""
+        root = self.root(W)
+        var = np.einsum("ij,ij->i", root, root)
+        return W @ self.mean, var, _times_lower(root, self.inverse, 1) if smooth else None
 
 
 def rebase(gram, shift, old, new):
@@ -305,9 +307,7 @@ def evaluate_rows(model, X, y, weight, sites, step=1.0, gradient=None, inputs=Fa
         if sums is not None:
             sums.begin(W, block)
         for c, posterior in enumerate(model.posteriors):
-            root = posterior.root(W)
-            mean, var = W @ posterior.mean, np.einsum("ij,ij->i", root, root)
-            smoothed = posterior.smooth(root) if sums is not None or sites is None else None
+            mean, var, smoothed = posterior.marginals(W, sums is not None or sites is None)
             if sites is None:
                 old = _average_sites(posterior, mean, var, smoothed, model.copies)
             else:
@@ -370,9 +370,8 @@ def _own_label_log_proba(model, W, extra_var, y, sites):
     """Return log probabilities (b,) of class indices under the cavities of their rows."""
     columns, C = [], len(sites)
     for c, posterior in enumerate(model.posteriors):
-        root = posterior.root(W)
-        var = np.einsum("ij,ij->i", root, root)
-        cav = cavity(Sites(*sites[c]), W @ posterior.mean, var)
+        mean, var, _ = posterior.marginals(W)
+        cav = cavity(Sites(*sites[c]), mean, var)
         sign = signs_of(y, 0, 1) if C == 1 else 1.0
         columns.append(model.factor.tilted(sign, cav.mean, cav.var + extra_var).log_z)
     if C == 1:
@@ -407,9 +406,8 @@ class SparseGPPosterior:
         mean, var = np.empty(len(X)), np.empty(len(X))
         for rows in gen_batches(len(X), block_rows(len(self.prior.Z))):
             W, extra_var, _ = self.prior.whiten(X[rows])
-            root = self.posterior.root(W)
-            mean[rows] = W @ self.posterior.mean
-            var[rows] = extra_var + np.einsum("ij,ij->i", root, root)
+            mean[rows], var[rows], _ = self.posterior.marginals(W)
+            var[rows] += extra_var
         return mean, np.maximum(var, np.finfo(float).eps * self.prior.cross.diagonal(X))
 
     def covariance(self, X1, X2):
