@@ -27,9 +27,10 @@ __all__ = ["RATE_BOUNDS", "LabelErrorProblem", "fit_label_errors"]
 
 RATE_BOUNDS = (1e-4, 0.45)
 # Sites are refined to this residual, with this mixing, while hyperparameters move; and relative
-# changes of the evidence below the last number are within the error of that.
-_LEARNING = dict(tol=3e-2, damping=0.8)
-_LEARNING_FTOL = 1e-4
+# changes of the evidence below `ftol`, or what a line search still finds after five evaluations,
+# are within the error of that.
+_LEARNING_SITES = dict(tol=3e-2, damping=0.8)
+_LEARNING = dict(ftol=2e-4, first_step=1.0, max_line_search=5)
 # Damping and power of the fallbacks, in the order in which they are tried.
 _SMALL_DAMPING = 0.25
 _SAFE_POWER = 0.5
@@ -151,10 +152,11 @@ class LabelErrorProblem(DenseProblem):
         centre, spread = _LOG_AMPLITUDE
         away = np.log(self.weight @ variances / self.weight.sum() / self.noise) - centre
         value, gradient = -0.5 * (away / spread) ** 2, np.zeros(0)
-        if self.learn and kernel.n_dims:
+        theta = kernel.theta if self.learn else ()
+        if len(theta):
             gradient = -away / spread**2 * contract_diagonal(kernel, self.X, share)
             if self.length_centre is not None:
-                more, slope = log_length_prior(kernel.theta[-1], self.length_centre)
+                more, slope = log_length_prior(theta[-1], self.length_centre)
                 value += more
                 gradient[-1] += slope
         if self.learn_rate:
@@ -174,7 +176,7 @@ class LabelErrorProblem(DenseProblem):
 
     def objective(self, sign, x, kernel, rate):
         """Return the function that learning maximises, of (theta, logit rate)."""
-        evaluate = self._evidence(sign, x, **_LEARNING)
+        evaluate = self._evidence(sign, x, **_LEARNING_SITES)
         n_kernel = kernel.n_dims if self.learn else 0
 
         def at(parameters):
@@ -260,7 +262,7 @@ def learn_hyperparameters(problem, sign, monitor, k):
         max_iter=problem.max_iter,
         starts=starts,
         monitor=monitor,
-        ftol=_LEARNING_FTOL,
+        **_LEARNING,
     )
     kernel, _, rate = learned.point.payload
     return kernel, rate, learned.history, learned.stopped

@@ -12,6 +12,7 @@ import numpy as np
 from sklearn.utils import gen_batches
 
 from ..gaussian import (
+    add_to_diagonal,
     checked_cholesky,
     cholesky_solve,
     inverse_from_cholesky,
@@ -93,7 +94,7 @@ class _NegativeSites:
         self.back = inverse.T @ self.half
         self.prior = columns[rows] - self.half.T @ self.half
         B = -self.root[:, None] * self.prior * self.root
-        B[np.diag_indices_from(B)] += 1.0
+        add_to_diagonal(B, 1.0)
         self.lower = checked_cholesky(B)
 
     def gain(self, mean):
@@ -136,7 +137,7 @@ class DenseState:
         block = K[self.rows][:, self.rows] if len(minus) else K
         B = root[:, None] * block
         B *= root
-        B[np.diag_indices_from(B)] += 1.0
+        add_to_diagonal(B, 1.0)
         self.lower = checked_cholesky(B)
         inverse = triangular_inverse(self.lower)
         log_det = np.sum(np.log(np.diagonal(self.lower)))
