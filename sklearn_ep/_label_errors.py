@@ -20,8 +20,7 @@ from ._engine.posteriors.sparse_gp import InducingPrior, SparseGPPosterior
 from ._engine.rules import Power, Relaxed
 from ._engine.sites import Sites, cavity
 from ._engine.whole import WholeEP
-from ._fitting import BinaryFit
-from ._gp_base import DenseProblem, _WithKernel, loo_log_proba
+from ._gp_base import DenseProblem, WithKernel, fit_of_sites
 
 __all__ = ["RATE_BOUNDS", "LabelErrorProblem", "fit_label_errors"]
 
@@ -152,7 +151,7 @@ class LabelErrorProblem(DenseProblem):
         centre, spread = _LOG_AMPLITUDE
         away = np.log(self.weight @ variances / self.weight.sum() / self.noise) - centre
         value, gradient = -0.5 * (away / spread) ** 2, np.zeros(0)
-        theta = kernel.theta if self.learn else ()
+        theta = kernel.theta if self.learn else np.empty(0)
         if len(theta):
             gradient = -away / spread**2 * contract_diagonal(kernel, self.X, share)
             if self.length_centre is not None:
@@ -273,31 +272,23 @@ def fit_label_errors(problem, sign, monitor, k):
     kernel, rate, history, stopped = learn_hyperparameters(problem, sign, monitor, k)
     # a search that was ended early still ends at converged sites, in sweeps that nobody counts
     ended = stopped or len(history.get("residual", [])) >= problem.max_iter
-    watch = None if monitor is None or ended else _WithKernel(monitor, kernel)
+    watch = None if monitor is None or ended else WithKernel(monitor, kernel)
     rungs = problem.rungs(kernel, sign, rate, problem.tol)
     result, path = climb(rungs, problem.sites[k], problem.max_iter, watch)
     if not ended:
         history = {n: np.concatenate([history.get(n, []), v]) for n, v in result.history.items()}
     state, update = result.evaluation.payload
-    sites = Sites(*result.x)
-    cav = cavity(sites, state.mean, state.var)
+    cav = cavity(Sites(*result.x), state.mean, state.var)
     factor = LabelErrorStep(rate)
     relaxation = np.zeros(len(sign)) if update.relaxation is None else update.relaxation
-    return BinaryFit(
+    return fit_of_sites(
         problem.posterior((kernel, state)),
         history,
-        result.converged,
-        float(result.evaluation.record["log_evidence"]),
-        dict(
-            kernel_=kernel,
-            site_precision_=sites.precision,
-            site_shift_=sites.shift,
-            n_sweeps_=result.n_iter,
-            loo_log_plus=loo_log_proba(factor, 1.0, sites, state),
-            loo_log_minus=loo_log_proba(factor, -1.0, sites, state),
-            relaxation=relaxation,
-            wrong_proba=factor.wrong_proba(sign, cav.mean, cav.var),
-            rate=rate,
-            path=path,
-        ),
+        result,
+        kernel,
+        factor,
+        relaxation=relaxation,
+        wrong_proba=factor.wrong_proba(sign, cav.mean, cav.var),
+        rate=rate,
+        path=path,
     )

@@ -294,7 +294,10 @@ class StationaryCross(GeneralCross):
 
     def contract_diagonal(self, X, g):
         """Return sum_i g_i d k(x_i, x_i) / dtheta (p,): only the constant moves the diagonal."""
-        pieces = [np.full(self.n_constant, self.amplitude * g.sum()), np.zeros(_n_lengths(self.part))]
+        pieces = [
+            np.full(self.n_constant, self.amplitude * g.sum()),
+            np.zeros(_n_lengths(self.part)),
+        ]
         return np.concatenate(pieces if self.constant_first else pieces[::-1])
 
 
