@@ -29,7 +29,7 @@ RATE_BOUNDS = (1e-4, 0.45)
 # changes of the evidence below `ftol`, or what a line search still finds after five evaluations,
 # are within the error of that.
 _LEARNING_SITES = dict(tol=3e-2, damping=0.8)
-_LEARNING = dict(ftol=2e-4, first_step=1.0, max_line_search=5)
+_LEARNING = dict(ftol=3e-4, first_step=1.0, max_line_search=5)
 # Damping and power of the fallbacks, in the order in which they are tried.
 _SMALL_DAMPING = 0.25
 _SAFE_POWER = 0.5
@@ -151,11 +151,10 @@ class LabelErrorProblem(DenseProblem):
         centre, spread = _LOG_AMPLITUDE
         away = np.log(self.weight @ variances / self.weight.sum() / self.noise) - centre
         value, gradient = -0.5 * (away / spread) ** 2, np.zeros(0)
-        theta = kernel.theta if self.learn else np.empty(0)
-        if len(theta):
+        if self.learn:
             gradient = -away / spread**2 * contract_diagonal(kernel, self.X, share)
             if self.length_centre is not None:
-                more, slope = log_length_prior(theta[-1], self.length_centre)
+                more, slope = log_length_prior(np.log(kernel.k2.length_scale), self.length_centre)
                 value += more
                 gradient[-1] += slope
         if self.learn_rate:
