@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel, Kernel
-from sklearn.utils import check_random_state
+from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from ._base import PosteriorClassifier, diagnose_fit, draw_latent, log_normalise
@@ -19,12 +19,22 @@ from ._engine.posteriors.dense_gp import DenseGP, DenseGPPosterior, dense_eviden
 from ._engine.sites import Sites, cavity
 from ._engine.whole import WholeEP
 from ._fitting import BinaryFit, combine_fits, fit_problems
+from ._sparse_data import choose_inducing_points
 
-__all__ = ["DenseProblem", "GaussianProcessBase", "check_kernel", "fit_dense"]
+__all__ = [
+    "DEFAULT_INDUCING",
+    "DenseProblem",
+    "GaussianProcessBase",
+    "WithKernel",
+    "check_kernel",
+    "fit_dense",
+    "fit_of_sites",
+]
 
 # Sites are only refined to this residual while the kernel moves: the error of the evidence is of
 # second order in it.
 LEARNING_TOL = 1e-3
+DEFAULT_INDUCING = 100
 
 
 def root_variance(X, weight):
@@ -138,7 +148,7 @@ class DenseProblem:
         return DenseGPPosterior(kernel, self.X, state)
 
 
-class _WithKernel:
+class WithKernel:
     """Monitor that adds the kernel to the payload of the sweeps that follow learning."""
 
     def __init__(self, monitor, kernel):
@@ -149,6 +159,31 @@ class _WithKernel:
 
     def end(self, record, payload):
         return self.monitor.end(record, (self.kernel, payload[0]))
+
+
+def fit_of_sites(posterior, history, result, kernel, factor, **more):
+    """Return the `BinaryFit` of sites on the rows, whatever structure and rule they come from.
+
+    `result` is that of the final run of EP, `history` that of the whole fit; `more` are further
+    attributes.
+    """
+    state, _ = result.evaluation.payload
+    sites = Sites(*result.x)
+    return BinaryFit(
+        posterior,
+        history,
+        result.converged,
+        float(result.evaluation.record["log_evidence"]),
+        dict(
+            kernel_=kernel,
+            site_precision_=sites.precision,
+            site_shift_=sites.shift,
+            n_sweeps_=result.n_iter,
+            loo_log_plus=loo_log_proba(factor, 1.0, sites, state),
+            loo_log_minus=loo_log_proba(factor, -1.0, sites, state),
+            **more,
+        ),
+    )
 
 
 def fit_dense(problem, sign, monitor, k):
@@ -169,26 +204,12 @@ def fit_dense(problem, sign, monitor, k):
         # kernel alone and not on the path that led to it
         kernel, stopped = learned.point.payload[0], learned.stopped
     # a search that was stopped still ends at converged sites, in sweeps that nobody counts
-    watch = None if monitor is None or stopped else _WithKernel(monitor, kernel)
+    watch = None if monitor is None or stopped else WithKernel(monitor, kernel)
     result = problem.solve(kernel, sign, x, problem.tol, max_sweeps, watch)
     if not stopped:
         history = {n: np.concatenate([history.get(n, []), v]) for n, v in result.history.items()}
-    state, _ = result.evaluation.payload
-    sites = Sites(*result.x)
-    return BinaryFit(
-        problem.posterior((kernel, state)),
-        history,
-        result.converged,
-        float(result.evaluation.record["log_evidence"]),
-        dict(
-            kernel_=kernel,
-            site_precision_=sites.precision,
-            site_shift_=sites.shift,
-            n_sweeps_=result.n_iter,
-            loo_log_plus=loo_log_proba(problem.factor, 1.0, sites, state),
-            loo_log_minus=loo_log_proba(problem.factor, -1.0, sites, state),
-        ),
-    )
+    posterior = problem.posterior((kernel, result.evaluation.payload[0]))
+    return fit_of_sites(posterior, history, result, kernel, problem.factor)
 
 
 class GaussianProcessBase(PosteriorClassifier):
@@ -205,6 +226,27 @@ class GaussianProcessBase(PosteriorClassifier):
         if self.kernel is None:
             return default_kernel(training.X, training.weight)
         return clone(self.kernel)
+
+    def _inducing_start(self, rows, weight, seed, n_features):
+        """Return the inducing points (m, d) that were given, or chosen from the rows."""
+        if self.inducing_points is None:
+            count = DEFAULT_INDUCING if self.n_inducing is None else self.n_inducing
+            return choose_inducing_points(rows, weight, count, seed)
+        Z = check_array(self.inducing_points, dtype=np.float64, input_name="inducing_points")
+        if Z.shape[1] != n_features:
+            raise ValueError(
+                f"inducing_points has {Z.shape[1]} columns, but X has {n_features} features."
+            )
+        return Z.copy()
+
+    def _store_inducing(self, Z):
+        """Make attributes of inducing points and of what the posteriors say there."""
+        one = len(self._posteriors) == 1
+        mean = [p.inducing_mean for p in self._posteriors]
+        cov = [p.inducing_cov for p in self._posteriors]
+        self.inducing_points_ = Z
+        self.inducing_mean_ = mean[0] if one else np.stack(mean)
+        self.inducing_cov_ = cov[0] if one else np.stack(cov)
 
     def _warm(self, n_problems, n_rows, kernel):
         """Return (theta, sites) to start each binary problem from: the last ones if they fit."""

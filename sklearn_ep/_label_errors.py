@@ -20,16 +20,16 @@ from ._engine.posteriors.sparse_gp import InducingPrior, SparseGPPosterior
 from ._engine.rules import Power, Relaxed
 from ._engine.sites import Sites, cavity
 from ._engine.whole import WholeEP
-from ._fitting import BinaryFit
-from ._gp_base import DenseProblem, _WithKernel, loo_log_proba
+from ._gp_base import DenseProblem, WithKernel, fit_of_sites
 
 __all__ = ["RATE_BOUNDS", "LabelErrorProblem", "fit_label_errors"]
 
 RATE_BOUNDS = (1e-4, 0.45)
 # Sites are refined to this residual, with this mixing, while hyperparameters move; and relative
-# changes of the evidence below the last number are within the error of that.
-_LEARNING = dict(tol=3e-2, damping=0.8)
-_LEARNING_FTOL = 1e-4
+# changes of the evidence below `ftol`, or what a line search still finds after five evaluations,
+# are within the error of that.
+_LEARNING_SITES = dict(tol=3e-2, damping=0.8)
+_LEARNING = dict(ftol=3e-4, first_step=1.0, max_line_search=5)
 # Damping and power of the fallbacks, in the order in which they are tried.
 _SMALL_DAMPING = 0.25
 _SAFE_POWER = 0.5
@@ -151,10 +151,10 @@ class LabelErrorProblem(DenseProblem):
         centre, spread = _LOG_AMPLITUDE
         away = np.log(self.weight @ variances / self.weight.sum() / self.noise) - centre
         value, gradient = -0.5 * (away / spread) ** 2, np.zeros(0)
-        if self.learn and kernel.n_dims:
+        if self.learn:
             gradient = -away / spread**2 * contract_diagonal(kernel, self.X, share)
             if self.length_centre is not None:
-                more, slope = log_length_prior(kernel.theta[-1], self.length_centre)
+                more, slope = log_length_prior(np.log(kernel.k2.length_scale), self.length_centre)
                 value += more
                 gradient[-1] += slope
         if self.learn_rate:
@@ -174,7 +174,7 @@ class LabelErrorProblem(DenseProblem):
 
     def objective(self, sign, x, kernel, rate):
         """Return the function that learning maximises, of (theta, logit rate)."""
-        evaluate = self._evidence(sign, x, **_LEARNING)
+        evaluate = self._evidence(sign, x, **_LEARNING_SITES)
         n_kernel = kernel.n_dims if self.learn else 0
 
         def at(parameters):
@@ -260,7 +260,7 @@ def learn_hyperparameters(problem, sign, monitor, k):
         max_iter=problem.max_iter,
         starts=starts,
         monitor=monitor,
-        ftol=_LEARNING_FTOL,
+        **_LEARNING,
     )
     kernel, _, rate = learned.point.payload
     return kernel, rate, learned.history, learned.stopped
@@ -271,31 +271,23 @@ def fit_label_errors(problem, sign, monitor, k):
     kernel, rate, history, stopped = learn_hyperparameters(problem, sign, monitor, k)
     # a search that was ended early still ends at converged sites, in sweeps that nobody counts
     ended = stopped or len(history.get("residual", [])) >= problem.max_iter
-    watch = None if monitor is None or ended else _WithKernel(monitor, kernel)
+    watch = None if monitor is None or ended else WithKernel(monitor, kernel)
     rungs = problem.rungs(kernel, sign, rate, problem.tol)
     result, path = climb(rungs, problem.sites[k], problem.max_iter, watch)
     if not ended:
         history = {n: np.concatenate([history.get(n, []), v]) for n, v in result.history.items()}
     state, update = result.evaluation.payload
-    sites = Sites(*result.x)
-    cav = cavity(sites, state.mean, state.var)
+    cav = cavity(Sites(*result.x), state.mean, state.var)
     factor = LabelErrorStep(rate)
     relaxation = np.zeros(len(sign)) if update.relaxation is None else update.relaxation
-    return BinaryFit(
+    return fit_of_sites(
         problem.posterior((kernel, state)),
         history,
-        result.converged,
-        float(result.evaluation.record["log_evidence"]),
-        dict(
-            kernel_=kernel,
-            site_precision_=sites.precision,
-            site_shift_=sites.shift,
-            n_sweeps_=result.n_iter,
-            loo_log_plus=loo_log_proba(factor, 1.0, sites, state),
-            loo_log_minus=loo_log_proba(factor, -1.0, sites, state),
-            relaxation=relaxation,
-            wrong_proba=factor.wrong_proba(sign, cav.mean, cav.var),
-            rate=rate,
-            path=path,
-        ),
+        result,
+        kernel,
+        factor,
+        relaxation=relaxation,
+        wrong_proba=factor.wrong_proba(sign, cav.mean, cav.var),
+        rate=rate,
+        path=path,
     )

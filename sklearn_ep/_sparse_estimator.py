@@ -1,7 +1,7 @@
 """What an estimator needs to fit sparse Gaussian processes: checks, data, attributes, streams."""
 
 import numpy as np
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
@@ -12,10 +12,15 @@ from ._engine.partition import PartMap
 from ._engine.rules import MomentMatching
 from ._engine.stochastic import STEP_RULES
 from ._fitting import FitMonitor, restore_on_error, warn_not_converged
-from ._gp_base import DenseProblem, GaussianProcessBase, check_kernel, smooth_kernel
+from ._gp_base import (
+    DEFAULT_INDUCING,
+    DenseProblem,
+    GaussianProcessBase,
+    check_kernel,
+    smooth_kernel,
+)
 from ._sparse_data import (
     checked_parts,
-    choose_inducing_points,
     describe,
     n_candidate_rows,
 )
@@ -26,7 +31,6 @@ __all__ = ["SparseGaussianProcessBase"]
 
 # Rows up to which "auto" keeps the full covariance matrix and the inducing points where they are.
 FEW_ROWS = 2000
-DEFAULT_INDUCING = 100
 
 _SPARSE_ONLY = (
     "inducing_points_",
@@ -167,17 +171,6 @@ class SparseGaussianProcessBase(GaussianProcessBase):
     def _kernel_of(self, total_variance):
         return smooth_kernel(total_variance) if self.kernel is None else self._initial_kernel(None)
 
-    def _inducing_start(self, rows, weight, seed, n_features):
-        if self.inducing_points is None:
-            count = DEFAULT_INDUCING if self.n_inducing is None else self.n_inducing
-            return choose_inducing_points(rows, weight, count, seed)
-        Z = check_array(self.inducing_points, dtype=np.float64, input_name="inducing_points")
-        if Z.shape[1] != n_features:
-            raise ValueError(
-                f"inducing_points has {Z.shape[1]} columns, but X has {n_features} features."
-            )
-        return Z.copy()
-
     def _moves_inducing(self, kernel, weight):
         if self.learn_inducing == "auto":
             return weight >= FEW_ROWS and has_input_gradient(kernel)
@@ -230,12 +223,8 @@ class SparseGaussianProcessBase(GaussianProcessBase):
 
     def _set_posterior(self, model):
         self._posteriors = posteriors_of(model)
-        self.kernel_, self.inducing_points_ = model.prior.kernel, model.prior.Z
-        single = len(self._posteriors) == 1
-        mean = [p.inducing_mean for p in self._posteriors]
-        cov = [p.inducing_cov for p in self._posteriors]
-        self.inducing_mean_ = mean[0] if single else np.stack(mean)
-        self.inducing_cov_ = cov[0] if single else np.stack(cov)
+        self.kernel_ = model.prior.kernel
+        self._store_inducing(model.prior.Z)
 
     def _evidence_at(self, theta):
         if self._problem is None:

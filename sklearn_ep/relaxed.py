@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import check_random_state
 
 from ._checks import check_choice, check_common, check_number, spread_rows, validate_training
 from ._compat import with_callbacks
@@ -14,8 +14,7 @@ from ._engine.rules import MomentMatching, Power
 from ._fitting import restore_on_error
 from ._gp_base import GaussianProcessBase, check_kernel, root_variance
 from ._label_errors import LabelErrorProblem, fit_label_errors
-from ._sparse_data import choose_inducing_points
-from ._sparse_estimator import DEFAULT_INDUCING, FEW_ROWS
+from ._sparse_estimator import FEW_ROWS
 
 __all__ = ["RelaxedEPClassifier"]
 
@@ -311,25 +310,12 @@ class RelaxedEPClassifier(GaussianProcessBase):
             return [float(self.label_noise)] * n_problems
         return list(self._rates) if warm else [_FIRST_RATE] * n_problems
 
-    def _inducing_points(self, training, seed):
-        """Return the inducing points (m, d), None for the dense method."""
-        if self.method_ == "dense":
-            return None
-        if self.inducing_points is None:
-            count = DEFAULT_INDUCING if self.n_inducing is None else self.n_inducing
-            return choose_inducing_points(training.X, training.weight, count, seed)
-        Z = check_array(self.inducing_points, dtype=np.float64, input_name="inducing_points")
-        if Z.shape[1] != training.X.shape[1]:
-            raise ValueError(
-                f"inducing_points has {Z.shape[1]} columns, but X has {training.X.shape[1]} "
-                "features."
-            )
-        return Z.copy()
-
     def _label_problem(self, training):
         kernel, rng = self._initial_kernel(training), check_random_state(self.random_state)
-        Z = self._inducing_points(training, int(rng.randint(np.iinfo(np.int32).max)))
-        check_kernel(kernel, self_covariance(kernel, training.X if Z is None else Z))
+        seed, X, Z = int(rng.randint(np.iinfo(np.int32).max)), training.X, None
+        if self.method_ == "sparse":
+            Z = self._inducing_start(X, training.weight, seed, X.shape[1])
+        check_kernel(kernel, self_covariance(kernel, X if Z is None else Z))
         n_problems = 1 if len(self.classes_) == 2 else len(self.classes_)
         starts, sites = self._warm(n_problems, len(training.y), kernel)
         learn = self.optimizer is not None
@@ -340,7 +326,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         )
         relaxed = self.rule == "relaxed"
         return LabelErrorProblem(
-            X=training.X,
+            X=X,
             weight=training.weight,
             kernel=kernel,
             factor=None,
@@ -367,7 +353,10 @@ class RelaxedEPClassifier(GaussianProcessBase):
 
     def _store(self, problem, fits, training):
         super()._store(problem, fits, training)
-        self._store_inducing(problem)
+        for name in ("inducing_points_", "inducing_mean_", "inducing_cov_"):
+            self.__dict__.pop(name, None)
+        if problem.inducing_points is not None:
+            self._store_inducing(problem.inducing_points)
         own = [f.attributes for f in fits]
         one = len(own) == 1
         self._rates = [a["rate"] for a in own]
@@ -379,17 +368,6 @@ class RelaxedEPClassifier(GaussianProcessBase):
         self.noise_proba_ = spread_rows(of_row, training.kept, np.nan)
         self.solver_path_ = own[0]["path"] if one else [a["path"] for a in own]
         self._link = self._links()[0]
-
-    def _store_inducing(self, problem):
-        for name in ("inducing_points_", "inducing_mean_", "inducing_cov_"):
-            self.__dict__.pop(name, None)
-        if problem.inducing_points is None:
-            return
-        mean = [p.inducing_mean for p in self._posteriors]
-        cov = [p.inducing_cov for p in self._posteriors]
-        self.inducing_points_ = problem.inducing_points
-        self.inducing_mean_ = mean[0] if len(mean) == 1 else np.stack(mean)
-        self.inducing_cov_ = cov[0] if len(cov) == 1 else np.stack(cov)
 
     def _links(self):
         """Return the factor on f that each binary problem predicts by."""

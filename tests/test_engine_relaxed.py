@@ -13,6 +13,7 @@ from sklearn_ep._engine.factors import LabelErrorStep, LabelNoise, Probit
 from sklearn_ep._engine.factors.step import step_moments
 from sklearn_ep._engine.gaussian import ImproperPosterior
 from sklearn_ep._engine.ladder import Rung, climb
+from sklearn_ep._engine.learning import EvidencePoint, maximise_evidence
 from sklearn_ep._engine.loop import Anderson, Evaluation, Result, iterate
 from sklearn_ep._engine.posteriors.dense_gp import DenseGP, DenseGPPosterior
 from sklearn_ep._engine.posteriors.latent_noise import LatentNoise
@@ -53,7 +54,7 @@ def test_certain_label_far_out():
     m = step_moments(z, *LabelErrorStep(0.0).log_weights)
     np.testing.assert_allclose(m.spread, 1 / z**2, rtol=1e-3)
     assert np.all(np.isfinite(m.log_z)) and np.all(m.spread > 0)
-    assert np.all(np.exp(m.log_wrong) == 0)
+    assert np.all(m.wrong == 0)
     np.testing.assert_allclose(relaxed_kl(z, 0.0), 1 - 0.5 * np.log(np.pi), atol=0.01)
     # continuous where the series takes over
     near = step_moments(np.array([-30 - 1e-9, -30 + 1e-9]), *LabelErrorStep(0.0).log_weights)
@@ -341,3 +342,48 @@ def test_label_noise_units():
     f = np.array([-2.0, 0.5])
     expected = np.log(0.1 + 0.8 * np.exp(log_ndtr(f / 2.0)))
     np.testing.assert_allclose(LabelNoise(0.1, 4.0).log_prob(1.0, f), expected, rtol=1e-12)
+
+
+def _quadratic(centre, curvature, seen):
+    """Evidence -|sqrt(curvature) (theta - centre)|^2 / 2 that notes where it is evaluated."""
+
+    def evaluate(theta):
+        seen.append(theta.copy())
+        away = theta - centre
+        return EvidencePoint(-0.5 * curvature @ away**2, -curvature * away, 0.0, None)
+
+    return evaluate
+
+
+@pytest.mark.parametrize("start", [np.array([2.0, -1.0]), np.array([0.3, 0.4])])
+def test_first_step_of_the_search_is_as_long_as_asked(start):
+    """And the optimum is that of a search without the bound, from one evaluation at the start."""
+    centre, curvature = np.array([0.3, 0.4]), np.array([5.0, 9.0])
+    bounds = np.array([[-3.0, 3.0], [-3.0, 3.0]])
+    seen: list = []
+    learned = maximise_evidence(
+        _quadratic(centre, curvature, seen), start, bounds, max_iter=50, first_step=0.5
+    )
+    np.testing.assert_allclose(learned.theta, centre, atol=1e-3)
+    assert sum(np.array_equal(t, start) for t in seen) == 1
+    if np.any(start != centre):
+        np.testing.assert_allclose(np.linalg.norm(seen[1] - start), 0.5, rtol=1e-9)
+
+
+def test_first_step_keeps_the_bounds():
+    bounds, seen = np.array([[-3.0, 3.0], [0.7, 3.0]]), []
+    evaluate = _quadratic(np.array([0.3, 0.4]), np.array([5.0, 9.0]), seen)
+    learned = maximise_evidence(
+        evaluate, np.array([2.0, 2.0]), bounds, max_iter=50, first_step=0.5, max_line_search=5
+    )
+    np.testing.assert_allclose(learned.theta, [0.3, 0.7], atol=1e-3)
+    assert np.all(np.array(seen) >= bounds[:, 0] - 1e-12)
+
+
+def test_moments_of_tiny_rates_stay_finite():
+    """Sums of positive terms: nothing underflows where the factor is almost certain."""
+    z = np.array([-50.0, -20.0, -1.0, 0.0, 1.0, 20.0, 50.0])
+    m = step_moments(z, *LabelErrorStep(1e-12).log_weights)
+    exact = np.logaddexp(np.log1p(-1e-12) + log_ndtr(z), np.log(1e-12) + log_ndtr(-z))
+    np.testing.assert_allclose(m.log_z, exact, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(m.wrong, np.exp(np.log(1e-12) + log_ndtr(-z) - exact), rtol=1e-9)

@@ -14,6 +14,7 @@ __all__ = [
     "ImproperPosterior",
     "Moments",
     "Natural",
+    "add_to_diagonal",
     "blend",
     "checked_cholesky",
     "cholesky_solve",
@@ -73,6 +74,11 @@ def blend(old, new, step):
         old.precision + step * (new.precision - old.precision),
         old.shift + step * (new.shift - old.shift),
     )
+
+
+def add_to_diagonal(matrix, value):
+    """Add a number to the diagonal of a square matrix, in place."""
+    np.einsum("ii->i", matrix)[...] += value
 
 
 def checked_cholesky(matrix):
@@ -143,9 +149,7 @@ def inverse_from_cholesky(lower):
     inverse, info = lapack.dpotri(lower, lower=1)
     if info != 0:
         raise ImproperPosterior("a Cholesky factor is singular")
-    rows, cols = np.triu_indices(len(inverse), 1)
-    inverse[rows, cols] = inverse[cols, rows]
-    return inverse
+    return np.tril(inverse) + np.tril(inverse, -1).T
 
 
 def moments(factor):

@@ -65,6 +65,9 @@ def contract(kernel, X, G, Z=None, inputs=False):
     Cost O(n m d) for constants, RBF and Matern kernels; n m p memory for other leaves with
     Z None, (n + m)^2 p otherwise.
     """
+    if Z is None and not inputs and _constant_and_stationary(kernel) is not None:
+        block = StationaryCross(kernel, X)
+        return block.contract(block.block(X)[1], G, False)[0]
     gradient, input_gradient = _walk(kernel, X, G, Z, inputs)
     return (gradient, input_gradient) if inputs else gradient
 
@@ -148,6 +151,12 @@ def _by_tensor(kernel, X, G, Z):
     return np.tensordot(G, block, 2)
 
 
+def _n_lengths(kernel):
+    """Return the number of free length scales, at a fraction of the price of `n_dims`."""
+    length = kernel.hyperparameter_length_scale
+    return 0 if length.fixed else length.n_elements
+
+
 def contract_diagonal(kernel, X, g):
     """Return sum_i g_i d k(x_i, x_i) / dtheta_j, shape (p,), in blocks of rows.
 
@@ -169,9 +178,10 @@ def contract_diagonal(kernel, X, g):
         inner = kernel.kernel
         return contract_diagonal(inner, X, g * power * inner.diag(X) ** (power - 1))
     if isinstance(kernel, RBF | Matern):
-        return np.zeros(kernel.n_dims)
+        return np.zeros(_n_lengths(kernel))
     if isinstance(kernel, ConstantKernel | WhiteKernel):
-        return np.full(kernel.n_dims, np.exp(kernel.theta.sum()) * g.sum())
+        free = kernel.theta
+        return np.exp(free) * g.sum()
     total = np.zeros(kernel.n_dims)
     step = 256
     for start in range(0, len(X), step):
@@ -238,7 +248,8 @@ class StationaryCross(GeneralCross):
         constant, part, self.constant_first = _constant_and_stationary(kernel)
         self.part = part
         self.amplitude = 1.0 if constant is None else constant.constant_value
-        self.n_constant = 0 if constant is None else constant.n_dims
+        fixed = constant is None or constant.hyperparameter_constant_value.fixed
+        self.n_constant = 0 if fixed else 1
         self.scale = np.broadcast_to(part.length_scale, (Z.shape[1],))
         self.B = Z / self.scale
         self.B_norms = np.einsum("ij,ij->i", self.B, self.B)
@@ -283,7 +294,10 @@ class StationaryCross(GeneralCross):
 
     def contract_diagonal(self, X, g):
         """Return sum_i g_i d k(x_i, x_i) / dtheta (p,): only the constant moves the diagonal."""
-        pieces = [np.full(self.n_constant, self.amplitude * g.sum()), np.zeros(self.part.n_dims)]
+        pieces = [
+            np.full(self.n_constant, self.amplitude * g.sum()),
+            np.zeros(_n_lengths(self.part)),
+        ]
         return np.concatenate(pieces if self.constant_first else pieces[::-1])
 
 

@@ -62,6 +62,8 @@ def maximise_evidence(
     monitor=None,
     ftol=1e-6,
     gtol=1e-3,
+    first_step=None,
+    max_line_search=20,
 ) -> Learned:
     """Maximise the evidence from `theta`, or from the best of several starts.
 
@@ -80,18 +82,41 @@ def maximise_evidence(
     ftol, gtol : float
         Stopping rules of L-BFGS-B. Relative changes of the evidence below 1e-6 are within the
         error of EP run to a residual of 1e-3.
+    first_step : float or None, default=None
+        Length of the first step. L-BFGS-B itself takes the whole gradient where all parameters are
+        bounded, which may be far too long, and an evaluation wasted.
+    max_line_search : int, default=20
+        Evaluations of one line search; where they are noisy, more cannot help.
 
     Returns
     -------
     Learned
     """
+    options = dict(maxiter=max_iter, ftol=ftol, gtol=gtol, maxls=max_line_search)
     if len(starts):
-        runs = [_one_run(evaluate, t, bounds, max_iter, None, ftol, gtol) for t in (theta, *starts)]
+        runs = [_one_run(evaluate, t, bounds, None, first_step, options) for t in (theta, *starts)]
         theta = max(runs, key=lambda r: r.point.objective).theta
-    return _one_run(evaluate, theta, bounds, max_iter, monitor, ftol, gtol)
+    return _one_run(evaluate, theta, bounds, monitor, first_step, options)
 
 
-def _one_run(evaluate, theta, bounds, max_iter, monitor, ftol, gtol):
+def _with_first_step(objective, theta, length):
+    """Return (unit, objective in theta / unit) that make the gradient step as long as asked.
+
+    The evaluation at the start, which sets the unit, is kept for the search.
+    """
+    value, gradient = objective(theta)
+    norm = np.linalg.norm(gradient)
+    unit = np.sqrt(min(1.0, length / norm)) if norm > 0 else 1.0
+    first = theta / unit
+
+    def scaled(t):
+        v, g = (value, gradient) if np.array_equal(t, first) else objective(t * unit)
+        return v, g * unit
+
+    return unit, scaled
+
+
+def _one_run(evaluate, theta, bounds, monitor, first_step, options):
     best: list[Any] = [None, None]
     history: dict[str, list[float]] = {"residual": [], "log_evidence": []}
     stopped: list[bool] = []
@@ -116,14 +141,17 @@ def _one_run(evaluate, theta, bounds, max_iter, monitor, ftol, gtol):
                 stopped.append(True)
                 raise StopIteration
 
+    theta, unit, scaled = np.clip(theta, bounds[:, 0], bounds[:, 1]), 1.0, objective
+    if first_step is not None:
+        unit, scaled = _with_first_step(objective, theta, first_step)
     minimize(
-        objective,
-        np.clip(theta, bounds[:, 0], bounds[:, 1]),
+        scaled,
+        theta / unit,
         jac=True,
         method="L-BFGS-B",
-        bounds=bounds,
+        bounds=bounds / unit,
         callback=step,
-        options=dict(maxiter=max_iter, ftol=ftol, gtol=gtol),
+        options={**options, "gtol": options["gtol"] * unit},
     )
     if best[1] is None:
         raise ValueError("the evidence is not finite at the initial kernel: change its parameters.")

@@ -44,7 +44,7 @@ def _kl(z, m, label_noise):
         far = 0.5 * below * (m.slope + below) - np.log(0.5 * erfcx(-below / np.sqrt(2.0)))
         return 0.5 * np.log(m.spread) + np.where(z < 0, far, 0.5 * m.slope * z - m.log_z)
     log_right, log_wrong = LabelErrorStep(label_noise).log_weights
-    entropy = log_right + np.exp(m.log_wrong) * (log_wrong - log_right) - m.log_z
+    entropy = log_right + m.wrong * (log_wrong - log_right) - m.log_z
     return entropy + 0.5 * (np.log(m.spread) + m.slope * z)
 
 
@@ -137,7 +137,7 @@ def _polished(gamma, slope):
     would show in everything that follows.
     """
     last, last_slope = gamma * (1.0 + 1e-4), slope(gamma * (1.0 + 1e-4))
-    for _ in range(4):
+    for _ in range(3):
         now = slope(gamma)
         with np.errstate(invalid="ignore", divide="ignore"):
             step = -now * (gamma - last) / (now - last_slope)
@@ -153,9 +153,8 @@ def _kl_slope(z, m, label_noise):
     value = -0.5 * (m.slope + m.beta * z + beta_slope / m.spread)
     if label_noise == 0:
         return value
-    wrong = np.exp(m.log_wrong)
     height = m.slope / (1.0 - 2.0 * label_noise)
-    right_slope = height * ((1.0 - label_noise) * wrong + label_noise * (1.0 - wrong))
+    right_slope = height * ((1.0 - label_noise) * m.wrong + label_noise * (1.0 - m.wrong))
     return value + np.log((1.0 - label_noise) / label_noise) * right_slope
 
 

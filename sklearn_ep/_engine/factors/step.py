@@ -9,14 +9,14 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtr
 
 from .base import Factor, Tilted
 from .likelihoods import normal_hazard
 
 __all__ = ["LabelErrorStep", "StepMoments", "step_moments"]
 
-_HALF_LOG_2PI = 0.5 * np.log(2.0 * np.pi)
+_PEAK = 1.0 / math.sqrt(2.0 * math.pi)
 # Beyond these numbers of standard deviations on the wrong side of a label without errors,
 # 1 - beta loses its digits and is computed by its own formulas.
 _CANCELS = -6.0
@@ -27,14 +27,14 @@ class StepMoments(NamedTuple):
     """Moments of right [x > 0] + wrong [x < 0] under x ~ N(z, 1).
 
     log_z is the log mass, slope its derivative in z, beta = slope (slope + z) one minus the
-    variance, spread the variance itself, log_wrong the log probability of x < 0.
+    variance, spread the variance itself, wrong the probability of x < 0.
     """
 
     log_z: np.ndarray
     slope: np.ndarray
     beta: np.ndarray
     spread: np.ndarray
-    log_wrong: np.ndarray
+    wrong: np.ndarray
 
 
 def _sure_moments(z):
@@ -57,16 +57,17 @@ def step_moments(z, log_right, log_wrong):
         Logs of the weights of the two sides; -inf for a label that cannot be wrong.
     """
     z = np.asarray(z, dtype=float)
-    wrong = log_wrong + log_ndtr(-z)
     if log_wrong == -math.inf:
-        log_z = log_right + log_ndtr(z)
         slope, above, spread = _sure_moments(z)
-        return StepMoments(log_z, slope, slope * above, spread, wrong)
-    log_z = np.logaddexp(log_right + log_ndtr(z), wrong)
-    height = math.exp(log_right) - math.exp(log_wrong)
-    slope = height * np.exp(-0.5 * z**2 - _HALF_LOG_2PI - log_z)
+        log_z = log_right + log_ndtr(z)
+        return StepMoments(log_z, slope, slope * above, spread, np.zeros_like(z))
+    right, wrong = math.exp(log_right), math.exp(log_wrong)
+    # a sum of positive terms, never below the smaller weight: no need of logs
+    of_wrong = wrong * ndtr(-z)
+    mass = right * ndtr(z) + of_wrong
+    slope = (right - wrong) * _PEAK * np.exp(-0.5 * z**2) / mass
     beta = slope * (slope + z)
-    return StepMoments(log_z, slope, beta, 1.0 - beta, wrong - log_z)
+    return StepMoments(np.log(mass), slope, beta, 1.0 - beta, of_wrong / mass)
 
 
 class LabelErrorStep(Factor):
@@ -125,4 +126,4 @@ class LabelErrorStep(Factor):
 
     def wrong_proba(self, y, mean, var):
         """Return the probability (n,) that the label is wrong, for g ~ N(mean, var)."""
-        return np.exp(self.moments(y, mean, var).log_wrong)
+        return self.moments(y, mean, var).wrong

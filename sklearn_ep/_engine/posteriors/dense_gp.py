@@ -12,6 +12,7 @@ import numpy as np
 from sklearn.utils import gen_batches
 
 from ..gaussian import (
+    add_to_diagonal,
     checked_cholesky,
     cholesky_solve,
     inverse_from_cholesky,
@@ -56,12 +57,13 @@ def explained_variances(K, precision, root, inverse):
     diagonal = np.diagonal(K)
     strong = precision * diagonal >= _WEAK_SITE
     norms = np.einsum("ij,ij->j", inverse, inverse)
+    if strong.all():
+        return (1.0 - norms) / precision, strong, np.empty((0, 0))
     var = diagonal.copy()
     var[strong] = (1.0 - norms[strong]) / precision[strong]
     weak = np.flatnonzero(~strong)
-    halves = inverse @ (root[:, None] * K[:, weak]) if len(weak) else np.empty((0, 0))
-    if len(weak):
-        var[weak] -= np.einsum("ij,ij->j", halves, halves)
+    halves = inverse @ (root[:, None] * K[:, weak])
+    var[weak] -= np.einsum("ij,ij->j", halves, halves)
     return var, strong, halves
 
 
@@ -77,8 +79,10 @@ class _NegativeSites:
         Rows of negative precision.
     root : ndarray of shape (m,)
         Their d.
-    scaled, half, back : ndarray of shape (n - m, m)
-        S K+- of the other rows, C^-1 S K+- and B^-1 S K+-.
+    columns : ndarray of shape (n, m)
+        Prior covariances with these rows.
+    half, back : ndarray of shape (n - m, m)
+        C^-1 S K+- and B^-1 S K+- of the other rows.
     prior : ndarray of shape (m, m)
         A between these rows.
     lower : ndarray of shape (m, m)
@@ -87,13 +91,12 @@ class _NegativeSites:
 
     def __init__(self, K, others, rows, precision, root, inverse):
         self.rows, self.root = rows, np.sqrt(-precision)
-        columns = K[:, rows]
-        self.scaled = root[:, None] * columns[others]
-        self.half = inverse @ self.scaled
+        self.columns = columns = K[:, rows]
+        self.half = inverse @ (root[:, None] * columns[others])
         self.back = inverse.T @ self.half
         self.prior = columns[rows] - self.half.T @ self.half
         B = -self.root[:, None] * self.prior * self.root
-        B[np.diag_indices_from(B)] += 1.0
+        add_to_diagonal(B, 1.0)
         self.lower = checked_cholesky(B)
 
     def gain(self, mean):
@@ -136,21 +139,21 @@ class DenseState:
         block = K[self.rows][:, self.rows] if len(minus) else K
         B = root[:, None] * block
         B *= root
-        B[np.diag_indices_from(B)] += 1.0
+        add_to_diagonal(B, 1.0)
         self.lower = checked_cholesky(B)
         inverse = triangular_inverse(self.lower)
         log_det = np.sum(np.log(np.diagonal(self.lower)))
         self.var = np.empty(len(K))
         self.var[self.rows], strong, halves = explained_variances(block, tau, root, inverse)
         self._negative: Any = None
-        pulled = shift
         if len(minus):
             self._negative = _NegativeSites(K, self.rows, minus, precision[minus], root, inverse)
             log_det += np.sum(np.log(np.diagonal(self._negative.lower)))
             self._widen(K, strong, halves)
-            pulled = self._pulled(K @ shift, shift)
-        self.alpha = pulled.copy()
-        self.alpha[self.rows] -= root * cholesky_solve(self.lower, root * (K @ pulled)[self.rows])
+        self.alpha = shift.copy()
+        self.alpha[self.rows] -= root * cholesky_solve(self.lower, root * (K @ shift)[self.rows])
+        if len(minus):
+            self._pull()
         self.mean = K @ self.alpha
         self.log_evidence = 0.5 * shift @ self.mean - log_det
 
@@ -169,13 +172,12 @@ class DenseState:
         self.var[negative.rows] = np.diagonal(negative.prior)
         self.var += np.einsum("ij,ij->j", half, half)
 
-    def _pulled(self, mean, shift):
-        """Return the shifts that give the same mean without the negative precisions."""
+    def _pull(self):
+        """Add the effect of negative sites to alpha, which so far knows the others."""
         negative = self._negative
-        solved = cholesky_solve(self.lower, self.root * mean[self.rows])
-        pulled = shift.copy()
-        pulled[negative.rows] += negative.gain(mean[negative.rows] - negative.scaled.T @ solved)
-        return pulled
+        gain = negative.gain(negative.columns.T @ self.alpha)
+        self.alpha[negative.rows] += gain
+        self.alpha[self.rows] -= self.root * (negative.back @ gain)
 
     def added(self):
         """Return half (m, n) of what the m negative sites add to the variances.

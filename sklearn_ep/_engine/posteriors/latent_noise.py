@@ -4,6 +4,8 @@ Sites on g = f + noise become sites on f, so that any structure of f serves, den
 copies of a row share f while each has a noise of its own.
 """
 
+from functools import cached_property
+
 import numpy as np
 
 from ..gaussian import ImproperPosterior
@@ -24,8 +26,6 @@ class LatentNoiseState:
         State of the structure of f.
     log_evidence : float
         log of the integral of prior times sites.
-    noise_slope : ndarray of shape (n,)
-        Derivative of the log evidence in the noise of each row, at a fixed point of the sites.
     """
 
     extra_var = 0.0
@@ -40,8 +40,14 @@ class LatentNoiseState:
         self.var = noise / left + inner.var / left**2
         own = 0.5 * (noise * nu**2 / left - np.log1p(noise * tau))
         self.log_evidence = inner.log_evidence + weight @ own
+        self._sites = weight, tau, nu
+
+    @cached_property
+    def noise_slope(self):
+        """Derivative of the log evidence in the noise of each row, at a fixed point, (n,)."""
+        weight, tau, nu = self._sites
         alpha = nu - tau * self.mean
-        self.noise_slope = 0.5 * weight * (alpha**2 - tau + tau**2 * self.var)
+        return 0.5 * weight * (alpha**2 - tau + tau**2 * self.var)
 
 
 class LatentNoise:
