@@ -20,24 +20,26 @@ from ._spike_slab_runs import annealed, prior_sites, proper_state
 
 __all__ = ["LearningPath", "Space", "learn"]
 
-FIRST_SWEEPS = 8  # of EP before the first step of EM: led by unsettled sites it goes astray
-COARSE_SWEEPS = 60  # of EP from each start, at most
-EM_EVERY = 3  # sweeps
-PATIENCE = 3  # sweeps without a lower energy that end them
+SWEEPS = 3  # of EP in a round, after which there is a step of EM
+FIRST_ROUNDS = 3  # before the first step of EM: led by unsettled sites it goes astray
+COARSE_ROUNDS = 20  # from each start, at most
+SAME_MEAN = 0.1  # in slab standard deviations: the coefficients of two starts are the same
 COARSE_TOL = 0.05  # change of a hyperparameter that ends them
 MONOTONE_STEPS = 30
-REACH = 1.5  # of the quasi-Newton search, in logs
+REACH = 0.5  # of one quasi-Newton search, in logs
+SEARCHES = 6  # at most
+EVALUATIONS = 20  # of each, at most
 EP_SWEEPS = 3
 EP_STEPS = 100  # EM steps where only EP is allowed
 EP_TOL = 1e-3  # largest change of a hyperparameter (logs, logit) that ends them
-INNER_ITER = 30  # descent steps of one evaluation; it starts next to its fixed point
-INNER_TOL = 1e-5
-INNER_GAIN = 2e-4  # nats: less is not worth a sweep before the hyperparameters are known
+INNER_ITER = 10  # descent steps of one evaluation; it starts next to its fixed point
+INNER_TOL = 3e-5
+INNER_GAIN = 1e-3  # nats: less is not worth a sweep before the hyperparameters are known
 NOISE_FLOOR = 1e-6  # of the variance of y: the evidence of d > n may rise towards interpolation
 SLAB_RANGE = (1e-6, 1e3)  # of var(y) / mean square of X
 SEARCH_ALL = 20_000  # entries of X up to which a search from every start is cheap
 EVIDENCE_ERROR = 3.0  # nats; interpolation with little noise is overrated by as much
-GRADIENT_TOL = 3e-3  # in standard errors of the hyperparameters
+GRADIENT_TOL = 1e-2  # in standard errors of the hyperparameters
 
 
 @dataclass
@@ -141,33 +143,43 @@ def _curvature(state, h):
     return np.array([0.5 * state.problem.n_rows, 0.5 * features, m * p * (1 - p)])
 
 
-def _em(problem, space, place, settings, limit):
-    """EM steps, each after a sweep of EP; return the place of least energy.
+def _em(problem, space, place, settings, limit, known):
+    """EM steps, each after a round of EP sweeps; return the place of least energy.
 
-    Ends when the hyperparameters settle, when EP leads uphill for `PATIENCE` sweeps (with many
-    correlated columns parallel EP diverges), or when the energy is above `limit`.
+    Ends when the hyperparameters settle, when a round leads uphill (with many correlated columns
+    parallel EP diverges), when the energy is above `limit`, or when the means are those of the
+    `known` place. Energy and statistics are only had where a round ends: they cost half a sweep.
     """
-    h, sites, state = place.h, place.state.sites, None
+    h, sites, state = place.h, place.state.sites, place.state
     damping = min(settings.damping, 0.5)
-    worse = 0
-    for sweep in range(COARSE_SWEEPS):
+    for turn in range(COARSE_ROUNDS):
+        here = with_h(problem, h)
         try:
-            state = with_h(problem, h).at(sites, state)
+            for _ in range(SWEEPS - 1):
+                sites = sites + damping * (here.at(sites).target - sites)
+            state = here.at(sites, state)
+            sites = sites + damping * (state.target - sites)
         except ImproperPosterior:
             break
-        worse = 0 if state.energy < place.energy else worse + 1
-        if worse == 0:
-            place = LearningPath(h, state)
-        settling = sweep + 1 < FIRST_SWEEPS
-        if worse >= PATIENCE or not (settling or place.energy < limit):
+        if not state.energy < place.energy:
             break
-        sites = sites + damping * (state.target - sites)
-        if not settling and sweep % EM_EVERY == 0:
-            new = space.moved(h, em_target(state))
-            if np.abs(new - h).max() < COARSE_TOL and sweep > FIRST_SWEEPS:
-                break
-            h = new
+        place = LearningPath(h, state)
+        if turn + 1 < FIRST_ROUNDS:
+            continue
+        if place.energy > limit or _same_mean(place, known):
+            break
+        h = space.moved(h, em_target(state))
+        if np.abs(h - place.h).max() < COARSE_TOL:
+            break
     return place
+
+
+def _same_mean(place, known):
+    """Whether the coefficients are those of a place where an earlier start ended."""
+    if known is None:
+        return False
+    scale = np.exp(0.5 * max(place.h[1], known.h[1]))
+    return np.abs(place.state.mean - known.state.mean).max() < SAME_MEAN * scale
 
 
 def _ep_em(problem, space, place, settings):
@@ -188,7 +200,7 @@ def _ep_em(problem, space, place, settings):
     return place
 
 
-def _coarse(problem, space, fraction, settings, limit):
+def _coarse(problem, space, fraction, settings, limit=np.inf, known=None):
     """Place reached from one noise start by a few steps of EM."""
     h = space.at_noise(fraction)
     start = with_h(problem, h)
@@ -200,7 +212,7 @@ def _coarse(problem, space, fraction, settings, limit):
 
         sites = annealed(start, sites, 0.3, sweep)
     place = LearningPath(h, start.at(sites))
-    return _em(problem, space, place, settings, limit)
+    return _em(problem, space, place, settings, limit, known)
 
 
 def _monotone_em(problem, space, place):
@@ -216,29 +228,37 @@ def _monotone_em(problem, space, place):
 
 
 def _search(problem, space, place):
-    """Quasi-Newton search from a place; return the best place seen."""
+    """Quasi-Newton searches, each within reach of the last one's best; return the best place."""
+    best = LearningPath(place.h, _settled(place.state))
+    for _ in range(SEARCHES):
+        centre = np.clip(best.h, space.low, space.high)
+        best = _search_near(problem, space, best, centre)
+        if np.abs(best.h - centre).max() < 0.99 * REACH:
+            break
+    return best
+
+
+def _search_near(problem, space, place, centre):
+    """Quasi-Newton search in a box: a far step may leave the fixed point for a worse one."""
     free = space.free
-    place = LearningPath(place.h, _settled(place.state))
     scale = np.sqrt(np.maximum(_curvature(place.state, place.h)[free], 1e-2))
     best = [place]
 
     def value(x):
-        h = best[0].h.copy()
+        h = place.h.copy()
         h[free] = x / scale
         state = _settled(proper_state(with_h(problem, h), best[0].state.sites))
         if state.energy < best[0].energy:
             best[0] = LearningPath(h, state)
         return state.energy, gradient(state, h)[free] / scale
 
-    start = np.clip(place.h, space.low, space.high)[free]
-    # the fixed point is followed from near by: a far step may leave it for a worse one
-    low = np.maximum(space.low[free], start - REACH) * scale
-    high = np.minimum(space.high[free], start + REACH) * scale
+    low = np.maximum(space.low, centre - REACH)[free] * scale
+    high = np.minimum(space.high, centre + REACH)[free] * scale
     try:
         minimize(
-            value, start * scale, jac=True, method="L-BFGS-B",
+            value, centre[free] * scale, jac=True, method="L-BFGS-B",
             bounds=list(zip(low, high, strict=True)),
-            options={"gtol": GRADIENT_TOL, "ftol": 1e-11, "maxiter": 60, "maxfun": 120},
+            options={"gtol": GRADIENT_TOL, "ftol": 1e-11, "maxfun": EVALUATIONS},
         )  # fmt: skip
     except ImproperPosterior:
         # no posterior can be had where the search wants to go: what was reached so far stands
@@ -256,7 +276,7 @@ def _best_of_all(problem, space, starts, settings):
     """Search from every start; a later one has to win by more than the error of the evidence."""
     best = None
     for fraction in starts:
-        place = _coarse(problem, space, fraction, settings, np.inf)
+        place = _coarse(problem, space, fraction, settings)
         new = _search(problem, space, _monotone_em(problem, space, place))
         if best is None or new.energy < best.energy - EVIDENCE_ERROR:
             best = new
@@ -295,7 +315,7 @@ def learn(problem, space, fractions, settings, warm=None):
         place = None
         for fraction in starts:
             limit = np.inf if place is None else place.energy + 20 + 0.2 * problem.n_rows
-            new = _coarse(problem, space, fraction, settings, limit)
+            new = _coarse(problem, space, fraction, settings, limit, place)
             place = new if place is None or new.energy < place.energy else place
     if settings.algorithm == "ep":
         return _ep_em(problem, space, place, settings)

@@ -78,6 +78,8 @@ class Descent:
     def _undecided(self, state):
         on, g = state.matched.inclusion, state.gradient
         weight = on * (1 - on) + np.abs(g[1]) * state.var + np.abs(g[0]) * np.sqrt(state.var)
+        factor = state.problem.factor
+        weight = factor.spread(factor.total(weight))  # the members of a group join together
         index = np.flatnonzero(weight > UNDECIDED)
         if len(index) > self.max_block:
             index = np.sort(index[np.argsort(-weight[index], kind="stable")[: self.max_block]])
@@ -85,11 +87,9 @@ class Descent:
 
     def _direction(self, state, index):
         """Step of all sites, or None where the block system gives no descent."""
-        g, alpha, tilted = state.gradient, self.alpha, state.matched_tilted
+        g, tilted = state.gradient, state.matched_tilted
         marginal = _gaussian_fisher(state.mean, state.var)
-        own = state.problem.factor.fisher(tilted)
-        total = [alpha * h + s for h, s in zip(own, marginal, strict=True)]
-        move = -_apply_inverse(total, _apply(own, g))
+        move = self._separate_step(state.problem.factor, tilted, marginal, g)
         if not index.size:
             return move
         cov, mean = state.marginals.block(index), state.mean[index]
@@ -106,6 +106,20 @@ class Descent:
             return None
         move[:, index] = part.reshape(2, -1)
         return move
+
+    def _separate_step(self, factor, tilted, marginal, g):
+        """-(alpha Fh + Fs)^-1 Fh g, by blocks and one rank for each indicator."""
+        blocks, e, c = factor.fisher_parts(tilted)
+
+        def along(x):
+            return c * factor.spread(factor.total(e[0] * x[0] + e[1] * x[1]))
+
+        own = [self.alpha * h + s for h, s in zip(blocks, marginal, strict=True)]
+        image = _apply_inverse(own, _apply(blocks, g) + e * along(g))
+        if self.alpha > 0:
+            lift = _apply_inverse(own, e)
+            image -= lift * (self.alpha * along(image) / (1.0 + self.alpha * along(lift)))
+        return -image
 
     def _joint_step(self, joint, fisher, marginal, gap):
         """-[(1 + alpha) I + (joint^-1 - marginal^-1 / (1 + alpha)) fisher]^-1 gap, if downhill."""

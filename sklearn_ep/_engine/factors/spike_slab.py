@@ -7,7 +7,7 @@ product with the slab can be normalised. Features of one group share one inclusi
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import expit, log_expit
@@ -55,12 +55,12 @@ class SpikeSlab:
         """Return the factor of the same groups with other parameters."""
         return SpikeSlab(slab_variance, logit, self.groups)
 
-    def _total(self, x: np.ndarray) -> np.ndarray:
-        """Sum over the features of each indicator."""
+    def total(self, x: np.ndarray) -> np.ndarray:
+        """Return the sum over the features of each indicator."""
         return x if self.groups is None else np.bincount(self.groups, x)
 
-    def _spread(self, x: np.ndarray) -> np.ndarray:
-        """The value of each feature's indicator."""
+    def spread(self, x: np.ndarray) -> np.ndarray:
+        """Return the value of each feature's indicator."""
         return x if self.groups is None else x[self.groups]
 
     def n_indicators(self, n_features: int) -> int:
@@ -71,7 +71,7 @@ class SpikeSlab:
         """Return the inclusion probability of each indicator from that of each feature."""
         if self.groups is None:
             return inclusion
-        return self._total(inclusion) / np.bincount(self.groups)
+        return self.total(inclusion) / np.bincount(self.groups)
 
     def proper(self, precision: np.ndarray) -> np.ndarray:
         """Say which cavity precisions leave a normalisable product with the slab."""
@@ -82,9 +82,9 @@ class SpikeSlab:
         scale = 1.0 + self.slab_variance * precision
         slab_var = self.slab_variance / scale
         slab_mean = slab_var * shift
-        score = self._total(0.5 * (shift * slab_mean - np.log(scale)))
+        score = self.total(0.5 * (shift * slab_mean - np.log(scale)))
         r = self.logit + score
-        on, off = self._spread(expit(r)), self._spread(expit(-r))
+        on, off = self.spread(expit(r)), self.spread(expit(-r))
         return TiltedSpikeSlab(
             on * slab_mean,
             on * (slab_var + off * slab_mean**2),
@@ -115,6 +115,18 @@ class SpikeSlab:
             -(on * s * mu + spread * mu * half),
             on * (0.5 * s * s + mu * mu * s) + spread * half * half,
         )
+
+    def fisher_parts(
+        self, t: TiltedSpikeSlab
+    ) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
+        """Return (blocks, e, c): the joint covariance of (w, -w^2/2) is blocks + sum c e e'.
+
+        The blocks, entries 11, 12, 22 for each feature, are the part of the slab; the sum over the
+        indicators is that of not knowing them, e having shape (2, d) and c one entry a feature.
+        """
+        on, mu, s = t.inclusion, t.slab_mean, t.slab_var
+        blocks = (on * s, -on * s * mu, on * s * (0.5 * s + mu * mu))
+        return blocks, np.stack([mu, -0.5 * (s + mu * mu)]), on * (1 - on)
 
     def fisher_block(self, t: TiltedSpikeSlab, index: np.ndarray) -> np.ndarray:
         """Joint covariance of (w, -w^2/2) of some features; groups couple their members."""
@@ -148,40 +160,46 @@ class _InverseMap:
         self.second = second
         log_scale = 0.5 * (np.log(factor.slab_variance) - np.log(var))
         self.log_room = np.log(self.room)
-        self.strength = factor._total(0.5 * self.square / var)
-        self.base = factor._total(log_scale) - self.log_room - factor.logit
+        self.strength = factor.total(0.5 * self.square / var)
+        self.base = factor.total(log_scale) - self.log_room - factor.logit
 
-    def _gap(self, u: np.ndarray, only: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """T = E w^2 rho - mean^2 over var, written without the cancellation, and rho."""
-        low, room = (self.low, self.room) if only is None else (self.low[only], self.room[only])
-        sig = expit(u)
-        rho = low + room * sig
-        if self.factor.groups is None:
-            return sig, rho
-        spread = self.factor._spread
-        return (self.excess + spread(room * sig)) * self.second / self.var, rho
+    def _rho(self, share: np.ndarray) -> np.ndarray:
+        """Inclusion of every indicator where `share` of the room above `low` is taken."""
+        return self.low + self.room * share
 
-    def _value(self, u: np.ndarray, only: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """H and its derivative; ``only`` selects coordinates where nothing is grouped."""
-        total = self.factor._total
-        gap, rho = self._gap(u, only)
+    def _gap(self, share: np.ndarray) -> np.ndarray:
+        """(E w^2 rho - mean^2) / var of every feature, written without the cancellation."""
         if self.factor.groups is None:
-            pick = slice(None) if only is None else only
-            room, base, k = self.room[pick], self.base[pick], self.strength[pick]
-            off = expit(-u)
-            h = 2 * np.log(rho) - log_expit(-u) - 0.5 * log_expit(u) + base - k / gap
-            return h, 2 * room * gap * off / rho + gap - 0.5 * off + k * off / gap
+            return share
+        part = self.excess + self.factor.spread(self.room * share)
+        return part * self.second / self.var
+
+    def _value(self, u: np.ndarray, pick: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return h and its derivative at some of the indicators; `pick` selects them."""
+        # one exponential and one logarithm serve all sigmoids
+        small = np.exp(-np.abs(u))
+        on = np.where(u > 0, 1.0, small) / (1.0 + small)
+        off = np.where(u > 0, small, 1.0) / (1.0 + small)
+        soft = np.log1p(small)
+        rest = np.maximum(u, 0.0) + soft  # -log sigmoid(-u)
+        if self.factor.groups is not None:
+            return self._value_of_groups(self.factor.groups, on, off, rest)
+        room, k = self.room[pick], self.strength[pick]
+        rho = self.low[pick] + room * on
+        pull = k / on
+        h = 2 * np.log(rho) + rest + 0.5 * (soft - np.minimum(u, 0.0)) + self.base[pick] - pull
+        return h, on * (2 * room * off / rho + 1.0) + off * (pull - 0.5)
+
+    def _value_of_groups(
+        self, groups: np.ndarray, on: np.ndarray, off: np.ndarray, rest: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        total = self.factor.total
+        gap, rho = self._gap(on), self._rho(on)
         k = 0.5 * self.square / self.var
-        size = np.bincount(self.factor.groups)
-        h = (
-            (1 + size) * np.log(rho)
-            - log_expit(-u)
-            + self.base
-            - total(0.5 * np.log(gap) + k / gap)
-        )
-        slope = self.room * expit(u) * expit(-u)
+        size = np.bincount(groups)
+        h = (1 + size) * np.log(rho) + rest + self.base - total(0.5 * np.log(gap) + k / gap)
         pull = total((k / gap - 0.5) * self.second / self.var / gap)
-        return h, expit(u) + slope * ((1 + size) / rho + pull)
+        return h, on + self.room * on * off * ((1 + size) / rho + pull)
 
     def _bracket(self) -> tuple[np.ndarray, np.ndarray]:
         """Bounds of the root; they must grow with the signal, fixed ones are passed in practice."""
@@ -194,34 +212,37 @@ class _InverseMap:
         low, high = self._bracket()
         u = np.where(k > base, k - base, (k - base) / 1.5) if start is None else start
         u = np.clip(u, low, high)
-        grouped = self.factor.groups is not None
-        todo = np.arange(len(u))
+        todo: Any = slice(None)
         for _ in range(MAX_NEWTON):
+            now = u[todo]
             # far left of the root h may be -inf: its sign is right and the step is bisected
             with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-                h, slope = self._value(u if grouped else u[todo], None if grouped else todo)
-                if grouped:
-                    h, slope = h[todo], slope[todo]
-                now = u[todo]
+                h, slope = self._value(now, todo)
                 new = now - h / slope
-            high[todo] = np.where(h > 0, now, high[todo])
-            low[todo] = np.where(h > 0, low[todo], now)
-            outside = ~((new >= low[todo]) & (new <= high[todo]))
-            new[outside] = 0.5 * (low[todo] + high[todo])[outside]
+            right = h > 0
+            high[todo] = np.where(right, now, high[todo])
+            low[todo] = np.where(right, low[todo], now)
+            inside = (new >= low[todo]) & (new <= high[todo])
+            if not inside.all():
+                new = np.where(inside, new, 0.5 * (low[todo] + high[todo]))
+            # the error after a Newton step is about the square of the step, and a bisection is as
+            # long as the bracket that is left, for `now` is one of its ends
+            left = np.abs(new - now) > 3e-8 + 1e-12 * np.abs(new)
             u[todo] = new
-            # the error after a Newton step is about the square of the step
-            todo = todo[(np.abs(new - now) > 3e-8 + 1e-12 * np.abs(new)) | outside]
-            if not todo.size:
+            if not left.any():
                 break
+            # a gather costs as much as an evaluation: not before half of them have come to rest
+            if self.factor.groups is None and 2 * np.count_nonzero(left) < len(left):
+                todo = np.arange(len(u))[todo][left]
         return self._cavity(u)
 
     def _cavity(self, u: np.ndarray) -> MatchedCavity:
         factor = self.factor
-        gap, rho = self._gap(u, None)
-        t, on = gap * self.var, factor._spread(rho)
+        share = expit(u)
+        t, on = self._gap(share) * self.var, factor.spread(self._rho(share))
         shift, precision = self.mean * on / t, on * on / t - 1.0 / factor.slab_variance
         log_z = log_expit(-factor.logit) - self.log_room - log_expit(-u)
-        kl = factor._total(shift * self.mean - 0.5 * precision * self.second) - log_z
+        kl = factor.total(shift * self.mean - 0.5 * precision * self.second) - log_z
         return MatchedCavity(shift, precision, np.minimum(on, 1.0), kl, u)  # rounding
 
 
