@@ -22,7 +22,7 @@ from ._engine.theta_grid import (
     prior_of_beta,
     product_grid,
 )
-from ._engine.theta_nodes import SiteState, middle_sites
+from ._engine.theta_nodes import SiteState, middle_sites, tilted_over_theta
 from ._fitting import BinaryFit
 from ._grouped_parts import (
     importance_worker,
@@ -164,6 +164,22 @@ class GroupedFit:
             self.states[k] = site.state
             yield k, used[k], site
 
+    def as_one(self, messages):
+        """Return what gives the tilted site of all parts as one, and starts at messages."""
+        p, whole = self.problem, posterior_moments(self.problem.prior, messages)
+        state = SiteState(None, whole.mean[p.d :], whole.cov[p.d :, p.d :])
+
+        def solve(theta, *_):
+            return self._evaluate_nodes(messages, theta)
+
+        def tilted():
+            nonlocal state
+            site = tilted_over_theta(solve, p.prior, state)
+            state = site.state
+            return site
+
+        return tilted
+
     def fit(self, start, monitor):
         """Run to the fixed point and return a `BinaryFit`.
 
@@ -188,6 +204,8 @@ class GroupedFit:
             tol=s.tol,
             damping=s.damping,
             stream=None if s.schedule == "parallel" else self.stream,
+            as_one=None if s.engine in _DRAWING else self.as_one,
+            accelerate=s.engine not in _DRAWING,
             monitor=monitor,
         )
         result = run.result

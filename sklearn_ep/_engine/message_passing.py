@@ -4,6 +4,11 @@ Each partition k holds a site N(phi; site_k) in natural parameters. A sweep give
 its cavity, receives the moments of its tilted distribution, and steps to the messages that would
 reproduce them. Site precisions need not be positive definite and are never forced to be; only the
 cavities and the whole have to be proper, and the step is bounded by exactly that.
+
+A fixed point with proper cavities need not exist: two halves of few groups may each need an
+indefinite message that the prior cannot make up for. The steps then shrink towards the border of
+the proper set, no damping or order of updates helps, and the parts have to be taken as one site,
+whose cavity is the prior.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,9 +27,12 @@ from .gaussian import (
     natural,
     over,
 )
-from .loop import Evaluation, iterate
+from .loop import Anderson, Evaluation, iterate
 
-__all__ = ["Messages", "SweepPayload", "pack", "propagate", "step_limit", "unpack"]
+__all__ = ["Messages", "SweepPayload", "pack", "propagate", "shared", "step_limit", "unpack"]
+
+_SHORT = 0.1  # share of a step; shorter ones in so many sweeps running end at the border
+_SHORT_STEPS = 3
 
 
 class Messages(NamedTuple):
@@ -44,10 +52,31 @@ class SweepPayload(NamedTuple):
 
 
 class Propagation(NamedTuple):
-    """Outcome of `propagate`: the result of the loop and the number of steps that were cut."""
+    """Outcome of `propagate`.
+
+    `result` is that of the loop, `n_cut` the number of steps that were cut, and `as_one` tells that
+    the parts had to be taken as one site.
+    """
 
     result: Any
     n_cut: int
+    as_one: bool
+
+
+class _Watch:
+    """Monitor that asks to stop at the border of the proper set; passes all on to another."""
+
+    def __init__(self, monitor):
+        self.monitor, self.n_short, self.asked = monitor, 0, False
+
+    def begin(self):
+        if self.monitor is not None:
+            self.monitor.begin()
+
+    def end(self, record, payload):
+        if self.monitor is not None:
+            self.asked = bool(self.monitor.end(record, payload))
+        return self.asked or self.n_short >= _SHORT_STEPS
 
 
 def pack(messages):
@@ -63,6 +92,25 @@ def unpack(x):
 def total_of(prior, messages):
     """Return the product of prior and messages."""
     return Natural(prior.precision + messages.precision.sum(0), prior.shift + messages.shift.sum(0))
+
+
+def shared(total, prior, n_sites):
+    """Return equal messages whose product with the prior is the total; their cavities are proper.
+
+    Parameters
+    ----------
+    total, prior : Natural
+    n_sites : int
+
+    Returns
+    -------
+    Messages
+    """
+    precision, shift = over(total, prior)
+    precision = 0.5 * (precision + precision.T)
+    return Messages(
+        *(np.repeat(part[None] / n_sites, n_sites, axis=0) for part in (precision, shift))
+    )
 
 
 def _stays_proper(total, messages, change, step):
@@ -108,7 +156,7 @@ def step_limit(total, messages, change):
 
 
 def _residual(total, change):
-    """Return the undamped change of the global posterior in its sd, to first order.
+    """Return the undamped change of the global posterior in its sd, to first order, and the sd.
 
     First order, because the undamped step may leave the proper set while the damped one does not.
     """
@@ -118,7 +166,7 @@ def _residual(total, change):
     sd = np.sqrt(np.diagonal(cov))
     shifted = cov @ (change.shift.sum(0) - change.precision.sum(0) @ mean)
     spread = 0.5 * np.einsum("ij,jk,ki->i", cov, change.precision.sum(0), cov) / sd**2
-    return float(max(np.max(np.abs(shifted) / sd), np.max(np.abs(spread))))
+    return float(max(np.max(np.abs(shifted) / sd), np.max(np.abs(spread)))), sd
 
 
 def log_evidence(prior, total, messages, log_z):
@@ -153,6 +201,8 @@ def propagate(
     tol: float,
     damping: float = 1.0,
     stream: Callable[[Callable[[int], Natural]], Iterable[Any]] | None = None,
+    as_one: Callable[[Messages], Callable[[], Any]] | None = None,
+    accelerate: bool = True,
     monitor: Any = None,
 ) -> Propagation:
     """Find the fixed point of the site messages.
@@ -171,12 +221,16 @@ def propagate(
         `stream(cavity_of)` yields (k, cavity, tilted site) for every partition, where the cavity is
         what `cavity_of(k)` said when the work on k began. If given, each answer is used as it
         comes, and partitions begun later see it.
+    as_one : callable or None, default=None
+        `as_one(messages)` returns a function without arguments that gives the tilted site of all
+        partitions together under the prior. Used where the messages have no fixed point with
+        proper cavities; they then are equal shares of what is found.
 
     Returns
     -------
     Propagation
     """
-    n_cut = 0
+    n_cut, watch = 0, _Watch(monitor)
 
     def evaluate(x):
         messages = unpack(x)
@@ -196,10 +250,11 @@ def propagate(
                 target[k, :, :-1], target[k, :, -1] = update
         change = unpack(target - x)
         evidence = log_evidence(prior, total, messages, [s.log_z for s in sites])
-        residual = _residual(total, change)
+        residual, sd = _residual(total, change)
         return Evaluation(
             target,
             max(residual, 1.0) if skipped else residual,  # no answer is no agreement
+            metric=np.column_stack([np.outer(sd, sd), sd]),  # entries of any units, made alike
             record={"log_evidence": evidence, "n_skipped": float(skipped)},
             payload=SweepPayload(messages, total, sites, skipped),
         )
@@ -209,9 +264,12 @@ def propagate(
         messages, change = unpack(x), unpack(proposal - x)
         total = total_of(prior, messages)
         if _stays_proper(total, messages, change.precision, 1.0 / 0.9):
+            watch.n_short = 0
             return proposal
         n_cut += 1
-        return x + min(1.0, 0.9 * step_limit(total, messages, change.precision)) * (proposal - x)
+        step = min(1.0, 0.9 * step_limit(total, messages, change.precision))
+        watch.n_short = watch.n_short + 1 if step < _SHORT else 0
+        return x + step * (proposal - x)
 
     result = iterate(
         evaluate,
@@ -219,10 +277,38 @@ def propagate(
         max_iter=max_iter,
         tol=tol,
         damping=damping,
+        acceleration=Anderson(2, damping) if accelerate and stream is None else None,
+        give_up_after=max_iter,
         repair=repair,
-        monitor=monitor,
+        monitor=watch,
     )
-    return Propagation(result, n_cut)
+    if as_one is None or result.converged or watch.asked or result.n_iter == max_iter:
+        return Propagation(result, n_cut, False)
+    left = max_iter - result.n_iter
+    whole = _whole(as_one, prior, result.evaluation.payload.messages, left, tol, monitor)
+    whole.history = {k: np.append(v, whole.history[k]) for k, v in result.history.items()}
+    whole.n_iter += result.n_iter
+    return Propagation(whole, n_cut, True)
+
+
+def _whole(as_one, prior, messages, max_iter, tol, monitor):
+    """Return the `Result` of the loop over a single site; its state is equal shares of that."""
+    n_sites = len(messages.shift)
+    start = shared(total_of(prior, messages), prior, n_sites)
+    tilted = as_one(start)
+
+    def evaluate(x):
+        site, now = tilted(), unpack(x)
+        total = total_of(prior, now)
+        target = pack(shared(natural(site.moments), prior, n_sites))
+        return Evaluation(
+            target,
+            _residual(total, unpack(target - x))[0],
+            record={"log_evidence": site.log_z, "n_skipped": 0.0},
+            payload=SweepPayload(now, total, [site], 0),
+        )
+
+    return iterate(evaluate, pack(start), max_iter=max_iter, tol=tol, monitor=monitor)
 
 
 def _as_they_come(stream, total, messages, damping):

@@ -26,6 +26,7 @@ __all__ = [
     "middle_sites",
     "node_rule",
     "tilted_by_nodes",
+    "tilted_over_theta",
 ]
 
 _NARROW = 0.1  # sd of a log scale below which the posterior given theta is nearly linear in theta
@@ -56,15 +57,16 @@ def node_rule(t, narrow=False):
     """Return nodes (M, t) and log weights of a rule for N(0, I_t).
 
     Product Gauss-Hermite up to three dimensions; above, the 2 t + 1 points of a rule that is exact
-    for mean and covariance.
+    for mean and covariance. The last coordinate is the log scale that is known least: it has a long
+    left tail and gets five nodes where it is not `narrow`, the others three.
     """
     if t > 3:
         reach = np.sqrt(1.5 * t) * np.eye(t)
         weights = np.r_[1.0 / 3.0, np.full(2 * t, 1.0 / (3.0 * t))]
         return np.vstack([np.zeros(t), reach, -reach]), np.log(weights)
-    x, w = gauss_hermite(5 if t == 1 and not narrow else 3)
-    nodes = np.array(list(product(x, repeat=t))).reshape(len(x) ** t, t)
-    return nodes, np.array([np.sum(np.log(c)) for c in product(w, repeat=t)])
+    rules = [gauss_hermite(3)] * (t - 1) + [gauss_hermite(3 if narrow else 5)] * (t > 0)
+    log_weights = np.array([np.sum(np.log(c)) for c in product(*(w for _, w in rules))])
+    return np.array(list(product(*(x for x, _ in rules)))).reshape(len(log_weights), t), log_weights
 
 
 def cavity_of_theta(cavity, d):
@@ -79,15 +81,24 @@ def cavity_of_theta(cavity, d):
     return marginal, block
 
 
-def _relocated(placement, moments, limits=(0.1, 4.0)):
-    """Return the new placement and whether the old one missed the tilted distribution of theta."""
+def _relocated(placement, moments):
+    """Return the new placement and whether the old one missed the tilted distribution of theta.
+
+    Three nodes in a direction see little of a skewed distribution, and where they see it moves with
+    them: several coordinates keep a placement that is near enough, and go half-way otherwise.
+    """
     lower, _ = jittered_cholesky(placement.cov, 0.0)
     shift = solve_triangular(lower, moments.mean - placement.mean, lower=True)
     turned = solve_triangular(lower, solve_triangular(lower, moments.cov, lower=True).T, lower=True)
     values, vectors = np.linalg.eigh(0.5 * (turned + turned.T))
-    missed = np.max(np.abs(shift)) > 1.0 or values[0] < 0.2 or values[-1] > 4.0
-    axes = lower @ vectors
-    return Moments(moments.mean, (axes * np.clip(values, *limits)) @ axes.T), missed
+    axes, far = lower @ vectors, np.max(np.abs(shift))
+    missed = far > 1.0 or values[0] < 0.2 or values[-1] > 4.0
+    if missed or len(shift) == 1:
+        return Moments(moments.mean, (axes * np.clip(values, 0.1, 4.0)) @ axes.T), missed
+    if far < 0.25 and values[0] > 0.7 and values[-1] < 1.4:
+        return placement, False
+    middle = 0.5 * (placement.mean + moments.mean)
+    return Moments(middle, (axes * np.sqrt(values)) @ axes.T), False
 
 
 def _mixture(log_weight, theta, posterior):
@@ -104,7 +115,7 @@ def _mixture(log_weight, theta, posterior):
     return float(log_z), Moments(mean, cov)
 
 
-def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20, max_moves=12):
+def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20):
     """Return the tilted distribution of one partition under a cavity.
 
     Parameters
@@ -117,8 +128,39 @@ def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20, max_moves=12)
         Number of varying coefficients.
     tol : float
         Tolerance of the inner EP.
-    max_passes, max_moves : int
-        Bounds of the inner passes and of the new placements of nodes within one call.
+    max_passes : int, default=20
+        Bound of the inner passes.
+
+    Returns
+    -------
+    TiltedSite
+    """
+
+    def solve(theta, block, shift, sites):
+        if sites is not None and len(sites.precision) != len(theta):
+            sites = middle_sites(sites, len(theta))
+        scale = log_cholesky.factor(theta, q)
+        return conditional_ep(
+            rows, scale, block[None], shift, sites, tol=tol, max_passes=max_passes
+        )
+
+    return tilted_over_theta(solve, cavity, state)
+
+
+def tilted_over_theta(solve, cavity, state, max_moves=12):
+    """Return the tilted distribution of rows whose posterior given theta somebody else finds.
+
+    Parameters
+    ----------
+    solve : callable
+        `solve(theta, precision, shift, sites)` maps nodes (M, T), the cavity of beta given them,
+        (D, D) and (M, D), and what it called `sites` last time, to an object with `log_z` (M,),
+        `mean` (M, D), `root` (M, D, D) and `sites`.
+    cavity : Natural
+        Proper factor of (beta, theta).
+    state : SiteState
+    max_moves : int, default=12
+        Bound of the new placements of nodes within one call.
 
     Returns
     -------
@@ -128,28 +170,17 @@ def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20, max_moves=12)
     -----
     log Z has to be converged at each node, because its exponential weights the nodes.
     """
-    d = rows.X.shape[1]
-    marginal, block = cavity_of_theta(cavity, d)
-    mass = log_partition(marginal)
     placement, sites = Moments(state.centre, state.spread), state.sites
     t = len(placement.mean)
-    narrow = t == 1 and placement.cov[0, 0] < _NARROW**2
-    x, log_rule = node_rule(t, bool(narrow))
-    if sites is not None and len(sites.precision) != len(x):
-        sites = middle_sites(sites, len(x))
+    d = len(cavity.shift) - t
+    marginal, block = cavity_of_theta(cavity, d)
+    mass = log_partition(marginal)
+    x, log_rule = node_rule(t, bool(np.all(placement.cov[-1:, -1:] < _NARROW**2)))
     for _ in range(max_moves):
         lower, _ = jittered_cholesky(placement.cov, 0.0)
         theta = placement.mean + x @ lower.T
         shift = cavity.shift[:d] - theta @ cavity.precision[d:, :d]
-        posterior = conditional_ep(
-            rows,
-            log_cholesky.factor(theta, q),
-            block[None],
-            shift,
-            sites,
-            tol=tol,
-            max_passes=max_passes,
-        )
+        posterior = solve(theta, block, shift, sites)
         sites = posterior.sites
         log_cavity = theta @ marginal.shift - mass
         log_cavity -= 0.5 * np.einsum("mi,ij,mj->m", theta, marginal.precision, theta)
