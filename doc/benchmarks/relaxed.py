@@ -264,16 +264,19 @@ def draw(args, rows):
     import matplotlib.pyplot as plt
 
     names = list(dict.fromkeys(r["data"] for r in rows))
-    fig, axes = plt.subplots(1, len(names), figsize=(3.2 * len(names), 3.2), squeeze=False)
+    fig, axes = plt.subplots(
+        1, len(names), figsize=(3.2 * len(names), 3.6), squeeze=False, layout="constrained"
+    )
     for ax, name in zip(axes[0], names, strict=True):
         for method in ("relaxed", "ep", "power", "Laplace GPC", "cleanlab(GPC)"):
             mine = [r for r in rows if r["data"] == name and r["method"] == method]
             loss = [float(r["log_loss"].split(" ")[0]) for r in mine]
             if mine:
-                ax.plot([r["flips"] for r in mine], loss, "o-", label=method)
+                style = "s--" if method == "ep" else "o-"
+                ax.plot([r["flips"] for r in mine], loss, style, label=method)
         ax.set(title=name, xlabel="share of wrong labels", ylabel="log loss, clean labels")
-    axes[0, 0].legend()
-    fig.tight_layout()
+    handles = axes[0, 0].get_legend_handles_labels()
+    fig.legend(*handles, loc="outside lower center", ncols=len(handles[0]))
     figure(args, "relaxed", fig)
 
 
