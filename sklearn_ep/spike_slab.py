@@ -47,7 +47,7 @@ class SpikeSlabRegressor(
         learns it.
     prior_inclusion : float or "auto", default="auto"
         Prior probability in (0, 1) that a coefficient (a group with `groups`) is not zero; "auto"
-        learns it.
+        learns it, from the evidence and a uniform prior: (expected model size + 1) / (d + 2).
     fit_intercept : bool, default=True
         Fit an intercept, with a flat prior, by centring.
     standardize : bool, default=True

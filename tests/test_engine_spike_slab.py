@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import logit
 
-from sklearn_ep._engine.descent import descend
+from sklearn_ep._engine.descent import Descent, descend
 from sklearn_ep._engine.double_loop import double_loop
 from sklearn_ep._engine.energy import EPEnergy, regular_ep
 from sklearn_ep._engine.factors.spike_slab import SpikeSlab
@@ -243,6 +243,22 @@ def test_descent_never_climbs_and_ends_at_a_fixed_point(shape, groups):
         assert np.diff(energy).max() <= 1e-10 * (1 + np.abs(energy).max())
         s = out.evaluation.payload
         assert np.abs(s.matched.precision - s.cavity[1]).max() < 1e-4 * np.abs(s.cavity[1]).max()
+
+
+def test_separate_steps_with_groups_solve_the_dense_system():
+    p = problem(3, 20, 12, groups=np.arange(12) // 4)
+    s = p.at(start(p))
+    index = np.arange(12)
+    joint = p.factor.fisher_block(s.matched_tilted, index)
+    m, z = s.mean, s.var
+    a, b, c = (np.diag(v) for v in (z, -m * z, z * (0.5 * z + m * m)))
+    marginal = np.block([[a, b], [b, c]])
+    for alpha in (0.0, 0.3, 20.0):
+        d = Descent(max_block=0)
+        d.alpha = alpha
+        want = -np.linalg.solve(alpha * joint + marginal, joint @ np.concatenate(s.gradient))
+        got = d._direction(s, np.arange(0))
+        np.testing.assert_allclose(got.ravel(), want, rtol=1e-8, atol=1e-10)
 
 
 def test_small_blocks_and_none_reach_the_same_point():

@@ -264,6 +264,24 @@ def test_finds_the_support_better_than_lasso():
     assert picked.transform(X).shape[1] == reg.get_support().sum()
 
 
+def test_learned_inclusion_is_the_rule_of_succession():
+    X, y, _ = make_spike_slab_regression(60, 40, n_informative=5, random_state=1)
+    reg = SpikeSlabRegressor().fit(X, y)
+    assert reg.prior_inclusion_ == pytest.approx((reg.expected_model_size_ + 1) / 42, rel=5e-3)
+
+
+@pytest.mark.parametrize("inclusion", [0.02, 0.99])
+def test_slab_and_noise_are_learned_with_a_given_inclusion(inclusion):
+    """A dense prior must find ridge regression and not interpolate: 20 weak columns in 150."""
+    X, y, _ = make_spike_slab_regression(
+        250, 150, n_informative=20, noise=1.0, correlation=0.5, random_state=2
+    )
+    reg = SpikeSlabRegressor(prior_inclusion=inclusion).fit(X[:100], y[:100])
+    assert 0.3 < reg.noise_variance_ < 3.0
+    error = np.mean((reg.predict(X[100:]) - y[100:]) ** 2)
+    assert error < 0.5 * y[100:].var()
+
+
 def test_groups_help_on_grouped_data():
     rng = np.random.default_rng(7)
     groups = np.arange(100) // 5
