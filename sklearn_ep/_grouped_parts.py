@@ -8,9 +8,7 @@ from sklearn.utils import check_array, column_or_1d
 from ._checkpoint import digest
 from ._checks import checked_weights
 from ._engine import log_cholesky
-from ._engine.importance import tilted_by_importance
 from ._engine.marginal_laplace import marginal_terms
-from ._engine.nuts import tilted_by_nuts
 from ._engine.partition import load_part
 from ._engine.posteriors.arrow import ArrowRows, arrow_rows, conditional_ep
 from ._engine.theta_nodes import tilted_by_nodes
@@ -124,16 +122,10 @@ def tilted_worker(part, message, spec, q, tol, max_passes):
     )
 
 
-def importance_worker(part, message, spec, q, settings):
-    """Return the `TiltedSite` of a partition under its cavity by importance sampling."""
+def drawing_worker(part, message, spec, q, tilted, settings):
+    """Return the `TiltedSite` of a partition under its cavity by an engine that draws."""
     cavity, state = message
-    return tilted_by_importance(read_rows(part, spec), cavity, state, q=q, settings=settings)
-
-
-def nuts_worker(part, message, spec, q, settings):
-    """Return the `TiltedSite` of a partition under its cavity by the No-U-Turn sampler."""
-    cavity, state = message
-    return tilted_by_nuts(read_rows(part, spec), cavity, state, q=q, settings=settings)
+    return tilted(read_rows(part, spec), cavity, state, q=q, settings=settings)
 
 
 def nodes_worker(part, message, spec, theta, q, tol, max_passes):

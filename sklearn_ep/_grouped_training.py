@@ -85,12 +85,30 @@ class GroupedTraining(GroupedClassifier):
                 self.classes_[1],
             )
             plan = plan_parts(run.parts, told, spec)
-            fit = GroupedFit(run, self._problem(plan, plan.width), self._settings())
-            report = partial(self._attributes_so_far, [fit])
-            monitor = FitMonitor(self, None, None, self.max_iter, report)
-            fits = [self._run(fit, plan, previous, 0, monitor, checkpoint)]
-            monitor.finish()
+            if len(self.classes_) == 2:
+                fit = GroupedFit(run, self._problem(plan, plan.width), self._settings())
+                report = partial(self._attributes_so_far, [fit])
+                monitor = FitMonitor(self, None, None, self.max_iter, report)
+                fits = [self._run(fit, plan, previous, 0, monitor, checkpoint)]
+                monitor.finish()
+            else:
+                fits = self._fit_classes(run, plan, previous, checkpoint)
         return fits, plan
+
+    def _fit_classes(self, run, plan, previous, checkpoint):
+        """Fit one class after the other to raw parts; what runs in parallel is the parts."""
+        if checkpoint is not None:
+            raise ValueError("checkpoint needs two classes; y has more.")
+        monitor = FitMonitor(self, None, None, len(self.classes_), lambda payload: {})
+        fits = []
+        for k, label in enumerate(self.classes_):
+            own = plan._replace(spec=plan.spec._replace(positive=label))
+            monitor.begin()
+            fit = GroupedFit(run, self._problem(own, plan.width), self._settings())
+            fits.append(self._run(fit, own, previous, k, None, None))
+            monitor.end({"class": k + 1}, None)
+        monitor.finish()
+        return fits
 
     def _check_descriptions(self, told):
         """Check what partitions say against each other; set the attributes that follow from it."""
@@ -98,15 +116,14 @@ class GroupedTraining(GroupedClassifier):
         if len(set(widths)) > 1:
             raise ValueError(f"partitions differ in their number of features: {widths}.")
         self.classes_ = np.unique(np.concatenate([t.classes for t in told]))
-        if len(self.classes_) != 2:
-            raise ValueError(
-                f"a list of partitions needs two classes, got {len(self.classes_)} class(es)."
-            )
+        if len(self.classes_) < 2:
+            raise ValueError("a list of partitions needs at least two classes, got 1 class.")
         self.n_features_in_ = widths[0]
         self.__dict__.pop("feature_names_in_", None)
         self._has_groups = self.group_column is not None
         self._group_position = None
         if self._has_groups:
+            self._check_binary()
             self._group_position = self._position_of(self.group_column, None, "group_column")
 
     def _training(self, X, y, groups, sample_weight):
@@ -129,14 +146,17 @@ class GroupedTraining(GroupedClassifier):
             self._group_position = position
         self._has_groups = labels is not None
         if labels is not None:
-            if len(self.classes_) > 2:
-                raise ValueError(
-                    f"group effects need a binary target, y has {len(self.classes_)} classes; wrap "
-                    "the estimator in sklearn.multiclass.OneVsRestClassifier with group_column."
-                )
+            self._check_binary()
             labels = [g for g, kept in zip(labels, training.kept, strict=True) if kept]
         self._slopes = self._slope_positions(X, self._has_groups)[1]
         return training, labels
+
+    def _check_binary(self):
+        if len(self.classes_) > 2:
+            raise ValueError(
+                f"group effects need a binary target, y has {len(self.classes_)} classes; wrap "
+                "the estimator in sklearn.multiclass.OneVsRestClassifier with group_column."
+            )
 
     def _run(self, fit, plan, previous, k, monitor, checkpoint):
         """Run one binary fit from where it can start, saving on the way where asked to."""

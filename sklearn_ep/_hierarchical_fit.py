@@ -6,10 +6,10 @@ import numpy as np
 from scipy.stats import multivariate_normal, norm
 
 from ._engine.gaussian import Natural
-from ._engine.importance import DrawState, ImportanceSettings
+from ._engine.importance import DrawState, ImportanceSettings, tilted_by_importance
 from ._engine.marginal_laplace import find_mode, laplace_messages
 from ._engine.message_passing import Messages, posterior_moments, propagate, total_of
-from ._engine.nuts import ChainState
+from ._engine.nuts import ChainState, tilted_by_nuts
 from ._engine.posteriors.arrow import LocalEffects
 from ._engine.posteriors.grouped_mixture import GroupedMixture
 from ._engine.theta_grid import (
@@ -25,10 +25,9 @@ from ._engine.theta_grid import (
 from ._engine.theta_nodes import SiteState, middle_sites, tilted_over_theta
 from ._fitting import BinaryFit
 from ._grouped_parts import (
-    importance_worker,
+    drawing_worker,
     mode_worker,
     nodes_worker,
-    nuts_worker,
     tilted_worker,
 )
 
@@ -37,8 +36,11 @@ __all__ = ["GroupedFit", "Problem", "Settings", "normal_prior"]
 _MODE_TOL = 0.1  # sd: the messages at the mode contain one more Newton step anyway
 _NODE_ROWS = 3_000_000  # row sites held at once for nodes of the grid
 _MAX_INNER = 30
-# engines that draw: their worker, and the share of effective draws below which it draws again
-_DRAWING = {"importance": (importance_worker, 0.3), "nuts": (nuts_worker, 0.5)}
+# engines that draw, their first state, and the share of effective draws below which they draw again
+_DRAWING = {
+    "importance": (tilted_by_importance, DrawState, 0.3),
+    "nuts": (tilted_by_nuts, ChainState, 0.5),
+}
 
 
 class Settings(NamedTuple):
@@ -123,18 +125,19 @@ class GroupedFit:
         """Place the nodes, or the first draws, of every site by the posterior so far."""
         p, whole = self.problem, posterior_moments(self.problem.prior, messages)
         place = SiteState(None, whole.mean[p.d :], whole.cov[p.d :, p.d :])
-        drawn = {"importance": DrawState, "nuts": ChainState}.get(self.settings.engine)
-        self.states = [
-            place if drawn is None else drawn(place, k) for k in range(len(self.run.parts))
-        ]
+        self.states = [place] * len(self.run.parts)
+        if self.settings.engine in _DRAWING:
+            first = _DRAWING[self.settings.engine][1]
+            self.states = [first(place, k) for k in range(len(self.run.parts))]
 
     # ------------------------------------------------------------------ sweeps
 
     def _shared(self):
         s, p = self.settings, self.problem
         if s.engine in _DRAWING:
-            worker, share = _DRAWING[s.engine]
-            return worker, (p.spec, p.q, ImportanceSettings(s.n_draws, share, s.seed))
+            tilted, _, share = _DRAWING[s.engine]
+            settings = ImportanceSettings(s.n_draws, share, s.seed)
+            return drawing_worker, (p.spec, p.q, tilted, settings)
         return tilted_worker, (p.spec, p.q, self.inner_tol, _MAX_INNER)
 
     def tilted(self, cavities):

@@ -71,7 +71,7 @@ class HierarchicalEPLogistic(GroupedTraining):
         Draws in a partition, for ``engine="importance"`` and "nuts".
     damping : float, default=1.0
         Share of an update that is taken, in (0, 1]. Steps are shortened on their own where a cavity
-        would become improper.
+        would become improper, and parallel sweeps are mixed by Anderson acceleration.
     max_iter : int, default=50
         Largest number of sweeps; of Newton steps for ``engine="laplace"``.
     tol : float, default=1e-3
@@ -150,6 +150,10 @@ class HierarchicalEPLogistic(GroupedTraining):
     -----
     A pass over n rows costs O(M n D^2 + M J q D^2) for M nodes in theta (5 for one varying
     coefficient); local effects are eliminated group by group. A message has P (P + 3) / 2 numbers.
+
+    Few partitions of few groups may have no fixed point with proper cavities. The steps then shrink
+    to nothing at the border; after three of those the partitions answer as one for the group
+    scales, by way of the nodes in theta, and `site_precision_` and `site_shift_` are equal shares.
 
     Where groups have a handful of rows and tau is above 4 or so, EP itself is wrong, and the fit
     says so in a warning.

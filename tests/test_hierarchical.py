@@ -208,6 +208,44 @@ def test_partitions_and_schedules_agree(kw):
     assert len(clf.site_precision_) == kw.get("n_partitions", 3)
 
 
+def logistic_groups(n_groups, rows, scale, seed):
+    """Groups whose intercept, and with two scales the first slope, vary."""
+    rng = np.random.default_rng(seed)
+    g = np.repeat(np.arange(n_groups), rows)
+    X = rng.normal(size=(len(g), 2))
+    effects = np.atleast_1d(scale) * rng.normal(size=(n_groups, np.size(scale)))
+    z = X @ [1.0, -0.5] + effects[g, 0] + (effects[g, 1] * X[:, 0] if np.size(scale) > 1 else 0)
+    return X, (rng.uniform(size=len(g)) < 1 / (1 + np.exp(-z))).astype(int), g
+
+
+def test_two_halves_of_few_groups_converge():
+    # with the seeds 9 and 14 no pair of messages has proper cavities at its fixed point
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        g, x = np.repeat(np.arange(10), 20), rng.normal(size=200)
+        y = rng.uniform(size=200) < 1 / (1 + np.exp(-x - rng.normal(size=10)[g]))
+        clf = HierarchicalEPLogistic(n_partitions=2, refine=False).fit(x[:, None], y, groups=g)
+        assert clf.converged_ and clf.n_iter_ <= 15, seed
+        assert clf.n_iter_ == len(clf.history_["log_evidence"])
+        if seed in (9, 14):
+            one = clone(clf).set_params(n_partitions=1).fit(x[:, None], y, groups=g)
+            assert max(apart(clf, one)) < 2e-3 and clf.n_cut_steps_ > 0
+            assert clf.log_evidence_ == pytest.approx(one.log_evidence_, abs=1e-3)
+            np.testing.assert_allclose(clf.site_shift_[0], clf.site_shift_[1])
+
+
+@pytest.mark.parametrize(
+    ("shape", "scale"), [((30, 20), 0.3), ((30, 4), 0.3), ((24, 10), (1.0, 0.7)), ((8, 6), (1, 1))]
+)
+def test_sites_that_know_little_converge(shape, scale):
+    for seed in range(2):
+        X, y, g = logistic_groups(*shape, scale, seed)
+        slopes = [0] if np.size(scale) > 1 else None
+        clf = HierarchicalEPLogistic(n_partitions=5, refine=False, random_slopes=slopes)
+        clf.fit(X, y, groups=g)
+        assert clf.converged_ and clf.n_iter_ <= 25, (seed, clf.n_iter_)
+
+
 def test_random_slopes_find_the_truth():
     rng = np.random.default_rng(0)
     g = np.repeat(np.arange(60), 25)
@@ -383,6 +421,28 @@ def test_more_than_two_classes():
     assert clf.sample_posterior(5, random_state=0).coef.shape == (5, 3, 2)
     with pytest.raises(ValueError, match="binary"):
         clf.fit(X, y, groups=np.arange(150) % 5)
+
+
+def test_more_than_two_classes_in_partitions():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((150, 2))
+    y = np.array(["a", "b", "c"])[
+        np.digitize(X[:, 0] + 0.3 * rng.standard_normal(150), [-0.5, 0.5])
+    ]
+    tight = dict(tol=1e-8, max_iter=200)
+    whole = HierarchicalEPLogistic(**tight).fit(X, y)
+    order = np.argsort(y)  # so that no part has all classes
+    parts = [(X[rows], y[rows]) for rows in np.split(order, 3)]
+    clf = HierarchicalEPLogistic(**tight).fit(parts)
+    assert clf.classes_.tolist() == ["a", "b", "c"] and clf.converged_
+    np.testing.assert_allclose(clf.coef_, whole.coef_, atol=1e-6)
+    np.testing.assert_allclose(clf.predict_proba(X), whole.predict_proba(X), atol=1e-6)
+    with pytest.raises(ValueError, match="checkpoint"):
+        clf.fit(parts, checkpoint="nowhere.npz")
+    with pytest.raises(ValueError, match="binary"):
+        HierarchicalEPLogistic(0).fit(parts)
+    with pytest.raises(ValueError, match="1 class"):
+        clf.fit([(X, np.zeros(150))])
 
 
 # ---------------------------------------------------------------------------- states and partitions

@@ -171,7 +171,7 @@ def main():
         model = hierarchical_model(X_new)
         whole = hierarchical_model(X_new).fit(loaders(folder, n_parts))
         # rounds of the search for the start come first
-        lost = functools.partial(with_lost_worker, folder, model, n_parts, rounds=16)
+        lost = functools.partial(with_lost_worker, folder, model, n_parts, rounds=10)
         rows.append(compared("dask worker killed", lost, whole, X_new))
         gone = functools.partial(killed_and_resumed, folder, model, n_parts)
         rows.append(compared("process killed, resumed", gone, whole, X_new))

@@ -7,12 +7,14 @@
 
 Figure 4: 50 groups of 50 rows, 50 columns; Figure 5: 1000 groups. The truth is known, so coverage
 and error are counted. Peers run where they are installed: GPBoost (Laplace), statsmodels
-(variational), numpyro (NUTS).
+(variational), and the sampler of nutpie (NUTS) as the engine of a single partition, which is then a
+chain over the whole posterior.
 """
 
-import pathlib
-
 from common import alternate, arguments, cpu, figure, log_loss, save, table
+
+import importlib.util
+import pathlib
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
@@ -60,31 +62,6 @@ def statsmodels_fit(X, y, groups):
     return fit
 
 
-def numpyro_fit(X, y, groups):
-    """Means and standard deviations of NUTS draws by numpyro, or None without it."""
-    try:
-        import jax
-        import numpyro
-        from numpyro import distributions as dist
-        from numpyro.infer import MCMC, NUTS
-    except ImportError:
-        return None
-
-    def model():
-        beta = numpyro.sample("beta", dist.Normal(0, 2.5).expand([X.shape[1]]))
-        tau = numpyro.sample("tau", dist.LogNormal(0, 1.5))
-        u = numpyro.sample("u", dist.Normal(0, 1).expand([groups.max() + 1]))
-        numpyro.sample("y", dist.Bernoulli(logits=X @ beta + tau * u[groups]), obs=y)
-
-    def fit():
-        run = MCMC(NUTS(model), num_warmup=1000, num_samples=2000, progress_bar=False)
-        run.run(jax.random.PRNGKey(0))
-        draws = np.asarray(run.get_samples()["beta"])
-        return np.stack([draws.mean(0), draws.std(0)])
-
-    return fit
-
-
 def coefficients(result):
     """Means and standard deviations out of any peer's result."""
     if isinstance(result, np.ndarray):
@@ -100,9 +77,12 @@ def experiment(name, n_groups, repeats, engines):
     }
     peers = {"GPBoost": gpboost_fit}
     if n_groups <= 100:  # minutes beyond
-        peers.update({"statsmodels": statsmodels_fit, "NUTS": numpyro_fit})
+        peers["statsmodels"] = statsmodels_fit
     calls.update({k: f(X, y, groups) for k, f in peers.items() if f(X, y, groups) is not None})
     timed, rows = alternate(calls, repeats), []
+    if n_groups <= 100 and importlib.util.find_spec("nutpie"):
+        chain = ours(engine="nuts", n_partitions=1, n_draws=2000, random_state=0)
+        timed |= alternate({"NUTS (nutpie)": lambda: chain.fit(X, y, groups=groups)}, 1)
     for label, (result, seconds) in timed.items():
         mean, sd = coefficients(result)
         off = np.abs(mean - coef) / sd

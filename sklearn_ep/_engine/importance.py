@@ -23,6 +23,7 @@ __all__ = [
     "ImportanceSettings",
     "draws_of",
     "log_density",
+    "log_factor",
     "marginal_log_likelihood",
     "normalised",
     "tilted_by_importance",
@@ -136,6 +137,12 @@ def log_density(phi, m):
     return -0.5 * np.sum(white**2, 0) - np.log(np.diagonal(lower)).sum()
 
 
+def log_factor(cavity, phi):
+    """Return the log of the normalised cavity at draws (S, P), without its constant (2 pi)."""
+    square = np.einsum("sp,pr,sr->s", phi, cavity.precision, phi)
+    return phi @ cavity.shift - 0.5 * square - log_partition(cavity)
+
+
 def tilted_by_importance(rows, cavity, state, *, q, settings):
     """Return the tilted distribution of one partition under a cavity.
 
@@ -159,12 +166,16 @@ def tilted_by_importance(rows, cavity, state, *, q, settings):
     tempered weights and drawn from again; a site that still has fewer than two draws a parameter
     answers with a covariance of nan, which leaves its message as it is.
 
+    Split normal distributions, with a scale to each side of the mode along each axis, were no
+    better: on five sets of 8 to 40 small groups their effective shares were .83, .65, .69, .38 and
+    .67, of the moments of EP .90, .65, .51, .68 and .83, of the Laplace approximation .78, .40,
+    .38, .30 and .61.
+
     In coordinates where the proposal is standard normal, moments are those of the proposal plus
     weighted averages minus the same share of unweighted ones. Without that control variate the
     noise of an inverse covariance, relative to the whole precision, adds up over sites and the fit
     collapses.
     """
-    mass = log_partition(cavity)
     for attempt in range(_ROUNDS):
         if state.proposal is None:
             site = tilted_by_nodes(rows, cavity, state.nodes, q=q, tol=_PROPOSAL_TOL)
@@ -174,8 +185,7 @@ def tilted_by_importance(rows, cavity, state, *, q, settings):
             phi = draws_of(state.proposal, settings.n_draws, rng)
             likelihood = marginal_log_likelihood(rows, phi, q)
             state = state._replace(phi=phi, log_likelihood=likelihood, n_fresh=state.n_fresh + 1)
-        log_target = state.log_likelihood + state.phi @ cavity.shift - mass
-        log_target -= 0.5 * np.einsum("sp,pr,sr->s", state.phi, cavity.precision, state.phi)
+        log_target = state.log_likelihood + log_factor(cavity, state.phi)
         log_weight = log_target - log_density(state.phi, state.proposal)
         weight, share = normalised(log_weight)
         if share > settings.min_share or attempt == _ROUNDS - 1:

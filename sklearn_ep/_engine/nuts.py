@@ -13,8 +13,8 @@ import numpy as np
 from scipy.special import expit, log_expit, logsumexp
 
 from . import log_cholesky
-from .gaussian import Moments, Natural, checked_cholesky, log_partition
-from .importance import draws_of, log_density, marginal_log_likelihood, normalised
+from .gaussian import Moments, Natural, checked_cholesky
+from .importance import draws_of, log_density, log_factor, marginal_log_likelihood, normalised
 from .theta_nodes import SiteState, TiltedSite, tilted_by_nodes
 
 __all__ = ["ChainState", "joint_log_density", "load_sampler", "tilted_by_nuts"]
@@ -142,14 +142,8 @@ def _weighted_moments(phi, weight):
 def _log_mass(rows, cavity, moments, q, n_draws, rng):
     """Return log Z by importance sampling from the Gaussian that the chain found."""
     phi = draws_of(moments, n_draws, rng)
-    log_weight = marginal_log_likelihood(rows, phi, q) + _log_factor(cavity, phi)
+    log_weight = marginal_log_likelihood(rows, phi, q) + log_factor(cavity, phi)
     return float(logsumexp(log_weight - log_density(phi, moments)) - np.log(n_draws))
-
-
-def _log_factor(cavity, phi):
-    """Return the log of the normalised cavity at draws (S, P), without its constant (2 pi)."""
-    square = np.einsum("sp,pr,sr->s", phi, cavity.precision, phi)
-    return phi @ cavity.shift - 0.5 * square - log_partition(cavity)
 
 
 def _fresh(rows, cavity, state, q, settings):
@@ -166,18 +160,7 @@ def _fresh(rows, cavity, state, q, settings):
 def tilted_by_nuts(rows, cavity, state, *, q, settings):
     """Return the tilted distribution of one partition under a cavity.
 
-    Parameters
-    ----------
-    rows : ArrowRows
-    cavity : Natural
-        Proper factor of (beta, theta).
-    state : ChainState
-    q : int
-    settings : ImportanceSettings
-
-    Returns
-    -------
-    TiltedSite
+    Called as `tilted_by_importance`, with a `ChainState`.
 
     Notes
     -----
@@ -189,7 +172,7 @@ def tilted_by_nuts(rows, cavity, state, *, q, settings):
     """
     log_weight = np.zeros(settings.n_draws)
     if state.phi is not None:
-        log_weight = _log_factor(cavity, state.phi) - _log_factor(state.cavity, state.phi)
+        log_weight = log_factor(cavity, state.phi) - log_factor(state.cavity, state.phi)
     if state.phi is None or normalised(log_weight)[1] <= settings.min_share:
         state = _fresh(rows, cavity, state, q, settings)
         log_weight = np.zeros(settings.n_draws)
