@@ -162,8 +162,12 @@ def draw(rows):
         mse = [r["mse"] for r in rows if r["method"] == method]
         ax.bar(np.arange(len(cells)) + 0.25 * i, mse, 0.23, label=method)
     ax.axhline(0.01, color="0.5", linestyle="--", linewidth=0.8, label="noise")
-    ax.set_xticks(np.arange(len(cells)) + 0.25, [f"{d}, {n}, {k}" for d, n, k in cells])
-    ax.set(yscale="log", ylabel="test mean squared error", xlabel="features, rows, nonzero")
+    ax.set_xticks(np.arange(len(cells)) + 0.25, [f"{n} x {d}\n{k}" for d, n, k in cells])
+    ax.set(
+        yscale="log",
+        ylabel="test mean squared error",
+        xlabel="rows x features, nonzero coefficients",
+    )
     ax.legend()
     return fig
 
