@@ -18,6 +18,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 PAGE = HERE.parent / "benchmarks.rst"
+MOST_ROWS = 60  # longer results are for a reader with a question, not for a page
 SIZES = {"small": (RESULTS / "quick", ["--quick"]), "full": (RESULTS, [])}
 
 
@@ -56,10 +57,13 @@ def shown_columns(rows):
     return [c for c in plain if "CPU s" not in c and "seconds" not in c and not to_itself(c)]
 
 
-def list_tables(rows):
+def list_tables(rows, stored):
     """Return the lines of the tables, one for each run of rows with the same columns."""
     if isinstance(rows, dict):  # several named tables
         rows = [row for part in rows.values() for row in part]
+    if len(rows) > MOST_ROWS:
+        where = f"``{stored.relative_to(HERE.parents[1]).as_posix()}``"
+        return [f"{len(rows)} rows in {where}, summed up in ``doc/benchmarks/README.md``.", ""]
     lines = []
     for _, group in itertools.groupby(rows, key=lambda row: tuple(sorted(row))):
         part = list(group)
@@ -92,7 +96,7 @@ def section(path):
             f"*{size}.* ``{command}`` on {about['processor']}, {about['cores']} cores, one thread;",
             f"Python {about['python']}, {versions}.",
             "",
-            *list_tables(result["rows"]),
+            *list_tables(result["rows"], stored),
         ]
         picture = folder / f"{path.stem}.png"
         if picture.exists():

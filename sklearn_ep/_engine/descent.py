@@ -32,11 +32,23 @@ def _apply(blocks, x):
     return np.stack([a * x[0] + b * x[1], b * x[0] + c * x[1]])
 
 
-def _apply_inverse(blocks, x):
-    """Product of the inverse blocks with vectors of shape (2, d)."""
-    a, b, c = blocks
-    det = a * c - b * b
-    return np.stack([c * x[0] - b * x[1], a * x[1] - b * x[0]]) / det
+def _solve_separate(share, slab, gaussian, x):
+    """Product of (share * Fisher of slab + Fisher of gaussian)^-1 with vectors of shape (2, d).
+
+    Both are pairs (mean, var), their Fisher matrices the covariances of (w, -w^2/2). In coordinates
+    centred at the mean of the Gaussian the determinant is a sum of positive terms: a mean of many
+    standard deviations cancels nothing.
+    """
+    (mu, s), (m, v) = slab, gaussian
+    away = mu - m
+    a = v + share * s
+    b = -share * s * away
+    spread = 0.5 * (v * v + share * s * s)
+    c = spread + share * s * away * away
+    det = a * spread + share * s * v * away * away
+    y = x[1] + m * x[0]
+    top, low = (c * x[0] - b * y) / det, (a * y - b * x[0]) / det
+    return np.stack([top + m * low, low])
 
 
 class Descent:
@@ -88,8 +100,7 @@ class Descent:
     def _direction(self, state, index):
         """Step of all sites, or None where the block system gives no descent."""
         g, tilted = state.gradient, state.matched_tilted
-        marginal = _gaussian_fisher(state.mean, state.var)
-        move = self._separate_step(state.problem.factor, tilted, marginal, g)
+        move = self._separate_step(state.problem.factor, tilted, (state.mean, state.var), g)
         if not index.size:
             return move
         cov, mean = state.marginals.block(index), state.mean[index]
@@ -99,7 +110,7 @@ class Descent:
         part = self._joint_step(
             state.problem.factor.fisher_block(tilted, index),
             fisher,
-            [x[index][:, None] for x in marginal],
+            [x[:, None] for x in _gaussian_fisher(mean, state.var[index])],
             np.concatenate(g[:, index]),
         )
         if part is None:
@@ -114,10 +125,13 @@ class Descent:
         def along(x):
             return c * factor.spread(factor.total(e[0] * x[0] + e[1] * x[1]))
 
-        own = [self.alpha * h + s for h, s in zip(blocks, marginal, strict=True)]
-        image = _apply_inverse(own, _apply(blocks, g) + e * along(g))
+        def inverse(x):
+            slab = tilted.slab_mean, tilted.slab_var
+            return _solve_separate(self.alpha * tilted.inclusion, slab, marginal, x)
+
+        image = inverse(_apply(blocks, g) + e * along(g))
         if self.alpha > 0:
-            lift = _apply_inverse(own, e)
+            lift = inverse(e)
             image -= lift * (self.alpha * along(image) / (1.0 + self.alpha * along(lift)))
         return -image
 
@@ -129,7 +143,7 @@ class Descent:
             return None
         k = len(gap) // 2
         a, b, c = marginal
-        det = (a * c - b * b) * (1 + self.alpha)
+        det = 0.5 * a**3 * (1 + self.alpha)  # a c - b^2 of a Gaussian, without the cancellation
         top, low = fisher[:k], fisher[k:]
         system = cho_solve((lower, True), fisher, check_finite=False)
         system -= np.concatenate([(c * top - b * low) / det, (a * low - b * top) / det])

@@ -224,7 +224,7 @@ def find_mode(evaluate, prior, phi, d, *, tol, max_iter, damping=1.0, monitor=No
         hessian = prior.precision - sum(t.hessian for t in terms)
         gradient = prior.shift - prior.precision @ phi + sum(t.gradient for t in terms)
         step, residual = _ascent(hessian, gradient, d)
-        evidence = _laplace_evidence(value, hessian, prior)
+        evidence = _laplace_evidence(value, terms, prior)
         record = {"residual": float(residual), "log_evidence": evidence}
         for name, figure in record.items():
             history[name].append(figure)
@@ -252,10 +252,31 @@ def _objective(evaluate, prior, phi):
     return terms, float(value)
 
 
-def _laplace_evidence(value, hessian, prior):
-    """Return log of the Laplace integral of the posterior; the prior is normalised here."""
-    sign, log_det = np.linalg.slogdet(hessian)
-    return float(value - 0.5 * log_det - log_partition(prior)) if sign > 0 else -np.inf
+def _site_precisions(terms):
+    return np.stack([-0.5 * (t.hessian + t.hessian.T) for t in terms])
+
+
+def _proper_share(prior, precision, with_cavities):
+    """Return the largest of 1, 0.7, 0.49, ... by which the sites have to be weakened to be proper.
+
+    A share small enough always exists, because the prior is proper.
+    """
+    share = 1.0
+    while not is_proper(prior, share * precision, with_cavities):
+        share *= 0.7
+    return share
+
+
+def _laplace_evidence(value, terms, prior):
+    """Return log of the Laplace integral of the posterior; the prior is normalised here.
+
+    Before the mode is reached the posterior may bend the wrong way; the Gaussian is then that of
+    `laplace_messages`.
+    """
+    precision = _site_precisions(terms)
+    share = _proper_share(prior, precision, with_cavities=False)
+    lower = checked_cholesky(prior.precision + share * precision.sum(0))
+    return float(value - np.sum(np.log(np.diagonal(lower))) - log_partition(prior))
 
 
 def laplace_messages(mode, prior, *, with_cavities=True):
@@ -263,13 +284,11 @@ def laplace_messages(mode, prior, *, with_cavities=True):
 
     Their product with the prior is the Laplace approximation. Where that is improper, or leaves a
     cavity improper and `with_cavities` asks for those, all messages are weakened by the same share,
-    which keeps the mode. A share small enough always exists, because the prior is proper.
+    which keeps the mode.
     """
-    precision = np.stack([-0.5 * (t.hessian + t.hessian.T) for t in mode.terms])
+    precision = _site_precisions(mode.terms)
     shift = np.stack([t.gradient for t in mode.terms]) + precision @ mode.phi
-    share = 1.0
-    while not is_proper(prior, share * precision, with_cavities):
-        share *= 0.7
+    share = _proper_share(prior, precision, with_cavities)
     return share * precision, share * shift
 
 

@@ -322,5 +322,7 @@ def _mismatch(old, new, mean, var):
     """Return the largest distance of tilted from current moments of a row, in its sd."""
     step = new.precision - old.precision
     left = 1.0 + step * var
+    if not np.all(left > 0):
+        return np.inf  # a tilted variance beyond double precision: nothing has settled
     shifted = np.sqrt(var) * (new.shift - old.shift - step * mean) / left
     return max(np.max(np.abs(shifted)), np.max(np.abs(1.0 / left - 1.0)))
