@@ -61,8 +61,11 @@ def double_loop(state, *, max_iter, tol, monitor=None, inner_iter=400):
     """Run the double loop from a state with positive sites; return the loop's kind of Result.
 
     `max_iter` counts outer steps. The sites are kept positive as published, so that the residual,
-    which knows no such bound, may come to rest above `tol`.
+    which knows no such bound, may come to rest above `tol`. A state that is a fixed point already
+    is returned: the inner solves would only add their own error.
     """
+    if state.residual < tol:
+        return _as_it_is(state, monitor)
     saddle = _Saddle(state.problem)
     sites = np.maximum(state.sites, [[-np.inf], [saddle.least]])
     marginal = np.stack([state.mean, np.ones_like(state.mean)]) / state.var
@@ -90,6 +93,16 @@ def double_loop(state, *, max_iter, tol, monitor=None, inner_iter=400):
         converged,
         {k: np.array(v) for k, v in history.items()},
     )
+
+
+def _as_it_is(state, monitor):
+    """Return the Result of one iteration that finds nothing to do."""
+    if monitor is not None:
+        monitor.begin()
+        monitor.end(state.record, state)
+    history = {name: np.array([float(value)]) for name, value in state.record.items()}
+    evaluation = Evaluation(state.target, state.residual, payload=state)
+    return Result(state.sites, evaluation, 1, True, history)
 
 
 def _moved(state, saddle, marginal):
