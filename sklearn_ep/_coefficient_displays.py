@@ -8,7 +8,18 @@ __all__ = ["CoefficientIntervalDisplay", "GroupEffectsDisplay", "InclusionDispla
 
 
 def axes_or_new(ax):
-    """Return the axes to draw on, new ones if there are none."""
+    """Return the axes to draw on, new ones if there are none.
+
+    Parameters
+    ----------
+    ax : matplotlib Axes or None
+        Where to draw, if anywhere.
+
+    Returns
+    -------
+    ax : matplotlib Axes
+        The same, or the axes of a new figure.
+    """
     import matplotlib.pyplot as plt
 
     return plt.subplots()[1] if ax is None else ax

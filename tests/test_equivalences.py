@@ -161,7 +161,7 @@ def dask_workers():
         processes=False,
         threads_per_worker=1,
         protocol="inproc://",
-        dashboard_address=None,
+        dashboard_address=":0",  # any free port: the usual one may be taken
     )
     with cluster, distributed.Client(cluster):
         yield

@@ -130,7 +130,7 @@ def test_futures_of_a_cluster_are_partitions():
         optimizer="adam", batch_size=50, max_iter=2, max_sweeps=200, tol=1e-6
     )
     learned = clone(in_batches).fit(pairs).predict_proba(X)
-    with distributed.Client(processes=False, n_workers=2, dashboard_address=None) as client:
+    with distributed.Client(processes=False, n_workers=2, dashboard_address=":0") as client:
         futures = client.scatter(pairs)
         made = [client.submit(tuple, pair, pure=False) for pair in pairs]
         np.testing.assert_array_equal(clone(est).fit(futures).predict_proba(X), expected)
