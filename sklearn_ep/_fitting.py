@@ -8,6 +8,8 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.parallel import Parallel, delayed
 
+from ._engine.gaussian import ImproperPosterior
+
 __all__ = [
     "BinaryFit",
     "FitMonitor",
@@ -22,7 +24,9 @@ __all__ = [
 def restore_on_error(method):
     """Make a method leave the estimator exactly as it was when it raises, whatever it raises.
 
-    Goes outside `with_callbacks`, whose clean-up has to see the state of the fit.
+    A posterior that has no Cholesky factor in double precision, whatever the steps, is an error of
+    the data and told as such. Goes outside `with_callbacks`, whose clean-up has to see the state of
+    the fit.
     """
 
     @functools.wraps(method)
@@ -30,9 +34,15 @@ def restore_on_error(method):
         before = dict(vars(self))
         try:
             return method(self, *args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             vars(self).clear()
             vars(self).update(before)
+            if isinstance(error, ImproperPosterior):
+                raise ValueError(
+                    f"{type(self).__name__}: {error}. The scales of the columns of X, the weights "
+                    "and the prior differ by more than double precision can carry: standardise the "
+                    "columns, or make the prior narrower."
+                ) from error
             raise
 
     return wrapper
