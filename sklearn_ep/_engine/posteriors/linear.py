@@ -13,6 +13,7 @@ import numpy as np
 from scipy.linalg import blas, cho_solve, solve_triangular
 
 from ..gaussian import ImproperPosterior, checked_cholesky, triangular_inverse
+from .dense_gp import positive_variance
 
 __all__ = ["DenseMarginals", "LinearModel", "LowRankMarginals", "column_blocks"]
 
@@ -251,7 +252,8 @@ class LowRankMarginals:
         scaled, half, gain = self._images(A)
         if B is None:
             prior = np.einsum("ij,ij->i", scaled, A)
-            return prior - np.einsum("ij,ij->j", half, half) + np.einsum("ij,ij->j", gain, gain)
+            var = prior - np.einsum("ij,ij->j", half, half) + np.einsum("ij,ij->j", gain, gain)
+            return positive_variance(var, prior)
         _, half_b, gain_b = self._images(B)
         return scaled @ B.T - half.T @ half_b + gain.T @ gain_b
 
