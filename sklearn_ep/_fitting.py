@@ -24,9 +24,9 @@ __all__ = [
 def restore_on_error(method):
     """Make a method leave the estimator exactly as it was when it raises, whatever it raises.
 
-    A posterior that has no Cholesky factor in double precision, whatever the steps, is an error of
-    the data and told as such. Goes outside `with_callbacks`, whose clean-up has to see the state of
-    the fit.
+    A posterior that has no Cholesky factor in double precision, whatever the steps, or numbers
+    beyond its range are an error of the data and told as such. Goes outside `with_callbacks`,
+    whose clean-up has to see the state of the fit.
     """
 
     @functools.wraps(method)
@@ -37,7 +37,7 @@ def restore_on_error(method):
         except BaseException as error:
             vars(self).clear()
             vars(self).update(before)
-            if isinstance(error, ImproperPosterior):
+            if isinstance(error, ImproperPosterior | FloatingPointError):
                 raise ValueError(
                     f"{type(self).__name__}: {error}. The scales of the columns of X, the weights "
                     "and the prior differ by more than double precision can carry: standardise the "

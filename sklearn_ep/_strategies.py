@@ -8,6 +8,7 @@ from sklearn.utils import check_random_state, gen_batches
 
 from ._checks import check_number
 from ._engine.factors import local_site_precision
+from ._engine.gaussian import positive_variance
 from ._engine.quadrature import logistic_mixture
 
 __all__ = [
@@ -120,7 +121,7 @@ class _Posterior:
             self._of_reference.append(to_reference)
         self._directions.append(direction)
         # exact algebra leaves var / (1 + precision var) at the row itself, never less than zero
-        self.var = np.maximum(self.var - direction**2, np.finfo(float).eps * self.var)
+        self.var = positive_variance(self.var - direction**2, self.var)
 
 
 # ---------------------------------------------------------------------------- the strategies

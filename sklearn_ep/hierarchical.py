@@ -9,7 +9,6 @@ from sklearn.utils import check_random_state
 from ._checks import check_choice, check_common, check_number
 from ._compat import with_callbacks
 from ._engine import log_cholesky
-from ._engine.gaussian import ImproperPosterior
 from ._engine.nuts import load_sampler
 from ._fitting import restore_on_error, warn_not_converged
 from ._grouped_plan import remarks_on_groups
@@ -336,17 +335,11 @@ class HierarchicalEPLogistic(GroupedTraining):
         raw = y is None and isinstance(X, list | tuple)
         if raw and (groups is not None or sample_weight is not None):
             raise ValueError("groups and sample_weight belong into the partitions of a list.")
-        try:
-            with np.errstate(over="raise", invalid="raise"):
-                if raw:
-                    fits, plan = self._fit_parts(list(X), previous, checkpoint)
-                else:
-                    fits, plan = self._fit_rows(X, y, groups, sample_weight, previous, checkpoint)
-        except (ImproperPosterior, FloatingPointError) as error:
-            raise ValueError(
-                "X is scaled so that the prior allows log odds beyond what double precision can "
-                f"carry ({error}): standardise its columns, or lower prior_scale."
-            ) from error
+        with np.errstate(over="raise", invalid="raise"):
+            if raw:
+                fits, plan = self._fit_parts(list(X), previous, checkpoint)
+            else:
+                fits, plan = self._fit_rows(X, y, groups, sample_weight, previous, checkpoint)
         self._store(fits, plan)
         name = type(self).__name__
         if not self.converged_:

@@ -25,6 +25,7 @@ __all__ = [
     "moments",
     "natural",
     "over",
+    "positive_variance",
     "times",
     "triangular_inverse",
     "triangular_solve",
@@ -130,6 +131,15 @@ def jittered_cholesky(matrix, jitter, largest=1e-3):
                 raise ImproperPosterior(
                     f"the covariance is not positive definite with a relative jitter of {largest:g}"
                 ) from error
+
+
+def positive_variance(var, prior):
+    """Keep variances that rounding made non-positive at the rounding level of the prior variance.
+
+    A posterior variance is positive in exact arithmetic; where prior minus explained variance
+    cancels, the nearest defensible value is the unit roundoff times the prior.
+    """
+    return np.maximum(var, np.finfo(float).eps * prior)
 
 
 def triangular_inverse(lower):

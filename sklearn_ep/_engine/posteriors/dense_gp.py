@@ -16,6 +16,7 @@ from ..gaussian import (
     checked_cholesky,
     cholesky_solve,
     inverse_from_cholesky,
+    positive_variance,
     triangular_inverse,
     triangular_solve,
 )
@@ -26,7 +27,6 @@ __all__ = [
     "DenseGPPosterior",
     "DenseState",
     "explained_variances",
-    "positive_variance",
     "sequential_sweep",
 ]
 
@@ -278,15 +278,6 @@ class DenseGPPosterior:
             half2, added2 = self._halves(cross(self.kernel, X2, self.X))
             prior = cross(self.kernel, X1, X2)
         return prior - half1.T @ half2 + added1.T @ added2
-
-
-def positive_variance(var, prior):
-    """Keep variances that rounding made non-positive at the rounding level of the prior variance.
-
-    A posterior variance is positive in exact arithmetic; where prior minus explained variance
-    cancels, the nearest defensible value is the unit roundoff times the prior.
-    """
-    return np.maximum(var, np.finfo(float).eps * prior)
 
 
 def sequential_sweep(K, factor, y, sites, rule):

@@ -13,8 +13,13 @@ import scipy.sparse as sp
 from scipy.linalg import cho_solve, solve_triangular
 from sklearn.utils import gen_batches
 
-from ..gaussian import checked_cholesky, inverse_from_cholesky, triangular_inverse
-from .dense_gp import explained_variances, positive_variance
+from ..gaussian import (
+    checked_cholesky,
+    inverse_from_cholesky,
+    positive_variance,
+    triangular_inverse,
+)
+from .dense_gp import explained_variances
 
 __all__ = ["Design", "DualSystem", "IterativeSystem", "PrimalSystem"]
 

@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 from scipy.linalg import blas, cho_solve, solve_triangular
 
-from ..gaussian import ImproperPosterior, checked_cholesky, triangular_inverse
-from .dense_gp import positive_variance
+from ..gaussian import (
+    ImproperPosterior,
+    checked_cholesky,
+    positive_variance,
+    triangular_inverse,
+)
 
 __all__ = ["DenseMarginals", "LinearModel", "LowRankMarginals", "column_blocks"]
 

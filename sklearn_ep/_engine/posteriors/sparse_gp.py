@@ -15,7 +15,12 @@ from scipy.linalg import blas
 from scipy.special import logsumexp
 from sklearn.utils import gen_batches
 
-from ..gaussian import checked_cholesky, jittered_cholesky, triangular_inverse
+from ..gaussian import (
+    checked_cholesky,
+    jittered_cholesky,
+    positive_variance,
+    triangular_inverse,
+)
 from ..kernels import cross, cross_covariance
 from ..sites import Sites, cavity, log_site_mass, site_change
 
@@ -408,7 +413,7 @@ class SparseGPPosterior:
             W, extra_var, _ = self.prior.whiten(X[rows])
             mean[rows], var[rows], _ = self.posterior.marginals(W)
             var[rows] += extra_var
-        return mean, np.maximum(var, np.finfo(float).eps * self.prior.cross.diagonal(X))
+        return mean, positive_variance(var, self.prior.cross.diagonal(X))
 
     def covariance(self, X1, X2):
         """Return the posterior covariance (n1, n2) of the latent values at new rows."""
