@@ -15,8 +15,8 @@ from ._engine.learning import EvidencePoint, maximise_evidence
 from ._engine.loop import iterate
 from ._engine.posteriors.dense_gp import DenseGP, DenseGPPosterior, dense_evidence_gradient
 from ._engine.posteriors.inducing_gp import InducingGP
+from ._engine.posteriors.inducing_values import InducingPrior, SparseGPPosterior
 from ._engine.posteriors.latent_noise import LatentNoise
-from ._engine.posteriors.sparse_gp import InducingPrior, SparseGPPosterior
 from ._engine.rules import Power, Relaxed
 from ._engine.sites import Sites, cavity
 from ._engine.whole import WholeEP

@@ -9,7 +9,7 @@ from sklearn.utils import check_random_state
 
 from ._engine.learning import maximise_evidence
 from ._engine.partition import PartMap
-from ._engine.posteriors.sparse_gp import SparseGPPosterior
+from ._engine.posteriors.inducing_values import SparseGPPosterior
 from ._engine.sparse_ep import SparseEP, SparseState
 from ._engine.sparse_learning import (
     Hyperparameters,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._engine.partition import Part, PartMap
-from ._engine.posteriors.sparse_gp import InducingPrior, rebase
+from ._engine.posteriors.inducing_values import InducingPrior, rebase
 from ._engine.row_order import minibatches, row_keys
 from ._engine.sparse_ep import SparseEP, SparseState
 from ._engine.sparse_learning import Hyperparameters

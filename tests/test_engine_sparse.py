@@ -21,15 +21,17 @@ from sklearn_ep._engine.kernels import (
 from sklearn_ep._engine.learning import maximise_evidence
 from sklearn_ep._engine.partition import Part, PartMap, split_rows
 from sklearn_ep._engine.posteriors import sparse_gp
-from sklearn_ep._engine.posteriors.sparse_gp import (
+from sklearn_ep._engine.posteriors.inducing_values import (
     InducingPosterior,
     InducingPrior,
     SparseGPPosterior,
+    rebase,
+)
+from sklearn_ep._engine.posteriors.sparse_gp import (
     SparseModel,
     collect_rows,
     evaluate_rows,
     evidence_gradient,
-    rebase,
 )
 from sklearn_ep._engine.row_order import minibatches, row_keys
 from sklearn_ep._engine.rules import MomentMatching

@@ -15,9 +15,8 @@ from scipy.linalg import solve_triangular
 from .gaussian import checked_cholesky
 from .loop import Anderson, Evaluation, iterate
 from .partition import load_part
+from .posteriors.inducing_values import InducingPosterior, InducingPrior
 from .posteriors.sparse_gp import (
-    InducingPosterior,
-    InducingPrior,
     RowSums,
     SparseModel,
     collect_rows,

@@ -13,13 +13,8 @@ import numpy as np
 from .gaussian import ImproperPosterior
 from .kernels import slope_coordinates
 from .learning import EvidencePoint
-from .posteriors.sparse_gp import (
-    InducingPrior,
-    SparseModel,
-    evaluate_rows,
-    evidence_gradient,
-    rebase,
-)
+from .posteriors.inducing_values import InducingPrior, rebase
+from .posteriors.sparse_gp import SparseModel, evaluate_rows, evidence_gradient
 from .row_order import minibatches, row_keys
 from .sparse_ep import SparseState, posterior_change, read_rows
 

@@ -6,7 +6,7 @@ all rows at once, and for factors whose sites may be negative, where every step 
 
 import numpy as np
 
-from .sparse_gp import InducingPosterior, InducingPrior
+from .inducing_values import InducingPosterior, InducingPrior
 
 __all__ = ["InducingGP", "InducingState"]
 

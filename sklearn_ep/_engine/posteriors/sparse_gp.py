@@ -1,58 +1,27 @@
-"""Gaussian process through inducing points (FITC), in whitened coordinates and blocks of rows.
+"""Passes over rows of a sparse Gaussian process: sites, sums and gradients in blocks of rows.
 
-Inducing values u ~ N(0, Kzz), Kzz = L L', are represented by e = L^-1 u ~ N(0, I). Row i carries a
-site on t_i = w_i' e with w_i = L^-1 k(Z, x_i), and its latent value adds an independent N(0, s_i).
-The posterior precision of e is I plus a positive semidefinite matrix, so it cannot be badly
-conditioned from below. Nothing here holds an (n, m) matrix: rows come in blocks.
+Row i carries a site on t_i = w_i' e, e the whitened inducing values. Nothing here holds an (n, m)
+matrix: rows come in blocks, and what leaves a pass are sums over rows.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import blas
 from scipy.special import logsumexp
 from sklearn.utils import gen_batches
 
-from ..gaussian import (
-    checked_cholesky,
-    jittered_cholesky,
-    positive_variance,
-    triangular_inverse,
-)
-from ..kernels import cross, cross_covariance
 from ..sites import Sites, cavity, log_site_mass, site_change
+from .inducing_values import InducingPosterior, InducingPrior, block_rows, times_lower
 
 __all__ = [
-    "InducingPosterior",
-    "InducingPrior",
     "RowSums",
-    "SparseGPPosterior",
     "SparseModel",
-    "block_rows",
     "collect_rows",
     "evaluate_rows",
     "evidence_gradient",
-    "rebase",
     "sites_with_room",
 ]
-
-# Entries of a block of W: small enough to stay in cache, large enough for the full product rate.
-_BLOCK_ENTRIES = 100_000
-
-
-def block_rows(m):
-    """Return the number of rows of a block for m inducing points."""
-    return int(np.clip(_BLOCK_ENTRIES // m, 128, 4096))
-
-
-def _times_lower(W, inverse, trans):
-    """Return W inverse' (trans=0) or W inverse (trans=1), overwriting the C-ordered W.
-
-    A triangular product has half the flops of a general one, at nearly the same rate.
-    """
-    return blas.dtrmm(1.0, inverse, W.T, side=0, lower=1, trans_a=trans, overwrite_b=1).T
 
 
 def _weighted_gram(W, v):
@@ -61,98 +30,6 @@ def _weighted_gram(W, v):
         half = np.sqrt(v)[:, None] * W
         return half.T @ half
     return W.T @ (v[:, None] * W)
-
-
-class InducingPrior:
-    """Prior of the inducing values at one kernel.
-
-    Parameters
-    ----------
-    kernel : sklearn kernel
-    Z : ndarray of shape (m, d)
-        Inducing points.
-    jitter : float
-        Relative addition to the diagonal of Kzz; grows where Kzz is not positive definite.
-
-    Attributes
-    ----------
-    lower, inverse : ndarray of shape (m, m)
-        L and L^-1.
-    jitter : float
-        The relative jitter in use.
-    """
-
-    def __init__(self, kernel, Z, jitter):
-        self.kernel, self.Z = kernel, Z
-        self.cross = cross_covariance(kernel, Z)
-        Kzz, self._kept = self.cross.block(Z)
-        self.lower, self.jitter = jittered_cholesky(Kzz, jitter)
-        self.inverse = np.asfortranarray(triangular_inverse(self.lower))
-
-    def whiten(self, X, keep=False):
-        """Return W (n, m), the variances s (n,), and what a contraction of derivatives needs.
-
-        s_i is the variance of the latent value given u; rounding below zero is set to zero.
-        """
-        K, kept = self.cross.block(X)
-        W = _times_lower(K.copy() if keep else K, self.inverse, 0)
-        extra_var = self.cross.diagonal(X) - np.einsum("ij,ij->i", W, W)
-        return W, np.maximum(extra_var, 0.0), kept
-
-    def contract(self, M, inputs):
-        """Return the gradient of a scalar from its derivative L^-T M L^-1 in Kzz."""
-        G = self.inverse.T @ M @ self.inverse
-        G[np.diag_indices_from(G)] *= 1.0 + self.jitter
-        theta, towards = self.cross.contract(self._kept, G, inputs)
-        # G is symmetric and both arguments of the kernel move with Z
-        return theta, 2.0 * towards
-
-
-class InducingPosterior:
-    """Posterior of the whitened inducing values, N(A^-1 b, A^-1) with A = I + gram.
-
-    Parameters
-    ----------
-    gram : ndarray of shape (m, m)
-        Sum over rows of site precision times w w'.
-    shift : ndarray of shape (m,)
-        b, the sum over rows of site shift times w.
-    """
-
-    def __init__(self, gram, shift):
-        self.gram, self.shift = gram, shift
-        A = gram.copy()
-        A[np.diag_indices_from(A)] += 1.0
-        lower = checked_cholesky(A)
-        self.inverse = np.asfortranarray(triangular_inverse(lower))
-        self.mean = self.inverse.T @ (self.inverse @ shift)
-        self.log_evidence = 0.5 * shift @ self.mean - np.sum(np.log(np.diagonal(lower)))
-
-    @cached_property
-    def cov(self):
-        """Covariance A^-1 (m, m)."""
-        return self.inverse.T @ self.inverse
-
-    def root(self, W):
-        """Return T with T T' = W A^-1 W' (n, m)."""
-        return _times_lower(W.copy(), self.inverse, 0)
-
-    def marginals(self, W, smooth=False):
-        """Return mean and variance (n,) of W e and, if asked for, W A^-1 (n, m)."""
-        root = self.root(W)
-        var = np.einsum("ij,ij->i", root, root)
-        return W @ self.mean, var, _times_lower(root, self.inverse, 1) if smooth else None
-
-
-def rebase(gram, shift, old, new):
-    """Return the sums (C, m, m) and (C, m) that sites have under another prior.
-
-    The sites stay the same functions of u: with T = L_old^-1 L_new a gram becomes T' gram T.
-    """
-    if old is new:
-        return gram, shift
-    T = old.inverse @ new.lower
-    return T.T @ gram @ T, shift @ T
 
 
 @dataclass
@@ -221,6 +98,12 @@ def _average_sites(posterior, mean, var, smoothed, copies):
     return Sites(np.where(reached, precision, 0.0), np.where(reached, shift, 0.0))
 
 
+def _log_mass_ratio(old, new, mean, var):
+    """Return log of the integrals of two sites under the cavities that the old one leaves."""
+    cav = cavity(old, mean, var)
+    return log_site_mass(old, cav.mean, cav.var) - log_site_mass(new, cav.mean, cav.var)
+
+
 def _row_gradient(sites, mean, var, update, weight, fresh):
     """Return (kappa, alpha, gs): the derivative of log Z in w_i is kappa A^-1 w_i + alpha e."""
     gs = 0.5 * weight * (update.gradient**2 - update.curvature)
@@ -264,7 +147,7 @@ class _Gradient:
 
     def end(self, kept):
         """Contract the block with the derivatives of the kernel."""
-        G = _times_lower(np.ascontiguousarray(self.G), self.prior.inverse, 1)
+        G = times_lower(np.ascontiguousarray(self.G), self.prior.inverse, 1)
         theta, towards = self.prior.cross.contract(kept, G, self.with_inputs)
         self.theta += theta + self.prior.cross.contract_diagonal(self.X, self.gs)
         self.towards = self.towards + towards
@@ -319,18 +202,16 @@ def evaluate_rows(model, X, y, weight, sites, step=1.0, gradient=None, inputs=Fa
                 old = Sites(*sites[c][:, rows])
             update = model.rule(model.factor, signs_of(y[rows], c, C), old, mean, var, extra_var)
             new = np.stack(old) + step * (np.stack(update.sites) - np.stack(old))
-            if sites is not None:
-                moved[c][:, rows], variances[c, rows] = new, var
-                residual = max(residual, site_change(old, update.sites, var))
             gram[c] += _weighted_gram(W, w * new[0])
             shift[c] += (w * new[1]) @ W
             log_term += float(w @ update.log_term)
             if sites is None:
                 # where evidence and gradient want the site of the row itself, it is the update
-                cav = cavity(old, mean, var)
-                mass = [log_site_mass(t, cav.mean, cav.var) for t in (old, update.sites)]
-                log_term += float(w @ (mass[0] - mass[1]))
+                log_term += float(w @ _log_mass_ratio(old, update.sites, mean, var))
                 old = update.sites
+            else:
+                moved[c][:, rows], variances[c, rows] = new, var
+                residual = max(residual, site_change(old, update.sites, var))
             if sums is not None:
                 sums.add(posterior, smoothed, old, mean, var, update, w)
         if sums is not None:
@@ -382,43 +263,3 @@ def _own_label_log_proba(model, W, extra_var, y, sites):
     if C == 1:
         return columns[0]
     return np.stack(columns)[y, np.arange(len(y))] - logsumexp(columns, axis=0)
-
-
-class SparseGPPosterior:
-    """Predictions from inducing points.
-
-    Parameters
-    ----------
-    prior : InducingPrior
-    posterior : InducingPosterior
-    """
-
-    def __init__(self, prior, posterior):
-        self.prior, self.posterior = prior, posterior
-
-    @property
-    def inducing_mean(self):
-        """Posterior mean of the inducing values (m,)."""
-        return self.prior.lower @ self.posterior.mean
-
-    @property
-    def inducing_cov(self):
-        """Posterior covariance of the inducing values (m, m)."""
-        return self.prior.lower @ self.posterior.cov @ self.prior.lower.T
-
-    def latent(self, X):
-        """Return mean and variance (n,) at new rows; O(m^2) a row, in blocks of rows."""
-        mean, var = np.empty(len(X)), np.empty(len(X))
-        for rows in gen_batches(len(X), block_rows(len(self.prior.Z))):
-            W, extra_var, _ = self.prior.whiten(X[rows])
-            mean[rows], var[rows], _ = self.posterior.marginals(W)
-            var[rows] += extra_var
-        return mean, positive_variance(var, self.prior.cross.diagonal(X))
-
-    def covariance(self, X1, X2):
-        """Return the posterior covariance (n1, n2) of the latent values at new rows."""
-        kernel = self.prior.kernel
-        W1 = self.prior.whiten(X1)[0]
-        W2 = W1 if X2 is X1 else self.prior.whiten(X2)[0]
-        prior = kernel(X1) if X2 is X1 else cross(kernel, X1, X2)
-        return prior - W1 @ W2.T + self.posterior.root(W1) @ self.posterior.root(W2).T
