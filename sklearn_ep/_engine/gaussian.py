@@ -8,7 +8,7 @@ by a Cholesky factorisation and nowhere else.
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import cho_solve, cholesky, lapack
+from scipy.linalg import blas, cho_solve, cholesky, lapack
 
 __all__ = [
     "ImproperPosterior",
@@ -22,6 +22,7 @@ __all__ = [
     "isotropic",
     "jittered_cholesky",
     "log_partition",
+    "lower_times",
     "moments",
     "natural",
     "over",
@@ -150,6 +151,17 @@ def triangular_inverse(lower):
     if info != 0:
         raise ImproperPosterior("a triangular factor is singular")
     return inverse
+
+
+def lower_times(lower, block, trans=False):
+    """Return lower @ block, or lower' @ block, in the memory of `block` whatever its order.
+
+    A triangular product has half the flops of a general one at nearly the same rate; with the
+    inverse of a factor it takes under half the time of solving with the factor.
+    """
+    if block.flags.f_contiguous:
+        return blas.dtrmm(1.0, lower, block, lower=1, trans_a=trans, overwrite_b=1)
+    return blas.dtrmm(1.0, lower, block.T, side=1, lower=1, trans_a=not trans, overwrite_b=1).T
 
 
 def inverse_from_cholesky(lower):

@@ -11,8 +11,9 @@ import numpy as np
 from scipy.special import logsumexp
 from sklearn.utils import gen_batches
 
+from ..gaussian import lower_times
 from ..sites import Sites, cavity, log_site_mass, site_change
-from .inducing_values import InducingPosterior, InducingPrior, block_rows, times_lower
+from .inducing_values import InducingPosterior, InducingPrior, block_rows
 
 __all__ = [
     "RowSums",
@@ -147,7 +148,7 @@ class _Gradient:
 
     def end(self, kept):
         """Contract the block with the derivatives of the kernel."""
-        G = times_lower(np.ascontiguousarray(self.G), self.prior.inverse, 1)
+        G = lower_times(self.prior.inverse, np.ascontiguousarray(self.G).T, trans=True).T
         theta, towards = self.prior.cross.contract(kept, G, self.with_inputs)
         self.theta += theta + self.prior.cross.contract_diagonal(self.X, self.gs)
         self.towards = self.towards + towards
