@@ -6,6 +6,8 @@ import numbers
 import numpy as np
 from sklearn.utils.validation import column_or_1d
 
+from ._engine.row_order import row_keys
+
 __all__ = [
     "balance",
     "column_position",
@@ -148,12 +150,7 @@ def spread_by_content(X, y, weight, n_sites):
     site : ndarray of shape (n,)
         Numbers from 0 on without gaps; fewer than `n_sites` where rows are few.
     """
-    mixed = np.zeros(len(X), dtype=np.uint64)
-    for column in (*X.T, y):
-        bits = np.ascontiguousarray(column + 0.0, dtype=np.float64).view(np.uint64)
-        mixed = (mixed ^ bits) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(29)
-    _, content = np.unique(mixed, return_inverse=True)
+    _, content = np.unique(row_keys(X, 0, y), return_inverse=True)
     load = np.bincount(content, weights=weight)
     middle = np.cumsum(load) - 0.5 * load
     share = np.minimum((n_sites * middle / load.sum()).astype(int), n_sites - 1)

@@ -207,23 +207,8 @@ def _learned(problem, ep, hyper, state, monitor):
     return state, history, stopped
 
 
-class _StopWatch:
-    """Monitor that remembers whether a stop was asked for."""
-
-    def __init__(self, monitor):
-        self.monitor, self.stopped = monitor, False
-
-    def begin(self):
-        self.monitor.begin()
-
-    def end(self, record, payload):
-        self.stopped = self.monitor.end(record, payload)
-        return self.stopped
-
-
 def _learned_at_fixed_points(problem, ep, hyper, state, monitor):
     """Search by L-BFGS-B; the final run starts from the first sites, whatever path was taken."""
-    watch = None if monitor is None else _StopWatch(monitor)
     free = hyper.start[hyper.n_theta :]
     learned = maximise_evidence(
         evidence_at(
@@ -233,8 +218,8 @@ def _learned_at_fixed_points(problem, ep, hyper, state, monitor):
         hyper.bounds,
         max_iter=problem.max_iter,
         starts=[np.concatenate([t, free]) for t in problem.restarts],
-        monitor=watch,
+        monitor=monitor,
     )
     prior = learned.point.payload.prior
     start = ep.zero(prior) if state.sites is None else ep.restate(prior, state.sites)
-    return start, learned.history, watch is not None and watch.stopped
+    return start, learned.history, learned.stopped

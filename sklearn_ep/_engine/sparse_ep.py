@@ -16,12 +16,7 @@ from .gaussian import checked_cholesky
 from .loop import Anderson, Evaluation, iterate
 from .partition import load_part
 from .posteriors.inducing_values import InducingPosterior, InducingPrior
-from .posteriors.sparse_gp import (
-    RowSums,
-    SparseModel,
-    collect_rows,
-    evaluate_rows,
-)
+from .posteriors.sparse_gp import RowSums, SparseModel, collect_rows, evaluate_rows
 
 __all__ = ["SparseEP", "SparseState", "add_sums", "posterior_change", "read_rows"]
 
