@@ -4,6 +4,7 @@ import joblib
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from scipy.special import logit, ndtri
 from sklearn.base import clone, is_classifier
 from sklearn.gaussian_process.kernels import RBF
 
@@ -151,6 +152,21 @@ def test_warm_start_ends_where_a_cold_start_does(name):
     warm.fit(X, y)
     assert warm.n_iter_ < max(first, 3)
     np.testing.assert_allclose(outputs(warm, X), outputs(cold, X), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n != "spike and slab"])
+def test_committees_are_draws_of_the_latent_function(name):
+    X, y = data(name)
+    est = clone(CASES[name]).set_params(tol=1e-4).fit(X, y)
+    rows = X[:6]
+    proba = est.sample_proba(rows, n_samples=20_000, random_state=0)[:, :, 1]
+    latent = logit(proba) if name[-5:] == "logit" or name[0] in "ch" else ndtri(proba)
+    mean, var = est.latent_mean_and_variance(rows)
+    np.testing.assert_allclose(latent.mean(0), mean, atol=0.04 * np.sqrt(var.max()))
+    scale = np.sqrt(np.outer(var, var))
+    np.testing.assert_allclose(
+        np.cov(latent.T) / scale, est.latent_covariance(rows) / scale, atol=0.05
+    )
 
 
 @pytest.fixture(scope="module")

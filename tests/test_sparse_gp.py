@@ -45,6 +45,7 @@ def test_oracles(problem):
     est = fixed(kernel, inducing_points=Z, jitter=1e-10).fit(X, y)
     np.testing.assert_allclose(est.log_evidence_, ep["logZ"], atol=1e-7)
     np.testing.assert_allclose(est.inducing_mean_, ep["sparse"]["posterior_u_mean"], atol=1e-5)
+    np.testing.assert_allclose(est.inducing_cov_, est.latent_covariance(Z), atol=1e-6)
     mean, var = est.latent_mean_and_variance(X)
     np.testing.assert_allclose(mean, ep["sparse"]["t_mean"], atol=1e-5)
     solved = np.linalg.solve(kernel(Z), kernel(Z, X))
