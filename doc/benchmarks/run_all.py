@@ -2,6 +2,7 @@
 
     python doc/benchmarks/run_all.py            both sizes of each script
     python doc/benchmarks/run_all.py --quick    the small size only
+    python doc/benchmarks/run_all.py --full     the full size only, some four hours
     python doc/benchmarks/run_all.py --page     no runs, only the page from stored results
 
 Each script is a process of its own with one thread. Results are JSON files and figures in
@@ -128,14 +129,17 @@ def write_page():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="the small size only")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="the small size only")
+    size.add_argument("--full", action="store_true", help="the full size only")
     parser.add_argument("--page", action="store_true", help="only write the page")
     parser.add_argument("--data", default=None, help="folder with data sets as .npz files")
     args = parser.parse_args()
     failed = []
     if not args.page:
-        for size, (folder, flags) in SIZES.items():
-            if size == "small" or not args.quick:
+        left_out = "full" if args.quick else "small" if args.full else None
+        for name, (folder, flags) in SIZES.items():
+            if name != left_out:
                 failed += [p.name for p in scripts() if not run(p, folder, flags, args.data)]
     write_page()
     if failed:
