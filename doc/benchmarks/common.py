@@ -84,6 +84,7 @@ def save(args, name, rows):
         processor=platform.processor() or platform.machine(),
         cores=os.cpu_count(),
         quick=args.quick,
+        data=args.data is not None,
         **versions,
     )
     path = pathlib.Path(args.out) / f"{name}.json"

@@ -92,6 +92,8 @@ def section(path):
         versions = ", ".join(
             f"{p} {about[p]}" for p in packages if about.get(p, "not installed") != "not installed"
         )
+        if about.get("data") and "args.data" in path.read_text():
+            flags = [*flags, "--data FOLDER"]
         command = " ".join(["python", f"doc/benchmarks/{path.name}", *flags])
         lines += [
             f"*{size}.* ``{command}`` on {about['processor']}, {about['cores']} cores, one thread;",
@@ -119,7 +121,7 @@ def write_page():
         "Every figure here comes from a script in ``doc/benchmarks`` and can be had again with",
         "the command beside it, or all of them with ``python doc/benchmarks/run_all.py``. Times",
         "are ratios of CPU seconds of fits that took turns in one process; below one means faster",
-        "than the peer.",
+        "than the peer. FOLDER holds data sets as .npz files.",
         "",
     ]
     for path in scripts():
