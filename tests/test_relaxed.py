@@ -16,6 +16,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.factors import LabelNoise
+from sklearn_ep._engine.rules import relaxed_gamma
 from sklearn_ep.datasets import make_noisy_labels_classification
 
 DATA = pathlib.Path(__file__).parent / "data"
@@ -436,3 +437,19 @@ def test_learning_on_hostile_data(labels):
     y = np.random.RandomState(1).randint(0, 2, 40) if labels == "random" else X0[:, 0] > 0
     clf = RelaxedEPClassifier().fit(X, y)
     assert 0 < clf.label_noise_ < 0.5 and np.all(np.isfinite(clf.predict_log_proba(X)))
+
+
+def test_what_a_fit_says_of_its_rows_follows_from_its_sites():
+    X, y = small()
+    clf = fixed(rule="relaxed", relaxation=0.1, label_noise=0.2).fit(X, y)
+    tau, nu, sign = clf.site_precision_, clf.site_shift_, 2.0 * y - 1
+    cov = np.linalg.inv(np.linalg.inv(KERNEL(X) + np.eye(50)) + np.diag(tau))
+    var = 1 / (1 / np.diag(cov) - tau)
+    sd, mean = np.sqrt(var), var * (cov @ nu / np.diag(cov) - nu)
+    right, wrong = 0.8 * ndtr(sign * mean / sd), 0.2 * ndtr(-sign * mean / sd)
+    np.testing.assert_allclose(clf.loo_proba_, right + wrong, atol=1e-7)
+    np.testing.assert_allclose(clf.noise_proba_, wrong / (right + wrong), atol=1e-7)
+    # what a row is relaxed by was frozen some sweeps before the end
+    gamma = relaxed_gamma(sign * mean / sd, sign * nu / tau / sd, 0.1, 0.2, "mass")
+    assert clf.relaxation_.max() > 0.1
+    np.testing.assert_allclose(clf.relaxation_, gamma, atol=1e-4)

@@ -424,3 +424,17 @@ def test_inclusion_display():
     assert display.plot(ax=ax) is display
     assert display.figure_ is figure
     plt.close("all")
+
+
+@pytest.mark.parametrize("shape", [(60, 20), (30, 50)])
+def test_moments_and_slab_follow_from_the_sites(shape):
+    X, y, _ = make_spike_slab_regression(*shape, n_informative=4, random_state=0)
+    reg = SpikeSlabRegressor(tol=1e-8).fit(3.0 * X + 1.0, y)
+    sd = 3.0 * X.std(0)
+    rows, target = (X - X.mean(0)) / X.std(0), y - y.mean()
+    cov = np.linalg.inv(rows.T @ rows / reg.noise_variance_ + np.diag(reg.site_precision_))
+    mean = cov @ (rows.T @ target / reg.noise_variance_ + reg.site_shift_)
+    np.testing.assert_allclose(reg.coef_ * sd, mean, atol=1e-8)
+    np.testing.assert_allclose(reg.coef_std_ * sd, np.sqrt(np.diag(cov)), rtol=1e-7)
+    second = np.sum((reg.coef_ * sd) ** 2 + (reg.coef_std_ * sd) ** 2)
+    np.testing.assert_allclose(reg.slab_variance_, second / reg.expected_model_size_, rtol=5e-3)
