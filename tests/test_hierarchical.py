@@ -267,6 +267,14 @@ def test_random_slopes_find_the_truth():
 # ---------------------------------------------------------------------------- prediction
 
 
+def test_prior_and_site_messages_make_the_gaussian_posterior():
+    clf = fitted()
+    prior = np.diag(1.0 / np.array([2.5, 2.5, 2.5, 2.5, 1.5]) ** 2)
+    cov = np.linalg.inv(prior + clf.site_precision_.sum(0))
+    np.testing.assert_allclose(clf.phi_cov_, cov, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(clf.phi_mean_, cov @ clf.site_shift_.sum(0), rtol=1e-9)
+
+
 def test_draws_are_in_phase():
     X, y, g = grouped()
     clf, n = fitted(), 20_000
@@ -278,6 +286,8 @@ def test_draws_are_in_phase():
         [clf.tau_interval_[0, 0], clf.tau_[0], clf.tau_interval_[0, 1]],
         rtol=0.04,
     )
+    ratio = d.group_effects[..., 0].std(0) / clf.group_effects_std_[:, 0]
+    assert np.max(np.abs(ratio - 1)) < 0.025 and abs(np.mean(ratio) - 1) < 0.005
     z = d.coef @ X.T + d.intercept[:, None] + d.group_effects[:, g, 0]
     mean, var = clf.latent_mean_and_variance(X, groups=g)
     assert np.max(np.abs(z.mean(0) - mean) / np.sqrt(var)) < 0.05
