@@ -286,6 +286,9 @@ def test_draws_are_in_phase():
         [clf.tau_interval_[0, 0], clf.tau_[0], clf.tau_interval_[0, 1]],
         rtol=0.04,
     )
+    log_tau = np.log(d.tau[:, 0])
+    assert abs(np.sum(clf.theta_weights_) - 1) < 1e-12
+    assert abs(clf.theta_weights_ @ clf.theta_grid_[:, 0] - log_tau.mean()) < 0.04 * log_tau.std()
     ratio = d.group_effects[..., 0].std(0) / clf.group_effects_std_[:, 0]
     assert np.max(np.abs(ratio - 1)) < 0.025 and abs(np.mean(ratio) - 1) < 0.005
     z = d.coef @ X.T + d.intercept[:, None] + d.group_effects[:, g, 0]

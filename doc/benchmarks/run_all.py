@@ -3,6 +3,7 @@
     python doc/benchmarks/run_all.py            both sizes of each script
     python doc/benchmarks/run_all.py --quick    the small size only
     python doc/benchmarks/run_all.py --full     the full size only, some four hours
+    python doc/benchmarks/run_all.py --only memory fuzz    these scripts only
     python doc/benchmarks/run_all.py --page     no runs, only the page from stored results
 
 Each script is a process of its own with one thread. Results are JSON files and figures in
@@ -134,6 +135,8 @@ def main():
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="the small size only")
     size.add_argument("--full", action="store_true", help="the full size only")
+    names = [path.stem for path in scripts()]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="these scripts")
     parser.add_argument("--page", action="store_true", help="only write the page")
     parser.add_argument("--data", default=None, help="folder with data sets as .npz files")
     args = parser.parse_args()
@@ -142,7 +145,8 @@ def main():
         left_out = "full" if args.quick else "small" if args.full else None
         for name, (folder, flags) in SIZES.items():
             if name != left_out:
-                failed += [p.name for p in scripts() if not run(p, folder, flags, args.data)]
+                chosen = [p for p in scripts() if p.stem in args.only]
+                failed += [p.name for p in chosen if not run(p, folder, flags, args.data)]
     write_page()
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
