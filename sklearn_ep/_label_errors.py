@@ -218,7 +218,7 @@ class LabelErrorProblem(DenseProblem):
                 result.evaluation.record["log_evidence"],
                 slope,
                 result.evaluation.residual,
-                (kernel, state, rate),
+                (kernel, state, rate, result.x),
             )
             return point, self._rate_slope(ep, Sites(*result.x), state)
 
@@ -241,11 +241,14 @@ class LabelErrorProblem(DenseProblem):
 
 
 def learn_hyperparameters(problem, sign, monitor, k):
-    """Return (kernel, rate, history, whether a callback ended it), learned as problem k asks."""
+    """Return (kernel, rate, sites, history, whether a callback ended it), as problem k asks.
+
+    The sites are those of learning at these values.
+    """
     kernel, rate = problem.kernel.clone_with_theta(problem.starts[k]), problem.rates[k]
     learn_kernel = problem.learn and kernel.n_dims > 0
     if not (learn_kernel or problem.learn_rate):
-        return kernel, rate, {}, False
+        return kernel, rate, problem.sites[k], {}, False
     theta = kernel.theta if learn_kernel else np.empty(0)
     bounds = kernel.bounds if learn_kernel else np.empty((0, 2))
     starts = problem.restarts if learn_kernel else []
@@ -262,18 +265,18 @@ def learn_hyperparameters(problem, sign, monitor, k):
         monitor=monitor,
         **_LEARNING,
     )
-    kernel, _, rate = learned.point.payload
-    return kernel, rate, learned.history, learned.stopped
+    kernel, _, rate, sites = learned.point.payload
+    return kernel, rate, sites, learned.history, learned.stopped
 
 
 def fit_label_errors(problem, sign, monitor, k):
     """Learn what is asked for, converge the sites, and return the `BinaryFit` of problem k."""
-    kernel, rate, history, stopped = learn_hyperparameters(problem, sign, monitor, k)
+    kernel, rate, sites, history, stopped = learn_hyperparameters(problem, sign, monitor, k)
     # a search that was ended early still ends at converged sites, in sweeps that nobody counts
     ended = stopped or len(history.get("residual", [])) >= problem.max_iter
     watch = None if monitor is None or ended else WithKernel(monitor, kernel)
     rungs = problem.rungs(kernel, sign, rate, problem.tol)
-    result, path = climb(rungs, problem.sites[k], problem.max_iter, watch)
+    result, path = climb(rungs, sites, problem.max_iter, watch)
     if not ended:
         history = {n: np.concatenate([history.get(n, []), v]) for n, v in result.history.items()}
     state, update = result.evaluation.payload
