@@ -13,9 +13,8 @@ from ._base import PosteriorClassifier, diagnose_fit, draw_latent, log_normalise
 from ._checks import check_choice, check_number, spread_rows
 from ._engine.diagnostics import importance_check, site_log_weights
 from ._engine.gaussian import ImproperPosterior, jittered_cholesky
-from ._engine.kernels import self_covariance
 from ._engine.learning import EvidencePoint, maximise_evidence
-from ._engine.posteriors.dense_gp import DenseGP, DenseGPPosterior, dense_evidence_gradient
+from ._engine.posteriors.dense_gp import DenseGPPosterior, KernelGP
 from ._engine.sites import Sites, cavity
 from ._engine.whole import WholeEP
 from ._fitting import BinaryFit, combine_fits, fit_problems
@@ -110,12 +109,12 @@ class DenseProblem:
 
     def ep(self, kernel, sign):
         """Return the fixed-point map of EP at a kernel."""
-        structure = DenseGP(self_covariance(kernel, self.X))
+        structure = KernelGP(kernel, self.X)
         return WholeEP(structure, self.factor, sign, self.weight, self.rule)
 
-    def solve(self, kernel, sign, x, tol, max_sweeps, monitor=None):
-        """Run EP at a kernel from sites x (2, n)."""
-        return self.ep(kernel, sign).solve(
+    def solve(self, ep, x, tol, max_sweeps, monitor=None):
+        """Run EP from sites x (2, n)."""
+        return ep.solve(
             x,
             tol=tol,
             max_iter=max_sweeps,
@@ -130,12 +129,13 @@ class DenseProblem:
 
         def evaluate(theta):
             kernel = self.kernel.clone_with_theta(theta)
-            result = self.solve(kernel, sign, warm[0], tol, self.max_sweeps)
+            ep = self.ep(kernel, sign)
+            result = self.solve(ep, warm[0], tol, self.max_sweeps)
             warm[0] = result.x
             state, _ = result.evaluation.payload
             return EvidencePoint(
                 result.evaluation.record["log_evidence"],
-                dense_evidence_gradient(kernel, self.X, state),
+                ep.structure.evidence_gradient(state),
                 result.evaluation.residual,
                 (kernel, state),
             )
@@ -205,7 +205,7 @@ def fit_dense(problem, sign, monitor, k):
         kernel, stopped = learned.point.payload[0], learned.stopped
     # a search that was stopped still ends at converged sites, in sweeps that nobody counts
     watch = None if monitor is None or stopped else WithKernel(monitor, kernel)
-    result = problem.solve(kernel, sign, x, problem.tol, max_sweeps, watch)
+    result = problem.solve(problem.ep(kernel, sign), x, problem.tol, max_sweeps, watch)
     if not stopped:
         history = {n: np.concatenate([history.get(n, []), v]) for n, v in result.history.items()}
     posterior = problem.posterior((kernel, result.evaluation.payload[0]))

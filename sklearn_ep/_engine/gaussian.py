@@ -171,7 +171,10 @@ def inverse_from_cholesky(lower):
     inverse, info = lapack.dpotri(lower, lower=1)
     if info != 0:
         raise ImproperPosterior("a Cholesky factor is singular")
-    return np.tril(inverse) + np.tril(inverse, -1).T
+    # both factor and result have zeros above the diagonal
+    full = inverse + inverse.T
+    np.einsum("ii->i", full)[...] *= 0.5
+    return full
 
 
 def moments(factor):

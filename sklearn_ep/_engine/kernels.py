@@ -7,7 +7,7 @@ built for leaves without a rule of their own.
 """
 
 import numpy as np
-from scipy.spatial.distance import cdist
+from scipy.spatial.distance import cdist, pdist, squareform
 from sklearn.gaussian_process.kernels import (
     RBF,
     ConstantKernel,
@@ -19,6 +19,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 __all__ = [
+    "RowCovariance",
     "contract",
     "contract_diagonal",
     "cross",
@@ -65,9 +66,6 @@ def contract(kernel, X, G, Z=None, inputs=False):
     Cost O(n m d) for constants, RBF and Matern kernels; n m p memory for other leaves with
     Z None, (n + m)^2 p otherwise.
     """
-    if Z is None and not inputs and _constant_and_stationary(kernel) is not None:
-        block = StationaryCross(kernel, X)
-        return block.contract(block.block(X)[1], G, False)[0]
     gradient, input_gradient = _walk(kernel, X, G, Z, inputs)
     return (gradient, input_gradient) if inputs else gradient
 
@@ -179,9 +177,12 @@ def contract_diagonal(kernel, X, g):
         return contract_diagonal(inner, X, g * power * inner.diag(X) ** (power - 1))
     if isinstance(kernel, RBF | Matern):
         return np.zeros(_n_lengths(kernel))
-    if isinstance(kernel, ConstantKernel | WhiteKernel):
-        free = kernel.theta
-        return np.exp(free) * g.sum()
+    if isinstance(kernel, ConstantKernel):
+        fixed = kernel.hyperparameter_constant_value.fixed
+        return np.full(0 if fixed else 1, kernel.constant_value * g.sum())
+    if isinstance(kernel, WhiteKernel):
+        fixed = kernel.hyperparameter_noise_level.fixed
+        return np.full(0 if fixed else 1, kernel.noise_level * g.sum())
     total = np.zeros(kernel.n_dims)
     step = 256
     for start in range(0, len(X), step):
@@ -331,6 +332,42 @@ def cross_covariance(kernel, Z):
     """Return the cross covariances with Z in the fastest form that the kernel has."""
     split = _constant_and_stationary(kernel)
     return (GeneralCross if split is None else StationaryCross)(kernel, Z)
+
+
+class RowCovariance:
+    """Covariance (n, n) of the latent values of rows, white noise included, and its derivatives.
+
+    A constant times RBF is its own derivative in the squared distances, which are then formed once
+    for both.
+
+    Parameters
+    ----------
+    kernel : sklearn kernel
+    X : ndarray of shape (n, d)
+
+    Attributes
+    ----------
+    K : ndarray of shape (n, n)
+    """
+
+    def __init__(self, kernel, X):
+        self.kernel, self.X, self._kept = kernel, X, None
+        self._cross = cross_covariance(kernel, X)
+        if isinstance(self._cross, StationaryCross) and self._cross.is_rbf:
+            D = squareform(pdist(self._cross.B, "sqeuclidean"))
+            D *= -0.5
+            D += np.log(self._cross.amplitude)
+            self.K = np.exp(D, out=D)
+            self._kept = self._cross.B, self.K, self.K
+        else:
+            self.K = self_covariance(kernel, X)
+
+    def contract(self, G):
+        """Return sum(G * dK/dtheta) (p,)."""
+        if not isinstance(self._cross, StationaryCross):
+            return contract(self.kernel, self.X, G)
+        kept = self._cross.block(self.X)[1] if self._kept is None else self._kept
+        return self._cross.contract(kept, G, False)[0]
 
 
 class SlopeCoordinates:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from scipy.linalg import blas
+from scipy.linalg import blas, lapack
 
 from .gaussian import ImproperPosterior
 
@@ -111,8 +111,8 @@ class Anderson:
         gram, right = _weighted_products(metric, self._df, f)
         norms = np.sqrt(np.diagonal(gram))
         norms = np.where(norms > 0, norms, 1.0)
-        scaled = gram / np.outer(norms, norms)
-        return np.linalg.lstsq(scaled, right / norms, rcond=self.rcond)[0] / norms
+        scaled = gram / (norms[:, None] * norms)
+        return lapack.dgelss(scaled, right / norms, cond=self.rcond)[1] / norms
 
     def __call__(self, x, evaluation):
         """Propose the next state."""
@@ -154,15 +154,14 @@ def _weighted_products(metric, columns, f, entries=1 << 14):
 
     Goes over blocks of entries, so that states of any length need no copies.
     """
-    flat, f = [c.reshape(-1) for c in columns], f.reshape(-1)
-    metric = np.broadcast_to(metric, columns[0].shape).reshape(-1)
-    gram, right = np.zeros((len(flat), len(flat))), np.zeros(len(flat))
-    for start in range(0, len(f), entries):
+    flat = [c.reshape(-1) for c in (*columns, f)]
+    metric = np.broadcast_to(metric, f.shape).reshape(-1)
+    products = np.zeros((len(flat), len(flat)))
+    for start in range(0, len(metric), entries):
         part = slice(start, start + entries)
-        block = np.stack([metric[part] * c[part] for c in flat])
-        gram += block @ block.T
-        right += block @ (metric[part] * f[part])
-    return gram, right
+        block = metric[part] * np.array([c[part] for c in flat])
+        products += block @ block.T
+    return products[:-1, :-1], products[:-1, -1]
 
 
 def _append(history, record):

@@ -20,6 +20,7 @@ _LARGEST = 1e3
 # Around the best point grids of this many inner points, each narrower than the last by the inverse.
 _FINE = np.arange(1, 16)[:, None] / 16.0
 _REFINEMENTS = 2
+_SECANTS = 3
 
 
 def relaxed_kl(z, label_noise):
@@ -64,12 +65,13 @@ def relaxed_cost(gamma, z0, mubar, c, label_noise, cost="mass"):
     cost : {"mass", "normalised"}
         Divergence of the unnormalised pair, or of the normalised one.
     """
-    z = (z0 + gamma * mubar) / np.sqrt(1.0 + gamma)
+    widened = 1.0 + gamma
+    z = (z0 + gamma * mubar) / np.sqrt(widened)
     m = step_moments(z, *LabelErrorStep(label_noise).log_weights)
     value = _kl(z, m, label_noise)
     if cost == "mass":
-        shift = (mubar - z0) ** 2 * gamma / (1.0 + gamma)
-        value *= np.exp(m.log_z - 0.5 * (np.log1p(gamma) + shift))
+        shift = (mubar - z0) ** 2 * (gamma / widened)
+        value *= np.exp(m.log_z - 0.5 * (np.log(widened) + shift))
     return value + c * gamma
 
 
@@ -136,14 +138,15 @@ def _polished(gamma, slope):
     A minimum is flat: its place is only known to half of the digits from the cost, and rounding
     would show in everything that follows.
     """
-    last, last_slope = gamma * (1.0 + 1e-4), slope(gamma * (1.0 + 1e-4))
-    for _ in range(3):
-        now = slope(gamma)
+    last = gamma * (1.0 + 1e-4)
+    last_slope, now = slope(np.array([last, gamma]))
+    for k in range(_SECANTS):
+        if k:
+            now = slope(gamma)
         with np.errstate(invalid="ignore", divide="ignore"):
-            step = -now * (gamma - last) / (now - last_slope)
-        near = np.abs(step) <= 0.03 * gamma
+            step = now * (last - gamma) / (now - last_slope)
         last, last_slope = gamma, now
-        gamma = np.where(near, gamma + np.where(near, step, 0.0), gamma)
+        gamma = gamma + np.where(np.abs(step) <= 0.03 * gamma, step, 0.0)
     return gamma
 
 
@@ -160,13 +163,15 @@ def _kl_slope(z, m, label_noise):
 
 def _cost_slope(gamma, z0, mubar, c, label_noise, cost):
     """Return the derivative of `relaxed_cost` in gamma."""
-    z = (z0 + gamma * mubar) / np.sqrt(1.0 + gamma)
+    widened = 1.0 + gamma
+    root = np.sqrt(widened)
+    z = (z0 + gamma * mubar) / root
     m = step_moments(z, *LabelErrorStep(label_noise).log_weights)
-    moved = mubar / np.sqrt(1.0 + gamma) - 0.5 * z / (1.0 + gamma)
+    moved = (mubar - 0.5 * z / root) / root
     slope = _kl_slope(z, m, label_noise) * moved
     if cost == "mass":
         away = (mubar - z0) ** 2
-        log_mass = m.log_z - 0.5 * (np.log1p(gamma) + away * gamma / (1.0 + gamma))
-        log_slope = m.slope * moved - 0.5 * (1.0 + away / (1.0 + gamma)) / (1.0 + gamma)
+        log_mass = m.log_z - 0.5 * (np.log(widened) + away * (gamma / widened))
+        log_slope = m.slope * moved - 0.5 * (1.0 + away / widened) / widened
         slope = np.exp(log_mass) * (slope + _kl(z, m, label_noise) * log_slope)
     return slope + c

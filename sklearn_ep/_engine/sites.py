@@ -67,7 +67,7 @@ def log_site_mass(sites, mean, var, fraction=1.0):
 
 def site_metric(var):
     """Return the weights (2, n) that make changes of precision and shift dimensionless."""
-    return np.stack([var, np.sqrt(var)])
+    return np.array([var, np.sqrt(var)])
 
 
 def site_change(old, new, var):

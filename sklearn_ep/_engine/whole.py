@@ -42,6 +42,7 @@ class WholeEP:
     def __init__(self, structure, factor, y, weight, rule):
         self.structure, self.factor, self.y = structure, factor, y
         self.weight, self.rule = weight, rule
+        self._root_weight = np.sqrt(weight)
 
     def evaluate(self, x):
         """Map sites, as an array (2, n) of precisions and shifts, to their `Evaluation`.
@@ -53,9 +54,9 @@ class WholeEP:
         update = self.rule(self.factor, self.y, sites, state.mean, state.var, state.extra_var)
         log_evidence = state.log_evidence + self.weight @ update.log_term
         return Evaluation(
-            target=np.stack(update.sites),
+            target=np.array(update.sites),
             residual=site_change(sites, update.sites, state.var),
-            metric=site_metric(state.var) * np.sqrt(self.weight),
+            metric=site_metric(state.var) * self._root_weight,
             record={"log_evidence": log_evidence},
             payload=(state, update),
         )

@@ -20,12 +20,13 @@ from ..gaussian import (
     triangular_inverse,
     triangular_solve,
 )
-from ..kernels import contract, cross
+from ..kernels import RowCovariance, cross
 
 __all__ = [
     "DenseGP",
     "DenseGPPosterior",
     "DenseState",
+    "KernelGP",
     "explained_variances",
     "sequential_sweep",
 ]
@@ -202,7 +203,9 @@ class DenseState:
         else:
             added = self.added()
             R = added.T @ added
-            R[np.ix_(self.rows, self.rows)] += explained
+            columns = np.zeros((len(R), len(self.rows)))
+            columns[self.rows] = explained
+            R[:, self.rows] += columns
         R += np.outer(self.alpha, self.alpha)
         return R
 
@@ -229,9 +232,22 @@ class DenseGP:
         return DenseState(self.K, precision, shift)
 
 
-def dense_evidence_gradient(kernel, X, state):
-    """Return d log evidence / d theta (p,) at a fixed point of the sites."""
-    return 0.5 * contract(kernel, X, state.evidence_curvature())
+class KernelGP(DenseGP):
+    """The same for the latent values of rows under a kernel, with the gradient of the evidence.
+
+    Parameters
+    ----------
+    kernel : sklearn kernel
+    X : ndarray of shape (n, d)
+    """
+
+    def __init__(self, kernel, X):
+        self.covariance = RowCovariance(kernel, X)
+        super().__init__(self.covariance.K)
+
+    def evidence_gradient(self, state):
+        """Return d log evidence / d theta (p,) at a fixed point of the sites."""
+        return 0.5 * self.covariance.contract(state.evidence_curvature())
 
 
 class DenseGPPosterior:
