@@ -13,6 +13,7 @@ from ._base import PosteriorClassifier, diagnose_fit, draw_latent, log_normalise
 from ._checks import check_choice, check_number, spread_rows
 from ._engine.diagnostics import importance_check, site_log_weights
 from ._engine.gaussian import ImproperPosterior, jittered_cholesky
+from ._engine.kernels import has_input_gradient
 from ._engine.learning import EvidencePoint, maximise_evidence
 from ._engine.posteriors.dense_gp import DenseGPPosterior, KernelGP
 from ._engine.sites import Sites, cavity
@@ -24,8 +25,10 @@ __all__ = [
     "DEFAULT_INDUCING",
     "DenseProblem",
     "GaussianProcessBase",
-    "WithKernel",
+    "WithLearned",
+    "check_input_gradient",
     "check_kernel",
+    "column_spread",
     "fit_dense",
     "fit_of_sites",
 ]
@@ -36,10 +39,24 @@ LEARNING_TOL = 1e-3
 DEFAULT_INDUCING = 100
 
 
+def column_spread(X, weight):
+    """Return the standard deviations (d,) of the columns."""
+    mean = weight @ X / weight.sum()
+    return np.sqrt(weight @ (X - mean) ** 2 / weight.sum())
+
+
 def root_variance(X, weight):
     """Return the root of the total variance of the columns, 1 where that is 0."""
-    mean = weight @ X / weight.sum()
-    return float(np.sqrt(np.sum(weight @ (X - mean) ** 2 / weight.sum()))) or 1.0
+    return float(np.linalg.norm(column_spread(X, weight))) or 1.0
+
+
+def check_input_gradient(kernel):
+    """Raise a ValueError unless inducing points can be moved along the gradient of the kernel."""
+    if not has_input_gradient(kernel):
+        raise ValueError(
+            f"learn_inducing=True needs derivatives in the inputs, which {kernel} lacks: use "
+            "constants, RBF and Matern, or learn_inducing=False."
+        )
 
 
 def default_kernel(X, weight):
@@ -148,17 +165,17 @@ class DenseProblem:
         return DenseGPPosterior(kernel, self.X, state)
 
 
-class WithKernel:
-    """Monitor that adds the kernel to the payload of the sweeps that follow learning."""
+class WithLearned:
+    """Monitor that adds what was learned to the payload of the sweeps that follow."""
 
-    def __init__(self, monitor, kernel):
-        self.monitor, self.kernel = monitor, kernel
+    def __init__(self, monitor, learned):
+        self.monitor, self.learned = monitor, learned
 
     def begin(self):
         self.monitor.begin()
 
     def end(self, record, payload):
-        return self.monitor.end(record, (self.kernel, payload[0]))
+        return self.monitor.end(record, (self.learned, payload[0]))
 
 
 def fit_of_sites(posterior, history, result, kernel, factor, **more):
@@ -204,7 +221,7 @@ def fit_dense(problem, sign, monitor, k):
         # kernel alone and not on the path that led to it
         kernel, stopped = learned.point.payload[0], learned.stopped
     # a search that was stopped still ends at converged sites, in sweeps that nobody counts
-    watch = None if monitor is None or stopped else WithKernel(monitor, kernel)
+    watch = None if monitor is None or stopped else WithLearned(monitor, kernel)
     result = problem.solve(problem.ep(kernel, sign), x, problem.tol, max_sweeps, watch)
     if not stopped:
         history = {n: np.concatenate([history.get(n, []), v]) for n, v in result.history.items()}

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import expit, logit
@@ -20,9 +21,9 @@ from ._engine.posteriors.latent_noise import LatentNoise
 from ._engine.rules import Power, Relaxed
 from ._engine.sites import Sites, cavity
 from ._engine.whole import WholeEP
-from ._gp_base import DenseProblem, WithKernel, fit_of_sites
+from ._gp_base import DenseProblem, WithLearned, column_spread, fit_of_sites
 
-__all__ = ["RATE_BOUNDS", "LabelErrorProblem", "fit_label_errors"]
+__all__ = ["RATE_BOUNDS", "LabelErrorProblem", "Setting", "fit_label_errors"]
 
 RATE_BOUNDS = (1e-4, 0.45)
 # Sites are refined to this residual, with this mixing, while hyperparameters move; and relative
@@ -57,6 +58,63 @@ def log_length_prior(log_length, centre):
     return -np.log1p(z**2), -2.0 * z / (1.0 + z**2) / _LENGTH_SPREAD
 
 
+class Setting(NamedTuple):
+    """What learning may move: kernel, rate of wrong labels, inducing points (None: all rows)."""
+
+    kernel: Any
+    rate: float
+    points: Any
+
+
+class Coordinates:
+    """One vector of all that is learned: theta, logit of the rate, moves of inducing points.
+
+    Parameters
+    ----------
+    first : Setting
+        Where learning starts, and what is kept of it.
+    learn_kernel, learn_rate : bool
+    unit : ndarray of shape (d,) or None
+        Length of a move of size one in each column; None keeps the inducing points.
+    """
+
+    def __init__(self, first, learn_kernel, learn_rate, unit):
+        self.first, self.unit = first, unit
+        self.n_theta = first.kernel.n_dims if learn_kernel else 0
+        self.n_rate = int(learn_rate)
+        self.n_moves = 0 if unit is None else first.points.size
+
+    def start(self, theta):
+        """Return the vector of the first setting with other kernel parameters."""
+        rate = np.full(self.n_rate, logit(self.first.rate) if self.n_rate else 0.0)
+        return np.concatenate([theta[: self.n_theta], rate, np.zeros(self.n_moves)])
+
+    @property
+    def bounds(self):
+        """Bounds (p, 2) of the vector; none for inducing points."""
+        theta = self.first.kernel.bounds if self.n_theta else np.empty((0, 2))
+        free = np.full((self.n_moves, 2), [-np.inf, np.inf])
+        rate = np.tile(logit(RATE_BOUNDS), (self.n_rate, 1))
+        return np.vstack([theta, rate, free])
+
+    def setting(self, vector):
+        """Return the `Setting` of a vector."""
+        kernel, rate, points = self.first
+        theta, logit_rate, moves = np.split(vector, [self.n_theta, self.n_theta + self.n_rate])
+        if self.n_theta:
+            kernel = kernel.clone_with_theta(theta)
+        if self.n_rate:
+            rate = float(expit(logit_rate[0]))
+        if self.n_moves:
+            points = points + moves.reshape(points.shape) * self.unit
+        return Setting(kernel, rate, points)
+
+    def gradient(self, theta, rate, points):
+        """Return the gradient in the vector from those in theta, logit rate and points."""
+        moves = (points * self.unit).ravel() if self.n_moves else np.empty(0)
+        return np.concatenate([theta[: self.n_theta], np.full(self.n_rate, rate), moves])
+
+
 @dataclass
 class LabelErrorProblem(DenseProblem):
     """A dense problem with label errors: sites on g = f + noise.
@@ -64,8 +122,8 @@ class LabelErrorProblem(DenseProblem):
     `rates` holds the rate of wrong labels at which each binary problem starts; `learn_rate` tells
     to learn it. `rule` is that of learning, `penalty` finite if relaxed sites come after it.
     `length_centre` centres the prior of the length scale of the default kernel, its last parameter;
-    None for other kernels, of which nothing is known. With `inducing_points` the structure is the
-    sparse one.
+    None for other kernels, of which nothing is known. `points` holds the inducing points at which
+    each binary problem starts, None for the dense structure; with `move_points` they are learned.
     """
 
     noise: float
@@ -75,34 +133,39 @@ class LabelErrorProblem(DenseProblem):
     cost: str
     freeze_after: int
     length_centre: float | None
-    inducing_points: np.ndarray | None
+    points: list
+    move_points: bool
     jitter: float
 
     @property
     def sites_on_rows(self):
         """Whether prior times sites is the posterior of the latent values of the rows."""
-        return self.inducing_points is None
+        return self.points[0] is None
 
-    def structure(self, kernel):
-        """Return the structure of f at a kernel."""
-        if self.inducing_points is None:
-            return KernelGP(kernel, self.X)
-        return InducingGP(kernel, self.X, self.inducing_points, self.jitter)
+    def first_setting(self, k):
+        """Return the `Setting` at which problem k starts."""
+        kernel = self.kernel.clone_with_theta(self.starts[k])
+        return Setting(kernel, self.rates[k], self.points[k])
 
-    def kernel_slope(self, structure, state):
-        """Return d log evidence / d theta at a fixed point of the sites."""
-        if self.inducing_points is None:
-            return structure.evidence_gradient(state.latent)
-        return structure.evidence_gradient(state.latent, state.noise_slope)
+    def slopes(self, structure, state):
+        """Return d log evidence / d theta and / d Z at a fixed point of the sites."""
+        if self.sites_on_rows:
+            return structure.evidence_gradient(state.latent), 0.0
+        return structure.evidence_gradient(state.latent, state.noise_slope, self.move_points)
 
-    def ep(self, kernel, sign, rate=None, rule=None):
-        """Return the fixed-point map of a rule at a kernel and a rate of wrong labels."""
-        structure = LatentNoise(self.structure(kernel), self.noise, self.weight)
-        return WholeEP(structure, LabelErrorStep(rate), sign, self.weight, rule or self.rule)
+    def ep(self, setting, sign):
+        """Return the fixed-point map of the rule of learning at a setting."""
+        latent: Any
+        if setting.points is None:
+            latent = KernelGP(setting.kernel, self.X)
+        else:
+            latent = InducingGP(setting.kernel, self.X, setting.points, self.jitter)
+        structure = LatentNoise(latent, self.noise, self.weight)
+        return WholeEP(structure, LabelErrorStep(setting.rate), sign, self.weight, self.rule)
 
-    def rungs(self, kernel, sign, rate, tol):
+    def rungs(self, setting, sign, tol):
         """Return the ladder of `climb`: the rule, less damping, a power, the double loop."""
-        ep = self.ep(kernel, sign, rate)
+        ep = self.ep(setting, sign)
         relaxed = np.isfinite(self.penalty)
 
         def run(rule, damping, accelerate, x, max_iter, monitor):
@@ -145,56 +208,58 @@ class LabelErrorProblem(DenseProblem):
         ]
 
     def log_prior(self, kernel, rate):
-        """Return the log prior density of what is learned and its gradient."""
+        """Return the log prior density of what is learned, its slopes in theta and logit rate."""
         variances = kernel.diag(self.X)
         share = self.weight / (self.weight @ variances)
         centre, spread = _LOG_AMPLITUDE
         away = np.log(self.weight @ variances / self.weight.sum() / self.noise) - centre
-        value, gradient = -0.5 * (away / spread) ** 2, np.zeros(0)
+        value, slope = -0.5 * (away / spread) ** 2, np.zeros(0)
         if self.learn:
-            gradient = -away / spread**2 * contract_diagonal(kernel, self.X, share)
+            slope = -away / spread**2 * contract_diagonal(kernel, self.X, share)
             if self.length_centre is not None:
-                more, slope = log_length_prior(np.log(kernel.k2.length_scale), self.length_centre)
+                more, steep = log_length_prior(np.log(kernel.k2.length_scale), self.length_centre)
                 value += more
-                gradient[-1] += slope
-        if self.learn_rate:
-            more, slope = log_rate_prior(rate)
-            value, gradient = value + more, np.append(gradient, slope)
-        return value, gradient
+                slope[-1] += steep
+        if not self.learn_rate:
+            return value, slope, 0.0
+        more, rate_slope = log_rate_prior(rate)
+        return value + more, slope, rate_slope
 
-    def evidence(self, sign, x, tol, rate=None):
-        """Return theta -> `EvidencePoint` of the log evidence at a fixed rate of wrong labels."""
+    def evidence(self, sign, x, tol, setting=None):
+        """Return theta -> `EvidencePoint` of the log evidence, the rest of a setting kept."""
         evaluate = self._evidence(sign, x, tol, self.damping)
 
-        def at_rate(theta):
-            point, _ = evaluate(self.kernel.clone_with_theta(theta), rate)
+        def at(theta):
+            point, _, _ = evaluate(setting._replace(kernel=self.kernel.clone_with_theta(theta)))
             return point
 
-        return at_rate
+        return at
 
-    def objective(self, sign, x, kernel, rate):
-        """Return the function that learning maximises, of (theta, logit rate)."""
+    def objective(self, sign, x, coordinates):
+        """Return the function that learning maximises, of the vector of the coordinates."""
         evaluate = self._evidence(sign, x, **_LEARNING_SITES)
-        n_kernel = kernel.n_dims if self.learn else 0
+        moves = coordinates.n_theta + coordinates.n_moves > 0
 
-        def at(parameters):
-            now = self.kernel.clone_with_theta(parameters[:n_kernel]) if n_kernel else kernel
-            e = float(expit(parameters[n_kernel])) if self.learn_rate else rate
-            point, rate_slope = evaluate(now, e, gradient=n_kernel > 0)
-            log_prior, prior_gradient = self.log_prior(now, e)
-            gradient = point.gradient
-            if self.learn_rate:
-                gradient = np.append(gradient, rate_slope)
-            return point._replace(gradient=gradient + prior_gradient, log_prior=log_prior)
+        def at(vector):
+            setting = coordinates.setting(vector)
+            try:
+                point, rate_slope, towards = evaluate(setting, gradient=moves)
+            except ImproperPosterior:  # such as inducing points that have met
+                return EvidencePoint(-np.inf, np.full(len(vector), np.nan), np.inf, None)
+            log_prior, slope, rate_prior_slope = self.log_prior(setting.kernel, setting.rate)
+            if coordinates.n_theta:
+                slope = slope + point.gradient
+            gradient = coordinates.gradient(slope, rate_slope + rate_prior_slope, towards)
+            return point._replace(gradient=gradient, log_prior=log_prior)
 
         return at
 
     def _evidence(self, sign, x, tol, damping):
-        """Return (kernel, rate) -> (`EvidencePoint`, slope in logit rate) with warm sites."""
+        """Return setting -> (`EvidencePoint`, slopes in logit rate and points) with warm sites."""
         warm = [x]
 
-        def evaluate(kernel, rate, gradient=True):
-            ep = self.ep(kernel, sign, rate)
+        def evaluate(setting, gradient=True):
+            ep = self.ep(setting, sign)
 
             def solve(start):
                 return ep.solve(
@@ -211,16 +276,16 @@ class LabelErrorProblem(DenseProblem):
                 result = solve(np.zeros_like(x))
             warm[0] = result.x
             state, _ = result.evaluation.payload
-            slope = np.empty(0)
+            slope, towards = np.empty(0), 0.0
             if gradient:
-                slope = self.kernel_slope(ep.structure.structure, state)
+                slope, towards = self.slopes(ep.structure.structure, state)
             point = EvidencePoint(
                 result.evaluation.record["log_evidence"],
                 slope,
                 result.evaluation.residual,
-                (kernel, state, rate, result.x),
+                (setting, state, result.x),
             )
-            return point, self._rate_slope(ep, Sites(*result.x), state)
+            return point, self._rate_slope(ep, Sites(*result.x), state), towards
 
         return evaluate
 
@@ -233,64 +298,56 @@ class LabelErrorProblem(DenseProblem):
 
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
-        kernel, state = payload[:2]
-        if self.inducing_points is None:
-            return DenseGPPosterior(kernel, self.X, state.latent)
-        prior = InducingPrior(kernel, self.inducing_points, self.jitter)
+        setting, state = payload[:2]
+        if setting.points is None:
+            return DenseGPPosterior(setting.kernel, self.X, state.latent)
+        prior = InducingPrior(setting.kernel, setting.points, self.jitter)
         return SparseGPPosterior(prior, state.latent.posterior)
 
 
 def learn_hyperparameters(problem, sign, monitor, k):
-    """Return (kernel, rate, sites, history, whether a callback ended it), as problem k asks.
-
-    The sites are those of learning at these values.
-    """
-    kernel, rate = problem.kernel.clone_with_theta(problem.starts[k]), problem.rates[k]
-    learn_kernel = problem.learn and kernel.n_dims > 0
-    if not (learn_kernel or problem.learn_rate):
-        return kernel, rate, problem.sites[k], {}, False
-    theta = kernel.theta if learn_kernel else np.empty(0)
-    bounds = kernel.bounds if learn_kernel else np.empty((0, 2))
-    starts = problem.restarts if learn_kernel else []
-    if problem.learn_rate:
-        theta = np.append(theta, logit(rate))
-        bounds = np.vstack([bounds, logit(RATE_BOUNDS)])
-        starts = [np.append(s, logit(rate)) for s in starts]
+    """Return (setting, sites of EP there, history, whether a callback ended it) of problem k."""
+    first = problem.first_setting(k)
+    unit = column_spread(problem.X, problem.weight) if problem.move_points else None
+    coordinates = Coordinates(first, problem.learn, problem.learn_rate, unit)
+    start = coordinates.start(first.kernel.theta)
+    if not len(start):
+        return first, problem.sites[k], {}, False
     learned = maximise_evidence(
-        problem.objective(sign, problem.sites[k], kernel, rate),
-        theta,
-        bounds,
+        problem.objective(sign, problem.sites[k], coordinates),
+        start,
+        coordinates.bounds,
         max_iter=problem.max_iter,
-        starts=starts,
+        starts=[coordinates.start(s) for s in problem.restarts if coordinates.n_theta],
         monitor=monitor,
         **_LEARNING,
     )
-    kernel, _, rate, sites = learned.point.payload
-    return kernel, rate, sites, learned.history, learned.stopped
+    setting, _, sites = learned.point.payload
+    return setting, sites, learned.history, learned.stopped
 
 
 def fit_label_errors(problem, sign, monitor, k):
     """Learn what is asked for, converge the sites, and return the `BinaryFit` of problem k."""
-    kernel, rate, sites, history, stopped = learn_hyperparameters(problem, sign, monitor, k)
+    setting, sites, history, stopped = learn_hyperparameters(problem, sign, monitor, k)
     # a search that was ended early still ends at converged sites, in sweeps that nobody counts
     ended = stopped or len(history.get("residual", [])) >= problem.max_iter
-    watch = None if monitor is None or ended else WithKernel(monitor, kernel)
-    rungs = problem.rungs(kernel, sign, rate, problem.tol)
+    watch = None if monitor is None or ended else WithLearned(monitor, setting)
+    rungs = problem.rungs(setting, sign, problem.tol)
     result, path = climb(rungs, sites, problem.max_iter, watch)
     if not ended:
         history = {n: np.concatenate([history.get(n, []), v]) for n, v in result.history.items()}
     state, update = result.evaluation.payload
     cav = cavity(Sites(*result.x), state.mean, state.var)
-    factor = LabelErrorStep(rate)
+    factor = LabelErrorStep(setting.rate)
     relaxation = np.zeros(len(sign)) if update.relaxation is None else update.relaxation
     return fit_of_sites(
-        problem.posterior((kernel, state)),
+        problem.posterior((setting, state)),
         history,
         result,
-        kernel,
+        setting.kernel,
         factor,
         relaxation=relaxation,
         wrong_proba=factor.wrong_proba(sign, cav.mean, cav.var),
-        rate=rate,
+        setting=setting,
         path=path,
     )

@@ -16,6 +16,7 @@ from ._gp_base import (
     DEFAULT_INDUCING,
     DenseProblem,
     GaussianProcessBase,
+    check_input_gradient,
     check_kernel,
     smooth_kernel,
 )
@@ -174,11 +175,8 @@ class SparseGaussianProcessBase(GaussianProcessBase):
     def _moves_inducing(self, kernel, weight):
         if self.learn_inducing == "auto":
             return weight >= FEW_ROWS and has_input_gradient(kernel)
-        if self.learn_inducing and self.optimizer is not None and not has_input_gradient(kernel):
-            raise ValueError(
-                f"learn_inducing=True needs derivatives in the inputs, which {kernel} lacks: use "
-                "constants, RBF and Matern, or learn_inducing=False."
-            )
+        if self.learn_inducing and self.optimizer is not None:
+            check_input_gradient(kernel)
         return bool(self.learn_inducing)
 
     def _warm_sparse(self, problem):

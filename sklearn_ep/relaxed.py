@@ -12,7 +12,7 @@ from ._engine.kernels import self_covariance
 from ._engine.learning import random_starts
 from ._engine.rules import MomentMatching, Power
 from ._fitting import restore_on_error
-from ._gp_base import GaussianProcessBase, check_kernel, root_variance
+from ._gp_base import GaussianProcessBase, check_input_gradient, check_kernel, root_variance
 from ._label_errors import LabelErrorProblem, fit_label_errors
 from ._sparse_estimator import FEW_ROWS
 
@@ -48,8 +48,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
         Number of inducing points, chosen by k-means; None stands for 100.
     inducing_points : array-like of shape (m, d) or None, default=None
         Inducing points, instead of chosen ones.
-    learn_inducing : False, default=False
-        Inducing points are kept; with few rows and wrong labels, moving them overfits.
+    learn_inducing : bool, default=False
+        Move the inducing points along the gradient of the evidence while the kernel is learned.
+        False, because with few rows and wrong labels moving them overfits.
     rule : {"relaxed", "power", "ep"}, default="relaxed"
         How the moments of a row are matched: "ep" exactly, "power" with a fraction of the factor,
         "relaxed" where the divergence saved is worth `relaxation`.
@@ -77,8 +78,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
     predict_clean : bool, default=True
         Predict the true class; False predicts the label as it would be observed.
     damping : float, default=0.5
-        Share of an update that is taken, in (0, 1]. For "ep" and "power" the mixing of Anderson
-        acceleration; "relaxed" is iterated plainly.
+        Share of an update that is taken, in (0, 1]: the mixing of Anderson acceleration.
     max_iter : int, default=200
         Largest number of optimiser steps, and of sweeps after them.
     tol : float, default=1e-3
@@ -125,8 +125,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
         Precision of the site of each row on f plus latent noise.
     site_shift_ : ndarray of shape (n,), or (n_classes, n)
         Precision times mean of the same site.
-    inducing_points_ : ndarray of shape (m, d)
-        Inducing points; this and the next two with the sparse method only.
+    inducing_points_ : ndarray of shape (m, d), or (n_classes, m, d)
+        Inducing points; this and the next two with the sparse method only. Each of several classes
+        has its own where they are learned.
     inducing_mean_ : ndarray of shape (m,), or (n_classes, m)
         Posterior mean of the inducing values.
     inducing_cov_ : ndarray of shape (m, m), or (n_classes, m, m)
@@ -239,7 +240,6 @@ class RelaxedEPClassifier(GaussianProcessBase):
         self._check_gp_parameters()
         check_choice("method", self.method, ["auto", "dense", "sparse"])
         check_number("n_inducing", self.n_inducing, 1, integer=True, optional=True)
-        check_choice("learn_inducing", self.learn_inducing, [False])
         check_choice("rule", self.rule, ["relaxed", "power", "ep"])
         check_number("relaxation", self.relaxation, 0, boundaries="neither")
         check_choice("cost", self.cost, ["mass", "normalised"])
@@ -251,8 +251,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
         check_number("latent_noise", self.latent_noise, 0, boundaries="neither")
         check_choice("optimizer", self.optimizer, ["fmin_l_bfgs_b", None])
         check_number("freeze_after", self.freeze_after, 0, integer=True)
-        if not isinstance(self.predict_clean, bool | np.bool_):
-            raise TypeError(f"predict_clean must be a bool, got {self.predict_clean!r}.")
+        for name in ("predict_clean", "learn_inducing"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise TypeError(f"{name} must be a bool, got {getattr(self, name)!r}.")
 
     @restore_on_error
     @with_callbacks
@@ -308,7 +309,14 @@ class RelaxedEPClassifier(GaussianProcessBase):
     def _first_rates(self, n_problems, warm):
         if self.label_noise != "learn":
             return [float(self.label_noise)] * n_problems
-        return list(self._rates) if warm else [_FIRST_RATE] * n_problems
+        return [s.rate for s in self._settings] if warm else [_FIRST_RATE] * n_problems
+
+    def _first_points(self, Z, n_problems, warm):
+        if warm and self.learn_inducing and Z is not None and self.inducing_points is None:
+            last = [s.points for s in self._settings]
+            if all(p is not None and p.shape == Z.shape for p in last):
+                return last
+        return [Z] * n_problems
 
     def _label_problem(self, training):
         kernel, rng = self._initial_kernel(training), check_random_state(self.random_state)
@@ -318,12 +326,11 @@ class RelaxedEPClassifier(GaussianProcessBase):
         check_kernel(kernel, self_covariance(kernel, X if Z is None else Z))
         n_problems = 1 if len(self.classes_) == 2 else len(self.classes_)
         starts, sites = self._warm(n_problems, len(training.y), kernel)
-        learn = self.optimizer is not None
-        restarts = random_starts(
-            kernel.bounds,
-            self.n_restarts_optimizer if learn else 0,
-            rng,
-        )
+        warm, learn = bool(np.any(sites[0])), self.optimizer is not None
+        move_points = learn and bool(self.learn_inducing) and Z is not None
+        if move_points:
+            check_input_gradient(kernel)
+        n_restarts = self.n_restarts_optimizer if learn else 0
         relaxed = self.rule == "relaxed"
         return LabelErrorProblem(
             X=X,
@@ -332,7 +339,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             factor=None,
             rule=Power(self.power) if self.rule == "power" else MomentMatching(),
             learn=learn,
-            restarts=restarts,
+            restarts=random_starts(kernel.bounds, n_restarts, rng),
             starts=starts,
             sites=sites,
             tol=self.tol,
@@ -341,13 +348,14 @@ class RelaxedEPClassifier(GaussianProcessBase):
             damping=self.damping,
             accelerate=True,
             noise=float(self.latent_noise),
-            rates=self._first_rates(n_problems, bool(np.any(sites[0]))),
+            rates=self._first_rates(n_problems, warm),
             learn_rate=self.label_noise == "learn",
             penalty=float(self.relaxation) if relaxed else np.inf,
             cost=self.cost,
             freeze_after=self.freeze_after,
             length_centre=self._length_centre(training),
-            inducing_points=Z,
+            points=self._first_points(Z, n_problems, warm),
+            move_points=move_points,
             jitter=float(self.jitter),
         )
 
@@ -355,12 +363,15 @@ class RelaxedEPClassifier(GaussianProcessBase):
         super()._store(problem, fits, training)
         for name in ("inducing_points_", "inducing_mean_", "inducing_cov_"):
             self.__dict__.pop(name, None)
-        if problem.inducing_points is not None:
-            self._store_inducing(problem.inducing_points)
         own = [f.attributes for f in fits]
         one = len(own) == 1
-        self._rates = [a["rate"] for a in own]
-        self.label_noise_ = self._rates[0] if one else np.array(self._rates)
+        self._settings = [a["setting"] for a in own]
+        points = [s.points for s in self._settings]
+        if points[0] is not None:
+            own_points = problem.move_points and not one
+            self._store_inducing(np.stack(points) if own_points else points[0])
+        rates = [s.rate for s in self._settings]
+        self.label_noise_ = rates[0] if one else np.array(rates)
         relaxation = own[0]["relaxation"] if one else np.stack([a["relaxation"] for a in own])
         self.relaxation_ = spread_rows(relaxation, training.kept)
         wrong = np.stack([a["wrong_proba"] for a in own])
@@ -371,13 +382,17 @@ class RelaxedEPClassifier(GaussianProcessBase):
 
     def _links(self):
         """Return the factor on f that each binary problem predicts by."""
-        rates = [0.0] * len(self._rates) if self.predict_clean else self._rates
+        rates = [0.0 if self.predict_clean else s.rate for s in self._settings]
         return [LabelNoise(rate, float(self.latent_noise)) for rate in rates]
 
     def _latent_sites(self):
         precision, shift = self._warm_state[0][1]
         left = 1.0 + self._problem.noise * precision
-        return LabelNoise(self._rates[0], self._problem.noise), precision / left, shift / left
+        return (
+            LabelNoise(self._settings[0].rate, self._problem.noise),
+            precision / left,
+            shift / left,
+        )
 
     def _evidence(self, k, sign, x):
-        return self._problem.evidence(sign, x, self._problem.tol, self._rates[k])
+        return self._problem.evidence(sign, x, self._problem.tol, self._settings[k])

@@ -11,12 +11,13 @@ from scipy.special import ndtr
 from sklearn.datasets import load_iris
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessClassifier
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, RationalQuadratic
 from sklearn.metrics import log_loss, roc_auc_score
 
-from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
+from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier, _label_errors
 from sklearn_ep._engine.factors import LabelNoise
 from sklearn_ep._engine.rules import relaxed_gamma
+from sklearn_ep._label_errors import Coordinates
 from sklearn_ep.datasets import make_noisy_labels_classification
 
 DATA = pathlib.Path(__file__).parent / "data"
@@ -231,27 +232,55 @@ def test_gradient_in_the_kernel(kw):
 
 
 @pytest.mark.parametrize("rule", ["ep", "power"])
-def test_gradient_of_what_is_learned(rule):
+@pytest.mark.parametrize("points", [None, 6])
+def test_gradient_of_what_is_learned(rule, points, monkeypatch):
     X, y = small(40, 1)
-    clf = RelaxedEPClassifier(rule=rule, tol=1e-9, optimizer=None, max_iter=500).fit(X, y)
+    kw = dict(rule=rule, tol=1e-9, optimizer=None, max_iter=500, random_state=0)
+    clf = RelaxedEPClassifier(n_inducing=points, **kw).fit(X, y)
     problem, sign = clf._problem, np.where(y == 1, 1.0, -1.0)
-    problem.learn = True
-    evaluate = problem._evidence(sign, np.zeros((2, 40)), 1e-10, 0.5)
-    theta = clf.kernel_.theta
-
-    def objective(t, logit_rate):
-        kernel, rate = clf.kernel_.clone_with_theta(t), 1 / (1 + np.exp(-logit_rate))
-        point, rate_slope = evaluate(kernel, rate)
-        log_prior, prior_slope = problem.log_prior(kernel, rate)
-        return point.value + log_prior, np.append(point.gradient, rate_slope) + prior_slope
-
-    at = np.append(theta, np.log(0.1 / 0.9))
-    gradient = objective(at[:-1], at[-1])[1]
+    problem.learn, problem.move_points = True, points is not None
+    unit = None if points is None else np.array([0.7, 1.3])
+    coordinates = Coordinates(clf._settings[0], True, True, unit)
+    monkeypatch.setattr(_label_errors, "_LEARNING_SITES", dict(tol=1e-10, damping=0.5))
+    objective = problem.objective(sign, np.zeros((2, 40)), coordinates)
+    at = coordinates.start(clf.kernel_.theta)
+    at += 0.2 * np.random.RandomState(0).randn(len(at))
+    assert len(at) == len(coordinates.bounds) == 3 + 2 * (points or 0)
+    gradient = objective(at).gradient
     for i in range(len(at)):
         h = np.zeros_like(at)
         h[i] = 1e-4
-        up, down = (objective((at + s * h)[:-1], (at + s * h)[-1])[0] for s in (1, -1))
+        up, down = (objective(at + s * h).objective for s in (1, -1))
         assert abs((up - down) / 2e-4 - gradient[i]) < 1e-6
+
+
+def test_moving_inducing_points_raises_the_evidence():
+    X, y, _ = make_noisy_labels_classification(150, random_state=3)
+    kw = dict(kernel=ConstantKernel(4.0, "fixed") * RBF(1.0, "fixed"), label_noise=0.2, rule="ep")
+    kept = RelaxedEPClassifier(n_inducing=4, random_state=0, **kw).fit(X, y)
+    moved = RelaxedEPClassifier(n_inducing=4, random_state=0, learn_inducing=True, **kw).fit(X, y)
+    assert moved.converged_ and moved.log_evidence_ > kept.log_evidence_ + 1.0
+    assert moved.inducing_points_.shape == (4, 2)
+    assert np.max(np.abs(moved.inducing_points_ - kept.inducing_points_)) > 0.1
+    there = RelaxedEPClassifier(inducing_points=moved.inducing_points_, **kw).fit(X, y)
+    assert abs(there.log_evidence_ - moved.log_evidence_) < 1e-2
+    again = moved.set_params(warm_start=True).fit(X, y)
+    assert again.log_evidence_ > kept.log_evidence_ + 1.0
+    with pytest.raises(ValueError, match="learn_inducing"):
+        moved.set_params(kernel=RationalQuadratic()).fit(X, y)
+
+
+def test_moving_inducing_points_of_several_classes():
+    X, y = load_iris(return_X_y=True)
+    X = (X - X.mean(0))[::3] / X.std(0)
+    clf = RelaxedEPClassifier(n_inducing=5, learn_inducing=True, max_iter=15, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        clf.fit(X, y[::3])
+    assert clf.inducing_points_.shape == (3, 5, 4) and clf.inducing_mean_.shape == (3, 5)
+    assert clf.score(X, y[::3]) > 0.9
+    value = clf.log_marginal_likelihood(clf.kernel_.theta)
+    assert np.isfinite(value)
 
 
 # ---------------------------------------------------------------------------- noisy labels
@@ -370,7 +399,6 @@ def test_pickle_and_repeat():
         ("optimizer", "newton"),
         ("freeze_after", -1),
         ("n_inducing", 0),
-        ("learn_inducing", True),
         ("inducing_points", np.zeros((3, 5))),
         ("tol", 0.0),
         ("jitter", -1.0),
@@ -389,6 +417,8 @@ def test_bad_types():
     X, y = small(20)
     with pytest.raises(TypeError, match="predict_clean"):
         RelaxedEPClassifier(predict_clean="yes").fit(X, y)
+    with pytest.raises(TypeError, match="learn_inducing"):
+        RelaxedEPClassifier(learn_inducing="auto").fit(X, y)
     with pytest.raises(TypeError, match="kernel"):
         RelaxedEPClassifier(kernel="rbf").fit(X, y)
 

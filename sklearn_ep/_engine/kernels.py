@@ -7,7 +7,7 @@ built for leaves without a rule of their own.
 """
 
 import numpy as np
-from scipy.spatial.distance import cdist, pdist, squareform
+from scipy.spatial.distance import cdist
 from sklearn.gaussian_process.kernels import (
     RBF,
     ConstantKernel,
@@ -19,7 +19,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 __all__ = [
-    "RowCovariance",
+    "StationaryCross",
     "contract",
     "contract_diagonal",
     "cross",
@@ -332,42 +332,6 @@ def cross_covariance(kernel, Z):
     """Return the cross covariances with Z in the fastest form that the kernel has."""
     split = _constant_and_stationary(kernel)
     return (GeneralCross if split is None else StationaryCross)(kernel, Z)
-
-
-class RowCovariance:
-    """Covariance (n, n) of the latent values of rows, white noise included, and its derivatives.
-
-    A constant times RBF is its own derivative in the squared distances, which are then formed once
-    for both.
-
-    Parameters
-    ----------
-    kernel : sklearn kernel
-    X : ndarray of shape (n, d)
-
-    Attributes
-    ----------
-    K : ndarray of shape (n, n)
-    """
-
-    def __init__(self, kernel, X):
-        self.kernel, self.X, self._kept = kernel, X, None
-        self._cross = cross_covariance(kernel, X)
-        if isinstance(self._cross, StationaryCross) and self._cross.is_rbf:
-            D = squareform(pdist(self._cross.B, "sqeuclidean"))
-            D *= -0.5
-            D += np.log(self._cross.amplitude)
-            self.K = np.exp(D, out=D)
-            self._kept = self._cross.B, self.K, self.K
-        else:
-            self.K = self_covariance(kernel, X)
-
-    def contract(self, G):
-        """Return sum(G * dK/dtheta) (p,)."""
-        if not isinstance(self._cross, StationaryCross):
-            return contract(self.kernel, self.X, G)
-        kept = self._cross.block(self.X)[1] if self._kept is None else self._kept
-        return self._cross.contract(kept, G, False)[0]
 
 
 class SlopeCoordinates:

@@ -20,7 +20,8 @@ from ..gaussian import (
     triangular_inverse,
     triangular_solve,
 )
-from ..kernels import RowCovariance, cross
+from ..kernels import cross
+from ..row_covariance import RowCovariance
 
 __all__ = [
     "DenseGP",

@@ -65,22 +65,25 @@ class InducingGP:
         """Return the `InducingState` for site parameters (n,), copies of tied rows counted."""
         return InducingState(self.W, precision, shift)
 
-    def evidence_gradient(self, state, noise_slope):
-        """Return d log evidence / d theta (p,) at a fixed point of the sites.
+    def evidence_gradient(self, state, noise_slope, inputs=False):
+        """Return d log evidence / d theta (p,) and / d Z (m, d) at a fixed point of the sites.
 
         Parameters
         ----------
         state : InducingState
         noise_slope : ndarray of shape (n,)
             Derivatives of the log evidence in the extra variances.
+        inputs : bool, default=False
+            Without it the derivative in Z is 0.0; with it the kernel has to know its own.
         """
         posterior, W = state.posterior, self.W
         scaled = noise_slope[:, None] * W
         towards_w = -state.precision[:, None] * (W @ posterior.cov)
         towards_w += np.outer(state.shift - state.precision * state.mean, posterior.mean)
         G = (towards_w - 2.0 * scaled) @ self.prior.inverse
-        theta, _ = self.prior.cross.contract(self._kept, G, False)
+        theta, towards = self.prior.cross.contract(self._kept, G, inputs)
         M = W.T @ scaled - 0.5 * (posterior.cov + np.outer(posterior.mean, posterior.mean))
         M[np.diag_indices_from(M)] += 0.5
         diagonal = self.prior.cross.contract_diagonal(self.X, noise_slope)
-        return theta + diagonal + self.prior.contract(M, False)[0]
+        of_prior, towards_prior = self.prior.contract(M, inputs)
+        return theta + diagonal + of_prior, towards + towards_prior
