@@ -50,7 +50,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         Inducing points, instead of chosen ones.
     learn_inducing : bool, default=False
         Move the inducing points along the gradient of the evidence while the kernel is learned.
-        False, because with few rows and wrong labels moving them overfits.
+        False, because with wrong labels moving them tends to overfit.
     rule : {"relaxed", "power", "ep"}, default="relaxed"
         How the moments of a row are matched: "ep" exactly, "power" with a fraction of the factor,
         "relaxed" where the divergence saved is worth `relaxation`.
