@@ -13,6 +13,7 @@ from ._base import PosteriorClassifier, diagnose_fit, draw_latent, log_normalise
 from ._checks import check_choice, check_number, spread_rows
 from ._engine.diagnostics import importance_check, site_log_weights
 from ._engine.gaussian import ImproperPosterior, jittered_cholesky
+from ._engine.kernel_parameters import with_theta
 from ._engine.kernels import has_input_gradient
 from ._engine.learning import EvidencePoint, maximise_evidence
 from ._engine.posteriors.dense_gp import DenseGPPosterior, KernelGP
@@ -145,7 +146,7 @@ class DenseProblem:
         warm = [x]
 
         def evaluate(theta):
-            kernel = self.kernel.clone_with_theta(theta)
+            kernel = with_theta(self.kernel, theta)
             ep = self.ep(kernel, sign)
             result = self.solve(ep, warm[0], tol, self.max_sweeps)
             warm[0] = result.x
@@ -205,7 +206,7 @@ def fit_of_sites(posterior, history, result, kernel, factor, **more):
 
 def fit_dense(problem, sign, monitor, k):
     """Learn the kernel if asked, converge EP, and return the `BinaryFit` of problem k."""
-    kernel, x = problem.kernel.clone_with_theta(problem.starts[k]), problem.sites[k]
+    kernel, x = with_theta(problem.kernel, problem.starts[k]), problem.sites[k]
     history, stopped, max_sweeps = {}, False, min(problem.max_sweeps, problem.max_iter)
     if problem.learn and kernel.n_dims:
         learned = maximise_evidence(

@@ -10,6 +10,7 @@ from scipy.special import expit, logit
 from ._engine.double_loop_gp import DoubleLoop
 from ._engine.factors import LabelErrorStep
 from ._engine.gaussian import ImproperPosterior
+from ._engine.kernel_parameters import with_theta
 from ._engine.kernels import contract_diagonal
 from ._engine.ladder import Rung, climb
 from ._engine.learning import EvidencePoint, maximise_evidence
@@ -102,7 +103,7 @@ class Coordinates:
         kernel, rate, points = self.first
         theta, logit_rate, moves = np.split(vector, [self.n_theta, self.n_theta + self.n_rate])
         if self.n_theta:
-            kernel = kernel.clone_with_theta(theta)
+            kernel = with_theta(kernel, theta)
         if self.n_rate:
             rate = float(expit(logit_rate[0]))
         if self.n_moves:
@@ -144,8 +145,7 @@ class LabelErrorProblem(DenseProblem):
 
     def first_setting(self, k):
         """Return the `Setting` at which problem k starts."""
-        kernel = self.kernel.clone_with_theta(self.starts[k])
-        return Setting(kernel, self.rates[k], self.points[k])
+        return Setting(with_theta(self.kernel, self.starts[k]), self.rates[k], self.points[k])
 
     def slopes(self, structure, state):
         """Return d log evidence / d theta and / d Z at a fixed point of the sites."""
@@ -230,7 +230,7 @@ class LabelErrorProblem(DenseProblem):
         evaluate = self._evidence(sign, x, tol, self.damping)
 
         def at(theta):
-            point, _, _ = evaluate(setting._replace(kernel=self.kernel.clone_with_theta(theta)))
+            point, _, _ = evaluate(setting._replace(kernel=with_theta(self.kernel, theta)))
             return point
 
         return at

@@ -339,7 +339,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             factor=None,
             rule=Power(self.power) if self.rule == "power" else MomentMatching(),
             learn=learn,
-            restarts=random_starts(kernel.bounds, n_restarts, rng),
+            restarts=random_starts(kernel.bounds, n_restarts, rng) if n_restarts else [],
             starts=starts,
             sites=sites,
             tol=self.tol,

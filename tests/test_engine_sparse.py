@@ -12,12 +12,8 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from sklearn_ep._engine.factors import LabelNoise, Probit
-from sklearn_ep._engine.kernels import (
-    GeneralCross,
-    StationaryCross,
-    cross_covariance,
-    slope_coordinates,
-)
+from sklearn_ep._engine.kernel_parameters import slope_coordinates, with_theta
+from sklearn_ep._engine.kernels import GeneralCross, StationaryCross, cross_covariance
 from sklearn_ep._engine.learning import maximise_evidence
 from sklearn_ep._engine.partition import Part, PartMap, split_rows
 from sklearn_ep._engine.posteriors import sparse_gp
@@ -272,6 +268,20 @@ def test_quasi_newton_ends_where_the_gradient_vanishes():
     assert learned.point.value > first + 1.0
     inside = (learned.theta > hyper.bounds[:, 0]) & (learned.theta < hyper.bounds[:, 1])
     assert np.max(np.abs(learned.point.gradient[inside])) < 1e-2
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [*KERNELS, RBF([1.0, 2.0, 0.5]) * ConstantKernel(3.0), RBF(0.7) + WhiteKernel(0.1)],
+    ids=str,
+)
+def test_kernel_at_theta(kernel):
+    before, theta = str(kernel), kernel.theta + np.linspace(-1.0, 1.0, kernel.n_dims)
+    ours, theirs = with_theta(kernel, theta), kernel.clone_with_theta(theta)
+    assert str(kernel) == before and ours == theirs and type(ours) is type(theirs)
+    np.testing.assert_array_equal(ours.theta, theirs.theta)
+    X = np.random.RandomState(0).randn(5, 3)
+    np.testing.assert_array_equal(ours(X), theirs(X))
 
 
 def test_slope_coordinates_round_trip():

@@ -20,13 +20,14 @@ from sklearn.gaussian_process.kernels import (
 
 __all__ = [
     "StationaryCross",
+    "constant_and_stationary",
     "contract",
     "contract_diagonal",
     "cross",
     "cross_covariance",
     "has_input_gradient",
+    "n_lengths",
     "self_covariance",
-    "slope_coordinates",
 ]
 
 
@@ -149,7 +150,7 @@ def _by_tensor(kernel, X, G, Z):
     return np.tensordot(G, block, 2)
 
 
-def _n_lengths(kernel):
+def n_lengths(kernel):
     """Return the number of free length scales, at a fraction of the price of `n_dims`."""
     length = kernel.hyperparameter_length_scale
     return 0 if length.fixed else length.n_elements
@@ -176,7 +177,7 @@ def contract_diagonal(kernel, X, g):
         inner = kernel.kernel
         return contract_diagonal(inner, X, g * power * inner.diag(X) ** (power - 1))
     if isinstance(kernel, RBF | Matern):
-        return np.zeros(_n_lengths(kernel))
+        return np.zeros(n_lengths(kernel))
     if isinstance(kernel, ConstantKernel):
         fixed = kernel.hyperparameter_constant_value.fixed
         return np.full(0 if fixed else 1, kernel.constant_value * g.sum())
@@ -246,7 +247,7 @@ class StationaryCross(GeneralCross):
 
     def __init__(self, kernel, Z):
         super().__init__(kernel, Z)
-        constant, part, self.constant_first = _constant_and_stationary(kernel)
+        constant, part, self.constant_first = constant_and_stationary(kernel)
         self.part = part
         self.amplitude = 1.0 if constant is None else constant.constant_value
         fixed = constant is None or constant.hyperparameter_constant_value.fixed
@@ -297,7 +298,7 @@ class StationaryCross(GeneralCross):
         """Return sum_i g_i d k(x_i, x_i) / dtheta (p,): only the constant moves the diagonal."""
         pieces = [
             np.full(self.n_constant, self.amplitude * g.sum()),
-            np.zeros(_n_lengths(self.part)),
+            np.zeros(n_lengths(self.part)),
         ]
         return np.concatenate(pieces if self.constant_first else pieces[::-1])
 
@@ -315,7 +316,7 @@ def _matern(nu, r, amplitude):
     return (1.0 + r + r**2 / 3.0) * decay, 5.0 / 3.0 * (1.0 + r) * decay
 
 
-def _constant_and_stationary(kernel):
+def constant_and_stationary(kernel):
     """Split a kernel into (constant or None, RBF or Matern, constant first), or return None."""
     constant, part, first = None, kernel, True
     if isinstance(kernel, Product):
@@ -330,50 +331,5 @@ def _constant_and_stationary(kernel):
 
 def cross_covariance(kernel, Z):
     """Return the cross covariances with Z in the fastest form that the kernel has."""
-    split = _constant_and_stationary(kernel)
+    split = constant_and_stationary(kernel)
     return (GeneralCross if split is None else StationaryCross)(kernel, Z)
-
-
-class SlopeCoordinates:
-    """Log standard deviation and log slopes in place of theta = (log variance, log lengths l).
-
-    The log variance is twice entry `first` and log l_k is that entry minus entry k, so that
-    l_k = sd / slope_k. Both ways cost O(p).
-
-    Parameters
-    ----------
-    first : int
-        Place of the log variance in theta.
-    """
-
-    def __init__(self, first):
-        self.first = first
-
-    def theta(self, vector):
-        """Return theta (p,) of a vector."""
-        theta = vector[self.first] - vector
-        theta[self.first] = 2.0 * vector[self.first]
-        return theta
-
-    def vector(self, theta):
-        """Return the vector (p,) of theta."""
-        vector = 0.5 * theta[self.first] - theta
-        vector[self.first] = 0.5 * theta[self.first]
-        return vector
-
-    def gradient(self, gradient):
-        """Return the gradient in the vector (p,) from that in theta."""
-        moved = -gradient
-        moved[self.first] = gradient.sum() + gradient[self.first]
-        return moved
-
-
-def slope_coordinates(kernel):
-    """Return the `SlopeCoordinates` of a learned constant times RBF or Matern with learned lengths.
-
-    None for other kernels.
-    """
-    split = _constant_and_stationary(kernel)
-    if split is None or split[0] is None or not (split[0].n_dims and split[1].n_dims):
-        return None
-    return SlopeCoordinates(0 if split[2] else kernel.n_dims - 1)

@@ -44,9 +44,8 @@ class Learned(NamedTuple):
 
 def random_starts(bounds, n_starts, rng):
     """Return starts (n_starts, p) drawn uniformly within finite log bounds."""
-    bounds = np.reshape(
-        bounds, (-1, 2)
-    )  # a kernel without free parameters has bounds of shape (0,)
+    # a kernel without free parameters has bounds of shape (0,)
+    bounds = np.reshape(bounds, (-1, 2))
     if n_starts and not np.all(np.isfinite(bounds)):
         raise ValueError("n_restarts_optimizer needs finite bounds of all kernel parameters.")
     return rng.uniform(bounds[:, 0], bounds[:, 1], size=(n_starts, len(bounds)))

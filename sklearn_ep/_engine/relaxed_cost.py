@@ -66,12 +66,13 @@ def relaxed_cost(gamma, z0, mubar, c, label_noise, cost="mass"):
         Divergence of the unnormalised pair, or of the normalised one.
     """
     widened = 1.0 + gamma
-    z = (z0 + gamma * mubar) / np.sqrt(widened)
+    root = np.sqrt(widened)
+    z = (z0 + gamma * mubar) / root
     m = step_moments(z, *LabelErrorStep(label_noise).log_weights)
     value = _kl(z, m, label_noise)
     if cost == "mass":
         shift = (mubar - z0) ** 2 * (gamma / widened)
-        value *= np.exp(m.log_z - 0.5 * (np.log(widened) + shift))
+        value *= np.exp(m.log_z - 0.5 * shift) / root
     return value + c * gamma
 
 
@@ -171,7 +172,7 @@ def _cost_slope(gamma, z0, mubar, c, label_noise, cost):
     slope = _kl_slope(z, m, label_noise) * moved
     if cost == "mass":
         away = (mubar - z0) ** 2
-        log_mass = m.log_z - 0.5 * (np.log(widened) + away * (gamma / widened))
+        mass = np.exp(m.log_z - 0.5 * away * (gamma / widened)) / root
         log_slope = m.slope * moved - 0.5 * (1.0 + away / widened) / widened
-        slope = np.exp(log_mass) * (slope + _kl(z, m, label_noise) * log_slope)
+        slope = mass * (slope + _kl(z, m, label_noise) * log_slope)
     return slope + c

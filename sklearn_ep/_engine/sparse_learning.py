@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .gaussian import ImproperPosterior
-from .kernels import slope_coordinates
+from .kernel_parameters import slope_coordinates, with_theta
 from .learning import EvidencePoint
 from .posteriors.inducing_values import InducingPrior, rebase
 from .posteriors.sparse_gp import SparseModel, evaluate_rows, evidence_gradient
@@ -107,7 +107,7 @@ class Hyperparameters:
         """Return the `InducingPrior` of a vector."""
         kernel, Z = self.kernel, self.Z
         if self.n_theta:
-            kernel = kernel.clone_with_theta(self.theta(vector))
+            kernel = with_theta(kernel, self.theta(vector))
         if self.learn_inputs:
             Z = Z + vector[self.n_theta :].reshape(Z.shape) * self.unit
         return InducingPrior(kernel, Z, self.jitter)
