@@ -8,9 +8,16 @@ what EM would divide by; the search removes what makes EM slow.
 The prior inclusion has a uniform prior and is learned as the mode of its logit, which is the rule
 of succession, (sum of inclusions + 1) / (d + 2): the evidence alone is too sure where hardly a
 feature is in.
+
+With far more columns than rows a search may end where EP takes a few wide coefficients in doubt for
+a Gaussian sum that explains y almost without noise. The evidence of EP is then too large by tens of
+nats, and predictions are overconfident. So the evidence where a search ends is checked by single
+models. What they do not confirm has to stand up to a search from a dense start, whose sum is
+Gaussian.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,6 +27,7 @@ from scipy.special import expit, log_expit, logit
 from ._engine.descent import descend
 from ._engine.energy import regular_ep
 from ._engine.gaussian import ImproperPosterior
+from ._engine.model_evidence import leading_log_evidence, sampled_log_evidence
 from ._spike_slab_runs import annealed, prior_sites, proper_state
 
 __all__ = ["LearningPath", "Space", "learn"]
@@ -43,6 +51,7 @@ NOISE_FLOOR = 1e-6  # of the variance of y: the evidence of d > n may rise towar
 SLAB_RANGE = (1e-6, 1e3)  # of var(y) / mean square of X
 SEARCH_ALL = 20_000  # entries of X up to which a search from every start is cheap
 EVIDENCE_ERROR = 3.0  # nats; interpolation with little noise is overrated by as much
+DENSE = 0.5  # prior inclusion of the dense start
 GRADIENT_TOL = 3e-3  # in standard errors of the hyperparameters
 
 
@@ -79,6 +88,14 @@ class Space:
                 h[1] += np.log1p(-fraction)
         return h
 
+    def dense(self):
+        """Return the space whose start expects the same signal from half of all features."""
+        h = self.value.copy()
+        h[2] = logit(DENSE)
+        if self.free[1]:
+            h[1] += log_expit(self.value[2]) - np.log(DENSE)
+        return replace(self, value=h)
+
     def moved(self, h, target):
         """Take the free entries of the target, within their bounds."""
         return np.where(self.free, np.clip(target, self.low, self.high), h)
@@ -95,6 +112,14 @@ class LearningPath:
     def energy(self):
         """Energy less the log density of the inclusion's logit under a uniform prior."""
         return self.state.energy - float(log_expit(self.h[2]) + log_expit(-self.h[2]))
+
+    @cached_property
+    def sure_energy(self):
+        """Energy with the evidence that single models confirm, within `EVIDENCE_ERROR`."""
+        evidence = sampled_log_evidence(self.state)
+        if evidence < -self.state.energy - EVIDENCE_ERROR:
+            evidence = max(evidence, leading_log_evidence(self.state))
+        return self.energy - self.state.energy - evidence
 
 
 def with_h(problem, h):
@@ -279,15 +304,41 @@ def _settled(state):
     return out.evaluation.payload
 
 
+def _refined(problem, space, place, settings):
+    """Maximum of the evidence near the place where coarse steps ended."""
+    if settings.algorithm == "ep":
+        return _ep_em(problem, space, place, settings)
+    return _search(problem, space, _monotone_em(problem, space, place))
+
+
 def _best_of_all(problem, space, starts, settings):
     """Search from every start; a later one has to win by more than the error of the evidence."""
     best = None
     for fraction in starts:
-        place = _coarse(problem, space, fraction, settings)
-        new = _search(problem, space, _monotone_em(problem, space, place))
+        new = _refined(problem, space, _coarse(problem, space, fraction, settings), settings)
         if best is None or new.energy < best.energy - EVIDENCE_ERROR:
             best = new
     return best
+
+
+def _from_starts(problem, space, starts, settings):
+    """Maximum reached from the best of the noise starts, all searched where that is cheap."""
+    if problem.model.X.size <= SEARCH_ALL and settings.algorithm != "ep":
+        return _best_of_all(problem, space, starts, settings)
+    place: Any = None
+    for fraction in starts:
+        limit = np.inf if place is None else place.energy + 20 + 0.2 * problem.n_rows
+        new = _coarse(problem, space, fraction, settings, limit, place)
+        place = new if place is None or new.energy < place.energy else place
+    return _refined(problem, space, place, settings)
+
+
+def _confirmed(problem, space, place, starts, settings):
+    """Return the place if its evidence is confirmed, or a dense one that is surely better."""
+    if place.sure_energy < place.energy + EVIDENCE_ERROR:
+        return place
+    dense = _from_starts(problem, space.dense(), starts, settings)
+    return dense if dense.sure_energy < place.sure_energy - EVIDENCE_ERROR else place
 
 
 def learn(problem, space, fractions, settings, warm=None):
@@ -311,19 +362,13 @@ def learn(problem, space, fractions, settings, warm=None):
     LearningPath
         Hyperparameters and state of the largest evidence found.
     """
-    place: Any = None
+    starts = fractions if space.free[0] else fractions[:1]
     if warm is not None:
         h = np.where(space.free, warm[0], space.value)
         place = LearningPath(h, proper_state(with_h(problem, h), warm[1]))
+        place = _refined(problem, space, place, settings)
     else:
-        starts = fractions if space.free[0] else fractions[:1]
-        if problem.model.X.size <= SEARCH_ALL and settings.algorithm != "ep":
-            return _best_of_all(problem, space, starts, settings)
-        place = None
-        for fraction in starts:
-            limit = np.inf if place is None else place.energy + 20 + 0.2 * problem.n_rows
-            new = _coarse(problem, space, fraction, settings, limit, place)
-            place = new if place is None or new.energy < place.energy else place
-    if settings.algorithm == "ep":
-        return _ep_em(problem, space, place, settings)
-    return _search(problem, space, _monotone_em(problem, space, place))
+        place = _from_starts(problem, space, starts, settings)
+    if not space.free[2]:
+        return place
+    return _confirmed(problem, space, place, starts, settings)

@@ -128,9 +128,17 @@ class SpikeSlabRegressor(
 
     Notes
     -----
+    Where few of many columns in doubt are in the model at a time, EP overrates the evidence, and a
+    fit would be overconfident. Learning therefore compares the evidence it ends at with that of
+    single models, drawn and searched for. What they do not confirm within 3 nats gives way to a
+    search from a dense start, half of all columns in, if single models confirm more for that one:
+    on wide data of weak effects the answer is then a dense one, close to ridge regression, with all
+    inclusion probabilities near `prior_inclusion_`. There is no such comparison with a given
+    `prior_inclusion`.
+
     An iteration costs O(n d^2 + d^3) for d <= n (the n only once) and O(n^2 d) for d > n, with
     memory for X and a block of columns: no d x d matrix is formed. Learning the hyperparameters
-    takes some 60 to 150 iterations.
+    takes some 60 to 150 iterations, about twice as many where a second search is due.
 
     For d > n and little noise EP has several fixed points, and its evidence may be off by a few
     nats; `n_init` shows whether that is so. Exact copies of a column share their signal, each with

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import logit
+from scipy.special import log_expit, logit, logsumexp
+from scipy.stats import multivariate_normal
 
 from sklearn_ep._engine.descent import Descent, descend
 from sklearn_ep._engine.double_loop import double_loop
 from sklearn_ep._engine.energy import EPEnergy, regular_ep
 from sklearn_ep._engine.factors.spike_slab import SpikeSlab
 from sklearn_ep._engine.gaussian import ImproperPosterior
+from sklearn_ep._engine.model_evidence import leading_log_evidence, sampled_log_evidence
 from sklearn_ep._engine.posteriors import linear
 from sklearn_ep._engine.posteriors.linear import LinearModel
 from sklearn_ep._spike_slab_learning import gradient, with_h
@@ -306,3 +308,54 @@ def test_evidence_gradient_by_finite_differences(shape):
         e = 1e-5 * np.eye(3)[i]
         numeric = (solved(h + e).energy - solved(h - e).energy) / 2e-5
         assert got[i] == pytest.approx(numeric, rel=1e-5, abs=1e-6)
+
+
+# ---------------------------------------------------------------------------- single models
+
+
+def _exact_log_evidence(problem, groups):
+    """Sum over all models of the log density of y, every one by the covariance of y."""
+    X, y, factor = problem.model.X, problem.model.y, problem.factor
+    parts = []
+    for i in range(2 ** (groups.max() + 1)):
+        bits = (i >> np.arange(groups.max() + 1)) & 1
+        B = X[:, bits[groups] == 1]
+        cov = factor.slab_variance * B @ B.T + problem.noise * np.eye(len(y))
+        log_prior = np.where(bits, log_expit(factor.logit), log_expit(-factor.logit)).sum()
+        parts.append(log_prior + multivariate_normal.logpdf(y, cov=cov))
+    return logsumexp(parts)
+
+
+@pytest.mark.parametrize(("n", "grouped"), [(5, False), (9, False), (5, True), (9, True)])
+def test_evidence_of_single_models_is_near_enumeration(n, grouped):
+    rng = np.random.default_rng(n)
+    X = rng.normal(size=(n, 8))
+    y = X[:, 0] - X[:, 1] + 0.5 * rng.normal(size=n)
+    groups = np.array([0, 0, 1, 2, 2, 3, 4, 4]) if grouped else np.arange(8)
+    factor = SpikeSlab(V, logit(P), groups if grouped else None)
+    problem = EPEnergy(LinearModel(X, y), factor, 0.3, n)
+    state = descend(problem.at(np.stack([np.zeros(8), np.ones(8)])), max_iter=100, tol=1e-8)
+    exact = _exact_log_evidence(problem, groups)
+    sampled = sampled_log_evidence(state.evaluation.payload, n_models=4000)
+    assert sampled == pytest.approx(exact, abs=0.1)
+    assert exact - 0.5 < leading_log_evidence(state.evaluation.payload) < exact + 1e-9
+    every = leading_log_evidence(state.evaluation.payload, n_rounds=1000)
+    assert every == pytest.approx(exact, abs=1e-9)
+
+
+def test_evidence_of_single_models_knows_weights_and_no_order_of_columns():
+    rng = np.random.default_rng(0)
+    X, y, w = rng.normal(size=(12, 20)), rng.normal(size=12), rng.integers(1, 4, 12)
+    order = rng.permutation(20)
+    rows = [
+        (X * np.sqrt(w)[:, None], y * np.sqrt(w)),
+        (np.repeat(X, w, 0), np.repeat(y, w)),
+        ((X * np.sqrt(w)[:, None])[:, order], y * np.sqrt(w)),
+    ]
+    values = []
+    for A, b in rows:
+        problem = EPEnergy(LinearModel(A, b), SpikeSlab(V, logit(P)), 0.3, w.sum())
+        state = descend(problem.at(np.stack([np.zeros(20), np.ones(20)])), max_iter=100, tol=1e-10)
+        payload = state.evaluation.payload
+        values.append([sampled_log_evidence(payload), leading_log_evidence(payload)])
+    np.testing.assert_allclose(values[1:], [values[0]] * 2, rtol=1e-6)

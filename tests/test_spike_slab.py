@@ -8,9 +8,12 @@ import warnings
 import numpy as np
 import pytest
 from scipy.special import logsumexp
+from scipy.stats import norm
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_selection import SelectFromModel
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, WhiteKernel
 from sklearn.linear_model import LassoCV
 
 from sklearn_ep import SpikeSlabRegressor
@@ -280,6 +283,27 @@ def test_slab_and_noise_are_learned_with_a_given_inclusion(inclusion):
     assert 0.3 < reg.noise_variance_ < 3.0
     error = np.mean((reg.predict(X[100:]) - y[100:]) ** 2)
     assert error < 0.5 * y[100:].var()
+
+
+def test_wide_data_of_many_weak_effects_give_honest_predictions():
+    """35 rows, 1000 correlated columns: the largest EP evidence is that of an overconfident fit."""
+    loss = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        F = rng.normal(size=(335, 30))
+        X = F @ rng.normal(size=(30, 1000)) + 0.3 * rng.normal(size=(335, 1000))
+        y = F @ rng.normal(size=30) / np.sqrt(30) + 0.3 * rng.normal(size=335)
+        # the exact posterior of a dense model, noise and signal learned from the exact evidence
+        dense = GaussianProcessRegressor(
+            DotProduct(0.1, "fixed") * ConstantKernel(1e-3) + WhiteKernel(0.1), normalize_y=True
+        )
+        pair = []
+        for reg in (SpikeSlabRegressor(), dense):
+            mean, std = reg.fit(X[:35], y[:35]).predict(X[35:], return_std=True)
+            pair.append(-norm.logpdf(y[35:], mean, std).mean())
+        loss.append(pair)
+    ours, reference = np.mean(loss, axis=0)
+    assert ours < reference + 0.05
 
 
 def test_groups_help_on_grouped_data():

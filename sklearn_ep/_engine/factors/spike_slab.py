@@ -63,6 +63,12 @@ class SpikeSlab:
         """Return the value of each feature's indicator."""
         return x if self.groups is None else x[self.groups]
 
+    def members(self, indicators: np.ndarray) -> np.ndarray:
+        """Return the features that some indicators switch on."""
+        return (
+            indicators if self.groups is None else np.flatnonzero(np.isin(self.groups, indicators))
+        )
+
     def n_indicators(self, n_features: int) -> int:
         """Return the number of indicators."""
         return n_features if self.groups is None else int(self.groups.max()) + 1
