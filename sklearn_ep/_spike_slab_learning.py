@@ -13,7 +13,8 @@ With far more columns than rows a search may end where EP takes a few wide coeff
 a Gaussian sum that explains y almost without noise. The evidence of EP is then too large by tens of
 nats, and predictions are overconfident. So the evidence where a search ends is checked by single
 models. What they do not confirm has to stand up to a search from a dense start, whose sum is
-Gaussian.
+Gaussian. And a search that begins on confirmed ground ends where it would leave it and no longer
+finds fixed points.
 """
 
 from dataclasses import dataclass, replace
@@ -46,6 +47,7 @@ EP_STEPS = 100  # EM steps where only EP is allowed
 EP_TOL = 1e-3  # largest change of a hyperparameter (logs, logit) that ends them
 INNER_ITER = 10  # descent steps of one evaluation; it starts next to its fixed point
 INNER_TOL = 3e-5
+LOST = 10  # evaluations without a fixed point, if nearly all, that end a search
 INNER_GAIN = 1e-3  # nats: less is not worth a sweep before the hyperparameters are known
 NOISE_FLOOR = 1e-6  # of the variance of y: the evidence of d > n may rise towards interpolation
 SLAB_RANGE = (1e-6, 1e3)  # of var(y) / mean square of X
@@ -120,6 +122,15 @@ class LearningPath:
         if evidence < -self.state.energy - EVIDENCE_ERROR:
             evidence = max(evidence, leading_log_evidence(self.state))
         return self.energy - self.state.energy - evidence
+
+    @property
+    def confirmed(self):
+        """Whether single models confirm the evidence."""
+        return self.sure_energy < self.energy + EVIDENCE_ERROR
+
+
+class _Astray(Exception):
+    """A search has left the fixed points and the evidence that is confirmed."""
 
 
 def with_h(problem, h):
@@ -259,28 +270,39 @@ def _monotone_em(problem, space, place):
 
 def _search(problem, space, place):
     """Quasi-Newton searches, each within reach of the last one's best; return the best place."""
-    best = LearningPath(place.h, _settled(place.state))
+    best = LearningPath(place.h, _settled(place.state)[0])
     for _ in range(SEARCHES):
         centre = np.clip(best.h, space.low, space.high)
-        best = _search_near(problem, space, best, centre)
+        try:
+            best = _search_near(problem, space, best, centre)
+        except _Astray:
+            break
         if np.abs(best.h - centre).max() < 0.99 * REACH:
             break
     return best
 
 
 def _search_near(problem, space, place, centre):
-    """Quasi-Newton search in a box: a far step may leave the fixed point for a worse one."""
+    """Quasi-Newton search in a box: a far step may leave the fixed point for a worse one.
+
+    Where the energy falls towards evidence that is not confirmed, sites often do not settle, and
+    each evaluation is dear. A search that begins on confirmed ground does not follow it there.
+    """
     free = space.free
     scale = np.sqrt(np.maximum(_curvature(place.state, place.h)[free], 1e-2))
-    best = [place]
+    best, settled = [place], []
 
     def value(x):
         h = place.h.copy()
         h[free] = x / scale
-        state = _settled(proper_state(with_h(problem, h), best[0].state.sites))
+        state, at_rest = _settled(proper_state(with_h(problem, h), best[0].state.sites))
         new = LearningPath(h, state)
         if new.energy < best[0].energy:
             best[0] = new
+        settled.append(at_rest)
+        lost = len(settled) - sum(settled)
+        if lost > max(LOST, 0.75 * len(settled)) and place.confirmed and not best[0].confirmed:
+            raise _Astray
         slope = gradient(state, h) + [0.0, 0.0, 2 * expit(h[2]) - 1]
         return new.energy, slope[free] / scale
 
@@ -299,9 +321,9 @@ def _search_near(problem, space, place, centre):
 
 
 def _settled(state):
-    """State brought to its fixed point, as far as a few steps go."""
+    """State led to its fixed point as far as a few steps go, and whether they were enough."""
     out = descend(state, max_iter=INNER_ITER, tol=INNER_TOL, least_gain=INNER_GAIN)
-    return out.evaluation.payload
+    return out.evaluation.payload, out.converged or out.n_iter < INNER_ITER
 
 
 def _refined(problem, space, place, settings):
@@ -335,7 +357,7 @@ def _from_starts(problem, space, starts, settings):
 
 def _confirmed(problem, space, place, starts, settings):
     """Return the place if its evidence is confirmed, or a dense one that is surely better."""
-    if place.sure_energy < place.energy + EVIDENCE_ERROR:
+    if place.confirmed:
         return place
     dense = _from_starts(problem, space.dense(), starts, settings)
     return dense if dense.sure_energy < place.sure_energy - EVIDENCE_ERROR else place

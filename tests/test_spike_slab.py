@@ -306,6 +306,21 @@ def test_wide_data_of_many_weak_effects_give_honest_predictions():
     assert ours < reference + 0.05
 
 
+@pytest.mark.parametrize("seed", [3, 11])
+def test_noise_is_not_learned_away_on_wide_sparse_data(seed):
+    """50 rows, 2000 columns, 4 in: the largest EP evidence is at a tenth of the true noise."""
+    rng = np.random.default_rng(seed)
+    X, coef = rng.normal(size=(350, 2000)), np.zeros(2000)
+    values = rng.normal(size=4) + np.sign(rng.normal(size=4))
+    coef[rng.choice(2000, 4, replace=False)] = values
+    y = X @ coef + 0.5 * rng.normal(size=350)
+    reg = SpikeSlabRegressor().fit(X[:50], y[:50])
+    assert 0.12 < reg.noise_variance_ < 0.5
+    mean, std = reg.predict(X[50:], return_std=True)
+    covered = np.mean(np.abs(y[50:] - mean) < 1.645 * std)
+    assert 0.78 < covered < 0.98
+
+
 def test_groups_help_on_grouped_data():
     rng = np.random.default_rng(7)
     groups = np.arange(100) // 5
