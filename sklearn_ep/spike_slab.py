@@ -138,7 +138,7 @@ class SpikeSlabRegressor(
 
     An iteration costs O(n d^2 + d^3) for d <= n (the n only once) and O(n^2 d) for d > n, with
     memory for X and a block of columns: no d x d matrix is formed. Learning the hyperparameters
-    takes some 60 to 150 iterations, about twice as many where a second search is due.
+    takes some 60 to 150 iterations where signals are clear, some hundreds where they are not.
 
     For d > n and little noise EP has several fixed points, and its evidence may be off by a few
     nats; `n_init` shows whether that is so. Exact copies of a column share their signal, each with
