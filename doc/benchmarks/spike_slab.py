@@ -208,7 +208,7 @@ def draw(rows):
         ylabel="test mean squared error",
         xlabel="rows x features, nonzero coefficients",
     )
-    ax.legend()
+    fig.legend(loc="outside upper center", ncols=len(methods) + 1)
     return fig
 
 
