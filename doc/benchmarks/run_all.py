@@ -13,6 +13,7 @@ results/quick/ (small size) and results/; the page shows ratios and errors, not 
 import argparse
 import itertools
 import json
+import math
 import pathlib
 import subprocess
 import sys
@@ -40,9 +41,9 @@ def run(path, folder, flags, data):
 
 
 def cell(value):
-    """Format a cell; numbers to three digits."""
+    """Format a cell; numbers to three digits, nothing for what a method does not give."""
     if isinstance(value, float):
-        return f"{value:.3g}"
+        return "" if math.isnan(value) else f"{value:.3g}"
     return str(value)
 
 
