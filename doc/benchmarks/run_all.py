@@ -7,7 +7,8 @@
     python doc/benchmarks/run_all.py --page     no runs, only the page from stored results
 
 Each script is a process of its own with one thread. Results are JSON files and figures in
-results/quick/ (small size) and results/; the page shows ratios and errors, not seconds.
+results/quick/ (small size) and results/; the page shows those of the larger size that is there,
+ratios and errors, not seconds.
 """
 
 import argparse
@@ -79,36 +80,45 @@ def list_tables(rows, stored):
     return lines
 
 
+def about_run(path, stored, about):
+    """Return the line that says how a result was had."""
+    size, flags = ("Small size", ["--quick"]) if about["quick"] else ("Full size", [])
+    if about.get("data") and "args.data" in path.read_text():
+        flags = [*flags, "--data FOLDER"]
+    packages = ("numpy", "scipy", "scikit-learn", "joblib", "sklearn-ep")
+    versions = ", ".join(
+        f"{p} {about[p]}" for p in packages if about.get(p, "not installed") != "not installed"
+    )
+    command = " ".join(["python", f"doc/benchmarks/{path.name}", *flags])
+    return (
+        f"*{size}.* ``{command}`` on {about['processor']}, {about['cores']} cores, one thread; "
+        f"Python {about['python']}, {versions}; stored in "
+        f"``{stored.relative_to(HERE.parents[1]).as_posix()}``."
+    )
+
+
 def section(path):
-    """Return the lines about one script, or none if it has no results."""
-    first_line = path.read_text().split('"""')[1].splitlines()[0]
+    """Return the lines about one script, or none if it has no results.
+
+    Tables and picture are those of the larger size; the smaller one is only named.
+    """
     lines = []
-    for folder, _ in SIZES.values():
+    for folder, _ in reversed(SIZES.values()):
         stored = folder / f"{path.stem}.json"
         if not stored.exists():
             continue
-        result = json.loads(stored.read_text())
-        about = result["about"]
-        size, flags = ("Small size", ["--quick"]) if about["quick"] else ("Full size", [])
-        packages = ("numpy", "scipy", "scikit-learn", "joblib", "sklearn-ep")
-        versions = ", ".join(
-            f"{p} {about[p]}" for p in packages if about.get(p, "not installed") != "not installed"
-        )
-        if about.get("data") and "args.data" in path.read_text():
-            flags = [*flags, "--data FOLDER"]
-        command = " ".join(["python", f"doc/benchmarks/{path.name}", *flags])
-        lines += [
-            f"*{size}.* ``{command}`` on {about['processor']}, {about['cores']} cores, one thread;",
-            f"Python {about['python']}, {versions}.",
-            "",
-            *list_tables(result["rows"], stored),
-        ]
+        result, shown = json.loads(stored.read_text()), not lines
+        lines += [about_run(path, stored, result["about"]), ""]
+        if not shown:
+            continue
+        lines += list_tables(result["rows"], stored)
         picture = folder / f"{path.stem}.png"
         if picture.exists():
             lines += [f".. image:: {picture.relative_to(PAGE.parent).as_posix()}", ""]
     if not lines:
         return []
     title = path.stem.replace("_", " ").capitalize().replace("gpc", "GPC")
+    first_line = path.read_text().split('"""')[1].splitlines()[0]
     return [title, "-" * len(title), "", first_line, "", *lines]
 
 
