@@ -10,8 +10,9 @@ def test_finite_or_a_named_error(block):
     assert not faults, "\n".join(faults)
 
 
-# beyond the first 500: a determinant lost to cancellation, a posterior that is not concave, and
-# precisions without a Cholesky factor, a predictive variance below zero by rounding
-@pytest.mark.parametrize("seed", [509, 5545, 5580, 5840, 8470, 8762, 9266, 9831])
+# beyond the first 500: a determinant lost to cancellation, a posterior that is not concave,
+# precisions without a Cholesky factor, a predictive variance below zero by rounding, and variances
+# of group effects as differences of squares
+@pytest.mark.parametrize("seed", [509, 5545, 5580, 5840, 8470, 8762, 9266, 9831, 11919, 12063])
 def test_what_a_longer_run_found(seed):
     assert attempt(seed) is None

@@ -61,16 +61,20 @@ class GroupedMixture:
 
     def group_effects(self):
         """Return posterior means and sds (J, q) of the effects a_j = L u_j."""
-        first = second = 0.0
-        for m, weight in enumerate(self.weight):
+        means, variances = [], []
+        for m in range(len(self.weight)):
             u = self.offset[m] - self.gain[m] @ self.mean[m]
-            a = u @ self.scale[m].T
             turned = self.scale[m] @ self.gain[m] @ self.root[m].T
             spread = forward(self.lower[m], np.broadcast_to(self.scale[m].T, self.lower[m].shape))
-            var = np.sum(turned**2, 2) + np.sum(spread**2, 1)
-            first = first + weight * a
-            second = second + weight * (a**2 + var)
-        return first, np.sqrt(second - first**2)
+            means.append(u @ self.scale[m].T)
+            variances.append(np.sum(turned**2, 2) + np.sum(spread**2, 1))
+        mean, var = self._of_nodes(np.stack(means), np.stack(variances))
+        return mean, np.sqrt(var)
+
+    def _of_nodes(self, means, variances):
+        """Return mean and variance of a mixture over nodes, the first axis, by sums of squares."""
+        centre = np.tensordot(self.weight, means, 1)
+        return centre, np.tensordot(self.weight, variances + (means - centre) ** 2, 1)
 
     def _node_side(self, m, X, local, code):
         """Return mean, R (x - G'c) and lower^-1 c of rows at node m."""
@@ -109,9 +113,7 @@ class GroupedMixture:
         """
         mean, var = np.empty(len(X)), np.empty(len(X))
         for rows, means, variances in self._blocks(X, local, code):
-            centre = self.weight @ means
-            mean[rows] = centre
-            var[rows] = self.weight @ (variances + (means - centre) ** 2)
+            mean[rows], var[rows] = self._of_nodes(means, variances)
         return mean, var
 
     def log_proba(self, X, local, code):
