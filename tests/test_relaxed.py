@@ -7,7 +7,8 @@ import warnings
 
 import numpy as np
 import pytest
-from scipy.special import ndtr
+from scipy.optimize import minimize_scalar
+from scipy.special import expit, logit, ndtr
 from sklearn.datasets import load_iris
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessClassifier
@@ -483,3 +484,17 @@ def test_what_a_fit_says_of_its_rows_follows_from_its_sites():
     gamma = relaxed_gamma(sign * mean / sd, sign * nu / tau / sd, 0.1, 0.2, "mass")
     assert clf.relaxation_.max() > 0.1
     np.testing.assert_allclose(clf.relaxation_, gamma, atol=1e-4)
+
+
+@pytest.mark.parametrize(("seed", "flip"), [(1, 0.2), (2, 0.1)])
+def test_the_learned_rate_is_the_best_of_given_ones(seed, flip):
+    X, y = small(120, seed, flip)
+
+    def loss(at):
+        rate = expit(at)
+        clf = fixed(label_noise=rate, tol=1e-6).fit(X, y)
+        return -clf.log_evidence_ - 2 * np.log(rate) - 8 * np.log1p(-rate)
+
+    best = minimize_scalar(loss, bounds=logit([0.01, 0.44]), options=dict(xatol=1e-3)).x
+    learned = fixed(label_noise="learn").fit(X, y).label_noise_
+    np.testing.assert_allclose(learned, expit(best), rtol=0.03)
