@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from scipy.linalg import blas, lapack
+from scipy.linalg import blas
 
 from .gaussian import ImproperPosterior
 
@@ -112,7 +112,7 @@ class Anderson:
         norms = np.sqrt(np.diagonal(gram))
         norms = np.where(norms > 0, norms, 1.0)
         scaled = gram / (norms[:, None] * norms)
-        return lapack.dgelss(scaled, right / norms, cond=self.rcond)[1] / norms
+        return np.linalg.lstsq(scaled, right / norms, rcond=self.rcond)[0] / norms
 
     def __call__(self, x, evaluation):
         """Propose the next state."""

@@ -204,9 +204,7 @@ class DenseState:
         else:
             added = self.added()
             R = added.T @ added
-            columns = np.zeros((len(R), len(self.rows)))
-            columns[self.rows] = explained
-            R[:, self.rows] += columns
+            R[np.ix_(self.rows, self.rows)] += explained
         R += np.outer(self.alpha, self.alpha)
         return R
 
