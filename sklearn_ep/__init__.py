@@ -2,12 +2,11 @@
 
 from . import active_learning, datasets
 from .convex import ConvexVariationalLogistic
-from .gaussian_process import EPGaussianProcessClassifier
+from .gaussian_process import EPGaussianProcessClassifier, RelaxedEPClassifier
 from .hierarchical import HierarchicalEPLogistic
-from .relaxed import RelaxedEPClassifier
 from .spike_slab import SpikeSlabRegressor
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ConvexVariationalLogistic",

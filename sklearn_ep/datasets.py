@@ -6,7 +6,7 @@ from scipy.special import expit
 from sklearn.preprocessing import normalize
 from sklearn.utils import check_random_state
 
-from ._checks import check_number as _check_number
+from ._estimator.checks import check_number as _check_number
 
 __all__ = [
     "make_hierarchical_logistic",

@@ -169,20 +169,6 @@ def test_committees_are_draws_of_the_latent_function(name):
     )
 
 
-@pytest.fixture(scope="module")
-def dask_workers():
-    distributed = pytest.importorskip("distributed")
-    cluster = distributed.LocalCluster(
-        n_workers=2,
-        processes=False,
-        threads_per_worker=1,
-        protocol="inproc://",
-        dashboard_address=":0",  # any free port: the usual one may be taken
-    )
-    with cluster, distributed.Client(cluster):
-        yield
-
-
 @every
 def test_workers_do_not_change_the_answer(name, dask_workers):
     X, y = data(name)

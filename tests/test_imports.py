@@ -1,9 +1,11 @@
-"""Dependencies point one way: estimators -> _base -> _engine, and nothing optional at import."""
+"""Dependencies point one way: model -> _estimator -> _engine, and nothing optional at import."""
 
 import ast
 import pathlib
 import subprocess
 import sys
+
+import pytest
 
 import sklearn_ep
 
@@ -11,6 +13,18 @@ ROOT = pathlib.Path(sklearn_ep.__file__).parent
 # threadpoolctl comes with scikit-learn, which depends on it
 CORE = {"numpy", "scipy", "sklearn", "joblib", "threadpoolctl", "sklearn_ep"}
 CORE |= sys.stdlib_module_names
+# what each room may import from besides itself
+SHARED = {"_estimator", "_engine"}
+ROOMS = {
+    "_engine": set(),
+    "_estimator": {"_engine"},
+    "gaussian_process": SHARED,
+    "spike_slab": SHARED,
+    "convex": SHARED,
+    "hierarchical": SHARED,
+    "active_learning": SHARED,
+    "inspection": SHARED,
+}
 
 
 def modules_imported(path):
@@ -27,28 +41,24 @@ def modules_imported(path):
             yield ".".join([*base, *([node.module] if node.module else [])]), not inside
 
 
-def test_engine_knows_no_estimator():
-    for path in (ROOT / "_engine").rglob("*.py"):
-        for module, _ in modules_imported(path):
-            if module.startswith("sklearn_ep"):
-                assert module.startswith("sklearn_ep._engine"), f"{path.name} imports {module}"
+def rooms_imported(path):
+    """Rooms of the package that a file imports from."""
+    for module, _ in modules_imported(path):
+        parts = module.split(".")
+        if parts[0] == "sklearn_ep" and len(parts) > 1:
+            yield parts[1]
 
 
-def test_base_knows_no_estimator():
-    for path in ROOT.glob("_*.py"):
-        if path.name == "__init__.py":
-            continue
-        for module, _ in modules_imported(path):
-            public = module.startswith("sklearn_ep.") and not module.split(".")[1].startswith("_")
-            assert not public, f"{path.name} imports {module}"
+def test_every_module_is_in_a_room():
+    assert {p.stem for p in ROOT.glob("*.py")} == {"__init__", "datasets"}
+    assert {p.name for p in ROOT.iterdir() if p.is_dir()} - {"__pycache__"} == set(ROOMS)
 
 
-def test_estimators_do_not_know_each_other():
-    allowed = {"sklearn_ep.datasets"}
-    for path in ROOT.glob("[a-z]*.py"):
-        for module, _ in modules_imported(path):
-            public = module.startswith("sklearn_ep.") and not module.split(".")[1].startswith("_")
-            assert not public or module in allowed, f"{path.name} imports {module}"
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_go_from_models_to_estimator_to_engine(room):
+    for path in (ROOT / room).rglob("*.py"):
+        others = set(rooms_imported(path)) - {room}
+        assert others <= ROOMS[room], f"{path.relative_to(ROOT)} imports {others - ROOMS[room]}"
 
 
 def test_optional_packages_are_imported_where_they_are_used():
@@ -60,7 +70,7 @@ def test_optional_packages_are_imported_where_they_are_used():
 
 def test_only_compat_imports_private_parts_of_sklearn():
     for path in ROOT.rglob("*.py"):
-        if path.name == "_compat.py":
+        if path.name == "compat.py":
             continue
         for module, _ in modules_imported(path):
             parts = module.split(".")

@@ -18,6 +18,7 @@ __all__ = [
     "blend",
     "checked_cholesky",
     "cholesky_solve",
+    "explained_variances",
     "inverse_from_cholesky",
     "isotropic",
     "jittered_cholesky",
@@ -31,6 +32,11 @@ __all__ = [
     "triangular_inverse",
     "triangular_solve",
 ]
+
+
+# Below this product of site precision and prior variance the difference 1 - (B^-1)_ii has lost the
+# digits that the direct formula keeps.
+_WEAK_SITE = 1e-4
 
 
 class ImproperPosterior(ArithmeticError):
@@ -200,3 +206,35 @@ def log_partition(factor):
     lower = checked_cholesky(factor.precision)
     half = cho_solve((lower, True), factor.shift, check_finite=False)
     return 0.5 * factor.shift @ half - np.sum(np.log(np.diagonal(lower)))
+
+
+def explained_variances(K, precision, root, inverse):
+    """Return diag((K^-1 + diag(precision))^-1) without K^-1, for precisions that are not negative.
+
+    Parameters
+    ----------
+    K : ndarray of shape (n, n)
+    precision, root : ndarray of shape (n,)
+        Site precisions and their square roots.
+    inverse : ndarray of shape (n, n)
+        Inverse of the lower Cholesky factor of I + root K root.
+
+    Returns
+    -------
+    var : ndarray of shape (n,)
+    strong : ndarray of bool of shape (n,)
+        Rows whose sites are strong enough for the cheap formula.
+    halves : ndarray of shape (n, k)
+        Columns of C^-1 S K of the k other rows.
+    """
+    diagonal = np.diagonal(K)
+    strong = precision * diagonal >= _WEAK_SITE
+    norms = np.einsum("ij,ij->j", inverse, inverse)
+    if strong.all():
+        return (1.0 - norms) / precision, strong, np.empty((0, 0))
+    var = diagonal.copy()
+    var[strong] = (1.0 - norms[strong]) / precision[strong]
+    weak = np.flatnonzero(~strong)
+    halves = inverse @ (root[:, None] * K[:, weak])
+    var[weak] -= np.einsum("ij,ij->j", halves, halves)
+    return var, strong, halves

@@ -8,13 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .relaxed_cost import relaxed_cost, relaxed_gamma
-from .sites import Cavity, Sites, cavity, log_site_mass
+from .sites import Sites, cavity, log_site_mass
 
-__all__ = ["MomentMatching", "Power", "Relaxed", "SiteUpdate", "relaxed_gamma"]
-
-# Below this share of the cavity precision a site has no centre to relax towards.
-_NO_CENTRE = 1e-2
+__all__ = ["MomentMatching", "Power", "SiteUpdate", "match_moments"]
 
 
 class SiteUpdate(NamedTuple):
@@ -55,10 +51,10 @@ class MomentMatching:
         extra_var : ndarray of shape (n,) or float, default=0.0
             Variance of the latent value given that variable (inducing-point models).
         """
-        return _matched(factor, y, sites, cavity(sites, mean, var), extra_var)
+        return match_moments(factor, y, sites, cavity(sites, mean, var), extra_var)
 
 
-def _matched(factor, y, sites, cav, extra_var, relaxation=None):
+def match_moments(factor, y, sites, cav, extra_var, relaxation=None):
     """Match the moments of factor times cavity."""
     log_z, g, h = factor.tilted(y, cav.mean, cav.var + extra_var)
     left = factor.contraction(y, cav.mean, cav.var, extra_var, h)
@@ -94,58 +90,3 @@ class Power:
         new = Sites(h / left, (g + cav.mean * h) / left)
         log_term = (log_z - log_site_mass(sites, cav.mean, cav.var, u)) / u
         return SiteUpdate(new, log_term, g, h, int(np.sum(~cav.proper)))
-
-
-class Relaxed:
-    """Relaxed moment matching (Qi and Guo 2012) for a `LabelErrorStep`.
-
-    Each row may multiply its cavity by a factor exp(-b (g - m)^2 / 2) around the centre m of its
-    old site before moments are matched, where that lowers the divergence by more than the penalty.
-    The factor is no part of the posterior.
-
-    Parameters
-    ----------
-    penalty : float
-        Price of a unit of gamma = b times the variance of the cavity.
-    cost : {"mass", "normalised"}
-        See `relaxed_cost`.
-    freeze_after : int
-        Sweeps after which b and b m stay as they are, or are released for good where they no longer
-        pay. Which rows relax may flip for ever, since m jumps where a site precision changes sign.
-
-    Notes
-    -----
-    A site without precision has no centre: rows below one per cent of the precision of their cavity
-    do not relax. That bounds the centres, so that penalties from about 50 on are moment matching.
-    One object serves one run.
-    """
-
-    def __init__(self, penalty, cost, freeze_after):
-        self.penalty, self.cost, self.freeze_after = penalty, cost, freeze_after
-        self.n_sweeps = 0
-        self.factors: tuple[np.ndarray, np.ndarray] | None = None
-
-    def __call__(self, factor, y, sites, mean, var, extra_var=0.0):
-        """Return the `SiteUpdate` of the rows; parameters as for `MomentMatching`."""
-        cav = cavity(sites, mean, var)
-        gamma, pull = self._relax(factor, y, sites, cav)
-        self.n_sweeps += 1
-        relaxed = Cavity(
-            (cav.mean + pull * cav.var) / (1.0 + gamma), cav.var / (1.0 + gamma), cav.proper
-        )
-        return _matched(factor, y, sites, relaxed, extra_var, gamma)
-
-    def _relax(self, factor, y, sites, cav):
-        """Return gamma and b m of each row."""
-        told = np.abs(sites.precision) * cav.var > _NO_CENTRE
-        centre = np.divide(sites.shift, sites.precision, out=np.zeros_like(cav.mean), where=told)
-        root = np.sqrt(cav.var)
-        scalars = y * cav.mean / root, y * centre / root, self.penalty, factor.rate, self.cost
-        if self.n_sweeps < self.freeze_after or self.factors is None:
-            gamma = np.where(told, relaxed_gamma(*scalars), 0.0)
-            self.factors = gamma / cav.var, gamma * centre / cav.var
-            return gamma, self.factors[1]
-        gamma = self.factors[0] * cav.var
-        pays = relaxed_cost(gamma, *scalars) <= relaxed_cost(0.0, *scalars)
-        self.factors = np.where(pays, self.factors[0], 0.0), np.where(pays, self.factors[1], 0.0)
-        return np.where(pays, gamma, 0.0), self.factors[1]

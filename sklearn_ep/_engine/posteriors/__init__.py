@@ -1,1 +1,0 @@
-"""Posterior structures: how all sites together give marginals and evidence."""

@@ -1,0 +1,1 @@
+"""What every estimator shares with scikit-learn: checks, callbacks, fitting, prediction."""

@@ -1,0 +1,128 @@
+"""Predictions from a Gaussian posterior of weights, and new rows by rank-one updates."""
+
+import copy
+
+import numpy as np
+import scipy.sparse as sp
+
+from .._engine.quadrature import logistic_moments
+from ._systems import with_ones
+
+__all__ = ["WeightPosterior"]
+
+# Sampled variances are only estimates: included rows may take away at most this share of them.
+_LARGEST_SHARE = 0.95
+
+
+class WeightPosterior:
+    """Posterior N(mean, A^-1) of the weights of a linear predictor.
+
+    Parameters
+    ----------
+    mean : ndarray of shape (n,)
+        Intercept last, if there is one.
+    intercept : bool
+    system : object
+        A system of `large_sparse`: covariances, draws and solves.
+    predictor : object
+        Variances of rows and coefficients; the system itself where they are exact.
+
+    Notes
+    -----
+    Rows that are included later are kept as the directions g_k of the downdates A^-1 - sum g_k g_k'
+    and not worked into the factorisation, which works for every system and leaves the original
+    alone. m included rows add O(n m) memory and O(n m) flops a predicted row.
+    """
+
+    def __init__(self, mean, intercept, system, predictor):
+        self.mean, self.intercept = mean, intercept
+        self.system, self.predictor = system, predictor
+        self.directions = np.empty((0, len(mean)))
+        self.rows = np.empty((0, len(mean)))
+        self.precision, self.roots = np.empty(0), np.empty(0)
+
+    def _lessened(self, var, product):
+        """Return variances less what the included rows explain, `product` (.., m) with them."""
+        if product.shape[1] == 0:
+            return var
+        explained = np.einsum("ij,ij->i", product, product)
+        exact = self.predictor is self.system
+        least = np.finfo(float).eps if exact else 1.0 - _LARGEST_SHARE
+        return np.maximum(var - explained, least * var)
+
+    def latent_mean(self, X):
+        """Return the mean (n_new,) of the predictor."""
+        return with_ones(X, self.intercept) @ self.mean
+
+    def latent(self, X):
+        """Return mean and variance (n_new,) of the predictor at new rows."""
+        B = with_ones(X, self.intercept)
+        return B @ self.mean, self._row_variance(B)
+
+    def _row_variance(self, B):
+        return self._lessened(self.predictor.row_variance(B), B @ self.directions.T)
+
+    def coefficient_variance(self):
+        """Return the variances (n,) of the weights."""
+        return self._lessened(self.predictor.coefficient_variance(), self.directions.T)
+
+    def covariance(self, X1, X2):
+        """Return the covariance (n1, n2) of the predictor between new rows."""
+        B1 = with_ones(X1, self.intercept)
+        B2 = B1 if X2 is X1 else with_ones(X2, self.intercept)
+        first, second = B1 @ self.directions.T, B2 @ self.directions.T
+        return self.system.covariance(B1, B2) - first @ second.T
+
+    def sample(self, n_samples, rng):
+        """Return draws (n_samples, n) of the weights.
+
+        Included rows enter by Matheron's rule: a draw is corrected by its own noisy observation.
+        """
+        draws = self.system.draw(n_samples, rng)
+        for row, direction, precision, root in zip(
+            self.rows, self.directions, self.precision, self.roots, strict=True
+        ):
+            noise = rng.standard_normal(n_samples) / np.sqrt(precision)
+            draws += np.outer(noise - draws @ row, root * direction)
+        return self.mean + draws
+
+    def predictors(self, X):
+        """Return the map from weights (s, n) to linear predictors (s, rows of X)."""
+        B = with_ones(X, self.intercept)
+        return lambda weights: np.asarray((B @ weights.T).T)
+
+    def draw(self, X, n_samples, rng):
+        """Return joint draws (n_samples, n_new) of the predictor at new rows."""
+        return self.predictors(X)(self.sample(n_samples, rng))
+
+    def joined(self, X, sites):
+        """Return a new posterior with rows included one after another, and log p of their labels.
+
+        Parameters
+        ----------
+        X : ndarray or CSR matrix of shape (m, d)
+        sites : sequence of LogisticSites
+            The site of each row, one row each.
+
+        Returns
+        -------
+        posterior : WeightPosterior
+        log_prob : float
+            Log probability of the labels, each given the rows before it.
+        """
+        new, log_prob = copy.copy(self), 0.0
+        B = with_ones(X, self.intercept)
+        B = B.toarray() if sp.issparse(B) else B
+        for row, site in zip(B, sites, strict=True):
+            d = self.system.solve(row) - new.directions.T @ (new.directions @ row)
+            mean, rho = np.array([row @ new.mean]), np.array([row @ d])
+            precision, shift = site.joined(mean, rho)
+            log_prob += float(logistic_moments(site.sign * mean, rho)[0][0])
+            kappa = 1.0 + rho * precision
+            root = np.sqrt(precision / kappa)
+            new.mean = new.mean + d * ((shift - mean * precision) / kappa)
+            new.directions = np.vstack([new.directions, root * d])
+            new.rows = np.vstack([new.rows, row])
+            new.precision = np.append(new.precision, precision)
+            new.roots = np.append(new.roots, root)
+        return new, log_prob

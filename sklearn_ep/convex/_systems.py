@@ -1,0 +1,379 @@
+"""Posterior of the weights u of a linear predictor s = B u, for many rows, many columns, or both.
+
+The posterior precision is A = diag(D) + B' diag(pi) B: D from the prior (with the sites of a
+Laplace prior in it), pi from the sites of the rows. Three systems answer the same questions:
+`PrimalSystem` factorises A (n x n), `DualSystem` the q x q matrix of the rows, and
+`IterativeSystem` multiplies with B only.
+"""
+
+import copy
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.linalg import cho_solve, solve_triangular
+from sklearn.utils import gen_batches
+
+from .._engine.gaussian import (
+    checked_cholesky,
+    explained_variances,
+    inverse_from_cholesky,
+    positive_variance,
+    triangular_inverse,
+)
+
+__all__ = ["Design", "DualSystem", "IterativeSystem", "PrimalSystem"]
+
+# Numbers in one temporary block of rows.
+_BLOCK = 2_000_000
+
+
+class Design:
+    """The matrix B of rows, with a column of ones appended for an intercept; counts its products.
+
+    Parameters
+    ----------
+    X : ndarray or CSR matrix of shape (q, d)
+    intercept : bool
+    """
+
+    def __init__(self, X, intercept):
+        self.sparse, self.intercept = sp.issparse(X), intercept
+        self.B = with_ones(X, intercept)
+        self.shape = self.B.shape
+        self.n_products = 0
+        self._squares = None
+
+    def counting(self):
+        """Return the same matrix with a counter of its own."""
+        other = copy.copy(self)
+        other.n_products = 0
+        return other
+
+    def __getstate__(self):
+        return {**vars(self), "_squares": None}
+
+    @property
+    def squares(self):
+        """B.^2, made once; a sparse one shares its structure with B."""
+        if self._squares is None:
+            B = self.B
+            self._squares = (
+                type(B)((B.data**2, B.indices, B.indptr), shape=B.shape) if self.sparse else B * B
+            )
+        return self._squares
+
+    def dot(self, u):
+        """Return B u for a vector or a matrix of columns."""
+        self.n_products += 1 if u.ndim == 1 else u.shape[1]
+        return self.B @ u
+
+    def tdot(self, v):
+        """Return B' v for a vector or a matrix of columns."""
+        self.n_products += 1 if v.ndim == 1 else v.shape[1]
+        return self.B.T @ v
+
+    def squares_dot(self, x):
+        """Return (B.^2) x."""
+        self.n_products += 1
+        return self.squares @ x
+
+    def squares_tdot(self, x):
+        """Return (B.^2)' x."""
+        self.n_products += 1
+        return self.squares.T @ x
+
+    def gram(self, weight):
+        """Return B' diag(weight) B as a dense matrix (n, n)."""
+        if not self.sparse:
+            return self.B.T @ (weight[:, None] * self.B)
+        return (self.B.T @ scale_rows(self.B, weight)).toarray()
+
+    def kernel(self, variances, other=None):
+        """Return B diag(variances) C' as a dense matrix, C = B unless given."""
+        return weighted_inner(self.B, variances, self.B if other is None else other)
+
+
+def with_ones(X, intercept):
+    """Return X with a column of ones appended, CSR if it is sparse."""
+    if sp.issparse(X):
+        X = X.tocsr()
+        return sp.hstack([X, np.ones((X.shape[0], 1))], format="csr") if intercept else X
+    return np.column_stack([X, np.ones(len(X))]) if intercept else np.ascontiguousarray(X)
+
+
+def scale_rows(B, weight):
+    """Return diag(weight) B of a CSR matrix without a copy of its structure."""
+    data = B.data * np.repeat(weight, np.diff(B.indptr))
+    return type(B)((data, B.indices, B.indptr), shape=B.shape)
+
+
+def weighted_inner(B, variances, C):
+    """Return B diag(variances) C' as a dense matrix."""
+    if sp.issparse(B):
+        scaled = type(B)((B.data * variances[B.indices], B.indices, B.indptr), shape=B.shape)
+    else:
+        scaled = B * variances
+    out = scaled @ C.T
+    return out.toarray() if sp.issparse(out) else np.asarray(out)
+
+
+def weighted_row_sums(B, variances):
+    """Return diag(B diag(variances) B') for a dense or CSR matrix."""
+    if sp.issparse(B):
+        return type(B)((B.data**2, B.indices, B.indptr), shape=B.shape) @ variances
+    return (B * B) @ variances
+
+
+def row_blocks(n_rows, width):
+    """Return slices of rows whose dense blocks of `width` columns stay small."""
+    return gen_batches(n_rows, max(1, _BLOCK // max(width, 1)))
+
+
+class PrimalSystem:
+    """A by its Cholesky factor. O(q n^2 + n^3).
+
+    Parameters
+    ----------
+    design : Design
+    diagonal : ndarray of shape (n,)
+        D.
+    weight : ndarray of shape (q,)
+        pi.
+    """
+
+    def __init__(self, design, diagonal, weight):
+        A = design.gram(weight)
+        A[np.diag_indices_from(A)] += diagonal
+        self.lower = checked_cholesky(A)
+        self._half = None
+
+    @property
+    def log_det(self):
+        """Log |A|."""
+        return 2.0 * np.sum(np.log(np.diagonal(self.lower)))
+
+    @property
+    def half(self):
+        """L^-1 of A = L L', made when it is needed."""
+        if self._half is None:
+            self._half = triangular_inverse(self.lower)
+        return self._half
+
+    def solve(self, right):
+        """Return A^-1 right."""
+        return cho_solve((self.lower, True), right, check_finite=False)
+
+    def solve_with_product(self, design, right, rtol=None, start=None):
+        """Return (x, B x) with A x = right; `rtol` and `start` are for systems that iterate."""
+        x = self.solve(right)
+        return x, design.dot(x)
+
+    def training_variance(self, design):
+        """Return diag(B A^-1 B') of the training rows."""
+        return self.row_variance(design.B)
+
+    def row_variance(self, B):
+        """Return diag(B A^-1 B') of any rows."""
+        out, half = np.empty(B.shape[0]), self.half.T
+        for rows in row_blocks(B.shape[0], len(half)):
+            block = B[rows] @ half
+            out[rows] = np.einsum("ij,ij->i", block, block)
+        return out
+
+    def coefficient_variance(self):
+        """Return diag(A^-1)."""
+        return np.einsum("ij,ij->j", self.half, self.half)
+
+    def covariance(self, B1, B2):
+        """Return B1 A^-1 B2'."""
+        first = B1 @ self.half.T
+        return first @ (first if B2 is B1 else B2 @ self.half.T).T
+
+    def draw(self, n_samples, rng):
+        """Return draws (n_samples, n) from N(0, A^-1)."""
+        return rng.standard_normal((n_samples, len(self.half))) @ self.half
+
+
+class DualSystem:
+    """A by the q x q matrix M = I + W B D^-1 B' W, W = diag(sqrt(pi)). O(q^2 n + q^3).
+
+    Parameters
+    ----------
+    design : Design
+    diagonal : ndarray of shape (n,)
+        D, positive.
+    weight : ndarray of shape (q,)
+        pi.
+    """
+
+    def __init__(self, design, diagonal, weight):
+        self.design, self.prior_variance, self.weight = design, 1.0 / diagonal, weight
+        self.root = np.sqrt(weight)
+        self.K = design.kernel(self.prior_variance)
+        M = self.root[:, None] * self.K * self.root
+        M[np.diag_indices_from(M)] += 1.0
+        self.lower = checked_cholesky(M)
+
+    @property
+    def log_det(self):
+        """Log |A| = log |M| + log |D|."""
+        return 2.0 * np.sum(np.log(np.diagonal(self.lower))) - np.sum(np.log(self.prior_variance))
+
+    def solve(self, right):
+        """Return A^-1 right by the matrix inversion lemma."""
+        prior = _columns(self.prior_variance, right) * right
+        root = _columns(self.root, right)
+        inner = cho_solve((self.lower, True), root * self.design.dot(prior), check_finite=False)
+        return prior - _columns(self.prior_variance, right) * self.design.tdot(root * inner)
+
+    def solve_with_product(self, design, right, rtol=None, start=None):
+        """Return (x, B x) with A x = right; `rtol` and `start` are for systems that iterate."""
+        x = self.solve(right)
+        return x, design.dot(x)
+
+    def training_variance(self, design):
+        """Return diag(B A^-1 B') of the training rows."""
+        var, *_ = explained_variances(
+            self.K, self.weight, self.root, triangular_inverse(self.lower)
+        )
+        return positive_variance(var, np.diagonal(self.K))
+
+    def _explained(self, B):
+        """Return L^-1 W B D^-1 C' for rows C."""
+        cross = self.design.kernel(self.prior_variance, B)
+        return solve_triangular(
+            self.lower, self.root[:, None] * cross, lower=True, check_finite=False
+        )
+
+    def row_variance(self, B):
+        """Return diag(C A^-1 C') of any rows C."""
+        prior = weighted_row_sums(B, self.prior_variance)
+        out = np.empty(B.shape[0])
+        for rows in row_blocks(B.shape[0], len(self.K)):
+            half = self._explained(B[rows])
+            out[rows] = prior[rows] - np.einsum("ij,ij->j", half, half)
+        return positive_variance(out, prior)
+
+    def coefficient_variance(self):
+        """Return diag(A^-1); for CSR rows O(nnz q) instead of O(n q^2)."""
+        inner = inverse_from_cholesky(self.lower.copy(order="F"))
+        inner *= self.root[:, None]
+        inner *= self.root
+        B = self.design.B
+        out = np.empty(B.shape[1])
+        columns = B.tocsc() if self.design.sparse else B
+        for cols in row_blocks(B.shape[1], B.shape[0]):
+            block = columns[:, cols]
+            if self.design.sparse:
+                product = (block.T @ inner).T
+                out[cols] = np.asarray(block.multiply(product).sum(axis=0)).ravel()
+            else:
+                out[cols] = np.einsum("ij,ij->j", block, inner @ block)
+        prior = self.prior_variance
+        return positive_variance(prior - prior**2 * out, prior)
+
+    def covariance(self, B1, B2):
+        """Return B1 A^-1 B2'."""
+        first = self._explained(B1)
+        second = first if B2 is B1 else self._explained(B2)
+        return weighted_inner(B1, self.prior_variance, B2) - first.T @ second
+
+    def draw(self, n_samples, rng):
+        """Return draws (n_samples, n) from N(0, A^-1)."""
+        return _perturbed(self, 1.0 / self.prior_variance, n_samples, rng)
+
+
+def _columns(scale, like):
+    """Return a scale per row, shaped to multiply a vector or a matrix of columns."""
+    return scale if like.ndim == 1 else scale[:, None]
+
+
+def _perturbed(system, diagonal, n_samples, rng):
+    """Draws of N(0, A^-1) by perturbed right-hand sides (Papandreou and Yuille 2011)."""
+    q, n = system.design.shape
+    right = np.sqrt(diagonal)[:, None] * rng.standard_normal((n, n_samples))
+    noise = np.sqrt(system.weight)[:, None] * rng.standard_normal((q, n_samples))
+    return system.solve(right + system.design.tdot(noise)).T
+
+
+class IterativeSystem:
+    """A by conjugate gradients with a diagonal preconditioner. O(nnz) a step and column.
+
+    Parameters
+    ----------
+    design : Design
+    diagonal : ndarray of shape (n,)
+        D.
+    weight : ndarray of shape (q,)
+        pi.
+    data : ndarray of shape (n,), default=None
+        Diagonal of B' diag(pi) B for the preconditioner, possibly of other site precisions nearby;
+        None computes it, one product with the squares.
+
+    Notes
+    -----
+    Every column of a right-hand side runs its own recursion with its own end, so that an answer
+    does not depend on which columns are solved together; only the products are shared.
+    """
+
+    def __init__(self, design, diagonal, weight, data=None):
+        self.design, self.diagonal, self.weight = design, diagonal, weight
+        self.data = design.squares_tdot(weight) if data is None else data
+        self.preconditioner = diagonal + self.data
+
+    def solve(self, right, rtol=1e-8):
+        """Return A^-1 right to a relative residual of `rtol` in each column."""
+        return self.solve_with_product(self.design, right, rtol)[0]
+
+    def solve_with_product(self, design, right, rtol, start=None, max_iter=None):
+        """Return (x, B x), A x = right, from a `start` of the same form.
+
+        Stops early where the residual does not fall any more to working precision.
+        """
+        single = right.ndim == 1
+        b = right[:, None] if single else right
+        scale = self.preconditioner[:, None]
+        x, Bx, r = self._begin(design, b, start)
+        wanted = rtol * np.linalg.norm(b, axis=0)
+        step = r / scale
+        p, rho = step, np.einsum("ij,ij->j", r, step)
+        active = np.flatnonzero(np.linalg.norm(r, axis=0) > wanted)
+        for _ in range(max_iter or 10 * len(b) + 100):
+            if not len(active):
+                break
+            direction = np.ascontiguousarray(p[:, active])
+            product = design.dot(direction)
+            image = design.tdot(self.weight[:, None] * product)
+            image += self.diagonal[:, None] * direction
+            alpha = rho[active] / np.einsum("ij,ij->j", direction, image)
+            x[:, active] += alpha * direction
+            Bx[:, active] += alpha * product
+            residual = r[:, active] - alpha * image
+            r[:, active] = residual
+            step = residual / scale
+            new = np.einsum("ij,ij->j", residual, step)
+            p[:, active] = step + (new / rho[active]) * direction
+            rho[active] = new
+            active = active[np.linalg.norm(residual, axis=0) > wanted[active]]
+        return (x[:, 0], Bx[:, 0]) if single else (x, Bx)
+
+    def _begin(self, design, b, start):
+        """Return x, B x and the residual to begin with."""
+        if start is None:
+            return np.zeros(b.shape), np.zeros((design.shape[0], b.shape[1])), b.copy()
+        x, Bx = (np.array(a, dtype=float).reshape(len(a), -1) for a in start)
+        r = b - self.diagonal[:, None] * x - design.tdot(self.weight[:, None] * Bx)
+        return x, Bx, r
+
+    def covariance(self, B1, B2):
+        """Return B1 A^-1 B2' by one solve a row of B2."""
+        out = np.empty((B1.shape[0], B2.shape[0]))
+        for rows in row_blocks(B2.shape[0], sum(self.design.shape)):
+            block = B2[rows].T
+            right = block.toarray() if sp.issparse(block) else np.ascontiguousarray(block)
+            out[:, rows] = B1 @ self.solve(right)
+        return out
+
+    def draw(self, n_samples, rng):
+        """Return draws (n_samples, n) from N(0, A^-1)."""
+        return _perturbed(self, self.diagonal, n_samples, rng)

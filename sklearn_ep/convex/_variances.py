@@ -1,0 +1,343 @@
+"""Marginal variances diag(B A^-1 B') where no factorisation is affordable.
+
+Every estimator returns a `VarianceEstimate`: the variances of the training rows, and a predictor
+that gives those of new rows (each row by itself) and of the coefficients.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.linalg import eigh_tridiagonal
+
+from ._systems import row_blocks, weighted_row_sums
+
+__all__ = [
+    "CalibratedVariances",
+    "ExactVariances",
+    "LanczosVariances",
+    "MonteCarloVariances",
+    "Probes",
+    "VarianceEstimate",
+    "leave_one_out",
+    "start_variances",
+]
+
+# Relative residual of the solves behind sampled variances: far below their sampling error.
+_SAMPLE_RTOL = 0.03
+# Of the one solve for the intercept, whose share of the variances is not sampled.
+_INTERCEPT_RTOL = 1e-3
+# Steps of Lanczos for each sample that the other estimators would draw: about equal products.
+_LANCZOS_STEPS = 16
+# Site precision and inflation of the Jacobi variances that a fit starts from.
+_START_PRECISION, _START_INFLATION = 0.15, 1.2
+_TINY = 1e-300
+
+
+class VarianceEstimate(NamedTuple):
+    """Variances of the training rows and what predicts those of new rows."""
+
+    training: np.ndarray
+    predictor: Any
+
+
+class ExactVariances:
+    """Variances by the factorisation that solves the Newton systems too."""
+
+    exact = True
+
+    def estimate(self, design, system, diagonal, precision):
+        """Return the `VarianceEstimate`; O(q n^2) primal, O(q^3) dual."""
+        return VarianceEstimate(np.maximum(system.training_variance(design), _TINY), system)
+
+
+class Probes:
+    """Random right-hand sides with covariance A, the same at every outer step.
+
+    Noise belongs to distinct rows and is shared by the copies of one, so that a weight equals
+    repeated rows and the order of the rows does not matter. Rows are told apart by their product
+    with one random vector.
+
+    Parameters
+    ----------
+    design : Design
+    weight : ndarray of shape (q,)
+        Copies of each row.
+    n_samples : int
+    rng : RandomState
+    """
+
+    def __init__(self, design, weight, n_samples, rng):
+        q, n = design.shape
+        self.n_samples = n_samples
+        self.of_coefficients = rng.standard_normal((n, n_samples))
+        key = design.dot(rng.standard_normal(n))
+        order = np.argsort(key, kind="stable")
+        new = np.diff(key[order], prepend=-np.inf) > 1e-12 * np.max(np.abs(key), initial=1.0)
+        group = np.empty(q, dtype=np.intp)
+        group[order] = np.cumsum(new) - 1
+        noise = rng.standard_normal((int(new.sum()), n_samples))
+        total = np.bincount(group, weights=weight)
+        self.of_rows = (weight / np.sqrt(total[group]))[:, None] * noise[group]
+
+    def right(self, design, diagonal, copy_precision):
+        """Return D^1/2 E1 + B' pi^1/2 E2, columns of N(0, A)."""
+        right = np.sqrt(diagonal)[:, None] * self.of_coefficients
+        right += design.tdot(np.sqrt(copy_precision)[:, None] * self.of_rows)
+        return right
+
+
+class _Sampled:
+    """What the estimators by perturbed samples share: draws of N(0, A^-1), warm-started."""
+
+    exact = False
+
+    def __init__(self, probes, weight):
+        self.probes, self.weight = probes, weight
+        self._last = None
+
+    def _draw(self, design, system, diagonal, precision):
+        """Return U (n, k) and B U (q, k) with columns of N(0, A^-1)."""
+        right = self.probes.right(design, diagonal, precision / self.weight)
+        self._last = system.solve_with_product(design, right, rtol=_SAMPLE_RTOL, start=self._last)
+        return self._last
+
+
+class MonteCarloVariances(_Sampled):
+    """Mean squares of samples of N(0, A^-1): unbiased, relative error sqrt(2 / k)."""
+
+    def estimate(self, design, system, diagonal, precision):
+        """Return the `VarianceEstimate`."""
+        U, BU = self._draw(design, system, diagonal, precision)
+        training = np.mean(BU**2, axis=1)
+        predictor = LowRankVariance(U / np.sqrt(self.probes.n_samples))
+        return VarianceEstimate(np.maximum(training, _TINY), predictor)
+
+
+class LowRankVariance:
+    """Variances under the covariance F F'."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def row_variance(self, B):
+        """Return diag(B F F' B')."""
+        out = np.empty(B.shape[0])
+        for rows in row_blocks(B.shape[0], self.factor.shape[1]):
+            out[rows] = np.einsum("ij,ij->i", *2 * [B[rows] @ self.factor])
+        return np.maximum(out, _TINY)
+
+    def coefficient_variance(self):
+        """Return diag(F F')."""
+        return np.maximum(np.einsum("ij,ij->i", self.factor, self.factor), _TINY)
+
+
+def leave_one_out(B, variances, copy_precision):
+    """Return j_i = sum_l b_il^2 / (A_ll - pi_i b_il^2): Jacobi variances without the row's share.
+
+    Parameters
+    ----------
+    B : ndarray or CSR matrix of shape (q, n)
+    variances : ndarray of shape (n,)
+        1 / diag(A).
+    copy_precision : ndarray of shape (q,)
+        Site precision of one copy of each row.
+    """
+    out = np.empty(B.shape[0])
+    width = B.nnz // max(B.shape[0], 1) + 1 if sp.issparse(B) else B.shape[1]
+    for rows in row_blocks(B.shape[0], 8 * width):
+        block = B[rows]
+        if sp.issparse(block):
+            share = block.data**2 * variances[block.indices]
+            share /= 1.0 - np.repeat(copy_precision[rows], np.diff(block.indptr)) * share
+            matrix = type(block)((share, block.indices, block.indptr), shape=block.shape)
+            out[rows] = np.asarray(matrix.sum(axis=1)).ravel()
+        else:
+            share = block * block * variances
+            out[rows] = np.sum(share / (1.0 - copy_precision[rows][:, None] * share), axis=1)
+    return out
+
+
+def start_variances(design, diagonal, weight):
+    """Return variances of rows and coefficients to start from, from Jacobi with constant sites."""
+    precision = np.full(design.shape[0], _START_PRECISION)
+    variances = 1.0 / (diagonal + design.squares_tdot(precision * weight))
+    j = _START_INFLATION * leave_one_out(design.B, variances, precision)
+    return np.maximum(j / (1.0 + precision * j), _TINY), variances
+
+
+class CalibratedVariances(_Sampled):
+    """Leave-one-out Jacobi variances, scaled to agree with samples in the mean.
+
+    The shape over rows comes from diag(A), a constant c from k samples r_i of each variance, and
+    each row is moved towards its own samples by the share that is not sampling noise. Far less
+    noisy than the samples, far less biased than Jacobi.
+
+    An intercept is correlated with every column, which a diagonal cannot say. Its column x of A^-1
+    is solved for: u + x u_0 / x_0 is independent of u_0, so the variance of a row is that of its
+    features given the intercept, which is calibrated, plus (b' x)^2 / x_0, which is exact.
+    """
+
+    def __init__(self, probes, weight):
+        super().__init__(probes, weight)
+        self._last_intercept = None
+
+    def estimate(self, design, system, diagonal, precision):
+        """Return the `VarianceEstimate`; one block solve with k columns, one for an intercept."""
+        U, BU = self._draw(design, system, diagonal, precision)
+        # u' A u of a sample has mean n: scaling to it takes out most of the noise of the level, and
+        # most of what unfinished solves lack
+        energy = diagonal @ U**2 + precision @ BU**2
+        level = np.sqrt(len(U) / np.maximum(energy, _TINY))
+        U, BU = U * level, BU * level
+        copy_precision = precision / self.weight
+        data = getattr(system, "data", None)
+        data = design.squares_tdot(precision) if data is None else data
+        variances = 1.0 / (diagonal + data)
+        column, product = self._intercept_column(design, system)
+        if column is not None:
+            scale = U[-1] / column[-1]
+            U, BU = U - np.outer(column, scale), BU - np.outer(product, scale)
+            variances[-1] = 0.0
+        j = leave_one_out(design.B, variances, copy_precision)
+        training, c = self._calibrate(np.mean(BU**2, axis=1), j, copy_precision)
+        if column is not None:
+            training = training + product**2 / column[-1]
+        features = slice(None, None if column is None else -1)
+        coefficients = self._coefficients(U[features], diagonal[features], data[features])
+        return VarianceEstimate(training, ScaledJacobi(c * variances, coefficients, column))
+
+    def _coefficients(self, U, diagonal, data):
+        """Return the variances of the coefficients of features, given the intercept."""
+        sampled = np.mean(U**2, axis=1)
+        variances = 1.0 / (diagonal + _share(sampled, diagonal, data) * data)
+        equal = np.full(len(data), 1.0 / len(data))
+        return np.maximum(_towards_samples(variances, sampled, equal, self.probes.n_samples), _TINY)
+
+    def _intercept_column(self, design, system):
+        """Return the column x of A^-1 that belongs to the intercept and B x, or None twice."""
+        if not design.intercept:
+            return None, None
+        unit = np.zeros(design.shape[1])
+        unit[-1] = 1.0
+        self._last_intercept = system.solve_with_product(
+            design, unit, rtol=_INTERCEPT_RTOL, start=self._last_intercept
+        )
+        return self._last_intercept
+
+    def _calibrate(self, sampled, j, copy_precision):
+        """Return the variances and the constant that makes them right in the weighted mean."""
+        rows = j > 0
+        if not np.any(rows):
+            return np.full(len(j), _TINY), 1.0
+        r, pi, j = sampled[rows], copy_precision[rows], j[rows]
+        w = self.weight[rows] / self.weight[rows].sum()
+        # z(c) = c j / (1 + pi c j), so the mean of r / z is linear in 1 / c
+        inverse_part, constant = float(w @ (r / j)), float(w @ (r * pi))
+        c = inverse_part / (1.0 - constant) if constant < 0.99 else inverse_part / 0.01
+        z = c * j / (1.0 + pi * c * j)
+        out = np.full(len(rows), _TINY)
+        out[rows] = _towards_samples(z, r, w, self.probes.n_samples)
+        return np.maximum(out, _TINY), c
+
+
+def _towards_samples(z, sampled, weight, n_samples):
+    """Move estimates z towards sampled variances by the share of the spread that is not noise."""
+    ratio = sampled / z
+    noise = 2.0 / n_samples
+    spread = max((float(weight @ (ratio - weight @ ratio) ** 2) - noise) / (1.0 + noise), 0.0)
+    shrink = spread / (spread + (1.0 + spread) * noise)
+    return z * (1.0 + shrink * (ratio - 1.0))
+
+
+def _share(sampled, diagonal, data):
+    """Return t with mean of sampled_j (D_j + t data_j) = 1, t in [0, 1].
+
+    t = 1 is Jacobi, which is never above the variances; t = 0 is the prior, never below.
+    """
+    seen = (data > 0) & (diagonal > 0)
+    if not np.any(seen):
+        return 1.0
+    t = (1.0 - np.mean(sampled[seen] * diagonal[seen])) / np.mean(sampled[seen] * data[seen])
+    return float(min(max(t, 0.0), 1.0))
+
+
+class ScaledJacobi:
+    """Variances of new rows sum_l x_l^2 v_l, plus the exact share of an intercept.
+
+    Parameters
+    ----------
+    variances : ndarray of shape (n,)
+        v, scaled so that rows are right in the mean; 0 for an intercept.
+    coefficients : ndarray
+        Variances of the coefficients of features, given the intercept.
+    column : ndarray of shape (n,) or None
+        Column of A^-1 that belongs to the intercept.
+    """
+
+    def __init__(self, variances, coefficients, column):
+        self.variances, self.coefficients, self.column = variances, coefficients, column
+
+    def row_variance(self, B):
+        """Return the variances of rows."""
+        out = weighted_row_sums(B, self.variances)
+        if self.column is not None:
+            out = out + (B @ self.column) ** 2 / self.column[-1]
+        return np.maximum(out, _TINY)
+
+    def coefficient_variance(self):
+        """Return the variances of the coefficients."""
+        if self.column is None:
+            return self.coefficients
+        given = np.append(self.coefficients, 0.0)
+        return given + self.column**2 / self.column[-1]
+
+
+class LanczosVariances:
+    """Variances of the space that Lanczos' method finds (the published choice): from below.
+
+    Parameters
+    ----------
+    start : ndarray of shape (n,)
+        First direction.
+    n_samples : int
+        The number of steps is 16 times this, about the products of as many samples.
+
+    Notes
+    -----
+    Lanczos' method converges to the largest eigenvalues of A, the directions of LEAST posterior
+    variance. Where most of the variance is in the many directions near the prior, as in text, a
+    few per cent of it are found, and with variances near zero the method becomes the posterior
+    mode.
+    """
+
+    exact = False
+
+    def __init__(self, start, n_samples):
+        self.start, self.n_steps = start, _LANCZOS_STEPS * n_samples
+
+    def estimate(self, design, system, diagonal, precision):
+        """Return the `VarianceEstimate`; two products a step and O(n steps) memory."""
+        Q, alpha, beta = self._tridiagonal(design, diagonal, precision)
+        values, vectors = eigh_tridiagonal(alpha, beta)
+        predictor = LowRankVariance(Q.T @ (vectors / np.sqrt(values)))
+        return VarianceEstimate(predictor.row_variance(design.B), predictor)
+
+    def _tridiagonal(self, design, diagonal, precision):
+        """Return the orthonormal directions (steps, n) and the tridiagonal matrix."""
+        q = self.start / np.linalg.norm(self.start)
+        steps = min(self.n_steps, len(q))
+        Q, alpha, beta = [], [], []
+        for _ in range(steps):
+            Q.append(q)
+            image = diagonal * q + design.tdot(precision * design.dot(q))
+            alpha.append(float(q @ image))
+            basis = np.array(Q)
+            for _ in range(2):  # twice is enough for orthogonality to rounding
+                image -= basis.T @ (basis @ image)
+            norm = float(np.linalg.norm(image))
+            if norm <= 1e-12 * max(alpha):
+                break
+            beta.append(norm)
+            q = image / norm
+        return np.array(Q), np.array(alpha), np.array(beta[: len(Q) - 1])

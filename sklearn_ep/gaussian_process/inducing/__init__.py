@@ -1,0 +1,1 @@
+"""Gaussian processes through inducing points: passes over rows, EP, learning."""

@@ -1,0 +1,287 @@
+"""Expectation propagation through inducing points over partitions of the rows.
+
+A sweep is one pass over the rows. The posterior is a linear function of the sites, so its natural
+parameters travel in the state of the loop next to the sites: whatever mixture of past states and
+updates the loop proposes, its posterior is the same mixture of matrices that the passes have
+already summed, and no second pass is needed to build it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from ..._engine.gaussian import checked_cholesky
+from ..._engine.loop import Anderson, Evaluation, iterate
+from ..._engine.partition import load_part
+from .passes import RowSums, SparseModel, collect_rows, evaluate_rows
+from .values import InducingPosterior, InducingPrior
+
+__all__ = ["SparseEP", "SparseState", "add_sums", "posterior_change", "read_rows"]
+
+
+def read_rows(part, classes):
+    """Return X, class indices and weights of a partition.
+
+    A partition of two arrays holds labels, which are looked up in `classes`; one of three holds
+    class indices and weights.
+    """
+    arrays = load_part(part)
+    if len(arrays) == 3:
+        return arrays
+    X, y = np.asarray(arrays[0]), np.asarray(arrays[1])
+    return X, np.searchsorted(classes, y), np.ones(len(X))
+
+
+def evaluate_part(part, sites, model, classes, options):
+    """Run `evaluate_rows` on a partition and add the root of its weights, one if all are equal."""
+    X, y, weight = read_rows(part, classes)
+    alike = len(weight) and weight.min() == weight.max()
+    root = np.sqrt(weight[:1] if alike else weight)
+    return evaluate_rows(model, X, y, weight, sites, **options), root
+
+
+def collect_part(part, sites, prior, classes, model):
+    """Run `collect_rows` on a partition."""
+    X, y, weight = read_rows(part, classes)
+    return collect_rows(prior, X, y, weight, sites, model)
+
+
+def add_sums(results):
+    """Add `RowSums` over partitions, in their order; per-row results are left out."""
+    total = results[0]._replace(sites=None, var=None)
+    for r in results[1:]:
+        added = [None if a is None else a + b for a, b in zip(total[6:], r[6:], strict=True)]
+        total = RowSums(
+            None,
+            None,
+            total.gram + r.gram,
+            total.shift + r.shift,
+            total.log_term + r.log_term,
+            max(total.residual, r.residual),
+            *added,
+        )
+    return total
+
+
+@dataclass
+class SparseState:
+    """Sites of all rows, a list of (C, 2, n_k), and the posterior they make under a prior.
+
+    With an averaged site `sites` is None and the posterior is all there is.
+    """
+
+    prior: InducingPrior
+    gram: np.ndarray
+    shift: np.ndarray
+    sites: Any
+
+    def posteriors(self):
+        """Return one `InducingPosterior` a binary problem."""
+        pairs = zip(self.gram, self.shift, strict=True)
+        return [InducingPosterior(g, s) for g, s in pairs]
+
+
+class Solution(NamedTuple):
+    """Result of the loop, the state and the model at its end."""
+
+    result: Any
+    state: SparseState
+    model: SparseModel
+
+
+class SparseEP:
+    """Passes and fixed points of sparse EP for one data set.
+
+    Parameters
+    ----------
+    run : PartMap
+        Open map over the partitions.
+    sizes : sequence of int
+        Rows of each partition.
+    classes : ndarray or None
+        Labels, where partitions hold labels.
+    n_problems : int
+        Binary problems C, which share prior, blocks and passes.
+    factor : Factor
+    rule : callable
+        An update rule of `rules`.
+    copies : float or None
+        Weight of all rows if one averaged site stands for all; None for a site a row.
+    base : tuple of ndarray or None, default=None
+        gram (C, m, m) and shift (C, m) of rows that were seen before and stay as they are.
+    """
+
+    def __init__(self, run, sizes, classes, n_problems, factor, rule, copies=None, base=None):
+        self.run, self.sizes, self.classes = run, list(sizes), classes
+        self.base = (0.0, 0.0) if base is None else base
+        self.n_problems, self.factor, self.rule, self.copies = n_problems, factor, rule, copies
+        lengths = [2 * n_problems * n for n in self.sizes] if copies is None else []
+        self._ends = np.cumsum([0, *lengths])
+
+    # ------------------------------------------------------------------ states
+
+    def zero(self, prior):
+        """Return the state of empty sites."""
+        C, m = self.n_problems, len(prior.Z)
+        sites = [np.zeros((C, 2, n)) for n in self.sizes] if self.copies is None else None
+        gram, shift = np.zeros((C, m, m)) + self.base[0], np.zeros((C, m)) + self.base[1]
+        return SparseState(prior, gram, shift, sites)
+
+    def restate(self, prior, sites):
+        """Return the state of given sites under a prior; one pass over the rows."""
+        if not any(np.any(s) for s in sites):
+            return self.zero(prior)
+        state, _ = self.collect(prior, sites, None)
+        return state
+
+    def collect(self, prior, sites, model):
+        """Return (state of given sites summed afresh, leave-one-out log probabilities)."""
+        results = self.run(collect_part, sites, prior, self.classes, model)
+        gram = sum(r[0] for r in results) + self.base[0]
+        shift = sum(r[1] for r in results) + self.base[1]
+        loo = None if model is None else np.concatenate([r[2] for r in results])
+        return SparseState(prior, gram, shift, sites), loo
+
+    def model(self, state):
+        """Return what a pass needs to know of a state."""
+        return SparseModel(state.prior, state.posteriors(), self.factor, self.rule, self.copies)
+
+    # ------------------------------------------------------------------ one pass
+
+    def one_pass(self, model, sites, **options):
+        """Return (sums over all rows, list of `RowSums`, list of root weights)."""
+        messages = [None] * len(self.sizes) if sites is None else sites
+        results = self.run(evaluate_part, messages, model, self.classes, options)
+        each = [r[0] for r in results]
+        sums = add_sums(each)
+        sums = sums._replace(gram=sums.gram + self.base[0], shift=sums.shift + self.base[1])
+        return sums, each, [r[1] for r in results]
+
+    def residual(self, model, sums):
+        """Return the undamped residual of a pass that took a whole step."""
+        if self.copies is None:
+            return sums.residual
+        return max(
+            posterior_change(p, g, s)
+            for p, g, s in zip(model.posteriors, sums.gram, sums.shift, strict=True)
+        )
+
+    # ------------------------------------------------------------------ the fixed point
+
+    def pack(self, state):
+        """Return a state as one vector: sites part by part, then grams and shifts.
+
+        Sites of one partition that were made with room for the sums stay where they are.
+        """
+        sums = np.concatenate([state.gram.ravel(), state.shift.ravel()])
+        sites = [] if state.sites is None else state.sites
+        room = sites[0].base if len(sites) == 1 else None
+        if isinstance(room, np.ndarray) and room.shape == (sites[0].size + sums.size,):
+            room[sites[0].size :] = sums
+            return room
+        return np.concatenate([*(s.ravel() for s in sites), sums])
+
+    def _packed_and_released(self, state):
+        x = self.pack(state)
+        state.sites = None
+        return x
+
+    def unpack(self, x, prior):
+        """Return the state that `pack` made x of, as views."""
+        C, m = self.n_problems, len(prior.Z)
+        end = self._ends[-1]
+        sites = None
+        if self.copies is None:
+            cut = zip(self._ends[:-1], self._ends[1:], self.sizes, strict=True)
+            sites = [x[a:b].reshape(C, 2, n) for a, b, n in cut]
+        gram = x[end : end + C * m * m].reshape(C, m, m)
+        return SparseState(prior, gram, x[end + C * m * m :].reshape(C, m), sites)
+
+    def _metric(self, n_entries, variances, roots):
+        """Return weights that make changes of sites dimensionless; the sums only follow them."""
+        if self.copies is not None:
+            return 1.0
+        metric = np.zeros(n_entries)
+        cut = zip(self._ends[:-1], self._ends[1:], variances, roots, strict=True)
+        for a, b, var, root in cut:
+            view = metric[a:b].reshape(self.n_problems, 2, -1)
+            np.multiply(var, root, out=view[:, 0])
+            np.sqrt(var, out=view[:, 1])
+            view[:, 1] *= root
+        return metric
+
+    def _evaluate(self, x, prior):
+        state = self.unpack(x, prior)
+        model = self.model(state)
+        sums, each, roots = self.one_pass(model, state.sites)
+        log_evidence = model.log_evidence + sums.log_term
+        if not np.isfinite(log_evidence):
+            raise ValueError(f"kernel {prior.kernel} gives NaN or infinity on these data.")
+        residual = self.residual(model, sums)
+        sites = None if state.sites is None else [r.sites for r in each]
+        variances = [r.var for r in each]
+        del each, state
+        target = self.pack(SparseState(prior, sums.gram, sums.shift, sites))
+        del sites  # packed: arrays of this length are what limits the memory of a fit
+        return Evaluation(
+            target=target,
+            residual=residual,
+            metric=self._metric(len(x), variances, roots),
+            record={"log_evidence": log_evidence},
+            payload=model,
+        )
+
+    def _repair(self, proposal, x, target, prior):
+        """Keep sites of log-concave factors non-negative, and the sums true to the sites."""
+        end = self._ends[-1]
+        state = self.unpack(proposal, prior)
+        offsets = zip(self._ends[:-1], state.sites, strict=True)
+        changed = False
+        for start, sites in offsets:
+            for c, problem in enumerate(sites):
+                bad = np.flatnonzero(problem[0] < 0)
+                first = start + 2 * c * problem.shape[1]
+                for shift in (0, problem.shape[1]):
+                    where = first + shift + bad
+                    proposal[where] = 0.5 * (x[where] + target[where])
+                changed = changed or len(bad) > 0
+        if changed:
+            fresh, _ = self.collect(prior, state.sites, None)
+            proposal[end:] = np.concatenate([fresh.gram.ravel(), fresh.shift.ravel()])
+        return proposal
+
+    def solve(self, state, *, tol, max_iter, damping, accelerate, monitor=None):
+        """Iterate to the fixed point at the prior of a state, which is used up.
+
+        See `loop.iterate` for the parameters.
+        """
+        prior = state.prior
+        cold = not (np.any(state.shift) if state.sites is None else any(map(np.any, state.sites)))
+        repairs = self.factor.log_concave and self.copies is None
+        result = iterate(
+            lambda x: self._evaluate(x, prior),
+            self._packed_and_released(state),
+            max_iter=max_iter,
+            tol=tol,
+            damping=damping,
+            acceleration=Anderson(mixing=damping) if accelerate else None,
+            repair=(lambda p, x, t: self._repair(p, x, t, prior)) if repairs else None,
+            monitor=monitor,
+            undamped_start=accelerate and cold,
+        )
+        return Solution(result, self.unpack(result.x, prior), result.evaluation.payload)
+
+
+def posterior_change(posterior, gram, shift):
+    """Return by how much new sums move a posterior, in its own standard deviations.
+
+    The larger of the norms of the change of the precision and of the pull on the mean.
+    """
+    lower = checked_cholesky(posterior.gram + np.eye(len(gram)))
+    change = solve_triangular(lower, gram - posterior.gram, lower=True)
+    change = solve_triangular(lower, change.T, lower=True)
+    pull = shift - gram @ posterior.mean - posterior.mean
+    pull = solve_triangular(lower, pull, lower=True)
+    return float(max(np.linalg.norm(change, 2), np.linalg.norm(pull)))

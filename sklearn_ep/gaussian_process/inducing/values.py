@@ -1,0 +1,173 @@
+"""Inducing values of a Gaussian process in whitened coordinates: prior, posterior, predictions.
+
+Inducing values u ~ N(0, Kzz), Kzz = L L', are represented by e = L^-1 u ~ N(0, I). Row i has
+w_i = L^-1 k(Z, x_i), and its latent value is w_i' e plus an independent N(0, s_i) (FITC). The
+posterior precision of e is I plus a positive semidefinite matrix, so it cannot be badly conditioned
+from below.
+"""
+
+from functools import cached_property
+
+import numpy as np
+from sklearn.utils import gen_batches
+
+from ..._engine.gaussian import (
+    checked_cholesky,
+    jittered_cholesky,
+    lower_times,
+    positive_variance,
+    triangular_inverse,
+)
+from .._kernels import cross, cross_covariance
+
+__all__ = [
+    "InducingPosterior",
+    "InducingPrior",
+    "SparseGPPosterior",
+    "block_rows",
+    "rebase",
+]
+
+# Entries of a block of W: small enough to stay in cache, large enough for the full product rate.
+_BLOCK_ENTRIES = 100_000
+
+
+def block_rows(m):
+    """Return the number of rows of a block for m inducing points."""
+    return int(np.clip(_BLOCK_ENTRIES // m, 128, 4096))
+
+
+class InducingPrior:
+    """Prior of the inducing values at one kernel.
+
+    Parameters
+    ----------
+    kernel : sklearn kernel
+    Z : ndarray of shape (m, d)
+        Inducing points.
+    jitter : float
+        Relative addition to the diagonal of Kzz; grows where Kzz is not positive definite.
+
+    Attributes
+    ----------
+    lower, inverse : ndarray of shape (m, m)
+        L and L^-1.
+    jitter : float
+        The relative jitter in use.
+    """
+
+    def __init__(self, kernel, Z, jitter):
+        self.kernel, self.Z = kernel, Z
+        self.cross = cross_covariance(kernel, Z)
+        Kzz, self._kept = self.cross.block(Z)
+        self.lower, self.jitter = jittered_cholesky(Kzz, jitter)
+        self.inverse = np.asfortranarray(triangular_inverse(self.lower))
+
+    def whiten(self, X, keep=False):
+        """Return W (n, m), the variances s (n,), and what a contraction of derivatives needs.
+
+        s_i is the variance of the latent value given u; rounding below zero is set to zero.
+        """
+        K, kept = self.cross.block(X)
+        W = lower_times(self.inverse, (K.copy() if keep else K).T).T
+        extra_var = self.cross.diagonal(X) - np.einsum("ij,ij->i", W, W)
+        return W, np.maximum(extra_var, 0.0), kept
+
+    def contract(self, M, inputs):
+        """Return the gradient of a scalar from its derivative L^-T M L^-1 in Kzz."""
+        G = self.inverse.T @ M @ self.inverse
+        G[np.diag_indices_from(G)] *= 1.0 + self.jitter
+        theta, towards = self.cross.contract(self._kept, G, inputs)
+        # G is symmetric and both arguments of the kernel move with Z
+        return theta, 2.0 * towards
+
+
+class InducingPosterior:
+    """Posterior of the whitened inducing values, N(A^-1 b, A^-1) with A = I + gram.
+
+    Parameters
+    ----------
+    gram : ndarray of shape (m, m)
+        Sum over rows of site precision times w w'.
+    shift : ndarray of shape (m,)
+        b, the sum over rows of site shift times w.
+    """
+
+    def __init__(self, gram, shift):
+        self.gram, self.shift = gram, shift
+        A = gram.copy()
+        A[np.diag_indices_from(A)] += 1.0
+        lower = checked_cholesky(A)
+        self.inverse = np.asfortranarray(triangular_inverse(lower))
+        self.mean = self.inverse.T @ (self.inverse @ shift)
+        self.log_evidence = 0.5 * shift @ self.mean - np.sum(np.log(np.diagonal(lower)))
+
+    @cached_property
+    def cov(self):
+        """Covariance A^-1 (m, m)."""
+        return self.inverse.T @ self.inverse
+
+    def root(self, W):
+        """Return T with T T' = W A^-1 W' (n, m)."""
+        return lower_times(self.inverse, W.copy().T).T
+
+    def marginals(self, W, smooth=False):
+        """Return mean and variance (n,) of W e and, if asked for, W A^-1 (n, m)."""
+        root = self.root(W)
+        var = np.einsum("ij,ij->i", root, root)
+        return (
+            W @ self.mean,
+            var,
+            lower_times(self.inverse, root.T, trans=True).T if smooth else None,
+        )
+
+
+def rebase(gram, shift, old, new):
+    """Return the sums (C, m, m) and (C, m) that sites have under another prior.
+
+    The sites stay the same functions of u: with T = L_old^-1 L_new a gram becomes T' gram T.
+    """
+    if old is new:
+        return gram, shift
+    T = old.inverse @ new.lower
+    return T.T @ gram @ T, shift @ T
+
+
+class SparseGPPosterior:
+    """Predictions from inducing points.
+
+    Parameters
+    ----------
+    prior : InducingPrior
+    posterior : InducingPosterior
+    """
+
+    def __init__(self, prior, posterior):
+        self.prior, self.posterior = prior, posterior
+
+    @property
+    def inducing_mean(self):
+        """Posterior mean of the inducing values (m,)."""
+        return self.prior.lower @ self.posterior.mean
+
+    @property
+    def inducing_cov(self):
+        """Posterior covariance of the inducing values (m, m)."""
+        return self.prior.lower @ self.posterior.cov @ self.prior.lower.T
+
+    def latent(self, X):
+        """Return mean and variance (n,) at new rows; O(m^2) a row, in blocks of rows."""
+        mean, var = np.empty(len(X)), np.empty(len(X))
+        for rows in gen_batches(len(X), block_rows(len(self.prior.Z))):
+            W, extra_var, _ = self.prior.whiten(X[rows])
+            mean[rows], var[rows], _ = self.posterior.marginals(W)
+            var[rows] += extra_var
+        return mean, positive_variance(var, self.prior.cross.diagonal(X))
+
+    def covariance(self, X1, X2):
+        """Return the posterior covariance (n1, n2) of the latent values at new rows."""
+        kernel = self.prior.kernel
+        W1 = self.prior.whiten(X1)[0]
+        W2 = W1 if X2 is X1 else self.prior.whiten(X2)[0]
+        prior = kernel(X1) if X2 is X1 else cross(kernel, X1, X2)
+        return prior - W1 @ W2.T + self.posterior.root(W1) @ self.posterior.root(W2).T

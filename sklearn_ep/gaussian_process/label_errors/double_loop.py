@@ -1,0 +1,83 @@
+"""The convergent double loop for scalar sites: slow, but its bound only falls.
+
+The outer loop holds the marginals that cavities are taken from; the inner one minimises what is
+then a convex function of the sites (Heskes and Zoeter 2002; Opper and Winther 2005).
+"""
+
+import numpy as np
+from scipy.optimize import minimize
+
+from ..._engine.gaussian import ImproperPosterior
+from ..._engine.loop import Evaluation
+
+__all__ = ["DoubleLoop"]
+
+# What the inner search is told of points without a proper posterior or cavity.
+_INFEASIBLE = 1e10
+
+
+class DoubleLoop:
+    """The map of one outer step, for `loop.iterate` without damping.
+
+    Parameters
+    ----------
+    ep : WholeEP
+        Structure, factor, labels, weights and rule.
+    exponent : float, default=1.0
+        The power of the rule; 1 for moment matching.
+    inner_steps : int, default=15
+        Steps of L-BFGS-B on the sites; the outer loop makes up for what they leave.
+
+    Notes
+    -----
+    A step costs about 20 posteriors. Its fixed points are those of `ep`.
+    """
+
+    def __init__(self, ep, exponent=1.0, inner_steps=15):
+        self.ep, self.exponent, self.inner_steps = ep, exponent, inner_steps
+        self.factor = ep.factor if exponent == 1.0 else ep.factor.powered(exponent)
+
+    def evaluate(self, x):
+        """Map sites (2, n) to an `Evaluation` whose target ends the inner minimisation."""
+        plain = self.ep.evaluate(x)
+        state = plain.payload[0]
+        target = self._minimise(x, state.mean, state.var)
+        return Evaluation(target, plain.residual, plain.metric, plain.record, plain.payload)
+
+    def _minimise(self, x, mean, var):
+        """Return the sites that minimise the bound while the outer marginals stay."""
+        scale = np.stack([1.0 / var, 1.0 / np.sqrt(var)])
+
+        def objective(scaled):
+            try:
+                value, gradient = self._bound(scaled.reshape(x.shape) * scale, mean, var)
+            except ImproperPosterior:
+                return _INFEASIBLE, np.zeros(scaled.size)
+            return value, (gradient * scale).ravel()
+
+        found = minimize(
+            objective,
+            (x / scale).ravel(),
+            jac=True,
+            method="L-BFGS-B",
+            options=dict(maxiter=self.inner_steps),
+        )
+        return found.x.reshape(x.shape) * scale if found.fun < _INFEASIBLE else x
+
+    def _bound(self, x, mean, var):
+        """Return the inner function and its gradient (2, n) in precisions and shifts."""
+        ep, u = self.ep, self.exponent
+        precision = 1.0 / var - u * x[0]
+        if np.any(precision <= 0):
+            raise ImproperPosterior("a cavity of the outer marginals is improper")
+        shift = mean / var - u * x[1]
+        cavity_mean, cavity_var = shift / precision, 1.0 / precision
+        state = ep.structure.posterior(ep.weight * x[0], ep.weight * x[1])
+        log_z, g, h = self.factor.tilted(ep.y, cavity_mean, cavity_var)
+        left = self.factor.contraction(ep.y, cavity_mean, cavity_var, 0.0, h)
+        tilted_mean, tilted_var = cavity_mean + cavity_var * g, cavity_var * left
+        partition = 0.5 * (shift * cavity_mean - np.log(precision))
+        value = state.log_evidence + ep.weight @ (log_z + partition) / u
+        second = state.var + state.mean**2 - tilted_var - tilted_mean**2
+        gradient = ep.weight * np.stack([-0.5 * second, state.mean - tilted_mean])
+        return value, gradient

@@ -1,0 +1,73 @@
+"""White noise between the latent values and the variables that carry the sites.
+
+Sites on g = f + noise become sites on f, so that any structure of f serves, dense or sparse, and
+copies of a row share f while each has a noise of its own.
+"""
+
+from functools import cached_property
+
+import numpy as np
+
+from ..._engine.gaussian import ImproperPosterior
+
+__all__ = ["LatentNoise", "LatentNoiseState"]
+
+
+class LatentNoiseState:
+    """Posterior of g = f + noise given all sites.
+
+    Attributes
+    ----------
+    mean, var : ndarray of shape (n,)
+        Marginals of g, of one copy of each row.
+    extra_var : float
+        0: the sites are on g itself.
+    latent : object
+        State of the structure of f.
+    log_evidence : float
+        log of the integral of prior times sites.
+    """
+
+    extra_var = 0.0
+
+    def __init__(self, structure, noise, weight, precision, shift):
+        tau, nu = precision / weight, shift / weight
+        left = 1.0 + noise * tau
+        if np.any(left <= 0):
+            raise ImproperPosterior("a site leaves its own noise without a proper distribution")
+        self.latent = inner = structure.posterior(precision / left, shift / left)
+        self.mean = (inner.mean + noise * nu) / left
+        self.var = noise / left + inner.var / left**2
+        own = 0.5 * (noise * nu**2 / left - np.log1p(noise * tau))
+        self.log_evidence = inner.log_evidence + weight @ own
+        self._sites = weight, tau, nu
+
+    @cached_property
+    def noise_slope(self):
+        """Derivative of the log evidence in the noise of each row, at a fixed point, (n,)."""
+        weight, tau, nu = self._sites
+        alpha = nu - tau * self.mean
+        return 0.5 * weight * (alpha**2 - tau + tau**2 * self.var)
+
+
+class LatentNoise:
+    """Structure of g = f + noise.
+
+    Parameters
+    ----------
+    structure : object
+        Structure of f. An attribute `extra_var` (n,) of it, the variance of f given what it keeps,
+        counts as noise.
+    noise : float
+        Variance of the noise common to all rows.
+    weight : ndarray of shape (n,)
+        Copies of each row.
+    """
+
+    def __init__(self, structure, noise, weight):
+        self.structure, self.weight = structure, weight
+        self.noise = noise + getattr(structure, "extra_var", 0.0)
+
+    def posterior(self, precision, shift):
+        """Return the state for site parameters (n,), copies of tied rows counted."""
+        return LatentNoiseState(self.structure, self.noise, self.weight, precision, shift)

@@ -1,0 +1,354 @@
+"""One binary problem of Gaussian-process classification whose labels may be wrong."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import expit, logit
+
+from ..._engine.gaussian import ImproperPosterior
+from ..._engine.loop import iterate
+from ..._engine.rules import Power
+from ..._engine.sites import Sites, cavity
+from ..._engine.whole import WholeEP
+from .._base import DenseProblem, WithLearned, column_spread, fit_of_sites
+from .._dense_gp import DenseGPPosterior, KernelGP
+from .._evidence import EvidencePoint, maximise_evidence
+from .._kernel_parameters import with_theta
+from .._kernels import contract_diagonal
+from ..inducing.gp import InducingGP
+from ..inducing.values import InducingPrior, SparseGPPosterior
+from .double_loop import DoubleLoop
+from .ladder import Rung, climb
+from .noise import LatentNoise
+from .relaxed_rule import Relaxed
+from .step import LabelErrorStep
+
+__all__ = ["RATE_BOUNDS", "LabelErrorProblem", "Setting", "fit_label_errors"]
+
+RATE_BOUNDS = (1e-4, 0.45)
+# Sites are refined to this residual, with this mixing, while hyperparameters move; and relative
+# changes of the evidence below `ftol`, or what a line search still finds after five evaluations,
+# are within the error of that.
+_LEARNING_SITES = dict(tol=5e-2, damping=0.8)
+_LEARNING = dict(ftol=3e-4, first_step=1.0, max_line_search=5)
+# Damping and power of the fallbacks, in the order in which they are tried.
+_SMALL_DAMPING = 0.25
+_SAFE_POWER = 0.5
+_POWER_DAMPING = 0.9
+# Weak priors of learning. Few rows with wrong labels leave amplitude, length scale and rate nearly
+# free: without priors a wiggly function without errors often explains them best.
+_LOG_AMPLITUDE = (np.log(4.0), 1.0)
+_LENGTH_SPREAD = 0.4
+_RATE_COUNTS = (3.0, 9.0)
+
+
+def log_rate_prior(rate):
+    """Return the log density of the rate of wrong labels and its derivative in logit(rate)."""
+    a, b = _RATE_COUNTS[0] - 1.0, _RATE_COUNTS[1] - 1.0
+    return a * np.log(rate) + b * np.log1p(-rate), a * (1.0 - rate) - b * rate
+
+
+def log_length_prior(log_length, centre):
+    """Return the log density of a length scale, log-Cauchy around a centre, and its derivative.
+
+    Heavy tails: a smooth function is preferred where the rows do not tell, and given up without
+    resistance where they do.
+    """
+    z = (log_length - np.log(centre)) / _LENGTH_SPREAD
+    return -np.log1p(z**2), -2.0 * z / (1.0 + z**2) / _LENGTH_SPREAD
+
+
+class Setting(NamedTuple):
+    """What learning may move: kernel, rate of wrong labels, inducing points (None: all rows)."""
+
+    kernel: Any
+    rate: float
+    points: Any
+
+
+class Coordinates:
+    """One vector of all that is learned: theta, logit of the rate, moves of inducing points.
+
+    Parameters
+    ----------
+    first : Setting
+        Where learning starts, and what is kept of it.
+    learn_kernel, learn_rate : bool
+    unit : ndarray of shape (d,) or None
+        Length of a move of size one in each column; None keeps the inducing points.
+    """
+
+    def __init__(self, first, learn_kernel, learn_rate, unit):
+        self.first, self.unit = first, unit
+        self.n_theta = first.kernel.n_dims if learn_kernel else 0
+        self.n_rate = int(learn_rate)
+        self.n_moves = 0 if unit is None else first.points.size
+
+    def start(self, theta):
+        """Return the vector of the first setting with other kernel parameters."""
+        rate = np.full(self.n_rate, logit(self.first.rate) if self.n_rate else 0.0)
+        return np.concatenate([theta[: self.n_theta], rate, np.zeros(self.n_moves)])
+
+    @property
+    def bounds(self):
+        """Bounds (p, 2) of the vector; none for inducing points."""
+        theta = self.first.kernel.bounds if self.n_theta else np.empty((0, 2))
+        free = np.full((self.n_moves, 2), [-np.inf, np.inf])
+        rate = np.tile(logit(RATE_BOUNDS), (self.n_rate, 1))
+        return np.vstack([theta, rate, free])
+
+    def setting(self, vector):
+        """Return the `Setting` of a vector."""
+        kernel, rate, points = self.first
+        theta, logit_rate, moves = np.split(vector, [self.n_theta, self.n_theta + self.n_rate])
+        if self.n_theta:
+            kernel = with_theta(kernel, theta)
+        if self.n_rate:
+            rate = float(expit(logit_rate[0]))
+        if self.n_moves:
+            points = points + moves.reshape(points.shape) * self.unit
+        return Setting(kernel, rate, points)
+
+    def gradient(self, theta, rate, points):
+        """Return the gradient in the vector from those in theta, logit rate and points."""
+        moves = (points * self.unit).ravel() if self.n_moves else np.empty(0)
+        return np.concatenate([theta[: self.n_theta], np.full(self.n_rate, rate), moves])
+
+
+@dataclass
+class LabelErrorProblem(DenseProblem):
+    """A dense problem with label errors: sites on g = f + noise.
+
+    `rates` holds the rate of wrong labels at which each binary problem starts; `learn_rate` tells
+    to learn it. `rule` is that of learning, `penalty` finite if relaxed sites come after it.
+    `length_centre` centres the prior of the length scale of the default kernel, its last parameter;
+    None for other kernels, of which nothing is known. `points` holds the inducing points at which
+    each binary problem starts, None for the dense structure; with `move_points` they are learned.
+    """
+
+    noise: float
+    rates: list
+    learn_rate: bool
+    penalty: float
+    cost: str
+    freeze_after: int
+    length_centre: float | None
+    points: list
+    move_points: bool
+    jitter: float
+
+    @property
+    def sites_on_rows(self):
+        """Whether prior times sites is the posterior of the latent values of the rows."""
+        return self.points[0] is None
+
+    def first_setting(self, k):
+        """Return the `Setting` at which problem k starts."""
+        return Setting(with_theta(self.kernel, self.starts[k]), self.rates[k], self.points[k])
+
+    def slopes(self, structure, state):
+        """Return d log evidence / d theta and / d Z at a fixed point of the sites."""
+        if self.sites_on_rows:
+            return structure.evidence_gradient(state.latent), 0.0
+        return structure.evidence_gradient(state.latent, state.noise_slope, self.move_points)
+
+    def ep(self, setting, sign):
+        """Return the fixed-point map of the rule of learning at a setting."""
+        latent: Any
+        if setting.points is None:
+            latent = KernelGP(setting.kernel, self.X)
+        else:
+            latent = InducingGP(setting.kernel, self.X, setting.points, self.jitter)
+        structure = LatentNoise(latent, self.noise, self.weight)
+        return WholeEP(structure, LabelErrorStep(setting.rate), sign, self.weight, self.rule)
+
+    def rungs(self, setting, sign, tol):
+        """Return the ladder of `climb`: the rule, less damping, a power, the double loop."""
+        ep = self.ep(setting, sign)
+        relaxed = np.isfinite(self.penalty)
+
+        def run(rule, damping, accelerate, x, max_iter, monitor):
+            own = WholeEP(ep.structure, ep.factor, ep.y, ep.weight, rule())
+            return own.solve(
+                x,
+                tol=tol,
+                max_iter=max_iter,
+                damping=damping,
+                accelerate=accelerate,
+                monitor=monitor,
+            )
+
+        def descend(x, max_iter, monitor):
+            exponent = getattr(self.rule, "exponent", 1.0)
+            evaluate = DoubleLoop(ep, exponent).evaluate
+            return iterate(evaluate, x, max_iter=max_iter, tol=tol, monitor=monitor)
+
+        def own_rule():
+            if relaxed:
+                return Relaxed(self.penalty, self.cost, self.freeze_after)
+            return self.rule
+
+        if isinstance(self.rule, Power):
+            # a fraction of the factor is damping of its own: more of it only makes it slow
+            large = max(_POWER_DAMPING, self.damping)
+            return [
+                Rung("power", partial(run, own_rule, self.damping, True)),
+                Rung(f"power, damping {large:g}", partial(run, own_rule, large, False), 0.6),
+                Rung("double loop", descend),
+            ]
+        name = "relaxed" if relaxed else "ep"
+        small = min(_SMALL_DAMPING, 0.5 * self.damping)
+        safe = partial(Power, _SAFE_POWER)
+        return [
+            Rung(name, partial(run, own_rule, self.damping, True)),
+            Rung(f"{name}, damping {small:g}", partial(run, own_rule, small, False)),
+            Rung(f"power {_SAFE_POWER:g}", partial(run, safe, _POWER_DAMPING, False)),
+            Rung("double loop", descend),
+        ]
+
+    def log_prior(self, kernel, rate):
+        """Return the log prior density of what is learned, its slopes in theta and logit rate."""
+        variances = kernel.diag(self.X)
+        share = self.weight / (self.weight @ variances)
+        centre, spread = _LOG_AMPLITUDE
+        away = np.log(self.weight @ variances / self.weight.sum() / self.noise) - centre
+        value, slope = -0.5 * (away / spread) ** 2, np.zeros(0)
+        if self.learn:
+            slope = -away / spread**2 * contract_diagonal(kernel, self.X, share)
+            if self.length_centre is not None:
+                more, steep = log_length_prior(np.log(kernel.k2.length_scale), self.length_centre)
+                value += more
+                slope[-1] += steep
+        if not self.learn_rate:
+            return value, slope, 0.0
+        more, rate_slope = log_rate_prior(rate)
+        return value + more, slope, rate_slope
+
+    def evidence(self, sign, x, tol, setting=None):
+        """Return theta -> `EvidencePoint` of the log evidence, the rest of a setting kept."""
+        evaluate = self._evidence(sign, x, tol, self.damping)
+
+        def at(theta):
+            point, _, _ = evaluate(setting._replace(kernel=with_theta(self.kernel, theta)))
+            return point
+
+        return at
+
+    def objective(self, sign, x, coordinates):
+        """Return the function that learning maximises, of the vector of the coordinates."""
+        evaluate = self._evidence(sign, x, **_LEARNING_SITES)
+        moves = coordinates.n_theta + coordinates.n_moves > 0
+
+        def at(vector):
+            setting = coordinates.setting(vector)
+            try:
+                point, rate_slope, towards = evaluate(setting, gradient=moves)
+            except ImproperPosterior:  # such as inducing points that have met
+                return EvidencePoint(-np.inf, np.full(len(vector), np.nan), np.inf, None)
+            log_prior, slope, rate_prior_slope = self.log_prior(setting.kernel, setting.rate)
+            if coordinates.n_theta:
+                slope = slope + point.gradient
+            gradient = coordinates.gradient(slope, rate_slope + rate_prior_slope, towards)
+            return point._replace(gradient=gradient, log_prior=log_prior)
+
+        return at
+
+    def _evidence(self, sign, x, tol, damping):
+        """Return setting -> (`EvidencePoint`, slopes in logit rate and points) with warm sites."""
+        warm = [x]
+
+        def evaluate(setting, gradient=True):
+            ep = self.ep(setting, sign)
+
+            def solve(start):
+                return ep.solve(
+                    start,
+                    tol=tol,
+                    max_iter=self.max_sweeps,
+                    damping=damping,
+                    accelerate=True,
+                )
+
+            try:
+                result = solve(warm[0])
+            except ImproperPosterior:  # the last sites are no start for this kernel
+                result = solve(np.zeros_like(x))
+            warm[0] = result.x
+            state, _ = result.evaluation.payload
+            slope, towards = np.empty(0), 0.0
+            if gradient:
+                slope, towards = self.slopes(ep.structure.structure, state)
+            point = EvidencePoint(
+                result.evaluation.record["log_evidence"],
+                slope,
+                result.evaluation.residual,
+                (setting, state, result.x),
+            )
+            return point, self._rate_slope(ep, Sites(*result.x), state), towards
+
+        return evaluate
+
+    def _rate_slope(self, ep, sites, state):
+        """Return d log evidence / d logit(rate): expected minus assumed number of wrong labels."""
+        exponent = getattr(self.rule, "exponent", 1.0)
+        cav = cavity(sites, state.mean, state.var, exponent)
+        wrong = ep.factor.powered(exponent).wrong_proba(ep.y, cav.mean, cav.var)
+        return self.weight @ (wrong - ep.factor.rate)
+
+    def posterior(self, payload):
+        """Return the predicting posterior that belongs to the payload of an iteration."""
+        setting, state = payload[:2]
+        if setting.points is None:
+            return DenseGPPosterior(setting.kernel, self.X, state.latent)
+        prior = InducingPrior(setting.kernel, setting.points, self.jitter)
+        return SparseGPPosterior(prior, state.latent.posterior)
+
+
+def learn_hyperparameters(problem, sign, monitor, k):
+    """Return (setting, sites of EP there, history, whether a callback ended it) of problem k."""
+    first = problem.first_setting(k)
+    unit = column_spread(problem.X, problem.weight) if problem.move_points else None
+    coordinates = Coordinates(first, problem.learn, problem.learn_rate, unit)
+    start = coordinates.start(first.kernel.theta)
+    if not len(start):
+        return first, problem.sites[k], {}, False
+    learned = maximise_evidence(
+        problem.objective(sign, problem.sites[k], coordinates),
+        start,
+        coordinates.bounds,
+        max_iter=problem.max_iter,
+        starts=[coordinates.start(s) for s in problem.restarts if coordinates.n_theta],
+        monitor=monitor,
+        **_LEARNING,
+    )
+    setting, _, sites = learned.point.payload
+    return setting, sites, learned.history, learned.stopped
+
+
+def fit_label_errors(problem, sign, monitor, k):
+    """Learn what is asked for, converge the sites, and return the `BinaryFit` of problem k."""
+    setting, sites, history, stopped = learn_hyperparameters(problem, sign, monitor, k)
+    # a search that was ended early still ends at converged sites, in sweeps that nobody counts
+    ended = stopped or len(history.get("residual", [])) >= problem.max_iter
+    watch = None if monitor is None or ended else WithLearned(monitor, setting)
+    rungs = problem.rungs(setting, sign, problem.tol)
+    result, path = climb(rungs, sites, problem.max_iter, watch)
+    if not ended:
+        history = {n: np.concatenate([history.get(n, []), v]) for n, v in result.history.items()}
+    state, update = result.evaluation.payload
+    cav = cavity(Sites(*result.x), state.mean, state.var)
+    factor = LabelErrorStep(setting.rate)
+    relaxation = np.zeros(len(sign)) if update.relaxation is None else update.relaxation
+    return fit_of_sites(
+        problem.posterior((setting, state)),
+        history,
+        result,
+        setting.kernel,
+        factor,
+        relaxation=relaxation,
+        wrong_proba=factor.wrong_proba(sign, cav.mean, cav.var),
+        setting=setting,
+        path=path,
+    )

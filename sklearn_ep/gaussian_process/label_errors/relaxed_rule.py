@@ -1,0 +1,238 @@
+"""The rule of relaxed EP, and the scalar problem behind it: how far a row should relax.
+
+A relaxation factor exp(-b (g - m)^2 / 2) around the centre m of the old site multiplies the cavity
+before moments are matched. In units of the cavity, gamma = b times its variance, all that the
+factor does is to move the one number z on which the tilted distribution depends.
+"""
+
+import numpy as np
+from scipy.special import erfcx
+
+from ..._engine.rules import match_moments
+from ..._engine.sites import Cavity, cavity
+from .step import LabelErrorStep, step_moments
+
+__all__ = ["Relaxed", "relaxed_cost", "relaxed_gamma", "relaxed_kl"]
+
+# Below this share of the cavity precision a site has no centre to relax towards.
+_NO_CENTRE = 1e-2
+
+# Shares of the largest gamma that can win where the cost is looked at first; denser at the small
+# end, because z moves by gamma times the distance of the centre, which is not bounded.
+_SHARES = np.concatenate([[0.0], np.geomspace(1e-4, 0.02, 12), np.linspace(0.03, 1.0, 36)])
+# A relaxation beyond this leaves nothing of the cavity: needed only for penalties near zero.
+_LARGEST = 1e3
+# Around the best point grids of this many inner points, each narrower than the last by the inverse.
+_FINE = np.arange(1, 16)[:, None] / 16.0
+_REFINEMENTS = 2
+_SECANTS = 3
+
+
+def relaxed_kl(z, label_noise):
+    """Return the Kullback-Leibler divergence from the tilted distribution to its moment match.
+
+    Parameters
+    ----------
+    z : ndarray
+        Mean of the cavity over its standard deviation, positive where it agrees with the label.
+    label_noise : float
+        Probability of a wrong label.
+    """
+    z = np.asarray(z, dtype=float)
+    return _kl(z, step_moments(z, *LabelErrorStep(label_noise).log_weights), label_noise)
+
+
+def _kl(z, m, label_noise):
+    """Return the divergence at z from the `StepMoments` there."""
+    if label_noise == 0:
+        # - log Phi(z) and slope z / 2 both grow like z^2 / 2 on the wrong side; without it:
+        below = np.minimum(z, 0.0)
+        far = 0.5 * below * (m.slope + below) - np.log(0.5 * erfcx(-below / np.sqrt(2.0)))
+        return 0.5 * np.log(m.spread) + np.where(z < 0, far, 0.5 * m.slope * z - m.log_z)
+    log_right, log_wrong = LabelErrorStep(label_noise).log_weights
+    entropy = log_right + m.wrong * (log_wrong - log_right) - m.log_z
+    return entropy + 0.5 * (np.log(m.spread) + m.slope * z)
+
+
+def relaxed_cost(gamma, z0, mubar, c, label_noise, cost="mass"):
+    """Return the cost Q(gamma) that a row minimises over its relaxation gamma >= 0.
+
+    Parameters
+    ----------
+    gamma : ndarray
+        Relaxation in units of the cavity precision; broadcasts against the next two.
+    z0, mubar : ndarray
+        Signed mean of the cavity and signed centre of the relaxation over the standard deviation
+        of the cavity.
+    c : float
+        Penalty of a unit of gamma.
+    label_noise : float
+    cost : {"mass", "normalised"}
+        Divergence of the unnormalised pair, or of the normalised one.
+    """
+    widened = 1.0 + gamma
+    root = np.sqrt(widened)
+    z = (z0 + gamma * mubar) / root
+    m = step_moments(z, *LabelErrorStep(label_noise).log_weights)
+    value = _kl(z, m, label_noise)
+    if cost == "mass":
+        shift = (mubar - z0) ** 2 * (gamma / widened)
+        value *= np.exp(m.log_z - 0.5 * shift) / root
+    return value + c * gamma
+
+
+def relaxed_gamma(z0, mubar, c, label_noise, cost="mass"):
+    """Return the relaxation gamma >= 0 that minimises the cost, row by row.
+
+    Parameters
+    ----------
+    z0, mubar : ndarray of shape (n,)
+        See `relaxed_cost`.
+    c : float
+        Penalty; np.inf relaxes nothing.
+    label_noise : float
+    cost : {"mass", "normalised"}, default="mass"
+
+    Returns
+    -------
+    gamma : ndarray of shape (n,)
+        Zero where exact moment matching is best.
+
+    Notes
+    -----
+    The divergence is non-negative, so that no gamma beyond Q(0) / c can win: the search is over a
+    bounded interval, by a grid and by finer ones around its best point. Negative values are not
+    searched: their limit -1 makes every divergence vanish and the posterior meaningless.
+    """
+    z0, mubar = np.atleast_1d(np.asarray(z0, float)), np.atleast_1d(np.asarray(mubar, float))
+    if np.isinf(c):
+        return np.zeros(len(z0))
+    at_zero = relaxed_cost(0.0, z0, mubar, c, label_noise, cost)
+    grid = _SHARES[:, None] * np.clip(at_zero / c, 0.0, _LARGEST)
+    costs = relaxed_cost(grid, z0, mubar, c, label_noise, cost)
+    best = np.argmin(costs, axis=0)
+    gamma = np.zeros(len(z0))
+    rows = np.flatnonzero(best > 0)
+    if len(rows):
+
+        def value(g):
+            return relaxed_cost(g, z0[rows], mubar[rows], c, label_noise, cost)
+
+        first = grid[best[rows], rows]
+        high = grid[np.minimum(best[rows] + 1, len(_SHARES) - 1), rows]
+        best = _refined(value, first, grid[best[rows] - 1, rows], high)
+        args = z0[rows], mubar[rows], c, label_noise, cost
+        gamma[rows] = _polished(best, lambda g: _cost_slope(g, *args))
+    return gamma
+
+
+def _refined(value, best, low, high):
+    """Minimise a function of each row between low and high by ever finer grids around the best."""
+    rows = np.arange(len(best))
+    for _ in range(_REFINEMENTS):
+        grid = np.vstack([low + _FINE * (high - low), best])
+        k = np.argmin(value(grid), axis=0)
+        best = grid[k, rows]
+        width = _FINE[0, 0] * (high - low)
+        low, high = np.maximum(best - width, 0.0), best + width
+    return best
+
+
+def _polished(gamma, slope):
+    """Return the roots of the slope next to gamma by secant steps.
+
+    A minimum is flat: its place is only known to half of the digits from the cost, and rounding
+    would show in everything that follows.
+    """
+    last = gamma * (1.0 + 1e-4)
+    last_slope, now = slope(np.array([last, gamma]))
+    for k in range(_SECANTS):
+        if k:
+            now = slope(gamma)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            step = now * (last - gamma) / (now - last_slope)
+        last, last_slope = gamma, now
+        gamma = gamma + np.where(np.abs(step) <= 0.03 * gamma, step, 0.0)
+    return gamma
+
+
+def _kl_slope(z, m, label_noise):
+    """Return the derivative of the divergence in z from the `StepMoments` there."""
+    beta_slope = m.slope * m.spread - m.beta * (m.slope + z)
+    value = -0.5 * (m.slope + m.beta * z + beta_slope / m.spread)
+    if label_noise == 0:
+        return value
+    height = m.slope / (1.0 - 2.0 * label_noise)
+    right_slope = height * ((1.0 - label_noise) * m.wrong + label_noise * (1.0 - m.wrong))
+    return value + np.log((1.0 - label_noise) / label_noise) * right_slope
+
+
+def _cost_slope(gamma, z0, mubar, c, label_noise, cost):
+    """Return the derivative of `relaxed_cost` in gamma."""
+    widened = 1.0 + gamma
+    root = np.sqrt(widened)
+    z = (z0 + gamma * mubar) / root
+    m = step_moments(z, *LabelErrorStep(label_noise).log_weights)
+    moved = (mubar - 0.5 * z / root) / root
+    slope = _kl_slope(z, m, label_noise) * moved
+    if cost == "mass":
+        away = (mubar - z0) ** 2
+        mass = np.exp(m.log_z - 0.5 * away * (gamma / widened)) / root
+        log_slope = m.slope * moved - 0.5 * (1.0 + away / widened) / widened
+        slope = mass * (slope + _kl(z, m, label_noise) * log_slope)
+    return slope + c
+
+
+class Relaxed:
+    """Relaxed moment matching (Qi and Guo 2012) for a `LabelErrorStep`.
+
+    Each row may multiply its cavity by a factor exp(-b (g - m)^2 / 2) around the centre m of its
+    old site before moments are matched, where that lowers the divergence by more than the penalty.
+    The factor is no part of the posterior.
+
+    Parameters
+    ----------
+    penalty : float
+        Price of a unit of gamma = b times the variance of the cavity.
+    cost : {"mass", "normalised"}
+        See `relaxed_cost`.
+    freeze_after : int
+        Sweeps after which b and b m stay as they are, or are released for good where they no longer
+        pay. Which rows relax may flip for ever, since m jumps where a site precision changes sign.
+
+    Notes
+    -----
+    A site without precision has no centre: rows below one per cent of the precision of their cavity
+    do not relax. That bounds the centres, so that penalties from about 50 on are moment matching.
+    One object serves one run.
+    """
+
+    def __init__(self, penalty, cost, freeze_after):
+        self.penalty, self.cost, self.freeze_after = penalty, cost, freeze_after
+        self.n_sweeps = 0
+        self.factors: tuple[np.ndarray, np.ndarray] | None = None
+
+    def __call__(self, factor, y, sites, mean, var, extra_var=0.0):
+        """Return the `SiteUpdate` of the rows; parameters as for `MomentMatching`."""
+        cav = cavity(sites, mean, var)
+        gamma, pull = self._relax(factor, y, sites, cav)
+        self.n_sweeps += 1
+        relaxed = Cavity(
+            (cav.mean + pull * cav.var) / (1.0 + gamma), cav.var / (1.0 + gamma), cav.proper
+        )
+        return match_moments(factor, y, sites, relaxed, extra_var, gamma)
+
+    def _relax(self, factor, y, sites, cav):
+        """Return gamma and b m of each row."""
+        told = np.abs(sites.precision) * cav.var > _NO_CENTRE
+        centre = np.divide(sites.shift, sites.precision, out=np.zeros_like(cav.mean), where=told)
+        root = np.sqrt(cav.var)
+        scalars = y * cav.mean / root, y * centre / root, self.penalty, factor.rate, self.cost
+        if self.n_sweeps < self.freeze_after or self.factors is None:
+            gamma = np.where(told, relaxed_gamma(*scalars), 0.0)
+            self.factors = gamma / cav.var, gamma * centre / cav.var
+            return gamma, self.factors[1]
+        gamma = self.factors[0] * cav.var
+        pays = relaxed_cost(gamma, *scalars) <= relaxed_cost(0.0, *scalars)
+        self.factors = np.where(pays, self.factors[0], 0.0), np.where(pays, self.factors[1], 0.0)
+        return np.where(pays, gamma, 0.0), self.factors[1]

@@ -1,0 +1,157 @@
+"""Group labels: where they come from, how they become numbers, how groups are spread over sites."""
+
+import heapq
+import numbers
+
+import numpy as np
+from sklearn.utils.validation import column_or_1d
+
+from .._engine.row_order import row_keys
+
+__all__ = [
+    "balance",
+    "column_position",
+    "group_keys",
+    "look_up",
+    "number_groups",
+    "split_column",
+    "spread_by_content",
+]
+
+
+def column_position(column, X, n_columns, parameter):
+    """Return the position of a column given by name or index, or raise a ValueError naming it."""
+    if isinstance(column, numbers.Integral) and not isinstance(column, bool):
+        if not -n_columns <= column < n_columns:
+            raise ValueError(f"{parameter}={column!r} is not a column of X, which has {n_columns}.")
+        return int(column) % n_columns
+    names = list(X.columns) if hasattr(X, "columns") else None
+    if names is None:
+        raise ValueError(
+            f"{parameter}={column!r} is the name of a column, but X has no column names; "
+            "give its index."
+        )
+    if column not in names:
+        raise ValueError(f"{parameter}={column!r} is not among the columns of X: {names}.")
+    return names.index(column)
+
+
+def split_column(X, position):
+    """Return (X without a column, labels as a list) for an array or a pandas or polars table."""
+    if hasattr(X, "columns"):
+        keep = [k for k in range(len(X.columns)) if k != position]
+        column = X.iloc[:, position] if hasattr(X, "iloc") else X[:, position]
+        return (X.iloc[:, keep] if hasattr(X, "iloc") else X[:, keep]), column.to_list()
+    return np.delete(X, position, axis=1), X[:, position].tolist()
+
+
+def label_list(groups, n_rows):
+    """Return labels as a list of Python objects, or raise a ValueError naming `groups`."""
+    if hasattr(groups, "to_list"):
+        labels = groups.to_list()
+    elif isinstance(groups, list | tuple):
+        labels = [g.item() if isinstance(g, np.generic) else g for g in groups]
+    else:
+        labels = column_or_1d(groups).tolist()
+    if len(labels) != n_rows:
+        raise ValueError(f"groups has {len(labels)} labels, but X has {n_rows} samples.")
+    return labels
+
+
+def is_missing(label):
+    """Say whether a label is None, nan, or the missing value of a table library."""
+    if label is None or type(label).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(label, float) and label != label
+
+
+def number_groups(labels):
+    """Number the distinct labels.
+
+    Parameters
+    ----------
+    labels : list
+        Hashable labels; missing ones stand for a group without a name.
+
+    Returns
+    -------
+    table : ndarray of shape (J,)
+        The labels, sorted where they can be compared, otherwise in order of appearance.
+    code : ndarray of shape (n,)
+        Number of each row's group; rows without label get numbers from J on, one each.
+    """
+    try:
+        distinct = list(dict.fromkeys(g for g in labels if not is_missing(g)))
+    except TypeError as error:
+        raise TypeError("group labels must be hashable") from error
+    try:
+        distinct.sort()
+    except TypeError:
+        pass  # labels of several kinds: order of appearance
+    code = look_up(labels, distinct)
+    unnamed = code < 0
+    code[unnamed] = len(distinct) + np.arange(unnamed.sum())
+    return label_array(distinct), code
+
+
+def label_array(labels):
+    """Return labels as an array: numbers and strings as such, anything else as objects."""
+    kinds = {type(g) for g in labels}
+    if kinds <= {int, float} or kinds == {str} or kinds == {bool}:
+        return np.array(labels)
+    out = np.empty(len(labels), dtype=object)
+    out[:] = labels
+    return out
+
+
+def look_up(labels, table):
+    """Return codes (n,): the position in the table, -1 for missing, J on for unseen labels."""
+    known = {g: k for k, g in enumerate(table.tolist() if isinstance(table, np.ndarray) else table)}
+    return np.array(
+        [-1 if is_missing(g) else known.setdefault(g, len(known)) for g in labels], dtype=int
+    )
+
+
+def group_keys(table):
+    """Return the labels as strings that tell them apart, for states that are saved as arrays."""
+    return np.array([f"{type(g).__name__}:{g!r}" for g in table.tolist()], dtype=str)
+
+
+def balance(load, n_sites):
+    """Spread whole groups over sites: the heaviest group first, to the least loaded site.
+
+    Parameters
+    ----------
+    load : ndarray of shape (J,)
+        Rows of each group.
+    n_sites : int
+
+    Returns
+    -------
+    site : ndarray of shape (J,)
+    """
+    site = np.empty(len(load), dtype=int)
+    heap = [(0.0, k) for k in range(n_sites)]
+    for j in np.argsort(-load, kind="stable"):
+        total, k = heap[0]
+        site[j] = k
+        heapq.heapreplace(heap, (total + float(load[j]), k))
+    return site
+
+
+def spread_by_content(X, y, weight, n_sites):
+    """Spread rows without groups over sites by what they contain.
+
+    Equal rows meet in one site and the order of rows does not matter, so that repeated rows,
+    weights and permutations give one partition.
+
+    Returns
+    -------
+    site : ndarray of shape (n,)
+        Numbers from 0 on without gaps; fewer than `n_sites` where rows are few.
+    """
+    _, content = np.unique(row_keys(X, 0, y), return_inverse=True)
+    load = np.bincount(content, weights=weight)
+    middle = np.cumsum(load) - 0.5 * load
+    share = np.minimum((n_sites * middle / load.sum()).astype(int), n_sites - 1)
+    return np.unique(share[content], return_inverse=True)[1]

@@ -1,0 +1,304 @@
+"""Mode and curvature of the posterior of shared parameters, local effects integrated out.
+
+The local effects have to be integrated before a mode in the group scales is sought: the joint mode
+of scales and effects is meaningless (unbounded in one parametrisation, 5 to 130 sd off in the
+other). Each partition answers with value, gradient and Hessian of its marginal likelihood, and the
+centre makes the Newton steps. What the partitions say at the mode are the site messages of Laplace
+propagation, which is where expectation propagation starts from.
+"""
+
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import expit, log_expit, logsumexp
+
+from .._engine.gaussian import ImproperPosterior, checked_cholesky, log_partition
+from .._engine.quadrature import gauss_hermite
+from . import _log_cholesky as log_cholesky
+from ._arrow import backward, forward, segment_products, weighted_gram
+
+__all__ = [
+    "Mode",
+    "SiteTerms",
+    "effect_modes",
+    "effect_rule",
+    "find_mode",
+    "is_proper",
+    "laplace_messages",
+    "marginal_terms",
+]
+
+
+class SiteTerms(NamedTuple):
+    """Marginal log likelihood of a partition with gradient (P,), Hessian (P, P), effect modes."""
+
+    value: float
+    gradient: np.ndarray
+    hessian: np.ndarray
+    modes: np.ndarray
+
+
+class Mode(NamedTuple):
+    """Outcome of `find_mode`.
+
+    phi (P,) is the last point, terms the list of `SiteTerms` there, residual the length of the
+    next Newton step in posterior sd.
+    """
+
+    phi: np.ndarray
+    terms: list[SiteTerms]
+    log_evidence: float
+    n_iter: int
+    converged: bool
+    history: dict[str, np.ndarray]
+
+
+def effect_rule(q):
+    """Return nodes (k, q) and log weights of a product Gauss-Hermite rule for N(0, I_q)."""
+    x, w = gauss_hermite({1: 9, 2: 5}.get(q, 3))
+    nodes = np.array(list(product(x, repeat=q)))
+    return nodes, np.array([np.sum(np.log(c)) for c in product(w, repeat=q)])
+
+
+def effect_modes(rows, offset, design, modes, tol=1e-6):
+    """Return modes of the effects given the offset X beta, and Cholesky factors there.
+
+    Parameters
+    ----------
+    rows : ArrowRows
+    offset : ndarray of shape (..., n)
+    design : ndarray of shape (..., n, q)
+    modes : ndarray of shape (..., J, q)
+        Start.
+    tol : float, default=1e-6
+        Largest last step, in prior sd.
+
+    Returns
+    -------
+    modes, lower : ndarray of shape (..., J, q) and (..., J, q, q)
+
+    Notes
+    -----
+    Newton with steps of at most two prior sd: the factor is log-concave, and the bound keeps the
+    first steps of a large scale from overshooting.
+    """
+    group, q = rows.group, design.shape[-1]
+    block = np.empty((*modes.shape, q))
+    for _ in range(50):
+        z = offset + np.sum(design * modes[..., group, :], -1)
+        p = expit(z)
+        residual = rows.weight * (0.5 * (1.0 + rows.sign) - p)
+        curvature = rows.weight * p * (1.0 - p)
+        slope = np.add.reduceat(residual[..., None] * design, rows.starts, axis=-2) - modes
+        for a in range(q):
+            for b in range(q):
+                block[..., a, b] = np.add.reduceat(
+                    curvature * design[..., a] * design[..., b], rows.starts, axis=-1
+                ) + (a == b)
+        lower = np.sqrt(block) if q == 1 else np.linalg.cholesky(block)
+        step = backward(lower, forward(lower, slope[..., None]))[..., 0]
+        longest = np.abs(step).max(-1, keepdims=True)
+        modes = modes + step * np.minimum(1.0, 2.0 / np.maximum(longest, 1e-300))
+        if longest.max() < tol:
+            break
+    return modes, lower
+
+
+def _louis(rows, score, share):
+    """Return gradient and the covariance part of Louis' identity for node scores (k, J, P)."""
+    root = np.sqrt(share)[..., None]
+    mean = np.einsum("kj,kjp->jp", share, score)
+    spread = (root * (score - mean)).reshape(-1, score.shape[-1])
+    return mean.sum(0), spread.T @ spread
+
+
+def marginal_terms(rows, phi, q, modes):
+    """Return the marginal log likelihood of the rows at phi = (beta, theta) with derivatives.
+
+    Parameters
+    ----------
+    rows : ArrowRows
+    phi : ndarray of shape (P,)
+    q : int
+        Number of varying coefficients; 0 for none.
+    modes : ndarray of shape (J, q)
+        Where to start the search for the modes of the effects.
+
+    Returns
+    -------
+    SiteTerms
+
+    Notes
+    -----
+    Adaptive Gauss-Hermite quadrature about the modes; gradient and Hessian by Louis' identity over
+    the same nodes. O(n D^2) and a product with X for each of the 9 nodes (5^2 for q = 2).
+    """
+    d = rows.X.shape[1]
+    offset = rows.X @ phi[:d]
+    if q == 0:
+        p = expit(offset)
+        residual = rows.weight * (0.5 * (1.0 + rows.sign) - p)
+        value = rows.weight @ log_expit(rows.sign * offset)
+        gram = weighted_gram(rows.X, (rows.weight * p * (1.0 - p))[None])[0]
+        return SiteTerms(value, residual @ rows.X, -gram, modes)
+    design = rows.local @ log_cholesky.factor(phi[d:], q)
+    modes, lower = effect_modes(rows, offset, design, modes)
+    x, log_weight = effect_rule(q)
+    u = modes + backward(lower, x[:, None, :, None])[..., 0]
+    group = rows.group
+    z = offset + np.einsum("nq,knq->kn", design, u[:, group])
+    density = np.add.reduceat(rows.weight * log_expit(rows.sign * z), rows.starts, axis=1)
+    k = np.arange(q)
+    density += (log_weight + 0.5 * np.sum(x**2, 1))[:, None]
+    density -= 0.5 * np.sum(u**2, 2) + np.log(lower[:, k, k]).sum(1)
+    total = logsumexp(density, axis=0)
+    share = np.exp(density - total)
+    p = expit(z)
+    residual = rows.weight * (0.5 * (1.0 + rows.sign) - p)
+    curvature = rows.weight * p * (1.0 - p) * share[:, group]
+    slope = np.einsum("tnq,knq->tkn", rows.local @ log_cholesky.tangent(phi[d:], q), u[:, group])
+    score = np.concatenate(
+        [
+            segment_products(rows, residual),
+            np.moveaxis(np.add.reduceat(residual * slope, rows.starts, axis=2), 0, -1),
+        ],
+        axis=2,
+    )
+    gradient, hessian = _louis(rows, score, share)
+    cross = np.einsum("kn,tkn->tn", curvature, slope) @ rows.X
+    hessian[:d, :d] -= weighted_gram(rows.X, curvature.sum(0)[None])[0]
+    hessian[d:, :d] -= cross
+    hessian[:d, d:] -= cross.T
+    hessian[d:, d:] -= np.einsum("kn,skn,tkn->st", curvature, slope, slope, optimize=True)
+    bent = d + log_cholesky.diagonal_positions(q)
+    hessian[bent, bent] += gradient[bent]
+    return SiteTerms(float(total.sum()), gradient, hessian, modes)
+
+
+def _ascent(hessian, gradient, d):
+    """Return a Newton step, made uphill by flipping negative curvatures, and its length in sd.
+
+    Curvatures are compared in coordinates scaled by their diagonal, so that units of columns do not
+    matter. The whole step is shortened where a log scale would move by more than one.
+    """
+    scale = 1.0 / np.sqrt(np.maximum(np.abs(np.diagonal(hessian)), 1e-300))
+    values, vectors = np.linalg.eigh(hessian * scale * scale[:, None])
+    turned = vectors.T @ (scale * gradient)
+    step = turned / np.maximum(np.abs(values), 1e-8)
+    length = np.sqrt(step @ turned)
+    step = scale * (vectors @ step)
+    longest = np.max(np.abs(step[d:]), initial=0.0)
+    return step / max(1.0, longest), length
+
+
+def find_mode(evaluate, prior, phi, d, *, tol, max_iter, damping=1.0, monitor=None):
+    """Climb to the mode of the marginal posterior by Newton steps with a line search.
+
+    Parameters
+    ----------
+    evaluate : callable
+        Maps phi to a list of `SiteTerms`.
+    prior : Natural
+    phi : ndarray of shape (P,)
+        Start.
+    d : int
+        Number of coefficients; the rest of phi are coordinates of the group scales.
+    tol : float
+        Stop once the Newton step is shorter than tol posterior sd.
+    max_iter : int
+    damping : float, default=1.0
+        First trial of the line search.
+    monitor : Monitor or None, default=None
+        Told of each iteration.
+
+    Returns
+    -------
+    Mode
+    """
+    history: dict[str, list[float]] = {"residual": [], "log_evidence": []}
+    (terms, value), stopped, converged = _objective(evaluate, prior, phi), False, False
+    while not (stopped or converged) and len(history["residual"]) < max_iter:
+        if monitor is not None:
+            monitor.begin()
+        hessian = prior.precision - sum(t.hessian for t in terms)
+        gradient = prior.shift - prior.precision @ phi + sum(t.gradient for t in terms)
+        step, residual = _ascent(hessian, gradient, d)
+        evidence = _laplace_evidence(value, terms, prior)
+        record = {"residual": float(residual), "log_evidence": evidence}
+        for name, figure in record.items():
+            history[name].append(figure)
+        converged = residual < tol
+        if not converged:
+            trial = damping * step
+            for _ in range(12):
+                new_terms, new_value = _objective(evaluate, prior, phi + trial)
+                if new_value >= value + 1e-4 * (trial @ gradient) - 1e-9 * abs(value):
+                    phi, terms, value = phi + trial, new_terms, new_value
+                    break
+                trial = 0.4 * trial
+            else:
+                stopped = True  # quadrature and derivatives disagree: nothing left to gain
+        if monitor is not None:
+            payload = Mode(phi, terms, evidence, 0, converged, {})
+            stopped = monitor.end(record, payload) or stopped
+    arrays = {name: np.array(figures) for name, figures in history.items()}
+    return Mode(phi, terms, evidence, len(arrays["residual"]), bool(converged), arrays)
+
+
+def _objective(evaluate, prior, phi):
+    terms = evaluate(phi)
+    value = sum(t.value for t in terms) - 0.5 * phi @ prior.precision @ phi + prior.shift @ phi
+    return terms, float(value)
+
+
+def _site_precisions(terms):
+    return np.stack([-0.5 * (t.hessian + t.hessian.T) for t in terms])
+
+
+def _proper_share(prior, precision, with_cavities):
+    """Return the largest of 1, 0.7, 0.49, ... by which the sites have to be weakened to be proper.
+
+    A share small enough always exists, because the prior is proper.
+    """
+    share = 1.0
+    while not is_proper(prior, share * precision, with_cavities):
+        share *= 0.7
+    return share
+
+
+def _laplace_evidence(value, terms, prior):
+    """Return log of the Laplace integral of the posterior; the prior is normalised here.
+
+    Before the mode is reached the posterior may bend the wrong way; the Gaussian is then that of
+    `laplace_messages`.
+    """
+    precision = _site_precisions(terms)
+    share = _proper_share(prior, precision, with_cavities=False)
+    lower = checked_cholesky(prior.precision + share * precision.sum(0))
+    return float(value - np.sum(np.log(np.diagonal(lower))) - log_partition(prior))
+
+
+def laplace_messages(mode, prior, *, with_cavities=True):
+    """Return the site messages at the mode as (precisions (K, P, P), shifts (K, P)).
+
+    Their product with the prior is the Laplace approximation. Where that is improper, or leaves a
+    cavity improper and `with_cavities` asks for those, all messages are weakened by the same share,
+    which keeps the mode.
+    """
+    precision = _site_precisions(mode.terms)
+    shift = np.stack([t.gradient for t in mode.terms]) + precision @ mode.phi
+    share = _proper_share(prior, precision, with_cavities)
+    return share * precision, share * shift
+
+
+def is_proper(prior, precision, with_cavities=True):
+    """Say whether site precisions (K, P, P) leave the whole, and every cavity, proper."""
+    total = prior.precision + precision.sum(0)
+    try:
+        checked_cholesky(total)
+        for site in precision if with_cavities else ():
+            checked_cholesky(total - site)
+    except ImproperPosterior:
+        return False
+    return True

@@ -1,0 +1,142 @@
+"""Partitions of grouped rows: what they hold, how a worker reads them, what it is asked to do."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.utils import check_array, column_or_1d
+
+from .._engine.partition import load_part
+from .._estimator.checks import checked_weights
+from . import _log_cholesky as log_cholesky
+from ._arrow import ArrowRows, arrow_rows, conditional_ep
+from ._checkpoint import digest
+from ._groups import number_groups, split_column
+from ._mode import marginal_terms
+from ._theta_nodes import tilted_by_nodes
+
+__all__ = ["PartSpec", "describe", "design_of", "read_rows"]
+
+
+class PartSpec(NamedTuple):
+    """How the arrays (X, y[, weight]) of a raw partition become rows.
+
+    `positive` is the class of label +1; `group_column` and `slopes` are positions in X.
+    """
+
+    width: int
+    group_column: int | None
+    slopes: tuple[int, ...]
+    fit_intercept: bool
+    positive: Any
+
+
+class Description(NamedTuple):
+    """What the driver has to know of a raw partition before it can plan the fit."""
+
+    n_rows: int
+    weight: float
+    width: int
+    classes: np.ndarray
+    labels: np.ndarray
+    n_groups: int
+    digest: str
+
+
+def design_of(X, local_columns, fit_intercept, has_groups):
+    """Return (shared design with the intercept last, design of the group effects)."""
+    ones = np.ones((len(X), 1))
+    local = np.hstack([ones, X[:, list(local_columns)]]) if has_groups else np.empty((len(X), 0))
+    return (np.hstack([X, ones]) if fit_intercept else X), local
+
+
+def _checked(arrays, group_column):
+    """Return (X without groups, y, weight, labels or None) of a raw partition, checked."""
+    if len(arrays) not in (2, 3):
+        raise ValueError("a partition must be (X, y) or (X, y, sample_weight).")
+    X, y = np.asarray(arrays[0]), column_or_1d(np.asarray(arrays[1]))
+    if X.ndim != 2:
+        raise ValueError(f"X of a partition must be 2D, got {X.ndim} dimensions.")
+    labels = None
+    if group_column is not None:
+        X, labels = split_column(X, group_column)
+    X = check_array(X, dtype=np.float64)
+    if len(y) != len(X):
+        raise ValueError(f"a partition has {len(X)} samples in X and {len(y)} in y.")
+    weight = checked_weights(arrays[2] if len(arrays) == 3 else None, X)
+    kept = weight > 0
+    if labels is not None:
+        labels = [g for g, k in zip(labels, kept, strict=True) if k]
+    return X[kept], y[kept], weight[kept], labels
+
+
+def describe(part, message, group_column, with_digest):
+    """Return the `Description` of a raw partition (worker)."""
+    arrays = load_part(part)
+    width = np.shape(arrays[0])[1] if np.ndim(arrays[0]) == 2 else -1
+    if group_column is not None and group_column >= width > 0:
+        raise ValueError(f"group_column={group_column} is not a column of X, which has {width}.")
+    X, y, weight, labels = _checked(arrays, group_column)
+    table, code = number_groups(labels) if labels is not None else (np.empty(0), np.zeros(0, int))
+    return Description(
+        len(X),
+        float(weight.sum()),
+        width,
+        np.unique(y),
+        table,
+        int(code.max(initial=-1)) + 1,
+        digest(X, np.asarray(y).astype(str), weight, code) if with_digest else "",
+    )
+
+
+def rows_of(arrays, spec):
+    """Return the `ArrowRows` of a raw partition."""
+    X, y, weight, labels = _checked(arrays, spec.group_column)
+    grouped = labels is not None
+    code = number_groups(labels)[1] if grouped else np.zeros(len(X), int)
+    shared, local = design_of(X, spec.slopes, spec.fit_intercept, grouped)
+    return arrow_rows(shared, np.where(y == spec.positive, 1.0, -1.0), weight, local, code)[0]
+
+
+def read_rows(part, spec):
+    """Return the rows of a partition, prepared by the driver or raw."""
+    arrays = load_part(part)
+    return ArrowRows(*arrays) if spec is None else rows_of(arrays, spec)
+
+
+# ---------------------------------------------------------------------------- workers
+
+
+def mode_worker(part, modes, spec, phi, q):
+    """Return the `SiteTerms` of a partition."""
+    rows = read_rows(part, spec)
+    if modes is None:
+        modes = np.zeros((len(rows.starts), q))
+    return marginal_terms(rows, phi, q, modes)
+
+
+def tilted_worker(part, message, spec, q, tol, max_passes):
+    """Return the `TiltedSite` of a partition under its cavity by EP."""
+    cavity, state = message
+    return tilted_by_nodes(
+        read_rows(part, spec), cavity, state, q=q, tol=tol, max_passes=max_passes
+    )
+
+
+def drawing_worker(part, message, spec, q, tilted, settings):
+    """Return the `TiltedSite` of a partition under its cavity by an engine that draws."""
+    cavity, state = message
+    return tilted(read_rows(part, spec), cavity, state, q=q, settings=settings)
+
+
+def nodes_worker(part, message, spec, theta, q, tol, max_passes):
+    """Return the `ConditionalPosterior` of a partition at nodes in theta."""
+    precision, shift, sites = message
+    return conditional_ep(
+        read_rows(part, spec),
+        log_cholesky.factor(theta, q),
+        precision,
+        shift,
+        sites,
+        tol=tol,
+        max_passes=max_passes,
+    )

@@ -1,0 +1,262 @@
+"""Pictures of any fit and of Gaussian processes: convergence and the latent function."""
+
+import numpy as np
+from sklearn.utils.validation import check_is_fitted
+
+from ._coefficient_displays import axes_or_new
+
+__all__ = ["ConvergenceDisplay", "LatentDisplay"]
+
+
+class ConvergenceDisplay:
+    """Residual, and log evidence or objective, against iterations.
+
+    Parameters
+    ----------
+    residual : ndarray of shape (n_iter,)
+        Residual of an undamped sweep at each iteration.
+    tol : float
+        Tolerance of the fit.
+    objective : ndarray of shape (n_iter,), default=None
+        Log evidence or objective; None leaves the second axis out.
+    objective_name : str, default="log evidence"
+        Label of the second axis.
+    estimator_name : str, default=None
+        Title.
+
+    Attributes
+    ----------
+    ax_ : matplotlib Axes
+        Axes with the residual.
+    figure_ : matplotlib Figure
+        Figure that holds the axes.
+    """
+
+    def __init__(
+        self,
+        residual,
+        *,
+        tol,
+        objective=None,
+        objective_name="log evidence",
+        estimator_name=None,
+    ):
+        self.residual = residual
+        self.tol = tol
+        self.objective = objective
+        self.objective_name = objective_name
+        self.estimator_name = estimator_name
+
+    @classmethod
+    def from_estimator(cls, estimator, *, ax=None, **kwargs):
+        """Draw the history of any fitted estimator of this package.
+
+        Parameters
+        ----------
+        estimator : estimator
+            Fitted; its `history_` is drawn.
+        ax : matplotlib Axes, default=None
+            Where to draw; None makes a figure.
+        **kwargs : dict
+            Passed to `Axes.plot` for the residual.
+
+        Returns
+        -------
+        display : ConvergenceDisplay
+            The drawn display.
+        """
+        check_is_fitted(estimator)
+        history = estimator.history_
+        name = next((n for n in ("log_evidence", "objective") if n in history), None)
+        display = cls(
+            history["residual"],
+            tol=estimator.tol,
+            objective=None if name is None else history[name],
+            objective_name=(name or "").replace("_", " "),
+            estimator_name=type(estimator).__name__,
+        )
+        return display.plot(ax=ax, **kwargs)
+
+    def plot(self, ax=None, **kwargs):
+        """Draw the display.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Where to draw; None makes a figure.
+        **kwargs : dict
+            Passed to `Axes.plot` for the residual.
+
+        Returns
+        -------
+        display : ConvergenceDisplay
+            The display itself.
+        """
+        ax = axes_or_new(ax)
+        steps = np.arange(1, len(self.residual) + 1)
+        style = {"marker": "o", "markersize": 3, "color": "C0", **kwargs}
+        lines = ax.plot(steps, self.residual, label="residual", **style)
+        lines.append(ax.axhline(self.tol, color="0.5", linestyle="--", label="tolerance"))
+        ax.set(xlabel="iteration", ylabel="residual", yscale="log", title=self.estimator_name)
+        if self.objective is not None:
+            twin = ax.twinx()
+            twin.set_ylabel(self.objective_name)
+            lines += twin.plot(steps, self.objective, color="C1", label=self.objective_name)
+        ax.legend(handles=lines, loc="best")
+        self.ax_, self.figure_ = ax, ax.figure
+        return self
+
+
+class LatentDisplay:
+    """Class probability and standard deviation of the latent function over two features.
+
+    Parameters
+    ----------
+    x0, x1 : ndarray of shape (g, g)
+        Grid of the two features.
+    proba : ndarray of shape (g, g)
+        Probability of the second class.
+    std : ndarray of shape (g, g)
+        Posterior standard deviation of the latent function.
+    inducing_points : ndarray of shape (m, 2), default=None
+        Drawn as crosses.
+    X, y : ndarray of shape (n, 2) and (n,), default=None
+        Training rows to draw, coloured by class.
+    marked : ndarray of shape (n,), default=None
+        Rows to ring, for instance relaxed or doubtful ones.
+    feature_names : sequence of str, default=("feature 0", "feature 1")
+        Labels of the axes.
+
+    Attributes
+    ----------
+    ax_ : matplotlib Axes
+        Axes of the picture.
+    figure_ : matplotlib Figure
+        Figure that holds the axes.
+    """
+
+    def __init__(
+        self,
+        x0,
+        x1,
+        proba,
+        std,
+        *,
+        inducing_points=None,
+        X=None,
+        y=None,
+        marked=None,
+        feature_names=("feature 0", "feature 1"),
+    ):
+        self.x0 = x0
+        self.x1 = x1
+        self.proba = proba
+        self.std = std
+        self.inducing_points = inducing_points
+        self.X = X
+        self.y = y
+        self.marked = marked
+        self.feature_names = feature_names
+
+    @classmethod
+    def from_estimator(
+        cls, estimator, X, y=None, *, marked=None, grid_resolution=80, margin=0.3, ax=None, **kwargs
+    ):
+        """Evaluate a fitted two-class estimator on a grid around X and draw it.
+
+        Parameters
+        ----------
+        estimator : estimator
+            Fitted on two features and two classes, with `latent_mean_and_variance`.
+        X : array-like of shape (n, 2)
+            Rows that fix the range of the picture.
+        y : array-like of shape (n,), default=None
+            Labels; with them the rows are drawn.
+        marked : array-like of shape (n,), default=None
+            Mask of rows to ring.
+        grid_resolution : int, default=80
+            Grid points a side; the cost is that of so many squared predictions.
+        margin : float, default=0.3
+            Border around the rows, in shares of their range.
+        ax : matplotlib Axes, default=None
+            Where to draw; None makes a figure.
+        **kwargs : dict
+            Passed to `Axes.contourf` for the probability.
+
+        Returns
+        -------
+        display : LatentDisplay
+            The drawn display.
+
+        Raises
+        ------
+        ValueError
+            If the estimator has not two classes and two features.
+        """
+        check_is_fitted(estimator)
+        rows = np.asarray(X, dtype=float)
+        if rows.ndim != 2 or rows.shape[1] != 2 or len(estimator.classes_) != 2:
+            raise ValueError("LatentDisplay needs two features and two classes.")
+        low, high = rows.min(0), rows.max(0)
+        border = margin * (high - low)
+        sides = [
+            np.linspace(a, b, grid_resolution)
+            for a, b in zip(low - border, high + border, strict=True)
+        ]
+        x0, x1 = np.meshgrid(*sides)
+        grid = np.column_stack([x0.ravel(), x1.ravel()])
+        names = getattr(estimator, "feature_names_in_", ("feature 0", "feature 1"))
+        if hasattr(estimator, "feature_names_in_"):
+            grid = type(X)(grid, columns=list(names))
+        std = np.sqrt(estimator.latent_mean_and_variance(grid)[1])
+        display = cls(
+            x0,
+            x1,
+            estimator.predict_proba(grid)[:, 1].reshape(x0.shape),
+            std.reshape(x0.shape),
+            inducing_points=getattr(estimator, "inducing_points_", None),
+            X=rows,
+            y=None if y is None else np.searchsorted(estimator.classes_, y),
+            marked=marked,
+            feature_names=names,
+        )
+        return display.plot(ax=ax, **kwargs)
+
+    def plot(self, ax=None, **kwargs):
+        """Draw the display.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Where to draw; None makes a figure.
+        **kwargs : dict
+            Passed to `Axes.contourf` for the probability.
+
+        Returns
+        -------
+        display : LatentDisplay
+            The display itself.
+        """
+        ax = axes_or_new(ax)
+        style = {"levels": np.linspace(0, 1, 21), "cmap": "RdBu_r", "alpha": 0.75, **kwargs}
+        filled = ax.contourf(self.x0, self.x1, self.proba, **style)
+        ax.figure.colorbar(filled, ax=ax, label="probability of the second class")
+        ax.contour(self.x0, self.x1, self.proba, levels=[0.5], colors="k", linewidths=1.5)
+        sd = ax.contour(
+            self.x0, self.x1, self.std, levels=5, colors="0.25", linewidths=0.6, linestyles=":"
+        )
+        ax.clabel(sd, fontsize=7, fmt="sd %.2g")
+        if self.y is not None:
+            for label, color in ((0, "C0"), (1, "C3")):
+                rows = self.X[self.y == label]
+                ax.scatter(*rows.T, s=14, color=color, edgecolors="w", linewidths=0.4)
+        if self.marked is not None and np.any(self.marked):
+            ring = self.X[np.asarray(self.marked, dtype=bool)]
+            ax.scatter(*ring.T, s=60, facecolors="none", edgecolors="k", linewidths=1.2)
+        if self.inducing_points is not None:
+            ax.scatter(*self.inducing_points.T, marker="x", color="k", s=30, label="inducing point")
+        ax.set(xlabel=self.feature_names[0], ylabel=self.feature_names[1])
+        ax.set_xlim(self.x0.min(), self.x0.max())
+        ax.set_ylim(self.x1.min(), self.x1.max())
+        self.ax_, self.figure_ = ax, ax.figure
+        return self

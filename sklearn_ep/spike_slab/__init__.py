@@ -1,0 +1,5 @@
+"""Sparse linear regression with a spike-and-slab prior."""
+
+from ._regressor import SpikeSlabRegressor
+
+__all__ = ["SpikeSlabRegressor"]

@@ -1,0 +1,99 @@
+"""Centring, scaling and weighting of a regression, and the way back to the user's units."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ._linear_model import LinearModel, column_blocks
+
+__all__ = ["Design", "make_design"]
+
+
+@dataclass
+class Design:
+    """A regression in working units: columns of unit scale, y of unit variance.
+
+    Attributes
+    ----------
+    offset, scale : ndarray of shape (d,)
+        A working column is (x - offset) / scale.
+    y_offset, y_scale : float
+        The same for y.
+    total : float
+        Total weight, the number of rows with repetition.
+    n_rows : float
+        Rows in the likelihood: one less with an intercept, which has a flat prior.
+    """
+
+    offset: np.ndarray
+    scale: np.ndarray
+    y_offset: float
+    y_scale: float
+    total: float
+    n_rows: float
+    fit_intercept: bool
+
+    def rows(self, X):
+        """Bring new rows to working units."""
+        return (X - self.offset) / self.scale
+
+    def to_coef(self, w):
+        """Bring working coefficients (..., d) to the units of the user."""
+        return w * (self.y_scale / self.scale)
+
+    def intercept(self, coef):
+        """Return the intercept (...) that belongs to coefficients (..., d) of the user."""
+        return self.y_offset - coef @ self.offset
+
+    def intercept_variance(self, noise):
+        """Variance of the mean of y given the coefficients, for noise in the user's units."""
+        return noise / self.total if self.fit_intercept else 0.0
+
+
+def _moments(X, weight, centre):
+    """Weighted mean and population sd of the columns; constant columns have sd 0."""
+    total = weight.sum()
+    mean, sd = np.empty(X.shape[1]), np.empty(X.shape[1])
+    for block in column_blocks(X):
+        part = X[:, block]
+        mean[block] = weight @ part / total
+        part = part - mean[block]
+        # a second pass takes the rounding of the mean out of columns far from zero
+        shift = weight @ part / total
+        mean[block] += shift
+        sd[block] = np.sqrt(np.maximum(weight @ (part - shift) ** 2 / total, 0.0))
+    constant = sd <= 10 * np.finfo(float).eps * np.sqrt(len(X)) * np.abs(mean)
+    return np.where(centre, mean, 0.0), np.where(constant, 0.0, sd)
+
+
+def make_design(training, *, fit_intercept, standardize, owned):
+    """Return (Design, LinearModel) of checked training data.
+
+    `owned` says that the array X may be overwritten. O(n d), with one block of columns as extra
+    memory.
+    """
+    X, y, weight = training.X, training.y, training.weight
+    if not (owned and X.flags.writeable):
+        X = np.array(X, dtype=np.float64, order="K", subok=False)
+    mean, sd = _moments(X, weight, fit_intercept)
+    scale = np.where(sd > 0, sd, 1.0) if standardize else np.ones(X.shape[1])
+    total = float(weight.sum())
+    y_offset = float(weight @ y / total) if fit_intercept else 0.0
+    root = np.sqrt(weight)
+    y = (y - y_offset) * root
+    y_scale = np.sqrt(y @ y / total)
+    # a constant y leaves rounding behind, which is no scale to measure by
+    if y_scale <= 10 * np.finfo(float).eps * np.sqrt(len(y)) * abs(y_offset):
+        y_scale, y = 1.0, np.zeros_like(y)
+    for block in column_blocks(X):
+        part = X[:, block]
+        if fit_intercept:
+            part -= mean[block]
+            part[:, sd[block] == 0] = 0.0
+        if standardize:
+            part /= scale[block]
+        if not np.all(weight == 1):
+            part *= root[:, None]
+    n_rows = total - 1 if fit_intercept else total
+    design = Design(mean, scale, y_offset, float(y_scale), total, n_rows, fit_intercept)
+    return design, LinearModel(X, y / y_scale)

@@ -1,0 +1,270 @@
+"""Gaussian linear model y = X w + noise times one Gaussian site on each coefficient.
+
+Q(w) has precision A = X'X / s2 + diag(pi) and shift X'y / s2 + b. Sites may be negative as long
+as A is positive definite. With no more columns than rows A itself is factorised; with more, A
+is never formed: C = s2 I + X diag(1 / p0) X' with floored precisions p0, and a second, small
+correction puts the sites below the floor back.
+"""
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy.linalg import blas, cho_solve, solve_triangular
+
+from .._engine.gaussian import (
+    ImproperPosterior,
+    checked_cholesky,
+    lower_times,
+    positive_variance,
+    triangular_inverse,
+)
+
+__all__ = ["DenseMarginals", "LinearModel", "LowRankMarginals", "column_blocks"]
+
+LEAST_DIRECT = 1e-10  # of the floor; 1 / precision below it exhausts double precision
+BLOCK_BYTES = 2**24  # a block of scaled columns: large enough for BLAS, small next to a large X
+
+
+class LinearModel:
+    """Rows and columns of a linear regression; `marginals` adds noise and sites.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d)
+        Columns as they enter the model (centred, scaled, rows times the root of their weight).
+    y : ndarray of shape (n,)
+        Responses, treated like the rows of X.
+
+    Notes
+    -----
+    More rows than columns are replaced once by the d + 1 rows of a QR factorisation, O(n d^2):
+    nothing below depends on n any more, and the residual needs no difference of large numbers.
+    """
+
+    def __init__(self, X, y):
+        self.rest = 0.0
+        if X.shape[0] > X.shape[1] + 1:
+            r: Any = np.linalg.qr(np.column_stack([X, y]), mode="r")
+            X, y, self.rest = r[:-1, :-1], r[:-1, -1], r[-1, -1] ** 2
+        self.X, self.y = X, y
+        self.Xy = X.T @ y
+        self.dense = X.shape[1] <= X.shape[0]
+        self.gram = X.T @ X if self.dense else None
+
+    def mean_square(self, total):
+        """Mean square of the entries of X for `total` rows, repetition counted."""
+        parts = (self.X[:, b] for b in column_blocks(self.X))
+        return sum(np.einsum("ij,ij->", x, x) for x in parts) / (total * self.X.shape[1])
+
+    def marginals(self, precision, shift, noise, floor=0.0):
+        """Return the posterior for site `precision` and `shift` and noise variance `noise`.
+
+        `floor` is the precision below which a site is put in by the second step (many columns).
+        Raises ImproperPosterior if the posterior precision is not positive definite. O(d^3), or
+        O(n^2 d) with memory for one block of columns.
+        """
+        kind = DenseMarginals if self.dense else LowRankMarginals
+        return kind(self, precision, shift, noise, floor)
+
+
+def column_blocks(X):
+    """Column slices of about BLOCK_BYTES."""
+    n, d = X.shape
+    step = max(1, BLOCK_BYTES // (8 * n))
+    return [slice(a, min(a + step, d)) for a in range(0, d, step)]
+
+
+class DenseMarginals:
+    """Posterior through the Cholesky factor of the d x d precision."""
+
+    def __init__(self, model, precision, shift, noise, floor):
+        A = model.gram / noise
+        A[np.diag_indices_from(A)] += precision
+        lower = checked_cholesky(A)
+        self._root = triangular_inverse(lower)
+        self.mean = self._root.T @ (self._root @ (shift + model.Xy / noise))
+        self.var = np.einsum("ij,ij->j", self._root, self._root)
+        self.log_det = 2 * np.log(np.diagonal(lower)).sum()
+        self.residual = model.y - model.X @ self.mean
+        self.squared_error = self.residual @ self.residual + model.rest
+        self.trace = max(noise * (len(shift) - precision @ self.var), 0.0)
+        self.noise, self.data_term = noise, model.y @ self.residual + model.rest
+
+    def block(self, index):
+        """Posterior covariance of some coefficients, O(d k^2)."""
+        part = self._root[:, index]
+        return part.T @ part
+
+    def covariance(self, A, B=None):
+        """A Sigma B' for rows of A and B, or its diagonal for B None."""
+        left = self._root @ A.T
+        return np.einsum("ij,ij->j", left, left) if B is None else left.T @ (self._root @ B.T)
+
+    def draw(self, n_samples, rng):
+        """Samples (n_samples, d) of the coefficients, O(d^2) each."""
+        noise = rng.standard_normal((n_samples, len(self.mean)))
+        return self.mean + noise @ self._root
+
+
+def _floored(precision, floor, n):
+    """Return the sites for the second step, at most n, and the precisions of the first one.
+
+    The second step is a matrix of low sites squared, so that no more than n may enter. That loses
+    nothing: X has rank n, hence more than n sites that are not positive leave a direction without
+    curvature, and the larger ones among positive sites can be put in directly.
+    """
+    low = np.flatnonzero(precision < floor)
+    if low.size > n:
+        highest = np.partition(precision[low], n)[n]
+        if highest < LEAST_DIRECT * floor:
+            raise ImproperPosterior("more flat sites than rows")
+        floor = highest
+        low = np.flatnonzero(precision < floor)
+    return low, np.maximum(precision, floor)
+
+
+class LowRankMarginals:
+    """Posterior through the n x n matrix C and a correction for small and negative sites."""
+
+    def __init__(self, model, precision, shift, noise, floor):
+        self._X, self.noise = model.X, noise
+        low, floored = _floored(precision, floor, len(model.X))
+        self._scale = scale = 1.0 / floored
+        self._low = low
+        C, parts = self._build(scale)
+        lower = checked_cholesky(C)
+        self._root = triangular_inverse(lower)
+        prior_mean = scale * shift
+        gap = model.y - (model.X @ prior_mean)
+        self._dual = self._root.T @ (self._root @ gap)
+        self.mean = prior_mean + scale * (model.X.T @ self._dual)
+        self.log_det = (
+            np.log(floored).sum() + 2 * np.log(np.diagonal(lower)).sum() - len(C) * np.log(noise)
+        )
+        if low.size:
+            self._prepare(floored[low] - precision[low])
+        self.var = scale * (1.0 - self._sweep(parts))
+        if not np.all(self.var > 0):
+            raise ImproperPosterior("a posterior variance is lost to rounding")
+        self.residual = noise * self._dual
+        if low.size:  # X times the correction, without forming X mean
+            self.residual -= noise * (self._root.T @ (self._half_low @ self._dual_low))
+        self.squared_error = self.residual @ self.residual + model.rest
+        self.data_term = model.y @ self.residual + model.rest
+
+    def _build(self, scale):
+        """Lower half of C, and the scaled columns if one block holds them (to be used again)."""
+        blocks = column_blocks(self._X)
+        C: Any = np.diag(np.full(len(self._X), self.noise)).T
+        root = np.sqrt(scale)
+        for block in blocks:
+            part = self._X[:, block] * root[block]
+            by_column = part.flags.f_contiguous
+            C = blas.dsyrk(
+                1.0, part if by_column else part.T, beta=1.0, c=C, trans=not by_column, lower=1,
+                overwrite_c=1,
+            )  # fmt: skip
+        return C, part if len(blocks) == 1 else None
+
+    def _half(self, columns, scale):
+        """Product of the inverse root of C with scaled columns."""
+        return lower_times(self._root, columns * scale)
+
+    def _prepare(self, lack):
+        """Second step: subtract `lack` from the floored precisions of the low sites."""
+        low, scale = self._low, self._scale
+        self._half_low = self._half(self._X[:, low], scale[low])
+        B = -self._half_low.T @ self._half_low
+        B[np.diag_indices_from(B)] += scale[low]
+        M = np.diag(1.0 / lack) - B
+        self._lower_low = checked_cholesky(M)
+        self.log_det += np.log(lack).sum() + 2 * np.log(np.diagonal(self._lower_low)).sum()
+        self._dual_low = cho_solve((self._lower_low, True), self.mean[low], check_finite=False)
+
+    def _sweep(self, ready):
+        """Relative reduction of the prior variance of each coefficient; completes the mean."""
+        root = np.sqrt(self._scale)
+        reduction = np.empty(len(root))
+        for block in [slice(0, len(root))] if ready is not None else column_blocks(self._X):
+            part = self._X[:, block] * root[block] if ready is None else ready
+            half = lower_times(self._root, part)
+            reduction[block] = np.einsum("ij,ij->j", half, half)
+            if self._low.size:
+                self._correct(block, half, root, reduction)
+        return reduction
+
+    def _correct(self, block, half, root, reduction):
+        """Add what the low sites contribute to one block of columns."""
+        cross = -(self._half_low.T @ half) * root[block]
+        inside = np.flatnonzero((self._low >= block.start) & (self._low < block.stop))
+        at = self._low[inside]
+        cross[inside, at - block.start] += self._scale[at]
+        gain = solve_triangular(self._lower_low, cross, lower=True, check_finite=False)
+        reduction[block] -= np.einsum("ij,ij->j", gain, gain) / self._scale[block]
+        self.mean[block] += cross.T @ self._dual_low
+
+    @cached_property
+    def trace(self):
+        """Trace of X Sigma X' for all columns."""
+        root = self._root
+        total = self.noise * (len(root) - self.noise * np.einsum("ij,ij->", root, root))
+        if self._low.size:
+            # X times the columns of the correction: X Sigma0[:, low] = s2 C^-1 X[:, low] scale
+            image = self.noise * (root.T @ self._half_low)
+            gain = solve_triangular(self._lower_low, image.T, lower=True, check_finite=False)
+            total += np.einsum("ij,ij->", gain, gain)
+        return total
+
+    def block(self, index):
+        """Posterior covariance of some coefficients, O(n^2 k + n k^2)."""
+        half = self._half(self._X[:, index], self._scale[index])
+        cov = -half.T @ half
+        cov[np.diag_indices_from(cov)] += self._scale[index]
+        if self._low.size:
+            cross = -self._half_low.T @ half
+            at = np.flatnonzero(np.isin(index, self._low))
+            cross[np.searchsorted(self._low, index[at]), at] += self._scale[index[at]]
+            gain = solve_triangular(self._lower_low, cross, lower=True, check_finite=False)
+            cov += gain.T @ gain
+        return cov
+
+    def _images(self, A):
+        """Scaled rows of A with their two triangular images, for covariances."""
+        scaled = A * self._scale
+        half = self._root @ (self._X @ scaled.T)
+        if not self._low.size:
+            return scaled, half, np.zeros((0, len(A)))
+        cross = scaled[:, self._low].T - self._half_low.T @ half
+        return (
+            scaled,
+            half,
+            solve_triangular(self._lower_low, cross, lower=True, check_finite=False),
+        )
+
+    def covariance(self, A, B=None):
+        """A Sigma B' for rows of A and B, or its diagonal for B None; O(n d) a row."""
+        scaled, half, gain = self._images(A)
+        if B is None:
+            prior = np.einsum("ij,ij->i", scaled, A)
+            var = prior - np.einsum("ij,ij->j", half, half) + np.einsum("ij,ij->j", gain, gain)
+            return positive_variance(var, prior)
+        _, half_b, gain_b = self._images(B)
+        return scaled @ B.T - half.T @ half_b + gain.T @ gain_b
+
+    def draw(self, n_samples, rng):
+        """Samples (n_samples, d) of the coefficients, O(n d) each (Bhattacharya et al. 2016)."""
+        n, d = self._X.shape
+        u = rng.standard_normal((n_samples, d)) * np.sqrt(self._scale)
+        e = rng.standard_normal((n_samples, n)) * np.sqrt(self.noise)
+        dual = self._root.T @ (self._root @ (e - u @ self._X.T).T)
+        out = self.mean + u + self._scale * (dual.T @ self._X)
+        if self._low.size:
+            xi = rng.standard_normal((n_samples, self._low.size))
+            weight = solve_triangular(
+                self._lower_low, xi.T, lower=True, trans="T", check_finite=False
+            )
+            out[:, self._low] += self._scale[self._low] * weight.T
+            image = self._root.T @ (self._half_low @ weight)
+            out -= self._scale * (image.T @ self._X)
+        return out

@@ -1,0 +1,368 @@
+"""Strategies against quadrature and dense algebra; what `query` promises; adapters."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from oracles import oracle
+from scipy.special import entr, expit, log_ndtr, ndtr
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import BayesianRidge, LogisticRegression
+
+from sklearn_ep import ConvexVariationalLogistic, EPGaussianProcessClassifier
+from sklearn_ep.active_learning import SkactivemlQuery, modal_query_strategy, query, scores
+
+ORACLE = oracle("convex_variational")
+NAMES = ("random", "margin", "uncertainty", "entropy", "bald", "information_gain")
+NAMES = (*NAMES, "variance_reduction")
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(2000)
+
+
+def expect(f, mean, var):
+    sd = np.sqrt(var)[:, None]
+    return (
+        (f(mean[:, None] + 12 * sd * NODES) * np.exp(-72 * NODES**2))
+        @ WEIGHTS
+        * 12
+        / np.sqrt(2 * np.pi)
+    )
+
+
+def entropy(p):
+    return entr(p) + entr(1 - p)
+
+
+class Stub(ClassifierMixin, BaseEstimator):
+    """Fitted classifier whose two columns are the latent mean and variance."""
+
+    classes_ = np.array([0, 1])
+
+    def __init__(self, link=expit):
+        self.link = link
+
+    def fit(self, X, y=None):
+        return self
+
+    def __sklearn_is_fitted__(self):
+        return True
+
+    def latent_mean_and_variance(self, X):
+        return X[:, 0], X[:, 1]
+
+    def predict_proba(self, X):
+        p = expect(self.link, X[:, 0], X[:, 1])
+        return np.column_stack([1 - p, p])
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A fitted classifier, a pool, and its dense posterior covariance with the intercept."""
+    rng = np.random.default_rng(0)
+    X, u = rng.standard_normal((260, 6)), rng.standard_normal(6)
+    y = (rng.random(260) < expit(X @ u)).astype(int)
+    e = ConvexVariationalLogistic(tol=1e-6).fit(X[:60], y[:60])
+    B = np.column_stack([X, np.ones(260)])
+    P = np.append(np.ones(6), 0.01)
+    cov = np.linalg.inv(np.diag(P) + B[:60].T * e.site_precision_ @ B[:60])
+    return e, X[60:], B[60:] @ cov @ B[60:].T
+
+
+# ---------------------------------------------------------------------------- closed forms
+
+
+@pytest.mark.parametrize(("name", "tol"), [("bald", "tol_bald"), ("information_gain", "tol_ig")])
+def test_scores_match_the_oracle(name, tol):
+    s = ORACLE["scores"]
+    X = np.column_stack([s["mu"], s["rho"]])
+    np.testing.assert_allclose(scores(Stub(), X, strategy=name), s[name], atol=s[tol])
+
+
+def test_bald_is_the_mutual_information_for_both_links():
+    rng = np.random.default_rng(1)
+    X = np.column_stack([3 * rng.standard_normal(300), np.exp(rng.uniform(-6, 4, 300))])
+    truth = entropy(expect(expit, *X.T)) - expect(lambda s: entropy(expit(s)), *X.T)
+    np.testing.assert_allclose(scores(Stub(), X, strategy="bald"), truth, atol=1e-5)
+    probit = entropy(expect(ndtr, *X.T)) - expect(
+        lambda s: -ndtr(s) * log_ndtr(s) - ndtr(-s) * log_ndtr(-s), *X.T
+    )
+    np.testing.assert_allclose(scores(Stub(ndtr), X, strategy="bald"), probit, atol=0.015)
+
+
+def test_information_gain_orders_like_bald():
+    rng = np.random.default_rng(2)
+    X = np.column_stack([3 * rng.standard_normal(400), np.exp(rng.uniform(-6, 4, 400))])
+    ranks = [np.argsort(np.argsort(scores(Stub(), X, strategy=n))) for n in NAMES[4:6]]
+    assert np.corrcoef(*ranks)[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("name", ["bald", "information_gain"])
+def test_scores_are_finite_and_not_negative_at_extremes(name):
+    X = np.array([[0.0, 1e-14], [0.0, 0.0], [40.0, 1.0], [-40.0, 1e4], [0.0, 1e8], [700.0, 0.5]])
+    s = scores(Stub(), X, strategy=name)
+    assert np.all(np.isfinite(s)) and np.all(s >= -1e-12) and np.all(s[:2] < 5e-6)
+
+
+def test_probability_strategies_are_their_formulas(small):
+    e, pool, _ = small
+    p = e.predict_proba(pool)[:, 1]
+    np.testing.assert_allclose(scores(e, pool, strategy="uncertainty"), -np.abs(p - 0.5))
+    np.testing.assert_allclose(scores(e, pool, strategy="entropy"), entropy(p))
+    np.testing.assert_allclose(
+        scores(e, pool, strategy="margin"), -np.abs(e.decision_function(pool))
+    )
+
+
+def test_variance_reduction_against_dense_algebra(small):
+    e, pool, C = small
+    mean, var = e.latent_mean_and_variance(pool)
+    p = expect(expit, mean, var)
+    truth = p * (1 - p) * np.mean(C[:, :50] ** 2, axis=1) / (1 + p * (1 - p) * var)
+    for reference in (pool[:50], sp.csr_matrix(pool[:50])):
+        s = scores(e, pool, X_reference=reference)
+        np.testing.assert_allclose(s, truth, rtol=1e-5)
+
+    # and it is what including the row with either label does on average
+    def total(est):
+        return est.latent_mean_and_variance(pool[:50])[1].mean()
+
+    rows = np.argsort(-truth)[[0, 50, 150]]
+    for i in rows:
+        after = [total(e.condition_on(pool[[i]], [t])) for t in (0, 1)]
+        fall = total(e) - (1 - p[i]) * after[0] - p[i] * after[1]
+        assert fall == pytest.approx(truth[i], rel=0.25)
+
+
+def test_diversified_bald_is_dense_greedy(small):
+    e, pool, C = small
+    mean, want = e.decision_function(pool), []
+    for _ in range(8):
+        var = np.diag(C)
+        s = entropy(expect(expit, mean, var)) - expect(lambda f: entropy(expit(f)), mean, var)
+        s[want] = -np.inf
+        i = int(np.argmax(s))
+        p = expect(expit, mean[[i]], var[[i]])[0]
+        C = C - p * (1 - p) / (1 + p * (1 - p) * C[i, i]) * np.outer(C[:, i], C[i])
+        want.append(i)
+    for rows in (pool, sp.csr_matrix(pool)):
+        np.testing.assert_array_equal(query(e, rows, 8, strategy="bald", diversify=True), want)
+
+
+def test_diversified_variance_reduction_is_dense_greedy(small):
+    e, pool, C = small
+    mean, want = e.decision_function(pool), []
+    for _ in range(6):
+        var = np.diag(C)
+        p = expect(expit, mean, var)
+        s = p * (1 - p) * np.mean(C**2, axis=1) / (1 + p * (1 - p) * var)
+        s[want] = -np.inf
+        i = int(np.argmax(s))
+        C = C - p[i] * (1 - p[i]) / (1 + p[i] * (1 - p[i]) * C[i, i]) * np.outer(C[:, i], C[i])
+        want.append(i)
+    np.testing.assert_array_equal(query(e, pool, 6, diversify=True), want)
+
+
+@pytest.mark.parametrize("name", ["uncertainty", "entropy", "bald", "variance_reduction"])
+def test_diversified_batches_do_not_buy_duplicates(small, name):
+    e, pool, _ = small
+    best = pool[[int(np.argmax(scores(e, pool, strategy=name)))]]
+    rows = np.vstack([np.repeat(best, 10, 0), pool])
+    plain, diverse = (query(e, rows, 5, strategy=name, diversify=d) for d in (False, True))
+    copies = [sum(np.allclose(rows[i], best[0]) for i in chosen) for chosen in (plain, diverse)]
+    assert copies[0] == 5 and plain[0] == diverse[0] and len(set(diverse)) == 5
+    if name in ("bald", "variance_reduction"):
+        assert copies[1] <= 2
+
+
+# ---------------------------------------------------------------------------- query
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_query_returns_the_best_candidates_reproducibly(small, name):
+    e, pool, _ = small
+    chosen, s = query(e, pool, 7, strategy=name, return_scores=True, random_state=0)
+    again = query(e, sp.csr_matrix(pool), 7, strategy=name, random_state=0)
+    np.testing.assert_array_equal(chosen, again)
+    assert len(set(chosen)) == 7 and np.all(np.diff(s) <= 1e-15)
+    if name != "random":
+        order = np.argsort(-scores(e, pool, strategy=name), kind="stable")
+        allowed = [i for i in order if 20 <= i < 60 and i not in order[:3]]
+        got = query(e, pool, 3, strategy=name, candidates=np.arange(59, 19, -1), exclude=order[:3])
+        np.testing.assert_array_equal(got, allowed[:3])
+
+
+def test_ties_and_whole_pools(small):
+    e, pool, _ = small
+    four = np.vstack([pool[:3]] * 4)
+    top = int(np.argmax(scores(e, pool[:3], strategy="bald")))
+    np.testing.assert_array_equal(query(e, four, 4, strategy="bald"), top + 3 * np.arange(4))
+    assert sorted(query(e, pool, 200, strategy="entropy")) == list(range(200))
+    assert not np.array_equal(
+        query(e, pool, 9, strategy="random", random_state=0),
+        query(e, pool, 9, strategy="random", random_state=1),
+    )
+
+
+def test_callables_and_reference_samples(small):
+    e, pool, _ = small
+    np.testing.assert_array_equal(scores(e, pool, strategy=lambda est, X: X[:, 0]), pool[:, 0])
+    a, b = (scores(e, pool, n_reference=20, random_state=r) for r in (0, 1))
+    assert not np.allclose(a, b)
+    fixed = [scores(e, pool, n_reference=20) for _ in range(2)]
+    np.testing.assert_array_equal(*fixed)
+    assert np.corrcoef(a, scores(e, pool))[0, 1] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "word"),
+    [
+        (lambda e, X: query(e, X, strategy="magic"), ValueError, "strategy.*bald"),
+        (lambda e, X: query(e, X, 0), ValueError, "n_instances"),
+        (lambda e, X: query(e, X, 5, candidates=[1, 2]), ValueError, "n_instances"),
+        (lambda e, X: query(e, X, candidates=[999]), ValueError, "candidates"),
+        (lambda e, X: query(e, X, exclude=[-1]), ValueError, "exclude"),
+        (lambda e, X: query(e, X, candidates=[0.5]), ValueError, "candidates"),
+        (lambda e, X: query(e, X, strategy="margin", diversify=True), ValueError, "diversify"),
+        (lambda e, X: query(ConvexVariationalLogistic(), X), NotFittedError, "fit"),
+    ],
+)
+def test_bad_calls_say_what_is_wrong(small, call, error, word):
+    with pytest.raises(error, match=word):
+        call(small[0], small[1])
+
+
+# ---------------------------------------------------------------------------- other estimators
+
+
+def test_any_classifier_has_the_strategies_without_posterior(small):
+    _, pool, _ = small
+    plain = LogisticRegression().fit(pool, pool[:, 0] > 0)
+    p = plain.predict_proba(pool)[:, 1]
+    for name in ("margin", "uncertainty", "entropy"):
+        np.testing.assert_array_equal(
+            query(plain, pool, 5, strategy=name), np.argsort(np.abs(p - 0.5))[:5]
+        )
+    assert len(query(plain, pool, 5, strategy="random", random_state=0)) == 5
+    with pytest.raises(TypeError, match="bald.*latent_mean_and_variance"):
+        query(plain, pool, strategy="bald")
+    with pytest.raises(TypeError, match="latent_covariance"):
+        scores(Stub(), np.abs(pool))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_several_classes(small, name):
+    _, pool, _ = small
+    y = np.argmax(pool[:, :3], axis=1)
+    e = ConvexVariationalLogistic().fit(pool[:80], y[:80])
+    s = scores(e, pool, strategy=name, random_state=0)
+    proba = e.predict_proba(pool)
+    assert s.shape == (200,) and np.all(np.isfinite(s))
+    if name == "margin":
+        top = np.sort(proba, axis=1)
+        np.testing.assert_allclose(s, top[:, 1] - top[:, 2])
+    if name == "bald":
+        mean, var = e.latent_mean_and_variance(pool)
+        parts = [
+            entropy(expect(expit, m, v)) - expect(lambda f: entropy(expit(f)), m, v)
+            for m, v in zip(mean.T, var.T, strict=True)
+        ]
+        np.testing.assert_allclose(s, np.sum(proba.T * parts, axis=0), atol=2e-5)
+    if name not in ("random", "margin"):
+        chosen = query(e, pool, 4, strategy=name, diversify=True)
+        assert len(set(chosen)) == 4
+
+
+def test_gaussian_process_classifier(small):
+    _, pool, _ = small
+    y = (pool[:, 0] + 0.3 * pool[:, 1] > 0).astype(int)
+    e = EPGaussianProcessClassifier(optimizer=None).fit(pool[:40], y[:40])
+    for name in NAMES:
+        chosen = query(e, pool, 5, strategy=name, random_state=0)
+        assert len(set(chosen)) == 5
+    assert len(set(query(e, pool, 5, strategy="bald", diversify=True))) == 5
+
+
+class Regressor(RegressorMixin, BaseEstimator):
+    """Linear regressor with a known posterior covariance."""
+
+    def fit(self, X, y=None):
+        self.fitted_ = True
+        return self
+
+    def predict(self, X, return_std=False):
+        return X[:, 0], np.sqrt(0.1 + np.sum(X**2, axis=1))
+
+    def latent_covariance(self, X1, X2=None):
+        return X1 @ (X1 if X2 is None else X2).T
+
+
+def test_regressors():
+    X = np.random.default_rng(3).standard_normal((50, 2))
+    ridge = BayesianRidge().fit(X, X[:, 0])
+    np.testing.assert_allclose(
+        scores(ridge, X, strategy="uncertainty"), ridge.predict(X, return_std=True)[1]
+    )
+    with pytest.raises(TypeError, match="latent_covariance"):
+        scores(ridge, X)
+    with pytest.raises(ValueError, match="classifier"):
+        scores(ridge, X, strategy="bald")
+    s = scores(Regressor().fit(X), X)
+    expected = np.mean((X @ X.T) ** 2, axis=1) / (0.1 + np.sum(X**2, axis=1))
+    np.testing.assert_allclose(s, expected)
+
+
+def test_table_pools(small):
+    pd = pytest.importorskip("pandas")
+    _, pool, _ = small
+    table = pd.DataFrame(pool, columns=list("abcdef"))
+    e = ConvexVariationalLogistic().fit(table[:60], (pool[:60, 0] > 0).astype(int))
+    for diversify in (False, True):
+        a = query(e, table, 3, diversify=diversify, exclude=[0, 1])
+        assert len(set(a)) == 3
+
+
+# ---------------------------------------------------------------------------- adapters
+
+
+def test_modal_strategy_always_returns_a_pair(small):
+    e, pool, _ = small
+    strategy = modal_query_strategy("bald")
+
+    class Learner:
+        estimator = e
+
+    for learner in (e, Learner()):
+        for n in (1, 2, 5):
+            chosen, s = strategy(learner, pool, n_instances=n)
+            assert len(chosen) == len(s) == n
+            np.testing.assert_array_equal(chosen, query(e, pool, n, strategy="bald"))
+
+
+def test_learner_whose_inner_estimator_is_not_fitted_is_used_itself(small):
+    _, pool, _ = small
+    plain = LogisticRegression().fit(pool, pool[:, 0] > 0)
+    plain.estimator = LogisticRegression()
+    assert len(modal_query_strategy("margin")(plain, pool, 2)[0]) == 2
+
+
+def test_scikit_activeml_strategy_chooses_what_query_chooses(small):
+    pytest.importorskip("skactiveml")
+    from skactiveml.classifier import SklearnClassifier
+
+    _, pool, _ = small
+    truth = (pool[:, 0] > 0).astype(int)
+    labels = np.full(len(pool), np.nan)
+    labels[:40] = truth[:40]
+    clf = SklearnClassifier(ConvexVariationalLogistic(), classes=[0, 1])
+    strategy = SkactivemlQuery("uncertainty", random_state=0)
+    chosen, utilities = strategy.query(pool, labels, clf, batch_size=3, return_utilities=True)
+    e = ConvexVariationalLogistic().fit(pool[:40], truth[:40])
+    expected = query(e, pool, 3, strategy="uncertainty", exclude=range(40))
+    np.testing.assert_array_equal(chosen, expected)
+    assert utilities.shape == (3, len(pool))
+    assert np.all(np.isnan(utilities[:, :40])) and np.isnan(utilities[1, chosen[0]])
+    rated = scores(e, pool[40:], strategy="uncertainty")
+    np.testing.assert_allclose(utilities[0, 40:], rated)
+    among = strategy.query(pool, labels, clf, candidates=[50, 60, 70])
+    assert among[0] in (50, 60, 70)
+    with pytest.raises(TypeError, match="sparse"):
+        strategy.query(sp.csr_array(pool), labels, clf)

@@ -1,0 +1,455 @@
+"""ConvexVariationalLogistic against oracles, equivalences and hostile data."""
+
+import warnings
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from joblib import parallel_config
+from oracles import oracle
+from scipy.special import expit
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+
+from sklearn_ep import ConvexVariationalLogistic
+from sklearn_ep.datasets import make_sparse_logistic
+
+ORACLE = oracle("convex_variational")
+TIGHT = dict(tol=1e-9, inner_tol=1e-11, max_iter=300, max_inner_iter=200)
+PROBLEMS = ORACLE["posteriors"]["problems"]
+
+
+def make(q=80, n=6, seed=0, scale=1.0):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((q, n))
+    y = (rng.random(q) < expit(scale * X @ rng.standard_normal(n))).astype(int)
+    return X, y
+
+
+def fit(X, y, *args, sample_weight=None, **kw):
+    return ConvexVariationalLogistic(*args, **kw).fit(X, y, sample_weight)
+
+
+def assert_same(a, b, X=None, tol=1e-7):
+    """Two fits agree in posterior standard deviations."""
+    assert np.max(np.abs(a.coef_ - b.coef_) / a.coef_std_) < tol
+    assert np.max(np.abs(np.log(a.coef_std_ / b.coef_std_))) < tol
+    assert np.max(np.abs(a.intercept_ - b.intercept_)) < tol
+    if X is not None:
+        assert np.max(np.abs(a.predict_proba(X) - b.predict_proba(X))) < tol
+
+
+# ---------------------------------------------------------------------------- truth
+
+
+@pytest.mark.parametrize("bound", ["local", "kl"])
+@pytest.mark.parametrize("k", range(len(PROBLEMS)))
+def test_posterior_and_evidence_match_independent_optimisers(k, bound):
+    p, post = PROBLEMS[k], ORACLE["posteriors"]
+    B, y, w = np.array(p["B"]), np.array(p["y"]), np.array(p["weight"])
+    kw = dict(bound=bound, fit_intercept=False, sample_weight=w, **TIGHT)
+    e = fit(B, y, p["prior_variance"], **kw)
+    truth, kl = p[bound], bound == "kl"
+    assert e.converged_
+    assert e.log_evidence_ == pytest.approx(
+        truth["logZ_bound"], abs=3e-6 * w.sum() + 2e-5 if kl else post["tol_bound"]
+    )
+    tol = post["tol_kl_mean"] if kl else post["tol_mean"]
+    np.testing.assert_allclose(e.coef_[0], truth["mean"], atol=tol)
+    cov = e.latent_covariance(np.eye(p["n"]))
+    np.testing.assert_allclose(e.coef_std_[0] ** 2, np.diag(cov), rtol=1e-10)
+    if "cov" in truth:
+        np.testing.assert_allclose(cov, truth["cov"], atol=tol)
+    if not kl:
+        np.testing.assert_allclose(e.site_precision_, truth["inv_gamma"], atol=post["tol_cov"])
+        np.testing.assert_allclose(e.marginal_variance_, truth["z"], rtol=post["tol_cov"])
+
+
+@pytest.mark.parametrize("k", range(len(PROBLEMS)))
+def test_local_bound_is_below_kl_bound_is_below_the_evidence(k):
+    p = PROBLEMS[k]
+    kw = dict(fit_intercept=False, sample_weight=np.array(p["weight"]))
+    local, kl = (
+        fit(np.array(p["B"]), np.array(p["y"]), p["prior_variance"], bound=b, **kw).log_evidence_
+        for b in ("local", "kl")
+    )
+    slack = 3e-6 * np.sum(p["weight"]) + 2e-5
+    assert local <= kl + slack
+    assert kl <= p["exact"]["logZ"] + slack + ORACLE["posteriors"]["tol_exact"]
+
+
+@pytest.mark.parametrize("bound", ["local", "kl"])
+def test_bound_does_not_fall_and_anderson_is_fast(bound):
+    rng = np.random.default_rng(3)
+    X = rng.standard_normal((20, 40))
+    y = (rng.random(20) < 0.5).astype(int)
+    kw = dict(bound=bound, fit_intercept=False, tol=1e-6, max_iter=200)
+    e = fit(X, y, 100.0, **kw)
+    objective = e.history_["objective"]
+    assert e.converged_ and e.n_iter_ <= 18
+    assert np.all(np.diff(objective) >= -1e-8 * np.abs(objective[-1]))
+    assert e.log_evidence_ == objective[-1]
+
+
+def test_kl_optimum_is_stationary():
+    X, y = make(400, 10)
+    e = fit(X, y, 2.0, **TIGHT)
+    B = np.column_stack([X, np.ones(400)])
+    P = np.append(np.full(10, 0.5), 0.01)
+    cov = np.linalg.inv(np.diag(P) + B.T * e.site_precision_ @ B)
+    u = np.append(e.coef_[0], e.intercept_)
+    s, z = B @ u, np.einsum("ij,jk,ik->i", B, cov, B)
+    nodes, w = np.polynomial.hermite_e.hermegauss(100)
+    f = s[:, None] + np.sqrt(z)[:, None] * nodes
+    w = w / w.sum()
+    gradient = P * u + B.T @ (expit(f) @ w - y)
+    assert np.max(np.abs(np.linalg.cholesky(cov).T @ gradient)) < 1e-5
+    np.testing.assert_allclose(e.site_precision_, (expit(f) * expit(-f)) @ w, atol=1e-5)
+    np.testing.assert_allclose(e.marginal_variance_, z, rtol=1e-9)
+    assert e.effective_dof_ == pytest.approx(11 - P @ np.diag(cov), rel=1e-8)
+
+
+def test_small_variances_give_the_posterior_mode():
+    X, y = make(3000, 3)
+    e = fit(X, y, 1.0, **TIGHT)
+    mode = LogisticRegression(C=1.0, tol=1e-10).fit(X, y)
+    assert np.max(np.abs(e.coef_ - mode.coef_) / e.coef_std_) < 0.05
+
+
+def test_learnt_prior_is_where_the_evidence_is_largest():
+    X, y = make(200, 20, seed=1)
+    kw = dict(fit_intercept=False, tol=1e-7, max_iter=200)
+    e = fit(X, y, learn_prior=True, **kw)
+    v = e.prior_variance_
+    assert v == pytest.approx(np.sum(e.coef_**2) / e.effective_dof_, rel=1e-4)
+    around = [fit(X, y, v * g, **kw).log_evidence_ for g in (0.9, 1.0, 1.1)]
+    assert around[1] >= max(around) - 1e-6
+    assert around[1] == pytest.approx(e.log_evidence_, abs=1e-5)
+
+
+def test_learnt_prior_leaves_the_intercept_alone_and_scales_arrays():
+    X, y = make(300, 5, seed=2)
+    kw = dict(learn_prior=True, tol=1e-7, max_iter=100)
+    a = fit(X, y, **kw)
+    b = fit(X * np.arange(1, 6), y, 3.0 / np.arange(1, 6) ** 2, **kw)
+    np.testing.assert_allclose(a.prior_variance_, b.prior_variance_ * np.arange(1, 6) ** 2, 1e-4)
+    np.testing.assert_allclose(a.predict_proba(X), b.predict_proba(X * np.arange(1, 6)), atol=1e-5)
+    assert a.intercept_prior_variance == 100.0
+
+
+@pytest.mark.parametrize("bound", ["local", "kl"])
+def test_learnt_laplace_scale_is_where_the_bound_is_largest(bound):
+    X, y = make(100, 8, seed=3)
+    kw = dict(prior="laplace", bound=bound, tol=1e-7, max_iter=300)
+    e = fit(X, y, laplace_scale="learn", **kw)
+    b = e.laplace_scale_
+    around = [fit(X, y, laplace_scale=b * g, **kw).log_evidence_ for g in (0.9, 1.0, 1.1)]
+    assert around[1] >= max(around) - 1e-6
+    assert e.prior_variance_ == pytest.approx(2 * b**2)
+
+
+def test_laplace_prior_in_one_dimension_against_a_grid():
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((30, 1))
+    y = (rng.random(30) < expit(x[:, 0])).astype(int)
+    t = np.linspace(-8, 8, 20001)
+    log_p = -np.logaddexp(0, -np.outer(t, x[:, 0] * (2 * y - 1))).sum(1) - np.abs(t) - np.log(2)
+    p = np.exp(log_p)
+    evidence = np.log(p.sum() * (t[1] - t[0]))
+    p /= p.sum()
+    sd = np.sqrt(p @ t**2 - (p @ t) ** 2)
+    kw = dict(prior="laplace", fit_intercept=False, tol=1e-7, max_iter=300)
+    kl, local = fit(x, y, **kw), fit(x, y, bound="local", **kw)
+    assert local.log_evidence_ <= kl.log_evidence_ <= evidence
+    assert evidence - kl.log_evidence_ < 0.05
+    assert kl.coef_[0, 0] == pytest.approx(p @ t, abs=0.1 * sd)
+    assert 0.87 < kl.coef_std_[0, 0] / sd < 1.02
+
+
+# ---------------------------------------------------------------------------- equivalences
+
+
+@pytest.mark.parametrize("shape", [(80, 12), (30, 70)])
+@pytest.mark.parametrize("solver", ["primal", "dual", "cg"])
+def test_solvers_and_kinds_of_input_agree(shape, solver):
+    X, y = make(*shape, seed=5)
+    X[np.random.default_rng(0).random(X.shape) < 0.5] = 0
+    a = fit(X, y, 2.0, **TIGHT)
+    for kind in (np.asarray, sp.csr_matrix, sp.csc_matrix, sp.csr_array):
+        b = fit(kind(X), y, 2.0, solver=solver, **TIGHT)
+        assert_same(a, b, tol=1e-6)
+        np.testing.assert_allclose(b.predict_proba(kind(X)), a.predict_proba(X), atol=1e-6)
+        assert b.log_evidence_ == pytest.approx(a.log_evidence_, abs=1e-7)
+
+
+@pytest.mark.parametrize("variance", ["exact", "calibrated", "monte_carlo", "lanczos"])
+@pytest.mark.parametrize("bound", ["local", "kl"])
+def test_weights_are_repetitions_in_any_order(variance, bound):
+    X, y = make(60, 5, seed=6)
+    copies = np.random.default_rng(1).integers(0, 4, 60)
+    order = np.random.default_rng(2).permutation(copies.sum())
+    kw = dict(bound=bound, variance=variance, random_state=0)
+    a = fit(X, y, sample_weight=copies.astype(float), **kw)
+    b = fit(np.repeat(X, copies, 0)[order], np.repeat(y, copies)[order], **kw)
+    assert a.n_iter_ == b.n_iter_
+    assert_same(a, b, X)
+    assert np.all(a.site_precision_[copies == 0] == 0)
+    assert np.all(np.isnan(a.marginal_variance_) == (copies == 0))
+
+
+def test_labels_scales_and_class_weights():
+    X, y = make(80, 6, seed=7)
+    a = fit(X, y, 2.0, **TIGHT)
+    flipped = fit(X, np.array(["yes", "no"])[y], 2.0, **TIGHT)
+    np.testing.assert_allclose(flipped.coef_, -a.coef_, atol=1e-9)
+    assert set(flipped.predict(X)) <= {"yes", "no"}
+    scale = np.array([1e-3, 0.5, 1.0, 2.0, 30.0, 1e3])
+    b = fit(X * scale, y, 2.0 / scale**2, **TIGHT)
+    np.testing.assert_allclose(b.predict_proba(X * scale), a.predict_proba(X), atol=1e-8)
+    assert b.log_evidence_ == pytest.approx(a.log_evidence_, abs=1e-6)
+    c = fit(X, y, 2.0, class_weight={0: 1.0, 1: 2.5}, **TIGHT)
+    assert_same(c, fit(X, y, 2.0, sample_weight=np.where(y, 2.5, 1.0), **TIGHT), X)
+
+
+def test_several_classes_are_one_versus_rest_with_shared_probes():
+    X, _ = make(120, 4, seed=8)
+    y = np.array(["a", "b", "c"])[np.argmax(X[:, :3], axis=1)]
+    kw = dict(variance="calibrated", random_state=0)
+    e = fit(X, y, **kw)
+    each = [fit(X, y == k, **kw) for k in "abc"]
+    mean, var = e.latent_mean_and_variance(X)
+    assert e.coef_.shape == e.coef_std_.shape == (3, 4) and e.intercept_.shape == (3,)
+    for k, binary in enumerate(each):
+        m, v = binary.latent_mean_and_variance(X)
+        np.testing.assert_allclose(mean[:, k], m, rtol=1e-12)
+        np.testing.assert_allclose(var[:, k], v, rtol=1e-12)
+    p = np.stack([b.predict_proba(X)[:, 1] for b in each], 1)
+    np.testing.assert_allclose(e.predict_proba(X), p / p.sum(1, keepdims=True), rtol=1e-9)
+    with parallel_config(backend="threading"):
+        two = ConvexVariationalLogistic(n_jobs=2, **kw).fit(X, y)
+    np.testing.assert_array_equal(two.coef_, e.coef_)
+
+
+def test_flat_intercept_is_the_limit_of_a_wide_one():
+    X, y = make(100, 3, seed=9)
+    flat = fit(X, y, intercept_prior_variance=np.inf, **TIGHT)
+    wide = fit(X, y, intercept_prior_variance=1e7, **TIGHT)
+    assert_same(flat, wide, X, tol=1e-5)
+    assert np.isnan(flat.log_evidence_) and np.isfinite(wide.log_evidence_)
+    assert_same(flat, fit(X, y, intercept_prior_variance=np.inf, solver="cg", **TIGHT), tol=1e-6)
+
+
+def test_warm_start_continues():
+    X, y = make(80, 10, seed=10)
+    e = ConvexVariationalLogistic(warm_start=True, tol=1e-7).fit(X, y)
+    first, coef = e.n_iter_, e.coef_
+    e.fit(X, y)
+    assert e.n_iter_ < first
+    np.testing.assert_allclose(e.coef_, coef, atol=1e-6)
+    e.fit(X[:50], y[:50])
+    np.testing.assert_allclose(e.coef_, fit(X[:50], y[:50], tol=1e-7).coef_, atol=1e-12)
+
+
+# ---------------------------------------------------------------------------- predictions
+
+
+def test_predictions_against_dense_algebra_and_draws():
+    X, y = make(60, 4, seed=11)
+    e = fit(X, y, 4.0)
+    B = np.column_stack([X, np.ones(60)])
+    P = np.append(np.full(4, 0.25), 0.01)
+    cov = np.linalg.inv(np.diag(P) + B.T * e.site_precision_ @ B)
+    mean, var = e.latent_mean_and_variance(X)
+    np.testing.assert_allclose(var, np.einsum("ij,jk,ik->i", B, cov, B), rtol=1e-10)
+    np.testing.assert_allclose(e.latent_covariance(X[:5], X[5:9]), B[:5] @ cov @ B[5:9].T)
+    np.testing.assert_allclose(e.decision_function(X), mean)
+    draws = e.sample_posterior(20_000, random_state=0)
+    assert draws.shape == (20_000, 5)
+    np.testing.assert_allclose(np.cov(draws.T), cov, atol=0.02)
+    np.testing.assert_allclose(draws.mean(0), np.append(e.coef_[0], e.intercept_), atol=0.02)
+    proba = e.sample_proba(X[:10], 4000, random_state=1)
+    np.testing.assert_allclose(proba.mean(0), e.predict_proba(X[:10]), atol=0.02)
+    x = np.random.default_rng(0).standard_normal((3000, 1))
+    one = fit(x, (np.random.default_rng(1).random(3000) < expit(2 * x[:, 0])).astype(int))
+    far = one.predict_log_proba([[1e3], [-1e3], [1e6]])
+    assert np.all(np.isfinite(far)) and far.min() < -50
+
+
+@pytest.mark.parametrize("variance", ["calibrated", "monte_carlo", "lanczos"])
+def test_a_prediction_depends_on_its_row_alone(variance):
+    X, y, _ = make_sparse_logistic(300, 500, random_state=0)
+    e = fit(X, y, 4.0, variance=variance, random_state=0)
+    together = e.predict_proba(X[:30])
+    alone = np.vstack([e.predict_proba(X[[i]]) for i in range(30)])
+    np.testing.assert_allclose(together, alone, atol=1e-12)
+    assert e.variance_method_ == variance and np.isnan(e.log_evidence_)
+    assert "objective" not in e.history_
+
+
+def test_calibrated_fit_is_close_to_exact_and_its_draws_and_covariances_are_of_its_posterior():
+    X, y, _ = make_sparse_logistic(800, 400, random_state=1)
+    X, new, y = X[:600], X[600:], y[:600]
+    a = fit(X, y, 4.0, variance="calibrated", random_state=0)
+    b = fit(X, y, 4.0)
+    assert np.sqrt(np.mean((a.predict_proba(new) - b.predict_proba(new)) ** 2)) < 2e-3
+    assert np.sqrt(np.mean((a.coef_std_ / b.coef_std_ - 1) ** 2)) < 0.1
+    cov = a.latent_covariance(new[:6], new[6:9])
+    np.testing.assert_allclose(cov, b.latent_covariance(new[:6], new[6:9]), atol=0.05)
+    draws = a.sample_posterior(200, random_state=0)
+    np.testing.assert_allclose(draws.std(0)[:400].mean(), b.coef_std_.mean(), rtol=0.05)
+    assert a.n_mvm_ < 400
+
+
+def test_condition_on_follows_the_published_block_updates():
+    b = ORACLE["block_updates"]
+    B, C = np.array(b["B"]), np.array(b["candidates"])
+    e = fit(B, np.array(b["y"]), b["prior_variance"], bound="local", fit_intercept=False, **TIGHT)
+    for step in b["steps"]:
+        e = e.condition_on(C[step["candidate"]][None], [step["label"]])
+        mean, var = e.latent_mean_and_variance(C)
+        np.testing.assert_allclose(mean, step["mu_candidates"], atol=1e-7)
+        np.testing.assert_allclose(var, step["rho_candidates"], atol=1e-8)
+        np.testing.assert_allclose(e.latent_mean_and_variance(B)[1], step["rho_model"], atol=1e-8)
+
+
+def test_condition_on_is_the_same_with_every_solver():
+    X, y = make(60, 8, seed=18)
+    a, b, c = (
+        fit(X[:50], y[:50], solver=s, **TIGHT).condition_on(X[50:], y[50:])
+        for s in ("primal", "dual", "cg")
+    )
+    assert_same(a, b, X, tol=1e-6)
+    assert_same(a, c, X, tol=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["primal", "cg"])
+def test_condition_on_is_near_a_refit_and_consistent(solver):
+    X, y = make(420, 8, seed=12)
+    a = fit(X[:400], y[:400], solver=solver, **TIGHT)
+    before = (a.coef_.copy(), a.coef_std_.copy(), a.log_evidence_, a.predict_proba(X))
+    e, full = a.condition_on(X[400:], y[400:]), fit(X, y, **TIGHT)
+    for old, now in zip(
+        before, (a.coef_, a.coef_std_, a.log_evidence_, a.predict_proba(X)), strict=True
+    ):
+        np.testing.assert_array_equal(old, now)
+    assert np.max(np.abs(e.coef_ - full.coef_) / full.coef_std_) < 0.05
+    assert np.max(np.abs(e.coef_std_ / full.coef_std_ - 1)) < 0.03
+    assert e.log_evidence_ == pytest.approx(full.log_evidence_, abs=0.05)
+    one = a
+    for i in range(400, 420):
+        one = one.condition_on(X[[i]], y[[i]])
+    assert_same(one, e, X)
+    cov = e.latent_covariance(X[:5])
+    np.testing.assert_allclose(np.diag(cov), e.latent_mean_and_variance(X[:5])[1], rtol=1e-9)
+    draws = e.sample_posterior(20_000, random_state=0)[:, :8]
+    np.testing.assert_allclose(draws.std(0), e.coef_std_[0], rtol=0.05)
+    np.testing.assert_allclose(draws.mean(0), e.coef_[0], atol=0.02)
+
+
+def test_condition_on_with_sampled_variances_and_several_classes():
+    X, y, _ = make_sparse_logistic(300, 500, random_state=2)
+    y = y + (X[:, 0].toarray().ravel() > 0.2)
+    e = fit(X[:280], y[:280], variance="calibrated", random_state=0)
+    new = e.condition_on(X[280:], y[280:])
+    m0, v0 = e.latent_mean_and_variance(X)
+    m1, v1 = new.latent_mean_and_variance(X)
+    assert np.all(v1 > 0) and np.all(v1 <= v0 * (1 + 1e-12)) and np.any(v1 < 0.95 * v0)
+    assert np.all(np.isfinite(m1)) and not np.allclose(m0, m1)
+
+
+# ---------------------------------------------------------------------------- hostile data
+
+
+@pytest.mark.parametrize("variance", ["exact", "calibrated", "monte_carlo", "lanczos"])
+@pytest.mark.parametrize("bound", ["local", "kl"])
+@pytest.mark.parametrize("prior", ["gaussian", "laplace"])
+def test_hostile_data_give_finite_fits_without_numpy_warnings(variance, bound, prior):
+    rng = np.random.default_rng(13)
+    X = rng.standard_normal((40, 3))
+    y = (X[:, 0] > 0).astype(int)
+    zero = np.vstack([X, np.zeros((10, 3))])
+    y_zero = np.r_[y, np.arange(10) % 2]
+    cases = [
+        (X * 1e3, y, {}),
+        (X * 1e-6, y, {}),
+        (sp.csr_matrix(zero), y_zero, {}),
+        (sp.csr_matrix(zero), y_zero, dict(fit_intercept=False)),
+        (np.hstack([X, X, np.ones((40, 1)), np.zeros((40, 1))]), y, {}),
+        (np.array([[1.0], [-1.0]]), np.array([0, 1]), {}),
+    ]
+    for data, labels, kw in cases:
+        e = ConvexVariationalLogistic(
+            1e3, bound=bound, prior=prior, variance=variance, random_state=0, **kw
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            e.fit(data, labels)
+        for part in (e.coef_, e.coef_std_, e.intercept_, e.predict_log_proba(data)):
+            assert np.all(np.isfinite(part))
+        assert np.all(e.coef_std_ > 0)
+
+
+def test_extreme_weights():
+    X, y = make(60, 4, seed=14)
+    weight = 10.0 ** np.random.default_rng(0).uniform(-6, 6, 60)
+    for variance in ("exact", "calibrated"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            e = fit(X, y, sample_weight=weight, variance=variance, random_state=0)
+        assert np.all(np.isfinite(e.coef_std_)) and np.all(np.isfinite(e.predict_proba(X)))
+
+
+@pytest.mark.parametrize(
+    ("kw", "word"),
+    [
+        (dict(prior_variance=0.0), "prior_variance"),
+        (dict(prior_variance=np.ones(3)), "prior_variance"),
+        (dict(prior_variance=np.inf), "prior_variance"),
+        (dict(bound="em"), "bound"),
+        (dict(prior="student"), "prior"),
+        (dict(laplace_scale=-1.0, prior="laplace"), "laplace_scale"),
+        (dict(variance="some"), "variance"),
+        (dict(solver="lu"), "solver"),
+        (dict(n_variance_samples=0), "n_variance_samples"),
+        (dict(inner_tol=0.0), "inner_tol"),
+        (dict(max_inner_iter=0), "max_inner_iter"),
+        (dict(intercept_prior_variance=-1.0), "intercept_prior_variance"),
+        (dict(solver="dual", intercept_prior_variance=np.inf), "intercept_prior_variance"),
+        (dict(learn_prior=True, bound="local"), "learn_prior.*kl"),
+        (dict(learn_prior=True, prior="laplace"), "learn_prior.*laplace_scale"),
+        (dict(class_weight="some"), "class_weight"),
+        (dict(class_weight={0: 0.0, 1: 1.0}), "class_weight"),
+    ],
+)
+def test_bad_parameters_are_named_and_leave_the_fit_alone(kw, word):
+    X, y = make(40, 4, seed=15)
+    e = ConvexVariationalLogistic().fit(X, y)
+    before = e.predict_proba(X)
+    e.set_params(**kw)
+    with pytest.raises(ValueError, match=word):
+        e.fit(X, y)
+    np.testing.assert_array_equal(e.predict_proba(X), before)
+
+
+def test_condition_on_refuses_unknown_labels():
+    X, y = make(40, 4, seed=16)
+    with pytest.raises(ValueError, match="label"):
+        fit(X, y).condition_on(X[:2], [0, 7])
+
+
+def test_one_warning_when_not_converged():
+    X, y = make(60, 4, seed=17)
+    with pytest.warns(ConvergenceWarning, match="max_iter") as said:
+        e = fit(X, y, 100.0, max_iter=1, tol=1e-12)
+    assert len(said) == 1 and not e.converged_ and e.n_iter_ == 1
+    assert np.all(np.isfinite(e.predict_proba(X)))
+
+
+def test_diagnose_weighs_draws_to_the_true_posterior():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(150, 4))
+    y = (X[:, 0] + rng.logistic(size=150) > 0).astype(int)
+    kl, local = (ConvexVariationalLogistic(4.0, bound=b).fit(X, y) for b in ("kl", "local"))
+    good, narrow = kl.diagnose(X, y, n_draws=4000), local.diagnose(X, y, n_draws=4000)
+    assert good.pareto_k < 0.7 and good.ess_share > 0.97 > narrow.ess_share
+    assert kl.diagnose().pareto_k is None and "fixed point" in str(kl.diagnose())

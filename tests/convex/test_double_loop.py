@@ -1,0 +1,249 @@
+"""Sites of the convex bounds against brute force, and the systems and variances built on them."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from oracles import oracle
+
+from sklearn_ep._engine.super_gaussian import LaplaceSites, LogisticSites, local_site_precision
+from sklearn_ep.convex._newton import minimise
+from sklearn_ep.convex._systems import Design, DualSystem, IterativeSystem, PrimalSystem
+from sklearn_ep.convex._variances import (
+    CalibratedVariances,
+    LanczosVariances,
+    MonteCarloVariances,
+    Probes,
+    leave_one_out,
+)
+
+ORACLE = oracle("convex_variational")
+
+
+def logistic(bound, sign=1.0, weight=1.0, n=1):
+    return LogisticSites(np.full(n, sign), np.full(n, weight), bound)
+
+
+@pytest.mark.parametrize("row", [r for r in ORACLE["hstar_bernoulli"]["rows"] if r["tau"] == 1.0])
+def test_local_logistic_penalty_is_the_nested_minimum(row):
+    site = logistic("local", row["c"], row["weight"])
+    value, slope, curvature, precision = (
+        a[0] for a in site.penalty(np.array([row["s"]]), np.array([row["z"]]))
+    )
+    tol = ORACLE["hstar_bernoulli"]["tol"]
+    assert value == pytest.approx(row["hstar"], abs=tol)
+    assert slope == pytest.approx(row["d1"], abs=tol)
+    assert curvature == pytest.approx(row["d2"], abs=tol)
+    assert precision == pytest.approx(row["inv_gamma"], abs=tol)
+
+
+@pytest.mark.parametrize("row", ORACLE["hstar_laplace"]["rows"])
+def test_local_laplace_penalty_is_the_nested_minimum(row):
+    penalty = LaplaceSites(row["tau"], "local").penalty(np.array([row["s"]]), np.array([row["z"]]))
+    tol = ORACLE["hstar_laplace"]["tol"]
+    assert penalty.value[0] == pytest.approx(row["hstar"], abs=tol)
+    assert penalty.slope[0] == pytest.approx(row["d1"], abs=tol)
+    # curvatures have a floor of 1e-6 rate^2, which keeps the posterior precision invertible
+    assert penalty.curvature[0] == pytest.approx(row["d2"], abs=max(tol, 1e-6 * row["tau"] ** 2))
+
+
+@pytest.mark.parametrize("bound", ["local", "kl"])
+@pytest.mark.parametrize("make", ["logistic", "laplace"])
+def test_slope_and_curvature_are_derivatives(bound, make):
+    rng = np.random.default_rng(0)
+    s, z = 3 * rng.standard_normal(50), np.exp(rng.uniform(-3, 4, 50))
+    site = logistic(bound, -1.0, 1.7, 50) if make == "logistic" else LaplaceSites(1.3, bound)
+    h = 1e-5
+    up, down, here = (site.penalty(s + d, z) for d in (h, -h, 0.0))
+    np.testing.assert_allclose((up.value - down.value) / (2 * h), here.slope, atol=1e-8)
+    np.testing.assert_allclose((up.slope - down.slope) / (2 * h), here.curvature, atol=1e-5)
+    assert np.all(here.curvature > 0) and np.all(here.precision > 0)
+
+
+def test_kl_penalties_are_gaussian_expectations():
+    x, w = np.polynomial.hermite_e.hermegauss(120)
+    w = w / w.sum()
+    s, z = np.array([-2.0, 0.3, 4.0]), np.array([0.5, 1.0, 2.0])
+    nodes = s[:, None] + np.sqrt(z)[:, None] * x
+    site = logistic("kl", 1.0, 2.0, 3).penalty(s, z)
+    np.testing.assert_allclose(site.value, 2 * np.logaddexp(0, -nodes) @ w, atol=1e-5)
+    expit = 1 / (1 + np.exp(-nodes))
+    np.testing.assert_allclose(site.precision, 2 * (expit * (1 - expit)) @ w, atol=1e-5)
+    draws = s[:, None] + np.sqrt(z)[:, None] * np.random.default_rng(0).standard_normal(400_000)
+    laplace = LaplaceSites(0.7, "kl").penalty(s, z)
+    np.testing.assert_allclose(laplace.value, 0.7 * np.abs(draws).mean(1), rtol=5e-3)
+
+
+def test_local_bound_is_below_kl_bound():
+    rng = np.random.default_rng(1)
+    s, z = 4 * rng.standard_normal(200), np.exp(rng.uniform(-4, 4, 200))
+    for a, b in (
+        (logistic("local", n=200), logistic("kl", n=200)),
+        (LaplaceSites(1.0, "local"), LaplaceSites(1.0, "kl")),
+    ):
+        assert np.all(a.penalty(s, z).value >= b.penalty(s, z).value - 3e-6)
+
+
+@pytest.mark.parametrize("bound", ["local", "kl"])
+def test_sites_are_finite_at_extremes(bound):
+    s = np.array([0.0, 0.0, 1e-9, 800.0, -800.0, 1e6, -3.0])
+    z = np.array([1e-300, 1e8, 1e-12, 1e-300, 1e6, 1.0, 1e-300])
+    for site in (logistic(bound, n=7), LaplaceSites(1e3, bound), LaplaceSites(1e-3, bound)):
+        for part in site.penalty(s, z):
+            assert np.all(np.isfinite(part))
+
+
+def test_joining_site_is_the_fixed_point_of_both_bounds():
+    rng = np.random.default_rng(2)
+    mean, var = 3 * rng.standard_normal(40), np.exp(rng.uniform(-4, 5, 40))
+    for bound in ("local", "kl"):
+        site = logistic(bound, -1.0, n=40)
+        precision, shift = site.joined(mean, var)
+        new_var = var / (1 + var * precision)
+        new_mean = new_var * (mean / var + shift)
+        penalty = site.penalty(new_mean, new_var)
+        np.testing.assert_allclose(penalty.precision, precision, rtol=1e-7)
+        np.testing.assert_allclose((new_mean - mean) / var + penalty.slope, 0, atol=1e-8)
+
+
+def test_contact_point_at_extremes():
+    mean = np.array([0.0, 0.0, 40.0, -40.0, 0.0, 700.0, -5.0])
+    var = np.array([0.0, 1e-14, 1.0, 1e4, 1e8, 0.5, 1e-300])
+    precision = local_site_precision(mean, var, 0.5)
+    assert np.all(np.isfinite(precision)) and np.all((precision > 0) & (precision <= 0.25))
+
+
+def test_newton_reaches_rounding_and_takes_hostile_starts():
+    rng = np.random.default_rng(3)
+    B, sign = rng.standard_normal((60, 5)), np.sign(rng.standard_normal(60))
+    site, z, P = LogisticSites(sign, np.ones(60), "kl"), np.full(60, 0.5), np.full(5, 0.1)
+    design = Design(B, False)
+
+    def penalties(u, s):
+        prior = 0.5 * P * u * u
+        return type(site.penalty(s, z))(prior, P * u, P, P), site.penalty(s, z)
+
+    def direction(point, gradient, rtol):
+        system = PrimalSystem(design, point.prior.curvature, point.site.curvature)
+        return system.solve_with_product(design, -gradient)
+
+    ends = []
+    for start in (np.zeros(5), np.full(5, 30.0)):
+        end = minimise(
+            penalties, design.tdot, direction, start, B @ start, scale=1.0, tol=1e-12, max_iter=60
+        )
+        gradient = P * end.u + B.T @ end.site.slope
+        assert np.linalg.norm(gradient) < 1e-12
+        ends.append(end.u)
+    np.testing.assert_allclose(*ends, atol=1e-12)
+
+
+@pytest.fixture(params=["dense", "csr"])
+def problem(request):
+    rng = np.random.default_rng(4)
+    X = rng.standard_normal((30, 12)) * (rng.random((30, 12)) < 0.5)
+    design = Design(sp.csr_matrix(X) if request.param == "csr" else X, True)
+    diagonal, weight = rng.uniform(0.5, 2, 13), rng.uniform(0.05, 0.25, 30)
+    B = np.column_stack([X, np.ones(30)])
+    return design, diagonal, weight, B, np.linalg.inv(np.diag(diagonal) + B.T * weight @ B)
+
+
+@pytest.mark.parametrize("kind", [PrimalSystem, DualSystem, IterativeSystem])
+def test_systems_agree_with_dense_algebra(problem, kind):
+    design, diagonal, weight, B, cov = problem
+    system = kind(design, diagonal, weight)
+    right = np.random.default_rng(5).standard_normal((13, 3))
+    np.testing.assert_allclose(system.solve(right), cov @ right, atol=1e-7)
+    x, Bx = system.solve_with_product(design, right[:, 0], rtol=1e-12)
+    np.testing.assert_allclose(x, cov @ right[:, 0], atol=1e-10)
+    np.testing.assert_allclose(Bx, B @ x, atol=1e-10)
+    np.testing.assert_allclose(
+        system.covariance(design.B[:4], design.B[4:9]), B[:4] @ cov @ B[4:9].T, atol=1e-7
+    )
+    draws = system.draw(20_000, np.random.default_rng(6))
+    np.testing.assert_allclose(np.cov(draws.T), cov, atol=0.05)
+    if kind is IterativeSystem:
+        return
+    z = np.einsum("ij,jk,ik->i", B, cov, B)
+    np.testing.assert_allclose(system.training_variance(design), z, rtol=1e-12)
+    np.testing.assert_allclose(system.row_variance(design.B), z, rtol=1e-12)
+    np.testing.assert_allclose(system.coefficient_variance(), np.diag(cov), rtol=1e-12)
+    assert system.log_det == pytest.approx(-np.linalg.slogdet(cov)[1], rel=1e-12)
+
+
+def test_columns_of_a_block_are_solved_independently(problem):
+    design, diagonal, weight, _, _ = problem
+    system = IterativeSystem(design, diagonal, weight)
+    right = np.random.default_rng(7).standard_normal((13, 4)) * np.array([1.0, 1e-6, 1e6, 0.0])
+    together = system.solve(right)
+    for k in range(4):
+        np.testing.assert_allclose(
+            together[:, k], system.solve(right[:, k]), rtol=1e-9, atol=1e-300
+        )
+
+
+def test_leave_one_out_removes_one_copy(problem):
+    design, diagonal, weight, B, _ = problem
+    full = diagonal + (B**2).T @ weight
+    expected = [np.sum(b**2 / (full - weight[i] * b**2)) for i, b in enumerate(B)]
+    np.testing.assert_allclose(leave_one_out(design.B, 1 / full, weight), expected, rtol=1e-12)
+
+
+def text_like(q=800, n=400, seed=0):
+    from sklearn_ep.datasets import make_sparse_logistic
+
+    X, y, _ = make_sparse_logistic(q, n, random_state=seed)
+    return X, y
+
+
+def test_variance_estimators_on_text():
+    X, _ = text_like(1200)
+    X, new = X[:800], Design(X[800:], True).B
+    design = Design(X, True)
+    q, n = design.shape
+    diagonal, precision, weight = np.full(n, 0.1), np.full(q, 0.15), np.ones(q)
+    system = PrimalSystem(design, diagonal, precision)
+    exact, exact_new = system.training_variance(design), system.row_variance(new)
+    probes = Probes(design, weight, 8, np.random.RandomState(0))
+    start = np.random.RandomState(1).standard_normal(n)
+    errors = {}
+    for name, estimator in {
+        "calibrated": CalibratedVariances(probes, weight),
+        "monte_carlo": MonteCarloVariances(probes, weight),
+        "lanczos": LanczosVariances(start, 2),
+    }.items():
+        system = IterativeSystem(design, diagonal, precision)
+        estimate = estimator.estimate(design, system, diagonal, precision)
+        errors[name] = np.sqrt(np.mean((estimate.training / exact - 1) ** 2))
+        error_new = estimate.predictor.row_variance(new) / exact_new - 1
+        assert np.sqrt(np.mean(error_new**2)) < (0.08 if name == "calibrated" else 1.0)
+        if name == "lanczos":
+            assert np.all(estimate.training <= exact * (1 + 1e-9))
+    assert errors["calibrated"] < 0.05
+    assert 0.2 < errors["monte_carlo"] < 0.7
+    assert errors["lanczos"] > 0.5
+
+
+def test_lanczos_is_exact_with_enough_steps(problem):
+    design, diagonal, weight, B, cov = problem
+    estimator = LanczosVariances(np.random.default_rng(8).standard_normal(13), 8)
+    estimate = estimator.estimate(design, None, diagonal, weight)
+    np.testing.assert_allclose(estimate.training, np.einsum("ij,jk,ik->i", B, cov, B), rtol=1e-8)
+    np.testing.assert_allclose(estimate.predictor.coefficient_variance(), np.diag(cov), rtol=1e-8)
+
+
+def test_probes_have_the_covariance_of_the_precision_matrix_and_tie_copies():
+    rng = np.random.default_rng(9)
+    X, copies = rng.standard_normal((6, 3)), np.array([1, 3, 2, 1, 4, 1])
+    diagonal, precision = np.array([1.0, 2.0, 0.5]), rng.uniform(0.1, 0.3, 6)
+    weighted = Probes(Design(X, False), copies.astype(float), 30_000, np.random.RandomState(0))
+    right = weighted.right(Design(X, False), diagonal, precision)
+    A = np.diag(diagonal) + X.T * (copies * precision) @ X
+    np.testing.assert_allclose(np.cov(right), A, atol=0.1)
+    order = rng.permutation(copies.sum())
+    R = np.repeat(X, copies, 0)[order]
+    repeated = Probes(Design(R, False), np.ones(len(R)), 30_000, np.random.RandomState(0))
+    np.testing.assert_allclose(
+        repeated.right(Design(R, False), diagonal, np.repeat(precision, copies)[order]),
+        right,
+        atol=1e-9,
+    )

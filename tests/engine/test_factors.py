@@ -1,0 +1,184 @@
+"""Scalar factors: log Z against quadrature, derivatives against differences, tails finite."""
+
+import mpmath
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.special import expit, log_expit, log_ndtr
+
+from sklearn_ep._engine.factor import Factor
+from sklearn_ep._engine.likelihoods import LabelNoise, Logit, Probit, normal_hazard
+from sklearn_ep._engine.quadrature import gauss_hermite, logistic_mixture, logistic_moments
+from sklearn_ep._engine.rules import MomentMatching, Power
+from sklearn_ep._engine.sites import Sites, cavity, log_site_mass
+
+FACTORS = [Probit(), Logit(), LabelNoise(0.1), LabelNoise(0.0), LabelNoise(0.4)]
+ids = [f"{type(f).__name__}{getattr(f, 'rate', '')}" for f in FACTORS]
+every_factor = pytest.mark.parametrize("factor", FACTORS, ids=ids)
+
+
+class ByQuadrature(Factor):
+    """A factor that knows its log probability only."""
+
+    def __init__(self, factor):
+        self.log_prob = factor.log_prob
+
+
+def random_cavities(n=300, seed=0):
+    rng = np.random.default_rng(seed)
+    var = np.exp(rng.uniform(-6, 6, n))
+    return rng.choice([-1.0, 1.0], n), rng.normal(size=n) * np.sqrt(1 + var) * 2, var
+
+
+@every_factor
+def test_log_z_is_the_integral(factor):
+    for y, m, v in zip(*random_cavities(12), strict=True):
+        sd = np.sqrt(v)
+        points = [x for x in (-1.0, 0.0, 1.0) if abs(x - m) < 12 * sd]
+        integral = quad(
+            lambda f, y=y, m=m, v=v: np.exp(factor.log_prob(y, f) - (f - m) ** 2 / (2 * v)),
+            m - 12 * sd,
+            m + 12 * sd,
+            points=sorted({m, *points}),
+            epsabs=0,
+            epsrel=1e-11,
+            limit=500,
+        )[0] / np.sqrt(2 * np.pi * v)
+        np.testing.assert_allclose(factor.tilted(y, m, v).log_z, np.log(integral), atol=1e-8)
+
+
+@every_factor
+def test_closed_form_equals_the_default_by_quadrature(factor):
+    y, m, v = random_cavities()
+    closed, default = factor.tilted(y, m, v), ByQuadrature(factor).tilted(y, m, v)
+    np.testing.assert_allclose(closed.log_z, default.log_z, atol=2e-8, rtol=1e-8)
+    np.testing.assert_allclose(closed.gradient, default.gradient, atol=1e-8, rtol=2e-6)
+    np.testing.assert_allclose(closed.curvature, default.curvature, atol=1e-8, rtol=1e-5)
+
+
+@every_factor
+@pytest.mark.parametrize("var", [1e-4, 1.0, 1e4])
+def test_derivatives_against_differences(factor, var):
+    m = np.linspace(-8, 8, 41) * np.sqrt(1 + var)
+    y, v, h = np.ones_like(m), np.full_like(m, var), 1e-4 * np.sqrt(1 + var)
+    up, at, down = (factor.tilted(y, m + s * h, v) for s in (1, 0, -1))
+    np.testing.assert_allclose(at.gradient, (up.log_z - down.log_z) / (2 * h), rtol=2e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        at.curvature, -(up.gradient - down.gradient) / (2 * h), rtol=2e-6, atol=1e-8
+    )
+
+
+@every_factor
+@pytest.mark.parametrize("var", [1e-10, 1e-3, 1.0, 1e6])
+def test_tails_are_finite_and_signed(factor, var):
+    m = np.r_[-np.logspace(6, 0, 25), 0, np.logspace(0, 6, 25)]
+    y = np.ones_like(m)
+    t = factor.tilted(y, m, np.full_like(m, var))
+    for a in t:
+        assert np.all(np.isfinite(a))
+    assert np.all(t.log_z <= 1e-12) and np.all(np.diff(t.log_z) >= -1e-9)
+    assert np.all(t.gradient >= 0)
+    if factor.log_concave:
+        assert np.all(t.curvature >= 0)
+        assert np.all(t.curvature * var < 1)
+    mirrored = factor.tilted(-y, -m, np.full_like(m, var))
+    np.testing.assert_array_equal(mirrored.log_z, t.log_z)
+    np.testing.assert_array_equal(mirrored.gradient, -t.gradient)
+
+
+def test_probit_tail_keeps_its_digits():
+    mpmath.mp.dps = 40
+    for z in (-1e6, -1e3, -60.0, -49.9, -20.0, -3.0, 0.0, 5.0):
+        cdf = mpmath.erfc(-mpmath.mpf(z) / mpmath.sqrt(2)) / 2
+        exact = mpmath.exp(-(mpmath.mpf(z) ** 2) / 2) / mpmath.sqrt(2 * mpmath.pi) / cdf
+        r, r_plus_z = normal_hazard(np.array([z]))
+        np.testing.assert_allclose(r[0], float(exact), rtol=1e-13)
+        np.testing.assert_allclose(r_plus_z[0], float(exact + z), rtol=1e-11)
+    np.testing.assert_array_equal(
+        Probit().tilted(1.0, np.array([-1e6]), np.array([3.0])).log_z, log_ndtr([-5e5])
+    )
+
+
+def test_logistic_moments_against_high_precision():
+    mpmath.mp.dps = 25
+    for m, v in [(-40.0, 0.5), (-5.0, 10.0), (0.3, 2.0), (4.0, 100.0), (-300.0, 1e3), (2.0, 1e-3)]:
+        sd = mpmath.sqrt(v)
+        ends = sorted(
+            {m - 14 * sd, m, m + 14 * sd, -60, 0, 60, m + v - 14 * sd, m + v, m + v + 14 * sd}
+        )
+
+        def density(f, m=m, v=v):
+            return mpmath.exp(-((f - m) ** 2) / (2 * v)) / (1 + mpmath.exp(-f))
+
+        z = mpmath.quad(density, ends)
+        g = mpmath.quad(lambda f: density(f) / (1 + mpmath.exp(f)), ends) / z
+        log_z, gradient, _ = logistic_moments(np.array([m]), np.array([v]))
+        want = mpmath.log(z / mpmath.sqrt(2 * mpmath.pi * v))
+        np.testing.assert_allclose(log_z[0], float(want), rtol=1e-9, atol=1e-10)
+        np.testing.assert_allclose(gradient[0], float(g), rtol=1e-8)
+
+
+def test_five_term_mixture_within_its_stated_errors():
+    x, w = gauss_hermite(200)
+    mean = np.linspace(-8, 8, 33)
+    for var in (1e-3, 0.3, 2.0):
+        f = mean[:, None] + np.sqrt(var) * x
+        sigma, softplus, slope = logistic_mixture(mean, var)
+        np.testing.assert_allclose(sigma, expit(f) @ w, atol=7e-7)
+        np.testing.assert_allclose(softplus, -log_expit(-f) @ w, atol=2.1e-6)
+        np.testing.assert_allclose(slope, (expit(f) * expit(-f)) @ w, atol=2.7e-6)
+
+
+def test_cavity_times_site_is_the_posterior():
+    rng = np.random.default_rng(0)
+    cm, cv = rng.normal(size=50), rng.exponential(size=50)
+    sites = Sites(rng.exponential(size=50), rng.normal(size=50))
+    var = 1 / (1 / cv + sites.precision)
+    mean = var * (cm / cv + sites.shift)
+    back = cavity(sites, mean, var)
+    np.testing.assert_allclose(back.mean, cm, atol=1e-10)
+    np.testing.assert_allclose(back.var, cv, rtol=1e-10)
+    assert back.proper.all()
+    i = 7
+    mass = quad(
+        lambda f: (
+            np.exp(sites.shift[i] * f - sites.precision[i] * f * f / 2)
+            * np.exp(-((f - cm[i]) ** 2) / (2 * cv[i]))
+            / np.sqrt(2 * np.pi * cv[i])
+        ),
+        -40,
+        40,
+        points=[cm[i]],
+    )[0]
+    np.testing.assert_allclose(log_site_mass(sites, cm, cv)[i], np.log(mass), atol=1e-8)
+
+
+def test_improper_cavities_are_reported_and_stay_finite():
+    sites = Sites(np.array([2.0, 0.1]), np.array([1.0, 1.0]))
+    cav = cavity(sites, np.zeros(2), np.ones(2))
+    np.testing.assert_array_equal(cav.proper, [False, True])
+    assert (cav.mean[0], cav.var[0]) == (0.0, 1.0)
+    update = MomentMatching()(Probit(), np.ones(2), sites, np.zeros(2), np.ones(2))
+    assert update.n_improper == 1 and all(np.isfinite(a).all() for a in update.sites)
+
+
+@every_factor
+def test_moment_matching_matches_moments(factor):
+    y, m, v = random_cavities(100)
+    zero = Sites.zero(100)
+    update = MomentMatching()(factor, y, zero, m, v)
+    precision = 1 / v + update.sites.precision
+    mean = (m / v + update.sites.shift) / precision
+    t = factor.tilted(y, m, v)
+    np.testing.assert_allclose(mean, m + v * t.gradient, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(1 / precision, v - v**2 * t.curvature, rtol=1e-6)
+
+
+@every_factor
+def test_power_one_is_moment_matching(factor):
+    y, m, v = random_cavities(60)
+    sites = Sites(np.full(60, 0.05) / v, np.full(60, 0.02))
+    a = MomentMatching()(factor, y, sites, m, v)
+    b = Power(1.0)(factor, y, sites, m, v)
+    np.testing.assert_allclose(b.sites.precision * v, a.sites.precision * v, atol=1e-7)
+    np.testing.assert_allclose(b.log_term, a.log_term, atol=1e-7)

@@ -1,0 +1,437 @@
+"""EPGaussianProcessClassifier, sparse: oracles, equivalences, learning, partitions, streams."""
+
+import functools
+import pickle
+
+import joblib
+import numpy as np
+import pytest
+from oracles import oracle
+from sklearn.base import clone
+from sklearn.datasets import load_iris, make_classification
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, RationalQuadratic
+
+from sklearn_ep import EPGaussianProcessClassifier
+from sklearn_ep._engine.likelihoods import LabelNoise
+from sklearn_ep.gaussian_process._rows import choose_inducing_points
+
+ORACLES = oracle("gp_classification")
+SPARSE = [p for p in ORACLES["problems"] if "Z" in p and not p["label_noise"]]
+KERNEL = ConstantKernel(3.0) * RBF([1.0, 1.4])
+
+
+def fixed(kernel=KERNEL, tol=1e-10, **kw):
+    kw = dict(dict(method="sparse", optimizer=None, max_iter=500, max_sweeps=500), **kw)
+    return EPGaussianProcessClassifier(kernel, tol=tol, random_state=0, **kw)
+
+
+def toy(n=80, d=2, seed=0, noise=0.5):
+    rng = np.random.RandomState(seed)
+    X = rng.randn(n, d)
+    return X, (np.sin(2 * X[:, 0]) + X[:, 1 % d] + noise * rng.randn(n) > 0).astype(int)
+
+
+def log_loss(est, X, y):
+    return -est.predict_log_proba(X)[np.arange(len(y)), y].mean()
+
+
+@pytest.mark.parametrize("problem", SPARSE, ids=[p["name"] for p in SPARSE])
+def test_oracles(problem):
+    k, Z = problem["kernel"], np.array(problem["Z"])
+    kernel = ConstantKernel(k["variance"]) * RBF(k["lengthscale"])
+    X, y, ep = np.array(problem["X"]), np.array(problem["y"]), problem["ep"]
+    est = fixed(kernel, inducing_points=Z, jitter=1e-10).fit(X, y)
+    np.testing.assert_allclose(est.log_evidence_, ep["logZ"], atol=1e-7)
+    np.testing.assert_allclose(est.inducing_mean_, ep["sparse"]["posterior_u_mean"], atol=1e-5)
+    np.testing.assert_allclose(est.inducing_cov_, est.latent_covariance(Z), atol=1e-6)
+    mean, var = est.latent_mean_and_variance(X)
+    np.testing.assert_allclose(mean, ep["sparse"]["t_mean"], atol=1e-5)
+    solved = np.linalg.solve(kernel(Z), kernel(Z, X))
+    own = kernel.diag(X) - np.einsum("ij,ij->j", kernel(Z, X), solved)
+    np.testing.assert_allclose(var, ep["sparse"]["t_var"] + own, atol=1e-5)
+    gradient = est.log_marginal_likelihood(est.kernel_.theta, eval_gradient=True)[1]
+    np.testing.assert_allclose(gradient, ep["grad_log_theta"], atol=1e-4)
+
+
+@pytest.mark.parametrize("likelihood", ["probit", "logit"])
+@pytest.mark.parametrize("kernel", [KERNEL, KERNEL + RationalQuadratic()], ids=["rbf", "sum"])
+def test_all_rows_inducing_is_the_dense_method(kernel, likelihood):
+    X, y = toy(50)
+    kw = dict(likelihood=likelihood)
+    dense = fixed(kernel, method="dense", **kw).fit(X, y)
+    sparse = fixed(kernel, inducing_points=X, jitter=1e-10, **kw).fit(X, y)
+    Xs = 1.5 * np.random.RandomState(1).randn(30, 2)
+    assert abs(sparse.log_evidence_ - dense.log_evidence_) < 1e-6
+    for a, b in zip(
+        sparse.latent_mean_and_variance(Xs), dense.latent_mean_and_variance(Xs), strict=True
+    ):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+    np.testing.assert_allclose(sparse.latent_covariance(Xs), dense.latent_covariance(Xs), atol=2e-5)
+    np.testing.assert_allclose(sparse.loo_proba_, dense.loo_proba_, atol=1e-5)
+
+
+def test_weights_are_repetition_for_every_scheme():
+    X, y = toy(60)
+    w = np.random.RandomState(1).randint(0, 4, 60)
+    Xr, yr = np.repeat(X, w, 0), np.repeat(y, w)
+    order = np.random.RandomState(2).permutation(len(yr))
+    Xr, yr = Xr[order], yr[order]
+    kernel = ConstantKernel(1.0, (1e-3, 1e3)) * RBF(1.0, (1e-2, 1e3))
+    schemes = [
+        dict(),
+        dict(optimizer="adam", max_iter=10),
+        dict(optimizer="adam", learn_inducing=True, batch_size=20, max_iter=3, max_sweeps=200),
+        dict(optimizer="adam", batch_size=20, max_iter=3, site_memory="average"),
+    ]
+    for kw in schemes:
+        est = fixed(kernel, n_inducing=10, tol=1e-8, **kw)
+        a = clone(est).fit(X, y, sample_weight=w).latent_mean_and_variance(X)
+        b = clone(est).fit(Xr, yr).latent_mean_and_variance(X)
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_partitions_in_every_form_give_the_same():
+    X, y = toy(300)
+    names = np.array(["no", "yes"])[y]
+    kw = dict(inducing_points=X[::15].copy())
+    whole = fixed(**kw).fit(X, names)
+    cut = [slice(0, 11), slice(11, 200), slice(200, 300)]
+    pairs = [(X[c], names[c]) for c in cut]
+    loaders = [functools.partial(tuple, pair) for pair in pairs]
+    one_class = [(X[y == k], names[y == k]) for k in (0, 1)]
+    fits = [fixed(**kw).fit(parts) for parts in (pairs, loaders, one_class)]
+    fits += [fixed(n_partitions=k, **kw).fit(X, names) for k in (1, 2, 17)]
+    expected = whole.log_marginal_likelihood(KERNEL.theta, eval_gradient=True)
+    for est in fits:
+        np.testing.assert_array_equal(est.classes_, whole.classes_)
+        np.testing.assert_allclose(est.predict_proba(X), whole.predict_proba(X), atol=1e-10)
+        value, gradient = est.log_marginal_likelihood(KERNEL.theta, eval_gradient=True)
+        np.testing.assert_allclose(value, expected[0], atol=1e-9)
+        np.testing.assert_allclose(gradient, expected[1], atol=1e-9)
+    np.testing.assert_allclose(fits[0].loo_proba_, whole.loo_proba_, atol=1e-9)
+    # without given points and kernel, too: what is chosen from the rows depends on content alone
+    free = EPGaussianProcessClassifier(
+        method="sparse", n_inducing=12, max_iter=4, random_state=0, optimizer="adam", tol=1e-8
+    )
+    a, b = clone(free).fit(X, names), clone(free).fit(pairs)
+    np.testing.assert_allclose(a.predict_proba(X), b.predict_proba(X), atol=1e-8)
+
+
+def test_futures_of_a_cluster_are_partitions():
+    """Data that wait on workers are used there, or fetched where no cluster is asked for."""
+    distributed = pytest.importorskip("distributed")
+    X, y = toy(300)
+    cut = [slice(0, 120), slice(120, 150), slice(150, 300)]
+    pairs = [(X[c], y[c]) for c in cut]
+    est = fixed(inducing_points=X[:15])
+    expected = clone(est).fit(pairs).predict_proba(X)
+    in_batches = clone(est).set_params(
+        optimizer="adam", batch_size=50, max_iter=2, max_sweeps=200, tol=1e-6
+    )
+    learned = clone(in_batches).fit(pairs).predict_proba(X)
+    with distributed.Client(processes=False, n_workers=2, dashboard_address=":0") as client:
+        futures = client.scatter(pairs)
+        made = [client.submit(tuple, pair, pure=False) for pair in pairs]
+        np.testing.assert_array_equal(clone(est).fit(futures).predict_proba(X), expected)
+        with joblib.parallel_config(backend="dask"):
+            for parts in (futures, made):
+                np.testing.assert_array_equal(clone(est).fit(parts).predict_proba(X), expected)
+            np.testing.assert_array_equal(in_batches.fit(futures).predict_proba(X), learned)
+
+
+def test_n_jobs_changes_no_bit():
+    X, y = toy(200)
+    kw = dict(n_inducing=10, n_partitions=3, optimizer="adam", max_iter=3, max_sweeps=3, tol=0.5)
+    one, two = (fixed(**kw, n_jobs=j).fit(X, y) for j in (1, 2))
+    np.testing.assert_array_equal(one.predict_proba(X), two.predict_proba(X))
+    kw["batch_size"] = 40
+    one, two = (fixed(**kw, n_jobs=j).fit(X, y) for j in (1, 2))
+    np.testing.assert_array_equal(one.predict_proba(X), two.predict_proba(X))
+
+
+def test_memory_maps_and_float32(tmp_path):
+    X, y = toy(300)
+    np.save(tmp_path / "X.npy", X.astype(np.float32))
+    mapped = np.load(tmp_path / "X.npy", mmap_mode="r")
+    kw = dict(inducing_points=X[:20])
+    est, plain = fixed(**kw).fit(mapped, y), fixed(**kw).fit(np.array(mapped, dtype=float), y)
+    np.testing.assert_allclose(est.predict_proba(X), plain.predict_proba(X), atol=1e-12)
+    assert np.shares_memory(est._problem.data.parts[0].arrays[0], mapped)
+
+
+def test_bad_partitions_are_named():
+    X, y = toy(40)
+    with pytest.raises(ValueError, match="partition 1 has 1 features"):
+        fixed().fit([(X, y), (X[:, :1], y)])
+    with pytest.raises(ValueError, match="sample_weight"):
+        fixed().fit([(X, y)], sample_weight=[np.ones(40)])
+    with pytest.raises(ValueError, match="pair"):
+        fixed().fit([(X, y, y, y)])
+    with pytest.raises(ValueError, match="one class"):
+        fixed().fit([(X, np.zeros(40, int))])
+    with pytest.raises(ValueError, match="dense"):
+        fixed(method="dense").fit([(X, y)])
+    with pytest.raises(ValueError, match="NaN"):
+        fixed().fit([(np.where(X > 2, np.nan, X), y)])
+
+
+def test_parameters_are_checked():
+    X, y = toy(40)
+    for kw, word in [
+        (dict(batch_size=10, optimizer="fmin_l_bfgs_b"), "batch_size"),
+        (dict(method="dense", optimizer="adam"), "optimizer"),
+        (dict(learn_inducing="never"), "learn_inducing"),
+        (dict(optimizer="adam", likelihood=LabelNoise(0.1)), "log-concave"),
+        (dict(inducing_points=np.zeros((3, 5))), "inducing_points"),
+        (dict(n_partitions=0), "n_partitions"),
+    ]:
+        with pytest.raises(ValueError, match=word):
+            fixed(**kw).fit(X, y)
+    with pytest.raises(ValueError, match="learn_inducing"):
+        fixed(RationalQuadratic(), optimizer="adam", learn_inducing=True).fit(X, y)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("optimizer", ["adam", "adadelta", "sign_rate", "fmin_l_bfgs_b"])
+def test_learning_raises_the_evidence(optimizer):
+    X, y = make_classification(400, 4, n_informative=3, n_redundant=0, flip_y=0.05, random_state=1)
+    kernel = ConstantKernel(1.0, (1e-3, 1e3)) * RBF(np.full(4, 3.0), (1e-2, 1e3))
+    kw = dict(n_inducing=25, tol=1e-3)
+    start = fixed(kernel, **kw).fit(X, y)
+    kept = fixed(kernel, optimizer=optimizer, max_iter=60, learn_inducing=False, **kw).fit(X, y)
+    moved = fixed(kernel, optimizer=optimizer, max_iter=60, learn_inducing=True, **kw).fit(X, y)
+    assert kept.log_evidence_ > start.log_evidence_ + 5.0
+    assert moved.log_evidence_ > start.log_evidence_ + 5.0
+    np.testing.assert_array_equal(kept.inducing_points_, start.inducing_points_)
+    assert np.any(moved.inducing_points_ != start.inducing_points_)
+    assert kept.n_iter_ == len(kept.history_["log_evidence"]) > kept.n_sweeps_
+
+
+def test_adam_and_quasi_newton_agree():
+    X, y = toy(200)
+    kw = dict(n_inducing=15, tol=1e-3, max_iter=150)
+    kernel = ConstantKernel(1.0, (1e-3, 1e3)) * Matern(1.0, (1e-2, 1e3), nu=2.5)
+    adam, newton = (fixed(kernel, optimizer=o, **kw).fit(X, y) for o in ("adam", "fmin_l_bfgs_b"))
+    assert abs(adam.log_evidence_ - newton.log_evidence_) < 0.2
+
+
+@pytest.mark.parametrize("site_memory", ["scalars", "average"])
+def test_minibatches_then_full_passes_reach_the_fixed_point(site_memory):
+    """With the kernel kept, all that minibatches leave is noise, which full passes remove."""
+    X, y = toy(400)
+    kw = dict(inducing_points=X[:15], tol=1e-8, site_memory=site_memory)
+    full = fixed(**kw).fit(X, y)
+    batches = fixed(batch_size=50, **{**kw, "max_iter": 2}).fit(X, y)
+    assert batches.converged_ and batches.n_iter_ == 2 + batches.n_sweeps_
+    np.testing.assert_allclose(batches.predict_proba(X), full.predict_proba(X), atol=1e-6)
+
+
+def test_average_site_keeps_nothing_per_row():
+    X, y = toy(1200)
+    kw = dict(inducing_points=X[:15], tol=1e-7)
+    each, average = (fixed(site_memory=s, **kw).fit(X, y) for s in ("scalars", "average"))
+    mean, var = each.latent_mean_and_variance(X)
+    assert np.max(np.abs(average.decision_function(X) - mean) / np.sqrt(var)) < 0.02
+    for name in ("site_precision_", "site_shift_", "loo_proba_"):
+        assert hasattr(each, name) and not hasattr(average, name)
+    average.set_params(method="dense", optimizer=None).fit(X[:50], y[:50])
+    assert not hasattr(average, "inducing_points_") and len(average.site_shift_) == 50
+
+
+def test_classes_share_one_kernel():
+    X, y = load_iris(return_X_y=True)
+    X = (X - X.mean(0)) / X.std(0)
+    est = EPGaussianProcessClassifier(method="sparse", n_inducing=20, random_state=0).fit(X, y)
+    assert est.score(X, y) > 0.95 and est.inducing_mean_.shape == (3, 20)
+    assert est.kernel_.n_dims == 2 and est.site_precision_.shape == (3, 150)
+    theta = est.kernel_.theta
+    value, gradient = est.log_marginal_likelihood(theta, eval_gradient=True)
+    step = np.array([1e-4, 0.0])
+    est.set_params(tol=1e-8)
+    above, below = (est.log_marginal_likelihood(theta + s) for s in (step, -step))
+    assert abs(value - est.log_evidence_) < 1e-2
+    np.testing.assert_allclose(gradient[0], (above - below) / 2e-4, atol=1e-2)
+
+
+def test_warm_start():
+    X, y = toy(100)
+    est = fixed(n_inducing=15, tol=1e-6, warm_start=True).fit(X, y)
+    cold, evidence = est.n_sweeps_, est.log_evidence_
+    est.fit(X, y)
+    assert est.n_sweeps_ <= 2 < cold and abs(est.log_evidence_ - evidence) < 1e-6
+    other = est.fit(X[:70], y[:70]).log_evidence_
+    assert abs(other - fixed(n_inducing=15, tol=1e-6).fit(X[:70], y[:70]).log_evidence_) < 1e-5
+
+
+def test_stream_ends_near_the_batch_fit():
+    X, y = toy(1500, 3, 8, noise=1.0)
+    Xs, ys, X, y = X[1000:], y[1000:], X[:1000], y[:1000]
+    kernel = ConstantKernel(3.0) * RBF([0.8, 1.5, 3.0])
+    kw = dict(inducing_points=X[:40], tol=1e-4)
+    batch = fixed(kernel, **kw).fit(X, y)
+    stream = fixed(kernel, **kw)
+    for i in range(0, 1000, 100):
+        stream.partial_fit(X[i : i + 100], y[i : i + 100], classes=[0, 1])
+    mean, var = batch.latent_mean_and_variance(Xs)
+    away = (stream.decision_function(Xs) - mean) / np.sqrt(var)
+    assert np.sqrt(np.mean(away**2)) < 0.1
+    assert log_loss(stream, Xs, ys) < log_loss(batch, Xs, ys) + 0.002
+    assert len(stream.site_precision_) == len(stream.loo_proba_) == 1000
+    assert abs(stream.log_evidence_ - batch.log_evidence_) < 5.0
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_stream_learns_kernel_and_inducing_points():
+    X, y = toy(3000, 2, 3, noise=0.5)
+    Xs, ys, X, y = X[2400:], y[2400:], X[:2400], y[:2400]
+    est = EPGaussianProcessClassifier(n_inducing=30, random_state=0)
+    batch = EPGaussianProcessClassifier(
+        method="sparse", n_inducing=30, learn_inducing=False, random_state=0
+    ).fit(X, y)
+    for i in range(0, 2400, 60):
+        est.partial_fit(X[i : i + 60], y[i : i + 60], classes=[0, 1])
+    assert len(est.inducing_points_) == 30
+    assert log_loss(est, Xs, ys) < log_loss(batch, Xs, ys) + 0.01
+
+
+def test_stream_after_fits_of_both_methods():
+    X, y = toy(300)
+    whole = fixed(n_inducing=20, tol=1e-6).fit(X, y)
+    for method in ("sparse", "dense"):
+        est = fixed(n_inducing=20, tol=1e-6, method=method).fit(X[:200], y[:200])
+        est.partial_fit(X[200:], y[200:])
+        assert est.method_ == "sparse" and len(est.site_shift_) == 300
+        assert abs(log_loss(est, X, y) - log_loss(whole, X, y)) < 0.05
+
+
+def test_stream_refuses_what_does_not_fit():
+    X, y = toy(60)
+    with pytest.raises(ValueError, match="classes"):
+        fixed().partial_fit(X, y)
+    est = fixed(n_inducing=10).partial_fit(X[:20], np.zeros(20, int), classes=[0, 1])
+    assert np.all(np.isfinite(est.predict_proba(X)))
+    before = est.predict_proba(X)
+    with pytest.raises(ValueError, match="classes"):
+        est.partial_fit(X, y + 1)
+    with pytest.raises(ValueError, match="classes"):
+        est.partial_fit(X, y, classes=[0, 1, 2])
+    with pytest.raises(ValueError, match="features"):
+        est.partial_fit(X[:, :1], y)
+    np.testing.assert_array_equal(est.predict_proba(X), before)
+    assert log_loss(est.partial_fit(X, y), X, y) < 0.6
+    with pytest.raises(ValueError, match="partial_fit"):
+        est.log_marginal_likelihood(KERNEL.theta)
+
+
+HOSTILE = {
+    "one column": lambda X, y: (X[:, :1], y),
+    "two rows": lambda X, y: (X[:2], np.array([0, 1])),
+    "equal rows": lambda X, y: (np.ones((20, 2)), np.arange(20) % 2),
+    "conflicting copies": lambda X, y: (np.repeat(X, 2, 0), np.tile([0, 1], len(X))),
+    "far rows": lambda X, y: (np.vstack([X, [[1e8, -1e8]]]), np.r_[y, 1]),
+    "separable": lambda X, y: (X, (X[:, 0] > 0).astype(int)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_data_stay_finite(case):
+    X, y = HOSTILE[case](*toy(40))
+    for kw in (
+        dict(optimizer=None, max_iter=100),
+        dict(max_iter=10),
+        dict(batch_size=7, max_iter=3, site_memory="average"),
+        dict(likelihood="logit", max_iter=5),
+    ):
+        est = EPGaussianProcessClassifier(
+            ConstantKernel(1e3) * RBF(2.0), method="sparse", n_inducing=8, random_state=0, **kw
+        ).fit(X, y)
+        mean, var = est.latent_mean_and_variance(X)
+        assert np.isfinite(est.log_evidence_) and np.all(np.isfinite(est.predict_log_proba(X)))
+        assert np.all(np.isfinite(mean)) and np.all(var > 0)
+
+
+def test_label_noise_through_inducing_points():
+    X, y = toy(60)
+    y[np.argmax(X[:, 1])] ^= 1
+    est = fixed(likelihood=LabelNoise(0.05), inducing_points=X, jitter=1e-10, tol=1e-7)
+    est.set_params(damping=0.5)
+    assert est.fit(X, y).site_precision_.min() < 0 and est.converged_
+
+
+def test_duplicated_inducing_points():
+    X, y = toy(60)
+    once = fixed(inducing_points=X[:10], tol=1e-8).fit(X, y)
+    thrice = fixed(inducing_points=np.repeat(X[:10], 3, 0), tol=1e-8).fit(X, y)
+    np.testing.assert_allclose(thrice.predict_proba(X), once.predict_proba(X), atol=1e-4)
+
+
+@pytest.mark.parametrize("d", [1, 2])
+def test_more_inducing_points_than_rows(d):
+    """With every row among them, further inducing points add nothing to the dense posterior."""
+    X, y = toy(25, d)
+    kernel = ConstantKernel(3.0) * RBF(1.2)
+    Z = np.vstack([X[::-1], 2.0 * np.random.RandomState(1).randn(15, d)])
+    dense = fixed(kernel, method="dense").fit(X, y)
+    sparse = fixed(kernel, inducing_points=Z, jitter=1e-10).fit(X, y)
+    Xs = 1.5 * np.random.RandomState(2).randn(20, d)
+    assert len(sparse.inducing_points_) > len(X)
+    assert abs(sparse.log_evidence_ - dense.log_evidence_) < 1e-5
+    for a, b in zip(
+        sparse.latent_mean_and_variance(Xs), dense.latent_mean_and_variance(Xs), strict=True
+    ):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+    learned = EPGaussianProcessClassifier(
+        method="sparse", inducing_points=Z, learn_inducing=True, random_state=0
+    ).fit(X, y)
+    assert learned.log_evidence_ > dense.log_evidence_ - 5.0
+    assert np.all(np.isfinite(learned.predict_log_proba(Xs)))
+
+
+def test_minibatches_of_one_class():
+    """Parts that hold one class each make batches of one class; full passes forget their order."""
+    X, y = toy(300)
+    parts = [(X[y == k], y[y == k]) for k in (0, 1)]
+    kw = dict(inducing_points=X[:15], tol=1e-8)
+    whole = fixed(**kw).fit(X, y)
+    batches = fixed(batch_size=30, **{**kw, "max_iter": 2}).fit(parts)
+    np.testing.assert_allclose(batches.predict_proba(X), whole.predict_proba(X), atol=1e-6)
+    # the kernel takes more epochs to learn than with mixed batches, and ends near the same
+    learner = EPGaussianProcessClassifier(
+        n_inducing=15, batch_size=30, learning_rate=0.02, max_iter=20, random_state=0
+    )
+    apart, mixed = clone(learner).fit(parts), clone(learner).fit(X, y)
+    assert log_loss(apart, X, y) < log_loss(mixed, X, y) + 0.02
+
+
+def test_choice_of_inducing_points():
+    rng = np.random.RandomState(0)
+    rows = np.vstack([c + 0.1 * rng.randn(50, 2) for c in ([0, 0], [5, 0], [0, 5])])
+    Z = choose_inducing_points(rows, np.ones(150), 3, 0)
+    order = rng.permutation(150)
+    np.testing.assert_allclose(choose_inducing_points(rows[order], np.ones(150), 3, 0), Z)
+    assert len(choose_inducing_points(rows, np.ones(150), 500, 0)) == 150
+    assert len(choose_inducing_points(np.ones((30, 2)), np.ones(30), 5, 0)) == 1
+
+
+def test_auto_takes_the_method_that_fits():
+    X, y = toy(60)
+    assert EPGaussianProcessClassifier(optimizer=None).fit(X, y).method_ == "dense"
+    for kw in (dict(inducing_points=X[:5]), dict(batch_size=20), dict(site_memory="average")):
+        est = EPGaussianProcessClassifier(optimizer=None, max_sweeps=300, max_iter=300, **kw)
+        assert est.fit(X, y).method_ == "sparse"
+    X, y = toy(2100)
+    est = EPGaussianProcessClassifier(optimizer=None, n_inducing=10).fit(X, y)
+    assert est.method_ == "sparse" and est.inducing_points_.shape == (10, 2)
+
+
+def test_pickle_and_unconverged_fit():
+    X, y = toy(60)
+    with pytest.warns(ConvergenceWarning, match="residual"):
+        est = fixed(n_inducing=10, max_iter=1).fit(X, y)
+    assert est.n_iter_ == 1 and not est.converged_
+    again = pickle.loads(pickle.dumps(est))
+    np.testing.assert_array_equal(again.predict_proba(X), est.predict_proba(X))
+    draws = est.sample_proba(X[:5], n_samples=4000, random_state=0)
+    np.testing.assert_allclose(draws.mean(0), est.predict_proba(X[:5]), atol=0.03)

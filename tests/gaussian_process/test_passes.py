@@ -1,0 +1,333 @@
+"""Inducing-point structure, row order, step rules and learning of the engine."""
+
+import numpy as np
+import pytest
+from sklearn.gaussian_process.kernels import (
+    RBF,
+    ConstantKernel,
+    DotProduct,
+    Matern,
+    RationalQuadratic,
+    WhiteKernel,
+)
+
+from sklearn_ep._engine.likelihoods import LabelNoise, Probit
+from sklearn_ep._engine.partition import Part, PartMap, split_rows
+from sklearn_ep._engine.row_order import minibatches, row_keys
+from sklearn_ep._engine.rules import MomentMatching
+from sklearn_ep.gaussian_process._evidence import maximise_evidence
+from sklearn_ep.gaussian_process._kernel_parameters import slope_coordinates, with_theta
+from sklearn_ep.gaussian_process._kernels import GeneralCross, StationaryCross, cross_covariance
+from sklearn_ep.gaussian_process._step_rules import STEP_RULES
+from sklearn_ep.gaussian_process.inducing import passes as sparse_gp
+from sklearn_ep.gaussian_process.inducing.ep import SparseEP
+from sklearn_ep.gaussian_process.inducing.learning import Hyperparameters, evidence_at
+from sklearn_ep.gaussian_process.inducing.passes import (
+    SparseModel,
+    collect_rows,
+    evaluate_rows,
+    evidence_gradient,
+)
+from sklearn_ep.gaussian_process.inducing.values import (
+    InducingPosterior,
+    InducingPrior,
+    SparseGPPosterior,
+    rebase,
+)
+
+RULE = MomentMatching()
+
+
+def toy(n=60, d=3, seed=0):
+    rng = np.random.RandomState(seed)
+    X = rng.randn(n, d)
+    y = (np.sin(2 * X[:, 0]) + X[:, 1 % d] + 0.5 * rng.randn(n) > 0).astype(int)
+    return X, y, rng.randint(1, 4, n).astype(float)
+
+
+def fixed_point(prior, X, y, weight, factor=None, n_problems=1, tol=1e-12):
+    with PartMap([Part(X, y, weight)]) as run:
+        ep = SparseEP(run, [len(X)], None, n_problems, factor or Probit(), RULE)
+        options = dict(tol=tol, max_iter=300, damping=0.7, accelerate=True)
+        solution = ep.solve(ep.zero(prior), **options)
+    assert solution.result.converged
+    return solution
+
+
+def log_evidence(solution):
+    return solution.result.evaluation.record["log_evidence"]
+
+
+KERNELS = [
+    ConstantKernel(3.0) * RBF([0.9, 1.7, 3.0]),
+    RBF(1.2) * ConstantKernel(2.0),
+    Matern(1.1, nu=0.5),
+    ConstantKernel(3.0) * Matern([0.9, 1.7, 3.0], nu=1.5),
+    ConstantKernel(3.0, "fixed") * Matern(1.5, nu=2.5),
+    ConstantKernel(3.0) * RBF(1.5, "fixed"),
+]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_fast_blocks_agree_with_the_kernel(kernel):
+    X, _, _ = toy(30)
+    Z, G = X[:7] + 0.1, np.random.RandomState(1).randn(30, 7)
+    fast, general = cross_covariance(kernel, Z), GeneralCross(kernel, Z)
+    assert isinstance(fast, StationaryCross)
+    K, kept = fast.block(X)
+    np.testing.assert_allclose(K, kernel(X, Z), rtol=1e-12)
+    np.testing.assert_allclose(fast.diagonal(X), kernel.diag(X))
+    for a, b in zip(fast.contract(kept, G, True), general.contract(X, G, True), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
+    g = G[:, 0]
+    np.testing.assert_allclose(fast.contract_diagonal(X, g), general.contract_diagonal(X, g))
+
+
+def test_distances_by_products_agree_with_differences():
+    rng = np.random.RandomState(0)
+    X, Z = rng.randn(40, 50), rng.randn(6, 50)
+    kernel = ConstantKernel(2.0) * RBF(4.0)
+    np.testing.assert_allclose(cross_covariance(kernel, Z).block(X)[0], kernel(X, Z), rtol=1e-11)
+    far = 1e5 * X  # the product form would lose the short distances here
+    near = far[:6] + 1e-3
+    np.testing.assert_allclose(
+        cross_covariance(kernel, near).block(far)[0], kernel(far, near), rtol=1e-11
+    )
+
+
+@pytest.mark.parametrize("m", [5, 20])
+def test_blocks_do_not_matter(monkeypatch, m):
+    X, y, w = toy(101)
+    prior = InducingPrior(KERNELS[0], X[:m], 1e-6)
+    whole = fixed_point(prior, X, y, w)
+    monkeypatch.setattr(sparse_gp, "block_rows", lambda m: 13)
+    cut = fixed_point(prior, X, y, w)
+    np.testing.assert_allclose(log_evidence(cut), log_evidence(whole), rtol=1e-12)
+
+
+def test_marginals_against_the_textbook():
+    """Mean and variance of t against dense algebra in the space of the inducing values."""
+    X, y, w = toy()
+    kernel, Z = KERNELS[0], X[:9] + 0.05
+    prior = InducingPrior(kernel, Z, 1e-8)
+    solution = fixed_point(prior, X, y, w)
+    nu, mu = solution.state.sites[0][0]
+    Kzz = kernel(Z) + 1e-8 * 3.0 * np.eye(9)
+    V = np.linalg.solve(Kzz, kernel(Z, X)).T
+    Sigma = np.linalg.inv(np.linalg.inv(Kzz) + (V * (w * nu)[:, None]).T @ V)
+    mean = Sigma @ V.T @ (w * mu)
+    posterior = SparseGPPosterior(prior, solution.model.posteriors[0])
+    np.testing.assert_allclose(posterior.inducing_mean, mean, atol=1e-6)
+    np.testing.assert_allclose(posterior.inducing_cov, Sigma, atol=1e-6)
+    Xs = np.random.RandomState(3).randn(20, 3)
+    Vs = np.linalg.solve(Kzz, kernel(Z, Xs)).T
+    m, v = posterior.latent(Xs)
+    np.testing.assert_allclose(m, Vs @ mean, atol=1e-6)
+    own = kernel.diag(Xs) - np.einsum("ij,ij->i", Vs, kernel(Xs, Z))
+    np.testing.assert_allclose(v, own + np.einsum("ij,jk,ik->i", Vs, Sigma, Vs), atol=1e-6)
+    np.testing.assert_allclose(np.diagonal(posterior.covariance(Xs, Xs)), v, rtol=1e-8)
+
+
+@pytest.mark.parametrize("form", ["fresh", "stored"])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        ConstantKernel(3.0) * RBF([0.9, 1.7, 3.0]),
+        ConstantKernel(3.0) * Matern(1.3, nu=2.5) + WhiteKernel(0.3),
+        ConstantKernel(2.0) * RationalQuadratic(1.2, 0.8) + DotProduct(1.0),
+    ],
+    ids=["rbf", "matern", "general"],
+)
+def test_gradient_of_the_evidence(kernel, form):
+    X, y, w = toy()
+    Z = X[:8] + 0.05
+    inputs = "Rational" not in str(kernel)
+
+    def value(k, Z):
+        return log_evidence(fixed_point(InducingPrior(k, Z, 1e-8), X, y, w))
+
+    solution = fixed_point(InducingPrior(kernel, Z, 1e-8), X, y, w)
+    sums = evaluate_rows(
+        solution.model, X, y, w, solution.state.sites[0], gradient=form, inputs=inputs
+    )
+    theta, towards = evidence_gradient(solution.model, sums, form == "fresh", inputs)
+    h = 1e-4
+    for j, unit in enumerate(np.eye(len(kernel.theta))):
+        up, down = (value(kernel.clone_with_theta(kernel.theta + s * unit), Z) for s in (h, -h))
+        np.testing.assert_allclose(theta[j], (up - down) / (2 * h), atol=1e-6)
+    if inputs:
+        for i, k in ((2, 0), (5, 1)):
+            step = np.zeros_like(Z)
+            step[i, k] = h
+            difference = (value(kernel, Z + step) - value(kernel, Z - step)) / (2 * h)
+            np.testing.assert_allclose(towards[i, k], difference, atol=1e-6)
+
+
+def test_classes_share_passes_without_changing_each_other():
+    X, y, w = toy()
+    y = y + (X[:, 2] > 0.8)
+    prior = InducingPrior(KERNELS[0], X[:10], 1e-6)
+    together = fixed_point(prior, X, y, w, n_problems=3)
+    alone = [fixed_point(prior, X, (y == k).astype(int), w) for k in range(3)]
+    total = sum(log_evidence(a) for a in alone)
+    np.testing.assert_allclose(log_evidence(together), total, rtol=1e-10)
+    for c, a in enumerate(alone):
+        ours, theirs = together.model.posteriors[c], a.model.posteriors[0]
+        np.testing.assert_allclose(ours.mean, theirs.mean, atol=1e-9)
+
+
+def test_sites_of_either_sign():
+    """Label noise makes negative precisions; the fixed point is that of full inducing = dense."""
+    X, y, _ = toy(40)
+    y[np.argmax(X[:, 1])] ^= 1
+    solution = fixed_point(
+        InducingPrior(KERNELS[0], X[:15], 1e-6), X, y, np.ones(40), LabelNoise(0.1), tol=1e-9
+    )
+    precision = solution.state.sites[0][0, 0]
+    assert precision.min() < 0
+    fresh, _, _ = collect_rows(solution.state.prior, X, y, np.ones(40), solution.state.sites[0])
+    np.testing.assert_allclose(fresh, solution.state.gram, atol=1e-9)
+
+
+def test_stale_sites_have_a_guard():
+    """A cavity that a change of the kernel made improper becomes the marginal for one pass."""
+    X, y, w = toy()
+    sites = np.stack([np.full(60, 50.0), np.full(60, 5.0)])[None]
+    prior = InducingPrior(KERNELS[0], X[:10], 1e-6)
+    model = SparseModel(
+        prior, [InducingPosterior(np.zeros((10, 10)), np.zeros(10))], Probit(), RULE
+    )
+    sums = evaluate_rows(model, X, y, w, sites, gradient="fresh", inputs=True)
+    assert np.all(sums.sites[:, 0] > 0)
+    theta, towards = evidence_gradient(model, sums, True, True)
+    assert np.all(np.isfinite(theta)) and np.all(np.isfinite(towards))
+
+
+def test_partitions_add_up():
+    X, y, w = toy(200)
+    prior = InducingPrior(KERNELS[0], X[:12], 1e-6)
+    results = []
+    for n_parts in (1, 3, 7):
+        parts = [Part(X[s], y[s], w[s]) for s in split_rows(200, n_parts)]
+        with PartMap(parts) as run:
+            ep = SparseEP(run, [len(p.arrays[0]) for p in parts], None, 1, Probit(), RULE)
+            model = ep.model(ep.zero(prior))
+            sums, _, _ = ep.one_pass(model, ep.zero(prior).sites, gradient="fresh", inputs=True)
+        results.append(sums)
+    for other in results[1:]:
+        for a, b in zip(results[0][2:], other[2:], strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-12, atol=1e-11)
+
+
+def test_rebase_keeps_the_sites():
+    X, y, w = toy()
+    old = InducingPrior(KERNELS[0], X[:10], 1e-6)
+    state = fixed_point(old, X, y, w).state
+    new = InducingPrior(KERNELS[1], X[:10], 1e-6)
+    gram, shift = rebase(state.gram, state.shift, old, new)
+    back = rebase(gram, shift, new, old)
+    np.testing.assert_allclose(back[0], state.gram, atol=1e-8)
+    np.testing.assert_allclose(back[1], state.shift, atol=1e-8)
+    in_u = old.inverse.T @ state.gram[0] @ old.inverse
+    np.testing.assert_allclose(new.inverse.T @ gram[0] @ new.inverse, in_u, rtol=1e-6, atol=1e-8)
+
+
+def test_average_site_nears_the_sites_of_all_rows():
+    rng = np.random.RandomState(0)
+    X = rng.randn(1500, 2)
+    y = (np.sin(2 * X[:, 0]) + X[:, 1] + rng.randn(1500) > 0).astype(int)
+    prior = InducingPrior(ConstantKernel(3.0) * RBF(1.5), X[:15], 1e-6)
+    options = dict(tol=1e-8, max_iter=300, damping=0.7, accelerate=True)
+    with PartMap([Part(X, y, np.ones(1500))]) as run:
+        each, average = (
+            ep.solve(ep.zero(prior), **options)
+            for ep in (
+                SparseEP(run, [1500], None, 1, Probit(), RULE, copies) for copies in (None, 1500.0)
+            )
+        )
+    assert average.state.sites is None and average.result.converged
+    mean, var = SparseGPPosterior(prior, each.model.posteriors[0]).latent(X[:100])
+    near = SparseGPPosterior(prior, average.model.posteriors[0]).latent(X[:100])
+    assert np.max(np.abs(near[0] - mean) / np.sqrt(var)) < 0.01
+    assert abs(log_evidence(average) - log_evidence(each)) < 0.5
+
+
+def test_quasi_newton_ends_where_the_gradient_vanishes():
+    X, y, w = toy(80, 2)
+    kernel = ConstantKernel(1.0, (1e-3, 1e3)) * RBF(1.0, (1e-2, 1e2))
+    hyper = Hyperparameters(kernel, X[:8], np.ones(2), 1e-6, True, True)
+    with PartMap([Part(X, y, w)]) as run:
+        ep = SparseEP(run, [80], None, 1, Probit(), RULE)
+        state = ep.zero(hyper.prior(hyper.start))
+        options = dict(tol=1e-8, max_iter=100, damping=0.7, accelerate=True)
+        evaluate = evidence_at(ep, hyper, state, **options)
+        first = evaluate(hyper.start).value
+        learned = maximise_evidence(
+            evaluate, hyper.start, hyper.bounds, max_iter=300, ftol=1e-12, gtol=1e-4
+        )
+    assert learned.point.value > first + 1.0
+    inside = (learned.theta > hyper.bounds[:, 0]) & (learned.theta < hyper.bounds[:, 1])
+    assert np.max(np.abs(learned.point.gradient[inside])) < 1e-2
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [*KERNELS, RBF([1.0, 2.0, 0.5]) * ConstantKernel(3.0), RBF(0.7) + WhiteKernel(0.1)],
+    ids=str,
+)
+def test_kernel_at_theta(kernel):
+    before, theta = str(kernel), kernel.theta + np.linspace(-1.0, 1.0, kernel.n_dims)
+    ours, theirs = with_theta(kernel, theta), kernel.clone_with_theta(theta)
+    assert str(kernel) == before and ours == theirs and type(ours) is type(theirs)
+    np.testing.assert_array_equal(ours.theta, theirs.theta)
+    X = np.random.RandomState(0).randn(5, 3)
+    np.testing.assert_array_equal(ours(X), theirs(X))
+
+
+def test_slope_coordinates_round_trip():
+    kernel = ConstantKernel(4.0, (1e-3, 1e3)) * RBF([2.0, 3.0], (1e-2, 1e2))
+    hyper = Hyperparameters(kernel, np.zeros((3, 2)), np.ones(2), 1e-6, True, False, True)
+    np.testing.assert_allclose(hyper.theta(hyper.start), kernel.theta)
+    np.testing.assert_allclose(np.exp(hyper.start), [2.0, 1.0, 2.0 / 3.0])
+    beyond = hyper.clip(hyper.start + np.array([0.0, -50.0, 0.0]))
+    assert np.all(hyper.theta(beyond) <= kernel.bounds[:, 1] + 1e-12)
+
+
+@pytest.mark.parametrize("kernel", [KERNELS[0], KERNELS[1], KERNELS[3]], ids=str)
+def test_slope_coordinates_pull_gradients_back(kernel):
+    slopes, p = slope_coordinates(kernel), kernel.n_dims
+    jacobian = np.column_stack([slopes.theta(unit) for unit in np.eye(p)])  # the map is linear
+    gradient, vector = np.random.RandomState(0).randn(2, p)
+    np.testing.assert_allclose(slopes.gradient(gradient), jacobian.T @ gradient, atol=1e-14)
+    np.testing.assert_allclose(slopes.vector(jacobian @ vector), vector, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", sorted(STEP_RULES))
+def test_step_rules_climb(name):
+    rule, x = STEP_RULES[name](0.05), np.array([3.0, -2.0])
+    target = np.array([1.0, 1.0])
+    for _ in range(2000):
+        x = x + rule.step(target - x)
+    np.testing.assert_allclose(x, target, atol=0.05)
+
+
+def test_keys_depend_on_content_alone():
+    X = np.random.RandomState(0).randint(0, 4, (500, 6)).astype(float)
+    keys = row_keys(X, 3)
+    order = np.random.RandomState(1).permutation(500)
+    np.testing.assert_array_equal(row_keys(X[order], 3), keys[order])
+    assert len(np.unique(keys)) == len(np.unique(X, axis=0))
+    assert not np.array_equal(np.argsort(row_keys(X, 4)), np.argsort(keys))
+    np.testing.assert_array_equal(row_keys(np.array([[0.0]]), 0), row_keys(np.array([[-0.0]]), 0))
+
+
+def test_minibatches_are_the_same_for_weights_and_copies():
+    rng = np.random.RandomState(0)
+    X, weight = rng.randn(40, 3), rng.randint(1, 4, 40)
+    spread = np.repeat(np.arange(40), weight)
+    ours = list(minibatches(row_keys(X, 7), weight.astype(float), 10))
+    theirs = list(minibatches(row_keys(X[spread], 7), np.ones(len(spread)), 10))
+    assert len(ours) == len(theirs) > 3
+    for a, b in zip(ours, theirs, strict=True):
+        assert set(a) == set(spread[b])
+    assert sorted(np.concatenate(ours)) == list(range(40))

@@ -1,0 +1,666 @@
+"""HierarchicalEPLogistic against NUTS, importance sampling, whole EP and itself."""
+
+import functools
+import sys
+import warnings
+
+import joblib
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from oracles import arrays, oracle
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_predict
+from sklearn.multiclass import OneVsRestClassifier
+
+from sklearn_ep import HierarchicalEPLogistic
+from sklearn_ep._engine.diagnostics import importance_check
+from sklearn_ep._engine.gaussian import Moments
+from sklearn_ep.datasets import make_hierarchical_logistic
+from sklearn_ep.hierarchical import _theta_nodes as theta_nodes
+from sklearn_ep.inspection import GroupEffectsDisplay
+
+ORACLE = oracle("hierarchical")["sets"]
+
+
+def stored(name):
+    file = arrays("hierarchical")
+    return file[f"{name}_X"], file[f"{name}_y"].astype(int), file[f"{name}_g"].astype(int)
+
+
+@functools.cache
+def grouped(n_groups=24, rows=10, d=3, tau=1.5, seed=0):
+    X, y, g, _, _ = make_hierarchical_logistic(n_groups, rows, d, tau=tau, random_state=seed)
+    return X, y, g
+
+
+@functools.cache
+def fitted():
+    X, y, g = grouped()
+    return HierarchicalEPLogistic(n_partitions=3).fit(X, y, groups=g)
+
+
+def apart(a, b):
+    """Largest distance of two fits in posterior sd, and of their sds, relative."""
+    return (
+        np.max(np.abs(a.coef_ - b.coef_) / b.coef_std_),
+        np.max(np.abs(a.coef_std_ / b.coef_std_ - 1)),
+    )
+
+
+# ---------------------------------------------------------------------------- truth
+
+
+@pytest.mark.filterwarnings("ignore:HierarchicalEPLogistic. groups have")
+@pytest.mark.parametrize("name", ["sparse", "contraception"])
+def test_posterior_against_stored_truth(name):
+    X, y, g = stored(name)
+    clf = HierarchicalEPLogistic(fit_intercept=False).fit(X, y, groups=g)
+    oracle = ORACLE[name]
+    truth, tau_truth = oracle.get("is", oracle["nuts"]), oracle["nuts"]
+    mean, sd = np.array(truth["mean"][:-1]), np.array(truth["sd"][:-1])
+    noise = 3 * np.array(truth["mean_mcse"][:-1])
+    assert np.max((np.abs(clf.coef_[0] - mean) - noise) / sd) < 0.03
+    assert 0.96 < np.mean(clf.coef_std_[0] / sd) < 1.02
+    levels = dict(
+        zip(tau_truth["quantile_levels"], np.array(tau_truth["quantiles"])[:, -1], strict=True)
+    )
+    width, error = tau_truth["sd"][-1], tau_truth["mean_mcse"][-1]
+    found = np.log([clf.tau_interval_[0, 0], clf.tau_[0], clf.tau_interval_[0, 1]])
+    for value, level, times in zip(found, (0.05, 0.5, 0.95), (6, 4, 6), strict=True):
+        assert abs(value - levels[level]) < 0.05 * width + times * error
+    effects, spread = np.array(tau_truth["alpha_mean"]), np.array(tau_truth["alpha_sd"])
+    assert np.max(np.abs(clf.group_effects_[:, 0] - effects) / spread) < 0.12
+    assert np.all(np.abs(clf.group_effects_std_[:, 0] / spread - 1) < 0.08)
+    if "is" in oracle:
+        assert clf.log_evidence_ == pytest.approx(oracle["is"]["log_evidence"], abs=0.12)
+    assert clf.converged_ and clf.n_iter_ <= 8 and clf.n_skipped_ == 0
+
+
+def test_laplace_is_less_accurate_unless_refined():
+    X, y, g = stored("sparse")
+    truth = ORACLE["sparse"]["is"]
+    mean, sd = np.array(truth["mean"][:-1]), np.array(truth["sd"][:-1])
+    off = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for kw in (
+            dict(engine="laplace", refine=False),
+            dict(engine="laplace"),
+            dict(refine=False),
+        ):
+            clf = HierarchicalEPLogistic(fit_intercept=False, **kw).fit(X, y, groups=g)
+            off.append(np.max(np.abs(clf.coef_[0] - mean) / sd))
+    assert off[0] > 0.2 and off[1] < 0.05 and off[2] < 0.05
+
+
+def test_importance_agrees_with_ep():
+    X, y, g = grouped()
+    a = HierarchicalEPLogistic(engine="importance", random_state=0).fit(X, y, groups=g)
+    b = fitted()
+    assert apart(a, b)[0] < 0.1 and apart(a, b)[1] < 0.06
+    # -143.814 +- 0.009 by importance sampling over all parameters; groups of one class cost EP 0.16
+    assert a.log_evidence_ == pytest.approx(-143.814, abs=0.04)
+    assert b.log_evidence_ == pytest.approx(-143.814, abs=0.2)
+    again = HierarchicalEPLogistic(engine="importance", random_state=0).fit(X, y, groups=g)
+    assert np.array_equal(a.coef_, again.coef_)
+
+
+def test_nuts_agrees_with_ep():
+    pytest.importorskip("nutpie")
+    X, y, g = grouped()
+    a = HierarchicalEPLogistic(engine="nuts", random_state=0).fit(X, y, groups=g)
+    b = fitted()
+    # 800 draws: standard errors of about 0.04 sd of a mean, 0.03 of an sd; more for two sites
+    assert apart(a, b)[0] < 0.15 and apart(a, b)[1] < 0.12
+    assert a.converged_ and a.log_evidence_ == pytest.approx(-143.814, abs=0.1)
+    assert abs(np.log(a.tau_[0] / b.tau_[0])) < 0.08
+    two = HierarchicalEPLogistic(engine="nuts", n_partitions=2, random_state=0)
+    two.fit(X, y, groups=g)
+    assert two.converged_ and apart(two, b)[0] < 0.25 and apart(two, b)[1] < 0.18
+    again = clone(two).set_params(n_jobs=2).fit(X, y, groups=g)
+    assert np.array_equal(two.coef_, again.coef_)
+
+
+def test_nuts_says_which_package_it_needs(monkeypatch):
+    X, y, g = grouped()
+    monkeypatch.setitem(sys.modules, "nutpie", None)
+    clf = HierarchicalEPLogistic(engine="nuts")
+    with pytest.raises(ImportError, match=r"engine='nuts' needs .* 'sklearn-ep\[nuts\]'"):
+        clf.fit(X, y, groups=g)
+    assert not hasattr(clf, "classes_")
+
+
+def test_diagnose_weights_lead_to_the_exact_evidence():
+    X, y, g = stored("sparse")
+    clf = HierarchicalEPLogistic(fit_intercept=False).fit(X, y, groups=g)
+    rows = clf._rows_again(X, y, g, None)
+    rng = np.random.default_rng(0)
+    log_w = clf._posteriors[0].log_weights(*rows, clf._prior_of_beta, 10_000, rng)
+    correction = importance_check(log_w).log_mean
+    exact = ORACLE["sparse"]["is"]["log_evidence"]  # 0.04 from the uncorrected
+    assert clf.log_evidence_ + correction == pytest.approx(exact, abs=0.025)
+    # copies by weights and by repetition, and rows that do not count
+    n = len(y)
+    weight = np.r_[np.full(n, 2.0), np.zeros(5)]
+    weighted = clf._rows_again(np.r_[X, X[:5]], np.r_[y, y[:5]], np.r_[g, g[:5]], weight)
+    twice = clf._rows_again(np.r_[X, X], np.r_[y, y], np.r_[g, g], None)
+    a, b = (
+        clf._posteriors[0].log_weights(*r, clf._prior_of_beta, 50, np.random.default_rng(1))
+        for r in (weighted, twice)
+    )
+    np.testing.assert_allclose(a, b)
+
+
+def test_diagnose_of_grouped_fits():
+    X, y, g = grouped()
+    clf = fitted()
+    found = clf.diagnose(X=X, y=y, groups=g)
+    assert found.pareto_k < 0.7 and found.ess_share > 0.2 and found.remarks == ()
+    assert found == clf.diagnose(1000, 0, X=X, y=y, groups=g)
+    assert clf.diagnose().pareto_k is None and "training rows" in str(clf.diagnose())
+    slopes = HierarchicalEPLogistic(random_slopes=[0], max_iter=3, tol=1.0).fit(X, y, groups=g)
+    assert slopes.diagnose(X=X, y=y, groups=g).ess_share > 0.1
+    plain = HierarchicalEPLogistic(refine=False).fit(X, y, groups=g)
+    assert plain.diagnose(X=X, y=y, groups=g).ess_share > 0.2
+    assert HierarchicalEPLogistic().fit(X, y).diagnose(X=X, y=y).ess_share > 0.9
+    unnamed = clf.diagnose(X=X, y=y, groups=np.r_[[None], g[1:].astype(object)])
+    assert unnamed.pareto_k is None and "no named group" in str(unnamed)
+    many = HierarchicalEPLogistic().fit(X, g % 3)
+    assert many.diagnose(X=X, y=g % 3).pareto_k is None
+    with pytest.raises(ValueError, match="n_draws"):
+        clf.diagnose(3)
+    with pytest.raises(ValueError, match="classes"):
+        clf.diagnose(X=X, y=y + 5, groups=g)
+
+
+@pytest.mark.parametrize("k", [1, 4, 11])
+def test_blocks_of_rows_equal_whole_ep(k):
+    X, y, _ = grouped()
+    tight = dict(tol=1e-9, max_iter=200)
+    whole = HierarchicalEPLogistic(n_partitions=1, **tight).fit(X, y)
+    parts = HierarchicalEPLogistic(n_partitions=k, **tight).fit(X, y)
+    assert max(apart(parts, whole)) < 1e-7
+    np.testing.assert_allclose(parts.coef_cov_, whole.coef_cov_, rtol=1e-6, atol=1e-9)
+    assert parts.log_evidence_ == pytest.approx(whole.log_evidence_, abs=1e-6)
+    assert parts.group_effects_.shape == (0, 0) and parts.tau_.size == 0
+
+
+@pytest.mark.parametrize(
+    "kw",
+    [
+        dict(n_partitions=1),
+        dict(n_partitions=24),
+        dict(schedule="serial"),
+        dict(schedule="asynchronous"),
+        dict(schedule="asynchronous", n_jobs=2),
+    ],
+)
+def test_partitions_and_schedules_agree(kw):
+    X, y, g = grouped()
+    with joblib.parallel_config(backend="threading"):
+        clf = HierarchicalEPLogistic(**{"n_partitions": 3, **kw}).fit(X, y, groups=g)
+    assert max(apart(clf, fitted())) < 2e-3
+    assert len(clf.site_precision_) == kw.get("n_partitions", 3)
+
+
+def logistic_groups(n_groups, rows, scale, seed):
+    """Groups whose intercept, and with two scales the first slope, vary."""
+    rng = np.random.default_rng(seed)
+    g = np.repeat(np.arange(n_groups), rows)
+    X = rng.normal(size=(len(g), 2))
+    effects = np.atleast_1d(scale) * rng.normal(size=(n_groups, np.size(scale)))
+    z = X @ [1.0, -0.5] + effects[g, 0] + (effects[g, 1] * X[:, 0] if np.size(scale) > 1 else 0)
+    return X, (rng.uniform(size=len(g)) < 1 / (1 + np.exp(-z))).astype(int), g
+
+
+def test_two_halves_of_few_groups_converge():
+    # with the seeds 9 and 14 no pair of messages has proper cavities at its fixed point
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        g, x = np.repeat(np.arange(10), 20), rng.normal(size=200)
+        y = rng.uniform(size=200) < 1 / (1 + np.exp(-x - rng.normal(size=10)[g]))
+        clf = HierarchicalEPLogistic(n_partitions=2, refine=False).fit(x[:, None], y, groups=g)
+        assert clf.converged_ and clf.n_iter_ <= 15, seed
+        assert clf.n_iter_ == len(clf.history_["log_evidence"])
+        if seed in (9, 14):
+            one = clone(clf).set_params(n_partitions=1).fit(x[:, None], y, groups=g)
+            assert max(apart(clf, one)) < 2e-3 and clf.n_cut_steps_ > 0
+            assert clf.log_evidence_ == pytest.approx(one.log_evidence_, abs=1e-3)
+            np.testing.assert_allclose(clf.site_shift_[0], clf.site_shift_[1])
+
+
+@pytest.mark.parametrize(
+    ("shape", "scale"), [((30, 20), 0.3), ((30, 4), 0.3), ((24, 10), (1.0, 0.7)), ((8, 6), (1, 1))]
+)
+def test_sites_that_know_little_converge(shape, scale):
+    for seed in range(2):
+        X, y, g = logistic_groups(*shape, scale, seed)
+        slopes = [0] if np.size(scale) > 1 else None
+        clf = HierarchicalEPLogistic(n_partitions=5, refine=False, random_slopes=slopes)
+        clf.fit(X, y, groups=g)
+        assert clf.converged_ and clf.n_iter_ <= 25, (seed, clf.n_iter_)
+
+
+def test_random_slopes_find_the_truth():
+    rng = np.random.default_rng(0)
+    g = np.repeat(np.arange(60), 25)
+    X = rng.standard_normal((1500, 3))
+    effects = rng.standard_normal((60, 2)) * [1.0, 0.7]
+    z = X @ [0.5, -1.0, 0.3] + effects[g, 0] + effects[g, 1] * X[:, 1]
+    y = (rng.uniform(size=1500) < 1 / (1 + np.exp(-z))).astype(int)
+    clf = HierarchicalEPLogistic(random_slopes=[1]).fit(X, y, groups=g)
+    assert np.all(np.abs(clf.coef_[0] - [0.5, -1.0, 0.3]) < 3.5 * clf.coef_std_[0])
+    low, high = clf.tau_interval_.T
+    assert np.all((0.8 * low < [1.0, 0.7]) & (1.25 * high > [1.0, 0.7]))
+    off = (clf.group_effects_ - effects) / clf.group_effects_std_
+    assert np.all(np.abs(np.mean(off**2, axis=0) - 1) < 0.5)
+    draws = clf.sample_posterior(4000, random_state=0)
+    np.testing.assert_allclose(np.median(draws.tau, 0), clf.tau_, rtol=0.05)
+    np.testing.assert_allclose(draws.group_effects.std(0), clf.group_effects_std_, rtol=0.1)
+
+
+# ---------------------------------------------------------------------------- prediction
+
+
+def test_prior_and_site_messages_make_the_gaussian_posterior():
+    clf = fitted()
+    prior = np.diag(1.0 / np.array([2.5, 2.5, 2.5, 2.5, 1.5]) ** 2)
+    cov = np.linalg.inv(prior + clf.site_precision_.sum(0))
+    np.testing.assert_allclose(clf.phi_cov_, cov, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(clf.phi_mean_, cov @ clf.site_shift_.sum(0), rtol=1e-9)
+
+
+def test_draws_are_in_phase():
+    X, y, g = grouped()
+    clf, n = fitted(), 20_000
+    d = clf.sample_posterior(n, random_state=0)
+    theta = np.column_stack([d.coef, d.intercept])
+    np.testing.assert_allclose(np.cov(theta.T), clf.coef_cov_, atol=0.06 * clf.coef_std_.max() ** 2)
+    np.testing.assert_allclose(
+        np.quantile(d.tau[:, 0], [0.05, 0.5, 0.95]),
+        [clf.tau_interval_[0, 0], clf.tau_[0], clf.tau_interval_[0, 1]],
+        rtol=0.04,
+    )
+    log_tau = np.log(d.tau[:, 0])
+    assert abs(np.sum(clf.theta_weights_) - 1) < 1e-12
+    assert abs(clf.theta_weights_ @ clf.theta_grid_[:, 0] - log_tau.mean()) < 0.04 * log_tau.std()
+    ratio = d.group_effects[..., 0].std(0) / clf.group_effects_std_[:, 0]
+    assert np.max(np.abs(ratio - 1)) < 0.025 and abs(np.mean(ratio) - 1) < 0.005
+    z = d.coef @ X.T + d.intercept[:, None] + d.group_effects[:, g, 0]
+    mean, var = clf.latent_mean_and_variance(X, groups=g)
+    assert np.max(np.abs(z.mean(0) - mean) / np.sqrt(var)) < 0.05
+    assert np.max(np.abs(z.var(0) / var - 1)) < 0.07
+    cov = clf.latent_covariance(X[:30], X[5:20], groups1=g[:30], groups2=g[5:20])
+    np.testing.assert_allclose(cov, np.cov(z[:, :30].T)[:, 5:20], atol=0.05 * var.max())
+    p = clf.sample_proba(X, n_samples=4000, random_state=0, groups=g)
+    assert np.max(np.abs(p.mean(0) - clf.predict_proba(X, groups=g))) < 0.03
+
+
+def test_new_groups_are_integrated_over_the_population():
+    X, y, g = grouped()
+    clf = fitted()
+    population = clf.predict_proba(X, groups=g, kind="population")
+    for labels in (None, np.full(len(y), 999), np.full(len(y), np.nan), [None] * len(y)):
+        np.testing.assert_array_equal(clf.predict_proba(X, groups=labels), population)
+    assert np.max(np.abs(population - clf.predict_proba(X, groups=g))) > 0.1
+    draws = clf.sample_posterior(40_000, random_state=1)
+    rng = np.random.default_rng(0)
+    z = draws.coef @ X[:5].T + draws.intercept[:, None]
+    z = z + draws.tau * rng.standard_normal((40_000, 5))
+    p = 1 / (1 + np.exp(-z))
+    np.testing.assert_allclose(population[:5, 1], p.mean(0), atol=4 * p.std() / 200)
+
+
+def test_covariance_between_new_groups():
+    X, _, _ = grouped()
+    clf = fitted()
+    rows = X[:4]
+    cov = clf.latent_covariance(rows, groups1=["new", "new", "other", None])
+    _, var = clf.latent_mean_and_variance(rows)
+    np.testing.assert_allclose(np.diag(cov), var)
+    alone = clf.latent_covariance(rows, groups1=[None] * 4)
+    between = cov - alone
+    population_var = between[0, 1]
+    assert population_var > 0.5 and between[0, 2] == 0 and between[0, 3] == 0
+    two = clf.latent_covariance(rows, rows, ["new", "a", None, 3], ["new", "b", None, 3])
+    np.testing.assert_allclose(
+        np.diag(two)[[0, 3]],
+        np.diag(clf.latent_covariance(rows, groups1=["new", "a", None, 3]))[[0, 3]],
+    )
+    assert two[1, 1] < var[1] and two[2, 2] < var[2]
+
+
+def test_log_probabilities_far_out():
+    clf = fitted()
+    far = np.array([[1e5, 1e5, -1e5], [-1e5, -1e5, 1e5]])
+    log_p = clf.predict_log_proba(far, groups=[0, 999])
+    assert np.all(np.isfinite(log_p))
+    np.testing.assert_allclose(np.exp(log_p).sum(1), 1.0, atol=1e-9)
+
+
+# ---------------------------------------------------------------------------- groups
+
+
+def test_the_ways_to_hand_over_groups_agree():
+    X, y, g = grouped()
+    names = np.array([f"site {k:02d}" for k in range(24)])[g]
+    G = np.column_stack([X[:, :1], g, X[:, 1:]])
+    base = fitted()
+    by_index = HierarchicalEPLogistic(1, n_partitions=3).fit(G, y)
+    np.testing.assert_allclose(by_index.coef_, base.coef_, atol=1e-10)
+    assert by_index.n_features_in_ == 4 and by_index.coef_.shape == (1, 3)
+    for lib in (pd, pl):
+        table = lib.DataFrame({"a": X[:, 0], "site": names, "b": X[:, 1], "c": X[:, 2]})
+        clf = HierarchicalEPLogistic("site", n_partitions=3).fit(table, y)
+        np.testing.assert_allclose(
+            clf.predict_proba(table), base.predict_proba(X, groups=g), atol=1e-9
+        )
+        assert clf.feature_names_in_.tolist() == ["a", "site", "b", "c"]
+        assert clf.group_labels_[0] == "site 00"
+    table = pd.DataFrame({"a": X[:, 0], "site": names, "b": X[:, 1], "c": X[:, 2]})
+    lost = table.assign(site=None)
+    np.testing.assert_allclose(
+        clf.predict_proba(
+            pl.DataFrame(
+                {
+                    "a": X[:, 0],
+                    "site": pl.Series([None] * len(y), dtype=pl.String),
+                    "b": X[:, 1],
+                    "c": X[:, 2],
+                }
+            )
+        ),
+        base.predict_proba(X),
+        atol=1e-9,
+    )
+    pandas = HierarchicalEPLogistic("site", n_partitions=3).fit(table, y)
+    np.testing.assert_array_equal(
+        pandas.predict_proba(lost), pandas.predict_proba(table, kind="population")
+    )
+
+
+def test_weights_repeat_rows_and_zero_drops_a_group():
+    X, y, g = grouped()
+    w = np.random.default_rng(0).integers(0, 4, len(y)).astype(float)
+    w[g == 5] = 0
+    i = np.repeat(np.arange(len(y)), w.astype(int))
+    kw = dict(n_partitions=1, tol=1e-7, max_iter=100)
+    a = HierarchicalEPLogistic(**kw).fit(X, y, groups=g, sample_weight=w)
+    b = HierarchicalEPLogistic(**kw).fit(X[i], y[i], groups=g[i])
+    assert max(apart(a, b)) < 1e-6
+    assert 5 not in a.group_labels_
+    np.testing.assert_allclose(
+        a.predict_proba(X, groups=g), b.predict_proba(X, groups=g), atol=1e-6
+    )
+
+
+def test_rows_without_label_are_groups_without_name():
+    X, y, g = grouped()
+    labels = [None if k % 40 == 0 else int(v) for k, v in enumerate(g)]
+    clf = HierarchicalEPLogistic().fit(X, y, groups=labels)
+    own = [1000 + k if v is None else v for k, v in enumerate(labels)]
+    named = HierarchicalEPLogistic().fit(X, y, groups=own)
+    assert len(clf.group_labels_) == 24 and clf.group_effects_.shape == (24, 1)
+    assert max(apart(clf, named)) < 2e-3
+
+
+def test_groups_survive_searches():
+    X, y, g = grouped()
+    G = np.column_stack([X, g])
+    cv = StratifiedKFold(3, shuffle=True, random_state=0)
+    search = GridSearchCV(
+        HierarchicalEPLogistic(3), {"prior_scale": [1.0, 2.5]}, scoring="accuracy", cv=cv
+    ).fit(G, y)
+    blind = cross_val_predict(HierarchicalEPLogistic(), X, y, cv=cv)
+    assert search.best_score_ > np.mean(blind == y) + 0.03
+    several = OneVsRestClassifier(HierarchicalEPLogistic(3)).fit(
+        G, np.digitize(X[:, 0], [-0.5, 0.5])
+    )
+    assert several.predict_proba(G).shape == (len(y), 3)
+
+
+def test_more_than_two_classes():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((150, 2))
+    y = np.digitize(X[:, 0] + 0.3 * rng.standard_normal(150), [-0.5, 0.5])
+    clf = HierarchicalEPLogistic().fit(X, y)
+    assert clf.coef_.shape == (3, 2) and clf.intercept_.shape == (3,)
+    assert clf.coef_cov_.shape == (3, 3, 3) and clf.score(X, y) > 0.7
+    assert clf.sample_posterior(5, random_state=0).coef.shape == (5, 3, 2)
+    with pytest.raises(ValueError, match="binary"):
+        clf.fit(X, y, groups=np.arange(150) % 5)
+
+
+def test_more_than_two_classes_in_partitions():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((150, 2))
+    y = np.array(["a", "b", "c"])[
+        np.digitize(X[:, 0] + 0.3 * rng.standard_normal(150), [-0.5, 0.5])
+    ]
+    tight = dict(tol=1e-8, max_iter=200)
+    whole = HierarchicalEPLogistic(**tight).fit(X, y)
+    order = np.argsort(y)  # so that no part has all classes
+    parts = [(X[rows], y[rows]) for rows in np.split(order, 3)]
+    clf = HierarchicalEPLogistic(**tight).fit(parts)
+    assert clf.classes_.tolist() == ["a", "b", "c"] and clf.converged_
+    np.testing.assert_allclose(clf.coef_, whole.coef_, atol=1e-6)
+    np.testing.assert_allclose(clf.predict_proba(X), whole.predict_proba(X), atol=1e-6)
+    with pytest.raises(ValueError, match="checkpoint"):
+        clf.fit(parts, checkpoint="nowhere.npz")
+    with pytest.raises(ValueError, match="binary"):
+        HierarchicalEPLogistic(0).fit(parts)
+    with pytest.raises(ValueError, match="1 class"):
+        clf.fit([(X, np.zeros(150))])
+
+
+# ---------------------------------------------------------------------------- states and partitions
+
+
+def test_state_goes_on(tmp_path):
+    X, y, g = grouped()
+    clf = fitted()
+    np.savez(tmp_path / "state.npz", **clf.get_state())
+    with np.load(tmp_path / "state.npz", allow_pickle=False) as file:
+        state = dict(file)
+    new = HierarchicalEPLogistic(n_partitions=3, warm_start=True).set_state(state)
+    with pytest.raises(NotFittedError):
+        new.predict(X)
+    new.fit(X, y, groups=g)
+    assert new.n_iter_ <= 2 and apart(new, clf)[0] < 1e-3
+    with pytest.raises(ValueError, match="lacks"):
+        new.set_state({"site_shift": 0})
+
+
+def test_new_groups_become_a_site_of_their_own():
+    X, y, g = grouped()
+    old = g < 20
+    clf = HierarchicalEPLogistic(warm_start=True).fit(X[old], y[old], groups=g[old])
+    partition, k = clf.partition_.copy(), len(clf.site_shift_)
+    clf.fit(X, y, groups=g)
+    np.testing.assert_array_equal(clf.partition_[:20], partition)
+    assert np.all(clf.partition_[20:] == k) and len(clf.site_shift_) == k + 1
+    assert max(apart(clf, HierarchicalEPLogistic().fit(X, y, groups=g))) < 3e-3
+
+
+def test_checkpoint_resumes_and_refuses_other_data(tmp_path):
+    X, y, g = grouped()
+    path, kw = tmp_path / "run.npz", dict(n_partitions=3, damping=0.5, tol=1e-5)
+    whole = HierarchicalEPLogistic(**kw).fit(X, y, groups=g)
+    with pytest.warns(ConvergenceWarning):
+        HierarchicalEPLogistic(**{**kw, "max_iter": 3}).fit(X, y, groups=g, checkpoint=path)
+    resumed = HierarchicalEPLogistic(**kw).fit(X, y, groups=g, checkpoint=path)
+    assert resumed.n_iter_ <= whole.n_iter_ - 2 and apart(resumed, whole)[0] < 1e-4
+    with pytest.raises(ValueError, match="other data"):
+        HierarchicalEPLogistic(**kw).fit(X[::-1], y, groups=g, checkpoint=path)
+
+
+def test_lists_of_partitions(tmp_path):
+    X, y, g = grouped()
+    G = np.column_stack([X, g])
+    masks = [g % 3 == k for k in range(3)]
+    for k, m in enumerate(masks):
+        np.save(tmp_path / f"X{k}.npy", G[m])
+        np.save(tmp_path / f"y{k}.npy", y[m])
+
+    def load(k, mode=None):
+        return tuple(np.load(tmp_path / f"{c}{k}.npy", mmap_mode=mode) for c in "Xy")
+
+    base = HierarchicalEPLogistic(3, n_partitions=3).fit(G, y)
+    for parts in (
+        [(G[m], y[m]) for m in masks],
+        [load(k, "r") for k in range(3)],
+        [functools.partial(load, k) for k in range(3)],
+        [(G[m], y[m], np.ones(m.sum())) for m in masks],
+    ):
+        clf = HierarchicalEPLogistic(3).fit(parts)
+        assert max(apart(clf, base)) < 2e-3
+        np.testing.assert_allclose(clf.predict_proba(G), base.predict_proba(G), atol=1e-3)
+        assert clf.partition_.tolist() == (np.arange(24) % 3).tolist()
+    with pytest.raises(ValueError, match="more than one partition"):
+        HierarchicalEPLogistic(3).fit([(G[:95], y[:95]), (G[95:], y[95:])])
+    with pytest.raises(ValueError, match="features"):
+        HierarchicalEPLogistic(2).fit([(G[:90], y[:90]), (G[90:, 1:], y[90:])])
+    with pytest.raises(ValueError, match="empty"):
+        HierarchicalEPLogistic(3).fit([])
+
+
+def test_processes_give_the_same_bits():
+    X, y, g = grouped()
+    clf = HierarchicalEPLogistic(n_partitions=3, n_jobs=2).fit(X, y, groups=g)
+    np.testing.assert_allclose(clf.coef_, fitted().coef_, rtol=0, atol=1e-12)
+
+
+# ---------------------------------------------------------------------------- hostile data
+
+
+def hostile():
+    X, y, g = grouped(20, 6, 3, 1.0, 5)
+    rng = np.random.default_rng(0)
+    one_class = y.copy()
+    one_class[g < 8] = 1
+    separable = X.copy()
+    separable[:, 2] = np.where(y == 1, 1, -1) * (1 + rng.uniform(size=len(y)))
+    pure = (rng.uniform(size=len(y)) < 1 / (1 + np.exp(-X[:, 0]))).astype(int)
+    return {
+        "one class in many groups": (X, one_class, g),
+        "separable": (X, separable[:, 2] > 0, g),
+        "no group effect": (X, pure, g),
+        "every row a group": (X, y, np.arange(len(y))),
+        "one group": (X, y, np.zeros(len(y), int)),
+        "scales": (X * [1, 1e4, 1e-4], y, g),
+        "duplicated column": (X[:, [0, 1, 1]], y, g),
+        "more columns than rows": (rng.standard_normal((30, 50)), y[:30], g[:30]),
+        "two rows": (X[:2], [0, 1], [0, 1]),
+    }
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", list(hostile()))
+def test_hostile_data_stay_finite(name):
+    X, y, g = hostile()[name]
+    clf = HierarchicalEPLogistic(max_iter=15).fit(X, y, groups=g)
+    p = clf.predict_proba(X, groups=g)
+    for value in (clf.coef_, clf.coef_std_, clf.tau_, clf.tau_interval_, clf.log_evidence_, p):
+        assert np.all(np.isfinite(value))
+    assert np.all(clf.coef_std_ > 0) and np.allclose(p.sum(1), 1)
+    if name == "one class in many groups":
+        assert np.mean(clf.group_effects_[:8]) > 0
+    if name == "no group effect":
+        assert clf.tau_[0] < 0.6
+
+
+def test_warnings_name_the_regime():
+    X, y, g = grouped()
+    with pytest.warns(UserWarning, match="one group"):
+        HierarchicalEPLogistic().fit(X, y, groups=np.zeros(len(y)))
+    with pytest.warns(UserWarning, match="every group has one row"):
+        HierarchicalEPLogistic(max_iter=50).fit(X[:60], y[:60], groups=np.arange(60))
+    rng = np.random.default_rng(8)
+    g = np.repeat(np.arange(100), 2)
+    X = rng.standard_normal((200, 1))
+    y = (10 * rng.standard_normal(100)[g] + X[:, 0] > 0).astype(int)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        with pytest.warns(UserWarning, match="importance"):
+            clf = HierarchicalEPLogistic(max_iter=10).fit(X, y, groups=g)
+    found = clf.diagnose(X=X, y=y, groups=g)
+    assert found.pareto_k > 0.7 and found.ess_share < 0.1
+    assert "of one class" in str(found) and "tau is underestimated" in str(found)
+
+
+def test_a_message_that_is_no_gaussian_is_skipped(monkeypatch):
+    X, y, g = grouped()
+    real, calls = theta_nodes.tilted_by_nodes, []
+
+    def broken(rows, cavity, state, **kwargs):
+        site = real(rows, cavity, state, **kwargs)
+        calls.append(1)
+        if len(calls) == 2:
+            site = site._replace(moments=Moments(site.moments.mean, -site.moments.cov))
+        return site
+
+    monkeypatch.setattr("sklearn_ep.hierarchical._parts.tilted_by_nodes", broken)
+    clf = HierarchicalEPLogistic(n_partitions=3).fit(X, y, groups=g)
+    assert clf.n_skipped_ == 1 and clf.converged_ and apart(clf, fitted())[0] < 2e-3
+
+
+@pytest.mark.parametrize(
+    "kw, match",
+    [
+        (dict(group_column=17), "17"),
+        (dict(group_column="site"), "site"),
+        (dict(random_slopes=[17]), "17"),
+        (dict(random_slopes=[0, 0]), "repeats"),
+        (dict(engine="magic"), "engine"),
+        (dict(schedule="magic"), "schedule"),
+        (dict(prior_scale=-1.0), "prior_scale"),
+        (dict(prior_scale=[1.0, 2.0]), "prior_scale"),
+        (dict(tau_prior=1.0), "tau_prior"),
+        (dict(tau_prior=(0.0, 0.0)), "tau_prior"),
+        (dict(n_partitions=0), "n_partitions"),
+        (dict(n_partitions="few"), "n_partitions"),
+        (dict(n_draws=1), "n_draws"),
+    ],
+)
+def test_bad_parameters_are_named(kw, match):
+    X, y, g = grouped()
+    groups = None if "group_column" in kw else g
+    clf = clone(fitted()).set_params(**kw)
+    with pytest.raises((ValueError, TypeError), match=match):
+        clf.fit(X, y, groups=groups)
+    assert not hasattr(clf, "coef_")
+
+
+def test_bad_groups_are_named():
+    X, y, g = grouped()
+    clf = fitted()
+    with pytest.raises(ValueError, match="groups"):
+        HierarchicalEPLogistic().fit(X, y, groups=g[:-1])
+    with pytest.raises(ValueError, match="groups"):
+        clf.predict(X, groups=g[:-1])
+    with pytest.raises(ValueError, match="not both"):
+        HierarchicalEPLogistic(0).fit(X, y, groups=g)
+    with pytest.raises(ValueError, match="kind"):
+        clf.predict_proba(X, kind="other")
+    with pytest.raises(ValueError, match="random_slopes needs groups"):
+        HierarchicalEPLogistic(random_slopes=[0]).fit(X, y)
+    with pytest.raises(ValueError, match="without groups"):
+        HierarchicalEPLogistic().fit(X, y).predict(X, groups=g)
+    with pytest.raises(ValueError, match="group_column"):
+        HierarchicalEPLogistic(0).fit(np.column_stack([g, X]), y).predict(
+            np.column_stack([g, X]), g
+        )
+
+
+def test_display_of_group_effects():
+    clf = fitted()
+    display = GroupEffectsDisplay.from_estimator(clf)
+    assert len(display.ax_.get_yticklabels()) == 24 and display.figure_ is display.ax_.figure
+    with pytest.raises(NotFittedError):
+        GroupEffectsDisplay.from_estimator(HierarchicalEPLogistic())
+    with pytest.raises(ValueError, match="without groups"):
+        X, y, _ = grouped()
+        GroupEffectsDisplay.from_estimator(HierarchicalEPLogistic().fit(X, y))
