@@ -8,10 +8,12 @@ no held-out rows, says how many.
 """
 
 import time
+import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import make_moons
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import log_loss
 
 from sklearn_ep import EPGaussianProcessClassifier
@@ -52,8 +54,10 @@ plt.show()
 
 # %%
 # Full passes or minibatches? With few rows a full pass is cheap; with many, minibatches have
-# learned a kernel after a few looks at the rows. The last sweeps are full ones in both.
+# learned a kernel after a few looks at the rows. The last sweeps are full ones in both. Learning is
+# cut short on purpose, of which the estimator would warn.
 
+warnings.simplefilter("ignore", ConvergenceWarning)
 X, y = crescents(40_000, 2)
 fig, ax = plt.subplots(figsize=(6, 4), layout="constrained")
 for name, batch_size, budgets in (

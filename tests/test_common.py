@@ -1,4 +1,4 @@
-"""scikit-learn's own checks on several settings of every estimator; none is expected to fail."""
+"""scikit-learn's own checks on several settings of every estimator."""
 
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -49,6 +49,7 @@ SETTINGS = [
     ),
     CVL(),
     CVL(bound="local", damping=0.5),
+    CVL(bound="local", fit_intercept=False),
     CVL(prior="laplace"),
     CVL(solver="cg", variance="monte_carlo", random_state=0),
     CVL(solver="dual", variance="exact"),
@@ -63,7 +64,26 @@ SETTINGS = [
 ]
 
 
+RANKS = (
+    "posterior mean and averaged probability rank rows differently where these differ in posterior "
+    "variance, which draws the average towards one half"
+)
+ORIGIN = (
+    "the best line through the origin classifies .60 of the test rows; LogisticRegression without "
+    "intercept fails as well"
+)
+
+
+def expected_failed_checks(estimator):
+    """Return the checks that contradict the model of this setting, each with the reason."""
+    if isinstance(estimator, HierarchicalEPLogistic):
+        return {"check_decision_proba_consistency": RANKS}
+    if isinstance(estimator, CVL) and estimator.bound == "local" and not estimator.fit_intercept:
+        return {"check_decision_proba_consistency": RANKS, "check_class_weight_classifiers": ORIGIN}
+    return {}
+
+
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-@parametrize_with_checks(SETTINGS)
+@parametrize_with_checks(SETTINGS, expected_failed_checks=expected_failed_checks)
 def test_common(estimator, check):
     check(estimator)

@@ -1,7 +1,10 @@
 """A fit that fails, is interrupted or loses its disk leaves everything as it was."""
 
+import copy
 import functools
+import inspect
 import os
+import pickle
 import signal
 
 import joblib
@@ -9,7 +12,7 @@ import numpy as np
 import pytest
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 from sklearn_ep import (
     ConvexVariationalLogistic,
@@ -153,3 +156,77 @@ def test_a_killed_worker_ends_the_fit_with_an_error(k):
     est.set_params(n_jobs=None)
     np.testing.assert_array_equal(est.predict_proba(X), prediction)
     np.testing.assert_allclose(est.fit(X, y).predict_proba(X), prediction, atol=1e-9)
+
+
+class CopyAt(RaiseAt):
+    """A callback that copies and pickles the estimator in the middle of a fit."""
+
+    def __init__(self, at=1):
+        super().__init__(None, at)
+
+    def on_fit_task_begin(self, estimator, context):
+        self.seen += context.parent is not None
+        if self.seen == self.at:
+            callbacks = vars(estimator).pop("_skl_callbacks", None)
+            self.copies = copy.copy(estimator), pickle.loads(pickle.dumps(estimator))
+            if callbacks is not None:
+                estimator._skl_callbacks = callbacks
+
+
+@every
+@pytest.mark.parametrize("again", [False, True])
+def test_what_is_copied_in_the_middle_of_a_fit_is_not_fitted(estimator, again):
+    X, y = data()
+    est, watch = clone(estimator), CopyAt()
+    if again:
+        est.fit(X[:40, :2], y[:40])
+    est.set_callbacks(watch).fit(X, y)
+    for taken in watch.copies:
+        with pytest.raises(NotFittedError):
+            taken.predict(X)
+    assert est.predict(X).shape == y.shape
+
+
+@every
+def test_every_fit_says_why_it_ended(estimator):
+    X, y = data()
+    est = clone(estimator).fit(X, y)
+    assert est.converged_ and est.stop_reason_ == "converged"
+    assert est.history_["residual"][-1] < est.tol
+    with pytest.warns(ConvergenceWarning, match="iterations ran out.*max_iter"):
+        short = clone(estimator).set_params(max_iter=1, tol=1e-9).fit(X, y)
+    assert not short.converged_ and short.stop_reason_ == "max_iter"
+    watch = StopAt(2)
+    with pytest.warns(ConvergenceWarning, match="a callback asked to stop"):
+        asked = clone(estimator).set_params(tol=1e-12).set_callbacks(watch).fit(X, y)
+    assert not asked.converged_ and asked.stop_reason_ == "asked" and asked.n_iter_ == 2
+
+
+class StopAt(RaiseAt):
+    """A callback that asks to stop after some iterations."""
+
+    def __init__(self, at):
+        super().__init__(None, at)
+
+    def on_fit_task_begin(self, estimator, context):
+        self.seen += context.parent is not None
+
+    def on_fit_task_end(self, estimator, context):
+        return context.parent is not None and self.seen == self.at
+
+
+@every
+def test_diagnose_is_called_alike_and_refuses_labels_it_has_not_seen(estimator):
+    X, y = data()
+    est = clone(estimator).fit(X, y)
+    expected = inspect.signature(ESTIMATORS[0].diagnose)
+    assert inspect.signature(est.diagnose) == expected
+    found = est.diagnose(50, 0, X=X, y=y)
+    assert found.converged and "fixed point" in str(found)
+    if hasattr(est, "classes_"):
+        with pytest.raises(ValueError, match="not seen in fit"):
+            est.diagnose(X=X, y=y + 1)
+    with pytest.raises(ValueError, match="without X"):
+        est.diagnose(y=y)
+    with pytest.raises(ValueError, match="n_draws"):
+        est.diagnose(3)

@@ -4,18 +4,16 @@ Draws come from the approximation. Because prior times sites is the approximatio
 draw is the product over rows of likelihood over site, and the prior cancels.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp
 from scipy.stats import genpareto
 
-__all__ = [
-    "ImportanceCheck",
-    "importance_check",
-    "site_log_weights",
-    "weight_space_log_weights",
-]
+from .factor import Factor
+
+__all__ = ["ImportanceCheck", "importance_check", "site_log_weights", "weight_space_log_weights"]
 
 
 class ImportanceCheck(NamedTuple):
@@ -31,13 +29,29 @@ class ImportanceCheck(NamedTuple):
     log_mean: float
 
 
-def site_log_weights(factor, y, weight, precision, shift, latent):
+def site_log_weights(
+    factor: Factor,
+    y: Any,
+    weight: np.ndarray,
+    precision: np.ndarray,
+    shift: np.ndarray,
+    latent: np.ndarray,
+) -> np.ndarray:
     """Return log(likelihood / sites) of latent draws (s, n), each shape (s,), up to a constant."""
     log_site = latent * shift - 0.5 * precision * latent**2
     return (factor.log_prob(y, latent) - log_site) @ weight
 
 
-def weight_space_log_weights(factor, y, weight, precision, prior_precision, mean, draws, latent):
+def weight_space_log_weights(
+    factor: Factor,
+    y: Any,
+    weight: np.ndarray,
+    precision: np.ndarray,
+    prior_precision: np.ndarray,
+    mean: np.ndarray,
+    draws: np.ndarray,
+    latent: Callable[[np.ndarray], np.ndarray],
+) -> np.ndarray:
     """Return log(true joint / Gaussian posterior) of draws of a linear model, up to a constant.
 
     Parameters
@@ -58,7 +72,7 @@ def weight_space_log_weights(factor, y, weight, precision, prior_precision, mean
     return log_joint - log_q
 
 
-def importance_check(log_weights):
+def importance_check(log_weights: np.ndarray) -> ImportanceCheck:
     """Return the `ImportanceCheck` of log weights (s,), s at least 25.
 
     The tail is the largest min(s / 5, 3 sqrt(s)) weights, as Vehtari et al. advise.

@@ -5,7 +5,7 @@ quotients of factors are sums and differences. Whether a factor is a proper dens
 by a Cholesky factorisation and nowhere else.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import blas, cho_solve, cholesky, lapack
@@ -15,12 +15,10 @@ __all__ = [
     "Moments",
     "Natural",
     "add_to_diagonal",
-    "blend",
     "checked_cholesky",
     "cholesky_solve",
     "explained_variances",
     "inverse_from_cholesky",
-    "isotropic",
     "jittered_cholesky",
     "log_partition",
     "lower_times",
@@ -60,36 +58,22 @@ class Moments(NamedTuple):
     cov: np.ndarray
 
 
-def isotropic(d, precision, mean=0.0):
-    """Return the factor of d independent coordinates with the same precision and mean."""
-    p = np.broadcast_to(np.asarray(precision, dtype=float), (d,))
-    return Natural(np.diag(p), p * np.broadcast_to(mean, (d,)))
-
-
-def times(a, b):
+def times(a: Natural, b: Natural) -> Natural:
     """Return the product of two factors."""
     return Natural(a.precision + b.precision, a.shift + b.shift)
 
 
-def over(a, b):
+def over(a: Natural, b: Natural) -> Natural:
     """Return the quotient of two factors: what is left of `a` once `b` is removed (a cavity)."""
     return Natural(a.precision - b.precision, a.shift - b.shift)
 
 
-def blend(old, new, step):
-    """Return old^(1 - step) new^step, the damped update of a factor."""
-    return Natural(
-        old.precision + step * (new.precision - old.precision),
-        old.shift + step * (new.shift - old.shift),
-    )
-
-
-def add_to_diagonal(matrix, value):
+def add_to_diagonal(matrix: np.ndarray, value: Any) -> None:
     """Add a number to the diagonal of a square matrix, in place."""
     np.einsum("ii->i", matrix)[...] += value
 
 
-def checked_cholesky(matrix):
+def checked_cholesky(matrix: np.ndarray) -> np.ndarray:
     """Return the lower Cholesky factor, or raise `ImproperPosterior` where there is none."""
     lower, info = lapack.dpotrf(matrix, lower=1, clean=1)
     if info != 0:
@@ -100,21 +84,23 @@ def checked_cholesky(matrix):
 # Small problems spend more time in the checks of scipy.linalg than in LAPACK: these two skip them.
 
 
-def cholesky_solve(lower, right):
+def cholesky_solve(lower: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Return A^-1 right for the lower Cholesky factor of A and a vector or matrix."""
     if not right.size:
         return right
     return lapack.dpotrs(lower, right, lower=1)[0]
 
 
-def triangular_solve(lower, right):
+def triangular_solve(lower: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Return lower^-1 right for a matrix on the right."""
     if not right.size:
         return right
     return lapack.dtrtrs(lower, right, lower=1)[0]
 
 
-def jittered_cholesky(matrix, jitter, largest=1e-3):
+def jittered_cholesky(
+    matrix: np.ndarray, jitter: float, largest: float = 0.001
+) -> tuple[np.ndarray, float]:
     """Return (lower factor, jitter used) of a covariance matrix with a relative jitter.
 
     The diagonal is multiplied by 1 + jitter; where the factorisation fails the jitter grows
@@ -140,7 +126,7 @@ def jittered_cholesky(matrix, jitter, largest=1e-3):
                 ) from error
 
 
-def positive_variance(var, prior):
+def positive_variance(var: np.ndarray, prior: np.ndarray) -> np.ndarray:
     """Keep variances that rounding made non-positive at the rounding level of the prior variance.
 
     A posterior variance is positive in exact arithmetic; where prior minus explained variance
@@ -149,7 +135,7 @@ def positive_variance(var, prior):
     return np.maximum(var, np.finfo(float).eps * prior)
 
 
-def triangular_inverse(lower):
+def triangular_inverse(lower: np.ndarray) -> np.ndarray:
     """Return the inverse of a lower triangular matrix (n^3 / 3 flops, half of a general solve)."""
     if not len(lower):
         return lower
@@ -159,7 +145,7 @@ def triangular_inverse(lower):
     return inverse
 
 
-def lower_times(lower, block, trans=False):
+def lower_times(lower: np.ndarray, block: np.ndarray, trans: bool = False) -> np.ndarray:
     """Return lower @ block, or lower' @ block, in the memory of `block` whatever its order.
 
     A triangular product has half the flops of a general one at nearly the same rate; with the
@@ -170,7 +156,7 @@ def lower_times(lower, block, trans=False):
     return blas.dtrmm(1.0, lower, block.T, side=1, lower=1, trans_a=not trans, overwrite_b=1).T
 
 
-def inverse_from_cholesky(lower):
+def inverse_from_cholesky(lower: np.ndarray) -> np.ndarray:
     """Return the symmetric inverse of the matrix whose lower Cholesky factor is given."""
     if not len(lower):
         return lower
@@ -183,7 +169,7 @@ def inverse_from_cholesky(lower):
     return full
 
 
-def moments(factor):
+def moments(factor: Natural) -> Moments:
     """Return mean and covariance of a proper factor; raise `ImproperPosterior` otherwise."""
     lower = checked_cholesky(factor.precision)
     return Moments(
@@ -191,14 +177,14 @@ def moments(factor):
     )
 
 
-def natural(m):
+def natural(m: Moments) -> Natural:
     """Return the natural parameters of a Gaussian given by mean and covariance."""
     lower = checked_cholesky(m.cov)
     precision = inverse_from_cholesky(lower)
     return Natural(precision, precision @ m.mean)
 
 
-def log_partition(factor):
+def log_partition(factor: Natural) -> float:
     """Return log of the integral of a factor, without the d log(2 pi) / 2 that cancels everywhere.
 
     This is shift' precision^-1 shift / 2 - log|precision| / 2.
@@ -208,7 +194,9 @@ def log_partition(factor):
     return 0.5 * factor.shift @ half - np.sum(np.log(np.diagonal(lower)))
 
 
-def explained_variances(K, precision, root, inverse):
+def explained_variances(
+    K: np.ndarray, precision: np.ndarray, root: np.ndarray, inverse: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return diag((K^-1 + diag(precision))^-1) without K^-1, for precisions that are not negative.
 
     Parameters

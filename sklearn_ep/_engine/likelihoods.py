@@ -1,17 +1,22 @@
 """Likelihoods of a label y in {-1, +1} given a latent value f."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from scipy.special import erfcx, log_expit, log_ndtr
 
 from .factor import Factor, Tilted
 from .quadrature import logistic_moments
 
-__all__ = ["LIKELIHOODS", "LabelNoise", "Logit", "Probit", "normal_hazard"]
+__all__ = ["LIKELIHOODS", "PROBIT_SLOPE", "LabelNoise", "Logit", "Probit", "normal_hazard"]
 
 _SQRT2 = np.sqrt(2.0)
+# Slope of the logistic function that is closest to the normal distribution function.
+PROBIT_SLOPE = 1.702
 
 
-def normal_hazard(z):
+def normal_hazard(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return r = N(z) / Phi(z) and r + z, both without cancellation for any finite z.
 
     Below z = -50 the sum r + z would lose every digit; there its asymptotic series takes over.
@@ -32,12 +37,13 @@ class Probit(Factor):
     """
 
     log_concave = True
+    logistic_slope = PROBIT_SLOPE
 
-    def log_prob(self, y, f):
+    def log_prob(self, y: Any, f: Any) -> Any:
         """Return log Phi(y f)."""
         return log_ndtr(y * f)
 
-    def tilted(self, y, mean, var):
+    def tilted(self, y: Any, mean: Any, var: Any) -> Tilted:
         """Return log Z and derivatives in closed form."""
         total = 1.0 + var
         root = np.sqrt(total)
@@ -50,12 +56,13 @@ class Logit(Factor):
     """p(y | f) = 1 / (1 + exp(-y f))."""
 
     log_concave = True
+    logistic_slope = 1.0
 
-    def log_prob(self, y, f):
+    def log_prob(self, y: Any, f: Any) -> Any:
         """Return log sigma(y f)."""
         return log_expit(y * f)
 
-    def tilted(self, y, mean, var):
+    def tilted(self, y: Any, mean: Any, var: Any) -> Tilted:
         """Return log Z and derivatives by the normal mixture of `logistic_moments`."""
         log_z, gradient, curvature = logistic_moments(y * mean, var)
         return Tilted(log_z, y * gradient, curvature)
@@ -77,19 +84,20 @@ class LabelNoise(Factor):
     negative, and it has to stay so.
     """
 
-    def __init__(self, rate, noise=1.0):
+    def __init__(self, rate: float, noise: float = 1.0) -> None:
         self.rate, self.noise = rate, noise
         self.log_concave = rate == 0
+        self.logistic_slope = PROBIT_SLOPE / np.sqrt(noise) if rate == 0 else None
 
-    def log_prob(self, y, f):
+    def log_prob(self, y: Any, f: Any) -> Any:
         """Return log(e + (1 - 2 e) Phi(y f / s))."""
         return self._mix(log_ndtr(y * f / np.sqrt(self.noise)))
 
-    def _mix(self, log_phi):
+    def _mix(self, log_phi: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore"):
             return np.logaddexp(np.log(self.rate), np.log1p(-2.0 * self.rate) + log_phi)
 
-    def tilted(self, y, mean, var):
+    def tilted(self, y: Any, mean: Any, var: Any) -> Tilted:
         """Return log Z and derivatives in closed form."""
         total = self.noise + var
         root = np.sqrt(total)
@@ -103,4 +111,4 @@ class LabelNoise(Factor):
         return Tilted(log_z, y * share * r / root, curvature)
 
 
-LIKELIHOODS = {"probit": Probit, "logit": Logit}
+LIKELIHOODS: dict[str, Callable[[], Factor]] = {"probit": Probit, "logit": Logit}

@@ -4,16 +4,28 @@ The loop knows nothing of models. It is given `evaluate(x) -> Evaluation`, where
 any shape, and looks for the fixed point x = target(x).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from scipy.linalg import blas
 
 from .gaussian import ImproperPosterior
 
-__all__ = ["Anderson", "Evaluation", "Monitor", "Result", "iterate"]
+__all__ = [
+    "REASONS",
+    "SILENT",
+    "Anderson",
+    "Evaluation",
+    "Monitor",
+    "Reason",
+    "Result",
+    "Silent",
+    "Trace",
+    "iterate",
+    "reason_to_end",
+]
 
 
 @dataclass
@@ -41,6 +53,11 @@ class Evaluation:
     payload: Any = None
 
 
+Evaluate = Callable[[np.ndarray], Evaluation]
+# repair(proposal, x, target) returns an admissible proposal
+Repair = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
 class Monitor(Protocol):
     """Watches the iterations; `end` may ask the loop to stop by returning True."""
 
@@ -48,25 +65,102 @@ class Monitor(Protocol):
         """Tell that an iteration starts."""
 
     def end(self, record: dict[str, float], payload: Any) -> bool:
-        """Tell that an iteration ended with these figures."""
+        """Tell that an iteration ended with these figures of the state it led to."""
+
+
+class Silent:
+    """The monitor that does nothing."""
+
+    def begin(self) -> None:
+        """Let the iteration start."""
+
+    def end(self, record: dict[str, float], payload: Any) -> bool:
+        """Let the iterations go on."""
+        return False
+
+
+SILENT = Silent()
+
+# Why a run may end, the worst first: no proper step is left, iterations ran out, a monitor asked.
+Reason = Literal["stuck", "max_iter", "asked", "converged"]
+REASONS: tuple[Reason, ...] = ("stuck", "max_iter", "asked", "converged")
+
+
+class Trace:
+    """The book-keeping of a run: history, monitor, and whether that asked to stop.
+
+    A monitor itself, so that one trace can follow several runs in turn.
+
+    Parameters
+    ----------
+    monitor : Monitor, default=SILENT
+        Told of each iteration.
+
+    Attributes
+    ----------
+    n_iter : int
+        Iterations that ended.
+    asked : bool
+        Whether the monitor asked to stop.
+    """
+
+    def __init__(self, monitor: Monitor = SILENT) -> None:
+        self.monitor, self.n_iter, self.asked = monitor, 0, False
+        self._figures: dict[str, list[float]] = {"residual": []}
+
+    @property
+    def watched(self) -> bool:
+        """Whether anybody looks at payloads, which may cost something to make."""
+        return not isinstance(self.monitor, Silent)
+
+    def begin(self) -> None:
+        """Tell that an iteration starts."""
+        self.monitor.begin()
+
+    def end(self, record: Mapping[str, float], payload: Any = None) -> bool:
+        """Keep the figures of the state that the iteration led to; return whether to stop."""
+        figures = {name: float(value) for name, value in record.items()}
+        for name, value in figures.items():
+            self._figures.setdefault(name, []).append(value)
+        self.n_iter += 1
+        self.asked = bool(self.monitor.end(figures, payload))
+        return self.asked
+
+    def latest(self, name: str) -> list[float]:
+        """Return the figures of one name so far."""
+        return self._figures.get(name, [])
+
+    @property
+    def history(self) -> dict[str, np.ndarray]:
+        """Arrays of length `n_iter`, one for each name."""
+        return {name: np.array(values) for name, values in self._figures.items()}
 
 
 @dataclass
 class Result:
     """Final state of `iterate`.
 
-    `x` is the state that `evaluation` belongs to; `history` maps "residual" and the recorded names
-    to arrays of length `n_iter`; `n_halved` counts steps that were shortened to stay proper;
-    `asked_to_stop` tells that the monitor ended the loop.
+    `x` is the state that `evaluation` belongs to, and `history` maps "residual" and the recorded
+    names to arrays of length `n_iter` whose last entries are its figures; `reason` says why the
+    loop ended; `n_halved` counts steps that were shortened to stay proper.
     """
 
     x: np.ndarray
     evaluation: Evaluation
     n_iter: int
-    converged: bool
+    reason: Reason
     history: dict[str, np.ndarray]
     n_halved: int = 0
-    asked_to_stop: bool = False
+
+    @property
+    def converged(self) -> bool:
+        """Whether the residual fell below the tolerance."""
+        return self.reason == "converged"
+
+    @property
+    def residual(self) -> float:
+        """Undamped residual of the state."""
+        return self.evaluation.residual
 
 
 class Anderson:
@@ -91,18 +185,25 @@ class Anderson:
     x + mixing f - (dX + mixing dF) gamma (Walker and Ni 2011). O(depth) copies of x in memory.
     """
 
-    def __init__(self, depth=3, mixing=0.7, growth=30.0, rcond=1e-9, max_change=np.inf):
+    def __init__(
+        self,
+        depth: int = 3,
+        mixing: float = 0.7,
+        growth: float = 30.0,
+        rcond: float = 1e-09,
+        max_change: float = np.inf,
+    ) -> None:
         self.depth, self.mixing, self.growth = depth, mixing, growth
         self.rcond, self.max_change = rcond, max_change
         self.reset()
 
-    def reset(self):
+    def reset(self) -> None:
         """Forget all differences."""
         self._dx: list[np.ndarray] = []
         self._df: list[np.ndarray] = []
         self._last: tuple[np.ndarray, np.ndarray, float] | None = None
 
-    def _coefficients(self, metric, f):
+    def _coefficients(self, metric: Any, f: Any) -> np.ndarray:
         """Least squares on columns of unit length, directions at rounding level left out.
 
         Without the cut nearly parallel differences would turn rounding errors into the step, and
@@ -114,7 +215,7 @@ class Anderson:
         scaled = gram / (norms[:, None] * norms)
         return np.linalg.lstsq(scaled, right / norms, rcond=self.rcond)[0] / norms
 
-    def __call__(self, x, evaluation):
+    def __call__(self, x: np.ndarray, evaluation: Evaluation) -> np.ndarray:
         """Propose the next state."""
         f = evaluation.target - x
         if self._last is not None:
@@ -123,7 +224,7 @@ class Anderson:
             else:
                 self._remember(x, f)
         self._last = (x, f, evaluation.residual)
-        gamma = self._coefficients(evaluation.metric, f) if self._df else []
+        gamma: Any = self._coefficients(evaluation.metric, f) if self._df else []
         step = self.mixing * f
         step += x
         flat = step.reshape(-1)
@@ -136,7 +237,7 @@ class Anderson:
             return x + self.mixing * f
         return step
 
-    def _remember(self, x, f):
+    def _remember(self, x: np.ndarray, f: Any) -> None:
         """Keep the differences from the last state, each in the place of what it replaces."""
         assert self._last is not None
         x_last, f_last, _ = self._last
@@ -145,11 +246,13 @@ class Anderson:
         del x_last  # states may be as long as the data
         self._df = [*self._df, np.subtract(f, f_last, out=f_last)][-self.depth :]
 
-    def _too_far(self, step, x):
+    def _too_far(self, step: np.ndarray, x: np.ndarray) -> bool:
         return np.isfinite(self.max_change) and np.max(np.abs(step - x)) > self.max_change
 
 
-def _weighted_products(metric, columns, f, entries=1 << 14):
+def _weighted_products(
+    metric: Any, columns: list[np.ndarray], f: Any, entries: int = 1 << 14
+) -> tuple[np.ndarray, np.ndarray]:
     """Return inner products of columns with each other and with f, weighted by metric^2.
 
     Goes over blocks of entries, so that states of any length need no copies.
@@ -164,12 +267,9 @@ def _weighted_products(metric, columns, f, entries=1 << 14):
     return products[:-1, :-1], products[:-1, -1]
 
 
-def _append(history, record):
-    for name, value in record.items():
-        history.setdefault(name, []).append(float(value))
-
-
-def _proposal(x, current, step, whole, acceleration):
+def _proposal(
+    x: np.ndarray, current: Evaluation, step: float, whole: bool, acceleration: Anderson | None
+) -> np.ndarray:
     """Return the next state by the schedule: the whole step, acceleration, or the damped step."""
     if whole:
         return current.target
@@ -178,11 +278,21 @@ def _proposal(x, current, step, whole, acceleration):
     return x + step * (current.target - x)
 
 
-def _admitted(repair, x, target, proposal):
+def _admitted(
+    repair: Repair | None, x: np.ndarray, target: Any, proposal: np.ndarray
+) -> np.ndarray:
     return proposal if repair is None else repair(proposal, x, target)
 
 
-def _proper_step(evaluate, x, proposal, target, step, repair, halvings):
+def _proper_step(
+    evaluate: Evaluate,
+    x: np.ndarray,
+    proposal: np.ndarray,
+    target: Any,
+    step: float,
+    repair: Repair | None,
+    halvings: int,
+) -> tuple[Any, Evaluation | None, int]:
     """Evaluate the proposal, then the plain step and its halves, until a state is proper.
 
     Returns the new state, its evaluation and how many candidates were improper; None in place of
@@ -202,16 +312,16 @@ def _proper_step(evaluate, x, proposal, target, step, repair, halvings):
 
 
 def iterate(
-    evaluate: Callable[[np.ndarray], Evaluation],
+    evaluate: Evaluate,
     x: np.ndarray,
     *,
     max_iter: int,
     tol: float,
     damping: float = 1.0,
     acceleration: Anderson | None = None,
-    repair: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None,
+    repair: Repair | None = None,
     accept: Callable[[Evaluation, Evaluation], bool] | None = None,
-    monitor: Monitor | None = None,
+    monitor: Monitor = SILENT,
     undamped_start: bool = False,
     give_up_after: int = 60,
     fallback_damping: float = 0.5,
@@ -239,7 +349,7 @@ def iterate(
     accept : callable or None, default=None
         `accept(current, candidate)` judges an accelerated step; one that is refused is replaced by
         the plain step, at the price of one more evaluation, and the memory is dropped.
-    monitor : Monitor or None, default=None
+    monitor : Monitor, default=SILENT
         Told of each iteration; may stop the loop.
     undamped_start : bool, default=False
         Take the first step whole: right from empty sites, where nothing can overshoot.
@@ -249,34 +359,29 @@ def iterate(
     Returns
     -------
     Result
-        On convergence the state whose residual was below `tol`; otherwise the state after the last
-        update, evaluated, so that even one iteration gives a usable posterior. Its residual is
-        then newer than the last entry of the history. The loop also ends, unconverged, at a state
-        that no shortened step leaves for a proper one.
+        The last state, evaluated. An iteration is an update and the evaluation of where it led; a
+        start that is a fixed point already is one iteration without update. The evaluation after
+        the last of `max_iter` updates completes the state, but is a sweep too many to confirm
+        convergence: such a run ends for "max_iter" whatever its residual. The loop also ends at a
+        state that no shortened step leaves for a proper one.
     """
-    history: dict[str, list[float]] = {"residual": []}
-    current, n_halved, converged, stuck, asked = None, 0, False, False, False
-    n_iter = 0
-    while not (converged or stuck or asked) and n_iter < max_iter:
-        if monitor is not None:
-            monitor.begin()
+    trace, n_halved, reason = Trace(monitor), 0, None
+    current: Evaluation | None = None
+    while reason is None:
+        trace.begin()
         if current is None:
             current = evaluate(x)
-        record = {"residual": current.residual, **current.record}
-        _append(history, record)
-        n_iter += 1
-        converged = current.residual < tol
-        payload = current.payload
-        if not converged:
+        settled, stuck = current.residual < tol, False
+        if not settled:
             before: Any = current
             target: Any = current.target
             step = damping if acceleration is None else min(damping, fallback_damping)
-            whole = undamped_start and n_iter == 1
-            used = acceleration if n_iter <= give_up_after else None
+            whole = undamped_start and trace.n_iter == 0
+            used = acceleration if trace.n_iter < give_up_after else None
             proposal = _proposal(x, current, step, whole, used)
             # States may be as long as the data: nothing is held that a second look can bring back,
             # and where proposals are repaired the target is hardly ever needed once more.
-            current = payload = None
+            current = None
             if accept is None:
                 before = None
             proposal = _admitted(repair, x, target, proposal)
@@ -294,12 +399,27 @@ def iterate(
                     )
             n_halved += halved
             stuck = current is None
-            x, current = (x, evaluate(x)) if stuck else (new, current)
-            payload = current.payload
+            x, current = (x, evaluate(x)) if current is None else (new, current)
             if halved and acceleration is not None:
                 acceleration.reset()
-        if monitor is not None:
-            asked = bool(monitor.end(record, payload))
+        trace.end({"residual": current.residual, **current.record}, current.payload)
+        reason = reason_to_end(trace, current.residual < tol, settled, stuck, max_iter)
     assert current is not None
-    arrays = {k: np.array(v) for k, v in history.items()}
-    return Result(x, current, n_iter, converged, arrays, n_halved, asked)
+    return Result(x, current, trace.n_iter, reason, trace.history, n_halved)
+
+
+def reason_to_end(
+    trace: Trace, below: bool, settled: bool, stuck: bool, max_iter: int
+) -> Reason | None:
+    """Return why a run ends after the iteration that the trace was just told of, or None.
+
+    `below` says whether the residual of the state is below the tolerance, `settled` whether it was
+    so before the iteration, which then only looked: any other state needs one more sweep.
+    """
+    if below and (settled or trace.n_iter < max_iter):
+        return "converged"
+    if stuck:
+        return "stuck"
+    if trace.asked:
+        return "asked"
+    return "max_iter" if trace.n_iter >= max_iter else None

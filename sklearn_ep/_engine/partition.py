@@ -5,8 +5,10 @@ to other processes once, and not at every sweep. Results come back in the order 
 that sums do not depend on the backend or on the number of workers.
 """
 
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
 import numpy as np
 from sklearn.utils.parallel import Parallel, delayed
@@ -21,11 +23,11 @@ class Part:
     referenced on the worker, while bare arrays and tuples travel again with each call.
     """
 
-    def __init__(self, *arrays):
+    def __init__(self, *arrays: Any) -> None:
         self.arrays = arrays
 
 
-def load_part(part):
+def load_part(part: Any) -> tuple[Any, ...]:
     """Return the arrays of a partition that is a `Part`, a tuple, or a loader."""
     if isinstance(part, Part):
         return part.arrays
@@ -34,13 +36,13 @@ def load_part(part):
     return tuple(part)
 
 
-def split_rows(n_rows, n_parts):
+def split_rows(n_rows: int, n_parts: int) -> list[slice]:
     """Return slices of `n_parts` nearly equal blocks of consecutive rows, none of them empty."""
     ends = np.linspace(0, n_rows, min(n_parts, n_rows) + 1).round().astype(int)
     return [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
 
 
-def _local(part):
+def _local(part: Any) -> Any:
     """Return what the driver itself can use of a part: futures are resolved."""
     return part.result() if hasattr(part, "result") and hasattr(part, "key") else part
 
@@ -48,7 +50,9 @@ def _local(part):
 _RESTARTS = 3  # pools lost to a killed process before a fit gives up
 
 
-def _numbered(k, worker, part, message, shared):
+def _numbered(
+    k: int, worker: Callable[..., Any], part: Any, message: Any, shared: tuple[Any, ...]
+) -> tuple[int, Any]:
     """Return (k, answer of part k), for answers that come in any order."""
     return k, worker(part, message, *shared)
 
@@ -74,7 +78,9 @@ class PartMap:
     on the lost worker are gone with it: they cancel the tasks, and the call is made again, too.
     """
 
-    def __init__(self, parts, n_jobs=None, unordered=False):
+    def __init__(
+        self, parts: Sequence[Any], n_jobs: int | None = None, unordered: bool = False
+    ) -> None:
         if unordered:
             self._pool = Parallel(n_jobs, return_as="generator_unordered", pre_dispatch="n_jobs")
         else:
@@ -86,16 +92,18 @@ class PartMap:
         ]
         self._serial = self._pool.n_jobs == 1 and not distributed
 
-    def __enter__(self):
+    def __enter__(self) -> "PartMap":
         if not self._serial:
             self._pool.__enter__()
         return self
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc: Any) -> None:
         if not self._serial:
             self._pool.__exit__(*exc)
 
-    def __call__(self, worker, messages, *shared):
+    def __call__(
+        self, worker: Callable[..., Any], messages: Sequence[Any], *shared: Any
+    ) -> list[Any]:
         """Return [worker(part, message, *shared) for each part], in part order.
 
         Parameters
@@ -114,7 +122,7 @@ class PartMap:
         tasks = list(zip(self.parts, messages, strict=True))
         return self._persistent(lambda: [delayed(worker)(p, m, *shared) for p, m in tasks])
 
-    def _persistent(self, make_tasks):
+    def _persistent(self, make_tasks: Callable[[], Any]) -> Any:
         """Run tasks; open a new pool and run them again where a process was killed."""
         for _ in range(_RESTARTS):
             try:
@@ -124,7 +132,9 @@ class PartMap:
                 self._pool.__enter__()
         return self._pool(make_tasks())
 
-    def as_completed(self, worker, message_of, *shared):
+    def as_completed(
+        self, worker: Callable[..., Any], message_of: Callable[[int], Any], *shared: Any
+    ) -> Iterator[tuple[int, Any]]:
         """Yield (k, worker(part k, message_of(k), *shared)) as answers arrive.
 
         `message_of` is called when part k is about to be sent, so that it can take answers that
@@ -139,7 +149,7 @@ class PartMap:
                 for k, part in enumerate(self.parts)
             )
 
-    def one(self, k, worker, message, *shared):
+    def one(self, k: int, worker: Callable[..., Any], message: Any, *shared: Any) -> Any:
         """Return worker(part k, message, *shared), run where that part is."""
         if self._serial:
             return worker(self.parts[k], message, *shared)

@@ -9,12 +9,15 @@ distribution functions. The mixing density falls off faster than any power at bo
 hence the trapezoidal rule in log k converges geometrically: 22 terms give eleven digits.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from scipy.special import erfcx, ndtr
 
 __all__ = [
+    "expectation_by_panels",
     "gauss_hermite",
     "gauss_legendre_panels",
     "logistic_mixture",
@@ -36,18 +39,18 @@ _FIVE_SLOPES = np.array(
 
 
 @lru_cache
-def gauss_hermite(n):
+def gauss_hermite(n: int) -> tuple[np.ndarray, np.ndarray]:
     """Return nodes and weights of E[f(x)], x ~ N(0, 1), as two arrays (n,)."""
     x, w = np.polynomial.hermite_e.hermegauss(n)
     return x, w / w.sum()
 
 
 @lru_cache
-def _gauss_legendre(n):
+def _gauss_legendre(n: int) -> tuple[np.ndarray, np.ndarray]:
     return np.polynomial.legendre.leggauss(n)
 
 
-def gauss_legendre_panels(breaks, n=8):
+def gauss_legendre_panels(breaks: np.ndarray, n: int = 8) -> tuple[np.ndarray, np.ndarray]:
     """Return nodes and weights of composite Gauss-Legendre rules.
 
     Parameters
@@ -68,7 +71,7 @@ def gauss_legendre_panels(breaks, n=8):
     return nodes.reshape(shape), (half * w).reshape(shape)
 
 
-def _kolmogorov_density(k):
+def _kolmogorov_density(k: np.ndarray) -> np.ndarray:
     """Density of Kolmogorov's distribution by the series that converges fast on each side of 1."""
     k = np.asarray(k)[:, None]
     j = np.arange(1, 40)
@@ -79,7 +82,7 @@ def _kolmogorov_density(k):
 
 
 @lru_cache
-def _logistic_scales():
+def _logistic_scales() -> tuple[np.ndarray, np.ndarray]:
     """Return (4 k^2, weights) of the trapezoidal rule in log k."""
     step = 0.15
     k = np.exp(np.arange(np.log(0.15), np.log(3.6), step))
@@ -91,7 +94,7 @@ def _logistic_scales():
 _HERMITE_RANGES = ((0.1, 9), (0.4, 16), (1.0, 32))
 
 
-def logistic_moments(mean, var):
+def logistic_moments(mean: Any, var: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return log Z, gradient and negative curvature of Z = E[sigma(f)], f ~ N(mean, var).
 
     Parameters
@@ -121,7 +124,7 @@ def logistic_moments(mean, var):
     reflect = mean < -0.5 * var
     centre = np.where(reflect, -mean - var, mean)
     out = np.empty((3, *mean.shape))
-    above = 0.0
+    above = -1.0  # a variance of zero is in the first range
     for limit, n in _HERMITE_RANGES:
         rows = (var > above) & (var <= limit)
         if rows.any():
@@ -135,7 +138,9 @@ def logistic_moments(mean, var):
     return log_z, np.where(reflect, 1.0 - gradient, gradient), curvature
 
 
-def _hermite_moments(mean, var, n):
+def _hermite_moments(
+    mean: np.ndarray, var: np.ndarray, n: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return log Z, gradient and curvature by Gauss-Hermite quadrature about the mean.
 
     The poles of the logistic are pi from the real line, so few nodes do for a small variance.
@@ -156,7 +161,9 @@ def _hermite_moments(mean, var, n):
     return np.log(z_sum), gradient, gradient**2 - second / z_sum
 
 
-def _mixture_moments(mean, var):
+def _mixture_moments(
+    mean: np.ndarray, var: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return log Z and derivatives by the mixture, scaled by its slowest exponential."""
     scales, weights = _logistic_scales()
     shift = 0.5 * np.minimum(mean, 0.0) ** 2 / (var + scales[-1])
@@ -175,14 +182,10 @@ def _mixture_moments(mean, var):
         first += slope
         second -= slope * mean / d2
     gradient = first / (np.sqrt(2 * np.pi) * z_sum)
-    return (
-        np.log(z_sum) - shift,
-        gradient,
-        gradient**2 - second / (np.sqrt(2 * np.pi) * z_sum),
-    )
+    return (np.log(z_sum) - shift, gradient, gradient**2 - second / (np.sqrt(2 * np.pi) * z_sum))
 
 
-def logistic_mixture(mean, var):
+def logistic_mixture(mean: Any, var: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return E sigma(f), E softplus(f) and E sigma'(f) for f ~ N(mean, var) by five normal terms.
 
     Parameters
@@ -218,7 +221,9 @@ _ORIGIN = np.r_[-_ORIGIN[::-1], 0.0, _ORIGIN]
 _BULK = np.array([-12.0, -8, -6, -4.5, -3, -2, -1, 0, 1, 2, 3, 4.5, 6, 8, 12])
 
 
-def tilted_by_panels(log_prob, mean, var):
+def tilted_by_panels(
+    log_prob: Callable[[np.ndarray], np.ndarray], mean: np.ndarray, var: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return log Z, mean and variance of exp(log_prob(f)) N(f; mean, var) by adaptive panels.
 
     Parameters
@@ -255,3 +260,24 @@ def tilted_by_panels(log_prob, mean, var):
         ends = ends[:2] + [centre + np.sqrt(spread) * _BULK]
     log_z = (top + np.log(total) - np.log(sd))[:, 0] - 0.5 * _LOG_2PI
     return log_z, centre[:, 0], spread[:, 0]
+
+
+def expectation_by_panels(
+    function: Callable[[np.ndarray], np.ndarray], mean: np.ndarray, var: np.ndarray
+) -> np.ndarray:
+    """Return E[function(f)] (n,) for f ~ N(mean, var) by the panels of `tilted_by_panels`.
+
+    Parameters
+    ----------
+    function : callable
+        Maps an array (n, q) of latent values to values of the same shape.
+    mean, var : ndarray of shape (n,)
+    """
+    mean, sd = (
+        np.asarray(mean, dtype=float)[:, None],
+        np.sqrt(np.asarray(var, dtype=float))[:, None],
+    )
+    ends = [np.broadcast_to(_ORIGIN, (len(mean), len(_ORIGIN))), mean + sd * _BULK]
+    nodes, weights = gauss_legendre_panels(np.sort(np.hstack(ends), axis=1))
+    density = np.exp(-0.5 * ((nodes - mean) / sd) ** 2) / (sd * np.sqrt(2.0 * np.pi))
+    return np.sum(weights * density * function(nodes), axis=1)

@@ -5,6 +5,8 @@ come in another order, in parts, or with weights in place of repetitions: equal 
 and stay together, as the tied copies that they are.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 from sklearn.utils import gen_batches
 
@@ -14,14 +16,14 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK = 1 << 20
 
 
-def _mixed(h):
+def _mixed(h: np.ndarray) -> np.ndarray:
     """Return 64-bit words with every bit spread over all others (splitmix64 finaliser)."""
     h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return h ^ (h >> np.uint64(31))
 
 
-def row_keys(X, seed, y=None):
+def row_keys(X: np.ndarray, seed: int, y: np.ndarray | None = None) -> np.ndarray:
     """Return random 64-bit keys (n,) of rows, equal for equal rows (and labels, if given).
 
     Parameters
@@ -47,7 +49,7 @@ def row_keys(X, seed, y=None):
     return _mixed(keys)
 
 
-def minibatches(keys, weight, size):
+def minibatches(keys: np.ndarray, weight: np.ndarray, size: float) -> Iterator[np.ndarray]:
     """Cut rows in key order into batches of about `size` copies; yield arrays of row numbers.
 
     Rows with equal keys are in the same batch.

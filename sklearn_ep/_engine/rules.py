@@ -4,30 +4,14 @@ A rule is called with a factor, the labels and the marginals and answers with th
 sites. It is all that dense, sparse and partitioned algorithms know of the likelihood.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
-from .sites import Sites, cavity, log_site_mass
+from .contracts import SiteUpdate
+from .sites import Cavity, Sites, cavity, log_site_mass
 
-__all__ = ["MomentMatching", "Power", "SiteUpdate", "match_moments"]
-
-
-class SiteUpdate(NamedTuple):
-    """What one pass over some rows gives.
-
-    sites are the undamped targets; log_term (n,) is the contribution of each row to the log
-    evidence; gradient and curvature are those of the tilted log Z in the cavity mean; n_improper
-    counts rows whose cavity was improper and was replaced by the marginal; relaxation (n,) is the
-    dimensionless relaxation of each row where the rule knows one.
-    """
-
-    sites: Sites
-    log_term: np.ndarray
-    gradient: np.ndarray
-    curvature: np.ndarray
-    n_improper: int
-    relaxation: np.ndarray | None = None
+__all__ = ["MomentMatching", "Power", "match_moments"]
 
 
 class MomentMatching:
@@ -38,23 +22,21 @@ class MomentMatching:
     g and -h of log Z.
     """
 
-    def __call__(self, factor, y, sites, mean, var, extra_var=0.0):
-        """Return the `SiteUpdate` of the rows.
-
-        Parameters
-        ----------
-        factor : Factor
-        y : ndarray of shape (n,)
-        sites : Sites
-        mean, var : ndarray of shape (n,)
-            Marginals of the variables that carry the sites.
-        extra_var : ndarray of shape (n,) or float, default=0.0
-            Variance of the latent value given that variable (inducing-point models).
-        """
+    def __call__(
+        self, factor: Any, y: Any, sites: Sites, mean: Any, var: Any, extra_var: Any = 0.0
+    ) -> SiteUpdate:
+        """Return the `SiteUpdate` of the rows; parameters as for `contracts.Rule`."""
         return match_moments(factor, y, sites, cavity(sites, mean, var), extra_var)
 
 
-def match_moments(factor, y, sites, cav, extra_var, relaxation=None):
+def match_moments(
+    factor: Any,
+    y: Any,
+    sites: Sites,
+    cav: Cavity,
+    extra_var: Any,
+    relaxation: np.ndarray | None = None,
+) -> SiteUpdate:
     """Match the moments of factor times cavity."""
     log_z, g, h = factor.tilted(y, cav.mean, cav.var + extra_var)
     left = factor.contraction(y, cav.mean, cav.var, extra_var, h)
@@ -77,11 +59,13 @@ class Power:
         In (0, 1]; 1 is moment matching.
     """
 
-    def __init__(self, exponent):
+    def __init__(self, exponent: float) -> None:
         self.exponent = exponent
 
-    def __call__(self, factor, y, sites, mean, var, extra_var=0.0):
-        """Return the `SiteUpdate` of the rows; parameters as for `MomentMatching`."""
+    def __call__(
+        self, factor: Any, y: Any, sites: Sites, mean: Any, var: Any, extra_var: Any = 0.0
+    ) -> SiteUpdate:
+        """Return the `SiteUpdate` of the rows; parameters as for `contracts.Rule`."""
         u = self.exponent
         cav = cavity(sites, mean, var, u)
         powered = factor.powered(u)

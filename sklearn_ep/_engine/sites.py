@@ -18,7 +18,7 @@ class Sites(NamedTuple):
     shift: np.ndarray
 
     @classmethod
-    def zero(cls, n):
+    def zero(cls, n: int) -> "Sites":
         """Return n sites that say nothing."""
         return cls(np.zeros(n), np.zeros(n))
 
@@ -34,7 +34,7 @@ class Cavity(NamedTuple):
     proper: np.ndarray
 
 
-def cavity(sites, mean, var, fraction=1.0):
+def cavity(sites: Sites, mean: np.ndarray, var: np.ndarray, fraction: float = 1.0) -> Cavity:
     """Remove a fraction of each site from its marginal.
 
     Parameters
@@ -58,19 +58,21 @@ def cavity(sites, mean, var, fraction=1.0):
     return Cavity(shifted / safe, var / safe, proper)
 
 
-def log_site_mass(sites, mean, var, fraction=1.0):
+def log_site_mass(
+    sites: Sites, mean: np.ndarray, var: np.ndarray, fraction: float = 1.0
+) -> np.ndarray:
     """Return log of the integral of N(f; mean, var) site(f)^fraction, shape (n,)."""
     tau, nu = fraction * sites.precision, fraction * sites.shift
     left = 1.0 + tau * var
     return -0.5 * np.log(left) + (nu**2 * var + 2.0 * nu * mean - tau * mean**2) / (2.0 * left)
 
 
-def site_metric(var):
+def site_metric(var: np.ndarray) -> np.ndarray:
     """Return the weights (2, n) that make changes of precision and shift dimensionless."""
     return np.array([var, np.sqrt(var)])
 
 
-def site_change(old, new, var):
+def site_change(old: Sites, new: Sites, var: np.ndarray) -> float:
     """Return the largest dimensionless change of any site: the residual of a sweep."""
     if len(var) == 0:
         return 0.0

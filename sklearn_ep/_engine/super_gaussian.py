@@ -13,7 +13,7 @@ kl
     posterior (Opper and Archambeau 2009).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import erf
@@ -38,25 +38,25 @@ class Penalty(NamedTuple):
     precision: np.ndarray
 
 
-def _tanh_over(v):
+def _tanh_over(v: np.ndarray) -> np.ndarray:
     """Return tanh(v) / v, smooth at zero."""
     small = v < 1e-4
     safe = np.where(small, 1.0, v)
     return np.where(small, 1.0 - v * v / 3.0, np.tanh(safe) / safe)
 
 
-def _density(v):
+def _density(v: np.ndarray) -> np.ndarray:
     """Return the logistic density at 2 v, without overflow."""
     e = np.exp(-2.0 * v)
     return e / (1.0 + e) ** 2
 
 
-def _local_precision(x):
+def _local_precision(x: np.ndarray) -> np.ndarray:
     """Return -2 g'(x) of the logistic site."""
     return 0.25 * _tanh_over(0.5 * np.sqrt(x))
 
 
-def _local_second(x):
+def _local_second(x: np.ndarray) -> np.ndarray:
     """Return g''(x) of the logistic site."""
     v = 0.5 * np.sqrt(x)
     small = v < 1e-2
@@ -66,7 +66,9 @@ def _local_second(x):
     return np.where(small, 2.0 / 3.0 - 8.0 * v2 / 15.0 + 34.0 * v2 * v2 / 105.0, closed) / 64.0
 
 
-def local_site_precision(mean, var, shift, max_iter=60):
+def local_site_precision(
+    mean: np.ndarray, var: np.ndarray, shift: Any, max_iter: int = 60
+) -> np.ndarray:
     """Precision of the local site that joins N(mean, var), by Newton on its contact point.
 
     Parameters
@@ -114,20 +116,20 @@ class LogisticSites:
     bound : {"kl", "local"}
     """
 
-    def __init__(self, sign, weight, bound):
+    def __init__(self, sign: np.ndarray, weight: np.ndarray, bound: str) -> None:
         self.sign, self.weight, self.bound = sign, weight, bound
         self.shift = 0.5 * weight * sign
 
-    def penalty(self, s, z):
+    def penalty(self, s: np.ndarray, z: np.ndarray) -> Penalty:
         """Return the `Penalty` at means s and variances z, both (q,)."""
         return self._kl(s, z) if self.bound == "kl" else self._local(s, z)
 
-    def _kl(self, s, z):
+    def _kl(self, s: np.ndarray, z: np.ndarray) -> Penalty:
         wrong, loss, slope = logistic_mixture(-self.sign * s, z)
         curvature = self.weight * slope
         return Penalty(self.weight * loss, -self.sign * self.weight * wrong, curvature, curvature)
 
-    def _local(self, s, z):
+    def _local(self, s: np.ndarray, z: np.ndarray) -> Penalty:
         x = np.maximum(z + s * s, _TINY)
         v = 0.5 * np.sqrt(x)
         precision = self.weight * _local_precision(x)
@@ -136,7 +138,7 @@ class LogisticSites:
         curvature = share * precision + (1.0 - share) * self.weight * _density(v)
         return Penalty(value, precision * s - self.shift, curvature, precision)
 
-    def joined(self, mean, var):
+    def joined(self, mean: np.ndarray, var: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Precision and shift of the Gaussian sites that join the marginals N(mean, var).
 
         Each row is its own problem with one copy of its site: the bound is maximised over that site
@@ -170,10 +172,10 @@ class LaplaceSites:
     bound : {"kl", "local"}
     """
 
-    def __init__(self, rate, bound):
+    def __init__(self, rate: float, bound: str) -> None:
         self.rate, self.bound = rate, bound
 
-    def penalty(self, s, z):
+    def penalty(self, s: np.ndarray, z: np.ndarray) -> Penalty:
         """Return the `Penalty` at means s and variances z, both (n,)."""
         value, slope, curvature, precision = (
             self._kl(s, z) if self.bound == "kl" else self._local(s, z)
@@ -181,7 +183,7 @@ class LaplaceSites:
         floor = _LAPLACE_FLOOR * self.rate**2
         return Penalty(value, slope, np.maximum(curvature, floor), np.maximum(precision, floor))
 
-    def _kl(self, s, z):
+    def _kl(self, s: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, ...]:
         d = np.sqrt(z)
         a = s / d
         density = np.exp(-0.5 * a * a) / np.sqrt(2.0 * np.pi)
@@ -189,7 +191,7 @@ class LaplaceSites:
         curvature = 2.0 * self.rate * density / d
         return self.rate * (2.0 * d * density + s * odd), self.rate * odd, curvature, curvature
 
-    def _local(self, s, z):
+    def _local(self, s: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, ...]:
         root = np.sqrt(np.maximum(z + s * s, _TINY))
         precision = self.rate / root
         return self.rate * root, precision * s, precision * z / root**2, precision

@@ -3,15 +3,19 @@
 This is all there is to EP: marginals from the structure, new sites from the rule, repeat.
 """
 
+from typing import Any
+
 import numpy as np
 
-from .loop import Anderson, Evaluation, iterate
+from .contracts import EP_NEEDS, Rule, Structure, require
+from .factor import Factor
+from .loop import SILENT, Anderson, Evaluation, Monitor, Result, iterate
 from .sites import Sites, site_change, site_metric
 
 __all__ = ["WholeEP", "halfway_if_negative"]
 
 
-def halfway_if_negative(proposal, x, target):
+def halfway_if_negative(proposal: np.ndarray, x: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Replace extrapolated sites of negative precision by half the plain step.
 
     A log-concave factor has no such site; Anderson acceleration may overshoot into one.
@@ -28,23 +32,29 @@ class WholeEP:
 
     Parameters
     ----------
-    structure : object
-        Its `posterior(precision, shift)` gives a state with `mean`, `var`, `extra_var` and
-        `log_evidence`.
+    structure : Structure
     factor : Factor
     y : ndarray of shape (n,)
     weight : ndarray of shape (n,)
         Copies of each row; the posterior counts a site that often, the cavity lacks one copy.
-    rule : callable
-        An update rule of `rules`.
+    rule : Rule
+
+    Raises
+    ------
+    TypeError
+        If a part lacks what expectation propagation needs of it.
     """
 
-    def __init__(self, structure, factor, y, weight, rule):
+    def __init__(
+        self, structure: Structure, factor: Factor, y: Any, weight: np.ndarray, rule: Rule
+    ) -> None:
+        for role, part in (("structure", structure), ("factor", factor), ("rule", rule)):
+            require(role, part, EP_NEEDS[role], "expectation propagation")
         self.structure, self.factor, self.y = structure, factor, y
         self.weight, self.rule = weight, rule
         self._root_weight = np.sqrt(weight)
 
-    def evaluate(self, x):
+    def evaluate(self, x: np.ndarray) -> Evaluation:
         """Map sites, as an array (2, n) of precisions and shifts, to their `Evaluation`.
 
         The payload is (state of the structure, `SiteUpdate`).
@@ -61,7 +71,16 @@ class WholeEP:
             payload=(state, update),
         )
 
-    def solve(self, x, *, tol, max_iter, damping, accelerate, monitor=None):
+    def solve(
+        self,
+        x: np.ndarray,
+        *,
+        tol: float,
+        max_iter: int,
+        damping: float,
+        accelerate: bool,
+        monitor: Monitor = SILENT,
+    ) -> Result:
         """Iterate to the fixed point from sites x (2, n); see `loop.iterate` for the result."""
         cold = not np.any(x)
         return iterate(
@@ -75,3 +94,9 @@ class WholeEP:
             monitor=monitor,
             undamped_start=cold and accelerate,
         )
+
+    def evidence_gradient(self, state: Any) -> np.ndarray:
+        """Return the gradient (p,) of the log evidence in the hyperparameters of the structure."""
+        require("structure", self.structure, ["evidence_gradient"], "learning")
+        learnable: Any = self.structure
+        return learnable.evidence_gradient(state)

@@ -9,14 +9,17 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.parallel import Parallel, delayed
 
 from .._engine.gaussian import ImproperPosterior
+from .._engine.loop import REASONS, SILENT, Reason
 
 __all__ = [
     "BinaryFit",
     "FitMonitor",
-    "combine_fits",
-    "fit_problems",
     "fit_one_versus_rest",
+    "fit_problems",
+    "one_or_stack",
+    "remarks_of",
     "restore_on_error",
+    "run_attributes",
     "warn_not_converged",
 ]
 
@@ -32,6 +35,8 @@ def restore_on_error(method):
     @functools.wraps(method)
     def wrapper(self, *args, **kwargs):
         before = dict(vars(self))
+        # whoever copies the estimator in the middle finds it not fitted, rather than half
+        vars(self).pop("_posteriors", None)
         try:
             return method(self, *args, **kwargs)
         except BaseException as error:
@@ -48,11 +53,41 @@ def restore_on_error(method):
     return wrapper
 
 
-def warn_not_converged(name, residual, tol, n_iter, advice="raise max_iter or lower damping"):
-    """Raise the one ConvergenceWarning of a fit: value, tolerance and what to do."""
+# Why a run ended, and what to do where only the run itself can be blamed.
+_WHY = {
+    "max_iter": "iterations ran out",
+    "stuck": "no further step was possible",
+    "asked": "a callback asked to stop",
+}
+_ADVICE = {
+    "stuck": "scale the columns of X, lower damping, or make the prior narrower",
+    "asked": "fit without that callback, within max_iter",
+}
+
+
+def warn_not_converged(estimator, advice="raise max_iter or lower damping", remarks=()):
+    """Raise the one ConvergenceWarning of a fit: value, tolerance, reason and what to do.
+
+    Parameters
+    ----------
+    estimator : estimator
+        With the attributes of `run_attributes`.
+    advice : str
+        What to do where iterations ran out.
+    remarks : sequence of str
+        What besides the residual is not as it should be.
+    """
+    residual, reason = estimator.history_["residual"][-1], estimator.stop_reason_
+    above = residual >= estimator.tol
+    short = "the fitted model is usable but not at its fixed point"
+    if not above and not remarks:
+        short = "no iteration was left to confirm that"
     warnings.warn(
-        f"{name} stopped after {n_iter} iterations with a residual of {residual:.3g}, above "
-        f"tol={tol:g}; the fitted model is usable but not at its fixed point: {advice}.",
+        f"{type(estimator).__name__} stopped after {estimator.n_iter_} iterations, because "
+        f"{_WHY[reason]}, with a residual of {residual:.3g}, {'above' if above else 'below'} "
+        f"tol={estimator.tol:g}; "
+        + "".join(f"{remark}; " for remark in remarks)
+        + f"{short}: {_ADVICE.get(reason, advice)}.",
         ConvergenceWarning,
         stacklevel=3,
     )
@@ -113,15 +148,18 @@ class FitMonitor:
 class BinaryFit(NamedTuple):
     """Outcome of one binary problem, before it becomes attributes.
 
-    `posterior` predicts, `history` maps names to arrays of length n_iter, `attributes` maps names
-    to whatever else the estimator makes fitted attributes of.
+    `posterior` predicts, `history` maps names to arrays of length n_iter whose last entries are
+    those of the final state, `reason` says why the fit ended, `attributes` maps names to whatever
+    else the estimator makes fitted attributes of, `remark` says what besides the residual is not as
+    it should be.
     """
 
     posterior: Any
     history: dict[str, np.ndarray]
-    converged: bool
+    reason: Reason
     log_evidence: float
     attributes: dict[str, Any]
+    remark: str = ""
 
 
 def fit_one_versus_rest(fit_binary, y, n_classes, n_jobs, monitor):
@@ -141,7 +179,7 @@ def fit_one_versus_rest(fit_binary, y, n_classes, n_jobs, monitor):
     """
     if n_classes == 2:
         return [fit_binary(np.where(y == 1, 1.0, -1.0), monitor, 0)]
-    tasks = (delayed(fit_binary)(np.where(y == k, 1.0, -1.0), None, k) for k in range(n_classes))
+    tasks = (delayed(fit_binary)(np.where(y == k, 1.0, -1.0), SILENT, k) for k in range(n_classes))
     fits = []
     for fit in Parallel(n_jobs=n_jobs)(tasks):
         monitor.begin()
@@ -150,57 +188,69 @@ def fit_one_versus_rest(fit_binary, y, n_classes, n_jobs, monitor):
     return fits
 
 
-def fit_problems(estimator, problem, fit_binary, training, X, y, max_iter, advice):
-    """Fit the binary problems of a classifier, store what they give, and warn once if needed.
+def fit_problems(estimator, problem, fit_binary, y, max_iter, data):
+    """Fit the binary problems of a classifier, watched by its callbacks.
 
     Parameters
     ----------
     estimator : PosteriorClassifier
-        Its `_store(problem, fits, training)` makes the fitted attributes.
     problem : object
         Sent to workers; its `posterior(payload)` predicts as if the fit stopped there.
     fit_binary : callable
         `fit_binary(problem, sign, monitor, k)` gives a `BinaryFit`.
-    training : Training
-    X, y : array-like
-        As the caller gave them, for callbacks.
+    y : ndarray of shape (n,)
+        Class indices.
     max_iter : int or None
         Bound of the iterations of a binary fit, None if there is none.
-    advice : str
-        What to do where the fit did not converge.
+    data : tuple
+        X and y as the caller gave them, for callbacks.
 
     Returns
     -------
-    estimator
+    list of BinaryFit
     """
+    X, y_given = data
     monitor = FitMonitor(
-        estimator, X, y, max_iter, lambda payload: {"_posteriors": [problem.posterior(payload)]}
+        estimator,
+        X,
+        y_given,
+        max_iter,
+        lambda payload: {"_posteriors": [problem.posterior(payload)]},
     )
+    n_classes = len(estimator.classes_)
     fits = fit_one_versus_rest(
-        functools.partial(fit_binary, problem),
-        training.y,
-        len(estimator.classes_),
-        estimator.n_jobs,
-        monitor,
+        functools.partial(fit_binary, problem), y, n_classes, estimator.n_jobs, monitor
     )
-    estimator._store(problem, fits, training)
     monitor.finish()
-    if not estimator.converged_:
-        name, residual = type(estimator).__name__, estimator.history_["residual"][-1]
-        warn_not_converged(name, residual, estimator.tol, estimator.n_iter_, advice)
-    return estimator
+    return fits
 
 
-def combine_fits(fits):
-    """Merge the fits of binary problems: (history, n_iter, converged, log_evidence).
+def run_attributes(fits):
+    """Return the fitted attributes that say how the fits of binary problems went.
 
     The history of the whole has at each iteration the largest residual and the sum of the other
-    figures over classes; a class that is done keeps its last values.
+    figures over classes; a class that is done keeps its last values. The reason is the worst one.
     """
     n_iter = max(len(f.history["residual"]) for f in fits)
     history = {}
     for name in fits[0].history:
         rows = [np.pad(f.history[name], (0, n_iter - len(f.history[name])), "edge") for f in fits]
         history[name] = np.max(rows, axis=0) if name == "residual" else np.sum(rows, axis=0)
-    converged = all(f.converged for f in fits)
-    return history, n_iter, converged, float(sum(f.log_evidence for f in fits))
+    reason = min((f.reason for f in fits), key=REASONS.index)
+    return {
+        "history_": history,
+        "n_iter_": n_iter,
+        "stop_reason_": reason,
+        "converged_": reason == "converged",
+        "log_evidence_": float(sum(f.log_evidence for f in fits)),
+    }
+
+
+def remarks_of(fits):
+    """Return the remarks of the fits of binary problems, each once."""
+    return list(dict.fromkeys(f.remark for f in fits if f.remark))
+
+
+def one_or_stack(values, axis=0):
+    """Return the value of the one binary problem, or those of all classes stacked."""
+    return values[0] if len(values) == 1 else np.stack(values, axis=axis)

@@ -2,14 +2,13 @@
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.special import entr, ndtr
+from scipy.special import entr
 from sklearn.base import is_regressor
 from sklearn.utils import check_random_state, gen_batches
 
 from .._engine.gaussian import positive_variance
-from .._engine.quadrature import logistic_mixture
-from .._engine.super_gaussian import local_site_precision
 from .._estimator.checks import check_number
+from ._links import links_of
 
 __all__ = [
     "OF_PROBA",
@@ -27,8 +26,6 @@ __all__ = [
     "take",
 ]
 
-# Slope of the logistic function that is closest to the normal distribution function.
-_PROBIT_SLOPE = 1.702
 # Entries of one temporary block of covariances.
 _BLOCK = 20_000_000
 
@@ -37,7 +34,7 @@ _BLOCK = 20_000_000
 
 
 class _Posterior:
-    """Latent means and variances of pool rows in logistic units, one column a binary problem.
+    """Latent means and variances of pool rows, one column a binary problem, and their links.
 
     A batch is built up by `include`, which lowers the variances as a label of unknown value would.
     """
@@ -52,37 +49,28 @@ class _Posterior:
         self.estimator, self.X = estimator, X
         mean, var = (np.asarray(a, dtype=float) for a in estimator.latent_mean_and_variance(X))
         self.mean, self.var = mean.reshape(len(mean), -1), var.reshape(len(var), -1)
-        self.slope = 1.0
         proba = estimator.predict_proba(X)
-        if self._is_probit(proba):
-            self.slope = _PROBIT_SLOPE
-            self.mean, self.var = self.slope * self.mean, self.slope**2 * self.var
+        self.links = links_of(estimator, self.mean, self.var, proba)
         self.weight = proba if self.mean.shape[1] > 1 else np.ones((len(mean), 1))
         self.reference = None
         self._directions, self._of_reference = [], []
 
-    def _is_probit(self, proba):
-        """Tell a probit from a logistic link by which of them explains the probabilities."""
-        probit = ndtr(self.mean / np.sqrt(1.0 + self.var))
-        candidates = [probit, logistic_mixture(self.mean, self.var)[0]]
-        if self.mean.shape[1] == 1:
-            proba = proba[:, 1:]
-        else:
-            candidates = [p / p.sum(axis=1, keepdims=True) for p in candidates]
-        error = [np.sum(np.abs(p - proba)) for p in candidates]
-        return bool(error[0] < error[1])
+    def of_links(self, name, rows=slice(None)):
+        """Return what the links say of rows at the present variances, (n, n_problems)."""
+        columns = zip(self.links, self.mean[rows].T, self.var[rows].T, strict=True)
+        return np.column_stack([getattr(link, name)(m, v) for link, m, v in columns])
 
     def proba(self):
         """Return class probabilities (n, n_classes) at the present variances."""
-        p = logistic_mixture(self.mean, self.var)[0]
+        p = self.of_links("proba")
         if p.shape[1] == 1:
             return np.column_stack([1.0 - p, p])
         return p / p.sum(axis=1, keepdims=True)
 
     def covariance(self, X1, X2):
-        """Return prior-to-batch covariances (n_problems, n1, n2) in logistic units."""
+        """Return prior-to-batch covariances (n_problems, n1, n2)."""
         C = np.asarray(self.estimator.latent_covariance(X1, X2), dtype=float)
-        return self.slope**2 * C.reshape((-1, *C.shape[-2:]))
+        return C.reshape((-1, *C.shape[-2:]))
 
     def refer_to(self, X_reference):
         """Keep the squared covariances with reference rows, summed, and what updates them."""
@@ -104,8 +92,7 @@ class _Posterior:
             [self.covariance(take(self.X, r), row)[:, :, 0].T for r in self._blocks(_BLOCK)]
         )
         to_pool -= sum(g * g[i] for g in self._directions)
-        p = logistic_mixture(self.mean[i], self.var[i])[0]
-        precision = p * (1.0 - p)
+        precision = self.of_links("precision", [i])[0]
         root = np.sqrt(precision / (1.0 + precision * self.var[i]))
         direction = to_pool * root
         if self.reference is not None:
@@ -140,43 +127,19 @@ def _entropy(proba):
     return entr(proba).sum(axis=1)
 
 
-def _bald(mean, var):
-    """Return the mutual information of label and latent value (Houlsby et al. 2011).
-
-    H(p) - E H(sigma(s)), with E H(sigma(s)) = E softplus(s) - mean p - var E sigma'(s) by Stein's
-    identity. Both are even in the mean; on the negative side nothing cancels.
-    """
-    mean = -np.abs(mean)
-    p, softplus, slope = logistic_mixture(mean, var)
-    expected = softplus - mean * p - var * slope
-    return np.maximum(entr(p) + entr(1.0 - p) - expected, 0.0)
-
-
-def _information_gain(mean, var):
-    """Return the expected Kullback-Leibler divergence of the posterior after the label.
-
-    Each label joins by the site that the local bound gives it (Nickisch and Seeger 2009).
-    """
-    p = logistic_mixture(mean, var)[0]
-    total = 0.0
-    for shift, proba in ((0.5, p), (-0.5, 1.0 - p)):
-        precision = local_site_precision(mean, var, shift)
-        kappa = 1.0 + var * precision
-        moved = (shift - mean * precision) ** 2 / kappa - precision
-        total = total + proba * 0.5 * (np.log(kappa) + var / kappa * moved)
-    return total
-
-
 def _variance_reduction(posterior):
-    """Return the expected fall of the mean variance of reference rows, for each problem."""
-    p = logistic_mixture(posterior.mean, posterior.var)[0]
-    precision = p * (1.0 - p)
-    return precision * posterior.explained() / (1.0 + precision * posterior.var)
+    """Return the expected fall of the mean variance of reference rows, for each problem.
+
+    In logistic units, so that problems of several classes add up whatever their links.
+    """
+    precision = posterior.of_links("precision")
+    scale = np.array([link.slope**2 for link in posterior.links])
+    return scale * precision * posterior.explained() / (1.0 + precision * posterior.var)
 
 
 OF_PROBA = {"margin": _margin, "uncertainty": _uncertainty, "entropy": _entropy}
-_OF_LATENT = {"bald": _bald, "information_gain": _information_gain}
-STRATEGIES = ("random", *OF_PROBA, *_OF_LATENT, "variance_reduction")
+_OF_LINK = ("bald", "information_gain")
+STRATEGIES = ("random", *OF_PROBA, *_OF_LINK, "variance_reduction")
 
 
 def latent_scores(posterior, strategy):
@@ -186,7 +149,7 @@ def latent_scores(posterior, strategy):
     if strategy == "variance_reduction":
         values = _variance_reduction(posterior)
     else:
-        values = _OF_LATENT[strategy](posterior.mean, posterior.var)
+        values = posterior.of_links(strategy)
     return np.sum(posterior.weight * values, axis=1)
 
 

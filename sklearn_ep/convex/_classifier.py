@@ -6,18 +6,24 @@ import numpy as np
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._engine.diagnostics import importance_check, weight_space_log_weights
+from .._engine.diagnostics import weight_space_log_weights
 from .._engine.super_gaussian import LogisticSites
-from .._estimator.base import diagnose_fit
-from .._estimator.checks import check_number, checked_weights, validate_training
+from .._estimator.checks import check_number, checked_weights, spread_rows, validate_training
 from .._estimator.compat import with_callbacks
-from .._estimator.fitting import fit_problems, restore_on_error
-from ._problem import ConvexBase, fit_problem, one_or_stack
+from .._estimator.fitting import (
+    fit_problems,
+    one_or_stack,
+    restore_on_error,
+    run_attributes,
+    warn_not_converged,
+)
+from .._estimator.posterior_classifier import PosteriorClassifier
+from ._problem import check_parameters, fit_problem, make_problem
 
 __all__ = ["ConvexVariationalLogistic"]
 
 
-class ConvexVariationalLogistic(ConvexBase):
+class ConvexVariationalLogistic(PosteriorClassifier):
     """Bayesian logistic regression with posterior variances, at the scale of point estimates.
 
     The posterior of the coefficients is approximated by a Gaussian that maximises a convex lower
@@ -112,7 +118,9 @@ class ConvexVariationalLogistic(ConvexBase):
     marginal_variance_ : ndarray of shape (n,) or (n_classes, n)
         Posterior variance of the predictor of each training row.
     variance_method_ : str
-        "exact", "calibrated", "monte_carlo" or "lanczos".
+        What ran: "exact", "calibrated", "monte_carlo" or "lanczos".
+    solver_ : str
+        What solved Newton's systems: "primal", "dual" or "cg".
     n_mvm_ : int
         Products of a vector with X, its transpose, or the matrix of its squares.
     n_newton_iter_ : int
@@ -121,6 +129,9 @@ class ConvexVariationalLogistic(ConvexBase):
         Outer steps; of several classes the largest number.
     converged_ : bool
         Whether the outer loop reached `tol`.
+    stop_reason_ : str
+        Why the fit ended: "converged", "max_iter", "stuck" (no shorter step leads to a proper
+        posterior) or "asked" (by a callback); of several classes the worst one.
     history_ : dict of str to ndarray of shape (n_iter_,)
         "residual" and, with exact variances, "objective", the bound on the log evidence. It does
         not fall, up to rounding.
@@ -163,6 +174,8 @@ class ConvexVariationalLogistic(ConvexBase):
     >>> mean.shape, bool((variance > 0).all())
     ((2,), True)
     """
+
+    _accept_sparse = ("csr", "csc")
 
     def __init__(
         self,
@@ -235,19 +248,45 @@ class ConvexVariationalLogistic(ConvexBase):
             If a parameter, the data or the weights are not usable, or parameters exclude each
             other. The estimator is then as it was before.
         """
-        self._check_parameters()
+        check_parameters(self)
         training = validate_training(self, X, y, sample_weight, accept_sparse=self._accept_sparse)
-        problem = self._problem(training)
-        return fit_problems(
-            self,
-            problem,
-            fit_problem,
-            training,
-            X,
-            y,
-            self.max_iter,
-            "raise max_iter, lower prior_variance, or scale the columns",
-        )
+        problem = make_problem(self, training)
+        fits = fit_problems(self, problem, fit_problem, training.y, self.max_iter, (X, y))
+        self._store(problem, fits, training.kept)
+        if not self.converged_:
+            warn_not_converged(self, "raise max_iter, lower prior_variance, or scale the columns")
+        return self
+
+    def _store(self, problem, fits, kept):
+        """Set all fitted attributes; `kept` marks the rows of the input that were used."""
+        own = [f.attributes for f in fits]
+
+        def each(name):
+            return one_or_stack([a[name] for a in own])
+
+        scale = each("scale")
+        attributes = {
+            **run_attributes(fits),
+            **_coefficient_attributes([f.posterior for f in fits], self.n_features_in_),
+            "prior_variance_": np.multiply.outer(scale, self.prior_variance),
+            "effective_dof_": each("dof"),
+            "variance_method_": problem.variance,
+            "solver_": problem.solver,
+            "n_mvm_": int(sum(a["n_products"] for a in own)) + problem.design.n_products,
+            "n_newton_iter_": int(sum(a["n_newton"] for a in own)),
+            "site_precision_": spread_rows(each("site_precision"), kept),
+            "marginal_variance_": spread_rows(each("marginal_variance"), kept, np.nan),
+            "_warm_state": ([a["last"] for a in own], problem.shape),
+        }
+        if self.prior == "laplace":
+            attributes |= {"laplace_scale_": scale, "prior_variance_": 2.0 * scale**2}
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
     def decision_function(self, X):
         """Posterior mean of the linear predictor.
@@ -286,51 +325,27 @@ class ConvexVariationalLogistic(ConvexBase):
         rng = check_random_state(random_state)
         return one_or_stack([p.sample(n_samples, rng) for p in self._posteriors])
 
-    def diagnose(self, X=None, y=None, sample_weight=None, n_draws=1000, random_state=0):
-        """Say how far to trust the fit.
-
-        Parameters
-        ----------
-        X : array-like or sparse matrix of shape (n, d), default=None
-            The training rows; without them only convergence is reported.
-        y : array-like of shape (n,), default=None
-            Their labels.
-        sample_weight : array-like of shape (n,), default=None
-            The weights of the fit.
-        n_draws : int, default=1000
-            Draws of the coefficients, weighted by the true posterior over the approximate one.
-        random_state : int, RandomState instance or None, default=0
-            Seed of the draws.
-
-        Returns
-        -------
-        diagnosis : Diagnosis
-            Residual and convergence and, for two classes, a Gaussian prior and no class weights,
-            effective share of the draws and tail shape of their weights.
-        """
-        check_is_fitted(self)
-        check_number("n_draws", n_draws, 25, integer=True)
+    def _log_weights(self, rows, n_draws, rng):
+        """Weights of two classes with a Gaussian prior and no class weights: others have none."""
         plain = self.prior == "gaussian" and self.class_weight is None
-        if X is None or not plain or len(self._posteriors) > 1:
-            return diagnose_fit(self)
-        X = self._check_new(X)
-        weight = checked_weights(sample_weight, X)
+        if rows is None or not plain or len(self._posteriors) > 1:
+            return None, ()
+        X = self._check_new(rows.X)
         posterior = self._posteriors[0]
         prior = 1.0 / np.broadcast_to(self.prior_variance_, X.shape[1])
         if self.fit_intercept:
             prior = np.append(prior, 1.0 / self.intercept_prior_variance)
-        draws = posterior.sample(n_draws, check_random_state(random_state))
-        log_w = weight_space_log_weights(
-            self._link,
-            np.where(np.asarray(y) == self.classes_[1], 1.0, -1.0),
-            weight,
+        log_weights = weight_space_log_weights(
+            posterior.factor,
+            np.where(rows.y == self.classes_[1], 1.0, -1.0),
+            checked_weights(rows.sample_weight, X),
             self.site_precision_,
             prior,
             posterior.mean,
-            draws,
+            posterior.sample(n_draws, rng),
             posterior.predictors(X),
         )
-        return diagnose_fit(self, importance_check(log_w))
+        return log_weights, ()
 
     def condition_on(self, X, y):
         """Include labelled rows by rank-one updates, without a refit.
@@ -371,16 +386,25 @@ class ConvexVariationalLogistic(ConvexBase):
         if np.any(unknown):
             raise ValueError(f"y has the label {y[unknown][0]!r}, which was not seen in fit.")
         index = np.searchsorted(self.classes_, y)
-        new = copy.copy(self)
-        new._posteriors = []
+        new, joined = copy.copy(self), []
         for k, posterior in enumerate(self._posteriors):
-            positive = index == (1 if len(self._posteriors) == 1 else k)
-            sites = [
-                LogisticSites(np.array([1.0 if p else -1.0]), np.ones(1), self.bound)
-                for p in positive
-            ]
+            signs = np.where(index == (1 if len(self._posteriors) == 1 else k), 1.0, -1.0)
+            sites = [LogisticSites(np.array([s]), np.ones(1), self.bound) for s in signs]
             posterior, log_prob = posterior.joined(X, sites)
-            new._posteriors.append(posterior)
+            joined.append(posterior)
             new.log_evidence_ = new.log_evidence_ + log_prob
-        new._store_coefficients()
+        for name, value in _coefficient_attributes(joined, self.n_features_in_).items():
+            setattr(new, name, value)
         return new
+
+
+def _coefficient_attributes(posteriors, d):
+    """Return the fitted attributes that summarise posteriors of d coefficients."""
+    means = np.stack([p.mean for p in posteriors])
+    variances = np.stack([p.coefficient_variance() for p in posteriors])
+    return {
+        "coef_": means[:, :d],
+        "coef_std_": np.sqrt(variances[:, :d]),
+        "intercept_": means[:, d] if means.shape[1] > d else np.zeros(len(means)),
+        "_posteriors": posteriors,
+    }

@@ -12,18 +12,10 @@ _SUFFICIENT = 1e-4
 
 
 class Inner(NamedTuple):
-    """A point of the inner problem.
+    """A point of the inner problem: weights u (n,) and predictors s = B u (q,).
 
-    Attributes
-    ----------
-    u, s : ndarray of shape (n,) and (q,)
-        Weights and predictors B u.
-    prior, site : Penalty
-        Penalties of the weights and of the rows, with their derivatives.
-    value : float
-        The penalised loss.
-    n_newton : int
-        Steps that led here.
+    `prior` and `site` are the penalties of the weights and of the rows, with their derivatives,
+    `value` the penalised loss, `n_newton` the steps that led here.
     """
 
     u: np.ndarray
@@ -51,32 +43,12 @@ def _search(penalties, point, d, Bd, slope, slack):
 
 
 def minimise(penalties, transpose, direction, u, s, *, scale, tol, max_iter):
-    """Minimise the sum of a penalty of the weights and one of the predictors.
+    """Minimise a penalty of the weights u plus one of the predictors s = B u, from u and s.
 
-    Parameters
-    ----------
-    penalties : callable
-        `penalties(u, s)` -> the `Penalty` of the weights and of the rows.
-    transpose : callable
-        v -> B' v.
-    direction : callable
-        `direction(point, gradient, rtol)` -> (d, B d) with H d = -gradient to a relative residual
-        of `rtol`, H the Hessian at the point.
-    u, s : ndarray
-        Start and its predictors.
-    scale : float
-        Gradients are measured in units of it.
-    tol : float
-        Stop once the norm of the gradient is below tol * scale.
-    max_iter : int
-        Bound on the steps.
+    `penalties(u, s)` gives both, `transpose(v)` is B' v, and `direction(point, gradient, rtol)` is
+    (d, B d) with H d = -gradient to a relative residual of `rtol`, H the Hessian at the point. Ends
+    once the norm of the gradient is below tol * scale.
 
-    Returns
-    -------
-    Inner
-
-    Notes
-    -----
     Inexact Newton with the forcing term min(0.1, sqrt(|g| / scale)) and Armijo backtracking, which
     costs no products because B d is known. When the expected decrease is below the resolution of
     the objective one last full step is taken: it is within rounding of the minimum.

@@ -7,20 +7,24 @@ the log variances of the coefficients where the prior needs them, and by the log
 where it is learnt.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._engine.loop import Anderson, Evaluation, iterate
+from .._engine.contracts import require
+from .._engine.loop import SILENT, Anderson, Evaluation, iterate
 from .._engine.super_gaussian import LaplaceSites, Penalty
 from ._newton import Inner, minimise
 from ._systems import IterativeSystem
 from ._variances import VarianceEstimate, start_variances
 
-__all__ = ["DoubleLoop", "GaussianPrior", "LaplacePrior", "Step"]
+__all__ = ["OuterLoop", "GaussianPrior", "LaplacePrior", "Step"]
 
 # Largest and smallest prior variance, or squared Laplace scale, that learning may reach.
 _SCALE_RANGE = (1e-6, 1e6)
+# What the outer loop calls of a prior.
+PRIOR_NEEDS = ("penalty", "start_precision", "log_normaliser", "new_scale", "n_sites", "learn")
 # A step may lower the bound by this share of it, the level of rounding.
 _FALL = 1e-10
 
@@ -28,18 +32,11 @@ _FALL = 1e-10
 class GaussianPrior:
     """Independent N(0, scale * variance_j) coefficients; an infinite variance is a flat prior.
 
-    Parameters
-    ----------
-    variance : ndarray of shape (n,)
-        Intercept last, if there is one.
-    n_features : int
-        Coefficients that the scale applies to: the intercept keeps its own prior.
-    learn : bool
-        Learn the scale by evidence.
+    The scale, learnt by evidence with `learn`, applies to the first `n_features` coefficients: an
+    intercept, the last one, keeps its own prior.
     """
 
-    n_sites = 0
-    start_scale = 1.0
+    n_sites, start_scale = 0, 1.0
 
     def __init__(self, variance, n_features, learn):
         self.variance, self.n_features, self.learn = variance, n_features, learn
@@ -74,16 +71,7 @@ class GaussianPrior:
 class LaplacePrior:
     """Independent Laplace coefficients of one scale, and a Gaussian intercept.
 
-    Parameters
-    ----------
-    variance : ndarray of shape (n,)
-        Only that of an intercept is used.
-    n_features : int
-    learn : bool
-        Learn the scale by evidence.
-    scale : float
-        Scale, or where learning starts.
-    bound : {"kl", "local"}
+    Of `variance` (n,) only that of an intercept is used; learning by evidence starts at `scale`.
     """
 
     def __init__(self, variance, n_features, learn, scale, bound):
@@ -127,43 +115,34 @@ class Step(NamedTuple):
     objective: float
 
 
-class DoubleLoop:
+@dataclass
+class OuterLoop:
     """The fixed-point map for one binary problem.
 
-    Parameters
-    ----------
-    design : Design
-    sites : LogisticSites
-    weight : ndarray of shape (q,)
-    prior : GaussianPrior or LaplacePrior
-    newton_system, posterior_system : type
-        Systems of `large_sparse` for the inner loop and for the posterior with its variances.
-    variances : object
-        One of the estimators of `variances`.
-    inner_tol : float
-        Relative gradient of the inner problem, squared where systems are solved exactly.
-    max_inner_iter : int
+    `newton_system` and `posterior_system` are the classes of `_systems` for the inner loop and for
+    the posterior with its variances. `inner_tol` is the relative gradient at which the inner loop
+    ends, squared where systems are solved exactly.
     """
 
-    def __init__(
-        self,
-        design,
-        sites,
-        weight,
-        prior,
-        newton_system,
-        posterior_system,
-        variances,
-        inner_tol,
-        max_inner_iter,
-    ):
-        self.design, self.sites, self.weight, self.prior = design, sites, weight, prior
-        self.newton_system, self.posterior_system = newton_system, posterior_system
-        self.variances = variances
-        self.inner_tol, self.max_inner_iter = inner_tol, max_inner_iter
-        self.scale = max(float(np.linalg.norm(design.tdot(sites.shift))), np.finfo(float).tiny)
+    design: Any
+    sites: Any
+    weight: np.ndarray
+    prior: Any
+    newton_system: Any
+    posterior_system: Any
+    variances: Any
+    inner_tol: float
+    max_inner_iter: int
+
+    def __post_init__(self):
+        user = "the outer loop"
+        require("factor", self.sites, ["penalty", "shift"], user)
+        require("prior", self.prior, PRIOR_NEEDS, user)
+        require("variance estimator", self.variances, ["estimate", "exact"], user)
+        size = float(np.linalg.norm(self.design.tdot(self.sites.shift)))
+        self.scale = max(size, np.finfo(float).tiny)
         self.n_newton = 0
-        q, n = design.shape
+        q, n = self.design.shape
         self.u, self.s = np.zeros(n), np.zeros(q)
         self._first, self._data = True, None
 
@@ -201,16 +180,8 @@ class DoubleLoop:
         tol = self.inner_tol**2 if self.variances.exact else self.inner_tol
         if self._first and not self.variances.exact:
             tol = max(tol, 1e-2)
-        inner = minimise(
-            penalties,
-            self.design.tdot,
-            direction,
-            self.u,
-            self.s,
-            scale=self.scale,
-            tol=tol,
-            max_iter=self.max_inner_iter,
-        )
+        limits = dict(scale=self.scale, tol=tol, max_iter=self.max_inner_iter)
+        inner = minimise(penalties, self.design.tdot, direction, self.u, self.s, **limits)
         self.u, self.s, self._first = inner.u, inner.s, False
         self.n_newton += inner.n_newton
         return inner
@@ -231,8 +202,7 @@ class DoubleLoop:
         system = self.posterior_system(self.design, diagonal, precision)
         self._data = getattr(system, "data", self._data)
         estimate = self.variances.estimate(self.design, system, diagonal, precision)
-        new = estimate.training
-        own = coefficients
+        new, own = estimate.training, coefficients
         if self.prior.n_sites:
             own = estimate.predictor.coefficient_variance()[: self.prior.n_sites]
         dof = float(precision @ new)
@@ -254,9 +224,8 @@ class DoubleLoop:
         site = self.sites.penalty(step.inner.s, step.estimate.training)
         explained = step.dof + float(step.inner.prior.precision[: len(own)] @ own)
         loss = float(np.sum(site.value) + np.sum(prior.value))
-        return (
-            0.5 * (explained - step.system.log_det) + self.prior.log_normaliser(step.scale) - loss
-        )
+        normaliser = self.prior.log_normaliser(step.scale)
+        return 0.5 * (explained - step.system.log_det) + normaliser - loss
 
     def _residual(self, change):
         """Largest change of a log variance; of sampled ones the mean square, their own scale."""
@@ -272,22 +241,15 @@ class DoubleLoop:
 
     def _metric(self):
         """Weights of Anderson's least squares: copies of a row count like rows."""
-        total = np.sqrt(self.weight.sum())
-        tail = np.full(int(self.prior.learn), total)
+        tail = np.full(int(self.prior.learn), np.sqrt(self.weight.sum()))
         return np.concatenate([np.sqrt(self.weight), np.ones(self.prior.n_sites), tail])
 
-    def solve(self, x, *, tol, max_iter, damping, monitor=None):
+    def solve(self, x, *, tol, max_iter, damping, monitor=SILENT):
         """Iterate from state x; see `loop.iterate` for the result."""
-        return iterate(
-            self.evaluate,
-            x,
-            max_iter=max_iter,
-            tol=tol,
-            damping=damping,
-            acceleration=Anderson(depth=5, mixing=damping, max_change=3.0),
-            accept=_not_lower if self.variances.exact else None,
-            monitor=monitor,
-        )
+        limits = dict(max_iter=max_iter, tol=tol, damping=damping, monitor=monitor)
+        acceleration = Anderson(depth=5, mixing=damping, max_change=3.0)
+        accept = _not_lower if self.variances.exact else None
+        return iterate(self.evaluate, x, acceleration=acceleration, accept=accept, **limits)
 
 
 def _not_lower(current, candidate):

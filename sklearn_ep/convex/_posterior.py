@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import scipy.sparse as sp
 
+from .._engine.likelihoods import Logit
 from .._engine.quadrature import logistic_moments
 from ._systems import with_ones
 
@@ -15,24 +16,17 @@ _LARGEST_SHARE = 0.95
 
 
 class WeightPosterior:
-    """Posterior N(mean, A^-1) of the weights of a linear predictor.
+    """Posterior N(mean, A^-1) of the weights of a linear predictor, the intercept last if any.
 
-    Parameters
-    ----------
-    mean : ndarray of shape (n,)
-        Intercept last, if there is one.
-    intercept : bool
-    system : object
-        A system of `large_sparse`: covariances, draws and solves.
-    predictor : object
-        Variances of rows and coefficients; the system itself where they are exact.
+    The `system` gives covariances, draws and solves, the `predictor` the variances of rows and
+    coefficients; it is the system itself where they are exact.
 
-    Notes
-    -----
     Rows that are included later are kept as the directions g_k of the downdates A^-1 - sum g_k g_k'
     and not worked into the factorisation, which works for every system and leaves the original
     alone. m included rows add O(n m) memory and O(n m) flops a predicted row.
     """
+
+    factor = Logit()  # link of the predictor to the label
 
     def __init__(self, mean, intercept, system, predictor):
         self.mean, self.intercept = mean, intercept
@@ -57,10 +51,8 @@ class WeightPosterior:
     def latent(self, X):
         """Return mean and variance (n_new,) of the predictor at new rows."""
         B = with_ones(X, self.intercept)
-        return B @ self.mean, self._row_variance(B)
-
-    def _row_variance(self, B):
-        return self._lessened(self.predictor.row_variance(B), B @ self.directions.T)
+        var = self._lessened(self.predictor.row_variance(B), B @ self.directions.T)
+        return B @ self.mean, var
 
     def coefficient_variance(self):
         """Return the variances (n,) of the weights."""
@@ -98,17 +90,8 @@ class WeightPosterior:
     def joined(self, X, sites):
         """Return a new posterior with rows included one after another, and log p of their labels.
 
-        Parameters
-        ----------
-        X : ndarray or CSR matrix of shape (m, d)
-        sites : sequence of LogisticSites
-            The site of each row, one row each.
-
-        Returns
-        -------
-        posterior : WeightPosterior
-        log_prob : float
-            Log probability of the labels, each given the rows before it.
+        `sites` has a `LogisticSites` of one row for each row; the probability of each label is that
+        given the rows before it.
         """
         new, log_prob = copy.copy(self), 0.0
         B = with_ones(X, self.intercept)

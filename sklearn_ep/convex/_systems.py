@@ -7,6 +7,7 @@ Laplace prior in it), pi from the sites of the rows. Three systems answer the sa
 """
 
 import copy
+from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
@@ -28,20 +29,13 @@ _BLOCK = 2_000_000
 
 
 class Design:
-    """The matrix B of rows, with a column of ones appended for an intercept; counts its products.
-
-    Parameters
-    ----------
-    X : ndarray or CSR matrix of shape (q, d)
-    intercept : bool
-    """
+    """The matrix B of rows, ones appended for an intercept, that counts products with it."""
 
     def __init__(self, X, intercept):
         self.sparse, self.intercept = sp.issparse(X), intercept
         self.B = with_ones(X, intercept)
         self.shape = self.B.shape
         self.n_products = 0
-        self._squares = None
 
     def counting(self):
         """Return the same matrix with a counter of its own."""
@@ -50,17 +44,12 @@ class Design:
         return other
 
     def __getstate__(self):
-        return {**vars(self), "_squares": None}
+        return {name: value for name, value in vars(self).items() if name != "squares"}
 
-    @property
+    @cached_property
     def squares(self):
-        """B.^2, made once; a sparse one shares its structure with B."""
-        if self._squares is None:
-            B = self.B
-            self._squares = (
-                type(B)((B.data**2, B.indices, B.indptr), shape=B.shape) if self.sparse else B * B
-            )
-        return self._squares
+        """B.^2; a sparse one shares its structure with B."""
+        return with_data(self.B, self.B.data**2) if self.sparse else self.B * self.B
 
     def dot(self, u):
         """Return B u for a vector or a matrix of columns."""
@@ -72,11 +61,6 @@ class Design:
         self.n_products += 1 if v.ndim == 1 else v.shape[1]
         return self.B.T @ v
 
-    def squares_dot(self, x):
-        """Return (B.^2) x."""
-        self.n_products += 1
-        return self.squares @ x
-
     def squares_tdot(self, x):
         """Return (B.^2)' x."""
         self.n_products += 1
@@ -86,11 +70,8 @@ class Design:
         """Return B' diag(weight) B as a dense matrix (n, n)."""
         if not self.sparse:
             return self.B.T @ (weight[:, None] * self.B)
-        return (self.B.T @ scale_rows(self.B, weight)).toarray()
-
-    def kernel(self, variances, other=None):
-        """Return B diag(variances) C' as a dense matrix, C = B unless given."""
-        return weighted_inner(self.B, variances, self.B if other is None else other)
+        scaled = with_data(self.B, self.B.data * np.repeat(weight, np.diff(self.B.indptr)))
+        return (self.B.T @ scaled).toarray()
 
 
 def with_ones(X, intercept):
@@ -101,27 +82,21 @@ def with_ones(X, intercept):
     return np.column_stack([X, np.ones(len(X))]) if intercept else np.ascontiguousarray(X)
 
 
-def scale_rows(B, weight):
-    """Return diag(weight) B of a CSR matrix without a copy of its structure."""
-    data = B.data * np.repeat(weight, np.diff(B.indptr))
+def with_data(B, data):
+    """Return a CSR matrix of other entries without a copy of the structure."""
     return type(B)((data, B.indices, B.indptr), shape=B.shape)
 
 
 def weighted_inner(B, variances, C):
     """Return B diag(variances) C' as a dense matrix."""
-    if sp.issparse(B):
-        scaled = type(B)((B.data * variances[B.indices], B.indices, B.indptr), shape=B.shape)
-    else:
-        scaled = B * variances
+    scaled = with_data(B, B.data * variances[B.indices]) if sp.issparse(B) else B * variances
     out = scaled @ C.T
     return out.toarray() if sp.issparse(out) else np.asarray(out)
 
 
 def weighted_row_sums(B, variances):
     """Return diag(B diag(variances) B') for a dense or CSR matrix."""
-    if sp.issparse(B):
-        return type(B)((B.data**2, B.indices, B.indptr), shape=B.shape) @ variances
-    return (B * B) @ variances
+    return (with_data(B, B.data**2) if sp.issparse(B) else B * B) @ variances
 
 
 def row_blocks(n_rows, width):
@@ -130,34 +105,22 @@ def row_blocks(n_rows, width):
 
 
 class PrimalSystem:
-    """A by its Cholesky factor. O(q n^2 + n^3).
-
-    Parameters
-    ----------
-    design : Design
-    diagonal : ndarray of shape (n,)
-        D.
-    weight : ndarray of shape (q,)
-        pi.
-    """
+    """A by its Cholesky factor, from `diagonal` D and `weight` pi. O(q n^2 + n^3)."""
 
     def __init__(self, design, diagonal, weight):
         A = design.gram(weight)
         A[np.diag_indices_from(A)] += diagonal
         self.lower = checked_cholesky(A)
-        self._half = None
 
     @property
     def log_det(self):
         """Log |A|."""
         return 2.0 * np.sum(np.log(np.diagonal(self.lower)))
 
-    @property
+    @cached_property
     def half(self):
         """L^-1 of A = L L', made when it is needed."""
-        if self._half is None:
-            self._half = triangular_inverse(self.lower)
-        return self._half
+        return triangular_inverse(self.lower)
 
     def solve(self, right):
         """Return A^-1 right."""
@@ -195,21 +158,12 @@ class PrimalSystem:
 
 
 class DualSystem:
-    """A by the q x q matrix M = I + W B D^-1 B' W, W = diag(sqrt(pi)). O(q^2 n + q^3).
-
-    Parameters
-    ----------
-    design : Design
-    diagonal : ndarray of shape (n,)
-        D, positive.
-    weight : ndarray of shape (q,)
-        pi.
-    """
+    """A by the q x q matrix M = I + W B D^-1 B' W, W = diag(sqrt(pi)). O(q^2 n + q^3), D > 0."""
 
     def __init__(self, design, diagonal, weight):
         self.design, self.prior_variance, self.weight = design, 1.0 / diagonal, weight
         self.root = np.sqrt(weight)
-        self.K = design.kernel(self.prior_variance)
+        self.K = weighted_inner(design.B, self.prior_variance, design.B)
         M = self.root[:, None] * self.K * self.root
         M[np.diag_indices_from(M)] += 1.0
         self.lower = checked_cholesky(M)
@@ -221,29 +175,25 @@ class DualSystem:
 
     def solve(self, right):
         """Return A^-1 right by the matrix inversion lemma."""
-        prior = _columns(self.prior_variance, right) * right
-        root = _columns(self.root, right)
+        single = right.ndim == 1
+        root = self.root if single else self.root[:, None]
+        scale = self.prior_variance if single else self.prior_variance[:, None]
+        prior = scale * right
         inner = cho_solve((self.lower, True), root * self.design.dot(prior), check_finite=False)
-        return prior - _columns(self.prior_variance, right) * self.design.tdot(root * inner)
+        return prior - scale * self.design.tdot(root * inner)
 
-    def solve_with_product(self, design, right, rtol=None, start=None):
-        """Return (x, B x) with A x = right; `rtol` and `start` are for systems that iterate."""
-        x = self.solve(right)
-        return x, design.dot(x)
+    solve_with_product = PrimalSystem.solve_with_product
 
     def training_variance(self, design):
         """Return diag(B A^-1 B') of the training rows."""
-        var, *_ = explained_variances(
-            self.K, self.weight, self.root, triangular_inverse(self.lower)
-        )
+        half = triangular_inverse(self.lower)
+        var, *_ = explained_variances(self.K, self.weight, self.root, half)
         return positive_variance(var, np.diagonal(self.K))
 
     def _explained(self, B):
         """Return L^-1 W B D^-1 C' for rows C."""
-        cross = self.design.kernel(self.prior_variance, B)
-        return solve_triangular(
-            self.lower, self.root[:, None] * cross, lower=True, check_finite=False
-        )
+        cross = self.root[:, None] * weighted_inner(self.design.B, self.prior_variance, B)
+        return solve_triangular(self.lower, cross, lower=True, check_finite=False)
 
     def row_variance(self, B):
         """Return diag(C A^-1 C') of any rows C."""
@@ -283,11 +233,6 @@ class DualSystem:
         return _perturbed(self, 1.0 / self.prior_variance, n_samples, rng)
 
 
-def _columns(scale, like):
-    """Return a scale per row, shaped to multiply a vector or a matrix of columns."""
-    return scale if like.ndim == 1 else scale[:, None]
-
-
 def _perturbed(system, diagonal, n_samples, rng):
     """Draws of N(0, A^-1) by perturbed right-hand sides (Papandreou and Yuille 2011)."""
     q, n = system.design.shape
@@ -299,19 +244,9 @@ def _perturbed(system, diagonal, n_samples, rng):
 class IterativeSystem:
     """A by conjugate gradients with a diagonal preconditioner. O(nnz) a step and column.
 
-    Parameters
-    ----------
-    design : Design
-    diagonal : ndarray of shape (n,)
-        D.
-    weight : ndarray of shape (q,)
-        pi.
-    data : ndarray of shape (n,), default=None
-        Diagonal of B' diag(pi) B for the preconditioner, possibly of other site precisions nearby;
-        None computes it, one product with the squares.
+    `data` (n,) is the diagonal of B' diag(pi) B for the preconditioner, possibly of other site
+    precisions nearby; None computes it, one product with the squares.
 
-    Notes
-    -----
     Every column of a right-hand side runs its own recursion with its own end, so that an answer
     does not depend on which columns are solved together; only the products are shared.
     """
@@ -325,7 +260,7 @@ class IterativeSystem:
         """Return A^-1 right to a relative residual of `rtol` in each column."""
         return self.solve_with_product(self.design, right, rtol)[0]
 
-    def solve_with_product(self, design, right, rtol, start=None, max_iter=None):
+    def solve_with_product(self, design, right, rtol, start=None):
         """Return (x, B x), A x = right, from a `start` of the same form.
 
         Stops early where the residual does not fall any more to working precision.
@@ -338,7 +273,7 @@ class IterativeSystem:
         step = r / scale
         p, rho = step, np.einsum("ij,ij->j", r, step)
         active = np.flatnonzero(np.linalg.norm(r, axis=0) > wanted)
-        for _ in range(max_iter or 10 * len(b) + 100):
+        for _ in range(10 * len(b) + 100):
             if not len(active):
                 break
             direction = np.ascontiguousarray(p[:, active])

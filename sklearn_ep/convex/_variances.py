@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import eigh_tridiagonal
 
-from ._systems import row_blocks, weighted_row_sums
+from ._systems import row_blocks, weighted_row_sums, with_data
 
 __all__ = [
     "CalibratedVariances",
@@ -56,15 +56,7 @@ class Probes:
 
     Noise belongs to distinct rows and is shared by the copies of one, so that a weight equals
     repeated rows and the order of the rows does not matter. Rows are told apart by their product
-    with one random vector.
-
-    Parameters
-    ----------
-    design : Design
-    weight : ndarray of shape (q,)
-        Copies of each row.
-    n_samples : int
-    rng : RandomState
+    with one random vector. `weight` (q,) counts the copies of each row.
     """
 
     def __init__(self, design, weight, n_samples, rng):
@@ -135,13 +127,7 @@ class LowRankVariance:
 def leave_one_out(B, variances, copy_precision):
     """Return j_i = sum_l b_il^2 / (A_ll - pi_i b_il^2): Jacobi variances without the row's share.
 
-    Parameters
-    ----------
-    B : ndarray or CSR matrix of shape (q, n)
-    variances : ndarray of shape (n,)
-        1 / diag(A).
-    copy_precision : ndarray of shape (q,)
-        Site precision of one copy of each row.
+    `variances` (n,) is 1 / diag(A), `copy_precision` (q,) the pi_i of one copy of each row.
     """
     out = np.empty(B.shape[0])
     width = B.nnz // max(B.shape[0], 1) + 1 if sp.issparse(B) else B.shape[1]
@@ -150,8 +136,7 @@ def leave_one_out(B, variances, copy_precision):
         if sp.issparse(block):
             share = block.data**2 * variances[block.indices]
             share /= 1.0 - np.repeat(copy_precision[rows], np.diff(block.indptr)) * share
-            matrix = type(block)((share, block.indices, block.indptr), shape=block.shape)
-            out[rows] = np.asarray(matrix.sum(axis=1)).ravel()
+            out[rows] = np.asarray(with_data(block, share).sum(axis=1)).ravel()
         else:
             share = block * block * variances
             out[rows] = np.sum(share / (1.0 - copy_precision[rows][:, None] * share), axis=1)
@@ -190,8 +175,7 @@ class CalibratedVariances(_Sampled):
         energy = diagonal @ U**2 + precision @ BU**2
         level = np.sqrt(len(U) / np.maximum(energy, _TINY))
         U, BU = U * level, BU * level
-        copy_precision = precision / self.weight
-        data = getattr(system, "data", None)
+        copy_precision, data = precision / self.weight, getattr(system, "data", None)
         data = design.squares_tdot(precision) if data is None else data
         variances = 1.0 / (diagonal + data)
         column, product = self._intercept_column(design, system)
@@ -265,14 +249,9 @@ def _share(sampled, diagonal, data):
 class ScaledJacobi:
     """Variances of new rows sum_l x_l^2 v_l, plus the exact share of an intercept.
 
-    Parameters
-    ----------
-    variances : ndarray of shape (n,)
-        v, scaled so that rows are right in the mean; 0 for an intercept.
-    coefficients : ndarray
-        Variances of the coefficients of features, given the intercept.
-    column : ndarray of shape (n,) or None
-        Column of A^-1 that belongs to the intercept.
+    The v (n,) are scaled so that rows are right in the mean, 0 for an intercept; `coefficients` are
+    the variances of those of features given the intercept, and `column` (n,), or None, is the
+    column of A^-1 that belongs to it.
     """
 
     def __init__(self, variances, coefficients, column):
@@ -289,22 +268,14 @@ class ScaledJacobi:
         """Return the variances of the coefficients."""
         if self.column is None:
             return self.coefficients
-        given = np.append(self.coefficients, 0.0)
-        return given + self.column**2 / self.column[-1]
+        return np.append(self.coefficients, 0.0) + self.column**2 / self.column[-1]
 
 
 class LanczosVariances:
     """Variances of the space that Lanczos' method finds (the published choice): from below.
 
-    Parameters
-    ----------
-    start : ndarray of shape (n,)
-        First direction.
-    n_samples : int
-        The number of steps is 16 times this, about the products of as many samples.
+    `start` (n,) is the first direction, the number of steps 16 times `n_samples`.
 
-    Notes
-    -----
     Lanczos' method converges to the largest eigenvalues of A, the directions of LEAST posterior
     variance. Where most of the variance is in the many directions near the prior, as in text, a
     few per cent of it are found, and with variances near zero the method becomes the posterior

@@ -1,24 +1,38 @@
 """Gaussian-process classification by expectation propagation."""
 
 import numpy as np
+from sklearn.base import clone
 from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import validate_data
 
-from .._engine.factor import Factor
+from .._engine.contracts import EP_NEEDS, require
 from .._engine.likelihoods import LIKELIHOODS
+from .._engine.partition import PartMap
 from .._engine.rules import MomentMatching
 from .._estimator.checks import check_choice, check_common, check_number, validate_training
 from .._estimator.compat import with_callbacks
-from .._estimator.fitting import restore_on_error
-from ._base import DenseProblem, check_kernel, fit_dense
+from .._estimator.fitting import FitMonitor, fit_problems, restore_on_error
+from ._base import FEW_ROWS, GaussianProcessBase, check_kernel, root_variance, smooth_kernel
+from ._dense_fit import DensePlan, fit_dense, last_sites
 from ._evidence import random_starts
-from ._kernels import self_covariance
-from ._rows import array_parts, is_part_list
-from .inducing.base import SparseGaussianProcessBase
+from ._fitted import joined_fits
+from .inducing.fit import InducingRun, fit_inducing, gp_fit, posteriors_of
+from .inducing.plan import (
+    asks_for_inducing,
+    check_inducing_parameters,
+    draw_seed,
+    new_stream,
+    plan_inducing,
+    plan_stream,
+)
+from .inducing.rows import array_parts, checked_parts, describe, is_part_list, n_candidate_rows
+from .inducing.stream import StreamRun, absorb, stream_of_fit
 
 __all__ = ["EPGaussianProcessClassifier"]
 
 
-class EPGaussianProcessClassifier(SparseGaussianProcessBase):
+class EPGaussianProcessClassifier(GaussianProcessBase):
     """Gaussian-process classifier with the posterior of expectation propagation.
 
     Parameters
@@ -110,6 +124,8 @@ class EPGaussianProcessClassifier(SparseGaussianProcessBase):
         Sparse: posterior mean of the latent function at them.
     inducing_cov_ : ndarray of shape (m, m), or (n_classes, m, m)
         Sparse: posterior covariance of the latent function at them.
+    learn_inducing_ : bool
+        Sparse: whether they were moved, which ``learn_inducing="auto"`` leaves to the data.
     site_precision_ : ndarray of shape (n,), or (n_classes, n)
         Precision of the site of each row; absent with an averaged site.
     site_shift_ : ndarray of shape (n,), or (n_classes, n)
@@ -121,8 +137,12 @@ class EPGaussianProcessClassifier(SparseGaussianProcessBase):
         Sweeps of the last run at fixed kernel parameters.
     n_iter_ : int
         Optimiser steps plus sweeps of the run that was kept.
+    stop_reason_ : {"converged", "max_iter", "asked", "stuck"}
+        Why the fit ended, the worst of learning and sweeps: both converged, one used up its
+        iterations, a callback asked to stop, or no better step was found.
     converged_ : bool
-        Whether the residual of an undamped sweep fell below `tol`.
+        Whether learning ended by its own rule and the residual of an undamped sweep fell below
+        `tol`; see the notes.
     history_ : dict of str to ndarray of shape (n_iter_,)
         "residual" and "log_evidence" at each iteration.
     n_features_in_ : int
@@ -139,6 +159,11 @@ class EPGaussianProcessClassifier(SparseGaussianProcessBase):
     kernel. Rows are taken in blocks: memory beyond X is a few numbers a row and m^2, so that X may
     be a memory map. Classes share kernel, inducing points and passes. An additive noise variance
     would only rescale the kernel and is no parameter.
+
+    L-BFGS-B ends by its own rules, at relative changes of the evidence below 1e-6. The step rules
+    end once 15 passes raise it by less than 1e-5 of its value; at `max_iter` they count as
+    converged if the last 15 raised it by less than .005 nats a row, beyond which further passes
+    hardly change predictions. Epochs of minibatches are a budget, and using it up is their end.
 
     With labels that the kernel can separate the evidence keeps rising with the amplitude, which
     then ends at its bound; EP itself converges there.
@@ -220,16 +245,21 @@ class EPGaussianProcessClassifier(SparseGaussianProcessBase):
     def _check_parameters(self):
         check_common(self)
         self._check_gp_parameters()
-        self._check_sparse_parameters()
-        if not isinstance(self.likelihood, Factor):
+        check_inducing_parameters(self)
+        if any(hasattr(self.likelihood, name) for name in ("tilted", "log_prob")):
+            require("factor", self.likelihood, (*EP_NEEDS["factor"], "log_prob"), "likelihood")
+        else:
             check_choice("likelihood", self.likelihood, list(LIKELIHOODS))
         check_choice("acceleration", self.acceleration, ["anderson", None])
         check_number("max_sweeps", self.max_sweeps, 1, integer=True)
 
     def _factor(self):
-        if isinstance(self.likelihood, Factor):
-            return self.likelihood
-        return LIKELIHOODS[self.likelihood]()
+        if isinstance(self.likelihood, str):
+            return LIKELIHOODS[self.likelihood]()
+        return self.likelihood
+
+    def _initial_kernel(self, total_variance):
+        return smooth_kernel(total_variance) if self.kernel is None else clone(self.kernel)
 
     @restore_on_error
     @with_callbacks
@@ -261,42 +291,40 @@ class EPGaussianProcessClassifier(SparseGaussianProcessBase):
             definite on the data. The estimator is then as it was before.
         """
         self._check_parameters()
-        self._link = self._factor()
         if is_part_list(X, y):
-            self.method_ = "sparse"
-            return self._fit_part_list(X, sample_weight)
+            if sample_weight is not None:
+                raise ValueError("sample_weight must be None for a list of partitions.")
+            if self.method == "dense":
+                raise ValueError("method='dense' does not take a list of partitions as X.")
+            return self._fit_inducing(checked_parts(X), None, X, y)
         training = validate_training(self, X, y, sample_weight, dtype=(np.float64, np.float32))
-        if self._is_sparse(len(training.y)):
-            self.method_ = "sparse"
+        many = asks_for_inducing(self) or len(training.y) > FEW_ROWS
+        if self.method == "sparse" or (self.method == "auto" and many):
             parts, kept = array_parts(training, self.n_partitions), training.kept
             del training
-            return self._fit_sparse(parts, False, kept, X, y)
-        self.method_ = "dense"
+            return self._fit_inducing(parts, kept, X, y)
         training = training._replace(X=training.X.astype(np.float64, copy=False))
         if self.copy_X_train and np.may_share_memory(training.X, X):
             training = training._replace(X=training.X.copy())
-        self._forget_sparse()
-        return self._fit_problem(self._dense_problem(training), fit_dense, training, X, y)
+        plan = self._plan_dense(training)
+        fits = fit_problems(self, plan, fit_dense, training.y, None, (X, y))
+        return self._store(plan, joined_fits(fits, training.y), training.kept)
 
-    def _dense_problem(self, training):
-        kernel = self._initial_kernel(training)
-        check_kernel(kernel, self_covariance(kernel, training.X))
-        n_problems = 1 if len(self.classes_) == 2 else len(self.classes_)
-        starts, sites = self._warm(n_problems, len(training.y), kernel)
+    def _plan_dense(self, training):
+        kernel = self._initial_kernel(root_variance(training.X, training.weight) ** 2)
+        check_kernel(kernel, kernel(training.X))
+        starts, sites = last_sites(self._last_fit, self._n_problems, len(training.y), kernel)
         learn = self.optimizer is not None
-        restarts = random_starts(
-            kernel.bounds,
-            self.n_restarts_optimizer if learn else 0,
-            check_random_state(self.random_state),
-        )
-        return DenseProblem(
+        n_restarts, rng = self.n_restarts_optimizer if learn else 0, self.random_state
+        return DensePlan(
             X=training.X,
+            y=training.y,
             weight=training.weight,
             kernel=kernel,
-            factor=self._link,
+            factor=self._factor(),
             rule=MomentMatching(),
             learn=learn,
-            restarts=restarts,
+            restarts=random_starts(kernel.bounds, n_restarts, check_random_state(rng)),
             starts=starts,
             sites=sites,
             tol=self.tol,
@@ -305,3 +333,99 @@ class EPGaussianProcessClassifier(SparseGaussianProcessBase):
             damping=self.damping,
             accelerate=self.acceleration is not None,
         )
+
+    def _fit_inducing(self, parts, kept, X, y):
+        """Fit to partitions; `kept` marks the rows of the caller, None for the user's own."""
+        seed = draw_seed(self.random_state)
+        with PartMap(parts, self.n_jobs) as run:
+            data = describe(run, kept is None, seed, n_candidate_rows(self.inducing_points))
+            if kept is None:
+                if len(data.labels) < 2:
+                    raise ValueError(
+                        f"y has only one class, {data.labels[0]!r}; a classifier needs two."
+                    )
+                self.classes_, self.n_features_in_ = data.labels, len(data.mean)
+                if hasattr(self, "feature_names_in_"):
+                    del self.feature_names_in_
+                kept = np.ones(sum(data.sizes), dtype=bool)
+            plan = plan_inducing(self, data, self._factor(), seed)
+            monitor = FitMonitor(self, X, y, None, lambda m: {"_posteriors": posteriors_of(m)})
+            fit = fit_inducing(plan, run, monitor)
+            monitor.finish()
+        return self._store(plan, fit, kept, learn_inducing_=plan.learn_inducing)
+
+    @restore_on_error
+    def partial_fit(self, X, y, classes=None):
+        """Take in further rows, each seen once.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            New rows. The first call sets the number of columns and, unless they are given, chooses
+            the inducing points; later calls add some until there are `n_inducing`.
+        y : array-like of shape (n,)
+            Labels out of `classes`; a batch may hold one class alone.
+        classes : array-like of shape (n_classes,), default=None
+            All labels that will ever come. Needed at the first call unless `fit` was called before.
+
+        Returns
+        -------
+        self : EPGaussianProcessClassifier
+            The estimator with the rows added to its posterior.
+
+        Raises
+        ------
+        ValueError
+            If the data or a parameter are not usable, if `classes` is missing at the first call
+            or if `y` has labels outside `classes`. The estimator is then as it was before.
+
+        Notes
+        -----
+        The posterior so far is the prior of the new rows, whose sites EP refines until `tol`; the
+        sites of older rows stay as they are. Unless ``optimizer=None`` the kernel takes a
+        stochastic step for every ten rows; inducing points stay. The sparse method is
+        used whatever `method` says; after a dense fit its rows are taken in again, once, before the
+        new ones. Cost 3 n m^2 flops a sweep; the memory is m^2 numbers, plus
+        two numbers a row with ``site_memory="scalars"``.
+        """
+        self._check_parameters()
+        X, y = self._checked_stream_rows(X, y, classes)
+        last, plan = getattr(self, "_fitted", None), plan_stream(self, self._factor())
+        before, weight = None if last is None else last.runs[0], np.ones(len(X))
+        if isinstance(before, StreamRun):
+            stream = before.stream
+        elif isinstance(before, InducingRun):
+            stream = stream_of_fit(self._plan, before)
+        else:
+            if before is not None:
+                X, y = np.vstack([self._plan.X, X]), np.concatenate([self._plan.y, y])
+                weight = np.concatenate([self._plan.weight, weight])
+            stream, last = new_stream(self, X, weight), None
+        run = absorb(stream, X, y, weight, plan)
+        sites, loo = None, None
+        if self.site_memory == "scalars":
+            sites, loo = run.sites, np.exp(run.loo)
+            if last is not None and last.sites is not None:
+                seen = np.stack([self.site_precision_, self.site_shift_], axis=-2)
+                sites = np.concatenate([seen.reshape(len(sites), 2, -1), sites], axis=2)
+                loo = np.concatenate([self.loo_proba_, loo])
+        fit = gp_fit(run, sites, loo)
+        return self._store(None, fit, np.ones(len(X), dtype=bool), learn_inducing_=False)
+
+    def _checked_stream_rows(self, X, y, classes):
+        """Return rows and class indices of a call of `partial_fit`."""
+        first = not hasattr(self, "classes_")
+        if first and classes is None:
+            raise ValueError("classes must be passed on the first call to partial_fit.")
+        X, y = validate_data(self, X, y, reset=first, dtype=np.float64)
+        check_classification_targets(y)
+        known = np.unique(classes) if first else self.classes_
+        if len(known) < 2:
+            raise ValueError(f"classes has only one class, {known[0]!r}; a classifier needs two.")
+        if classes is not None and not np.array_equal(np.unique(classes), known):
+            raise ValueError(f"classes={classes!r} differs from those of the first call, {known}.")
+        unknown = np.setdiff1d(y, known)
+        if len(unknown):
+            raise ValueError(f"y has labels that are not in classes: {unknown}.")
+        self.classes_ = known
+        return X, np.searchsorted(known, y)

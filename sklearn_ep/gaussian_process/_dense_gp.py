@@ -9,6 +9,7 @@ of a proper posterior.
 from typing import Any
 
 import numpy as np
+from scipy.spatial.distance import pdist, squareform
 from sklearn.utils import gen_batches
 
 from .._engine.gaussian import (
@@ -21,16 +22,9 @@ from .._engine.gaussian import (
     triangular_inverse,
     triangular_solve,
 )
-from ._kernels import cross
-from ._row_covariance import RowCovariance
+from ._kernels import StationaryCross, contract, cross_covariance
 
-__all__ = [
-    "DenseGP",
-    "DenseGPPosterior",
-    "DenseState",
-    "KernelGP",
-    "sequential_sweep",
-]
+__all__ = ["DenseGP", "DenseGPPosterior", "DenseState", "KernelGP"]
 
 
 class _NegativeSites:
@@ -39,20 +33,9 @@ class _NegativeSites:
     With A the covariance under the other sites and d = sqrt(-precision), the matrix I - d A d is
     factorised; it is positive definite exactly if the posterior is proper.
 
-    Attributes
-    ----------
-    rows : ndarray of int of shape (m,)
-        Rows of negative precision.
-    root : ndarray of shape (m,)
-        Their d.
-    columns : ndarray of shape (n, m)
-        Prior covariances with these rows.
-    half, back : ndarray of shape (n - m, m)
-        C^-1 S K+- and B^-1 S K+- of the other rows.
-    prior : ndarray of shape (m, m)
-        A between these rows.
-    lower : ndarray of shape (m, m)
-        Cholesky factor of I - d A d.
+    `rows` (m,) are the rows of negative precision, `root` their d, `columns` (n, m) the prior
+    covariances with them; `half` and `back` (n - m, m) are C^-1 S K+- and B^-1 S K+- of the other
+    rows, `prior` (m, m) is A between these rows, and `lower` the Cholesky factor of I - d A d.
     """
 
     def __init__(self, K, others, rows, precision, root, inverse):
@@ -77,22 +60,10 @@ class _NegativeSites:
 class DenseState:
     """Posterior of the latent values given all sites, of either sign.
 
-    Attributes
-    ----------
-    mean, var : ndarray of shape (n,)
-        Marginals.
-    extra_var : float
-        0: the sites are on the latent values themselves.
-    alpha : ndarray of shape (n,)
-        K^-1 mean, computed without K^-1.
-    rows : slice or ndarray of int
-        Rows whose site precision is not negative.
-    root : ndarray
-        Square roots of their site precisions.
-    lower : ndarray
-        Cholesky factor of B for these rows.
-    log_evidence : float
-        log of the integral of prior times sites.
+    `mean` and `var` (n,) are the marginals, `alpha` (n,) is K^-1 mean, computed without K^-1.
+    `rows` are those whose site precision is not negative, `root` the square roots of these
+    precisions and `lower` the Cholesky factor of B for these rows. `log_evidence` is the log of the
+    integral of prior times sites, `extra_var` 0: the sites are on the latent values themselves.
     """
 
     extra_var = 0.0
@@ -174,15 +145,8 @@ class DenseState:
 
 
 class DenseGP:
-    """Structure of a Gaussian process prior over n latent values.
+    """Structure of a Gaussian process prior with covariance K (n, n) over n latent values.
 
-    Parameters
-    ----------
-    K : ndarray of shape (n, n)
-        Prior covariance.
-
-    Notes
-    -----
     A posterior costs 2 n^3 / 3 flops and two arrays of n^2 numbers; with m sites of negative
     precision less for the others and 4 n^2 m more.
     """
@@ -196,52 +160,53 @@ class DenseGP:
 
 
 class KernelGP(DenseGP):
-    """The same for the latent values of rows under a kernel, with the gradient of the evidence.
+    """The same for rows X (n, d) under a kernel, with the gradient of the evidence.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel
-    X : ndarray of shape (n, d)
+    A constant times RBF is its own derivative in the squared distances, which are then formed once
+    for both.
     """
 
     def __init__(self, kernel, X):
-        self.covariance = RowCovariance(kernel, X)
-        super().__init__(self.covariance.K)
+        self.kernel, self.X, self._kept = kernel, X, None
+        self._cross = cross_covariance(kernel, X)
+        if not (isinstance(self._cross, StationaryCross) and self._cross.is_rbf):
+            super().__init__(kernel(X))
+            return
+        D = squareform(pdist(self._cross.B, "sqeuclidean"))
+        D *= -0.5
+        D += np.log(self._cross.amplitude)
+        super().__init__(np.exp(D, out=D))
+        self._kept = self._cross.B, self.K, self.K
 
     def evidence_gradient(self, state):
         """Return d log evidence / d theta (p,) at a fixed point of the sites."""
-        return 0.5 * self.covariance.contract(state.evidence_curvature())
+        R = state.evidence_curvature()
+        if not isinstance(self._cross, StationaryCross):
+            return 0.5 * contract(self.kernel, self.X, R)
+        kept = self._cross.block(self.X)[1] if self._kept is None else self._kept
+        return 0.5 * self._cross.contract(kept, R, False)[0]
 
 
 class DenseGPPosterior:
-    """Predictions of a fitted dense Gaussian process.
-
-    Parameters
-    ----------
-    kernel : sklearn kernel
-    X : ndarray of shape (n, d)
-        Training rows.
-    state : DenseState
-    """
+    """Predictions from a `DenseState` of training rows X; the factor gives label probabilities."""
 
     block_rows = 2000
 
-    def __init__(self, kernel, X, state):
-        self.kernel, self.X = kernel, X
+    def __init__(self, kernel, X, state, factor):
+        self.kernel, self.X, self.factor = kernel, X, factor
         self.alpha, self.root, self.lower = state.alpha, state.root, state.lower
         self.rows, self.added = state.rows, state.added()
 
     def _halves(self, K_new):
         """Return C^-1 S K* and the half that negative sites add, for K* (n_new, n)."""
-        columns = K_new.T
-        scaled = self.root[:, None] * columns[self.rows]
-        return triangular_solve(self.lower, scaled), self.added @ columns
+        scaled = self.root[:, None] * K_new.T[self.rows]
+        return triangular_solve(self.lower, scaled), self.added @ K_new.T
 
     def latent(self, X):
         """Return mean and variance (n_new,) at new rows; O(n^2) a row, in blocks of rows."""
         mean, var = np.empty(len(X)), self.kernel.diag(X)
         for rows in gen_batches(len(X), self.block_rows):
-            K_new = cross(self.kernel, X[rows], self.X)
+            K_new = self.kernel(X[rows], self.X)
             mean[rows] = K_new @ self.alpha
             half, added = self._halves(K_new)
             var[rows] += np.einsum("ij,ij->j", added, added) - np.einsum("ij,ij->j", half, half)
@@ -249,49 +214,11 @@ class DenseGPPosterior:
 
     def covariance(self, X1, X2):
         """Return the posterior covariance (n1, n2) of the latent values at new rows."""
-        K1 = cross(self.kernel, X1, self.X)
+        K1 = self.kernel(X1, self.X)
         half1, added1 = self._halves(K1)
         if X2 is X1:
             half2, added2, prior = half1, added1, self.kernel(X1)
         else:
-            half2, added2 = self._halves(cross(self.kernel, X2, self.X))
-            prior = cross(self.kernel, X1, X2)
+            half2, added2 = self._halves(self.kernel(X2, self.X))
+            prior = self.kernel(X1, X2)
         return prior - half1.T @ half2 + added1.T @ added2
-
-
-def sequential_sweep(K, factor, y, sites, rule):
-    """One sweep of the sequential schedule of the papers: each site is refreshed in turn.
-
-    The reference for the parallel schedule; 2 n^3 flops in n rank-one updates of the covariance.
-
-    Parameters
-    ----------
-    K : ndarray of shape (n, n)
-        Prior covariance.
-    factor : Factor
-    y : ndarray of shape (n,)
-    sites : Sites
-    rule : callable
-        An update rule of `rules`.
-
-    Returns
-    -------
-    Sites
-        Sites after the sweep.
-    """
-    precision, shift = sites.precision.copy(), sites.shift.copy()
-    solved = np.linalg.solve(np.eye(len(K)) + K * precision, K)
-    for i in range(len(K)):
-        mean = solved[i] @ shift
-        update = rule(
-            factor,
-            y[i : i + 1],
-            type(sites)(precision[i : i + 1], shift[i : i + 1]),
-            np.array([mean]),
-            solved[i, i : i + 1],
-        )
-        change = update.sites.precision[0] - precision[i]
-        precision[i], shift[i] = update.sites.precision[0], update.sites.shift[0]
-        column = solved[:, i].copy()
-        solved -= np.outer(column, column) * (change / (1.0 + change * column[i]))
-    return type(sites)(precision, shift)

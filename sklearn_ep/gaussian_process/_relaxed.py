@@ -15,12 +15,12 @@ from .._estimator.checks import (
     validate_training,
 )
 from .._estimator.compat import with_callbacks
-from .._estimator.fitting import restore_on_error
-from ._base import GaussianProcessBase, check_input_gradient, check_kernel, root_variance
+from .._estimator.fitting import fit_problems, restore_on_error
+from ._base import FEW_ROWS, GaussianProcessBase, check_input_gradient, check_kernel, root_variance
+from ._dense_fit import last_sites
 from ._evidence import random_starts
-from ._kernels import self_covariance
-from .inducing.base import FEW_ROWS
-from .label_errors.problem import LabelErrorProblem, fit_label_errors
+from ._fitted import joined_fits
+from .label_errors.problem import LabelErrorPlan, fit_label_errors
 
 __all__ = ["RelaxedEPClassifier"]
 
@@ -144,8 +144,12 @@ class RelaxedEPClassifier(GaussianProcessBase):
         Sweeps after learning.
     n_iter_ : int
         Optimiser steps plus sweeps of the run that was kept.
+    stop_reason_ : {"converged", "max_iter", "asked", "stuck"}
+        Why the fit ended, the worst of learning and sweeps: both converged, one used up its
+        iterations, a callback asked to stop, or no better step was found.
     converged_ : bool
-        Whether the residual of an undamped sweep fell below `tol`.
+        Whether learning ended by the rules of L-BFGS-B, at relative changes of the evidence below
+        3e-4, and the residual of an undamped sweep fell below `tol`.
     history_ : dict of str to ndarray of shape (n_iter_,)
         "residual" and "log_evidence" at each iteration.
     n_features_in_ : int
@@ -244,8 +248,6 @@ class RelaxedEPClassifier(GaussianProcessBase):
     def _check_parameters(self):
         check_common(self)
         self._check_gp_parameters()
-        check_choice("method", self.method, ["auto", "dense", "sparse"])
-        check_number("n_inducing", self.n_inducing, 1, integer=True, optional=True)
         check_choice("rule", self.rule, ["relaxed", "power", "ep"])
         check_number("relaxation", self.relaxation, 0, boundaries="neither")
         check_choice("cost", self.cost, ["mass", "normalised"])
@@ -291,15 +293,14 @@ class RelaxedEPClassifier(GaussianProcessBase):
         training = validate_training(self, X, y, sample_weight)
         if np.may_share_memory(training.X, X):
             training = training._replace(X=training.X.copy())
-        asked = self.n_inducing is not None or self.inducing_points is not None
-        sparse = asked or len(training.X) > FEW_ROWS if self.method == "auto" else None
-        self.method_ = self.method if sparse is None else "sparse" if sparse else "dense"
-        return self._fit_problem(self._label_problem(training), fit_label_errors, training, X, y)
+        plan = self._plan_of(training)
+        fits = fit_problems(self, plan, fit_label_errors, training.y, None, (X, y))
+        fit = joined_fits(fits, training.y, own_points=plan.move_points)
+        return self._store(plan, fit, training.kept, **self._label_attributes(fit, training))
 
-    def _initial_kernel(self, training):
+    def _initial_kernel(self, spread):
         if self.kernel is not None:
             return clone(self.kernel)
-        spread = root_variance(training.X, training.weight)
         low, high = (self.latent_noise * b for b in _AMPLITUDE_BOUNDS)
         kept = self.optimizer is None
         size = (_KEPT_AMPLITUDE if kept else _AMPLITUDE) * self.latent_noise
@@ -307,42 +308,40 @@ class RelaxedEPClassifier(GaussianProcessBase):
         length = (_SMOOTH if kept else _START) * spread
         return amplitude * RBF(length, (0.03 * spread, 3e3 * spread))
 
-    def _length_centre(self, training):
-        if self.kernel is not None:
-            return None
-        return _SMOOTH * root_variance(training.X, training.weight)
+    def _first_settings(self, n_rows, kernel, Z):
+        """Return theta, sites, rate and inducing points at which each binary problem starts."""
+        last, C = self._last_fit, self._n_problems
+        starts, sites = last_sites(last, C, n_rows, kernel)
+        rate = _FIRST_RATE if self.label_noise == "learn" else float(self.label_noise)
+        rates, points = [rate] * C, [Z] * C
+        if np.any(sites[0]):
+            settings = [f.attributes["setting"] for f in last.runs]
+            if self.label_noise == "learn":
+                rates = [s.rate for s in settings]
+            if self.learn_inducing and Z is not None and self.inducing_points is None:
+                if all(s.points is not None and s.points.shape == Z.shape for s in settings):
+                    points = [s.points for s in settings]
+        return starts, sites, rates, points
 
-    def _first_rates(self, n_problems, warm):
-        if self.label_noise != "learn":
-            return [float(self.label_noise)] * n_problems
-        return [s.rate for s in self._settings] if warm else [_FIRST_RATE] * n_problems
-
-    def _first_points(self, Z, n_problems, warm):
-        if warm and self.learn_inducing and Z is not None and self.inducing_points is None:
-            last = [s.points for s in self._settings]
-            if all(p is not None and p.shape == Z.shape for p in last):
-                return last
-        return [Z] * n_problems
-
-    def _label_problem(self, training):
-        kernel, rng = self._initial_kernel(training), check_random_state(self.random_state)
-        seed, X, Z = int(rng.randint(np.iinfo(np.int32).max)), training.X, None
-        if self.method_ == "sparse":
+    def _plan_of(self, training):
+        X, spread = training.X, root_variance(training.X, training.weight)
+        kernel, rng = self._initial_kernel(spread), check_random_state(self.random_state)
+        seed, Z = int(rng.randint(np.iinfo(np.int32).max)), None
+        asked = self.n_inducing is not None or self.inducing_points is not None
+        if self.method == "sparse" or (self.method == "auto" and (asked or len(X) > FEW_ROWS)):
             Z = self._inducing_start(X, training.weight, seed, X.shape[1])
-        check_kernel(kernel, self_covariance(kernel, X if Z is None else Z))
-        n_problems = 1 if len(self.classes_) == 2 else len(self.classes_)
-        starts, sites = self._warm(n_problems, len(training.y), kernel)
-        warm, learn = bool(np.any(sites[0])), self.optimizer is not None
+        check_kernel(kernel, kernel(X if Z is None else Z))
+        starts, sites, rates, points = self._first_settings(len(X), kernel, Z)
+        learn = self.optimizer is not None
         move_points = learn and bool(self.learn_inducing) and Z is not None
         if move_points:
             check_input_gradient(kernel)
         n_restarts = self.n_restarts_optimizer if learn else 0
-        relaxed = self.rule == "relaxed"
-        return LabelErrorProblem(
+        return LabelErrorPlan(
             X=X,
+            y=training.y,
             weight=training.weight,
             kernel=kernel,
-            factor=None,
             rule=Power(self.power) if self.rule == "power" else MomentMatching(),
             learn=learn,
             restarts=random_starts(kernel.bounds, n_restarts, rng) if n_restarts else [],
@@ -350,55 +349,34 @@ class RelaxedEPClassifier(GaussianProcessBase):
             sites=sites,
             tol=self.tol,
             max_iter=self.max_iter,
-            max_sweeps=self.max_iter,
             damping=self.damping,
-            accelerate=True,
             noise=float(self.latent_noise),
-            rates=self._first_rates(n_problems, warm),
+            rates=rates,
             learn_rate=self.label_noise == "learn",
-            penalty=float(self.relaxation) if relaxed else np.inf,
+            penalty=float(self.relaxation) if self.rule == "relaxed" else np.inf,
             cost=self.cost,
             freeze_after=self.freeze_after,
-            length_centre=self._length_centre(training),
-            points=self._first_points(Z, n_problems, warm),
+            length_centre=_SMOOTH * spread if self.kernel is None else None,
+            points=points,
             move_points=move_points,
             jitter=float(self.jitter),
         )
 
-    def _store(self, problem, fits, training):
-        super()._store(problem, fits, training)
-        for name in ("inducing_points_", "inducing_mean_", "inducing_cov_"):
-            self.__dict__.pop(name, None)
-        own = [f.attributes for f in fits]
+    def _label_attributes(self, fit, training):
+        """Return the attributes that only label errors bring, for `_store`."""
+        own = [f.attributes for f in fit.runs]
         one = len(own) == 1
-        self._settings = [a["setting"] for a in own]
-        points = [s.points for s in self._settings]
-        if points[0] is not None:
-            own_points = problem.move_points and not one
-            self._store_inducing(np.stack(points) if own_points else points[0])
-        rates = [s.rate for s in self._settings]
-        self.label_noise_ = rates[0] if one else np.array(rates)
+        rates = [a["setting"].rate for a in own]
         relaxation = own[0]["relaxation"] if one else np.stack([a["relaxation"] for a in own])
-        self.relaxation_ = spread_rows(relaxation, training.kept)
         wrong = np.stack([a["wrong_proba"] for a in own])
         of_row = wrong[0] if one else wrong[training.y, np.arange(len(training.y))]
-        self.noise_proba_ = spread_rows(of_row, training.kept, np.nan)
-        self.solver_path_ = own[0]["path"] if one else [a["path"] for a in own]
-        self._link = self._links()[0]
-
-    def _links(self):
-        """Return the factor on f that each binary problem predicts by."""
-        rates = [0.0 if self.predict_clean else s.rate for s in self._settings]
-        return [LabelNoise(rate, float(self.latent_noise)) for rate in rates]
-
-    def _latent_sites(self):
-        precision, shift = self._warm_state[0][1]
-        left = 1.0 + self._problem.noise * precision
-        return (
-            LabelNoise(self._settings[0].rate, self._problem.noise),
-            precision / left,
-            shift / left,
+        return dict(
+            label_noise_=rates[0] if one else np.array(rates),
+            relaxation_=spread_rows(relaxation, training.kept),
+            noise_proba_=spread_rows(of_row, training.kept, np.nan),
+            solver_path_=own[0]["path"] if one else [a["path"] for a in own],
         )
 
-    def _evidence(self, k, sign, x):
-        return self._problem.evidence(sign, x, self._problem.tol, self._settings[k])
+    def _links(self):
+        links = super()._links()
+        return [LabelNoise(0.0, f.noise) for f in links] if self.predict_clean else links

@@ -13,17 +13,11 @@ from scipy.sparse import csr_array
 
 from .._engine.gaussian import ImproperPosterior, triangular_inverse
 from .._engine.likelihoods import Logit
+from .._engine.loop import Evaluation, iterate
 from .._engine.rules import MomentMatching
 from .._engine.sites import Sites
 
-__all__ = [
-    "ArrowRows",
-    "ConditionalPosterior",
-    "LocalEffects",
-    "arrow_rows",
-    "conditional_ep",
-    "start_sites",
-]
+__all__ = ["ArrowRows", "ConditionalPosterior", "LocalEffects", "arrow_rows", "conditional_ep"]
 
 _BLOCK = 150_000  # doubles of a temporary: one core's cache, measured best on 50 columns
 _RULE, _LIKELIHOOD = MomentMatching(), Logit()
@@ -69,25 +63,18 @@ class LocalEffects(NamedTuple):
     offset: np.ndarray
 
 
+def no_effects(n_nodes, d):
+    """Return the `LocalEffects` of no groups at nodes, for beta (d,)."""
+    return LocalEffects(*map(np.zeros, ((n_nodes, 0, 0, 0), (n_nodes, 0, 0, d), (n_nodes, 0, 0))))
+
+
 class ConditionalPosterior(NamedTuple):
     """Gaussian posterior of one partition at each of M nodes.
 
-    Attributes
-    ----------
-    precision, shift : ndarray of shape (M, D, D) and (M, D)
-        Natural parameters of beta with the local effects integrated out, cavity included.
-    mean, root : ndarray of shape (M, D) and (M, D, D)
-        Mean of beta, and the lower triangular R with covariance R' R.
-    local : LocalEffects
-    sites : Sites
-        Row sites (M, n), one update ahead of the rest.
-    log_z : ndarray of shape (M,)
-        log of the mass of the rows under the normalised cavity.
-    n_passes : int
-    change : float
-        Largest mismatch of a row's moments in the last pass.
-    n_improper : int
-        Rows whose cavity was improper in the last pass.
+    precision (M, D, D) and shift (M, D) are the natural parameters of beta with the local effects
+    integrated out, cavity included; mean (M, D) is that of beta and root (M, D, D) the lower
+    triangular R with covariance R' R; sites are the row sites (M, n), one update ahead of the rest;
+    log_z (M,) is the log of the mass of the rows under the normalised cavity.
     """
 
     precision: np.ndarray
@@ -97,9 +84,6 @@ class ConditionalPosterior(NamedTuple):
     local: LocalEffects
     sites: Sites
     log_z: np.ndarray
-    n_passes: int
-    change: float
-    n_improper: int
 
 
 def start_sites(rows, n_nodes):
@@ -130,10 +114,8 @@ def segment_products(rows, coefficient):
     """Return sum over the rows of each group of coefficient_mi x_i, (M, J, D)."""
     m, n = coefficient.shape
     ends = (np.arange(m)[:, None] * n + rows.starts).ravel()
-    matrix = csr_array(
-        (coefficient.ravel(), np.tile(np.arange(n), m), np.r_[ends, m * n]),
-        shape=(m * len(rows.starts), n),
-    )
+    entries = coefficient.ravel(), np.tile(np.arange(n), m), np.r_[ends, m * n]
+    matrix = csr_array(entries, shape=(m * len(rows.starts), n))
     return (matrix @ rows.X).reshape(m, len(rows.starts), -1)
 
 
@@ -160,16 +142,11 @@ def backward(lower, rhs):
     return out
 
 
-class _Elimination(NamedTuple):
-    """The local blocks of the arrow, factorised: half = lower^-1 Pub, pull = lower^-1 hu."""
-
-    lower: np.ndarray
-    half: np.ndarray
-    pull: np.ndarray
-
-
 def _eliminate(rows, design, precision, shift):
-    """Factorise the local blocks for row sites (M, n) and local designs c = L' w, (M, n, q)."""
+    """Factorise the local blocks for row sites (M, n) and local designs c = L' w, (M, n, q).
+
+    Return (lower, lower^-1 Pub, lower^-1 hu).
+    """
     m, q = design.shape[0], design.shape[2]
     j, d = len(rows.starts), rows.X.shape[1]
     block, cross, pull = np.zeros((m, j, q, q)), np.empty((m, j, q, d)), np.empty((m, j, q, 1))
@@ -181,7 +158,7 @@ def _eliminate(rows, design, precision, shift):
             block[:, :, a, b] = np.add.reduceat(weighted * design[:, :, b], rows.starts, axis=1)
     block[..., np.arange(q), np.arange(q)] += 1.0
     lower = np.sqrt(block) if q == 1 else np.linalg.cholesky(block)
-    return _Elimination(lower, forward(lower, cross), forward(lower, pull)[..., 0])
+    return lower, forward(lower, cross), forward(lower, pull)[..., 0]
 
 
 def _row_quadratic(rows, design, group, gain, root):
@@ -195,17 +172,6 @@ def _row_quadratic(rows, design, group, gain, root):
         turned = reduced @ root[nodes].swapaxes(1, 2)
         out[nodes, some] = np.einsum("mnd,mnd->mn", turned, turned)
     return out
-
-
-class _Marginals(NamedTuple):
-    precision: np.ndarray
-    shift: np.ndarray
-    mean: np.ndarray
-    root: np.ndarray
-    local: LocalEffects
-    row_mean: np.ndarray
-    row_var: np.ndarray
-    log_mass: np.ndarray
 
 
 def stacked_cholesky(stack):
@@ -225,32 +191,27 @@ def half_partition(lower, shift):
 
 
 def _marginals(rows, design, group, sites, precision, shift):
-    """Return everything that the row sites and the cavity of beta imply at each node."""
+    """Return what the row sites and the cavity of beta imply at each node.
+
+    That is the posterior, whose log_z is the log mass of sites and cavity, and the means and
+    variances (M, n) of the rows.
+    """
     q = design.shape[2]
     tau, nu = rows.weight * sites.precision, rows.weight * sites.shift
     total = precision + weighted_gram(rows.X, tau)
     pull = shift + nu @ rows.X
     log_mass = np.zeros(len(tau))
     if q:
-        parts = _eliminate(rows, design, tau, nu)
-        half = parts.half.reshape(len(tau), -1, rows.X.shape[1])
+        lower, cross, pulled = _eliminate(rows, design, tau, nu)
+        half = cross.reshape(len(tau), -1, rows.X.shape[1])
         total = total - half.swapaxes(1, 2) @ half
-        pull = pull - np.einsum("mkd,mk->md", half, parts.pull.reshape(len(tau), -1))
+        pull = pull - np.einsum("mkd,mk->md", half, pulled.reshape(len(tau), -1))
         k = np.arange(q)
-        log_mass = 0.5 * np.sum(parts.pull**2, (1, 2)) - np.sum(
-            np.log(parts.lower[..., k, k]), (1, 2)
-        )
-        local = LocalEffects(
-            parts.lower,
-            backward(parts.lower, parts.half),
-            backward(parts.lower, parts.pull[..., None])[..., 0],
-        )
+        log_mass = 0.5 * np.sum(pulled**2, (1, 2)) - np.sum(np.log(lower[..., k, k]), (1, 2))
+        offset = backward(lower, pulled[..., None])[..., 0]
+        local = LocalEffects(lower, backward(lower, cross), offset)
     else:
-        local = LocalEffects(
-            np.zeros((len(tau), 0, 0, 0)),
-            np.zeros((len(tau), 0, 0, rows.X.shape[1])),
-            np.zeros((len(tau), 0, 0)),
-        )
+        local = no_effects(len(tau), rows.X.shape[1])
     total = 0.5 * (total + total.swapaxes(1, 2))
     root, mean, log_beta = half_partition(stacked_cholesky(total), pull)
     row_mean = mean @ rows.X.T
@@ -260,62 +221,44 @@ def _marginals(rows, design, group, sites, precision, shift):
         row_mean += np.einsum("mnq,mnq->mn", design, effect[:, group])
         spread = forward(local.lower[:, group], design[..., None])[..., 0]
         row_var += np.einsum("mnq,mnq->mn", spread, spread)
-    return _Marginals(total, pull, mean, root, local, row_mean, row_var, log_mass + log_beta)
+    found = ConditionalPosterior(total, pull, mean, root, local, sites, log_mass + log_beta)
+    return found, row_mean, row_var
 
 
 def conditional_ep(rows, scale, precision, shift, sites, *, tol, max_passes=20):
     """Run EP over the rows of one partition at each node, local effects integrated out.
 
-    Parameters
-    ----------
-    rows : ArrowRows
-    scale : ndarray of shape (M, q, q)
-        L at each node.
-    precision : ndarray of shape (M, D, D) or (1, D, D)
-        Cavity precision of beta at each node.
-    shift : ndarray of shape (M, D)
-    sites : Sites or None
-        Row sites (M, n) to start from; None for weak ones.
-    tol : float
-        Stop once no row's mean moves by more than tol sd and no variance by a share of tol.
-    max_passes : int, default=20
+    Returns a `ConditionalPosterior`. scale (M, q, q) is L at each node; precision, (M, D, D) or (1,
+    D, D), and shift (M, D) are the cavity of beta; sites (M, n) are those of the rows to start
+    from, None for weak ones. Stops once no row's mean moves by more than tol sd and no variance by
+    a share of tol.
 
-    Returns
-    -------
-    ConditionalPosterior
-
-    Notes
-    -----
     One pass costs O(M n D^2 + M J q D^2 + M D^3). Parallel updates of log-concave factors settle
     undamped; should the mismatch grow, the step is halved.
     """
     design = np.einsum("nq,mqp->mnp", rows.local, scale)
-    group, step, change, passes = rows.group, 1.0, np.inf, 0
+    group, step, last = rows.group, 1.0, np.inf
     sites = start_sites(rows, len(shift)) if sites is None else sites
     cavity_mass = half_partition(stacked_cholesky(precision), shift)[2]
-    while passes < max_passes and change >= tol:
-        m = _marginals(rows, design, group, sites, precision, shift)
-        update = _RULE(_LIKELIHOOD, rows.sign, sites, m.row_mean, m.row_var)
-        last, change = change, _mismatch(sites, update.sites, m.row_mean, m.row_var)
+
+    def evaluate(x):
+        nonlocal step, last
+        now = Sites(*x)
+        posterior, mean, var = _marginals(rows, design, group, now, precision, shift)
+        update = _RULE(_LIKELIHOOD, rows.sign, now, mean, var)
+        change = _mismatch(now, update.sites, mean, var)
         if change > 1.2 * last:
             step = max(0.25, 0.5 * step)
-        sites = Sites(
-            *(old + step * (new - old) for old, new in zip(sites, update.sites, strict=True))
-        )
-        passes += 1
-    log_z = update.log_term @ rows.weight + m.log_mass - cavity_mass
-    return ConditionalPosterior(
-        m.precision,
-        m.shift,
-        m.mean,
-        m.root,
-        m.local,
-        sites,
-        log_z,
-        passes,
-        change,
-        update.n_improper,
-    )
+        last = change
+        return Evaluation(np.stack(update.sites), change, payload=(posterior, update.log_term))
+
+    def shortened(proposal, x, target):
+        return x + step * (proposal - x) if step < 1.0 else proposal
+
+    found = iterate(evaluate, np.stack(sites), max_iter=max_passes - 1, tol=tol, repair=shortened)
+    x, target, (posterior, log_term) = found.x, found.evaluation.target, found.evaluation.payload
+    log_z = log_term @ rows.weight + posterior.log_z - cavity_mass
+    return posterior._replace(sites=Sites(*(x + step * (target - x))), log_z=log_z)
 
 
 def _mismatch(old, new, mean, var):

@@ -6,7 +6,17 @@ import zipfile
 
 import numpy as np
 
-__all__ = ["digest", "load_checkpoint", "save_checkpoint"]
+from ._groups import group_keys
+
+__all__ = ["STATE", "digest", "load_checkpoint", "save_checkpoint", "state_of"]
+
+STATE = "site_precision", "site_shift", "prior_precision", "prior_shift", "partition", "group_keys"
+
+
+def state_of(messages, prior, site, labels):
+    """Return the arrays, named as in `STATE`, from which a fit can go on."""
+    values = *messages, *prior, np.asarray(site), group_keys(labels)
+    return dict(zip(STATE, values, strict=True))
 
 
 def digest(*arrays):
@@ -41,11 +51,8 @@ def save_checkpoint(path, state, fingerprint):
 def load_checkpoint(path, fingerprint):
     """Return the state in a checkpoint, or None where there is no file.
 
-    Raises
-    ------
-    ValueError
-        If the file is no checkpoint, or belongs to other data or to another model: it is neither
-        used nor overwritten.
+    A ValueError says that the file is no checkpoint, or belongs to other data or to another model:
+    it is neither used nor overwritten.
     """
     if not os.path.exists(path):
         return None

@@ -1,25 +1,38 @@
 """Hierarchical logistic regression by expectation propagation over data partitions."""
 
-import numbers
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
-from sklearn.utils import check_random_state
+from sklearn.base import ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils import Bunch, check_random_state
+from sklearn.utils.validation import check_is_fitted
 
-from .._estimator.checks import check_choice, check_common, check_number
-from .._estimator.compat import with_callbacks
-from .._estimator.fitting import restore_on_error, warn_not_converged
-from . import _log_cholesky as log_cholesky
-from ._fit import Problem, Settings, normal_prior
-from ._groups import column_position
-from ._nuts import load_sampler
-from ._plan import remarks_on_groups
-from ._training import GroupedTraining
+from .._engine.likelihoods import Logit
+from .._engine.partition import PartMap
+from .._estimator.base import VersionedEstimator
+from .._estimator.checks import check_number
+from .._estimator.compat import CallbackSupportMixin, with_callbacks
+from .._estimator.fitting import (
+    one_or_stack,
+    remarks_of,
+    restore_on_error,
+    run_attributes,
+    warn_not_converged,
+)
+from .._estimator.posterior_classifier import committee, log_normalise, probabilities
+from ._checkpoint import STATE, state_of
+from ._fit import fit_plan, theta_rule
+from ._messages import Messages, posterior_moments
+from ._plan import check_parameters, check_parts, plan_parts, plan_rows, remarks_on_groups
+from ._prediction import new_rows, row_pairs, rows_again, split_intercept
+from ._theta_grid import prior_of_beta
 
 __all__ = ["HierarchicalEPLogistic"]
 
 
-class HierarchicalEPLogistic(GroupedTraining):
+class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEstimator):
     """Multilevel logistic regression: shared coefficients and effects of groups.
 
     The log odds of a row are x' beta + w' a_g, where a_g ~ N(0, S) is the effect of its group g and
@@ -59,9 +72,11 @@ class HierarchicalEPLogistic(GroupedTraining):
         that depend on each other (give it more `n_draws` for intercept and tau). It needs the
         optional package nutpie, ``pip install 'sklearn-ep[nuts]'``.
     refine : bool, default=True
-        Replace the Gaussian in log tau by a grid at the end, with EP for the rest at each node. It
-        keeps the long left tail of tau that few or small groups leave, and makes "laplace" as
-        accurate as "ep"; "importance" and "nuts" go without. Costs about as much again as the fit.
+        Replace the Gaussian in theta (log tau) by a grid at the end, with EP for the rest at each
+        node. It keeps the long left tail of tau that few or small groups leave, and makes "laplace"
+        as accurate as "ep". "importance" and "nuts" go without, and so do more than three
+        coordinates of theta (three varying coefficients): `theta_rule_` says which ran. Costs about
+        as much again as the fit.
     schedule : {"parallel", "serial", "asynchronous"}, default="parallel"
         Update all sites of a sweep from the same state, or one after the other, or use each message
         as it arrives. "asynchronous" has the same fixed point, but with several workers the path to
@@ -122,20 +137,30 @@ class HierarchicalEPLogistic(GroupedTraining):
         Posterior mean of the same parameters before `refine`.
     phi_cov_ : ndarray of shape (P, P)
         Their Gaussian posterior covariance before `refine`.
+    engine_ : {"ep", "laplace", "importance", "nuts"}
+        The engine that ran.
+    theta_rule_ : {"grid", "gaussian", "none"}
+        How theta was integrated at the end: by a grid of EP fits, by nodes for its Gaussian
+        posterior, or not at all for want of groups.
     theta_grid_ : ndarray of shape (M, T)
         Nodes in theta of the posterior in use.
     theta_weights_ : ndarray of shape (M,)
         Weights of the nodes.
     n_skipped_ : int
-        Messages that were left as they were because the tilted moments were no Gaussian.
+        Messages that were left as they were because the tilted moments were no Gaussian, over all
+        sweeps, that of the start included.
     n_cut_steps_ : int
         Sweeps whose step was shortened to keep the cavities proper.
     n_iter_ : int
-        Number of sweeps.
+        Number of iterations: an update of the messages and a sweep by the new ones.
     converged_ : bool
         Whether the residual fell below `tol`.
+    stop_reason_ : {"converged", "max_iter", "stuck", "asked"}
+        Why the fit ended: converged, out of iterations, no step left that keeps the cavities proper
+        (that gains, for "laplace"), or asked to by a callback.
     history_ : dict of str to ndarray of shape (n_iter_,)
-        "residual", "log_evidence" and "n_skipped" of each sweep.
+        "residual" and "log_evidence", and "n_skipped" unless the engine is "laplace", of the state
+        each iteration led to.
     n_features_in_ : int
         Number of columns of X, the group column included.
     feature_names_in_ : ndarray of shape (n_features_in_,)
@@ -147,8 +172,9 @@ class HierarchicalEPLogistic(GroupedTraining):
 
     Notes
     -----
-    A pass over n rows costs O(M n D^2 + M J q D^2) for M nodes in theta (5 for one varying
-    coefficient); local effects are eliminated group by group. A message has P (P + 3) / 2 numbers.
+    A pass over n rows costs O(M n D^2 + M J q D^2) for M nodes in theta: 5 for one varying
+    coefficient, 45 for two (3 and 27 where the last log scale is known within 0.1), 2 T + 1 for
+    more. Local effects are eliminated group by group. A message has P (P + 3) / 2 numbers.
 
     Few partitions of few groups may have no fixed point with proper cavities. The steps then shrink
     to nothing at the border; after three of those the partitions answer as one for the group
@@ -219,81 +245,6 @@ class HierarchicalEPLogistic(GroupedTraining):
         self.random_state = random_state
         self.verbose = verbose
 
-    # ------------------------------------------------------------------ checks
-
-    def _check_parameters(self):
-        check_common(self)
-        check_choice("engine", self.engine, ["auto", "ep", "laplace", "importance", "nuts"])
-        if self.engine == "nuts":
-            load_sampler()
-        check_choice("schedule", self.schedule, ["parallel", "serial", "asynchronous"])
-        check_number("n_draws", self.n_draws, 10, integer=True)
-        if isinstance(self.n_partitions, str):
-            check_choice("n_partitions", self.n_partitions, ["auto"])
-        else:
-            check_number("n_partitions", self.n_partitions, 1, integer=True)
-        if isinstance(self.prior_scale, numbers.Real):
-            check_number("prior_scale", self.prior_scale, 0, boundaries="neither")
-        if np.ndim(self.tau_prior) != 1 or len(self.tau_prior) != 2:
-            raise ValueError(f"tau_prior must be (mean, sd) of log tau, got {self.tau_prior!r}.")
-        check_number("mean of tau_prior", self.tau_prior[0])
-        check_number("sd of tau_prior", self.tau_prior[1], 0, boundaries="neither")
-
-    def _prior_sd(self, width):
-        """Return the prior sds of the shared coefficients, the intercept last."""
-        scale = np.asarray(self.prior_scale, dtype=float)
-        if scale.ndim == 0:
-            return np.full(width + self.fit_intercept, float(scale))
-        if scale.shape != (width,) or not np.all(scale > 0) or not np.all(np.isfinite(scale)):
-            raise ValueError(
-                f"prior_scale must be a positive number or {width} of them, got {scale!r}."
-            )
-        return np.r_[scale, 2.5] if self.fit_intercept else scale
-
-    def _slope_positions(self, X, has_groups):
-        """Return the positions of `random_slopes` in X and in the design without group column."""
-        if self.random_slopes is None or len(self.random_slopes) == 0:
-            return (), ()
-        if not has_groups:
-            raise ValueError("random_slopes needs groups: give group_column or groups.")
-        names = [self.random_slopes] if isinstance(self.random_slopes, str) else self.random_slopes
-        found = [column_position(c, X, self.n_features_in_, "random_slopes") for c in names]
-        group = self._group_position
-        if len(set(found)) < len(found) or group in found:
-            raise ValueError(
-                f"random_slopes={self.random_slopes!r} repeats a column or names the group column."
-            )
-        return tuple(found), tuple(c - (group is not None and c > group) for c in found)
-
-    def _problem(self, plan, n_coef):
-        q = 1 + len(self._slopes) if self._has_groups else 0
-        mean = np.zeros(log_cholesky.n_coordinates(q))
-        mean[log_cholesky.diagonal_positions(q)] = self.tau_prior[0]
-        sd = np.full(len(mean), float(self.tau_prior[1]))
-        beta_sd = self._prior_sd(n_coef)
-        prior = normal_prior(np.r_[np.zeros(len(beta_sd)), mean], np.r_[beta_sd, sd])
-        return Problem(
-            plan.spec, plan.where, len(plan.labels), plan.n_rows, len(beta_sd), q, prior, (mean, sd)
-        )
-
-    def _settings(self):
-        engine = "ep" if self.engine == "auto" else self.engine
-        seed = 0
-        if engine in ("importance", "nuts"):
-            seed = check_random_state(self.random_state).randint(2**31)
-        return Settings(
-            engine,
-            bool(self.refine),
-            self.schedule,
-            float(self.damping),
-            int(self.max_iter),
-            float(self.tol),
-            int(self.n_draws),
-            seed,
-        )
-
-    # ------------------------------------------------------------------ fit
-
     @restore_on_error
     @with_callbacks
     def fit(self, X, y=None, groups=None, sample_weight=None, checkpoint=None):
@@ -330,24 +281,335 @@ class HierarchicalEPLogistic(GroupedTraining):
         ImportError
             If ``engine="nuts"`` and nutpie is not installed.
         """
-        self._check_parameters()
-        previous = getattr(self, "_state", None) if self.warm_start else None
+        check_parameters(self)
         raw = y is None and isinstance(X, list | tuple)
         if raw and (groups is not None or sample_weight is not None):
             raise ValueError("groups and sample_weight belong into the partitions of a list.")
-        with np.errstate(over="raise", invalid="raise"):
+        previous = getattr(self, "_state", None) if self.warm_start else None
+        with_digest = checkpoint is not None
+        with np.errstate(over="raise", invalid="raise"), self._pool(X, raw) as run:
             if raw:
-                fits, plan = self._fit_parts(list(X), previous, checkpoint)
+                plan, data = plan_parts(self, run, with_digest), (None, None)
             else:
-                fits, plan = self._fit_rows(X, y, groups, sample_weight, previous, checkpoint)
-        self._store(fits, plan)
-        name = type(self).__name__
+                plan = plan_rows(self, X, y, groups, sample_weight, previous, with_digest)
+                data = X, y
+            fits = fit_plan(self, plan, run, data, previous, checkpoint)
+        self._store(plan, fits)
         if not self.converged_:
-            residual = self.history_["residual"][-1]
-            warn_not_converged(name, residual, self.tol, self.n_iter_)
-        self._remarks: tuple[str, ...] = ()
-        if self._has_groups:
-            self._remarks = remarks_on_groups(plan, float(np.max(self.tau_)), self.engine)
+            warn_not_converged(self, remarks=remarks_of(fits))
         for remark in self._remarks:
-            warnings.warn(f"{name}: {remark}", UserWarning, stacklevel=2)
+            warnings.warn(f"{type(self).__name__}: {remark}", UserWarning, stacklevel=2)
         return self
+
+    def _pool(self, X, raw):
+        """Return the pool over a list of raw partitions, None for rows in memory."""
+        if not raw:
+            return nullcontext()
+        check_parts(self, X)
+        return PartMap(list(X), self.n_jobs, self.schedule == "asynchronous")
+
+    def _store(self, plan, fits):
+        """Turn the outcome of a fit into fitted attributes."""
+        posteriors = [f.posterior for f in fits]
+        messages, priors = ([f.attributes[name] for f in fits] for name in ("messages", "prior"))
+        phi = [posterior_moments(*pair) for pair in zip(priors, messages, strict=True)]
+        beta = [p.beta_moments() for p in posteriors]
+        sd = np.stack([np.sqrt(np.diagonal(m.cov)) for m in beta])
+        mean = np.stack([m.mean for m in beta])
+        self.coef_, self.intercept_ = split_intercept(mean, plan.columns)
+        self.coef_std_ = split_intercept(sd, plan.columns)[0]
+        self.coef_cov_ = one_or_stack([m.cov for m in beta])
+        self.site_precision_ = one_or_stack([m.precision for m in messages])
+        self.site_shift_ = one_or_stack([m.shift for m in messages])
+        self.phi_mean_ = one_or_stack([m.mean for m in phi])
+        self.phi_cov_ = one_or_stack([m.cov for m in phi])
+        first, levels = posteriors[0], (0.05, 0.5, 0.95)
+        has_groups = plan.columns.has_groups
+        quantiles = first.scale_quantiles(levels) if has_groups else np.empty((3, 0))
+        self.tau_, self.tau_interval_ = quantiles[1], quantiles[[0, 2]].T
+        self.group_labels_, self.partition_ = plan.labels, plan.site
+        self.group_effects_, self.group_effects_std_ = first.group_effects()
+        self.theta_grid_, self.theta_weights_ = first.theta, first.weight
+        self.theta_rule_ = theta_rule(plan.problem, plan.settings)
+        self.engine_ = plan.settings.engine
+        self.n_skipped_ = sum(f.attributes["n_skipped"] for f in fits)
+        self.n_cut_steps_ = sum(f.attributes["n_cut"] for f in fits)
+        self.__dict__.update(run_attributes(fits))
+        self._remarks: tuple[str, ...] = ()
+        if has_groups:
+            self._remarks = remarks_on_groups(plan, float(np.max(self.tau_)), self.engine_)
+        found = Messages(self.site_precision_, self.site_shift_)
+        self._state = state_of(found, priors[0], plan.site, plan.labels)
+        self._prior_of_beta = prior_of_beta(priors[0], plan.problem.d)
+        self._columns, self._posteriors = plan.columns, posteriors
+
+    def latent_mean_and_variance(self, X, groups=None, kind="conditional"):
+        """Posterior mean and variance of the linear predictor at new rows.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Rows.
+        groups : array-like of shape (n,), default=None
+            Group labels, where they are not a column of X. Unseen and missing labels are new
+            groups, whose effect is integrated over the population.
+        kind : {"conditional", "population"}, default="conditional"
+            "population" takes every row as one of a new group.
+
+        Returns
+        -------
+        mean, variance : ndarray of shape (n,), or (n, n_classes) for more than two classes
+            On the scale of log odds.
+        """
+        rows = new_rows(self, X, groups, kind)
+        pairs = [p.latent(*rows) for p in self._posteriors]
+        means, variances = zip(*pairs, strict=True)
+        return one_or_stack(means, axis=1), one_or_stack(variances, axis=1)
+
+    def latent_covariance(self, X1, X2=None, groups1=None, groups2=None):
+        """Posterior covariance of the linear predictor between new rows.
+
+        Parameters
+        ----------
+        X1 : array-like of shape (n1, d)
+            Rows.
+        X2 : array-like of shape (n2, d), default=None
+            Rows; None stands for X1.
+        groups1, groups2 : array-like of shape (n1,) and (n2,), default=None
+            Group labels, where they are not a column of X. Rows with one unseen label share its
+            effect; rows without label do not.
+
+        Returns
+        -------
+        covariance : ndarray of shape (n1, n2), or (n_classes, n1, n2)
+            One matrix a one-versus-rest problem for more than two classes.
+        """
+        pairs = row_pairs(self, X1, X2, groups1, groups2)
+        return one_or_stack([p.covariance(*pairs) for p in self._posteriors])
+
+    def decision_function(self, X, groups=None, kind="conditional"):
+        """Posterior mean of the linear predictor.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Rows to predict.
+        groups : array-like of shape (n,), default=None
+            Group labels, where they are not a column of X.
+        kind : {"conditional", "population"}, default="conditional"
+            "population" takes every row as one of a new group.
+
+        Returns
+        -------
+        mean : ndarray of shape (n,), or (n, n_classes) for more than two classes
+            Log odds; positive where the second class is favoured.
+        """
+        return self.latent_mean_and_variance(X, groups, kind)[0]
+
+    def latent_links(self):
+        """Link between latent function and label, as the predictions use it.
+
+        Returns
+        -------
+        links : list of Factor
+            The logit, for two classes once, otherwise once a class. ``log_prob(1, f)`` is the log
+            probability of the second class (of this class) at a latent value f, and
+            ``tilted(1, mean, variance)`` its logarithm averaged over a normal latent value.
+        """
+        check_is_fitted(self)
+        return [Logit()] * len(self._posteriors)
+
+    def predict_log_proba(self, X, groups=None, kind="conditional"):
+        """Log probabilities of the classes, computed in logs throughout.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Rows to predict.
+        groups : array-like of shape (n,), default=None
+            Group labels, where they are not a column of X.
+        kind : {"conditional", "population"}, default="conditional"
+            "population" takes every row as one of a new group.
+
+        Returns
+        -------
+        log_proba : ndarray of shape (n, n_classes)
+            Columns in the order of `classes_`.
+        """
+        rows = new_rows(self, X, groups, kind)
+        pairs = [p.log_proba(*rows) for p in self._posteriors]
+        if len(pairs) == 1:
+            return pairs[0]
+        return log_normalise(np.column_stack([p[:, 1] for p in pairs]))
+
+    def predict_proba(self, X, groups=None, kind="conditional"):
+        """Probabilities of the classes, averaged over the posterior of coefficients and effects.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Rows to predict.
+        groups : array-like of shape (n,), default=None
+            Group labels, where they are not a column of X. Unseen and missing labels are new
+            groups, whose effect is integrated over the population.
+        kind : {"conditional", "population"}, default="conditional"
+            "population" takes every row as one of a new group.
+
+        Returns
+        -------
+        proba : ndarray of shape (n, n_classes)
+            Columns in the order of `classes_`; rows sum to one.
+        """
+        return probabilities(self.predict_log_proba(X, groups, kind))
+
+    def predict(self, X, groups=None, kind="conditional"):
+        """Most probable class.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Rows to predict.
+        groups : array-like of shape (n,), default=None
+            Group labels, where they are not a column of X.
+        kind : {"conditional", "population"}, default="conditional"
+            "population" takes every row as one of a new group.
+
+        Returns
+        -------
+        y : ndarray of shape (n,)
+            Labels out of `classes_`.
+        """
+        log_proba = self.predict_log_proba(X, groups, kind)
+        return self.classes_[np.argmax(log_proba, axis=1)]
+
+    def score(self, X, y, sample_weight=None, groups=None):
+        """Accuracy of `predict`.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Rows to predict.
+        y : array-like of shape (n,)
+            True classes.
+        sample_weight : array-like of shape (n,), default=None
+            Weights of the rows.
+        groups : array-like of shape (n,), default=None
+            Group labels, where they are not a column of X.
+
+        Returns
+        -------
+        score : float
+            Share of rows, by weight, whose class is predicted.
+        """
+        return accuracy_score(y, self.predict(X, groups), sample_weight=sample_weight)
+
+    def sample_proba(self, X, n_samples=10, random_state=None, groups=None):
+        """Draw class probabilities from the posterior: a committee of models.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Rows to predict.
+        n_samples : int, default=10
+            Number of draws.
+        random_state : int, RandomState instance or None, default=None
+            Seed of the draws.
+        groups : array-like of shape (n,), default=None
+            Group labels, where they are not a column of X.
+
+        Returns
+        -------
+        proba : ndarray of shape (n_samples, n, n_classes)
+            Coefficients and group effects of one draw are the same for all rows.
+        """
+        rows = new_rows(self, X, groups)
+        check_number("n_samples", n_samples, 1, integer=True)
+        rng = _generator(check_random_state(random_state))
+        draws = [p.draw_latent(*rows, n_samples, rng) for p in self._posteriors]
+        return committee(self.latent_links(), draws)
+
+    def sample_posterior(self, n_samples=1, random_state=None):
+        """Draw all parameters jointly from the posterior.
+
+        Parameters
+        ----------
+        n_samples : int, default=1
+            Number of draws.
+        random_state : int, RandomState instance or None, default=None
+            Seed of the draws.
+
+        Returns
+        -------
+        draws : Bunch
+            coef (n_samples, D), intercept (n_samples,), tau (n_samples, q) and group_effects
+            (n_samples, J, q), in phase: entry s of each is one draw of the whole posterior. With
+            more than two classes each array has the class as its second axis.
+        """
+        check_is_fitted(self)
+        check_number("n_samples", n_samples, 1, integer=True)
+        rng = _generator(check_random_state(random_state))
+        draws = []
+        for posterior in self._posteriors:
+            beta, effects, theta, _ = posterior.draw(n_samples, rng)
+            coef, intercept = split_intercept(beta, self._columns)
+            draws.append((coef, intercept, posterior.scales(theta), effects))
+        arrays = [one_or_stack(a, axis=1) for a in zip(*draws, strict=True)]
+        names = "coef", "intercept", "tau", "group_effects"
+        return Bunch(**dict(zip(names, arrays, strict=True)))
+
+    def _log_weights(self, rows, n_draws, rng):
+        """Weigh joint draws of coefficients and all group effects, both given theta, O(S n d)."""
+        remarks = [f"Note: {remark}" for remark in self._remarks]
+        if self.n_skipped_:
+            remarks.append(
+                f"{self.n_skipped_} messages were left as they were, because the tilted moments "
+                "were no Gaussian."
+            )
+        if rows is None:
+            remarks.append("Give X, y and groups of the training rows for importance weights.")
+            return None, remarks
+        again = rows_again(self, rows)
+        if len(self._posteriors) > 1:
+            return None, remarks
+        code = again[2]
+        if self._columns.has_groups and not np.all((code >= 0) & (code < len(self.group_labels_))):
+            remarks.append("Some rows are of no named group of the fit: no importance weights.")
+            return None, remarks
+        prior, rng = self._prior_of_beta, _generator(rng)
+        return self._posteriors[0].log_weights(*again, prior, n_draws, rng), remarks
+
+    def get_state(self):
+        """Return all that is needed to go on after a crash.
+
+        Returns
+        -------
+        state : dict of str to ndarray
+            Messages of the sites, prior and partition; plain arrays for `numpy.savez`, which load
+            without pickle.
+        """
+        check_is_fitted(self)
+        return {name: np.array(value) for name, value in self._state.items()}
+
+    def set_state(self, state):
+        """Take over a state; with ``warm_start=True`` the next fit goes on from it.
+
+        Parameters
+        ----------
+        state : dict of str to ndarray
+            What `get_state` returned.
+
+        Returns
+        -------
+        self : HierarchicalEPLogistic
+            The estimator, not fitted by this.
+        """
+        missing = [name for name in STATE if name not in state]
+        if missing:
+            raise ValueError(f"state lacks {missing}.")
+        self._state = {name: np.array(state[name]) for name in STATE}
+        return self
+
+
+def _generator(rng):
+    """Return a Generator seeded by a RandomState."""
+    return np.random.default_rng(rng.randint(2**31))

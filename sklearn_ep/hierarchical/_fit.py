@@ -1,15 +1,19 @@
-"""One binary fit of the hierarchical model: start, sweeps, and the posterior at the end."""
+"""The fit of a planned model: start, sweeps, and the posterior at the end."""
 
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 from scipy.stats import multivariate_normal, norm
 
-from .._engine.gaussian import Natural
-from .._estimator.fitting import BinaryFit
-from ._arrow import LocalEffects
+from .._engine.gaussian import Moments
+from .._engine.loop import SILENT
+from .._engine.partition import PartMap
+from .._estimator.fitting import BinaryFit, FitMonitor, fit_one_versus_rest
+from ._arrow import LocalEffects, no_effects
+from ._checkpoint import digest, load_checkpoint, save_checkpoint, state_of
 from ._importance import DrawState, ImportanceSettings, tilted_by_importance
-from ._messages import Messages, posterior_moments, propagate, total_of
+from ._messages import Messages, is_proper, posterior_moments, propagate, total_of
 from ._mixture import GroupedMixture
 from ._mode import find_mode, laplace_messages
 from ._nuts import ChainState, tilted_by_nuts
@@ -26,11 +30,12 @@ from ._theta_grid import (
 )
 from ._theta_nodes import SiteState, middle_sites, tilted_over_theta
 
-__all__ = ["GroupedFit", "Problem", "Settings", "normal_prior"]
+__all__ = ["fit_plan", "theta_rule"]
 
 _MODE_TOL = 0.1  # sd: the messages at the mode contain one more Newton step anyway
 _NODE_ROWS = 3_000_000  # row sites held at once for nodes of the grid
 _MAX_INNER = 30
+_MOST_ON_GRID = 3  # coordinates of theta that a product grid can afford: 5^3 nodes
 # engines that draw, their first state, and the share of effective draws below which they draw again
 _DRAWING = {
     "importance": (tilted_by_importance, DrawState, 0.3),
@@ -38,59 +43,130 @@ _DRAWING = {
 }
 
 
-class Settings(NamedTuple):
-    """Parameters of the estimator that the fit itself uses."""
+def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
+    """Return the `BinaryFit` of each problem of a plan, watched by the estimator's callbacks.
 
-    engine: str
-    refine: bool
-    schedule: str
-    damping: float
-    max_iter: int
-    tol: float
-    n_draws: int
-    seed: int
+    run is the `PartMap` over raw parts, None for rows in memory; data are X and y as the caller
+    gave them, for callbacks; previous is the state of an earlier fit to go on from; checkpoint the
+    file for the state after each iteration. Of the estimator, which has `classes_`, nothing is
+    changed.
+    """
+    classes = estimator.classes_
+    several = len(classes) > 2
+    if several and checkpoint is not None:
+        raise ValueError("checkpoint needs two classes; y has more.")
+
+    def so_far(posterior):
+        found = [posterior()]
+        return {"_posteriors": found, "_columns": plan.columns, "group_labels_": plan.labels}
+
+    most = len(classes) if several else plan.settings.max_iter
+    X, y = data
+    monitor = FitMonitor(estimator, X, y, most, so_far)
+    if run is None:
+        jobs = None if several else estimator.n_jobs
+        fit_binary = partial(_fit_rows, plan, jobs, previous, checkpoint)
+        fits = fit_one_versus_rest(fit_binary, plan.rows.y, len(classes), estimator.n_jobs, monitor)
+    elif several:
+        fits = _fit_classes(plan, run, classes, previous, monitor)
+    else:
+        fits = [_fit_binary(plan, run, previous, checkpoint, monitor, 0)]
+    monitor.finish()
+    return fits
 
 
-class Problem(NamedTuple):
-    """What is fitted: the model's sizes and prior, and how parts relate to the groups.
+def _fit_rows(plan, n_jobs, previous, checkpoint, sign, monitor, k):
+    """Return the `BinaryFit` of rows in memory with labels in {-1, +1}, problem k."""
+    parts = plan.rows.parts(sign)
+    with PartMap(parts, n_jobs, plan.settings.schedule == "asynchronous") as run:
+        return _fit_binary(plan, run, previous, checkpoint, monitor, k)
 
-    spec tells workers how to read the parts; where[k] numbers the groups of part k; n_named of them
-    have labels; prior is that of phi, theta_prior the means and sds (T,) of its theta part.
+
+def _fit_classes(plan, run, classes, previous, monitor):
+    """Fit one class after the other to raw parts; what runs in parallel is the parts."""
+    fits = []
+    for k, label in enumerate(classes):
+        spec = plan.problem.spec._replace(positive=label)
+        own = plan._replace(problem=plan.problem._replace(spec=spec))
+        monitor.begin()
+        fits.append(_fit_binary(own, run, previous, None, SILENT, k))
+        monitor.end({"class": k + 1}, None)
+    return fits
+
+
+def _fit_binary(plan, run, previous, checkpoint, monitor, k):
+    """Run one binary fit from where it can start, saving on the way where asked to."""
+    save, start = None, _start_of(plan.problem, previous, k)
+    if checkpoint is not None:
+        model = digest(*plan.problem.prior, plan.site, plan.columns.slopes)
+        saved = load_checkpoint(checkpoint, plan.fingerprint + model)
+        if saved is not None:
+            start = Messages(saved["site_precision"], saved["site_shift"])
+        save = partial(_save, plan, checkpoint, plan.fingerprint + model)
+    return GroupedFit(run, plan.problem, plan.settings).fit(start, monitor, save)
+
+
+def _save(plan, checkpoint, fingerprint, messages):
+    state = state_of(messages, plan.problem.prior, plan.site, plan.labels)
+    save_checkpoint(checkpoint, state, fingerprint)
+
+
+def _start_of(problem, previous, k):
+    """Return the messages of an earlier fit where they suit this one, else None."""
+    if previous is None:
+        return None
+    precision, shift = previous["site_precision"], previous["site_shift"]
+    if precision.ndim == 4:
+        if k >= len(precision):
+            return None
+        precision, shift = precision[k], shift[k]
+    n_sites, size = len(problem.where), problem.d + len(problem.theta_prior[0])
+    if shift.shape[1] != size or n_sites < len(shift) or n_sites > len(shift) + 1:
+        return None
+    if n_sites > len(shift):
+        precision = np.concatenate([precision, np.zeros((1, size, size))])
+        shift = np.concatenate([shift, np.zeros((1, size))])
+    return Messages(precision, shift) if is_proper(problem.prior, precision) else None
+
+
+def theta_rule(problem, settings):
+    """Return how theta is integrated at the end: "grid", "gaussian", or "none" without groups."""
+    if problem.q == 0:
+        return "none"
+    # a grid of EP would undo what the engines that draw correct
+    refine = settings.refine and settings.engine not in _DRAWING
+    return "grid" if refine and len(problem.theta_prior[0]) <= _MOST_ON_GRID else "gaussian"
+
+
+class MessageMonitor:
+    """Monitor that saves the messages so far, and tells another what predicts by them.
+
+    `messages_of` maps a payload to messages, of which `save` is told; what the other `monitor` is
+    told is a function without arguments that returns the posterior so far.
     """
 
-    spec: Any
-    where: list[np.ndarray]
-    n_named: int
-    n_rows: int
-    d: int
-    q: int
-    prior: Natural
-    theta_prior: tuple[np.ndarray, np.ndarray]
+    def __init__(self, monitor, posterior, save, messages_of):
+        self.monitor, self.posterior = monitor, posterior
+        self.save, self.messages_of = save, messages_of
 
+    def begin(self):
+        self.monitor.begin()
 
-def normal_prior(mean, sd):
-    """Return the Natural of independent normal coordinates."""
-    return Natural(np.diag(1.0 / sd**2), mean / sd**2)
+    def end(self, record, payload):
+        if self.save is not None:
+            self.save(self.messages_of(payload))
+        return self.monitor.end(record, lambda: self.posterior(self.messages_of(payload))[0])
 
 
 class GroupedFit:
-    """A fit over the parts that `run` maps.
-
-    Parameters
-    ----------
-    run : PartMap
-    problem : Problem
-    settings : Settings
-    """
+    """A fit of a `GroupedProblem` by `Settings` over the parts that `run`, a `PartMap`, maps."""
 
     def __init__(self, run, problem, settings):
         self.run, self.problem, self.settings = run, problem, settings
         self.states: list[Any] = [None] * len(run.parts)
         self.inner_tol = 0.1 * settings.tol  # looser, and sweeps are spent on inner noise
 
-    # ------------------------------------------------------------------ start
-
-    def find_mode(self, tol, max_iter, damping=1.0, monitor=None):
+    def find_mode(self, tol, max_iter, damping=1.0, monitor=SILENT):
         """Return the mode of the marginal posterior, started at the prior mean."""
         p, modes = self.problem, [None] * len(self.run.parts)
 
@@ -100,32 +176,21 @@ class GroupedFit:
             return terms
 
         phi = np.r_[np.zeros(p.d), p.theta_prior[0]]
-        return find_mode(
-            evaluate,
-            p.prior,
-            phi,
-            p.d,
-            tol=tol,
-            max_iter=max_iter,
-            damping=damping,
-            monitor=monitor,
-        )
+        options = dict(tol=tol, max_iter=max_iter, damping=damping, monitor=monitor)
+        return find_mode(evaluate, p.prior, phi, p.d, **options)
 
-    def start(self):
-        """Return the messages of Laplace propagation."""
-        mode = self.find_mode(_MODE_TOL, 50)
-        return Messages(*laplace_messages(mode, self.problem.prior))
+    def _theta_moments(self, messages):
+        """Return the moments of theta in the Gaussian posterior of phi."""
+        d, whole = self.problem.d, posterior_moments(self.problem.prior, messages)
+        return Moments(whole.mean[d:], whole.cov[d:, d:])
 
     def prepare(self, messages):
         """Place the nodes, or the first draws, of every site by the posterior so far."""
-        p, whole = self.problem, posterior_moments(self.problem.prior, messages)
-        place = SiteState(None, whole.mean[p.d :], whole.cov[p.d :, p.d :])
+        place = SiteState(None, *self._theta_moments(messages))
         self.states = [place] * len(self.run.parts)
         if self.settings.engine in _DRAWING:
             first = _DRAWING[self.settings.engine][1]
             self.states = [first(place, k) for k in range(len(self.run.parts))]
-
-    # ------------------------------------------------------------------ sweeps
 
     def _shared(self):
         s, p = self.settings, self.problem
@@ -152,10 +217,8 @@ class GroupedFit:
             return used[k], self.states[k]
 
         if self.settings.schedule == "serial":
-            answers = (
-                (k, self.run.one(k, worker, message_of(k), *shared))
-                for k in range(len(self.run.parts))
-            )
+            order = range(len(self.run.parts))
+            answers = ((k, self.run.one(k, worker, message_of(k), *shared)) for k in order)
         else:
             answers = self.run.as_completed(worker, message_of, *shared)
         for k, site in answers:
@@ -164,146 +227,105 @@ class GroupedFit:
 
     def as_one(self, messages):
         """Return what gives the tilted site of all parts as one, and starts at messages."""
-        p, whole = self.problem, posterior_moments(self.problem.prior, messages)
-        state = SiteState(None, whole.mean[p.d :], whole.cov[p.d :, p.d :])
+        prior, state = self.problem.prior, SiteState(None, *self._theta_moments(messages))
 
         def solve(theta, *_):
             return self._evaluate_nodes(messages, theta)
 
         def tilted():
             nonlocal state
-            site = tilted_over_theta(solve, p.prior, state)
+            site = tilted_over_theta(solve, prior, state)
             state = site.state
             return site
 
         return tilted
 
-    def fit(self, start, monitor):
+    def fit(self, start, monitor, save):
         """Run to the fixed point and return a `BinaryFit`.
 
-        Parameters
-        ----------
-        start : Messages or None
-            Messages to go on from; None to start at the mode.
-        monitor : Monitor or None
+        start are the messages to go on from, None to start at the mode; `monitor` is told of each
+        iteration, with what returns the posterior so far; `save`, if not None, of the messages
+        after each.
         """
-        s = self.settings
+        s, prior = self.settings, self.problem.prior
         if s.engine == "laplace":
-            mode = self.find_mode(s.tol, s.max_iter, s.damping, monitor)
-            messages = Messages(*laplace_messages(mode, self.problem.prior, with_cavities=False))
-            return self._outcome(messages, mode.history, mode.converged, mode.log_evidence, 0, 0)
-        messages = self.start() if start is None else start
-        self.prepare(messages)
+            at_mode = partial(laplace_messages, prior=prior, with_cavities=False)
+            watch = MessageMonitor(monitor, self.posterior, save, at_mode)
+            mode = self.find_mode(s.tol, s.max_iter, s.damping, watch)
+            return self._outcome(at_mode(mode), mode.history, mode.reason, mode.log_evidence)
+        if start is None:
+            start = laplace_messages(self.find_mode(_MODE_TOL, 50), prior)
+        self.prepare(start)
+        watch = MessageMonitor(monitor, self.posterior, save, lambda messages: messages)
+        draws = s.engine in _DRAWING
+        stream = None if s.schedule == "parallel" else self.stream
+        as_one = None if draws else self.as_one
+        options = dict(max_iter=s.max_iter, tol=s.tol, damping=s.damping, accelerate=not draws)
         run = propagate(
-            self.tilted,
-            self.problem.prior,
-            messages,
-            max_iter=s.max_iter,
-            tol=s.tol,
-            damping=s.damping,
-            stream=None if s.schedule == "parallel" else self.stream,
-            as_one=None if s.engine in _DRAWING else self.as_one,
-            accelerate=s.engine not in _DRAWING,
-            monitor=monitor,
+            self.tilted, prior, start, stream=stream, as_one=as_one, monitor=watch, **options
         )
-        result = run.result
-        return self._outcome(
-            result.evaluation.payload.messages,
-            result.history,
-            result.converged,
-            result.evaluation.record["log_evidence"],
-            int(result.history["n_skipped"].sum()),
-            run.n_cut,
-        )
+        result, evidence = run.result, run.result.evaluation.record["log_evidence"]
+        found, counts = result.evaluation.payload, (run.n_skipped, run.n_cut)
+        return self._outcome(found, result.history, result.reason, evidence, *counts)
 
-    # ------------------------------------------------------------------ posterior
-
-    def _solve(self, theta):
+    def _answers(self, theta, messages):
+        """Return what the parts say of beta at nodes in theta, under their cavities."""
         p = self.problem
-
-        def solve(messages):
-            return self.run(nodes_worker, messages, p.spec, theta, p.q, self.inner_tol, _MAX_INNER)
-
-        return solve
+        return self.run(nodes_worker, messages, p.spec, theta, p.q, self.inner_tol, _MAX_INNER)
 
     def _evaluate_nodes(self, messages, theta):
         """Return the posterior given theta at nodes, in blocks that fit the memory."""
         p, block = self.problem, max(1, _NODE_ROWS // self.problem.n_rows)
+        places = [s.nodes if isinstance(s, DrawState | ChainState) else s for s in self.states]
+        warm = [None if place is None else place.sites for place in places]
         parts = []
-        for start in range(0, len(theta), block):
-            some = theta[start : start + block]
-            warm = [s.nodes if isinstance(s, DrawState | ChainState) else s for s in self.states]
-            sites = [
-                None if w is None or w.sites is None else middle_sites(w.sites, len(some))
-                for w in warm
-            ]
-            parts.append(
-                conditional_nodes(
-                    self._solve(some),
-                    some,
-                    prior_of_beta(p.prior, p.d),
-                    conditional_start(messages, some, p.d),
-                    sites,
-                    tol=self.inner_tol,
-                )
-            )
+        for k in range(0, len(theta), block):
+            some = theta[k : k + block]
+            sites = [None if w is None else middle_sites(w, len(some)) for w in warm]
+            start, prior = conditional_start(messages, some, p.d), prior_of_beta(p.prior, p.d)
+            solve = partial(self._answers, some)
+            parts.append(conditional_nodes(solve, some, prior, start, sites, tol=self.inner_tol))
         return join_nodes(parts)
 
     def posterior(self, messages):
         """Return (posterior, log evidence or None) for messages; None keeps that of the sweeps."""
-        p, s = self.problem, self.settings
-        total = total_of(p.prior, messages)
+        if theta_rule(self.problem, self.settings) == "grid":
+            return self._on_grid(messages)
+        p = self.problem
+        theta, log_weight, (mean, root) = gaussian_nodes(total_of(p.prior, messages), p.d)
+        weight = np.exp(log_weight)
         if p.q == 0:
-            theta, log_weight, (mean, root) = gaussian_nodes(total, p.d)
-            nothing = LocalEffects(
-                np.zeros((1, 0, 0, 0)), np.zeros((1, 0, 0, p.d)), np.zeros((1, 0, 0))
-            )
-            flat = np.zeros(len(theta))
-            mixture = GroupedMixture(np.exp(log_weight), theta, mean, root, nothing, None, flat)
-            return mixture, None
-        whole = posterior_moments(p.prior, messages)
-        centre, cov = whole.mean[p.d :], whole.cov[p.d :, p.d :]
+            local, flat = no_effects(1, p.d), np.zeros(len(theta))
+            return GroupedMixture(weight, theta, mean, root, local, None, flat), None
+        gaussian = self._theta_moments(messages)
+        local = self._assemble(self._evaluate_nodes(messages, theta).local)
+        marginal = ThetaMarginal(theta, weight, gaussian) if theta.shape[1] == 1 else None
+        log_mass = multivariate_normal.logpdf(theta, *gaussian).reshape(-1)
+        log_mass -= norm.logpdf(theta, *p.theta_prior).sum(1)
+        return GroupedMixture(weight, theta, mean, root, local, marginal, log_mass), None
 
-        def evaluate(theta):
-            return self._evaluate_nodes(messages, theta)
-
-        refine = s.refine and s.engine not in _DRAWING  # a grid of EP would undo its corrections
-        if refine and len(centre) == 1:
-            prior = p.theta_prior[0][0], p.theta_prior[1][0]
-            grid = even_grid(evaluate, centre[0], np.sqrt(cov[0, 0]), prior)
+    def _on_grid(self, messages):
+        """Return posterior and log evidence by a grid in theta, with EP for the rest."""
+        (centre, cov), prior = self._theta_moments(messages), self.problem.theta_prior
+        evaluate, marginal = partial(self._evaluate_nodes, messages), None
+        if len(centre) == 1:
+            grid = even_grid(evaluate, centre[0], np.sqrt(cov[0, 0]), (prior[0][0], prior[1][0]))
             marginal = ThetaMarginal(grid.nodes.theta[:, 0], grid.weight)
-        elif refine and len(centre) <= 3:
-            grid, marginal = product_grid(evaluate, centre, cov, p.theta_prior), None
         else:
-            theta, log_weight, (mean, root) = gaussian_nodes(total, p.d)
-            nodes = evaluate(theta)
-            weight = np.exp(log_weight)
-            gaussian = type(whole)(centre, cov)
-            marginal = ThetaMarginal(theta, weight, gaussian) if len(centre) == 1 else None
-            local = self._assemble(nodes.local)
-            log_mass = multivariate_normal.logpdf(theta, centre, cov).reshape(-1)
-            log_mass -= norm.logpdf(theta, *p.theta_prior).sum(1)
-            return GroupedMixture(weight, theta, mean, root, local, marginal, log_mass), None
-        nodes, local = grid.nodes, self._assemble(grid.nodes.local)
-        mixture = GroupedMixture(
-            grid.weight, nodes.theta, nodes.mean, nodes.root, local, marginal, nodes.log_z
-        )
+            grid = product_grid(evaluate, centre, cov, prior)
+        n, local = grid.nodes, self._assemble(grid.nodes.local)
+        mixture = GroupedMixture(grid.weight, n.theta, n.mean, n.root, local, marginal, n.log_z)
         return mixture, grid.log_evidence
 
     def _assemble(self, blocks):
         """Put the effects of the parts in the order of the group labels; drop unnamed groups."""
         order = np.argsort(np.concatenate(self.problem.where), kind="stable")
         named = order[: self.problem.n_named]
-        return LocalEffects(
-            *(np.concatenate(arrays, axis=1)[:, named] for arrays in zip(*blocks, strict=True))
-        )
+        whole = (np.concatenate(arrays, axis=1) for arrays in zip(*blocks, strict=True))
+        return LocalEffects(*(array[:, named] for array in whole))
 
-    def _outcome(self, messages, history, converged, log_evidence, n_skipped, n_cut):
+    def _outcome(self, messages, history, reason, log_evidence, n_skipped=0, n_cut=0):
         posterior, refined = self.posterior(messages)
-        return BinaryFit(
-            posterior,
-            history,
-            bool(converged),
-            log_evidence if refined is None else refined,
-            dict(messages=messages, prior=self.problem.prior, n_skipped=n_skipped, n_cut=n_cut),
-        )
+        evidence, prior = log_evidence if refined is None else refined, self.problem.prior
+        more = dict(messages=messages, prior=prior, n_skipped=n_skipped, n_cut=n_cut)
+        return BinaryFit(posterior, history, reason, evidence, more)

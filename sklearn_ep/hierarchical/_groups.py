@@ -4,6 +4,7 @@ import heapq
 import numbers
 
 import numpy as np
+from scipy.sparse import issparse
 from sklearn.utils.validation import column_or_1d
 
 from .._engine.row_order import row_keys
@@ -13,7 +14,9 @@ __all__ = [
     "column_position",
     "group_keys",
     "look_up",
+    "label_list",
     "number_groups",
+    "separated",
     "split_column",
     "spread_by_content",
 ]
@@ -45,6 +48,18 @@ def split_column(X, position):
     return np.delete(X, position, axis=1), X[:, position].tolist()
 
 
+def separated(X, position):
+    """Return (X without the column of the groups, labels) of any two-dimensional input."""
+    if issparse(X):
+        raise TypeError(
+            "Sparse data was passed, but dense data is required; use .toarray() to convert."
+        )
+    if not hasattr(X, "columns") and not isinstance(X, np.ndarray):
+        kinds = {type(value) for row in X for value in row}
+        X = np.array(X, dtype=object if str in kinds or type(None) in kinds else None)
+    return split_column(X, position)
+
+
 def label_list(groups, n_rows):
     """Return labels as a list of Python objects, or raise a ValueError naming `groups`."""
     if hasattr(groups, "to_list"):
@@ -66,19 +81,10 @@ def is_missing(label):
 
 
 def number_groups(labels):
-    """Number the distinct labels.
+    """Return (distinct labels (J,), number (n,) of each row's group) for a list of labels.
 
-    Parameters
-    ----------
-    labels : list
-        Hashable labels; missing ones stand for a group without a name.
-
-    Returns
-    -------
-    table : ndarray of shape (J,)
-        The labels, sorted where they can be compared, otherwise in order of appearance.
-    code : ndarray of shape (n,)
-        Number of each row's group; rows without label get numbers from J on, one each.
+    The distinct labels are sorted where they can be compared, otherwise in order of appearance.
+    Missing ones stand for a group without a name: their rows get numbers from J on, one each.
     """
     try:
         distinct = list(dict.fromkeys(g for g in labels if not is_missing(g)))
@@ -107,9 +113,8 @@ def label_array(labels):
 def look_up(labels, table):
     """Return codes (n,): the position in the table, -1 for missing, J on for unseen labels."""
     known = {g: k for k, g in enumerate(table.tolist() if isinstance(table, np.ndarray) else table)}
-    return np.array(
-        [-1 if is_missing(g) else known.setdefault(g, len(known)) for g in labels], dtype=int
-    )
+    code = [-1 if is_missing(g) else known.setdefault(g, len(known)) for g in labels]
+    return np.array(code, dtype=int)
 
 
 def group_keys(table):
@@ -118,18 +123,7 @@ def group_keys(table):
 
 
 def balance(load, n_sites):
-    """Spread whole groups over sites: the heaviest group first, to the least loaded site.
-
-    Parameters
-    ----------
-    load : ndarray of shape (J,)
-        Rows of each group.
-    n_sites : int
-
-    Returns
-    -------
-    site : ndarray of shape (J,)
-    """
+    """Return the site (J,) of groups of `load` rows: the heaviest first, to the least loaded."""
     site = np.empty(len(load), dtype=int)
     heap = [(0.0, k) for k in range(n_sites)]
     for j in np.argsort(-load, kind="stable"):
@@ -140,15 +134,11 @@ def balance(load, n_sites):
 
 
 def spread_by_content(X, y, weight, n_sites):
-    """Spread rows without groups over sites by what they contain.
+    """Return the site (n,) of rows without groups, spread by what they contain.
 
     Equal rows meet in one site and the order of rows does not matter, so that repeated rows,
-    weights and permutations give one partition.
-
-    Returns
-    -------
-    site : ndarray of shape (n,)
-        Numbers from 0 on without gaps; fewer than `n_sites` where rows are few.
+    weights and permutations give one partition. Sites are numbered without gaps, and are fewer than
+    `n_sites` where rows are few.
     """
     _, content = np.unique(row_keys(X, 0, y), return_inverse=True)
     load = np.bincount(content, weights=weight)

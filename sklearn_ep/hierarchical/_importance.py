@@ -29,7 +29,6 @@ __all__ = [
     "tilted_by_importance",
 ]
 
-
 _BLOCK = 1_000_000  # row values held at once
 _GRADED = np.array([0.0, 1, 2.2, 3.6, 5.2, 7.5, 11, 16, 24, 36, 54, 81, 120, 180, 270, 1e9])
 _SPENT = 30.0  # log density below the integral so far at which a tail ends
@@ -69,9 +68,8 @@ def marginal_log_likelihood(rows, phi, q):
     of them by adaptive Gauss-Hermite quadrature.
     """
     block = max(1, _BLOCK // len(rows.sign))
-    return np.concatenate(
-        [_log_likelihood(rows, phi[k : k + block], q) for k in range(0, len(phi), block)]
-    )
+    starts = range(0, len(phi), block)
+    return np.concatenate([_log_likelihood(rows, phi[k : k + block], q) for k in starts])
 
 
 def _log_likelihood(rows, phi, q):
@@ -144,23 +142,11 @@ def log_factor(cavity, phi):
 
 
 def tilted_by_importance(rows, cavity, state, *, q, settings):
-    """Return the tilted distribution of one partition under a cavity.
+    """Return the `TiltedSite` of one partition under a cavity, a proper factor of (beta, theta).
 
-    Parameters
-    ----------
-    rows : ArrowRows
-    cavity : Natural
-        Proper factor of (beta, theta).
-    state : DrawState
-    q : int
-    settings : ImportanceSettings
+    state is its `DrawState`, settings the `ImportanceSettings`, q the number of coefficients that
+    vary by group.
 
-    Returns
-    -------
-    TiltedSite
-
-    Notes
-    -----
     Draws come from the tilted moments that EP finds, which importance weights then correct, and are
     kept while enough of them stay effective. A proposal with too few effective draws is adapted by
     tempered weights and drawn from again; a site that still has fewer than two draws a parameter

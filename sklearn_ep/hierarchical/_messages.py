@@ -12,6 +12,7 @@ whose cavity is the prior.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,9 +28,18 @@ from .._engine.gaussian import (
     natural,
     over,
 )
-from .._engine.loop import Anderson, Evaluation, iterate
+from .._engine.loop import SILENT, Anderson, Evaluation, Monitor, Result, Trace, iterate
 
-__all__ = ["Messages", "SweepPayload", "pack", "propagate", "shared", "step_limit", "unpack"]
+__all__ = [
+    "Messages",
+    "is_proper",
+    "pack",
+    "posterior_moments",
+    "propagate",
+    "step_limit",
+    "total_of",
+    "unpack",
+]
 
 _SHORT = 0.1  # share of a step; shorter ones in so many sweeps running end at the border
 _SHORT_STEPS = 3
@@ -42,46 +52,21 @@ class Messages(NamedTuple):
     shift: np.ndarray
 
 
-class SweepPayload(NamedTuple):
-    """State of a sweep: messages, their product with the prior, the tilted sites, skipped ones."""
-
-    messages: Messages
-    total: Natural
-    tilted: list[Any]
-    n_skipped: int
-
-
 class Propagation(NamedTuple):
     """Outcome of `propagate`.
 
-    `result` is that of the loop, `n_cut` the number of steps that were cut, and `as_one` tells that
-    the parts had to be taken as one site.
+    `result` is that of the loop, with `Messages` for payload and the history of all sweeps; `n_cut`
+    counts steps that were cut, `n_skipped` messages that were left as they were.
     """
 
-    result: Any
+    result: Result
     n_cut: int
-    as_one: bool
-
-
-class _Watch:
-    """Monitor that asks to stop at the border of the proper set; passes all on to another."""
-
-    def __init__(self, monitor):
-        self.monitor, self.n_short, self.asked = monitor, 0, False
-
-    def begin(self):
-        if self.monitor is not None:
-            self.monitor.begin()
-
-    def end(self, record, payload):
-        if self.monitor is not None:
-            self.asked = bool(self.monitor.end(record, payload))
-        return self.asked or self.n_short >= _SHORT_STEPS
+    n_skipped: int
 
 
 def pack(messages):
-    """Return messages as one array (K, P, P + 1), the state of the loop."""
-    return np.concatenate([messages.precision, messages.shift[..., None]], axis=2)
+    """Return messages as one array (..., P, P + 1), the state of the loop."""
+    return np.concatenate([messages.precision, messages.shift[..., None]], axis=-1)
 
 
 def unpack(x):
@@ -95,31 +80,19 @@ def total_of(prior, messages):
 
 
 def shared(total, prior, n_sites):
-    """Return equal messages whose product with the prior is the total; their cavities are proper.
-
-    Parameters
-    ----------
-    total, prior : Natural
-    n_sites : int
-
-    Returns
-    -------
-    Messages
-    """
+    """Return equal messages whose product with the prior is the total, with proper cavities."""
     precision, shift = over(total, prior)
     precision = 0.5 * (precision + precision.T)
-    return Messages(
-        *(np.repeat(part[None] / n_sites, n_sites, axis=0) for part in (precision, shift))
-    )
+    return Messages(*(np.repeat(a[None] / n_sites, n_sites, axis=0) for a in (precision, shift)))
 
 
-def _stays_proper(total, messages, change, step):
-    """Say whether the whole and all cavities are proper after a step along the change."""
-    moved = total.precision + step * change.sum(0)
+def is_proper(prior, precision, with_cavities=True):
+    """Say whether site precisions (K, P, P) leave the whole, and every cavity, proper."""
+    total = prior.precision + precision.sum(0)
     try:
-        checked_cholesky(moved)
-        for site, delta in zip(messages.precision, change, strict=True):
-            checked_cholesky(moved - site - step * delta)
+        checked_cholesky(total)
+        for site in precision if with_cavities else ():
+            checked_cholesky(total - site)
     except ImproperPosterior:
         return False
     return True
@@ -128,27 +101,14 @@ def _stays_proper(total, messages, change, step):
 def step_limit(total, messages, change):
     """Return the step along `change` at which a cavity or the whole stops being proper.
 
-    Parameters
-    ----------
-    total : Natural
-        Product of prior and messages.
-    messages : Messages
-    change : ndarray of shape (K, P, P)
-        Proposed change of the precisions.
-
-    Returns
-    -------
-    limit : float
-        Infinite where no step leaves the proper set. Exact: -1 over the smallest generalised
-        eigenvalue of what each cavity is changed by. O(K P^3).
+    total is the product of prior and messages, change (K, P, P) that of the precisions. Infinite
+    where no step leaves the proper set. Exact: -1 over the smallest generalised eigenvalue of what
+    each cavity is changed by. O(K P^3).
     """
     whole, limit = change.sum(0), np.inf
-    pairs = [(whole, total.precision)]
-    pairs += [
-        (whole - delta, total.precision - site)
-        for delta, site in zip(change, messages.precision, strict=True)
-    ]
-    for by, of in pairs:
+    own = zip(change, messages.precision, strict=True)
+    cavities = [(whole - delta, total.precision - site) for delta, site in own]
+    for by, of in [(whole, total.precision), *cavities]:
         lowest = eigh(by, of, eigvals_only=True, subset_by_index=[0, 0])[0]
         if lowest < 0:
             limit = min(limit, -1.0 / lowest)
@@ -192,6 +152,67 @@ def _new_message(cavity, site):
     return 0.5 * (precision + precision.T), shift
 
 
+class Sweeps:
+    """The iteration of `propagate`; counts what it skipped, cut, and cut short in a row."""
+
+    def __init__(self, tilted, prior, stream, damping):
+        self.tilted, self.prior, self.stream, self.damping = tilted, prior, stream, damping
+        self.n_skipped = self.n_cut = self.n_short = 0
+
+    def evaluate(self, x):
+        """Return the `Evaluation` of a sweep from messages."""
+        messages, prior = unpack(x), self.prior
+        total = total_of(prior, messages)
+        checked_cholesky(total.precision)
+        if self.stream is None:
+            cavities = [over(total, Natural(*s)) for s in zip(*messages, strict=True)]
+            sites = self.tilted(cavities)
+            updates = [_new_message(c, s) for c, s in zip(cavities, sites, strict=True)]
+        else:
+            sites, updates = _as_they_come(self.stream, prior, messages, self.damping)
+        target = x.copy()
+        for k, update in enumerate(updates):
+            if update is not None:
+                target[k, :, :-1], target[k, :, -1] = update
+        skipped = sum(update is None for update in updates)
+        self.n_skipped += skipped
+        evidence = log_evidence(prior, total, messages, [s.log_z for s in sites])
+        residual, sd = _residual(total, unpack(target - x))
+        return Evaluation(
+            target,
+            max(residual, 1.0) if skipped else residual,  # no answer is no agreement
+            metric=np.column_stack([np.outer(sd, sd), sd]),  # entries of any units, made alike
+            record={"log_evidence": evidence, "n_skipped": float(skipped)},
+            payload=messages,
+        )
+
+    def repair(self, proposal, x, target):
+        """Return the proposal, or where the way to it has to end for the cavities to be proper."""
+        messages, change = unpack(x), unpack(proposal - x)
+        if is_proper(self.prior, messages.precision + change.precision / 0.9):
+            self.n_short = 0
+            return proposal
+        self.n_cut += 1
+        limit = step_limit(total_of(self.prior, messages), messages, change.precision)
+        step = min(1.0, 0.9 * limit)
+        self.n_short = self.n_short + 1 if step < _SHORT else 0
+        return x + step * (proposal - x)
+
+
+class BorderMonitor:
+    """Monitor that asks to stop at the border of the proper set; passes all on to another."""
+
+    def __init__(self, monitor, sweeps):
+        self.monitor, self.sweeps = monitor, sweeps
+
+    def begin(self):
+        self.monitor.begin()
+
+    def end(self, record, payload):
+        asked = self.monitor.end(record, payload)
+        return asked or self.sweeps.n_short >= _SHORT_STEPS
+
+
 def propagate(
     tilted: Callable[[list[Natural]], list[Any]],
     prior: Natural,
@@ -203,92 +224,43 @@ def propagate(
     stream: Callable[[Callable[[int], Natural]], Iterable[Any]] | None = None,
     as_one: Callable[[Messages], Callable[[], Any]] | None = None,
     accelerate: bool = True,
-    monitor: Any = None,
+    monitor: Monitor = SILENT,
 ) -> Propagation:
     """Find the fixed point of the site messages.
 
-    Parameters
-    ----------
-    tilted : callable
-        Maps the list of cavities to the tilted sites: objects with `log_z` and `moments`.
-    prior : Natural
-    start : Messages
-        Must leave the whole and all cavities proper.
-    max_iter, tol, damping, monitor
-        As in `iterate`; the residual is the change of posterior means and log sds by an undamped
-        sweep, in posterior sd.
-    stream : callable or None, default=None
-        `stream(cavity_of)` yields (k, cavity, tilted site) for every partition, where the cavity is
-        what `cavity_of(k)` said when the work on k began. If given, each answer is used as it
-        comes, and partitions begun later see it.
-    as_one : callable or None, default=None
-        `as_one(messages)` returns a function without arguments that gives the tilted site of all
-        partitions together under the prior. Used where the messages have no fixed point with
-        proper cavities; they then are equal shares of what is found.
+    tilted maps the list of cavities to the tilted sites, objects with `log_z` and `moments`; start
+    must leave the whole and all cavities proper; max_iter, tol, damping and monitor are as in
+    `iterate`, and the residual is the change of posterior means and log sds by an undamped sweep,
+    in posterior sd.
 
-    Returns
-    -------
-    Propagation
+    `stream(cavity_of)` yields (k, cavity, tilted site) for every partition, where the cavity is
+    what `cavity_of(k)` said when the work on k began. If given, each answer is used as it comes,
+    and partitions begun later see it.
+
+    `as_one(messages)` returns a function without arguments that gives the tilted site of all
+    partitions together under the prior. Used where the messages have no fixed point with proper
+    cavities; they then are equal shares of what is found.
     """
-    n_cut, watch = 0, _Watch(monitor)
-
-    def evaluate(x):
-        messages = unpack(x)
-        total = total_of(prior, messages)
-        checked_cholesky(total.precision)
-        if stream is None:
-            cavities = [over(total, Natural(*s)) for s in zip(*messages, strict=True)]
-            sites = tilted(cavities)
-            updates = [_new_message(c, s) for c, s in zip(cavities, sites, strict=True)]
-        else:
-            sites, updates = _as_they_come(stream, total, messages, damping)
-        target, skipped = x.copy(), 0
-        for k, update in enumerate(updates):
-            if update is None:
-                skipped += 1
-            else:
-                target[k, :, :-1], target[k, :, -1] = update
-        change = unpack(target - x)
-        evidence = log_evidence(prior, total, messages, [s.log_z for s in sites])
-        residual, sd = _residual(total, change)
-        return Evaluation(
-            target,
-            max(residual, 1.0) if skipped else residual,  # no answer is no agreement
-            metric=np.column_stack([np.outer(sd, sd), sd]),  # entries of any units, made alike
-            record={"log_evidence": evidence, "n_skipped": float(skipped)},
-            payload=SweepPayload(messages, total, sites, skipped),
-        )
-
-    def repair(proposal, x, target):
-        nonlocal n_cut
-        messages, change = unpack(x), unpack(proposal - x)
-        total = total_of(prior, messages)
-        if _stays_proper(total, messages, change.precision, 1.0 / 0.9):
-            watch.n_short = 0
-            return proposal
-        n_cut += 1
-        step = min(1.0, 0.9 * step_limit(total, messages, change.precision))
-        watch.n_short = watch.n_short + 1 if step < _SHORT else 0
-        return x + step * (proposal - x)
-
+    trace, sweeps = Trace(monitor), Sweeps(tilted, prior, stream, damping)
     result = iterate(
-        evaluate,
+        sweeps.evaluate,
         pack(start),
         max_iter=max_iter,
         tol=tol,
         damping=damping,
         acceleration=Anderson(2, damping) if accelerate and stream is None else None,
         give_up_after=max_iter,
-        repair=repair,
-        monitor=watch,
+        repair=sweeps.repair,
+        monitor=BorderMonitor(trace, sweeps),
     )
-    if as_one is None or result.converged or watch.asked or result.n_iter == max_iter:
-        return Propagation(result, n_cut, False)
-    left = max_iter - result.n_iter
-    whole = _whole(as_one, prior, result.evaluation.payload.messages, left, tol, monitor)
-    whole.history = {k: np.append(v, whole.history[k]) for k, v in result.history.items()}
-    whole.n_iter += result.n_iter
-    return Propagation(whole, n_cut, True)
+    spent = trace.n_iter == max_iter
+    at_border = result.reason == "asked" and not trace.asked
+    if as_one is not None and not spent and (at_border or result.reason == "stuck"):
+        result = _whole(as_one, prior, unpack(result.x), max_iter - trace.n_iter, tol, trace)
+        result = replace(result, n_iter=trace.n_iter, history=trace.history)
+    elif at_border:
+        result = replace(result, reason="max_iter" if spent else "stuck")
+    return Propagation(result, sweeps.n_cut, sweeps.n_skipped)
 
 
 def _whole(as_one, prior, messages, max_iter, tol, monitor):
@@ -299,53 +271,47 @@ def _whole(as_one, prior, messages, max_iter, tol, monitor):
 
     def evaluate(x):
         site, now = tilted(), unpack(x)
-        total = total_of(prior, now)
         target = pack(shared(natural(site.moments), prior, n_sites))
         return Evaluation(
             target,
-            _residual(total, unpack(target - x))[0],
+            _residual(total_of(prior, now), unpack(target - x))[0],
             record={"log_evidence": site.log_z, "n_skipped": 0.0},
-            payload=SweepPayload(now, total, [site], 0),
+            payload=now,
         )
 
     return iterate(evaluate, pack(start), max_iter=max_iter, tol=tol, monitor=monitor)
 
 
-def _as_they_come(stream, total, messages, damping):
+def _as_they_come(stream, prior, messages, damping):
     """Use each answer as it comes; return tilted sites and undamped messages, in part order.
 
     A step is bounded like that of a sweep: no cavity may become improper on the way. Work under way
     on a part has its own cavity, so its message does not depend on what arrived in between.
     """
-    now = total, Messages(messages.precision.copy(), messages.shift.copy())
+    now = messages
 
     def cavity_of(k):
-        whole, sites = now
-        return over(whole, Natural(sites.precision[k], sites.shift[k]))
+        return over(total_of(prior, now), Natural(now.precision[k], now.shift[k]))
 
     answers: dict[int, Any] = {}
     for k, cavity, site in stream(cavity_of):
         update = _new_message(cavity, site)
         answers[k] = site, update
         if update is not None:
-            now = _after_one(*now, k, update, damping)
+            now = _after_one(prior, now, k, update, damping)
     order = range(len(messages.shift))
     return [answers[k][0] for k in order], [answers[k][1] for k in order]
 
 
-def _after_one(total, messages, k, update, damping):
-    """Return the whole and the messages after a step of site k towards its update."""
-    change = np.zeros_like(messages.precision)
-    change[k] = update[0] - messages.precision[k]
-    step = damping
-    if not _stays_proper(total, messages, change, step / 0.9):
-        step = min(step, 0.9 * step_limit(total, messages, change))
-    shift_change = step * (update[1] - messages.shift[k])
-    precision, shift = messages.precision.copy(), messages.shift.copy()
-    precision[k] += step * change[k]
-    shift[k] += shift_change
-    whole = Natural(total.precision + step * change[k], total.shift + shift_change)
-    return whole, Messages(precision, shift)
+def _after_one(prior, messages, k, update, step):
+    """Return the messages after a step of site k towards its update, no longer than is proper."""
+    target = Messages(messages.precision.copy(), messages.shift.copy())
+    target.precision[k], target.shift[k] = update
+    change = target.precision - messages.precision
+    if not is_proper(prior, messages.precision + step / 0.9 * change):
+        step = min(step, 0.9 * step_limit(total_of(prior, messages), messages, change))
+    pairs = zip(messages, target, strict=True)
+    return Messages(*(old + step * (new - old) for old, new in pairs))
 
 
 def posterior_moments(prior, messages):

@@ -1,7 +1,8 @@
 """Posterior of coefficients and group effects as a mixture over nodes in the group scales."""
 
 import numpy as np
-from scipy.special import log_expit, logsumexp
+from scipy.special import log_expit, logsumexp, ndtri
+from scipy.stats import qmc
 
 from .._engine.gaussian import Moments, log_partition
 from .._engine.likelihoods import Logit
@@ -13,26 +14,18 @@ __all__ = ["NEW_GROUP", "GroupedMixture"]
 NEW_GROUP = -1  # code of a row without label: a group of its own
 _BLOCK = 8192  # rows predicted at once
 _CELLS = 4_000_000  # values of the linear predictor held at once, draws times rows
+_LOG2_POINTS = 14  # of the quadrature for quantiles of scales
 _LINK = Logit()
 
 
 class GroupedMixture:
     """Mixture over nodes m of Gaussians in beta and, given beta, in the effects u_j.
 
-    Parameters
-    ----------
-    weight : ndarray of shape (M,)
-        Weights that sum to one.
-    theta : ndarray of shape (M, T)
-        Coordinates of the covariance of the group effects.
-    mean, root : ndarray of shape (M, D) and (M, D, D)
-        beta ~ N(mean, root' root) at each node.
-    local : LocalEffects
-        Of the J groups that can be named.
-    marginal : ThetaMarginal or None
-        Distribution of a single theta between the nodes.
-    log_mass : ndarray of shape (M,)
-        Log evidence of each node that the weights stand for, up to a constant.
+    weight (M,) sums to one; theta (M, T) are coordinates of the covariance of the group effects;
+    beta ~ N(mean, root' root) at each node, with mean (M, D) and root (M, D, D); local are the
+    `LocalEffects` of the J groups that can be named; marginal is the `ThetaMarginal` of a single
+    theta between the nodes, or None; log_mass (M,) is the log evidence of each node that the
+    weights stand for, up to a constant.
     """
 
     def __init__(self, weight, theta, mean, root, local, marginal, log_mass):
@@ -101,15 +94,10 @@ class GroupedMixture:
             yield rows, np.stack(means), np.stack(variances)
 
     def latent(self, X, local, code):
-        """Return mean and variance (n,) of the linear predictor.
+        """Return mean and variance (n,) of the linear predictor of rows X (n, D).
 
-        Parameters
-        ----------
-        X : ndarray of shape (n, D)
-        local : ndarray of shape (n, q)
-            Design of the group effects.
-        code : ndarray of shape (n,)
-            Numbers of groups; anything but 0 .. J - 1 is a new group.
+        local (n, q) is the design of the group effects, code (n,) numbers the groups; anything but
+        0 .. J - 1 is a new group.
         """
         mean, var = np.empty(len(X)), np.empty(len(X))
         for rows, means, variances in self._blocks(X, local, code):
@@ -130,12 +118,7 @@ class GroupedMixture:
     def covariance(self, first, second, same):
         """Return the covariance (n1, n2) of the linear predictor between two sets of rows.
 
-        Parameters
-        ----------
-        first, second : tuple
-            (X, local, code) of the rows.
-        same : ndarray of shape (n1, n2)
-            Whether two rows share their group.
+        Each is (X, local, code); same (n1, n2) says whether two rows share their group.
         """
         whole = [self.latent(*rows)[0] for rows in (first, second)]
         out = np.zeros(same.shape)
@@ -177,24 +160,12 @@ class GroupedMixture:
             yield m, at, beta, u, log_density
 
     def log_weights(self, X, local, code, sign, weight, prior, n_samples, rng):
-        """Return log(exact joint / mixture) of joint draws of node, beta and effects, O(S n D).
+        """Return log(exact joint / mixture) (S,) of joint draws of node, beta, effects, O(S n D).
 
-        Parameters
-        ----------
-        X, local, code : ndarray
-            Training rows, all of known groups.
-        sign, weight : ndarray of shape (n,)
-            Labels in {-1, +1} and numbers of copies.
-        prior : Natural
-            Of beta; the effects have theirs, and that of theta is in `log_mass`.
-        n_samples : int
-        rng : Generator
-
-        Returns
-        -------
-        log_weights : ndarray of shape (S,)
-            Up to the constant of `log_mass`; that of a theta grid has none, and the mean weight is
-            then the exact evidence over that of the grid.
+        X, local and code are training rows, all of known groups; sign their labels in {-1, +1},
+        weight their numbers of copies. The prior is that of beta; the effects have theirs, and that
+        of theta is in `log_mass`. Weights are up to the constant of `log_mass`; that of a theta
+        grid has none, and the mean weight is then the exact evidence over that of the grid.
         """
         out = np.empty(n_samples)
         block = max(1, _CELLS // len(X))
@@ -217,13 +188,15 @@ class GroupedMixture:
             return self.marginal.draw(node, rng)[:, None]
         if self.theta.shape[1] == 0:
             return self.theta[node]
-        # nodes smoothed by a kernel that keeps mean and covariance of the mixture (Liu, West 2001)
+        return self._smoothed(node, rng.standard_normal((len(node), self.theta.shape[1])))
+
+    def _smoothed(self, node, white):
+        """Return theta by a kernel that keeps mean and covariance of the nodes (Liu, West 2001)."""
         mean = self.weight @ self.theta
         apart = np.sqrt(self.weight)[:, None] * (self.theta - mean)
         values, vectors = np.linalg.eigh(apart.T @ apart)
         root = vectors * np.sqrt(np.maximum(values, 0.0))
-        noise = rng.standard_normal((len(node), len(mean))) @ root.T
-        return mean + 0.9 * (self.theta[node] - mean) + np.sqrt(1.0 - 0.9**2) * noise
+        return mean + 0.9 * (self.theta[node] - mean) + np.sqrt(1.0 - 0.9**2) * white @ root.T
 
     def draw_latent(self, X, local, code, n_samples, rng):
         """Return joint draws (S, n) of the linear predictor; rows of one new group share it."""
@@ -248,6 +221,9 @@ class GroupedMixture:
         """Return quantiles (len(levels), q) of the sds of the group effects."""
         if self.marginal is not None:
             return np.exp(self.marginal.quantile(np.asarray(levels)))[:, None]
-        rng = np.random.default_rng(0)  # a fixed table of draws: attributes do not depend on seeds
-        node = rng.choice(len(self.weight), size=20_000, p=self.weight)
-        return np.quantile(self.scales(self.draw_theta(node, rng)), levels, axis=0)
+        # evenly spread points in place of draws: attributes depend on no seed
+        points = qmc.Sobol(1 + self.theta.shape[1], scramble=False).random_base2(_LOG2_POINTS)
+        points += 0.5 / len(points)
+        node = np.searchsorted(np.cumsum(self.weight)[:-1], points[:, 0])
+        theta = self._smoothed(node, ndtri(points[:, 1:]))
+        return np.quantile(self.scales(theta), levels, axis=0)

@@ -13,18 +13,18 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit, log_expit, logsumexp
 
-from .._engine.gaussian import ImproperPosterior, checked_cholesky, log_partition
+from .._engine.gaussian import checked_cholesky, log_partition
+from .._engine.loop import SILENT, Reason, Trace, reason_to_end
 from .._engine.quadrature import gauss_hermite
 from . import _log_cholesky as log_cholesky
 from ._arrow import backward, forward, segment_products, weighted_gram
+from ._messages import Messages, is_proper
 
 __all__ = [
-    "Mode",
     "SiteTerms",
     "effect_modes",
     "effect_rule",
     "find_mode",
-    "is_proper",
     "laplace_messages",
     "marginal_terms",
 ]
@@ -42,15 +42,14 @@ class SiteTerms(NamedTuple):
 class Mode(NamedTuple):
     """Outcome of `find_mode`.
 
-    phi (P,) is the last point, terms the list of `SiteTerms` there, residual the length of the
-    next Newton step in posterior sd.
+    phi (P,) is the last point, terms the list of `SiteTerms` there; the residual in the history is
+    the length of the next Newton step in posterior sd.
     """
 
     phi: np.ndarray
     terms: list[SiteTerms]
     log_evidence: float
-    n_iter: int
-    converged: bool
+    reason: Reason
     history: dict[str, np.ndarray]
 
 
@@ -62,26 +61,12 @@ def effect_rule(q):
 
 
 def effect_modes(rows, offset, design, modes, tol=1e-6):
-    """Return modes of the effects given the offset X beta, and Cholesky factors there.
+    """Return modes (..., J, q) of the effects, and Cholesky factors (..., J, q, q) there.
 
-    Parameters
-    ----------
-    rows : ArrowRows
-    offset : ndarray of shape (..., n)
-    design : ndarray of shape (..., n, q)
-    modes : ndarray of shape (..., J, q)
-        Start.
-    tol : float, default=1e-6
-        Largest last step, in prior sd.
-
-    Returns
-    -------
-    modes, lower : ndarray of shape (..., J, q) and (..., J, q, q)
-
-    Notes
-    -----
-    Newton with steps of at most two prior sd: the factor is log-concave, and the bound keeps the
-    first steps of a large scale from overshooting.
+    offset (..., n) is X beta, design (..., n, q) that of the effects; the search starts at `modes`
+    and ends once the longest last step is below tol prior sd. Newton with steps of at most two
+    prior sd: the factor is log-concave, and the bound keeps the first steps of a large scale from
+    overshooting.
     """
     group, q = rows.group, design.shape[-1]
     block = np.empty((*modes.shape, q))
@@ -93,9 +78,8 @@ def effect_modes(rows, offset, design, modes, tol=1e-6):
         slope = np.add.reduceat(residual[..., None] * design, rows.starts, axis=-2) - modes
         for a in range(q):
             for b in range(q):
-                block[..., a, b] = np.add.reduceat(
-                    curvature * design[..., a] * design[..., b], rows.starts, axis=-1
-                ) + (a == b)
+                bend = curvature * design[..., a] * design[..., b]
+                block[..., a, b] = np.add.reduceat(bend, rows.starts, axis=-1) + (a == b)
         lower = np.sqrt(block) if q == 1 else np.linalg.cholesky(block)
         step = backward(lower, forward(lower, slope[..., None]))[..., 0]
         longest = np.abs(step).max(-1, keepdims=True)
@@ -105,7 +89,7 @@ def effect_modes(rows, offset, design, modes, tol=1e-6):
     return modes, lower
 
 
-def _louis(rows, score, share):
+def _louis(score, share):
     """Return gradient and the covariance part of Louis' identity for node scores (k, J, P)."""
     root = np.sqrt(share)[..., None]
     mean = np.einsum("kj,kjp->jp", share, score)
@@ -114,25 +98,11 @@ def _louis(rows, score, share):
 
 
 def marginal_terms(rows, phi, q, modes):
-    """Return the marginal log likelihood of the rows at phi = (beta, theta) with derivatives.
+    """Return the `SiteTerms` of the rows at phi = (beta, theta) with q varying coefficients.
 
-    Parameters
-    ----------
-    rows : ArrowRows
-    phi : ndarray of shape (P,)
-    q : int
-        Number of varying coefficients; 0 for none.
-    modes : ndarray of shape (J, q)
-        Where to start the search for the modes of the effects.
-
-    Returns
-    -------
-    SiteTerms
-
-    Notes
-    -----
-    Adaptive Gauss-Hermite quadrature about the modes; gradient and Hessian by Louis' identity over
-    the same nodes. O(n D^2) and a product with X for each of the 9 nodes (5^2 for q = 2).
+    Adaptive Gauss-Hermite quadrature about the modes of the effects, whose search starts at modes
+    (J, q); gradient and Hessian by Louis' identity over the same nodes. O(n D^2) and a product with
+    X for each of the 9 nodes (5^2 for q = 2).
     """
     d = rows.X.shape[1]
     offset = rows.X @ phi[:d]
@@ -158,14 +128,9 @@ def marginal_terms(rows, phi, q, modes):
     residual = rows.weight * (0.5 * (1.0 + rows.sign) - p)
     curvature = rows.weight * p * (1.0 - p) * share[:, group]
     slope = np.einsum("tnq,knq->tkn", rows.local @ log_cholesky.tangent(phi[d:], q), u[:, group])
-    score = np.concatenate(
-        [
-            segment_products(rows, residual),
-            np.moveaxis(np.add.reduceat(residual * slope, rows.starts, axis=2), 0, -1),
-        ],
-        axis=2,
-    )
-    gradient, hessian = _louis(rows, score, share)
+    of_theta = np.moveaxis(np.add.reduceat(residual * slope, rows.starts, axis=2), 0, -1)
+    score = np.concatenate([segment_products(rows, residual), of_theta], axis=2)
+    gradient, hessian = _louis(score, share)
     cross = np.einsum("kn,tkn->tn", curvature, slope) @ rows.X
     hessian[:d, :d] -= weighted_gram(rows.X, curvature.sum(0)[None])[0]
     hessian[d:, :d] -= cross
@@ -176,74 +141,80 @@ def marginal_terms(rows, phi, q, modes):
     return SiteTerms(float(total.sum()), gradient, hessian, modes)
 
 
-def _ascent(hessian, gradient, d):
-    """Return a Newton step, made uphill by flipping negative curvatures, and its length in sd.
+class Ascent(NamedTuple):
+    """A point of the climb, and the Newton step from it.
+
+    value is the objective, terms what the partitions say, step the next Newton step, gain the
+    slope along it, length its length in posterior sd.
+    """
+
+    phi: np.ndarray
+    terms: list[SiteTerms]
+    value: float
+    step: np.ndarray
+    gain: float
+    length: float
+
+
+def _ascent(prior, phi, terms, value, d):
+    """Return the `Ascent` at phi: a Newton step made uphill by flipping negative curvatures.
 
     Curvatures are compared in coordinates scaled by their diagonal, so that units of columns do not
     matter. The whole step is shortened where a log scale would move by more than one.
     """
+    hessian = prior.precision - sum(t.hessian for t in terms)
+    gradient = prior.shift - prior.precision @ phi + sum(t.gradient for t in terms)
     scale = 1.0 / np.sqrt(np.maximum(np.abs(np.diagonal(hessian)), 1e-300))
     values, vectors = np.linalg.eigh(hessian * scale * scale[:, None])
     turned = vectors.T @ (scale * gradient)
     step = turned / np.maximum(np.abs(values), 1e-8)
-    length = np.sqrt(step @ turned)
+    length = float(np.sqrt(step @ turned))
     step = scale * (vectors @ step)
-    longest = np.max(np.abs(step[d:]), initial=0.0)
-    return step / max(1.0, longest), length
+    step /= max(1.0, np.max(np.abs(step[d:]), initial=0.0))
+    return Ascent(phi, terms, value, step, step @ gradient, length)
 
 
-def find_mode(evaluate, prior, phi, d, *, tol, max_iter, damping=1.0, monitor=None):
-    """Climb to the mode of the marginal posterior by Newton steps with a line search.
+def find_mode(evaluate, prior, phi, d, *, tol, max_iter, damping=1.0, monitor=SILENT):
+    """Climb to the `Mode` of the marginal posterior by Newton steps with a line search.
 
-    Parameters
-    ----------
-    evaluate : callable
-        Maps phi to a list of `SiteTerms`.
-    prior : Natural
-    phi : ndarray of shape (P,)
-        Start.
-    d : int
-        Number of coefficients; the rest of phi are coordinates of the group scales.
-    tol : float
-        Stop once the Newton step is shorter than tol posterior sd.
-    max_iter : int
-    damping : float, default=1.0
-        First trial of the line search.
-    monitor : Monitor or None, default=None
-        Told of each iteration.
-
-    Returns
-    -------
-    Mode
+    evaluate maps phi, whose first d entries are coefficients and the rest coordinates of the group
+    scales, to a list of `SiteTerms`. It stops once the Newton step is shorter than tol posterior
+    sd; damping is the first trial of the line search. The monitor is told of each iteration, with
+    the `Ascent` at the point it led to.
     """
-    history: dict[str, list[float]] = {"residual": [], "log_evidence": []}
-    (terms, value), stopped, converged = _objective(evaluate, prior, phi), False, False
-    while not (stopped or converged) and len(history["residual"]) < max_iter:
-        if monitor is not None:
-            monitor.begin()
-        hessian = prior.precision - sum(t.hessian for t in terms)
-        gradient = prior.shift - prior.precision @ phi + sum(t.gradient for t in terms)
-        step, residual = _ascent(hessian, gradient, d)
-        evidence = _laplace_evidence(value, terms, prior)
-        record = {"residual": float(residual), "log_evidence": evidence}
-        for name, figure in record.items():
-            history[name].append(figure)
-        converged = residual < tol
-        if not converged:
-            trial = damping * step
-            for _ in range(12):
-                new_terms, new_value = _objective(evaluate, prior, phi + trial)
-                if new_value >= value + 1e-4 * (trial @ gradient) - 1e-9 * abs(value):
-                    phi, terms, value = phi + trial, new_terms, new_value
-                    break
-                trial = 0.4 * trial
-            else:
-                stopped = True  # quadrature and derivatives disagree: nothing left to gain
-        if monitor is not None:
-            payload = Mode(phi, terms, evidence, 0, converged, {})
-            stopped = monitor.end(record, payload) or stopped
-    arrays = {name: np.array(figures) for name, figures in history.items()}
-    return Mode(phi, terms, evidence, len(arrays["residual"]), bool(converged), arrays)
+    trace, reason = Trace(monitor), None
+    terms, value = _objective(evaluate, prior, phi)
+    here = _ascent(prior, phi, terms, value, d)
+    while reason is None:
+        trace.begin()
+        settled, stuck = here.length < tol, False
+        if not settled:
+            there = _climbed(evaluate, prior, here, damping, d)
+            stuck = there is None
+            here = here if there is None else there
+        evidence = _laplace_evidence(here.value, here.terms, prior)
+        trace.end({"residual": here.length, "log_evidence": evidence}, here)
+        reason = reason_to_end(trace, here.length < tol, settled, stuck, max_iter)
+    return Mode(here.phi, here.terms, evidence, reason, trace.history)
+
+
+def _climbed(evaluate, prior, here, damping, d):
+    """Return where a line search along the Newton step leads, or None if nothing is gained.
+
+    A point without a value is infinitely low. Where no step gains, quadrature and derivatives
+    disagree: nothing is left to gain.
+    """
+    share = damping
+    for _ in range(12):
+        phi = here.phi + share * here.step
+        try:
+            terms, value = _objective(evaluate, prior, phi)
+        except (FloatingPointError, np.linalg.LinAlgError):
+            value = -np.inf
+        if value >= here.value + 1e-4 * share * here.gain - 1e-9 * abs(here.value):
+            return _ascent(prior, phi, terms, value, d)
+        share *= 0.4
+    return None
 
 
 def _objective(evaluate, prior, phi):
@@ -280,7 +251,7 @@ def _laplace_evidence(value, terms, prior):
 
 
 def laplace_messages(mode, prior, *, with_cavities=True):
-    """Return the site messages at the mode as (precisions (K, P, P), shifts (K, P)).
+    """Return the `Messages` of the sites at a `Mode`, or at an `Ascent` on the way.
 
     Their product with the prior is the Laplace approximation. Where that is improper, or leaves a
     cavity improper and `with_cavities` asks for those, all messages are weakened by the same share,
@@ -289,16 +260,4 @@ def laplace_messages(mode, prior, *, with_cavities=True):
     precision = _site_precisions(mode.terms)
     shift = np.stack([t.gradient for t in mode.terms]) + precision @ mode.phi
     share = _proper_share(prior, precision, with_cavities)
-    return share * precision, share * shift
-
-
-def is_proper(prior, precision, with_cavities=True):
-    """Say whether site precisions (K, P, P) leave the whole, and every cavity, proper."""
-    total = prior.precision + precision.sum(0)
-    try:
-        checked_cholesky(total)
-        for site in precision if with_cavities else ():
-            checked_cholesky(total - site)
-    except ImproperPosterior:
-        return False
-    return True
+    return Messages(share * precision, share * shift)

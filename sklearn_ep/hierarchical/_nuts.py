@@ -41,13 +41,7 @@ class ChainState(NamedTuple):
 
 
 def load_sampler():
-    """Return (sample, from_pyfunc) of nutpie.
-
-    Raises
-    ------
-    ImportError
-        If nutpie is not installed.
-    """
+    """Return (sample, from_pyfunc) of nutpie, or raise an ImportError if it is not installed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # news of a package that nutpie imports
@@ -64,19 +58,8 @@ def load_sampler():
 def joint_log_density(rows, cavity, phi, u, q):
     """Return log likelihood + cavity + prior of the effects, with its gradients, up to a constant.
 
-    Parameters
-    ----------
-    rows : ArrowRows
-    cavity : Natural
-    phi : ndarray of shape (P,)
-    u : ndarray of shape (J, q)
-        Effects in units of their prior, u_j ~ N(0, I).
-    q : int
-
-    Returns
-    -------
-    value : float
-    slope_phi, slope_u : ndarray of shape (P,) and (J, q)
+    That is (value, slope (P,) in phi, slope (J, q) in u), where u (J, q) are the effects in units
+    of their prior, u_j ~ N(0, I).
     """
     d = rows.X.shape[1]
     lower = log_cholesky.factor(phi[d:], q)
@@ -120,16 +103,8 @@ def _chain(rows, cavity, coordinates, q, n_draws, seed):
         ["x"],
         make_initial_point_fn=lambda s: np.random.default_rng(s).standard_normal(size),
     )
-    trace = sample(
-        model,
-        draws=n_draws,
-        tune=_TUNE,
-        chains=1,
-        cores=1,
-        seed=seed,
-        save_warmup=False,
-        progress_bar=False,
-    )
+    silent = dict(save_warmup=False, progress_bar=False)
+    trace = sample(model, draws=n_draws, tune=_TUNE, chains=1, cores=1, seed=seed, **silent)
     return mean + trace.posterior["x"].values[0] @ lower.T
 
 

@@ -14,19 +14,26 @@ from ._groups import number_groups, split_column
 from ._mode import marginal_terms
 from ._theta_nodes import tilted_by_nodes
 
-__all__ = ["PartSpec", "describe", "design_of", "read_rows"]
+__all__ = ["Columns", "PartSpec", "describe", "design_of", "read_rows"]
+
+
+class Columns(NamedTuple):
+    """What the columns of X are to the model.
+
+    `group` is the position of the group column in X, None if it has none; `slopes` are positions of
+    varying coefficients in what is left of X.
+    """
+
+    group: int | None
+    slopes: tuple[int, ...]
+    fit_intercept: bool
+    has_groups: bool
 
 
 class PartSpec(NamedTuple):
-    """How the arrays (X, y[, weight]) of a raw partition become rows.
+    """How the arrays (X, y[, weight]) of a raw partition become rows; label +1 is `positive`."""
 
-    `positive` is the class of label +1; `group_column` and `slopes` are positions in X.
-    """
-
-    width: int
-    group_column: int | None
-    slopes: tuple[int, ...]
-    fit_intercept: bool
+    columns: Columns
     positive: Any
 
 
@@ -42,11 +49,12 @@ class Description(NamedTuple):
     digest: str
 
 
-def design_of(X, local_columns, fit_intercept, has_groups):
+def design_of(X, columns):
     """Return (shared design with the intercept last, design of the group effects)."""
-    ones = np.ones((len(X), 1))
-    local = np.hstack([ones, X[:, list(local_columns)]]) if has_groups else np.empty((len(X), 0))
-    return (np.hstack([X, ones]) if fit_intercept else X), local
+    ones, local = np.ones((len(X), 1)), np.empty((len(X), 0))
+    if columns.has_groups:
+        local = np.hstack([ones, X[:, list(columns.slopes)]])
+    return (np.hstack([X, ones]) if columns.fit_intercept else X), local
 
 
 def _checked(arrays, group_column):
@@ -77,23 +85,16 @@ def describe(part, message, group_column, with_digest):
         raise ValueError(f"group_column={group_column} is not a column of X, which has {width}.")
     X, y, weight, labels = _checked(arrays, group_column)
     table, code = number_groups(labels) if labels is not None else (np.empty(0), np.zeros(0, int))
-    return Description(
-        len(X),
-        float(weight.sum()),
-        width,
-        np.unique(y),
-        table,
-        int(code.max(initial=-1)) + 1,
-        digest(X, np.asarray(y).astype(str), weight, code) if with_digest else "",
-    )
+    content = digest(X, np.asarray(y).astype(str), weight, code) if with_digest else ""
+    total, n_groups = float(weight.sum()), int(code.max(initial=-1)) + 1
+    return Description(len(X), total, width, np.unique(y), table, n_groups, content)
 
 
 def rows_of(arrays, spec):
     """Return the `ArrowRows` of a raw partition."""
-    X, y, weight, labels = _checked(arrays, spec.group_column)
-    grouped = labels is not None
-    code = number_groups(labels)[1] if grouped else np.zeros(len(X), int)
-    shared, local = design_of(X, spec.slopes, spec.fit_intercept, grouped)
+    X, y, weight, labels = _checked(arrays, spec.columns.group)
+    code = np.zeros(len(X), int) if labels is None else number_groups(labels)[1]
+    shared, local = design_of(X, spec.columns)
     return arrow_rows(shared, np.where(y == spec.positive, 1.0, -1.0), weight, local, code)[0]
 
 
@@ -101,9 +102,6 @@ def read_rows(part, spec):
     """Return the rows of a partition, prepared by the driver or raw."""
     arrays = load_part(part)
     return ArrowRows(*arrays) if spec is None else rows_of(arrays, spec)
-
-
-# ---------------------------------------------------------------------------- workers
 
 
 def mode_worker(part, modes, spec, phi, q):
@@ -116,27 +114,15 @@ def mode_worker(part, modes, spec, phi, q):
 
 def tilted_worker(part, message, spec, q, tol, max_passes):
     """Return the `TiltedSite` of a partition under its cavity by EP."""
-    cavity, state = message
-    return tilted_by_nodes(
-        read_rows(part, spec), cavity, state, q=q, tol=tol, max_passes=max_passes
-    )
+    return tilted_by_nodes(read_rows(part, spec), *message, q=q, tol=tol, max_passes=max_passes)
 
 
 def drawing_worker(part, message, spec, q, tilted, settings):
     """Return the `TiltedSite` of a partition under its cavity by an engine that draws."""
-    cavity, state = message
-    return tilted(read_rows(part, spec), cavity, state, q=q, settings=settings)
+    return tilted(read_rows(part, spec), *message, q=q, settings=settings)
 
 
 def nodes_worker(part, message, spec, theta, q, tol, max_passes):
     """Return the `ConditionalPosterior` of a partition at nodes in theta."""
-    precision, shift, sites = message
-    return conditional_ep(
-        read_rows(part, spec),
-        log_cholesky.factor(theta, q),
-        precision,
-        shift,
-        sites,
-        tol=tol,
-        max_passes=max_passes,
-    )
+    rows, scale = read_rows(part, spec), log_cholesky.factor(theta, q)
+    return conditional_ep(rows, scale, *message, tol=tol, max_passes=max_passes)

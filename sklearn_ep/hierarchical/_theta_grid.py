@@ -12,15 +12,16 @@ from scipy.interpolate import CubicSpline
 from scipy.special import logsumexp
 from scipy.stats import norm
 
-from .._engine.gaussian import Natural, log_partition
+from .._engine.gaussian import Natural, log_partition, over
+from .._engine.loop import Evaluation, iterate
 from .._engine.quadrature import gauss_hermite
 from .._engine.sites import Sites
 from ._arrow import LocalEffects, half_partition, stacked_cholesky
+from ._messages import Messages, pack, total_of, unpack
 from ._theta_nodes import node_rule
 
 __all__ = [
     "ConditionalNodes",
-    "GridSearch",
     "ThetaMarginal",
     "conditional_nodes",
     "even_grid",
@@ -55,79 +56,53 @@ def join_nodes(parts):
         LocalEffects(*(np.concatenate(a) for a in zip(*blocks, strict=True)))
         for blocks in zip(*(p.local for p in parts), strict=True)
     ]
-    return ConditionalNodes(
-        np.concatenate([p.theta for p in parts]),
-        np.concatenate([p.log_z for p in parts]),
-        np.concatenate([p.mean for p in parts]),
-        np.concatenate([p.root for p in parts]),
-        local,
-        parts[-1].sites,
-    )
+    arrays = zip(*((p.theta, p.log_z, p.mean, p.root) for p in parts), strict=True)
+    theta, log_z, mean, root = map(np.concatenate, arrays)
+    return ConditionalNodes(theta, log_z, mean, root, local, parts[-1].sites)
 
 
 def conditional_nodes(solve, theta, prior, messages, sites, *, tol, max_rounds=30):
-    """Run partitioned EP over beta at each node.
+    """Run partitioned EP over beta at nodes theta (M, T) and return `ConditionalNodes`.
 
-    Parameters
-    ----------
-    solve : callable
-        Maps a list of (precision (M, D, D), shift (M, D), sites), one a partition, to a list of
-        `ConditionalPosterior`.
-    theta : ndarray of shape (M, T)
-    prior : Natural
-        Prior of beta.
-    messages : tuple of ndarray
-        Precision (K, M, D, D) and shift (K, M, D) to start from; the whole and the cavities must be
-        proper. Messages of later rounds are positive semi-definite, so properness is kept.
-    sites : list of Sites
-    tol : float
-        Stop once no mean moves by more than tol sd, and no sd by a share of tol.
-    max_rounds : int, default=30
+    solve maps a list of (precision (M, D, D), shift (M, D), sites), one a partition, to a list of
+    `ConditionalPosterior`; prior is that of beta; sites are the row sites of each partition. It
+    stops once no mean moves by more than tol sd, and no sd by a share of tol.
 
-    Returns
-    -------
-    ConditionalNodes
+    messages are the precision (K, M, D, D) and shift (K, M, D) to start from; the whole and the
+    cavities must be proper. Messages of later rounds are positive semi-definite, so properness is
+    kept.
     """
-    precision, shift = messages
-    total = prior.precision + precision.sum(0), prior.shift + shift.sum(0)
-    root, mean, mass = half_partition(stacked_cholesky(total[0]), total[1])
-    for _ in range(max_rounds):
-        cavities = [(total[0] - p, total[1] - s) for p, s in zip(precision, shift, strict=True)]
+
+    def solved(factor):
+        return half_partition(stacked_cholesky(factor.precision), factor.shift)
+
+    def evaluate(x):
+        nonlocal sites
+        total = total_of(prior, unpack(x))
+        cavities = [over(total, Natural(*site)) for site in zip(*unpack(x), strict=True)]
         parts = solve([(*c, s) for c, s in zip(cavities, sites, strict=True)])
         sites = [p.sites for p in parts]
-        precision = np.stack([p.precision - c[0] for p, c in zip(parts, cavities, strict=True)])
-        shift = np.stack([p.shift - c[1] for p, c in zip(parts, cavities, strict=True)])
-        log_z = mass - log_partition(prior)
-        for part, cavity in zip(parts, cavities, strict=True):
-            log_z = log_z + part.log_z + half_partition(stacked_cholesky(cavity[0]), cavity[1])[2]
-            log_z = log_z - mass
-        total = prior.precision + precision.sum(0), prior.shift + shift.sum(0)
-        old_mean, old_var = mean, np.sum(root**2, axis=1)
-        root, mean, mass = half_partition(stacked_cholesky(total[0]), total[1])
-        var = np.sum(root**2, axis=1)
+        answers = list(zip(parts, cavities, strict=True))
+        target = np.stack([pack(over(p, c)) for p, c in answers])
+        old_root, old_mean, mass = solved(total)
+        log_z = mass - log_partition(prior) + sum(p.log_z + solved(c)[2] - mass for p, c in answers)
+        root, mean, _ = solved(total_of(prior, unpack(target)))
+        old_var, var = np.sum(old_root**2, axis=1), np.sum(root**2, axis=1)
         moved = np.max(np.abs(mean - old_mean) / np.sqrt(var))
-        if max(moved, 0.5 * np.max(np.abs(np.log(var / old_var)))) < tol:
-            break
-    return ConditionalNodes(theta, log_z, mean, root, [p.local for p in parts], sites)
+        residual = max(moved, 0.5 * np.max(np.abs(np.log(var / old_var))))
+        nodes = ConditionalNodes(theta, log_z, mean, root, [p.local for p in parts], sites)
+        return Evaluation(target, residual, payload=nodes)
+
+    found = iterate(evaluate, pack(messages), max_iter=max_rounds - 1, tol=tol)
+    return found.evaluation.payload
 
 
 def gaussian_nodes(posterior, d):
     """Return nodes, log weights and the posterior of beta given them for a Gaussian in phi.
 
-    Parameters
-    ----------
-    posterior : Natural
-        Of phi = (beta, theta).
-    d : int
-        Length of beta.
-
-    Returns
-    -------
-    theta : ndarray of shape (M, T)
-    log_weight : ndarray of shape (M,)
-        Of the quadrature rule for the marginal Gaussian of theta.
-    beta : tuple of ndarray
-        mean (M, D) and root (M, D, D) of beta given each node.
+    posterior is that of phi = (beta, theta), d the length of beta. The nodes theta (M, T) and log
+    weights (M,) are of the quadrature rule for the marginal Gaussian of theta; of beta given each
+    node it is (mean (M, D), root (M, D, D)).
     """
     whole = half_partition(stacked_cholesky(posterior.precision[None]), posterior.shift[None])
     root, mean = whole[0][0], whole[1][0]
@@ -154,24 +129,13 @@ class GridSearch(NamedTuple):
     nodes: ConditionalNodes
     weight: np.ndarray
     log_evidence: float
-    step: float
 
 
 def even_grid(evaluate, centre, sd, prior):
-    """Return an even grid in a single theta, extended until both tails are spent.
+    """Return the `GridSearch` of an even grid in one theta, extended until both tails are spent.
 
-    Parameters
-    ----------
-    evaluate : callable
-        Maps theta (M, 1) to `ConditionalNodes`.
-    centre, sd : float
-        Where the first nodes are placed.
-    prior : tuple of float
-        Mean and sd of the normal prior of theta.
-
-    Returns
-    -------
-    GridSearch
+    evaluate maps theta (M, 1) to `ConditionalNodes`; the first nodes are placed by centre and sd;
+    prior is the (mean, sd) of the normal prior of theta.
     """
     step = _STEP * sd
     nodes = evaluate(centre + step * np.arange(-_REACH, _REACH + 1)[:, None])
@@ -188,25 +152,15 @@ def even_grid(evaluate, centre, sd, prior):
             more = nodes.theta[-1, 0] + step * np.arange(1, 4)[:, None]
             nodes = join_nodes([nodes, evaluate(more)])
     log_evidence = float(logsumexp(log_weight) + np.log(step))
-    return GridSearch(nodes, np.exp(log_weight + np.log(step) - log_evidence), log_evidence, step)
+    return GridSearch(nodes, np.exp(log_weight + np.log(step) - log_evidence), log_evidence)
 
 
 def product_grid(evaluate, centre, cov, prior, n=5):
-    """Return a product Gauss-Hermite grid about a Gaussian, weighted by the evidence at each node.
+    """Return the `GridSearch` of a product Gauss-Hermite grid about a Gaussian in theta.
 
-    Parameters
-    ----------
-    evaluate : callable
-        Maps theta (M, T) to `ConditionalNodes`.
-    centre, cov : ndarray of shape (T,) and (T, T)
-    prior : tuple of ndarray
-        Means and sds of the independent normal priors of theta.
-    n : int, default=5
-        Nodes in each direction.
-
-    Returns
-    -------
-    GridSearch
+    Its n nodes in each direction are placed by centre (T,) and cov (T, T), and weighted by the
+    evidence at each; evaluate maps theta (M, T) to `ConditionalNodes`; prior holds the means and
+    the sds of the independent normal priors of theta.
     """
     x, w = gauss_hermite(n)
     t = len(centre)
@@ -217,19 +171,14 @@ def product_grid(evaluate, centre, cov, prior, n=5):
     log_proposal = norm.logpdf(mesh).sum(1) - np.log(np.diagonal(lower)).sum()
     log_weight = log_rule - log_proposal + nodes.log_z + norm.logpdf(nodes.theta, *prior).sum(1)
     log_evidence = float(logsumexp(log_weight))
-    return GridSearch(nodes, np.exp(log_weight - log_evidence), log_evidence, np.nan)
+    return GridSearch(nodes, np.exp(log_weight - log_evidence), log_evidence)
 
 
 class ThetaMarginal:
-    """Distribution of a single theta known at nodes, or Gaussian.
+    """Distribution of a single theta known at nodes (M,) with weights that sum to one, or Gaussian.
 
-    Parameters
-    ----------
-    theta, weight : ndarray of shape (M,)
-        Nodes and weights that sum to one.
-    gaussian : Moments or None
-        If given, theta is this Gaussian and the nodes are those of a quadrature rule for it;
-        otherwise the nodes are an even grid and the log density is interpolated.
+    With `gaussian`, its `Moments`, the nodes are those of a quadrature rule for it; otherwise they
+    are an even grid and the log density is interpolated.
     """
 
     def __init__(self, theta, weight, gaussian=None):
@@ -250,9 +199,8 @@ class ThetaMarginal:
 
     def draw(self, node, rng):
         """Return draws of theta within the cells of the nodes drawn: in phase with them."""
-        u = self.edges[node] + rng.uniform(size=len(node)) * (
-            self.edges[node + 1] - self.edges[node]
-        )
+        low, high = self.edges[node], self.edges[node + 1]
+        u = low + rng.uniform(size=len(node)) * (high - low)
         return self.quantile(np.clip(u, 1e-12, 1.0 - 1e-12))
 
 
@@ -264,7 +212,7 @@ def conditional_start(messages, theta, d):
     k, m = len(messages.shift), len(theta)
     precision = np.broadcast_to(messages.precision[:, None, :d, :d], (k, m, d, d))
     shift = messages.shift[:, None, :d] - theta @ messages.precision[:, d:, :d]
-    return precision, shift
+    return Messages(precision, shift)
 
 
 def prior_of_beta(prior, d):

@@ -22,7 +22,6 @@ from ._arrow import conditional_ep
 __all__ = [
     "SiteState",
     "TiltedSite",
-    "cavity_of_theta",
     "middle_sites",
     "node_rule",
     "tilted_by_nodes",
@@ -75,10 +74,8 @@ def cavity_of_theta(cavity, d):
     lower = checked_cholesky(block)
     cross = solve_triangular(lower, cavity.precision[:d, d:], lower=True)
     half = solve_triangular(lower, cavity.shift[:d], lower=True)
-    marginal = Natural(
-        cavity.precision[d:, d:] - cross.T @ cross, cavity.shift[d:] - cross.T @ half
-    )
-    return marginal, block
+    precision = cavity.precision[d:, d:] - cross.T @ cross
+    return Natural(precision, cavity.shift[d:] - cross.T @ half), block
 
 
 def _relocated(placement, moments):
@@ -116,24 +113,10 @@ def _mixture(log_weight, theta, posterior):
 
 
 def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20):
-    """Return the tilted distribution of one partition under a cavity.
+    """Return the `TiltedSite` of one partition under a cavity, a proper factor of (beta, theta).
 
-    Parameters
-    ----------
-    rows : ArrowRows
-    cavity : Natural
-        Proper factor of (beta, theta).
-    state : SiteState
-    q : int
-        Number of varying coefficients.
-    tol : float
-        Tolerance of the inner EP.
-    max_passes : int, default=20
-        Bound of the inner passes.
-
-    Returns
-    -------
-    TiltedSite
+    state is its `SiteState`, q the number of varying coefficients; tol and max_passes are those of
+    the inner EP.
     """
 
     def solve(theta, block, shift, sites):
@@ -148,27 +131,13 @@ def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20):
 
 
 def tilted_over_theta(solve, cavity, state, max_moves=12):
-    """Return the tilted distribution of rows whose posterior given theta somebody else finds.
+    """Return the `TiltedSite` of rows whose posterior given theta somebody else finds.
 
-    Parameters
-    ----------
-    solve : callable
-        `solve(theta, precision, shift, sites)` maps nodes (M, T), the cavity of beta given them,
-        (D, D) and (M, D), and what it called `sites` last time, to an object with `log_z` (M,),
-        `mean` (M, D), `root` (M, D, D) and `sites`.
-    cavity : Natural
-        Proper factor of (beta, theta).
-    state : SiteState
-    max_moves : int, default=12
-        Bound of the new placements of nodes within one call.
-
-    Returns
-    -------
-    TiltedSite
-
-    Notes
-    -----
-    log Z has to be converged at each node, because its exponential weights the nodes.
+    `solve(theta, precision, shift, sites)` maps nodes (M, T), the cavity of beta given them, (D, D)
+    and (M, D), and what it called `sites` last time, to an object with `log_z` (M,), `mean` (M, D),
+    `root` (M, D, D) and `sites`. log Z has to be converged at each node, because its exponential
+    weights the nodes. The cavity is a proper factor of (beta, theta); max_moves bounds the new
+    placements of nodes within one call.
     """
     placement, sites = Moments(state.centre, state.spread), state.sites
     t = len(placement.mean)
@@ -185,9 +154,8 @@ def tilted_over_theta(solve, cavity, state, max_moves=12):
         log_cavity = theta @ marginal.shift - mass
         log_cavity -= 0.5 * np.einsum("mi,ij,mj->m", theta, marginal.precision, theta)
         log_proposal = -0.5 * np.sum(x**2, 1) - np.sum(np.log(np.diagonal(lower)))
-        log_z, moments = _mixture(
-            log_rule + log_cavity - log_proposal + posterior.log_z, theta, posterior
-        )
+        log_weight = log_rule + log_cavity - log_proposal + posterior.log_z
+        log_z, moments = _mixture(log_weight, theta, posterior)
         if t == 0:
             break
         placement, missed = _relocated(placement, Moments(moments.mean[d:], moments.cov[d:, d:]))

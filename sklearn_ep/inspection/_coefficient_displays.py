@@ -234,10 +234,7 @@ class CoefficientIntervalDisplay:
         ax.errorbar(self.mean, rows, xerr=half, **style)
         ax.axvline(0.0, color="0.5", linewidth=0.8)
         ax.set_yticks(rows, self.names)
-        ax.set(
-            xlabel=f"coefficient, {100 * self.level:g} % interval",
-            title=self.estimator_name,
-        )
+        ax.set(xlabel=f"coefficient, {100 * self.level:g} % interval", title=self.estimator_name)
         self.ax_, self.figure_ = ax, ax.figure
         return self
 

@@ -33,13 +33,7 @@ class ConvergenceDisplay:
     """
 
     def __init__(
-        self,
-        residual,
-        *,
-        tol,
-        objective=None,
-        objective_name="log evidence",
-        estimator_name=None,
+        self, residual, *, tol, objective=None, objective_name="log evidence", estimator_name=None
     ):
         self.residual = residual
         self.tol = tol

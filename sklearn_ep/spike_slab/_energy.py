@@ -15,30 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from .._engine.loop import Evaluation, iterate
+from .._engine.contracts import require
+from .._engine.loop import SILENT, Evaluation, iterate
 
 __all__ = ["EPEnergy", "EnergyState", "regular_ep"]
 
-SMALLEST_SITE = 1e-8  # in slab precisions: the least site of regular EP, which allows no sign
-LOW_SITE = 1e-2  # in slab precisions: sites below enter the posterior by its second step
+# Both in slab precisions; halved or doubled they change evidences by less than 1e-9.
+SMALLEST_SITE = 1e-8  # the least site of regular EP, which allows no sign
+LOW_SITE = 1e-2  # sites below enter the posterior by its second step
 
 
 @dataclass
 class EPEnergy:
-    """A linear model, a prior factor and a noise level; `at` evaluates sites.
+    """A `LinearModel`, a prior factor and a noise variance; `at` evaluates sites.
 
-    Parameters
-    ----------
-    model : LinearModel
-        Rows and columns.
-    factor : SpikeSlab
-        Prior of the coefficients.
-    noise : float
-        Noise variance.
-    n_rows : float
-        Number of rows in the likelihood: total weight, less one for a flat intercept.
-    constant : float, default=0.0
-        Added to the energy, for data in other units than those of the user.
+    The likelihood has `n_rows` rows: the total weight, less one for a flat intercept. `constant` is
+    added to the energy, for data in other units than those of the user.
     """
 
     model: Any
@@ -48,19 +40,18 @@ class EPEnergy:
     constant: float = 0.0
 
     def at(self, sites, start=None):
-        """Evaluate site shifts and precisions, `sites` of shape (2, d).
+        """Evaluate site shifts and precisions (2, d); ImproperPosterior where none is proper.
 
-        `start` is the state before, whose roots start those of the inverse map. Raises
-        ImproperPosterior where the sites leave no proper posterior.
+        `start` is the state before, whose roots start those of the inverse map.
         """
-        marginals = self.model.marginals(
-            sites[1], sites[0], self.noise, LOW_SITE / self.factor.slab_variance
-        )
+        low = LOW_SITE / self.factor.slab_variance
+        marginals = self.model.marginals(sites[1], sites[0], self.noise, low)
         return EnergyState(self, sites, marginals, start)
 
-    def with_parameters(self, noise, slab_variance, logit):
-        """Return the same data under other hyperparameters."""
-        return replace(self, noise=noise, factor=self.factor.with_parameters(slab_variance, logit))
+    def with_parameters(self, h):
+        """Return the same data at hyperparameters h: log noise, log slab variance, logit."""
+        factor = self.factor.with_parameters(np.exp(h[1]), h[2])
+        return replace(self, noise=np.exp(h[0]), factor=factor)
 
 
 class EnergyState:
@@ -69,14 +60,17 @@ class EnergyState:
     def __init__(self, problem, sites, marginals, before=None):
         self.problem, self.sites, self.marginals = problem, sites, marginals
         self.mean, self.var = marginals.mean, marginals.var
-        self._start = None if before is None else before.__dict__.get("matched")
+        self._roots = None if before is None else before.roots
 
     @cached_property
     def matched(self):
         """Cavities whose tilted distributions have the mean and variance of Q."""
-        start = None if self._start is None else self._start.start
-        self._start = None
-        return self.problem.factor.matched(self.mean, self.var, start)
+        return self.problem.factor.matched(self.mean, self.var, self._roots)
+
+    @property
+    def roots(self):
+        """Roots of the inverse map here, or the last known ones where they were not needed."""
+        return vars(self)["matched"].start if "matched" in vars(self) else self._roots
 
     @cached_property
     def energy(self):
@@ -90,12 +84,8 @@ class EnergyState:
     def gradient(self):
         """Derivative of G in the moments (mean, -second moment / 2), shape (2, d)."""
         c = self.matched
-        return np.stack(
-            [
-                self.sites[0] + c.shift - self.mean / self.var,
-                self.sites[1] + c.precision - 1.0 / self.var,
-            ]
-        )
+        linear = self.sites[0] + c.shift - self.mean / self.var
+        return np.stack([linear, self.sites[1] + c.precision - 1.0 / self.var])
 
     @cached_property
     def cavity(self):
@@ -140,18 +130,22 @@ class EnergyState:
         return np.stack([t.mean * (site + precision) - self.cavity[0], site])
 
 
-def regular_ep(problem, sites, *, max_iter, tol, damping, monitor=None):
+def regular_ep(
+    problem, sites, *, max_iter, tol, damping, monitor=SILENT, before=None, energies=True
+):
     """Run parallel EP with positive sites; return the loop's Result, its payload the last state.
 
     Where the fixed point wants a negative site the iteration comes to rest elsewhere: the residual,
-    which knows no bound on the sites, then stays large.
+    which knows no bound on the sites, then stays large. Roots of the inverse map start from those
+    of the state `before`; without `energies`, which cost half a sweep each, none is recorded.
     """
-    before: list[Any] = [None]
+    require("factor", problem.factor, ["tilted", "proper"], "expectation propagation")
+    last = before
 
     def evaluate(x):
-        before[0] = state = problem.at(x, before[0])
-        return Evaluation(
-            state.target, state.residual, record={"objective": state.energy}, payload=state
-        )
+        nonlocal last
+        last = state = problem.at(x, last)
+        record = {"objective": state.energy} if energies else {}
+        return Evaluation(state.target, state.residual, record=record, payload=state)
 
     return iterate(evaluate, sites, max_iter=max_iter, tol=tol, damping=damping, monitor=monitor)

@@ -17,98 +17,77 @@ Gaussian. And a search that begins on confirmed ground ends where it would leave
 finds fixed points.
 """
 
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
-from scipy.special import expit, log_expit, logit
+from scipy.special import expit, log_expit
 
+from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior
 from ._descent import descend
-from ._energy import regular_ep
+from ._energy import SMALLEST_SITE, regular_ep
+from ._hyperparameters import Space, completed_curvature, em_target, energy_gradient
 from ._model_evidence import leading_log_evidence, sampled_log_evidence
-from ._runs import annealed, prior_sites, proper_state
+from ._runs import SWEEPS, RunSettings, annealed, prior_sites, proper_state
 
-__all__ = ["LearningPath", "Space", "learn"]
+__all__ = ["EvidenceSearch", "FoundPlace", "Place"]
 
-SWEEPS = 3  # of EP in a round, after which there is a step of EM
-FIRST_ROUNDS = 3  # before the first step of EM: led by unsettled sites it goes astray
-COARSE_ROUNDS = 20  # from each start, at most
-SAME_MEAN = 0.1  # in slab standard deviations: the coefficients of two starts are the same
-COARSE_TOL = 0.05  # change of a hyperparameter that ends them
-MONOTONE_STEPS = 30
-REACH = 0.5  # of one quasi-Newton search, in logs
-SEARCHES = 6  # at most
-EVALUATIONS = 20  # of each, at most
-EP_SWEEPS = 3
-EP_STEPS = 100  # EM steps where only EP is allowed
-EP_TOL = 1e-3  # largest change of a hyperparameter (logs, logit) that ends them
-INNER_ITER = 10  # descent steps of one evaluation; it starts next to its fixed point
-INNER_TOL = 3e-5
-LOST = 10  # evaluations without a fixed point, if nearly all, that end a search
-INNER_GAIN = 1e-3  # nats: less is not worth a sweep before the hyperparameters are known
-NOISE_FLOOR = 1e-6  # of the variance of y: the evidence of d > n may rise towards interpolation
-SLAB_RANGE = (1e-6, 1e3)  # of var(y) / mean square of X
-SEARCH_ALL = 20_000  # entries of X up to which a search from every start is cheap
-EVIDENCE_ERROR = 3.0  # nats; interpolation with little noise is overrated by as much
-DENSE = 0.5  # prior inclusion of the dense start
-GRADIENT_TOL = 3e-3  # in standard errors of the hyperparameters
+# Each constant is followed by what doc/benchmarks/spike_slab_constants.py finds for half and twice
+# its value: nats of evidence a set, and sweeps as a ratio. Differences below .01 nats are none.
 
-
-@dataclass
-class Space:
-    """Which of (log noise, log slab, logit inclusion) are free, their values and bounds."""
-
-    value: np.ndarray
-    free: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-    @classmethod
-    def of(cls, model, total, noise=None, slab=None, inclusion=None):
-        """Return the space of a problem whose y has variance one; None marks a free parameter."""
-        d = model.X.shape[1]
-        size = model.mean_square(total) or 1.0
-        p = inclusion or min(0.5, max(1.0 / d, min(0.1 * total, 10.0) / d))
-        edge = 0.1 / d if d > 1 else 0.01
-        given = [noise, slab, None if inclusion is None else inclusion / (1 - inclusion)]
-        start = [0.1, 1.0 / (p * d * size), p / (1 - p)]
-        value = np.log([b if a is None else a for a, b in zip(given, start, strict=True)])
-        low = [np.log(NOISE_FLOOR), np.log(SLAB_RANGE[0] / size), logit(edge)]
-        high = [np.log(2.0), np.log(SLAB_RANGE[1] / size), logit(1 - edge)]
-        free = np.array([a is None for a in given])
-        return cls(value, free, np.array(low), np.array(high))
-
-    def at_noise(self, fraction):
-        """Return the start whose noise is this share of the variance of y."""
-        h = self.value.copy()
-        if self.free[0]:
-            h[0] = np.log(fraction)
-            if self.free[1]:
-                h[1] += np.log1p(-fraction)
-        return h
-
-    def dense(self):
-        """Return the space whose start expects the same signal from half of all features."""
-        h = self.value.copy()
-        h[2] = logit(DENSE)
-        if self.free[1]:
-            h[1] += log_expit(self.value[2]) - np.log(DENSE)
-        return replace(self, value=h)
-
-    def moved(self, h, target):
-        """Take the free entries of the target, within their bounds."""
-        return np.where(self.free, np.clip(target, self.low, self.high), h)
+# Rounds before the first step of EM: led by unsettled sites it goes astray. Halved: none, .90.
+# Doubled: -2.1, one of 8 sets ending elsewhere, 1.2. One round: -.9 on 60 x 100 columns.
+FIRST_ROUNDS = 3
+# Coefficients of two starts are the same, in slab standard deviations; the second one then ends.
+# Halved or doubled: none. Never: none, 1.12 at 50 x 500.
+SAME_MEAN = 0.1
+# Nats a row by which a start may be behind the best so far. Halved or doubled: none, 1.0. Without
+# the limit: none, twice the CPU at 150 x 200 with noise.
+HOPELESS = 0.5
+# Change of a hyperparameter that ends coarse steps. Halved: none, .91. Doubled: none, .99.
+COARSE_TOL = 0.05
+# Largest damping of learning, the default of `damping`: undamped parallel EP oscillates.
+COARSE_DAMPING = 0.5
+# Reach of one quasi-Newton search, in logs, and searches at most. Halved: none, 1.07 and .86; on
+# twelve other sets -.5 for either one (two of 12, -3 at worst). Doubled: none, .99 and 1.15.
+REACH, SEARCHES = 0.5, 6
+# Evaluations of each at most; a search ends when half of them and three in four of those made find
+# no fixed point. Halved: none, .99. Doubled: none, 1.0.
+EVALUATIONS = 20
+# Change of a hyperparameter (logs, logit) that ends EM by EP alone. Halved: none, 1.04. Doubled:
+# none, .93.
+EP_TOL = 1e-3
+# Descent steps of one evaluation, which starts next to its fixed point, and their tolerance.
+# Halved: none, 1.05 and 1.02. Doubled: none, 1.10 and .98.
+INNER_ITER, INNER_TOL = 10, 3e-5
+# Nats that make a sweep worth while before the hyperparameters are known. Halved: none, 1.01.
+# Doubled: none, .99. Zero: 1.08.
+INNER_GAIN = 1e-3
+# Entries of X up to which every start is searched. Halved: none. Doubled: +1.8 but -1.1 nats a
+# held-out row (two of 4 sets), 3.3.
+SEARCH_ALL = 20_000
+# Nats that single models may be short of the evidence of EP, which overrates interpolation with
+# little noise by as much. Halved: none, 1.0. Doubled: none, .80.
+EVIDENCE_ERROR = 3.0
+# Models drawn, and visited by the search, to check the evidence. Halved or doubled: none, 1.0; on
+# six other wide sets N_LEADING doubled: +4.2, all of it on one.
+N_MODELS, N_LEADING = 64, 20
+# Gradient that ends a search, in standard errors of the hyperparameters. Halved: none, 1.02.
+# Doubled: none, .98.
+GRADIENT_TOL = 3e-3
 
 
 @dataclass
-class LearningPath:
-    """A place of the search: hyperparameters with the state that belongs to them."""
+class Place:
+    """Hyperparameters h with the state that belongs to them; `seed` draws its single models."""
 
     h: np.ndarray
     state: Any
+    seed: int
 
     @property
     def energy(self):
@@ -118,9 +97,9 @@ class LearningPath:
     @cached_property
     def sure_energy(self):
         """Energy with the evidence that single models confirm, within `EVIDENCE_ERROR`."""
-        evidence = sampled_log_evidence(self.state)
+        evidence = sampled_log_evidence(self.state, self.seed, N_MODELS)
         if evidence < -self.state.energy - EVIDENCE_ERROR:
-            evidence = max(evidence, leading_log_evidence(self.state))
+            evidence = max(evidence, leading_log_evidence(self.state, N_LEADING))
         return self.energy - self.state.energy - evidence
 
     @property
@@ -128,269 +107,212 @@ class LearningPath:
         """Whether single models confirm the evidence."""
         return self.sure_energy < self.energy + EVIDENCE_ERROR
 
+    def same_mean(self, other):
+        """Whether the coefficients are those of a place where an earlier start ended."""
+        scale = np.exp(0.5 * max(self.h[1], other.h[1]))
+        return np.abs(self.state.mean - other.state.mean).max() < SAME_MEAN * scale
+
+
+@dataclass
+class FoundPlace:
+    """Outcome of learning: the place, which noise starts were searched, whether it is dense."""
+
+    place: Place
+    searched: str
+    dense: bool = False
+
 
 class _Astray(Exception):
     """A search has left the fixed points and the evidence that is confirmed."""
 
 
-def with_h(problem, h):
-    """Return the problem at hyperparameters (log noise, log slab, logit inclusion)."""
-    return problem.with_parameters(np.exp(h[0]), np.exp(h[1]), h[2])
+@dataclass
+class EvidenceSearch:
+    """Maximisation of the evidence over the free hyperparameters of a space.
 
-
-def _statistics(state):
-    """Expected squared error, squared slab coefficients, included features and indicators."""
-    q, factor, t = state.marginals, state.problem.factor, state.matched_tilted
-    # one indicator a group: its members agree, so each counts its share
-    share = factor.per_indicator(t.inclusion).sum()
-    second = t.inclusion @ (t.slab_var + t.slab_mean**2)
-    return q.squared_error + q.trace, second, t.inclusion.sum(), share
-
-
-def gradient(state, h):
-    """Derivative of the energy in (log noise, log slab, logit inclusion) at a fixed point."""
-    squares, second, features, indicators = _statistics(state)
-    p = state.problem
-    return np.array(
-        [
-            0.5 * (p.n_rows - squares / p.noise),
-            0.5 * (features - second / p.factor.slab_variance),
-            p.factor.n_indicators(len(state.mean)) * expit(h[2]) - indicators,
-        ]
-    )
-
-
-def em_target(state):
-    """Maximiser of the expected log density of data and coefficients at a state."""
-    squares, second, features, indicators = _statistics(state)
-    p = state.problem
-    share = (indicators + 1.0) / (p.factor.n_indicators(len(state.mean)) + 2.0)
-    tiny = np.finfo(float).tiny
-    return np.array(
-        [
-            np.log(max(squares / max(p.n_rows, tiny), tiny)),
-            np.log(max(second, tiny) / max(features, tiny)),
-            logit(np.clip(share, tiny, 1 - 1e-16)),
-        ]
-    )
-
-
-def _curvature(state, h):
-    """What EM divides the gradient by: the information of the completed data."""
-    features = state.matched.inclusion.sum()
-    p = expit(h[2])
-    m = state.problem.factor.n_indicators(len(state.mean))
-    return np.array([0.5 * state.problem.n_rows, 0.5 * features, m * p * (1 - p)])
-
-
-def _em(problem, space, place, settings, limit, known):
-    """EM steps, each after a round of EP sweeps; return the place of least energy.
-
-    Ends when the hyperparameters settle, when a round leads uphill (with many correlated columns
-    parallel EP diverges), when the energy is above `limit`, or when the means are those of the
-    `known` place. Energy and statistics are only had where a round ends: they cost half a sweep.
+    In the `EPEnergy` y has variance one; its hyperparameters may be any. `fractions` are the noise
+    starts, as shares of that variance; one is enough where the noise is given. With algorithm "ep"
+    the search is by EM alone. `seed` draws the single models that check the evidence.
     """
-    h, sites, state = place.h, place.state.sites, place.state
-    damping = min(settings.damping, 0.5)
-    for turn in range(COARSE_ROUNDS):
-        here = with_h(problem, h)
-        try:
-            for _ in range(SWEEPS - 1):
-                sites = sites + damping * (here.at(sites).target - sites)
-            state = here.at(sites, state)
-            sites = sites + damping * (state.target - sites)
-        except ImproperPosterior:
-            break
-        new = LearningPath(h, state)
-        if not new.energy < place.energy:
-            break
-        place = new
-        if turn + 1 < FIRST_ROUNDS:
-            continue
-        if place.energy > limit or _same_mean(place, known):
-            break
-        h = space.moved(h, em_target(state))
-        if np.abs(h - place.h).max() < COARSE_TOL:
-            break
-    return place
 
+    problem: Any
+    space: Space
+    fractions: Any
+    settings: RunSettings
+    seed: int
 
-def _same_mean(place, known):
-    """Whether the coefficients are those of a place where an earlier start ended."""
-    if known is None:
-        return False
-    scale = np.exp(0.5 * max(place.h[1], known.h[1]))
-    return np.abs(place.state.mean - known.state.mean).max() < SAME_MEAN * scale
+    def learn(self, warm=None):
+        """Return a `FoundPlace`; (h, sites) of a warm start take the place of noise starts."""
+        needs = ("with_parameters", "per_indicator", "n_indicators", "members")
+        require("factor", self.problem.factor, needs, "learning")
+        if warm is not None:
+            h = np.where(self.space.free, warm[0], self.space.value)
+            found = FoundPlace(self._refined(self._proper(h, warm[1])), "warm")
+        else:
+            found = self._from_starts(self.space)
+        if not self.space.free[2] or found.place.confirmed:
+            return found
+        dense = self._from_starts(self.space.dense())
+        dense.dense = True
+        # a later place has to win by more than the error of the evidence
+        better = dense.place.sure_energy < found.place.sure_energy - EVIDENCE_ERROR
+        return dense if better else found
 
+    def _proper(self, h, sites):
+        return Place(h, proper_state(self.problem.with_parameters(h), sites), self.seed)
 
-def _ep_em(problem, space, place, settings):
-    """EM by regular EP alone, a few sweeps a step, until the hyperparameters stand still."""
-    h, sites = place.h, np.maximum(place.state.sites, [[-np.inf], [1e-8 / np.exp(place.h[1])]])
-    for _ in range(EP_STEPS):
-        try:
-            out = regular_ep(
-                with_h(problem, h), sites, max_iter=EP_SWEEPS, tol=settings.tol,
-                damping=min(settings.damping, 0.5),
-            )  # fmt: skip
-        except ImproperPosterior:
-            break
-        place, sites = LearningPath(h, out.evaluation.payload), out.x
-        h = space.moved(h, em_target(place.state))
-        if np.abs(h - place.h).max() < EP_TOL:
-            break
-    return place
+    def _from_starts(self, space):
+        """Maximum reached from the best of the noise starts, all searched where that is cheap."""
+        fractions = self.fractions if space.free[0] else self.fractions[:1]
+        if self.problem.model.X.size <= SEARCH_ALL and self.settings.algorithm != "ep":
+            return FoundPlace(self._best_of_all(space, fractions), "all")
+        place: Any = None
+        for fraction in fractions:
+            limit = np.inf if place is None else place.energy + HOPELESS * self.problem.n_rows
+            new = self._coarse(space, fraction, limit, place)
+            place = new if place is None or new.energy < place.energy else place
+        return FoundPlace(self._refined(place), "best")
 
+    def _best_of_all(self, space, fractions):
+        """Search from every start; a later one has to win by the error of the evidence."""
+        best: Any = None
+        for fraction in fractions:
+            new = self._refined(self._coarse(space, fraction))
+            best = new if best is None or new.energy < best.energy - EVIDENCE_ERROR else best
+        return best
 
-def _coarse(problem, space, fraction, settings, limit=np.inf, known=None):
-    """Place reached from one noise start by a few steps of EM."""
-    h = space.at_noise(fraction)
-    start = with_h(problem, h)
-    sites = prior_sites(start)
-    if not space.free[0]:
+    def _coarse(self, space, fraction, limit=np.inf, known=None):
+        """Place reached from one noise start by a few steps of EM."""
+        h = space.at_noise(fraction)
+        problem = self.problem.with_parameters(h)
+        sites = prior_sites(problem)
+        if not space.free[0]:
+            tol = self.settings.tol
+            sites = annealed(problem, sites, lambda p, s: self._swept(p, s, SWEEPS, tol=tol).x)
+        return self._em(Place(h, problem.at(sites), self.seed), limit, known)
 
-        def sweep(p, x):
-            return regular_ep(p, x, max_iter=3, tol=settings.tol, damping=0.5).x
+    def _refined(self, place):
+        """Maximum of the evidence near the place where coarse steps ended."""
+        if self.settings.algorithm == "ep":
+            return self._ep_em(place)
+        return self._search(self._monotone_em(place))
 
-        sites = annealed(start, sites, 0.3, sweep)
-    place = LearningPath(h, start.at(sites))
-    return _em(problem, space, place, settings, limit, known)
-
-
-def _monotone_em(problem, space, place):
-    """EM steps after descent steps: the energy falls in both. Leads into reach of the search."""
-    for _ in range(MONOTONE_STEPS):
-        state = descend(place.state, max_iter=2, tol=INNER_TOL).evaluation.payload
-        h = space.moved(place.h, em_target(state))
-        change = np.abs(h - place.h).max()
-        place = LearningPath(h, proper_state(with_h(problem, h), state.sites))
-        if change < COARSE_TOL:
-            break
-    return place
-
-
-def _search(problem, space, place):
-    """Quasi-Newton searches, each within reach of the last one's best; return the best place."""
-    best = LearningPath(place.h, _settled(place.state)[0])
-    for _ in range(SEARCHES):
-        centre = np.clip(best.h, space.low, space.high)
-        try:
-            best = _search_near(problem, space, best, centre)
-        except _Astray:
-            break
-        if np.abs(best.h - centre).max() < 0.99 * REACH:
-            break
-    return best
-
-
-def _search_near(problem, space, place, centre):
-    """Quasi-Newton search in a box: a far step may leave the fixed point for a worse one.
-
-    Where the energy falls towards evidence that is not confirmed, sites often do not settle, and
-    each evaluation is dear. A search that begins on confirmed ground does not follow it there.
-    """
-    free = space.free
-    scale = np.sqrt(np.maximum(_curvature(place.state, place.h)[free], 1e-2))
-    best, settled = [place], []
-
-    def value(x):
-        h = place.h.copy()
-        h[free] = x / scale
-        state, at_rest = _settled(proper_state(with_h(problem, h), best[0].state.sites))
-        new = LearningPath(h, state)
-        if new.energy < best[0].energy:
-            best[0] = new
-        settled.append(at_rest)
-        lost = len(settled) - sum(settled)
-        if lost > max(LOST, 0.75 * len(settled)) and place.confirmed and not best[0].confirmed:
-            raise _Astray
-        slope = gradient(state, h) + [0.0, 0.0, 2 * expit(h[2]) - 1]
-        return new.energy, slope[free] / scale
-
-    low = np.maximum(space.low, centre - REACH)[free] * scale
-    high = np.minimum(space.high, centre + REACH)[free] * scale
-    try:
-        minimize(
-            value, centre[free] * scale, jac=True, method="L-BFGS-B",
-            bounds=list(zip(low, high, strict=True)),
-            options={"gtol": GRADIENT_TOL, "ftol": 1e-11, "maxfun": EVALUATIONS},
+    def _swept(self, problem, sites, sweeps, before=None, tol=0.0):
+        """Outcome of a few sweeps of EP, without the energy on the way."""
+        return regular_ep(
+            problem, sites, max_iter=sweeps, tol=tol, before=before, energies=False,
+            damping=min(self.settings.damping, COARSE_DAMPING),
         )  # fmt: skip
-    except ImproperPosterior:
-        # no posterior can be had where the search wants to go: what was reached so far stands
-        return best[0]
-    return best[0]
+
+    def _em(self, place, limit, known):
+        """EM steps, each after a round of EP sweeps; return the place of least energy.
+
+        Ends when the hyperparameters settle, when a round leads uphill (with many correlated
+        columns parallel EP diverges), when the energy is above `limit`, or when the means are those
+        of the `known` place. Energy and statistics are only had where a round ends: they cost half
+        a sweep.
+        """
+        h, sites = place.h, place.state.sites
+        damping = min(self.settings.damping, COARSE_DAMPING)
+        for turn in range(self.settings.max_iter):
+            problem = self.problem.with_parameters(h)
+            try:
+                out = self._swept(problem, sites, SWEEPS - 1, place.state)
+            except ImproperPosterior:
+                break
+            # the last sweep of a round is not looked at before the next one
+            sites = out.x + damping * (out.evaluation.target - out.x)
+            new = Place(h, out.evaluation.payload, self.seed)
+            if not new.energy < place.energy:
+                break
+            place = new
+            if turn + 1 < FIRST_ROUNDS:
+                continue
+            if place.energy > limit or (known is not None and place.same_mean(known)):
+                break
+            h = self.space.moved(h, em_target(place.state))
+            if np.abs(h - place.h).max() < COARSE_TOL:
+                break
+        return place
+
+    def _ep_em(self, place):
+        """EM by regular EP alone, a few sweeps a step, until the hyperparameters stand still."""
+        least = SMALLEST_SITE / np.exp(place.h[1])
+        h, sites = place.h, np.maximum(place.state.sites, [[-np.inf], [least]])
+        for _ in range(self.settings.max_iter):
+            problem = self.problem.with_parameters(h)
+            try:
+                out = self._swept(problem, sites, SWEEPS, tol=self.settings.tol)
+            except ImproperPosterior:
+                break
+            place, sites = Place(h, out.evaluation.payload, self.seed), out.x
+            h = self.space.moved(h, em_target(place.state))
+            if np.abs(h - place.h).max() < EP_TOL:
+                break
+        return place
+
+    def _monotone_em(self, place):
+        """EM steps after descent steps: the energy falls in both. Leads into reach of a search."""
+        for _ in range(self.settings.max_iter):
+            state = descend(place.state, max_iter=2, tol=INNER_TOL).evaluation.payload
+            h = self.space.moved(place.h, em_target(state))
+            change = np.abs(h - place.h).max()
+            place = self._proper(h, state.sites)
+            if change < COARSE_TOL:
+                break
+        return place
+
+    def _search(self, place):
+        """Quasi-Newton searches, each within reach of the last one's best; return the best."""
+        best = Place(place.h, _settled(place.state)[0], self.seed)
+        for _ in range(SEARCHES):
+            centre = np.clip(best.h, self.space.low, self.space.high)
+            try:
+                best = self._search_near(best, centre)
+            except _Astray:
+                break
+            if np.abs(best.h - centre).max() < 0.99 * REACH:
+                break
+        return best
+
+    def _search_near(self, place, centre):
+        """Quasi-Newton search in a box: a far step may leave the fixed point for a worse one.
+
+        Where the energy falls towards evidence that is not confirmed, sites often do not settle and
+        each evaluation is dear: from confirmed ground the search does not follow it there.
+        """
+        free = self.space.free
+        scale = np.sqrt(np.maximum(completed_curvature(place.state, place.h)[free], 1e-2))
+        best, settled = place, []
+
+        def value(x):
+            nonlocal best
+            h = place.h.copy()
+            h[free] = x / scale
+            state, at_rest = _settled(self._proper(h, best.state.sites).state)
+            new = Place(h, state, self.seed)
+            if new.energy < best.energy:
+                best = new
+            settled.append(at_rest)
+            many_lost = settled.count(False) > max(EVALUATIONS / 2, 0.75 * len(settled))
+            if many_lost and place.confirmed and not best.confirmed:
+                raise _Astray
+            slope = energy_gradient(state, h) + [0.0, 0.0, 2 * expit(h[2]) - 1]
+            return new.energy, slope[free] / scale
+
+        low = np.maximum(self.space.low, centre - REACH)[free] * scale
+        high = np.minimum(self.space.high, centre + REACH)[free] * scale
+        # where no posterior can be had on the way the best place so far stands
+        with suppress(ImproperPosterior):
+            minimize(
+                value, centre[free] * scale, jac=True, method="L-BFGS-B",
+                bounds=list(zip(low, high, strict=True)),
+                options={"gtol": GRADIENT_TOL, "ftol": 1e-11, "maxfun": EVALUATIONS},
+            )  # fmt: skip
+        return best
 
 
 def _settled(state):
     """State led to its fixed point as far as a few steps go, and whether they were enough."""
     out = descend(state, max_iter=INNER_ITER, tol=INNER_TOL, least_gain=INNER_GAIN)
-    return out.evaluation.payload, out.converged or out.n_iter < INNER_ITER
-
-
-def _refined(problem, space, place, settings):
-    """Maximum of the evidence near the place where coarse steps ended."""
-    if settings.algorithm == "ep":
-        return _ep_em(problem, space, place, settings)
-    return _search(problem, space, _monotone_em(problem, space, place))
-
-
-def _best_of_all(problem, space, starts, settings):
-    """Search from every start; a later one has to win by more than the error of the evidence."""
-    best = None
-    for fraction in starts:
-        new = _refined(problem, space, _coarse(problem, space, fraction, settings), settings)
-        if best is None or new.energy < best.energy - EVIDENCE_ERROR:
-            best = new
-    return best
-
-
-def _from_starts(problem, space, starts, settings):
-    """Maximum reached from the best of the noise starts, all searched where that is cheap."""
-    if problem.model.X.size <= SEARCH_ALL and settings.algorithm != "ep":
-        return _best_of_all(problem, space, starts, settings)
-    place: Any = None
-    for fraction in starts:
-        limit = np.inf if place is None else place.energy + 20 + 0.2 * problem.n_rows
-        new = _coarse(problem, space, fraction, settings, limit, place)
-        place = new if place is None or new.energy < place.energy else place
-    return _refined(problem, space, place, settings)
-
-
-def _confirmed(problem, space, place, starts, settings):
-    """Return the place if its evidence is confirmed, or a dense one that is surely better."""
-    if place.confirmed:
-        return place
-    dense = _from_starts(problem, space.dense(), starts, settings)
-    return dense if dense.sure_energy < place.sure_energy - EVIDENCE_ERROR else place
-
-
-def learn(problem, space, fractions, settings, warm=None):
-    """Maximise the evidence over the free hyperparameters.
-
-    Parameters
-    ----------
-    problem : EPEnergy
-        Any hyperparameters; y has variance one.
-    space : Space
-        What is free.
-    fractions : sequence of float
-        Noise starts, as shares of the variance of y; one is enough where the noise is given.
-    settings : RunSettings
-        With algorithm "ep" the search is by EM alone.
-    warm : tuple (h, sites), default=None
-        Start from here instead.
-
-    Returns
-    -------
-    LearningPath
-        Hyperparameters and state of the largest evidence found.
-    """
-    starts = fractions if space.free[0] else fractions[:1]
-    if warm is not None:
-        h = np.where(space.free, warm[0], space.value)
-        place = LearningPath(h, proper_state(with_h(problem, h), warm[1]))
-        place = _refined(problem, space, place, settings)
-    else:
-        place = _from_starts(problem, space, starts, settings)
-    if not space.free[2]:
-        return place
-    return _confirmed(problem, space, place, starts, settings)
+    return out.evaluation.payload, out.reason != "max_iter"

@@ -14,32 +14,20 @@ from .._engine.gaussian import checked_cholesky, triangular_solve
 
 __all__ = ["leading_log_evidence", "sampled_log_evidence"]
 
-N_MODELS = 64
-N_LEADING = 20
-N_DOUBTFUL = 50  # indicators whose exchange the search tries
-SURE = 1e-12  # inclusion probabilities of the proposal keep this distance from 0 and 1
+# Indicators whose exchange the search tries. Halved or doubled: no change of the fits of
+# doc/benchmarks/spike_slab_constants.py.
+N_DOUBTFUL = 50
+SURE = 1e-12  # distance of the proposal's probabilities from 0 and 1: logs stay finite
 
 
-def sampled_log_evidence(state, n_models=N_MODELS):
-    """Estimate the log evidence by models drawn from the inclusion probabilities of a state.
+def sampled_log_evidence(state, seed, n_models):
+    """Estimate the log evidence by models drawn from the matched inclusion probabilities.
 
     The mean of p(y, model) / q(model) is unbiased for the evidence. It falls short where the
     probabilities describe the posterior badly, and by Markov's inequality its logarithm is above
-    the truth by t with probability exp(-t) at most.
-
-    Parameters
-    ----------
-    state : EnergyState
-        Its prior factors are spike-and-slab; only the matched inclusion probabilities matter.
-    n_models : int, default=64
-        Models drawn; that many tell an error of some nats.
-
-    Returns
-    -------
-    float
-        Logarithm of the estimate. The random numbers are the same at each call and are dealt out
-        in the order of the probabilities: the order of the columns does not matter. A model of k
-        columns costs O(d + n k min(n, k)).
+    the truth by t with probability exp(-t) at most. The random numbers are dealt out in the order
+    of the probabilities: the order of the columns does not matter. A model of k columns costs
+    O(d + n k min(n, k)).
     """
     factor = state.problem.factor
     on = np.clip(factor.per_indicator(state.matched.inclusion), SURE, 1 - SURE)
@@ -47,7 +35,7 @@ def sampled_log_evidence(state, n_models=N_MODELS):
     on = on[order]
     gain_in, gain_out = factor.logit - np.log(on), -np.log1p(-on)
     nothing, gain = gain_out.sum(), gain_in - gain_out
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     weights = []
     for _ in range(n_models):
         drawn = np.flatnonzero(rng.random(len(on)) < on)
@@ -57,25 +45,12 @@ def sampled_log_evidence(state, n_models=N_MODELS):
     return float(prior + logsumexp(weights) - np.log(n_models))
 
 
-def leading_log_evidence(state, n_rounds=N_LEADING):
-    """Bound the log evidence from below by the models that a search finds.
+def leading_log_evidence(state, n_rounds):
+    """Bound the log evidence from below by the sum of p(y, model) over models that a search finds.
 
-    Begins at the indicators with more than half a probability. Each round visits the best model
-    that is known and not visited yet, and evaluates all that differ from it in one of the 50
-    indicators most in doubt.
-
-    Parameters
-    ----------
-    state : EnergyState
-        Its prior factors are spike-and-slab; only the matched inclusion probabilities matter.
-    n_rounds : int, default=20
-        Models visited.
-
-    Returns
-    -------
-    float
-        Logarithm of the sum of p(y, model) over the models evaluated, 50 a round at most, each of
-        which costs O(n k min(n, k)).
+    Begins at the indicators with more than half a (matched) probability. Each round visits the best
+    model that is known and not visited yet, and evaluates all that differ from it in one of the 50
+    indicators most in doubt, O(n k min(n, k)) each.
     """
     factor = state.problem.factor
     on = factor.per_indicator(state.matched.inclusion)

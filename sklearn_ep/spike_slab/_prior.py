@@ -65,9 +65,9 @@ class SpikeSlab:
 
     def members(self, indicators: np.ndarray) -> np.ndarray:
         """Return the features that some indicators switch on."""
-        return (
-            indicators if self.groups is None else np.flatnonzero(np.isin(self.groups, indicators))
-        )
+        if self.groups is None:
+            return indicators
+        return np.flatnonzero(np.isin(self.groups, indicators))
 
     def n_indicators(self, n_features: int) -> int:
         """Return the number of indicators."""
@@ -91,14 +91,9 @@ class SpikeSlab:
         score = self.total(0.5 * (shift * slab_mean - np.log(scale)))
         r = self.logit + score
         on, off = self.spread(expit(r)), self.spread(expit(-r))
-        return TiltedSpikeSlab(
-            on * slab_mean,
-            on * (slab_var + off * slab_mean**2),
-            on,
-            slab_mean,
-            slab_var,
-            log_expit(-self.logit) - log_expit(-r),
-        )
+        mean, var = on * slab_mean, on * (slab_var + off * slab_mean**2)
+        log_z = log_expit(-self.logit) - log_expit(-r)
+        return TiltedSpikeSlab(mean, var, on, slab_mean, slab_var, log_z)
 
     def matched(
         self, mean: np.ndarray, var: np.ndarray, start: np.ndarray | None = None
@@ -114,13 +109,10 @@ class SpikeSlab:
     def fisher(self, t: TiltedSpikeSlab) -> tuple[np.ndarray, ...]:
         """Covariance of (w, -w^2/2) under each feature's tilted marginal: entries 11, 12, 22."""
         on, mu, s = t.inclusion, t.slab_mean, t.slab_var
-        half = 0.5 * (s + mu * mu)
-        spread = on * (1 - on)
-        return (
-            on * s + spread * mu * mu,
-            -(on * s * mu + spread * mu * half),
-            on * (0.5 * s * s + mu * mu * s) + spread * half * half,
-        )
+        half, spread = 0.5 * (s + mu * mu), on * (1 - on)
+        cross = -(on * s * mu + spread * mu * half)
+        square = on * (0.5 * s * s + mu * mu * s) + spread * half * half
+        return on * s + spread * mu * mu, cross, square
 
     def fisher_parts(
         self, t: TiltedSpikeSlab
@@ -177,8 +169,7 @@ class _InverseMap:
         """(E w^2 rho - mean^2) / var of every feature, written without the cancellation."""
         if self.factor.groups is None:
             return share
-        part = self.excess + self.factor.spread(self.room * share)
-        return part * self.second / self.var
+        return (self.excess + self.factor.spread(self.room * share)) * self.second / self.var
 
     def _value(self, u: np.ndarray, pick: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return h and its derivative at some of the indicators; `pick` selects them."""

@@ -1,29 +1,23 @@
 """Sparse linear regression with spike-and-slab priors by convergent expectation propagation."""
 
-import numbers
-
 import numpy as np
-from scipy.special import expit, logit
+from scipy.special import expit
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._estimator.base import VersionedEstimator
-from .._estimator.checks import check_choice, check_common, check_number, validate_training
+from .._estimator.checks import check_number
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
-from .._estimator.fitting import FitMonitor, restore_on_error, warn_not_converged
-from ._design import make_design
-from ._energy import EPEnergy
-from ._learning import Space, learn, with_h
-from ._prediction import SpikeSlabPrediction
-from ._prior import SpikeSlab
-from ._runs import WORTH_RETRYING, RunSettings, Watch, distinct, explore, run, run_start
+from .._estimator.fitting import FitMonitor, restore_on_error, run_attributes, warn_not_converged
+from ._fit import fit_plan
+from ._plan import make_plan
+from ._posterior import CoefficientPosterior, predictive
 
 __all__ = ["SpikeSlabRegressor"]
 
 
-class SpikeSlabRegressor(
-    SpikeSlabPrediction, CallbackSupportMixin, RegressorMixin, VersionedEstimator
-):
+class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimator):
     """Linear regression in which each coefficient is zero with positive probability.
 
     y = X w + intercept + noise; w_i is zero with probability 1 - `prior_inclusion` and normal with
@@ -71,7 +65,9 @@ class SpikeSlabRegressor(
     n_jobs : int or None, default=None
         Workers for the starts of `n_init`.
     random_state : int, RandomState instance or None, default=None
-        Seed of the random starts (the fourth and later ones).
+        Seed of the random starts of `n_init` (the fourth and later ones) and of the single models
+        that check the evidence. With None the models are the same in every fit, for they only
+        decide between starts.
     verbose : int, default=0
         Print a line an iteration.
 
@@ -101,6 +97,13 @@ class SpikeSlabRegressor(
         Their number.
     algorithm_used_ : str
         "ep", "convergent" or "double_loop": what ended the run.
+    search_used_ : str
+        Where the evidence was maximised: "all" noise starts (up to 20,000 entries of X), the "best"
+        of them after a few coarse steps of EM (beyond, and with algorithm="ep"), "warm" for the
+        last fit, "none" where nothing was to be learned.
+    dense_start_used_ : bool
+        Whether the fit comes from a dense start, because single models did not confirm the evidence
+        of sparse ones; see Notes.
     site_precision_ : ndarray of shape (d,)
         Precisions of the EP sites, for coefficients of standardised columns; may be negative.
     site_shift_ : ndarray of shape (d,)
@@ -109,6 +112,9 @@ class SpikeSlabRegressor(
         Iterations of the run that was kept, at its final hyperparameters.
     converged_ : bool
         Whether the residual fell below `tol`.
+    stop_reason_ : str
+        Why the run ended: "converged", "max_iter", "stuck" (the energy cannot be lowered) or
+        "asked" (by a callback).
     history_ : dict of str to ndarray of shape (n_iter_,)
         "residual" of an undamped sweep and "objective", the energy, whose value at a fixed point is
         minus the log evidence. It never rises with ``algorithm="convergent"``; with "auto" it
@@ -192,29 +198,6 @@ class SpikeSlabRegressor(
         self.random_state = random_state
         self.verbose = verbose
 
-    # ------------------------------------------------------------------------ fitting
-
-    def _check_parameters(self):
-        check_common(self)
-        check_choice("algorithm", self.algorithm, ["auto", "ep", "convergent", "double_loop"])
-        check_number("n_init", self.n_init, 1, integer=True)
-        for name, high in (
-            ("noise_variance", None),
-            ("slab_variance", None),
-            ("prior_inclusion", 1),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                check_choice(name, value, ["auto"])
-            else:
-                check_number(name, value, 0, high, boundaries="neither")
-                if not np.isfinite(value):
-                    raise ValueError(f"{name} must be finite, got {value!r}.")
-        if isinstance(self.noise_starts, str | numbers.Number) or len(self.noise_starts) == 0:
-            raise ValueError(f"noise_starts must be a sequence, got {self.noise_starts!r}.")
-        for fraction in self.noise_starts:
-            check_number("noise_starts", fraction, 0, 1, boundaries="neither")
-
     @restore_on_error
     @with_callbacks
     def fit(self, X, y, sample_weight=None, groups=None):
@@ -242,121 +225,158 @@ class SpikeSlabRegressor(
         ValueError
             If a parameter or the data are not usable; the estimator is then as it was before.
         """
-        self._check_parameters()
-        training = validate_training(self, X, y, sample_weight, ensure_min_samples=2)
-        groups = _checked_groups(groups, training.X.shape[1])
-        if self.fit_intercept and training.weight.sum() <= 1:
-            raise ValueError("sample_weight adds up to at most one row, which the intercept takes.")
-        owned = not self.copy_X or not np.may_share_memory(training.X, X)
-        design, model = make_design(
-            training, fit_intercept=self.fit_intercept, standardize=self.standardize, owned=owned
+        plan = make_plan(self, X, y, sample_weight, groups)
+        monitor = FitMonitor(
+            self, X, y, self.max_iter, lambda state: _posterior_attributes(plan.units, state)
         )
-        warm = self._warm(design, model.X.shape[1], groups)
-        return self._fit_design(design, model, groups, warm, X, y)
-
-    def _space(self, design, model):
-        """Hyperparameters in working units."""
-        unit = design.y_scale**2
-        noise, slab, inclusion = (
-            None if isinstance(value, str) else value
-            for value in (self.noise_variance, self.slab_variance, self.prior_inclusion)
-        )
-        return Space.of(
-            model,
-            design.total,
-            None if noise is None else noise / unit,
-            None if slab is None else slab / unit,
-            inclusion,
-        )
-
-    def _warm(self, design, d, groups):
-        """Sites and hyperparameters of the last fit in the units of this one, or None."""
-        if not self.warm_start or getattr(self, "_warm_shape", None) != (d, groups is None):
-            return None
-        unit = design.y_scale
-        h = np.log([self.noise_variance_ / unit**2, self.slab_variance_ / unit**2, 1.0])
-        h[2] = logit(self.prior_inclusion_)
-        return h, np.stack([self.site_shift_ * unit, self.site_precision_ * unit**2])
-
-    def _fit_design(self, design, model, groups, warm, X, y):
-        settings = RunSettings(self.algorithm, self.damping, self.max_iter, self.tol)
-        space = self._space(design, model)
-        factor = SpikeSlab(np.exp(space.value[1]), space.value[2], groups)
-        constant = design.n_rows * np.log(design.y_scale)
-        problem = EPEnergy(model, factor, np.exp(space.value[0]), design.n_rows, constant)
-        sites = None if warm is None else warm[1]
-        if space.free.any():
-            place = learn(problem, space, list(self.noise_starts), settings, warm)
-            problem, sites = with_h(problem, place.h), place.state.sites
-        best, others = self._run(problem, settings, sites, design, X, y)
-        for name, value in self._attributes(best.state, design).items():
-            setattr(self, name, value)
-        self._keep(best, others, groups)
-        if not best.converged:
-            residual = best.history["residual"][-1]
-            warn_not_converged(type(self).__name__, residual, self.tol, self.n_iter_)
+        fit = fit_plan(plan, monitor)
+        monitor.finish()
+        self._store(plan, fit)
+        if not self.converged_:
+            warn_not_converged(self)
         return self
 
-    def _run(self, problem, settings, sites, design, X, y):
-        """Run the starts; return the run that is kept, watched by the callbacks, and all runs."""
-        runs, start = [], 0
-        if self.n_init > 1:
-            rng = check_random_state(self.random_state)
-            seeds = rng.randint(np.iinfo(np.int32).max, size=self.n_init)
-            runs = explore(problem, settings, self.n_init, seeds, sites=sites, n_jobs=self.n_jobs)
-            start = max(range(self.n_init), key=lambda k: (runs[k].converged, runs[k].log_evidence))
-        monitor = FitMonitor(
-            self, X, y, self.max_iter, lambda state: self._attributes(state, design)
-        )
-        watch = Watch(monitor)
-        seed = seeds[start] if runs else 0
-        best = run_start(problem, settings, start, seed, sites=sites, watch=watch)
-        cut_short = watch.stopped or self.max_iter < WORTH_RETRYING
-        if sites is None and not (runs or best.converged or cut_short) and self.algorithm == "auto":
-            second = run(problem, settings, start="descent")
-            if second.converged or second.log_evidence > best.log_evidence:
-                best = second
-        monitor.finish()
-        return best, runs
-
-    def _attributes(self, state, design):
-        """Fitted attributes that a prediction needs."""
-        unit, factor = design.y_scale, state.problem.factor
-        coef = design.to_coef(state.mean)
-        return {
-            "coef_": coef,
-            "coef_std_": design.to_coef(np.sqrt(state.var)),
-            "intercept_": float(design.intercept(coef)),
-            "inclusion_proba_": state.matched.inclusion,
-            "expected_model_size_": float(state.matched.inclusion.sum()),
-            "noise_variance_": float(state.problem.noise * unit**2),
-            "slab_variance_": float(factor.slab_variance * unit**2),
-            "prior_inclusion_": float(expit(factor.logit)),
-            "log_evidence_": -state.energy,
-            "site_shift_": state.sites[0] / unit,
-            "site_precision_": state.sites[1] / unit**2,
-            "_design": design,
-            "_posterior": state.marginals,
-            "_mixture": [],
+    def _store(self, plan, fit):
+        """Set all fitted attributes."""
+        best, *others = fit.points
+        attributes = _posterior_attributes(plan.units, best.state)
+        attributes["_posteriors"] += [_posterior(plan.units, p.state) for p in others]
+        attributes |= run_attributes([best])
+        attributes |= {
+            "fixed_point_log_evidences_": np.array([p.log_evidence for p in fit.points]),
+            "n_fixed_points_": len(fit.points),
+            "algorithm_used_": best.used,
+            "search_used_": fit.searched,
+            "dense_start_used_": fit.dense,
+            "_warm_shape": (len(best.state.mean), best.state.problem.factor.groups is None),
         }
+        for name, value in attributes.items():
+            setattr(self, name, value)
 
-    def _keep(self, best, runs, groups):
-        """Write what describes the run rather than the posterior."""
-        points = distinct(runs, best.state.problem.factor.slab_variance) if runs else [best]
-        self.fixed_point_log_evidences_ = np.array([p.log_evidence for p in points])
-        self.n_fixed_points_ = len(points)
-        self._mixture = [p.state.marginals for p in points] if len(points) > 1 else []
-        self.algorithm_used_, self.converged_ = best.used, bool(best.converged)
-        self.history_ = best.history
-        self.n_iter_ = len(best.history["residual"])
-        self._warm_shape = len(self.coef_), groups is None
+    def _check_new(self, X):
+        check_is_fitted(self)
+        return validate_data(self, X, reset=False, dtype=np.float64)
+
+    def predict(self, X, return_std=False, mixture=False):
+        """Predict responses.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Rows.
+        return_std : bool, default=False
+            Give the standard deviation of a new response as well, the noise included.
+        mixture : bool, default=False
+            Average over the fixed points that `n_init` starts found, weighted by their evidences,
+            instead of taking the one of largest evidence.
+
+        Returns
+        -------
+        mean : ndarray of shape (n,)
+            Predictive means.
+        std : ndarray of shape (n,)
+            Predictive standard deviations, only with `return_std`. O(n_train d) a row for d >
+            n_train, O(d^2) otherwise.
+        """
+        X = self._check_new(X)
+        posteriors = self._posteriors if mixture else self._posteriors[:1]
+        mean, variance = predictive(posteriors, X, return_std)
+        return (mean, np.sqrt(variance)) if return_std else mean
+
+    def latent_covariance(self, X1, X2=None):
+        """Posterior covariance of the noise-free responses at rows.
+
+        Parameters
+        ----------
+        X1 : array-like of shape (n1, d)
+            Rows.
+        X2 : array-like of shape (n2, d), default=None
+            Rows; None stands for X1.
+
+        Returns
+        -------
+        covariance : ndarray of shape (n1, n2)
+            The intercept's uncertainty included.
+        """
+        X1 = self._check_new(X1)
+        X2 = X1 if X2 is None else self._check_new(X2)
+        return self._posteriors[0].latent_covariance(X1, X2)
+
+    def covariance(self, features):
+        """Posterior covariance of some coefficients.
+
+        Parameters
+        ----------
+        features : array-like of int of shape (k,), or mask of shape (d,)
+            Which coefficients.
+
+        Returns
+        -------
+        covariance : ndarray of shape (k, k)
+            On the scale of `coef_`. O(n^2 k) for d > n: no d x d matrix is formed.
+        """
+        check_is_fitted(self)
+        index = np.arange(len(self.coef_))[np.asarray(features)]
+        return self._posteriors[0].block(index)
+
+    def sample_posterior(self, n_samples=1, random_state=None):
+        """Draw coefficients from the Gaussian approximation of the posterior.
+
+        Parameters
+        ----------
+        n_samples : int, default=1
+            Number of draws.
+        random_state : int, RandomState instance or None, default=None
+            Seed.
+
+        Returns
+        -------
+        coef : ndarray of shape (n_samples, d) or (n_samples, d + 1)
+            Draws, the intercept in the last column when one was fitted. O(n d) each for d > n.
+        """
+        check_is_fitted(self)
+        check_number("n_samples", n_samples, 1, integer=True)
+        return self._posteriors[0].draw(n_samples, check_random_state(random_state))
+
+    def get_support(self, threshold=0.5):
+        """Features that are in the model with more than a given probability.
+
+        Parameters
+        ----------
+        threshold : float, default=0.5
+            Probability; one half is the median model.
+
+        Returns
+        -------
+        mask : ndarray of bool of shape (d,)
+            True for the features in the model.
+        """
+        check_is_fitted(self)
+        check_number("threshold", threshold, 0, 1)
+        return self.inclusion_proba_ > threshold
 
 
-def _checked_groups(groups, d):
-    """Number of the group of each feature, or None; a ValueError names the argument."""
-    if groups is None:
-        return None
-    labels = np.asarray(groups)
-    if labels.shape != (d,):
-        raise ValueError(f"groups must have one label for each of {d} features: {labels.shape}.")
-    return np.unique(labels, return_inverse=True)[1]
+def _posterior(units, state):
+    """Return what predicts from a state."""
+    noise = float(state.problem.noise * units.y_scale**2)
+    return CoefficientPosterior(units, state.marginals, noise, -state.energy)
+
+
+def _posterior_attributes(units, state):
+    """Return the fitted attributes that follow from one state."""
+    unit, factor, posterior = units.y_scale, state.problem.factor, _posterior(units, state)
+    coef = units.to_coef(state.mean)
+    return {
+        "coef_": coef,
+        "coef_std_": units.to_coef(np.sqrt(state.var)),
+        "intercept_": float(units.intercept(coef)),
+        "inclusion_proba_": state.matched.inclusion,
+        "expected_model_size_": float(state.matched.inclusion.sum()),
+        "noise_variance_": posterior.noise,
+        "slab_variance_": float(factor.slab_variance * unit**2),
+        "prior_inclusion_": float(expit(factor.logit)),
+        "log_evidence_": posterior.log_evidence,
+        "site_shift_": state.sites[0] / unit,
+        "site_precision_": state.sites[1] / unit**2,
+        "_posteriors": [posterior],
+    }

@@ -6,11 +6,19 @@ import scipy.sparse as sp
 from oracles import oracle
 from scipy.special import entr, expit, log_ndtr, ndtr
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.datasets import make_moons
 from sklearn.exceptions import NotFittedError
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.linear_model import BayesianRidge, LogisticRegression
 
-from sklearn_ep import ConvexVariationalLogistic, EPGaussianProcessClassifier
+from sklearn_ep import (
+    ConvexVariationalLogistic,
+    EPGaussianProcessClassifier,
+    RelaxedEPClassifier,
+)
+from sklearn_ep._engine.factor import Factor
 from sklearn_ep.active_learning import SkactivemlQuery, modal_query_strategy, query, scores
+from sklearn_ep.active_learning._strategies import make_posterior
 
 ORACLE = oracle("convex_variational")
 NAMES = ("random", "margin", "uncertainty", "entropy", "bald", "information_gain")
@@ -86,6 +94,70 @@ def test_bald_is_the_mutual_information_for_both_links():
         lambda s: -ndtr(s) * log_ndtr(s) - ndtr(-s) * log_ndtr(-s), *X.T
     )
     np.testing.assert_allclose(scores(Stub(ndtr), X, strategy="bald"), probit, atol=0.015)
+
+
+@pytest.mark.parametrize("name", ["bald", "information_gain", "variance_reduction"])
+def test_scores_do_not_depend_on_the_units_of_the_latent_function(name):
+    """The same model with kernel and latent noise in other units: the link is told, not guessed."""
+    X, y = make_moons(60, noise=0.3, random_state=0)
+    rng = np.random.default_rng(3)
+    pool = rng.normal(size=(80, 2))
+    rated = []
+    for unit in (1.0, 0.01, 100.0):
+        clf = RelaxedEPClassifier(
+            ConstantKernel(4.0 * unit**2) * RBF(0.8),
+            latent_noise=unit**2,
+            label_noise=0.1,
+            optimizer=None,
+            tol=1e-10,
+            max_iter=400,
+        ).fit(X, y)
+        rated.append(scores(clf, pool, strategy=name))
+    for other in rated[1:]:
+        np.testing.assert_allclose(other, rated[0], atol=1e-6, rtol=1e-6)
+        np.testing.assert_array_equal(np.argsort(other), np.argsort(rated[0]))
+
+
+class RateOfCounts(Factor):
+    """p(y = 1) = 1 - exp(-exp(f))."""
+
+    log_concave = True
+
+    def log_prob(self, y, f):
+        rate = np.exp(np.clip(f, -500, 500))
+        with np.errstate(divide="ignore"):
+            return np.where(y > 0, np.log(-np.expm1(-rate)), -rate)
+
+
+def test_a_likelihood_of_ones_own_is_scored_by_its_own_probabilities():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, size=(120, 1))
+    y = rng.poisson(np.exp(X[:, 0])) > 0
+    clf = EPGaussianProcessClassifier(
+        4.0 * RBF(3.0), likelihood=RateOfCounts(), optimizer=None, tol=1e-8
+    ).fit(X, y)
+    pool = np.linspace(-3, 3, 40)[:, None]
+    posterior = make_posterior(clf, pool, "bald", None)
+    np.testing.assert_allclose(posterior.proba(), clf.predict_proba(pool), atol=1e-9)
+    mean, var = clf.latent_mean_and_variance(pool)
+
+    def hit(f):
+        return -np.expm1(-np.exp(f))
+
+    known = expect(lambda f: entropy(hit(f)), mean, var)
+    truth = entropy(expect(hit, mean, var)) - known
+    np.testing.assert_allclose(scores(clf, pool, strategy="bald"), truth, atol=1e-8)
+    gain = scores(clf, pool, strategy="information_gain")
+    assert np.all(gain >= 0) and np.corrcoef(gain, truth)[0, 1] > 0.95
+    # the fall of the variance that one label brings on average, by moments of the tilted densities
+    fall = 0.0
+    for sign in (1, 0):
+        p = expect(lambda f, s=sign: np.where(s, hit(f), 1 - hit(f)), mean, var)
+        first = expect(lambda f, s=sign: f * np.where(s, hit(f), 1 - hit(f)), mean, var) / p
+        second = expect(lambda f, s=sign: f**2 * np.where(s, hit(f), 1 - hit(f)), mean, var) / p
+        fall = fall + p * (var - second + first**2)
+    own = [scores(clf, pool[[i]], X_reference=pool[[i]])[0] for i in range(len(pool))]
+    np.testing.assert_allclose(own, fall, rtol=1e-6)
 
 
 def test_information_gain_orders_like_bald():

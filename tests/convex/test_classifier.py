@@ -437,11 +437,23 @@ def test_condition_on_refuses_unknown_labels():
         fit(X, y).condition_on(X[:2], [0, 7])
 
 
+def test_attributes_say_what_ran():
+    X, y = make(60, 4, seed=19)
+    assert (fit(X, y).solver_, fit(X, y).variance_method_) == ("primal", "exact")
+    assert fit(X[:20], y[:20]).solver_ == "primal" and fit(X[:4], [0, 1, 0, 1]).solver_ == "primal"
+    assert fit(X[:3], [0, 1, 0]).solver_ == "dual"
+    assert fit(X[:3], [0, 1, 0], prior="laplace").solver_ == "primal"
+    sampled = fit(X, y, variance="calibrated", random_state=0)
+    assert (sampled.solver_, sampled.variance_method_) == ("cg", "calibrated")
+    assert fit(X, y, solver="dual").solver_ == "dual"
+
+
 def test_one_warning_when_not_converged():
     X, y = make(60, 4, seed=17)
     with pytest.warns(ConvergenceWarning, match="max_iter") as said:
         e = fit(X, y, 100.0, max_iter=1, tol=1e-12)
     assert len(said) == 1 and not e.converged_ and e.n_iter_ == 1
+    assert e.stop_reason_ == "max_iter"
     assert np.all(np.isfinite(e.predict_proba(X)))
 
 
@@ -450,6 +462,6 @@ def test_diagnose_weighs_draws_to_the_true_posterior():
     X = rng.normal(size=(150, 4))
     y = (X[:, 0] + rng.logistic(size=150) > 0).astype(int)
     kl, local = (ConvexVariationalLogistic(4.0, bound=b).fit(X, y) for b in ("kl", "local"))
-    good, narrow = kl.diagnose(X, y, n_draws=4000), local.diagnose(X, y, n_draws=4000)
+    good, narrow = (e.diagnose(4000, X=X, y=y) for e in (kl, local))
     assert good.pareto_k < 0.7 and good.ess_share > 0.97 > narrow.ess_share
     assert kl.diagnose().pareto_k is None and "fixed point" in str(kl.diagnose())

@@ -7,9 +7,11 @@ from oracles import oracle
 
 from sklearn_ep._engine.super_gaussian import LaplaceSites, LogisticSites, local_site_precision
 from sklearn_ep.convex._newton import minimise
+from sklearn_ep.convex._outer_loop import GaussianPrior, OuterLoop
 from sklearn_ep.convex._systems import Design, DualSystem, IterativeSystem, PrimalSystem
 from sklearn_ep.convex._variances import (
     CalibratedVariances,
+    ExactVariances,
     LanczosVariances,
     MonteCarloVariances,
     Probes,
@@ -186,6 +188,22 @@ def test_leave_one_out_removes_one_copy(problem):
     full = diagonal + (B**2).T @ weight
     expected = [np.sum(b**2 / (full - weight[i] * b**2)) for i, b in enumerate(B)]
     np.testing.assert_allclose(leave_one_out(design.B, 1 / full, weight), expected, rtol=1e-12)
+
+
+def test_the_outer_loop_refuses_a_part_by_what_it_lacks(problem):
+    design, _, weight, _, _ = problem
+    prior = GaussianPrior(np.ones(13), 12, False)
+    parts = dict(design=design, weight=weight, inner_tol=1e-4, max_inner_iter=50)
+    parts |= dict(newton_system=PrimalSystem, posterior_system=PrimalSystem)
+    sites, variances = logistic("kl", n=30), ExactVariances()
+    for given, message in (
+        ((object(), prior, variances), "factor object has no `penalty` and no `shift`"),
+        ((sites, object(), variances), "prior object has no `penalty`"),
+        ((sites, prior, object()), "variance estimator object has no `estimate`"),
+    ):
+        names = dict(zip(("sites", "prior", "variances"), given, strict=True))
+        with pytest.raises(TypeError, match=message):
+            OuterLoop(**names, **parts)
 
 
 def text_like(q=800, n=400, seed=0):

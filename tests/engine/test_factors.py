@@ -182,3 +182,12 @@ def test_power_one_is_moment_matching(factor):
     b = Power(1.0)(factor, y, sites, m, v)
     np.testing.assert_allclose(b.sites.precision * v, a.sites.precision * v, atol=1e-7)
     np.testing.assert_allclose(b.log_term, a.log_term, atol=1e-7)
+
+
+def test_logistic_moments_without_variance_are_those_of_the_point():
+    mean = np.array([-800.0, -3.0, 0.0, 2.0, 40.0])
+    log_z, gradient, curvature = logistic_moments(mean, np.zeros(5))
+    wrong = expit(-mean)
+    np.testing.assert_allclose(log_z, log_expit(mean), rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(gradient, wrong, rtol=1e-12)
+    np.testing.assert_allclose(curvature, wrong * (1 - wrong), rtol=1e-12, atol=1e-17)

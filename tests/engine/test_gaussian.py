@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 from sklearn_ep._engine.gaussian import (
     ImproperPosterior,
     Natural,
-    blend,
     checked_cholesky,
     inverse_from_cholesky,
-    isotropic,
     jittered_cholesky,
     log_partition,
     moments,
@@ -53,15 +51,6 @@ def test_moments_and_natural_parameters_are_inverse(seed, d):
     np.testing.assert_allclose(q.shift, p.shift, rtol=1e-7, atol=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
-@given(seeds, seeds, st.integers(1, 5), st.floats(0, 1))
-def test_blend_is_a_geometric_mean(a, b, d, step):
-    p, q = random_factor(a, d), random_factor(b, d)
-    mixed = blend(p, q, step)
-    want = (1 - step) * p.precision + step * q.precision
-    np.testing.assert_allclose(mixed.precision, want, rtol=1e-12, atol=1e-12)
-
-
 @settings(max_examples=30, deadline=None)
 @given(seeds, st.integers(1, 4))
 def test_log_partition_against_its_definition(seed, d):
@@ -77,12 +66,6 @@ def test_log_partition_in_one_dimension_against_quadrature():
     p = Natural(np.array([[2.5]]), np.array([0.7]))
     integral = quad(lambda x: np.exp(0.7 * x - 1.25 * x * x), -np.inf, np.inf)[0]
     np.testing.assert_allclose(log_partition(p) + 0.5 * np.log(2 * np.pi), np.log(integral))
-
-
-def test_isotropic():
-    p = isotropic(3, 4.0, mean=0.5)
-    np.testing.assert_array_equal(p.precision, 4.0 * np.eye(3))
-    np.testing.assert_array_equal(p.shift, np.full(3, 2.0))
 
 
 def test_improper_factors_are_refused():

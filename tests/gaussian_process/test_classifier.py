@@ -1,6 +1,7 @@
 """EPGaussianProcessClassifier, dense: oracles, equivalences, gradients, hostile data."""
 
 import pickle
+import re
 import warnings
 
 import numpy as np
@@ -28,7 +29,7 @@ from sklearn_ep._engine.factor import Factor
 from sklearn_ep._engine.likelihoods import Probit
 from sklearn_ep._engine.rules import MomentMatching
 from sklearn_ep._engine.sites import Sites
-from sklearn_ep.gaussian_process._dense_gp import DenseGP, sequential_sweep
+from sklearn_ep.gaussian_process._dense_gp import DenseGP
 from sklearn_ep.gaussian_process._kernels import contract, contract_diagonal
 
 ORACLES = oracle("gp_classification")
@@ -147,6 +148,26 @@ def test_evidence_gradient_against_differences(kernel, likelihood):
         np.testing.assert_allclose(gradient[i], (up - down) / 2e-4, atol=1e-6)
 
 
+def sequential_sweep(K, factor, y, sites, rule):
+    """One sweep of the sequential schedule of the papers: each site is refreshed in turn."""
+    precision, shift = sites.precision.copy(), sites.shift.copy()
+    solved = np.linalg.solve(np.eye(len(K)) + K * precision, K)
+    for i in range(len(K)):
+        mean = solved[i] @ shift
+        update = rule(
+            factor,
+            y[i : i + 1],
+            type(sites)(precision[i : i + 1], shift[i : i + 1]),
+            np.array([mean]),
+            solved[i, i : i + 1],
+        )
+        change = update.sites.precision[0] - precision[i]
+        precision[i], shift[i] = update.sites.precision[0], update.sites.shift[0]
+        column = solved[:, i].copy()
+        solved -= np.outer(column, column) * (change / (1.0 + change * column[i]))
+    return type(sites)(precision, shift)
+
+
 def test_parallel_and_sequential_schedules_share_the_fixed_point():
     X, y = toy(30)
     kernel = ConstantKernel(4.0) * RBF(1.0)
@@ -183,7 +204,7 @@ def test_a_gaussian_likelihood_is_exact_in_one_sweep():
     noisy = K + 0.3 * np.eye(25)
     exact = -0.5 * target @ np.linalg.solve(noisy, target) - 0.5 * np.linalg.slogdet(noisy)[1]
     exact -= 12.5 * np.log(2 * np.pi)
-    assert est.n_sweeps_ == 2
+    assert est.n_sweeps_ == 1
     np.testing.assert_allclose(
         est.decision_function(X), K @ np.linalg.solve(noisy, target), atol=1e-8
     )
@@ -446,7 +467,73 @@ def test_learning_stopped_by_a_callback_ends_at_converged_sites():
     pytest.importorskip("sklearn.callback")
     X, y = toy(80)
     watch = StopAt(3)
-    est = EPGaussianProcessClassifier(1.0 * RBF(0.3)).set_callbacks(watch).fit(X, y)
-    assert est.n_iter_ == watch.ended == 3 and est.converged_
+    with pytest.warns(ConvergenceWarning, match="a callback asked to stop"):
+        est = EPGaussianProcessClassifier(1.0 * RBF(0.3)).set_callbacks(watch).fit(X, y)
+    assert est.n_iter_ == watch.ended == 3
+    assert est.stop_reason_ == "asked" and not est.converged_
+    assert est.history_["residual"][-1] < est.tol
+    assert est.history_["log_evidence"][-1] == est.log_evidence_
     same = fixed(est.kernel_).fit(X, y)
     np.testing.assert_allclose(est.predict_proba(X), same.predict_proba(X), atol=1e-3)
+
+
+@pytest.mark.parametrize("max_iter", [1, 3])
+def test_learning_cut_short_is_not_convergence(max_iter):
+    X, y = toy(80)
+    with pytest.warns(ConvergenceWarning) as told:
+        est = EPGaussianProcessClassifier(1.0 * RBF(0.3), max_iter=max_iter).fit(X, y)
+    assert est.stop_reason_ == "max_iter" and not est.converged_
+    assert est.history_["residual"][-1] < est.tol
+    [warning] = told
+    said = str(warning.message)
+    assert f"learning ended after {max_iter} steps" in said and "raise max_iter" in said
+    gradient = float(re.search("gradient of the log evidence of ([0-9.e+-]+)", said)[1])
+    own = est.log_marginal_likelihood(eval_gradient=True)[1]
+    assert abs(gradient - np.max(np.abs(own))) < 0.05 * gradient
+    assert EPGaussianProcessClassifier(1.0 * RBF(0.3)).fit(X, y).stop_reason_ == "converged"
+
+
+def test_diagnosis_takes_the_rows_of_the_fit_only():
+    X, y = toy(60)
+    weight = np.where(np.arange(60) < 5, 0.0, 2.0)
+    est = fixed(ConstantKernel(2.0) * RBF(1.0)).fit(X, y, sample_weight=weight)
+    own = est.diagnose()
+    assert own.pareto_k < 0.7
+    assert est.diagnose(X=X, y=y, sample_weight=weight) == own
+    others = (X + 1.0, y, weight), (X, 1 - y, weight), (X, y, None), (X[:50], y[:50], weight[:50])
+    for rows, labels, w in others:
+        with pytest.raises(ValueError, match="not those of the fit"):
+            est.diagnose(X=rows, y=labels, sample_weight=w)
+    with pytest.raises(ValueError, match="not seen in fit"):
+        est.diagnose(X=X, y=y + 1, sample_weight=weight)
+    through = fixed(ConstantKernel(2.0) * RBF(1.0), method="sparse", n_inducing=10).fit(X, y)
+    assert through.diagnose().pareto_k is None and "inducing" in str(through.diagnose())
+
+
+def test_a_likelihood_is_what_it_does():
+    class Plain:
+        """The probit without a base class."""
+
+        log_concave = True
+        log_prob = staticmethod(lambda y, f: log_ndtr(y * f))
+        tilted = Probit().tilted
+        contraction = Probit().contraction
+
+    X, y = toy(40)
+    kernel = ConstantKernel(2.0) * RBF(1.0)
+    for kw in (dict(), dict(method="sparse", n_inducing=10, random_state=0)):
+        own = fixed(kernel, likelihood=Plain(), **kw).fit(X, y)
+        np.testing.assert_array_equal(
+            own.predict_proba(X), fixed(kernel, **kw).fit(X, y).predict_proba(X)
+        )
+    link = own.latent_links()[0]
+    np.testing.assert_array_equal(link.log_prob(1, X[:, 0]), log_ndtr(X[:, 0]))
+
+    class Half:
+        log_prob = Plain.log_prob
+
+    with pytest.raises(TypeError, match="no `tilted`.* which likelihood needs"):
+        fixed(kernel, likelihood=Half()).fit(X, y)
+    for wrong in (None, 3):
+        with pytest.raises(ValueError, match="likelihood must be one of"):
+            fixed(kernel, likelihood=wrong).fit(X, y)

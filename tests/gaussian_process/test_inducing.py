@@ -14,7 +14,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, Ration
 
 from sklearn_ep import EPGaussianProcessClassifier
 from sklearn_ep._engine.likelihoods import LabelNoise
-from sklearn_ep.gaussian_process._rows import choose_inducing_points
+from sklearn_ep.gaussian_process.inducing.rows import choose_inducing_points
 
 ORACLES = oracle("gp_classification")
 SPARSE = [p for p in ORACLES["problems"] if "Z" in p and not p["label_noise"]]
@@ -71,6 +71,8 @@ def test_all_rows_inducing_is_the_dense_method(kernel, likelihood):
     np.testing.assert_allclose(sparse.loo_proba_, dense.loo_proba_, atol=1e-5)
 
 
+# learning is cut short on purpose
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_weights_are_repetition_for_every_scheme():
     X, y = toy(60)
     w = np.random.RandomState(1).randint(0, 4, 60)
@@ -91,6 +93,8 @@ def test_weights_are_repetition_for_every_scheme():
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+# learning is cut short on purpose
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_partitions_in_every_form_give_the_same():
     X, y = toy(300)
     names = np.array(["no", "yes"])[y]
@@ -140,6 +144,8 @@ def test_futures_of_a_cluster_are_partitions():
             np.testing.assert_array_equal(in_batches.fit(futures).predict_proba(X), learned)
 
 
+# learning is cut short on purpose
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_n_jobs_changes_no_bit():
     X, y = toy(200)
     kw = dict(n_inducing=10, n_partitions=3, optimizer="adam", max_iter=3, max_sweeps=3, tol=0.5)
@@ -157,7 +163,7 @@ def test_memory_maps_and_float32(tmp_path):
     kw = dict(inducing_points=X[:20])
     est, plain = fixed(**kw).fit(mapped, y), fixed(**kw).fit(np.array(mapped, dtype=float), y)
     np.testing.assert_allclose(est.predict_proba(X), plain.predict_proba(X), atol=1e-12)
-    assert np.shares_memory(est._problem.data.parts[0].arrays[0], mapped)
+    assert np.shares_memory(est._plan.data.parts[0].arrays[0], mapped)
 
 
 def test_bad_partitions_are_named():
@@ -435,3 +441,50 @@ def test_pickle_and_unconverged_fit():
     np.testing.assert_array_equal(again.predict_proba(X), est.predict_proba(X))
     draws = est.sample_proba(X[:5], n_samples=4000, random_state=0)
     np.testing.assert_allclose(draws.mean(0), est.predict_proba(X[:5]), atol=0.03)
+
+
+def test_learning_by_passes_cut_short_is_not_convergence():
+    X, y = toy(200)
+    kw = dict(method="sparse", n_inducing=10, random_state=0)
+    with pytest.warns(ConvergenceWarning, match="learning ended after 4 steps") as told:
+        est = EPGaussianProcessClassifier(max_iter=4, **kw).fit(X, y)
+    assert len(told) == 1 and est.stop_reason_ == "max_iter" and not est.converged_
+    assert est.history_["residual"][-1] < est.tol
+    assert EPGaussianProcessClassifier(**kw).fit(X, y).stop_reason_ == "converged"
+    # epochs of minibatches are a budget, and to use it up is the end of their schedule
+    assert EPGaussianProcessClassifier(batch_size=50, max_iter=2, **kw).fit(X, y).converged_
+
+
+def test_fit_says_whether_inducing_points_moved():
+    X, y = toy(80)
+    kw = dict(method="sparse", n_inducing=8, random_state=0)
+    for asked in (True, False):
+        est = EPGaussianProcessClassifier(learn_inducing=asked, **kw).fit(X, y)
+        assert est.learn_inducing_ is asked
+    assert not EPGaussianProcessClassifier(**kw).fit(X, y).learn_inducing_
+    assert not hasattr(est.set_params(method="dense").fit(X, y), "learn_inducing_")
+    X, y = toy(2000)
+    kw.update(max_iter=2, max_sweeps=1, tol=10.0)
+    with pytest.warns(ConvergenceWarning):
+        assert EPGaussianProcessClassifier(**kw).fit(X, y).learn_inducing_
+
+
+def test_evidence_of_a_fit_is_at_its_learned_inducing_points():
+    X, y = toy(150)
+    est = EPGaussianProcessClassifier(
+        method="sparse", n_inducing=6, learn_inducing=True, random_state=0, tol=1e-8
+    ).fit(X, y)
+    start = choose_inducing_points(X, np.ones(150), 6, 0)
+    assert np.max(np.abs(est.inducing_points_ - start)) > 0.05
+    value = est.log_marginal_likelihood(est.kernel_.theta, eval_gradient=True)[0]
+    assert abs(value - est.log_evidence_) < 1e-7
+
+
+def test_stream_after_a_weighted_dense_fit_keeps_the_weights():
+    X, y = toy(80)
+    w = np.random.RandomState(1).randint(1, 4, 60)
+    kw = dict(n_inducing=10, tol=1e-8, method="dense", kernel=None, random_state=0)
+    a, b = (EPGaussianProcessClassifier(optimizer=None, **kw) for _ in range(2))
+    a.fit(X[:60], y[:60], sample_weight=w).partial_fit(X[60:], y[60:])
+    b.fit(np.repeat(X[:60], w, 0), np.repeat(y[:60], w)).partial_fit(X[60:], y[60:])
+    np.testing.assert_allclose(a.predict_proba(X), b.predict_proba(X), atol=1e-6)

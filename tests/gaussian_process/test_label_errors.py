@@ -13,15 +13,18 @@ from sklearn_ep._engine.rules import MomentMatching, Power
 from sklearn_ep._engine.sites import Sites
 from sklearn_ep._engine.whole import WholeEP
 from sklearn_ep.gaussian_process._dense_gp import DenseGP, DenseGPPosterior
-from sklearn_ep.gaussian_process._evidence import EvidencePoint, maximise_evidence
-from sklearn_ep.gaussian_process.label_errors.double_loop import DoubleLoop
+from sklearn_ep.gaussian_process._evidence import (
+    EvidencePoint,
+    maximise_evidence,
+    minimise_where_finite,
+)
 from sklearn_ep.gaussian_process.label_errors.ladder import Rung, climb
+from sklearn_ep.gaussian_process.label_errors.marginal_double_loop import MarginalDoubleLoop
 from sklearn_ep.gaussian_process.label_errors.noise import LatentNoise
 from sklearn_ep.gaussian_process.label_errors.relaxed_rule import (
     Relaxed,
     relaxed_cost,
     relaxed_gamma,
-    relaxed_kl,
 )
 from sklearn_ep.gaussian_process.label_errors.step import LabelErrorStep, step_moments
 
@@ -41,6 +44,11 @@ def problem(n=30, seed=0, negative=0.3):
 # ---------------------------------------------------------------------------- step factor
 
 
+def divergence(z, rate):
+    """Divergence from the tilted distribution to its moment match: the cost without relaxation."""
+    return relaxed_cost(0.0, z, 0.0, 0.0, rate, "normalised")
+
+
 @pytest.mark.parametrize("case", ORACLES["kappa"]["cases"])
 def test_divergence_oracle(case):
     z, rate = np.array([case["z"]]), case["eps"]
@@ -48,7 +56,7 @@ def test_divergence_oracle(case):
     np.testing.assert_allclose(m.log_z, case["logZ"], rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(z + m.slope, case["mean"], rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(m.spread, case["var"], rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(relaxed_kl(z, rate), case["kappa"], atol=1e-9)
+    np.testing.assert_allclose(divergence(z, rate), case["kappa"], atol=1e-9)
 
 
 def test_certain_label_far_out():
@@ -58,7 +66,7 @@ def test_certain_label_far_out():
     np.testing.assert_allclose(m.spread, 1 / z**2, rtol=1e-3)
     assert np.all(np.isfinite(m.log_z)) and np.all(m.spread > 0)
     assert np.all(m.wrong == 0)
-    np.testing.assert_allclose(relaxed_kl(z, 0.0), 1 - 0.5 * np.log(np.pi), atol=0.01)
+    np.testing.assert_allclose(divergence(z, 0.0), 1 - 0.5 * np.log(np.pi), atol=0.01)
     # continuous where the series takes over
     near = step_moments(np.array([-30 - 1e-9, -30 + 1e-9]), *LabelErrorStep(0.0).log_weights)
     np.testing.assert_allclose(near.spread[0], near.spread[1], rtol=1e-8)
@@ -164,7 +172,7 @@ def test_sites_of_either_sign(kind):
     X_new = np.random.RandomState(1).randn(6, 2)
     K_new = kernel(X_new, X)
     cov = kernel(X_new) - K_new @ explained @ K_new.T
-    predict = DenseGPPosterior(kernel, X, state)
+    predict = DenseGPPosterior(kernel, X, state, Probit())
     np.testing.assert_allclose(predict.latent(X_new)[0], K_new @ state.alpha, atol=1e-12)
     np.testing.assert_allclose(predict.latent(X_new)[1], np.diag(cov), atol=1e-12)
     np.testing.assert_allclose(predict.covariance(X_new, X_new), cov, atol=1e-12)
@@ -268,7 +276,7 @@ def test_double_loop_reaches_the_fixed_point(exponent):
     ep = noisy_ep(MomentMatching() if exponent == 1.0 else Power(exponent), n=20)
     start = np.zeros((2, 20))
     plain = iterate(ep.evaluate, start, max_iter=500, tol=1e-8, damping=0.5)
-    double = iterate(DoubleLoop(ep, exponent).evaluate, start, max_iter=200, tol=1e-4)
+    double = iterate(MarginalDoubleLoop(ep, exponent).evaluate, start, max_iter=200, tol=1e-4)
     assert plain.converged and double.converged
     np.testing.assert_allclose(double.x, plain.x, atol=2e-3)
     gap = double.evaluation.record["log_evidence"] - plain.evaluation.record["log_evidence"]
@@ -278,7 +286,7 @@ def test_double_loop_reaches_the_fixed_point(exponent):
 @pytest.mark.parametrize("exponent", [1.0, 0.5])
 def test_double_loop_gradient(exponent):
     ep = noisy_ep(n=8)
-    loop = DoubleLoop(ep, exponent)
+    loop = MarginalDoubleLoop(ep, exponent)
     state = ep.structure.posterior(np.full(8, 0.2), np.zeros(8))
     rng = np.random.RandomState(0)
     x = np.stack([0.1 * rng.rand(8), 0.3 * rng.randn(8)])
@@ -325,20 +333,26 @@ def test_improper_extrapolation_gives_way_to_the_plain_step():
 
 
 def test_ladder_merges_and_stops():
-    def rung(name, n, converged, asked=False):
+    def rung(name, n, reason):
         def run(x, max_iter, monitor):
-            history = {"residual": np.full(n, len(name), float)}
-            return Result(x + 1, None, n, converged, history, 0, asked)
+            for _ in range(n):
+                monitor.begin()
+                monitor.end({"residual": len(name)})
+            return Result(x + 1, None, n, reason, {}, 1)
 
         return Rung(name, run)
 
-    result, names = climb([rung("a", 3, False), rung("bb", 2, True), rung("c", 9, True)], 0.0, 50)
+    a, bb, c = rung("a", 3, "max_iter"), rung("bb", 2, "converged"), rung("c", 9, "converged")
+    result, names = climb([a, bb, c], 0.0, 50)
     assert names == ["a", "bb"] and result.converged and result.n_iter == 5 and result.x == 2.0
+    assert result.n_halved == 2
     np.testing.assert_array_equal(result.history["residual"], [1, 1, 1, 2, 2])
-    result, names = climb([rung("a", 3, False, True), rung("b", 2, True)], 0.0, 50)
-    assert names == ["a"] and not result.converged
-    result, names = climb([rung("a", 3, False), rung("b", 2, True)], 0.0, 3)
-    assert names == ["a"] and result.n_iter == 3
+    result, names = climb([rung("a", 3, "asked"), bb], 0.0, 50)
+    assert names == ["a"] and result.reason == "asked"
+    result, names = climb([rung("a", 3, "stuck"), bb], 0.0, 50)
+    assert names == ["a", "bb"] and result.reason == "converged"
+    result, names = climb([a, bb], 0.0, 3)
+    assert names == ["a"] and result.n_iter == 3 and result.reason == "max_iter"
 
 
 def test_label_noise_units():
@@ -390,3 +404,61 @@ def test_moments_of_tiny_rates_stay_finite():
     exact = np.logaddexp(np.log1p(-1e-12) + log_ndtr(z), np.log(1e-12) + log_ndtr(-z))
     np.testing.assert_allclose(m.log_z, exact, rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(m.wrong, np.exp(np.log(1e-12) + log_ndtr(-z) - exact), rtol=1e-9)
+
+
+WALLS = {"box": np.array([[-9.0, 9.0], [-9.0, 9.0]]), "none": np.array([[-np.inf, np.inf]] * 2)}
+
+
+@pytest.mark.parametrize("nothing", [np.inf, np.nan])
+@pytest.mark.parametrize("bounds", WALLS)
+def test_search_turns_back_at_a_wall(bounds, nothing):
+    """Beyond the wall the function is infinite or no number; inside the minimum is found."""
+    centre, curvature = np.array([0.45, 0.5]), np.array([50.0, 1.0])
+    beyond = []
+
+    def objective(x):
+        if x.sum() > 1.0:
+            beyond.append(x.copy())
+            return nothing, np.zeros(2), None
+        away = x - centre
+        return 0.5 * curvature @ away**2, curvature * away, len(beyond)
+
+    found = minimise_where_finite(
+        objective, np.array([0.3, 0.3]), WALLS[bounds], max_iter=100, ftol=1e-12
+    )
+    assert found.reason == "converged" and found.n_steps < 100
+    assert found.n_cut == len(beyond) > 0
+    np.testing.assert_allclose(found.x, centre, atol=1e-4)
+
+
+def test_search_says_that_a_wall_keeps_it_from_the_minimum():
+    def objective(x):
+        return (np.inf if x[0] > 1.0 else (x[0] - 3.0) ** 2), 2.0 * (x - 3.0), None
+
+    bounds = np.array([[-9.0, 9.0]])
+    found = minimise_where_finite(objective, np.zeros(1), bounds, max_iter=200)
+    assert found.reason == "stuck" and found.gradient > 3.0
+    np.testing.assert_allclose(found.x, 1.0, atol=1e-3)
+    assert minimise_where_finite(objective, np.full(1, 2.0), bounds, max_iter=9) is None
+
+
+def test_search_without_a_better_step_says_how_much_is_left():
+    """Coarse values end a line search: convergence if what is left is within their accuracy."""
+
+    def objective(x):
+        return np.round(100.0 + np.sum(x**4), 3), 4.0 * x**3, None
+
+    start, bounds = np.array([2.0, -1.0]), WALLS["box"]
+    fine, rough = (
+        minimise_where_finite(objective, start, bounds, max_iter=100, ftol=ftol, max_line_search=5)
+        for ftol in (1e-12, 1e-4)
+    )
+    assert (fine.reason, rough.reason) == ("stuck", "converged")
+
+
+def test_evidence_without_posterior_at_the_start_is_refused():
+    def nowhere(theta):
+        return EvidencePoint(-np.inf, np.zeros(2), 0.0, None)
+
+    with pytest.raises(ValueError, match="not finite at the initial kernel"):
+        maximise_evidence(nowhere, np.zeros(2), WALLS["box"], max_iter=5)

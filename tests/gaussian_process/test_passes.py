@@ -16,22 +16,27 @@ from sklearn_ep._engine.partition import Part, PartMap, split_rows
 from sklearn_ep._engine.row_order import minibatches, row_keys
 from sklearn_ep._engine.rules import MomentMatching
 from sklearn_ep.gaussian_process._evidence import maximise_evidence
-from sklearn_ep.gaussian_process._kernel_parameters import slope_coordinates, with_theta
-from sklearn_ep.gaussian_process._kernels import GeneralCross, StationaryCross, cross_covariance
-from sklearn_ep.gaussian_process._step_rules import STEP_RULES
-from sklearn_ep.gaussian_process.inducing import passes as sparse_gp
-from sklearn_ep.gaussian_process.inducing.ep import SparseEP
-from sklearn_ep.gaussian_process.inducing.learning import Hyperparameters, evidence_at
+from sklearn_ep.gaussian_process._kernels import (
+    GeneralCross,
+    StationaryCross,
+    cross_covariance,
+    with_theta,
+)
+from sklearn_ep.gaussian_process.inducing import passes as _passes
+from sklearn_ep.gaussian_process.inducing.ep import InducingEP
+from sklearn_ep.gaussian_process.inducing.hyperparameters import Hyperparameters, slope_coordinates
+from sklearn_ep.gaussian_process.inducing.learning import evidence_at
 from sklearn_ep.gaussian_process.inducing.passes import (
-    SparseModel,
+    PassModel,
     collect_rows,
     evaluate_rows,
     evidence_gradient,
 )
+from sklearn_ep.gaussian_process.inducing.step_rules import STEP_RULES
 from sklearn_ep.gaussian_process.inducing.values import (
+    InducingGPPosterior,
     InducingPosterior,
     InducingPrior,
-    SparseGPPosterior,
     rebase,
 )
 
@@ -47,7 +52,7 @@ def toy(n=60, d=3, seed=0):
 
 def fixed_point(prior, X, y, weight, factor=None, n_problems=1, tol=1e-12):
     with PartMap([Part(X, y, weight)]) as run:
-        ep = SparseEP(run, [len(X)], None, n_problems, factor or Probit(), RULE)
+        ep = InducingEP(run, [len(X)], None, n_problems, factor or Probit(), RULE)
         options = dict(tol=tol, max_iter=300, damping=0.7, accelerate=True)
         solution = ep.solve(ep.zero(prior), **options)
     assert solution.result.converged
@@ -100,7 +105,7 @@ def test_blocks_do_not_matter(monkeypatch, m):
     X, y, w = toy(101)
     prior = InducingPrior(KERNELS[0], X[:m], 1e-6)
     whole = fixed_point(prior, X, y, w)
-    monkeypatch.setattr(sparse_gp, "block_rows", lambda m: 13)
+    monkeypatch.setattr(_passes, "block_rows", lambda m: 13)
     cut = fixed_point(prior, X, y, w)
     np.testing.assert_allclose(log_evidence(cut), log_evidence(whole), rtol=1e-12)
 
@@ -116,7 +121,7 @@ def test_marginals_against_the_textbook():
     V = np.linalg.solve(Kzz, kernel(Z, X)).T
     Sigma = np.linalg.inv(np.linalg.inv(Kzz) + (V * (w * nu)[:, None]).T @ V)
     mean = Sigma @ V.T @ (w * mu)
-    posterior = SparseGPPosterior(prior, solution.model.posteriors[0])
+    posterior = InducingGPPosterior(prior, solution.model.posteriors[0], Probit())
     np.testing.assert_allclose(posterior.inducing_mean, mean, atol=1e-6)
     np.testing.assert_allclose(posterior.inducing_cov, Sigma, atol=1e-6)
     Xs = np.random.RandomState(3).randn(20, 3)
@@ -194,9 +199,7 @@ def test_stale_sites_have_a_guard():
     X, y, w = toy()
     sites = np.stack([np.full(60, 50.0), np.full(60, 5.0)])[None]
     prior = InducingPrior(KERNELS[0], X[:10], 1e-6)
-    model = SparseModel(
-        prior, [InducingPosterior(np.zeros((10, 10)), np.zeros(10))], Probit(), RULE
-    )
+    model = PassModel(prior, [InducingPosterior(np.zeros((10, 10)), np.zeros(10))], Probit(), RULE)
     sums = evaluate_rows(model, X, y, w, sites, gradient="fresh", inputs=True)
     assert np.all(sums.sites[:, 0] > 0)
     theta, towards = evidence_gradient(model, sums, True, True)
@@ -210,7 +213,7 @@ def test_partitions_add_up():
     for n_parts in (1, 3, 7):
         parts = [Part(X[s], y[s], w[s]) for s in split_rows(200, n_parts)]
         with PartMap(parts) as run:
-            ep = SparseEP(run, [len(p.arrays[0]) for p in parts], None, 1, Probit(), RULE)
+            ep = InducingEP(run, [len(p.arrays[0]) for p in parts], None, 1, Probit(), RULE)
             model = ep.model(ep.zero(prior))
             sums, _, _ = ep.one_pass(model, ep.zero(prior).sites, gradient="fresh", inputs=True)
         results.append(sums)
@@ -242,12 +245,13 @@ def test_average_site_nears_the_sites_of_all_rows():
         each, average = (
             ep.solve(ep.zero(prior), **options)
             for ep in (
-                SparseEP(run, [1500], None, 1, Probit(), RULE, copies) for copies in (None, 1500.0)
+                InducingEP(run, [1500], None, 1, Probit(), RULE, copies)
+                for copies in (None, 1500.0)
             )
         )
     assert average.state.sites is None and average.result.converged
-    mean, var = SparseGPPosterior(prior, each.model.posteriors[0]).latent(X[:100])
-    near = SparseGPPosterior(prior, average.model.posteriors[0]).latent(X[:100])
+    mean, var = InducingGPPosterior(prior, each.model.posteriors[0], Probit()).latent(X[:100])
+    near = InducingGPPosterior(prior, average.model.posteriors[0], Probit()).latent(X[:100])
     assert np.max(np.abs(near[0] - mean) / np.sqrt(var)) < 0.01
     assert abs(log_evidence(average) - log_evidence(each)) < 0.5
 
@@ -257,7 +261,7 @@ def test_quasi_newton_ends_where_the_gradient_vanishes():
     kernel = ConstantKernel(1.0, (1e-3, 1e3)) * RBF(1.0, (1e-2, 1e2))
     hyper = Hyperparameters(kernel, X[:8], np.ones(2), 1e-6, True, True)
     with PartMap([Part(X, y, w)]) as run:
-        ep = SparseEP(run, [80], None, 1, Probit(), RULE)
+        ep = InducingEP(run, [80], None, 1, Probit(), RULE)
         state = ep.zero(hyper.prior(hyper.start))
         options = dict(tol=1e-8, max_iter=100, damping=0.7, accelerate=True)
         evaluate = evidence_at(ep, hyper, state, **options)

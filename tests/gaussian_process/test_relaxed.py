@@ -237,10 +237,10 @@ def test_gradient_of_what_is_learned(rule, points, monkeypatch):
     X, y = small(40, 1)
     kw = dict(rule=rule, tol=1e-9, optimizer=None, max_iter=500, random_state=0)
     clf = RelaxedEPClassifier(n_inducing=points, **kw).fit(X, y)
-    problem, sign = clf._problem, np.where(y == 1, 1.0, -1.0)
+    problem, sign = clf._plan, np.where(y == 1, 1.0, -1.0)
     problem.learn, problem.move_points = True, points is not None
     unit = None if points is None else np.array([0.7, 1.3])
-    coordinates = Coordinates(clf._settings[0], True, True, unit)
+    coordinates = Coordinates(clf._fitted.runs[0].attributes["setting"], True, True, unit)
     monkeypatch.setattr(_label_errors, "_LEARNING_SITES", dict(tol=1e-10, damping=0.5))
     objective = problem.objective(sign, np.zeros((2, 40)), coordinates)
     at = coordinates.start(clf.kernel_.theta)
@@ -497,3 +497,29 @@ def test_the_learned_rate_is_the_best_of_given_ones(seed, flip):
     best = minimize_scalar(loss, bounds=logit([0.01, 0.44]), options=dict(xatol=1e-3)).x
     learned = fixed(label_noise="learn").fit(X, y).label_noise_
     np.testing.assert_allclose(learned, expit(best), rtol=0.03)
+
+
+def test_learning_cut_short_is_not_convergence():
+    X, y, _ = make_noisy_labels_classification(80, random_state=0)
+    with pytest.warns(ConvergenceWarning, match="learning ended after 1 steps") as told:
+        clf = RelaxedEPClassifier(max_iter=1).fit(X, y)
+    assert len(told) == 1 and clf.n_iter_ == 1
+    assert clf.stop_reason_ == "max_iter" and not clf.converged_
+    assert clf.history_["log_evidence"][-1] == clf.log_evidence_
+    clf = RelaxedEPClassifier().fit(X, y)
+    assert clf.stop_reason_ == "converged" and clf.converged_
+
+
+def test_links_are_those_of_the_predictions():
+    X, y, _ = make_noisy_labels_classification(60, random_state=0)
+    clf = fixed(label_noise=0.2, latent_noise=0.5).fit(X, y)
+    own = clf.diagnose()
+    assert clf.diagnose(X=X, y=y) == own and own.pareto_k is not None
+    for clean in (True, False):
+        clf.set_params(predict_clean=clean)
+        [link] = clf.latent_links()
+        assert (link.rate, link.noise) == (0.0 if clean else 0.2, 0.5)
+        proba = np.exp(link.tilted(1.0, *clf.latent_mean_and_variance(X)).log_z)
+        np.testing.assert_allclose(clf.predict_proba(X)[:, 1], proba, atol=1e-12)
+    through = fixed(n_inducing=8, label_noise=0.2, random_state=0).fit(X, y)
+    assert through.diagnose().pareto_k is None and "inducing" in str(through.diagnose())

@@ -1,6 +1,7 @@
 """HierarchicalEPLogistic against NUTS, importance sampling, whole EP and itself."""
 
 import functools
+import pickle
 import sys
 import warnings
 
@@ -18,8 +19,10 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn_ep import HierarchicalEPLogistic
 from sklearn_ep._engine.diagnostics import importance_check
 from sklearn_ep._engine.gaussian import Moments
+from sklearn_ep._estimator.base import RowsAgain
 from sklearn_ep.datasets import make_hierarchical_logistic
 from sklearn_ep.hierarchical import _theta_nodes as theta_nodes
+from sklearn_ep.hierarchical._prediction import rows_again
 from sklearn_ep.inspection import GroupEffectsDisplay
 
 ORACLE = oracle("hierarchical")["sets"]
@@ -136,7 +139,7 @@ def test_nuts_says_which_package_it_needs(monkeypatch):
 def test_diagnose_weights_lead_to_the_exact_evidence():
     X, y, g = stored("sparse")
     clf = HierarchicalEPLogistic(fit_intercept=False).fit(X, y, groups=g)
-    rows = clf._rows_again(X, y, g, None)
+    rows = rows_again(clf, RowsAgain(X, y, g, None))
     rng = np.random.default_rng(0)
     log_w = clf._posteriors[0].log_weights(*rows, clf._prior_of_beta, 10_000, rng)
     correction = importance_check(log_w).log_mean
@@ -145,8 +148,9 @@ def test_diagnose_weights_lead_to_the_exact_evidence():
     # copies by weights and by repetition, and rows that do not count
     n = len(y)
     weight = np.r_[np.full(n, 2.0), np.zeros(5)]
-    weighted = clf._rows_again(np.r_[X, X[:5]], np.r_[y, y[:5]], np.r_[g, g[:5]], weight)
-    twice = clf._rows_again(np.r_[X, X], np.r_[y, y], np.r_[g, g], None)
+    more = np.r_[X, X[:5]], np.r_[y, y[:5]], np.r_[g, g[:5]], weight
+    weighted = rows_again(clf, RowsAgain(*more))
+    twice = rows_again(clf, RowsAgain(np.r_[X, X], np.r_[y, y], np.r_[g, g], None))
     a, b = (
         clf._posteriors[0].log_weights(*r, clf._prior_of_beta, 50, np.random.default_rng(1))
         for r in (weighted, twice)
@@ -172,7 +176,7 @@ def test_diagnose_of_grouped_fits():
     assert many.diagnose(X=X, y=g % 3).pareto_k is None
     with pytest.raises(ValueError, match="n_draws"):
         clf.diagnose(3)
-    with pytest.raises(ValueError, match="classes"):
+    with pytest.raises(ValueError, match=r"not seen in fit: \[5 6\]"):
         clf.diagnose(X=X, y=y + 5, groups=g)
 
 
@@ -531,6 +535,58 @@ def test_processes_give_the_same_bits():
     X, y, g = grouped()
     clf = HierarchicalEPLogistic(n_partitions=3, n_jobs=2).fit(X, y, groups=g)
     np.testing.assert_allclose(clf.coef_, fitted().coef_, rtol=0, atol=1e-12)
+
+
+class PickleEach:
+    """A callback that keeps, of each iteration, the estimator itself and the model so far."""
+
+    def setup(self, estimator, context):
+        self.copies, self.models = [], []
+
+    def teardown(self, estimator, context):
+        pass
+
+    def on_fit_task_begin(self, estimator, context):
+        self.copies.append(pickle.dumps(estimator))
+
+    def on_fit_task_end(self, estimator, context, *, fitted_estimator):
+        if context.parent is not None:
+            self.models.append(fitted_estimator)
+        return False
+
+
+@pytest.mark.parametrize("engine", ["ep", "laplace"])
+def test_a_copy_from_the_middle_of_a_fit_is_not_fitted_but_the_model_so_far_is(engine):
+    pytest.importorskip("sklearn.callback")
+    X, y, g = grouped()
+    watch, old = PickleEach(), fitted()
+    clf = clone(old).set_params(engine=engine).fit(X[:, :2], y, groups=g // 2)
+    clf.set_callbacks(watch).fit(X, y, groups=g)
+    assert len(watch.models) == clf.n_iter_ > 1 and len(watch.copies) == clf.n_iter_ + 1
+    for copy in map(pickle.loads, watch.copies):
+        with pytest.raises(NotFittedError):
+            copy.predict(X, groups=g)
+    first, last = (m.predict_proba(X, groups=g) for m in (watch.models[0], watch.models[-1]))
+    np.testing.assert_array_equal(last, clf.predict_proba(X, groups=g))
+    assert 0 < np.max(np.abs(first - last)) < 0.5
+
+
+def test_what_ran_is_told():
+    X, y, g = grouped()
+    quick = dict(max_iter=20, tol=1.0)
+    assert (fitted().engine_, fitted().theta_rule_, fitted().stop_reason_) == (
+        "ep",
+        "grid",
+        "converged",
+    )
+    plain = HierarchicalEPLogistic(engine="laplace", **quick).fit(X, y)
+    assert (plain.engine_, plain.theta_rule_) == ("laplace", "none")
+    three = HierarchicalEPLogistic(random_slopes=[0, 1], **quick).fit(X, y, groups=g)
+    rough = HierarchicalEPLogistic(refine=False, **quick).fit(X, y, groups=g)
+    assert three.theta_rule_ == rough.theta_rule_ == "gaussian"
+    with pytest.warns(ConvergenceWarning, match="iterations ran out"):
+        short = HierarchicalEPLogistic(max_iter=1, tol=1e-9).fit(X, y, groups=g)
+    assert short.stop_reason_ == "max_iter" and short.n_iter_ == 1
 
 
 # ---------------------------------------------------------------------------- hostile data

@@ -338,10 +338,10 @@ def test_gaussian_partitions_are_found_exactly(serial):
         tol=1e-10,
         stream=in_turn if serial else None,
     )
-    found = run.result.evaluation.payload.messages
+    found = run.result.evaluation.payload
     np.testing.assert_allclose(found.precision, truth.precision, atol=1e-10)
     np.testing.assert_allclose(found.shift, truth.shift, atol=1e-10)
-    assert run.result.converged and run.result.n_iter == 2 and run.n_cut == 0
+    assert run.result.converged and run.result.n_iter == 1 and run.n_cut == 0
 
 
 def test_a_site_without_answer_keeps_its_message():
@@ -355,10 +355,11 @@ def test_a_site_without_answer_keeps_its_message():
 
     start = Messages(0.5 * truth.precision, 0.5 * truth.shift)
     run = propagate(tilted, prior, start, max_iter=5, tol=1e-8)
-    found = run.result.evaluation.payload.messages
+    found = run.result.evaluation.payload
     np.testing.assert_array_equal(found.precision[1], start.precision[1])
     np.testing.assert_allclose(found.precision[2], truth.precision[2], atol=1e-10)
     assert not run.result.converged and run.result.history["n_skipped"][-1] == 1
+    assert run.n_skipped == 1 + run.result.n_iter  # one in the sweep of the start, too
 
 
 def test_steps_that_leave_the_proper_set_are_cut():
@@ -376,7 +377,7 @@ def test_steps_that_leave_the_proper_set_are_cut():
 
     start = Messages(truth.precision, truth.shift)
     run = propagate(tilted, prior, start, max_iter=8, tol=1e-12)
-    found = run.result.evaluation.payload.messages
+    found = run.result.evaluation.payload
     total = total_of(prior, found).precision
     assert run.n_cut > 0
     assert all(np.linalg.eigvalsh(total - site)[0] > 0 for site in (0 * total, *found.precision))
@@ -400,10 +401,32 @@ def test_messages_at_the_mode_are_the_laplace_approximation():
         tol=1e-8,
         max_iter=50,
     )
-    found = posterior_moments(prior, Messages(*laplace_messages(mode, prior)))
+    found = posterior_moments(prior, laplace_messages(mode, prior))
     np.testing.assert_allclose(found.mean, mode.phi, atol=1e-6)
     np.testing.assert_allclose(natural(found).precision, prior.precision - mode.terms[0].hessian)
-    assert mode.converged
+    assert mode.reason == "converged"
+    assert mode.history["residual"][-1] < 1e-8
+
+
+def test_a_trial_point_without_value_shortens_the_step():
+    prior, rows = Natural(np.eye(1) / 100, np.zeros(1)), rows_of(n=30, d=1, q=0, seed=1)
+    rows.sign[:] = np.where(rows.X[:, 0] > 0, 1.0, -1.0)  # the mode is far out
+    tried = []
+
+    def evaluate(phi):
+        tried.append(phi[0])
+        if tried[-1] - tried[0] > border:
+            raise FloatingPointError("overflow")
+        return [marginal_terms(rows, phi, 0, np.zeros((0, 0)))]
+
+    border = np.inf
+    free = find_mode(evaluate, prior, np.zeros(1), 1, tol=1e-6, max_iter=50)
+    assert free.reason == "converged"
+    border, first = 0.999 * tried[1], tried[1]
+    tried.clear()
+    held = find_mode(evaluate, prior, np.zeros(1), 1, tol=1e-6, max_iter=50)
+    assert tried[1] == first and tried[2] == 0.4 * first  # one step shorter, no error
+    assert held.reason in ("stuck", "max_iter") and 0 < held.phi[0] <= border
 
 
 def test_even_grid_and_its_marginal():

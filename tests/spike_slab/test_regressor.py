@@ -18,6 +18,7 @@ from sklearn.linear_model import LassoCV
 from sklearn_ep import SpikeSlabRegressor
 from sklearn_ep.datasets import make_spike_slab_regression
 from sklearn_ep.inspection import InclusionDisplay
+from sklearn_ep.spike_slab import _learning as learning
 
 ORACLE = oracle("spike_slab")
 PROBLEMS = ORACLE["problems"]
@@ -320,6 +321,36 @@ def test_noise_is_not_learned_away_on_wide_sparse_data(seed):
     assert 0.78 < covered < 0.98
 
 
+def test_attributes_say_how_the_hyperparameters_were_learned():
+    X, y, _ = make_spike_slab_regression(60, 350, n_informative=6, noise=0.3, random_state=13)
+    given = dict(noise_variance=0.1, slab_variance=1.0, prior_inclusion=0.1)
+    assert SpikeSlabRegressor(**given).fit(X, y).search_used_ == "none"
+    assert SpikeSlabRegressor().fit(X, y).search_used_ == "best"
+    reg = SpikeSlabRegressor(warm_start=True).fit(X[:, :50], y)
+    assert reg.search_used_ == "all" and not reg.dense_start_used_
+    assert reg.fit(X[:, :50], y).search_used_ == "warm"
+    X, y, _ = make_spike_slab_regression(12, 60, n_informative=6, random_state=11)
+    assert SpikeSlabRegressor().fit(X, y).dense_start_used_
+
+
+def test_random_state_reaches_the_models_that_check_the_evidence(monkeypatch):
+    X, y = small(np.random.default_rng(16), 20, 6)
+    seeds, sample = [], learning.sampled_log_evidence
+
+    def spied(state, seed, n_models):
+        seeds.append(seed)
+        return sample(state, seed, n_models)
+
+    monkeypatch.setattr(learning, "sampled_log_evidence", spied)
+    used = []
+    for random_state in (None, None, 0, 0, 1):
+        seeds.clear()
+        SpikeSlabRegressor(random_state=random_state).fit(X, y)
+        assert seeds and len(set(seeds)) == 1
+        used.append(seeds[0])
+    assert used[0] == used[1] and used[2] == used[3] and len(set(used)) == 3
+
+
 def test_groups_help_on_grouped_data():
     rng = np.random.default_rng(7)
     groups = np.arange(100) // 5
@@ -388,6 +419,7 @@ def test_unconverged_fit_warns_once_and_is_usable():
         reg = fixed(0.09, 0.8, 0.3, max_iter=2, tol=1e-12).fit(X, y)
     assert len(said) == 1
     assert not reg.converged_
+    assert reg.stop_reason_ == "max_iter"
     assert reg.n_iter_ == 2
     assert np.all(np.isfinite(reg.predict(X)))
 

@@ -14,7 +14,7 @@ from sklearn_ep.spike_slab import _linear_model as linear
 from sklearn_ep.spike_slab._descent import Descent, descend
 from sklearn_ep.spike_slab._double_loop import double_loop
 from sklearn_ep.spike_slab._energy import EPEnergy, regular_ep
-from sklearn_ep.spike_slab._learning import gradient, with_h
+from sklearn_ep.spike_slab._hyperparameters import energy_gradient
 from sklearn_ep.spike_slab._linear_model import LinearModel
 from sklearn_ep.spike_slab._model_evidence import leading_log_evidence, sampled_log_evidence
 from sklearn_ep.spike_slab._prior import SpikeSlab
@@ -300,10 +300,10 @@ def test_evidence_gradient_by_finite_differences(shape):
     h = np.array([np.log(0.1), np.log(0.8), logit(0.25)])
 
     def solved(h):
-        q = with_h(p, h)
+        q = p.with_parameters(h)
         return descend(q.at(start(p)), max_iter=300, tol=1e-10).evaluation.payload
 
-    got = gradient(solved(h), h)
+    got = energy_gradient(solved(h), h)
     for i in range(3):
         e = 1e-5 * np.eye(3)[i]
         numeric = (solved(h + e).energy - solved(h - e).energy) / 2e-5
@@ -336,9 +336,9 @@ def test_evidence_of_single_models_is_near_enumeration(n, grouped):
     problem = EPEnergy(LinearModel(X, y), factor, 0.3, n)
     state = descend(problem.at(np.stack([np.zeros(8), np.ones(8)])), max_iter=100, tol=1e-8)
     exact = _exact_log_evidence(problem, groups)
-    sampled = sampled_log_evidence(state.evaluation.payload, n_models=4000)
+    sampled = sampled_log_evidence(state.evaluation.payload, 0, 4000)
     assert sampled == pytest.approx(exact, abs=0.1)
-    assert exact - 0.5 < leading_log_evidence(state.evaluation.payload) < exact + 1e-9
+    assert exact - 0.5 < leading_log_evidence(state.evaluation.payload, 20) < exact + 1e-9
     every = leading_log_evidence(state.evaluation.payload, n_rounds=1000)
     assert every == pytest.approx(exact, abs=1e-9)
 
@@ -357,5 +357,51 @@ def test_evidence_of_single_models_knows_weights_and_no_order_of_columns():
         problem = EPEnergy(LinearModel(A, b), SpikeSlab(V, logit(P)), 0.3, w.sum())
         state = descend(problem.at(np.stack([np.zeros(20), np.ones(20)])), max_iter=100, tol=1e-10)
         payload = state.evaluation.payload
-        values.append([sampled_log_evidence(payload), leading_log_evidence(payload)])
+        values.append([sampled_log_evidence(payload, 0, 64), leading_log_evidence(payload, 20)])
     np.testing.assert_allclose(values[1:], [values[0]] * 2, rtol=1e-6)
+
+
+# ---------------------------------------------------------------------------- how runs end
+
+
+def test_the_history_ends_with_the_figures_of_the_state_that_is_returned():
+    p = problem(2, 20, 12)
+    runs = [
+        descend(p.at(start(p)), max_iter=k, tol=t) for k, t in ((3, 1e-8), (300, 1e-8), (300, 0.0))
+    ]
+    runs.append(double_loop(p.at(start(p)), max_iter=3, tol=1e-8))
+    assert [r.reason for r in runs] == ["max_iter", "converged", "stuck", "max_iter"]
+    for r in runs:
+        assert r.n_iter == len(r.history["residual"]) == len(r.history["objective"])
+        assert r.history["residual"][-1] == r.residual == r.evaluation.payload.residual
+    again = descend(runs[1].evaluation.payload, max_iter=5, tol=1e-8)
+    assert again.reason == "converged" and again.n_iter == 1
+    np.testing.assert_array_equal(again.x, runs[1].x)
+
+
+def test_sweeps_without_energies_are_the_same_sweeps():
+    p = problem(4, 30, 10)
+    kw = dict(max_iter=6, tol=1e-12, damping=0.5)
+    with_them, without = (regular_ep(p, start(p), **kw, energies=e) for e in (True, False))
+    np.testing.assert_array_equal(with_them.x, without.x)
+    assert set(with_them.history) == {"residual", "objective"}
+    assert set(without.history) == {"residual"}
+
+
+class TiltedOnly:
+    """A prior that EP can use and the descent cannot."""
+
+    def __init__(self, factor):
+        self.tilted, self.proper = factor.tilted, factor.proper
+        self.slab_variance = factor.slab_variance
+
+
+def test_a_prior_that_lacks_a_method_is_refused_by_name():
+    p = problem(5, 20, 6)
+    p.factor = TiltedOnly(p.factor)
+    out = regular_ep(p, start(p), max_iter=3, tol=1e-6, damping=0.5, energies=False)
+    assert np.all(np.isfinite(out.evaluation.payload.mean))
+    with pytest.raises(TypeError, match="TiltedOnly has no `matched`.*the descent needs"):
+        descend(p.at(start(p)), max_iter=3, tol=1e-6)
+    with pytest.raises(TypeError, match="TiltedOnly has no `matched`.*the double loop needs"):
+        double_loop(p.at(start(p)), max_iter=3, tol=1e-6)

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from ..._engine.contracts import EP_NEEDS, require
 from ..._engine.gaussian import checked_cholesky
-from ..._engine.loop import Anderson, Evaluation, iterate
+from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ..._engine.partition import load_part
-from .passes import RowSums, SparseModel, collect_rows, evaluate_rows
+from .passes import PassModel, RowSums, collect_rows, evaluate_rows
 from .values import InducingPosterior, InducingPrior
 
-__all__ = ["SparseEP", "SparseState", "add_sums", "posterior_change", "read_rows"]
+__all__ = ["InducingEP", "PassState", "add_sums", "largest_change", "posterior_change", "read_rows"]
 
 
 def read_rows(part, classes):
@@ -53,20 +54,13 @@ def add_sums(results):
     total = results[0]._replace(sites=None, var=None)
     for r in results[1:]:
         added = [None if a is None else a + b for a, b in zip(total[6:], r[6:], strict=True)]
-        total = RowSums(
-            None,
-            None,
-            total.gram + r.gram,
-            total.shift + r.shift,
-            total.log_term + r.log_term,
-            max(total.residual, r.residual),
-            *added,
-        )
+        sums = total.gram + r.gram, total.shift + r.shift, total.log_term + r.log_term
+        total = RowSums(None, None, *sums, max(total.residual, r.residual), *added)
     return total
 
 
 @dataclass
-class SparseState:
+class PassState:
     """Sites of all rows, a list of (C, 2, n_k), and the posterior they make under a prior.
 
     With an averaged site `sites` is None and the posterior is all there is.
@@ -79,62 +73,47 @@ class SparseState:
 
     def posteriors(self):
         """Return one `InducingPosterior` a binary problem."""
-        pairs = zip(self.gram, self.shift, strict=True)
-        return [InducingPosterior(g, s) for g, s in pairs]
+        return [InducingPosterior(g, s) for g, s in zip(self.gram, self.shift, strict=True)]
 
 
 class Solution(NamedTuple):
     """Result of the loop, the state and the model at its end."""
 
     result: Any
-    state: SparseState
-    model: SparseModel
+    state: PassState
+    model: PassModel
 
 
-class SparseEP:
-    """Passes and fixed points of sparse EP for one data set.
+class InducingEP:
+    """Passes and fixed points of EP through inducing points for one data set.
 
-    Parameters
-    ----------
-    run : PartMap
-        Open map over the partitions.
-    sizes : sequence of int
-        Rows of each partition.
-    classes : ndarray or None
-        Labels, where partitions hold labels.
-    n_problems : int
-        Binary problems C, which share prior, blocks and passes.
-    factor : Factor
-    rule : callable
-        An update rule of `rules`.
-    copies : float or None
-        Weight of all rows if one averaged site stands for all; None for a site a row.
-    base : tuple of ndarray or None, default=None
-        gram (C, m, m) and shift (C, m) of rows that were seen before and stay as they are.
+    `run` is an open `PartMap`, `sizes` are the rows of its partitions, `classes` the labels where
+    partitions hold labels. `n_problems` C binary problems share prior, blocks and passes. `copies`
+    is the weight of all rows if one averaged site stands for all, None for a site a row. `base` is
+    gram (C, m, m) and shift (C, m) of rows that were seen before and stay as they are.
     """
 
     def __init__(self, run, sizes, classes, n_problems, factor, rule, copies=None, base=None):
         self.run, self.sizes, self.classes = run, list(sizes), classes
+        for role, part in (("factor", factor), ("rule", rule)):
+            require(role, part, EP_NEEDS[role], "expectation propagation")
         self.base = (0.0, 0.0) if base is None else base
         self.n_problems, self.factor, self.rule, self.copies = n_problems, factor, rule, copies
         lengths = [2 * n_problems * n for n in self.sizes] if copies is None else []
         self._ends = np.cumsum([0, *lengths])
-
-    # ------------------------------------------------------------------ states
 
     def zero(self, prior):
         """Return the state of empty sites."""
         C, m = self.n_problems, len(prior.Z)
         sites = [np.zeros((C, 2, n)) for n in self.sizes] if self.copies is None else None
         gram, shift = np.zeros((C, m, m)) + self.base[0], np.zeros((C, m)) + self.base[1]
-        return SparseState(prior, gram, shift, sites)
+        return PassState(prior, gram, shift, sites)
 
     def restate(self, prior, sites):
         """Return the state of given sites under a prior; one pass over the rows."""
         if not any(np.any(s) for s in sites):
             return self.zero(prior)
-        state, _ = self.collect(prior, sites, None)
-        return state
+        return self.collect(prior, sites, None)[0]
 
     def collect(self, prior, sites, model):
         """Return (state of given sites summed afresh, leave-one-out log probabilities)."""
@@ -142,13 +121,11 @@ class SparseEP:
         gram = sum(r[0] for r in results) + self.base[0]
         shift = sum(r[1] for r in results) + self.base[1]
         loo = None if model is None else np.concatenate([r[2] for r in results])
-        return SparseState(prior, gram, shift, sites), loo
+        return PassState(prior, gram, shift, sites), loo
 
     def model(self, state):
         """Return what a pass needs to know of a state."""
-        return SparseModel(state.prior, state.posteriors(), self.factor, self.rule, self.copies)
-
-    # ------------------------------------------------------------------ one pass
+        return PassModel(state.prior, state.posteriors(), self.factor, self.rule, self.copies)
 
     def one_pass(self, model, sites, **options):
         """Return (sums over all rows, list of `RowSums`, list of root weights)."""
@@ -159,16 +136,12 @@ class SparseEP:
         sums = sums._replace(gram=sums.gram + self.base[0], shift=sums.shift + self.base[1])
         return sums, each, [r[1] for r in results]
 
-    def residual(self, model, sums):
-        """Return the undamped residual of a pass that took a whole step."""
-        if self.copies is None:
-            return sums.residual
-        return max(
-            posterior_change(p, g, s)
-            for p, g, s in zip(model.posteriors, sums.gram, sums.shift, strict=True)
-        )
-
-    # ------------------------------------------------------------------ the fixed point
+    def figures(self, model, sums):
+        """Return log evidence of a model and undamped residual of a pass that took a whole step."""
+        residual = sums.residual
+        if self.copies is not None:
+            residual = largest_change(model.posteriors, sums.gram, sums.shift)
+        return {"residual": residual, "log_evidence": model.log_evidence + sums.log_term}
 
     def pack(self, state):
         """Return a state as one vector: sites part by part, then grams and shifts.
@@ -197,7 +170,7 @@ class SparseEP:
             cut = zip(self._ends[:-1], self._ends[1:], self.sizes, strict=True)
             sites = [x[a:b].reshape(C, 2, n) for a, b, n in cut]
         gram = x[end : end + C * m * m].reshape(C, m, m)
-        return SparseState(prior, gram, x[end + C * m * m :].reshape(C, m), sites)
+        return PassState(prior, gram, x[end + C * m * m :].reshape(C, m), sites)
 
     def _metric(self, n_entries, variances, roots):
         """Return weights that make changes of sites dimensionless; the sums only follow them."""
@@ -216,30 +189,23 @@ class SparseEP:
         state = self.unpack(x, prior)
         model = self.model(state)
         sums, each, roots = self.one_pass(model, state.sites)
-        log_evidence = model.log_evidence + sums.log_term
-        if not np.isfinite(log_evidence):
+        if not np.isfinite(model.log_evidence + sums.log_term):
             raise ValueError(f"kernel {prior.kernel} gives NaN or infinity on these data.")
-        residual = self.residual(model, sums)
+        figures = self.figures(model, sums)
         sites = None if state.sites is None else [r.sites for r in each]
         variances = [r.var for r in each]
         del each, state
-        target = self.pack(SparseState(prior, sums.gram, sums.shift, sites))
+        target = self.pack(PassState(prior, sums.gram, sums.shift, sites))
         del sites  # packed: arrays of this length are what limits the memory of a fit
-        return Evaluation(
-            target=target,
-            residual=residual,
-            metric=self._metric(len(x), variances, roots),
-            record={"log_evidence": log_evidence},
-            payload=model,
-        )
+        metric, residual = self._metric(len(x), variances, roots), figures.pop("residual")
+        return Evaluation(target, residual, metric, record=figures, payload=model)
 
     def _repair(self, proposal, x, target, prior):
         """Keep sites of log-concave factors non-negative, and the sums true to the sites."""
         end = self._ends[-1]
         state = self.unpack(proposal, prior)
-        offsets = zip(self._ends[:-1], state.sites, strict=True)
         changed = False
-        for start, sites in offsets:
+        for start, sites in zip(self._ends[:-1], state.sites, strict=True):
             for c, problem in enumerate(sites):
                 bad = np.flatnonzero(problem[0] < 0)
                 first = start + 2 * c * problem.shape[1]
@@ -252,7 +218,7 @@ class SparseEP:
             proposal[end:] = np.concatenate([fresh.gram.ravel(), fresh.shift.ravel()])
         return proposal
 
-    def solve(self, state, *, tol, max_iter, damping, accelerate, monitor=None):
+    def solve(self, state, *, tol, max_iter, damping, accelerate, monitor=SILENT):
         """Iterate to the fixed point at the prior of a state, which is used up.
 
         See `loop.iterate` for the parameters.
@@ -272,6 +238,11 @@ class SparseEP:
             undamped_start=accelerate and cold,
         )
         return Solution(result, self.unpack(result.x, prior), result.evaluation.payload)
+
+
+def largest_change(posteriors, gram, shift):
+    """Return by how much new sums (C, m, m) and (C, m) move the posteriors of all problems."""
+    return max(posterior_change(*each) for each in zip(posteriors, gram, shift, strict=True))
 
 
 def posterior_change(posterior, gram, shift):

@@ -1,4 +1,4 @@
-"""Recipes of the sparse Gaussian-process classifiers: learn, converge, predict."""
+"""Recipe of a fit through inducing points: learn, converge, predict."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,29 +7,31 @@ import numpy as np
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
 
+from ..._engine.loop import Reason, Trace
 from ..._engine.partition import PartMap
-from .._evidence import maximise_evidence
-from .._rows import SparseData
-from .._step_rules import STEP_RULES
-from .ep import SparseEP, SparseState
-from .learning import Hyperparameters, evidence_at, learn_by_minibatches, learn_by_passes
-from .values import SparseGPPosterior
+from .._dense_fit import LEARNING_TOL
+from .._evidence import KEPT, maximise_evidence
+from .._fitted import GPFit, ending_in, worst
+from .ep import InducingEP, PassState
+from .hyperparameters import Hyperparameters
+from .learning import evidence_at, learn_by_minibatches, learn_by_passes
+from .rows import PartitionedRows
+from .step_rules import STEP_RULES
+from .values import InducingGPPosterior
 
-__all__ = ["SparseFit", "SparseProblem", "fit_sparse", "posteriors_of"]
-
-# Sites are only refined to this residual while a quasi-Newton search moves the kernel.
-LEARNING_TOL = 1e-3
+__all__ = ["InducingPlan", "InducingRun", "fit_inducing", "gp_fit", "posteriors_of"]
 
 
 @dataclass
-class SparseProblem:
-    """All of a sparse fit that is decided before it starts.
+class InducingPlan:
+    """All of a fit through inducing points that is decided before it starts.
 
     `n_problems` binary problems, one for two classes and one a class otherwise, share kernel,
-    inducing points and every pass over the rows.
+    inducing points and every pass over the rows. `sites` (C, 2, n) are those to start from, None
+    for empty ones.
     """
 
-    data: SparseData
+    data: PartitionedRows
     kernel: Kernel
     inducing_points: np.ndarray
     factor: Any
@@ -38,6 +40,7 @@ class SparseProblem:
     optimizer: str | None
     learn_inducing: bool
     restarts: np.ndarray
+    sites: Any
     batch_size: int | None
     learning_rate: float
     averaged: bool
@@ -57,7 +60,7 @@ class SparseProblem:
             np.sqrt(self.data.var),
             self.jitter,
             learn_kernel=self.optimizer is not None,
-            learn_inputs=self.learn_inducing and self.optimizer is not None,
+            learn_inputs=self.learn_inducing,
             decoupled=self.optimizer in STEP_RULES,
         )
 
@@ -65,156 +68,126 @@ class SparseProblem:
         """Return EP over the partitions of an open map."""
         data = self.data
         copies = data.weight if self.averaged else None
-        return SparseEP(
+        return InducingEP(
             run, data.sizes, data.classes, self.n_problems, self.factor, self.rule, copies
         )
 
     def solver(self, tol, max_iter):
-        """Return the keywords of `SparseEP.solve`."""
+        """Return the keywords of `InducingEP.solve`."""
         return dict(tol=tol, max_iter=max_iter, damping=self.damping, accelerate=self.accelerate)
 
-    def value_and_gradient(self, theta, state, n_jobs):
-        """Return log evidence at theta with the inducing points kept, and its gradient."""
-        hyper = replace(
-            self.hyperparameters(), learn_kernel=True, learn_inputs=False, decoupled=False
-        )
+    def value_and_gradient(self, theta, fit, n_jobs):
+        """Return log evidence at theta, EP run from the state of the fit, and its gradient."""
+        theta_alone = dict(learn_kernel=True, learn_inputs=False, decoupled=False)
+        hyper = replace(self.hyperparameters(), Z=fit.inducing_points, **theta_alone)
         with PartMap(self.data.parts, n_jobs) as run:
-            ep = self.engine(run)
-            point = evidence_at(ep, hyper, state, **self.solver(self.tol, self.max_sweeps))(theta)
+            ep, solver = self.engine(run), self.solver(self.tol, self.max_sweeps)
+            point = evidence_at(ep, hyper, fit.runs[0].state, **solver)(theta)
         return float(point.value), point.gradient
 
 
 @dataclass
-class SparseFit:
-    """Outcome of a sparse fit, before it becomes attributes.
+class InducingRun:
+    """Outcome of passes that all binary problems share, before it becomes attributes.
 
     `loo` is (n,), the leave-one-out log probability of each row's label, or None.
     """
 
-    state: SparseState
+    state: PassState
     model: Any
     history: dict[str, np.ndarray]
+    reason: Reason
     n_sweeps: int
-    converged: bool
-    residual: float
     log_evidence: float
     loo: Any
+    remark: str
 
 
 def posteriors_of(model):
-    """Return one `SparseGPPosterior` a binary problem."""
-    return [SparseGPPosterior(model.prior, p) for p in model.posteriors]
+    """Return one `InducingGPPosterior` a binary problem."""
+    return [InducingGPPosterior(model.prior, p, model.factor) for p in model.posteriors]
 
 
-def fit_sparse(problem, run, sites, monitor):
-    """Learn the hyperparameters if asked and converge EP at them.
-
-    Parameters
-    ----------
-    problem : SparseProblem
-    run : PartMap
-        Open.
-    sites : list of ndarray or None
-        Sites (C, 2, n_k) to start from, None for empty ones.
-    monitor : Monitor or None
-
-    Returns
-    -------
-    SparseFit
-    """
-    ep, hyper = problem.engine(run), problem.hyperparameters()
-    prior = hyper.prior(hyper.start)
-    state = ep.zero(prior) if sites is None else ep.restate(prior, sites)
-    state, history, stopped = _learned(problem, ep, hyper, state, monitor)
-    learned = len(history["residual"]) > 0
-    max_sweeps = problem.max_sweeps if learned else min(problem.max_sweeps, problem.max_iter)
-    if stopped:
-        return _stopped_fit(ep, state, history)
-    if learned and state.sites is not None:
-        state, _ = ep.collect(state.prior, state.sites, None)
-    solution = ep.solve(state, monitor=monitor, **problem.solver(problem.tol, max_sweeps))
-    result = solution.result
-    return SparseFit(
-        _without_views(solution.state),
-        solution.model,
-        {n: np.concatenate([history[n], v]) for n, v in result.history.items()},
-        result.n_iter,
-        result.converged,
-        float(result.evaluation.residual),
-        float(result.evaluation.record["log_evidence"]),
-        _leave_one_out(ep, solution.state, solution.model),
+def gp_fit(run, sites, loo_proba):
+    """Return the `GPFit` of a run with `model`, with sites (C, 2, n) of rows or None."""
+    return GPFit(
+        runs=[run],
+        posteriors=posteriors_of(run.model),
+        kernel=run.model.prior.kernel,
+        n_sweeps=run.n_sweeps,
+        sites=sites,
+        loo_proba=loo_proba,
+        inducing_points=run.model.prior.Z,
     )
+
+
+def fit_inducing(plan, run, monitor):
+    """Learn the hyperparameters if asked, converge EP on an open map, and return the `GPFit`."""
+    ep, hyper, trace = plan.engine(run), plan.hyperparameters(), Trace(monitor)
+    prior = hyper.prior(hyper.start)
+    if plan.sites is None:
+        state = ep.zero(prior)
+    else:
+        state = ep.restate(prior, np.split(plan.sites, np.cumsum(ep.sizes)[:-1], axis=2))
+    state, end = _learned(plan, ep, hyper, state, trace)
+    if end.reason == "asked":
+        # the state as it is, without further sweeps; its figures are those of one more pass
+        model, n_sweeps, reason = ep.model(state), 0, "asked"
+        final = ep.figures(model, ep.one_pass(model, state.sites)[0])
+        history = ending_in(trace.history, final)
+    else:
+        if end.n_steps and state.sites is not None:
+            state, _ = ep.collect(state.prior, state.sites, None)
+        n_left = plan.max_sweeps if end.n_steps else min(plan.max_sweeps, plan.max_iter)
+        solution = ep.solve(state, monitor=trace, **plan.solver(plan.tol, n_left))
+        state, model, result = solution.state, solution.model, solution.result
+        n_sweeps, reason, final = result.n_iter, result.reason, result.evaluation.record
+        history = trace.history
+    loo = None if state.sites is None else ep.collect(state.prior, state.sites, model)[1]
+    reason, log_evidence = worst(end.reason, reason), float(final["log_evidence"])
+    ended = model, history, reason, n_sweeps, log_evidence, loo, end.remark
+    own = InducingRun(_without_views(state), *ended)
+    if loo is None:
+        return gp_fit(own, None, None)
+    return gp_fit(own, np.concatenate(own.state.sites, axis=2), np.exp(loo))
 
 
 def _without_views(state):
     """Return the state with arrays of its own: the vector of the loop is not kept alive."""
     sites = None if state.sites is None else [s.copy() for s in state.sites]
-    return SparseState(state.prior, state.gram.copy(), state.shift.copy(), sites)
+    return PassState(state.prior, state.gram.copy(), state.shift.copy(), sites)
 
 
-def _leave_one_out(ep, state, model):
-    return None if state.sites is None else ep.collect(state.prior, state.sites, model)[1]
-
-
-def _stopped_fit(ep, state, history):
-    """Return the fit of a learning that a callback ended: its state, without further sweeps."""
-    model = ep.model(state)
-    sums, _, _ = ep.one_pass(model, state.sites)
-    residual = ep.residual(model, sums)
-    log_evidence = float(model.log_evidence + sums.log_term)
-    loo = _leave_one_out(ep, state, model)
-    return SparseFit(_without_views(state), model, history, 0, False, residual, log_evidence, loo)
-
-
-def _learned(problem, ep, hyper, state, monitor):
-    """Return (state at the learned hyperparameters, history, whether a callback stopped it)."""
-    empty = {"residual": np.empty(0), "log_evidence": np.empty(0)}
-    if problem.batch_size is not None:
-        rule = STEP_RULES.get(problem.optimizer, STEP_RULES["adam"])(problem.learning_rate)
-        _, state, history, stopped = learn_by_minibatches(
-            ep,
-            hyper,
-            hyper.start,
-            state,
-            rule,
-            total=problem.data.weight,
-            size=problem.batch_size,
-            rng=check_random_state(problem.seed),
-            tol=problem.tol,
-            max_iter=problem.max_iter,
-            monitor=monitor,
+def _learned(plan, ep, hyper, state, trace):
+    """Return the state at the learned hyperparameters and the `LearningEnd`."""
+    start, shared = (ep, hyper, hyper.start, state), dict(max_iter=plan.max_iter, trace=trace)
+    weight = plan.data.weight
+    if plan.batch_size is not None:
+        rule = STEP_RULES.get(plan.optimizer, STEP_RULES["adam"])(plan.learning_rate)
+        rng, size = check_random_state(plan.seed), plan.batch_size
+        return learn_by_minibatches(
+            *start, rule, total=weight, size=size, rng=rng, tol=plan.tol, **shared
         )
-        return state, history, stopped
     if not hyper.learns:
-        return state, empty, False
-    if problem.optimizer == "fmin_l_bfgs_b":
-        return _learned_at_fixed_points(problem, ep, hyper, state, monitor)
-    _, state, history, stopped = learn_by_passes(
-        ep,
-        hyper,
-        hyper.start,
-        state,
-        STEP_RULES[problem.optimizer](problem.learning_rate),
-        damping=problem.damping,
-        max_iter=problem.max_iter,
-        monitor=monitor,
-    )
-    return state, history, stopped
+        return state, KEPT
+    if plan.optimizer == "fmin_l_bfgs_b":
+        return _learned_at_fixed_points(plan, ep, hyper, state, trace)
+    rule = STEP_RULES[plan.optimizer](plan.learning_rate)
+    return learn_by_passes(*start, rule, weight=weight, damping=plan.damping, **shared)
 
 
-def _learned_at_fixed_points(problem, ep, hyper, state, monitor):
+def _learned_at_fixed_points(plan, ep, hyper, state, trace):
     """Search by L-BFGS-B; the final run starts from the first sites, whatever path was taken."""
     free = hyper.start[hyper.n_theta :]
+    solver = plan.solver(max(plan.tol, LEARNING_TOL), plan.max_sweeps)
     learned = maximise_evidence(
-        evidence_at(
-            ep, hyper, state, **problem.solver(max(problem.tol, LEARNING_TOL), problem.max_sweeps)
-        ),
+        evidence_at(ep, hyper, state, **solver),
         hyper.start,
         hyper.bounds,
-        max_iter=problem.max_iter,
-        starts=[np.concatenate([t, free]) for t in problem.restarts],
-        monitor=monitor,
+        max_iter=plan.max_iter,
+        starts=[np.concatenate([t, free]) for t in plan.restarts],
+        monitor=trace,
     )
     prior = learned.point.payload.prior
     start = ep.zero(prior) if state.sites is None else ep.restate(prior, state.sites)
-    return start, learned.history, learned.stopped
+    return start, learned.end

@@ -1,7 +1,7 @@
 """Inducing points with sites of either sign, all rows of the covariance with them in memory.
 
-The structure of `sparse_gp` as one object with a `posterior`, like `DenseGP`: for rules that see
-all rows at once, and for factors whose sites may be negative, where every step has to be tested.
+The algebra of `passes` as one object with a `posterior`, like `DenseGP`: for rules that see all
+rows at once, and for factors whose sites may be negative, where every step has to be tested.
 """
 
 import numpy as np
@@ -12,17 +12,10 @@ __all__ = ["InducingGP", "InducingState"]
 
 
 class InducingState:
-    """Posterior of the conditional means t = E[f | u] given sites on them.
+    """Posterior of the conditional means t = E[f | u] given sites on them, copies counted.
 
-    Attributes
-    ----------
-    mean, var : ndarray of shape (n,)
-        Marginals of t.
-    posterior : InducingPosterior
-    precision, shift : ndarray of shape (n,)
-        The sites, copies counted.
-    log_evidence : float
-        log of the integral of prior times sites.
+    `mean` and `var` (n,) are the marginals of t, `posterior` is the `InducingPosterior`, and
+    `log_evidence` the log of the integral of prior times sites.
     """
 
     def __init__(self, W, precision, shift):
@@ -35,30 +28,15 @@ class InducingState:
 
 
 class InducingGP:
-    """Structure of a Gaussian process seen through inducing points (FITC).
+    """Structure of a Gaussian process at rows X seen through inducing points Z (FITC).
 
-    Parameters
-    ----------
-    kernel : sklearn kernel
-    X : ndarray of shape (n, d)
-    Z : ndarray of shape (m, d)
-        Inducing points.
-    jitter : float
-        Relative addition to the diagonal of the covariance of the inducing values.
-
-    Attributes
-    ----------
-    extra_var : ndarray of shape (n,)
-        Variances of f given u, independent for each copy of a row.
-
-    Notes
-    -----
-    A posterior costs 3 n m^2 flops, memory n m numbers.
+    `jitter` is the relative addition to the diagonal of the covariance of the inducing values;
+    `extra_var` (n,) are the variances of f given u, independent for each copy of a row. A posterior
+    costs 3 n m^2 flops, memory n m numbers.
     """
 
     def __init__(self, kernel, X, Z, jitter):
-        self.X = X
-        self.prior = InducingPrior(kernel, Z, jitter)
+        self.X, self.prior = X, InducingPrior(kernel, Z, jitter)
         self.W, self.extra_var, self._kept = self.prior.whiten(X, keep=True)
 
     def posterior(self, precision, shift):
@@ -68,13 +46,8 @@ class InducingGP:
     def evidence_gradient(self, state, noise_slope, inputs=False):
         """Return d log evidence / d theta (p,) and / d Z (m, d) at a fixed point of the sites.
 
-        Parameters
-        ----------
-        state : InducingState
-        noise_slope : ndarray of shape (n,)
-            Derivatives of the log evidence in the extra variances.
-        inputs : bool, default=False
-            Without it the derivative in Z is 0.0; with it the kernel has to know its own.
+        `noise_slope` (n,) are the derivatives of the log evidence in the extra variances. Without
+        `inputs` the derivative in Z is 0.0; with it the kernel has to know its own.
         """
         posterior, W = state.posterior, self.W
         scaled = noise_slope[:, None] * W

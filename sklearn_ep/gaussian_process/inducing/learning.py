@@ -1,27 +1,31 @@
-"""Learning kernel parameters and inducing points of sparse EP from its evidence.
+"""Learning kernel parameters and inducing points from the evidence of EP.
 
 Three drivers of one gradient: steps between the passes of EP, steps between minibatches, and
 evaluations at the fixed point for a quasi-Newton search.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ..._engine.gaussian import ImproperPosterior
+from ..._engine.loop import Reason
 from ..._engine.row_order import minibatches, row_keys
-from .._evidence import EvidencePoint
-from .._kernel_parameters import slope_coordinates, with_theta
-from .ep import SparseState, posterior_change, read_rows
-from .passes import SparseModel, evaluate_rows, evidence_gradient
-from .values import InducingPrior, rebase
+from .._evidence import EvidencePoint, LearningEnd
+from .ep import PassState, largest_change, read_rows
+from .hyperparameters import Hyperparameters
+from .passes import PassModel, evaluate_rows
+from .values import rebase
 
-__all__ = ["Hyperparameters", "Stream", "evidence_at", "learn_by_minibatches", "learn_by_passes"]
+__all__ = ["Stream", "evidence_at", "learn_by_minibatches", "learn_by_passes"]
 
-# Passes without a better evidence after which learning by passes stops.
-_PATIENCE = 15
+# Learning by passes is over once this many of them raise the evidence by less than this share,
+# the noise of moving sites.
+_PATIENCE, _STALLED = 15, 1e-5
+# At the end of max_iter it has converged if they raised it by less than so many nats a row. Below
+# that four times the passes changed the held-out log loss by at most .004, above it by .02.
+_SETTLED = 0.005
 # Hyperparameters of minibatches are averaged with weights that grow as this power of the step
 # (Shamir and Zhang 2013), which takes the noise of the batches out of the last quarter.
 _TAIL = 3.0
@@ -29,182 +33,65 @@ _TAIL = 3.0
 _FIRST_STEP = 1.5
 
 
-@dataclass
-class Hyperparameters:
-    """What is learned, as one vector: kernel parameters, then inducing points in units of `unit`.
-
-    The kernel parameters are theta itself, within its box of bounds, or for the rules that step in
-    every coordinate alike (`decoupled`) the logs of standard deviation and slopes. The evidence of
-    smooth functions knows the slopes well and has a long flat ridge in theta, which such rules
-    would cross many times.
-
-    Parameters
-    ----------
-    kernel : sklearn kernel
-    Z : ndarray of shape (m, d)
-        First inducing points.
-    unit : ndarray of shape (d,)
-        Length of a step of size one in each column.
-    jitter : float
-    learn_kernel, learn_inputs : bool
-    """
-
-    kernel: Any
-    Z: np.ndarray
-    unit: np.ndarray
-    jitter: float
-    learn_kernel: bool
-    learn_inputs: bool
-    decoupled: bool = False
-
-    @property
-    def n_theta(self):
-        """Number of learned kernel parameters."""
-        return self.kernel.n_dims if self.learn_kernel else 0
-
-    @property
-    def learns(self):
-        """Whether there is anything to learn."""
-        return self.n_theta > 0 or self.learn_inputs
-
-    @cached_property
-    def _slopes(self):
-        """Coordinates of the kernel part of the vector, None where it is theta itself."""
-        return slope_coordinates(self.kernel) if self.decoupled else None
-
-    def theta(self, vector):
-        """Return the kernel parameters of a vector."""
-        part = vector[: self.n_theta]
-        return part if self._slopes is None else self._slopes.theta(part)
-
-    @property
-    def start(self):
-        """Vector of the first kernel and inducing points."""
-        moved = np.zeros(self.Z.size if self.learn_inputs else 0)
-        return self._joined(self.kernel.theta, moved)
-
-    def _joined(self, theta, moved):
-        if not self.n_theta:
-            return moved
-        theta = np.clip(theta, *self.kernel.bounds.T)
-        part = theta if self._slopes is None else self._slopes.vector(theta)
-        return np.concatenate([part, moved])
-
-    @property
-    def bounds(self):
-        """Bounds (p, 2) of a vector that is not decoupled; none for inducing points."""
-        free = np.full((self.Z.size if self.learn_inputs else 0, 2), [-np.inf, np.inf])
-        theta = self.kernel.bounds if self.n_theta else np.empty((0, 2))
-        return np.vstack([theta, free])
-
-    def clip(self, vector):
-        """Return the vector with its theta moved into the bounds."""
-        if not self.n_theta:
-            return vector
-        return self._joined(self.theta(vector), vector[self.n_theta :])
-
-    def prior(self, vector):
-        """Return the `InducingPrior` of a vector."""
-        kernel, Z = self.kernel, self.Z
-        if self.n_theta:
-            kernel = with_theta(kernel, self.theta(vector))
-        if self.learn_inputs:
-            Z = Z + vector[self.n_theta :].reshape(Z.shape) * self.unit
-        return InducingPrior(kernel, Z, self.jitter)
-
-    def gradient(self, model, sums, fresh):
-        """Return the gradient of the log evidence in the vector."""
-        theta, towards = evidence_gradient(model, sums, fresh, self.learn_inputs)
-        if self._slopes is not None:
-            theta = self._slopes.gradient(theta)
-        pieces = [theta] if self.n_theta else []
-        if self.learn_inputs:
-            pieces.append((towards * self.unit).ravel())
-        return np.concatenate(pieces)
-
-
-def learn_by_passes(ep, hyper, vector, state, rule, *, damping, max_iter, monitor=None):
+def learn_by_passes(ep, hyper, vector, state, rule, *, weight, damping, max_iter, trace):
     """Alternate one damped pass of EP with one step of the hyperparameters.
 
-    Parameters
-    ----------
-    ep : SparseEP
-    hyper : Hyperparameters
-    vector : ndarray
-        Start.
-    state : SparseState
-        Sites to start from.
-    rule : object
-        A step rule of `stochastic`.
-    damping : float
-        Share of the site updates; the first pass from empty sites takes them whole.
-    max_iter : int
-    monitor : Monitor or None
+    Learning starts at `vector`, with the sites of `state`, by a `rule` of `step_rules`; `weight`
+    counts the copies of all rows. `damping` is the share of the site updates; the first pass from
+    empty sites takes them whole. Returns the state at the learned hyperparameters and the
+    `LearningEnd`.
 
-    Returns
-    -------
-    vector, state, history, stopped
-        `stopped` tells whether the monitor ended the learning.
-
-    Notes
-    -----
     A pass uses the sites of the previous one under the new prior, which are stale by one step; the
-    fresh form of the gradient tolerates that.
+    fresh form of the gradient tolerates that. The figures of a pass are those of the state that it
+    starts from: of the one it leads to only the next pass knows them.
     """
-    history: dict[str, list[float]] = {"residual": [], "log_evidence": []}
-    stopped, options = False, dict(gradient="fresh", inputs=hyper.learn_inputs)
-    while not stopped and len(history["residual"]) < max_iter and not _stalled(history):
-        if monitor is not None:
-            monitor.begin()
+    reason: Reason | None = None
+    options = dict(gradient="fresh", inputs=hyper.learn_inputs)
+    while reason is None:
+        trace.begin()
         model = ep.model(state)
         share = damping if np.any(state.shift) else 1.0
         averaged = state.sites is None
         sums, each, _ = ep.one_pass(model, state.sites, step=1.0 if averaged else share, **options)
-        record = {
-            "residual": ep.residual(model, sums),
-            "log_evidence": model.log_evidence + sums.log_term,
-        }
-        for name, value in record.items():
-            history[name].append(float(value))
-        vector = hyper.clip(vector + rule.step(hyper.gradient(model, sums, fresh=True)))
+        figures = ep.figures(model, sums)
+        gradient = hyper.gradient(model, sums, fresh=True)
+        left = hyper.clip(vector + gradient) - vector
+        vector = hyper.clip(vector + rule.step(gradient))
         prior, gram, shift = hyper.prior(vector), sums.gram, sums.shift
         if averaged:
             gram = state.gram + share * (gram - state.gram)
             shift = state.shift + share * (shift - state.shift)
         gram, shift = rebase(gram, shift, state.prior, prior)
-        sites = None if averaged else [r.sites for r in each]
-        state = SparseState(prior, gram, shift, sites)
-        stopped = monitor is not None and monitor.end(record, model)
-    return vector, state, {k: np.array(v) for k, v in history.items()}, stopped
+        state = PassState(prior, gram, shift, None if averaged else [r.sites for r in each])
+        asked = trace.end(figures, model)
+        reason = "asked" if asked else _end_of_passes(trace, weight, max_iter)
+    return state, LearningEnd(reason, trace.n_iter, float(np.max(np.abs(left))))
 
 
-def _stalled(history):
-    """Return whether the evidence has not risen for a while, up to the noise of moving sites."""
-    values = history["log_evidence"]
-    if len(values) <= _PATIENCE:
-        return False
-    before, last = max(values[:-_PATIENCE]), max(values[-_PATIENCE:])
-    return last < before + 1e-5 * abs(before)
-
-
-# ---------------------------------------------------------------------------- minibatches
+def _end_of_passes(trace, weight, max_iter) -> Reason | None:
+    """Return why learning by passes ends, or None: it stalls, or max_iter is used up."""
+    values = trace.latest("log_evidence")
+    before, last = max(values[:-_PATIENCE] or values[:1]), max(values[-_PATIENCE:])
+    gain = last - before
+    if len(values) > _PATIENCE and gain < _STALLED * abs(before):
+        return "converged"
+    if len(values) < max_iter:
+        return None
+    return "converged" if len(values) > _PATIENCE and gain < _SETTLED * weight else "max_iter"
 
 
 @dataclass
 class Stream:
-    """All that travels from one minibatch to the next.
+    """All that travels from one minibatch to the next: hyperparameters with their rule, and sums.
 
-    vector, rule : hyperparameters and their step rule.
-    state : `SparseState` without sites, whose sums forget old rows at a rate that falls with the
-        steps: a running average can never lose its definiteness, as differences would.
-    average : ndarray
-        Mean of the vectors so far, late ones weighted most.
-    n_steps : int
+    The sums are those of a `PassState` without sites, which forgets old rows at a rate that falls
+    with the steps: a running average can never lose its definiteness, as differences would.
+    `average` is the mean of the vectors so far, late ones weighted most.
     """
 
     vector: np.ndarray
     rule: Any
-    state: SparseState
+    state: PassState
     average: np.ndarray
     n_steps: int = 0
 
@@ -225,17 +112,12 @@ class BatchSettings:
 def step_of_batch(stream, X, y, weight, sites, settings):
     """Refresh the sites of one batch, the running sums and the hyperparameters.
 
-    Returns
-    -------
-    stream : Stream
-    sums : RowSums
-        With the new sites of the batch.
-    log_evidence : float
-        Estimate from this batch.
+    Returns the stream, the `RowSums` with the new sites of the batch, and the log evidence that is
+    estimated from this batch.
     """
     hyper, state = settings.hyper, stream.state
     scale = settings.total / weight.sum()
-    model = SparseModel(
+    model = PassModel(
         state.prior, state.posteriors(), settings.factor, settings.rule, settings.copies
     )
     form = "fresh" if hyper.learns else None
@@ -256,16 +138,13 @@ def step_of_batch(stream, X, y, weight, sites, settings):
         gram, shift = rebase(gram, shift, state.prior, prior)
     share = (_TAIL + 1.0) / (stream.n_steps + 1.0 + _TAIL)
     average = stream.average + share * (vector - stream.average)
-    state = SparseState(prior, gram, shift, None)
+    state = PassState(prior, gram, shift, None)
     moved = Stream(vector, stream.rule, state, average, stream.n_steps + 1)
     return moved, sums, model.log_evidence + scale * sums.log_term
 
 
 def minibatches_of_part(part, sites, classes, stream, settings, seed):
-    """Go once through a partition in minibatches.
-
-    Returns (sites, stream, list of (residual, log evidence) of the batches).
-    """
+    """Go once through a partition; return sites, stream and [(residual, log evidence), ...]."""
     X, y, weight = read_rows(part, classes)
     sites = None if sites is None else sites.copy()
     figures = []
@@ -281,42 +160,22 @@ def minibatches_of_part(part, sites, classes, stream, settings, seed):
     return sites, stream, figures
 
 
-def learn_by_minibatches(
-    ep, hyper, vector, state, rule, *, total, size, rng, tol, max_iter, monitor
-):
+def learn_by_minibatches(ep, hyper, vector, state, rule, *, total, size, rng, tol, max_iter, trace):
     """Epochs of minibatches, each followed by sums made afresh from the stored sites.
 
-    Parameters
-    ----------
-    ep, hyper, vector, state, rule, monitor
-        As in `learn_by_passes`.
-    total : float
-        Weight of all rows.
-    size : int
-        Copies of rows in a batch.
-    rng : numpy RandomState
-        Draws the order of each epoch.
-    tol : float
-        With nothing to learn, epochs end once no update of a batch exceeds it.
-    max_iter : int
-        Epochs.
+    The first arguments are those of `learn_by_passes`. `total` is the weight of all rows, `size`
+    counts the copies of rows in a batch, `rng` draws the order of each epoch, and `max_iter` counts
+    epochs; with nothing to learn they end once no update of a batch exceeds `tol`. Returns the
+    state at the averaged hyperparameters and the `LearningEnd`.
 
-    Returns
-    -------
-    vector, state, history, stopped
-
-    Notes
-    -----
     Partitions take their turns one after another, so that the answer does not depend on workers.
     """
-    history: dict[str, list[float]] = {"residual": [], "log_evidence": []}
     n_steps = max_iter * max(1.0, total / size)
     settings = BatchSettings(hyper, ep.factor, ep.rule, ep.copies, total, size, n_steps)
-    stream, stopped = Stream(vector, rule, state, vector), False
-    sites = state.sites
-    for _ in range(max_iter):
-        if monitor is not None:
-            monitor.begin()
+    stream, sites = Stream(vector, rule, state, vector), state.sites
+    reason: Reason | None = None
+    while reason is None:
+        trace.begin()
         seed, figures = int(rng.randint(np.iinfo(np.int32).max)), []
         updated, before = [], stream.state
         for k in range(len(ep.sizes)):
@@ -330,39 +189,30 @@ def learn_by_minibatches(
             sites = updated
             stream.state, _ = ep.collect(stream.state.prior, sites, None)
         residual = max(f[0] for f in figures) if sites is not None else _drift(before, stream.state)
-        record = {
-            "residual": float(residual),
-            "log_evidence": float(np.mean([f[1] for f in figures])),
-        }
-        for name, value in record.items():
-            history[name].append(value)
-        model = None if monitor is None else ep.model(stream.state)
-        stopped = monitor is not None and monitor.end(record, model)
-        if stopped or (not hyper.learns and record["residual"] < tol):
-            break
+        record = {"residual": residual, "log_evidence": np.mean([f[1] for f in figures])}
+        if trace.end(record, ep.model(stream.state) if trace.watched else None):
+            reason = "asked"
+        elif trace.n_iter >= max_iter or (not hyper.learns and residual < tol):
+            # Epochs are a budget that the user chose, over which the steps fall to zero: to have
+            # used them up is the end of a schedule, not a failure.
+            reason = "converged"
     prior = hyper.prior(stream.average) if hyper.learns else stream.state.prior
     gram, shift = rebase(stream.state.gram, stream.state.shift, stream.state.prior, prior)
-    state = SparseState(prior, gram, shift, sites)
-    return stream.average, state, {k: np.array(v) for k, v in history.items()}, stopped
+    return PassState(prior, gram, shift, sites), LearningEnd(reason, trace.n_iter, 0.0)
 
 
 def _drift(before, after):
     """Return by how much an epoch moved the posteriors, the residual of an averaged site."""
     gram, shift = rebase(before.gram, before.shift, before.prior, after.prior)
-    old = SparseState(after.prior, gram, shift, None).posteriors()
-    return max(
-        posterior_change(p, g, s) for p, g, s in zip(old, after.gram, after.shift, strict=True)
-    )
-
-
-# ---------------------------------------------------------------------------- at the fixed point
+    old = PassState(after.prior, gram, shift, None).posteriors()
+    return largest_change(old, after.gram, after.shift)
 
 
 def evidence_at(ep, hyper, state, **solver):
     """Return vector -> `EvidencePoint` at the fixed point, warm-started from the last point.
 
-    The payload is the model. Hyperparameters without a proper prior or posterior give
-    a point of value minus infinity.
+    The payload is the model. Hyperparameters without a proper prior or posterior give a point of
+    value minus infinity.
     """
     last = [state]
 
@@ -371,7 +221,7 @@ def evidence_at(ep, hyper, state, **solver):
             prior = hyper.prior(vector)
             if last[0].sites is None:
                 gram, shift = rebase(last[0].gram, last[0].shift, last[0].prior, prior)
-                start = SparseState(prior, gram, shift, None)
+                start = PassState(prior, gram, shift, None)
             else:
                 start = ep.restate(prior, last[0].sites)
             solution = ep.solve(start, **solver)
@@ -379,12 +229,8 @@ def evidence_at(ep, hyper, state, **solver):
             return EvidencePoint(-np.inf, np.full(len(vector), np.nan), np.inf, None)
         last[0], model = solution.state, solution.model
         sums, _, _ = ep.one_pass(model, last[0].sites, gradient="stored", inputs=hyper.learn_inputs)
-        evaluation = solution.result.evaluation
-        return EvidencePoint(
-            evaluation.record["log_evidence"],
-            hyper.gradient(model, sums, fresh=False),
-            evaluation.residual,
-            model,
-        )
+        evaluation, gradient = solution.result.evaluation, hyper.gradient(model, sums, fresh=False)
+        value = evaluation.record["log_evidence"]
+        return EvidencePoint(value, gradient, evaluation.residual, model)
 
     return evaluate

@@ -1,4 +1,4 @@
-"""Passes over rows of a sparse Gaussian process: sites, sums and gradients in blocks of rows.
+"""Passes over rows through inducing points: sites, sums and gradients in blocks of rows.
 
 Row i carries a site on t_i = w_i' e, e the whitened inducing values. Nothing here holds an (n, m)
 matrix: rows come in blocks, and what leaves a pass are sums over rows.
@@ -13,11 +13,12 @@ from sklearn.utils import gen_batches
 
 from ..._engine.gaussian import lower_times
 from ..._engine.sites import Sites, cavity, log_site_mass, site_change
+from .._fitted import signs_of
 from .values import InducingPosterior, InducingPrior, block_rows
 
 __all__ = [
     "RowSums",
-    "SparseModel",
+    "PassModel",
     "collect_rows",
     "evaluate_rows",
     "evidence_gradient",
@@ -34,7 +35,7 @@ def _weighted_gram(W, v):
 
 
 @dataclass
-class SparseModel:
+class PassModel:
     """Prior, one posterior a binary problem, and what updates the sites of rows.
 
     `copies` is None with one site a row; otherwise every row carries the average of `copies` sites
@@ -81,11 +82,6 @@ def sites_with_room(C, n, m):
     return np.empty(C * (2 * n + m * m + m))[: 2 * C * n].reshape(C, 2, n)
 
 
-def signs_of(y, k, n_problems):
-    """Return labels in {-1, +1} of problem k from class indices."""
-    return np.where(y == (1 if n_problems == 1 else k), 1.0, -1.0)
-
-
 def _average_sites(posterior, mean, var, smoothed, copies):
     """Return the sites that removing one averaged site amounts to, to first order in 1 / n.
 
@@ -128,8 +124,7 @@ class _Gradient:
 
     def begin(self, W, X):
         """Start a block; problems of several classes share its contraction."""
-        self.W, self.X = W, X
-        self.G, self.gs = 0.0, 0.0
+        self.W, self.X, self.G, self.gs = W, X, 0.0, 0.0
 
     def add(self, posterior, smoothed, sites, mean, var, update, weight):
         """Add one binary problem of the block; `smoothed` is W A^-1 and is overwritten."""
@@ -138,10 +133,7 @@ class _Gradient:
         towards_w *= kappa[:, None]
         towards_w += alpha[:, None] * posterior.mean
         scaled = gs[:, None] * self.W
-        if self.fresh:
-            self.inner += self.W.T @ (scaled - towards_w)
-        else:
-            self.inner += self.W.T @ scaled
+        self.inner += self.W.T @ (scaled - towards_w if self.fresh else scaled)
         scaled *= 2.0
         towards_w -= scaled
         self.G, self.gs = self.G + towards_w, self.gs + gs
@@ -155,33 +147,17 @@ class _Gradient:
 
 
 def evaluate_rows(model, X, y, weight, sites, step=1.0, gradient=None, inputs=False):
-    """Update the sites of some rows under the marginals of a model.
+    """Update the sites of some rows under the marginals of a model; return their `RowSums`.
 
-    Parameters
-    ----------
-    model : SparseModel
-    X : ndarray of shape (n, d)
-        Any float type and any memory; rows are converted block by block.
-    y : ndarray of shape (n,)
-        Class indices.
-    weight : ndarray of shape (n,)
-        Copies of each row.
-    sites : ndarray of shape (C, 2, n) or None
-        Precisions and shifts; None with an averaged site.
-    step : float, default=1.0
-        Share of the update that is taken; the sums are those of the sites after it.
-    gradient : {None, "fresh", "stored"}, default=None
-        Form of the gradient of the log evidence. Both are exact at a fixed point; the fresh form
-        is the one that can drive learning while the sites still move.
-    inputs : bool, default=False
-        With the gradient in the inducing points.
+    X (n, d) may be of any float type and in any memory; it is converted block by block. y (n,) are
+    class indices, weight (n,) copies, sites (C, 2, n) precisions and shifts (None with an averaged
+    site). `step` is the share of the update that is taken; the sums are those of the sites after
+    it.
 
-    Returns
-    -------
-    RowSums
+    `gradient` is the form of the gradient of the log evidence, "fresh" or "stored", None for none.
+    Both are exact at a fixed point; the fresh form is the one that can drive learning while the
+    sites still move. With `inputs` it comes with that in the inducing points.
 
-    Notes
-    -----
     3 m^2 flops a row without gradient, 7 m^2 with it, and O(m d) for the kernel.
     """
     C, m, n = len(model.posteriors), len(model.prior.Z), len(X)
@@ -234,10 +210,10 @@ def evidence_gradient(model, sums, fresh, inputs):
 
 
 def collect_rows(prior, X, y, weight, sites, model=None):
-    """Return (gram, shift) of given sites under a prior, and leave-one-out log probabilities.
+    """Return gram and shift of given sites under a prior, and leave-one-out log probabilities.
 
-    The latter, (n,), are those of each row's own label under the cavities of the model,
-    normalised over the classes; None without a model.
+    These, (n,), are of each row's own label under the cavities of the model, normalised over the
+    classes; None without a model.
     """
     C, m = len(sites), len(prior.Z)
     gram, shift = np.zeros((C, m, m)), np.zeros((C, m))

@@ -18,15 +18,9 @@ from ..._engine.gaussian import (
     positive_variance,
     triangular_inverse,
 )
-from .._kernels import cross, cross_covariance
+from .._kernels import cross_covariance
 
-__all__ = [
-    "InducingPosterior",
-    "InducingPrior",
-    "SparseGPPosterior",
-    "block_rows",
-    "rebase",
-]
+__all__ = ["InducingPosterior", "InducingPrior", "InducingGPPosterior", "block_rows", "rebase"]
 
 # Entries of a block of W: small enough to stay in cache, large enough for the full product rate.
 _BLOCK_ENTRIES = 100_000
@@ -38,22 +32,10 @@ def block_rows(m):
 
 
 class InducingPrior:
-    """Prior of the inducing values at one kernel.
+    """Prior of the inducing values at points Z (m, d) under one kernel.
 
-    Parameters
-    ----------
-    kernel : sklearn kernel
-    Z : ndarray of shape (m, d)
-        Inducing points.
-    jitter : float
-        Relative addition to the diagonal of Kzz; grows where Kzz is not positive definite.
-
-    Attributes
-    ----------
-    lower, inverse : ndarray of shape (m, m)
-        L and L^-1.
-    jitter : float
-        The relative jitter in use.
+    `lower` and `inverse` are L and L^-1. `jitter` is the relative addition to the diagonal of Kzz:
+    the given one grows where Kzz is not positive definite, the attribute is the one in use.
     """
 
     def __init__(self, kernel, Z, jitter):
@@ -85,12 +67,8 @@ class InducingPrior:
 class InducingPosterior:
     """Posterior of the whitened inducing values, N(A^-1 b, A^-1) with A = I + gram.
 
-    Parameters
-    ----------
-    gram : ndarray of shape (m, m)
-        Sum over rows of site precision times w w'.
-    shift : ndarray of shape (m,)
-        b, the sum over rows of site shift times w.
+    gram (m, m) is the sum over rows of site precision times w w', b = shift (m,) that of site shift
+    times w.
     """
 
     def __init__(self, gram, shift):
@@ -115,11 +93,8 @@ class InducingPosterior:
         """Return mean and variance (n,) of W e and, if asked for, W A^-1 (n, m)."""
         root = self.root(W)
         var = np.einsum("ij,ij->i", root, root)
-        return (
-            W @ self.mean,
-            var,
-            lower_times(self.inverse, root.T, trans=True).T if smooth else None,
-        )
+        smoothed = lower_times(self.inverse, root.T, trans=True).T if smooth else None
+        return W @ self.mean, var, smoothed
 
 
 def rebase(gram, shift, old, new):
@@ -133,17 +108,11 @@ def rebase(gram, shift, old, new):
     return T.T @ gram @ T, shift @ T
 
 
-class SparseGPPosterior:
-    """Predictions from inducing points.
+class InducingGPPosterior:
+    """Predictions from inducing points; the factor turns latent values into label probabilities."""
 
-    Parameters
-    ----------
-    prior : InducingPrior
-    posterior : InducingPosterior
-    """
-
-    def __init__(self, prior, posterior):
-        self.prior, self.posterior = prior, posterior
+    def __init__(self, prior, posterior, factor):
+        self.prior, self.posterior, self.factor = prior, posterior, factor
 
     @property
     def inducing_mean(self):
@@ -169,5 +138,5 @@ class SparseGPPosterior:
         kernel = self.prior.kernel
         W1 = self.prior.whiten(X1)[0]
         W2 = W1 if X2 is X1 else self.prior.whiten(X2)[0]
-        prior = kernel(X1) if X2 is X1 else cross(kernel, X1, X2)
+        prior = kernel(X1) if X2 is X1 else kernel(X1, X2)
         return prior - W1 @ W2.T + self.posterior.root(W1) @ self.posterior.root(W2).T

@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-
-from ..._engine.loop import Result
+from ..._engine.loop import SILENT, Result, Trace
 
 __all__ = ["Rung", "climb"]
 
@@ -24,35 +22,20 @@ class Rung(NamedTuple):
     share: float = 0.3
 
 
-def climb(rungs, x, max_iter, monitor=None):
+def climb(rungs, x, max_iter, monitor=SILENT):
     """Run the rungs from sites x until one converges or max_iter iterations are used up.
 
-    Parameters
-    ----------
-    rungs : sequence of Rung
-        In order of cost. Each starts where the last one stopped.
-    x : ndarray
-    max_iter : int
-        Iterations of all rungs together; a rung gets its share of them, at least 60.
-    monitor : Monitor or None, default=None
-
-    Returns
-    -------
-    result : Result
-        That of the last rung, with the iterations and the history of all.
-    names : list of str
-        The rungs that ran.
+    The rungs are in order of cost; each starts where the last one stopped and gets its share of the
+    iterations, at least 60. Returns the `Result` of the last rung, with its reason and the
+    iterations and the history of all, and the names of the rungs that ran.
     """
-    histories, names, used = [], [], 0
+    trace, names, n_halved = Trace(monitor), [], 0
     for k, rung in enumerate(rungs):
-        left, quota = max_iter - used, max(_LEAST, int(rung.share * max_iter))
-        result = rung.run(x, left if k == len(rungs) - 1 else min(quota, left), monitor)
+        left, quota = max_iter - trace.n_iter, max(_LEAST, int(rung.share * max_iter))
+        result = rung.run(x, left if k == len(rungs) - 1 else min(quota, left), trace)
         names.append(rung.name)
-        histories.append(result.history)
-        used += result.n_iter
-        x = result.x
-        if result.converged or result.asked_to_stop or used >= max_iter:
+        x, n_halved = result.x, n_halved + result.n_halved
+        if result.reason in ("converged", "asked") or trace.n_iter >= max_iter:
             break
-    history = {n: np.concatenate([h[n] for h in histories]) for n in histories[0]}
-    merged = Result(x, result.evaluation, used, result.converged, history, result.n_halved)
+    merged = Result(x, result.evaluation, trace.n_iter, result.reason, trace.history, n_halved)
     return merged, names

@@ -1,7 +1,7 @@
 """White noise between the latent values and the variables that carry the sites.
 
-Sites on g = f + noise become sites on f, so that any structure of f serves, dense or sparse, and
-copies of a row share f while each has a noise of its own.
+Sites on g = f + noise become sites on f, so that any structure of f serves, and copies of a row
+share f while each has a noise of its own.
 """
 
 from functools import cached_property
@@ -16,16 +16,9 @@ __all__ = ["LatentNoise", "LatentNoiseState"]
 class LatentNoiseState:
     """Posterior of g = f + noise given all sites.
 
-    Attributes
-    ----------
-    mean, var : ndarray of shape (n,)
-        Marginals of g, of one copy of each row.
-    extra_var : float
-        0: the sites are on g itself.
-    latent : object
-        State of the structure of f.
-    log_evidence : float
-        log of the integral of prior times sites.
+    `mean` and `var` (n,) are the marginals of g, of one copy of each row, `latent` is the state of
+    the structure of f, `log_evidence` the log of the integral of prior times sites, and `extra_var`
+    0: the sites are on g itself.
     """
 
     extra_var = 0.0
@@ -51,17 +44,10 @@ class LatentNoiseState:
 
 
 class LatentNoise:
-    """Structure of g = f + noise.
+    """Structure of g = f + noise: of one variance for all rows, with `weight` (n,) copies of each.
 
-    Parameters
-    ----------
-    structure : object
-        Structure of f. An attribute `extra_var` (n,) of it, the variance of f given what it keeps,
-        counts as noise.
-    noise : float
-        Variance of the noise common to all rows.
-    weight : ndarray of shape (n,)
-        Copies of each row.
+    An attribute `extra_var` (n,) of the structure of f, the variance of f given what it keeps,
+    counts as noise.
     """
 
     def __init__(self, structure, noise, weight):

@@ -6,26 +6,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import expit, logit
+from sklearn.gaussian_process.kernels import Kernel
 
 from ..._engine.gaussian import ImproperPosterior
-from ..._engine.loop import iterate
+from ..._engine.likelihoods import LabelNoise
+from ..._engine.loop import SILENT, Trace, iterate
 from ..._engine.rules import Power
 from ..._engine.sites import Sites, cavity
 from ..._engine.whole import WholeEP
-from .._base import DenseProblem, WithLearned, column_spread, fit_of_sites
+from .._base import column_spread
+from .._dense_fit import WithLearned, evidence_of_problems, fit_of_sites
 from .._dense_gp import DenseGPPosterior, KernelGP
-from .._evidence import EvidencePoint, maximise_evidence
-from .._kernel_parameters import with_theta
-from .._kernels import contract_diagonal
+from .._evidence import KEPT, EvidencePoint, maximise_evidence
+from .._kernels import contract_diagonal, with_theta
 from ..inducing.gp import InducingGP
-from ..inducing.values import InducingPrior, SparseGPPosterior
-from .double_loop import DoubleLoop
+from ..inducing.values import InducingGPPosterior, InducingPrior
 from .ladder import Rung, climb
+from .marginal_double_loop import MarginalDoubleLoop
 from .noise import LatentNoise
 from .relaxed_rule import Relaxed
 from .step import LabelErrorStep
 
-__all__ = ["RATE_BOUNDS", "LabelErrorProblem", "Setting", "fit_label_errors"]
+__all__ = ["RATE_BOUNDS", "LabelErrorPlan", "Setting", "fit_label_errors"]
 
 RATE_BOUNDS = (1e-4, 0.45)
 # Sites are refined to this residual, with this mixing, while hyperparameters move; and relative
@@ -34,9 +36,7 @@ RATE_BOUNDS = (1e-4, 0.45)
 _LEARNING_SITES = dict(tol=5e-2, damping=0.8)
 _LEARNING = dict(ftol=3e-4, first_step=1.0, max_line_search=5)
 # Damping and power of the fallbacks, in the order in which they are tried.
-_SMALL_DAMPING = 0.25
-_SAFE_POWER = 0.5
-_POWER_DAMPING = 0.9
+_SMALL_DAMPING, _SAFE_POWER, _POWER_DAMPING = 0.25, 0.5, 0.9
 # Weak priors of learning. Few rows with wrong labels leave amplitude, length scale and rate nearly
 # free: without priors a wiggly function without errors often explains them best.
 _LOG_AMPLITUDE = (np.log(4.0), 1.0)
@@ -71,13 +71,8 @@ class Setting(NamedTuple):
 class Coordinates:
     """One vector of all that is learned: theta, logit of the rate, moves of inducing points.
 
-    Parameters
-    ----------
-    first : Setting
-        Where learning starts, and what is kept of it.
-    learn_kernel, learn_rate : bool
-    unit : ndarray of shape (d,) or None
-        Length of a move of size one in each column; None keeps the inducing points.
+    `first` is the `Setting` where learning starts, and what is kept of it; `unit` (d,) the length
+    of a move of size one in each column, None where the inducing points are kept.
     """
 
     def __init__(self, first, learn_kernel, learn_rate, unit):
@@ -118,16 +113,29 @@ class Coordinates:
 
 
 @dataclass
-class LabelErrorProblem(DenseProblem):
-    """A dense problem with label errors: sites on g = f + noise.
+class LabelErrorPlan:
+    """Everything the binary problems need besides their signs; sent to workers as it is.
 
-    `rates` holds the rate of wrong labels at which each binary problem starts; `learn_rate` tells
-    to learn it. `rule` is that of learning, `penalty` finite if relaxed sites come after it.
-    `length_centre` centres the prior of the length scale of the default kernel, its last parameter;
-    None for other kernels, of which nothing is known. `points` holds the inducing points at which
-    each binary problem starts, None for the dense structure; with `move_points` they are learned.
+    Sites are on g = f + noise. `y` holds class indices; `starts`, `sites`, `rates` and `points` one
+    entry a binary problem: initial theta, sites, rate of wrong labels, and inducing points, None
+    for the dense structure. `learn`, `learn_rate` and `move_points` say which of them are learned.
+    `rule` is that of learning, `penalty` finite if relaxed sites come after it. `length_centre`
+    centres the prior of the length scale of the default kernel, its last parameter; None for other
+    kernels, of which nothing is known.
     """
 
+    X: np.ndarray
+    y: np.ndarray
+    weight: np.ndarray
+    kernel: Kernel
+    rule: Any
+    learn: bool
+    restarts: Any
+    starts: list
+    sites: list
+    tol: float
+    max_iter: int
+    damping: float
     noise: float
     rates: list
     learn_rate: bool
@@ -139,18 +147,13 @@ class LabelErrorProblem(DenseProblem):
     move_points: bool
     jitter: float
 
-    @property
-    def sites_on_rows(self):
-        """Whether prior times sites is the posterior of the latent values of the rows."""
-        return self.points[0] is None
-
     def first_setting(self, k):
         """Return the `Setting` at which problem k starts."""
         return Setting(with_theta(self.kernel, self.starts[k]), self.rates[k], self.points[k])
 
     def slopes(self, structure, state):
         """Return d log evidence / d theta and / d Z at a fixed point of the sites."""
-        if self.sites_on_rows:
+        if isinstance(structure, KernelGP):
             return structure.evidence_gradient(state.latent), 0.0
         return structure.evidence_gradient(state.latent, state.noise_slope, self.move_points)
 
@@ -171,24 +174,16 @@ class LabelErrorProblem(DenseProblem):
 
         def run(rule, damping, accelerate, x, max_iter, monitor):
             own = WholeEP(ep.structure, ep.factor, ep.y, ep.weight, rule())
-            return own.solve(
-                x,
-                tol=tol,
-                max_iter=max_iter,
-                damping=damping,
-                accelerate=accelerate,
-                monitor=monitor,
-            )
+            steps = dict(damping=damping, accelerate=accelerate, monitor=monitor)
+            return own.solve(x, tol=tol, max_iter=max_iter, **steps)
 
         def descend(x, max_iter, monitor):
             exponent = getattr(self.rule, "exponent", 1.0)
-            evaluate = DoubleLoop(ep, exponent).evaluate
+            evaluate = MarginalDoubleLoop(ep, exponent).evaluate
             return iterate(evaluate, x, max_iter=max_iter, tol=tol, monitor=monitor)
 
         def own_rule():
-            if relaxed:
-                return Relaxed(self.penalty, self.cost, self.freeze_after)
-            return self.rule
+            return Relaxed(self.penalty, self.cost, self.freeze_after) if relaxed else self.rule
 
         if isinstance(self.rule, Power):
             # a fraction of the factor is damping of its own: more of it only makes it slow
@@ -226,15 +221,22 @@ class LabelErrorProblem(DenseProblem):
         more, rate_slope = log_rate_prior(rate)
         return value + more, slope, rate_slope
 
-    def evidence(self, sign, x, tol, setting=None):
-        """Return theta -> `EvidencePoint` of the log evidence, the rest of a setting kept."""
-        evaluate = self._evidence(sign, x, tol, self.damping)
+    def value_and_gradient(self, theta, fit, n_jobs):
+        """Return log evidence at theta, EP run from the sites of the fit, and its gradient.
 
-        def at(theta):
-            point, _, _ = evaluate(setting._replace(kernel=with_theta(self.kernel, theta)))
-            return point
+        Rates of wrong labels and inducing points are those of the fit.
+        """
 
-        return at
+        def evidence(k, sign, x):
+            setting = fit.runs[k].attributes["setting"]
+            evaluate = self._evidence(sign, x, self.tol, self.damping)
+            return lambda t: evaluate(setting._replace(kernel=with_theta(self.kernel, t)))[0]
+
+        return evidence_of_problems(evidence, self.y, theta, fit)
+
+    def latent_sites(self, fit):
+        """Return the sites (precision, shift) on the latent values of the rows, problem 0."""
+        return fit.sites[0] / (1.0 + self.noise * fit.sites[0][0])
 
     def objective(self, sign, x, coordinates):
         """Return the function that learning maximises, of the vector of the coordinates."""
@@ -258,34 +260,20 @@ class LabelErrorProblem(DenseProblem):
     def _evidence(self, sign, x, tol, damping):
         """Return setting -> (`EvidencePoint`, slopes in logit rate and points) with warm sites."""
         warm = [x]
+        options = dict(tol=tol, max_iter=self.max_iter, damping=damping, accelerate=True)
 
         def evaluate(setting, gradient=True):
             ep = self.ep(setting, sign)
-
-            def solve(start):
-                return ep.solve(
-                    start,
-                    tol=tol,
-                    max_iter=self.max_sweeps,
-                    damping=damping,
-                    accelerate=True,
-                )
-
             try:
-                result = solve(warm[0])
+                result = ep.solve(warm[0], **options)
             except ImproperPosterior:  # the last sites are no start for this kernel
-                result = solve(np.zeros_like(x))
-            warm[0] = result.x
-            state, _ = result.evaluation.payload
+                result = ep.solve(np.zeros_like(x), **options)
+            warm[0], (state, _) = result.x, result.evaluation.payload
             slope, towards = np.empty(0), 0.0
             if gradient:
                 slope, towards = self.slopes(ep.structure.structure, state)
-            point = EvidencePoint(
-                result.evaluation.record["log_evidence"],
-                slope,
-                result.evaluation.residual,
-                (setting, state, result.x),
-            )
+            value, payload = result.evaluation.record["log_evidence"], (setting, state, result.x)
+            point = EvidencePoint(value, slope, result.residual, payload)
             return point, self._rate_slope(ep, Sites(*result.x), state), towards
 
         return evaluate
@@ -300,55 +288,50 @@ class LabelErrorProblem(DenseProblem):
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
         setting, state = payload[:2]
+        factor = LabelNoise(setting.rate, self.noise)
         if setting.points is None:
-            return DenseGPPosterior(setting.kernel, self.X, state.latent)
+            return DenseGPPosterior(setting.kernel, self.X, state.latent, factor)
         prior = InducingPrior(setting.kernel, setting.points, self.jitter)
-        return SparseGPPosterior(prior, state.latent.posterior)
+        return InducingGPPosterior(prior, state.latent.posterior, factor)
 
 
-def learn_hyperparameters(problem, sign, monitor, k):
-    """Return (setting, sites of EP there, history, whether a callback ended it) of problem k."""
-    first = problem.first_setting(k)
-    unit = column_spread(problem.X, problem.weight) if problem.move_points else None
-    coordinates = Coordinates(first, problem.learn, problem.learn_rate, unit)
+def learn_hyperparameters(plan, sign, trace, k):
+    """Return (setting, sites of EP there, `LearningEnd`) of problem k."""
+    first = plan.first_setting(k)
+    unit = column_spread(plan.X, plan.weight) if plan.move_points else None
+    coordinates = Coordinates(first, plan.learn, plan.learn_rate, unit)
     start = coordinates.start(first.kernel.theta)
     if not len(start):
-        return first, problem.sites[k], {}, False
+        return first, plan.sites[k], KEPT
     learned = maximise_evidence(
-        problem.objective(sign, problem.sites[k], coordinates),
+        plan.objective(sign, plan.sites[k], coordinates),
         start,
         coordinates.bounds,
-        max_iter=problem.max_iter,
-        starts=[coordinates.start(s) for s in problem.restarts if coordinates.n_theta],
-        monitor=monitor,
+        max_iter=plan.max_iter,
+        starts=[coordinates.start(s) for s in plan.restarts if coordinates.n_theta],
+        monitor=trace,
         **_LEARNING,
     )
     setting, _, sites = learned.point.payload
-    return setting, sites, learned.history, learned.stopped
+    return setting, sites, learned.end
 
 
-def fit_label_errors(problem, sign, monitor, k):
+def fit_label_errors(plan, sign, monitor, k):
     """Learn what is asked for, converge the sites, and return the `BinaryFit` of problem k."""
-    setting, sites, history, stopped = learn_hyperparameters(problem, sign, monitor, k)
+    trace = Trace(monitor)
+    setting, sites, end = learn_hyperparameters(plan, sign, trace, k)
     # a search that was ended early still ends at converged sites, in sweeps that nobody counts
-    ended = stopped or len(history.get("residual", [])) >= problem.max_iter
-    watch = None if monitor is None or ended else WithLearned(monitor, setting)
-    rungs = problem.rungs(setting, sign, problem.tol)
-    result, path = climb(rungs, sites, problem.max_iter, watch)
-    if not ended:
-        history = {n: np.concatenate([history.get(n, []), v]) for n, v in result.history.items()}
+    counted = not trace.n_iter or end.reason in ("converged", "stuck")
+    watch = WithLearned(trace, setting) if counted else SILENT
+    result, path = climb(plan.rungs(setting, sign, plan.tol), sites, plan.max_iter, watch)
     state, update = result.evaluation.payload
     cav = cavity(Sites(*result.x), state.mean, state.var)
     factor = LabelErrorStep(setting.rate)
-    relaxation = np.zeros(len(sign)) if update.relaxation is None else update.relaxation
-    return fit_of_sites(
-        problem.posterior((setting, state)),
-        history,
-        result,
-        setting.kernel,
-        factor,
-        relaxation=relaxation,
+    more = dict(
+        relaxation=np.zeros(len(sign)) if update.relaxation is None else update.relaxation,
         wrong_proba=factor.wrong_proba(sign, cav.mean, cav.var),
         setting=setting,
         path=path,
     )
+    run = trace, end, result, setting.kernel, factor, counted, setting.points
+    return fit_of_sites(plan.posterior((setting, state)), *run, **more)

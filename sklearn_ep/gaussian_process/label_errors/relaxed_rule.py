@@ -12,7 +12,7 @@ from ..._engine.rules import match_moments
 from ..._engine.sites import Cavity, cavity
 from .step import LabelErrorStep, step_moments
 
-__all__ = ["Relaxed", "relaxed_cost", "relaxed_gamma", "relaxed_kl"]
+__all__ = ["Relaxed", "relaxed_cost", "relaxed_gamma"]
 
 # Below this share of the cavity precision a site has no centre to relax towards.
 _NO_CENTRE = 1e-2
@@ -28,22 +28,11 @@ _REFINEMENTS = 2
 _SECANTS = 3
 
 
-def relaxed_kl(z, label_noise):
+def _kl(z, m, label_noise):
     """Return the Kullback-Leibler divergence from the tilted distribution to its moment match.
 
-    Parameters
-    ----------
-    z : ndarray
-        Mean of the cavity over its standard deviation, positive where it agrees with the label.
-    label_noise : float
-        Probability of a wrong label.
+    `m` are the `StepMoments` at z, the mean of the cavity over its standard deviation.
     """
-    z = np.asarray(z, dtype=float)
-    return _kl(z, step_moments(z, *LabelErrorStep(label_noise).log_weights), label_noise)
-
-
-def _kl(z, m, label_noise):
-    """Return the divergence at z from the `StepMoments` there."""
     if label_noise == 0:
         # - log Phi(z) and slope z / 2 both grow like z^2 / 2 on the wrong side; without it:
         below = np.minimum(z, 0.0)
@@ -57,18 +46,10 @@ def _kl(z, m, label_noise):
 def relaxed_cost(gamma, z0, mubar, c, label_noise, cost="mass"):
     """Return the cost Q(gamma) that a row minimises over its relaxation gamma >= 0.
 
-    Parameters
-    ----------
-    gamma : ndarray
-        Relaxation in units of the cavity precision; broadcasts against the next two.
-    z0, mubar : ndarray
-        Signed mean of the cavity and signed centre of the relaxation over the standard deviation
-        of the cavity.
-    c : float
-        Penalty of a unit of gamma.
-    label_noise : float
-    cost : {"mass", "normalised"}
-        Divergence of the unnormalised pair, or of the normalised one.
+    `gamma`, in units of the cavity precision, broadcasts against `z0` and `mubar`, the signed mean
+    of the cavity and the signed centre of the relaxation over the standard deviation of the cavity.
+    `c` is the penalty of a unit of gamma; `cost` says whether the divergence is of the unnormalised
+    pair ("mass") or of the normalised one ("normalised").
     """
     widened = 1.0 + gamma
     root = np.sqrt(widened)
@@ -82,27 +63,12 @@ def relaxed_cost(gamma, z0, mubar, c, label_noise, cost="mass"):
 
 
 def relaxed_gamma(z0, mubar, c, label_noise, cost="mass"):
-    """Return the relaxation gamma >= 0 that minimises the cost, row by row.
+    """Return the relaxation gamma (n,) >= 0 that minimises the cost, row by row.
 
-    Parameters
-    ----------
-    z0, mubar : ndarray of shape (n,)
-        See `relaxed_cost`.
-    c : float
-        Penalty; np.inf relaxes nothing.
-    label_noise : float
-    cost : {"mass", "normalised"}, default="mass"
-
-    Returns
-    -------
-    gamma : ndarray of shape (n,)
-        Zero where exact moment matching is best.
-
-    Notes
-    -----
-    The divergence is non-negative, so that no gamma beyond Q(0) / c can win: the search is over a
-    bounded interval, by a grid and by finer ones around its best point. Negative values are not
-    searched: their limit -1 makes every divergence vanish and the posterior meaningless.
+    Parameters as for `relaxed_cost`; c = np.inf relaxes nothing. Zero where exact moment matching
+    is best. The divergence is non-negative, so that no gamma beyond Q(0) / c can win: the search is
+    over a bounded interval, by a grid and by finer ones around its best point. Negative values are
+    not searched: their limit -1 makes every divergence vanish and the posterior meaningless.
     """
     z0, mubar = np.atleast_1d(np.asarray(z0, float)), np.atleast_1d(np.asarray(mubar, float))
     if np.isinf(c):
@@ -184,27 +150,19 @@ def _cost_slope(gamma, z0, mubar, c, label_noise, cost):
 
 
 class Relaxed:
-    """Relaxed moment matching (Qi and Guo 2012) for a `LabelErrorStep`.
+    """Relaxed moment matching (Qi and Guo 2012) for a `LabelErrorStep`; one object serves one run.
 
     Each row may multiply its cavity by a factor exp(-b (g - m)^2 / 2) around the centre m of its
-    old site before moments are matched, where that lowers the divergence by more than the penalty.
-    The factor is no part of the posterior.
+    old site before moments are matched, where that lowers the divergence by more than the penalty,
+    the price of a unit of gamma = b times the variance of the cavity. The factor is no part of the
+    posterior. `cost` is that of `relaxed_cost`.
 
-    Parameters
-    ----------
-    penalty : float
-        Price of a unit of gamma = b times the variance of the cavity.
-    cost : {"mass", "normalised"}
-        See `relaxed_cost`.
-    freeze_after : int
-        Sweeps after which b and b m stay as they are, or are released for good where they no longer
-        pay. Which rows relax may flip for ever, since m jumps where a site precision changes sign.
+    After `freeze_after` sweeps b and b m stay as they are, or are released for good where they no
+    longer pay. Which rows relax may flip for ever, since m jumps where a site precision changes
+    sign.
 
-    Notes
-    -----
     A site without precision has no centre: rows below one per cent of the precision of their cavity
     do not relax. That bounds the centres, so that penalties from about 50 on are moment matching.
-    One object serves one run.
     """
 
     def __init__(self, penalty, cost, freeze_after):
@@ -217,9 +175,8 @@ class Relaxed:
         cav = cavity(sites, mean, var)
         gamma, pull = self._relax(factor, y, sites, cav)
         self.n_sweeps += 1
-        relaxed = Cavity(
-            (cav.mean + pull * cav.var) / (1.0 + gamma), cav.var / (1.0 + gamma), cav.proper
-        )
+        mean = (cav.mean + pull * cav.var) / (1.0 + gamma)
+        relaxed = Cavity(mean, cav.var / (1.0 + gamma), cav.proper)
         return match_moments(factor, y, sites, relaxed, extra_var, gamma)
 
     def _relax(self, factor, y, sites, cav):

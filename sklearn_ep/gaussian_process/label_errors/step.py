@@ -19,8 +19,7 @@ __all__ = ["LabelErrorStep", "StepMoments", "step_moments"]
 _PEAK = 1.0 / math.sqrt(2.0 * math.pi)
 # Beyond these numbers of standard deviations on the wrong side of a label without errors,
 # 1 - beta loses its digits and is computed by its own formulas.
-_CANCELS = -6.0
-_SERIES = -30.0
+_CANCELS, _SERIES = -6.0, -30.0
 
 
 class StepMoments(NamedTuple):
@@ -47,14 +46,10 @@ def _sure_moments(z):
 
 
 def step_moments(z, log_right, log_wrong):
-    """Return the `StepMoments` at z, any shape.
+    """Return the `StepMoments` at z, of any shape.
 
-    Parameters
-    ----------
-    z : ndarray
-        Mean over standard deviation, positive where the cavity agrees with the label.
-    log_right, log_wrong : float
-        Logs of the weights of the two sides; -inf for a label that cannot be wrong.
+    z is mean over standard deviation, positive where the cavity agrees with the label; the other
+    arguments are logs of the weights of the two sides, -inf for a label that cannot be wrong.
     """
     z = np.asarray(z, dtype=float)
     if log_wrong == -math.inf:
@@ -73,20 +68,9 @@ def step_moments(z, log_right, log_wrong):
 class LabelErrorStep(Factor):
     """p(y | g)^u for p = 1 - e where the sign of g is y, and e where it is not.
 
-    Parameters
-    ----------
-    rate : float
-        Probability e of a wrong label, in [0, 0.5).
-    exponent : float, default=1.0
-        The power u: the weights of the two sides are (1 - e)^u and e^u.
+    e in [0, 0.5) is the rate of wrong labels, u the exponent; `log_weights` are the logs of
+    (1 - e)^u and e^u, the weights of the right and of the wrong side.
 
-    Attributes
-    ----------
-    log_weights : tuple of two floats
-        Logs of the weights of the right and of the wrong side.
-
-    Notes
-    -----
     A site on g = f + noise for noise of variance s; with s added to the variance of f the factor is
     `LabelNoise` (and `Probit` for e = 0). Where label and cavity disagree beta, hence the site
     precision, is negative: that is how a label counts as suspect.

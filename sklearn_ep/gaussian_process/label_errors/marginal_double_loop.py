@@ -5,32 +5,20 @@ then a convex function of the sites (Heskes and Zoeter 2002; Opper and Winther 2
 """
 
 import numpy as np
-from scipy.optimize import minimize
 
 from ..._engine.gaussian import ImproperPosterior
 from ..._engine.loop import Evaluation
+from .._evidence import minimise_where_finite
 
-__all__ = ["DoubleLoop"]
-
-# What the inner search is told of points without a proper posterior or cavity.
-_INFEASIBLE = 1e10
+__all__ = ["MarginalDoubleLoop"]
 
 
-class DoubleLoop:
+class MarginalDoubleLoop:
     """The map of one outer step, for `loop.iterate` without damping.
 
-    Parameters
-    ----------
-    ep : WholeEP
-        Structure, factor, labels, weights and rule.
-    exponent : float, default=1.0
-        The power of the rule; 1 for moment matching.
-    inner_steps : int, default=15
-        Steps of L-BFGS-B on the sites; the outer loop makes up for what they leave.
-
-    Notes
-    -----
-    A step costs about 20 posteriors. Its fixed points are those of `ep`.
+    `exponent` is the power of the rule of the `WholeEP` ep, 1 for moment matching; `inner_steps`
+    are those of L-BFGS-B on the sites: the outer loop makes up for what they leave. A step costs
+    about 20 posteriors. Its fixed points are those of `ep`.
     """
 
     def __init__(self, ep, exponent=1.0, inner_steps=15):
@@ -52,17 +40,13 @@ class DoubleLoop:
             try:
                 value, gradient = self._bound(scaled.reshape(x.shape) * scale, mean, var)
             except ImproperPosterior:
-                return _INFEASIBLE, np.zeros(scaled.size)
-            return value, (gradient * scale).ravel()
+                return np.inf, np.zeros(scaled.size), None
+            return value, (gradient * scale).ravel(), None
 
-        found = minimize(
-            objective,
-            (x / scale).ravel(),
-            jac=True,
-            method="L-BFGS-B",
-            options=dict(maxiter=self.inner_steps),
-        )
-        return found.x.reshape(x.shape) * scale if found.fun < _INFEASIBLE else x
+        free = np.tile([-np.inf, np.inf], (x.size, 1))
+        start = (x / scale).ravel()
+        found = minimise_where_finite(objective, start, free, max_iter=self.inner_steps)
+        return x if found is None else found.x.reshape(x.shape) * scale
 
     def _bound(self, x, mean, var):
         """Return the inner function and its gradient (2, n) in precisions and shifts."""

@@ -1,19 +1,19 @@
-"""Rows of a sparse Gaussian process as partitions, and inducing points chosen from them."""
+"""Rows as partitions, and inducing points chosen from them."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.cluster import KMeans
-from sklearn.utils import check_array, check_consistent_length, column_or_1d
+from sklearn.utils import check_array, check_consistent_length, column_or_1d, gen_batches
 from sklearn.utils.multiclass import check_classification_targets
 from threadpoolctl import threadpool_limits
 
-from .._engine.partition import Part, load_part, split_rows
-from .._engine.row_order import row_keys
+from ..._engine.partition import Part, load_part, split_rows
+from ..._engine.row_order import row_keys
 
 __all__ = [
-    "SparseData",
+    "PartitionedRows",
     "array_parts",
     "checked_parts",
     "choose_inducing_points",
@@ -40,7 +40,7 @@ class PartDescription(NamedTuple):
 
 
 @dataclass
-class SparseData:
+class PartitionedRows:
     """Partitions with what is known of them.
 
     `classes` is None where the partitions hold class indices and weights themselves. `mean` and
@@ -94,22 +94,11 @@ def describe_part(part, checks, seed, n_candidates):
     """Return the `PartDescription` of a partition, checked first if it came from the user."""
     X, y, weight = _checked_rows(part) if checks else load_part(part)
     total = float(weight.sum())
-    mean = weight @ X / total
-    spread = np.zeros(X.shape[1])
-    step = max(1, 2**17 // X.shape[1])
-    for start in range(0, len(X), step):
-        rows = slice(start, start + step)
+    mean, spread = weight @ X / total, np.zeros(X.shape[1])
+    for rows in gen_batches(len(X), max(1, 2**17 // X.shape[1])):
         spread += weight[rows] @ (X[rows] - mean) ** 2
     keys = np.unique(row_keys(X, seed))[:n_candidates] if n_candidates else np.empty(0)
-    return PartDescription(
-        len(y),
-        X.shape[1],
-        np.unique(y),
-        total,
-        mean,
-        spread,
-        keys.copy(),
-    )
+    return PartDescription(len(y), X.shape[1], np.unique(y), total, mean, spread, keys.copy())
 
 
 def rows_up_to(part, checks, seed, largest):
@@ -134,15 +123,12 @@ def candidate_rows(run, checks, seed, keys, count, d):
 
 
 def describe(run, checks, seed, n_candidates):
-    """Return the `SparseData` of the partitions of an open `PartMap`.
+    """Return the `PartitionedRows` of the partitions of an open `PartMap`.
 
-    Raises
-    ------
-    ValueError
-        If a partition is not usable or has another number of features than the first.
+    Raises a ValueError if a partition is not usable or has another number of features than the
+    first.
     """
-    n_parts = len(run.parts)
-    parts = run(describe_part, [checks] * n_parts, seed, n_candidates)
+    parts = run(describe_part, [checks] * len(run.parts), seed, n_candidates)
     d = parts[0].n_features
     for k, p in enumerate(parts):
         if p.n_features != d:
@@ -153,7 +139,7 @@ def describe(run, checks, seed, n_candidates):
     keys = np.concatenate([p.keys for p in parts])
     rows, copies = candidate_rows(run, checks, seed, keys, n_candidates, d)
     labels = np.unique(np.concatenate([p.labels for p in parts]))
-    return SparseData(
+    return PartitionedRows(
         parts=run.parts,
         sizes=[p.n_rows for p in parts],
         classes=labels if checks else None,
@@ -184,7 +170,9 @@ def choose_inducing_points(rows, weight, n_inducing, seed):
     start = rows[first[:n_inducing]]
     # one thread: the order in which threads add up would change the last digits
     with threadpool_limits(limits=1, user_api="openmp"):
-        centres = KMeans(n_inducing, init=start, n_init=1, max_iter=_KMEANS_ITERATIONS)
+        centres = KMeans(
+            n_inducing, init=start, n_init=1, max_iter=_KMEANS_ITERATIONS, random_state=seed
+        )
         return centres.fit(rows, sample_weight=weight).cluster_centers_
 
 

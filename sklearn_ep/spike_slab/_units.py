@@ -6,23 +6,16 @@ import numpy as np
 
 from ._linear_model import LinearModel, column_blocks
 
-__all__ = ["Design", "make_design"]
+__all__ = ["Standardisation", "standardise"]
 
 
 @dataclass
-class Design:
+class Standardisation:
     """A regression in working units: columns of unit scale, y of unit variance.
 
-    Attributes
-    ----------
-    offset, scale : ndarray of shape (d,)
-        A working column is (x - offset) / scale.
-    y_offset, y_scale : float
-        The same for y.
-    total : float
-        Total weight, the number of rows with repetition.
-    n_rows : float
-        Rows in the likelihood: one less with an intercept, which has a flat prior.
+    A working column is (x - offset) / scale, and y likewise. `total` is the total weight, the
+    number of rows with repetition; `n_rows` in the likelihood are one less with an intercept, which
+    has a flat prior.
     """
 
     offset: np.ndarray
@@ -66,8 +59,8 @@ def _moments(X, weight, centre):
     return np.where(centre, mean, 0.0), np.where(constant, 0.0, sd)
 
 
-def make_design(training, *, fit_intercept, standardize, owned):
-    """Return (Design, LinearModel) of checked training data.
+def standardise(training, fit_intercept, standardize, owned):
+    """Return (Standardisation, LinearModel) of checked training data.
 
     `owned` says that the array X may be overwritten. O(n d), with one block of columns as extra
     memory.
@@ -95,5 +88,5 @@ def make_design(training, *, fit_intercept, standardize, owned):
         if not np.all(weight == 1):
             part *= root[:, None]
     n_rows = total - 1 if fit_intercept else total
-    design = Design(mean, scale, y_offset, float(y_scale), total, n_rows, fit_intercept)
-    return design, LinearModel(X, y / y_scale)
+    units = Standardisation(mean, scale, y_offset, float(y_scale), total, n_rows, fit_intercept)
+    return units, LinearModel(X, y / y_scale)

@@ -6,16 +6,10 @@ __all__ = ["STEP_RULES", "Adadelta", "Adam", "SignRate"]
 
 
 class Adam:
-    """Adam (Kingma and Ba 2015) with every step clipped.
+    """Adam (Kingma and Ba 2015) with every step clipped to `clip` in each parameter.
 
-    Parameters
-    ----------
-    rate : float
-    decay : tuple of float, default=(0.9, 0.99)
-        Of the running mean and of the running square; the short memory of the square follows the
-        quickly falling gradients of an evidence.
-    clip : float, default=1.0
-        Largest change of a parameter in one step.
+    `decay` is that of the running mean and of the running square; the short memory of the square
+    follows the quickly falling gradients of an evidence.
     """
 
     def __init__(self, rate, decay=(0.9, 0.99), clip=1.0):
@@ -37,12 +31,8 @@ class Adam:
 class Adadelta:
     """Adadelta (Zeiler 2012): steps in the units of the past steps, without a rate.
 
-    Parameters
-    ----------
-    rate : float
-        Only scales the first steps: the past steps start at its square.
-    decay, epsilon : float
-        Of the running squares, and what keeps them from vanishing.
+    `rate` only scales the first steps: the past steps start at its square. `decay` is that of the
+    running squares, `epsilon` keeps them from vanishing.
     """
 
     def __init__(self, rate, decay=0.9, epsilon=1e-5):
@@ -60,17 +50,10 @@ class Adadelta:
 
 
 class SignRate:
-    """The published rule for sparse EP (Hernandez-Lobato and Hernandez-Lobato 2016, section 5).
+    """The published rule of this method (Hernandez-Lobato and Hernandez-Lobato 2016, section 5).
 
-    A parameter moves by its own rate times the gradient; the rate grows by 2 % while the sign of
-    the gradient holds and is halved when it changes.
-
-    Parameters
-    ----------
-    rate : float
-        First rate.
-    clip : float, default=1.0
-        Largest change of a parameter in one step.
+    A parameter moves by its own rate, at first `rate`, times the gradient, at most by `clip`; the
+    rate grows by 2 % while the sign of the gradient holds and is halved when it changes.
     """
 
     def __init__(self, rate, clip=1.0):

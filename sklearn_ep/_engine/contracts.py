@@ -1,0 +1,120 @@
+"""What the parts of expectation propagation owe each other, and the check where they meet.
+
+A *factor* (`factor.Factor`) says what one likelihood or prior term does to a one-dimensional
+Gaussian, a *structure* what joint posterior all sites imply, a *rule* how a factor seen from its
+cavity becomes a new site. None knows of the classes of the others. A recipe says by `require` which
+methods it will call; a part that lacks one is refused by name, before any work.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from .sites import Sites
+
+__all__ = ["EP_NEEDS", "LearnableStructure", "Rule", "SiteUpdate", "State", "Structure", "require"]
+
+
+class State(Protocol):
+    """The joint Gaussian posterior at given sites.
+
+    Attributes
+    ----------
+    mean, var : ndarray of shape (n,)
+        Marginals of the variables that carry the sites.
+    extra_var : ndarray of shape (n,) or float
+        Variance of the latent value given that variable; 0 unless a site sits on a projection.
+    log_evidence : float
+        Logarithm of the integral of prior times sites.
+    """
+
+    mean: np.ndarray
+    var: np.ndarray
+    extra_var: Any
+    log_evidence: float
+
+
+class Structure(Protocol):
+    """Maps the parameters of all sites to their joint posterior."""
+
+    def posterior(self, precision: np.ndarray, shift: np.ndarray) -> Any:
+        """Return the `State`; raise `ImproperPosterior` where the sites leave no proper one.
+
+        Parameters
+        ----------
+        precision, shift : ndarray of shape (n,)
+            Site parameters, the copies of tied rows counted.
+        """
+
+
+class LearnableStructure(Structure, Protocol):
+    """A structure whose hyperparameters can be learned by the evidence."""
+
+    def evidence_gradient(self, state: Any) -> np.ndarray:
+        """Return d log evidence / d theta (p,) at a fixed point of the sites."""
+
+
+class SiteUpdate(NamedTuple):
+    """What one pass over some rows gives.
+
+    sites are the undamped targets; log_term (n,) is the contribution of each row to the log
+    evidence; gradient and curvature are those of the tilted log Z in the cavity mean; n_improper
+    counts rows whose cavity was improper and was replaced by the marginal; relaxation (n,) is the
+    dimensionless relaxation of each row where the rule knows one.
+    """
+
+    sites: Sites
+    log_term: np.ndarray
+    gradient: np.ndarray
+    curvature: np.ndarray
+    n_improper: int
+    relaxation: np.ndarray | None = None
+
+
+class Rule(Protocol):
+    """How the tilted distribution of a row becomes its new site."""
+
+    def __call__(
+        self, factor: Any, y: Any, sites: Sites, mean: Any, var: Any, extra_var: Any = 0.0
+    ) -> SiteUpdate:
+        """Return the `SiteUpdate` of the rows.
+
+        Parameters
+        ----------
+        factor : Factor
+        y : ndarray of shape (n,)
+        sites : Sites
+        mean, var : ndarray of shape (n,)
+            Marginals of the variables that carry the sites.
+        extra_var : ndarray of shape (n,) or float, default=0.0
+            Variance of the latent value given that variable (inducing-point models).
+        """
+
+
+# What expectation propagation itself calls.
+EP_NEEDS: dict[str, Sequence[str]] = {
+    "factor": ("tilted", "contraction", "log_concave"),
+    "structure": ("posterior",),
+    "rule": ("__call__",),
+}
+
+
+def require(role: str, part: Any, needs: Sequence[str], purpose: str) -> None:
+    """Raise a TypeError that names what a part lacks.
+
+    Parameters
+    ----------
+    role : str
+        "factor", "structure" or "rule".
+    part : object
+    needs : sequence of str
+        Names of methods and attributes.
+    purpose : str
+        What needs them, as the subject of "needs".
+    """
+    missing = [name for name in needs if not hasattr(part, name)]
+    if missing:
+        name = part.__name__ if isinstance(part, type) else type(part).__name__
+        lacks = " and no ".join(f"`{m}`" for m in missing)
+        raise TypeError(f"the {role} {name} has no {lacks}, which {purpose} needs.")

@@ -1,0 +1,71 @@
+"""What the fits of all binary problems leave together, before it becomes attributes."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
+
+from .._engine.loop import REASONS
+from .._estimator.posterior_classifier import log_normalise
+
+__all__ = ["GPFit", "ending_in", "joined_fits", "signs_of", "worst"]
+
+
+class GPFit(NamedTuple):
+    """A fit of one binary problem, or of one a class, by whatever method.
+
+    `runs` are what ran on its own, each with history, reason, log evidence and remark: a
+    `BinaryFit` a problem, or one run whose passes all problems share. `sites` (C, 2, n) and
+    `loo_proba` (n,) are None where rows have no sites of their own, `inducing_points` where there
+    are none.
+    """
+
+    runs: list[Any]
+    posteriors: list[Any]
+    kernel: Kernel
+    n_sweeps: int
+    sites: Any
+    loo_proba: Any
+    inducing_points: Any = None
+
+
+def signs_of(y, k, n_problems):
+    """Return labels in {-1, +1} of problem k from class indices."""
+    return np.where(y == (1 if n_problems == 1 else k), 1.0, -1.0)
+
+
+def joined_fits(fits, y, own_points=False):
+    """Return the `GPFit` of `BinaryFit`s with sites on the rows, whose class indices are y.
+
+    `own_points` says that each of several problems has inducing points of its own.
+    """
+    own = [f.attributes for f in fits]
+    kernels, points = [a["kernel"] for a in own], [a["points"] for a in own]
+    return GPFit(
+        runs=fits,
+        posteriors=[f.posterior for f in fits],
+        kernel=kernels[0] if len(own) == 1 else CompoundKernel(kernels),
+        n_sweeps=max(a["n_sweeps"] for a in own),
+        sites=np.stack([a["sites"] for a in own]),
+        loo_proba=_own_label_proba(own, y),
+        inducing_points=np.stack(points) if own_points and len(own) > 1 else points[0],
+    )
+
+
+def _own_label_proba(attributes, labels):
+    """Leave-one-out probability (n,) of each row's own label, normalised over the classes."""
+    if len(attributes) == 1:
+        log_p = np.column_stack([attributes[0]["loo_log_minus"], attributes[0]["loo_log_plus"]])
+    else:
+        log_p = log_normalise(np.column_stack([a["loo_log_plus"] for a in attributes]))
+    return np.exp(log_p[np.arange(len(labels)), labels])
+
+
+def worst(*reasons):
+    """Return the worst of the reasons why the stages of a fit ended."""
+    return min(reasons, key=REASONS.index)
+
+
+def ending_in(history, record):
+    """Return a history that ends in other figures: of the final state, where nobody counted it."""
+    return {name: np.append(v[:-1], float(record[name])) for name, v in history.items()}

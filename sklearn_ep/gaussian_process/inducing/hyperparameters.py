@@ -1,0 +1,138 @@
+"""What learning moves, as one vector: kernel parameters and inducing points."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from .._kernels import constant_and_stationary, with_theta
+from .passes import evidence_gradient
+from .values import InducingPrior
+
+__all__ = ["Hyperparameters", "SlopeCoordinates", "slope_coordinates"]
+
+
+class SlopeCoordinates:
+    """Log standard deviation and log slopes in place of theta = (log variance, log lengths l).
+
+    The log variance, whose place in theta is `first`, is twice entry `first`, and log l_k is that
+    entry minus entry k, so that l_k = sd / slope_k. Both ways cost O(p).
+    """
+
+    def __init__(self, first):
+        self.first = first
+
+    def theta(self, vector):
+        """Return theta (p,) of a vector."""
+        theta = vector[self.first] - vector
+        theta[self.first] = 2.0 * vector[self.first]
+        return theta
+
+    def vector(self, theta):
+        """Return the vector (p,) of theta."""
+        vector = 0.5 * theta[self.first] - theta
+        vector[self.first] = 0.5 * theta[self.first]
+        return vector
+
+    def gradient(self, gradient):
+        """Return the gradient in the vector (p,) from that in theta."""
+        moved = -gradient
+        moved[self.first] = gradient.sum() + gradient[self.first]
+        return moved
+
+
+def slope_coordinates(kernel):
+    """Return the `SlopeCoordinates` of a learned constant times RBF or Matern with learned lengths.
+
+    None for other kernels.
+    """
+    split = constant_and_stationary(kernel)
+    if split is None or split[0] is None or not (split[0].n_dims and split[1].n_dims):
+        return None
+    return SlopeCoordinates(0 if split[2] else kernel.n_dims - 1)
+
+
+@dataclass
+class Hyperparameters:
+    """What is learned, as one vector: kernel parameters, then inducing points in units of `unit`.
+
+    The kernel parameters are theta itself, within its box of bounds, or for the rules that step in
+    every coordinate alike (`decoupled`) the logs of standard deviation and slopes. The evidence of
+    smooth functions knows the slopes well and has a long flat ridge in theta, which such rules
+    would cross many times. Z (m, d) are the first inducing points, `unit` (d,) is the length of a
+    step of size one in each column.
+    """
+
+    kernel: Any
+    Z: np.ndarray
+    unit: np.ndarray
+    jitter: float
+    learn_kernel: bool
+    learn_inputs: bool
+    decoupled: bool = False
+
+    @property
+    def n_theta(self):
+        """Number of learned kernel parameters."""
+        return self.kernel.n_dims if self.learn_kernel else 0
+
+    @property
+    def learns(self):
+        """Whether there is anything to learn."""
+        return self.n_theta > 0 or self.learn_inputs
+
+    @cached_property
+    def _slopes(self):
+        """Coordinates of the kernel part of the vector, None where it is theta itself."""
+        return slope_coordinates(self.kernel) if self.decoupled else None
+
+    def theta(self, vector):
+        """Return the kernel parameters of a vector."""
+        part = vector[: self.n_theta]
+        return part if self._slopes is None else self._slopes.theta(part)
+
+    @property
+    def start(self):
+        """Vector of the first kernel and inducing points."""
+        moved = np.zeros(self.Z.size if self.learn_inputs else 0)
+        return self._joined(self.kernel.theta, moved)
+
+    def _joined(self, theta, moved):
+        if not self.n_theta:
+            return moved
+        theta = np.clip(theta, *self.kernel.bounds.T)
+        part = theta if self._slopes is None else self._slopes.vector(theta)
+        return np.concatenate([part, moved])
+
+    @property
+    def bounds(self):
+        """Bounds (p, 2) of a vector that is not decoupled; none for inducing points."""
+        free = np.full((self.Z.size if self.learn_inputs else 0, 2), [-np.inf, np.inf])
+        theta = self.kernel.bounds if self.n_theta else np.empty((0, 2))
+        return np.vstack([theta, free])
+
+    def clip(self, vector):
+        """Return the vector with its theta moved into the bounds."""
+        if not self.n_theta:
+            return vector
+        return self._joined(self.theta(vector), vector[self.n_theta :])
+
+    def prior(self, vector):
+        """Return the `InducingPrior` of a vector."""
+        kernel, Z = self.kernel, self.Z
+        if self.n_theta:
+            kernel = with_theta(kernel, self.theta(vector))
+        if self.learn_inputs:
+            Z = Z + vector[self.n_theta :].reshape(Z.shape) * self.unit
+        return InducingPrior(kernel, Z, self.jitter)
+
+    def gradient(self, model, sums, fresh):
+        """Return the gradient of the log evidence in the vector."""
+        theta, towards = evidence_gradient(model, sums, fresh, self.learn_inputs)
+        if self._slopes is not None:
+            theta = self._slopes.gradient(theta)
+        pieces = [theta] if self.n_theta else []
+        if self.learn_inputs:
+            pieces.append((towards * self.unit).ravel())
+        return np.concatenate(pieces)

@@ -1,0 +1,158 @@
+"""From the parameters of an estimator and its data to plans of fits through inducing points."""
+
+import numpy as np
+from sklearn.utils import check_random_state
+
+from ..._engine.rules import MomentMatching
+from ..._estimator.checks import check_choice, check_number
+from .._base import FEW_ROWS, check_input_gradient, check_kernel, column_spread
+from .._evidence import random_starts
+from .._kernels import has_input_gradient
+from .fit import InducingPlan, InducingRun
+from .rows import PartitionedRows
+from .step_rules import STEP_RULES
+from .stream import StreamPlan, start_stream
+
+__all__ = [
+    "asks_for_inducing",
+    "check_inducing_parameters",
+    "draw_seed",
+    "plan_inducing",
+    "plan_stream",
+    "new_stream",
+]
+
+
+def check_inducing_parameters(estimator):
+    """Check the parameters that only matter with inducing points."""
+    if not isinstance(estimator.learn_inducing, bool | np.bool_):
+        check_choice("learn_inducing", estimator.learn_inducing, ["auto"])
+    check_choice("optimizer", estimator.optimizer, ["auto", "fmin_l_bfgs_b", *STEP_RULES, None])
+    check_number("batch_size", estimator.batch_size, 1, integer=True, optional=True)
+    check_number("learning_rate", estimator.learning_rate, 0, boundaries="neither")
+    check_choice("site_memory", estimator.site_memory, ["scalars", "average"])
+    check_number("n_partitions", estimator.n_partitions, 1, integer=True, optional=True)
+    if estimator.batch_size is not None and estimator.optimizer == "fmin_l_bfgs_b":
+        raise ValueError(
+            "batch_size needs an optimizer that takes steps: one of "
+            f"{list(STEP_RULES)} or 'auto', got optimizer='fmin_l_bfgs_b'."
+        )
+    if estimator.method == "dense" and estimator.optimizer in STEP_RULES:
+        raise ValueError(
+            f"optimizer={estimator.optimizer!r} belongs to method='sparse'; the dense method "
+            "learns by 'fmin_l_bfgs_b'."
+        )
+
+
+def asks_for_inducing(estimator):
+    """Return whether parameters other than `method` ask for inducing points."""
+    return (
+        estimator.inducing_points is not None
+        or estimator.batch_size is not None
+        or estimator.site_memory == "average"
+        or estimator.optimizer in STEP_RULES
+    )
+
+
+def _optimizer(estimator, factor):
+    """Return the optimizer in use; only log-concave factors stay proper between passes."""
+    if estimator.optimizer == "auto":
+        return "adam" if factor.log_concave else "fmin_l_bfgs_b"
+    if estimator.optimizer in STEP_RULES and not factor.log_concave:
+        raise ValueError(
+            f"optimizer={estimator.optimizer!r} needs a log-concave likelihood; "
+            "use 'fmin_l_bfgs_b'."
+        )
+    return estimator.optimizer
+
+
+def draw_seed(random_state):
+    """Return a seed out of a random state: workers and later calls draw from it alike."""
+    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+
+
+def _moves_inducing(estimator, kernel, weight):
+    if estimator.optimizer is None:
+        return False
+    if estimator.learn_inducing == "auto":
+        return weight >= FEW_ROWS and has_input_gradient(kernel)
+    if estimator.learn_inducing:
+        check_input_gradient(kernel)
+    return bool(estimator.learn_inducing)
+
+
+def plan_inducing(estimator, data: PartitionedRows, factor, seed):
+    """Return the `InducingPlan` for rows in partitions, from the last fit where that is wanted."""
+    kernel = estimator._initial_kernel(float(data.var.sum()))
+    Z = estimator._inducing_start(data.candidates, data.candidate_weight, seed, len(data.mean))
+    check_kernel(kernel, kernel(Z, Z))
+    optimizer = _optimizer(estimator, factor)
+    n_restarts = estimator.n_restarts_optimizer if optimizer == "fmin_l_bfgs_b" else 0
+    plan = InducingPlan(
+        data=data,
+        kernel=kernel,
+        inducing_points=Z,
+        factor=factor,
+        rule=MomentMatching(),
+        n_problems=estimator._n_problems,
+        optimizer=optimizer,
+        learn_inducing=_moves_inducing(estimator, kernel, data.weight),
+        restarts=random_starts(kernel.bounds, n_restarts, np.random.RandomState(seed)),
+        sites=None,
+        batch_size=estimator.batch_size,
+        learning_rate=estimator.learning_rate,
+        averaged=estimator.site_memory == "average",
+        damping=estimator.damping,
+        accelerate=estimator.acceleration is not None,
+        max_iter=estimator.max_iter,
+        max_sweeps=estimator.max_sweeps,
+        tol=estimator.tol,
+        jitter=estimator.jitter,
+        seed=seed,
+    )
+    _start_from(plan, estimator._last_fit, estimator.inducing_points is None)
+    return plan
+
+
+def _start_from(plan, last, move_points):
+    """Let a plan start from the last `GPFit` where that had the same shape."""
+    if last is None or last.sites is None or plan.averaged:
+        return
+    if not isinstance(last.runs[0], InducingRun) or last.kernel.n_dims != plan.kernel.n_dims:
+        return
+    if last.sites.shape != (plan.n_problems, 2, sum(plan.data.sizes)):
+        return
+    plan.sites, plan.kernel = last.sites, plan.kernel.clone_with_theta(last.kernel.theta)
+    if last.inducing_points.shape == plan.inducing_points.shape and move_points:
+        plan.inducing_points = last.inducing_points
+
+
+def plan_stream(estimator, factor):
+    """Return the `StreamPlan` of the next call."""
+    optimizer = _optimizer(estimator, factor)
+    if optimizer == "fmin_l_bfgs_b":
+        optimizer = "adam"
+    return StreamPlan(
+        factor=factor,
+        rule=MomentMatching(),
+        step_rule=None if optimizer is None else STEP_RULES[optimizer],
+        learning_rate=estimator.learning_rate,
+        batch_size=estimator.batch_size,
+        n_inducing=estimator._inducing_count if estimator.inducing_points is None else 0,
+        jitter=estimator.jitter,
+        solver=dict(
+            tol=estimator.tol,
+            max_iter=min(estimator.max_sweeps, estimator.max_iter),
+            damping=estimator.damping,
+            accelerate=estimator.acceleration is not None,
+        ),
+    )
+
+
+def new_stream(estimator, X, weight):
+    """Return the stream before any row, with kernel and inducing points after its first rows."""
+    kernel = estimator._initial_kernel(float(np.sum(column_spread(X, weight) ** 2)))
+    seed = draw_seed(estimator.random_state)
+    Z = estimator._inducing_start(X, weight, seed, X.shape[1])
+    check_kernel(kernel, kernel(Z, Z))
+    return start_stream(kernel, Z, estimator.jitter, estimator._n_problems, seed)

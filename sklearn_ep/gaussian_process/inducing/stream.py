@@ -1,0 +1,185 @@
+"""Streams of rows through inducing points: each row is seen once."""
+
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..._engine.loop import Reason
+from ..._engine.partition import Part, PartMap
+from ..._engine.row_order import minibatches, row_keys
+from .._fitted import worst
+from .ep import InducingEP, PassState
+from .hyperparameters import Hyperparameters
+from .rows import choose_inducing_points
+from .values import InducingPrior, rebase
+
+__all__ = ["StreamPlan", "StreamRun", "absorb", "start_stream", "stream_of_fit"]
+
+# Kernel parameters take one step for so many rows of a stream.
+_ROWS_A_STEP = 10
+
+
+@dataclass
+class StreamPosterior:
+    """Posterior after the rows so far, kept between calls.
+
+    gram (C, m, m) and shift (C, m) are the sums of all sites under the prior, `log_terms` is that
+    of the terms of the rows in the log evidence, each as of the time it was seen, and `weight` the
+    rows seen. `rule` is the step rule of the kernel parameters with its memory, or None.
+    """
+
+    prior: InducingPrior
+    gram: np.ndarray
+    shift: np.ndarray
+    log_terms: float
+    weight: float
+    seed: int
+    rule: Any = None
+
+
+@dataclass
+class StreamPlan:
+    """What the estimator decides for a stream; `n_inducing` is 0 where points are fixed."""
+
+    factor: Any
+    rule: Any
+    step_rule: Any
+    learning_rate: float
+    batch_size: int | None
+    n_inducing: int
+    jitter: float
+    solver: dict[str, Any]
+
+
+class StreamRun(NamedTuple):
+    """What one call leaves: the stream so far, its model, and how the call went.
+
+    `sites` (C, 2, n) and `loo`, leave-one-out log probabilities (n,), are those of its own rows.
+    """
+
+    stream: StreamPosterior
+    model: Any
+    history: dict[str, np.ndarray]
+    reason: Reason
+    log_evidence: float
+    sites: np.ndarray
+    loo: np.ndarray
+    remark: str = ""
+
+    @property
+    def n_sweeps(self):
+        """Sweeps over the batches of the call, all together."""
+        return len(self.history["residual"])
+
+
+def start_stream(kernel, Z, jitter, n_problems, seed):
+    """Return the stream before any row."""
+    prior, m = InducingPrior(kernel, Z, jitter), len(Z)
+    gram, shift = np.zeros((n_problems, m, m)), np.zeros((n_problems, m))
+    return StreamPosterior(prior, gram, shift, 0.0, 0.0, seed)
+
+
+def stream_of_fit(plan, run):
+    """Return the stream that continues a fit through inducing points."""
+    state = run.state
+    log_terms = run.log_evidence - sum(p.log_evidence for p in state.posteriors())
+    return StreamPosterior(
+        state.prior, state.gram, state.shift, log_terms, plan.data.weight, plan.seed
+    )
+
+
+def absorb(stream, X, y, weight, plan):
+    """Take in rows with class indices and copies, batch by batch; return the `StreamRun`."""
+    batches = [np.arange(len(X))]
+    if plan.batch_size is not None:
+        keys = row_keys(X, stream.seed, y)
+        batches = [np.sort(b) for b in minibatches(keys, weight, plan.batch_size)]
+    sites, loo = np.empty((len(stream.gram), 2, len(X))), np.empty(len(X))
+    histories, reasons = [], []
+    for rows in batches:
+        part = Part(X[rows], y[rows], weight[rows])
+        stream = _grown(stream, X[rows], weight[rows], plan)
+        stream, model, result, own, log_p = _absorb_batch(stream, part, plan)
+        sites[:, :, rows], loo[rows] = own, log_p
+        histories.append(result.history)
+        reasons.append(result.reason)
+    log_evidence = stream.log_terms + sum(p.log_evidence for p in model.posteriors)
+    history = {k: np.concatenate([h[k] for h in histories]) for k in histories[0]}
+    return StreamRun(stream, model, history, worst(*reasons), float(log_evidence), sites, loo)
+
+
+def _absorb_batch(stream, part, plan):
+    """Let a batch move the kernel, then run EP on its rows with the stream as their prior."""
+    X, _, weight = part.arrays
+    own = float(weight.sum())
+    with PartMap([part]) as run:
+        shared, base = (len(stream.gram), plan.factor, plan.rule), (stream.gram, stream.shift)
+        ep = InducingEP(run, [len(X)], None, *shared, base=base)
+        state, rule = ep.zero(stream.prior), stream.rule
+        if plan.step_rule is not None and stream.prior.kernel.n_dims:
+            # a copy: the stream before this call has to stay whole in case the call fails later
+            rule = deepcopy(rule or plan.step_rule(plan.learning_rate))
+            state = _moved_kernel(ep, state, rule, own, (stream.weight + own) / own, plan)
+        solution = ep.solve(state, **plan.solver)
+        state, model, result = solution.state, solution.model, solution.result
+        _, log_p = ep.collect(state.prior, state.sites, model)
+    value = result.evaluation.record["log_evidence"]
+    stream = replace(
+        stream,
+        prior=state.prior,
+        gram=state.gram.copy(),
+        shift=state.shift.copy(),
+        log_terms=stream.log_terms + value - model.log_evidence,
+        weight=stream.weight + own,
+        rule=rule,
+    )
+    return stream, model, result, state.sites[0], log_p
+
+
+def _moved_kernel(ep, state, rule, weight, scale, plan):
+    """Alternate passes over a batch with steps of the kernel; return the state they end in.
+
+    The gradient takes the batch, of `weight` copies, for all `scale` times as many so far. As many
+    steps as if the rows had come a few at a time, so that what is learned does not hang on how a
+    stream is cut.
+    """
+    kernel, Z = state.prior.kernel, state.prior.Z
+    hyper = Hyperparameters(kernel, Z, np.ones(Z.shape[1]), plan.jitter, True, False, True)
+    vector = hyper.start
+    for k in range(int(np.ceil(weight / _ROWS_A_STEP))):
+        model = ep.model(state)
+        share = plan.solver["damping"] if k else 1.0
+        sums, each, _ = ep.one_pass(model, state.sites, step=share, gradient="fresh")
+        scaled = sums._replace(theta=scale * sums.theta, inner=scale * sums.inner)
+        vector = hyper.clip(vector + rule.step(hyper.gradient(model, scaled, fresh=True)))
+        prior = hyper.prior(vector)
+        ep.base = rebase(ep.base[0], ep.base[1], state.prior, prior)
+        gram, shift = rebase(sums.gram, sums.shift, state.prior, prior)
+        state = PassState(prior, gram, shift, [r.sites for r in each])
+    return state
+
+
+def _grown(stream, X, weight, plan):
+    """Add inducing points out of new rows while there are fewer than wanted.
+
+    Sites of older rows do not depend on the added points, so the sums are padded with zeros.
+    """
+    old, m = stream.prior, len(stream.prior.Z)
+    if m >= plan.n_inducing:
+        return stream
+    keys, known = row_keys(X, stream.seed), row_keys(old.Z, stream.seed)
+    fresh = ~np.isin(keys, known)
+    if not np.any(fresh):
+        return stream
+    added = choose_inducing_points(X[fresh], weight[fresh], plan.n_inducing - m, stream.seed)
+    prior = InducingPrior(old.kernel, np.vstack([old.Z, added]), plan.jitter)
+    T = old.inverse @ prior.lower[:m, :m]
+    grow = (0, len(added))
+    return replace(
+        stream,
+        prior=prior,
+        gram=np.pad(T.T @ stream.gram @ T, ((0, 0), grow, grow)),
+        shift=np.pad(stream.shift @ T, ((0, 0), grow)),
+    )

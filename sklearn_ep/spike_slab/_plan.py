@@ -1,0 +1,116 @@
+"""Checked parameters and data of a spike-and-slab fit."""
+
+import numbers
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import logit
+from sklearn.utils import check_random_state
+
+from .._estimator.checks import check_choice, check_common, check_number, validate_training
+from ._energy import EPEnergy
+from ._hyperparameters import Space
+from ._prior import SpikeSlab
+from ._runs import RunSettings
+from ._units import Standardisation, standardise
+
+__all__ = ["SpikeSlabPlan", "check_parameters", "make_plan"]
+
+# Without random_state the models that check the evidence are drawn by this seed: they only decide
+# between starts, and equal fits are to be equal.
+DEFAULT_SEED = 0
+
+
+@dataclass
+class SpikeSlabPlan:
+    """Everything a fit needs.
+
+    `problem` has the data in working units, at the hyperparameters that are given or where learning
+    starts; `space` says which are free. `warm` are hyperparameters and sites of the last fit, or
+    None. There is one of `start_seeds` for each start at the final hyperparameters;
+    `evidence_seed` draws the single models that check the evidence.
+    """
+
+    units: Standardisation
+    problem: EPEnergy
+    space: Space
+    settings: RunSettings
+    noise_starts: list
+    warm: Any
+    start_seeds: np.ndarray
+    evidence_seed: int
+    n_jobs: Any
+
+
+def check_parameters(estimator):
+    """Raise an error that names the parameter unless all of them are usable."""
+    check_common(estimator)
+    check_choice("algorithm", estimator.algorithm, ["auto", "ep", "convergent", "double_loop"])
+    check_number("n_init", estimator.n_init, 1, integer=True)
+    for name, high in (("noise_variance", None), ("slab_variance", None), ("prior_inclusion", 1)):
+        value = getattr(estimator, name)
+        if isinstance(value, str):
+            check_choice(name, value, ["auto"])
+        else:
+            check_number(name, value, 0, high, boundaries="neither")
+            if not np.isfinite(value):
+                raise ValueError(f"{name} must be finite, got {value!r}.")
+    starts = estimator.noise_starts
+    if isinstance(starts, str | numbers.Number) or len(starts) == 0:
+        raise ValueError(f"noise_starts must be a sequence, got {starts!r}.")
+    for fraction in starts:
+        check_number("noise_starts", fraction, 0, 1, boundaries="neither")
+
+
+def make_plan(estimator, X, y, sample_weight, groups):
+    """Check parameters and data of a fit and return its `SpikeSlabPlan`."""
+    check_parameters(estimator)
+    training = validate_training(estimator, X, y, sample_weight, ensure_min_samples=2)
+    d = training.X.shape[1]
+    groups = _checked_groups(groups, d)
+    if estimator.fit_intercept and training.weight.sum() <= 1:
+        raise ValueError("sample_weight adds up to at most one row, which the intercept takes.")
+    owned = not estimator.copy_X or not np.may_share_memory(training.X, X)
+    units, model = standardise(training, estimator.fit_intercept, estimator.standardize, owned)
+    unit = units.y_scale**2
+    given = estimator.noise_variance, estimator.slab_variance, estimator.prior_inclusion
+    pairs = zip(given, (unit, unit, 1.0), strict=True)
+    space = Space.of(model, units.total, *(None if isinstance(v, str) else v / u for v, u in pairs))
+    h, constant = space.value, units.n_rows * np.log(units.y_scale)
+    factor = SpikeSlab(np.exp(h[1]), h[2], groups)
+    rng, largest = check_random_state(estimator.random_state), np.iinfo(np.int32).max
+    start_seeds = rng.randint(largest, size=estimator.n_init)
+    settings = (estimator.algorithm, estimator.damping, estimator.max_iter, estimator.tol)
+    return SpikeSlabPlan(
+        units=units,
+        problem=EPEnergy(model, factor, np.exp(h[0]), units.n_rows, constant),
+        space=space,
+        settings=RunSettings(*settings),
+        noise_starts=list(estimator.noise_starts),
+        warm=_warm(estimator, units, d, groups),
+        start_seeds=start_seeds,
+        evidence_seed=DEFAULT_SEED if estimator.random_state is None else rng.randint(largest),
+        n_jobs=estimator.n_jobs,
+    )
+
+
+def _checked_groups(groups, d):
+    """Number of the group of each feature, or None; a ValueError names the argument."""
+    if groups is None:
+        return None
+    labels = np.asarray(groups)
+    if labels.shape != (d,):
+        raise ValueError(f"groups must have one label for each of {d} features: {labels.shape}.")
+    return np.unique(labels, return_inverse=True)[1]
+
+
+def _warm(estimator, units, d, groups):
+    """Hyperparameters and sites of the last fit in the units of this one, or None."""
+    shape = getattr(estimator, "_warm_shape", None)
+    if not estimator.warm_start or shape != (d, groups is None):
+        return None
+    unit = units.y_scale
+    noise, slab = estimator.noise_variance_ / unit**2, estimator.slab_variance_ / unit**2
+    h = np.array([np.log(noise), np.log(slab), logit(estimator.prior_inclusion_)])
+    return h, np.stack([estimator.site_shift_ * unit, estimator.site_precision_ * unit**2])
