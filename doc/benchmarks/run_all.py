@@ -28,8 +28,9 @@ SIZES = {"small": (RESULTS / "quick", ["--quick"]), "full": (RESULTS, [])}
 
 def scripts():
     """Return the benchmark scripts, in alphabetical order."""
-    helpers = {"common", "run_all"}
-    return [path for path in sorted(HERE.glob("*.py")) if path.stem not in helpers]
+    # the table of constants is for developers: it is run when one of them is changed
+    others = {"common", "run_all", "spike_slab_constants"}
+    return [path for path in sorted(HERE.glob("*.py")) if path.stem not in others]
 
 
 def run(path, folder, flags, data):

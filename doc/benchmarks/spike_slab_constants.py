@@ -1,0 +1,182 @@
+"""Constants of the spike-and-slab regressor: each halved and doubled, evidence and CPU time.
+
+    python doc/benchmarks/spike_slab_constants.py            all sets
+    python doc/benchmarks/spike_slab_constants.py --quick    half of them
+    python doc/benchmarks/spike_slab_constants.py --only REACH SEARCHES    these constants only
+
+One row a constant, on the kind of sets where it has a part. Differences of the log evidence are in
+nats a set, those of the log density of held-out rows in nats a row; larger is better. "changed"
+counts the sets whose evidence moves by more than .05. CPU is the ratio to the values in use,
+"sweeps" the same ratio for evaluated posteriors, which no other process disturbs.
+
+"learned" sets have unknown hyperparameters. "known" ones are those of the published protocol:
+d = 25, n = 10, unit rows, noise .005, true hyperparameters given. "wide" ones have many columns for
+few rows, where the evidence of EP has to be checked.
+"""
+
+import importlib
+import warnings
+
+from common import arguments, cpu, save, table
+
+import numpy as np
+from scipy.stats import norm
+
+from sklearn_ep import SpikeSlabRegressor
+from sklearn_ep.datasets import make_spike_slab_regression
+
+CONSTANTS = {
+    "learning": {
+        "FIRST_ROUNDS": "learned",
+        "SAME_MEAN": "wide",
+        "HOPELESS": "wide",
+        "COARSE_TOL": "learned",
+        "REACH": "learned",
+        "SEARCHES": "learned",
+        "EVALUATIONS": "learned",
+        "INNER_ITER": "learned",
+        "INNER_TOL": "learned",
+        "INNER_GAIN": "learned",
+        "SEARCH_ALL": "wide",
+        "EVIDENCE_ERROR": "wide",
+        "GRADIENT_TOL": "learned",
+        "N_MODELS": "wide",
+        "N_LEADING": "wide",
+    },
+    "hyperparameters": {"NOISE_FLOOR": "wide", "DENSE": "wide"},
+    "model_evidence": {"N_DOUBTFUL": "wide"},
+    "runs": {"FIRST_NOISE": "known", "LEVELS": "known", "SWEEPS": "known", "TAIL": "known"},
+    "descent": {"UNDECIDED": "known", "LARGEST_ALPHA": "known", "ROUNDING": "known"},
+    "energy": {"SMALLEST_SITE": "known", "LOW_SITE": "known"},
+}
+# rows, columns, columns in, noise, correlation of neighbours, seed
+LEARNED = [
+    (40, 100, 4, 0.1, 0.0, 0),
+    (60, 40, 5, 0.1, 0.0, 1),
+    (60, 40, 8, 2.0, 0.8, 2),
+    (80, 30, 8, 2.0, 0.0, 3),
+    (50, 200, 8, 0.01, 0.0, 4),
+    (30, 30, 6, 1.0, 0.9, 7),
+    (20, 60, 4, 0.05, 0.5, 8),
+    (60, 100, 6, 1.5, 0.9, 7),
+]
+# seed, rows, columns, noise
+WIDE = [(11, 50, 500, 0.5), (3, 50, 600, 0.5), (4, 150, 200, 2.0), (5, 12, 40, 0.1)]
+HELD_OUT = 200
+MODULES = {
+    name: importlib.import_module(f"sklearn_ep.spike_slab._{name}")
+    for name in [*CONSTANTS, "linear_model"]
+}
+
+
+def learned_sets():
+    """Yield (estimator, X, y) with everything to be learned, the last rows held out."""
+    for n, d, inside, noise, correlation, seed in LEARNED:
+        X, y, _ = make_spike_slab_regression(
+            n + HELD_OUT, d, n_informative=inside, noise=noise, correlation=correlation,
+            random_state=seed,
+        )  # fmt: skip
+        yield SpikeSlabRegressor(), X, y
+
+
+def known_sets():
+    """Yield (estimator, X, y) of the published protocol."""
+    known = dict(noise_variance=0.005**2, slab_variance=1.0, prior_inclusion=0.2)
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        w = rng.normal(size=25) * (rng.random(25) < 0.2)
+        X = rng.normal(size=(10 + HELD_OUT, 25))
+        X /= np.linalg.norm(X, axis=1, keepdims=True)
+        y = X @ w + 0.005 * rng.normal(size=len(X))
+        yield SpikeSlabRegressor(**known, fit_intercept=False, standardize=False), X, y
+
+
+def wide_sets():
+    """Yield (estimator, X, y) with more than 20,000 entries of X or few rows, 4 columns in."""
+    for seed, n, d, noise in WIDE:
+        X, y, _ = make_spike_slab_regression(
+            n + HELD_OUT, d, n_informative=4, noise=noise, random_state=seed
+        )
+        yield SpikeSlabRegressor(), X, y
+
+
+KINDS = {"learned": learned_sets, "known": known_sets, "wide": wide_sets}
+
+
+def outcome(sets):
+    """Return evidences, held-out log densities, and the number of posteriors evaluated."""
+    model = MODULES["linear_model"].LinearModel
+    evaluate, count, evidence, density = model.marginals, 0, [], []
+
+    def counted(*args):
+        nonlocal count
+        count += 1
+        return evaluate(*args)
+
+    model.marginals = counted
+    try:
+        for estimator, X, y in sets:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                estimator.fit(X[:-HELD_OUT], y[:-HELD_OUT])
+            mean, std = estimator.predict(X[-HELD_OUT:], return_std=True)
+            evidence.append(estimator.log_evidence_)
+            density.append(norm.logpdf(y[-HELD_OUT:], mean, std).mean())
+    finally:
+        model.marginals = evaluate
+    return np.array(evidence), np.array(density), count
+
+
+def with_value(name, value, call):
+    """Call with a constant set to another value wherever it was imported."""
+    holders = [m for m in MODULES.values() if hasattr(m, name)]
+    before = getattr(holders[0], name)
+    try:
+        for module in holders:
+            setattr(module, name, value)
+        return cpu(call)
+    finally:
+        for module in holders:
+            setattr(module, name, before)
+
+
+def row_of(module, name, kind, sets, reference):
+    """Return the row of one constant, against what the values in use give."""
+    value = getattr(MODULES[module], name)
+    (evidence, density, sweeps), seconds = reference
+    row = dict(constant=name, value=value, sets=f"{len(sets)} {kind}")
+    for label, factor in (("halved", 0.5), ("doubled", 2.0)):
+        other = max(1, round(value * factor)) if isinstance(value, int) else value * factor
+        other = min(other, 0.9) if name == "DENSE" else other  # a probability
+        found, time = with_value(name, other, lambda: outcome(sets))
+        gain = found[0] - evidence
+        row |= {
+            f"{label}: evidence": float(gain.mean()),
+            f"{label}: changed": int(np.sum(np.abs(gain) > 0.05)),
+            f"{label}: held out": float(np.mean(found[1] - density)),
+            f"{label}: CPU": time / seconds,
+            f"{label}: sweeps": found[2] / sweeps,
+        }
+    return row
+
+
+def main():
+    """Measure all constants."""
+    args = arguments(__doc__, ("--only", dict(nargs="*", help="names of constants")))
+    rows = []
+    for kind, make in KINDS.items():
+        sets = list(make())[:: 2 if args.quick else 1]
+        outcome(sets[:1])  # the first fit pays for imports
+        reference = cpu(lambda sets=sets: outcome(sets))
+        rows += [
+            row_of(module, name, kind, sets, reference)
+            for module, kinds in CONSTANTS.items()
+            for name in kinds
+            if kinds[name] == kind and (not args.only or name in args.only)
+        ]
+    table(rows, list(rows[0]))
+    save(args, "spike_slab_constants", rows)
+
+
+if __name__ == "__main__":
+    main()
