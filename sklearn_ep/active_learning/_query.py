@@ -9,6 +9,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._estimator.checks import check_number
 from . import _strategies
+from ._design import design_rows
 
 __all__ = ["SkactivemlQuery", "modal_query_strategy", "query", "scores"]
 
@@ -129,10 +130,10 @@ def query(
         Rows to choose.
     strategy : str or callable, default="variance_reduction"
         See `scores`. Reference rows of "variance_reduction" come from the whole pool.
-    candidates : array-like of int, default=None
-        Indices of the rows that may be chosen; None allows all.
-    exclude : array-like of int, default=None
-        Indices of rows that may not, such as those labelled already.
+    candidates : array-like of int, or mask of shape (n,), default=None
+        The rows that may be chosen; None allows all.
+    exclude : array-like of int, or mask of shape (n,), default=None
+        Rows that may not, such as those labelled already.
     diversify : bool, default=False
         Choose one row after another, each time lowering the variances as the label of the last
         choice will, so that near duplicates are not bought twice. Worth its cost for pools with
@@ -260,15 +261,18 @@ def SkactivemlQuery(strategy="variance_reduction", *, missing_label=np.nan, rand
     query_strategy : SingleAnnotatorPoolQueryStrategy
         Its `query(X, y, clf, fit_clf=True, sample_weight=None, candidates=None, batch_size=1,
         return_utilities=False)` follows scikit-activeml: utilities have one row for each choice,
-        nan where a row is labelled or chosen already. Its base class does not take sparse X: use
-        `query` of this module for those.
+        nan where a row is labelled or chosen already. `clf` is a classifier of this package, or one
+        in scikit-activeml's wrapper, and is fitted to the labelled rows alone. While fewer than two
+        classes are labelled, the rows of a fixed design have utility 1. The base class does not
+        take sparse X: use `query` of this module for those.
     """
     return _skactiveml_class()(strategy, missing_label, random_state)
 
 
 def _skactiveml_class():
     """Define the strategy class on the base class of scikit-activeml."""
-    from skactiveml.base import SingleAnnotatorPoolQueryStrategy
+    from skactiveml.base import SingleAnnotatorPoolQueryStrategy, SkactivemlClassifier
+    from skactiveml.utils import check_equal_missing_label, check_type, is_labeled, simple_batch
 
     class PosteriorQuery(SingleAnnotatorPoolQueryStrategy):
         """Query strategy of scikit-activeml that rates rows by `scores`."""
@@ -297,23 +301,53 @@ def _skactiveml_class():
             X, y, candidates, batch_size, return_utilities = self._validate_data(
                 X, y, candidates, batch_size, return_utilities, reset=True
             )
+            check_type(fit_clf, "fit_clf", bool)
+            if isinstance(clf, SkactivemlClassifier):
+                check_equal_missing_label(clf.missing_label, self.missing_label_)
+            elif not hasattr(clf, "latent_mean_and_variance"):  # ours may come without a wrapper
+                check_type(clf, "clf", SkactivemlClassifier)
             rows, mapping = self._transform_candidates(candidates, X, y)
-            if fit_clf:
-                clf = clone(clf).fit(X, y, sample_weight)
-            reference = _strategies.reference_rows(X, None, 1000, self.random_state)
-            rated = scores(
-                clf,
-                rows,
-                strategy=self.strategy,
-                X_reference=reference,
-                random_state=self.random_state,
+            labelled = np.flatnonzero(is_labeled(y, self.missing_label_))
+            if fit_clf and len(np.unique(y[labelled])) < 2:
+                rated = _cold_utilities(X[labelled], rows, batch_size)
+            else:
+                if fit_clf:
+                    known = slice(None) if isinstance(clf, SkactivemlClassifier) else labelled
+                    clf = _fitted_copy(clf, X[known], y[known], sample_weight, known)
+                rated = self._rated(getattr(clf, "estimator_", clf), X, rows)
+            utilities = np.full(len(rows) if mapping is None else len(X), np.nan)
+            utilities[slice(None) if mapping is None else mapping] = rated
+            return simple_batch(
+                utilities,
+                self.random_state_,
+                batch_size=batch_size,
+                return_utilities=return_utilities,
             )
-            index = np.arange(len(rows)) if mapping is None else mapping
-            utilities = np.full((batch_size, len(rows) if mapping is None else len(X)), np.nan)
-            utilities[:, index] = rated
-            chosen = index[_strategies.best_first(rated)[:batch_size]]
-            for k in range(1, batch_size):
-                utilities[k, chosen[:k]] = np.nan
-            return (chosen, utilities) if return_utilities else chosen
+
+        def _rated(self, clf, X, rows):
+            """Return scores of rows; reference rows come from all of X."""
+            reference = _strategies.reference_rows(X, None, 1000, self.random_state_)
+            seed = self.random_state_.randint(2**31)
+            return scores(
+                clf, rows, strategy=self.strategy, X_reference=reference, random_state=seed
+            )
 
     return PosteriorQuery
+
+
+def _fitted_copy(clf, X, y, sample_weight, known):
+    """Return a copy of a classifier that is fitted to rows whose numbers are `known`."""
+    weights = {} if sample_weight is None else {"sample_weight": np.asarray(sample_weight)[known]}
+    if y.dtype == object:
+        y = np.array(y.tolist())  # labels of one kind, as a classifier without wrapper wants them
+    return clone(clf).fit(X, y, **weights)
+
+
+def _cold_utilities(known, rows, n_rows):
+    """Return 1 for the rows of the fixed design, earlier ones a trifle more, and 0 for others."""
+    n_rows, pool = min(n_rows, len(rows)), np.vstack([known, rows])
+    labelled = np.arange(len(known))
+    chosen = design_rows(pool, labelled, np.arange(len(known), len(pool)), n_rows) - len(known)
+    rated = np.zeros(len(rows))
+    rated[chosen] = 1.0 + 1e-9 * np.arange(n_rows, 0, -1)
+    return rated

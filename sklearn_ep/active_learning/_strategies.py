@@ -243,6 +243,10 @@ def allowed_rows(n, candidates, exclude):
 
 def _indices(name, values, n):
     index = np.asarray(values)
+    if index.dtype == bool:
+        if index.shape != (n,):
+            raise ValueError(f"{name} is a mask of shape {index.shape}, for a pool of {n} rows.")
+        return np.flatnonzero(index)
     if index.size and (index.ndim != 1 or index.dtype.kind not in "iu"):
         raise ValueError(f"{name} must be a one-dimensional array of row numbers.")
     if index.size and (index.min() < 0 or index.max() >= n):

@@ -18,6 +18,7 @@ from sklearn_ep import (
 )
 from sklearn_ep._engine.factor import Factor
 from sklearn_ep.active_learning import SkactivemlQuery, modal_query_strategy, query, scores
+from sklearn_ep.active_learning._design import design_rows
 from sklearn_ep.active_learning._strategies import make_posterior
 
 ORACLE = oracle("convex_variational")
@@ -438,3 +439,115 @@ def test_scikit_activeml_strategy_chooses_what_query_chooses(small):
     assert among[0] in (50, 60, 70)
     with pytest.raises(TypeError, match="sparse"):
         strategy.query(sp.csr_array(pool), labels, clf)
+
+
+ADAPTED = ("margin", "uncertainty", "entropy", "bald", "information_gain", "variance_reduction")
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_skactiveml_query_fits_to_the_labelled_rows(small, name, wrapped):
+    pytest.importorskip("skactiveml")
+    from skactiveml.classifier import SklearnClassifier
+
+    _, pool, _ = small
+    truth = (pool[:, 0] > 0).astype(int)
+    labels = np.full(len(pool), np.nan)
+    labels[:40] = truth[:40]
+    clf = ConvexVariationalLogistic()
+    if wrapped:
+        clf = SklearnClassifier(clf, classes=[0, 1])
+    strategy = SkactivemlQuery(name, random_state=0)
+    chosen, utilities = strategy.query(pool, labels, clf, batch_size=2, return_utilities=True)
+    e = ConvexVariationalLogistic().fit(pool[:40], truth[:40])
+    rated = scores(e, pool[40:], strategy=name, X_reference=pool)
+    np.testing.assert_allclose(utilities[0, 40:], rated, rtol=1e-10)
+    np.testing.assert_array_equal(chosen, 40 + np.argsort(-rated, kind="stable")[:2])
+    assert np.isnan(utilities[1, chosen[0]]) and np.all(np.isnan(utilities[:, :40]))
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+@pytest.mark.parametrize("labelled", [[], [3], [3, 8]])
+def test_skactiveml_query_starts_without_two_classes(small, name, labelled):
+    pytest.importorskip("skactiveml")
+    _, pool, _ = small
+    labels = np.full(len(pool), np.nan)
+    labels[labelled] = 1.0
+    strategy = SkactivemlQuery(name, random_state=0)
+    chosen, utilities = strategy.query(
+        pool, labels, ConvexVariationalLogistic(), batch_size=4, return_utilities=True
+    )
+    free = np.setdiff1d(np.arange(len(pool)), labelled)
+    np.testing.assert_array_equal(chosen, dense_design(pool, labelled, free, 4))
+    assert utilities.shape == (4, len(pool)) and np.all(np.isnan(utilities[:, labelled]))
+    texts = np.full(len(pool), None, dtype=object)
+    texts[labelled] = "yes"
+    again = SkactivemlQuery(name, missing_label=None, random_state=0)
+    clf = ConvexVariationalLogistic()
+    np.testing.assert_array_equal(again.query(pool, texts, clf, batch_size=4), chosen)
+
+
+def dense_design(X, labelled, candidates, n_rows):
+    """The design by conditioning from scratch at every row."""
+    D = ((X[:, None] - X) ** 2).sum(2)
+    K, included, chosen = np.exp(-D / D.mean()), list(labelled), []
+    for _ in range(n_rows):
+        C = K
+        if included:
+            A = K[np.ix_(included, included)] + 0.1 * np.eye(len(included))
+            C = K - K[:, included] @ np.linalg.solve(A, K[included])
+        gain = (C**2).mean(1) / (np.diag(C) + 0.1)
+        free = [i for i in candidates if i not in chosen]
+        chosen.append(free[int(np.argmax(gain[free]))])
+        included.append(chosen[-1])
+    return chosen
+
+
+def test_the_design_is_the_same_for_sparse_pools_and_bounded_for_large_ones():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 5)) * (rng.random((300, 5)) < 0.5)
+    labelled, free = np.array([7]), np.setdiff1d(np.arange(300), [7])
+    rows = design_rows(X, labelled, free, 6)
+    np.testing.assert_array_equal(rows, dense_design(X, [7], free, 6))
+    np.testing.assert_array_equal(design_rows(sp.csr_array(X), labelled, free, 6), rows)
+    many = rng.normal(size=(30_000, 2))
+    chosen = design_rows(many, np.array([], dtype=int), np.arange(30_000), 5)
+    assert len(set(chosen)) == 5
+    same = design_rows(np.ones((9, 2)), np.array([], dtype=int), np.arange(9), 3)
+    np.testing.assert_array_equal(same, [0, 1, 2])
+
+
+def test_skactiveml_query_refuses_what_it_cannot_use(small):
+    pytest.importorskip("skactiveml")
+    _, pool, _ = small
+    labels = np.full(len(pool), np.nan)
+    labels[:40] = (pool[:40, 0] > 0).astype(float)
+    strategy = SkactivemlQuery("bald", random_state=0)
+    for kwargs in (dict(fit_clf="state"), dict(clf=LogisticRegression()), dict(clf=None)):
+        with pytest.raises(TypeError, match="fit_clf|clf"):
+            strategy.query(pool, labels, **{"clf": ConvexVariationalLogistic(), **kwargs})
+
+
+def test_skactiveml_queries_of_one_seed_repeat(small):
+    """Their convention: seed and number of labels decide, whatever was asked before."""
+    pytest.importorskip("skactiveml")
+    _, pool, _ = small
+    labels = np.full(len(pool), np.nan)
+    labels[:40] = (pool[:40, 0] > 0).astype(float)
+    clf = ConvexVariationalLogistic()
+    first, second = (SkactivemlQuery("random", random_state=0) for _ in range(2))
+    chosen = [q.query(pool, labels, clf, batch_size=3) for q in (first, first, second)]
+    np.testing.assert_array_equal(chosen, [chosen[0]] * 3)
+    other = SkactivemlQuery("random", random_state=1).query(pool, labels, clf, batch_size=3)
+    assert not np.array_equal(other, chosen[0])
+
+
+def test_masks_say_the_same_as_indices(small):
+    e, pool, _ = small
+    mask = np.zeros(len(pool), dtype=bool)
+    mask[:30] = True
+    for kwargs in (dict(exclude=mask), dict(candidates=~mask)):
+        chosen = query(e, pool, 4, strategy="bald", **kwargs)
+        np.testing.assert_array_equal(chosen, query(e, pool, 4, strategy="bald", exclude=range(30)))
+    with pytest.raises(ValueError, match="exclude is a mask"):
+        query(e, pool, 4, exclude=mask[:10])
