@@ -230,3 +230,30 @@ def test_diagnose_is_called_alike_and_refuses_labels_it_has_not_seen(estimator):
         est.diagnose(y=y)
     with pytest.raises(ValueError, match="n_draws"):
         est.diagnose(3)
+
+
+class Peek(RaiseAt):
+    """A callback that predicts by the model so far at the end of every iteration."""
+
+    def __init__(self, X):
+        super().__init__(None)
+        self.X, self.predicted = X, []
+
+    def on_fit_task_begin(self, estimator, context):
+        pass
+
+    def on_fit_task_end(self, estimator, context, *, fitted_estimator):
+        if context.parent is not None:
+            self.predicted.append(fitted_estimator.predict(self.X))
+            proba = getattr(fitted_estimator, "predict_proba", fitted_estimator.predict)(self.X)
+            assert np.all(np.isfinite(proba))
+        return False
+
+
+@every
+def test_the_model_so_far_predicts_after_every_iteration(estimator):
+    X, y = data()
+    peek = Peek(X)
+    est = clone(estimator).set_params(tol=1e-8).set_callbacks(peek).fit(X, y)
+    assert len(peek.predicted) == est.n_iter_
+    np.testing.assert_allclose(peek.predicted[-1], est.predict(X), atol=1e-10)

@@ -72,6 +72,11 @@ class ConvexProblem:
         limits = self.inner_tol, self.max_inner_iter
         return OuterLoop(design, sites, self.weight, self.prior, newton, exact, variances, *limits)
 
+    def posterior(self, step):
+        """Return what predicts as if the outer loop ended with this step."""
+        predictor = step.estimate.predictor
+        return WeightPosterior(step.inner.u, self.design.intercept, step.system, predictor)
+
 
 def fit_problem(problem, sign, monitor, k):
     """Fit binary problem k and return its `BinaryFit`."""
@@ -79,8 +84,7 @@ def fit_problem(problem, sign, monitor, k):
     limits = dict(tol=problem.tol, max_iter=problem.max_iter, damping=problem.damping)
     result = loop.solve(loop.start(problem.last[k]), monitor=monitor, **limits)
     step = result.evaluation.payload
-    u, estimate = step.inner.u, step.estimate
-    posterior = WeightPosterior(u, problem.design.intercept, step.system, estimate.predictor)
+    u, estimate, posterior = step.inner.u, step.estimate, problem.posterior(step)
     flat = np.any(np.isinf(problem.prior.variance))
     log_evidence = np.nan if flat else step.objective
     attributes = dict(
