@@ -25,8 +25,15 @@ from .._estimator.posterior_classifier import committee, log_normalise, probabil
 from ._checkpoint import STATE, state_of
 from ._fit import fit_plan, theta_rule
 from ._messages import Messages, posterior_moments
-from ._plan import check_parameters, check_parts, plan_parts, plan_rows, remarks_on_groups
-from ._prediction import new_rows, row_pairs, rows_again, split_intercept
+from ._plan import (
+    check_parameters,
+    check_parts,
+    plan_parts,
+    plan_rows,
+    remarks_on_groups,
+    remarks_on_parameters,
+)
+from ._prediction import GroupsForgotten, new_rows, row_pairs, rows_again, split_intercept
 from ._theta_grid import prior_of_beta
 
 __all__ = ["HierarchicalEPLogistic"]
@@ -285,6 +292,9 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         raw = y is None and isinstance(X, list | tuple)
         if raw and (groups is not None or sample_weight is not None):
             raise ValueError("groups and sample_weight belong into the partitions of a list.")
+        has_groups = self.group_column is not None or groups is not None
+        for remark in remarks_on_parameters(self, has_groups):
+            warnings.warn(f"{type(self).__name__}: {remark}", UserWarning, stacklevel=2)
         previous = getattr(self, "_state", None) if self.warm_start else None
         with_digest = checkpoint is not None
         with np.errstate(over="raise", invalid="raise"), self._pool(X, raw) as run:
@@ -341,6 +351,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         found = Messages(self.site_precision_, self.site_shift_)
         self._state = state_of(found, priors[0], plan.site, plan.labels)
         self._prior_of_beta = prior_of_beta(priors[0], plan.problem.d)
+        self._forgotten = GroupsForgotten()
         self._columns, self._posteriors = plan.columns, posteriors
 
     def latent_mean_and_variance(self, X, groups=None, kind="conditional"):

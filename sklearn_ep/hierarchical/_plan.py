@@ -1,5 +1,6 @@
 """Plan of a hierarchical fit: checked parameters and data, and which rows go to which partition."""
 
+import inspect
 import numbers
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ __all__ = [
     "plan_parts",
     "plan_rows",
     "remarks_on_groups",
+    "remarks_on_parameters",
 ]
 
 _AUTO_SITES = 8  # few large partitions: as accurate as many small ones and several times faster
@@ -127,6 +129,34 @@ def check_parameters(est):
         raise ValueError(f"tau_prior must be (mean, sd) of log tau, got {est.tau_prior!r}.")
     check_number("mean of tau_prior", est.tau_prior[0])
     check_number("sd of tau_prior", est.tau_prior[1], 0, boundaries="neither")
+
+
+def remarks_on_parameters(est, has_groups):
+    """Return a sentence on each parameter that is not at its default and does nothing."""
+    engine = "ep" if est.engine == "auto" else est.engine
+    draws = engine in ("importance", "nuts")
+    idle = {
+        "schedule": (engine == "laplace", "which climbs to the mode of all sites together"),
+        "n_draws": (not draws, "which does not draw"),
+        "refine": (draws, "which goes without a grid in any case"),
+    }
+    found = [
+        f"{name}={getattr(est, name)!r} does nothing with engine={est.engine!r}, {reason}; leave "
+        "it at its default."
+        for name, (does_nothing, reason) in idle.items()
+        if does_nothing and not _at_default(est, name)
+    ]
+    if not has_groups and not _at_default(est, "tau_prior"):
+        found.append(
+            "tau_prior was given, but no groups: this is logistic regression without group "
+            "effects. Name their column by group_column, or give fit(X, y, groups=...)."
+        )
+    return found
+
+
+def _at_default(est, name):
+    default, value = inspect.signature(type(est)).parameters[name].default, getattr(est, name)
+    return tuple(value) == default if isinstance(default, tuple) else value == default
 
 
 def _prior_sd(est, width):

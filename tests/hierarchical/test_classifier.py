@@ -307,7 +307,7 @@ def test_new_groups_are_integrated_over_the_population():
     X, y, g = grouped()
     clf = fitted()
     population = clf.predict_proba(X, groups=g, kind="population")
-    for labels in (None, np.full(len(y), 999), np.full(len(y), np.nan), [None] * len(y)):
+    for labels in (np.full(len(y), 999), np.full(len(y), np.nan), [None] * len(y)):
         np.testing.assert_array_equal(clf.predict_proba(X, groups=labels), population)
     assert np.max(np.abs(population - clf.predict_proba(X, groups=g))) > 0.1
     draws = clf.sample_posterior(40_000, random_state=1)
@@ -323,7 +323,7 @@ def test_covariance_between_new_groups():
     clf = fitted()
     rows = X[:4]
     cov = clf.latent_covariance(rows, groups1=["new", "new", "other", None])
-    _, var = clf.latent_mean_and_variance(rows)
+    _, var = clf.latent_mean_and_variance(rows, kind="population")
     np.testing.assert_allclose(np.diag(cov), var)
     alone = clf.latent_covariance(rows, groups1=[None] * 4)
     between = cov - alone
@@ -377,7 +377,7 @@ def test_the_ways_to_hand_over_groups_agree():
                 }
             )
         ),
-        base.predict_proba(X),
+        base.predict_proba(X, kind="population"),
         atol=1e-9,
     )
     pandas = HierarchicalEPLogistic("site", n_partitions=3).fit(table, y)
@@ -709,6 +709,43 @@ def test_bad_groups_are_named():
         HierarchicalEPLogistic(0).fit(np.column_stack([g, X]), y).predict(
             np.column_stack([g, X]), g
         )
+
+
+def test_groups_forgotten_at_prediction_are_told_once_a_fit():
+    X, y, g = grouped()
+    clf = HierarchicalEPLogistic(tol=1.0).fit(X, y, groups=g)
+    before, pickled = dict(vars(clf)), pickle.dumps(clf)
+    with pytest.warns(UserWarning, match="group_column.*kind='population'") as told:
+        p = clf.predict_proba(X)
+        clf.score(X, y)
+        clf.sample_proba(X, random_state=0)
+        clf.latent_covariance(X[:2])
+    assert len(told) == 1
+    np.testing.assert_array_equal(p, clf.predict_proba(X, kind="population"))
+    assert all(vars(clf)[name] is value for name, value in before.items())
+    assert len(vars(clf)) == len(before) and pickle.dumps(clf) == pickled
+    clf.fit(X, y, groups=g)
+    clf.predict(X, groups=[None] * len(y))
+    with pytest.warns(UserWarning, match="group_column"):
+        clf.predict(X)
+
+
+def test_parameters_that_do_nothing_are_named():
+    X, y, g = grouped()
+    quick = dict(max_iter=20, tol=1.0, random_state=0)
+    for kw, match in (
+        (dict(engine="laplace", schedule="serial"), "schedule='serial' does nothing"),
+        (dict(engine="laplace", n_draws=500), "n_draws=500 does nothing with engine='laplace'"),
+        (dict(n_draws=500), "n_draws=500 does nothing with engine='auto'"),
+        (dict(engine="importance", refine=False), "refine=False does nothing"),
+    ):
+        with pytest.warns(UserWarning, match=match) as told:
+            HierarchicalEPLogistic(**quick, **kw).fit(X, y, groups=g)
+        assert len(told) == 1
+    with pytest.warns(UserWarning, match="tau_prior was given, but no groups.*group_column"):
+        HierarchicalEPLogistic(**quick, tau_prior=[0.0, 1.0]).fit(X, y)
+    for kw in (dict(tau_prior=[0.0, 1.5]), dict(engine="importance", n_draws=500)):
+        HierarchicalEPLogistic(**quick, **kw).fit(X, y)  # warnings are errors
 
 
 def test_display_of_group_effects():
