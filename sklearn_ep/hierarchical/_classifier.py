@@ -34,6 +34,7 @@ from ._plan import (
     remarks_on_parameters,
 )
 from ._prediction import GroupsForgotten, new_rows, row_pairs, rows_again, split_intercept
+from ._summary import intervals, summarise
 from ._theta_grid import prior_of_beta
 
 __all__ = ["HierarchicalEPLogistic"]
@@ -351,7 +352,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         found = Messages(self.site_precision_, self.site_shift_)
         self._state = state_of(found, priors[0], plan.site, plan.labels)
         self._prior_of_beta = prior_of_beta(priors[0], plan.problem.d)
-        self._forgotten = GroupsForgotten()
+        self._forgotten, self._n_rows = GroupsForgotten(), plan.problem.n_rows
         self._columns, self._posteriors = plan.columns, posteriors
 
     def latent_mean_and_variance(self, X, groups=None, kind="conditional"):
@@ -567,6 +568,56 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         arrays = [one_or_stack(a, axis=1) for a in zip(*draws, strict=True)]
         names = "coef", "intercept", "tau", "group_effects"
         return Bunch(**dict(zip(names, arrays, strict=True)))
+
+    def coef_interval(self, level=0.9):
+        """Posterior intervals of the shared coefficients.
+
+        Parameters
+        ----------
+        level : float, default=0.9
+            Posterior probability between the ends, in (0, 1); half of the rest is on either side.
+            0.9 is that of `tau_interval_`.
+
+        Returns
+        -------
+        interval : ndarray of shape (1, D, 2), or (n_classes, D, 2) one-versus-rest
+            Lower and upper end of each entry of `coef_`: quantiles of the posterior, a mixture of
+            normal distributions over the nodes in theta. Costs O(M D^2).
+
+        Raises
+        ------
+        ValueError
+            If `level` is not between 0 and 1.
+        """
+        check_is_fitted(self)
+        return intervals(self._posteriors, level)[:, : self.coef_.shape[1]]
+
+    def summary(self, level=0.9):
+        """Tables of what was learned, for reading.
+
+        Parameters
+        ----------
+        level : float, default=0.9
+            Posterior probability of the intervals, in (0, 1). 0.9 is that of `tau_interval_`.
+
+        Returns
+        -------
+        summary : Summary
+            Its `coefficients` have the shared coefficients under the names of the columns of X (x0,
+            x1, ... by position where it had none), the intercept last; with more than two classes
+            as "class: column". Its `scales` have the standard deviations of the group effects:
+            posterior median tau, its interval, and n_levels, the number of named groups. Its
+            `figures` are rows, groups, log evidence and engine. All on the scale of log odds;
+            intervals are quantiles of the posterior. ``print`` shows it, `to_frame` gives the
+            coefficients as a data frame.
+
+        Raises
+        ------
+        ValueError
+            If `level` is not between 0 and 1.
+        """
+        check_is_fitted(self)
+        return summarise(self, level)
 
     def _log_weights(self, rows, n_draws, rng):
         """Weigh joint draws of coefficients and all group effects, both given theta, O(S n d)."""

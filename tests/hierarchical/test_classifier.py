@@ -303,6 +303,67 @@ def test_draws_are_in_phase():
     assert np.max(np.abs(p.mean(0) - clf.predict_proba(X, groups=g))) < 0.03
 
 
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.99])
+def test_intervals_are_quantiles_of_the_draws(level):
+    X, y, g = grouped(5, 12, 3, 1.5, 3)  # few groups: the intercept is far from normal
+    clf = HierarchicalEPLogistic(random_slopes=[2]).fit(X, y, groups=g)
+    draws, n = clf.sample_posterior(200_000, random_state=0), 200_000
+    table = clf.summary(level)
+    beta = np.column_stack([draws.coef, draws.intercept])
+    low, high = table.coefficients["lower"], table.coefficients["upper"]
+    noise = 4 * np.sqrt((1 - level) / 2 / n)
+    for found, values in (((low, high), beta), (table.scales, draws.tau)):
+        ends = found if isinstance(found, tuple) else (found["lower"], found["upper"])
+        for k in range(values.shape[1]):
+            # the marginal of the scales is that of evenly spread points
+            slack = noise if values is beta else noise + 0.01 * (1 - level)
+            assert abs(np.mean(values[:, k] < ends[0][k]) - (1 - level) / 2) < slack
+            assert abs(np.mean(values[:, k] > ends[1][k]) - (1 - level) / 2) < slack
+    interval = clf.coef_interval(level)
+    assert interval.shape == (*clf.coef_.shape, 2)
+    np.testing.assert_array_equal(interval[0], np.column_stack([low, high])[:3])
+    np.testing.assert_allclose(table.coefficients["mean"][:3], clf.coef_[0])
+    np.testing.assert_allclose(table.coefficients["sd"][:3], clf.coef_std_[0])
+    assert table.coefficients["mean"][3] == pytest.approx(clf.intercept_[0])
+    assert table.scales["n_levels"].tolist() == [5, 5]
+
+
+def test_tables_of_a_fit_have_names_and_figures():
+    X, y, g = grouped()
+    table = pd.DataFrame({"a": X[:, 0], "site": g, "b": X[:, 1], "c": X[:, 2]})
+    clf = HierarchicalEPLogistic("site", random_slopes=["b"], tol=1.0).fit(table, y)
+    found = clf.summary()
+    assert list(found.to_frame().index) == ["a", "b", "c", "intercept"]
+    assert found.scales["name"].tolist() == ["intercept", "b"] and found.level == 0.9
+    ends = np.column_stack([found.scales["lower"], found.scales["upper"]])
+    np.testing.assert_allclose(ends, clf.tau_interval_)
+    np.testing.assert_array_equal(found.scales["tau"], clf.tau_)
+    assert found.figures == {
+        "rows": 240,
+        "groups": 24,
+        "log evidence": clf.log_evidence_,
+        "engine": "ep",
+    }
+    assert "HierarchicalEPLogistic: converged" in str(found) and "intervals of 90%" in str(found)
+    by_index = HierarchicalEPLogistic(1, fit_intercept=False, tol=1.0).fit(table.to_numpy(), y)
+    assert by_index.summary().coefficients["name"].tolist() == ["x0", "x2", "x3"]
+    assert by_index.coef_interval().shape == (1, 3, 2)
+    parts = HierarchicalEPLogistic(tol=1.0).fit([(X[:99], y[:99]), (X[99:], y[99:])]).summary()
+    assert parts.scales == {} and parts.figures["rows"] == 240 and parts.figures["groups"] == 0
+    several = HierarchicalEPLogistic(tol=1.0).fit(X, np.array(["u", "v", "w"])[g % 3])
+    names, interval = several.summary().coefficients["name"], several.coef_interval(0.5)
+    assert names[[0, 3, 11]].tolist() == ["u: x0", "u: intercept", "w: intercept"]
+    assert interval.shape == (3, 3, 2)
+    assert np.all((interval[..., 0] < several.coef_) & (several.coef_ < interval[..., 1]))
+    for level in (0.0, 1.0, np.nan):
+        with pytest.raises(ValueError, match="level"):
+            clf.summary(level)
+        with pytest.raises(ValueError, match="level"):
+            clf.coef_interval(level)
+    with pytest.raises(NotFittedError):
+        HierarchicalEPLogistic().summary()
+
+
 def test_new_groups_are_integrated_over_the_population():
     X, y, g = grouped()
     clf = fitted()
