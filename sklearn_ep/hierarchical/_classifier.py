@@ -264,7 +264,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             Training rows. A list of partitions has for each the pair (X, y), with sample weights as
             a third entry if any, as arrays or memory maps; or a function without arguments that
             returns it; or a dask future of it. Groups are then a column of X, and no group may be
-            in two partitions.
+            in two partitions. A dask data frame or array is computed; what does not fit into memory
+            is a list of partitions.
         y : array-like of shape (n,), default=None
             Class labels; None only for a list of partitions.
         groups : array-like of shape (n,), default=None

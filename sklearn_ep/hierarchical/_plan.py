@@ -18,6 +18,7 @@ from ._groups import (
     balance,
     column_position,
     group_keys,
+    in_memory,
     label_list,
     number_groups,
     separated,
@@ -215,7 +216,8 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     previous is the state of an earlier fit or None: groups stay in their sites, new ones share a
     site of their own.
     """
-    training, labels, columns = _checked_rows(est, X, y, groups, sample_weight)
+    given = map(in_memory, (X, y, groups, sample_weight))
+    training, labels, columns = _checked_rows(est, *given)
     y, weight = training.y, training.weight
     size, one_class = np.empty(0, dtype=int), np.empty(0, dtype=bool)
     if labels is None:

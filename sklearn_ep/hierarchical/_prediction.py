@@ -7,7 +7,7 @@ from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._estimator.checks import check_choice, checked_weights
-from ._groups import label_list, look_up, separated
+from ._groups import in_memory, label_list, look_up, separated
 from ._mixture import NEW_GROUP
 from ._parts import design_of
 
@@ -49,6 +49,7 @@ def new_rows(est, X, groups=None, kind="conditional"):
     """
     check_is_fitted(est)
     check_choice("kind", kind, ("conditional", "population"))
+    X, groups = in_memory(X), in_memory(groups)
     columns, labels = est._columns, None
     if columns.group is None:
         X = validate_data(est, X, reset=False, dtype=np.float64)
@@ -72,6 +73,7 @@ def new_rows(est, X, groups=None, kind="conditional"):
 
 def row_pairs(est, X1, X2, groups1, groups2):
     """Return two sets of rows to predict and whether two rows share their group, (n1, n2)."""
+    X1, X2, groups1, groups2 = map(in_memory, (X1, X2, groups1, groups2))
     first = new_rows(est, X1, groups1)
     if X2 is None:
         same = np.equal.outer(first[2], first[2])

@@ -447,6 +447,30 @@ def test_the_ways_to_hand_over_groups_agree():
     )
 
 
+def test_dask_collections_are_computed():
+    frames = pytest.importorskip("dask.dataframe")
+    X, y, g = grouped()
+    names = np.array([f"site {k:02d}" for k in range(24)])[g]
+    table = pd.DataFrame({"a": X[:, 0], "site": names, "b": X[:, 1], "c": X[:, 2]})
+    lazy = frames.from_pandas(table, npartitions=3)
+    y_lazy = frames.from_pandas(pd.Series(y), npartitions=3)
+    kw = dict(tol=1.0, n_partitions=3)
+    for column in ("site", 1):
+        whole = HierarchicalEPLogistic(column, random_slopes=["b"], **kw).fit(table, y)
+        clf = HierarchicalEPLogistic(column, random_slopes=["b"], **kw).fit(lazy, y_lazy)
+        np.testing.assert_array_equal(clf.coef_, whole.coef_)
+        np.testing.assert_array_equal(clf.predict_proba(lazy), whole.predict_proba(table))
+        np.testing.assert_array_equal(clf.feature_names_in_, whole.feature_names_in_)
+    some = table[:9]
+    np.testing.assert_array_equal(
+        clf.latent_covariance(frames.from_pandas(some, npartitions=2), lazy),
+        clf.latent_covariance(some, table),
+    )
+    beside = HierarchicalEPLogistic(**kw).fit(lazy[["a", "b", "c"]], y, groups=lazy["site"])
+    np.testing.assert_array_equal(beside.coef_, HierarchicalEPLogistic(1, **kw).fit(table, y).coef_)
+    assert beside.score(lazy[["a", "b", "c"]], y_lazy, groups=lazy["site"]) > 0.6
+
+
 def test_weights_repeat_rows_and_zero_drops_a_group():
     X, y, g = grouped()
     w = np.random.default_rng(0).integers(0, 4, len(y)).astype(float)
