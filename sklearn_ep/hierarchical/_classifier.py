@@ -25,8 +25,16 @@ from .._estimator.posterior_classifier import committee, log_normalise, probabil
 from ._checkpoint import STATE, state_of
 from ._fit import fit_plan, theta_rule
 from ._messages import Messages, posterior_moments
-from ._plan import check_parameters, check_parts, plan_parts, plan_rows, remarks_on_groups
-from ._prediction import new_rows, row_pairs, rows_again, split_intercept
+from ._plan import (
+    check_parameters,
+    check_parts,
+    plan_parts,
+    plan_rows,
+    remarks_on_groups,
+    remarks_on_parameters,
+)
+from ._prediction import GroupsForgotten, new_rows, row_pairs, rows_again, split_intercept
+from ._summary import intervals, summarise
 from ._theta_grid import prior_of_beta
 
 __all__ = ["HierarchicalEPLogistic"]
@@ -256,7 +264,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             Training rows. A list of partitions has for each the pair (X, y), with sample weights as
             a third entry if any, as arrays or memory maps; or a function without arguments that
             returns it; or a dask future of it. Groups are then a column of X, and no group may be
-            in two partitions.
+            in two partitions. A dask data frame or array is computed; what does not fit into memory
+            is a list of partitions.
         y : array-like of shape (n,), default=None
             Class labels; None only for a list of partitions.
         groups : array-like of shape (n,), default=None
@@ -285,6 +294,9 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         raw = y is None and isinstance(X, list | tuple)
         if raw and (groups is not None or sample_weight is not None):
             raise ValueError("groups and sample_weight belong into the partitions of a list.")
+        has_groups = self.group_column is not None or groups is not None
+        for remark in remarks_on_parameters(self, has_groups):
+            warnings.warn(f"{type(self).__name__}: {remark}", UserWarning, stacklevel=2)
         previous = getattr(self, "_state", None) if self.warm_start else None
         with_digest = checkpoint is not None
         with np.errstate(over="raise", invalid="raise"), self._pool(X, raw) as run:
@@ -341,6 +353,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         found = Messages(self.site_precision_, self.site_shift_)
         self._state = state_of(found, priors[0], plan.site, plan.labels)
         self._prior_of_beta = prior_of_beta(priors[0], plan.problem.d)
+        self._forgotten, self._n_rows = GroupsForgotten(), plan.problem.n_rows
         self._columns, self._posteriors = plan.columns, posteriors
 
     def latent_mean_and_variance(self, X, groups=None, kind="conditional"):
@@ -556,6 +569,56 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         arrays = [one_or_stack(a, axis=1) for a in zip(*draws, strict=True)]
         names = "coef", "intercept", "tau", "group_effects"
         return Bunch(**dict(zip(names, arrays, strict=True)))
+
+    def coef_interval(self, level=0.9):
+        """Posterior intervals of the shared coefficients.
+
+        Parameters
+        ----------
+        level : float, default=0.9
+            Posterior probability between the ends, in (0, 1); half of the rest is on either side.
+            0.9 is that of `tau_interval_`.
+
+        Returns
+        -------
+        interval : ndarray of shape (1, D, 2), or (n_classes, D, 2) one-versus-rest
+            Lower and upper end of each entry of `coef_`: quantiles of the posterior, a mixture of
+            normal distributions over the nodes in theta. Costs O(M D^2).
+
+        Raises
+        ------
+        ValueError
+            If `level` is not between 0 and 1.
+        """
+        check_is_fitted(self)
+        return intervals(self._posteriors, level)[:, : self.coef_.shape[1]]
+
+    def summary(self, level=0.9):
+        """Tables of what was learned, for reading.
+
+        Parameters
+        ----------
+        level : float, default=0.9
+            Posterior probability of the intervals, in (0, 1). 0.9 is that of `tau_interval_`.
+
+        Returns
+        -------
+        summary : Summary
+            Its `coefficients` have the shared coefficients under the names of the columns of X (x0,
+            x1, ... by position where it had none), the intercept last; with more than two classes
+            as "class: column". Its `scales` have the standard deviations of the group effects:
+            posterior median tau, its interval, and n_levels, the number of named groups. Its
+            `figures` are rows, groups, log evidence and engine. All on the scale of log odds;
+            intervals are quantiles of the posterior. ``print`` shows it, `to_frame` gives the
+            coefficients as a data frame.
+
+        Raises
+        ------
+        ValueError
+            If `level` is not between 0 and 1.
+        """
+        check_is_fitted(self)
+        return summarise(self, level)
 
     def _log_weights(self, rows, n_draws, rng):
         """Weigh joint draws of coefficients and all group effects, both given theta, O(S n d)."""

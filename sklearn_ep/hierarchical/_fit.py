@@ -18,6 +18,7 @@ from ._mixture import GroupedMixture
 from ._mode import find_mode, laplace_messages
 from ._nuts import ChainState, tilted_by_nuts
 from ._parts import drawing_worker, mode_worker, nodes_worker, tilted_worker
+from ._prediction import GroupsForgotten
 from ._theta_grid import (
     ThetaMarginal,
     conditional_nodes,
@@ -56,9 +57,11 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
     if several and checkpoint is not None:
         raise ValueError("checkpoint needs two classes; y has more.")
 
+    known = {"_columns": plan.columns, "group_labels_": plan.labels}
+    known["_forgotten"] = GroupsForgotten()
+
     def so_far(posterior):
-        found = [posterior()]
-        return {"_posteriors": found, "_columns": plan.columns, "group_labels_": plan.labels}
+        return {"_posteriors": [posterior()], **known}
 
     most = len(classes) if several else plan.settings.max_iter
     X, y = data

@@ -13,6 +13,7 @@ __all__ = [
     "balance",
     "column_position",
     "group_keys",
+    "in_memory",
     "look_up",
     "label_list",
     "number_groups",
@@ -46,6 +47,14 @@ def split_column(X, position):
         column = X.iloc[:, position] if hasattr(X, "iloc") else X[:, position]
         return (X.iloc[:, keep] if hasattr(X, "iloc") else X[:, keep]), column.to_list()
     return np.delete(X, position, axis=1), X[:, position].tolist()
+
+
+def in_memory(data):
+    """Return what a dask collection stands for, anything else as it is.
+
+    Computed once and before all checks: names of columns are those of the result.
+    """
+    return data.compute() if hasattr(data, "__dask_graph__") else data
 
 
 def separated(X, position):

@@ -1,7 +1,7 @@
 """Posterior of coefficients and group effects as a mixture over nodes in the group scales."""
 
 import numpy as np
-from scipy.special import log_expit, logsumexp, ndtri
+from scipy.special import log_expit, logsumexp, ndtr, ndtri
 from scipy.stats import qmc
 
 from .._engine.gaussian import Moments, log_partition
@@ -15,6 +15,7 @@ NEW_GROUP = -1  # code of a row without label: a group of its own
 _BLOCK = 8192  # rows predicted at once
 _CELLS = 4_000_000  # values of the linear predictor held at once, draws times rows
 _LOG2_POINTS = 14  # of the quadrature for quantiles of scales
+_HALVINGS = 60  # of the interval in which a quantile of the mixture is: to the last digit
 _LINK = Logit()
 
 
@@ -51,6 +52,19 @@ class GroupedMixture:
         roots = (np.sqrt(self.weight)[:, None, None] * self.root).reshape(-1, len(mean))
         apart = np.sqrt(self.weight)[:, None] * (self.mean - mean)
         return Moments(mean, roots.T @ roots + apart.T @ apart)
+
+    def beta_quantiles(self, levels):
+        """Return quantiles (len(levels), D) of each entry of beta, by bisection over the mixture."""
+        sd = np.linalg.norm(self.root, axis=1)
+        level = np.asarray(levels)[:, None]
+        # a quantile of a mixture is between those of its parts
+        ends = self.mean + sd * ndtri(level)[:, :, None]
+        low, high = ends.min(axis=1), ends.max(axis=1)
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            below = np.tensordot(ndtr((middle[:, None] - self.mean) / sd), self.weight, (1, 0))
+            low, high = np.where(below < level, middle, low), np.where(below < level, high, middle)
+        return 0.5 * (low + high)
 
     def group_effects(self):
         """Return posterior means and sds (J, q) of the effects a_j = L u_j."""

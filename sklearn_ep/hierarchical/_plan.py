@@ -1,5 +1,6 @@
 """Plan of a hierarchical fit: checked parameters and data, and which rows go to which partition."""
 
+import inspect
 import numbers
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from ._groups import (
     balance,
     column_position,
     group_keys,
+    in_memory,
     label_list,
     number_groups,
     separated,
@@ -33,6 +35,7 @@ __all__ = [
     "plan_parts",
     "plan_rows",
     "remarks_on_groups",
+    "remarks_on_parameters",
 ]
 
 _AUTO_SITES = 8  # few large partitions: as accurate as many small ones and several times faster
@@ -129,6 +132,34 @@ def check_parameters(est):
     check_number("sd of tau_prior", est.tau_prior[1], 0, boundaries="neither")
 
 
+def remarks_on_parameters(est, has_groups):
+    """Return a sentence on each parameter that is not at its default and does nothing."""
+    engine = "ep" if est.engine == "auto" else est.engine
+    draws = engine in ("importance", "nuts")
+    idle = {
+        "schedule": (engine == "laplace", "which climbs to the mode of all sites together"),
+        "n_draws": (not draws, "which does not draw"),
+        "refine": (draws, "which goes without a grid in any case"),
+    }
+    found = [
+        f"{name}={getattr(est, name)!r} does nothing with engine={est.engine!r}, {reason}; leave "
+        "it at its default."
+        for name, (does_nothing, reason) in idle.items()
+        if does_nothing and not _at_default(est, name)
+    ]
+    if not has_groups and not _at_default(est, "tau_prior"):
+        found.append(
+            "tau_prior was given, but no groups: this is logistic regression without group "
+            "effects. Name their column by group_column, or give fit(X, y, groups=...)."
+        )
+    return found
+
+
+def _at_default(est, name):
+    default, value = inspect.signature(type(est)).parameters[name].default, getattr(est, name)
+    return tuple(value) == default if isinstance(default, tuple) else value == default
+
+
 def _prior_sd(est, width):
     """Return the prior sds of the shared coefficients, the intercept last."""
     scale = np.asarray(est.prior_scale, dtype=float)
@@ -185,7 +216,8 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     previous is the state of an earlier fit or None: groups stay in their sites, new ones share a
     site of their own.
     """
-    training, labels, columns = _checked_rows(est, X, y, groups, sample_weight)
+    given = map(in_memory, (X, y, groups, sample_weight))
+    training, labels, columns = _checked_rows(est, *given)
     y, weight = training.y, training.weight
     size, one_class = np.empty(0, dtype=int), np.empty(0, dtype=bool)
     if labels is None:

@@ -1,31 +1,63 @@
 """Rows to predict, with their groups: what the public methods of the classifier call."""
 
+import warnings
+
 import numpy as np
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._estimator.checks import check_choice, checked_weights
-from ._groups import label_list, look_up, separated
+from ._groups import in_memory, label_list, look_up, separated
 from ._mixture import NEW_GROUP
 from ._parts import design_of
 
-__all__ = ["new_rows", "row_pairs", "rows_again", "split_intercept"]
+__all__ = ["GroupsForgotten", "new_rows", "row_pairs", "rows_again", "split_intercept"]
+
+
+class GroupsForgotten:
+    """Says once a fit that rows to predict came without the groups that the fit had beside X.
+
+    Having said so is no part of what was learned: a pickle of the estimator does not know it.
+    """
+
+    def __init__(self):
+        self.told = False
+
+    def __reduce__(self):
+        return type(self), ()
+
+    def warn(self, est):
+        """Warn at the first call."""
+        if self.told:
+            return
+        self.told = True
+        warnings.warn(
+            f"{type(est).__name__} was fitted with groups beside X and predicts without: every row "
+            "is taken as one of a new group. Give groups=..., or make them a column of X named by "
+            "group_column; if new groups are meant, kind='population', or None as the label of "
+            "every row, says so.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def new_rows(est, X, groups=None, kind="conditional"):
     """Return checked (shared design, local design, codes of groups) of rows to predict.
 
     The estimator is fitted, or has what it needs for predictions in the middle of a fit:
-    `_posteriors`, `_columns` and `group_labels_`; X, groups and kind are as in `predict`.
+    `_posteriors`, `_columns`, `_forgotten` and `group_labels_`; X, groups and kind are as in `predict`.
     """
     check_is_fitted(est)
     check_choice("kind", kind, ("conditional", "population"))
+    X, groups = in_memory(X), in_memory(groups)
     columns, labels = est._columns, None
     if columns.group is None:
         X = validate_data(est, X, reset=False, dtype=np.float64)
         labels = None if groups is None else label_list(groups, len(X))
         if labels is not None and not columns.has_groups:
             raise ValueError("groups were given, but the model was fitted without groups.")
+        if labels is None and columns.has_groups and kind == "conditional":
+            est._forgotten.warn(est)
     else:
         if groups is not None:
             raise ValueError("groups= was given although group_column names a column of X.")
@@ -41,6 +73,7 @@ def new_rows(est, X, groups=None, kind="conditional"):
 
 def row_pairs(est, X1, X2, groups1, groups2):
     """Return two sets of rows to predict and whether two rows share their group, (n1, n2)."""
+    X1, X2, groups1, groups2 = map(in_memory, (X1, X2, groups1, groups2))
     first = new_rows(est, X1, groups1)
     if X2 is None:
         same = np.equal.outer(first[2], first[2])

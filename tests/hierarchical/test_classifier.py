@@ -303,11 +303,72 @@ def test_draws_are_in_phase():
     assert np.max(np.abs(p.mean(0) - clf.predict_proba(X, groups=g))) < 0.03
 
 
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.99])
+def test_intervals_are_quantiles_of_the_draws(level):
+    X, y, g = grouped(5, 12, 3, 1.5, 3)  # few groups: the intercept is far from normal
+    clf = HierarchicalEPLogistic(random_slopes=[2]).fit(X, y, groups=g)
+    draws, n = clf.sample_posterior(200_000, random_state=0), 200_000
+    table = clf.summary(level)
+    beta = np.column_stack([draws.coef, draws.intercept])
+    low, high = table.coefficients["lower"], table.coefficients["upper"]
+    noise = 4 * np.sqrt((1 - level) / 2 / n)
+    for found, values in (((low, high), beta), (table.scales, draws.tau)):
+        ends = found if isinstance(found, tuple) else (found["lower"], found["upper"])
+        for k in range(values.shape[1]):
+            # the marginal of the scales is that of evenly spread points
+            slack = noise if values is beta else noise + 0.01 * (1 - level)
+            assert abs(np.mean(values[:, k] < ends[0][k]) - (1 - level) / 2) < slack
+            assert abs(np.mean(values[:, k] > ends[1][k]) - (1 - level) / 2) < slack
+    interval = clf.coef_interval(level)
+    assert interval.shape == (*clf.coef_.shape, 2)
+    np.testing.assert_array_equal(interval[0], np.column_stack([low, high])[:3])
+    np.testing.assert_allclose(table.coefficients["mean"][:3], clf.coef_[0])
+    np.testing.assert_allclose(table.coefficients["sd"][:3], clf.coef_std_[0])
+    assert table.coefficients["mean"][3] == pytest.approx(clf.intercept_[0])
+    assert table.scales["n_levels"].tolist() == [5, 5]
+
+
+def test_tables_of_a_fit_have_names_and_figures():
+    X, y, g = grouped()
+    table = pd.DataFrame({"a": X[:, 0], "site": g, "b": X[:, 1], "c": X[:, 2]})
+    clf = HierarchicalEPLogistic("site", random_slopes=["b"], tol=1.0).fit(table, y)
+    found = clf.summary()
+    assert list(found.to_frame().index) == ["a", "b", "c", "intercept"]
+    assert found.scales["name"].tolist() == ["intercept", "b"] and found.level == 0.9
+    ends = np.column_stack([found.scales["lower"], found.scales["upper"]])
+    np.testing.assert_allclose(ends, clf.tau_interval_)
+    np.testing.assert_array_equal(found.scales["tau"], clf.tau_)
+    assert found.figures == {
+        "rows": 240,
+        "groups": 24,
+        "log evidence": clf.log_evidence_,
+        "engine": "ep",
+    }
+    assert "HierarchicalEPLogistic: converged" in str(found) and "intervals of 90%" in str(found)
+    by_index = HierarchicalEPLogistic(1, fit_intercept=False, tol=1.0).fit(table.to_numpy(), y)
+    assert by_index.summary().coefficients["name"].tolist() == ["x0", "x2", "x3"]
+    assert by_index.coef_interval().shape == (1, 3, 2)
+    parts = HierarchicalEPLogistic(tol=1.0).fit([(X[:99], y[:99]), (X[99:], y[99:])]).summary()
+    assert parts.scales == {} and parts.figures["rows"] == 240 and parts.figures["groups"] == 0
+    several = HierarchicalEPLogistic(tol=1.0).fit(X, np.array(["u", "v", "w"])[g % 3])
+    names, interval = several.summary().coefficients["name"], several.coef_interval(0.5)
+    assert names[[0, 3, 11]].tolist() == ["u: x0", "u: intercept", "w: intercept"]
+    assert interval.shape == (3, 3, 2)
+    assert np.all((interval[..., 0] < several.coef_) & (several.coef_ < interval[..., 1]))
+    for level in (0.0, 1.0, np.nan):
+        with pytest.raises(ValueError, match="level"):
+            clf.summary(level)
+        with pytest.raises(ValueError, match="level"):
+            clf.coef_interval(level)
+    with pytest.raises(NotFittedError):
+        HierarchicalEPLogistic().summary()
+
+
 def test_new_groups_are_integrated_over_the_population():
     X, y, g = grouped()
     clf = fitted()
     population = clf.predict_proba(X, groups=g, kind="population")
-    for labels in (None, np.full(len(y), 999), np.full(len(y), np.nan), [None] * len(y)):
+    for labels in (np.full(len(y), 999), np.full(len(y), np.nan), [None] * len(y)):
         np.testing.assert_array_equal(clf.predict_proba(X, groups=labels), population)
     assert np.max(np.abs(population - clf.predict_proba(X, groups=g))) > 0.1
     draws = clf.sample_posterior(40_000, random_state=1)
@@ -323,7 +384,7 @@ def test_covariance_between_new_groups():
     clf = fitted()
     rows = X[:4]
     cov = clf.latent_covariance(rows, groups1=["new", "new", "other", None])
-    _, var = clf.latent_mean_and_variance(rows)
+    _, var = clf.latent_mean_and_variance(rows, kind="population")
     np.testing.assert_allclose(np.diag(cov), var)
     alone = clf.latent_covariance(rows, groups1=[None] * 4)
     between = cov - alone
@@ -377,13 +438,37 @@ def test_the_ways_to_hand_over_groups_agree():
                 }
             )
         ),
-        base.predict_proba(X),
+        base.predict_proba(X, kind="population"),
         atol=1e-9,
     )
     pandas = HierarchicalEPLogistic("site", n_partitions=3).fit(table, y)
     np.testing.assert_array_equal(
         pandas.predict_proba(lost), pandas.predict_proba(table, kind="population")
     )
+
+
+def test_dask_collections_are_computed():
+    frames = pytest.importorskip("dask.dataframe")
+    X, y, g = grouped()
+    names = np.array([f"site {k:02d}" for k in range(24)])[g]
+    table = pd.DataFrame({"a": X[:, 0], "site": names, "b": X[:, 1], "c": X[:, 2]})
+    lazy = frames.from_pandas(table, npartitions=3)
+    y_lazy = frames.from_pandas(pd.Series(y), npartitions=3)
+    kw = dict(tol=1.0, n_partitions=3)
+    for column in ("site", 1):
+        whole = HierarchicalEPLogistic(column, random_slopes=["b"], **kw).fit(table, y)
+        clf = HierarchicalEPLogistic(column, random_slopes=["b"], **kw).fit(lazy, y_lazy)
+        np.testing.assert_array_equal(clf.coef_, whole.coef_)
+        np.testing.assert_array_equal(clf.predict_proba(lazy), whole.predict_proba(table))
+        np.testing.assert_array_equal(clf.feature_names_in_, whole.feature_names_in_)
+    some = table[:9]
+    np.testing.assert_array_equal(
+        clf.latent_covariance(frames.from_pandas(some, npartitions=2), lazy),
+        clf.latent_covariance(some, table),
+    )
+    beside = HierarchicalEPLogistic(**kw).fit(lazy[["a", "b", "c"]], y, groups=lazy["site"])
+    np.testing.assert_array_equal(beside.coef_, HierarchicalEPLogistic(1, **kw).fit(table, y).coef_)
+    assert beside.score(lazy[["a", "b", "c"]], y_lazy, groups=lazy["site"]) > 0.6
 
 
 def test_weights_repeat_rows_and_zero_drops_a_group():
@@ -709,6 +794,43 @@ def test_bad_groups_are_named():
         HierarchicalEPLogistic(0).fit(np.column_stack([g, X]), y).predict(
             np.column_stack([g, X]), g
         )
+
+
+def test_groups_forgotten_at_prediction_are_told_once_a_fit():
+    X, y, g = grouped()
+    clf = HierarchicalEPLogistic(tol=1.0).fit(X, y, groups=g)
+    before, pickled = dict(vars(clf)), pickle.dumps(clf)
+    with pytest.warns(UserWarning, match="group_column.*kind='population'") as told:
+        p = clf.predict_proba(X)
+        clf.score(X, y)
+        clf.sample_proba(X, random_state=0)
+        clf.latent_covariance(X[:2])
+    assert len(told) == 1
+    np.testing.assert_array_equal(p, clf.predict_proba(X, kind="population"))
+    assert all(vars(clf)[name] is value for name, value in before.items())
+    assert len(vars(clf)) == len(before) and pickle.dumps(clf) == pickled
+    clf.fit(X, y, groups=g)
+    clf.predict(X, groups=[None] * len(y))
+    with pytest.warns(UserWarning, match="group_column"):
+        clf.predict(X)
+
+
+def test_parameters_that_do_nothing_are_named():
+    X, y, g = grouped()
+    quick = dict(max_iter=20, tol=1.0, random_state=0)
+    for kw, match in (
+        (dict(engine="laplace", schedule="serial"), "schedule='serial' does nothing"),
+        (dict(engine="laplace", n_draws=500), "n_draws=500 does nothing with engine='laplace'"),
+        (dict(n_draws=500), "n_draws=500 does nothing with engine='auto'"),
+        (dict(engine="importance", refine=False), "refine=False does nothing"),
+    ):
+        with pytest.warns(UserWarning, match=match) as told:
+            HierarchicalEPLogistic(**quick, **kw).fit(X, y, groups=g)
+        assert len(told) == 1
+    with pytest.warns(UserWarning, match="tau_prior was given, but no groups.*group_column"):
+        HierarchicalEPLogistic(**quick, tau_prior=[0.0, 1.0]).fit(X, y)
+    for kw in (dict(tau_prior=[0.0, 1.5]), dict(engine="importance", n_draws=500)):
+        HierarchicalEPLogistic(**quick, **kw).fit(X, y)  # warnings are errors
 
 
 def test_display_of_group_effects():

@@ -1,0 +1,85 @@
+"""What a linear model has learned, as a table: for reading, and as data frames where pandas is."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.special import ndtri
+
+from .checks import check_number
+
+__all__ = ["Summary", "coefficient_columns", "interval_of"]
+
+
+def interval_of(mean, std, level):
+    """Return (..., 2): the central interval of that level of normal distributions."""
+    check_number("level", level, 0, 1, boundaries="neither")
+    half = ndtri(0.5 + 0.5 * level) * np.asarray(std)
+    return np.stack([mean - half, mean + half], axis=-1)
+
+
+def coefficient_columns(names, mean, std, level, **more):
+    """Return the columns of a table of coefficients with their intervals."""
+    interval = interval_of(np.asarray(mean), std, level)
+    columns = dict(name=np.asarray(names, dtype=object), mean=np.asarray(mean), sd=np.asarray(std))
+    return columns | dict(lower=interval[:, 0], upper=interval[:, 1]) | more
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Tables of what was learned; printing it shows them.
+
+    Attributes
+    ----------
+    title : str
+        Estimator and how its fit ended.
+    level : float
+        Level of the intervals.
+    coefficients : dict of str to ndarray
+        Columns name, mean, sd, lower, upper and what the model adds; the intercept is last.
+    scales : dict of str to ndarray
+        Standard deviations of the effects of groups with their intervals; empty without groups.
+    figures : dict of str to object
+        Single figures such as the number of rows and the log evidence.
+    """
+
+    title: str
+    level: float
+    coefficients: dict[str, np.ndarray]
+    scales: dict[str, np.ndarray] = field(default_factory=dict)
+    figures: dict[str, object] = field(default_factory=dict)
+
+    def to_frame(self):
+        """Return the coefficients as a data frame, indexed by name.
+
+        Returns
+        -------
+        frame : pandas.DataFrame
+            One row a coefficient.
+
+        Raises
+        ------
+        ImportError
+            If pandas is not installed.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(self.coefficients).set_index("name")
+
+    def __str__(self):
+        figures = ", ".join(f"{name} {_cell(value)}" for name, value in self.figures.items())
+        tables = [_table(t) for t in (self.coefficients, self.scales) if t]
+        return "\n".join([self.title, figures, f"intervals of {self.level:.0%}", "", *tables])
+
+
+def _cell(value):
+    return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
+
+
+def _table(columns):
+    """Return columns as text, numbers aligned to the right."""
+    cells = [[name, *(_cell(v) for v in values)] for name, values in columns.items()]
+    widths = [max(map(len, column)) for column in cells]
+    rows = zip(*cells, strict=True)
+    pad = (str.ljust, *[str.rjust] * (len(cells) - 1))
+    lines = ["  ".join(p(c, w) for p, c, w in zip(pad, row, widths, strict=True)) for row in rows]
+    return "\n".join(lines)
