@@ -14,6 +14,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, Ration
 
 from sklearn_ep import EPGaussianProcessClassifier
 from sklearn_ep._engine.likelihoods import LabelNoise
+from sklearn_ep.gaussian_process.inducing import ep as inducing_ep
 from sklearn_ep.gaussian_process.inducing.rows import choose_inducing_points
 
 ORACLES = oracle("gp_classification")
@@ -299,6 +300,45 @@ def test_stream_learns_kernel_and_inducing_points():
         est.partial_fit(X[i : i + 60], y[i : i + 60], classes=[0, 1])
     assert len(est.inducing_points_) == 30
     assert log_loss(est, Xs, ys) < log_loss(batch, Xs, ys) + 0.01
+
+
+def rows_evaluated(monkeypatch, X, y):
+    """Rows that the passes of one call of `partial_fit` evaluate to learn, and the result."""
+    counted, evaluate = [], inducing_ep.evaluate_rows
+
+    def counting(model, X, *args, gradient=None, **kw):
+        counted.append(len(X) if gradient else 0)
+        return evaluate(model, X, *args, gradient=gradient, **kw)
+
+    monkeypatch.setattr(inducing_ep, "evaluate_rows", counting)
+    est = EPGaussianProcessClassifier(n_inducing=10, tol=1e-7, random_state=0)
+    est.partial_fit(X, y, classes=[0, 1])
+    monkeypatch.setattr(inducing_ep, "evaluate_rows", evaluate)
+    return sum(counted), est
+
+
+def test_passes_over_a_row_of_a_stream_are_bounded(monkeypatch):
+    X, y = toy(2400)
+    for n in (150, 600, 2400):
+        assert 10 * n < rows_evaluated(monkeypatch, X[:n], y[:n])[0] <= 30 * n
+
+
+def test_sites_of_a_large_batch_are_a_fixed_point(monkeypatch):
+    """Learning goes block by block; the posterior is that of EP on all rows at the last kernel."""
+    X, y = toy(900)
+    est = rows_evaluated(monkeypatch, X, y)[1]
+    assert est.converged_
+    exact = fixed(est.kernel_, inducing_points=est.inducing_points_).fit(X, y)
+    mean, var = exact.latent_mean_and_variance(X)
+    assert np.max(np.abs(est.decision_function(X) - mean) / np.sqrt(var)) < 1e-5
+    assert abs(est.log_evidence_ - exact.log_evidence_) < 1e-5
+
+
+def test_many_copies_of_a_row_take_a_bounded_number_of_passes():
+    X, y = toy(30)
+    est = EPGaussianProcessClassifier(method="dense", optimizer=None, n_inducing=10)
+    est.fit(X, y, sample_weight=np.r_[1e7, np.ones(29)]).set_params(optimizer="auto")
+    assert np.all(np.isfinite(est.partial_fit(X, y).predict_log_proba(X)))
 
 
 def test_stream_after_fits_of_both_methods():
