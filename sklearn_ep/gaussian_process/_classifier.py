@@ -51,7 +51,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         Number of inducing points m of the sparse method, at most the number of distinct rows. None
         is 100, where a pass costs about as much in the kernel as in the algebra.
     inducing_points : array-like of shape (m, d), default=None
-        Inducing points to start from; None chooses them by a few steps of k-means from random rows.
+        Inducing points to start from; None chooses them by a few steps of k-means
+        from random rows, in units of the spread of each column.
     learn_inducing : bool or "auto", default="auto"
         Move the inducing points along the gradient of the evidence. "auto" does so from 2000 rows
         on, where the evidence no longer overfits them, for kernels of constants, RBF and Matern.

@@ -461,6 +461,43 @@ def test_choice_of_inducing_points():
     assert len(choose_inducing_points(np.ones((30, 2)), np.ones(30), 5, 0)) == 1
 
 
+@pytest.mark.parametrize("n", [150, 21_000], ids=["few", "more than candidates"])
+@pytest.mark.parametrize("factor", [2.0, 2.0**-30, 3.0, np.array([1e-7, 1.0, 254.0])])
+def test_choice_of_inducing_points_does_not_depend_on_units(n, factor):
+    X, y = toy(n, 3)
+    X[:, 2] += 5.0
+    factor = np.broadcast_to(factor, 3)
+    kernel = ConstantKernel(3.0) * RBF([1.0, 1.4, 2.0])
+    scaled = ConstantKernel(3.0) * RBF(kernel.k2.length_scale * factor)
+    kw = dict(n_inducing=8, tol=1e-3, max_sweeps=30)
+    a, b = fixed(kernel, **kw).fit(X, y), fixed(scaled, **kw).fit(X * factor, y)
+    np.testing.assert_allclose(b.inducing_points_ / factor, a.inducing_points_, rtol=1e-9)
+    np.testing.assert_allclose(b.predict_proba(X * factor), a.predict_proba(X), atol=1e-9)
+    if factor[0] in (2.0, 2.0**-30):
+        np.testing.assert_array_equal(b.inducing_points_ / factor, a.inducing_points_)
+
+
+@pytest.mark.parametrize("how", ["minibatches", "stream"])
+def test_learning_does_not_depend_on_units(how):
+    X, y = toy(500)
+    kw = dict(n_inducing=10, batch_size=90, max_iter=20, tol=1e-3, optimizer="adam")
+    a, b = (fixed(ConstantKernel(2.0) * RBF(s), **kw) for s in (1.0, 2.0))
+    for est, rows in ((a, X), (b, 2.0 * X)):
+        est.fit(rows, y) if how == "minibatches" else est.partial_fit(rows, y, classes=[0, 1])
+    np.testing.assert_allclose(b.predict_proba(2.0 * X), a.predict_proba(X), atol=1e-9)
+
+
+def test_choice_of_inducing_points_with_a_far_row_and_a_constant_column():
+    """All rows within one step of the grid are still told apart, and 0.1 has no exact mean."""
+    X = np.column_stack([np.r_[np.random.RandomState(0).randn(60), 1e12], np.full(61, 0.1)])
+    Z = choose_inducing_points(X, np.ones(61), 100, 0)
+    np.testing.assert_array_equal(np.sort(Z[:, 0]), np.sort(X[:, 0]))
+    Z = choose_inducing_points(X[:60], np.ones(60), 5, 0)
+    assert len(np.unique(Z[:, 0])) == 5
+    np.testing.assert_allclose(Z[:, 1], 0.1, rtol=1e-15)
+    np.testing.assert_allclose(choose_inducing_points(3 * X[:60], np.ones(60), 5, 0), 3 * Z)
+
+
 def test_auto_takes_the_method_that_fits():
     X, y = toy(60)
     assert EPGaussianProcessClassifier(optimizer=None).fit(X, y).method_ == "dense"

@@ -12,7 +12,7 @@ from ..._engine.row_order import minibatches, row_keys
 from .._fitted import worst
 from .ep import InducingEP, PassState
 from .hyperparameters import Hyperparameters
-from .rows import choose_inducing_points
+from .rows import Units, choose_inducing_points, standard_keys
 from .values import InducingPrior, rebase
 
 __all__ = ["StreamPlan", "StreamRun", "absorb", "start_stream", "stream_of_fit"]
@@ -99,7 +99,7 @@ def absorb(stream, X, y, weight, plan):
     """Take in rows with class indices and copies, batch by batch; return the `StreamRun`."""
     batches = [np.arange(len(X))]
     if plan.batch_size is not None:
-        keys = row_keys(X, stream.seed, y)
+        keys = standard_keys(X, Units.of_rows(X, weight), stream.seed, y)
         batches = [np.sort(b) for b in minibatches(keys, weight, plan.batch_size)]
     sites, loo = np.empty((len(stream.gram), 2, len(X))), np.empty(len(X))
     histories, reasons = [], []
@@ -157,7 +157,8 @@ def _learn_from_batch(stream, X, y, weight, rule, plan):
     is cut.
     """
     sites = np.empty((len(stream.gram), 2, len(X)))
-    for rows in minibatches(row_keys(X, stream.seed, y), weight, _ROWS_A_BLOCK):
+    keys = standard_keys(X, Units.of_rows(X, weight), stream.seed, y)
+    for rows in minibatches(keys, weight, _ROWS_A_BLOCK):
         rows = np.sort(rows)
         own = float(weight[rows].sum())
         with PartMap([Part(X[rows], y[rows], weight[rows])]) as run:
