@@ -51,7 +51,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
         "dense" keeps the full covariance matrix, "sparse" goes through inducing points. "auto" is
         sparse beyond 2000 rows or where inducing points are given.
     n_inducing : int or None, default=None
-        Number of inducing points, chosen by k-means; None stands for 100.
+        Number of inducing points, chosen by k-means in units of the spread of each column; None
+        stands for 100.
     inducing_points : array-like of shape (m, d) or None, default=None
         Inducing points, instead of chosen ones.
     learn_inducing : bool, default=False

@@ -14,6 +14,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, Ration
 
 from sklearn_ep import EPGaussianProcessClassifier
 from sklearn_ep._engine.likelihoods import LabelNoise
+from sklearn_ep.gaussian_process.inducing import ep as inducing_ep
 from sklearn_ep.gaussian_process.inducing.rows import choose_inducing_points
 
 ORACLES = oracle("gp_classification")
@@ -301,6 +302,45 @@ def test_stream_learns_kernel_and_inducing_points():
     assert log_loss(est, Xs, ys) < log_loss(batch, Xs, ys) + 0.01
 
 
+def rows_evaluated(monkeypatch, X, y):
+    """Rows that the passes of one call of `partial_fit` evaluate to learn, and the result."""
+    counted, evaluate = [], inducing_ep.evaluate_rows
+
+    def counting(model, X, *args, gradient=None, **kw):
+        counted.append(len(X) if gradient else 0)
+        return evaluate(model, X, *args, gradient=gradient, **kw)
+
+    monkeypatch.setattr(inducing_ep, "evaluate_rows", counting)
+    est = EPGaussianProcessClassifier(n_inducing=10, tol=1e-7, random_state=0)
+    est.partial_fit(X, y, classes=[0, 1])
+    monkeypatch.setattr(inducing_ep, "evaluate_rows", evaluate)
+    return sum(counted), est
+
+
+def test_passes_over_a_row_of_a_stream_are_bounded(monkeypatch):
+    X, y = toy(2400)
+    for n in (150, 600, 2400):
+        assert 10 * n < rows_evaluated(monkeypatch, X[:n], y[:n])[0] <= 30 * n
+
+
+def test_sites_of_a_large_batch_are_a_fixed_point(monkeypatch):
+    """Learning goes block by block; the posterior is that of EP on all rows at the last kernel."""
+    X, y = toy(900)
+    est = rows_evaluated(monkeypatch, X, y)[1]
+    assert est.converged_
+    exact = fixed(est.kernel_, inducing_points=est.inducing_points_).fit(X, y)
+    mean, var = exact.latent_mean_and_variance(X)
+    assert np.max(np.abs(est.decision_function(X) - mean) / np.sqrt(var)) < 1e-5
+    assert abs(est.log_evidence_ - exact.log_evidence_) < 1e-5
+
+
+def test_many_copies_of_a_row_take_a_bounded_number_of_passes():
+    X, y = toy(30)
+    est = EPGaussianProcessClassifier(method="dense", optimizer=None, n_inducing=10)
+    est.fit(X, y, sample_weight=np.r_[1e7, np.ones(29)]).set_params(optimizer="auto")
+    assert np.all(np.isfinite(est.partial_fit(X, y).predict_log_proba(X)))
+
+
 def test_stream_after_fits_of_both_methods():
     X, y = toy(300)
     whole = fixed(n_inducing=20, tol=1e-6).fit(X, y)
@@ -419,6 +459,43 @@ def test_choice_of_inducing_points():
     np.testing.assert_allclose(choose_inducing_points(rows[order], np.ones(150), 3, 0), Z)
     assert len(choose_inducing_points(rows, np.ones(150), 500, 0)) == 150
     assert len(choose_inducing_points(np.ones((30, 2)), np.ones(30), 5, 0)) == 1
+
+
+@pytest.mark.parametrize("n", [150, 21_000], ids=["few", "more than candidates"])
+@pytest.mark.parametrize("factor", [2.0, 2.0**-30, 3.0, np.array([1e-7, 1.0, 254.0])])
+def test_choice_of_inducing_points_does_not_depend_on_units(n, factor):
+    X, y = toy(n, 3)
+    X[:, 2] += 5.0
+    factor = np.broadcast_to(factor, 3)
+    kernel = ConstantKernel(3.0) * RBF([1.0, 1.4, 2.0])
+    scaled = ConstantKernel(3.0) * RBF(kernel.k2.length_scale * factor)
+    kw = dict(n_inducing=8, tol=1e-3, max_sweeps=30)
+    a, b = fixed(kernel, **kw).fit(X, y), fixed(scaled, **kw).fit(X * factor, y)
+    np.testing.assert_allclose(b.inducing_points_ / factor, a.inducing_points_, rtol=1e-9)
+    np.testing.assert_allclose(b.predict_proba(X * factor), a.predict_proba(X), atol=1e-9)
+    if factor[0] in (2.0, 2.0**-30):
+        np.testing.assert_array_equal(b.inducing_points_ / factor, a.inducing_points_)
+
+
+@pytest.mark.parametrize("how", ["minibatches", "stream"])
+def test_learning_does_not_depend_on_units(how):
+    X, y = toy(500)
+    kw = dict(n_inducing=10, batch_size=90, max_iter=20, tol=1e-3, optimizer="adam")
+    a, b = (fixed(ConstantKernel(2.0) * RBF(s), **kw) for s in (1.0, 2.0))
+    for est, rows in ((a, X), (b, 2.0 * X)):
+        est.fit(rows, y) if how == "minibatches" else est.partial_fit(rows, y, classes=[0, 1])
+    np.testing.assert_allclose(b.predict_proba(2.0 * X), a.predict_proba(X), atol=1e-9)
+
+
+def test_choice_of_inducing_points_with_a_far_row_and_a_constant_column():
+    """All rows within one step of the grid are still told apart, and 0.1 has no exact mean."""
+    X = np.column_stack([np.r_[np.random.RandomState(0).randn(60), 1e12], np.full(61, 0.1)])
+    Z = choose_inducing_points(X, np.ones(61), 100, 0)
+    np.testing.assert_array_equal(np.sort(Z[:, 0]), np.sort(X[:, 0]))
+    Z = choose_inducing_points(X[:60], np.ones(60), 5, 0)
+    assert len(np.unique(Z[:, 0])) == 5
+    np.testing.assert_allclose(Z[:, 1], 0.1, rtol=1e-15)
+    np.testing.assert_allclose(choose_inducing_points(3 * X[:60], np.ones(60), 5, 0), 3 * Z)
 
 
 def test_auto_takes_the_method_that_fits():

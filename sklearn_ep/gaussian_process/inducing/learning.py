@@ -11,11 +11,12 @@ import numpy as np
 
 from ..._engine.gaussian import ImproperPosterior
 from ..._engine.loop import Reason
-from ..._engine.row_order import minibatches, row_keys
+from ..._engine.row_order import minibatches
 from .._evidence import EvidencePoint, LearningEnd
 from .ep import PassState, largest_change, read_rows
 from .hyperparameters import Hyperparameters
 from .passes import PassModel, evaluate_rows
+from .rows import Units, standard_keys
 from .values import rebase
 
 __all__ = ["Stream", "evidence_at", "learn_by_minibatches", "learn_by_passes"]
@@ -107,6 +108,7 @@ class BatchSettings:
     total: float
     size: int
     n_steps: float
+    units: Units
 
 
 def step_of_batch(stream, X, y, weight, sites, settings):
@@ -148,7 +150,7 @@ def minibatches_of_part(part, sites, classes, stream, settings, seed):
     X, y, weight = read_rows(part, classes)
     sites = None if sites is None else sites.copy()
     figures = []
-    for rows in minibatches(row_keys(X, seed, y), weight, settings.size):
+    for rows in minibatches(standard_keys(X, settings.units, seed, y), weight, settings.size):
         batch = np.asarray(X[rows], dtype=np.float64)
         own = None if sites is None else sites[:, :, rows]
         stream, sums, log_evidence = step_of_batch(
@@ -160,18 +162,20 @@ def minibatches_of_part(part, sites, classes, stream, settings, seed):
     return sites, stream, figures
 
 
-def learn_by_minibatches(ep, hyper, vector, state, rule, *, total, size, rng, tol, max_iter, trace):
+def learn_by_minibatches(
+    ep, hyper, vector, state, rule, *, total, size, units, rng, tol, max_iter, trace
+):
     """Epochs of minibatches, each followed by sums made afresh from the stored sites.
 
     The first arguments are those of `learn_by_passes`. `total` is the weight of all rows, `size`
-    counts the copies of rows in a batch, `rng` draws the order of each epoch, and `max_iter` counts
+    counts the copies of rows in a batch, `units` are those of the columns, `rng` draws the order of each epoch, and `max_iter` counts
     epochs; with nothing to learn they end once no update of a batch exceeds `tol`. Returns the
     state at the averaged hyperparameters and the `LearningEnd`.
 
     Partitions take their turns one after another, so that the answer does not depend on workers.
     """
     n_steps = max_iter * max(1.0, total / size)
-    settings = BatchSettings(hyper, ep.factor, ep.rule, ep.copies, total, size, n_steps)
+    settings = BatchSettings(hyper, ep.factor, ep.rule, ep.copies, total, size, n_steps, units)
     stream, sites = Stream(vector, rule, state, vector), state.sites
     reason: Reason | None = None
     while reason is None:

@@ -14,21 +14,68 @@ from ..._engine.row_order import row_keys
 
 __all__ = [
     "PartitionedRows",
+    "Units",
     "array_parts",
     "checked_parts",
     "choose_inducing_points",
     "describe",
     "is_part_list",
     "n_candidate_rows",
+    "standard_keys",
 ]
 
 # k-means only looks at this many rows: more move the centres by less than learning does.
 _KMEANS_ROWS = 20_000
 _KMEANS_ITERATIONS = 10
+# Standardised rows are rounded to this before they get their keys: far above the rounding of
+# another unit, so that keys stay what they are, and far below any distance that matters.
+_KEY_GRID = 2.0**-24
+# A column that varies by less than this share of its mean is constant but for rounding.
+_CONSTANT = 1e-12
+
+
+class Units(NamedTuple):
+    """Centre and spread (d,) of the columns, in which rows are chosen and put in order.
+
+    So neither depends on the units of X. The spread of a constant column is 0.
+    """
+
+    mean: np.ndarray
+    spread: np.ndarray
+
+    @classmethod
+    def of_moments(cls, mean, var):
+        """Return the units of columns with these moments."""
+        spread = np.sqrt(var)
+        return cls(mean, np.where(spread > _CONSTANT * np.abs(mean), spread, 0.0))
+
+    @classmethod
+    def of_rows(cls, X, weight):
+        """Return the units of rows with copies."""
+        mean = weight @ X / weight.sum()
+        return cls.of_moments(mean, weight @ (X - mean) ** 2 / weight.sum())
+
+    def standardised(self, X):
+        """Return rows with centred columns of unit spread, 0 where a column is constant."""
+        return (X - self.mean) / np.where(self.spread > 0, self.spread, np.inf)
+
+
+def standard_keys(X, units, seed, y=None):
+    """Return `row_keys` (n,) of rows (and labels) that are the same in any units of the columns."""
+    keys = np.empty(len(X), dtype=np.uint64)
+    for rows in gen_batches(len(X), max(1, 2**17 // X.shape[1])):
+        grid = np.rint(units.standardised(X[rows]) / _KEY_GRID)
+        keys[rows] = row_keys(grid, seed, None if y is None else y[rows])
+    return keys
+
+
+def _content_order(rows, units, seed):
+    """Return the random order of rows; those that are apart by less than the grid stay apart."""
+    return np.lexsort((row_keys(rows, seed), standard_keys(rows, units, seed)))
 
 
 class PartDescription(NamedTuple):
-    """What the driver needs to know of a partition: counts, labels, moments, smallest row keys."""
+    """What the driver needs to know of a partition: counts, labels and moments."""
 
     n_rows: int
     n_features: int
@@ -36,7 +83,6 @@ class PartDescription(NamedTuple):
     weight: float
     mean: np.ndarray
     spread: np.ndarray
-    keys: np.ndarray
 
 
 @dataclass
@@ -56,6 +102,11 @@ class PartitionedRows:
     candidates: np.ndarray
     candidate_weight: np.ndarray
     labels: np.ndarray
+
+    @property
+    def units(self):
+        """The `Units` of the columns."""
+        return Units.of_moments(self.mean, self.var)
 
 
 def is_part_list(X, y):
@@ -90,35 +141,43 @@ def _checked_rows(part):
     return X, y, np.ones(len(y))
 
 
-def describe_part(part, checks, seed, n_candidates):
+def describe_part(part, checks):
     """Return the `PartDescription` of a partition, checked first if it came from the user."""
     X, y, weight = _checked_rows(part) if checks else load_part(part)
     total = float(weight.sum())
     mean, spread = weight @ X / total, np.zeros(X.shape[1])
     for rows in gen_batches(len(X), max(1, 2**17 // X.shape[1])):
         spread += weight[rows] @ (X[rows] - mean) ** 2
-    keys = np.unique(row_keys(X, seed))[:n_candidates] if n_candidates else np.empty(0)
-    return PartDescription(len(y), X.shape[1], np.unique(y), total, mean, spread, keys.copy())
+    return PartDescription(len(y), X.shape[1], np.unique(y), total, mean, spread)
 
 
-def rows_up_to(part, checks, seed, largest):
+def smallest_keys(part, checks, units, seed, count):
+    """Return the `count` smallest distinct keys of the rows of a partition."""
+    X = (_checked_rows(part) if checks else load_part(part))[0]
+    return np.unique(standard_keys(X, units, seed))[:count].copy()
+
+
+def rows_up_to(part, checks, units, seed, largest):
     """Return the rows of a partition with keys up to `largest`, and their weights."""
     arrays = _checked_rows(part) if checks else load_part(part)
-    chosen = np.flatnonzero(row_keys(arrays[0], seed) <= largest)
+    chosen = np.flatnonzero(standard_keys(arrays[0], units, seed) <= largest)
     return np.asarray(arrays[0][chosen], dtype=np.float64), arrays[2][chosen]
 
 
-def candidate_rows(run, checks, seed, keys, count, d):
+def candidate_rows(run, checks, units, seed, n_rows, count):
     """Return `count` distinct rows of all partitions, with their copies, and weights.
 
     They are those of the smallest keys, so that no more than these rows travel.
     """
     if count == 0:
-        return np.empty((0, d)), np.empty(0)
-    largest = np.unique(keys)[:count][-1]
-    pieces = run(rows_up_to, [checks] * len(run.parts), seed, largest)
+        return np.empty((0, len(units.mean))), np.empty(0)
+    messages, largest = [checks] * len(run.parts), np.iinfo(np.uint64).max
+    if n_rows > count:
+        keys = np.concatenate(run(smallest_keys, messages, units, seed, count))
+        largest = np.unique(keys)[:count][-1]
+    pieces = run(rows_up_to, messages, units, seed, largest)
     rows, weight = (np.concatenate(p) for p in zip(*pieces, strict=True))
-    order = np.argsort(row_keys(rows, seed), kind="stable")
+    order = _content_order(rows, units, seed)
     return rows[order], weight[order]
 
 
@@ -128,7 +187,7 @@ def describe(run, checks, seed, n_candidates):
     Raises a ValueError if a partition is not usable or has another number of features than the
     first.
     """
-    parts = run(describe_part, [checks] * len(run.parts), seed, n_candidates)
+    parts = run(describe_part, [checks] * len(run.parts))
     d = parts[0].n_features
     for k, p in enumerate(parts):
         if p.n_features != d:
@@ -136,8 +195,8 @@ def describe(run, checks, seed, n_candidates):
     weight = sum(p.weight for p in parts)
     mean = sum(p.weight * p.mean for p in parts) / weight
     spread = sum(p.spread + p.weight * (p.mean - mean) ** 2 for p in parts)
-    keys = np.concatenate([p.keys for p in parts])
-    rows, copies = candidate_rows(run, checks, seed, keys, n_candidates, d)
+    units, n_rows = Units.of_moments(mean, spread / weight), sum(p.n_rows for p in parts)
+    rows, copies = candidate_rows(run, checks, units, seed, n_rows, n_candidates)
     labels = np.unique(np.concatenate([p.labels for p in parts]))
     return PartitionedRows(
         parts=run.parts,
@@ -160,20 +219,27 @@ def checked_parts(parts):
 def choose_inducing_points(rows, weight, n_inducing, seed):
     """Return up to `n_inducing` points (m, d) by a few steps of k-means from random rows.
 
-    Rows and start are chosen by content, so that the answer depends neither on the order of the
-    rows nor on whether copies are written out.
+    Rows and start are chosen by content and distances are measured in units of the spread of each
+    column, so that the answer depends neither on the order of the rows, nor on whether copies are
+    written out, nor on the units of the columns.
     """
-    keys = row_keys(rows, seed)
-    first = np.unique(keys, return_index=True)[1]
+    units = Units.of_rows(rows, weight)
+    distinct = np.unique(row_keys(rows, seed), return_index=True)[1]
+    first = distinct[_content_order(rows[distinct], units, seed)]
     if len(first) <= n_inducing:
         return rows[first]
-    start = rows[first[:n_inducing]]
+    standard = units.standardised(rows)
     # one thread: the order in which threads add up would change the last digits
     with threadpool_limits(limits=1, user_api="openmp"):
         centres = KMeans(
-            n_inducing, init=start, n_init=1, max_iter=_KMEANS_ITERATIONS, random_state=seed
+            n_inducing,
+            init=standard[first[:n_inducing]],
+            n_init=1,
+            max_iter=_KMEANS_ITERATIONS,
+            random_state=seed,
         )
-        return centres.fit(rows, sample_weight=weight).cluster_centers_
+        centres.fit(standard, sample_weight=weight)
+    return units.mean + units.spread * centres.cluster_centers_
 
 
 def n_candidate_rows(inducing_points):

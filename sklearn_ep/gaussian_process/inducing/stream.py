@@ -12,13 +12,18 @@ from ..._engine.row_order import minibatches, row_keys
 from .._fitted import worst
 from .ep import InducingEP, PassState
 from .hyperparameters import Hyperparameters
-from .rows import choose_inducing_points
+from .rows import Units, choose_inducing_points, standard_keys
 from .values import InducingPrior, rebase
 
 __all__ = ["StreamPlan", "StreamRun", "absorb", "start_stream", "stream_of_fit"]
 
-# Kernel parameters take one step for so many rows of a stream.
+# Kernel parameters take one step for so many rows of a stream, each a pass over the block of about
+# so many rows that it belongs to. The length of a block bounds the passes over a row, whatever the
+# length of a batch.
 _ROWS_A_STEP = 10
+_ROWS_A_BLOCK = 200
+# Copies of one row stay in one block, however many: so many passes over it are enough.
+_MOST_STEPS = 2 * _ROWS_A_BLOCK // _ROWS_A_STEP
 
 
 @dataclass
@@ -94,7 +99,7 @@ def absorb(stream, X, y, weight, plan):
     """Take in rows with class indices and copies, batch by batch; return the `StreamRun`."""
     batches = [np.arange(len(X))]
     if plan.batch_size is not None:
-        keys = row_keys(X, stream.seed, y)
+        keys = standard_keys(X, Units.of_rows(X, weight), stream.seed, y)
         batches = [np.sort(b) for b in minibatches(keys, weight, plan.batch_size)]
     sites, loo = np.empty((len(stream.gram), 2, len(X))), np.empty(len(X))
     histories, reasons = [], []
@@ -111,17 +116,17 @@ def absorb(stream, X, y, weight, plan):
 
 
 def _absorb_batch(stream, part, plan):
-    """Let a batch move the kernel, then run EP on its rows with the stream as their prior."""
-    X, _, weight = part.arrays
-    own = float(weight.sum())
+    """Let a batch move the kernel, then run EP on all its rows with the stream as their prior."""
+    X, y, weight = part.arrays
     with PartMap([part]) as run:
-        shared, base = (len(stream.gram), plan.factor, plan.rule), (stream.gram, stream.shift)
-        ep = InducingEP(run, [len(X)], None, *shared, base=base)
+        ep = _batch_ep(run, len(X), stream, plan)
         state, rule = ep.zero(stream.prior), stream.rule
         if plan.step_rule is not None and stream.prior.kernel.n_dims:
             # a copy: the stream before this call has to stay whole in case the call fails later
             rule = deepcopy(rule or plan.step_rule(plan.learning_rate))
-            state = _moved_kernel(ep, state, rule, own, (stream.weight + own) / own, plan)
+            prior, sites = _learn_from_batch(stream, X, y, weight, rule, plan)
+            ep.base = rebase(stream.gram, stream.shift, stream.prior, prior)
+            state = ep.restate(prior, [sites])
         solution = ep.solve(state, **plan.solver)
         state, model, result = solution.state, solution.model, solution.result
         _, log_p = ep.collect(state.prior, state.sites, model)
@@ -132,23 +137,48 @@ def _absorb_batch(stream, part, plan):
         gram=state.gram.copy(),
         shift=state.shift.copy(),
         log_terms=stream.log_terms + value - model.log_evidence,
-        weight=stream.weight + own,
+        weight=stream.weight + float(weight.sum()),
         rule=rule,
     )
     return stream, model, result, state.sites[0], log_p
 
 
-def _moved_kernel(ep, state, rule, weight, scale, plan):
-    """Alternate passes over a batch with steps of the kernel; return the state they end in.
+def _batch_ep(run, n_rows, stream, plan):
+    """Return EP over the rows of an open map, with the sums of the stream beside theirs."""
+    shared, base = (len(stream.gram), plan.factor, plan.rule), (stream.gram, stream.shift)
+    return InducingEP(run, [n_rows], None, *shared, base=base)
 
-    The gradient takes the batch, of `weight` copies, for all `scale` times as many so far. As many
-    steps as if the rows had come a few at a time, so that what is learned does not hang on how a
-    stream is cut.
+
+def _learn_from_batch(stream, X, y, weight, rule, plan):
+    """Move the kernel along a batch; return the prior and the sites (C, 2, n) of its rows so far.
+
+    The rows come block by block, each with the blocks before it as part of the stream, so that the
+    passes over a row do not grow with the batch and what is learned does not hang on how a stream
+    is cut.
+    """
+    sites = np.empty((len(stream.gram), 2, len(X)))
+    keys = standard_keys(X, Units.of_rows(X, weight), stream.seed, y)
+    for rows in minibatches(keys, weight, _ROWS_A_BLOCK):
+        rows = np.sort(rows)
+        own = float(weight[rows].sum())
+        with PartMap([Part(X[rows], y[rows], weight[rows])]) as run:
+            ep = _batch_ep(run, len(rows), stream, plan)
+            state = _moved_kernel(ep, ep.zero(stream.prior), stream.weight, own, rule, plan)
+        sites[:, :, rows] = state.sites[0]
+        sums = dict(prior=state.prior, gram=state.gram, shift=state.shift)
+        stream = replace(stream, weight=stream.weight + own, **sums)
+    return stream.prior, sites
+
+
+def _moved_kernel(ep, state, seen, own, rule, plan):
+    """Alternate passes over a block with steps of the kernel; return the state they end in.
+
+    The gradient takes the block, of `own` copies, for all so far, of which `seen` came before.
     """
     kernel, Z = state.prior.kernel, state.prior.Z
     hyper = Hyperparameters(kernel, Z, np.ones(Z.shape[1]), plan.jitter, True, False, True)
-    vector = hyper.start
-    for k in range(int(np.ceil(weight / _ROWS_A_STEP))):
+    vector, scale = hyper.start, (seen + own) / own
+    for k in range(int(min(np.ceil(own / _ROWS_A_STEP), _MOST_STEPS))):
         model = ep.model(state)
         share = plan.solver["damping"] if k else 1.0
         sums, each, _ = ep.one_pass(model, state.sites, step=share, gradient="fresh")
