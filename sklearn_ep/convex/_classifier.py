@@ -384,7 +384,8 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         )
         unknown = ~np.isin(y, self.classes_)
         if np.any(unknown):
-            raise ValueError(f"y has the label {y[unknown][0]!r}, which was not seen in fit.")
+            label = y[unknown].tolist()[0]
+            raise ValueError(f"y has the label {label!r}, which was not seen in fit.")
         index = np.searchsorted(self.classes_, y)
         new, joined = copy.copy(self), []
         for k, posterior in enumerate(self._posteriors):

@@ -1,6 +1,8 @@
 """Checked parameters and data of a spike-and-slab fit."""
 
+import inspect
 import numbers
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +10,14 @@ import numpy as np
 from scipy.special import logit
 from sklearn.utils import check_random_state
 
-from .._estimator.checks import check_choice, check_common, check_number, validate_training
+from .._estimator.checks import (
+    LARGEST_ENTRY,
+    check_choice,
+    check_column_scales,
+    check_common,
+    check_number,
+    validate_training,
+)
 from ._energy import EPEnergy
 from ._hyperparameters import Space
 from ._prior import SpikeSlab
@@ -67,10 +76,13 @@ def make_plan(estimator, X, y, sample_weight, groups):
     """Check parameters and data of a fit and return its `SpikeSlabPlan`."""
     check_parameters(estimator)
     training = validate_training(estimator, X, y, sample_weight, ensure_min_samples=2)
+    check_column_scales(estimator, training.X)
+    _check_scale_of(training.y)
     d = training.X.shape[1]
     groups = _checked_groups(groups, d)
     if estimator.fit_intercept and training.weight.sum() <= 1:
         raise ValueError("sample_weight adds up to at most one row, which the intercept takes.")
+    _warn_of_damping(estimator)
     owned = not estimator.copy_X or not np.may_share_memory(training.X, X)
     units, model = standardise(training, estimator.fit_intercept, estimator.standardize, owned)
     unit = units.y_scale**2
@@ -93,6 +105,29 @@ def make_plan(estimator, X, y, sample_weight, groups):
         evidence_seed=DEFAULT_SEED if estimator.random_state is None else rng.randint(largest),
         n_jobs=estimator.n_jobs,
     )
+
+
+def _check_scale_of(y):
+    """Raise a ValueError that names y where its squares would over- or underflow."""
+    size = np.abs(y).max()
+    if size > LARGEST_ENTRY or 0 < size < 1.0 / LARGEST_ENTRY:
+        raise ValueError(
+            f"y has a largest absolute value of {size:.3g}, whose square double precision cannot "
+            f"carry: scale y to between {1.0 / LARGEST_ENTRY:g} and {LARGEST_ENTRY:g}."
+        )
+
+
+def _warn_of_damping(estimator):
+    """Warn where the user sets `damping` for an algorithm that takes no damped steps."""
+    default = inspect.signature(type(estimator)).parameters["damping"].default
+    if estimator.algorithm in ("convergent", "double_loop") and estimator.damping != default:
+        warnings.warn(
+            f"damping={estimator.damping!r} has no effect on the steps of "
+            f"algorithm={estimator.algorithm!r}; it is for sweeps of EP, which "
+            'algorithm="auto" and "ep" take.',
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _checked_groups(groups, d):

@@ -389,6 +389,58 @@ def test_hostile_data_give_finite_fits_without_numpy_warnings(variance, bound, p
         assert np.all(e.coef_std_ > 0)
 
 
+@pytest.mark.parametrize("variance", ["exact", "calibrated", "monte_carlo", "lanczos"])
+@pytest.mark.parametrize("size", [1e307, 1e160, 1e154, 1e-160, 1e-300])
+def test_columns_whose_squares_leave_double_precision_are_named(variance, size):
+    X, y = make(40, 3, seed=20)
+    scale = np.array([1.0, 1.0, size])
+    for data in (X * scale, sp.csr_matrix(X * scale), sp.csc_matrix(X * scale)):
+        e = ConvexVariationalLogistic(variance=variance, random_state=0)
+        with pytest.raises(ValueError, match="X has .* column 2.*scale the columns"):
+            e.fit(data, y)
+        assert "classes_" not in vars(e)
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-20, 1e-50, 1e-100, 1e-138])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_calibrated_variances_of_tiny_columns_are_those_of_the_prior(size, seed):
+    """Next to the intercept their share is below rounding, and must not come from rounding."""
+    X, y = make(60, 5, seed=seed)
+    kw = dict(variance="calibrated", n_variance_samples=500, random_state=0)
+    e = fit(X * size, y, **kw)
+    # rows that are large again have the variance of the prior and of the intercept
+    variance = e.latent_mean_and_variance(np.eye(5))[1]
+    exact = fit(X * size, y).latent_mean_and_variance(np.eye(5))[1]
+    np.testing.assert_allclose(variance, exact, rtol=0.05)
+    np.testing.assert_allclose(e.coef_std_, 1.0, rtol=0.01)
+
+
+@pytest.mark.parametrize("variance", ["exact", "calibrated", "monte_carlo", "lanczos"])
+@pytest.mark.parametrize("size", [1e100, 1e138])
+def test_huge_columns_give_finite_fits_or_say_what_to_do(variance, size):
+    X, y = make(60, 4, seed=21)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        try:
+            e = fit(X * size, y, variance=variance, random_state=0)
+        except ValueError as error:
+            assert "columns of X" in str(error)
+        else:
+            assert np.all(np.isfinite(e.latent_mean_and_variance(X * size)))
+
+
+def test_labels_are_shown_as_plain_values():
+    X, y = make(40, 4, seed=16)
+    with pytest.raises(ValueError, match=r"only one class, 0\.0;"):
+        fit(X, np.zeros(40))
+    with pytest.raises(ValueError, match="only one class, 'a';"):
+        fit(X, np.full(40, "a"))
+    with pytest.raises(ValueError, match="only one class, 1;"):
+        fit(X[:1], [1])
+    with pytest.raises(ValueError, match="label 7,"):
+        fit(X, y).condition_on(X[:2], [0, 7])
+
+
 def test_extreme_weights():
     X, y = make(60, 4, seed=14)
     weight = 10.0 ** np.random.default_rng(0).uniform(-6, 6, 60)

@@ -445,6 +445,60 @@ def test_bad_parameters_are_named(name, value):
         SpikeSlabRegressor(**{name: value}).fit(X, y)
 
 
+@pytest.mark.parametrize("standardize", [True, False])
+@pytest.mark.parametrize("size", [1e307, 1e160, 1e154, 1e-160, 1e-300])
+def test_scales_whose_squares_leave_double_precision_are_named(standardize, size):
+    X, y = small(np.random.default_rng(16))
+    reg = SpikeSlabRegressor(standardize=standardize)
+    with pytest.raises(ValueError, match="X has .* column 3.*scale the columns"):
+        reg.fit(X * np.where(np.arange(12) == 3, size, 1.0), y)
+    with pytest.raises(ValueError, match="y has .*scale y"):
+        reg.fit(X, y * size)
+    assert not vars(reg).keys() & {"n_features_in_", "coef_"}
+
+
+@pytest.mark.parametrize("size", [1e138, 1e-138])
+def test_the_largest_and_smallest_scales_give_the_same_answer(size):
+    X, y = small(np.random.default_rng(16))
+    a, b = SpikeSlabRegressor().fit(X, y), SpikeSlabRegressor().fit(X * size, y)
+    for one, two in zip(a.predict(X, True), b.predict(X * size, True), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "y", [["a", "b"], ["1", "2"], np.array(["a", 1.0], dtype=object), np.array([0, 1], "M8[D]")]
+)
+def test_responses_that_are_no_numbers_are_named(y):
+    with pytest.raises(ValueError, match="y must hold numbers"):
+        SpikeSlabRegressor().fit(np.eye(2), y)
+
+
+def test_objects_that_are_numbers_are_responses():
+    X, y = small(np.random.default_rng(16))
+    a, b = SpikeSlabRegressor().fit(X, y), SpikeSlabRegressor().fit(X, y.astype(object))
+    np.testing.assert_array_equal(a.coef_, b.coef_)
+
+
+def test_one_row_is_refused():
+    with pytest.raises(ValueError, match="1 sample.*minimum of 2 is required"):
+        SpikeSlabRegressor().fit([[1.0, 2.0]], [1.0])
+    with pytest.raises(ValueError, match="at most one row"):
+        SpikeSlabRegressor().fit(np.eye(2), [1.0, 2.0], sample_weight=[1.0, 0.0])
+
+
+@pytest.mark.parametrize("algorithm", ["convergent", "double_loop"])
+def test_damping_without_damped_steps_is_said_once(algorithm):
+    X, y = small(np.random.default_rng(17), 30, 5)
+    given = dict(noise_variance=0.09, slab_variance=0.8, prior_inclusion=0.3)
+    reg = SpikeSlabRegressor(algorithm=algorithm, damping=0.7, tol=1e-2, **given)
+    with pytest.warns(UserWarning, match=f"damping=0.7 .*'{algorithm}'") as said:
+        reg.fit(X, y)
+    assert len(said) == 1
+    coef = reg.coef_
+    np.testing.assert_array_equal(reg.set_params(damping=0.5).fit(X, y).coef_, coef)
+    reg.set_params(algorithm="ep", damping=0.7).fit(X, y)  # warnings are errors here
+
+
 def test_bad_arguments_leave_the_fit_alone():
     X, y = small(np.random.default_rng(12))
     reg = SpikeSlabRegressor().fit(X, y)
