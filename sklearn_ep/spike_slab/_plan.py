@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 from scipy.special import logit
 from sklearn.utils import check_random_state
 
@@ -24,8 +25,9 @@ from ._prior import SpikeSlab
 from ._runs import RunSettings
 from ._units import Standardisation, standardise
 
-__all__ = ["SpikeSlabPlan", "check_parameters", "make_plan"]
+__all__ = ["ACCEPT_SPARSE", "SpikeSlabPlan", "check_parameters", "make_plan"]
 
+ACCEPT_SPARSE = ("csr", "csc")
 # Without random_state the models that check the evidence are drawn by this seed: they only decide
 # between starts, and equal fits are to be equal.
 DEFAULT_SEED = 0
@@ -75,7 +77,9 @@ def check_parameters(estimator):
 def make_plan(estimator, X, y, sample_weight, groups):
     """Check parameters and data of a fit and return its `SpikeSlabPlan`."""
     check_parameters(estimator)
-    training = validate_training(estimator, X, y, sample_weight, ensure_min_samples=2)
+    training = validate_training(
+        estimator, X, y, sample_weight, ensure_min_samples=2, accept_sparse=ACCEPT_SPARSE
+    )
     check_column_scales(estimator, training.X)
     _check_scale_of(training.y)
     d = training.X.shape[1]
@@ -83,7 +87,9 @@ def make_plan(estimator, X, y, sample_weight, groups):
     if estimator.fit_intercept and training.weight.sum() <= 1:
         raise ValueError("sample_weight adds up to at most one row, which the intercept takes.")
     _warn_of_damping(estimator)
-    owned = not estimator.copy_X or not np.may_share_memory(training.X, X)
+    # what is made dense is nobody else's
+    owned = not estimator.copy_X or sp.issparse(training.X)
+    owned = owned or not np.may_share_memory(training.X, X)
     units, model = standardise(training, estimator.fit_intercept, estimator.standardize, owned)
     unit = units.y_scale**2
     given = estimator.noise_variance, estimator.slab_variance, estimator.prior_inclusion

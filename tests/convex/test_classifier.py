@@ -8,7 +8,7 @@ import scipy.sparse as sp
 from joblib import parallel_config
 from oracles import oracle
 from scipy.special import expit
-from sklearn.exceptions import ConvergenceWarning
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression
 
 from sklearn_ep import ConvexVariationalLogistic
@@ -427,6 +427,53 @@ def test_huge_columns_give_finite_fits_or_say_what_to_do(variance, size):
             assert "columns of X" in str(error)
         else:
             assert np.all(np.isfinite(e.latent_mean_and_variance(X * size)))
+
+
+@pytest.mark.parametrize("variance", ["exact", "calibrated"])
+def test_summary_and_intervals_are_quantiles_of_draws(variance):
+    X, y = make(120, 4, seed=22)
+    e = fit(X + 1.0, y, variance=variance, random_state=0)
+    draws = e.sample_posterior(40_000, random_state=1)
+    table = e.summary(level=0.8)
+    assert list(table.coefficients["name"]) == ["x0", "x1", "x2", "x3", "intercept"]
+    ends = np.column_stack([table.coefficients["lower"], table.coefficients["upper"]])
+    sd = table.coefficients["sd"]
+    # a sampled variance has a relative error of its own
+    atol = (0.03 if variance == "exact" else 0.25) * sd[:, None]
+    assert np.all(np.abs(ends - np.quantile(draws, [0.1, 0.9], axis=0).T) < atol)
+    np.testing.assert_array_equal(e.coef_interval(0.8)[0], ends[:-1])
+    assert table.figures["rows"] == 120 and table.figures["log evidence"] is e.log_evidence_
+    assert "ConvexVariationalLogistic: converged" in str(table) and "80%" in str(table)
+
+
+def test_summary_of_named_columns_without_intercept_and_of_several_classes():
+    pd = pytest.importorskip("pandas")
+    X, y = make(90, 2, seed=23)
+    X = pd.DataFrame(X, columns=["a", "b"])
+    frame = fit(X, y, fit_intercept=False).summary().to_frame()
+    assert list(frame.index) == ["a", "b"] and list(frame) == ["mean", "sd", "lower", "upper"]
+    e = fit(X, y + (X["a"] > 1))
+    table = e.summary().coefficients
+    assert (
+        list(table["name"][:3]) == ["0: a", "0: b", "1: a"] and table["name"][-1][3:] == "intercept"
+    )
+    np.testing.assert_array_equal(table["mean"], np.r_[e.coef_.ravel(), e.intercept_])
+    assert e.coef_interval().shape == (3, 2, 2)
+    with pytest.raises(ValueError, match="level"):
+        e.summary(level=1.0)
+    with pytest.raises(NotFittedError):
+        ConvexVariationalLogistic().summary()
+
+
+def test_intervals_cover_coefficients_drawn_from_the_prior():
+    rng = np.random.default_rng(24)
+    covered = []
+    for _ in range(60):
+        X, coef = rng.normal(size=(150, 5)), rng.normal(size=5)
+        y = rng.random(150) < expit(X @ coef)
+        low, high = fit(X, y).coef_interval(0.8)[0].T
+        covered.extend((low < coef) & (coef < high))
+    assert abs(np.mean(covered) - 0.8) < 0.07  # three standard errors of 300 coefficients
 
 
 def test_labels_are_shown_as_plain_values():
