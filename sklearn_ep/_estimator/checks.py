@@ -4,20 +4,28 @@ import numbers
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 from sklearn.base import ClassifierMixin
 from sklearn.utils import check_random_state, check_scalar
 from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.sparsefuncs import min_max_axis
 from sklearn.utils.validation import validate_data
 
 __all__ = [
+    "LARGEST_ENTRY",
     "Training",
     "check_choice",
+    "check_column_scales",
     "check_common",
     "check_number",
     "checked_weights",
     "spread_rows",
     "validate_training",
 ]
+
+# Largest entry of a column, and its inverse the smallest one: sums of squares over any number of
+# rows, and their inverses, stay within double precision (1e308) with room for a prior variance.
+LARGEST_ENTRY = 1e140
 
 
 def check_number(
@@ -68,6 +76,39 @@ class Training(NamedTuple):
     kept: np.ndarray
 
 
+def check_column_scales(estimator, X):
+    """Raise a ValueError that names the column where squares of X would over- or underflow.
+
+    For models that do not rescale the columns themselves. Columns of zeros pass; X is dense, CSR or
+    CSC. O(nnz), without a copy of X.
+    """
+    low, high = min_max_axis(X, axis=0) if sp.issparse(X) else (X.min(axis=0), X.max(axis=0))
+    size = np.maximum(-low, high)
+    bad = np.flatnonzero((size > LARGEST_ENTRY) | ((size > 0) & (size < 1.0 / LARGEST_ENTRY)))
+    if not bad.size:
+        return
+    j = int(bad[0])
+    names = getattr(estimator, "feature_names_in_", None)
+    column = str(j) if names is None else repr(str(names[j]))
+    raise ValueError(
+        f"X has a largest absolute value of {size[j]:.3g} in column {column}, whose square double "
+        f"precision cannot carry: scale the columns of X to between {1.0 / LARGEST_ENTRY:g} and "
+        f"{LARGEST_ENTRY:g}, best to unit variance."
+    )
+
+
+def _check_numbers(y):
+    """Raise a ValueError that names y where a response is text, dates or other objects."""
+    values = np.asarray(y)
+    if values.dtype.kind == "O" and y is not None:
+        try:
+            values = values.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"y must hold numbers: {error}.") from error
+    if values.dtype.kind in "USVmM":
+        raise ValueError(f"y must hold numbers, got an array of dtype {values.dtype}.")
+
+
 def checked_weights(sample_weight, X):
     """Return non-negative weights (n,), or raise a ValueError that names them."""
     n = X.shape[0]
@@ -93,12 +134,15 @@ def validate_training(estimator, X, y, sample_weight=None, dtype=np.float64, **k
     Extra keywords go to `sklearn.utils.validation.validate_data`.
     """
     is_classifier = isinstance(estimator, ClassifierMixin)
+    if not is_classifier:
+        _check_numbers(y)
     X, y = validate_data(estimator, X, y, dtype=dtype, y_numeric=not is_classifier, **kwargs)
     if is_classifier:
         check_classification_targets(y)
         classes, y = np.unique(y, return_inverse=True)
         if len(classes) < 2:
-            raise ValueError(f"y has only one class, {classes[0]!r}; a classifier needs two.")
+            only = classes.tolist()[0]
+            raise ValueError(f"y has only one class, {only!r}; a classifier needs two.")
     weight = checked_weights(sample_weight, X)
     kept = weight > 0
     if is_classifier:

@@ -18,6 +18,7 @@ from .._estimator.fitting import (
     warn_not_converged,
 )
 from .._estimator.posterior_classifier import PosteriorClassifier
+from .._estimator.summary import Summary, coefficient_columns, interval_of
 from ._problem import check_parameters, fit_problem, make_problem
 
 __all__ = ["ConvexVariationalLogistic"]
@@ -245,8 +246,8 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         Raises
         ------
         ValueError
-            If a parameter, the data or the weights are not usable, or parameters exclude each
-            other. The estimator is then as it was before.
+            If a parameter, the data or the weights are not usable, squares of X leave double
+            precision, or parameters exclude each other. The estimator is then as it was before.
         """
         check_parameters(self)
         training = validate_training(self, X, y, sample_weight, accept_sparse=self._accept_sparse)
@@ -325,6 +326,75 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         rng = check_random_state(random_state)
         return one_or_stack([p.sample(n_samples, rng) for p in self._posteriors])
 
+    def coef_interval(self, level=0.9):
+        """Central posterior intervals of the coefficients.
+
+        Parameters
+        ----------
+        level : float, default=0.9
+            Probability in (0, 1) that an interval covers its coefficient.
+
+        Returns
+        -------
+        interval : ndarray of shape (1, n_features, 2) or (n_classes, n_features, 2)
+            Lower and upper end, in the shape of `coef_`.
+
+        Raises
+        ------
+        ValueError
+            If `level` is not between 0 and 1.
+        """
+        check_is_fitted(self)
+        return interval_of(self.coef_, self.coef_std_, level)
+
+    def summary(self, level=0.9):
+        """Tabulate what was learned: coefficients with intervals, and key figures.
+
+        Parameters
+        ----------
+        level : float, default=0.9
+            Probability in (0, 1) that an interval covers its coefficient.
+
+        Returns
+        -------
+        summary : Summary
+            Printing it shows the table, ``to_frame()`` gives it to pandas. Columns are name, mean,
+            sd, lower and upper, the intercept in the last row; the figures are rows, log evidence
+            and effective degrees of freedom. With more than two classes a name is "class: column",
+            and the intercepts of all classes are last.
+
+        Raises
+        ------
+        ValueError
+            If `level` is not between 0 and 1.
+        """
+        check_is_fitted(self)
+        d = self.n_features_in_
+        names = list(getattr(self, "feature_names_in_", [f"x{j}" for j in range(d)]))
+        mean, std = self.coef_, self.coef_std_
+        intercept = [p.mean[d:] for p in self._posteriors]
+        spread = [np.sqrt(p.coefficient_variance()[d:]) for p in self._posteriors]
+        tail = ["intercept"] * len(intercept[0])
+        if len(mean) > 1:
+            names, tail = (
+                [f"{c}: {n}" for c in self.classes_ for n in part] for part in (names, tail)
+            )
+        return Summary(
+            f"{type(self).__name__}: {self.stop_reason_}, iteration {self.n_iter_}",
+            level,
+            coefficient_columns(
+                [*names, *tail],
+                np.concatenate([mean.ravel(), *intercept]),
+                np.concatenate([std.ravel(), *spread]),
+                level,
+            ),
+            figures={
+                "rows": self.site_precision_.shape[-1],
+                "log evidence": self.log_evidence_,
+                "effective degrees of freedom": float(np.sum(self.effective_dof_)),
+            },
+        )
+
     def _log_weights(self, rows, n_draws, rng):
         """Weights of two classes with a Gaussian prior and no class weights: others have none."""
         plain = self.prior == "gaussian" and self.class_weight is None
@@ -384,7 +454,8 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         )
         unknown = ~np.isin(y, self.classes_)
         if np.any(unknown):
-            raise ValueError(f"y has the label {y[unknown][0]!r}, which was not seen in fit.")
+            label = y[unknown].tolist()[0]
+            raise ValueError(f"y has the label {label!r}, which was not seen in fit.")
         index = np.searchsorted(self.classes_, y)
         new, joined = copy.copy(self), []
         for k, posterior in enumerate(self._posteriors):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._engine.contracts import require
+from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import SILENT, Anderson, Evaluation, iterate
 from .._engine.super_gaussian import LaplaceSites, Penalty
 from ._newton import Inner, minimise
@@ -212,6 +213,8 @@ class OuterLoop:
             target_scale = self.prior.new_scale(inner.u, prior, scale, estimate.predictor, dof)
             target_scale = min(max(target_scale, _SCALE_RANGE[0]), _SCALE_RANGE[1])
         target = self._pack(new, own, target_scale)
+        if not np.all(np.isfinite(target)):
+            raise ImproperPosterior("variances are beyond the range of double precision")
         step = Step(inner, system, estimate, scale, dof, np.nan)
         record = {}
         if self.variances.exact:

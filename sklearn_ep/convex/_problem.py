@@ -7,7 +7,12 @@ import numpy as np
 from sklearn.utils import check_random_state, compute_class_weight
 
 from .._engine.super_gaussian import BOUNDS, LogisticSites
-from .._estimator.checks import check_choice, check_common, check_number
+from .._estimator.checks import (
+    check_choice,
+    check_column_scales,
+    check_common,
+    check_number,
+)
 from .._estimator.fitting import BinaryFit
 from ._outer_loop import GaussianPrior, LaplacePrior, OuterLoop
 from ._posterior import WeightPosterior
@@ -101,6 +106,7 @@ def fit_problem(problem, sign, monitor, k):
 
 def make_problem(estimator, training):
     """Choose matrices, prior, solver and variances for checked training data."""
+    check_column_scales(estimator, training.X)
     q, d = training.X.shape
     weight = training.weight * _class_weights(estimator, training)
     prior_variance = _checked_prior_variance(estimator.prior_variance, d)

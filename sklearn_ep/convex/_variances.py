@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.linalg import eigh_tridiagonal
+from scipy.linalg import eigh_tridiagonal, norm
 
+from .._engine.gaussian import ImproperPosterior
 from ._systems import row_blocks, weighted_row_sums, with_data
 
 __all__ = [
@@ -32,6 +33,8 @@ _LANCZOS_STEPS = 16
 # Site precision and inflation of the Jacobi variances that a fit starts from.
 _START_PRECISION, _START_INFLATION = 0.15, 1.2
 _TINY = 1e-300
+# Share of a product with samples that has to be left once the intercept's part is taken out.
+_LEAST_LEFT = 1e-6
 
 
 class VarianceEstimate(NamedTuple):
@@ -180,8 +183,7 @@ class CalibratedVariances(_Sampled):
         variances = 1.0 / (diagonal + data)
         column, product = self._intercept_column(design, system)
         if column is not None:
-            scale = U[-1] / column[-1]
-            U, BU = U - np.outer(column, scale), BU - np.outer(product, scale)
+            U, BU = _without_intercept(design, U, BU, column, product)
             variances[-1] = 0.0
         j = leave_one_out(design.B, variances, copy_precision)
         training, c = self._calibrate(np.mean(BU**2, axis=1), j, copy_precision)
@@ -223,6 +225,17 @@ class CalibratedVariances(_Sampled):
         out = np.full(len(rows), _TINY)
         out[rows] = _towards_samples(z, r, w, self.probes.n_samples)
         return np.maximum(out, _TINY), c
+
+
+def _without_intercept(design, U, BU, column, product):
+    """Return samples U and products B U given the intercept, by its column of A^-1."""
+    scale = U[-1] / column[-1]
+    U, part = U - np.outer(column, scale), np.outer(product, scale)
+    U[-1] = 0.0
+    rest = BU - part
+    # columns of small entries leave rounding only: the product has to be formed without them
+    lost = np.max(np.abs(rest), initial=0.0) < _LEAST_LEFT * np.max(np.abs(part), initial=0.0)
+    return U, design.dot(U) if lost else rest
 
 
 def _towards_samples(z, sampled, weight, n_samples):
@@ -291,6 +304,8 @@ class LanczosVariances:
         """Return the `VarianceEstimate`; two products a step and O(n steps) memory."""
         Q, alpha, beta = self._tridiagonal(design, diagonal, precision)
         values, vectors = eigh_tridiagonal(alpha, beta)
+        if not values[0] > 0:
+            raise ImproperPosterior("a direction of the posterior is lost to rounding")
         predictor = LowRankVariance(Q.T @ (vectors / np.sqrt(values)))
         return VarianceEstimate(predictor.row_variance(design.B), predictor)
 
@@ -306,9 +321,9 @@ class LanczosVariances:
             basis = np.array(Q)
             for _ in range(2):  # twice is enough for orthogonality to rounding
                 image -= basis.T @ (basis @ image)
-            norm = float(np.linalg.norm(image))
-            if norm <= 1e-12 * max(alpha):
+            length = float(norm(image, check_finite=False))  # squares may overflow
+            if length <= 1e-12 * max(alpha):
                 break
-            beta.append(norm)
-            q = image / norm
+            beta.append(length)
+            q = image / length
         return np.array(Q), np.array(alpha), np.array(beta[: len(Q) - 1])

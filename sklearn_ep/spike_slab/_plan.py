@@ -1,22 +1,33 @@
 """Checked parameters and data of a spike-and-slab fit."""
 
+import inspect
 import numbers
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 from scipy.special import logit
 from sklearn.utils import check_random_state
 
-from .._estimator.checks import check_choice, check_common, check_number, validate_training
+from .._estimator.checks import (
+    LARGEST_ENTRY,
+    check_choice,
+    check_column_scales,
+    check_common,
+    check_number,
+    validate_training,
+)
 from ._energy import EPEnergy
 from ._hyperparameters import Space
 from ._prior import SpikeSlab
 from ._runs import RunSettings
 from ._units import Standardisation, standardise
 
-__all__ = ["SpikeSlabPlan", "check_parameters", "make_plan"]
+__all__ = ["ACCEPT_SPARSE", "SpikeSlabPlan", "check_parameters", "make_plan"]
 
+ACCEPT_SPARSE = ("csr", "csc")
 # Without random_state the models that check the evidence are drawn by this seed: they only decide
 # between starts, and equal fits are to be equal.
 DEFAULT_SEED = 0
@@ -66,12 +77,19 @@ def check_parameters(estimator):
 def make_plan(estimator, X, y, sample_weight, groups):
     """Check parameters and data of a fit and return its `SpikeSlabPlan`."""
     check_parameters(estimator)
-    training = validate_training(estimator, X, y, sample_weight, ensure_min_samples=2)
+    training = validate_training(
+        estimator, X, y, sample_weight, ensure_min_samples=2, accept_sparse=ACCEPT_SPARSE
+    )
+    check_column_scales(estimator, training.X)
+    _check_scale_of(training.y)
     d = training.X.shape[1]
     groups = _checked_groups(groups, d)
     if estimator.fit_intercept and training.weight.sum() <= 1:
         raise ValueError("sample_weight adds up to at most one row, which the intercept takes.")
-    owned = not estimator.copy_X or not np.may_share_memory(training.X, X)
+    _warn_of_damping(estimator)
+    # what is made dense is nobody else's
+    owned = not estimator.copy_X or sp.issparse(training.X)
+    owned = owned or not np.may_share_memory(training.X, X)
     units, model = standardise(training, estimator.fit_intercept, estimator.standardize, owned)
     unit = units.y_scale**2
     given = estimator.noise_variance, estimator.slab_variance, estimator.prior_inclusion
@@ -93,6 +111,29 @@ def make_plan(estimator, X, y, sample_weight, groups):
         evidence_seed=DEFAULT_SEED if estimator.random_state is None else rng.randint(largest),
         n_jobs=estimator.n_jobs,
     )
+
+
+def _check_scale_of(y):
+    """Raise a ValueError that names y where its squares would over- or underflow."""
+    size = np.abs(y).max()
+    if size > LARGEST_ENTRY or 0 < size < 1.0 / LARGEST_ENTRY:
+        raise ValueError(
+            f"y has a largest absolute value of {size:.3g}, whose square double precision cannot "
+            f"carry: scale y to between {1.0 / LARGEST_ENTRY:g} and {LARGEST_ENTRY:g}."
+        )
+
+
+def _warn_of_damping(estimator):
+    """Warn where the user sets `damping` for an algorithm that takes no damped steps."""
+    default = inspect.signature(type(estimator)).parameters["damping"].default
+    if estimator.algorithm in ("convergent", "double_loop") and estimator.damping != default:
+        warnings.warn(
+            f"damping={estimator.damping!r} has no effect on the steps of "
+            f"algorithm={estimator.algorithm!r}; it is for sweeps of EP, which "
+            'algorithm="auto" and "ep" take.',
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _checked_groups(groups, d):

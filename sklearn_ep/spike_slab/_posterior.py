@@ -31,6 +31,11 @@ class CoefficientPosterior:
         cov = self.units.y_scale**2 * self.marginals.covariance(first, second)
         return cov + self.units.intercept_variance(self.noise)
 
+    def intercept_std(self):
+        """Return the standard deviation of the intercept, the noise-free response at zero."""
+        origin = np.zeros((1, len(self.marginals.mean)))
+        return float(np.sqrt(self.latent_covariance(origin, origin)[0, 0]))
+
     def block(self, index):
         """Return the covariance (k, k) of some coefficients."""
         unit = self.units.to_coef(np.ones(len(self.marginals.mean)))[index]

@@ -10,9 +10,11 @@ from .._estimator.base import VersionedEstimator
 from .._estimator.checks import check_number
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import FitMonitor, restore_on_error, run_attributes, warn_not_converged
+from .._estimator.summary import Summary, coefficient_columns, interval_of
 from ._fit import fit_plan
-from ._plan import make_plan
+from ._plan import ACCEPT_SPARSE, make_plan
 from ._posterior import CoefficientPosterior, predictive
+from ._units import dense_blocks, dense_rows
 
 __all__ = ["SpikeSlabRegressor"]
 
@@ -45,7 +47,8 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
         points, and ends with the descent where EP does not settle. "double_loop" is the published
         method, slow and kept for reference.
     damping : float, default=0.5
-        Share of an EP update that is taken, in (0, 1]; undamped parallel EP oscillates here.
+        Share of an EP update that is taken, in (0, 1]; undamped parallel EP oscillates here. Not
+        for the steps of "convergent" and "double_loop".
     max_iter : int, default=200
         Largest number of iterations at fixed hyperparameters; well over what "auto" needed on any
         of the published sets.
@@ -135,8 +138,10 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
     `prior_inclusion`.
 
     An iteration costs O(n d^2 + d^3) for d <= n (the n only once) and O(n^2 d) for d > n, with
-    memory for X and a block of columns: no d x d matrix is formed. Learning the hyperparameters
-    takes some 60 to 150 iterations where signals are clear, some hundreds where they are not.
+    memory for X and a block of columns: no d x d matrix is formed for d > n. A sparse X is made
+    dense, 8 n d bytes: its columns are centred, and every iteration works with all of them.
+    Learning the hyperparameters takes some 60 to 150 iterations where signals are clear, some
+    hundreds where they are not.
 
     For d > n and little noise EP has several fixed points, and its evidence may be off by a few
     nats; `n_init` shows whether that is so. Exact copies of a column share their signal, each with
@@ -205,8 +210,8 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
 
         Parameters
         ----------
-        X : array-like of shape (n, d)
-            Training rows.
+        X : array-like or CSR/CSC matrix of shape (n, d)
+            Training rows. A sparse matrix is made dense, 8 n d bytes, for its centred columns are.
         y : array-like of shape (n,)
             Responses.
         sample_weight : array-like of shape (n,), default=None
@@ -223,7 +228,13 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
         Raises
         ------
         ValueError
-            If a parameter or the data are not usable; the estimator is then as it was before.
+            If a parameter or the data are not usable, or squares of X or y leave double precision;
+            the estimator is then as it was before.
+
+        Warns
+        -----
+        UserWarning
+            If `damping` is set for an algorithm that takes no damped steps.
         """
         plan = make_plan(self, X, y, sample_weight, groups)
         monitor = FitMonitor(
@@ -253,17 +264,22 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
         for name, value in attributes.items():
             setattr(self, name, value)
 
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
     def _check_new(self, X):
         check_is_fitted(self)
-        return validate_data(self, X, reset=False, dtype=np.float64)
+        return validate_data(self, X, reset=False, dtype=np.float64, accept_sparse=ACCEPT_SPARSE)
 
     def predict(self, X, return_std=False, mixture=False):
         """Predict responses.
 
         Parameters
         ----------
-        X : array-like of shape (n, d)
-            Rows.
+        X : array-like or CSR/CSC matrix of shape (n, d)
+            Rows; sparse ones are made dense some 16 MB at a time.
         return_std : bool, default=False
             Give the standard deviation of a new response as well, the noise included.
         mixture : bool, default=False
@@ -280,17 +296,115 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
         """
         X = self._check_new(X)
         posteriors = self._posteriors if mixture else self._posteriors[:1]
-        mean, variance = predictive(posteriors, X, return_std)
-        return (mean, np.sqrt(variance)) if return_std else mean
+        parts = [predictive(posteriors, rows, return_std) for rows in dense_blocks(X)]
+        mean = np.concatenate([m for m, _ in parts])
+        if not return_std:
+            return mean
+        return mean, np.sqrt(np.concatenate([v for _, v in parts]))
+
+    def predict_interval(self, X, level=0.9):
+        """Central intervals of new responses, the noise included.
+
+        Parameters
+        ----------
+        X : array-like or CSR/CSC matrix of shape (n, d)
+            Rows.
+        level : float, default=0.9
+            Probability in (0, 1) that an interval covers its response.
+
+        Returns
+        -------
+        interval : ndarray of shape (n, 2)
+            Lower and upper end, of the normal predictive distribution of ``predict(X,
+            return_std=True)``, in units of y. The cost is that of `predict` with `return_std`.
+
+        Raises
+        ------
+        ValueError
+            If `level` is not between 0 and 1.
+        """
+        check_is_fitted(self)
+        check_number("level", level, 0, 1, boundaries="neither")
+        mean, std = self.predict(X, return_std=True)
+        return interval_of(mean, std, level)
+
+    def coef_interval(self, level=0.9):
+        """Central posterior intervals of the coefficients.
+
+        Parameters
+        ----------
+        level : float, default=0.9
+            Probability in (0, 1) that an interval covers its coefficient.
+
+        Returns
+        -------
+        interval : ndarray of shape (d, 2)
+            Lower and upper end, on the scale of `coef_`. They belong to the Gaussian approximation:
+            for a coefficient that may be zero read them together with `inclusion_proba_`.
+
+        Raises
+        ------
+        ValueError
+            If `level` is not between 0 and 1.
+        """
+        check_is_fitted(self)
+        return interval_of(self.coef_, self.coef_std_, level)
+
+    def summary(self, level=0.9):
+        """Tabulate what was learned: coefficients with intervals and inclusion, and key figures.
+
+        Parameters
+        ----------
+        level : float, default=0.9
+            Probability in (0, 1) that an interval covers its coefficient.
+
+        Returns
+        -------
+        summary : Summary
+            Printing it shows the table, ``to_frame()`` gives it to pandas. Columns are name, mean,
+            sd, lower, upper and inclusion (nan for the intercept, the last row); the figures are
+            log evidence, standard deviations of noise and slab, prior inclusion and expected model
+            size.
+
+        Raises
+        ------
+        ValueError
+            If `level` is not between 0 and 1.
+        """
+        check_is_fitted(self)
+        names = list(self._feature_names())
+        mean, std, inclusion = self.coef_, self.coef_std_, self.inclusion_proba_
+        if self._posteriors[0].units.fit_intercept:
+            names.append("intercept")
+            mean, inclusion = np.append(mean, self.intercept_), np.append(inclusion, np.nan)
+            std = np.append(std, self._posteriors[0].intercept_std())
+        figures = {
+            "log evidence": self.log_evidence_,
+            "noise sd": float(np.sqrt(self.noise_variance_)),
+            "slab sd": float(np.sqrt(self.slab_variance_)),
+            "prior inclusion": self.prior_inclusion_,
+            "expected model size": self.expected_model_size_,
+        }
+        return Summary(
+            f"{type(self).__name__}: {self.stop_reason_}, iteration {self.n_iter_}",
+            level,
+            coefficient_columns(names, mean, std, level, inclusion=inclusion),
+            figures=figures,
+        )
+
+    def _feature_names(self):
+        """Names of the columns of X, x0 and so on where it had none."""
+        named = getattr(self, "feature_names_in_", None)
+        return (f"x{j}" for j in range(self.n_features_in_)) if named is None else named
 
     def latent_covariance(self, X1, X2=None):
         """Posterior covariance of the noise-free responses at rows.
 
         Parameters
         ----------
-        X1 : array-like of shape (n1, d)
-            Rows.
-        X2 : array-like of shape (n2, d), default=None
+        X1 : array-like or CSR/CSC matrix of shape (n1, d)
+            Rows; sparse ones are made dense, 8 n1 d bytes.
+        X2 : array-like or CSR/CSC matrix of shape (n2, d), default=None
             Rows; None stands for X1.
 
         Returns
@@ -298,8 +412,8 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
         covariance : ndarray of shape (n1, n2)
             The intercept's uncertainty included.
         """
-        X1 = self._check_new(X1)
-        X2 = X1 if X2 is None else self._check_new(X2)
+        X1 = dense_rows(self._check_new(X1))
+        X2 = X1 if X2 is None else dense_rows(self._check_new(X2))
         return self._posteriors[0].latent_covariance(X1, X2)
 
     def covariance(self, features):

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.sparse as sp
 
-from ._linear_model import LinearModel, column_blocks
+from ._linear_model import BLOCK_BYTES, LinearModel, column_blocks
 
-__all__ = ["Standardisation", "standardise"]
+__all__ = ["Standardisation", "dense_blocks", "dense_rows", "standardise"]
 
 
 @dataclass
@@ -43,6 +44,22 @@ class Standardisation:
         return noise / self.total if self.fit_intercept else 0.0
 
 
+def dense_rows(X):
+    """Return rows as a dense array: a sparse matrix has no zeros left once it is centred."""
+    # one order for CSR and CSC: searches amplify the rounding of sums in another order
+    return X.toarray(order="C") if sp.issparse(X) else X
+
+
+def dense_blocks(X):
+    """Yield the rows as dense arrays, those of a sparse matrix about BLOCK_BYTES at a time."""
+    if not sp.issparse(X):
+        yield X
+        return
+    X, step = X.tocsr(), max(1, BLOCK_BYTES // (8 * X.shape[1]))
+    for start in range(0, X.shape[0], step):
+        yield X[start : start + step].toarray()
+
+
 def _moments(X, weight, centre):
     """Weighted mean and population sd of the columns; constant columns have sd 0."""
     total = weight.sum()
@@ -63,9 +80,9 @@ def standardise(training, fit_intercept, standardize, owned):
     """Return (Standardisation, LinearModel) of checked training data.
 
     `owned` says that the array X may be overwritten. O(n d), with one block of columns as extra
-    memory.
+    memory, and 8 n d bytes where X is sparse.
     """
-    X, y, weight = training.X, training.y, training.weight
+    X, y, weight = dense_rows(training.X), training.y, training.weight
     if not (owned and X.flags.writeable):
         X = np.array(X, dtype=np.float64, order="K", subok=False)
     mean, sd = _moments(X, weight, fit_intercept)

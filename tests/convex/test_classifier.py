@@ -8,7 +8,7 @@ import scipy.sparse as sp
 from joblib import parallel_config
 from oracles import oracle
 from scipy.special import expit
-from sklearn.exceptions import ConvergenceWarning
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression
 
 from sklearn_ep import ConvexVariationalLogistic
@@ -387,6 +387,105 @@ def test_hostile_data_give_finite_fits_without_numpy_warnings(variance, bound, p
         for part in (e.coef_, e.coef_std_, e.intercept_, e.predict_log_proba(data)):
             assert np.all(np.isfinite(part))
         assert np.all(e.coef_std_ > 0)
+
+
+@pytest.mark.parametrize("variance", ["exact", "calibrated", "monte_carlo", "lanczos"])
+@pytest.mark.parametrize("size", [1e307, 1e160, 1e154, 1e-160, 1e-300])
+def test_columns_whose_squares_leave_double_precision_are_named(variance, size):
+    X, y = make(40, 3, seed=20)
+    scale = np.array([1.0, 1.0, size])
+    for data in (X * scale, sp.csr_matrix(X * scale), sp.csc_matrix(X * scale)):
+        e = ConvexVariationalLogistic(variance=variance, random_state=0)
+        with pytest.raises(ValueError, match="X has .* column 2.*scale the columns"):
+            e.fit(data, y)
+        assert "classes_" not in vars(e)
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-20, 1e-50, 1e-100, 1e-138])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_calibrated_variances_of_tiny_columns_are_those_of_the_prior(size, seed):
+    """Next to the intercept their share is below rounding, and must not come from rounding."""
+    X, y = make(60, 5, seed=seed)
+    kw = dict(variance="calibrated", n_variance_samples=500, random_state=0)
+    e = fit(X * size, y, **kw)
+    # rows that are large again have the variance of the prior and of the intercept
+    variance = e.latent_mean_and_variance(np.eye(5))[1]
+    exact = fit(X * size, y).latent_mean_and_variance(np.eye(5))[1]
+    np.testing.assert_allclose(variance, exact, rtol=0.05)
+    np.testing.assert_allclose(e.coef_std_, 1.0, rtol=0.01)
+
+
+@pytest.mark.parametrize("variance", ["exact", "calibrated", "monte_carlo", "lanczos"])
+@pytest.mark.parametrize("size", [1e100, 1e138])
+def test_huge_columns_give_finite_fits_or_say_what_to_do(variance, size):
+    X, y = make(60, 4, seed=21)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        try:
+            e = fit(X * size, y, variance=variance, random_state=0)
+        except ValueError as error:
+            assert "columns of X" in str(error)
+        else:
+            assert np.all(np.isfinite(e.latent_mean_and_variance(X * size)))
+
+
+@pytest.mark.parametrize("variance", ["exact", "calibrated"])
+def test_summary_and_intervals_are_quantiles_of_draws(variance):
+    X, y = make(120, 4, seed=22)
+    e = fit(X + 1.0, y, variance=variance, random_state=0)
+    draws = e.sample_posterior(40_000, random_state=1)
+    table = e.summary(level=0.8)
+    assert list(table.coefficients["name"]) == ["x0", "x1", "x2", "x3", "intercept"]
+    ends = np.column_stack([table.coefficients["lower"], table.coefficients["upper"]])
+    sd = table.coefficients["sd"]
+    # a sampled variance has a relative error of its own
+    atol = (0.03 if variance == "exact" else 0.25) * sd[:, None]
+    assert np.all(np.abs(ends - np.quantile(draws, [0.1, 0.9], axis=0).T) < atol)
+    np.testing.assert_array_equal(e.coef_interval(0.8)[0], ends[:-1])
+    assert table.figures["rows"] == 120 and table.figures["log evidence"] is e.log_evidence_
+    assert "ConvexVariationalLogistic: converged" in str(table) and "80%" in str(table)
+
+
+def test_summary_of_named_columns_without_intercept_and_of_several_classes():
+    pd = pytest.importorskip("pandas")
+    X, y = make(90, 2, seed=23)
+    X = pd.DataFrame(X, columns=["a", "b"])
+    frame = fit(X, y, fit_intercept=False).summary().to_frame()
+    assert list(frame.index) == ["a", "b"] and list(frame) == ["mean", "sd", "lower", "upper"]
+    e = fit(X, y + (X["a"] > 1))
+    table = e.summary().coefficients
+    assert (
+        list(table["name"][:3]) == ["0: a", "0: b", "1: a"] and table["name"][-1][3:] == "intercept"
+    )
+    np.testing.assert_array_equal(table["mean"], np.r_[e.coef_.ravel(), e.intercept_])
+    assert e.coef_interval().shape == (3, 2, 2)
+    with pytest.raises(ValueError, match="level"):
+        e.summary(level=1.0)
+    with pytest.raises(NotFittedError):
+        ConvexVariationalLogistic().summary()
+
+
+def test_intervals_cover_coefficients_drawn_from_the_prior():
+    rng = np.random.default_rng(24)
+    covered = []
+    for _ in range(60):
+        X, coef = rng.normal(size=(150, 5)), rng.normal(size=5)
+        y = rng.random(150) < expit(X @ coef)
+        low, high = fit(X, y).coef_interval(0.8)[0].T
+        covered.extend((low < coef) & (coef < high))
+    assert abs(np.mean(covered) - 0.8) < 0.07  # three standard errors of 300 coefficients
+
+
+def test_labels_are_shown_as_plain_values():
+    X, y = make(40, 4, seed=16)
+    with pytest.raises(ValueError, match=r"only one class, 0\.0;"):
+        fit(X, np.zeros(40))
+    with pytest.raises(ValueError, match="only one class, 'a';"):
+        fit(X, np.full(40, "a"))
+    with pytest.raises(ValueError, match="only one class, 1;"):
+        fit(X[:1], [1])
+    with pytest.raises(ValueError, match="label 7,"):
+        fit(X, y).condition_on(X[:2], [0, 7])
 
 
 def test_extreme_weights():

@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from oracles import oracle
 from scipy.special import logsumexp
 from scipy.stats import norm
@@ -19,6 +20,7 @@ from sklearn_ep import SpikeSlabRegressor
 from sklearn_ep.datasets import make_spike_slab_regression
 from sklearn_ep.inspection import InclusionDisplay
 from sklearn_ep.spike_slab import _learning as learning
+from sklearn_ep.spike_slab import _units as units
 
 ORACLE = oracle("spike_slab")
 PROBLEMS = ORACLE["problems"]
@@ -255,6 +257,81 @@ def test_samples_covariances_and_predictions_agree(shape):
     np.testing.assert_allclose(reg.covariance(mask), full[np.ix_(mask, mask)], atol=1e-12)
 
 
+@pytest.mark.parametrize("shape", [(60, 8), (20, 40)])
+def test_summary_and_intervals_are_quantiles_of_draws(shape):
+    X, y = small(np.random.default_rng(18), *shape)
+    reg = SpikeSlabRegressor().fit(X, y)
+    table, d = reg.summary(level=0.8), shape[1]
+    ends = np.column_stack([table.coefficients["lower"], table.coefficients["upper"]])
+    truth = np.quantile(reg.sample_posterior(40_000, random_state=0), [0.1, 0.9], axis=0).T
+    assert np.all(np.abs(ends - truth) < 0.03 * table.coefficients["sd"][:, None])
+    np.testing.assert_array_equal(reg.coef_interval(0.8), ends[:-1])
+    assert list(table.coefficients["name"][[0, d - 1, d]]) == ["x0", f"x{d - 1}", "intercept"]
+    np.testing.assert_array_equal(
+        table.coefficients["inclusion"], np.r_[reg.inclusion_proba_, np.nan]
+    )
+    assert table.figures["noise sd"] == np.sqrt(reg.noise_variance_)
+    assert table.figures["log evidence"] == reg.log_evidence_
+    assert str(table).startswith("SpikeSlabRegressor: converged")
+    with pytest.raises(ValueError, match="level"):
+        reg.summary(level=0.0)
+
+
+def test_summary_names_columns_and_has_no_row_for_an_intercept_that_was_not_fitted():
+    pd = pytest.importorskip("pandas")
+    X, y = small(np.random.default_rng(18), 30, 4)
+    reg = SpikeSlabRegressor(fit_intercept=False).fit(pd.DataFrame(X, columns=list("abcd")), y)
+    frame = reg.summary().to_frame()
+    assert list(frame.index) == list("abcd") and list(frame)[-1] == "inclusion"
+
+
+def test_intervals_of_responses_and_coefficients_cover():
+    rng = np.random.default_rng(19)
+    responses, coefficients = [], []
+    for _ in range(40):
+        X, coef = rng.normal(size=(80, 6)), rng.normal(size=6) * (np.arange(6) < 3)
+        reg = SpikeSlabRegressor().fit(X[:50], X[:50] @ coef + 0.5 * rng.normal(size=50))
+        new = X[50:] @ coef + 0.5 * rng.normal(size=30)
+        low, high = reg.predict_interval(X[50:], level=0.8).T
+        responses.append(np.mean((low < new) & (new < high)))
+        low, high = reg.coef_interval(0.8)[:3].T
+        coefficients.extend((low < coef[:3]) & (coef[:3] < high))
+    assert abs(np.mean(responses) - 0.8) < 0.04
+    assert abs(np.mean(coefficients) - 0.8) < 0.11  # three standard errors of 120 coefficients
+
+
+# ---------------------------------------------------------------------------- sparse matrices
+
+
+@pytest.mark.parametrize("kind", [sp.csr_matrix, sp.csc_matrix, sp.csr_array, sp.csc_array])
+@pytest.mark.parametrize("shape", [(60, 8), (20, 40)])
+@pytest.mark.parametrize("kw", [{}, dict(standardize=False, fit_intercept=False)])
+def test_sparse_rows_give_the_dense_answer(kind, shape, kw, monkeypatch):
+    rng = np.random.default_rng(20)
+    X = rng.normal(size=shape) * (rng.random(shape) < 0.3)
+    y = 2.0 * X[:, 0] - X[:, 1] + 0.3 * rng.normal(size=len(X)) + 1.0
+    weight = rng.integers(0, 3, size=len(X))
+    rows = kind(X)
+    data = rows.data.copy()
+    dense, sparse = (SpikeSlabRegressor(copy_X=c, **kw) for c in (True, False))
+    dense.fit(X, y, sample_weight=weight)
+    sparse.fit(rows, y, sample_weight=weight)
+    np.testing.assert_array_equal(rows.data, data)
+    monkeypatch.setattr(units, "BLOCK_BYTES", 3 * 8 * shape[1])  # blocks of three rows
+    close = dict(rtol=1e-9, atol=1e-9)
+    for a, b in zip(dense.predict(X, True), sparse.predict(rows, True), strict=True):
+        np.testing.assert_allclose(a, b, **close)
+    for args in ((X,), (X[:5], X[5:9])):
+        mixed = [kind(a) for a in args]
+        cov = sparse.latent_covariance(*mixed)
+        np.testing.assert_allclose(dense.latent_covariance(*args), cov, **close)
+    np.testing.assert_allclose(dense.inclusion_proba_, sparse.inclusion_proba_, **close)
+    assert dense.log_evidence_ == pytest.approx(sparse.log_evidence_, rel=1e-9)
+    np.testing.assert_allclose(
+        dense.predict_interval(X, 0.5), sparse.predict_interval(rows, 0.5), **close
+    )
+
+
 def test_finds_the_support_better_than_lasso():
     X, y, coef = make_spike_slab_regression(60, 200, n_informative=8, random_state=0)
     reg = SpikeSlabRegressor().fit(X, y)
@@ -443,6 +520,60 @@ def test_bad_parameters_are_named(name, value):
     X, y = small(np.random.default_rng(11))
     with pytest.raises(ValueError, match=name):
         SpikeSlabRegressor(**{name: value}).fit(X, y)
+
+
+@pytest.mark.parametrize("standardize", [True, False])
+@pytest.mark.parametrize("size", [1e307, 1e160, 1e154, 1e-160, 1e-300])
+def test_scales_whose_squares_leave_double_precision_are_named(standardize, size):
+    X, y = small(np.random.default_rng(16))
+    reg = SpikeSlabRegressor(standardize=standardize)
+    with pytest.raises(ValueError, match="X has .* column 3.*scale the columns"):
+        reg.fit(X * np.where(np.arange(12) == 3, size, 1.0), y)
+    with pytest.raises(ValueError, match="y has .*scale y"):
+        reg.fit(X, y * size)
+    assert not vars(reg).keys() & {"n_features_in_", "coef_"}
+
+
+@pytest.mark.parametrize("size", [1e138, 1e-138])
+def test_the_largest_and_smallest_scales_give_the_same_answer(size):
+    X, y = small(np.random.default_rng(16))
+    a, b = SpikeSlabRegressor().fit(X, y), SpikeSlabRegressor().fit(X * size, y)
+    for one, two in zip(a.predict(X, True), b.predict(X * size, True), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "y", [["a", "b"], ["1", "2"], np.array(["a", 1.0], dtype=object), np.array([0, 1], "M8[D]")]
+)
+def test_responses_that_are_no_numbers_are_named(y):
+    with pytest.raises(ValueError, match="y must hold numbers"):
+        SpikeSlabRegressor().fit(np.eye(2), y)
+
+
+def test_objects_that_are_numbers_are_responses():
+    X, y = small(np.random.default_rng(16))
+    a, b = SpikeSlabRegressor().fit(X, y), SpikeSlabRegressor().fit(X, y.astype(object))
+    np.testing.assert_array_equal(a.coef_, b.coef_)
+
+
+def test_one_row_is_refused():
+    with pytest.raises(ValueError, match="1 sample.*minimum of 2 is required"):
+        SpikeSlabRegressor().fit([[1.0, 2.0]], [1.0])
+    with pytest.raises(ValueError, match="at most one row"):
+        SpikeSlabRegressor().fit(np.eye(2), [1.0, 2.0], sample_weight=[1.0, 0.0])
+
+
+@pytest.mark.parametrize("algorithm", ["convergent", "double_loop"])
+def test_damping_without_damped_steps_is_said_once(algorithm):
+    X, y = small(np.random.default_rng(17), 30, 5)
+    given = dict(noise_variance=0.09, slab_variance=0.8, prior_inclusion=0.3)
+    reg = SpikeSlabRegressor(algorithm=algorithm, damping=0.7, tol=1e-2, **given)
+    with pytest.warns(UserWarning, match=f"damping=0.7 .*'{algorithm}'") as said:
+        reg.fit(X, y)
+    assert len(said) == 1
+    coef = reg.coef_
+    np.testing.assert_array_equal(reg.set_params(damping=0.5).fit(X, y).coef_, coef)
+    reg.set_params(algorithm="ep", damping=0.7).fit(X, y)  # warnings are errors here
 
 
 def test_bad_arguments_leave_the_fit_alone():
