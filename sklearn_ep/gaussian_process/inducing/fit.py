@@ -165,7 +165,7 @@ def _learned(plan, ep, hyper, state, trace):
     if plan.batch_size is not None:
         rule = STEP_RULES.get(plan.optimizer, STEP_RULES["adam"])(plan.learning_rate)
         rng, size = check_random_state(plan.seed), plan.batch_size
-        sizes = dict(total=weight, size=size, units=plan.data.units)
+        sizes: dict[str, Any] = dict(total=weight, size=size, units=plan.data.units)
         return learn_by_minibatches(*start, rule, **sizes, rng=rng, tol=plan.tol, **shared)
     if not hyper.learns:
         return state, KEPT

@@ -168,9 +168,9 @@ def learn_by_minibatches(
     """Epochs of minibatches, each followed by sums made afresh from the stored sites.
 
     The first arguments are those of `learn_by_passes`. `total` is the weight of all rows, `size`
-    counts the copies of rows in a batch, `units` are those of the columns, `rng` draws the order of each epoch, and `max_iter` counts
-    epochs; with nothing to learn they end once no update of a batch exceeds `tol`. Returns the
-    state at the averaged hyperparameters and the `LearningEnd`.
+    counts the copies of rows in a batch, `units` are those of the columns, `rng` draws the order of
+    each epoch, and `max_iter` counts epochs; with nothing to learn they end once no update of a
+    batch exceeds `tol`. Returns the state at the averaged hyperparameters and the `LearningEnd`.
 
     Partitions take their turns one after another, so that the answer does not depend on workers.
     """
