@@ -13,7 +13,14 @@ from .._estimator.fitting import BinaryFit, FitMonitor, fit_one_versus_rest
 from ._arrow import LocalEffects, no_effects
 from ._checkpoint import digest, load_checkpoint, save_checkpoint, state_of
 from ._importance import DrawState, ImportanceSettings, tilted_by_importance
-from ._messages import Messages, is_proper, posterior_moments, propagate, total_of
+from ._messages import (
+    Messages,
+    check_precise,
+    is_proper,
+    posterior_moments,
+    propagate,
+    total_of,
+)
 from ._mixture import GroupedMixture
 from ._mode import find_mode, laplace_messages
 from ._nuts import ChainState, tilted_by_nuts
@@ -258,6 +265,7 @@ class GroupedFit:
             return self._outcome(at_mode(mode), mode.history, mode.reason, mode.log_evidence)
         if start is None:
             start = laplace_messages(self.find_mode(_MODE_TOL, 50), prior)
+        check_precise(prior, start)
         self.prepare(start)
         watch = MessageMonitor(monitor, self.posterior, save, lambda messages: messages)
         draws = s.engine in _DRAWING
@@ -328,6 +336,7 @@ class GroupedFit:
         return LocalEffects(*(array[:, named] for array in whole))
 
     def _outcome(self, messages, history, reason, log_evidence, n_skipped=0, n_cut=0):
+        check_precise(self.problem.prior, messages)
         posterior, refined = self.posterior(messages)
         evidence, prior = log_evidence if refined is None else refined, self.problem.prior
         more = dict(messages=messages, prior=prior, n_skipped=n_skipped, n_cut=n_cut)

@@ -11,6 +11,7 @@ from .._engine.row_order import row_keys
 
 __all__ = [
     "balance",
+    "check_labels_at",
     "column_position",
     "group_keys",
     "in_memory",
@@ -23,20 +24,34 @@ __all__ = [
 ]
 
 
+_REMEDY = (
+    "where a selector or a transformer comes before the model or around it, pass that column "
+    "through a ColumnTransformer with set_output(transform='pandas'), or hand groups to fit by "
+    "metadata routing (set_fit_request(groups=True))"
+)
+
+
 def column_position(column, X, n_columns, parameter):
     """Return the position of a column given by name or index, or raise a ValueError naming it."""
+    remedy = f": {_REMEDY}" if parameter == "group_column" else ""
     if isinstance(column, numbers.Integral) and not isinstance(column, bool):
         if not -n_columns <= column < n_columns:
-            raise ValueError(f"{parameter}={column!r} is not a column of X, which has {n_columns}.")
+            raise ValueError(
+                f"{parameter}={column!r} is not a column of X, which has {n_columns}; columns move "
+                f"or go missing under selection{remedy}."
+            )
         return int(column) % n_columns
     names = list(X.columns) if hasattr(X, "columns") else None
     if names is None:
         raise ValueError(
             f"{parameter}={column!r} is the name of a column, but X has no column names; "
-            "give its index."
+            f"give its index, unless columns were selected{remedy}."
         )
     if column not in names:
-        raise ValueError(f"{parameter}={column!r} is not among the columns of X: {names}.")
+        raise ValueError(
+            f"{parameter}={column!r} is not among the columns of X: {names}. A selector may have "
+            f"dropped it{remedy}."
+        )
     return names.index(column)
 
 
@@ -67,6 +82,21 @@ def separated(X, position):
         kinds = {type(value) for row in X for value in row}
         X = np.array(X, dtype=object if str in kinds or type(None) in kinds else None)
     return split_column(X, position)
+
+
+def check_labels_at(column, labels):
+    """Raise a ValueError where the column at an index has measurements in place of labels.
+
+    A selector of columns shifts what is at an index, and a measured column would be taken for
+    groups of one row each.
+    """
+    known = [g for g in labels if not is_missing(g)]
+    measured = all(isinstance(g, float) and not g.is_integer() for g in known)
+    if measured and len(set(known)) == len(known) > 2:
+        raise ValueError(
+            f"group_column={column!r} has a number with decimals in every row and no two alike, as "
+            f"a measured column: not labels of groups. Columns move under selection: {_REMEDY}."
+        )
 
 
 def label_list(groups, n_rows):

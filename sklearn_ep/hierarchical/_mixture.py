@@ -54,7 +54,7 @@ class GroupedMixture:
         return Moments(mean, roots.T @ roots + apart.T @ apart)
 
     def beta_quantiles(self, levels):
-        """Return quantiles (len(levels), D) of the entries of beta, by bisection."""
+        """Return quantiles (len(levels), D) of each entry of beta, by bisection."""
         sd = np.linalg.norm(self.root, axis=1)
         level = np.asarray(levels)[:, None]
         # a quantile of a mixture is between those of its parts

@@ -16,6 +16,7 @@ from ._arrow import arrow_rows
 from ._checkpoint import digest
 from ._groups import (
     balance,
+    check_labels_at,
     column_position,
     group_keys,
     in_memory,
@@ -254,6 +255,8 @@ def _checked_rows(est, X, y, groups, sample_weight):
         validate_data(est, X, skip_check_array=True)
         position = column_position(est.group_column, X, est.n_features_in_, "group_column")
         design, labels = separated(X, position)
+        if isinstance(est.group_column, numbers.Integral):
+            check_labels_at(est.group_column, labels)
         fewest = 0 if est.fit_intercept else 1
         training = validate_training(est, design, y, sample_weight, ensure_min_features=fewest)
         validate_data(est, X, skip_check_array=True)

@@ -45,8 +45,7 @@ def new_rows(est, X, groups=None, kind="conditional"):
     """Return checked (shared design, local design, codes of groups) of rows to predict.
 
     The estimator is fitted, or has what it needs for predictions in the middle of a fit:
-    `_posteriors`, `_columns`, `_forgotten` and `group_labels_`. X, groups and kind are those of
-    `predict`.
+    `_posteriors`, `_columns`, `_forgotten` and `group_labels_`; X, groups and kind as in `predict`.
     """
     check_is_fitted(est)
     check_choice("kind", kind, ("conditional", "population"))

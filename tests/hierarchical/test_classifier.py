@@ -11,10 +11,14 @@ import pandas as pd
 import polars as pl
 import pytest
 from oracles import arrays, oracle
+from sklearn import config_context
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.compose import ColumnTransformer
+from sklearn.exceptions import ConvergenceWarning, FitFailedWarning, NotFittedError
+from sklearn.feature_selection import RFE, RFECV, SelectKBest, SequentialFeatureSelector
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_predict
 from sklearn.multiclass import OneVsRestClassifier
+from sklearn.pipeline import make_pipeline
 
 from sklearn_ep import HierarchicalEPLogistic
 from sklearn_ep._engine.diagnostics import importance_check
@@ -509,6 +513,80 @@ def test_groups_survive_searches():
         G, np.digitize(X[:, 0], [-0.5, 0.5])
     )
     assert several.predict_proba(G).shape == (len(y), 3)
+
+
+def test_a_group_column_lost_to_a_selector_is_named():
+    X, y, g = grouped()
+    table = pd.DataFrame(X, columns=["a", "b", "c"]).assign(site=g)
+    kw = dict(tol=1.0)
+    remedy = r"ColumnTransformer.*set_output.*set_fit_request\(groups=True\)"
+    by_name = HierarchicalEPLogistic("site", **kw)
+    for selector in (
+        RFECV(by_name, min_features_to_select=2, cv=3),
+        RFE(by_name, n_features_to_select=2),
+        SequentialFeatureSelector(by_name, n_features_to_select=2, cv=3),
+    ):
+        with (
+            warnings.catch_warnings(),
+            pytest.raises(ValueError, match=f"(?s)no column names.*{remedy}"),
+        ):
+            warnings.simplefilter("ignore", FitFailedWarning)
+            selector.fit(table, y)
+    k_best = make_pipeline(SelectKBest(k=2), by_name)
+    with pytest.raises(ValueError, match=f"no column names.*{remedy}"):
+        k_best.fit(table, y)
+    with pytest.raises(ValueError, match=f"not among the columns.*selector may have.*{remedy}"):
+        k_best.set_output(transform="pandas").fit(table, y)
+    with pytest.raises(ValueError, match=f"group_column=3 is not a column of X.*{remedy}"):
+        RFE(HierarchicalEPLogistic(3, **kw), n_features_to_select=2).fit(table, y)
+    # the first column is gone, and a measured one is at its index
+    first = table[["site", "a", "b", "c"]]
+    with pytest.raises(ValueError, match=f"group_column=0 has a number with decimals.*{remedy}"):
+        HierarchicalEPLogistic(0, **kw).fit(first.to_numpy()[:, 1:], y)
+
+
+def test_selection_that_keeps_the_group_column():
+    X, y, g = grouped()
+    names = np.array([f"site {k:02d}" for k in range(24)])[g]
+    table = pd.DataFrame(X, columns=["a", "b", "c"]).assign(site=names)
+    kw = dict(tol=1.0)
+    columns = ColumnTransformer(
+        [("select", SelectKBest(k=2), ["a", "b", "c"])],
+        remainder="passthrough",
+        verbose_feature_names_out=False,
+    ).set_output(transform="pandas")
+    clf = make_pipeline(columns, HierarchicalEPLogistic("site", **kw)).fit(table, y)
+    kept = clf[-1].feature_names_in_.tolist()
+    assert len(kept) == 3 and kept[-1] == "site"
+    alone = HierarchicalEPLogistic("site", **kw).fit(table[kept], y)
+    np.testing.assert_array_equal(clf.predict_proba(table), alone.predict_proba(table[kept]))
+    with config_context(enable_metadata_routing=True):
+        routed = HierarchicalEPLogistic(**kw).set_fit_request(groups=True)
+        found = RFE(routed, n_features_to_select=2).fit(X, y, groups=g)
+        beside = HierarchicalEPLogistic(**kw).fit(X[:, found.support_], y, groups=g)
+        np.testing.assert_array_equal(found.estimator_.coef_, beside.coef_)
+        routed.set_score_request(groups=True)
+        SequentialFeatureSelector(routed, n_features_to_select=1, cv=3).fit(X, y, groups=g)
+
+
+def test_columns_beyond_double_precision_are_one_error():
+    X, y, g = grouped()
+    fit = HierarchicalEPLogistic(tol=1e-6, max_iter=200).fit
+    base = fit(X * 1e10, y, groups=g).coef_
+    np.testing.assert_allclose(fit(X * 1e100, y, groups=g).coef_ * 1e90, base, rtol=1e-6)
+    one = [1.0, 0.0, 0.0]  # an offset that no other column cancels loses nothing
+    base, far = (fit(X + offset * np.array(one), y, groups=g) for offset in (1e4, 1e8))
+    np.testing.assert_allclose(
+        far.coef_[0, 1:], base.coef_[0, 1:], atol=1e-3 * base.coef_std_[0, 1]
+    )
+    for bad in (X * 1e160, X + 1e7, X + 3e7, X + 1e8, X + 1e12):
+        parts = [(bad[:120], y[:120]), (bad[120:], y[120:])]
+        for given in ((bad, y, g), (bad, y), (parts,)):
+            for engine in ("ep", "laplace"):
+                clf = HierarchicalEPLogistic(engine=engine)
+                with pytest.raises(ValueError, match="columns of X.*standardise the columns"):
+                    clf.fit(*given)
+                assert not hasattr(clf, "classes_")
 
 
 def test_more_than_two_classes():
