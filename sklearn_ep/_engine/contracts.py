@@ -13,7 +13,16 @@ import numpy as np
 
 from .sites import Sites
 
-__all__ = ["EP_NEEDS", "LearnableStructure", "Rule", "SiteUpdate", "State", "Structure", "require"]
+__all__ = [
+    "FACTOR_NEEDS",
+    "LearnableStructure",
+    "Rule",
+    "SiteUpdate",
+    "State",
+    "Structure",
+    "require",
+    "require_parts",
+]
 
 
 class State(Protocol):
@@ -73,7 +82,10 @@ class SiteUpdate(NamedTuple):
 
 
 class Rule(Protocol):
-    """How the tilted distribution of a row becomes its new site."""
+    """How the tilted distribution of a row becomes its new site.
+
+    A rule may name in `factor_needs` what it asks of a factor besides.
+    """
 
     def __call__(
         self, factor: Any, y: Any, sites: Sites, mean: Any, var: Any, extra_var: Any = 0.0
@@ -92,12 +104,8 @@ class Rule(Protocol):
         """
 
 
-# What expectation propagation itself calls.
-EP_NEEDS: dict[str, Sequence[str]] = {
-    "factor": ("tilted", "contraction", "log_concave"),
-    "structure": ("posterior",),
-    "rule": ("__call__",),
-}
+# What expectation propagation itself asks of a factor.
+FACTOR_NEEDS = ("tilted", "contraction", "log_concave")
 
 
 def require(role: str, part: Any, needs: Sequence[str], purpose: str) -> None:
@@ -118,3 +126,16 @@ def require(role: str, part: Any, needs: Sequence[str], purpose: str) -> None:
         name = part.__name__ if isinstance(part, type) else type(part).__name__
         lacks = " and no ".join(f"`{m}`" for m in missing)
         raise TypeError(f"the {role} {name} has no {lacks}, which {purpose} needs.")
+
+
+def require_parts(factor: Any, rule: Any, structure: Any = None) -> None:
+    """Raise a TypeError unless the parts have what expectation propagation needs of them.
+
+    `structure` is None where sites do not meet in one.
+    """
+    purpose = "expectation propagation"
+    require("factor", factor, FACTOR_NEEDS, purpose)
+    require("rule", rule, ["__call__"], purpose)
+    require("factor", factor, getattr(rule, "factor_needs", ()), f"the rule {type(rule).__name__}")
+    if structure is not None:
+        require("structure", structure, ["posterior"], purpose)

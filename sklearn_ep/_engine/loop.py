@@ -4,7 +4,7 @@ The loop knows nothing of models. It is given `evaluate(x) -> Evaluation`, where
 any shape, and looks for the fixed point x = target(x).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -25,6 +25,7 @@ __all__ = [
     "Trace",
     "iterate",
     "reason_to_end",
+    "worst_reason",
 ]
 
 
@@ -336,7 +337,7 @@ def iterate(
     x : ndarray
         Start; it has to be proper.
     max_iter : int
-        Largest number of iterations; each is one evaluation (a sweep).
+        Largest number of iterations, each an update and the sweep that evaluates it.
     tol : float
         Converged once the undamped residual is below it.
     damping : float, default=1.0
@@ -406,6 +407,11 @@ def iterate(
         reason = reason_to_end(trace, current.residual < tol, settled, stuck, max_iter)
     assert current is not None
     return Result(x, current, trace.n_iter, reason, trace.history, n_halved)
+
+
+def worst_reason(reasons: Iterable[Reason]) -> Reason:
+    """Return the worst of the reasons why the parts of a fit ended."""
+    return min(reasons, key=REASONS.index)
 
 
 def reason_to_end(

@@ -59,6 +59,8 @@ class Power:
         In (0, 1]; 1 is moment matching.
     """
 
+    factor_needs = ("powered",)
+
     def __init__(self, exponent: float) -> None:
         self.exponent = exponent
 

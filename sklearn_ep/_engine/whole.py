@@ -3,11 +3,11 @@
 This is all there is to EP: marginals from the structure, new sites from the rule, repeat.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from .contracts import EP_NEEDS, Rule, Structure, require
+from .contracts import LearnableStructure, Rule, Structure, require, require_parts
 from .factor import Factor
 from .loop import SILENT, Anderson, Evaluation, Monitor, Result, iterate
 from .sites import Sites, site_change, site_metric
@@ -48,8 +48,7 @@ class WholeEP:
     def __init__(
         self, structure: Structure, factor: Factor, y: Any, weight: np.ndarray, rule: Rule
     ) -> None:
-        for role, part in (("structure", structure), ("factor", factor), ("rule", rule)):
-            require(role, part, EP_NEEDS[role], "expectation propagation")
+        require_parts(factor, rule, structure)
         self.structure, self.factor, self.y = structure, factor, y
         self.weight, self.rule = weight, rule
         self._root_weight = np.sqrt(weight)
@@ -98,5 +97,4 @@ class WholeEP:
     def evidence_gradient(self, state: Any) -> np.ndarray:
         """Return the gradient (p,) of the log evidence in the hyperparameters of the structure."""
         require("structure", self.structure, ["evidence_gradient"], "learning")
-        learnable: Any = self.structure
-        return learnable.evidence_gradient(state)
+        return cast(LearnableStructure, self.structure).evidence_gradient(state)

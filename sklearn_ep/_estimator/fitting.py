@@ -9,7 +9,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.parallel import Parallel, delayed
 
 from .._engine.gaussian import ImproperPosterior
-from .._engine.loop import REASONS, SILENT, Reason
+from .._engine.loop import SILENT, Reason, worst_reason
 
 __all__ = [
     "BinaryFit",
@@ -236,7 +236,7 @@ def run_attributes(fits):
     for name in fits[0].history:
         rows = [np.pad(f.history[name], (0, n_iter - len(f.history[name])), "edge") for f in fits]
         history[name] = np.max(rows, axis=0) if name == "residual" else np.sum(rows, axis=0)
-    reason = min((f.reason for f in fits), key=REASONS.index)
+    reason = worst_reason(f.reason for f in fits)
     return {
         "history_": history,
         "n_iter_": n_iter,

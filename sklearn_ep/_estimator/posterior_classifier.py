@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from .base import VersionedEstimator
 from .checks import check_number
 from .compat import CallbackSupportMixin
+from .fitting import one_or_stack
 
 __all__ = ["PosteriorClassifier", "committee", "draw_latent", "log_normalise", "probabilities"]
 
@@ -91,7 +92,7 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         X1 = self._check_new(X1)
         X2 = X1 if X2 is None else self._check_new(X2)
         matrices = [p.covariance(X1, X2) for p in self._posteriors]
-        return matrices[0] if len(matrices) == 1 else np.stack(matrices)
+        return one_or_stack(matrices)
 
     def decision_function(self, X):
         """Posterior mean of the latent function.

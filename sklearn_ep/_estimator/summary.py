@@ -7,7 +7,35 @@ from scipy.special import ndtri
 
 from .checks import check_number
 
-__all__ = ["Summary", "coefficient_columns", "interval_of"]
+__all__ = [
+    "Summary",
+    "coefficient_columns",
+    "column_names",
+    "interval_of",
+    "names_by_class",
+    "title_of",
+]
+
+
+def column_names(estimator):
+    """Return the names of the columns of X, x0 and so on where it had none."""
+    names = getattr(estimator, "feature_names_in_", None)
+    if names is None:
+        return [f"x{j}" for j in range(estimator.n_features_in_)]
+    return [str(name) for name in names]
+
+
+def names_by_class(estimator, names):
+    """Return names, with that of the class in front for each of more than two classes."""
+    if len(estimator.classes_) == 2:
+        return names
+    return [f"{label}: {name}" for label in estimator.classes_ for name in names]
+
+
+def title_of(estimator):
+    """Return in words how the fit ended."""
+    end = "converged" if estimator.converged_ else f"did not converge ({estimator.stop_reason_})"
+    return f"{type(estimator).__name__}: {end} after {estimator.n_iter_} iterations"
 
 
 def interval_of(mean, std, level):

@@ -18,7 +18,14 @@ from .._estimator.fitting import (
     warn_not_converged,
 )
 from .._estimator.posterior_classifier import PosteriorClassifier
-from .._estimator.summary import Summary, coefficient_columns, interval_of
+from .._estimator.summary import (
+    Summary,
+    coefficient_columns,
+    column_names,
+    interval_of,
+    names_by_class,
+    title_of,
+)
 from ._problem import check_parameters, fit_problem, make_problem
 
 __all__ = ["ConvexVariationalLogistic"]
@@ -370,17 +377,13 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         """
         check_is_fitted(self)
         d = self.n_features_in_
-        names = list(getattr(self, "feature_names_in_", [f"x{j}" for j in range(d)]))
         mean, std = self.coef_, self.coef_std_
         intercept = [p.mean[d:] for p in self._posteriors]
         spread = [np.sqrt(p.coefficient_variance()[d:]) for p in self._posteriors]
         tail = ["intercept"] * len(intercept[0])
-        if len(mean) > 1:
-            names, tail = (
-                [f"{c}: {n}" for c in self.classes_ for n in part] for part in (names, tail)
-            )
+        names, tail = (names_by_class(self, part) for part in (column_names(self), tail))
         return Summary(
-            f"{type(self).__name__}: {self.stop_reason_}, iteration {self.n_iter_}",
+            title_of(self),
             level,
             coefficient_columns(
                 [*names, *tail],
@@ -452,10 +455,7 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         X, y = validate_data(
             self, X, y, reset=False, dtype=np.float64, accept_sparse=self._accept_sparse
         )
-        unknown = ~np.isin(y, self.classes_)
-        if np.any(unknown):
-            label = y[unknown].tolist()[0]
-            raise ValueError(f"y has the label {label!r}, which was not seen in fit.")
+        self._check_seen(y)
         index = np.searchsorted(self.classes_, y)
         new, joined = copy.copy(self), []
         for k, posterior in enumerate(self._posteriors):

@@ -8,7 +8,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
 from .._estimator.checks import check_choice, check_number, checked_weights, spread_rows
-from .._estimator.fitting import remarks_of, run_attributes, warn_not_converged
+from .._estimator.fitting import one_or_stack, remarks_of, run_attributes, warn_not_converged
 from .._estimator.posterior_classifier import PosteriorClassifier, draw_latent
 from ._fitted import signs_of
 from ._kernels import has_input_gradient
@@ -136,16 +136,13 @@ class GaussianProcessBase(PosteriorClassifier):
             setattr(self, name, value)
         self.log_marginal_likelihood_value_ = self.log_evidence_
 
-        def stacked(values):
-            return values[0] if len(values) == 1 else np.stack(values)
-
         if fit.inducing_points is not None:
             self.inducing_points_ = fit.inducing_points
-            self.inducing_mean_ = stacked([p.inducing_mean for p in fit.posteriors])
-            self.inducing_cov_ = stacked([p.inducing_cov for p in fit.posteriors])
+            self.inducing_mean_ = one_or_stack([p.inducing_mean for p in fit.posteriors])
+            self.inducing_cov_ = one_or_stack([p.inducing_cov for p in fit.posteriors])
         if fit.sites is not None:
-            self.site_precision_ = spread_rows(stacked(fit.sites[:, 0]), kept)
-            self.site_shift_ = spread_rows(stacked(fit.sites[:, 1]), kept)
+            self.site_precision_ = spread_rows(one_or_stack(fit.sites[:, 0]), kept)
+            self.site_shift_ = spread_rows(one_or_stack(fit.sites[:, 1]), kept)
             self.loo_proba_ = spread_rows(fit.loo_proba, kept, np.nan)
         for name, value in more.items():
             setattr(self, name, value)

@@ -6,7 +6,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
-from .._engine.contracts import EP_NEEDS, require
+from .._engine.contracts import FACTOR_NEEDS, require
 from .._engine.likelihoods import LIKELIHOODS
 from .._engine.partition import PartMap
 from .._engine.rules import MomentMatching
@@ -248,7 +248,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         self._check_gp_parameters()
         check_inducing_parameters(self)
         if any(hasattr(self.likelihood, name) for name in ("tilted", "log_prob")):
-            require("factor", self.likelihood, (*EP_NEEDS["factor"], "log_prob"), "likelihood")
+            require("factor", self.likelihood, (*FACTOR_NEEDS, "log_prob"), "likelihood")
         else:
             check_choice("likelihood", self.likelihood, list(LIKELIHOODS))
         check_choice("acceleration", self.acceleration, ["anderson", None])

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from sklearn.gaussian_process.kernels import Kernel
 
-from .._engine.loop import SILENT, Trace
+from .._engine.loop import SILENT, Trace, worst_reason
 from .._engine.sites import Sites, cavity
 from .._engine.whole import WholeEP
 from .._estimator.fitting import BinaryFit
 from ._dense_gp import DenseGPPosterior, KernelGP
 from ._evidence import KEPT, EvidencePoint, maximise_evidence
-from ._fitted import ending_in, signs_of, worst
+from ._fitted import ending_in, signs_of
 from ._kernels import with_theta
 
 __all__ = [
@@ -144,7 +144,7 @@ def fit_of_sites(posterior, trace, end, result, kernel, factor, counted, points=
     plus, minus = (factor.tilted(s, cav.mean, cav.var + state.extra_var).log_z for s in (1.0, -1.0))
     more |= dict(kernel=kernel, points=points, sites=result.x, n_sweeps=result.n_iter)
     more |= dict(loo_log_plus=plus, loo_log_minus=minus)
-    reason, log_evidence = worst(end.reason, result.reason), float(record["log_evidence"])
+    reason, log_evidence = worst_reason([end.reason, result.reason]), float(record["log_evidence"])
     return BinaryFit(posterior, history, reason, log_evidence, more, end.remark)
 
 

@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
 
-from .._engine.loop import REASONS
 from .._estimator.posterior_classifier import log_normalise
 
-__all__ = ["GPFit", "ending_in", "joined_fits", "signs_of", "worst"]
+__all__ = ["GPFit", "ending_in", "joined_fits", "signs_of"]
 
 
 class GPFit(NamedTuple):
@@ -59,11 +58,6 @@ def _own_label_proba(attributes, labels):
     else:
         log_p = log_normalise(np.column_stack([a["loo_log_plus"] for a in attributes]))
     return np.exp(log_p[np.arange(len(labels)), labels])
-
-
-def worst(*reasons):
-    """Return the worst of the reasons why the stages of a fit ended."""
-    return min(reasons, key=REASONS.index)
 
 
 def ending_in(history, record):

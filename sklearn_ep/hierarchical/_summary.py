@@ -3,7 +3,13 @@
 import numpy as np
 
 from .._estimator.checks import check_number
-from .._estimator.summary import Summary, coefficient_columns
+from .._estimator.summary import (
+    Summary,
+    coefficient_columns,
+    column_names,
+    names_by_class,
+    title_of,
+)
 
 __all__ = ["intervals", "summarise"]
 
@@ -15,22 +21,11 @@ def intervals(posteriors, level):
     return np.stack([p.beta_quantiles(ends).T for p in posteriors])
 
 
-def column_names(est):
-    """Return the names of the columns of X that are in the design."""
-    names = getattr(est, "feature_names_in_", None)
-    if names is None:
-        names = [f"x{k}" for k in range(est.n_features_in_)]
-    return [str(name) for k, name in enumerate(names) if k != est._columns.group]
-
-
 def summarise(est, level):
     """Return the `Summary` of a fitted `HierarchicalEPLogistic`."""
     interval, columns = intervals(est._posteriors, level), est._columns
-    names = column_names(est)
-    shared = [*names, "intercept"] if columns.fit_intercept else names
-    own = shared
-    if len(est._posteriors) > 1:
-        own = [f"{label}: {name}" for label in est.classes_ for name in shared]
+    names = [name for k, name in enumerate(column_names(est)) if k != columns.group]
+    own = names_by_class(est, [*names, "intercept"] if columns.fit_intercept else names)
     beta = [p.beta_moments() for p in est._posteriors]
     mean = np.concatenate([m.mean for m in beta])
     sd = np.concatenate([np.sqrt(np.diagonal(m.cov)) for m in beta])
@@ -38,9 +33,7 @@ def summarise(est, level):
     coefficients = coefficient_columns(own, mean, sd, level, lower=lower, upper=upper)
     figures = {"rows": est._n_rows, "groups": len(est.group_labels_)}
     figures |= {"log evidence": est.log_evidence_, "engine": est.engine_}
-    end = "converged" if est.converged_ else f"did not converge ({est.stop_reason_})"
-    title = f"{type(est).__name__}: {end} after {est.n_iter_} iterations"
-    return Summary(title, level, coefficients, _scales(est, names, level), figures)
+    return Summary(title_of(est), level, coefficients, _scales(est, names, level), figures)
 
 
 def _scales(est, names, level):

@@ -10,7 +10,13 @@ from .._estimator.base import VersionedEstimator
 from .._estimator.checks import check_number
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import FitMonitor, restore_on_error, run_attributes, warn_not_converged
-from .._estimator.summary import Summary, coefficient_columns, interval_of
+from .._estimator.summary import (
+    Summary,
+    coefficient_columns,
+    column_names,
+    interval_of,
+    title_of,
+)
 from ._fit import fit_plan
 from ._plan import ACCEPT_SPARSE, make_plan
 from ._posterior import CoefficientPosterior, predictive
@@ -372,7 +378,7 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
             If `level` is not between 0 and 1.
         """
         check_is_fitted(self)
-        names = list(self._feature_names())
+        names = column_names(self)
         mean, std, inclusion = self.coef_, self.coef_std_, self.inclusion_proba_
         if self._posteriors[0].units.fit_intercept:
             names.append("intercept")
@@ -386,16 +392,11 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
             "expected model size": self.expected_model_size_,
         }
         return Summary(
-            f"{type(self).__name__}: {self.stop_reason_}, iteration {self.n_iter_}",
+            title_of(self),
             level,
             coefficient_columns(names, mean, std, level, inclusion=inclusion),
             figures=figures,
         )
-
-    def _feature_names(self):
-        """Names of the columns of X, x0 and so on where it had none."""
-        named = getattr(self, "feature_names_in_", None)
-        return (f"x{j}" for j in range(self.n_features_in_)) if named is None else named
 
     def latent_covariance(self, X1, X2=None):
         """Posterior covariance of the noise-free responses at rows.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from ..._engine.contracts import EP_NEEDS, require
+from ..._engine.contracts import require_parts
 from ..._engine.gaussian import checked_cholesky
 from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ..._engine.partition import load_part
@@ -95,8 +95,7 @@ class InducingEP:
 
     def __init__(self, run, sizes, classes, n_problems, factor, rule, copies=None, base=None):
         self.run, self.sizes, self.classes = run, list(sizes), classes
-        for role, part in (("factor", factor), ("rule", rule)):
-            require(role, part, EP_NEEDS[role], "expectation propagation")
+        require_parts(factor, rule)
         self.base = (0.0, 0.0) if base is None else base
         self.n_problems, self.factor, self.rule, self.copies = n_problems, factor, rule, copies
         lengths = [2 * n_problems * n for n in self.sizes] if copies is None else []

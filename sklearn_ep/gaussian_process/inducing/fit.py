@@ -7,11 +7,11 @@ import numpy as np
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
 
-from ..._engine.loop import Reason, Trace
+from ..._engine.loop import Reason, Trace, worst_reason
 from ..._engine.partition import PartMap
 from .._dense_fit import LEARNING_TOL
 from .._evidence import KEPT, maximise_evidence
-from .._fitted import GPFit, ending_in, worst
+from .._fitted import GPFit, ending_in
 from .ep import InducingEP, PassState
 from .hyperparameters import Hyperparameters
 from .learning import evidence_at, learn_by_minibatches, learn_by_passes
@@ -132,7 +132,7 @@ def fit_inducing(plan, run, monitor):
     state, end = _learned(plan, ep, hyper, state, trace)
     if end.reason == "asked":
         # the state as it is, without further sweeps; its figures are those of one more pass
-        model, n_sweeps, reason = ep.model(state), 0, "asked"
+        model, n_sweeps, reason = ep.model(state), 0, end.reason
         final = ep.figures(model, ep.one_pass(model, state.sites)[0])
         history = ending_in(trace.history, final)
     else:
@@ -141,11 +141,11 @@ def fit_inducing(plan, run, monitor):
         n_left = plan.max_sweeps if end.n_steps else min(plan.max_sweeps, plan.max_iter)
         solution = ep.solve(state, monitor=trace, **plan.solver(plan.tol, n_left))
         state, model, result = solution.state, solution.model, solution.result
-        n_sweeps, reason, final = result.n_iter, result.reason, result.evaluation.record
+        n_sweeps, final = result.n_iter, result.evaluation.record
+        reason = worst_reason([end.reason, result.reason])
         history = trace.history
     loo = None if state.sites is None else ep.collect(state.prior, state.sites, model)[1]
-    reason, log_evidence = worst(end.reason, reason), float(final["log_evidence"])
-    ended = model, history, reason, n_sweeps, log_evidence, loo, end.remark
+    ended = model, history, reason, n_sweeps, float(final["log_evidence"]), loo, end.remark
     own = InducingRun(_without_views(state), *ended)
     if loo is None:
         return gp_fit(own, None, None)

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._engine.loop import Reason
+from ..._engine.loop import Reason, worst_reason
 from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import minibatches, row_keys
-from .._fitted import worst
 from .ep import InducingEP, PassState
 from .hyperparameters import Hyperparameters
 from .rows import Units, choose_inducing_points, standard_keys
@@ -112,7 +111,7 @@ def absorb(stream, X, y, weight, plan):
         reasons.append(result.reason)
     log_evidence = stream.log_terms + sum(p.log_evidence for p in model.posteriors)
     history = {k: np.concatenate([h[k] for h in histories]) for k in histories[0]}
-    return StreamRun(stream, model, history, worst(*reasons), float(log_evidence), sites, loo)
+    return StreamRun(stream, model, history, worst_reason(reasons), float(log_evidence), sites, loo)
 
 
 def _absorb_batch(stream, part, plan):

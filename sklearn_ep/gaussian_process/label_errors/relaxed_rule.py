@@ -165,6 +165,8 @@ class Relaxed:
     do not relax. That bounds the centres, so that penalties from about 50 on are moment matching.
     """
 
+    factor_needs = ("rate",)
+
     def __init__(self, penalty, cost, freeze_after):
         self.penalty, self.cost, self.freeze_after = penalty, cost, freeze_after
         self.n_sweeps = 0
