@@ -13,7 +13,6 @@ from scipy.sparse import csr_array
 
 from .._engine.gaussian import ImproperPosterior, triangular_inverse
 from .._engine.likelihoods import Logit
-from .._engine.loop import Evaluation, iterate
 from .._engine.rules import MomentMatching
 from .._engine.sites import Sites
 
@@ -237,28 +236,22 @@ def conditional_ep(rows, scale, precision, shift, sites, *, tol, max_passes=20):
     undamped; should the mismatch grow, the step is halved.
     """
     design = np.einsum("nq,mqp->mnp", rows.local, scale)
-    group, step, last = rows.group, 1.0, np.inf
+    step, change, n_passes = 1.0, np.inf, 0
     sites = start_sites(rows, len(shift)) if sites is None else sites
     cavity_mass = half_partition(stacked_cholesky(precision), shift)[2]
-
-    def evaluate(x):
-        nonlocal step, last
-        now = Sites(*x)
-        posterior, mean, var = _marginals(rows, design, group, now, precision, shift)
-        update = _RULE(_LIKELIHOOD, rows.sign, now, mean, var)
-        change = _mismatch(now, update.sites, mean, var)
+    # Written out, not by `iterate`: for loops of two or three passes of a millisecond its
+    # book-keeping makes whole fits 1.04 to 1.07 times as long (60 groups of 20 rows, 4 columns).
+    while n_passes < max_passes and change >= tol:
+        posterior, mean, var = _marginals(rows, design, rows.group, sites, precision, shift)
+        update = _RULE(_LIKELIHOOD, rows.sign, sites, mean, var)
+        last, change = change, _mismatch(sites, update.sites, mean, var)
         if change > 1.2 * last:
             step = max(0.25, 0.5 * step)
-        last = change
-        return Evaluation(np.stack(update.sites), change, payload=(posterior, update.log_term))
-
-    def shortened(proposal, x, target):
-        return x + step * (proposal - x) if step < 1.0 else proposal
-
-    found = iterate(evaluate, np.stack(sites), max_iter=max_passes - 1, tol=tol, repair=shortened)
-    x, target, (posterior, log_term) = found.x, found.evaluation.target, found.evaluation.payload
-    log_z = log_term @ rows.weight + posterior.log_z - cavity_mass
-    return posterior._replace(sites=Sites(*(x + step * (target - x))), log_z=log_z)
+        pairs = zip(sites, update.sites, strict=True)
+        sites = Sites(*(old + step * (new - old) for old, new in pairs))
+        n_passes += 1
+    log_z = update.log_term @ rows.weight + posterior.log_z - cavity_mass
+    return posterior._replace(sites=sites, log_z=log_z)
 
 
 def _mismatch(old, new, mean, var):
