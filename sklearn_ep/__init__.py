@@ -18,3 +18,8 @@ __all__ = [
     "active_learning",
     "datasets",
 ]
+
+# What is saved, and what documentation links to, names a class where users import it from.
+for _name in __all__:
+    if isinstance(globals()[_name], type):
+        globals()[_name].__module__ = __name__

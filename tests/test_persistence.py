@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import pickletools
 
 import joblib
 import numpy as np
@@ -16,6 +17,8 @@ from sklearn_ep import (
     RelaxedEPClassifier,
     SpikeSlabRegressor,
 )
+from sklearn_ep._engine.likelihoods import Probit
+from sklearn_ep._estimator.saving import packed, unpacked
 
 ESTIMATORS = [
     EPGaussianProcessClassifier(2.0 * RBF(1.0), optimizer=None),
@@ -61,12 +64,39 @@ def test_a_pickle_of_another_version_warns(estimator):
 
 
 @every
-def test_skops_asks_trust_for_this_package_and_kernels_only(estimator):
+def test_skops_asks_trust_for_public_names_only(estimator):
     skops = pytest.importorskip("skops.io")
     X, est = fitted(estimator)
     blob = skops.dumps(est)
-    kinds = skops.get_untrusted_types(data=blob)
-    ours = "sklearn_ep.", "sklearn.gaussian_process.kernels."
-    assert kinds and all(kind.startswith(ours) for kind in kinds)
-    again = skops.loads(blob, trusted=kinds)
+    kinds = set(skops.get_untrusted_types(data=blob))
+    ours = {kind for kind in kinds if kind.startswith("sklearn_ep")}
+    assert ours == {f"sklearn_ep.{type(est).__name__}"}
+    assert all(kind.startswith("sklearn.gaussian_process.kernels.") for kind in kinds - ours)
+    again = skops.loads(blob, trusted=sorted(kinds))
     np.testing.assert_array_equal(answer(again, X), answer(est, X))
+
+
+@every
+def test_a_pickle_names_public_classes_only(estimator):
+    _, est = fitted(estimator)
+    named = set()
+    for opcode, text, _ in pickletools.genops(pickle.dumps(est, protocol=0)):
+        if opcode.name == "GLOBAL" and text.startswith("sklearn_ep"):
+            named.add(text)
+    assert named == {f"sklearn_ep {type(est).__name__}"}
+
+
+def test_what_is_shared_stays_shared():
+    shared = Probit()
+    again = unpacked(packed({"a": shared, "b": [shared, (shared,)], "c": {"d": 1}}))
+    assert type(again["a"]) is Probit and again["a"] is not shared
+    assert again["a"] is again["b"][0] is again["b"][1][0]
+    assert again["c"] == {"d": 1}
+
+
+def test_a_saved_estimator_may_name_classes_of_this_package_only():
+    state = packed({"a": Probit()})
+    for name in ("os:system", "sklearn_ep._engine.likelihoods:nothing", "subprocess:Popen"):
+        state["a"]["__sklearn_ep__"] = name
+        with pytest.raises(ValueError, match="names"):
+            unpacked(state)

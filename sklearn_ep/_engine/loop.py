@@ -5,6 +5,7 @@ any shape, and looks for the fixed point x = target(x).
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -18,13 +19,16 @@ __all__ = [
     "SILENT",
     "Anderson",
     "Evaluation",
+    "FitWatch",
     "Monitor",
     "Reason",
     "Result",
     "Silent",
+    "Told",
     "Trace",
     "iterate",
     "reason_to_end",
+    "unheard",
     "worst_reason",
 ]
 
@@ -59,25 +63,48 @@ Evaluate = Callable[[np.ndarray], Evaluation]
 Repair = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
+# Told of a step of a phase by its figures; returns whether somebody asks to stop.
+Told = Callable[[Mapping[str, float]], bool]
+
+
 class Monitor(Protocol):
     """Watches the iterations; `end` may ask the loop to stop by returning True."""
 
-    def begin(self) -> None:
-        """Tell that an iteration starts."""
+    def begin(self, name: str = "iteration") -> None:
+        """Tell that an iteration starts, and what kind of iteration it is."""
 
     def end(self, record: dict[str, float], payload: Any) -> bool:
         """Tell that an iteration ended with these figures of the state it led to."""
 
 
+class FitWatch(Monitor, Protocol):
+    """Watches a whole fit: its iterations, and the phases of work before and after them."""
+
+    def phase(self, name: str, n_steps: int | None = None) -> AbstractContextManager[Told]:
+        """Open a phase without entries in the history, of so many steps if that is known.
+
+        What it yields is told of each step, and may ask to stop by returning True.
+        """
+
+
 class Silent:
     """The monitor that does nothing."""
 
-    def begin(self) -> None:
+    def begin(self, name: str = "iteration") -> None:
         """Let the iteration start."""
 
     def end(self, record: dict[str, float], payload: Any) -> bool:
         """Let the iterations go on."""
         return False
+
+    def phase(self, name: str, n_steps: int | None = None) -> AbstractContextManager[Told]:
+        """Let the phase go on."""
+        return nullcontext(unheard)
+
+
+def unheard(figures: Mapping[str, float]) -> bool:
+    """Take notice of a step on behalf of nobody."""
+    return False
 
 
 SILENT = Silent()
@@ -114,9 +141,9 @@ class Trace:
         """Whether anybody looks at payloads, which may cost something to make."""
         return not isinstance(self.monitor, Silent)
 
-    def begin(self) -> None:
-        """Tell that an iteration starts."""
-        self.monitor.begin()
+    def begin(self, name: str = "iteration") -> None:
+        """Tell that an iteration starts, and what kind of iteration it is."""
+        self.monitor.begin(name)
 
     def end(self, record: Mapping[str, float], payload: Any = None) -> bool:
         """Keep the figures of the state that the iteration led to; return whether to stop."""

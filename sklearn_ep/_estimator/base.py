@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._engine.diagnostics import importance_check
 from .checks import check_number
 from .diagnosis import diagnose_fit
+from .saving import packed, unpacked
 
 __all__ = ["RowsAgain", "VersionedEstimator"]
 
@@ -26,6 +27,8 @@ class RowsAgain(NamedTuple):
 
 class VersionedEstimator(BaseEstimator):
     """Estimator whose pickles know the version that wrote them, and say so when it differs.
+
+    They name public classes only.
 
     The HTML view of scikit-learn links to our pages and shows our docstrings.
     """
@@ -107,7 +110,7 @@ class VersionedEstimator(BaseEstimator):
     def __getstate__(self):
         from .. import __version__
 
-        return {**super().__getstate__(), "_sklearn_ep_version": __version__}
+        return {**packed(super().__getstate__()), "_sklearn_ep_version": __version__}
 
     def __setstate__(self, state):
         from .. import __version__
@@ -121,4 +124,4 @@ class VersionedEstimator(BaseEstimator):
                 UserWarning,
                 stacklevel=2,
             )
-        super().__setstate__(state)
+        super().__setstate__(unpacked(state))

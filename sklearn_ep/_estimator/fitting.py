@@ -1,7 +1,9 @@
 """What every fit does: fail cleanly, tell of its iterations, split several classes."""
 
 import functools
+import time
 import warnings
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,6 +95,10 @@ def warn_not_converged(estimator, advice="raise max_iter or lower damping", rema
     )
 
 
+# Phases of other work, one before and one after the iterations.
+_MOST_PHASES = 2
+
+
 class FitMonitor:
     """Tells scikit-learn's callbacks, and the user if verbose, of each iteration of a fit.
 
@@ -110,28 +116,28 @@ class FitMonitor:
 
     Notes
     -----
-    One first-level task an iteration. Follows the `Monitor` protocol of the loop; `finish` closes
-    the task of the whole fit.
+    One first-level task an iteration, which carries its kind as name, and one a phase of other
+    work, whose steps are tasks below it. Follows the `Monitor` protocol of the loop; `finish`
+    closes the task of the whole fit.
     """
 
     def __init__(self, estimator, X, y, max_iter, attributes):
         self.estimator, self._data, self._attributes = estimator, dict(X=X, y=y), attributes
-        self._root = estimator._init_callback_context(max_subtasks=max_iter)
+        most = None if max_iter is None else max_iter + _MOST_PHASES
+        self._root = estimator._init_callback_context(max_subtasks=most)
         self._root.call_on_fit_task_begin(estimator=estimator, **self._data)
         self._task: Any = None
+        self._name, self._began = "", time.perf_counter()
         self.n_iter = 0
 
-    def begin(self):
+    def begin(self, name="iteration"):
         """Open the task of an iteration."""
-        self._task = self._root.subcontext(task_name="iteration")
-        self._task.call_on_fit_task_begin(estimator=self.estimator, **self._data)
+        self._name, self._task = name, self._opened(self._root, name)
 
     def end(self, record, payload):
         """Close the task of an iteration; return whether a callback asked to stop."""
         self.n_iter += 1
-        if self.estimator.verbose:
-            figures = ", ".join(f"{k} {v:.6g}" for k, v in record.items())
-            print(f"[{type(self.estimator).__name__}] iteration {self.n_iter}: {figures}")
+        self._tell(f"{self._name} {self.n_iter}", record)
         return self._task.call_on_fit_task_end(
             estimator=self.estimator,
             reconstruction_attributes=lambda: (
@@ -139,6 +145,35 @@ class FitMonitor:
             ),
             **self._data,
         )
+
+    @contextmanager
+    def phase(self, name, n_steps=None):
+        """Open the task of a phase; yield what is told of each step by its figures."""
+        task, n_told = self._opened(self._root, name, max_subtasks=n_steps), 0
+
+        def told(figures):
+            nonlocal n_told
+            n_told += 1
+            of = f" of {n_steps}" if n_steps else ""
+            self._tell(f"{name}, step {n_told}{of}", figures)
+            step = self._opened(task, "step")
+            return step.call_on_fit_task_end(estimator=self.estimator, **self._data)
+
+        yield told
+        task.call_on_fit_task_end(estimator=self.estimator, **self._data)
+
+    def _opened(self, parent, name, **kwargs):
+        """Return a new task below another, after the callbacks heard of it."""
+        task = parent.subcontext(task_name=name, **kwargs)
+        task.call_on_fit_task_begin(estimator=self.estimator, **self._data)
+        return task
+
+    def _tell(self, what, figures):
+        """Print a line of figures after the seconds since the fit began, if verbose."""
+        if self.estimator.verbose:
+            seconds = time.perf_counter() - self._began
+            figures = ", ".join(f"{k} {v:.6g}" for k, v in figures.items())
+            print(f"[{type(self.estimator).__name__}] {seconds:7.2f} s  {what}: {figures}")
 
     def finish(self):
         """Close the task of the fit."""
@@ -181,10 +216,12 @@ def fit_one_versus_rest(fit_binary, y, n_classes, n_jobs, monitor):
         return [fit_binary(np.where(y == 1, 1.0, -1.0), monitor, 0)]
     tasks = (delayed(fit_binary)(np.where(y == k, 1.0, -1.0), SILENT, k) for k in range(n_classes))
     fits = []
-    for fit in Parallel(n_jobs=n_jobs)(tasks):
-        monitor.begin()
-        fits.append(fit)
-        monitor.end({"class": len(fits)}, None)
+    # a generator, so that the monitor hears of each class when it is done
+    answers = iter(Parallel(n_jobs=n_jobs, return_as="generator")(tasks))
+    for k in range(n_classes):
+        monitor.begin("class")
+        fits.append(next(answers))
+        monitor.end({"residual": fits[k].history["residual"][-1]}, None)
     return fits
 
 

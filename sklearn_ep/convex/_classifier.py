@@ -100,7 +100,8 @@ class ConvexVariationalLogistic(PosteriorClassifier):
     random_state : int, RandomState instance or None, default=None
         Seed of the samples behind sampled variances, drawn once a fit.
     verbose : int, default=0
-        1 prints a line for each outer step.
+        1 prints a line for each iteration, and for each step of learning or integration that goes
+        before or after them, with the seconds since the fit began.
 
     Attributes
     ----------

@@ -110,8 +110,8 @@ class WithLearned:
     def __init__(self, monitor, learned):
         self.monitor, self.learned = monitor, learned
 
-    def begin(self):
-        self.monitor.begin()
+    def begin(self, name="iteration"):
+        self.monitor.begin(name)
 
     def end(self, record, payload):
         return self.monitor.end(record, (self.learned, payload[0]))

@@ -262,7 +262,7 @@ def maximise_evidence(
         return minimise_where_finite(objective, start, bounds, ended=ended, **options)
 
     def told(best):
-        monitor.begin()
+        monitor.begin("learning step")
         point = best.payload
         record = {"residual": point.residual, "log_evidence": point.value}
         return monitor.end(record, point.payload)

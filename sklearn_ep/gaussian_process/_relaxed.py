@@ -103,7 +103,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
     random_state : int, RandomState instance or None, default=None
         Seed of the restarts.
     verbose : int, default=0
-        Print a line an iteration.
+        1 prints a line for each iteration, and for each step of learning or integration that goes
+        before or after them, with the seconds since the fit began.
 
     Attributes
     ----------

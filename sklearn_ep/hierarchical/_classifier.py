@@ -107,7 +107,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     random_state : int, RandomState instance or None, default=None
         Seed of ``engine="importance"`` and "nuts"; the other engines are deterministic.
     verbose : int, default=0
-        Print a line a sweep.
+        1 prints a line for each iteration, and for each step of learning or integration that goes
+        before or after them, with the seconds since the fit began.
 
     Attributes
     ----------

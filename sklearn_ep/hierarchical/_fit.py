@@ -7,7 +7,7 @@ import numpy as np
 from scipy.stats import multivariate_normal, norm
 
 from .._engine.gaussian import Moments
-from .._engine.loop import SILENT
+from .._engine.loop import SILENT, unheard
 from .._engine.partition import PartMap
 from .._estimator.fitting import BinaryFit, FitMonitor, fit_one_versus_rest
 from ._arrow import LocalEffects, no_effects
@@ -98,9 +98,9 @@ def _fit_classes(plan, run, classes, previous, monitor):
     for k, label in enumerate(classes):
         spec = plan.problem.spec._replace(positive=label)
         own = plan._replace(problem=plan.problem._replace(spec=spec))
-        monitor.begin()
+        monitor.begin("class")
         fits.append(_fit_binary(own, run, previous, None, SILENT, k))
-        monitor.end({"class": k + 1}, None)
+        monitor.end({"residual": fits[k].history["residual"][-1]}, None)
     return fits
 
 
@@ -159,8 +159,8 @@ class MessageMonitor:
         self.monitor, self.posterior = monitor, posterior
         self.save, self.messages_of = save, messages_of
 
-    def begin(self):
-        self.monitor.begin()
+    def begin(self, name="iteration"):
+        self.monitor.begin(name)
 
     def end(self, record, payload):
         if self.save is not None:
@@ -262,7 +262,9 @@ class GroupedFit:
             at_mode = partial(laplace_messages, prior=prior, with_cavities=False)
             watch = MessageMonitor(monitor, self.posterior, save, at_mode)
             mode = self.find_mode(s.tol, s.max_iter, s.damping, watch)
-            return self._outcome(at_mode(mode), mode.history, mode.reason, mode.log_evidence)
+            return self._outcome(
+                monitor, at_mode(mode), mode.history, mode.reason, mode.log_evidence
+            )
         if start is None:
             start = laplace_messages(self.find_mode(_MODE_TOL, 50), prior)
         check_precise(prior, start)
@@ -277,14 +279,14 @@ class GroupedFit:
         )
         result, evidence = run.result, run.result.evaluation.record["log_evidence"]
         found, counts = result.evaluation.payload, (run.n_skipped, run.n_cut)
-        return self._outcome(found, result.history, result.reason, evidence, *counts)
+        return self._outcome(monitor, found, result.history, result.reason, evidence, *counts)
 
     def _answers(self, theta, messages):
         """Return what the parts say of beta at nodes in theta, under their cavities."""
         p = self.problem
         return self.run(nodes_worker, messages, p.spec, theta, p.q, self.inner_tol, _MAX_INNER)
 
-    def _evaluate_nodes(self, messages, theta):
+    def _evaluate_nodes(self, messages, theta, told=unheard):
         """Return the posterior given theta at nodes, in blocks that fit the memory."""
         p, block = self.problem, max(1, _NODE_ROWS // self.problem.n_rows)
         places = [s.nodes if isinstance(s, DrawState | ChainState) else s for s in self.states]
@@ -296,12 +298,14 @@ class GroupedFit:
             start, prior = conditional_start(messages, some, p.d), prior_of_beta(p.prior, p.d)
             solve = partial(self._answers, some)
             parts.append(conditional_nodes(solve, some, prior, start, sites, tol=self.inner_tol))
+            told({"nodes": len(some), "log_evidence": float(np.max(parts[-1].log_z))})
         return join_nodes(parts)
 
-    def posterior(self, messages):
+    def posterior(self, messages, monitor=SILENT):
         """Return (posterior, log evidence or None) for messages; None keeps that of the sweeps."""
         if theta_rule(self.problem, self.settings) == "grid":
-            return self._on_grid(messages)
+            with monitor.phase("integration over theta") as told:
+                return self._on_grid(messages, told)
         p = self.problem
         theta, log_weight, (mean, root) = gaussian_nodes(total_of(p.prior, messages), p.d)
         weight = np.exp(log_weight)
@@ -315,10 +319,10 @@ class GroupedFit:
         log_mass -= norm.logpdf(theta, *p.theta_prior).sum(1)
         return GroupedMixture(weight, theta, mean, root, local, marginal, log_mass), None
 
-    def _on_grid(self, messages):
+    def _on_grid(self, messages, told):
         """Return posterior and log evidence by a grid in theta, with EP for the rest."""
         (centre, cov), prior = self._theta_moments(messages), self.problem.theta_prior
-        evaluate, marginal = partial(self._evaluate_nodes, messages), None
+        evaluate, marginal = partial(self._evaluate_nodes, messages, told=told), None
         if len(centre) == 1:
             grid = even_grid(evaluate, centre[0], np.sqrt(cov[0, 0]), (prior[0][0], prior[1][0]))
             marginal = ThetaMarginal(grid.nodes.theta[:, 0], grid.weight)
@@ -335,9 +339,9 @@ class GroupedFit:
         whole = (np.concatenate(arrays, axis=1) for arrays in zip(*blocks, strict=True))
         return LocalEffects(*(array[:, named] for array in whole))
 
-    def _outcome(self, messages, history, reason, log_evidence, n_skipped=0, n_cut=0):
+    def _outcome(self, monitor, messages, history, reason, log_evidence, n_skipped=0, n_cut=0):
         check_precise(self.problem.prior, messages)
-        posterior, refined = self.posterior(messages)
+        posterior, refined = self.posterior(messages, monitor)
         evidence, prior = log_evidence if refined is None else refined, self.problem.prior
         more = dict(messages=messages, prior=prior, n_skipped=n_skipped, n_cut=n_cut)
         return BinaryFit(posterior, history, reason, evidence, more)

@@ -220,8 +220,8 @@ class BorderMonitor:
     def __init__(self, monitor, sweeps):
         self.monitor, self.sweeps = monitor, sweeps
 
-    def begin(self):
-        self.monitor.begin()
+    def begin(self, name="iteration"):
+        self.monitor.begin(name)
 
     def end(self, record, payload):
         asked = self.monitor.end(record, payload)

@@ -26,7 +26,9 @@ def fit_plan(plan, monitor):
     sites, searched, dense = None if plan.warm is None else plan.warm[1], "none", False
     if plan.space.free.any():
         starts, seed = plan.noise_starts, plan.evidence_seed
-        learned = EvidenceSearch(problem, plan.space, starts, settings, seed).learn(plan.warm)
+        with monitor.phase("learning") as told:
+            search = EvidenceSearch(problem, plan.space, starts, settings, seed, told)
+            learned = search.learn(plan.warm)
         place, searched, dense = learned.place, learned.searched, learned.dense
         problem, sites = problem.with_parameters(place.h), place.state.sites
     return SpikeSlabFit(_points(plan, problem, sites, monitor), searched, dense)

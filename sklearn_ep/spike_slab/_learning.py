@@ -18,7 +18,7 @@ finds fixed points.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,7 @@ from scipy.special import expit, log_expit
 
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior
+from .._engine.loop import Told, unheard
 from ._descent import descend
 from ._energy import SMALLEST_SITE, regular_ep
 from ._hyperparameters import Space, completed_curvature, em_target, energy_gradient
@@ -123,7 +124,7 @@ class FoundPlace:
 
 
 class _Astray(Exception):
-    """A search has left the fixed points and the evidence that is confirmed."""
+    """A search has left the fixed points and confirmed evidence, or is asked to end."""
 
 
 @dataclass
@@ -132,7 +133,8 @@ class EvidenceSearch:
 
     In the `EPEnergy` y has variance one; its hyperparameters may be any. `fractions` are the noise
     starts, as shares of that variance; one is enough where the noise is given. With algorithm "ep"
-    the search is by EM alone. `seed` draws the single models that check the evidence.
+    the search is by EM alone. `seed` draws the single models that check the evidence. `told` hears
+    of each step; where it asks to stop, the best place so far stands.
     """
 
     problem: Any
@@ -140,6 +142,12 @@ class EvidenceSearch:
     fractions: Any
     settings: RunSettings
     seed: int
+    told: Told = unheard
+    asked: bool = field(default=False, init=False)
+
+    def _tell(self, **figures):
+        """Tell of a step by figures that cost nothing."""
+        self.asked |= bool(self.told(figures))
 
     def learn(self, warm=None):
         """Return a `FoundPlace`; (h, sites) of a warm start take the place of noise starts."""
@@ -150,7 +158,7 @@ class EvidenceSearch:
             found = FoundPlace(self._refined(self._proper(h, warm[1])), "warm")
         else:
             found = self._from_starts(self.space)
-        if not self.space.free[2] or found.place.confirmed:
+        if self.asked or not self.space.free[2] or found.place.confirmed:
             return found
         dense = self._from_starts(self.space.dense())
         dense.dense = True
@@ -171,6 +179,8 @@ class EvidenceSearch:
             limit = np.inf if place is None else place.energy + HOPELESS * self.problem.n_rows
             new = self._coarse(space, fraction, limit, place)
             place = new if place is None or new.energy < place.energy else place
+            if self.asked:
+                break
         return FoundPlace(self._refined(place), "best")
 
     def _best_of_all(self, space, fractions):
@@ -179,6 +189,8 @@ class EvidenceSearch:
         for fraction in fractions:
             new = self._refined(self._coarse(space, fraction))
             best = new if best is None or new.energy < best.energy - EVIDENCE_ERROR else best
+            if self.asked:
+                break
         return best
 
     def _coarse(self, space, fraction, limit=np.inf, known=None):
@@ -226,6 +238,9 @@ class EvidenceSearch:
             if not new.energy < place.energy:
                 break
             place = new
+            self._tell(energy=place.energy)
+            if self.asked:
+                break
             if turn + 1 < FIRST_ROUNDS:
                 continue
             if place.energy > limit or (known is not None and place.same_mean(known)):
@@ -246,8 +261,9 @@ class EvidenceSearch:
             except ImproperPosterior:
                 break
             place, sites = Place(h, out.evaluation.payload, self.seed), out.x
+            self._tell(residual=out.evaluation.residual)
             h = self.space.moved(h, em_target(place.state))
-            if np.abs(h - place.h).max() < EP_TOL:
+            if self.asked or np.abs(h - place.h).max() < EP_TOL:
                 break
         return place
 
@@ -258,7 +274,8 @@ class EvidenceSearch:
             h = self.space.moved(place.h, em_target(state))
             change = np.abs(h - place.h).max()
             place = self._proper(h, state.sites)
-            if change < COARSE_TOL:
+            self._tell(energy=state.energy)
+            if self.asked or change < COARSE_TOL:
                 break
         return place
 
@@ -293,9 +310,10 @@ class EvidenceSearch:
             new = Place(h, state, self.seed)
             if new.energy < best.energy:
                 best = new
+            self._tell(energy=new.energy)
             settled.append(at_rest)
             many_lost = settled.count(False) > max(EVALUATIONS / 2, 0.75 * len(settled))
-            if many_lost and place.confirmed and not best.confirmed:
+            if self.asked or (many_lost and place.confirmed and not best.confirmed):
                 raise _Astray
             slope = energy_gradient(state, h) + [0.0, 0.0, 2 * expit(h[2]) - 1]
             return new.energy, slope[free] / scale

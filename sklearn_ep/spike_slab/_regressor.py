@@ -78,7 +78,8 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
         that check the evidence. With None the models are the same in every fit, for they only
         decide between starts.
     verbose : int, default=0
-        Print a line an iteration.
+        1 prints a line for each iteration, and for each step of learning or integration that goes
+        before or after them, with the seconds since the fit began.
 
     Attributes
     ----------

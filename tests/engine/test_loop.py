@@ -22,7 +22,7 @@ class Watch:
     def __init__(self, stop_at=None):
         self.begun, self.ended, self.stop_at = 0, [], stop_at
 
-    def begin(self):
+    def begin(self, name="iteration"):
         self.begun += 1
 
     def end(self, record, payload):

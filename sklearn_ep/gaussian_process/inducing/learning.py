@@ -49,7 +49,7 @@ def learn_by_passes(ep, hyper, vector, state, rule, *, weight, damping, max_iter
     reason: Reason | None = None
     options = dict(gradient="fresh", inputs=hyper.learn_inputs)
     while reason is None:
-        trace.begin()
+        trace.begin("pass")
         model = ep.model(state)
         share = damping if np.any(state.shift) else 1.0
         averaged = state.sites is None
@@ -179,7 +179,7 @@ def learn_by_minibatches(
     stream, sites = Stream(vector, rule, state, vector), state.sites
     reason: Reason | None = None
     while reason is None:
-        trace.begin()
+        trace.begin("epoch")
         seed, figures = int(rng.randint(np.iinfo(np.int32).max)), []
         updated, before = [], stream.state
         for k in range(len(ep.sizes)):

@@ -1,0 +1,144 @@
+"""What a fit tells while it runs: phases, iterations, seconds, and progress bars that move."""
+
+import re
+
+import numpy as np
+import pytest
+
+from sklearn_ep import (
+    EPGaussianProcessClassifier,
+    HierarchicalEPLogistic,
+    SpikeSlabRegressor,
+)
+from sklearn_ep._estimator.fitting import BinaryFit, fit_one_versus_rest
+
+pytest.importorskip("sklearn.callback")
+
+
+class Tasks:
+    """A callback that keeps the names of finished tasks, and may ask to stop at the n-th."""
+
+    def __init__(self, stop_at=None):
+        self.stop_at, self.first, self.steps, self.n_closed = stop_at, [], [], 0
+
+    def setup(self, estimator, context):
+        self.first, self.steps = [], []
+
+    def teardown(self, estimator, context):
+        pass
+
+    def on_fit_task_begin(self, estimator, context):
+        pass
+
+    def on_fit_task_end(self, estimator, context):
+        if context.parent is None:
+            return False
+        if context.parent.parent is None:
+            self.first.append(context.task_name)
+        else:
+            self.steps.append(context.parent.task_name)
+        self.n_closed += 1
+        return self.n_closed == self.stop_at
+
+
+class Order:
+    """A monitor that keeps the order of what it is told."""
+
+    def __init__(self):
+        self.seen = []
+
+    def begin(self, name="iteration"):
+        assert name == "class"
+
+    def end(self, record, payload):
+        self.seen.append("told")
+        return False
+
+
+def regression():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 60))
+    return X, X[:, 0] - X[:, 1] + 0.3 * rng.normal(size=40)
+
+
+def grouped():
+    rng = np.random.default_rng(1)
+    groups = np.repeat(np.arange(8), 15)
+    X = rng.normal(size=(120, 2))
+    y = (X[:, 0] + rng.normal(size=8)[groups] + rng.logistic(size=120) > 0).astype(int)
+    return X, y, groups
+
+
+def test_learning_of_spike_and_slab_is_a_phase_whose_steps_are_told():
+    X, y = regression()
+    tasks = Tasks()
+    est = SpikeSlabRegressor().set_callbacks(tasks).fit(X, y)
+    assert tasks.first[0] == "learning"
+    assert tasks.first[1:] == ["iteration"] * est.n_iter_
+    assert len(tasks.steps) > 10 and set(tasks.steps) == {"learning"}
+
+
+@pytest.mark.parametrize("stop_at", [1, 5, 20])
+def test_a_callback_can_end_the_learning_of_spike_and_slab(stop_at):
+    X, y = regression()
+    whole, cut = Tasks(), Tasks(stop_at)
+    full = SpikeSlabRegressor().set_callbacks(whole).fit(X, y)
+    est = SpikeSlabRegressor().set_callbacks(cut).fit(X, y)
+    assert len(cut.steps) < len(whole.steps)
+    # the run at the hyperparameters that learning had reached goes on to its fixed point
+    assert est.converged_ and np.all(np.isfinite(est.coef_))
+    assert est.log_evidence_ <= full.log_evidence_ + 1e-6
+
+
+def test_integration_over_theta_is_a_phase_after_the_sweeps():
+    X, y, groups = grouped()
+    tasks = Tasks()
+    est = HierarchicalEPLogistic().set_callbacks(tasks).fit(X, y, groups)
+    assert tasks.first == ["iteration"] * est.n_iter_ + ["integration over theta"]
+    assert len(tasks.steps) >= 1
+
+
+def test_learning_steps_and_sweeps_of_a_process_have_names_of_their_own():
+    X, y, _ = grouped()
+    tasks = Tasks()
+    est = EPGaussianProcessClassifier().set_callbacks(tasks).fit(X, y)
+    n_learning = tasks.first.count("learning step")
+    assert n_learning > 1
+    assert tasks.first == ["learning step"] * n_learning + ["iteration"] * (
+        est.n_iter_ - n_learning
+    )
+
+
+def test_each_class_is_told_when_it_is_done():
+    y, monitor = np.repeat([0, 1, 2], 2), Order()
+
+    def fit_binary(sign, watch, k):
+        monitor.seen.append(f"fit {k}")
+        return BinaryFit(None, {"residual": np.array([0.0])}, "converged", 0.0, {})
+
+    fit_one_versus_rest(fit_binary, y, 3, None, monitor)
+    assert monitor.seen == ["fit 0", "told", "fit 1", "told", "fit 2", "told"]
+
+
+def test_verbose_prints_the_phase_its_step_and_the_seconds(capsys):
+    X, y = regression()
+    SpikeSlabRegressor(verbose=1).fit(X, y)
+    lines = capsys.readouterr().out.splitlines()
+    form = r"\[SpikeSlabRegressor\] +(\d+\.\d\d) s  (learning, step|iteration) \d+: \w+ "
+    matches = [re.match(form, line) for line in lines]
+    assert all(matches)
+    seconds = [float(m[1]) for m in matches]
+    assert seconds == sorted(seconds)
+    assert {m[2] for m in matches} == {"learning, step", "iteration"}
+
+
+def test_nothing_is_printed_by_default(capsys):
+    X, y = regression()
+    SpikeSlabRegressor().fit(X, y)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_watched_fit_is_the_fit():
+    X, y = regression()
+    watched = SpikeSlabRegressor().set_callbacks(Tasks()).fit(X, y)
+    np.testing.assert_array_equal(watched.coef_, SpikeSlabRegressor().fit(X, y).coef_)
