@@ -12,7 +12,7 @@ from .._estimator.fitting import one_or_stack, remarks_of, run_attributes, warn_
 from .._estimator.posterior_classifier import PosteriorClassifier, draw_latent
 from ._fitted import signs_of
 from ._kernels import has_input_gradient
-from .inducing.rows import choose_inducing_points
+from .inducing.rows import check_scale, choose_inducing_points
 
 __all__ = [
     "DEFAULT_INDUCING",
@@ -34,9 +34,12 @@ _OPTIONAL += ["site_precision_", "site_shift_", "loo_proba_"]
 
 
 def column_spread(X, weight):
-    """Return the standard deviations (d,) of the columns."""
-    mean = weight @ X / weight.sum()
-    return np.sqrt(weight @ (X - mean) ** 2 / weight.sum())
+    """Return the standard deviations (d,) of the columns, or raise a ValueError that names X."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = weight @ X / weight.sum()
+        var = weight @ (X - mean) ** 2 / weight.sum()
+    check_scale(float(np.sum(var)), varies=np.any(X != X[0]))
+    return np.sqrt(var)
 
 
 def root_variance(X, weight):

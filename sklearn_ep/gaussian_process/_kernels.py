@@ -174,7 +174,8 @@ class StationaryCross(GeneralCross):
     """The same for a constant times RBF or Matern, or one of these alone.
 
     Keeps the block and its derivative in the squared distance, so that a contraction costs one
-    product (m, n) x (n, d) and no second evaluation of the kernel.
+    product (m, n) x (n, d) and no second evaluation of the kernel. Rows are centred first: products
+    of columns with a large offset would lose the digits of their differences.
     """
 
     def __init__(self, kernel, Z):
@@ -184,7 +185,8 @@ class StationaryCross(GeneralCross):
         fixed = constant is None or constant.hyperparameter_constant_value.fixed
         self.n_constant = 0 if fixed else 1
         self.scale = np.broadcast_to(self.part.length_scale, (Z.shape[1],))
-        self.B = Z / self.scale
+        self.centre = Z.mean(axis=0)
+        self.B = (Z - self.centre) / self.scale
         self.B_norms = np.einsum("ij,ij->i", self.B, self.B)
         self.is_rbf = type(self.part) is RBF or self.part.nu == np.inf
 
@@ -194,7 +196,7 @@ class StationaryCross(GeneralCross):
 
     def block(self, X):
         """Return the covariances (n, m) with Z and what `contract` wants back."""
-        A = X / self.scale
+        A = (X - self.centre) / self.scale
         D = _squared_distances(A, self.B, self.B_norms)
         if self.is_rbf:
             D *= -0.5

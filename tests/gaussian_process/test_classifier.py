@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from oracles import oracle
 from scipy.special import log_ndtr, ndtr
+from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessClassifier
@@ -23,7 +24,7 @@ from sklearn.gaussian_process.kernels import (
 from sklearn.model_selection import KFold, cross_val_score
 from sklearn.preprocessing import StandardScaler
 
-from sklearn_ep import EPGaussianProcessClassifier
+from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.diagnostics import importance_check
 from sklearn_ep._engine.factor import Factor
 from sklearn_ep._engine.likelihoods import Probit
@@ -537,3 +538,34 @@ def test_a_likelihood_is_what_it_does():
     for wrong in (None, 3):
         with pytest.raises(ValueError, match="likelihood must be one of"):
             fixed(kernel, likelihood=wrong).fit(X, y)
+
+
+BOTH = [EPGaussianProcessClassifier, RelaxedEPClassifier]
+
+
+@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("method", ["dense", "sparse"])
+def test_scales_beyond_double_precision_are_refused_by_name(make, method):
+    rng = np.random.RandomState(0)
+    X = rng.randn(30, 2)
+    y = (X[:, 0] > 0).astype(int)
+    est = make(method=method, optimizer=None, random_state=0)
+    proba = est.fit(X, y).predict_proba(X)
+    for scale in (1e308, 1e160, 1e-160, 1e-170):
+        with pytest.raises(ValueError, match="X: .* scale the columns"):
+            est.fit(X / np.abs(X).max() * scale, y)
+    np.testing.assert_array_equal(est.predict_proba(X), proba)
+    for scale in (2.0**400, 2.0**-400):
+        scaled = est.fit(scale * X, y).predict_proba(scale * X)
+        np.testing.assert_allclose(scaled, proba, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("columns", [2, 30])
+def test_learning_does_not_depend_on_the_origin(make, columns):
+    rng = np.random.RandomState(0)
+    X = np.round(rng.randn(60, columns) * 2.0**20) / 2.0**20  # the shift is exact
+    y = (X[:, 0] + rng.randn(60) > 0).astype(int)
+    a, b = make(max_iter=10).fit(X, y), make(max_iter=10).fit(X + 1e8, y)
+    np.testing.assert_allclose(b.predict_proba(X + 1e8), a.predict_proba(X), atol=1e-6)
