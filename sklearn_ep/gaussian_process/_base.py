@@ -3,11 +3,18 @@
 import numpy as np
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel
 from sklearn.utils import check_array
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
-from .._estimator.checks import check_choice, check_number, checked_weights, spread_rows
+from .._estimator.checks import (
+    check_choice,
+    check_number,
+    checked_weights,
+    spread_rows,
+    validate_training,
+)
 from .._estimator.fitting import one_or_stack, remarks_of, run_attributes, warn_not_converged
 from .._estimator.posterior_classifier import PosteriorClassifier, draw_latent
 from ._fitted import signs_of
@@ -97,6 +104,33 @@ class GaussianProcessBase(PosteriorClassifier):
         check_number("n_restarts_optimizer", self.n_restarts_optimizer, 0, integer=True)
         check_number("jitter", self.jitter, 0)
         check_choice("multi_class", self.multi_class, ["one_vs_rest"])
+        if not isinstance(self.class_weight, dict):
+            check_choice("class_weight", self.class_weight, ["balanced", None])
+
+    def _class_weighted(self, y, weight):
+        """Return the copies (n,) of rows with class indices y, times the weights of their classes.
+
+        "balanced" counts copies, so that weights still equal repetition.
+        """
+        if self.class_weight is None:
+            return weight
+        if isinstance(self.class_weight, dict):
+            args = dict(classes=self.classes_, y=self.classes_)
+            of_class = compute_class_weight(self.class_weight, **args)
+            if not np.all(np.isfinite(of_class) & (of_class > 0)):
+                raise ValueError(
+                    f"class_weight must be positive and finite, got {self.class_weight}; leave out "
+                    "the rows of a class that should not count."
+                )
+        else:
+            copies = np.bincount(y, weight, len(self.classes_))
+            of_class = weight.sum() / (len(copies) * copies)
+        return weight * of_class[y]
+
+    def _training(self, X, y, sample_weight, **kwargs):
+        """Return the checked `Training` with weights of rows times those of classes."""
+        training = validate_training(self, X, y, sample_weight, **kwargs)
+        return training._replace(weight=self._class_weighted(training.y, training.weight))
 
     @property
     def _n_problems(self):
@@ -213,9 +247,12 @@ class GaussianProcessBase(PosteriorClassifier):
         X = validate_data(self, rows.X, reset=False, dtype=np.float64)
         weight = checked_weights(rows.sample_weight, X)
         y, kept = np.searchsorted(self.classes_, rows.y), weight > 0
-        plan = self._plan
-        pairs = (X, plan.X), (y, plan.y), (weight, plan.weight)
-        if len(y) != len(X) or not all(np.array_equal(a[kept], b) for a, b in pairs):
+        plan, same = self._plan, len(y) == len(X)
+        if same:
+            X, y, weight = X[kept], y[kept], self._class_weighted(y[kept], weight[kept])
+            pairs = (X, plan.X), (y, plan.y), (weight, plan.weight)
+            same = all(np.array_equal(a, b) for a, b in pairs)
+        if not same:
             raise ValueError(
                 "X, y and sample_weight are not those of the fit, which keeps its rows: leave them "
                 "out, or give them as they were."

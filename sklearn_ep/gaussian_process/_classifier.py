@@ -10,7 +10,7 @@ from .._engine.contracts import FACTOR_NEEDS, require
 from .._engine.likelihoods import LIKELIHOODS
 from .._engine.partition import PartMap
 from .._engine.rules import MomentMatching
-from .._estimator.checks import check_choice, check_common, check_number, validate_training
+from .._estimator.checks import check_choice, check_common, check_number
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_problems, restore_on_error
 from ._base import FEW_ROWS, GaussianProcessBase, check_kernel, root_variance, smooth_kernel
@@ -98,6 +98,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         Start from the sites and kernel of the last fit where the number of rows is the same.
     multi_class : {"one_vs_rest"}, default="one_vs_rest"
         More than two classes are fitted as one binary problem each.
+    class_weight : dict, "balanced" or None, default=None
+        Weight of each class, positive, by which the copies of its rows are multiplied as by
+        `sample_weight`; 1 for a class that a dict leaves out. "balanced" makes the copies of all
+        classes equal, their sum kept. Lists of partitions take None, `partial_fit` a dict or None.
     n_jobs : int or None, default=None
         Workers: for the binary problems of more than two classes if dense, for the partitions of
         the rows if sparse.
@@ -214,6 +218,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         copy_X_train=True,
         warm_start=False,
         multi_class="one_vs_rest",
+        class_weight=None,
         n_jobs=None,
         random_state=None,
         verbose=0,
@@ -239,6 +244,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         self.copy_X_train = copy_X_train
         self.warm_start = warm_start
         self.multi_class = multi_class
+        self.class_weight = class_weight
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
@@ -297,8 +303,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
                 raise ValueError("sample_weight must be None for a list of partitions.")
             if self.method == "dense":
                 raise ValueError("method='dense' does not take a list of partitions as X.")
+            if self.class_weight is not None:
+                raise ValueError("class_weight must be None for a list of partitions.")
             return self._fit_inducing(checked_parts(X), None, X, y)
-        training = validate_training(self, X, y, sample_weight, dtype=(np.float64, np.float32))
+        training = self._training(X, y, sample_weight, dtype=(np.float64, np.float32))
         many = asks_for_inducing(self) or len(training.y) > FEW_ROWS
         if self.method == "sparse" or (self.method == "auto" and many):
             parts, kept = array_parts(training, self.n_partitions), training.kept
@@ -377,8 +385,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         Raises
         ------
         ValueError
-            If the data or a parameter are not usable, if `classes` is missing at the first call
-            or if `y` has labels outside `classes`. The estimator is then as it was before.
+            If the data or a parameter are not usable, if `classes` is missing at the first call,
+            if `y` has labels outside `classes`, or with ``class_weight="balanced"``, which would
+            need all rows. The estimator is then as it was before.
 
         Notes
         -----
@@ -394,9 +403,15 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         none of them.
         """
         self._check_parameters()
+        if self.class_weight == "balanced":
+            raise ValueError(
+                "class_weight='balanced' needs all rows, which partial_fit does not see: give "
+                "a dict."
+            )
         X, y = self._checked_stream_rows(X, y, classes)
         last, plan = getattr(self, "_fitted", None), plan_stream(self, self._factor())
-        before, weight = None if last is None else last.runs[0], np.ones(len(X))
+        before = None if last is None else last.runs[0]
+        weight = self._class_weighted(y, np.ones(len(X)))
         if isinstance(before, StreamRun):
             stream = before.stream
         elif isinstance(before, InducingRun):

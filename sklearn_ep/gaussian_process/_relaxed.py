@@ -12,7 +12,6 @@ from .._estimator.checks import (
     check_common,
     check_number,
     spread_rows,
-    validate_training,
 )
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import fit_problems, restore_on_error
@@ -98,6 +97,10 @@ class RelaxedEPClassifier(GaussianProcessBase):
         same.
     multi_class : {"one_vs_rest"}, default="one_vs_rest"
         More than two classes are fitted as one binary problem each.
+    class_weight : dict, "balanced" or None, default=None
+        Weight of each class, positive, by which the copies of its rows are multiplied as by
+        `sample_weight`; 1 for a class that a dict leaves out. "balanced" makes the copies of all
+        classes equal, their sum kept.
     n_jobs : int or None, default=None
         Workers for the binary problems of more than two classes.
     random_state : int, RandomState instance or None, default=None
@@ -217,6 +220,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         jitter=1e-6,
         warm_start=False,
         multi_class="one_vs_rest",
+        class_weight=None,
         n_jobs=None,
         random_state=None,
         verbose=0,
@@ -242,6 +246,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         self.jitter = jitter
         self.warm_start = warm_start
         self.multi_class = multi_class
+        self.class_weight = class_weight
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
@@ -291,7 +296,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             definite on the data. The estimator is then as it was before.
         """
         self._check_parameters()
-        training = validate_training(self, X, y, sample_weight)
+        training = self._training(X, y, sample_weight)
         if np.may_share_memory(training.X, X):
             training = training._replace(X=training.X.copy())
         plan = self._plan_of(training)

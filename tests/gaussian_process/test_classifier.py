@@ -569,3 +569,43 @@ def test_learning_does_not_depend_on_the_origin(make, columns):
     y = (X[:, 0] + rng.randn(60) > 0).astype(int)
     a, b = make(max_iter=10).fit(X, y), make(max_iter=10).fit(X + 1e8, y)
     np.testing.assert_allclose(b.predict_proba(X + 1e8), a.predict_proba(X), atol=1e-6)
+
+
+@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("method", ["dense", "sparse"])
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_class_weight_is_sample_weight(make, method, n_classes):
+    rng = np.random.RandomState(0)
+    X = rng.randn(60, 2)
+    y = np.array(["a", "b", "c"])[np.digitize(X[:, 0], [0.5, 1.0][: n_classes - 1])]
+    own = rng.choice([0.0, 1.0, 2.0], size=60)
+    each = {"a": 0.5, "b": 3.0}
+    factor = np.vectorize(lambda label: each.get(label, 1.0))(y)
+    copies = np.array([own[y == label].sum() for label in np.unique(y)])
+    share = (own.sum() / (n_classes * copies))[np.searchsorted(np.unique(y), y)]
+    est = make(method=method, n_inducing=10, optimizer=None, random_state=0)
+    for class_weight, weight in ((each, factor), ("balanced", share), ({}, 1.0)):
+        a = clone(est).set_params(class_weight=class_weight).fit(X, y, sample_weight=own)
+        b = clone(est).fit(X, y, sample_weight=own * weight)
+        np.testing.assert_allclose(a.predict_proba(X), b.predict_proba(X), atol=1e-12)
+        if method == "dense":
+            assert a.diagnose(X=X, y=y, sample_weight=own).converged == a.converged_
+
+
+def test_class_weight_of_a_stream_and_what_is_refused():
+    rng = np.random.RandomState(0)
+    X = rng.randn(40, 2)
+    y = (X[:, 0] > 0.5).astype(int)
+    est = EPGaussianProcessClassifier(RBF(1.0), inducing_points=X[:10], optimizer=None, tol=1e-8)
+    whole = clone(est).set_params(class_weight={1: 3.0}).fit(X, y)
+    part = clone(whole).partial_fit(X, y, classes=[0, 1])
+    np.testing.assert_allclose(part.predict_proba(X), whole.predict_proba(X), atol=1e-6)
+    for value in ("even", {0: 0.0}, {0: np.inf}, {0: -1.0}, {7: 2.0}, [1.0, 2.0]):
+        for make in BOTH:
+            with pytest.raises(ValueError, match="class_weight|classes"):
+                make(class_weight=value).fit(X, y)
+    balanced = clone(est).set_params(class_weight="balanced")
+    with pytest.raises(ValueError, match="class_weight='balanced'"):
+        balanced.partial_fit(X, y, classes=[0, 1])
+    with pytest.raises(ValueError, match="class_weight"):
+        balanced.fit([(X, y)])
