@@ -1,5 +1,7 @@
 """What the GP classifiers share: kernels, attributes, evidence and diagnosis of a fit."""
 
+import warnings
+
 import numpy as np
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel
 from sklearn.utils import check_array
@@ -30,6 +32,7 @@ __all__ = [
     "column_spread",
     "root_variance",
     "smooth_kernel",
+    "warn_fewer_inducing",
 ]
 
 DEFAULT_INDUCING = 100
@@ -86,6 +89,19 @@ def check_kernel(kernel, K):
             f"kernel {kernel} is not positive definite on these data; use a positive definite "
             "kernel, or add a WhiteKernel to it."
         ) from error
+
+
+def warn_fewer_inducing(estimator, Z):
+    """Warn where `n_inducing` asks for other inducing points than the ones (m, d) in use."""
+    asked, given = estimator.n_inducing, estimator.inducing_points is not None
+    if asked is None or (len(Z) == asked if given else len(Z) >= asked):
+        return
+    why = (
+        "inducing_points are given" if given else f"there are {len(Z)} distinct rows to choose from"
+    )
+    message = f"n_inducing={asked} does nothing, because {why}: all {len(Z)} of them are used; "
+    message += f"leave n_inducing out, or set it to {'their number' if given else 'fewer'}."
+    warnings.warn(message, UserWarning, stacklevel=2)
 
 
 class GaussianProcessBase(PosteriorClassifier):

@@ -48,8 +48,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     likelihood : {"probit", "logit"} or Factor, default="probit"
         p(y | f). The probit has the cheapest closed form. Any `Factor` of the engine is accepted.
     n_inducing : int, default=None
-        Number of inducing points m of the sparse method, at most the number of distinct rows. None
-        is 100, where a pass costs about as much in the kernel as in the algebra.
+        Number of inducing points m of the sparse method. None is 100, or all distinct rows where
+        those are fewer; with 100 a pass costs about as much in the kernel as in the algebra. A
+        UserWarning tells where more are asked for than there are distinct rows.
     inducing_points : array-like of shape (m, d), default=None
         Inducing points to start from; None chooses them by a few steps of k-means
         from random rows, in units of the spread of each column.
@@ -71,6 +72,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         deviations of the columns. 0.01 suits minibatches.
     damping : float, default=0.7
         Share of an update that is taken, in (0, 1]. With acceleration the mixing of its steps.
+        Minibatches take the first update of a row whole; there [1]_ uses 0.99. An averaged site is
+        damped by its average instead, until the full passes.
     acceleration : {"anderson"} or None, default="anderson"
         Anderson acceleration of the parallel updates. Without it, and with `damping` near one, the
         updates oscillate for kernels of large amplitude.

@@ -1,5 +1,7 @@
 """Gaussian-process classification when labels may be wrong."""
 
+import warnings
+
 import numpy as np
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
@@ -15,7 +17,14 @@ from .._estimator.checks import (
 )
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import fit_problems, restore_on_error
-from ._base import FEW_ROWS, GaussianProcessBase, check_input_gradient, check_kernel, root_variance
+from ._base import (
+    FEW_ROWS,
+    GaussianProcessBase,
+    check_input_gradient,
+    check_kernel,
+    root_variance,
+    warn_fewer_inducing,
+)
 from ._dense_fit import last_sites
 from ._evidence import random_starts
 from ._fitted import joined_fits
@@ -74,7 +83,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
         prior, which binds on few rows only.
     latent_noise : float, default=1.0
         Variance of the white noise between f and the sign; only the ratio of the kernel to it
-        matters. Values near zero make the bare step likelihood.
+        matters. Values near zero make the bare step likelihood. The default kernel scales with it,
+        so that another value says nothing without a kernel, which a UserWarning tells.
     optimizer : {"fmin_l_bfgs_b"} or None, default="fmin_l_bfgs_b"
         How the kernel is learned from the evidence; None keeps it.
     n_restarts_optimizer : int, default=0
@@ -307,6 +317,12 @@ class RelaxedEPClassifier(GaussianProcessBase):
     def _initial_kernel(self, spread):
         if self.kernel is not None:
             return clone(self.kernel)
+        if self.latent_noise != 1.0:
+            message = (
+                f"latent_noise={self.latent_noise} does nothing with kernel=None, which scales "
+                "with it: give a kernel, or leave latent_noise at 1."
+            )
+            warnings.warn(message, UserWarning, stacklevel=2)
         low, high = (self.latent_noise * b for b in _AMPLITUDE_BOUNDS)
         kept = self.optimizer is None
         size = (_KEPT_AMPLITUDE if kept else _AMPLITUDE) * self.latent_noise
@@ -336,6 +352,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         asked = self.n_inducing is not None or self.inducing_points is not None
         if self.method == "sparse" or (self.method == "auto" and (asked or len(X) > FEW_ROWS)):
             Z = self._inducing_start(X, training.weight, seed, X.shape[1])
+            warn_fewer_inducing(self, Z)
         check_kernel(kernel, kernel(X if Z is None else Z))
         starts, sites, rates, points = self._first_settings(len(X), kernel, Z)
         learn = self.optimizer is not None

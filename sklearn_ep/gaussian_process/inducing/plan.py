@@ -5,7 +5,13 @@ from sklearn.utils import check_random_state
 
 from ..._engine.rules import MomentMatching
 from ..._estimator.checks import check_choice, check_number
-from .._base import FEW_ROWS, check_input_gradient, check_kernel, column_spread
+from .._base import (
+    FEW_ROWS,
+    check_input_gradient,
+    check_kernel,
+    column_spread,
+    warn_fewer_inducing,
+)
 from .._evidence import random_starts
 from .._kernels import has_input_gradient
 from .fit import InducingPlan, InducingRun
@@ -85,6 +91,7 @@ def plan_inducing(estimator, data: PartitionedRows, factor, seed):
     """Return the `InducingPlan` for rows in partitions, from the last fit where that is wanted."""
     kernel = estimator._initial_kernel(float(data.var.sum()))
     Z = estimator._inducing_start(data.candidates, data.candidate_weight, seed, len(data.mean))
+    warn_fewer_inducing(estimator, Z)
     check_kernel(kernel, kernel(Z, Z))
     optimizer = _optimizer(estimator, factor)
     n_restarts = estimator.n_restarts_optimizer if optimizer == "fmin_l_bfgs_b" else 0
