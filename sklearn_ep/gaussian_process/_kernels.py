@@ -6,6 +6,7 @@ factor, and leaves answer with a few matrix products. The (n, n, p) array of `ev
 built for leaves without a rule of their own.
 """
 
+import functools
 from copy import copy
 
 import numpy as np
@@ -27,6 +28,7 @@ __all__ = [
     "contract",
     "contract_diagonal",
     "cross_covariance",
+    "finite_or_named",
     "has_input_gradient",
     "n_lengths",
     "with_theta",
@@ -213,17 +215,33 @@ class StationaryCross(GeneralCross):
         total = P.sum() if self.is_rbf else np.sum(G * K)
         rows, cols = P.sum(axis=1), P.sum(axis=0)
         towards = P.T @ A
-        pieces = [np.full(self.n_constant, total), self._length_gradient(A, rows, cols, towards)]
+        pieces = [np.full(self.n_constant, total), self._length_gradient(P, A, rows, cols, towards)]
         gradient = np.concatenate(pieces if self.constant_first else pieces[::-1])
         if not inputs:
             return gradient, 0.0
         return gradient, (towards - cols[:, None] * self.B) / self.scale
 
-    def _length_gradient(self, A, rows, cols, towards):
+    def _length_gradient(self, P, A, rows, cols, towards):
         if self.part.hyperparameter_length_scale.fixed:
             return np.empty(0)
-        each = rows @ A**2 + cols @ self.B**2 - 2.0 * np.sum(self.B * towards, axis=0)
+        if max(np.max(np.abs(A), initial=0.0), np.max(np.abs(self.B))) ** 2 > _LARGE_NORM:
+            each = _by_differences(P, A, self.B)
+        else:
+            each = rows @ A**2 + cols @ self.B**2 - 2.0 * np.sum(self.B * towards, axis=0)
         return each if self.part.anisotropic else np.array([each.sum()])
+
+
+def _by_differences(P, A, B):
+    """Return sum_ij P_ij (A_ik - B_jk)^2 for each column k, of rows many lengths apart.
+
+    Products would lose the digits of short distances, and the longest ones have no weight.
+    """
+    each = np.empty(A.shape[1])
+    with np.errstate(over="ignore", invalid="ignore"):
+        for k in range(len(each)):
+            terms = P * np.subtract.outer(A[:, k], B[:, k]) ** 2
+            each[k] = np.sum(terms, where=P != 0)
+    return each
 
 
 def _matern(nu, r, amplitude):
@@ -250,6 +268,26 @@ def constant_and_stationary(kernel):
     if type(part) is RBF or (type(part) is Matern and part.nu in (0.5, 1.5, 2.5, np.inf)):
         return constant, part, first
     return None
+
+
+def finite_or_named(method):
+    """Make a prediction at rows of X raise a ValueError that names X where it is not finite.
+
+    Some kernels overflow far out, or have no limit there.
+    """
+
+    @functools.wraps(method)
+    def wrapper(self, *rows):
+        with np.errstate(over="ignore", invalid="ignore"):
+            result = method(self, *rows)
+        if not all(np.all(np.isfinite(r)) for r in (result if type(result) is tuple else [result])):
+            raise ValueError(
+                "X has rows so far out that double precision cannot carry their covariances: scale "
+                "them as those of the fit, or leave them out."
+            )
+        return result
+
+    return wrapper
 
 
 def cross_covariance(kernel, Z):

@@ -573,6 +573,37 @@ def test_learning_does_not_depend_on_the_origin(make, columns):
 
 @pytest.mark.parametrize("make", BOTH)
 @pytest.mark.parametrize("method", ["dense", "sparse"])
+def test_rows_that_a_kernel_cannot_reach_are_named(make, method):
+    X = np.random.RandomState(0).randn(30, 2)
+    y = (X[:, 0] > 0).astype(int)
+    for kernel in (1.0 * Matern(1.0, nu=1.5), 1.0 * DotProduct()):
+        est = make(kernel, method=method, optimizer=None, random_state=0).fit(X, y)
+        for predict in (est.predict_proba, est.latent_covariance, est.sample_proba):
+            with pytest.raises(ValueError, match="X has rows so far out"):
+                predict(np.full((2, 2), 1e200))
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_covariances_beyond_the_digits_are_an_error_of_X():
+    X = np.random.RandomState(0).randn(40, 3)
+    est = EPGaussianProcessClassifier(1.0 * DotProduct(), max_iter=5)
+    with pytest.raises(ValueError, match="columns of X"):
+        est.fit(X + 1e8, (X[:, 0] > 0).astype(int))
+
+
+def test_length_gradient_of_rows_many_lengths_apart():
+    X = np.random.RandomState(0).randn(20, 3)
+    G = np.ones((20, 20))
+    for part in (RBF([1.0, 1.0, 1.0]), Matern(1.0, nu=1.5)):
+        for scale in (1e8, 1e100):
+            rows = np.round(scale * np.vstack([X[:10], X[:10]]))
+            rows[10:, 0] += 1.0
+            exact = np.tensordot(G, part(rows, eval_gradient=True)[1], 2)
+            np.testing.assert_allclose(contract(1.0 * part, rows, G)[1:], exact, rtol=1e-9)
+
+
+@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("method", ["dense", "sparse"])
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_class_weight_is_sample_weight(make, method, n_classes):
     rng = np.random.RandomState(0)
