@@ -13,7 +13,7 @@ from .._engine.rules import MomentMatching
 from .._estimator.checks import check_choice, check_common, check_number
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_problems, restore_on_error
-from ._base import FEW_ROWS, GaussianProcessBase, check_kernel, root_variance, smooth_kernel
+from ._base import FEW_ROWS, GaussianProcessBase, check_kernel, smooth_kernel
 from ._dense_fit import DensePlan, fit_dense, last_sites
 from ._evidence import random_starts
 from ._fitted import joined_fits
@@ -22,6 +22,7 @@ from .inducing.plan import (
     asks_for_inducing,
     check_inducing_parameters,
     draw_seed,
+    needs_all_rows,
     new_stream,
     plan_inducing,
     plan_stream,
@@ -39,7 +40,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, default=None
         Prior covariance of the latent function. None is ``ConstantKernel(1) * RBF(l)`` with l three
-        times the root of the total variance of the columns, a smooth start on any scale of X.
+        times the root of the total variance of the columns, a smooth start on any scale of X. A
+        kernel that does not require vectors (strings, graphs) takes the rows of X as they are, with
+        the dense method. Where learning ends at a bound of a given kernel a ConvergenceWarning says
+        so.
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix of the rows; "sparse" goes through inducing points
         (FITC), with cost linear in the rows. "auto" is dense up to 2000 rows, where it is both
@@ -57,11 +61,15 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     learn_inducing : bool or "auto", default="auto"
         Move the inducing points along the gradient of the evidence. "auto" does so from 2000 rows
         on, where the evidence no longer overfits them, for kernels of constants, RBF and Matern.
-    optimizer : {"auto", "fmin_l_bfgs_b", "adam", "adadelta", "sign_rate"} or None, default="auto"
+    optimizer : {"auto", "fmin_l_bfgs_b", "adam", "adadelta", "sign_rate"}, callable or None, \
+            default="auto"
         How the kernel parameters (and inducing points) are learned from the evidence; None keeps
         them. L-BFGS-B evaluates the evidence at fixed points of EP. The others are of the sparse
         method and take a step after each pass: "sign_rate" is the rule of [1]_. "auto" is L-BFGS-B
-        for dense and Adam for sparse, which needs half the time.
+        for dense and Adam for sparse, which needs half the time. A callable belongs to the dense
+        method and is that of scikit-learn: ``optimizer(obj_func, initial_theta, bounds)`` returns
+        theta and the value there, ``obj_func(theta, eval_gradient=True)`` the negative evidence and
+        its gradient.
     n_restarts_optimizer : int, default=0
         Further starts of L-BFGS-B drawn within the bounds of the kernel; the largest evidence is
         kept.
@@ -278,11 +286,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
 
         Parameters
         ----------
-        X : array-like of shape (n, d), or list of partitions
-            Training rows; standardise the columns first unless they share a unit. For the sparse
-            method also a list of partitions, with `y` None: each a tuple (X, y) of arrays or memory
-            maps, a function without arguments that returns one, or a dask future of one.
-            Partitions are sent to the workers once, loaders run there at every pass.
+        X : array-like of shape (n, d), list of objects, or list of partitions
+            Training rows, objects for a kernel that takes them; standardise the columns first
+            unless they share a unit. For the sparse method also a list of partitions, with `y`
+            None: each a tuple (X, y) of arrays or memory maps, a function without arguments that
+            returns one, or a dask future of one. Partitions are sent to the workers once, loaders
+            run there at every pass.
         y : array-like of shape (n,), default=None
             Class labels; None only for a list of partitions.
         sample_weight : array-like of shape (n,), default=None
@@ -310,12 +319,13 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
                 raise ValueError("class_weight must be None for a list of partitions.")
             return self._fit_inducing(checked_parts(X), None, X, y)
         training = self._training(X, y, sample_weight, dtype=(np.float64, np.float32))
-        many = asks_for_inducing(self) or len(training.y) > FEW_ROWS
+        many = asks_for_inducing(self) or (len(training.y) > FEW_ROWS and not needs_all_rows(self))
         if self.method == "sparse" or (self.method == "auto" and many):
             parts, kept = array_parts(training, self.n_partitions), training.kept
             del training
             return self._fit_inducing(parts, kept, X, y)
-        training = training._replace(X=training.X.astype(np.float64, copy=False))
+        if not self._takes_objects:
+            training = training._replace(X=training.X.astype(np.float64, copy=False))
         if self.copy_X_train and np.may_share_memory(training.X, X):
             training = training._replace(X=training.X.copy())
         plan = self._plan_dense(training)
@@ -323,11 +333,11 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         return self._store(plan, joined_fits(fits, training.y), training.kept)
 
     def _plan_dense(self, training):
-        kernel = self._initial_kernel(root_variance(training.X, training.weight) ** 2)
+        kernel = self._initial_kernel(self._spread(training) ** 2)
         check_kernel(kernel, kernel(training.X))
         starts, sites = last_sites(self._last_fit, self._n_problems, len(training.y), kernel)
-        learn = self.optimizer is not None
-        n_restarts, rng = self.n_restarts_optimizer if learn else 0, self.random_state
+        n_restarts = self.n_restarts_optimizer if self.optimizer is not None else 0
+        rng = check_random_state(self.random_state)
         return DensePlan(
             X=training.X,
             y=training.y,
@@ -335,8 +345,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             kernel=kernel,
             factor=self._factor(),
             rule=MomentMatching(),
-            learn=learn,
-            restarts=random_starts(kernel.bounds, n_restarts, check_random_state(rng)),
+            optimizer=self.optimizer,
+            restarts=random_starts(kernel.bounds, n_restarts, rng),
             starts=starts,
             sites=sites,
             tol=self.tol,
@@ -411,8 +421,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
                 "class_weight='balanced' needs all rows, which partial_fit does not see: give "
                 "a dict."
             )
+        plan, last = plan_stream(self, self._factor()), getattr(self, "_fitted", None)
         X, y = self._checked_stream_rows(X, y, classes)
-        last, plan = getattr(self, "_fitted", None), plan_stream(self, self._factor())
         before = None if last is None else last.runs[0]
         weight = self._class_weighted(y, np.ones(len(X)))
         if isinstance(before, StreamRun):

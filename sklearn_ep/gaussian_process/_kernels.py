@@ -13,6 +13,7 @@ import numpy as np
 from scipy.spatial.distance import cdist
 from sklearn.gaussian_process.kernels import (
     RBF,
+    CompoundKernel,
     ConstantKernel,
     Exponentiation,
     Matern,
@@ -300,8 +301,12 @@ def with_theta(kernel, theta):
     """Return a copy of a kernel with other log parameters, as `kernel.clone_with_theta` does.
 
     scikit-learn looks all parameters up by name, which costs as much as half a sweep over 100 rows;
-    a constant times RBF or Matern is put together from its parts instead.
+    a constant times RBF or Matern is put together from its parts instead. A compound of kernels
+    takes the parameters of all of them one after another.
     """
+    if isinstance(kernel, CompoundKernel):
+        parts = np.split(theta, len(kernel.kernels))
+        return CompoundKernel(list(map(with_theta, kernel.kernels, parts)))
     split = constant_and_stationary(kernel)
     if split is None:
         return kernel.clone_with_theta(theta)

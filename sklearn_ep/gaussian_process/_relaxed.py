@@ -22,7 +22,6 @@ from ._base import (
     GaussianProcessBase,
     check_input_gradient,
     check_kernel,
-    root_variance,
     warn_fewer_inducing,
 )
 from ._dense_fit import last_sites
@@ -346,11 +345,12 @@ class RelaxedEPClassifier(GaussianProcessBase):
         return starts, sites, rates, points
 
     def _plan_of(self, training):
-        X, spread = training.X, root_variance(training.X, training.weight)
+        X, spread = training.X, self._spread(training)
         kernel, rng = self._initial_kernel(spread), check_random_state(self.random_state)
         seed, Z = int(rng.randint(np.iinfo(np.int32).max)), None
         asked = self.n_inducing is not None or self.inducing_points is not None
-        if self.method == "sparse" or (self.method == "auto" and (asked or len(X) > FEW_ROWS)):
+        many = asked or (len(X) > FEW_ROWS and not self._takes_objects)
+        if self.method == "sparse" or (self.method == "auto" and many):
             Z = self._inducing_start(X, training.weight, seed, X.shape[1])
             warn_fewer_inducing(self, Z)
         check_kernel(kernel, kernel(X if Z is None else Z))
