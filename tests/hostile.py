@@ -100,8 +100,17 @@ def canonical(X):
     return np.ldexp(moved, -int(np.frexp(size)[1])) if 0 < size < np.inf else moved
 
 
-def blind_to_units(est):
-    """Return whether a fit must not depend on one unit of all columns and on their origins."""
+def blind_to_units(est, X, weight):
+    """Return whether a fit must not depend on one unit of all columns and on their origins.
+
+    Not where columns vary by less than rounding of another origin leaves, nor where the evidence
+    of rows with huge weights has many maxima.
+    """
+    vary, size = np.ptp(X, axis=0), np.abs(X).max(axis=0)
+    if np.any((vary > 0) & (vary < 1e-9 * size)):
+        return False
+    if getattr(est, "optimizer", None) is not None and weight is not None and weight.max() > 1e3:
+        return False
     if isinstance(est, SpikeSlabRegressor):
         return est.standardize and est.fit_intercept
     return isinstance(est, EPGaussianProcessClassifier | RelaxedEPClassifier) and not est.kernel
@@ -144,7 +153,7 @@ def attempt(seed, stretch=False):
                 seen = [*est.predict(new, return_std=True), est.inclusion_proba_, est.log_evidence_]
             if stretch and est.converged_ and not est.history_["residual"][-1] < est.tol:
                 return f"seed {seed}: {est}: converged at {est.history_['residual'][-1]}"
-            if stretch and blind_to_units(est):
+            if stretch and blind_to_units(est, X, weight):
                 small = clone(est).fit(canonical(X), y, sample_weight=weight)
                 known = seen[:2] if is_classifier(est) else seen[:1]
                 own = small.predict(canonical(X)) if not is_classifier(est) \

@@ -23,7 +23,7 @@ from .._estimator.posterior_classifier import PosteriorClassifier, draw_latent
 from ._dense_gp import DenseGPPosterior
 from ._fitted import signs_of
 from ._kernels import has_input_gradient, with_theta
-from .inducing.rows import check_scale, choose_inducing_points
+from .inducing.rows import check_scale, choose_inducing_points, weighted_mean
 
 __all__ = [
     "DEFAULT_INDUCING",
@@ -50,8 +50,7 @@ _OPTIONAL += ["site_precision_", "site_shift_", "loo_proba_"]
 def column_spread(X, weight):
     """Return the standard deviations (d,) of the columns, or raise a ValueError that names X."""
     with np.errstate(over="ignore", invalid="ignore"):
-        mean = weight @ X / weight.sum()
-        var = weight @ (X - mean) ** 2 / weight.sum()
+        var = weight @ (X - weighted_mean(X, weight)) ** 2 / weight.sum()
     check_scale(float(np.sum(var)), varies=np.any(X != X[0]))
     return np.sqrt(var)
 

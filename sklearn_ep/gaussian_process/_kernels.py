@@ -214,35 +214,38 @@ class StationaryCross(GeneralCross):
         A, K, slope = kept
         P = G * slope
         total = P.sum() if self.is_rbf else np.sum(G * K)
-        rows, cols = P.sum(axis=1), P.sum(axis=0)
-        towards = P.T @ A
-        pieces = [np.full(self.n_constant, total), self._length_gradient(P, A, rows, cols, towards)]
+        squares, pulls = self._moments(P, A)
+        pieces = [np.full(self.n_constant, total), self._length_gradient(squares)]
         gradient = np.concatenate(pieces if self.constant_first else pieces[::-1])
-        if not inputs:
-            return gradient, 0.0
-        return gradient, (towards - cols[:, None] * self.B) / self.scale
+        return gradient, pulls / self.scale if inputs else 0.0
 
-    def _length_gradient(self, P, A, rows, cols, towards):
+    def _length_gradient(self, squares):
         if self.part.hyperparameter_length_scale.fixed:
             return np.empty(0)
-        if max(np.max(np.abs(A), initial=0.0), np.max(np.abs(self.B))) ** 2 > _LARGE_NORM:
-            each = _by_differences(P, A, self.B)
-        else:
-            each = rows @ A**2 + cols @ self.B**2 - 2.0 * np.sum(self.B * towards, axis=0)
-        return each if self.part.anisotropic else np.array([each.sum()])
+        return squares if self.part.anisotropic else np.array([squares.sum()])
+
+    def _moments(self, P, A):
+        """Return sum_ij P_ij (A_ik - B_jk)^2 (d,) and sum_i P_ij (A_ik - B_jk) (m, d)."""
+        B = self.B
+        if max(np.max(np.abs(A), initial=0.0), np.max(np.abs(B))) ** 2 > _LARGE_NORM:
+            return _moments_of_differences(P, A, B)
+        rows, cols, towards = P.sum(axis=1), P.sum(axis=0), P.T @ A
+        squares = rows @ A**2 + cols @ B**2 - 2.0 * np.sum(B * towards, axis=0)
+        return squares, towards - cols[:, None] * B
 
 
-def _by_differences(P, A, B):
-    """Return sum_ij P_ij (A_ik - B_jk)^2 for each column k, of rows many lengths apart.
+def _moments_of_differences(P, A, B):
+    """Return the same of rows many lengths apart: products would lose digits of short distances.
 
-    Products would lose the digits of short distances, and the longest ones have no weight.
+    The longest distances, whose squares may overflow, have no weight.
     """
-    each = np.empty(A.shape[1])
+    squares, pulls = np.empty(A.shape[1]), np.empty(B.shape)
     with np.errstate(over="ignore", invalid="ignore"):
-        for k in range(len(each)):
-            terms = P * np.subtract.outer(A[:, k], B[:, k]) ** 2
-            each[k] = np.sum(terms, where=P != 0)
-    return each
+        for k in range(len(squares)):
+            apart = np.subtract.outer(A[:, k], B[:, k])
+            squares[k] = np.sum(P * apart**2, where=P != 0)
+            pulls[:, k] = np.sum(P * apart, axis=0, where=P != 0)
+    return squares, pulls
 
 
 def _matern(nu, r, amplitude):

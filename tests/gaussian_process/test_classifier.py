@@ -640,3 +640,26 @@ def test_class_weight_of_a_stream_and_what_is_refused():
         balanced.partial_fit(X, y, classes=[0, 1])
     with pytest.raises(ValueError, match="class_weight"):
         balanced.fit([(X, y)])
+
+
+@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("method", ["dense", "sparse"])
+def test_a_constant_column_has_no_spread_to_the_last_digit(make, method):
+    rng = np.random.RandomState(0)
+    X = rng.randn(13, 2)
+    y = (X[:, 0] > 0).astype(int)
+    weight = np.where(rng.rand(13) < 0.3, 1e6, 0.3)
+    est = make(method=method, optimizer=None, tol=1e-9, random_state=0).fit(
+        X, y, sample_weight=weight
+    )
+    tiny = np.column_stack([np.full(13, 8641096.26), 2.0**-90 * X, np.full(13, 0.1)])
+    with_constants = clone(est).fit(tiny, y, sample_weight=weight)
+    np.testing.assert_allclose(with_constants.predict_proba(tiny), est.predict_proba(X), atol=1e-6)
+
+
+def test_inputs_gradient_of_rows_many_lengths_apart():
+    X, G = np.random.RandomState(0).randn(6, 2), np.ones((6, 3))
+    rows, Z = np.round(1e90 * X), np.round(1e90 * X[:3])
+    theta, towards = contract(1.0 * RBF(1.0), rows, G, Z, inputs=True)
+    np.testing.assert_array_equal(towards, 0.0)  # distances are zero or have no weight
+    np.testing.assert_array_equal(theta, [3.0, 0.0])

@@ -23,6 +23,7 @@ __all__ = [
     "is_part_list",
     "n_candidate_rows",
     "standard_keys",
+    "weighted_mean",
 ]
 
 # k-means only looks at this many rows: more move the centres by less than learning does.
@@ -53,6 +54,14 @@ def check_scale(total_variance, varies):
     )
 
 
+def weighted_mean(X, weight):
+    """Return the means (d,) of columns, from the first row on.
+
+    So the mean of a constant column is its value to the last digit, and its variance zero.
+    """
+    return X[0] + weight @ (X - X[0]) / weight.sum()
+
+
 class Units(NamedTuple):
     """Centre and spread (d,) of the columns, in which rows are chosen and put in order.
 
@@ -71,7 +80,7 @@ class Units(NamedTuple):
     @classmethod
     def of_rows(cls, X, weight):
         """Return the units of rows with copies."""
-        mean = weight @ X / weight.sum()
+        mean = weighted_mean(X, weight)
         return cls.of_moments(mean, weight @ (X - mean) ** 2 / weight.sum())
 
     def standardised(self, X):
@@ -165,7 +174,10 @@ def describe_part(part, checks):
     X, y, weight = _checked_rows(part) if checks else load_part(part)
     total = float(weight.sum())
     with np.errstate(over="ignore", invalid="ignore"):
-        mean, spread = weight @ X / total, np.zeros(X.shape[1])
+        first, mean, spread = np.asarray(X[0], dtype=np.float64), *np.zeros((2, X.shape[1]))
+        for rows in gen_batches(len(X), max(1, 2**17 // X.shape[1])):
+            mean += weight[rows] @ (X[rows] - first)
+        mean = first + mean / total
         for rows in gen_batches(len(X), max(1, 2**17 // X.shape[1])):
             spread += weight[rows] @ (X[rows] - mean) ** 2
     return PartDescription(len(y), X.shape[1], np.unique(y), total, mean, spread)
@@ -214,7 +226,7 @@ def describe(run, checks, seed, n_candidates):
             raise ValueError(f"partition {k} has {p.n_features} features, the first has {d}.")
     weight = sum(p.weight for p in parts)
     with np.errstate(over="ignore", invalid="ignore"):
-        mean = sum(p.weight * p.mean for p in parts) / weight
+        mean = weighted_mean(np.stack([p.mean for p in parts]), np.array([p.weight for p in parts]))
         spread = sum(p.spread + p.weight * (p.mean - mean) ** 2 for p in parts)
     total_variance = float(np.sum(spread / weight))
     check_scale(total_variance, varies=False)
