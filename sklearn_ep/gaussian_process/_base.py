@@ -3,6 +3,7 @@
 import warnings
 
 import numpy as np
+import scipy.sparse as sp
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel, Kernel
 from sklearn.utils import check_array
@@ -109,10 +110,13 @@ def warn_fewer_inducing(estimator, Z):
 
 def object_rows(X):
     """Return rows of whatever kind as an array of which a kernel can be given a part."""
-    if hasattr(X, "shape"):
+    if hasattr(X, "__array__"):
         return np.asarray(X)
+    if sp.issparse(X) or not hasattr(X, "__len__"):
+        raise ValueError(f"X must be a sequence of rows that the kernel takes, got {type(X)}.")
     rows = np.empty(len(X), dtype=object)
-    rows[:] = list(X)
+    for i, row in enumerate(X):  # one by one: numpy would look into rows that are sequences
+        rows[i] = row
     return rows
 
 
@@ -183,8 +187,9 @@ class GaussianProcessBase(PosteriorClassifier):
     @property
     def _takes_objects(self):
         """Whether the kernel compares objects, and rows are therefore taken as they are."""
-        points = self.method == "sparse" or self.inducing_points is not None
-        return self.kernel is not None and not self.kernel.requires_vector_input and not points
+        if self.method == "sparse" or (self.method == "auto" and self._asks_for_inducing):
+            return False
+        return self.kernel is not None and not self.kernel.requires_vector_input
 
     def _spread(self, training):
         """Return the root of the total variance of the rows, 1 for rows that have none."""

@@ -276,6 +276,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             return LIKELIHOODS[self.likelihood]()
         return self.likelihood
 
+    @property
+    def _asks_for_inducing(self):
+        return asks_for_inducing(self)
+
     def _initial_kernel(self, total_variance):
         return smooth_kernel(total_variance) if self.kernel is None else clone(self.kernel)
 
@@ -319,7 +323,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
                 raise ValueError("class_weight must be None for a list of partitions.")
             return self._fit_inducing(checked_parts(X), None, X, y)
         training = self._training(X, y, sample_weight, dtype=(np.float64, np.float32))
-        many = asks_for_inducing(self) or (len(training.y) > FEW_ROWS and not needs_all_rows(self))
+        many = self._asks_for_inducing or (len(training.y) > FEW_ROWS and not needs_all_rows(self))
         if self.method == "sparse" or (self.method == "auto" and many):
             parts, kept = array_parts(training, self.n_partitions), training.kept
             del training

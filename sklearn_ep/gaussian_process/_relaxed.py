@@ -53,7 +53,10 @@ class RelaxedEPClassifier(GaussianProcessBase):
     kernel : sklearn.gaussian_process.kernels.Kernel, default=None
         Prior covariance of the latent function f. None is ``ConstantKernel * RBF(l)`` with l 1.25
         times the root of the total variance of the columns and an amplitude of 5 times the latent
-        noise (3 and 1 with ``optimizer=None``), at most 20, beyond which EP becomes unreliable.
+        noise (3 and 1 with ``optimizer=None``), at most 20, beyond which EP becomes unreliable. A
+        kernel that does not require vectors (strings, graphs) takes the rows of X as they are, with
+        the dense method. Where learning ends at a bound of a given kernel a ConvergenceWarning says
+        so.
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix, "sparse" goes through inducing points. "auto" is
         sparse beyond 2000 rows or where inducing points are given.
@@ -313,6 +316,10 @@ class RelaxedEPClassifier(GaussianProcessBase):
         fit = joined_fits(fits, training.y, own_points=plan.move_points)
         return self._store(plan, fit, training.kept, **self._label_attributes(fit, training))
 
+    @property
+    def _asks_for_inducing(self):
+        return self.n_inducing is not None or self.inducing_points is not None
+
     def _initial_kernel(self, spread):
         if self.kernel is not None:
             return clone(self.kernel)
@@ -348,8 +355,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         X, spread = training.X, self._spread(training)
         kernel, rng = self._initial_kernel(spread), check_random_state(self.random_state)
         seed, Z = int(rng.randint(np.iinfo(np.int32).max)), None
-        asked = self.n_inducing is not None or self.inducing_points is not None
-        many = asked or (len(X) > FEW_ROWS and not self._takes_objects)
+        many = self._asks_for_inducing or (len(X) > FEW_ROWS and not self._takes_objects)
         if self.method == "sparse" or (self.method == "auto" and many):
             Z = self._inducing_start(X, training.weight, seed, X.shape[1])
             warn_fewer_inducing(self, Z)

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 from scipy.optimize import minimize
+from scipy.sparse import csr_array
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import (
@@ -68,11 +69,11 @@ HAS_Z = np.array(["z" in word for word in WORDS])
 def test_kernels_of_objects_take_rows_as_they_are(make, optimizer):
     kernel = ConstantKernel(2.0, "fixed") * SharedLetters()
     est = make(kernel, optimizer=optimizer, tol=1e-6)
-    rows = {"list": WORDS, "array": np.array(WORDS), "trees": [Tree(word) for word in WORDS]}
-    proba = {name: clone(est).fit(X, HAS_Z).predict_proba(X) for name, X in rows.items()}
-    np.testing.assert_allclose(proba["array"], proba["list"], atol=1e-12)
-    np.testing.assert_allclose(proba["trees"], proba["list"], atol=1e-12)
-    # letters as zeros and ones under the same covariance
+    rows = np.array(WORDS), [Tree(word) for word in WORDS], [list(f"{word:4}") for word in WORDS]
+    proba = clone(est).fit(WORDS, HAS_Z).predict_proba(WORDS)
+    for X in rows[:2]:
+        np.testing.assert_allclose(clone(est).fit(X, HAS_Z).predict_proba(X), proba, atol=1e-12)
+    assert clone(est).fit(rows[2], HAS_Z).predict_proba(rows[2][:3]).shape == (3, 2)
     fitted = clone(est).fit(WORDS, HAS_Z, sample_weight=np.r_[2.0, np.ones(9)])
     again = clone(est).fit([WORDS[0], *WORDS], np.r_[HAS_Z[:1], HAS_Z])
     np.testing.assert_allclose(
@@ -86,8 +87,15 @@ def test_kernels_of_objects_take_rows_as_they_are(make, optimizer):
 
 def test_kernels_of_objects_are_refused_where_numbers_are_needed():
     est = EPGaussianProcessClassifier(SharedLetters(), optimizer=None)
-    with pytest.raises(ValueError):
-        clone(est).set_params(method="sparse").fit(WORDS, HAS_Z)
+    points = dict(method="sparse"), dict(batch_size=5), dict(inducing_points=[[0.0]])
+    for setting in points:
+        with pytest.raises(ValueError, match="could not convert"):
+            clone(est).set_params(**setting).fit(WORDS, HAS_Z)
+    with pytest.raises(ValueError, match="could not convert"):
+        RelaxedEPClassifier(SharedLetters(), n_inducing=3).fit(WORDS, HAS_Z)
+    for X in (None, csr_array(np.eye(10))):
+        with pytest.raises(ValueError, match="X must be a sequence"):
+            clone(est).fit(X, HAS_Z)
     with pytest.raises(ValueError, match="partial_fit .* rows of numbers"):
         est.partial_fit(WORDS, HAS_Z, classes=[False, True])
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
