@@ -103,11 +103,11 @@ def canonical(X):
 def blind_to_units(est, X, weight):
     """Return whether a fit must not depend on one unit of all columns and on their origins.
 
-    Not where columns vary by less than rounding of another origin leaves, nor where the evidence
-    of rows with huge weights has many maxima.
+    Not where columns vary by less than rounding of another origin leaves, nor where their squares
+    vanish in the unit of another, nor where the evidence of rows with huge weights has many maxima.
     """
     vary, size = np.ptp(X, axis=0), np.abs(X).max(axis=0)
-    if np.any((vary > 0) & (vary < 1e-9 * size)):
+    if np.any((vary > 0) & (vary < np.maximum(1e-9 * size, 1e-140 * vary.max()))):
         return False
     if getattr(est, "optimizer", None) is not None and weight is not None and weight.max() > 1e3:
         return False

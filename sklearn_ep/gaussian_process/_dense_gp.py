@@ -88,7 +88,7 @@ class DenseState:
             self._negative = _NegativeSites(K, self.rows, minus, precision[minus], root, inverse)
             log_det += np.sum(np.log(np.diagonal(self._negative.lower)))
             self._widen(K, strong, halves)
-        if np.any(self.var < 0):
+        if self.var.min() < 0:
             raise ImproperPosterior("prior and explained variances cancel to below zero")
         self.alpha = shift.copy()
         self.alpha[self.rows] -= root * cholesky_solve(self.lower, root * (K @ shift)[self.rows])

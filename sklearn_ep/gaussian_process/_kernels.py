@@ -188,9 +188,10 @@ class StationaryCross(GeneralCross):
         fixed = constant is None or constant.hyperparameter_constant_value.fixed
         self.n_constant = 0 if fixed else 1
         self.scale = np.broadcast_to(self.part.length_scale, (Z.shape[1],))
-        self.centre = Z.mean(axis=0)
+        self.centre = np.add.reduce(Z, axis=0) / len(Z)
         self.B = (Z - self.centre) / self.scale
         self.B_norms = np.einsum("ij,ij->i", self.B, self.B)
+        self.is_wide = self.B_norms.max() > _LARGE_NORM
         self.is_rbf = type(self.part) is RBF or self.part.nu == np.inf
 
     def diagonal(self, X):
@@ -227,7 +228,7 @@ class StationaryCross(GeneralCross):
     def _moments(self, P, A):
         """Return sum_ij P_ij (A_ik - B_jk)^2 (d,) and sum_i P_ij (A_ik - B_jk) (m, d)."""
         B = self.B
-        if max(np.max(np.abs(A), initial=0.0), np.max(np.abs(B))) ** 2 > _LARGE_NORM:
+        if self.is_wide or (A is not B and np.any(np.abs(A) > np.sqrt(_LARGE_NORM))):
             return _moments_of_differences(P, A, B)
         rows, cols, towards = P.sum(axis=1), P.sum(axis=0), P.T @ A
         squares = rows @ A**2 + cols @ B**2 - 2.0 * np.sum(B * towards, axis=0)
