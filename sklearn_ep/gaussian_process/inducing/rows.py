@@ -34,8 +34,6 @@ _KMEANS_ITERATIONS = 10
 _KEY_GRID = 2.0**-24
 # A column that varies by less than this share of its mean is constant but for rounding.
 _CONSTANT = 1e-12
-
-
 # Total variances that leave room for the squares that are made of them.
 _VARIANCES = 1e-280, 1e280
 
