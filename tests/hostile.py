@@ -1,9 +1,10 @@
 """Finite data that break careless numerics, and the settings they are thrown at."""
 
+import re
 import warnings
 
 import numpy as np
-from sklearn.base import is_classifier
+from sklearn.base import clone, is_classifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, Matern
 
@@ -83,16 +84,57 @@ def data(rng, grouped):
     return X, z, weight, groups
 
 
-def attempt(seed):
+def stretched(X, rng):
+    """Return X with columns of scales from 1e-160 to 1e160 and origins of up to 1e8 of them."""
+    d = X.shape[1]
+    scale = 10.0 ** rng.uniform(-160, 160, size=d if rng.random() < 0.5 else 1)
+    origin = rng.choice([0.0, 1.0], size=d) * 10.0 ** rng.uniform(0, 8, size=d)
+    unit = rng.choice([0.0, 1.0])  # the origin in units of the data, or of nothing
+    return X * scale + origin * scale**unit
+
+
+def canonical(X):
+    """Return X in units in which nothing can be lost: from its first row on, near one."""
+    moved = X - X[0]
+    size = np.abs(moved).max()
+    return np.ldexp(moved, -int(np.frexp(size)[1])) if 0 < size < np.inf else moved
+
+
+def blind_to_units(est, X, weight):
+    """Return whether a fit must not depend on one unit of all columns and on their origins.
+
+    Not where columns vary by less than rounding of another origin leaves, nor where their squares
+    vanish in the unit of another, nor where the evidence of rows with huge weights has many maxima.
+    """
+    vary, size = np.ptp(X, axis=0), np.abs(X).max(axis=0)
+    if np.any((vary > 0) & (vary < np.maximum(1e-9 * size, 1e-140 * vary.max()))):
+        return False
+    if getattr(est, "optimizer", None) is not None and weight is not None and weight.max() > 1e3:
+        return False
+    if isinstance(est, SpikeSlabRegressor):
+        return est.standardize and est.fit_intercept
+    return isinstance(est, EPGaussianProcessClassifier | RelaxedEPClassifier) and not est.kernel
+
+
+def names_an_argument(error):
+    """Return whether a ValueError says of which argument it is."""
+    return re.search(r"\b(X|y|sample_weight|groups)\b", str(error)) is not None
+
+
+def attempt(seed, stretch=False):
     """Fit one random case; return None, or what was wrong with it.
 
     A ValueError with a message is an answer; any other exception, a RuntimeWarning, or a number
-    that is not finite is a fault.
+    that is not finite is a fault. With `stretch` scales and origins go to the ends of double
+    precision; then an error has to name the argument, a fit that has converged has to have a
+    residual below `tol`, and one that cannot depend on units has to be that of small numbers.
     """
     rng = np.random.default_rng(seed)
     est = settings(rng)
     grouped = isinstance(est, HierarchicalEPLogistic) and rng.random() < 0.6
     X, z, weight, groups = data(rng, grouped)
+    if stretch:
+        X = stretched(X, rng)
     y = (z > np.median(z)).astype(int) if is_classifier(est) else z * 10.0 ** rng.integers(-6, 7)
     extra = {} if groups is None else {"groups": groups}
     with warnings.catch_warnings():
@@ -101,7 +143,7 @@ def attempt(seed):
         warnings.simplefilter("ignore", UserWarning)
         try:
             est.fit(X, y, sample_weight=weight, **extra)
-            new = np.vstack([X, 1e3 * X])
+            new = X if stretch else np.vstack([X, 1e3 * X])
             if is_classifier(est):
                 mean, var = est.latent_mean_and_variance(new)
                 seen = [mean, var, est.predict_log_proba(new), est.log_evidence_]
@@ -109,8 +151,19 @@ def attempt(seed):
                     return f"seed {seed}: {est}: negative variance"
             else:
                 seen = [*est.predict(new, return_std=True), est.inclusion_proba_, est.log_evidence_]
+            if stretch and est.converged_ and not est.history_["residual"][-1] < est.tol:
+                return f"seed {seed}: {est}: converged at {est.history_['residual'][-1]}"
+            if stretch and blind_to_units(est, X, weight):
+                small = clone(est).fit(canonical(X), y, sample_weight=weight)
+                known = seen[:2] if is_classifier(est) else seen[:1]
+                own = small.predict(canonical(X)) if not is_classifier(est) \
+                    else small.latent_mean_and_variance(canonical(X))  # fmt: skip
+                off = np.max(np.abs(np.array(known) - own)) / (np.abs(own).max() + 1e-300)
+                if small.converged_ and est.converged_ and off > 0.01:
+                    return f"seed {seed}: {est}: off by {off:.2g} from the fit in other units"
         except ValueError as error:
-            return None if len(str(error)) > 10 and not isinstance(error, np.linalg.LinAlgError) \
+            clear = names_an_argument(error) if stretch else len(str(error)) > 10
+            return None if clear and not isinstance(error, np.linalg.LinAlgError) \
                 else f"seed {seed}: {est}: {error!r}"  # fmt: skip
         except Exception as error:  # noqa: BLE001
             return f"seed {seed}: {est}: {error!r}"

@@ -13,7 +13,7 @@ from sklearn_ep import (
 
 GP = EPGaussianProcessClassifier
 CVL = ConvexVariationalLogistic
-SPARSE = dict(method="sparse", n_inducing=10, random_state=0)
+SPARSE = dict(method="sparse", n_inducing=4, random_state=0)
 SETTINGS = [
     GP(),
     GP(optimizer=None, likelihood="logit"),
@@ -23,7 +23,6 @@ SETTINGS = [
     GP(**SPARSE, optimizer=None),
     GP(
         method="sparse",
-        n_inducing=8,
         batch_size=10,
         site_memory="average",
         optimizer="adam",
@@ -35,7 +34,7 @@ SETTINGS = [
     RelaxedEPClassifier(rule="power", power=0.5, optimizer=None),
     RelaxedEPClassifier(label_noise=0.05, damping=1.0, optimizer=None),
     RelaxedEPClassifier(**SPARSE, optimizer=None),
-    RelaxedEPClassifier(method="sparse", n_inducing=8, optimizer=None, random_state=0),
+    RelaxedEPClassifier(method="sparse", optimizer=None, random_state=0),
     SpikeSlabRegressor(),
     SpikeSlabRegressor(algorithm="ep", damping=1.0),
     SpikeSlabRegressor(algorithm="convergent"),

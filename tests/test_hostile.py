@@ -16,3 +16,10 @@ def test_finite_or_a_named_error(block):
 @pytest.mark.parametrize("seed", [509, 5545, 5580, 5840, 8470, 8762, 9266, 9831, 11919, 12063])
 def test_what_a_longer_run_found(seed):
     assert attempt(seed) is None
+
+
+# scales at the ends of double precision and far origins: constant columns whose spread was
+# rounding, and gradients of rows at distances whose squares overflow
+@pytest.mark.parametrize("seed", [402, 751, 787, 1169, 1341, 1436, 1776, 1911, 2413, 2492])
+def test_what_far_scales_and_origins_found(seed):
+    assert attempt(seed, stretch=True) is None

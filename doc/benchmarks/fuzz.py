@@ -4,10 +4,12 @@
     python doc/benchmarks/fuzz.py --quick             500 fits
     python doc/benchmarks/fuzz.py --first 2000 --fits 1000
 
-The cases are those of tests/hostile.py: constant, duplicated and rescaled columns (1e-8 to 1e8),
-separable labels, fewer rows than columns, huge weights, groups of one class, every estimator in
-many settings. A fault is an exception that is not a ValueError, a RuntimeWarning, or a number that
-is not finite; its seed is printed, and `attempt(seed)` repeats it.
+The cases are those of tests/hostile.py: constant, duplicated and rescaled columns, separable
+labels, fewer rows than columns, huge weights, groups of one class, every estimator in many
+settings; scales of columns from 1e-160 to 1e160 and origins of up to 1e8. A fault is an exception
+that is not a ValueError naming the argument, a RuntimeWarning, a number that is not finite, a fit
+that calls itself converged with a residual above its tolerance, or one that depends on units which
+it cannot know; its seed is printed, and `attempt(seed, stretch=True)` repeats it.
 """
 
 import pathlib
@@ -29,7 +31,7 @@ def main():
     fits = args.fits or (500 if args.quick else 10_000)
     faults = []
     for seed in range(args.first, args.first + fits):
-        fault = attempt(seed)
+        fault = attempt(seed, stretch=True)
         if fault:
             faults.append(fault)
             print(fault, flush=True)

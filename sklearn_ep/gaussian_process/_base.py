@@ -1,18 +1,30 @@
 """What the GP classifiers share: kernels, attributes, evidence and diagnosis of a fit."""
 
+import warnings
+
 import numpy as np
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel
+import scipy.sparse as sp
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel, Kernel
 from sklearn.utils import check_array
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.validation import check_is_fitted
 
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
-from .._estimator.checks import check_choice, check_number, checked_weights, spread_rows
+from .._estimator.checks import (
+    check_choice,
+    check_number,
+    checked_weights,
+    spread_rows,
+    validate_training,
+)
 from .._estimator.fitting import one_or_stack, remarks_of, run_attributes, warn_not_converged
 from .._estimator.posterior_classifier import PosteriorClassifier, draw_latent
+from ._dense_gp import DenseGPPosterior
 from ._fitted import signs_of
-from ._kernels import has_input_gradient
-from .inducing.rows import choose_inducing_points
+from ._kernels import has_input_gradient, with_theta
+from .inducing.rows import check_scale, choose_inducing_points, weighted_mean
 
 __all__ = [
     "DEFAULT_INDUCING",
@@ -23,9 +35,12 @@ __all__ = [
     "column_spread",
     "root_variance",
     "smooth_kernel",
+    "warn_fewer_inducing",
 ]
 
 DEFAULT_INDUCING = 100
+# Distance in logs at which a parameter counts as being at its bound.
+_AT_BOUND = 1e-5
 # Rows up to which "auto" keeps the full covariance matrix and the inducing points where they are.
 FEW_ROWS = 2000
 # Attributes that not every fit has.
@@ -34,9 +49,11 @@ _OPTIONAL += ["site_precision_", "site_shift_", "loo_proba_"]
 
 
 def column_spread(X, weight):
-    """Return the standard deviations (d,) of the columns."""
-    mean = weight @ X / weight.sum()
-    return np.sqrt(weight @ (X - mean) ** 2 / weight.sum())
+    """Return the standard deviations (d,) of the columns, or raise a ValueError that names X."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        var = weight @ (X - weighted_mean(X, weight)) ** 2 / weight.sum()
+    check_scale(float(np.sum(var)), varies=np.any(X != X[0]))
+    return np.sqrt(var)
 
 
 def root_variance(X, weight):
@@ -78,6 +95,51 @@ def check_kernel(kernel, K):
         ) from error
 
 
+def warn_fewer_inducing(estimator, Z):
+    """Warn where `n_inducing` asks for other inducing points than the ones (m, d) in use."""
+    asked, given = estimator.n_inducing, estimator.inducing_points is not None
+    if asked is None or (len(Z) == asked if given else len(Z) >= asked):
+        return
+    why = (
+        "inducing_points are given" if given else f"there are {len(Z)} distinct rows to choose from"
+    )
+    message = f"n_inducing={asked} does nothing, because {why}: all {len(Z)} of them are used; "
+    message += f"leave n_inducing out, or set it to {'their number' if given else 'fewer'}."
+    warnings.warn(message, UserWarning, stacklevel=2)
+
+
+def object_rows(X):
+    """Return rows of whatever kind as an array of which a kernel can be given a part."""
+    if hasattr(X, "__array__"):
+        return np.asarray(X)
+    if sp.issparse(X) or not hasattr(X, "__len__"):
+        raise ValueError(f"X must be a sequence of rows that the kernel takes, got {type(X)}.")
+    rows = np.empty(len(X), dtype=object)
+    for i, row in enumerate(X):  # one by one: numpy would look into rows that are sequences
+        rows[i] = row
+    return rows
+
+
+def warn_at_bounds(kernel):
+    """Warn of each parameter that learning left at a bound which the user gave."""
+    kernels = kernel.kernels if isinstance(kernel, CompoundKernel) else [kernel]
+    free = [(k, h) for k in kernels for h in k.hyperparameters if not h.fixed]
+    told = {}
+    for k, parameter in free:
+        values = np.atleast_1d(k.get_params()[parameter.name])
+        for j, value in enumerate(values):
+            low, high = parameter.bounds[j if len(parameter.bounds) > 1 else 0]
+            for side, bound, change in (("lower", low, "Decreas"), ("upper", high, "Increas")):
+                if bound > 0 and np.isclose(np.log(value), np.log(bound), atol=_AT_BOUND):
+                    told[parameter.name, j, side] = (
+                        f"The optimal value found for dimension {j} of parameter {parameter.name} "
+                        f"is close to the specified {side} bound {bound}. {change}ing the bound "
+                        "and calling fit again may find a better value."
+                    )
+    for message in told.values():
+        warnings.warn(message, ConvergenceWarning, stacklevel=3)
+
+
 class GaussianProcessBase(PosteriorClassifier):
     """Attributes, evidence at given hyperparameters and diagnosis of the GP classifiers.
 
@@ -89,11 +151,65 @@ class GaussianProcessBase(PosteriorClassifier):
     def _check_gp_parameters(self):
         if self.kernel is not None and not isinstance(self.kernel, Kernel):
             raise TypeError(f"kernel must be a scikit-learn kernel or None, got {self.kernel!r}.")
+        if isinstance(self.kernel, CompoundKernel):
+            raise ValueError(
+                "kernel cannot be a CompoundKernel: give the kernel of one class, from which each "
+                "of several classes starts."
+            )
         check_choice("method", self.method, ["auto", "dense", "sparse"])
         check_number("n_inducing", self.n_inducing, 1, integer=True, optional=True)
         check_number("n_restarts_optimizer", self.n_restarts_optimizer, 0, integer=True)
         check_number("jitter", self.jitter, 0)
         check_choice("multi_class", self.multi_class, ["one_vs_rest"])
+        if not isinstance(self.class_weight, dict):
+            check_choice("class_weight", self.class_weight, ["balanced", None])
+
+    def _class_weighted(self, y, weight):
+        """Return the copies (n,) of rows with class indices y, times the weights of their classes.
+
+        "balanced" counts copies, so that weights still equal repetition.
+        """
+        if self.class_weight is None:
+            return weight
+        if isinstance(self.class_weight, dict):
+            args = dict(classes=self.classes_, y=self.classes_)
+            of_class = compute_class_weight(self.class_weight, **args)
+            if not np.all(np.isfinite(of_class) & (of_class > 0)):
+                raise ValueError(
+                    f"class_weight must be positive and finite, got {self.class_weight}; leave out "
+                    "the rows of a class that should not count."
+                )
+        else:
+            copies = np.bincount(y, weight, len(self.classes_))
+            of_class = weight.sum() / (len(copies) * copies)
+        return weight * of_class[y]
+
+    @property
+    def _takes_objects(self):
+        """Whether the kernel compares objects, and rows are therefore taken as they are."""
+        if self.method == "sparse" or (self.method == "auto" and self._asks_for_inducing):
+            return False
+        return self.kernel is not None and not self.kernel.requires_vector_input
+
+    def _spread(self, training):
+        """Return the root of the total variance of the rows, 1 for rows that have none."""
+        return 1.0 if self._takes_objects else root_variance(training.X, training.weight)
+
+    def _check_new(self, X):
+        check_is_fitted(self)
+        posterior = self._posteriors[0]
+        if isinstance(posterior, DenseGPPosterior) and not posterior.kernel.requires_vector_input:
+            return object_rows(X)
+        return super()._check_new(X)
+
+    def _training(self, X, y, sample_weight, dtype=np.float64):
+        """Return the checked `Training` with weights of rows times those of classes."""
+        if self._takes_objects:
+            free = dict(ensure_2d=False, allow_nd=True, ensure_all_finite=False)
+            training = validate_training(self, object_rows(X), y, sample_weight, None, **free)
+        else:
+            training = validate_training(self, X, y, sample_weight, dtype)
+        return training._replace(weight=self._class_weighted(training.y, training.weight))
 
     @property
     def _n_problems(self):
@@ -150,6 +266,8 @@ class GaussianProcessBase(PosteriorClassifier):
         if not self.converged_:
             advice = "raise max_iter and max_sweeps, lower damping, or bound the kernel amplitude"
             warn_not_converged(self, advice, remarks_of(fit.runs))
+        if plan is not None and self.kernel is not None and self.optimizer is not None:
+            warn_at_bounds(fit.kernel)
         return self
 
     def log_marginal_likelihood(self, theta=None, eval_gradient=False, clone_kernel=True):
@@ -159,18 +277,19 @@ class GaussianProcessBase(PosteriorClassifier):
         ----------
         theta : array-like of shape (p,), default=None
             Log-transformed kernel parameters as in `kernel_.theta`; None returns the value of the
-            fit. With more than two classes the parameters of all binary kernels one after another.
+            fit. With more than two classes the parameters of all binary kernels one after another,
+            or those of one for all.
         eval_gradient : bool, default=False
             Also return the gradient in theta.
         clone_kernel : bool, default=True
-            Kept for compatibility with scikit-learn; the fitted kernel is never modified.
+            False leaves theta in `kernel_`; predictions stay those of the fit.
 
         Returns
         -------
         log_likelihood : float
             Sum over the one-versus-rest problems, with EP run to `tol` from the fitted sites.
         gradient : ndarray of shape (p,)
-            Only if `eval_gradient`.
+            Only if `eval_gradient`; in the parameters as they were given.
 
         Raises
         ------
@@ -180,13 +299,21 @@ class GaussianProcessBase(PosteriorClassifier):
         check_is_fitted(self)
         if theta is None and not eval_gradient:
             return self.log_marginal_likelihood_value_
-        theta = self.kernel_.theta if theta is None else np.asarray(theta, dtype=float)
-        if theta.shape != self.kernel_.theta.shape:
-            raise ValueError(f"theta has shape {theta.shape}, not {self.kernel_.theta.shape}.")
+        fitted = self._fitted.kernel
+        theta = fitted.theta if theta is None else np.asarray(theta, dtype=float)
+        n_equal = len(fitted.kernels) if isinstance(fitted, CompoundKernel) else 1
+        n_equal = n_equal if n_equal * theta.size == fitted.n_dims else 1
+        whole = np.tile(theta, n_equal)
+        if whole.shape != fitted.theta.shape:
+            raise ValueError(f"theta has shape {theta.shape}, not {fitted.theta.shape}.")
         if self._plan is None:
             raise ValueError("the evidence at other theta needs rows, which partial_fit forgets.")
-        value, gradient = self._plan.value_and_gradient(theta, self._fitted, self.n_jobs)
-        return (value, gradient) if eval_gradient else value
+        value, gradient = self._plan.value_and_gradient(whole, self._fitted, self.n_jobs)
+        if not clone_kernel:
+            self.kernel_ = with_theta(fitted, whole)
+        if not eval_gradient:
+            return value
+        return value, gradient.reshape(n_equal, theta.size).sum(axis=0)
 
     def _log_weights(self, rows, n_draws, rng):
         """Return log weights of draws of the latent values of the rows, which a dense fit keeps."""
@@ -207,12 +334,15 @@ class GaussianProcessBase(PosteriorClassifier):
 
     def _check_same_rows(self, rows):
         """Raise a ValueError unless rows given once more are those of the fit."""
-        X = validate_data(self, rows.X, reset=False, dtype=np.float64)
+        X = self._check_new(rows.X)
         weight = checked_weights(rows.sample_weight, X)
         y, kept = np.searchsorted(self.classes_, rows.y), weight > 0
-        plan = self._plan
-        pairs = (X, plan.X), (y, plan.y), (weight, plan.weight)
-        if len(y) != len(X) or not all(np.array_equal(a[kept], b) for a, b in pairs):
+        plan, same = self._plan, len(y) == len(X)
+        if same:
+            X, y, weight = X[kept], y[kept], self._class_weighted(y[kept], weight[kept])
+            pairs = (X, plan.X), (y, plan.y), (weight, plan.weight)
+            same = all(np.array_equal(a, b) for a, b in pairs)
+        if not same:
             raise ValueError(
                 "X, y and sample_weight are not those of the fit, which keeps its rows: leave them "
                 "out, or give them as they were."

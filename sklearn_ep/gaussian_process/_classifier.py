@@ -10,10 +10,10 @@ from .._engine.contracts import FACTOR_NEEDS, require
 from .._engine.likelihoods import LIKELIHOODS
 from .._engine.partition import PartMap
 from .._engine.rules import MomentMatching
-from .._estimator.checks import check_choice, check_common, check_number, validate_training
+from .._estimator.checks import check_choice, check_common, check_number
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_problems, restore_on_error
-from ._base import FEW_ROWS, GaussianProcessBase, check_kernel, root_variance, smooth_kernel
+from ._base import FEW_ROWS, GaussianProcessBase, check_kernel, smooth_kernel
 from ._dense_fit import DensePlan, fit_dense, last_sites
 from ._evidence import random_starts
 from ._fitted import joined_fits
@@ -22,6 +22,7 @@ from .inducing.plan import (
     asks_for_inducing,
     check_inducing_parameters,
     draw_seed,
+    needs_all_rows,
     new_stream,
     plan_inducing,
     plan_stream,
@@ -39,7 +40,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, default=None
         Prior covariance of the latent function. None is ``ConstantKernel(1) * RBF(l)`` with l three
-        times the root of the total variance of the columns, a smooth start on any scale of X.
+        times the root of the total variance of the columns, a smooth start on any scale of X. A
+        kernel that does not require vectors (strings, graphs) takes the rows of X as they are, with
+        the dense method. Where learning ends at a bound of a given kernel a ConvergenceWarning says
+        so.
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix of the rows; "sparse" goes through inducing points
         (FITC), with cost linear in the rows. "auto" is dense up to 2000 rows, where it is both
@@ -48,19 +52,24 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     likelihood : {"probit", "logit"} or Factor, default="probit"
         p(y | f). The probit has the cheapest closed form. Any `Factor` of the engine is accepted.
     n_inducing : int, default=None
-        Number of inducing points m of the sparse method, at most the number of distinct rows. None
-        is 100, where a pass costs about as much in the kernel as in the algebra.
+        Number of inducing points m of the sparse method. None is 100, or all distinct rows where
+        those are fewer; with 100 a pass costs about as much in the kernel as in the algebra. A
+        UserWarning tells where more are asked for than there are distinct rows.
     inducing_points : array-like of shape (m, d), default=None
         Inducing points to start from; None chooses them by a few steps of k-means
         from random rows, in units of the spread of each column.
     learn_inducing : bool or "auto", default="auto"
         Move the inducing points along the gradient of the evidence. "auto" does so from 2000 rows
         on, where the evidence no longer overfits them, for kernels of constants, RBF and Matern.
-    optimizer : {"auto", "fmin_l_bfgs_b", "adam", "adadelta", "sign_rate"} or None, default="auto"
+    optimizer : {"auto", "fmin_l_bfgs_b", "adam", "adadelta", "sign_rate"}, callable or None, \
+            default="auto"
         How the kernel parameters (and inducing points) are learned from the evidence; None keeps
         them. L-BFGS-B evaluates the evidence at fixed points of EP. The others are of the sparse
         method and take a step after each pass: "sign_rate" is the rule of [1]_. "auto" is L-BFGS-B
-        for dense and Adam for sparse, which needs half the time.
+        for dense and Adam for sparse, which needs half the time. A callable belongs to the dense
+        method and is that of scikit-learn: ``optimizer(obj_func, initial_theta, bounds)`` returns
+        theta and the value there, ``obj_func(theta, eval_gradient=True)`` the negative evidence and
+        its gradient.
     n_restarts_optimizer : int, default=0
         Further starts of L-BFGS-B drawn within the bounds of the kernel; the largest evidence is
         kept.
@@ -71,6 +80,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         deviations of the columns. 0.01 suits minibatches.
     damping : float, default=0.7
         Share of an update that is taken, in (0, 1]. With acceleration the mixing of its steps.
+        Minibatches take the first update of a row whole; there [1]_ uses 0.99. An averaged site is
+        damped by its average instead, until the full passes.
     acceleration : {"anderson"} or None, default="anderson"
         Anderson acceleration of the parallel updates. Without it, and with `damping` near one, the
         updates oscillate for kernels of large amplitude.
@@ -98,6 +109,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         Start from the sites and kernel of the last fit where the number of rows is the same.
     multi_class : {"one_vs_rest"}, default="one_vs_rest"
         More than two classes are fitted as one binary problem each.
+    class_weight : dict, "balanced" or None, default=None
+        Weight of each class, positive, by which the copies of its rows are multiplied as by
+        `sample_weight`; 1 for a class that a dict leaves out. "balanced" makes the copies of all
+        classes equal, their sum kept. Lists of partitions take None, `partial_fit` a dict or None.
     n_jobs : int or None, default=None
         Workers: for the binary problems of more than two classes if dense, for the partitions of
         the rows if sparse.
@@ -215,6 +230,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         copy_X_train=True,
         warm_start=False,
         multi_class="one_vs_rest",
+        class_weight=None,
         n_jobs=None,
         random_state=None,
         verbose=0,
@@ -240,6 +256,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         self.copy_X_train = copy_X_train
         self.warm_start = warm_start
         self.multi_class = multi_class
+        self.class_weight = class_weight
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
@@ -260,6 +277,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             return LIKELIHOODS[self.likelihood]()
         return self.likelihood
 
+    @property
+    def _asks_for_inducing(self):
+        return asks_for_inducing(self)
+
     def _initial_kernel(self, total_variance):
         return smooth_kernel(total_variance) if self.kernel is None else clone(self.kernel)
 
@@ -270,11 +291,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
 
         Parameters
         ----------
-        X : array-like of shape (n, d), or list of partitions
-            Training rows; standardise the columns first unless they share a unit. For the sparse
-            method also a list of partitions, with `y` None: each a tuple (X, y) of arrays or memory
-            maps, a function without arguments that returns one, or a dask future of one.
-            Partitions are sent to the workers once, loaders run there at every pass.
+        X : array-like of shape (n, d), list of objects, or list of partitions
+            Training rows, objects for a kernel that takes them; standardise the columns first
+            unless they share a unit. For the sparse method also a list of partitions, with `y`
+            None: each a tuple (X, y) of arrays or memory maps, a function without arguments that
+            returns one, or a dask future of one. Partitions are sent to the workers once, loaders
+            run there at every pass.
         y : array-like of shape (n,), default=None
             Class labels; None only for a list of partitions.
         sample_weight : array-like of shape (n,), default=None
@@ -298,14 +320,17 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
                 raise ValueError("sample_weight must be None for a list of partitions.")
             if self.method == "dense":
                 raise ValueError("method='dense' does not take a list of partitions as X.")
+            if self.class_weight is not None:
+                raise ValueError("class_weight must be None for a list of partitions.")
             return self._fit_inducing(checked_parts(X), None, X, y)
-        training = validate_training(self, X, y, sample_weight, dtype=(np.float64, np.float32))
-        many = asks_for_inducing(self) or len(training.y) > FEW_ROWS
+        training = self._training(X, y, sample_weight, dtype=(np.float64, np.float32))
+        many = self._asks_for_inducing or (len(training.y) > FEW_ROWS and not needs_all_rows(self))
         if self.method == "sparse" or (self.method == "auto" and many):
             parts, kept = array_parts(training, self.n_partitions), training.kept
             del training
             return self._fit_inducing(parts, kept, X, y)
-        training = training._replace(X=training.X.astype(np.float64, copy=False))
+        if not self._takes_objects:
+            training = training._replace(X=training.X.astype(np.float64, copy=False))
         if self.copy_X_train and np.may_share_memory(training.X, X):
             training = training._replace(X=training.X.copy())
         plan = self._plan_dense(training)
@@ -313,11 +338,11 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         return self._store(plan, joined_fits(fits, training.y), training.kept)
 
     def _plan_dense(self, training):
-        kernel = self._initial_kernel(root_variance(training.X, training.weight) ** 2)
+        kernel = self._initial_kernel(self._spread(training) ** 2)
         check_kernel(kernel, kernel(training.X))
         starts, sites = last_sites(self._last_fit, self._n_problems, len(training.y), kernel)
-        learn = self.optimizer is not None
-        n_restarts, rng = self.n_restarts_optimizer if learn else 0, self.random_state
+        n_restarts = self.n_restarts_optimizer if self.optimizer is not None else 0
+        rng = check_random_state(self.random_state)
         return DensePlan(
             X=training.X,
             y=training.y,
@@ -325,8 +350,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             kernel=kernel,
             factor=self._factor(),
             rule=MomentMatching(),
-            learn=learn,
-            restarts=random_starts(kernel.bounds, n_restarts, check_random_state(rng)),
+            optimizer=self.optimizer,
+            restarts=random_starts(kernel.bounds, n_restarts, rng),
             starts=starts,
             sites=sites,
             tol=self.tol,
@@ -378,8 +403,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         Raises
         ------
         ValueError
-            If the data or a parameter are not usable, if `classes` is missing at the first call
-            or if `y` has labels outside `classes`. The estimator is then as it was before.
+            If the data or a parameter are not usable, if `classes` is missing at the first call,
+            if `y` has labels outside `classes`, or with ``class_weight="balanced"``, which would
+            need all rows. The estimator is then as it was before.
 
         Notes
         -----
@@ -395,9 +421,15 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         none of them.
         """
         self._check_parameters()
+        if self.class_weight == "balanced":
+            raise ValueError(
+                "class_weight='balanced' needs all rows, which partial_fit does not see: give "
+                "a dict."
+            )
+        plan, last = plan_stream(self, self._factor()), getattr(self, "_fitted", None)
         X, y = self._checked_stream_rows(X, y, classes)
-        last, plan = getattr(self, "_fitted", None), plan_stream(self, self._factor())
-        before, weight = None if last is None else last.runs[0], np.ones(len(X))
+        before = None if last is None else last.runs[0]
+        weight = self._class_weighted(y, np.ones(len(X)))
         if isinstance(before, StreamRun):
             stream = before.stream
         elif isinstance(before, InducingRun):

@@ -11,7 +11,7 @@ from .._engine.sites import Sites, cavity
 from .._engine.whole import WholeEP
 from .._estimator.fitting import BinaryFit
 from ._dense_gp import DenseGPPosterior, KernelGP
-from ._evidence import KEPT, EvidencePoint, maximise_evidence
+from ._evidence import KEPT, EvidencePoint, maximise_by, maximise_evidence
 from ._fitted import ending_in, signs_of
 from ._kernels import with_theta
 
@@ -34,8 +34,9 @@ LEARNING_TOL = 1e-3
 class DensePlan:
     """Everything the binary dense problems need besides their signs; sent to workers as it is.
 
-    `y` holds class indices; `starts` and `sites` one entry a binary problem: the initial theta and
-    the initial sites.
+    `X` are rows of numbers, or whatever objects the kernel compares; `y` holds class indices.
+    `optimizer` is None, a function of the user, or anything else for L-BFGS-B. `starts` and `sites`
+    have one entry a binary problem: the initial theta and the initial sites.
     """
 
     X: np.ndarray
@@ -44,7 +45,7 @@ class DensePlan:
     kernel: Kernel
     factor: Any
     rule: Any
-    learn: bool
+    optimizer: Any
     restarts: np.ndarray
     starts: list
     sites: list
@@ -152,15 +153,14 @@ def fit_dense(plan, sign, monitor, k):
     """Learn the kernel if asked, converge EP, and return the `BinaryFit` of problem k."""
     kernel, x, trace = with_theta(plan.kernel, plan.starts[k]), plan.sites[k], Trace(monitor)
     end, max_sweeps = KEPT, min(plan.max_sweeps, plan.max_iter)
-    if plan.learn and kernel.n_dims:
-        learned = maximise_evidence(
-            plan.evidence(sign, x, max(plan.tol, LEARNING_TOL)),
-            plan.starts[k],
-            kernel.bounds,
-            max_iter=plan.max_iter,
-            starts=plan.restarts,
-            monitor=trace,
-        )
+    if plan.optimizer is not None and kernel.n_dims:
+        evidence = plan.evidence(sign, x, max(plan.tol, LEARNING_TOL))
+        search = evidence, plan.starts[k], kernel.bounds
+        watched: Any = dict(starts=plan.restarts, monitor=trace)
+        if callable(plan.optimizer):
+            learned = maximise_by(plan.optimizer, *search, **watched)
+        else:
+            learned = maximise_evidence(*search, max_iter=plan.max_iter, **watched)
         # the last run starts from the same sites as the search, so that the answer depends on the
         # kernel alone and not on the path that led to it
         kernel, end, max_sweeps = learned.point.payload[0], learned.end, plan.max_sweeps

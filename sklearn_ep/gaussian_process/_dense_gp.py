@@ -13,6 +13,7 @@ from scipy.spatial.distance import pdist, squareform
 from sklearn.utils import gen_batches
 
 from .._engine.gaussian import (
+    ImproperPosterior,
     add_to_diagonal,
     checked_cholesky,
     cholesky_solve,
@@ -22,7 +23,7 @@ from .._engine.gaussian import (
     triangular_inverse,
     triangular_solve,
 )
-from ._kernels import StationaryCross, contract, cross_covariance
+from ._kernels import StationaryCross, contract, cross_covariance, finite_or_named
 
 __all__ = ["DenseGP", "DenseGPPosterior", "DenseState", "KernelGP"]
 
@@ -87,6 +88,8 @@ class DenseState:
             self._negative = _NegativeSites(K, self.rows, minus, precision[minus], root, inverse)
             log_det += np.sum(np.log(np.diagonal(self._negative.lower)))
             self._widen(K, strong, halves)
+        if self.var.min() < 0:
+            raise ImproperPosterior("prior and explained variances cancel to below zero")
         self.alpha = shift.copy()
         self.alpha[self.rows] -= root * cholesky_solve(self.lower, root * (K @ shift)[self.rows])
         if len(minus):
@@ -202,6 +205,7 @@ class DenseGPPosterior:
         scaled = self.root[:, None] * K_new.T[self.rows]
         return triangular_solve(self.lower, scaled), self.added @ K_new.T
 
+    @finite_or_named
     def latent(self, X):
         """Return mean and variance (n_new,) at new rows; O(n^2) a row, in blocks of rows."""
         mean, var = np.empty(len(X)), self.kernel.diag(X)
@@ -212,6 +216,7 @@ class DenseGPPosterior:
             var[rows] += np.einsum("ij,ij->j", added, added) - np.einsum("ij,ij->j", half, half)
         return mean, positive_variance(var, self.kernel.diag(X))
 
+    @finite_or_named
     def covariance(self, X1, X2):
         """Return the posterior covariance (n1, n2) of the latent values at new rows."""
         K1 = self.kernel(X1, self.X)

@@ -14,6 +14,7 @@ __all__ = [
     "Learned",
     "LearningEnd",
     "Search",
+    "maximise_by",
     "maximise_evidence",
     "minimise_where_finite",
     "random_starts",
@@ -275,3 +276,43 @@ def maximise_evidence(
     # a run without a step left nothing to polish: then the end is that of the run before
     reason = found.reason if found.n_steps or not runs else runs[0].reason
     return Learned(found.x, found.payload, LearningEnd(reason, found.n_steps, found.gradient))
+
+
+def maximise_by(
+    optimizer: Callable,
+    evaluate: Callable[[np.ndarray], EvidencePoint],
+    theta,
+    bounds,
+    *,
+    starts=(),
+    monitor: Monitor = SILENT,
+) -> Learned:
+    """Let a function of the user maximise the evidence, from `theta` (p,) and further starts.
+
+    It is called as scikit-learn calls it, `optimizer(obj_func, initial_theta, bounds)`, with
+    ``obj_func(theta, eval_gradient=True)`` the negative evidence and its gradient, and returns the
+    best theta with the value there. What it returns counts as converged, in one iteration.
+    """
+
+    def obj_func(theta, eval_gradient=True):
+        point = evaluate(np.array(theta, dtype=np.float64, ndmin=1))
+        return (-point.objective, -point.gradient) if eval_gradient else -point.objective
+
+    found = []
+    for start in (theta, *starts):
+        end = optimizer(obj_func, start.copy(), bounds)
+        try:
+            best, value = np.array(end[0], dtype=np.float64, ndmin=1), float(end[1])
+        except (TypeError, ValueError, IndexError):
+            best, value = np.empty(0), np.nan
+        if best.shape != start.shape or not (np.isfinite(value) and np.all(np.isfinite(best))):
+            raise ValueError(
+                f"optimizer must return finite theta of shape {start.shape} and the value there, "
+                f"got {end!r}."
+            )
+        found.append((value, best))
+    best = min(found, key=lambda pair: pair[0])[1]
+    monitor.begin()
+    point = evaluate(best)
+    monitor.end({"residual": point.residual, "log_evidence": point.value}, point.payload)
+    return Learned(best, point, LearningEnd("converged", 1, 0.0))

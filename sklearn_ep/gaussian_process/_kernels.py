@@ -6,12 +6,14 @@ factor, and leaves answer with a few matrix products. The (n, n, p) array of `ev
 built for leaves without a rule of their own.
 """
 
+import functools
 from copy import copy
 
 import numpy as np
 from scipy.spatial.distance import cdist
 from sklearn.gaussian_process.kernels import (
     RBF,
+    CompoundKernel,
     ConstantKernel,
     Exponentiation,
     Matern,
@@ -27,6 +29,7 @@ __all__ = [
     "contract",
     "contract_diagonal",
     "cross_covariance",
+    "finite_or_named",
     "has_input_gradient",
     "n_lengths",
     "with_theta",
@@ -174,7 +177,8 @@ class StationaryCross(GeneralCross):
     """The same for a constant times RBF or Matern, or one of these alone.
 
     Keeps the block and its derivative in the squared distance, so that a contraction costs one
-    product (m, n) x (n, d) and no second evaluation of the kernel.
+    product (m, n) x (n, d) and no second evaluation of the kernel. Rows are centred first: products
+    of columns with a large offset would lose the digits of their differences.
     """
 
     def __init__(self, kernel, Z):
@@ -184,8 +188,10 @@ class StationaryCross(GeneralCross):
         fixed = constant is None or constant.hyperparameter_constant_value.fixed
         self.n_constant = 0 if fixed else 1
         self.scale = np.broadcast_to(self.part.length_scale, (Z.shape[1],))
-        self.B = Z / self.scale
+        self.centre = np.add.reduce(Z, axis=0) / len(Z)
+        self.B = (Z - self.centre) / self.scale
         self.B_norms = np.einsum("ij,ij->i", self.B, self.B)
+        self.is_wide = self.B_norms.max() > _LARGE_NORM
         self.is_rbf = type(self.part) is RBF or self.part.nu == np.inf
 
     def diagonal(self, X):
@@ -194,7 +200,7 @@ class StationaryCross(GeneralCross):
 
     def block(self, X):
         """Return the covariances (n, m) with Z and what `contract` wants back."""
-        A = X / self.scale
+        A = (X - self.centre) / self.scale
         D = _squared_distances(A, self.B, self.B_norms)
         if self.is_rbf:
             D *= -0.5
@@ -209,19 +215,38 @@ class StationaryCross(GeneralCross):
         A, K, slope = kept
         P = G * slope
         total = P.sum() if self.is_rbf else np.sum(G * K)
-        rows, cols = P.sum(axis=1), P.sum(axis=0)
-        towards = P.T @ A
-        pieces = [np.full(self.n_constant, total), self._length_gradient(A, rows, cols, towards)]
+        squares, pulls = self._moments(P, A)
+        pieces = [np.full(self.n_constant, total), self._length_gradient(squares)]
         gradient = np.concatenate(pieces if self.constant_first else pieces[::-1])
-        if not inputs:
-            return gradient, 0.0
-        return gradient, (towards - cols[:, None] * self.B) / self.scale
+        return gradient, pulls / self.scale if inputs else 0.0
 
-    def _length_gradient(self, A, rows, cols, towards):
+    def _length_gradient(self, squares):
         if self.part.hyperparameter_length_scale.fixed:
             return np.empty(0)
-        each = rows @ A**2 + cols @ self.B**2 - 2.0 * np.sum(self.B * towards, axis=0)
-        return each if self.part.anisotropic else np.array([each.sum()])
+        return squares if self.part.anisotropic else np.array([squares.sum()])
+
+    def _moments(self, P, A):
+        """Return sum_ij P_ij (A_ik - B_jk)^2 (d,) and sum_i P_ij (A_ik - B_jk) (m, d)."""
+        B = self.B
+        if self.is_wide or (A is not B and np.any(np.abs(A) > np.sqrt(_LARGE_NORM))):
+            return _moments_of_differences(P, A, B)
+        rows, cols, towards = P.sum(axis=1), P.sum(axis=0), P.T @ A
+        squares = rows @ A**2 + cols @ B**2 - 2.0 * np.sum(B * towards, axis=0)
+        return squares, towards - cols[:, None] * B
+
+
+def _moments_of_differences(P, A, B):
+    """Return the same of rows many lengths apart: products would lose digits of short distances.
+
+    The longest distances, whose squares may overflow, have no weight.
+    """
+    squares, pulls = np.empty(A.shape[1]), np.empty(B.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for k in range(len(squares)):
+            apart = np.subtract.outer(A[:, k], B[:, k])
+            squares[k] = np.sum(P * apart**2, where=P != 0)
+            pulls[:, k] = np.sum(P * apart, axis=0, where=P != 0)
+    return squares, pulls
 
 
 def _matern(nu, r, amplitude):
@@ -250,6 +275,26 @@ def constant_and_stationary(kernel):
     return None
 
 
+def finite_or_named(method):
+    """Make a prediction at rows of X raise a ValueError that names X where it is not finite.
+
+    Some kernels overflow far out, or have no limit there.
+    """
+
+    @functools.wraps(method)
+    def wrapper(self, *rows):
+        with np.errstate(over="ignore", invalid="ignore"):
+            result = method(self, *rows)
+        if not all(np.all(np.isfinite(r)) for r in (result if type(result) is tuple else [result])):
+            raise ValueError(
+                "X has rows so far out that double precision cannot carry their covariances: scale "
+                "them as those of the fit, or leave them out."
+            )
+        return result
+
+    return wrapper
+
+
 def cross_covariance(kernel, Z):
     """Return the cross covariances with Z in the fastest form that the kernel has."""
     split = constant_and_stationary(kernel)
@@ -260,8 +305,12 @@ def with_theta(kernel, theta):
     """Return a copy of a kernel with other log parameters, as `kernel.clone_with_theta` does.
 
     scikit-learn looks all parameters up by name, which costs as much as half a sweep over 100 rows;
-    a constant times RBF or Matern is put together from its parts instead.
+    a constant times RBF or Matern is put together from its parts instead. A compound of kernels
+    takes the parameters of all of them one after another.
     """
+    if isinstance(kernel, CompoundKernel):
+        parts = np.split(theta, len(kernel.kernels))
+        return CompoundKernel(list(map(with_theta, kernel.kernels, parts)))
     split = constant_and_stationary(kernel)
     if split is None:
         return kernel.clone_with_theta(theta)

@@ -1,5 +1,7 @@
 """Gaussian-process classification when labels may be wrong."""
 
+import warnings
+
 import numpy as np
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
@@ -12,11 +14,16 @@ from .._estimator.checks import (
     check_common,
     check_number,
     spread_rows,
-    validate_training,
 )
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import fit_problems, restore_on_error
-from ._base import FEW_ROWS, GaussianProcessBase, check_input_gradient, check_kernel, root_variance
+from ._base import (
+    FEW_ROWS,
+    GaussianProcessBase,
+    check_input_gradient,
+    check_kernel,
+    warn_fewer_inducing,
+)
 from ._dense_fit import last_sites
 from ._evidence import random_starts
 from ._fitted import joined_fits
@@ -46,7 +53,10 @@ class RelaxedEPClassifier(GaussianProcessBase):
     kernel : sklearn.gaussian_process.kernels.Kernel, default=None
         Prior covariance of the latent function f. None is ``ConstantKernel * RBF(l)`` with l 1.25
         times the root of the total variance of the columns and an amplitude of 5 times the latent
-        noise (3 and 1 with ``optimizer=None``), at most 20, beyond which EP becomes unreliable.
+        noise (3 and 1 with ``optimizer=None``), at most 20, beyond which EP becomes unreliable. A
+        kernel that does not require vectors (strings, graphs) takes the rows of X as they are, with
+        the dense method. Where learning ends at a bound of a given kernel a ConvergenceWarning says
+        so.
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix, "sparse" goes through inducing points. "auto" is
         sparse beyond 2000 rows or where inducing points are given.
@@ -75,7 +85,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
         prior, which binds on few rows only.
     latent_noise : float, default=1.0
         Variance of the white noise between f and the sign; only the ratio of the kernel to it
-        matters. Values near zero make the bare step likelihood.
+        matters. Values near zero make the bare step likelihood. The default kernel scales with it,
+        so that another value says nothing without a kernel, which a UserWarning tells.
     optimizer : {"fmin_l_bfgs_b"} or None, default="fmin_l_bfgs_b"
         How the kernel is learned from the evidence; None keeps it.
     n_restarts_optimizer : int, default=0
@@ -98,6 +109,10 @@ class RelaxedEPClassifier(GaussianProcessBase):
         same.
     multi_class : {"one_vs_rest"}, default="one_vs_rest"
         More than two classes are fitted as one binary problem each.
+    class_weight : dict, "balanced" or None, default=None
+        Weight of each class, positive, by which the copies of its rows are multiplied as by
+        `sample_weight`; 1 for a class that a dict leaves out. "balanced" makes the copies of all
+        classes equal, their sum kept.
     n_jobs : int or None, default=None
         Workers for the binary problems of more than two classes.
     random_state : int, RandomState instance or None, default=None
@@ -218,6 +233,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         jitter=1e-6,
         warm_start=False,
         multi_class="one_vs_rest",
+        class_weight=None,
         n_jobs=None,
         random_state=None,
         verbose=0,
@@ -243,6 +259,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         self.jitter = jitter
         self.warm_start = warm_start
         self.multi_class = multi_class
+        self.class_weight = class_weight
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
@@ -292,7 +309,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             definite on the data. The estimator is then as it was before.
         """
         self._check_parameters()
-        training = validate_training(self, X, y, sample_weight)
+        training = self._training(X, y, sample_weight)
         if np.may_share_memory(training.X, X):
             training = training._replace(X=training.X.copy())
         plan = self._plan_of(training)
@@ -300,9 +317,19 @@ class RelaxedEPClassifier(GaussianProcessBase):
         fit = joined_fits(fits, training.y, own_points=plan.move_points)
         return self._store(plan, fit, training.kept, **self._label_attributes(fit, training))
 
+    @property
+    def _asks_for_inducing(self):
+        return self.n_inducing is not None or self.inducing_points is not None
+
     def _initial_kernel(self, spread):
         if self.kernel is not None:
             return clone(self.kernel)
+        if self.latent_noise != 1.0:
+            message = (
+                f"latent_noise={self.latent_noise} does nothing with kernel=None, which scales "
+                "with it: give a kernel, or leave latent_noise at 1."
+            )
+            warnings.warn(message, UserWarning, stacklevel=2)
         low, high = (self.latent_noise * b for b in _AMPLITUDE_BOUNDS)
         kept = self.optimizer is None
         size = (_KEPT_AMPLITUDE if kept else _AMPLITUDE) * self.latent_noise
@@ -326,12 +353,13 @@ class RelaxedEPClassifier(GaussianProcessBase):
         return starts, sites, rates, points
 
     def _plan_of(self, training):
-        X, spread = training.X, root_variance(training.X, training.weight)
+        X, spread = training.X, self._spread(training)
         kernel, rng = self._initial_kernel(spread), check_random_state(self.random_state)
         seed, Z = int(rng.randint(np.iinfo(np.int32).max)), None
-        asked = self.n_inducing is not None or self.inducing_points is not None
-        if self.method == "sparse" or (self.method == "auto" and (asked or len(X) > FEW_ROWS)):
+        many = self._asks_for_inducing or (len(X) > FEW_ROWS and not self._takes_objects)
+        if self.method == "sparse" or (self.method == "auto" and many):
             Z = self._inducing_start(X, training.weight, seed, X.shape[1])
+            warn_fewer_inducing(self, Z)
         check_kernel(kernel, kernel(X if Z is None else Z))
         starts, sites, rates, points = self._first_settings(len(X), kernel, Z)
         learn = self.optimizer is not None

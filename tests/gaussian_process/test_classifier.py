@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from oracles import oracle
 from scipy.special import log_ndtr, ndtr
+from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessClassifier
@@ -23,7 +24,7 @@ from sklearn.gaussian_process.kernels import (
 from sklearn.model_selection import KFold, cross_val_score
 from sklearn.preprocessing import StandardScaler
 
-from sklearn_ep import EPGaussianProcessClassifier
+from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.diagnostics import importance_check
 from sklearn_ep._engine.factor import Factor
 from sklearn_ep._engine.likelihoods import Probit
@@ -537,3 +538,128 @@ def test_a_likelihood_is_what_it_does():
     for wrong in (None, 3):
         with pytest.raises(ValueError, match="likelihood must be one of"):
             fixed(kernel, likelihood=wrong).fit(X, y)
+
+
+BOTH = [EPGaussianProcessClassifier, RelaxedEPClassifier]
+
+
+@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("method", ["dense", "sparse"])
+def test_scales_beyond_double_precision_are_refused_by_name(make, method):
+    rng = np.random.RandomState(0)
+    X = rng.randn(30, 2)
+    y = (X[:, 0] > 0).astype(int)
+    est = make(method=method, optimizer=None, random_state=0)
+    proba = est.fit(X, y).predict_proba(X)
+    for scale in (1e308, 1e160, 1e-160, 1e-170):
+        with pytest.raises(ValueError, match="X: .* scale the columns"):
+            est.fit(X / np.abs(X).max() * scale, y)
+    np.testing.assert_array_equal(est.predict_proba(X), proba)
+    for scale in (2.0**400, 2.0**-400):
+        scaled = est.fit(scale * X, y).predict_proba(scale * X)
+        np.testing.assert_allclose(scaled, proba, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("columns", [2, 30])
+def test_learning_does_not_depend_on_the_origin(make, columns):
+    rng = np.random.RandomState(0)
+    X = np.round(rng.randn(60, columns) * 2.0**20) / 2.0**20  # the shift is exact
+    y = (X[:, 0] + rng.randn(60) > 0).astype(int)
+    a, b = make(max_iter=10).fit(X, y), make(max_iter=10).fit(X + 1e8, y)
+    np.testing.assert_allclose(b.predict_proba(X + 1e8), a.predict_proba(X), atol=1e-6)
+
+
+@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("method", ["dense", "sparse"])
+def test_rows_that_a_kernel_cannot_reach_are_named(make, method):
+    X = np.random.RandomState(0).randn(30, 2)
+    y = (X[:, 0] > 0).astype(int)
+    for kernel in (1.0 * Matern(1.0, nu=1.5), 1.0 * DotProduct()):
+        est = make(kernel, method=method, optimizer=None, random_state=0).fit(X, y)
+        for predict in (est.predict_proba, est.latent_covariance, est.sample_proba):
+            with pytest.raises(ValueError, match="X has rows so far out"):
+                predict(np.full((2, 2), 1e200))
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_covariances_beyond_the_digits_are_an_error_of_X():
+    X = np.random.RandomState(0).randn(40, 3)
+    est = EPGaussianProcessClassifier(1.0 * DotProduct(), max_iter=5)
+    with pytest.raises(ValueError, match="columns of X"):
+        est.fit(X + 1e8, (X[:, 0] > 0).astype(int))
+
+
+def test_length_gradient_of_rows_many_lengths_apart():
+    X = np.random.RandomState(0).randn(20, 3)
+    G = np.ones((20, 20))
+    for part in (RBF([1.0, 1.0, 1.0]), Matern(1.0, nu=1.5)):
+        for scale in (1e8, 1e100):
+            rows = np.round(scale * np.vstack([X[:10], X[:10]]))
+            rows[10:, 0] += 1.0
+            exact = np.tensordot(G, part(rows, eval_gradient=True)[1], 2)
+            np.testing.assert_allclose(contract(1.0 * part, rows, G)[1:], exact, rtol=1e-9)
+
+
+@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("method", ["dense", "sparse"])
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_class_weight_is_sample_weight(make, method, n_classes):
+    rng = np.random.RandomState(0)
+    X = rng.randn(60, 2)
+    y = np.array(["a", "b", "c"])[np.digitize(X[:, 0], [0.5, 1.0][: n_classes - 1])]
+    own = rng.choice([0.0, 1.0, 2.0], size=60)
+    each = {"a": 0.5, "b": 3.0}
+    factor = np.vectorize(lambda label: each.get(label, 1.0))(y)
+    copies = np.array([own[y == label].sum() for label in np.unique(y)])
+    share = (own.sum() / (n_classes * copies))[np.searchsorted(np.unique(y), y)]
+    est = make(method=method, n_inducing=10, optimizer=None, random_state=0)
+    for class_weight, weight in ((each, factor), ("balanced", share), ({}, 1.0)):
+        a = clone(est).set_params(class_weight=class_weight).fit(X, y, sample_weight=own)
+        b = clone(est).fit(X, y, sample_weight=own * weight)
+        np.testing.assert_allclose(a.predict_proba(X), b.predict_proba(X), atol=1e-12)
+        if method == "dense":
+            assert a.diagnose(X=X, y=y, sample_weight=own).converged == a.converged_
+
+
+def test_class_weight_of_a_stream_and_what_is_refused():
+    rng = np.random.RandomState(0)
+    X = rng.randn(40, 2)
+    y = (X[:, 0] > 0.5).astype(int)
+    est = EPGaussianProcessClassifier(RBF(1.0), inducing_points=X[:10], optimizer=None, tol=1e-8)
+    whole = clone(est).set_params(class_weight={1: 3.0}).fit(X, y)
+    part = clone(whole).partial_fit(X, y, classes=[0, 1])
+    np.testing.assert_allclose(part.predict_proba(X), whole.predict_proba(X), atol=1e-6)
+    for value in ("even", {0: 0.0}, {0: np.inf}, {0: -1.0}, {7: 2.0}, [1.0, 2.0]):
+        for make in BOTH:
+            with pytest.raises(ValueError, match="class_weight|classes"):
+                make(class_weight=value).fit(X, y)
+    balanced = clone(est).set_params(class_weight="balanced")
+    with pytest.raises(ValueError, match="class_weight='balanced'"):
+        balanced.partial_fit(X, y, classes=[0, 1])
+    with pytest.raises(ValueError, match="class_weight"):
+        balanced.fit([(X, y)])
+
+
+@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("method", ["dense", "sparse"])
+def test_a_constant_column_has_no_spread_to_the_last_digit(make, method):
+    rng = np.random.RandomState(0)
+    X = rng.randn(13, 2)
+    y = (X[:, 0] > 0).astype(int)
+    weight = np.where(rng.rand(13) < 0.3, 1e6, 0.3)
+    est = make(method=method, optimizer=None, tol=1e-9, random_state=0).fit(
+        X, y, sample_weight=weight
+    )
+    tiny = np.column_stack([np.full(13, 8641096.26), 2.0**-90 * X, np.full(13, 0.1)])
+    with_constants = clone(est).fit(tiny, y, sample_weight=weight)
+    np.testing.assert_allclose(with_constants.predict_proba(tiny), est.predict_proba(X), atol=1e-6)
+
+
+def test_inputs_gradient_of_rows_many_lengths_apart():
+    X, G = np.random.RandomState(0).randn(6, 2), np.ones((6, 3))
+    rows, Z = np.round(1e90 * X), np.round(1e90 * X[:3])
+    theta, towards = contract(1.0 * RBF(1.0), rows, G, Z, inputs=True)
+    np.testing.assert_array_equal(towards, 0.0)  # distances are zero or have no weight
+    np.testing.assert_array_equal(theta, [3.0, 0.0])

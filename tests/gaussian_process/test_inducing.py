@@ -12,7 +12,7 @@ from sklearn.datasets import load_iris, make_classification
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, RationalQuadratic
 
-from sklearn_ep import EPGaussianProcessClassifier
+from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.likelihoods import LabelNoise
 from sklearn_ep.gaussian_process.inducing import ep as inducing_ep
 from sklearn_ep.gaussian_process.inducing.rows import choose_inducing_points
@@ -381,6 +381,7 @@ HOSTILE = {
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore:n_inducing=8 does nothing")
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_data_stay_finite(case):
     X, y = HOSTILE[case](*toy(40))
@@ -565,3 +566,25 @@ def test_stream_after_a_weighted_dense_fit_keeps_the_weights():
     a.fit(X[:60], y[:60], sample_weight=w).partial_fit(X[60:], y[60:])
     b.fit(np.repeat(X[:60], w, 0), np.repeat(y[:60], w)).partial_fit(X[60:], y[60:])
     np.testing.assert_allclose(a.predict_proba(X), b.predict_proba(X), atol=1e-6)
+
+
+def test_damping_enters_minibatches():
+    X, y = toy(200)
+    kw = dict(n_inducing=8, batch_size=50, max_iter=3, optimizer="adam", tol=1e-2, max_sweeps=50)
+    a, b = (fixed(damping=d, **kw).fit(X, y) for d in (0.99, 0.3))
+    first = [est.history_["log_evidence"] for est in (a, b)]
+    assert first[0][0] == first[1][0]  # first updates are whole
+    assert abs(first[0][1] - first[1][1]) > 1e-3
+
+
+def test_more_inducing_points_than_distinct_rows_are_told():
+    X, y = toy(30)
+    X, y = np.vstack([X, X]), np.r_[y, y]
+    for make in (fixed, RelaxedEPClassifier):
+        est = make(method="sparse", n_inducing=31, optimizer=None, tol=1e-3)
+        with pytest.warns(UserWarning, match="n_inducing=31 .* 30 distinct rows") as told:
+            assert len(est.fit(X, y).inducing_points_) == 30 and len(told) == 1
+        est.set_params(n_inducing=30).fit(X, y)
+        assert len(est.set_params(n_inducing=None).fit(X, y).inducing_points_) == 30
+        with pytest.warns(UserWarning, match="n_inducing=20 .* inducing_points are given"):
+            est.set_params(n_inducing=20, inducing_points=X[:5]).fit(X, y)

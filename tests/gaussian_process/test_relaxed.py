@@ -523,3 +523,16 @@ def test_links_are_those_of_the_predictions():
         np.testing.assert_allclose(clf.predict_proba(X)[:, 1], proba, atol=1e-12)
     through = fixed(n_inducing=8, label_noise=0.2, random_state=0).fit(X, y)
     assert through.diagnose().pareto_k is None and "inducing" in str(through.diagnose())
+
+
+@pytest.mark.parametrize("noise", [0.01, 4.0])
+def test_latent_noise_without_a_kernel_is_told(noise):
+    X = np.random.RandomState(0).randn(20, 1)
+    y = (X[:, 0] > 0).astype(int)
+    est = RelaxedEPClassifier(latent_noise=noise, optimizer=None)
+    with pytest.warns(UserWarning, match="latent_noise=.* kernel=None") as told:
+        est.fit(X, y)
+    assert len(told) == 1
+    proba = RelaxedEPClassifier(optimizer=None).fit(X, y).predict_proba(X)
+    np.testing.assert_allclose(est.predict_proba(X), proba, atol=1e-4)
+    est.set_params(kernel=RBF(1.0)).fit(X, y)

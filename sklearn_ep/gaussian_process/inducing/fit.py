@@ -164,10 +164,9 @@ def _learned(plan, ep, hyper, state, trace):
     weight = plan.data.weight
     if plan.batch_size is not None:
         rule = STEP_RULES.get(plan.optimizer, STEP_RULES["adam"])(plan.learning_rate)
-        rng, size, units = check_random_state(plan.seed), plan.batch_size, plan.data.units
-        return learn_by_minibatches(
-            *start, rule, total=weight, size=size, units=units, rng=rng, tol=plan.tol, **shared
-        )
+        rng, size = check_random_state(plan.seed), plan.batch_size
+        shared |= dict(total=weight, size=size, units=plan.data.units, damping=plan.damping)
+        return learn_by_minibatches(*start, rule, rng=rng, tol=plan.tol, **shared)
     if not hyper.learns:
         return state, KEPT
     if plan.optimizer == "fmin_l_bfgs_b":

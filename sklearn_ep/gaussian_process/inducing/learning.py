@@ -109,6 +109,7 @@ class BatchSettings:
     size: int
     n_steps: float
     units: Units
+    damping: float
 
 
 def step_of_batch(stream, X, y, weight, sites, settings):
@@ -123,7 +124,17 @@ def step_of_batch(stream, X, y, weight, sites, settings):
         state.prior, state.posteriors(), settings.factor, settings.rule, settings.copies
     )
     form = "fresh" if hyper.learns else None
-    sums = evaluate_rows(model, X, y, weight, sites, gradient=form, inputs=hyper.learn_inputs)
+    seen = sites is not None and np.any(sites)
+    sums = evaluate_rows(
+        model,
+        X,
+        y,
+        weight,
+        sites,
+        step=settings.damping if seen else 1.0,
+        gradient=form,
+        inputs=hyper.learn_inputs,
+    )
     forget = min(1.0, max(3.0 / scale, (stream.n_steps + 1.0) ** -0.6))
     gram = state.gram + forget * (scale * sums.gram - state.gram)
     shift = state.shift + forget * (scale * sums.shift - state.shift)
@@ -163,19 +174,22 @@ def minibatches_of_part(part, sites, classes, stream, settings, seed):
 
 
 def learn_by_minibatches(
-    ep, hyper, vector, state, rule, *, total, size, units, rng, tol, max_iter, trace
+    ep, hyper, vector, state, rule, *, total, size, units, rng, tol, damping, max_iter, trace
 ):
     """Epochs of minibatches, each followed by sums made afresh from the stored sites.
 
     The first arguments are those of `learn_by_passes`. `total` is the weight of all rows, `size`
     counts the copies of rows in a batch, `units` are those of the columns, `rng` draws the order of
-    each epoch, and `max_iter` counts epochs; with nothing to learn they end once no update of a
-    batch exceeds `tol`. Returns the state at the averaged hyperparameters and the `LearningEnd`.
+    each epoch, `damping` is the share of the updates of sites that are not empty, and `max_iter`
+    counts epochs; with nothing to learn they end once no update of a batch exceeds `tol`. Returns
+    the state at the averaged hyperparameters and the `LearningEnd`.
 
     Partitions take their turns one after another, so that the answer does not depend on workers.
     """
     n_steps = max_iter * max(1.0, total / size)
-    settings = BatchSettings(hyper, ep.factor, ep.rule, ep.copies, total, size, n_steps, units)
+    settings = BatchSettings(
+        hyper, ep.factor, ep.rule, ep.copies, total, size, n_steps, units, damping
+    )
     stream, sites = Stream(vector, rule, state, vector), state.sites
     reason: Reason | None = None
     while reason is None:

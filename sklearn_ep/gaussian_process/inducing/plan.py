@@ -5,7 +5,13 @@ from sklearn.utils import check_random_state
 
 from ..._engine.rules import MomentMatching
 from ..._estimator.checks import check_choice, check_number
-from .._base import FEW_ROWS, check_input_gradient, check_kernel, column_spread
+from .._base import (
+    FEW_ROWS,
+    check_input_gradient,
+    check_kernel,
+    column_spread,
+    warn_fewer_inducing,
+)
 from .._evidence import random_starts
 from .._kernels import has_input_gradient
 from .fit import InducingPlan, InducingRun
@@ -17,6 +23,7 @@ __all__ = [
     "asks_for_inducing",
     "check_inducing_parameters",
     "draw_seed",
+    "needs_all_rows",
     "plan_inducing",
     "plan_stream",
     "new_stream",
@@ -27,7 +34,10 @@ def check_inducing_parameters(estimator):
     """Check the parameters that only matter with inducing points."""
     if not isinstance(estimator.learn_inducing, bool | np.bool_):
         check_choice("learn_inducing", estimator.learn_inducing, ["auto"])
-    check_choice("optimizer", estimator.optimizer, ["auto", "fmin_l_bfgs_b", *STEP_RULES, None])
+    if not callable(estimator.optimizer):
+        check_choice("optimizer", estimator.optimizer, ["auto", "fmin_l_bfgs_b", *STEP_RULES, None])
+    elif estimator.method == "sparse" or asks_for_inducing(estimator):
+        raise ValueError("a callable optimizer belongs to method='dense'.")
     check_number("batch_size", estimator.batch_size, 1, integer=True, optional=True)
     check_number("learning_rate", estimator.learning_rate, 0, boundaries="neither")
     check_choice("site_memory", estimator.site_memory, ["scalars", "average"])
@@ -52,6 +62,11 @@ def asks_for_inducing(estimator):
         or estimator.site_memory == "average"
         or estimator.optimizer in STEP_RULES
     )
+
+
+def needs_all_rows(estimator):
+    """Return whether parameters other than `method` ask for the dense method."""
+    return callable(estimator.optimizer) or estimator._takes_objects
 
 
 def _optimizer(estimator, factor):
@@ -85,6 +100,7 @@ def plan_inducing(estimator, data: PartitionedRows, factor, seed):
     """Return the `InducingPlan` for rows in partitions, from the last fit where that is wanted."""
     kernel = estimator._initial_kernel(float(data.var.sum()))
     Z = estimator._inducing_start(data.candidates, data.candidate_weight, seed, len(data.mean))
+    warn_fewer_inducing(estimator, Z)
     check_kernel(kernel, kernel(Z, Z))
     optimizer = _optimizer(estimator, factor)
     n_restarts = estimator.n_restarts_optimizer if optimizer == "fmin_l_bfgs_b" else 0
@@ -129,6 +145,11 @@ def _start_from(plan, last, move_points):
 
 def plan_stream(estimator, factor):
     """Return the `StreamPlan` of the next call."""
+    if needs_all_rows(estimator):
+        raise ValueError(
+            "partial_fit goes through inducing points, which need rows of numbers and an optimizer "
+            "that takes steps: give a kernel of vectors, and optimizer='auto' or None."
+        )
     optimizer = _optimizer(estimator, factor)
     if optimizer == "fmin_l_bfgs_b":
         optimizer = "adam"

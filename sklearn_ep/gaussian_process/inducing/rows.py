@@ -16,12 +16,14 @@ __all__ = [
     "PartitionedRows",
     "Units",
     "array_parts",
+    "check_scale",
     "checked_parts",
     "choose_inducing_points",
     "describe",
     "is_part_list",
     "n_candidate_rows",
     "standard_keys",
+    "weighted_mean",
 ]
 
 # k-means only looks at this many rows: more move the centres by less than learning does.
@@ -32,6 +34,30 @@ _KMEANS_ITERATIONS = 10
 _KEY_GRID = 2.0**-24
 # A column that varies by less than this share of its mean is constant but for rounding.
 _CONSTANT = 1e-12
+# Total variances that leave room for the squares that are made of them.
+_VARIANCES = 1e-280, 1e280
+
+
+def check_scale(total_variance, varies):
+    """Raise a ValueError unless double precision carries the variance of rows.
+
+    It is zero where they do not vary, and by underflow.
+    """
+    low, high = _VARIANCES
+    if low <= total_variance <= high or (total_variance == 0 and not varies):
+        return
+    raise ValueError(
+        f"X: the columns vary so {'little' if total_variance < low else 'much'} that double "
+        "precision cannot carry their squares; scale the columns."
+    )
+
+
+def weighted_mean(X, weight):
+    """Return the means (d,) of columns, from the first row on.
+
+    So the mean of a constant column is its value to the last digit, and its variance zero.
+    """
+    return X[0] + weight @ (X - X[0]) / weight.sum()
 
 
 class Units(NamedTuple):
@@ -52,7 +78,7 @@ class Units(NamedTuple):
     @classmethod
     def of_rows(cls, X, weight):
         """Return the units of rows with copies."""
-        mean = weight @ X / weight.sum()
+        mean = weighted_mean(X, weight)
         return cls.of_moments(mean, weight @ (X - mean) ** 2 / weight.sum())
 
     def standardised(self, X):
@@ -145,9 +171,13 @@ def describe_part(part, checks):
     """Return the `PartDescription` of a partition, checked first if it came from the user."""
     X, y, weight = _checked_rows(part) if checks else load_part(part)
     total = float(weight.sum())
-    mean, spread = weight @ X / total, np.zeros(X.shape[1])
-    for rows in gen_batches(len(X), max(1, 2**17 // X.shape[1])):
-        spread += weight[rows] @ (X[rows] - mean) ** 2
+    with np.errstate(over="ignore", invalid="ignore"):
+        first, mean, spread = np.asarray(X[0], dtype=np.float64), *np.zeros((2, X.shape[1]))
+        for rows in gen_batches(len(X), max(1, 2**17 // X.shape[1])):
+            mean += weight[rows] @ (X[rows] - first)
+        mean = first + mean / total
+        for rows in gen_batches(len(X), max(1, 2**17 // X.shape[1])):
+            spread += weight[rows] @ (X[rows] - mean) ** 2
     return PartDescription(len(y), X.shape[1], np.unique(y), total, mean, spread)
 
 
@@ -184,8 +214,8 @@ def candidate_rows(run, checks, units, seed, n_rows, count):
 def describe(run, checks, seed, n_candidates):
     """Return the `PartitionedRows` of the partitions of an open `PartMap`.
 
-    Raises a ValueError if a partition is not usable or has another number of features than the
-    first.
+    Raises a ValueError if a partition is not usable, has another number of features than the
+    first, or if the scale of the columns is beyond double precision.
     """
     parts = run(describe_part, [checks] * len(run.parts))
     d = parts[0].n_features
@@ -193,10 +223,14 @@ def describe(run, checks, seed, n_candidates):
         if p.n_features != d:
             raise ValueError(f"partition {k} has {p.n_features} features, the first has {d}.")
     weight = sum(p.weight for p in parts)
-    mean = sum(p.weight * p.mean for p in parts) / weight
-    spread = sum(p.spread + p.weight * (p.mean - mean) ** 2 for p in parts)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = weighted_mean(np.stack([p.mean for p in parts]), np.array([p.weight for p in parts]))
+        spread = sum(p.spread + p.weight * (p.mean - mean) ** 2 for p in parts)
+    total_variance = float(np.sum(spread / weight))
+    check_scale(total_variance, varies=False)
     units, n_rows = Units.of_moments(mean, spread / weight), sum(p.n_rows for p in parts)
     rows, copies = candidate_rows(run, checks, units, seed, n_rows, n_candidates)
+    check_scale(total_variance, varies=np.any(rows != rows[:1]))
     labels = np.unique(np.concatenate([p.labels for p in parts]))
     return PartitionedRows(
         parts=run.parts,

@@ -18,7 +18,7 @@ from ..._engine.gaussian import (
     positive_variance,
     triangular_inverse,
 )
-from .._kernels import cross_covariance
+from .._kernels import cross_covariance, finite_or_named
 
 __all__ = ["InducingPosterior", "InducingPrior", "InducingGPPosterior", "block_rows", "rebase"]
 
@@ -124,6 +124,7 @@ class InducingGPPosterior:
         """Posterior covariance of the inducing values (m, m)."""
         return self.prior.lower @ self.posterior.cov @ self.prior.lower.T
 
+    @finite_or_named
     def latent(self, X):
         """Return mean and variance (n,) at new rows; O(m^2) a row, in blocks of rows."""
         mean, var = np.empty(len(X)), np.empty(len(X))
@@ -133,6 +134,7 @@ class InducingGPPosterior:
             var[rows] += extra_var
         return mean, positive_variance(var, self.prior.cross.diagonal(X))
 
+    @finite_or_named
     def covariance(self, X1, X2):
         """Return the posterior covariance (n1, n2) of the latent values at new rows."""
         kernel = self.prior.kernel
