@@ -11,6 +11,7 @@ import numpy as np
 from scipy.linalg import blas, cho_solve, cholesky, lapack
 
 __all__ = [
+    "WEAK_SITE",
     "ImproperPosterior",
     "Moments",
     "Natural",
@@ -34,7 +35,7 @@ __all__ = [
 
 # Below this product of site precision and prior variance the difference 1 - (B^-1)_ii has lost the
 # digits that the direct formula keeps.
-_WEAK_SITE = 1e-4
+WEAK_SITE = 1e-4
 
 
 class ImproperPosterior(ArithmeticError):
@@ -216,7 +217,7 @@ def explained_variances(
         Columns of C^-1 S K of the k other rows.
     """
     diagonal = np.diagonal(K)
-    strong = precision * diagonal >= _WEAK_SITE
+    strong = precision * diagonal >= WEAK_SITE
     norms = np.einsum("ij,ij->j", inverse, inverse)
     if strong.all():
         return (1.0 - norms) / precision, strong, np.empty((0, 0))

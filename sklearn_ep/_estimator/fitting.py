@@ -225,8 +225,8 @@ def fit_one_versus_rest(fit_binary, y, n_classes, n_jobs, monitor):
     return fits
 
 
-def fit_problems(estimator, problem, fit_binary, y, max_iter, data):
-    """Fit the binary problems of a classifier, watched by its callbacks.
+def fit_problems(estimator, problem, fit_binary, y, max_iter, data, joint=False):
+    """Fit the binary problems of a classifier, or the joint one, watched by its callbacks.
 
     Parameters
     ----------
@@ -234,13 +234,16 @@ def fit_problems(estimator, problem, fit_binary, y, max_iter, data):
     problem : object
         Sent to workers; its `posterior(payload)` predicts as if the fit stopped there.
     fit_binary : callable
-        `fit_binary(problem, sign, monitor, k)` gives a `BinaryFit`.
+        `fit_binary(problem, sign, monitor, k)` gives a `BinaryFit`; of a joint problem it is given
+        class indices instead of signs.
     y : ndarray of shape (n,)
         Class indices.
     max_iter : int or None
         Bound of the iterations of a binary fit, None if there is none.
     data : tuple
         X and y as the caller gave them, for callbacks.
+    joint : bool, default=False
+        Whether one problem has all classes.
 
     Returns
     -------
@@ -254,10 +257,11 @@ def fit_problems(estimator, problem, fit_binary, y, max_iter, data):
         max_iter,
         lambda payload: {"_posteriors": [problem.posterior(payload)]},
     )
-    n_classes = len(estimator.classes_)
-    fits = fit_one_versus_rest(
-        functools.partial(fit_binary, problem), y, n_classes, estimator.n_jobs, monitor
-    )
+    n_classes, fit_one = len(estimator.classes_), functools.partial(fit_binary, problem)
+    if joint:
+        fits = [fit_one(y, monitor, 0)]
+    else:
+        fits = fit_one_versus_rest(fit_one, y, n_classes, estimator.n_jobs, monitor)
     monitor.finish()
     return fits
 

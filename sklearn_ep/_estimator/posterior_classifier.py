@@ -3,8 +3,6 @@
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cholesky
-from scipy.special import logsumexp
 from sklearn.base import ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -12,14 +10,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from .base import VersionedEstimator
 from .checks import check_number
 from .compat import CallbackSupportMixin
-from .fitting import one_or_stack
+from .latents import latents_of, links_of
 
-__all__ = ["PosteriorClassifier", "committee", "draw_latent", "log_normalise", "probabilities"]
-
-
-def log_normalise(log_p):
-    """Return log probabilities (n, K) of one-versus-rest problems divided by their sum."""
-    return log_p - logsumexp(log_p, axis=1, keepdims=True)
+__all__ = ["PosteriorClassifier", "probabilities"]
 
 
 def probabilities(log_proba):
@@ -28,22 +21,12 @@ def probabilities(log_proba):
     return proba / proba.sum(axis=1, keepdims=True)
 
 
-def committee(links, draws):
-    """Return class probabilities (S, n, K) for latent draws (S, n) of each binary problem."""
-    pairs = [(1.0, link, f) for link, f in zip(links, draws, strict=True)]
-    if len(draws) == 1:
-        pairs = [(-1.0, links[0], draws[0]), *pairs]
-    log_p = np.stack([link.log_prob(label, f) for label, link, f in pairs], axis=-1)
-    return np.exp(log_p - logsumexp(log_p, axis=-1, keepdims=True))
-
-
 class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstimator):
     """Classifier that predicts from Gaussian posteriors of a latent function.
 
-    A subclass fills in `fit` `classes_` and `_posteriors`, a list with one item for two classes and
-    one a class otherwise. An item offers `latent(X)` -> mean and variance (n,), `covariance(X1,
-    X2)` -> (n1, n2), may offer `draw(X, n_samples, rng)` -> joint draws (n_samples, n), and has the
-    `factor` whose log Z is the log probability of a label.
+    A subclass fills in `fit` `classes_` and `_posteriors`: one item for two classes or for several
+    jointly, otherwise one a class. `latents.SeparateLatents` and `latents.JointLatents` say what an
+    item offers.
     """
 
     _accept_sparse: Any = False
@@ -69,10 +52,7 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
             In units of the latent function.
         """
         X = self._check_new(X)
-        pairs = [p.latent(X) for p in self._posteriors]
-        if len(pairs) == 1:
-            return pairs[0]
-        return np.column_stack([m for m, _ in pairs]), np.column_stack([v for _, v in pairs])
+        return self._latents().mean_and_variance(X)
 
     def latent_covariance(self, X1, X2=None):
         """Posterior covariance of the latent function between new rows.
@@ -87,12 +67,11 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         Returns
         -------
         covariance : ndarray of shape (n1, n2), or (n_classes, n1, n2)
-            One matrix a one-versus-rest problem for more than two classes.
+            One matrix a class for more than two classes.
         """
         X1 = self._check_new(X1)
         X2 = X1 if X2 is None else self._check_new(X2)
-        matrices = [p.covariance(X1, X2) for p in self._posteriors]
-        return one_or_stack(matrices)
+        return self._latents().covariance(X1, X2)
 
     def decision_function(self, X):
         """Posterior mean of the latent function.
@@ -118,13 +97,17 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
             One for two classes, otherwise one a class. ``log_prob(1, f)`` of a link is the log
             probability of the second class (of this class) at a latent value f, and
             ``tilted(1, mean, variance)`` its logarithm averaged over a normal latent value, with
-            two derivatives in the mean.
+            two derivatives in the mean. For several classes with a joint posterior these are the
+            binary links that stand in for the joint one; probabilities do not come from them.
         """
         check_is_fitted(self)
         return self._links()
 
     def _links(self):
-        return [p.factor for p in self._posteriors]
+        return links_of(self._posteriors)
+
+    def _latents(self):
+        return latents_of(self._posteriors, self._links())
 
     def predict_log_proba(self, X):
         """Log probabilities of the classes, computed in logs throughout.
@@ -140,12 +123,7 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
             Columns in the order of `classes_`; finite however far out a row is.
         """
         X = self._check_new(X)
-        pairs = [p.latent(X) for p in self._posteriors]
-        links = self._links()
-        if len(pairs) == 1:
-            return np.column_stack([links[0].tilted(s, *pairs[0]).log_z for s in (-1.0, 1.0)])
-        columns = [link.tilted(1.0, *p).log_z for link, p in zip(links, pairs, strict=True)]
-        return log_normalise(np.column_stack(columns))
+        return self._latents().log_proba(X)
 
     def predict_proba(self, X):
         """Probabilities of the classes, averaged over the posterior of the latent function.
@@ -198,16 +176,4 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         X = self._check_new(X)
         check_number("n_samples", n_samples, 1, integer=True)
         rng = check_random_state(random_state)
-        draws = [draw_latent(p, X, n_samples, rng) for p in self._posteriors]
-        return committee(self._links(), draws)
-
-
-def draw_latent(posterior, X, n_samples, rng):
-    """Joint draws (n_samples, n) of the latent function, by the posterior's own way or Cholesky."""
-    if hasattr(posterior, "draw"):
-        return posterior.draw(X, n_samples, rng)
-    mean, _ = posterior.latent(X)
-    cov = posterior.covariance(X, X)
-    # rows may repeat, so the matrix may be singular: a relative jitter changes nothing visible
-    cov[np.diag_indices_from(cov)] += 1e-10 * (1.0 + np.diagonal(cov).max())
-    return mean + rng.standard_normal((n_samples, len(mean))) @ cholesky(cov, lower=True).T
+        return self._latents().committee(X, n_samples, rng)

@@ -10,6 +10,7 @@ from sklearn.utils import check_array
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import check_is_fitted
 
+from .._engine.classes import ClassSites, class_log_weights
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
 from .._estimator.checks import (
@@ -20,7 +21,8 @@ from .._estimator.checks import (
     validate_training,
 )
 from .._estimator.fitting import one_or_stack, remarks_of, run_attributes, warn_not_converged
-from .._estimator.posterior_classifier import PosteriorClassifier, draw_latent
+from .._estimator.latents import draw_latent
+from .._estimator.posterior_classifier import PosteriorClassifier
 from ._dense_gp import DenseGPPosterior
 from ._fitted import signs_of
 from ._kernels import has_input_gradient, with_theta
@@ -160,7 +162,6 @@ class GaussianProcessBase(PosteriorClassifier):
         check_number("n_inducing", self.n_inducing, 1, integer=True, optional=True)
         check_number("n_restarts_optimizer", self.n_restarts_optimizer, 0, integer=True)
         check_number("jitter", self.jitter, 0)
-        check_choice("multi_class", self.multi_class, ["one_vs_rest"])
         if not isinstance(self.class_weight, dict):
             check_choice("class_weight", self.class_weight, ["balanced", None])
 
@@ -257,8 +258,11 @@ class GaussianProcessBase(PosteriorClassifier):
             self.inducing_mean_ = one_or_stack([p.inducing_mean for p in fit.posteriors])
             self.inducing_cov_ = one_or_stack([p.inducing_cov for p in fit.posteriors])
         if fit.sites is not None:
-            self.site_precision_ = spread_rows(one_or_stack(fit.sites[:, 0]), kept)
-            self.site_shift_ = spread_rows(one_or_stack(fit.sites[:, 1]), kept)
+            # of a joint fit sites have an entry a class, last
+            precision, shift = one_or_stack(fit.sites[:, 0]), one_or_stack(fit.sites[:, 1])
+            joint = fit.sites.ndim == 4
+            self.site_precision_ = spread_rows(precision.T if joint else precision, kept)
+            self.site_shift_ = spread_rows(shift.T if joint else shift, kept)
             self.loo_proba_ = spread_rows(fit.loo_proba, kept, np.nan)
         for name, value in more.items():
             setattr(self, name, value)
@@ -326,9 +330,12 @@ class GaussianProcessBase(PosteriorClassifier):
         if rows is not None:
             self._check_same_rows(rows)
         if len(fit.posteriors) > 1:
-            return None, (left_out + "they are those of a problem of two classes.",)
+            return None, (left_out + "they are those of one problem, and each class has its own.",)
         posterior, sign = fit.posteriors[0], signs_of(plan.y, 0, 1)
         latent = draw_latent(posterior, plan.X, n_draws, rng)
+        if latent.ndim == 3:
+            sites = ClassSites(*fit.sites[0])
+            return class_log_weights(posterior.factor, plan.y, plan.weight, sites, latent), ()
         args = posterior.factor, sign, plan.weight, *plan.latent_sites(fit), latent
         return site_log_weights(*args), ()
 

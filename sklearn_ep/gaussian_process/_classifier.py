@@ -2,20 +2,18 @@
 
 import numpy as np
 from sklearn.base import clone
-from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
 from .._engine.contracts import FACTOR_NEEDS, require
 from .._engine.likelihoods import LIKELIHOODS
 from .._engine.partition import PartMap
-from .._engine.rules import MomentMatching
 from .._estimator.checks import check_choice, check_common, check_number
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_problems, restore_on_error
-from ._base import FEW_ROWS, GaussianProcessBase, check_kernel, smooth_kernel
-from ._dense_fit import DensePlan, fit_dense, last_sites
-from ._evidence import random_starts
+from ._base import FEW_ROWS, GaussianProcessBase, smooth_kernel
+from ._dense_fit import fit_dense
+from ._dense_plan import plan_dense, refuse_joint, takes_joint
 from ._fitted import joined_fits
 from .inducing.fit import InducingRun, fit_inducing, gp_fit, posteriors_of
 from .inducing.plan import (
@@ -107,8 +105,13 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         without the rows and only ever keeps a reference, for `log_marginal_likelihood`.
     warm_start : bool, default=False
         Start from the sites and kernel of the last fit where the number of rows is the same.
-    multi_class : {"one_vs_rest"}, default="one_vs_rest"
-        More than two classes are fitted as one binary problem each.
+    multi_class : {"auto", "joint", "one_vs_rest"}, default="auto"
+        What is done with more than two classes. "joint" has one latent function a class under one
+        kernel, and the label is the class with the largest noisy value (multinomial probit, or
+        softmax with likelihood="logit"): better where classes overlap or enclose each other.
+        "one_vs_rest" fits one binary problem a class, each with a kernel of its own. "auto" is
+        joint for the dense method with a likelihood given by name, and one_vs_rest otherwise.
+        Two classes are one binary problem, which "joint" code answers alike.
     class_weight : dict, "balanced" or None, default=None
         Weight of each class, positive, by which the copies of its rows are multiplied as by
         `sample_weight`; 1 for a class that a dict leaves out. "balanced" makes the copies of all
@@ -229,7 +232,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         jitter=1e-6,
         copy_X_train=True,
         warm_start=False,
-        multi_class="one_vs_rest",
+        multi_class="auto",
         class_weight=None,
         n_jobs=None,
         random_state=None,
@@ -269,6 +272,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             require("factor", self.likelihood, (*FACTOR_NEEDS, "log_prob"), "likelihood")
         else:
             check_choice("likelihood", self.likelihood, list(LIKELIHOODS))
+        check_choice("multi_class", self.multi_class, ["auto", "joint", "one_vs_rest"])
         check_choice("acceleration", self.acceleration, ["anderson", None])
         check_number("max_sweeps", self.max_sweeps, 1, integer=True)
 
@@ -322,10 +326,13 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
                 raise ValueError("method='dense' does not take a list of partitions as X.")
             if self.class_weight is not None:
                 raise ValueError("class_weight must be None for a list of partitions.")
+            refuse_joint(self, "a list of partitions")
             return self._fit_inducing(checked_parts(X), None, X, y)
         training = self._training(X, y, sample_weight, dtype=(np.float64, np.float32))
         many = self._asks_for_inducing or (len(training.y) > FEW_ROWS and not needs_all_rows(self))
-        if self.method == "sparse" or (self.method == "auto" and many):
+        through_points = self.method == "sparse" or (self.method == "auto" and many)
+        joint = takes_joint(self, through_points)
+        if through_points and not joint:
             parts, kept = array_parts(training, self.n_partitions), training.kept
             del training
             return self._fit_inducing(parts, kept, X, y)
@@ -333,33 +340,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             training = training._replace(X=training.X.astype(np.float64, copy=False))
         if self.copy_X_train and np.may_share_memory(training.X, X):
             training = training._replace(X=training.X.copy())
-        plan = self._plan_dense(training)
-        fits = fit_problems(self, plan, fit_dense, training.y, None, (X, y))
-        return self._store(plan, joined_fits(fits, training.y), training.kept)
-
-    def _plan_dense(self, training):
-        kernel = self._initial_kernel(self._spread(training) ** 2)
-        check_kernel(kernel, kernel(training.X))
-        starts, sites = last_sites(self._last_fit, self._n_problems, len(training.y), kernel)
-        n_restarts = self.n_restarts_optimizer if self.optimizer is not None else 0
-        rng = check_random_state(self.random_state)
-        return DensePlan(
-            X=training.X,
-            y=training.y,
-            weight=training.weight,
-            kernel=kernel,
-            factor=self._factor(),
-            rule=MomentMatching(),
-            optimizer=self.optimizer,
-            restarts=random_starts(kernel.bounds, n_restarts, rng),
-            starts=starts,
-            sites=sites,
-            tol=self.tol,
-            max_iter=self.max_iter,
-            max_sweeps=self.max_sweeps,
-            damping=self.damping,
-            accelerate=self.acceleration is not None,
-        )
+        plan = plan_dense(self, training, joint, through_points)
+        fits = fit_problems(self, plan, fit_dense, training.y, None, (X, y), joint)
+        more = dict(learn_inducing_=False) if through_points else {}
+        return self._store(plan, joined_fits(fits, training.y), training.kept, **more)
 
     def _fit_inducing(self, parts, kept, X, y):
         """Fit to partitions; `kept` marks the rows of the caller, None for the user's own."""
@@ -427,6 +411,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
                 "a dict."
             )
         plan, last = plan_stream(self, self._factor()), getattr(self, "_fitted", None)
+        refuse_joint(self, "partial_fit")
         X, y = self._checked_stream_rows(X, y, classes)
         before = None if last is None else last.runs[0]
         weight = self._class_weighted(y, np.ones(len(X)))

@@ -10,6 +10,7 @@ from .._engine.loop import SILENT, Monitor, Reason
 
 __all__ = [
     "KEPT",
+    "LEARNING_TOL",
     "EvidencePoint",
     "Learned",
     "LearningEnd",
@@ -20,6 +21,9 @@ __all__ = [
     "random_starts",
 ]
 
+# Sites are only refined to this residual while the kernel moves: the error of the evidence is of
+# second order in it.
+LEARNING_TOL = 1e-3
 # Relative difference of evidences below which two points count as equal.
 TIE = 1e-10
 # Gain of log evidence that is not missed where no better step is found: odds of one per cent.
@@ -117,7 +121,10 @@ class _Remembered:
         if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
             self.failed = x.copy()
             raise _NoValue
-        if value < self.value - self.tie * (1.0 + abs(value)):
+        # what is rounding error has no sign: at a bound it would decide which parameters are free
+        noise = self.tie * (1.0 + abs(value))
+        gradient = np.where(np.abs(gradient) < noise, 0.0, gradient)
+        if value < self.value - noise:
             self.x, self.value, self.gradient, self.payload = x.copy(), value, gradient, payload
         return value, gradient
 
@@ -151,6 +158,7 @@ def minimise_where_finite(
     tie=0.0,
     ended=None,
     max_line_search=20,
+    exact_gradient=True,
 ) -> Search | None:
     """Minimise by L-BFGS-B a function that has no value at some points.
 
@@ -168,7 +176,8 @@ def minimise_where_finite(
     the largest entry of the projected gradient. It has so, too, where a line search finds nothing
     better and a step as long as the last one would by the gradient gain less than `ftol` asks or
     than `negligible`, in units of the value: what is left is beyond the accuracy of the values, or
-    of no interest. Of values that differ by less than the share `tie` the first one is kept, so
+    of no interest; with a gradient that is not `exact_gradient` so is all that a line search does
+    not find. Of values that differ by less than the share `tie` the first one is kept, so
     that the choice does not hang on rounding errors.
 
     `first_step` is the length of the first step: L-BFGS-B itself takes the whole gradient where all
@@ -207,7 +216,8 @@ def minimise_where_finite(
     projected = np.abs(np.clip(best.x - best.gradient, bounds[:, 0], bounds[:, 1]) - best.x)
     if no_better:
         enough = max(ftol * max(abs(best.value), 1.0), negligible)
-        reason = "converged" if n_steps and projected @ moved <= enough else "stuck"
+        found_all = projected @ moved <= enough or not exact_gradient
+        reason = "converged" if n_steps and found_all else "stuck"
     left = float(np.max(projected, initial=0.0))
     return Search(best.x, best.value, best.payload, reason, n_steps, left, n_cut)
 
@@ -243,6 +253,7 @@ def maximise_evidence(
     gtol=1e-3,
     first_step=None,
     max_line_search=20,
+    exact_gradient=True,
 ) -> Learned:
     """Maximise the evidence from `theta` (p,), or from the best of several starts.
 
@@ -254,6 +265,7 @@ def maximise_evidence(
     """
     options: dict[str, Any] = dict(max_iter=max_iter, max_line_search=max_line_search)
     options |= dict(ftol=ftol, gtol=gtol, first_step=first_step, negligible=NEGLIGIBLE, tie=TIE)
+    options |= dict(exact_gradient=exact_gradient)
 
     def objective(t):
         point = evaluate(t)

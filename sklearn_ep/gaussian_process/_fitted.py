@@ -5,9 +5,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
 
-from .._estimator.posterior_classifier import log_normalise
+from .._engine.sites import Sites, cavity
+from .._estimator.latents import log_normalise
 
-__all__ = ["GPFit", "ending_in", "joined_fits", "signs_of"]
+__all__ = [
+    "GPFit",
+    "ending_in",
+    "evidence_of_problems",
+    "joined_fits",
+    "left_out_signs",
+    "signs_of",
+]
 
 
 class GPFit(NamedTuple):
@@ -52,7 +60,9 @@ def joined_fits(fits, y, own_points=False):
 
 
 def _own_label_proba(attributes, labels):
-    """Leave-one-out probability (n,) of each row's own label, normalised over the classes."""
+    """Leave-one-out probability (n,) of each row's own label; of separate problems, normalised."""
+    if "loo_log" in attributes[0]:
+        return np.exp(attributes[0]["loo_log"])
     if len(attributes) == 1:
         log_p = np.column_stack([attributes[0]["loo_log_minus"], attributes[0]["loo_log_plus"]])
     else:
@@ -63,3 +73,22 @@ def _own_label_proba(attributes, labels):
 def ending_in(history, record):
     """Return a history that ends in other figures: of the final state, where nobody counted it."""
     return {name: np.append(v[:-1], float(record[name])) for name, v in history.items()}
+
+
+def evidence_of_problems(evidence, y, theta, fit):
+    """Return log evidence and its gradient at theta, one part of it a binary problem.
+
+    `evidence(k, sign, x)` returns theta -> `EvidencePoint` of problem k from sites x.
+    """
+    C = len(fit.posteriors)
+    parts = enumerate(np.split(theta, C))
+    points = [evidence(k, signs_of(y, k, C), fit.sites[k])(part) for k, part in parts]
+    return float(sum(p.value for p in points)), np.concatenate([p.gradient for p in points])
+
+
+def left_out_signs(factor, result):
+    """Return the log probabilities of both labels under the cavity of each row."""
+    state = result.evaluation.payload[0]
+    cav = cavity(Sites(*result.x), state.mean, state.var)
+    plus, minus = (factor.tilted(s, cav.mean, cav.var + state.extra_var).log_z for s in (1.0, -1.0))
+    return {"loo_log_plus": plus, "loo_log_minus": minus}

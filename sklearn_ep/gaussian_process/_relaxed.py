@@ -24,7 +24,7 @@ from ._base import (
     check_kernel,
     warn_fewer_inducing,
 )
-from ._dense_fit import last_sites
+from ._dense_plan import last_sites
 from ._evidence import random_starts
 from ._fitted import joined_fits
 from .label_errors.problem import LabelErrorPlan, fit_label_errors
@@ -107,7 +107,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
     warm_start : bool, default=False
         Start from the sites and hyperparameters of the last fit where the number of rows is the
         same.
-    multi_class : {"one_vs_rest"}, default="one_vs_rest"
+    multi_class : {"auto", "one_vs_rest"}, default="auto"
         More than two classes are fitted as one binary problem each.
     class_weight : dict, "balanced" or None, default=None
         Weight of each class, positive, by which the copies of its rows are multiplied as by
@@ -232,7 +232,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         tol=1e-3,
         jitter=1e-6,
         warm_start=False,
-        multi_class="one_vs_rest",
+        multi_class="auto",
         class_weight=None,
         n_jobs=None,
         random_state=None,
@@ -277,6 +277,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             check_number("label_noise", self.label_noise, 0, 0.5, boundaries="left")
         check_number("latent_noise", self.latent_noise, 0, boundaries="neither")
         check_choice("optimizer", self.optimizer, ["fmin_l_bfgs_b", None])
+        check_choice("multi_class", self.multi_class, ["auto", "one_vs_rest"])
         check_number("freeze_after", self.freeze_after, 0, integer=True)
         for name in ("predict_clean", "learn_inducing"):
             if not isinstance(getattr(self, name), bool | np.bool_):
@@ -340,7 +341,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
     def _first_settings(self, n_rows, kernel, Z):
         """Return theta, sites, rate and inducing points at which each binary problem starts."""
         last, C = self._last_fit, self._n_problems
-        starts, sites = last_sites(last, C, n_rows, kernel)
+        starts, sites = last_sites(last, kernel, np.zeros((C, 2, n_rows)))
         rate = _FIRST_RATE if self.label_noise == "learn" else float(self.label_noise)
         rates, points = [rate] * C, [Z] * C
         if np.any(sites[0]):

@@ -21,7 +21,8 @@ from .._estimator.fitting import (
     run_attributes,
     warn_not_converged,
 )
-from .._estimator.posterior_classifier import committee, log_normalise, probabilities
+from .._estimator.latents import committee, log_normalise
+from .._estimator.posterior_classifier import probabilities
 from ._checkpoint import STATE, state_of
 from ._fit import fit_plan, theta_rule
 from ._messages import Messages, posterior_moments

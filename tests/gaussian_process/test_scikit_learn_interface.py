@@ -123,8 +123,10 @@ def test_an_optimizer_of_the_user_is_called_as_by_scikit_learn():
     np.testing.assert_allclose(own.log_evidence_, known.log_evidence_, atol=1e-4)
     assert len(starts) == 2 and own.converged_
     np.testing.assert_array_equal(starts[0], kernel.theta)
-    own.fit(*toy(n_classes=3))
+    own.set_params(multi_class="one_vs_rest").fit(*toy(n_classes=3))
     assert len(own.kernel_.kernels) == 3
+    own.set_params(multi_class="joint").fit(*toy(n_classes=3))
+    assert own.kernel_.n_dims == 2
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,7 @@ def test_where_an_optimizer_of_the_user_has_no_place():
 @pytest.mark.parametrize("make", BOTH)
 def test_one_theta_for_the_kernels_of_all_classes(make):
     X, y = toy(n_classes=3)
-    est = make(1.0 * RBF(1.0), optimizer=None, **DENSE).fit(X, y)
+    est = make(1.0 * RBF(1.0), optimizer=None, multi_class="one_vs_rest", **DENSE).fit(X, y)
     one = np.log([2.0, 1.5])
     value, gradient = est.log_marginal_likelihood(one, eval_gradient=True)
     whole, each = est.log_marginal_likelihood(np.tile(one, 3), eval_gradient=True)

@@ -9,8 +9,7 @@ from sklearn.utils import check_random_state
 
 from ..._engine.loop import Reason, Trace, worst_reason
 from ..._engine.partition import PartMap
-from .._dense_fit import LEARNING_TOL
-from .._evidence import KEPT, maximise_evidence
+from .._evidence import KEPT, LEARNING_TOL, maximise_evidence
 from .._fitted import GPFit, ending_in
 from .ep import InducingEP, PassState
 from .hyperparameters import Hyperparameters

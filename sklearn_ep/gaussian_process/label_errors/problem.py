@@ -15,9 +15,10 @@ from ..._engine.rules import Power
 from ..._engine.sites import Sites, cavity
 from ..._engine.whole import WholeEP
 from .._base import column_spread
-from .._dense_fit import WithLearned, evidence_of_problems, fit_of_sites
+from .._dense_fit import WithLearned, fit_of_sites
 from .._dense_gp import DenseGPPosterior, KernelGP
 from .._evidence import KEPT, EvidencePoint, maximise_evidence
+from .._fitted import evidence_of_problems, left_out_signs
 from .._kernels import contract_diagonal, with_theta
 from ..inducing.gp import InducingGP
 from ..inducing.values import InducingGPPosterior, InducingPrior
@@ -333,5 +334,6 @@ def fit_label_errors(plan, sign, monitor, k):
         setting=setting,
         path=path,
     )
-    run = trace, end, result, setting.kernel, factor, counted, setting.points
+    left_out = left_out_signs(factor, result)
+    run = trace, end, result, setting.kernel, left_out, counted, setting.points
     return fit_of_sites(plan.posterior((setting, state)), *run, **more)

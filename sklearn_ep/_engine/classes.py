@@ -1,0 +1,450 @@
+"""Expectation propagation for more than two classes with one joint posterior.
+
+A row has a latent value for each class, and its label is the class with the largest noisy one. The
+site of a row is exp(-f'T f / 2 + b'f) with T = diag(d) - d d' / sum d and sum b = 0: K numbers d
+that link each class to the winner's utility and leave the common level of the latent values, of
+which labels say nothing, alone. Such a site comes in closed form from one integral over that
+utility, has no negative curvature for normal noise, and is the binary site at K = 2.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import log_ndtr, log_softmax, logsumexp
+
+from .contracts import require
+from .factor import Factor
+from .likelihoods import Logit, Probit, normal_hazard
+from .loop import SILENT, Anderson, Evaluation, Monitor, Result, iterate
+
+__all__ = [
+    "CLASS_LIKELIHOODS",
+    "ClassSites",
+    "ClassTilted",
+    "ClassUpdate",
+    "JointEP",
+    "NoisyArgmax",
+    "class_log_weights",
+    "contrast_variances",
+    "empty_sites",
+    "star_times",
+]
+
+# Log height below the mode at which the integrand is cut off: 1e-12 of its mass.
+_DEPTH = 28.0
+# Nodes of one integral, rounded up to one of these so that rows can be taken together.
+_COUNTS = np.array([24, 36, 54, 80, 160, 400, 1200])
+_NEWTON_STEPS = 25
+# Entries (rows x nodes x classes) that are held at once.
+_ENTRIES = 1 << 21
+# Least reduced variance: below it a contrast is known to rounding.
+_LEAST_VARIANCE = 1e-8
+
+
+class Noise(NamedTuple):
+    """Mixture of normals: what is added to each latent value before the largest one wins."""
+
+    weight: np.ndarray
+    mean: np.ndarray
+    var: np.ndarray
+
+    @property
+    def moments(self) -> tuple[float, float]:
+        """Mean and variance of the mixture."""
+        centre = self.weight @ self.mean
+        return float(centre), float(self.weight @ (self.var + (self.mean - centre) ** 2))
+
+
+_NORMAL = Noise(np.ones(1), np.zeros(1), np.ones(1))
+# Fitted to the Gumbel distribution, for which the largest utility is the softmax: distribution
+# function to 5e-4, density to 2e-3.
+_GUMBEL = Noise(
+    np.array([0.11169463, 0.3109208, 0.34433441, 0.19089112, 0.04215904]),
+    np.array([-0.79681029, -0.13086098, 0.67825479, 1.74770439, 3.29035192]),
+    np.array([0.21423325, 0.34988278, 0.61163509, 1.1995357, 2.90273157]),
+)
+
+
+class ClassTilted(NamedTuple):
+    """What the label of a row does to independent normal latent values of the classes.
+
+    `log_z` (n,), its gradient (n, K) in the means, and the precisions `slope` (n, K) that link each
+    class to the utility of the winner: the negative curvature of log Z is close to
+    diag(slope) - slope slope' / sum(slope), and equal to it in the row of the winner.
+    """
+
+    log_z: np.ndarray
+    gradient: np.ndarray
+    slope: np.ndarray
+
+
+class NoisyArgmax:
+    """p(y | f): the chance that class y has the largest of the values f_c + noise.
+
+    Normal noise makes it the multinomial probit (Girolami and Rogers 2006), Gumbel noise the
+    softmax, taken as a mixture of five normals. `against_rest` is the binary factor that stands in
+    for it where one class is looked at; at two classes it is the same.
+    """
+
+    def __init__(self, noise: Noise, against_rest: Factor) -> None:
+        self.noise, self.against_rest = noise, against_rest
+
+    @property
+    def fixed_winner(self) -> bool:
+        """Whether the winner's precision is known beforehand: 1, for normal noise."""
+        return len(self.noise.weight) == 1
+
+    def log_prob(self, f: Any) -> np.ndarray:
+        """Return log p(y = c | f) (..., K) of all classes at latent values f (..., K)."""
+        if not self.fixed_winner:
+            return log_softmax(f, axis=-1)
+        flat = np.reshape(f, (-1, np.shape(f)[-1]))
+        return self.log_proba(flat, np.zeros_like(flat)).reshape(np.shape(f))
+
+    def log_proba(self, mean: np.ndarray, var: np.ndarray) -> np.ndarray:
+        """Return log probabilities (n, K) of all classes, normalised, for f ~ N(mean, diag var)."""
+        n, K = mean.shape
+        log_z = [self.tilted(np.full(n, c), mean, var).log_z for c in range(K)]
+        return np.column_stack(log_z) - logsumexp(log_z, axis=0)[:, None]
+
+    def tilted(self, y: np.ndarray, mean: np.ndarray, var: np.ndarray) -> ClassTilted:
+        """Return log p(y) of each row for f ~ N(mean, diag var), with derivatives.
+
+        Parameters
+        ----------
+        y : ndarray of shape (n,)
+            Class indices.
+        mean, var : ndarray of shape (n, K)
+        """
+        n, K = mean.shape
+        rows, losers = np.arange(n), np.arange(K) != y[:, None]
+        race = _Race(self.noise, mean[rows, y], var[rows, y],
+                     mean[losers].reshape(n, K - 1), var[losers].reshape(n, K - 1))  # fmt: skip
+        log_z, hazard, slope, spread = race.integrals()
+        gradient, slopes = np.empty((n, K)), np.empty((n, K))
+        gradient[losers], slopes[losers] = -hazard.ravel(), slope.ravel()
+        gradient[rows, y] = hazard.sum(1)
+        if self.fixed_winner:
+            slopes[rows, y] = 1.0 / (var[rows, y] + self.noise.var[0])
+        else:
+            # floored: with mixed noise the difference may come out below zero by rounding
+            slopes[rows, y] = np.maximum(1.0 / spread - slope.sum(1), 1e-10)
+        return ClassTilted(log_z, gradient, slopes)
+
+
+class _Race:
+    """Integrals over the winner's utility t of p(t) times the chance that all others stay below.
+
+    `own` and `own_var` (n,) are mean and variance of the winner, `others` and `others_var`
+    (n, K - 1) those of the losers.
+    """
+
+    def __init__(
+        self, noise: Noise, own: Any, own_var: Any, others: np.ndarray, others_var: np.ndarray
+    ) -> None:
+        self.noise = noise
+        self.own, self.own_var, self.others, self.others_var = own, own_var, others, others_var
+
+    def integrals(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return log Z, E hazard, slopes (n, K - 1) and the variance of t, by the trapezoid rule.
+
+        The integrand is analytic and falls off at both ends, so that equally spaced nodes converge
+        exponentially; their number follows from the width of its narrowest part.
+        """
+        left, right, counts = self._range()
+        n, K = len(self.own), self.others.shape[1] + 1
+        log_z, spread = np.empty(n), np.empty(n)
+        hazard, slope = np.empty((n, K - 1)), np.empty((n, K - 1))
+        for count in np.unique(counts):
+            chosen = np.flatnonzero(counts == count)
+            size = max(1, _ENTRIES // (count * (K - 1) * len(self.noise.weight)))
+            for start in range(0, len(chosen), size):
+                i = chosen[start : start + size]
+                log_z[i], hazard[i], slope[i], spread[i] = self._block(i, left[i], right[i], count)
+        return log_z, hazard, slope, spread
+
+    def _block(self, i: Any, left: Any, right: Any, count: int) -> tuple[Any, Any, Any, Any]:
+        step = (right - left) / (count - 1)
+        t = left[:, None] + step[:, None] * np.arange(count)
+        log_below, rate = self._others_at(i, t)
+        log_density = self._own_at(i, t) + log_below
+        top = log_density.max(1, keepdims=True)
+        rho = np.exp(log_density - top)
+        mass = rho.sum(1)
+        rho /= mass[:, None]
+        centred = t - np.sum(rho * t, axis=1, keepdims=True)
+        spread = np.sum(rho * centred**2, axis=1)
+        hazard = np.einsum("it,itj->ij", rho, rate)
+        slope = -np.einsum("it,itj->ij", rho * centred, rate) / spread[:, None]
+        return top[:, 0] + np.log(mass * step), hazard, np.maximum(slope, 0.0), spread
+
+    def _own_at(self, i: np.ndarray, t: np.ndarray) -> np.ndarray:
+        """Log density of the winner's utility."""
+        var = self.own_var[i, None, None] + self.noise.var
+        z2 = (t[:, :, None] - self.own[i, None, None] - self.noise.mean) ** 2 / var
+        each = -0.5 * (z2 + np.log(2 * np.pi * var)) + np.log(self.noise.weight)
+        return each[:, :, 0] if len(self.noise.weight) == 1 else logsumexp(each, axis=2)
+
+    def _others_at(self, i: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Log chance that all losers are below t, and the rate of each, d log F_j / dt."""
+        if len(self.noise.weight) == 1:
+            root = np.sqrt(self.others_var[i] + self.noise.var[0])[:, None, :]
+            z = (t[:, :, None] - self.others[i][:, None, :]) / root
+            return log_ndtr(z).sum(2), normal_hazard(z)[0] / root
+        root = np.sqrt(self.others_var[i][:, None, :, None] + self.noise.var)
+        z = (t[:, :, None, None] - self.others[i][:, None, :, None] - self.noise.mean) / root
+        log_w = np.log(self.noise.weight)
+        log_F = logsumexp(log_ndtr(z) + log_w, axis=3)
+        log_f = logsumexp(-0.5 * (z**2 + np.log(2 * np.pi)) - np.log(root) + log_w, axis=3)
+        return log_F.sum(2), np.exp(log_f - log_F)
+
+    def _range(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ends of the integral and number of nodes (n,), located with one matched normal noise."""
+        shift, matched = self.noise.moments
+        own, V = self.own + shift, self.own_var + matched
+        centre, var = self.others + shift, self.others_var + matched
+        mode, curvature, height = self._mode(own, V, centre, var)
+        widest = self.own_var + self.noise.var.max()
+        beyond = float(self.noise.mean.max()) if len(self.noise.weight) > 1 else 0.0
+        left = mode - np.sqrt(2 * _DEPTH / curvature)
+        right = np.minimum(
+            mode + np.sqrt(2 * _DEPTH * widest), own + np.sqrt(2 * widest * (_DEPTH - height))
+        )
+        right = beyond + np.maximum(right, mode + 0.2 * np.sqrt(2 * _DEPTH / curvature))
+        if len(self.noise.weight) > 1:
+            left += min(0.0, float(self.noise.mean.min()) - shift)
+        # where latent values are known hardly at all the steps of the losers may be far narrower
+        # than the integrand
+        cap = np.where(np.maximum(self.own_var, self.others_var.max(1)) > 100.0, 256.0, 16.0)
+        fine = np.minimum(1 / V + np.sum(1 / var, axis=1), cap * curvature)
+        counts = (right - left) * np.sqrt(fine) / 0.9 * (matched / self.noise.var.min()) ** 0.25
+        place = np.searchsorted(_COUNTS, np.minimum(counts, _COUNTS[-1]))
+        return left, right, _COUNTS[place]
+
+    @staticmethod
+    def _mode(
+        own: Any, V: Any, centre: np.ndarray, var: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Mode, negative curvature and log height of the integrand over its prior part.
+
+        The slope is convex and decreasing, so Newton from the prior mean climbs without overshoot.
+        """
+        root, t = np.sqrt(var), own.copy()
+        for _ in range(_NEWTON_STEPS):
+            r, r_plus_z = normal_hazard((t[:, None] - centre) / root)
+            slope = -(t - own) / V + np.sum(r / root, axis=1)
+            curvature = 1 / V + np.sum(r * r_plus_z / var, axis=1)
+            move = slope / curvature
+            t += move
+            if np.all(np.abs(move) * np.sqrt(curvature) < 1e-3):
+                break
+        z = (t[:, None] - centre) / root
+        r, r_plus_z = normal_hazard(z)
+        curvature = 1 / V + np.sum(r * r_plus_z / var, axis=1)
+        return t, curvature, -((t - own) ** 2) / (2 * V) + log_ndtr(z).sum(1)
+
+
+CLASS_LIKELIHOODS = {
+    "probit": NoisyArgmax(_NORMAL, Probit()),
+    "logit": NoisyArgmax(_GUMBEL, Logit()),
+}
+
+
+class ClassSites(NamedTuple):
+    """Sites of all rows: precisions d >= 0 of the links to the winner, shifts b that sum to 0."""
+
+    precision: np.ndarray
+    shift: np.ndarray
+
+
+class ClassUpdate(NamedTuple):
+    """What one pass over the rows gives.
+
+    sites are the undamped targets; log_term (n,) is the contribution of each row to the log
+    evidence; tilted is that of the factor under the cavities; n_improper counts cavities whose
+    contrasts had no positive variance.
+    """
+
+    sites: ClassSites
+    log_term: np.ndarray
+    tilted: ClassTilted
+    n_improper: int
+
+    @property
+    def noise_slope(self) -> np.ndarray:
+        """Derivative (n,) of the log evidence in a variance added to all classes of a row."""
+        _, g, e = self.tilted
+        return 0.5 * np.sum(g**2 - e + e**2 / e.sum(1, keepdims=True), axis=1)
+
+
+def star_times(d: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Return (diag(d) - d d' / sum d) x for d and x of shape (n, K)."""
+    dx = d * x
+    return dx - d * (dx.sum(1) / d.sum(1))[:, None]
+
+
+def contrast_variances(cov: np.ndarray) -> np.ndarray:
+    """Return variances (n, K) of independent values whose contrasts are closest to those of cov.
+
+    Labels see differences f_c - f_j only. Least squares over all pairs; exact for K of 2 and 3.
+    """
+    K = cov.shape[-1]
+    own = np.einsum("ncc->nc", cov)
+    if K == 2:
+        half = 0.5 * (own.sum(1) - 2 * cov[:, 0, 1])
+        return np.column_stack([half, half])
+    R = K * own + own.sum(1)[:, None] - 2 * cov.sum(2)
+    total = R.sum(1) / (2 * (K - 1))
+    return (R - total[:, None]) / (K - 2)
+
+
+def _stars(d: np.ndarray) -> np.ndarray:
+    """Return T = diag(d) - d d' / sum d of each row, (n, K, K)."""
+    T = -d[:, :, None] * (d / d.sum(1, keepdims=True))[:, None, :]
+    np.einsum("ncc->nc", T)[:] += d
+    return T
+
+
+def class_cavities(
+    sites: ClassSites, mean: np.ndarray, cov: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and covariance (n, K, K) of each row without one copy of its site."""
+    A = np.eye(mean.shape[1]) - cov @ _stars(sites.precision)
+    shifted = mean - np.einsum("ncj,nj->nc", cov, sites.shift)
+    solved = np.linalg.solve(A, np.concatenate([shifted[:, :, None], cov], axis=2))
+    without = solved[:, :, 1:]
+    return solved[:, :, 0], 0.5 * (without + without.transpose(0, 2, 1))
+
+
+def class_update(
+    factor: Any, y: np.ndarray, sites: ClassSites, mean: np.ndarray, cov: np.ndarray, extra_var: Any
+) -> ClassUpdate:
+    """Match moments row by row: cavities, the factor, new sites.
+
+    `extra_var` (n,) or 0 is the variance of the latent values of all classes given the values that
+    carry the sites.
+    """
+    m, without = class_cavities(sites, mean, cov)
+    v = contrast_variances(without)
+    improper = int(np.sum(np.any(v < _LEAST_VARIANCE, axis=1)))
+    v = np.maximum(v, _LEAST_VARIANCE)
+    tilted = factor.tilted(y, m, v + np.reshape(extra_var, (-1, 1)))
+    d = tilted.slope / (1.0 - v * tilted.slope)
+    new = ClassSites(d, star_times(d, m + v * tilted.gradient) + tilted.gradient)
+    return ClassUpdate(new, tilted.log_z - _log_mass(sites, m, v), tilted, improper)
+
+
+def _log_mass(sites: ClassSites, m: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Return log of the integral of each site over N(m, diag v), shape (n,)."""
+    d, b = sites
+    spread = 1.0 + d * v
+    e, x = d / spread, (m + v * b) / spread
+    level = np.sum(d * x, axis=1) / e.sum(1)
+    tilted = x + v * e * level[:, None]
+    log_det = np.sum(np.log(spread), axis=1) + np.log(e.sum(1)) - np.log(d.sum(1))
+    quad = np.sum((tilted - m) ** 2 / v + tilted * star_times(d, tilted), axis=1)
+    return -0.5 * (log_det + quad) + np.sum(b * tilted, axis=1)
+
+
+def class_log_weights(
+    factor: Any, y: np.ndarray, weight: np.ndarray, sites: ClassSites, latent: np.ndarray
+) -> np.ndarray:
+    """Return log(likelihood / sites) of draws (S, n, K) of the latent values, up to a constant."""
+    own = factor.log_prob(latent)[:, np.arange(len(y)), y]
+    d, b = sites
+    quad = np.einsum("snc,nc->sn", latent**2, d)
+    quad -= np.einsum("snc,nc->sn", latent, d) ** 2 / d.sum(1)
+    return (own + 0.5 * quad - np.einsum("snc,nc->sn", latent, b)) @ weight
+
+
+def empty_sites(y: np.ndarray, n_classes: int) -> np.ndarray:
+    """Return sites (2, n, K) that say nothing: a winner's link alone, which has no contrast."""
+    x = np.zeros((2, len(y), n_classes))
+    x[0, np.arange(len(y)), y] = 1.0
+    return x
+
+
+class JointEP:
+    """The fixed-point map of EP for classes: a structure, a factor and rows meet.
+
+    Parameters
+    ----------
+    structure : object
+        `posterior(precision, shift)` maps sites (n, K), copies counted, to a state with `mean`
+        (n, K), `cov` (n, K, K), `extra_var` and `log_evidence`.
+    factor : NoisyArgmax
+    y : ndarray of shape (n,)
+        Class indices.
+    weight : ndarray of shape (n,)
+        Copies of each row; the posterior counts a site that often, the cavity lacks one copy.
+    """
+
+    def __init__(self, structure: Any, factor: Any, y: np.ndarray, weight: np.ndarray) -> None:
+        purpose = "expectation propagation for classes"
+        require("structure", structure, ["posterior"], purpose)
+        require("factor", factor, ["tilted", "log_proba", "fixed_winner"], purpose)
+        self.structure, self.factor, self.y = structure, factor, y
+        self.weight, self._copies = weight, weight[:, None]
+
+    def evaluate(self, x: np.ndarray) -> Evaluation:
+        """Map sites, as an array (2, n, K), to their `Evaluation`.
+
+        The payload is (state of the structure, `ClassUpdate`).
+        """
+        sites = ClassSites(x[0], x[1])
+        state = self.structure.posterior(self._copies * x[0], self._copies * x[1])
+        marginals = state.mean, state.cov, state.extra_var
+        update = class_update(self.factor, self.y, sites, *marginals)
+        var = np.einsum("ncc->nc", state.cov)
+        log_evidence = state.log_evidence + self.weight @ update.log_term
+        return Evaluation(
+            target=np.array(update.sites),
+            residual=self._change(sites, update.sites, var),
+            metric=np.array([var, np.sqrt(var)]) * np.sqrt(self._copies),
+            record={"log_evidence": float(log_evidence)},
+            payload=(state, update),
+        )
+
+    def _change(self, old: ClassSites, new: ClassSites, var: np.ndarray) -> float:
+        """Return the largest dimensionless change of a site that says something."""
+        links = np.abs(new.precision - old.precision) * var / (1.0 + var * old.precision)
+        if self.factor.fixed_winner:
+            links[np.arange(len(self.y)), self.y] = 0.0
+        shifts = np.abs(new.shift - old.shift) * np.sqrt(var)
+        return float(max(links.max(), shifts.max()))
+
+    def solve(
+        self,
+        x: np.ndarray,
+        *,
+        tol: float,
+        max_iter: int,
+        damping: float,
+        accelerate: bool,
+        monitor: Monitor = SILENT,
+    ) -> Result:
+        """Iterate to the fixed point from sites x (2, n, K); see `loop.iterate` for the result.
+
+        The acceleration mixes whole steps: for these sites that takes fewer sweeps than a share
+        (39 for 129 at .7 on iris, elsewhere alike), so `damping` is that of the plain iteration.
+        """
+        return iterate(
+            self.evaluate,
+            x,
+            max_iter=max_iter,
+            tol=tol,
+            damping=damping,
+            acceleration=Anderson(depth=4, mixing=1.0) if accelerate else None,
+            repair=_admissible,
+            monitor=monitor,
+            undamped_start=accelerate and not np.any(x[1]),
+        )
+
+
+def _admissible(proposal: np.ndarray, x: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Replace extrapolated negative links by half the plain step; centre the shifts."""
+    bad = proposal[0] < 0
+    new = proposal.copy()
+    new[0][bad] = 0.5 * (x + target)[0][bad]
+    new[1] -= new[1].mean(1, keepdims=True)
+    return new

@@ -1,0 +1,133 @@
+"""What latent values say of labels: of one problem, of one a class, or of all classes jointly."""
+
+import numpy as np
+from scipy.linalg import cholesky
+from scipy.special import logsumexp
+
+from .._engine.classes import contrast_variances
+from .fitting import one_or_stack
+
+__all__ = [
+    "JointLatents",
+    "SeparateLatents",
+    "committee",
+    "draw_latent",
+    "latents_of",
+    "links_of",
+    "log_normalise",
+]
+
+
+def log_normalise(log_p):
+    """Return log probabilities (n, K) of one-versus-rest problems divided by their sum."""
+    return log_p - logsumexp(log_p, axis=1, keepdims=True)
+
+
+def committee(links, draws):
+    """Return class probabilities (S, n, K) for latent draws (S, n) of each binary problem."""
+    pairs = [(1.0, link, f) for link, f in zip(links, draws, strict=True)]
+    if len(draws) == 1:
+        pairs = [(-1.0, links[0], draws[0]), *pairs]
+    log_p = np.stack([link.log_prob(label, f) for label, link, f in pairs], axis=-1)
+    return np.exp(log_p - logsumexp(log_p, axis=-1, keepdims=True))
+
+
+def draw_latent(posterior, X, n_samples, rng):
+    """Joint draws (n_samples, n) of the latent function, by the posterior's own way or Cholesky."""
+    if hasattr(posterior, "draw"):
+        return posterior.draw(X, n_samples, rng)
+    mean, _ = posterior.latent(X)
+    cov = posterior.covariance(X, X)
+    # rows may repeat, so the matrix may be singular: a relative jitter changes nothing visible
+    cov[np.diag_indices_from(cov)] += 1e-10 * (1.0 + np.diagonal(cov).max())
+    return mean + rng.standard_normal((n_samples, len(mean))) @ cholesky(cov, lower=True).T
+
+
+class SeparateLatents:
+    """One latent function for two classes, or one a class, each of a problem of its own.
+
+    A posterior offers `latent(X)` -> mean and variance (n,), `covariance(X1, X2)` -> (n1, n2), may
+    offer `draw(X, n_samples, rng)` -> joint draws (n_samples, n), and has the `factor` whose log Z
+    is the log probability of a label.
+    """
+
+    def __init__(self, posteriors, links):
+        self.posteriors, self.links = posteriors, links
+
+    def mean_and_variance(self, X):
+        """Return means and variances, (n,) or (n, K)."""
+        pairs = [p.latent(X) for p in self.posteriors]
+        return one_or_stack([m for m, _ in pairs], axis=1), one_or_stack([v for _, v in pairs], 1)
+
+    def covariance(self, X1, X2):
+        """Return the covariances (n1, n2) or (K, n1, n2) between rows."""
+        return one_or_stack([p.covariance(X1, X2) for p in self.posteriors])
+
+    def log_proba(self, X):
+        """Return log probabilities of the classes (n, K)."""
+        pairs = [p.latent(X) for p in self.posteriors]
+        if len(pairs) == 1:
+            return np.column_stack([self.links[0].tilted(s, *pairs[0]).log_z for s in (-1.0, 1.0)])
+        columns = [link.tilted(1.0, *p).log_z for link, p in zip(self.links, pairs, strict=True)]
+        return log_normalise(np.column_stack(columns))
+
+    def committee(self, X, n_samples, rng):
+        """Return class probabilities (S, n, K) of joint draws."""
+        draws = [draw_latent(p, X, n_samples, rng) for p in self.posteriors]
+        return committee(self.links, draws)
+
+
+class JointLatents:
+    """One latent function a class with a joint posterior.
+
+    The posterior offers `n_classes`, `latent(X)` -> means (n, K) and covariances (n, K, K),
+    `covariance(X1, X2, c, j)` -> (n1, n2) between two classes, `draw(X, n_samples, rng)` ->
+    (S, n, K), and has the `factor` of all classes. Of two classes only the contrast
+    (f_1 - f_0) / sqrt(2) matters, which is the latent function of the binary model.
+    """
+
+    def __init__(self, posterior):
+        self.posterior = posterior
+
+    def mean_and_variance(self, X):
+        """Return means and variances (n, K), of two classes (n,)."""
+        mean, cov = self.posterior.latent(X)
+        if mean.shape[1] == 2:
+            return (mean[:, 1] - mean[:, 0]) / np.sqrt(2.0), contrast_variances(cov)[:, 0]
+        return mean, np.einsum("ncc->nc", cov).copy()
+
+    def covariance(self, X1, X2):
+        """Return the covariances (K, n1, n2) of each class, of two classes (n1, n2)."""
+        between = self.posterior.covariance
+        if self.posterior.n_classes == 2:
+            signed = ((1, 1, 0.5), (0, 0, 0.5), (0, 1, -0.5), (1, 0, -0.5))
+            return sum(share * between(X1, X2, c, j) for c, j, share in signed)
+        return np.stack([between(X1, X2, c, c) for c in range(self.posterior.n_classes)])
+
+    def log_proba(self, X):
+        """Return log probabilities of the classes (n, K)."""
+        mean, cov = self.posterior.latent(X)
+        return self.posterior.factor.log_proba(mean, contrast_variances(cov))
+
+    def committee(self, X, n_samples, rng):
+        """Return class probabilities (S, n, K) of joint draws."""
+        return np.exp(self.posterior.factor.log_prob(self.posterior.draw(X, n_samples, rng)))
+
+
+def _is_joint(posteriors):
+    return getattr(posteriors[0], "n_classes", 1) > 1
+
+
+def links_of(posteriors):
+    """Return the binary links of the posteriors, or what stands in for them: one a latent value."""
+    if not _is_joint(posteriors):
+        return [p.factor for p in posteriors]
+    n_classes = posteriors[0].n_classes
+    return [posteriors[0].factor.against_rest] * (1 if n_classes == 2 else n_classes)
+
+
+def latents_of(posteriors, links):
+    """Return what predicts from the posteriors of an estimator."""
+    if _is_joint(posteriors):
+        return JointLatents(posteriors[0])
+    return SeparateLatents(posteriors, links)

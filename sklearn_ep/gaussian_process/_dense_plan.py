@@ -1,0 +1,292 @@
+"""What a fit with sites on the rows in memory is: its problem, its start, its settings.
+
+A problem is binary, or has all classes jointly, with the full covariance of the rows or seen
+through inducing points; the recipe in `_dense_fit` is one for all.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from sklearn.gaussian_process.kernels import Kernel
+from sklearn.utils import check_random_state
+
+from .._engine.classes import CLASS_LIKELIHOODS, JointEP, empty_sites
+from .._engine.loop import SILENT
+from .._engine.rules import MomentMatching
+from .._engine.whole import WholeEP
+from .._estimator.fitting import BinaryFit
+from ._base import check_kernel, warn_fewer_inducing
+from ._dense_gp import DenseGPPosterior, KernelGP
+from ._evidence import LEARNING_TOL, EvidencePoint, random_starts
+from ._fitted import evidence_of_problems, left_out_signs
+from ._joint_gp import JointGP, JointGPPosterior
+from ._kernels import with_theta
+from .inducing.joint import MOST_COLUMNS, JointInducingGP, JointInducingPosterior
+from .inducing.plan import draw_seed
+from .inducing.step_rules import STEP_RULES
+from .inducing.values import InducingPrior
+
+__all__ = [
+    "BinaryModel",
+    "DensePlan",
+    "JointInducingModel",
+    "JointModel",
+    "last_sites",
+    "plan_dense",
+    "refuse_joint",
+    "takes_joint",
+]
+
+# Residual of sites of several classes while the kernel moves, and what ends learning there: the
+# gradient of the evidence is itself off by tenths of a nat.
+_JOINT_TOL = 1e-2
+_JOINT_SEARCH: Mapping[str, Any] = dict(
+    ftol=1e-5, gtol=1e-2, max_line_search=6, exact_gradient=False
+)
+
+
+@dataclass(frozen=True)
+class BinaryModel:
+    """One latent function, and labels in {-1, +1}."""
+
+    factor: Any
+    rule: Any
+    learning_tol: ClassVar[float] = LEARNING_TOL
+    search: ClassVar[Mapping[str, Any]] = {}
+
+    def ep(self, kernel, X, sign, weight):
+        """Return the fixed-point map of EP."""
+        return WholeEP(KernelGP(kernel, X), self.factor, sign, weight, self.rule)
+
+    def gradient(self, ep, payload):
+        """Return the gradient of the log evidence in theta at a fixed point."""
+        return ep.evidence_gradient(payload[0])
+
+    def posterior(self, kernel, X, state):
+        """Return what predicts."""
+        return DenseGPPosterior(kernel, X, state, self.factor)
+
+    def left_out(self, result):
+        """Return attributes that say how likely labels are from the other rows."""
+        return left_out_signs(self.factor, result)
+
+
+@dataclass(frozen=True)
+class JointModel:
+    """One latent function a class under one kernel, and class indices as labels."""
+
+    factor: Any
+    learning_tol: ClassVar[float] = _JOINT_TOL
+    search: ClassVar[Mapping[str, Any]] = _JOINT_SEARCH
+
+    def ep(self, kernel, X, y, weight):
+        """Return the fixed-point map of EP."""
+        return JointEP(JointGP(kernel, X), self.factor, y, weight)
+
+    def gradient(self, ep, payload):
+        """Return the gradient of the log evidence in theta at a fixed point."""
+        return ep.structure.evidence_gradient(payload[0])
+
+    def posterior(self, kernel, X, state):
+        """Return what predicts."""
+        return JointGPPosterior(kernel, X, state, self.factor)
+
+    def left_out(self, result):
+        """Return attributes that say how likely labels are from the other rows."""
+        return {"loo_log": result.evaluation.payload[1].tilted.log_z}
+
+
+@dataclass(frozen=True)
+class JointInducingModel:
+    """The same seen through inducing points, which stay where they are."""
+
+    factor: Any
+    points: np.ndarray
+    jitter: float
+    learning_tol: ClassVar[float] = _JOINT_TOL
+    search: ClassVar[Mapping[str, Any]] = _JOINT_SEARCH
+
+    def ep(self, kernel, X, y, weight):
+        """Return the fixed-point map of EP."""
+        structure = JointInducingGP(kernel, X, self.points, self.jitter)
+        return JointEP(structure, self.factor, y, weight)
+
+    def gradient(self, ep, payload):
+        """Return the gradient of the log evidence in theta at a fixed point."""
+        state, update = payload
+        return ep.structure.evidence_gradient(state, ep.weight * update.noise_slope)
+
+    def posterior(self, kernel, X, state):
+        """Return what predicts."""
+        prior = InducingPrior(kernel, self.points, self.jitter)
+        return JointInducingPosterior(prior, state, self.factor)
+
+    def left_out(self, result):
+        """Return attributes that say how likely labels are from the other rows."""
+        return {"loo_log": result.evaluation.payload[1].tilted.log_z}
+
+
+@dataclass
+class DensePlan:
+    """Everything the dense problems need besides their labels; sent to workers as it is.
+
+    `X` are rows of numbers, or whatever objects the kernel compares; `y` holds class indices.
+    `model` says what a problem is. `optimizer` is None, a function of the user, or anything else
+    for L-BFGS-B. `starts` and `sites` have one entry a problem: the initial theta and the initial
+    sites.
+    """
+
+    X: np.ndarray
+    y: np.ndarray
+    weight: np.ndarray
+    kernel: Kernel
+    model: BinaryModel | JointModel | JointInducingModel
+    optimizer: Any
+    restarts: np.ndarray
+    starts: list
+    sites: list
+    tol: float
+    max_iter: int
+    max_sweeps: int
+    damping: float
+    accelerate: bool
+
+    def ep(self, kernel, y):
+        """Return the fixed-point map of EP at a kernel for the labels of a problem."""
+        return self.model.ep(kernel, self.X, y, self.weight)
+
+    def solve(self, ep, x, tol, max_sweeps, monitor=SILENT):
+        """Run EP from sites x (2, n) or (2, n, K)."""
+        steps = dict(damping=self.damping, accelerate=self.accelerate, monitor=monitor)
+        return ep.solve(x, tol=tol, max_iter=max_sweeps, **steps)
+
+    def evidence(self, y, x, tol):
+        """Return theta -> `EvidencePoint`; sites are warm-started from the last point."""
+        warm = [x]
+
+        def evaluate(theta):
+            kernel = with_theta(self.kernel, theta)
+            ep = self.ep(kernel, y)
+            result = self.solve(ep, warm[0], tol, self.max_sweeps)
+            warm[0], payload = result.x, result.evaluation.payload
+            value, gradient = (
+                result.evaluation.record["log_evidence"],
+                self.model.gradient(ep, payload),
+            )
+            return EvidencePoint(value, gradient, result.residual, (kernel, payload[0]))
+
+        return evaluate
+
+    def value_and_gradient(self, theta, fit, n_jobs):
+        """Return log evidence at theta, EP run from the sites of the fit, and its gradient."""
+        if not isinstance(self.model, BinaryModel):
+            point = self.evidence(self.y, fit.sites[0], self.tol)(theta)
+            return point.value, point.gradient
+        return evidence_of_problems(
+            lambda k, sign, x: self.evidence(sign, x, self.tol), self.y, theta, fit
+        )
+
+    def posterior(self, payload):
+        """Return the predicting posterior that belongs to the payload of an iteration."""
+        kernel, state = payload
+        return self.model.posterior(kernel, self.X, state)
+
+    def latent_sites(self, fit):
+        """Return the sites (precision, shift) on the latent values of the rows, problem 0."""
+        return fit.sites[0]
+
+
+def last_sites(last, kernel, empty):
+    """Return (theta, sites) to start each problem from: those of the last fit if they fit.
+
+    `last` is the `GPFit` before, or None; `empty` (n_problems, 2, n, ...) are sites to start from
+    otherwise.
+    """
+    if last is not None and isinstance(last.runs[0], BinaryFit) and last.sites.shape == empty.shape:
+        thetas = [f.attributes["kernel"].theta for f in last.runs]
+        if len(thetas[0]) == kernel.n_dims:
+            return thetas, list(last.sites)
+    return [kernel.theta] * len(empty), list(empty)
+
+
+def refuse_joint(estimator, setting):
+    """Raise a ValueError where `multi_class` asks for a joint posterior that a setting excludes."""
+    if estimator.multi_class == "joint":
+        raise ValueError(
+            f"multi_class='joint' does not go with {setting}: use multi_class='auto', which fits "
+            "one class against the rest there."
+        )
+
+
+def takes_joint(estimator, through_points):
+    """Return whether all classes get one joint posterior; refuse settings that exclude it."""
+    named, several = isinstance(estimator.likelihood, str), len(estimator.classes_) > 2
+    if not named:
+        refuse_joint(estimator, f"likelihood={estimator.likelihood!r}")
+    asked = estimator.multi_class == "joint"
+    wanted = asked or (several and named and estimator.multi_class == "auto")
+    if not (wanted and through_points):
+        return wanted
+    excluding = _without_all_rows(estimator)
+    for setting in excluding:
+        refuse_joint(estimator, setting)
+    # with a kernel to learn, passes of one class against the rest are the cheaper default
+    return asked or (not excluding and estimator.optimizer is None)
+
+
+def _without_all_rows(estimator):
+    """Return the settings of a fit through inducing points that a joint posterior cannot have."""
+    given = estimator.inducing_points
+    m = estimator._inducing_count if given is None else len(given)
+    checks = {
+        f"batch_size={estimator.batch_size}": estimator.batch_size is not None,
+        "site_memory='average'": estimator.site_memory == "average",
+        f"n_partitions={estimator.n_partitions}": estimator.n_partitions is not None,
+        f"optimizer={estimator.optimizer!r}": estimator.optimizer in STEP_RULES,
+        "learn_inducing=True": estimator.learn_inducing is True,
+        f"more than {MOST_COLUMNS} classes times inducing points": m * len(estimator.classes_)
+        > MOST_COLUMNS,
+    }
+    return [setting for setting, excludes in checks.items() if excludes]
+
+
+def plan_dense(estimator, training, joint, through_points):
+    """Return the `DensePlan` of an `EPGaussianProcessClassifier`."""
+    kernel = estimator._initial_kernel(estimator._spread(training) ** 2)
+    n_restarts = estimator.n_restarts_optimizer if estimator.optimizer is not None else 0
+    rng = check_random_state(estimator.random_state)
+    if joint:
+        factor: Any = CLASS_LIKELIHOODS[estimator.likelihood]
+        empty = empty_sites(training.y, len(estimator.classes_))[None]
+        if through_points:
+            rows = training.X, training.weight, draw_seed(rng), training.X.shape[1]
+            Z = estimator._inducing_start(*rows)
+            warn_fewer_inducing(estimator, Z)
+            check_kernel(kernel, kernel(Z, Z))
+            model: Any = JointInducingModel(factor, Z, estimator.jitter)
+        else:
+            model = JointModel(factor)
+    else:
+        model = BinaryModel(estimator._factor(), MomentMatching())
+        empty = np.zeros((estimator._n_problems, 2, len(training.y)))
+    if not through_points:
+        check_kernel(kernel, kernel(training.X))
+    starts, sites = last_sites(estimator._last_fit, kernel, empty)
+    return DensePlan(
+        X=training.X,
+        y=training.y,
+        weight=training.weight,
+        kernel=kernel,
+        model=model,
+        optimizer=estimator.optimizer,
+        restarts=random_starts(kernel.bounds, n_restarts, rng),
+        starts=starts,
+        sites=sites,
+        tol=estimator.tol,
+        max_iter=estimator.max_iter,
+        max_sweeps=estimator.max_sweeps,
+        damping=estimator.damping,
+        accelerate=estimator.acceleration is not None,
+    )

@@ -1,0 +1,173 @@
+"""Sites and factor of several classes: against quadrature, differences and the binary case."""
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.special import log_softmax, logsumexp
+from scipy.stats import multivariate_normal, norm
+
+from sklearn_ep._engine.classes import (
+    CLASS_LIKELIHOODS,
+    ClassSites,
+    JointEP,
+    class_cavities,
+    class_log_weights,
+    class_update,
+    contrast_variances,
+    star_times,
+)
+from sklearn_ep._engine.likelihoods import Probit
+
+PROBIT, LOGIT = CLASS_LIKELIHOODS["probit"], CLASS_LIKELIHOODS["logit"]
+
+
+def cavities(n, K, spread, seed=0):
+    rng = np.random.default_rng(seed)
+    var = rng.uniform(0.05, 5.0, (n, K))
+    return rng.integers(0, K, n), spread * rng.normal(size=(n, K)), var
+
+
+@pytest.mark.parametrize("K", [2, 3, 6])
+@pytest.mark.parametrize("spread", [1.0, 10.0])
+def test_the_probability_of_a_label_is_the_integral(K, spread):
+    y, mean, var = cavities(12, K, spread)
+    log_z = PROBIT.tilted(y, mean, var).log_z
+    for i in range(12):
+        own, others = mean[i, y[i]], np.delete(mean[i], y[i])
+        sd, scale = np.sqrt(1 + var[i, y[i]]), np.sqrt(1 + np.delete(var[i], y[i]))
+
+        def below(t, own=own, others=others, sd=sd, scale=scale):
+            return norm.pdf(t, own, sd) * np.prod(norm.cdf((t - others) / scale))
+
+        exact = quad(below, own - 40, own + 40, points=[own], limit=400, epsabs=1e-13)[0]
+        if exact > 1e-10:
+            assert log_z[i] == pytest.approx(np.log(exact), abs=1e-9)
+
+
+@pytest.mark.parametrize("factor", [PROBIT, LOGIT], ids=["probit", "logit"])
+def test_probabilities_of_all_classes_sum_to_one_before_they_are_normalised(factor):
+    for v, tolerance in ((1.0, 1e-10), (10.0, 1e-10), (100.0, 1e-6), (1000.0, 1e-3)):
+        _, mean, _ = cavities(40, 4, np.sqrt(v))
+        var = np.full((40, 4), v)
+        total = logsumexp(
+            [factor.tilted(np.full(40, c), mean, var).log_z for c in range(4)], axis=0
+        )
+        # the mixture stands for the Gumbel noise, but is a distribution itself
+        np.testing.assert_allclose(total, 0.0, atol=tolerance)
+
+
+@pytest.mark.parametrize("factor", [PROBIT, LOGIT], ids=["probit", "logit"])
+@pytest.mark.parametrize("K", [2, 3, 5])
+def test_gradient_is_that_of_the_log_probability(factor, K):
+    y, mean, var = cavities(15, K, 2.0, seed=1)
+    gradient, step = factor.tilted(y, mean, var).gradient, 1e-4
+    for c in range(K):
+        shift = step * np.eye(K)[c]
+        ends = [factor.tilted(y, mean + s * shift, var).log_z for s in (1, -1)]
+        np.testing.assert_allclose(gradient[:, c], (ends[0] - ends[1]) / (2 * step), atol=1e-6)
+    np.testing.assert_allclose(gradient.sum(1), 0.0, atol=1e-12)
+
+
+def test_the_winner_s_row_of_the_curvature_is_matched():
+    y, mean, var = cavities(15, 4, 1.0, seed=2)
+    tilted, step = PROBIT.tilted(y, mean, var), 1e-4
+    e = tilted.slope
+    star = (
+        np.einsum("nc,cj->ncj", e, np.eye(4))
+        - e[:, :, None] * e[:, None, :] / e.sum(1)[:, None, None]
+    )
+    rows = np.arange(15)
+    for c in range(4):
+        shift = step * np.eye(4)[c]
+        ends = [PROBIT.tilted(y, mean + s * shift, var).gradient[rows, y] for s in (1, -1)]
+        np.testing.assert_allclose(-star[rows, y, c], (ends[0] - ends[1]) / (2 * step), atol=1e-6)
+
+
+def test_softmax_probabilities_are_those_of_its_five_normals():
+    f = np.random.default_rng(3).normal(size=(50, 5)) * 2
+    mixture = LOGIT.log_proba(f, np.zeros_like(f))
+    assert np.max(np.abs(np.exp(mixture) - np.exp(log_softmax(f, axis=1)))) < 2e-3
+    np.testing.assert_array_equal(LOGIT.log_prob(f), log_softmax(f, axis=-1))
+
+
+def test_two_classes_are_the_binary_factor():
+    y, mean, var = cavities(30, 2, 3.0, seed=4)
+    tilted = PROBIT.tilted(y, mean, var)
+    contrast = (mean[:, 1] - mean[:, 0]) / np.sqrt(2)
+    binary = Probit().tilted(np.where(y == 1, 1.0, -1.0), contrast, var.mean(1))
+    np.testing.assert_allclose(tilted.log_z, binary.log_z, atol=1e-10)
+    np.testing.assert_allclose(tilted.gradient[:, 1] * np.sqrt(2), binary.gradient, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_links_are_never_negative_and_leave_a_proper_site(scale):
+    y, mean, _ = cavities(200, 5, scale, seed=5)
+    var = 10.0 ** np.random.default_rng(6).uniform(-6, 4, (200, 5))
+    tilted = PROBIT.tilted(y, mean, var)
+    assert all(np.all(np.isfinite(a)) for a in tilted)
+    assert np.all(tilted.slope >= 0) and np.all(var * tilted.slope < 1)
+
+
+def test_contrast_variances_are_exact_for_three_classes():
+    A = np.random.default_rng(7).normal(size=(10, 3, 3))
+    cov = A @ A.transpose(0, 2, 1)
+    v = contrast_variances(cov)
+    for c in range(3):
+        for j in range(c):
+            exact = cov[:, c, c] + cov[:, j, j] - 2 * cov[:, c, j]
+            np.testing.assert_allclose(v[:, c] + v[:, j], exact)
+
+
+def test_the_cavity_times_the_site_is_the_posterior():
+    rng = np.random.default_rng(8)
+    A = rng.normal(size=(6, 4, 4))
+    cov, mean = A @ A.transpose(0, 2, 1), rng.normal(size=(6, 4))
+    d, b = rng.uniform(0.01, 0.2, (6, 4)), rng.normal(size=(6, 4))
+    b -= b.mean(1, keepdims=True)
+    m, V = class_cavities(ClassSites(d, b), mean, cov)
+    for i in range(6):
+        T = np.diag(d[i]) - np.outer(d[i], d[i]) / d[i].sum()
+        np.testing.assert_allclose(star_times(d[i : i + 1], mean[i : i + 1])[0], T @ mean[i])
+        precision = np.linalg.inv(V[i]) + T
+        np.testing.assert_allclose(np.linalg.inv(precision), cov[i], rtol=1e-8, atol=1e-10)
+        again = cov[i] @ (np.linalg.solve(V[i], m[i]) + b[i])
+        np.testing.assert_allclose(again, mean[i], rtol=1e-8, atol=1e-10)
+
+
+def test_log_term_is_that_of_the_evidence():
+    """log Z less the log mass of the site, the mass by sampling."""
+    rng = np.random.default_rng(9)
+    y, mean, var = cavities(5, 3, 1.0, seed=10)
+    cov = np.einsum("nc,cj->ncj", var, np.eye(3))
+    d, b = np.full((5, 3), 0.05), np.array([[0.5, -0.3, -0.2]] * 5)
+    update = class_update(PROBIT, y, ClassSites(d, b), mean, cov, 0.0)
+    m, V = class_cavities(ClassSites(d, b), mean, cov)
+    for i in range(5):
+        T = np.diag(d[i]) - np.outer(d[i], d[i]) / d[i].sum()
+        v = contrast_variances(V[i : i + 1])[0]
+        f = multivariate_normal(m[i], np.diag(v), seed=rng).rvs(400_000)
+        mass = np.mean(np.exp(-0.5 * np.einsum("sc,cj,sj->s", f, T, f) + f @ b[i]))
+        assert update.log_term[i] == pytest.approx(update.tilted.log_z[i] - np.log(mass), abs=2e-2)
+
+
+def test_log_weights_are_zero_where_sites_are_the_likelihood_up_to_a_constant():
+    rng = np.random.default_rng(11)
+    latent = rng.normal(size=(7, 3, 4))
+    y, weight = np.array([0, 1, 2]), np.array([1.0, 2.0, 0.5])
+    d, b = rng.uniform(0.1, 1.0, (3, 4)), rng.normal(size=(3, 4))
+    sites = ClassSites(d, b)
+    own = LOGIT.log_prob(latent)[:, np.arange(3), y]
+    expected = np.zeros(7)
+    for i in range(3):
+        T = np.diag(d[i]) - np.outer(d[i], d[i]) / d[i].sum()
+        site = latent[:, i] @ b[i] - 0.5 * np.einsum("sc,cj,sj->s", latent[:, i], T, latent[:, i])
+        expected += weight[i] * (own[:, i] - site)
+    got = class_log_weights(LOGIT, y, weight, sites, latent)
+    np.testing.assert_allclose(got, expected, rtol=1e-10)
+
+
+def test_a_part_that_lacks_something_is_refused_by_name():
+    with pytest.raises(TypeError, match="posterior"):
+        JointEP(object(), PROBIT, np.zeros(2, int), np.ones(2))
+    with pytest.raises(TypeError, match="log_proba"):
+        JointEP(type("S", (), {"posterior": None}), Probit(), np.zeros(2, int), np.ones(2))
