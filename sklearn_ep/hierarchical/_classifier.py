@@ -14,28 +14,17 @@ from .._engine.partition import PartMap
 from .._estimator.base import VersionedEstimator
 from .._estimator.checks import check_number
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
-from .._estimator.fitting import (
-    one_or_stack,
-    remarks_of,
-    restore_on_error,
-    run_attributes,
-    warn_not_converged,
-)
+from .._estimator.fitting import one_or_stack, remarks_of, restore_on_error, warn_not_converged
 from .._estimator.posterior_classifier import committee, log_normalise, probabilities
-from ._checkpoint import STATE, state_of
-from ._fit import fit_plan, theta_rule
-from ._messages import Messages, posterior_moments
-from ._plan import (
-    check_parameters,
-    check_parts,
-    plan_parts,
-    plan_rows,
-    remarks_on_groups,
-    remarks_on_parameters,
-)
-from ._prediction import GroupsForgotten, new_rows, row_pairs, rows_again, split_intercept
+from ._attributes import attributes_of_factors, attributes_of_groups
+from ._checkpoint import checked_state
+from ._fit import fit_plan
+from ._plan import check_parameters, check_parts, plan_parts, plan_rows, remarks_on_parameters
+from ._prediction import all_known, new_rows, row_pairs, rows_again, split_intercept
 from ._summary import intervals, summarise
-from ._theta_grid import prior_of_beta
+from .crossed.factors import has_several
+from .crossed.fit import fit_factors
+from .crossed.plan import check_several, plan_factors
 
 __all__ = ["HierarchicalEPLogistic"]
 
@@ -295,23 +284,40 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         if raw and (groups is not None or sample_weight is not None):
             raise ValueError("groups and sample_weight belong into the partitions of a list.")
         has_groups = self.group_column is not None or groups is not None
+        several = has_several(self.group_column, groups) or self.engine == "messages"
+        if several:
+            check_several(self, has_groups, raw, checkpoint)
         for remark in remarks_on_parameters(self, has_groups):
             warnings.warn(f"{type(self).__name__}: {remark}", UserWarning, stacklevel=2)
         previous = getattr(self, "_state", None) if self.warm_start else None
-        with_digest = checkpoint is not None
-        with np.errstate(over="raise", invalid="raise"), self._pool(X, raw) as run:
-            if raw:
-                plan, data = plan_parts(self, run, with_digest), (None, None)
+        with np.errstate(over="raise", invalid="raise"):
+            if several:
+                factors = plan_factors(self, X, y, groups, sample_weight)
+                fits = [fit_factors(self, factors, (X, y), previous)]
+                self._store(attributes_of_factors(factors, fits[0]))
             else:
-                plan = plan_rows(self, X, y, groups, sample_weight, previous, with_digest)
-                data = X, y
-            fits = fit_plan(self, plan, run, data, previous, checkpoint)
-        self._store(plan, fits)
+                data = X, y, groups, sample_weight
+                plan, fits = self._fit_groups(data, raw, previous, checkpoint)
+                self._store(attributes_of_groups(plan, fits))
         if not self.converged_:
             warn_not_converged(self, remarks=remarks_of(fits))
         for remark in self._remarks:
             warnings.warn(f"{type(self).__name__}: {remark}", UserWarning, stacklevel=2)
         return self
+
+    def _fit_groups(self, data, raw, previous, checkpoint):
+        """Return plan and `BinaryFit` of each problem of a model with at most one factor."""
+        X, y, groups, sample_weight = data
+        if previous is not None and "site_shift" not in previous:
+            previous = None  # of a fit with several factors
+        with_digest = checkpoint is not None
+        with self._pool(X, raw) as run:
+            if raw:
+                plan, given = plan_parts(self, run, with_digest), (None, None)
+            else:
+                plan = plan_rows(self, X, y, groups, sample_weight, previous, with_digest)
+                given = X, y
+            return plan, fit_plan(self, plan, run, given, previous, checkpoint)
 
     def _pool(self, X, raw):
         """Return the pool over a list of raw partitions, None for rows in memory."""
@@ -320,41 +326,11 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         check_parts(self, X)
         return PartMap(list(X), self.n_jobs, self.schedule == "asynchronous")
 
-    def _store(self, plan, fits):
-        """Turn the outcome of a fit into fitted attributes."""
-        posteriors = [f.posterior for f in fits]
-        messages, priors = ([f.attributes[name] for f in fits] for name in ("messages", "prior"))
-        phi = [posterior_moments(*pair) for pair in zip(priors, messages, strict=True)]
-        beta = [p.beta_moments() for p in posteriors]
-        sd = np.stack([np.sqrt(np.diagonal(m.cov)) for m in beta])
-        mean = np.stack([m.mean for m in beta])
-        self.coef_, self.intercept_ = split_intercept(mean, plan.columns)
-        self.coef_std_ = split_intercept(sd, plan.columns)[0]
-        self.coef_cov_ = one_or_stack([m.cov for m in beta])
-        self.site_precision_ = one_or_stack([m.precision for m in messages])
-        self.site_shift_ = one_or_stack([m.shift for m in messages])
-        self.phi_mean_ = one_or_stack([m.mean for m in phi])
-        self.phi_cov_ = one_or_stack([m.cov for m in phi])
-        first, levels = posteriors[0], (0.05, 0.5, 0.95)
-        has_groups = plan.columns.has_groups
-        quantiles = first.scale_quantiles(levels) if has_groups else np.empty((3, 0))
-        self.tau_, self.tau_interval_ = quantiles[1], quantiles[[0, 2]].T
-        self.group_labels_, self.partition_ = plan.labels, plan.site
-        self.group_effects_, self.group_effects_std_ = first.group_effects()
-        self.theta_grid_, self.theta_weights_ = first.theta, first.weight
-        self.theta_rule_ = theta_rule(plan.problem, plan.settings)
-        self.engine_ = plan.settings.engine
-        self.n_skipped_ = sum(f.attributes["n_skipped"] for f in fits)
-        self.n_cut_steps_ = sum(f.attributes["n_cut"] for f in fits)
-        self.__dict__.update(run_attributes(fits))
-        self._remarks: tuple[str, ...] = ()
-        if has_groups:
-            self._remarks = remarks_on_groups(plan, float(np.max(self.tau_)), self.engine_)
-        found = Messages(self.site_precision_, self.site_shift_)
-        self._state = state_of(found, priors[0], plan.site, plan.labels)
-        self._prior_of_beta = prior_of_beta(priors[0], plan.problem.d)
-        self._forgotten, self._n_rows = GroupsForgotten(), plan.problem.n_rows
-        self._columns, self._posteriors = plan.columns, posteriors
+    def _store(self, attributes):
+        """Set the attributes of a fit, and drop those that only the last one had."""
+        for name in set(getattr(self, "_of_fit", ())) - set(attributes):
+            self.__dict__.pop(name, None)
+        self.__dict__.update(attributes, _of_fit=tuple(attributes))
 
     def latent_mean_and_variance(self, X, groups=None, kind="conditional"):
         """Posterior mean and variance of the linear predictor at new rows.
@@ -568,7 +544,10 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             draws.append((coef, intercept, posterior.scales(theta), effects))
         arrays = [one_or_stack(a, axis=1) for a in zip(*draws, strict=True)]
         names = "coef", "intercept", "tau", "group_effects"
-        return Bunch(**dict(zip(names, arrays, strict=True)))
+        found = Bunch(**dict(zip(names, arrays, strict=True)))
+        if isinstance(found.group_effects, list) and not self._columns.listed:
+            found.group_effects = found.group_effects[0]
+        return found
 
     def coef_interval(self, level=0.9):
         """Posterior intervals of the shared coefficients.
@@ -623,7 +602,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     def _log_weights(self, rows, n_draws, rng):
         """Weigh joint draws of coefficients and all group effects, both given theta, O(S n d)."""
         remarks = [f"Note: {remark}" for remark in self._remarks]
-        if self.n_skipped_:
+        if getattr(self, "n_skipped_", 0):  # partitions exchange messages that may be skipped
             remarks.append(
                 f"{self.n_skipped_} messages were left as they were, because the tilted moments "
                 "were no Gaussian."
@@ -634,12 +613,10 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         again = rows_again(self, rows)
         if len(self._posteriors) > 1:
             return None, remarks
-        code = again[2]
-        if self._columns.has_groups and not np.all((code >= 0) & (code < len(self.group_labels_))):
+        if self._columns.has_groups and not all_known(self, again[2]):
             remarks.append("Some rows are of no named group of the fit: no importance weights.")
             return None, remarks
-        prior, rng = self._prior_of_beta, _generator(rng)
-        return self._posteriors[0].log_weights(*again, prior, n_draws, rng), remarks
+        return self._posteriors[0].log_weights(*again, n_draws, _generator(rng)), remarks
 
     def get_state(self):
         """Return all that is needed to go on after a crash.
@@ -666,10 +643,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         self : HierarchicalEPLogistic
             The estimator, not fitted by this.
         """
-        missing = [name for name in STATE if name not in state]
-        if missing:
-            raise ValueError(f"state lacks {missing}.")
-        self._state = {name: np.array(state[name]) for name in STATE}
+        self._state = checked_state(state)
         return self
 
 

@@ -307,13 +307,15 @@ class GroupedFit:
         weight = np.exp(log_weight)
         if p.q == 0:
             local, flat = no_effects(1, p.d), np.zeros(len(theta))
-            return GroupedMixture(weight, theta, mean, root, local, None, flat), None
+            prior = prior_of_beta(p.prior, p.d)
+            return GroupedMixture(weight, theta, mean, root, local, None, flat, prior), None
         gaussian = self._theta_moments(messages)
         local = self._assemble(self._evaluate_nodes(messages, theta).local)
         marginal = ThetaMarginal(theta, weight, gaussian) if theta.shape[1] == 1 else None
         log_mass = multivariate_normal.logpdf(theta, *gaussian).reshape(-1)
         log_mass -= norm.logpdf(theta, *p.theta_prior).sum(1)
-        return GroupedMixture(weight, theta, mean, root, local, marginal, log_mass), None
+        more = marginal, log_mass, prior_of_beta(p.prior, p.d)
+        return GroupedMixture(weight, theta, mean, root, local, *more), None
 
     def _on_grid(self, messages):
         """Return posterior and log evidence by a grid in theta, with EP for the rest."""
@@ -325,7 +327,8 @@ class GroupedFit:
         else:
             grid = product_grid(evaluate, centre, cov, prior)
         n, local = grid.nodes, self._assemble(grid.nodes.local)
-        mixture = GroupedMixture(grid.weight, n.theta, n.mean, n.root, local, marginal, n.log_z)
+        more = marginal, n.log_z, prior_of_beta(self.problem.prior, self.problem.d)
+        mixture = GroupedMixture(grid.weight, n.theta, n.mean, n.root, local, *more)
         return mixture, grid.log_evidence
 
     def _assemble(self, blocks):
