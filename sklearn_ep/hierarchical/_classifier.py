@@ -28,6 +28,8 @@ from .crossed.plan import check_several, plan_factors
 
 __all__ = ["HierarchicalEPLogistic"]
 
+_MOST_SOLVES = 25  # draws by linear systems in a diagnosis
+
 
 class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEstimator):
     """Multilevel logistic regression: shared coefficients and effects of groups.
@@ -607,6 +609,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
                 f"{self.n_skipped_} messages were left as they were, because the tilted moments "
                 "were no Gaussian."
             )
+        if self.engine_ == "messages":
+            return None, [*remarks, *self._variance_remarks(n_draws, rng)]
         if rows is None:
             remarks.append("Give X, y and groups of the training rows for importance weights.")
             return None, remarks
@@ -617,6 +621,16 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             remarks.append("Some rows are of no named group of the fit: no importance weights.")
             return None, remarks
         return self._posteriors[0].log_weights(*again, n_draws, _generator(rng)), remarks
+
+    def _variance_remarks(self, n_draws, rng):
+        """Hold the variances of effects by messages against draws, each of which is a solve."""
+        n_draws = min(n_draws, _MOST_SOLVES)
+        found = self._posteriors[0].variance_check(n_draws, _generator(rng))
+        for factor, (share, error) in zip(self._columns.factors, found, strict=True):
+            yield (
+                f"Factor {factor.name!r}: variances of its effects by {n_draws} draws are "
+                f"{share:.3f} +- {error:.3f} of those by messages."
+            )
 
     def get_state(self):
         """Return all that is needed to go on after a crash.

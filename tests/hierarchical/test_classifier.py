@@ -156,8 +156,7 @@ def test_diagnose_weights_lead_to_the_exact_evidence():
     weighted = rows_again(clf, RowsAgain(*more))
     twice = rows_again(clf, RowsAgain(np.r_[X, X], np.r_[y, y], np.r_[g, g], None))
     a, b = (
-        clf._posteriors[0].log_weights(*r, clf._prior_of_beta, 50, np.random.default_rng(1))
-        for r in (weighted, twice)
+        clf._posteriors[0].log_weights(*r, 50, np.random.default_rng(1)) for r in (weighted, twice)
     )
     np.testing.assert_allclose(a, b)
 

@@ -7,8 +7,10 @@ from ..._estimator.fitting import BinaryFit, FitMonitor
 from .given_scales import AllSites, first_sites
 from .group_sites import GroupSites
 from .layout import lay_out
+from .messages_fit import fit_by_messages
 from .mixture import CrossedMixture
 from .model import CrossedModel
+from .monitor import PosteriorMonitor
 from .scale_grid import axes_at, few_nodes, find_mode, grid_of_one, grow_grid
 
 __all__ = ["fit_factors"]
@@ -32,22 +34,10 @@ def fit_factors(estimator, plan, data, previous):
     X, y = data
     monitor = FitMonitor(estimator, X, y, plan.max_iter, attributes)
     sign = np.where(plan.y == 1, 1.0, -1.0)
-    found = fit_on_grid(plan, sign, monitor, previous)
+    run = fit_by_messages if plan.engine == "messages" else fit_on_grid
+    found = run(plan, sign, monitor, previous)
     monitor.finish()
     return found
-
-
-class PosteriorMonitor:
-    """Monitor that tells another, of each `Node`, what predicts as if the fit stopped there."""
-
-    def __init__(self, monitor, posterior):
-        self.monitor, self.posterior = monitor, posterior
-
-    def begin(self):
-        self.monitor.begin()
-
-    def end(self, record, payload):
-        return self.monitor.end(record, lambda: self.posterior(payload))
 
 
 def fit_on_grid(plan, sign, monitor, previous):
