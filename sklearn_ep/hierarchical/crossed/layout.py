@@ -174,7 +174,8 @@ def _entry_products(shared, n_plain, small, width):
     blocks = [(plain.at[:, None], plain.value[:, None])]
     for group in small:
         own = shared.take(group.rows)
-        blocks.append(tuple(a.reshape(-1, group.size, a.shape[1]) for a in (own.at, own.value)))
+        n, e = own.at.shape
+        blocks.append(tuple(a.reshape(n // group.size, group.size, e) for a in (own.at, own.value)))
     places, values = [], []
     for columns, entries in blocks:
         first, second = columns[:, :, None, :, None], columns[:, None, :, None, :]

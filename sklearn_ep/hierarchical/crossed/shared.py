@@ -70,11 +70,11 @@ class SharedRows(NamedTuple):
 
     def block_covariances(self, cov, size):
         """Return z' cov z (G, size, size) between the rows of consecutive blocks of rows."""
-        d, e = self.X.shape[1], self.at.shape[1]
+        (n, d), e = self.X.shape, self.at.shape[1]
         X, turned, beyond = (a.reshape(-1, size, d) for a in (self.X, *self.turned(cov)))
         cross = beyond @ X.swapaxes(1, 2)
         out = X @ turned.swapaxes(1, 2) + cross + cross.swapaxes(1, 2)
-        columns, value = (d + self.at).reshape(-1, size, e), self.value.reshape(-1, size, e)
+        columns, value = (a.reshape(n // size, size, e) for a in (d + self.at, self.value))
         pairs = cov[columns[:, :, None, :, None], columns[:, None, :, None, :]]
         out += np.einsum("gklef,gke,glf->gkl", pairs, value, value)
         return 0.5 * (out + out.swapaxes(1, 2))
