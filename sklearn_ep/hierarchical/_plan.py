@@ -388,6 +388,6 @@ def remarks_on_groups(plan, tau, engine):
     return (
         f"groups have {median:g} rows in the median, {share:.0%} of them of one class, and the "
         f"median of tau is {tau:.2g}. Expectation propagation is inaccurate there: group effects "
-        "are far from Gaussian, and tau is underestimated. Compare with engine='importance' or "
-        "'nuts'.",
+        "are far from Gaussian, and tau is underestimated. Give the factor in a list, as in "
+        "group_column=[...], where small groups are integrated exactly.",
     )

@@ -22,6 +22,10 @@ from sklearn_ep.inspection import GroupEffectsDisplay
 ORACLE, ARRAYS = oracle("crossed"), arrays("crossed")
 
 
+# few nodes, where accuracy is not the question; messages have none
+LIGHT = {"ep": {"refine": False}, "messages": {}}
+
+
 def quiet(est, *args, **kw):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -132,28 +136,28 @@ def test_slopes_that_vary_by_a_shared_and_by_the_local_factor():
 
 def test_order_of_factors_and_rows_and_the_kind_of_labels_do_not_matter():
     X, y, G = people_and_items()
-    base = fitted()
-    fit = lambda Z, **kw: HierarchicalEPLogistic(**kw).fit(Z, y)  # noqa: E731
-    back = fit(np.column_stack([X, G[:, ::-1]]), group_column=[2, 3])
+    model = functools.partial(HierarchicalEPLogistic, refine=False)  # few nodes are as telling
+    base = model([2, 3]).fit(np.column_stack([X, G]), y)
+    back = model([2, 3]).fit(np.column_stack([X, G[:, ::-1]]), y)
     assert apart(base, back) < 1e-3
     np.testing.assert_allclose(np.log(back.tau_[::-1]), np.log(base.tau_), atol=1e-3)
     order = np.random.default_rng(0).permutation(len(y))
-    moved = HierarchicalEPLogistic([2, 3]).fit(np.column_stack([X, G])[order], y[order])
+    moved = model([2, 3]).fit(np.column_stack([X, G])[order], y[order])
     assert apart(base, moved) < 1e-8
     table = pd.DataFrame(X, columns=["a", "b"])
     table["person"], table["item"] = [f"p{k:02}" for k in G[:, 0]], G[:, 1]
     for frame in (table, pl.from_pandas(table)):
-        named = fit(frame, group_column=["person", "item"])
+        named = model(["person", "item"]).fit(frame, y)
         assert apart(base, named) < 1e-8
         assert named.group_labels_[0][0] == "p00" and named.group_labels_[1].dtype.kind in "iu"
         new = named.predict_proba(frame)
         np.testing.assert_allclose(new, base.predict_proba(np.column_stack([X, G])), atol=1e-8)
     for beside in (G, pd.DataFrame(G, columns=["person", "item"])):
-        apart_from = HierarchicalEPLogistic().fit(X, y, groups=beside)
-        assert apart(base, apart_from) < 1e-8
-        np.testing.assert_allclose(apart_from.predict_proba(X, groups=beside), new, atol=1e-8)
+        outside = model().fit(X, y, groups=beside)
+        assert apart(base, outside) < 1e-8
+        np.testing.assert_allclose(outside.predict_proba(X, groups=beside), new, atol=1e-8)
     with pytest.warns(UserWarning, match="every row"):
-        apart_from.predict_proba(X)
+        outside.predict_proba(X)
 
 
 def test_nested_levels_by_combination_or_by_labels_of_their_own():
@@ -179,7 +183,7 @@ def test_integer_weights_are_copies(engine):
     X, y, G = people_and_items(160, (30, 6))
     w = np.random.default_rng(0).integers(0, 4, 160)
     Z = np.column_stack([X, G])
-    est = HierarchicalEPLogistic([2, 3], engine=engine)
+    est = HierarchicalEPLogistic([2, 3], engine=engine, **LIGHT[engine])
     a, b = clone(est).fit(Z, y, sample_weight=w), clone(est).fit(Z.repeat(w, 0), y.repeat(w))
     assert apart(a, b) < 1e-6
     np.testing.assert_allclose(a.tau_, b.tau_, rtol=1e-6)
@@ -316,7 +320,7 @@ def test_pipelines_and_cross_validation_keep_the_columns():
     X, y, G = people_and_items(600, (20, 8))
     table = pd.DataFrame(X, columns=["a", "b"])
     table["person"], table["item"] = [f"p{k}" for k in G[:, 0]], [f"i{k}" for k in G[:, 1]]
-    model = make_pipeline(HierarchicalEPLogistic(["person", "item"]))
+    model = make_pipeline(HierarchicalEPLogistic(["person", "item"], refine=False))
     folds = StratifiedKFold(3, shuffle=True, random_state=0)
     score = cross_val_score(model, table, y, cv=folds, scoring="neg_log_loss").mean()
     shuffled = table.assign(person=table["person"].sample(frac=1, random_state=0).to_numpy())
@@ -407,7 +411,8 @@ def test_hard_cases_are_fitted_with_a_remark():
     }
     for words, column in cases.items():
         with pytest.warns(UserWarning, match=words):
-            est = HierarchicalEPLogistic([2, 3]).fit(np.column_stack([X, G[:, 0], column]), y)
+            est = HierarchicalEPLogistic([2, 3], refine=False)
+            est.fit(np.column_stack([X, G[:, 0], column]), y)
         assert np.all(np.isfinite(est.coef_)) and np.all(np.isfinite(est.tau_interval_))
         assert est.converged_ and any(words in r for r in est.diagnose().remarks)
 
@@ -417,10 +422,11 @@ def test_rows_without_label_are_levels_without_name(engine):
     X, y, G = people_and_items()
     labels = G.astype(float)
     labels[[0, 5, 9], [0, 1, 0]] = np.nan
-    est = HierarchicalEPLogistic([2, 3], engine=engine).fit(np.column_stack([X, labels]), y)
+    model = HierarchicalEPLogistic([2, 3], engine=engine, **LIGHT[engine])
+    est = clone(model).fit(np.column_stack([X, labels]), y)
     own = labels.copy()
     own[[0, 5, 9], [0, 1, 0]] = 900 + np.arange(3)
-    named = HierarchicalEPLogistic([2, 3], engine=engine).fit(np.column_stack([X, own]), y)
+    named = model.fit(np.column_stack([X, own]), y)
     assert apart(est, named) < 1e-6
     assert len(est.group_labels_[0]) == 25 - (0 not in labels[:, 0]) - (9 not in labels[:, 0])
     assert len(est.group_effects_[0]) == len(est.group_labels_[0])
@@ -485,9 +491,10 @@ def test_bad_data_are_named_before_any_work(tmp_path):
             est.fit(*args, **kw)
     with pytest.raises(ValueError, match="groups has 10"):
         HierarchicalEPLogistic().fit(X, y, groups=G[:10])
-    shared = np.column_stack([X, np.arange(300), np.arange(300) // 2])
-    auto = quiet(HierarchicalEPLogistic([2, 3]), shared, y)
-    assert auto.engine_ == "ep"
+    many = np.column_stack([X, np.arange(300) % 5]).repeat(4, 0)
+    many = np.column_stack([many, np.arange(1200), np.arange(1200) % 700])
+    auto = quiet(HierarchicalEPLogistic([3, 4]), many, y.repeat(4))
+    assert auto.engine_ == "messages"
     wide = [np.arange(5000), np.r_[np.arange(2500), np.arange(2500)]]
     long = np.column_stack([np.random.default_rng(0).normal(size=5000), *wide])
     with pytest.raises(ValueError, match="engine='messages'"):
