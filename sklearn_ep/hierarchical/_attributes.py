@@ -67,4 +67,6 @@ def attributes_of_factors(plan, fit):
     out["theta_rule_"], out["_state"] = fit.attributes["theta_rule"], fit.attributes["state"]
     out["engine_"], out["_levels"], out["_n_rows"] = plan.engine, plan.levels, len(plan.y)
     out["_remarks"] = remarks_on_factors(plan, out["tau_"])
+    if not fit.attributes["complete"]:
+        out["_remarks"] += ("the grid in the scales was stopped at 400 nodes.",)
     return out

@@ -90,8 +90,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         node. It keeps the long left tail of tau that few or small groups leave, and makes "laplace"
         as accurate as "ep". "importance" and "nuts" go without, and so do more than three
         coordinates of theta (three varying coefficients): `theta_rule_` says which ran. Costs about
-        as much again as the fit. With a list of factors and ``engine="ep"``, False is the quadrature
-        rule of a normal posterior in place of the grid: a third of the nodes.
+        as much again as the fit. With a list of factors and ``engine="ep"``, False is the
+        quadrature rule of a normal posterior in place of the grid: a third of the nodes.
     schedule : {"parallel", "serial", "asynchronous"}, default="parallel"
         Update all sites of a sweep from the same state, or one after the other, or use each message
         as it arrives. "asynchronous" has the same fixed point, but with several workers the path to
@@ -200,14 +200,15 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     to nothing at the border; after three of those the partitions answer as one for the group
     scales, by way of the nodes in theta, and `site_precision_` and `site_shift_` are equal shares.
 
-    Where groups have a handful of rows and tau is above 4 or so, sites of single rows are wrong, and
-    the fit says so in a warning. Given in a list, ``group_column=[...]``, such groups have sites of
-    their own in which the effect is integrated exactly, and the answer is right.
+    Where groups have a handful of rows and tau is above 4 or so, sites of single rows are wrong,
+    and the fit says so in a warning. Given in a list, ``group_column=[...]``, such groups have
+    sites of their own in which the effect is integrated exactly, and the answer is right.
 
-    With a list of factors, that with most effects is eliminated group by group; coefficients and the
-    effects of all others are one vector of S entries. A pass costs O(n (D + F)^2 + S p + S^3) for F
-    factors and p pairs of a group with another level, and there are some 100 to 250 passes: 40 to
-    60 nodes for two scales, 250 for three, the quadrature rule where a grid would have above 400.
+    With a list of factors, that with most effects is eliminated group by group; coefficients and
+    the effects of all others are one vector of S entries. A pass costs O(n (D + F)^2 + S p + S^3)
+    for F factors and p pairs of a group with another level, and there are some 100 to 250 passes:
+    40 to 60 nodes for two scales, 250 for three. A grid that would have above 400 nodes ends there,
+    and gives way to the quadrature rule for four scales and more; `diagnose` and a warning say so.
     "messages" costs O(n (D + F)) a pass, 12 + D doubles a row, and a few linear systems that
     conjugate gradients solve in 5 to 20 steps whatever n.
 
@@ -580,7 +581,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             coef (n_samples, D), intercept (n_samples,), tau (n_samples, q) and group_effects
             (n_samples, J, q), in phase: entry s of each is one draw of the whole posterior. With
             a list of factors group_effects is a list. With more than two classes each array has
-            the class as its second axis. ``engine="messages"`` solves a linear system for each draw.
+            the class as its second axis. ``engine="messages"`` solves a linear system a draw.
         """
         check_is_fitted(self)
         check_number("n_samples", n_samples, 1, integer=True)

@@ -375,9 +375,9 @@ class GroupEffectsDisplay:
         """
         ax = axes_or_new(ax)
         order = np.argsort(self.mean)
-        style = {"fmt": "o", "markersize": 3, "elinewidth": 1, "color": "C0", **kwargs}
+        style = {"fmt": "o", "markersize": 3, "elinewidth": 1, "color": "C0", "label": "pooled"}
         rank = np.arange(len(order))
-        ax.errorbar(self.mean[order], rank, xerr=1.96 * self.std[order], label="pooled", **style)
+        ax.errorbar(self.mean[order], rank, xerr=1.96 * self.std[order], **{**style, **kwargs})
         if self.raw is not None:
             ax.plot(self.raw[order], rank, "x", color="C1", markersize=4, label="raw")
             ax.legend()

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ..._engine.loop import worst_reason
 from ..._engine.sites import Sites
 from ..._estimator.fitting import BinaryFit, FitMonitor
 from .given_scales import AllSites, first_sites
@@ -18,6 +19,8 @@ __all__ = ["fit_factors"]
 _LOOSE = (
     3.0  # times tol: the log evidence is stationary in the sites, so its error is of second order
 )
+
+_COUNTS = 1e-3  # weight of a node whose sites have to have settled
 
 
 def fit_factors(estimator, plan, data, previous):
@@ -59,12 +62,15 @@ def fit_on_grid(plan, sign, monitor, previous):
     posterior = CrossedMixture(model, grid, [n.found for n in nodes], n_named)
     more = dict(theta_rule="gaussian" if grid.place is None else "grid")
     more["state"] = state_of_sites(search.node)
-    worst = max(n.found.mismatch for n in nodes)
-    remark = "" if grid.complete else "the grid in the scales was stopped at 400 nodes"
+    more["complete"] = grid.complete
+    pairs = zip(nodes, grid.weight, strict=True)
+    worst = max(n.found.mismatch for n, weight in pairs if weight > _COUNTS)
+    reason, remark = search.reason, ""
     if worst >= loose:
+        reason = worst_reason([reason, "max_iter"])
         remark = f"at a node of the grid in the scales the residual is {worst:.3g}"
     history, evidence = search.trace.history, grid.log_evidence
-    return BinaryFit(posterior, history, search.reason, evidence, more, remark)
+    return BinaryFit(posterior, history, reason, evidence, more, remark)
 
 
 def state_of_sites(node):

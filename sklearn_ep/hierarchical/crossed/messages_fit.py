@@ -139,11 +139,13 @@ def fit_by_messages(plan, sign, monitor, previous):
     solved, coupling = search.solved, search.coupling
     spread = _uncertainty(model, solved, coupling, 0.1 * _SITES * plan.tol)
     posterior = _posterior(model, solved, coupling, spread, n_named)
-    remark = "" if model.solved_all else "a linear system was not solved in 200 steps"
+    reason, remark = search.reason, ""
+    if not model.solved_all:
+        reason, remark = "stuck", "a linear system was not solved in 200 steps"
     sites = solved.state.sites
     state = dict(theta=solved.theta, row_precision=sites.precision, row_shift=sites.shift)
-    more = dict(theta_rule="gaussian", state=state)
-    return BinaryFit(posterior, search.trace.history, search.reason, np.nan, more, remark)
+    more = dict(theta_rule="gaussian", state=state, complete=True)
+    return BinaryFit(posterior, search.trace.history, reason, np.nan, more, remark)
 
 
 class ScaleSearch(NamedTuple):
