@@ -61,10 +61,13 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         and the standard deviation also of the off-diagonal entries of the Cholesky factor of S.
         With a list of factors a dict may give some of them a prior of their own.
     n_partitions : int or "auto", default="auto"
-        Number of sites. "auto" is one for every 100 rows with groups (1000 without), at most eight:
-        few large partitions are as accurate as many small ones and faster. One for every 5000 rows
-        with the engines that draw, whose noise adds up over sites. It does not depend on `n_jobs`,
-        so neither does the result. For one factor, not in a list.
+        Number of sites. "auto" takes the rows of one factor as a whole where nothing asks for
+        partitions (a varying intercept, ``engine="ep"``, `refine`, `schedule` and `damping` at
+        their defaults, no checkpoint, no state to go on from): faster, with groups of at most eight
+        rows integrated exactly. Elsewhere it is one for every 100 rows with groups (1000 without),
+        at most eight: few large partitions are as accurate as many small ones and faster. One for
+        every 5000 rows with the engines that draw, whose noise adds up over sites. It does not
+        depend on `n_jobs`, so neither does the result. For one factor, not in a list.
     engine : {"auto", "ep", "messages", "laplace", "importance", "nuts"}, default="auto"
         "auto" is "ep"; with a list of factors, where all but the largest have more than 500 effects
         together, "messages".
@@ -152,9 +155,9 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     site_shift_ : ndarray of shape (K, P)
         Messages of the sites: precision times mean.
     phi_mean_ : ndarray of shape (P,)
-        Posterior mean of the same parameters before `refine`.
+        Posterior mean of the same parameters, before `refine` where there are partitions.
     phi_cov_ : ndarray of shape (P, P)
-        Their Gaussian posterior covariance before `refine`.
+        Their Gaussian posterior covariance.
     engine_ : {"ep", "messages", "laplace", "importance", "nuts"}
         The engine that ran.
     theta_rule_ : {"grid", "gaussian", "none"}
@@ -201,8 +204,10 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     scales, by way of the nodes in theta, and `site_precision_` and `site_shift_` are equal shares.
 
     Where groups have a handful of rows and tau is above 4 or so, sites of single rows are wrong,
-    and the fit says so in a warning. Given in a list, ``group_column=[...]``, such groups have
-    sites of their own in which the effect is integrated exactly, and the answer is right.
+    and a fit over partitions says so in a warning. Without partitions, and with a list of factors,
+    groups of at most eight rows have sites of their own in which the effect is integrated exactly,
+    and the answer is right. Without partitions the messages of the sites are equal shares of the
+    normal distribution with the moments of the posterior.
 
     With a list of factors, that with most effects is eliminated group by group; coefficients and
     the effects of all others are one vector of S entries. A pass costs O(n (D + F)^2 + S p + S^3)

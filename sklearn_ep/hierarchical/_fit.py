@@ -37,6 +37,7 @@ from ._theta_grid import (
     product_grid,
 )
 from ._theta_nodes import SiteState, middle_sites, tilted_over_theta
+from ._whole import fit_whole
 
 __all__ = ["fit_plan", "theta_rule"]
 
@@ -87,6 +88,8 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
 
 def _fit_rows(plan, n_jobs, previous, checkpoint, sign, monitor, k):
     """Return the `BinaryFit` of rows in memory with labels in {-1, +1}, problem k."""
+    if plan.settings.whole and plan.problem.q == 1 and previous is None and checkpoint is None:
+        return fit_whole(plan, sign, monitor)
     parts = plan.rows.parts(sign)
     with PartMap(parts, n_jobs, plan.settings.schedule == "asynchronous") as run:
         return _fit_binary(plan, run, previous, checkpoint, monitor, k)
@@ -265,7 +268,7 @@ class GroupedFit:
             return self._outcome(at_mode(mode), mode.history, mode.reason, mode.log_evidence)
         if start is None:
             start = laplace_messages(self.find_mode(_MODE_TOL, 50), prior)
-        check_precise(prior, start)
+        check_precise(total_of(prior, start).precision)
         self.prepare(start)
         watch = MessageMonitor(monitor, self.posterior, save, lambda messages: messages)
         draws = s.engine in _DRAWING
@@ -339,7 +342,7 @@ class GroupedFit:
         return LocalEffects(*(array[:, named] for array in whole))
 
     def _outcome(self, messages, history, reason, log_evidence, n_skipped=0, n_cut=0):
-        check_precise(self.problem.prior, messages)
+        check_precise(total_of(self.problem.prior, messages).precision)
         posterior, refined = self.posterior(messages)
         evidence, prior = log_evidence if refined is None else refined, self.problem.prior
         more = dict(messages=messages, prior=prior, n_skipped=n_skipped, n_cut=n_cut)

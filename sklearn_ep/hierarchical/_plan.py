@@ -48,9 +48,13 @@ _WEIGHT_A_SITE = {"groups": 100, "rows": 1000, "draws": 5000}
 
 
 class Settings(NamedTuple):
-    """Parameters of the estimator that the fit itself uses; `engine` is the one that runs."""
+    """Parameters of the estimator that the fit itself uses.
+
+    `engine` is the one that runs; `whole` says that nothing asks for partitions.
+    """
 
     engine: str
+    whole: bool
     refine: bool
     schedule: str
     damping: float
@@ -215,7 +219,14 @@ def _settings(est):
     if engine in ("importance", "nuts"):
         seed = check_random_state(est.random_state).randint(2**31)
     steps = est.schedule, float(est.damping), int(est.max_iter), float(est.tol)
-    return Settings(engine, bool(est.refine), *steps, int(est.n_draws), seed)
+    whole = (
+        engine == "ep"
+        and est.refine
+        and est.n_partitions == "auto"
+        and est.schedule == "parallel"
+        and est.damping == 1
+    )
+    return Settings(engine, whole, bool(est.refine), *steps, int(est.n_draws), seed)
 
 
 def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
@@ -369,8 +380,11 @@ def _groups_of_parts(told):
     return site, [np.r_[own, np.arange(a, b)] for own, a, b in bounds], table
 
 
-def remarks_on_groups(plan, tau, engine):
-    """Return sentences on groups of which the engine, or the data, are known to say little."""
+def remarks_on_groups(plan, tau, engine, whole):
+    """Return sentences on groups of which the engine, or the data, are known to say little.
+
+    whole says that small groups had sites of their own.
+    """
     if len(plan.labels) == 1:
         return (
             "there is one group, so the data say nothing about the group scale tau; its posterior "
@@ -383,11 +397,12 @@ def remarks_on_groups(plan, tau, engine):
             "every group has one row, so the data say next to nothing about the group scale tau.",
         )
     median, share = np.median(plan.group_size), np.mean(plan.one_class)
-    if engine in ("importance", "nuts") or median >= 5 or (tau <= 4 and share <= 0.5):
+    if whole or engine in ("importance", "nuts") or median >= 5 or (tau <= 4 and share <= 0.5):
         return ()
     return (
         f"groups have {median:g} rows in the median, {share:.0%} of them of one class, and the "
         f"median of tau is {tau:.2g}. Expectation propagation is inaccurate there: group effects "
-        "are far from Gaussian, and tau is underestimated. Give the factor in a list, as in "
-        "group_column=[...], where small groups are integrated exactly.",
+        "are far from Gaussian, and tau is underestimated. With n_partitions='auto' and the other "
+        "parameters at their defaults small groups are integrated exactly; or compare with "
+        "engine='importance'.",
     )

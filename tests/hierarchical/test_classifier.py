@@ -803,10 +803,14 @@ def test_warnings_name_the_regime():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         with pytest.warns(UserWarning, match="importance"):
-            clf = HierarchicalEPLogistic(max_iter=10).fit(X, y, groups=g)
+            clf = HierarchicalEPLogistic(n_partitions=2, max_iter=10).fit(X, y, groups=g)
     found = clf.diagnose(X=X, y=y, groups=g)
     assert found.pareto_k > 0.7 and found.ess_share < 0.1
     assert "of one class" in str(found) and "tau is underestimated" in str(found)
+    # without partitions small groups are integrated exactly, and nothing is to be said
+    assert HierarchicalEPLogistic().fit(X, y, groups=g).diagnose().remarks == (
+        "Give X, y and groups of the training rows for importance weights.",
+    )
 
 
 def test_a_message_that_is_no_gaussian_is_skipped(monkeypatch):

@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from ..._engine.loop import worst_reason
+from ..._engine.gaussian import natural
 from ..._engine.sites import Sites
 from ..._estimator.fitting import BinaryFit, FitMonitor
+from .._messages import check_precise
 from .given_scales import AllSites, first_sites
 from .group_sites import GroupSites
 from .layout import lay_out
@@ -12,15 +13,9 @@ from .messages_fit import fit_by_messages
 from .mixture import CrossedMixture
 from .model import CrossedModel
 from .monitor import PosteriorMonitor
-from .scale_grid import axes_at, few_nodes, find_mode, grid_of_one, grow_grid
+from .scale_grid import explore, grid_of_one
 
 __all__ = ["fit_factors"]
-
-_LOOSE = (
-    3.0  # times tol: the log evidence is stationary in the sites, so its error is of second order
-)
-
-_COUNTS = 1e-3  # weight of a node whose sites have to have settled
 
 
 def fit_factors(estimator, plan, data, previous):
@@ -49,28 +44,21 @@ def fit_on_grid(plan, sign, monitor, previous):
     priors = plan.beta_sd**-2.0, plan.theta_mean, plan.theta_sd
     layout = lay_out(*rows, plan.local)
     model = CrossedModel(layout, plan.local, plan.n_effects, plan.n_levels, *priors)
-    n_named, loose = [len(known) for known in plan.levels], _LOOSE * plan.tol
+    n_named = [len(known) for known in plan.levels]
 
     def so_far(node):
         return CrossedMixture(model, grid_of_one(node), [node.found], n_named)
 
     watch, start = PosteriorMonitor(monitor, so_far), start_of(model, previous)
-    search = find_mode(model, start, loose, plan.tol, plan.max_iter, watch)
-    axes = axes_at(model, search.node, loose)
-    place = grow_grid if plan.refine else few_nodes
-    grid, nodes = place(model, axes, search.node, loose)
-    posterior = CrossedMixture(model, grid, [n.found for n in nodes], n_named)
+    found = explore(model, start, plan.tol, plan.max_iter, plan.refine, watch)
+    grid = found.grid
+    posterior = CrossedMixture(model, grid, [n.found for n in found.nodes], n_named)
     more = dict(theta_rule="gaussian" if grid.place is None else "grid")
-    more["state"] = state_of_sites(search.node)
-    more["complete"] = grid.complete
-    pairs = zip(nodes, grid.weight, strict=True)
-    worst = max(n.found.mismatch for n, weight in pairs if weight > _COUNTS)
-    reason, remark = search.reason, ""
-    if worst >= loose:
-        reason = worst_reason([reason, "max_iter"])
-        remark = f"at a node of the grid in the scales the residual is {worst:.3g}"
-    history, evidence = search.trace.history, grid.log_evidence
-    return BinaryFit(posterior, history, reason, evidence, more, remark)
+    more |= dict(state=state_of_sites(found.mode), complete=grid.complete)
+    if len(model.beta_precision):
+        check_precise(natural(posterior.beta_moments()).precision)
+    history, evidence = found.trace.history, grid.log_evidence
+    return BinaryFit(posterior, history, found.reason, evidence, more, found.remark)
 
 
 def state_of_sites(node):

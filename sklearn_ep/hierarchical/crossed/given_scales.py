@@ -14,7 +14,7 @@ from ..._engine.gaussian import checked_cholesky, cholesky_solve, triangular_inv
 from ..._engine.likelihoods import Logit
 from ..._engine.rules import MomentMatching
 from ..._engine.sites import Sites
-from .._arrow import backward, forward
+from .._arrow import backward, forward, weighted_gram
 from .group_sites import GroupSites, cavities, log_site_masses, new_sites, tilted_groups
 from .shared import GroupColumns
 
@@ -23,12 +23,14 @@ __all__ = [
     "GivenScales",
     "LocalPart",
     "SharedPrior",
+    "carried_on",
     "first_sites",
     "solve_given_scales",
 ]
 
 _RULE, _LIKELIHOOD = MomentMatching(), Logit()
-_GROWTH = 1.2  # of the mismatch, from which on steps are halved
+_LEAST_SHARE = 0.3  # of a precision that is left where sites are carried on
+_GROWTH, _FALL = 1.2, 0.75  # of the mismatch, at which steps are halved and doubled again
 
 
 class SharedPrior(NamedTuple):
@@ -109,6 +111,15 @@ class GivenScales(NamedTuple):
     n_passes: int
 
 
+def carried_on(near, far):
+    """Return the sites to start from one step further on the way from far to near.
+
+    Those of rows go on linearly, with at least a share of their precision; those of groups stay.
+    """
+    t, nu = (2.0 * a - b for a, b in zip(near.rows, far.rows, strict=True))
+    return AllSites(Sites(np.maximum(t, _LEAST_SHARE * near.rows.precision), nu), near.groups)
+
+
 def first_sites(layout):
     """Return weak sites that lean to the observed labels."""
     n = layout.n_plain
@@ -125,8 +136,8 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30):
 
     layout is the `Layout`, prior the `SharedPrior`, scale (q, q) the Cholesky factor of the
     covariance of the local effects, sites the `AllSites` to start from. One pass costs O(n (D +
-    F)^2 + S times the number of pairs + S^3). Steps are undamped, and halved where the mismatch
-    grows.
+    F)^2 + S times the number of pairs + S^3). Steps are undamped; they are halved where the
+    mismatch grows, and doubled again where it falls.
     """
     design = layout.local @ scale
     step, change, n_passes = 1.0, np.inf, 0
@@ -136,6 +147,8 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30):
         last, change = change, found.mismatch
         if change > _GROWTH * last:
             step = max(0.25, 0.5 * step)
+        elif change < _FALL * last:
+            step = min(1.0, 2.0 * step)
         sites = _towards(sites, target, step)
     return found._replace(sites=sites, n_passes=n_passes)
 
@@ -190,19 +203,19 @@ def _shared_system(layout, prior, sites):
     n, (X, at, _), width = layout.n_plain, layout.rows, layout.width
     d = X.shape[1]
     tau = layout.weight[:n] * sites.rows.precision
-    weighted, shift = np.empty_like(X), np.empty(len(X))
-    weighted[:n], shift[:n] = tau[:, None] * X[:n], layout.weight[:n] * sites.rows.shift
-    masses = [tau]
+    shift, masses = np.empty(len(X)), [tau]
+    shift[:n] = layout.weight[:n] * sites.rows.shift
+    gram, weighted = weighted_gram(X[:n], tau[None])[0], []
     for small, site in zip(layout.small, sites.groups, strict=True):
         block = X[small.rows].reshape(-1, small.size, d)
-        weighted[small.rows] = (site.precision @ block).reshape(-1, d)
+        weighted.append((site.precision @ block).reshape(-1, d))
+        gram += X[small.rows].T @ weighted[-1]
         shift[small.rows] = site.shift.ravel()
         masses.append(site.precision.ravel())
     precision = np.zeros((d + width, d + width))
-    gram = X.T @ weighted
     precision[:d, :d] = 0.5 * (gram + gram.T)
     if width:
-        precision[d:, :d] = layout.transposed @ weighted
+        precision[d:, :d] = layout.transposed @ np.vstack([tau[:, None] * X[:n], *weighted])
         precision[:d, d:] = precision[d:, :d].T
         mass = np.repeat(np.concatenate(masses), at.shape[1] ** 2) * layout.product_value
         counted = np.bincount(layout.products, mass, minlength=width * width)

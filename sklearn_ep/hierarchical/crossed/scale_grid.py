@@ -9,13 +9,16 @@ from scipy.interpolate import CubicSpline
 from scipy.special import logsumexp, ndtr
 from scipy.stats import norm
 
-from ..._engine.loop import Reason, Trace, reason_to_end
+from ..._engine.loop import Reason, Trace, reason_to_end, worst_reason
 from .._theta_grid import smoothed_quantiles, smoothed_theta
 from .._theta_nodes import node_rule
+from .given_scales import carried_on
 from .model import Node
 
-__all__ = ["Axes", "ScaleGrid", "axes_at", "few_nodes", "find_mode", "grid_of_one", "grow_grid"]
+__all__ = ["ScaleGrid", "explore", "grid_of_one"]
 
+_LOOSE = 3.0  # times tol: log evidence is stationary in the sites, its error of second order
+_COUNTS = 1e-3  # weight of a node whose sites have to have settled
 _STEP = 1.25  # sd between nodes: the trapezoidal rule of a Gaussian is then exact to 6e-6
 _WIDE_STEP = 1.5  # from four coordinates on: exact to 3e-4
 _DEPTH = 8.0  # log density below the largest at which the grid ends
@@ -24,6 +27,39 @@ _DECREMENT = 0.1  # of Newton's method, at which the mode is near enough for the
 _LEVEL = 0.05  # of log density that a step may lose: what sites within tol may be off
 _LEAST_CURVATURE = 0.3  # in units of the prior's, for flat tails
 _FINE = {1: 24, 2: 6, 3: 4}  # cells a step of the interpolated density
+
+
+class Exploration(NamedTuple):
+    """`ScaleGrid` with its nodes, the node at the mode, history of the search, why it ended.
+
+    remark says what besides the residual of the mode is not as it should be.
+    """
+
+    grid: "ScaleGrid"
+    nodes: list[Node]
+    mode: Node
+    trace: Trace
+    reason: Reason
+    remark: str
+
+
+def explore(model, start, tol, max_iter, refine, monitor):
+    """Return the `Exploration` of the posterior of theta: mode, axes there, nodes along these.
+
+    start is (theta, `AllSites`); the sites at the mode are brought to tol, those elsewhere to a few
+    times of it. Without `refine` the nodes are those of a quadrature rule.
+    """
+    loose = _LOOSE * tol
+    search = find_mode(model, start, loose, tol, max_iter, monitor)
+    place = grow_grid if refine else few_nodes
+    grid, nodes = place(model, axes_at(model, search.node, loose), search.node, loose)
+    pairs = zip(nodes, grid.weight, strict=True)
+    worst = max(n.found.mismatch for n, weight in pairs if weight > _COUNTS)
+    reason, remark = search.reason, ""
+    if worst >= loose:
+        reason = worst_reason([reason, "max_iter"])
+        remark = f"at a node of the grid in the scales the residual is {worst:.3g}"
+    return Exploration(grid, nodes, search.node, search.trace, reason, remark)
 
 
 class ModeSearch(NamedTuple):
@@ -188,18 +224,18 @@ def _smooth_quantiles(values, spread, weight, levels, halvings=50):
 
 
 class Growth:
-    """Nodes of a lattice that were visited, each started at the sites of its best neighbour."""
+    """Nodes of a lattice that were visited."""
 
     def __init__(self, model, axes, step, first, tol):
         self.model, self.axes, self.step, self.tol = model, axes, step, tol
         self.nodes = {}
         self.queue = []
-        self.visit((0,) * len(axes.centre), first)
+        self.visit((0,) * len(axes.centre), first.sites)
 
-    def visit(self, place, start):
-        """Evaluate the model at a place, from the sites of a node."""
+    def visit(self, place, sites):
+        """Evaluate the model at a place, from sites."""
         theta = self.axes.centre + self.axes.root @ (self.step * np.array(place))
-        node = self.model.evaluate(theta, start.sites, self.tol)
+        node = self.model.evaluate(theta, sites, self.tol)
         self.nodes[place] = node
         heapq.heappush(self.queue, (-node.log_density, place))
 
@@ -219,8 +255,15 @@ class Growth:
             for near, k, sign in _neighbours(place):
                 guess = node.log_density + sign * self.step * slope[k] - 0.25 * self.step**2
                 if near not in self.nodes and guess > self.floor:
-                    known = [self.nodes[p] for p, _, _ in _neighbours(near) if p in self.nodes]
-                    self.visit(near, max(known, key=lambda n: n.log_density))
+                    self.visit(near, self.start_at(near))
+
+    def start_at(self, place):
+        """Return sites for a new place: those of the best neighbour, carried on if they can be."""
+        known = [p for p, _, _ in _neighbours(place) if p in self.nodes]
+        best = max(known, key=lambda p: self.nodes[p].log_density)
+        beyond = tuple(2 * a - b for a, b in zip(best, place, strict=True))
+        near, far = self.nodes[best], self.nodes.get(beyond)
+        return near.sites if far is None else carried_on(near.sites, far.sites)
 
 
 def _neighbours(place):

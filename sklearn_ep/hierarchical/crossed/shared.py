@@ -5,13 +5,14 @@ factors. A row has E entries in the latter, a group those of its rows. Products 
 are sums over entries; the columns themselves are never formed.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
 
 __all__ = ["GroupColumns", "SharedRows", "shared_entries"]
 
+_CACHED = 100_000  # doubles of a temporary
 _HELD = 4_000_000  # doubles of a block of groups times shared effects
 _SPARSE = 0.1  # share of pairs that occur below which sparse products pay
 
@@ -30,6 +31,13 @@ def shared_entries(n_rows, designs, codes, n_levels):
         entries.append(np.where(known[:, None], design, 0.0))
         start += q * n
     return np.hstack(columns), np.hstack(entries)
+
+
+def _blocks(n_rows, width):
+    """Yield slices of rows whose temporaries stay in the cache."""
+    step = max(1, _CACHED // max(width, 1))
+    for start in range(0, n_rows, step):
+        yield slice(start, start + step)
 
 
 class SharedRows(NamedTuple):
@@ -53,27 +61,36 @@ class SharedRows(NamedTuple):
         return out
 
     def turned(self, cov):
-        """Return (X cov_DD, value cov_sD), each (n, D)."""
+        """Return (X cov_DD, value cov_sD), each (n, D); of no entries the latter is 0."""
         d = self.X.shape[1]
-        beyond = np.zeros_like(self.X)
+        beyond: Any = np.zeros_like(self.X) if self.at.shape[1] else 0.0
         for e in range(self.at.shape[1]):
             beyond += self.value[:, e, None] * cov[d + self.at[:, e], :d]
         return self.X @ cov[:d, :d], beyond
 
     def variances(self, cov):
         """Return z' cov z of each row."""
-        turned, beyond = self.turned(cov)
-        out = np.einsum("nd,nd->n", turned + 2.0 * beyond, self.X)
-        columns = self.X.shape[1] + self.at
-        pairs = cov[columns[:, :, None], columns[:, None, :]]
-        return out + np.einsum("nef,ne,nf->n", pairs, self.value, self.value)
+        out = np.empty(len(self.X))
+        for rows in _blocks(*self.X.shape):
+            some = self.take(rows)
+            turned, beyond = some.turned(cov)
+            out[rows] = np.einsum("nd,nd->n", turned + 2.0 * beyond, some.X)
+        if self.at.shape[1]:
+            columns = self.X.shape[1] + self.at
+            pairs = cov[columns[:, :, None], columns[:, None, :]]
+            out += np.einsum("nef,ne,nf->n", pairs, self.value, self.value)
+        return out
 
     def block_covariances(self, cov, size):
         """Return z' cov z (G, size, size) between the rows of consecutive blocks of rows."""
         (n, d), e = self.X.shape, self.at.shape[1]
-        X, turned, beyond = (a.reshape(-1, size, d) for a in (self.X, *self.turned(cov)))
-        cross = beyond @ X.swapaxes(1, 2)
-        out = X @ turned.swapaxes(1, 2) + cross + cross.swapaxes(1, 2)
+        turned, beyond = self.turned(cov)
+        X = self.X.reshape(-1, size, d)
+        out = X @ turned.reshape(X.shape).swapaxes(1, 2)
+        if not e:
+            return 0.5 * (out + out.swapaxes(1, 2))
+        cross = beyond.reshape(X.shape) @ X.swapaxes(1, 2)
+        out += cross + cross.swapaxes(1, 2)
         columns, value = (a.reshape(n // size, size, e) for a in (d + self.at, self.value))
         pairs = cov[columns[:, :, None, :, None], columns[:, None, :, None, :]]
         out += np.einsum("gklef,gke,glf->gkl", pairs, value, value)
@@ -163,7 +180,9 @@ class GroupColumns(NamedTuple):
 def _dots(held, rows, group):
     """Return the product of each row with its group's line of held (., S)."""
     d = rows.X.shape[1]
-    out = np.einsum("nd,nd->n", held[:, :d][group], rows.X)
+    out, dense = np.empty(len(rows.X)), held[:, :d]
+    for some in _blocks(*rows.X.shape):
+        out[some] = np.einsum("nd,nd->n", dense[group[some]], rows.X[some])
     for e in range(rows.at.shape[1]):
         out += held[group, d + rows.at[:, e]] * rows.value[:, e]
     return out
