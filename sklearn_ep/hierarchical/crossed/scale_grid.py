@@ -19,6 +19,7 @@ __all__ = ["ScaleGrid", "explore", "grid_of_one"]
 
 _LOOSE = 3.0  # times tol: log evidence is stationary in the sites, its error of second order
 _COUNTS = 1e-3  # weight of a node whose sites have to have settled
+_SETTLED = 0.01  # residual at such a node up to which its log evidence is as good as exact
 _STEP = 1.25  # sd between nodes: the trapezoidal rule of a Gaussian is then exact to 6e-6
 _WIDE_STEP = 1.5  # from four coordinates on: exact to 3e-4
 _DEPTH = 8.0  # log density below the largest at which the grid ends
@@ -56,7 +57,7 @@ def explore(model, start, tol, max_iter, refine, monitor):
     pairs = zip(nodes, grid.weight, strict=True)
     worst = max(n.found.mismatch for n, weight in pairs if weight > _COUNTS)
     reason, remark = search.reason, ""
-    if worst >= loose:
+    if worst >= max(loose, _SETTLED):
         reason = worst_reason([reason, "max_iter"])
         remark = f"at a node of the grid in the scales the residual is {worst:.3g}"
     return Exploration(grid, nodes, search.node, search.trace, reason, remark)
