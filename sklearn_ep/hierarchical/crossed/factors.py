@@ -17,11 +17,13 @@ from .._groups import (
 __all__ = [
     "FactorColumns",
     "GroupingFactor",
+    "check_measured",
     "codes_of",
     "columns_beside",
     "factor_columns",
     "has_several",
     "is_table",
+    "labels_of",
     "numbered_levels",
     "take_labels",
 ]

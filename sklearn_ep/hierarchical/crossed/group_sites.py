@@ -19,6 +19,7 @@ __all__ = [
     "GroupSites",
     "TiltedGroups",
     "cavities",
+    "log_site_masses",
     "new_sites",
     "tilted_groups",
 ]

@@ -75,7 +75,7 @@ class MessagesModel:
         self.levels = np.array(plan.n_levels, dtype=float)
         self.big = int(np.argmax(self.levels))
         self.pairs = pair_numbers(self.rows, self.big)
-        self.n_steps, self.solved_all = 0, True
+        self.solved_all = True
 
     def prior(self, theta):
         """Return the prior precisions as `Effects`."""

@@ -85,14 +85,14 @@ class SchurSystem:
     """Solves Q x = r for Q = Z' diag(precision) Z + diag(prior).
 
     rows are `FactorRows`, pairs what `pair_numbers` gave for the largest factor `big`; precision
-    (n,) of the rows, copies counted; prior an `Effects` of precisions. n_steps counts iterations
-    over all solves, converged says whether all of them met their tolerance.
+    (n,) of the rows, copies counted; prior an `Effects` of precisions. converged says whether all
+    solves met their tolerance.
     """
 
     def __init__(self, rows, big, pairs, precision, prior):
         self.rows, self.big, self.precision, self.prior = rows, big, precision, prior
         self.others = [f for f in range(len(rows.codes)) if f != big]
-        self.n_steps, self.converged = 0, True
+        self.converged = True
         diagonal = [rows.sums(f, precision) + p for f, p in enumerate(prior.levels)]
         self.eliminated = diagonal[big]
         weighted = precision[:, None] * rows.X
@@ -158,7 +158,6 @@ class SchurSystem:
             size = r.dot(preconditioned)
             direction = preconditioned.plus(direction, size / last)
             steps += 1
-        self.n_steps += steps
         self.converged &= bool(np.sqrt(size) <= goal)
         levels: list[Any] = [None] * len(self.rows.codes)
         for k, f in enumerate(self.others):

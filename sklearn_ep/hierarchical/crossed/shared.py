@@ -52,12 +52,11 @@ class SharedRows(NamedTuple):
         return SharedRows(*(a[rows] for a in self))
 
     def dot(self, b):
-        """Return z' b of each row, (n,) for b (S,), (n, m) for b (S, m)."""
+        """Return z' b of each row."""
         d = self.X.shape[1]
         out = self.X @ b[:d]
         for e in range(self.at.shape[1]):
-            value = self.value[:, e] if b.ndim == 1 else self.value[:, e, None]
-            out += value * b[d + self.at[:, e]]
+            out += self.value[:, e] * b[d + self.at[:, e]]
         return out
 
     def turned(self, cov):
