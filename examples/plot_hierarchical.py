@@ -57,14 +57,15 @@ low, high = model.tau_interval_[0]
 print(f"sd between clinics: {model.tau_[0]:.2f}, 90 % between {low:.2f} and {high:.2f}; true 1.3")
 
 # %%
-# The caterpillar plot shrinks small clinics towards the population. Joint draws answer questions
-# about ranks that intervals of single effects cannot: how sure is it which clinic is best?
+# The caterpillar plot has what each clinic's own patients say as crosses: small clinics are drawn
+# towards the population. Joint draws answer questions about ranks that intervals of single effects
+# cannot: how sure is it which clinic is best?
 
 draws = model.sample_posterior(4000, random_state=0)
 best = np.bincount(draws.group_effects[:, :, 0].argmax(1), minlength=40) / 4000
 
 fig, axes = plt.subplots(1, 2, figsize=(11, 6), layout="constrained")
-GroupEffectsDisplay.from_estimator(model, ax=axes[0])
+GroupEffectsDisplay.from_estimator(model, table[train], y[train], labels=clinic[train], ax=axes[0])
 axes[0].tick_params(axis="y", labelsize=6)
 top = np.argsort(best)[::-1][:8]
 axes[1].bar([str(int(model.group_labels_[k])) for k in top], best[top])

@@ -8,7 +8,7 @@ import numpy as np
 
 from ._groups import group_keys
 
-__all__ = ["STATE", "digest", "load_checkpoint", "save_checkpoint", "state_of"]
+__all__ = ["checked_state", "digest", "load_checkpoint", "save_checkpoint", "state_of"]
 
 STATE = "site_precision", "site_shift", "prior_precision", "prior_shift", "partition", "group_keys"
 
@@ -17,6 +17,16 @@ def state_of(messages, prior, site, labels):
     """Return the arrays, named as in `STATE`, from which a fit can go on."""
     values = *messages, *prior, np.asarray(site), group_keys(labels)
     return dict(zip(STATE, values, strict=True))
+
+
+def checked_state(state):
+    """Return the arrays of a state, of one factor or of several, or raise a ValueError."""
+    if "theta" in state:  # several factors: sites at the mode of theta
+        return {name: np.array(value) for name, value in state.items()}
+    missing = [name for name in STATE if name not in state]
+    if missing:
+        raise ValueError(f"state lacks {missing}.")
+    return {name: np.array(state[name]) for name in STATE}
 
 
 def digest(*arrays):

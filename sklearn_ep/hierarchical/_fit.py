@@ -37,6 +37,7 @@ from ._theta_grid import (
     product_grid,
 )
 from ._theta_nodes import SiteState, middle_sites, tilted_over_theta
+from ._whole import fit_whole
 
 __all__ = ["fit_plan", "theta_rule"]
 
@@ -87,6 +88,8 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
 
 def _fit_rows(plan, n_jobs, previous, checkpoint, sign, monitor, k):
     """Return the `BinaryFit` of rows in memory with labels in {-1, +1}, problem k."""
+    if plan.settings.whole and plan.problem.q == 1 and previous is None and checkpoint is None:
+        return fit_whole(plan, sign, monitor)
     parts = plan.rows.parts(sign)
     with PartMap(parts, n_jobs, plan.settings.schedule == "asynchronous") as run:
         return _fit_binary(plan, run, previous, checkpoint, monitor, k)
@@ -267,7 +270,7 @@ class GroupedFit:
             )
         if start is None:
             start = laplace_messages(self.find_mode(_MODE_TOL, 50), prior)
-        check_precise(prior, start)
+        check_precise(total_of(prior, start).precision)
         self.prepare(start)
         watch = MessageMonitor(monitor, self.posterior, save, lambda messages: messages)
         draws = s.engine in _DRAWING
@@ -311,13 +314,15 @@ class GroupedFit:
         weight = np.exp(log_weight)
         if p.q == 0:
             local, flat = no_effects(1, p.d), np.zeros(len(theta))
-            return GroupedMixture(weight, theta, mean, root, local, None, flat), None
+            prior = prior_of_beta(p.prior, p.d)
+            return GroupedMixture(weight, theta, mean, root, local, None, flat, prior), None
         gaussian = self._theta_moments(messages)
         local = self._assemble(self._evaluate_nodes(messages, theta).local)
         marginal = ThetaMarginal(theta, weight, gaussian) if theta.shape[1] == 1 else None
         log_mass = multivariate_normal.logpdf(theta, *gaussian).reshape(-1)
         log_mass -= norm.logpdf(theta, *p.theta_prior).sum(1)
-        return GroupedMixture(weight, theta, mean, root, local, marginal, log_mass), None
+        more = marginal, log_mass, prior_of_beta(p.prior, p.d)
+        return GroupedMixture(weight, theta, mean, root, local, *more), None
 
     def _on_grid(self, messages, told):
         """Return posterior and log evidence by a grid in theta, with EP for the rest."""
@@ -329,7 +334,8 @@ class GroupedFit:
         else:
             grid = product_grid(evaluate, centre, cov, prior)
         n, local = grid.nodes, self._assemble(grid.nodes.local)
-        mixture = GroupedMixture(grid.weight, n.theta, n.mean, n.root, local, marginal, n.log_z)
+        more = marginal, n.log_z, prior_of_beta(self.problem.prior, self.problem.d)
+        mixture = GroupedMixture(grid.weight, n.theta, n.mean, n.root, local, *more)
         return mixture, grid.log_evidence
 
     def _assemble(self, blocks):
@@ -340,7 +346,7 @@ class GroupedFit:
         return LocalEffects(*(array[:, named] for array in whole))
 
     def _outcome(self, monitor, messages, history, reason, log_evidence, n_skipped=0, n_cut=0):
-        check_precise(self.problem.prior, messages)
+        check_precise(total_of(self.problem.prior, messages).precision)
         posterior, refined = self.posterior(messages, monitor)
         evidence, prior = log_evidence if refined is None else refined, self.problem.prior
         more = dict(messages=messages, prior=prior, n_skipped=n_skipped, n_cut=n_cut)

@@ -10,13 +10,16 @@ from sklearn.utils.validation import column_or_1d
 from .._engine.row_order import row_keys
 
 __all__ = [
+    "array_of",
     "balance",
     "check_labels_at",
     "column_position",
     "group_keys",
     "in_memory",
-    "look_up",
+    "is_missing",
+    "label_array",
     "label_list",
+    "look_up",
     "number_groups",
     "separated",
     "split_column",
@@ -72,8 +75,8 @@ def in_memory(data):
     return data.compute() if hasattr(data, "__dask_graph__") else data
 
 
-def separated(X, position):
-    """Return (X without the column of the groups, labels) of any two-dimensional input."""
+def array_of(X):
+    """Return a table as it is, anything else of two dimensions as an array; refuse sparse input."""
     if issparse(X):
         raise TypeError(
             "Sparse data was passed, but dense data is required; use .toarray() to convert."
@@ -81,7 +84,12 @@ def separated(X, position):
     if not hasattr(X, "columns") and not isinstance(X, np.ndarray):
         kinds = {type(value) for row in X for value in row}
         X = np.array(X, dtype=object if str in kinds or type(None) in kinds else None)
-    return split_column(X, position)
+    return X
+
+
+def separated(X, position):
+    """Return (X without the column of the groups, labels) of any two-dimensional input."""
+    return split_column(array_of(X), position)
 
 
 def check_labels_at(column, labels):

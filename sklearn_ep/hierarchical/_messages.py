@@ -76,14 +76,13 @@ def unpack(x):
     return Messages(x[..., :-1], x[..., -1])
 
 
-def check_precise(prior, messages):
-    """Raise an `ImproperPosterior` where rounding of the messages hides what they say.
+def check_precise(precision):
+    """Raise an `ImproperPosterior` where rounding of a posterior precision hides what it says.
 
     Columns that cancel each other, as two with the same large offset do, leave information below
     the rounding error of the precision; the answer would be noise. The units of columns do not
     matter.
     """
-    precision = total_of(prior, messages).precision
     scale = 1.0 / np.sqrt(np.diagonal(precision))
     if np.linalg.eigvalsh(scale[:, None] * precision * scale)[0] < _LEAST_EIGENVALUE:
         raise ImproperPosterior("the posterior precision is singular to double precision")

@@ -2,21 +2,36 @@
 
 import numpy as np
 from scipy.special import log_expit, logsumexp, ndtr, ndtri
-from scipy.stats import qmc
 
 from .._engine.gaussian import Moments, log_partition
 from .._engine.likelihoods import Logit
 from . import _log_cholesky as log_cholesky
 from ._arrow import backward, forward
+from ._theta_grid import smoothed_quantiles, smoothed_theta
 
-__all__ = ["NEW_GROUP", "GroupedMixture"]
+__all__ = ["NEW_GROUP", "GroupedMixture", "mixture_quantiles"]
 
 NEW_GROUP = -1  # code of a row without label: a group of its own
 _BLOCK = 8192  # rows predicted at once
 _CELLS = 4_000_000  # values of the linear predictor held at once, draws times rows
-_LOG2_POINTS = 14  # of the quadrature for quantiles of scales
 _HALVINGS = 60  # of the interval in which a quantile of the mixture is: to the last digit
 _LINK = Logit()
+
+
+def mixture_quantiles(weight, mean, sd, levels):
+    """Return quantiles (len(levels), D) of mixtures of normals, by bisection.
+
+    weight (M,) sums to one; mean and sd (M, D) are those of the normals.
+    """
+    level = np.asarray(levels)[:, None]
+    # a quantile of a mixture is between those of its parts
+    ends = mean + sd * ndtri(level)[:, :, None]
+    low, high = ends.min(axis=1), ends.max(axis=1)
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        below = np.tensordot(ndtr((middle[:, None] - mean) / sd), weight, (1, 0))
+        low, high = np.where(below < level, middle, low), np.where(below < level, high, middle)
+    return 0.5 * (low + high)
 
 
 class GroupedMixture:
@@ -26,10 +41,11 @@ class GroupedMixture:
     beta ~ N(mean, root' root) at each node, with mean (M, D) and root (M, D, D); local are the
     `LocalEffects` of the J groups that can be named; marginal is the `ThetaMarginal` of a single
     theta between the nodes, or None; log_mass (M,) is the log evidence of each node that the
-    weights stand for, up to a constant.
+    weights stand for, up to a constant; prior is that of beta.
     """
 
-    def __init__(self, weight, theta, mean, root, local, marginal, log_mass):
+    def __init__(self, weight, theta, mean, root, local, marginal, log_mass, prior):
+        self.prior = prior
         self.weight, self.theta, self.mean, self.root = weight, theta, mean, root
         self.log_mass = log_mass
         self.lower, self.gain, self.offset = local
@@ -54,17 +70,9 @@ class GroupedMixture:
         return Moments(mean, roots.T @ roots + apart.T @ apart)
 
     def beta_quantiles(self, levels):
-        """Return quantiles (len(levels), D) of each entry of beta, by bisection."""
+        """Return quantiles (len(levels), D) of each entry of beta."""
         sd = np.linalg.norm(self.root, axis=1)
-        level = np.asarray(levels)[:, None]
-        # a quantile of a mixture is between those of its parts
-        ends = self.mean + sd * ndtri(level)[:, :, None]
-        low, high = ends.min(axis=1), ends.max(axis=1)
-        for _ in range(_HALVINGS):
-            middle = 0.5 * (low + high)
-            below = np.tensordot(ndtr((middle[:, None] - self.mean) / sd), self.weight, (1, 0))
-            low, high = np.where(below < level, middle, low), np.where(below < level, high, middle)
-        return 0.5 * (low + high)
+        return mixture_quantiles(self.weight, self.mean, sd, levels)
 
     def group_effects(self):
         """Return posterior means and sds (J, q) of the effects a_j = L u_j."""
@@ -173,15 +181,15 @@ class GroupedMixture:
             log_density -= 0.5 * (np.sum(white**2, 1) + np.sum(noise**2, (1, 2)))
             yield m, at, beta, u, log_density
 
-    def log_weights(self, X, local, code, sign, weight, prior, n_samples, rng):
+    def log_weights(self, X, local, code, sign, weight, n_samples, rng):
         """Return log(exact joint / mixture) (S,) of joint draws of node, beta, effects, O(S n D).
 
         X, local and code are training rows, all of known groups; sign their labels in {-1, +1},
-        weight their numbers of copies. The prior is that of beta; the effects have theirs, and that
-        of theta is in `log_mass`. Weights are up to the constant of `log_mass`; that of a theta
-        grid has none, and the mean weight is then the exact evidence over that of the grid.
+        weight their numbers of copies. The prior of theta is in `log_mass`. Weights are
+        up to the constant of that; for a grid there is none, and the mean weight is then the exact
+        evidence over that of the grid.
         """
-        out = np.empty(n_samples)
+        out, prior = np.empty(n_samples), self.prior
         block = max(1, _CELLS // len(X))
         for m, at, beta, u, log_density in self._draws(self._draw_nodes(n_samples, rng), rng):
             target = beta @ prior.shift - 0.5 * np.sum((beta @ prior.precision) * beta, 1)
@@ -202,15 +210,8 @@ class GroupedMixture:
             return self.marginal.draw(node, rng)[:, None]
         if self.theta.shape[1] == 0:
             return self.theta[node]
-        return self._smoothed(node, rng.standard_normal((len(node), self.theta.shape[1])))
-
-    def _smoothed(self, node, white):
-        """Return theta by a kernel that keeps mean and covariance of the nodes (Liu, West 2001)."""
-        mean = self.weight @ self.theta
-        apart = np.sqrt(self.weight)[:, None] * (self.theta - mean)
-        values, vectors = np.linalg.eigh(apart.T @ apart)
-        root = vectors * np.sqrt(np.maximum(values, 0.0))
-        return mean + 0.9 * (self.theta[node] - mean) + np.sqrt(1.0 - 0.9**2) * white @ root.T
+        white = rng.standard_normal((len(node), self.theta.shape[1]))
+        return smoothed_theta(self.theta, self.weight, node, white)
 
     def draw_latent(self, X, local, code, n_samples, rng):
         """Return joint draws (S, n) of the linear predictor; rows of one new group share it."""
@@ -235,9 +236,4 @@ class GroupedMixture:
         """Return quantiles (len(levels), q) of the sds of the group effects."""
         if self.marginal is not None:
             return np.exp(self.marginal.quantile(np.asarray(levels)))[:, None]
-        # evenly spread points in place of draws: attributes depend on no seed
-        points = qmc.Sobol(1 + self.theta.shape[1], scramble=False).random_base2(_LOG2_POINTS)
-        points += 0.5 / len(points)
-        node = np.searchsorted(np.cumsum(self.weight)[:-1], points[:, 0])
-        theta = self._smoothed(node, ndtri(points[:, 1:]))
-        return np.quantile(self.scales(theta), levels, axis=0)
+        return smoothed_quantiles(self.theta, self.weight, levels, self.scales)

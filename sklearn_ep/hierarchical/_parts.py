@@ -29,6 +29,11 @@ class Columns(NamedTuple):
     fit_intercept: bool
     has_groups: bool
 
+    @property
+    def taken(self):
+        """Positions in X of the columns with labels."""
+        return () if self.group is None else (self.group,)
+
 
 class PartSpec(NamedTuple):
     """How the arrays (X, y[, weight]) of a raw partition become rows; label +1 is `positive`."""

@@ -31,10 +31,12 @@ from ._parts import Columns, PartSpec, describe, design_of
 __all__ = [
     "Plan",
     "Settings",
+    "check_binary",
     "check_parameters",
     "check_parts",
     "plan_parts",
     "plan_rows",
+    "prior_sd",
     "remarks_on_groups",
     "remarks_on_parameters",
 ]
@@ -46,9 +48,13 @@ _WEIGHT_A_SITE = {"groups": 100, "rows": 1000, "draws": 5000}
 
 
 class Settings(NamedTuple):
-    """Parameters of the estimator that the fit itself uses; `engine` is the one that runs."""
+    """Parameters of the estimator that the fit itself uses.
+
+    `engine` is the one that runs; `whole` says that nothing asks for partitions.
+    """
 
     engine: str
+    whole: bool
     refine: bool
     schedule: str
     damping: float
@@ -116,7 +122,7 @@ class Plan(NamedTuple):
 def check_parameters(est):
     """Raise an error that names the first parameter of the estimator that is not usable."""
     check_common(est)
-    check_choice("engine", est.engine, ["auto", "ep", "laplace", "importance", "nuts"])
+    check_choice("engine", est.engine, ["auto", "ep", "messages", "laplace", "importance", "nuts"])
     if est.engine == "nuts":
         load_sampler()
     check_choice("schedule", est.schedule, ["parallel", "serial", "asynchronous"])
@@ -127,10 +133,14 @@ def check_parameters(est):
         check_number("n_partitions", est.n_partitions, 1, integer=True)
     if isinstance(est.prior_scale, numbers.Real):
         check_number("prior_scale", est.prior_scale, 0, boundaries="neither")
-    if np.ndim(est.tau_prior) != 1 or len(est.tau_prior) != 2:
-        raise ValueError(f"tau_prior must be (mean, sd) of log tau, got {est.tau_prior!r}.")
-    check_number("mean of tau_prior", est.tau_prior[0])
-    check_number("sd of tau_prior", est.tau_prior[1], 0, boundaries="neither")
+    by_factor = isinstance(est.tau_prior, dict)
+    for prior in est.tau_prior.values() if by_factor else [est.tau_prior]:
+        if np.ndim(prior) != 1 or len(prior) != 2:
+            raise ValueError(f"tau_prior must be (mean, sd) of log tau, got {prior!r}.")
+        check_number("mean of tau_prior", prior[0])
+        check_number("sd of tau_prior", prior[1], 0, boundaries="neither")
+    if by_factor and not isinstance(est.group_column, list):
+        raise ValueError("tau_prior may be a dict where group_column is a list of factors.")
 
 
 def remarks_on_parameters(est, has_groups):
@@ -140,7 +150,7 @@ def remarks_on_parameters(est, has_groups):
     idle = {
         "schedule": (engine == "laplace", "which climbs to the mode of all sites together"),
         "n_draws": (not draws, "which does not draw"),
-        "refine": (draws, "which goes without a grid in any case"),
+        "refine": (draws or engine == "messages", "which goes without a grid in any case"),
     }
     found = [
         f"{name}={getattr(est, name)!r} does nothing with engine={est.engine!r}, {reason}; leave "
@@ -161,7 +171,7 @@ def _at_default(est, name):
     return tuple(value) == default if isinstance(default, tuple) else value == default
 
 
-def _prior_sd(est, width):
+def prior_sd(est, width):
     """Return the prior sds of the shared coefficients, the intercept last."""
     scale = np.asarray(est.prior_scale, dtype=float)
     if scale.ndim == 0:
@@ -175,6 +185,8 @@ def _prior_sd(est, width):
 
 def _columns(est, X, group, has_groups):
     """Return the `Columns`, `random_slopes` found by name or index."""
+    if isinstance(est.random_slopes, dict):
+        raise ValueError("random_slopes may be a dict where group_column is a list of factors.")
     if est.random_slopes is None or len(est.random_slopes) == 0:
         return Columns(group, (), est.fit_intercept, has_groups)
     if not has_groups:
@@ -195,7 +207,7 @@ def _problem(est, columns, spec, where, n_named, n_rows):
     mean = np.zeros(log_cholesky.n_coordinates(q))
     mean[log_cholesky.diagonal_positions(q)] = est.tau_prior[0]
     sd = np.full(len(mean), float(est.tau_prior[1]))
-    beta_sd = _prior_sd(est, est.n_features_in_ - (columns.group is not None))
+    beta_sd = prior_sd(est, est.n_features_in_ - (columns.group is not None))
     d, phi_mean, phi_sd = len(beta_sd), np.r_[np.zeros(len(beta_sd)), mean], np.r_[beta_sd, sd]
     prior = Natural(np.diag(1.0 / phi_sd**2), phi_mean / phi_sd**2)
     return GroupedProblem(spec, where, n_named, n_rows, d, q, prior, (mean, sd))
@@ -207,7 +219,14 @@ def _settings(est):
     if engine in ("importance", "nuts"):
         seed = check_random_state(est.random_state).randint(2**31)
     steps = est.schedule, float(est.damping), int(est.max_iter), float(est.tol)
-    return Settings(engine, bool(est.refine), *steps, int(est.n_draws), seed)
+    whole = (
+        engine == "ep"
+        and est.refine
+        and est.n_partitions == "auto"
+        and est.schedule == "parallel"
+        and est.damping == 1
+    )
+    return Settings(engine, whole, bool(est.refine), *steps, int(est.n_draws), seed)
 
 
 def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
@@ -261,12 +280,12 @@ def _checked_rows(est, X, y, groups, sample_weight):
         training = validate_training(est, design, y, sample_weight, ensure_min_features=fewest)
         validate_data(est, X, skip_check_array=True)
     if labels is not None:
-        _check_binary(est)
+        check_binary(est)
         labels = [g for g, kept in zip(labels, training.kept, strict=True) if kept]
     return training, labels, _columns(est, X, position, labels is not None)
 
 
-def _check_binary(est):
+def check_binary(est):
     if len(est.classes_) > 2:
         raise ValueError(
             f"group effects need a binary target, y has {len(est.classes_)} classes; wrap "
@@ -340,7 +359,7 @@ def _described_columns(est, told):
     vars(est).pop("feature_names_in_", None)
     if est.group_column is None:
         return _columns(est, None, None, False)
-    _check_binary(est)
+    check_binary(est)
     position = column_position(est.group_column, None, est.n_features_in_, "group_column")
     return _columns(est, None, position, True)
 
@@ -361,8 +380,11 @@ def _groups_of_parts(told):
     return site, [np.r_[own, np.arange(a, b)] for own, a, b in bounds], table
 
 
-def remarks_on_groups(plan, tau, engine):
-    """Return sentences on groups of which the engine, or the data, are known to say little."""
+def remarks_on_groups(plan, tau, engine, whole):
+    """Return sentences on groups of which the engine, or the data, are known to say little.
+
+    whole says that small groups had sites of their own.
+    """
     if len(plan.labels) == 1:
         return (
             "there is one group, so the data say nothing about the group scale tau; its posterior "
@@ -375,11 +397,12 @@ def remarks_on_groups(plan, tau, engine):
             "every group has one row, so the data say next to nothing about the group scale tau.",
         )
     median, share = np.median(plan.group_size), np.mean(plan.one_class)
-    if engine in ("importance", "nuts") or median >= 5 or (tau <= 4 and share <= 0.5):
+    if whole or engine in ("importance", "nuts") or median >= 5 or (tau <= 4 and share <= 0.5):
         return ()
     return (
         f"groups have {median:g} rows in the median, {share:.0%} of them of one class, and the "
         f"median of tau is {tau:.2g}. Expectation propagation is inaccurate there: group effects "
-        "are far from Gaussian, and tau is underestimated. Compare with engine='importance' or "
-        "'nuts'.",
+        "are far from Gaussian, and tau is underestimated. With n_partitions='auto' and the other "
+        "parameters at their defaults small groups are integrated exactly; or compare with "
+        "engine='importance'.",
     )

@@ -10,8 +10,10 @@ from .._estimator.checks import check_choice, checked_weights
 from ._groups import in_memory, label_list, look_up, separated
 from ._mixture import NEW_GROUP
 from ._parts import design_of
+from .crossed.factors import FactorColumns
+from .crossed.prediction import new_factor_rows, shared_levels
 
-__all__ = ["GroupsForgotten", "new_rows", "row_pairs", "rows_again", "split_intercept"]
+__all__ = ["GroupsForgotten", "all_known", "new_rows", "row_pairs", "rows_again", "split_intercept"]
 
 
 class GroupsForgotten:
@@ -44,12 +46,16 @@ class GroupsForgotten:
 def new_rows(est, X, groups=None, kind="conditional"):
     """Return checked (shared design, local design, codes of groups) of rows to predict.
 
+    Of a model with factors, designs are a list and codes (n, F).
+
     The estimator is fitted, or has what it needs for predictions in the middle of a fit:
     `_posteriors`, `_columns`, `_forgotten` and `group_labels_`; X, groups and kind as in `predict`.
     """
     check_is_fitted(est)
     check_choice("kind", kind, ("conditional", "population"))
     X, groups = in_memory(X), in_memory(groups)
+    if isinstance(est._columns, FactorColumns):
+        return new_factor_rows(est, X, groups, kind)
     columns, labels = est._columns, None
     if columns.group is None:
         X = validate_data(est, X, reset=False, dtype=np.float64)
@@ -72,9 +78,16 @@ def new_rows(est, X, groups=None, kind="conditional"):
 
 
 def row_pairs(est, X1, X2, groups1, groups2):
-    """Return two sets of rows to predict and whether two rows share their group, (n1, n2)."""
+    """Return two sets of rows to predict and whether two rows share their group, (n1, n2).
+
+    Of a model with factors that is (F, n1, n2).
+    """
     X1, X2, groups1, groups2 = map(in_memory, (X1, X2, groups1, groups2))
     first = new_rows(est, X1, groups1)
+    if isinstance(est._columns, FactorColumns):
+        second = first if X2 is None else new_rows(est, X2, groups2)
+        pairs = (groups1, groups2) if not est._columns.taken else (X1, X2)
+        return first, second, shared_levels(est, first, second, pairs)
     if X2 is None:
         same = np.equal.outer(first[2], first[2])
         missing = first[2] == NEW_GROUP
@@ -104,7 +117,15 @@ def rows_again(est, rows):
     check_consistent_length(design, y)
     sign = np.where(y == est.classes_[1], 1.0, -1.0)
     kept = weight > 0
-    return tuple(a[kept] for a in (design, local, code, sign, weight))
+    own = [w[kept] for w in local] if isinstance(local, list) else local[kept]
+    return design[kept], own, code[kept], sign[kept], weight[kept]
+
+
+def all_known(est, code):
+    """Say whether all rows are of named groups, of named levels of each factor."""
+    several = isinstance(est._columns, FactorColumns)
+    n_named = [len(known) for known in est._levels] if several else len(est.group_labels_)
+    return bool(np.all((code >= 0) & (code < n_named)))
 
 
 def split_intercept(beta, columns):

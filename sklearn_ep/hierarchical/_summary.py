@@ -10,6 +10,7 @@ from .._estimator.summary import (
     names_by_class,
     title_of,
 )
+from .crossed.factors import FactorColumns
 
 __all__ = ["intervals", "summarise"]
 
@@ -24,25 +25,49 @@ def intervals(posteriors, level):
 def summarise(est, level):
     """Return the `Summary` of a fitted `HierarchicalEPLogistic`."""
     interval, columns = intervals(est._posteriors, level), est._columns
-    names = [name for k, name in enumerate(column_names(est)) if k != columns.group]
+    names = [name for k, name in enumerate(column_names(est)) if k not in columns.taken]
     own = names_by_class(est, [*names, "intercept"] if columns.fit_intercept else names)
     beta = [p.beta_moments() for p in est._posteriors]
     mean = np.concatenate([m.mean for m in beta])
     sd = np.concatenate([np.sqrt(np.diagonal(m.cov)) for m in beta])
     lower, upper = interval.reshape(-1, 2).T
     coefficients = coefficient_columns(own, mean, sd, level, lower=lower, upper=upper)
-    figures = {"rows": est._n_rows, "groups": len(est.group_labels_)}
+    factors = _factors(est)
+    n_levels = [n for _, _, n in factors]
+    figures = {"rows": est._n_rows, "groups": n_levels[0] if len(n_levels) == 1 else n_levels}
+    figures["groups"] = figures["groups"] if n_levels else 0
     figures |= {"log evidence": est.log_evidence_, "engine": est.engine_}
     return Summary(title_of(est), level, coefficients, _scales(est, names, level), figures)
 
 
+def _factors(est):
+    """Return (name, positions of slopes, number of named levels) of each factor."""
+    columns = est._columns
+    if not columns.has_groups:
+        return []
+    if not isinstance(columns, FactorColumns):
+        name = "groups" if est.group_column is None else est.group_column
+        return [(name, columns.slopes, len(est.group_labels_))]
+    pairs = zip(columns.factors, est._levels, strict=True)
+    return [(f.name, f.slopes, len(known)) for f, known in pairs]
+
+
 def _scales(est, names, level):
     """Return the table of the standard deviations of the group effects, empty without groups."""
-    if not est._columns.has_groups:
+    factors = _factors(est)
+    if not factors:
         return {}
     ends = 0.5 - 0.5 * level, 0.5 + 0.5 * level
     lower, upper = est._posteriors[0].scale_quantiles(ends)
-    varying = ["intercept", *(names[k] for k in est._columns.slopes)]
-    n_levels = np.full(len(varying), len(est.group_labels_))
-    table = dict(name=np.array(varying, dtype=object), tau=est.tau_)
-    return table | dict(lower=lower, upper=upper, n_levels=n_levels)
+    rows = [
+        (factor, effect, n)
+        for factor, slopes, n in factors
+        for effect in ["intercept", *(names[k] for k in slopes)]
+    ]
+    factor, effect, n_levels = zip(*rows, strict=True)
+    texts = [":".join(map(str, f)) if isinstance(f, tuple) else str(f) for f in factor]
+    several = len(factors) > 1
+    name = [f"{f}: {e}" for f, e in zip(texts, effect, strict=True)] if several else effect
+    columns = dict(name=name, factor=texts, effect=effect)
+    table = {key: np.array(values, dtype=object) for key, values in columns.items()}
+    return table | dict(tau=est.tau_, lower=lower, upper=upper, n_levels=np.array(n_levels))

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.interpolate import CubicSpline
-from scipy.special import logsumexp
-from scipy.stats import norm
+from scipy.special import logsumexp, ndtri
+from scipy.stats import norm, qmc
 
 from .._engine.gaussian import Natural, log_partition, over
 from .._engine.loop import Evaluation, iterate
@@ -27,11 +27,14 @@ __all__ = [
     "even_grid",
     "gaussian_nodes",
     "join_nodes",
+    "smoothed_quantiles",
+    "smoothed_theta",
 ]
 
 _STEP = 0.6  # sd between nodes: the trapezoidal rule of a Gaussian is then exact to 1e-20
 _REACH = 6  # nodes on each side of the centre before the tails are looked at
 _DEPTH = 8.0  # log weight below the largest at which a tail ends
+_LOG2_POINTS = 14  # of the quadrature for quantiles of scales
 _MOST = 61  # nodes at most, prior tails included
 
 
@@ -202,6 +205,31 @@ class ThetaMarginal:
         low, high = self.edges[node], self.edges[node + 1]
         u = low + rng.uniform(size=len(node)) * (high - low)
         return self.quantile(np.clip(u, 1e-12, 1.0 - 1e-12))
+
+
+def smoothed_theta(theta, weight, node, white):
+    """Return draws of theta by a kernel that keeps mean and covariance of nodes (Liu, West 2001).
+
+    theta (M, T) and weight (M,) are the nodes, node (S,) those drawn, white (S, T) standard normal.
+    """
+    mean = weight @ theta
+    apart = np.sqrt(weight)[:, None] * (theta - mean)
+    values, vectors = np.linalg.eigh(apart.T @ apart)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    return mean + 0.9 * (theta[node] - mean) + np.sqrt(1.0 - 0.9**2) * white @ root.T
+
+
+def smoothed_quantiles(theta, weight, levels, values_of):
+    """Return quantiles (len(levels), Q) of functions of theta by `smoothed_theta`.
+
+    values_of maps theta (m, T) to the functions (m, Q). Evenly spread points in
+    place of draws: attributes depend on no seed.
+    """
+    points = qmc.Sobol(1 + theta.shape[1], scramble=False).random_base2(_LOG2_POINTS)
+    points += 0.5 / len(points)
+    node = np.searchsorted(np.cumsum(weight)[:-1], points[:, 0])
+    spread = smoothed_theta(theta, weight, node, ndtri(points[:, 1:]))
+    return np.quantile(values_of(spread), levels, axis=0)
 
 
 def conditional_start(messages, theta, d):

@@ -1,7 +1,7 @@
 """Pictures of coefficients: intervals, inclusion probabilities, group effects."""
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import expit, ndtri
 from sklearn.utils.validation import check_is_fitted
 
 __all__ = ["CoefficientIntervalDisplay", "GroupEffectsDisplay", "InclusionDisplay", "axes_or_new"]
@@ -248,6 +248,8 @@ class GroupEffectsDisplay:
         Posterior means and standard deviations of one effect.
     labels : array-like of shape (J,)
         Labels of the groups.
+    raw : ndarray of shape (J,), default=None
+        What each group alone says of its effect, drawn besides; nan where it says nothing.
     effect_name : str, default="group effect"
         Label of the value axis.
     estimator_name : str, default=None
@@ -261,21 +263,45 @@ class GroupEffectsDisplay:
         Figure that holds the axes.
     """
 
-    def __init__(self, mean, std, labels, *, effect_name="group effect", estimator_name=None):
+    def __init__(
+        self, mean, std, labels, *, raw=None, effect_name="group effect", estimator_name=None
+    ):
         self.mean = mean
         self.std = std
         self.labels = labels
+        self.raw = raw
         self.effect_name = effect_name
         self.estimator_name = estimator_name
 
     @classmethod
-    def from_estimator(cls, estimator, *, effect=0, ax=None, **kwargs):
+    def from_estimator(
+        cls,
+        estimator,
+        X=None,
+        y=None,
+        *,
+        labels=None,
+        groups=None,
+        factor=0,
+        effect=0,
+        ax=None,
+        **kwargs,
+    ):
         """Draw the group effects of a fitted hierarchical model.
 
         Parameters
         ----------
         estimator : HierarchicalEPLogistic
             Fitted with groups.
+        X, y : array-like of shape (n, d) and (n,), default=None
+            The training rows and labels. With them the plot shows the raw effects too, those that
+            the rows of a group alone would give: how far the model pools them. Two classes.
+        labels : array-like of shape (n,), default=None
+            The groups of these rows in the factor that is drawn, as in `group_labels_`.
+        groups : array-like, default=None
+            What `predict` takes by that name, where labels are not columns of X.
+        factor : int, default=0
+            Which factor, where the model has a list of them.
         effect : int, default=0
             Which effect: 0 the intercept, then the columns of `random_slopes`.
         ax : matplotlib Axes, default=None
@@ -291,16 +317,43 @@ class GroupEffectsDisplay:
         Raises
         ------
         ValueError
-            If the model was fitted without groups.
+            If the model was fitted without groups, or raw effects are asked for a slope or without
+            labels.
+
+        Notes
+        -----
+        A raw effect is one step of maximum likelihood from the posterior mean of the effect: the
+        sum of residuals over the sum of p (1 - p), p being the probabilities of the group's rows.
         """
         check_is_fitted(estimator)
-        if len(estimator.group_labels_) == 0:
+        several = isinstance(estimator.group_labels_, list)
+        known, means, stds = (
+            values[factor] if several else values
+            for values in (
+                estimator.group_labels_,
+                estimator.group_effects_,
+                estimator.group_effects_std_,
+            )
+        )
+        if len(known) == 0:
             raise ValueError("the estimator was fitted without groups: there are no effects.")
+        mean, raw = means[:, effect], None
+        if X is not None:
+            if effect != 0 or y is None or labels is None:
+                raise ValueError("raw effects need X, y and labels of the rows, and effect=0.")
+            row_mean = estimator.decision_function(
+                X, **({} if groups is None else {"groups": groups})
+            )
+            raw = mean + _steps(
+                known, labels, expit(row_mean), np.asarray(y) == estimator.classes_[1]
+            )
+        name = "effect on the intercept" if effect == 0 else f"effect on slope {effect}"
         display = cls(
-            estimator.group_effects_[:, effect],
-            estimator.group_effects_std_[:, effect],
-            estimator.group_labels_,
-            effect_name="effect on the intercept" if effect == 0 else f"effect on slope {effect}",
+            mean,
+            stds[:, effect],
+            known,
+            raw=raw,
+            effect_name=name,
             estimator_name=type(estimator).__name__,
         )
         return display.plot(ax=ax, **kwargs)
@@ -322,9 +375,12 @@ class GroupEffectsDisplay:
         """
         ax = axes_or_new(ax)
         order = np.argsort(self.mean)
-        style = {"fmt": "o", "markersize": 3, "elinewidth": 1, "color": "C0", **kwargs}
+        style = {"fmt": "o", "markersize": 3, "elinewidth": 1, "color": "C0", "label": "pooled"}
         rank = np.arange(len(order))
-        ax.errorbar(self.mean[order], rank, xerr=1.96 * self.std[order], **style)
+        ax.errorbar(self.mean[order], rank, xerr=1.96 * self.std[order], **{**style, **kwargs})
+        if self.raw is not None:
+            ax.plot(self.raw[order], rank, "x", color="C1", markersize=4, label="raw")
+            ax.legend()
         ax.axvline(0.0, color="0.6", linestyle="--")
         if len(order) <= 40:  # more labels than that cannot be read
             ax.set_yticks(rank, [str(self.labels[k]) for k in order])
@@ -337,3 +393,13 @@ class GroupEffectsDisplay:
         )
         self.ax_, self.figure_ = ax, ax.figure
         return self
+
+
+def _steps(known, labels, p, positive):
+    """Return the Newton step of each group's intercept by its own rows (J,), nan without any."""
+    place = {label: k for k, label in enumerate(np.asarray(known).tolist())}
+    code = np.array([place.get(label, len(place)) for label in np.asarray(labels).tolist()])
+    gap, slope = (
+        np.bincount(code, v, minlength=len(place) + 1)[:-1] for v in (positive - p, p * (1.0 - p))
+    )
+    return np.divide(gap, slope, out=np.full(len(place), np.nan), where=slope > 0)

@@ -145,7 +145,7 @@ def test_diagnose_weights_lead_to_the_exact_evidence():
     clf = HierarchicalEPLogistic(fit_intercept=False).fit(X, y, groups=g)
     rows = rows_again(clf, RowsAgain(X, y, g, None))
     rng = np.random.default_rng(0)
-    log_w = clf._posteriors[0].log_weights(*rows, clf._prior_of_beta, 10_000, rng)
+    log_w = clf._posteriors[0].log_weights(*rows, 10_000, rng)
     correction = importance_check(log_w).log_mean
     exact = ORACLE["sparse"]["is"]["log_evidence"]  # 0.04 from the uncorrected
     assert clf.log_evidence_ + correction == pytest.approx(exact, abs=0.025)
@@ -156,8 +156,7 @@ def test_diagnose_weights_lead_to_the_exact_evidence():
     weighted = rows_again(clf, RowsAgain(*more))
     twice = rows_again(clf, RowsAgain(np.r_[X, X], np.r_[y, y], np.r_[g, g], None))
     a, b = (
-        clf._posteriors[0].log_weights(*r, clf._prior_of_beta, 50, np.random.default_rng(1))
-        for r in (weighted, twice)
+        clf._posteriors[0].log_weights(*r, 50, np.random.default_rng(1)) for r in (weighted, twice)
     )
     np.testing.assert_allclose(a, b)
 
@@ -804,10 +803,14 @@ def test_warnings_name_the_regime():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         with pytest.warns(UserWarning, match="importance"):
-            clf = HierarchicalEPLogistic(max_iter=10).fit(X, y, groups=g)
+            clf = HierarchicalEPLogistic(n_partitions=2, max_iter=10).fit(X, y, groups=g)
     found = clf.diagnose(X=X, y=y, groups=g)
     assert found.pareto_k > 0.7 and found.ess_share < 0.1
     assert "of one class" in str(found) and "tau is underestimated" in str(found)
+    # without partitions small groups are integrated exactly, and nothing is to be said
+    assert HierarchicalEPLogistic().fit(X, y, groups=g).diagnose().remarks == (
+        "Give X, y and groups of the training rows for importance weights.",
+    )
 
 
 def test_a_message_that_is_no_gaussian_is_skipped(monkeypatch):

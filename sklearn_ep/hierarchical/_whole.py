@@ -1,0 +1,69 @@
+"""One factor without partitions: EP over all rows at each node of a grid in the group scale.
+
+Sites and scale are found together, and no Gaussian in the scale is needed on the way. Where groups
+are small they have sites of their own.
+"""
+
+import numpy as np
+
+from .._engine.gaussian import Moments, natural
+from .._estimator.fitting import BinaryFit
+from ._arrow import LocalEffects
+from ._messages import check_precise, shared
+from ._mixture import GroupedMixture
+from ._theta_grid import ThetaMarginal, prior_of_beta
+from .crossed.given_scales import first_sites
+from .crossed.layout import lay_out
+from .crossed.model import CrossedModel
+from .crossed.monitor import PosteriorMonitor
+from .crossed.scale_grid import explore, grid_of_one
+
+__all__ = ["fit_whole"]
+
+
+def fit_whole(plan, sign, monitor):
+    """Return the `BinaryFit` of rows in memory with labels in {-1, +1}."""
+    rows, problem, settings = plan.rows, plan.problem, plan.settings
+    n_levels = [int(rows.code.max()) + 1]
+    args = rows.shared, sign, rows.weight, [rows.local], [rows.code], n_levels
+    beta_precision = np.diagonal(problem.prior.precision)[: problem.d]
+    model = CrossedModel(lay_out(*args, 0), 0, [1], n_levels, beta_precision, *problem.theta_prior)
+
+    def mixture(grid, nodes):
+        return mixture_of(grid, nodes, model.layout.order[: problem.n_named], problem)
+
+    watch = PosteriorMonitor(monitor, lambda node: mixture(grid_of_one(node), [node]))
+    start = model.theta_mean, first_sites(model.layout)
+    found = explore(model, start, settings.tol, settings.max_iter, True, watch)
+    posterior = mixture(found.grid, found.nodes)
+    total = moments_of(posterior, problem.d)
+    check_precise(total.precision)
+    messages = shared(total, problem.prior, len(problem.where))
+    history = dict(found.trace.history, n_skipped=np.zeros(found.trace.n_iter))
+    more = dict(messages=messages, prior=problem.prior, n_skipped=0, n_cut=0, whole=True)
+    evidence = found.grid.log_evidence
+    return BinaryFit(posterior, history, found.reason, evidence, more, found.remark)
+
+
+def mixture_of(grid, nodes, order, problem):
+    """Return the `GroupedMixture` of nodes on a grid in one theta, groups in this order."""
+    founds = [n.found for n in nodes]
+    arrays = [
+        (f.local.lower[order], f.local.gain.dense[order], f.local.offset[order]) for f in founds
+    ]
+    local = LocalEffects(*(np.stack(a) for a in zip(*arrays, strict=True)))
+    mean, root = np.stack([f.mean for f in founds]), np.stack([f.root for f in founds])
+    log_z = np.array([f.log_z for f in founds])
+    marginal = None if grid.place is None else ThetaMarginal(grid.theta[:, 0], grid.weight)
+    more = marginal, log_z, prior_of_beta(problem.prior, problem.d)
+    return GroupedMixture(grid.weight, grid.theta, mean, root, local, *more)
+
+
+def moments_of(posterior, d):
+    """Return the `Natural` of the normal in (beta, theta) with the moments of a mixture."""
+    points = np.hstack([posterior.mean, posterior.theta])
+    mean = posterior.weight @ points
+    apart = np.sqrt(posterior.weight)[:, None] * (points - mean)
+    cov = apart.T @ apart
+    cov[:d, :d] = posterior.beta_moments().cov
+    return natural(Moments(mean, cov))

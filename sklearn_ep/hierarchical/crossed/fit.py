@@ -1,0 +1,95 @@
+"""The fit of a plan with factors: one posterior, by a grid in the scales or by messages."""
+
+import numpy as np
+
+from ..._engine.gaussian import natural
+from ..._engine.sites import Sites
+from ..._estimator.fitting import BinaryFit, FitMonitor
+from .._messages import check_precise
+from .given_scales import AllSites, first_sites
+from .group_sites import GroupSites
+from .layout import lay_out
+from .messages_fit import fit_by_messages
+from .mixture import CrossedMixture
+from .model import CrossedModel
+from .monitor import PosteriorMonitor
+from .scale_grid import explore, grid_of_one
+
+__all__ = ["fit_factors"]
+
+
+def fit_factors(estimator, plan, data, previous):
+    """Return the `BinaryFit` of a `CrossedPlan`, watched by the estimator's callbacks.
+
+    data are X and y as the caller gave them, for callbacks; previous is the state of an earlier fit
+    to go on from, or None.
+    """
+    so_far = {"_columns": plan.columns, "_levels": plan.levels}
+
+    def attributes(posterior):
+        return {"_posteriors": [posterior()], **so_far}
+
+    X, y = data
+    monitor = FitMonitor(estimator, X, y, plan.max_iter, attributes)
+    sign = np.where(plan.y == 1, 1.0, -1.0)
+    run = fit_by_messages if plan.engine == "messages" else fit_on_grid
+    found = run(plan, sign, monitor, previous)
+    monitor.finish()
+    return found
+
+
+def fit_on_grid(plan, sign, monitor, previous):
+    """Fit by EP given the scales, at nodes that follow their posterior."""
+    rows = plan.X, sign, plan.weight, plan.designs, plan.codes, plan.n_levels
+    priors = plan.beta_sd**-2.0, plan.theta_mean, plan.theta_sd
+    layout = lay_out(*rows, plan.local)
+    model = CrossedModel(layout, plan.local, plan.n_effects, plan.n_levels, *priors)
+    n_named = [len(known) for known in plan.levels]
+
+    def so_far(node):
+        return CrossedMixture(model, grid_of_one(node), [node.found], n_named)
+
+    watch, start = PosteriorMonitor(monitor, so_far), start_of(model, previous)
+    found = explore(model, start, plan.tol, plan.max_iter, plan.refine, watch)
+    grid = found.grid
+    posterior = CrossedMixture(model, grid, [n.found for n in found.nodes], n_named)
+    more = dict(theta_rule="gaussian" if grid.place is None else "grid")
+    more |= dict(state=state_of_sites(found.mode), complete=grid.complete)
+    if len(model.beta_precision):
+        check_precise(natural(posterior.beta_moments()).precision)
+    history, evidence = found.trace.history, grid.log_evidence
+    return BinaryFit(posterior, history, found.reason, evidence, more, found.remark)
+
+
+def state_of_sites(node):
+    """Return the arrays from which a fit can go on: theta, and the sites there."""
+    rows, groups = node.sites
+    flat = {
+        f"group_{name}": np.concatenate([getattr(g, name).ravel() for g in groups] or [np.empty(0)])
+        for name in ("precision", "shift")
+    }
+    return dict(theta=node.theta, row_precision=rows.precision, row_shift=rows.shift, **flat)
+
+
+def start_of(model, previous):
+    """Return (theta, `AllSites`) of an earlier fit where they suit this one, else weak sites."""
+    theta, sites = model.theta_mean, first_sites(model.layout)
+    if previous is None or np.shape(previous.get("theta")) != np.shape(theta):
+        return theta, sites
+    sizes = {
+        "row_precision": sites.rows.precision.size,
+        "group_precision": sum(g.precision.size for g in sites.groups),
+    }
+    if any(np.size(previous.get(name)) != size for name, size in sizes.items()):
+        return previous["theta"], sites
+    ends = {"precision": 0, "shift": 0}
+    groups = []
+    for g in sites.groups:
+        parts = []
+        for name, like in zip(ends, g, strict=True):
+            part = previous[f"group_{name}"][ends[name] : ends[name] + like.size]
+            parts.append(part.reshape(like.shape))
+            ends[name] += like.size
+        groups.append(GroupSites(*parts))
+    rows = Sites(previous["row_precision"], previous["row_shift"])
+    return previous["theta"], AllSites(rows, groups)

@@ -1,0 +1,341 @@
+"""Expectation propagation over all rows, given the covariances of the effects of every factor.
+
+Given these the model is Gaussian but for the likelihood: the shared vector b has a Cholesky factor
+of its posterior precision, local effects are eliminated group by group, and sites of rows, or of
+small groups, are updated in parallel. The prior of the shared effects needs no sites.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from ..._engine.gaussian import checked_cholesky, cholesky_solve, triangular_inverse
+from ..._engine.likelihoods import Logit
+from ..._engine.rules import MomentMatching
+from ..._engine.sites import Sites
+from .._arrow import backward, forward, weighted_gram
+from .group_sites import GroupSites, cavities, log_site_masses, new_sites, tilted_groups
+from .shared import GroupColumns
+
+__all__ = [
+    "AllSites",
+    "GivenScales",
+    "LocalPart",
+    "SharedPrior",
+    "carried_on",
+    "first_sites",
+    "solve_given_scales",
+]
+
+_RULE, _LIKELIHOOD = MomentMatching(), Logit()
+_LEAST_SHARE = 0.3  # of a precision that is left where sites are carried on
+_GROWTH, _FALL = 1.2, 0.75  # of the mismatch, at which steps are halved and doubled again
+
+
+class SharedPrior(NamedTuple):
+    """Prior N(0, B0^-1) of b: precisions (D,) of the dense part, inverse covariances (q_f, q_f).
+
+    n_levels are the numbers of levels of the shared factors.
+    """
+
+    dense: np.ndarray
+    inverse: list[np.ndarray]
+    n_levels: list[int]
+
+    def log_det(self):
+        """Return log|B0|."""
+        pairs = zip(self.n_levels, self.inverse, strict=True)
+        return float(
+            np.sum(np.log(self.dense)) + sum(n * np.linalg.slogdet(s)[1] for n, s in pairs)
+        )
+
+    def add_to(self, precision):
+        """Add B0 to a matrix, in place."""
+        start = len(self.dense)
+        precision[np.arange(start), np.arange(start)] += self.dense
+        for n, block in zip(self.n_levels, self.inverse, strict=True):
+            q = len(block)
+            first = start + q * np.arange(n)
+            for a in range(q):
+                for b in range(q):
+                    precision[first + a, first + b] += block[a, b]
+            start += q * n
+
+    def quadratic(self, b):
+        """Return b' B0 b for b (m, S)."""
+        start = len(self.dense)
+        out = b[:, :start] ** 2 @ self.dense
+        for n, block in zip(self.n_levels, self.inverse, strict=True):
+            own = b[:, start : start + n * len(block)].reshape(len(b), n, len(block))
+            out += np.einsum("mnq,qp,mnp->m", own, block, own, optimize=True)
+            start += n * len(block)
+        return out
+
+
+class AllSites(NamedTuple):
+    """Sites of the plain rows, and of the small groups, one entry a size."""
+
+    rows: Sites
+    groups: list[GroupSites]
+
+
+class LocalPart(NamedTuple):
+    """Local effects given b: u_j ~ N(offset - gain b, (lower lower')^-1), groups as laid out.
+
+    lower (J, q, q), offset (J, q), gain a `GroupColumns`.
+    """
+
+    lower: np.ndarray
+    offset: np.ndarray
+    gain: GroupColumns
+
+
+class GivenScales(NamedTuple):
+    """Posterior given the scales, at the sites of one pass.
+
+    mean (S,) and root (S, S) are those of b, its covariance root' root; log_z is the evidence given
+    the scales; local_moment (q, q) the sum over groups with sites of rows of E uu' - I, and slope
+    the derivative of log_z in log tau through the small groups; sites are one update ahead;
+    mismatch is the largest distance of tilted from current moments, in sds.
+    """
+
+    mean: np.ndarray
+    root: np.ndarray
+    local: LocalPart
+    log_z: float
+    local_moment: np.ndarray
+    slope: float
+    sites: AllSites
+    mismatch: float
+    n_passes: int
+
+
+def carried_on(near, far):
+    """Return the sites to start from one step further on the way from far to near.
+
+    Those of rows go on linearly, with at least a share of their precision; those of groups stay.
+    """
+    t, nu = (2.0 * a - b for a, b in zip(near.rows, far.rows, strict=True))
+    return AllSites(Sites(np.maximum(t, _LEAST_SHARE * near.rows.precision), nu), near.groups)
+
+
+def first_sites(layout):
+    """Return weak sites that lean to the observed labels."""
+    n = layout.n_plain
+    groups = []
+    for small in layout.small:
+        lean = 0.25 * layout.sign[small.rows].reshape(-1, small.size)
+        weak = np.tile(0.05 * np.eye(small.size), (len(lean), 1, 1))
+        groups.append(GroupSites(weak, lean))
+    return AllSites(Sites(np.full(n, 0.05), 0.25 * layout.sign[:n]), groups)
+
+
+def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30):
+    """Run EP and return `GivenScales`.
+
+    layout is the `Layout`, prior the `SharedPrior`, scale (q, q) the Cholesky factor of the
+    covariance of the local effects, sites the `AllSites` to start from. One pass costs O(n (D +
+    F)^2 + S times the number of pairs + S^3). Steps are undamped; they are halved where the
+    mismatch grows, and doubled again where it falls.
+    """
+    design = layout.local @ scale
+    step, change, n_passes = 1.0, np.inf, 0
+    while n_passes < max_passes and change >= tol:
+        n_passes += 1
+        found, target = _one_pass(layout, design, prior, float(scale[0, 0]), sites)
+        last, change = change, found.mismatch
+        if change > _GROWTH * last:
+            step = max(0.25, 0.5 * step)
+        elif change < _FALL * last:
+            step = min(1.0, 2.0 * step)
+        sites = _towards(sites, target, step)
+    return found._replace(sites=sites, n_passes=n_passes)
+
+
+def _towards(old, new, step):
+    if step == 1.0:
+        return new
+    rows = Sites(*(a + step * (b - a) for a, b in zip(old.rows, new.rows, strict=True)))
+    groups = [
+        GroupSites(*(a + step * (b - a) for a, b in zip(x, y, strict=True)))
+        for x, y in zip(old.groups, new.groups, strict=True)
+    ]
+    return AllSites(rows, groups)
+
+
+def _one_pass(layout, design, prior, tau, sites):
+    """Return the `GivenScales` that sites imply, and their undamped update."""
+    n = layout.n_plain
+    weight = layout.weight[:n]
+    precision, pull = _shared_system(layout, prior, sites)
+    local = _eliminated(layout, design, *(weight * part for part in sites.rows))
+    _take_out(local, precision, pull)
+    lower = checked_cholesky(precision)
+    root, mean = triangular_inverse(lower), cholesky_solve(lower, pull)
+    cov = root.T @ root
+    log_z = 0.5 * (pull @ mean + prior.log_det()) - np.sum(np.log(np.diagonal(lower)))
+    log_z += 0.5 * np.sum(local.pulled**2) - np.sum(np.log(np.einsum("jaa->ja", local.lower)))
+
+    row_mean, row_var, moment = _plain_rows(layout, design, local, mean, cov)
+    update = _RULE(_LIKELIHOOD, layout.sign[:n], sites.rows, row_mean, row_var)
+    log_z += update.log_term @ weight
+    worst, slope = _row_mismatch(sites.rows, update.sites, row_mean, row_var), 0.0
+    part, groups = _local_part(layout, local), []
+    for small, site in zip(layout.small, sites.groups, strict=True):
+        rows = layout.rows.take(small.rows)
+        m, V = rows.dot(mean).reshape(-1, small.size), rows.block_covariances(cov, small.size)
+        wide, left = cavities(site, m, V)
+        tilted = tilted_groups(layout.sign[small.rows].reshape(m.shape), wide, tau)
+        log_z += np.sum(tilted.log_z - log_site_masses(site, wide))
+        slope += float(np.sum(tilted.slope))
+        groups.append(new_sites(tilted, wide))
+        worst = max(worst, _group_mismatch(tilted, m, V, wide))
+        # Cov(u, b) = weight' Z cov
+        weights = (left.swapaxes(1, 2) @ tilted.weight[..., None])[..., 0]
+        _store_small(layout, small, part, tilted, weights, m, V)
+    found = GivenScales(mean, root, part, float(log_z), moment, slope, sites, worst, 0)
+    return found, AllSites(update.sites, groups)
+
+
+def _shared_system(layout, prior, sites):
+    """Return precision and pull of b before the local effects are eliminated."""
+    n, (X, at, _), width = layout.n_plain, layout.rows, layout.width
+    d = X.shape[1]
+    tau = layout.weight[:n] * sites.rows.precision
+    shift, masses = np.empty(len(X)), [tau]
+    shift[:n] = layout.weight[:n] * sites.rows.shift
+    gram, weighted = weighted_gram(X[:n], tau[None])[0], []
+    for small, site in zip(layout.small, sites.groups, strict=True):
+        block = X[small.rows].reshape(-1, small.size, d)
+        weighted.append((site.precision @ block).reshape(-1, d))
+        gram += X[small.rows].T @ weighted[-1]
+        shift[small.rows] = site.shift.ravel()
+        masses.append(site.precision.ravel())
+    precision = np.zeros((d + width, d + width))
+    precision[:d, :d] = 0.5 * (gram + gram.T)
+    if width:
+        precision[d:, :d] = layout.transposed @ np.vstack([tau[:, None] * X[:n], *weighted])
+        precision[:d, d:] = precision[d:, :d].T
+        mass = np.repeat(np.concatenate(masses), at.shape[1] ** 2) * layout.product_value
+        counted = np.bincount(layout.products, mass, minlength=width * width)
+        precision[d:, d:] = counted.reshape(width, width)
+    prior.add_to(precision)
+    return precision, np.r_[shift @ X, layout.transposed @ shift]
+
+
+class Eliminated(NamedTuple):
+    """What is left of the local effects of groups with sites of rows.
+
+    lower (J_r, q, q) is the Cholesky factor of I + sum tau c c'; half is lower^-1 sum tau c z', a
+    `GroupColumns`; pulled (J_r, q) is lower^-1 sum nu c.
+    """
+
+    lower: np.ndarray
+    half: GroupColumns
+    pulled: np.ndarray
+
+
+def _eliminated(layout, design, tau, nu):
+    """Eliminate the local effects for sites (n,) of the plain rows, their copies counted."""
+    n, j, q = layout.n_plain, layout.n_plain_groups, design.shape[1]
+    c, rows, group = design[:n], layout.rows.take(slice(0, n)), layout.group[:n]
+    block, pull = np.zeros((j, q, q)), np.empty((j, q, 1))
+    dense, values = np.empty((j, q, rows.X.shape[1])), np.empty((q, layout.n_plain_pairs))
+    for a in range(q):
+        weighted = tau * c[:, a]
+        dense[:, a] = csr_array((weighted, np.arange(n), layout.ends), shape=(j, n)) @ rows.X
+        pull[:, a, 0] = np.bincount(group, nu * c[:, a], minlength=j)
+        spread = (weighted[:, None] * rows.value).ravel()
+        values[a] = np.bincount(layout.pair[:n].ravel(), spread, minlength=values.shape[1])
+        for b in range(a + 1):
+            block[:, a, b] = np.bincount(group, weighted * c[:, b], minlength=j)
+    block[:, np.arange(q), np.arange(q)] += 1.0
+    lower = np.sqrt(block) if q == 1 else np.linalg.cholesky(block)
+    pair_group, pair_column = (
+        a[: values.shape[1]] for a in (layout.pair_group, layout.pair_column)
+    )
+    sums = GroupColumns(dense, values, pair_group, pair_column, layout.width)
+    return Eliminated(lower, sums.turned(lower, forward), forward(lower, pull)[..., 0])
+
+
+def _take_out(local, precision, pull):
+    """Subtract from precision and pull of b what the local effects take, in place."""
+    d = local.half.dense.shape[2]
+    for a in range(local.half.dense.shape[1]):
+        dense, pulled = local.half.dense[:, a], local.pulled[:, a]
+        precision[:d, :d] -= dense.T @ dense
+        pull[:d] -= pulled @ dense
+        if local.half.width and len(dense):
+            beyond = local.half.beyond(a)
+            cross, gram = beyond.T @ dense, beyond.T @ beyond
+            precision[d:, :d] -= cross
+            precision[:d, d:] -= cross.T
+            precision[d:, d:] -= gram if isinstance(gram, np.ndarray) else gram.toarray()
+            pull[d:] -= beyond.T @ pulled
+
+
+def _plain_rows(layout, design, local, mean, cov):
+    """Return means and variances of the plain rows, and the sum over groups of E uu' - I."""
+    n, (j, q) = layout.n_plain, local.pulled.shape
+    rows, group, c = layout.rows.take(slice(0, n)), layout.group[:n], design[:n]
+    spread = forward(local.lower[group], c[:, :, None])[..., 0]
+    across, within = local.half.against(cov, rows, layout.ends)
+    var = rows.variances(cov) + np.einsum("na,na->n", spread, spread - 2.0 * across)
+    var += np.einsum("na,nab,nb->n", spread, within[group], spread)
+    half = local.pulled - local.half.dot(mean)
+    row_mean = rows.dot(mean) + np.einsum("na,na->n", spread, half[group])
+    effect = backward(local.lower, half[..., None])[..., 0]
+    outer = backward(local.lower, backward(local.lower, np.eye(q) + within).swapaxes(1, 2))
+    return row_mean, var, effect.T @ effect + outer.sum(0) - j * np.eye(q)
+
+
+def _row_mismatch(old, new, mean, var):
+    """Return the largest distance of tilted from current moments of a row, in its sd."""
+    if not len(mean):
+        return 0.0
+    step = new.precision - old.precision
+    left = 1.0 + step * var
+    if not np.all(left > 0):
+        return np.inf  # a tilted variance beyond double precision: nothing has settled
+    shifted = np.sqrt(var) * (new.shift - old.shift - step * mean) / left
+    return float(max(np.max(np.abs(shifted)), np.max(np.abs(1.0 / left - 1.0))))
+
+
+def _group_mismatch(tilted, mean, V, wide):
+    """Return the largest distance of tilted from current moments of eta, in its sd."""
+    new_mean = wide.mean + (wide.cov @ tilted.gradient[..., None])[..., 0]
+    var = np.einsum("gkk->gk", V)
+    new_var = np.einsum("gkk->gk", wide.cov + wide.cov @ tilted.hessian @ wide.cov)
+    safe = np.where(var > 0, var, 1.0)  # a row of zeros has nothing to differ in
+    shifted = np.abs(new_mean - mean) / np.sqrt(safe)
+    return float(max(np.max(shifted), np.max(np.abs(new_var - var) / safe)))
+
+
+def _local_part(layout, local):
+    """Return the `LocalPart` with groups that have sites of rows filled in."""
+    (j, q), n_groups, n_pairs = local.pulled.shape, len(layout.order), len(layout.pair_group)
+    lower, offset = np.empty((n_groups, q, q)), np.empty((n_groups, q))
+    dense, values = np.zeros((n_groups, q, layout.rows.X.shape[1])), np.zeros((q, n_pairs))
+    gain = local.half.turned(local.lower, backward)
+    lower[:j], dense[:j], values[:, : gain.values.shape[1]] = local.lower, gain.dense, gain.values
+    offset[:j] = backward(local.lower, local.pulled[..., None])[..., 0]
+    gain = GroupColumns(dense, values, layout.pair_group, layout.pair_column, layout.width)
+    return LocalPart(lower, offset, gain)
+
+
+def _store_small(layout, small, part, tilted, weights, m, V):
+    """Put the regression of the effects of small groups on b into a `LocalPart`, in place.
+
+    weights (G, k) are those of Cov(u, b) = weights' Z cov; m and V the marginals of eta.
+    """
+    explained = np.einsum("gi,gij,gj->g", weights, V, weights)
+    # positive at a fixed point; on the way there at least a small share of the variance is left
+    rest = np.maximum(tilted.effect_var - explained, 1e-6 * tilted.effect_var)
+    part.lower[small.groups, 0, 0] = 1.0 / np.sqrt(rest)
+    part.offset[small.groups, 0] = tilted.effect_mean - np.sum(weights * m, axis=1)
+    rows = layout.rows.take(small.rows)
+    block = rows.X.reshape(-1, small.size, rows.X.shape[1])
+    part.gain.dense[small.groups, 0] = -np.einsum("gk,gkd->gd", weights, block)
+    terms = -(weights.reshape(-1, 1) * rows.value).ravel()
+    np.add.at(part.gain.values[0], layout.pair[small.rows].ravel(), terms)

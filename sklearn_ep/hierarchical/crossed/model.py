@@ -1,0 +1,109 @@
+"""The model of several factors as a function of theta, the coordinates of all their covariances."""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import norm
+
+from .. import _log_cholesky as log_cholesky
+from .given_scales import AllSites, GivenScales, SharedPrior, solve_given_scales
+from .layout import Layout
+
+__all__ = ["CrossedModel", "Node", "scales_of"]
+
+
+class CrossedModel(NamedTuple):
+    """Rows as laid out, and the priors.
+
+    n_effects and n_levels are of all factors; beta_precision (D,) is the prior precision of the
+    coefficients; theta_mean and theta_sd (T,) the normal prior of theta, factor by factor.
+    """
+
+    layout: Layout
+    local: int
+    n_effects: list[int]
+    n_levels: list[int]
+    beta_precision: np.ndarray
+    theta_mean: np.ndarray
+    theta_sd: np.ndarray
+
+    @property
+    def shared(self):
+        """Numbers of the factors whose effects are among the shared ones."""
+        return [f for f in range(len(self.n_effects)) if f != self.local]
+
+    def spans(self):
+        """Return the slice of theta that belongs to each factor."""
+        ends = np.cumsum([0, *(log_cholesky.n_coordinates(q) for q in self.n_effects)])
+        return [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+    def factors_of(self, theta):
+        """Return the Cholesky factor (q_f, q_f) of the covariance of each factor's effects."""
+        pairs = zip(self.spans(), self.n_effects, strict=True)
+        return [log_cholesky.factor(theta[s], q) for s, q in pairs]
+
+    def shared_prior(self, theta):
+        """Return the `SharedPrior` at theta."""
+        lower = self.factors_of(theta)
+        inverse = [np.linalg.inv(lower[f] @ lower[f].T) for f in self.shared]
+        return SharedPrior(self.beta_precision, inverse, [self.n_levels[f] for f in self.shared])
+
+    def evaluate(self, theta, sites, tol, max_passes=30):
+        """Return the `Node` at theta, started at `AllSites` of another."""
+        scale = self.factors_of(theta)[self.local]
+        prior = self.shared_prior(theta)
+        options = dict(tol=tol, max_passes=max_passes)
+        found = solve_given_scales(self.layout, prior, scale, sites, **options)
+        log_density = found.log_z + float(
+            np.sum(norm.logpdf(theta, self.theta_mean, self.theta_sd))
+        )
+        return Node(theta, log_density, self._gradient(theta, found), found, found.sites)
+
+    def _gradient(self, theta, found):
+        """Return the gradient (T,) of the log density of theta.
+
+        At a fixed point of the sites it is the explicit one: of the prior of the effects, under
+        their posterior.
+        """
+        out = (self.theta_mean - theta) / self.theta_sd**2
+        start = len(self.beta_precision)
+        for f, (span, lower) in enumerate(zip(self.spans(), self.factors_of(theta), strict=True)):
+            q, n = self.n_effects[f], self.n_levels[f]
+            if f == self.local:
+                moment = found.local_moment
+            else:
+                own = slice(start, start + q * n)
+                mean, root = found.mean[own].reshape(n, q), found.root[:, own]
+                halves = root.reshape(-1, n, q)
+                second = mean.T @ mean + np.einsum("snq,snp->qp", halves, halves, optimize=True)
+                inner = np.linalg.solve(lower, second)
+                moment = np.linalg.solve(lower, inner.T) - n * np.eye(q)
+                start += q * n
+            slopes = log_cholesky.tangent(theta[span], q)
+            relative = np.linalg.solve(np.broadcast_to(lower, slopes.shape), slopes)
+            out[span] += np.einsum("tab,ba->t", relative, moment)
+            if f == self.local:
+                out[span.start] += found.slope
+        return out
+
+
+class Node(NamedTuple):
+    """Posterior given theta (T,), its log density up to a constant and the gradient (T,) of that.
+
+    sites are those to start from at a theta nearby.
+    """
+
+    theta: np.ndarray
+    log_density: float
+    gradient: np.ndarray
+    found: GivenScales
+    sites: AllSites
+
+
+def scales_of(theta, spans, n_effects):
+    """Return the sds (..., Q) of all effects, factor by factor, for coordinates theta (..., T)."""
+    parts = [
+        np.sqrt(np.sum(log_cholesky.factor(theta[..., s], q) ** 2, axis=-1))
+        for s, q in zip(spans, n_effects, strict=True)
+    ]
+    return np.concatenate(parts, axis=-1)

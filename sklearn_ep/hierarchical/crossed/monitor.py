@@ -1,0 +1,25 @@
+"""What watches a fit with factors."""
+
+__all__ = ["PosteriorMonitor"]
+
+
+class PosteriorMonitor:
+    """Monitor that tells another, of each state, what predicts as if the fit stopped there.
+
+    `posterior` maps the payload of an iteration to that.
+    """
+
+    def __init__(self, monitor, posterior):
+        self.monitor, self.posterior = monitor, posterior
+
+    def begin(self, name="iteration"):
+        """Tell that an iteration starts."""
+        self.monitor.begin(name)
+
+    def end(self, record, payload):
+        """Tell that an iteration ended; return whether to stop."""
+        return self.monitor.end(record, lambda: self.posterior(payload))
+
+    def phase(self, name, n_steps=None):
+        """Open a phase of work beside the iterations."""
+        return self.monitor.phase(name, n_steps)

@@ -1,0 +1,372 @@
+"""The mathematics of several factors, against dense algebra, quadrature and differences."""
+
+import numpy as np
+import pytest
+from scipy.special import expit
+from scipy.stats import norm
+
+from sklearn_ep._engine.likelihoods import Logit
+from sklearn_ep._engine.sites import Sites
+from sklearn_ep.hierarchical.crossed.given_scales import AllSites, first_sites
+from sklearn_ep.hierarchical.crossed.group_sites import (
+    Cavities,
+    GroupSites,
+    cavities,
+    log_site_masses,
+    new_sites,
+    tilted_groups,
+)
+from sklearn_ep.hierarchical.crossed.layout import lay_out, local_factor
+from sklearn_ep.hierarchical.crossed.model import CrossedModel
+from sklearn_ep.hierarchical.crossed.row_messages import (
+    RowState,
+    cavity_variances,
+    first_state,
+    updated_sites,
+)
+from sklearn_ep.hierarchical.crossed.schur import (
+    Effects,
+    FactorRows,
+    SchurSystem,
+    pair_numbers,
+)
+
+
+def crossed_model(n, levels, q, seed, D=3):
+    """A model with q_f varying coefficients of each factor, and its rows as they were."""
+    rng = np.random.default_rng(seed)
+    X = np.column_stack([rng.normal(size=(n, D - 1)), np.ones(n)])
+    codes = [np.r_[np.arange(k), rng.integers(k, size=n - k)] for k in levels]
+    designs = [np.column_stack([np.ones(n), X[:, : k - 1]]) for k in q]
+    sign = np.where(
+        rng.random(n) < expit(X[:, 0] + rng.normal(size=levels[0])[codes[0]]), 1.0, -1.0
+    )
+    weight = np.ones(n)
+    local = local_factor(q, levels)
+    layout = lay_out(X, sign, weight, designs, codes, levels, local)
+    T = sum(k * (k + 1) // 2 for k in q)
+    model = CrossedModel(
+        layout, local, list(q), list(levels), np.full(D, 0.16), np.zeros(T), np.full(T, 1.5)
+    )
+    return model, (X, sign, designs, codes)
+
+
+# ---------------------------------------------------------------------------- given the scales
+
+
+def dense_model(model, theta, rows):
+    """Design and prior precision of (b, u of the local groups) as dense matrices."""
+    X, _, designs, codes = rows
+    lower = model.factors_of(theta)
+    order = [f for f in range(len(codes)) if f != model.local]
+    blocks, prior = [X], [model.beta_precision * np.eye(len(model.beta_precision))]
+    for f in [*order, model.local]:
+        L, n = model.n_levels[f], len(X)
+        design = designs[f] @ lower[f] if f == model.local else designs[f]
+        q = design.shape[1]
+        block = np.zeros((n, L * q))
+        place = model.layout.order[codes[f]] if f == model.local else codes[f]
+        for a in range(q):
+            block[np.arange(n), place * q + a] = design[:, a]
+        blocks.append(block)
+        inverse = np.eye(q) if f == model.local else np.linalg.inv(lower[f] @ lower[f].T)
+        prior.append(np.kron(np.eye(L), inverse))
+    size = sum(len(p) for p in prior)
+    B = np.zeros((size, size))
+    start = 0
+    for p in prior:
+        B[start : start + len(p), start : start + len(p)] = p
+        start += len(p)
+    return np.hstack(blocks), B
+
+
+@pytest.mark.parametrize("q", [(1, 1, 1), (2, 1, 2), (1, 2, 1)])
+def test_given_sites_the_posterior_is_that_of_dense_algebra(q):
+    model, rows = crossed_model(150, (9, 5, 3), q, 0)  # 16 rows a group and more: sites of rows
+    rng = np.random.default_rng(1)
+    layout, n = model.layout, 150
+    assert not layout.small
+    t = np.array([0.2, -0.3, 0.1, 0.4, -0.2, 0.3, 0.1, -0.1, 0.2])[: len(model.theta_mean)]
+    sites = AllSites(Sites(rng.uniform(0.05, 0.3, n), rng.normal(size=n)), [])
+    node = model.evaluate(t, sites, 1e-9, max_passes=1)
+    Z, B = dense_model(model, t, rows)
+    at = np.lexsort((np.zeros(n), layout.order[rows[3][model.local]]))  # stable, as laid out
+    Z, sign = Z[at], rows[1][at]
+    np.testing.assert_array_equal(Z[:, :3], layout.rows.X)
+    P = B + Z.T @ (sites.rows.precision[:, None] * Z)
+    pull = Z.T @ sites.rows.shift
+    cov = np.linalg.inv(P)
+    mean = cov @ pull
+    S = len(node.found.mean)
+    np.testing.assert_allclose(node.found.mean, mean[:S], atol=1e-10)
+    np.testing.assert_allclose(node.found.root.T @ node.found.root, cov[:S, :S], atol=1e-10)
+    # rows, through the updated sites: these follow from means and variances
+    z, v = Z @ mean, np.einsum("nd,de,ne->n", Z, cov, Z)
+    c = v / (1 - sites.rows.precision * v)
+    m = (z - v * sites.rows.shift) / (1 - sites.rows.precision * v)
+    log_z, g, h = Logit().tilted(sign, m, c)
+    np.testing.assert_allclose(node.sites.rows.precision, h / (1 - h * c), rtol=1e-8)
+    np.testing.assert_allclose(node.sites.rows.shift, (g + h * m) / (1 - h * c), rtol=1e-6)
+    evidence = 0.5 * (pull @ mean - np.linalg.slogdet(P)[1] + np.linalg.slogdet(B)[1])
+    evidence += np.sum(log_z + m**2 / (2 * c) - z**2 / (2 * v) + 0.5 * np.log(c / v))
+    assert node.found.log_z == pytest.approx(evidence, abs=1e-8)
+    # local effects given b
+    local = node.found.local
+    u = (local.offset - local.gain.dot(node.found.mean)).ravel()
+    np.testing.assert_allclose(u, mean[S:], atol=1e-10)
+    q_local = local.offset.shape[1]
+    for j in range(len(local.offset)):
+        gain = np.zeros((q_local, S))
+        gain[:, :3] = local.gain.dense[j]
+        for a in range(q_local):
+            pairs = local.gain.pair_group == j
+            gain[a, 3 + local.gain.pair_column[pairs]] = local.gain.values[a, pairs]
+        inner = local.lower[j] @ local.lower[j].T
+        own = slice(S + j * q_local, S + (j + 1) * q_local)
+        total = np.linalg.inv(inner) + gain @ cov[:S, :S] @ gain.T
+        np.testing.assert_allclose(total, cov[own, own], atol=1e-10)
+
+
+def test_sites_of_small_groups_are_as_good_as_their_rows_together():
+    """A site on all rows of a group that is a product of row sites times the effect's prior."""
+    model, rows = crossed_model(40, (16, 4), (1, 1), 2)
+    layout = model.layout
+    assert layout.small and layout.n_plain == 0
+    theta, rng = np.array([0.3, -0.2]), np.random.default_rng(0)
+    tau2 = np.exp(2 * theta[0])
+    t = rng.uniform(0.05, 0.3, 40)
+    groups, blocks = [], []
+    for s in layout.small:
+        own = t[s.rows].reshape(-1, s.size)
+        eliminated = (
+            own[:, :, None] * own[:, None] * (tau2 / (1 + tau2 * own.sum(1)))[:, None, None]
+        )
+        precision = np.einsum("gk,kl->gkl", own, np.eye(s.size)) - eliminated
+        groups.append(GroupSites(precision, np.zeros(own.shape)))
+        blocks.append(precision)
+    node = model.evaluate(theta, AllSites(Sites(t[:0], t[:0]), groups), 1e-9, max_passes=1)
+    Z, B = dense_model(model, theta, rows)
+    Z = Z[np.concatenate([np.flatnonzero(layout.order[rows[3][0]] == j) for j in range(16)])]
+    # rows within a group are sorted by content; put the dense rows in that order
+    found = [int(np.flatnonzero((Z[:, :3] == x).all(1))[0]) for x in layout.rows.X]
+    Z = Z[found]
+    cov = np.linalg.inv(B + Z.T @ (t[:, None] * Z))
+    S = len(node.found.mean)
+    np.testing.assert_allclose(node.found.root.T @ node.found.root, cov[:S, :S], atol=1e-10)
+
+
+# steep, flat, with slopes, and with groups of both kinds; sites on row and group converge tightly
+@pytest.mark.parametrize(
+    ("levels", "q", "theta"),
+    [
+        ((12, 6), (1, 1), [-1.0, 0.5]),
+        ((12, 6), (1, 1), [1.5, -2.0]),
+        ((10, 4), (2, 1), [0.2, -0.4, 0.3, 0.1]),
+        ((10, 4), (1, 2), [0.5, 0.1, 0.2, -0.6]),
+    ],
+)
+def test_gradient_of_the_scales_against_differences(levels, q, theta):
+    model, _ = crossed_model(240, levels, q, 3)
+    assert model.layout.n_plain == 240
+    theta = np.array(theta)
+    node = model.evaluate(theta, first_sites(model.layout), 1e-8, 300)
+    for k in range(len(theta)):
+        step = 1e-3 * (np.arange(len(theta)) == k)
+        ends = [model.evaluate(theta + s * step, node.sites, 1e-8, 300) for s in (1, -1)]
+        slope = (ends[0].log_density - ends[1].log_density) / 2e-3
+        assert node.gradient[k] == pytest.approx(slope, abs=1e-4 * (1 + abs(slope)))
+
+
+def test_gradient_with_small_groups():
+    model, _ = crossed_model(160, (60, 5), (1, 1), 4)
+    assert sum(s.rows.stop - s.rows.start for s in model.layout.small) > 100
+    for theta in ([0.5, -0.5], [1.5, 0.0]):
+        node = model.evaluate(np.array(theta), first_sites(model.layout), 1e-8, 300)
+        for k in range(2):
+            step = 1e-3 * (np.arange(2) == k)
+            ends = [model.evaluate(theta + s * step, node.sites, 1e-8, 300) for s in (1, -1)]
+            slope = (ends[0].log_density - ends[1].log_density) / 2e-3
+            # the filter takes rows in one after the other, which is no exact derivative
+            assert node.gradient[k] == pytest.approx(slope, abs=5e-3 * (1 + abs(slope)))
+
+
+# ---------------------------------------------------------------------------- small groups
+
+
+def by_cubature(sign, mean, cov, tau):
+    """log Z and moments of (eta, u) by a product rule."""
+    k = len(mean)
+    x, w = np.polynomial.hermite_e.hermegauss(24)
+    mesh = np.stack(np.meshgrid(*[x] * k, indexing="ij"), -1).reshape(-1, k)
+    weight = np.prod(np.stack(np.meshgrid(*[w / w.sum()] * k, indexing="ij"), -1), -1).ravel()
+    u = np.linspace(-8, 8, 321)
+    eta = mean + mesh @ np.linalg.cholesky(cov).T
+    joint = weight[:, None] * norm.pdf(u) * (u[1] - u[0])
+    for i in range(k):
+        joint = joint * expit(sign[i] * (eta[:, i, None] + tau * u))
+    z = joint.sum()
+    joint /= z
+    centre, effect = joint.sum(1) @ eta, joint.sum(0) @ u
+    apart = eta - centre
+    spread = apart.T @ (joint.sum(1)[:, None] * apart)
+    along = apart.T @ (joint @ (u - effect))
+    return np.log(z), centre, spread, effect, joint.sum(0) @ u**2 - effect**2, along
+
+
+@pytest.mark.parametrize(("k", "tau"), [(1, 1.0), (1, 6.0), (2, 2.5), (3, 1.0), (3, 6.0)])
+def test_tilted_groups_against_cubature(k, tau):
+    rng = np.random.default_rng(k)
+    root = rng.normal(size=(2, k, k))
+    cov = 0.3 * root @ root.swapaxes(1, 2) / k
+    mean, sign = rng.normal(size=(2, k)), rng.choice([-1.0, 1.0], size=(2, k))
+    wide = Cavities(mean, cov)
+    found = tilted_groups(sign, wide, tau)
+    for g in range(2):
+        log_z, centre, spread, effect, var, along = by_cubature(sign[g], mean[g], cov[g], tau)
+        sd = np.sqrt(np.diagonal(spread))
+        assert found.log_z[g] == pytest.approx(log_z, abs=6e-4)
+        np.testing.assert_allclose(
+            (mean + 0)[g] + cov[g] @ found.gradient[g], centre, atol=1e-3 * sd.max()
+        )
+        new = cov[g] + cov[g] @ found.hessian[g] @ cov[g]
+        assert np.max(np.abs(new - spread)) < 0.02 * spread.max()
+        assert found.effect_mean[g] == pytest.approx(effect, abs=1e-3)
+        assert found.effect_var[g] == pytest.approx(var, rel=5e-3)
+        np.testing.assert_allclose(cov[g] @ found.weight[g], along, atol=1e-3)
+    ends = [tilted_groups(sign, wide, tau * np.exp(s * 1e-4)).log_z for s in (1, -1)]
+    np.testing.assert_allclose(found.slope, (ends[0] - ends[1]) / 2e-4, atol=2e-4)
+    # the new site times the cavity has the tilted moments, and its mass is what is subtracted
+    site = new_sites(found, wide)
+    joint = np.linalg.inv(np.linalg.inv(cov) + site.precision)
+    np.testing.assert_allclose(joint, cov + cov @ found.hessian @ cov, atol=1e-9)
+    back, left = cavities(site, mean + (cov @ found.gradient[..., None])[..., 0], joint)
+    np.testing.assert_allclose(back.mean, mean, atol=1e-8)
+    np.testing.assert_allclose(left @ joint, cov, atol=1e-8)
+    mass = log_site_masses(site, wide)
+    half = 0.5 * np.einsum("gi,gij,gj->g", mean, np.linalg.inv(cov), mean)
+    pull = site.shift + np.linalg.solve(cov, mean[..., None])[..., 0]
+    exact = 0.5 * np.einsum("gi,gij,gj->g", pull, joint, pull) - half
+    exact += 0.5 * (np.linalg.slogdet(joint)[1] - np.linalg.slogdet(cov)[1])
+    np.testing.assert_allclose(mass, exact, atol=1e-8)
+
+
+def test_equal_rows_of_a_group_are_no_problem():
+    """The covariance of eta is then singular: every row the same linear predictor."""
+    sign, mean = np.array([[1.0, 1.0, -1.0]]), np.full((1, 3), 0.4)
+    found = tilted_groups(sign, Cavities(mean, np.full((1, 3, 3), 0.5)), 2.0)
+    near = tilted_groups(sign, Cavities(mean, np.full((1, 3, 3), 0.5) + 1e-7 * np.eye(3)), 2.0)
+    for a, b in zip(found, near, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    site = new_sites(found, Cavities(mean, np.full((1, 3, 3), 0.5)))
+    assert np.all(np.isfinite(site.precision))
+
+
+# ---------------------------------------------------------------------------- messages
+
+
+def factor_rows(n, levels, seed):
+    rng = np.random.default_rng(seed)
+    X = np.column_stack([rng.normal(size=(n, 2)), np.ones(n)])
+    codes = [np.r_[np.arange(k), rng.integers(k, size=n - k)] for k in levels]
+    z = X @ [1.0, -1.0, -0.5] + sum(
+        rng.normal(size=k)[c] for k, c in zip(levels, codes, strict=True)
+    )
+    sign = np.where(rng.random(n) < expit(z), 1.0, -1.0)
+    return FactorRows(X, sign, rng.integers(1, 3, n).astype(float), codes, list(levels))
+
+
+def dense_design(rows):
+    blocks = [rows.X]
+    for code, n in zip(rows.codes, rows.n_levels, strict=True):
+        block = np.zeros((len(code), n))
+        block[np.arange(len(code)), code] = 1.0
+        blocks.append(block)
+    return np.hstack(blocks)
+
+
+def flat(effects):
+    return np.concatenate([effects.beta, *effects.levels])
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_systems_of_effects_against_dense_algebra(nested):
+    rows = factor_rows(300, (60, 12, 5), 0)
+    if nested:  # pairs of levels then have several rows
+        rows = rows._replace(codes=[rows.codes[0], rows.codes[0] // 5, rows.codes[2]])
+    rng = np.random.default_rng(1)
+    prior = Effects(np.full(3, 0.2), [np.full(60, 1.0), np.full(12, 2.0), np.full(5, 0.5)])
+    precision = rows.weight * rng.uniform(0.05, 0.3, 300)
+    Z = dense_design(rows)
+    Q = Z.T @ (precision[:, None] * Z) + np.diag(flat(prior))
+    pairs = pair_numbers(rows, 0)
+    system = SchurSystem(rows, 0, pairs, precision, prior)
+    right = rows.collect(rng.normal(size=300))
+    exact = np.linalg.solve(Q, flat(right))
+    found = system.solve(right, tol=1e-10)
+    np.testing.assert_allclose(flat(found), exact, atol=1e-8)
+    warm = system.solve(right, found, tol=1e-8, max_steps=0)  # a solution needs no step
+    assert system.converged
+    np.testing.assert_allclose(flat(warm), exact, atol=1e-7)
+    np.testing.assert_allclose(rows.predictor(found), Z @ exact, atol=1e-8)
+    # the preconditioner is the exact diagonal of what is left
+    keep = np.r_[0:3, 63 : len(Q)]
+    schur = Q[np.ix_(keep, keep)] - Q[np.ix_(keep, range(3, 63))] @ np.linalg.solve(
+        Q[3:63, 3:63], Q[np.ix_(range(3, 63), keep)]
+    )
+    diagonal = np.concatenate([system._diagonal[f] for f in (1, 2)])
+    np.testing.assert_allclose(diagonal, np.diagonal(schur)[3:], rtol=1e-10)
+    draws = np.array([flat(system.draw(rng)) for _ in range(1000)])
+    cov = np.linalg.inv(Q)
+    np.testing.assert_allclose(draws.var(0), np.diagonal(cov), rtol=0.25)
+
+
+def test_messages_along_rows_against_a_dense_inverse():
+    rows = factor_rows(6000, (2000, 200), 2)._replace(weight=np.ones(6000))
+    prior = Effects(np.full(3, 0.16), [np.full(2000, 1.0), np.full(200, 1.0)])
+    sites = Sites(np.random.default_rng(0).uniform(0.1, 0.24, 6000), np.zeros(6000))
+    state = first_state(rows, sites)
+    for _ in range(4):
+        cavity, messages = cavity_variances(rows, state, prior)
+        state = RowState(sites, messages)
+    user, item = rows.codes[0] + 3, rows.codes[1] + 2003
+    at = np.r_[np.arange(6000), np.arange(6000)], np.r_[user, item]
+    Z = np.zeros((6000, 2203))
+    Z[:, :3], Z[at] = rows.X, 1.0
+    cov = np.linalg.inv((Z * sites.precision[:, None]).T @ Z + np.diag(flat(prior)))
+    exact = np.einsum("nd,nd->n", rows.X @ cov[:3, :3] + 2 * (cov[user] + cov[item])[:, :3], rows.X)
+    exact += cov[user, user] + cov[item, item] + 2 * cov[user, item]
+    share = cavity / (1.0 + sites.precision * cavity) / exact
+    assert abs(share.mean() - 1) < 2e-3 and share.std() < 6e-3
+    assert 0.98 < share.min() and share.max() < 1.09
+
+
+def test_messages_are_exact_on_a_tree():
+    """One factor, or rows that connect levels without a cycle."""
+    rows = factor_rows(90, (30,), 5)
+    no_columns = rows._replace(X=np.zeros((90, 1)))
+    prior = Effects(np.ones(1), [np.full(30, 0.7)])
+    state = first_state(no_columns)
+    for _ in range(3):
+        cavity, messages = cavity_variances(no_columns, state, prior)
+        state = RowState(state.sites, messages)
+    total = 0.7 + np.bincount(rows.codes[0], rows.weight * state.sites.precision)
+    exact = 1.0 / total[rows.codes[0]]
+    np.testing.assert_allclose(cavity, exact / (1 - state.sites.precision * exact), rtol=1e-9)
+
+
+def test_updated_sites_match_the_tilted_moments():
+    rows = factor_rows(200, (20, 5), 7)
+    rng = np.random.default_rng(0)
+    sites, mean, cavity = (
+        Sites(rng.uniform(0.05, 0.2, 200), rng.normal(size=200)),
+        rng.normal(size=200),
+        rng.uniform(0.2, 2, 200),
+    )
+    new, worst = updated_sites(rows, sites, mean, cavity)
+    var = cavity / (1 + sites.precision * cavity)
+    centre = (mean - var * sites.shift) / (1 - sites.precision * var)
+    _, g, h = Logit().tilted(rows.sign, centre, cavity)
+    np.testing.assert_allclose(new.precision, h / (1 - h * cavity), rtol=1e-10)
+    tilted_mean, tilted_var = centre + cavity * g, cavity - cavity**2 * h
+    shifted = np.max(np.abs(tilted_mean - mean) / np.sqrt(var))
+    assert worst == pytest.approx(max(shifted, np.max(np.abs(tilted_var / var - 1))), rel=1e-8)
