@@ -1,7 +1,7 @@
 """Bayesian estimators for scikit-learn on one engine of expectation propagation."""
 
-from . import active_learning, datasets
-from .convex import ConvexVariationalLogistic
+from . import active_learning, datasets, sites
+from .convex import ConvexVariationalLogistic, ConvexVariationalRegressor
 from .gaussian_process import EPGaussianProcessClassifier, RelaxedEPClassifier
 from .hierarchical import HierarchicalEPLogistic
 from .spike_slab import SpikeSlabRegressor
@@ -10,6 +10,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "ConvexVariationalLogistic",
+    "ConvexVariationalRegressor",
     "EPGaussianProcessClassifier",
     "HierarchicalEPLogistic",
     "RelaxedEPClassifier",
@@ -17,6 +18,7 @@ __all__ = [
     "__version__",
     "active_learning",
     "datasets",
+    "sites",
 ]
 
 # What is saved, and what documentation links to, names a class where users import it from.

@@ -10,6 +10,7 @@ DOC = pathlib.Path(__file__).resolve().parent.parent / "doc"
 COSTS = {
     "likelihood": ("add_a_likelihood.rst", "class ComplementaryLogLog", 8),
     "prior": ("user_guide/engine.rst", "class StudentPrior", 8),
+    "prior of coefficients": ("user_guide/priors.rst", "class Logistic", 14),
     "rule": ("user_guide/engine.rst", "def laplace_of_logit", 12),
     "strategy": ("active_learning.rst", "def far_from_the_boundary", 3),
     "estimator": ("add_an_estimator.rst", "class StudentRegressor", 50),

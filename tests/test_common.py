@@ -5,14 +5,17 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from sklearn_ep import (
     ConvexVariationalLogistic,
+    ConvexVariationalRegressor,
     EPGaussianProcessClassifier,
     HierarchicalEPLogistic,
     RelaxedEPClassifier,
     SpikeSlabRegressor,
 )
+from sklearn_ep.sites import LaplaceSite, StudentTSite
 
 GP = EPGaussianProcessClassifier
 CVL = ConvexVariationalLogistic
+CVR = ConvexVariationalRegressor
 SPARSE = dict(method="sparse", n_inducing=4, random_state=0)
 SETTINGS = [
     GP(),
@@ -54,6 +57,10 @@ SETTINGS = [
     CVL(solver="dual", variance="exact"),
     CVL(learn_prior=True, class_weight="balanced"),
     CVL(variance="calibrated", random_state=0),
+    CVL(prior=StudentTSite(3.0)),
+    CVR(),
+    CVR(LaplaceSite(1.0, bound="kl"), noise_variance="auto"),
+    CVR(variance="monte_carlo", random_state=0),
     CVL(variance="lanczos", random_state=0),
     HierarchicalEPLogistic(),
     HierarchicalEPLogistic(n_partitions=3, damping=0.5),

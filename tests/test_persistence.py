@@ -12,6 +12,7 @@ from sklearn.gaussian_process.kernels import RBF
 
 from sklearn_ep import (
     ConvexVariationalLogistic,
+    ConvexVariationalRegressor,
     EPGaussianProcessClassifier,
     HierarchicalEPLogistic,
     RelaxedEPClassifier,
@@ -28,6 +29,7 @@ ESTIMATORS = [
     RelaxedEPClassifier(2.0 * RBF(1.0), optimizer=None, label_noise=0.1),
     SpikeSlabRegressor(),
     ConvexVariationalLogistic(),
+    ConvexVariationalRegressor(),
     HierarchicalEPLogistic(),
 ]
 every = pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)

@@ -10,7 +10,7 @@ utility, has no negative curvature for normal noise, and is the binary site at K
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import log_ndtr, log_softmax, logsumexp
+from scipy.special import log_ndtr, log_softmax, logsumexp, ndtr
 
 from .contracts import require
 from .factor import Factor
@@ -35,9 +35,11 @@ _DEPTH = 28.0
 # Nodes of one integral, rounded up to one of these so that rows can be taken together.
 _COUNTS = np.array([24, 36, 54, 80, 160, 400, 1200])
 _NEWTON_STEPS = 25
+# Chances below which digits are lost.
+_TINY = 1e-280
 # Entries (rows x nodes x classes) that are held at once.
 _ENTRIES = 1 << 21
-# Least reduced variance: below it a contrast is known to rounding.
+# Least of the variances that stand for a covariance matrix.
 _LEAST_VARIANCE = 1e-8
 
 
@@ -193,10 +195,26 @@ class _Race:
             return log_ndtr(z).sum(2), normal_hazard(z)[0] / root
         root = np.sqrt(self.others_var[i][:, None, :, None] + self.noise.var)
         z = (t[:, :, None, None] - self.others[i][:, None, :, None] - self.noise.mean) / root
+        below, density = self._mixed(z, root)
+        # far out the sums of the mixture leave double precision: there they are taken in logs
+        far = np.flatnonzero(below.min(axis=(1, 2)) < _TINY)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            log_F, rate = np.log(below), density / below
+        if len(far):
+            log_F[far], rate[far] = self._mixed_in_logs(z[far], root[far])
+        return log_F.sum(2), rate
+
+    def _mixed(self, z: np.ndarray, root: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Chance below and density of the noise mixture at standardised values (.., components)."""
+        share = self.noise.weight / np.sqrt(2 * np.pi)
+        return ndtr(z) @ self.noise.weight, np.sum(np.exp(-0.5 * z**2) * (share / root), axis=-1)
+
+    def _mixed_in_logs(self, z: np.ndarray, root: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Log chance below, and density over chance."""
         log_w = np.log(self.noise.weight)
-        log_F = logsumexp(log_ndtr(z) + log_w, axis=3)
-        log_f = logsumexp(-0.5 * (z**2 + np.log(2 * np.pi)) - np.log(root) + log_w, axis=3)
-        return log_F.sum(2), np.exp(log_f - log_F)
+        log_F = logsumexp(log_ndtr(z) + log_w, axis=-1)
+        log_f = logsumexp(-0.5 * (z**2 + np.log(2 * np.pi)) - np.log(root) + log_w, axis=-1)
+        return log_F, np.exp(log_f - log_F)
 
     def _range(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Ends of the integral and number of nodes (n,), located with one matched normal noise."""
@@ -261,8 +279,8 @@ class ClassUpdate(NamedTuple):
     """What one pass over the rows gives.
 
     sites are the undamped targets; log_term (n,) is the contribution of each row to the log
-    evidence; tilted is that of the factor under the cavities; n_improper counts cavities whose
-    contrasts had no positive variance.
+    evidence; tilted is that of the factor under the cavities; n_improper counts rows whose cavity
+    was improper and was replaced by the marginal.
     """
 
     sites: ClassSites
@@ -286,16 +304,20 @@ def star_times(d: np.ndarray, x: np.ndarray) -> np.ndarray:
 def contrast_variances(cov: np.ndarray) -> np.ndarray:
     """Return variances (n, K) of independent values whose contrasts are closest to those of cov.
 
-    Labels see differences f_c - f_j only. Least squares over all pairs; exact for K of 2 and 3.
+    Labels see differences f_c - f_j only. Least squares over all pairs, exact for K of 2 and 3; a
+    class whose contrasts share less than the others do among each other would get a negative
+    variance, and gets `_LEAST_VARIANCE`.
     """
     K = cov.shape[-1]
     own = np.einsum("ncc->nc", cov)
     if K == 2:
         half = 0.5 * (own.sum(1) - 2 * cov[:, 0, 1])
-        return np.column_stack([half, half])
-    R = K * own + own.sum(1)[:, None] - 2 * cov.sum(2)
-    total = R.sum(1) / (2 * (K - 1))
-    return (R - total[:, None]) / (K - 2)
+        v = np.column_stack([half, half])
+    else:
+        R = K * own + own.sum(1)[:, None] - 2 * cov.sum(2)
+        total = R.sum(1) / (2 * (K - 1))
+        v = (R - total[:, None]) / (K - 2)
+    return np.maximum(v, _LEAST_VARIANCE)
 
 
 def _stars(d: np.ndarray) -> np.ndarray:
@@ -305,15 +327,36 @@ def _stars(d: np.ndarray) -> np.ndarray:
     return T
 
 
-def class_cavities(
-    sites: ClassSites, mean: np.ndarray, cov: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and covariance (n, K, K) of each row without one copy of its site."""
+class ClassCavities(NamedTuple):
+    """Mean (n, K) and covariance (n, K, K) without one copy of the site, and where that was proper.
+
+    Rows with an improper cavity carry the posterior itself instead; `proper` (n,) marks them.
+    """
+
+    mean: np.ndarray
+    cov: np.ndarray
+    proper: np.ndarray
+
+
+def class_cavities(sites: ClassSites, mean: np.ndarray, cov: np.ndarray) -> ClassCavities:
+    """Remove one copy of each site from its marginal.
+
+    A row of weight below one has less of its site in the posterior than is removed, and may be left
+    with no variance; so may stale sites after a change of hyperparameters.
+    """
     A = np.eye(mean.shape[1]) - cov @ _stars(sites.precision)
-    shifted = mean - np.einsum("ncj,nj->nc", cov, sites.shift)
+    proper = np.linalg.det(A) > 0
+    A[~proper] = np.eye(mean.shape[1])
+    shift = np.where(proper[:, None], sites.shift, 0.0)
+    shifted = mean - np.einsum("ncj,nj->nc", cov, shift)
     solved = np.linalg.solve(A, np.concatenate([shifted[:, :, None], cov], axis=2))
-    without = solved[:, :, 1:]
-    return solved[:, :, 0], 0.5 * (without + without.transpose(0, 2, 1))
+    m, without = solved[:, :, 0], solved[:, :, 1:]
+    without = 0.5 * (without + without.transpose(0, 2, 1))
+    own = np.einsum("ncc->nc", without)
+    contrasts = own[:, :, None] + own[:, None, :] - 2.0 * without
+    lost = proper & np.any(contrasts < 0, axis=(1, 2))
+    m[lost], without[lost] = mean[lost], cov[lost]
+    return ClassCavities(m, without, proper & ~lost)
 
 
 def class_update(
@@ -324,14 +367,13 @@ def class_update(
     `extra_var` (n,) or 0 is the variance of the latent values of all classes given the values that
     carry the sites.
     """
-    m, without = class_cavities(sites, mean, cov)
+    m, without, proper = class_cavities(sites, mean, cov)
     v = contrast_variances(without)
-    improper = int(np.sum(np.any(v < _LEAST_VARIANCE, axis=1)))
-    v = np.maximum(v, _LEAST_VARIANCE)
     tilted = factor.tilted(y, m, v + np.reshape(extra_var, (-1, 1)))
     d = tilted.slope / (1.0 - v * tilted.slope)
     new = ClassSites(d, star_times(d, m + v * tilted.gradient) + tilted.gradient)
-    return ClassUpdate(new, tilted.log_z - _log_mass(sites, m, v), tilted, improper)
+    log_term = tilted.log_z - _log_mass(sites, m, v)
+    return ClassUpdate(new, log_term, tilted, int(np.sum(~proper)))
 
 
 def _log_mass(sites: ClassSites, m: np.ndarray, v: np.ndarray) -> np.ndarray:

@@ -3,8 +3,14 @@
 Partitions are made once and one `Parallel` stays open for the whole fit: joblib then sends arrays
 to other processes once, and not at every sweep. Results come back in the order of the parts, so
 that sums do not depend on the backend or on the number of workers.
+
+What a part returns and what the driver combines: a worker answers with a named tuple of sums over
+the rows of its part, `add_up` adds them field by field in part order, and what a row needs is a
+function of the message, computed where the row is. A worker may keep what it computed in a
+`PartMemory`; an answer never depends on whether it did.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
@@ -13,7 +19,15 @@ from typing import Any
 import numpy as np
 from sklearn.utils.parallel import Parallel, delayed
 
-__all__ = ["PartMap", "Part", "load_part", "split_rows"]
+__all__ = [
+    "PartMap",
+    "PartMemory",
+    "Part",
+    "add_up",
+    "is_part_list",
+    "load_part",
+    "split_rows",
+]
 
 
 class Part:
@@ -34,6 +48,63 @@ def load_part(part: Any) -> tuple[Any, ...]:
     if callable(part):
         return tuple(part())
     return tuple(part)
+
+
+def is_part_list(X: Any, y: Any) -> bool:
+    """Return whether `fit(X, y)` was given a list of partitions in place of arrays."""
+    if y is not None or not isinstance(X, list | tuple) or len(X) == 0:
+        return False
+    return all(isinstance(p, Part | tuple) or callable(p) or hasattr(p, "result") for p in X)
+
+
+def add_up(answers: Sequence[Any]) -> Any:
+    """Return the field-wise sums of the named tuples of all parts, in part order.
+
+    A field that is None in the first answer stays None.
+    """
+    kind = type(answers[0])
+    fields = zip(*answers, strict=True)
+    return kind(*(None if f[0] is None else sum(f[1:], start=f[0]) for f in fields))
+
+
+class PartMemory:
+    """What a process keeps of the parts it has worked on, so that the next visit is cheaper.
+
+    Parameters
+    ----------
+    most : int
+        Largest total size of what is kept, in the units of `keep`.
+
+    Notes
+    -----
+    Where there is no room, nothing is kept: parts are visited in turn, so that the one which would
+    have to give way is the one that is needed first. What another fit has left gives way.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._kept: dict[tuple[str, int], tuple[int, Any]] = {}
+        self._lock = threading.Lock()
+
+    def find(self, token: str, k: int) -> Any:
+        """Return what is kept of part k in the fit with this token, or None."""
+        return self._kept.get((token, k), (0, None))[1]
+
+    def keep(self, token: str, k: int, value: Any, size: int) -> None:
+        """Keep a value of this size for part k, if there is room."""
+        with self._lock:
+            if self._total() + size > self.most:
+                self._kept = {key: kept for key, kept in self._kept.items() if key[0] == token}
+            if self._total() + size <= self.most:
+                self._kept[token, k] = size, value
+
+    def forget(self, token: str) -> None:
+        """Drop what is kept for the fit with this token."""
+        with self._lock:
+            self._kept = {key: kept for key, kept in self._kept.items() if key[0] != token}
+
+    def _total(self) -> int:
+        return sum(size for size, _ in self._kept.values())
 
 
 def split_rows(n_rows: int, n_parts: int) -> list[slice]:
@@ -69,6 +140,10 @@ class PartMap:
         As everywhere in joblib; None is one process unless a `parallel_config` says otherwise.
     unordered : bool, default=False
         Let answers come as they are ready, for `as_completed`; not every backend can.
+    prefer : {"processes", "threads"} or None, default=None
+        What joblib takes where no backend is asked for. Threads suit workers that spend their time
+        in BLAS and in products with sparse matrices, which let other threads run: nothing is sent,
+        and what is kept of a part is there in the next visit.
 
     Notes
     -----
@@ -79,12 +154,17 @@ class PartMap:
     """
 
     def __init__(
-        self, parts: Sequence[Any], n_jobs: int | None = None, unordered: bool = False
+        self,
+        parts: Sequence[Any],
+        n_jobs: int | None = None,
+        unordered: bool = False,
+        prefer: str | None = None,
     ) -> None:
         if unordered:
             self._pool = Parallel(n_jobs, return_as="generator_unordered", pre_dispatch="n_jobs")
         else:
-            self._pool = Parallel(n_jobs=n_jobs)
+            # a part is a task of its own: batches would put short ones one after another
+            self._pool = Parallel(n_jobs=n_jobs, prefer=prefer, batch_size=1)
         self._unordered = unordered
         distributed = hasattr(self._pool._backend, "client")
         self.parts = [

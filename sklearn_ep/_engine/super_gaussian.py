@@ -16,16 +16,12 @@ kl
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import erf
 
 from .quadrature import logistic_mixture
 
-__all__ = ["BOUNDS", "LaplaceSites", "LogisticSites", "Penalty", "local_site_precision"]
+__all__ = ["BOUNDS", "LogisticSites", "Penalty", "local_site_precision"]
 
 BOUNDS = ("local", "kl")
-# A Laplace site far from zero has no curvature left; this share of its squared rate keeps the
-# precision matrix of the coefficients invertible and changes the posterior by as little.
-_LAPLACE_FLOOR = 1e-6
 _TINY = 1e-300
 
 
@@ -120,6 +116,10 @@ class LogisticSites:
         self.sign, self.weight, self.bound = sign, weight, bound
         self.shift = 0.5 * weight * sign
 
+    def of_rows(self, rows: slice) -> "LogisticSites":
+        """Return the sites of some rows."""
+        return LogisticSites(self.sign[rows], self.weight[rows], self.bound)
+
     def penalty(self, s: np.ndarray, z: np.ndarray) -> Penalty:
         """Return the `Penalty` at means s and variances z, both (q,)."""
         return self._kl(s, z) if self.bound == "kl" else self._local(s, z)
@@ -160,38 +160,3 @@ class LogisticSites:
                 break
         f = one.penalty(s, z)
         return f.precision, f.precision * s - f.slope
-
-
-class LaplaceSites:
-    """Sites exp(-rate |s|), the Laplace prior without its normaliser.
-
-    Parameters
-    ----------
-    rate : float
-        Inverse scale.
-    bound : {"kl", "local"}
-    """
-
-    def __init__(self, rate: float, bound: str) -> None:
-        self.rate, self.bound = rate, bound
-
-    def penalty(self, s: np.ndarray, z: np.ndarray) -> Penalty:
-        """Return the `Penalty` at means s and variances z, both (n,)."""
-        value, slope, curvature, precision = (
-            self._kl(s, z) if self.bound == "kl" else self._local(s, z)
-        )
-        floor = _LAPLACE_FLOOR * self.rate**2
-        return Penalty(value, slope, np.maximum(curvature, floor), np.maximum(precision, floor))
-
-    def _kl(self, s: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, ...]:
-        d = np.sqrt(z)
-        a = s / d
-        density = np.exp(-0.5 * a * a) / np.sqrt(2.0 * np.pi)
-        odd = erf(a / np.sqrt(2.0))
-        curvature = 2.0 * self.rate * density / d
-        return self.rate * (2.0 * d * density + s * odd), self.rate * odd, curvature, curvature
-
-    def _local(self, s: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, ...]:
-        root = np.sqrt(np.maximum(z + s * s, _TINY))
-        precision = self.rate / root
-        return self.rate * root, precision * s, precision * z / root**2, precision

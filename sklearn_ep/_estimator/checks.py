@@ -13,12 +13,16 @@ from sklearn.utils.validation import validate_data
 
 __all__ = [
     "LARGEST_ENTRY",
+    "LARGEST_IN_UNITS",
     "Training",
     "check_choice",
     "check_column_scales",
+    "check_column_sizes",
     "check_common",
     "check_number",
     "checked_weights",
+    "column_sizes",
+    "refuse_joint",
     "spread_rows",
     "validate_training",
 ]
@@ -26,6 +30,9 @@ __all__ = [
 # Largest entry of a column, and its inverse the smallest one: sums of squares over any number of
 # rows, and their inverses, stay within double precision (1e308) with room for a prior variance.
 LARGEST_ENTRY = 1e140
+# The same for columns that enter a model in their own units, next to priors and noise in others:
+# fourth powers of them, times such a ratio, stay within double precision.
+LARGEST_IN_UNITS = 1e30
 
 
 def check_number(
@@ -76,24 +83,44 @@ class Training(NamedTuple):
     kept: np.ndarray
 
 
-def check_column_scales(estimator, X):
+def check_column_scales(estimator, X, largest=LARGEST_ENTRY):
     """Raise a ValueError that names the column where squares of X would over- or underflow.
 
-    For models that do not rescale the columns themselves. Columns of zeros pass; X is dense, CSR or
-    CSC. O(nnz), without a copy of X.
+    Columns of zeros pass; X is dense, CSR or CSC. `largest` is `LARGEST_IN_UNITS` for models that
+    do not rescale the columns themselves. O(nnz), without a copy of X.
     """
-    low, high = min_max_axis(X, axis=0) if sp.issparse(X) else (X.min(axis=0), X.max(axis=0))
-    size = np.maximum(-low, high)
-    bad = np.flatnonzero((size > LARGEST_ENTRY) | ((size > 0) & (size < 1.0 / LARGEST_ENTRY)))
+    if sp.issparse(X) and X.nnz:
+        # without a look at the columns where no entry is large or small
+        size = np.abs(X.data)
+        if size.max() <= largest and np.min(size, where=size > 0, initial=1.0) >= 1.0 / largest:
+            return
+    check_column_sizes(estimator, column_sizes(X), largest)
+
+
+def column_sizes(X):
+    """Return the largest absolute value (d,) of each column of a dense, CSR or CSC X."""
+    if not sp.issparse(X):
+        return np.maximum(-X.min(axis=0), X.max(axis=0))
+    if X.format != "csr":
+        low, high = min_max_axis(X, axis=0)
+        return np.maximum(-low, high)
+    size = np.zeros(X.shape[1])
+    np.maximum.at(size, X.indices, np.abs(X.data))
+    return size
+
+
+def check_column_sizes(estimator, size, largest=LARGEST_ENTRY):
+    """Raise as `check_column_scales` does, for the largest absolute values of the columns."""
+    bad = np.flatnonzero((size > largest) | ((size > 0) & (size < 1.0 / largest)))
     if not bad.size:
         return
     j = int(bad[0])
     names = getattr(estimator, "feature_names_in_", None)
     column = str(j) if names is None else repr(str(names[j]))
     raise ValueError(
-        f"X has a largest absolute value of {size[j]:.3g} in column {column}, whose square double "
-        f"precision cannot carry: scale the columns of X to between {1.0 / LARGEST_ENTRY:g} and "
-        f"{LARGEST_ENTRY:g}, best to unit variance."
+        f"X has a largest absolute value of {size[j]:.3g} in column {column}, whose powers double "
+        f"precision cannot carry: scale the columns of X to between {1.0 / largest:g} and "
+        f"{largest:g}, best to unit variance."
     )
 
 
@@ -161,3 +188,12 @@ def spread_rows(values, kept, fill=0.0):
     out = np.full(values.shape[:-1] + kept.shape, fill)
     out[..., kept] = values
     return out
+
+
+def refuse_joint(estimator, setting):
+    """Raise a ValueError where `multi_class` asks for a joint posterior that a setting excludes."""
+    if estimator.multi_class == "joint":
+        raise ValueError(
+            f"multi_class='joint' does not go with {setting}: use multi_class='auto', which fits "
+            "one class against the rest there."
+        )

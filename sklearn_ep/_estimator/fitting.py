@@ -170,7 +170,7 @@ class FitMonitor:
 
     def _tell(self, what, figures):
         """Print a line of figures after the seconds since the fit began, if verbose."""
-        if self.estimator.verbose:
+        if getattr(self.estimator, "verbose", 0):
             seconds = time.perf_counter() - self._began
             figures = ", ".join(f"{k} {v:.6g}" for k, v in figures.items())
             print(f"[{type(self.estimator).__name__}] {seconds:7.2f} s  {what}: {figures}")

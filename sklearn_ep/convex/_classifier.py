@@ -1,16 +1,29 @@
 """Bayesian logistic regression by convex variational inference."""
 
 import copy
+import warnings
 
 import numpy as np
 from sklearn.utils import check_random_state
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from .._engine.classes import ClassSites
 from .._engine.diagnostics import weight_space_log_weights
+from .._engine.partition import Part, PartMap, is_part_list
 from .._engine.super_gaussian import LogisticSites
-from .._estimator.checks import check_number, checked_weights, spread_rows, validate_training
+from .._estimator.checks import (
+    LARGEST_IN_UNITS,
+    check_column_scales,
+    check_number,
+    checked_weights,
+    refuse_joint,
+    spread_rows,
+    validate_training,
+)
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import (
+    FitMonitor,
     fit_problems,
     one_or_stack,
     restore_on_error,
@@ -18,6 +31,7 @@ from .._estimator.fitting import (
     warn_not_converged,
 )
 from .._estimator.posterior_classifier import PosteriorClassifier
+from .._estimator.row_parts import array_parts
 from .._estimator.summary import (
     Summary,
     coefficient_columns,
@@ -26,9 +40,36 @@ from .._estimator.summary import (
     names_by_class,
     title_of,
 )
-from ._problem import check_parameters, fit_problem, make_problem
+from ._joint import (
+    JointWeightPosterior,
+    fit_joint,
+    joint_log_weights,
+    joint_problem,
+    takes_joint,
+)
+from ._parameters import check_parameters
+from ._parted import fit_parted, make_parted
+from ._priors import SitePrior
+from ._problem import fit_problem, make_problem
+from ._stream import add_batch, plan_stream, start_stream
 
 __all__ = ["ConvexVariationalLogistic"]
+
+# Fitted attributes that depend on how the fit was done.
+_OF_SOME_FITS = (
+    "site_precision_",
+    "marginal_variance_",
+    "laplace_scale_",
+    "_warm_state",
+    "_site_shift",
+)
+
+
+def _may_stream(self):
+    """Whether the prior can be carried from batch to batch: it has to be Gaussian."""
+    if not (isinstance(self.prior, str) and self.prior == "gaussian"):
+        raise AttributeError("partial_fit needs prior='gaussian'.")
+    return True
 
 
 class ConvexVariationalLogistic(PosteriorClassifier):
@@ -47,15 +88,19 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         "kl" is the Kullback-Leibler bound of a Gaussian posterior. "local" is the published
         quadratic bound [1]_: it understates posterior standard deviations by 5 to 50 %, and does
         not become right with more data, hence not the default.
-    prior : {"gaussian", "laplace"}, default="gaussian"
-        Prior of the coefficients; the intercept always has a Gaussian one.
+    prior : {"gaussian", "laplace"} or SuperGaussianSite, default="gaussian"
+        Prior of the coefficients, a name or an instance of a class of `sklearn_ep.sites`, which
+        brings its own bound; the intercept always has a Gaussian one.
     laplace_scale : float or "learn", default=1.0
         b of the Laplace prior exp(-|u| / b) / (2 b), used with prior="laplace"; "learn" maximises
         the bound from 1 on.
     learn_prior : bool, default=False
         Learn the Gaussian prior variance by maximising the bound, from `prior_variance` on; an
         array is multiplied by a common factor. Refused with bound="local", which shrinks far too
-        much.
+        much. Of a `prior` from `sklearn_ep.sites` the scale is learned.
+    prior_groups : array-like of shape (n_features,), default=None
+        Labels of groups of columns: with `learn_prior` each has a factor of its own, which the
+        bound chooses as it does a common one. Gaussian prior only.
     fit_intercept : bool, default=True
         Add an intercept.
     intercept_prior_variance : float, default=100.0
@@ -73,6 +118,10 @@ class ConvexVariationalLogistic(PosteriorClassifier):
     n_variance_samples : int, default=8
         Samples for "calibrated" and "monte_carlo"; 16 if columns are strongly correlated. "lanczos"
         takes 16 steps for each.
+    n_evidence_probes : int, default=8
+        Random probes of the log determinant in `log_evidence_` where variances are sampled, at
+        least 2 for its standard error; each costs some 24 products with X. 0 saves them, and the
+        evidence is nan.
     solver : {"auto", "primal", "dual", "cg"}, default="auto"
         How Newton's systems are solved: a Cholesky factor of a matrix of the columns, of the rows,
         or conjugate gradients. "auto" takes the smaller matrix with exact variances (for a Laplace
@@ -81,22 +130,41 @@ class ConvexVariationalLogistic(PosteriorClassifier):
     damping : float, default=1.0
         Share of an outer step that is taken, in (0, 1]. 1 is undamped, for the bound rises anyway.
     max_iter : int, default=20
-        Largest number of outer steps; three to ten are usual.
+        Largest number of outer steps; three to ten are usual. The cheaper steps of exact fits on
+        partitions and in streams may be three times as many.
     tol : float, default=1e-3
         Outer steps stop when no log variance changes by more, which moves probabilities by less
         than 1e-3. With sampled variances the mean square change is compared, the scale of their
         own errors.
     inner_tol : float, default=1e-4
-        Relative gradient at which Newton stops. With exact variances its systems are solved
-        exactly, convergence is quadratic, and the square of it is used.
+        Relative gradient at which Newton stops; ten times this with calibrated variances, whose own
+        errors are larger. With exact variances its systems are solved exactly, convergence is
+        quadratic, and the square of it is used.
     max_inner_iter : int, default=50
         Largest number of Newton steps in one outer step; one to five are usual.
     class_weight : dict, "balanced" or None, default=None
-        Weights of the classes, as in `LogisticRegression`.
+        Weights of the classes, as in `LogisticRegression`. Not used by `partial_fit`.
+    multi_class : {"auto", "joint", "one_vs_rest"}, default="auto"
+        What is done with more than two classes. "joint" is the softmax with a posterior of the
+        coefficients of all classes, by expectation propagation; O(n d^2 K^2 + (K d)^3) a sweep,
+        exact variances and a Gaussian prior. "one_vs_rest" fits a problem a class, normalised.
+        "auto" is joint where that can be had: up to 4000 coefficients in all, without partitions.
+    forgetting : float, default=1.0
+        Share in (0, 1] that the rows of earlier batches keep at each call of `partial_fit`, for
+        streams that drift; 1 forgets nothing. Compare values by `log_evidence_`.
+    stream_rank : int or None, default=None
+        How `partial_fit` keeps the posterior precision: as a matrix (None, up to 2000
+        coefficients), or as a diagonal and a matrix of this rank. A diagonal, 0, loses little log
+        loss, but two thirds of a coefficient's standard deviation where columns are correlated.
+    n_partitions : int or None, default=None
+        Fit arrays in so many blocks of consecutive rows, as if they were given as a list of
+        partitions; None fits them as they are.
     warm_start : bool, default=False
         Start from the last fit if the shapes agree.
     n_jobs : int or None, default=None
-        One-versus-rest problems fitted at a time; None is one. Never changes the result.
+        One-versus-rest problems, or partitions, worked on at a time; None is one. Partitions are
+        worked on by threads unless a `joblib.parallel_config` says otherwise. Never changes the
+        result.
     random_state : int, RandomState instance or None, default=None
         Seed of the samples behind sampled variances, drawn once a fit.
     verbose : int, default=0
@@ -118,14 +186,19 @@ class ConvexVariationalLogistic(PosteriorClassifier):
     laplace_scale_ : float or ndarray of shape (n_classes,)
         Scale b, only with prior="laplace".
     log_evidence_ : float
-        Lower bound on log p(y), summed over one-versus-rest problems. It needs a log determinant
-        and is nan where variances are sampled or the intercept is flat.
+        Lower bound on log p(y), summed over one-versus-rest problems, and over the batches of a
+        stream, each given those before it. nan where the intercept is flat, or on request
+        (n_evidence_probes=0).
+    log_evidence_std_ : float
+        Standard error of `log_evidence_` by the random probes of a log determinant, 0 with exact
+        variances. The same `random_state` makes differences between priors surer than this.
     effective_dof_ : float or ndarray of shape (n_classes,)
         Effective number of parameters, the sum of site precisions times marginal variances.
     site_precision_ : ndarray of shape (n,) or (n_classes, n)
-        Precision that each training row adds along its predictor, all copies together.
+        Precision that each training row adds along its predictor, all copies together. For rows in
+        memory only.
     marginal_variance_ : ndarray of shape (n,) or (n_classes, n)
-        Posterior variance of the predictor of each training row.
+        Posterior variance of the predictor of each training row. For rows in memory only.
     variance_method_ : str
         What ran: "exact", "calibrated", "monte_carlo" or "lanczos".
     solver_ : str
@@ -134,6 +207,8 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         Products of a vector with X, its transpose, or the matrix of its squares.
     n_newton_iter_ : int
         Newton steps over all outer steps.
+    n_passes_ : int
+        Visits to the partitions, 0 for rows in memory.
     n_iter_ : int
         Outer steps; of several classes the largest number.
     converged_ : bool
@@ -152,8 +227,14 @@ class ConvexVariationalLogistic(PosteriorClassifier):
     Notes
     -----
     Cost for n rows, d columns, k samples: exact variances O(n d^2) or O(n^2 d) an outer step, with
-    memory for the smaller square matrix; otherwise O(nnz k) an outer step, some 200 to 400 products
+    memory for the smaller square matrix; otherwise O(nnz k) an outer step, some 150 to 400 products
     with X a fit, and memory O(nnz + (n + d) k).
+
+    Rows in partitions: nothing per row is sent or kept by the process that calls `fit`. With exact
+    variances, up to 4000 coefficients, a visit costs O(n d^2) and sends O(d^2) numbers a partition
+    each way, for some 8 to 15 visits a fit. With sampled ones a visit sends O(d) numbers, O(d k) in
+    some, for 40 to 130 visits; draws and covariances are then those of features that are
+    independent given the intercept, for the rows are not at hand.
 
     Averaging over the posterior gains most where rows are more than, or comparable to, columns.
     With many more columns than rows and one prior variance for all, it can cost log loss against
@@ -194,10 +275,12 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         prior="gaussian",
         laplace_scale=1.0,
         learn_prior=False,
+        prior_groups=None,
         fit_intercept=True,
         intercept_prior_variance=100.0,
         variance="auto",
         n_variance_samples=8,
+        n_evidence_probes=8,
         solver="auto",
         damping=1.0,
         max_iter=20,
@@ -205,6 +288,10 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         inner_tol=1e-4,
         max_inner_iter=50,
         class_weight=None,
+        multi_class="auto",
+        forgetting=1.0,
+        stream_rank=None,
+        n_partitions=None,
         warm_start=False,
         n_jobs=None,
         random_state=None,
@@ -215,10 +302,12 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         self.prior = prior
         self.laplace_scale = laplace_scale
         self.learn_prior = learn_prior
+        self.prior_groups = prior_groups
         self.fit_intercept = fit_intercept
         self.intercept_prior_variance = intercept_prior_variance
         self.variance = variance
         self.n_variance_samples = n_variance_samples
+        self.n_evidence_probes = n_evidence_probes
         self.solver = solver
         self.damping = damping
         self.max_iter = max_iter
@@ -226,6 +315,10 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         self.inner_tol = inner_tol
         self.max_inner_iter = max_inner_iter
         self.class_weight = class_weight
+        self.multi_class = multi_class
+        self.forgetting = forgetting
+        self.stream_rank = stream_rank
+        self.n_partitions = n_partitions
         self.warm_start = warm_start
         self.n_jobs = n_jobs
         self.random_state = random_state
@@ -238,10 +331,12 @@ class ConvexVariationalLogistic(PosteriorClassifier):
 
         Parameters
         ----------
-        X : array-like or CSR/CSC matrix of shape (n, n_features)
-            Training rows; one prior variance for all suits columns of one scale.
+        X : array-like or CSR/CSC matrix of shape (n, n_features), or list of partitions
+            Training rows; one prior variance for all suits columns of one scale. A partition is a
+            pair (X, y) of arrays, sparse rows or memory maps, a function without arguments that
+            returns one, or a dask future of one.
         y : array-like of shape (n,)
-            Class labels.
+            Class labels; None for a list of partitions, which is for two classes.
         sample_weight : array-like of shape (n,), default=None
             Copies of each row, not necessarily integers: an integer weight equals repeating the
             row, zero leaves it out.
@@ -258,16 +353,137 @@ class ConvexVariationalLogistic(PosteriorClassifier):
             precision, or parameters exclude each other. The estimator is then as it was before.
         """
         check_parameters(self)
-        training = validate_training(self, X, y, sample_weight, accept_sparse=self._accept_sparse)
-        problem = make_problem(self, training)
-        fits = fit_problems(self, problem, fit_problem, training.y, self.max_iter, (X, y))
-        self._store(problem, fits, training.kept)
+        if is_part_list(X, y):
+            if sample_weight is not None:
+                raise ValueError("sample_weight is for rows in memory: give repeated rows instead.")
+            self._fit_parts([Part(*p) if isinstance(p, tuple) else p for p in X], True, (X, y))
+        else:
+            training = validate_training(
+                self, X, y, sample_weight, accept_sparse=self._accept_sparse
+            )
+            if self.n_partitions is not None:
+                refuse_joint(self, f"n_partitions={self.n_partitions}")
+                self._fit_parts(array_parts(training, self.n_partitions), False, (X, y))
+            else:
+                joint = takes_joint(self, training.X.shape[1])
+                problem = (joint_problem if joint else make_problem)(self, training)
+                fit_one = fit_joint if joint else fit_problem
+                data = training.y, problem.max_iter, (X, y), joint
+                self._store(problem, fit_problems(self, problem, fit_one, *data), training.kept)
         if not self.converged_:
             warn_not_converged(self, "raise max_iter, lower prior_variance, or scale the columns")
         return self
 
+    def _fit_parts(self, parts, from_user, data):
+        """Fit rows in partitions; `data` are X and y as the caller gave them, for callbacks."""
+        with PartMap(parts, self.n_jobs, prefer="threads") as run:
+            problem = make_parted(self, run, from_user)
+            X, y = data
+
+            def so_far(payload):
+                return {"_posteriors": [problem.posterior(payload)]}
+
+            monitor = FitMonitor(self, X, y, problem.max_iter, so_far)
+            try:
+                fit = fit_parted(problem, monitor)
+            finally:
+                problem.spec.forget()
+            monitor.finish()
+        self._store(problem, [fit], None)
+
+    @available_if(_may_stream)
+    @restore_on_error
+    def partial_fit(self, X, y, classes=None, sample_weight=None):
+        """Go on with further rows: the posterior so far is their prior.
+
+        Parameters
+        ----------
+        X : array-like or CSR/CSC matrix of shape (n, n_features)
+            Rows of the batch, any number of them.
+        y : array-like of shape (n,)
+            Their labels; a batch may have one class only.
+        classes : array-like of shape (n_classes,), default=None
+            All labels of the stream, in the first call; None takes those of the first batch.
+        sample_weight : array-like of shape (n,), default=None
+            Copies of each row.
+
+        Returns
+        -------
+        self : ConvexVariationalLogistic
+            The estimator after the batch. `log_evidence_` is the sum of the bounds of all batches,
+            each given those before it.
+
+        Raises
+        ------
+        ValueError
+            If a parameter or the batch is not usable, a label is new, or there are more than 2,000
+            coefficients and no `stream_rank`; the estimator is then as it was before.
+
+        Notes
+        -----
+        Goes on from the last `fit` too, of which, where variances were sampled, it takes means and
+        variances of the coefficients alone; `fit` forgets all that was before. O(n d^2 + d^3) for
+        up to 2,000 coefficients, of which the precision matrix is kept; O(n^3 + (nnz + d r) r)
+        beyond, with a diagonal and a matrix of rank r = `stream_rank` of it.
+        """
+        check_parameters(self)
+        refuse_joint(self, "partial_fit")
+        last = getattr(self, "_last", None)
+        if last is not None and isinstance(last[0], JointWeightPosterior):
+            warnings.warn(
+                "partial_fit fits one class against the rest, which a joint fit of several classes "
+                "cannot begin: its rows are forgotten. To go on, take multi_class='one_vs_rest'.",
+                UserWarning,
+                stacklevel=2,
+            )
+            last = [start_stream(plan_stream(self, self.n_features_in_)) for _ in last[0].mean]
+        X, y = validate_data(
+            self, X, y, reset=last is None, dtype=np.float64, accept_sparse=self._accept_sparse
+        )
+        plan = plan_stream(self, X.shape[1])
+        if last is None:
+            self.classes_ = np.unique(y if classes is None else classes)
+            if len(self.classes_) < 2:
+                raise ValueError("y has only one class: name all of them in classes.")
+            last = [start_stream(plan)] * (1 if len(self.classes_) == 2 else len(self.classes_))
+        self._check_seen(y)
+        check_column_scales(self, X, LARGEST_IN_UNITS)
+        index, weight = np.searchsorted(self.classes_, y), checked_weights(sample_weight, X)
+        fits = [
+            add_batch(
+                plan, p, X, np.where(index == (1 if len(last) == 1 else k), 1.0, -1.0), weight
+            )
+            for k, p in enumerate(last)
+        ]
+        self._store_batch(plan, fits, len(y))
+        if not self.converged_:
+            warn_not_converged(self, "raise max_iter, or take smaller batches")
+        return self
+
+    def _store_batch(self, plan, fits, n_rows):
+        """Set all fitted attributes after a batch of a stream."""
+        before = self.log_evidence_ if hasattr(self, "log_evidence_") else 0.0
+        attributes = {
+            **run_attributes(fits),
+            **_coefficient_attributes([f.posterior for f in fits], self.n_features_in_),
+            "prior_variance_": getattr(self, "prior_variance_", self.prior_variance),
+            "effective_dof_": one_or_stack([plan.dof(f.posterior) for f in fits]),
+            "variance_method_": "exact",
+            "solver_": plan.solver,
+            "n_mvm_": 0,
+            "n_newton_iter_": 0,
+            "n_passes_": 0,
+            "log_evidence_std_": 0.0,
+            "_n_rows": n_rows + getattr(self, "_n_rows", 0),
+        }
+        attributes["log_evidence_"] += before
+        self._replace(attributes)
+
     def _store(self, problem, fits, kept):
-        """Set all fitted attributes; `kept` marks the rows of the input that were used."""
+        """Set all fitted attributes; `kept` marks the rows of the input that were used.
+
+        It is None where nothing is known of single rows.
+        """
         own = [f.attributes for f in fits]
 
         def each(name):
@@ -277,18 +493,32 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         attributes = {
             **run_attributes(fits),
             **_coefficient_attributes([f.posterior for f in fits], self.n_features_in_),
-            "prior_variance_": np.multiply.outer(scale, self.prior_variance),
+            "prior_variance_": _prior_variances(own, self.prior_variance),
             "effective_dof_": each("dof"),
             "variance_method_": problem.variance,
             "solver_": problem.solver,
-            "n_mvm_": int(sum(a["n_products"] for a in own)) + problem.design.n_products,
+            "n_mvm_": int(sum(a["n_products"] for a in own)),
             "n_newton_iter_": int(sum(a["n_newton"] for a in own)),
-            "site_precision_": spread_rows(each("site_precision"), kept),
-            "marginal_variance_": spread_rows(each("marginal_variance"), kept, np.nan),
+            "n_passes_": int(sum(a["n_passes"] for a in own)),
+            "log_evidence_std_": float(np.hypot.reduce([a["evidence_std"] for a in own])),
+            "_n_rows": int(sum(problem.sizes)),
             "_warm_state": ([a["last"] for a in own], problem.shape),
         }
-        if self.prior == "laplace":
-            attributes |= {"laplace_scale_": scale, "prior_variance_": 2.0 * scale**2}
+        if kept is not None:
+            attributes["site_precision_"] = spread_rows(each("site_precision"), kept)
+            attributes["marginal_variance_"] = spread_rows(each("marginal_variance"), kept, np.nan)
+            attributes["n_mvm_"] += problem.design.n_products
+            if "site_shift" in own[0]:
+                attributes["_site_shift"] = own[0]["site_shift"]
+        if isinstance(problem.prior, SitePrior):
+            attributes |= _site_attributes(self.prior, problem.prior.site, scale)
+        self._replace(attributes)
+
+    def _replace(self, attributes):
+        """Set fitted attributes; what another kind of fit has left goes."""
+        for name in _OF_SOME_FITS:
+            if hasattr(self, name):
+                delattr(self, name)
         for name, value in attributes.items():
             setattr(self, name, value)
 
@@ -379,8 +609,8 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         check_is_fitted(self)
         d = self.n_features_in_
         mean, std = self.coef_, self.coef_std_
-        intercept = [p.mean[d:] for p in self._posteriors]
-        spread = [np.sqrt(p.coefficient_variance()[d:]) for p in self._posteriors]
+        means, variances = _by_class(self._posteriors)
+        intercept, spread = means[:, d:], np.sqrt(variances[:, d:])
         tail = ["intercept"] * len(intercept[0])
         names, tail = (names_by_class(self, part) for part in (column_names(self), tail))
         return Summary(
@@ -388,12 +618,12 @@ class ConvexVariationalLogistic(PosteriorClassifier):
             level,
             coefficient_columns(
                 [*names, *tail],
-                np.concatenate([mean.ravel(), *intercept]),
-                np.concatenate([std.ravel(), *spread]),
+                np.concatenate([mean.ravel(), intercept.ravel()]),
+                np.concatenate([std.ravel(), spread.ravel()]),
                 level,
             ),
             figures={
-                "rows": self.site_precision_.shape[-1],
+                "rows": self._n_rows,
                 "log evidence": self.log_evidence_,
                 "effective degrees of freedom": float(np.sum(self.effective_dof_)),
             },
@@ -401,11 +631,21 @@ class ConvexVariationalLogistic(PosteriorClassifier):
 
     def _log_weights(self, rows, n_draws, rng):
         """Weights of two classes with a Gaussian prior and no class weights: others have none."""
-        plain = self.prior == "gaussian" and self.class_weight is None
+        plain = (
+            isinstance(self.prior, str) and self.prior == "gaussian" and self.class_weight is None
+        )
+        plain = plain and "site_precision_" in vars(self)
         if rows is None or not plain or len(self._posteriors) > 1:
             return None, ()
-        X = self._check_new(rows.X)
-        posterior = self._posteriors[0]
+        X, posterior = self._check_new(rows.X), self._posteriors[0]
+        if isinstance(posterior, JointWeightPosterior):
+            y, weight = (
+                np.searchsorted(self.classes_, rows.y),
+                checked_weights(rows.sample_weight, X),
+            )
+            sites = ClassSites(self.site_precision_.T[weight > 0], self._site_shift.T)
+            kept = X[weight > 0], y[weight > 0], weight[weight > 0]
+            return joint_log_weights(posterior, *kept, sites, n_draws, rng), ()
         prior = 1.0 / np.broadcast_to(self.prior_variance_, X.shape[1])
         if self.fit_intercept:
             prior = np.append(prior, 1.0 / self.intercept_prior_variance)
@@ -459,7 +699,10 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         self._check_seen(y)
         index = np.searchsorted(self.classes_, y)
         new, joined = copy.copy(self), []
-        for k, posterior in enumerate(self._posteriors):
+        if isinstance(self._posteriors[0], JointWeightPosterior):
+            posterior, log_prob = self._posteriors[0].joined(X, index)
+            joined, new.log_evidence_ = [posterior], self.log_evidence_ + log_prob
+        for k, posterior in enumerate([] if joined else self._posteriors):
             signs = np.where(index == (1 if len(self._posteriors) == 1 else k), 1.0, -1.0)
             sites = [LogisticSites(np.array([s]), np.ones(1), self.bound) for s in signs]
             posterior, log_prob = posterior.joined(X, sites)
@@ -470,13 +713,32 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         return new
 
 
+def _prior_variances(own, given):
+    """Return the prior variances used: the given ones times the factors of each problem."""
+    return one_or_stack([np.multiply(a["scale"], given) for a in own])
+
+
+def _site_attributes(given, site, scale):
+    """Return the attributes of a prior of sites whose scale was multiplied by `scale`."""
+    if not isinstance(given, str):
+        return {"prior_variance_": scale**2 / site.start_precision()}
+    scale = scale * site.scale
+    return {"laplace_scale_": scale, "prior_variance_": 2.0 * scale**2}
+
+
+def _by_class(posteriors):
+    """Return means and variances (K, q) of the weights, of one posterior a class or of all."""
+    means = np.concatenate([np.atleast_2d(p.mean) for p in posteriors])
+    return means, np.concatenate([np.atleast_2d(p.coefficient_variance()) for p in posteriors])
+
+
 def _coefficient_attributes(posteriors, d):
     """Return the fitted attributes that summarise posteriors of d coefficients."""
-    means = np.stack([p.mean for p in posteriors])
-    variances = np.stack([p.coefficient_variance() for p in posteriors])
+    means, variances = _by_class(posteriors)
     return {
         "coef_": means[:, :d],
         "coef_std_": np.sqrt(variances[:, :d]),
         "intercept_": means[:, d] if means.shape[1] > d else np.zeros(len(means)),
         "_posteriors": posteriors,
+        "_last": posteriors,
     }

@@ -3,8 +3,8 @@
 Inner loop: at fixed variances z the bound is a convex penalised loss in the weights, solved by
 Newton. Outer loop: z becomes the marginal variances of the Gaussian posterior that the solution
 implies (Nickisch and Seeger 2009, algorithm 1). The state of the shared loop is log z, followed by
-the log variances of the coefficients where the prior needs them, and by the log scale of the prior
-where it is learnt.
+the log variances of the coefficients where the prior needs them, and by the log scales of the prior
+where they are learnt.
 """
 
 from dataclasses import dataclass
@@ -15,104 +15,34 @@ import numpy as np
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import SILENT, Anderson, Evaluation, iterate
-from .._engine.super_gaussian import LaplaceSites, Penalty
+from .._engine.super_gaussian import Penalty
 from ._newton import Inner, minimise
+from ._priors import SCALE_RANGE
 from ._systems import IterativeSystem
 from ._variances import VarianceEstimate, start_variances
 
-__all__ = ["OuterLoop", "GaussianPrior", "LaplacePrior", "Step"]
+__all__ = ["OuterLoop", "Step"]
 
-# Largest and smallest prior variance, or squared Laplace scale, that learning may reach.
-_SCALE_RANGE = (1e-6, 1e6)
 # What the outer loop calls of a prior.
 PRIOR_NEEDS = ("penalty", "start_precision", "log_normaliser", "new_scale", "n_sites", "learn")
 # A step may lower the bound by this share of it, the level of rounding.
 _FALL = 1e-10
 
 
-class GaussianPrior:
-    """Independent N(0, scale * variance_j) coefficients; an infinite variance is a flat prior.
-
-    The scale, learnt by evidence with `learn`, applies to the first `n_features` coefficients: an
-    intercept, the last one, keeps its own prior.
-    """
-
-    n_sites, start_scale = 0, 1.0
-
-    def __init__(self, variance, n_features, learn):
-        self.variance, self.n_features, self.learn = variance, n_features, learn
-
-    def precision(self, scale):
-        """Return the prior precisions."""
-        precision = 1.0 / self.variance
-        precision[: self.n_features] /= scale
-        return precision
-
-    start_precision = precision
-
-    def penalty(self, u, variances, scale):
-        """Return the `Penalty` of weights u."""
-        precision = self.precision(scale)
-        slope = precision * u
-        return Penalty(0.5 * slope * u, slope, precision, precision)
-
-    def log_normaliser(self, scale):
-        """Return what the prior adds to the bound besides its penalty; flat priors add nothing."""
-        precision = self.precision(scale)
-        return 0.5 * float(np.sum(np.log(precision[precision > 0])))
-
-    def new_scale(self, u, penalty, scale, predictor, dof):
-        """Return MacKay's update of the scale: |u|^2 over the effective number of parameters."""
-        d = self.n_features
-        if len(u) > d:
-            dof -= 1.0 - penalty.precision[d] * predictor.coefficient_variance()[d]
-        return float(np.sum(u[:d] ** 2 / self.variance[:d])) / max(dof, np.finfo(float).tiny)
-
-
-class LaplacePrior:
-    """Independent Laplace coefficients of one scale, and a Gaussian intercept.
-
-    Of `variance` (n,) only that of an intercept is used; learning by evidence starts at `scale`.
-    """
-
-    def __init__(self, variance, n_features, learn, scale, bound):
-        self.variance, self.n_features, self.learn = variance, n_features, learn
-        self.start_scale, self.n_sites, self.bound = scale, n_features, bound
-
-    def start_precision(self, scale):
-        """Return the precisions of a Gaussian prior with the same variances."""
-        precision = 1.0 / self.variance
-        precision[: self.n_features] = 0.5 / scale**2
-        return precision
-
-    def penalty(self, u, variances, scale):
-        """Return the `Penalty` of weights u whose own variances are given."""
-        d = self.n_features
-        sites = LaplaceSites(1.0 / scale, self.bound).penalty(u[:d], variances)
-        precision = 1.0 / self.variance[d:]
-        slope = precision * u[d:]
-        rest = Penalty(0.5 * slope * u[d:], slope, precision, precision)
-        return Penalty(*(np.concatenate(pair) for pair in zip(sites, rest, strict=True)))
-
-    def log_normaliser(self, scale):
-        """Return what the prior adds to the bound besides its penalty."""
-        precision = 1.0 / self.variance[self.n_features :]
-        gaussian = 0.5 * float(np.sum(np.log(precision[precision > 0])))
-        return gaussian + self.n_features * (0.5 * np.log(2.0 * np.pi) - np.log(2.0 * scale))
-
-    def new_scale(self, u, penalty, scale, predictor, dof):
-        """Return the scale that maximises the bound: the mean of the expected |u_j|."""
-        return float(np.mean(penalty.value[: self.n_features])) * scale
-
-
 class Step(NamedTuple):
-    """One evaluation of the outer map: the solution at z and the posterior it implies."""
+    """One evaluation of the outer map: the solution at z and the posterior it implies.
+
+    `prior` is the penalty of the prior, and `own` the variances of the coefficients with sites, at
+    the new variances.
+    """
 
     inner: Inner
     system: Any
     estimate: VarianceEstimate
-    scale: float
+    scale: Any
     dof: float
+    prior: Penalty
+    own: np.ndarray
     objective: float
 
 
@@ -160,12 +90,14 @@ class OuterLoop:
         return self._pack(rows, coefficients[: prior.n_sites], prior.start_scale)
 
     def _pack(self, rows, coefficients, scale):
-        tail = [np.log(scale)] if self.prior.learn else []
+        tail = np.log(np.atleast_1d(scale)) if self.prior.learn else []
         return np.concatenate([np.log(rows), np.log(coefficients), tail])
 
     def _unpack(self, x):
         q, m = self.design.shape[0], self.prior.n_sites
-        scale = float(np.exp(x[-1])) if self.prior.learn else self.prior.start_scale
+        scale: Any = self.prior.start_scale
+        if self.prior.learn:
+            scale = float(np.exp(x[-1])) if np.ndim(scale) == 0 else np.exp(x[q + m :])
         return np.exp(x[:q]), np.exp(x[q : q + m]), scale
 
     def _solve_inner(self, z, coefficients, scale):
@@ -211,27 +143,30 @@ class OuterLoop:
         target_scale = scale
         if self.prior.learn:
             target_scale = self.prior.new_scale(inner.u, prior, scale, estimate.predictor, dof)
-            target_scale = min(max(target_scale, _SCALE_RANGE[0]), _SCALE_RANGE[1])
+            target_scale = np.clip(target_scale, *SCALE_RANGE)
         target = self._pack(new, own, target_scale)
         if not np.all(np.isfinite(target)):
             raise ImproperPosterior("variances are beyond the range of double precision")
-        step = Step(inner, system, estimate, scale, dof, np.nan)
+        step = Step(inner, system, estimate, scale, dof, prior, own, np.nan)
         record = {}
         if self.variances.exact:
-            step = step._replace(objective=self._bound(step, prior, own))
+            step = step._replace(objective=self.bound(step, system.log_det))
             record["objective"] = step.objective
         return Evaluation(target, self._residual(target - x), self._metric(), record, step)
 
-    def _bound(self, step, prior, own):
+    def bound(self, step, log_det):
         """Return the bound on the log evidence, with the variances of this very posterior."""
         site = self.sites.penalty(step.inner.s, step.estimate.training)
-        explained = step.dof + float(step.inner.prior.precision[: len(own)] @ own)
-        loss = float(np.sum(site.value) + np.sum(prior.value))
+        explained = step.dof + float(step.inner.prior.precision[: len(step.own)] @ step.own)
+        loss = float(np.sum(site.value) + np.sum(step.prior.value))
         normaliser = self.prior.log_normaliser(step.scale)
-        return 0.5 * (explained - step.system.log_det) + normaliser - loss
+        return 0.5 * (explained - log_det) + normaliser - loss
 
     def _residual(self, change):
         """Largest change of a log variance; of sampled ones the mean square, their own scale."""
+        n_scales = np.size(self.prior.start_scale) if self.prior.learn else 0
+        change = change.copy()
+        change[len(change) - n_scales :] *= self.prior.scale_share
         if self.variances.exact:
             return float(np.max(np.abs(change)))
         q, m = self.design.shape[0], self.prior.n_sites
@@ -239,12 +174,13 @@ class OuterLoop:
         if m:
             parts.append(np.mean(change[q : q + m] ** 2))
         if self.prior.learn:
-            parts.append(change[-1] ** 2)
+            parts.append(np.max(change[q + m :] ** 2))
         return float(max(parts))
 
     def _metric(self):
         """Weights of Anderson's least squares: copies of a row count like rows."""
-        tail = np.full(int(self.prior.learn), np.sqrt(self.weight.sum()))
+        n_scales = np.size(self.prior.start_scale) if self.prior.learn else 0
+        tail = np.full(n_scales, np.sqrt(self.weight.sum()))
         return np.concatenate([np.sqrt(self.weight), np.ones(self.prior.n_sites), tail])
 
     def solve(self, x, *, tol, max_iter, damping, monitor=SILENT):

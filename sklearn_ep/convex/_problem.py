@@ -6,31 +6,26 @@ from typing import Any
 import numpy as np
 from sklearn.utils import check_random_state, compute_class_weight
 
-from .._engine.super_gaussian import BOUNDS, LogisticSites
-from .._estimator.checks import (
-    check_choice,
-    check_column_scales,
-    check_common,
-    check_number,
-)
+from .._engine.super_gaussian import LogisticSites
+from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales
 from .._estimator.fitting import BinaryFit
-from ._outer_loop import GaussianPrior, LaplacePrior, OuterLoop
+from ._lanczos import log_determinant, rademacher
+from ._outer_loop import OuterLoop
+from ._parameters import LARGEST_EXACT, is_flat, make_prior, prior_mode
 from ._posterior import WeightPosterior
+from ._sampled import SAMPLED_TOL, SampledLoop, is_large
+from ._sampled_rows import SampledRows
 from ._systems import Design, DualSystem, IterativeSystem, PrimalSystem
 from ._variances import (
-    CalibratedVariances,
     ExactVariances,
     LanczosVariances,
     MonteCarloVariances,
     Probes,
 )
 
-__all__ = ["ConvexProblem", "check_parameters", "fit_problem", "make_problem"]
+__all__ = ["ConvexProblem", "class_weights", "fit_problem", "make_problem"]
 
-# Largest matrix that "auto" factorises at every step.
-LARGEST_EXACT = 4000
 SYSTEMS = {"primal": PrimalSystem, "dual": DualSystem, "cg": IterativeSystem}
-VARIANCES = ("auto", "exact", "calibrated", "monte_carlo", "lanczos")
 
 
 @dataclass
@@ -50,6 +45,7 @@ class ConvexProblem:
     variance: str
     probes: Any
     direction: Any
+    evidence_probes: Any
     n_samples: int
     inner_tol: float
     max_inner_iter: int
@@ -59,14 +55,18 @@ class ConvexProblem:
     last: list
     shape: tuple
 
+    @property
+    def sizes(self):
+        """Rows of the one part that is in memory."""
+        return [len(self.weight)]
+
     def variance_estimator(self):
         """Return the estimator of marginal variances of one binary problem."""
         if self.variance == "exact":
             return ExactVariances()
         if self.variance == "lanczos":
             return LanczosVariances(self.direction, self.n_samples)
-        kind = CalibratedVariances if self.variance == "calibrated" else MonteCarloVariances
-        return kind(self.probes, self.weight)
+        return MonteCarloVariances(self.probes, self.weight)
 
     def loop(self, sign):
         """Return the `OuterLoop` for labels in {-1, +1}."""
@@ -77,40 +77,91 @@ class ConvexProblem:
         limits = self.inner_tol, self.max_inner_iter
         return OuterLoop(design, sites, self.weight, self.prior, newton, exact, variances, *limits)
 
+    def evidence(self, loop, step):
+        """Return the bound on the log evidence and its standard error."""
+        if np.any(np.isinf(self.prior.variance)):
+            return np.nan, 0.0
+        if hasattr(step.system, "log_det"):
+            return loop.bound(step, step.system.log_det), 0.0
+        if self.evidence_probes is None:
+            return np.nan, 0.0
+        system = step.system
+        probes = self.evidence_probes
+        log_det, error = log_determinant(system.times, system.preconditioner, probes)
+        return loop.bound(step, log_det), 0.5 * error
+
     def posterior(self, step):
         """Return what predicts as if the outer loop ended with this step."""
+        if self.variance == "calibrated":
+            predictor = step.predictor
+            return WeightPosterior(step.u, self.design.intercept, predictor, predictor)
         predictor = step.estimate.predictor
         return WeightPosterior(step.inner.u, self.design.intercept, step.system, predictor)
 
 
 def fit_problem(problem, sign, monitor, k):
     """Fit binary problem k and return its `BinaryFit`."""
+    if problem.variance == "calibrated":
+        return _fit_calibrated(problem, sign, monitor, k)
     loop = problem.loop(sign)
     limits = dict(tol=problem.tol, max_iter=problem.max_iter, damping=problem.damping)
     result = loop.solve(loop.start(problem.last[k]), monitor=monitor, **limits)
     step = result.evaluation.payload
     u, estimate, posterior = step.inner.u, step.estimate, problem.posterior(step)
-    flat = np.any(np.isinf(problem.prior.variance))
-    log_evidence = np.nan if flat else step.objective
+    log_evidence, evidence_std = problem.evidence(loop, step)
     attributes = dict(
         site_precision=step.inner.site.precision,
         marginal_variance=estimate.training,
-        scale=step.scale,
+        scale=problem.prior.spread(step.scale),
         dof=step.dof,
         n_products=loop.design.n_products,
         n_newton=loop.n_newton,
+        n_passes=0,
+        evidence_std=evidence_std,
         last=(u, result.x),
     )
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
 
 
+def _fit_calibrated(problem, sign, monitor, k):
+    """Fit binary problem k by visits to its rows, which are all in one part."""
+    design, prior = problem.design, problem.prior
+    sites = LogisticSites(sign, problem.weight, problem.bound)
+    single = is_large(design.B.size)
+    rows = SampledRows(design.B, sites, lambda columns: problem.probes.of_rows[:, columns], single)
+
+    def run(worker, point, extra, anchors):
+        return worker(rows, 0, None, point, extra, *anchors)
+
+    loop = SampledLoop(
+        run, prior, float(problem.weight.sum()), problem.probes.of_coefficients, design.intercept,
+        SAMPLED_TOL * problem.inner_tol, problem.max_inner_iter, single,
+    )  # fmt: skip
+    limits = dict(tol=problem.tol, max_iter=problem.max_iter, damping=problem.damping)
+    result = loop.solve(monitor=monitor, last=problem.last[k], **limits)
+    step = result.evaluation.payload
+    log_evidence, error, dof = loop.finish(step, problem.evidence_probes)
+    attributes = dict(
+        site_precision=rows.penalty(loop.point, loop.anchors).precision,
+        marginal_variance=rows.variances(loop.anchors),
+        scale=prior.spread(step.scale),
+        dof=dof,
+        n_products=loop.n_products,
+        n_newton=loop.n_newton,
+        n_passes=0,
+        evidence_std=error,
+        last=loop.state(),
+    )
+    system = IterativeSystem(design, step.prior.precision, attributes["site_precision"], step.data)
+    posterior = WeightPosterior(step.u, design.intercept, system, step.predictor)
+    return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
+
+
 def make_problem(estimator, training):
     """Choose matrices, prior, solver and variances for checked training data."""
-    check_column_scales(estimator, training.X)
+    check_column_scales(estimator, training.X, LARGEST_IN_UNITS)
     q, d = training.X.shape
-    weight = training.weight * _class_weights(estimator, training)
-    prior_variance = _checked_prior_variance(estimator.prior_variance, d)
-    tail = [estimator.intercept_prior_variance] * bool(estimator.fit_intercept)
+    weight = training.weight * class_weights(estimator, training)
     variance, solver, exact_solver = _methods(estimator, q, d)
     design = Design(training.X, bool(estimator.fit_intercept))
     n = design.shape[1]
@@ -118,18 +169,18 @@ def make_problem(estimator, training):
     sampled = variance in ("calibrated", "monte_carlo")
     probes = Probes(design, weight, estimator.n_variance_samples, rng) if sampled else None
     n_problems = 1 if len(estimator.classes_) == 2 else len(estimator.classes_)
-    prior_mode = (estimator.prior, estimator.learn_prior, estimator.laplace_scale)
-    shape = (q, n, n_problems, variance, repr(prior_mode))
+    shape = (q, n, n_problems, variance, prior_mode(estimator))
     passed = ("bound", "inner_tol", "max_inner_iter", "tol", "max_iter", "damping")
     return ConvexProblem(
         design=design,
         weight=weight,
-        prior=_prior(estimator, np.append(np.broadcast_to(prior_variance, d), tail), d),
+        prior=make_prior(estimator, d),
         solver=solver,
         exact_solver=exact_solver,
         variance=variance,
         probes=probes,
         direction=rng.standard_normal(n) if variance == "lanczos" else None,
+        evidence_probes=_evidence_probes(estimator, variance, n, rng),
         n_samples=estimator.n_variance_samples,
         last=_warm(estimator, shape, n_problems),
         shape=shape,
@@ -137,52 +188,14 @@ def make_problem(estimator, training):
     )
 
 
-def check_parameters(estimator):
-    """Raise an error that names the parameter unless all of them are usable."""
-    check_common(estimator)
-    check_choice("bound", estimator.bound, BOUNDS)
-    check_choice("prior", estimator.prior, ["gaussian", "laplace"])
-    check_choice("variance", estimator.variance, VARIANCES)
-    check_choice("solver", estimator.solver, ["auto", *SYSTEMS])
-    for name in ("learn_prior", "fit_intercept"):
-        check_choice(name, getattr(estimator, name), [True, False])
-    _check_positive("intercept_prior_variance", estimator.intercept_prior_variance)
-    scale = estimator.laplace_scale
-    if not (isinstance(scale, str) and scale == "learn"):
-        _check_positive("laplace_scale", scale, finite=True)
-    check_number("inner_tol", estimator.inner_tol, 0, boundaries="neither")
-    check_number("n_variance_samples", estimator.n_variance_samples, 1, integer=True)
-    check_number("max_inner_iter", estimator.max_inner_iter, 1, integer=True)
-    if estimator.learn_prior and estimator.prior == "laplace":
-        raise ValueError(
-            "learn_prior=True is for the Gaussian prior; learn the scale of a Laplace prior "
-            'by laplace_scale="learn".'
-        )
-    if estimator.learn_prior and estimator.bound == "local":
-        raise ValueError(
-            'learn_prior=True needs bound="kl": the local bound is so much looser for wide '
-            "priors that its maximum shrinks the coefficients far too much."
-        )
-    if estimator.solver == "dual" and _is_flat(estimator):
-        raise ValueError(
-            'solver="dual" needs a finite intercept_prior_variance; 1e4 differs from a '
-            "flat prior by some 1e-5 in the estimates."
-        )
+def _evidence_probes(estimator, variance, n, rng):
+    """Return the probes of the log determinant, or None where none are wanted."""
+    if variance == "exact" or estimator.n_evidence_probes == 0:
+        return None
+    return rademacher(n, estimator.n_evidence_probes, rng)
 
 
-def _is_flat(estimator):
-    """Whether there is an intercept with a flat prior."""
-    return bool(estimator.fit_intercept) and np.isinf(estimator.intercept_prior_variance)
-
-
-def _check_positive(name, value, finite=False):
-    """Raise unless the parameter is a positive number."""
-    check_number(name, value, 0, boundaries="neither")
-    if finite and np.isinf(value):
-        raise ValueError(f"{name} must be finite.")
-
-
-def _class_weights(estimator, training):
+def class_weights(estimator, training):
     """Return the weight (q,) of each row's class."""
     y = estimator.classes_[training.y]
     weights = compute_class_weight(
@@ -193,25 +206,10 @@ def _class_weights(estimator, training):
     return weights[training.y]
 
 
-def _checked_prior_variance(prior_variance, d):
-    """Return the prior variances as an array that broadcasts to (d,)."""
-    if np.ndim(prior_variance) == 0:
-        _check_positive("prior_variance", prior_variance, finite=True)
-        return np.asarray(prior_variance, dtype=float)
-    variance = np.asarray(prior_variance, dtype=float)
-    if variance.shape != (d,):
-        raise ValueError(
-            f"prior_variance must be a number or have shape ({d},), got {variance.shape}."
-        )
-    if not np.all((variance > 0) & np.isfinite(variance)):
-        raise ValueError("prior_variance must be positive and finite for every feature.")
-    return variance
-
-
 def _methods(estimator, q, d):
     """Return (variance method, solver, solver of exact variances) for q rows, d columns."""
-    # far from zero a Laplace prior has next to no precision, and the dual form divides by it
-    primal = _is_flat(estimator) or estimator.prior == "laplace" or d <= q
+    # far from zero a heavy-tailed prior has next to no precision, and the dual form divides by it
+    primal = is_flat(estimator) or estimator.prior != "gaussian" or d <= q
     variance = estimator.variance
     if variance == "auto":
         variance = "exact" if (d if primal else q) <= LARGEST_EXACT else "calibrated"
@@ -221,14 +219,6 @@ def _methods(estimator, q, d):
             exact_solver = estimator.solver
         return variance, estimator.solver, exact_solver
     return variance, exact_solver if variance == "exact" else "cg", exact_solver
-
-
-def _prior(estimator, variance, d):
-    if estimator.prior == "gaussian":
-        return GaussianPrior(variance, d, bool(estimator.learn_prior))
-    learn = isinstance(estimator.laplace_scale, str)
-    scale = 1.0 if learn else estimator.laplace_scale
-    return LaplacePrior(variance, d, learn, scale, estimator.bound)
 
 
 def _warm(estimator, shape, n_problems):

@@ -1,9 +1,10 @@
 """Posterior of the weights u of a linear predictor s = B u, for many rows, many columns, or both.
 
 The posterior precision is A = diag(D) + B' diag(pi) B: D from the prior (with the sites of a
-Laplace prior in it), pi from the sites of the rows. Three systems answer the same questions:
+Laplace prior in it), pi from the sites of the rows. Systems answer the same questions:
 `PrimalSystem` factorises A (n x n), `DualSystem` the q x q matrix of the rows, and
-`IterativeSystem` multiplies with B only.
+`IterativeSystem` multiplies with B only. `LowRankSystem` is for a posterior that is kept as a
+diagonal plus a matrix of low rank.
 """
 
 import copy
@@ -14,6 +15,7 @@ import scipy.sparse as sp
 from scipy.linalg import cho_solve, solve_triangular
 from sklearn.utils import gen_batches
 
+from .._engine.class_weights import weighted_gram
 from .._engine.gaussian import (
     checked_cholesky,
     explained_variances,
@@ -22,7 +24,14 @@ from .._engine.gaussian import (
     triangular_inverse,
 )
 
-__all__ = ["Design", "DualSystem", "IterativeSystem", "PrimalSystem"]
+__all__ = [
+    "Design",
+    "DualSystem",
+    "IterativeSystem",
+    "LowRankSystem",
+    "PrimalSystem",
+    "conjugate_gradients",
+]
 
 # Numbers in one temporary block of rows.
 _BLOCK = 2_000_000
@@ -68,10 +77,7 @@ class Design:
 
     def gram(self, weight):
         """Return B' diag(weight) B as a dense matrix (n, n)."""
-        if not self.sparse:
-            return self.B.T @ (weight[:, None] * self.B)
-        scaled = with_data(self.B, self.B.data * np.repeat(weight, np.diff(self.B.indptr)))
-        return (self.B.T @ scaled).toarray()
+        return weighted_gram(self.B, weight)
 
 
 def with_ones(X, intercept):
@@ -112,10 +118,22 @@ class PrimalSystem:
         A[np.diag_indices_from(A)] += diagonal
         self.lower = checked_cholesky(A)
 
+    @classmethod
+    def of(cls, A):
+        """Return the system of a precision matrix (n, n) that is there already."""
+        system = cls.__new__(cls)
+        system.lower = checked_cholesky(A)
+        return system
+
     @property
     def log_det(self):
         """Log |A|."""
         return 2.0 * np.sum(np.log(np.diagonal(self.lower)))
+
+    @property
+    def precision(self):
+        """A itself."""
+        return self.lower @ self.lower.T
 
     @cached_property
     def half(self):
@@ -172,6 +190,11 @@ class DualSystem:
     def log_det(self):
         """Log |A| = log |M| + log |D|."""
         return 2.0 * np.sum(np.log(np.diagonal(self.lower))) - np.sum(np.log(self.prior_variance))
+
+    @property
+    def precision(self):
+        """A itself, n x n."""
+        return np.diag(1.0 / self.prior_variance) + self.design.gram(self.weight)
 
     def solve(self, right):
         """Return A^-1 right by the matrix inversion lemma."""
@@ -241,20 +264,107 @@ def _perturbed(system, diagonal, n_samples, rng):
     return system.solve(right + system.design.tdot(noise)).T
 
 
+class LowRankSystem:
+    """A = diag(D) + F F' with F (n, r); everything costs O(n r)."""
+
+    def __init__(self, diagonal, factor):
+        self.diagonal, self.factor = diagonal, factor
+        scaled = factor / diagonal[:, None]
+        inner = factor.T @ scaled
+        inner[np.diag_indices_from(inner)] += 1.0
+        self.lower = checked_cholesky(inner) if inner.size else inner
+        self.half = triangular_inverse(self.lower) @ scaled.T
+
+    @property
+    def log_det(self):
+        """Log |A|."""
+        inner = 2.0 * np.sum(np.log(np.diagonal(self.lower)))
+        return float(np.sum(np.log(self.diagonal)) + inner)
+
+    @property
+    def precision(self):
+        """A itself, n x n."""
+        return np.diag(self.diagonal) + self.factor @ self.factor.T
+
+    def times(self, x):
+        """Return A x for a vector."""
+        return self.diagonal * x + self.factor @ (self.factor.T @ x)
+
+    def solve(self, right):
+        """Return A^-1 right."""
+        scale = self.diagonal if right.ndim == 1 else self.diagonal[:, None]
+        return right / scale - self.half.T @ (self.half @ right)
+
+    def row_variance(self, B):
+        """Return diag(B A^-1 B') of any rows."""
+        prior = weighted_row_sums(B, 1.0 / self.diagonal)
+        product = B @ self.half.T
+        return positive_variance(prior - np.einsum("ij,ij->i", product, product), prior)
+
+    def coefficient_variance(self):
+        """Return diag(A^-1)."""
+        prior = 1.0 / self.diagonal
+        return positive_variance(prior - np.einsum("ij,ij->j", self.half, self.half), prior)
+
+    def covariance(self, B1, B2):
+        """Return B1 A^-1 B2'."""
+        prior = weighted_inner(B1, 1.0 / self.diagonal, B2)
+        return prior - (B1 @ self.half.T) @ (B2 @ self.half.T).T
+
+    def draw(self, n_samples, rng):
+        """Return draws (n_samples, n) from N(0, A^-1)."""
+        n, r = self.factor.shape
+        right = np.sqrt(self.diagonal)[:, None] * rng.standard_normal((n, n_samples))
+        right += self.factor @ rng.standard_normal((r, n_samples))
+        return self.solve(right).T
+
+
+def conjugate_gradients(times, scale, b, x, r, rtol, moved=None):
+    """Solve A x = b in each column of x (n, k), in place, from residuals r = b - A x.
+
+    `times(V)` is A V, `scale` (n, 1) the diagonal of the preconditioner, `rtol` the relative
+    residual at which a column ends, a number or one a column; `moved(active, alpha)` is told of
+    steps. Every column runs its own recursion with its own end, so that an answer does not depend
+    on which columns are solved together; only the products are shared.
+    """
+    wanted = rtol * np.linalg.norm(b, axis=0)
+    step = r / scale
+    p, rho = step, np.einsum("ij,ij->j", r, step)
+    active = np.flatnonzero(np.linalg.norm(r, axis=0) > wanted)
+    for _ in range(10 * len(b) + 100):
+        if not len(active):
+            break
+        direction = np.ascontiguousarray(p[:, active])
+        image = times(direction)
+        alpha = rho[active] / np.einsum("ij,ij->j", direction, image)
+        x[:, active] += alpha * direction
+        if moved is not None:
+            moved(active, alpha)
+        residual = r[:, active] - alpha * image
+        r[:, active] = residual
+        step = residual / scale
+        new = np.einsum("ij,ij->j", residual, step)
+        p[:, active] = step + (new / rho[active]) * direction
+        rho[active] = new
+        active = active[np.linalg.norm(residual, axis=0) > wanted[active]]
+
+
 class IterativeSystem:
     """A by conjugate gradients with a diagonal preconditioner. O(nnz) a step and column.
 
     `data` (n,) is the diagonal of B' diag(pi) B for the preconditioner, possibly of other site
     precisions nearby; None computes it, one product with the squares.
-
-    Every column of a right-hand side runs its own recursion with its own end, so that an answer
-    does not depend on which columns are solved together; only the products are shared.
     """
 
     def __init__(self, design, diagonal, weight, data=None):
         self.design, self.diagonal, self.weight = design, diagonal, weight
         self.data = design.squares_tdot(weight) if data is None else data
         self.preconditioner = diagonal + self.data
+
+    def times(self, V):
+        """Return A V for columns."""
+        product = self.weight[:, None] * self.design.dot(V)
+        return self.diagonal[:, None] * V + self.design.tdot(product)
 
     def solve(self, right, rtol=1e-8):
         """Return A^-1 right to a relative residual of `rtol` in each column."""
@@ -269,27 +379,18 @@ class IterativeSystem:
         b = right[:, None] if single else right
         scale = self.preconditioner[:, None]
         x, Bx, r = self._begin(design, b, start)
-        wanted = rtol * np.linalg.norm(b, axis=0)
-        step = r / scale
-        p, rho = step, np.einsum("ij,ij->j", r, step)
-        active = np.flatnonzero(np.linalg.norm(r, axis=0) > wanted)
-        for _ in range(10 * len(b) + 100):
-            if not len(active):
-                break
-            direction = np.ascontiguousarray(p[:, active])
-            product = design.dot(direction)
-            image = design.tdot(self.weight[:, None] * product)
-            image += self.diagonal[:, None] * direction
-            alpha = rho[active] / np.einsum("ij,ij->j", direction, image)
-            x[:, active] += alpha * direction
-            Bx[:, active] += alpha * product
-            residual = r[:, active] - alpha * image
-            r[:, active] = residual
-            step = residual / scale
-            new = np.einsum("ij,ij->j", residual, step)
-            p[:, active] = step + (new / rho[active]) * direction
-            rho[active] = new
-            active = active[np.linalg.norm(residual, axis=0) > wanted[active]]
+        follow: dict = {}
+
+        def image(direction):
+            follow["product"] = design.dot(direction)
+            out = design.tdot(self.weight[:, None] * follow["product"])
+            out += self.diagonal[:, None] * direction
+            return out
+
+        def moved(active, alpha):
+            Bx[:, active] += alpha * follow["product"]
+
+        conjugate_gradients(image, scale, b, x, r, rtol, moved)
         return (x[:, 0], Bx[:, 0]) if single else (x, Bx)
 
     def _begin(self, design, b, start):

@@ -11,30 +11,29 @@ import scipy.sparse as sp
 from scipy.linalg import eigh_tridiagonal, norm
 
 from .._engine.gaussian import ImproperPosterior
-from ._systems import row_blocks, weighted_row_sums, with_data
+from ._systems import row_blocks, weighted_inner, weighted_row_sums, with_data
 
 __all__ = [
-    "CalibratedVariances",
     "ExactVariances",
     "LanczosVariances",
+    "LowRankVariance",
     "MonteCarloVariances",
     "Probes",
+    "ScaledJacobi",
     "VarianceEstimate",
+    "coefficient_variances",
     "leave_one_out",
     "start_variances",
+    "towards_samples",
 ]
 
 # Relative residual of the solves behind sampled variances: far below their sampling error.
 _SAMPLE_RTOL = 0.03
-# Of the one solve for the intercept, whose share of the variances is not sampled.
-_INTERCEPT_RTOL = 1e-3
 # Steps of Lanczos for each sample that the other estimators would draw: about equal products.
 _LANCZOS_STEPS = 16
 # Site precision and inflation of the Jacobi variances that a fit starts from.
 _START_PRECISION, _START_INFLATION = 0.15, 1.2
 _TINY = 1e-300
-# Share of a product with samples that has to be left once the intercept's part is taken out.
-_LEAST_LEFT = 1e-6
 
 
 class VarianceEstimate(NamedTuple):
@@ -154,91 +153,18 @@ def start_variances(design, diagonal, weight):
     return np.maximum(j / (1.0 + precision * j), _TINY), variances
 
 
-class CalibratedVariances(_Sampled):
-    """Leave-one-out Jacobi variances, scaled to agree with samples in the mean.
+def coefficient_variances(U, diagonal, data):
+    """Return the variances of coefficients from draws U (n, k) and diag(A) = diagonal + data.
 
-    The shape over rows comes from diag(A), a constant c from k samples r_i of each variance, and
-    each row is moved towards its own samples by the share that is not sampling noise. Far less
-    noisy than the samples, far less biased than Jacobi.
-
-    An intercept is correlated with every column, which a diagonal cannot say. Its column x of A^-1
-    is solved for: u + x u_0 / x_0 is independent of u_0, so the variance of a row is that of its
-    features given the intercept, which is calibrated, plus (b' x)^2 / x_0, which is exact.
+    Draws are taken as spread about 1 / (D_j + t data_j), t the share that suits them all.
     """
-
-    def __init__(self, probes, weight):
-        super().__init__(probes, weight)
-        self._last_intercept = None
-
-    def estimate(self, design, system, diagonal, precision):
-        """Return the `VarianceEstimate`; one block solve with k columns, one for an intercept."""
-        U, BU = self._draw(design, system, diagonal, precision)
-        # u' A u of a sample has mean n: scaling to it takes out most of the noise of the level, and
-        # most of what unfinished solves lack
-        energy = diagonal @ U**2 + precision @ BU**2
-        level = np.sqrt(len(U) / np.maximum(energy, _TINY))
-        U, BU = U * level, BU * level
-        copy_precision, data = precision / self.weight, getattr(system, "data", None)
-        data = design.squares_tdot(precision) if data is None else data
-        variances = 1.0 / (diagonal + data)
-        column, product = self._intercept_column(design, system)
-        if column is not None:
-            U, BU = _without_intercept(design, U, BU, column, product)
-            variances[-1] = 0.0
-        j = leave_one_out(design.B, variances, copy_precision)
-        training, c = self._calibrate(np.mean(BU**2, axis=1), j, copy_precision)
-        if column is not None:
-            training = training + product**2 / column[-1]
-        features = slice(None, None if column is None else -1)
-        coefficients = self._coefficients(U[features], diagonal[features], data[features])
-        return VarianceEstimate(training, ScaledJacobi(c * variances, coefficients, column))
-
-    def _coefficients(self, U, diagonal, data):
-        """Return the variances of the coefficients of features, given the intercept."""
-        sampled = np.mean(U**2, axis=1)
-        variances = 1.0 / (diagonal + _share(sampled, diagonal, data) * data)
-        equal = np.full(len(data), 1.0 / len(data))
-        return np.maximum(_towards_samples(variances, sampled, equal, self.probes.n_samples), _TINY)
-
-    def _intercept_column(self, design, system):
-        """Return the column x of A^-1 that belongs to the intercept and B x, or None twice."""
-        if not design.intercept:
-            return None, None
-        unit = np.zeros(design.shape[1])
-        unit[-1] = 1.0
-        self._last_intercept = system.solve_with_product(
-            design, unit, rtol=_INTERCEPT_RTOL, start=self._last_intercept
-        )
-        return self._last_intercept
-
-    def _calibrate(self, sampled, j, copy_precision):
-        """Return the variances and the constant that makes them right in the weighted mean."""
-        rows = j > 0
-        if not np.any(rows):
-            return np.full(len(j), _TINY), 1.0
-        r, pi, j = sampled[rows], copy_precision[rows], j[rows]
-        w = self.weight[rows] / self.weight[rows].sum()
-        # z(c) = c j / (1 + pi c j), so the mean of r / z is linear in 1 / c
-        inverse_part, constant = float(w @ (r / j)), float(w @ (r * pi))
-        c = inverse_part / (1.0 - constant) if constant < 0.99 else inverse_part / 0.01
-        z = c * j / (1.0 + pi * c * j)
-        out = np.full(len(rows), _TINY)
-        out[rows] = _towards_samples(z, r, w, self.probes.n_samples)
-        return np.maximum(out, _TINY), c
+    sampled = np.mean(U**2, axis=1)
+    variances = 1.0 / (diagonal + _share(sampled, diagonal, data) * data)
+    equal = np.full(len(data), 1.0 / len(data))
+    return np.maximum(towards_samples(variances, sampled, equal, U.shape[1]), _TINY)
 
 
-def _without_intercept(design, U, BU, column, product):
-    """Return samples U and products B U given the intercept, by its column of A^-1."""
-    scale = U[-1] / column[-1]
-    U, part = U - np.outer(column, scale), np.outer(product, scale)
-    U[-1] = 0.0
-    rest = BU - part
-    # columns of small entries leave rounding only: the product has to be formed without them
-    lost = np.max(np.abs(rest), initial=0.0) < _LEAST_LEFT * np.max(np.abs(part), initial=0.0)
-    return U, design.dot(U) if lost else rest
-
-
-def _towards_samples(z, sampled, weight, n_samples):
+def towards_samples(z, sampled, weight, n_samples):
     """Move estimates z towards sampled variances by the share of the spread that is not noise."""
     ratio = sampled / z
     noise = 2.0 / n_samples
@@ -262,6 +188,9 @@ def _share(sampled, diagonal, data):
 class ScaledJacobi:
     """Variances of new rows sum_l x_l^2 v_l, plus the exact share of an intercept.
 
+    It is a Gaussian as well, that of independent features given the intercept, which stands for the
+    posterior where rows are not at hand.
+
     The v (n,) are scaled so that rows are right in the mean, 0 for an intercept; `coefficients` are
     the variances of those of features given the intercept, and `column` (n,), or None, is the
     column of A^-1 that belongs to it.
@@ -282,6 +211,28 @@ class ScaledJacobi:
         if self.column is None:
             return self.coefficients
         return np.append(self.coefficients, 0.0) + self.column**2 / self.column[-1]
+
+    def solve(self, right):
+        """Return the product of the covariance with a vector."""
+        out = self.variances * right
+        if self.column is not None:
+            out = out + self.column * ((self.column @ right) / self.column[-1])
+        return out
+
+    def covariance(self, B1, B2):
+        """Return the covariance of two sets of rows."""
+        out = weighted_inner(B1, self.variances, B2)
+        if self.column is not None:
+            out = out + np.outer(B1 @ self.column, B2 @ self.column) / self.column[-1]
+        return out
+
+    def draw(self, n_samples, rng):
+        """Return draws (n_samples, n) of the coefficients about their mean."""
+        out = np.sqrt(self.variances) * rng.standard_normal((n_samples, len(self.variances)))
+        if self.column is not None:
+            scale = rng.standard_normal(n_samples) / np.sqrt(self.column[-1])
+            out += np.outer(scale, self.column)
+        return out
 
 
 class LanczosVariances:

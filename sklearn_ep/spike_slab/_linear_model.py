@@ -38,11 +38,25 @@ class LinearModel:
     """
 
     def __init__(self, X, y):
-        self.rest = 0.0
+        rest = 0.0
         if X.shape[0] > X.shape[1] + 1:
             r: Any = np.linalg.qr(np.column_stack([X, y]), mode="r")
-            X, y, self.rest = r[:-1, :-1], r[:-1, -1], r[-1, -1] ** 2
-        self.X, self.y = X, y
+            X, y, rest = r[:-1, :-1], r[:-1, -1], r[-1, -1] ** 2
+        self._set(X, y, rest)
+
+    @classmethod
+    def of_root(cls, root):
+        """Return the model of rows (r, d + 1) of [X y] that are a triangular factor, or few."""
+        model = cls.__new__(cls)
+        if root.shape[0] == root.shape[1]:
+            root = np.linalg.qr(root, mode="r")
+            model._set(root[:-1, :-1], root[:-1, -1], root[-1, -1] ** 2)
+        else:
+            model._set(root[:, :-1], root[:, -1], 0.0)
+        return model
+
+    def _set(self, X, y, rest):
+        self.X, self.y, self.rest = X, y, rest
         self.Xy = X.T @ y
         self.dense = X.shape[1] <= X.shape[0]
         self.gram = X.T @ X if self.dense else None

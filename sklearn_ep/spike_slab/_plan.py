@@ -11,18 +11,23 @@ import scipy.sparse as sp
 from scipy.special import logit
 from sklearn.utils import check_random_state
 
+from .._engine.partition import is_part_list
 from .._estimator.checks import (
     LARGEST_ENTRY,
+    LARGEST_IN_UNITS,
     check_choice,
     check_column_scales,
+    check_column_sizes,
     check_common,
     check_number,
+    column_sizes,
     validate_training,
 )
 from ._energy import EPEnergy
 from ._hyperparameters import Space
 from ._prior import SpikeSlab
 from ._runs import RunSettings
+from ._statistics import standardise_statistics, statistics_of_parts
 from ._units import Standardisation, standardise
 
 __all__ = ["ACCEPT_SPARSE", "SpikeSlabPlan", "check_parameters", "make_plan"]
@@ -77,20 +82,10 @@ def check_parameters(estimator):
 def make_plan(estimator, X, y, sample_weight, groups):
     """Check parameters and data of a fit and return its `SpikeSlabPlan`."""
     check_parameters(estimator)
-    training = validate_training(
-        estimator, X, y, sample_weight, ensure_min_samples=2, accept_sparse=ACCEPT_SPARSE
-    )
-    check_column_scales(estimator, training.X)
-    _check_scale_of(training.y)
-    d = training.X.shape[1]
+    units, model = _data(estimator, X, y, sample_weight)
+    d = estimator.n_features_in_
     groups = _checked_groups(groups, d)
-    if estimator.fit_intercept and training.weight.sum() <= 1:
-        raise ValueError("sample_weight adds up to at most one row, which the intercept takes.")
     _warn_of_damping(estimator)
-    # what is made dense is nobody else's
-    owned = not estimator.copy_X or sp.issparse(training.X)
-    owned = owned or not np.may_share_memory(training.X, X)
-    units, model = standardise(training, estimator.fit_intercept, estimator.standardize, owned)
     unit = units.y_scale**2
     given = estimator.noise_variance, estimator.slab_variance, estimator.prior_inclusion
     pairs = zip(given, (unit, unit, 1.0), strict=True)
@@ -111,6 +106,33 @@ def make_plan(estimator, X, y, sample_weight, groups):
         evidence_seed=DEFAULT_SEED if estimator.random_state is None else rng.randint(largest),
         n_jobs=estimator.n_jobs,
     )
+
+
+def _data(estimator, X, y, sample_weight):
+    """Return (Standardisation, LinearModel) of checked rows in memory or in partitions."""
+    intercept, standardize = estimator.fit_intercept, estimator.standardize
+    if is_part_list(X, y):
+        if sample_weight is not None:
+            raise ValueError("sample_weight is for rows in memory: give repeated rows instead.")
+        stats = statistics_of_parts(estimator, X, _check_scale_of)
+        return _checked_units(estimator, *standardise_statistics(stats, intercept, standardize))
+    training = validate_training(
+        estimator, X, y, sample_weight, ensure_min_samples=2, accept_sparse=ACCEPT_SPARSE
+    )
+    check_column_scales(estimator, training.X)
+    _check_scale_of(training.y)
+    if intercept and training.weight.sum() <= 1:
+        raise ValueError("sample_weight adds up to at most one row, which the intercept takes.")
+    # what is made dense is nobody else's
+    owned = not estimator.copy_X or sp.issparse(training.X)
+    owned = owned or not np.may_share_memory(training.X, X)
+    return _checked_units(estimator, *standardise(training, intercept, standardize, owned))
+
+
+def _checked_units(estimator, units, model):
+    """Return units and model, after a look at columns that kept a size of their own."""
+    check_column_sizes(estimator, column_sizes(model.X), LARGEST_IN_UNITS)
+    return units, model
 
 
 def _check_scale_of(y):

@@ -72,7 +72,7 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
     warm_start : bool, default=False
         Begin with sites and hyperparameters of the last fit if the number of columns is the same.
     n_jobs : int or None, default=None
-        Workers for the starts of `n_init`.
+        Workers for the starts of `n_init`, and for partitions.
     random_state : int, RandomState instance or None, default=None
         Seed of the random starts of `n_init` (the fourth and later ones) and of the single models
         that check the evidence. With None the models are the same in every fit, for they only
@@ -212,15 +212,17 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
 
     @restore_on_error
     @with_callbacks
-    def fit(self, X, y, sample_weight=None, groups=None):
+    def fit(self, X, y=None, sample_weight=None, groups=None):
         """Fit the regression.
 
         Parameters
         ----------
-        X : array-like or CSR/CSC matrix of shape (n, d)
+        X : array-like or CSR/CSC matrix of shape (n, d), or list of partitions
             Training rows. A sparse matrix is made dense, 8 n d bytes, for its centred columns are.
+            A partition is a pair (X, y) of arrays, sparse rows or memory maps, a function without
+            arguments that returns one, or a dask future of one; see Notes.
         y : array-like of shape (n,)
-            Responses.
+            Responses; None for a list of partitions.
         sample_weight : array-like of shape (n,), default=None
             Copies of each row, not necessarily integers: an integer weight equals repeating the
             row, zero leaves it out.
@@ -242,6 +244,13 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
         -----
         UserWarning
             If `damping` is set for an algorithm that takes no damped steps.
+
+        Notes
+        -----
+        Rows in partitions are seen once: a part sends a triangular factor of (d + 1)^2 numbers, or
+        its rows where they are fewer, and the fit goes on from their merger, which takes
+        min(n, d + 1) (d + 1) numbers. The answer is that for rows in memory, to rounding, and the
+        same to the last bit for any number of workers.
         """
         plan = make_plan(self, X, y, sample_weight, groups)
         monitor = FitMonitor(

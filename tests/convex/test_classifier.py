@@ -282,15 +282,22 @@ def test_a_prediction_depends_on_its_row_alone(variance):
     together = e.predict_proba(X[:30])
     alone = np.vstack([e.predict_proba(X[[i]]) for i in range(30)])
     np.testing.assert_allclose(together, alone, atol=1e-12)
-    assert e.variance_method_ == variance and np.isnan(e.log_evidence_)
+    assert e.variance_method_ == variance
+    assert np.isfinite(e.log_evidence_) and e.log_evidence_std_ > 0
+    without = fit(X, y, 4.0, variance=variance, random_state=0, n_evidence_probes=0)
+    assert np.isnan(without.log_evidence_) and without.log_evidence_std_ == 0.0
+    np.testing.assert_array_equal(without.coef_, e.coef_)
     assert "objective" not in e.history_
 
 
 def test_calibrated_fit_is_close_to_exact_and_its_draws_and_covariances_are_of_its_posterior():
     X, y, _ = make_sparse_logistic(800, 400, random_state=1)
     X, new, y = X[:600], X[600:], y[:600]
-    a = fit(X, y, 4.0, variance="calibrated", random_state=0)
+    a = fit(X, y, 4.0, variance="calibrated", random_state=0, n_evidence_probes=0)
     b = fit(X, y, 4.0)
+    assert np.sqrt(np.mean((a.marginal_variance_ / b.marginal_variance_ - 1) ** 2)) < 0.05
+    variances = [e.latent_mean_and_variance(new)[1] for e in (a, b)]
+    assert np.sqrt(np.mean((variances[0] / variances[1] - 1) ** 2)) < 0.08
     assert np.sqrt(np.mean((a.predict_proba(new) - b.predict_proba(new)) ** 2)) < 2e-3
     assert np.sqrt(np.mean((a.coef_std_ / b.coef_std_ - 1) ** 2)) < 0.1
     cov = a.latent_covariance(new[:6], new[6:9])

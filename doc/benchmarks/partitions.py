@@ -1,0 +1,105 @@
+"""Linear models from partitions: visits to the rows, what travels, and one against two workers.
+
+    python doc/benchmarks/partitions.py [--quick]
+
+Workers are threads. Wall times mean nothing on a machine that does other things, so that CPU times
+of both stand beside them. What travels is counted, not measured: numbers to and from one part.
+"""
+
+import time
+
+import numpy as np
+import scipy.sparse as sp
+from common import arguments, cpu, save, table
+from scipy.special import expit
+
+from sklearn_ep import ConvexVariationalLogistic, SpikeSlabRegressor
+
+
+def text(n, d, per_row=75, seed=0):
+    """Sparse rows of d columns with labels."""
+    rng = np.random.default_rng(seed)
+    columns = np.minimum((d * rng.random(n * per_row) ** 3).astype(int), d - 1)
+    data = np.full(n * per_row, 1.0 / np.sqrt(per_row))
+    X = sp.csr_matrix((data, columns, np.arange(0, n * per_row + 1, per_row)), (n, d))
+    X.sum_duplicates()
+    return X, (rng.random(n) < expit(X @ rng.standard_normal(d) * 3)).astype(int)
+
+
+def dense(n, d, seed=0):
+    """Dense rows with labels."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, d))
+    return X, (rng.random(n) < expit(X @ rng.standard_normal(d) / np.sqrt(d) * 2)).astype(int)
+
+
+def cut(X, y, k):
+    """Return k partitions of consecutive rows."""
+    ends = np.linspace(0, X.shape[0], k + 1).round().astype(int)
+    return [(X[a:b], y[a:b]) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def timed(make, parts, n_jobs):
+    """Return (fit, CPU seconds, wall seconds)."""
+    start = time.perf_counter()
+    fit, seconds = cpu(lambda: make(n_jobs).fit(parts))
+    return fit, seconds, time.perf_counter() - start
+
+
+def compare(name, make, X, y, numbers, n_parts=4):
+    """Fit with one and two workers; return a row of the table."""
+    parts = cut(X, y, n_parts)
+    timed(make, parts, 1)
+    one, cpu_one, wall_one = timed(make, parts, 1)
+    two, cpu_two, wall_two = timed(make, parts, 2)
+    visits = getattr(one, "n_passes_", 1)
+    return {
+        "model": name,
+        "rows": X.shape[0],
+        "columns": X.shape[1],
+        "visits": visits,
+        "numbers sent a part and visit": numbers,
+        "equal bits": bool(np.array_equal(one.coef_, two.coef_)),
+        "CPU of two workers / one": cpu_two / cpu_one,
+        "CPU seconds": cpu_one,
+        "wall seconds, one worker": wall_one,
+        "wall seconds, two workers": wall_two,
+    }
+
+
+def main():
+    args = arguments(__doc__.split("\n")[0])
+    n = 20_000 if args.quick else 200_000
+    logistic = ConvexVariationalLogistic
+    rows = [
+        compare(
+            "exact variances",
+            lambda jobs: logistic(fit_intercept=False, n_jobs=jobs),
+            *dense(n, 100),
+            "d^2 + d",
+        ),
+        compare(
+            "calibrated variances",
+            lambda jobs: logistic(
+                9.0,
+                fit_intercept=False,
+                variance="calibrated",
+                random_state=0,
+                n_evidence_probes=0,
+                n_jobs=jobs,
+            ),
+            *text(n, 20_000),
+            "d (k d in some)",
+        ),
+    ]
+    X, _ = dense(n, 100)
+    y = X[:, :5].sum(axis=1) + np.random.default_rng(1).standard_normal(n)
+    rows.append(
+        compare("spike and slab", lambda jobs: SpikeSlabRegressor(n_jobs=jobs), X, y, "(d + 1)^2")
+    )
+    table(rows, list(rows[0]))
+    save(args, "partitions", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Linear predictors of all classes with one joint posterior: W classes x columns, Gaussian prior.
+
+The latent values of a row b are W b. With a site T_i, b_i of `classes` on each row the precision of
+the weights has the blocks [c = j] diag(prior) + B' diag([c = j] d_c - d_c d_j / sum d) B.
+"""
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.utils import gen_batches
+
+from .classes import star_times
+from .gaussian import (
+    add_to_diagonal,
+    checked_cholesky,
+    inverse_from_cholesky,
+    triangular_inverse,
+)
+
+__all__ = ["MOST_WEIGHTS", "ClassWeightState", "ClassWeights", "class_covariances", "weighted_gram"]
+
+# Classes times columns up to which the joint precision matrix is factorised.
+MOST_WEIGHTS = 4000
+# Numbers in one temporary block of rows.
+_BLOCK = 2_000_000
+
+
+def weighted_gram(B: Any, weight: np.ndarray) -> np.ndarray:
+    """Return B' diag(weight) B as a dense matrix (q, q) for dense or CSR rows."""
+    if not sp.issparse(B):
+        return B.T @ (weight[:, None] * B)
+    scaled = sp.csr_matrix(
+        (B.data * np.repeat(weight, np.diff(B.indptr)), B.indices, B.indptr), shape=B.shape
+    )
+    return (B.T @ scaled).toarray()
+
+
+def class_covariances(spread: np.ndarray, B: Any) -> np.ndarray:
+    """Return the covariances (n, K, K) of the latent values of rows B, dense or CSR.
+
+    `spread` (K, q, K, q) is the covariance of the weights.
+    """
+    C, q = spread.shape[:2]
+    cov = np.empty((C, C, B.shape[0]))
+    for rows in gen_batches(B.shape[0], max(1, _BLOCK // q)):
+        block = B[rows]
+        for c in range(C):
+            for j in range(c + 1):
+                product = block @ spread[c, :, j]
+                if sp.issparse(block):
+                    inner = np.asarray(block.multiply(product).sum(axis=1)).ravel()
+                else:
+                    inner = np.einsum("iq,iq->i", product, block)
+                cov[c, j, rows] = cov[j, c, rows] = inner
+    return np.ascontiguousarray(cov.transpose(2, 0, 1))
+
+
+class ClassWeightState:
+    """Posterior of the weights of all classes given sites d, b (n, K), copies counted.
+
+    `coef` (K, q) are the means, `spread` (K, q, K, q) the covariance and `inverse` the lower L^-1
+    with L L' the precision; `mean` (n, K) and `cov` (n, K, K) are the marginals of the rows,
+    `extra_var` (n,) or 0 variances of the latent values given these.
+    """
+
+    def __init__(
+        self, B: Any, prior: np.ndarray, precision: np.ndarray, shift: np.ndarray, extra_var: Any
+    ) -> None:
+        C, q = precision.shape[1], B.shape[1]
+        self.precision, self.shift, self.extra_var = precision, shift, extra_var
+        share = precision / precision.sum(1, keepdims=True)
+        A = np.zeros((C, q, C, q))
+        for c in range(C):
+            for j in range(c + 1):
+                own = precision[:, c] if c == j else 0.0
+                A[c, :, j] = weighted_gram(B, own - precision[:, c] * share[:, j])
+                A[j, :, c] = A[c, :, j].T
+        A = A.reshape(C * q, C * q)
+        add_to_diagonal(A, np.tile(prior, C))
+        lower = checked_cholesky(A)
+        self.inverse = triangular_inverse(lower)
+        self.spread = inverse_from_cholesky(lower).reshape(C, q, C, q)
+        pull = (B.T @ shift).T
+        self.coef = (self.spread.reshape(C * q, C * q) @ pull.ravel()).reshape(C, q)
+        self.mean = np.asarray(B @ self.coef.T)
+        self.cov = class_covariances(self.spread, B)
+        self.log_evidence = 0.5 * float(np.sum(pull * self.coef) + C * np.sum(np.log(prior)))
+        self.log_evidence -= float(np.sum(np.log(np.diagonal(lower))))
+
+    def pull(self) -> np.ndarray:
+        """Return what the sites pull the latent values of the rows by at the mean, (n, K)."""
+        return self.shift - star_times(self.precision, self.mean)
+
+
+class ClassWeights:
+    """Structure of the weights of all classes over rows B (n, q), dense or CSR.
+
+    `prior` (q,) are the prior precisions, the same for each class. A posterior costs
+    n q^2 K (K + 1) multiplications and (K q)^3 / 3, memory 2 (K q)^2 numbers.
+    """
+
+    def __init__(self, B: Any, prior: np.ndarray, extra_var: Any = 0.0) -> None:
+        self.B, self.prior, self.extra_var = B, prior, extra_var
+
+    def posterior(self, precision: np.ndarray, shift: np.ndarray) -> ClassWeightState:
+        """Return the `ClassWeightState` for sites (n, K), copies of tied rows counted."""
+        return ClassWeightState(self.B, self.prior, precision, shift, self.extra_var)

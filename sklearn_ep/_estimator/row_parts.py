@@ -1,0 +1,100 @@
+"""Partitions of rows for the linear models: read, checked, and described where the rows are."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.utils import check_array, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+
+from .._engine.partition import Part, load_part, split_rows
+from .checks import LARGEST_ENTRY, check_column_sizes, column_sizes
+
+__all__ = ["PartFacts", "array_parts", "check_facts", "class_counts", "facts_of_part", "read_part"]
+
+
+class CheckedRows(Part):
+    """Partition of rows that have been checked: X, y (class indices of a classifier), weights."""
+
+
+class PartFacts(NamedTuple):
+    """What the driver has to know of a partition before a fit.
+
+    `n_entries` are those that are stored, the zeros of a sparse X left out.
+    `labels` and `counts` are the classes of a classifier with their total weight, the range of y
+    otherwise; `sizes` (d,) are the largest absolute values of the columns.
+    """
+
+    n_rows: int
+    n_features: int
+    n_entries: int
+    labels: np.ndarray
+    counts: np.ndarray
+    sizes: np.ndarray
+
+
+def array_parts(training, n_partitions):
+    """Return partitions of a `Training`, consecutive rows with their labels and weights."""
+    X, y, weight = training.X, training.y, training.weight
+    if hasattr(X, "tocsr"):
+        X = X.tocsr()
+    return [CheckedRows(X[s], y[s], weight[s]) for s in split_rows(len(y), n_partitions)]
+
+
+def read_part(part, k, classifier):
+    """Return X (dense or CSR), y and weights of partition k, or raise a ValueError that names it.
+
+    Those of `array_parts` are given back as they are.
+    """
+    if isinstance(part, CheckedRows):
+        return part.arrays
+    try:
+        return _checked(load_part(part), classifier)
+    except ValueError as error:
+        raise ValueError(f"partition {k}: {error}") from error
+
+
+def _checked(arrays, classifier):
+    if len(arrays) != 2:
+        raise ValueError(f"it must be a pair (X, y), got {len(arrays)} objects.")
+    X = check_array(arrays[0], dtype=np.float64, accept_sparse="csr", input_name="X")
+    y = column_or_1d(arrays[1], warn=True)
+    if X.shape[0] != len(y):
+        raise ValueError(f"X has {X.shape[0]} rows, and y has {len(y)} of them.")
+    if classifier:
+        check_classification_targets(y)
+    else:
+        y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+    return X, y, np.ones(len(y))
+
+
+def facts_of_part(part, k, classifier):
+    """Return the `PartFacts` of partition k, which is checked if it came from the user."""
+    X, y, weight = read_part(part, k, classifier)
+    if classifier:
+        labels, index = np.unique(y, return_inverse=True)
+        counts = np.bincount(index, weights=weight, minlength=len(labels))
+    else:
+        labels, counts = np.array([y.min(), y.max()]), np.array([weight.sum()])
+    return PartFacts(
+        len(y), X.shape[1], X.nnz if hasattr(X, "nnz") else X.size, labels, counts, column_sizes(X)
+    )
+
+
+def check_facts(estimator, facts, largest=LARGEST_ENTRY):
+    """Set `n_features_in_`; raise a ValueError where partitions disagree or scales are lost."""
+    d = facts[0].n_features
+    for k, f in enumerate(facts):
+        if f.n_features != d:
+            raise ValueError(f"partition {k} has {f.n_features} features, the first has {d}.")
+    vars(estimator).pop("feature_names_in_", None)
+    estimator.n_features_in_ = d
+    check_column_sizes(estimator, np.max([f.sizes for f in facts], axis=0), largest)
+
+
+def class_counts(facts):
+    """Return the classes of all partitions and their total weights."""
+    labels = np.unique(np.concatenate([f.labels for f in facts]))
+    counts: Any = np.zeros(len(labels))
+    for f in facts:
+        counts[np.searchsorted(labels, f.labels)] += f.counts
+    return labels, counts

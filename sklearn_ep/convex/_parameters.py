@@ -1,0 +1,132 @@
+"""Checked parameters of the convex variational logistic regression, and the prior they describe."""
+
+import numpy as np
+
+from .._engine.super_gaussian import BOUNDS
+from .._estimator.checks import check_choice, check_common, check_number
+from ._priors import GaussianPrior, SitePrior
+from ._sites import LaplaceSite, SuperGaussianSite
+
+__all__ = [
+    "LARGEST_EXACT",
+    "check_parameters",
+    "is_flat",
+    "make_prior",
+    "prior_mode",
+    "prior_variances",
+]
+
+# Largest matrix that "auto" factorises at every step.
+LARGEST_EXACT = 4000
+SOLVERS = ("auto", "primal", "dual", "cg")
+VARIANCES = ("auto", "exact", "calibrated", "monte_carlo", "lanczos")
+
+
+def check_parameters(estimator):
+    """Raise an error that names the parameter unless all of them are usable."""
+    check_common(estimator)
+    check_choice("bound", estimator.bound, BOUNDS)
+    if not isinstance(estimator.prior, SuperGaussianSite):
+        check_choice("prior", estimator.prior, ["gaussian", "laplace"])
+    check_choice("variance", estimator.variance, VARIANCES)
+    check_choice("solver", estimator.solver, SOLVERS)
+    check_choice("multi_class", estimator.multi_class, ["auto", "joint", "one_vs_rest"])
+    for name in ("learn_prior", "fit_intercept"):
+        check_choice(name, getattr(estimator, name), [True, False])
+    _check_positive("intercept_prior_variance", estimator.intercept_prior_variance)
+    scale = estimator.laplace_scale
+    if not (isinstance(scale, str) and scale == "learn"):
+        _check_positive("laplace_scale", scale, finite=True)
+    check_number("inner_tol", estimator.inner_tol, 0, boundaries="neither")
+    check_number("n_variance_samples", estimator.n_variance_samples, 1, integer=True)
+    check_number("max_inner_iter", estimator.max_inner_iter, 1, integer=True)
+    check_number("n_evidence_probes", estimator.n_evidence_probes, 0, integer=True)
+    if estimator.n_evidence_probes == 1:
+        raise ValueError("n_evidence_probes must be 0 or at least 2, of which there is an error.")
+    check_number("forgetting", estimator.forgetting, 0, 1, boundaries="right")
+    check_number("stream_rank", estimator.stream_rank, 0, integer=True, optional=True)
+    check_number("n_partitions", estimator.n_partitions, 1, integer=True, optional=True)
+    _check_learning(estimator)
+    if estimator.solver == "dual" and is_flat(estimator):
+        raise ValueError(
+            'solver="dual" needs a finite intercept_prior_variance; 1e4 differs from a '
+            "flat prior by some 1e-5 in the estimates."
+        )
+
+
+def _check_learning(estimator):
+    """Raise a ValueError where the prior cannot be learned as asked."""
+    if estimator.learn_prior and isinstance(estimator.prior, str) and estimator.prior == "laplace":
+        raise ValueError(
+            "learn_prior=True is for the Gaussian prior; learn the scale of a Laplace prior "
+            'by laplace_scale="learn".'
+        )
+    if estimator.prior_groups is not None and estimator.prior != "gaussian":
+        raise ValueError("prior_groups are for the Gaussian prior.")
+    if estimator.learn_prior and estimator.prior == "gaussian" and estimator.bound == "local":
+        raise ValueError(
+            'learn_prior=True needs bound="kl": the local bound is so much looser for wide '
+            "priors that its maximum shrinks the coefficients far too much."
+        )
+
+
+def is_flat(estimator):
+    """Whether there is an intercept with a flat prior."""
+    return bool(estimator.fit_intercept) and np.isinf(estimator.intercept_prior_variance)
+
+
+def _check_positive(name, value, finite=False):
+    """Raise unless the parameter is a positive number."""
+    check_number(name, value, 0, boundaries="neither")
+    if finite and np.isinf(value):
+        raise ValueError(f"{name} must be finite.")
+
+
+def _checked_prior_variance(prior_variance, d):
+    """Return the prior variances as an array that broadcasts to (d,)."""
+    if np.ndim(prior_variance) == 0:
+        _check_positive("prior_variance", prior_variance, finite=True)
+        return np.asarray(prior_variance, dtype=float)
+    variance = np.asarray(prior_variance, dtype=float)
+    if variance.shape != (d,):
+        raise ValueError(
+            f"prior_variance must be a number or have shape ({d},), got {variance.shape}."
+        )
+    if not np.all((variance > 0) & np.isfinite(variance)):
+        raise ValueError("prior_variance must be positive and finite for every feature.")
+    return variance
+
+
+def _checked_groups(groups, d):
+    """Return the number of the group of each of d features, or None."""
+    if groups is None:
+        return None
+    labels = np.asarray(groups)
+    if labels.shape != (d,):
+        raise ValueError(f"prior_groups must have one label for each of {d} features.")
+    return np.unique(labels, return_inverse=True)[1]
+
+
+def prior_variances(estimator, d, variance):
+    """Return the prior variances of d features, given in `variance`, and of the intercept."""
+    tail = [estimator.intercept_prior_variance] * bool(estimator.fit_intercept)
+    return np.append(np.broadcast_to(_checked_prior_variance(variance, d), d), tail)
+
+
+def make_prior(estimator, d):
+    """Return the prior of d features and the intercept, if there is one."""
+    variance = prior_variances(estimator, d, estimator.prior_variance)
+    groups = _checked_groups(estimator.prior_groups, d)
+    learn = bool(estimator.learn_prior)
+    if isinstance(estimator.prior, SuperGaussianSite):
+        return SitePrior(estimator.prior, variance, d, learn)
+    if estimator.prior == "gaussian":
+        return GaussianPrior(variance, d, learn, groups if learn else None)
+    learn = isinstance(estimator.laplace_scale, str)
+    scale = 1.0 if learn else estimator.laplace_scale
+    return SitePrior(LaplaceSite(scale, estimator.bound), variance, d, learn)
+
+
+def prior_mode(estimator):
+    """Return what of the prior a warm start has to agree in."""
+    return repr((estimator.prior, estimator.learn_prior, estimator.laplace_scale))

@@ -1,0 +1,177 @@
+"""Priors of the coefficients: what the loops of this room ask of them.
+
+The scale that may be learned is one factor for all features, or one for each of several named
+groups of them; an intercept, the last coefficient, keeps its own prior.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .._engine.super_gaussian import Penalty
+
+__all__ = ["GROUP_SHARE", "SCALE_RANGE", "CarriedPrior", "GaussianPrior", "PriorTerms", "SitePrior"]
+
+# Largest and smallest factor of a prior variance, or of a scale, that learning may reach, and what
+# one step may do to that of a group.
+SCALE_RANGE = (1e-6, 1e6)
+_STEP_RANGE = (1e-3, 1e3)
+# A change by 2 % of the variance of a group counts like the default tolerance of variances: it is
+# small in the posterior, and groups without effect drift to zero slowly.
+GROUP_SHARE = 0.05
+_TINY = np.finfo(float).tiny
+
+
+class PriorTerms(NamedTuple):
+    """What a prior adds to the natural parameters of a posterior N(u, A^-1), and to its bound.
+
+    precision, (n,) or (n, n), and shift (n,) are those of the Gaussian that stands for it, slope
+    (n,) is the gradient of the expected loss in u, `loss` that loss.
+    """
+
+    precision: np.ndarray
+    shift: np.ndarray
+    slope: np.ndarray
+    loss: float
+
+
+def _site_terms(prior, u, scale, root):
+    """Return the `PriorTerms` of independent coefficients; the covariance is root' root."""
+    m, variances = prior.n_sites, np.einsum("ij,ij->j", root, root)
+    p = prior.penalty(u, variances[:m], scale)
+    loss = float(np.sum(p.value)) + 0.5 * float(p.precision[m:] @ variances[m:])
+    return PriorTerms(p.precision, p.precision * u - p.slope, p.slope, loss)
+
+
+class GaussianPrior:
+    """Independent N(0, scale * variance_j) coefficients; an infinite variance is a flat prior.
+
+    `groups` (n_features,) numbers the group of each of the first `n_features` coefficients, each of
+    which has a scale of its own; None gives all of them one. `learn` asks for scales by evidence.
+    """
+
+    n_sites = 0
+
+    def __init__(self, variance, n_features, learn, groups=None):
+        self.scale_share = 1.0 if groups is None else GROUP_SHARE
+        self.variance, self.n_features, self.learn = variance, n_features, learn
+        self.groups = groups
+        self.start_scale = 1.0 if groups is None else np.ones(groups.max() + 1)
+
+    def spread(self, scale):
+        """Return the scale of each feature, or the one of all of them."""
+        return scale if self.groups is None else scale[self.groups]
+
+    def precision(self, scale):
+        """Return the prior precisions."""
+        precision = 1.0 / self.variance
+        precision[: self.n_features] /= self.spread(scale)
+        return precision
+
+    start_precision = precision
+    terms = _site_terms
+
+    def penalty(self, u, variances, scale):
+        """Return the `Penalty` of weights u."""
+        precision = self.precision(scale)
+        slope = precision * u
+        return Penalty(0.5 * slope * u, slope, precision, precision)
+
+    def log_normaliser(self, scale):
+        """Return what the prior adds to the bound besides its penalty; flat priors add nothing."""
+        precision = self.precision(scale)
+        return 0.5 * float(np.sum(np.log(precision[precision > 0])))
+
+    def new_scale(self, u, penalty, scale, predictor, dof):
+        """Return MacKay's update of the scale: |u|^2 over the effective number of parameters."""
+        d = self.n_features
+        if self.groups is not None:
+            return self._new_scales(u[:d], penalty.precision[:d], scale, predictor)
+        if len(u) > d:
+            dof -= 1.0 - penalty.precision[d] * predictor.coefficient_variance()[d]
+        return float(np.sum(u[:d] ** 2 / self.variance[:d])) / max(dof, _TINY)
+
+    def _new_scales(self, u, precision, scale, predictor):
+        """Return the same for each group, whose parameters are counted by their own variances."""
+        variances = predictor.coefficient_variance()[: self.n_features]
+        size = np.bincount(self.groups, u * u * precision)
+        dof = np.bincount(self.groups, 1.0 - precision * variances)
+        return scale * np.clip(size / np.maximum(dof, _TINY), *_STEP_RANGE)
+
+
+class SitePrior:
+    """Independent coefficients with a super-Gaussian site each, and a Gaussian intercept.
+
+    Of `variance` (n,) only that of an intercept is used. A scale b makes the site t(s / b), and is
+    learned from 1 on, so that `site` itself says where learning starts.
+    """
+
+    start_scale, groups, scale_share = 1.0, None, 1.0
+
+    def __init__(self, site, variance, n_features, learn):
+        self.site, self.variance, self.n_features, self.learn = site, variance, n_features, learn
+        self.n_sites = n_features
+
+    def spread(self, scale):
+        """Return the scale of each feature: one for all of them."""
+        return scale
+
+    terms = _site_terms
+
+    def start_precision(self, scale):
+        """Return the precisions of a Gaussian prior of about the same width."""
+        precision = 1.0 / self.variance
+        precision[: self.n_features] = self.site.start_precision() / scale**2
+        return precision
+
+    def penalty(self, u, variances, scale):
+        """Return the `Penalty` of weights u whose own variances are given."""
+        d = self.n_features
+        own = self.site.penalty(u[:d] / scale, variances / scale**2)
+        sites = (own[0], own[1] / scale, own[2] / scale**2, own[3] / scale**2)
+        precision = 1.0 / self.variance[d:]
+        slope = precision * u[d:]
+        rest = Penalty(0.5 * slope * u[d:], slope, precision, precision)
+        return Penalty(*(np.concatenate(pair) for pair in zip(sites, rest, strict=True)))
+
+    def log_normaliser(self, scale):
+        """Return what the prior adds to the bound besides its penalty."""
+        precision = 1.0 / self.variance[self.n_features :]
+        gaussian = 0.5 * float(np.sum(np.log(precision[precision > 0])))
+        own = self.site.log_normaliser() + 0.5 * np.log(2.0 * np.pi) - np.log(scale)
+        return gaussian + self.n_features * float(own)
+
+    def new_scale(self, u, penalty, scale, predictor, dof):
+        """Return the scale at which the bound is stationary, by one fixed-point step.
+
+        The derivative of the expected loss in log scale is minus the sum of u f' + z pi, which the
+        normaliser asks to be one a coefficient.
+        """
+        d = self.n_features
+        variances = predictor.coefficient_variance()[:d]
+        mean = np.mean(u[:d] * penalty.slope[:d] + variances * penalty.precision[:d])
+        return float(scale * mean ** (1.0 / self.site.growth))
+
+
+class CarriedPrior:
+    """The Gaussian N(mean, precision^-1) that a stream carries from batch to batch."""
+
+    n_sites, learn, groups, start_scale = 0, False, None, 1.0
+
+    def __init__(self, mean, precision, log_det):
+        self.mean, self.matrix, self.log_det = mean, precision, log_det
+
+    def start_precision(self, scale):
+        """Return the precision (n, n)."""
+        return self.matrix
+
+    def log_normaliser(self, scale):
+        """Return what the prior adds to the bound besides its expected loss."""
+        return 0.5 * self.log_det
+
+    def terms(self, u, scale, root):
+        """Return the `PriorTerms` of a posterior whose covariance is root' root."""
+        slope = self.matrix @ (u - self.mean)
+        loss = 0.5 * (u - self.mean) @ slope
+        loss += 0.5 * np.einsum("ij,ij->", root @ self.matrix, root)
+        return PriorTerms(self.matrix, self.matrix @ self.mean, slope, float(loss))

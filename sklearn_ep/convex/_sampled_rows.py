@@ -1,0 +1,317 @@
+"""What a worker does with the rows of one partition when columns are too many for a matrix.
+
+The variance of a row is a function of `Anchor` objects, numbers per column that come with the
+message, each of which refers to the one before. A worker that has lost what it kept goes along that
+chain again; what it answers does not depend on that.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+from ._part_rows import MEMORY, part_rows
+from ._systems import with_data
+from ._variances import leave_one_out
+
+__all__ = [
+    "Anchor",
+    "Calibration",
+    "Candidate",
+    "LineSums",
+    "Point",
+    "SampledRows",
+    "advance_sums",
+    "calibration_sums",
+    "diagonal_sums",
+    "dof_sums",
+    "line_sums",
+    "product_sums",
+    "right_sums",
+    "row_normals",
+]
+
+_TINY = 1e-300
+# Precision of a site before anything is known of its row.
+START_PRECISION = 0.15
+_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """Numbers per column from which variances of rows are formed.
+
+    variances (n,) are 1 / diag(A), 0 for an intercept; samples (n, k), or None, are draws of N(0,
+    A^-1) given the intercept; column (n,), or None, is that of A^-1 that belongs to the intercept.
+    """
+
+    tag: int
+    variances: np.ndarray
+    samples: np.ndarray | None
+    column: np.ndarray | None
+
+
+@dataclass(frozen=True, eq=False)
+class Anchor:
+    """A `Candidate` with its calibration: level c, the share of samples, at the coefficients u.
+
+    `damping` is the share of the step in log z that is taken.
+    """
+
+    candidate: Candidate
+    point: np.ndarray
+    level: float
+    shrink: float
+    damping: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """Coefficients u (n,) with the number by which workers know them."""
+
+    tag: int
+    u: np.ndarray
+
+
+class LineSums(NamedTuple):
+    """Expected loss and its gradient in u, summed over rows."""
+
+    value: float
+    slope: np.ndarray
+
+
+class Calibration(NamedTuple):
+    """Sums over rows with variance that the level and the share of samples follow from.
+
+    With a = r / j and b = r pi of sampled variances r: weight, and weighted a, b, a^2, ab, b^2.
+    """
+
+    weight: float
+    a: float
+    b: float
+    aa: float
+    ab: float
+    bb: float
+
+
+class Advance(NamedTuple):
+    """After a new anchor: sum of squared changes of log z, pi' z, and loss and gradient."""
+
+    change: float
+    dof: float
+    value: float
+    slope: np.ndarray
+
+
+class RightSums(NamedTuple):
+    """Diagonal of B' Pi B, and B' pi^1/2 E2 for some samples."""
+
+    diagonal: np.ndarray
+    right: np.ndarray
+
+
+class VectorSum(NamedTuple):
+    """A sum over rows of numbers per column."""
+
+    total: np.ndarray
+
+
+def _mixed(x):
+    """Return a 64-bit hash of numbers (splitmix)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2)
+    return x ^ (x >> np.uint64(31))
+
+
+def row_normals(first, n_rows, columns, seed):
+    """Return standard normals (n_rows, k) that belong to rows by their number in all rows.
+
+    So they do not depend on how rows are cut into parts. `columns` is a slice of samples.
+    """
+    with np.errstate(over="ignore"):
+        rows = np.arange(first, first + n_rows, dtype=np.uint64)[:, None] << np.uint64(20)
+        number = rows + np.arange(columns.start, columns.stop, dtype=np.uint64)
+        x = _mixed(number * np.uint64(_GOLDEN) + _mixed(np.array([seed], dtype=np.uint64)))
+        y = _mixed(x + np.uint64(_GOLDEN))
+    u, angle = ((a >> np.uint64(11)).astype(float) * 2.0**-53 for a in (x, y))
+    return np.sqrt(-2.0 * np.log1p(-u)) * np.cos(2.0 * np.pi * angle)
+
+
+class SampledRows:
+    """Rows of a part with the state that follows from the messages, kept between visits.
+
+    `noise(columns)` returns the standard normals (q, k) of the rows, times the root of their
+    weights; with `single` products with many columns are in single precision.
+    """
+
+    def __init__(self, B, sites, noise, single, squares=None):
+        self.B, self.sites, self.noise = B, sites, noise
+        kind = np.float32 if single else np.float64
+        self.fast = B.astype(kind, copy=False)
+        self.squares = _squares(self.fast) if squares is None else squares
+        self.n_anchors, self.z = 0, None
+        self._point: Any = (None, None)
+        self._penalty: Any = (None, None)
+        self._formed: Any = (None, None)
+        self._weight: Any = (None, None)
+
+    def variances(self, anchors):
+        """Return the variances z (q,) of the last anchor, or None without any."""
+        if self.n_anchors > len(anchors):
+            self.n_anchors, self.z = 0, None
+        for anchor in anchors[self.n_anchors :]:
+            self.z = self._next(anchor)
+            self.n_anchors += 1
+        return self.z
+
+    def predictors(self, point):
+        """Return s = B u (q,) at a `Point`."""
+        if self._point[0] != point.tag:
+            self._point = point.tag, self.B @ point.u
+        return self._point[1]
+
+    def penalty(self, point, anchors):
+        """Return the `Penalty` of the rows."""
+        key = point.tag, len(anchors)
+        if self._penalty[0] != key:
+            self._penalty = key, self.sites.penalty(self.predictors(point), self.variances(anchors))
+        return self._penalty[1]
+
+    def weight(self, point, anchors, curvature):
+        """Return the weights of rows in products: curvatures, or precisions of their sites."""
+        key = point.tag, len(anchors), curvature
+        if self._weight[0] != key:
+            f = self.penalty(point, anchors)
+            weight = f.curvature if curvature else f.precision
+            self._weight = key, weight.astype(self.fast.dtype)
+        return self._weight[1]
+
+    def _copy_precision(self, s):
+        """Return the precision of one copy of each row at predictors s and the variances kept."""
+        if self.z is None:
+            return np.full(len(self.sites.weight), START_PRECISION)
+        return self.sites.penalty(s, self.z).precision / self.sites.weight
+
+    def formed(self, candidate, point):
+        """Return what a `Candidate` says at coefficients u, with the variances kept.
+
+        These are precisions p of one copy of each row, leave-one-out sums j, sampled variances r
+        and products with the column, None where there are none.
+        """
+        if self._formed[0] != candidate.tag:
+            p = self._copy_precision(None if self.z is None else self.B @ point)
+            r = x = None
+            if candidate.samples is None:
+                # without calibration the row's own share is left in: it matters less than the level
+                j = self.squares @ candidate.variances.astype(self.squares.dtype)
+                j = j.astype(float)
+            else:
+                j = leave_one_out(self.fast, candidate.variances, p)
+                product = self.fast @ candidate.samples.astype(self.fast.dtype)
+                r = np.einsum("ij,ij->i", product, product).astype(float) / product.shape[1]
+            if candidate.column is not None:
+                x = self.B @ candidate.column
+            self._formed = candidate.tag, (p, j, r, x)
+        return self._formed[1]
+
+    def _next(self, anchor):
+        """Return the variances of an anchor, from those of the one before."""
+        candidate = anchor.candidate
+        p, j, r, x = self.formed(candidate, anchor.point)
+        z = anchor.level * j / (1.0 + p * anchor.level * j)
+        if r is not None and anchor.shrink > 0:
+            z += anchor.shrink * (r - z)
+        if x is not None:
+            z += x**2 / candidate.column[-1]
+        z = np.maximum(z, _TINY)
+        self._formed = None, None
+        if anchor.damping < 1.0 and self.z is not None:
+            z = self.z ** (1.0 - anchor.damping) * z**anchor.damping
+        return z
+
+
+def _squares(B):
+    return with_data(B, B.data**2) if sp.issparse(B) else B * B
+
+
+def _rows(part, k, spec):
+    """Return the `SampledRows` of partition k, those in memory as they are."""
+    if isinstance(part, SampledRows):
+        return part
+    rows = MEMORY.find(spec.token, k)
+    if rows is None:
+        B, sites = part_rows(part, k, spec, keep=False)
+        root, first, seed = np.sqrt(sites.weight)[:, None], spec.firsts[k], spec.seed
+
+        def noise(columns):
+            return root * row_normals(first, len(root), columns, seed)
+
+        rows = SampledRows(B, sites, noise, spec.single)
+        MEMORY.keep(spec.token, k, rows, 4 * B.nnz if sp.issparse(B) else 3 * B.size)
+    return rows
+
+
+def diagonal_sums(part, k, spec, point, _, *anchors):
+    """Return (B.^2)' pi of partition k, with the start's precision before any anchor."""
+    rows = _rows(part, k, spec)
+    if not anchors:
+        weight = START_PRECISION * rows.sites.weight
+    else:
+        weight = rows.penalty(point, anchors).precision
+    return VectorSum((rows.squares.T @ weight.astype(rows.squares.dtype)).astype(float))
+
+
+def line_sums(part, k, spec, point, _, *anchors):
+    """Return the `LineSums` of partition k, in double precision."""
+    rows = _rows(part, k, spec)
+    f = rows.penalty(point, anchors)
+    return LineSums(float(np.sum(f.value)), rows.B.T @ f.slope)
+
+
+def product_sums(part, k, spec, point, columns, *anchors):
+    """Return B' diag(weight) B V of partition k; `columns` are V and whether curvatures weigh."""
+    V, curvature = columns
+    rows = _rows(part, k, spec)
+    weight = rows.weight(point, anchors, curvature)
+    product = rows.fast @ V
+    product *= weight if V.ndim == 1 else weight[:, None]
+    return VectorSum(rows.fast.T @ product)
+
+
+def right_sums(part, k, spec, point, columns, *anchors):
+    """Return the `RightSums` of partition k for a slice of samples."""
+    rows = _rows(part, k, spec)
+    precision = rows.penalty(point, anchors).precision
+    root = np.sqrt(precision / rows.sites.weight)
+    diagonal = (rows.squares.T @ precision.astype(rows.squares.dtype)).astype(float)
+    return RightSums(diagonal, rows.B.T @ (root[:, None] * rows.noise(columns)))
+
+
+def calibration_sums(part, k, spec, point, candidate, *anchors):
+    """Return the `Calibration` of partition k for a `Candidate`."""
+    rows = _rows(part, k, spec)
+    rows.variances(anchors)
+    pi, j, r, _ = rows.formed(candidate, point.u)
+    seen = j > 0
+    w, a, b = rows.sites.weight[seen], r[seen] / j[seen], r[seen] * pi[seen]
+    wa, wb = w * a, w * b
+    sums = (w.sum(), wa.sum(), wb.sum(), wa @ a, wa @ b, wb @ b)
+    return Calibration(*map(float, sums))
+
+
+def dof_sums(part, k, spec, point, _, *anchors):
+    """Return pi' z of partition k."""
+    rows = _rows(part, k, spec)
+    return VectorSum(rows.penalty(point, anchors).precision @ rows.variances(anchors))
+
+
+def advance_sums(part, k, spec, point, _, *anchors):
+    """Return the `Advance` of partition k: variances go on to the last anchor."""
+    rows = _rows(part, k, spec)
+    before = rows.penalty(point, anchors[:-1])
+    old = rows.variances(anchors[:-1])
+    z = rows.variances(anchors)
+    f = rows.penalty(point, anchors)
+    change = float(rows.sites.weight @ np.log(z / old) ** 2)
+    return Advance(change, float(before.precision @ z), float(np.sum(f.value)), rows.B.T @ f.slope)

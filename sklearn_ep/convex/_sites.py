@@ -1,0 +1,355 @@
+"""Priors of coefficients by their losses: super-Gaussian sites t(s) = exp(-loss(s^2)).
+
+Their local bound needs two formulas; some have the Kullback-Leibler bound in closed form as well.
+"""
+
+import numbers
+from typing import Any
+
+import numpy as np
+from scipy.special import erf, gammaln
+
+from .._engine.super_gaussian import BOUNDS, Penalty
+
+__all__ = ["HorseshoeSite", "LaplaceSite", "StudentTSite", "SuperGaussianSite"]
+
+# A Laplace site far from zero has no curvature left; this share of its squared rate keeps the
+# precision matrix of the coefficients invertible and changes the posterior by as little.
+_LAPLACE_FLOOR = 1e-6
+_TINY = 1e-300
+
+
+class SuperGaussianSite:
+    """An even prior density proportional to t(s) = exp(-loss(s^2)).
+
+    A subclass defines `loss` and `precision`; nothing else is needed. The loss has to be increasing
+    and concave in s^2, so that t is a mixture of Gaussians: then a Gaussian supports it from below
+    at every point.
+
+    Attributes
+    ----------
+    growth : float
+        How fast the loss grows far out: about as |s|^growth. It only sets the step with which a
+        scale is learned, 2 is the careful one.
+    """
+
+    growth = 2.0
+
+    def loss(self, x: np.ndarray) -> np.ndarray:
+        """Return the loss at squares of the coefficient.
+
+        Parameters
+        ----------
+        x : ndarray
+            Squares s^2, positive.
+
+        Returns
+        -------
+        loss : ndarray
+            -log t(s), of the shape of x.
+        """
+        raise TypeError(f"{type(self).__name__} must define loss(x).")
+
+    def precision(self, x: np.ndarray) -> np.ndarray:
+        """Return the precision of the Gaussian that supports the density.
+
+        Parameters
+        ----------
+        x : ndarray
+            Squares s^2 of the points of contact, positive.
+
+        Returns
+        -------
+        precision : ndarray
+            Twice the derivative of the loss, of the shape of x.
+        """
+        raise TypeError(f"{type(self).__name__} must define precision(x).")
+
+    def log_normaliser(self) -> float:
+        """Return the logarithm of the factor that makes t a density.
+
+        Returns
+        -------
+        log_normaliser : float
+            By quadrature over log |s| unless a subclass knows better; nan where t has no integral,
+            and evidences with it.
+        """
+        width = -0.5 * np.log(self.start_precision())
+        u, step = np.linspace(width - 60.0, width + 60.0, 24001, retstep=True)
+        with np.errstate(over="ignore"):  # far out any loss may
+            log_terms = u - self.loss(np.exp(2.0 * u))
+        top = np.max(log_terms)
+        if not np.isfinite(top) or log_terms[-1] > top - 20.0:
+            return float("nan")
+        return -float(top + np.log(2.0 * step * np.sum(np.exp(log_terms - top))))
+
+    def start_precision(self) -> float:
+        """Return the precision of a Gaussian as wide as the bulk of the density.
+
+        Returns
+        -------
+        precision : float
+            That of the point of contact x with x precision(x) = 1.
+        """
+        low, high = -200.0, 200.0
+        for _ in range(80):
+            middle = 0.5 * (low + high)
+            x = np.exp([middle])
+            low, high = (middle, high) if (x * self.precision(x))[0] < 1.0 else (low, middle)
+        return float(np.exp(-0.5 * (low + high)))
+
+    def penalty(self, s: np.ndarray, z: np.ndarray) -> Penalty:
+        """Return the variational penalty of coefficients.
+
+        Parameters
+        ----------
+        s, z : ndarray of shape (n,)
+            Posterior means and variances.
+
+        Returns
+        -------
+        penalty : tuple of four ndarray of shape (n,)
+            Value, slope and curvature in s, and the precision of the tangent Gaussian: the local
+            bound, with the precision in place of the curvature. It is never smaller, so that steps
+            with it go downhill where the density is not log-concave.
+        """
+        x = np.maximum(z + s * s, _TINY)
+        precision = self.precision(x)
+        return Penalty(self.loss(x), precision * s, precision, precision)
+
+    def __repr__(self) -> str:
+        own = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({own})"
+
+
+def _check_positive(name: str, value: Any) -> None:
+    """Raise a ValueError that names the parameter of a site unless it is positive and finite."""
+    if not isinstance(value, numbers.Real) or not 0 < float(value) < np.inf:
+        raise ValueError(f"{name} must be a positive finite number, got {value!r}.")
+
+
+class LaplaceSite(SuperGaussianSite):
+    """Laplace prior exp(-|s| / scale) / (2 scale).
+
+    Parameters
+    ----------
+    scale : float, default=1.0
+        Mean of |s|, in units of a coefficient.
+    bound : {"local", "kl"}, default="local"
+        "kl" averages the loss over the Gaussian posterior, which this prior allows in closed form;
+        standard deviations come out 2 to 36 % larger than those of the local bound, which are too
+        small.
+    """
+
+    growth = 1.0
+
+    def __init__(self, scale: float = 1.0, bound: str = "local") -> None:
+        _check_positive("scale", scale)
+        if bound not in BOUNDS:
+            raise ValueError(f"bound must be one of {list(BOUNDS)}, got {bound!r}.")
+        self.scale, self.bound = scale, bound
+
+    def loss(self, x: np.ndarray) -> np.ndarray:
+        """Return the loss at squares of the coefficient.
+
+        Parameters
+        ----------
+        x : ndarray
+            Squares s^2, positive.
+
+        Returns
+        -------
+        loss : ndarray
+            |s| / scale.
+        """
+        return np.sqrt(x) / self.scale
+
+    def precision(self, x: np.ndarray) -> np.ndarray:
+        """Return the precision of the Gaussian that supports the density.
+
+        Parameters
+        ----------
+        x : ndarray
+            Squares s^2 of the points of contact, positive.
+
+        Returns
+        -------
+        precision : ndarray
+            1 / (scale |s|).
+        """
+        return 1.0 / (self.scale * np.sqrt(x))
+
+    def log_normaliser(self) -> float:
+        """Return the logarithm of the factor that makes t a density.
+
+        Returns
+        -------
+        log_normaliser : float
+            -log(2 scale).
+        """
+        return -float(np.log(2.0 * self.scale))
+
+    def start_precision(self) -> float:
+        """Return the precision of the Gaussian with the same variance.
+
+        Returns
+        -------
+        precision : float
+            1 / (2 scale^2).
+        """
+        return 0.5 / self.scale**2
+
+    def penalty(self, s: np.ndarray, z: np.ndarray) -> Penalty:
+        """Return the variational penalty of coefficients.
+
+        Parameters
+        ----------
+        s, z : ndarray of shape (n,)
+            Posterior means and variances.
+
+        Returns
+        -------
+        penalty : tuple of four ndarray of shape (n,)
+            Value, slope and curvature in s, and the precision of the tangent Gaussian. Curvature
+            and precision are at least 1e-6 / scale^2, which keeps posterior precisions invertible
+            and changes the posterior by as little.
+        """
+        rate = 1.0 / self.scale
+        bound = self._kl if self.bound == "kl" else self._local
+        value, slope, curvature, precision = bound(s, z, rate)
+        floor = _LAPLACE_FLOOR * rate**2
+        return Penalty(value, slope, np.maximum(curvature, floor), np.maximum(precision, floor))
+
+    @staticmethod
+    def _kl(s: np.ndarray, z: np.ndarray, rate: float) -> tuple[np.ndarray, ...]:
+        d = np.sqrt(z)
+        a = s / d
+        density = np.exp(-0.5 * a * a) / np.sqrt(2.0 * np.pi)
+        odd = erf(a / np.sqrt(2.0))
+        curvature = 2.0 * rate * density / d
+        return rate * (2.0 * d * density + s * odd), rate * odd, curvature, curvature
+
+    @staticmethod
+    def _local(s: np.ndarray, z: np.ndarray, rate: float) -> tuple[np.ndarray, ...]:
+        root = np.sqrt(np.maximum(z + s * s, _TINY))
+        precision = rate / root
+        return rate * root, precision * s, precision * z / root**2, precision
+
+
+class StudentTSite(SuperGaussianSite):
+    """Student's t prior: heavy tails, so that large coefficients are hardly shrunk.
+
+    Parameters
+    ----------
+    df : float, default=3.0
+        Degrees of freedom; 1 is the Cauchy distribution, infinity the normal one.
+    scale : float, default=1.0
+        Scale, in units of a coefficient.
+    """
+
+    def __init__(self, df: float = 3.0, scale: float = 1.0) -> None:
+        _check_positive("df", df)
+        _check_positive("scale", scale)
+        self.df, self.scale = df, scale
+
+    def loss(self, x: np.ndarray) -> np.ndarray:
+        """Return the loss at squares of the coefficient.
+
+        Parameters
+        ----------
+        x : ndarray
+            Squares s^2, positive.
+
+        Returns
+        -------
+        loss : ndarray
+            (df + 1) / 2 log(1 + x / (df scale^2)).
+        """
+        return 0.5 * (self.df + 1.0) * np.log1p(x / (self.df * self.scale**2))
+
+    def precision(self, x: np.ndarray) -> np.ndarray:
+        """Return the precision of the Gaussian that supports the density.
+
+        Parameters
+        ----------
+        x : ndarray
+            Squares s^2 of the points of contact, positive.
+
+        Returns
+        -------
+        precision : ndarray
+            (df + 1) / (df scale^2 + x).
+        """
+        return (self.df + 1.0) / (self.df * self.scale**2 + x)
+
+    def log_normaliser(self) -> float:
+        """Return the logarithm of the factor that makes t a density.
+
+        Returns
+        -------
+        log_normaliser : float
+            In closed form.
+        """
+        half = 0.5 * self.df
+        # the difference of two log gamma functions loses all digits for many degrees of freedom
+        ratio = gammaln(half + 0.5) - gammaln(half) if half < 1e6 else 0.5 * np.log(half)
+        return float(ratio - 0.5 * np.log(self.df * np.pi) - np.log(self.scale))
+
+
+class HorseshoeSite(SuperGaussianSite):
+    """Horseshoe-like prior log(1 + 4 scale^2 / s^2), peaked at zero and with Cauchy's tails.
+
+    Small coefficients are drawn to zero much harder than large ones: the continuous cousin of spike
+    and slab. There may be several local optima.
+
+    Parameters
+    ----------
+    scale : float, default=1.0
+        Scale, in units of a coefficient; small for few large coefficients among many.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        _check_positive("scale", scale)
+        self.scale = scale
+
+    def loss(self, x: np.ndarray) -> np.ndarray:
+        """Return the loss at squares of the coefficient.
+
+        Parameters
+        ----------
+        x : ndarray
+            Squares s^2, positive.
+
+        Returns
+        -------
+        loss : ndarray
+            -log log(1 + 4 scale^2 / x).
+        """
+        return -np.log(np.log1p(4.0 * self.scale**2 / x))
+
+    def precision(self, x: np.ndarray) -> np.ndarray:
+        """Return the precision of the Gaussian that supports the density.
+
+        Parameters
+        ----------
+        x : ndarray
+            Squares s^2 of the points of contact, positive.
+
+        Returns
+        -------
+        precision : ndarray
+            With v = 4 scale^2: 2 v / (x (x + v) log(1 + v / x)).
+        """
+        v = 4.0 * self.scale**2
+        share = v / x
+        return 2.0 * share / ((x + v) * np.log1p(share))
+
+    def log_normaliser(self) -> float:
+        """Return the logarithm of the factor that makes t a density.
+
+        Returns
+        -------
+        log_normaliser : float
+            -log(4 pi scale).
+        """
+        return -float(np.log(4.0 * np.pi * self.scale))

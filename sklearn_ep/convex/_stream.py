@@ -1,0 +1,271 @@
+"""Streams of rows: the posterior so far is the prior of the next batch.
+
+With forgetting g the prior of a batch is N(m0, A0^-1), A0 = g A + (1 - g) P and m0 = A0^-1 g A m: a
+power prior, so that old rows count less by the factor g a batch. Up to 2,000 columns A is kept as
+it is; beyond, or where a rank is asked for, as a diagonal plus a matrix of that rank. The sum of
+the bounds of the batches is a prequential evidence: factors g can be compared by it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._engine.gaussian import checked_cholesky, triangular_inverse
+from .._engine.loop import Anderson, Evaluation, Reason, iterate
+from .._engine.super_gaussian import LogisticSites
+from ._natural import VISITS_A_STEP, NaturalGradient, NaturalStep
+from ._parameters import is_flat, prior_variances
+from ._part_rows import PartRows
+from ._posterior import WeightPosterior
+from ._priors import CarriedPrior
+from ._systems import LowRankSystem, PrimalSystem, weighted_inner, with_ones
+
+__all__ = ["BatchFit", "BatchPlan", "add_batch", "plan_stream", "start_stream"]
+
+LARGEST_STREAM = 2000  # coefficients whose precision matrix is kept
+# Rounds of power iteration behind the low rank: each also renews the diagonal.
+_ROUNDS = 10
+
+
+class BatchFit(NamedTuple):
+    """The posterior after a batch, what the batch adds to the evidence, and how its fit went."""
+
+    posterior: WeightPosterior
+    log_evidence: float
+    history: dict[str, np.ndarray]
+    reason: Reason
+
+
+@dataclass
+class BatchPlan:
+    """What the estimator decides for a stream.
+
+    `prior` (n,) are the prior precisions, `rank` that of the precision beside its diagonal, None
+    for all of it; `limits` are tol, max_iter and damping of the loop.
+    """
+
+    prior: np.ndarray
+    intercept: bool
+    bound: str
+    forgetting: float
+    rank: int | None
+    limits: dict[str, Any]
+
+    @property
+    def solver(self):
+        """How batches are fitted: by a matrix of the columns, or of the rows."""
+        return "primal" if len(self.prior) <= LARGEST_STREAM else "dual"
+
+    def dof(self, posterior):
+        """Return the effective number of parameters: coefficients less what the prior explains."""
+        return np.sum(1.0 - self.prior * posterior.coefficient_variance())
+
+
+def plan_stream(estimator, d):
+    """Return the `BatchPlan` for d features, or raise a ValueError that names a parameter."""
+    if is_flat(estimator):
+        raise ValueError("partial_fit needs a finite intercept_prior_variance.")
+    variance = getattr(estimator, "prior_variance_", estimator.prior_variance)
+    if np.ndim(variance) > 1:
+        raise ValueError("partial_fit cannot go on from prior variances learned for each class.")
+    prior = 1.0 / prior_variances(estimator, d, variance)
+    if len(prior) > LARGEST_STREAM and estimator.stream_rank is None:
+        raise ValueError(
+            f"stream_rank must be given for more than {LARGEST_STREAM} coefficients, got "
+            f"{len(prior)}: 0 keeps a diagonal precision, 30 much of what is beside it."
+        )
+    limits = dict(
+        tol=estimator.tol,
+        max_iter=VISITS_A_STEP * estimator.max_iter,
+        damping=estimator.damping,
+    )
+    return BatchPlan(
+        prior, bool(estimator.fit_intercept), estimator.bound, estimator.forgetting,
+        estimator.stream_rank, limits,
+    )  # fmt: skip
+
+
+def start_stream(plan):
+    """Return the posterior before any row: the prior."""
+    n = len(plan.prior)
+    if plan.solver == "dual":
+        system: Any = LowRankSystem(plan.prior, np.zeros((n, 0)))
+    else:
+        system = PrimalSystem.of(np.diag(plan.prior))
+    return WeightPosterior(np.zeros(n), plan.intercept, system, system)
+
+
+def add_batch(plan, last, X, sign, weight):
+    """Return the `BatchFit` after rows of X (q, d) with labels in {-1, +1}.
+
+    `last` is the `WeightPosterior` so far.
+    """
+    sites = LogisticSites(sign, weight, plan.bound)
+    B = with_ones(X.tocsr() if hasattr(X, "tocsr") else X, plan.intercept)
+    before = _carried(plan, last)
+    system, mean = _forgotten(plan, before, last.mean)
+    fit = (_primal if plan.solver == "primal" else _dual)(B, sites, system, mean, plan.limits)
+    result, step, after, A = fit
+    if plan.rank is not None:
+        after = _compressed(A, plan.prior, plan.rank, before)
+    posterior = WeightPosterior(step.mean, plan.intercept, after, after)
+    return BatchFit(posterior, step.objective, result.history, result.reason)
+
+
+def _carried(plan, last):
+    """Return the system of a posterior in the form in which streams are kept.
+
+    Where variances were sampled, those of the coefficients are all that is known.
+    """
+    system = last.system
+    if not len(last.rows) and isinstance(
+        system, LowRankSystem if plan.solver == "dual" else LowRankSystem | PrimalSystem
+    ):
+        return system
+    if not hasattr(system, "precision"):
+        precision = 1.0 / last.coefficient_variance()
+        if plan.solver == "dual":
+            return LowRankSystem(precision, np.zeros((len(precision), 0)))
+        return PrimalSystem.of(np.diag(precision))
+    A = system.precision + last.rows.T @ (last.precision[:, None] * last.rows)
+    if plan.solver == "primal":
+        return PrimalSystem.of(A)
+    return _compressed(_Precision(A, None, None), plan.prior, plan.rank, None)
+
+
+def _forgotten(plan, system, mean):
+    """Return the system of A0 and the mean m0."""
+    g = plan.forgetting
+    if g == 1.0:
+        return system, mean
+    if isinstance(system, LowRankSystem):
+        old = g * system.times(mean)
+        diagonal = g * system.diagonal + (1.0 - g) * plan.prior
+        system = LowRankSystem(diagonal, np.sqrt(g) * system.factor)
+    else:
+        A = g * system.precision
+        old = A @ mean
+        A[np.diag_indices_from(A)] += (1.0 - g) * plan.prior
+        system = PrimalSystem.of(A)
+    return system, system.solve(old)
+
+
+def _primal(B, sites, system, mean, limits):
+    """Fit a batch with all columns in a matrix; return result, step, system and what A now is."""
+    prior = CarriedPrior(mean, system.precision, system.log_det)
+    loop = NaturalGradient(PartRows(B, sites).sums, prior, len(mean))
+    result = loop.solve(loop.start(mean), **limits)
+    step = result.evaluation.payload
+    return result, step, step.system, _Precision(step.system.precision, None, None)
+
+
+class _Precision(NamedTuple):
+    """A as a base, a matrix or a `LowRankSystem`, plus B' diag(weight) B for B not None."""
+
+    base: Any
+    B: Any
+    weight: Any
+
+    def diagonal(self):
+        """Return diag(A)."""
+        if self.B is None:
+            return np.diagonal(self.base).copy()
+        own = self.base.diagonal + np.einsum("ij,ij->i", self.base.factor, self.base.factor)
+        squares = self.B.multiply(self.B) if hasattr(self.B, "multiply") else self.B * self.B
+        return own + np.asarray(squares.T @ self.weight).ravel()
+
+    def times(self, V):
+        """Return A V for columns."""
+        if self.B is None:
+            return self.base @ V
+        out = self.base.diagonal[:, None] * V + self.base.factor @ (self.base.factor.T @ V)
+        return out + self.B.T @ (self.weight[:, None] * (self.B @ V))
+
+
+def _dual(B, sites, system, mean, limits):
+    """Do the same in the space of the rows, s = B u with prior N(B mean, K); O(q^3) a step.
+
+    The system is None: that of A is yet to be made.
+    """
+    K = weighted_inner(B, 1.0 / system.diagonal, B)
+    product = B @ system.half.T
+    K -= product @ product.T
+    rows = _RowPosterior(K, B @ mean, sites)
+    f = sites.penalty(rows.mean, np.diagonal(K).copy())
+    start = np.stack([f.precision, f.precision * rows.mean - f.slope])
+    acceleration = Anderson(depth=5, mixing=limits["damping"])
+    result = iterate(rows.evaluate, start, acceleration=acceleration, repair=_positive, **limits)
+    step = result.evaluation.payload
+    moved = mean + system.solve(B.T @ step.mean)
+    return result, step._replace(mean=moved), None, _Precision(system, B, result.x[0])
+
+
+def _positive(proposal, x, target):
+    """Take the plain step for rows whose accelerated precision is not positive."""
+    return np.where(proposal[0] > 0, proposal, target)
+
+
+class _RowPosterior:
+    """Natural-gradient steps on the precisions and shifts (2, q) of the sites of a batch."""
+
+    def __init__(self, K, mean, sites):
+        self.K, self.mean, self.sites = K, mean, sites
+
+    def evaluate(self, x):
+        """Map site parameters to their `Evaluation`.
+
+        The payload is a `NaturalStep` whose mean is that of the dual variables, which K maps to the
+        change of s.
+        """
+        precision, shift = x
+        root = np.sqrt(precision)
+        M = root[:, None] * self.K * root
+        M[np.diag_indices_from(M)] += 1.0
+        lower = checked_cholesky(M)
+        half = triangular_inverse(lower) @ (root[:, None] * self.K)
+        z = np.maximum(
+            np.diagonal(self.K) - np.einsum("ij,ij->j", half, half),
+            np.finfo(float).eps * np.diagonal(self.K),
+        )
+        right = shift - precision * self.mean
+        moved = self.K @ right - half.T @ (half @ right)
+        s, alpha = self.mean + moved, right - precision * moved
+        f = self.sites.penalty(s, z)
+        target = np.stack([f.precision, f.precision * s - f.slope])
+        gap = target - x
+        residual = max(np.max(np.abs(gap[0]) * z), np.max(np.abs(gap[1] - gap[0] * s) * np.sqrt(z)))
+        objective = 0.5 * float(precision @ z - moved @ alpha) - float(np.sum(f.value))
+        objective -= float(np.sum(np.log(np.diagonal(lower))))
+        step = NaturalStep(alpha, None, 1.0, float(precision @ z), objective)
+        metric = np.stack([z, np.sqrt(z)])
+        return Evaluation(target, float(residual), metric, {"objective": objective}, step)
+
+
+def _compressed(A, prior, rank, last):
+    """Return the `LowRankSystem` nearest to A: its diagonal, and a low rank of what is beside it.
+
+    Works on q (A - P) q, q = diag(A)^-1/2: the leading eigenvectors of what a diagonal e leaves,
+    and e of what they leave, in turns, by power iteration from the last factor on.
+    """
+    total = A.diagonal()
+    q = 1.0 / np.sqrt(total)
+    own = (total - prior) * q * q
+    if rank == 0:
+        return LowRankSystem(total, np.zeros((len(total), 0)))
+    rank = min(rank, len(total))
+    V = np.random.RandomState(0).standard_normal((len(total), rank))
+    if isinstance(last, LowRankSystem) and last.factor.shape[1] == rank:
+        # directions that were lost before get another chance
+        V = q[:, None] * last.factor + 1e-3 * V
+    V = np.linalg.qr(V)[0]
+    e = np.zeros(len(total))  # so that a full rank loses nothing
+    for _ in range(_ROUNDS):
+        image = q[:, None] * A.times(q[:, None] * V) - (prior * q * q + e)[:, None] * V
+        inner = V.T @ image
+        values, vectors = np.linalg.eigh(0.5 * (inner + inner.T))
+        F = (V @ vectors) * np.sqrt(np.maximum(values, 0.0))
+        # nothing is below -1 here: shifted, the largest eigenvalues are the leading ones
+        V = np.linalg.qr(image + V)[0]
+        e = np.maximum(own - np.einsum("ij,ij->i", F, F), 0.0)
+    return LowRankSystem(prior + e / (q * q), F / q[:, None])

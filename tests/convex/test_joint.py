@@ -1,0 +1,177 @@
+"""More than two classes with one joint posterior of the coefficients."""
+
+import warnings
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from scipy.special import log_softmax
+from sklearn.datasets import load_iris
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.preprocessing import StandardScaler
+
+from sklearn_ep import ConvexVariationalLogistic
+
+
+def toy(n, n_classes, d=3, seed=0):
+    rng = np.random.default_rng(seed)
+    X, W = rng.normal(size=(n, d)), 1.5 * rng.normal(size=(n_classes, d))
+    y = np.argmax(X @ W.T + rng.gumbel(size=(n, n_classes)), axis=1)
+    y[:n_classes] = np.arange(n_classes)
+    return X, y
+
+
+def fit(X, y, **kwargs):
+    return ConvexVariationalLogistic(**{"tol": 1e-8, "max_iter": 100, **kwargs}).fit(X, y)
+
+
+def test_the_posterior_is_that_of_long_sampling():
+    """Against importance sampling from a wider Gaussian about the mode."""
+    X, y = toy(30, 3, d=2, seed=1)
+    est = fit(X, y, fit_intercept=False)
+    rng = np.random.default_rng(0)
+    posterior = est._posteriors[0]
+    size = posterior.mean.size
+    lower = np.linalg.cholesky(posterior.spread.reshape(size, size))
+    z = rng.standard_t(8, size=(400_000, size))
+    draws = posterior.mean.ravel() + 1.1 * z @ lower.T
+    W = draws.reshape(-1, 3, 2)
+    log_p = log_softmax(np.einsum("scd,nd->snc", W, X), axis=2)[:, np.arange(30), y].sum(1)
+    log_w = log_p - 0.5 * np.sum(draws**2, axis=1)
+    log_w += 4.5 * np.sum(np.log1p(z**2 / 8), axis=1)
+    w = np.exp(log_w - log_w.max())
+    mean = w @ draws / w.sum()
+    std = np.sqrt(w @ (draws - mean) ** 2 / w.sum())
+    assert np.max(np.abs(est.coef_.ravel() - mean) / std) < 0.05
+    # the sites leave out what losers say of each other: some per cent too wide, never too narrow
+    ratio = est.coef_std_.ravel() / std
+    assert np.all((ratio > 0.99) & (ratio < 1.06))
+    new = rng.normal(size=(5, 2))
+    exact = np.tensordot(w, np.exp(log_softmax(np.einsum("scd,nd->snc", W, new), axis=2)), 1)
+    np.testing.assert_allclose(est.predict_proba(new), exact / w.sum(), atol=5e-3)
+
+
+def test_sparse_rows_names_of_classes_and_weights():
+    X, y = toy(60, 4)
+    X[np.abs(X) < 0.5] = 0.0
+    est = fit(X, y)
+    assert est.coef_.shape == est.coef_std_.shape == (4, 3) and est.intercept_.shape == (4,)
+    csr = fit(sp.csr_matrix(X), y)
+    np.testing.assert_allclose(csr.coef_, est.coef_, atol=1e-9)
+    np.testing.assert_allclose(csr.predict_proba(sp.csr_matrix(X)), est.predict_proba(X), atol=1e-9)
+    order = np.array([2, 0, 3, 1])
+    renamed = fit(X, order[y])
+    np.testing.assert_allclose(renamed.coef_[order], est.coef_, atol=1e-7)
+    weight = np.random.default_rng(2).integers(0, 4, 60)
+    weight[:4] = 1
+    weighted = ConvexVariationalLogistic(tol=1e-8, max_iter=100).fit(X, y, sample_weight=weight)
+    repeated = fit(np.repeat(X, weight, 0), np.repeat(y, weight))
+    np.testing.assert_allclose(weighted.coef_, repeated.coef_, atol=1e-7)
+    assert weighted.log_evidence_ == pytest.approx(repeated.log_evidence_, abs=1e-7)
+    # coefficients of all classes sum to nothing: only contrasts are learned
+    np.testing.assert_allclose(est.coef_.sum(0), 0.0, atol=1e-7)
+
+
+def test_iris_is_better_than_one_against_the_rest_and_its_peer():
+    X, y = load_iris(return_X_y=True)
+    X = StandardScaler().fit_transform(X)
+    train = np.random.default_rng(0).permutation(150) < 90
+    joint = ConvexVariationalLogistic(learn_prior=True).fit(X[train], y[train])
+    rest = ConvexVariationalLogistic(learn_prior=True, multi_class="one_vs_rest")
+    peer = LogisticRegression().fit(X[train], y[train])
+    loss = [
+        log_loss(y[~train], e.predict_proba(X[~train]))
+        for e in (joint, rest.fit(X[train], y[train]), peer)
+    ]
+    assert loss[0] < loss[1] - 0.05 and loss[0] < loss[2] + 0.03
+    assert joint.prior_variance_ > 5.0
+
+
+def test_the_learned_prior_variance_is_at_the_top_of_the_evidence():
+    X, y = toy(80, 3, seed=3)
+    est = fit(X, y, learn_prior=True, tol=1e-4)
+    values = [
+        fit(X, y, prior_variance=est.prior_variance_ * f, tol=1e-4).log_evidence_
+        for f in (0.7, 1.0, 1.4)
+    ]
+    assert values[1] >= max(values) - 0.02
+    assert est.log_evidence_ == pytest.approx(values[1], abs=1e-3)
+
+
+def test_draws_summary_intervals_and_diagnosis():
+    X, y = toy(60, 3, seed=4)
+    est = fit(X, y, tol=1e-6)
+    draws = est.sample_posterior(4000, random_state=0)
+    assert draws.shape == (3, 4000, 4)
+    np.testing.assert_allclose(draws.mean(1)[:, :3], est.coef_, atol=0.1)
+    np.testing.assert_allclose(draws.std(1)[:, :3], est.coef_std_, rtol=0.06)
+    committee = est.sample_proba(X[:6], 4000, random_state=0)
+    np.testing.assert_allclose(committee.mean(0), est.predict_proba(X[:6]), atol=0.02)
+    assert len(est.summary().coefficients["name"]) == 12
+    assert est.coef_interval().shape == (3, 3, 2)
+    assert est.diagnose(n_draws=2000, X=X, y=y).ess_share > 0.3
+    cov = est.latent_covariance(X[:4])
+    np.testing.assert_allclose(
+        np.einsum("cii->ic", cov), est.latent_mean_and_variance(X[:4])[1], rtol=1e-8
+    )
+
+
+def test_conditioning_on_rows_is_close_to_a_refit():
+    X, y = toy(120, 3, seed=5)
+    part = fit(X[:110], y[:110])
+    more, whole = part.condition_on(X[110:], y[110:]), fit(X, y)
+    before = np.abs(part.predict_proba(X) - whole.predict_proba(X)).max()
+    after = np.abs(more.predict_proba(X) - whole.predict_proba(X)).max()
+    assert after < 0.02 and after < 0.5 * before
+    assert more.log_evidence_ == pytest.approx(whole.log_evidence_, abs=0.3)
+    np.testing.assert_array_equal(part.coef_, fit(X[:110], y[:110]).coef_)
+
+
+def test_a_warm_start_goes_on_from_the_sites():
+    X, y = toy(60, 3, seed=6)
+    est = ConvexVariationalLogistic(warm_start=True, tol=1e-6).fit(X, y)
+    first, proba = est.n_iter_, est.predict_proba(X)
+    assert est.fit(X, y).n_iter_ <= 2 < first
+    np.testing.assert_allclose(est.predict_proba(X), proba, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        dict(prior="laplace"),
+        dict(bound="local"),
+        dict(variance="calibrated"),
+        dict(solver="cg"),
+        dict(prior_groups=[0, 0, 1], learn_prior=True),
+        dict(intercept_prior_variance=np.inf),
+        dict(n_partitions=2),
+    ],
+    ids=lambda s: next(iter(s)),
+)
+def test_settings_that_exclude_a_joint_posterior_are_named(setting):
+    X, y = toy(60, 3)
+    est = ConvexVariationalLogistic(multi_class="joint", random_state=0, **setting)
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        est.fit(X, y)
+    if "n_partitions" not in setting:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert len(est.set_params(multi_class="auto").fit(X, y)._posteriors) == 3
+
+
+def test_streams_and_two_classes():
+    X, y = toy(60, 3)
+    est = ConvexVariationalLogistic(multi_class="joint")
+    with pytest.raises(ValueError, match="partial_fit"):
+        est.partial_fit(X, y)
+    with pytest.raises(ValueError, match="multi_class"):
+        ConvexVariationalLogistic(multi_class="nested").fit(X, y)
+    joint = ConvexVariationalLogistic().fit(X, y)
+    with pytest.warns(UserWarning, match="rows are forgotten"):
+        joint.partial_fit(X, y)
+    fresh = ConvexVariationalLogistic().partial_fit(X, y)
+    np.testing.assert_array_equal(joint.coef_, fresh.coef_)
+    two = y < 2
+    plain = ConvexVariationalLogistic(multi_class="one_vs_rest").fit(X[two], y[two])
+    np.testing.assert_array_equal(est.fit(X[two], y[two]).coef_, plain.coef_)

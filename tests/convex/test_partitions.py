@@ -1,0 +1,249 @@
+"""ConvexVariationalLogistic from partitions: optima, equality over cuts, workers and caches."""
+
+import functools
+import os
+import pathlib
+import signal
+
+import joblib
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from oracles import oracle
+from scipy.special import expit
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+
+from sklearn_ep import ConvexVariationalLogistic
+from sklearn_ep._engine.partition import PartMemory, add_up
+from sklearn_ep.convex import _part_rows
+from sklearn_ep.convex._part_rows import SiteSums
+from sklearn_ep.convex._sampled_rows import row_normals
+from sklearn_ep.datasets import make_sparse_logistic
+from sklearn_ep.sites import LaplaceSite, StudentTSite
+
+KL = oracle("linear_scale")["kl"]
+TIGHT = dict(tol=1e-8, inner_tol=1e-10, max_iter=300)
+
+
+def cut(X, y, k):
+    ends = np.linspace(0, X.shape[0], k + 1).round().astype(int)
+    return [(X[a:b], y[a:b]) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def make(q=300, d=8, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((q, d))
+    return X, (rng.random(q) < expit(X @ rng.standard_normal(d))).astype(int)
+
+
+def far(a, b):
+    return np.max(np.abs((a.coef_ - b.coef_) / b.coef_std_))
+
+
+@pytest.mark.parametrize("p", KL, ids=range(len(KL)))
+def test_the_optimum_of_the_bound(p):
+    B, y = np.array(p["B"]), np.array(p["y"])
+    est = ConvexVariationalLogistic(p["prior_variance"], fit_intercept=False, **TIGHT)
+    est.fit(cut(B, y, 3))
+    sd = np.sqrt(np.diag(p["cov"]))
+    assert est.converged_
+    assert np.max(np.abs(est.coef_[0] - p["mean"]) / sd) < 1e-4
+    assert np.max(np.abs(np.log(est.coef_std_[0] / sd))) < 1e-4
+    assert est.log_evidence_ == pytest.approx(p["bound"], abs=2e-4)
+    assert est.log_evidence_ < p["exact_log_evidence"]
+
+
+SETTINGS = [
+    dict(),
+    dict(bound="local"),
+    dict(learn_prior=True),
+    dict(learn_prior=True, prior_groups=[0, 0, 0, 0, 1, 1, 1, 1]),
+    dict(prior="laplace", laplace_scale=0.5),
+    dict(prior="laplace", laplace_scale="learn"),
+    dict(prior=StudentTSite(3.0, 0.5)),
+    dict(class_weight="balanced", fit_intercept=False),
+    dict(prior_variance=np.linspace(0.5, 2, 8)),
+]
+
+
+@pytest.mark.parametrize("kw", SETTINGS, ids=str)
+def test_parts_are_the_rows_in_memory(kw):
+    X, y = make()
+    a = ConvexVariationalLogistic(**kw, **TIGHT).fit(X, y)
+    b = ConvexVariationalLogistic(**kw, **TIGHT).fit(cut(X, y, 4))
+    assert a.converged_ and b.converged_
+    assert far(b, a) < 1e-5
+    np.testing.assert_allclose(b.coef_std_, a.coef_std_, rtol=1e-5)
+    np.testing.assert_allclose(b.prior_variance_, a.prior_variance_, rtol=1e-4)
+    assert b.log_evidence_ == pytest.approx(a.log_evidence_, abs=1e-5)
+    assert b.effective_dof_ == pytest.approx(a.effective_dof_, abs=1e-3)
+    np.testing.assert_allclose(b.predict_proba(X), a.predict_proba(X), atol=1e-6)
+    assert not hasattr(b, "site_precision_") and b.n_passes_ > 3
+    b.fit(X, y)
+    assert b.site_precision_.shape == y.shape and b.n_passes_ == 0
+
+
+VARIANCES = pytest.mark.parametrize("variance", ["exact", "calibrated"])
+
+
+@VARIANCES
+def test_the_same_bits_for_loaders_workers_arrays_and_without_memory(variance, monkeypatch):
+    X, y, _ = make_sparse_logistic(300, 200, random_state=0)
+    kw = dict(variance=variance, random_state=0)
+    parts = cut(X, y, 3)
+    a = ConvexVariationalLogistic(4.0, **kw).fit(parts)
+    others = [
+        clone(a).set_params(n_jobs=2).fit(parts),
+        clone(a).fit([lambda p=p: p for p in parts]),
+        clone(a).set_params(n_partitions=3).fit(X, y),
+    ]
+    assert not _part_rows.MEMORY._kept
+    monkeypatch.setattr(_part_rows.MEMORY, "most", 0)
+    others.append(clone(a).fit(parts))
+    for b in others:
+        np.testing.assert_array_equal(a.coef_, b.coef_)
+        np.testing.assert_array_equal(a.coef_std_, b.coef_std_)
+        assert a.log_evidence_ == b.log_evidence_
+    dense = clone(a).fit([(A.toarray(), t) for A, t in parts])
+    assert far(dense, a) < 1e-4
+
+
+def test_calibrated_parts_are_near_the_exact_fit_whatever_the_cut():
+    X, y, _ = make_sparse_logistic(900, 500, random_state=1)
+    X, new, y = X[:700], X[700:], y[:700]
+    kw = dict(random_state=0, variance="calibrated")
+    exact = ConvexVariationalLogistic(4.0, variance="exact", **TIGHT).fit(X, y)
+    five = ConvexVariationalLogistic(4.0, **kw).fit(cut(X, y, 5))
+    two = ConvexVariationalLogistic(4.0, **kw).fit(cut(X, y, 2))
+    assert far(two, five) < 1e-4
+    (m, v), (me, ve) = (e.latent_mean_and_variance(new) for e in (five, exact))
+    assert np.sqrt(np.mean((v / ve - 1) ** 2)) < 0.08
+    assert np.linalg.norm(m - me) < 0.02 * np.linalg.norm(me)
+    assert abs(five.log_evidence_ - exact.log_evidence_) < 4 * five.log_evidence_std_
+    assert 0 < five.log_evidence_std_ < 0.02 * abs(exact.log_evidence_)
+    # without the rows the posterior is that of independent features
+    cov = five.latent_covariance(new[:5])
+    np.testing.assert_allclose(np.diag(cov), v[:5], rtol=1e-10)
+    draws = five.sample_posterior(3000, random_state=0)
+    B = sp.hstack([new[:5], np.ones((5, 1))]).toarray()
+    np.testing.assert_allclose((draws @ B.T).var(axis=0), v[:5], rtol=0.15)
+    more = five.condition_on(new[:1], [1])
+    assert more.latent_mean_and_variance(new[:1])[1] < v[0]
+
+
+def test_calibrated_parts_learn_priors_and_start_warm():
+    X, y, _ = make_sparse_logistic(600, 300, random_state=2)
+    kw = dict(variance="calibrated", random_state=0, n_evidence_probes=0)
+    learned = ConvexVariationalLogistic(learn_prior=True, max_iter=60, **kw).fit(cut(X, y, 2))
+    exact = ConvexVariationalLogistic(learn_prior=True, max_iter=60).fit(X, y)
+    assert abs(np.log(learned.prior_variance_ / exact.prior_variance_)) < 0.2
+    laplace = ConvexVariationalLogistic(prior=LaplaceSite(0.5, "kl"), **kw).fit(cut(X, y, 2))
+    truth = ConvexVariationalLogistic(prior=LaplaceSite(0.5, "kl")).fit(X, y)
+    assert np.linalg.norm(laplace.coef_ - truth.coef_) < 0.1 * np.linalg.norm(truth.coef_)
+    warm = ConvexVariationalLogistic(4.0, warm_start=True, **kw).fit(cut(X, y, 2))
+    first = warm.n_passes_
+    assert warm.fit(cut(X, y, 2)).n_passes_ < first
+
+
+def test_noise_belongs_to_rows_and_is_normal():
+    whole = row_normals(0, 1000, slice(0, 8), 7)
+    np.testing.assert_array_equal(whole[400:], row_normals(400, 600, slice(0, 8), 7))
+    np.testing.assert_array_equal(whole[:, 4:], row_normals(0, 1000, slice(4, 8), 7))
+    assert abs(whole.mean()) < 0.04 and abs(whole.std() - 1) < 0.03
+    assert abs(np.mean(whole**4) - 3) < 0.3
+    gram = whole.T @ whole / 1000
+    assert np.max(np.abs(gram - np.diag(np.diag(gram)))) < 0.12
+    assert np.max(np.abs(whole - row_normals(0, 1000, slice(0, 8), 8))) > 1
+
+
+def test_sums_and_memory_of_parts():
+    a, b = (SiteSums(v, np.full(2, v), np.full((2, 2), v), v) for v in (1.0, 2.0))
+    total = add_up([a, b])
+    assert total.value == 3.0 and np.all(total.gram == 3.0)
+    assert a.value == 1.0 and np.all(a.gram == 1.0)
+    memory = PartMemory(10)
+    memory.keep("old", 0, "x", 6)
+    memory.keep("new", 0, "y", 6)  # what another fit has left gives way
+    memory.keep("new", 1, "z", 6)  # what this fit keeps does not
+    assert memory.find("old", 0) is None and memory.find("new", 1) is None
+    assert memory.find("new", 0) == "y"
+    memory.forget("new")
+    assert memory.find("new", 0) is None
+
+
+def test_what_is_refused_and_what_is_not():
+    X, y = make(40, 4)
+    fitted = ConvexVariationalLogistic().fit(X, y)
+    before = dict(vars(fitted))
+    for parts, words in (
+        ([(X, y), (X[:, :3], y)], "partition 1 has 3 features"),
+        ([(X, y * 0), (X, y * 0)], "one class"),
+        ([(X, y, y, y)], "partition 0: it must be a pair"),
+        ([(X, y, y)], "partition 0: it must be a pair"),
+        ([(X, y), (X * np.nan, y)], "partition 1: Input X contains NaN"),
+        ([(X, y[:-1])], "X has 40 rows"),
+        ([(X, y), (X, y + 1)], "Only binary classification is supported"),
+        ([(X * 1e150, y)], "scale the columns"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fitted.fit(parts)
+        assert vars(fitted) == before
+    with pytest.raises(ValueError, match="sample_weight"):
+        fitted.fit([(X, y)], sample_weight=np.ones(40))
+    for kw in (dict(variance="lanczos"), dict(variance="monte_carlo"), dict(solver="dual")):
+        with pytest.raises(ValueError, match=next(iter(kw))):
+            ConvexVariationalLogistic(**kw).fit([(X, y)])
+    order = np.argsort(y)
+    apart = ConvexVariationalLogistic(**TIGHT).fit(cut(X[order], y[order], 2))
+    assert far(apart, ConvexVariationalLogistic(**TIGHT).fit(X, y)) < 1e-5
+    with pytest.warns(ConvergenceWarning, match="iterations ran out"):
+        ConvexVariationalLogistic(max_iter=1, tol=1e-9).fit([(X, y)])
+
+
+def test_words_are_labels_and_weights_are_copies_with_n_partitions():
+    X, y = make(60, 3)
+    weight = np.arange(60) % 3
+    a = ConvexVariationalLogistic(n_partitions=4, **TIGHT)
+    a.fit(X, np.array(["no", "yes"])[y], sample_weight=weight)
+    b = ConvexVariationalLogistic(**TIGHT).fit(
+        cut(np.repeat(X, weight, 0), np.repeat(y, weight), 2)
+    )
+    assert list(a.classes_) == ["no", "yes"] and far(a, b) < 1e-5
+
+
+def load_or_die(X, y, main, mark):
+    """Load a part; kill the first other process that does."""
+    if os.getpid() != main and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return X, y
+
+
+@pytest.mark.slow
+@VARIANCES
+# joblib's own resource tracker may warn of the files that the dead worker held
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_killed_worker_changes_nothing(variance, tmp_path: pathlib.Path):
+    X, y, _ = make_sparse_logistic(200, 60, random_state=0)
+    est = ConvexVariationalLogistic(variance=variance, random_state=0)
+    expected = clone(est).fit(cut(X, y, 4)).coef_
+    parts = [
+        functools.partial(load_or_die, A, t, os.getpid(), tmp_path / "killed")
+        for A, t in cut(X, y, 4)
+    ]
+    with joblib.parallel_config(backend="loky", n_jobs=2):
+        got = clone(est).fit(parts).coef_
+    assert (tmp_path / "killed").exists()
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.slow
+@VARIANCES
+@pytest.mark.parametrize("backend", ["loky", "dask"])
+def test_processes_and_clusters_give_the_bits_of_one_process(variance, backend, dask_workers):
+    X, y, _ = make_sparse_logistic(200, 60, random_state=0)
+    est = ConvexVariationalLogistic(variance=variance, random_state=0)
+    expected = clone(est).fit(cut(X, y, 3)).coef_
+    with joblib.parallel_config(backend=backend, n_jobs=2):
+        np.testing.assert_array_equal(clone(est).fit(cut(X, y, 3)).coef_, expected)

@@ -1,0 +1,112 @@
+"""SpikeSlabRegressor from partitions: the answer of rows in memory, whatever the cut."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from sklearn.base import clone
+
+from sklearn_ep import SpikeSlabRegressor
+from sklearn_ep.spike_slab import _statistics
+from sklearn_ep.spike_slab._statistics import merged, statistics_of_part
+
+
+def make(n=400, d=12, off=0.0, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, d)) + off
+    return X, X @ np.where(np.arange(d) < 3, 1.5, 0.0) + 2.0 + rng.standard_normal(n)
+
+
+def cut(X, y, k):
+    ends = np.linspace(0, len(y), k + 1).round().astype(int)
+    return [(X[a:b], y[a:b]) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def assert_same(a, b, tol=1e-8):
+    sd = a.coef_std_.max()
+    assert np.max(np.abs(a.coef_ - b.coef_)) < tol * sd
+    assert np.max(np.abs(a.coef_std_ - b.coef_std_)) < tol * sd
+    assert abs(a.intercept_ - b.intercept_) < 1e-6
+    assert np.max(np.abs(a.inclusion_proba_ - b.inclusion_proba_)) < tol
+    assert a.log_evidence_ == pytest.approx(b.log_evidence_, rel=tol)
+
+
+@pytest.mark.parametrize("off", [0.0, 1e5])
+@pytest.mark.parametrize("k", [1, 3, 40])
+def test_parts_are_the_rows_in_memory(k, off):
+    X, y = make(off=off)
+    assert_same(SpikeSlabRegressor().fit(X, y), SpikeSlabRegressor().fit(cut(X, y, k)))
+
+
+@pytest.mark.parametrize(
+    "kw", [dict(fit_intercept=False), dict(standardize=False), dict(algorithm="ep")]
+)
+def test_settings_mean_the_same_on_parts(kw):
+    X, y = make()
+    X[:, 5] = 3.0  # a constant column
+    a, b = SpikeSlabRegressor(**kw).fit(X, y), SpikeSlabRegressor(**kw).fit(cut(X, y, 4))
+    assert_same(a, b)
+    groups = np.arange(12) // 3
+    assert_same(a.fit(X, y, groups=groups), b.fit(cut(X, y, 4), groups=groups))
+
+
+def test_more_columns_than_rows():
+    X, y = make(60, 90)
+    assert_same(SpikeSlabRegressor().fit(X, y), SpikeSlabRegressor().fit(cut(X, y, 4)), 1e-7)
+
+
+def test_sparse_parts_loaders_and_workers():
+    X, y = make(600, 20)
+    X[np.random.default_rng(1).random(X.shape) < 0.8] = 0.0
+    a = SpikeSlabRegressor().fit(X, y)
+    parts = cut(sp.csr_matrix(X), y, 3)
+    b = SpikeSlabRegressor().fit(parts)
+    assert_same(a, b)
+    c = clone(b).set_params(n_jobs=2).fit([lambda p=p: p for p in parts])
+    np.testing.assert_array_equal(b.coef_, c.coef_)
+    assert b.n_features_in_ == 20 and not hasattr(b, "feature_names_in_")
+
+
+def test_a_sparse_part_without_full_rank_has_a_root():
+    X, y = make(300, 5)
+    X[:, 3] = X[:, 2]
+    X[:, 4] = 0.0
+    dense, sparse = (statistics_of_part((Z, y), 0) for Z in (X, sp.csr_matrix(X)))
+    np.testing.assert_allclose(dense.mean, sparse.mean, atol=1e-12)
+    np.testing.assert_allclose(
+        dense.root.T @ dense.root, sparse.root.T @ sparse.root, atol=1e-9 * 300
+    )
+
+
+def test_statistics_merge_in_any_tree():
+    X, y = make(200, 4, off=1e3)
+    a, b, c = (statistics_of_part(p, 0) for p in cut(X, y, 3))
+    left, right = merged(merged(a, b), c), merged(a, merged(b, c))
+    whole = statistics_of_part((X, y), 0)
+    for other in (left, right):
+        np.testing.assert_allclose(other.mean, whole.mean, rtol=1e-13)
+        np.testing.assert_allclose(
+            other.root.T @ other.root, whole.root.T @ whole.root, rtol=1e-10, atol=1e-8
+        )
+
+
+def test_what_is_refused(monkeypatch):
+    X, y = make()
+    fitted = SpikeSlabRegressor().fit(X, y)
+    before = fitted.coef_
+    for parts, words in (
+        ([(X, y), (X[:, :3], y)], "partition 1 has 3 features"),
+        ([(X, y, y, y)], "partition 0: it must be a pair"),
+        ([(X, y, y)], "partition 0: it must be a pair"),
+        ([(X, y), (X, y[:-1])], "partition 1: X has 400 rows"),
+        ([(X, np.where(y > 0, y, np.nan))], "partition 0: Input y contains NaN"),
+        ([(X[:1], y[:1])], "n_samples=1"),
+        ([(X * 1e150, y)], "scale the columns"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fitted.fit(parts)
+    with pytest.raises(ValueError, match="sample_weight"):
+        fitted.fit([(X, y)], sample_weight=np.ones(400))
+    monkeypatch.setattr(_statistics, "_LARGEST_BYTES", 1000)
+    with pytest.raises(ValueError, match="GiB"):
+        fitted.fit([(X, y)])
+    assert fitted.coef_ is before
