@@ -88,8 +88,13 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         """
         return self.latent_mean_and_variance(X)[0]
 
-    def latent_links(self):
+    def latent_links(self, observed=False):
         """Link between latent function and label, as the predictions use it.
+
+        Parameters
+        ----------
+        observed : bool, default=False
+            The link to the labels that `fit` receives, which differs where they may be wrong.
 
         Returns
         -------
@@ -101,7 +106,7 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
             binary links that stand in for the joint one; probabilities do not come from them.
         """
         check_is_fitted(self)
-        return self._links()
+        return links_of(self._posteriors) if observed else self._links()
 
     def _links(self):
         return links_of(self._posteriors)

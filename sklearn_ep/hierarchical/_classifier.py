@@ -421,8 +421,13 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         """
         return self.latent_mean_and_variance(X, groups, kind)[0]
 
-    def latent_links(self):
+    def latent_links(self, observed=False):
         """Link between latent function and label, as the predictions use it.
+
+        Parameters
+        ----------
+        observed : bool, default=False
+            The link to the labels that `fit` receives: here the same.
 
         Returns
         -------
