@@ -138,7 +138,6 @@ def peers():
     draws = dict(sample_predictions_method_name="sample_proba", sample_predictions_dict={})
     return {
         "skactiveml entropy": by(UncertaintySampling("entropy", random_state=0), "clf"),
-        "skactiveml margin": by(UncertaintySampling("margin_sampling", random_state=0), "clf"),
         "skactiveml BatchBALD": by(BatchBALD(**draws, random_state=0), "ensemble"),
         "skactiveml CoreSet": by(CoreSet(random_state=0), None),
     }

@@ -72,7 +72,7 @@ class Learner:
     expected_gain_ : float
         What the label of the row asked first is expected to take from the mean log loss of the
         pool, in nats ("epig" of it). A figure to look at, not a rule of when to stop. NaN before
-        there is a model, and without class probabilities or `latent_covariance`.
+        there is a model, and with strategies that do not look ahead.
     history_ : list of dict
         One entry a refit: "n_labels", "expected_gain" at that time and "score", which is None
         unless `learn` was given one.
@@ -221,7 +221,8 @@ class Learner:
                 random_state=self._reference_seed,
             )
         chosen = self._best(strategy, free, n_instances)
-        self.expected_gain_ = self._gain_of(chosen[0])
+        if strategy in LOOK_AHEAD:
+            self.expected_gain_ = float(look_ahead(self._posterior, "epig", chosen[:1])[0])
         return chosen
 
     def _best(self, strategy, free, n_instances):
@@ -234,12 +235,6 @@ class Learner:
         else:
             rated = latent_scores(posterior, strategy)[rows]
         return rows[best_first(rated)[:n_instances]]
-
-    def _gain_of(self, row):
-        posterior = self._up_to_date()
-        if is_regressor(self.estimator_) or posterior.reference is None:
-            return np.nan
-        return float(look_ahead(posterior, "epig", np.array([row]))[0])
 
     def _has_posterior(self):
         model = self.estimator_
@@ -270,10 +265,14 @@ class Learner:
         return self._posterior
 
     def _coded(self, label):
-        """Return the class index of a label, of a regressor the response itself."""
+        """Return the class index of a label, of a regressor the response itself.
+
+        None for a class that the last refit does not know, which there is only after one failed.
+        """
         if self.classes_ is None:
             return float(label)
-        return int(np.flatnonzero(self.classes_ == label)[0])
+        found = np.flatnonzero(self.classes_ == label)
+        return int(found[0]) if len(found) else None
 
     # ------------------------------------------------------------------ telling
 
@@ -332,7 +331,7 @@ class Learner:
         return len(np.unique(self.y_)) >= 2
 
     def refit(self):
-        """Fit a clone of the estimator to all labels, now.
+        """Fit a clone of the estimator to all labels now, unless the last refit had them all.
 
         Returns
         -------
@@ -346,6 +345,8 @@ class Learner:
         if not self._can_fit():
             raise ValueError("a refit needs labels of two classes, of a regressor of two rows.")
         rows, y = self.labelled_, self.y_
+        if self.estimator_ is not None and self._n_fitted == len(rows):
+            return self
         model = clone(self._estimator).fit(take(self._pool, rows), y)
         self.estimator_, self.classes_ = model, getattr(model, "classes_", None)
         self._n_fitted, self._posterior = len(rows), None
@@ -442,7 +443,7 @@ def learn(
         learner.tell(rows, oracle(rows))
         left -= len(rows)
         _keep_score(learner, score)
-    if learner.estimator_ is not None and learner._n_fitted < len(learner.labelled_):
+    if learner.estimator_ is not None:
         learner.refit()
         _keep_score(learner, score)
     return learner

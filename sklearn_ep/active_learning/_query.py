@@ -76,7 +76,7 @@ def scores(
 
         "auto" takes the first that the estimator can give of "epig_entropy", "bald", "entropy" and
         "margin", of a regressor "variance_reduction" and "uncertainty". Where columns far outnumber
-        labels, as in text, "uncertainty" did better than all look-ahead scores: ask for it there.
+        labels, as in text, "uncertainty" did as well, at a fraction of the cost.
     X_reference : array-like or sparse matrix of shape (m, d), default=None
         Rows at which "variance_reduction" and the look-ahead scores count; None draws from X.
     n_reference : int or None, default=None

@@ -272,6 +272,22 @@ def test_a_failing_refit_leaves_labels_and_the_last_model():
     assert len(learner.ask(2)) == 2
 
 
+class FailsOnThree(ConvexVariationalLogistic):
+    """Fails where there is a third class."""
+
+    def fit(self, X, y):
+        if len(np.unique(y)) > 2:
+            raise RuntimeError("no")
+        return super().fit(X, y)
+
+
+def test_a_failing_refit_at_a_new_class_leaves_a_session_that_goes_on():
+    learner = Learner(FailsOnThree(), X, known(Y, 20))
+    with pytest.raises(RuntimeError, match="no"):
+        learner.tell([50], [2])
+    assert 50 not in learner.ask(5) and learner.predict_proba().shape == (120, 2)
+
+
 @pytest.mark.parametrize(
     ("rows", "labels", "word"),
     [

@@ -471,6 +471,25 @@ def test_skactiveml_query_fits_to_the_labelled_rows(small, name, wrapped):
     assert np.isnan(utilities[1, chosen[0]]) and np.all(np.isnan(utilities[:, :40]))
 
 
+@pytest.mark.parametrize("name", ["auto", "epig", "expected_error"])
+def test_skactiveml_batches_that_look_ahead_are_rated_anew_after_each_row(small, name):
+    pytest.importorskip("skactiveml")
+    _, pool, _ = small
+    labels = np.full(len(pool), np.nan)
+    labels[:40] = (pool[:40, 0] > 0).astype(float)
+    clf = ConvexVariationalLogistic()
+    strategy = SkactivemlQuery(name)
+    chosen, utilities = strategy.query(pool, labels, clf, batch_size=3, return_utilities=True)
+    e = ConvexVariationalLogistic().fit(pool[:40], labels[:40].astype(int))
+    np.testing.assert_array_equal(chosen, query(e, pool, 3, strategy=name, exclude=range(40)))
+    assert utilities.shape == (3, 200) and np.all(np.isnan(utilities[:, :40]))
+    np.testing.assert_allclose(
+        utilities[0, 40:], scores(e, pool[40:], strategy=name, X_reference=pool)
+    )
+    assert np.isnan(utilities[2, chosen[:2]]).all()
+    np.testing.assert_array_equal(np.nanargmax(utilities, axis=1), chosen)
+
+
 @pytest.mark.parametrize("name", ADAPTED)
 @pytest.mark.parametrize("labelled", [[], [3], [3, 8]])
 def test_skactiveml_query_starts_without_two_classes(small, name, labelled):
