@@ -141,10 +141,9 @@ class Mixture:
             z = mean - centre if centre else mean
             term = ndtr(z / np.sqrt(square + var))
             total = total + (term if weight == 1.0 else weight * term)
-        return total if (self.low, self.high) == (0.0, 1.0) else self._within(total)
-
-    def _within(self, share):
-        return self.low + (self.high - self.low) * share
+        if (self.low, self.high) == (0.0, 1.0):
+            return total
+        return self.low + (self.high - self.low) * total
 
 
 # Two terms for the logistic function, largest error 5e-4: one term, 1e-2, puts look-ahead scores

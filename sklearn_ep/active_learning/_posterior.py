@@ -170,12 +170,16 @@ def posterior_of(estimator, X, reference=None):
     """Return the `Posterior` of a fitted estimator at the rows of a pool."""
     if is_regressor(estimator):
         return Posterior(_Responses(estimator), NormalResponse(), X, reference)
-    kernel = getattr(estimator, "kernel_", None)
-    if kernel is not None and len(estimator.classes_) > 2:
-        if not isinstance(kernel, CompoundKernel) and hasattr(estimator, "latent_links"):
-            stand_in = [Probit()] * len(estimator.classes_)
-            return Posterior(
-                _JointClasses(estimator), ClassResponse(stand_in, stand_in), X, reference
-            )
+    if _is_joint(estimator):
+        stand_in = [Probit()] * len(estimator.classes_)
+        return Posterior(_JointClasses(estimator), ClassResponse(stand_in, stand_in), X, reference)
     source = _SeparateProblems(estimator)
     return Posterior(source, response_of(estimator, X, source), X, reference)
+
+
+def _is_joint(estimator):
+    """Return whether several classes share one posterior, hence one kernel."""
+    if not hasattr(estimator, "latent_links") or len(estimator.classes_) == 2:
+        return False
+    kernel = getattr(estimator, "kernel_", None)
+    return kernel is not None and not isinstance(kernel, CompoundKernel)

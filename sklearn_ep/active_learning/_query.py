@@ -15,9 +15,9 @@ from ._strategies import (
     default_n_reference,
     greedy,
     is_greedy,
-    needs_covariance,
     needs_reference,
     plain_scores,
+    require_covariance,
     resolved,
     works_on_posterior,
 )
@@ -257,4 +257,4 @@ def _check_greedy(estimator, strategy):
         )
     if is_regressor(estimator) and strategy not in ("uncertainty", "variance_reduction"):
         raise ValueError(f"strategy={strategy!r} needs a classifier, not a regressor.")
-    needs_covariance(estimator, strategy)
+    require_covariance(estimator, strategy)

@@ -15,7 +15,7 @@ __all__ = [
     "greedy",
     "is_greedy",
     "latent_scores",
-    "needs_covariance",
+    "require_covariance",
     "needs_reference",
     "plain_scores",
     "resolved",
@@ -112,7 +112,7 @@ def works_on_posterior(strategy):
     return not callable(strategy) and strategy not in ("random", "margin")
 
 
-def need_method(estimator, strategy, method):
+def require_method(estimator, strategy, method):
     """Refuse an estimator without a method that a strategy needs."""
     if not hasattr(estimator, method):
         raise TypeError(
@@ -122,11 +122,11 @@ def need_method(estimator, strategy, method):
         )
 
 
-def needs_covariance(estimator, strategy):
+def require_covariance(estimator, strategy):
     """Refuse an estimator without covariances, or without the means that go with them."""
     if not is_regressor(estimator):
-        need_method(estimator, strategy, "latent_mean_and_variance")
-    need_method(estimator, strategy, "latent_covariance")
+        require_method(estimator, strategy, "latent_mean_and_variance")
+    require_method(estimator, strategy, "latent_covariance")
 
 
 # ---------------------------------------------------------------------------- scores
@@ -160,9 +160,9 @@ def plain_scores(estimator, X, reference, strategy):
     elif strategy in OF_PROBA:
         return _proba_scores(estimator, X, strategy)
     if needs_reference(strategy):
-        needs_covariance(estimator, strategy)
+        require_covariance(estimator, strategy)
     else:
-        need_method(estimator, strategy, "latent_mean_and_variance")
+        require_method(estimator, strategy, "latent_mean_and_variance")
     return latent_scores(posterior_of(estimator, X, reference), strategy)
 
 
