@@ -1,57 +1,83 @@
 """
-Active learning: which rows to label next
-=========================================
+Active learning: a labelling session from the first label on
+============================================================
 
-A posterior knows what it does not know. The loop below starts with 20 labels, buys ten more at a
-time where they reduce the posterior variance over the pool most, and is compared with random
-choices. Copy the body of the inner loop: two lines, ``fit`` and ``query``.
+Two hundred images of the digits 3 and 8, and no labels. The session below asks for one label at a
+time, is saved in the middle and resumed, and ends when a label is expected to bring little. Copy
+it, and let ``oracle`` show the rows to a person.
 """
 
+import pathlib
+import tempfile
+
+import joblib
 import matplotlib.pyplot as plt
 import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 
 from sklearn_ep import ConvexVariationalLogistic
-from sklearn_ep.active_learning import query
-from sklearn_ep.datasets import make_sparse_logistic
+from sklearn_ep.active_learning import Learner, learn
 
-X, y, _ = make_sparse_logistic(4000, 300, n_per_row=30, n_informative=40, random_state=0)
-X_test, y_test = X[2000:], y[2000:]
+X, y = load_digits(return_X_y=True)
+keep = np.isin(y, (3, 8))
+X, X_test, y, y_test = train_test_split(X[keep] / 16.0, y[keep], test_size=0.4, random_state=0)
+center = X.mean(axis=0)
+X, X_test = X - center, X_test - center
 
 
-def learning_curve(strategy, seed):
-    """Error and log loss on held-out rows after each purchase of ten labels."""
-    rng = np.random.default_rng(seed)
-    pool = rng.permutation(2000)[:1000]
-    X_pool, y_pool = X[pool], y[pool]
-    labelled, curve = list(range(20)), []
-    while len(labelled) <= 200:
-        clf = ConvexVariationalLogistic(prior_variance=4.0, max_iter=50)
-        clf.fit(X_pool[labelled], y_pool[labelled])
-        proba = clf.predict_proba(X_test)[:, 1]
-        truth = np.where(y_test == 1, proba, 1 - proba)
-        curve.append((len(labelled), np.mean(truth < 0.5), -np.mean(np.log(truth))))
-        labelled += list(
-            query(clf, X_pool, 10, strategy=strategy, exclude=labelled, random_state=seed)
+def oracle(rows):
+    """Return the labels of rows of the pool: ask a person here."""
+    return y[rows]
+
+
+# a prior for rows of this size, set before any label is there
+model = ConvexVariationalLogistic(8.0 / np.mean(np.sum(X**2, axis=1)))
+learner = Learner(model, X, classes=[3, 8])
+
+# %%
+# The first rows come from a fixed design: there is no model yet.
+while len(learner.labelled_) < 20:
+    rows = learner.ask()
+    learner.tell(rows, oracle(rows))
+print(f"{len(learner.labelled_)} labels, accuracy {learner.estimator_.score(X_test, y_test):.3f}")
+
+# %%
+# Saved for the night, and resumed.
+path = pathlib.Path(tempfile.mkdtemp()) / "session.joblib"
+joblib.dump(learner, path)
+learner = joblib.load(path)
+
+# %%
+# Go on while a label is expected to lower the mean log loss by more than a little. Look at the
+# figures before stopping: this is an expectation under the model, not a promise.
+while len(learner.labelled_) < 80:
+    rows = learner.ask()
+    if learner.expected_gain_ < 5e-4:
+        break
+    learner.tell(rows, oracle(rows))
+learner.refit()
+for entry in learner.history_:
+    print(f"{entry['n_labels']:3d} labels, expected gain {entry['expected_gain']:.5f} nats")
+print(f"{len(learner.labelled_)} labels, accuracy {learner.estimator_.score(X_test, y_test):.3f}")
+
+# %%
+# What it was worth: the same number of random rows, five times. ``learn`` is the loop in one call.
+
+
+def error(estimator):
+    """Return the share of wrong predictions on held-out rows."""
+    return 1.0 - estimator.score(X_test, y_test)
+
+
+fig, ax = plt.subplots(figsize=(6, 4), layout="constrained")
+for strategy, color in (("random", "C7"), ("auto", "C0")):
+    for seed in range(5 if strategy == "random" else 1):
+        session = learn(model, X, oracle, 80, score=error, strategy=strategy, random_state=seed)
+        n_labels, errors = zip(
+            *((e["n_labels"], e["score"]) for e in session.history_), strict=True
         )
-    return np.array(curve)
-
-
-curves = {
-    strategy: np.mean([learning_curve(strategy, seed) for seed in range(5)], axis=0)
-    for strategy in ("random", "uncertainty", "variance_reduction")
-}
-
-# %%
-fig, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-for strategy, curve in curves.items():
-    axes[0].plot(curve[:, 0], curve[:, 1], label=strategy)
-    axes[1].plot(curve[:, 0], curve[:, 2], label=strategy)
-    print(f"{strategy:20s} error {curve[-1, 1]:.3f}, log loss {curve[-1, 2]:.3f}")
-axes[0].set(xlabel="labels", ylabel="error")
-axes[1].set(xlabel="labels", ylabel="log loss")
-axes[0].legend()
+        ax.plot(n_labels, errors, color=color, label=strategy if seed == 0 else None)
+ax.set(xlabel="labels", ylabel="error")
+ax.legend()
 plt.show()
-
-# %%
-# The right panel is a warning as well: chosen rows are not drawn like the population, and a lower
-# error need not come with a lower log loss.

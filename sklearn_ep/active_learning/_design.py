@@ -1,8 +1,9 @@
 """Which rows to label before a model can be fitted: a fixed design over the pool."""
 
 import numpy as np
+from sklearn.utils import check_array
 
-from ._strategies import take
+from ._rows import take
 
 __all__ = ["MOST_ROWS", "design_rows"]
 
@@ -13,37 +14,50 @@ _NOISE = 0.1
 
 
 def design_rows(X, labelled, candidates, n_rows):
-    """Return the candidates (n_rows,) that tell most about the pool, whatever their labels.
+    """Return the candidates (n_rows,) that tell most about the pool, and what each tells.
 
     A Gaussian process with the kernel exp(-|x - x'|^2 / D), D the mean squared distance of two
     rows, gets one row after another: the one that lowers the mean variance over the pool most,
-    given the rows that are labelled already. Columns of larger scale count for more: standardise
-    them first. O(MOST_ROWS^2) memory, the same rows for sparse and dense X.
+    given the rows that are labelled already. No label enters. Columns of larger scale count for
+    more: standardise them first. O(MOST_ROWS^2) memory, the same rows for sparse and dense X.
 
     Parameters
     ----------
-    X : ndarray or CSR matrix of shape (n, d)
+    X : ndarray, CSR matrix or table of shape (n, d)
     labelled, candidates : ndarray of int
         Rows that have a label, and rows that may be chosen.
     n_rows : int
         At most the number of candidates; ties go to the lowest index.
+
+    Returns
+    -------
+    chosen : ndarray of int of shape (n_rows,)
+    gain : ndarray of shape (n_rows,)
+        Fall of the mean variance, in units of the prior variance.
+
+    Raises
+    ------
+    ValueError
+        If X is not finite and numeric.
     """
     # evenly spaced candidates stand for the pool, so that the choice needs no random numbers
     count = max(n_rows, min(len(candidates), MOST_ROWS - min(len(labelled), MOST_ROWS // 2)))
     seen = candidates[np.linspace(0, len(candidates) - 1, count).round().astype(int)]
     known = labelled[: MOST_ROWS // 2]
-    K = _kernel(take(X, np.concatenate([known, seen])))
+    rows = take(X, np.concatenate([known, seen]))
+    K = _kernel(check_array(rows, accept_sparse="csr", dtype=np.float64, input_name="X"))
     for j in range(len(known)):
         _include(K, j)
-    allowed, chosen = np.arange(len(K)) >= len(known), []
+    allowed, chosen, gains = np.arange(len(K)) >= len(known), [], []
     for _ in range(n_rows):
         gain = np.mean(K**2, axis=1) / (np.diagonal(K) + _NOISE)
         # differences at rounding level are ties
         best = np.flatnonzero(allowed & (gain >= gain[allowed].max() * (1.0 - 1e-12)))[0]
         allowed[best] = False
         chosen.append(seen[best - len(known)])
+        gains.append(gain[best])
         _include(K, best)
-    return np.array(chosen)
+    return np.array(chosen), np.array(gains)
 
 
 def _kernel(X):

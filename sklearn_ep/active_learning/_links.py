@@ -1,39 +1,43 @@
 """What a strategy asks of the link between latent value and label, for every kind of link.
 
-Estimators of this package tell their links by `latent_links`. Those that a logistic function of
-some slope stands for have closed forms in its units; any other goes by quadrature of its own
-probabilities. Means and variances are those of the latent value in the estimator's own units.
+Estimators of this package tell their links by `latent_links`; of others the likeliest is found.
+Those that a logistic function of some slope stands for have closed forms in its units; any other
+goes by quadrature of its own probabilities. Look-ahead scores ask for probabilities of all pairs of
+rows, hence for links as mixtures of normal distribution functions. Means and variances are those of
+the latent value in the estimator's own units.
 """
 
-import numpy as np
-from scipy.special import entr, ndtr
+from functools import cached_property
 
-from .._engine.likelihoods import PROBIT_SLOPE
+import numpy as np
+from scipy.optimize import least_squares
+from scipy.special import entr, expit, ndtr
+
+from .._engine.likelihoods import LabelNoise, Logit, Probit
 from .._engine.quadrature import expectation_by_panels, logistic_mixture
 from .._engine.super_gaussian import local_site_precision
 
-__all__ = ["FactorLink", "LogisticLink", "links_of"]
+__all__ = ["ClassResponse", "FactorLink", "LogisticLink", "NormalResponse", "response_of"]
 
 
 class LogisticLink:
-    """A logistic function of slope times latent value, or a link that it stands for.
+    """A link that a logistic function of slope times latent value stands for, or is.
 
     Parameters
     ----------
-    slope : float
-    factor : Factor or None, default=None
-        The link itself, whose probabilities are used where it is known.
+    factor : Factor
+        The link itself, with a `logistic_slope`.
     """
 
-    def __init__(self, slope, factor=None):
-        self.slope, self.factor = slope, factor
+    def __init__(self, factor):
+        self.slope, self.factor = factor.logistic_slope, factor
 
     def _logistic(self, mean, var):
         return self.slope * mean, self.slope**2 * var
 
     def proba(self, mean, var):
         """Return the probability (n,) of the label +1."""
-        if self.factor is None or self.slope == 1.0:
+        if isinstance(self.factor, Logit):
             return logistic_mixture(*self._logistic(mean, var))[0]
         return np.exp(self.factor.tilted(1.0, mean, var).log_z)
 
@@ -115,32 +119,198 @@ class FactorLink:
         return total
 
 
-def links_of(estimator, mean, var, proba):
-    """Return one link a binary problem: those that the estimator tells, or the likeliest ones.
+class Mixture:
+    """A link as e + (1 - 2 e) sum_k w_k Phi((f - t_k) / s_k), whose normal averages are the same.
 
     Parameters
     ----------
-    estimator : classifier
-    mean, var : ndarray of shape (n, n_problems)
-    proba : ndarray of shape (n, n_classes)
+    weights, centres, scales : sequence of float
+        w, t and s of the terms.
+    low, high : float, default=0 and 1
+        Limits of the link: e and 1 - e.
     """
+
+    def __init__(self, weights, centres, scales, low=0.0, high=1.0):
+        self.terms = list(zip(weights, centres, np.square(scales), strict=True))
+        self.low, self.high = low, high
+
+    def proba(self, mean, var):
+        """Return the probability of +1 for normal latent values, arrays of any shape."""
+        total = 0.0
+        for weight, centre, square in self.terms:
+            z = mean - centre if centre else mean
+            term = ndtr(z / np.sqrt(square + var))
+            total = total + (term if weight == 1.0 else weight * term)
+        if (self.low, self.high) == (0.0, 1.0):
+            return total
+        return self.low + (self.high - self.low) * total
+
+
+# Two terms for the logistic function, largest error 5e-4: one term, 1e-2, puts look-ahead scores
+# off by a tenth of their largest.
+_LOGISTIC = Mixture(
+    (0.564435306788094, 0.4355646932119059),
+    (0.0, 0.0),
+    (1.3010498695491055, 2.2974979348390105),
+)
+# Largest misfit of a link, in probabilities, at which its look-ahead scores still mean something.
+_MISFIT = 0.03
+
+
+def mixture_of(factor):
+    """Return the `Mixture` that a likelihood is, or that stands in for it."""
+    if isinstance(factor, Probit):
+        return Mixture([1.0], [0.0], [1.0])
+    if isinstance(factor, Logit):
+        return _LOGISTIC
+    if isinstance(factor, LabelNoise):
+        return Mixture([1.0], [0.0], [np.sqrt(factor.noise)], factor.rate, 1.0 - factor.rate)
+    return _fitted_mixture(factor)
+
+
+def _fitted_mixture(factor):
+    """Fit two terms with limits of their own to the link of any factor."""
+    mean, var = np.linspace(-6.0, 6.0, 121), np.full(121, 0.5)
+    wanted = np.exp(factor.tilted(1.0, mean, var).log_z)
+
+    def built(x):
+        share = expit(x[4])
+        return Mixture([share, 1.0 - share], x[:2], np.exp(x[2:4]), x[5], x[6])
+
+    starts = [[t, t + 1.0, 0.0, 0.5, 0.0, wanted[0], wanted[-1]] for t in (-2.0, -0.5, 1.0)]
+    fits = [least_squares(lambda x: built(x).proba(mean, var) - wanted, x0) for x0 in starts]
+    best = min(fits, key=lambda fit: fit.cost).x
+    misfit = np.max(np.abs(built(best).proba(mean, var) - wanted))
+    if misfit > _MISFIT:
+        raise TypeError(
+            f"the link of {type(factor).__name__} is not a mixture of normal distribution "
+            f"functions (misfit {misfit:.2g}), which look-ahead scores need; use strategy='bald'."
+        )
+    return built(best)
+
+
+# ---------------------------------------------------------------------------- what labels say
+
+
+class ClassResponse:
+    """What a class label says of the latent values of all binary problems.
+
+    Parameters
+    ----------
+    clean, observed : list of Factor
+        Links of the predictions, and of the labels that are received: they differ where labels may
+        be wrong.
+    """
+
+    def __init__(self, clean, observed):
+        self.links, self.observed = [_link_of(f) for f in clean], observed
+        self._observed_links = [_link_of(f) for f in observed]
+
+    @cached_property
+    def mixtures(self):
+        """One `Mixture` a problem, of the predictions."""
+        return [mixture_of(link.factor) for link in self.links]
+
+    def of_links(self, name, mean, var):
+        """Return what the links say of latent moments (n, K), column by column."""
+        return _columns(self.links, name, mean, var)
+
+    def proba(self, mean, var):
+        """Return class probabilities (n, n_classes)."""
+        return _normalised(self.of_links("proba", mean, var))
+
+    def label_proba(self, mean, var):
+        """Return probabilities (n, n_classes) of the labels that would be received."""
+        return _normalised(_columns(self._observed_links, "proba", mean, var))
+
+    def sites(self, sign, mean, var):
+        """Return gradients and curvatures (n, K) of labels of one sign in every problem."""
+        columns = zip(self.observed, mean.T, var.T, strict=True)
+        tilted = [factor.tilted(float(sign), m, v) for factor, m, v in columns]
+        return tuple(np.column_stack([t[k] for t in tilted]) for k in (1, 2))
+
+    def site(self, label, mean, var):
+        """Return gradient and curvature (1, K) of a class index, or of a label not known yet."""
+        if label is None:
+            precision = _columns(self._observed_links, "precision", mean, var)
+            return np.zeros_like(mean), precision / (1.0 + precision * var)
+        minus, plus = (self.sites(sign, mean, var) for sign in (-1, 1))
+        own = np.arange(mean.shape[1]) == label if mean.shape[1] > 1 else np.array([label == 1])
+        return tuple(np.where(own, p, m) for m, p in zip(minus, plus, strict=True))
+
+
+def _columns(links, name, mean, var):
+    columns = zip(links, mean.T, var.T, strict=True)
+    return np.column_stack([getattr(link, name)(m, v) for link, m, v in columns])
+
+
+def _normalised(p):
+    if p.shape[1] == 1:
+        return np.column_stack([1.0 - p, p])
+    return p / p.sum(axis=1, keepdims=True)
+
+
+class NormalResponse:
+    """What the response of a row says of its value; variances are those of responses."""
+
+    def site(self, label, mean, var):
+        """Return gradient and curvature (1, 1) of a response, or of one not known yet."""
+        return np.zeros_like(mean) if label is None else (label - mean) / var, 1.0 / var
+
+
+# ---------------------------------------------------------------------------- whose link it is
+
+
+def response_of(estimator, X, source):
+    """Return the `ClassResponse` of a classifier: the links that it tells, or the likeliest."""
     if hasattr(estimator, "latent_links"):
-        return [_link_of(factor) for factor in estimator.latent_links()]
-    slope = PROBIT_SLOPE if _looks_probit(mean, var, proba) else 1.0
-    return [LogisticLink(slope)] * mean.shape[1]
+        return ClassResponse(estimator.latent_links(), estimator.latent_links(observed=True))
+    mean, var = source.moments(X)
+    factors = _foreign_links(estimator, mean, var, estimator.predict_proba(X))
+    return ClassResponse(factors, factors)
+
+
+def _foreign_links(estimator, mean, var, proba):
+    """Return the likelihoods that explain the probabilities of an estimator that tells none.
+
+    One that has no covariances is taken for logistic or probit, whichever is nearer.
+    """
+    proba = proba[:, 1:] if mean.shape[1] == 1 else proba
+    tried = [Logit(), Probit()]
+    worst = [np.max(np.abs(_misfit(factor, mean, var, proba)), initial=0.0) for factor in tried]
+    best = int(np.argmin(worst))
+    factor, error = tried[best], worst[best]
+    if hasattr(estimator, "latent_covariance"):
+        if error > 1e-3 and mean.shape[1] == 1:
+            factor = _fitted_probit(mean, var, proba)
+            error = np.max(np.abs(_misfit(factor, mean, var, proba)))
+        if error > (_MISFIT if mean.shape[1] == 1 else 1e-3):
+            raise TypeError(
+                f"no link explains the probabilities of {type(estimator).__name__} by its latent "
+                f"means and variances (misfit {error:.2g}); let it tell its link by latent_links."
+            )
+    return [factor] * mean.shape[1]
+
+
+def _misfit(factor, mean, var, proba):
+    p = _columns([_link_of(factor)] * mean.shape[1], "proba", mean, var)
+    return (p if p.shape[1] == 1 else p / p.sum(axis=1, keepdims=True)) - proba
+
+
+def _fitted_probit(mean, var, proba):
+    """Return the probit with a scale and a rate of wrong labels that misfits least."""
+    size = np.max(np.abs(mean)) + np.sqrt(np.max(var)) + np.finfo(float).tiny
+    some = np.linspace(0, len(mean) - 1, min(len(mean), 500)).round().astype(int)
+
+    def built(x):
+        return LabelNoise(0.5 * expit(x[1]), np.exp(2.0 * x[0]))
+
+    def error(x):
+        return _misfit(built(x), mean[some], var[some], proba[some]).ravel()
+
+    starts = [[np.log(share * size), -7.0] for share in (0.01, 0.1, 1.0)]
+    return built(min((least_squares(error, x0) for x0 in starts), key=lambda fit: fit.cost).x)
 
 
 def _link_of(factor):
-    slope = getattr(factor, "logistic_slope", None)
-    return FactorLink(factor) if slope is None else LogisticLink(slope, factor)
-
-
-def _looks_probit(mean, var, proba):
-    """Tell the link of an estimator that does not: which of two explains its probabilities?"""
-    candidates = [ndtr(mean / np.sqrt(1.0 + var)), logistic_mixture(mean, var)[0]]
-    if mean.shape[1] == 1:
-        proba = proba[:, 1:]
-    else:
-        candidates = [p / p.sum(axis=1, keepdims=True) for p in candidates]
-    error = [np.sum(np.abs(p - proba)) for p in candidates]
-    return bool(error[0] < error[1])
+    return FactorLink(factor) if factor.logistic_slope is None else LogisticLink(factor)

@@ -1,117 +1,30 @@
-"""Strategies of `active_learning` in closed form, and the posterior view they work on."""
+"""The strategies by name: what each needs of an estimator, and its scores."""
 
 import numpy as np
-import scipy.sparse as sp
 from scipy.special import entr
 from sklearn.base import is_regressor
-from sklearn.utils import check_random_state, gen_batches
 
-from .._engine.gaussian import positive_variance
-from .._estimator.checks import check_number
-from ._links import links_of
+from ._lookahead import LOOK_AHEAD, look_ahead
+from ._posterior import posterior_of
+from ._rows import best_first
 
 __all__ = [
-    "OF_PROBA",
-    "STRATEGIES",
-    "allowed_rows",
-    "best_first",
+    "LOOK_AHEAD",
     "check_strategy",
+    "default_n_reference",
     "greedy",
+    "is_greedy",
     "latent_scores",
-    "make_posterior",
-    "proba_scores",
-    "reference_rows",
-    "regressor_scores",
-    "rows_of",
-    "take",
+    "require_covariance",
+    "needs_reference",
+    "plain_scores",
+    "resolved",
+    "works_on_posterior",
 ]
 
-# Entries of one temporary block of covariances.
-_BLOCK = 20_000_000
-
-
-# ---------------------------------------------------------------------------- the posterior
-
-
-class _Posterior:
-    """Latent means and variances of pool rows, one column a binary problem, and their links.
-
-    A batch is built up by `include`, which lowers the variances as a label of unknown value would.
-    """
-
-    def __init__(self, estimator, X, strategy):
-        if not hasattr(estimator, "latent_mean_and_variance"):
-            raise TypeError(
-                f"strategy={strategy!r} needs an estimator with latent_mean_and_variance, which "
-                f"{type(estimator).__name__} has not; margin, uncertainty, entropy and random do "
-                "without."
-            )
-        self.estimator, self.X = estimator, X
-        mean, var = (np.asarray(a, dtype=float) for a in estimator.latent_mean_and_variance(X))
-        self.mean, self.var = mean.reshape(len(mean), -1), var.reshape(len(var), -1)
-        proba = estimator.predict_proba(X)
-        self.links = links_of(estimator, self.mean, self.var, proba)
-        self.weight = proba if self.mean.shape[1] > 1 else np.ones((len(mean), 1))
-        self.reference = None
-        self._directions, self._of_reference = [], []
-
-    def of_links(self, name, rows=slice(None)):
-        """Return what the links say of rows at the present variances, (n, n_problems)."""
-        columns = zip(self.links, self.mean[rows].T, self.var[rows].T, strict=True)
-        return np.column_stack([getattr(link, name)(m, v) for link, m, v in columns])
-
-    def proba(self):
-        """Return class probabilities (n, n_classes) at the present variances."""
-        p = self.of_links("proba")
-        if p.shape[1] == 1:
-            return np.column_stack([1.0 - p, p])
-        return p / p.sum(axis=1, keepdims=True)
-
-    def covariance(self, X1, X2):
-        """Return prior-to-batch covariances (n_problems, n1, n2)."""
-        C = np.asarray(self.estimator.latent_covariance(X1, X2), dtype=float)
-        return C.reshape((-1, *C.shape[-2:]))
-
-    def refer_to(self, X_reference):
-        """Keep the squared covariances with reference rows, summed, and what updates them."""
-        self.reference = X_reference
-        step = max(1, _BLOCK // X_reference.shape[0])
-        self._cross = [self.covariance(take(self.X, r), X_reference) for r in self._blocks(step)]
-
-    def _blocks(self, step):
-        return gen_batches(self.X.shape[0], step)
-
-    def explained(self):
-        """Return the mean squared covariance with the reference rows, (n, n_problems)."""
-        return np.concatenate([np.mean(c**2, axis=2).T for c in self._cross])
-
-    def include(self, i):
-        """Lower variances and covariances as the label of row i would, means unchanged."""
-        row = take(self.X, [i])
-        to_pool = np.concatenate(
-            [self.covariance(take(self.X, r), row)[:, :, 0].T for r in self._blocks(_BLOCK)]
-        )
-        to_pool -= sum(g * g[i] for g in self._directions)
-        precision = self.of_links("precision", [i])[0]
-        root = np.sqrt(precision / (1.0 + precision * self.var[i]))
-        direction = to_pool * root
-        if self.reference is not None:
-            to_reference = self.covariance(row, self.reference)[:, 0, :]
-            for g, h in zip(self._directions, self._of_reference, strict=True):
-                to_reference -= g[i][:, None] * h
-            to_reference *= root[:, None]
-            start = 0
-            for block in self._cross:
-                stop = start + block.shape[1]
-                block -= direction[start:stop].T[:, :, None] * to_reference[:, None, :]
-                start = stop
-            self._of_reference.append(to_reference)
-        self._directions.append(direction)
-        # exact algebra leaves var / (1 + precision var) at the row itself, never less than zero
-        self.var = positive_variance(self.var - direction**2, self.var)
-
-
-# ---------------------------------------------------------------------------- the strategies
+# Reference rows of a strategy that counts what happens at others.
+N_REFERENCE = 200
+N_REFERENCE_OF_VARIANCE = 1000
 
 
 def _margin(proba):
@@ -132,28 +45,128 @@ def _variance_reduction(posterior):
 
     In logistic units, so that problems of several classes add up whatever their links.
     """
-    precision = posterior.of_links("precision")
-    scale = np.array([link.slope**2 for link in posterior.links])
+    response = posterior.response
+    precision = response.of_links("precision", posterior.mean, posterior.var)
+    scale = np.array([link.slope**2 for link in response.links])
     return scale * precision * posterior.explained() / (1.0 + precision * posterior.var)
 
 
 OF_PROBA = {"margin": _margin, "uncertainty": _uncertainty, "entropy": _entropy}
 _OF_LINK = ("bald", "information_gain")
-STRATEGIES = ("random", *OF_PROBA, *_OF_LINK, "variance_reduction")
+STRATEGIES = ("auto", "random", *OF_PROBA, *_OF_LINK, "variance_reduction", *LOOK_AHEAD)
+
+
+# ---------------------------------------------------------------------------- what they need
+
+
+def check_strategy(strategy):
+    """Refuse what is neither callable nor the name of a strategy."""
+    if not callable(strategy) and strategy not in STRATEGIES:
+        raise ValueError(
+            f"strategy must be a callable or one of {list(STRATEGIES)}, got {strategy!r}."
+        )
+
+
+def resolved(strategy, estimator):
+    """Return the strategy that "auto" stands for with an estimator; others as they are."""
+    if not isinstance(strategy, str) or strategy != "auto":
+        return strategy
+    if is_regressor(estimator):
+        has_covariance = hasattr(estimator, "latent_covariance")
+        return "variance_reduction" if has_covariance else "uncertainty"
+    for method, name in (
+        ("latent_covariance", "epig_entropy"),
+        ("latent_mean_and_variance", "bald"),
+        ("predict_proba", "entropy"),
+        ("decision_function", "margin"),
+    ):
+        if hasattr(estimator, method):
+            return name
+    raise TypeError(
+        f"strategy='auto' needs predict_proba or decision_function, and {type(estimator).__name__} "
+        "has neither."
+    )
+
+
+def needs_reference(strategy):
+    """Return whether a strategy counts what happens at reference rows."""
+    return not callable(strategy) and (strategy in LOOK_AHEAD or strategy == "variance_reduction")
+
+
+def default_n_reference(strategy):
+    """Return the number of reference rows of a strategy."""
+    return N_REFERENCE_OF_VARIANCE if strategy == "variance_reduction" else N_REFERENCE
+
+
+def is_greedy(strategy, diversify, n_instances):
+    """Return whether a batch is built up one row after another."""
+    if isinstance(diversify, str) and diversify == "auto":
+        return not callable(strategy) and strategy in LOOK_AHEAD and n_instances > 1
+    if not isinstance(diversify, bool | np.bool_):
+        raise ValueError(f"diversify must be 'auto', True or False, got {diversify!r}.")
+    return bool(diversify)
+
+
+def works_on_posterior(strategy):
+    """Return whether the scores follow from a `Posterior`, labels included on the way."""
+    return not callable(strategy) and strategy not in ("random", "margin")
+
+
+def require_method(estimator, strategy, method):
+    """Refuse an estimator without a method that a strategy needs."""
+    if not hasattr(estimator, method):
+        raise TypeError(
+            f"strategy={strategy!r} needs an estimator with {method}, which "
+            f"{type(estimator).__name__} has not; margin, uncertainty, entropy and random do "
+            "without."
+        )
+
+
+def require_covariance(estimator, strategy):
+    """Refuse an estimator without covariances, or without the means that go with them."""
+    if not is_regressor(estimator):
+        require_method(estimator, strategy, "latent_mean_and_variance")
+    require_method(estimator, strategy, "latent_covariance")
+
+
+# ---------------------------------------------------------------------------- scores
 
 
 def latent_scores(posterior, strategy):
-    """Scores (n,) at the present state of a `_Posterior`."""
+    """Scores (n,) at the present state of a `Posterior`."""
+    if strategy in LOOK_AHEAD:
+        return look_ahead(posterior, strategy)
+    if not hasattr(posterior.response, "proba"):
+        if strategy == "uncertainty":
+            return np.sqrt(posterior.var[:, 0])
+        return (posterior.explained() / posterior.var)[:, 0]
     if strategy in OF_PROBA:
         return OF_PROBA[strategy](posterior.proba())
     if strategy == "variance_reduction":
         values = _variance_reduction(posterior)
     else:
-        values = posterior.of_links(strategy)
-    return np.sum(posterior.weight * values, axis=1)
+        values = posterior.response.of_links(strategy, posterior.mean, posterior.var)
+    weight = posterior.proba() if values.shape[1] > 1 else 1.0
+    return np.sum(weight * values, axis=1)
 
 
-def proba_scores(estimator, X, strategy):
+def plain_scores(estimator, X, reference, strategy):
+    """Scores (n,) of rows by a fitted estimator, whatever it offers."""
+    if is_regressor(estimator):
+        if strategy not in ("uncertainty", "variance_reduction"):
+            raise ValueError(f"strategy={strategy!r} needs a classifier, not a regressor.")
+        if strategy == "uncertainty":
+            return estimator.predict(X, return_std=True)[1]
+    elif strategy in OF_PROBA:
+        return _proba_scores(estimator, X, strategy)
+    if needs_reference(strategy):
+        require_covariance(estimator, strategy)
+    else:
+        require_method(estimator, strategy, "latent_mean_and_variance")
+    return latent_scores(posterior_of(estimator, X, reference), strategy)
+
+
+def _proba_scores(estimator, X, strategy):
     """Scores of any classifier by its probabilities; a binary margin by its decision function."""
     if strategy == "margin" and hasattr(estimator, "decision_function"):
         if len(estimator.classes_) == 2:
@@ -165,123 +178,29 @@ def proba_scores(estimator, X, strategy):
     return OF_PROBA[strategy](estimator.predict_proba(X))
 
 
-def regressor_scores(estimator, X, X_reference, strategy):
-    """Scores of a regressor with predict(return_std=True)."""
-    std = estimator.predict(X, return_std=True)[1]
-    if strategy == "uncertainty":
-        return std
-    if strategy != "variance_reduction":
-        raise ValueError(f"strategy={strategy!r} needs a classifier, not a regressor.")
-    _need_covariance(estimator, strategy)
-    return np.mean(estimator.latent_covariance(X, X_reference) ** 2, axis=1) / std**2
+def greedy(posterior, strategy, allowed, n_instances):
+    """Choose rows one after another, each as if the labels of those before were in.
 
+    Parameters
+    ----------
+    posterior : Posterior
+    strategy : str
+    allowed : ndarray of bool of shape (n,)
+    n_instances : int
 
-def _need_covariance(estimator, what):
-    if not hasattr(estimator, "latent_covariance"):
-        raise TypeError(
-            f"strategy={what!r} needs an estimator with latent_covariance, which "
-            f"{type(estimator).__name__} has not."
-        )
-
-
-# ---------------------------------------------------------------------------- checks
-
-
-def check_strategy(strategy):
-    if not callable(strategy) and strategy not in STRATEGIES:
-        raise ValueError(
-            f"strategy must be a callable or one of {list(STRATEGIES)}, got {strategy!r}."
-        )
-
-
-def rows_of(X):
-    """Return X so that rows can be taken by index: CSR if sparse, tables and arrays as they are."""
-    if sp.issparse(X):
-        return X.tocsr()
-    return X if hasattr(X, "shape") else np.asarray(X)
-
-
-def take(X, index):
-    """Return the rows of an array, CSR matrix or table."""
-    if hasattr(X, "iloc"):
-        return X.iloc[index]
-    return X[index]
-
-
-def reference_rows(X, X_reference, n_reference, random_state):
-    """Return the reference rows: given ones, or a sample of the pool."""
-    if X_reference is not None:
-        return rows_of(X_reference)
-    check_number("n_reference", n_reference, 1, integer=True)
-    n = X.shape[0]
-    if n <= n_reference:
-        return X
-    if random_state is None:
-        return take(X, np.linspace(0, n - 1, n_reference).round().astype(int))
-    rng = check_random_state(random_state)
-    return take(X, np.sort(rng.choice(n, n_reference, replace=False)))
-
-
-def make_posterior(estimator, X, strategy, reference):
-    posterior = _Posterior(estimator, X, strategy)
-    if reference is not None:
-        _need_covariance(estimator, strategy)
-        posterior.refer_to(reference)
-    return posterior
-
-
-def allowed_rows(n, candidates, exclude):
-    """Return the sorted indices that may be chosen."""
-    allowed = np.ones(n, dtype=bool)
-    if candidates is not None:
-        allowed[:] = False
-        allowed[_indices("candidates", candidates, n)] = True
-    if exclude is not None:
-        allowed[_indices("exclude", exclude, n)] = False
-    return np.flatnonzero(allowed)
-
-
-def _indices(name, values, n):
-    index = np.asarray(values)
-    if index.dtype == bool:
-        if index.shape != (n,):
-            raise ValueError(f"{name} is a mask of shape {index.shape}, for a pool of {n} rows.")
-        return np.flatnonzero(index)
-    if index.size and (index.ndim != 1 or index.dtype.kind not in "iu"):
-        raise ValueError(f"{name} must be a one-dimensional array of row numbers.")
-    if index.size and (index.min() < 0 or index.max() >= n):
-        raise ValueError(f"{name} has row numbers outside 0 to {n - 1}.")
-    return index.astype(np.intp)
-
-
-def best_first(values):
-    """Return the order of scores, largest first; differences at rounding level are ties."""
-    scale = np.max(np.abs(values), initial=0.0)
-    rounded = np.round(values / scale, 14) if 0 < scale < np.inf else values
-    return np.argsort(-rounded, kind="stable")
-
-
-def greedy(estimator, X_pool, X, n_instances, strategy, random_state):
-    """Choose rows one after another, lowering the variances after each."""
-    if callable(strategy) or strategy in ("random", "margin"):
-        raise ValueError(
-            f"diversify=True works through the variances, which strategy={strategy!r} does not use."
-        )
-    if is_regressor(estimator):
-        raise ValueError("diversify=True needs a classifier.")
-    _need_covariance(estimator, f"{strategy}, diversified")
-    reference = None
-    if strategy == "variance_reduction":
-        reference = reference_rows(X_pool, None, 1000, random_state)
-    posterior = make_posterior(estimator, X, strategy, reference)
-    chosen: list[int] = []
-    values = []
+    Returns
+    -------
+    chosen : list of int
+    rated : list of ndarray of shape (n,)
+        Scores at each choice, minus infinity where a row may not be chosen.
+    """
+    allowed, chosen, rated = allowed.copy(), [], []
     for _ in range(n_instances):
-        rated = latent_scores(posterior, strategy)
-        rated[chosen] = -np.inf
-        best = int(best_first(np.where(np.isfinite(rated), rated, -np.inf))[0])
+        values = np.where(allowed, latent_scores(posterior, strategy), -np.inf)
+        best = int(best_first(values)[0])
+        allowed[best] = False
         chosen.append(best)
-        values.append(rated[best])
+        rated.append(values)
         if len(chosen) < n_instances:
-            posterior.include(best)
-    return np.array(chosen), np.array(values)
+            posterior = posterior.including(best)
+    return chosen, rated

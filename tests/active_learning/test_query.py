@@ -19,7 +19,7 @@ from sklearn_ep import (
 from sklearn_ep._engine.factor import Factor
 from sklearn_ep.active_learning import SkactivemlQuery, modal_query_strategy, query, scores
 from sklearn_ep.active_learning._design import design_rows
-from sklearn_ep.active_learning._strategies import make_posterior
+from sklearn_ep.active_learning._posterior import posterior_of
 
 ORACLE = oracle("convex_variational")
 NAMES = ("random", "margin", "uncertainty", "entropy", "bald", "information_gain")
@@ -138,7 +138,7 @@ def test_a_likelihood_of_ones_own_is_scored_by_its_own_probabilities():
         4.0 * RBF(3.0), likelihood=RateOfCounts(), optimizer=None, tol=1e-8
     ).fit(X, y)
     pool = np.linspace(-3, 3, 40)[:, None]
-    posterior = make_posterior(clf, pool, "bald", None)
+    posterior = posterior_of(clf, pool)
     np.testing.assert_allclose(posterior.proba(), clf.predict_proba(pool), atol=1e-9)
     mean, var = clf.latent_mean_and_variance(pool)
 
@@ -159,7 +159,8 @@ def test_a_likelihood_of_ones_own_is_scored_by_its_own_probabilities():
         fall = fall + p * (var - left)
         moved = (first - mean) ** 2 / var
         gain = gain + p * 0.5 * (np.log(var / left) + left / var + moved - 1.0)
-    own = [scores(clf, pool[[i]], X_reference=pool[[i]])[0] for i in range(len(pool))]
+    one = dict(strategy="variance_reduction")
+    own = [scores(clf, pool[[i]], X_reference=pool[[i]], **one)[0] for i in range(len(pool))]
     np.testing.assert_allclose(own, fall, rtol=1e-6)
     np.testing.assert_allclose(scores(clf, pool, strategy="information_gain"), gain, rtol=1e-6)
 
@@ -194,7 +195,7 @@ def test_variance_reduction_against_dense_algebra(small):
     p = expect(expit, mean, var)
     truth = p * (1 - p) * np.mean(C[:, :50] ** 2, axis=1) / (1 + p * (1 - p) * var)
     for reference in (pool[:50], sp.csr_matrix(pool[:50])):
-        s = scores(e, pool, X_reference=reference)
+        s = scores(e, pool, strategy="variance_reduction", X_reference=reference)
         np.testing.assert_allclose(s, truth, rtol=1e-5)
 
     # and it is what including the row with either label does on average
@@ -234,7 +235,8 @@ def test_diversified_variance_reduction_is_dense_greedy(small):
         i = int(np.argmax(s))
         C = C - p[i] * (1 - p[i]) / (1 + p[i] * (1 - p[i]) * C[i, i]) * np.outer(C[:, i], C[i])
         want.append(i)
-    np.testing.assert_array_equal(query(e, pool, 6, diversify=True), want)
+    got = query(e, pool, 6, strategy="variance_reduction", diversify=True)
+    np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("name", ["uncertainty", "entropy", "bald", "variance_reduction"])
@@ -321,7 +323,7 @@ def test_any_classifier_has_the_strategies_without_posterior(small):
     with pytest.raises(TypeError, match="bald.*latent_mean_and_variance"):
         query(plain, pool, strategy="bald")
     with pytest.raises(TypeError, match="latent_covariance"):
-        scores(Stub(), np.abs(pool))
+        scores(Stub(), np.abs(pool), strategy="variance_reduction")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -378,7 +380,7 @@ def test_regressors():
         scores(ridge, X, strategy="uncertainty"), ridge.predict(X, return_std=True)[1]
     )
     with pytest.raises(TypeError, match="latent_covariance"):
-        scores(ridge, X)
+        scores(ridge, X, strategy="variance_reduction")
     with pytest.raises(ValueError, match="classifier"):
         scores(ridge, X, strategy="bald")
     s = scores(Regressor().fit(X), X)
@@ -469,6 +471,25 @@ def test_skactiveml_query_fits_to_the_labelled_rows(small, name, wrapped):
     assert np.isnan(utilities[1, chosen[0]]) and np.all(np.isnan(utilities[:, :40]))
 
 
+@pytest.mark.parametrize("name", ["auto", "epig", "expected_error"])
+def test_skactiveml_batches_that_look_ahead_are_rated_anew_after_each_row(small, name):
+    pytest.importorskip("skactiveml")
+    _, pool, _ = small
+    labels = np.full(len(pool), np.nan)
+    labels[:40] = (pool[:40, 0] > 0).astype(float)
+    clf = ConvexVariationalLogistic()
+    strategy = SkactivemlQuery(name)
+    chosen, utilities = strategy.query(pool, labels, clf, batch_size=3, return_utilities=True)
+    e = ConvexVariationalLogistic().fit(pool[:40], labels[:40].astype(int))
+    np.testing.assert_array_equal(chosen, query(e, pool, 3, strategy=name, exclude=range(40)))
+    assert utilities.shape == (3, 200) and np.all(np.isnan(utilities[:, :40]))
+    np.testing.assert_allclose(
+        utilities[0, 40:], scores(e, pool[40:], strategy=name, X_reference=pool)
+    )
+    assert np.isnan(utilities[2, chosen[:2]]).all()
+    np.testing.assert_array_equal(np.nanargmax(utilities, axis=1), chosen)
+
+
 @pytest.mark.parametrize("name", ADAPTED)
 @pytest.mark.parametrize("labelled", [[], [3], [3, 8]])
 def test_skactiveml_query_starts_without_two_classes(small, name, labelled):
@@ -510,13 +531,13 @@ def test_the_design_is_the_same_for_sparse_pools_and_bounded_for_large_ones():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(300, 5)) * (rng.random((300, 5)) < 0.5)
     labelled, free = np.array([7]), np.setdiff1d(np.arange(300), [7])
-    rows = design_rows(X, labelled, free, 6)
+    rows = design_rows(X, labelled, free, 6)[0]
     np.testing.assert_array_equal(rows, dense_design(X, [7], free, 6))
-    np.testing.assert_array_equal(design_rows(sp.csr_array(X), labelled, free, 6), rows)
+    np.testing.assert_array_equal(design_rows(sp.csr_array(X), labelled, free, 6)[0], rows)
     many = rng.normal(size=(30_000, 2))
-    chosen = design_rows(many, np.array([], dtype=int), np.arange(30_000), 5)
+    chosen = design_rows(many, np.array([], dtype=int), np.arange(30_000), 5)[0]
     assert len(set(chosen)) == 5
-    same = design_rows(np.ones((9, 2)), np.array([], dtype=int), np.arange(9), 3)
+    same = design_rows(np.ones((9, 2)), np.array([], dtype=int), np.arange(9), 3)[0]
     np.testing.assert_array_equal(same, [0, 1, 2])
 
 

@@ -1,0 +1,175 @@
+"""The strategies in the forms that modAL and scikit-activeml ask for."""
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import check_is_fitted
+
+from ._design import design_rows
+from ._posterior import posterior_of
+from ._query import query, reference_of, scores
+from ._strategies import LOOK_AHEAD, greedy, resolved
+
+__all__ = ["SkactivemlQuery", "modal_query_strategy"]
+
+
+def modal_query_strategy(strategy="auto"):
+    """Make a strategy for modAL's `ActiveLearner`.
+
+    Parameters
+    ----------
+    strategy : str or callable, default="auto"
+        See `scores`.
+
+    Returns
+    -------
+    query_strategy : callable
+        `query_strategy(learner, X_pool, n_instances=1, **kwargs)` returns the indices and the
+        scores of the chosen rows, always both: modAL unpacks whatever it is given, and would take
+        two bare indices for such a pair. Keywords go to `query`. A learner that is not fitted yet
+        gets the rows of a fixed design.
+
+    Examples
+    --------
+    >>> from sklearn_ep.active_learning import modal_query_strategy
+    >>> strategy = modal_query_strategy("bald")  # ActiveLearner(..., query_strategy=strategy)
+    """
+
+    def query_strategy(learner, X_pool, n_instances=1, **kwargs):
+        estimator = _fitted_estimator_of(learner)
+        return query(
+            estimator, X_pool, n_instances, strategy=strategy, return_scores=True, **kwargs
+        )
+
+    return query_strategy
+
+
+def _fitted_estimator_of(learner):
+    """Return the fitted estimator inside a learner, or the learner itself, or None."""
+    for found in (getattr(learner, "estimator", None), learner):
+        try:
+            check_is_fitted(found)
+        except (NotFittedError, TypeError):
+            continue
+        return found
+    return None
+
+
+def SkactivemlQuery(strategy="auto", *, missing_label=np.nan, n_reference=None, random_state=None):
+    """Make a query strategy of scikit-activeml, which is imported here and nowhere else.
+
+    Parameters
+    ----------
+    strategy : str or callable, default="auto"
+        See `scores`.
+    missing_label : scalar, str or None, default=np.nan
+        Mark of the rows without a label.
+    n_reference : int or None, default=None
+        See `scores`.
+    random_state : int, RandomState instance or None, default=None
+        See `scores`.
+
+    Returns
+    -------
+    query_strategy : SingleAnnotatorPoolQueryStrategy
+        Its `query(X, y, clf, fit_clf=True, sample_weight=None, candidates=None, batch_size=1,
+        return_utilities=False)` follows scikit-activeml: utilities have one row for each choice,
+        nan where a row is labelled or chosen already; look-ahead scores are rated anew after each
+        choice. `clf` is a classifier of this package, or one in scikit-activeml's wrapper, and is
+        fitted to the labelled rows alone. While fewer than two classes are labelled, the rows of a
+        fixed design have utility 1. The base class does not take sparse X: use `query` of this
+        module for those.
+    """
+    return _skactiveml_class()(strategy, missing_label, n_reference, random_state)
+
+
+def _skactiveml_class():
+    """Define the strategy class on the base class of scikit-activeml."""
+    from skactiveml.base import SingleAnnotatorPoolQueryStrategy, SkactivemlClassifier
+    from skactiveml.utils import check_equal_missing_label, check_type, is_labeled, simple_batch
+
+    class PosteriorQuery(SingleAnnotatorPoolQueryStrategy):
+        """Query strategy of scikit-activeml that rates rows by `scores`."""
+
+        def __init__(self, strategy, missing_label, n_reference, random_state):
+            super().__init__(missing_label=missing_label, random_state=random_state)
+            self.strategy, self.n_reference = strategy, n_reference
+
+        def query(
+            self,
+            X,
+            y,
+            clf,
+            fit_clf=True,
+            sample_weight=None,
+            candidates=None,
+            batch_size=1,
+            return_utilities=False,
+        ):
+            """Choose rows to label, in scikit-activeml's terms."""
+            if sp.issparse(X):
+                raise TypeError(
+                    "scikit-activeml takes no sparse X; use sklearn_ep.active_learning.query, "
+                    "which does."
+                )
+            X, y, candidates, batch_size, return_utilities = self._validate_data(
+                X, y, candidates, batch_size, return_utilities, reset=True
+            )
+            check_type(fit_clf, "fit_clf", bool)
+            if isinstance(clf, SkactivemlClassifier):
+                check_equal_missing_label(clf.missing_label, self.missing_label_)
+            elif not hasattr(clf, "latent_mean_and_variance"):  # ours may come without a wrapper
+                check_type(clf, "clf", SkactivemlClassifier)
+            rows, mapping = self._transform_candidates(candidates, X, y)
+            labelled = np.flatnonzero(is_labeled(y, self.missing_label_))
+            if fit_clf and len(np.unique(y[labelled])) < 2:
+                rated = _cold_utilities(X[labelled], rows, batch_size)
+            else:
+                if fit_clf:
+                    known = slice(None) if isinstance(clf, SkactivemlClassifier) else labelled
+                    clf = _fitted_copy(clf, X[known], y[known], sample_weight, known)
+                rated = self._rated(getattr(clf, "estimator_", clf), X, rows, batch_size)
+            utilities = np.full((len(rated), len(rows) if mapping is None else len(X)), np.nan)
+            utilities[:, slice(None) if mapping is None else mapping] = rated
+            if len(utilities) > 1:
+                chosen = np.nanargmax(utilities, axis=1)
+                return (chosen, utilities) if return_utilities else chosen
+            return simple_batch(
+                utilities[0],
+                self.random_state_,
+                batch_size=batch_size,
+                return_utilities=return_utilities,
+            )
+
+        def _rated(self, clf, X, rows, batch_size):
+            """Return scores of rows, once or for each choice; reference rows come from all of X."""
+            strategy = resolved(self.strategy, clf)
+            reference = reference_of(strategy, X, None, self.n_reference, self.random_state_)
+            if not callable(strategy) and strategy in LOOK_AHEAD and batch_size > 1:
+                posterior = posterior_of(clf, rows, reference)
+                free = np.ones(len(rows), dtype=bool)
+                rated = greedy(posterior, strategy, free, min(batch_size, len(rows)))[1]
+                return np.where(np.isneginf(rated), np.nan, rated)
+            seed = self.random_state_.randint(2**31)
+            return [scores(clf, rows, strategy=strategy, X_reference=reference, random_state=seed)]
+
+    return PosteriorQuery
+
+
+def _fitted_copy(clf, X, y, sample_weight, known):
+    """Return a copy of a classifier that is fitted to rows whose numbers are `known`."""
+    weights = {} if sample_weight is None else {"sample_weight": np.asarray(sample_weight)[known]}
+    if y.dtype == object:
+        y = np.array(y.tolist())  # labels of one kind, as a classifier without wrapper wants them
+    return clone(clf).fit(X, y, **weights)
+
+
+def _cold_utilities(known, rows, n_rows):
+    """Return 1 for the rows of the fixed design, earlier ones a trifle more, and 0 for others."""
+    n_rows, pool = min(n_rows, len(rows)), np.vstack([known, rows])
+    labelled, free = np.arange(len(known)), np.arange(len(known), len(pool))
+    chosen = design_rows(pool, labelled, free, n_rows)[0] - len(known)
+    rated = np.zeros((1, len(rows)))
+    rated[0, chosen] = 1.0 + 1e-9 * np.arange(n_rows, 0, -1)
+    return rated

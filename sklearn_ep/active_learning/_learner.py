@@ -1,0 +1,455 @@
+"""A labelling session: ask for rows, tell their labels, from the first label on."""
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import clone, is_regressor
+from sklearn.utils import check_random_state
+
+from .._estimator.checks import check_number
+from ._design import design_rows
+from ._lookahead import look_ahead
+from ._posterior import posterior_of
+from ._query import query, reference_of
+from ._rows import best_first, row_numbers, rows_of, take
+from ._strategies import (
+    LOOK_AHEAD,
+    check_strategy,
+    greedy,
+    is_greedy,
+    latent_scores,
+    resolved,
+    works_on_posterior,
+)
+
+__all__ = ["Learner", "learn"]
+
+
+class Learner:
+    """Ask which rows of a pool to label, tell the labels, and have a model of all of them.
+
+    Before there is a model, while fewer than two classes have a label (of regressors, fewer than
+    two rows), rows come from a fixed design over the pool. From then on the strategy chooses.
+    Labels enter the posterior at once, by rank-one updates; every `refit_every` labels a clone of
+    the estimator is fitted to all of them.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Classifier or regressor, fitted or not; it is cloned and never touched. A Gaussian process
+        learns its kernel anew at every refit: give it bounds, since with few and selected labels an
+        unbounded amplitude runs away.
+    X_pool : array-like, CSR/CSC matrix or table of shape (n, d)
+        All rows, labelled or not. Standardise columns first unless they share a unit.
+    y : array-like of shape (n,), default=None
+        Labels known so far, with a missing mark elsewhere; None is no label. NaN, None and pandas'
+        NA are always missing.
+    classes : array-like, default=None
+        The labels that may come, to check them; None takes any.
+    strategy : str or callable, default="auto"
+        See `scores`.
+    refit_every : int, default=5
+        Labels between refits. The updates between them are those of a fit with the present
+        hyperparameters, up to the moment matching of one label: after four labels they were off by
+        a twentieth of what the labels changed.
+    n_reference : int or None, default=None
+        See `scores`.
+    missing_label : scalar, str or None, default=np.nan
+        A further mark of missing labels.
+    random_state : int, RandomState instance or None, default=None
+        See `scores`.
+
+    Attributes
+    ----------
+    labelled_ : ndarray of int of shape (n_labels,)
+        Rows with a label, in the order of arrival.
+    y_ : ndarray of shape (n_labels,)
+        Their labels.
+    estimator_ : estimator or None
+        The last refit; None before there is a model.
+    classes_ : ndarray or None
+        Classes of the last refit; None before it, and for regressors.
+    expected_gain_ : float
+        What the label of the row asked first is expected to take from the mean log loss of the
+        pool, in nats ("epig" of it). A figure to look at, not a rule of when to stop. NaN before
+        there is a model, and with strategies that do not look ahead.
+    history_ : list of dict
+        One entry a refit: "n_labels", "expected_gain" at that time and "score", which is None
+        unless `learn` was given one.
+
+    Raises
+    ------
+    ValueError
+        If the pool is empty, y has another length or a label outside `classes`, or a parameter is
+        not usable. What the fit of the estimator raises, it raises here as well.
+
+    Notes
+    -----
+    A call of `ask` costs the scores of the rows without label; `tell` nothing, and the refit that
+    is due. The session keeps n m covariances with m reference rows. It can be pickled at any time,
+    and goes on from there.
+
+    References
+    ----------
+    .. [1] H. Nickisch and M. W. Seeger, "Convex variational Bayesian inference for large scale
+       generalized linear models", ICML 2009, section 3.
+
+    Examples
+    --------
+    >>> from sklearn_ep import ConvexVariationalLogistic
+    >>> from sklearn_ep.active_learning import Learner
+    >>> from sklearn_ep.datasets import make_sparse_logistic
+    >>> X, y, _ = make_sparse_logistic(300, 50, random_state=0)
+    >>> learner = Learner(ConvexVariationalLogistic(), X)
+    >>> for _ in range(20):
+    ...     rows = learner.ask()
+    ...     _ = learner.tell(rows, y[rows])  # in real life: show the rows to a person
+    >>> len(learner.labelled_), learner.estimator_.predict_proba(X).shape
+    (20, (300, 2))
+    """
+
+    def __init__(
+        self,
+        estimator,
+        X_pool,
+        y=None,
+        *,
+        classes=None,
+        strategy="auto",
+        refit_every=5,
+        n_reference=None,
+        missing_label=np.nan,
+        random_state=None,
+    ):
+        check_strategy(strategy)
+        check_number("refit_every", refit_every, 1, integer=True)
+        if n_reference is not None:
+            check_number("n_reference", n_reference, 1, integer=True)
+        self._pool = rows_of(X_pool)
+        if not self._pool.shape or self._pool.shape[0] == 0:
+            raise ValueError("X_pool has no rows.")
+        self._estimator = clone(estimator)
+        self._allowed = None if classes is None else set(np.asarray(classes).tolist())
+        self._strategy, self._refit_every = strategy, refit_every
+        self._n_reference, self._missing = n_reference, missing_label
+        # one number for the whole session, so that asking twice gives the same rows
+        self._fixed = random_state is None
+        self._seed = int(check_random_state(random_state).randint(2**31 - 2**24))
+        self.estimator_, self.classes_ = None, None
+        self.expected_gain_, self.history_ = np.nan, []
+        self._rows, self._labels = [], []
+        self._posterior: Any = None
+        self._n_fitted = self._n_included = 0
+        if y is not None:
+            self._take_known(y)
+        self._refit_if_due()
+
+    def _take_known(self, y):
+        y = np.asarray(y, dtype=object)
+        if y.shape != (self._n,):
+            raise ValueError(f"y has shape {y.shape}, for a pool of {self._n} rows.")
+        known = [i for i, label in enumerate(y) if not self._is_missing(label)]
+        self._check_labels(y[known])
+        self._rows, self._labels = known, list(y[known])
+
+    @property
+    def _n(self):
+        return self._pool.shape[0]
+
+    @property
+    def labelled_(self):
+        """Rows with a label, in the order of arrival."""
+        return np.array(self._rows, dtype=np.intp)
+
+    @property
+    def y_(self):
+        """Labels of the rows in `labelled_`."""
+        return np.array(self._labels)
+
+    def _is_missing(self, label):
+        if label is None or type(label).__name__ in ("NAType", "NaTType"):
+            return True
+        if isinstance(label, float | np.floating) and np.isnan(label):
+            return True
+        return type(label) is not bool and bool(label == self._missing)
+
+    def _check_labels(self, labels):
+        if self._allowed is not None:
+            outside = sorted({str(v) for v in labels if v not in self._allowed})
+            if outside:
+                raise ValueError(f"labels {outside} are not among classes.")
+
+    # ------------------------------------------------------------------ asking
+
+    def ask(self, n_instances=1):
+        """Choose rows to label next.
+
+        Parameters
+        ----------
+        n_instances : int, default=1
+            Rows to choose, each as if the labels of those before were in.
+
+        Returns
+        -------
+        indices : ndarray of shape (n_instances,)
+            Rows without a label, best first; the same until labels are told.
+
+        Raises
+        ------
+        ValueError
+            If fewer rows are left.
+        """
+        check_number("n_instances", n_instances, 1, integer=True)
+        free = np.ones(self._n, dtype=bool)
+        free[self._rows] = False
+        if n_instances > free.sum():
+            raise ValueError(f"n_instances={n_instances} is more than the {free.sum()} rows left.")
+        if self._strategy == "random":
+            rng = np.random.RandomState(self._seed + len(self._rows))
+            return rng.permutation(np.flatnonzero(free))[:n_instances]
+        if self.estimator_ is None:
+            return design_rows(self._pool, self.labelled_, np.flatnonzero(free), n_instances)[0]
+        strategy = resolved(self._strategy, self.estimator_)
+        if not self._has_posterior() or not works_on_posterior(strategy):
+            return query(
+                self.estimator_,
+                self._pool,
+                n_instances,
+                strategy=strategy,
+                exclude=self._rows,
+                n_reference=self._n_reference,
+                random_state=self._reference_seed,
+            )
+        chosen = self._best(strategy, free, n_instances)
+        if strategy in LOOK_AHEAD:
+            self.expected_gain_ = float(look_ahead(self._posterior, "epig", chosen[:1])[0])
+        return chosen
+
+    def _best(self, strategy, free, n_instances):
+        posterior = self._up_to_date()
+        if is_greedy(strategy, "auto", n_instances):
+            return np.array(greedy(posterior, strategy, free, n_instances)[0])
+        rows = np.flatnonzero(free)
+        if strategy in LOOK_AHEAD:
+            rated = look_ahead(posterior, strategy, rows)
+        else:
+            rated = latent_scores(posterior, strategy)[rows]
+        return rows[best_first(rated)[:n_instances]]
+
+    def _has_posterior(self):
+        model = self.estimator_
+        needed = "predict" if is_regressor(model) else "latent_mean_and_variance"
+        return hasattr(model, "latent_covariance") and hasattr(model, needed)
+
+    @property
+    def _reference_seed(self):
+        return None if self._fixed else self._seed
+
+    def _up_to_date(self):
+        """Return the posterior of the pool with all labels in."""
+        if self._posterior is None:
+            strategy = resolved(self._strategy, self.estimator_)
+            reference = reference_of(
+                strategy if isinstance(strategy, str) else "epig",
+                self._pool,
+                None,
+                self._n_reference,
+                self._reference_seed,
+            )
+            self._posterior = posterior_of(self.estimator_, self._pool, reference)
+            self._n_included = self._n_fitted
+        while self._n_included < len(self._rows):
+            row, label = (a[self._n_included] for a in (self._rows, self._labels))
+            self._posterior = self._posterior.including(row, self._coded(label))
+            self._n_included += 1
+        return self._posterior
+
+    def _coded(self, label):
+        """Return the class index of a label, of a regressor the response itself.
+
+        None for a class that the last refit does not know, which there is only after one failed.
+        """
+        if self.classes_ is None:
+            return float(label)
+        found = np.flatnonzero(self.classes_ == label)
+        return int(found[0]) if len(found) else None
+
+    # ------------------------------------------------------------------ telling
+
+    def tell(self, indices, labels):
+        """Take labels in, all or none.
+
+        Parameters
+        ----------
+        indices : array-like of int of shape (k,)
+            Rows of the pool.
+        labels : array-like of shape (k,)
+            Their labels.
+
+        Returns
+        -------
+        self : Learner
+            With the labels, and refitted if that was due: after `refit_every` labels, at the second
+            class, and at a class that the last refit did not know.
+
+        Raises
+        ------
+        ValueError
+            If a row has a label already or comes twice, a label is missing or not among `classes`,
+            or there are not as many labels as rows. Nothing has changed then. What a refit raises
+            leaves the labels told and the last refit in place.
+        """
+        rows = row_numbers("indices", np.atleast_1d(np.asarray(indices)), self._n).tolist()
+        labels = list(np.atleast_1d(np.asarray(labels, dtype=object)))
+        if len(rows) != len(labels):
+            raise ValueError(f"{len(labels)} labels were told for {len(rows)} indices.")
+        if len(set(rows)) < len(rows):
+            raise ValueError("indices name a row twice.")
+        again = sorted(set(rows) & set(self._rows))
+        if again:
+            raise ValueError(f"rows {again} of indices have a label already.")
+        if any(self._is_missing(label) for label in labels):
+            raise ValueError("labels hold a missing label.")
+        self._check_labels(labels)
+        self._rows, self._labels = self._rows + rows, self._labels + labels
+        self._refit_if_due()
+        return self
+
+    def _refit_if_due(self):
+        if self.estimator_ is None:
+            due = self._can_fit()
+        else:
+            new = self._labels[self._n_fitted :]
+            unknown = self.classes_ is not None and not np.all(np.isin(new, self.classes_))
+            due = len(new) >= self._refit_every or unknown
+        if due:
+            self.refit()
+
+    def _can_fit(self):
+        if is_regressor(self._estimator):
+            return len(self._rows) >= 2
+        return len(np.unique(self.y_)) >= 2
+
+    def refit(self):
+        """Fit a clone of the estimator to all labels now, unless the last refit had them all.
+
+        Returns
+        -------
+        self : Learner
+
+        Raises
+        ------
+        ValueError
+            If there are fewer than two classes (of regressors, rows).
+        """
+        if not self._can_fit():
+            raise ValueError("a refit needs labels of two classes, of a regressor of two rows.")
+        rows, y = self.labelled_, self.y_
+        if self.estimator_ is not None and self._n_fitted == len(rows):
+            return self
+        model = clone(self._estimator).fit(take(self._pool, rows), y)
+        self.estimator_, self.classes_ = model, getattr(model, "classes_", None)
+        self._n_fitted, self._posterior = len(rows), None
+        self.history_.append(
+            {"n_labels": len(rows), "expected_gain": self.expected_gain_, "score": None}
+        )
+        return self
+
+    def predict_proba(self, X=None):
+        """Class probabilities with all labels so far, those since the last refit included.
+
+        Parameters
+        ----------
+        X : array-like, CSR/CSC matrix or table of shape (m, d), default=None
+            Rows to predict; None is the pool.
+
+        Returns
+        -------
+        proba : ndarray of shape (m, n_classes)
+            Columns in the order of `classes_`. Those of the last refit where the estimator has no
+            `latent_covariance`.
+
+        Raises
+        ------
+        ValueError
+            If there is no model yet.
+        """
+        if self.estimator_ is None:
+            raise ValueError("there is no model before labels of two classes are told.")
+        X, new = self._pool if X is None else rows_of(X), range(self._n_fitted, len(self._rows))
+        if not new or self.classes_ is None or not self._has_posterior():
+            return self.estimator_.predict_proba(X)
+        rows = self.labelled_[self._n_fitted :]
+        posterior = posterior_of(self.estimator_, take(self._pool, rows), X)
+        for k, i in enumerate(new):
+            posterior = posterior.including(k, self._coded(self._labels[i]))
+        return posterior.reference_proba()
+
+
+def learn(
+    estimator, X_pool, oracle, n_queries, *, batch_size=1, score=None, y=None, **learner_keywords
+):
+    """Buy labels for a pool: the loop around a `Learner`.
+
+    Parameters
+    ----------
+    estimator : estimator
+        See `Learner`.
+    X_pool : array-like, CSR/CSC matrix or table of shape (n, d)
+        All rows.
+    oracle : callable
+        `oracle(indices)` returns the labels of rows of the pool.
+    n_queries : int
+        Labels to buy.
+    batch_size : int, default=1
+        Labels that are bought at a time.
+    score : callable or None, default=None
+        `score(estimator)` of each refit is kept in `history_`.
+    y : array-like of shape (n,), default=None
+        Labels known before; see `Learner`.
+    **learner_keywords
+        Further parameters of `Learner`.
+
+    Returns
+    -------
+    learner : Learner
+        Refitted to all labels. What the oracle raises ends the loop; to keep the labels until then,
+        make a `Learner` and write these four lines around it.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer rows without label than `n_queries`, or as for `Learner`.
+
+    Examples
+    --------
+    >>> from sklearn_ep import ConvexVariationalLogistic
+    >>> from sklearn_ep.active_learning import learn
+    >>> from sklearn_ep.datasets import make_sparse_logistic
+    >>> X, y, _ = make_sparse_logistic(300, 50, random_state=0)
+    >>> learner = learn(ConvexVariationalLogistic(), X, lambda rows: y[rows], 30, batch_size=5)
+    >>> learner.history_[-1]["n_labels"]
+    30
+    """
+    check_number("n_queries", n_queries, 1, integer=True)
+    check_number("batch_size", batch_size, 1, integer=True)
+    learner = Learner(estimator, X_pool, y, **learner_keywords)
+    n_free = learner._n - len(learner.labelled_)
+    if n_queries > n_free:
+        raise ValueError(f"n_queries={n_queries} is more than the {n_free} rows without label.")
+    left = n_queries
+    while left:
+        rows = learner.ask(min(batch_size, left))
+        learner.tell(rows, oracle(rows))
+        left -= len(rows)
+        _keep_score(learner, score)
+    if learner.estimator_ is not None:
+        learner.refit()
+        _keep_score(learner, score)
+    return learner
+
+
+def _keep_score(learner, score):
+    """Score the last refit unless that has been done."""
+    if score is not None and learner.history_ and learner.history_[-1]["score"] is None:
+        learner.history_[-1]["score"] = score(learner.estimator_)

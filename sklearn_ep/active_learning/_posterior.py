@@ -1,0 +1,185 @@
+"""The Gaussian posterior of a pool that takes labels in by rank-one updates.
+
+A label of row i is a site with gradient a and negative curvature b of its log probability in the
+latent mean. With d the covariances of row i with all rows, means move by a d and covariances by
+-b d d': no matrix of the pool with itself is needed, nor a refit.
+"""
+
+import copy
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtri_exp
+from sklearn.base import is_regressor
+from sklearn.gaussian_process.kernels import CompoundKernel
+
+from .._engine.gaussian import positive_variance
+from .._engine.likelihoods import PROBIT_SLOPE, Probit
+from ._links import ClassResponse, NormalResponse, response_of
+from ._rows import take
+
+__all__ = ["Posterior", "posterior_of"]
+
+# Entries of one block of covariances: small enough for what is computed from it to stay in cache.
+_BLOCK = 100_000
+
+
+class Posterior:
+    """Latent means and variances of pool rows, one column a binary problem.
+
+    Parameters
+    ----------
+    source : object
+        `moments(X)` -> mean and variance (n, K), `covariance(X1, X2)` -> (K, n1, n2).
+    response : ClassResponse or NormalResponse
+        What a label says of a latent value.
+    X : ndarray, CSR matrix or table of shape (n, d)
+    reference : like X, of shape (m, d), or None, default=None
+        Rows at which predictions count.
+    """
+
+    def __init__(self, source, response, X, reference=None):
+        self.source, self.response, self.X, self.reference = source, response, X, reference
+        self.mean, self.var = source.moments(X)
+        self._directions: tuple[Any, ...] = ()
+        self._cross: Any = None
+        if reference is not None:
+            self.reference_mean, self.reference_var = source.moments(reference)
+
+    def proba(self, rows=slice(None)):
+        """Return class probabilities (n, n_classes) at the present state."""
+        return self.response.proba(self.mean[rows], self.var[rows])
+
+    def reference_proba(self):
+        """Return class probabilities (m, n_classes) of the reference rows."""
+        return self.response.proba(self.reference_mean, self.reference_var)
+
+    def cross(self, rows):
+        """Yield (slice of rows, covariances (K, block, m) with the reference rows)."""
+        # covariances in larger blocks than what follows from them
+        m = len(self.reference_mean)
+        outer, inner = max(1, 50 * _BLOCK // m), max(1, _BLOCK // m)
+        for start in range(0, len(rows), outer):
+            part = rows[start : start + outer]
+            if self._cross is None:
+                C = self.source.covariance(take(self.X, part), self.reference)
+            else:
+                C = self._cross[:, part]
+            for first in range(0, len(part), inner):
+                last = min(first + inner, len(part))
+                yield slice(start + first, start + last), C[:, first:last]
+
+    def explained(self):
+        """Return the mean squared covariance with the reference rows, (n, K)."""
+        blocks = self.cross(np.arange(len(self.mean)))
+        return np.concatenate([np.mean(C**2, axis=2).T for _, C in blocks])
+
+    def including(self, i, label=None):
+        """Return the posterior with a label of row i; None is a label that is not known yet.
+
+        One column of covariances, and n m flops a problem where there are reference rows.
+        """
+        row, new = take(self.X, [i]), copy.copy(self)
+        d = self.source.covariance(self.X, row)[:, :, 0].T
+        d_reference = None
+        if self.reference is not None:
+            d_reference = self.source.covariance(row, self.reference)[:, 0, :].T
+        for g, g_reference, curvature in self._directions:
+            d = d - curvature * g[i] * g
+            if d_reference is not None:
+                d_reference = d_reference - curvature * g[i] * g_reference
+        a, b = (s[0] for s in self.response.site(label, self.mean[[i]], self.var[[i]]))
+        new._directions = (*self._directions, (d, d_reference, b))
+        new.mean, new.var = self.mean + a * d, positive_variance(self.var - b * d**2, self.var)
+        if d_reference is not None:
+            kept = self._cross
+            if kept is None:
+                kept = self.source.covariance(self.X, self.reference)
+            new._cross = kept - (b * d).T[:, :, None] * d_reference.T[:, None, :]
+            new.reference_mean = self.reference_mean + a * d_reference
+            left = self.reference_var - b * d_reference**2
+            new.reference_var = positive_variance(left, self.reference_var)
+        return new
+
+
+class _SeparateProblems:
+    """Latent values as an estimator tells them: one column, or one a one-versus-rest problem."""
+
+    def __init__(self, estimator):
+        self.estimator = estimator
+
+    def moments(self, X):
+        mean, var = (np.asarray(a, dtype=float) for a in self.estimator.latent_mean_and_variance(X))
+        return mean.reshape(len(mean), -1), var.reshape(len(var), -1)
+
+    def covariance(self, X1, X2):
+        C = np.asarray(self.estimator.latent_covariance(X1, X2), dtype=float)
+        return C.reshape((-1, *C.shape[-2:]))
+
+
+class _JointClasses:
+    """Each class against the rest, out of a joint posterior of the latent values of all classes.
+
+    Labels say nothing of the mean of the latent values over the classes, which keeps its prior
+    covariance k / K and is independent of all contrasts: it is taken out. What is left is put in
+    units of the noise between two classes, and means are such that a probit gives the probability
+    that the joint posterior gives the class.
+    """
+
+    def __init__(self, estimator):
+        self.estimator = estimator
+        K = len(estimator.classes_)
+        noise = estimator.latent_links()[0]
+        sd = np.sqrt(2.0) if isinstance(noise, Probit) else PROBIT_SLOPE
+        self.scale = K / ((K - 1.0) * sd)
+
+    def moments(self, X):
+        estimator = self.estimator
+        common = estimator.kernel_.diag(_array(X))[:, None] / len(estimator.classes_)
+        var = estimator.latent_mean_and_variance(X)[1]
+        var = positive_variance(self.scale**2 * (var - common), var)
+        # a probability of one has no finite mean: the last double below it
+        log_proba = np.minimum(estimator.predict_log_proba(X), -np.finfo(float).epsneg)
+        return np.sqrt(1.0 + var) * ndtri_exp(log_proba), var
+
+    def covariance(self, X1, X2):
+        C = self.estimator.latent_covariance(X1, X2)
+        return self.scale**2 * (C - self.estimator.kernel_(_array(X1), _array(X2)) / len(C))
+
+
+def _array(X):
+    """Return the rows of a table as a kernel takes them."""
+    return X.to_numpy() if hasattr(X, "iloc") else X
+
+
+class _Responses:
+    """Predictions of a regressor, noise included, which is what a label lowers the variance of."""
+
+    def __init__(self, estimator):
+        self.estimator = estimator
+
+    def moments(self, X):
+        mean, std = self.estimator.predict(X, return_std=True)
+        return np.asarray(mean, float)[:, None], np.asarray(std, float)[:, None] ** 2
+
+    def covariance(self, X1, X2):
+        return np.asarray(self.estimator.latent_covariance(X1, X2), dtype=float)[None]
+
+
+def posterior_of(estimator, X, reference=None):
+    """Return the `Posterior` of a fitted estimator at the rows of a pool."""
+    if is_regressor(estimator):
+        return Posterior(_Responses(estimator), NormalResponse(), X, reference)
+    if _is_joint(estimator):
+        stand_in = [Probit()] * len(estimator.classes_)
+        return Posterior(_JointClasses(estimator), ClassResponse(stand_in, stand_in), X, reference)
+    source = _SeparateProblems(estimator)
+    return Posterior(source, response_of(estimator, X, source), X, reference)
+
+
+def _is_joint(estimator):
+    """Return whether several classes share one posterior, hence one kernel."""
+    if not hasattr(estimator, "latent_links") or len(estimator.classes_) == 2:
+        return False
+    kernel = getattr(estimator, "kernel_", None)
+    return kernel is not None and not isinstance(kernel, CompoundKernel)

@@ -1,0 +1,374 @@
+"""What a labelling session promises: updates that equal refits, all or nothing, from no labels."""
+
+import pickle
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from scipy.special import ndtr
+from sklearn.base import BaseEstimator, RegressorMixin, clone
+from sklearn.datasets import load_iris, make_moons
+from sklearn.exceptions import NotFittedError
+from sklearn.gaussian_process.kernels import RBF
+from sklearn.linear_model import BayesianRidge, LogisticRegression
+from sklearn.svm import LinearSVC
+
+from sklearn_ep import (
+    ConvexVariationalLogistic,
+    EPGaussianProcessClassifier,
+    RelaxedEPClassifier,
+    SpikeSlabRegressor,
+)
+from sklearn_ep.active_learning import Learner, learn, modal_query_strategy, query, scores
+from sklearn_ep.active_learning._posterior import posterior_of
+
+X, Y = make_moons(120, noise=0.25, random_state=0)
+GP = EPGaussianProcessClassifier(4.0 * RBF(0.8), optimizer=None)
+LINEAR = ConvexVariationalLogistic()
+
+
+def known(y, n):
+    return np.where(np.arange(len(y)) < n, y.astype(float), np.nan)
+
+
+class Ridge(RegressorMixin, BaseEstimator):
+    """Bayesian linear regression with prior and noise of variance 1 and 0.1."""
+
+    def fit(self, X, y):
+        precision = np.eye(X.shape[1]) + X.T @ X / 0.1
+        self.cov_ = np.linalg.inv(precision)
+        self.coef_ = self.cov_ @ X.T @ y / 0.1
+        return self
+
+    def latent_covariance(self, X1, X2=None):
+        return X1 @ self.cov_ @ (X1 if X2 is None else X2).T
+
+    def predict(self, X, return_std=False):
+        std = np.sqrt(0.1 + np.einsum("ij,jk,ik->i", X, self.cov_, X))
+        return (X @ self.coef_, std) if return_std else X @ self.coef_
+
+
+# ---------------------------------------------------------------------------- updates
+
+
+def test_updates_of_a_gaussian_likelihood_equal_refits():
+    rng = np.random.default_rng(0)
+    A = rng.normal(size=(40, 5))
+    y = A @ rng.normal(size=5) + 0.3 * rng.normal(size=40)
+    posterior = posterior_of(Ridge().fit(A[:6], y[:6]), A, A[:15])
+    for i in (20, 7, 33):
+        posterior = posterior.including(i, y[i])
+    full = Ridge().fit(A[[*range(6), 20, 7, 33]], y[[*range(6), 20, 7, 33]])
+    mean, std = full.predict(A, return_std=True)
+    np.testing.assert_allclose(posterior.mean[:, 0], mean, atol=1e-10)
+    np.testing.assert_allclose(posterior.var[:, 0], std**2, atol=1e-10)
+    cross = np.concatenate([C for _, C in posterior.cross(np.arange(40))], axis=1)
+    np.testing.assert_allclose(cross[0], full.latent_covariance(A, A[:15]), atol=1e-10)
+    np.testing.assert_allclose(posterior.reference_mean[:, 0], mean[:15], atol=1e-10)
+    # and the session scores by them
+    learner = Learner(Ridge(), A, known(y, 6), n_reference=15).tell([20, 7, 33], y[[20, 7, 33]])
+    rated = scores(full, A, strategy="variance_reduction", n_reference=15)
+    rated[learner.labelled_] = -np.inf
+    assert learner.ask()[0] == np.argmax(rated)
+
+
+@pytest.mark.parametrize("model", [GP, LINEAR])
+def test_updates_are_close_to_a_refit(model):
+    learner = Learner(model, X, known(Y, 30), refit_every=5)
+    before = learner.predict_proba()
+    for _ in range(4):
+        rows = learner.ask()
+        learner.tell(rows, Y[rows])
+    assert len(learner.history_) == 1
+    now = learner.predict_proba()
+    full = clone(model).fit(X[learner.labelled_], Y[learner.labelled_]).predict_proba(X)
+    assert np.linalg.norm(now - full) < 0.15 * np.linalg.norm(before - full)
+    np.testing.assert_allclose(learner.predict_proba(X[:7]), now[:7], atol=1e-12)
+    rows = learner.ask()
+    learner.tell(rows, Y[rows])
+    assert len(learner.history_) == 2 and learner.history_[-1]["n_labels"] == 35
+
+
+def test_updates_agree_with_condition_on():
+    clf = LINEAR.fit(X[:30], Y[:30])
+    learner = Learner(LINEAR, X, known(Y, 30)).tell([50], [Y[50]])
+    own = clf.condition_on(X[[50]], Y[[50]]).predict_proba(X)
+    moved = np.abs(clf.predict_proba(X) - own).max()
+    assert np.abs(learner.predict_proba() - own).max() < 0.15 * moved
+
+
+def test_updates_with_labels_that_may_be_wrong():
+    """A label against a sure prediction: moments as by quadrature, and a variance that grows."""
+    model = RelaxedEPClassifier(
+        4.0 * RBF(0.8), label_noise=0.2, rule="ep", optimizer=None, max_iter=400
+    )
+    learner = Learner(model, X, known(Y, 60))
+    before = learner.predict_proba()
+    row = int(60 + np.argmax(np.abs(before[60:, 1] - 0.5)))
+    mean, var = (float(a[0]) for a in learner.estimator_.latent_mean_and_variance(X[[row]]))
+    f = mean + np.sqrt(var) * np.linspace(-12, 12, 20001)
+    sign = -1 if mean > 0 else 1
+    density = np.exp(-0.5 * (f - mean) ** 2 / var) * (0.2 + 0.6 * ndtr(sign * f))
+    density /= density.sum()
+    centre = density @ f
+    posterior = posterior_of(learner.estimator_, X, X[:9]).including(row, int(sign > 0))
+    assert posterior.mean[row, 0] == pytest.approx(centre, rel=1e-6)
+    assert posterior.var[row, 0] == pytest.approx(density @ (f - centre) ** 2, rel=1e-6)
+    assert posterior.var[row, 0] > var
+    learner.tell([row], [int(sign > 0)])
+    clean = ndtr(posterior.mean[:, 0] / np.sqrt(1.0 + posterior.var[:, 0]))
+    np.testing.assert_allclose(learner.predict_proba()[:, 1], clean, atol=1e-9)
+
+
+def test_updates_of_several_classes():
+    A, y = load_iris(return_X_y=True)
+    A = (A - A.mean(0)) / A.std(0)
+    order = np.random.default_rng(0).permutation(150)
+    A, y = A[order], y[order]
+    joint = EPGaussianProcessClassifier(4.0 * RBF(2.0), optimizer=None, multi_class="joint")
+    for model, share in ((LINEAR, 0.2), (joint, 0.4)):
+        learner = Learner(model, A, known(y, 25))
+        before = learner.predict_proba()
+        for _ in range(4):
+            rows = learner.ask()
+            learner.tell(rows, y[rows])
+        full = clone(model).fit(A[learner.labelled_], y[learner.labelled_]).predict_proba(A)
+        gap = np.linalg.norm(learner.predict_proba() - full)
+        assert gap < share * np.linalg.norm(before - full)
+
+
+# ---------------------------------------------------------------------------- sessions
+
+
+MODELS = {
+    "gp": GP,
+    "linear": LINEAR,
+    "relaxed": RelaxedEPClassifier(4.0 * RBF(0.8), label_noise=0.1, optimizer=None),
+    "plain": LogisticRegression(),
+    "margins": LinearSVC(),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_session_from_no_labels(name):
+    learner = Learner(MODELS[name], X, refit_every=4)
+    assert learner.estimator_ is None and np.isnan(learner.expected_gain_)
+    np.testing.assert_array_equal(learner.ask(3), query(None, X, 3))
+    for _ in range(12):
+        rows = learner.ask()
+        np.testing.assert_array_equal(rows, learner.ask())
+        learner.tell(rows, Y[rows])
+    assert len(set(learner.labelled_)) == 12
+    np.testing.assert_array_equal(learner.y_, Y[learner.labelled_])
+    np.testing.assert_array_equal(learner.classes_, [0, 1])
+    assert learner.estimator_.score(X, Y) > 0.5
+    assert not hasattr(MODELS[name], "classes_") or MODELS[name] in (GP, LINEAR)
+    gains = [entry["expected_gain"] for entry in learner.history_[1:]]
+    assert np.all(np.isnan(gains)) if name in ("plain", "margins") else np.all(np.array(gains) > 0)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["random", "margin", "uncertainty", "entropy", "bald", "information_gain",
+     "variance_reduction", "epig", "epig_entropy", "expected_error", lambda e, X: X[:, 0]],
+)  # fmt: skip
+def test_every_strategy_serves_a_session(strategy):
+    learner = Learner(LINEAR, X, strategy=strategy, random_state=0)
+    while len(learner.labelled_) < 14:
+        rows = learner.ask(2)
+        np.testing.assert_array_equal(rows, learner.ask(2))
+        learner.tell(rows, Y[rows])
+    assert len(set(learner.labelled_)) == 14 and learner.predict_proba().shape == (120, 2)
+
+
+def test_a_fresh_session_asks_what_query_chooses():
+    learner = Learner(GP, X, known(Y, 20))
+    clf = clone(GP).fit(X[:20], Y[:20])
+    for n in (1, 4):
+        np.testing.assert_array_equal(learner.ask(n), query(clf, X, n, exclude=range(20)))
+
+
+def test_sparse_pools_and_tables_ask_for_the_same_rows():
+    pd = pytest.importorskip("pandas")
+    table = pd.DataFrame(X, columns=["a", "b"], index=np.arange(120)[::-1])
+    asked = []
+    for pool in (X, sp.csr_matrix(X), table):
+        learner = Learner(LINEAR, pool)
+        for _ in range(9):
+            rows = learner.ask()
+            learner.tell(rows, Y[rows])
+        asked.append(learner.labelled_)
+    np.testing.assert_array_equal(asked[1], asked[0])
+    np.testing.assert_array_equal(asked[2], asked[0])
+
+
+@pytest.mark.parametrize("missing", [np.nan, None, -1, "?"])
+def test_missing_marks(missing):
+    y = Y.astype(str).astype(object) if missing == "?" else Y.astype(object)
+    y[30:] = missing
+    y[40], y[41] = None, np.nan
+    learner = Learner(LINEAR, X, y, missing_label=missing)
+    np.testing.assert_array_equal(learner.labelled_, np.arange(30))
+    assert learner.ask(2).min() >= 30
+
+
+def test_pandas_marks_are_missing():
+    pd = pytest.importorskip("pandas")
+    y = pd.Series(Y, dtype="Int64").mask(np.arange(120) >= 30)
+    assert len(Learner(LINEAR, X, y).labelled_) == 30
+
+
+def test_a_session_is_saved_and_goes_on():
+    learner = Learner(GP, X, known(Y, 20)).tell([33], [Y[33]])
+    learner.ask()
+    resumed = pickle.loads(pickle.dumps(learner))
+    np.testing.assert_array_equal(resumed.ask(3), learner.ask(3))
+    rows = resumed.ask(3)
+    for session in (learner, resumed):
+        session.tell(rows, Y[rows])
+    np.testing.assert_array_equal(resumed.predict_proba(), learner.predict_proba())
+
+
+def test_a_new_class_refits_at_once():
+    A, y = load_iris(return_X_y=True)
+    learner = Learner(LINEAR, A, np.where(y == 2, np.nan, y), refit_every=100)
+    assert len(learner.classes_) == 2
+    learner.tell([3 + 100], [2])
+    np.testing.assert_array_equal(learner.classes_, [0, 1, 2])
+    assert learner.predict_proba().shape == (150, 3)
+
+
+@pytest.mark.parametrize("model", [Ridge(), BayesianRidge(), SpikeSlabRegressor()])
+def test_regressors_from_no_labels(model):
+    rng = np.random.default_rng(0)
+    A = rng.normal(size=(60, 3))
+    y = A @ [1.0, -1.0, 0.5] + 0.1 * rng.normal(size=60)
+    learner = Learner(model, A)
+    while len(learner.labelled_) < 20:
+        rows = learner.ask(2)
+        learner.tell(rows, y[rows])
+    assert learner.classes_ is None and learner.estimator_.score(A, y) > 0.9
+
+
+# ---------------------------------------------------------------------------- all or nothing
+
+
+class Fails(LogisticRegression):
+    """Fails from the 22nd label on."""
+
+    def fit(self, X, y):
+        if len(y) > 21:
+            raise RuntimeError("no")
+        return super().fit(X, y)
+
+
+def test_a_failing_refit_leaves_labels_and_the_last_model():
+    learner = Learner(Fails(), X, known(Y, 20), refit_every=2)
+    last = learner.estimator_
+    learner.tell([50], [Y[50]])
+    with pytest.raises(RuntimeError, match="no"):
+        learner.tell([51], [Y[51]])
+    assert learner.estimator_ is last and len(learner.labelled_) == 22
+    assert len(learner.ask(2)) == 2
+
+
+class FailsOnThree(ConvexVariationalLogistic):
+    """Fails where there is a third class."""
+
+    def fit(self, X, y):
+        if len(np.unique(y)) > 2:
+            raise RuntimeError("no")
+        return super().fit(X, y)
+
+
+def test_a_failing_refit_at_a_new_class_leaves_a_session_that_goes_on():
+    learner = Learner(FailsOnThree(), X, known(Y, 20))
+    with pytest.raises(RuntimeError, match="no"):
+        learner.tell([50], [2])
+    assert 50 not in learner.ask(5) and learner.predict_proba().shape == (120, 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels", "word"),
+    [
+        ([0], [1], "already"),
+        ([40, 40], [1, 1], "twice"),
+        ([40, 41], [1], "labels"),
+        ([40, 41], [1, np.nan], "missing"),
+        ([40, 41], [1, None], "missing"),
+        ([400], [1], "indices"),
+        ([40.5], [1], "indices"),
+        ([40], [7], "classes"),
+    ],
+)
+def test_refused_labels_change_nothing(rows, labels, word):
+    learner = Learner(LINEAR, X, known(Y, 30), classes=[0, 1])
+    asked = learner.ask(3)
+    with pytest.raises(ValueError, match=word):
+        learner.tell(rows, labels)
+    assert len(learner.labelled_) == 30
+    np.testing.assert_array_equal(learner.ask(3), asked)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "word"),
+    [
+        (lambda: Learner(LINEAR, X, Y[:-1]), ValueError, "y has shape"),
+        (lambda: Learner(LINEAR, X[:0]), ValueError, "X_pool"),
+        (lambda: Learner(LINEAR, X, refit_every=0), ValueError, "refit_every"),
+        (lambda: Learner(LINEAR, X, n_reference=0), ValueError, "n_reference"),
+        (lambda: Learner(LINEAR, X, strategy="magic"), ValueError, "strategy"),
+        (lambda: Learner(LINEAR, X, Y + 5, classes=[0, 1]), ValueError, "classes"),
+        (lambda: Learner(LINEAR, X).ask(0), ValueError, "n_instances"),
+        (lambda: Learner(LINEAR, X).ask(121), ValueError, "n_instances"),
+        (lambda: Learner(LINEAR, X).refit(), ValueError, "two classes"),
+        (lambda: Learner(LINEAR, X).predict_proba(), ValueError, "two classes"),
+        (lambda: Learner(LINEAR, np.full((9, 2), np.nan)).ask(), ValueError, "NaN"),
+        (lambda: Learner(LogisticRegression(), X, Y * 1.0, strategy="bald").tell, None, ""),
+        (lambda: learn(LINEAR, X, lambda i: Y[i], 121), ValueError, "n_queries"),
+        (lambda: learn(LINEAR, X, lambda i: Y[i], 0), ValueError, "n_queries"),
+        (lambda: query(LINEAR.__class__(), X), NotFittedError, "Learner"),
+        (lambda: query(GP.fit(X, Y), X, diversify="yes"), ValueError, "diversify"),
+    ],
+)
+def test_bad_calls_name_what_is_wrong(call, error, word):
+    if error is None:
+        call()
+        return
+    with pytest.raises(error, match=word):
+        call()
+
+
+# ---------------------------------------------------------------------------- learn and modAL
+
+
+def test_learn_keeps_scores_and_ends_with_a_refit():
+    learner = learn(
+        LINEAR, X, lambda i: Y[i], 23, batch_size=3, score=lambda e: e.score(X, Y), refit_every=6
+    )
+    assert len(learner.labelled_) == 23 and learner.history_[-1]["n_labels"] == 23
+    assert all(0 <= entry["score"] <= 1 for entry in learner.history_)
+    again = learn(LINEAR, X, lambda i: Y[i], 23, batch_size=3, refit_every=6)
+    np.testing.assert_array_equal(again.labelled_, learner.labelled_)
+
+
+def test_an_oracle_that_stops_leaves_the_session():
+    learner, left = Learner(LINEAR, X), iter(range(5))
+
+    def oracle(rows):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return Y[rows]
+
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            rows = learner.ask()
+            learner.tell(rows, oracle(rows))
+    assert len(learner.labelled_) == 5 and len(learner.ask(2)) == 2
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_modal_form_of_a_learner_that_is_not_fitted(n):
+    chosen, rated = modal_query_strategy()(ConvexVariationalLogistic(), X, n_instances=n)
+    assert len(chosen) == len(rated) == n
+    np.testing.assert_array_equal(chosen, query(None, X, n))
