@@ -8,12 +8,12 @@ from sklearn.utils.validation import validate_data
 from .._engine.contracts import FACTOR_NEEDS, require
 from .._engine.likelihoods import LIKELIHOODS
 from .._engine.partition import PartMap
-from .._estimator.checks import check_choice, check_common, check_number
+from .._estimator.checks import check_choice, check_common, check_number, refuse_joint
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_problems, restore_on_error
 from ._base import FEW_ROWS, GaussianProcessBase, smooth_kernel
 from ._dense_fit import fit_dense
-from ._dense_plan import plan_dense, refuse_joint, takes_joint
+from ._dense_plan import plan_dense, takes_joint
 from ._fitted import joined_fits
 from .inducing.fit import InducingRun, fit_inducing, gp_fit, posteriors_of
 from .inducing.plan import (

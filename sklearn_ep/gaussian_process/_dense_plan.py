@@ -12,10 +12,12 @@ import numpy as np
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
 
+from .._engine.class_weights import MOST_WEIGHTS
 from .._engine.classes import CLASS_LIKELIHOODS, JointEP, empty_sites
 from .._engine.loop import SILENT
 from .._engine.rules import MomentMatching
 from .._engine.whole import WholeEP
+from .._estimator.checks import refuse_joint
 from .._estimator.fitting import BinaryFit
 from ._base import check_kernel, warn_fewer_inducing
 from ._dense_gp import DenseGPPosterior, KernelGP
@@ -23,7 +25,7 @@ from ._evidence import LEARNING_TOL, EvidencePoint, random_starts
 from ._fitted import evidence_of_problems, left_out_signs
 from ._joint_gp import JointGP, JointGPPosterior
 from ._kernels import with_theta
-from .inducing.joint import MOST_COLUMNS, JointInducingGP, JointInducingPosterior
+from .inducing.joint import JointInducingGP, JointInducingPosterior
 from .inducing.plan import draw_seed
 from .inducing.step_rules import STEP_RULES
 from .inducing.values import InducingPrior
@@ -35,7 +37,6 @@ __all__ = [
     "JointModel",
     "last_sites",
     "plan_dense",
-    "refuse_joint",
     "takes_joint",
 ]
 
@@ -211,15 +212,6 @@ def last_sites(last, kernel, empty):
     return [kernel.theta] * len(empty), list(empty)
 
 
-def refuse_joint(estimator, setting):
-    """Raise a ValueError where `multi_class` asks for a joint posterior that a setting excludes."""
-    if estimator.multi_class == "joint":
-        raise ValueError(
-            f"multi_class='joint' does not go with {setting}: use multi_class='auto', which fits "
-            "one class against the rest there."
-        )
-
-
 def takes_joint(estimator, through_points):
     """Return whether all classes get one joint posterior; refuse settings that exclude it."""
     named, several = isinstance(estimator.likelihood, str), len(estimator.classes_) > 2
@@ -246,8 +238,8 @@ def _without_all_rows(estimator):
         f"n_partitions={estimator.n_partitions}": estimator.n_partitions is not None,
         f"optimizer={estimator.optimizer!r}": estimator.optimizer in STEP_RULES,
         "learn_inducing=True": estimator.learn_inducing is True,
-        f"more than {MOST_COLUMNS} classes times inducing points": m * len(estimator.classes_)
-        > MOST_COLUMNS,
+        f"more than {MOST_WEIGHTS} classes times inducing points": m * len(estimator.classes_)
+        > MOST_WEIGHTS,
     }
     return [setting for setting, excludes in checks.items() if excludes]
 

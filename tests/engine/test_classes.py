@@ -110,7 +110,7 @@ def test_links_are_never_negative_and_leave_a_proper_site(scale):
 
 def test_contrast_variances_are_exact_for_three_classes():
     A = np.random.default_rng(7).normal(size=(10, 3, 3))
-    cov = A @ A.transpose(0, 2, 1)
+    cov = 0.05 * A @ A.transpose(0, 2, 1) + np.eye(3)
     v = contrast_variances(cov)
     for c in range(3):
         for j in range(c):
@@ -118,13 +118,21 @@ def test_contrast_variances_are_exact_for_three_classes():
             np.testing.assert_allclose(v[:, c] + v[:, j], exact)
 
 
+def test_contrast_variances_are_never_negative():
+    # f_1 lies between f_0 and f_2: least squares would give it less than nothing
+    f = np.array([-1.0, 0.1, 1.0])
+    v = contrast_variances(np.outer(f, f)[None])
+    assert np.all(v > 0) and v[0, 1] < 1e-6
+
+
 def test_the_cavity_times_the_site_is_the_posterior():
     rng = np.random.default_rng(8)
     A = rng.normal(size=(6, 4, 4))
     cov, mean = A @ A.transpose(0, 2, 1), rng.normal(size=(6, 4))
-    d, b = rng.uniform(0.01, 0.2, (6, 4)), rng.normal(size=(6, 4))
+    d, b = rng.uniform(0.001, 0.03, (6, 4)), rng.normal(size=(6, 4))
     b -= b.mean(1, keepdims=True)
-    m, V = class_cavities(ClassSites(d, b), mean, cov)
+    m, V, proper = class_cavities(ClassSites(d, b), mean, cov)
+    assert proper.all()
     for i in range(6):
         T = np.diag(d[i]) - np.outer(d[i], d[i]) / d[i].sum()
         np.testing.assert_allclose(star_times(d[i : i + 1], mean[i : i + 1])[0], T @ mean[i])
@@ -134,6 +142,16 @@ def test_the_cavity_times_the_site_is_the_posterior():
         np.testing.assert_allclose(again, mean[i], rtol=1e-8, atol=1e-10)
 
 
+def test_an_improper_cavity_is_the_marginal_and_told():
+    cov, mean = np.eye(3)[None], np.array([[0.3, 0.0, -0.3]])
+    sites = ClassSites(np.array([[3.0, 2.0, 0.1]]), np.array([[1.0, -1.0, 0.0]]))
+    m, V, proper = class_cavities(sites, mean, cov)
+    assert not proper[0]
+    np.testing.assert_array_equal(m, mean)
+    np.testing.assert_array_equal(V, cov)
+    assert class_update(PROBIT, np.array([0]), sites, mean, cov, 0.0).n_improper == 1
+
+
 def test_log_term_is_that_of_the_evidence():
     """log Z less the log mass of the site, the mass by sampling."""
     rng = np.random.default_rng(9)
@@ -141,7 +159,7 @@ def test_log_term_is_that_of_the_evidence():
     cov = np.einsum("nc,cj->ncj", var, np.eye(3))
     d, b = np.full((5, 3), 0.05), np.array([[0.5, -0.3, -0.2]] * 5)
     update = class_update(PROBIT, y, ClassSites(d, b), mean, cov, 0.0)
-    m, V = class_cavities(ClassSites(d, b), mean, cov)
+    m, V, proper = class_cavities(ClassSites(d, b), mean, cov)
     for i in range(5):
         T = np.diag(d[i]) - np.outer(d[i], d[i]) / d[i].sum()
         v = contrast_variances(V[i : i + 1])[0]
