@@ -43,7 +43,7 @@ for ax, name in zip(axes, list(models)[:2], strict=True):
     )
     ax.contour(side, side, proba.argmax(1).reshape(90, 90), levels=[0.5, 1.5, 2.5], colors="k")
     ax.scatter(*X[train].T, c=y[train], cmap="viridis", s=14, edgecolors="w", linewidths=0.3)
-    ax.set(title=name, xlabel="feature 0", aspect="equal")
+    ax.set(title=name, xlabel="feature 0", aspect="equal", xlim=(-4, 4), ylim=(-4, 4))
 axes[0].set(ylabel="feature 1")
 fig.colorbar(drawn, ax=axes, label="probability of the most probable class")
 plt.show()

@@ -120,16 +120,20 @@ def test_each_class_is_told_when_it_is_done():
     assert monitor.seen == ["fit 0", "told", "fit 1", "told", "fit 2", "told"]
 
 
-def test_verbose_prints_the_phase_its_step_and_the_seconds(capsys):
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_verbose_prints_the_phase_its_steps_and_the_seconds(capsys, verbose):
     X, y = regression()
-    SpikeSlabRegressor(verbose=1).fit(X, y)
+    est = SpikeSlabRegressor(verbose=verbose).fit(X, y)
     lines = capsys.readouterr().out.splitlines()
-    form = r"\[SpikeSlabRegressor\] +(\d+\.\d\d) s  (learning, step|iteration) \d+: \w+ "
+    form = (
+        r"\[SpikeSlabRegressor\] +(\d+\.\d\d) s  (learning, |iteration )(step )?\d+( steps)?: \w+ "
+    )
     matches = [re.match(form, line) for line in lines]
     assert all(matches)
     seconds = [float(m[1]) for m in matches]
     assert seconds == sorted(seconds)
-    assert {m[2] for m in matches} == {"learning, step", "iteration"}
+    n_steps = int(re.search(r"learning, (\d+) steps", "\n".join(lines))[1])
+    assert n_steps > 10 and len(lines) == est.n_iter_ + 1 + (n_steps if verbose == 2 else 0)
 
 
 def test_nothing_is_printed_by_default(capsys):

@@ -22,7 +22,7 @@ PLACES = {
     "spike_slab": (4.95, 5.3, 2.9, 3.0),
     "convex": (7.8, 5.3, 2.5, 3.0),
     "hierarchical": (10.65, 5.3, 2.9, 3.0),
-    "_estimator": (6.2, 2.65, 2.9, 1.3),
+    "_estimator": (6.2, 2.6, 2.9, 1.5),
     "_engine": (7.55, 0.65, 15.0, 1.3),
     "active_learning": (13.8, 4.55, 2.5, 1.5),
     "inspection": (13.8, 6.2, 2.5, 1.2),
@@ -57,6 +57,12 @@ def arrows():
     return found
 
 
+def shown(found):
+    """Return the names to write: modules of the room, and folders with their number of modules."""
+    folders = collections.Counter(name.split(".")[0] for name in found if "." in name)
+    return [n for n in found if "." not in n] + [f"{f}/ ({k})" for f, k in folders.items()]
+
+
 def columns(names, n_columns):
     """Split names into so many columns of text."""
     rows = -(-len(names) // n_columns)
@@ -74,8 +80,9 @@ def draw_room(ax, room, ink, fill):
     top = y + height / 2
     ax.text(x, top - 0.2, room, ha="center", va="center", weight="bold", size=11, color=ink)
     ax.text(x, top - 0.45, f"{lines} lines", ha="center", va="center", size=8, color=ink)
-    n_columns = 5 if width > 5 else 2 if len(found) > 5 else 1
-    for k, text in enumerate(columns(list(found), n_columns)):
+    names = shown(found)
+    n_columns = 5 if width > 5 else 2 if len(names) > 5 else 1
+    for k, text in enumerate(columns(names, n_columns)):
         place = corner[0] + 0.12 + k * (width - 0.1) / n_columns
         ax.text(place, top - 0.6, text, va="top", size=7.6, color=ink, linespacing=1.25)
 

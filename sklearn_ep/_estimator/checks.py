@@ -30,6 +30,7 @@ __all__ = [
 # Largest entry of a column, and its inverse the smallest one: sums of squares over any number of
 # rows, and their inverses, stay within double precision (1e308) with room for a prior variance.
 LARGEST_ENTRY = 1e140
+_SMALLEST = 1.0 / LARGEST_ENTRY
 # The same for columns that enter a model in their own units, next to priors and noise in others:
 # fourth powers of them, times such a ratio, stay within double precision.
 LARGEST_IN_UNITS = 1e30
@@ -92,7 +93,7 @@ def check_column_scales(estimator, X, largest=LARGEST_ENTRY):
     if sp.issparse(X) and X.nnz:
         # without a look at the columns where no entry is large or small
         size = np.abs(X.data)
-        if size.max() <= largest and np.min(size, where=size > 0, initial=1.0) >= 1.0 / largest:
+        if size.max() <= largest and np.min(size, where=size > 0, initial=1.0) >= _SMALLEST:
             return
     check_column_sizes(estimator, column_sizes(X), largest)
 
@@ -109,9 +110,9 @@ def column_sizes(X):
     return size
 
 
-def check_column_sizes(estimator, size, largest=LARGEST_ENTRY):
+def check_column_sizes(estimator, size, largest=LARGEST_ENTRY, smallest=_SMALLEST):
     """Raise as `check_column_scales` does, for the largest absolute values of the columns."""
-    bad = np.flatnonzero((size > largest) | ((size > 0) & (size < 1.0 / largest)))
+    bad = np.flatnonzero((size > largest) | ((size > 0) & (size < smallest)))
     if not bad.size:
         return
     j = int(bad[0])
@@ -119,7 +120,7 @@ def check_column_sizes(estimator, size, largest=LARGEST_ENTRY):
     column = str(j) if names is None else repr(str(names[j]))
     raise ValueError(
         f"X has a largest absolute value of {size[j]:.3g} in column {column}, whose powers double "
-        f"precision cannot carry: scale the columns of X to between {1.0 / largest:g} and "
+        f"precision cannot carry: scale the columns of X to between {smallest:g} and "
         f"{largest:g}, best to unit variance."
     )
 

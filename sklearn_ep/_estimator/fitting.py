@@ -137,7 +137,8 @@ class FitMonitor:
     def end(self, record, payload):
         """Close the task of an iteration; return whether a callback asked to stop."""
         self.n_iter += 1
-        self._tell(f"{self._name} {self.n_iter}", record)
+        if self._loud:
+            self._tell(f"{self._name} {self.n_iter}", record)
         return self._task.call_on_fit_task_end(
             estimator=self.estimator,
             reconstruction_attributes=lambda: (
@@ -149,18 +150,24 @@ class FitMonitor:
     @contextmanager
     def phase(self, name, n_steps=None):
         """Open the task of a phase; yield what is told of each step by its figures."""
-        task, n_told = self._opened(self._root, name, max_subtasks=n_steps), 0
+        task, n_told, last = self._opened(self._root, name, max_subtasks=n_steps), 0, {}
 
         def told(figures):
-            nonlocal n_told
-            n_told += 1
-            of = f" of {n_steps}" if n_steps else ""
-            self._tell(f"{name}, step {n_told}{of}", figures)
+            nonlocal n_told, last
+            n_told, last = n_told + 1, figures
+            if self._loud > 1:
+                self._tell(f"{name}, step {n_told}", figures)
             step = self._opened(task, "step")
             return step.call_on_fit_task_end(estimator=self.estimator, **self._data)
 
         yield told
+        if self._loud:
+            self._tell(f"{name}, {n_told} steps", last)
         task.call_on_fit_task_end(estimator=self.estimator, **self._data)
+
+    @property
+    def _loud(self):
+        return int(getattr(self.estimator, "verbose", 0))
 
     def _opened(self, parent, name, **kwargs):
         """Return a new task below another, after the callbacks heard of it."""
@@ -169,11 +176,10 @@ class FitMonitor:
         return task
 
     def _tell(self, what, figures):
-        """Print a line of figures after the seconds since the fit began, if verbose."""
-        if getattr(self.estimator, "verbose", 0):
-            seconds = time.perf_counter() - self._began
-            figures = ", ".join(f"{k} {v:.6g}" for k, v in figures.items())
-            print(f"[{type(self.estimator).__name__}] {seconds:7.2f} s  {what}: {figures}")
+        """Print a line of figures after the seconds since the fit began."""
+        seconds = time.perf_counter() - self._began
+        figures = ", ".join(f"{k} {v:.6g}" for k, v in figures.items())
+        print(f"[{type(self.estimator).__name__}] {seconds:7.2f} s  {what}: {figures}")
 
     def finish(self):
         """Close the task of the fit."""

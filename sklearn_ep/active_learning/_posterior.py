@@ -9,9 +9,9 @@ import copy
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 from scipy.special import ndtri_exp
 from sklearn.base import is_regressor
-from sklearn.gaussian_process.kernels import CompoundKernel
 
 from .._engine.gaussian import positive_variance
 from .._engine.likelihoods import PROBIT_SLOPE, Probit
@@ -135,7 +135,7 @@ class _JointClasses:
 
     def moments(self, X):
         estimator = self.estimator
-        common = estimator.kernel_.diag(_array(X))[:, None] / len(estimator.classes_)
+        common = _prior_variances(estimator, X)[:, None] / len(estimator.classes_)
         var = estimator.latent_mean_and_variance(X)[1]
         var = positive_variance(self.scale**2 * (var - common), var)
         # a probability of one has no finite mean: the last double below it
@@ -144,12 +144,41 @@ class _JointClasses:
 
     def covariance(self, X1, X2):
         C = self.estimator.latent_covariance(X1, X2)
-        return self.scale**2 * (C - self.estimator.kernel_(_array(X1), _array(X2)) / len(C))
+        return self.scale**2 * (C - _prior_covariances(self.estimator, X1, X2) / len(C))
 
 
 def _array(X):
     """Return the rows of a table as a kernel takes them."""
     return X.to_numpy() if hasattr(X, "iloc") else X
+
+
+def _prior_variances(estimator, X):
+    """Return the prior variance (n,) that each class of a joint posterior has at rows."""
+    X = _array(X)
+    if hasattr(estimator, "kernel_"):
+        return estimator.kernel_.diag(X)
+    squares = X.multiply(X) if sp.issparse(X) else np.square(X)
+    return squares @ _coefficient_variances(estimator) + _intercept_variance(estimator)
+
+
+def _prior_covariances(estimator, X1, X2):
+    """Return the prior covariance (n1, n2) that each class of a joint posterior has."""
+    X1, X2 = _array(X1), _array(X2)
+    if hasattr(estimator, "kernel_"):
+        return estimator.kernel_(X1, X2)
+    variances = _coefficient_variances(estimator)
+    scaled = X1.multiply(variances).tocsr() if sp.issparse(X1) else X1 * variances
+    product = scaled @ X2.T
+    product = product.toarray() if sp.issparse(product) else np.asarray(product)
+    return product + _intercept_variance(estimator)
+
+
+def _coefficient_variances(estimator):
+    return np.broadcast_to(estimator.prior_variance_, estimator.n_features_in_)
+
+
+def _intercept_variance(estimator):
+    return estimator.intercept_prior_variance if estimator.fit_intercept else 0.0
 
 
 class _Responses:
@@ -178,8 +207,5 @@ def posterior_of(estimator, X, reference=None):
 
 
 def _is_joint(estimator):
-    """Return whether several classes share one posterior, hence one kernel."""
-    if not hasattr(estimator, "latent_links") or len(estimator.classes_) == 2:
-        return False
-    kernel = getattr(estimator, "kernel_", None)
-    return kernel is not None and not isinstance(kernel, CompoundKernel)
+    """Return whether several classes share one posterior."""
+    return getattr(estimator, "multi_class_", None) == "joint" and len(estimator.classes_) > 2

@@ -168,8 +168,8 @@ class ConvexVariationalLogistic(PosteriorClassifier):
     random_state : int, RandomState instance or None, default=None
         Seed of the samples behind sampled variances, drawn once a fit.
     verbose : int, default=0
-        1 prints a line for each iteration, and for each step of learning or integration that goes
-        before or after them, with the seconds since the fit began.
+        1 prints a line for each iteration, and for each phase of learning or integration before or
+        after them, with the seconds since the fit began; 2 for each step of a phase as well.
 
     Attributes
     ----------
@@ -199,6 +199,8 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         memory only.
     marginal_variance_ : ndarray of shape (n,) or (n_classes, n)
         Posterior variance of the predictor of each training row. For rows in memory only.
+    multi_class_ : str
+        "joint" if all classes share a posterior, else "one_vs_rest", as for two classes.
     variance_method_ : str
         What ran: "exact", "calibrated", "monte_carlo" or "lanczos".
     solver_ : str
@@ -739,6 +741,9 @@ def _coefficient_attributes(posteriors, d):
         "coef_": means[:, :d],
         "coef_std_": np.sqrt(variances[:, :d]),
         "intercept_": means[:, d] if means.shape[1] > d else np.zeros(len(means)),
+        "multi_class_": "joint"
+        if isinstance(posteriors[0], JointWeightPosterior)
+        else "one_vs_rest",
         "_posteriors": posteriors,
         "_last": posteriors,
     }

@@ -56,7 +56,8 @@ def minimise(penalties, transpose, direction, u, s, *, scale, tol, max_iter):
     point = _point(penalties, u, s, 0)
     for _ in range(max_iter):
         gradient = point.prior.slope + transpose(point.site.slope)
-        size = float(np.linalg.norm(gradient)) / scale
+        # of Python floats: beyond their range the ratio is infinite, and says what it should
+        size = float(np.linalg.norm(gradient)) / float(scale)
         if size <= tol:
             break
         d, Bd = direction(point, gradient, min(0.1, np.sqrt(size)))

@@ -249,6 +249,8 @@ class GaussianProcessBase(PosteriorClassifier):
         self._plan, self._fitted = plan, fit
         self.method_ = "dense" if fit.inducing_points is None else "sparse"
         self.kernel_, self.n_sweeps_ = fit.kernel, fit.n_sweeps
+        joint = fit.sites is not None and fit.sites.ndim == 4
+        self.multi_class_ = "joint" if joint else "one_vs_rest"
         for name, value in run_attributes(fit.runs).items():
             setattr(self, name, value)
         self.log_marginal_likelihood_value_ = self.log_evidence_
@@ -260,7 +262,6 @@ class GaussianProcessBase(PosteriorClassifier):
         if fit.sites is not None:
             # of a joint fit sites have an entry a class, last
             precision, shift = one_or_stack(fit.sites[:, 0]), one_or_stack(fit.sites[:, 1])
-            joint = fit.sites.ndim == 4
             self.site_precision_ = spread_rows(precision.T if joint else precision, kept)
             self.site_shift_ = spread_rows(shift.T if joint else shift, kept)
             self.loo_proba_ = spread_rows(fit.loo_proba, kept, np.nan)

@@ -122,8 +122,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     random_state : int, RandomState instance or None, default=None
         Seed of the restarts, of the choice of inducing points and of the order of minibatches.
     verbose : int, default=0
-        1 prints a line for each iteration, and for each step of learning or integration that goes
-        before or after them, with the seconds since the fit began.
+        1 prints a line for each iteration, and for each phase of learning or integration before or
+        after them, with the seconds since the fit began; 2 for each step of a phase as well.
 
     Attributes
     ----------
@@ -136,6 +136,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         EP approximation of log p(y), summed over the binary problems.
     log_marginal_likelihood_value_ : float
         The same, under the name of scikit-learn.
+    multi_class_ : str
+        "joint" if all classes share a posterior, else "one_vs_rest", as for two classes.
     method_ : str
         The method in use.
     inducing_points_ : ndarray of shape (m, d)

@@ -118,8 +118,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
     random_state : int, RandomState instance or None, default=None
         Seed of the restarts.
     verbose : int, default=0
-        1 prints a line for each iteration, and for each step of learning or integration that goes
-        before or after them, with the seconds since the fit began.
+        1 prints a line for each iteration, and for each phase of learning or integration before or
+        after them, with the seconds since the fit began; 2 for each step of a phase as well.
 
     Attributes
     ----------
@@ -142,6 +142,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
         Approximation of log p(y) by the rule in use, summed over the binary problems.
     log_marginal_likelihood_value_ : float
         The same, under the name of scikit-learn.
+    multi_class_ : str
+        "joint" if all classes share a posterior, else "one_vs_rest", as for two classes.
     method_ : str
         The method in use.
     site_precision_ : ndarray of shape (n,), or (n_classes, n)

@@ -120,8 +120,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     random_state : int, RandomState instance or None, default=None
         Seed of ``engine="importance"`` and "nuts"; the other engines are deterministic.
     verbose : int, default=0
-        1 prints a line for each iteration, and for each step of learning or integration that goes
-        before or after them, with the seconds since the fit began.
+        1 prints a line for each iteration, and for each phase of learning or integration before or
+        after them, with the seconds since the fit began; 2 for each step of a phase as well.
 
     Attributes
     ----------

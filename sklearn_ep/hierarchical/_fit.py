@@ -88,11 +88,20 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
 
 def _fit_rows(plan, n_jobs, previous, checkpoint, sign, monitor, k):
     """Return the `BinaryFit` of rows in memory with labels in {-1, +1}, problem k."""
-    if plan.settings.whole and plan.problem.q == 1 and previous is None and checkpoint is None:
-        return fit_whole(plan, sign, monitor)
+    if plan.settings.whole and plan.problem.q == 1 and checkpoint is None:
+        before = _start_of(plan.problem, previous, k)
+        return fit_whole(
+            plan, sign, monitor, None if before is None else _theta_of(plan.problem, before)
+        )
     parts = plan.rows.parts(sign)
     with PartMap(parts, n_jobs, plan.settings.schedule == "asynchronous") as run:
         return _fit_binary(plan, run, previous, checkpoint, monitor, k)
+
+
+def _theta_of(problem, messages):
+    """Return the moments of theta in the Gaussian posterior of phi."""
+    whole, d = posterior_moments(problem.prior, messages), problem.d
+    return Moments(whole.mean[d:], whole.cov[d:, d:])
 
 
 def _fit_classes(plan, run, classes, previous, monitor):
@@ -193,9 +202,7 @@ class GroupedFit:
         return find_mode(evaluate, p.prior, phi, p.d, **options)
 
     def _theta_moments(self, messages):
-        """Return the moments of theta in the Gaussian posterior of phi."""
-        d, whole = self.problem.d, posterior_moments(self.problem.prior, messages)
-        return Moments(whole.mean[d:], whole.cov[d:, d:])
+        return _theta_of(self.problem, messages)
 
     def prepare(self, messages):
         """Place the nodes, or the first draws, of every site by the posterior so far."""

@@ -21,8 +21,11 @@ from .crossed.scale_grid import explore, grid_of_one
 __all__ = ["fit_whole"]
 
 
-def fit_whole(plan, sign, monitor):
-    """Return the `BinaryFit` of rows in memory with labels in {-1, +1}."""
+def fit_whole(plan, sign, monitor, theta=None):
+    """Return the `BinaryFit` of rows in memory with labels in {-1, +1}.
+
+    `theta` are its `Moments` at the end of an earlier fit, None to start at the prior mean.
+    """
     rows, problem, settings = plan.rows, plan.problem, plan.settings
     n_levels = [int(rows.code.max()) + 1]
     args = rows.shared, sign, rows.weight, [rows.local], [rows.code], n_levels
@@ -33,8 +36,9 @@ def fit_whole(plan, sign, monitor):
         return mixture_of(grid, nodes, model.layout.order[: problem.n_named], problem)
 
     watch = PosteriorMonitor(monitor, lambda node: mixture(grid_of_one(node), [node]))
-    start = model.theta_mean, first_sites(model.layout)
-    found = explore(model, start, settings.tol, settings.max_iter, True, watch)
+    first = model.theta_mean if theta is None else theta.mean
+    start, cov = (first, first_sites(model.layout)), None if theta is None else theta.cov
+    found = explore(model, start, settings.tol, settings.max_iter, True, watch, cov)
     posterior = mixture(found.grid, found.nodes)
     total = moments_of(posterior, problem.d)
     check_precise(total.precision)

@@ -297,7 +297,8 @@ class GroupEffectsDisplay:
             The training rows and labels. With them the plot shows the raw effects too, those that
             the rows of a group alone would give: how far the model pools them. Two classes.
         labels : array-like of shape (n,), default=None
-            The groups of these rows in the factor that is drawn, as in `group_labels_`.
+            The groups of these rows in the factor that is drawn, as in `group_labels_`; None takes
+            them from `X` or `groups`, where the factor is one column there.
         groups : array-like, default=None
             What `predict` takes by that name, where labels are not columns of X.
         factor : int, default=0
@@ -339,6 +340,7 @@ class GroupEffectsDisplay:
             raise ValueError("the estimator was fitted without groups: there are no effects.")
         mean, raw = means[:, effect], None
         if X is not None:
+            labels = _labels_of(estimator, X, groups, factor) if labels is None else labels
             if effect != 0 or y is None or labels is None:
                 raise ValueError("raw effects need X, y and labels of the rows, and effect=0.")
             row_mean = estimator.decision_function(
@@ -393,6 +395,20 @@ class GroupEffectsDisplay:
         )
         self.ax_, self.figure_ = ax, ax.figure
         return self
+
+
+def _labels_of(estimator, X, groups, factor):
+    """Return the labels of rows in a factor where X or groups have them as they are, else None."""
+    column = estimator.group_column
+    if column is None:
+        tables = groups is not None and np.ndim(groups) == 2
+        return np.asarray(groups)[:, factor] if tables else groups
+    column = column[factor] if isinstance(column, list) else column
+    if isinstance(column, tuple):
+        return None
+    if hasattr(X, "iloc"):
+        return X[column] if isinstance(column, str) else X.iloc[:, column]
+    return np.asarray(X)[:, column]
 
 
 def _steps(known, labels, p, positive):

@@ -131,7 +131,8 @@ def _data(estimator, X, y, sample_weight):
 
 def _checked_units(estimator, units, model):
     """Return units and model, after a look at columns that kept a size of their own."""
-    check_column_sizes(estimator, column_sizes(model.X), LARGEST_IN_UNITS)
+    limits = LARGEST_IN_UNITS, 1.0 / LARGEST_IN_UNITS
+    check_column_sizes(estimator, column_sizes(model.X), *limits)
     return units, model
 
 

@@ -78,8 +78,8 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
         that check the evidence. With None the models are the same in every fit, for they only
         decide between starts.
     verbose : int, default=0
-        1 prints a line for each iteration, and for each step of learning or integration that goes
-        before or after them, with the seconds since the fit began.
+        1 prints a line for each iteration, and for each phase of learning or integration before or
+        after them, with the seconds since the fit began; 2 for each step of a phase as well.
 
     Attributes
     ----------

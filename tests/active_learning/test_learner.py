@@ -126,7 +126,8 @@ def test_updates_of_several_classes():
     order = np.random.default_rng(0).permutation(150)
     A, y = A[order], y[order]
     joint = EPGaussianProcessClassifier(4.0 * RBF(2.0), optimizer=None, multi_class="joint")
-    for model, share in ((LINEAR, 0.2), (joint, 0.4)):
+    rest = clone(LINEAR).set_params(multi_class="one_vs_rest")
+    for model, share in ((rest, 0.2), (LINEAR, 0.5), (joint, 0.4)):
         learner = Learner(model, A, known(y, 25))
         before = learner.predict_proba()
         for _ in range(4):

@@ -330,7 +330,7 @@ def test_any_classifier_has_the_strategies_without_posterior(small):
 def test_several_classes(small, name):
     _, pool, _ = small
     y = np.argmax(pool[:, :3], axis=1)
-    e = ConvexVariationalLogistic().fit(pool[:80], y[:80])
+    e = ConvexVariationalLogistic(multi_class="one_vs_rest").fit(pool[:80], y[:80])
     s = scores(e, pool, strategy=name, random_state=0)
     proba = e.predict_proba(pool)
     assert s.shape == (200,) and np.all(np.isfinite(s))

@@ -361,8 +361,11 @@ def test_summary_display_diagnosis_and_pickles():
         # a group alone is further from the others than the model lets it be
         assert np.std(display.raw) > np.std(display.mean)
         assert np.corrcoef(display.raw, display.mean)[0, 1] > 0.95
-        with pytest.raises(ValueError, match="labels"):
-            GroupEffectsDisplay.from_estimator(est, X=Z, y=y)
+        # labels that are a column of X need not be given
+        again = GroupEffectsDisplay.from_estimator(est, factor=1, X=Z, y=y)
+        np.testing.assert_array_equal(again.raw, display.raw)
+        with pytest.raises(ValueError, match="y"):
+            GroupEffectsDisplay.from_estimator(est, X=Z)
     assert "Give X, y" in fitted().diagnose().remarks[-1]
     unseen = fitted().diagnose(X=np.column_stack([X, G + 50]), y=y)
     assert "no named group" in unseen.remarks[-1]

@@ -44,14 +44,15 @@ class Exploration(NamedTuple):
     remark: str
 
 
-def explore(model, start, tol, max_iter, refine, monitor):
+def explore(model, start, tol, max_iter, refine, monitor, cov=None):
     """Return the `Exploration` of the posterior of theta: mode, axes there, nodes along these.
 
-    start is (theta, `AllSites`); the sites at the mode are brought to tol, those elsewhere to a few
-    times of it. Without `refine` the nodes are those of a quadrature rule.
+    start is (theta, `AllSites`), cov the covariance of theta if that is known; the sites at the
+    mode are brought to tol, those elsewhere to a few times of it. Without `refine` the nodes are
+    those of a quadrature rule.
     """
     loose = _LOOSE * tol
-    search = find_mode(model, start, loose, tol, max_iter, monitor)
+    search = find_mode(model, start, loose, tol, max_iter, monitor, cov)
     place = grow_grid if refine else few_nodes
     with monitor.phase("integration over theta") as told:
         grid, nodes = place(model, axes_at(model, search.node, loose), search.node, loose, told)
@@ -72,15 +73,15 @@ class ModeSearch(NamedTuple):
     reason: Reason
 
 
-def find_mode(model, start, tol, final_tol, max_iter, monitor):
+def find_mode(model, start, tol, final_tol, max_iter, monitor, cov=None):
     """Return the `ModeSearch` for theta by BFGS on gradients that cost nothing.
 
-    start is (theta, `AllSites`). The first inverse Hessian is that of scales whose effects were
-    known. Sites are brought to `tol` on the way and to `final_tol` at the end.
+    start is (theta, `AllSites`). The first inverse Hessian is cov, or that of scales whose effects
+    were known. Sites are brought to `tol` on the way and to `final_tol` at the end.
     """
     trace = Trace(monitor)
     (theta, sites), node, share = start, None, 1.0
-    inverse = np.diag(1.0 / _known_curvature(model))
+    inverse = np.diag(1.0 / _known_curvature(model)) if cov is None else cov
     step = np.zeros(len(theta))
     while True:
         trace.begin()
