@@ -22,7 +22,7 @@ from .._estimator.fitting import BinaryFit
 from ._base import check_kernel, warn_fewer_inducing
 from ._dense_gp import DenseGPPosterior, KernelGP
 from ._evidence import LEARNING_TOL, EvidencePoint, random_starts
-from ._fitted import evidence_of_problems, left_out_signs
+from ._fitted import evidence_of_problems, left_out_labels, left_out_signs
 from ._joint_gp import JointGP, JointGPPosterior
 from ._kernels import with_theta
 from .inducing.joint import JointInducingGP, JointInducingPosterior
@@ -96,7 +96,7 @@ class JointModel:
 
     def left_out(self, result):
         """Return attributes that say how likely labels are from the other rows."""
-        return {"loo_log": result.evaluation.payload[1].tilted.log_z}
+        return left_out_labels(result)
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class JointInducingModel:
 
     def left_out(self, result):
         """Return attributes that say how likely labels are from the other rows."""
-        return {"loo_log": result.evaluation.payload[1].tilted.log_z}
+        return left_out_labels(result)
 
 
 @dataclass

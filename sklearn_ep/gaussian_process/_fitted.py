@@ -13,6 +13,7 @@ __all__ = [
     "ending_in",
     "evidence_of_problems",
     "joined_fits",
+    "left_out_labels",
     "left_out_signs",
     "signs_of",
 ]
@@ -92,3 +93,8 @@ def left_out_signs(factor, result):
     cav = cavity(Sites(*result.x), state.mean, state.var)
     plus, minus = (factor.tilted(s, cav.mean, cav.var + state.extra_var).log_z for s in (1.0, -1.0))
     return {"loo_log_plus": plus, "loo_log_minus": minus}
+
+
+def left_out_labels(result):
+    """Return the log probability of each row's own class under its cavity, of a joint problem."""
+    return {"loo_log": result.evaluation.payload[1].tilted.log_z}
