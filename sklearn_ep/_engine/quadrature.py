@@ -22,6 +22,7 @@ __all__ = [
     "gauss_legendre_panels",
     "logistic_mixture",
     "logistic_moments",
+    "star_rule",
     "tilted_by_panels",
 ]
 
@@ -43,6 +44,17 @@ def gauss_hermite(n: int) -> tuple[np.ndarray, np.ndarray]:
     """Return nodes and weights of E[f(x)], x ~ N(0, 1), as two arrays (n,)."""
     x, w = np.polynomial.hermite_e.hermegauss(n)
     return x, w / w.sum()
+
+
+@lru_cache
+def star_rule(t: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return 2 t + 1 nodes and log weights of E[f(x)], x ~ N(0, I_t).
+
+    On the axes; exact for mean and covariance, with positive weights in any dimension.
+    """
+    reach = np.sqrt(1.5 * t) * np.eye(t)
+    weights = np.r_[1.0 / 3.0, np.full(2 * t, 1.0 / (3.0 * t))]
+    return np.vstack([np.zeros(t), reach, -reach]), np.log(weights)
 
 
 @lru_cache

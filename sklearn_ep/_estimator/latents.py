@@ -43,12 +43,20 @@ def draw_latent(posterior, X, n_samples, rng):
     return mean + rng.standard_normal((n_samples, len(mean))) @ cholesky(cov, lower=True).T
 
 
+def label_log_proba(posterior, signs, X, link):
+    """Return log probabilities (n, len(signs)) of labels under one posterior."""
+    if hasattr(posterior, "log_proba"):
+        return posterior.log_proba(signs, X, link)
+    latent = posterior.latent(X)
+    return np.column_stack([link.tilted(s, *latent).log_z for s in signs])
+
+
 class SeparateLatents:
     """One latent function for two classes, or one a class, each of a problem of its own.
 
     A posterior offers `latent(X)` -> mean and variance (n,), `covariance(X1, X2)` -> (n1, n2), may
     offer `draw(X, n_samples, rng)` -> joint draws (n_samples, n), and has the `factor` whose log Z
-    is the log probability of a label.
+    is the log probability of a label; one that is not Gaussian offers `log_proba(signs, X, link)`.
     """
 
     def __init__(self, posteriors, links):
@@ -65,11 +73,10 @@ class SeparateLatents:
 
     def log_proba(self, X):
         """Return log probabilities of the classes (n, K)."""
-        pairs = [p.latent(X) for p in self.posteriors]
-        if len(pairs) == 1:
-            return np.column_stack([self.links[0].tilted(s, *pairs[0]).log_z for s in (-1.0, 1.0)])
-        columns = [link.tilted(1.0, *p).log_z for link, p in zip(self.links, pairs, strict=True)]
-        return log_normalise(np.column_stack(columns))
+        if len(self.posteriors) == 1:
+            return label_log_proba(self.posteriors[0], (-1.0, 1.0), X, self.links[0])
+        pairs = zip(self.posteriors, self.links, strict=True)
+        return log_normalise(np.hstack([label_log_proba(p, (1.0,), X, k) for p, k in pairs]))
 
     def committee(self, X, n_samples, rng):
         """Return class probabilities (S, n, K) of joint draws."""

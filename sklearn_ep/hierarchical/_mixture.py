@@ -1,37 +1,21 @@
 """Posterior of coefficients and group effects as a mixture over nodes in the group scales."""
 
 import numpy as np
-from scipy.special import log_expit, logsumexp, ndtr, ndtri
+from scipy.special import log_expit, logsumexp
 
+from .._engine.averaging import mixture_moments, mixture_quantiles
 from .._engine.gaussian import Moments, log_partition
 from .._engine.likelihoods import Logit
 from . import _log_cholesky as log_cholesky
 from ._arrow import backward, forward
 from ._theta_grid import smoothed_quantiles, smoothed_theta
 
-__all__ = ["NEW_GROUP", "GroupedMixture", "mixture_quantiles"]
+__all__ = ["NEW_GROUP", "GroupedMixture"]
 
 NEW_GROUP = -1  # code of a row without label: a group of its own
 _BLOCK = 8192  # rows predicted at once
 _CELLS = 4_000_000  # values of the linear predictor held at once, draws times rows
-_HALVINGS = 60  # of the interval in which a quantile of the mixture is: to the last digit
 _LINK = Logit()
-
-
-def mixture_quantiles(weight, mean, sd, levels):
-    """Return quantiles (len(levels), D) of mixtures of normals, by bisection.
-
-    weight (M,) sums to one; mean and sd (M, D) are those of the normals.
-    """
-    level = np.asarray(levels)[:, None]
-    # a quantile of a mixture is between those of its parts
-    ends = mean + sd * ndtri(level)[:, :, None]
-    low, high = ends.min(axis=1), ends.max(axis=1)
-    for _ in range(_HALVINGS):
-        middle = 0.5 * (low + high)
-        below = np.tensordot(ndtr((middle[:, None] - mean) / sd), weight, (1, 0))
-        low, high = np.where(below < level, middle, low), np.where(below < level, high, middle)
-    return 0.5 * (low + high)
 
 
 class GroupedMixture:
@@ -83,13 +67,8 @@ class GroupedMixture:
             spread = forward(self.lower[m], np.broadcast_to(self.scale[m].T, self.lower[m].shape))
             means.append(u @ self.scale[m].T)
             variances.append(np.sum(turned**2, 2) + np.sum(spread**2, 1))
-        mean, var = self._of_nodes(np.stack(means), np.stack(variances))
+        mean, var = mixture_moments(self.weight, np.stack(means), np.stack(variances))
         return mean, np.sqrt(var)
-
-    def _of_nodes(self, means, variances):
-        """Return mean and variance of a mixture over nodes, the first axis, by sums of squares."""
-        centre = np.tensordot(self.weight, means, 1)
-        return centre, np.tensordot(self.weight, variances + (means - centre) ** 2, 1)
 
     def _node_side(self, m, X, local, code):
         """Return mean, R (x - G'c) and lower^-1 c of rows at node m."""
@@ -123,7 +102,7 @@ class GroupedMixture:
         """
         mean, var = np.empty(len(X)), np.empty(len(X))
         for rows, means, variances in self._blocks(X, local, code):
-            mean[rows], var[rows] = self._of_nodes(means, variances)
+            mean[rows], var[rows] = mixture_moments(self.weight, means, variances)
         return mean, var
 
     def log_proba(self, X, local, code):

@@ -14,7 +14,7 @@ from scipy.linalg import solve_triangular
 from scipy.special import logsumexp
 
 from .._engine.gaussian import Moments, Natural, checked_cholesky, jittered_cholesky, log_partition
-from .._engine.quadrature import gauss_hermite
+from .._engine.quadrature import gauss_hermite, star_rule
 from .._engine.sites import Sites
 from . import _log_cholesky as log_cholesky
 from ._arrow import conditional_ep
@@ -60,9 +60,7 @@ def node_rule(t, narrow=False):
     left tail and gets five nodes where it is not `narrow`, the others three.
     """
     if t > 3:
-        reach = np.sqrt(1.5 * t) * np.eye(t)
-        weights = np.r_[1.0 / 3.0, np.full(2 * t, 1.0 / (3.0 * t))]
-        return np.vstack([np.zeros(t), reach, -reach]), np.log(weights)
+        return star_rule(t)
     rules = [gauss_hermite(3)] * (t - 1) + [gauss_hermite(3 if narrow else 5)] * (t > 0)
     log_weights = np.array([np.sum(np.log(c)) for c in product(*(w for _, w in rules))])
     return np.array(list(product(*(x for x, _ in rules)))).reshape(len(log_weights), t), log_weights

@@ -10,14 +10,11 @@ from sklearn_ep._engine.gaussian import ImproperPosterior
 from sklearn_ep._engine.likelihoods import LabelNoise, Probit
 from sklearn_ep._engine.loop import Anderson, Evaluation, Result, iterate
 from sklearn_ep._engine.rules import MomentMatching, Power
+from sklearn_ep._engine.search import minimise_where_finite
 from sklearn_ep._engine.sites import Sites
 from sklearn_ep._engine.whole import WholeEP
 from sklearn_ep.gaussian_process._dense_gp import DenseGP, DenseGPPosterior
-from sklearn_ep.gaussian_process._evidence import (
-    EvidencePoint,
-    maximise_evidence,
-    minimise_where_finite,
-)
+from sklearn_ep.gaussian_process._evidence import EvidencePoint, maximise_evidence
 from sklearn_ep.gaussian_process.label_errors.ladder import Rung, climb
 from sklearn_ep.gaussian_process.label_errors.marginal_double_loop import MarginalDoubleLoop
 from sklearn_ep.gaussian_process.label_errors.noise import LatentNoise

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..._engine.gaussian import ImproperPosterior
 from ..._engine.loop import Evaluation
-from .._evidence import minimise_where_finite
+from ..._engine.search import minimise_where_finite
 
 __all__ = ["MarginalDoubleLoop"]
 

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import log_expit, logsumexp
 
+from ..._engine.averaging import mixture_moments, mixture_quantiles
 from ..._engine.gaussian import Moments
 from ..._engine.likelihoods import Logit
 from .._arrow import backward, forward
-from .._mixture import mixture_quantiles
 from .model import scales_of
 from .shared import SharedRows, shared_entries
 
@@ -186,8 +186,7 @@ class CrossedMixture:
         rows = CrossedRows(*rows)
         mean, var = np.empty(len(rows.X)), np.empty(len(rows.X))
         for some, means, variances in self._blocks(rows):
-            mean[some] = self.weight @ means
-            var[some] = self.weight @ (variances + (means - mean[some]) ** 2)
+            mean[some], var[some] = mixture_moments(self.weight, means, variances)
         return mean, var
 
     def log_proba(self, *rows):

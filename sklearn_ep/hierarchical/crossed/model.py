@@ -9,7 +9,7 @@ from .. import _log_cholesky as log_cholesky
 from .given_scales import AllSites, GivenScales, SharedPrior, solve_given_scales
 from .layout import Layout
 
-__all__ = ["CrossedModel", "Node", "scales_of"]
+__all__ = ["CrossedModel", "ScaleNode", "scales_of"]
 
 
 class CrossedModel(NamedTuple):
@@ -49,7 +49,7 @@ class CrossedModel(NamedTuple):
         return SharedPrior(self.beta_precision, inverse, [self.n_levels[f] for f in self.shared])
 
     def evaluate(self, theta, sites, tol, max_passes=30):
-        """Return the `Node` at theta, started at `AllSites` of another."""
+        """Return the `ScaleNode` at theta, started at `AllSites` of another."""
         scale = self.factors_of(theta)[self.local]
         prior = self.shared_prior(theta)
         options = dict(tol=tol, max_passes=max_passes)
@@ -57,7 +57,7 @@ class CrossedModel(NamedTuple):
         log_density = found.log_z + float(
             np.sum(norm.logpdf(theta, self.theta_mean, self.theta_sd))
         )
-        return Node(theta, log_density, self._gradient(theta, found), found, found.sites)
+        return ScaleNode(theta, log_density, self._gradient(theta, found), found, found.sites)
 
     def _gradient(self, theta, found):
         """Return the gradient (T,) of the log density of theta.
@@ -87,7 +87,7 @@ class CrossedModel(NamedTuple):
         return out
 
 
-class Node(NamedTuple):
+class ScaleNode(NamedTuple):
     """Posterior given theta (T,), its log density up to a constant and the gradient (T,) of that.
 
     sites are those to start from at a theta nearby.

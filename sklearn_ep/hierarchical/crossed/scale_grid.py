@@ -13,7 +13,7 @@ from ..._engine.loop import Reason, Trace, reason_to_end, worst_reason
 from .._theta_grid import smoothed_quantiles, smoothed_theta
 from .._theta_nodes import node_rule
 from .given_scales import carried_on
-from .model import Node
+from .model import ScaleNode
 
 __all__ = ["ScaleGrid", "explore", "grid_of_one"]
 
@@ -37,8 +37,8 @@ class Exploration(NamedTuple):
     """
 
     grid: "ScaleGrid"
-    nodes: list[Node]
-    mode: Node
+    nodes: list[ScaleNode]
+    mode: ScaleNode
     trace: Trace
     reason: Reason
     remark: str
@@ -66,9 +66,9 @@ def explore(model, start, tol, max_iter, refine, monitor, cov=None):
 
 
 class ModeSearch(NamedTuple):
-    """Node at the mode, history of the search, and why it ended."""
+    """ScaleNode at the mode, history of the search, and why it ended."""
 
-    node: Node
+    node: ScaleNode
     trace: Trace
     reason: Reason
 
@@ -279,8 +279,8 @@ def _neighbours(place):
 def grow_grid(model, axes, first, tol, told):
     """Return (`ScaleGrid`, its nodes) of a lattice grown from the centre while there is mass.
 
-    first is a `Node` to start sites from; `told` hears of each node. From four coordinates on the
-    step is wider, and a lattice that would have more than 400 nodes gives way to `few_nodes`.
+    first is a `ScaleNode` to start sites from; `told` hears of each node. From four coordinates on
+    the step is wider, and a lattice that would have more than 400 nodes gives way to `few_nodes`.
     """
     t = len(axes.centre)
     step = _STEP if t < 4 else _WIDE_STEP

@@ -1,0 +1,174 @@
+"""Minimise with scipy's L-BFGS-B a function that has no value at some points."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.optimize import minimize
+
+from .loop import Reason
+
+__all__ = ["Search", "minimise_where_finite"]
+
+# How often one search may be cut short at a point without a value, the relative length at which it
+# gives up, and by how much its next first step is shorter than the one that led there.
+_MOST_CUTS, _SHORTEST, _SHORTER = 50, 1e-12, 0.25
+# What the status of scipy's search means; any other is a line search that found nothing better.
+_REASONS: dict[int, Reason] = {0: "converged", 1: "max_iter"}
+
+
+# Maps x (p,) to value, gradient (p,) and what goes with the point.
+Objective = Callable[[np.ndarray], tuple[float, np.ndarray, Any]]
+
+
+class _NoValue(Exception):
+    """Raised at a trial point that has no value, to get out of scipy's search."""
+
+
+class _Remembered:
+    """An objective -> (value, gradient, payload) that keeps its best point and stops at infinity.
+
+    `x`, `value`, `gradient` and `payload` are those of the best point; `failed` is the last point
+    without a value.
+    """
+
+    x: Any = None
+    gradient: Any = None
+    payload: Any = None
+    failed: Any = None
+
+    def __init__(self, objective: Objective, tie: float) -> None:
+        self.objective, self.tie, self.value = objective, tie, np.inf
+
+    def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient, payload = self.objective(x)
+        if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
+            self.failed = x.copy()
+            raise _NoValue
+        # what is rounding error has no sign: at a bound it would decide which parameters are free
+        noise = self.tie * (1.0 + abs(value))
+        gradient = np.where(np.abs(gradient) < noise, 0.0, gradient)
+        if value < self.value - noise:
+            self.x, self.value, self.gradient, self.payload = x.copy(), value, gradient, payload
+        return value, gradient
+
+
+class Search(NamedTuple):
+    """Outcome of `minimise_where_finite`.
+
+    The best point with its value and payload, why the search ended, its steps, the largest entry
+    of the projected gradient, and how often a step was cut short because it led to no value.
+    """
+
+    x: np.ndarray
+    value: float
+    payload: Any
+    reason: Reason
+    n_steps: int
+    gradient: float
+    n_cut: int
+
+
+def minimise_where_finite(
+    objective: Objective,
+    x: np.ndarray,
+    bounds: np.ndarray,
+    *,
+    max_iter: int,
+    ftol: float = 2.2204460492503131e-09,
+    gtol: float = 1e-5,
+    first_step: float | None = None,
+    negligible: float = 0.0,
+    tie: float = 0.0,
+    ended: Callable[[Any], bool] | None = None,
+    max_line_search: int = 20,
+    max_evaluations: int = 15000,
+    exact_gradient: bool = True,
+) -> Search | None:
+    """Minimise by L-BFGS-B a function that has no value at some points.
+
+    scipy's line search interpolates between values: at an infinite one it gives up and reports
+    convergence. So a search that meets one ends there, and another starts from the best point so
+    far, with a first step of a quarter of the length of the one that led too far.
+
+    `objective` maps x (p,) to (value, gradient, payload); a value or gradient that is not finite
+    means none, and None is returned where the first point has none. `bounds` is (p, 2), `max_iter`
+    counts accepted steps, `max_line_search` the evaluations of one line search, `max_evaluations`
+    those between two points without a value. `ended` is told of the best point after each step, as
+    an object with `x`, `value` and `payload`; the search ends where it returns True.
+
+    It has converged where a step lowers the value by less than the share `ftol`, or at `gtol` for
+    the largest entry of the projected gradient. It has so, too, where a line search finds nothing
+    better and a step as long as the last one would by the gradient gain less than `ftol` asks or
+    than `negligible`, in units of the value: what is left is beyond the accuracy of the values, or
+    of no interest; with a gradient that is not `exact_gradient` so is all that a line search does
+    not find. Of values that differ by less than the share `tie` the first one is kept, so
+    that the choice does not hang on rounding errors.
+
+    `first_step` is the length of the first step: L-BFGS-B itself takes the whole gradient where all
+    parameters are bounded, which may be far too long, and an evaluation wasted.
+    """
+    best, n_steps, n_cut, no_better = _Remembered(objective, tie), 0, 0, False
+    reason: Reason | None = None
+    moved = np.zeros(len(x))
+    x, boxed = np.clip(x, bounds[:, 0], bounds[:, 1]), np.all(np.isfinite(bounds))
+
+    def step(intermediate_result: Any) -> None:
+        nonlocal n_steps, reason, moved, x
+        n_steps += 1
+        moved, x = np.abs(best.x - x), best.x
+        if ended is not None and ended(best):
+            reason = "asked"
+            raise StopIteration
+
+    while reason is None:
+        try:
+            limits = dict(maxiter=max_iter - n_steps, maxfun=max_evaluations, ftol=ftol, gtol=gtol)
+            limits["maxls"] = max_line_search
+            status = _lbfgsb(best, x, bounds, first_step, step, limits)
+            no_better = reason is None and status not in _REASONS
+            reason = reason or _REASONS.get(status, "stuck")
+        except _NoValue:
+            if best.x is None:
+                return None
+            x, n_cut = best.x, n_cut + 1
+            length = _SHORTER * float(np.linalg.norm(best.failed - x))
+            # without a box L-BFGS-B starts with a step as long as the unit of `_lbfgsb`
+            first_step = length if boxed else float(np.linalg.norm(best.gradient)) * length**2
+            if n_steps >= max_iter:
+                reason = "max_iter"
+            elif n_cut > _MOST_CUTS or length <= _SHORTEST * (1.0 + np.linalg.norm(x)):
+                reason = "stuck"
+    projected = np.abs(np.clip(best.x - best.gradient, bounds[:, 0], bounds[:, 1]) - best.x)
+    if no_better:
+        enough = max(ftol * max(abs(best.value), 1.0), negligible)
+        found_all = projected @ moved <= enough or not exact_gradient
+        reason = "converged" if n_steps and found_all else "stuck"
+    left = float(np.max(projected, initial=0.0))
+    return Search(best.x, best.value, best.payload, reason, n_steps, left, n_cut)
+
+
+def _lbfgsb(
+    best: _Remembered,
+    x: np.ndarray,
+    bounds: np.ndarray,
+    first_step: float | None,
+    step: Callable[[Any], None],
+    options: dict[str, Any],
+) -> int:
+    """Run scipy's search with a first step of a length, by the unit of x, and return its status."""
+    again = best.x is not None and np.array_equal(x, best.x)
+    # only the start is taken from memory: a search judges noisy values by how they differ
+    value, gradient = (best.value, best.gradient) if again else best(x)
+    norm, unit = np.linalg.norm(gradient), 1.0
+    if first_step is not None and norm > 0:
+        unit = float(np.sqrt(min(1.0, float(first_step / norm))))
+    first = x / unit
+
+    def scaled(t: np.ndarray) -> tuple[float, np.ndarray]:
+        v, g = (value, gradient) if np.array_equal(t, first) else best(t * unit)
+        return v, g * unit
+
+    options = {**options, "gtol": options["gtol"] * unit}
+    search = dict(method="L-BFGS-B", bounds=bounds / unit, callback=step, options=options)
+    return minimize(scaled, first, jac=True, **search).status

@@ -1,0 +1,105 @@
+"""What an estimator does with an average over hyperparameters: predict from it, and tell of it."""
+
+import numpy as np
+
+from .._engine.averaging import (
+    draw_mixture,
+    log_mixture,
+    mixture_covariance,
+    mixture_moments,
+)
+from .checks import check_choice
+from .latents import draw_latent
+
+__all__ = [
+    "AveragedPosterior",
+    "average_remarks",
+    "check_hyperparameters",
+    "hyper_attributes",
+]
+
+_MUCH_FORETOLD = 0.1  # share of the mass beyond the nodes that is worth a remark
+
+
+def check_hyperparameters(hyperparameters):
+    """Raise a ValueError unless `hyperparameters` is one of the three words."""
+    check_choice("hyperparameters", hyperparameters, ["auto", "integrate", "mode"])
+
+
+def hyper_attributes(averages, names, used):
+    """Return the attributes that tell of the averages, one a problem.
+
+    names (T,) are those of the coordinates, `used` is "integrate" or "mode".
+    """
+    nodes, weights = [a.phi for a in averages], [a.weight for a in averages]
+    one = len(averages) == 1
+    return dict(
+        hyper_nodes_=nodes[0] if one else nodes,
+        hyper_weights_=weights[0] if one else weights,
+        hyper_names_=tuple(names),
+        hyperparameters_used_=used,
+    )
+
+
+def average_remarks(averages):
+    """Return what `diagnose` says of the averages, one a problem."""
+    several = [a for a in averages if len(a.nodes) > 1]
+    if not several:
+        return ()
+    numbers = ", ".join(f"{len(a.nodes)} (effective {a.effective_number:.1f})" for a in several)
+    remarks = [f"Hyperparameters are averaged over nodes: {numbers}."]
+    foretold = max(a.foretold for a in several)
+    if foretold > _MUCH_FORETOLD:
+        remarks.append(
+            f"The lattice of nodes ends too early: a share of {foretold:.2f} of the mass is "
+            "foretold beyond it, and intervals are too narrow."
+        )
+    return tuple(remarks)
+
+
+class AveragedPosterior:
+    """Mixture of the posteriors of one problem at several hyperparameters.
+
+    Follows the contract of the items of `latents.SeparateLatents`; posteriors are those of the
+    nodes, weight (M,) sums to one.
+    """
+
+    def __init__(self, posteriors, weight):
+        self.posteriors, self.weight = posteriors, weight
+
+    @property
+    def factor(self):
+        """Factor of the labels; that of the heaviest node where they differ."""
+        return self.posteriors[int(np.argmax(self.weight))].factor
+
+    def _of_nodes(self, X):
+        pairs = [p.latent(X) for p in self.posteriors]
+        return np.array([m for m, _ in pairs]), np.array([v for _, v in pairs])
+
+    def latent(self, X):
+        """Return mean and variance (n,) by the law of total variance."""
+        return mixture_moments(self.weight, *self._of_nodes(X))
+
+    def covariance(self, X1, X2):
+        """Return the covariance (n1, n2) by the law of total covariance."""
+        cov = np.array([p.covariance(X1, X2) for p in self.posteriors])
+        sides = [np.array([p.latent(X)[0] for p in self.posteriors]) for X in (X1, X2)]
+        return mixture_covariance(self.weight, cov, *sides)
+
+    def log_proba(self, signs, X, link):
+        """Return log probabilities (n, len(signs)) of labels, those of the nodes mixed.
+
+        A link that is the factor of the heaviest node stands for the factor of each node.
+        """
+        own = link is self.factor
+        columns = []
+        for posterior, mean, var in zip(self.posteriors, *self._of_nodes(X), strict=True):
+            used = posterior.factor if own else link
+            columns.append(np.column_stack([used.tilted(s, mean, var).log_z for s in signs]))
+        return log_mixture(self.weight, np.array(columns))
+
+    def draw(self, X, n_samples, rng):
+        """Return joint draws (n_samples, n) of the latent function, each from one node."""
+        return draw_mixture(
+            self.weight, lambda m, n: draw_latent(self.posteriors[m], X, n, rng), n_samples, rng
+        )

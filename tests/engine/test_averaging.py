@@ -1,0 +1,149 @@
+"""The average over hyperparameters: against densities whose integrals are known."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy.special import expit, log_expit, ndtr
+from scipy.stats import multivariate_normal, norm
+
+from sklearn_ep._engine.averaging import (
+    Node,
+    average_of,
+    draw_mixture,
+    find_mode,
+    integrate,
+    log_mixture,
+    mixture_covariance,
+    mixture_moments,
+    mixture_quantiles,
+)
+
+OPEN = np.array([-np.inf, np.inf])
+
+
+class Gaussian:
+    """N(mean, cov) times a constant, as a model whose payload is phi itself."""
+
+    def __init__(self, mean, cov, log_mass=0.0):
+        self.mean, self.cov, self.log_mass = np.asarray(mean), np.asarray(cov), log_mass
+
+    def __call__(self, phi, near):
+        apart = np.linalg.solve(self.cov, phi - self.mean)
+        value = self.log_mass + multivariate_normal(self.mean, self.cov).logpdf(phi)
+        return Node(phi, value, 0.0, -apart, 0.0, None)
+
+
+def skewed(phi, near):
+    """Independent coordinates with log densities of logits of Beta(2, 5)."""
+    value = np.sum(2.0 * log_expit(phi) + 5.0 * log_expit(-phi) + np.log(30.0))
+    return Node(phi, 0.4 * value, 0.6 * value, 2.0 - 7.0 * expit(phi), 0.0, None)
+
+
+def moments(average):
+    return mixture_moments(average.weight, average.phi, np.zeros(average.phi.shape))
+
+
+def found(evaluate, start, bounds=None):
+    bounds = np.tile(OPEN, (len(start), 1)) if bounds is None else bounds
+    return integrate(evaluate, find_mode(evaluate, np.asarray(start, float), bounds), bounds)
+
+
+@pytest.mark.parametrize("t, share", [(1, 0.95), (2, 0.94), (3, 0.85), (5, 0.999)])
+def test_gaussians_of_any_shape_are_integrated(t, share):
+    """Mass to a few per cent of what a lattice of this depth holds, mean exactly by symmetry."""
+    root = np.random.default_rng(t).normal(size=(t, t)) + np.eye(t)
+    model = Gaussian(np.arange(t) - 1.0, 0.2 * root @ root.T + 0.05 * np.eye(t), log_mass=-7.0)
+    average = found(model, np.zeros(t))
+    assert abs(average.log_evidence + 7.0) < 0.02
+    mean, var = moments(average)
+    sd = np.sqrt(np.diagonal(model.cov))
+    assert_allclose((mean - model.mean) / sd, 0.0, atol=0.03)
+    assert np.all(var < 1.02 * sd**2) and np.all(var > share**2 * 0.9 * sd**2)
+    assert average.weight.sum() == pytest.approx(1.0, abs=1e-12)
+    assert average.n_evaluations <= {1: 14, 2: 33, 3: 46}.get(t, 4 * t + 1)
+
+
+@pytest.mark.parametrize("t", [1, 2, 3])
+def test_skewed_posterior_is_followed_into_its_tails(t):
+    """Logit of Beta(2, 5): mean psi(2) - psi(5), variance psi'(2) + psi'(5)."""
+    average = found(skewed, np.zeros(t))
+    mean, var = moments(average)
+    assert_allclose(mean, -13.0 / 12.0, atol=0.06)
+    assert_allclose(var, 0.6449341 + 0.2213230, rtol=0.12)
+    assert abs(average.log_evidence) < 0.03 * t
+
+
+def test_answers_do_not_depend_on_workers():
+    mode = find_mode(skewed, np.zeros(2), np.tile(OPEN, (2, 1)))
+    one, two = (integrate(skewed, mode, np.tile(OPEN, (2, 1)), n_jobs) for n_jobs in (1, 2))
+    assert np.array_equal(one.phi, two.phi) and np.array_equal(one.weight, two.weight)
+    assert one.log_evidence == two.log_evidence
+
+
+def test_no_node_beyond_bounds_or_without_posterior():
+    """A Gaussian cut at its mean keeps half of its mass, by bounds and by refusals alike."""
+
+    def refusing(phi, near):
+        return None if phi[0] < 0.0 else Gaussian([0.0], [[1.0]])(phi, near)
+
+    bounds = np.array([[0.0, np.inf]])
+    kept = found(Gaussian([0.0], [[1.0]]), [0.5], bounds)
+    assert np.all(kept.phi >= 0.0)
+    refused = found(refusing, [0.5])
+    assert np.all(refused.phi >= 0.0)
+    assert find_mode(refusing, np.array([-1.0]), np.array([OPEN])) is None
+
+
+def test_lattice_starts_again_at_a_better_mode():
+    """Two modes on one ridge: that with nearly all of the mass is found from the other."""
+
+    def two_modes(phi, near):
+        far, close = norm.logpdf(phi[0], 3.0, 0.7), norm.logpdf(phi[0], 0.0, 1.0) - 4.0
+        value = np.logaddexp(far, close)
+        shares = np.exp([far - value, close - value])
+        return Node(phi, value, 0.0, shares @ [[(3.0 - phi[0]) / 0.49], [-phi[0]]], 0.0, None)
+
+    start = two_modes(np.zeros(1), None)
+    average = integrate(two_modes, start, np.array([OPEN]))
+    assert abs(moments(average)[0][0] - 3.0) < 0.15
+    assert abs(average.log_evidence - np.log1p(np.exp(-4.0))) < 0.05
+
+
+def test_known_hyperparameters_are_one_node():
+    node = Node(np.empty(0), -3.0, 0.0, np.empty(0), 0.0, None)
+    average = integrate(skewed, node, np.empty((0, 2)))
+    assert average.nodes == [node] and average.log_evidence == -3.0
+    assert average.phi.shape == (1, 0) and average.effective_number == 1.0
+
+
+def test_light_nodes_are_dropped_and_the_evidence_keeps_them():
+    nodes = [Node(np.array([float(m)]), 0.0, 0.0, np.zeros(1), 0.0, m) for m in range(3)]
+    average = average_of(nodes, np.log([0.6, 0.3995, 0.0005]))
+    assert [n.payload for n in average.nodes] == [0, 1] and average.heaviest.payload == 0
+    assert average.log_evidence == pytest.approx(0.0, abs=1e-12)
+    assert_allclose(average.weight, np.array([0.6, 0.3995]) / 0.9995)
+
+
+def test_mixtures_against_draws():
+    rng = np.random.RandomState(0)
+    weight, mean = np.array([0.2, 0.5, 0.3]), rng.normal(size=(3, 2))
+    roots = rng.normal(size=(3, 2, 2))
+    cov = roots @ roots.transpose(0, 2, 1)
+    var = np.einsum("mii->mi", cov)
+    draws = draw_mixture(
+        weight, lambda m, n: rng.multivariate_normal(mean[m], cov[m], n), 400_000, rng
+    )
+    centre, spread = mixture_moments(weight, mean, var)
+    assert_allclose(draws.mean(0), centre, atol=0.015)
+    assert_allclose(draws.var(0), spread, rtol=0.01)
+    assert_allclose(mixture_covariance(weight, cov, mean, mean), np.cov(draws.T), atol=0.03)
+    levels = [0.05, 0.5, 0.99]
+    quantiles = mixture_quantiles(weight, mean, np.sqrt(var), levels)
+    below = np.einsum(
+        "m,mqd->qd", weight, ndtr((quantiles - mean[:, None]) / np.sqrt(var)[:, None])
+    )
+    assert_allclose(below, np.repeat(np.array(levels)[:, None], 2, axis=1), atol=1e-12)
+    # the order says nothing of the node: correlation of neighbours is noise
+    assert abs(np.corrcoef(draws[:-1, 0], draws[1:, 0])[0, 1]) < 0.006
+    log_p = np.log(rng.uniform(size=(3, 4, 2)))
+    assert_allclose(np.exp(log_mixture(weight, log_p)), np.tensordot(weight, np.exp(log_p), 1))
