@@ -51,7 +51,7 @@ def fit_whole(plan, sign, monitor, theta=None):
 
 def mixture_of(grid, nodes, order, problem):
     """Return the `GroupedMixture` of nodes on a grid in one theta, groups in this order."""
-    founds = [n.found for n in nodes]
+    founds = [n.payload for n in nodes]
     arrays = [
         (f.local.lower[order], f.local.gain.dense[order], f.local.offset[order]) for f in founds
     ]
