@@ -184,7 +184,9 @@ def test_gradient_with_small_groups():
         node = model.evaluate(np.array(theta), first_sites(model.layout), 1e-8, 300)
         for k in range(2):
             step = 1e-3 * (np.arange(2) == k)
-            ends = [model.evaluate(theta + s * step, node.payload.sites, 1e-8, 300) for s in (1, -1)]
+            ends = [
+                model.evaluate(theta + s * step, node.payload.sites, 1e-8, 300) for s in (1, -1)
+            ]
             slope = (ends[0].objective - ends[1].objective) / 2e-3
             # the filter takes rows in one after the other, which is no exact derivative
             assert node.gradient[k] == pytest.approx(slope, abs=5e-3 * (1 + abs(slope)))

@@ -50,10 +50,10 @@ def fit_on_grid(plan, sign, monitor, previous):
         return CrossedMixture(model, grid_of_one(node), [node.payload], n_named)
 
     watch, start = PosteriorMonitor(monitor, so_far), start_of(model, previous)
-    found = explore(model, start, plan.tol, plan.max_iter, plan.refine, watch)
+    found = explore(model, start, plan.tol, plan.max_iter, plan.theta, watch)
     grid = found.grid
     posterior = CrossedMixture(model, grid, [n.payload for n in found.nodes], n_named)
-    more = dict(theta_rule="gaussian" if grid.place is None else "grid")
+    more = dict(theta_rule=found.rule)
     more |= dict(state=state_of_sites(found.mode), complete=grid.complete)
     if len(model.beta_precision):
         check_precise(natural(posterior.beta_moments()).precision)

@@ -23,6 +23,7 @@ _STEP = 1.25  # sd between nodes: the trapezoidal rule of a Gaussian is then exa
 _WIDE_STEP = 1.5  # from four coordinates on: exact to 3e-4
 _DEPTH = 8.0  # log density below the largest at which the grid ends
 _MOST = 400  # nodes
+_MOST_ALONG_ONE = 60  # nodes of a single scale, where 7 to 20 are usual
 _REACH = 8.0  # of the lattice from its centre, in sd of the prior
 _DECREMENT = 0.1  # of Newton's method, at which the mode is near enough for the axes
 _LEVEL = 0.05  # of log density that a step may lose: what sites within tol may be off
@@ -33,7 +34,8 @@ _FINE = {1: 24, 2: 6, 3: 4}  # cells a step of the interpolated density
 class Exploration(NamedTuple):
     """`ScaleGrid` with its nodes, the node at the mode, history of the search, why it ended.
 
-    remark says what besides the residual of the mode is not as it should be.
+    remark says what besides the residual of the mode is not as it should be; rule how theta was
+    treated.
     """
 
     grid: "ScaleGrid"
@@ -42,27 +44,33 @@ class Exploration(NamedTuple):
     trace: Trace
     reason: Reason
     remark: str
+    rule: str
 
 
-def explore(model, start, tol, max_iter, refine, monitor, cov=None):
+def explore(model, start, tol, max_iter, rule, monitor, cov=None):
     """Return the `Exploration` of the posterior of theta: mode, axes there, nodes along these.
 
     start is (theta, `AllSites`), cov the covariance of theta if that is known; the sites at the
-    mode are brought to tol, those elsewhere to a few times of it. Without `refine` the nodes are
-    those of a quadrature rule.
+    mode are brought to tol, those elsewhere to a few times of it. rule is "grid", "gaussian" for
+    the nodes of a quadrature rule, or "mode" for the mode alone.
     """
     loose = _LOOSE * tol
     search = find_mode(model, start, loose, tol, max_iter, monitor, cov)
-    place = grow_grid if refine else few_nodes
+    if rule == "mode":
+        mode, axes = search.node, axes_at(model, search.node, loose)
+        grid = grid_of_one(mode)._replace(log_evidence=mode.log_evidence, axes=axes)
+        return Exploration(grid, [mode], mode, search.trace, search.reason, "", rule)
+    place = grow_grid if rule == "grid" else few_nodes
     with monitor.phase("integration over theta") as told:
         grid, nodes = place(model, axes_at(model, search.node, loose), search.node, loose, told)
+    rule = "gaussian" if grid.place is None else "grid"
     pairs = zip(nodes, grid.weight, strict=True)
     worst = max(n.residual for n, weight in pairs if weight > _COUNTS)
     reason, remark = search.reason, ""
     if worst >= max(loose, _SETTLED):
         reason = worst_reason([reason, "max_iter"])
         remark = f"at a node of the grid in the scales the residual is {worst:.3g}"
-    return Exploration(grid, nodes, search.node, search.trace, reason, remark)
+    return Exploration(grid, nodes, search.node, search.trace, reason, remark, rule)
 
 
 class ModeSearch(NamedTuple):
@@ -233,7 +241,8 @@ def grow_grid(model, axes, first, tol, told):
     step is wider, and a lattice that would have more than 400 nodes gives way to `few_nodes`.
     """
     t = len(axes.centre)
-    spacing = Spacing(_STEP if t < 4 else _WIDE_STEP, _DEPTH, _MOST)
+    most = _MOST if t > 1 else _MOST_ALONG_ONE
+    spacing = Spacing(_STEP if t < 4 else _WIDE_STEP, _DEPTH, most)
     # no posterior is much wider than its prior, unless sites cannot settle
     reach = np.outer(model.theta_sd, [-_REACH, _REACH])
     visits = Visits(partial(evaluate, model, tol), axes.centre[:, None] + reach, 1, told)
