@@ -24,7 +24,8 @@ _WIDE_STEP = 1.5  # from four coordinates on: exact to 3e-4
 _DEPTH = 8.0  # log density below the largest at which the grid ends
 _MOST = 400  # nodes
 _MOST_ALONG_ONE = 60  # nodes of a single scale, where 7 to 20 are usual
-_REACH = 8.0  # of the lattice from its centre, in sd of the prior
+_REACH = 4.5  # of the lattice from the prior mean, in sd of the prior: there it has lost 10 nats
+_LEAST_REACH = 1.0  # of the lattice from its centre
 _DECREMENT = 0.1  # of Newton's method, at which the mode is near enough for the axes
 _LEVEL = 0.05  # of log density that a step may lose: what sites within tol may be off
 _LEAST_CURVATURE = 0.3  # in units of the prior's, for flat tails
@@ -243,9 +244,7 @@ def grow_grid(model, axes, first, tol, told):
     t = len(axes.centre)
     most = _MOST if t > 1 else _MOST_ALONG_ONE
     spacing = Spacing(_STEP if t < 4 else _WIDE_STEP, _DEPTH, most)
-    # no posterior is much wider than its prior, unless sites cannot settle
-    reach = np.outer(model.theta_sd, [-_REACH, _REACH])
-    visits = Visits(partial(evaluate, model, tol), axes.centre[:, None] + reach, 1, told)
+    visits = Visits(partial(evaluate, model, tol), _bounds(model, axes.centre), 1, told)
     lattice = Lattice(evaluate(model, tol, axes.centre, first), axes.root, spacing)
     lattice.explore(visits)
     if not lattice.complete and t > 3:
@@ -262,6 +261,17 @@ def grow_grid(model, axes, first, tol, told):
     place, none = np.array([p for p, _ in kept]).reshape(len(kept), t), np.zeros(len(nodes))
     more = place, spacing.step, lattice.log_cell, lattice.complete
     return _grid_of(nodes, none, axes, *more), nodes
+
+
+def _bounds(model, centre):
+    """Return the box (T, 2) in which a lattice stays.
+
+    The evidence is flat where scales vanish or are huge, so that the prior bounds the posterior;
+    only where sites cannot settle does it go on, at a cost that grows with the scales.
+    """
+    far, near = _REACH * model.theta_sd, _LEAST_REACH * model.theta_sd
+    low = np.minimum(model.theta_mean - far, centre - near)
+    return np.column_stack([low, np.maximum(model.theta_mean + far, centre + near)])
 
 
 def evaluate(model, tol, theta, near):
