@@ -37,7 +37,7 @@ class HyperparameterDisplay:
     weights : ndarray of shape (M,)
         Weights, which sum to one.
     names : sequence of str
-        Names of the coordinates; "log_" and "logit_" say on which scale they are.
+        Names of the coordinates; a prefix "log" or "logit" says on which scale they are.
     parameters : tuple of two str, default=None
         Which coordinates to draw; None takes the two that are known least.
     estimator_name : str, default=None
