@@ -11,8 +11,8 @@ weighted by evidence times prior.
 # %%
 # One function, forty labels
 # --------------------------
-# The truth is a draw from a Gaussian process; labels follow its sign plus noise. The band holds 90 %
-# of the posterior of the class probability.
+# The truth is a draw from a Gaussian process; labels follow its sign plus noise. The band holds
+# 90 % of the posterior of the class probability.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -65,8 +65,8 @@ plt.show()
 #
 # The kernels behind the average
 # ------------------------------
-# Each point is a kernel, its area the weight. Long lengths go with large amplitudes: what the labels
-# know is mostly the slope, their ratio.
+# Each point is a kernel, its area the weight. Long lengths go with large amplitudes: what the
+# labels know is mostly the slope, their ratio.
 
 HyperparameterDisplay.from_estimator(fits["averaged over kernels"])
 plt.show()

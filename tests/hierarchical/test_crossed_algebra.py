@@ -7,6 +7,7 @@ from scipy.stats import norm
 
 from sklearn_ep._engine.likelihoods import Logit
 from sklearn_ep._engine.sites import Sites
+from sklearn_ep.hierarchical.crossed import group_sites
 from sklearn_ep.hierarchical.crossed.given_scales import AllSites, first_sites
 from sklearn_ep.hierarchical.crossed.group_sites import (
     Cavities,
@@ -372,3 +373,17 @@ def test_updated_sites_match_the_tilted_moments():
     tilted_mean, tilted_var = centre + cavity * g, cavity - cavity**2 * h
     shifted = np.max(np.abs(tilted_mean - mean) / np.sqrt(var))
     assert worst == pytest.approx(max(shifted, np.max(np.abs(tilted_var / var - 1))), rel=1e-8)
+
+
+def test_group_sites_of_a_large_scale_against_a_fine_rule(monkeypatch):
+    """Panels about the doubtful places of each group agree with nodes everywhere."""
+    rng = np.random.default_rng(0)
+    roots = rng.normal(size=(30, 4, 4))
+    sign, mean = rng.choice([-1.0, 1.0], size=(30, 4)), 20.0 * rng.normal(size=(30, 4))
+    wide = group_sites.Cavities(mean, roots @ roots.transpose(0, 2, 1))
+    panels = group_sites.tilted_groups(sign, wide, 100.0)
+    monkeypatch.setattr(group_sites, "_LARGE", np.inf)
+    monkeypatch.setattr(group_sites, "_POLES", 0.5)
+    even = group_sites.tilted_groups(sign, wide, 100.0)
+    for found, exact in zip(panels, even, strict=True):
+        assert np.max(np.abs(found - exact) / (np.abs(exact) + 0.01)) < 2e-3
