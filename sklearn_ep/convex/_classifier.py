@@ -12,6 +12,7 @@ from .._engine.classes import ClassSites
 from .._engine.diagnostics import weight_space_log_weights
 from .._engine.partition import Part, PartMap, is_part_list
 from .._engine.super_gaussian import LogisticSites
+from .._estimator.averaged import average_remarks, hyper_attributes
 from .._estimator.checks import (
     LARGEST_IN_UNITS,
     check_column_scales,
@@ -36,7 +37,6 @@ from .._estimator.summary import (
     Summary,
     coefficient_columns,
     column_names,
-    interval_of,
     names_by_class,
     title_of,
 )
@@ -47,7 +47,8 @@ from ._joint import (
     joint_problem,
     takes_joint,
 )
-from ._parameters import check_parameters
+from ._nodes import given_node
+from ._parameters import check_parameters, given_variance, refuse_integration, scale_name
 from ._parted import fit_parted, make_parted
 from ._priors import SitePrior
 from ._problem import fit_problem, make_problem
@@ -60,6 +61,11 @@ _OF_SOME_FITS = (
     "site_precision_",
     "marginal_variance_",
     "laplace_scale_",
+    "slope_",
+    "temper_",
+    "loo_mean_",
+    "loo_variance_",
+    "loo_proba_",
     "_warm_state",
     "_site_shift",
 )
@@ -81,9 +87,24 @@ class ConvexVariationalLogistic(PosteriorClassifier):
 
     Parameters
     ----------
-    prior_variance : float or array-like of shape (n_features,), default=1.0
+    prior_variance : "learn", float or array-like of shape (n_features,), default="learn"
         Variance of the Gaussian prior of each coefficient; plays the part of `C` in
-        `LogisticRegression`. The default suits standardised columns.
+        `LogisticRegression`. "learn" gives all columns one variance, which the evidence tells;
+        numbers are kept. With bound="local", and in a stream that no `fit` came before, "learn" is
+        a variance of 1.
+    calibration : {"loo", None}, default="loo"
+        "loo" gives predictors a slope and a temper, the two numbers by which each row is best
+        foretold from the others (see Notes). It matters where one prior variance for all columns is
+        wrong: on text it takes a third off the log loss. What is said of coefficients never has
+        them. None leaves predictions as the posterior has them. Not there for several classes
+        jointly, for partitions and for streams.
+    hyperparameters : {"auto", "integrate", "mode"}, default="auto"
+        What becomes of a learned scale of the prior. "integrate" averages over it (see Notes):
+        intervals of coefficients then cover what they say, where those at the mode are too narrow
+        with few rows. "mode" takes the value with the largest evidence. "auto" integrates where
+        variances are exact and the matrix that is factorised has up to 1000 rows, and takes the
+        mode beyond, with sampled variances, for several classes jointly, for partitions and for
+        streams. Says what ran in `hyperparameters_used_`.
     bound : {"kl", "local"}, default="kl"
         "kl" is the Kullback-Leibler bound of a Gaussian posterior. "local" is the published
         quadratic bound [1]_: it understates posterior standard deviations by 5 to 50 %, and does
@@ -95,12 +116,14 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         b of the Laplace prior exp(-|u| / b) / (2 b), used with prior="laplace"; "learn" maximises
         the bound from 1 on.
     learn_prior : bool, default=False
-        Learn the Gaussian prior variance by maximising the bound, from `prior_variance` on; an
-        array is multiplied by a common factor. Refused with bound="local", which shrinks far too
-        much. Of a `prior` from `sklearn_ep.sites` the scale is learned.
+        Learn the Gaussian prior variance from numbers in `prior_variance` on; an array is
+        multiplied by a common factor. Nothing else than the default with prior_variance="learn".
+        Refused with bound="local", which shrinks far too much. Of a `prior` from `sklearn_ep.sites`
+        the scale is learned.
     prior_groups : array-like of shape (n_features,), default=None
-        Labels of groups of columns: with `learn_prior` each has a factor of its own, which the
-        bound chooses as it does a common one. Gaussian prior only.
+        Labels of groups of columns: where the variance is learned each has a factor of its own,
+        which the bound chooses. Averages are over a common factor of all groups, whose proportions
+        stay at the mode. Gaussian prior only.
     fit_intercept : bool, default=True
         Add an intercept.
     intercept_prior_variance : float, default=100.0
@@ -182,21 +205,44 @@ class ConvexVariationalLogistic(PosteriorClassifier):
     coef_std_ : ndarray of the shape of `coef_`
         Posterior standard deviations of the coefficients.
     prior_variance_ : float, ndarray of shape (n_features,) or (n_classes, ...)
-        Prior variances used, learnt ones where they were learnt; 2 b^2 of a Laplace prior.
+        Prior variances used, learnt ones where they were learnt, of an average exp of the mean of
+        their logs; 2 b^2 of a Laplace prior.
     laplace_scale_ : float or ndarray of shape (n_classes,)
         Scale b, only with prior="laplace".
+    slope_ : float or ndarray of shape (n_classes,)
+        Factor of predictors found by the calibration, 1 without one. For rows in memory, not for
+        several classes jointly; so are the four that follow.
+    temper_ : float or ndarray of shape (n_classes,)
+        Factor of their variances: a posterior N(m, v) predicts as N(slope m, slope^2 temper v).
+    loo_mean_ : ndarray of shape (n,) or (n_classes, n)
+        Mean of the predictor of each training row given the labels of the others, before slope and
+        temper. nan for rows of weight zero, and where a sampled variance leaves no proper one.
+    loo_variance_ : ndarray of shape (n,) or (n_classes, n)
+        Variance of the same.
+    loo_proba_ : ndarray of shape (n,) or (n_classes, n)
+        Probability of each training row's own label given the others, by slope and temper.
+    hyper_nodes_ : ndarray of shape (M, T), or list of such
+        The log prior variance at each node of the average (of several variances the mean log), or
+        the log scale of another prior; one node at the mode, without a column where nothing was
+        learned (T = 0). A list for several one-versus-rest problems.
+    hyper_weights_ : ndarray of shape (M,), or list of such
+        Weights of the nodes; they sum to one.
+    hyper_names_ : tuple of str
+        ("log_prior_variance",), or "log_laplace_scale" or "log_prior_scale"; empty for T = 0.
+    hyperparameters_used_ : str
+        "integrate" if there are several nodes, else "mode".
     log_evidence_ : float
-        Lower bound on log p(y), summed over one-versus-rest problems, and over the batches of a
-        stream, each given those before it. nan where the intercept is flat, or on request
-        (n_evidence_probes=0).
+        Lower bound on log p(y), that of the integral over an averaged scale, summed over
+        one-versus-rest problems, and over the batches of a stream, each given those before it. nan
+        where the intercept is flat, or on request (n_evidence_probes=0).
     log_evidence_std_ : float
         Standard error of `log_evidence_` by the random probes of a log determinant, 0 with exact
         variances. The same `random_state` makes differences between priors surer than this.
     effective_dof_ : float or ndarray of shape (n_classes,)
         Effective number of parameters, the sum of site precisions times marginal variances.
     site_precision_ : ndarray of shape (n,) or (n_classes, n)
-        Precision that each training row adds along its predictor, all copies together. For rows in
-        memory only.
+        Precision that each training row adds along its predictor, all copies together, at the
+        heaviest node. For rows in memory only.
     marginal_variance_ : ndarray of shape (n,) or (n_classes, n)
         Posterior variance of the predictor of each training row. For rows in memory only.
     multi_class_ : str
@@ -219,8 +265,9 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         Why the fit ended: "converged", "max_iter", "stuck" (no shorter step leads to a proper
         posterior) or "asked" (by a callback); of several classes the worst one.
     history_ : dict of str to ndarray of shape (n_iter_,)
-        "residual" and, with exact variances, "objective", the bound on the log evidence. It does
-        not fall, up to rounding.
+        "residual" and, with exact variances, "objective", the bound on the log evidence, of the
+        search for the mode of the scale, like all figures about iterations. Where no scale is
+        learned the bound does not fall, up to rounding.
     n_features_in_ : int
         Number of columns seen in fit.
     feature_names_in_ : ndarray of shape (n_features_in_,)
@@ -238,6 +285,17 @@ class ConvexVariationalLogistic(PosteriorClassifier):
     some, for 40 to 130 visits; draws and covariances are then those of features that are
     independent given the intercept, for the rows are not at hand.
 
+    The average (hyperparameters) is over a lattice of 5 to 8 fits in the log of the prior variance
+    v, weighted by their bounds and a half-Cauchy prior (median 2.5) of sqrt(v sum_j var x_j), the
+    prior standard deviation of the predictor, so that units do not matter [5]_. It costs as much as
+    one to three fits; memory and predictions cost as many times more as there are nodes.
+
+    The calibration takes each row's site out of the posterior, which leaves N(m_i, v_i), and finds
+    slope a and temper t at the maximum of sum_i log E sigma(y_i a s), s ~ N(m_i, t v_i), less
+    (log a / .3)^2 / 2 and (log t)^2 / 2. Of an average the moments of the mixture are taken, and
+    a (m + sqrt(t) (s - m)) is what predicts, m the mean of the mixture. O(n) and some six row-wise
+    integrals.
+
     Averaging over the posterior gains most where rows are more than, or comparable to, columns.
     With many more columns than rows and one prior variance for all, it can cost log loss against
     the posterior mode; compare on held-out data. The Gaussian posterior understates standard
@@ -253,6 +311,10 @@ class ConvexVariationalLogistic(PosteriorClassifier):
     .. [3] G. Papandreou and A. Yuille, "Efficient variational inference in large-scale Bayesian
        compressed sensing", ICCV workshops, 2011.
     .. [4] D. J. C. MacKay, "Bayesian interpolation", Neural Computation 4, 1992.
+    .. [5] H. Rue, S. Martino and N. Chopin, "Approximate Bayesian inference for latent Gaussian
+       models", JRSS B 71, 2009, section 6.5.
+    .. [6] M. Opper and O. Winther, "Gaussian processes for classification: mean-field algorithms",
+       Neural Computation 12, 2000 (leave-one-out from cavities).
 
     Examples
     --------
@@ -271,8 +333,10 @@ class ConvexVariationalLogistic(PosteriorClassifier):
 
     def __init__(
         self,
-        prior_variance=1.0,
+        prior_variance="learn",
         *,
+        calibration="loo",
+        hyperparameters="auto",
         bound="kl",
         prior="gaussian",
         laplace_scale=1.0,
@@ -300,6 +364,8 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         verbose=0,
     ):
         self.prior_variance = prior_variance
+        self.calibration = calibration
+        self.hyperparameters = hyperparameters
         self.bound = bound
         self.prior = prior
         self.laplace_scale = laplace_scale
@@ -430,6 +496,7 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         """
         check_parameters(self)
         refuse_joint(self, "partial_fit")
+        refuse_integration(self, "partial_fit")
         last = getattr(self, "_last", None)
         if last is not None and isinstance(last[0], JointWeightPosterior):
             warnings.warn(
@@ -468,7 +535,7 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         attributes = {
             **run_attributes(fits),
             **_coefficient_attributes([f.posterior for f in fits], self.n_features_in_),
-            "prior_variance_": getattr(self, "prior_variance_", self.prior_variance),
+            "prior_variance_": getattr(self, "prior_variance_", given_variance(self)),
             "effective_dof_": one_or_stack([plan.dof(f.posterior) for f in fits]),
             "variance_method_": "exact",
             "solver_": plan.solver,
@@ -477,6 +544,7 @@ class ConvexVariationalLogistic(PosteriorClassifier):
             "n_passes_": 0,
             "log_evidence_std_": 0.0,
             "_n_rows": n_rows + getattr(self, "_n_rows", 0),
+            **self._hyper_attributes([given_node()] * len(fits)),
         }
         attributes["log_evidence_"] += before
         self._replace(attributes)
@@ -495,7 +563,7 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         attributes = {
             **run_attributes(fits),
             **_coefficient_attributes([f.posterior for f in fits], self.n_features_in_),
-            "prior_variance_": _prior_variances(own, self.prior_variance),
+            "prior_variance_": _prior_variances(own, given_variance(self)),
             "effective_dof_": each("dof"),
             "variance_method_": problem.variance,
             "solver_": problem.solver,
@@ -505,7 +573,10 @@ class ConvexVariationalLogistic(PosteriorClassifier):
             "log_evidence_std_": float(np.hypot.reduce([a["evidence_std"] for a in own])),
             "_n_rows": int(sum(problem.sizes)),
             "_warm_state": ([a["last"] for a in own], problem.shape),
+            **self._hyper_attributes([a["average"] for a in own]),
         }
+        if "left_out" in own[0]:
+            attributes |= _calibration_attributes([a["left_out"] for a in own], kept)
         if kept is not None:
             attributes["site_precision_"] = spread_rows(each("site_precision"), kept)
             attributes["marginal_variance_"] = spread_rows(each("marginal_variance"), kept, np.nan)
@@ -515,6 +586,12 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         if isinstance(problem.prior, SitePrior):
             attributes |= _site_attributes(self.prior, problem.prior.site, scale)
         self._replace(attributes)
+
+    def _hyper_attributes(self, averages):
+        """Return the attributes that tell of the averages over the scale of the prior."""
+        names = (scale_name(self),) if averages[0].phi.shape[1] else ()
+        used = "integrate" if any(len(a.nodes) > 1 for a in averages) else "mode"
+        return hyper_attributes(averages, names, used) | {"_averages": averages}
 
     def _replace(self, attributes):
         """Set fitted attributes; what another kind of fit has left goes."""
@@ -585,7 +662,13 @@ class ConvexVariationalLogistic(PosteriorClassifier):
             If `level` is not between 0 and 1.
         """
         check_is_fitted(self)
-        return interval_of(self.coef_, self.coef_std_, level)
+        return self._weight_intervals(level)[:, : self.n_features_in_]
+
+    def _weight_intervals(self, level):
+        """Return the intervals (.., q, 2) of coefficients and intercept, one or one a class."""
+        check_number("level", level, 0, 1, boundaries="neither")
+        each = [np.atleast_3d(p.coefficient_interval(level).T).T for p in self._posteriors]
+        return np.concatenate(each)
 
     def summary(self, level=0.9):
         """Tabulate what was learned: coefficients with intervals, and key figures.
@@ -615,6 +698,7 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         intercept, spread = means[:, d:], np.sqrt(variances[:, d:])
         tail = ["intercept"] * len(intercept[0])
         names, tail = (names_by_class(self, part) for part in (column_names(self), tail))
+        interval = self._weight_intervals(level)
         return Summary(
             title_of(self),
             level,
@@ -623,6 +707,7 @@ class ConvexVariationalLogistic(PosteriorClassifier):
                 np.concatenate([mean.ravel(), intercept.ravel()]),
                 np.concatenate([std.ravel(), spread.ravel()]),
                 level,
+                np.vstack([interval[:, :d].reshape(-1, 2), interval[:, d:].reshape(-1, 2)]),
             ),
             figures={
                 "rows": self._n_rows,
@@ -632,14 +717,18 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         )
 
     def _log_weights(self, rows, n_draws, rng):
-        """Weights of two classes with a Gaussian prior and no class weights: others have none."""
+        """Weights of two classes with a Gaussian prior and no class weights: others have none.
+
+        Of several nodes those of the heaviest one, given its prior variance.
+        """
+        remarks = average_remarks(self._averages)
         plain = (
             isinstance(self.prior, str) and self.prior == "gaussian" and self.class_weight is None
         )
         plain = plain and "site_precision_" in vars(self)
         if rows is None or not plain or len(self._posteriors) > 1:
-            return None, ()
-        X, posterior = self._check_new(rows.X), self._posteriors[0]
+            return None, remarks
+        X, posterior = self._check_new(rows.X), self._last[0]
         if isinstance(posterior, JointWeightPosterior):
             y, weight = (
                 np.searchsorted(self.classes_, rows.y),
@@ -647,8 +736,11 @@ class ConvexVariationalLogistic(PosteriorClassifier):
             )
             sites = ClassSites(self.site_precision_.T[weight > 0], self._site_shift.T)
             kept = X[weight > 0], y[weight > 0], weight[weight > 0]
-            return joint_log_weights(posterior, *kept, sites, n_draws, rng), ()
-        prior = 1.0 / np.broadcast_to(self.prior_variance_, X.shape[1])
+            return joint_log_weights(posterior, *kept, sites, n_draws, rng), remarks
+        centre, given = self._averages[0].heaviest.phi, self.prior_variance_
+        if len(centre):
+            given = given * np.exp(centre[0] - np.mean(np.log(given)))
+        prior = 1.0 / np.broadcast_to(given, X.shape[1])
         if self.fit_intercept:
             prior = np.append(prior, 1.0 / self.intercept_prior_variance)
         log_weights = weight_space_log_weights(
@@ -661,7 +753,7 @@ class ConvexVariationalLogistic(PosteriorClassifier):
             posterior.sample(n_draws, rng),
             posterior.predictors(X),
         )
-        return log_weights, ()
+        return log_weights, remarks
 
     def condition_on(self, X, y):
         """Include labelled rows by rank-one updates, without a refit.
@@ -710,9 +802,29 @@ class ConvexVariationalLogistic(PosteriorClassifier):
             posterior, log_prob = posterior.joined(X, sites)
             joined.append(posterior)
             new.log_evidence_ = new.log_evidence_ + log_prob
-        for name, value in _coefficient_attributes(joined, self.n_features_in_).items():
+        averages = [
+            a._replace(weight=getattr(p, "weight", a.weight))
+            for a, p in zip(self._averages, joined, strict=True)
+        ]
+        attributes = _coefficient_attributes(joined, self.n_features_in_)
+        for name, value in (attributes | self._hyper_attributes(averages)).items():
             setattr(new, name, value)
         return new
+
+
+def _calibration_attributes(left_out, kept):
+    """Return the attributes that tell of rows left out, in the shape of the caller's rows."""
+
+    def each(values):
+        return spread_rows(one_or_stack(values), kept, np.nan)
+
+    return dict(
+        slope_=one_or_stack([one.slope for one in left_out]),
+        temper_=one_or_stack([one.temper for one in left_out]),
+        loo_mean_=each([one.cavities.mean for one in left_out]),
+        loo_variance_=each([one.cavities.var for one in left_out]),
+        loo_proba_=each([np.exp(one.log_proba) for one in left_out]),
+    )
 
 
 def _prior_variances(own, given):
@@ -745,5 +857,5 @@ def _coefficient_attributes(posteriors, d):
         if isinstance(posteriors[0], JointWeightPosterior)
         else "one_vs_rest",
         "_posteriors": posteriors,
-        "_last": posteriors,
+        "_last": [getattr(p, "heaviest", p) for p in posteriors],
     }

@@ -12,7 +12,8 @@ from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
 from ._lanczos import rademacher
 from ._natural import VISITS_A_STEP, NaturalGradient
-from ._parameters import LARGEST_EXACT, make_prior, prior_mode
+from ._nodes import single_node
+from ._parameters import LARGEST_EXACT, make_prior, prior_mode, refuse_integration
 from ._part_rows import RowSpec, site_sums
 from ._posterior import WeightPosterior
 from ._sampled import SAMPLED_TOL, SampledLoop, is_large, summed
@@ -78,6 +79,7 @@ def make_parted(estimator, run, from_user):
         raise ValueError(
             "Only binary classification is supported. Fit one partitioned model a class."
         )
+    refuse_integration(estimator, "partitions")
     d = estimator.n_features_in_
     n = d + bool(estimator.fit_intercept)
     variance = _variance_on_parts(estimator, n)
@@ -160,6 +162,7 @@ def _calibrated(problem, monitor):
         n_passes=loop.n_visits,
         last=loop.state(),
         evidence_std=error,
+        average=single_node(problem.prior, step.scale, log_evidence),
     )
     posterior = problem.posterior(step)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
@@ -174,6 +177,7 @@ def _exact(problem, monitor):
     result = loop.solve(state, monitor=monitor, **limits)
     step = result.evaluation.payload
     flat = np.any(np.isinf(problem.prior.variance))
+    log_evidence = np.nan if flat else step.objective
     attributes = dict(
         scale=problem.prior.spread(step.scale),
         dof=step.dof,
@@ -182,7 +186,7 @@ def _exact(problem, monitor):
         n_passes=loop.n_visits,
         last=result.x,
         evidence_std=0.0,
+        average=single_node(problem.prior, step.scale, log_evidence),
     )
-    log_evidence = np.nan if flat else step.objective
     posterior = problem.posterior(step)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
