@@ -9,11 +9,11 @@ Gruenwald 2012).
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import logsumexp
 
-from .._engine.averaging import mixture_moments
 from .._engine.quadrature import logistic_moments
 
-__all__ = ["Cavities", "LeftOut", "calibrated", "cavities", "mixed_cavities"]
+__all__ = ["Cavities", "LeftOut", "calibrated", "cavities"]
 
 # Standard deviations of the normal priors of log a and log t: they keep both near one where rows
 # are few, and where labels are separable and any slope would do.
@@ -42,6 +42,19 @@ class LeftOut(NamedTuple):
     log_proba: np.ndarray
 
 
+class _Rows(NamedTuple):
+    """Cavities of M nodes with means towards the labels, and their mixture, row by row.
+
+    mean, var and log_share (M, n), whose exponentials add up to one; centre and weight (n,).
+    """
+
+    mean: np.ndarray
+    var: np.ndarray
+    log_share: np.ndarray
+    centre: np.ndarray
+    weight: np.ndarray
+
+
 def cavities(mean, var, slope, precision, weight):
     """Return the `Cavities` of rows of a variational posterior, one copy of each taken out.
 
@@ -55,12 +68,6 @@ def cavities(mean, var, slope, precision, weight):
     return Cavities(mean + v * slope / copies, v)
 
 
-def mixed_cavities(weight, parts):
-    """Return mean and variance of the mixture of the cavities of several nodes."""
-    means, variances = (np.array(values) for values in zip(*parts, strict=True))
-    return Cavities(*mixture_moments(weight, means, variances))
-
-
 class _Scores(NamedTuple):
     """Log density of (log a, log t), its gradient (2,), and the expected curvature (2, 2)."""
 
@@ -70,36 +77,49 @@ class _Scores(NamedTuple):
     log_proba: np.ndarray
 
 
-def _scores(theta, mean, var, weight):
-    """Return the `_Scores` at theta = (log a, log t), of rows with means towards their labels."""
-    slope, temper = np.exp(theta)
-    m, v = slope * mean, slope**2 * temper * var
+def _scores(theta, rows):
+    """Return the `_Scores` at theta = (log a, log t)."""
+    slope, root = np.exp(theta[0]), np.exp(0.5 * theta[1])
+    apart = slope * root * (rows.mean - rows.centre)
+    m, v = slope * rows.centre + apart, (slope * root) ** 2 * rows.var
     log_z, gradient, curvature = logistic_moments(m, v)
+    log_proba = logsumexp(rows.log_share + log_z, axis=0)
+    share = np.exp(rows.log_share + log_z - log_proba)
     by_variance = 0.5 * (gradient**2 - curvature) * v
-    each = np.stack([gradient * m + 2.0 * by_variance, by_variance])
-    value = float(weight @ log_z - 0.5 * np.sum((theta / _PRIOR_SD) ** 2))
-    total = each @ weight - theta / _PRIOR_SD**2
-    return _Scores(value, total, (each * weight) @ each.T + np.diag(_PRIOR_SD**-2.0), log_z)
+    each = np.stack([gradient * m + 2.0 * by_variance, 0.5 * gradient * apart + by_variance])
+    each = np.sum(share * each, axis=1)
+    value = float(rows.weight @ log_proba - 0.5 * np.sum((theta / _PRIOR_SD) ** 2))
+    total = each @ rows.weight - theta / _PRIOR_SD**2
+    expected = (each * rows.weight) @ each.T + np.diag(_PRIOR_SD**-2.0)
+    return _Scores(value, total, expected, log_proba)
 
 
-def calibrated(sign, weight, rows, how):
+def calibrated(sign, weight, node_weight, nodes, how):
     """Return the `LeftOut` of rows with labels in {-1, +1} and weight (n,) copies.
 
-    `rows` are their `Cavities`. `how` is "loo", or None for a slope and a temper of one.
+    `nodes` are the `Cavities` of nodes with weights (M,). `how` is "loo", or None for a slope and a
+    temper of one. Without a row a node that foretold its label has less weight:
+    p(phi_k | the others) is proportional to weight_k / p(y_i | the others, phi_k).
     """
-    proper = np.isfinite(rows.var)
-    data = (sign[proper] * rows.mean[proper], rows.var[proper], weight[proper])
+    mean, var = (np.array(values) for values in zip(*nodes, strict=True))
+    proper = np.all(np.isfinite(var), axis=0)
+    mean, var = sign[proper] * mean[:, proper], var[:, proper]
+    log_share = np.log(node_weight)[:, None] - logistic_moments(mean, var)[0]
+    log_share = log_share - logsumexp(log_share, axis=0)
+    centre = np.sum(np.exp(log_share) * mean, axis=0)
+    rows = _Rows(mean, var, log_share, centre, weight[proper])
     theta = np.zeros(2)
-    at = _scores(theta, *data)
+    at = _scores(theta, rows)
     if how == "loo":
-        theta, at = _maximum(theta, at, data)
-    log_proba = np.full(len(sign), np.nan)
-    log_proba[proper] = at.log_proba
+        theta, at = _maximum(theta, at, rows)
+    total = np.sum(np.exp(log_share) * (var + (mean - centre) ** 2), axis=0)
+    out = np.full((3, len(sign)), np.nan)
+    out[:, proper] = sign[proper] * centre, total, at.log_proba
     slope, temper = np.exp(theta)
-    return LeftOut(float(slope), float(temper), rows, log_proba)
+    return LeftOut(float(slope), float(temper), Cavities(out[0], out[1]), out[2])
 
 
-def _maximum(theta, at, data):
+def _maximum(theta, at, rows):
     """Return the maximum and the `_Scores` there, by BFGS from the expected curvature."""
     curvature: Any = at.curvature
     for _ in range(_MOST_STEPS):
@@ -107,7 +127,7 @@ def _maximum(theta, at, data):
         if 0.5 * step @ at.gradient <= _CLOSE:
             break
         step *= min(1.0, _LONGEST / np.max(np.abs(step)))
-        new = _higher(theta, at, step, data)
+        new = _higher(theta, at, step, rows)
         if new is None:
             break
         theta, before, at, step = new[0], at, new[1], new[0] - theta
@@ -121,10 +141,10 @@ def _maximum(theta, at, data):
     return theta, at
 
 
-def _higher(theta, at, step, data):
+def _higher(theta, at, step, rows):
     """Return a point along the step with a higher log density; None where rounding hides any."""
     for _ in range(_HALVINGS):
-        new = _scores(theta + step, *data)
+        new = _scores(theta + step, rows)
         if new.value > at.value:
             return theta + step, new
         step = 0.5 * step

@@ -12,7 +12,7 @@ from .._engine.loop import SILENT
 from .._engine.super_gaussian import LogisticSites
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales
 from .._estimator.fitting import BinaryFit
-from ._calibration import calibrated, cavities, mixed_cavities
+from ._calibration import calibrated, cavities
 from ._lanczos import log_determinant, rademacher
 from ._nodes import (
     average_over_scale,
@@ -163,13 +163,13 @@ def fit_problem(problem, sign, monitor, k):
 
 def _of_rows(problem, sign, fits, weight):
     """Return what is known of training rows from the `NodeFit` of each node, and the dof."""
-    left = mixed_cavities(weight, [f.cavities for f in fits])
+    left = [f.cavities for f in fits]
     means, variances = (np.array([getattr(f, name) for f in fits]) for name in ("mean", "var"))
     return dict(
         site_precision=fits[int(np.argmax(weight))].precision,
         marginal_variance=mixture_moments(weight, means, variances)[1],
         dof=float(weight @ np.array([f.dof for f in fits])),
-        left_out=calibrated(sign, problem.weight, left, problem.calibration),
+        left_out=calibrated(sign, problem.weight, weight, left, problem.calibration),
     )
 
 
@@ -202,8 +202,8 @@ def _fit_calibrated(problem, sign, monitor, k):
     site, variances = rows.penalty(loop.point, loop.anchors), rows.variances(loop.anchors)
     mean, weight = design.dot(step.u), problem.weight
     left = cavities(mean, variances, site.slope, site.precision, weight)
-    left_out = calibrated(sign, weight, left, problem.calibration)
     average = single_node(prior, step.scale, log_evidence)
+    left_out = calibrated(sign, weight, average.weight, [left], problem.calibration)
     attributes = dict(
         site_precision=site.precision,
         marginal_variance=variances,

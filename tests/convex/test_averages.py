@@ -370,7 +370,7 @@ def test_slope_and_temper_are_where_brute_force_finds_them(seed):
     mean, var = 3 * rng.standard_normal(n), rng.gamma(2.0, [0.1, 1, 3][seed % 3], n)
     truth = rng.random(n) < expit(mean * rng.choice([0.3, 1.0, 2.0]))
     sign, weight = np.where(truth, 1.0, -1.0), rng.integers(1, 4, n).astype(float)
-    out = calibrated(sign, weight, Cavities(mean, var), "loo")
+    out = calibrated(sign, weight, np.ones(1), [Cavities(mean, var)], "loo")
     grid = [
         objective(sign, weight, mean, var, a, t)
         for a in np.exp(np.linspace(-1.5, 1.5, 31))
@@ -382,8 +382,50 @@ def test_slope_and_temper_are_where_brute_force_finds_them(seed):
         sign[:, None] * out.slope * (mean[:, None] + np.sqrt(out.temper * var)[:, None] * NODES)
     )
     np.testing.assert_allclose(np.exp(out.log_proba), p @ WEIGHTS, atol=1e-5)
-    none = calibrated(sign, weight, Cavities(mean, var), None)
+    none = calibrated(sign, weight, np.ones(1), [Cavities(mean, var)], None)
     assert (none.slope, none.temper) == (1.0, 1.0)
+
+
+def test_average_is_calibrated_as_the_mixture_without_the_row():
+    rng = np.random.default_rng(3)
+    means, variances = 2 * rng.standard_normal((2, 50)), rng.gamma(2.0, 0.5, (2, 50))
+    sign, w = np.where(rng.random(50) < 0.6, 1.0, -1.0), np.array([0.3, 0.7])
+    nodes = [Cavities(*pair) for pair in zip(means, variances, strict=True)]
+    out = calibrated(sign, np.ones(50), w, nodes, "loo")
+
+    def proba(a, t, share, centre):
+        m = a * (centre + np.sqrt(t) * (means - centre))
+        z = sign[:, None] * (m[..., None] + a * np.sqrt(t * variances)[..., None] * NODES)
+        return np.sum(share * (expit(z) @ WEIGHTS), axis=0)
+
+    each = expit(sign[:, None] * (means[..., None] + np.sqrt(variances)[..., None] * NODES))
+    share = w[:, None] / (each @ WEIGHTS)
+    share = share / share.sum(axis=0)
+    centre = np.sum(share * means, axis=0)
+    np.testing.assert_allclose(out.cavities.mean, centre, rtol=1e-6)
+    total = np.sum(share * (variances + (means - centre) ** 2), axis=0)
+    np.testing.assert_allclose(out.cavities.var, total, rtol=1e-6)
+    own = proba(out.slope, out.temper, share, centre)
+    np.testing.assert_allclose(np.exp(out.log_proba), own, rtol=1e-6)
+
+    def density(a, t):
+        prior = 0.5 * ((np.log(a) / 0.3) ** 2 + np.log(t) ** 2)
+        return np.sum(np.log(proba(a, t, share, centre))) - prior
+
+    top = density(out.slope, out.temper)
+    for a, t in ((1.02, 1.0), (0.98, 1.0), (1.0, 1.05), (1.0, 0.95), (1.02, 1.05), (0.98, 1.05)):
+        assert density(out.slope * a, out.temper * t) < top
+
+
+def test_left_out_probabilities_of_an_average_are_those_of_fits_without_the_row():
+    X, y = make(40, 3, seed=16)
+    e = fit(X, y, calibration=None)
+    own = []
+    for i in range(40):
+        rest = np.arange(40) != i
+        own.append(fit(X[rest], y[rest], calibration=None).predict_proba(X[[i]])[0, y[i]])
+    gap = np.abs(e.loo_proba_ - own)
+    assert gap.max() < 0.025 and gap.mean() < 0.006
 
 
 def test_rows_without_a_proper_cavity_leave_the_sum():
@@ -391,8 +433,8 @@ def test_rows_without_a_proper_cavity_leave_the_sum():
     mean, var = rng.standard_normal(30), rng.gamma(2.0, 1.0, 30)
     sign = np.where(rng.random(30) < 0.7, 1.0, -1.0)
     bad = np.append(mean, np.nan), np.append(var, np.nan)
-    a = calibrated(sign, np.ones(30), Cavities(mean, var), "loo")
-    b = calibrated(np.append(sign, 1.0), np.ones(31), Cavities(*bad), "loo")
+    a = calibrated(sign, np.ones(30), np.ones(1), [Cavities(mean, var)], "loo")
+    b = calibrated(np.append(sign, 1.0), np.ones(31), np.ones(1), [Cavities(*bad)], "loo")
     assert (a.slope, a.temper) == (b.slope, b.temper)
     assert np.isnan(b.log_proba[-1]) and np.all(np.isfinite(b.log_proba[:-1]))
 
