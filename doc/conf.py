@@ -67,6 +67,7 @@ sphinx_gallery_conf = {
     "show_signature": False,
     "download_all_examples": False,
     "min_reported_time": 10_000,
+    "write_computation_times": False,
 }
 
 html_theme = "pydata_sphinx_theme"

@@ -17,7 +17,7 @@ A lattice, since the trapezoidal rule of a Gaussian errs by 2 exp(-2 pi^2 / h^2)
 .001 at 1.6; and an explored one, since these posteriors have ridges and one-sided tails.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -32,7 +32,10 @@ from .search import minimise_where_finite
 __all__ = [
     "Average",
     "Evaluate",
+    "Lattice",
     "Node",
+    "Spacing",
+    "Visits",
     "average_of",
     "draw_mixture",
     "find_mode",
@@ -201,12 +204,13 @@ def integrate(
     if len(mode.phi) == 0:
         return Average([mode], np.ones(1), mode.objective)
     with monitor.phase("integration over hyperparameters") as told:
-        visits = _Visits(evaluate, np.asarray(bounds), n_jobs, told)
+        visits = Visits(evaluate, np.asarray(bounds), n_jobs, told)
         for modes_left in reversed(range(_MOST_MODES)):
             axes = _axes_at(visits, mode)
             if len(mode.phi) not in _SPACINGS:
                 return _by_rule(visits, mode, axes)
-            lattice = _Lattice(mode, *_fitted_axes(visits, mode, axes))
+            axes, known = _fitted_axes(visits, mode, axes)
+            lattice = Lattice(mode, axes, _SPACINGS[len(mode.phi)], known)
             lattice.explore(visits)
             best = max(lattice.visited(), key=lambda node: node.objective)
             if best.objective < mode.objective + _BETTER or modes_left == 0:
@@ -215,7 +219,7 @@ def integrate(
     return lattice.average(visits)
 
 
-class _Visits:
+class Visits:
     """Evaluations of the model at points within bounds, those of one call in parallel."""
 
     def __init__(self, evaluate: Evaluate, bounds: np.ndarray, n_jobs: int | None, told: Told):
@@ -251,7 +255,7 @@ class _Visits:
         return find_mode(counted, node.phi, self.bounds, node) or node
 
 
-def _axes_at(visits: _Visits, mode: Node) -> np.ndarray:
+def _axes_at(visits: Visits, mode: Node) -> np.ndarray:
     """Return axes (T, T), in columns, in which the posterior near the mode is about N(0, I).
 
     The Hessian is that of forward differences of the gradient, backward ones at an upper bound; a
@@ -269,7 +273,7 @@ def _axes_at(visits: _Visits, mode: Node) -> np.ndarray:
 
 
 def _fitted_axes(
-    visits: _Visits, mode: Node, axes: np.ndarray
+    visits: Visits, mode: Node, axes: np.ndarray
 ) -> tuple[np.ndarray, dict[Place, Node | None]]:
     """Return axes whose lengths fit the drops at the neighbours of the mode, and these nodes.
 
@@ -309,27 +313,56 @@ def _beside(place: Place, k: int, sign: int) -> Place:
     return tuple(p + sign * (i == k) for i, p in enumerate(place))
 
 
-class _Lattice:
-    """Places z, whole numbers, of nodes at mode + step * axes @ z, as far as there is mass."""
+class Lattice:
+    """Places z, whole numbers, of nodes at origin + step * axes @ z, as far as there is mass.
 
-    def __init__(self, mode: Node, axes: np.ndarray, known: dict[Place, Node | None]):
-        self.mode, self.axes = mode, axes
-        self.spacing = _SPACINGS[len(mode.phi)]
-        self.nodes: dict[Place, Node | None] = {(0,) * len(mode.phi): mode, **known}
+    Parameters
+    ----------
+    origin : Node
+        The node at z = 0.
+    axes : ndarray of shape (T, T)
+        In columns.
+    spacing : Spacing
+        How far the nodes are apart, and where they end.
+    known : dict, default={}
+        Nodes that were visited before, by their places.
+    """
+
+    def __init__(
+        self,
+        origin: Node,
+        axes: np.ndarray,
+        spacing: Spacing,
+        known: Mapping[Place, Node | None] = {},
+    ) -> None:
+        self.origin, self.axes, self.spacing = origin, axes, spacing
+        self.nodes: dict[Place, Node | None] = {(0,) * len(origin.phi): origin, **known}
+
+    @property
+    def log_cell(self) -> float:
+        """Log volume of a cell."""
+        log_det = float(np.linalg.slogdet(self.axes)[1])
+        return len(self.axes) * float(np.log(self.spacing.step)) + log_det
+
+    @property
+    def complete(self) -> bool:
+        """Whether no place is left that is foretold to have mass."""
+        floor = self.floor()
+        return all(value <= floor for value, _ in self._foretold().values())
 
     def visited(self) -> list[Node]:
         """Return the nodes so far, in the order of visits."""
         return [node for node in self.nodes.values() if node is not None]
 
-    def explore(self, visits: _Visits) -> None:
+    def explore(self, visits: Visits) -> None:
         """Visit shell by shell the neighbours that are foretold to have mass."""
         while not visits.asked:
-            floor = self._floor()
+            floor = self.floor()
             told = [(p, teller) for p, (value, teller) in self._foretold().items() if value > floor]
             shell = dict(told[: self.spacing.most - len(self.nodes)])
             if not shell:
                 break
-            points = [self.mode.phi + self.spacing.step * (self.axes @ p) for p in shell]
+            points = [self.origin.phi + self.spacing.step * (self.axes @ p) for p in shell]
             nodes = visits(points, [self._known(teller) for teller in shell.values()])
             self.nodes.update(zip(shell, nodes, strict=True))
 
@@ -338,7 +371,8 @@ class _Lattice:
         assert node is not None
         return node
 
-    def _floor(self) -> float:
+    def floor(self) -> float:
+        """Return the log density below which a node has no mass."""
         return max(node.objective for node in self.visited()) - self.spacing.depth
 
     def _foretold(self) -> dict[Place, tuple[float, Place]]:
@@ -346,7 +380,7 @@ class _Lattice:
 
         By the tangent at the neighbour and the curvature of a Gaussian; the largest first.
         """
-        floor, step = self._floor(), self.spacing.step
+        floor, step = self.floor(), self.spacing.step
         told: dict[Place, tuple[float, Place]] = {}
         for place, node in self.nodes.items():
             if node is None or node.objective < floor:
@@ -359,14 +393,13 @@ class _Lattice:
                     told[beside] = (value, place)
         return dict(sorted(told.items(), key=lambda item: (-item[1][0], item[0])))
 
-    def average(self, visits: _Visits) -> Average:
+    def average(self, visits: Visits) -> Average:
         """Return the `Average`: cells are equal, what is beyond an edge counts with its node."""
-        step, t = self.spacing.step, len(self.mode.phi)
-        cell = t * np.log(step) + np.linalg.slogdet(self.axes)[1]
+        step, cell = self.spacing.step, self.log_cell
         mass = {place: [node.objective] for place, node in self.nodes.items() if node is not None}
         beyond = [-np.inf]
         for place, (value, teller) in self._foretold().items():
-            if visits.inside(self.mode.phi + step * (self.axes @ place)):
+            if visits.inside(self.origin.phi + step * (self.axes @ place)):
                 mass[teller].append(value)
                 beyond.append(value)
         log_mass = cell + np.array([logsumexp(values) for values in mass.values()])
@@ -374,7 +407,7 @@ class _Lattice:
         return average_of(self.visited(), log_mass, foretold, visits.n_evaluations)
 
 
-def _by_rule(visits: _Visits, mode: Node, axes: np.ndarray) -> Average:
+def _by_rule(visits: Visits, mode: Node, axes: np.ndarray) -> Average:
     """Return the `Average` by a quadrature rule for the Gaussian of these axes."""
     x, log_rule = star_rule(len(mode.phi))
     log_normal = -0.5 * np.sum(x**2, axis=1) - 0.5 * len(mode.phi) * np.log(2.0 * np.pi)

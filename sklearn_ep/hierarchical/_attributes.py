@@ -1,13 +1,18 @@
 """What a fit becomes: the public attributes of the estimator, and what its methods need."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
+from .._estimator.averaged import hyper_attributes
 from .._estimator.fitting import one_or_stack, run_attributes
+from . import _log_cholesky as log_cholesky
 from ._checkpoint import state_of
 from ._fit import theta_rule
 from ._messages import Messages, posterior_moments
 from ._plan import remarks_on_groups
 from ._prediction import GroupsForgotten, split_intercept
+from .crossed.factors import FactorColumns
 from .crossed.plan import remarks_on_factors
 
 __all__ = ["attributes_of_factors", "attributes_of_groups"]
@@ -15,7 +20,7 @@ __all__ = ["attributes_of_factors", "attributes_of_groups"]
 _LEVELS = 0.05, 0.5, 0.95  # of the medians and the intervals of tau
 
 
-def _common(columns, posteriors):
+def _common(columns, posteriors, rule):
     """Return the attributes that every fit has."""
     beta = [p.beta_moments() for p in posteriors]
     sd = np.stack([np.sqrt(np.diagonal(m.cov)) for m in beta])
@@ -27,22 +32,35 @@ def _common(columns, posteriors):
     if columns.has_groups:
         quantiles = posteriors[0].scale_quantiles(_LEVELS)
     out["tau_"], out["tau_interval_"] = quantiles[1], quantiles[[0, 2]].T
-    out["theta_grid_"], out["theta_weights_"] = posteriors[0].theta, posteriors[0].weight
+    nodes = [SimpleNamespace(phi=p.theta, weight=p.weight) for p in posteriors]
+    used = "mode" if rule in ("mode", "none") else "integrate"
+    out |= hyper_attributes(nodes, _names_of_theta(columns), used) | {"theta_rule_": rule}
     return out | {"_forgotten": GroupsForgotten(), "_columns": columns, "_posteriors": posteriors}
+
+
+def _names_of_theta(columns):
+    """Return the names of the coordinates of theta, numbered by factor where there are several."""
+    if not columns.has_groups:
+        return ()
+    if not isinstance(columns, FactorColumns):
+        return log_cholesky.names(1 + len(columns.slopes))
+    pairs = enumerate(columns.factors)
+    names = [(f"_{f}", n) for f, c in pairs for n in log_cholesky.names(1 + len(c.slopes))]
+    return tuple(n + (f if columns.listed else "") for f, n in names)
 
 
 def attributes_of_groups(plan, fits):
     """Return the attributes of a fit with one factor, or without any."""
     messages, priors = ([f.attributes[name] for f in fits] for name in ("messages", "prior"))
     phi = [posterior_moments(*pair) for pair in zip(priors, messages, strict=True)]
-    out = _common(plan.columns, [f.posterior for f in fits]) | run_attributes(fits)
+    rule = theta_rule(plan.problem, plan.settings)
+    out = _common(plan.columns, [f.posterior for f in fits], rule) | run_attributes(fits)
     out["site_precision_"] = one_or_stack([m.precision for m in messages])
     out["site_shift_"] = one_or_stack([m.shift for m in messages])
     out["phi_mean_"] = one_or_stack([m.mean for m in phi])
     out["phi_cov_"] = one_or_stack([m.cov for m in phi])
     out["group_labels_"], out["partition_"] = plan.labels, plan.site
     out["group_effects_"], out["group_effects_std_"] = fits[0].posterior.group_effects()
-    out["theta_rule_"] = theta_rule(plan.problem, plan.settings)
     out["engine_"] = plan.settings.engine
     out["n_skipped_"] = sum(f.attributes["n_skipped"] for f in fits)
     out["n_cut_steps_"] = sum(f.attributes["n_cut"] for f in fits)
@@ -58,14 +76,15 @@ def attributes_of_groups(plan, fits):
 
 def attributes_of_factors(plan, fit):
     """Return the attributes of a fit with factors, lists over these if a list was given."""
-    out = _common(plan.columns, [fit.posterior]) | run_attributes([fit])
+    rule = fit.attributes["theta_rule"]
+    out = _common(plan.columns, [fit.posterior], rule) | run_attributes([fit])
     effects = plan.levels, *fit.posterior.group_effects()
     names = "group_labels_", "group_effects_", "group_effects_std_"
     out |= {
         name: list(values) if plan.columns.listed else values[0]
         for name, values in zip(names, effects, strict=True)
     }
-    out["theta_rule_"], out["_state"] = fit.attributes["theta_rule"], fit.attributes["state"]
+    out["_state"] = fit.attributes["state"]
     out["engine_"], out["_levels"], out["_n_rows"] = plan.engine, plan.levels, len(plan.y)
     out["_remarks"] = remarks_on_factors(plan, out["tau_"])
     if not fit.attributes["complete"]:

@@ -96,6 +96,10 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         coordinates of theta (three varying coefficients): `theta_rule_` says which ran. Costs about
         as much again as the fit. With a list of factors and ``engine="ep"``, False is the
         quadrature rule of a normal posterior in place of the grid: a third of the nodes.
+    hyperparameters : {"auto", "integrate", "mode"}, default="auto"
+        Whether the group scales are averaged over, as `refine` says, or kept at their mode: that of
+        the grid, or the posterior mean of theta where there are partitions. "auto" averages, since
+        a mode makes intervals too short where groups are few. The engines that draw know no mode.
     schedule : {"parallel", "serial", "asynchronous"}, default="parallel"
         Update all sites of a sweep from the same state, or one after the other, or use each message
         as it arrives. "asynchronous" has the same fixed point, but with several workers the path to
@@ -162,13 +166,18 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         Their Gaussian posterior covariance.
     engine_ : {"ep", "messages", "laplace", "importance", "nuts"}
         The engine that ran.
-    theta_rule_ : {"grid", "gaussian", "none"}
-        How theta was integrated at the end: by a grid of EP fits, by nodes for its Gaussian
-        posterior, or not at all for want of groups.
-    theta_grid_ : ndarray of shape (M, T)
-        Nodes in theta of the posterior in use.
-    theta_weights_ : ndarray of shape (M,)
-        Weights of the nodes.
+    theta_rule_ : {"grid", "gaussian", "mode", "none"}
+        How theta was treated at the end: by a grid of EP fits, by nodes for its Gaussian posterior,
+        by its mode alone, or not at all for want of groups.
+    hyperparameters_used_ : {"integrate", "mode"}
+        Whether theta was integrated over.
+    hyper_nodes_ : ndarray of shape (M, T), or list of them
+        Nodes in theta of the posterior in use; one array a class for more than two classes.
+    hyper_weights_ : ndarray of shape (M,), or list of them
+        Weights of the nodes, positive, with sum one.
+    hyper_names_ : tuple of str
+        Names of the T coordinates: "log_tau", or the log-Cholesky coordinates "log_cholesky_00",
+        "cholesky_10" and so on; with a list of factors the number of the factor follows.
     n_skipped_ : int
         Messages that were left as they were because the tilted moments were no Gaussian, over all
         sweeps, that of the start included.
@@ -267,6 +276,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         n_partitions="auto",
         engine="auto",
         refine=True,
+        hyperparameters="auto",
         schedule="parallel",
         n_draws=800,
         damping=1.0,
@@ -285,6 +295,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         self.n_partitions = n_partitions
         self.engine = engine
         self.refine = refine
+        self.hyperparameters = hyperparameters
         self.schedule = schedule
         self.n_draws = n_draws
         self.damping = damping

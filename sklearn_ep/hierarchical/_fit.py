@@ -152,12 +152,14 @@ def _start_of(problem, previous, k):
 
 
 def theta_rule(problem, settings):
-    """Return how theta is integrated at the end: "grid", "gaussian", or "none" without groups."""
+    """Return how theta is treated at the end, "none" without groups."""
     if problem.q == 0:
         return "none"
     # a grid of EP would undo what the engines that draw correct
-    refine = settings.refine and settings.engine not in _DRAWING
-    return "grid" if refine and len(problem.theta_prior[0]) <= _MOST_ON_GRID else "gaussian"
+    if settings.engine in _DRAWING:
+        return "gaussian"
+    too_many = settings.theta == "grid" and len(problem.theta_prior[0]) > _MOST_ON_GRID
+    return "gaussian" if too_many else settings.theta
 
 
 class MessageMonitor:
@@ -313,10 +315,13 @@ class GroupedFit:
 
     def posterior(self, messages, monitor=SILENT):
         """Return (posterior, log evidence or None) for messages; None keeps that of the sweeps."""
-        if theta_rule(self.problem, self.settings) == "grid":
+        rule, p = theta_rule(self.problem, self.settings), self.problem
+        if rule == "grid":
             with monitor.phase("integration over theta") as told:
                 return self._on_grid(messages, told)
-        p = self.problem
+        if rule == "mode":
+            nodes = self._evaluate_nodes(messages, self._theta_moments(messages).mean[None])
+            return self._mixture(nodes, np.ones(1)), float(nodes.log_z[0])
         theta, log_weight, (mean, root) = gaussian_nodes(total_of(p.prior, messages), p.d)
         weight = np.exp(log_weight)
         if p.q == 0:
@@ -340,10 +345,16 @@ class GroupedFit:
             marginal = ThetaMarginal(grid.nodes.theta[:, 0], grid.weight)
         else:
             grid = product_grid(evaluate, centre, cov, prior)
-        n, local = grid.nodes, self._assemble(grid.nodes.local)
-        more = marginal, n.log_z, prior_of_beta(self.problem.prior, self.problem.d)
-        mixture = GroupedMixture(grid.weight, n.theta, n.mean, n.root, local, *more)
-        return mixture, grid.log_evidence
+        return self._mixture(grid.nodes, grid.weight, marginal), grid.log_evidence
+
+    def _mixture(self, nodes, weight, marginal=None):
+        """Return the posterior that weighs nodes (M,)."""
+        local, prior = (
+            self._assemble(nodes.local),
+            prior_of_beta(self.problem.prior, self.problem.d),
+        )
+        place = nodes.theta, nodes.mean, nodes.root, local
+        return GroupedMixture(weight, *place, marginal, nodes.log_z, prior)
 
     def _assemble(self, blocks):
         """Put the effects of the parts in the order of the group labels; drop unnamed groups."""

@@ -6,7 +6,7 @@ proper covariance and one varying coefficient has theta = log tau.
 
 import numpy as np
 
-__all__ = ["diagonal_positions", "factor", "n_coordinates", "tangent"]
+__all__ = ["diagonal_positions", "factor", "n_coordinates", "names", "tangent"]
 
 
 def n_coordinates(q):
@@ -17,6 +17,14 @@ def n_coordinates(q):
 def diagonal_positions(q):
     """Return where in theta the logarithms of the diagonal are."""
     return np.array([k * (k + 3) // 2 for k in range(q)], dtype=int)
+
+
+def names(q):
+    """Return the names (q (q + 1) / 2,) of the coordinates."""
+    if q == 1:
+        return ("log_tau",)
+    pairs = zip(*np.tril_indices(q), strict=True)
+    return tuple(f"{'log_' if i == j else ''}cholesky_{i}{j}" for i, j in pairs)
 
 
 def factor(theta, q):

@@ -10,6 +10,7 @@ from sklearn.utils.validation import validate_data
 
 from .._engine.gaussian import Natural
 from .._engine.partition import Part
+from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import check_choice, check_common, check_number, validate_training
 from . import _log_cholesky as log_cholesky
 from ._arrow import arrow_rows
@@ -39,6 +40,7 @@ __all__ = [
     "prior_sd",
     "remarks_on_groups",
     "remarks_on_parameters",
+    "wanted_rule",
 ]
 
 _AUTO_SITES = 8  # few large partitions: as accurate as many small ones and several times faster
@@ -50,12 +52,13 @@ _WEIGHT_A_SITE = {"groups": 100, "rows": 1000, "draws": 5000}
 class Settings(NamedTuple):
     """Parameters of the estimator that the fit itself uses.
 
-    `engine` is the one that runs; `whole` says that nothing asks for partitions.
+    `engine` is the one that runs; `whole` says that nothing asks for partitions; `theta` is how
+    theta is treated at the end if it can be: by a "grid", a "gaussian", or at its "mode".
     """
 
     engine: str
     whole: bool
-    refine: bool
+    theta: str
     schedule: str
     damping: float
     max_iter: int
@@ -122,6 +125,7 @@ class Plan(NamedTuple):
 def check_parameters(est):
     """Raise an error that names the first parameter of the estimator that is not usable."""
     check_common(est)
+    check_hyperparameters(est.hyperparameters)
     check_choice("engine", est.engine, ["auto", "ep", "messages", "laplace", "importance", "nuts"])
     if est.engine == "nuts":
         load_sampler()
@@ -151,6 +155,10 @@ def remarks_on_parameters(est, has_groups):
         "schedule": (engine == "laplace", "which climbs to the mode of all sites together"),
         "n_draws": (not draws, "which does not draw"),
         "refine": (draws or engine == "messages", "which goes without a grid in any case"),
+        "hyperparameters": (
+            draws and est.hyperparameters == "mode",
+            "whose draws are of theta too",
+        ),
     }
     found = [
         f"{name}={getattr(est, name)!r} does nothing with engine={est.engine!r}, {reason}; leave "
@@ -213,6 +221,13 @@ def _problem(est, columns, spec, where, n_named, n_rows):
     return GroupedProblem(spec, where, n_named, n_rows, d, q, prior, (mean, sd))
 
 
+def wanted_rule(est):
+    """Return what the estimator asks for at the end of theta: "grid", "gaussian" or "mode"."""
+    if est.hyperparameters == "mode":
+        return "mode"
+    return "grid" if est.refine else "gaussian"
+
+
 def _settings(est):
     engine = "ep" if est.engine == "auto" else est.engine
     seed = 0
@@ -221,12 +236,12 @@ def _settings(est):
     steps = est.schedule, float(est.damping), int(est.max_iter), float(est.tol)
     whole = (
         engine == "ep"
-        and est.refine
+        and wanted_rule(est) != "gaussian"
         and est.n_partitions == "auto"
         and est.schedule == "parallel"
         and est.damping == 1
     )
-    return Settings(engine, whole, bool(est.refine), *steps, int(est.n_draws), seed)
+    return Settings(engine, whole, wanted_rule(est), *steps, int(est.n_draws), seed)
 
 
 def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):

@@ -38,9 +38,9 @@ def fit_whole(plan, sign, monitor, theta=None):
     watch = PosteriorMonitor(monitor, lambda node: mixture(grid_of_one(node), [node]))
     first = model.theta_mean if theta is None else theta.mean
     start, cov = (first, first_sites(model.layout)), None if theta is None else theta.cov
-    found = explore(model, start, settings.tol, settings.max_iter, True, watch, cov)
+    found = explore(model, start, settings.tol, settings.max_iter, settings.theta, watch, cov)
     posterior = mixture(found.grid, found.nodes)
-    total = moments_of(posterior, problem.d)
+    total = moments_of(posterior, problem.d, found.grid if found.rule == "mode" else None)
     check_precise(total.precision)
     messages = shared(total, problem.prior, len(problem.where))
     history = dict(found.trace.history, n_skipped=np.zeros(found.trace.n_iter))
@@ -51,7 +51,7 @@ def fit_whole(plan, sign, monitor, theta=None):
 
 def mixture_of(grid, nodes, order, problem):
     """Return the `GroupedMixture` of nodes on a grid in one theta, groups in this order."""
-    founds = [n.found for n in nodes]
+    founds = [n.payload for n in nodes]
     arrays = [
         (f.local.lower[order], f.local.gain.dense[order], f.local.offset[order]) for f in founds
     ]
@@ -63,11 +63,16 @@ def mixture_of(grid, nodes, order, problem):
     return GroupedMixture(grid.weight, grid.theta, mean, root, local, *more)
 
 
-def moments_of(posterior, d):
-    """Return the `Natural` of the normal in (beta, theta) with the moments of a mixture."""
+def moments_of(posterior, d, alone=None):
+    """Return the `Natural` of the normal in (beta, theta) with the moments of a mixture.
+
+    Of a grid that is `alone` a node, theta has the covariance of its axes.
+    """
     points = np.hstack([posterior.mean, posterior.theta])
     mean = posterior.weight @ points
     apart = np.sqrt(posterior.weight)[:, None] * (points - mean)
     cov = apart.T @ apart
+    if alone is not None:
+        cov[d:, d:] = alone.axes.root @ alone.axes.root.T
     cov[:d, :d] = posterior.beta_moments().cov
     return natural(Moments(mean, cov))

@@ -1,5 +1,6 @@
 """Pictures of fitted estimators; matplotlib is imported when one is drawn."""
 
+from ._calibration_displays import HyperparameterDisplay, ReliabilityDisplay
 from ._coefficient_displays import CoefficientIntervalDisplay, GroupEffectsDisplay, InclusionDisplay
 from ._posterior_displays import ConvergenceDisplay, LatentDisplay
 
@@ -7,6 +8,8 @@ __all__ = [
     "CoefficientIntervalDisplay",
     "ConvergenceDisplay",
     "GroupEffectsDisplay",
+    "HyperparameterDisplay",
     "InclusionDisplay",
     "LatentDisplay",
+    "ReliabilityDisplay",
 ]

@@ -292,8 +292,8 @@ def test_draws_are_in_phase():
         rtol=0.04,
     )
     log_tau = np.log(d.tau[:, 0])
-    assert abs(np.sum(clf.theta_weights_) - 1) < 1e-12
-    assert abs(clf.theta_weights_ @ clf.theta_grid_[:, 0] - log_tau.mean()) < 0.04 * log_tau.std()
+    assert abs(np.sum(clf.hyper_weights_) - 1) < 1e-12
+    assert abs(clf.hyper_weights_ @ clf.hyper_nodes_[:, 0] - log_tau.mean()) < 0.04 * log_tau.std()
     ratio = d.group_effects[..., 0].std(0) / clf.group_effects_std_[:, 0]
     assert np.max(np.abs(ratio - 1)) < 0.025 and abs(np.mean(ratio) - 1) < 0.005
     z = d.coef @ X.T + d.intercept[:, None] + d.group_effects[:, g, 0]
@@ -923,3 +923,36 @@ def test_display_of_group_effects():
     with pytest.raises(ValueError, match="without groups"):
         X, y, _ = grouped()
         GroupEffectsDisplay.from_estimator(HierarchicalEPLogistic().fit(X, y))
+
+
+@pytest.mark.parametrize("settings", [{}, {"n_partitions": 3}, {"random_slopes": [0]}])
+def test_scales_at_their_mode_are_one_node(settings):
+    """Known scales shift little and leave out a part of every variance."""
+    rng = np.random.default_rng(3)
+    group = rng.integers(12, size=400)
+    X = np.column_stack([rng.normal(size=(400, 2)), group])
+    y = X[:, 0] + rng.normal(size=12)[group] + rng.logistic(size=400) > 0
+    whole, mode = (
+        HierarchicalEPLogistic(2, hyperparameters=how, **settings).fit(X, y)
+        for how in ("integrate", "mode")
+    )
+    assert (whole.hyperparameters_used_, mode.hyperparameters_used_) == ("integrate", "mode")
+    assert mode.theta_rule_ == "mode" and whole.theta_rule_ == "grid"
+    t = len(whole.hyper_names_)
+    assert mode.hyper_nodes_.shape == (1, t) and whole.hyper_nodes_.shape[1] == t
+    assert whole.hyper_weights_.sum() == pytest.approx(1.0, abs=1e-12)
+    # the evidence of the grid pays for what it did not know
+    assert whole.log_evidence_ < mode.log_evidence_
+    assert np.all(mode.tau_interval_[:, 0] == mode.tau_interval_[:, 1])
+    mean, var = whole.latent_mean_and_variance(X)
+    mode_mean, mode_var = mode.latent_mean_and_variance(X)
+    assert np.max(np.abs(mean - mode_mean) / np.sqrt(var)) < 0.5
+    assert np.mean(var) > np.mean(mode_var)
+    lower, upper = whole.coef_interval(0.9)[0].T
+    assert np.all(lower < mode.coef_[0]) and np.all(mode.coef_[0] < upper)
+
+
+def test_hyperparameters_are_one_of_three_words():
+    X = np.column_stack([np.arange(8.0), np.arange(8) % 4])
+    with pytest.raises(ValueError, match="hyperparameters"):
+        HierarchicalEPLogistic(1, hyperparameters="average").fit(X, np.arange(8) % 2)

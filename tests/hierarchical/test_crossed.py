@@ -120,7 +120,7 @@ def test_slopes_that_vary_by_a_shared_and_by_the_local_factor():
     y = (rng.random(750) < expit(z)).astype(int)
     est = HierarchicalEPLogistic([2, 3], random_slopes={2: [0], 3: [1]})
     quiet(est, np.column_stack([X, g, h]), y)
-    assert est.tau_.shape == (4,) and est.theta_grid_.shape[1] == 6
+    assert est.tau_.shape == (4,) and est.hyper_nodes_.shape[1] == 6
     assert [e.shape for e in est.group_effects_] == [(30, 2), (10, 2)]
     assert np.corrcoef(est.group_effects_[0][:, 1], slope_g)[0, 1] > 0.75
     assert np.corrcoef(est.group_effects_[1][:, 1], slope_h)[0, 1] > 0.85

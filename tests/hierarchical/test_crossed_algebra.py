@@ -97,22 +97,22 @@ def test_given_sites_the_posterior_is_that_of_dense_algebra(q):
     pull = Z.T @ sites.rows.shift
     cov = np.linalg.inv(P)
     mean = cov @ pull
-    S = len(node.found.mean)
-    np.testing.assert_allclose(node.found.mean, mean[:S], atol=1e-10)
-    np.testing.assert_allclose(node.found.root.T @ node.found.root, cov[:S, :S], atol=1e-10)
+    S = len(node.payload.mean)
+    np.testing.assert_allclose(node.payload.mean, mean[:S], atol=1e-10)
+    np.testing.assert_allclose(node.payload.root.T @ node.payload.root, cov[:S, :S], atol=1e-10)
     # rows, through the updated sites: these follow from means and variances
     z, v = Z @ mean, np.einsum("nd,de,ne->n", Z, cov, Z)
     c = v / (1 - sites.rows.precision * v)
     m = (z - v * sites.rows.shift) / (1 - sites.rows.precision * v)
     log_z, g, h = Logit().tilted(sign, m, c)
-    np.testing.assert_allclose(node.sites.rows.precision, h / (1 - h * c), rtol=1e-8)
-    np.testing.assert_allclose(node.sites.rows.shift, (g + h * m) / (1 - h * c), rtol=1e-6)
+    np.testing.assert_allclose(node.payload.sites.rows.precision, h / (1 - h * c), rtol=1e-8)
+    np.testing.assert_allclose(node.payload.sites.rows.shift, (g + h * m) / (1 - h * c), rtol=1e-6)
     evidence = 0.5 * (pull @ mean - np.linalg.slogdet(P)[1] + np.linalg.slogdet(B)[1])
     evidence += np.sum(log_z + m**2 / (2 * c) - z**2 / (2 * v) + 0.5 * np.log(c / v))
-    assert node.found.log_z == pytest.approx(evidence, abs=1e-8)
+    assert node.payload.log_z == pytest.approx(evidence, abs=1e-8)
     # local effects given b
-    local = node.found.local
-    u = (local.offset - local.gain.dot(node.found.mean)).ravel()
+    local = node.payload.local
+    u = (local.offset - local.gain.dot(node.payload.mean)).ravel()
     np.testing.assert_allclose(u, mean[S:], atol=1e-10)
     q_local = local.offset.shape[1]
     for j in range(len(local.offset)):
@@ -151,8 +151,8 @@ def test_sites_of_small_groups_are_as_good_as_their_rows_together():
     found = [int(np.flatnonzero((Z[:, :3] == x).all(1))[0]) for x in layout.rows.X]
     Z = Z[found]
     cov = np.linalg.inv(B + Z.T @ (t[:, None] * Z))
-    S = len(node.found.mean)
-    np.testing.assert_allclose(node.found.root.T @ node.found.root, cov[:S, :S], atol=1e-10)
+    S = len(node.payload.mean)
+    np.testing.assert_allclose(node.payload.root.T @ node.payload.root, cov[:S, :S], atol=1e-10)
 
 
 # steep, flat, with slopes, and with groups of both kinds; sites on row and group converge tightly
@@ -172,8 +172,8 @@ def test_gradient_of_the_scales_against_differences(levels, q, theta):
     node = model.evaluate(theta, first_sites(model.layout), 1e-8, 300)
     for k in range(len(theta)):
         step = 1e-3 * (np.arange(len(theta)) == k)
-        ends = [model.evaluate(theta + s * step, node.sites, 1e-8, 300) for s in (1, -1)]
-        slope = (ends[0].log_density - ends[1].log_density) / 2e-3
+        ends = [model.evaluate(theta + s * step, node.payload.sites, 1e-8, 300) for s in (1, -1)]
+        slope = (ends[0].objective - ends[1].objective) / 2e-3
         assert node.gradient[k] == pytest.approx(slope, abs=1e-4 * (1 + abs(slope)))
 
 
@@ -184,8 +184,10 @@ def test_gradient_with_small_groups():
         node = model.evaluate(np.array(theta), first_sites(model.layout), 1e-8, 300)
         for k in range(2):
             step = 1e-3 * (np.arange(2) == k)
-            ends = [model.evaluate(theta + s * step, node.sites, 1e-8, 300) for s in (1, -1)]
-            slope = (ends[0].log_density - ends[1].log_density) / 2e-3
+            ends = [
+                model.evaluate(theta + s * step, node.payload.sites, 1e-8, 300) for s in (1, -1)
+            ]
+            slope = (ends[0].objective - ends[1].objective) / 2e-3
             # the filter takes rows in one after the other, which is no exact derivative
             assert node.gradient[k] == pytest.approx(slope, abs=5e-3 * (1 + abs(slope)))
 

@@ -6,8 +6,18 @@ import pytest
 from sklearn.datasets import make_moons
 from sklearn.gaussian_process.kernels import RBF
 
-from sklearn_ep import ConvexVariationalLogistic, EPGaussianProcessClassifier
-from sklearn_ep.inspection import CoefficientIntervalDisplay, ConvergenceDisplay, LatentDisplay
+from sklearn_ep import (
+    ConvexVariationalLogistic,
+    EPGaussianProcessClassifier,
+    HierarchicalEPLogistic,
+)
+from sklearn_ep.inspection import (
+    CoefficientIntervalDisplay,
+    ConvergenceDisplay,
+    HyperparameterDisplay,
+    LatentDisplay,
+    ReliabilityDisplay,
+)
 
 matplotlib.use("agg")
 plt = pytest.importorskip("matplotlib.pyplot")
@@ -83,3 +93,71 @@ def test_coefficient_intervals():
     assert display.plot(ax=ax) is display and display.ax_ is ax
     with pytest.raises(ValueError, match="3 feature_names for 4 coefficients"):
         CoefficientIntervalDisplay.from_estimator(est, feature_names=["a", "b", "c"])
+
+
+def test_hyperparameter_display_of_one_coordinate():
+    nodes, weights = np.log([[0.5], [1.0], [2.0]]), np.array([0.2, 0.5, 0.3])
+    display = HyperparameterDisplay(nodes, weights, ("log_tau",)).plot()
+    ends = [path.vertices for path in display.ax_.collections[0].get_paths()]
+    np.testing.assert_allclose([e[0, 0] for e in ends], [0.5, 1.0, 2.0])
+    np.testing.assert_allclose([e[1, 1] for e in ends], weights)
+    assert display.ax_.get_xscale() == "log" and display.ax_.get_xlabel() == "tau"
+
+
+def test_hyperparameter_display_of_several_coordinates():
+    rng = np.random.default_rng(0)
+    nodes, weights = rng.normal(size=(6, 3)) * [2.0, 0.1, 1.0], rng.dirichlet(np.ones(6))
+    names = "log_variance", "log_length_scale", "logit_label_noise"
+    display = HyperparameterDisplay(nodes, weights, names).plot()
+    offsets = display.ax_.collections[0].get_offsets()
+    np.testing.assert_allclose(offsets[:, 0], np.exp(nodes[:, 0]))  # the two known least
+    np.testing.assert_allclose(offsets[:, 1], 1 / (1 + np.exp(-nodes[:, 2])))
+    sizes = display.ax_.collections[0].get_sizes()
+    np.testing.assert_allclose(sizes / sizes.sum(), weights)
+    assert (display.ax_.get_xlabel(), display.ax_.get_ylabel()) == ("variance", "label noise")
+    assert display.ax_.get_yscale() == "logit"
+    ax = plt.subplots()[1]
+    display.parameters = "log_length_scale", "log_variance"
+    assert display.plot(ax=ax) is display and display.ax_ is ax
+    np.testing.assert_allclose(ax.collections[0].get_offsets()[:, 1], np.exp(nodes[:, 0]))
+    display.parameters = "log_tau", "log_variance"
+    with pytest.raises(ValueError, match="parameters must be two of"):
+        display.plot()
+    with pytest.raises(ValueError, match="nothing to draw"):
+        HyperparameterDisplay(np.empty((1, 0)), np.ones(1), ()).plot()
+
+
+def test_hyperparameter_display_of_a_fit():
+    rng = np.random.default_rng(1)
+    group = rng.integers(10, size=120)
+    X = np.column_stack([rng.normal(size=120), group])
+    est = HierarchicalEPLogistic(1).fit(X, X[:, 0] + rng.normal(size=120) > 0)
+    display = HyperparameterDisplay.from_estimator(est)
+    np.testing.assert_array_equal(display.nodes, est.hyper_nodes_)
+    assert display.ax_.get_title() == "HierarchicalEPLogistic"
+
+
+def test_reliability_display_against_counts_by_hand(moons):
+    stated = np.array([0.05, 0.15, 0.15, 0.95, 1.0])
+    true = np.array([0, 1, 0, 1, 1])
+    display = ReliabilityDisplay.from_predictions(stated, true, n_bins=10, level=0.5)
+    np.testing.assert_allclose(display.stated, [0.05, 0.15, 0.975])
+    np.testing.assert_allclose(display.observed, [0.0, 0.5, 1.0])
+    np.testing.assert_array_equal(display.counts, [1, 2, 2])
+    np.testing.assert_allclose(display.band[1], 0.6744898 * np.sqrt(0.15 * 0.85 / 2), rtol=1e-6)
+    drawn = display.ax_.lines[1].get_xydata()
+    np.testing.assert_allclose(drawn, np.column_stack([display.stated, display.observed]))
+    X, y, est = moons
+    display = ReliabilityDisplay.from_estimator(est, X, y)
+    assert display.counts.sum() == 60 and display.ax_.get_xlabel() == "stated probability"
+
+
+def test_bands_hold_calibrated_shares_as_often_as_they_say():
+    rng = np.random.default_rng(2)
+    inside = []
+    for _ in range(100):
+        stated = rng.uniform(size=800)
+        display = ReliabilityDisplay.from_predictions(stated, rng.uniform(size=800) < stated)
+        inside.append(np.abs(display.observed - display.stated) < display.band)
+        plt.close("all")
+    assert abs(np.mean(inside) - 0.9) < 0.03

@@ -47,13 +47,13 @@ def fit_on_grid(plan, sign, monitor, previous):
     n_named = [len(known) for known in plan.levels]
 
     def so_far(node):
-        return CrossedMixture(model, grid_of_one(node), [node.found], n_named)
+        return CrossedMixture(model, grid_of_one(node), [node.payload], n_named)
 
     watch, start = PosteriorMonitor(monitor, so_far), start_of(model, previous)
-    found = explore(model, start, plan.tol, plan.max_iter, plan.refine, watch)
+    found = explore(model, start, plan.tol, plan.max_iter, plan.theta, watch)
     grid = found.grid
-    posterior = CrossedMixture(model, grid, [n.found for n in found.nodes], n_named)
-    more = dict(theta_rule="gaussian" if grid.place is None else "grid")
+    posterior = CrossedMixture(model, grid, [n.payload for n in found.nodes], n_named)
+    more = dict(theta_rule=found.rule)
     more |= dict(state=state_of_sites(found.mode), complete=grid.complete)
     if len(model.beta_precision):
         check_precise(natural(posterior.beta_moments()).precision)
@@ -63,12 +63,12 @@ def fit_on_grid(plan, sign, monitor, previous):
 
 def state_of_sites(node):
     """Return the arrays from which a fit can go on: theta, and the sites there."""
-    rows, groups = node.sites
+    rows, groups = node.payload.sites
     flat = {
         f"group_{name}": np.concatenate([getattr(g, name).ravel() for g in groups] or [np.empty(0)])
         for name in ("precision", "shift")
     }
-    return dict(theta=node.theta, row_precision=rows.precision, row_shift=rows.shift, **flat)
+    return dict(theta=node.phi, row_precision=rows.precision, row_shift=rows.shift, **flat)
 
 
 def start_of(model, previous):

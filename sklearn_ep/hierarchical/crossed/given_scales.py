@@ -23,13 +23,11 @@ __all__ = [
     "GivenScales",
     "LocalPart",
     "SharedPrior",
-    "carried_on",
     "first_sites",
     "solve_given_scales",
 ]
 
 _RULE, _LIKELIHOOD = MomentMatching(), Logit()
-_LEAST_SHARE = 0.3  # of a precision that is left where sites are carried on
 _GROWTH, _FALL = 1.2, 0.75  # of the mismatch, at which steps are halved and doubled again
 
 
@@ -109,15 +107,6 @@ class GivenScales(NamedTuple):
     sites: AllSites
     mismatch: float
     n_passes: int
-
-
-def carried_on(near, far):
-    """Return the sites to start from one step further on the way from far to near.
-
-    Those of rows go on linearly, with at least a share of their precision; those of groups stay.
-    """
-    t, nu = (2.0 * a - b for a, b in zip(near.rows, far.rows, strict=True))
-    return AllSites(Sites(np.maximum(t, _LEAST_SHARE * near.rows.precision), nu), near.groups)
 
 
 def first_sites(layout):

@@ -137,14 +137,16 @@ def fit_by_messages(plan, sign, monitor, previous):
     watch, start = PosteriorMonitor(monitor, so_far), _start(model, previous)
     search = find_scales(model, start, plan.tol, plan.max_iter, watch)
     solved, coupling = search.solved, search.coupling
-    spread = _uncertainty(model, solved, coupling, 0.1 * _SITES * plan.tol)
+    known, spread = plan.theta == "mode", None
+    if not known:
+        spread = _uncertainty(model, solved, coupling, 0.1 * _SITES * plan.tol)
     posterior = _posterior(model, solved, coupling, spread, n_named)
     reason, remark = search.reason, ""
     if not model.solved_all:
         reason, remark = "stuck", "a linear system was not solved in 200 steps"
     sites = solved.state.sites
     state = dict(theta=solved.theta, row_precision=sites.precision, row_shift=sites.shift)
-    more = dict(theta_rule="gaussian", state=state, complete=True)
+    more = dict(theta_rule="mode" if known else "gaussian", state=state, complete=True)
     return BinaryFit(posterior, search.trace.history, reason, np.nan, more, remark)
 
 

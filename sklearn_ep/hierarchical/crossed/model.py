@@ -5,11 +5,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import norm
 
+from ..._engine.averaging import Node
 from .. import _log_cholesky as log_cholesky
-from .given_scales import AllSites, GivenScales, SharedPrior, solve_given_scales
+from .given_scales import SharedPrior, solve_given_scales
 from .layout import Layout
 
-__all__ = ["CrossedModel", "ScaleNode", "scales_of"]
+__all__ = ["CrossedModel", "scales_of"]
 
 
 class CrossedModel(NamedTuple):
@@ -49,15 +50,14 @@ class CrossedModel(NamedTuple):
         return SharedPrior(self.beta_precision, inverse, [self.n_levels[f] for f in self.shared])
 
     def evaluate(self, theta, sites, tol, max_passes=30):
-        """Return the `ScaleNode` at theta, started at `AllSites` of another."""
+        """Return the `Node` at theta, with `GivenScales`, started at `AllSites` of another."""
         scale = self.factors_of(theta)[self.local]
         prior = self.shared_prior(theta)
         options = dict(tol=tol, max_passes=max_passes)
         found = solve_given_scales(self.layout, prior, scale, sites, **options)
-        log_density = found.log_z + float(
-            np.sum(norm.logpdf(theta, self.theta_mean, self.theta_sd))
-        )
-        return ScaleNode(theta, log_density, self._gradient(theta, found), found, found.sites)
+        log_prior = float(np.sum(norm.logpdf(theta, self.theta_mean, self.theta_sd)))
+        gradient = self._gradient(theta, found)
+        return Node(theta, found.log_z, log_prior, gradient, found.mismatch, found)
 
     def _gradient(self, theta, found):
         """Return the gradient (T,) of the log density of theta.
@@ -85,19 +85,6 @@ class CrossedModel(NamedTuple):
             if f == self.local:
                 out[span.start] += found.slope
         return out
-
-
-class ScaleNode(NamedTuple):
-    """Posterior given theta (T,), its log density up to a constant and the gradient (T,) of that.
-
-    sites are those to start from at a theta nearby.
-    """
-
-    theta: np.ndarray
-    log_density: float
-    gradient: np.ndarray
-    found: GivenScales
-    sites: AllSites
 
 
 def scales_of(theta, spans, n_effects):

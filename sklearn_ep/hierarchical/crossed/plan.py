@@ -8,7 +8,7 @@ from sklearn.utils.validation import validate_data
 from ..._estimator.checks import validate_training
 from .. import _log_cholesky as log_cholesky
 from .._groups import array_of, in_memory
-from .._plan import check_binary, prior_sd
+from .._plan import check_binary, prior_sd, wanted_rule
 from .factors import (
     FactorColumns,
     check_measured,
@@ -55,7 +55,7 @@ class CrossedPlan(NamedTuple):
     theta_sd: np.ndarray
     tol: float
     max_iter: int
-    refine: bool
+    theta: str
 
     @property
     def n_effects(self):
@@ -122,7 +122,7 @@ def plan_factors(est, X, y, groups, sample_weight):
         theta_sd,
         tol=float(est.tol),
         max_iter=int(est.max_iter),
-        refine=bool(est.refine),
+        theta=wanted_rule(est),
     )
 
 

@@ -1,7 +1,6 @@
 """Posterior of the scales of several factors: mode, axes, and an even grid grown along them."""
 
-import heapq
-from itertools import product
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -9,11 +8,11 @@ from scipy.interpolate import CubicSpline
 from scipy.special import logsumexp, ndtr
 from scipy.stats import norm
 
+from ..._engine.averaging import Lattice, Node, Spacing, Visits
+from ..._engine.gaussian import ImproperPosterior
 from ..._engine.loop import Reason, Trace, reason_to_end, worst_reason
 from .._theta_grid import smoothed_quantiles, smoothed_theta
 from .._theta_nodes import node_rule
-from .given_scales import carried_on
-from .model import ScaleNode
 
 __all__ = ["ScaleGrid", "explore", "grid_of_one"]
 
@@ -24,6 +23,9 @@ _STEP = 1.25  # sd between nodes: the trapezoidal rule of a Gaussian is then exa
 _WIDE_STEP = 1.5  # from four coordinates on: exact to 3e-4
 _DEPTH = 8.0  # log density below the largest at which the grid ends
 _MOST = 400  # nodes
+_MOST_ALONG_ONE = 60  # nodes of a single scale, where 7 to 20 are usual
+_REACH = 4.5  # of the lattice from the prior mean, in sd of the prior: there it has lost 10 nats
+_LEAST_REACH = 1.0  # of the lattice from its centre
 _DECREMENT = 0.1  # of Newton's method, at which the mode is near enough for the axes
 _LEVEL = 0.05  # of log density that a step may lose: what sites within tol may be off
 _LEAST_CURVATURE = 0.3  # in units of the prior's, for flat tails
@@ -33,42 +35,49 @@ _FINE = {1: 24, 2: 6, 3: 4}  # cells a step of the interpolated density
 class Exploration(NamedTuple):
     """`ScaleGrid` with its nodes, the node at the mode, history of the search, why it ended.
 
-    remark says what besides the residual of the mode is not as it should be.
+    remark says what besides the residual of the mode is not as it should be; rule how theta was
+    treated.
     """
 
     grid: "ScaleGrid"
-    nodes: list[ScaleNode]
-    mode: ScaleNode
+    nodes: list[Node]
+    mode: Node
     trace: Trace
     reason: Reason
     remark: str
+    rule: str
 
 
-def explore(model, start, tol, max_iter, refine, monitor, cov=None):
+def explore(model, start, tol, max_iter, rule, monitor, cov=None):
     """Return the `Exploration` of the posterior of theta: mode, axes there, nodes along these.
 
     start is (theta, `AllSites`), cov the covariance of theta if that is known; the sites at the
-    mode are brought to tol, those elsewhere to a few times of it. Without `refine` the nodes are
-    those of a quadrature rule.
+    mode are brought to tol, those elsewhere to a few times of it. rule is "grid", "gaussian" for
+    the nodes of a quadrature rule, or "mode" for the mode alone.
     """
     loose = _LOOSE * tol
     search = find_mode(model, start, loose, tol, max_iter, monitor, cov)
-    place = grow_grid if refine else few_nodes
+    if rule == "mode":
+        mode, axes = search.node, axes_at(model, search.node, loose)
+        grid = grid_of_one(mode)._replace(log_evidence=mode.log_evidence, axes=axes)
+        return Exploration(grid, [mode], mode, search.trace, search.reason, "", rule)
+    place = grow_grid if rule == "grid" else few_nodes
     with monitor.phase("integration over theta") as told:
         grid, nodes = place(model, axes_at(model, search.node, loose), search.node, loose, told)
+    rule = "gaussian" if grid.place is None else "grid"
     pairs = zip(nodes, grid.weight, strict=True)
-    worst = max(n.found.mismatch for n, weight in pairs if weight > _COUNTS)
+    worst = max(n.residual for n, weight in pairs if weight > _COUNTS)
     reason, remark = search.reason, ""
     if worst >= max(loose, _SETTLED):
         reason = worst_reason([reason, "max_iter"])
         remark = f"at a node of the grid in the scales the residual is {worst:.3g}"
-    return Exploration(grid, nodes, search.node, search.trace, reason, remark)
+    return Exploration(grid, nodes, search.node, search.trace, reason, remark, rule)
 
 
 class ModeSearch(NamedTuple):
     """ScaleNode at the mode, history of the search, and why it ended."""
 
-    node: ScaleNode
+    node: Node
     trace: Trace
     reason: Reason
 
@@ -86,24 +95,24 @@ def find_mode(model, start, tol, final_tol, max_iter, monitor, cov=None):
     while True:
         trace.begin()
         new = model.evaluate(theta, sites, tol)
-        if node is None or new.log_density > node.log_density - _LEVEL:
+        if node is None or new.objective > node.objective - _LEVEL:
             if node is not None:
-                inverse = _bfgs(inverse, new.theta - node.theta, node.gradient - new.gradient)
-            node, sites, share = new, new.sites, 1.0
+                inverse = _bfgs(inverse, new.phi - node.phi, node.gradient - new.gradient)
+            node, sites, share = new, new.payload.sites, 1.0
             step = inverse @ node.gradient
             step /= max(1.0, np.max(np.abs(step)))
         else:
             share *= 0.4
         settled = node.gradient @ inverse @ node.gradient < _DECREMENT**2
         if settled:
-            node = model.evaluate(node.theta, node.sites, final_tol)
-        record = {"residual": node.found.mismatch, "log_evidence": node.log_density}
+            node = model.evaluate(node.phi, node.payload.sites, final_tol)
+        record = {"residual": node.residual, "log_evidence": node.objective}
         trace.end(record, node)
-        below = settled and node.found.mismatch < final_tol
+        below = settled and node.residual < final_tol
         reason = reason_to_end(trace, below, True, settled and not below, max_iter)
         if reason is not None:
             return ModeSearch(node, trace, reason)
-        theta = node.theta + share * step
+        theta = node.phi + share * step
 
 
 def _known_curvature(model):
@@ -131,12 +140,12 @@ class Axes(NamedTuple):
 
 def axes_at(model, node, tol):
     """Return the `Axes` by differences of gradients at a node near the mode."""
-    t = len(node.theta)
+    t = len(node.phi)
     width = 0.5 / np.sqrt(_known_curvature(model))
     hessian = np.empty((t, t))
     for k in range(t):
         ends = [
-            model.evaluate(node.theta + s * width[k] * np.eye(t)[k], node.sites, tol).gradient
+            model.evaluate(node.phi + s * width[k] * np.eye(t)[k], node.payload.sites, tol).gradient
             for s in (1.0, -1.0)
         ]
         hessian[k] = (ends[1] - ends[0]) / (2.0 * width[k])
@@ -144,7 +153,7 @@ def axes_at(model, node, tol):
     values = np.maximum(values, _LEAST_CURVATURE / np.max(model.theta_sd) ** 2)
     root = vectors / np.sqrt(values)
     newton = root @ (root.T @ node.gradient)
-    return Axes(node.theta + newton / max(1.0, np.max(np.abs(newton))), root)
+    return Axes(node.phi + newton / max(1.0, np.max(np.abs(newton))), root)
 
 
 class ScaleGrid(NamedTuple):
@@ -226,83 +235,56 @@ def _smooth_quantiles(values, spread, weight, levels, halvings=50):
     return 0.5 * (low + high)
 
 
-class Growth:
-    """Nodes of a lattice that were visited."""
-
-    def __init__(self, model, axes, step, first, tol, told):
-        self.model, self.axes, self.step, self.tol, self.told = model, axes, step, tol, told
-        self.nodes = {}
-        self.queue = []
-        self.visit((0,) * len(axes.centre), first.sites)
-
-    def visit(self, place, sites):
-        """Evaluate the model at a place, from sites."""
-        theta = self.axes.centre + self.axes.root @ (self.step * np.array(place))
-        node = self.model.evaluate(theta, sites, self.tol)
-        self.nodes[place] = node
-        self.told({"log_density": node.log_density})
-        heapq.heappush(self.queue, (-node.log_density, place))
-
-    @property
-    def floor(self):
-        """Log density below which a node carries no mass."""
-        return max(n.log_density for n in self.nodes.values()) - _DEPTH
-
-    def grow(self):
-        """Visit neighbours of nodes with mass, but where the tangent says that they have none."""
-        while self.queue and len(self.nodes) < _MOST:
-            place = heapq.heappop(self.queue)[1]
-            node = self.nodes[place]
-            if node.log_density < self.floor:
-                continue
-            slope = self.axes.root.T @ node.gradient
-            for near, k, sign in _neighbours(place):
-                guess = node.log_density + sign * self.step * slope[k] - 0.25 * self.step**2
-                if near not in self.nodes and guess > self.floor:
-                    self.visit(near, self.start_at(near))
-
-    def start_at(self, place):
-        """Return sites for a new place: those of the best neighbour, carried on if they can be."""
-        known = [p for p, _, _ in _neighbours(place) if p in self.nodes]
-        best = max(known, key=lambda p: self.nodes[p].log_density)
-        beyond = tuple(2 * a - b for a, b in zip(best, place, strict=True))
-        near, far = self.nodes[best], self.nodes.get(beyond)
-        return near.sites if far is None else carried_on(near.sites, far.sites)
-
-
-def _neighbours(place):
-    """Yield (neighbour, axis, direction) of a place on the lattice."""
-    for k, sign in product(range(len(place)), (1, -1)):
-        yield tuple(p + sign * (i == k) for i, p in enumerate(place)), k, sign
-
-
 def grow_grid(model, axes, first, tol, told):
     """Return (`ScaleGrid`, its nodes) of a lattice grown from the centre while there is mass.
 
-    first is a `ScaleNode` to start sites from; `told` hears of each node. From four coordinates on
-    the step is wider, and a lattice that would have more than 400 nodes gives way to `few_nodes`.
+    first is a `Node` to start sites from; `told` hears of each node. From four coordinates on the
+    step is wider, and a lattice that would have more than 400 nodes gives way to `few_nodes`.
     """
     t = len(axes.centre)
-    step = _STEP if t < 4 else _WIDE_STEP
-    growth = Growth(model, axes, step, first, tol, told)
-    growth.grow()
-    complete = not growth.queue or len(growth.nodes) < _MOST
-    if not complete and t > 3:
+    most = _MOST if t > 1 else _MOST_ALONG_ONE
+    spacing = Spacing(_STEP if t < 4 else _WIDE_STEP, _DEPTH, most)
+    visits = Visits(partial(evaluate, model, tol), _bounds(model, axes.centre), 1, told)
+    lattice = Lattice(evaluate(model, tol, axes.centre, first), axes.root, spacing)
+    lattice.explore(visits)
+    if not lattice.complete and t > 3:
         grid, nodes = few_nodes(model, axes, first, tol, told)
         return grid._replace(complete=False), nodes
-    kept = sorted(p for p, n in growth.nodes.items() if n.log_density > growth.floor)
-    nodes = [growth.nodes[p] for p in kept]
-    cell = t * np.log(step) + np.linalg.slogdet(axes.root)[1]
-    place = np.array(kept).reshape(len(kept), t)
-    return _grid_of(nodes, np.zeros(len(nodes)), axes, place, step, cell, complete), nodes
+    floor = lattice.floor()
+    kept = [
+        (p, n) for p, n in sorted(lattice.nodes.items()) if n is not None and n.objective > floor
+    ]
+    if len(kept) == 1:
+        # sites that cannot settle give each node an evidence of its own, and the grid no width
+        raise ImproperPosterior("the evidence leaps between neighbouring scales of the groups")
+    nodes = [node for _, node in kept]
+    place, none = np.array([p for p, _ in kept]).reshape(len(kept), t), np.zeros(len(nodes))
+    more = place, spacing.step, lattice.log_cell, lattice.complete
+    return _grid_of(nodes, none, axes, *more), nodes
+
+
+def _bounds(model, centre):
+    """Return the box (T, 2) in which a lattice stays.
+
+    The evidence is flat where scales vanish or are huge, so that the prior bounds the posterior;
+    only where sites cannot settle does it go on, at a cost that grows with the scales.
+    """
+    far, near = _REACH * model.theta_sd, _LEAST_REACH * model.theta_sd
+    low = np.minimum(model.theta_mean - far, centre - near)
+    return np.column_stack([low, np.maximum(model.theta_mean + far, centre + near)])
+
+
+def evaluate(model, tol, theta, near):
+    """Return the `Node` of a model at theta, from the sites of the node `near`."""
+    return model.evaluate(theta, near.payload.sites, tol)
 
 
 def few_nodes(model, axes, first, tol, told):
     """Return (`ScaleGrid`, its nodes) by the quadrature rule of a normal posterior of theta."""
     (zeta, log_rule), nodes = node_rule(len(axes.centre)), []
     for z in zeta:
-        nodes.append(model.evaluate(axes.centre + axes.root @ z, first.sites, tol))
-        told({"log_density": nodes[-1].log_density})
+        nodes.append(model.evaluate(axes.centre + axes.root @ z, first.payload.sites, tol))
+        told({"log_density": nodes[-1].objective})
     base = log_rule - norm.logpdf(zeta).sum(1)
     cell = np.linalg.slogdet(axes.root)[1]
     return _grid_of(nodes, base, axes, None, 0.0, cell, True), nodes
@@ -310,15 +292,15 @@ def few_nodes(model, axes, first, tol, told):
 
 def grid_of_one(node):
     """Return the `ScaleGrid` of a single node, as if theta were known."""
-    axes = Axes(node.theta, np.eye(len(node.theta)))
+    axes = Axes(node.phi, np.eye(len(node.phi)))
     return _grid_of([node], np.zeros(1), axes, None, 0.0, 0.0, True)
 
 
 def _grid_of(nodes, base, axes, place, step, log_cell, complete):
     """Return the `ScaleGrid` of nodes whose volumes have logarithms base (M,) + log_cell."""
-    log_density = np.array([n.log_density for n in nodes])
+    log_density = np.array([n.objective for n in nodes])
     total = logsumexp(log_density + base)
     weight = np.exp(log_density + base - total)
-    theta, gradient = (np.array([getattr(n, a) for n in nodes]) for a in ("theta", "gradient"))
+    theta, gradient = (np.array([getattr(n, a) for n in nodes]) for a in ("phi", "gradient"))
     evidence = float(total + log_cell)
     return ScaleGrid(theta, weight, log_density, gradient, axes, place, step, evidence, complete)

@@ -1,0 +1,284 @@
+"""Everything at its defaults on real sets, beside peers that were tuned.
+
+    python doc/benchmarks/arena.py [--quick] [--data FOLDER] [--only SET ...] [--splits 5]
+
+Twenty-four sets and more with two or several classes, and sets with numbers to predict. Each split
+is drawn anew, stratified; columns are standardised by the training rows. Training sizes are those
+of the collection of Raetsch et al. (2001), at most 500; at most 2000 rows are tested. Peers that
+have a form which tunes itself are used in it: LogisticRegressionCV, LassoCV, and grids by
+three-fold log loss for the support vector machine, boosting and the forest. Scores are means over
+splits; "level" counts the sets on which a model is within .005 or two standard errors of the best.
+"""
+
+import functools
+import pathlib
+import warnings
+
+import numpy as np
+import scipy.sparse as sp
+from common import arguments, cpu, figure, save, table
+from joblib import Parallel, delayed
+from scipy.stats import norm, rankdata
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris, load_wine
+from sklearn.ensemble import (
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
+from sklearn.gaussian_process import GaussianProcessClassifier
+from sklearn.gaussian_process.kernels import RBF
+from sklearn.linear_model import BayesianRidge, LassoCV, LogisticRegressionCV
+from sklearn.model_selection import GridSearchCV, ShuffleSplit, StratifiedShuffleSplit
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+
+from sklearn_ep import (
+    ConvexVariationalLogistic,
+    ConvexVariationalRegressor,
+    EPGaussianProcessClassifier,
+    RelaxedEPClassifier,
+    SpikeSlabRegressor,
+)
+
+# training rows: those of the collection where it has the set, at most 500; 0 is 70 % of the rows
+FROM_FOLDER = {
+    "australian": 0, "banana": 400, "breast_cancer_ljubljana": 200, "breast_wisconsin": 0,
+    "colon": 0, "crabs": 0, "diabetis": 468, "flare_solar": 500, "german": 500, "haberman": 0,
+    "heart": 170, "image": 500, "ionosphere": 0, "pima532": 200, "prostate_singh": 0, "sonar": 0,
+    "spambase": 276, "splice": 500, "thyroid": 140, "titanic": 150, "twonorm": 400, "waveform": 400,
+    "rcv1_small": 500,
+}  # fmt: skip
+FROM_SCIKIT_LEARN = {
+    "breast_cancer": load_breast_cancer, "iris": load_iris, "wine": load_wine,
+    "digits": load_digits,
+}  # fmt: skip
+NUMBERS = {"diabetes": 0, "eyedata": 0, "radon": 0, "riboflavin": 0}
+QUICK = ("heart", "thyroid", "crabs", "iris", "diabetes")
+MOST_TRAINED, MOST_TESTED, LEVEL = 500, 2000, 0.005
+OURS = (
+    "EPGaussianProcessClassifier", "RelaxedEPClassifier", "ConvexVariationalLogistic",
+    "SpikeSlabRegressor", "ConvexVariationalRegressor",
+)  # fmt: skip
+
+
+def load(name, folder):
+    """Return X and y of a set; None where it would have to come from the folder."""
+    if name in FROM_SCIKIT_LEARN:
+        return FROM_SCIKIT_LEARN[name](return_X_y=True)
+    if name == "diabetes":
+        return load_diabetes(return_X_y=True)
+    path = None if folder is None else pathlib.Path(folder) / f"{name}.npz"
+    if path is None or not path.exists():
+        return None
+    with np.load(path) as z:
+        if "indptr" in z:
+            parts = z["data"].astype(float), z["indices"].astype(np.int32), z["indptr"]
+            return sp.csr_matrix(parts, shape=tuple(z["shape"])), z["y"]
+        X, y = z["X"].astype(float), z["y"]
+        if name == "radon":  # counties as indicators
+            X = np.hstack([X, np.eye(int(z["group"].max()) + 1)[z["group"]]])
+        return np.log(X) if name == "colon" else X, y
+
+
+def splits(X, y, name, n_splits):
+    """Yield standardised training and test parts."""
+    numbers = name in NUMBERS
+    asked = 0 if name in FROM_SCIKIT_LEARN or numbers else FROM_FOLDER[name]
+    n_train = min(asked or int(0.7 * len(y)), MOST_TRAINED)
+    n_test = min(len(y) - n_train, MOST_TESTED)
+    kind = ShuffleSplit if numbers else StratifiedShuffleSplit
+    for train, test in kind(n_splits, train_size=n_train, test_size=n_test, random_state=7).split(
+        X, None if numbers else y
+    ):
+        if sp.issparse(X):
+            yield X[train], y[train], X[test], y[test]
+        else:
+            varies = X[train].std(0) > 0
+            scaler = StandardScaler().fit(X[train][:, varies])
+            parts = (scaler.transform(X[rows][:, varies]) for rows in (train, test))
+            yield next(parts), y[train], next(parts), y[test]
+
+
+def tuned(model, grid):
+    """Choose settings by three-fold log loss."""
+    return GridSearchCV(model, grid, scoring="neg_log_loss", cv=3)
+
+
+def classifiers(X):
+    """Return classifiers by name; those without sparse input are left out for sparse X."""
+    d = X.shape[1]
+    found = {
+        "ConvexVariationalLogistic": ConvexVariationalLogistic(random_state=0),
+        "LogisticRegressionCV": LogisticRegressionCV(
+            scoring="neg_log_loss", max_iter=2000, l1_ratios=(0.0,), use_legacy_attributes=False
+        ),
+    }
+    svm = GridSearchCV(SVC(), {"C": [1, 10, 100], "gamma": [0.1 / d, 0.3 / d, 1.0 / d]}, cv=3)
+    forest = RandomForestClassifier(300, random_state=0)
+    found |= {
+        "calibrated SVC": CalibratedClassifierCV(svm, ensemble=False, cv=3),
+        "random forest": tuned(forest, {"min_samples_leaf": [1, 3, 10]}),
+    }
+    if not sp.issparse(X):
+        boosting = HistGradientBoostingClassifier(random_state=0)
+        grid = {"learning_rate": [0.03, 0.1], "max_leaf_nodes": [4, 31]}
+        found |= {
+            "EPGaussianProcessClassifier": EPGaussianProcessClassifier(random_state=0),
+            "RelaxedEPClassifier": RelaxedEPClassifier(random_state=0, predict_clean=False),
+            "GaussianProcessClassifier": GaussianProcessClassifier(1.0 * RBF(np.sqrt(d))),
+            "gradient boosting": boosting,
+            "gradient boosting, tuned": tuned(boosting, grid),
+        }
+    return found
+
+
+def regressors():
+    """Return regressors by name."""
+    return {
+        "SpikeSlabRegressor": SpikeSlabRegressor(),
+        "ConvexVariationalRegressor": ConvexVariationalRegressor(),
+        "LassoCV": LassoCV(max_iter=10_000),
+        "BayesianRidge": BayesianRidge(),
+        "random forest": RandomForestRegressor(300, random_state=0),
+        "gradient boosting": HistGradientBoostingRegressor(random_state=0),
+    }
+
+
+def calibration_error(proba, right):
+    """Mean absolute difference of confidence and accuracy over ten bins, weighted by rows."""
+    confidence = proba.max(1)
+    bins = np.minimum((confidence * 10).astype(int), 9)
+    gaps = [abs(np.sum(confidence[bins == b] - right[bins == b])) for b in range(10)]
+    return float(np.sum(gaps) / len(right))
+
+
+def score_classes(model, train, X, y):
+    """Return the figures of a classifier on one split."""
+    fitted, seconds = cpu(lambda: model.fit(*train))
+    proba = np.clip(fitted.predict_proba(X), 1e-15, 1.0)
+    right = fitted.classes_[proba.argmax(1)] == y
+    loss = -np.mean(np.log(proba[np.arange(len(y)), np.searchsorted(fitted.classes_, y)]))
+    gap = calibration_error(proba, right)
+    return {"loss": loss, "error": 1.0 - right.mean(), "calibration": gap, "CPU s": seconds}
+
+
+def score_numbers(model, train, X, y):
+    """Return the figures of a regressor on one split: a normal with the spread it states.
+
+    Those that state none get that of their training residuals by five folds.
+    """
+    fitted, seconds = cpu(lambda: model.fit(*train))
+    try:
+        mean, sd = fitted.predict(X, return_std=True)
+    except TypeError:
+        mean, sd = fitted.predict(X), folded_spread(model, *train)
+    loss, error = -norm.logpdf(y, mean, sd).mean(), np.sqrt(np.mean((y - mean) ** 2)) / y.std()
+    covered = np.mean(np.abs(y - mean) < norm.ppf(0.95) * sd)
+    return {"loss": loss, "error": error, "calibration": abs(covered - 0.9), "CPU s": seconds}
+
+
+def folded_spread(model, X, y, k=5):
+    """Return the root mean square of residuals of rows that were left out."""
+    fold = np.random.default_rng(0).permutation(len(y)) % k
+    left = [
+        y[fold == i] - model.fit(X[fold != i], y[fold != i]).predict(X[fold == i]) for i in range(k)
+    ]
+    return np.sqrt(np.mean(np.concatenate(left) ** 2))
+
+
+def run_split(name, part):
+    """Return {model: figures} of one split, models in turn."""
+    X, y, X_test, y_test = part
+    numbers = name in NUMBERS
+    models = regressors() if numbers else classifiers(X)
+    score = score_numbers if numbers else score_classes
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {label: score(model, (X, y), X_test, y_test) for label, model in models.items()}
+
+
+def rows_of(name, shape, found):
+    """Return one row a model: means over splits, and whether it is level with the best."""
+    losses = {label: np.array([f[label]["loss"] for f in found]) for label in found[0]}
+    best = min(losses, key=lambda label: losses[label].mean())
+    ranks = dict(zip(losses, rankdata([v.mean() for v in losses.values()]), strict=True))
+    rows = []
+    for label, values in losses.items():
+        apart = values - losses[best]
+        error = apart.std(ddof=1) / np.sqrt(len(apart)) if len(apart) > 1 else 0.0
+        means = {k: float(np.mean([f[label][k] for f in found])) for k in found[0][label]}
+        level = bool(apart.mean() <= max(LEVEL, 2.0 * error))
+        place = dict(set=name, rows=shape[0], columns=shape[1], model=label)
+        rows.append(place | means | dict(rank=ranks[label], level=level))
+    return rows
+
+
+def summary(rows):
+    """Print and return mean rank, sets on which a model is level with the best, and CPU seconds."""
+    names = [n for n in dict.fromkeys(r["set"] for r in rows) if n not in NUMBERS]
+    found = []
+    for label in dict.fromkeys(r["model"] for r in rows if r["set"] in names):
+        own = [r for r in rows if r["model"] == label and r["set"] in names]
+        means = {k: np.mean([r[k] for r in own]) for k in ("loss", "rank", "level", "CPU s")}
+        found.append(dict(model=label, sets=len(own), **means))
+    by_set = [[r for r in rows if r["set"] == name] for name in names]
+    pair = ("EPGaussianProcessClassifier", "ConvexVariationalLogistic")
+    either = [any(r["level"] for r in group if r["model"] in pair) for group in by_set]
+    found.append(dict(model="better of the two defaults", sets=len(names), level=np.mean(either)))
+    found.sort(key=lambda r: r.get("rank", np.inf))
+    table(found, ["model", "sets", "loss", "rank", "level", "CPU s"])
+    return found
+
+
+def draw(args, rows):
+    """Draw the log loss of each model less that of the best, set by set."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    shown = [r for r in rows if r["set"] not in NUMBERS]
+    names = list(dict.fromkeys(r["set"] for r in shown))
+    labels = list(dict.fromkeys(r["model"] for r in shown))
+    order = sorted(labels, key=lambda m: np.mean([r["rank"] for r in shown if r["model"] == m]))
+    best = {n: min(r["loss"] for r in shown if r["set"] == n) for n in names}
+    fig, ax = plt.subplots(figsize=(8, 0.45 * len(order) + 1.2), layout="constrained")
+    for i, label in enumerate(order):
+        apart = [r["loss"] - best[r["set"]] for r in shown if r["model"] == label]
+        ours = label in OURS
+        colour = "tab:blue" if ours else "0.55"
+        spread = 0.25 * np.linspace(-1, 1, len(apart))
+        ax.plot(np.maximum(np.sort(apart), 1e-4), i + spread, "o", color=colour, ms=4, alpha=0.7)
+        ax.plot(max(float(np.median(apart)), 1e-4), i, "|", color="black", ms=16, mew=2)
+    ax.set(xscale="log", xlabel="log loss above the best model of the set (nats; bar: median)")
+    ax.set_yticks(range(len(order)), order)
+    ax.invert_yaxis()
+    figure(args, "arena", fig)
+
+
+def main():
+    args = arguments(
+        __doc__.splitlines()[0],
+        ("--only", dict(nargs="*", default=None, help="names of sets")),
+        ("--splits", dict(type=int, default=5, help="splits of each set")),
+        ("--jobs", dict(type=int, default=1, help="splits in parallel")),
+    )
+    names = args.only or (QUICK if args.quick else [*FROM_FOLDER, *FROM_SCIKIT_LEARN, *NUMBERS])
+    n_splits, rows = min(args.splits, 2) if args.quick else args.splits, []
+    for name in names:
+        data = load(name, args.data)
+        if data is None:
+            print(f"{name} is left out: it is read from --data")
+            continue
+        run = functools.partial(run_split, name)
+        found = Parallel(args.jobs)(delayed(run)(part) for part in splits(*data, name, n_splits))
+        rows += rows_of(name, data[0].shape, found)
+        table(rows[-len(found[0]) :], list(rows[-1]))
+    save(args, "arena", rows + [dict(set="all", **r) for r in summary(rows)])
+    draw(args, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""Calibration by simulation: are probabilities and intervals what they say on own data?
+
+    python doc/benchmarks/calibration.py [--quick] [--only MODEL ...]
+
+Parameters are drawn, data are simulated from them, and the rank of each true parameter among draws
+from the posterior is kept. "known": the hyperparameters are given to the fit; "learned": drawn from
+their priors and learned; "fixed": one value, learned, so that calibration is only asked for in the
+middle of a prior. Coverage is that of central intervals, its band 2.6 standard errors over data
+sets; stated probabilities (inclusion, wrong labels) are held against observed shares in bins, with
+2.6 binomial standard deviations.
+"""
+
+import functools
+import warnings
+
+import numpy as np
+from common import arguments, figure, save, table
+from joblib import Parallel, delayed
+from scipy.special import expit
+from scipy.stats import norm
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+from sklearn_ep import (
+    ConvexVariationalLogistic,
+    EPGaussianProcessClassifier,
+    HierarchicalEPLogistic,
+    RelaxedEPClassifier,
+    SpikeSlabRegressor,
+)
+
+LEVELS = (0.5, 0.9, 0.99)
+EDGES = np.array([0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 1.0])
+LEAST_CASES = 40  # of a bin that is shown
+Z = 2.6
+N_DRAWS = 999
+
+
+def ranks(draws, truth, rng):
+    """Return the shares (...) of draws (S, ...) below the truth, ties shared at random."""
+    below, equal = np.mean(draws < truth, axis=0), np.mean(draws == truth, axis=0)
+    return below + rng.uniform(size=np.shape(truth)) * equal
+
+
+def spike_slab(how, seed, n=60, d=15):
+    """Predictor at new rows, and which features are in; noise variance one."""
+    rng = np.random.default_rng(seed)
+    p, v = (0.2, 1.0) if how != "learned" else (rng.beta(1, np.sqrt(d)), slab_ratio(rng))
+    X, new = rng.normal(size=(n, d)), rng.normal(size=(20, d))
+    on = rng.uniform(size=d) < p
+    w = np.where(on, rng.normal(size=d) * np.sqrt(v), 0.0)
+    y = X @ w + rng.normal(size=n)
+    given = dict(noise_variance=1.0, slab_variance=v, prior_inclusion=p) if how == "known" else {}
+    model = SpikeSlabRegressor(standardize=False, fit_intercept=False, **given).fit(X, y)
+    draws = model.sample_posterior(N_DRAWS, random_state=seed) @ new.T
+    probability = model.inclusion_proba_, on
+    return {"predictor": ranks(draws, new @ w, rng)}, {"inclusion": probability}
+
+
+def slab_ratio(rng):
+    """Draw slab over noise variance from its prior, the largest cut off."""
+    return min((1.0 - rng.uniform()) ** -2.0 - 1.0, 1e4)
+
+
+def process_data(how, rng, n, n_new):
+    """Return rows, latent values, clean labels and the kernel they come from."""
+    variance, length = 4.0, 1.5
+    if how == "learned":
+        variance = np.exp(np.log(4.0) + 1.5 * rng.normal())
+        length = np.sqrt(8.0 / 3.0) * np.exp(rng.normal())
+    X = rng.uniform(-2, 2, (n + n_new, 2))
+    kernel = ConstantKernel(variance) * RBF(length)
+    K = kernel(X) + 1e-8 * variance * np.eye(len(X))
+    f = np.linalg.cholesky(K) @ rng.normal(size=len(X))
+    return X, f, f + rng.normal(size=len(X)) > 0, kernel
+
+
+def process(how, seed, n=60, n_new=20):
+    """Latent values at new rows."""
+    rng = np.random.default_rng(seed)
+    X, f, y, kernel = process_data(how, rng, n, n_new)
+    given = dict(kernel=kernel, optimizer=None) if how == "known" else dict(kernel=start(X[:n]))
+    model = EPGaussianProcessClassifier(**given).fit(X[:n], y[:n])
+    draws = model.sample_proba(X[n:], N_DRAWS, random_state=seed)[:, :, 1]
+    return {"latent": ranks(draws, norm.cdf(f[n:]), rng)}, {}
+
+
+def start(X):
+    """An isotropic kernel: the data have one length."""
+    scale = 3.0 * np.sqrt(X.var(0).sum())
+    return ConstantKernel(1.0, (1e-3, 1e3)) * RBF(scale, (1e-2 * scale, 1e3 * scale))
+
+
+def wrong_labels(how, seed, n=80, n_new=20):
+    """Latent values of clean labels, and which labels are wrong."""
+    rng = np.random.default_rng(seed)
+    X, f, clean, kernel = process_data(how, rng, n, n_new)
+    rate = 0.1
+    if how == "learned":
+        rate = 0.0 if rng.uniform() < 0.05 else rng.beta(1, 9)
+    flip = rng.uniform(size=n) < rate
+    y = np.where(flip, ~clean[:n], clean[:n])
+    given = dict(kernel=kernel, optimizer=None, label_noise=rate) if how == "known" else {}
+    given = given or dict(kernel=start(X[:n]))
+    model = RelaxedEPClassifier(rule="ep", **given).fit(X[:n], y)
+    draws = model.sample_proba(X[n:], N_DRAWS, random_state=seed)[:, :, 1]
+    return {"latent": ranks(draws, norm.cdf(f[n:]), rng)}, {"flags": (model.noise_proba_, flip)}
+
+
+def linear(how, seed, n=100, d=10):
+    """Coefficients of logistic regression."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, d))
+    v = 1.0
+    if how == "learned":  # half-Cauchy(2.5) prior sd of the linear predictor
+        v = (2.5 * np.abs(rng.standard_cauchy())) ** 2 / d
+    w = rng.normal(size=d) * np.sqrt(v)
+    y = rng.uniform(size=n) < expit(X @ w)
+    prior = dict(prior_variance=v) if how == "known" else dict(learn_prior=True)
+    model = ConvexVariationalLogistic(fit_intercept=False, **prior).fit(X, y)
+    draws = model.sample_posterior(N_DRAWS, random_state=seed)
+    return {"coefficients": ranks(draws, w, rng)}, {}
+
+
+def grouped(how, seed, n=600, n_factors=1):
+    """Coefficients, effects of groups and scales, with one grouping factor."""
+    return factors(how, seed, (30,), n)
+
+
+def crossed(how, seed, n=600):
+    """The same with two crossed factors."""
+    return factors(how, seed, (30, 12), n)
+
+
+def factors(how, seed, sizes, n):
+    """Simulate and fit grouping factors of these sizes."""
+    rng = np.random.default_rng(seed)
+    X = np.column_stack([rng.normal(size=(n, 2)), *(rng.integers(k, size=n) for k in sizes)])
+    tau = np.full(len(sizes), float(how) if how in ("0.5", "1", "2.5") else 1.0)
+    if how == "learned":
+        tau = np.exp(1.5 * rng.normal(size=len(sizes)))
+    beta = 2.5 * rng.normal(size=3) if how == "learned" else np.array([1.0, -0.5, 0.3])
+    effects = [t * rng.normal(size=k) for t, k in zip(tau, sizes, strict=True)]
+    z = X[:, :2] @ beta[:2] + beta[2]
+    z = z + sum(e[X[:, 2 + f].astype(int)] for f, e in enumerate(effects))
+    y = rng.uniform(size=n) < expit(z)
+    given = dict(tau_prior=(np.log(1.0), 0.01)) if how == "known" else {}
+    model = HierarchicalEPLogistic(list(range(2, 2 + len(sizes))), **given).fit(X, y)
+    draws = model.sample_posterior(N_DRAWS, random_state=seed)
+    own = {"coefficients": ranks(draws.coef, beta[:2], rng)}
+    if how != "known":
+        own["scales"] = ranks(draws.tau, tau, rng)
+    both = zip(draws.group_effects, effects, model.group_labels_, strict=True)
+    parts = [ranks(d[:, :, 0], e[labels.astype(int)], rng) for d, e, labels in both]
+    return own | {"effects": np.concatenate(parts)}, {}
+
+
+MODELS = {
+    "SpikeSlabRegressor": (spike_slab, ("known", "learned", "fixed"), 200),
+    "EPGaussianProcessClassifier": (process, ("known", "learned", "fixed"), 200),
+    "RelaxedEPClassifier": (wrong_labels, ("known", "learned", "fixed"), 200),
+    "ConvexVariationalLogistic": (linear, ("known", "learned", "fixed"), 400),
+    "HierarchicalEPLogistic": (grouped, ("known", "learned", "0.5", "1", "2.5"), 120),
+    "HierarchicalEPLogistic, crossed": (crossed, ("known", "learned", "0.5", "1", "2.5"), 120),
+}
+
+
+def one(simulate, how, seed):
+    """Return ranks and stated probabilities of one data set; None where a class is missing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return simulate(how, seed)
+        except ValueError as error:
+            if "class" in str(error):
+                return None
+            raise
+
+
+def coverage_rows(place, found):
+    """Return a row for each quantity and level."""
+    rows = []
+    for name in found[0][0]:
+        values = [f[0][name] for f in found]
+        for level in LEVELS:
+            share = np.array([np.mean(np.abs(u - 0.5) < 0.5 * level) for u in values])
+            band = Z * share.std(ddof=1) / np.sqrt(len(share))
+            # no interval missed leaves no spread to tell the band from
+            band = max(band, Z * np.sqrt(level * (1 - level) / (len(share) * len(values[0]))))
+            inside = bool(abs(share.mean() - level) <= band)
+            row = dict(quantity=name, level=level, coverage=share.mean(), band=band)
+            rows.append(place | row | dict(inside=inside, sets=len(share)))
+    return rows
+
+
+def reliability_rows(place, found):
+    """Return a row for each bin of stated probabilities with enough cases."""
+    rows = []
+    for name in found[0][1]:
+        stated = np.concatenate([f[1][name][0] for f in found])
+        true = np.concatenate([f[1][name][1] for f in found])
+        bins = np.clip(np.digitize(stated, EDGES) - 1, 0, len(EDGES) - 2)
+        for b in range(len(EDGES) - 1):
+            own = bins == b
+            if own.sum() < LEAST_CASES:
+                continue
+            p = stated[own]
+            band = Z * np.sqrt(np.mean(p * (1 - p)) / own.sum())
+            gap = float(true[own].mean() - p.mean())
+            row = dict(stated=p.mean(), observed=true[own].mean(), band=band)
+            rows.append(
+                place | dict(quantity=name) | row | dict(inside=abs(gap) <= band, cases=own.sum())
+            )
+    return rows
+
+
+def draw(args, rows):
+    """Draw coverage less level with its band, a row for each model, setting and quantity."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    shown = [r for r in rows if "level" in r]
+    labels = list(dict.fromkeys((r["model"], r["setting"], r["quantity"]) for r in shown))
+    size = (9, 0.27 * len(labels) + 1.0)
+    fig, axes = plt.subplots(1, len(LEVELS), figsize=size, sharey=True, layout="constrained")
+    for ax, level in zip(axes, LEVELS, strict=True):
+        for i, label in enumerate(labels):
+            r = next(
+                r for r in shown
+                if (r["model"], r["setting"], r["quantity"]) == label and r["level"] == level
+            )  # fmt: skip
+            colour = "tab:blue" if r["inside"] else "tab:red"
+            ax.errorbar(r["coverage"] - level, i, xerr=r["band"], fmt="o", ms=4, color=colour)
+        ax.axvline(0.0, color="0.6", lw=1, zorder=0)
+        ax.set_title(f"{level:.0%} intervals", fontsize=10)
+        ax.set_xlabel("coverage less level")
+    axes[0].set_yticks(range(len(labels)), [", ".join(label) for label in labels], fontsize=8)
+    axes[0].invert_yaxis()
+    figure(args, "calibration", fig)
+
+
+def main():
+    args = arguments(
+        __doc__.splitlines()[0],
+        ("--only", dict(nargs="*", default=list(MODELS), help="names of models")),
+        ("--jobs", dict(type=int, default=1, help="data sets in parallel")),
+    )
+    rows = []
+    for model in args.only:
+        simulate, settings, n_sets = MODELS[model]
+        for how in settings:
+            seeds = range(n_sets // 10 if args.quick else n_sets)
+            run = functools.partial(one, simulate, how)
+            found = [f for f in Parallel(args.jobs)(delayed(run)(s) for s in seeds) if f]
+            place = dict(model=model, setting=how if how[0] not in "012" else f"scale {how}")
+            new = coverage_rows(place, found)
+            table(new, list(new[0]))
+            reliable = reliability_rows(place, found)
+            if reliable:
+                table(reliable, list(reliable[0]))
+            rows += new + reliable
+    inside = [r["inside"] for r in rows]
+    print(f"{sum(inside)} of {len(inside)} figures within their bands")
+    save(args, "calibration", rows)
+    draw(args, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Load every page of the built site in a headless browser, at the width of a desk and of a phone.
+
+    python -m sphinx -W doc doc/_build/html
+    python doc/check_site.py doc/_build/html [--browser /usr/bin/chromium] [--pictures FOLDER]
+
+Asserts of each page: it does not scroll sideways, no picture is missing, headings get smaller with
+their level, every link to the site itself finds its page and its place, and the console tells of no
+error. Needs the package playwright and a Chromium; what is not part of the site is not loaded.
+"""
+
+import argparse
+import functools
+import http.server
+import pathlib
+import shutil
+import sys
+import threading
+import urllib.parse
+
+from playwright.sync_api import sync_playwright
+
+WIDTHS = {1280: 900, 390: 844}  # pixels, with the height
+MEASURE = """() => {
+  const size = tag => {
+    const found = [...document.querySelectorAll('article ' + tag)]
+      .filter(e => e.getClientRects().length);
+    return found.map(e => parseFloat(getComputedStyle(e).fontSize));
+  };
+  const wide = [...document.querySelectorAll('body *')].filter(e =>
+    e.getBoundingClientRect().right > innerWidth + 1 && !hidden(e));
+  function hidden(e) {  // inside of something that scrolls by itself, or is not shown
+    for (let p = e; p && p !== document.body; p = p.parentElement) {
+      const style = getComputedStyle(p);
+      if (style.position === 'fixed' || style.visibility === 'hidden') return true;
+      if (p !== e && style.overflowX !== 'visible') return true;
+    }
+    return false;
+  }
+  return {
+    overflow: document.documentElement.scrollWidth - innerWidth,
+    wide: wide.slice(0, 3).map(e => e.tagName + '.' + e.className),
+    missing: [...document.images].filter(i => !i.complete || !i.naturalWidth).map(i => i.src),
+    sizes: ['h1', 'h2', 'h3'].map(size),
+    links: [...document.querySelectorAll('a[href]')].map(a => a.href),
+    ids: [...document.querySelectorAll('[id]')].map(e => e.id),
+  };
+}"""
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves files and writes no log."""
+
+    def log_message(self, *args):
+        pass
+
+
+def arguments():
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("site", type=pathlib.Path, help="folder with the built pages")
+    parser.add_argument("--browser", default=shutil.which("chromium") or shutil.which("chrome"))
+    parser.add_argument("--pictures", type=pathlib.Path, help="folder for a picture of each page")
+    return parser.parse_args()
+
+
+def in_order(sizes):
+    """Return whether each level of headings is smaller than the one above it."""
+    ends = [(min(s), max(s)) for s in sizes if s]
+    return all(above[0] > below[1] for above, below in zip(ends, ends[1:], strict=False))
+
+
+def look_at(page, address, origin):
+    """Return (what was measured, console errors) of one page."""
+    errors = []
+    on_console = errors.append
+
+    def on_message(message):
+        if message.type == "error" and origin in message.location.get("url", origin):
+            on_console(message.text)
+
+    page.on("console", on_message)
+    page.on("pageerror", lambda error: on_console(str(error)))
+    page.goto(address, wait_until="load")
+    page.evaluate(
+        "document.querySelectorAll('img[loading=lazy]').forEach(i => i.loading = 'eager')"
+    )
+    page.wait_for_load_state("networkidle")
+    return page.evaluate(MEASURE), errors
+
+
+def faults_of(found, errors):
+    """Return what is wrong with a page, in words, and how many things were asked."""
+    faults = []
+    if found["overflow"] > 1:
+        faults.append(f"scrolls sideways by {found['overflow']} pixels: {found['wide']}")
+    faults += [f"missing picture {source}" for source in found["missing"]]
+    if not in_order(found["sizes"]):
+        faults.append(f"headings are not in order: {found['sizes']}")
+    faults += [f"console: {error}" for error in errors]
+    return faults
+
+
+def broken_links(pages, origin):
+    """Return a sentence on each link within the site that leads nowhere."""
+    faults = []
+    for name, found in pages.items():
+        for link in sorted(set(found["links"])):
+            if not link.startswith(origin):
+                continue
+            path, _, place = urllib.parse.unquote(link[len(origin) :]).partition("#")
+            path = path.lstrip("/").partition("?")[0]
+            if path.endswith("/") or not path:
+                path += "index.html"
+            if path.endswith(".html") and path not in pages:
+                faults.append(f"{name}: no page {path}")
+            elif place and path in pages and place not in pages[path]["ids"]:
+                faults.append(f"{name}: no place {place} on {path}")
+    return faults
+
+
+def main():
+    args = arguments()
+    handler = functools.partial(Quiet, directory=str(args.site))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    origin = f"http://127.0.0.1:{server.server_address[1]}"
+    names = sorted(p.relative_to(args.site).as_posix() for p in args.site.rglob("*.html"))
+    names = [n for n in names if not n.startswith("_")]
+    faults, pages = [], {}
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=args.browser, args=["--no-sandbox"])
+        for width, height in WIDTHS.items():
+            context = browser.new_context(viewport={"width": width, "height": height})
+            context.route(lambda url: not url.startswith(origin), lambda route: route.abort())
+            for name in names:
+                page = context.new_page()
+                found, errors = look_at(page, f"{origin}/{name}", origin)
+                faults += [f"{name} at {width}: {f}" for f in faults_of(found, errors)]
+                pages[name] = found
+                if args.pictures:
+                    target = args.pictures / f"{width}" / name.replace("/", "_")
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    page.screenshot(path=str(target.with_suffix(".png")), full_page=True)
+                page.close()
+        browser.close()
+    faults += broken_links(pages, origin)
+    for fault in faults:
+        print(fault)
+    print(f"{len(names)} pages at {len(WIDTHS)} widths, {len(faults)} faults")
+    sys.exit(bool(faults))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""Pictures of what a fit does not know: nodes of hyperparameters, and whether chances are right."""
+
+import numpy as np
+from scipy.special import expit
+from scipy.stats import norm
+from sklearn.utils.validation import check_consistent_length, check_is_fitted
+
+from .._estimator.checks import check_number
+from ._coefficient_displays import axes_or_new
+
+__all__ = ["HyperparameterDisplay", "ReliabilityDisplay"]
+
+# how a coordinate is shown: its prefix, the map to the value itself, and the scale of the axis
+_SCALES = (("log_", np.exp, "log"), ("logit_", expit, "logit"))
+_AREA = 600.0  # points^2 of a node that has all the weight
+_COUNTS_AT = -0.1  # height of the numbers of cases, below all shares
+
+
+def _shown(name, values):
+    """Return (label, values, scale of the axis) of a coordinate in logs or logits."""
+    for prefix, back, scale in _SCALES:
+        if name.startswith(prefix):
+            return name.removeprefix(prefix).replace("_", " "), back(values), scale
+    return name.replace("_", " "), values, "linear"
+
+
+class HyperparameterDisplay:
+    """Nodes over which hyperparameters were averaged, with their weights.
+
+    One coordinate is drawn as weights against values; of several, two as points whose area is the
+    weight.
+
+    Parameters
+    ----------
+    nodes : ndarray of shape (M, T)
+        Coordinates, logarithms or logits.
+    weights : ndarray of shape (M,)
+        Weights, which sum to one.
+    names : sequence of str
+        Names of the coordinates; a prefix "log" or "logit" says on which scale they are.
+    parameters : tuple of two str, default=None
+        Which coordinates to draw; None takes the two that are known least.
+    estimator_name : str, default=None
+        Title.
+
+    Attributes
+    ----------
+    ax_ : matplotlib Axes
+        Axes with the nodes.
+    figure_ : matplotlib Figure
+        Figure that holds the axes.
+    """
+
+    def __init__(self, nodes, weights, names, *, parameters=None, estimator_name=None):
+        self.nodes = nodes
+        self.weights = weights
+        self.names = names
+        self.parameters = parameters
+        self.estimator_name = estimator_name
+
+    @classmethod
+    def from_estimator(cls, estimator, *, parameters=None, problem=0, ax=None, **kwargs):
+        """Draw the nodes of a fitted estimator of this package.
+
+        Parameters
+        ----------
+        estimator : estimator
+            Fitted; `hyper_nodes_` and `hyper_weights_` are drawn.
+        parameters : tuple of two str, default=None
+            Two of `hyper_names_`; None takes the two that are known least.
+        problem : int, default=0
+            Which of several one-versus-rest problems.
+        ax : matplotlib Axes, default=None
+            Where to draw; None makes a figure.
+        **kwargs : dict
+            Passed to `Axes.scatter`, or to `Axes.vlines` for a single coordinate.
+
+        Returns
+        -------
+        display : HyperparameterDisplay
+            The drawn display.
+
+        Raises
+        ------
+        ValueError
+            If the fit has no hyperparameters that were learned, or `parameters` are none of them.
+        """
+        check_is_fitted(estimator)
+        nodes, weights = estimator.hyper_nodes_, estimator.hyper_weights_
+        if isinstance(nodes, list):
+            nodes, weights = nodes[problem], weights[problem]
+        name = type(estimator).__name__
+        display = cls(
+            nodes, weights, estimator.hyper_names_, parameters=parameters, estimator_name=name
+        )
+        return display.plot(ax=ax, **kwargs)
+
+    def _places(self):
+        """Return which coordinates to draw."""
+        names = list(self.names)
+        if not names:
+            raise ValueError("there is nothing to draw: no hyperparameter was learned.")
+        if self.parameters is None:
+            mean = self.weights @ self.nodes
+            spread = self.weights @ (self.nodes - mean) ** 2
+            return sorted(np.argsort(-spread, kind="stable")[:2])
+        unknown = [p for p in self.parameters if p not in names]
+        if unknown or len(self.parameters) != min(2, len(names)):
+            raise ValueError(f"parameters must be two of {names}, got {self.parameters!r}.")
+        return [names.index(p) for p in self.parameters]
+
+    def plot(self, ax=None, **kwargs):
+        """Draw the display.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Where to draw; None makes a figure.
+        **kwargs : dict
+            Passed to `Axes.scatter`, or to `Axes.vlines` for a single coordinate.
+
+        Returns
+        -------
+        display : HyperparameterDisplay
+            The display itself.
+        """
+        places = self._places()
+        shown = [_shown(self.names[k], self.nodes[:, k]) for k in places]
+        ax = axes_or_new(ax)
+        (label, values, scale), *more = shown
+        ax.set(xscale=scale, xlabel=label, title=self.estimator_name)
+        if more:
+            (other, others, other_scale), style = more[0], {"color": "C0", "alpha": 0.6, **kwargs}
+            ax.set(yscale=other_scale, ylabel=other)
+            ax.scatter(values, others, s=_AREA * self.weights, **style)
+        else:
+            ax.vlines(values, 0.0, self.weights, **{"color": "C0", "lw": 2, **kwargs})
+            ax.set(ylabel="weight", ylim=(0.0, None))
+        self.ax_, self.figure_ = ax, ax.figure
+        return self
+
+
+class ReliabilityDisplay:
+    """Observed share against stated probability, with the band in which chance leaves it.
+
+    Unlike a calibration curve alone it says how many cases are behind each point, and how far off
+    the diagonal a calibrated model may lie with so many.
+
+    Parameters
+    ----------
+    stated : ndarray of shape (b,)
+        Mean stated probability of each bin with cases.
+    observed : ndarray of shape (b,)
+        Share of cases in which it came true.
+    band : ndarray of shape (b,)
+        Half width about `stated` in which a calibrated share lies with probability `level`.
+    counts : ndarray of shape (b,)
+        Numbers of cases.
+    level : float, default=0.9
+        Probability of the band.
+    estimator_name : str, default=None
+        Label of the points.
+
+    Attributes
+    ----------
+    ax_ : matplotlib Axes
+        Axes with the points.
+    figure_ : matplotlib Figure
+        Figure that holds the axes.
+    """
+
+    def __init__(self, stated, observed, band, counts, *, level=0.9, estimator_name=None):
+        self.stated = stated
+        self.observed = observed
+        self.band = band
+        self.counts = counts
+        self.level = level
+        self.estimator_name = estimator_name
+
+    @classmethod
+    def from_estimator(cls, estimator, X, y, *, n_bins=10, level=0.9, ax=None, **kwargs):
+        """Draw the reliability of a fitted classifier of any package on held-out rows.
+
+        Parameters
+        ----------
+        estimator : classifier
+            Fitted, with `predict_proba`.
+        X : array-like of shape (n, d)
+            Rows that the fit has not seen.
+        y : array-like of shape (n,)
+            Their labels.
+        n_bins : int, default=10
+            Bins of equal width.
+        level : float, default=0.9
+            Probability of the band.
+        ax : matplotlib Axes, default=None
+            Where to draw; None makes a figure.
+        **kwargs : dict
+            Passed to `Axes.errorbar`.
+
+        Returns
+        -------
+        display : ReliabilityDisplay
+            The drawn display: of the second class, or of the most probable one where there are more
+            than two.
+        """
+        proba = estimator.predict_proba(X)
+        name = type(estimator).__name__
+        if proba.shape[1] == 2:
+            stated, true = proba[:, 1], np.asarray(y) == estimator.classes_[1]
+        else:
+            stated, true = proba.max(1), np.asarray(y) == estimator.classes_[proba.argmax(1)]
+        options = dict(n_bins=n_bins, level=level, estimator_name=name)
+        return cls.from_predictions(stated, true, ax=ax, **options, **kwargs)
+
+    @classmethod
+    def from_predictions(
+        cls, stated, true, *, n_bins=10, level=0.9, estimator_name=None, ax=None, **kwargs
+    ):
+        """Draw the reliability of any stated probabilities, such as inclusion or flags.
+
+        Parameters
+        ----------
+        stated : array-like of shape (n,)
+            Probabilities.
+        true : array-like of shape (n,)
+            Whether they came true.
+        n_bins : int, default=10
+            Bins of equal width.
+        level : float, default=0.9
+            Probability of the band.
+        estimator_name : str, default=None
+            Label of the points.
+        ax : matplotlib Axes, default=None
+            Where to draw; None makes a figure.
+        **kwargs : dict
+            Passed to `Axes.errorbar`.
+
+        Returns
+        -------
+        display : ReliabilityDisplay
+            The drawn display.
+        """
+        check_number("n_bins", n_bins, 1, integer=True)
+        check_number("level", level, 0, 1, boundaries="neither")
+        check_consistent_length(stated, true)
+        stated, true = np.asarray(stated, dtype=float), np.asarray(true, dtype=float)
+        place = np.minimum((stated * n_bins).astype(int), n_bins - 1)
+        counts = np.bincount(place, minlength=n_bins)
+        kept = counts > 0
+        sums = (np.bincount(place, v, n_bins)[kept] for v in (stated, true, stated * (1 - stated)))
+        mean, share, variance = (total / counts[kept] for total in sums)
+        band = norm.ppf(0.5 + 0.5 * level) * np.sqrt(variance / counts[kept])
+        display = cls(mean, share, band, counts[kept], level=level, estimator_name=estimator_name)
+        return display.plot(ax=ax, **kwargs)
+
+    def plot(self, ax=None, **kwargs):
+        """Draw the display.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Where to draw; None makes a figure.
+        **kwargs : dict
+            Passed to `Axes.errorbar`.
+
+        Returns
+        -------
+        display : ReliabilityDisplay
+            The display itself.
+        """
+        ax = axes_or_new(ax)
+        low, high = np.clip([self.stated - self.band, self.stated + self.band], 0.0, 1.0)
+        ax.plot([0, 1], [0, 1], color="0.7", lw=1, zorder=0)
+        ax.vlines(self.stated, low, high, color="0.8", lw=5, label=f"{self.level:.0%} band")
+        style = {"fmt": "o-", "ms": 4, "color": "C0", "label": self.estimator_name, **kwargs}
+        ax.errorbar(self.stated, self.observed, **style)
+        for x, count in zip(self.stated, self.counts, strict=True):
+            ax.text(x, _COUNTS_AT, str(count), ha="center", va="center", fontsize=7, color="0.4")
+        ax.set(xlim=(-0.03, 1.03), ylim=(1.4 * _COUNTS_AT, 1.06))
+        ax.set(xlabel="stated probability", ylabel="observed share")
+        ax.legend(loc="upper left", frameon=False, fontsize=8)
+        self.ax_, self.figure_ = ax, ax.figure
+        return self
