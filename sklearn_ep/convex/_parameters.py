@@ -10,6 +10,7 @@ from ._sites import LaplaceSite, SuperGaussianSite
 
 __all__ = [
     "LARGEST_EXACT",
+    "LONGER_LEARNING",
     "check_parameters",
     "given_variance",
     "is_flat",
@@ -23,6 +24,9 @@ __all__ = [
 
 # Largest matrix that "auto" factorises at every step.
 LARGEST_EXACT = 4000
+# Outer steps in place of one where a scale is learned from sampled variances: each new scale brings
+# errors of its own into them, and the two settle slowly together.
+LONGER_LEARNING = 3
 SOLVERS = ("auto", "primal", "dual", "cg")
 VARIANCES = ("auto", "exact", "calibrated", "monte_carlo", "lanczos")
 

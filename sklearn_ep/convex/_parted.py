@@ -13,7 +13,7 @@ from .._estimator.row_parts import check_facts, class_counts, facts_of_part
 from ._lanczos import rademacher
 from ._natural import VISITS_A_STEP, NaturalGradient
 from ._nodes import single_node
-from ._parameters import LARGEST_EXACT, make_prior, prior_mode, refuse_integration
+from ._parameters import LARGEST_EXACT, LONGER_LEARNING, make_prior, prior_mode, refuse_integration
 from ._part_rows import RowSpec, site_sums
 from ._posterior import WeightPosterior
 from ._sampled import SAMPLED_TOL, SampledLoop, is_large, summed
@@ -99,14 +99,16 @@ def make_parted(estimator, run, from_user):
         is_large(sum(f.n_entries for f in facts)),
     )  # fmt: skip
     probes = estimator.n_evidence_probes if sampled else 0
+    prior = make_prior(estimator, d)
+    longer = (LONGER_LEARNING if prior.learn else 1) if sampled else VISITS_A_STEP
     return PartedProblem(
         run=run,
         spec=spec,
         sizes=sizes,
-        prior=make_prior(estimator, d),
+        prior=prior,
         variance=variance,
         tol=estimator.tol,
-        max_iter=estimator.max_iter if sampled else VISITS_A_STEP * estimator.max_iter,
+        max_iter=longer * estimator.max_iter,
         damping=estimator.damping,
         last=last[0] if estimator.warm_start and last_shape == shape else None,
         shape=shape,

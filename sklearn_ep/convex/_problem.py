@@ -23,7 +23,14 @@ from ._nodes import (
     single_node,
 )
 from ._outer_loop import OuterLoop
-from ._parameters import LARGEST_EXACT, is_flat, make_prior, prior_mode, refuse_integration
+from ._parameters import (
+    LARGEST_EXACT,
+    LONGER_LEARNING,
+    is_flat,
+    make_prior,
+    prior_mode,
+    refuse_integration,
+)
 from ._posterior import AveragedWeights, WeightPosterior
 from ._sampled import SAMPLED_TOL, SampledLoop, is_large
 from ._sampled_rows import SampledRows
@@ -240,7 +247,8 @@ def make_problem(estimator, training):
     if _is_averaged(estimator, variance, prior, min(n, q) if exact_solver == "dual" else n):
         column_variances = weighted_variances(training.X, weight)
     shape = (q, n, n_problems, variance, prior_mode(estimator), column_variances is None)
-    passed = ("bound", "inner_tol", "max_inner_iter", "tol", "max_iter", "damping")
+    passed = ("bound", "inner_tol", "max_inner_iter", "tol", "damping")
+    longer = LONGER_LEARNING if prior.learn and variance != "exact" else 1
     return ConvexProblem(
         design=design,
         weight=weight,
@@ -254,6 +262,7 @@ def make_problem(estimator, training):
         n_samples=estimator.n_variance_samples,
         last=_warm(estimator, shape, n_problems),
         shape=shape,
+        max_iter=longer * estimator.max_iter,
         calibration=estimator.calibration,
         column_variances=column_variances,
         n_jobs=estimator.n_jobs if n_problems == 1 else None,
