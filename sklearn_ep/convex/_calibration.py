@@ -77,12 +77,12 @@ class _Scores(NamedTuple):
     log_proba: np.ndarray
 
 
-def _scores(theta, rows):
-    """Return the `_Scores` at theta = (log a, log t)."""
+def _scores(theta, rows, moments=None):
+    """Return the `_Scores` at theta = (log a, log t), `moments` those of the nodes if known."""
     slope, root = np.exp(theta[0]), np.exp(0.5 * theta[1])
     apart = slope * root * (rows.mean - rows.centre)
     m, v = slope * rows.centre + apart, (slope * root) ** 2 * rows.var
-    log_z, gradient, curvature = logistic_moments(m, v)
+    log_z, gradient, curvature = logistic_moments(m, v) if moments is None else moments
     log_proba = logsumexp(rows.log_share + log_z, axis=0)
     share = np.exp(rows.log_share + log_z - log_proba)
     by_variance = 0.5 * (gradient**2 - curvature) * v
@@ -104,12 +104,13 @@ def calibrated(sign, weight, node_weight, nodes, how):
     mean, var = (np.array(values) for values in zip(*nodes, strict=True))
     proper = np.all(np.isfinite(var), axis=0)
     mean, var = sign[proper] * mean[:, proper], var[:, proper]
-    log_share = np.log(node_weight)[:, None] - logistic_moments(mean, var)[0]
+    moments = logistic_moments(mean, var)
+    log_share = np.log(node_weight)[:, None] - moments[0]
     log_share = log_share - logsumexp(log_share, axis=0)
     centre = np.sum(np.exp(log_share) * mean, axis=0)
     rows = _Rows(mean, var, log_share, centre, weight[proper])
     theta = np.zeros(2)
-    at = _scores(theta, rows)
+    at = _scores(theta, rows, moments)
     if how == "loo":
         theta, at = _maximum(theta, at, rows)
     total = np.sum(np.exp(log_share) * (var + (mean - centre) ** 2), axis=0)

@@ -12,34 +12,31 @@ from .._engine.classes import ClassSites
 from .._engine.diagnostics import weight_space_log_weights
 from .._engine.partition import Part, PartMap, is_part_list
 from .._engine.super_gaussian import LogisticSites
-from .._estimator.averaged import average_remarks, hyper_attributes
+from .._estimator.averaged import average_remarks
 from .._estimator.checks import (
     LARGEST_IN_UNITS,
     check_column_scales,
     check_number,
     checked_weights,
     refuse_joint,
-    spread_rows,
     validate_training,
 )
+from .._estimator.coefficients import CoefficientReport
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import (
     FitMonitor,
     fit_problems,
     one_or_stack,
     restore_on_error,
-    run_attributes,
     warn_not_converged,
 )
 from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.row_parts import array_parts
 from .._estimator.summary import (
-    Summary,
-    coefficient_columns,
     column_names,
     names_by_class,
-    title_of,
 )
+from ._attributes import averages_told, by_class, coefficient_attributes, store_batch, store_fit
 from ._joint import (
     JointWeightPosterior,
     fit_joint,
@@ -47,28 +44,12 @@ from ._joint import (
     joint_problem,
     takes_joint,
 )
-from ._nodes import given_node
-from ._parameters import check_parameters, given_variance, refuse_integration, scale_name
+from ._parameters import check_parameters, refuse_integration
 from ._parted import fit_parted, make_parted
-from ._priors import SitePrior
 from ._problem import fit_problem, make_problem
 from ._stream import add_batch, plan_stream, start_stream
 
 __all__ = ["ConvexVariationalLogistic"]
-
-# Fitted attributes that depend on how the fit was done.
-_OF_SOME_FITS = (
-    "site_precision_",
-    "marginal_variance_",
-    "laplace_scale_",
-    "slope_",
-    "temper_",
-    "loo_mean_",
-    "loo_variance_",
-    "loo_proba_",
-    "_warm_state",
-    "_site_shift",
-)
 
 
 def _may_stream(self):
@@ -78,7 +59,7 @@ def _may_stream(self):
     return True
 
 
-class ConvexVariationalLogistic(PosteriorClassifier):
+class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     """Bayesian logistic regression with posterior variances, at the scale of point estimates.
 
     The posterior of the coefficients is approximated by a Gaussian that maximises a convex lower
@@ -439,7 +420,8 @@ class ConvexVariationalLogistic(PosteriorClassifier):
                 problem = (joint_problem if joint else make_problem)(self, training)
                 fit_one = fit_joint if joint else fit_problem
                 data = training.y, problem.max_iter, (X, y), joint
-                self._store(problem, fit_problems(self, problem, fit_one, *data), training.kept)
+                fits = fit_problems(self, problem, fit_one, *data)
+                store_fit(self, problem, fits, training.kept)
         if not self.converged_:
             warn_not_converged(self, "raise max_iter, lower prior_variance, or scale the columns")
         return self
@@ -459,7 +441,7 @@ class ConvexVariationalLogistic(PosteriorClassifier):
             finally:
                 problem.spec.forget()
             monitor.finish()
-        self._store(problem, [fit], None)
+        store_fit(self, problem, [fit], None)
 
     @available_if(_may_stream)
     @restore_on_error
@@ -526,82 +508,10 @@ class ConvexVariationalLogistic(PosteriorClassifier):
             )
             for k, p in enumerate(last)
         ]
-        self._store_batch(plan, fits, len(y))
+        store_batch(self, plan, fits, len(y))
         if not self.converged_:
             warn_not_converged(self, "raise max_iter, or take smaller batches")
         return self
-
-    def _store_batch(self, plan, fits, n_rows):
-        """Set all fitted attributes after a batch of a stream."""
-        before = self.log_evidence_ if hasattr(self, "log_evidence_") else 0.0
-        attributes = {
-            **run_attributes(fits),
-            **_coefficient_attributes([f.posterior for f in fits], self.n_features_in_),
-            "prior_variance_": getattr(self, "prior_variance_", given_variance(self)),
-            "effective_dof_": one_or_stack([plan.dof(f.posterior) for f in fits]),
-            "variance_method_": "exact",
-            "solver_": plan.solver,
-            "n_mvm_": 0,
-            "n_newton_iter_": 0,
-            "n_passes_": 0,
-            "log_evidence_std_": 0.0,
-            "_n_rows": n_rows + getattr(self, "_n_rows", 0),
-            **self._hyper_attributes([given_node()] * len(fits)),
-        }
-        attributes["log_evidence_"] += before
-        self._replace(attributes)
-
-    def _store(self, problem, fits, kept):
-        """Set all fitted attributes; `kept` marks the rows of the input that were used.
-
-        It is None where nothing is known of single rows.
-        """
-        own = [f.attributes for f in fits]
-
-        def each(name):
-            return one_or_stack([a[name] for a in own])
-
-        scale = each("scale")
-        attributes = {
-            **run_attributes(fits),
-            **_coefficient_attributes([f.posterior for f in fits], self.n_features_in_),
-            "prior_variance_": _prior_variances(own, given_variance(self)),
-            "effective_dof_": each("dof"),
-            "variance_method_": problem.variance,
-            "solver_": problem.solver,
-            "n_mvm_": int(sum(a["n_products"] for a in own)),
-            "n_newton_iter_": int(sum(a["n_newton"] for a in own)),
-            "n_passes_": int(sum(a["n_passes"] for a in own)),
-            "log_evidence_std_": float(np.hypot.reduce([a["evidence_std"] for a in own])),
-            "_n_rows": int(sum(problem.sizes)),
-            "_warm_state": ([a["last"] for a in own], problem.shape),
-            **self._hyper_attributes([a["average"] for a in own]),
-        }
-        if "left_out" in own[0]:
-            attributes |= _calibration_attributes([a["left_out"] for a in own], kept)
-        if kept is not None:
-            attributes["site_precision_"] = spread_rows(each("site_precision"), kept)
-            attributes["marginal_variance_"] = spread_rows(each("marginal_variance"), kept, np.nan)
-            attributes["n_mvm_"] += problem.design.n_products
-            if "site_shift" in own[0]:
-                attributes["_site_shift"] = own[0]["site_shift"]
-        if isinstance(problem.prior, SitePrior):
-            attributes |= _site_attributes(self.prior, problem.prior.site, scale)
-        self._replace(attributes)
-
-    def _hyper_attributes(self, averages):
-        """Return the attributes that tell of the averages over the scale of the prior."""
-        names = (scale_name(self),) if averages[0].phi.shape[1] else ()
-        used = "integrate" if any(len(a.nodes) > 1 for a in averages) else "mode"
-        return hyper_attributes(averages, names, used) | {"_averages": averages}
-
-    def _replace(self, attributes):
-        """Set fitted attributes; what another kind of fit has left goes."""
-        for name in _OF_SOME_FITS:
-            if hasattr(self, name):
-                delattr(self, name)
-        for name, value in attributes.items():
-            setattr(self, name, value)
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -645,78 +555,22 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         rng = check_random_state(random_state)
         return one_or_stack([p.sample(n_samples, rng) for p in self._posteriors])
 
-    def coef_interval(self, level=0.9):
-        """Central posterior intervals of the coefficients.
+    def _coefficients(self, level):
+        """Return means and deviations (K, q) of coefficients and intercept, and intervals."""
+        means, variances = by_class(self._posteriors)
+        each = [p.coefficient_interval(level) for p in self._posteriors]
+        return means, np.sqrt(variances), np.reshape(each, (*means.shape, 2))
 
-        Parameters
-        ----------
-        level : float, default=0.9
-            Probability in (0, 1) that an interval covers its coefficient.
+    def _coefficient_names(self):
+        tail = ["intercept"] * bool(self.fit_intercept)
+        return [*names_by_class(self, column_names(self)), *names_by_class(self, tail)]
 
-        Returns
-        -------
-        interval : ndarray of shape (1, n_features, 2) or (n_classes, n_features, 2)
-            Lower and upper end, in the shape of `coef_`.
-
-        Raises
-        ------
-        ValueError
-            If `level` is not between 0 and 1.
-        """
-        check_is_fitted(self)
-        return self._weight_intervals(level)[:, : self.n_features_in_]
-
-    def _weight_intervals(self, level):
-        """Return the intervals (.., q, 2) of coefficients and intercept, one or one a class."""
-        check_number("level", level, 0, 1, boundaries="neither")
-        each = [np.atleast_3d(p.coefficient_interval(level).T).T for p in self._posteriors]
-        return np.concatenate(each)
-
-    def summary(self, level=0.9):
-        """Tabulate what was learned: coefficients with intervals, and key figures.
-
-        Parameters
-        ----------
-        level : float, default=0.9
-            Probability in (0, 1) that an interval covers its coefficient.
-
-        Returns
-        -------
-        summary : Summary
-            Printing it shows the table, ``to_frame()`` gives it to pandas. Columns are name, mean,
-            sd, lower and upper, the intercept in the last row; the figures are rows, log evidence
-            and effective degrees of freedom. With more than two classes a name is "class: column",
-            and the intercepts of all classes are last.
-
-        Raises
-        ------
-        ValueError
-            If `level` is not between 0 and 1.
-        """
-        check_is_fitted(self)
-        d = self.n_features_in_
-        mean, std = self.coef_, self.coef_std_
-        means, variances = _by_class(self._posteriors)
-        intercept, spread = means[:, d:], np.sqrt(variances[:, d:])
-        tail = ["intercept"] * len(intercept[0])
-        names, tail = (names_by_class(self, part) for part in (column_names(self), tail))
-        interval = self._weight_intervals(level)
-        return Summary(
-            title_of(self),
-            level,
-            coefficient_columns(
-                [*names, *tail],
-                np.concatenate([mean.ravel(), intercept.ravel()]),
-                np.concatenate([std.ravel(), spread.ravel()]),
-                level,
-                np.vstack([interval[:, :d].reshape(-1, 2), interval[:, d:].reshape(-1, 2)]),
-            ),
-            figures={
-                "rows": self._n_rows,
-                "log evidence": self.log_evidence_,
-                "effective degrees of freedom": float(np.sum(self.effective_dof_)),
-            },
-        )
+    def _figures(self):
+        return {
+            "rows": self._n_rows,
+            "log evidence": self.log_evidence_,
+            "effective degrees of freedom": float(np.sum(self.effective_dof_)),
+        }
 
     def _log_weights(self, rows, n_draws, rng):
         """Weights of two classes with a Gaussian prior and no class weights: others have none.
@@ -808,56 +662,7 @@ class ConvexVariationalLogistic(PosteriorClassifier):
             a._replace(weight=getattr(p, "weight", a.weight))
             for a, p in zip(self._averages, joined, strict=True)
         ]
-        attributes = _coefficient_attributes(joined, self.n_features_in_)
-        for name, value in (attributes | self._hyper_attributes(averages)).items():
+        attributes = coefficient_attributes(joined, self.n_features_in_)
+        for name, value in (attributes | averages_told(self, averages)).items():
             setattr(new, name, value)
         return new
-
-
-def _calibration_attributes(left_out, kept):
-    """Return the attributes that tell of rows left out, in the shape of the caller's rows."""
-
-    def each(values):
-        return spread_rows(one_or_stack(values), kept, np.nan)
-
-    return dict(
-        slope_=one_or_stack([one.slope for one in left_out]),
-        temper_=one_or_stack([one.temper for one in left_out]),
-        loo_mean_=each([one.cavities.mean for one in left_out]),
-        loo_variance_=each([one.cavities.var for one in left_out]),
-        loo_proba_=each([np.exp(one.log_proba) for one in left_out]),
-    )
-
-
-def _prior_variances(own, given):
-    """Return the prior variances used: the given ones times the factors of each problem."""
-    return one_or_stack([np.multiply(a["scale"], given) for a in own])
-
-
-def _site_attributes(given, site, scale):
-    """Return the attributes of a prior of sites whose scale was multiplied by `scale`."""
-    if not isinstance(given, str):
-        return {"prior_variance_": scale**2 / site.start_precision()}
-    scale = scale * site.scale
-    return {"laplace_scale_": scale, "prior_variance_": 2.0 * scale**2}
-
-
-def _by_class(posteriors):
-    """Return means and variances (K, q) of the weights, of one posterior a class or of all."""
-    means = np.concatenate([np.atleast_2d(p.mean) for p in posteriors])
-    return means, np.concatenate([np.atleast_2d(p.coefficient_variance()) for p in posteriors])
-
-
-def _coefficient_attributes(posteriors, d):
-    """Return the fitted attributes that summarise posteriors of d coefficients."""
-    means, variances = _by_class(posteriors)
-    return {
-        "coef_": means[:, :d],
-        "coef_std_": np.sqrt(variances[:, :d]),
-        "intercept_": means[:, d] if means.shape[1] > d else np.zeros(len(means)),
-        "multi_class_": "joint"
-        if isinstance(posteriors[0], JointWeightPosterior)
-        else "one_vs_rest",
-        "_posteriors": posteriors,
-        "_last": [getattr(p, "heaviest", p) for p in posteriors],
-    }
