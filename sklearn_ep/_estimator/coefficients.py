@@ -1,5 +1,7 @@
 """What linear estimators tell of their coefficients: intervals, and a table of what was learned."""
 
+from typing import Any
+
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
@@ -17,6 +19,11 @@ class CoefficientReport:
     `_coefficient_names()`, one for each of them, features of all classes first; `_more_columns()`
     and `_figures()`, what a summary shows besides.
     """
+
+    _coefficients: Any
+    _coefficient_names: Any
+    _figures: Any
+    n_features_in_: int
 
     def _more_columns(self):
         """Return further columns of the table, arrays of its length, by name."""
