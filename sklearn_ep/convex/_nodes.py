@@ -122,7 +122,8 @@ def scale_nodes(problem, sign, last):
     """Return the `ScaleNodes` of a binary problem, and the log scale where to look for the mode.
 
     Scales of groups keep the proportions that learning finds. None where there is nothing to
-    average over. `last` are weights, variances and log scale of an earlier fit, or None.
+    average over. `last` are weights, variances and log scale of an earlier fit that was averaged,
+    or None.
     """
     if problem.column_variances is None:
         return None, None

@@ -241,10 +241,6 @@ class SitePrior:
         """Return log scales as they are."""
         return phi
 
-    def in_proportion(self, scale):
-        """Return the prior with one scale of all features, which it has anyway."""
-        return self
-
     def start_precision(self, scale):
         """Return the precisions of a Gaussian prior of about the same width."""
         precision = 1.0 / self.variance

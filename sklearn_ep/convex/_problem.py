@@ -135,10 +135,13 @@ def fit_problem(problem, sign, monitor, k):
     if problem.variance == "calibrated":
         return _fit_calibrated(problem, sign, monitor, k)
     whole, last = problem, problem.last[k]
-    nodes, start = scale_nodes(problem, sign, last)
+    averaged = last is not None and len(last) == 3  # whether the scale is apart from the state
+    nodes, start = scale_nodes(problem, sign, last if averaged else None)
     mode = None if nodes is None else mode_of_scale(nodes, start, monitor)
     if mode is not None:
         problem, last = nodes.at(float(mode.phi[0])), mode.payload.last
+    elif averaged:
+        last = None
     loop = problem.loop(sign)
     result = problem.solve(loop, last, monitor=monitor)
     step = result.evaluation.payload

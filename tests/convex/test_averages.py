@@ -302,6 +302,16 @@ def test_several_classes_diagnosis_warm_start_and_pickles():
     np.testing.assert_allclose(warm.coef_, average.coef_, atol=2e-3)
 
 
+def test_a_warm_start_goes_on_from_columns_that_did_not_vary():
+    X, y = make(30, 2, seed=17)
+    e = ConvexVariationalLogistic(warm_start=True)
+    for data in (X, np.ones((30, 2)), X):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            e.fit(data, y)
+    np.testing.assert_allclose(e.predict_proba(X), fit(X, y).predict_proba(X), atol=2e-3)
+
+
 def test_intervals_cover_where_those_at_the_mode_do_not():
     rng = np.random.default_rng(11)
     inside = {"integrate": [], "mode": []}
