@@ -134,6 +134,7 @@ class TemperedPredictors:
     def __init__(self, posterior, centre, slope, temper):
         self.posterior, self.centre = posterior, centre
         self.slope, self.spread = slope, np.sqrt(temper)
+        self.alone = centre is posterior.mean
 
     def _moved(self, X, values):
         centre = with_ones(X, self.posterior.intercept) @ self.centre
@@ -142,7 +143,9 @@ class TemperedPredictors:
     def latent(self, X):
         """Return mean and variance (n_new,) at new rows."""
         mean, var = self.posterior.latent(X)
-        return self._moved(X, mean), (self.slope * self.spread) ** 2 * var
+        # the mean of a posterior that is the only one is the centre itself
+        mean = self.slope * mean if self.alone else self._moved(X, mean)
+        return mean, (self.slope * self.spread) ** 2 * var
 
     def covariance(self, X1, X2):
         """Return the covariance (n1, n2) between new rows."""
@@ -162,7 +165,9 @@ class AveragedWeights(AveragedPosterior):
 
     def __init__(self, nodes, weight, slope=1.0, temper=1.0):
         self.nodes, self.slope, self.temper = nodes, slope, temper
-        self.mean = weight @ np.array([node.mean for node in nodes])
+        self.mean = nodes[0].mean
+        if len(nodes) > 1:
+            self.mean = weight @ np.array([node.mean for node in nodes])
         predictors = nodes
         if (slope, temper) != (1.0, 1.0):
             predictors = [TemperedPredictors(node, self.mean, slope, temper) for node in nodes]
