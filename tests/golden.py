@@ -43,8 +43,10 @@ CASES = {
     "spike and slab": SpikeSlabRegressor(
         noise_variance=0.3, slab_variance=1.0, prior_inclusion=0.4, **TIGHT
     ),
-    "convex, KL": ConvexVariationalLogistic(inner_tol=1e-11, **TIGHT),
-    "convex, local": ConvexVariationalLogistic(bound="local", inner_tol=1e-11, **TIGHT),
+    "convex, KL": ConvexVariationalLogistic(1.0, calibration=None, inner_tol=1e-11, **TIGHT),
+    "convex, local": ConvexVariationalLogistic(
+        1.0, calibration=None, bound="local", inner_tol=1e-11, **TIGHT
+    ),
     "linear, Student's t": ConvexVariationalRegressor(
         StudentTSite(3.0, 0.5), noise_variance=0.3, **TIGHT
     ),

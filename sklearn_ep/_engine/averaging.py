@@ -475,6 +475,8 @@ def draw_mixture(
 
     draw_of(m, n) returns n draws of part m.
     """
+    if len(weight) == 1:
+        return draw_of(0, n_samples)
     counts = rng.multinomial(n_samples, weight)
     draws = np.concatenate([draw_of(int(m), int(counts[m])) for m in np.flatnonzero(counts)])
     return draws[rng.permutation(n_samples)]

@@ -45,9 +45,13 @@ def interval_of(mean, std, level):
     return np.stack([mean - half, mean + half], axis=-1)
 
 
-def coefficient_columns(names, mean, std, level, **more):
-    """Return the columns of a table of coefficients with their intervals."""
-    interval = interval_of(np.asarray(mean), std, level)
+def coefficient_columns(names, mean, std, level, interval=None, **more):
+    """Return the columns of a table of coefficients with their intervals (d, 2).
+
+    Those of normal distributions unless others are given.
+    """
+    if interval is None:
+        interval = interval_of(np.asarray(mean), std, level)
     columns = dict(name=np.asarray(names, dtype=object), mean=np.asarray(mean), sd=np.asarray(std))
     return columns | dict(lower=interval[:, 0], upper=interval[:, 1]) | more
 

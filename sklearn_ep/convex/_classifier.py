@@ -12,34 +12,31 @@ from .._engine.classes import ClassSites
 from .._engine.diagnostics import weight_space_log_weights
 from .._engine.partition import Part, PartMap, is_part_list
 from .._engine.super_gaussian import LogisticSites
+from .._estimator.averaged import average_remarks
 from .._estimator.checks import (
     LARGEST_IN_UNITS,
     check_column_scales,
     check_number,
     checked_weights,
     refuse_joint,
-    spread_rows,
     validate_training,
 )
+from .._estimator.coefficients import CoefficientReport
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import (
     FitMonitor,
     fit_problems,
     one_or_stack,
     restore_on_error,
-    run_attributes,
     warn_not_converged,
 )
 from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.row_parts import array_parts
 from .._estimator.summary import (
-    Summary,
-    coefficient_columns,
     column_names,
-    interval_of,
     names_by_class,
-    title_of,
 )
+from ._attributes import averages_told, by_class, coefficient_attributes, store_batch, store_fit
 from ._joint import (
     JointWeightPosterior,
     fit_joint,
@@ -47,22 +44,12 @@ from ._joint import (
     joint_problem,
     takes_joint,
 )
-from ._parameters import check_parameters
+from ._parameters import check_parameters, refuse_integration
 from ._parted import fit_parted, make_parted
-from ._priors import SitePrior
 from ._problem import fit_problem, make_problem
 from ._stream import add_batch, plan_stream, start_stream
 
 __all__ = ["ConvexVariationalLogistic"]
-
-# Fitted attributes that depend on how the fit was done.
-_OF_SOME_FITS = (
-    "site_precision_",
-    "marginal_variance_",
-    "laplace_scale_",
-    "_warm_state",
-    "_site_shift",
-)
 
 
 def _may_stream(self):
@@ -72,7 +59,7 @@ def _may_stream(self):
     return True
 
 
-class ConvexVariationalLogistic(PosteriorClassifier):
+class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     """Bayesian logistic regression with posterior variances, at the scale of point estimates.
 
     The posterior of the coefficients is approximated by a Gaussian that maximises a convex lower
@@ -81,9 +68,24 @@ class ConvexVariationalLogistic(PosteriorClassifier):
 
     Parameters
     ----------
-    prior_variance : float or array-like of shape (n_features,), default=1.0
+    prior_variance : "learn", float or array-like of shape (n_features,), default="learn"
         Variance of the Gaussian prior of each coefficient; plays the part of `C` in
-        `LogisticRegression`. The default suits standardised columns.
+        `LogisticRegression`. "learn" gives all columns one variance, which the evidence tells;
+        numbers are kept. With bound="local", and in a stream that no `fit` came before, "learn" is
+        a variance of 1.
+    calibration : {"loo", None}, default="loo"
+        "loo" gives predictors a slope and a temper, the two numbers by which each row is best
+        foretold from the others (see Notes). It matters where one prior variance for all columns is
+        wrong: on text it takes a third off the log loss. What is said of coefficients never has
+        them. None leaves predictions as the posterior has them. Not there for several classes
+        jointly, for partitions and for streams.
+    hyperparameters : {"auto", "integrate", "mode"}, default="auto"
+        What becomes of a learned scale of the prior. "integrate" averages over it (see Notes):
+        intervals of coefficients then cover what they say, where those at the mode are too narrow
+        with few rows. "mode" takes the value with the largest evidence. "auto" integrates where
+        variances are exact and the matrix that is factorised has up to 1000 rows, and takes the
+        mode beyond, with sampled variances, for several classes jointly, for partitions and for
+        streams. Says what ran in `hyperparameters_used_`.
     bound : {"kl", "local"}, default="kl"
         "kl" is the Kullback-Leibler bound of a Gaussian posterior. "local" is the published
         quadratic bound [1]_: it understates posterior standard deviations by 5 to 50 %, and does
@@ -95,12 +97,14 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         b of the Laplace prior exp(-|u| / b) / (2 b), used with prior="laplace"; "learn" maximises
         the bound from 1 on.
     learn_prior : bool, default=False
-        Learn the Gaussian prior variance by maximising the bound, from `prior_variance` on; an
-        array is multiplied by a common factor. Refused with bound="local", which shrinks far too
-        much. Of a `prior` from `sklearn_ep.sites` the scale is learned.
+        Learn the Gaussian prior variance from numbers in `prior_variance` on; an array is
+        multiplied by a common factor. Nothing else than the default with prior_variance="learn".
+        Refused with bound="local", which shrinks far too much. Of a `prior` from `sklearn_ep.sites`
+        the scale is learned.
     prior_groups : array-like of shape (n_features,), default=None
-        Labels of groups of columns: with `learn_prior` each has a factor of its own, which the
-        bound chooses as it does a common one. Gaussian prior only.
+        Labels of groups of columns: where the variance is learned each has a factor of its own,
+        which the bound chooses. Averages are over a common factor of all groups, whose proportions
+        stay at the mode. Gaussian prior only.
     fit_intercept : bool, default=True
         Add an intercept.
     intercept_prior_variance : float, default=100.0
@@ -131,7 +135,8 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         Share of an outer step that is taken, in (0, 1]. 1 is undamped, for the bound rises anyway.
     max_iter : int, default=20
         Largest number of outer steps; three to ten are usual. The cheaper steps of exact fits on
-        partitions and in streams may be three times as many.
+        partitions and in streams may be three times as many, and so may those that learn a scale
+        from sampled variances.
     tol : float, default=1e-3
         Outer steps stop when no log variance changes by more, which moves probabilities by less
         than 1e-3. With sampled variances the mean square change is compared, the scale of their
@@ -182,21 +187,44 @@ class ConvexVariationalLogistic(PosteriorClassifier):
     coef_std_ : ndarray of the shape of `coef_`
         Posterior standard deviations of the coefficients.
     prior_variance_ : float, ndarray of shape (n_features,) or (n_classes, ...)
-        Prior variances used, learnt ones where they were learnt; 2 b^2 of a Laplace prior.
+        Prior variances used, learnt ones where they were learnt, of an average exp of the mean of
+        their logs; 2 b^2 of a Laplace prior.
     laplace_scale_ : float or ndarray of shape (n_classes,)
         Scale b, only with prior="laplace".
+    slope_ : float or ndarray of shape (n_classes,)
+        Factor of predictors found by the calibration, 1 without one. For rows in memory, not for
+        several classes jointly; so are the four that follow.
+    temper_ : float or ndarray of shape (n_classes,)
+        Factor of their variances: a posterior N(m, v) predicts as N(slope m, slope^2 temper v).
+    loo_mean_ : ndarray of shape (n,) or (n_classes, n)
+        Mean of the predictor of each training row given the labels of the others, before slope and
+        temper. nan for rows of weight zero, and where a sampled variance leaves no proper one.
+    loo_variance_ : ndarray of shape (n,) or (n_classes, n)
+        Variance of the same.
+    loo_proba_ : ndarray of shape (n,) or (n_classes, n)
+        Probability of each training row's own label given the others, by slope and temper.
+    hyper_nodes_ : ndarray of shape (M, T), or list of such
+        The log prior variance at each node of the average (of several variances the mean log), or
+        the log scale of another prior; one node at the mode, without a column where nothing was
+        learned (T = 0). A list for several one-versus-rest problems.
+    hyper_weights_ : ndarray of shape (M,), or list of such
+        Weights of the nodes; they sum to one.
+    hyper_names_ : tuple of str
+        ("log_prior_variance",), or "log_laplace_scale" or "log_prior_scale"; empty for T = 0.
+    hyperparameters_used_ : str
+        "integrate" if there are several nodes, else "mode".
     log_evidence_ : float
-        Lower bound on log p(y), summed over one-versus-rest problems, and over the batches of a
-        stream, each given those before it. nan where the intercept is flat, or on request
-        (n_evidence_probes=0).
+        Lower bound on log p(y), that of the integral over an averaged scale, summed over
+        one-versus-rest problems, and over the batches of a stream, each given those before it. nan
+        where the intercept is flat, or on request (n_evidence_probes=0).
     log_evidence_std_ : float
         Standard error of `log_evidence_` by the random probes of a log determinant, 0 with exact
         variances. The same `random_state` makes differences between priors surer than this.
     effective_dof_ : float or ndarray of shape (n_classes,)
         Effective number of parameters, the sum of site precisions times marginal variances.
     site_precision_ : ndarray of shape (n,) or (n_classes, n)
-        Precision that each training row adds along its predictor, all copies together. For rows in
-        memory only.
+        Precision that each training row adds along its predictor, all copies together, at the
+        heaviest node. For rows in memory only.
     marginal_variance_ : ndarray of shape (n,) or (n_classes, n)
         Posterior variance of the predictor of each training row. For rows in memory only.
     multi_class_ : str
@@ -219,8 +247,9 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         Why the fit ended: "converged", "max_iter", "stuck" (no shorter step leads to a proper
         posterior) or "asked" (by a callback); of several classes the worst one.
     history_ : dict of str to ndarray of shape (n_iter_,)
-        "residual" and, with exact variances, "objective", the bound on the log evidence. It does
-        not fall, up to rounding.
+        "residual" and, with exact variances, "objective", the bound on the log evidence, of the
+        search for the mode of the scale, like all figures about iterations. Where no scale is
+        learned the bound does not fall, up to rounding.
     n_features_in_ : int
         Number of columns seen in fit.
     feature_names_in_ : ndarray of shape (n_features_in_,)
@@ -238,6 +267,18 @@ class ConvexVariationalLogistic(PosteriorClassifier):
     some, for 40 to 130 visits; draws and covariances are then those of features that are
     independent given the intercept, for the rows are not at hand.
 
+    The average (hyperparameters) is over a lattice of 5 to 8 fits in the log of the prior variance
+    v, weighted by their bounds and a half-Cauchy prior (median 2.5) of sqrt(v sum_j var x_j), the
+    prior standard deviation of the predictor, so that units do not matter [5]_. It costs as much as
+    one to three fits; memory and predictions cost as many times more as there are nodes.
+
+    The calibration takes each row's site out of the posterior, which leaves N(m_i, v_i), and finds
+    slope a and temper t at the maximum of sum_i log E sigma(y_i a s), s ~ N(m_i, t v_i), less
+    (log a / .3)^2 / 2 and (log t)^2 / 2. Of an average this is a mixture, whose weights are those
+    without the row as well, and a (m + sqrt(t) (s - m)) is what predicts, m the mean of the
+    mixture: the moments of the mixture would do, but trust labels that are nearly separable too
+    much. O(n) and some six integrals for each row and node.
+
     Averaging over the posterior gains most where rows are more than, or comparable to, columns.
     With many more columns than rows and one prior variance for all, it can cost log loss against
     the posterior mode; compare on held-out data. The Gaussian posterior understates standard
@@ -253,6 +294,10 @@ class ConvexVariationalLogistic(PosteriorClassifier):
     .. [3] G. Papandreou and A. Yuille, "Efficient variational inference in large-scale Bayesian
        compressed sensing", ICCV workshops, 2011.
     .. [4] D. J. C. MacKay, "Bayesian interpolation", Neural Computation 4, 1992.
+    .. [5] H. Rue, S. Martino and N. Chopin, "Approximate Bayesian inference for latent Gaussian
+       models", JRSS B 71, 2009, section 6.5.
+    .. [6] M. Opper and O. Winther, "Gaussian processes for classification: mean-field algorithms",
+       Neural Computation 12, 2000 (leave-one-out from cavities).
 
     Examples
     --------
@@ -271,8 +316,10 @@ class ConvexVariationalLogistic(PosteriorClassifier):
 
     def __init__(
         self,
-        prior_variance=1.0,
+        prior_variance="learn",
         *,
+        calibration="loo",
+        hyperparameters="auto",
         bound="kl",
         prior="gaussian",
         laplace_scale=1.0,
@@ -300,6 +347,8 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         verbose=0,
     ):
         self.prior_variance = prior_variance
+        self.calibration = calibration
+        self.hyperparameters = hyperparameters
         self.bound = bound
         self.prior = prior
         self.laplace_scale = laplace_scale
@@ -371,7 +420,8 @@ class ConvexVariationalLogistic(PosteriorClassifier):
                 problem = (joint_problem if joint else make_problem)(self, training)
                 fit_one = fit_joint if joint else fit_problem
                 data = training.y, problem.max_iter, (X, y), joint
-                self._store(problem, fit_problems(self, problem, fit_one, *data), training.kept)
+                fits = fit_problems(self, problem, fit_one, *data)
+                store_fit(self, problem, fits, training.kept)
         if not self.converged_:
             warn_not_converged(self, "raise max_iter, lower prior_variance, or scale the columns")
         return self
@@ -391,7 +441,7 @@ class ConvexVariationalLogistic(PosteriorClassifier):
             finally:
                 problem.spec.forget()
             monitor.finish()
-        self._store(problem, [fit], None)
+        store_fit(self, problem, [fit], None)
 
     @available_if(_may_stream)
     @restore_on_error
@@ -430,6 +480,7 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         """
         check_parameters(self)
         refuse_joint(self, "partial_fit")
+        refuse_integration(self, "partial_fit")
         last = getattr(self, "_last", None)
         if last is not None and isinstance(last[0], JointWeightPosterior):
             warnings.warn(
@@ -457,72 +508,10 @@ class ConvexVariationalLogistic(PosteriorClassifier):
             )
             for k, p in enumerate(last)
         ]
-        self._store_batch(plan, fits, len(y))
+        store_batch(self, plan, fits, len(y))
         if not self.converged_:
             warn_not_converged(self, "raise max_iter, or take smaller batches")
         return self
-
-    def _store_batch(self, plan, fits, n_rows):
-        """Set all fitted attributes after a batch of a stream."""
-        before = self.log_evidence_ if hasattr(self, "log_evidence_") else 0.0
-        attributes = {
-            **run_attributes(fits),
-            **_coefficient_attributes([f.posterior for f in fits], self.n_features_in_),
-            "prior_variance_": getattr(self, "prior_variance_", self.prior_variance),
-            "effective_dof_": one_or_stack([plan.dof(f.posterior) for f in fits]),
-            "variance_method_": "exact",
-            "solver_": plan.solver,
-            "n_mvm_": 0,
-            "n_newton_iter_": 0,
-            "n_passes_": 0,
-            "log_evidence_std_": 0.0,
-            "_n_rows": n_rows + getattr(self, "_n_rows", 0),
-        }
-        attributes["log_evidence_"] += before
-        self._replace(attributes)
-
-    def _store(self, problem, fits, kept):
-        """Set all fitted attributes; `kept` marks the rows of the input that were used.
-
-        It is None where nothing is known of single rows.
-        """
-        own = [f.attributes for f in fits]
-
-        def each(name):
-            return one_or_stack([a[name] for a in own])
-
-        scale = each("scale")
-        attributes = {
-            **run_attributes(fits),
-            **_coefficient_attributes([f.posterior for f in fits], self.n_features_in_),
-            "prior_variance_": _prior_variances(own, self.prior_variance),
-            "effective_dof_": each("dof"),
-            "variance_method_": problem.variance,
-            "solver_": problem.solver,
-            "n_mvm_": int(sum(a["n_products"] for a in own)),
-            "n_newton_iter_": int(sum(a["n_newton"] for a in own)),
-            "n_passes_": int(sum(a["n_passes"] for a in own)),
-            "log_evidence_std_": float(np.hypot.reduce([a["evidence_std"] for a in own])),
-            "_n_rows": int(sum(problem.sizes)),
-            "_warm_state": ([a["last"] for a in own], problem.shape),
-        }
-        if kept is not None:
-            attributes["site_precision_"] = spread_rows(each("site_precision"), kept)
-            attributes["marginal_variance_"] = spread_rows(each("marginal_variance"), kept, np.nan)
-            attributes["n_mvm_"] += problem.design.n_products
-            if "site_shift" in own[0]:
-                attributes["_site_shift"] = own[0]["site_shift"]
-        if isinstance(problem.prior, SitePrior):
-            attributes |= _site_attributes(self.prior, problem.prior.site, scale)
-        self._replace(attributes)
-
-    def _replace(self, attributes):
-        """Set fitted attributes; what another kind of fit has left goes."""
-        for name in _OF_SOME_FITS:
-            if hasattr(self, name):
-                delattr(self, name)
-        for name, value in attributes.items():
-            setattr(self, name, value)
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -566,80 +555,36 @@ class ConvexVariationalLogistic(PosteriorClassifier):
         rng = check_random_state(random_state)
         return one_or_stack([p.sample(n_samples, rng) for p in self._posteriors])
 
-    def coef_interval(self, level=0.9):
-        """Central posterior intervals of the coefficients.
+    def _coefficients(self, level):
+        """Return means and deviations (K, q) of coefficients and intercept, and intervals."""
+        means, variances = by_class(self._posteriors)
+        each = [p.coefficient_interval(level) for p in self._posteriors]
+        return means, np.sqrt(variances), np.reshape(each, (*means.shape, 2))
 
-        Parameters
-        ----------
-        level : float, default=0.9
-            Probability in (0, 1) that an interval covers its coefficient.
+    def _coefficient_names(self):
+        tail = ["intercept"] * bool(self.fit_intercept)
+        return [*names_by_class(self, column_names(self)), *names_by_class(self, tail)]
 
-        Returns
-        -------
-        interval : ndarray of shape (1, n_features, 2) or (n_classes, n_features, 2)
-            Lower and upper end, in the shape of `coef_`.
-
-        Raises
-        ------
-        ValueError
-            If `level` is not between 0 and 1.
-        """
-        check_is_fitted(self)
-        return interval_of(self.coef_, self.coef_std_, level)
-
-    def summary(self, level=0.9):
-        """Tabulate what was learned: coefficients with intervals, and key figures.
-
-        Parameters
-        ----------
-        level : float, default=0.9
-            Probability in (0, 1) that an interval covers its coefficient.
-
-        Returns
-        -------
-        summary : Summary
-            Printing it shows the table, ``to_frame()`` gives it to pandas. Columns are name, mean,
-            sd, lower and upper, the intercept in the last row; the figures are rows, log evidence
-            and effective degrees of freedom. With more than two classes a name is "class: column",
-            and the intercepts of all classes are last.
-
-        Raises
-        ------
-        ValueError
-            If `level` is not between 0 and 1.
-        """
-        check_is_fitted(self)
-        d = self.n_features_in_
-        mean, std = self.coef_, self.coef_std_
-        means, variances = _by_class(self._posteriors)
-        intercept, spread = means[:, d:], np.sqrt(variances[:, d:])
-        tail = ["intercept"] * len(intercept[0])
-        names, tail = (names_by_class(self, part) for part in (column_names(self), tail))
-        return Summary(
-            title_of(self),
-            level,
-            coefficient_columns(
-                [*names, *tail],
-                np.concatenate([mean.ravel(), intercept.ravel()]),
-                np.concatenate([std.ravel(), spread.ravel()]),
-                level,
-            ),
-            figures={
-                "rows": self._n_rows,
-                "log evidence": self.log_evidence_,
-                "effective degrees of freedom": float(np.sum(self.effective_dof_)),
-            },
-        )
+    def _figures(self):
+        return {
+            "rows": self._n_rows,
+            "log evidence": self.log_evidence_,
+            "effective degrees of freedom": float(np.sum(self.effective_dof_)),
+        }
 
     def _log_weights(self, rows, n_draws, rng):
-        """Weights of two classes with a Gaussian prior and no class weights: others have none."""
+        """Weights of two classes with a Gaussian prior and no class weights: others have none.
+
+        Of several nodes those of the heaviest one, given its prior variance.
+        """
+        remarks = average_remarks(self._averages)
         plain = (
             isinstance(self.prior, str) and self.prior == "gaussian" and self.class_weight is None
         )
         plain = plain and "site_precision_" in vars(self)
         if rows is None or not plain or len(self._posteriors) > 1:
-            return None, ()
-        X, posterior = self._check_new(rows.X), self._posteriors[0]
+            return None, remarks
+        X, posterior = self._check_new(rows.X), self._last[0]
         if isinstance(posterior, JointWeightPosterior):
             y, weight = (
                 np.searchsorted(self.classes_, rows.y),
@@ -647,8 +592,11 @@ class ConvexVariationalLogistic(PosteriorClassifier):
             )
             sites = ClassSites(self.site_precision_.T[weight > 0], self._site_shift.T)
             kept = X[weight > 0], y[weight > 0], weight[weight > 0]
-            return joint_log_weights(posterior, *kept, sites, n_draws, rng), ()
-        prior = 1.0 / np.broadcast_to(self.prior_variance_, X.shape[1])
+            return joint_log_weights(posterior, *kept, sites, n_draws, rng), remarks
+        centre, given = self._averages[0].heaviest.phi, self.prior_variance_
+        if len(centre):
+            given = given * np.exp(centre[0] - np.mean(np.log(given)))
+        prior = 1.0 / np.broadcast_to(given, X.shape[1])
         if self.fit_intercept:
             prior = np.append(prior, 1.0 / self.intercept_prior_variance)
         log_weights = weight_space_log_weights(
@@ -661,7 +609,7 @@ class ConvexVariationalLogistic(PosteriorClassifier):
             posterior.sample(n_draws, rng),
             posterior.predictors(X),
         )
-        return log_weights, ()
+        return log_weights, remarks
 
     def condition_on(self, X, y):
         """Include labelled rows by rank-one updates, without a refit.
@@ -710,40 +658,11 @@ class ConvexVariationalLogistic(PosteriorClassifier):
             posterior, log_prob = posterior.joined(X, sites)
             joined.append(posterior)
             new.log_evidence_ = new.log_evidence_ + log_prob
-        for name, value in _coefficient_attributes(joined, self.n_features_in_).items():
+        averages = [
+            a._replace(weight=getattr(p, "weight", a.weight))
+            for a, p in zip(self._averages, joined, strict=True)
+        ]
+        attributes = coefficient_attributes(joined, self.n_features_in_)
+        for name, value in (attributes | averages_told(self, averages)).items():
             setattr(new, name, value)
         return new
-
-
-def _prior_variances(own, given):
-    """Return the prior variances used: the given ones times the factors of each problem."""
-    return one_or_stack([np.multiply(a["scale"], given) for a in own])
-
-
-def _site_attributes(given, site, scale):
-    """Return the attributes of a prior of sites whose scale was multiplied by `scale`."""
-    if not isinstance(given, str):
-        return {"prior_variance_": scale**2 / site.start_precision()}
-    scale = scale * site.scale
-    return {"laplace_scale_": scale, "prior_variance_": 2.0 * scale**2}
-
-
-def _by_class(posteriors):
-    """Return means and variances (K, q) of the weights, of one posterior a class or of all."""
-    means = np.concatenate([np.atleast_2d(p.mean) for p in posteriors])
-    return means, np.concatenate([np.atleast_2d(p.coefficient_variance()) for p in posteriors])
-
-
-def _coefficient_attributes(posteriors, d):
-    """Return the fitted attributes that summarise posteriors of d coefficients."""
-    means, variances = _by_class(posteriors)
-    return {
-        "coef_": means[:, :d],
-        "coef_std_": np.sqrt(variances[:, :d]),
-        "intercept_": means[:, d] if means.shape[1] > d else np.zeros(len(means)),
-        "multi_class_": "joint"
-        if isinstance(posteriors[0], JointWeightPosterior)
-        else "one_vs_rest",
-        "_posteriors": posteriors,
-        "_last": posteriors,
-    }

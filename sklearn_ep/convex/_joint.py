@@ -24,7 +24,10 @@ from .._engine.classes import (
 from .._engine.loop import SILENT
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint
 from .._estimator.fitting import BinaryFit
-from ._parameters import is_flat, make_prior
+from .._estimator.summary import interval_of
+from ._nodes import single_node
+from ._parameters import is_flat, make_prior, refuse_integration
+from ._priors import SlopeSearch
 from ._problem import class_weights
 from ._systems import Design, with_ones
 
@@ -42,8 +45,7 @@ __all__ = [
 # classes change no probability that matters, and cost EP the digits that weights and repeated rows
 # have in common.
 _RANGE, _CLOSE = (-5.0, 7.0), 0.05
-# Largest change of that log in one step, and steps at most.
-_MOST_CHANGE, _MOST_FACTORS = 3.0, 30
+_MOST_FACTORS = 30
 _TINY = np.finfo(float).tiny
 # Sweeps in place of one outer step of the binary problem, which costs several Newton steps.
 _SWEEPS = 3
@@ -112,6 +114,10 @@ class JointWeightPosterior:
         """Return the variances (K, q) of the weights."""
         return np.einsum("cqcq->cq", self.spread)
 
+    def coefficient_interval(self, level):
+        """Return central intervals (K, q, 2) of the weights."""
+        return interval_of(self.mean, np.sqrt(self.coefficient_variance()), level)
+
     def covariance(self, X1, X2, c, j):
         """Return the covariance (n1, n2) of the predictors of classes c and j between new rows."""
         B1, B2 = with_ones(X1, self.intercept), with_ones(X2, self.intercept)
@@ -179,6 +185,7 @@ def takes_joint(estimator, d):
 def joint_problem(estimator, training):
     """Return the `JointProblem` of checked training data."""
     check_column_scales(estimator, training.X, LARGEST_IN_UNITS)
+    refuse_integration(estimator, "several classes jointly")
     design = Design(training.X, bool(estimator.fit_intercept))
     n_classes = len(estimator.classes_)
     sites = empty_sites(training.y, n_classes)
@@ -203,11 +210,10 @@ def _learned_factor(problem, y):
     """Return the factor of the prior variances where the evidence is level, and the sites there.
 
     Its slope in the log of the factor is half of the expected squares of the coefficients, in units
-    of their prior variances, less their number. MacKay's update leads towards the root, secants
-    find it.
+    of their prior variances, less their number. MacKay's update leads towards the root.
     """
     sites, d = problem.sites, problem.prior.n_features
-    place, last = 0.0, None
+    place, search = 0.0, SlopeSearch(_RANGE)
     for _ in range(_MOST_FACTORS):
         ep = problem.ep(y, float(np.exp(place)))
         result = problem.solve(ep, sites, max(problem.tol, _LEARNING_TOL))
@@ -219,11 +225,8 @@ def _learned_factor(problem, y):
         )
         slope = 0.5 * (squares - known)
         step = float(np.log(max(squares, _TINY) / max(known, _TINY)))
-        if last is not None and (slope - last[1]) * (place - last[0]) < 0:
-            step = -slope * (place - last[0]) / (slope - last[1])
-        last = place, slope
-        place = float(np.clip(place + np.clip(step, -_MOST_CHANGE, _MOST_CHANGE), *_RANGE))
-        if abs(place - last[0]) < _CLOSE:
+        before, place = place, search(place, slope, step)
+        if abs(place - before) < _CLOSE:
             break
     return float(np.exp(place)), sites
 
@@ -236,6 +239,7 @@ def fit_joint(problem, y, monitor, k):
     state, update = result.evaluation.payload
     posterior = problem.posterior((state, update))
     variance = posterior.coefficient_variance()
+    evidence = float(result.evaluation.record["log_evidence"])
     attributes = dict(
         site_precision=result.x[0].T,
         site_shift=result.x[1].T,
@@ -247,8 +251,8 @@ def fit_joint(problem, y, monitor, k):
         n_passes=0,
         evidence_std=0.0,
         last=result.x,
+        average=single_node(problem.prior, factor, evidence),
     )
-    evidence = float(result.evaluation.record["log_evidence"])
     return BinaryFit(posterior, result.history, result.reason, evidence, attributes)
 
 

@@ -3,21 +3,30 @@
 import numpy as np
 
 from .._engine.super_gaussian import BOUNDS
+from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import check_choice, check_common, check_number
 from ._priors import GaussianPrior, SitePrior
 from ._sites import LaplaceSite, SuperGaussianSite
 
 __all__ = [
     "LARGEST_EXACT",
+    "LONGER_LEARNING",
     "check_parameters",
+    "given_variance",
     "is_flat",
+    "learns_scale",
     "make_prior",
     "prior_mode",
     "prior_variances",
+    "refuse_integration",
+    "scale_name",
 ]
 
 # Largest matrix that "auto" factorises at every step.
 LARGEST_EXACT = 4000
+# Outer steps in place of one where a scale is learned from sampled variances: each new scale brings
+# errors of its own into them, and the two settle slowly together.
+LONGER_LEARNING = 3
 SOLVERS = ("auto", "primal", "dual", "cg")
 VARIANCES = ("auto", "exact", "calibrated", "monte_carlo", "lanczos")
 
@@ -31,6 +40,10 @@ def check_parameters(estimator):
     check_choice("variance", estimator.variance, VARIANCES)
     check_choice("solver", estimator.solver, SOLVERS)
     check_choice("multi_class", estimator.multi_class, ["auto", "joint", "one_vs_rest"])
+    check_choice("calibration", estimator.calibration, ["loo", None])
+    check_hyperparameters(estimator.hyperparameters)
+    if isinstance(estimator.prior_variance, str):
+        check_choice("prior_variance", estimator.prior_variance, ["learn"])
     for name in ("learn_prior", "fit_intercept"):
         check_choice(name, getattr(estimator, name), [True, False])
     _check_positive("intercept_prior_variance", estimator.intercept_prior_variance)
@@ -67,6 +80,42 @@ def _check_learning(estimator):
         raise ValueError(
             'learn_prior=True needs bound="kl": the local bound is so much looser for wide '
             "priors that its maximum shrinks the coefficients far too much."
+        )
+
+
+def _is_gaussian(estimator):
+    return isinstance(estimator.prior, str) and estimator.prior == "gaussian"
+
+
+def learns_scale(estimator):
+    """Whether the scale of the prior is learned.
+
+    With the local bound a variance that is not given stays at one.
+    """
+    if isinstance(estimator.prior, str) and estimator.prior == "laplace":
+        return isinstance(estimator.laplace_scale, str)
+    left_open = _is_gaussian(estimator) and isinstance(estimator.prior_variance, str)
+    return bool(estimator.learn_prior) or (left_open and estimator.bound == "kl")
+
+
+def given_variance(estimator):
+    """Return the prior variances that were given, or the one where learning starts."""
+    return 1.0 if isinstance(estimator.prior_variance, str) else estimator.prior_variance
+
+
+def scale_name(estimator):
+    """Return the name of the coordinate that an average over the scale of the prior has."""
+    if _is_gaussian(estimator):
+        return "log_prior_variance"
+    return "log_laplace_scale" if isinstance(estimator.prior, str) else "log_prior_scale"
+
+
+def refuse_integration(estimator, setting):
+    """Raise a ValueError where integration is asked for and a setting excludes it."""
+    if estimator.hyperparameters == "integrate":
+        raise ValueError(
+            f"hyperparameters='integrate' does not go with {setting}: use hyperparameters='auto', "
+            "which takes the mode there."
         )
 
 
@@ -115,18 +164,17 @@ def prior_variances(estimator, d, variance):
 
 def make_prior(estimator, d):
     """Return the prior of d features and the intercept, if there is one."""
-    variance = prior_variances(estimator, d, estimator.prior_variance)
+    variance = prior_variances(estimator, d, given_variance(estimator))
     groups = _checked_groups(estimator.prior_groups, d)
-    learn = bool(estimator.learn_prior)
+    learn = learns_scale(estimator)
     if isinstance(estimator.prior, SuperGaussianSite):
         return SitePrior(estimator.prior, variance, d, learn)
     if estimator.prior == "gaussian":
         return GaussianPrior(variance, d, learn, groups if learn else None)
-    learn = isinstance(estimator.laplace_scale, str)
     scale = 1.0 if learn else estimator.laplace_scale
     return SitePrior(LaplaceSite(scale, estimator.bound), variance, d, learn)
 
 
 def prior_mode(estimator):
     """Return what of the prior a warm start has to agree in."""
-    return repr((estimator.prior, estimator.learn_prior, estimator.laplace_scale))
+    return repr((estimator.prior, learns_scale(estimator), estimator.laplace_scale))

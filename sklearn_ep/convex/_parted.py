@@ -12,7 +12,8 @@ from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
 from ._lanczos import rademacher
 from ._natural import VISITS_A_STEP, NaturalGradient
-from ._parameters import LARGEST_EXACT, make_prior, prior_mode
+from ._nodes import single_node
+from ._parameters import LARGEST_EXACT, LONGER_LEARNING, make_prior, prior_mode, refuse_integration
 from ._part_rows import RowSpec, site_sums
 from ._posterior import WeightPosterior
 from ._sampled import SAMPLED_TOL, SampledLoop, is_large, summed
@@ -78,6 +79,7 @@ def make_parted(estimator, run, from_user):
         raise ValueError(
             "Only binary classification is supported. Fit one partitioned model a class."
         )
+    refuse_integration(estimator, "partitions")
     d = estimator.n_features_in_
     n = d + bool(estimator.fit_intercept)
     variance = _variance_on_parts(estimator, n)
@@ -97,14 +99,16 @@ def make_parted(estimator, run, from_user):
         is_large(sum(f.n_entries for f in facts)),
     )  # fmt: skip
     probes = estimator.n_evidence_probes if sampled else 0
+    prior = make_prior(estimator, d)
+    longer = (LONGER_LEARNING if prior.learn else 1) if sampled else VISITS_A_STEP
     return PartedProblem(
         run=run,
         spec=spec,
         sizes=sizes,
-        prior=make_prior(estimator, d),
+        prior=prior,
         variance=variance,
         tol=estimator.tol,
-        max_iter=estimator.max_iter if sampled else VISITS_A_STEP * estimator.max_iter,
+        max_iter=longer * estimator.max_iter,
         damping=estimator.damping,
         last=last[0] if estimator.warm_start and last_shape == shape else None,
         shape=shape,
@@ -160,6 +164,7 @@ def _calibrated(problem, monitor):
         n_passes=loop.n_visits,
         last=loop.state(),
         evidence_std=error,
+        average=single_node(problem.prior, step.scale, log_evidence),
     )
     posterior = problem.posterior(step)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
@@ -174,6 +179,7 @@ def _exact(problem, monitor):
     result = loop.solve(state, monitor=monitor, **limits)
     step = result.evaluation.payload
     flat = np.any(np.isinf(problem.prior.variance))
+    log_evidence = np.nan if flat else step.objective
     attributes = dict(
         scale=problem.prior.spread(step.scale),
         dof=step.dof,
@@ -182,7 +188,7 @@ def _exact(problem, monitor):
         n_passes=loop.n_visits,
         last=result.x,
         evidence_std=0.0,
+        average=single_node(problem.prior, step.scale, log_evidence),
     )
-    log_evidence = np.nan if flat else step.objective
     posterior = problem.posterior(step)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)

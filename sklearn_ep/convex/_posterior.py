@@ -1,15 +1,23 @@
-"""Predictions from a Gaussian posterior of weights, and new rows by rank-one updates."""
+"""Predictions from posteriors of weights, and new rows by rank-one updates.
+
+A posterior is a Gaussian, or a mixture of them over nodes of hyperparameters. What it says of
+predictors may have a slope and a temper, what it says of weights never has.
+"""
 
 import copy
 
 import numpy as np
 import scipy.sparse as sp
+from scipy.special import logsumexp
 
+from .._engine.averaging import draw_mixture, mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
 from .._engine.quadrature import logistic_moments
+from .._estimator.averaged import AveragedPosterior
+from .._estimator.summary import interval_of
 from ._systems import with_ones
 
-__all__ = ["WeightPosterior"]
+__all__ = ["AveragedWeights", "TemperedPredictors", "WeightPosterior"]
 
 # Sampled variances are only estimates: included rows may take away at most this share of them.
 _LARGEST_SHARE = 0.95
@@ -57,6 +65,10 @@ class WeightPosterior:
     def coefficient_variance(self):
         """Return the variances (n,) of the weights."""
         return self._lessened(self.predictor.coefficient_variance(), self.directions.T)
+
+    def coefficient_interval(self, level):
+        """Return central intervals (n, 2) of the weights."""
+        return interval_of(self.mean, np.sqrt(self.coefficient_variance()), level)
 
     def covariance(self, X1, X2):
         """Return the covariance (n1, n2) of the predictor between new rows."""
@@ -109,3 +121,95 @@ class WeightPosterior:
             new.precision = np.append(new.precision, precision)
             new.roots = np.append(new.roots, root)
         return new, log_prob
+
+
+class TemperedPredictors:
+    """Predictors a (c'x + sqrt(t) (u - c)'x) of the weights u of a posterior.
+
+    centre c (n,) are the weights, slope a and temper t the two numbers of a calibration.
+    """
+
+    factor = WeightPosterior.factor
+
+    def __init__(self, posterior, centre, slope, temper):
+        self.posterior, self.centre = posterior, centre
+        self.slope, self.spread = slope, np.sqrt(temper)
+        self.alone = centre is posterior.mean
+
+    def _moved(self, X, values):
+        centre = with_ones(X, self.posterior.intercept) @ self.centre
+        return self.slope * (centre + self.spread * (values - centre))
+
+    def latent(self, X):
+        """Return mean and variance (n_new,) at new rows."""
+        mean, var = self.posterior.latent(X)
+        # the mean of a posterior that is the only one is the centre itself
+        mean = self.slope * mean if self.alone else self._moved(X, mean)
+        return mean, (self.slope * self.spread) ** 2 * var
+
+    def covariance(self, X1, X2):
+        """Return the covariance (n1, n2) between new rows."""
+        return (self.slope * self.spread) ** 2 * self.posterior.covariance(X1, X2)
+
+    def draw(self, X, n_samples, rng):
+        """Return joint draws (n_samples, n_new) at new rows."""
+        return self._moved(X, self.posterior.draw(X, n_samples, rng))
+
+
+class AveragedWeights(AveragedPosterior):
+    """Mixture with weight (M,) of the posteriors of the weights at several hyperparameters.
+
+    Predictors have a slope and a temper about the mean of the mixture, so that their mean and
+    variance are those of the mixture times the slope, and times slope^2 temper.
+    """
+
+    def __init__(self, nodes, weight, slope=1.0, temper=1.0):
+        self.nodes, self.slope, self.temper = nodes, slope, temper
+        self.mean = nodes[0].mean
+        if len(nodes) > 1:
+            self.mean = weight @ np.array([node.mean for node in nodes])
+        predictors = nodes
+        if (slope, temper) != (1.0, 1.0):
+            predictors = [TemperedPredictors(node, self.mean, slope, temper) for node in nodes]
+        super().__init__(predictors, weight)
+
+    @property
+    def heaviest(self):
+        """The `WeightPosterior` with the largest weight."""
+        return self.nodes[int(np.argmax(self.weight))]
+
+    def latent_mean(self, X):
+        """Return the mean (n_new,) of the predictor."""
+        return self.slope * (with_ones(X, self.heaviest.intercept) @ self.mean)
+
+    def _moments(self):
+        """Return means and variances (M, n) of the weights under the nodes."""
+        means = np.array([node.mean for node in self.nodes])
+        return means, np.array([node.coefficient_variance() for node in self.nodes])
+
+    def coefficient_variance(self):
+        """Return the variances (n,) of the weights."""
+        return mixture_moments(self.weight, *self._moments())[1]
+
+    def coefficient_interval(self, level):
+        """Return central intervals (n, 2) of the weights, by quantiles of the mixture."""
+        if len(self.nodes) == 1:
+            return self.nodes[0].coefficient_interval(level)
+        means, variances = self._moments()
+        ends = 0.5 - 0.5 * level, 0.5 + 0.5 * level
+        return mixture_quantiles(self.weight, means, np.sqrt(variances), ends).T
+
+    def sample(self, n_samples, rng):
+        """Return draws (n_samples, n) of the weights."""
+        return draw_mixture(self.weight, lambda m, n: self.nodes[m].sample(n, rng), n_samples, rng)
+
+    def joined(self, X, sites):
+        """Return the mixture with rows included in every node, and log p of their labels.
+
+        Nodes that foretold the labels better gain weight.
+        """
+        pairs = [node.joined(X, sites) for node in self.nodes]
+        log_mass = np.log(self.weight) + np.array([log_prob for _, log_prob in pairs])
+        log_prob = float(logsumexp(log_mass))
+        nodes, weight = [node for node, _ in pairs], np.exp(log_mass - log_prob)
+        return AveragedWeights(nodes, weight, self.slope, self.temper), log_prob

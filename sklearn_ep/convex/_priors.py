@@ -1,16 +1,27 @@
 """Priors of the coefficients: what the loops of this room ask of them.
 
 The scale that may be learned is one factor for all features, or one for each of several named
-groups of them; an intercept, the last coefficient, keeps its own prior.
+groups of them; an intercept, the last coefficient, keeps its own prior. Where the scale is averaged
+over, it has a prior itself, a `PredictorPrior`.
 """
 
+import copy
 from typing import NamedTuple
 
 import numpy as np
 
 from .._engine.super_gaussian import Penalty
 
-__all__ = ["GROUP_SHARE", "SCALE_RANGE", "CarriedPrior", "GaussianPrior", "PriorTerms", "SitePrior"]
+__all__ = [
+    "GROUP_SHARE",
+    "SCALE_RANGE",
+    "CarriedPrior",
+    "GaussianPrior",
+    "PredictorPrior",
+    "PriorTerms",
+    "SitePrior",
+    "SlopeSearch",
+]
 
 # Largest and smallest factor of a prior variance, or of a scale, that learning may reach, and what
 # one step may do to that of a group.
@@ -43,6 +54,73 @@ def _site_terms(prior, u, scale, root):
     return PriorTerms(p.precision, p.precision * u - p.slope, p.slope, loss)
 
 
+# Prior sd of a linear predictor that is as likely to be exceeded as not (Gelman et al. 2008 take
+# the same for a coefficient of a column of unit size), and the range of it that is looked at.
+_MEDIAN, _LOG_RANGE = 2.5, 14.0
+_MOST_CHANGE = 3.0  # of a log scale in one step
+
+
+class PredictorPrior(NamedTuple):
+    """Half-Cauchy prior of the prior sd t of the linear predictor, as a density of phi.
+
+    phi is the log of the scale of the prior of the coefficients, log t = log_unit + rate phi. Free
+    of units, and proper: evidence alone does not fall as phi goes to minus infinity.
+    """
+
+    log_unit: float
+    rate: float
+
+    def _log_ratio(self, phi):
+        return self.log_unit + self.rate * phi - np.log(_MEDIAN)
+
+    def log_density(self, phi):
+        """Return the log density of phi."""
+        u = self._log_ratio(phi)
+        return float(np.log(2.0 * self.rate / np.pi) - np.logaddexp(u, -u))
+
+    def slope(self, phi):
+        """Return the derivative of the log density in phi."""
+        return -self.rate * float(np.tanh(self._log_ratio(phi)))
+
+    @classmethod
+    def of(cls, prior, column_variances):
+        """Return that of a prior of the coefficients for columns of variances (n_features,) of X.
+
+        None where no column varies, so that the scale does not matter.
+        """
+        total = float(prior.unit_variances() @ column_variances)
+        return cls(0.5 * np.log(total), prior.rate) if 0 < total < np.inf else None
+
+    def centre(self):
+        """Return phi at the median of t."""
+        return (np.log(_MEDIAN) - self.log_unit) / self.rate
+
+    def bounds(self):
+        """Return the range (2,) of phi, the same in any units of the columns."""
+        return self.centre() + np.array([-_LOG_RANGE, _LOG_RANGE])
+
+
+class SlopeSearch:
+    """Steps in a log scale towards where a slope vanishes: secants find what updates lead to."""
+
+    def __init__(self, bounds):
+        self.bounds, self.last = bounds, None
+
+    def __call__(self, place, slope, update):
+        """Return the next place from the slope at one, and a step that leads towards the root."""
+        if self.last is not None and (slope - self.last[1]) * (place - self.last[0]) < 0:
+            update = -slope * (place - self.last[0]) / (slope - self.last[1])
+        self.last = place, slope
+        return float(np.clip(place + np.clip(update, -_MOST_CHANGE, _MOST_CHANGE), *self.bounds))
+
+
+def _known(prior, phi):
+    """Return the same prior with its log scale given."""
+    new = copy.copy(prior)
+    new.start_scale, new.learn = float(np.exp(phi)), False
+    return new
+
+
 class GaussianPrior:
     """Independent N(0, scale * variance_j) coefficients; an infinite variance is a flat prior.
 
@@ -51,6 +129,7 @@ class GaussianPrior:
     """
 
     n_sites = 0
+    rate = 0.5  # of the prior sd of a predictor in the scale, which multiplies variances
 
     def __init__(self, variance, n_features, learn, groups=None):
         self.scale_share = 1.0 if groups is None else GROUP_SHARE
@@ -70,6 +149,21 @@ class GaussianPrior:
 
     start_precision = precision
     terms = _site_terms
+    known = _known
+
+    def unit_variances(self):
+        """Return the prior variances (n_features,) at a scale of one."""
+        return self.variance[: self.n_features]
+
+    def in_units(self, phi):
+        """Return log scales as the mean log prior variance of the features."""
+        return np.array([np.mean(np.log(self.unit_variances()) + phi)])
+
+    def in_proportion(self, scale):
+        """Return the prior with one scale of all features, in the proportions of the given ones."""
+        variance = self.variance.copy()
+        variance[: self.n_features] *= self.spread(scale)
+        return GaussianPrior(variance, self.n_features, self.learn)
 
     def penalty(self, u, variances, scale):
         """Return the `Penalty` of weights u."""
@@ -84,12 +178,31 @@ class GaussianPrior:
 
     def new_scale(self, u, penalty, scale, predictor, dof):
         """Return MacKay's update of the scale: |u|^2 over the effective number of parameters."""
-        d = self.n_features
         if self.groups is not None:
+            d = self.n_features
             return self._new_scales(u[:d], penalty.precision[:d], scale, predictor)
+        size, dof = self._size_and_dof(u, penalty, predictor, dof)
+        return size / max(dof, _TINY)
+
+    def evidence_slope(self, u, penalty, scale, predictor, dof):
+        """Return the derivative of the bound in the log of the one scale, at its optimum."""
+        size, dof = self._size_and_dof(u, penalty, predictor, dof)
+        return 0.5 * (size / scale - dof)
+
+    def update(self, slope, own_slope, dof):
+        """Return the step in the log scale that MacKay's update is with a prior of the scale.
+
+        `slope` is that of the bound, `own_slope` that of the prior; one more is added to both
+        sides, so that neither is ever negative.
+        """
+        return np.log((2.0 * slope + dof + 1.0) / (dof + 1.0 - 2.0 * own_slope))
+
+    def _size_and_dof(self, u, penalty, predictor, dof):
+        """Return |u|^2 over the prior variances at a scale of one, and the dof of features."""
+        d = self.n_features
         if len(u) > d:
             dof -= 1.0 - penalty.precision[d] * predictor.coefficient_variance()[d]
-        return float(np.sum(u[:d] ** 2 / self.variance[:d])) / max(dof, _TINY)
+        return float(np.sum(u[:d] ** 2 / self.variance[:d])), dof
 
     def _new_scales(self, u, precision, scale, predictor):
         """Return the same for each group, whose parameters are counted by their own variances."""
@@ -107,6 +220,7 @@ class SitePrior:
     """
 
     start_scale, groups, scale_share = 1.0, None, 1.0
+    rate = 1.0  # of the prior sd of a predictor in the scale
 
     def __init__(self, site, variance, n_features, learn):
         self.site, self.variance, self.n_features, self.learn = site, variance, n_features, learn
@@ -117,6 +231,15 @@ class SitePrior:
         return scale
 
     terms = _site_terms
+    known = _known
+
+    def unit_variances(self):
+        """Return variances (n_features,) of about the width of the sites at a scale of one."""
+        return np.full(self.n_features, 1.0 / self.site.start_precision())
+
+    def in_units(self, phi):
+        """Return log scales as they are."""
+        return phi
 
     def start_precision(self, scale):
         """Return the precisions of a Gaussian prior of about the same width."""
@@ -147,10 +270,23 @@ class SitePrior:
         The derivative of the expected loss in log scale is minus the sum of u f' + z pi, which the
         normaliser asks to be one a coefficient.
         """
+        mean = self._loss_slopes(u, penalty, predictor) / self.n_features
+        return float(scale * mean ** (1.0 / self.site.growth))
+
+    def evidence_slope(self, u, penalty, scale, predictor, dof):
+        """Return the derivative of the bound in the log scale, at its optimum."""
+        return float(self._loss_slopes(u, penalty, predictor)) - self.n_features
+
+    def update(self, slope, own_slope, dof):
+        """Return the step in the log scale that `new_scale` is with a prior of the scale."""
+        d = self.n_features
+        return np.log((slope + d + 1.0) / (d + 1.0 - own_slope)) / self.site.growth
+
+    def _loss_slopes(self, u, penalty, predictor):
+        """Return minus the derivative of the expected loss in the log scale."""
         d = self.n_features
         variances = predictor.coefficient_variance()[:d]
-        mean = np.mean(u[:d] * penalty.slope[:d] + variances * penalty.precision[:d])
-        return float(scale * mean ** (1.0 / self.site.growth))
+        return np.sum(u[:d] * penalty.slope[:d] + variances * penalty.precision[:d])
 
 
 class CarriedPrior:

@@ -4,15 +4,34 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 from sklearn.utils import check_random_state, compute_class_weight
 
+from .._engine.averaging import mixture_moments
+from .._engine.loop import SILENT
 from .._engine.super_gaussian import LogisticSites
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales
 from .._estimator.fitting import BinaryFit
+from ._calibration import calibrated, cavities
 from ._lanczos import log_determinant, rademacher
+from ._nodes import (
+    average_over_scale,
+    in_units,
+    mode_of_scale,
+    node_fit,
+    scale_nodes,
+    single_node,
+)
 from ._outer_loop import OuterLoop
-from ._parameters import LARGEST_EXACT, is_flat, make_prior, prior_mode
-from ._posterior import WeightPosterior
+from ._parameters import (
+    LARGEST_EXACT,
+    LONGER_LEARNING,
+    is_flat,
+    make_prior,
+    prior_mode,
+    refuse_integration,
+)
+from ._posterior import AveragedWeights, WeightPosterior
 from ._sampled import SAMPLED_TOL, SampledLoop, is_large
 from ._sampled_rows import SampledRows
 from ._systems import Design, DualSystem, IterativeSystem, PrimalSystem
@@ -26,6 +45,9 @@ from ._variances import (
 __all__ = ["ConvexProblem", "class_weights", "fit_problem", "make_problem"]
 
 SYSTEMS = {"primal": PrimalSystem, "dual": DualSystem, "cg": IterativeSystem}
+# Larger side of the matrix that is factorised up to which "auto" averages over the scale of the
+# prior: the more coefficients have learned it, the less it leaves open.
+LARGEST_AVERAGED = 1000
 
 
 @dataclass
@@ -33,7 +55,8 @@ class ConvexProblem:
     """Everything a binary problem needs besides its labels; sent to workers as it is.
 
     `last` holds for each binary problem the weights and state of an earlier fit, or None; only a
-    fit of the same `shape` may begin there.
+    fit of the same `shape` may begin there. `column_variances` are those of X where the scale of
+    the prior is averaged over, else None; `n_jobs` are the nodes of one problem to work on at once.
     """
 
     design: Design
@@ -54,6 +77,9 @@ class ConvexProblem:
     damping: float
     last: list
     shape: tuple
+    calibration: str | None
+    column_variances: Any
+    n_jobs: int | None
 
     @property
     def sizes(self):
@@ -76,6 +102,11 @@ class ConvexProblem:
         exact = SYSTEMS[self.exact_solver] if self.variance == "exact" else newton
         limits = self.inner_tol, self.max_inner_iter
         return OuterLoop(design, sites, self.weight, self.prior, newton, exact, variances, *limits)
+
+    def solve(self, loop, last=None, damping=None, monitor=SILENT):
+        """Run an outer loop from the weights and state of an earlier one; return its result."""
+        limits = dict(tol=self.tol, max_iter=self.max_iter, damping=damping or self.damping)
+        return loop.solve(loop.start(last), monitor=monitor, **limits)
 
     def evidence(self, loop, step):
         """Return the bound on the log evidence and its standard error."""
@@ -103,24 +134,61 @@ def fit_problem(problem, sign, monitor, k):
     """Fit binary problem k and return its `BinaryFit`."""
     if problem.variance == "calibrated":
         return _fit_calibrated(problem, sign, monitor, k)
+    whole, last = problem, problem.last[k]
+    averaged = last is not None and len(last) == 3  # whether the scale is apart from the state
+    nodes, start = scale_nodes(problem, sign, last if averaged else None)
+    mode = None if nodes is None else mode_of_scale(nodes, start, monitor)
+    if mode is not None:
+        problem, last = nodes.at(float(mode.phi[0])), mode.payload.last
+    elif averaged:
+        last = None
     loop = problem.loop(sign)
-    limits = dict(tol=problem.tol, max_iter=problem.max_iter, damping=problem.damping)
-    result = loop.solve(loop.start(problem.last[k]), monitor=monitor, **limits)
+    result = problem.solve(loop, last, monitor=monitor)
     step = result.evaluation.payload
-    u, estimate, posterior = step.inner.u, step.estimate, problem.posterior(step)
     log_evidence, evidence_std = problem.evidence(loop, step)
+    last = step.inner.u, result.x
+    if mode is None:
+        average = single_node(problem.prior, step.scale, log_evidence)
+        fits, scale = [node_fit(problem, step)], problem.prior.spread(step.scale)
+    else:
+        last = *last, float(mode.phi[0])
+        average = average_over_scale(nodes, last[-1], result, monitor)
+        fits, scale = [n.payload for n in average.nodes], nodes.mean_scale(average, whole.prior)
+        average = in_units(average, nodes.prior)
+        if np.isfinite(log_evidence):
+            log_evidence = average.log_evidence
     attributes = dict(
-        site_precision=step.inner.site.precision,
-        marginal_variance=estimate.training,
-        scale=problem.prior.spread(step.scale),
-        dof=step.dof,
+        **_of_rows(problem, sign, fits, average.weight),
+        scale=scale,
         n_products=loop.design.n_products,
         n_newton=loop.n_newton,
         n_passes=0,
         evidence_std=evidence_std,
-        last=(u, result.x),
+        last=last,
+        average=average,
     )
+    posterior = _mixed([f.posterior for f in fits], average.weight, attributes["left_out"])
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
+
+
+def _of_rows(problem, sign, fits, weight):
+    """Return what is known of training rows from the `NodeFit` of each node, and the dof."""
+    left = [f.cavities for f in fits]
+    means, variances = (np.array([getattr(f, name) for f in fits]) for name in ("mean", "var"))
+    return dict(
+        site_precision=fits[int(np.argmax(weight))].precision,
+        marginal_variance=mixture_moments(weight, means, variances)[1],
+        dof=float(weight @ np.array([f.dof for f in fits])),
+        left_out=calibrated(sign, problem.weight, weight, left, problem.calibration),
+    )
+
+
+def _mixed(nodes, weight, left_out):
+    """Return what predicts from the posteriors of nodes, with slope and temper."""
+    calibration = left_out.slope, left_out.temper
+    if len(nodes) == 1 and calibration == (1.0, 1.0):
+        return nodes[0]
+    return AveragedWeights(nodes, weight, *calibration)
 
 
 def _fit_calibrated(problem, sign, monitor, k):
@@ -141,9 +209,14 @@ def _fit_calibrated(problem, sign, monitor, k):
     result = loop.solve(monitor=monitor, last=problem.last[k], **limits)
     step = result.evaluation.payload
     log_evidence, error, dof = loop.finish(step, problem.evidence_probes)
+    site, variances = rows.penalty(loop.point, loop.anchors), rows.variances(loop.anchors)
+    mean, weight = design.dot(step.u), problem.weight
+    left = cavities(mean, variances, site.slope, site.precision, weight)
+    average = single_node(prior, step.scale, log_evidence)
+    left_out = calibrated(sign, weight, average.weight, [left], problem.calibration)
     attributes = dict(
-        site_precision=rows.penalty(loop.point, loop.anchors).precision,
-        marginal_variance=rows.variances(loop.anchors),
+        site_precision=site.precision,
+        marginal_variance=variances,
         scale=prior.spread(step.scale),
         dof=dof,
         n_products=loop.n_products,
@@ -151,9 +224,12 @@ def _fit_calibrated(problem, sign, monitor, k):
         n_passes=0,
         evidence_std=error,
         last=loop.state(),
+        average=average,
+        left_out=left_out,
     )
     system = IterativeSystem(design, step.prior.precision, attributes["site_precision"], step.data)
     posterior = WeightPosterior(step.u, design.intercept, system, step.predictor)
+    posterior = _mixed([posterior], average.weight, left_out)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
 
 
@@ -169,12 +245,17 @@ def make_problem(estimator, training):
     sampled = variance in ("calibrated", "monte_carlo")
     probes = Probes(design, weight, estimator.n_variance_samples, rng) if sampled else None
     n_problems = 1 if len(estimator.classes_) == 2 else len(estimator.classes_)
-    shape = (q, n, n_problems, variance, prior_mode(estimator))
-    passed = ("bound", "inner_tol", "max_inner_iter", "tol", "max_iter", "damping")
+    prior = make_prior(estimator, d)
+    column_variances = None
+    if _is_averaged(estimator, variance, prior, min(n, q) if exact_solver == "dual" else n):
+        column_variances = weighted_variances(training.X, weight)
+    shape = (q, n, n_problems, variance, prior_mode(estimator), column_variances is None)
+    passed = ("bound", "inner_tol", "max_inner_iter", "tol", "damping")
+    longer = LONGER_LEARNING if prior.learn and variance != "exact" else 1
     return ConvexProblem(
         design=design,
         weight=weight,
-        prior=make_prior(estimator, d),
+        prior=prior,
         solver=solver,
         exact_solver=exact_solver,
         variance=variance,
@@ -184,8 +265,35 @@ def make_problem(estimator, training):
         n_samples=estimator.n_variance_samples,
         last=_warm(estimator, shape, n_problems),
         shape=shape,
+        max_iter=longer * estimator.max_iter,
+        calibration=estimator.calibration,
+        column_variances=column_variances,
+        n_jobs=estimator.n_jobs if n_problems == 1 else None,
         **{name: getattr(estimator, name) for name in passed},
     )
+
+
+def _is_averaged(estimator, variance, prior, size):
+    """Return whether the scale of the prior is averaged over, or raise a ValueError.
+
+    `size` is that of the matrix that is factorised at every step.
+    """
+    if not prior.learn or estimator.hyperparameters == "mode":
+        return False
+    if variance != "exact":
+        refuse_integration(estimator, f"variance={variance!r}, whose evidence is sampled")
+        return False
+    return estimator.hyperparameters == "integrate" or size <= LARGEST_AVERAGED
+
+
+def weighted_variances(X, weight):
+    """Return the variances (d,) of the columns of X, rows weighted; dense or CSR/CSC."""
+    total = weight.sum()
+    mean = np.asarray(X.T @ weight).ravel() / total
+    if sp.issparse(X):
+        squares = np.asarray(X.multiply(X).T @ weight).ravel() / total
+        return np.maximum(squares - mean**2, 0.0)
+    return np.einsum("ij,ij,i->j", X - mean, X - mean, weight) / total
 
 
 def _evidence_probes(estimator, variance, n, rng):

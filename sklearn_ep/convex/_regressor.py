@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from .._estimator.base import VersionedEstimator
 from .._estimator.checks import LARGEST_IN_UNITS, check_choice, check_column_scales, check_number
+from .._estimator.coefficients import CoefficientReport
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import (
     BinaryFit,
@@ -20,13 +21,7 @@ from .._estimator.fitting import (
     run_attributes,
     warn_not_converged,
 )
-from .._estimator.summary import (
-    Summary,
-    coefficient_columns,
-    column_names,
-    interval_of,
-    title_of,
-)
+from .._estimator.summary import column_names, interval_of
 from ._lanczos import rademacher
 from ._regression import RegressionLoop, StackedDesign
 from ._sites import LaplaceSite, SuperGaussianSite
@@ -52,7 +47,9 @@ class RegressionPosterior:
         return X @ self.mean, self.variances.row_variance(X)
 
 
-class ConvexVariationalRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimator):
+class ConvexVariationalRegressor(
+    CoefficientReport, CallbackSupportMixin, RegressorMixin, VersionedEstimator
+):
     """Linear regression y = X u + noise with a super-Gaussian prior, in matrix-vector products.
 
     The posterior is approximated by a Gaussian that maximises a lower bound of the log evidence, so
@@ -370,55 +367,16 @@ class ConvexVariationalRegressor(CallbackSupportMixin, RegressorMixin, Versioned
         mean, std = self.predict(X, return_std=True)
         return interval_of(mean, std, level)
 
-    def coef_interval(self, level=0.9):
-        """Central posterior intervals of the coefficients.
+    def _coefficients(self, level):
+        mean, std = self.coef_, self.coef_std_
+        return mean, std, interval_of(mean, std, level)
 
-        Parameters
-        ----------
-        level : float, default=0.9
-            Probability in (0, 1) that an interval covers its coefficient.
+    def _coefficient_names(self):
+        return column_names(self)
 
-        Returns
-        -------
-        interval : ndarray of shape (d, 2)
-            Lower and upper end, on the scale of `coef_`.
-
-        Raises
-        ------
-        ValueError
-            If `level` is not between 0 and 1.
-        """
-        check_is_fitted(self)
-        return interval_of(self.coef_, self.coef_std_, level)
-
-    def summary(self, level=0.9):
-        """Tabulate what was learned: coefficients with intervals, and key figures.
-
-        Parameters
-        ----------
-        level : float, default=0.9
-            Probability in (0, 1) that an interval covers its coefficient.
-
-        Returns
-        -------
-        summary : Summary
-            Printing it shows the table, ``to_frame()`` gives it to pandas.
-
-        Raises
-        ------
-        ValueError
-            If `level` is not between 0 and 1.
-        """
-        check_is_fitted(self)
-        return Summary(
-            title_of(self),
-            level,
-            coefficient_columns(column_names(self), self.coef_, self.coef_std_, level),
-            figures={
-                "log evidence": self.log_evidence_,
-                "noise sd": float(np.sqrt(self.noise_variance_)),
-            },
-        )
+    def _figures(self):
+        noise = float(np.sqrt(self.noise_variance_))
+        return {"log evidence": self.log_evidence_, "noise sd": noise}
 
     def sample_posterior(self, n_samples=1, random_state=None):
         """Draw coefficients from the posterior.

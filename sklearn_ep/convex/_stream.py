@@ -15,7 +15,7 @@ from .._engine.gaussian import checked_cholesky, triangular_inverse
 from .._engine.loop import Anderson, Evaluation, Reason, iterate
 from .._engine.super_gaussian import LogisticSites
 from ._natural import VISITS_A_STEP, NaturalGradient, NaturalStep
-from ._parameters import is_flat, prior_variances
+from ._parameters import given_variance, is_flat, prior_variances
 from ._part_rows import PartRows
 from ._posterior import WeightPosterior
 from ._priors import CarriedPrior
@@ -66,7 +66,7 @@ def plan_stream(estimator, d):
     """Return the `BatchPlan` for d features, or raise a ValueError that names a parameter."""
     if is_flat(estimator):
         raise ValueError("partial_fit needs a finite intercept_prior_variance.")
-    variance = getattr(estimator, "prior_variance_", estimator.prior_variance)
+    variance = getattr(estimator, "prior_variance_", given_variance(estimator))
     if np.ndim(variance) > 1:
         raise ValueError("partial_fit cannot go on from prior variances learned for each class.")
     prior = 1.0 / prior_variances(estimator, d, variance)

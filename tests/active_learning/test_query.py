@@ -69,7 +69,7 @@ def small():
     rng = np.random.default_rng(0)
     X, u = rng.standard_normal((260, 6)), rng.standard_normal(6)
     y = (rng.random(260) < expit(X @ u)).astype(int)
-    e = ConvexVariationalLogistic(tol=1e-6).fit(X[:60], y[:60])
+    e = ConvexVariationalLogistic(1.0, calibration=None, tol=1e-6).fit(X[:60], y[:60])
     B = np.column_stack([X, np.ones(260)])
     P = np.append(np.ones(6), 0.01)
     cov = np.linalg.inv(np.diag(P) + B[:60].T * e.site_precision_ @ B[:60])
@@ -330,7 +330,7 @@ def test_any_classifier_has_the_strategies_without_posterior(small):
 def test_several_classes(small, name):
     _, pool, _ = small
     y = np.argmax(pool[:, :3], axis=1)
-    e = ConvexVariationalLogistic(multi_class="one_vs_rest").fit(pool[:80], y[:80])
+    e = ConvexVariationalLogistic(1.0, multi_class="one_vs_rest").fit(pool[:80], y[:80])
     s = scores(e, pool, strategy=name, random_state=0)
     proba = e.predict_proba(pool)
     assert s.shape == (200,) and np.all(np.isfinite(s))

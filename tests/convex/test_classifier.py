@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse as sp
 from joblib import parallel_config
 from oracles import oracle
+from plain_logistic import plain_logistic
 from scipy.special import expit
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression
@@ -27,7 +28,7 @@ def make(q=80, n=6, seed=0, scale=1.0):
 
 
 def fit(X, y, *args, sample_weight=None, **kw):
-    return ConvexVariationalLogistic(*args, **kw).fit(X, y, sample_weight)
+    return plain_logistic(*args, **kw).fit(X, y, sample_weight)
 
 
 def assert_same(a, b, X=None, tol=1e-7):
@@ -226,7 +227,7 @@ def test_several_classes_are_one_versus_rest_with_shared_probes():
     p = np.stack([b.predict_proba(X)[:, 1] for b in each], 1)
     np.testing.assert_allclose(e.predict_proba(X), p / p.sum(1, keepdims=True), rtol=1e-9)
     with parallel_config(backend="threading"):
-        two = ConvexVariationalLogistic(n_jobs=2, **kw).fit(X, y)
+        two = plain_logistic(n_jobs=2, **kw).fit(X, y)
     np.testing.assert_array_equal(two.coef_, e.coef_)
 
 
@@ -241,7 +242,7 @@ def test_flat_intercept_is_the_limit_of_a_wide_one():
 
 def test_warm_start_continues():
     X, y = make(80, 10, seed=10)
-    e = ConvexVariationalLogistic(warm_start=True, tol=1e-7).fit(X, y)
+    e = plain_logistic(warm_start=True, tol=1e-7).fit(X, y)
     first, coef = e.n_iter_, e.coef_
     e.fit(X, y)
     assert e.n_iter_ < first
@@ -385,9 +386,7 @@ def test_hostile_data_give_finite_fits_without_numpy_warnings(variance, bound, p
         (np.array([[1.0], [-1.0]]), np.array([0, 1]), {}),
     ]
     for data, labels, kw in cases:
-        e = ConvexVariationalLogistic(
-            1e3, bound=bound, prior=prior, variance=variance, random_state=0, **kw
-        )
+        e = plain_logistic(1e3, bound=bound, prior=prior, variance=variance, random_state=0, **kw)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             e.fit(data, labels)
@@ -567,7 +566,7 @@ def test_diagnose_weighs_draws_to_the_true_posterior():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(150, 4))
     y = (X[:, 0] + rng.logistic(size=150) > 0).astype(int)
-    kl, local = (ConvexVariationalLogistic(4.0, bound=b).fit(X, y) for b in ("kl", "local"))
+    kl, local = (plain_logistic(4.0, bound=b).fit(X, y) for b in ("kl", "local"))
     good, narrow = (e.diagnose(4000, X=X, y=y) for e in (kl, local))
     assert good.pareto_k < 0.7 and good.ess_share > 0.97 > narrow.ess_share
     assert kl.diagnose().pareto_k is None and "fixed point" in str(kl.diagnose())

@@ -5,13 +5,12 @@ import warnings
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from plain_logistic import plain_logistic
 from scipy.special import log_softmax
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.preprocessing import StandardScaler
-
-from sklearn_ep import ConvexVariationalLogistic
 
 
 def toy(n, n_classes, d=3, seed=0):
@@ -23,7 +22,7 @@ def toy(n, n_classes, d=3, seed=0):
 
 
 def fit(X, y, **kwargs):
-    return ConvexVariationalLogistic(**{"tol": 1e-8, "max_iter": 100, **kwargs}).fit(X, y)
+    return plain_logistic(**{"tol": 1e-8, "max_iter": 100, **kwargs}).fit(X, y)
 
 
 def test_the_posterior_is_that_of_long_sampling():
@@ -65,7 +64,7 @@ def test_sparse_rows_names_of_classes_and_weights():
     np.testing.assert_allclose(renamed.coef_[order], est.coef_, atol=1e-7)
     weight = np.random.default_rng(2).integers(0, 4, 60)
     weight[:4] = 1
-    weighted = ConvexVariationalLogistic(tol=1e-8, max_iter=100).fit(X, y, sample_weight=weight)
+    weighted = plain_logistic(tol=1e-8, max_iter=100).fit(X, y, sample_weight=weight)
     repeated = fit(np.repeat(X, weight, 0), np.repeat(y, weight))
     np.testing.assert_allclose(weighted.coef_, repeated.coef_, atol=1e-7)
     assert weighted.log_evidence_ == pytest.approx(repeated.log_evidence_, abs=1e-7)
@@ -77,8 +76,8 @@ def test_iris_is_better_than_one_against_the_rest_and_its_peer():
     X, y = load_iris(return_X_y=True)
     X = StandardScaler().fit_transform(X)
     train = np.random.default_rng(0).permutation(150) < 90
-    joint = ConvexVariationalLogistic(learn_prior=True).fit(X[train], y[train])
-    rest = ConvexVariationalLogistic(learn_prior=True, multi_class="one_vs_rest")
+    joint = plain_logistic(learn_prior=True).fit(X[train], y[train])
+    rest = plain_logistic(learn_prior=True, multi_class="one_vs_rest")
     peer = LogisticRegression().fit(X[train], y[train])
     loss = [
         log_loss(y[~train], e.predict_proba(X[~train]))
@@ -130,7 +129,7 @@ def test_conditioning_on_rows_is_close_to_a_refit():
 
 def test_a_warm_start_goes_on_from_the_sites():
     X, y = toy(60, 3, seed=6)
-    est = ConvexVariationalLogistic(warm_start=True, tol=1e-6).fit(X, y)
+    est = plain_logistic(warm_start=True, tol=1e-6).fit(X, y)
     first, proba = est.n_iter_, est.predict_proba(X)
     assert est.fit(X, y).n_iter_ <= 2 < first
     np.testing.assert_allclose(est.predict_proba(X), proba, atol=1e-6)
@@ -151,7 +150,7 @@ def test_a_warm_start_goes_on_from_the_sites():
 )
 def test_settings_that_exclude_a_joint_posterior_are_named(setting):
     X, y = toy(60, 3)
-    est = ConvexVariationalLogistic(multi_class="joint", random_state=0, **setting)
+    est = plain_logistic(multi_class="joint", random_state=0, **setting)
     with pytest.raises(ValueError, match=next(iter(setting))):
         est.fit(X, y)
     if "n_partitions" not in setting:
@@ -162,16 +161,16 @@ def test_settings_that_exclude_a_joint_posterior_are_named(setting):
 
 def test_streams_and_two_classes():
     X, y = toy(60, 3)
-    est = ConvexVariationalLogistic(multi_class="joint")
+    est = plain_logistic(multi_class="joint")
     with pytest.raises(ValueError, match="partial_fit"):
         est.partial_fit(X, y)
     with pytest.raises(ValueError, match="multi_class"):
-        ConvexVariationalLogistic(multi_class="nested").fit(X, y)
-    joint = ConvexVariationalLogistic().fit(X, y)
+        plain_logistic(multi_class="nested").fit(X, y)
+    joint = plain_logistic().fit(X, y)
     with pytest.warns(UserWarning, match="rows are forgotten"):
         joint.partial_fit(X, y)
-    fresh = ConvexVariationalLogistic().partial_fit(X, y)
+    fresh = plain_logistic().partial_fit(X, y)
     np.testing.assert_array_equal(joint.coef_, fresh.coef_)
     two = y < 2
-    plain = ConvexVariationalLogistic(multi_class="one_vs_rest").fit(X[two], y[two])
+    plain = plain_logistic(multi_class="one_vs_rest").fit(X[two], y[two])
     np.testing.assert_array_equal(est.fit(X[two], y[two]).coef_, plain.coef_)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from oracles import oracle
+from plain_logistic import plain_logistic
 from scipy.special import expit
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
-from sklearn_ep import ConvexVariationalLogistic
 from sklearn_ep._engine.partition import PartMemory, add_up
 from sklearn_ep.convex import _part_rows
 from sklearn_ep.convex._part_rows import SiteSums
@@ -44,7 +44,7 @@ def far(a, b):
 @pytest.mark.parametrize("p", KL, ids=range(len(KL)))
 def test_the_optimum_of_the_bound(p):
     B, y = np.array(p["B"]), np.array(p["y"])
-    est = ConvexVariationalLogistic(p["prior_variance"], fit_intercept=False, **TIGHT)
+    est = plain_logistic(p["prior_variance"], fit_intercept=False, **TIGHT)
     est.fit(cut(B, y, 3))
     sd = np.sqrt(np.diag(p["cov"]))
     assert est.converged_
@@ -70,8 +70,8 @@ SETTINGS = [
 @pytest.mark.parametrize("kw", SETTINGS, ids=str)
 def test_parts_are_the_rows_in_memory(kw):
     X, y = make()
-    a = ConvexVariationalLogistic(**kw, **TIGHT).fit(X, y)
-    b = ConvexVariationalLogistic(**kw, **TIGHT).fit(cut(X, y, 4))
+    a = plain_logistic(**kw, **TIGHT).fit(X, y)
+    b = plain_logistic(**kw, **TIGHT).fit(cut(X, y, 4))
     assert a.converged_ and b.converged_
     assert far(b, a) < 1e-5
     np.testing.assert_allclose(b.coef_std_, a.coef_std_, rtol=1e-5)
@@ -92,7 +92,7 @@ def test_the_same_bits_for_loaders_workers_arrays_and_without_memory(variance, m
     X, y, _ = make_sparse_logistic(300, 200, random_state=0)
     kw = dict(variance=variance, random_state=0)
     parts = cut(X, y, 3)
-    a = ConvexVariationalLogistic(4.0, **kw).fit(parts)
+    a = plain_logistic(4.0, **kw).fit(parts)
     others = [
         clone(a).set_params(n_jobs=2).fit(parts),
         clone(a).fit([lambda p=p: p for p in parts]),
@@ -113,9 +113,9 @@ def test_calibrated_parts_are_near_the_exact_fit_whatever_the_cut():
     X, y, _ = make_sparse_logistic(900, 500, random_state=1)
     X, new, y = X[:700], X[700:], y[:700]
     kw = dict(random_state=0, variance="calibrated")
-    exact = ConvexVariationalLogistic(4.0, variance="exact", **TIGHT).fit(X, y)
-    five = ConvexVariationalLogistic(4.0, **kw).fit(cut(X, y, 5))
-    two = ConvexVariationalLogistic(4.0, **kw).fit(cut(X, y, 2))
+    exact = plain_logistic(4.0, variance="exact", **TIGHT).fit(X, y)
+    five = plain_logistic(4.0, **kw).fit(cut(X, y, 5))
+    two = plain_logistic(4.0, **kw).fit(cut(X, y, 2))
     assert far(two, five) < 1e-4
     (m, v), (me, ve) = (e.latent_mean_and_variance(new) for e in (five, exact))
     assert np.sqrt(np.mean((v / ve - 1) ** 2)) < 0.08
@@ -135,13 +135,13 @@ def test_calibrated_parts_are_near_the_exact_fit_whatever_the_cut():
 def test_calibrated_parts_learn_priors_and_start_warm():
     X, y, _ = make_sparse_logistic(600, 300, random_state=2)
     kw = dict(variance="calibrated", random_state=0, n_evidence_probes=0)
-    learned = ConvexVariationalLogistic(learn_prior=True, max_iter=60, **kw).fit(cut(X, y, 2))
-    exact = ConvexVariationalLogistic(learn_prior=True, max_iter=60).fit(X, y)
+    learned = plain_logistic(learn_prior=True, max_iter=60, **kw).fit(cut(X, y, 2))
+    exact = plain_logistic(learn_prior=True, max_iter=60).fit(X, y)
     assert abs(np.log(learned.prior_variance_ / exact.prior_variance_)) < 0.2
-    laplace = ConvexVariationalLogistic(prior=LaplaceSite(0.5, "kl"), **kw).fit(cut(X, y, 2))
-    truth = ConvexVariationalLogistic(prior=LaplaceSite(0.5, "kl")).fit(X, y)
+    laplace = plain_logistic(prior=LaplaceSite(0.5, "kl"), **kw).fit(cut(X, y, 2))
+    truth = plain_logistic(prior=LaplaceSite(0.5, "kl")).fit(X, y)
     assert np.linalg.norm(laplace.coef_ - truth.coef_) < 0.1 * np.linalg.norm(truth.coef_)
-    warm = ConvexVariationalLogistic(4.0, warm_start=True, **kw).fit(cut(X, y, 2))
+    warm = plain_logistic(4.0, warm_start=True, **kw).fit(cut(X, y, 2))
     first = warm.n_passes_
     assert warm.fit(cut(X, y, 2)).n_passes_ < first
 
@@ -174,7 +174,7 @@ def test_sums_and_memory_of_parts():
 
 def test_what_is_refused_and_what_is_not():
     X, y = make(40, 4)
-    fitted = ConvexVariationalLogistic().fit(X, y)
+    fitted = plain_logistic().fit(X, y)
     before = dict(vars(fitted))
     for parts, words in (
         ([(X, y), (X[:, :3], y)], "partition 1 has 3 features"),
@@ -193,22 +193,20 @@ def test_what_is_refused_and_what_is_not():
         fitted.fit([(X, y)], sample_weight=np.ones(40))
     for kw in (dict(variance="lanczos"), dict(variance="monte_carlo"), dict(solver="dual")):
         with pytest.raises(ValueError, match=next(iter(kw))):
-            ConvexVariationalLogistic(**kw).fit([(X, y)])
+            plain_logistic(**kw).fit([(X, y)])
     order = np.argsort(y)
-    apart = ConvexVariationalLogistic(**TIGHT).fit(cut(X[order], y[order], 2))
-    assert far(apart, ConvexVariationalLogistic(**TIGHT).fit(X, y)) < 1e-5
+    apart = plain_logistic(**TIGHT).fit(cut(X[order], y[order], 2))
+    assert far(apart, plain_logistic(**TIGHT).fit(X, y)) < 1e-5
     with pytest.warns(ConvergenceWarning, match="iterations ran out"):
-        ConvexVariationalLogistic(max_iter=1, tol=1e-9).fit([(X, y)])
+        plain_logistic(max_iter=1, tol=1e-9).fit([(X, y)])
 
 
 def test_words_are_labels_and_weights_are_copies_with_n_partitions():
     X, y = make(60, 3)
     weight = np.arange(60) % 3
-    a = ConvexVariationalLogistic(n_partitions=4, **TIGHT)
+    a = plain_logistic(n_partitions=4, **TIGHT)
     a.fit(X, np.array(["no", "yes"])[y], sample_weight=weight)
-    b = ConvexVariationalLogistic(**TIGHT).fit(
-        cut(np.repeat(X, weight, 0), np.repeat(y, weight), 2)
-    )
+    b = plain_logistic(**TIGHT).fit(cut(np.repeat(X, weight, 0), np.repeat(y, weight), 2))
     assert list(a.classes_) == ["no", "yes"] and far(a, b) < 1e-5
 
 
@@ -226,7 +224,7 @@ def load_or_die(X, y, main, mark):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_killed_worker_changes_nothing(variance, tmp_path: pathlib.Path):
     X, y, _ = make_sparse_logistic(200, 60, random_state=0)
-    est = ConvexVariationalLogistic(variance=variance, random_state=0)
+    est = plain_logistic(variance=variance, random_state=0)
     expected = clone(est).fit(cut(X, y, 4)).coef_
     parts = [
         functools.partial(load_or_die, A, t, os.getpid(), tmp_path / "killed")
@@ -243,7 +241,7 @@ def test_a_killed_worker_changes_nothing(variance, tmp_path: pathlib.Path):
 @pytest.mark.parametrize("backend", ["loky", "dask"])
 def test_processes_and_clusters_give_the_bits_of_one_process(variance, backend, dask_workers):
     X, y, _ = make_sparse_logistic(200, 60, random_state=0)
-    est = ConvexVariationalLogistic(variance=variance, random_state=0)
+    est = plain_logistic(variance=variance, random_state=0)
     expected = clone(est).fit(cut(X, y, 3)).coef_
     with joblib.parallel_config(backend=backend, n_jobs=2):
         np.testing.assert_array_equal(clone(est).fit(cut(X, y, 3)).coef_, expected)

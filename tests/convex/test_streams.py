@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from oracles import oracle
+from plain_logistic import plain_logistic
 from scipy.special import expit
 
-from sklearn_ep import ConvexVariationalLogistic
 from sklearn_ep.convex import _stream
 
 STREAM = oracle("linear_scale")["stream"]
@@ -14,7 +14,7 @@ B, Y = np.array(STREAM["B"]), np.array(STREAM["y"])
 
 
 def stream(X, y, size, *args, **kw):
-    est = ConvexVariationalLogistic(*args, **kw)
+    est = plain_logistic(*args, **kw)
     for a in range(0, len(y), size):
         est.partial_fit(X[a : a + size], y[a : a + size], classes=[0, 1])
     return est
@@ -34,18 +34,14 @@ def test_a_stream_is_near_the_exact_posterior_and_its_evidence():
 
 def test_one_batch_is_a_fit_and_a_fit_can_be_gone_on_from():
     kw = dict(tol=1e-8, inner_tol=1e-10, max_iter=100)
-    one = ConvexVariationalLogistic(**kw).partial_fit(B, Y)
-    full = ConvexVariationalLogistic(**kw).fit(B, Y)
+    one = plain_logistic(**kw).partial_fit(B, Y)
+    full = plain_logistic(**kw).fit(B, Y)
     assert far(one, full) < 1e-6 and abs(one.log_evidence_ - full.log_evidence_) < 1e-6
     assert one.effective_dof_ == pytest.approx(full.effective_dof_, abs=1e-5)
-    after = ConvexVariationalLogistic(**kw).fit(B[:300], Y[:300]).partial_fit(B[300:], Y[300:])
+    after = plain_logistic(**kw).fit(B[:300], Y[:300]).partial_fit(B[300:], Y[300:])
     two = stream(B, Y, 300, **kw)
     assert far(after, two) < 1e-6
-    joined = (
-        ConvexVariationalLogistic(**kw)
-        .partial_fit(B[:300], Y[:300])
-        .condition_on(B[300:302], Y[300:302])
-    )
+    joined = plain_logistic(**kw).partial_fit(B[:300], Y[:300]).condition_on(B[300:302], Y[300:302])
     assert far(joined.partial_fit(B[302:], Y[302:]), two) < 0.05
     refit = two.fit(B, Y)
     assert far(refit, full) == 0.0
@@ -74,7 +70,7 @@ def test_a_low_rank_keeps_more_than_a_diagonal():
     rng = np.random.default_rng(1)
     X = rng.standard_normal((2000, 30)) @ rng.standard_normal((30, 30)) / 5
     y = (rng.random(2000) < expit(X @ rng.standard_normal(30))).astype(int)
-    full = ConvexVariationalLogistic().fit(X, y)
+    full = plain_logistic().fit(X, y)
     gaps = [far(stream(X, y, 200, stream_rank=r), full) for r in (0, 15, 30)]
     assert gaps[0] > gaps[1] > gaps[2]
     assert far(stream(X, y, 200, stream_rank=31), stream(X, y, 200)) < 1e-6
@@ -82,8 +78,8 @@ def test_a_low_rank_keeps_more_than_a_diagonal():
 
 def test_weights_are_copies_and_forgetting_widens():
     kw = dict(tol=1e-9, max_iter=100)
-    twice = ConvexVariationalLogistic(**kw).partial_fit(B, Y, sample_weight=np.full(len(Y), 2.0))
-    rows = ConvexVariationalLogistic(**kw).partial_fit(np.repeat(B, 2, 0), np.repeat(Y, 2))
+    twice = plain_logistic(**kw).partial_fit(B, Y, sample_weight=np.full(len(Y), 2.0))
+    rows = plain_logistic(**kw).partial_fit(np.repeat(B, 2, 0), np.repeat(Y, 2))
     assert far(twice, rows) < 1e-7
     kept, forgot = (stream(B, Y, 100, forgetting=g) for g in (1.0, 0.5))
     assert np.all(forgot.coef_std_ > 1.2 * kept.coef_std_)
@@ -93,7 +89,7 @@ def test_three_classes_and_batches_of_one():
     rng = np.random.default_rng(0)
     X = rng.standard_normal((300, 3))
     y = np.argmax(X + 0.3 * rng.standard_normal((300, 3)), axis=1)
-    est = ConvexVariationalLogistic()
+    est = plain_logistic()
     for a in range(0, 300, 50):
         order = np.argsort(y[a : a + 50])  # some batches begin with one class only
         est.partial_fit(X[a : a + 50][order], y[a : a + 50][order], classes=[0, 1, 2])
@@ -101,7 +97,7 @@ def test_three_classes_and_batches_of_one():
 
 
 def test_what_a_stream_refuses():
-    est = ConvexVariationalLogistic().partial_fit(B, Y)
+    est = plain_logistic().partial_fit(B, Y)
     before = est.coef_
     with pytest.raises(ValueError, match="label"):
         est.partial_fit(B, Y + 5)
@@ -111,16 +107,16 @@ def test_what_a_stream_refuses():
         est.set_params(forgetting=0.0).partial_fit(B, Y)
     assert est.coef_ is before
     with pytest.raises(ValueError, match="classes"):
-        ConvexVariationalLogistic().partial_fit(B[:3], np.ones(3))
+        plain_logistic().partial_fit(B[:3], np.ones(3))
     with pytest.raises(ValueError, match="stream_rank"):
         wide = sp.random_array((20, 2500), density=0.01, format="csr", rng=0)
-        ConvexVariationalLogistic().partial_fit(wide, np.arange(20) % 2)
+        plain_logistic().partial_fit(wide, np.arange(20) % 2)
     with pytest.raises(AttributeError, match="partial_fit"):
-        ConvexVariationalLogistic(prior="laplace").partial_fit(B, Y)
+        plain_logistic(prior="laplace").partial_fit(B, Y)
 
 
 def test_a_sampled_fit_is_gone_on_from_by_its_means_and_variances():
-    sampled = ConvexVariationalLogistic(variance="calibrated", random_state=0)
+    sampled = plain_logistic(variance="calibrated", random_state=0)
     sampled.fit(B[:300], Y[:300]).partial_fit(B[300:], Y[300:])
-    full = ConvexVariationalLogistic().fit(B, Y)
+    full = plain_logistic().fit(B, Y)
     assert far(sampled, full) < 1.0 and np.all(sampled.coef_std_ < 1.5 * full.coef_std_)

@@ -78,7 +78,7 @@ def test_latent_display_refuses_what_it_cannot_draw(moons):
 def test_coefficient_intervals():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(80, 4))
-    est = ConvexVariationalLogistic().fit(X, X[:, 2] > 0)
+    est = ConvexVariationalLogistic(1.0).fit(X, X[:, 2] > 0)
     display = CoefficientIntervalDisplay.from_estimator(est, n_largest=2, level=0.8)
     ratio = np.abs(np.ravel(est.coef_)) / np.ravel(est.coef_std_)
     top = np.sort(np.argsort(-ratio)[:2])

@@ -1,0 +1,152 @@
+"""Calibration of a linear classifier by leave-one-out: two numbers from the cavities of the rows.
+
+Slope a and temper t turn the posterior N(m, v) of a predictor into N(a m, a^2 t v). One prior
+variance for all columns is often wrong where there are many: what leaving a row out tells of its
+label then says by how much (stacking of cavities, Opper and Winther 2000; a tempered posterior,
+Gruenwald 2012).
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import logsumexp
+
+from .._engine.quadrature import logistic_moments
+
+__all__ = ["Cavities", "LeftOut", "calibrated", "cavities"]
+
+# Standard deviations of the normal priors of log a and log t: they keep both near one where rows
+# are few, and where labels are separable and any slope would do.
+_PRIOR_SD = np.array([0.3, 1.0])
+_MOST_STEPS, _HALVINGS = 50, 30
+_LONGEST = 1.0  # step in log a and log t
+_CLOSE = 1e-6  # nats that a further step may gain
+
+
+class Cavities(NamedTuple):
+    """Mean and variance (n,) of the predictor of each row without its own label.
+
+    nan where there is no proper one, which takes sampled variances.
+    """
+
+    mean: np.ndarray
+    var: np.ndarray
+
+
+class LeftOut(NamedTuple):
+    """Slope and temper, and what the other rows say of each: `log_proba` (n,) of its own label."""
+
+    slope: float
+    temper: float
+    cavities: Cavities
+    log_proba: np.ndarray
+
+
+class _Rows(NamedTuple):
+    """Cavities of M nodes with means towards the labels, and their mixture, row by row.
+
+    mean, var and log_share (M, n), whose exponentials add up to one; centre and weight (n,).
+    """
+
+    mean: np.ndarray
+    var: np.ndarray
+    log_share: np.ndarray
+    centre: np.ndarray
+    weight: np.ndarray
+
+
+def cavities(mean, var, slope, precision, weight):
+    """Return the `Cavities` of rows of a variational posterior, one copy of each taken out.
+
+    mean and var (n,) are the marginals of the predictors, slope (n,) that of the expected loss,
+    precision (n,) that of the sites, both of all copies; of a weight below one all is taken out.
+    """
+    copies = np.maximum(weight, 1.0)
+    left = 1.0 - precision / copies * var
+    proper = left > 0
+    v = np.where(proper, var / np.where(proper, left, 1.0), np.nan)
+    return Cavities(mean + v * slope / copies, v)
+
+
+class _Scores(NamedTuple):
+    """Log density of (log a, log t), its gradient (2,), and the expected curvature (2, 2)."""
+
+    value: float
+    gradient: np.ndarray
+    curvature: np.ndarray
+    log_proba: np.ndarray
+
+
+def _scores(theta, rows, moments=None):
+    """Return the `_Scores` at theta = (log a, log t), `moments` those of the nodes if known."""
+    slope, root = np.exp(theta[0]), np.exp(0.5 * theta[1])
+    apart = slope * root * (rows.mean - rows.centre)
+    m, v = slope * rows.centre + apart, (slope * root) ** 2 * rows.var
+    log_z, gradient, curvature = logistic_moments(m, v) if moments is None else moments
+    log_proba = logsumexp(rows.log_share + log_z, axis=0)
+    share = np.exp(rows.log_share + log_z - log_proba)
+    by_variance = 0.5 * (gradient**2 - curvature) * v
+    each = np.stack([gradient * m + 2.0 * by_variance, 0.5 * gradient * apart + by_variance])
+    each = np.sum(share * each, axis=1)
+    value = float(rows.weight @ log_proba - 0.5 * np.sum((theta / _PRIOR_SD) ** 2))
+    total = each @ rows.weight - theta / _PRIOR_SD**2
+    expected = (each * rows.weight) @ each.T + np.diag(_PRIOR_SD**-2.0)
+    return _Scores(value, total, expected, log_proba)
+
+
+def calibrated(sign, weight, node_weight, nodes, how):
+    """Return the `LeftOut` of rows with labels in {-1, +1} and weight (n,) copies.
+
+    `nodes` are the `Cavities` of nodes with weights (M,). `how` is "loo", or None for a slope and a
+    temper of one. Without a row a node that foretold its label has less weight:
+    p(phi_k | the others) is proportional to weight_k / p(y_i | the others, phi_k).
+    """
+    mean, var = (np.array(values) for values in zip(*nodes, strict=True))
+    proper = np.all(np.isfinite(var), axis=0)
+    mean, var = sign[proper] * mean[:, proper], var[:, proper]
+    moments = logistic_moments(mean, var)
+    log_share = np.log(node_weight)[:, None] - moments[0]
+    log_share = log_share - logsumexp(log_share, axis=0)
+    centre = np.sum(np.exp(log_share) * mean, axis=0)
+    rows = _Rows(mean, var, log_share, centre, weight[proper])
+    theta = np.zeros(2)
+    at = _scores(theta, rows, moments)
+    if how == "loo":
+        theta, at = _maximum(theta, at, rows)
+    total = np.sum(np.exp(log_share) * (var + (mean - centre) ** 2), axis=0)
+    out = np.full((3, len(sign)), np.nan)
+    out[:, proper] = sign[proper] * centre, total, at.log_proba
+    slope, temper = np.exp(theta)
+    return LeftOut(float(slope), float(temper), Cavities(out[0], out[1]), out[2])
+
+
+def _maximum(theta, at, rows):
+    """Return the maximum and the `_Scores` there, by BFGS from the expected curvature."""
+    curvature: Any = at.curvature
+    for _ in range(_MOST_STEPS):
+        step = np.linalg.solve(curvature, at.gradient)
+        if 0.5 * step @ at.gradient <= _CLOSE:
+            break
+        step *= min(1.0, _LONGEST / np.max(np.abs(step)))
+        new = _higher(theta, at, step, rows)
+        if new is None:
+            break
+        theta, before, at, step = new[0], at, new[1], new[0] - theta
+        turned = before.gradient - at.gradient
+        if turned @ step > 0:
+            image = curvature @ step
+            curvature = curvature - np.outer(image, image) / (step @ image)
+            curvature = curvature + np.outer(turned, turned) / (turned @ step)
+        else:
+            curvature = at.curvature
+    return theta, at
+
+
+def _higher(theta, at, step, rows):
+    """Return a point along the step with a higher log density; None where rounding hides any."""
+    for _ in range(_HALVINGS):
+        new = _scores(theta + step, rows)
+        if new.value > at.value:
+            return theta + step, new
+        step = 0.5 * step
+    return None
