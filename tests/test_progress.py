@@ -98,15 +98,17 @@ def test_integration_over_theta_is_a_phase_after_the_sweeps():
     assert len(tasks.steps) >= 1
 
 
-def test_learning_steps_and_sweeps_of_a_process_have_names_of_their_own():
+@pytest.mark.parametrize("hyperparameters", ["auto", "mode"])
+def test_learning_steps_and_sweeps_of_a_process_have_names_of_their_own(hyperparameters):
     X, y, _ = grouped()
     tasks = Tasks()
-    est = EPGaussianProcessClassifier().set_callbacks(tasks).fit(X, y)
+    est = EPGaussianProcessClassifier(hyperparameters=hyperparameters)
+    est.set_callbacks(tasks).fit(X, y)
     n_learning = tasks.first.count("learning step")
-    assert n_learning > 1
-    assert tasks.first == ["learning step"] * n_learning + ["iteration"] * (
-        est.n_iter_ - n_learning
-    )
+    assert n_learning >= 1
+    nodes = ["integration over hyperparameters"] if hyperparameters == "auto" else []
+    sweeps = ["iteration"] * (est.n_iter_ - n_learning)
+    assert tasks.first == ["learning step"] * n_learning + nodes + sweeps
 
 
 def test_each_class_is_told_when_it_is_done():

@@ -179,6 +179,7 @@ def integrate(
     bounds: np.ndarray,
     n_jobs: int | None = None,
     monitor: FitWatch = SILENT,
+    spacing: Spacing | None = None,
 ) -> Average:
     """Return the `Average` over hyperparameters about their mode.
 
@@ -195,6 +196,8 @@ def integrate(
         Nodes of one shell are evaluated in parallel; answers do not depend on it.
     monitor : FitWatch, default=SILENT
         Told of each node, in a phase of its own.
+    spacing : Spacing or None, default=None
+        Of the lattice, for one to three coordinates; None takes the one measured for their number.
 
     Notes
     -----
@@ -209,8 +212,9 @@ def integrate(
             axes = _axes_at(visits, mode)
             if len(mode.phi) not in _SPACINGS:
                 return _by_rule(visits, mode, axes)
-            axes, known = _fitted_axes(visits, mode, axes)
-            lattice = Lattice(mode, axes, _SPACINGS[len(mode.phi)], known)
+            used = _SPACINGS[len(mode.phi)] if spacing is None else spacing
+            axes, known = _fitted_axes(visits, mode, axes, used.step)
+            lattice = Lattice(mode, axes, used, known)
             lattice.explore(visits)
             best = max(lattice.visited(), key=lambda node: node.objective)
             if best.objective < mode.objective + _BETTER or modes_left == 0:
@@ -273,14 +277,13 @@ def _axes_at(visits: Visits, mode: Node) -> np.ndarray:
 
 
 def _fitted_axes(
-    visits: Visits, mode: Node, axes: np.ndarray
+    visits: Visits, mode: Node, axes: np.ndarray, step: float
 ) -> tuple[np.ndarray, dict[Place, Node | None]]:
     """Return axes whose lengths fit the drops at the neighbours of the mode, and these nodes.
 
     The Hessian at the mode may say little of a posterior that is not Gaussian.
     """
     t = len(mode.phi)
-    step = _SPACINGS[t].step
     axes, stale = axes.copy(), list(range(t))
     known: dict[Place, Node | None] = {}
     for stretches_left in reversed(range(_MOST_STRETCHES + 1)):

@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._engine.classes import ClassSites, class_log_weights
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
+from .._estimator.averaged import average_remarks, check_hyperparameters
 from .._estimator.checks import (
     check_choice,
     check_number,
@@ -24,7 +25,7 @@ from .._estimator.fitting import one_or_stack, remarks_of, run_attributes, warn_
 from .._estimator.latents import draw_latent
 from .._estimator.posterior_classifier import PosteriorClassifier
 from ._dense_gp import DenseGPPosterior
-from ._fitted import signs_of
+from ._fitted import attributes_of_averages, averages_of, signs_of
 from ._kernels import has_input_gradient, with_theta
 from .inducing.rows import check_scale, choose_inducing_points, weighted_mean
 
@@ -162,6 +163,7 @@ class GaussianProcessBase(PosteriorClassifier):
         check_number("n_inducing", self.n_inducing, 1, integer=True, optional=True)
         check_number("n_restarts_optimizer", self.n_restarts_optimizer, 0, integer=True)
         check_number("jitter", self.jitter, 0)
+        check_hyperparameters(self.hyperparameters)
         if not isinstance(self.class_weight, dict):
             check_choice("class_weight", self.class_weight, ["balanced", None])
 
@@ -265,6 +267,8 @@ class GaussianProcessBase(PosteriorClassifier):
             self.site_precision_ = spread_rows(precision.T if joint else precision, kept)
             self.site_shift_ = spread_rows(shift.T if joint else shift, kept)
             self.loo_proba_ = spread_rows(fit.loo_proba, kept, np.nan)
+        learned = plan is not None and self.optimizer is not None
+        more |= attributes_of_averages(fit, learned, getattr(plan, "learn_rate", False))
         for name, value in more.items():
             setattr(self, name, value)
         self._posteriors = fit.posteriors
@@ -321,24 +325,29 @@ class GaussianProcessBase(PosteriorClassifier):
         return value, gradient.reshape(n_equal, theta.size).sum(axis=0)
 
     def _log_weights(self, rows, n_draws, rng):
-        """Return log weights of draws of the latent values of the rows, which a dense fit keeps."""
+        """Return log weights of draws of the latent values of the rows, which a dense fit keeps.
+
+        Of an average they are those of its heaviest node.
+        """
         plan, fit = self._plan, self._fitted
+        told = average_remarks(averages_of(fit))
         left_out = "Importance weights are left out: "
         if fit.inducing_points is not None:
-            return None, (
-                left_out + "inducing points do not keep what the rows say of each other.",
-            )
+            points = "inducing points do not keep what the rows say of each other."
+            return None, (*told, left_out + points)
         if rows is not None:
             self._check_same_rows(rows)
         if len(fit.posteriors) > 1:
-            return None, (left_out + "they are those of one problem, and each class has its own.",)
+            own = "they are those of one problem, and each class has its own."
+            return None, (*told, left_out + own)
         posterior, sign = fit.posteriors[0], signs_of(plan.y, 0, 1)
+        posterior = fit.runs[0].attributes.get("posterior_of_sites", posterior)
         latent = draw_latent(posterior, plan.X, n_draws, rng)
         if latent.ndim == 3:
             sites = ClassSites(*fit.sites[0])
-            return class_log_weights(posterior.factor, plan.y, plan.weight, sites, latent), ()
+            return class_log_weights(posterior.factor, plan.y, plan.weight, sites, latent), told
         args = posterior.factor, sign, plan.weight, *plan.latent_sites(fit), latent
-        return site_log_weights(*args), ()
+        return site_log_weights(*args), told
 
     def _check_same_rows(self, rows):
         """Raise a ValueError unless rows given once more are those of the fit."""

@@ -11,6 +11,8 @@ from .._engine.partition import PartMap
 from .._estimator.checks import check_choice, check_common, check_number, refuse_joint
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_problems, restore_on_error
+from ._averaged_fit import fit_averaged
+from ._averaging_plan import wants_average
 from ._base import FEW_ROWS, GaussianProcessBase, smooth_kernel
 from ._dense_fit import fit_dense
 from ._dense_plan import plan_dense, takes_joint
@@ -116,6 +118,16 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         Weight of each class, positive, by which the copies of its rows are multiplied as by
         `sample_weight`; 1 for a class that a dict leaves out. "balanced" makes the copies of all
         classes equal, their sum kept. Lists of partitions take None, `partial_fit` a dict or None.
+    hyperparameters : {"auto", "integrate", "mode"}, default="auto"
+        "mode" predicts with the kernel of the largest evidence. "integrate" averages over variance
+        and length of the kernel by their posterior, and over the ratios of the lengths where it
+        has several: probabilities no longer pretend that the kernel is known. Of latent values at
+        40 rows 90 % intervals cover .65 with the mode and .90 with the average. "auto" averages
+        for dense fits of one-versus-rest problems to at most 1000 rows, and then gives
+        ``kernel=None`` a length scale for each of 2 to 100 columns, as free to differ as the
+        evidence says: log loss .319 after .440 on 200 rows of splice, .146 after .208 on 250 of
+        image segments. It is "mode" otherwise, where the evidence is sharp. Averages are of a
+        constant times RBF or Matern; a UserWarning names what leaves only the mode.
     n_jobs : int or None, default=None
         Workers: for the binary problems of more than two classes if dense, for the partitions of
         the rows if sparse.
@@ -130,10 +142,27 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     classes_ : ndarray of shape (n_classes,)
         Class labels.
     kernel_ : Kernel
-        Kernel with the learned parameters. For more than two classes a CompoundKernel if dense; the
-        sparse method learns one kernel for all classes.
+        Kernel with the learned parameters, after an average the weighted means of their logs. For
+        more than two classes a CompoundKernel if dense; the sparse method learns one kernel for all
+        classes.
+    hyperparameters_used_ : {"integrate", "mode"}
+        What was done with the hyperparameters.
+    hyper_nodes_ : ndarray of shape (M, T), or list of them
+        Nodes of the average: logs of the variance and of the geometric mean of the lengths, as far
+        as they are learned. With the mode one node; all parameters of other kernels. This and the
+        next four are lists with an entry a class where each has a kernel of its own.
+    hyper_weights_ : ndarray of shape (M,), or list of them
+        Their weights, positive, of sum one.
+    hyper_names_ : tuple of str
+        What `hyper_nodes_` holds: "log_variance", "log_length_scale".
+    hyper_theta_ : ndarray of shape (M, p), or list of them
+        All kernel parameters of the nodes, as in ``kernel_.theta``.
+    hyper_anisotropy_ : ndarray of shape (M,), or list of them
+        Prior standard deviation of the log lengths about their mean at each node, 0 where they are
+        equal.
     log_evidence_ : float
-        EP approximation of log p(y), summed over the binary problems.
+        EP approximation of log p(y), summed over the binary problems; of an average that of the
+        integral over the hyperparameters under their priors.
     log_marginal_likelihood_value_ : float
         The same, under the name of scikit-learn.
     multi_class_ : str
@@ -149,12 +178,13 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     learn_inducing_ : bool
         Sparse: whether they were moved, which ``learn_inducing="auto"`` leaves to the data.
     site_precision_ : ndarray of shape (n,), or (n_classes, n)
-        Precision of the site of each row; absent with an averaged site.
+        Precision of the site of each row; of an average at its heaviest node; absent with an
+        averaged site.
     site_shift_ : ndarray of shape (n,), or (n_classes, n)
         Precision times mean of the site of each row; absent with an averaged site.
     loo_proba_ : ndarray of shape (n,)
-        Probability of each row's own label under its cavity: leave-one-out prediction for free; nan
-        for rows of weight zero, absent with an averaged site.
+        Probability of each row's own label under its cavity: leave-one-out prediction for free,
+        with the weights of nodes kept; nan for rows of weight zero, absent with an averaged site.
     n_sweeps_ : int
         Sweeps of the last run at fixed kernel parameters.
     n_iter_ : int
@@ -166,7 +196,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         Whether learning ended by its own rule and the residual of an undamped sweep fell below
         `tol`; see the notes.
     history_ : dict of str to ndarray of shape (n_iter_,)
-        "residual" and "log_evidence" at each iteration.
+        "residual" and "log_evidence" at each iteration; of an average those of the search for its
+        mode and of the last run at the heaviest node.
     n_features_in_ : int
         Number of columns of X.
     feature_names_in_ : ndarray of shape (n_features_in_,)
@@ -176,6 +207,18 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     -----
     A dense sweep costs 2 n^3 / 3 flops and the fit n^2 numbers of memory; an evaluation of the
     evidence with its gradient four to six sweeps. Prediction costs O(n^2) a row.
+
+    An average weighs its nodes by evidence times prior. The prior of the variance is log-normal
+    with median 4, in units of the noise of the link, and standard deviation 1.5 of its log, 2 where
+    columns have lengths of their own; that of the length log-normal about the root of the total
+    variance of the columns with 1. Nodes are a lattice about the mode [4]_, 13 to 22 of them, each
+    two or three sweeps from its neighbour. Where there are several lengths, the deviations of their
+    logs from the mean are N(0, s^2) with s = 0, 0.5, 1, 2 as probable as each other: each s above 0
+    has four nodes about its mode, and the weight of its evidence times the volume of the
+    deviations; s = 0 keeps at least 0.2. `decision_function` is the mean over all nodes, and
+    `predict` follows the mixed probabilities, so that at the boundary the two may differ. A fit
+    takes 1.1 to 2.5 times as long as one with the mode, with lengths of their own some 3 times, and
+    memory and predictions grow with the nodes.
 
     A sparse sweep costs 3 n m^2 flops, one with the gradient 7 n m^2, besides O(n m d) for the
     kernel. Rows are taken in blocks: memory beyond X is a few numbers a row and m^2, so that X may
@@ -198,6 +241,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
        Press, 2006, section 3.6.
     .. [3] Y. Li, J. M. Hernandez-Lobato and R. E. Turner, "Stochastic expectation propagation",
        NeurIPS 2015.
+    .. [4] H. Rue, S. Martino and N. Chopin, "Approximate Bayesian inference for latent Gaussian
+       models by using integrated nested Laplace approximations", JRSS B 71, 2009, section 6.5.
 
     Examples
     --------
@@ -236,6 +281,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         warm_start=False,
         multi_class="auto",
         class_weight=None,
+        hyperparameters="auto",
         n_jobs=None,
         random_state=None,
         verbose=0,
@@ -262,6 +308,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         self.warm_start = warm_start
         self.multi_class = multi_class
         self.class_weight = class_weight
+        self.hyperparameters = hyperparameters
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
@@ -329,12 +376,14 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             if self.class_weight is not None:
                 raise ValueError("class_weight must be None for a list of partitions.")
             refuse_joint(self, "a list of partitions")
+            wants_average(self, 0, ["a list of partitions"])
             return self._fit_inducing(checked_parts(X), None, X, y)
         training = self._training(X, y, sample_weight, dtype=(np.float64, np.float32))
         many = self._asks_for_inducing or (len(training.y) > FEW_ROWS and not needs_all_rows(self))
         through_points = self.method == "sparse" or (self.method == "auto" and many)
         joint = takes_joint(self, through_points)
         if through_points and not joint:
+            wants_average(self, len(training.y), ["inducing points"])
             parts, kept = array_parts(training, self.n_partitions), training.kept
             del training
             return self._fit_inducing(parts, kept, X, y)
@@ -343,7 +392,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         if self.copy_X_train and np.may_share_memory(training.X, X):
             training = training._replace(X=training.X.copy())
         plan = plan_dense(self, training, joint, through_points)
-        fits = fit_problems(self, plan, fit_dense, training.y, None, (X, y), joint)
+        recipe = fit_dense if plan.averaging is None else fit_averaged
+        fits = fit_problems(self, plan, recipe, training.y, None, (X, y), joint)
         more = dict(learn_inducing_=False) if through_points else {}
         return self._store(plan, joined_fits(fits, training.y), training.kept, **more)
 
@@ -412,6 +462,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
                 "class_weight='balanced' needs all rows, which partial_fit does not see: give "
                 "a dict."
             )
+        wants_average(self, 0, ["partial_fit"])
         plan, last = plan_stream(self, self._factor()), getattr(self, "_fitted", None)
         refuse_joint(self, "partial_fit")
         X, y = self._checked_stream_rows(X, y, classes)

@@ -166,28 +166,42 @@ class KernelGP(DenseGP):
     """The same for rows X (n, d) under a kernel, with the gradient of the evidence.
 
     A constant times RBF is its own derivative in the squared distances, which are then formed once
-    for both.
+    for both. `squares` are the squared distances (n, n) of the rows in lengths, for a constant
+    times RBF or Matern, where the caller has them; they are overwritten.
     """
 
-    def __init__(self, kernel, X):
+    def __init__(self, kernel, X, squares=None):
         self.kernel, self.X, self._kept = kernel, X, None
         self._cross = cross_covariance(kernel, X)
-        if not (isinstance(self._cross, StationaryCross) and self._cross.is_rbf):
-            super().__init__(kernel(X))
-            return
-        D = squareform(pdist(self._cross.B, "sqeuclidean"))
-        D *= -0.5
-        D += np.log(self._cross.amplitude)
-        super().__init__(np.exp(D, out=D))
-        self._kept = self._cross.B, self.K, self.K
+        if squares is None:
+            if not (isinstance(self._cross, StationaryCross) and self._cross.is_rbf):
+                super().__init__(kernel(X))
+                return
+            squares = squareform(pdist(self._cross.B, "sqeuclidean"))
+        K, slope = self._cross.of_squares(squares)
+        super().__init__(K)
+        self._kept = self._cross.B, K, slope
 
     def evidence_gradient(self, state):
         """Return d log evidence / d theta (p,) at a fixed point of the sites."""
         R = state.evidence_curvature()
         if not isinstance(self._cross, StationaryCross):
             return 0.5 * contract(self.kernel, self.X, R)
-        kept = self._cross.block(self.X)[1] if self._kept is None else self._kept
-        return 0.5 * self._cross.contract(kept, R, False)[0]
+        return 0.5 * self._cross.contract(self._block(), R, False)[0]
+
+    def _block(self):
+        return self._cross.block(self.X)[1] if self._kept is None else self._kept
+
+    def expected_curvature(self, state):
+        """Return the expected curvature (p, p) of the log evidence in theta at a fixed point.
+
+        F_kl = tr(B D_k B D_l) / 2 with D_k = dK / dtheta_k and B the inverse of K plus the
+        variances of the sites; for a constant times RBF or Matern. O(p n^3), p arrays of n^2
+        numbers.
+        """
+        B = np.outer(state.alpha, state.alpha) - state.evidence_curvature()
+        products = np.stack([B @ D for D in self._cross.derivatives(self._block())])
+        return 0.5 * np.tensordot(products, products, ([1, 2], [2, 1]))
 
 
 class DenseGPPosterior:

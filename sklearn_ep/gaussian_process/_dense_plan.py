@@ -19,12 +19,13 @@ from .._engine.rules import MomentMatching
 from .._engine.whole import WholeEP
 from .._estimator.checks import refuse_joint
 from .._estimator.fitting import BinaryFit
+from ._averaging_plan import MOST_COLUMNS, Averaging, kernel_prior, kernel_settings, wants_average
 from ._base import check_kernel, warn_fewer_inducing
 from ._dense_gp import DenseGPPosterior, KernelGP
 from ._evidence import LEARNING_TOL, EvidencePoint, random_starts
 from ._fitted import evidence_of_problems, left_out_labels, left_out_signs
 from ._joint_gp import JointGP, JointGPPosterior
-from ._kernels import with_theta
+from ._kernels import with_own_lengths, with_theta
 from .inducing.joint import JointInducingGP, JointInducingPosterior
 from .inducing.plan import draw_seed
 from .inducing.step_rules import STEP_RULES
@@ -57,9 +58,9 @@ class BinaryModel:
     learning_tol: ClassVar[float] = LEARNING_TOL
     search: ClassVar[Mapping[str, Any]] = {}
 
-    def ep(self, kernel, X, sign, weight):
+    def ep(self, kernel, X, sign, weight, squares=None):
         """Return the fixed-point map of EP."""
-        return WholeEP(KernelGP(kernel, X), self.factor, sign, weight, self.rule)
+        return WholeEP(KernelGP(kernel, X, squares), self.factor, sign, weight, self.rule)
 
     def gradient(self, ep, payload):
         """Return the gradient of the log evidence in theta at a fixed point."""
@@ -82,9 +83,9 @@ class JointModel:
     learning_tol: ClassVar[float] = _JOINT_TOL
     search: ClassVar[Mapping[str, Any]] = _JOINT_SEARCH
 
-    def ep(self, kernel, X, y, weight):
+    def ep(self, kernel, X, y, weight, squares=None):
         """Return the fixed-point map of EP."""
-        return JointEP(JointGP(kernel, X), self.factor, y, weight)
+        return JointEP(JointGP(kernel, X, squares), self.factor, y, weight)
 
     def gradient(self, ep, payload):
         """Return the gradient of the log evidence in theta at a fixed point."""
@@ -109,7 +110,7 @@ class JointInducingModel:
     learning_tol: ClassVar[float] = _JOINT_TOL
     search: ClassVar[Mapping[str, Any]] = _JOINT_SEARCH
 
-    def ep(self, kernel, X, y, weight):
+    def ep(self, kernel, X, y, weight, squares=None):
         """Return the fixed-point map of EP."""
         structure = JointInducingGP(kernel, X, self.points, self.jitter)
         return JointEP(structure, self.factor, y, weight)
@@ -135,7 +136,8 @@ class DensePlan:
 
     `X` are rows of numbers, or whatever objects the kernel compares; `y` holds class indices.
     `model` says what a problem is. `optimizer` is None, a function of the user, or anything else
-    for L-BFGS-B. `starts` and `sites` have one entry a problem: the initial theta and the initial
+    for L-BFGS-B; `averaging` says how to average over the kernel, and is None where one is learned.
+    `starts` and `sites` have one entry a problem: the initial theta and the initial
     sites.
     """
 
@@ -153,14 +155,18 @@ class DensePlan:
     max_sweeps: int
     damping: float
     accelerate: bool
+    averaging: Averaging | None = None
 
-    def ep(self, kernel, y):
-        """Return the fixed-point map of EP at a kernel for the labels of a problem."""
-        return self.model.ep(kernel, self.X, y, self.weight)
+    def ep(self, kernel, y, squares=None):
+        """Return the fixed-point map of EP at a kernel for the labels of a problem.
 
-    def solve(self, ep, x, tol, max_sweeps, monitor=SILENT):
-        """Run EP from sites x (2, n) or (2, n, K)."""
-        steps = dict(damping=self.damping, accelerate=self.accelerate, monitor=monitor)
+        `squares` are the squared distances (n, n) of the rows in lengths, where they are known.
+        """
+        return self.model.ep(kernel, self.X, y, self.weight, squares)
+
+    def solve(self, ep, x, tol, max_sweeps, monitor=SILENT, share=1.0):
+        """Run EP from sites x (2, n) or (2, n, K), with a share of the damping."""
+        steps = dict(damping=share * self.damping, accelerate=self.accelerate, monitor=monitor)
         return ep.solve(x, tol=tol, max_iter=max_sweeps, **steps)
 
     def evidence(self, y, x, tol):
@@ -191,7 +197,7 @@ class DensePlan:
 
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
-        kernel, state = payload
+        kernel, state = payload[:2]
         return self.model.posterior(kernel, self.X, state)
 
     def latent_sites(self, fit):
@@ -247,6 +253,14 @@ def _without_all_rows(estimator):
 def plan_dense(estimator, training, joint, through_points):
     """Return the `DensePlan` of an `EPGaussianProcessClassifier`."""
     kernel = estimator._initial_kernel(estimator._spread(training) ** 2)
+    averaging = None
+    if wants_average(estimator, len(training.y), _only_the_mode(estimator, kernel, joint)):
+        free = estimator.kernel is None and estimator.hyperparameters == "auto"
+        if free and 1 < training.X.shape[1] <= MOST_COLUMNS:
+            kernel = with_own_lengths(kernel, training.X.shape[1])
+        n_jobs = estimator.n_jobs if estimator._n_problems == 1 else None
+        prior = kernel_prior(kernel, estimator._factor(), estimator._spread(training))
+        averaging = Averaging(prior, n_jobs)
     n_restarts = estimator.n_restarts_optimizer if estimator.optimizer is not None else 0
     rng = check_random_state(estimator.random_state)
     if joint:
@@ -281,4 +295,16 @@ def plan_dense(estimator, training, joint, through_points):
         max_sweeps=estimator.max_sweeps,
         damping=estimator.damping,
         accelerate=estimator.acceleration is not None,
+        averaging=averaging,
     )
+
+
+def _only_the_mode(estimator, kernel, joint):
+    """Return the settings of a fit with sites on the rows that leave no average over kernels."""
+    checks = {
+        "optimizer=None": estimator.optimizer is None,
+        "an optimizer of your own": callable(estimator.optimizer),
+        "one posterior of all classes": joint,
+        **kernel_settings(kernel),
+    }
+    return [setting for setting, excludes in checks.items() if excludes]

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._engine.averaging import Evaluate, Node
 from .._engine.loop import SILENT, Monitor, Reason
 from .._engine.search import minimise_where_finite
 
@@ -16,6 +17,7 @@ __all__ = [
     "LearningEnd",
     "maximise_by",
     "maximise_evidence",
+    "node_at_mode",
     "random_starts",
 ]
 
@@ -26,6 +28,10 @@ LEARNING_TOL = 1e-3
 TIE = 1e-10
 # Gain of log evidence that is not missed where no better step is found: odds of one per cent.
 NEGLIGIBLE = 0.01
+# A mode that only says where nodes lie.
+_TO_THE_MODE: dict[str, Any] = dict(
+    ftol=1e-4, gtol=0.1, first_step=1.0, max_line_search=6, exact_gradient=False
+)
 
 
 class EvidencePoint(NamedTuple):
@@ -177,3 +183,41 @@ def maximise_by(
     point = evaluate(best)
     monitor.end({"residual": point.residual, "log_evidence": point.value}, point.payload)
     return Learned(best, point, LearningEnd("converged", 1, 0.0))
+
+
+def node_at_mode(
+    evaluate: Evaluate,
+    phi: np.ndarray,
+    bounds: np.ndarray,
+    told: Callable[[Node], tuple],
+    *,
+    max_iter: int,
+    starts=(),
+    monitor: Monitor = SILENT,
+) -> tuple[Node, LearningEnd] | None:
+    """Return the `Node` at the mode from phi (T,), and how the search ended.
+
+    None where there is no node at phi. `told` gives the payload of which the monitor is told; the
+    other arguments are those of `averaging.find_mode` and of `maximise_evidence`. The search is a
+    coarse one: the mode only says where nodes lie.
+    """
+    first = evaluate(phi, None)
+    if first is None:
+        return None
+    best: Node = first
+
+    def point(x):
+        nonlocal best
+        node = first if np.array_equal(x, first.phi) else evaluate(x, best)
+        if node is None:
+            return EvidencePoint(-np.inf, np.full(len(x), np.nan), np.inf, None)
+        if node.objective > best.objective:
+            best = node
+        payload = (*told(node), node)
+        own = node.log_evidence, node.gradient, node.residual
+        return EvidencePoint(*own, payload, node.log_prior)
+
+    learned = maximise_evidence(
+        point, phi, bounds, max_iter=max_iter, starts=starts, monitor=monitor, **_TO_THE_MODE
+    )
+    return learned.point.payload[-1], learned.end

@@ -3,18 +3,25 @@
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import logit
 from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
 
+from .._engine.averaging import Node, average_of, log_mixture
 from .._engine.sites import Sites, cavity
+from .._estimator.averaged import hyper_attributes
 from .._estimator.latents import log_normalise
+from ._kernel_scales import learned_coordinates
 
 __all__ = [
     "GPFit",
+    "attributes_of_averages",
+    "averages_of",
     "ending_in",
     "evidence_of_problems",
     "joined_fits",
     "left_out_labels",
     "left_out_signs",
+    "mixed_logs",
     "signs_of",
 ]
 
@@ -71,6 +78,45 @@ def _own_label_proba(attributes, labels):
     return np.exp(log_p[np.arange(len(labels)), labels])
 
 
+def averages_of(fit):
+    """Return the `Average` of each problem of a `GPFit`, none where the mode was used."""
+    own = [getattr(run, "attributes", {}) for run in fit.runs]
+    return [a["average"] for a in own if "average" in a]
+
+
+def attributes_of_averages(fit, learned, learned_rate):
+    """Return the attributes that tell of the average over hyperparameters of a `GPFit`.
+
+    Without an average what was learned is the one node: parameters of the kernel if `learned`, the
+    rate of wrong labels of its setting if `learned_rate`.
+    """
+    own = [getattr(run, "attributes", {}) for run in fit.runs]
+    if "average" in own[0]:
+        averages, names, used = [a["average"] for a in own], own[0]["names"], "integrate"
+        thetas, spreads = [a["theta"] for a in own], [a["anisotropy"] for a in own]
+    else:
+        kernels = getattr(fit.kernel, "kernels", [fit.kernel])
+        found = [learned_coordinates(k) if learned else ((), np.empty(0), 0.0) for k in kernels]
+        rates = [[logit(a["setting"].rate)] if learned_rate else [] for a in own]
+        rates *= len(kernels) // len(rates)
+        phi = [np.append(f[1], rate) for f, rate in zip(found, rates, strict=True)]
+        averages = [_single(x, fit.runs[0].log_evidence) for x in phi]
+        names, used = (*found[0][0], *["logit_label_noise"] * int(learned_rate)), "mode"
+        thetas, spreads = [k.theta[None] for k in kernels], [np.array([s]) for *_, s in found]
+    one = len(averages) == 1
+    return dict(
+        **hyper_attributes(averages, names, used),
+        hyper_theta_=thetas[0] if one else thetas,
+        hyper_anisotropy_=spreads[0] if one else spreads,
+    )
+
+
+def _single(phi, log_evidence):
+    """Return the `Average` of one node at phi (T,)."""
+    node = Node(phi, log_evidence, 0.0, np.zeros(len(phi)), 0.0, None)
+    return average_of([node], np.array([log_evidence]))
+
+
 def ending_in(history, record):
     """Return a history that ends in other figures: of the final state, where nobody counted it."""
     return {name: np.append(v[:-1], float(record[name])) for name, v in history.items()}
@@ -93,6 +139,11 @@ def left_out_signs(factor, result):
     cav = cavity(Sites(*result.x), state.mean, state.var)
     plus, minus = (factor.tilted(s, cav.mean, cav.var + state.extra_var).log_z for s in (1.0, -1.0))
     return {"loo_log_plus": plus, "loo_log_minus": minus}
+
+
+def mixed_logs(weight, parts):
+    """Return the mixtures of the logs in dicts of arrays (n,), with weight (M,)."""
+    return {name: log_mixture(weight, np.array([p[name] for p in parts])) for name in parts[0]}
 
 
 def left_out_labels(result):

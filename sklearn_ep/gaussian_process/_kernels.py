@@ -32,6 +32,7 @@ __all__ = [
     "finite_or_named",
     "has_input_gradient",
     "n_lengths",
+    "with_own_lengths",
     "with_theta",
 ]
 
@@ -201,14 +202,20 @@ class StationaryCross(GeneralCross):
     def block(self, X):
         """Return the covariances (n, m) with Z and what `contract` wants back."""
         A = (X - self.centre) / self.scale
-        D = _squared_distances(A, self.B, self.B_norms)
+        K, slope = self.of_squares(_squared_distances(A, self.B, self.B_norms))
+        return K, (A, K, slope)
+
+    def of_squares(self, D):
+        """Return covariances and -2 times their derivative in D, the squared distances in lengths.
+
+        D is overwritten; the two results of an RBF are one array.
+        """
         if self.is_rbf:
             D *= -0.5
             D += np.log(self.amplitude)
             K = np.exp(D, out=D)
-            return K, (A, K, K)
-        K, slope = _matern(self.part.nu, np.sqrt(D, out=D), self.amplitude)
-        return K, (A, K, slope)
+            return K, K
+        return _matern(self.part.nu, np.sqrt(D, out=D), self.amplitude)
 
     def contract(self, kept, G, inputs):
         """Return sum(G * dK/dtheta) (p,) and its like for Z (m, d), 0.0 unless `inputs`."""
@@ -219,6 +226,20 @@ class StationaryCross(GeneralCross):
         pieces = [np.full(self.n_constant, total), self._length_gradient(squares)]
         gradient = np.concatenate(pieces if self.constant_first else pieces[::-1])
         return gradient, pulls / self.scale if inputs else 0.0
+
+    def derivatives(self, kept):
+        """Yield the derivatives (n, m) of a block in theta, one after another."""
+        A, K, slope = kept
+        constant = [K] * self.n_constant
+        if self.constant_first:
+            yield from constant
+        if self.part.anisotropic:
+            for a, b in zip(A.T, self.B.T, strict=True):
+                yield slope * np.subtract.outer(a, b) ** 2
+        elif not self.part.hyperparameter_length_scale.fixed:
+            yield slope * cdist(A, self.B, "sqeuclidean")
+        if not self.constant_first:
+            yield from constant
 
     def _length_gradient(self, squares):
         if self.part.hyperparameter_length_scale.fixed:
@@ -299,6 +320,13 @@ def cross_covariance(kernel, Z):
     """Return the cross covariances with Z in the fastest form that the kernel has."""
     split = constant_and_stationary(kernel)
     return (GeneralCross if split is None else StationaryCross)(kernel, Z)
+
+
+def with_own_lengths(kernel, n_columns):
+    """Return a constant times RBF or Matern of one length with that length for each column."""
+    constant, part, constant_first = constant_and_stationary(kernel)
+    own = part.__class__(np.full(n_columns, part.length_scale), part.length_scale_bounds)
+    return constant * own if constant_first else own * constant
 
 
 def with_theta(kernel, theta):

@@ -277,12 +277,13 @@ def test_learning_raises_the_evidence_to_a_stationary_point():
     X, y = toy(120, seed=2)
     start = ConstantKernel(1.0, (1e-3, 1e3)) * RBF(0.3, (1e-2, 1e2))
     before = fixed(start).fit(X, y).log_evidence_
-    est = EPGaussianProcessClassifier(start).fit(X, y)
+    est = EPGaussianProcessClassifier(start, hyperparameters="mode").fit(X, y)
     assert est.log_evidence_ > before + 5
     tight = fixed(est.kernel_).fit(X, y)
     gradient = tight.log_marginal_likelihood(eval_gradient=True)[1]
     assert np.max(np.abs(gradient)) < 0.05
-    best = EPGaussianProcessClassifier(start, n_restarts_optimizer=3, random_state=0).fit(X, y)
+    more = dict(n_restarts_optimizer=3, random_state=0, hyperparameters="mode")
+    best = EPGaussianProcessClassifier(start, **more).fit(X, y)
     assert best.log_evidence_ > est.log_evidence_ - 1e-3
 
 
@@ -484,7 +485,8 @@ def test_learning_stopped_by_a_callback_ends_at_converged_sites():
 def test_learning_cut_short_is_not_convergence(max_iter):
     X, y = toy(80)
     with pytest.warns(ConvergenceWarning) as told:
-        est = EPGaussianProcessClassifier(1.0 * RBF(0.3), max_iter=max_iter).fit(X, y)
+        mode = dict(max_iter=max_iter, hyperparameters="mode")
+        est = EPGaussianProcessClassifier(1.0 * RBF(0.3), **mode).fit(X, y)
     assert est.stop_reason_ == "max_iter" and not est.converged_
     assert est.history_["residual"][-1] < est.tol
     [warning] = told

@@ -495,14 +495,14 @@ def test_the_learned_rate_is_the_best_of_given_ones(seed, flip):
         return -clf.log_evidence_ - 2 * np.log(rate) - 8 * np.log1p(-rate)
 
     best = minimize_scalar(loss, bounds=logit([0.01, 0.44]), options=dict(xatol=1e-3)).x
-    learned = fixed(label_noise="learn").fit(X, y).label_noise_
+    learned = fixed(label_noise="learn", hyperparameters="mode").fit(X, y).label_noise_
     np.testing.assert_allclose(learned, expit(best), rtol=0.03)
 
 
 def test_learning_cut_short_is_not_convergence():
     X, y, _ = make_noisy_labels_classification(80, random_state=0)
     with pytest.warns(ConvergenceWarning, match="learning ended after 1 steps") as told:
-        clf = RelaxedEPClassifier(max_iter=1).fit(X, y)
+        clf = RelaxedEPClassifier(max_iter=1, hyperparameters="mode").fit(X, y)
     assert len(told) == 1 and clf.n_iter_ == 1
     assert clf.stop_reason_ == "max_iter" and not clf.converged_
     assert clf.history_["log_evidence"][-1] == clf.log_evidence_

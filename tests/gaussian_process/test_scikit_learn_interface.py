@@ -117,7 +117,7 @@ def test_an_optimizer_of_the_user_is_called_as_by_scikit_learn():
         )
         return found.x, found.fun
 
-    known = EPGaussianProcessClassifier(kernel, **DENSE).fit(X, y)
+    known = EPGaussianProcessClassifier(kernel, hyperparameters="mode", **DENSE).fit(X, y)
     own = EPGaussianProcessClassifier(kernel, optimizer=by_simplex, n_restarts_optimizer=1, **DENSE)
     own.fit(X, y)
     np.testing.assert_allclose(own.log_evidence_, known.log_evidence_, atol=1e-4)
@@ -199,7 +199,8 @@ def test_learning_that_ends_at_a_bound_is_told_of_given_kernels(method):
     X, y = toy()
 
     def told(kernel, optimizer="fmin_l_bfgs_b"):
-        est = EPGaussianProcessClassifier(kernel, method=method, optimizer=optimizer)
+        how = dict(method=method, optimizer=optimizer, hyperparameters="mode")
+        est = EPGaussianProcessClassifier(kernel, **how)
         with warnings.catch_warnings(record=True) as record:
             warnings.simplefilter("always")
             est.fit(X, y)

@@ -19,6 +19,7 @@ from .._dense_fit import WithLearned, fit_of_sites
 from .._dense_gp import DenseGPPosterior, KernelGP
 from .._evidence import KEPT, EvidencePoint, maximise_evidence
 from .._fitted import evidence_of_problems, left_out_signs
+from .._kernel_scales import ScalePrior
 from .._kernels import contract_diagonal, with_theta
 from ..inducing.gp import InducingGP
 from ..inducing.values import InducingGPPosterior, InducingPrior
@@ -28,7 +29,16 @@ from .noise import LatentNoise
 from .relaxed_rule import Relaxed
 from .step import LabelErrorStep
 
-__all__ = ["RATE_BOUNDS", "LabelErrorPlan", "Setting", "fit_label_errors"]
+__all__ = [
+    "RATE_BOUNDS",
+    "RATE_COUNTS",
+    "ErrorAveraging",
+    "LabelErrorPlan",
+    "Setting",
+    "fit_label_errors",
+    "learn_hyperparameters",
+    "wrong_proba",
+]
 
 RATE_BOUNDS = (1e-4, 0.45)
 # Sites are refined to this residual, with this mixing, while hyperparameters move; and relative
@@ -42,12 +52,12 @@ _SMALL_DAMPING, _SAFE_POWER, _POWER_DAMPING = 0.25, 0.5, 0.9
 # free: without priors a wiggly function without errors often explains them best.
 _LOG_AMPLITUDE = (np.log(4.0), 1.0)
 _LENGTH_SPREAD = 0.4
-_RATE_COUNTS = (3.0, 9.0)
+RATE_COUNTS = (3.0, 9.0)
 
 
 def log_rate_prior(rate):
     """Return the log density of the rate of wrong labels and its derivative in logit(rate)."""
-    a, b = _RATE_COUNTS[0] - 1.0, _RATE_COUNTS[1] - 1.0
+    a, b = RATE_COUNTS[0] - 1.0, RATE_COUNTS[1] - 1.0
     return a * np.log(rate) + b * np.log1p(-rate), a * (1.0 - rate) - b * rate
 
 
@@ -113,6 +123,22 @@ class Coordinates:
         return np.concatenate([theta[: self.n_theta], np.full(self.n_rate, rate), moves])
 
 
+class ErrorAveraging(NamedTuple):
+    """How to average over kernel and rate.
+
+    `prior` is that of the kernel, `rate_counts` those of the Beta prior of the rate, `no_errors`
+    the prior mass at no label errors; then the kernel is `plain_kernel` (None: the same) under
+    `plain_prior`.
+    """
+
+    prior: ScalePrior | None
+    rate_counts: tuple[float, float]
+    no_errors: float
+    plain_kernel: Kernel | None
+    plain_prior: ScalePrior | None
+    n_jobs: int | None
+
+
 @dataclass
 class LabelErrorPlan:
     """Everything the binary problems need besides their signs; sent to workers as it is.
@@ -122,7 +148,7 @@ class LabelErrorPlan:
     for the dense structure. `learn`, `learn_rate` and `move_points` say which of them are learned.
     `rule` is that of learning, `penalty` finite if relaxed sites come after it. `length_centre`
     centres the prior of the length scale of the default kernel, its last parameter; None for other
-    kernels, of which nothing is known.
+    kernels, of which nothing is known. `averaging` is None where the mode is used.
     """
 
     X: np.ndarray
@@ -147,6 +173,7 @@ class LabelErrorPlan:
     points: list
     move_points: bool
     jitter: float
+    averaging: ErrorAveraging | None = None
 
     def first_setting(self, k):
         """Return the `Setting` at which problem k starts."""
@@ -158,11 +185,14 @@ class LabelErrorPlan:
             return structure.evidence_gradient(state.latent), 0.0
         return structure.evidence_gradient(state.latent, state.noise_slope, self.move_points)
 
-    def ep(self, setting, sign):
-        """Return the fixed-point map of the rule of learning at a setting."""
+    def ep(self, setting, sign, squares=None):
+        """Return the fixed-point map of the rule of learning at a setting.
+
+        `squares` are the squared distances (n, n) of the rows in lengths, where they are known.
+        """
         latent: Any
         if setting.points is None:
-            latent = KernelGP(setting.kernel, self.X)
+            latent = KernelGP(setting.kernel, self.X, squares)
         else:
             latent = InducingGP(setting.kernel, self.X, setting.points, self.jitter)
         structure = LatentNoise(latent, self.noise, self.weight)
@@ -275,11 +305,11 @@ class LabelErrorPlan:
                 slope, towards = self.slopes(ep.structure.structure, state)
             value, payload = result.evaluation.record["log_evidence"], (setting, state, result.x)
             point = EvidencePoint(value, slope, result.residual, payload)
-            return point, self._rate_slope(ep, Sites(*result.x), state), towards
+            return point, self.rate_slope(ep, Sites(*result.x), state), towards
 
         return evaluate
 
-    def _rate_slope(self, ep, sites, state):
+    def rate_slope(self, ep, sites, state):
         """Return d log evidence / d logit(rate): expected minus assumed number of wrong labels."""
         exponent = getattr(self.rule, "exponent", 1.0)
         cav = cavity(sites, state.mean, state.var, exponent)
@@ -317,6 +347,13 @@ def learn_hyperparameters(plan, sign, trace, k):
     return setting, sites, learned.end
 
 
+def wrong_proba(factor, sign, result):
+    """Return the probability (n,) that labels are wrong, given all other rows."""
+    state = result.evaluation.payload[0]
+    cav = cavity(Sites(*result.x), state.mean, state.var)
+    return factor.wrong_proba(sign, cav.mean, cav.var)
+
+
 def fit_label_errors(plan, sign, monitor, k):
     """Learn what is asked for, converge the sites, and return the `BinaryFit` of problem k."""
     trace = Trace(monitor)
@@ -326,11 +363,12 @@ def fit_label_errors(plan, sign, monitor, k):
     watch = WithLearned(trace, setting) if counted else SILENT
     result, path = climb(plan.rungs(setting, sign, plan.tol), sites, plan.max_iter, watch)
     state, update = result.evaluation.payload
-    cav = cavity(Sites(*result.x), state.mean, state.var)
     factor = LabelErrorStep(setting.rate)
     more = dict(
+        label_noise=setting.rate,
+        no_errors_proba=0.0,
         relaxation=np.zeros(len(sign)) if update.relaxation is None else update.relaxation,
-        wrong_proba=factor.wrong_proba(sign, cav.mean, cav.var),
+        wrong_proba=wrong_proba(factor, sign, result),
         setting=setting,
         path=path,
     )

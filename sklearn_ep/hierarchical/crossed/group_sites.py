@@ -116,10 +116,10 @@ def tilted_groups(sign, wide, tau):
         return _single_rows(sign, mean, cov, tau)
     rule = _even_rule(tau) if tau <= _LARGE else _panel_rule(mean, cov, tau)
     size = max(1, _BLOCK // (rule[0].shape[1] * sign.shape[1] ** 2))
-    blocks = [
-        _filtered(*(a[k : k + size] for a in (sign, mean, cov)), tau, *_part(rule, k, size))
-        for k in range(0, len(sign), size)
-    ]
+    blocks = []
+    for k in range(0, len(sign), size):
+        some, (u, log_weight) = slice(k, k + size), _part(rule, k, size)
+        blocks.append(_filtered(sign[some], mean[some], cov[some], tau, u, log_weight))
     return TiltedGroups(*map(np.concatenate, zip(*blocks, strict=True)))
 
 

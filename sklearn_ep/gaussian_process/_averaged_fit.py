@@ -1,0 +1,121 @@
+"""Recipe of a fit that averages over the kernel: find the mode, lay nodes about it, mix them."""
+
+import numpy as np
+from scipy.linalg import cholesky
+from scipy.special import logsumexp
+
+from .._engine.averaging import Spacing, average_of, integrate
+from .._engine.loop import SILENT, Trace
+from .._estimator.averaged import AveragedPosterior
+from ._anisotropy import SPREADS, levels, nodes_about
+from ._dense_fit import WithLearned, fit_dense, fit_of_sites
+from ._evidence import node_at_mode
+from ._fitted import mixed_logs
+from ._kernel_nodes import EPAtKernels, ScaleNodes
+from ._kernel_scales import KernelScales
+from ._kernels import with_theta
+
+__all__ = ["alone", "average_about", "fit_averaged", "mode_of_kernels"]
+
+# What the isotropic kernel keeps at least where lengths may differ: on few rows with many columns
+# the evidence trusts the model more than it deserves.
+_INSURANCE = 0.2
+# Spacing of a lattice that is one part of an average among others.
+_COARSE = Spacing(2.0, 5.5, 20)
+# Weight of an anisotropic mode from which it is worth nodes.
+_WORTH = 0.02
+
+
+def fit_averaged(plan, y, monitor, k):
+    """Average over the kernel of problem k and return its `BinaryFit`."""
+    trace, ep = Trace(monitor), EPAtKernels(plan, y, plan.sites[k])
+    found = mode_of_kernels(ep, plan.starts[k], trace)
+    if found is None:
+        return fit_dense(plan, y, monitor, k)
+    nodes, mode, end = found
+    counted = end.reason != "asked"
+    average = average_about(nodes, mode, monitor) if counted else alone(mode)
+    heaviest = average.heaviest
+    kernel = with_theta(plan.kernel, heaviest.payload.theta)
+    watch = WithLearned(trace, kernel) if counted else SILENT
+    # the sites of the estimator are those of the heaviest node, refined
+    start = plan.ep(kernel, y), heaviest.payload.result.x
+    result = plan.solve(*start, plan.tol, plan.max_sweeps, watch)
+    results = [result if n is heaviest else n.payload.result for n in average.nodes]
+    theta = np.array([n.payload.theta for n in average.nodes])
+    posteriors = [
+        plan.posterior((with_theta(plan.kernel, t), r.evaluation.payload[0]))
+        for t, r in zip(theta, results, strict=True)
+    ]
+    mixed = mixed_logs(average.weight, [plan.model.left_out(r) for r in results])
+    more = dict(
+        average=average._replace(nodes=[n._replace(payload=None) for n in average.nodes]),
+        anisotropy=np.array([n.payload.anisotropy for n in average.nodes]),
+        theta=theta,
+        posterior_of_sites=posteriors[int(np.argmax(average.weight))],
+        names=KernelScales.at(plan.kernel, heaviest.payload.theta).names,
+    )
+    mean = with_theta(plan.kernel, average.weight @ theta)
+    posterior = AveragedPosterior(posteriors, average.weight)
+    fit = fit_of_sites(posterior, trace, end, result, mean, mixed, counted, **more)
+    return fit._replace(log_evidence=average.log_evidence) if counted else fit
+
+
+def alone(mode):
+    """Return the `Average` of a mode that is not averaged over."""
+    return average_of([mode], np.array([mode.log_evidence]))
+
+
+def mode_of_kernels(ep, start, trace):
+    """Return isotropic `ScaleNodes`, the mode from parameters (p,), and how the search ended.
+
+    None where EP has no fixed point at the start.
+    """
+    plan = ep.plan
+    lengths = KernelScales.at(plan.kernel, start).lengths
+    scales = KernelScales(plan.kernel, np.zeros(len(lengths)))
+    nodes = ScaleNodes(ep, scales, scales.prior(plan.averaging.prior))
+    starts = [scales.phi(theta) for theta in plan.restarts]
+    limits = dict(max_iter=plan.max_iter, starts=starts, monitor=trace)
+    found = node_at_mode(nodes.evaluate, scales.phi(start), scales.bounds, ep.told, **limits)
+    return None if found is None else (nodes, *found)
+
+
+def average_about(nodes, mode, monitor, coarse=False):
+    """Return the `Average` about an isotropic mode, in whose nodes are `KernelNode`s.
+
+    The lattice is `coarse` where it is a part of a larger average.
+    """
+    workers, scales = nodes.ep.plan.averaging.n_jobs, nodes.scales
+    spacing = _COARSE if coarse and len(mode.phi) == 2 else None
+    lattice = integrate(nodes.evaluate, mode, scales.bounds, workers, monitor, spacing)
+    if len(scales.lengths) < 2:
+        return lattice
+    top = max(lattice.nodes, key=lambda node: node.objective)
+    return _with_levels(lattice, levels(nodes.ep, scales, nodes.prior, top), top, workers)
+
+
+def _with_levels(lattice, found, top, n_jobs):
+    """Return the `Average` over the isotropic lattice and the anisotropic levels.
+
+    `top` is the best node of the lattice: levels are compared by their modes.
+    """
+    log_mass = np.array([top.objective, *(level.log_mass for level in found)])
+    log_share = log_mass - logsumexp(log_mass)
+    # a level that was not reached has no mass, but its share of the prior
+    log_evidence = lattice.log_evidence - log_share[0] - np.log(1 + len(SPREADS))
+    share = np.exp(log_share)
+    if share[0] < _INSURANCE:
+        share = np.append(_INSURANCE, (1.0 - _INSURANCE) * share[1:] / share[1:].sum())
+    mean = lattice.weight @ lattice.phi
+    apart = np.sqrt(lattice.weight)[:, None] * (lattice.phi - mean)
+    # of one node, too: a lattice of it alone has no covariance
+    root = cholesky(apart.T @ apart + 1e-9 * np.eye(len(mean)), lower=True)
+    nodes, masses = list(lattice.nodes), [np.log(share[0] * lattice.weight)]
+    for level, weight in zip(found, share[1:], strict=True):
+        if weight > _WORTH:
+            own = nodes_about(level, mean - top.phi, root, n_jobs)
+            nodes += own
+            masses.append(np.full(len(own), np.log(weight / len(own))))
+    mixed = average_of(nodes, np.concatenate(masses), lattice.foretold * share[0])
+    return mixed._replace(log_evidence=float(log_evidence))

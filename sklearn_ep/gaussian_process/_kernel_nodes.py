@@ -1,0 +1,125 @@
+"""Nodes of an average over kernels: EP at kernel parameters, from the sites of a neighbour.
+
+What is averaged over is the evidence times a prior.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._engine.averaging import Node
+from .._engine.gaussian import ImproperPosterior
+from ._kernel_scales import KernelScales, ScalePrior
+from ._kernels import with_theta
+
+__all__ = ["EPAtKernels", "KernelNode", "ScaleNodes", "settled"]
+
+# Residual to which sites are refined at a node, and the largest one that lets a node count: the
+# error of the evidence is of second order in it, but the evidence of sites that have not settled
+# means nothing and may be thousands of nats off.
+NODE_TOL, _WORST_RESIDUAL = 1e-2, 5e-2
+# Sweeps that a node may take: near neighbours need two to six.
+_NODE_SWEEPS = 40
+
+
+class KernelNode(NamedTuple):
+    """What a node keeps: kernel parameters (p,), the `Result` of EP there, and its anisotropy.
+
+    That is the spread of the prior of the log lengths about their mean, 0 for an isotropic kernel.
+    """
+
+    theta: np.ndarray
+    result: Any
+    anisotropy: float
+
+
+def settled(solve, x):
+    """Return the `Result` of EP from sites x, or None where sites do not settle on a posterior.
+
+    `solve(x, share)` runs EP with a share of the damping. Where that fails, another run starts from
+    no sites with half the damping.
+    """
+    for start, share in ((x, 1.0), (np.zeros_like(x), 0.5)):
+        try:
+            result = solve(start, share)
+        except ImproperPosterior:
+            continue
+        # labels are discrete: a log probability of them above zero is none
+        if result.residual < _WORST_RESIDUAL and result.evaluation.record["log_evidence"] <= 0:
+            return result
+    return None
+
+
+@dataclass
+class EPAtKernels:
+    """EP of the labels of one problem at any kernel parameters.
+
+    `plan` is a `DensePlan`, `x` are sites to start from where there is no neighbour.
+    """
+
+    plan: Any
+    y: np.ndarray
+    x: np.ndarray
+
+    def node(self, phi, near, theta, prior, slopes, squares, anisotropy):
+        """Return the `Node` at phi, which is the kernel parameters theta (p,), or None.
+
+        `prior` is the log prior and its gradient in phi, `slopes` turns a gradient in theta into
+        one in phi, `squares` are those of `KernelGP`, `anisotropy` is that of `KernelNode`.
+        """
+        model, ep = self.plan.model, self._ep(theta, squares)
+        result = self._settled(ep, self.x if near is None else near.payload.result.x)
+        if result is None:
+            return None
+        value, (log_prior, slope) = result.evaluation.record["log_evidence"], prior
+        gradient = slopes(model.gradient(ep, result.evaluation.payload)) + slope
+        found = KernelNode(theta, result, anisotropy)
+        return Node(phi, value, log_prior, gradient, result.residual, found)
+
+    def only_node(self, theta):
+        """Return the `Node` without coordinates of a kernel that is kept, or None."""
+        result = self._settled(self._ep(theta), self.x)
+        if result is None:
+            return None
+        value, found = result.evaluation.record["log_evidence"], KernelNode(theta, result, 0.0)
+        return Node(np.empty(0), value, 0.0, np.empty(0), result.residual, found)
+
+    def _ep(self, theta, squares=None):
+        return self.plan.ep(with_theta(self.plan.kernel, theta), self.y, squares)
+
+    def _settled(self, ep, x):
+        def solve(start, share):
+            return self.plan.solve(ep, start, NODE_TOL, _NODE_SWEEPS, share=share)
+
+        return settled(solve, x)
+
+    def told(self, node):
+        """Return the payload of an iteration: kernel, and state of the posterior."""
+        theta, result, _ = node.payload
+        return with_theta(self.plan.kernel, theta), result.evaluation.payload[0]
+
+
+@dataclass
+class ScaleNodes:
+    """Nodes in variance and length, the phi of `scales`; the ratios of the lengths are kept.
+
+    `s` is their anisotropy, see `KernelNode`.
+    """
+
+    ep: EPAtKernels
+    scales: KernelScales
+    prior: ScalePrior
+    s: float = 0.0
+
+    @cached_property
+    def _unit_squares(self):
+        return self.scales.unit_squares(self.ep.plan.X)
+
+    def evaluate(self, phi, near):
+        """Return the `Node` at phi (T,), or None where EP has no fixed point."""
+        scales, squares = self.scales, self.scales.squares(phi, self._unit_squares)
+        prior = self.prior.log_density(phi)
+        place = phi, near, scales.theta(phi)
+        return self.ep.node(*place, prior, scales.slopes, squares, self.s)

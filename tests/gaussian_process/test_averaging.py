@@ -1,0 +1,434 @@
+"""Averages over the kernel: exact posteriors, slopes, equivalences, hostile data."""
+
+import pickle
+import warnings
+
+import joblib
+import numpy as np
+import pytest
+from oracles import oracle
+from scipy.special import logit
+from scipy.stats import norm
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern
+
+from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
+from sklearn_ep.gaussian_process import _kernel_nodes
+from sklearn_ep.gaussian_process._anisotropy import LengthNodes
+from sklearn_ep.gaussian_process._averaging_plan import kernel_prior
+from sklearn_ep.gaussian_process._dense_gp import KernelGP
+from sklearn_ep.gaussian_process._dense_plan import plan_dense
+from sklearn_ep.gaussian_process._kernel_nodes import EPAtKernels, ScaleNodes
+from sklearn_ep.gaussian_process._kernel_scales import KernelScales
+from sklearn_ep.gaussian_process._kernels import with_theta
+from sklearn_ep.gaussian_process.label_errors import averaged
+from sklearn_ep.gaussian_process.label_errors.problem import RATE_BOUNDS
+
+GP, Relaxed = EPGaussianProcessClassifier, RelaxedEPClassifier
+KERNELS = [
+    ConstantKernel(2.0) * RBF([1.0, 2.0, 3.0]),
+    Matern([1.0, 2.0, 0.5], nu=1.5) * ConstantKernel(3.0),
+    RBF([1.0, 2.0, 3.0]),
+    ConstantKernel(2.0, "fixed") * Matern(1.5, nu=0.5),
+    ConstantKernel(2.0) * RBF(1.5, "fixed"),
+]
+
+
+def rows(n, d, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, d))
+    return X, (2.0 * X[:, 0] + rng.normal(size=n) > 0).astype(int)
+
+
+def nodes_of(kernel, X, y):
+    """Return `EPAtKernels`, scales and prior of a binary problem."""
+    clf = GP(kernel)
+    clf.classes_ = np.array([0, 1])
+    plan = plan_dense(clf, clf._training(X, y, None), False, False)
+    scales = KernelScales.at(kernel, kernel.theta)
+    prior = scales.prior(kernel_prior(kernel, plan.model.factor, 1.7))
+    return EPAtKernels(plan, np.where(y == 1, 1.0, -1.0), np.zeros((2, len(y)))), scales, prior
+
+
+def differences(evaluate, x, near, step=1e-4):
+    moves = step * np.eye(len(x))
+    values = [evaluate(x + m, near).objective - evaluate(x - m, near).objective for m in moves]
+    return np.array(values) / (2.0 * step)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_slopes_of_nodes_are_differences(kernel, monkeypatch):
+    monkeypatch.setattr(_kernel_nodes, "NODE_TOL", 1e-10)
+    X, y = rows(30, 3)
+    ep, scales, prior = nodes_of(kernel, X, y)
+    phi = scales.phi(kernel.theta)
+    np.testing.assert_allclose(scales.theta(phi), kernel.theta)
+    nodes = ScaleNodes(ep, scales, prior)
+    node = nodes.evaluate(phi, None)
+    slopes = differences(nodes.evaluate, phi, node)
+    np.testing.assert_allclose(node.gradient, slopes, rtol=1e-5, atol=1e-6)
+    if len(scales.lengths) > 1:
+        free = LengthNodes(ep, scales, prior, 0.7)
+        node = free.evaluate(kernel.theta, node)
+        slopes = differences(free.evaluate, kernel.theta, node)
+        np.testing.assert_allclose(node.gradient, slopes, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_the_prior_is_a_density(kernel):
+    ep, scales, prior = nodes_of(kernel, *rows(10, 3))
+    expected = norm.logpdf(scales.phi(kernel.theta), prior.centre, prior.spread).sum()
+    assert prior.log_density(scales.phi(kernel.theta))[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kernel", KERNELS[:3], ids=str)
+def test_curvature_and_volume_are_those_of_differences(kernel):
+    X, y = rows(30, 3)
+    ep, scales, prior = nodes_of(kernel, X, y)
+    nodes = LengthNodes(ep, scales, prior, 0.7)
+    node = nodes.evaluate(kernel.theta, None)
+    result = node.payload.result
+    B = np.linalg.inv(kernel(X) + np.diag(1.0 / result.x[0]))
+    steps = 1e-5 * np.eye(len(kernel.theta))
+    K = [[with_theta(kernel, kernel.theta + s)(X) for s in (step, -step)] for step in steps]
+    products = [B @ (up - down) / 2e-5 for up, down in K]
+    expected = np.array([[0.5 * np.trace(a @ b) for a in products] for b in products])
+    F = KernelGP(kernel, X).expected_curvature(result.evaluation.payload[0])
+    np.testing.assert_allclose(F, expected, rtol=1e-6, atol=1e-8)
+    C, own = np.eye(3) - 1.0 / 3.0, np.ix_(scales.lengths, scales.lengths)
+    volume = -0.5 * np.linalg.slogdet(np.eye(3) + 0.7**2 * C @ F[own] @ C)[1]
+    mass = nodes.log_mass(node, nodes.curvature(F))
+    assert mass - node.objective == pytest.approx(volume, rel=1e-6)
+
+
+@pytest.mark.parametrize("k", range(3))
+def test_against_the_exact_integral_over_variance_and_length(k):
+    """The truth is a grid of both with importance sampling of the posterior at each point."""
+    q = oracle("gp_hyperparameters")["two_scales"][k]
+    clf = GP(hyperparameters="integrate").fit(np.array(q["X"]), np.array(q["y"]))
+    new = np.array(q["X_new"])
+    np.testing.assert_allclose(clf.predict_proba(new)[:, 1], q["proba"], atol=0.012)
+    sd = np.sqrt(clf.latent_mean_and_variance(new)[1])
+    np.testing.assert_allclose(sd, q["latent_sd"], rtol=0.1)
+    mean = clf.hyper_weights_ @ clf.hyper_nodes_
+    spread = np.sqrt(clf.hyper_weights_ @ (clf.hyper_nodes_ - mean) ** 2)
+    assert np.all(np.abs(mean - q["hyper_mean"]) < 0.1 * np.array(q["hyper_sd"]))
+    np.testing.assert_allclose(spread, q["hyper_sd"], rtol=0.05)
+    assert clf.log_evidence_ == pytest.approx(q["log_z"], abs=0.05)
+    assert clf.hyper_names_ == ("log_variance", "log_length_scale")
+    assert np.all(clf.hyper_anisotropy_ == 0) and clf.hyperparameters_used_ == "integrate"
+
+
+@pytest.mark.parametrize("k", range(2))
+def test_against_the_exact_integral_over_two_lengths(k):
+    """Modes with Laplace volumes, and an insured isotropic part, against a grid of all three."""
+    q = oracle("gp_hyperparameters")["anisotropy"][k]
+    clf = GP().fit(np.array(q["X"]), np.array(q["y"]))
+    share = [clf.hyper_weights_[clf.hyper_anisotropy_ == s].sum() for s in q["scales"]]
+    np.testing.assert_allclose(share, q["weight"], atol=0.1)
+    proba = clf.predict_proba(np.array(q["X_new"]))[:, 1]
+    np.testing.assert_allclose(proba, q["proba"], atol=0.06)
+    assert clf.hyper_theta_.shape == (len(clf.hyper_weights_), 3)
+    log_kernel = clf.hyper_weights_ @ clf.hyper_theta_
+    np.testing.assert_allclose(clf.kernel_.theta, log_kernel)
+    assert share[0] > 0.19
+
+
+def test_a_column_that_explains_and_many_that_do_not():
+    X, y = rows(120, 8)
+    new, truth = rows(500, 8, seed=1)
+    loss = {}
+    for how in ("mode", "integrate", "auto"):
+        p = GP(hyperparameters=how).fit(X, y).predict_proba(new)
+        loss[how] = -np.mean(np.log(p[np.arange(500), truth]))
+    assert loss["auto"] < min(loss["mode"], loss["integrate"]) - 0.01
+
+
+def test_nothing_to_learn_is_one_node():
+    X, y = rows(40, 2)
+    a, b = (GP(optimizer=None, hyperparameters=how).fit(X, y) for how in ("auto", "mode"))
+    assert a.hyper_nodes_.shape == (1, 0) and a.hyper_names_ == () and a.hyper_weights_ == [1.0]
+    assert np.array_equal(a.predict_proba(X), b.predict_proba(X))
+    c = GP(ConstantKernel(2.0, "fixed") * RBF(1.0)).fit(X, y)
+    assert c.hyper_names_ == ("log_length_scale",) and c.hyper_nodes_.shape[1] == 1
+    assert len(c.hyper_weights_) > 3
+
+
+def test_the_mode_is_one_node_in_the_same_coordinates():
+    X, y = rows(40, 2)
+    clf = GP(hyperparameters="mode").fit(X, y)
+    theta = clf.kernel_.theta
+    np.testing.assert_array_equal(clf.hyper_nodes_, theta[None])
+    assert clf.hyper_weights_ == [1.0] and clf.hyperparameters_used_ == "mode"
+    assert clf.log_evidence_ == clf.log_marginal_likelihood_value_
+
+
+@pytest.mark.parametrize("how", ["auto", "integrate"])
+def test_weights_are_copies(how):
+    X, y = rows(40, 2)
+    weight = np.random.default_rng(1).integers(0, 3, 40)
+    again = np.repeat(np.arange(40), weight)
+    a = GP(hyperparameters=how).fit(X, y, sample_weight=weight)
+    b = GP(hyperparameters=how).fit(X[again], y[again])
+    np.testing.assert_allclose(a.predict_proba(X), b.predict_proba(X), atol=1e-6)
+    assert a.log_evidence_ == pytest.approx(b.log_evidence_, abs=1e-6)
+
+
+def test_the_same_bits_for_any_number_of_workers():
+    X, y = rows(40, 2)
+    with joblib.parallel_config(backend="threading"):
+        fits = [GP(n_jobs=n).fit(X, y) for n in (None, 2)]
+    assert np.array_equal(fits[0].hyper_nodes_, fits[1].hyper_nodes_)
+    assert np.array_equal(*(f.predict_proba(X) for f in fits))
+
+
+def test_units_and_origin_of_the_columns():
+    X, y = rows(40, 2)
+    a, b = GP().fit(X, y), GP().fit(X * 100.0 + 1e4, y)
+    np.testing.assert_allclose(
+        a.predict_proba(X), b.predict_proba(X * 100.0 + 1e4), rtol=0, atol=1e-5
+    )
+
+
+def test_draws_and_moments_agree():
+    X, y = rows(40, 2)
+    clf = GP().fit(X, y)
+    new = X[:6] + 0.3
+    cov, (mean, var) = clf.latent_covariance(new), clf.latent_mean_and_variance(new)
+    np.testing.assert_allclose(np.diagonal(cov), var)
+    assert np.linalg.eigvalsh(cov).min() > -1e-9
+    draws = clf.sample_proba(new, 4000, random_state=0)
+    np.testing.assert_allclose(draws.mean(axis=0), clf.predict_proba(new), atol=0.03)
+    np.testing.assert_allclose(clf.decision_function(new), mean)
+
+
+def test_pickles_share_the_rows():
+    X, y = rows(60, 5)
+    a, b = (GP(hyperparameters=how).fit(X, y) for how in ("auto", "mode"))
+    size = [len(pickle.dumps(clf)) for clf in (a, b)]
+    assert size[0] < 1.5 * len(a.hyper_weights_) * size[1]
+    again = pickle.loads(pickle.dumps(a))
+    assert np.array_equal(again.predict_proba(X), a.predict_proba(X))
+
+
+def test_several_classes_have_lists():
+    X, y = rows(60, 2)
+    y = y + (X[:, 1] > 0.5)
+    clf = GP(multi_class="one_vs_rest", likelihood="logit").fit(X, y)
+    assert len(clf.hyper_nodes_) == len(clf.hyper_weights_) == len(clf.hyper_theta_) == 3
+    np.testing.assert_allclose([w.sum() for w in clf.hyper_weights_], 1.0)
+    assert clf.loo_proba_.shape == (60,) and np.all((clf.loo_proba_ > 0) & (clf.loo_proba_ < 1))
+    assert clf.site_precision_.shape == (3, 60) and len(clf.kernel_.kernels) == 3
+
+
+def test_warm_start_starts_at_the_last_average():
+    X, y = rows(60, 2)
+    clf = GP(warm_start=True).fit(X, y)
+    cold, before = clf.n_iter_, clf.predict_proba(X)
+    clf.fit(X, y)
+    assert clf.n_iter_ < cold
+    np.testing.assert_allclose(clf.predict_proba(X), before, atol=0.02)
+
+
+def test_diagnosis_tells_of_the_nodes():
+    X, y = rows(40, 2)
+    clf = GP().fit(X, y)
+    told = str(clf.diagnose(n_draws=50))
+    assert f"averaged over nodes: {len(clf.hyper_weights_)} (effective" in told
+    assert clf.diagnose(n_draws=50).pareto_k is not None
+
+
+def test_what_leaves_only_the_mode_is_named():
+    X, y = rows(40, 2)
+    settings = {
+        "optimizer=None": dict(optimizer=None),
+        "DotProduct": dict(kernel=DotProduct()),
+        "inducing points": dict(method="sparse", n_inducing=5, max_iter=5),
+        "optimizer of your own": dict(optimizer=lambda f, x, bounds: (x, f(x)[0])),
+    }
+    for name, setting in settings.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.warns(UserWarning, match=name):
+                clf = GP(hyperparameters="integrate", **setting).fit(X, y)
+        assert clf.hyperparameters_used_ == "mode" and len(clf.hyper_weights_) == 1
+    with pytest.raises(ValueError, match="hyperparameters"):
+        GP(hyperparameters="average").fit(X, y)
+
+
+HOSTILE = {
+    "six rows": lambda X, y: (X[:6], np.arange(6) % 2),
+    "constant column": lambda X, y: (np.column_stack([X, np.ones(len(X))]), y),
+    "no spread": lambda X, y: (np.ones((8, 2)), np.arange(8) % 2),
+    "separable": lambda X, y: (X, (X[:, 0] > 0).astype(int)),
+    "one column": lambda X, y: (X[:, :1], y),
+    "repeated rows": lambda X, y: (np.repeat(X[:4], 10, axis=0), np.tile([0, 1], 20)),
+    "wide": lambda X, y: (np.tile(X[:20], (1, 40)), y[:20]),
+    "wider than lengths go": lambda X, y: (np.tile(X[:20], (1, 60)), y[:20]),
+    "one row of a class": lambda X, y: (X, (np.arange(len(X)) == 3).astype(int)),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+@pytest.mark.parametrize("how", ["auto", "integrate"])
+def test_hostile_data(what, how):
+    X, y = HOSTILE[what](*rows(40, 3))
+    p = GP(hyperparameters=how).fit(X, y).predict_proba(X)
+    assert np.all(np.isfinite(p)) and np.all(p >= 0)
+    np.testing.assert_allclose(p.sum(axis=1), 1.0)
+
+
+def test_sites_that_do_not_settle_make_no_node():
+    X, y = rows(20, 2)
+    ep, scales, prior = nodes_of(ConstantKernel(2.0) * RBF(1.0), X, y)
+    starts = []
+
+    def solve(x, share):
+        starts.append((np.any(x), share))
+        result = ep.plan.solve(ep.plan.ep(ep.plan.kernel, ep.y), x, 1e-2, 1)
+        result.evaluation.residual = 1.0
+        return result
+
+    assert _kernel_nodes.settled(solve, np.ones((2, 20))) is None
+    assert starts == [(True, 1.0), (False, 0.5)]
+
+
+@pytest.mark.parametrize("k", range(4))
+def test_rates_of_wrong_labels_against_the_exact_average(k):
+    """The kernel is kept; the truth is importance sampling from the prior of rate and function."""
+    q = oracle("gp_hyperparameters")["rate"][k]
+    kernel = ConstantKernel(q["amplitude"]) * RBF(q["length_scale"])
+    X, y, new = (np.array(q[name]) for name in ("X", "y", "X_new"))
+    setting = dict(kernel=kernel, optimizer=None, no_errors=q["no_errors"])
+    clean = Relaxed(**setting).fit(X, y)
+    observed = Relaxed(predict_clean=False, **setting).fit(X, y)
+    np.testing.assert_allclose(clean.predict_proba(new)[:, 1], q["clean"], atol=0.01)
+    np.testing.assert_allclose(observed.predict_proba(new)[:, 1], q["observed"], atol=0.01)
+    np.testing.assert_allclose(clean.noise_proba_, q["wrong"], atol=0.015)
+    assert clean.label_noise_ == pytest.approx(q["rate"], abs=0.005)
+    assert clean.no_errors_proba_ == pytest.approx(q["no_errors_proba"], abs=0.01)
+    assert clean.hyper_names_ == ("logit_label_noise",)
+
+
+@pytest.mark.parametrize("learn", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("rule", ["ep", "power"])
+def test_slopes_of_nodes_with_label_errors_are_differences(learn, rule, monkeypatch):
+    monkeypatch.setattr(averaged, "_NODE_TOL", 1e-10)
+    X, y = rows(30, 2)
+    of_kernel, of_rate = learn
+    clf = Relaxed(
+        ConstantKernel(2.0) * Matern([1.0, 2.0], nu=2.5),
+        rule=rule,
+        label_noise="learn" if of_rate else 0.1,
+        optimizer="fmin_l_bfgs_b" if of_kernel else None,
+    )
+    clf.classes_ = np.array([0, 1])
+    plan = clf._plan_of(clf._training(X, y, None))
+    first = plan.first_setting(0)
+    scales = KernelScales.at(first.kernel, first.kernel.theta) if of_kernel else None
+    prior = scales.prior(plan.averaging.prior) if of_kernel else None
+    sign = np.where(y == 1, 1.0, -1.0)
+    nodes = averaged.ErrorNodes(plan, sign, plan.sites[0], first, scales, prior)
+    phi = nodes.start() - 0.3
+    node = nodes.evaluate(phi, None)
+    assert len(phi) == len(nodes.names) == len(nodes.bounds)
+    slopes = differences(nodes.evaluate, phi, node)
+    np.testing.assert_allclose(node.gradient, slopes, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("counts", [(1.0, 9.0), (3.0, 9.0)])
+def test_the_prior_of_the_rate_is_a_density(counts):
+    x = np.linspace(-30.0, logit(RATE_BOUNDS[1]), 200001)
+    log_density, slope = averaged.log_rate_density(x, counts)
+    assert np.trapezoid(np.exp(log_density), x) == pytest.approx(1.0, abs=1e-4)
+    steps = np.gradient(log_density, x)
+    np.testing.assert_allclose(slope[1:-1], steps[1:-1], atol=1e-5)
+
+
+def wrong_labels(n, flip, seed=0):
+    X, y = rows(n, 2, seed)
+    wrong = np.random.default_rng(seed + 1).uniform(size=n) < flip
+    return X, np.where(wrong, 1 - y, y), wrong
+
+
+def test_label_errors_are_averaged_over_kernel_and_rate():
+    X, y, wrong = wrong_labels(100, 0.15)
+    clf = Relaxed().fit(X, y)
+    assert clf.hyper_names_ == ("log_variance", "log_length_scale", "logit_label_noise")
+    assert clf.hyper_nodes_.shape == (len(clf.hyper_weights_), 3)
+    assert clf.hyper_theta_.shape == (len(clf.hyper_weights_), 2)
+    rates = 1.0 / (1.0 + np.exp(-clf.hyper_nodes_[:, 2]))
+    share = 1.0 - clf.no_errors_proba_
+    assert clf.label_noise_ == pytest.approx(share * (clf.hyper_weights_ @ rates))
+    assert np.all(clf.noise_proba_ <= share)
+    assert clf.noise_proba_[wrong].mean() > 3 * clf.noise_proba_[~wrong].mean()
+    assert clf.log_evidence_ < 0 and clf.converged_
+    assert clf.diagnose(n_draws=50).pareto_k is not None
+
+
+def test_observed_probabilities_are_those_of_each_node():
+    X, y, _ = wrong_labels(60, 0.2)
+    clean, observed = Relaxed().fit(X, y), Relaxed(predict_clean=False).fit(X, y)
+    posterior = clean._posteriors[0]
+    rate = np.array([p.factor.rate for p in posterior.posteriors])
+    own = np.array([p.factor.tilted(1.0, *p.latent(X)).log_z for p in posterior.posteriors])
+    np.testing.assert_allclose(observed.predict_proba(X)[:, 1], posterior.weight @ np.exp(own))
+    assert posterior.weight @ rate == pytest.approx(clean.label_noise_)
+    p = clean.predict_proba(X)[:, 1]
+    assert np.all(np.abs(observed.predict_proba(X)[:, 1] - 0.5) <= np.abs(p - 0.5) + 1e-9)
+
+
+def test_no_prior_mass_at_no_errors():
+    X, y, _ = wrong_labels(60, 0.0)
+    without, with_some = Relaxed(no_errors=0.0).fit(X, y), Relaxed().fit(X, y)
+    assert without.no_errors_proba_ == 0.0 < with_some.no_errors_proba_ < 1.0
+    assert with_some.label_noise_ < without.label_noise_
+    for bad in (-0.1, 1.0, 1.5):
+        with pytest.raises(ValueError, match="no_errors"):
+            Relaxed(no_errors=bad).fit(X, y)
+
+
+def test_a_given_rate_is_kept():
+    X, y, _ = wrong_labels(60, 0.1)
+    clf = Relaxed(label_noise=0.1).fit(X, y)
+    assert clf.hyper_names_ == ("log_variance", "log_length_scale")
+    assert clf.label_noise_ == pytest.approx(0.1) and clf.no_errors_proba_ == 0.0
+    kept = Relaxed(label_noise=0.1, optimizer=None).fit(X, y)
+    assert kept.hyperparameters_used_ == "mode" and kept.hyper_nodes_.shape == (1, 0)
+
+
+def test_the_mode_of_label_errors_is_one_node():
+    X, y, _ = wrong_labels(60, 0.1)
+    clf = Relaxed(hyperparameters="mode").fit(X, y)
+    rate = clf.label_noise_
+    phi = np.append(clf.kernel_.theta, np.log(rate / (1.0 - rate)))
+    np.testing.assert_allclose(clf.hyper_nodes_, phi[None])
+
+
+def test_weights_are_copies_with_label_errors():
+    X, y, _ = wrong_labels(40, 0.1)
+    weight = np.random.default_rng(1).integers(0, 3, 40)
+    again = np.repeat(np.arange(40), weight)
+    a, b = Relaxed().fit(X, y, sample_weight=weight), Relaxed().fit(X[again], y[again])
+    np.testing.assert_allclose(a.predict_proba(X), b.predict_proba(X), atol=1e-5)
+    np.testing.assert_allclose(a.noise_proba_[again], b.noise_proba_, atol=1e-5)
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_data_with_label_errors(what):
+    X, y = HOSTILE[what](*rows(40, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        clf = Relaxed().fit(X, y)
+    p = clf.predict_proba(X)
+    assert np.all(np.isfinite(p)) and np.all(p >= 0) and np.all(np.isfinite(clf.noise_proba_))
+    np.testing.assert_allclose(p.sum(axis=1), 1.0)
+
+
+def test_several_classes_with_label_errors():
+    X, y, _ = wrong_labels(60, 0.1)
+    y = y + (X[:, 1] > 0.5)
+    clf = Relaxed().fit(X, y)
+    assert clf.label_noise_.shape == clf.no_errors_proba_.shape == (3,)
+    assert len(clf.hyper_nodes_) == 3 and clf.noise_proba_.shape == (60,)
+    assert pickle.loads(pickle.dumps(clf)).predict_proba(X).shape == (60, 3)
