@@ -129,15 +129,24 @@ class EnergyState:
         site = np.maximum(1.0 / t.var - precision, eps)
         return np.stack([t.mean * (site + precision) - self.cavity[0], site])
 
+    @cached_property
+    def signed_target(self):
+        """Undamped sites of EP of any sign; those whose cavity is improper stay."""
+        t, cavity = self.tilted, self.cavity
+        target = np.stack([t.mean / t.var, 1.0 / t.var]) - cavity
+        return np.where(self.problem.factor.proper(cavity[1]), target, self.sites)
+
 
 def regular_ep(
-    problem, sites, *, max_iter, tol, damping, monitor=SILENT, before=None, energies=True
-):
+    problem, sites, *, max_iter, tol, damping, monitor=SILENT, before=None, energies=True,
+    signed=False,
+):  # fmt: skip
     """Run parallel EP with positive sites; return the loop's Result, its payload the last state.
 
     Where the fixed point wants a negative site the iteration comes to rest elsewhere: the residual,
-    which knows no bound on the sites, then stays large. Roots of the inverse map start from those
-    of the state `before`; without `energies`, which cost half a sweep each, none is recorded.
+    which knows no bound on the sites, then stays large. Only next to a fixed point `signed` sites
+    are safe. Roots of the inverse map start from those of the state `before`; without `energies`,
+    which cost half a sweep each, none is recorded.
     """
     require("factor", problem.factor, ["tilted", "proper"], "expectation propagation")
     last = before
@@ -146,6 +155,7 @@ def regular_ep(
         nonlocal last
         last = state = problem.at(x, last)
         record = {"objective": state.energy} if energies else {}
-        return Evaluation(state.target, state.residual, record=record, payload=state)
+        target = state.signed_target if signed else state.target
+        return Evaluation(target, state.residual, record=record, payload=state)
 
     return iterate(evaluate, sites, max_iter=max_iter, tol=tol, damping=damping, monitor=monitor)

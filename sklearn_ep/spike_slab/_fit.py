@@ -1,8 +1,12 @@
-"""From the plan of a spike-and-slab fit to the run that is kept and the other fixed points."""
+"""From the plan of a spike-and-slab fit to the run that is kept, other fixed points, and nodes."""
 
 from typing import NamedTuple
 
+import numpy as np
+
+from .._engine.averaging import Average
 from .._engine.loop import Trace
+from ._integration import Coordinates, NodeRuns, integrated
 from ._learning import EvidenceSearch
 from ._runs import SHORT, Run, distinct, explore, run, run_start
 
@@ -10,28 +14,47 @@ __all__ = ["SpikeSlabFit", "fit_plan"]
 
 
 class SpikeSlabFit(NamedTuple):
-    """Runs that ended at different fixed points, the one that is kept first.
+    """Runs at the mode h of the hyperparameters, and the average over them about the first run.
 
-    `searched` and `dense` say how the hyperparameters were learned.
+    The runs ended at different fixed points, the one that is kept first; `searched` and `dense` say
+    how h was learned. `average` has one node where nothing is integrated; `taken_back` are the nats
+    of its evidence that single models did not confirm; `used` is "integrate" or "mode".
     """
 
     points: list[Run]
+    h: np.ndarray
     searched: str
     dense: bool
+    average: Average
+    taken_back: float
+    used: str
 
 
 def fit_plan(plan, monitor):
-    """Learn what is free, then run the starts; the monitor watches the run that is kept."""
-    problem, settings = plan.problem, plan.settings
-    sites, searched, dense = None if plan.warm is None else plan.warm[1], "none", False
+    """Learn what is free, run the starts, then integrate; the monitor watches the run kept."""
+    problem, settings, h = plan.problem, plan.settings, plan.space.value
+    sites = None if plan.warm is None else plan.warm[1]
+    searched, dense, asked = "none", False, False
     if plan.space.free.any():
         starts, seed = plan.noise_starts, plan.evidence_seed
         with monitor.phase("learning") as told:
-            search = EvidenceSearch(problem, plan.space, starts, settings, seed, told)
+            search = EvidenceSearch(
+                problem, plan.space, starts, settings, plan.prior, seed, told, plan.integrates
+            )
             learned = search.learn(plan.warm)
         place, searched, dense = learned.place, learned.searched, learned.dense
-        problem, sites = problem.with_parameters(place.h), place.state.sites
-    return SpikeSlabFit(_points(plan, problem, sites, monitor), searched, dense)
+        h, sites, asked = place.h, place.state.sites, search.asked
+        problem = problem.with_parameters(h)
+    points = _points(plan, problem, sites, monitor)
+    runs = NodeRuns(
+        plan.problem, plan.units, Coordinates(plan.space), plan.prior, settings, plan.evidence_seed
+    )
+    if not plan.integrates or asked or points[0].reason == "asked":
+        mode = runs.node(h, points[0].state)
+        alone = Average([mode], np.ones(1), mode.log_evidence)
+        return SpikeSlabFit(points, h, searched, dense, alone, 0.0, "mode")
+    average, taken_back = integrated(runs, h, points[0].state, plan.n_jobs, monitor)
+    return SpikeSlabFit(points, h, searched, dense, average, taken_back, "integrate")
 
 
 def _points(plan, problem, sites, monitor):

@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import expit, log_expit, logit
 
-__all__ = ["Space", "completed_curvature", "em_target", "energy_gradient"]
+__all__ = [
+    "NOISE_FLOOR",
+    "HyperPrior",
+    "Space",
+    "completed_curvature",
+    "em_target",
+    "energy_gradient",
+]
 
 # Least noise, of the variance of y: the evidence of d > n may rise towards interpolation. Halved or
 # doubled: no evidence changes on the sets of doc/benchmarks/spike_slab_constants.py.
@@ -21,12 +28,13 @@ DENSE = 0.5
 
 @dataclass
 class Space:
-    """Which hyperparameters are free, their values and bounds."""
+    """Which hyperparameters are free, their values and bounds; `size` is the mean square of X."""
 
     value: np.ndarray
     free: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    size: float
 
     @classmethod
     def of(cls, model, total, noise=None, slab=None, inclusion=None):
@@ -41,7 +49,7 @@ class Space:
         low = [np.log(NOISE_FLOOR), np.log(SLAB_RANGE[0] / size), logit(edge)]
         high = [np.log(2.0), np.log(SLAB_RANGE[1] / size), logit(1 - edge)]
         free = np.array([a is None for a in given])
-        return cls(value, free, np.array(low), np.array(high))
+        return cls(value, free, np.array(low), np.array(high), size)
 
     def at_noise(self, fraction):
         """Return the start whose noise is this share of the variance of y."""
@@ -65,6 +73,67 @@ class Space:
         return np.where(self.free, np.clip(target, self.low, self.high), h)
 
 
+@dataclass(frozen=True)
+class HyperPrior:
+    """Prior density of h: flat in the log noise, Beta(1, `misses`) for the inclusion.
+
+    The ratio r of slab variance times mean square `size` of X to the noise has the density
+    (1 + r)^(-3/2) / 2, the hyper-g/n prior with a = 3 of Liang et al. (2008); flat in its log for
+    `size` None. Only what is free has a density; the inclusion's may stay as a constant.
+    """
+
+    misses: float
+    size: float | None = None
+    inclusion: bool = True
+
+    @classmethod
+    def of_mode(cls):
+        """Return the prior for learning a mode: uniform for the inclusion, flat otherwise."""
+        return cls(1.0)
+
+    @classmethod
+    def of_integral(cls, space, n_indicators):
+        """Return the prior for integration, proper in all that the data may say nothing of.
+
+        About the root of all indicators are expected to be in: with a uniform prior many tiny
+        coefficients explain noise as well as none do, and what stands out drowns among them.
+        """
+        misses = max(1.0, np.sqrt(n_indicators))
+        return cls(misses, space.size if space.free[1] else None, bool(space.free[2]))
+
+    def _log_ratio(self, h):
+        assert self.size is not None
+        return h[1] + np.log(self.size) - h[0]
+
+    def log_density(self, h):
+        """Return the log density at h."""
+        total = 0.0
+        if self.inclusion:
+            odds = log_expit(h[2]) + self.misses * log_expit(-h[2])
+            total = float(odds + np.log(self.misses))
+        if self.size is not None:
+            x = self._log_ratio(h)
+            total += float(x - 1.5 * np.logaddexp(0.0, x) - np.log(2.0))
+        return total
+
+    def slope(self, h):
+        """Return the derivative of the log density in h."""
+        out = np.zeros(3)
+        if self.inclusion:
+            out[2] = 1 - (1 + self.misses) * expit(h[2])
+        if self.size is not None:
+            pull = 1 - 1.5 * expit(self._log_ratio(h))
+            out[0], out[1] = -pull, pull
+        return out
+
+    def counts(self, h):
+        """Return what the prior of the ratio adds to the counts of rows and of features in EM."""
+        if self.size is None:
+            return 0.0, 0.0
+        more = 1 - 3 * expit(-self._log_ratio(h))
+        return -more, more
+
+
 def _statistics(state):
     """Expected squared error, squared slab coefficients, included features and indicators."""
     q, factor, t = state.marginals, state.problem.factor, state.matched_tilted
@@ -84,13 +153,19 @@ def energy_gradient(state, h):
     return np.array([noise, slab, expected - indicators])
 
 
-def em_target(state):
-    """Return the maximiser of the expected log density of data and coefficients at a state."""
+def em_target(state, h, prior):
+    """Return the maximiser of the expected log density of data, coefficients and h at a state.
+
+    The pull of the prior on the ratio of slab to noise is taken at h.
+    """
     squares, second, features, indicators = _statistics(state)
     p = state.problem
-    share = (indicators + 1.0) / (p.factor.n_indicators(len(state.mean)) + 2.0)
+    share = (indicators + 1.0) / (p.factor.n_indicators(len(state.mean)) + 1.0 + prior.misses)
     tiny = np.finfo(float).tiny
-    noise = np.log(max(squares / max(p.n_rows, tiny), tiny))
+    rows, more = prior.counts(h)
+    noise = np.log(max(squares / max(p.n_rows + rows, tiny), tiny))
+    # where hardly a feature is in, the prior alone would send the slab to its bound in one step
+    features += max(more, -0.5 * features)
     slab = np.log(max(second, tiny) / max(features, tiny))
     return np.array([noise, slab, logit(np.clip(share, tiny, 1 - 1e-16))])
 

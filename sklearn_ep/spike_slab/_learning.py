@@ -5,9 +5,9 @@ a quasi-Newton search maximises the evidence, the sites being brought to their f
 evaluation by the monotone descent. Its variables are scaled by the curvature that EM sees, which is
 what EM would divide by; the search removes what makes EM slow.
 
-The prior inclusion has a uniform prior and is learned as the mode of its logit, which is the rule
-of succession, (sum of inclusions + 1) / (d + 2): the evidence alone is too sure where hardly a
-feature is in.
+Learning a mode, the prior inclusion has a uniform prior and is learned as the mode of its logit,
+which is the rule of succession, (sum of inclusions + 1) / (d + 2): the evidence alone is too sure
+where hardly a feature is in. Before integration the mode is that of the integrand.
 
 With far more columns than rows a search may end where EP takes a few wide coefficients in doubt for
 a Gaussian sum that explains y almost without noise. The evidence of EP is then too large by tens of
@@ -24,18 +24,18 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
-from scipy.special import expit, log_expit
 
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import Told, unheard
 from ._descent import descend
 from ._energy import SMALLEST_SITE, regular_ep
-from ._hyperparameters import Space, completed_curvature, em_target, energy_gradient
+from ._hyperparameters import HyperPrior, Space, completed_curvature, em_target, energy_gradient
 from ._model_evidence import leading_log_evidence, sampled_log_evidence
+from ._model_search import search_models
 from ._runs import SWEEPS, RunSettings, annealed, prior_sites, proper_state
 
-__all__ = ["EvidenceSearch", "FoundPlace", "Place"]
+__all__ = ["EvidenceSearch", "FoundPlace", "Place", "overrated"]
 
 # Each constant is followed by what doc/benchmarks/spike_slab_constants.py finds for half and twice
 # its value: nats of evidence a set, and sweeps as a ratio. Differences below .01 nats are none.
@@ -77,6 +77,8 @@ EVIDENCE_ERROR = 3.0
 # Models drawn, and visited by the search, to check the evidence. Halved or doubled: none, 1.0; on
 # six other wide sets N_LEADING doubled: +4.2, all of it on one.
 N_MODELS, N_LEADING = 64, 20
+# Site precision of the columns of a single model, in slab precisions.
+FREE = 0.3
 # Gradient that ends a search, in standard errors of the hyperparameters. Halved: none, 1.02.
 # Doubled: none, .98.
 GRADIENT_TOL = 3e-3
@@ -88,20 +90,23 @@ class Place:
 
     h: np.ndarray
     state: Any
+    prior: HyperPrior
     seed: int
 
     @property
     def energy(self):
-        """Energy less the log density of the inclusion's logit under a uniform prior."""
-        return self.state.energy - float(log_expit(self.h[2]) + log_expit(-self.h[2]))
+        """Energy less the log prior density of the hyperparameters."""
+        return self.state.energy - self.prior.log_density(self.h)
 
     @cached_property
     def sure_energy(self):
         """Energy with the evidence that single models confirm, within `EVIDENCE_ERROR`."""
-        evidence = sampled_log_evidence(self.state, self.seed, N_MODELS)
-        if evidence < -self.state.energy - EVIDENCE_ERROR:
-            evidence = max(evidence, leading_log_evidence(self.state, N_LEADING))
-        return self.energy - self.state.energy - evidence
+        return self.energy - self.state.energy - confirmed_log_evidence(self.state, self.seed)
+
+    @property
+    def trusted_energy(self):
+        """Energy with no more evidence than single models confirm, and their error."""
+        return max(self.energy, self.sure_energy - EVIDENCE_ERROR)
 
     @property
     def confirmed(self):
@@ -112,6 +117,19 @@ class Place:
         """Whether the coefficients are those of a place where an earlier start ended."""
         scale = np.exp(0.5 * max(self.h[1], other.h[1]))
         return np.abs(self.state.mean - other.state.mean).max() < SAME_MEAN * scale
+
+
+def confirmed_log_evidence(state, seed):
+    """Log evidence at a state by single models, searched for where drawn ones fall short."""
+    evidence = sampled_log_evidence(state, seed, N_MODELS)
+    if evidence < -state.energy - EVIDENCE_ERROR:
+        evidence = max(evidence, leading_log_evidence(state, N_LEADING))
+    return evidence
+
+
+def overrated(state, seed):
+    """Nats by which the evidence at a state exceeds what single models confirm and their error."""
+    return max(0.0, -state.energy - EVIDENCE_ERROR - confirmed_log_evidence(state, seed))
 
 
 @dataclass
@@ -133,17 +151,21 @@ class EvidenceSearch:
 
     In the `EPEnergy` y has variance one; its hyperparameters may be any. `fractions` are the noise
     starts, as shares of that variance; one is enough where the noise is given. With algorithm "ep"
-    the search is by EM alone. `seed` draws the single models that check the evidence. `told` hears
-    of each step; where it asks to stop, the best place so far stands.
+    the search is by EM alone. What is maximised is the evidence times `prior`. `seed` draws the
+    single models that check the evidence; `wary`, what they do not confirm does not count between
+    starts either. `told` hears of each step; where it asks to stop, the best place so far stands.
     """
 
     problem: Any
     space: Space
     fractions: Any
     settings: RunSettings
+    prior: HyperPrior
     seed: int
     told: Told = unheard
+    wary: bool = False
     asked: bool = field(default=False, init=False)
+    doubt: bool = field(default=False, init=False)
 
     def _tell(self, **figures):
         """Tell of a step by figures that cost nothing."""
@@ -158,6 +180,8 @@ class EvidenceSearch:
             found = FoundPlace(self._refined(self._proper(h, warm[1])), "warm")
         else:
             found = self._from_starts(self.space)
+        if self.wary and warm is None and not self.asked:
+            found = self._from_models(found)
         if self.asked or not self.space.free[2] or found.place.confirmed:
             return found
         dense = self._from_starts(self.space.dense())
@@ -166,8 +190,38 @@ class EvidenceSearch:
         better = dense.place.sure_energy < found.place.sure_energy - EVIDENCE_ERROR
         return dense if better else found
 
+    def _place(self, h, state):
+        return Place(h, state, self.prior, self.seed)
+
+    def _from_models(self, found):
+        """Return what was found or, if that is in doubt, what a start at the best model leads to.
+
+        It is in doubt where single models do not confirm it, or did not confirm what would have
+        won. The ratio of slab variance to noise is that of the middle one of the noise starts.
+        """
+        if self.problem.factor.groups is not None or not (self.doubt or not found.place.confirmed):
+            return found
+        h = self.space.at_noise(float(np.median(self.fractions)))
+        model = search_models(self.problem, np.exp(h[1] - h[0]), self.prior.misses, self.seed)
+        self._tell(columns=len(model.columns))
+        if self.asked:
+            return found
+        place = self._refined(self._at_model(h, model))
+        better = place.trusted_energy < found.place.trusted_energy - EVIDENCE_ERROR
+        return FoundPlace(place, found.searched) if better else found
+
+    def _at_model(self, h, model):
+        """Place where the columns of a single model are free and the others next to zero."""
+        d, size = self.problem.model.X.shape[1], len(model.columns)
+        odds = (size + 1.0) / (d - size + self.prior.misses)
+        noise = np.log(model.noise)
+        h = self.space.moved(h, np.array([noise, h[1] - h[0] + noise, np.log(odds)]))
+        sites = prior_sites(self.problem.with_parameters(h))
+        sites[1, model.columns] = FREE / np.exp(h[1])
+        return self._proper(h, sites)
+
     def _proper(self, h, sites):
-        return Place(h, proper_state(self.problem.with_parameters(h), sites), self.seed)
+        return self._place(h, proper_state(self.problem.with_parameters(h), sites))
 
     def _from_starts(self, space):
         """Maximum reached from the best of the noise starts, all searched where that is cheap."""
@@ -188,10 +242,19 @@ class EvidenceSearch:
         best: Any = None
         for fraction in fractions:
             new = self._refined(self._coarse(space, fraction))
-            best = new if best is None or new.energy < best.energy - EVIDENCE_ERROR else best
+            best = new if best is None or self._wins(new, best) else best
             if self.asked:
                 break
         return best
+
+    def _wins(self, new, best):
+        """Whether a later start is better by more than the error of the evidence."""
+        if not self.wary:
+            return new.energy < best.energy - EVIDENCE_ERROR
+        limit = best.trusted_energy - EVIDENCE_ERROR
+        wins = new.energy < limit
+        self.doubt |= wins and not new.confirmed
+        return wins and new.trusted_energy < limit
 
     def _coarse(self, space, fraction, limit=np.inf, known=None):
         """Place reached from one noise start by a few steps of EM."""
@@ -201,7 +264,7 @@ class EvidenceSearch:
         if not space.free[0]:
             tol = self.settings.tol
             sites = annealed(problem, sites, lambda p, s: self._swept(p, s, SWEEPS, tol=tol).x)
-        return self._em(Place(h, problem.at(sites), self.seed), limit, known)
+        return self._em(self._place(h, problem.at(sites)), limit, known)
 
     def _refined(self, place):
         """Maximum of the evidence near the place where coarse steps ended."""
@@ -234,7 +297,7 @@ class EvidenceSearch:
                 break
             # the last sweep of a round is not looked at before the next one
             sites = out.x + damping * (out.evaluation.target - out.x)
-            new = Place(h, out.evaluation.payload, self.seed)
+            new = self._place(h, out.evaluation.payload)
             if not new.energy < place.energy:
                 break
             place = new
@@ -245,7 +308,7 @@ class EvidenceSearch:
                 continue
             if place.energy > limit or (known is not None and place.same_mean(known)):
                 break
-            h = self.space.moved(h, em_target(place.state))
+            h = self.space.moved(h, em_target(place.state, place.h, self.prior))
             if np.abs(h - place.h).max() < COARSE_TOL:
                 break
         return place
@@ -260,9 +323,9 @@ class EvidenceSearch:
                 out = self._swept(problem, sites, SWEEPS, tol=self.settings.tol)
             except ImproperPosterior:
                 break
-            place, sites = Place(h, out.evaluation.payload, self.seed), out.x
+            place, sites = self._place(h, out.evaluation.payload), out.x
             self._tell(residual=out.evaluation.residual)
-            h = self.space.moved(h, em_target(place.state))
+            h = self.space.moved(h, em_target(place.state, place.h, self.prior))
             if self.asked or np.abs(h - place.h).max() < EP_TOL:
                 break
         return place
@@ -271,7 +334,7 @@ class EvidenceSearch:
         """EM steps after descent steps: the energy falls in both. Leads into reach of a search."""
         for _ in range(self.settings.max_iter):
             state = descend(place.state, max_iter=2, tol=INNER_TOL).evaluation.payload
-            h = self.space.moved(place.h, em_target(state))
+            h = self.space.moved(place.h, em_target(state, place.h, self.prior))
             change = np.abs(h - place.h).max()
             place = self._proper(h, state.sites)
             self._tell(energy=state.energy)
@@ -281,7 +344,7 @@ class EvidenceSearch:
 
     def _search(self, place):
         """Quasi-Newton searches, each within reach of the last one's best; return the best."""
-        best = Place(place.h, _settled(place.state)[0], self.seed)
+        best = self._place(place.h, _settled(place.state)[0])
         for _ in range(SEARCHES):
             centre = np.clip(best.h, self.space.low, self.space.high)
             try:
@@ -300,22 +363,23 @@ class EvidenceSearch:
         """
         free = self.space.free
         scale = np.sqrt(np.maximum(completed_curvature(place.state, place.h)[free], 1e-2))
-        best, settled = place, []
+        best, settled, path = place, [], [(place.h, place.state.sites)]
 
         def value(x):
             nonlocal best
             h = place.h.copy()
             h[free] = x / scale
             state, at_rest = _settled(self._proper(h, best.state.sites).state)
-            new = Place(h, state, self.seed)
+            new = self._place(h, state)
             if new.energy < best.energy:
                 best = new
+                path.append((h, state.sites))
             self._tell(energy=new.energy)
             settled.append(at_rest)
             many_lost = settled.count(False) > max(EVALUATIONS / 2, 0.75 * len(settled))
             if self.asked or (many_lost and place.confirmed and not best.confirmed):
                 raise _Astray
-            slope = energy_gradient(state, h) + [0.0, 0.0, 2 * expit(h[2]) - 1]
+            slope = energy_gradient(state, h) - self.prior.slope(h)
             return new.energy, slope[free] / scale
 
         low = np.maximum(self.space.low, centre - REACH)[free] * scale
@@ -327,6 +391,14 @@ class EvidenceSearch:
                 bounds=list(zip(low, high, strict=True)),
                 options={"gtol": GRADIENT_TOL, "ftol": 1e-11, "maxfun": EVALUATIONS},
             )  # fmt: skip
+        return self._last_confirmed(path, best) if self.wary and place.confirmed else best
+
+    def _last_confirmed(self, path, best):
+        """The last place of a search, of those (h, sites) it passed, that is confirmed."""
+        for h, sites in reversed(path[:-1]):
+            if best.confirmed:
+                break
+            best = self._proper(h, sites)
         return best
 
 

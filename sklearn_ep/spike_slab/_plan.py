@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.special import logit
 from sklearn.utils import check_random_state
 
 from .._engine.partition import is_part_list
+from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import (
     LARGEST_ENTRY,
     LARGEST_IN_UNITS,
@@ -24,7 +24,7 @@ from .._estimator.checks import (
     validate_training,
 )
 from ._energy import EPEnergy
-from ._hyperparameters import Space
+from ._hyperparameters import HyperPrior, Space
 from ._prior import SpikeSlab
 from ._runs import RunSettings
 from ._statistics import standardise_statistics, statistics_of_parts
@@ -36,6 +36,9 @@ ACCEPT_SPARSE = ("csr", "csc")
 # Without random_state the models that check the evidence are drawn by this seed: they only decide
 # between starts, and equal fits are to be equal.
 DEFAULT_SEED = 0
+# Entries of the working rows up to which hyperparameters="auto" integrates: some 30 posteriors of
+# as many columns beside X, and as many fits, are dear beyond.
+LARGEST_INTEGRATED = 10_000_000
 
 
 @dataclass
@@ -43,14 +46,17 @@ class SpikeSlabPlan:
     """Everything a fit needs.
 
     `problem` has the data in working units, at the hyperparameters that are given or where learning
-    starts; `space` says which are free. `warm` are hyperparameters and sites of the last fit, or
-    None. There is one of `start_seeds` for each start at the final hyperparameters;
-    `evidence_seed` draws the single models that check the evidence.
+    starts; `space` says which are free, `prior` what is known of those, and `integrates` whether
+    they are averaged over. `warm` are hyperparameters and sites of the last fit, or None. There is
+    one of `start_seeds` for each start at the final hyperparameters; `evidence_seed` draws the
+    single models that check the evidence.
     """
 
     units: Standardisation
     problem: EPEnergy
     space: Space
+    prior: HyperPrior
+    integrates: bool
     settings: RunSettings
     noise_starts: list
     warm: Any
@@ -62,6 +68,7 @@ class SpikeSlabPlan:
 def check_parameters(estimator):
     """Raise an error that names the parameter unless all of them are usable."""
     check_common(estimator)
+    check_hyperparameters(estimator.hyperparameters)
     check_choice("algorithm", estimator.algorithm, ["auto", "ep", "convergent", "double_loop"])
     check_number("n_init", estimator.n_init, 1, integer=True)
     for name, high in (("noise_variance", None), ("slab_variance", None), ("prior_inclusion", 1)):
@@ -94,11 +101,21 @@ def make_plan(estimator, X, y, sample_weight, groups):
     factor = SpikeSlab(np.exp(h[1]), h[2], groups)
     rng, largest = check_random_state(estimator.random_state), np.iinfo(np.int32).max
     start_seeds = rng.randint(largest, size=estimator.n_init)
+    how = estimator.hyperparameters
+    integrates = how == "integrate" or (how == "auto" and model.X.size <= LARGEST_INTEGRATED)
+    integrates = integrates and bool(space.free.any())
+    prior = (
+        HyperPrior.of_integral(space, factor.n_indicators(d))
+        if integrates
+        else HyperPrior.of_mode()
+    )
     settings = (estimator.algorithm, estimator.damping, estimator.max_iter, estimator.tol)
     return SpikeSlabPlan(
         units=units,
         problem=EPEnergy(model, factor, np.exp(h[0]), units.n_rows, constant),
         space=space,
+        prior=prior,
+        integrates=integrates,
         settings=RunSettings(*settings),
         noise_starts=list(estimator.noise_starts),
         warm=_warm(estimator, units, d, groups),
@@ -170,11 +187,10 @@ def _checked_groups(groups, d):
 
 
 def _warm(estimator, units, d, groups):
-    """Hyperparameters and sites of the last fit in the units of this one, or None."""
+    """Hyperparameters and sites of the last fit's mode in the units of this one, or None."""
     shape = getattr(estimator, "_warm_shape", None)
     if not estimator.warm_start or shape != (d, groups is None):
         return None
     unit = units.y_scale
-    noise, slab = estimator.noise_variance_ / unit**2, estimator.slab_variance_ / unit**2
-    h = np.array([np.log(noise), np.log(slab), logit(estimator.prior_inclusion_)])
+    h = estimator._warm_h - np.array([2 * np.log(unit), 2 * np.log(unit), 0.0])
     return h, np.stack([estimator.site_shift_ * unit, estimator.site_precision_ * unit**2])

@@ -20,6 +20,7 @@ __all__ = [
     "RunSettings",
     "annealed",
     "distinct",
+    "ep_level",
     "explore",
     "prior_sites",
     "proper_state",
@@ -144,13 +145,13 @@ def _anneal(problem, settings, sites, start, trace):
     """Lead sites down the noise levels by EP or by descent."""
     if start == "annealed":
         # the annealing spends at most a quarter of the iterations
-        return annealed(problem, sites, _ep_level(settings, trace, settings.max_iter // 4))
+        return annealed(problem, sites, ep_level(settings, trace, settings.max_iter // 4))
     if start == "descent" and settings.max_iter > SHORT:
         return annealed(problem, sites, _descent_level(trace))
     return sites
 
 
-def _ep_level(settings, trace=None, budget=np.inf):
+def ep_level(settings, trace=None, budget=np.inf):
     """Level of the annealing by a few sweeps of EP, within a budget of iterations."""
 
     def sweep(problem, sites):
@@ -192,7 +193,7 @@ def _other_sites(problem, settings, k, seed):
         return sites
     if k % 3 == 1:
         highest = np.exp(rng.uniform(np.log(0.05), np.log(2.0)))
-        sites = annealed(problem, prior_sites(problem), _ep_level(settings), highest)
+        sites = annealed(problem, prior_sites(problem), ep_level(settings), highest)
     return regular_ep(
         problem, sites, max_iter=TAIL, tol=settings.tol, damping=settings.damping, energies=False
     ).x
