@@ -40,7 +40,8 @@ class CoefficientReport:
         Returns
         -------
         interval : ndarray of the shape of `coef_` and a last axis of 2
-            Lower and upper end, on the scale of `coef_`.
+            Lower and upper end, on the scale of `coef_`: quantiles of the posterior, where
+            hyperparameters are averaged over those of the mixture.
 
         Raises
         ------
@@ -63,8 +64,10 @@ class CoefficientReport:
         -------
         summary : Summary
             Printing it shows the table, ``to_frame()`` gives it to pandas. Columns are name, mean,
-            sd, lower and upper, an intercept in the last row. With more than two classes a name is
-            "class: column", and the intercepts of all classes are last.
+            sd, lower and upper, and inclusion where columns may be left out (nan for the
+            intercept); an intercept is the last row. With more than two classes a name is "class:
+            column", and the intercepts of all classes are last. The figures are those that the
+            prior and the noise were learned to be.
 
         Raises
         ------

@@ -18,7 +18,7 @@ from ._priors import PredictorPrior, SlopeSearch
 
 __all__ = [
     "NodeFit",
-    "ScaleNodes",
+    "PriorNodes",
     "average_over_scale",
     "given_node",
     "in_units",
@@ -64,7 +64,7 @@ def node_fit(problem, step):
 
 
 @dataclass
-class ScaleNodes:
+class PriorNodes:
     """Maps log scales to nodes of one binary problem.
 
     `prior` is that of the coefficients, with one scale, whose own prior is `of_scale`; `first` are
@@ -119,7 +119,7 @@ class ScaleNodes:
 
 
 def scale_nodes(problem, sign, last):
-    """Return the `ScaleNodes` of a binary problem, and the log scale where to look for the mode.
+    """Return the `PriorNodes` of a binary problem, and the log scale where to look for the mode.
 
     Scales of groups keep the proportions that learning finds. None where there is nothing to
     average over. `last` are weights, variances and log scale of an earlier fit that was averaged,
@@ -138,7 +138,7 @@ def scale_nodes(problem, sign, last):
         start = of_scale.centre()
         if last is not None:
             *first, start = last
-    return ScaleNodes(problem, sign, prior, of_scale, first), start
+    return PriorNodes(problem, sign, prior, of_scale, first), start
 
 
 def mode_of_scale(nodes, start, monitor):

@@ -5,7 +5,7 @@ from scipy.special import softmax
 
 from .._estimator.averaged import average_remarks, hyper_attributes
 from .._estimator.fitting import run_attributes
-from ._integration import Coordinates
+from ._integration import NodeCoordinates
 from ._posterior import CoefficientMixture, CoefficientPosterior
 
 __all__ = ["fitted_attributes", "state_attributes"]
@@ -45,7 +45,7 @@ def fitted_attributes(plan, fit):
     parts = [node.payload.posterior for node in average.nodes]
     mixture = CoefficientMixture(parts, average.weight)
     unit = np.array([2 * np.log(plan.units.y_scale)] * 2 + [0.0])
-    coordinates = Coordinates(plan.space)
+    coordinates = NodeCoordinates(plan.space)
     free = plan.space.free
     return {
         **state_attributes(plan.units, best.state),

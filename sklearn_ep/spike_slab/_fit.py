@@ -6,7 +6,7 @@ import numpy as np
 
 from .._engine.averaging import Average
 from .._engine.loop import Trace
-from ._integration import Coordinates, NodeRuns, integrated
+from ._integration import NodeCoordinates, NodeRuns, integrated
 from ._learning import EvidenceSearch
 from ._runs import SHORT, Run, distinct, explore, run, run_start
 
@@ -47,7 +47,12 @@ def fit_plan(plan, monitor):
         problem = problem.with_parameters(h)
     points = _points(plan, problem, sites, monitor)
     runs = NodeRuns(
-        plan.problem, plan.units, Coordinates(plan.space), plan.prior, settings, plan.evidence_seed
+        plan.problem,
+        plan.units,
+        NodeCoordinates(plan.space),
+        plan.prior,
+        settings,
+        plan.evidence_seed,
     )
     if not plan.integrates or asked or points[0].reason == "asked":
         mode = runs.node(h, points[0].state)

@@ -22,7 +22,7 @@ from ._posterior import CoefficientPosterior
 from ._runs import RunSettings, proper_state
 from ._units import Standardisation
 
-__all__ = ["Coordinates", "NodeRuns", "integrated"]
+__all__ = ["NodeCoordinates", "NodeRuns", "integrated"]
 
 # Least and largest ratio r, and odds of the inclusion times d. The prior has a mass of .0006 and of
 # at most .002 beyond, and the evidence is flat there or small.
@@ -40,7 +40,7 @@ NODE_STEPS, NODE_BLOCK = 20, 20
 
 
 @dataclass(frozen=True)
-class Coordinates:
+class NodeCoordinates:
     """The way from h (log noise, log slab, logit) to phi, for what is free, and back."""
 
     space: Space
@@ -101,7 +101,7 @@ class NodeRuns:
 
     problem: EPEnergy
     units: Standardisation
-    coordinates: Coordinates
+    coordinates: NodeCoordinates
     prior: HyperPrior
     settings: RunSettings
     seed: int

@@ -7,14 +7,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._estimator.base import VersionedEstimator
 from .._estimator.checks import check_number
+from .._estimator.coefficients import CoefficientReport
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import FitMonitor, restore_on_error, warn_not_converged
-from .._estimator.summary import (
-    Summary,
-    coefficient_columns,
-    column_names,
-    title_of,
-)
+from .._estimator.summary import column_names
 from ._attributes import fitted_attributes, state_attributes
 from ._fit import fit_plan
 from ._plan import ACCEPT_SPARSE, make_plan
@@ -23,7 +19,9 @@ from ._units import dense_blocks, dense_rows
 __all__ = ["SpikeSlabRegressor"]
 
 
-class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimator):
+class SpikeSlabRegressor(
+    CoefficientReport, CallbackSupportMixin, RegressorMixin, VersionedEstimator
+):
     """Linear regression in which each coefficient is zero with positive probability.
 
     y = X w + intercept + noise; w_i is zero with probability 1 - `prior_inclusion` and normal with
@@ -361,81 +359,31 @@ class SpikeSlabRegressor(CallbackSupportMixin, RegressorMixin, VersionedEstimato
         blocks = [posterior.predictive_interval(rows, level) for rows in dense_blocks(X)]
         return np.concatenate(blocks)
 
-    def coef_interval(self, level=0.9):
-        """Central posterior intervals of the coefficients.
-
-        Parameters
-        ----------
-        level : float, default=0.9
-            Probability in (0, 1) that an interval covers its coefficient.
-
-        Returns
-        -------
-        interval : ndarray of shape (d, 2)
-            Lower and upper end, on the scale of `coef_`: quantiles of the mixture of the Gaussian
-            approximations of all nodes. For a coefficient that may be zero read them together with
-            `inclusion_proba_`.
-
-        Raises
-        ------
-        ValueError
-            If `level` is not between 0 and 1.
-        """
-        check_is_fitted(self)
-        check_number("level", level, 0, 1, boundaries="neither")
-        return self._posteriors[0].coef_interval(level)
-
-    def summary(self, level=0.9):
-        """Tabulate what was learned: coefficients with intervals and inclusion, and key figures.
-
-        Parameters
-        ----------
-        level : float, default=0.9
-            Probability in (0, 1) that an interval covers its coefficient.
-
-        Returns
-        -------
-        summary : Summary
-            Printing it shows the table, ``to_frame()`` gives it to pandas. Columns are name, mean,
-            sd, lower, upper and inclusion (nan for the intercept, the last row); the figures are
-            log evidence, standard deviations of noise and slab, prior inclusion and expected model
-            size.
-
-        Raises
-        ------
-        ValueError
-            If `level` is not between 0 and 1.
-        """
-        check_is_fitted(self)
-        names, posterior = column_names(self), self._posteriors[0]
-        mean, std, inclusion = self.coef_, self.coef_std_, self.inclusion_proba_
-        interval = self.coef_interval(level)
+    def _coefficients(self, level):
+        """Return means, standard deviations and intervals, that of an intercept last."""
+        posterior = self._posteriors[0]
+        mean, std, interval = self.coef_, self.coef_std_, posterior.coef_interval(level)
         if posterior.units.fit_intercept:
-            names.append("intercept")
-            mean, inclusion = np.append(mean, self.intercept_), np.append(inclusion, np.nan)
-            std = np.append(std, posterior.intercept_std())
+            mean, std = np.append(mean, self.intercept_), np.append(std, posterior.intercept_std())
             interval = np.vstack([interval, posterior.intercept_interval(level)])
-        figures = {
+        return mean, std, interval
+
+    def _coefficient_names(self):
+        last = ["intercept"] if self._posteriors[0].units.fit_intercept else []
+        return [*column_names(self), *last]
+
+    def _more_columns(self):
+        last = [np.nan] if self._posteriors[0].units.fit_intercept else []
+        return {"inclusion": np.append(self.inclusion_proba_, last)}
+
+    def _figures(self):
+        return {
             "log evidence": self.log_evidence_,
             "noise sd": float(np.sqrt(self.noise_variance_)),
             "slab sd": float(np.sqrt(self.slab_variance_)),
             "prior inclusion": self.prior_inclusion_,
             "expected model size": self.expected_model_size_,
         }
-        return Summary(
-            title_of(self),
-            level,
-            coefficient_columns(
-                names,
-                mean,
-                std,
-                level,
-                lower=interval[:, 0],
-                upper=interval[:, 1],
-                inclusion=inclusion,
-            ),  # fmt: skip
-            figures=figures,
-        )
 
     def latent_covariance(self, X1, X2=None):
         """Posterior covariance of the noise-free responses at rows.

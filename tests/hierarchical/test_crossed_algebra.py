@@ -10,7 +10,7 @@ from sklearn_ep._engine.sites import Sites
 from sklearn_ep.hierarchical.crossed import group_sites
 from sklearn_ep.hierarchical.crossed.given_scales import AllSites, first_sites
 from sklearn_ep.hierarchical.crossed.group_sites import (
-    Cavities,
+    GroupCavities,
     GroupSites,
     cavities,
     log_site_masses,
@@ -222,7 +222,7 @@ def test_tilted_groups_against_cubature(k, tau):
     root = rng.normal(size=(2, k, k))
     cov = 0.3 * root @ root.swapaxes(1, 2) / k
     mean, sign = rng.normal(size=(2, k)), rng.choice([-1.0, 1.0], size=(2, k))
-    wide = Cavities(mean, cov)
+    wide = GroupCavities(mean, cov)
     found = tilted_groups(sign, wide, tau)
     for g in range(2):
         log_z, centre, spread, effect, var, along = by_cubature(sign[g], mean[g], cov[g], tau)
@@ -256,11 +256,11 @@ def test_tilted_groups_against_cubature(k, tau):
 def test_equal_rows_of_a_group_are_no_problem():
     """The covariance of eta is then singular: every row the same linear predictor."""
     sign, mean = np.array([[1.0, 1.0, -1.0]]), np.full((1, 3), 0.4)
-    found = tilted_groups(sign, Cavities(mean, np.full((1, 3, 3), 0.5)), 2.0)
-    near = tilted_groups(sign, Cavities(mean, np.full((1, 3, 3), 0.5) + 1e-7 * np.eye(3)), 2.0)
+    found = tilted_groups(sign, GroupCavities(mean, np.full((1, 3, 3), 0.5)), 2.0)
+    near = tilted_groups(sign, GroupCavities(mean, np.full((1, 3, 3), 0.5) + 1e-7 * np.eye(3)), 2.0)
     for a, b in zip(found, near, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
-    site = new_sites(found, Cavities(mean, np.full((1, 3, 3), 0.5)))
+    site = new_sites(found, GroupCavities(mean, np.full((1, 3, 3), 0.5)))
     assert np.all(np.isfinite(site.precision))
 
 
@@ -380,7 +380,7 @@ def test_group_sites_of_a_large_scale_against_a_fine_rule(monkeypatch):
     rng = np.random.default_rng(0)
     roots = rng.normal(size=(30, 4, 4))
     sign, mean = rng.choice([-1.0, 1.0], size=(30, 4)), 20.0 * rng.normal(size=(30, 4))
-    wide = group_sites.Cavities(mean, roots @ roots.transpose(0, 2, 1))
+    wide = group_sites.GroupCavities(mean, roots @ roots.transpose(0, 2, 1))
     panels = group_sites.tilted_groups(sign, wide, 100.0)
     monkeypatch.setattr(group_sites, "_LARGE", np.inf)
     monkeypatch.setattr(group_sites, "_POLES", 0.5)

@@ -135,7 +135,7 @@ def test_gradients_of_nodes_are_differences_of_their_objectives(given, groups, m
     X, y = data()
     reg = SpikeSlabRegressor(**given)
     plan = make_plan(reg, X, y, None, groups)
-    coordinates = integration.Coordinates(plan.space)
+    coordinates = integration.NodeCoordinates(plan.space)
     runs = integration.NodeRuns(plan.problem, plan.units, coordinates, plan.prior, plan.settings, 0)
     h = plan.space.value + np.where(plan.space.free, [0.1, -0.2, 0.3], 0.0)
     phi = coordinates.of(h)

@@ -16,7 +16,7 @@ from ..._engine.quadrature import gauss_legendre_panels, logistic_moments
 
 __all__ = [
     "LARGEST_GROUP",
-    "Cavities",
+    "GroupCavities",
     "GroupSites",
     "TiltedGroups",
     "cavities",
@@ -44,7 +44,7 @@ class GroupSites(NamedTuple):
     shift: np.ndarray
 
 
-class Cavities(NamedTuple):
+class GroupCavities(NamedTuple):
     """Means (G, k) and covariances (G, k, k) of eta without the sites."""
 
     mean: np.ndarray
@@ -68,7 +68,7 @@ class TiltedGroups(NamedTuple):
 
 
 def cavities(sites, mean, cov):
-    """Return the `Cavities` of marginals of eta, and matrices A (G, k, k) such that V_c = A V.
+    """Return the `GroupCavities` of marginals of eta, and matrices A (G, k, k) such that V_c = A V.
 
     There is no inverse of V: rows of a group that are equal make it singular.
     """
@@ -76,7 +76,7 @@ def cavities(sites, mean, cov):
     both = np.concatenate([(mean - _times(cov, sites.shift))[..., None], cov], axis=2)
     solved = np.linalg.solve(left, both)
     wide = solved[..., 1:]
-    found = Cavities(solved[..., 0], 0.5 * (wide + wide.swapaxes(1, 2)))
+    found = GroupCavities(solved[..., 0], 0.5 * (wide + wide.swapaxes(1, 2)))
     return found, np.linalg.inv(left)
 
 
@@ -85,7 +85,7 @@ def _times(matrices, vectors):
 
 
 def new_sites(tilted, wide):
-    """Return the undamped `GroupSites` for `Cavities`."""
+    """Return the undamped `GroupSites` for `GroupCavities`."""
     mean, cov = wide
     k = mean.shape[1]
     pull = tilted.gradient - _times(tilted.hessian, mean)
@@ -106,7 +106,7 @@ def log_site_masses(sites, wide):
 
 
 def tilted_groups(sign, wide, tau):
-    """Return the `TiltedGroups` of labels (G, k) in {-1, +1} for `Cavities` and a scale tau.
+    """Return the `TiltedGroups` of labels (G, k) in {-1, +1} for `GroupCavities` and a scale tau.
 
     O(G k^3) operations for each of some 29 nodes, of 8 tau nodes for tau above 3.4, and of at most
     75 + 45 k for tau above 50, where those are fewer and exact to 1e-3.
