@@ -65,7 +65,7 @@ plt.show()
 #
 # The kernels behind the average
 # ------------------------------
-# Each point is a kernel, its area the weight. Amplitudes from .1 to 30 and lengths from .3 to 5 are
+# Each point is a kernel, its area the weight. Variances from .1 to 10 and lengths from .1 to 10 are
 # all in question.
 
 HyperparameterDisplay.from_estimator(fits["averaged over kernels"])
