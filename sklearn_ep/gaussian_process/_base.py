@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._engine.classes import ClassSites, class_log_weights
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
-from .._estimator.averaged import average_remarks, check_hyperparameters
+from .._estimator.averaged import AveragedPosterior, average_remarks, check_hyperparameters
 from .._estimator.checks import (
     check_choice,
     check_number,
@@ -201,6 +201,8 @@ class GaussianProcessBase(PosteriorClassifier):
     def _check_new(self, X):
         check_is_fitted(self)
         posterior = self._posteriors[0]
+        if isinstance(posterior, AveragedPosterior):
+            posterior = posterior.posteriors[0]
         if isinstance(posterior, DenseGPPosterior) and not posterior.kernel.requires_vector_input:
             return object_rows(X)
         return super()._check_new(X)
