@@ -1,4 +1,8 @@
-"""Minimise with scipy's L-BFGS-B a function that has no value at some points."""
+"""Searches for a maximum: from nowhere, and from near it with a curvature that is about known.
+
+`minimise_where_finite` is scipy's L-BFGS-B for functions that have no value at some points;
+`ascend` a few Newton steps for a log density whose every value is dear.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,7 +12,7 @@ from scipy.optimize import minimize
 
 from .loop import Reason
 
-__all__ = ["Search", "minimise_where_finite"]
+__all__ = ["Ascent", "Search", "ascend", "minimise_where_finite"]
 
 # How often one search may be cut short at a point without a value, the relative length at which it
 # gives up, and by how much its next first step is shorter than the one that led there.
@@ -172,3 +176,96 @@ def _lbfgsb(
     options = {**options, "gtol": options["gtol"] * unit}
     search = dict(method="L-BFGS-B", bounds=bounds / unit, callback=step, options=options)
     return minimize(scaled, first, jac=True, **search).status
+
+
+class Ascent(NamedTuple):
+    """Outcome of `ascend`: the best point, why it ended, its steps, the gain still in reach.
+
+    `gradient` is the largest entry of what does not only point out of the bounds.
+    """
+
+    x: np.ndarray
+    payload: Any
+    reason: Reason
+    n_steps: int
+    gradient: float
+    gain: float
+
+
+# Log density that a step may lose and be taken: what inexact values are off by.
+_LEVEL = 1e-3
+# Longest step in a coordinate, what is left of one that led down, and how often that happens in
+# turn before there is nothing to find.
+_LONGEST, _SHARE, _MOST_FAILURES = 2.0, 0.3, 6
+
+
+def ascend(
+    objective: Objective,
+    x: np.ndarray,
+    bounds: np.ndarray,
+    curvature: np.ndarray,
+    *,
+    gain: float,
+    max_iter: int,
+    ended: Callable[[Any], bool] | None = None,
+) -> Ascent | None:
+    """Maximise a log density from near its maximum by a few quasi-Newton steps.
+
+    `objective` maps x (p,) to (value, gradient, payload), without value where not finite; None is
+    returned if the first point has none. `curvature` (p, p), positive definite, is about the
+    negative Hessian, and corrected by BFGS on the way. It has converged where the quadratic model
+    promises less than `gain` by a further step: in units of the value, and so of the posterior,
+    that the gradient alone does not know. `ended` is told of each accepted point by its payload and
+    stops the search by returning True. Coordinates at a bound (p, 2) that want to leave it stay.
+    """
+    value, gradient, payload = objective(x)
+    if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
+        return None
+    share, n_steps, n_failed = 1.0, 0, 0
+    reason: Reason | None = None
+    while True:
+        step, promised = _newton_step(x, gradient, bounds, curvature)
+        if reason is None and promised <= gain:
+            reason = "converged"
+        if reason is not None:
+            break
+        trial = np.clip(x + share * step, bounds[:, 0], bounds[:, 1])
+        new_value, new_gradient, new_payload = objective(trial)
+        finite = np.isfinite(new_value) and np.all(np.isfinite(new_gradient))
+        if finite:
+            curvature = _corrected(curvature, trial - x, gradient - new_gradient)
+        if not finite or new_value < value - _LEVEL:
+            share, n_failed = _SHARE * share, n_failed + 1
+            reason = "stuck" if n_failed > _MOST_FAILURES else None
+            continue
+        x, value, gradient, payload = trial, new_value, new_gradient, new_payload
+        share, n_failed, n_steps = 1.0, 0, n_steps + 1
+        if ended is not None and ended(payload):
+            reason = "asked"
+        elif n_steps >= max_iter:
+            reason = "max_iter"
+    left = float(np.max(np.abs(np.clip(x + gradient, bounds[:, 0], bounds[:, 1]) - x), initial=0.0))
+    return Ascent(x, payload, reason, n_steps, left, float(promised))
+
+
+def _newton_step(
+    x: np.ndarray, gradient: np.ndarray, bounds: np.ndarray, curvature: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """Return the step of the coordinates that are free, and the gain it promises."""
+    held = ((x <= bounds[:, 0]) & (gradient < 0)) | ((x >= bounds[:, 1]) & (gradient > 0))
+    free = np.flatnonzero(~held)
+    step = np.zeros_like(x)
+    if not len(free):
+        return step, 0.0
+    step[free] = np.linalg.solve(curvature[np.ix_(free, free)], gradient[free])
+    promised = 0.5 * float(step @ gradient)
+    return step / max(1.0, float(np.max(np.abs(step))) / _LONGEST), promised
+
+
+def _corrected(curvature: np.ndarray, moved: np.ndarray, lost: np.ndarray) -> np.ndarray:
+    """Return the curvature after a step that made the gradient lose so much (BFGS)."""
+    along = curvature @ moved
+    if moved @ lost <= 1e-3 * (moved @ along):
+        return curvature
+    out = curvature - np.outer(along, along) / (moved @ along)
+    return out + np.outer(lost, lost) / (moved @ lost)

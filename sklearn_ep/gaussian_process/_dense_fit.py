@@ -4,7 +4,7 @@ from typing import Any
 
 from .._engine.loop import SILENT, Trace, worst_reason
 from .._estimator.fitting import BinaryFit
-from ._evidence import KEPT, maximise_by, maximise_evidence
+from ._evidence import KEPT, climb_from_rows, maximise_by, maximise_evidence
 from ._fitted import ending_in
 from ._kernels import with_theta
 
@@ -44,16 +44,25 @@ def fit_dense(plan, y, monitor, k):
     kernel, x, trace = with_theta(plan.kernel, plan.starts[k]), plan.sites[k], Trace(monitor)
     end, max_sweeps = KEPT, min(plan.max_sweeps, plan.max_iter)
     if plan.optimizer is not None and kernel.n_dims:
-        evidence = plan.evidence(y, x, max(plan.tol, plan.model.learning_tol))
+        learning_tol = max(plan.tol, plan.model.learning_tol)
+        evidence = plan.evidence(y, x, learning_tol)
         search = evidence, plan.starts[k], kernel.bounds
         watched: Any = dict(starts=plan.restarts, monitor=trace)
         if callable(plan.optimizer):
             learned = maximise_by(plan.optimizer, *search, **watched)
         else:
-            watched |= plan.model.search
-            learned = maximise_evidence(*search, max_iter=plan.max_iter, **watched)
-        # the last run starts from the same sites as the search, so that the answer depends on the
-        # kernel alone and not on the path that led to it
+            watched |= plan.model.search | dict(max_iter=plan.max_iter)
+            rows = plan.rows_to_start_from()
+            if rows is None:
+                learned = maximise_evidence(*search, **watched)
+            else:
+                small = plan.part(rows).evidence(y[rows], x[:, rows], learning_tol)
+                share = float(plan.weight[rows].sum() / plan.weight.sum())
+                learned = climb_from_rows(evidence, small, share, *search[1:], **watched)
+                x = learned.point.payload[2]
+        # the last run starts from the same sites as a search on all rows, so that the answer
+        # depends on the kernel alone and not on the path that led to it; from where a few steps
+        # ended it is not worth its time
         kernel, end, max_sweeps = learned.point.payload[0], learned.end, plan.max_sweeps
     # a search that was stopped still ends at converged sites, in sweeps that nobody counts
     counted = end.reason != "asked"

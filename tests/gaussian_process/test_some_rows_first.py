@@ -1,0 +1,51 @@
+"""Learning on some of the rows first ends where learning on all of them does."""
+
+import numpy as np
+import pytest
+from sklearn.datasets import make_classification
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+from sklearn_ep import EPGaussianProcessClassifier
+from sklearn_ep.gaussian_process import _dense_plan
+
+
+@pytest.fixture(scope="module")
+def data():
+    X, y = make_classification(330, 4, n_informative=4, n_redundant=0, flip_y=0.1, random_state=1)
+    return (X - X.mean(0)) / X.std(0), y
+
+
+def fit(X, y, length=2.0, **settings):
+    kernel = ConstantKernel(1.0, (1e-3, 1e3)) * RBF(length, (1e-2, 1e3))
+    settings = dict(hyperparameters="mode", method="dense") | settings
+    return EPGaussianProcessClassifier(kernel, **settings).fit(X, y)
+
+
+@pytest.mark.parametrize("length", [2.0, np.full(4, 2.0)])
+def test_the_evidence_is_that_of_a_search_on_all_rows(data, length, monkeypatch):
+    some = fit(*data, length)
+    monkeypatch.setattr(_dense_plan, "_FEW_ROWS", np.inf)
+    whole = fit(*data, length)
+    assert some.converged_ and some.log_evidence_ > whole.log_evidence_ - 0.01
+    assert np.max(np.abs(some.predict_proba(data[0]) - whole.predict_proba(data[0]))) < 0.01
+
+
+def test_neither_order_nor_units_nor_repetition_change_it(data):
+    X, y = data
+    first, order = fit(X, y), np.random.default_rng(0).permutation(len(y))
+    moved = fit(X[order], y[order])
+    np.testing.assert_allclose(moved.predict_proba(X), first.predict_proba(X), atol=1e-6)
+    assert first.n_iter_ == moved.n_iter_
+    weight = np.random.default_rng(1).integers(1, 3, size=len(y))
+    kernel = ConstantKernel(1.0, (1e-3, 1e3)) * RBF(2.0, (1e-2, 1e3))
+    make = EPGaussianProcessClassifier(kernel, hyperparameters="mode", method="dense")
+    weighted = make.fit(X, y, sample_weight=weight).predict_proba(X)
+    repeated = make.fit(np.repeat(X, weight, axis=0), np.repeat(y, weight)).predict_proba(X)
+    np.testing.assert_allclose(weighted, repeated, atol=1e-5)
+
+
+def test_a_warm_start_goes_on_from_all_rows(data, monkeypatch):
+    est = fit(*data, warm_start=True)
+    monkeypatch.setattr(_dense_plan.DensePlan, "part", None)
+    again = est.fit(*data)
+    assert again.converged_
