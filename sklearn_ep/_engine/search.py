@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 
 from .loop import Reason
 
-__all__ = ["Ascent", "Search", "ascend", "minimise_where_finite"]
+__all__ = ["Summit", "Search", "ascend", "minimise_where_finite"]
 
 # How often one search may be cut short at a point without a value, the relative length at which it
 # gives up, and by how much its next first step is shorter than the one that led there.
@@ -178,7 +178,7 @@ def _lbfgsb(
     return minimize(scaled, first, jac=True, **search).status
 
 
-class Ascent(NamedTuple):
+class Summit(NamedTuple):
     """Outcome of `ascend`: the best point, why it ended, its steps, the gain still in reach.
 
     `gradient` is the largest entry of what does not only point out of the bounds.
@@ -208,7 +208,7 @@ def ascend(
     gain: float,
     max_iter: int,
     ended: Callable[[Any], bool] | None = None,
-) -> Ascent | None:
+) -> Summit | None:
     """Maximise a log density from near its maximum by a few quasi-Newton steps.
 
     `objective` maps x (p,) to (value, gradient, payload), without value where not finite; None is
@@ -245,7 +245,7 @@ def ascend(
         elif n_steps >= max_iter:
             reason = "max_iter"
     left = float(np.max(np.abs(np.clip(x + gradient, bounds[:, 0], bounds[:, 1]) - x), initial=0.0))
-    return Ascent(x, payload, reason, n_steps, left, float(promised))
+    return Summit(x, payload, reason, n_steps, left, float(promised))
 
 
 def _newton_step(
