@@ -17,8 +17,6 @@ import sys
 import threading
 import urllib.parse
 
-from playwright.sync_api import sync_playwright
-
 WIDTHS = {1280: 900, 390: 844}  # pixels, with the height
 MEASURE = """() => {
   const size = tag => {
@@ -119,6 +117,8 @@ def broken_links(pages, origin):
 
 
 def main():
+    from playwright.sync_api import sync_playwright
+
     args = arguments()
     handler = functools.partial(Quiet, directory=str(args.site))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
