@@ -16,7 +16,7 @@ import warnings
 import numpy as np
 from common import arguments, figure, save, table
 from joblib import Parallel, delayed
-from scipy.special import expit
+from scipy import special
 from scipy.stats import norm
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
@@ -96,7 +96,7 @@ def wrong_labels(how, seed, n=80, n_new=20):
     X, f, clean, kernel = process_data(how, rng, n, n_new)
     rate = 0.1
     if how == "learned":
-        rate = 0.0 if rng.uniform() < 0.05 else rng.beta(1, 9)
+        rate = 0.0 if rng.uniform() < 0.05 else rng.beta(3, 9)
     flip = rng.uniform(size=n) < rate
     y = np.where(flip, ~clean[:n], clean[:n])
     given = dict(kernel=kernel, optimizer=None, label_noise=rate) if how == "known" else {}
@@ -114,7 +114,7 @@ def linear(how, seed, n=100, d=10):
     if how == "learned":  # half-Cauchy(2.5) prior sd of the linear predictor
         v = (2.5 * np.abs(rng.standard_cauchy())) ** 2 / d
     w = rng.normal(size=d) * np.sqrt(v)
-    y = rng.uniform(size=n) < expit(X @ w)
+    y = rng.uniform(size=n) < special.expit(X @ w)
     prior = dict(prior_variance=v) if how == "known" else dict(learn_prior=True)
     model = ConvexVariationalLogistic(fit_intercept=False, **prior).fit(X, y)
     draws = model.sample_posterior(N_DRAWS, random_state=seed)
@@ -142,7 +142,7 @@ def factors(how, seed, sizes, n):
     effects = [t * rng.normal(size=k) for t, k in zip(tau, sizes, strict=True)]
     z = X[:, :2] @ beta[:2] + beta[2]
     z = z + sum(e[X[:, 2 + f].astype(int)] for f, e in enumerate(effects))
-    y = rng.uniform(size=n) < expit(z)
+    y = rng.uniform(size=n) < special.expit(z)
     given = dict(tau_prior=(np.log(1.0), 0.01)) if how == "known" else {}
     model = HierarchicalEPLogistic(list(range(2, 2 + len(sizes))), **given).fit(X, y)
     draws = model.sample_posterior(N_DRAWS, random_state=seed)
