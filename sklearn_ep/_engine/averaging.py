@@ -27,7 +27,7 @@ from sklearn.utils.parallel import Parallel, delayed
 
 from .loop import SILENT, FitWatch, Told
 from .quadrature import star_rule
-from .search import minimise_where_finite
+from .search import eigen_curvature, minimise_where_finite
 
 __all__ = [
     "Average",
@@ -272,8 +272,8 @@ def _axes_at(visits: Visits, mode: Node) -> np.ndarray:
     for k, node in enumerate(nodes):
         if node is not None:
             hessian[k] = (mode.gradient - node.gradient) / steps[k]
-    values, vectors = np.linalg.eigh(0.5 * (hessian + hessian.T))
-    return vectors / np.sqrt(np.maximum(values, _LONGEST**-2))
+    values, vectors = eigen_curvature(hessian, _LONGEST**-2)
+    return vectors / np.sqrt(values)
 
 
 def _fitted_axes(

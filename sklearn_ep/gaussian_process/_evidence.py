@@ -7,7 +7,7 @@ import numpy as np
 
 from .._engine.averaging import Evaluate, Node
 from .._engine.loop import SILENT, Monitor, Reason
-from .._engine.search import ascend, minimise_where_finite
+from .._engine.search import ascend, eigen_curvature, minimise_where_finite
 
 __all__ = [
     "KEPT",
@@ -202,8 +202,8 @@ def _curvature(evaluate, learned, bounds):
     points = [evaluate(theta + row) for row in np.diag(steps)]
     hessian = [(gradient - p.gradient) / h for p, h in zip(points, steps, strict=True)]
     hessian = np.nan_to_num(np.array(hessian), posinf=0.0, neginf=0.0)
-    values, vectors = np.linalg.eigh(0.5 * (hessian + hessian.T))
-    return (vectors * np.maximum(values, _FLATTEST)) @ vectors.T
+    values, vectors = eigen_curvature(hessian, _FLATTEST)
+    return (vectors * values) @ vectors.T
 
 
 def maximise_by(

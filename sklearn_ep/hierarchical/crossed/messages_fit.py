@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._engine.loop import Reason, Trace, reason_to_end
+from ..._engine.search import eigen_curvature
 from ..._engine.sites import Sites
 from ..._estimator.fitting import BinaryFit
 from .messages_posterior import MessagesPosterior, ScaleUncertainty
@@ -219,8 +220,8 @@ def _uncertainty(model, solved, coupling, tol):
         curvature[f] = (gradient - model.gradient(near, coupling)) / _APART
         change = near.mean.plus(solved.mean, -1.0)
         moves.append(Effects(change.beta / _APART, [a / _APART for a in change.levels]))
-    values, vectors = np.linalg.eigh(0.5 * (curvature + curvature.T))
-    values = np.maximum(values, _LEAST_CURVATURE / np.max(model.theta_sd) ** 2)
+    least = _LEAST_CURVATURE / np.max(model.theta_sd) ** 2
+    values, vectors = eigen_curvature(curvature, least)
     return ScaleUncertainty((vectors / values) @ vectors.T, moves)
 
 

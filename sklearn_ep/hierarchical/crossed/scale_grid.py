@@ -11,6 +11,7 @@ from scipy.stats import norm
 from ..._engine.averaging import Lattice, Node, Spacing, Visits
 from ..._engine.gaussian import ImproperPosterior
 from ..._engine.loop import Reason, Trace, reason_to_end, worst_reason
+from ..._engine.search import eigen_curvature
 from .._theta_grid import smoothed_quantiles, smoothed_theta
 from .._theta_nodes import node_rule
 
@@ -149,8 +150,8 @@ def axes_at(model, node, tol):
             for s in (1.0, -1.0)
         ]
         hessian[k] = (ends[1] - ends[0]) / (2.0 * width[k])
-    values, vectors = np.linalg.eigh(0.5 * (hessian + hessian.T))
-    values = np.maximum(values, _LEAST_CURVATURE / np.max(model.theta_sd) ** 2)
+    least = _LEAST_CURVATURE / np.max(model.theta_sd) ** 2
+    values, vectors = eigen_curvature(hessian, least)
     root = vectors / np.sqrt(values)
     newton = root @ (root.T @ node.gradient)
     return Axes(node.phi + newton / max(1.0, np.max(np.abs(newton))), root)
