@@ -70,22 +70,26 @@ def table(rows, columns):
     return text
 
 
+def versions():
+    """Return the versions of the packages that decide a result."""
+    found = {}
+    for package in ("numpy", "scipy", "scikit-learn", "joblib", "sklearn-ep"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
 def save(args, name, rows):
     """Write rows with versions and hardware to NAME.json in the output folder."""
-    packages = ("numpy", "scipy", "scikit-learn", "joblib", "sklearn-ep")
-    versions = {}
-    for package in packages:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
     about = dict(
         python=platform.python_version(),
         processor=platform.processor() or platform.machine(),
         cores=os.cpu_count(),
         quick=args.quick,
         data=args.data is not None,
-        **versions,
+        **versions(),
     )
     path = pathlib.Path(args.out) / f"{name}.json"
     path.write_text(json.dumps(dict(about=about, rows=rows), indent=1, default=float))

@@ -28,8 +28,8 @@ SIZES = {"small": (RESULTS / "quick", ["--quick"]), "full": (RESULTS, [])}
 
 def scripts():
     """Return the benchmark scripts, in alphabetical order."""
-    # for developers, not for the page: constants one by one, and other packages' tests
-    others = {"common", "run_all", "spike_slab_constants", "foreign_suites"}
+    # papers has a page of its own; for developers: constants one by one, other packages' tests
+    others = {"common", "run_all", "papers", "spike_slab_constants", "foreign_suites"}
     return [path for path in sorted(HERE.glob("*.py")) if path.stem not in others]
 
 

@@ -1,0 +1,1 @@
+"""One module a paper: its tables and figures, as items that run."""

@@ -1,0 +1,6 @@
+"""Convex variational inference (Nickisch and Seeger, 2009)."""
+
+TITLE = "Convex variational inference (Nickisch and Seeger, 2009)"
+ABOUT = """
+"""
+ITEMS = []

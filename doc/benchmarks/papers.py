@@ -1,0 +1,176 @@
+"""Tables and figures of the five papers, the paper's figure beside ours, and the page "Papers".
+
+    python doc/benchmarks/papers.py                        every item at the paper's protocol
+    python doc/benchmarks/papers.py --quick                fewer sets, rows and repeats
+    python doc/benchmarks/papers.py --paper spike_slab     one paper
+    python doc/benchmarks/papers.py --paper spike_slab --item "Figure 1"    one item
+    python doc/benchmarks/papers.py --page                 no runs, the page from stored results
+
+Each module of paper_items/ is one paper: a list of items, each of which runs one table or figure
+and returns its rows. Results are stored item by item in results/papers/, so that a run of one
+item leaves the others as they are.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import pathlib
+import sys
+import time
+import warnings
+
+from common import HERE, versions  # first: it sets one thread for numerical libraries
+from paper_items.item import Setting
+
+PAPERS = ("hierarchical", "spike_slab", "scalable_gpc", "relaxed", "convex")
+PAGE = HERE.parent / "papers.rst"
+RESULTS = HERE / "results" / "papers"
+
+
+def paper_of(name):
+    """Return the module about one paper."""
+    return importlib.import_module(f"paper_items.{name}")
+
+
+def stored(folder, name):
+    """Return the stored results of one paper, {item: result}, empty before the first run."""
+    path = folder / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def run_item(item, setting, command):
+    """Run one item and return what is stored of it."""
+    start = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows = item.run(setting)
+    return dict(
+        rows=[row.as_dict() for row in rows],
+        cpu_minutes=round((time.process_time() - start) / 60, 2),
+        quick=setting.quick,
+        command=command,
+        cores=os.cpu_count(),
+        versions=versions(),
+    )
+
+
+def run_paper(name, only, setting):
+    """Run the items of one paper that are asked for, and store each as it ends."""
+    paper = paper_of(name)
+    results = stored(setting.out, name)
+    size = " --quick" if setting.quick else ""
+    for item in paper.ITEMS:
+        if only and item.name not in only:
+            continue
+        if item.needs_data and setting.data is None:
+            print(f"{name}, {item.name}: needs --data FOLDER", flush=True)
+            continue
+        data = " --data FOLDER" if item.needs_data else ""
+        command = f'python doc/benchmarks/papers.py --paper {name} --item "{item.name}"{data}{size}'
+        results[item.name] = run_item(item, setting, command)
+        path = setting.out / f"{name}.json"
+        path.write_text(json.dumps(results, indent=1, default=float) + "\n")
+        print(f"{name}, {item.name}: {results[item.name]['cpu_minutes']} CPU minutes", flush=True)
+        for row in results[item.name]["rows"]:
+            print("   ", row, flush=True)
+
+
+def number(value, error=None):
+    """Format a figure of the paper or ours; words stay words, nothing where there is none."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    return f"{value:.3g}" if error is None else f"{value:.3g} ± {error:.1g}"
+
+
+def table(rows):
+    """Return the lines of one table; a column a peer."""
+    peers = list(dict.fromkeys(peer for row in rows for peer in row["peers"]))
+    lines = [".. list-table::", "   :header-rows: 1", ""]
+    head = ["Quantity", "Paper", "Ours", *peers]
+    for cells in [
+        head,
+        *(
+            [
+                row["quantity"],
+                number(row["paper"]),
+                number(row["ours"], row["error"]),
+                *(number(row["peers"].get(peer)) for peer in peers),
+            ]
+            for row in rows
+        ),
+    ]:
+        marks = ["   * -", *["     -"] * (len(cells) - 1)]
+        lines += [f"{m} {text}".rstrip() for m, text in zip(marks, cells, strict=True)]
+    return [*lines, ""]
+
+
+def raw(html):
+    """Return the lines that put HTML into the page."""
+    return [".. raw:: html", "", f"   {html}", ""]
+
+
+def item_lines(name, item, result):
+    """Return the lines about one table or figure: what reproduces first, then its numbers."""
+    title = f"{item.name}: {item.title}"
+    lines = [title, "~" * len(title), "", *item.words.strip().splitlines(), ""]
+    if result is None:
+        return [*lines, "*Not run.*", ""]
+    picture = RESULTS / f"{name}_{item.slug}.png"
+    if picture.exists():
+        lines += [f".. image:: {picture.relative_to(PAGE.parent).as_posix()}", ""]
+    size = "Small size" if result["quick"] else "Full size"
+    folded = table(result["rows"])
+    if len(result["rows"]) > 12:
+        folded = [*raw(f"<details><summary>{len(result['rows'])} rows</summary>"), *folded]
+        folded += raw("</details>")
+    minutes = f"{result['cpu_minutes']:.3g}"
+    return [*lines, *folded, f"*{size}, {minutes} CPU minutes.* ``{result['command']}``", ""]
+
+
+def write_page():
+    """Write the page from whatever results are stored."""
+    lines = [
+        ".. Written by doc/benchmarks/papers.py: change the scripts, not this page.",
+        "",
+        "The five papers",
+        "===============",
+        "",
+        "Each method here comes from a paper. This page repeats the experiments of the five and",
+        "puts the papers' figures beside ours: what reproduces, what does not, and why. A figure",
+        "of the paper is as printed or, from a picture, as read off it; where our protocol",
+        "differs from the paper's the text says how. The number after ± is a standard error over",
+        "repeats. FOLDER holds the data sets as .npz files.",
+        "",
+    ]
+    for name in PAPERS:
+        paper, results = paper_of(name), stored(RESULTS, name)
+        lines += [paper.TITLE, "-" * len(paper.TITLE), "", *paper.ABOUT.strip().splitlines(), ""]
+        for item in paper.ITEMS:
+            lines += item_lines(name, item, results.get(item.name))
+    PAGE.write_text("\n".join(lines).rstrip() + "\n")
+    print(f"wrote {PAGE.name}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--paper", nargs="*", choices=PAPERS, default=PAPERS, help="these only")
+    parser.add_argument("--item", nargs="*", default=(), help="these tables and figures only")
+    parser.add_argument("--quick", action="store_true", help="the small size")
+    parser.add_argument("--data", type=pathlib.Path, help="folder with data sets as .npz files")
+    parser.add_argument("--out", type=pathlib.Path, default=None, help="folder for results")
+    parser.add_argument("--page", action="store_true", help="write the page, run nothing")
+    args = parser.parse_args()
+    out = args.out or (RESULTS / "quick" if args.quick else RESULTS)
+    out.mkdir(parents=True, exist_ok=True)
+    if not args.page:
+        for name in args.paper:
+            run_paper(name, args.item, Setting(args.quick, args.data, out))
+    if args.page or out == RESULTS:
+        write_page()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
