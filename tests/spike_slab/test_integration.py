@@ -316,6 +316,24 @@ def test_changes_of_single_columns_are_those_of_the_evidence():
     assert chain.log_evidence == pytest.approx(moved, abs=1e-9)
 
 
+def test_a_chain_is_exact_for_columns_in_very_different_units():
+    """Slab variances of 1e18 times the noise and columns 1e-10 as large as others."""
+    X, y = data(n=20, d=6, seed=5)
+    chain = _Chain(problem_of(X * 10.0 ** -np.arange(0, 12, 2), y, standardize=False), 1e18, 4.0)
+    rng = np.random.default_rng(0)
+    for j in rng.integers(0, 6, size=60):
+        gain, share, pivot = chain.gains()
+        if gain[j] == -np.inf:
+            continue
+        chain.move(j, share[j], pivot[j])
+        k = np.count_nonzero(chain.on)  # y' C^-1 y is the least square of a ridge regression
+        ridge = np.vstack([chain.X[:, chain.on], 1e-9 * np.eye(k)])
+        target = np.r_[chain.y, np.zeros(k)]
+        ridge /= np.linalg.norm(ridge, axis=0)
+        rest = target - ridge @ np.linalg.lstsq(ridge, target)[0]
+        assert chain.square == pytest.approx(rest @ rest + chain.rest, rel=1e-6)
+
+
 def test_a_sparse_truth_is_found_where_ep_hesitates_and_the_lasso_fails():
     """40 rows, 200 columns, 12 in: the evidence of the truth is 30 nats above what EP finds."""
     X, y, coef = make_spike_slab_regression(540, 200, n_informative=12, random_state=3)
