@@ -176,16 +176,21 @@ def _hermite_moments(
 def _mixture_moments(
     mean: np.ndarray, var: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return log Z and derivatives by the mixture, scaled by its slowest exponential."""
+    """Return log Z and derivatives by the mixture, scaled by its slowest exponential.
+
+    Exponents left of zero are differences to that one in closed form: at large variances both are
+    large and nearly equal.
+    """
     scales, weights = _logistic_scales()
-    shift = 0.5 * np.minimum(mean, 0.0) ** 2 / (var + scales[-1])
+    slowest = scales[-1]
+    shift = 0.5 * (np.minimum(mean, 0.0) / np.sqrt(var + slowest)) ** 2
     z_sum, first, second = (np.zeros(mean.shape) for _ in range(3))
     left = mean < 0
     for scale, weight in zip(scales, weights, strict=True):
         d2 = var + scale
         d = np.sqrt(d2)
         z = mean / d
-        density = weight * np.exp(shift - 0.5 * z * z)
+        density = weight * np.exp(-0.5 * np.maximum(z, 0.0) ** 2 - shift * ((slowest - scale) / d2))
         # left: Phi as density times Mills' ratio keeps the common scale; right: ndtr is exact
         z_sum += np.where(
             left, 0.5 * density * erfcx(-np.minimum(z, 0.0) / _SQRT2), weight * ndtr(z)

@@ -271,7 +271,8 @@ class SampledLoop:
         self._begin(last)
         while reason is None:
             trace.begin()
-            predictor, data, sums = self.advance(trace.n_iter == 0, damping)
+            with np.errstate(over="ignore", invalid="ignore"):  # the residual tells
+                predictor, data, sums = self.advance(trace.n_iter == 0, damping)
             residual = sums.change / self.weight
             moved = self._new_prior(predictor, sums.dof)
             prior = self.prior.penalty(self.point.u, self.own, self.scale)

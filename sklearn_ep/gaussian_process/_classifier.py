@@ -407,7 +407,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
                     raise ValueError(
                         f"y has only one class, {data.labels[0]!r}; a classifier needs two."
                     )
-                self.classes_, self.n_features_in_ = data.labels, len(data.mean)
+                self.classes_, self.n_features_in_ = data.labels, len(data.var)
                 if hasattr(self, "feature_names_in_"):
                     del self.feature_names_in_
                 kept = np.ones(sum(data.sizes), dtype=bool)

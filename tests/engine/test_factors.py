@@ -184,6 +184,31 @@ def test_power_one_is_moment_matching(factor):
     np.testing.assert_allclose(b.log_term, a.log_term, atol=1e-7)
 
 
+@pytest.mark.parametrize("exponent", [6, 30, 150, 250])
+def test_logistic_moments_at_huge_variances_are_those_of_a_step(exponent):
+    """E sigma(f) goes to Phi(m / sd), with an error of the order of 1 / var."""
+    sd = 10.0 ** (exponent / 2)
+    z = np.array([-30.0, -3.0, -0.5, 0.0, 2.0])
+    with np.errstate(all="raise", under="ignore"):
+        log_z, gradient, curvature = logistic_moments(z * sd, np.full(5, sd**2))
+    mills = np.exp(-0.5 * z**2 - log_ndtr(z)) / np.sqrt(2 * np.pi)
+    small = 1e3 * 10.0**-exponent + 1e-11
+    np.testing.assert_allclose(log_z, log_ndtr(z), rtol=small)
+    np.testing.assert_allclose(gradient * sd, mills, rtol=small)
+    assert np.all(np.isfinite(curvature))
+
+
+@pytest.mark.parametrize("exponent", [6, 30, 150, 250])
+def test_logistic_moments_where_density_and_tail_balance(exponent):
+    """At m = -a v the integrand is exp(-a f) sigma(f), whose integral is pi / sin(pi a)."""
+    a, var = np.array([0.1, 0.25, 0.4]), 10.0**exponent
+    with np.errstate(all="raise", under="ignore"):
+        log_z, gradient, _ = logistic_moments(-a * var, np.full(3, var))
+    shape = np.log(np.pi / np.sin(np.pi * a)) - 0.5 * np.log(2 * np.pi * var)
+    np.testing.assert_allclose(log_z, shape - 0.5 * a**2 * var, rtol=1e-14, atol=1e-4)
+    np.testing.assert_allclose(gradient, a, rtol=1e-4)
+
+
 def test_logistic_moments_without_variance_are_those_of_the_point():
     mean = np.array([-800.0, -3.0, 0.0, 2.0, 40.0])
     log_z, gradient, curvature = logistic_moments(mean, np.zeros(5))

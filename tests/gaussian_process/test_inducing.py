@@ -478,6 +478,16 @@ def test_choice_of_inducing_points_does_not_depend_on_units(n, factor):
         np.testing.assert_array_equal(b.inducing_points_ / factor, a.inducing_points_)
 
 
+def test_choice_of_inducing_points_far_from_zero():
+    """Differences of rows are exact there, their mean is not: eight digits of it are lost."""
+    X, y = toy(200, 3)
+    X = 1e8 + X  # what is left of X after that
+    kw = dict(n_inducing=8, tol=1e-3, max_sweeps=30, learn_inducing=False)
+    kernel = ConstantKernel(3.0) * RBF(1.0)
+    far, near = fixed(kernel, **kw).fit(X, y), fixed(kernel, **kw).fit(X - 1e8, y)
+    np.testing.assert_allclose(far.inducing_points_ - 1e8, near.inducing_points_, atol=1e-7)
+
+
 @pytest.mark.parametrize("how", ["minibatches", "stream"])
 def test_learning_does_not_depend_on_units(how):
     X, y = toy(500)

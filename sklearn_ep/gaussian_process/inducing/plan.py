@@ -99,7 +99,7 @@ def _moves_inducing(estimator, kernel, weight):
 def plan_inducing(estimator, data: PartitionedRows, factor, seed):
     """Return the `InducingPlan` for rows in partitions, from the last fit where that is wanted."""
     kernel = estimator._initial_kernel(float(data.var.sum()))
-    Z = estimator._inducing_start(data.candidates, data.candidate_weight, seed, len(data.mean))
+    Z = estimator._inducing_start(data.candidates, data.candidate_weight, seed, len(data.var))
     warn_fewer_inducing(estimator, Z)
     check_kernel(kernel, kernel(Z, Z))
     optimizer = _optimizer(estimator, factor)

@@ -63,27 +63,36 @@ def weighted_mean(X, weight):
 class Units(NamedTuple):
     """Centre and spread (d,) of the columns, in which rows are chosen and put in order.
 
-    So neither depends on the units of X. The spread of a constant column is 0.
+    So neither depends on the units of X. The spread of a constant column is 0. The centre is that
+    of differences to a row, the origin: these are exact where columns lie far from zero, while the
+    mean itself is rounded to their size.
     """
 
-    mean: np.ndarray
+    origin: np.ndarray
+    centre: np.ndarray
     spread: np.ndarray
 
     @classmethod
-    def of_moments(cls, mean, var):
-        """Return the units of columns with these moments."""
-        spread = np.sqrt(var)
-        return cls(mean, np.where(spread > _CONSTANT * np.abs(mean), spread, 0.0))
+    def of_moments(cls, origin, centre, var):
+        """Return the units of columns with this centre, from the origin, and variance."""
+        spread, mean = np.sqrt(var), origin + centre
+        return cls(origin, centre, np.where(spread > _CONSTANT * np.abs(mean), spread, 0.0))
 
     @classmethod
     def of_rows(cls, X, weight):
         """Return the units of rows with copies."""
-        mean = weighted_mean(X, weight)
-        return cls.of_moments(mean, weight @ (X - mean) ** 2 / weight.sum())
+        moved = X - X[0]
+        centre = weight @ moved / weight.sum()
+        return cls.of_moments(X[0], centre, weight @ (moved - centre) ** 2 / weight.sum())
+
+    @property
+    def mean(self):
+        """Means (d,) of the columns."""
+        return self.origin + self.centre
 
     def standardised(self, X):
         """Return rows with centred columns of unit spread, 0 where a column is constant."""
-        return (X - self.mean) / np.where(self.spread > 0, self.spread, np.inf)
+        return (X - self.origin - self.centre) / np.where(self.spread > 0, self.spread, np.inf)
 
 
 def standard_keys(X, units, seed, y=None):
@@ -107,7 +116,8 @@ class PartDescription(NamedTuple):
     n_features: int
     labels: np.ndarray
     weight: float
-    mean: np.ndarray
+    origin: np.ndarray
+    centre: np.ndarray
     spread: np.ndarray
 
 
@@ -115,7 +125,7 @@ class PartDescription(NamedTuple):
 class PartitionedRows:
     """Partitions with what is known of them.
 
-    `classes` is None where the partitions hold class indices and weights themselves. `mean` and
+    `classes` is None where the partitions hold class indices and weights themselves. `units` and
     `var` are those of the columns; `candidates` a random subset of rows with its weights.
     """
 
@@ -123,16 +133,11 @@ class PartitionedRows:
     sizes: list[int]
     classes: Any
     weight: float
-    mean: np.ndarray
+    units: Units
     var: np.ndarray
     candidates: np.ndarray
     candidate_weight: np.ndarray
     labels: np.ndarray
-
-    @property
-    def units(self):
-        """The `Units` of the columns."""
-        return Units.of_moments(self.mean, self.var)
 
 
 def is_part_list(X, y):
@@ -172,13 +177,13 @@ def describe_part(part, checks):
     X, y, weight = _checked_rows(part) if checks else load_part(part)
     total = float(weight.sum())
     with np.errstate(over="ignore", invalid="ignore"):
-        first, mean, spread = np.asarray(X[0], dtype=np.float64), *np.zeros((2, X.shape[1]))
+        origin, centre, spread = np.asarray(X[0], dtype=np.float64), *np.zeros((2, X.shape[1]))
         for rows in gen_batches(len(X), max(1, 2**17 // X.shape[1])):
-            mean += weight[rows] @ (X[rows] - first)
-        mean = first + mean / total
+            centre += weight[rows] @ (X[rows] - origin)
+        centre /= total
         for rows in gen_batches(len(X), max(1, 2**17 // X.shape[1])):
-            spread += weight[rows] @ (X[rows] - mean) ** 2
-    return PartDescription(len(y), X.shape[1], np.unique(y), total, mean, spread)
+            spread += weight[rows] @ (X[rows] - origin - centre) ** 2
+    return PartDescription(len(y), X.shape[1], np.unique(y), total, origin, centre, spread)
 
 
 def smallest_keys(part, checks, units, seed, count):
@@ -200,7 +205,7 @@ def candidate_rows(run, checks, units, seed, n_rows, count):
     They are those of the smallest keys, so that no more than these rows travel.
     """
     if count == 0:
-        return np.empty((0, len(units.mean))), np.empty(0)
+        return np.empty((0, len(units.origin))), np.empty(0)
     messages, largest = [checks] * len(run.parts), np.iinfo(np.uint64).max
     if n_rows > count:
         keys = np.concatenate(run(smallest_keys, messages, units, seed, count))
@@ -224,11 +229,16 @@ def describe(run, checks, seed, n_candidates):
             raise ValueError(f"partition {k} has {p.n_features} features, the first has {d}.")
     weight = sum(p.weight for p in parts)
     with np.errstate(over="ignore", invalid="ignore"):
-        mean = weighted_mean(np.stack([p.mean for p in parts]), np.array([p.weight for p in parts]))
-        spread = sum(p.spread + p.weight * (p.mean - mean) ** 2 for p in parts)
+        origin = parts[0].origin
+        centres = [p.origin - origin + p.centre for p in parts]
+        centre = weighted_mean(np.stack(centres), np.array([p.weight for p in parts]))
+        spread = sum(
+            p.spread + p.weight * (c - centre) ** 2 for p, c in zip(parts, centres, strict=True)
+        )
     total_variance = float(np.sum(spread / weight))
     check_scale(total_variance, varies=False)
-    units, n_rows = Units.of_moments(mean, spread / weight), sum(p.n_rows for p in parts)
+    units = Units.of_moments(origin, centre, spread / weight)
+    n_rows = sum(p.n_rows for p in parts)
     rows, copies = candidate_rows(run, checks, units, seed, n_rows, n_candidates)
     check_scale(total_variance, varies=np.any(rows != rows[:1]))
     labels = np.unique(np.concatenate([p.labels for p in parts]))
@@ -237,7 +247,7 @@ def describe(run, checks, seed, n_candidates):
         sizes=[p.n_rows for p in parts],
         classes=labels if checks else None,
         weight=weight,
-        mean=mean,
+        units=units,
         var=spread / weight,
         candidates=rows,
         candidate_weight=copies,

@@ -10,7 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy.sparse import csr_array
 
-from ..._engine.gaussian import checked_cholesky, cholesky_solve, triangular_inverse
+from ..._engine.gaussian import (
+    ImproperPosterior,
+    checked_cholesky,
+    cholesky_solve,
+    triangular_inverse,
+)
 from ..._engine.likelihoods import Logit
 from ..._engine.rules import MomentMatching
 from ..._engine.sites import Sites
@@ -321,6 +326,8 @@ def _store_small(layout, small, part, tilted, weights, m, V):
     explained = np.einsum("gi,gij,gj->g", weights, V, weights)
     # positive at a fixed point; on the way there at least a small share of the variance is left
     rest = np.maximum(tilted.effect_var - explained, 1e-6 * tilted.effect_var)
+    if not np.all(rest > 0):
+        raise ImproperPosterior("the variance of a group's effect is lost to rounding")
     part.lower[small.groups, 0, 0] = 1.0 / np.sqrt(rest)
     part.offset[small.groups, 0] = tilted.effect_mean - np.sum(weights * m, axis=1)
     rows = layout.rows.take(small.rows)
