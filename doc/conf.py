@@ -9,6 +9,8 @@ import urllib.request
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # matrices of the examples are small
 sys.path.insert(0, os.path.abspath(".."))
 
+from sphinx_gallery.sorting import ExplicitOrder  # noqa: E402
+
 import sklearn_ep  # noqa: E402
 
 project = "sklearn-ep"
@@ -58,6 +60,12 @@ sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "auto_examples",
     "filename_pattern": r"/plot_",
+    "subsection_order": ExplicitOrder(
+        [
+            f"../examples/{section}"
+            for section in ("classify", "wrong_labels", "select", "large", "groups", "ask", "scale")
+        ]
+    ),
     "within_subsection_order": "FileNameSortKey",
     "plot_gallery": "True",  # -D plot_gallery=0 builds without running the examples
     "doc_module": ("sklearn_ep",),

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-EXAMPLES = sorted((ROOT / "examples").glob("plot_*.py"))
+EXAMPLES = sorted((ROOT / "examples").rglob("plot_*.py"))
 NEEDS = {"plot_dask": "distributed", "plot_callbacks": "sklearn.callback"}
 
 # A process of its own for each: examples may start clusters, and must not see each other's state.
