@@ -279,6 +279,7 @@ class ReliabilityDisplay:
             ax.text(x, _COUNTS_AT, str(count), ha="center", va="center", fontsize=7, color="0.4")
         ax.set(xlim=(-0.03, 1.03), ylim=(1.4 * _COUNTS_AT, 1.06))
         ax.set(xlabel="stated probability", ylabel="observed share")
-        ax.legend(loc="upper left", frameon=False, fontsize=8)
+        # below the axes, since a curve may run anywhere
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
         self.ax_, self.figure_ = ax, ax.figure
         return self

@@ -7,22 +7,31 @@ from sklearn.utils.validation import check_is_fitted
 __all__ = ["CoefficientIntervalDisplay", "GroupEffectsDisplay", "InclusionDisplay", "axes_or_new"]
 
 
-def axes_or_new(ax):
+# What a page can hold: inches a labelled row takes, and rows whose labels can be read.
+_ROW_HEIGHT, _MOST_LABELS = 0.22, 40
+
+
+def axes_or_new(ax, n_rows=0):
     """Return the axes to draw on, new ones if there are none.
 
     Parameters
     ----------
     ax : matplotlib Axes or None
         Where to draw, if anywhere.
+    n_rows : int, default=0
+        Labelled rows that will be drawn on top of each other; a new figure is high enough.
 
     Returns
     -------
     ax : matplotlib Axes
         The same, or the axes of a new figure.
     """
+    if ax is not None:
+        return ax
     import matplotlib.pyplot as plt
 
-    return plt.subplots()[1] if ax is None else ax
+    height = max(4.8, 1.2 + _ROW_HEIGHT * n_rows)
+    return plt.subplots(figsize=(6.4, height), layout="constrained")[1]
 
 
 class InclusionDisplay:
@@ -32,8 +41,12 @@ class InclusionDisplay:
     ----------
     inclusion : ndarray of shape (d,)
         Posterior probability that each coefficient is not zero.
-    coef, coef_std : ndarray of shape (d,)
-        Posterior means and standard deviations.
+    coef : ndarray of shape (d,)
+        Posterior means.
+    interval : ndarray of shape (d, 2)
+        Ends of their intervals.
+    level : float, default=0.9
+        Probability of the intervals.
     threshold : float, default=0.5
         Probability above which a feature is in the model.
     feature_names : sequence of str, default=None
@@ -47,15 +60,16 @@ class InclusionDisplay:
         Figure that holds the axes.
     """
 
-    def __init__(self, inclusion, coef, coef_std, *, threshold=0.5, feature_names=None):
+    def __init__(self, inclusion, coef, interval, *, level=0.9, threshold=0.5, feature_names=None):
         self.inclusion = inclusion
         self.coef = coef
-        self.coef_std = coef_std
+        self.interval = interval
+        self.level = level
         self.threshold = threshold
         self.feature_names = feature_names
 
     @classmethod
-    def from_estimator(cls, estimator, *, threshold=0.5, ax=None, **kwargs):
+    def from_estimator(cls, estimator, *, threshold=0.5, level=0.9, ax=None, **kwargs):
         """Draw the inclusion probabilities of a fitted regressor.
 
         Parameters
@@ -64,6 +78,8 @@ class InclusionDisplay:
             Fitted.
         threshold : float, default=0.5
             Probability above which a feature is in the model.
+        level : float, default=0.9
+            Probability of the intervals of coefficients.
         ax : matplotlib Axes, default=None
             Where to draw the probabilities; None makes a figure with the coefficients below.
         **kwargs : dict
@@ -78,7 +94,8 @@ class InclusionDisplay:
         display = cls(
             estimator.inclusion_proba_,
             estimator.coef_,
-            estimator.coef_std_,
+            estimator.coef_interval(level),
+            level=level,
             threshold=threshold,
             feature_names=getattr(estimator, "feature_names_in_", None),
         )
@@ -118,16 +135,17 @@ class InclusionDisplay:
 
     def _draw_coefficients(self, ax):
         place = np.flatnonzero(self.inclusion > self.threshold)
-        ax.errorbar(place, self.coef[place], 2 * self.coef_std[place], fmt="o", color="C3", ms=4)
+        ax.vlines(place, *self.interval[place].T, color="C3", linewidth=1.5)
+        ax.plot(place, self.coef[place], "o", color="C3", markersize=4)
         ax.axhline(0, color="0.5", linewidth=0.8)
-        ax.set(xlabel="feature", ylabel="coefficient (2 sd)")
+        ax.set(xlabel="feature", ylabel=f"coefficient, {_percent(self.level)} interval")
         self._name(ax, place)
 
     def _name(self, ax, place):
         """Label the features that are in by their names, if they have any."""
-        if self.feature_names is not None:
+        if self.feature_names is not None and len(place) <= _MOST_LABELS:
             names = [self.feature_names[i] for i in place]
-            ax.set_xticks(place, labels=names, rotation=45, ha="right")
+            ax.set_xticks(place, labels=names, rotation=90 if _crowded(place) else 45, ha="right")
 
 
 class CoefficientIntervalDisplay:
@@ -135,14 +153,16 @@ class CoefficientIntervalDisplay:
 
     Parameters
     ----------
-    mean : ndarray of shape (d,)
+    mean : ndarray of shape (k,)
         Posterior means.
-    std : ndarray of shape (d,)
-        Posterior standard deviations.
+    interval : ndarray of shape (k, 2)
+        Ends of the intervals.
     names : sequence of str
         Labels of the coefficients.
     level : float, default=0.9
-        Probability of the drawn intervals under the Gaussian posterior.
+        Probability of the intervals.
+    n_coefficients : int, default=None
+        How many coefficients the model has, where it has more than are drawn: the title says so.
     estimator_name : str, default=None
         Title.
 
@@ -154,11 +174,14 @@ class CoefficientIntervalDisplay:
         Figure that holds the axes.
     """
 
-    def __init__(self, mean, std, names, *, level=0.9, estimator_name=None):
+    def __init__(
+        self, mean, interval, names, *, level=0.9, n_coefficients=None, estimator_name=None
+    ):
         self.mean = mean
-        self.std = std
+        self.interval = interval
         self.names = names
         self.level = level
+        self.n_coefficients = n_coefficients
         self.estimator_name = estimator_name
 
     @classmethod
@@ -170,7 +193,7 @@ class CoefficientIntervalDisplay:
         Parameters
         ----------
         estimator : estimator
-            Fitted, with `coef_` and `coef_std_`.
+            Fitted, with `coef_`, `coef_std_` and `coef_interval`.
         feature_names : sequence of str, default=None
             Labels; None takes `feature_names_in_`, or numbers.
         class_index : int, default=0
@@ -206,9 +229,14 @@ class CoefficientIntervalDisplay:
         if len(feature_names) != len(mean):
             raise ValueError(f"{len(feature_names)} feature_names for {len(mean)} coefficients.")
         top = np.sort(np.argsort(-np.abs(mean) / std, kind="stable")[:n_largest])
-        names = [str(feature_names[j]) for j in top]
+        interval = estimator.coef_interval(level).reshape(-1, len(mean), 2)[class_index]
         display = cls(
-            mean[top], std[top], names, level=level, estimator_name=type(estimator).__name__
+            mean[top],
+            interval[top],
+            [str(feature_names[j]) for j in top],
+            level=level,
+            n_coefficients=len(mean),
+            estimator_name=type(estimator).__name__,
         )
         return display.plot(ax=ax, **kw)
 
@@ -227,14 +255,16 @@ class CoefficientIntervalDisplay:
         display : CoefficientIntervalDisplay
             The display itself.
         """
-        ax = axes_or_new(ax)
+        ax = axes_or_new(ax, len(self.mean))
         rows = np.arange(len(self.mean))[::-1]
-        half = ndtri(0.5 + 0.5 * self.level) * self.std
         style = {"fmt": "o", "color": "C0", "markersize": 4, "capsize": 2, **kw}
-        ax.errorbar(self.mean, rows, xerr=half, **style)
+        ax.errorbar(self.mean, rows, xerr=_arms(self.mean, self.interval), **style)
         ax.axvline(0.0, color="0.5", linewidth=0.8)
         ax.set_yticks(rows, self.names)
-        ax.set(xlabel=f"coefficient, {100 * self.level:g} % interval", title=self.estimator_name)
+        title = self.estimator_name
+        if self.n_coefficients is not None and self.n_coefficients > len(rows):
+            title = f"{title or ''}\n{len(rows)} of {self.n_coefficients} shown".lstrip()
+        ax.set(xlabel=f"coefficient, {_percent(self.level)} interval", title=title)
         self.ax_, self.figure_ = ax, ax.figure
         return self
 
@@ -252,6 +282,8 @@ class GroupEffectsDisplay:
         What each group alone says of its effect, drawn besides; nan where it says nothing.
     effect_name : str, default="group effect"
         Label of the value axis.
+    level : float, default=0.9
+        Probability of the drawn intervals under the Gaussian posterior of each effect.
     estimator_name : str, default=None
         Title.
 
@@ -264,13 +296,22 @@ class GroupEffectsDisplay:
     """
 
     def __init__(
-        self, mean, std, labels, *, raw=None, effect_name="group effect", estimator_name=None
+        self,
+        mean,
+        std,
+        labels,
+        *,
+        raw=None,
+        effect_name="group effect",
+        level=0.9,
+        estimator_name=None,
     ):
         self.mean = mean
         self.std = std
         self.labels = labels
         self.raw = raw
         self.effect_name = effect_name
+        self.level = level
         self.estimator_name = estimator_name
 
     @classmethod
@@ -284,6 +325,7 @@ class GroupEffectsDisplay:
         groups=None,
         factor=0,
         effect=0,
+        level=0.9,
         ax=None,
         **kwargs,
     ):
@@ -305,6 +347,8 @@ class GroupEffectsDisplay:
             Which factor, where the model has a list of them.
         effect : int, default=0
             Which effect: 0 the intercept, then the columns of `random_slopes`.
+        level : float, default=0.9
+            Probability of the intervals.
         ax : matplotlib Axes, default=None
             Where to draw; None makes a figure.
         **kwargs : dict
@@ -356,6 +400,7 @@ class GroupEffectsDisplay:
             known,
             raw=raw,
             effect_name=name,
+            level=level,
             estimator_name=type(estimator).__name__,
         )
         return display.plot(ax=ax, **kwargs)
@@ -375,26 +420,43 @@ class GroupEffectsDisplay:
         display : GroupEffectsDisplay
             The display itself.
         """
-        ax = axes_or_new(ax)
         order = np.argsort(self.mean)
+        labelled = len(order) <= _MOST_LABELS
+        ax = axes_or_new(ax, len(order) if labelled else 0)
+        half = ndtri(0.5 + 0.5 * self.level) * self.std[order]
         style = {"fmt": "o", "markersize": 3, "elinewidth": 1, "color": "C0", "label": "pooled"}
         rank = np.arange(len(order))
-        ax.errorbar(self.mean[order], rank, xerr=1.96 * self.std[order], **{**style, **kwargs})
+        ax.errorbar(self.mean[order], rank, xerr=half, **{**style, **kwargs})
         if self.raw is not None:
             ax.plot(self.raw[order], rank, "x", color="C1", markersize=4, label="raw")
-            ax.legend()
+            ax.legend(loc="lower right")  # effects increase: there is nothing
         ax.axvline(0.0, color="0.6", linestyle="--")
-        if len(order) <= 40:  # more labels than that cannot be read
+        if labelled:
             ax.set_yticks(rank, [str(self.labels[k]) for k in order])
         else:
             ax.set_yticks([])
         ax.set(
-            xlabel=f"{self.effect_name} (mean, 95 % interval)",
-            ylabel="group",
+            xlabel=f"{self.effect_name}, {_percent(self.level)} interval",
+            ylabel="group" if labelled else f"{len(order)} groups",
             title=self.estimator_name,
         )
         self.ax_, self.figure_ = ax, ax.figure
         return self
+
+
+def _percent(level):
+    """Return a level in words."""
+    return f"{100 * level:g} %"
+
+
+def _arms(mean, interval):
+    """Return the lengths (2, k) of the arms of error bars."""
+    return np.abs(interval.T - mean)
+
+
+def _crowded(place):
+    """Return whether slanted names of neighbouring features would overlap."""
+    return len(place) > 1 and np.diff(place).min() < 0.04 * np.ptp(place)
 
 
 def _labels_of(estimator, X, groups, factor):

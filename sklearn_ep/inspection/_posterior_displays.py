@@ -96,7 +96,8 @@ class ConvergenceDisplay:
             twin = ax.twinx()
             twin.set_ylabel(self.objective_name)
             lines += twin.plot(steps, self.objective, color="C1", label=self.objective_name)
-        ax.legend(handles=lines, loc="best")
+        # below the axes, since lines may run anywhere
+        ax.legend(handles=lines, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3)
         self.ax_, self.figure_ = ax, ax.figure
         return self
 

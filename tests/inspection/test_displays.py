@@ -10,11 +10,14 @@ from sklearn_ep import (
     ConvexVariationalLogistic,
     EPGaussianProcessClassifier,
     HierarchicalEPLogistic,
+    SpikeSlabRegressor,
 )
 from sklearn_ep.inspection import (
     CoefficientIntervalDisplay,
     ConvergenceDisplay,
+    GroupEffectsDisplay,
     HyperparameterDisplay,
+    InclusionDisplay,
     LatentDisplay,
     ReliabilityDisplay,
 )
@@ -85,14 +88,40 @@ def test_coefficient_intervals():
     assert display.names == [f"feature {j}" for j in top] and 2 in top
     np.testing.assert_array_equal(display.mean, np.ravel(est.coef_)[top])
     bars = display.ax_.collections[0].get_segments()
-    half = 1.2815515655446004 * np.ravel(est.coef_std_)[top]
-    np.testing.assert_allclose([bar[1, 0] - bar[0, 0] for bar in bars], 2 * half)
+    np.testing.assert_allclose([bar[:, 0] for bar in bars], est.coef_interval(0.8)[0, top])
     assert [t.get_text() for t in display.ax_.get_yticklabels()] == display.names
     assert display.ax_.get_xlabel() == "coefficient, 80 % interval"
+    assert display.ax_.get_title() == "ConvexVariationalLogistic\n2 of 4 shown"
     ax = plt.subplots()[1]
     assert display.plot(ax=ax) is display and display.ax_ is ax
     with pytest.raises(ValueError, match="3 feature_names for 4 coefficients"):
         CoefficientIntervalDisplay.from_estimator(est, feature_names=["a", "b", "c"])
+
+
+@pytest.mark.parametrize("n", [5, 40, 400])
+def test_labels_of_groups_neither_overlap_nor_leave_the_figure(n):
+    mean = np.linspace(-2, 2, n)
+    labels = [f"a rather long name of group {k}" for k in range(n)]
+    display = GroupEffectsDisplay(mean, np.full(n, 0.5), labels, level=0.5).plot()
+    display.figure_.canvas.draw()
+    boxes = [t.get_window_extent() for t in display.ax_.get_yticklabels() if t.get_text()]
+    assert len(boxes) == (n if n <= 40 else 0)
+    assert all(below.y1 <= above.y0 + 1 for below, above in zip(boxes, boxes[1:], strict=False))
+    assert all(box.x0 >= 0 for box in boxes)
+    bar = display.ax_.collections[0].get_segments()[0]
+    np.testing.assert_allclose(bar[:, 0], -2 + 0.5 * np.array([-1, 1]) * 0.6744897501960817)
+    assert display.ax_.get_xlabel() == "group effect, 50 % interval"
+    assert display.ax_.get_ylabel() == ("group" if n <= 40 else "400 groups")
+
+
+def test_inclusion_display_draws_the_intervals_of_the_mixture():
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(60, 8))
+    reg = SpikeSlabRegressor().fit(X, X[:, 2] - X[:, 5] + 0.3 * rng.normal(size=60))
+    display = InclusionDisplay.from_estimator(reg, level=0.7)
+    lines = display.ax_[1].collections[0].get_segments()
+    np.testing.assert_allclose([line[:, 1] for line in lines], reg.coef_interval(0.7)[[2, 5]])
+    assert display.ax_[1].get_ylabel() == "coefficient, 70 % interval"
 
 
 def test_hyperparameter_display_of_one_coordinate():
