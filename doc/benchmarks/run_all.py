@@ -19,6 +19,8 @@ import pathlib
 import subprocess
 import sys
 
+from sections import PARTS
+
 HERE = pathlib.Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 PAGE = HERE.parent / "benchmarks.rst"
@@ -28,9 +30,8 @@ SIZES = {"small": (RESULTS / "quick", ["--quick"]), "full": (RESULTS, [])}
 
 def scripts():
     """Return the benchmark scripts, in alphabetical order."""
-    # papers has a page of its own; for developers: constants one by one, other packages' tests
-    others = {"common", "run_all", "papers", "spike_slab_constants", "foreign_suites"}
-    return [path for path in sorted(HERE.glob("*.py")) if path.stem not in others]
+    named = (section.script for sections in PARTS.values() for section in sections)
+    return [HERE / f"{name}.py" for name in sorted(named)]
 
 
 def run(path, folder, flags, data):
@@ -68,7 +69,7 @@ def list_tables(rows, stored):
         rows = [row for part in rows.values() for row in part]
     if len(rows) > MOST_ROWS:
         where = f"``{stored.relative_to(HERE.parents[1]).as_posix()}``"
-        return [f"{len(rows)} rows in {where}, summed up in ``doc/benchmarks/README.md``.", ""]
+        return [f"{len(rows)} rows in {where}.", ""]
     lines = []
     for _, group in itertools.groupby(rows, key=lambda row: tuple(sorted(row))):
         part = list(group)
@@ -98,29 +99,30 @@ def about_run(path, stored, about):
     )
 
 
-def section(path):
+def fold(lines, summary):
+    """Return lines of the page that a click unfolds."""
+    opening = [".. raw:: html", "", f"   <details><summary>{summary}</summary>", ""]
+    return [*opening, *lines, ".. raw:: html", "", "   </details>", ""]
+
+
+def section_lines(section):
     """Return the lines about one script, or none if it has no results.
 
-    Tables and picture are those of the larger size; the smaller one is only named.
+    What was found and the picture come first. Tables and picture are those of the larger size.
     """
-    lines = []
-    for folder, _ in reversed(SIZES.values()):
-        stored = folder / f"{path.stem}.json"
-        if not stored.exists():
-            continue
-        result, shown = json.loads(stored.read_text()), not lines
-        lines += [about_run(path, stored, result["about"]), ""]
-        if not shown:
-            continue
-        lines += list_tables(result["rows"], stored)
-        picture = folder / f"{path.stem}.png"
-        if picture.exists():
-            lines += [f".. image:: {picture.relative_to(PAGE.parent).as_posix()}", ""]
-    if not lines:
+    path = HERE / f"{section.script}.py"
+    stored = [folder / f"{path.stem}.json" for folder, _ in reversed(SIZES.values())]
+    stored = next((file for file in stored if file.exists()), None)
+    if stored is None:
         return []
-    title = path.stem.replace("_", " ").capitalize().replace("gpc", "GPC")
-    first_line = path.read_text().split('"""')[1].splitlines()[0]
-    return [title, "-" * len(title), "", first_line, "", *lines]
+    result = json.loads(stored.read_text())
+    lines = [section.title, "~" * len(section.title), "", section.found, ""]
+    picture = stored.with_suffix(".png")
+    if picture.exists():
+        lines += [f".. image:: {picture.relative_to(PAGE.parent).as_posix()}", ""]
+    lines += [f"*Data.* {section.data}", ""]
+    tables = [*list_tables(result["rows"], stored), about_run(path, stored, result["about"]), ""]
+    return [*lines, *fold(tables, "Tables, and how to run it again")]
 
 
 def write_page():
@@ -131,14 +133,18 @@ def write_page():
         "Benchmarks",
         "==========",
         "",
-        "Every figure here comes from a script in ``doc/benchmarks`` and can be had again with",
-        "the command beside it, or all of them with ``python doc/benchmarks/run_all.py``. Times",
-        "are ratios of CPU seconds of fits that took turns in one process; below one means faster",
-        "than the peer. FOLDER holds data sets as .npz files.",
+        "**How to read this page.** Each section says first what was found, where others lead",
+        "too, then shows it. Log loss is the mean negative log probability of held-out labels:",
+        "lower is better, and a sure mistake costs most. Times are ratios of CPU seconds of fits",
+        "that took turns in one process on one thread; below one means faster than the peer.",
+        "Everything can be had again with the command under its tables, or all of it with",
+        "``python doc/benchmarks/run_all.py``; FOLDER holds data sets as .npz files.",
         "",
     ]
-    for path in scripts():
-        lines += section(path)
+    for part, sections in PARTS.items():
+        lines += [part, "-" * len(part), ""]
+        for section in sections:
+            lines += section_lines(section)
     PAGE.write_text("\n".join(lines).rstrip() + "\n")
 
 
