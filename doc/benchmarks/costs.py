@@ -1,0 +1,154 @@
+"""CPU seconds of a fit at defaults against rows and columns, beside scikit-learn's models.
+
+    python doc/benchmarks/costs.py            to 100,000 rows and 10,000 columns, ten minutes
+    python doc/benchmarks/costs.py --quick    to 1,000 rows and 500 columns
+
+A curve ends where the next fit would take longer than a minute. Writes costs.json, costs.png and
+the table of the page "What it costs" (costs.inc).
+"""
+
+from common import alternate, arguments, figure, save
+
+import functools
+import pathlib
+
+import numpy as np
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.gaussian_process import GaussianProcessClassifier
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+from sklearn.linear_model import LassoCV, LogisticRegression
+
+import sklearn_ep
+
+ROWS, AT_COLUMNS = (100, 300, 1000, 3000, 10_000, 30_000, 100_000), 10
+COLUMNS, AT_ROWS = (5, 20, 100, 500, 2000, 10_000), 300
+LONGEST = 60.0  # CPU seconds
+
+
+def data(n, d):
+    """Return X, labels of a bent boundary, numbers of five columns, and groups of twenty rows."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, d))
+    f = 1.5 * X[:, 0] + np.sin(2.0 * X[:, 1]) + X[:, 2] * X[:, 3]
+    y = rng.random(n) < 1.0 / (1.0 + np.exp(-2.0 * f))
+    z = X[:, :5] @ np.array([2.0, -1.5, 1.0, 1.0, -0.5]) + 0.5 * rng.normal(size=n)
+    return X, y.astype(int), z, rng.permutation(np.arange(n) // 20)
+
+
+def laplace(d):
+    """scikit-learn's Gaussian process with the start of ours, learned."""
+    kernel = ConstantKernel(1.0, (1e-3, 1e3)) * RBF(3.0 * d**0.5, (1e-2, 1e4))
+    return GaussianProcessClassifier(kernel)
+
+
+# name -> call(X, y, z, groups) that fits, and whether it is one of ours
+MODELS = {
+    "EPGaussianProcessClassifier": (
+        lambda X, y, z, g: sklearn_ep.EPGaussianProcessClassifier(random_state=0).fit(X, y), True,
+    ),
+    "EPGaussianProcessClassifier, mode": (
+        lambda X, y, z, g: sklearn_ep.EPGaussianProcessClassifier(
+            hyperparameters="mode", random_state=0
+        ).fit(X, y), True,
+    ),
+    "RelaxedEPClassifier": (
+        lambda X, y, z, g: sklearn_ep.RelaxedEPClassifier(random_state=0).fit(X, y), True,
+    ),
+    "SpikeSlabRegressor": (
+        lambda X, y, z, g: sklearn_ep.SpikeSlabRegressor(random_state=0).fit(X, z), True,
+    ),
+    "ConvexVariationalLogistic": (
+        lambda X, y, z, g: sklearn_ep.ConvexVariationalLogistic(random_state=0).fit(X, y), True,
+    ),
+    "HierarchicalEPLogistic": (
+        lambda X, y, z, g: sklearn_ep.HierarchicalEPLogistic(random_state=0).fit(X, y, groups=g),
+        True,
+    ),
+    "GaussianProcessClassifier": (lambda X, y, z, g: laplace(X.shape[1]).fit(X, y), False),
+    "LogisticRegression": (lambda X, y, z, g: LogisticRegression(max_iter=1000).fit(X, y), False),
+    "HistGradientBoosting": (
+        lambda X, y, z, g: HistGradientBoostingClassifier(random_state=0).fit(X, y), False,
+    ),
+    "LassoCV": (lambda X, y, z, g: LassoCV(random_state=0).fit(X, z), False),
+}  # fmt: skip
+COLORS = {
+    "EPGaussianProcessClassifier": "C0", "EPGaussianProcessClassifier, mode": "C9",
+    "RelaxedEPClassifier": "C1", "SpikeSlabRegressor": "C2", "ConvexVariationalLogistic": "C3",
+    "HierarchicalEPLogistic": "C4", "GaussianProcessClassifier": "0.2",
+    "LogisticRegression": "0.45", "HistGradientBoosting": "0.6", "LassoCV": "0.75",
+}  # fmt: skip
+
+
+def course(against, sizes, repeats):
+    """Return the rows of one panel: all models in turns at each size, as long as they are quick."""
+    rows, last = [], {name: (None, 0.0) for name in MODELS}
+    for size in sizes:
+        n, d = (size, AT_COLUMNS) if against == "rows" else (AT_ROWS, size)
+        given = data(n, d)
+        calls = {}
+        for name, (fit, _) in MODELS.items():
+            smaller, seconds = last[name]
+            growth = 1.0 if smaller is None else (size / smaller) ** 2
+            if smaller is not None and seconds * growth > LONGEST:
+                continue
+            calls[name] = functools.partial(fit, *given)
+        last = {name: (size, np.inf) for name in MODELS}
+        for name, (_, seconds) in alternate(calls, repeats).items():
+            rows.append({"against": against, "size": size, "model": name, "CPU s": seconds})
+            last[name] = (size, seconds)
+    return rows
+
+
+def draw(args, rows):
+    """Draw both panels."""
+    import matplotlib.pyplot as plt
+
+    fig, axes = plt.subplots(1, 2, figsize=(11, 5.2), sharey=True, layout="constrained")
+    for ax, against, fixed in (
+        (axes[0], "rows", f"{AT_COLUMNS} columns"), (axes[1], "columns", f"{AT_ROWS} rows"),
+    ):  # fmt: skip
+        for name, (_, ours) in MODELS.items():
+            at = [
+                (r["size"], r["CPU s"])
+                for r in rows
+                if (r["against"], r["model"]) == (against, name)
+            ]
+            style = "-" if ours else "--"
+            ax.loglog(
+                *zip(*at, strict=True), style, marker="o", ms=3, color=COLORS[name], label=name
+            )
+        ax.set(xlabel=f"{against} ({fixed})")
+        ax.grid(alpha=0.3)
+    axes[0].set_ylabel("CPU seconds of a fit at defaults")
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure(args, "costs", fig)
+
+
+def write_include(path, rows):
+    """Write a table for each panel as reStructuredText, models down and sizes across."""
+    lines = []
+    for against, fixed in (("rows", f"{AT_COLUMNS} columns"), ("columns", f"{AT_ROWS} rows")):
+        sizes = sorted({r["size"] for r in rows if r["against"] == against})
+        lines += [f"CPU seconds against {against}, {fixed}:", "", ".. list-table::"]
+        lines += ["   :header-rows: 1", "", "   * - model", *(f"     - {s:,}" for s in sizes)]
+        for name in MODELS:
+            at = {
+                r["size"]: r["CPU s"] for r in rows if (r["against"], r["model"]) == (against, name)
+            }
+            cells = [f"{at[s]:.2g}" if s in at else "" for s in sizes]
+            lines += [f"   * - {name}", *(f"     - {cell}".rstrip() for cell in cells)]
+        lines.append("")
+    path.write_text("\n".join(lines).rstrip() + "\n")
+
+
+def main():
+    args = arguments(__doc__.splitlines()[0])
+    rows_at, columns_at = (ROWS[:3], COLUMNS[:4]) if args.quick else (ROWS, COLUMNS)
+    rows = [*course("rows", rows_at, 1), *course("columns", columns_at, 1)]
+    save(args, "costs", rows)
+    draw(args, rows)
+    write_include(pathlib.Path(args.out) / "costs.inc", rows)
+
+
+if __name__ == "__main__":
+    main()
