@@ -7,7 +7,7 @@ approximation). The volume is what keeps many free lengths from winning by their
 and variance have about the same volume at every s, which cancels.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,20 +15,20 @@ from scipy.linalg import helmert
 from sklearn.utils.parallel import Parallel, delayed
 
 from .._engine.averaging import Node
+from .._engine.search import ascend
 from ._dense_gp import KernelGP
 from ._kernel_nodes import EPAtKernels, ScaleNodes
 from ._kernel_scales import KernelScales, ScalePrior
 from ._kernels import with_theta
 
-__all__ = ["SPREADS", "LengthNodes", "Level", "levels", "nodes_about"]
+__all__ = ["SPREADS", "LengthNodes", "Level", "levels", "node_at", "nodes_about"]
 
 # Standard deviations of the log lengths about their mean, as probable a priori as 0 is.
 SPREADS = (0.5, 1.0, 2.0)
 # The path of increasing s ends this many nats below its best.
 _PATH_DEPTH = 3.0
-# Gain of log posterior that a mode may leave, steps that it may take, and the share of a step below
-# which it is where it can be.
-_SMALL_GAIN, _MOST_STEPS, _LEAST_SHARE = 0.05, 12, 0.02
+# Gain of log posterior that a mode may leave, and one that is only a start, and steps to it.
+_SMALL_GAIN, _ROUGH_GAIN, _MOST_STEPS = 0.05, 0.2, 12
 
 
 @dataclass
@@ -73,13 +73,19 @@ class LengthNodes:
         of_phi = self.prior.spread**-2.0
         return basis, np.append(of_phi, np.full(len(lengths) - 1, self.s**-2.0))
 
+    def prior_precision(self):
+        """Return the prior precision (p, p) of theta."""
+        basis, precision = self.directions()
+        dual = np.linalg.inv(basis)  # orthogonal rows: exact
+        return (dual * precision) @ dual.T
+
     def curvature(self, expected):
         """Return the curvature of minus the log posterior along `directions` (p, p).
 
         `expected` is that of the log evidence in theta.
         """
-        basis, precision = self.directions()
-        return basis @ expected @ basis.T + np.diag(precision)
+        basis = self.directions()[0]
+        return basis @ (expected + self.prior_precision()) @ basis.T
 
     def log_mass(self, mode, curvature):
         """Return the log posterior mass of the mode: its objective and the volume of deviations."""
@@ -87,31 +93,27 @@ class LengthNodes:
         scaled = curvature[own, own] * self.s**2
         return mode.objective - 0.5 * np.linalg.slogdet(scaled)[1]
 
-    def mode_from(self, near, expected):
-        """Return the `Node` at the mode, by Fisher scoring from a neighbour, or None.
+    def mode_from(self, near, expected, theta=None, gain=_SMALL_GAIN):
+        """Return the `Node` at the mode, from theta (p,) or that of a neighbour, or None.
 
-        `expected` is the expected curvature of the log evidence near by, which serves all steps.
+        `expected` is the expected curvature of the log evidence near by; the search corrects it,
+        and ends where it expects no more than `gain`.
         """
-        basis = self.directions()[0]
-        curvature = self.curvature(expected)
-        low, high = self.ep.plan.kernel.bounds.T
-        best, share = self.evaluate(near.payload.theta, near), 1.0
-        for _ in range(_MOST_STEPS):
-            if best is None or share < _LEAST_SHARE:
-                break
-            slope = basis @ best.gradient
-            step = np.linalg.solve(curvature, slope)
-            if 0.5 * step @ slope < _SMALL_GAIN:
-                break
-            move = np.clip(best.phi + share * step @ basis, low, high)
-            trial = self.evaluate(move, best)
-            if trial is None or trial.objective < best.objective:
-                share *= 0.3
-            else:
-                gain, best = trial.objective - best.objective, trial
-                if gain < _SMALL_GAIN:
-                    break
-        return best
+        best = near
+
+        def objective(theta):
+            nonlocal best
+            node = self.evaluate(theta, best)
+            if node is None:
+                return -np.inf, np.full(len(theta), np.nan), None
+            if best is near or node.objective > best.objective:
+                best = node
+            return node.objective, node.gradient, node
+
+        start = near.payload.theta if theta is None else theta
+        bounds, curvature = self.ep.plan.kernel.bounds, expected + self.prior_precision()
+        found = ascend(objective, start, bounds, curvature, gain=gain, max_iter=_MOST_STEPS)
+        return None if found is None else found.payload
 
 
 class Level(NamedTuple):
@@ -133,14 +135,20 @@ def expected_curvature(ep, mode):
 def levels(ep, scales, prior, isotropic):
     """Return the `Level` of each spread above zero, as far as the path is worth going.
 
-    `isotropic` is the mode of spread zero; log masses are on the scale of its objective.
+    `isotropic` is the mode of spread zero; log masses are on the scale of its objective. With many
+    rows each mode is first looked for with some of them.
     """
     found: list[Level] = []
     near, best = isotropic, isotropic.objective
-    expected = expected_curvature(ep, isotropic)
+    rows = ep.plan.rows_to_start_from()
+    ladder = None if rows is None else _Ladder.of(ep, rows, isotropic)
+    expected = expected_curvature(ep, isotropic) if ladder is None else None
     for s in SPREADS:
         nodes = LengthNodes(ep, scales, prior, s)
-        mode = nodes.mode_from(near, expected)
+        if ladder is None:
+            mode = nodes.mode_from(near, expected)
+        else:
+            mode = ladder.mode_of(nodes, near)
         if mode is None:
             break
         expected = expected_curvature(ep, mode)
@@ -150,6 +158,44 @@ def levels(ep, scales, prior, isotropic):
             break
         near, best = mode, max(best, found[-1].log_mass)
     return found
+
+
+@dataclass
+class _Ladder:
+    """Modes with some of the rows, one spread after another, from which those of all rows start.
+
+    The expected curvature of these rows over their share stands for that of all; the search
+    corrects it.
+    """
+
+    ep: EPAtKernels
+    share: float
+    near: Node
+    expected: np.ndarray
+
+    @classmethod
+    def of(cls, ep, rows, isotropic):
+        """Return the ladder that starts at an isotropic `Node` of all rows, None without a node."""
+        small, weight = ep.of_rows(rows), ep.plan.weight
+        near = small.only_node(isotropic.payload.theta)
+        if near is None:
+            return None
+        share = float(weight[rows].sum() / weight.sum())
+        return cls(small, share, near, expected_curvature(small, near))
+
+    def mode_of(self, nodes, near):
+        """Return the `Node` at the mode of `LengthNodes` of all rows, or None."""
+        below = replace(nodes, ep=self.ep).mode_from(self.near, self.expected, gain=_ROUGH_GAIN)
+        if below is None:
+            return None
+        self.near, self.expected = below, expected_curvature(self.ep, below)
+        return nodes.mode_from(near, self.expected / self.share, below.payload.theta)
+
+
+def node_at(level):
+    """Return the mode of a `Level` as the only `Node` in variance and length."""
+    scales = KernelScales.at(level.nodes.ep.plan.kernel, level.mode.phi)
+    return [level.mode._replace(phi=scales.phi(level.mode.phi))]
 
 
 def nodes_about(level, offset, root, n_jobs=None):
@@ -164,7 +210,7 @@ def nodes_about(level, offset, root, n_jobs=None):
     scales = KernelScales.at(ep.plan.kernel, level.mode.phi)
     nodes = ScaleNodes(ep, scales, level.nodes.prior, level.nodes.s)
     z = np.sqrt(t) * np.concatenate([np.eye(t), -np.eye(t)])
-    centre = level.mode._replace(phi=scales.phi(level.mode.phi))
+    (centre,) = node_at(level)
     tasks = (delayed(_drawn_in)(nodes, centre, offset + root @ each) for each in z)
     found = Parallel(n_jobs=n_jobs)(tasks)
     return [node for node in found if node is not None] or [centre]

@@ -1,5 +1,9 @@
 """Recipe of a fit that averages over the kernel: find the mode, lay nodes about it, mix them."""
 
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 import numpy as np
 from scipy.linalg import cholesky
 from scipy.special import logsumexp
@@ -7,7 +11,7 @@ from scipy.special import logsumexp
 from .._engine.averaging import Spacing, average_of, integrate
 from .._engine.loop import SILENT, Trace
 from .._estimator.averaged import AveragedPosterior
-from ._anisotropy import SPREADS, levels, nodes_about
+from ._anisotropy import SPREADS, levels, node_at, nodes_about
 from ._dense_fit import WithLearned, fit_dense, fit_of_sites
 from ._evidence import node_at_mode
 from ._fitted import mixed_logs
@@ -20,6 +24,9 @@ __all__ = ["alone", "average_about", "fit_averaged", "mode_of_kernels"]
 # What the isotropic kernel keeps at least where lengths may differ: on few rows with many columns
 # the evidence trusts the model more than it deserves.
 _INSURANCE = 0.2
+# Rows above which variance and mean length are known well enough: of each spread of the lengths the
+# mode alone counts. On five sets of 700 and 1000 rows the log loss changes by .001 at most.
+_MANY_ROWS = 500
 # Spacing of a lattice that is one part of an average among others.
 _COARSE = Spacing(2.0, 5.5, 20)
 # Weight of an anisotropic mode from which it is worth nodes.
@@ -69,15 +76,22 @@ def alone(mode):
 def mode_of_kernels(ep, start, trace):
     """Return isotropic `ScaleNodes`, the mode from parameters (p,), and how the search ended.
 
-    None where EP has no fixed point at the start.
+    With many rows it is first looked for with some of them. None where EP has no fixed point at the
+    start.
     """
     plan = ep.plan
     lengths = KernelScales.at(plan.kernel, start).lengths
     scales = KernelScales(plan.kernel, np.zeros(len(lengths)))
     nodes = ScaleNodes(ep, scales, scales.prior(plan.averaging.prior))
     starts = [scales.phi(theta) for theta in plan.restarts]
-    limits = dict(max_iter=plan.max_iter, starts=starts, monitor=trace)
-    found = node_at_mode(nodes.evaluate, scales.phi(start), scales.bounds, ep.told, **limits)
+    limits: dict[str, Any] = dict(max_iter=plan.max_iter, starts=starts)
+    phi, rows = scales.phi(start), plan.rows_to_start_from()
+    if rows is not None:
+        small = replace(nodes, ep=ep.of_rows(rows))
+        below = node_at_mode(small.evaluate, phi, scales.bounds, ep.told, **limits)
+        if below is not None:
+            phi, limits["starts"] = below[0].phi, ()
+    found = node_at_mode(nodes.evaluate, phi, scales.bounds, ep.told, **limits, monitor=trace)
     return None if found is None else (nodes, *found)
 
 
@@ -87,18 +101,27 @@ def average_about(nodes, mode, monitor, coarse=False):
     The lattice is `coarse` where it is a part of a larger average.
     """
     workers, scales = nodes.ep.plan.averaging.n_jobs, nodes.scales
+    lengths_differ = len(scales.lengths) > 1
+    if lengths_differ and len(nodes.ep.y) > _MANY_ROWS:
+        return _over_levels(alone(mode), levels(nodes.ep, scales, nodes.prior, mode), mode)
     spacing = _COARSE if coarse and len(mode.phi) == 2 else None
     lattice = integrate(nodes.evaluate, mode, scales.bounds, workers, monitor, spacing)
-    if len(scales.lengths) < 2:
+    if not lengths_differ:
         return lattice
     top = max(lattice.nodes, key=lambda node: node.objective)
-    return _with_levels(lattice, levels(nodes.ep, scales, nodes.prior, top), top, workers)
+    mean = lattice.weight @ lattice.phi
+    apart = np.sqrt(lattice.weight)[:, None] * (lattice.phi - mean)
+    # of one node, too: a lattice of it alone has no covariance
+    root = cholesky(apart.T @ apart + 1e-9 * np.eye(len(mean)), lower=True)
+    about = partial(nodes_about, offset=mean - top.phi, root=root, n_jobs=workers)
+    return _over_levels(lattice, levels(nodes.ep, scales, nodes.prior, top), top, about)
 
 
-def _with_levels(lattice, found, top, n_jobs):
+def _over_levels(lattice, found, top, about=node_at):
     """Return the `Average` over the isotropic lattice and the anisotropic levels.
 
-    `top` is the best node of the lattice: levels are compared by their modes.
+    `top` is the best node of the lattice: levels are compared by their modes. `about` gives the
+    nodes of a level, of equal weight.
     """
     log_mass = np.array([top.objective, *(level.log_mass for level in found)])
     log_share = log_mass - logsumexp(log_mass)
@@ -107,14 +130,10 @@ def _with_levels(lattice, found, top, n_jobs):
     share = np.exp(log_share)
     if share[0] < _INSURANCE:
         share = np.append(_INSURANCE, (1.0 - _INSURANCE) * share[1:] / share[1:].sum())
-    mean = lattice.weight @ lattice.phi
-    apart = np.sqrt(lattice.weight)[:, None] * (lattice.phi - mean)
-    # of one node, too: a lattice of it alone has no covariance
-    root = cholesky(apart.T @ apart + 1e-9 * np.eye(len(mean)), lower=True)
     nodes, masses = list(lattice.nodes), [np.log(share[0] * lattice.weight)]
     for level, weight in zip(found, share[1:], strict=True):
         if weight > _WORTH:
-            own = nodes_about(level, mean - top.phi, root, n_jobs)
+            own = about(level)
             nodes += own
             masses.append(np.full(len(own), np.log(weight / len(own))))
     mixed = average_of(nodes, np.concatenate(masses), lattice.foretold * share[0])

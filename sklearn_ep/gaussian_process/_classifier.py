@@ -215,10 +215,11 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     two or three sweeps from its neighbour. Where there are several lengths, the deviations of their
     logs from the mean are N(0, s^2) with s = 0, 0.5, 1, 2 as probable as each other: each s above 0
     has four nodes about its mode, and the weight of its evidence times the volume of the
-    deviations; s = 0 keeps at least 0.2. `decision_function` is the mean over all nodes, and
-    `predict` follows the mixed probabilities, so that at the boundary the two may differ. A fit
-    takes 1.1 to 2.5 times as long as one with the mode, with lengths of their own some 3 times, and
-    memory and predictions grow with the nodes.
+    deviations; s = 0 keeps at least 0.2. Beyond 500 rows each s has its mode alone.
+    `decision_function` is the mean over all nodes, and `predict` follows the mixed probabilities,
+    so that at the boundary the two may differ. A fit takes 1.1 to 2.5 times as long as one with the
+    mode of a common length, with lengths of their own three to ten times, and memory and
+    predictions grow with the nodes.
 
     A sparse sweep costs 3 n m^2 flops, one with the gradient 7 n m^2, besides O(n m d) for the
     kernel. Rows are taken in blocks: memory beyond X is a few numbers a row and m^2, so that X may

@@ -27,6 +27,9 @@ from ._kernels import StationaryCross, contract, cross_covariance, finite_or_nam
 
 __all__ = ["DenseGP", "DenseGPPosterior", "DenseState", "KernelGP"]
 
+# Rows up to which products of matrices are cheap enough for double precision where single would do.
+_DOUBLE_ROWS = 300
+
 
 class _NegativeSites:
     """What sites of negative precision add to the posterior that the other sites leave.
@@ -197,11 +200,14 @@ class KernelGP(DenseGP):
 
         F_kl = tr(B D_k B D_l) / 2 with D_k = dK / dtheta_k and B the inverse of K plus the
         variances of the sites; for a constant times RBF or Matern. O(p n^3), p arrays of n^2
-        numbers.
+        numbers, which are of single precision for many rows: volumes do not ask for more.
         """
         B = np.outer(state.alpha, state.alpha) - state.evidence_curvature()
-        products = np.stack([B @ D for D in self._cross.derivatives(self._block())])
-        return 0.5 * np.tensordot(products, products, ([1, 2], [2, 1]))
+        kind = np.float32 if len(B) > _DOUBLE_ROWS else np.float64
+        B = B.astype(kind)
+        slopes = self._cross.derivatives(self._block())
+        products = np.stack([B @ D.astype(kind) for D in slopes])
+        return 0.5 * np.tensordot(products, products, ([1, 2], [2, 1])).astype(float)
 
 
 class DenseGPPosterior:

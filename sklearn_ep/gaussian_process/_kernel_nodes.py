@@ -86,6 +86,10 @@ class EPAtKernels:
         value, found = result.evaluation.record["log_evidence"], KernelNode(theta, result, 0.0)
         return Node(np.empty(0), value, 0.0, np.empty(0), result.residual, found)
 
+    def of_rows(self, rows):
+        """Return the same for some of the rows."""
+        return EPAtKernels(self.plan.part(rows), self.y[rows], self.x[:, rows])
+
     def _ep(self, theta, squares=None):
         return self.plan.ep(with_theta(self.plan.kernel, theta), self.y, squares)
 

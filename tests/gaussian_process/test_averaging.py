@@ -13,8 +13,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
-from sklearn_ep.gaussian_process import _kernel_nodes
-from sklearn_ep.gaussian_process._anisotropy import LengthNodes
+from sklearn_ep.gaussian_process import _dense_gp, _kernel_nodes
+from sklearn_ep.gaussian_process._anisotropy import LengthNodes, levels
 from sklearn_ep.gaussian_process._averaging_plan import kernel_prior
 from sklearn_ep.gaussian_process._dense_gp import KernelGP
 from sklearn_ep.gaussian_process._dense_plan import plan_dense
@@ -99,6 +99,37 @@ def test_curvature_and_volume_are_those_of_differences(kernel):
     volume = -0.5 * np.linalg.slogdet(np.eye(3) + 0.7**2 * C @ F[own] @ C)[1]
     mass = nodes.log_mass(node, nodes.curvature(F))
     assert mass - node.objective == pytest.approx(volume, rel=1e-6)
+
+
+def test_curvature_of_many_rows_is_that_of_double_precision(monkeypatch):
+    X, y = rows(320, 3)
+    kernel = KERNELS[0]
+    ep = nodes_of(kernel, X, y)[0]
+    result = ep.only_node(kernel.theta).payload.result
+    structure, state = KernelGP(kernel, X), result.evaluation.payload[0]
+    single = structure.expected_curvature(state)
+    monkeypatch.setattr(_dense_gp, "_DOUBLE_ROWS", 1000)
+    np.testing.assert_allclose(single, structure.expected_curvature(state), rtol=1e-4)
+
+
+def test_modes_of_some_rows_lead_to_modes_of_all():
+    """Each is a mode of all rows: its gradient promises no more than what a search may leave."""
+    X, y = rows(320, 4)
+    ep, scales, prior = nodes_of(1.0 * RBF([1.0] * 4), X, y)
+    assert ep.plan.rows_to_start_from() is not None
+    isotropic = ep.only_node(np.zeros(5))
+    for level in levels(ep, scales, prior, isotropic):
+        slope = level.nodes.directions()[0] @ level.mode.gradient
+        assert 0.5 * slope @ np.linalg.solve(level.curvature, slope) < 0.15
+        assert level.mode.residual < 0.05
+
+
+def test_many_rows_average_over_the_modes_of_the_spreads():
+    X, y = rows(520, 3)
+    clf = GP().fit(X, y)
+    assert len(clf.hyper_weights_) == len(np.unique(clf.hyper_anisotropy_)) <= 4
+    assert clf.hyper_weights_.sum() == pytest.approx(1.0)
+    assert clf.hyper_weights_[clf.hyper_anisotropy_ == 0.0].sum() >= 0.2 - 1e-9
 
 
 @pytest.mark.parametrize("k", range(3))
