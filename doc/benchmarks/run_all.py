@@ -30,8 +30,8 @@ SIZES = {"small": (RESULTS / "quick", ["--quick"]), "full": (RESULTS, [])}
 
 def scripts():
     """Return the benchmark scripts, in alphabetical order."""
-    named = (section.script for sections in PARTS.values() for section in sections)
-    return [HERE / f"{name}.py" for name in sorted(named)]
+    named = [section.script for sections in PARTS.values() for section in sections]
+    return [HERE / f"{name}.py" for name in sorted([*named, "costs"])]  # has a page of its own
 
 
 def run(path, folder, flags, data):

@@ -159,12 +159,6 @@ PARTS = {
             "The fit ends with the same answer: to the last bit after a worker's death, to 7e-13 "
             "standard deviations from a checkpoint.",
         ),
-        Section(
-            "sizes",
-            "Time against rows",
-            "Generated sets of growing size, each estimator beside a peer of scikit-learn.",
-            "The table is also in :doc:`which_estimator`.",
-        ),
     ],
     "Which label next?": [
         Section(
