@@ -121,7 +121,7 @@ def figure_1(setting):
 
 
 def section_3(setting):
-    """The double loop itself: does it come to rest, does its energy fall and stay above the bound."""
+    """Return whether the double loop comes to rest, and how its energy falls to its bound."""
     n, d = 10, 25
     steps, rest, rises, above, held, share = [], [], [], [], [], []
     for seed in range(n_sets(setting)):
@@ -189,3 +189,12 @@ def section_4(setting):
         cpu = values[:, 2].sum() / base[:, 2].sum()
         rows.append(Row(f"{name}: CPU over that of the default", None, float(cpu)))
     return rows
+
+
+ABOUT = """
+"""
+ITEMS = [
+    Item("Figure 1", "test errors where regular EP does not and does converge", figure_1, "W1"),
+    Item("Section 3", "the convergent algorithm", section_3, "W2"),
+    Item("Section 4", "all variants on the same sets", section_4, "W3"),
+]
