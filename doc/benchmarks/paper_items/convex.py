@@ -205,10 +205,71 @@ def section_5(setting):
 
 
 ABOUT = """
+H. Nickisch and M. W. Seeger, "Convex variational Bayesian inference for large scale generalized
+linear models", ICML 2009.
+
+The claim: a variational relaxation of models with super-Gaussian sites is convex if and only if the
+posterior is log-concave, and a double loop minimises it in matrix-vector products alone, with
+variances by Lanczos' method, whose errors hardly matter. Our verdict: both theorems hold and are
+tests of ours, and the double loop is as cheap as claimed. The bound, though, understates standard
+deviations however much data there is, so that our default is another one with the same loop; and
+errors of Lanczos variances do matter where uncertainty is used: where most variance is missing, the
+method becomes the posterior mode.
 """
 ITEMS = [
-    Item("Figure 1", "what inference costs", figure_1, "W1", needs_data=True),
-    Item("Section 2.3", "variances by Lanczos vectors", section_2_3, "W2", needs_data=True),
-    Item("Section 5", "the data sets", section_5, "W3", needs_data=True),
-    Item("Figure 2", "active learning", figure_2, "W4", needs_data=True),
+    Item(
+        "Figure 1",
+        "what inference costs",
+        figure_1,
+        """
+**Reproduces:** one to three outer steps, less than ten Newton steps in all, and a cost within a
+moderate factor of that of the posterior mode. The figure is a scheme of reductions with a table of costs; the rows count what it counts.
+
+**Differences.** Local bound, conjugate gradients for all systems, tolerances at our defaults.
+rt_polarity, sentences of film reviews, stands for the paper's text sets. *Calibrated* is our
+replacement of Lanczos' method, of about the same number of products. The counts of the mode are
+Newton steps of scikit-learn, which does not tell products.
+""",
+        needs_data=True,
+    ),
+    Item(
+        "Section 2.3",
+        "variances by Lanczos vectors",
+        section_2_3,
+        """
+**Reproduces:** Lanczos' method finds variances from below, and with two thirds as many vectors as
+columns (a9a) the fit is not much affected by what is missing.
+
+**Does not:** on text some hundred vectors find a few per cent of the variance, the mean moves by a
+tenth, and what is left has the log loss of the posterior mode. That loss happens to be the smaller
+one on these text rows: with ten times as many columns as rows and a prior that was not learned the
+average over the posterior hedges too much. It is no virtue of the approximation: with exact
+variances a smaller prior variance does the same. Calibrated variances cost as much and keep the
+loss of exact ones.
+
+**Differences.** The paper states the robustness in words. 3000 training rows, 2000 test rows,
+the paper's prior variances (1, and 9 in units of the slope of its likelihood); rows of text have
+unit length.
+""",
+        needs_data=True,
+    ),
+    Item(
+        "Section 5",
+        "the data sets",
+        section_5,
+        """
+a9a is the paper's set. real-sim and rcv1 are not at hand (the latter has half a billion
+nonzeros); rt_polarity stands for them in the other items.
+""",
+        needs_data=True,
+    ),
+    Item(
+        "Figure 2",
+        "active learning",
+        figure_2,
+        """
+W4
+""",
+        needs_data=True,
+    ),
 ]

@@ -54,8 +54,8 @@ def published_set(seed):
     return X[:10], y[:10], X[10:], y[10:]
 
 
-def n_sets(setting):
-    return 10 if setting.quick else 100
+def n_sets(setting, most=100):
+    return 10 if setting.quick else most
 
 
 def problem_of(X, y):
@@ -124,7 +124,7 @@ def section_3(setting):
     """Return whether the double loop comes to rest, and how its energy falls to its bound."""
     n, d = 10, 25
     steps, rest, rises, above, held, share = [], [], [], [], [], []
-    for seed in range(n_sets(setting)):
+    for seed in range(n_sets(setting, 40)):
         X, y, _, _ = published_set(seed)
         problem = problem_of(X, y)
         run = double_loop(problem.at(prior_sites(problem)), max_iter=200, tol=TOL)
@@ -151,13 +151,12 @@ def section_4(setting):
     """All variants on the same sets: share at rest, test error, CPU over that of the default."""
     variants = {
         "regular EP, damping 0.5": dict(algorithm="ep", max_iter=1000),
-        "double loop": dict(algorithm="double_loop"),
         "convergent": dict(algorithm="convergent"),
         "auto (default)": {},
         "auto, 10 starts": dict(n_init=10, random_state=0),
     }
     found = {name: [] for name in (*variants, "10 starts averaged", "LassoCV")}
-    for seed in range(n_sets(setting)):
+    for seed in range(n_sets(setting, 40)):
         X, y, X_new, y_new = published_set(seed)
         for name, given in variants.items():
             began = time.process_time()
@@ -192,9 +191,76 @@ def section_4(setting):
 
 
 ABOUT = """
+J. M. Hernandez-Lobato and D. Hernandez-Lobato, "Convergent expectation propagation in linear models
+with spike-and-slab priors", 2011.
+
+The claim: regular EP with damping may fail to converge when there are few rows; a double loop on an
+energy that is bounded below, by constraints that keep sites and cavities positive, always does, and
+its errors are smaller where regular EP fails. Our verdict: the double loop comes to rest on nearly
+all sets and its errors are those of the paper; but the constraint is not needed for a bound (the
+energy that ``algorithm="convergent"`` descends has one without), it moves the stationary points
+away from the fixed points of EP, and which of several fixed points is found matters more for the
+error than whether one is.
 """
 ITEMS = [
-    Item("Figure 1", "test errors where regular EP does not and does converge", figure_1, "W1"),
-    Item("Section 3", "the convergent algorithm", section_3, "W2"),
-    Item("Section 4", "all variants on the same sets", section_4, "W3"),
+    Item(
+        "Figure 1",
+        "test errors where regular EP does not and does converge",
+        figure_1,
+        """
+**Reproduces:** the larger the damping parameter, the more sets on which regular EP (R-EP) does not
+converge; errors where it does are those of the paper within the standard errors, for both methods;
+the gap between the two kinds of sets.
+
+**Does not:** R-EP fails on more sets here, and where it fails its errors are smaller than in the
+paper: the difference between the double loop (PC-EP) and R-EP on those sets is within two standard
+errors here, and of no one sign. The paper does not say when it counts a run as
+converged, nor in which order sites are updated. Of the sets on which R-EP stands still, some stand
+at no fixed point of EP: a site that wants to be negative rests on its bound. Rows named "at a fixed
+point" count the others.
+
+**Protocol.** As in the paper: 100 sets of 10 rows and 25 columns, unit rows, 1000 test rows, noise
+.005, true hyperparameters, at most 1000 sweeps. All sites are updated at once, where the paper's
+regular EP is sequential; a run stands still where no mean and no standard deviation moves by more
+than 1e-4 (slab deviations) times the damping in a sweep. The sets are not the paper's sets. The
+paper's errors after ± are taken to be standard errors, as ours are. The column *auto* has the
+default of ``SpikeSlabRegressor`` on the same sets.
+""",
+    ),
+    Item(
+        "Section 3",
+        "the convergent algorithm",
+        section_3,
+        """
+**Reproduces:** the energy never rises and stays above n/2 log(2 pi noise) - d/2 log 2; the
+algorithm comes to rest (residual 1e-4) on nearly all sets within 200 outer steps. Each step lowers
+the energy at least by its guarantee, the Kullback-Leibler divergences between old and new
+marginals; as they add up to no more than the height above the bound, the smallest of the first T is
+at most that height over T: the paper's proof as a certificate of each run.
+
+**Does not:** the claim that stationary points are those of regular EP. It holds where no bound is
+active; the rows show how often that is. The residual judges the constrained problem: what an outer
+step moves, and the mismatch of moments at sites that no bound holds. Judged as an unconstrained
+fixed point, few runs have converged, which is why an earlier count of ours was nearly zero.
+
+**Differences.** 40 sets in place of 100. The inner problem, for which the paper names quasi-Newton steps, is solved by
+projected Newton steps; outer steps are accelerated wherever that lowers the energy by at least what
+the published step guarantees. Without, a run takes some hundred outer steps in place of sixty.
+""",
+    ),
+    Item(
+        "Section 4",
+        "all variants on the same sets",
+        section_4,
+        """
+What the paper's experiment says of our variants and default, on 40 of its sets. Ten rows and 25 columns with next to no
+noise leave several fixed points, and the mean error is that of the few sets on which a run ends at a
+poor one: medians are a hundredth of the means and less. The default, "auto", ends at one fixed point, found at
+decreasing noise. It has larger evidence on average than descent from the prior ("convergent"), but
+not on every set, and its mean error is not the smallest here. Ten starts, of which the largest
+evidence is kept (``n_init=10``), or averaged (``predict(X, mixture=True)``), have smaller errors than any
+single one, at the price of the starts; they are worth it where rows are fewer than half of the columns.
+The default keeps to one since on larger problems it is right as a rule.
+""",
+    ),
 ]
