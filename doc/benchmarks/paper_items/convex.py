@@ -222,8 +222,9 @@ ITEMS = [
         "what inference costs",
         figure_1,
         """
-**Reproduces:** one to three outer steps, less than ten Newton steps in all, and a cost within a
-moderate factor of that of the posterior mode. The figure is a scheme of reductions with a table of costs; the rows count what it counts.
+**Reproduces:** one to three outer steps and less than ten Newton steps in all, no more than the
+posterior mode takes. The figure is a scheme of reductions with a table of costs; the rows count
+what it counts.
 
 **Differences.** Local bound, conjugate gradients for all systems, tolerances at our defaults.
 rt_polarity, sentences of film reviews, stands for the paper's text sets. *Calibrated* is our
@@ -242,10 +243,8 @@ columns (a9a) the fit is not much affected by what is missing.
 
 **Does not:** on text some hundred vectors find a few per cent of the variance, the mean moves by a
 tenth, and what is left has the log loss of the posterior mode. That loss happens to be the smaller
-one on these text rows: with ten times as many columns as rows and a prior that was not learned the
-average over the posterior hedges too much. It is no virtue of the approximation: with exact
-variances a smaller prior variance does the same. Calibrated variances cost as much and keep the
-loss of exact ones.
+one on these text rows, ten times as many columns as rows under a prior that was not learned; it is
+that of another model than the one asked for. Calibrated variances keep the loss of exact ones.
 
 **Differences.** The paper states the robustness in words. 3000 training rows, 2000 test rows,
 the paper's prior variances (1, and 9 in units of the slope of its likelihood); rows of text have
