@@ -197,10 +197,10 @@ with spike-and-slab priors", 2011.
 The claim: regular EP with damping may fail to converge when there are few rows; a double loop on an
 energy that is bounded below, by constraints that keep sites and cavities positive, always does, and
 its errors are smaller where regular EP fails. Our verdict: the double loop comes to rest on nearly
-all sets, and errors where regular EP converges are those of the paper; but the constraint is not needed for a bound (the
-energy that ``algorithm="convergent"`` descends has one without), it moves the stationary points
-away from the fixed points of EP, and which of several fixed points is found matters more for the
-error than whether one is.
+all sets, and errors where regular EP converges are those of the paper; but the constraint is not
+needed for a bound (the energy that ``algorithm="convergent"`` descends has one without), it moves
+the stationary points away from the fixed points of EP, and which of several fixed points is found
+matters more for the error than whether one is.
 """
 ITEMS = [
     Item(
