@@ -57,7 +57,7 @@ class SpikeSlabRegressor(
         "ep" is damped parallel EP with positive sites. "convergent" descends the EP energy, without
         a rise, by Newton steps. "auto" begins with EP at decreasing noise, which finds good fixed
         points, and ends with the descent where EP does not settle. "double_loop" is the published
-        method for reference: some thirty times slower, and its sites are kept positive, so that
+        method for reference: some twenty times slower, and its sites are kept positive, so that
         where EP wants negative ones it comes to rest next to its fixed points, not at them.
     damping : float, default=0.5
         Share of an EP update that is taken, in (0, 1]; undamped parallel EP oscillates here. Not
