@@ -1,13 +1,11 @@
-"""Spike-and-slab regression: convergence of EP variants, compressed sensing, real data.
+"""Spike-and-slab regression: compressed sensing, real data.
 
-    python doc/benchmarks/spike_slab.py                 100 published sets, full grid
-    python doc/benchmarks/spike_slab.py --quick         10 sets, two cells
+    python doc/benchmarks/spike_slab.py                 full grid
+    python doc/benchmarks/spike_slab.py --quick         two cells
     python doc/benchmarks/spike_slab.py --data FOLDER   also five folds of eyedata and riboflavin
 
-The first table repeats the experiment of Hernandez-Lobato and Hernandez-Lobato (2011): d = 25,
-n = 10, unit rows, noise .005, true hyperparameters; regular EP at five damping values, their double
-loop (it is slow, 20 outer steps) and ours. The second compares learned fits with LassoCV and
-ARDRegression, and with abess and SuSiE (pysusie) where installed.
+Learned fits beside LassoCV and ARDRegression, and abess and SuSiE (pysusie) where installed. The
+experiment of the paper, with its variants of EP, is an item of papers.py.
 """
 
 import pathlib
@@ -27,55 +25,6 @@ from sklearn_ep import SpikeSlabRegressor
 from sklearn_ep.datasets import make_spike_slab_regression
 
 matplotlib.use("Agg")
-KNOWN = dict(
-    noise_variance=0.005**2,
-    slab_variance=1.0,
-    prior_inclusion=0.2,
-    fit_intercept=False,
-    standardize=False,
-)
-
-
-def published_set(seed):
-    """One set of the published protocol with 1000 test rows."""
-    rng = np.random.default_rng(seed)
-    w = rng.normal(size=25) * (rng.random(25) < 0.2)
-    X = rng.normal(size=(1010, 25))
-    X /= np.linalg.norm(X, axis=1, keepdims=True)
-    y = X @ w + 0.005 * rng.normal(size=1010)
-    return X[:10], y[:10], X[10:], y[10:]
-
-
-def convergence(quick):
-    """Share of sets that converge, test error and time of each variant."""
-    variants = {
-        f"regular EP, damping {a}": dict(algorithm="ep", damping=a, max_iter=1000)
-        for a in (0.1, 0.25, 0.5, 0.75, 1.0)
-    }
-    variants["double loop (published)"] = dict(algorithm="double_loop", max_iter=20)
-    variants["convergent"] = dict(algorithm="convergent")
-    variants["auto"] = dict()
-    rows = []
-    for name, setting in variants.items():
-        n_sets = 10 if quick else 100
-        start, runs = time.process_time(), []
-        for seed in range(n_sets):
-            X, y, X_new, y_new = published_set(seed)
-            reg = SpikeSlabRegressor(**KNOWN, **setting).fit(X, y)
-            error = np.mean((y_new - reg.predict(X_new)) ** 2)
-            runs.append((reg.converged_, error, reg.n_iter_))
-        runs = np.array(runs, dtype=float)
-        rows.append(
-            dict(
-                variant=name,
-                sets=n_sets,
-                converged=float(runs[:, 0].mean()),
-                test_mse=float(runs[:, 1].mean()),
-                iterations=float(runs[:, 2].mean()),
-                cpu=time.process_time() - start,
-            )
-        )
-    return against(rows, "variant", "auto")
 
 
 def against(rows, name, peer):
@@ -217,14 +166,12 @@ def main():
     args = arguments(__doc__.splitlines()[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        first = convergence(args.quick)
-        table(first, list(first[0]))
         grid = compressed_sensing(args.quick)
         table(grid, list(grid[0]))
         sets = real(args.data) if args.data else []
     if sets:
         table(sets, list(sets[0]))
-    save(args, "spike_slab", [*first, *grid, *sets])
+    save(args, "spike_slab", [*grid, *sets])
     figure(args, "spike_slab", draw(grid))
 
 

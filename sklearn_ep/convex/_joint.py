@@ -45,12 +45,14 @@ __all__ = [
 # classes change no probability that matters, and cost EP the digits that weights and repeated rows
 # have in common.
 _RANGE, _CLOSE = (-5.0, 7.0), 0.05
-_MOST_FACTORS = 30
+# Or the search ends where a step promises no more than this many nats of evidence in all.
+_LITTLE = 0.05
+_MOST_FACTORS, _PLACE_SWEEPS = 30, 100
 _TINY = np.finfo(float).tiny
 # Sweeps in place of one outer step of the binary problem, which costs several Newton steps.
 _SWEEPS = 3
-# Residual of the sites while the prior variance moves.
-_LEARNING_TOL = 1e-2
+# Residual of the sites while the prior variance moves: a share of its last step, within a range.
+_STEP_SHARE, _LEARNING_TOL = 0.2, (1e-2, 0.5)
 
 
 @dataclass
@@ -79,10 +81,10 @@ class JointProblem:
         structure = ClassWeights(self.design.B, self.prior.precision(factor))
         return JointEP(structure, self.factor, y, self.weight)
 
-    def solve(self, ep, sites, tol, monitor=SILENT):
-        """Run EP from sites."""
+    def solve(self, ep, sites, tol, monitor=SILENT, **given):
+        """Run EP from sites, by limits of the problem unless others are given."""
         limits = dict(tol=tol, max_iter=self.max_iter, damping=self.damping)
-        return ep.solve(sites, accelerate=True, monitor=monitor, **limits)
+        return ep.solve(sites, accelerate=True, monitor=monitor, **limits | given)
 
     def posterior(self, payload):
         """Return what predicts as if the fit ended with this payload."""
@@ -210,13 +212,15 @@ def _learned_factor(problem, y):
     """Return the factor of the prior variances where the evidence is level, and the sites there.
 
     Its slope in the log of the factor is half of the expected squares of the coefficients, in units
-    of their prior variances, less their number. MacKay's update leads towards the root.
+    of their prior variances, less their number. MacKay's update leads towards the root. The search
+    ends at a factor where the sites do not settle: its slope says nothing.
     """
     sites, d = problem.sites, problem.prior.n_features
-    place, search = 0.0, SlopeSearch(_RANGE)
+    place, search, (tight, tol) = 0.0, SlopeSearch(_RANGE), _LEARNING_TOL
     for _ in range(_MOST_FACTORS):
         ep = problem.ep(y, float(np.exp(place)))
-        result = problem.solve(ep, sites, max(problem.tol, _LEARNING_TOL))
+        most = min(problem.max_iter, _PLACE_SWEEPS)
+        result = problem.solve(ep, sites, max(problem.tol, tol), max_iter=most)
         sites, state = result.x, result.evaluation.payload[0]
         precision, var = ep.structure.prior[:d], np.einsum("cqcq->cq", state.spread)[:, :d]
         squares, known = (
@@ -226,8 +230,14 @@ def _learned_factor(problem, y):
         slope = 0.5 * (squares - known)
         step = float(np.log(max(squares, _TINY) / max(known, _TINY)))
         before, place = place, search(place, slope, step)
-        if abs(place - before) < _CLOSE:
+        if not result.converged:
+            place = before
             break
+        change = abs(place - before)
+        near = change < _CLOSE or abs(slope) * change < _LITTLE
+        if near and tol == tight:
+            break
+        tol = tight if near else float(np.clip(_STEP_SHARE * change, *_LEARNING_TOL))
     return float(np.exp(place)), sites
 
 

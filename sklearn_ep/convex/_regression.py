@@ -33,8 +33,11 @@ _NEIGHBOURS = 128
 # neighbours of larger ones, and the loop never come to rest.
 _ORDERS = 4
 _TRACE_PROBES = 8
-# A noise variance is learned within this range, in units of the mean square of y.
+# A noise variance is learned within this range, in units of the mean square of y. Its prior counts
+# as a hundredth of a row whose squared residual is a millionth: it stops the fall of the noise
+# where there are more columns than rows and the bound rises for ever, and else changes little.
 _NOISE_RANGE = (1e-10, 1e2)
+_KNOWN_ROWS, _KNOWN_NOISE = 0.01, 1e-6
 
 
 def _is_matrix(A):
@@ -42,10 +45,14 @@ def _is_matrix(A):
 
 
 class StackedDesign:
-    """The rows of X above those of C (the identity for None), that counts products with X."""
+    """The rows of X above those of C (the identity for None), that counts products with X.
 
-    def __init__(self, X, C):
-        self.X, self.C = X, C
+    `offset` (d,), or None, is taken off each row of X, which thereby may stay sparse or an
+    operator; it is the mean of the rows, and their weights are all the same.
+    """
+
+    def __init__(self, X, C, offset=None):
+        self.X, self.C, self.offset = X, C, offset
         self.n_rows, n = X.shape
         self.n_sites = n if C is None else C.shape[0]
         self.shape = (self.n_rows + self.n_sites, n)
@@ -59,13 +66,24 @@ class StackedDesign:
     def dot(self, u):
         """Return [X u; C u] for a vector or a matrix of columns."""
         self.n_products += 1 if u.ndim == 1 else u.shape[1]
-        return np.concatenate([self.X @ u, u if self.C is None else self.C @ u])
+        above = self.X @ u
+        if self.offset is not None:
+            above = above - self.offset @ u
+        return np.concatenate([above, u if self.C is None else self.C @ u])
 
     def tdot(self, v):
         """Return X' v1 + C' v2 for a vector or a matrix of columns."""
         self.n_products += 1 if v.ndim == 1 else v.shape[1]
         above, below = v[: self.n_rows], v[self.n_rows :]
-        return self.X.T @ above + (below if self.C is None else self.C.T @ below)
+        product = self.X.T @ above
+        if self.offset is not None:
+            product = product - np.multiply.outer(self.offset, above.sum(axis=0))
+        return product + (below if self.C is None else self.C.T @ below)
+
+    def squares(self):
+        """Return sums (d,) of squares of the columns of X, which is a matrix."""
+        total = np.asarray(_squares(self.X).sum(axis=0)).ravel()
+        return total if self.offset is None else total - self.n_rows * self.offset**2
 
     def diagonal(self, weight, signs):
         """Return the diagonal of B' diag(weight) B; for operators its mean, by probes of signs."""
@@ -75,12 +93,15 @@ class StackedDesign:
             return np.full(self.shape[1], mean)
         above, below = weight[: self.n_rows], weight[self.n_rows :]
         own = below if self.C is None else _squares(self.C).T @ below
-        return _squares(self.X).T @ above + own
+        data = _squares(self.X).T @ above
+        return (data if self.offset is None else data - above.sum() * self.offset**2) + own
 
     def gram(self, weight):
         """Return B' diag(weight) B as a matrix (n, n)."""
         above, below = weight[: self.n_rows], weight[self.n_rows :]
         A = _weighted(self.X, above)
+        if self.offset is not None:
+            A -= above.sum() * np.outer(self.offset, self.offset)
         if self.C is None:
             A[np.diag_indices_from(A)] += below
             return A
@@ -121,7 +142,8 @@ class RegressionLoop:
 
     `noise` is the noise variance, or None to learn it; `learn` asks for the scale of the site;
     `noise_rows` (n, k), `noise_sites` (m, k) and `signs` (d, 8) are the random numbers of a fit,
-    None with exact variances; `log_det_C` is that of a square C.
+    None with exact variances; `log_det_C` is that of a square C. `n_free` is the number of rows,
+    less one where a flat intercept was integrated out.
     """
 
     design: StackedDesign
@@ -134,9 +156,10 @@ class RegressionLoop:
     noise_sites: Any = None
     signs: Any = None
     log_det_C: float = 0.0
+    n_free: int = 0
 
     def __post_init__(self):
-        self.u = np.zeros(self.design.shape[1])
+        self.u, self.start_scale = np.zeros(self.design.shape[1]), 1.0
         self.Xy = self.design.X.T @ self.y
         self.size = float(np.mean(self.y**2)) or 1.0  # any unit does where y is zero
         self._last: Any = None
@@ -147,18 +170,35 @@ class RegressionLoop:
         """Whether variances are exact."""
         return self.noise_rows is None
 
-    def start(self):
-        """Return the state to start from: variances of the size that y asks of coefficients."""
+    def asked(self):
+        """Return the variance that coefficients need for predictors of the size of y, 0 if any."""
         n = self.design.n_rows
         if _is_matrix(self.design.X):
-            total = float(_squares(self.design.X).sum())
+            total = float(self.design.squares().sum())
         else:
             total = float(np.mean(np.sum(self.design.dot(self.signs)[:n] ** 2, axis=0)))
-        asked = n * self.size / total if total > 0 else 0.0
-        width = max(1.0 / self.site.start_precision(), asked)
+        return n * self.size / total if total > 0 else 0.0
+
+    def scale_from_data(self):
+        """Start the scale where the site is as wide as y asks: the same fit in any unit of y.
+
+        Columns of a matrix count alike, whatever their units: from too small a start the loop may
+        come to rest at an optimum where all but the largest columns are shrunk away.
+        """
+        asked = self.asked()
+        if _is_matrix(self.design.X) and asked > 0:
+            squares = self.design.squares()
+            mean = np.mean(np.log(squares[squares > 1e-12 * squares.max()]))
+            asked = self.design.n_rows * self.size / (len(squares) * np.exp(mean))
+        if asked > 0:
+            self.start_scale = float(np.sqrt(asked * self.site.start_precision()))
+
+    def start(self):
+        """Return the state to start from: variances of the size that y asks of coefficients."""
+        width = max(self.start_scale**2 / self.site.start_precision(), self.asked())
         log_z = np.full(self.design.n_sites, np.log(width))
         noise = [np.log(0.1 * self.size)] if self.noise is None else []
-        return np.concatenate([log_z, noise, [0.0] if self.learn else []])
+        return np.concatenate([log_z, noise, [np.log(self.start_scale)] if self.learn else []])
 
     def _unpack(self, x):
         m, noise, scale = self.design.n_sites, self.noise, 1.0
@@ -217,8 +257,7 @@ class RegressionLoop:
         error = float(np.sum((self.y - Bu[:n]) ** 2))
         target, change = [np.log(new)], np.log(new) - x[:m]
         if self.noise is None:
-            learned = np.clip((error + trace) / n, *(np.array(_NOISE_RANGE) * self.size))
-            target.append([np.log(learned)])
+            target.append([np.log(self._new_noise(error, trace, noise))])
         if self.learn:
             target.append([np.log(self._new_scale(Bu[n:], new, site, scale))])
         whole = np.concatenate(target)
@@ -227,7 +266,7 @@ class RegressionLoop:
         rest = float(np.max(np.abs(whole[m:] - x[m:]), initial=0.0))
         size = float(np.max(np.abs(change)) if self.exact else np.mean(change**2))
         loss = 0.5 * (error + trace) / noise + float(np.sum(site.value))
-        loss += 0.5 * n * np.log(2.0 * np.pi * noise)
+        loss += 0.5 * self.n_free * np.log(2.0 * np.pi * noise)
         step = RegressionStep(self.u.copy(), variances, system, noise, scale, weight, loss, np.nan)
         record = {}
         if self.exact:
@@ -236,10 +275,25 @@ class RegressionLoop:
         residual = max(size, rest if self.exact else rest**2)
         return Evaluation(whole, residual, 1.0, record, step)
 
+    def _new_noise(self, error, trace, noise):
+        """Return the noise variance at which the bound is stationary, by one fixed-point step.
+
+        MacKay's is the faster by far where there are more columns than rows, but divides by what
+        samples would make too uncertain: the rows less the effective number of parameters.
+        """
+        known = _KNOWN_ROWS * _KNOWN_NOISE * self.size
+        if self.exact:
+            left = max(self.n_free - trace / noise, 0.0)
+            new = (error + known) / (left + _KNOWN_ROWS)
+        else:
+            new = (error + trace + known) / (self.n_free + _KNOWN_ROWS)
+        return np.clip(new, *(np.array(_NOISE_RANGE) * self.size))
+
     def _new_scale(self, s, z, f, scale):
         """Return the scale at which the bound is stationary, as `SitePrior` does."""
         mean = float(np.mean(s * f.slope + z * f.precision))
-        return np.clip(scale * mean ** (1.0 / self.site.growth), *SCALE_RANGE)
+        low, high = (self.start_scale * end for end in SCALE_RANGE)
+        return np.clip(scale * mean ** (1.0 / self.site.growth), low, high)
 
     def bound(self, step, log_det):
         """Return the bound on the log evidence; nan where the prior has no known normaliser."""
@@ -255,7 +309,9 @@ class RegressionLoop:
         if self.exact:
             C = self.design.C
             own = system.coefficient_variance() if C is None else system.row_variance(C)
-            return system, np.maximum(own, _TINY), float(np.sum(system.row_variance(self.design.X)))
+            # X A^-1 X' / noise has the trace d less that of the sites
+            dof = max(len(self.u) - float(precision @ own), 0.0)
+            return system, np.maximum(own, _TINY), dof / weight[0]
         noise = np.sqrt(weight)[:, None] * np.concatenate([self.noise_rows, self.noise_sites])
         right = self.design.tdot(noise)
         self._last = system.solve_with_product(

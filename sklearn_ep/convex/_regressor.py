@@ -1,8 +1,5 @@
 """Linear regression with super-Gaussian priors, on matrices and linear operators."""
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.linalg import LinearOperator
@@ -22,29 +19,10 @@ from .._estimator.fitting import (
     warn_not_converged,
 )
 from .._estimator.summary import column_names, interval_of
-from ._lanczos import rademacher
-from ._regression import RegressionLoop, StackedDesign
-from ._sites import LaplaceSite, SuperGaussianSite
+from ._regression_plan import fit_regression, plan_regression
+from ._sites import SuperGaussianSite
 
 __all__ = ["ConvexVariationalRegressor"]
-
-# Largest number of coefficients for which "auto" factorises a matrix at every step.
-LARGEST_EXACT = 2000
-_EVIDENCE_PROBES, _DIAGONAL_PROBES = 8, 8
-
-
-@dataclass
-class RegressionPosterior:
-    """Posterior of coefficients; `variances` gives those of rows, `root` (d, d) or None draws."""
-
-    mean: np.ndarray
-    variances: Any
-    noise: float
-    root: Any
-
-    def predict(self, X):
-        """Return mean and variance (n,) of noise-free responses."""
-        return X @ self.mean, self.variances.row_variance(X)
 
 
 class ConvexVariationalRegressor(
@@ -60,19 +38,27 @@ class ConvexVariationalRegressor(
     Parameters
     ----------
     prior : SuperGaussianSite or None, default=None
-        Prior of each entry of C u, see `sklearn_ep.sites`; None is ``LaplaceSite(1.0)``.
+        Prior of each entry of C u, see `sklearn_ep.sites`; None is ``LaplaceSite(1.0, "kl")``, by
+        default with its scale learned. It is in units of y over those of a column: scale the
+        columns where they differ by orders of magnitude.
     prior_operator : array-like, sparse matrix or LinearOperator of shape (m, d), default=None
         C; None is the identity.
-    noise_variance : float or "auto", default=1.0
-        Variance of the noise; "auto" learns it.
+    noise_variance : float or "auto", default="auto"
+        Variance of the noise; "auto" learns it by the bound, as a table asks for. Of a
+        measurement it may be known.
+    fit_intercept : bool or "auto", default="auto"
+        Whether to add an intercept with a flat prior. "auto" is True for arrays and sparse
+        matrices, unless `noise_variance` is a number or there is a `prior_operator`: then y = X u +
+        noise is taken to be the measurement in full, as it is for operators.
     variance : {"auto", "exact", "monte_carlo"}, default="auto"
         "exact" factorises a d x d matrix at every step, "monte_carlo" estimates variances by
         samples, drawn with products alone. "auto" is "exact" for matrices of up to 2000 columns.
     n_variance_samples : int, default=16
         Samples of "monte_carlo"; their relative error is sqrt(2 / n_variance_samples).
-    learn_prior : bool, default=False
-        Learn a factor of the scale of the prior. Refused unless `prior_operator` is None or square:
-        the normaliser of any other prior is not known.
+    learn_prior : bool or "auto", default="auto"
+        Learn a factor of the scale of the prior. "auto" does so where `prior` is None: a prior
+        that is given stays as it is. True is refused unless `prior_operator` is None or square,
+        and "auto" is False then: the normaliser of any other prior is not known.
     max_iter : int, default=50
         Largest number of outer steps; five to twenty are usual.
     tol : float, default=1e-3
@@ -87,6 +73,8 @@ class ConvexVariationalRegressor(
         Posterior means.
     coef_std_ : ndarray of shape (d,)
         Posterior standard deviations.
+    intercept_ : float
+        Posterior mean of the intercept, 0 if there is none.
     noise_variance_ : float
         Variance of the noise, given or learned.
     prior_ : SuperGaussianSite
@@ -94,8 +82,8 @@ class ConvexVariationalRegressor(
     prior_scale_ : float
         Learned factor of its scale, 1 where it was given.
     log_evidence_ : float
-        Lower bound on log p(y). nan where `prior_operator` is not square, whose prior has no known
-        normaliser.
+        Lower bound on log p(y); with an intercept that of y less its mean, n - 1 numbers. nan
+        where `prior_operator` is not square, whose prior has no known normaliser.
     log_evidence_std_ : float
         Its standard error by the random numbers of the fit; 0 with exact variances.
     variance_method_ : str
@@ -117,7 +105,10 @@ class ConvexVariationalRegressor(
 
     Notes
     -----
-    There is no intercept: centre y, and the columns of X where they are not.
+    At the defaults, noise and scale of the prior are learned and the fit goes with the units: for
+    ``c * y`` all answers are c times as large. With more columns than rows the bound may rise until
+    there is no noise at all; a prior that counts as a hundredth of a row then keeps the noise
+    variance at about a millionth of the mean square of y.
 
     Cost with exact variances O(n d^2 + d^3) a weighted least-squares step, of which there are one
     to thirty an outer step. Otherwise some hundreds to thousands of products with X and C, most of
@@ -156,10 +147,11 @@ class ConvexVariationalRegressor(
         prior=None,
         *,
         prior_operator=None,
-        noise_variance=1.0,
+        noise_variance="auto",
+        fit_intercept="auto",
         variance="auto",
         n_variance_samples=16,
-        learn_prior=False,
+        learn_prior="auto",
         max_iter=50,
         tol=1e-3,
         random_state=None,
@@ -167,6 +159,7 @@ class ConvexVariationalRegressor(
         self.prior = prior
         self.prior_operator = prior_operator
         self.noise_variance = noise_variance
+        self.fit_intercept = fit_intercept
         self.variance = variance
         self.n_variance_samples = n_variance_samples
         self.learn_prior = learn_prior
@@ -199,33 +192,25 @@ class ConvexVariationalRegressor(
         self._check_parameters()
         X_given = X
         X, y = self._checked_data(X, y)
-        site = LaplaceSite(1.0) if self.prior is None else self.prior
-        loop, rng = self._loop(X, y, site)
+        plan = plan_regression(self, X, y)
         monitor = FitMonitor(
-            self, X_given, y, self.max_iter, lambda step: {"_posteriors": [_posterior(step)]}
+            self, X_given, y, self.max_iter, lambda step: {"_posteriors": [plan.posterior(step)]}
         )
-        result = loop.solve(loop.start(), max_iter=self.max_iter, monitor=monitor)
+        fit = fit_regression(plan, monitor)
         monitor.finish()
-        step, evidence, error = result.evaluation.payload, 0.0, 0.0
-        if loop.exact:
-            evidence = step.objective
-        elif loop.design.n_sites == X.shape[1]:
-            probes = rademacher(X.shape[1], _EVIDENCE_PROBES, rng)
-            evidence, error = loop.sampled_bound(step, probes)
-        else:
-            evidence = float("nan")
-        posterior = _posterior(step)
-        fit = BinaryFit(posterior, result.history, result.reason, evidence, {})
+        result, step, posterior = fit.result, fit.step, fit.posterior
+        run = BinaryFit(posterior, result.history, result.reason, fit.log_evidence, {})
         attributes = {
-            **run_attributes([fit]),
+            **run_attributes([run]),
             "coef_": step.u,
             "coef_std_": np.sqrt(step.variances.coefficient_variance()),
+            "intercept_": posterior.intercept,
             "noise_variance_": step.noise,
-            "prior_": site,
+            "prior_": plan.site,
             "prior_scale_": step.scale,
-            "log_evidence_std_": error,
-            "variance_method_": "exact" if loop.exact else "monte_carlo",
-            "n_mvm_": loop.design.n_products,
+            "log_evidence_std_": fit.evidence_std,
+            "variance_method_": "exact" if posterior.exact else "monte_carlo",
+            "n_mvm_": plan.loop.design.n_products,
             "_posteriors": [posterior],
         }
         for name, value in attributes.items():
@@ -246,7 +231,8 @@ class ConvexVariationalRegressor(
                 raise ValueError("noise_variance must be finite.")
         check_choice("variance", self.variance, ["auto", "exact", "monte_carlo"])
         check_number("n_variance_samples", self.n_variance_samples, 1, integer=True)
-        check_choice("learn_prior", self.learn_prior, [True, False])
+        check_choice("fit_intercept", self.fit_intercept, [True, False, "auto"])
+        check_choice("learn_prior", self.learn_prior, [True, False, "auto"])
         check_number("max_iter", self.max_iter, 1, integer=True)
         check_number("tol", self.tol, 0, boundaries="neither")
         check_random_state(self.random_state)
@@ -269,48 +255,6 @@ class ConvexVariationalRegressor(
             del self.feature_names_in_
         self.n_features_in_ = X.shape[1]
         return X, y
-
-    def _operator(self, d):
-        """Return C, dense, CSR or an operator, or None, and the log determinant of a square one."""
-        C = self.prior_operator
-        if C is None:
-            return None, 0.0
-        if not isinstance(C, LinearOperator):
-            C = check_array(C, dtype=np.float64, accept_sparse="csr", input_name="prior_operator")
-        if C.shape[1] != d:
-            raise ValueError(f"prior_operator has {C.shape[1]} columns, X has {d}.")
-        square = C.shape[0] == d
-        if self.learn_prior and not square:
-            raise ValueError(
-                "learn_prior=True needs a prior_operator that is None or square: the normaliser of "
-                "the prior is not known otherwise."
-            )
-        if not square or isinstance(C, LinearOperator) or d > LARGEST_EXACT:
-            return C, np.nan if square else 0.0
-        return C, float(np.linalg.slogdet(C.toarray() if sp.issparse(C) else C)[1])
-
-    def _loop(self, X, y, site):
-        """Return the `RegressionLoop` with its random numbers, and what draws further ones."""
-        C, log_det_C = self._operator(X.shape[1])
-        design = StackedDesign(X, C)
-        (n, d), m, k = X.shape, design.n_sites, self.n_variance_samples
-        if self.variance == "exact" and not design.matrices:
-            raise ValueError(
-                "variance='exact' needs X and prior_operator as matrices; take 'monte_carlo'."
-            )
-        exact = self.variance == "exact"
-        if self.variance == "auto":
-            exact = design.matrices and d <= LARGEST_EXACT
-        rng = check_random_state(self.random_state)
-        noise = None if isinstance(self.noise_variance, str) else float(self.noise_variance)
-        loop = RegressionLoop(
-            design, y, site, noise, bool(self.learn_prior), self.tol, log_det_C=log_det_C
-        )
-        if not exact:
-            loop.signs = rademacher(d, _DIAGONAL_PROBES, rng)
-            loop.noise_rows = rng.standard_normal((n, k))
-            loop.noise_sites = rng.standard_normal((m, k))
-        return loop, rng
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -338,7 +282,7 @@ class ConvexVariationalRegressor(
         X = validate_data(self, X, reset=False, dtype=np.float64, accept_sparse=self._accept_sparse)
         posterior = self._posteriors[0]
         if not return_std:
-            return X @ posterior.mean
+            return posterior.latent_mean(X.tocsr() if sp.issparse(X) else X)
         mean, variance = posterior.predict(X.tocsr() if sp.issparse(X) else X)
         return mean, np.sqrt(variance + posterior.noise)
 
@@ -368,11 +312,16 @@ class ConvexVariationalRegressor(
         return interval_of(mean, std, level)
 
     def _coefficients(self, level):
-        mean, std = self.coef_, self.coef_std_
+        """Return means, standard deviations and intervals, that of an intercept last."""
+        mean, std, posterior = self.coef_, self.coef_std_, self._posteriors[0]
+        if posterior.centre is not None:
+            mean = np.append(mean, self.intercept_)
+            std = np.append(std, posterior.intercept_std())
         return mean, std, interval_of(mean, std, level)
 
     def _coefficient_names(self):
-        return column_names(self)
+        last = ["intercept"] if self._posteriors[0].centre is not None else []
+        return [*column_names(self), *last]
 
     def _figures(self):
         noise = float(np.sqrt(self.noise_variance_))
@@ -401,14 +350,7 @@ class ConvexVariationalRegressor(
         check_is_fitted(self)
         check_number("n_samples", n_samples, 1, integer=True)
         posterior = self._posteriors[0]
-        if posterior.root is None:
+        if not posterior.exact:
             raise ValueError("draws need variance='exact'.")
         noise = check_random_state(random_state).standard_normal((n_samples, len(posterior.mean)))
-        return posterior.mean + noise @ posterior.root
-
-
-def _posterior(step):
-    """Return what predicts from a `RegressionStep`."""
-    return RegressionPosterior(
-        step.u, step.variances, step.noise, getattr(step.variances, "half", None)
-    )
+        return posterior.mean + noise @ posterior.factor.T

@@ -264,12 +264,12 @@ class LanczosVariances:
         """Return the orthonormal directions (steps, n) and the tridiagonal matrix."""
         q = self.start / np.linalg.norm(self.start)
         steps = min(self.n_steps, len(q))
-        Q, alpha, beta = [], [], []
-        for _ in range(steps):
-            Q.append(q)
+        Q, alpha, beta = np.empty((steps, len(q))), [], []
+        for k in range(steps):
+            Q[k] = q
             image = diagonal * q + design.tdot(precision * design.dot(q))
             alpha.append(float(q @ image))
-            basis = np.array(Q)
+            basis = Q[: k + 1]
             for _ in range(2):  # twice is enough for orthogonality to rounding
                 image -= basis.T @ (basis @ image)
             length = float(norm(image, check_finite=False))  # squares may overflow
@@ -277,4 +277,4 @@ class LanczosVariances:
                 break
             beta.append(length)
             q = image / length
-        return np.array(Q), np.array(alpha), np.array(beta[: len(Q) - 1])
+        return Q[: len(alpha)], np.array(alpha), np.array(beta[: len(alpha) - 1])

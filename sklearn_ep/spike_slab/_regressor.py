@@ -57,7 +57,8 @@ class SpikeSlabRegressor(
         "ep" is damped parallel EP with positive sites. "convergent" descends the EP energy, without
         a rise, by Newton steps. "auto" begins with EP at decreasing noise, which finds good fixed
         points, and ends with the descent where EP does not settle. "double_loop" is the published
-        method, slow and kept for reference.
+        method for reference: some twenty times slower, and its sites are kept positive, so that
+        where EP wants negative ones it comes to rest next to its fixed points, not at them.
     damping : float, default=0.5
         Share of an EP update that is taken, in (0, 1]; undamped parallel EP oscillates here. Not
         for the steps of "convergent" and "double_loop".
@@ -147,7 +148,9 @@ class SpikeSlabRegressor(
     history_ : dict of str to ndarray of shape (n_iter_,)
         "residual" of an undamped sweep and "objective", the energy, whose value at a fixed point is
         minus the log evidence. It never rises with ``algorithm="convergent"``; with "auto" it
-        belongs to the larger noise variances of the start at first.
+        belongs to the larger noise variances of the start at first. Of "double_loop" the residual
+        is that of its constrained problem, the energy its own; besides "fall", what each outer step
+        was guaranteed to take off it, and "at_bound", how many sites rest on their bounds.
     n_features_in_ : int
         Number of columns of X.
     feature_names_in_ : ndarray of shape (n_features_in_,)

@@ -1,6 +1,267 @@
 """Convergent EP for spike and slab (Hernandez-Lobato and Hernandez-Lobato, 2011)."""
 
+import time
+
+import numpy as np
+from scipy.special import logit
+from sklearn.linear_model import LassoCV
+
+from sklearn_ep import SpikeSlabRegressor
+from sklearn_ep.spike_slab._double_loop import double_loop
+from sklearn_ep.spike_slab._energy import EPEnergy
+from sklearn_ep.spike_slab._linear_model import LinearModel
+from sklearn_ep.spike_slab._prior import SpikeSlab
+from sklearn_ep.spike_slab._runs import prior_sites
+
+from .item import Item, Row, mean_and_error
+
 TITLE = "Convergent EP for spike and slab (Hernandez-Lobato and Hernandez-Lobato, 2011)"
+
+NOISE, SLAB, INCLUSION = 0.005**2, 1.0, 0.2
+KNOWN = dict(
+    noise_variance=NOISE,
+    slab_variance=SLAB,
+    prior_inclusion=INCLUSION,
+    fit_intercept=False,
+    standardize=False,
+)
+DAMPINGS = (0.1, 0.3, 0.5, 0.7, 0.9)
+# Figure 1 of the paper: PC-EP, R-EP and the number of sets, without and with convergence of R-EP.
+FAILED = {
+    0.1: ("0.24 ± 0.09", "0.29 ± 0.09", 6),
+    0.3: ("0.16 ± 0.04", "0.20 ± 0.05", 10),
+    0.5: ("0.14 ± 0.03", "0.27 ± 0.05", 13),
+    0.7: ("0.18 ± 0.05", "0.22 ± 0.06", 14),
+    0.9: ("0.15 ± 0.04", "0.17 ± 0.05", 17),
+}
+SETTLED = {
+    0.1: ("0.041 ± 0.007", "0.040 ± 0.009", 94),
+    0.3: ("0.041 ± 0.009", "0.045 ± 0.012", 90),
+    0.5: ("0.040 ± 0.010", "0.042 ± 0.012", 87),
+    0.7: ("0.032 ± 0.007", "0.029 ± 0.008", 86),
+    0.9: ("0.033 ± 0.007", "0.024 ± 0.008", 83),
+}
+TOL = 1e-4
+
+
+def published_set(seed):
+    """Return ten training rows and 1000 test rows of the paper's protocol."""
+    rng = np.random.default_rng(seed)
+    w = rng.normal(size=25) * (rng.random(25) < INCLUSION)
+    X = rng.normal(size=(1010, 25))
+    X /= np.linalg.norm(X, axis=1, keepdims=True)
+    y = X @ w + np.sqrt(NOISE) * rng.normal(size=1010)
+    return X[:10], y[:10], X[10:], y[10:]
+
+
+def n_sets(setting, most=100):
+    return 10 if setting.quick else most
+
+
+def problem_of(X, y):
+    """Return the EP problem at the true hyperparameters, in the units of y."""
+    return EPEnergy(LinearModel(X, y), SpikeSlab(SLAB, logit(INCLUSION)), NOISE, len(y))
+
+
+def regular(problem, damping, max_iter=1000):
+    """Run regular EP as the paper does; return the last state and whether it stands still.
+
+    It stands still where a sweep moves no mean and no standard deviation by more than `TOL`
+    slab deviations times the damping.
+    """
+    state = problem.at(prior_sites(problem))
+    for _ in range(max_iter):
+        new = problem.at(state.sites + damping * (state.target - state.sites), state)
+        moves = new.mean - state.mean, np.sqrt(new.var) - np.sqrt(state.var)
+        state = new
+        if np.max(np.abs(moves)) < TOL * damping:
+            return state, True
+    return state, False
+
+
+def error_of(state, X, y):
+    return float(np.mean((y - X @ state.mean) ** 2))
+
+
+def figure_1(setting):
+    """Errors of both methods by damping, where regular EP does not and does settle."""
+    sets = [published_set(seed) for seed in range(n_sets(setting))]
+    problems = [problem_of(X, y) for X, y, _, _ in sets]
+    convergent = []
+    for problem, (_, _, X, y) in zip(problems, sets, strict=True):
+        run = double_loop(problem.at(prior_sites(problem)), max_iter=200, tol=TOL)
+        convergent.append(error_of(run.evaluation.payload, X, y))
+    ours = []
+    for X, y, X_new, y_new in sets:
+        reg = SpikeSlabRegressor(**KNOWN).fit(X, y)
+        ours.append(float(np.mean((y_new - reg.predict(X_new)) ** 2)))
+    convergent, ours, rows = np.array(convergent), np.array(ours), []
+    for damping in DAMPINGS:
+        runs = [regular(problem, damping) for problem in problems]
+        still = np.array([stands for _, stands in runs])
+        fixed = np.array([state.residual < 10 * TOL for state, _ in runs])
+        errors = np.array(
+            [error_of(state, X, y) for (state, _), (_, _, X, y) in zip(runs, sets, strict=True)]
+        )
+        for which, paper, words in (
+            (~still, FAILED, "does not converge"),
+            (still, SETTLED, "converges"),
+        ):
+            name = f"damping {damping}, R-EP {words}"
+            rows.append(Row(f"{name}: sets of {len(sets)}", paper[damping][2], int(which.sum())))
+            if which.any():
+                own = {"algorithm='auto'": float(ours[which].mean())}
+                rows += [
+                    Row(f"{name}: PC-EP", paper[damping][0], *mean_and_error(convergent[which])),
+                    Row(f"{name}: R-EP", paper[damping][1], *mean_and_error(errors[which]), own),
+                ]
+        name = f"damping {damping}: sets at a fixed point of EP without the constraint"
+        rows.append(Row(name, None, int((still & fixed).sum())))
+    return rows
+
+
+def section_3(setting):
+    """Return whether the double loop comes to rest, and how its energy falls to its bound."""
+    n, d = 10, 25
+    steps, rest, rises, above, held, share = [], [], [], [], [], []
+    for seed in range(n_sets(setting, 40)):
+        X, y, _, _ = published_set(seed)
+        problem = problem_of(X, y)
+        run = double_loop(problem.at(prior_sites(problem)), max_iter=200, tol=TOL)
+        energy, fall = run.history["objective"], run.history["fall"]
+        low = 0.5 * n * np.log(2 * np.pi * NOISE) - 0.5 * d * np.log(2)
+        rest.append(run.converged)
+        steps.append(run.n_iter)
+        rises.append(np.sum(np.diff(energy) > 1e-9 - fall[:-1]))
+        above.append(energy[-1] - low)
+        held.append(run.history["at_bound"][-1])
+        share.append(run.evaluation.payload.residual < 10 * TOL)
+    return [
+        Row("sets at rest, %", "proved", 100 * float(np.mean(rest))),
+        Row("outer steps", None, *mean_and_error(steps)),
+        Row("steps that lower the energy by less than guaranteed", "proved: 0", int(np.sum(rises))),
+        Row("nats above the lower bound at the end", "proved: positive", *mean_and_error(above)),
+        Row("least of them", "proved: positive", float(np.min(above))),
+        Row("sites at their bounds, of 25", None, *mean_and_error(held)),
+        Row("sets at a fixed point of EP without the constraint, %", None, 100 * np.mean(share)),
+    ]
+
+
+def section_4(setting):
+    """All variants on the same sets: share at rest, test error, CPU over that of the default."""
+    variants = {
+        "regular EP, damping 0.5": dict(algorithm="ep", max_iter=1000),
+        "convergent": dict(algorithm="convergent"),
+        "auto (default)": {},
+        "auto, 10 starts": dict(n_init=10, random_state=0),
+    }
+    found = {name: [] for name in (*variants, "10 starts averaged", "LassoCV")}
+    for seed in range(n_sets(setting, 40)):
+        X, y, X_new, y_new = published_set(seed)
+        for name, given in variants.items():
+            began = time.process_time()
+            reg = SpikeSlabRegressor(**KNOWN, **given).fit(X, y)
+            seconds = time.process_time() - began
+            error = np.mean((y_new - reg.predict(X_new)) ** 2)
+            found[name].append((reg.converged_, error, seconds, reg.log_evidence_))
+            if "n_init" in given:
+                mean = reg.predict(X_new, mixture=True)
+                error = np.mean((y_new - mean) ** 2)
+                found["10 starts averaged"].append((reg.converged_, error, seconds, np.nan))
+        began = time.process_time()
+        lasso = LassoCV(cv=5, fit_intercept=False).fit(X, y)
+        error = np.mean((y_new - lasso.predict(X_new)) ** 2)
+        found["LassoCV"].append((True, error, time.process_time() - began, np.nan))
+    rows, base = [], np.array(found["auto (default)"], dtype=float)
+    for name, values in found.items():
+        values = np.array(values, dtype=float)
+        if name != "LassoCV":
+            rows.append(Row(f"{name}: sets at rest, %", None, 100 * float(values[:, 0].mean())))
+        rows.append(Row(f"{name}: test error", None, *mean_and_error(values[:, 1])))
+        rows.append(Row(f"{name}: median", None, float(np.median(values[:, 1]))))
+        if name != "auto (default)":
+            gap = mean_and_error(values[:, 1] - base[:, 1])
+            rows.append(Row(f"{name}: error less that of the default, in pairs", None, *gap))
+            if np.all(np.isfinite(values[:, 3])):
+                gap = mean_and_error(values[:, 3] - base[:, 3])
+                rows.append(Row(f"{name}: evidence less that of the default", None, *gap))
+        cpu = values[:, 2].sum() / base[:, 2].sum()
+        rows.append(Row(f"{name}: CPU over that of the default", None, float(cpu)))
+    return rows
+
+
 ABOUT = """
+J. M. Hernandez-Lobato and D. Hernandez-Lobato, "Convergent expectation propagation in linear models
+with spike-and-slab priors", 2011.
+
+The claim: regular EP with damping may fail to converge when there are few rows; a double loop on an
+energy that is bounded below, by constraints that keep sites and cavities positive, always does, and
+its errors are smaller where regular EP fails. Our verdict: the double loop comes to rest on nearly
+all sets, and errors where regular EP converges are those of the paper; but the constraint is not
+needed for a bound (the energy that ``algorithm="convergent"`` descends has one without), it moves
+the stationary points away from the fixed points of EP, and which of several fixed points is found
+matters more for the error than whether one is.
 """
-ITEMS = []
+ITEMS = [
+    Item(
+        "Figure 1",
+        "test errors where regular EP does not and does converge",
+        figure_1,
+        """
+**Reproduces:** the larger the damping parameter, the more sets on which regular EP (R-EP) does not
+converge; errors where it does are those of the paper within the standard errors, for both methods;
+at large dampings errors are larger where it does not (.067 against .026 of PC-EP at .9).
+
+**Does not:** R-EP fails on more sets here, 22 to 32 for 6 to 17, and errors on those are smaller
+than in the paper; at a damping of .1 they are no larger than on the others. The double loop (PC-EP)
+and R-EP differ there by less than a standard error, in either direction. The paper does not say
+when it counts a run as converged. Of the sets on which R-EP stands still, some stand
+at no fixed point of EP: a site that wants to be negative rests on its bound. Rows named "at a fixed
+point" count the others.
+
+**Protocol.** As in the paper: 100 sets of 10 rows and 25 columns, unit rows, 1000 test rows, noise
+.005, true hyperparameters, at most 1000 sweeps. All sites are updated at once, where the paper's
+regular EP is sequential; a run stands still where no mean and no standard deviation moves by more
+than 1e-4 (slab deviations) times the damping in a sweep. The sets are not the paper's sets. The
+paper's errors after ± are taken to be standard errors, as ours are. The column *auto* has the
+default of ``SpikeSlabRegressor`` on the same sets.
+""",
+    ),
+    Item(
+        "Section 3",
+        "the convergent algorithm",
+        section_3,
+        """
+**Reproduces:** the energy never rises and stays above n/2 log(2 pi noise) - d/2 log 2; the
+algorithm comes to rest (residual 1e-4) on nearly all sets within 200 outer steps. Each step lowers
+the energy at least by its guarantee, the Kullback-Leibler divergences between old and new
+marginals; as they add up to no more than the height above the bound, the smallest of the first T is
+at most that height over T: the paper's proof as a certificate of each run.
+
+**Does not:** the claim that stationary points are those of regular EP. It holds where no bound is
+active; the rows show how often that is. The residual judges the constrained problem: what an outer
+step moves, and the mismatch of moments at sites that no bound holds. Judged as an unconstrained
+fixed point, few runs have converged, which is why an earlier count of ours was nearly zero.
+
+**Differences.** 40 sets in place of 100. The inner problem, for which the paper names quasi-Newton
+steps, is solved by projected Newton steps; outer steps are accelerated wherever that lowers the
+energy by at least what the published step guarantees.
+""",
+    ),
+    Item(
+        "Section 4",
+        "all variants on the same sets",
+        section_4,
+        """
+What the paper's experiment says of our variants and default, on 40 of its sets. Ten rows and 25
+columns with next to no noise leave several fixed points, and the mean error is that of the few sets
+on which a run ends at a poor one: medians are far smaller than means. The default, "auto", ends at
+one fixed point, found at decreasing noise, and takes no second look. It has the largest evidence of
+those that do not, by a nat and more, and no larger median; its mean error is larger on these sets,
+by one standard error of the paired difference, which a few sets make. Ten starts, of which the
+fixed point of largest evidence is kept (``n_init=10``), or averaged (``predict(X, mixture=True)``),
+have the smallest errors and the largest evidence, at ten times the price. The default keeps to
+one start. LassoCV, which is told nothing, is there for the scale.
+""",
+    ),
+]

@@ -1,0 +1,176 @@
+"""ConvexVariationalRegressor on tables: noise, scale of the prior and intercept learned."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from scipy.sparse.linalg import aslinearoperator
+from scipy.special import logsumexp
+from scipy.stats import laplace, norm
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
+from sklearn.linear_model import BayesianRidge, LassoCV
+from sklearn.model_selection import train_test_split
+
+from sklearn_ep import ConvexVariationalRegressor
+from sklearn_ep.sites import LaplaceSite, StudentTSite
+
+
+def table(name):
+    if name == "diabetes":
+        return load_diabetes(return_X_y=True)
+    if name == "wine":  # columns in their own units, from tenths to hundreds
+        X = load_wine().data
+        return X[:, 1:], X[:, 0]
+    X = load_breast_cancer().data
+    return ((X - X.mean(0)) / X.std(0))[:, 4:], X[:, 0]
+
+
+def small(n=40, d=4, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, d)) + 2.0
+    return X, X @ np.r_[1.5, -1.0, np.zeros(d - 2)] + 7.0 + 0.5 * rng.standard_normal(n)
+
+
+@pytest.mark.parametrize("name", ["diabetes", "wine", "breast cancer"])
+def test_defaults_are_level_with_what_people_use(name):
+    X, y = table(name)
+    errors, losses = [], []
+    for seed in range(3):
+        A, B, a, b = train_test_split(X, y, test_size=0.3, random_state=seed)
+        est = ConvexVariationalRegressor().fit(A, a)
+        assert est.converged_
+        ridge, lasso = BayesianRidge().fit(A, a), LassoCV(max_iter=20_000).fit(A, a)
+        errors.append([np.sqrt(np.mean((b - m.predict(B)) ** 2)) for m in (est, ridge, lasso)])
+        losses.append(
+            [-norm.logpdf(b, *m.predict(B, return_std=True)).mean() for m in (est, ridge)]
+        )
+    ours, *peers = np.mean(errors, axis=0)
+    assert ours < 1.01 * min(peers)
+    ours, ridge = np.mean(losses, axis=0)
+    assert ours < ridge + 0.01
+
+
+@pytest.mark.parametrize("c", [1e-6, 1e5])
+def test_answers_go_with_the_units(c):
+    X, y = small()
+    a = ConvexVariationalRegressor().fit(X, y)
+    b = ConvexVariationalRegressor().fit(X, c * y)
+    np.testing.assert_allclose(b.coef_, c * a.coef_, rtol=1e-6, atol=1e-9 * c)
+    np.testing.assert_allclose(b.coef_std_, c * a.coef_std_, rtol=1e-6)
+    assert b.noise_variance_ == pytest.approx(c**2 * a.noise_variance_)
+    assert b.log_evidence_ == pytest.approx(a.log_evidence_ - (len(y) - 1) * np.log(c))
+    wide = ConvexVariationalRegressor().fit(X * c, y)
+    np.testing.assert_allclose(wide.predict(X * c), a.predict(X), rtol=1e-6)
+    moved = ConvexVariationalRegressor().fit(X - 3.0, y + 11.0)
+    np.testing.assert_allclose(moved.coef_, a.coef_, rtol=1e-6, atol=1e-9)
+    assert moved.log_evidence_ == pytest.approx(a.log_evidence_)
+
+
+def test_the_intercept_is_one_with_a_flat_prior():
+    X, y = small()
+    kw = dict(noise_variance=0.3, tol=1e-9, max_iter=500)
+    est = ConvexVariationalRegressor(StudentTSite(1e8, 0.7), fit_intercept=True, **kw).fit(X, y)
+    B = np.c_[X, np.ones(len(X))]
+    A = B.T @ B / 0.3 + np.diag([1 / 0.49] * 4 + [0.0])
+    cov = np.linalg.inv(A)
+    np.testing.assert_allclose(np.r_[est.coef_, est.intercept_], cov @ B.T @ y / 0.3, atol=1e-5)
+    new = np.random.default_rng(1).standard_normal((5, 4))
+    N = np.c_[new, np.ones(5)]
+    mean, std = est.predict(new, return_std=True)
+    np.testing.assert_allclose(mean, N @ cov @ B.T @ y / 0.3, atol=1e-5)
+    np.testing.assert_allclose(std**2, np.einsum("ij,jk,ik->i", N, cov, N) + 0.3, rtol=1e-6)
+    last = est.summary().coefficients
+    assert last["name"][-1] == "intercept"
+    assert last["sd"][-1] == pytest.approx(np.sqrt(cov[4, 4]), rel=1e-6)
+    assert est.coef_interval().shape == (4, 2)
+    # the old default: y as measured
+    plain = ConvexVariationalRegressor(StudentTSite(1e8, 0.7), **kw).fit(X, y)
+    assert plain.intercept_ == 0.0 and "intercept" not in plain.summary().coefficients["name"]
+
+
+def test_sparse_rows_and_operators_have_the_same_intercept():
+    X, y = small(60, 6)
+    X = np.where(np.abs(X) < 1.5, 0.0, X)
+    dense = ConvexVariationalRegressor().fit(X, y)
+    sparse = ConvexVariationalRegressor().fit(sp.csc_matrix(X), y)
+    np.testing.assert_allclose(sparse.coef_, dense.coef_, rtol=1e-7)
+    for got, want in zip(
+        sparse.predict(sp.csr_matrix(X), return_std=True),
+        dense.predict(X, return_std=True),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-8)
+    assert sparse.log_evidence_ == pytest.approx(dense.log_evidence_)
+    kw = dict(fit_intercept=True, n_variance_samples=128, random_state=0)
+    for Z in (sp.csr_matrix(X), aslinearoperator(X)):
+        est = ConvexVariationalRegressor(variance="monte_carlo", **kw).fit(Z, y)
+        assert np.max(np.abs(est.coef_ - dense.coef_) / dense.coef_std_) < 0.3
+        assert abs(np.log(est.noise_variance_ / dense.noise_variance_)) < 0.2
+        assert est.intercept_ == pytest.approx(dense.intercept_, abs=0.3)
+    assert ConvexVariationalRegressor(random_state=0).fit(aslinearoperator(X), y).intercept_ == 0.0
+
+
+def test_learned_noise_and_scale_are_where_the_bound_is_flat():
+    X, y = small(60, 8)
+    kw = dict(fit_intercept=True, tol=1e-10, max_iter=500)
+    est = ConvexVariationalRegressor(tol=1e-9, max_iter=500).fit(X, y)
+
+    def at(noise, scale):
+        return ConvexVariationalRegressor(LaplaceSite(scale, "kl"), noise_variance=noise, **kw).fit(
+            X, y
+        )
+
+    def bound(log_noise, log_scale):
+        return at(np.exp(log_noise), np.exp(log_scale)).log_evidence_
+
+    here, h = (np.log(est.noise_variance_), np.log(est.prior_scale_)), 1e-4
+    by_noise = (bound(here[0] + h, here[1]) - bound(here[0] - h, here[1])) / (2 * h)
+    by_scale = (bound(here[0], here[1] + h) - bound(here[0], here[1] - h)) / (2 * h)
+    assert abs(by_noise) < 0.006  # the prior of the noise counts as a hundredth of a row
+    assert abs(by_scale) < 1e-5
+    # away from there the derivative in log noise is that of the expected log likelihood
+    one = at(0.5, 0.8)
+    variance = one.predict(X, return_std=True)[1] ** 2 - 0.5 - 0.5 / len(y)
+    squares = np.sum((y - one.predict(X)) ** 2) + np.sum(variance)
+    step = (bound(np.log(0.5) + h, np.log(0.8)) - bound(np.log(0.5) - h, np.log(0.8))) / (2 * h)
+    assert step == pytest.approx(squares / (2 * 0.5) - (len(y) - 1) / 2, abs=1e-4)
+
+
+def test_the_bound_is_just_below_the_evidence():
+    rng = np.random.default_rng(2)
+    X = rng.standard_normal((12, 2))
+    y = X @ [0.4, 0.0] + 0.6 * rng.standard_normal(12)
+    est = ConvexVariationalRegressor(
+        LaplaceSite(0.3, "kl"), noise_variance=0.4, tol=1e-9, max_iter=500
+    ).fit(X, y)
+    grid, step = np.linspace(-3, 3, 801, retstep=True)
+    u = np.stack(np.meshgrid(grid, grid, indexing="ij")).reshape(2, -1)
+    log_joint = laplace.logpdf(u, scale=0.3).sum(0)
+    log_joint += norm.logpdf(y[:, None], X @ u, np.sqrt(0.4)).sum(0)
+    evidence = logsumexp(log_joint) + 2 * np.log(step)
+    weight = np.exp(log_joint - logsumexp(log_joint))
+    mean, sd = u @ weight, np.sqrt((u**2) @ weight - (u @ weight) ** 2)
+    assert evidence - 0.1 < est.log_evidence_ < evidence - 1e-4
+    assert np.max(np.abs(est.coef_ - mean) / sd) < 0.05
+    assert np.max(np.abs(np.log(est.coef_std_ / sd))) < 0.1
+
+
+def test_more_columns_than_rows_and_hostile_tables():
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((50, 120)) + 3.0
+    y = X[:, :3] @ np.r_[3.0, -2.0, 1.0] + rng.standard_normal(50)
+    est = ConvexVariationalRegressor(max_iter=200).fit(X, y)
+    assert est.converged_ and est.noise_variance_ > 1e-7 * y.var()
+    assert np.all(np.abs(est.coef_[:3]) > 0.3)
+    for X, y in (
+        (np.zeros((5, 2)), np.arange(5.0)),
+        (np.ones((5, 2)), np.arange(5.0)),
+        (rng.standard_normal((5, 2)), np.full(5, 3.0)),
+        (rng.standard_normal((2, 3)), np.array([1.0, 2.0])),
+        (np.array([[2.0]]), np.array([1.0])),
+        (np.c_[np.arange(9.0), np.arange(9.0)], np.arange(9.0)),
+    ):
+        est = ConvexVariationalRegressor(max_iter=200).fit(X, y)
+        mean, std = est.predict(X, return_std=True)
+        assert np.all(np.isfinite([mean, std])) and np.all(np.isfinite(est.coef_std_))
+    with pytest.raises(ValueError, match="fit_intercept"):
+        ConvexVariationalRegressor(fit_intercept="yes").fit(X, y)
