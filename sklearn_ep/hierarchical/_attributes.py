@@ -85,7 +85,7 @@ def attributes_of_factors(plan, fit):
         for name, values in zip(names, effects, strict=True)
     }
     out["_state"] = fit.attributes["state"]
-    out["engine_"], out["_levels"], out["_n_rows"] = plan.engine, plan.levels, len(plan.y)
+    out["engine_"], out["_levels"], out["_n_rows"] = plan.engine, plan.levels, plan.n_rows
     out["_remarks"] = remarks_on_factors(plan, out["tau_"])
     if not fit.attributes["complete"]:
         out["_remarks"] += ("the grid in the scales was stopped at 400 nodes.",)

@@ -336,7 +336,9 @@ def check_parts(est, parts):
         raise ValueError("the list of partitions is empty: X has 0 samples and there is no y.")
     if any(isinstance(p, list | np.ndarray) or np.isscalar(p) for p in parts):
         raise ValueError("y is None, but X is no list of partitions such as (X, y) pairs.")
-    if isinstance(est.group_column, str):
+    given = est.group_column if isinstance(est.group_column, list) else [est.group_column]
+    columns = [c for f in given for c in (f if isinstance(f, tuple) else (f,))]
+    if any(isinstance(column, str) for column in columns):
         raise ValueError(
             f"group_column={est.group_column!r}: give the index of the column for partitions."
         )
