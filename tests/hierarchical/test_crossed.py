@@ -100,6 +100,20 @@ def test_messages_against_gibbs_sampling():
     np.testing.assert_allclose(est.coef_std_[0], truth["coef_sd"], rtol=0.04)
 
 
+@pytest.mark.parametrize("mean", [-2.0, 1.5])
+def test_scales_are_found_from_afar(mean):
+    """A secant gone wrong takes short steps, which once looked like the end of the search."""
+    X, y, G = people_and_items()
+    Z, kw = np.column_stack([X, G]), dict(group_column=[2, 3], tau_prior=(mean, 1.5))
+    far = HierarchicalEPLogistic(**kw, engine="messages").fit(Z, y)
+    near = HierarchicalEPLogistic(**kw, engine="messages", warm_start=True)
+    near.set_state(fitted("messages").get_state()).fit(Z, y)  # starts next to the answer
+    assert far.converged_ and near.n_iter_ < far.n_iter_
+    np.testing.assert_allclose(np.log(far.tau_), np.log(near.tau_), atol=2e-3)
+    ep = HierarchicalEPLogistic(**kw, engine="ep", refine=False).fit(Z, y)
+    assert np.max(np.abs(np.log(far.tau_[0] / ep.tau_[0]))) < 0.03
+
+
 def test_the_engines_agree_where_groups_have_rows():
     X, y, G = people_and_items(3000, (40, 30), (1.0, 0.7), 0)
     Z = np.column_stack([X, G])

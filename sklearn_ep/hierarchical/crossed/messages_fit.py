@@ -41,6 +41,7 @@ _FIRST_TOL = 0.03  # of the sites, far from the scales
 _SITES, _STEPS = 0.2, 0.3  # shares of tol that sites, and a step of the scales, have to meet
 _NEAR = 10.0  # times tol: a step after which the coupling is looked at once more
 _LONGEST = 0.7  # step of a log scale
+_LEAST_RISE = 0.5  # of the steepest curvature's step, below which a secant is forgotten
 _APART = 0.1  # log scales of the fits whose differences give their uncertainty
 _LEAST_PASSES = 4  # of those fits
 _MOST_PASSES = 30
@@ -233,10 +234,13 @@ def find_scales(model, start, tol, max_iter, monitor):
     start is (theta, `Effects` or None), the rows being where they start. The fixed point tau^2 =
     mean(a^2 + v) has the same root and crawls to it. Sites are tightened as the steps in theta get
     shorter; how effects go along with the coefficients is looked at first, and again near the end.
+    A secant that makes less of the gradient than the steepest curvature would is forgotten: its
+    step is short because it is wrong, not because the end is near.
     """
     trace, fine = Trace(monitor), _SITES * tol
     (theta, mean), last = start, None
     inverse, step = np.diag(1.0 / model.levels), np.full(len(theta), np.inf)
+    steepest = 2.0 * model.levels + model.theta_sd**-2.0  # curvature of the log evidence at most
     looks, site_tol = 0, max(_FIRST_TOL, fine)
     while True:
         trace.begin()
@@ -247,6 +251,8 @@ def find_scales(model, start, tol, max_iter, monitor):
         gradient = model.gradient(solved, coupling)
         if last is not None:
             inverse = _broyden(inverse, step, last - gradient)
+        if gradient @ inverse @ gradient < _LEAST_RISE * gradient @ (gradient / steepest):
+            inverse = np.diag(1.0 / model.levels)
         last, step = gradient, inverse @ gradient
         far = float(np.max(np.abs(step)))
         step = step / max(1.0, far / _LONGEST)
