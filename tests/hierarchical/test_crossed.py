@@ -498,7 +498,7 @@ def test_checkpoints_resume_and_refuse_other_data(kind, tmp_path):
     resumed = clone(est).fit(*data, checkpoint=path)
     assert resumed.n_iter_ < whole.n_iter_ and apart(resumed, whole) < 2e-3
     again = clone(est).fit(*data, checkpoint=path)
-    assert again.n_iter_ <= 2 and apart(again, whole) < 2e-3
+    assert again.n_iter_ <= 3 and apart(again, whole) < 2e-3
     with pytest.raises(ValueError, match="other data"):
         clone(est).set_params(tau_prior=(0.0, 1.0)).fit(*data, checkpoint=path)
 

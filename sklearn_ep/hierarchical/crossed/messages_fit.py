@@ -39,7 +39,7 @@ __all__ = ["fit_by_messages"]
 
 _FIRST_TOL = 0.03  # of the sites, far from the scales
 _SITES, _STEPS = 0.2, 0.3  # shares of tol that sites, and a step of the scales, have to meet
-_NEAR = 10.0  # times tol: a step after which the coupling is looked at once more
+_NEAR = 10.0  # times tol: a short step, and what the scales may move until the next look
 _LONGEST = 0.7  # step of a log scale
 _LEAST_RISE = 0.5  # of the steepest curvature's step, below which a secant is forgotten
 _APART = 0.1  # log scales of the fits whose differences give their uncertainty
@@ -233,7 +233,8 @@ def find_scales(model, start, tol, max_iter, monitor):
 
     start is (theta, `Effects` or None), the rows being where they start. The fixed point tau^2 =
     mean(a^2 + v) has the same root and crawls to it. Sites are tightened as the steps in theta get
-    shorter; how effects go along with the coefficients is looked at first, and again near the end.
+    shorter; how effects go along with the coefficients is looked at first, and again where steps
+    are short and the scales have moved since.
     A secant that makes less of the gradient than the steepest curvature would is forgotten: its
     step is short because it is wrong, not because the end is near.
     """
@@ -241,13 +242,14 @@ def find_scales(model, start, tol, max_iter, monitor):
     (theta, mean), last = start, None
     inverse, step = np.diag(1.0 / model.levels), np.full(len(theta), np.inf)
     steepest = 2.0 * model.levels + model.theta_sd**-2.0  # curvature of the log evidence at most
-    looks, site_tol = 0, max(_FIRST_TOL, fine)
+    looked, site_tol = np.full(len(theta), np.inf), max(_FIRST_TOL, fine)
     while True:
         trace.begin()
         solved = model.solve(theta, mean, site_tol)
         mean = solved.mean
-        if looks == 0 or (looks == 1 and np.max(np.abs(step)) < _NEAR * tol):
-            coupling, looks = model.coupling(solved), looks + 1
+        away = np.max(np.abs(theta - looked)) >= _NEAR * tol
+        if away and (last is None or np.max(np.abs(step)) < _NEAR * tol):
+            coupling, looked, away = model.coupling(solved), theta, False
         gradient = model.gradient(solved, coupling)
         if last is not None:
             inverse = _broyden(inverse, step, last - gradient)
@@ -257,7 +259,7 @@ def find_scales(model, start, tol, max_iter, monitor):
         far = float(np.max(np.abs(step)))
         step = step / max(1.0, far / _LONGEST)
         trace.end({"residual": max(far, solved.mismatch)}, (solved, coupling))
-        below = far < _STEPS * tol and solved.mismatch < fine
+        below = far < _STEPS * tol and solved.mismatch < fine and not away
         reason = reason_to_end(trace, below, True, False, max_iter)
         if reason is not None:
             return ScaleSearch(solved, coupling, trace, reason)
