@@ -66,7 +66,8 @@ def attributes_of_groups(plan, fits):
     out["n_cut_steps_"] = sum(f.attributes["n_cut"] for f in fits)
     out["_remarks"] = ()
     if plan.columns.has_groups:
-        tau, whole = float(np.max(out["tau_"])), "whole" in fits[0].attributes
+        tau = float(np.max(out["tau_"]))
+        whole = fits[0].attributes.get("exact_groups", False)
         out["_remarks"] = remarks_on_groups(plan, tau, out["engine_"], whole)
     found = Messages(out["site_precision_"], out["site_shift_"])
     out["_state"] = state_of(found, priors[0], plan.site, plan.labels)

@@ -108,6 +108,13 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         it, and so the last digits, depend on their timing. For one factor, not in a list.
     n_draws : int, default=800
         Draws in a partition, for ``engine="importance"`` and "nuts".
+    power : float, default=1.0
+        Share u of each row's likelihood that is matched at a time, in (0, 1]: cavities leave out u
+        times the site, tilted distributions have the likelihood to the power u. 1 is EP; towards 0
+        it becomes variational Bayes, whose standard deviations of group effects and scales are
+        shorter; between, less is made of the tails of a likelihood. With powers below one groups of
+        a few rows have no sites of their own. For the engines "ep" and "messages"; a search may
+        choose it by `log_evidence_` or held-out log loss.
     damping : float, default=1.0
         Share of an update that is taken, in (0, 1]. Steps are shortened on their own where a cavity
         would become improper, and parallel sweeps are mixed by Anderson acceleration.
@@ -286,6 +293,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         hyperparameters="auto",
         schedule="parallel",
         n_draws=800,
+        power=1.0,
         damping=1.0,
         max_iter=50,
         tol=1e-3,
@@ -305,6 +313,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         self.hyperparameters = hyperparameters
         self.schedule = schedule
         self.n_draws = n_draws
+        self.power = power
         self.damping = damping
         self.max_iter = max_iter
         self.tol = tol

@@ -136,9 +136,9 @@ def mode_worker(part, modes, spec, phi, q):
     return marginal_terms(rows, phi, q, modes)
 
 
-def tilted_worker(part, message, spec, q, tol, max_passes):
-    """Return the `TiltedSite` of a partition under its cavity by EP."""
-    return tilted_by_nodes(read_rows(part, spec), *message, q=q, tol=tol, max_passes=max_passes)
+def tilted_worker(part, message, spec, q, inner):
+    """Return the `TiltedSite` of a partition under its cavity by EP; inner are its options."""
+    return tilted_by_nodes(read_rows(part, spec), *message, q=q, **inner)
 
 
 def drawing_worker(part, message, spec, q, tilted, settings):
@@ -146,7 +146,7 @@ def drawing_worker(part, message, spec, q, tilted, settings):
     return tilted(read_rows(part, spec), *message, q=q, settings=settings)
 
 
-def nodes_worker(part, message, spec, theta, q, tol, max_passes):
+def nodes_worker(part, message, spec, theta, q, inner):
     """Return the `ConditionalPosterior` of a partition at nodes in theta."""
     rows, scale = read_rows(part, spec), log_cholesky.factor(theta, q)
-    return conditional_ep(rows, scale, *message, tol=tol, max_passes=max_passes)
+    return conditional_ep(rows, scale, *message, **inner)

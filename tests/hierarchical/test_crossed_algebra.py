@@ -423,7 +423,7 @@ def test_a_stored_fixed_point_of_levels_gives_the_sites_of_its_rows():
     sums = message_sums(held, state)
     totals = [p + s for p, s in zip(prior.levels, sums, strict=True)]
     root = np.linalg.cholesky(cov).T
-    found = Resume(totals, prior.levels, root, mean).advance(rows, None)
+    found = Resume(totals, prior.levels, root, mean, 1.0).advance(rows, None)
     np.testing.assert_allclose(found.sites.precision, sites.precision, rtol=1e-4)
     np.testing.assert_allclose(found.sites.shift, sites.shift, atol=1e-4)
 

@@ -11,7 +11,7 @@ from .._checkpoint import load_checkpoint, save_checkpoint
 from .._messages import check_precise
 from .given_scales import AllSites, first_sites
 from .group_sites import GroupSites
-from .layout import lay_out
+from .layout import largest_group, lay_out
 from .messages_fit import fit_by_messages
 from .mixture import CrossedMixture
 from .model import CrossedModel
@@ -53,8 +53,8 @@ def fit_on_grid(plan, sign, monitor, previous, checkpoint):
         save = partial(_save, checkpoint, plan.parts.fingerprint)
     rows = plan.X, sign, plan.weight, plan.designs, plan.codes, plan.n_levels
     priors = plan.beta_sd**-2.0, plan.theta_mean, plan.theta_sd
-    layout = lay_out(*rows, plan.local)
-    model = CrossedModel(layout, plan.local, plan.n_effects, plan.n_levels, *priors)
+    layout = lay_out(*rows, plan.local, largest_group(plan.power))
+    model = CrossedModel(layout, plan.local, plan.n_effects, plan.n_levels, *priors, plan.power)
     n_named = [len(known) for known in plan.levels]
 
     def so_far(node):

@@ -88,6 +88,7 @@ class MessagesModel:
         self.beta_precision = plan.beta_sd**-2.0
         self.theta_mean, self.theta_sd = plan.theta_mean, plan.theta_sd
         self.levels = np.array(plan.n_levels, dtype=float)
+        self.power = plan.power
         self.solved_all = True
 
     def prior(self, theta):
@@ -115,7 +116,7 @@ class MessagesModel:
             system = SchurSystem(rows, int(np.argmax(self.levels)), prior)
             mean = system.solve(rows.ask(right_side), mean)
             self.note(system)
-            rows.step(Update(root, mean))
+            rows.step(Update(root, mean, self.power))
             worst, n_passes = max(rows.each(row_mismatch)), n_passes + 1
         return Solved(theta, mean, system, totals, root, worst)
 
@@ -286,7 +287,8 @@ def _start(plan, model, previous):
             np.split(a, ends[:-1]) for a in (previous["mean"][d:], previous["totals"])
         )
         mean = Effects(previous["mean"][:d], levels)
-        rows.step(Resume(totals, model.prior(theta).levels, previous["root"], mean))
+        prior = model.prior(theta).levels
+        rows.step(Resume(totals, prior, previous["root"], mean, plan.power))
         return theta, mean
     rows.step(first)
     return theta, None

@@ -68,6 +68,7 @@ class CrossedPlan(NamedTuple):
     tol: float
     max_iter: int
     theta: str
+    power: float
     n_jobs: int | None
     parts: FactorParts
 
@@ -175,6 +176,7 @@ def _settings(est, columns, width) -> dict[str, Any]:
         tol=float(est.tol),
         max_iter=int(est.max_iter),
         theta=wanted_rule(est),
+        power=float(est.power),
         n_jobs=est.n_jobs,
     )
 
@@ -183,7 +185,7 @@ def _model_digest(est, columns, engine):
     """Return a hash of what a checkpoint must have in common with a fit besides the data."""
     means, sds = _theta_prior(est, columns)
     factors = [np.array([*f.positions, -1, *f.slopes]) for f in columns.factors]
-    scale = np.asarray(est.prior_scale, dtype=float)
+    scale = np.append(np.asarray(est.prior_scale, dtype=float), est.power)
     return digest(means, sds, scale, np.array(f"{engine} {columns.fit_intercept}"), *factors)
 
 

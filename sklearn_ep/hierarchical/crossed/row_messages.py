@@ -15,6 +15,7 @@ import numpy as np
 
 from ..._engine.likelihoods import Logit
 from ..._engine.sites import Sites
+from .._power import LogitToPower
 
 __all__ = [
     "Back",
@@ -115,18 +116,20 @@ class Linearise(NamedTuple):
 class Update(NamedTuple):
     """Step: match the tilted moments at means, an `Effects`.
 
-    root (D, D) is R, where R'R is the covariance of the dense columns.
+    root (D, D) is R, where R'R is the covariance of the dense columns; power the share of a row's
+    likelihood that is matched.
     """
 
     root: np.ndarray
     mean: Any
+    power: float
 
     def advance(self, rows, state):
         """Return the next `RowState` of rows."""
         turned = rows.X @ self.root.T
         cavity_var = state.cavity + np.einsum("nd,nd->n", turned, turned)
         predictor = rows.predictor(self.mean)
-        sites, mismatch = updated_sites(rows, state.sites, predictor, cavity_var)
+        sites, mismatch = updated_sites(rows, state.sites, predictor, cavity_var, self.power)
         return state._replace(sites=sites, mismatch=mismatch)
 
 
@@ -141,19 +144,19 @@ class Resume(NamedTuple):
     prior: list[np.ndarray]
     root: np.ndarray
     mean: Any
+    power: float
 
     def advance(self, rows, state):
         """Return the next `RowState` of rows."""
-        state, levels = (
-            first_state(rows),
-            list(zip(self.totals, self.prior, rows.codes, strict=True)),
-        )
+        state = first_state(rows)
+        levels = list(zip(self.totals, self.prior, rows.codes, strict=True))
         turned, predictor = rows.X @ self.root.T, rows.predictor(self.mean)
         dense = np.einsum("nd,nd->n", turned, turned)
         for _ in range(_AGAIN):
             pairs = zip(levels, state.messages, strict=True)
             variances = [1.0 / np.maximum(a[c] - m, b[c]) for (a, b, c), m in pairs]
-            sites, _ = updated_sites(rows, state.sites, predictor, dense + sum(variances))
+            args = state.sites, predictor, dense + sum(variances), self.power
+            sites, _ = updated_sites(rows, *args)
             state = RowState(sites, _sent(sites.precision, variances))
         return state
 
@@ -202,21 +205,26 @@ def row_sites(held, state):
     return state.sites
 
 
-def updated_sites(rows, sites, mean, cavity_var):
+def updated_sites(rows, sites, mean, cavity_var, power=1.0):
     """Return (new sites, largest distance of tilted from current moments in sds).
 
-    mean (n,) are the predictor's, under all sites. Rows are taken in blocks.
+    mean (n,) are the predictor's, under all sites; power is the share of a row's likelihood that is
+    matched. Rows are taken in blocks.
     """
+    factor = _LIKELIHOOD if power == 1.0 else LogitToPower(power)
     new = Sites(np.empty_like(mean), np.empty_like(mean))
     worst = 0.0
     for start in range(0, len(mean), _BLOCK):
         some = slice(start, start + _BLOCK)
         t, nu, m, c = sites.precision[some], sites.shift[some], mean[some], cavity_var[some]
-        grown = 1.0 + t * c  # cavity over posterior variance
-        centre = m * grown - c * nu
-        _, g, h = _LIKELIHOOD.tilted(rows.sign[some], centre, c)
+        if power != 1.0:  # the cavity keeps the rest of the site
+            c = c / (1.0 + (1.0 - power) * t * c)
+        grown = 1.0 + power * t * c  # cavity over posterior variance
+        centre = m * grown - power * c * nu
+        _, g, h = factor.tilted(rows.sign[some], centre, c)
         left = 1.0 - c * h
-        new.precision[some], new.shift[some] = h / left, (g + centre * h) / left
+        share = left if power == 1.0 else power * left
+        new.precision[some], new.shift[some] = h / share, (g + centre * h) / share
         shifted = np.abs(centre + c * g - m) * np.sqrt(grown / c)
         worst = max(worst, float(np.max(shifted)), float(np.max(np.abs(left * grown - 1.0))))
     return new, worst
