@@ -237,8 +237,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     40 to 60 nodes for two scales, 250 for three. A grid that would have above 400 nodes ends there,
     and gives way to the quadrature rule for four scales and more; `diagnose` and a warning say so.
     "messages" costs O(n (D + F)) a pass, 12 + D doubles a row, and a few linear systems that
-    conjugate gradients solve in 5 to 20 steps whatever n. In partitions a step is two messages with
-    a number for each level that has rows in the part, each way, and a fit some 300 to 600 of them.
+    conjugate gradients solve in 5 to 20 steps whatever n. In partitions a step is two messages each
+    way with a number for each level that has rows in the part, and a fit has 500 to 800 messages.
     What rows keep in between stays with the part; where a worker has lost it, it is sent the steps
     so far again. Draws then leave out what `latent_covariance` does, and `diagnose` cannot hold
     variances against draws.
