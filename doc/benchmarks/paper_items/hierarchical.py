@@ -9,12 +9,15 @@ from sklearn_ep.datasets import make_hierarchical_logistic
 
 TITLE = "Hierarchical EP (Gelman and others, 2014)"
 ABOUT = """
-A. Gelman, A. Vehtari, P. Jylänki, C. Robert, N. Chopin and J. P. Cunningham, "Expectation propagation as
-a way of life", arXiv:1412.4869, first version of December 2014. Its claim: data are split into parts, each
-part is fitted under the approximation of all others, and what travels is a Gaussian about the shared
-parameters. Our verdict: it does what the paper hopes for, in a handful of sweeps and with coverage that is
-right to the error of counting; moments by an inner EP in place of the paper's sampling make it fast, and
-the engines that the paper lists besides are slower (sampling) or biased (the mode).
+A. Gelman, A. Vehtari, P. Jylänki, C. Robert, N. Chopin and J. P. Cunningham, "Expectation
+propagation as a way of life", arXiv:1412.4869, first version of December 2014. Its claim: data are
+split into parts, each part is fitted under the approximation of all others, and what travels is a
+Gaussian about the shared parameters. Our verdict: it does what the paper hopes for, in a handful of
+sweeps from any start and whatever the number of parts, with coverage that is right to the error of
+counting. An inner EP in place of the paper's sampling makes it fast; of the other ways to the
+tilted moments the mode is biased and importance sampling is slower. The paper prints two figures
+from simulations, without numbers, and no tables; its Figures 2 and 3 are sketches. What its text
+proposes and leaves to others is measured here by section.
 """
 SEEDS = 12
 GENERATOR = {"prior_scale": 1.0, "tau_prior": (np.log(2.0), 0.01)}  # of the simulated sets
@@ -286,12 +289,103 @@ def fractional(setting):
 
 
 ITEMS = [
-    Item("Figure 1", "parts alone and parts under their cavities", figure_1, "W"),
-    Item("Section 3.1", "300,000 rows, 6,020 parameters", many_groups, "W"),
-    Item("Section 4.1", "number of parts", partitions, "W"),
-    Item("Section 4.2", "fractional EP", fractional, "W"),
-    Item("Sections 4.3 to 4.6", "ways to the tilted moments", engines, "W"),
-    Item("Figure 4", "2,500 rows in 50 groups, 50 parts", figure_4, "W"),
-    Item("Figure 5", "50,000 rows in 1,000 groups, 50 parts", figure_5, "W"),
-    Item("Section 6.2", "tilted distributions and the global one", tilted_and_global, "W"),
+    Item(
+        "Figure 1",
+        "parts alone and parts under their cavities",
+        figure_1,
+        """
+The sketch says that a part on its own knows little, and that working under the cavity keeps each
+part where all of them overlap. On the sets of Figure 4 that is so: the posterior of a part alone
+is several times as wide as that of all, and multiplying the Gaussians of parts alone, with the
+prior counted once, gives an error of the coefficients several times that of EP. The picture
+itself, with five drawn ovals, is not repeated.
+""",
+    ),
+    Item(
+        "Section 3.1",
+        "300,000 rows, 6,020 parameters",
+        many_groups,
+        """
+The example of the section, which the paper counts and does not run: 3,000 groups of 100 rows, slope
+and intercept of each, 20 shared parameters. We run it on one core with the rows in 60 parts, 17
+coefficients and three coordinates of the covariance being the shared ones, and with the quadrature
+rule of a normal posterior for the latter (``refine=False``). The section divides the rows into
+3,000 pieces; as many parts as groups have the same answer and cost more.
+""",
+    ),
+    Item(
+        "Section 4.1",
+        "number of parts",
+        partitions,
+        """
+The section warns that with many parts the Gaussian approximation will not be accurate. On the first
+set of Figure 4 it does not matter: from 2 to 50 parts no mean moves by more than a few thousandths
+of its standard deviation from the fit of all rows as one part. Many parts cost more time on one
+core, since each has its own nodes in the scale.
+""",
+    ),
+    Item(
+        "Section 4.2",
+        "fractional EP",
+        fractional,
+        """
+The section hopes that fractional EP helps where the family is not flexible enough. Here it does
+not: distances are from a fit in which groups of at most eight rows are integrated exactly, and
+every power has sites of rows, one too. Where groups have four rows and a large scale, a power below
+one makes log tau, means, standard deviations and evidence worse, the more the nearer it is to zero,
+which is variational Bayes. On the set of Figure 4 no power matters. A power of the likelihood of a
+row is taken, not of a part.
+""",
+    ),
+    Item(
+        "Sections 4.3 to 4.6",
+        "ways to the tilted moments",
+        engines,
+        """
+Distances are from the default fit, on one set of Figure 4. The inner EP of appendix A.4 agrees with
+it; the mode of the tilted distribution (section 4.3), whose fixed point is the mode of the marginal
+posterior, is fast and biased; importance sampling that keeps its draws over sweeps (sections 4.5
+and 4.6) is right but for its noise, in two parts, and slower. Section 4.4, split normal
+distributions, was tried as a proposal and was no better than the moments of EP. Hamiltonian chains
+in each part are ``engine="nuts"``, not run here.
+""",
+    ),
+    Item(
+        "Figure 4",
+        "2,500 rows in 50 groups, 50 parts",
+        figure_4,
+        """
+Reproduces: means and standard deviations settle within two sweeps or so, from the mode and from the
+paper's wide start alike, and the paper's counts of coverage, which are for one set, hold on average
+over twelve sets with the prior from which the coefficients were drawn. With our default prior,
+which is 2.5 times as wide, they hold as nearly: 2,500 rows leave it little to say, though what it
+says makes estimates larger. GPBoost (Laplace, no prior) is covered as well here; statsmodels
+(variational, factorised) has standard errors that are too short. Protocol: twelve sets in place of
+one; the scale of the effects is nearly known to the first prior, and learned with the default; the
+inner EP in place of 200 draws of Stan in each part. Sweep 0 is the start. The paper's picture
+starts wide and shows six sweeps.
+""",
+    ),
+    Item(
+        "Figure 5",
+        "50,000 rows in 1,000 groups, 50 parts",
+        figure_5,
+        """
+Reproduces, with the protocol of Figure 4, and the paper's partition of 20 groups in each of 50
+parts. The paper gives no counts here. The last row is the race against GPBoost with standard
+errors, the median of five rounds that alternate on one core, of our default fit, which takes all
+rows as one part and integrates over the scale.
+""",
+    ),
+    Item(
+        "Section 6.2",
+        "tilted distributions and the global one",
+        tilted_and_global,
+        """
+The section proposes to hold the tilted distributions against the approximation, by a divergence or
+by importance weights, and has no figures. `diagnose` does both, for each part: on the first set of
+Figure 4 no part's tilted distribution is further than a few hundredths of a nat from the
+approximation. 400 draws.
+""",
+    ),
 ]

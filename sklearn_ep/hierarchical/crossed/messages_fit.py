@@ -5,10 +5,12 @@ root of the derivative of the log evidence, which costs nothing at a fixed point
 uncertainty is added to that of everything else by differences of fits at scales nearby.
 """
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from joblib import parallel_config
 
 from ..._engine.gaussian import checked_cholesky, triangular_inverse
 from ..._engine.loop import Reason, Trace, reason_to_end
@@ -160,8 +162,11 @@ def fit_by_messages(plan, sign, monitor, previous, run, checkpoint):
     """
     if run is not None:
         return _fit_parts(plan, monitor, previous, run, checkpoint)
-    with PartMap(plan.parts.prepared(plan, sign), plan.n_jobs, prefer="threads") as run:
-        return _fit_parts(plan, monitor, previous, run, checkpoint)
+    parts = plan.parts.prepared(plan, sign)
+    # one part has nothing to share out, and would pay for each of its questions
+    with parallel_config("sequential") if len(parts) == 1 else nullcontext():
+        with PartMap(parts, plan.n_jobs, prefer="threads") as run:
+            return _fit_parts(plan, monitor, previous, run, checkpoint)
 
 
 def _fit_parts(plan, monitor, previous, run, checkpoint):

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..._engine.partition import PartMemory, load_part
 from .row_messages import RowState, row_precision
-from .schur import FactorRows, SystemRows
+from .schur import FactorRows, LastProduct, SystemRows
 
 __all__ = ["HeldRows", "LoggedRows", "Prepared"]
 
@@ -161,8 +161,12 @@ class LoggedRows:
         return self.numbers.add(self.each(function, *values))
 
     def held(self):
-        """Return the `HeldRows` of the parts in the state of the linear system."""
-        parts = [SystemRows.of(self.read(load_part(p)), self.big) for p in self.run.parts]
+        """Return the `HeldRows` of the parts in the state of the linear system.
+
+        Pairs of levels are of no more use: the system's preconditioner is known.
+        """
+        rows = [self.read(load_part(p)) for p in self.run.parts]
+        parts = [SystemRows(r, self.big, [], LastProduct()) for r in rows]
         states = [RowState(None, [], precision=t) for t in self.each(row_precision)]
         return HeldRows(list(zip(parts, states, strict=True)), self.numbers)
 

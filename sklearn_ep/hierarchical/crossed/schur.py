@@ -15,7 +15,14 @@ import numpy as np
 
 from ..._engine.gaussian import checked_cholesky, cholesky_solve
 
-__all__ = ["Effects", "FactorRows", "SchurSystem", "SystemRows", "right_side"]
+__all__ = [
+    "Effects",
+    "FactorRows",
+    "LastProduct",
+    "SchurSystem",
+    "SystemRows",
+    "right_side",
+]
 
 
 class Effects(NamedTuple):
