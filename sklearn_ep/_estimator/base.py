@@ -67,7 +67,8 @@ class VersionedEstimator(BaseEstimator):
         -------
         diagnosis : Diagnosis
             Convergence, residual, iterations, remarks and, where the true posterior can be
-            evaluated cheaply, effective share of the draws and tail shape of their weights.
+            evaluated cheaply, effective share of the draws and tail shape of their weights. Of
+            parts of rows with sites of their own also how far each is from its approximation.
             Printing it gives a summary in words.
 
         Raises
@@ -91,7 +92,7 @@ class VersionedEstimator(BaseEstimator):
             self._check_seen(rows.y)
         log_weights, remarks = self._log_weights(rows, n_draws, rng)
         check = None if log_weights is None else importance_check(log_weights)
-        return diagnose_fit(self, check, remarks)
+        return diagnose_fit(self, check, remarks, self._parts_of(rows, n_draws, rng))
 
     def _check_seen(self, y):
         """Raise a ValueError where y has labels that a classifier has not seen."""
@@ -106,6 +107,10 @@ class VersionedEstimator(BaseEstimator):
         `rows` are `RowsAgain`, or None if the user gave none.
         """
         return None, ()
+
+    def _parts_of(self, rows, n_draws, rng):
+        """Return what `Diagnosis` says of parts with sites of their own; rows as above."""
+        return ()
 
     def __getstate__(self):
         from .. import __version__

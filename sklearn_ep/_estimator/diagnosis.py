@@ -1,6 +1,7 @@
 """How far to trust a fit, in numbers and in words."""
 
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["Diagnosis", "diagnose_fit"]
 
@@ -26,6 +27,9 @@ class Diagnosis:
         Tail shape of those weights: below 0.5 good, above 0.7 not to be trusted.
     remarks : tuple of str
         Further findings in words.
+    parts : tuple
+        What is known of each part of rows that has a site of its own, by its number; empty where
+        there are no such parts. Those that ask for something are printed.
     """
 
     estimator_name: str
@@ -36,6 +40,7 @@ class Diagnosis:
     ess_share: float | None = None
     pareto_k: float | None = None
     remarks: tuple[str, ...] = ()
+    parts: tuple[Any, ...] = ()
 
     def __str__(self):
         reached = "reached" if self.converged else "did NOT reach"
@@ -55,10 +60,11 @@ class Diagnosis:
                 f"The approximate posterior is {verdict} (Pareto k {self.pareto_k:.2f}, "
                 f"effective share of draws {self.ess_share:.2f})."
             )
-        return "\n".join([*lines, *self.remarks])
+        parts = [f"{part}." for part in self.parts if part.advice]
+        return "\n".join([*lines, *parts, *self.remarks])
 
 
-def diagnose_fit(estimator, check=None, remarks=()):
+def diagnose_fit(estimator, check=None, remarks=(), parts=()):
     """Return the `Diagnosis` of a fitted estimator, with its `ImportanceCheck` if there is one."""
     return Diagnosis(
         type(estimator).__name__,
@@ -69,4 +75,5 @@ def diagnose_fit(estimator, check=None, remarks=()):
         None if check is None else check.ess_share,
         None if check is None else check.pareto_k,
         remarks=tuple(remarks),
+        parts=tuple(parts),
     )

@@ -12,14 +12,12 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from .._engine.gaussian import ImproperPosterior, triangular_inverse
-from .._engine.likelihoods import Logit
-from .._engine.rules import MomentMatching
 from .._engine.sites import Sites
+from ._power import row_rule
 
 __all__ = ["ArrowRows", "ConditionalPosterior", "LocalEffects", "arrow_rows", "conditional_ep"]
 
 _BLOCK = 150_000  # doubles of a temporary: one core's cache, measured best on 50 columns
-_RULE, _LIKELIHOOD = MomentMatching(), Logit()
 
 
 class ArrowRows(NamedTuple):
@@ -224,26 +222,26 @@ def _marginals(rows, design, group, sites, precision, shift):
     return found, row_mean, row_var
 
 
-def conditional_ep(rows, scale, precision, shift, sites, *, tol, max_passes=20):
+def conditional_ep(rows, scale, precision, shift, sites, *, tol, max_passes=20, power=1.0):
     """Run EP over the rows of one partition at each node, local effects integrated out.
 
     Returns a `ConditionalPosterior`. scale (M, q, q) is L at each node; precision, (M, D, D) or (1,
     D, D), and shift (M, D) are the cavity of beta; sites (M, n) are those of the rows to start
-    from, None for weak ones. Stops once no row's mean moves by more than tol sd and no variance by
-    a share of tol.
+    from, None for weak ones; power the share of a row's likelihood that is matched. Stops once no
+    row's mean moves by more than tol sd and no variance by a share of tol.
 
     One pass costs O(M n D^2 + M J q D^2 + M D^3). Parallel updates of log-concave factors settle
     undamped; should the mismatch grow, the step is halved.
     """
     design = np.einsum("nq,mqp->mnp", rows.local, scale)
-    step, change, n_passes = 1.0, np.inf, 0
+    step, change, n_passes, rule = 1.0, np.inf, 0, row_rule(power)
     sites = start_sites(rows, len(shift)) if sites is None else sites
     cavity_mass = half_partition(stacked_cholesky(precision), shift)[2]
     # Written out, not by `iterate`: for loops of two or three passes of a millisecond its
     # book-keeping makes whole fits 1.04 to 1.07 times as long (60 groups of 20 rows, 4 columns).
     while n_passes < max_passes and change >= tol:
         posterior, mean, var = _marginals(rows, design, rows.group, sites, precision, shift)
-        update = _RULE(_LIKELIHOOD, rows.sign, sites, mean, var)
+        update = rule(rows.sign, sites, mean, var)
         last, change = change, _mismatch(sites, update.sites, mean, var)
         if change > 1.2 * last:
             step = max(0.25, 0.5 * step)

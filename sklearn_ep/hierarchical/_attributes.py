@@ -66,7 +66,8 @@ def attributes_of_groups(plan, fits):
     out["n_cut_steps_"] = sum(f.attributes["n_cut"] for f in fits)
     out["_remarks"] = ()
     if plan.columns.has_groups:
-        tau, whole = float(np.max(out["tau_"])), "whole" in fits[0].attributes
+        tau = float(np.max(out["tau_"]))
+        whole = fits[0].attributes.get("exact_groups", False)
         out["_remarks"] = remarks_on_groups(plan, tau, out["engine_"], whole)
     found = Messages(out["site_precision_"], out["site_shift_"])
     out["_state"] = state_of(found, priors[0], plan.site, plan.labels)
@@ -85,7 +86,7 @@ def attributes_of_factors(plan, fit):
         for name, values in zip(names, effects, strict=True)
     }
     out["_state"] = fit.attributes["state"]
-    out["engine_"], out["_levels"], out["_n_rows"] = plan.engine, plan.levels, len(plan.y)
+    out["engine_"], out["_levels"], out["_n_rows"] = plan.engine, plan.levels, plan.n_rows
     out["_remarks"] = remarks_on_factors(plan, out["tau_"])
     if not fit.attributes["complete"]:
         out["_remarks"] += ("the grid in the scales was stopped at 400 nodes.",)

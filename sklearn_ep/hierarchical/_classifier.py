@@ -23,9 +23,10 @@ from ._fit import fit_plan
 from ._plan import check_parameters, check_parts, plan_parts, plan_rows, remarks_on_parameters
 from ._prediction import all_known, new_rows, row_pairs, rows_again, split_intercept
 from ._summary import intervals, summarise
+from ._trust import trust_in_parts
 from .crossed.factors import has_several
 from .crossed.fit import fit_factors
-from .crossed.plan import check_several, plan_factors
+from .crossed.plan import check_several, plan_factor_parts, plan_factors
 
 __all__ = ["HierarchicalEPLogistic"]
 
@@ -68,7 +69,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         rows integrated exactly. Elsewhere it is one for every 100 rows with groups (1000 without),
         at most eight: few large partitions are as accurate as many small ones and faster. One for
         every 5000 rows with the engines that draw, whose noise adds up over sites. It does not
-        depend on `n_jobs`, so neither does the result. For one factor, not in a list.
+        depend on `n_jobs`, so neither does the result. With a list of factors a number is one of
+        parts of the rows for ``engine="messages"``, whose answer is that of all rows at once.
     engine : {"auto", "ep", "messages", "laplace", "importance", "nuts"}, default="auto"
         "auto" is "ep"; with a list of factors, where all but the largest have more than 500 effects
         together, "messages".
@@ -79,7 +81,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         million rows in seconds: variances by messages along the rows, scales by the gradient of the
         evidence with a normal posterior of their logarithms. It takes no `random_slopes`, knows no
         evidence, and finds log tau up to 0.03 too small where tau is above two and levels have
-        three rows; the fit says so.
+        three rows; the fit says so. Partitions, in which levels of any factor may meet, are its
+        own: sums over levels travel, never rows.
 
         With one factor: how a partition answers. "laplace" stops at the mode of the marginal
         posterior: faster and less accurate, means up to 1.2 posterior standard deviations off on
@@ -106,6 +109,13 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         it, and so the last digits, depend on their timing. For one factor, not in a list.
     n_draws : int, default=800
         Draws in a partition, for ``engine="importance"`` and "nuts".
+    power : float, default=1.0
+        Share u of each row's likelihood that is matched at a time, in (0, 1]: cavities leave out u
+        times the site, tilted distributions have the likelihood to the power u. 1 is EP; towards 0
+        it becomes variational Bayes, whose standard deviations of group effects and scales are
+        shorter; between, less is made of the tails of a likelihood. With powers below one groups of
+        a few rows have no sites of their own. For the engines "ep" and "messages"; a search may
+        choose it by `log_evidence_` or held-out log loss.
     damping : float, default=1.0
         Share of an update that is taken, in (0, 1]. Steps are shortened on their own where a cavity
         would become improper, and parallel sweeps are mixed by Anderson acceleration.
@@ -120,7 +130,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         Go on from the messages of the last fit. New groups become a site of their own. With a list
         of factors the scales are kept, and the sites of the rows where there are as many.
     n_jobs : int or None, default=None
-        Workers for the partitions. Worth while where a sweep over one takes well above 50 ms.
+        Workers for the partitions, threads for ``engine="messages"`` unless a backend is asked for.
+        Worth while where a sweep over one takes well above 50 ms.
     random_state : int, RandomState instance or None, default=None
         Seed of ``engine="importance"`` and "nuts"; the other engines are deterministic.
     verbose : int, default=0
@@ -226,7 +237,11 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     40 to 60 nodes for two scales, 250 for three. A grid that would have above 400 nodes ends there,
     and gives way to the quadrature rule for four scales and more; `diagnose` and a warning say so.
     "messages" costs O(n (D + F)) a pass, 12 + D doubles a row, and a few linear systems that
-    conjugate gradients solve in 5 to 20 steps whatever n.
+    conjugate gradients solve in 5 to 20 steps whatever n. In partitions a step is two messages each
+    way with a number for each level that has rows in the part, and a fit has 500 to 800 messages.
+    What rows keep in between stays with the part; where a worker has lost it, it is sent the steps
+    so far again. Draws then leave out what `latent_covariance` does, and `diagnose` cannot hold
+    variances against draws.
 
     `partition_`, `site_precision_`, `site_shift_`, `phi_mean_`, `phi_cov_`, `n_skipped_` and
     `n_cut_steps_` are of partitions: a fit to a list of factors, or by messages, has none.
@@ -279,6 +294,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         hyperparameters="auto",
         schedule="parallel",
         n_draws=800,
+        power=1.0,
         damping=1.0,
         max_iter=50,
         tol=1e-3,
@@ -298,6 +314,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         self.hyperparameters = hyperparameters
         self.schedule = schedule
         self.n_draws = n_draws
+        self.power = power
         self.damping = damping
         self.max_iter = max_iter
         self.tol = tol
@@ -317,7 +334,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             Training rows. A list of partitions has for each the pair (X, y), with sample weights as
             a third entry if any, as arrays or memory maps; or a function without arguments that
             returns it; or a dask future of it. Groups are then a column of X, and no group may be
-            in two partitions. A dask data frame or array is computed; what does not fit into memory
+            in two partitions; with a list of factors, which are fitted by ``engine="messages"``,
+            any level may be. A dask data frame or array is computed; what does not fit into memory
             is a list of partitions.
         y : array-like of shape (n,), default=None
             Class labels; None only for a list of partitions.
@@ -329,7 +347,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             Copies of each row: an integer weight equals repeating the row, zero leaves it out.
         checkpoint : str or path, default=None
             File to which the messages are written after each sweep, and from which the fit goes on
-            if the file exists. It has to belong to the same data and model.
+            if the file exists. It has to belong to the same data and model. With a list of factors
+            it has the scales, and sites or values of levels, after each step in the scales.
 
         Returns
         -------
@@ -340,8 +359,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         ------
         ValueError
             If a parameter, the data, the groups, the weights or the checkpoint are not usable: of
-            partitions, checkpoints and engines that draw, for instance, with a list of factors. The
-            estimator is then as it was before.
+            engines that draw, for instance, with a list of factors. The estimator is then as it was
+            before.
         ImportError
             If ``engine="nuts"`` and nutpie is not installed.
         """
@@ -352,17 +371,17 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         has_groups = self.group_column is not None or groups is not None
         several = has_several(self.group_column, groups) or self.engine == "messages"
         if several:
-            check_several(self, has_groups, raw, checkpoint)
+            check_several(self, has_groups)
         for remark in remarks_on_parameters(self, has_groups):
             warnings.warn(f"{type(self).__name__}: {remark}", UserWarning, stacklevel=2)
         previous = getattr(self, "_state", None) if self.warm_start else None
         with np.errstate(over="raise", invalid="raise"):
+            data = X, y, groups, sample_weight
             if several:
-                factors = plan_factors(self, X, y, groups, sample_weight)
-                fits = [fit_factors(self, factors, (X, y), previous)]
-                self._store(attributes_of_factors(factors, fits[0]))
+                factors, fit = self._fit_factors(data, raw, previous, checkpoint)
+                fits = [fit]
+                self._store(attributes_of_factors(factors, fit))
             else:
-                data = X, y, groups, sample_weight
                 plan, fits = self._fit_groups(data, raw, previous, checkpoint)
                 self._store(attributes_of_groups(plan, fits))
         if not self.converged_:
@@ -370,6 +389,17 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         for remark in self._remarks:
             warnings.warn(f"{type(self).__name__}: {remark}", UserWarning, stacklevel=2)
         return self
+
+    def _fit_factors(self, data, raw, previous, checkpoint):
+        """Return plan and `BinaryFit` of a model with a list of factors."""
+        X, y, groups, sample_weight = data
+        with self._pool(X, raw, "threads") as run:
+            if raw:
+                plan, given = plan_factor_parts(self, run, checkpoint is not None), (None, None)
+            else:
+                args = X, y, groups, sample_weight, checkpoint is not None
+                plan, given = plan_factors(self, *args), (X, y)
+            return plan, fit_factors(self, plan, run, given, previous, checkpoint)
 
     def _fit_groups(self, data, raw, previous, checkpoint):
         """Return plan and `BinaryFit` of each problem of a model with at most one factor."""
@@ -385,12 +415,12 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
                 given = X, y
             return plan, fit_plan(self, plan, run, given, previous, checkpoint)
 
-    def _pool(self, X, raw):
+    def _pool(self, X, raw, prefer=None):
         """Return the pool over a list of raw partitions, None for rows in memory."""
         if not raw:
             return nullcontext()
         check_parts(self, X)
-        return PartMap(list(X), self.n_jobs, self.schedule == "asynchronous")
+        return PartMap(list(X), self.n_jobs, self.schedule == "asynchronous", prefer)
 
     def _store(self, attributes):
         """Set the attributes of a fit, and drop those that only the last one had."""
@@ -681,7 +711,9 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
                 "were no Gaussian."
             )
         if self.engine_ == "messages":
-            return None, [*remarks, *self._variance_remarks(n_draws, rng)]
+            if self._posteriors[0].system is not None:
+                remarks += self._variance_remarks(n_draws, rng)
+            return None, remarks
         if rows is None:
             remarks.append("Give X, y and groups of the training rows for importance weights.")
             return None, remarks
@@ -692,6 +724,15 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             remarks.append("Some rows are of no named group of the fit: no importance weights.")
             return None, remarks
         return self._posteriors[0].log_weights(*again, n_draws, _generator(rng)), remarks
+
+    def _parts_of(self, rows, n_draws, rng):
+        """Hold the tilted distribution of each part against the global Gaussian, O(200 S n)."""
+        if rows is None or len(self._posteriors) > 1 or not hasattr(self, "site_precision_"):
+            return ()
+        again = rows_again(self, rows)
+        if self._columns.has_groups and not all_known(self, again[2]):
+            return ()
+        return trust_in_parts(self, again, n_draws, _generator(rng))
 
     def _variance_remarks(self, n_draws, rng):
         """Hold the variances of effects by messages against draws, each of which is a solve."""

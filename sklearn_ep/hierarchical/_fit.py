@@ -120,7 +120,8 @@ def _fit_binary(plan, run, previous, checkpoint, monitor, k):
     """Run one binary fit from where it can start, saving on the way where asked to."""
     save, start = None, _start_of(plan.problem, previous, k)
     if checkpoint is not None:
-        model = digest(*plan.problem.prior, plan.site, plan.columns.slopes)
+        power = [] if plan.settings.power == 1.0 else [np.array(plan.settings.power)]
+        model = digest(*plan.problem.prior, plan.site, plan.columns.slopes, *power)
         saved = load_checkpoint(checkpoint, plan.fingerprint + model)
         if saved is not None:
             start = Messages(saved["site_precision"], saved["site_shift"])
@@ -189,6 +190,7 @@ class GroupedFit:
         self.run, self.problem, self.settings = run, problem, settings
         self.states: list[Any] = [None] * len(run.parts)
         self.inner_tol = 0.1 * settings.tol  # looser, and sweeps are spent on inner noise
+        self.inner = dict(tol=self.inner_tol, max_passes=_MAX_INNER, power=settings.power)
 
     def find_mode(self, tol, max_iter, damping=1.0, monitor=SILENT):
         """Return the mode of the marginal posterior, started at the prior mean."""
@@ -220,7 +222,7 @@ class GroupedFit:
             tilted, _, share = _DRAWING[s.engine]
             settings = ImportanceSettings(s.n_draws, share, s.seed)
             return drawing_worker, (p.spec, p.q, tilted, settings)
-        return tilted_worker, (p.spec, p.q, self.inner_tol, _MAX_INNER)
+        return tilted_worker, (p.spec, p.q, self.inner)
 
     def tilted(self, cavities):
         """Return the tilted sites of all parts."""
@@ -296,7 +298,7 @@ class GroupedFit:
     def _answers(self, theta, messages):
         """Return what the parts say of beta at nodes in theta, under their cavities."""
         p = self.problem
-        return self.run(nodes_worker, messages, p.spec, theta, p.q, self.inner_tol, _MAX_INNER)
+        return self.run(nodes_worker, messages, p.spec, theta, p.q, self.inner)
 
     def _evaluate_nodes(self, messages, theta, told=unheard):
         """Return the posterior given theta at nodes, in blocks that fit the memory."""

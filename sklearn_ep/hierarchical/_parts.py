@@ -14,7 +14,15 @@ from ._groups import number_groups, split_column
 from ._mode import marginal_terms
 from ._theta_nodes import tilted_by_nodes
 
-__all__ = ["Columns", "PartSpec", "describe", "design_of", "read_rows"]
+__all__ = [
+    "Columns",
+    "PartSpec",
+    "checked_rows",
+    "describe",
+    "design_of",
+    "raw_arrays",
+    "read_rows",
+]
 
 
 class Columns(NamedTuple):
@@ -62,24 +70,35 @@ def design_of(X, columns):
     return (np.hstack([X, ones]) if columns.fit_intercept else X), local
 
 
-def _checked(arrays, group_column):
-    """Return (X without groups, y, weight, labels or None) of a raw partition, checked."""
+def raw_arrays(arrays):
+    """Return (X as an array of two dimensions, y, weight or None) of a raw partition."""
     if len(arrays) not in (2, 3):
         raise ValueError("a partition must be (X, y) or (X, y, sample_weight).")
     X, y = np.asarray(arrays[0]), column_or_1d(np.asarray(arrays[1]))
     if X.ndim != 2:
         raise ValueError(f"X of a partition must be 2D, got {X.ndim} dimensions.")
-    labels = None
-    if group_column is not None:
-        X, labels = split_column(X, group_column)
+    return X, y, arrays[2] if len(arrays) == 3 else None
+
+
+def checked_rows(X, y, weight):
+    """Return (X, y, weight, whether each row is kept) of a raw partition without its labels."""
     X = check_array(X, dtype=np.float64)
     if len(y) != len(X):
         raise ValueError(f"a partition has {len(X)} samples in X and {len(y)} in y.")
-    weight = checked_weights(arrays[2] if len(arrays) == 3 else None, X)
+    weight = checked_weights(weight, X)
     kept = weight > 0
+    return X[kept], y[kept], weight[kept], kept
+
+
+def _checked(arrays, group_column):
+    """Return (X without groups, y, weight, labels or None) of a raw partition, checked."""
+    (X, y, weight), labels = raw_arrays(arrays), None
+    if group_column is not None:
+        X, labels = split_column(X, group_column)
+    X, y, weight, kept = checked_rows(X, y, weight)
     if labels is not None:
         labels = [g for g, k in zip(labels, kept, strict=True) if k]
-    return X[kept], y[kept], weight[kept], labels
+    return X, y, weight, labels
 
 
 def describe(part, message, group_column, with_digest):
@@ -117,9 +136,9 @@ def mode_worker(part, modes, spec, phi, q):
     return marginal_terms(rows, phi, q, modes)
 
 
-def tilted_worker(part, message, spec, q, tol, max_passes):
-    """Return the `TiltedSite` of a partition under its cavity by EP."""
-    return tilted_by_nodes(read_rows(part, spec), *message, q=q, tol=tol, max_passes=max_passes)
+def tilted_worker(part, message, spec, q, inner):
+    """Return the `TiltedSite` of a partition under its cavity by EP; inner are its options."""
+    return tilted_by_nodes(read_rows(part, spec), *message, q=q, **inner)
 
 
 def drawing_worker(part, message, spec, q, tilted, settings):
@@ -127,7 +146,7 @@ def drawing_worker(part, message, spec, q, tilted, settings):
     return tilted(read_rows(part, spec), *message, q=q, settings=settings)
 
 
-def nodes_worker(part, message, spec, theta, q, tol, max_passes):
+def nodes_worker(part, message, spec, theta, q, inner):
     """Return the `ConditionalPosterior` of a partition at nodes in theta."""
     rows, scale = read_rows(part, spec), log_cholesky.factor(theta, q)
-    return conditional_ep(rows, scale, *message, tol=tol, max_passes=max_passes)
+    return conditional_ep(rows, scale, *message, **inner)

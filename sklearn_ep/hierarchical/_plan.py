@@ -53,7 +53,8 @@ class Settings(NamedTuple):
     """Parameters of the estimator that the fit itself uses.
 
     `engine` is the one that runs; `whole` says that nothing asks for partitions; `theta` is how
-    theta is treated at the end if it can be: by a "grid", a "gaussian", or at its "mode".
+    theta is treated at the end if it can be: by a "grid", a "gaussian", or at its "mode"; power is
+    the share of a row's likelihood that is matched.
     """
 
     engine: str
@@ -65,6 +66,7 @@ class Settings(NamedTuple):
     tol: float
     n_draws: int
     seed: int
+    power: float
 
 
 class GroupedProblem(NamedTuple):
@@ -127,6 +129,12 @@ def check_parameters(est):
     check_common(est)
     check_hyperparameters(est.hyperparameters)
     check_choice("engine", est.engine, ["auto", "ep", "messages", "laplace", "importance", "nuts"])
+    check_number("power", est.power, 0, 1, boundaries="right")
+    if est.power != 1 and est.engine in ("laplace", "importance", "nuts"):
+        raise ValueError(
+            f"power={est.power!r} takes engine='ep' or 'messages': engine={est.engine!r} has no "
+            "sites of rows."
+        )
     if est.engine == "nuts":
         load_sampler()
     check_choice("schedule", est.schedule, ["parallel", "serial", "asynchronous"])
@@ -234,6 +242,7 @@ def _settings(est):
     if engine in ("importance", "nuts"):
         seed = check_random_state(est.random_state).randint(2**31)
     steps = est.schedule, float(est.damping), int(est.max_iter), float(est.tol)
+    power = float(est.power)
     whole = (
         engine == "ep"
         and wanted_rule(est) != "gaussian"
@@ -241,7 +250,7 @@ def _settings(est):
         and est.schedule == "parallel"
         and est.damping == 1
     )
-    return Settings(engine, whole, wanted_rule(est), *steps, int(est.n_draws), seed)
+    return Settings(engine, whole, wanted_rule(est), *steps, int(est.n_draws), seed, power)
 
 
 def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
@@ -336,7 +345,9 @@ def check_parts(est, parts):
         raise ValueError("the list of partitions is empty: X has 0 samples and there is no y.")
     if any(isinstance(p, list | np.ndarray) or np.isscalar(p) for p in parts):
         raise ValueError("y is None, but X is no list of partitions such as (X, y) pairs.")
-    if isinstance(est.group_column, str):
+    given = est.group_column if isinstance(est.group_column, list) else [est.group_column]
+    columns = [c for f in given for c in (f if isinstance(f, tuple) else (f,))]
+    if any(isinstance(column, str) for column in columns):
         raise ValueError(
             f"group_column={est.group_column!r}: give the index of the column for partitions."
         )

@@ -110,20 +110,19 @@ def _mixture(log_weight, theta, posterior):
     return float(log_z), Moments(mean, cov)
 
 
-def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20):
+def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20, power=1.0):
     """Return the `TiltedSite` of one partition under a cavity, a proper factor of (beta, theta).
 
-    state is its `SiteState`, q the number of varying coefficients; tol and max_passes are those of
-    the inner EP.
+    state is its `SiteState`, q the number of varying coefficients; tol, max_passes and power are
+    those of the inner EP.
     """
 
     def solve(theta, block, shift, sites):
         if sites is not None and len(sites.precision) != len(theta):
             sites = middle_sites(sites, len(theta))
         scale = log_cholesky.factor(theta, q)
-        return conditional_ep(
-            rows, scale, block[None], shift, sites, tol=tol, max_passes=max_passes
-        )
+        options = dict(tol=tol, max_passes=max_passes, power=power)
+        return conditional_ep(rows, scale, block[None], shift, sites, **options)
 
     return tilted_over_theta(solve, cavity, state)
 

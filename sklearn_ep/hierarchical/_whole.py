@@ -13,7 +13,7 @@ from ._messages import check_precise, shared
 from ._mixture import GroupedMixture
 from ._theta_grid import ThetaMarginal, prior_of_beta
 from .crossed.given_scales import first_sites
-from .crossed.layout import lay_out
+from .crossed.layout import largest_group, lay_out
 from .crossed.model import CrossedModel
 from .crossed.monitor import PosteriorMonitor
 from .crossed.scale_grid import explore, grid_of_one
@@ -30,7 +30,9 @@ def fit_whole(plan, sign, monitor, theta=None):
     n_levels = [int(rows.code.max()) + 1]
     args = rows.shared, sign, rows.weight, [rows.local], [rows.code], n_levels
     beta_precision = np.diagonal(problem.prior.precision)[: problem.d]
-    model = CrossedModel(lay_out(*args, 0), 0, [1], n_levels, beta_precision, *problem.theta_prior)
+    priors = beta_precision, problem.theta_prior[0], problem.theta_prior[1], settings.power
+    layout = lay_out(*args, 0, largest_group(settings.power))
+    model = CrossedModel(layout, 0, [1], n_levels, *priors)
 
     def mixture(grid, nodes):
         return mixture_of(grid, nodes, model.layout.order[: problem.n_named], problem)
@@ -44,7 +46,8 @@ def fit_whole(plan, sign, monitor, theta=None):
     check_precise(total.precision)
     messages = shared(total, problem.prior, len(problem.where))
     history = dict(found.trace.history, n_skipped=np.zeros(found.trace.n_iter))
-    more = dict(messages=messages, prior=problem.prior, n_skipped=0, n_cut=0, whole=True)
+    more = dict(messages=messages, prior=problem.prior, n_skipped=0, n_cut=0)
+    more |= dict(exact_groups=settings.power == 1.0)
     evidence = found.grid.log_evidence
     return BinaryFit(posterior, history, found.reason, evidence, more, found.remark)
 

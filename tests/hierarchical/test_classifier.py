@@ -845,6 +845,10 @@ def test_a_message_that_is_no_gaussian_is_skipped(monkeypatch):
         (dict(n_partitions=0), "n_partitions"),
         (dict(n_partitions="few"), "n_partitions"),
         (dict(n_draws=1), "n_draws"),
+        (dict(power=0.0), "power"),
+        (dict(power=1.5), "power"),
+        (dict(power=0.5, engine="laplace"), "power.*laplace"),
+        (dict(power=0.5, engine="importance"), "power.*importance"),
     ],
 )
 def test_bad_parameters_are_named(kw, match):

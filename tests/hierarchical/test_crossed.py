@@ -4,6 +4,7 @@ import functools
 import pickle
 import warnings
 
+import joblib
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -17,6 +18,9 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 
 from sklearn_ep import HierarchicalEPLogistic
+from sklearn_ep._engine.partition import PartMemory
+from sklearn_ep.hierarchical._prediction import new_rows
+from sklearn_ep.hierarchical.crossed import rows_in_parts
 from sklearn_ep.inspection import GroupEffectsDisplay
 
 ORACLE, ARRAYS = oracle("crossed"), arrays("crossed")
@@ -94,6 +98,20 @@ def test_messages_against_gibbs_sampling():
     np.testing.assert_allclose(width, truth["log_tau_sd"], rtol=0.1)
     assert np.max(np.abs(est.coef_[0] - truth["coef"]) / truth["coef_sd"]) < 0.1
     np.testing.assert_allclose(est.coef_std_[0], truth["coef_sd"], rtol=0.04)
+
+
+@pytest.mark.parametrize("mean", [-2.0, 1.5])
+def test_scales_are_found_from_afar(mean):
+    """A secant gone wrong takes short steps, which once looked like the end of the search."""
+    X, y, G = people_and_items()
+    Z, kw = np.column_stack([X, G]), dict(group_column=[2, 3], tau_prior=(mean, 1.5))
+    far = HierarchicalEPLogistic(**kw, engine="messages").fit(Z, y)
+    near = HierarchicalEPLogistic(**kw, engine="messages", warm_start=True)
+    near.set_state(fitted("messages").get_state()).fit(Z, y)  # starts next to the answer
+    assert far.converged_ and near.n_iter_ < far.n_iter_
+    np.testing.assert_allclose(np.log(far.tau_), np.log(near.tau_), atol=2e-3)
+    ep = HierarchicalEPLogistic(**kw, engine="ep", refine=False).fit(Z, y)
+    assert np.max(np.abs(np.log(far.tau_[0] / ep.tau_[0]))) < 0.03
 
 
 def test_the_engines_agree_where_groups_have_rows():
@@ -400,6 +418,98 @@ def test_what_stops_early_says_so_and_still_predicts():
     assert plain.log_evidence_ == pytest.approx(fitted().log_evidence_, abs=0.1)
 
 
+# ---------------------------------------------------------------------------- partitions
+
+
+def spread(n_parts=3):
+    """Rows in parts at random: levels of both factors are in several of them."""
+    X, y, G = people_and_items()
+    own, Z = np.random.default_rng(0).integers(n_parts, size=len(y)), np.column_stack([X, G])
+    return [(Z[own == k], y[own == k]) for k in range(n_parts)]
+
+
+def test_partitions_are_the_fit_of_all_rows():
+    X, y, G = people_and_items()
+    Z, whole = np.column_stack([X, G]), fitted("messages")
+    kw = dict(group_column=[2, 3], engine="messages")
+    fits = [HierarchicalEPLogistic(**kw).fit(spread())]
+    fits.append(HierarchicalEPLogistic(**kw).fit([functools.partial(tuple, p) for p in spread()]))
+    fits.append(HierarchicalEPLogistic([2, 3], n_partitions=4).fit(Z, y))
+    for est in fits:
+        assert est.converged_ and est.engine_ == "messages" and est.n_iter_ == whole.n_iter_
+        np.testing.assert_allclose(est.coef_cov_, whole.coef_cov_, rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(est.tau_interval_, whole.tau_interval_, rtol=1e-4)
+        for name in ("group_labels_", "group_effects_", "group_effects_std_"):
+            for own, other in zip(getattr(est, name), getattr(whole, name), strict=True):
+                np.testing.assert_allclose(own, other, atol=1e-5)
+        np.testing.assert_allclose(est.predict_proba(Z), whole.predict_proba(Z), atol=1e-5)
+
+
+def test_draws_without_rows_have_the_moments_of_predictions():
+    est, Z = HierarchicalEPLogistic([2, 3]).fit(spread()), spread()[0][0][:20]
+    draws = est._posteriors[0].draw_latent(*new_rows(est, Z), 4000, np.random.default_rng(0))
+    mean, var = est.latent_mean_and_variance(Z)
+    assert np.max(np.abs(draws.mean(0) - mean) / np.sqrt(var)) < 0.08
+    np.testing.assert_allclose(draws.var(0), var, rtol=0.15)
+    assert not est.diagnose().remarks
+    assert b"FactorRows" not in pickle.dumps(est)  # none of them is kept
+
+
+@pytest.mark.parametrize(("backend", "n_jobs"), [("threading", 2), ("loky", 2), ("dask", None)])
+def test_backends_give_the_same_bits(backend, n_jobs, dask_workers):
+    est = HierarchicalEPLogistic([2, 3], max_iter=1, hyperparameters="mode")
+    alone = quiet(clone(est), spread(2))
+    with joblib.parallel_config(backend):
+        other = quiet(clone(est).set_params(n_jobs=n_jobs), spread(2))
+    assert np.array_equal(alone.coef_cov_, other.coef_cov_)
+    assert np.array_equal(alone.tau_interval_, other.tau_interval_)
+
+
+def test_a_worker_that_lost_its_rows_goes_through_their_steps_again(monkeypatch):
+    est = HierarchicalEPLogistic([2, 3], max_iter=2)
+    kept = quiet(clone(est), spread())
+    monkeypatch.setattr(rows_in_parts, "MEMORY", PartMemory(5000))  # room for two of three parts
+    lost = quiet(clone(est), spread())
+    assert np.array_equal(kept.coef_cov_, lost.coef_cov_)
+    assert np.array_equal(kept.group_effects_[0], lost.group_effects_[0])
+
+
+def test_rows_without_label_in_partitions_are_levels_without_name():
+    X, y, G = people_and_items()
+    Z = np.column_stack([X, G])
+    Z[::7, 3] = np.nan
+    est = HierarchicalEPLogistic([2, 3], engine="messages")
+    whole, parts = quiet(clone(est), Z, y), quiet(clone(est), [(Z[:90], y[:90]), (Z[90:], y[90:])])
+    assert [len(known) for known in parts.group_labels_] == [25, 8]
+    np.testing.assert_allclose(parts.coef_, whole.coef_, atol=1e-5)
+    np.testing.assert_allclose(parts.tau_, whole.tau_, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["ep", "messages", "parts"])
+def test_checkpoints_resume_and_refuse_other_data(kind, tmp_path):
+    X, y, G = people_and_items()
+    engine = "messages" if kind == "parts" else kind
+    data = (spread(),) if kind == "parts" else (np.column_stack([X, G]), y)
+    far = (2.5, 1.5)  # a prior mean from which the scales have some way to go
+    est = HierarchicalEPLogistic([2, 3], engine=engine, tau_prior=far, **LIGHT[engine])
+    whole, path = clone(est).fit(*data), tmp_path / "fit.npz"
+    with pytest.warns(ConvergenceWarning):
+        clone(est).set_params(max_iter=2 if kind == "ep" else 3).fit(*data, checkpoint=path)
+    resumed = clone(est).fit(*data, checkpoint=path)
+    assert resumed.n_iter_ < whole.n_iter_ and apart(resumed, whole) < 2e-3
+    again = clone(est).fit(*data, checkpoint=path)
+    assert again.n_iter_ <= 3 and apart(again, whole) < 2e-3
+    with pytest.raises(ValueError, match="other data"):
+        clone(est).set_params(tau_prior=(0.0, 1.0)).fit(*data, checkpoint=path)
+
+
+def test_a_state_of_parts_warms_another_fit():
+    first = HierarchicalEPLogistic([2, 3]).fit(spread())
+    est = HierarchicalEPLogistic([2, 3], warm_start=True).set_state(first.get_state())
+    again = est.fit(spread(2))
+    assert again.n_iter_ < first.n_iter_ and apart(again, first) < 5e-3
+
+
 # ---------------------------------------------------------------------------- hard and bad data
 
 
@@ -468,7 +578,8 @@ def test_tau_prior_of_each_factor():
         ("needs groups", dict(group_column=None, engine="messages")),
         ("engine", dict(engine="laplace")),
         ("engine", dict(engine="nothing")),
-        ("n_partitions", dict(n_partitions=2)),
+        ("n_partitions.*messages", dict(n_partitions=2, engine="ep")),
+        ("n_partitions.*random_slopes", dict(n_partitions=2, random_slopes={2: [0]})),
         ("schedule", dict(schedule="serial")),
         ("measured", dict(group_column=[0, 3])),
     ],
@@ -481,17 +592,26 @@ def test_bad_parameters_are_named_before_any_work(words, params):
     assert not hasattr(est, "coef_") and not hasattr(est, "n_features_in_")
 
 
-def test_bad_data_are_named_before_any_work(tmp_path):
+def test_bad_data_are_named_before_any_work():
     X, y, G = people_and_items()
     Z = np.column_stack([X, G])
     est = HierarchicalEPLogistic([2, 3])
     for words, args, kw in (
         ("groups", (X, y), dict(groups=G)),
-        ("checkpoint", (Z, y), dict(checkpoint=tmp_path / "fit")),
-        ("list of partitions", ([(Z, y)],), {}),
+        ("belong into the partitions", ([(Z, y)],), dict(groups=G)),
+        ("2D", ([(Z, y), (y, y)],), {}),
+        ("features", ([(Z, y), (Z[:, :3], y)],), {}),
+        ("measured", ([(Z[:, [2, 3, 0, 1]], y)],), {}),
+        ("two classes", ([(Z[y == 1], y[y == 1])],), {}),
+        ("empty", ([],), {}),
     ):
         with pytest.raises(ValueError, match=words):
             est.fit(*args, **kw)
+    parts = [(Z, y)]
+    with pytest.raises(ValueError, match="index of the column"):
+        HierarchicalEPLogistic(["a", 3]).fit(parts)
+    with pytest.raises(ValueError, match="takes engine='messages'"):
+        HierarchicalEPLogistic([2, 3], engine="ep").fit(parts)
     with pytest.raises(ValueError, match="groups has 10"):
         HierarchicalEPLogistic().fit(X, y, groups=G[:10])
     many = np.column_stack([X, np.arange(300) % 5]).repeat(4, 0)

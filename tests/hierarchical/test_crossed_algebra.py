@@ -20,17 +20,17 @@ from sklearn_ep.hierarchical.crossed.group_sites import (
 from sklearn_ep.hierarchical.crossed.layout import lay_out, local_factor
 from sklearn_ep.hierarchical.crossed.model import CrossedModel
 from sklearn_ep.hierarchical.crossed.row_messages import (
+    Linearise,
+    Resume,
     RowState,
-    cavity_variances,
+    Send,
     first_state,
+    known_precision,
+    message_sums,
     updated_sites,
 )
-from sklearn_ep.hierarchical.crossed.schur import (
-    Effects,
-    FactorRows,
-    SchurSystem,
-    pair_numbers,
-)
+from sklearn_ep.hierarchical.crossed.rows_in_parts import HeldRows, LevelNumbers
+from sklearn_ep.hierarchical.crossed.schur import Effects, FactorRows, SchurSystem, SystemRows
 
 
 def crossed_model(n, levels, q, seed, D=3):
@@ -291,8 +291,40 @@ def flat(effects):
     return np.concatenate([effects.beta, *effects.levels])
 
 
+def in_parts(rows, big, precision, n_parts):
+    """The rows spread over parts at random, each with numbers of its own for its levels."""
+    if n_parts == 1:
+        numbers = LevelNumbers([[None] * len(rows.codes)], rows.n_levels)
+        state = RowState(None, [], precision=precision)
+        return HeldRows([(SystemRows.of(rows, big), state)], numbers)
+    part = np.random.default_rng(0).integers(n_parts, size=len(rows.sign))
+    pairs, where = [], []
+    for own in (part == k for k in range(n_parts)):
+        both = [np.unique(code[own], return_inverse=True) for code in rows.codes]
+        where.append([at for at, _ in both])
+        arrays = rows.X[own], rows.sign[own], rows.weight[own]
+        local = FactorRows(*arrays, [code for _, code in both], [len(at) for at, _ in both])
+        pairs.append((SystemRows.of(local, big), RowState(None, [], precision=precision[own])))
+    return HeldRows(pairs, LevelNumbers(where, rows.n_levels))
+
+
+def after_messages(rows, state, prior):
+    """Cavity variances of rows after three rounds of messages, and the state that led to them."""
+    held, totals = SystemRows.of(rows, 0), None
+    for _ in range(3):
+        sums = message_sums(held, state)
+        totals = [p + s for p, s in zip(prior.levels, sums, strict=True)]
+        state = Send(totals).advance(rows, state)
+    sums = message_sums(held, state)
+    totals = [p + s for p, s in zip(prior.levels, sums, strict=True)]
+    state = Linearise(totals).advance(rows, state)
+    cov = np.linalg.inv(known_precision(held, state) + np.diag(prior.beta))
+    return state.cavity + np.einsum("nd,de,ne->n", rows.X, cov, rows.X), state
+
+
+@pytest.mark.parametrize("n_parts", [1, 3])
 @pytest.mark.parametrize("nested", [False, True])
-def test_systems_of_effects_against_dense_algebra(nested):
+def test_systems_of_effects_against_dense_algebra(nested, n_parts):
     rows = factor_rows(300, (60, 12, 5), 0)
     if nested:  # pairs of levels then have several rows
         rows = rows._replace(codes=[rows.codes[0], rows.codes[0] // 5, rows.codes[2]])
@@ -301,8 +333,7 @@ def test_systems_of_effects_against_dense_algebra(nested):
     precision = rows.weight * rng.uniform(0.05, 0.3, 300)
     Z = dense_design(rows)
     Q = Z.T @ (precision[:, None] * Z) + np.diag(flat(prior))
-    pairs = pair_numbers(rows, 0)
-    system = SchurSystem(rows, 0, pairs, precision, prior)
+    system = SchurSystem(in_parts(rows, 0, precision, n_parts), 0, prior)
     right = rows.collect(rng.normal(size=300))
     exact = np.linalg.solve(Q, flat(right))
     found = system.solve(right, tol=1e-10)
@@ -316,11 +347,12 @@ def test_systems_of_effects_against_dense_algebra(nested):
     schur = Q[np.ix_(keep, keep)] - Q[np.ix_(keep, range(3, 63))] @ np.linalg.solve(
         Q[3:63, 3:63], Q[np.ix_(range(3, 63), keep)]
     )
-    diagonal = np.concatenate([system._diagonal[f] for f in (1, 2)])
-    np.testing.assert_allclose(diagonal, np.diagonal(schur)[3:], rtol=1e-10)
-    draws = np.array([flat(system.draw(rng)) for _ in range(1000)])
-    cov = np.linalg.inv(Q)
-    np.testing.assert_allclose(draws.var(0), np.diagonal(cov), rtol=0.25)
+    if n_parts == 1:  # pairs of levels in several parts count as several
+        diagonal = np.concatenate([system._diagonal[f] for f in (1, 2)])
+        np.testing.assert_allclose(diagonal, np.diagonal(schur)[3:], rtol=1e-10)
+        draws = np.array([flat(system.draw(rng)) for _ in range(1000)])
+        cov = np.linalg.inv(Q)
+        np.testing.assert_allclose(draws.var(0), np.diagonal(cov), rtol=0.25)
 
 
 def test_messages_along_rows_against_a_dense_inverse():
@@ -329,8 +361,7 @@ def test_messages_along_rows_against_a_dense_inverse():
     sites = Sites(np.random.default_rng(0).uniform(0.1, 0.24, 6000), np.zeros(6000))
     state = first_state(rows, sites)
     for _ in range(4):
-        cavity, messages = cavity_variances(rows, state, prior)
-        state = RowState(sites, messages)
+        cavity, state = after_messages(rows, state, prior)
     user, item = rows.codes[0] + 3, rows.codes[1] + 2003
     at = np.r_[np.arange(6000), np.arange(6000)], np.r_[user, item]
     Z = np.zeros((6000, 2203))
@@ -350,8 +381,7 @@ def test_messages_are_exact_on_a_tree():
     prior = Effects(np.ones(1), [np.full(30, 0.7)])
     state = first_state(no_columns)
     for _ in range(3):
-        cavity, messages = cavity_variances(no_columns, state, prior)
-        state = RowState(state.sites, messages)
+        cavity, state = after_messages(no_columns, state, prior)
     total = 0.7 + np.bincount(rows.codes[0], rows.weight * state.sites.precision)
     exact = 1.0 / total[rows.codes[0]]
     np.testing.assert_allclose(cavity, exact / (1 - state.sites.precision * exact), rtol=1e-9)
@@ -373,6 +403,29 @@ def test_updated_sites_match_the_tilted_moments():
     tilted_mean, tilted_var = centre + cavity * g, cavity - cavity**2 * h
     shifted = np.max(np.abs(tilted_mean - mean) / np.sqrt(var))
     assert worst == pytest.approx(max(shifted, np.max(np.abs(tilted_var / var - 1))), rel=1e-8)
+
+
+def test_a_stored_fixed_point_of_levels_gives_the_sites_of_its_rows():
+    """Rows whose sites agree with the levels are found again from the levels alone."""
+    rows = factor_rows(400, (40, 8), 3)
+    prior = Effects(np.full(3, 0.2), [np.full(40, 1.0), np.full(8, 2.0)])
+    state, mean = first_state(rows), None
+    for _ in range(40):
+        _, state = after_messages(rows, state, prior)
+        held = SystemRows.of(rows, 0)
+        cov = np.linalg.inv(known_precision(held, state) + np.diag(prior.beta))
+        system = SchurSystem(in_parts(rows, 0, state.precision, 1), 0, prior)
+        mean = system.solve(rows.collect(rows.weight * state.sites.shift), mean, tol=1e-12)
+        total = state.cavity + np.einsum("nd,de,ne->n", rows.X, cov, rows.X)
+        sites, worst = updated_sites(rows, state.sites, rows.predictor(mean), total)
+        state = state._replace(sites=sites)
+    assert worst < 1e-9
+    sums = message_sums(held, state)
+    totals = [p + s for p, s in zip(prior.levels, sums, strict=True)]
+    root = np.linalg.cholesky(cov).T
+    found = Resume(totals, prior.levels, root, mean, 1.0).advance(rows, None)
+    np.testing.assert_allclose(found.sites.precision, sites.precision, rtol=1e-4)
+    np.testing.assert_allclose(found.sites.shift, sites.shift, atol=1e-4)
 
 
 def test_group_sites_of_a_large_scale_against_a_fine_rule(monkeypatch):

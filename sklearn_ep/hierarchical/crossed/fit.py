@@ -1,14 +1,17 @@
 """The fit of a plan with factors: one posterior, by a grid in the scales or by messages."""
 
+from functools import partial
+
 import numpy as np
 
 from ..._engine.gaussian import natural
 from ..._engine.sites import Sites
 from ..._estimator.fitting import BinaryFit, FitMonitor
+from .._checkpoint import load_checkpoint, save_checkpoint
 from .._messages import check_precise
 from .given_scales import AllSites, first_sites
 from .group_sites import GroupSites
-from .layout import lay_out
+from .layout import largest_group, lay_out
 from .messages_fit import fit_by_messages
 from .mixture import CrossedMixture
 from .model import CrossedModel
@@ -18,11 +21,12 @@ from .scale_grid import explore, grid_of_one
 __all__ = ["fit_factors"]
 
 
-def fit_factors(estimator, plan, data, previous):
+def fit_factors(estimator, plan, run, data, previous, checkpoint):
     """Return the `BinaryFit` of a `CrossedPlan`, watched by the estimator's callbacks.
 
-    data are X and y as the caller gave them, for callbacks; previous is the state of an earlier fit
-    to go on from, or None.
+    run is the `PartMap` over raw parts, None for rows in memory; data are X and y as the caller
+    gave them, for callbacks; previous is the state of an earlier fit to go on from, or None;
+    checkpoint the file for the state after each iteration, or None.
     """
     so_far = {"_columns": plan.columns, "_levels": plan.levels}
 
@@ -31,25 +35,32 @@ def fit_factors(estimator, plan, data, previous):
 
     X, y = data
     monitor = FitMonitor(estimator, X, y, plan.max_iter, attributes)
-    sign = np.where(plan.y == 1, 1.0, -1.0)
-    run = fit_by_messages if plan.engine == "messages" else fit_on_grid
-    found = run(plan, sign, monitor, previous)
+    sign = None if plan.y is None else np.where(plan.y == 1, 1.0, -1.0)
+    if plan.engine == "messages":
+        found = fit_by_messages(plan, sign, monitor, previous, run, checkpoint)
+    else:
+        found = fit_on_grid(plan, sign, monitor, previous, checkpoint)
     monitor.finish()
     return found
 
 
-def fit_on_grid(plan, sign, monitor, previous):
+def fit_on_grid(plan, sign, monitor, previous, checkpoint):
     """Fit by EP given the scales, at nodes that follow their posterior."""
+    save = None
+    if checkpoint is not None:
+        saved = load_checkpoint(checkpoint, plan.parts.fingerprint)
+        previous = previous if saved is None else saved
+        save = partial(_save, checkpoint, plan.parts.fingerprint)
     rows = plan.X, sign, plan.weight, plan.designs, plan.codes, plan.n_levels
     priors = plan.beta_sd**-2.0, plan.theta_mean, plan.theta_sd
-    layout = lay_out(*rows, plan.local)
-    model = CrossedModel(layout, plan.local, plan.n_effects, plan.n_levels, *priors)
+    layout = lay_out(*rows, plan.local, largest_group(plan.power))
+    model = CrossedModel(layout, plan.local, plan.n_effects, plan.n_levels, *priors, plan.power)
     n_named = [len(known) for known in plan.levels]
 
     def so_far(node):
         return CrossedMixture(model, grid_of_one(node), [node.payload], n_named)
 
-    watch, start = PosteriorMonitor(monitor, so_far), start_of(model, previous)
+    watch, start = PosteriorMonitor(monitor, so_far, save), start_of(model, previous)
     found = explore(model, start, plan.tol, plan.max_iter, plan.theta, watch)
     grid = found.grid
     posterior = CrossedMixture(model, grid, [n.payload for n in found.nodes], n_named)
@@ -59,6 +70,10 @@ def fit_on_grid(plan, sign, monitor, previous):
         check_precise(natural(posterior.beta_moments()).precision)
     history, evidence = found.trace.history, grid.log_evidence
     return BinaryFit(posterior, history, found.reason, evidence, more, found.remark)
+
+
+def _save(path, fingerprint, node):
+    save_checkpoint(path, state_of_sites(node), fingerprint)
 
 
 def state_of_sites(node):

@@ -16,10 +16,9 @@ from ..._engine.gaussian import (
     cholesky_solve,
     triangular_inverse,
 )
-from ..._engine.likelihoods import Logit
-from ..._engine.rules import MomentMatching
 from ..._engine.sites import Sites
 from .._arrow import backward, forward, weighted_gram
+from .._power import row_rule
 from .group_sites import GroupSites, cavities, log_site_masses, new_sites, tilted_groups
 from .shared import GroupColumns
 
@@ -32,7 +31,6 @@ __all__ = [
     "solve_given_scales",
 ]
 
-_RULE, _LIKELIHOOD = MomentMatching(), Logit()
 _GROWTH, _FALL = 1.2, 0.75  # of the mismatch, at which steps are halved and doubled again
 
 
@@ -125,19 +123,20 @@ def first_sites(layout):
     return AllSites(Sites(np.full(n, 0.05), 0.25 * layout.sign[:n]), groups)
 
 
-def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30):
+def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power=1.0):
     """Run EP and return `GivenScales`.
 
     layout is the `Layout`, prior the `SharedPrior`, scale (q, q) the Cholesky factor of the
-    covariance of the local effects, sites the `AllSites` to start from. One pass costs O(n (D +
+    covariance of the local effects, sites the `AllSites` to start from, power the share of a row's
+    likelihood that is matched. One pass costs O(n (D +
     F)^2 + S times the number of pairs + S^3). Steps are undamped; they are halved where the
     mismatch grows, and doubled again where it falls.
     """
     design = layout.local @ scale
-    step, change, n_passes = 1.0, np.inf, 0
+    step, change, n_passes, rule = 1.0, np.inf, 0, row_rule(power)
     while n_passes < max_passes and change >= tol:
         n_passes += 1
-        found, target = _one_pass(layout, design, prior, float(scale[0, 0]), sites)
+        found, target = _one_pass(layout, design, prior, float(scale[0, 0]), sites, rule)
         last, change = change, found.mismatch
         if change > _GROWTH * last:
             step = max(0.25, 0.5 * step)
@@ -158,7 +157,7 @@ def _towards(old, new, step):
     return AllSites(rows, groups)
 
 
-def _one_pass(layout, design, prior, tau, sites):
+def _one_pass(layout, design, prior, tau, sites, rule):
     """Return the `GivenScales` that sites imply, and their undamped update."""
     n = layout.n_plain
     weight = layout.weight[:n]
@@ -172,7 +171,7 @@ def _one_pass(layout, design, prior, tau, sites):
     log_z += 0.5 * np.sum(local.pulled**2) - np.sum(np.log(np.einsum("jaa->ja", local.lower)))
 
     row_mean, row_var, moment = _plain_rows(layout, design, local, mean, cov)
-    update = _RULE(_LIKELIHOOD, layout.sign[:n], sites.rows, row_mean, row_var)
+    update = rule(layout.sign[:n], sites.rows, row_mean, row_var)
     log_z += update.log_term @ weight
     worst, slope = _row_mismatch(sites.rows, update.sites, row_mean, row_var), 0.0
     part, groups = _local_part(layout, local), []

@@ -14,7 +14,7 @@ from ..._engine.row_order import row_keys
 from .group_sites import LARGEST_GROUP
 from .shared import SharedRows, shared_entries
 
-__all__ = ["Layout", "SmallGroups", "lay_out", "local_factor"]
+__all__ = ["Layout", "SmallGroups", "largest_group", "lay_out", "local_factor"]
 
 
 class SmallGroups(NamedTuple):
@@ -93,17 +93,24 @@ def local_factor(n_effects, n_levels):
     return int(np.argmax(np.array(n_effects) * n_levels))
 
 
-def lay_out(X, sign, weight, designs, codes, n_levels, local):
+def largest_group(power):
+    """Return the most rows of a group with a site of its own: none for powers of rows."""
+    return LARGEST_GROUP if power == 1.0 else 0
+
+
+def lay_out(X, sign, weight, designs, codes, n_levels, local, largest=LARGEST_GROUP):
     """Return the `Layout` of rows.
 
     X (n, D) are the dense columns; designs, codes and n_levels are of all factors, each design (n,
-    q_f) and code (n,); local is the number of the local factor.
+    q_f) and code (n,); local is the number of the local factor; groups of at most `largest` rows
+    have a site of their own.
     """
     code, others = codes[local], [f for f in range(len(designs)) if f != local]
     of_others = ([a[f] for f in others] for a in (designs, codes, n_levels))
     width = sum(designs[f].shape[1] * n_levels[f] for f in others)
     shared = SharedRows(X, *shared_entries(len(X), *of_others))
-    order, size, rows = _row_order(shared, sign, weight, designs[local], code, n_levels[local])
+    own = designs[local], code, n_levels[local]
+    order, size, rows = _row_order(shared, sign, weight, *own, largest)
     shared, sign, group = shared.take(rows), sign[rows], order[code[rows]]
     bounds = np.r_[np.flatnonzero(np.r_[True, np.diff(group) > 0]), len(rows)]
     small = _small_groups(size, order, bounds)
@@ -134,7 +141,7 @@ def lay_out(X, sign, weight, designs, codes, n_levels, local):
     )
 
 
-def _row_order(shared, sign, weight, design, code, n_groups):
+def _row_order(shared, sign, weight, design, code, n_groups, largest):
     """Return (place of each group, its rows, rows in order with copies in small groups repeated).
 
     Sizes are those of small groups and zero elsewhere. Rows of a small group are sorted by what is
@@ -143,7 +150,7 @@ def _row_order(shared, sign, weight, design, code, n_groups):
     copies = np.bincount(code, weights=weight, minlength=n_groups)
     whole = np.bincount(code, weights=weight != np.round(weight), minlength=n_groups) == 0
     intercepts = design.shape[1] == 1 and np.all(design == 1.0)
-    is_small = whole & (copies <= LARGEST_GROUP) & intercepts
+    is_small = whole & (copies <= largest) & intercepts
     size = np.where(is_small, np.round(copies), 0).astype(int)
     order = np.empty(n_groups, dtype=int)
     order[np.argsort(size, kind="stable")] = np.arange(n_groups)

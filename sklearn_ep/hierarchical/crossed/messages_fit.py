@@ -5,34 +5,49 @@ root of the derivative of the log evidence, which costs nothing at a fixed point
 uncertainty is added to that of everything else by differences of fits at scales nearby.
 """
 
-from typing import NamedTuple
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
+from joblib import parallel_config
 
+from ..._engine.gaussian import checked_cholesky, triangular_inverse
 from ..._engine.loop import Reason, Trace, reason_to_end
+from ..._engine.partition import PartMap
 from ..._engine.search import eigen_curvature
 from ..._engine.sites import Sites
 from ..._estimator.fitting import BinaryFit
+from .._checkpoint import load_checkpoint, save_checkpoint
 from .messages_posterior import MessagesPosterior, ScaleUncertainty
 from .monitor import PosteriorMonitor
 from .row_messages import (
-    RowState,
-    cavity_variances,
-    first_state,
-    level_precisions,
-    updated_sites,
+    Back,
+    Linearise,
+    Mark,
+    Resume,
+    Send,
+    Start,
+    Update,
+    known_precision,
+    message_sums,
+    row_mismatch,
+    row_sites,
 )
-from .schur import Effects, FactorRows, SchurSystem, pair_numbers
+from .rows_in_parts import LoggedRows
+from .schur import Effects, SchurSystem, right_side
 
 __all__ = ["fit_by_messages"]
 
 _FIRST_TOL = 0.03  # of the sites, far from the scales
 _SITES, _STEPS = 0.2, 0.3  # shares of tol that sites, and a step of the scales, have to meet
-_NEAR = 10.0  # times tol: a step after which the coupling is looked at once more
+_NEAR = 10.0  # times tol: a short step, and what the scales may move until the next look
 _LONGEST = 0.7  # step of a log scale
+_LEAST_RISE = 0.5  # of the steepest curvature's step, below which a secant is forgotten
 _APART = 0.1  # log scales of the fits whose differences give their uncertainty
 _LEAST_PASSES = 4  # of those fits
 _MOST_PASSES = 30
+_ROUNDS = 3  # of messages in a pass; they go on from those of the last
 _LEAST_CURVATURE = 0.3  # in units of the prior's
 
 
@@ -40,14 +55,15 @@ class Solved(NamedTuple):
     """Fixed point of the sites at one theta (F,), or what `n_passes` passes made of it.
 
     mean are `Effects`, system the `SchurSystem` of the last pass, precisions (L_f,) those of the
-    levels by messages, mismatch the largest distance of tilted from current moments.
+    levels by messages, root (D, D) is R with the covariance R'R of the dense columns, mismatch the
+    largest distance of tilted from current moments.
     """
 
     theta: np.ndarray
-    state: RowState
     mean: Effects
     system: SchurSystem
     precisions: list[np.ndarray]
+    root: np.ndarray
     mismatch: float
 
 
@@ -69,13 +85,12 @@ class Coupling(NamedTuple):
 class MessagesModel:
     """Rows, priors, and what stays the same over all passes."""
 
-    def __init__(self, plan, sign):
-        self.rows = FactorRows(plan.X, sign, plan.weight, plan.codes, plan.n_levels)
+    def __init__(self, rows, plan):
+        self.rows = rows
         self.beta_precision = plan.beta_sd**-2.0
         self.theta_mean, self.theta_sd = plan.theta_mean, plan.theta_sd
         self.levels = np.array(plan.n_levels, dtype=float)
-        self.big = int(np.argmax(self.levels))
-        self.pairs = pair_numbers(self.rows, self.big)
+        self.power = plan.power
         self.solved_all = True
 
     def prior(self, theta):
@@ -85,20 +100,33 @@ class MessagesModel:
         ]
         return Effects(self.beta_precision, levels)
 
-    def solve(self, theta, state, mean, tol, least=1):
+    def totals(self, prior):
+        """Return the precisions (L_f,) of the levels of each factor: prior and all messages."""
+        sums = self.rows.ask(message_sums)
+        return [p + s for p, s in zip(prior.levels, sums, strict=True)]
+
+    def solve(self, theta, mean, tol, least=1):
         """Run passes until sites are within tol and return `Solved`."""
         prior, rows, n_passes, worst = self.prior(theta), self.rows, 0, np.inf
+        totals = self.totals(prior)
         while n_passes < least or (worst >= tol and n_passes < _MOST_PASSES):
-            sites = state.sites
-            cavity_var, messages = cavity_variances(rows, state, prior)
-            precision = rows.weight * sites.precision
-            system = SchurSystem(rows, self.big, self.pairs, precision, prior)
-            mean = system.solve(rows.collect(rows.weight * sites.shift), mean)
+            for _ in range(_ROUNDS):
+                rows.step(Send(totals))
+                totals = self.totals(prior)
+            rows.step(Linearise(totals))
+            root = self._dense_root()
+            system = SchurSystem(rows, int(np.argmax(self.levels)), prior)
+            mean = system.solve(rows.ask(right_side), mean)
             self.note(system)
-            new, worst = updated_sites(rows, sites, rows.predictor(mean), cavity_var)
-            state, n_passes = RowState(new, messages), n_passes + 1
-        precisions = level_precisions(rows, state.messages, prior.levels)
-        return Solved(theta, state, mean, system, precisions, worst)
+            rows.step(Update(root, mean, self.power))
+            worst, n_passes = max(rows.each(row_mismatch)), n_passes + 1
+        return Solved(theta, mean, system, totals, root, worst)
+
+    def _dense_root(self):
+        """Return R (D, D), R'R being the covariance of the columns, effects integrated out."""
+        precision = self.rows.ask(known_precision)
+        precision[np.diag_indices_from(precision)] += self.beta_precision
+        return triangular_inverse(checked_cholesky(0.5 * (precision + precision.T)))
 
     def note(self, system):
         """Keep whether all linear systems were solved."""
@@ -126,29 +154,75 @@ class MessagesModel:
         return out - (solved.theta - self.theta_mean) / self.theta_sd**2
 
 
-def fit_by_messages(plan, sign, monitor, previous):
-    """Return the `BinaryFit` of a `CrossedPlan` by messages along rows."""
-    model = MessagesModel(plan, sign)
-    n_named = [len(known) for known in plan.levels]
+def fit_by_messages(plan, sign, monitor, previous, run, checkpoint):
+    """Return the `BinaryFit` of a `CrossedPlan` by messages along rows.
 
-    def so_far(found):
-        solved, coupling = found
-        return _posterior(model, solved, coupling, None, n_named)
+    run is the `PartMap` over raw parts, None for rows in memory, whose labels are sign; checkpoint
+    the file for the state after each step in the scales.
+    """
+    if run is not None:
+        return _fit_parts(plan, monitor, previous, run, checkpoint)
+    parts = plan.parts.prepared(plan, sign)
+    # one part has nothing to share out, and would pay for each of its questions
+    with parallel_config("sequential") if len(parts) == 1 else nullcontext():
+        with PartMap(parts, plan.n_jobs, prefer="threads") as run:
+            return _fit_parts(plan, monitor, previous, run, checkpoint)
 
-    watch, start = PosteriorMonitor(monitor, so_far), _start(model, previous)
+
+def _fit_parts(plan, monitor, previous, run, checkpoint):
+    """Return the `BinaryFit` of parts."""
+    rows = LoggedRows(run, plan.parts.numbers, plan.parts.read, int(np.argmax(plan.n_levels)))
+    try:
+        return _fit_rows(plan, rows, monitor, previous, checkpoint)
+    finally:
+        rows.forget()
+
+
+def _fit_rows(plan, rows, monitor, previous, checkpoint):
+    """Return the `BinaryFit` of `LoggedRows`."""
+    model, save = MessagesModel(rows, plan), None
+    if checkpoint is not None:
+        saved = load_checkpoint(checkpoint, plan.parts.fingerprint)
+        previous = previous if saved is None else saved
+        save = partial(_save, checkpoint, plan.parts.fingerprint)
+    posterior_of: Any = partial(_posterior, plan, model)
+    watch = PosteriorMonitor(monitor, lambda found: posterior_of(*found, None), save)
+    start = _start(plan, model, previous)
     search = find_scales(model, start, plan.tol, plan.max_iter, watch)
     solved, coupling = search.solved, search.coupling
-    known, spread = plan.theta == "mode", None
+    known, spread, state = plan.theta == "mode", None, state_of_levels(solved)
+    if plan.members is not None:
+        state |= _state_of_rows(plan, rows)
     if not known:
+        rows.step(Mark())
         spread = _uncertainty(model, solved, coupling, 0.1 * _SITES * plan.tol)
-    posterior = _posterior(model, solved, coupling, spread, n_named)
+        rows.step(Back())
+    posterior = posterior_of(solved, coupling, spread)
     reason, remark = search.reason, ""
     if not model.solved_all:
         reason, remark = "stuck", "a linear system was not solved in 200 steps"
-    sites = solved.state.sites
-    state = dict(theta=solved.theta, row_precision=sites.precision, row_shift=sites.shift)
     more = dict(theta_rule="mode" if known else "gaussian", state=state, complete=True)
     return BinaryFit(posterior, search.trace.history, reason, np.nan, more, remark)
+
+
+def state_of_levels(solved):
+    """Return the arrays, values of levels and coefficients, from which a fit can go on."""
+    mean, totals = np.concatenate([solved.mean.beta, *solved.mean.levels]), solved.precisions
+    return dict(theta=solved.theta, mean=mean, totals=np.concatenate(totals), root=solved.root)
+
+
+def _state_of_rows(plan, rows):
+    """Return the sites of the rows in memory, in their order."""
+    out, own = {}, rows.each(row_sites)
+    for name in Sites._fields:
+        out[f"row_{name}"] = np.empty(plan.n_rows)
+        for members, sites in zip(plan.members, own, strict=True):
+            out[f"row_{name}"][members] = getattr(sites, name)
+    return out
+
+
+def _save(path, fingerprint, found):
+    save_checkpoint(path, state_of_levels(found[0]), fingerprint)
 
 
 class ScaleSearch(NamedTuple):
@@ -163,42 +237,66 @@ class ScaleSearch(NamedTuple):
 def find_scales(model, start, tol, max_iter, monitor):
     """Return the `ScaleSearch` by Broyden's method on the gradient of the log evidence.
 
-    start is (theta, `RowState`). The fixed point tau^2 = mean(a^2 + v) has the same root and crawls
-    to it. Sites are tightened as the steps in theta get shorter; how effects go along with the
-    coefficients is looked at first, and again near the end.
+    start is (theta, `Effects` or None), the rows being where they start. The fixed point tau^2 =
+    mean(a^2 + v) has the same root and crawls to it. Sites are tightened as the steps in theta get
+    shorter; how effects go along with the coefficients is looked at first, and again where steps
+    are short and the scales have moved since.
+    A secant that makes less of the gradient than the steepest curvature would is forgotten: its
+    step is short because it is wrong, not because the end is near.
     """
     trace, fine = Trace(monitor), _SITES * tol
-    (theta, state), mean, last = start, None, None
+    (theta, mean), last = start, None
     inverse, step = np.diag(1.0 / model.levels), np.full(len(theta), np.inf)
-    looks, site_tol = 0, max(_FIRST_TOL, fine)
+    steepest = 2.0 * model.levels + model.theta_sd**-2.0  # curvature of the log evidence at most
+    looked, site_tol = np.full(len(theta), np.inf), max(_FIRST_TOL, fine)
     while True:
         trace.begin()
-        solved = model.solve(theta, state, mean, site_tol)
-        state, mean = solved.state, solved.mean
-        if looks == 0 or (looks == 1 and np.max(np.abs(step)) < _NEAR * tol):
-            coupling, looks = model.coupling(solved), looks + 1
+        solved = model.solve(theta, mean, site_tol)
+        mean = solved.mean
+        away = np.max(np.abs(theta - looked)) >= _NEAR * tol
+        if away and (last is None or np.max(np.abs(step)) < _NEAR * tol):
+            coupling, looked, away = model.coupling(solved), theta, False
         gradient = model.gradient(solved, coupling)
         if last is not None:
             inverse = _broyden(inverse, step, last - gradient)
+        if gradient @ inverse @ gradient < _LEAST_RISE * gradient @ (gradient / steepest):
+            inverse = np.diag(1.0 / model.levels)
         last, step = gradient, inverse @ gradient
         far = float(np.max(np.abs(step)))
         step = step / max(1.0, far / _LONGEST)
         trace.end({"residual": max(far, solved.mismatch)}, (solved, coupling))
-        below = far < _STEPS * tol and solved.mismatch < fine
+        below = far < _STEPS * tol and solved.mismatch < fine and not away
         reason = reason_to_end(trace, below, True, False, max_iter)
         if reason is not None:
             return ScaleSearch(solved, coupling, trace, reason)
         site_tol, theta = float(np.clip(0.1 * far, fine, site_tol)), theta + step
 
 
-def _start(model, previous):
-    """Return (theta, `RowState`) of an earlier fit where they suit this one."""
-    theta, sites = model.theta_mean, None
-    if previous is not None and np.shape(previous.get("theta")) == theta.shape:
-        theta, n = previous["theta"], len(model.rows.sign)
-        if np.shape(previous.get("row_precision")) == (n,):
-            sites = Sites(previous["row_precision"], previous["row_shift"])
-    return theta, first_state(model.rows, sites)
+def _start(plan, model, previous):
+    """Have the rows start where an earlier fit left them; return (theta, `Effects` or None).
+
+    Without a state that suits them they start at weak sites; the scales are kept where there are as
+    many.
+    """
+    rows, d = model.rows, len(model.beta_precision)
+    first: Any = Start(None)
+    if previous is None or np.shape(previous.get("theta")) != model.theta_mean.shape:
+        rows.step(first)
+        return model.theta_mean, None
+    theta, ends = previous["theta"], np.cumsum(plan.n_levels)
+    if plan.members is not None and np.shape(previous.get("row_precision")) == (plan.n_rows,):
+        whole = previous["row_precision"], previous["row_shift"]
+        first = Start([Sites(*(a[own] for a in whole)) for own in plan.members])
+    elif np.shape(previous.get("mean")) == (d + ends[-1],):
+        levels, totals = (
+            np.split(a, ends[:-1]) for a in (previous["mean"][d:], previous["totals"])
+        )
+        mean = Effects(previous["mean"][:d], levels)
+        prior = model.prior(theta).levels
+        rows.step(Resume(totals, prior, previous["root"], mean, plan.power))
+        return theta, mean
+    rows.step(first)
+    return theta, None
 
 
 def _broyden(inverse, step, lost):
@@ -216,7 +314,8 @@ def _uncertainty(model, solved, coupling, tol):
     curvature = np.empty((len(solved.theta), len(solved.theta)))
     for f in range(len(solved.theta)):
         theta = solved.theta + _APART * (np.arange(len(solved.theta)) == f)
-        near = model.solve(theta, solved.state, solved.mean, tol, least=_LEAST_PASSES)
+        model.rows.step(Back())
+        near = model.solve(theta, solved.mean, tol, least=_LEAST_PASSES)
         curvature[f] = (gradient - model.gradient(near, coupling)) / _APART
         change = near.mean.plus(solved.mean, -1.0)
         moves.append(Effects(change.beta / _APART, [a / _APART for a in change.levels]))
@@ -225,8 +324,11 @@ def _uncertainty(model, solved, coupling, tol):
     return ScaleUncertainty((vectors / values) @ vectors.T, moves)
 
 
-def _posterior(model, solved, coupling, spread, n_named):
-    """Return the `MessagesPosterior`; without spread the scales count as known."""
+def _posterior(plan, model, solved, coupling, spread):
+    """Return the `MessagesPosterior`; without spread the scales count as known.
+
+    It draws by linear systems where the rows are in memory, the model's own being in that state.
+    """
     if spread is None:
         f = len(solved.theta)
         none = Effects(0.0 * solved.mean.beta, [0.0 * a for a in solved.mean.levels])
@@ -238,6 +340,6 @@ def _posterior(model, solved, coupling, spread, n_named):
         coupling.cov,
         coupling.lines,
         spread,
-        solved.system,
-        n_named,
+        None if plan.members is None else solved.system.at(model.rows.held()),
+        [len(known) for known in plan.levels],
     )

@@ -28,8 +28,9 @@ class MessagesPosterior:
     theta (F,) are the log scales; mean the `Effects`; own (L_f,) the variances of the effects given
     the coefficients, cov (D, D) that of the coefficients, lines (L_f, D) such that an effect is
     lines beta and something independent; spread a `ScaleUncertainty`; system the `SchurSystem`
-    that draws. Effects of different factors are independent given coefficients and scales, which
-    leaves out a share of their covariance of order one over the rows of a level.
+    that draws, None where the rows are elsewhere. Effects of different levels are independent given
+    coefficients and scales, which leaves out a share of their covariance of order one over the rows
+    of a level; draws without a system leave it out as well.
     """
 
     def __init__(self, theta, mean, own, cov, lines, spread, system, n_named):
@@ -123,18 +124,27 @@ class MessagesPosterior:
         return out + np.einsum("fnm,nf->nm", same, own1)
 
     def draw(self, n_samples, rng):
-        """Return joint draws, one solve each: coefficients (S, D), effects, theta, node (S,)."""
+        """Return joint draws: coefficients (S, D), effects, theta, node (S,)."""
         noise = rng.multivariate_normal(np.zeros(len(self.log_scales)), self.spread.cov, n_samples)
         beta = np.empty((n_samples, len(self.mean.beta)))
         effects = [np.empty((n_samples, n, 1)) for n in self.n_named]
         for s in range(n_samples):
-            drawn = self.mean.plus(self.system.draw(rng))
+            around = self._draw_by_levels(rng) if self.system is None else self.system.draw(rng)
+            drawn = self.mean.plus(around)
             for step, move in zip(noise[s], self.spread.moves, strict=True):
                 drawn = drawn.plus(move, step)
             beta[s] = drawn.beta
             for out, levels in zip(effects, drawn.levels, strict=True):
                 out[s, :, 0] = levels[: out.shape[1]]
         return beta, effects, self.log_scales + noise, np.zeros(n_samples, dtype=int)
+
+    def _draw_by_levels(self, rng):
+        """Return a draw, about zero, from what is known of levels: the moments of `latent`."""
+        beta = rng.multivariate_normal(np.zeros(len(self.cov)), self.cov, method="cholesky")
+        pairs = zip(self.own, self.lines, strict=True)
+        return Effects(
+            beta, [c @ beta + np.sqrt(v) * rng.standard_normal(len(v)) for v, c in pairs]
+        )
 
     def draw_latent(self, X, designs, codes, n_samples, rng):
         """Return joint draws (S, n) of the linear predictor; rows of one new level share it."""

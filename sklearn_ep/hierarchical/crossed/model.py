@@ -17,7 +17,8 @@ class CrossedModel(NamedTuple):
     """Rows as laid out, and the priors.
 
     n_effects and n_levels are of all factors; beta_precision (D,) is the prior precision of the
-    coefficients; theta_mean and theta_sd (T,) the normal prior of theta, factor by factor.
+    coefficients; theta_mean and theta_sd (T,) the normal prior of theta, factor by factor; power is
+    the share of a row's likelihood that is matched.
     """
 
     layout: Layout
@@ -27,6 +28,7 @@ class CrossedModel(NamedTuple):
     beta_precision: np.ndarray
     theta_mean: np.ndarray
     theta_sd: np.ndarray
+    power: float = 1.0
 
     @property
     def shared(self):
@@ -53,7 +55,7 @@ class CrossedModel(NamedTuple):
         """Return the `Node` at theta, with `GivenScales`, started at `AllSites` of another."""
         scale = self.factors_of(theta)[self.local]
         prior = self.shared_prior(theta)
-        options = dict(tol=tol, max_passes=max_passes)
+        options = dict(tol=tol, max_passes=max_passes, power=self.power)
         found = solve_given_scales(self.layout, prior, scale, sites, **options)
         log_prior = float(np.sum(norm.logpdf(theta, self.theta_mean, self.theta_sd)))
         gradient = self._gradient(theta, found)

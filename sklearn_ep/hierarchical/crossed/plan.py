@@ -7,6 +7,7 @@ from sklearn.utils.validation import validate_data
 
 from ..._estimator.checks import validate_training
 from .. import _log_cholesky as log_cholesky
+from .._checkpoint import digest
 from .._groups import array_of, in_memory
 from .._plan import check_binary, prior_sd, wanted_rule
 from .factors import (
@@ -19,72 +20,81 @@ from .factors import (
     take_labels,
 )
 from .layout import local_factor
+from .parts import (
+    FactorParts,
+    RawFactors,
+    describe_factors,
+    join_levels,
+    parts_of_rows,
+    width_of,
+)
 
 __all__ = [
     "CrossedPlan",
     "check_several",
     "design_of_factors",
+    "plan_factor_parts",
     "plan_factors",
     "remarks_on_factors",
 ]
 
 _MOST_SHARED = 500  # effects of all factors but the local one up to which "auto" is "ep"
 _LARGEST_SHARED = 2000  # beyond, a Cholesky factor at each node of the grid takes too long
-_ONE_FACTOR = {"n_partitions": "auto", "schedule": "parallel"}
 
 
 class CrossedPlan(NamedTuple):
     """What a fit needs to know.
 
     X (n, D) are the shared columns, the intercept last; designs (n, q_f), codes (n,), levels (named
-    ones) and n_levels (rows without label counted) are of each factor; y are class indices;
-    beta_sd (D,), theta_mean and theta_sd (T,) the priors.
+    ones) and n_levels (rows without label counted) are of each factor, sizes (L_f,) the rows of
+    each level; y are class indices. Of raw parts X, y, weight, designs and codes are None. beta_sd
+    (D,), theta_mean and theta_sd (T,) are the priors; parts are `FactorParts`.
     """
 
     columns: FactorColumns
     engine: str
-    X: np.ndarray
-    y: np.ndarray
-    weight: np.ndarray
-    designs: list[np.ndarray]
-    codes: list[np.ndarray]
+    X: Any
+    y: Any
+    weight: Any
+    designs: Any
+    codes: Any
+    n_rows: int
     levels: list[np.ndarray]
     n_levels: list[int]
+    sizes: list[np.ndarray]
     beta_sd: np.ndarray
     theta_mean: np.ndarray
     theta_sd: np.ndarray
     tol: float
     max_iter: int
     theta: str
+    power: float
+    n_jobs: int | None
+    parts: FactorParts
 
     @property
     def n_effects(self):
         """Number of varying coefficients of each factor."""
-        return [w.shape[1] for w in self.designs]
+        return [1 + len(f.slopes) for f in self.columns.factors]
 
     @property
     def local(self):
         """Number of the local factor."""
         return local_factor(self.n_effects, self.n_levels)
 
+    @property
+    def members(self):
+        """Rows of each part, None for raw parts."""
+        return self.parts.members
 
-def check_several(est, has_groups, raw, checkpoint):
+
+def check_several(est, has_groups):
     """Raise a ValueError that names what a model of factors cannot do."""
     if not has_groups:
         raise ValueError("engine='messages' needs groups: give group_column or groups.")
-    if raw:
-        raise ValueError(
-            "a list of partitions takes one factor, given without a list, and an engine other than "
-            "'messages'."
-        )
-    if checkpoint is not None:
-        raise ValueError(
-            "checkpoint takes one factor, given without a list, and an engine other than "
-            "'messages'."
-        )
 
 
-def plan_factors(est, X, y, groups, sample_weight):
+def plan_factors(est, X, y, groups, sample_weight, with_digest):
     """Check data in memory, set the estimator's attributes of the data, return the `CrossedPlan`.
 
     est is the `HierarchicalEPLogistic`; X, y, groups and sample_weight as in its `fit`.
@@ -103,27 +113,80 @@ def plan_factors(est, X, y, groups, sample_weight):
         known, code = numbered_levels(labels)
         levels.append(known)
         codes.append(code)
-    n_levels = [int(c.max()) + 1 for c in codes]
+    sizes = [np.bincount(code) for code in codes]
+    n_levels = [len(size) for size in sizes]
     shared, designs = design_of_factors(training.X, columns)
     engine = _engine_of(est, columns, n_levels)
+    fingerprint = ""
+    if with_digest:
+        content = digest(training.X, training.y, training.weight, *codes)
+        fingerprint = content + _model_digest(est, columns, engine)
+    n_parts = 1 if est.n_partitions == "auto" else min(est.n_partitions, len(training.y))
+    rows: dict[str, Any] = dict(
+        X=shared, y=training.y, weight=training.weight, designs=designs, codes=codes
+    )
+    found: dict[str, Any] = dict(
+        n_rows=len(training.y), levels=levels, n_levels=n_levels, sizes=sizes
+    )
+    found |= dict(columns=columns, engine=engine)
+    found |= dict(parts=parts_of_rows(codes, n_levels, n_parts, fingerprint))
+    return CrossedPlan(**rows, **found, **_settings(est, columns, training.X.shape[1]))
+
+
+def plan_factor_parts(est, run, with_digest):
+    """Ask raw parts what they hold, set the estimator's attributes of it, return the `CrossedPlan`.
+
+    run is the `PartMap` over the raw parts.
+    """
+    none = [None] * len(run.parts)
+    widths = run(width_of, none)
+    if len(set(widths)) > 1:
+        raise ValueError(f"partitions differ in their number of features: {widths}.")
+    est.n_features_in_ = width = widths[0]
+    vars(est).pop("feature_names_in_", None)
+    columns = factor_columns(est, None, None)
+    told = run(describe_factors, none, columns, with_digest)
+    est.classes_ = np.unique(np.concatenate([t.classes for t in told]))
+    if len(est.classes_) < 2:
+        raise ValueError("a list of partitions needs at least two classes, got 1 class.")
+    check_binary(est)
+    levels, sizes, numbers = join_levels(told)
+    engine = _engine_of(est, columns, numbers.n_levels, raw=True)
+    fingerprint = ""
+    if with_digest:
+        fingerprint = digest(*(np.array(t.digest) for t in told))
+        fingerprint += _model_digest(est, columns, engine)
+    read = RawFactors(columns, est.classes_[1])
+    parts = FactorParts(numbers, read, None, fingerprint)
+    rows: dict[str, Any] = dict(X=None, y=None, weight=None, designs=None, codes=None)
+    found: dict[str, Any] = dict(
+        n_rows=sum(t.n_rows for t in told), levels=levels, sizes=sizes, parts=parts
+    )
+    found |= dict(columns=columns, engine=engine, n_levels=numbers.n_levels)
+    return CrossedPlan(**rows, **found, **_settings(est, columns, width - len(columns.taken)))
+
+
+def _settings(est, columns, width) -> dict[str, Any]:
+    """Return the fields of a plan that are parameters, for shared columns of this width."""
     theta_mean, theta_sd = _theta_prior(est, columns)
-    return CrossedPlan(
-        columns,
-        engine,
-        shared,
-        training.y,
-        training.weight,
-        designs,
-        codes,
-        levels,
-        n_levels,
-        prior_sd(est, training.X.shape[1]),
-        theta_mean,
-        theta_sd,
+    return dict(
+        beta_sd=prior_sd(est, width),
+        theta_mean=theta_mean,
+        theta_sd=theta_sd,
         tol=float(est.tol),
         max_iter=int(est.max_iter),
         theta=wanted_rule(est),
+        power=float(est.power),
+        n_jobs=est.n_jobs,
     )
+
+
+def _model_digest(est, columns, engine):
+    """Return a hash of what a checkpoint must have in common with a fit besides the data."""
+    means, sds = _theta_prior(est, columns)
+    factors = [np.array([*f.positions, -1, *f.slopes]) for f in columns.factors]
+    scale = np.append(np.asarray(est.prior_scale, dtype=float), est.power)
+    return digest(means, sds, scale, np.array(f"{engine} {columns.fit_intercept}"), *factors)
 
 
 def _checked(est, X, y, groups, sample_weight):
@@ -157,25 +220,35 @@ def design_of_factors(X, columns):
     return (np.hstack([X, ones]) if columns.fit_intercept else X), designs
 
 
-def _engine_of(est, columns, n_levels):
-    """Return "ep" or "messages", or raise a ValueError naming what does not go with several."""
+def _engine_of(est, columns, n_levels, raw=False):
+    """Return "ep" or "messages", or raise a ValueError naming what does not go with several.
+
+    raw says that rows are a list of partitions.
+    """
     if est.engine not in ("auto", "ep", "messages"):
         raise ValueError(
             f"engine={est.engine!r} takes one factor, given without a list; with a list it must be "
             "'ep', 'messages' or 'auto'."
         )
-    for name, default in _ONE_FACTOR.items():
-        if getattr(est, name) != default:
-            raise ValueError(
-                f"{name}={getattr(est, name)!r} takes one factor, given without a list, and an "
-                "engine other than 'messages'."
-            )
+    if est.schedule != "parallel":
+        raise ValueError(
+            f"schedule={est.schedule!r} takes one factor, given without a list, and an engine "
+            "other than 'messages'."
+        )
     slopes = any(f.slopes for f in columns.factors)
+    parted = raw or est.n_partitions != "auto"
+    if parted and est.engine != "messages" and (slopes or est.engine == "ep"):
+        what = "a list of partitions" if raw else f"n_partitions={est.n_partitions!r}"
+        raise ValueError(
+            f"{what} with several factors takes engine='messages' without random_slopes."
+        )
     if est.engine == "messages" and slopes:
         raise ValueError("engine='messages' takes no random_slopes; give engine='ep'.")
     n_effects = [1 + len(f.slopes) for f in columns.factors]
     sizes = np.array(n_effects) * n_levels
     shared = int(sizes.sum() - sizes.max())
+    if est.engine == "auto" and parted:
+        return "messages"
     if est.engine == "auto":
         return "ep" if shared <= _MOST_SHARED or slopes else "messages"
     if est.engine == "ep" and shared > _LARGEST_SHARED:
@@ -209,10 +282,9 @@ def remarks_on_factors(plan, tau):
     """Return sentences on factors of which the data, or the engine, are known to say little."""
     found = []
     first = np.cumsum([0, *plan.n_effects])
-    for k, (factor, code, n) in enumerate(
-        zip(plan.columns.factors, plan.codes, plan.n_levels, strict=True)
+    for k, (factor, size, n) in enumerate(
+        zip(plan.columns.factors, plan.sizes, plan.n_levels, strict=True)
     ):
-        size = np.bincount(code)
         if n == 1:
             found.append(f"factor {factor.name!r} has one level: its tau is that of the prior.")
         elif n < 5:
@@ -228,8 +300,8 @@ def remarks_on_factors(plan, tau):
                 "a level in the median: engine='messages' then finds tau a few hundredths too "
                 "small; compare with engine='ep' where it is not too large."
             )
-        for other in range(k):
-            if _same_partition(code, plan.codes[other]):
+        for other in range(k if plan.codes is not None else 0):
+            if _same_partition(plan.codes[k], plan.codes[other]):
                 name = plan.columns.factors[other].name
                 found.append(
                     f"factors {name!r} and {factor.name!r} have the same groups of rows: only the "

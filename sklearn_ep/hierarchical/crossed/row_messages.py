@@ -3,29 +3,59 @@
 Each row connects one level of each factor. Were the graph of rows and levels a tree, the messages
 of belief propagation would give exact variances; sparse crossed data are nearly one. What comes out
 is the cavity of each row, the variance of its predictor without its own site, always positive.
+
+What a row keeps, its site and its messages, is no function of the level values of one moment, but
+it is one of all that went before: `RowState` changes by steps alone, each of which says in values
+of levels what every row is to do. Whoever has the rows and the steps has the state.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._engine.gaussian import checked_cholesky, triangular_inverse
 from ..._engine.likelihoods import Logit
 from ..._engine.sites import Sites
+from .._power import LogitToPower
 
-__all__ = ["RowState", "cavity_variances", "first_state", "level_precisions", "updated_sites"]
+__all__ = [
+    "Back",
+    "Linearise",
+    "Mark",
+    "Resume",
+    "RowState",
+    "Send",
+    "Start",
+    "Update",
+    "first_state",
+    "known_precision",
+    "message_sums",
+    "row_mismatch",
+    "row_precision",
+    "row_sites",
+    "updated_sites",
+]
 
-_ROUNDS = 3  # of messages in a pass; they go on from those of the last
 _START = 0.7  # share of a site's precision that its first messages carry
 _BLOCK = 1 << 16  # rows whose moments are in the cache at once
+_AGAIN = 8  # local iterations that find the rows' part of a stored state, of Newton's order
 _LIKELIHOOD = Logit()
 
 
 class RowState(NamedTuple):
-    """Sites of the rows, and for each factor the precision (n,) that a row sends to its level."""
+    """What the rows keep.
 
-    sites: Sites
+    sites; messages, for each factor the precision (n,) that a row sends to its level; cavity (n,),
+    the variance of a row by its levels without its own site; precision (n,) of the sites, copies
+    counted, in the linear system at hand; mismatch, the largest of the last update; marked, a state
+    to go back to.
+    """
+
+    sites: Any
     messages: list[np.ndarray]
+    cavity: Any = None
+    precision: Any = None
+    mismatch: float = np.inf
+    marked: Any = None
 
 
 def first_state(rows, sites=None):
@@ -35,56 +65,166 @@ def first_state(rows, sites=None):
     return RowState(sites, [_START * sites.precision for _ in rows.codes])
 
 
-def level_precisions(rows, messages, prior):
-    """Return the precisions (L_f,) of the levels of each factor: prior and all messages."""
-    return [
-        p + rows.sums(f, rows.weight * m)
-        for f, (p, m) in enumerate(zip(prior, messages, strict=True))
-    ]
-
-
-def _inverse_cavities(rows, messages, prior):
+def _inverse_cavities(rows, messages, totals):
     """Return for each factor the variance (n,) of each row's level without the row."""
-    totals = level_precisions(rows, messages, prior)
     triples = zip(totals, rows.codes, messages, strict=True)
     return [1.0 / (total[code] - m) for total, code, m in triples]
 
 
-def cavity_variances(rows, state, prior):
-    """Return (cavity variances (n,), the messages that led to them).
+def _sent(t, variances):
+    """Return the messages of rows with sites of precision t and these variances of levels."""
+    total = sum(variances)
+    return [t / (1.0 + t * (total - v)) for v in variances]
 
-    prior is an `Effects` of precisions. The dense columns add x' S x with their posterior
-    covariance S given rows whose effects are integrated out.
+
+class Start(NamedTuple):
+    """Step: start from sites of rows, those of each part, None for weak ones."""
+
+    parts: list[Sites] | None
+
+    def of_part(self, k):
+        """Return the step as part k needs it."""
+        return self if self.parts is None else Start([self.parts[k]])
+
+    def advance(self, rows, state):
+        """Return the next `RowState` of rows."""
+        return first_state(rows, None if self.parts is None else self.parts[0])
+
+
+class Send(NamedTuple):
+    """Step: send messages at total precisions (L_f,) of the levels."""
+
+    totals: list[np.ndarray]
+
+    def advance(self, rows, state):
+        """Return the next `RowState` of rows."""
+        variances = _inverse_cavities(rows, state.messages, self.totals)
+        return state._replace(messages=_sent(state.sites.precision, variances))
+
+
+class Linearise(NamedTuple):
+    """Step: take cavities, at total precisions (L_f,) of the levels, and sites as they now are."""
+
+    totals: list[np.ndarray]
+
+    def advance(self, rows, state):
+        """Return the next `RowState` of rows."""
+        cavity = sum(_inverse_cavities(rows, state.messages, self.totals))
+        return state._replace(cavity=cavity, precision=rows.weight * state.sites.precision)
+
+
+class Update(NamedTuple):
+    """Step: match the tilted moments at means, an `Effects`.
+
+    root (D, D) is R, where R'R is the covariance of the dense columns; power the share of a row's
+    likelihood that is matched.
     """
-    t, messages = state.sites.precision, state.messages
-    for _ in range(_ROUNDS):
-        variances = _inverse_cavities(rows, messages, prior.levels)
-        total = sum(variances)
-        messages = [t / (1.0 + t * (total - v)) for v in variances]
-    total = sum(_inverse_cavities(rows, messages, prior.levels))
-    known = rows.weight * t / (1.0 + t * total)
-    precision = rows.X.T @ (known[:, None] * rows.X)
-    precision[np.diag_indices_from(precision)] += prior.beta
-    root = triangular_inverse(checked_cholesky(0.5 * (precision + precision.T)))
-    turned = rows.X @ root.T
-    return total + np.einsum("nd,nd->n", turned, turned), messages
+
+    root: np.ndarray
+    mean: Any
+    power: float
+
+    def advance(self, rows, state):
+        """Return the next `RowState` of rows."""
+        turned = rows.X @ self.root.T
+        cavity_var = state.cavity + np.einsum("nd,nd->n", turned, turned)
+        predictor = rows.predictor(self.mean)
+        sites, mismatch = updated_sites(rows, state.sites, predictor, cavity_var, self.power)
+        return state._replace(sites=sites, mismatch=mismatch)
 
 
-def updated_sites(rows, sites, mean, cavity_var):
+class Resume(NamedTuple):
+    """Step: find the rows' part of a stored fixed point from what it says of levels.
+
+    Given the levels a row has one unknown site, and its update is a step of Newton's method for it.
+    prior are precisions (L_f,) of the levels, below which no cavity is; the others as in `Update`.
+    """
+
+    totals: list[np.ndarray]
+    prior: list[np.ndarray]
+    root: np.ndarray
+    mean: Any
+    power: float
+
+    def advance(self, rows, state):
+        """Return the next `RowState` of rows."""
+        state = first_state(rows)
+        levels = list(zip(self.totals, self.prior, rows.codes, strict=True))
+        turned, predictor = rows.X @ self.root.T, rows.predictor(self.mean)
+        dense = np.einsum("nd,nd->n", turned, turned)
+        for _ in range(_AGAIN):
+            pairs = zip(levels, state.messages, strict=True)
+            variances = [1.0 / np.maximum(a[c] - m, b[c]) for (a, b, c), m in pairs]
+            args = state.sites, predictor, dense + sum(variances), self.power
+            sites, _ = updated_sites(rows, *args)
+            state = RowState(sites, _sent(sites.precision, variances))
+        return state
+
+
+class Mark(NamedTuple):
+    """Step: remember the state."""
+
+    def advance(self, rows, state):
+        """Return the next `RowState` of rows."""
+        return state._replace(marked=state)
+
+
+class Back(NamedTuple):
+    """Step: go back to the state that was remembered."""
+
+    def advance(self, rows, state):
+        """Return the next `RowState` of rows."""
+        return state.marked._replace(marked=state.marked)
+
+
+def message_sums(held, state):
+    """Return the sums [(L_f,)] of messages over the levels of each factor."""
+    rows = held.rows
+    return [rows.sums(f, rows.weight * m) for f, m in enumerate(state.messages)]
+
+
+def known_precision(held, state):
+    """Return X' V^-1 X (D, D) with the variance V of rows whose effects are integrated out."""
+    rows, t = held.rows, state.sites.precision
+    known = rows.weight * t / (1.0 + t * state.cavity)
+    return rows.X.T @ (known[:, None] * rows.X)
+
+
+def row_mismatch(held, state):
+    """Return the largest distance of tilted from current moments in the last update."""
+    return state.mismatch
+
+
+def row_precision(held, state):
+    """Return the precisions (n,) of the rows in the linear system."""
+    return state.precision
+
+
+def row_sites(held, state):
+    """Return the sites of the rows."""
+    return state.sites
+
+
+def updated_sites(rows, sites, mean, cavity_var, power=1.0):
     """Return (new sites, largest distance of tilted from current moments in sds).
 
-    mean (n,) are the predictor's, under all sites. Rows are taken in blocks.
+    mean (n,) are the predictor's, under all sites; power is the share of a row's likelihood that is
+    matched. Rows are taken in blocks.
     """
+    factor = _LIKELIHOOD if power == 1.0 else LogitToPower(power)
     new = Sites(np.empty_like(mean), np.empty_like(mean))
     worst = 0.0
     for start in range(0, len(mean), _BLOCK):
         some = slice(start, start + _BLOCK)
         t, nu, m, c = sites.precision[some], sites.shift[some], mean[some], cavity_var[some]
-        grown = 1.0 + t * c  # cavity over posterior variance
-        centre = m * grown - c * nu
-        _, g, h = _LIKELIHOOD.tilted(rows.sign[some], centre, c)
+        if power != 1.0:  # the cavity keeps the rest of the site
+            c = c / (1.0 + (1.0 - power) * t * c)
+        grown = 1.0 + power * t * c  # cavity over posterior variance
+        centre = m * grown - power * c * nu
+        _, g, h = factor.tilted(rows.sign[some], centre, c)
         left = 1.0 - c * h
-        new.precision[some], new.shift[some] = h / left, (g + centre * h) / left
+        share = left if power == 1.0 else power * left
+        new.precision[some], new.shift[some] = h / share, (g + centre * h) / share
         shifted = np.abs(centre + c * g - m) * np.sqrt(grown / c)
         worst = max(worst, float(np.max(shifted)), float(np.max(np.abs(left * grown - 1.0))))
     return new, worst

@@ -1,0 +1,82 @@
+"""What `diagnose` says of the parts of a fit: tilted distributions against the global Gaussian."""
+
+import numpy as np
+import pytest
+from scipy.special import expit
+
+from sklearn_ep import HierarchicalEPLogistic
+from sklearn_ep.hierarchical._trust import PartTrust, _advised, divergence_of
+
+
+def parts(separated):
+    """Three parts; a column that is not zero in the last one alone separates its labels, or not."""
+    rng = np.random.default_rng(0)
+    g = np.repeat(np.arange(42), 12)
+    X = np.column_stack([rng.normal(size=(504, 2)), np.zeros(504)])
+    z = X[:, :2] @ [1.0, -1.0] + rng.normal(size=42)[g]
+    y = (rng.uniform(size=504) < expit(z)).astype(int)
+    last = g >= 40
+    X[last, 2] = np.where(y[last] == 1, 8.0, -8.0) if separated else rng.normal(size=24)
+    part = np.where(last, 2, g % 2)
+    return [(np.column_stack([X, g])[part == k], y[part == k]) for k in range(3)]
+
+
+def diagnosed(separated):
+    data = parts(separated)
+    est = HierarchicalEPLogistic(3, prior_scale=10.0).fit(data)
+    again = dict(zip(("X", "y"), map(np.concatenate, zip(*data, strict=True)), strict=True))
+    return est, est.diagnose(**again)
+
+
+def test_the_part_that_is_badly_approximated_is_named():
+    _, good = diagnosed(False)
+    sizes = [(p.part, p.n_rows, p.n_groups) for p in good.parts]
+    assert sizes == [(0, 240, 20), (1, 240, 20), (2, 24, 2)]
+    assert all(p.divergence < 0.1 and p.pareto_k < 0.7 for p in good.parts)
+    assert not any(p.advice for p in good.parts) and "Part" not in str(good)
+    _, bad = diagnosed(True)
+    assert [p.advice for p in bad.parts] == ["", "", "no Gaussian"]
+    assert bad.parts[2].divergence > 0.3 and "Part 2 (24 rows, 2 groups)" in str(bad)
+
+
+def test_divergences_are_those_of_one_dimension():
+    """With one coefficient and no groups the tilted distribution can be integrated."""
+    rng = np.random.default_rng(3)
+    x = np.r_[np.full(6, 4.0), rng.normal(size=60)]
+    y = np.r_[np.ones(6), rng.uniform(size=60) < expit(0.5 * x[6:])].astype(int)
+    est = HierarchicalEPLogistic(fit_intercept=False, n_partitions=2, prior_scale=5.0)
+    found = est.fit(x[:, None], y).diagnose(40_000, X=x[:, None], y=y).parts
+    mean, sd = est.phi_mean_[0], np.sqrt(est.phi_cov_[0, 0])
+    b = mean + sd * np.linspace(-9, 9, 4001)
+    log_global = -0.5 * ((b - mean) / sd) ** 2
+    for k, (precision, shift) in enumerate(zip(est.site_precision_, est.site_shift_, strict=True)):
+        own = est.partition_ == k
+        sign = np.where(y[own] == 1, 1.0, -1.0)
+        ratio = -np.logaddexp(0, -b[:, None] * sign * x[own]).sum(1)
+        ratio -= shift[0] * b - 0.5 * precision[0, 0] * b**2
+        p, q = (np.exp(a - a.max()) for a in (log_global + ratio, log_global))
+        p, q = p / p.sum(), q / q.sum()
+        exact = np.sum(p * np.log(p / q))
+        assert found[k].divergence == pytest.approx(exact, abs=2e-3, rel=0.1)
+
+
+def test_fits_without_sites_of_parts_have_no_parts():
+    (X, y), *_ = parts(False)
+    est = HierarchicalEPLogistic(3).fit(X, y)  # shares of one answer
+    assert est.diagnose(X=X, y=y).parts == () and est.diagnose().parts == ()
+    est = HierarchicalEPLogistic([3]).fit(X, y)
+    assert est.diagnose(X=X, y=y).parts == ()
+
+
+def test_a_part_is_merged_where_that_helps_and_split_where_it_is_large():
+    phi = np.random.default_rng(0).normal(size=4000)
+    cubic = 0.25 * np.clip(phi**3, -8, 8)
+    ratios = np.array([cubic, 0.01 * phi, -cubic])
+    trust = PartTrust(0, 100, 5, divergence_of(cubic), 0.4)
+    assert trust.divergence > 0.1
+    assert _advised(trust, ratios, 100)[5:] == ("merge", 2)
+    assert "merge it with part 2" in str(_advised(trust, ratios, 100))
+    assert _advised(trust, ratios[:2], 100).advice == "no Gaussian"
+    small = PartTrust(1, 300, 5, divergence_of(ratios[1]), 0.9)
+    assert _advised(small, ratios, 100).advice == "split"
+    assert _advised(small, ratios, 200).advice == ""
