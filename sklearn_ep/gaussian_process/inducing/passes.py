@@ -95,19 +95,26 @@ def _average_sites(posterior, mean, var, smoothed, copies):
     return Sites(np.where(reached, precision, 0.0), np.where(reached, shift, 0.0))
 
 
-def _log_mass_ratio(old, new, mean, var):
-    """Return log of the integrals of two sites under the cavities that the old one leaves."""
-    cav = cavity(old, mean, var)
-    return log_site_mass(old, cav.mean, cav.var) - log_site_mass(new, cav.mean, cav.var)
+def _log_mass_ratio(old, new, mean, var, exponent):
+    """Return log of the integrals of two sites under the cavities that the old one leaves.
+
+    Of a share of them, over that share, as `SiteUpdate.log_term` counts them.
+    """
+    cav = cavity(old, mean, var, exponent)
+    masses = [log_site_mass(s, cav.mean, cav.var, exponent) for s in (old, new)]
+    return (masses[0] - masses[1]) / exponent
 
 
-def _row_gradient(sites, mean, var, update, weight, fresh):
-    """Return (kappa, alpha, gs): the derivative of log Z in w_i is kappa A^-1 w_i + alpha e."""
-    gs = 0.5 * weight * (update.gradient**2 - update.curvature)
+def _row_gradient(sites, mean, var, update, weight, exponent, fresh):
+    """Return (kappa, alpha, gs): the derivative of log Z in w_i is kappa A^-1 w_i + alpha e.
+
+    `exponent` is the share of a site that its cavity lacks.
+    """
+    gs = weight * update.noise_slope
     if not fresh:
         return -weight * sites.precision, weight * (sites.shift - sites.precision * mean), gs
-    proper = cavity(sites, mean, var).proper
-    precision, shift = np.where(proper, sites, 0.0)
+    proper = cavity(sites, mean, var, exponent).proper
+    precision, shift = exponent * np.where(proper, sites, 0.0)
     g = weight * update.gradient
     kappa = (g * (precision * mean - shift) + 2.0 * gs) / (1.0 - precision * var)
     return kappa, g, gs
@@ -117,7 +124,8 @@ class _Gradient:
     """Running sums of the gradient of log Z over blocks of rows."""
 
     def __init__(self, model, fresh, inputs):
-        self.prior, self.fresh, self.with_inputs = model.prior, fresh, inputs
+        self.prior, self.exponent = model.prior, model.rule.exponent
+        self.fresh, self.with_inputs = fresh, inputs
         self.theta, self.towards = np.zeros(model.prior.kernel.n_dims), 0.0
         self.inner = np.zeros_like(model.prior.lower)
         self.begin(None, None)
@@ -128,7 +136,9 @@ class _Gradient:
 
     def add(self, posterior, smoothed, sites, mean, var, update, weight):
         """Add one binary problem of the block; `smoothed` is W A^-1 and is overwritten."""
-        kappa, alpha, gs = _row_gradient(sites, mean, var, update, weight, self.fresh)
+        kappa, alpha, gs = _row_gradient(
+            sites, mean, var, update, weight, self.exponent, self.fresh
+        )
         towards_w = smoothed
         towards_w *= kappa[:, None]
         towards_w += alpha[:, None] * posterior.mean
@@ -184,7 +194,8 @@ def evaluate_rows(model, X, y, weight, sites, step=1.0, gradient=None, inputs=Fa
             log_term += float(w @ update.log_term)
             if sites is None:
                 # where evidence and gradient want the site of the row itself, it is the update
-                log_term += float(w @ _log_mass_ratio(old, update.sites, mean, var))
+                exponent = model.rule.exponent
+                log_term += float(w @ _log_mass_ratio(old, update.sites, mean, var, exponent))
                 old = update.sites
             else:
                 moved[c][:, rows], variances[c, rows] = new, var

@@ -209,8 +209,7 @@ class LabelErrorPlan:
             return own.solve(x, tol=tol, max_iter=max_iter, **steps)
 
         def descend(x, max_iter, monitor):
-            exponent = getattr(self.rule, "exponent", 1.0)
-            evaluate = MarginalDoubleLoop(ep, exponent).evaluate
+            evaluate = MarginalDoubleLoop(ep, self.rule.exponent).evaluate
             return iterate(evaluate, x, max_iter=max_iter, tol=tol, monitor=monitor)
 
         def own_rule():
@@ -311,9 +310,9 @@ class LabelErrorPlan:
 
     def rate_slope(self, ep, sites, state):
         """Return d log evidence / d logit(rate): expected minus assumed number of wrong labels."""
-        exponent = getattr(self.rule, "exponent", 1.0)
-        cav = cavity(sites, state.mean, state.var, exponent)
-        wrong = ep.factor.powered(exponent).wrong_proba(ep.y, cav.mean, cav.var)
+        cav = cavity(sites, state.mean, state.var, self.rule.exponent)
+        factor = ep.factor.powered(self.rule.exponent)
+        wrong = factor.wrong_proba(ep.y, cav.mean, cav.var)
         return self.weight @ (wrong - ep.factor.rate)
 
     def posterior(self, payload):

@@ -166,6 +166,7 @@ class Relaxed:
     """
 
     factor_needs = ("rate",)
+    exponent = 1.0
 
     def __init__(self, penalty, cost, freeze_after):
         self.penalty, self.cost, self.freeze_after = penalty, cost, freeze_after
@@ -179,7 +180,7 @@ class Relaxed:
         self.n_sweeps += 1
         mean = (cav.mean + pull * cav.var) / (1.0 + gamma)
         relaxed = Cavity(mean, cav.var / (1.0 + gamma), cav.proper)
-        return match_moments(factor, y, sites, relaxed, extra_var, gamma)
+        return match_moments(factor, y, sites, relaxed, extra_var, relaxation=gamma)
 
     def _relax(self, factor, y, sites, cav):
         """Return gamma and b m of each row."""
