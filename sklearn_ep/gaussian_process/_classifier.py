@@ -28,7 +28,7 @@ from .inducing.plan import (
     plan_inducing,
     plan_stream,
 )
-from .inducing.rows import array_parts, checked_parts, describe, is_part_list, n_candidate_rows
+from .inducing.rows import array_parts, checked_parts, is_part_list
 from .inducing.stream import StreamRun, absorb, stream_of_fit
 
 __all__ = ["EPGaussianProcessClassifier"]
@@ -81,7 +81,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         Further starts of L-BFGS-B drawn within the bounds of the kernel; the largest evidence is
         kept.
     batch_size : int, default=None
-        Learn in minibatches of so many rows; the full passes that follow remove their noise.
+        Learn in minibatches of so many rows, spread over the partitions; the full passes that
+        follow remove their noise.
     learning_rate : float, default=0.05
         Rate of the step rules: for Adam the size of a step in log parameters and in standard
         deviations of the columns. 0.01 suits minibatches.
@@ -105,8 +106,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         al. 2015): m^2 numbers whatever n, and nearly the same posterior once n is many times m.
     n_partitions : int, default=None
         Pieces in which passes of the sparse method go over the rows, for `n_jobs` workers; None is
-        one piece. The answer does not depend on it beyond rounding, except with `batch_size`, where
-        partitions take turns.
+        one piece. The answer does not depend on it beyond rounding, except for the rows that meet
+        in a minibatch, of which every piece has its share.
     jitter : float, default=1e-6
         Relative addition to the diagonal of the covariance of inducing points.
     copy_X_train : bool, default=True
@@ -363,7 +364,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             unless they share a unit. For the sparse method also a list of partitions, with `y`
             None: each a tuple (X, y) of arrays or memory maps, a function without arguments that
             returns one, or a dask future of one. Partitions are sent to the workers once, loaders
-            run there at every pass.
+            run there at every pass, and of several with `batch_size` at every step.
         y : array-like of shape (n,), default=None
             Class labels; None only for a list of partitions.
         sample_weight : array-like of shape (n,), default=None
@@ -383,12 +384,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         """
         self._check_parameters()
         if is_part_list(X, y):
-            if sample_weight is not None:
-                raise ValueError("sample_weight must be None for a list of partitions.")
-            if self.method == "dense":
-                raise ValueError("method='dense' does not take a list of partitions as X.")
-            if self.class_weight is not None:
-                raise ValueError("class_weight must be None for a list of partitions.")
+            self._check_part_list(sample_weight)
             refuse_joint(self, "a list of partitions")
             wants_average(self, 0, ["a list of partitions"])
             return self._fit_inducing(checked_parts(X), None, X, y)
@@ -415,16 +411,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         """Fit to partitions; `kept` marks the rows of the caller, None for the user's own."""
         seed = draw_seed(self.random_state)
         with PartMap(parts, self.n_jobs) as run:
-            data = describe(run, kept is None, seed, n_candidate_rows(self.inducing_points))
-            if kept is None:
-                if len(data.labels) < 2:
-                    raise ValueError(
-                        f"y has only one class, {data.labels[0]!r}; a classifier needs two."
-                    )
-                self.classes_, self.n_features_in_ = data.labels, len(data.mean)
-                if hasattr(self, "feature_names_in_"):
-                    del self.feature_names_in_
-                kept = np.ones(sum(data.sizes), dtype=bool)
+            data, kept = self._described(run, kept, seed)
             plan = plan_inducing(self, data, self._factor(), seed)
             monitor = FitMonitor(self, X, y, None, lambda m: {"_posteriors": posteriors_of(m)})
             fit = fit_inducing(plan, run, monitor)
