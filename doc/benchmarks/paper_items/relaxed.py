@@ -188,12 +188,15 @@ def figure_3(setting):
         }
         for name, rule in rules.items():
             ep, steps = WholeEP(structure, LabelErrorStep(flip), sign, weight, rule), Steps()
-            iterate(
-                ep.evaluate, np.zeros((2, n)), max_iter=80, tol=1e-8, damping=0.5, monitor=steps
-            )
-            panel.semilogy(steps.changes, label=name)
-            below = np.flatnonzero(np.array(steps.changes) < 1e-3)
+            limits = dict(max_iter=80, tol=1e-8, damping=0.5, monitor=steps)
+            run = iterate(ep.evaluate, np.zeros((2, n)), **limits)
+            # the last step of a run that is stuck leads nowhere
+            changes = steps.changes[:-1] if run.reason == "stuck" else steps.changes
+            panel.semilogy(changes, label=name)
+            below = np.flatnonzero(np.array(changes) < 1e-3)
             first = float(below[0] + 1) if len(below) else "not in 80"
+            if run.reason == "stuck":
+                first = f"no proper step left after {run.n_iter}"
             rows.append(Row(f"{flip:.0%} wrong, {name}: sweeps to R below .001", None, first))
         panel.set(title=f"{flip:.0%} wrong labels", xlabel="sweep", ylabel="R, change of alpha")
         panel.legend(fontsize=7)
@@ -335,12 +338,99 @@ def quiet(run):
 
 
 ABOUT = """
+Y. Qi and Y. Guo, "Message passing with relaxed moment matching", arXiv:1204.4166, 2012. The paper
+says that relaxing the moments of outliers, at an l1 penalty, makes expectation propagation (EP)
+converge always and classify better than EP and power EP (PEP). Our verdict: a strong relaxation
+does converge on bare-step likelihoods on which EP does not, and no relaxation is more accurate
+than EP beyond noise. What helps with wrong labels is the likelihood that knows of them, and
+latent noise, which makes all three rules converge: hence our defaults. REP .2 is
+:class:`~sklearn_ep.RelaxedEPClassifier` at its default penalty, which is dimensionless; the
+paper's c is in other units. Everywhere the updates are parallel, where the paper's are
+sequential, and the rate of wrong labels is given in Figures 1 to 4.
 """
 ITEMS = [
-    Item("Figure 1", "five points, one of them with a wrong label", quiet(figure_1), "x"),
-    Item("Figure 2", "decision boundaries with a fifth of wrong labels", quiet(figure_2), "x"),
-    Item("Figure 3", "changes of the posterior along the sweeps", quiet(figure_3), "x"),
-    Item("Figure 4", "sweeps, divergence and error on generated data", quiet(figure_4), "x"),
-    Item("Figure 5", "four sets without further wrong labels", quiet(figure_5), "x", True),
-    Item("Figure 6", "spam with flipped labels", quiet(figure_6), "x", True),
+    Item(
+        "Figure 1",
+        "five points, one of them with a wrong label",
+        quiet(figure_1),
+        """
+At a penalty from .5 on the relaxed posterior is as close to the exact one as that of EP, and
+large penalties are EP, as in the paper. That smaller penalties come closer is not confirmed: the
+mean is at best level with EP (.1 to .2), and the covariance gets worse as rows relax. Nor is it
+confirmed that power EP is always worse than EP: the mean is closer at power .6 to .8. The paper
+draws one configuration of five points and does not give its coordinates; here are the means over
+some 40 random ones, of which the first is drawn, against the exact posterior in closed form
+instead of 10\\ :sup:`8` importance samples. The rate is .2 and the kernel linear, as in the
+paper.
+""",
+    ),
+    Item(
+        "Figure 2",
+        "decision boundaries with a fifth of wrong labels",
+        quiet(figure_2),
+        """
+The relaxed boundary is a reasonable one, as in the paper; so are those of EP and of power EP,
+which the paper shows as chaotic and strange. With parallel updates, Anderson acceleration and
+steps that are shortened where the posterior would be improper EP converges here. The classes are
+one cloud between two, 400 rows, as described; their positions and the paper's kernel width (found
+by cross-validation) are not given, ours is 1. The error is that on 39,600 rows with right labels.
+""",
+    ),
+    Item(
+        "Figure 3",
+        "changes of the posterior along the sweeps",
+        quiet(figure_3),
+        """
+With a tenth of wrong labels and a bare step the plain iteration of EP, of power EP and of relaxed
+EP at .2 runs into states that no shortened step leaves, and the strongly relaxed one, REP .05,
+converges: here relaxation does what the paper says of it. With a fifth of wrong labels all
+converge, power EP fastest. Plain damping of one half, without acceleration and fallbacks; R is
+the change of alpha from sweep to sweep, a sweep updating all sites at once where the paper goes
+through them one by one.
+""",
+    ),
+    Item(
+        "Figure 4",
+        "sweeps, divergence and error on generated data",
+        quiet(figure_4),
+        """
+EP and power EP fail at times with the bare step, as in the paper, and much more so with a tenth
+of wrong labels than with a fifth. "Relaxed EP always converges, in fewer sweeps" is not
+confirmed: at its default penalty it needs a fallback as often as EP. Where EP fails its error is
+left to chance: with a fifth of wrong labels .132 of relaxed and of power EP stand against .175
+(standard error .04). With latent noise of a quarter of the amplitude every rule converges in 11
+to 16 sweeps and all errors are equal: that model is our default. Ten draws of 400 rows and 39,600
+test rows with right labels, as in the paper; the kernel is fixed where the paper tunes width,
+power and penalty; at most 200 sweeps, of which the fallbacks (less damping, power .5, double
+loop) are part. Converged means that no site changes by more than .001 posterior standard
+deviations, where the paper asks for a change of alpha below .001.
+""",
+    ),
+    Item(
+        "Figure 5",
+        "four sets without further wrong labels",
+        quiet(figure_5),
+        """
+The three rules give the same errors on each set to a tenth of a per cent: relaxed EP is .1 %
+below EP on haberman and .1 % above it on diabetis, two standard errors each, and level on the
+others. The paper's "outperforms significantly" is not confirmed. The splits have the paper's
+sizes and numbers. Kernel width, amplitude and rate are learned by EP from the evidence, once for
+the three rules, where the paper tunes the width by cross-validation and does not say which rate
+it takes.
+""",
+        True,
+    ),
+    Item(
+        "Figure 6",
+        "spam with flipped labels",
+        quiet(figure_6),
+        """
+On spam, with labels of training and test rows flipped as in the paper, the three rules are within
+.1 % of each other, and relaxed EP is the worst of them from 5 % flipped labels on, by .02 to .08
+% over EP with standard errors of .01 to .02; the paper has it below both everywhere. 276 rows for
+training and 4325 for testing, 100 splits, as in the paper; hyperparameters as in Figure 5. Errors
+contain the flipped test labels.
+""",
+        True,
+    ),
 ]
