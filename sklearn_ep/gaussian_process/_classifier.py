@@ -7,7 +7,7 @@ from sklearn.utils.validation import validate_data
 
 from .._engine.contracts import FACTOR_NEEDS, require
 from .._engine.likelihoods import LIKELIHOODS
-from .._engine.partition import PartMap
+from .._engine.partition import PartMap, is_part_list
 from .._engine.rules import Power
 from .._estimator.checks import check_choice, check_common, check_number, refuse_joint
 from .._estimator.compat import with_callbacks
@@ -28,7 +28,7 @@ from .inducing.plan import (
     plan_inducing,
     plan_stream,
 )
-from .inducing.rows import array_parts, checked_parts, is_part_list
+from .inducing.rows import array_parts, checked_parts
 from .inducing.stream import StreamRun, absorb, stream_of_fit
 
 __all__ = ["EPGaussianProcessClassifier"]
@@ -448,14 +448,14 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         -----
         The posterior so far is the prior of the new rows, whose sites EP refines until `tol`; the
         sites of older rows stay as they are. Unless ``optimizer=None`` the kernel first takes a
-        stochastic step for every ten rows, block by block of some 200; inducing points stay. The
-        sparse method is used whatever `method` says; after a dense fit its rows are taken in again,
-        once, before the new ones.
+        stochastic step for every ten rows, block by block of some 200, and the more rarely the
+        more than 1000 rows were seen; inducing points stay. The sparse method is used whatever
+        `method` says; after a dense fit its rows are taken in again, once, before the new ones.
 
         Cost 3 n m^2 flops a sweep, at most `max_sweeps` of them, and for learning 20 to 40 passes
-        of 7 n m^2: linear in the rows of a call, in one piece or many. Memory is m^2 numbers, and
-        with ``site_memory="scalars"`` two numbers for every row that was ever seen; "average" keeps
-        none of them.
+        of 7 n m^2, which are two once 10,000 rows were seen: linear in the rows of a call, in one
+        piece or many. Memory is m^2 numbers, and with ``site_memory="scalars"`` two numbers for
+        every row that was ever seen; "average" keeps none of them.
         """
         self._check_parameters()
         if self.class_weight == "balanced":

@@ -20,7 +20,6 @@ __all__ = [
     "checked_parts",
     "choose_inducing_points",
     "describe",
-    "is_part_list",
     "n_candidate_rows",
     "standard_keys",
     "weighted_mean",
@@ -133,13 +132,6 @@ class PartitionedRows:
     def units(self):
         """The `Units` of the columns."""
         return Units.of_moments(self.mean, self.var)
-
-
-def is_part_list(X, y):
-    """Return whether `fit(X, y)` was given a list of partitions in place of arrays."""
-    if y is not None or not isinstance(X, list | tuple) or len(X) == 0:
-        return False
-    return all(isinstance(p, Part | tuple) or callable(p) or hasattr(p, "result") for p in X)
 
 
 def array_parts(training, n_partitions):
