@@ -36,9 +36,9 @@ TABLE_1 = {
 }
 # How kernel and points are learned, and repeats at 15, 25 and 50 %.
 LEARNING = {
-    "Adam": (dict(optimizer="adam"), (5, 3, 1)),
-    "sign rule": (dict(optimizer="sign_rate"), (3, 1, 0)),
-    "L-BFGS": (dict(optimizer="fmin_l_bfgs_b", max_iter=30), (2, 0, 0)),
+    "Adam": (dict(optimizer="adam"), (20, 8, 3)),
+    "sign rule": (dict(optimizer="sign_rate"), (8, 3, 0)),
+    "L-BFGS": (dict(optimizer="fmin_l_bfgs_b", max_iter=30), (6, 0, 0)),
 }
 
 
@@ -369,11 +369,11 @@ ABOUT = """
 D. Hernandez-Lobato and J. M. Hernandez-Lobato, "Scalable Gaussian process classification via
 expectation propagation", AISTATS 2016. The paper's claim: EP through inducing points (SEP) that
 moves kernel, points and sites together is as good as generalised FITC and stochastic variational
-inference (SVI), and faster. Our verdict: accuracy, distribution and minibatches reproduce; that a
-step after each pass is faster than steps at fixed points does not, once these are warm-started
-and accelerated. There is no library of the paper's peers here: FITC is our own L-BFGS at fixed
-points, SVI our power EP at a small power, whose limit it is, and figures of GFITC and SVI are the
-paper's where a column says so.
+inference (SVI), and faster. Our verdict: distribution and minibatches reproduce, accuracy on five
+of seven sets and within the errors on all but one; that a step after each pass is faster than
+steps at fixed points does not, once these are warm-started and accelerated. There is no library
+of the paper's peers here: FITC is our own L-BFGS at fixed points, SVI our power EP at a small
+power, whose limit it is, and figures of GFITC and SVI are the paper's where a column says so.
 """
 ITEMS = [
     Item(
@@ -381,7 +381,16 @@ ITEMS = [
         "held-out log loss on seven sets",
         quiet(table_1),
         """
-TABLE1 TEXT
+Not above the paper's SEP, but for rounding: australian by far (the paper's .69 is that of a
+coin), breast_wisconsin, pima532 and crabs (by L-BFGS .07 ± .02). Above it: ionosphere by .01 to
+.08 and sonar by .05 to .11, which is within two standard errors of the two figures (the paper's
+standard deviations over its 20 splits are .19 and .10), and heart at 15 % by Adam, .515, where
+the sign rule and L-BFGS have .39 and .35: with a length for each of 13 columns and 250 passes
+some splits end far worse than others. The splits and first points of the paper are random and not
+at hand; ours are nine tenths for training, columns standardised, amplitude one, one length a
+column and points at random rows. No noise variance is learned: it would only rescale the kernel.
+Fewer splits than the paper's 20 where the row says so, and 30 steps of L-BFGS, each at a fixed
+point. The paper's GFITC and SVI are copied from it, not run.
 """,
         True,
     ),
@@ -405,12 +414,13 @@ ones. The right panel of the paper is a drawing of the scheme.
         "inducing points on the banana set",
         quiet(figure_2),
         """
-Boundaries from m = 16 on look like those of m = 128, for all three methods, as in the paper, and
-few points are spread alike by EP with a step a pass and near SVI. Points that gather at the
-boundary near SVI: the median of |f| at them is 1.3 to 1.7 there, and from 2 to 7.5 with EP and
-more with FITC, as in the paper. One method per row: SEP by Adam, GFITC as L-BFGS at fixed points
-(40 steps), and power EP at .1 for SVI, 60 passes. 400 rows of the usual split for training where
-the paper has nine tenths; log loss is that of the other 4900.
+Boundaries from m = 16 on look like those of m = 128, for all three methods, as in the paper. Near
+SVI points gather about the boundary, as in the paper: the median of |f| at them is 1.3 to 1.7,
+with EP 2 to 7.5 from m = 8 on, and with FITC larger still, in part for a larger amplitude. That
+EP and SVI place four or eight points alike does not show at four. SEP is Adam with a step a pass,
+GFITC is L-BFGS at fixed points (40 steps), SVI is power EP at .1 (60 passes), which is near its
+limit. 400 rows of the usual split for training where the paper has nine tenths; the log loss is
+that of the other 4900.
 """,
         True,
     ),
@@ -420,11 +430,12 @@ the paper has nine tenths; log loss is that of the other 4900.
         quiet(figure_3),
         """
 Log loss falls with time and with m = 4, 50, 200 as in the paper; 50 points are nearly as good as
-200 at a fifth of the time. One split in place of 100, and our own curves only. Workers: seconds
-are computed, from the CPU time of a pass over the share of a worker (12,000 digits, taken five
-times), that of the master, and 7 MB a message in and out at 125 MB/s one after another; the
-fastest number of workers is WORKERS, the paper finds that six are enough. The wall times of one
-and two workers were measured on two cores that did other work and mean little.
+200 at a quarter of the time. Our curve alone, one split in place of 100. Workers: a pass over
+60,000 digits gets faster up to six workers, and no further, as in the paper. These seconds are
+computed: the CPU time of a pass over the share of a worker (of 12,000 digits, taken five times),
+that of the master, and 7 MB a message there and back at 125 MB/s, one after another. The wall
+times of one and two workers were measured on two cores that did other work as well; they show
+that two workers run, not how fast.
 """,
         True,
     ),
@@ -433,7 +444,14 @@ and two workers were measured on two cores that did other work and mean little.
         "minibatches on digits and flights",
         quiet(figure_4),
         """
-FIG4 TEXT
+Minibatches of 200 with m = 200 reach the accuracy that the paper's SEP has in batches (log loss
+.0694, error 2.7 %; SVI .0655 and 2.2 %) after a single epoch of the digits, and are better after
+two, each followed by up to four full passes at fixed hyperparameters, of which the paper has
+none. On flights they outperform the linear model, as in the paper. The paper's flights, 2,127,068
+of early 2008, are not at hand: there are all 203,853 for training of New York in 2013 with the
+same eight attributes, and as many generated ones as the paper has, with known chances of delay,
+of which EP loses .001 nats a row in one epoch of 54 CPU seconds (m = 50, one averaged site, up to
+three full passes). The paper prints no numbers for flights. Adam in place of Adadelta.
 """,
         True,
     ),
