@@ -369,7 +369,7 @@ ABOUT = """
 D. Hernandez-Lobato and J. M. Hernandez-Lobato, "Scalable Gaussian process classification via
 expectation propagation", AISTATS 2016. The paper's claim: EP through inducing points (SEP) that
 moves kernel, points and sites together is as good as generalised FITC and stochastic variational
-inference (SVI), and faster. Our verdict: distribution and minibatches reproduce, accuracy on five
+inference (SVI), and faster. Our verdict: distribution and minibatches reproduce, accuracy on four
 of seven sets and within the errors on all but one; that a step after each pass is faster than
 steps at fixed points does not, once these are warm-started and accelerated. There is no library
 of the paper's peers here: FITC is our own L-BFGS at fixed points, SVI our power EP at a small
