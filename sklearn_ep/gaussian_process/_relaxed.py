@@ -395,7 +395,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             return self._fit_parts(array_parts(training, self.n_partitions), training.kept, X, y)
         if np.may_share_memory(training.X, X):
             training = training._replace(X=training.X.copy())
-        plan = self._plan_of_rows(training)
+        plan = self._plan_of(training)
         recipe = fit_label_errors if plan.averaging is None else fit_averaged_errors
         fits = fit_problems(self, plan, recipe, training.y, None, (X, y))
         fit = joined_fits(fits, training.y, own_points=plan.move_points)
@@ -411,7 +411,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             spread = float(np.sqrt(data.var.sum())) or 1.0
             Z = self._inducing_points(data.candidates, data.candidate_weight, seed, len(data.mean))
             kernel = self._initial_kernel(spread)
-            plan = self._plan_of(kernel, Z, rng, spread, sum(data.sizes))
+            plan = self._plan_with(kernel, Z, rng, spread, sum(data.sizes))
             problem = PartedErrors(plan, data)
             monitor = FitMonitor(
                 self, X, y, None, lambda p: {"_posteriors": [problem.posterior(p)]}
@@ -472,7 +472,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
                     points = [s.points for s in settings]
         return starts, sites, rates, points
 
-    def _plan_of_rows(self, training):
+    def _plan_of(self, training):
         """Return the `LabelErrorPlan` of rows in memory."""
         X, spread = training.X, self._spread(training)
         kernel, rng = self._initial_kernel(spread), check_random_state(self.random_state)
@@ -483,9 +483,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
             check_kernel(kernel, kernel(X))
         averaging = self._averaging(training, kernel, Z)
         rows = dict(X=X, y=training.y, weight=training.weight, averaging=averaging)
-        return self._plan_of(kernel, Z, rng, spread, len(X), **rows)
+        return self._plan_with(kernel, Z, rng, spread, len(X), **rows)
 
-    def _plan_of(self, kernel, Z, rng, spread, n_rows, **rows):
+    def _plan_with(self, kernel, Z, rng, spread, n_rows, **rows):
         """Return the `LabelErrorPlan` of a kernel and inducing points; rows may be elsewhere."""
         if Z is not None:
             check_kernel(kernel, kernel(Z))

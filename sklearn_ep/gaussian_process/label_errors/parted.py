@@ -145,7 +145,7 @@ class PartedErrors:
         """Whether the rate of wrong labels is learned."""
         return self.plan.learn_rate
 
-    def signs_class(self, k):
+    def positive_class(self, k):
         """Return the class index of label +1 of problem k."""
         return 1 if len(self.plan.starts) == 1 else k
 
@@ -186,7 +186,7 @@ class PartedErrors:
             1,
             LabelErrorStep(rate),
             OfNoise(rule, self.plan.noise),
-            positive=self.signs_class(k),
+            positive=self.positive_class(k),
             memory=memory,
         )
 
