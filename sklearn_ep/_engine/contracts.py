@@ -68,15 +68,16 @@ class SiteUpdate(NamedTuple):
     """What one pass over some rows gives.
 
     sites are the undamped targets; log_term (n,) is the contribution of each row to the log
-    evidence; gradient and curvature are those of the tilted log Z in the cavity mean; n_improper
-    counts rows whose cavity was improper and was replaced by the marginal; relaxation (n,) is the
-    dimensionless relaxation of each row where the rule knows one.
+    evidence; gradient and noise_slope (n,) are its derivatives in the mean of the cavity and in the
+    extra variance, through the tilted log Z; n_improper counts rows whose cavity was improper and
+    was replaced by the marginal; relaxation (n,) is the dimensionless relaxation of each row where
+    the rule knows one.
     """
 
     sites: Sites
     log_term: np.ndarray
     gradient: np.ndarray
-    curvature: np.ndarray
+    noise_slope: np.ndarray
     n_improper: int
     relaxation: np.ndarray | None = None
 
@@ -84,8 +85,11 @@ class SiteUpdate(NamedTuple):
 class Rule(Protocol):
     """How the tilted distribution of a row becomes its new site.
 
-    A rule may name in `factor_needs` what it asks of a factor besides.
+    A rule may name in `factor_needs` what it asks of a factor besides. `exponent` is the share of a
+    factor that it matches, and of a site that its cavities lack; 1 but for power EP.
     """
+
+    exponent: float
 
     def __call__(
         self, factor: Any, y: Any, sites: Sites, mean: Any, var: Any, extra_var: Any = 0.0

@@ -11,7 +11,7 @@ import numpy as np
 from .contracts import SiteUpdate
 from .sites import Cavity, Sites, cavity, log_site_mass
 
-__all__ = ["MomentMatching", "Power", "match_moments"]
+__all__ = ["MomentMatching", "Power", "match_moments", "rule_of_power"]
 
 
 class MomentMatching:
@@ -21,6 +21,8 @@ class MomentMatching:
     precision = h / (1 - c h), shift = (g + a h) / (1 - c h) for a cavity N(a, c) and derivatives
     g and -h of log Z.
     """
+
+    exponent = 1.0
 
     def __call__(
         self, factor: Any, y: Any, sites: Sites, mean: Any, var: Any, extra_var: Any = 0.0
@@ -35,16 +37,21 @@ def match_moments(
     sites: Sites,
     cav: Cavity,
     extra_var: Any,
+    exponent: float = 1.0,
     relaxation: np.ndarray | None = None,
 ) -> SiteUpdate:
-    """Match the moments of factor times cavity."""
+    """Match the moments of factor times cavity.
+
+    With an exponent u the factor is t^u and the cavity lacks that share of the site: its new site
+    and its term in the log evidence are those of t^u, over u.
+    """
     log_z, g, h = factor.tilted(y, cav.mean, cav.var + extra_var)
-    left = factor.contraction(y, cav.mean, cav.var, extra_var, h)
+    left = exponent * factor.contraction(y, cav.mean, cav.var, extra_var, h)
     return SiteUpdate(
         Sites(h / left, (g + cav.mean * h) / left),
-        log_z - log_site_mass(sites, cav.mean, cav.var),
-        g,
-        h,
+        (log_z - log_site_mass(sites, cav.mean, cav.var, exponent)) / exponent,
+        g / exponent,
+        0.5 * (g**2 - h) / exponent,
         int(np.sum(~cav.proper)),
         relaxation,
     )
@@ -56,7 +63,13 @@ class Power:
     Parameters
     ----------
     exponent : float
-        In (0, 1]; 1 is moment matching.
+        In (0, 1]; 1 is moment matching, towards 0 it becomes variational inference.
+
+    Notes
+    -----
+    The fraction is taken of the factor of the latent value itself. Where that is only known up to
+    an extra variance (inducing points), it is averaged after the power is taken, so that exponent 1
+    is FITC and the limit 0 the variational bound (Bui, Yan and Turner 2017).
     """
 
     factor_needs = ("powered",)
@@ -68,11 +81,10 @@ class Power:
         self, factor: Any, y: Any, sites: Sites, mean: Any, var: Any, extra_var: Any = 0.0
     ) -> SiteUpdate:
         """Return the `SiteUpdate` of the rows; parameters as for `contracts.Rule`."""
-        u = self.exponent
-        cav = cavity(sites, mean, var, u)
-        powered = factor.powered(u)
-        log_z, g, h = powered.tilted(y, cav.mean, cav.var + extra_var)
-        left = u * powered.contraction(y, cav.mean, cav.var, extra_var, h)
-        new = Sites(h / left, (g + cav.mean * h) / left)
-        log_term = (log_z - log_site_mass(sites, cav.mean, cav.var, u)) / u
-        return SiteUpdate(new, log_term, g, h, int(np.sum(~cav.proper)))
+        cav = cavity(sites, mean, var, self.exponent)
+        return match_moments(factor.powered(self.exponent), y, sites, cav, extra_var, self.exponent)
+
+
+def rule_of_power(power: float) -> MomentMatching | Power:
+    """Return the rule that matches a share of each factor, moment matching for all of it."""
+    return MomentMatching() if power == 1 else Power(power)

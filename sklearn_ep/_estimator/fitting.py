@@ -16,6 +16,7 @@ from .._engine.loop import SILENT, Reason, worst_reason
 __all__ = [
     "BinaryFit",
     "FitMonitor",
+    "fit_each_problem",
     "fit_one_versus_rest",
     "fit_problems",
     "one_or_stack",
@@ -227,6 +228,21 @@ def fit_one_versus_rest(fit_binary, y, n_classes, n_jobs, monitor):
     for k in range(n_classes):
         monitor.begin("class")
         fits.append(next(answers))
+        monitor.end({"residual": fits[k].history["residual"][-1]}, None)
+    return fits
+
+
+def fit_each_problem(fit_one, n_problems, monitor):
+    """Return [fit_one(monitor, k) for each binary problem], one after another.
+
+    For problems whose rows are spread over workers already; of several each is one task.
+    """
+    if n_problems == 1:
+        return [fit_one(monitor, 0)]
+    fits = []
+    for k in range(n_problems):
+        monitor.begin("class")
+        fits.append(fit_one(SILENT, k))
         monitor.end({"residual": fits[k].history["residual"][-1]}, None)
     return fits
 

@@ -27,7 +27,13 @@ from .._estimator.posterior_classifier import PosteriorClassifier
 from ._dense_gp import DenseGPPosterior
 from ._fitted import attributes_of_averages, averages_of, signs_of
 from ._kernels import has_input_gradient, with_theta
-from .inducing.rows import check_scale, choose_inducing_points, weighted_mean
+from .inducing.rows import (
+    check_scale,
+    choose_inducing_points,
+    describe,
+    n_candidate_rows,
+    weighted_mean,
+)
 
 __all__ = [
     "DEFAULT_INDUCING",
@@ -229,6 +235,30 @@ class GaussianProcessBase(PosteriorClassifier):
     @property
     def _inducing_count(self):
         return DEFAULT_INDUCING if self.n_inducing is None else self.n_inducing
+
+    def _described(self, run, kept, seed):
+        """Return the `PartitionedRows` of an open map and the rows that they keep of the caller's.
+
+        `kept` is None for partitions of the user, from which labels and columns are learned.
+        """
+        data = describe(run, kept is None, seed, n_candidate_rows(self.inducing_points))
+        if kept is not None:
+            return data, kept
+        if len(data.labels) < 2:
+            raise ValueError(f"y has only one class, {data.labels[0]!r}; a classifier needs two.")
+        self.classes_, self.n_features_in_ = data.labels, len(data.var)
+        if hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+        return data, np.ones(sum(data.sizes), dtype=bool)
+
+    def _check_part_list(self, sample_weight):
+        """Raise a ValueError where parameters do not go with a list of partitions."""
+        if sample_weight is not None:
+            raise ValueError("sample_weight must be None for a list of partitions.")
+        if self.method == "dense":
+            raise ValueError("method='dense' does not take a list of partitions as X.")
+        if self.class_weight is not None:
+            raise ValueError("class_weight must be None for a list of partitions.")
 
     def _inducing_start(self, rows, weight, seed, n_features):
         """Return the inducing points (m, d) that were given, or chosen from the rows."""

@@ -16,7 +16,7 @@ from .._engine.class_weights import MOST_WEIGHTS
 from .._engine.classes import CLASS_LIKELIHOODS, JointEP, empty_sites
 from .._engine.loop import SILENT
 from .._engine.row_order import minibatches, row_keys
-from .._engine.rules import MomentMatching
+from .._engine.rules import rule_of_power
 from .._engine.whole import WholeEP
 from .._estimator.checks import refuse_joint
 from .._estimator.fitting import BinaryFit
@@ -245,6 +245,9 @@ def takes_joint(estimator, through_points):
     named, several = isinstance(estimator.likelihood, str), len(estimator.classes_) > 2
     if not named:
         refuse_joint(estimator, f"likelihood={estimator.likelihood!r}")
+    if estimator.power < 1:
+        refuse_joint(estimator, f"power={estimator.power}")
+        return False
     asked = estimator.multi_class == "joint"
     wanted = asked or (several and named and estimator.multi_class == "auto")
     if not (wanted and through_points):
@@ -297,7 +300,7 @@ def plan_dense(estimator, training, joint, through_points):
         else:
             model = JointModel(factor)
     else:
-        model = BinaryModel(estimator._factor(), MomentMatching())
+        model = BinaryModel(estimator._factor(), rule_of_power(estimator.power))
         empty = np.zeros((estimator._n_problems, 2, len(training.y)))
     if not through_points:
         check_kernel(kernel, kernel(training.X))

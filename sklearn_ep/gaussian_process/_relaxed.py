@@ -8,6 +8,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.utils import check_random_state
 
 from .._engine.likelihoods import LabelNoise
+from .._engine.partition import PartMap, is_part_list
 from .._engine.rules import MomentMatching, Power
 from .._estimator.checks import (
     check_choice,
@@ -16,7 +17,7 @@ from .._estimator.checks import (
     spread_rows,
 )
 from .._estimator.compat import with_callbacks
-from .._estimator.fitting import fit_problems, restore_on_error
+from .._estimator.fitting import FitMonitor, fit_each_problem, fit_problems, restore_on_error
 from ._averaging_plan import kernel_settings, wants_average
 from ._base import (
     FEW_ROWS,
@@ -29,7 +30,9 @@ from ._dense_plan import last_sites
 from ._evidence import random_starts
 from ._fitted import joined_fits
 from ._kernel_scales import scale_prior
+from .inducing.rows import array_parts, checked_parts
 from .label_errors.averaged import fit_averaged_errors
+from .label_errors.parted import PartedErrors, fit_parted_errors, labels_of_parts
 from .label_errors.problem import RATE_COUNTS, ErrorAveraging, LabelErrorPlan, fit_label_errors
 
 __all__ = ["RelaxedEPClassifier"]
@@ -74,6 +77,10 @@ class RelaxedEPClassifier(GaussianProcessBase):
         stands for 100.
     inducing_points : array-like of shape (m, d) or None, default=None
         Inducing points, instead of chosen ones.
+    n_partitions : int or None, default=None
+        Pieces in which a fit through inducing points goes over the rows, for `n_jobs` workers; any
+        answer is that of one piece beyond rounding. None keeps the covariances of all rows with the
+        inducing points in memory, where the convergent double loop is the last resort.
     learn_inducing : bool, default=False
         Move the inducing points along the gradient of the evidence while the kernel is learned.
         False, because with wrong labels moving them tends to overfit.
@@ -138,8 +145,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
         and .458. Averages over a kernel are of a constant times RBF or Matern; a UserWarning names
         what leaves only the mode.
     n_jobs : int or None, default=None
-        Workers for the binary problems of more than two classes, and for the nodes of an average
-        of two.
+        Workers for the binary problems of more than two classes, for the nodes of an average of
+        two, or for the partitions of the rows.
     random_state : int, RandomState instance or None, default=None
         Seed of the restarts.
     verbose : int, default=0
@@ -227,7 +234,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
     Memory and time are those of EP for a Gaussian process: n^2 numbers, at most 2 n^3 / 3 flops a
     sweep and 4 n^2 k more for k sites of negative precision; with m inducing points n m numbers
     and 3 n m^2 flops. With inducing points the noise of a site includes the variance of f given
-    the inducing values.
+    the inducing values. Over partitions memory beyond X is a few numbers a row and m^2.
 
     An average weighs nodes by evidence times prior. The variance has a log-normal prior with median
     4 times the latent noise and standard deviation 1.5 of its log, the length one about the root of
@@ -274,6 +281,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         method="auto",
         n_inducing=None,
         inducing_points=None,
+        n_partitions=None,
         learn_inducing=False,
         rule="relaxed",
         relaxation=0.2,
@@ -302,6 +310,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         self.method = method
         self.n_inducing = n_inducing
         self.inducing_points = inducing_points
+        self.n_partitions = n_partitions
         self.learn_inducing = learn_inducing
         self.rule = rule
         self.relaxation = relaxation
@@ -342,6 +351,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         check_choice("optimizer", self.optimizer, ["fmin_l_bfgs_b", None])
         check_choice("multi_class", self.multi_class, ["auto", "one_vs_rest"])
         check_number("freeze_after", self.freeze_after, 0, integer=True)
+        check_number("n_partitions", self.n_partitions, 1, integer=True, optional=True)
         for name in ("predict_clean", "learn_inducing"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise TypeError(f"{name} must be a bool, got {getattr(self, name)!r}.")
@@ -353,10 +363,12 @@ class RelaxedEPClassifier(GaussianProcessBase):
 
         Parameters
         ----------
-        X : array-like of shape (n, d)
-            Training rows; standardise the columns first unless they share a unit.
-        y : array-like of shape (n,)
-            Observed class labels, some of which may be wrong.
+        X : array-like of shape (n, d), list of objects, or list of partitions
+            Training rows; standardise the columns first unless they share a unit. For inducing
+            points also a list of partitions, with `y` None: each a tuple (X, y) of arrays or memory
+            maps, a function without arguments that returns one, or a dask future of one.
+        y : array-like of shape (n,), default=None
+            Observed class labels, some of which may be wrong; None only for a list of partitions.
         sample_weight : array-like of shape (n,), default=None
             Copies of each row, not necessarily integers: an integer weight equals repeating the
             row, zero leaves it out. It says nothing of how far a label is to be trusted.
@@ -373,14 +385,57 @@ class RelaxedEPClassifier(GaussianProcessBase):
             definite on the data. The estimator is then as it was before.
         """
         self._check_parameters()
+        if is_part_list(X, y):
+            self._check_part_list(sample_weight)
+            wants_average(self, 0, ["a list of partitions"])
+            return self._fit_parts(checked_parts(X), None, X, y)
         training = self._training(X, y, sample_weight)
+        if self.n_partitions is not None and self._through_points(len(training.y)):
+            wants_average(self, len(training.y), [f"n_partitions={self.n_partitions}"])
+            return self._fit_parts(array_parts(training, self.n_partitions), training.kept, X, y)
         if np.may_share_memory(training.X, X):
             training = training._replace(X=training.X.copy())
         plan = self._plan_of(training)
         recipe = fit_label_errors if plan.averaging is None else fit_averaged_errors
         fits = fit_problems(self, plan, recipe, training.y, None, (X, y))
         fit = joined_fits(fits, training.y, own_points=plan.move_points)
-        return self._store(plan, fit, training.kept, **self._label_attributes(fit, training))
+        more = self._label_attributes(fit, training.y, training.kept)
+        return self._store(plan, fit, training.kept, **more)
+
+    def _fit_parts(self, parts, kept, X, y):
+        """Fit to partitions; `kept` marks the rows of the caller, None for the user's own."""
+        rng = check_random_state(self.random_state)
+        with PartMap(parts, self.n_jobs) as run:
+            seed = int(rng.randint(np.iinfo(np.int32).max))
+            data, kept = self._described(run, kept, seed)
+            spread = float(np.sqrt(data.var.sum())) or 1.0
+            Z = self._inducing_points(data.candidates, data.candidate_weight, seed, len(data.var))
+            kernel = self._initial_kernel(spread)
+            plan = self._plan_with(kernel, Z, rng, spread, sum(data.sizes))
+            problem = PartedErrors(plan, data)
+            monitor = FitMonitor(
+                self, X, y, None, lambda p: {"_posteriors": [problem.posterior(p)]}
+            )
+            fits = fit_each_problem(
+                lambda watch, k: fit_parted_errors(problem, run, watch, k),
+                self._n_problems,
+                monitor,
+            )
+            labels = labels_of_parts(problem, run)
+            monitor.finish()
+        fit = joined_fits(fits, labels, own_points=plan.move_points)
+        return self._store(problem, fit, kept, **self._label_attributes(fit, labels, kept))
+
+    def _through_points(self, n_rows):
+        """Return whether a fit to so many rows goes through inducing points."""
+        many = self._asks_for_inducing or (n_rows > FEW_ROWS and not self._takes_objects)
+        return self.method == "sparse" or (self.method == "auto" and many)
+
+    def _inducing_points(self, rows, weight, seed, n_features):
+        """Return the inducing points (m, d) to start from, after a warning where they are few."""
+        Z = self._inducing_start(rows, weight, seed, n_features)
+        warn_fewer_inducing(self, Z)
+        return Z
 
     @property
     def _asks_for_inducing(self):
@@ -418,24 +473,29 @@ class RelaxedEPClassifier(GaussianProcessBase):
         return starts, sites, rates, points
 
     def _plan_of(self, training):
+        """Return the `LabelErrorPlan` of rows in memory."""
         X, spread = training.X, self._spread(training)
         kernel, rng = self._initial_kernel(spread), check_random_state(self.random_state)
         seed, Z = int(rng.randint(np.iinfo(np.int32).max)), None
-        many = self._asks_for_inducing or (len(X) > FEW_ROWS and not self._takes_objects)
-        if self.method == "sparse" or (self.method == "auto" and many):
-            Z = self._inducing_start(X, training.weight, seed, X.shape[1])
-            warn_fewer_inducing(self, Z)
-        check_kernel(kernel, kernel(X if Z is None else Z))
-        starts, sites, rates, points = self._first_settings(len(X), kernel, Z)
+        if self._through_points(len(X)):
+            Z = self._inducing_points(X, training.weight, seed, X.shape[1])
+        else:
+            check_kernel(kernel, kernel(X))
+        averaging = self._averaging(training, kernel, Z)
+        rows = dict(X=X, y=training.y, weight=training.weight, averaging=averaging)
+        return self._plan_with(kernel, Z, rng, spread, len(X), **rows)
+
+    def _plan_with(self, kernel, Z, rng, spread, n_rows, **rows):
+        """Return the `LabelErrorPlan` of a kernel and inducing points; rows may be elsewhere."""
+        if Z is not None:
+            check_kernel(kernel, kernel(Z))
+        starts, sites, rates, points = self._first_settings(n_rows, kernel, Z)
         learn = self.optimizer is not None
         move_points = learn and bool(self.learn_inducing) and Z is not None
         if move_points:
             check_input_gradient(kernel)
         n_restarts = self.n_restarts_optimizer if learn else 0
         return LabelErrorPlan(
-            X=X,
-            y=training.y,
-            weight=training.weight,
             kernel=kernel,
             rule=Power(self.power) if self.rule == "power" else MomentMatching(),
             learn=learn,
@@ -455,7 +515,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             points=points,
             move_points=move_points,
             jitter=float(self.jitter),
-            averaging=self._averaging(training, kernel, Z),
+            **rows,
         )
 
     def _averaging(self, training, kernel, Z):
@@ -484,19 +544,19 @@ class RelaxedEPClassifier(GaussianProcessBase):
             n_jobs=self.n_jobs if self._n_problems == 1 else None,
         )
 
-    def _label_attributes(self, fit, training):
+    def _label_attributes(self, fit, labels, kept):
         """Return the attributes that only label errors bring, for `_store`."""
         own = [f.attributes for f in fit.runs]
         one = len(own) == 1
         rates, clean = ([a[name] for a in own] for name in ("label_noise", "no_errors_proba"))
         relaxation = own[0]["relaxation"] if one else np.stack([a["relaxation"] for a in own])
         wrong = np.stack([a["wrong_proba"] for a in own])
-        of_row = wrong[0] if one else wrong[training.y, np.arange(len(training.y))]
+        of_row = wrong[0] if one else wrong[labels, np.arange(len(labels))]
         return dict(
             label_noise_=rates[0] if one else np.array(rates),
             no_errors_proba_=clean[0] if one else np.array(clean),
-            relaxation_=spread_rows(relaxation, training.kept),
-            noise_proba_=spread_rows(of_row, training.kept, np.nan),
+            relaxation_=spread_rows(relaxation, kept),
+            noise_proba_=spread_rows(of_row, kept, np.nan),
             solver_path_=own[0]["path"] if one else [a["path"] for a in own],
         )
 

@@ -218,7 +218,7 @@ def test_partitions_add_up():
             sums, _, _ = ep.one_pass(model, ep.zero(prior).sites, gradient="fresh", inputs=True)
         results.append(sums)
     for other in results[1:]:
-        for a, b in zip(results[0][2:], other[2:], strict=True):
+        for a, b in zip(results[0][2:9], other[2:9], strict=True):
             np.testing.assert_allclose(b, a, rtol=1e-12, atol=1e-11)
 
 

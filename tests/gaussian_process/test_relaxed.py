@@ -17,8 +17,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.likelihoods import LabelNoise
 from sklearn_ep.datasets import make_noisy_labels_classification
-from sklearn_ep.gaussian_process.label_errors import problem as _label_errors
-from sklearn_ep.gaussian_process.label_errors.problem import Coordinates
+from sklearn_ep.gaussian_process.label_errors.problem import Coordinates, objective_of
 from sklearn_ep.gaussian_process.label_errors.relaxed_rule import relaxed_gamma
 
 ORACLES = oracle("relaxed_ep")
@@ -233,7 +232,7 @@ def test_gradient_in_the_kernel(kw):
 
 @pytest.mark.parametrize("rule", ["ep", "power"])
 @pytest.mark.parametrize("points", [None, 6])
-def test_gradient_of_what_is_learned(rule, points, monkeypatch):
+def test_gradient_of_what_is_learned(rule, points):
     X, y = small(40, 1)
     kw = dict(rule=rule, tol=1e-9, optimizer=None, max_iter=500, random_state=0)
     clf = RelaxedEPClassifier(n_inducing=points, **kw).fit(X, y)
@@ -241,8 +240,8 @@ def test_gradient_of_what_is_learned(rule, points, monkeypatch):
     problem.learn, problem.move_points = True, points is not None
     unit = None if points is None else np.array([0.7, 1.3])
     coordinates = Coordinates(clf._fitted.runs[0].attributes["setting"], True, True, unit)
-    monkeypatch.setattr(_label_errors, "_LEARNING_SITES", dict(tol=1e-10, damping=0.5))
-    objective = problem.objective(sign, np.zeros((2, 40)), coordinates)
+    evaluate = problem.evidence(sign, np.zeros((2, 40)), tol=1e-10, damping=0.5)
+    objective = objective_of(evaluate, problem.log_prior, coordinates)
     at = coordinates.start(clf.kernel_.theta)
     at += 0.2 * np.random.RandomState(0).randn(len(at))
     assert len(at) == len(coordinates.bounds) == 3 + 2 * (points or 0)

@@ -1,6 +1,436 @@
-"""Relaxed EP (Qi and Guo, 2012)."""
+"""Relaxed expectation propagation (Qi and Guo, 2012)."""
 
-TITLE = "Relaxed EP (Qi and Guo, 2012)"
+import warnings
+
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process.kernels import RBF, DotProduct
+
+from sklearn_ep import RelaxedEPClassifier
+from sklearn_ep._engine.loop import iterate
+from sklearn_ep._engine.rules import MomentMatching, Power
+from sklearn_ep._engine.whole import WholeEP
+from sklearn_ep.datasets import make_noisy_labels_classification
+from sklearn_ep.gaussian_process._dense_gp import DenseGP
+from sklearn_ep.gaussian_process.label_errors.noise import LatentNoise
+from sklearn_ep.gaussian_process.label_errors.relaxed_rule import Relaxed
+from sklearn_ep.gaussian_process.label_errors.step import LabelErrorStep
+
+from .item import Item, Row, mean_and_error
+
+TITLE = "Message passing with relaxed moment matching (Qi and Guo, 2012)"
+
+PAPER = "relaxed"
+BARE = 1e-6  # variance of the latent noise that stands for the paper's bare step
+POWERS = (0.2, 0.4, 0.5, 0.6, 0.8, 1.0)
+PENALTIES = (0.02, 0.05, 0.1, 0.2, 0.5, 2.0, 20.0)
+RULES = {
+    "EP": dict(rule="ep"),
+    "PEP .8": dict(rule="power", power=0.8),
+    "REP .2": dict(relaxation=0.2),
+}
+
+
+def axes(n, width=3.0):
+    """Return a figure with n panels side by side."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    fig, panels = plt.subplots(1, n, figsize=(width * n, 3.2), squeeze=False, layout="constrained")
+    return fig, panels[0]
+
+
+def exact_weights(points, sign):
+    """Mean and covariance of a linear classifier whose labels are wrong with probability .2.
+
+    The likelihood depends on the direction of the weights alone, and their length is independent
+    of it: E length = sqrt(pi / 2), E length^2 = 2 for weights from N(0, I).
+    """
+    angle = (np.arange(200_000) + 0.5) * (2 * np.pi / 200_000)
+    unit = np.stack([np.cos(angle), np.sin(angle)])
+    right = np.sign(points @ unit) == sign[:, None]
+    p = np.where(right, 0.8, 0.2).prod(axis=0)
+    p /= p.sum()
+    mean = np.sqrt(np.pi / 2) * unit @ p
+    return mean, 2.0 * (unit * p) @ unit.T - np.outer(mean, mean)
+
+
+def five_points(seed):
+    """Return five points with labels of which the farthest one is wrong, None for one class."""
+    rng = np.random.RandomState(seed)
+    points = rng.randn(5, 2)
+    sign = np.where(points[:, 0] > 0, 1, -1)
+    sign[np.argmax(np.abs(points[:, 0]))] *= -1
+    return (points, sign) if len(set(sign)) == 2 else None
+
+
+def linear_fit(points, sign, rule):
+    """Return mean and covariance of the weights by a rule."""
+    kept = dict(optimizer=None, label_noise=0.2, latent_noise=BARE, tol=1e-5, max_iter=1000)
+    clf = RelaxedEPClassifier(DotProduct(0.0, "fixed"), **rule, **kept).fit(points, sign)
+    mean, _ = clf.latent_mean_and_variance(np.eye(2))
+    return mean, clf.latent_covariance(np.eye(2))
+
+
+def figure_1(setting):
+    """Distance from the exact posterior of five points, by power and by penalty."""
+    problems = [five_points(k) for k in range(6 if setting.quick else 40)]
+    problems = [p for p in problems if p is not None]
+    exact = [exact_weights(*p) for p in problems]
+    found = {}
+    for name, values in (("power", POWERS), ("penalty", PENALTIES)):
+        for value in values:
+            rule = dict(rule="power", power=value) if name == "power" else dict(relaxation=value)
+            fits = [linear_fit(*p, rule) for p in problems]
+            pairs = list(zip(fits, exact, strict=True))
+            found[name, value] = [[np.mean((a[k] - b[k]) ** 2) for a, b in pairs] for k in (0, 1)]
+    draw_figure_1(setting, problems[0], exact[0], found)
+    rows = []
+    for (name, value), (mean, cov) in found.items():
+        told = "EP" if (name, value) == ("power", 1.0) else f"{name} {value:g}"
+        rows.append(Row(f"{told}: square error of the mean", None, *mean_and_error(mean)))
+        rows.append(Row(f"{told}: of the covariance", None, *mean_and_error(cov)))
+    return rows
+
+
+def draw_figure_1(setting, problem, exact, found):
+    """Draw the boundaries of one problem and the errors over all."""
+    fig, (left, *panels) = axes(3)
+    points, sign = problem
+    left.scatter(*points.T, c=np.where(sign > 0, "tab:red", "tab:blue"))
+    fits = {"exact": exact, **{n: linear_fit(points, sign, r) for n, r in RULES.items()}}
+    reach = np.abs(points).max() * np.array([-1.2, 1.2])
+    for name, (mean, _) in fits.items():
+        along = np.array([-mean[1], mean[0]]) / np.linalg.norm(mean)
+        left.plot(along[0] * reach, along[1] * reach, "k:" if name == "exact" else "-", label=name)
+    left.set(title="decision boundaries")
+    left.legend(fontsize=7)
+    for panel, name in zip(panels, ("power", "penalty"), strict=True):
+        values = [v for key, v in found if key == name]
+        for k, told in enumerate(("mean", "covariance")):
+            mean = [np.mean(found[name, v][k]) for v in values]
+            line = panel.plot(values, mean, "o-", label=told)[0]
+            ep = np.mean(found["power", 1.0][k])
+            panel.axhline(ep, ls="--", color=line.get_color(), label=f"{told}, EP")
+        scale = "linear" if name == "power" else "log"
+        panel.set(xlabel=name, ylabel="square error", xscale=scale, yscale="log")
+        panel.legend(fontsize=7)
+    setting.save(fig, PAPER, "Figure 1")
+
+
+def generated(n, flip, seed):
+    """Return n rows of two classes, three clouds, with labels that may be flipped."""
+    return make_noisy_labels_classification(n, flip=flip, random_state=seed)[:2]
+
+
+def known_rate(flip, noise, rule, max_iter=200):
+    """Return the classifier of a given kernel that knows the rate of wrong labels."""
+    kept = dict(optimizer=None, label_noise=flip, latent_noise=noise, max_iter=max_iter)
+    return RelaxedEPClassifier(RBF(1.0), **kept, **rule)
+
+
+def figure_2(setting):
+    """Decision boundaries of 400 rows, a fifth of them with wrong labels."""
+    X, y = generated(400, 0.2, 0)
+    X_new, y_new = generated(4000 if setting.quick else 39_600, 0.0, 10**6)
+    side = np.linspace(-4.5, 4.5, 120)
+    grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
+    fig, panels = axes(3)
+    rows, told = [], {"EP": "diverges, chaotic boundary", "PEP .8": "strange shapes"}
+    for panel, (name, rule) in zip(panels, RULES.items(), strict=True):
+        clf = known_rate(0.2, BARE, rule).fit(X, y)
+        panel.scatter(*X.T, c=np.where(y == 1, "tab:red", "tab:blue"), s=4)
+        latent = clf.decision_function(grid).reshape(len(side), -1)
+        panel.contour(side, side, latent, [0.0], colors="k")
+        panel.set_title(f"{name}, {clf.n_sweeps_} sweeps")
+        wrong = float(np.mean(clf.predict(X_new) != y_new))
+        paper = told.get(name, "more reasonable")
+        rows.append(Row(f"{name}: error on clean labels", paper, wrong))
+        sweeps = {"EP": "no convergence", "PEP .8": 20.0, "REP .2": 10.0}[name]
+        rows.append(Row(f"{name}: sweeps", sweeps, float(clf.n_sweeps_)))
+    setting.save(fig, PAPER, "Figure 2")
+    return rows
+
+
+class Steps:
+    """Monitor that keeps the changes of alpha from sweep to sweep."""
+
+    def __init__(self):
+        self.changes, self._last = [], None
+
+    def begin(self, name="iteration"):
+        pass
+
+    def end(self, record, payload):
+        alpha = payload[0].latent.alpha.copy()
+        if self._last is not None:
+            self.changes.append(float(np.linalg.norm(alpha - self._last)))
+        self._last = alpha
+        return False
+
+
+def figure_3(setting):
+    """Change of alpha from sweep to sweep, without acceleration or fallbacks."""
+    n = 100 if setting.quick else 400
+    fig, panels = axes(2, 4.0)
+    rows = []
+    for panel, flip in zip(panels, (0.1, 0.2), strict=True):
+        X, y = generated(n, flip, 0)
+        sign, weight = np.where(y == 1, 1.0, -1.0), np.ones(n)
+        structure = LatentNoise(DenseGP(RBF(1.0)(X)), BARE, weight)
+        rules = {
+            "EP": MomentMatching(),
+            "PEP .8": Power(0.8),
+            "REP .2": Relaxed(0.2, "mass", 15),
+            "REP .05": Relaxed(0.05, "mass", 15),
+        }
+        for name, rule in rules.items():
+            ep, steps = WholeEP(structure, LabelErrorStep(flip), sign, weight, rule), Steps()
+            limits = dict(max_iter=80, tol=1e-8, damping=0.5, monitor=steps)
+            run = iterate(ep.evaluate, np.zeros((2, n)), **limits)
+            # the last step of a run that is stuck leads nowhere
+            changes = steps.changes[:-1] if run.reason == "stuck" else steps.changes
+            panel.semilogy(changes, label=name)
+            below = np.flatnonzero(np.array(changes) < 1e-3)
+            first = float(below[0] + 1) if len(below) else "not in 80"
+            if run.reason == "stuck":
+                first = f"no proper step left after {run.n_iter}"
+            rows.append(Row(f"{flip:.0%} wrong, {name}: sweeps to R below .001", None, first))
+        panel.set(title=f"{flip:.0%} wrong labels", xlabel="sweep", ylabel="R, change of alpha")
+        panel.legend(fontsize=7)
+    setting.save(fig, PAPER, "Figure 3")
+    return rows
+
+
+def figure_4(setting):
+    """Sweeps, convergence and error at a known rate, over draws of the data."""
+    n_runs, n = (2, 120) if setting.quick else (10, 400)
+    X_new, y_new = generated(4000 if setting.quick else 39_600, 0.0, 10**6)
+    rows, shown = [], {}
+    for noise, model in ((BARE, "step"), (0.25, "step with latent noise .25")):
+        for flip in (0.1, 0.2):
+            runs = {name: [] for name in RULES}
+            for k in range(n_runs):
+                X, y = generated(n, flip, k)
+                for name, rule in RULES.items():
+                    clf = known_rate(flip, noise, rule).fit(X, y)
+                    own = clf.converged_ and len(clf.solver_path_) == 1
+                    wrong = np.mean(clf.predict(X_new) != y_new)
+                    runs[name].append((clf.n_sweeps_, not own, not clf.converged_, wrong))
+            for name, values in runs.items():
+                columns = np.array(values, float).T
+                head = f"{model}, {flip:.0%} wrong, {name}"
+                paper = "always converges" if name.startswith("REP") else "diverges at times"
+                rows += [
+                    Row(f"{head}: sweeps, fallbacks counted", None, *mean_and_error(columns[0])),
+                    Row(
+                        f"{head}: runs of {n_runs} that need a fallback",
+                        paper,
+                        float(columns[1].sum()),
+                    ),
+                    Row(f"{head}: runs that end unconverged", None, float(columns[2].sum())),
+                    Row(f"{head}: error on clean labels", None, *mean_and_error(columns[3])),
+                ]
+                shown[model, flip, name] = [columns[j].mean() for j in (0, 1, 3)]
+    draw_figure_4(setting, shown)
+    return rows
+
+
+def draw_figure_4(setting, shown):
+    """Draw the three panels of Figure 4 for both models."""
+    fig, panels = axes(3)
+    labels = ("sweeps", "share that needs a fallback", "error on clean labels")
+    for j, (panel, label) in enumerate(zip(panels, labels, strict=True)):
+        for k, name in enumerate(RULES):
+            bars = [v[j] for key, v in shown.items() if key[2] == name]
+            panel.bar(np.arange(len(bars)) + 0.25 * (k - 1), bars, 0.25, label=name)
+        heads = [f"{m[:4]}{'+noise' if 'noise' in m else ''}\n{f:.0%}" for m, f, n in shown]
+        panel.set_xticks(np.arange(len(heads) // len(RULES)), heads[:: len(RULES)], fontsize=6)
+        panel.set(ylabel=label)
+    panels[0].legend(fontsize=7)
+    setting.save(fig, PAPER, "Figure 4")
+
+
+def split_of(data, k, flip=0.0, flip_test=False):
+    """Return standardised rows of the paper's split k: (X, y, X_new, y_new)."""
+    X, y = np.asarray(data["X"], float), np.asarray(data["y"]).astype(int)
+    train = data["train_idx"][k]
+    test = np.setdiff1d(np.arange(len(y)), train)
+    centre, scale = X[train].mean(0), X[train].std(0) + 1e-9
+    wrong = np.random.RandomState(1000 + k).rand(len(y)) < flip
+    if not flip_test:
+        wrong[test] = False
+    y = np.where(wrong, 1 - y, y)
+    X = (X - centre) / scale
+    return X[train], y[train], X[test], y[test]
+
+
+def errors_of(X, y, X_new, y_new, clean):
+    """Return {rule: test error} at the kernel and rate that EP learns, and of the default."""
+    learned = RelaxedEPClassifier(rule="ep", hyperparameters="mode").fit(X, y)
+    found = {}
+    for name, rule in RULES.items():
+        kept = dict(label_noise=learned.label_noise_, optimizer=None, predict_clean=clean)
+        clf = RelaxedEPClassifier(learned.kernel_, **kept, **rule).fit(X, y)
+        found[name] = float(np.mean(clf.predict(X_new) != y_new))
+    return found
+
+
+def compared(name, splits):
+    """Return the rows of one set: errors of the rules, and REP minus EP."""
+    errors = {rule: [s[rule] for s in splits] for rule in RULES}
+    paper = {"EP": None, "PEP .8": None, "REP .2": "lowest of the three"}
+    rows = [Row(f"{name}, {r}: error", paper[r], *mean_and_error(v)) for r, v in errors.items()]
+    gap = np.subtract(errors["REP .2"], errors["EP"])
+    return [*rows, Row(f"{name}: REP minus EP, paired", "below 0", *mean_and_error(gap))]
+
+
+SETS = {"heart": 20, "pima532": 20, "diabetis": 100, "haberman": 100}
+
+
+def bars_of(setting, rows, figure, groups):
+    """Draw the errors of the three rules in groups."""
+    fig, (panel,) = axes(1, 5.5)
+    for k, rule in enumerate(RULES):
+        own = [r for r in rows if r.quantity.endswith(f", {rule}: error")]
+        at = np.arange(len(groups)) + 0.25 * (k - 1)
+        error = [r.error or 0.0 for r in own]
+        panel.bar(at, [r.ours for r in own], 0.25, yerr=error, label=rule)
+    panel.set_xticks(np.arange(len(groups)), groups)
+    panel.set(ylabel="test error")
+    panel.legend(fontsize=7)
+    setting.save(fig, PAPER, figure)
+
+
+def figure_5(setting):
+    """Test errors on four sets without further wrong labels."""
+    rows = []
+    for name, n_splits in SETS.items():
+        data = setting.load(name)
+        splits = range(2 if setting.quick else n_splits)
+        rows += compared(name, [errors_of(*split_of(data, k), clean=False) for k in splits])
+    bars_of(setting, rows, "Figure 5", list(SETS))
+    return rows
+
+
+def figure_6(setting):
+    """Test errors on spam, labels of training and test rows flipped."""
+    data, rows = setting.load("spambase"), []
+    flips = (0.0, 0.2) if setting.quick else (0.0, 0.05, 0.1, 0.15, 0.2)
+    for flip in flips:
+        splits = [split_of(data, k, flip, True) for k in range(1 if setting.quick else 100)]
+        rows += compared(f"{flip:.0%} flipped", [errors_of(*s, clean=False) for s in splits])
+    bars_of(setting, rows, "Figure 6", [f"{f:.0%}" for f in flips])
+    return rows
+
+
+def quiet(run):
+    """Return a run whose fits do not warn where rules fail to converge: that is counted."""
+
+    def item(setting):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            return run(setting)
+
+    return item
+
+
 ABOUT = """
+Y. Qi and Y. Guo, "Message passing with relaxed moment matching", arXiv:1204.4166, 2012. The paper
+says that relaxing the moments of outliers, at an l1 penalty, makes expectation propagation (EP)
+converge always and classify better than EP and power EP (PEP). Our verdict: a strong relaxation
+does converge on bare-step likelihoods on which EP does not, and no relaxation is more accurate
+than EP beyond noise. What helps with wrong labels is the likelihood that knows of them, and
+latent noise, which makes all three rules converge: hence our defaults. REP .2 is
+:class:`~sklearn_ep.RelaxedEPClassifier` at its default penalty, which is dimensionless; the
+paper's c is in other units. Everywhere the updates are parallel, where the paper's are
+sequential, and the rate of wrong labels is given in Figures 1 to 4.
 """
-ITEMS = []
+ITEMS = [
+    Item(
+        "Figure 1",
+        "five points, one of them with a wrong label",
+        quiet(figure_1),
+        """
+At a penalty from .5 on the relaxed posterior is as close to the exact one as that of EP, and
+large penalties are EP, as in the paper. That smaller penalties come closer is not confirmed: the
+mean is at best level with EP (.1 to .2), and the covariance gets worse as rows relax. Nor is it
+confirmed that power EP is always worse than EP: the mean is closer at power .6 to .8. The paper
+draws one configuration of five points and does not give its coordinates; here are the means over
+some 40 random ones, of which the first is drawn, against the exact posterior in closed form
+instead of 10\\ :sup:`8` importance samples. The rate is .2 and the kernel linear, as in the
+paper.
+""",
+    ),
+    Item(
+        "Figure 2",
+        "decision boundaries with a fifth of wrong labels",
+        quiet(figure_2),
+        """
+The relaxed boundary is a reasonable one, as in the paper; so are those of EP and of power EP,
+which the paper shows as chaotic and strange. With parallel updates, Anderson acceleration and
+steps that are shortened where the posterior would be improper EP converges here. The classes are
+one cloud between two, 400 rows, as described; their positions and the paper's kernel width (found
+by cross-validation) are not given, ours is 1. The error is that on 39,600 rows with right labels.
+""",
+    ),
+    Item(
+        "Figure 3",
+        "changes of the posterior along the sweeps",
+        quiet(figure_3),
+        """
+With a tenth of wrong labels and a bare step the plain iteration of EP, of power EP and of relaxed
+EP at .2 runs into states that no shortened step leaves, and the strongly relaxed one, REP .05,
+converges: here relaxation does what the paper says of it. With a fifth of wrong labels all
+converge, power EP fastest. Plain damping of one half, without acceleration and fallbacks; R is
+the change of alpha from sweep to sweep, a sweep updating all sites at once where the paper goes
+through them one by one.
+""",
+    ),
+    Item(
+        "Figure 4",
+        "sweeps, divergence and error on generated data",
+        quiet(figure_4),
+        """
+EP and power EP fail at times with the bare step, as in the paper, and much more so with a tenth
+of wrong labels than with a fifth. "Relaxed EP always converges, in fewer sweeps" is not
+confirmed: at its default penalty it needs a fallback as often as EP. Where EP fails its error is
+left to chance: with a fifth of wrong labels .132 of relaxed and of power EP stand against .175
+(standard error .04). With latent noise of a quarter of the amplitude every rule converges in 11
+to 16 sweeps and all errors are equal: that model is our default. Ten draws of 400 rows and 39,600
+test rows with right labels, as in the paper; the kernel is fixed where the paper tunes width,
+power and penalty; at most 200 sweeps, of which the fallbacks (less damping, power .5, double
+loop) are part. Converged means that no site changes by more than .001 posterior standard
+deviations, where the paper asks for a change of alpha below .001.
+""",
+    ),
+    Item(
+        "Figure 5",
+        "four sets without further wrong labels",
+        quiet(figure_5),
+        """
+The three rules give the same errors on each set to a tenth of a per cent: relaxed EP is .1 %
+below EP on haberman and .1 % above it on diabetis, two standard errors each, and level on the
+others. The paper's "outperforms significantly" is not confirmed. The splits have the paper's
+sizes and numbers. Kernel width, amplitude and rate are learned by EP from the evidence, once for
+the three rules, where the paper tunes the width by cross-validation and does not say which rate
+it takes.
+""",
+        True,
+    ),
+    Item(
+        "Figure 6",
+        "spam with flipped labels",
+        quiet(figure_6),
+        """
+On spam, with labels of training and test rows flipped as in the paper, the three rules are within
+.1 % of each other, and relaxed EP is the worst of them from 5 % flipped labels on, by .02 to .08
+% over EP with standard errors of .01 to .02; the paper has it below both everywhere. 276 rows for
+training and 4325 for testing, 100 splits, as in the paper; hyperparameters as in Figure 5. Errors
+contain the flipped test labels.
+""",
+        True,
+    ),
+]

@@ -1,6 +1,458 @@
 """Scalable GP classification by EP (Hernandez-Lobato and Hernandez-Lobato, 2016)."""
 
+import pickle
+import time
+import warnings
+
+import numpy as np
+from common import cpu, log_loss
+from scipy.special import ndtr
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+from sparse_gpc import AMPLITUDE, digits, ep_row, first_points, start_kernel
+
+from sklearn_ep import EPGaussianProcessClassifier
+from sklearn_ep._engine.loop import Trace
+from sklearn_ep._engine.partition import Part, PartMap
+from sklearn_ep.gaussian_process.inducing.learning import evidence_at, learn_by_passes
+from sklearn_ep.gaussian_process.inducing.step_rules import SignRate
+
+from .item import Item, Row, mean_and_error
+
 TITLE = "Scalable GP classification by EP (Hernandez-Lobato and Hernandez-Lobato, 2016)"
+
+PAPER = "scalable_gpc"
+SHARES = (0.15, 0.25, 0.5)
+# Mean log loss of GFITC, SEP and SVI at 15, 25 and 50 % inducing points (Table 1).
+TABLE_1 = {
+    "australian": (0.68, 0.69, 0.63, 0.68, 0.67, 0.63, 0.67, 0.64, 0.63),
+    "breast_wisconsin": (0.10, 0.11, 0.10, 0.11, 0.11, 0.10, 0.11, 0.11, 0.10),
+    "crabs": (0.07, 0.06, 0.07, 0.06, 0.06, 0.07, 0.06, 0.06, 0.09),
+    "heart": (0.43, 0.40, 0.39, 0.42, 0.41, 0.40, 0.42, 0.41, 0.40),
+    "ionosphere": (0.30, 0.26, 0.26, 0.29, 0.27, 0.27, 0.30, 0.27, 0.26),
+    "pima532": (0.54, 0.52, 0.49, 0.53, 0.51, 0.50, 0.53, 0.50, 0.49),
+    "sonar": (0.35, 0.33, 0.40, 0.35, 0.32, 0.40, 0.35, 0.29, 0.35),
+}
+# How kernel and points are learned, and repeats at 15, 25 and 50 %.
+LEARNING = {
+    "Adam": (dict(optimizer="adam"), (20, 8, 3)),
+    "sign rule": (dict(optimizer="sign_rate"), (8, 3, 0)),
+    "L-BFGS": (dict(optimizer="fmin_l_bfgs_b", max_iter=30), (6, 0, 0)),
+}
+
+
+def panels_of(n, width=3.2):
+    """Return a figure with n panels side by side."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    fig, axes = plt.subplots(1, n, figsize=(width * n, 3.2), squeeze=False, layout="constrained")
+    return fig, axes[0]
+
+
+def split_of(X, y, seed):
+    """Return nine tenths for training and the rest, columns standardised by the former."""
+    order = np.random.RandomState(seed).permutation(len(y))
+    cut = int(round(0.9 * len(y)))
+    train, test = order[:cut], order[cut:]
+    scaler = StandardScaler().fit(X[train])
+    return scaler.transform(X[train]), y[train], scaler.transform(X[test]), y[test]
+
+
+def scalable(X, m, **kw):
+    """Return the classifier from random inducing points, all of it learned."""
+    points = X[np.random.RandomState(0).permutation(len(X))[:m]]
+    shared = dict(method="sparse", learn_inducing=True, max_iter=250, random_state=0)
+    return EPGaussianProcessClassifier(
+        start_kernel(X, 1.0), inducing_points=points, **{**shared, **kw}
+    )
+
+
+def table_1(setting):
+    """Held-out log loss on the seven sets."""
+    rows, worse = [], {name: [] for name in LEARNING}
+    for name, paper in TABLE_1.items():
+        data = setting.load(name)
+        X, y = np.asarray(data["X"], float), np.asarray(data["y"]).astype(int)
+        for j, share in enumerate(SHARES[:1] if setting.quick else SHARES):
+            told = {"GFITC (paper)": paper[3 * j], "SVI (paper)": paper[3 * j + 2]}
+            for how, (kw, repeats) in LEARNING.items():
+                if setting.quick:
+                    kw, repeats = {**kw, "max_iter": 20}, (int(how == "Adam"),)
+                losses = []
+                for seed in range(repeats[j]):
+                    Xa, ya, Xb, yb = split_of(X, y, seed)
+                    clf = scalable(Xa, int(round(share * len(ya))), **kw).fit(Xa, ya)
+                    losses.append(log_loss(clf.predict_proba(Xb), yb))
+                if losses:
+                    mean = mean_and_error(losses)
+                    worse[how].append(mean[0] > paper[3 * j + 1] + 0.005)
+                    head = f"{name}, m = {share:.0%}, {how}, {len(losses)} splits"
+                    rows.append(Row(head, paper[3 * j + 1], *mean, peers=told))
+    counts = [
+        Row(f"{how}: cells above the paper's SEP, of {len(w)}", None, float(sum(w)))
+        for how, w in worse.items()
+        if w
+    ]
+    return counts + rows
+
+
+class Trail:
+    """Monitor of passes that keeps CPU seconds and log evidence."""
+
+    def __init__(self):
+        self.began, self.times, self.values = time.process_time(), [], []
+
+    def begin(self, name="iteration"):
+        pass
+
+    def end(self, record, payload):
+        self.times.append(time.process_time() - self.began)
+        self.values.append(record["log_evidence"])
+        return False
+
+
+def figure_1(setting):
+    """Log evidence against time: a step after each pass, and steps at fixed points."""
+    data = setting.load("pima532")
+    X, y = split_of(np.asarray(data["X"], float), data["y"].astype(int), 0)[:2]
+    m, n_steps = (30, 12) if setting.quick else (300, 100)
+    fig, (panel,) = panels_of(1, 5.0)
+    rows, ends = [], {}
+    for how in ("inner", "outer"):
+        clf = scalable(X, m, optimizer="sign_rate", max_iter=1).fit(X, y)
+        plan = clf._plan
+        hyper, rule, trail = plan.hyperparameters(), SignRate(0.05), Trail()
+        with PartMap(plan.data.parts) as run:
+            ep = plan.engine(run)
+            state, vector = ep.zero(hyper.prior(hyper.start)), hyper.start
+            if how == "inner":
+                trail.values, trail.times = inner_steps(ep, hyper, state, vector, rule, 3 * n_steps)
+            else:
+                at = evidence_at(ep, hyper, state, **plan.solver(1e-3, 100))
+                for _ in range(n_steps):
+                    point = at(vector)
+                    trail.end({"log_evidence": point.value}, None)
+                    vector = hyper.clip(vector + rule.step(point.gradient))
+        panel.plot(trail.times, trail.values, label=f"{how} updates")
+        ends[how] = trail
+        rows.append(Row(f"{how} updates: log evidence at the end", None, float(trail.values[-1])))
+        rows.append(Row(f"{how} updates: CPU seconds", None, float(trail.times[-1])))
+    goal = ends["outer"].values[-1] - 1.0
+    for how, trail in ends.items():
+        reached = np.array(trail.values) >= goal
+        first = float(trail.times[int(np.argmax(reached))]) if reached.any() else "not reached"
+        told = f"{how} updates: CPU seconds until within 1 nat of the end of the outer ones"
+        rows.append(Row(told, "less than outer" if how == "inner" else None, first))
+    panel.set(xlabel="CPU seconds", ylabel="log evidence", ylim=(goal - 25, goal + 5))
+    panel.legend()
+    setting.save(fig, PAPER, "Figure 1")
+    return rows
+
+
+def inner_steps(ep, hyper, state, vector, rule, n_steps):
+    """Return the log evidence and the CPU seconds of passes with a step after each."""
+    trail = Trail()
+    kw = dict(weight=float(sum(ep.sizes)), damping=0.7, max_iter=n_steps, trace=Trace(trail))
+    learn_by_passes(ep, hyper, vector, state, rule, **kw)
+    return trail.values, trail.times
+
+
+def figure_2(setting):
+    """Inducing points and boundaries on the banana set."""
+    data = setting.load("banana")
+    train = data["train_idx"][0]
+    test = np.setdiff1d(np.arange(len(data["y"])), train)
+    scaler = StandardScaler().fit(data["X"][train])
+    X, X_new = scaler.transform(data["X"][train]), scaler.transform(data["X"][test])
+    y, y_new = data["y"][train].astype(int), data["y"][test].astype(int)
+    sizes = (4, 16) if setting.quick else (4, 8, 16, 32, 64, 128)
+    methods = {
+        "EP, a step a pass": dict(optimizer="adam"),
+        "FITC, L-BFGS": dict(optimizer="fmin_l_bfgs_b", max_iter=40),
+        "power .1, near SVI": dict(optimizer="adam", power=0.1, max_iter=60),
+    }
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    fig, axes = plt.subplots(
+        len(methods), len(sizes), figsize=(1.9 * len(sizes), 5.4), layout="constrained"
+    )
+    side = np.linspace(-3, 3, 60)
+    grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
+    rows = []
+    for i, (name, kw) in enumerate(methods.items()):
+        for panel, m in zip(axes[i], sizes, strict=True):
+            kw = {**kw, "max_iter": 10} if setting.quick else kw
+            clf = scalable(X, m, **kw).fit(X, y)
+            panel.scatter(*X.T, c=np.where(y == 1, "tab:red", "tab:blue"), s=1)
+            latent = clf.decision_function(grid).reshape(len(side), -1)
+            panel.contour(side, side, latent, [0.0], colors="k", linewidths=1)
+            panel.plot(*clf.inducing_points_.T, "k.", ms=4)
+            panel.set(xlim=(-3, 3), ylim=(-3, 3), xticks=[], yticks=[])
+            panel.set_title("" if i else f"m = {m}", fontsize=16)
+            at, _ = clf.latent_mean_and_variance(clf.inducing_points_)
+            proba = clf.predict_proba(X_new)
+            near = float(np.median(np.abs(at)))
+            rows += [
+                Row(f"{name}, m = {m}: log loss", None, log_loss(proba, y_new)),
+                Row(f"{name}, m = {m}: median |f| at the inducing points", None, near),
+            ]
+        axes[i][0].set_ylabel(name, fontsize=13)
+    setting.save(fig, PAPER, "Figure 2")
+    return rows
+
+
+def figure_3(setting):
+    """Image: log loss against time; rows over workers: measured on two, computed beyond."""
+    data = setting.load("image")
+    X, y, X_new, y_new = split_of(np.asarray(data["X"], float), data["y"].astype(int), 0)
+    fig, (left, right) = panels_of(2, 4.0)
+    rows = []
+    sizes, passes = ((4,), (5,)) if setting.quick else ((4, 50, 200), (5, 15, 50, 150))
+    for m in sizes:
+        curve = []
+        for max_iter in passes:
+            clf, seconds = cpu(lambda m=m, k=max_iter: scalable(X, m, max_iter=k).fit(X, y))
+            proba = clf.predict_proba(X_new)
+            curve.append((seconds, log_loss(proba, y_new)))
+            error = float(np.mean(proba.argmax(1) != y_new))
+            head = f"image, m = {m}, {max_iter} passes"
+            rows.append(Row(f"{head}: log loss", None, curve[-1][1]))
+            rows.append(Row(f"{head}: error", None, error))
+            rows.append(Row(f"{head}: CPU seconds", None, seconds))
+        left.semilogx(*zip(*curve, strict=True), "o-", label=f"m = {m}")
+    left.set(xlabel="CPU seconds", ylabel="held-out log loss")
+    left.legend()
+    workers(setting, right, rows)
+    setting.save(fig, PAPER, "Figure 3")
+    return rows
+
+
+# A usual network, in bytes a second, and the time of a message.
+BANDWIDTH, LATENCY = 125e6, 1e-3
+
+
+def workers(setting, panel, rows):
+    """Add the time of a pass over digits by the number of workers."""
+    X, y, _, _ = digits(setting.data)
+    n, m = (2000, 50) if setting.quick else (12_000, 200)
+    X, y = np.asarray(X[:n], float), y[:n].astype(int)
+    clf = EPGaussianProcessClassifier(
+        start_kernel(X, AMPLITUDE), method="sparse", inducing_points=X[:m], optimizer=None,
+        max_sweeps=1, max_iter=1,
+    )  # fmt: skip
+    plan = clf.fit(X, y)._plan
+    state, times = clf._fitted.runs[0].state, {}
+    for k in (1, 2, 4, 6, 8, 12):
+        own = slice(0, n // k)
+        with PartMap([Part(X[own], y[own], np.ones(n // k))]) as run:
+            ep = plan.engine(run)
+            ep.sizes = [n // k]
+            model, sites = ep.model(state), [state.sites[0][:, :, own]]
+            answer, seconds = cpu(
+                lambda e=ep, a=model, s=sites: e.one_pass(a, s, gradient="fresh", inputs=True)
+            )
+            _, master = cpu(lambda e=ep: e.model(state))
+        message = len(pickle.dumps(answer[0])) + len(pickle.dumps(model))
+        travel = k * (message / BANDWIDTH + LATENCY) * (k > 1)
+        times[k] = 60_000 / n * seconds + master + travel
+        head = f"60,000 digits, m = {m}, {k} workers: seconds a pass"
+        rows.append(Row(f"{head}, computed", None, times[k]))
+    rows.append(Row("bytes of a message to and from a worker", None, float(message)))
+    panel.plot(list(times), list(times.values()), "o-")
+    parts = [Part(X[::2], y[::2], np.ones(n // 2)), Part(X[1::2], y[1::2], np.ones(n // 2))]
+    for k in (1, 2):
+        with PartMap(parts, k) as run:
+            ep = plan.engine(run)
+            ep.sizes = [n // 2] * 2
+            sites = [state.sites[0][:, :, ::2], state.sites[0][:, :, 1::2]]
+            model = ep.model(state)
+            ep.one_pass(model, sites, gradient="fresh", inputs=True)
+            began = time.perf_counter()
+            ep.one_pass(model, sites, gradient="fresh", inputs=True)
+            wall = time.perf_counter() - began
+        rows.append(Row(f"{n} digits, {k} workers: wall seconds a pass, measured", None, wall))
+    panel.set(xlabel="workers", ylabel="seconds a pass, computed", ylim=(0, None))
+
+
+def figure_4(setting):
+    """Minibatches: digits, real flights and 2.1 million generated ones."""
+    rows, problem = [], digits(setting.data)
+    if setting.quick:
+        problem = tuple(a[:3000] for a in problem)
+    problem = tuple(np.asarray(a) for a in problem)
+    points = first_points(problem[0], 20 if setting.quick else 200)
+    for epochs in (1,) if setting.quick else (1, 2):
+        own = ep_row(problem, points, epochs)
+        head = f"digits, {epochs} epochs"
+        rows.append(Row(f"{head}: log loss", 0.0694, own["log loss"]))
+        rows.append(Row(f"{head}: error", 0.027, own["error"]))
+        rows.append(Row(f"{head}: CPU seconds", None, own["CPU s"]))
+    rows += flights_rows(setting, "flights 2013", *real_flights(setting))
+    rows += flights_rows(setting, "generated", *generated_flights(setting))
+    return rows
+
+
+def real_flights(setting):
+    """Return flights from New York in 2013: (X, y, X_new, y_new), 10,000 held out."""
+    data = setting.load("flights_nyc2013")
+    X, y = np.asarray(data["X"], float), np.asarray(data["y"]).astype(int)
+    order = np.random.RandomState(0).permutation(len(y))
+    order = order[:15_000] if setting.quick else order
+    held, train = order[:10_000], order[10_000:]
+    scaler = StandardScaler().fit(X[train])
+    return scaler.transform(X[train]), y[train], scaler.transform(X[held]), y[held], None
+
+
+def generated_flights(setting):
+    """Return flights of the paper's number with a known chance of delay, 10,000 held out."""
+    n = (5_000 if setting.quick else 2_117_068) + 10_000
+    rng = np.random.default_rng(0)
+    distance = rng.lognormal(6.5, 0.6, n)
+    airtime = distance / 8 + rng.normal(20, 6, n)
+    leave = np.clip(rng.normal(13.5, 4.5, n), 5, 24)
+    X = np.column_stack(
+        [rng.gamma(3, 4, n), distance, airtime, leave, leave + airtime / 60,
+         rng.integers(1, 8, n), rng.integers(1, 32, n), rng.integers(1, 5, n)]
+    )  # fmt: skip
+    X = (X - X.mean(0)) / X.std(0)
+    f = 0.9 * np.sin(1.5 * X[:, 3]) + 0.4 * X[:, 3] - 0.5 + 0.3 * X[:, 0] * X[:, 5]
+    f += 0.4 * np.cos(2 * X[:, 6]) - 0.3 * X[:, 1] ** 2 / (1 + X[:, 1] ** 2)
+    p = ndtr(f)
+    y = (rng.random(n) < p).astype(int)
+    own = p[:10_000]
+    best = -np.mean(np.log(np.where(y[:10_000] == 1, own, 1 - own)))
+    return X[10_000:], y[10_000:], X[:10_000], y[:10_000], float(best)
+
+
+def flights_rows(setting, name, X, y, X_new, y_new, best):
+    """Return log loss, error and time of a stream of minibatches and of logistic regression."""
+    linear = LogisticRegression(max_iter=200).fit(X[:200_000], y[:200_000])
+    peers = {"logistic regression": log_loss(linear.predict_proba(X_new), y_new)}
+    if best is not None:
+        peers["true chances"] = best
+    wrong = {"logistic regression": float(np.mean(linear.predict(X_new) != y_new))}
+    m = 20 if setting.quick else 200 if len(X) < 1_000_000 else 50
+    clf = EPGaussianProcessClassifier(
+        start_kernel(X, 1.0), n_inducing=m, batch_size=200, learning_rate=0.01, max_iter=1,
+        learn_inducing=True, site_memory="scalars" if len(X) < 1_000_000 else "average",
+        max_sweeps=3, tol=0.05, random_state=0,
+    )  # fmt: skip
+    _, seconds = cpu(lambda: clf.fit(X, y))
+    proba = clf.predict_proba(X_new)
+    head = f"{name}, {len(X)} rows, m = {m}, one epoch"
+    return [
+        Row(f"{head}: log loss", None, log_loss(proba, y_new), peers=peers),
+        Row(f"{head}: error", None, float(np.mean(proba.argmax(1) != y_new)), peers=wrong),
+        Row(f"{head}: CPU seconds", None, seconds),
+    ]
+
+
+def quiet(run):
+    """Return a run whose fits do not warn where a budget of passes ends them."""
+
+    def item(setting):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            return run(setting)
+
+    return item
+
+
 ABOUT = """
+D. Hernandez-Lobato and J. M. Hernandez-Lobato, "Scalable Gaussian process classification via
+expectation propagation", AISTATS 2016. The paper's claim: EP through inducing points (SEP) that
+moves kernel, points and sites together is as good as generalised FITC and stochastic variational
+inference (SVI), and faster. Our verdict: distribution and minibatches reproduce, accuracy on four
+of seven sets and within the errors on all but one; that a step after each pass is faster than
+steps at fixed points does not, once these are warm-started and accelerated. There is no library
+of the paper's peers here: FITC is our own L-BFGS at fixed points, SVI our power EP at a small
+power, whose limit it is, and figures of GFITC and SVI are the paper's where a column says so.
 """
-ITEMS = []
+ITEMS = [
+    Item(
+        "Table 1",
+        "held-out log loss on seven sets",
+        quiet(table_1),
+        """
+Not above the paper's SEP, but for rounding: australian by far (the paper's .69 is that of a
+coin), breast_wisconsin, pima532 and crabs (by L-BFGS .07 ± .02). Above it: ionosphere by .01 to
+.08 and sonar by .05 to .11, which is within two standard errors of the two figures (the paper's
+standard deviations over its 20 splits are .19 and .10), and heart at 15 % by Adam, .515, where
+the sign rule and L-BFGS have .39 and .35: with a length for each of 13 columns and 250 passes
+some splits end far worse than others. The splits and first points of the paper are random and not
+at hand; ours are nine tenths for training, columns standardised, amplitude one, one length a
+column and points at random rows. No noise variance is learned: it would only rescale the kernel.
+Fewer splits than the paper's 20 where the row says so, and 30 steps of L-BFGS, each at a fixed
+point. The paper's GFITC and SVI are copied from it, not run.
+""",
+        True,
+    ),
+    Item(
+        "Figure 1",
+        "inner and outer updates against time",
+        quiet(figure_1),
+        """
+Both ways reach the same evidence, as in the paper. That inner updates, a step of the
+hyperparameters after each pass, get there sooner does not reproduce: steps at fixed points are
+within a nat of the end after .8 CPU seconds, inner ones after 1.1. Here a fixed point is found
+from the last one by Anderson acceleration in a few sweeps. In the first steps, where the sites
+are still moving, the evidence of the inner updates jumps, as in the paper. Pima, m = 300 and the
+sign rule as in the paper, on nine tenths of the 532 complete rows; 100 outer steps, 300 inner
+ones. The right panel of the paper is a drawing of the scheme.
+""",
+        True,
+    ),
+    Item(
+        "Figure 2",
+        "inducing points on the banana set",
+        quiet(figure_2),
+        """
+Boundaries from m = 16 on look like those of m = 128, for all three methods, as in the paper. Near
+SVI points gather about the boundary, as in the paper: the median of |f| at them is 1.3 to 1.7,
+with EP 2 to 7.5 from m = 8 on, and with FITC larger still, in part for a larger amplitude. That
+EP and SVI place four or eight points alike does not show at four. SEP is Adam with a step a pass,
+GFITC is L-BFGS at fixed points (40 steps), SVI is power EP at .1 (60 passes), which is near its
+limit. 400 rows of the usual split for training where the paper has nine tenths; the log loss is
+that of the other 4900.
+""",
+        True,
+    ),
+    Item(
+        "Figure 3",
+        "time on the image set, and workers",
+        quiet(figure_3),
+        """
+Log loss falls with time and with m = 4, 50, 200 as in the paper; 50 points are nearly as good as
+200 at a quarter of the time. Our curve alone, one split in place of 100. Workers: a pass over
+60,000 digits gets faster up to six workers, and no further, as in the paper. These seconds are
+computed: the CPU time of a pass over the share of a worker (of 12,000 digits, taken five times),
+that of the master, and 7 MB a message there and back at 125 MB/s, one after another. The wall
+times of one and two workers were measured on two cores that did other work as well; they show
+that two workers run, not how fast.
+""",
+        True,
+    ),
+    Item(
+        "Figure 4",
+        "minibatches on digits and flights",
+        quiet(figure_4),
+        """
+Minibatches of 200 with m = 200 reach the accuracy that the paper's SEP has in batches (log loss
+.0694, error 2.7 %; SVI .0655 and 2.2 %) after a single epoch of the digits, and are better after
+two, each followed by up to four full passes at fixed hyperparameters, of which the paper has
+none. On flights they outperform the linear model, as in the paper. The paper's flights, 2,127,068
+of early 2008, are not at hand: there are all 203,853 for training of New York in 2013 with the
+same eight attributes, and as many generated ones as the paper has, with known chances of delay,
+of which EP loses .001 nats a row in one epoch of 54 CPU seconds (m = 50, one averaged site, up to
+three full passes). The paper prints no numbers for flights. Adam in place of Adadelta.
+""",
+        True,
+    ),
+]

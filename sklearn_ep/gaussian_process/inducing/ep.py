@@ -35,12 +35,16 @@ def read_rows(part, classes):
     return X, np.searchsorted(classes, y), np.ones(len(X))
 
 
-def evaluate_part(part, sites, model, classes, options):
-    """Run `evaluate_rows` on a partition and add the root of its weights, one if all are equal."""
+def evaluate_part(part, message, model, classes, options):
+    """Run `evaluate_rows` on a partition and add the root of its weights, one if all are equal.
+
+    `message` are the sites of its rows and what the rule keeps of them, or None.
+    """
     X, y, weight = read_rows(part, classes)
+    sites, memory = message
     alike = len(weight) and weight.min() == weight.max()
     root = np.sqrt(weight[:1] if alike else weight)
-    return evaluate_rows(model, X, y, weight, sites, **options), root
+    return evaluate_rows(model, X, y, weight, sites, memory=memory, **options), root
 
 
 def collect_part(part, sites, prior, classes, model):
@@ -51,9 +55,9 @@ def collect_part(part, sites, prior, classes, model):
 
 def add_sums(results):
     """Add `RowSums` over partitions, in their order; per-row results are left out."""
-    total = results[0]._replace(sites=None, var=None)
+    total = results[0]._replace(sites=None, var=None, memory=None)
     for r in results[1:]:
-        added = [None if a is None else a + b for a, b in zip(total[6:], r[6:], strict=True)]
+        added = [None if a is None else a + b for a, b in zip(total[6:9], r[6:9], strict=True)]
         sums = total.gram + r.gram, total.shift + r.shift, total.log_term + r.log_term
         total = RowSums(None, None, *sums, max(total.residual, r.residual), *added)
     return total
@@ -90,13 +94,28 @@ class InducingEP:
     `run` is an open `PartMap`, `sizes` are the rows of its partitions, `classes` the labels where
     partitions hold labels. `n_problems` C binary problems share prior, blocks and passes. `copies`
     is the weight of all rows if one averaged site stands for all, None for a site a row. `base` is
-    gram (C, m, m) and shift (C, m) of rows that were seen before and stay as they are.
+    gram (C, m, m) and shift (C, m) of rows that were seen before and stay as they are. `positive`
+    is the class index of label +1 of a single problem. `memory`, a list of (k, n_k), is what a rule
+    with `resumed` keeps of the rows from one pass to the next.
     """
 
-    def __init__(self, run, sizes, classes, n_problems, factor, rule, copies=None, base=None):
+    def __init__(
+        self,
+        run,
+        sizes,
+        classes,
+        n_problems,
+        factor,
+        rule,
+        copies=None,
+        base=None,
+        positive=1,
+        memory=None,
+    ):
         self.run, self.sizes, self.classes = run, list(sizes), classes
         require_parts(factor, rule)
         self.base = (0.0, 0.0) if base is None else base
+        self.positive, self.memory = positive, memory
         self.n_problems, self.factor, self.rule, self.copies = n_problems, factor, rule, copies
         lengths = [2 * n_problems * n for n in self.sizes] if copies is None else []
         self._ends = np.cumsum([0, *lengths])
@@ -124,13 +143,21 @@ class InducingEP:
 
     def model(self, state):
         """Return what a pass needs to know of a state."""
-        return PassModel(state.prior, state.posteriors(), self.factor, self.rule, self.copies)
+        posteriors = state.posteriors()
+        return PassModel(
+            state.prior, posteriors, self.factor, self.rule, self.copies, self.positive
+        )
 
     def one_pass(self, model, sites, **options):
         """Return (sums over all rows, list of `RowSums`, list of root weights)."""
-        messages = [None] * len(self.sizes) if sites is None else sites
+        empty = [None] * len(self.sizes)
+        pairs = empty if sites is None else sites, self.memory or empty
+        messages = list(zip(*pairs, strict=True))
         results = self.run(evaluate_part, messages, model, self.classes, options)
         each = [r[0] for r in results]
+        if self.memory is not None:
+            self.memory = [r.memory for r in each]
+            self.rule.advance()
         sums = add_sums(each)
         sums = sums._replace(gram=sums.gram + self.base[0], shift=sums.shift + self.base[1])
         return sums, each, [r[1] for r in results]

@@ -13,7 +13,7 @@ from ..._engine.gaussian import ImproperPosterior
 from ..._engine.loop import Reason
 from ..._engine.row_order import minibatches
 from .._evidence import EvidencePoint, LearningEnd
-from .ep import PassState, largest_change, read_rows
+from .ep import PassState, add_sums, largest_change, read_rows
 from .hyperparameters import Hyperparameters
 from .passes import PassModel, evaluate_rows
 from .rows import Units, standard_keys
@@ -112,29 +112,36 @@ class BatchSettings:
     damping: float
 
 
-def step_of_batch(stream, X, y, weight, sites, settings):
-    """Refresh the sites of one batch, the running sums and the hyperparameters.
+def sums_of_batch(model, X, y, weight, sites, rows, settings):
+    """Return the `RowSums` of some rows, with their new sites; `sites` are those of all rows."""
+    own = None if sites is None else sites[:, :, rows]
+    seen = own is not None and np.any(own)
+    return evaluate_rows(
+        model,
+        np.asarray(X[rows], dtype=np.float64),
+        y[rows],
+        weight[rows],
+        own,
+        step=settings.damping if seen else 1.0,
+        gradient="fresh" if settings.hyper.learns else None,
+        inputs=settings.hyper.learn_inputs,
+    )
 
-    Returns the stream, the `RowSums` with the new sites of the batch, and the log evidence that is
-    estimated from this batch.
+
+def model_of_stream(stream, settings):
+    """Return what a batch needs to know of the stream so far."""
+    posteriors = stream.state.posteriors()
+    shared = settings.factor, settings.rule, settings.copies
+    return PassModel(stream.state.prior, posteriors, *shared)
+
+
+def step_of_batch(stream, model, sums, weight, settings):
+    """Take the sums of a batch, of so many copies, into the stream and move the hyperparameters.
+
+    Returns the stream, and the residual with the log evidence that is estimated from this batch.
     """
     hyper, state = settings.hyper, stream.state
-    scale = settings.total / weight.sum()
-    model = PassModel(
-        state.prior, state.posteriors(), settings.factor, settings.rule, settings.copies
-    )
-    form = "fresh" if hyper.learns else None
-    seen = sites is not None and np.any(sites)
-    sums = evaluate_rows(
-        model,
-        X,
-        y,
-        weight,
-        sites,
-        step=settings.damping if seen else 1.0,
-        gradient=form,
-        inputs=hyper.learn_inputs,
-    )
+    scale = settings.total / weight
     forget = min(1.0, max(3.0 / scale, (stream.n_steps + 1.0) ** -0.6))
     gram = state.gram + forget * (scale * sums.gram - state.gram)
     shift = state.shift + forget * (scale * sums.shift - state.shift)
@@ -153,7 +160,7 @@ def step_of_batch(stream, X, y, weight, sites, settings):
     average = stream.average + share * (vector - stream.average)
     state = PassState(prior, gram, shift, None)
     moved = Stream(vector, stream.rule, state, average, stream.n_steps + 1)
-    return moved, sums, model.log_evidence + scale * sums.log_term
+    return moved, (sums.residual, model.log_evidence + scale * sums.log_term)
 
 
 def minibatches_of_part(part, sites, classes, stream, settings, seed):
@@ -162,14 +169,74 @@ def minibatches_of_part(part, sites, classes, stream, settings, seed):
     sites = None if sites is None else sites.copy()
     figures = []
     for rows in minibatches(standard_keys(X, settings.units, seed, y), weight, settings.size):
-        batch = np.asarray(X[rows], dtype=np.float64)
-        own = None if sites is None else sites[:, :, rows]
-        stream, sums, log_evidence = step_of_batch(
-            stream, batch, y[rows], weight[rows], own, settings
-        )
+        model = model_of_stream(stream, settings)
+        sums = sums_of_batch(model, X, y, weight, sites, rows, settings)
+        stream, told = step_of_batch(stream, model, sums, weight[rows].sum(), settings)
         if sites is not None:
             sites[:, :, rows] = sums.sites
-        figures.append((sums.residual, log_evidence))
+        figures.append(told)
+    return sites, stream, figures
+
+
+def batches_of_part(part, seed, classes, settings):
+    """Return the minibatches of a partition, arrays of row numbers, in the order of an epoch.
+
+    Each is the share of the partition in a step.
+    """
+    X, y, weight = read_rows(part, classes)
+    share = max(1.0, settings.size * weight.sum() / settings.total)
+    return list(minibatches(standard_keys(X, settings.units, seed, y), weight, share))
+
+
+def batch_of_part(part, message, model, classes, settings):
+    """Return the `RowSums` of a batch of a partition and its copies, None where there is none.
+
+    `message` is (row numbers, their sites or None), or None.
+    """
+    if message is None:
+        return None
+    X, y, weight = read_rows(part, classes)
+    rows, sites = message
+    batch, copies = (X[rows], y[rows]), weight[rows]
+    return sums_of_batch(model, *batch, copies, sites, slice(None), settings), copies.sum()
+
+
+def rounds_of_batches(batches):
+    """Return, round by round, the batch of each partition, None where it has none.
+
+    Partitions of fewer batches than others are left out of rounds at even distances.
+    """
+    n_rounds = max(len(b) for b in batches)
+    rounds = [[None] * len(batches) for _ in range(n_rounds)]
+    for k, own in enumerate(batches):
+        for j, rows in enumerate(own):
+            rounds[j * n_rounds // len(own)][k] = rows
+    return rounds
+
+
+def minibatches_of_rounds(ep, batches, sites, stream, settings):
+    """Go once through all partitions, each step a batch that is spread over them.
+
+    The partitions work side by side under the same posterior and kernel, and their sums make the
+    step. Arguments and answer are those of `minibatches_of_part`, with a list of sites.
+    """
+    sites = None if sites is None else [s.copy() for s in sites]
+    figures = []
+    for each in rounds_of_batches(batches):
+        model = model_of_stream(stream, settings)
+        messages = [
+            None if rows is None else (rows, None if sites is None else sites[k][:, :, rows])
+            for k, rows in enumerate(each)
+        ]
+        answers = ep.run(batch_of_part, messages, model, ep.classes, settings)
+        told = [a for a in answers if a is not None]
+        stream, of_round = step_of_batch(
+            stream, model, add_sums([a[0] for a in told]), sum(a[1] for a in told), settings
+        )
+        figures.append(of_round)
+        for k, rows in enumerate(each):
+            if rows is not None and sites is not None:
+                sites[k][:, :, rows] = answers[k][0].sites
     return sites, stream, figures
 
 
@@ -184,7 +251,8 @@ def learn_by_minibatches(
     counts epochs; with nothing to learn they end once no update of a batch exceeds `tol`. Returns
     the state at the averaged hyperparameters and the `LearningEnd`.
 
-    Partitions take their turns one after another, so that the answer does not depend on workers.
+    A batch is spread over all partitions, whoever works on them, so that the answer does not depend
+    on workers.
     """
     n_steps = max_iter * max(1.0, total / size)
     settings = BatchSettings(
@@ -194,17 +262,17 @@ def learn_by_minibatches(
     reason: Reason | None = None
     while reason is None:
         trace.begin("epoch")
-        seed, figures = int(rng.randint(np.iinfo(np.int32).max)), []
-        updated, before = [], stream.state
-        for k in range(len(ep.sizes)):
-            own = None if sites is None else sites[k]
-            own, stream, some = ep.run.one(
-                k, minibatches_of_part, own, ep.classes, stream, settings, seed
+        seed, before = int(rng.randint(np.iinfo(np.int32).max)), stream.state
+        if len(ep.sizes) == 1:  # where its rows are, steps need not be told to anybody
+            own = None if sites is None else sites[0]
+            own, stream, figures = ep.run.one(
+                0, minibatches_of_part, own, ep.classes, stream, settings, seed
             )
-            updated.append(own)
-            figures += some
+            sites = None if sites is None else [own]
+        else:
+            batches = ep.run(batches_of_part, [seed] * len(ep.sizes), ep.classes, settings)
+            sites, stream, figures = minibatches_of_rounds(ep, batches, sites, stream, settings)
         if sites is not None:
-            sites = updated
             stream.state, _ = ep.collect(stream.state.prior, sites, None)
         residual = max(f[0] for f in figures) if sites is not None else _drift(before, stream.state)
         record = {"residual": residual, "log_evidence": np.mean([f[1] for f in figures])}

@@ -13,7 +13,6 @@ from sklearn.utils import gen_batches
 
 from ..._engine.gaussian import lower_times
 from ..._engine.sites import Sites, cavity, log_site_mass, site_change
-from .._fitted import signs_of
 from .values import InducingPosterior, InducingPrior, block_rows
 
 __all__ = [
@@ -39,7 +38,8 @@ class PassModel:
     """Prior, one posterior a binary problem, and what updates the sites of rows.
 
     `copies` is None with one site a row; otherwise every row carries the average of `copies` sites
-    (Li et al. 2015), which needs no memory that grows with the rows.
+    (Li et al. 2015), which needs no memory that grows with the rows. `positive` is the class index
+    of label +1 where there is one problem only.
     """
 
     prior: InducingPrior
@@ -47,11 +47,16 @@ class PassModel:
     factor: Any
     rule: Any
     copies: float | None = None
+    positive: int = 1
 
     @property
     def log_evidence(self):
         """Log evidence without the terms of the rows."""
         return sum(p.log_evidence for p in self.posteriors)
+
+    def signs(self, y, c):
+        """Return labels in {-1, +1} of problem c from class indices."""
+        return np.where(y == (self.positive if len(self.posteriors) == 1 else c), 1.0, -1.0)
 
 
 class RowSums(NamedTuple):
@@ -60,7 +65,7 @@ class RowSums(NamedTuple):
     sites (C, 2, n) after the step and var (C, n) of the marginals are per row (None with an
     averaged site); gram (C, m, m), shift (C, m) and log_term are sums over rows; residual is the
     largest change of an undamped update. theta (p,), inputs (m, d) and inner (m, m) are the sums of
-    the gradient, or None.
+    the gradient, or None; memory (k, n) is what the rule keeps of each row, or None.
     """
 
     sites: Any
@@ -72,6 +77,7 @@ class RowSums(NamedTuple):
     theta: Any = None
     inputs: Any = None
     inner: Any = None
+    memory: Any = None
 
 
 def sites_with_room(C, n, m):
@@ -95,19 +101,26 @@ def _average_sites(posterior, mean, var, smoothed, copies):
     return Sites(np.where(reached, precision, 0.0), np.where(reached, shift, 0.0))
 
 
-def _log_mass_ratio(old, new, mean, var):
-    """Return log of the integrals of two sites under the cavities that the old one leaves."""
-    cav = cavity(old, mean, var)
-    return log_site_mass(old, cav.mean, cav.var) - log_site_mass(new, cav.mean, cav.var)
+def _log_mass_ratio(old, new, mean, var, exponent):
+    """Return log of the integrals of two sites under the cavities that the old one leaves.
+
+    Of a share of them, over that share, as `SiteUpdate.log_term` counts them.
+    """
+    cav = cavity(old, mean, var, exponent)
+    masses = [log_site_mass(s, cav.mean, cav.var, exponent) for s in (old, new)]
+    return (masses[0] - masses[1]) / exponent
 
 
-def _row_gradient(sites, mean, var, update, weight, fresh):
-    """Return (kappa, alpha, gs): the derivative of log Z in w_i is kappa A^-1 w_i + alpha e."""
-    gs = 0.5 * weight * (update.gradient**2 - update.curvature)
+def _row_gradient(sites, mean, var, update, weight, exponent, fresh):
+    """Return (kappa, alpha, gs): the derivative of log Z in w_i is kappa A^-1 w_i + alpha e.
+
+    `exponent` is the share of a site that its cavity lacks.
+    """
+    gs = weight * update.noise_slope
     if not fresh:
         return -weight * sites.precision, weight * (sites.shift - sites.precision * mean), gs
-    proper = cavity(sites, mean, var).proper
-    precision, shift = np.where(proper, sites, 0.0)
+    proper = cavity(sites, mean, var, exponent).proper
+    precision, shift = exponent * np.where(proper, sites, 0.0)
     g = weight * update.gradient
     kappa = (g * (precision * mean - shift) + 2.0 * gs) / (1.0 - precision * var)
     return kappa, g, gs
@@ -117,7 +130,8 @@ class _Gradient:
     """Running sums of the gradient of log Z over blocks of rows."""
 
     def __init__(self, model, fresh, inputs):
-        self.prior, self.fresh, self.with_inputs = model.prior, fresh, inputs
+        self.prior, self.exponent = model.prior, model.rule.exponent
+        self.fresh, self.with_inputs = fresh, inputs
         self.theta, self.towards = np.zeros(model.prior.kernel.n_dims), 0.0
         self.inner = np.zeros_like(model.prior.lower)
         self.begin(None, None)
@@ -128,7 +142,9 @@ class _Gradient:
 
     def add(self, posterior, smoothed, sites, mean, var, update, weight):
         """Add one binary problem of the block; `smoothed` is W A^-1 and is overwritten."""
-        kappa, alpha, gs = _row_gradient(sites, mean, var, update, weight, self.fresh)
+        kappa, alpha, gs = _row_gradient(
+            sites, mean, var, update, weight, self.exponent, self.fresh
+        )
         towards_w = smoothed
         towards_w *= kappa[:, None]
         towards_w += alpha[:, None] * posterior.mean
@@ -146,7 +162,7 @@ class _Gradient:
         self.towards = self.towards + towards
 
 
-def evaluate_rows(model, X, y, weight, sites, step=1.0, gradient=None, inputs=False):
+def evaluate_rows(model, X, y, weight, sites, step=1.0, gradient=None, inputs=False, memory=None):
     """Update the sites of some rows under the marginals of a model; return their `RowSums`.
 
     X (n, d) may be of any float type and in any memory; it is converted block by block. y (n,) are
@@ -156,7 +172,8 @@ def evaluate_rows(model, X, y, weight, sites, step=1.0, gradient=None, inputs=Fa
 
     `gradient` is the form of the gradient of the log evidence, "fresh" or "stored", None for none.
     Both are exact at a fixed point; the fresh form is the one that can drive learning while the
-    sites still move. With `inputs` it comes with that in the inducing points.
+    sites still move. With `inputs` it comes with that in the inducing points. `memory` (k, n) is
+    what a rule with `resumed` kept of the rows at the last pass.
 
     3 m^2 flops a row without gradient, 7 m^2 with it, and O(m d) for the kernel.
     """
@@ -166,6 +183,7 @@ def evaluate_rows(model, X, y, weight, sites, step=1.0, gradient=None, inputs=Fa
     gram, shift = np.zeros((C, m, m)), np.zeros((C, m))
     log_term, residual = 0.0, 0.0
     sums = _Gradient(model, gradient == "fresh", inputs) if gradient else None
+    kept_memory: Any = None if memory is None else np.empty_like(memory)
     for rows in gen_batches(n, block_rows(m)):
         block, w = np.asarray(X[rows], dtype=np.float64), weight[rows]
         W, extra_var, kept = model.prior.whiten(block, keep=sums is not None)
@@ -177,14 +195,18 @@ def evaluate_rows(model, X, y, weight, sites, step=1.0, gradient=None, inputs=Fa
                 old = _average_sites(posterior, mean, var, smoothed, model.copies)
             else:
                 old = Sites(*sites[c][:, rows])
-            update = model.rule(model.factor, signs_of(y[rows], c, C), old, mean, var, extra_var)
+            rule = model.rule if memory is None else model.rule.resumed(memory[:, rows])
+            update = rule(model.factor, model.signs(y[rows], c), old, mean, var, extra_var)
+            if memory is not None:
+                kept_memory[:, rows] = rule.memory
             new = np.stack(old) + step * (np.stack(update.sites) - np.stack(old))
             gram[c] += _weighted_gram(W, w * new[0])
             shift[c] += (w * new[1]) @ W
             log_term += float(w @ update.log_term)
             if sites is None:
                 # where evidence and gradient want the site of the row itself, it is the update
-                log_term += float(w @ _log_mass_ratio(old, update.sites, mean, var))
+                exponent = model.rule.exponent
+                log_term += float(w @ _log_mass_ratio(old, update.sites, mean, var, exponent))
                 old = update.sites
             else:
                 moved[c][:, rows], variances[c, rows] = new, var
@@ -193,8 +215,10 @@ def evaluate_rows(model, X, y, weight, sites, step=1.0, gradient=None, inputs=Fa
                 sums.add(posterior, smoothed, old, mean, var, update, w)
         if sums is not None:
             sums.end(kept)
-    pieces = (None, None, None) if sums is None else (sums.theta, sums.towards, sums.inner)
-    return RowSums(moved, variances, gram, shift, log_term, residual, *pieces)
+    told = RowSums(moved, variances, gram, shift, log_term, residual, memory=kept_memory)
+    if sums is None:
+        return told
+    return told._replace(theta=sums.theta, inputs=sums.towards, inner=sums.inner)
 
 
 def evidence_gradient(model, sums, fresh, inputs):
@@ -235,7 +259,7 @@ def _own_label_log_proba(model, W, extra_var, y, sites):
     for c, posterior in enumerate(model.posteriors):
         mean, var, _ = posterior.marginals(W)
         cav = cavity(Sites(*sites[c]), mean, var)
-        sign = signs_of(y, 0, 1) if C == 1 else 1.0
+        sign = model.signs(y, 0) if C == 1 else 1.0
         columns.append(model.factor.tilted(sign, cav.mean, cav.var + extra_var).log_z)
     if C == 1:
         return columns[0]

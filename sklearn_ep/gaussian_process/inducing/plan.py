@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn.utils import check_random_state
 
-from ..._engine.rules import MomentMatching
+from ..._engine.rules import rule_of_power
 from ..._estimator.checks import check_choice, check_number
 from .._base import (
     FEW_ROWS,
@@ -109,7 +109,7 @@ def plan_inducing(estimator, data: PartitionedRows, factor, seed):
         kernel=kernel,
         inducing_points=Z,
         factor=factor,
-        rule=MomentMatching(),
+        rule=rule_of_power(estimator.power),
         n_problems=estimator._n_problems,
         optimizer=optimizer,
         learn_inducing=_moves_inducing(estimator, kernel, data.weight),
@@ -155,7 +155,7 @@ def plan_stream(estimator, factor):
         optimizer = "adam"
     return StreamPlan(
         factor=factor,
-        rule=MomentMatching(),
+        rule=rule_of_power(estimator.power),
         step_rule=None if optimizer is None else STEP_RULES[optimizer],
         learning_rate=estimator.learning_rate,
         batch_size=estimator.batch_size,

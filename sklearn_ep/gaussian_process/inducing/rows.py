@@ -20,7 +20,6 @@ __all__ = [
     "checked_parts",
     "choose_inducing_points",
     "describe",
-    "is_part_list",
     "n_candidate_rows",
     "standard_keys",
     "weighted_mean",
@@ -138,13 +137,6 @@ class PartitionedRows:
     candidates: np.ndarray
     candidate_weight: np.ndarray
     labels: np.ndarray
-
-
-def is_part_list(X, y):
-    """Return whether `fit(X, y)` was given a list of partitions in place of arrays."""
-    if y is not None or not isinstance(X, list | tuple) or len(X) == 0:
-        return False
-    return all(isinstance(p, Part | tuple) or callable(p) or hasattr(p, "result") for p in X)
 
 
 def array_parts(training, n_partitions):

@@ -10,7 +10,20 @@ import numpy as np
 
 from ..._engine.gaussian import ImproperPosterior
 
-__all__ = ["LatentNoise", "LatentNoiseState"]
+__all__ = ["LatentNoise", "LatentNoiseState", "noisy_marginals"]
+
+
+def noisy_marginals(precision, shift, noise, mean, var):
+    """Return mean and variance of g = f + noise given f ~ N(mean, var) and a site on g.
+
+    And the log mass that the site adds. Raises an `ImproperPosterior` where the site leaves the
+    noise without a proper distribution.
+    """
+    left = 1.0 + noise * precision
+    if np.any(left <= 0):
+        raise ImproperPosterior("a site leaves its own noise without a proper distribution")
+    log_mass = 0.5 * (noise * shift**2 / left - np.log1p(noise * precision))
+    return (mean + noise * shift) / left, noise / left + var / left**2, log_mass
 
 
 class LatentNoiseState:
@@ -29,9 +42,7 @@ class LatentNoiseState:
         if np.any(left <= 0):
             raise ImproperPosterior("a site leaves its own noise without a proper distribution")
         self.latent = inner = structure.posterior(precision / left, shift / left)
-        self.mean = (inner.mean + noise * nu) / left
-        self.var = noise / left + inner.var / left**2
-        own = 0.5 * (noise * nu**2 / left - np.log1p(noise * tau))
+        self.mean, self.var, own = noisy_marginals(tau, nu, noise, inner.mean, inner.var)
         self.log_evidence = inner.log_evidence + weight @ own
         self._sites = weight, tau, nu
 

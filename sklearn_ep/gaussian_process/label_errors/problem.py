@@ -37,6 +37,8 @@ __all__ = [
     "Setting",
     "fit_label_errors",
     "learn_hyperparameters",
+    "learn_setting",
+    "objective_of",
     "wrong_proba",
 ]
 
@@ -148,12 +150,10 @@ class LabelErrorPlan:
     for the dense structure. `learn`, `learn_rate` and `move_points` say which of them are learned.
     `rule` is that of learning, `penalty` finite if relaxed sites come after it. `length_centre`
     centres the prior of the length scale of the default kernel, its last parameter; None for other
-    kernels, of which nothing is known. `averaging` is None where the mode is used.
+    kernels, of which nothing is known. `averaging` is None where the mode is used. `X`, `y` and
+    `weight` are None where the rows are in partitions.
     """
 
-    X: np.ndarray
-    y: np.ndarray
-    weight: np.ndarray
     kernel: Kernel
     rule: Any
     learn: bool
@@ -173,6 +173,9 @@ class LabelErrorPlan:
     points: list
     move_points: bool
     jitter: float
+    X: Any = None
+    y: Any = None
+    weight: Any = None
     averaging: ErrorAveraging | None = None
 
     def first_setting(self, k):
@@ -201,17 +204,24 @@ class LabelErrorPlan:
     def rungs(self, setting, sign, tol):
         """Return the ladder of `climb`: the rule, less damping, a power, the double loop."""
         ep = self.ep(setting, sign)
-        relaxed = np.isfinite(self.penalty)
 
         def run(rule, damping, accelerate, x, max_iter, monitor):
-            own = WholeEP(ep.structure, ep.factor, ep.y, ep.weight, rule())
+            own = WholeEP(ep.structure, ep.factor, ep.y, ep.weight, rule)
             steps = dict(damping=damping, accelerate=accelerate, monitor=monitor)
             return own.solve(x, tol=tol, max_iter=max_iter, **steps)
 
         def descend(x, max_iter, monitor):
-            exponent = getattr(self.rule, "exponent", 1.0)
-            evaluate = MarginalDoubleLoop(ep, exponent).evaluate
+            evaluate = MarginalDoubleLoop(ep, self.rule.exponent).evaluate
             return iterate(evaluate, x, max_iter=max_iter, tol=tol, monitor=monitor)
+
+        return [*self.rungs_by(run), Rung("double loop", descend)]
+
+    def rungs_by(self, run):
+        """Return the rungs that are a rule, by `run(rule, damping, accelerate, x, ...)`."""
+        relaxed = np.isfinite(self.penalty)
+
+        def rung(name, rule, damping, accelerate, share=0.3):
+            return Rung(name, lambda *run_args: run(rule(), damping, accelerate, *run_args), share)
 
         def own_rule():
             return Relaxed(self.penalty, self.cost, self.freeze_after) if relaxed else self.rule
@@ -220,29 +230,33 @@ class LabelErrorPlan:
             # a fraction of the factor is damping of its own: more of it only makes it slow
             large = max(_POWER_DAMPING, self.damping)
             return [
-                Rung("power", partial(run, own_rule, self.damping, True)),
-                Rung(f"power, damping {large:g}", partial(run, own_rule, large, False), 0.6),
-                Rung("double loop", descend),
+                rung("power", own_rule, self.damping, True),
+                rung(f"power, damping {large:g}", own_rule, large, False, 0.6),
             ]
         name = "relaxed" if relaxed else "ep"
         small = min(_SMALL_DAMPING, 0.5 * self.damping)
         safe = partial(Power, _SAFE_POWER)
         return [
-            Rung(name, partial(run, own_rule, self.damping, True)),
-            Rung(f"{name}, damping {small:g}", partial(run, own_rule, small, False)),
-            Rung(f"power {_SAFE_POWER:g}", partial(run, safe, _POWER_DAMPING, False)),
-            Rung("double loop", descend),
+            rung(name, own_rule, self.damping, True),
+            rung(f"{name}, damping {small:g}", own_rule, small, False),
+            rung(f"power {_SAFE_POWER:g}", safe, _POWER_DAMPING, False),
         ]
 
     def log_prior(self, kernel, rate):
         """Return the log prior density of what is learned, its slopes in theta and logit rate."""
         variances = kernel.diag(self.X)
         share = self.weight / (self.weight @ variances)
+        log_slope = contract_diagonal(kernel, self.X, share) if self.learn else 0.0
+        mean = self.weight @ variances / self.weight.sum()
+        return self.log_prior_at(kernel, rate, mean, log_slope)
+
+    def log_prior_at(self, kernel, rate, mean_variance, log_slope):
+        """Return the same from the mean prior variance and the slope (p,) of its log."""
         centre, spread = _LOG_AMPLITUDE
-        away = np.log(self.weight @ variances / self.weight.sum() / self.noise) - centre
+        away = np.log(mean_variance / self.noise) - centre
         value, slope = -0.5 * (away / spread) ** 2, np.zeros(0)
         if self.learn:
-            slope = -away / spread**2 * contract_diagonal(kernel, self.X, share)
+            slope = -away / spread**2 * log_slope
             if self.length_centre is not None:
                 more, steep = log_length_prior(np.log(kernel.k2.length_scale), self.length_centre)
                 value += more
@@ -260,7 +274,7 @@ class LabelErrorPlan:
 
         def evidence(k, sign, x):
             setting = fit.runs[k].attributes["setting"]
-            evaluate = self._evidence(sign, x, self.tol, self.damping)
+            evaluate = self.evidence(sign, x, self.tol, self.damping)
             return lambda t: evaluate(setting._replace(kernel=with_theta(self.kernel, t)))[0]
 
         return evidence_of_problems(evidence, self.y, theta, fit)
@@ -269,26 +283,7 @@ class LabelErrorPlan:
         """Return the sites (precision, shift) on the latent values of the rows, problem 0."""
         return fit.sites[0] / (1.0 + self.noise * fit.sites[0][0])
 
-    def objective(self, sign, x, coordinates):
-        """Return the function that learning maximises, of the vector of the coordinates."""
-        evaluate = self._evidence(sign, x, **_LEARNING_SITES)
-        moves = coordinates.n_theta + coordinates.n_moves > 0
-
-        def at(vector):
-            setting = coordinates.setting(vector)
-            try:
-                point, rate_slope, towards = evaluate(setting, gradient=moves)
-            except ImproperPosterior:  # such as inducing points that have met
-                return EvidencePoint(-np.inf, np.full(len(vector), np.nan), np.inf, None)
-            log_prior, slope, rate_prior_slope = self.log_prior(setting.kernel, setting.rate)
-            if coordinates.n_theta:
-                slope = slope + point.gradient
-            gradient = coordinates.gradient(slope, rate_slope + rate_prior_slope, towards)
-            return point._replace(gradient=gradient, log_prior=log_prior)
-
-        return at
-
-    def _evidence(self, sign, x, tol, damping):
+    def evidence(self, sign, x, tol, damping):
         """Return setting -> (`EvidencePoint`, slopes in logit rate and points) with warm sites."""
         warm = [x]
         options = dict(tol=tol, max_iter=self.max_iter, damping=damping, accelerate=True)
@@ -311,9 +306,9 @@ class LabelErrorPlan:
 
     def rate_slope(self, ep, sites, state):
         """Return d log evidence / d logit(rate): expected minus assumed number of wrong labels."""
-        exponent = getattr(self.rule, "exponent", 1.0)
-        cav = cavity(sites, state.mean, state.var, exponent)
-        wrong = ep.factor.powered(exponent).wrong_proba(ep.y, cav.mean, cav.var)
+        cav = cavity(sites, state.mean, state.var, self.rule.exponent)
+        factor = ep.factor.powered(self.rule.exponent)
+        wrong = factor.wrong_proba(ep.y, cav.mean, cav.var)
         return self.weight @ (wrong - ep.factor.rate)
 
     def posterior(self, payload):
@@ -326,16 +321,50 @@ class LabelErrorPlan:
         return InducingGPPosterior(prior, state.latent.posterior, factor)
 
 
+def objective_of(evaluate, log_prior, coordinates):
+    """Return the function that learning maximises, of the vector of the coordinates.
+
+    `evaluate(setting, gradient)` gives the `EvidencePoint` with the slopes in logit rate and
+    points, `log_prior(kernel, rate)` the log prior density with its slopes.
+    """
+    moves = coordinates.n_theta + coordinates.n_moves > 0
+
+    def at(vector):
+        setting = coordinates.setting(vector)
+        try:
+            point, rate_slope, towards = evaluate(setting, gradient=moves)
+        except ImproperPosterior:  # such as inducing points that have met
+            return EvidencePoint(-np.inf, np.full(len(vector), np.nan), np.inf, None)
+        value, slope, rate_prior_slope = log_prior(setting.kernel, setting.rate)
+        if coordinates.n_theta:
+            slope = slope + point.gradient
+        gradient = coordinates.gradient(slope, rate_slope + rate_prior_slope, towards)
+        return point._replace(gradient=gradient, log_prior=value)
+
+    return at
+
+
 def learn_hyperparameters(plan, sign, trace, k):
     """Return (setting, sites of EP there, `LearningEnd`) of problem k."""
-    first = plan.first_setting(k)
     unit = column_spread(plan.X, plan.weight) if plan.move_points else None
+    evaluate = plan.evidence(sign, plan.sites[k], **_LEARNING_SITES)
+    found = learn_setting(plan, k, unit, evaluate, plan.log_prior, trace)
+    return found or (plan.first_setting(k), plan.sites[k], KEPT)
+
+
+def learn_setting(plan, k, unit, evaluate, log_prior, trace):
+    """Return (setting, sites of EP there, `LearningEnd`) of problem k, None if nothing is learned.
+
+    `unit` (d,) is the spread of the columns where inducing points are moved; `evaluate` and
+    `log_prior` are those of `objective_of`. The payload of a point ends in its sites.
+    """
+    first = plan.first_setting(k)
     coordinates = Coordinates(first, plan.learn, plan.learn_rate, unit)
     start = coordinates.start(first.kernel.theta)
     if not len(start):
-        return first, plan.sites[k], KEPT
+        return None
     learned = maximise_evidence(
-        plan.objective(sign, plan.sites[k], coordinates),
+        objective_of(evaluate, log_prior, coordinates),
         start,
         coordinates.bounds,
         max_iter=plan.max_iter,

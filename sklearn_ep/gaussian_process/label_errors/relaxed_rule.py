@@ -157,29 +157,41 @@ class Relaxed:
     the price of a unit of gamma = b times the variance of the cavity. The factor is no part of the
     posterior. `cost` is that of `relaxed_cost`.
 
-    After `freeze_after` sweeps b and b m stay as they are, or are released for good where they no
-    longer pay. Which rows relax may flip for ever, since m jumps where a site precision changes
-    sign.
+    `memory` holds b and b m of the rows. After `freeze_after` sweeps they stay as they are, or are
+    released for good where they no longer pay. Which rows relax may flip for ever, since m jumps
+    where a site precision changes sign.
 
     A site without precision has no centre: rows below one per cent of the precision of their cavity
     do not relax. That bounds the centres, so that penalties from about 50 on are moment matching.
     """
 
     factor_needs = ("rate",)
+    exponent = 1.0
 
     def __init__(self, penalty, cost, freeze_after):
         self.penalty, self.cost, self.freeze_after = penalty, cost, freeze_after
         self.n_sweeps = 0
-        self.factors: tuple[np.ndarray, np.ndarray] | None = None
+        self.memory: tuple[np.ndarray, np.ndarray] | None = None
+
+    def resumed(self, memory):
+        """Return the rule for some of the rows, of which b and b m are given as (2, n)."""
+        rule = Relaxed(self.penalty, self.cost, self.freeze_after)
+        rule.n_sweeps = self.n_sweeps
+        rule.memory = (memory[0], memory[1]) if self.n_sweeps else None
+        return rule
+
+    def advance(self):
+        """Count a sweep whose rows were all visited by resumed rules."""
+        self.n_sweeps += 1
 
     def __call__(self, factor, y, sites, mean, var, extra_var=0.0):
         """Return the `SiteUpdate` of the rows; parameters as for `MomentMatching`."""
         cav = cavity(sites, mean, var)
         gamma, pull = self._relax(factor, y, sites, cav)
-        self.n_sweeps += 1
+        self.advance()
         mean = (cav.mean + pull * cav.var) / (1.0 + gamma)
         relaxed = Cavity(mean, cav.var / (1.0 + gamma), cav.proper)
-        return match_moments(factor, y, sites, relaxed, extra_var, gamma)
+        return match_moments(factor, y, sites, relaxed, extra_var, relaxation=gamma)
 
     def _relax(self, factor, y, sites, cav):
         """Return gamma and b m of each row."""
@@ -187,11 +199,11 @@ class Relaxed:
         centre = np.divide(sites.shift, sites.precision, out=np.zeros_like(cav.mean), where=told)
         root = np.sqrt(cav.var)
         scalars = y * cav.mean / root, y * centre / root, self.penalty, factor.rate, self.cost
-        if self.n_sweeps < self.freeze_after or self.factors is None:
+        if self.n_sweeps < self.freeze_after or self.memory is None:
             gamma = np.where(told, relaxed_gamma(*scalars), 0.0)
-            self.factors = gamma / cav.var, gamma * centre / cav.var
-            return gamma, self.factors[1]
-        gamma = self.factors[0] * cav.var
+            self.memory = gamma / cav.var, gamma * centre / cav.var
+            return gamma, self.memory[1]
+        gamma = self.memory[0] * cav.var
         pays = relaxed_cost(gamma, *scalars) <= relaxed_cost(0.0, *scalars)
-        self.factors = np.where(pays, self.factors[0], 0.0), np.where(pays, self.factors[1], 0.0)
-        return np.where(pays, gamma, 0.0), self.factors[1]
+        self.memory = np.where(pays, self.memory[0], 0.0), np.where(pays, self.memory[1], 0.0)
+        return np.where(pays, gamma, 0.0), self.memory[1]

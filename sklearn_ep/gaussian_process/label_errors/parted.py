@@ -1,0 +1,285 @@
+"""Labels that may be wrong, through inducing points, over partitions of the rows.
+
+The problem of `problem` in the passes of `inducing`: nothing but sums leaves a partition, besides
+what the estimator tells of each row at the end.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.utils import gen_batches
+
+from ..._engine.gaussian import ImproperPosterior
+from ..._engine.likelihoods import LabelNoise
+from ..._engine.loop import SILENT, Trace
+from ..._engine.partition import PartMap, add_up
+from ..._engine.sites import Sites, cavity
+from .._dense_fit import fit_of_sites
+from .._evidence import KEPT, EvidencePoint
+from .._kernels import contract_diagonal, with_theta
+from ..inducing.ep import InducingEP, read_rows
+from ..inducing.passes import evidence_gradient
+from ..inducing.rows import PartitionedRows
+from ..inducing.values import InducingGPPosterior, InducingPrior, block_rows
+from .ladder import climb
+from .noise import noisy_marginals
+from .problem import LabelErrorPlan, Setting, learn_setting
+from .projected import OfNoise, on_means, on_noisy
+from .relaxed_rule import Relaxed
+from .step import LabelErrorStep
+
+__all__ = ["PartedErrors", "PartedPayload", "fit_parted_errors", "labels_of_parts"]
+
+# Residual and mixing of sites while hyperparameters move. Changes of sites on t are small in the
+# standard deviations of t where the noise is large: the tolerance has to be the smaller for it.
+_LEARNING_SITES = dict(tol=5e-3, damping=0.8)
+
+
+class PartedPayload(NamedTuple):
+    """What an iteration leaves: setting, `PassModel` there, and the sites on t, part by part."""
+
+    setting: Setting
+    model: Any
+    sites: Any
+
+
+class AtSetting:
+    """Monitor that adds what was learned to the model of the sweeps that follow."""
+
+    def __init__(self, monitor, setting):
+        self.monitor, self.setting = monitor, setting
+
+    def begin(self, name="iteration"):
+        self.monitor.begin(name)
+
+    def end(self, record, payload):
+        return self.monitor.end(record, PartedPayload(self.setting, payload, None))
+
+
+class RowLabels(NamedTuple):
+    """What is told of each row of a problem: all (n,), `sites` on g (2, n)."""
+
+    sites: np.ndarray
+    plus: np.ndarray
+    minus: np.ndarray
+    wrong: np.ndarray
+    relaxation: np.ndarray
+
+
+class PriorVariance(NamedTuple):
+    """Sums over rows of the prior variance and of its derivatives (p,)."""
+
+    total: float
+    slopes: np.ndarray
+
+
+def labels_of_part(part, _, classes):
+    """Return the class indices of the rows of a partition."""
+    return np.asarray(read_rows(part, classes)[1], dtype=np.intp)
+
+
+def prior_variance_of_part(part, _, kernel, classes):
+    """Return the `PriorVariance` of a partition."""
+    X, _, weight = read_rows(part, classes)
+    total, slopes = 0.0, np.zeros(kernel.n_dims)
+    for rows in gen_batches(len(X), 4096):
+        block = np.asarray(X[rows], dtype=np.float64)
+        total += float(weight[rows] @ kernel.diag(block))
+        slopes += contract_diagonal(kernel, block, weight[rows])
+    return PriorVariance(total, slopes)
+
+
+def project_part(part, sites, prior, noise, classes):
+    """Return sites (1, 2, n) on t from sites (2, n) on g of a partition."""
+    X = read_rows(part, classes)[0]
+    found = np.empty((1, *sites.shape))
+    for rows in gen_batches(len(X), block_rows(len(prior.Z))):
+        extra_var = prior.whiten(np.asarray(X[rows], dtype=np.float64))[1]
+        found[0, :, rows.start : rows.stop] = on_means(Sites(*sites[:, rows]), noise + extra_var)
+    return found
+
+
+def rate_slope_of_part(part, sites, model, classes):
+    """Return the expected minus the assumed number of wrong labels in a partition."""
+    _, _, weight = read_rows(part, classes)
+    told = row_labels(part, (sites, None), model, classes, model.rule.exponent)
+    return float(weight @ (told.wrong - model.factor.rate))
+
+
+def row_labels(part, message, model, classes, fraction=1.0):
+    """Return the `RowLabels` of a partition, under cavities that lack a fraction of the site.
+
+    `message` are the sites on t and what the rule keeps of the rows, or None.
+    """
+    X, y, _ = read_rows(part, classes)
+    (sites, memory), rule, posterior = message, model.rule, model.posteriors[0]
+    factor = model.factor if fraction == 1.0 else model.factor.powered(fraction)
+    told = RowLabels(np.empty((2, len(X))), *(np.zeros(len(X)) for _ in range(4)))
+    for rows in gen_batches(len(X), block_rows(len(model.prior.Z))):
+        W, extra_var, _ = model.prior.whiten(np.asarray(X[rows], dtype=np.float64))
+        mean, var, _ = posterior.marginals(W)
+        noise, sign = rule.noise + extra_var, model.signs(y[rows], 0)
+        own = on_noisy(Sites(*sites[0][:, rows]), noise)
+        mean, var, _ = noisy_marginals(own.precision, own.shift, noise, mean, var)
+        cav = cavity(own, mean, var, fraction)
+        told.sites[:, rows] = own
+        told.plus[rows] = factor.tilted(1.0, cav.mean, cav.var).log_z
+        told.minus[rows] = factor.tilted(-1.0, cav.mean, cav.var).log_z
+        told.wrong[rows] = factor.wrong_proba(sign, cav.mean, cav.var)
+        if memory is not None:
+            resumed = rule.rule.resumed(memory[:, rows])
+            told.relaxation[rows] = resumed(factor, sign, own, mean, var).relaxation
+    return told
+
+
+@dataclass
+class PartedErrors:
+    """A `LabelErrorPlan` without rows, and the rows in partitions."""
+
+    plan: LabelErrorPlan
+    data: PartitionedRows
+
+    @property
+    def learn_rate(self):
+        """Whether the rate of wrong labels is learned."""
+        return self.plan.learn_rate
+
+    def positive_class(self, k):
+        """Return the class index of label +1 of problem k."""
+        return 1 if len(self.plan.starts) == 1 else k
+
+    def posterior(self, payload):
+        """Return the predicting posterior that belongs to a `PartedPayload`."""
+        factor, model = LabelNoise(payload.setting.rate, self.plan.noise), payload.model
+        return InducingGPPosterior(model.prior, model.posteriors[0], factor)
+
+    def log_prior(self, run):
+        """Return the `log_prior` of learning, whose sums over rows the workers make."""
+
+        def log_prior(kernel, rate):
+            parts = run(prior_variance_of_part, self.data.sizes, kernel, self.data.classes)
+            total, slopes = add_up(parts)
+            return self.plan.log_prior_at(kernel, rate, total / self.data.weight, slopes / total)
+
+        return log_prior
+
+    def start(self, run, k):
+        """Return the sites on t, part by part, at which problem k starts."""
+        setting, sites = self.plan.first_setting(k), self.plan.sites[k]
+        ends = np.cumsum(self.data.sizes)[:-1]
+        if not np.any(sites):
+            return [np.zeros((1, 2, n)) for n in self.data.sizes]
+        prior = InducingPrior(setting.kernel, setting.points, self.plan.jitter)
+        messages = np.split(sites, ends, axis=1)
+        return run(project_part, messages, prior, self.plan.noise, self.data.classes)
+
+    def ep(self, run, k, rate, rule):
+        """Return EP over the partitions of an open map, at a rate of wrong labels."""
+        memory = None
+        if isinstance(rule, Relaxed):
+            memory = [np.zeros((2, n)) for n in self.data.sizes]
+        return InducingEP(
+            run,
+            self.data.sizes,
+            self.data.classes,
+            1,
+            LabelErrorStep(rate),
+            OfNoise(rule, self.plan.noise),
+            positive=self.positive_class(k),
+            memory=memory,
+        )
+
+    def solve(self, ep, setting, sites, **options):
+        """Return the `Solution` of EP at a setting from sites on t."""
+        prior = InducingPrior(setting.kernel, setting.points, self.plan.jitter)
+        try:
+            return ep.solve(ep.restate(prior, sites), **options)
+        except ImproperPosterior:  # the last sites are no start for this kernel
+            return ep.solve(ep.zero(prior), **options)
+
+    def evidence(self, run, k, sites, tol, damping):
+        """Return the `evaluate` of learning; sites are warm-started from the last point."""
+        warm = [sites]
+        options = dict(tol=tol, max_iter=self.plan.max_iter, damping=damping, accelerate=True)
+
+        def evaluate(setting, gradient=True):
+            ep = self.ep(run, k, setting.rate, self.plan.rule)
+            solution = self.solve(ep, setting, warm[0], **options)
+            model, slope, towards, rate_slope = solution.model, np.empty(0), 0.0, 0.0
+            warm[0] = sites = solution.state.sites
+            if gradient:
+                moves = self.plan.move_points
+                sums = ep.one_pass(model, sites, gradient="stored", inputs=moves)[0]
+                slope, towards = evidence_gradient(model, sums, False, moves)
+            if self.plan.learn_rate:
+                rate_slope = sum(run(rate_slope_of_part, sites, model, self.data.classes))
+            evaluation = solution.result.evaluation
+            payload, value = PartedPayload(setting, model, sites), evaluation.record["log_evidence"]
+            point = EvidencePoint(float(value), slope, evaluation.residual, payload)
+            return point, rate_slope, towards
+
+        return evaluate
+
+    def value_and_gradient(self, theta, fit, n_jobs):
+        """Return log evidence at theta, EP run from the sites of the fit, and its gradient.
+
+        Rates of wrong labels and inducing points are those of the fit.
+        """
+        values, slopes = [], []
+        own = [f.attributes["setting"] for f in fit.runs]
+        plan = replace(self.plan, sites=list(fit.sites), points=[s.points for s in own])
+        plan = replace(plan, starts=[s.kernel.theta for s in own])
+        with PartMap(self.data.parts, n_jobs) as run:
+            for k, part in enumerate(np.split(theta, len(own))):
+                problem = replace(self, plan=plan)
+                sites, tol = problem.start(run, k), dict(tol=plan.tol, damping=plan.damping)
+                kernel = with_theta(plan.kernel, part)
+                evaluate = problem.evidence(run, k, sites, **tol)
+                point = evaluate(own[k]._replace(kernel=kernel))[0]
+                values.append(point.value)
+                slopes.append(point.gradient)
+        return float(sum(values)), np.concatenate(slopes)
+
+
+def labels_of_parts(problem, run):
+    """Return the class indices (n,) of all rows, part after part."""
+    return np.concatenate(run(labels_of_part, problem.data.sizes, problem.data.classes))
+
+
+def fit_parted_errors(problem, run, monitor, k):
+    """Learn what is asked for, converge the sites, and return the `BinaryFit` of problem k."""
+    plan, trace, sites = problem.plan, Trace(monitor), problem.start(run, k)
+    unit = problem.data.units.spread if plan.move_points else None
+    evaluate = problem.evidence(run, k, sites, **_LEARNING_SITES)
+    found = learn_setting(plan, k, unit, evaluate, problem.log_prior(run), trace)
+    setting, sites, end = found or (plan.first_setting(k), sites, KEPT)
+    # a search that was ended early still ends at converged sites, in sweeps that nobody counts
+    counted = not trace.n_iter or end.reason in ("converged", "stuck")
+    last: list[Any] = []
+
+    def own_run(rule, damping, accelerate, sites, max_iter, watch):
+        ep = problem.ep(run, k, setting.rate, rule)
+        options = dict(tol=plan.tol, max_iter=max_iter, damping=damping, accelerate=accelerate)
+        solution = problem.solve(ep, setting, sites, monitor=watch, **options)
+        last[:] = [ep]
+        return replace(solution.result, x=solution.state.sites)
+
+    watch = AtSetting(trace, setting) if counted else SILENT
+    result, path = climb(plan.rungs_by(own_run), sites, plan.max_iter, watch)
+    model, memory = result.evaluation.payload, last[0].memory
+    messages = list(zip(result.x, memory or [None] * len(result.x), strict=True))
+    told = run(row_labels, messages, model, problem.data.classes)
+    told = RowLabels(*(np.concatenate(f, axis=-1) for f in zip(*told, strict=True)))
+    more = dict(
+        label_noise=setting.rate,
+        no_errors_proba=0.0,
+        relaxation=told.relaxation,
+        wrong_proba=told.wrong,
+        setting=setting,
+        path=path,
+    )
+    left_out = {"loo_log_plus": told.plus, "loo_log_minus": told.minus}
+    ended = trace, end, replace(result, x=told.sites), setting.kernel, left_out, counted
+    posterior = problem.posterior(PartedPayload(setting, model, None))
+    return fit_of_sites(posterior, *ended, setting.points, **more)

@@ -1,0 +1,81 @@
+"""Minibatches over several partitions: a batch is spread over all of them."""
+
+import joblib
+import numpy as np
+import pytest
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+from sklearn_ep import EPGaussianProcessClassifier
+from sklearn_ep.gaussian_process.inducing.learning import rounds_of_batches
+
+KERNEL = ConstantKernel(1.0, (1e-3, 1e3)) * RBF(1.0, (1e-2, 1e3))
+
+
+def rows(n=90):
+    rng = np.random.RandomState(0)
+    X = rng.randn(n, 2)
+    return X, (np.sin(2 * X[:, 0]) + X[:, 1] + 0.5 * rng.randn(n) > 0).astype(int)
+
+
+def cut(X, y, ends):
+    return list(zip(np.split(X, ends), np.split(y, ends), strict=True))
+
+
+def learner(X, size, **kw):
+    return EPGaussianProcessClassifier(
+        KERNEL, inducing_points=X[:8], batch_size=size, max_iter=3, tol=1e-9, max_sweeps=300,
+        random_state=0, **kw,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("memory", ["scalars", "average"])
+def test_whole_partitions_as_batches_are_one_batch_of_all_rows(memory):
+    X, y = rows()
+    one = learner(X, 90, site_memory=memory).fit(X, y)
+    parts = learner(X, 90, site_memory=memory).fit(cut(X, y, [20, 70]))
+    np.testing.assert_allclose(parts.kernel_.theta, one.kernel_.theta, atol=1e-9)
+    np.testing.assert_allclose(parts.predict_proba(X), one.predict_proba(X), atol=1e-7)
+    for name in one.history_:
+        np.testing.assert_allclose(parts.history_[name][:3], one.history_[name][:3], rtol=1e-9)
+
+
+@pytest.mark.parametrize("memory", ["scalars", "average"])
+def test_workers_do_not_change_a_bit(memory):
+    X, y = rows()
+    parts = cut(X, y, [10, 60])
+    one = learner(X, 15, site_memory=memory).fit(parts)
+    with joblib.parallel_config(backend="threading"):
+        two = learner(X, 15, site_memory=memory, n_jobs=2).fit(parts)
+    np.testing.assert_array_equal(one.inducing_mean_, two.inducing_mean_)
+    np.testing.assert_array_equal(one.kernel_.theta, two.kernel_.theta)
+
+
+# epochs are a budget, and the last one leaves no sweep to confirm
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_with_a_kernel_that_is_kept_it_is_the_fixed_point_of_full_passes():
+    X, y = rows(40)
+    whole = EPGaussianProcessClassifier(
+        KERNEL, inducing_points=X[:8], optimizer=None, tol=1e-9, max_iter=300, max_sweeps=300
+    ).fit(X, y)
+    parts = learner(X, 20, optimizer=None).set_params(max_iter=100, max_sweeps=500)
+    parts.fit(cut(X, y, [30]))
+    np.testing.assert_allclose(parts.predict_proba(X), whole.predict_proba(X), atol=1e-7)
+    np.testing.assert_allclose(parts.log_evidence_, whole.log_evidence_, atol=1e-7)
+
+
+def test_an_epoch_visits_every_batch_once():
+    batches = [list("abcdefg"), list("hi"), list("jkl")]
+    rounds = rounds_of_batches(batches)
+    assert len(rounds) == 7
+    for k, own in enumerate(batches):
+        assert [r[k] for r in rounds if r[k] is not None] == own
+    # the short ones are spread over the epoch
+    assert [j for j, r in enumerate(rounds) if r[1] is not None] == [0, 3]
+
+
+def test_learning_over_partitions_is_as_good_as_in_one_piece():
+    X, y = rows(200)
+    kw = dict(n_inducing=15, batch_size=20, max_iter=12, learning_rate=0.02, random_state=0)
+    one = EPGaussianProcessClassifier(**kw).fit(X, y)
+    four = EPGaussianProcessClassifier(**kw, n_partitions=4).fit(X, y)
+    assert four.log_evidence_ > one.log_evidence_ - 0.02 * len(y)
