@@ -117,16 +117,20 @@ PARTS = {
             "hierarchical",
             "One grouping factor",
             "The simulated experiments of Gelman and others (2014), and four real sets by folds.",
-            "Means, standard deviations and group scale agree with long chains. GPBoost, a Laplace "
-            "approximation in C++, is faster. Groups lower the log loss on all four real sets.",
+            "Means, standard deviations and group scale agree with long chains; :doc:`papers` has "
+            "the paper's figures over twelve seeds, beside GPBoost. Groups lower the log loss on "
+            "all four real sets.",
         ),
         Section(
             "crossed",
             "Several grouping factors",
             "Persons and items (verbal aggression), mothers in communities (prenatal care), and "
             "generated users and items up to a million rows.",
-            "Scales come with their uncertainty, and a million rows with 100,000 users and 10,000 "
-            "items fit in about a minute of CPU time.",
+            "A million rows with 100,000 users and 10,000 items take 13 CPU seconds, and the logs of "
+            "both scales are right to .004. At 10,000 and 100,000 rows GPBoost takes three to "
+            "twelve times as long, with log scales .02 to .08 lower; statsmodels a thousand times. "
+            "A second factor lowers the log loss of verbal aggression from .521 to .512 and that "
+            "of prenatal care, where mothers have one to three children, from .510 to .385.",
         ),
     ],
     "Many rows": [

@@ -367,7 +367,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         check_parameters(self)
         raw = y is None and isinstance(X, list | tuple)
         if raw and (groups is not None or sample_weight is not None):
-            raise ValueError("groups and sample_weight belong into the partitions of a list.")
+            raise ValueError("give groups and sample_weight inside the partitions of a list.")
         has_groups = self.group_column is not None or groups is not None
         several = has_several(self.group_column, groups) or self.engine == "messages"
         if several:

@@ -598,7 +598,7 @@ def test_bad_data_are_named_before_any_work():
     est = HierarchicalEPLogistic([2, 3])
     for words, args, kw in (
         ("groups", (X, y), dict(groups=G)),
-        ("belong into the partitions", ([(Z, y)],), dict(groups=G)),
+        ("inside the partitions", ([(Z, y)],), dict(groups=G)),
         ("2D", ([(Z, y), (y, y)],), {}),
         ("features", ([(Z, y), (Z[:, :3], y)],), {}),
         ("measured", ([(Z[:, [2, 3, 0, 1]], y)],), {}),
