@@ -94,7 +94,7 @@ def table(rows):
         head,
         *(
             [
-                row["quantity"],
+                row["quantity"].replace("|", "\\|"),  # no substitution
                 number(row["paper"]),
                 number(row["ours"], row["error"]),
                 *(number(row["peers"].get(peer)) for peer in peers),

@@ -126,8 +126,8 @@ PARTS = {
             "Several grouping factors",
             "Persons and items (verbal aggression), mothers in communities (prenatal care), and "
             "generated users and items up to a million rows.",
-            "A million rows with 100,000 users and 10,000 items take 13 CPU seconds, and the logs of "
-            "both scales are right to .004. At 10,000 and 100,000 rows GPBoost takes three to "
+            "A million rows with 100,000 users and 10,000 items take 13 CPU seconds, and the logs "
+            "of both scales are right to .004. At 10,000 and 100,000 rows GPBoost takes three to "
             "twelve times as long, with log scales .02 to .08 lower; statsmodels a thousand times. "
             "A second factor lowers the log loss of verbal aggression from .521 to .512 and that "
             "of prenatal care, where mothers have one to three children, from .510 to .385.",

@@ -415,7 +415,7 @@ ones. The right panel of the paper is a drawing of the scheme.
         quiet(figure_2),
         """
 Boundaries from m = 16 on look like those of m = 128, for all three methods, as in the paper. Near
-SVI points gather about the boundary, as in the paper: the median of |f| at them is 1.3 to 1.7,
+SVI points gather about the boundary, as in the paper: the median of ``|f|`` at them is 1.3 to 1.7,
 with EP 2 to 7.5 from m = 8 on, and with FITC larger still, in part for a larger amplitude. That
 EP and SVI place four or eight points alike does not show at four. SEP is Adam with a step a pass,
 GFITC is L-BFGS at fixed points (40 steps), SVI is power EP at .1 (60 passes), which is near its
