@@ -39,9 +39,6 @@ _NEWTON_STEPS = 25
 _TINY = 1e-280
 # Entries (rows x nodes x classes) that are held at once.
 _ENTRIES = 1 << 21
-# Share of a step where acceleration has not settled: with rows of weight 1000 steps of a half go on
-# to oscillate after hundreds of sweeps, and smaller ones have not arrived.
-_FALLBACK_DAMPING = 0.2
 # Least of the variances that stand for a covariance matrix.
 _LEAST_VARIANCE = 1e-8
 
@@ -483,7 +480,6 @@ class JointEP:
             repair=_admissible,
             monitor=monitor,
             undamped_start=accelerate and not np.any(x[1]),
-            fallback_damping=_FALLBACK_DAMPING,
         )
 
 

@@ -49,6 +49,9 @@ _RANGE, _CLOSE = (-5.0, 7.0), 0.05
 _LITTLE = 0.05
 _MOST_FACTORS, _PLACE_SWEEPS = 30, 100
 _TINY = np.finfo(float).tiny
+# Share of a step where acceleration has not settled: with rows of weight 1000 steps of a half go on
+# to oscillate after hundreds of sweeps, and smaller ones have not arrived.
+_PLAIN_DAMPING = 0.2
 # Sweeps in place of one outer step of the binary problem, which costs several Newton steps.
 _SWEEPS = 3
 # Residual of the sites while the prior variance moves: a share of its last step, within a range.
@@ -83,7 +86,8 @@ class JointProblem:
 
     def solve(self, ep, sites, tol, monitor=SILENT, **given):
         """Run EP from sites, by limits of the problem unless others are given."""
-        limits = dict(tol=tol, max_iter=self.max_iter, damping=self.damping)
+        damping = min(self.damping, _PLAIN_DAMPING)
+        limits = dict(tol=tol, max_iter=self.max_iter, damping=damping)
         return ep.solve(sites, accelerate=True, monitor=monitor, **limits | given)
 
     def posterior(self, payload):
