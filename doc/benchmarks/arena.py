@@ -139,10 +139,7 @@ def regressors():
     """Return regressors by name."""
     return {
         "SpikeSlabRegressor": SpikeSlabRegressor(),
-        # whose defaults are for operators: here noise and scale of the prior are learned
-        "ConvexVariationalRegressor": ConvexVariationalRegressor(
-            noise_variance="auto", learn_prior=True
-        ),
+        "ConvexVariationalRegressor": ConvexVariationalRegressor(),
         "LassoCV": LassoCV(max_iter=10_000),
         "BayesianRidge": BayesianRidge(),
         "random forest": RandomForestRegressor(300, random_state=0),
