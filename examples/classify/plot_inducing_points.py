@@ -34,8 +34,10 @@ X_test, y_test = crescents(2000, 1)
 # %%
 # Each panel starts from k-means and learns amplitude, length scale and the points themselves. Four
 # points cannot bend the boundary enough; eight follow both crescents, and from there on more points
-# only add to the cost, as the evidence says without any held-out rows.
+# only add to the cost, as the evidence says without any held-out rows. Learning is cut short on
+# purpose, here and below, of which the estimator would warn.
 
+warnings.simplefilter("ignore", ConvergenceWarning)
 sizes = (4, 8, 16, 32, 64, 128)
 grid = np.stack(np.meshgrid(np.linspace(-3.2, 3.6, 60), np.linspace(-3.0, 3.2, 60)), axis=-1)
 fig, axes = plt.subplots(2, 3, figsize=(9, 6), sharex=True, sharey=True, layout="constrained")
@@ -54,10 +56,8 @@ plt.show()
 
 # %%
 # Full passes or minibatches? With few rows a full pass is cheap; with many, minibatches have
-# learned a kernel after a few looks at the rows. The last sweeps are full ones in both. Learning is
-# cut short on purpose, of which the estimator would warn.
+# learned a kernel after a few looks at the rows. The last sweeps are full ones in both.
 
-warnings.simplefilter("ignore", ConvergenceWarning)
 X, y = crescents(40_000, 2)
 fig, ax = plt.subplots(figsize=(6, 4), layout="constrained")
 for name, batch_size, budgets in (
