@@ -1,10 +1,17 @@
-"""Bayesian estimators for scikit-learn on one engine of expectation propagation."""
+"""Bayesian estimators for scikit-learn on one engine of expectation propagation.
 
-from . import active_learning, datasets, sites
-from .convex import ConvexVariationalLogistic, ConvexVariationalRegressor
-from .gaussian_process import EPGaussianProcessClassifier, RelaxedEPClassifier
-from .hierarchical import HierarchicalEPLogistic
-from .spike_slab import SpikeSlabRegressor
+An estimator is loaded when it is first asked for: a script that uses one does not wait for all.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import active_learning, datasets, sites
+    from .convex import ConvexVariationalLogistic, ConvexVariationalRegressor
+    from .gaussian_process import EPGaussianProcessClassifier, RelaxedEPClassifier
+    from .hierarchical import HierarchicalEPLogistic
+    from .spike_slab import SpikeSlabRegressor
 
 __version__ = "0.2.0"
 
@@ -21,7 +28,27 @@ __all__ = [
     "sites",
 ]
 
-# What is saved, and what documentation links to, names a class where users import it from.
-for _name in __all__:
-    if isinstance(globals()[_name], type):
-        globals()[_name].__module__ = __name__
+_ROOM_OF = {
+    "ConvexVariationalLogistic": "convex",
+    "ConvexVariationalRegressor": "convex",
+    "EPGaussianProcessClassifier": "gaussian_process",
+    "HierarchicalEPLogistic": "hierarchical",
+    "RelaxedEPClassifier": "gaussian_process",
+    "SpikeSlabRegressor": "spike_slab",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load an estimator or a module of `__all__` at its first use."""
+    if name in _ROOM_OF:
+        value = getattr(import_module(f".{_ROOM_OF[name]}", __name__), name)
+    elif name in __all__:
+        value = import_module(f".{name}", __name__)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

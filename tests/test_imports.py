@@ -77,13 +77,36 @@ def test_only_compat_imports_private_parts_of_sklearn():
             assert parts[0] != "sklearn" or not any(p.startswith("_") for p in parts[1:]), path
 
 
+def run_alone(code):
+    """What a fresh interpreter prints, and its complaints."""
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip(), done.stderr
+
+
 def test_import_is_silent_and_light():
     optional = "{'matplotlib', 'pandas', 'dask', 'distributed', 'rich', 'polars'}"
     code = (
         "import sys, sklearn.gaussian_process, sklearn.linear_model; before = set(sys.modules);"
-        "import sklearn_ep; new = {m.split('.')[0] for m in set(sys.modules) - before};"
+        "from sklearn_ep import *; new = {m.split('.')[0] for m in set(sys.modules) - before};"
         f"print(sorted(new & {optional}))"
     )
-    command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+    assert run_alone(code) == ("[]", "")
+
+
+def test_an_estimator_is_loaded_at_its_first_use():
+    code = (
+        "import sys, sklearn_ep; loaded = {m for m in sys.modules if m.startswith('sklearn_ep')};"
+        "a = sklearn_ep.SpikeSlabRegressor; b = sklearn_ep.SpikeSlabRegressor;"
+        "print(sorted(loaded), a is b, a.__module__, 'sklearn_ep.convex' in sys.modules)"
+    )
+    assert run_alone(code) == ("['sklearn_ep'] True sklearn_ep False", "")
+
+
+def test_the_top_level_names_what_it_has():
+    assert set(sklearn_ep.__all__) <= set(dir(sklearn_ep))
+    for name in sklearn_ep.__all__:
+        value = getattr(sklearn_ep, name)
+        assert not isinstance(value, type) or value.__module__ == "sklearn_ep"
+    with pytest.raises(AttributeError, match="no attribute 'NoSuchModel'"):
+        sklearn_ep.NoSuchModel  # noqa: B018

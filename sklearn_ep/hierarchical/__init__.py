@@ -3,3 +3,6 @@
 from ._classifier import HierarchicalEPLogistic
 
 __all__ = ["HierarchicalEPLogistic"]
+
+# pickles and documentation name a class where users import it from
+HierarchicalEPLogistic.__module__ = "sklearn_ep"
