@@ -108,8 +108,8 @@ PARTS = {
             "partitions",
             "Linear models from partitions",
             "Generated rows in parts, one and two workers.",
-            "The answer has the same bits for any number of workers, and two take .57 to .90 of the "
-            "wall time of one on two idle cores. What travels is counted in bytes; "
+            "The answer has the same bits for any number of workers, and two take .57 to .90 of "
+            "the wall time of one on two idle cores. What travels is counted in bytes; "
             ":doc:`scaling_out` has the table.",
         ),
     ],
