@@ -7,10 +7,12 @@ from the posterior is kept. "known": the hyperparameters are given to the fit; "
 their priors and learned; "fixed": one value, learned, so that calibration is only asked for in the
 middle of a prior. Coverage is that of central intervals, its band 2.6 standard errors over data
 sets; stated probabilities (inclusion, wrong labels) are held against observed shares in bins, with
-2.6 binomial standard deviations.
+2.6 binomial standard deviations. A run of some models keeps the stored rows of the others.
 """
 
 import functools
+import json
+import pathlib
 import warnings
 
 import numpy as np
@@ -240,13 +242,20 @@ def draw(args, rows):
     figure(args, "calibration", fig)
 
 
+def stored_rows(args):
+    """Return the rows of earlier runs of the models that are not asked for."""
+    path = pathlib.Path(args.out) / "calibration.json"
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    return [r for r in rows if r["model"] not in args.only]
+
+
 def main():
     args = arguments(
         __doc__.splitlines()[0],
         ("--only", dict(nargs="*", default=list(MODELS), help="names of models")),
         ("--jobs", dict(type=int, default=1, help="data sets in parallel")),
     )
-    rows = []
+    rows = stored_rows(args)
     for model in args.only:
         simulate, settings, n_sets = MODELS[model]
         for how in settings:
@@ -260,6 +269,7 @@ def main():
             if reliable:
                 table(reliable, list(reliable[0]))
             rows += new + reliable
+    rows.sort(key=lambda r: list(MODELS).index(r["model"]))
     inside = [r["inside"] for r in rows]
     print(f"{sum(inside)} of {len(inside)} figures within their bands")
     save(args, "calibration", rows)
