@@ -112,6 +112,7 @@ def test_learning_steps_and_sweeps_of_a_process_have_names_of_their_own(hyperpar
     nodes = ["integration over hyperparameters"] if hyperparameters == "auto" else []
     sweeps = ["iteration"] * (est.n_iter_ - n_learning)
     assert tasks.first == ["learning step"] * n_learning + nodes + sweeps
+    assert est.history_["phase"].tolist() == ["learning step"] * n_learning + sweeps
 
 
 def test_each_class_is_told_when_it_is_done():

@@ -135,6 +135,7 @@ class Trace:
     def __init__(self, monitor: Monitor = SILENT) -> None:
         self.monitor, self.n_iter, self.asked = monitor, 0, False
         self._figures: dict[str, list[float]] = {"residual": []}
+        self._name, self._phases = "iteration", list[str]()
 
     @property
     def watched(self) -> bool:
@@ -143,6 +144,7 @@ class Trace:
 
     def begin(self, name: str = "iteration") -> None:
         """Tell that an iteration starts, and what kind of iteration it is."""
+        self._name = name
         self.monitor.begin(name)
 
     def end(self, record: Mapping[str, float], payload: Any = None) -> bool:
@@ -150,6 +152,7 @@ class Trace:
         figures = {name: float(value) for name, value in record.items()}
         for name, value in figures.items():
             self._figures.setdefault(name, []).append(value)
+        self._phases.append(self._name)
         self.n_iter += 1
         self.asked = bool(self.monitor.end(figures, payload))
         return self.asked
@@ -160,8 +163,9 @@ class Trace:
 
     @property
     def history(self) -> dict[str, np.ndarray]:
-        """Arrays of length `n_iter`, one for each name."""
-        return {name: np.array(values) for name, values in self._figures.items()}
+        """Arrays of length `n_iter`, one for each name, and the kinds of iterations, "phase"."""
+        figures = {name: np.array(values) for name, values in self._figures.items()}
+        return figures | {"phase": np.array(self._phases, dtype=str)}
 
 
 @dataclass

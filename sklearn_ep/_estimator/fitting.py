@@ -292,16 +292,21 @@ def run_attributes(fits):
     """Return the fitted attributes that say how the fits of binary problems went.
 
     The history of the whole has at each iteration the largest residual and the sum of the other
-    figures over classes; a class that is done keeps its last values. The reason is the worst one.
+    figures over classes; a class that is done keeps its last values. Phases are those of the class
+    with most iterations. The reason is the worst one.
     """
-    n_iter = max(len(f.history["residual"]) for f in fits)
-    history = {}
-    for name in fits[0].history:
+    longest = max((f.history for f in fits), key=lambda history: len(history["residual"]))
+    n_iter = len(longest["residual"])
+
+    def joined(name):
+        if name == "phase":
+            return longest[name]
         rows = [np.pad(f.history[name], (0, n_iter - len(f.history[name])), "edge") for f in fits]
-        history[name] = np.max(rows, axis=0) if name == "residual" else np.sum(rows, axis=0)
+        return np.max(rows, axis=0) if name == "residual" else np.sum(rows, axis=0)
+
     reason = worst_reason(f.reason for f in fits)
     return {
-        "history_": history,
+        "history_": {name: joined(name) for name in longest},
         "n_iter_": n_iter,
         "stop_reason_": reason,
         "converged_": reason == "converged",

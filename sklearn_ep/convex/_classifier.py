@@ -249,7 +249,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     history_ : dict of str to ndarray of shape (n_iter_,)
         "residual" and, with exact variances, "objective", the bound on the log evidence, of the
         search for the mode of the scale, like all figures about iterations. Where no scale is
-        learned the bound does not fall, up to rounding.
+        learned the bound does not fall, up to rounding. "phase" says what kind of iteration each
+        was.
     n_features_in_ : int
         Number of columns seen in fit.
     feature_names_in_ : ndarray of shape (n_features_in_,)

@@ -97,7 +97,8 @@ class ConvexVariationalRegressor(
     stop_reason_ : str
         Why the fit ended: "converged", "max_iter", "stuck" or "asked" (by a callback).
     history_ : dict of str to ndarray of shape (n_iter_,)
-        "residual" and, with exact variances, "objective", the bound.
+        "residual" and, with exact variances, "objective", the bound; "phase" says what kind of
+        iteration each was.
     n_features_in_ : int
         Number of columns.
     feature_names_in_ : ndarray of shape (n_features_in_,)

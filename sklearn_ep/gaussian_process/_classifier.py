@@ -205,7 +205,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         `tol`; see the notes.
     history_ : dict of str to ndarray of shape (n_iter_,)
         "residual" and "log_evidence" at each iteration; of an average those of the search for its
-        mode and of the last run at the heaviest node.
+        mode and of the last run at the heaviest node. "phase" says what kind of iteration each was:
+        "learning step", "pass", "epoch" or "iteration", a sweep.
     n_features_in_ : int
         Number of columns of X.
     feature_names_in_ : ndarray of shape (n_features_in_,)

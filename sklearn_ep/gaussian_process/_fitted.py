@@ -119,7 +119,8 @@ def _single(phi, log_evidence):
 
 def ending_in(history, record):
     """Return a history that ends in other figures: of the final state, where nobody counted it."""
-    return {name: np.append(v[:-1], float(record[name])) for name, v in history.items()}
+    last = {name: np.append(history[name][:-1], float(value)) for name, value in record.items()}
+    return history | last
 
 
 def evidence_of_problems(evidence, y, theta, fit):

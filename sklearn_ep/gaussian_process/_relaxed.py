@@ -223,7 +223,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
         Whether learning ended by the rules of L-BFGS-B, at relative changes of the evidence below
         3e-4, and the residual of an undamped sweep fell below `tol`.
     history_ : dict of str to ndarray of shape (n_iter_,)
-        "residual" and "log_evidence" at each iteration.
+        "residual" and "log_evidence" at each iteration, and its "phase": "learning step", "pass",
+        "epoch" or "iteration", a sweep.
     n_features_in_ : int
         Number of columns of X.
     feature_names_in_ : ndarray of shape (n_features_in_,)

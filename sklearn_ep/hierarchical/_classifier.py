@@ -205,7 +205,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     history_ : dict of str to ndarray of shape (n_iter_,)
         "residual" and "log_evidence", and "n_skipped" unless the engine is "laplace", of the state
         each iteration led to. With a list of factors "residual" is that of the rows at the scales
-        of the iteration, and of the step in the scales for ``engine="messages"``.
+        of the iteration, and of the step in the scales for ``engine="messages"``. "phase" says what
+        kind of iteration each was.
     n_features_in_ : int
         Number of columns of X, the group column included.
     feature_names_in_ : ndarray of shape (n_features_in_,)

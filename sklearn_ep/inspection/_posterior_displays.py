@@ -9,7 +9,7 @@ __all__ = ["ConvergenceDisplay", "LatentDisplay"]
 
 
 class ConvergenceDisplay:
-    """Residual, and log evidence or objective, against iterations.
+    """Residual, and log evidence or objective, against iterations, phases of the fit marked.
 
     Parameters
     ----------
@@ -21,6 +21,9 @@ class ConvergenceDisplay:
         Log evidence or objective; None leaves the second axis out.
     objective_name : str, default="log evidence"
         Label of the second axis.
+    phase : ndarray of str of shape (n_iter,), default=None
+        What kind of iteration each was. Where there are several, each run of one kind is shaded in
+        turn and named above the axes.
     estimator_name : str, default=None
         Title.
 
@@ -33,12 +36,14 @@ class ConvergenceDisplay:
     """
 
     def __init__(
-        self, residual, *, tol, objective=None, objective_name="log evidence", estimator_name=None
-    ):
+        self, residual, *, tol, objective=None, objective_name="log evidence", phase=None,
+        estimator_name=None,
+    ):  # fmt: skip
         self.residual = residual
         self.tol = tol
         self.objective = objective
         self.objective_name = objective_name
+        self.phase = phase
         self.estimator_name = estimator_name
 
     @classmethod
@@ -67,6 +72,7 @@ class ConvergenceDisplay:
             tol=estimator.tol,
             objective=None if name is None else history[name],
             objective_name=(name or "").replace("_", " "),
+            phase=history["phase"],
             estimator_name=type(estimator).__name__,
         )
         return display.plot(ax=ax, **kwargs)
@@ -92,6 +98,8 @@ class ConvergenceDisplay:
         lines = ax.plot(steps, self.residual, label="residual", **style)
         lines.append(ax.axhline(self.tol, color="0.5", linestyle="--", label="tolerance"))
         ax.set(xlabel="iteration", ylabel="residual", yscale="log", title=self.estimator_name)
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        self._mark_phases(ax)
         if self.objective is not None:
             twin = ax.twinx()
             twin.set_ylabel(self.objective_name)
@@ -100,6 +108,23 @@ class ConvergenceDisplay:
         ax.legend(handles=lines, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3)
         self.ax_, self.figure_ = ax, ax.figure
         return self
+
+    def _mark_phases(self, ax):
+        """Shade every second run of iterations of one kind, and name each at its outer end."""
+        if self.phase is None or len(set(self.phase)) < 2:
+            return
+        first = np.flatnonzero(np.r_[True, self.phase[1:] != self.phase[:-1]])
+        ends = np.r_[first[1:], len(self.phase)]
+        for k, (a, b) in enumerate(zip(first, ends, strict=True)):
+            ax.axvspan(a + 0.5, b + 0.5, color="0.5", alpha=0.15 * (k % 2), linewidth=0)
+            # the last run may be narrower than its name
+            x, side = (b, "right") if b == ends[-1] else (a, "left")
+            ax.annotate(
+                self.phase[a], (x + 0.5, 1.0), xycoords=ax.get_xaxis_transform(), ha=side,
+                xytext=(0, 3), textcoords="offset points", va="bottom", fontsize="small",
+            )  # fmt: skip
+        ax.set_xlim(0.5, len(self.phase) + 0.5)
+        ax.set_title(ax.get_title(), pad=18)
 
 
 class LatentDisplay:

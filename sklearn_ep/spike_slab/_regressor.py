@@ -150,7 +150,8 @@ class SpikeSlabRegressor(
         minus the log evidence. It never rises with ``algorithm="convergent"``; with "auto" it
         belongs to the larger noise variances of the start at first. Of "double_loop" the residual
         is that of its constrained problem, the energy its own; besides "fall", what each outer step
-        was guaranteed to take off it, and "at_bound", how many sites rest on their bounds.
+        was guaranteed to take off it, and "at_bound", how many sites rest on their bounds. "phase"
+        says what kind of iteration each was.
     n_features_in_ : int
         Number of columns of X.
     feature_names_in_ : ndarray of shape (n_features_in_,)

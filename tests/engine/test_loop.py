@@ -35,8 +35,9 @@ def test_plain_iteration_reaches_the_fixed_point():
     assert result.converged
     np.testing.assert_allclose(result.x, FIXED_POINT, atol=1e-10)
     assert {k: len(v) for k, v in result.history.items()} == dict(
-        residual=result.n_iter, sum=result.n_iter
+        residual=result.n_iter, sum=result.n_iter, phase=result.n_iter
     )
+    assert set(result.history["phase"]) == {"iteration"}
 
 
 def test_anderson_solves_an_affine_map_in_dimension_plus_two_steps():

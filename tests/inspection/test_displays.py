@@ -49,6 +49,21 @@ def test_convergence_display(moons):
     np.testing.assert_array_equal(twin.lines[0].get_ydata(), est.history_["log_evidence"])
     ax = plt.subplots()[1]
     assert display.plot(ax=ax) is display and display.ax_ is ax
+    assert not display.ax_.texts  # sweeps only: no phases to tell apart
+
+
+def test_convergence_display_marks_the_phases_of_a_fit():
+    X, y = make_moons(60, noise=0.2, random_state=0)
+    est = EPGaussianProcessClassifier(hyperparameters="mode").fit(X, y)
+    n_learning = np.sum(est.history_["phase"] == "learning step")
+    ax = ConvergenceDisplay.from_estimator(est).ax_
+    assert [text.get_text() for text in ax.texts] == ["learning step", "iteration"]
+    assert [text.xy[0] for text in ax.texts] == [0.5, est.n_iter_ + 0.5]
+    spans = [patch.get_extents().transformed(ax.transData.inverted()) for patch in ax.patches]
+    edges = [(span.x0, span.x1) for span in spans]
+    np.testing.assert_allclose(
+        edges, [(0.5, n_learning + 0.5), (n_learning + 0.5, est.n_iter_ + 0.5)]
+    )
 
 
 def test_latent_display(moons):
