@@ -35,7 +35,7 @@ def test_whole_partitions_as_batches_are_one_batch_of_all_rows(memory):
     parts = learner(X, 90, site_memory=memory).fit(cut(X, y, [20, 70]))
     np.testing.assert_allclose(parts.kernel_.theta, one.kernel_.theta, atol=1e-9)
     np.testing.assert_allclose(parts.predict_proba(X), one.predict_proba(X), atol=1e-7)
-    for name in one.history_:
+    for name in ("residual", "log_evidence"):
         np.testing.assert_allclose(parts.history_[name][:3], one.history_[name][:3], rtol=1e-9)
 
 

@@ -417,8 +417,8 @@ def test_sweeps_without_energies_are_the_same_sweeps():
     kw = dict(max_iter=6, tol=1e-12, damping=0.5)
     with_them, without = (regular_ep(p, start(p), **kw, energies=e) for e in (True, False))
     np.testing.assert_array_equal(with_them.x, without.x)
-    assert set(with_them.history) == {"residual", "objective"}
-    assert set(without.history) == {"residual"}
+    assert set(with_them.history) == {"residual", "objective", "phase"}
+    assert set(without.history) == {"residual", "phase"}
 
 
 class TiltedOnly:
