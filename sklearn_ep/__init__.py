@@ -3,10 +3,10 @@
 An estimator is loaded when it is first asked for: a script that uses one does not wait for all.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+import typing as _typing
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from . import active_learning, datasets, sites
     from .convex import ConvexVariationalLogistic, ConvexVariationalRegressor
     from .gaussian_process import EPGaussianProcessClassifier, RelaxedEPClassifier
@@ -38,12 +38,12 @@ _ROOM_OF = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     """Load an estimator or a module of `__all__` at its first use."""
     if name in _ROOM_OF:
-        value = getattr(import_module(f".{_ROOM_OF[name]}", __name__), name)
+        value = getattr(_importlib.import_module(f".{_ROOM_OF[name]}", __name__), name)
     elif name in __all__:
-        value = import_module(f".{name}", __name__)
+        value = _importlib.import_module(f".{name}", __name__)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
