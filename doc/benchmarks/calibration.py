@@ -133,9 +133,8 @@ def crossed(how, seed, n=600):
     return factors(how, seed, (30, 12), n)
 
 
-def factors(how, seed, sizes, n):
-    """Simulate and fit grouping factors of these sizes."""
-    rng = np.random.default_rng(seed)
+def simulated_factors(how, rng, sizes, n):
+    """Draw rows with a column for each factor of these sizes, labels, and what they come from."""
     X = np.column_stack([rng.normal(size=(n, 2)), *(rng.integers(k, size=n) for k in sizes)])
     tau = np.full(len(sizes), float(how) if how in ("0.5", "1", "2.5") else 1.0)
     if how == "learned":
@@ -144,7 +143,13 @@ def factors(how, seed, sizes, n):
     effects = [t * rng.normal(size=k) for t, k in zip(tau, sizes, strict=True)]
     z = X[:, :2] @ beta[:2] + beta[2]
     z = z + sum(e[X[:, 2 + f].astype(int)] for f, e in enumerate(effects))
-    y = rng.uniform(size=n) < special.expit(z)
+    return X, rng.uniform(size=n) < special.expit(z), beta, tau, effects
+
+
+def factors(how, seed, sizes, n):
+    """Simulate and fit grouping factors of these sizes."""
+    rng = np.random.default_rng(seed)
+    X, y, beta, tau, effects = simulated_factors(how, rng, sizes, n)
     given = dict(tau_prior=(np.log(1.0), 0.01)) if how == "known" else {}
     model = HierarchicalEPLogistic(list(range(2, 2 + len(sizes))), **given).fit(X, y)
     draws = model.sample_posterior(N_DRAWS, random_state=seed)
