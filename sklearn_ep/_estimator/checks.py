@@ -171,6 +171,8 @@ def validate_training(estimator, X, y, sample_weight=None, dtype=np.float64, **k
         if len(classes) < 2:
             only = classes.tolist()[0]
             raise ValueError(f"y has only one class, {only!r}; a classifier needs two.")
+    else:
+        y = y.astype(np.float64, copy=False)
     weight = checked_weights(sample_weight, X)
     kept = weight > 0
     if is_classifier:

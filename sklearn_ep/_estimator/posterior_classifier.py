@@ -11,6 +11,7 @@ from .base import VersionedEstimator
 from .checks import check_number
 from .compat import CallbackSupportMixin
 from .latents import latents_of, links_of
+from .precision import in_precision_of_rows
 
 __all__ = ["PosteriorClassifier", "probabilities"]
 
@@ -73,6 +74,7 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         X2 = X1 if X2 is None else self._check_new(X2)
         return self._latents().covariance(X1, X2)
 
+    @in_precision_of_rows
     def decision_function(self, X):
         """Posterior mean of the latent function.
 
@@ -114,6 +116,7 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
     def _latents(self):
         return latents_of(self._posteriors, self._links())
 
+    @in_precision_of_rows
     def predict_log_proba(self, X):
         """Log probabilities of the classes, computed in logs throughout.
 
@@ -127,9 +130,12 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         log_proba : ndarray of shape (n, n_classes)
             Columns in the order of `classes_`; finite however far out a row is.
         """
-        X = self._check_new(X)
-        return self._latents().log_proba(X)
+        return self._log_proba(X)
 
+    def _log_proba(self, X):
+        return self._latents().log_proba(self._check_new(X))
+
+    @in_precision_of_rows
     def predict_proba(self, X):
         """Probabilities of the classes, averaged over the posterior of the latent function.
 
@@ -143,7 +149,7 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         proba : ndarray of shape (n, n_classes)
             Columns in the order of `classes_`; rows sum to one.
         """
-        return probabilities(self.predict_log_proba(X))
+        return probabilities(self._log_proba(X))
 
     def predict(self, X):
         """Most probable class.
@@ -158,8 +164,7 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         y : ndarray of shape (n,)
             Labels out of `classes_`.
         """
-        log_proba = self.predict_log_proba(X)
-        return self.classes_[np.argmax(log_proba, axis=1)]
+        return self.classes_[np.argmax(self._log_proba(X), axis=1)]
 
     def sample_proba(self, X, n_samples=10, random_state=None):
         """Draw class probabilities from the posterior: a committee of functions.

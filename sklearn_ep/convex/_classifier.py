@@ -31,6 +31,7 @@ from .._estimator.fitting import (
     warn_not_converged,
 )
 from .._estimator.posterior_classifier import PosteriorClassifier
+from .._estimator.precision import in_precision_of_rows, is_single
 from .._estimator.row_parts import array_parts
 from .._estimator.summary import (
     column_names,
@@ -423,6 +424,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
                 data = training.y, problem.max_iter, (X, y), joint
                 fits = fit_problems(self, problem, fit_one, *data)
                 store_fit(self, problem, fits, training.kept)
+        self._fitted_single = is_single(X)
         if not self.converged_:
             warn_not_converged(self, "raise max_iter, lower prior_variance, or scale the columns")
         return self
@@ -519,6 +521,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         tags.input_tags.sparse = True
         return tags
 
+    @in_precision_of_rows
     def decision_function(self, X):
         """Posterior mean of the linear predictor.
 

@@ -18,6 +18,7 @@ from .._estimator.fitting import (
     run_attributes,
     warn_not_converged,
 )
+from .._estimator.precision import in_precision_of_rows, is_single
 from .._estimator.summary import column_names, interval_of
 from ._regression_plan import fit_regression, plan_regression
 from ._sites import SuperGaussianSite
@@ -216,6 +217,7 @@ class ConvexVariationalRegressor(
         }
         for name, value in attributes.items():
             setattr(self, name, value)
+        self._fitted_single = is_single(X_given)
         if not self.converged_:
             warn_not_converged(self, "raise max_iter, or scale the columns")
         return self
@@ -262,6 +264,7 @@ class ConvexVariationalRegressor(
         tags.input_tags.sparse = True
         return tags
 
+    @in_precision_of_rows
     def predict(self, X, return_std=False):
         """Predict responses.
 

@@ -10,6 +10,7 @@ from .._estimator.checks import check_number
 from .._estimator.coefficients import CoefficientReport
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import FitMonitor, restore_on_error, warn_not_converged
+from .._estimator.precision import in_precision_of_rows, is_single
 from .._estimator.summary import column_names
 from ._attributes import fitted_attributes, state_attributes
 from ._fit import fit_plan
@@ -293,6 +294,7 @@ class SpikeSlabRegressor(
         monitor.finish()
         for name, value in fitted_attributes(plan, fit).items():
             setattr(self, name, value)
+        self._fitted_single = is_single(X)
         if not self.converged_:
             warn_not_converged(self)
         return self
@@ -306,6 +308,7 @@ class SpikeSlabRegressor(
         check_is_fitted(self)
         return validate_data(self, X, reset=False, dtype=np.float64, accept_sparse=ACCEPT_SPARSE)
 
+    @in_precision_of_rows
     def predict(self, X, return_std=False, mixture=False):
         """Predict responses.
 
