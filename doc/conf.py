@@ -79,7 +79,7 @@ sphinx_gallery_conf = {
 }
 
 html_theme = "pydata_sphinx_theme"
-html_title = "sklearn-ep"
+html_title = f"sklearn-ep {version}"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
 html_show_sourcelink = False
@@ -95,6 +95,13 @@ html_theme_options = {
     "pygments_dark_style": "monokai",
 }
 html_context = {"default_mode": "auto"}
+# Where several versions are published beside each other: the address of the list of them.
+if "DOC_VERSIONS" in os.environ:
+    html_theme_options |= {
+        "switcher": {"json_url": os.environ["DOC_VERSIONS"], "version_match": version},
+        "navbar_end": ["version-switcher", "theme-switcher", "navbar-icon-links"],
+        "show_version_warning_banner": True,
+    }
 
 
 def escape_markup(app, what, name, obj, options, lines):
