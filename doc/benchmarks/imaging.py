@@ -79,7 +79,7 @@ def wavelets_and_differences(m):
 
 
 def gibbs(A, shift, C, n_sweeps, rng):
-    """Yield pixels of the posterior with Gaussian part exp(shift u - u A u / 2): none, the prior."""
+    """Yield pixels of the posterior whose Gaussian part is exp(shift u - u A u / 2)."""
     u = np.zeros(len(shift))
     for _ in range(n_sweeps):
         size = np.maximum(np.abs(C @ u), 1e-10)
