@@ -123,6 +123,16 @@ PARTS = {
             "all four real sets.",
         ),
         Section(
+            "groups_posterior",
+            "Crossed factors: the exact posterior",
+            "600 rows with 30 and 12 crossed levels, forty sets with scales drawn from their prior "
+            "and forty with scales of one half; Gibbs sampling gives the exact posterior.",
+            "At the fixed scale the intervals cover as much as the exact ones to .003; over draws "
+            "from the prior, among which are scales of ten and more, .012 and .023 less, 1.7 "
+            "standard errors. Standard deviations of effects agree to half a percent in the "
+            "median.",
+        ),
+        Section(
             "crossed",
             "Several grouping factors",
             "Persons and items (verbal aggression), mothers in communities (prenatal care), and "
