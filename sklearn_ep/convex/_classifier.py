@@ -1,6 +1,7 @@
 """Bayesian logistic regression by convex variational inference."""
 
 import copy
+import functools
 import warnings
 
 import numpy as np
@@ -25,6 +26,7 @@ from .._estimator.coefficients import CoefficientReport
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import (
     FitMonitor,
+    fit_each_problem,
     fit_problems,
     one_or_stack,
     restore_on_error,
@@ -389,7 +391,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
             pair (X, y) of arrays, sparse rows or memory maps, a function without arguments that
             returns one, or a dask future of one.
         y : array-like of shape (n,)
-            Class labels; None for a list of partitions, which is for two classes.
+            Class labels; None for a list of partitions, in which more than two classes are fitted
+            one against the rest.
         sample_weight : array-like of shape (n,), default=None
             Copies of each row, not necessarily integers: an integer weight equals repeating the
             row, zero leaves it out.
@@ -439,12 +442,10 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
                 return {"_posteriors": [problem.posterior(payload)]}
 
             monitor = FitMonitor(self, X, y, problem.max_iter, so_far)
-            try:
-                fit = fit_parted(problem, monitor)
-            finally:
-                problem.spec.forget()
+            fit_one = functools.partial(fit_parted, problem)
+            fits = fit_each_problem(fit_one, problem.n_problems, monitor)
             monitor.finish()
-        store_fit(self, problem, [fit], None)
+        store_fit(self, problem, fits, None)
 
     @available_if(_may_stream)
     @restore_on_error

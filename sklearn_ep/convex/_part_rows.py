@@ -22,10 +22,11 @@ MEMORY = PartMemory(2**28)
 
 
 class RowSpec(NamedTuple):
-    """How a worker reads rows: as classes (2,) with weights, in this fit, for this bound.
+    """How a worker reads rows: as classes (K,) with weights, in this fit, for this bound.
 
-    For sampled variances besides: the number of the first row of each part, the seed of the noise
-    that belongs to rows, and whether products with many columns are in single precision.
+    `positive` is the index of the class that is told from all others. For sampled variances
+    besides: the number of the first row of each part, the seed of the noise that belongs to rows,
+    and whether products with many columns are in single precision.
     """
 
     token: str
@@ -36,11 +37,16 @@ class RowSpec(NamedTuple):
     firsts: tuple = ()
     seed: int = 0
     single: bool = False
+    positive: int = 1
 
     @classmethod
     def of(cls, *args):
         """Return the `RowSpec` of a new fit; arguments are the fields after the token."""
         return cls(secrets.token_hex(8), *args)
+
+    def of_class(self, k):
+        """Return the `RowSpec` of class k against the rest, a fit of its own to workers."""
+        return self._replace(token=secrets.token_hex(8), positive=k)
 
     def forget(self):
         """Drop what this process keeps for the fit."""
@@ -95,7 +101,8 @@ def part_rows(part, k, spec, keep=True):
         index = np.searchsorted(spec.classes, y)
         B = with_ones(X, spec.intercept)
         weight = weight * spec.class_weight[index]
-        rows = PartRows(B, LogisticSites(np.where(index == 1, 1.0, -1.0), weight, spec.bound))
+        sign = np.where(index == spec.positive, 1.0, -1.0)
+        rows = PartRows(B, LogisticSites(sign, weight, spec.bound))
         if keep:
             MEMORY.keep(spec.token, k, rows, 2 * B.nnz if sp.issparse(B) else B.size)
     return rows

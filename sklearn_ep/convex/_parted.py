@@ -1,13 +1,13 @@
 """A convex variational fit of rows in partitions: the problem, and its solution by visits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from sklearn.utils import check_random_state, compute_class_weight
 
 from .._engine.partition import PartMap, add_up
-from .._estimator.checks import LARGEST_IN_UNITS
+from .._estimator.checks import LARGEST_IN_UNITS, refuse_joint
 from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
 from ._lanczos import rademacher
@@ -25,9 +25,10 @@ __all__ = ["PartedProblem", "fit_parted", "make_parted"]
 class PartedProblem:
     """Everything a fit on partitions needs; `run` is the open `PartMap`.
 
+    `spec` is that of the first of `n_problems` binary problems, one of two classes or one a class.
     `sizes` are the rows of each part, `weight` all of them with repetition; `limits` are those of
     the sampled loop, `noise` and `evidence_probes` its random numbers, None with exact variances.
-    `last` is the state of an earlier fit of the same `shape`, or None.
+    `lasts` are the states of an earlier fit of the same `shape`, None without one.
     """
 
     run: PartMap
@@ -38,7 +39,8 @@ class PartedProblem:
     tol: float
     max_iter: int
     damping: float
-    last: Any
+    n_problems: int
+    lasts: list
     shape: tuple
     weight: float
     limits: tuple
@@ -49,6 +51,17 @@ class PartedProblem:
     def solver(self):
         """What solves for the coefficients."""
         return "primal" if self.variance == "exact" else "cg"
+
+    def of_class(self, k):
+        """Return the problem of class k against the rest, or of the second of two classes."""
+        if self.n_problems == 1:
+            return self
+        return replace(self, spec=self.spec.of_class(k), lasts=self.lasts[k:])
+
+    @property
+    def last(self):
+        """State that the fit starts from, or None."""
+        return self.lasts[0]
 
     def posterior(self, step):
         """Return what predicts as if the loop ended with this step."""
@@ -75,10 +88,6 @@ def make_parted(estimator, run, from_user):
             raise ValueError(f"all partitions together have one class, {labels.tolist()[0]!r}.")
         estimator.classes_ = labels
     classes = estimator.classes_
-    if len(classes) > 2:
-        raise ValueError(
-            "Only binary classification is supported. Fit one partitioned model a class."
-        )
     refuse_integration(estimator, "partitions")
     d = estimator.n_features_in_
     n = d + bool(estimator.fit_intercept)
@@ -88,8 +97,11 @@ def make_parted(estimator, run, from_user):
     )
     if not np.all(weights > 0):
         raise ValueError(f"class_weight must be positive, got {estimator.class_weight!r}.")
-    shape = ("partitions", d, estimator.fit_intercept, variance, prior_mode(estimator))
-    last, last_shape = getattr(estimator, "_warm_state", ([None], None))
+    n_problems = 1 if len(classes) == 2 else len(classes)
+    if n_problems > 1:
+        refuse_joint(estimator, "partitions")
+    shape = ("partitions", d, estimator.fit_intercept, variance, prior_mode(estimator), n_problems)
+    lasts, last_shape = getattr(estimator, "_warm_state", ([None], None))
     sizes, sampled = [f.n_rows for f in facts], variance == "calibrated"
     rng = check_random_state(estimator.random_state)
     spec = RowSpec.of(
@@ -110,7 +122,8 @@ def make_parted(estimator, run, from_user):
         tol=estimator.tol,
         max_iter=longer * estimator.max_iter,
         damping=estimator.damping,
-        last=last[0] if estimator.warm_start and last_shape == shape else None,
+        n_problems=n_problems,
+        lasts=lasts if estimator.warm_start and last_shape == shape else [None] * n_problems,
         shape=shape,
         weight=float(counts @ weights),
         limits=(SAMPLED_TOL * estimator.inner_tol, estimator.max_inner_iter),
@@ -139,9 +152,13 @@ def _variance_on_parts(estimator, n):
     return variance
 
 
-def fit_parted(problem, monitor):
-    """Fit a `PartedProblem` and return its `BinaryFit`."""
-    return (_exact if problem.variance == "exact" else _calibrated)(problem, monitor)
+def fit_parted(problem, monitor, k):
+    """Fit binary problem k of a `PartedProblem` and return its `BinaryFit`."""
+    own = problem.of_class(k)
+    try:
+        return (_exact if own.variance == "exact" else _calibrated)(own, monitor)
+    finally:
+        own.spec.forget()
 
 
 def _calibrated(problem, monitor):

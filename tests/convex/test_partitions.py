@@ -183,7 +183,6 @@ def test_what_is_refused_and_what_is_not():
         ([(X, y, y)], "partition 0: it must be a pair"),
         ([(X, y), (X * np.nan, y)], "partition 1: Input X contains NaN"),
         ([(X, y[:-1])], "X has 40 rows"),
-        ([(X, y), (X, y + 1)], "Only binary classification is supported"),
         ([(X * 1e150, y)], "scale the columns"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -199,6 +198,35 @@ def test_what_is_refused_and_what_is_not():
     assert far(apart, plain_logistic(**TIGHT).fit(X, y)) < 1e-5
     with pytest.warns(ConvergenceWarning, match="iterations ran out"):
         plain_logistic(max_iter=1, tol=1e-9).fit([(X, y)])
+
+
+@pytest.mark.parametrize("kw", [dict(), dict(class_weight="balanced", learn_prior=True)], ids=str)
+def test_several_classes_are_told_one_from_the_rest(kw):
+    X, _ = make(240, 5, seed=3)
+    y = np.argmax(X[:, :3] + np.random.default_rng(4).standard_normal((240, 3)), axis=1)
+    labels = np.array(["ash", "elm", "oak"])[y]
+    whole = plain_logistic(multi_class="one_vs_rest", **kw, **TIGHT).fit(X, labels)
+    parts = plain_logistic(**kw, **TIGHT).fit(cut(X, labels, 3))
+    assert parts.converged_ and list(parts.classes_) == ["ash", "elm", "oak"]
+    assert parts.coef_.shape == (3, 5) and far(parts, whole) < 1e-5
+    np.testing.assert_allclose(parts.predict_proba(X), whole.predict_proba(X), atol=1e-6)
+    again = plain_logistic(n_jobs=2, **kw, **TIGHT).fit(cut(X, labels, 3))
+    np.testing.assert_array_equal(again.coef_, parts.coef_)
+    with pytest.raises(ValueError, match="multi_class='joint' does not go with partitions"):
+        plain_logistic(multi_class="joint").fit(cut(X, labels, 3))
+
+
+def test_several_classes_with_sampled_variances_start_from_the_last_fit():
+    X, _ = make(240, 5, seed=3)
+    y = np.argmax(X[:, :3] + np.random.default_rng(4).standard_normal((240, 3)), axis=1)
+    est = plain_logistic(variance="calibrated", random_state=0, warm_start=True)
+    est.fit(cut(X, y, 3))
+    # the same random numbers for the first class as in a binary fit of its own
+    alone = plain_logistic(variance="calibrated", random_state=0).fit(cut(X, y == 0, 3))
+    np.testing.assert_array_equal(est.coef_[0], alone.coef_[0])
+    products, coef = est.n_mvm_, est.coef_
+    est.fit(cut(X, y, 3))
+    assert est.n_mvm_ < products and np.max(np.abs(est.coef_ - coef) / est.coef_std_) < 0.02
 
 
 def test_words_are_labels_and_weights_are_copies_with_n_partitions():
