@@ -102,13 +102,14 @@ PARTS = {
             "Images of 32 to 128 pixels a side, measured through half (upper rows) or three tenths "
             "(lower rows) of their Fourier coefficients, low ones more often, with noise .02; "
             "Laplace priors on wavelets and differences. Exact posterior by Gibbs sampling.",
-            "At 32 x 32 the Kullback-Leibler bound has .96 and .97 of the exact standard deviations "
-            "(the local bound .83) for a thousandth of the time, and its 90 % intervals cover .89 "
-            "and .91 of the pixels, exact ones .91 and .91. How standard deviations differ from "
-            "pixel to pixel it knows in part only: their logarithms correlate by .34 and .55 with "
-            "the exact ones, since 16 samples carry an error of a third each. Three tenths of "
-            "the coefficients are too few at 32 x 32: the prior fills in what was not measured, and "
-            "intervals cover .63. An image of 128 x 128 takes 4.6 seconds and 2,000 products.",
+            "At 32 x 32 the Kullback-Leibler bound has .96 and .97 of the exact standard "
+            "deviations (the local bound .83) for a thousandth of the time, and its 90 % intervals "
+            "cover .89 and .91 of the pixels, exact ones .91 and .91. How standard deviations "
+            "differ from pixel to pixel it knows in part only: their logarithms correlate by .34 "
+            "and .55 with the exact ones, since 16 samples carry an error of a third each. Three "
+            "tenths of the coefficients are too few at 32 x 32: the prior fills in what was not "
+            "measured, and intervals cover .63. An image of 128 x 128 takes 4.6 seconds and 2,000 "
+            "products.",
         ),
         Section(
             "streams",
