@@ -4,6 +4,7 @@ The latent values of a row b are W b. With a site T_i, b_i of `classes` on each 
 the weights has the blocks [c = j] diag(prior) + B' diag([c = j] d_c - d_c d_j / sum d) B.
 """
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,8 @@ def class_covariances(spread: np.ndarray, B: Any) -> np.ndarray:
 class ClassWeightState:
     """Posterior of the weights of all classes given sites d, b (n, K), copies counted.
 
-    `coef` (K, q) are the means, `spread` (K, q, K, q) the covariance and `inverse` the lower L^-1
-    with L L' the precision; `mean` (n, K) and `cov` (n, K, K) are the marginals of the rows,
+    `coef` (K, q) are the means, `spread` (K, q, K, q) the covariance and `lower` the L with L L'
+    the precision; `mean` (n, K) and `cov` (n, K, K) are the marginals of the rows,
     `extra_var` (n,) or 0 variances of the latent values given these.
     """
 
@@ -78,15 +79,19 @@ class ClassWeightState:
                 A[j, :, c] = A[c, :, j].T
         A = A.reshape(C * q, C * q)
         add_to_diagonal(A, np.tile(prior, C))
-        lower = checked_cholesky(A)
-        self.inverse = triangular_inverse(lower)
-        self.spread = inverse_from_cholesky(lower).reshape(C, q, C, q)
+        self.lower = checked_cholesky(A)
+        self.spread = inverse_from_cholesky(self.lower).reshape(C, q, C, q)
         pull = (B.T @ shift).T
         self.coef = (self.spread.reshape(C * q, C * q) @ pull.ravel()).reshape(C, q)
         self.mean = np.asarray(B @ self.coef.T)
         self.cov = class_covariances(self.spread, B)
         self.log_evidence = 0.5 * float(np.sum(pull * self.coef) + C * np.sum(np.log(prior)))
-        self.log_evidence -= float(np.sum(np.log(np.diagonal(lower))))
+        self.log_evidence -= float(np.sum(np.log(np.diagonal(self.lower))))
+
+    @cached_property
+    def inverse(self) -> np.ndarray:
+        """Lower L^-1, made when it is needed."""
+        return triangular_inverse(self.lower)
 
     def pull(self) -> np.ndarray:
         """Return what the sites pull the latent values of the rows by at the mean, (n, K)."""

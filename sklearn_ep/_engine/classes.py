@@ -22,25 +22,47 @@ __all__ = [
     "ClassSites",
     "ClassTilted",
     "ClassUpdate",
+    "QUICK_SOFTMAX",
+    "SOFTMAX",
     "JointEP",
     "NoisyArgmax",
+    "class_cavities",
     "class_log_weights",
     "contrast_variances",
     "empty_sites",
     "star_times",
 ]
 
-# Log height below the mode at which the integrand is cut off: 1e-12 of its mass.
-_DEPTH = 28.0
-# Nodes of one integral, rounded up to one of these so that rows can be taken together.
-_COUNTS = np.array([24, 36, 54, 80, 160, 400, 1200])
 _NEWTON_STEPS = 25
 # Chances below which digits are lost.
 _TINY = 1e-280
-# Entries (rows x nodes x classes) that are held at once.
-_ENTRIES = 1 << 21
+# Entries (rows x nodes x classes) that are held at once: temporary arrays stay in the caches.
+_ENTRIES = 1 << 15
+# Share of the slopes below which that of a winner is lost among the others' rounding.
+_SLIGHT = 1e-4
+# Slopes are at most those of a link with so little Gumbel noise (.65 where a label is certain):
+# more is rounding, where a winner has no chance.
+_LEAST_NOISE = 0.5
 # Least of the variances that stand for a covariance matrix.
 _LEAST_VARIANCE = 1e-8
+
+
+class Trapezoid(NamedTuple):
+    """Where integrals are cut off, and how many nodes they get.
+
+    `depth` is the log height below the mode at which the integrand ends, `spacing` that of the
+    nodes in widths of its narrowest part; numbers of nodes are rounded up to one of `counts`, so
+    that rows can be taken together.
+    """
+
+    depth: float
+    spacing: float
+    counts: np.ndarray
+
+
+# Right to 1e-12, and to 1e-6 as a rule, 5e-4 at worst: what a tolerance of 1e-3 leaves open.
+_FINE = Trapezoid(28.0, 0.9, np.array([24, 36, 54, 80, 160, 400, 1200]))
+_COARSE = Trapezoid(20.0, 1.5, np.array([10, 13, 16, 20, 25, 32, 42, 54, 80, 160, 400, 1200]))
 
 
 class Noise(NamedTuple):
@@ -85,11 +107,17 @@ class NoisyArgmax:
 
     Normal noise makes it the multinomial probit (Girolami and Rogers 2006), Gumbel noise the
     softmax, taken as a mixture of five normals. `against_rest` is the binary factor that stands in
-    for it where one class is looked at; at two classes it is the same.
+    for it where one class is looked at; at two classes it is the same. `nodes` says how its
+    integrals are taken. With `matched` slopes have the curvature of log Z in the row of the winner
+    where the noise is mixed, as they always have where it is normal: without, that of a softmax is
+    up to .39 too small where latent values are known to less than the noise.
     """
 
-    def __init__(self, noise: Noise, against_rest: Factor) -> None:
-        self.noise, self.against_rest = noise, against_rest
+    def __init__(
+        self, noise: Noise, against_rest: Factor, nodes: Trapezoid = _FINE, matched: bool = False
+    ) -> None:
+        self.noise, self.against_rest, self.nodes = noise, against_rest, nodes
+        self.matched = matched and not self.fixed_winner
 
     @property
     def fixed_winner(self) -> bool:
@@ -118,20 +146,34 @@ class NoisyArgmax:
             Class indices.
         mean, var : ndarray of shape (n, K)
         """
-        n, K = mean.shape
-        rows, losers = np.arange(n), np.arange(K) != y[:, None]
-        race = _Race(self.noise, mean[rows, y], var[rows, y],
-                     mean[losers].reshape(n, K - 1), var[losers].reshape(n, K - 1))  # fmt: skip
-        log_z, hazard, slope, spread = race.integrals()
-        gradient, slopes = np.empty((n, K)), np.empty((n, K))
-        gradient[losers], slopes[losers] = -hazard.ravel(), slope.ravel()
-        gradient[rows, y] = hazard.sum(1)
+        rows, race, joined = self._race(y, mean, var)
+        log_z, hazard, slope, own_slope = race.integrals()
+        gradient, slopes = joined(-hazard, hazard.sum(1)), joined(slope, own_slope)
         if self.fixed_winner:
             slopes[rows, y] = 1.0 / (var[rows, y] + self.noise.var[0])
-        else:
-            # floored: with mixed noise the difference may come out below zero by rounding
-            slopes[rows, y] = np.maximum(1.0 / spread - slope.sum(1), 1e-10)
+        elif self.matched:
+            slopes = np.minimum(slopes, 1.0 / (var + _LEAST_NOISE))
         return ClassTilted(log_z, gradient, slopes)
+
+    def log_z_slopes(self, y: np.ndarray, mean: np.ndarray, var: np.ndarray) -> Any:
+        """Return log p(y) (n,) as `tilted` does, and its slopes (n, K) in means and variances."""
+        _, race, joined = self._race(y, mean, var)
+        log_z, hazard, bends, own_bend = race.slopes()
+        return log_z, joined(-hazard, hazard.sum(1)), 0.5 * joined(bends, own_bend)
+
+    def _race(self, y: np.ndarray, mean: np.ndarray, var: np.ndarray) -> Any:
+        """Return rows, the `_Race` of each, and what joins numbers of losers and winner (n, K)."""
+        n, K = mean.shape
+        rows, losers = np.arange(n), np.arange(K) != y[:, None]
+        race = _Race(self.noise, self.nodes, self.matched, mean[rows, y], var[rows, y],
+                     mean[losers].reshape(n, K - 1), var[losers].reshape(n, K - 1))  # fmt: skip
+
+        def joined(others: np.ndarray, own: Any) -> np.ndarray:
+            out = np.empty((n, K))
+            out[losers], out[rows, y] = others.ravel(), own
+            return out
+
+        return rows, race, joined
 
 
 class _Race:
@@ -142,102 +184,163 @@ class _Race:
     """
 
     def __init__(
-        self, noise: Noise, own: Any, own_var: Any, others: np.ndarray, others_var: np.ndarray
+        self,
+        noise: Noise,
+        nodes: Trapezoid,
+        matched: bool,
+        own: Any,
+        own_var: Any,
+        others: np.ndarray,
+        others_var: np.ndarray,
     ) -> None:
-        self.noise = noise
+        self.noise, self.nodes, self.matched = noise, nodes, matched
         self.own, self.own_var, self.others, self.others_var = own, own_var, others, others_var
 
     def integrals(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return log Z, E hazard, slopes (n, K - 1) and the variance of t, by the trapezoid rule.
+        """Return log Z, E hazard, slopes of losers (n, K - 1) and winner, by the trapezoid rule.
 
         The integrand is analytic and falls off at both ends, so that equally spaced nodes converge
         exponentially; their number follows from the width of its narrowest part.
         """
+        return self._over_blocks(self._linked)
+
+    def slopes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return log Z, E hazard, and second derivatives over Z in the means of losers and winner.
+
+        Half of the latter are the slopes of log Z in the variances.
+        """
+        return self._over_blocks(self._bent)
+
+    def _over_blocks(self, integrals: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return what `integrals(i, t, step)` says of all rows, as many at a time as are cheap."""
         left, right, counts = self._range()
         n, K = len(self.own), self.others.shape[1] + 1
-        log_z, spread = np.empty(n), np.empty(n)
-        hazard, slope = np.empty((n, K - 1)), np.empty((n, K - 1))
+        out = np.empty(n), np.empty((n, K - 1)), np.empty((n, K - 1)), np.empty(n)
         for count in np.unique(counts):
             chosen = np.flatnonzero(counts == count)
-            size = max(1, _ENTRIES // (count * (K - 1) * len(self.noise.weight)))
+            size = max(1, _ENTRIES // (count * (K - 1)))
             for start in range(0, len(chosen), size):
                 i = chosen[start : start + size]
-                log_z[i], hazard[i], slope[i], spread[i] = self._block(i, left[i], right[i], count)
-        return log_z, hazard, slope, spread
+                step = (right[i] - left[i]) / (count - 1)
+                t = left[i, None] + step[:, None] * np.arange(count)
+                for values, some in zip(out, integrals(i, t, step), strict=True):
+                    values[i] = some
+        return out
 
-    def _block(self, i: Any, left: Any, right: Any, count: int) -> tuple[Any, Any, Any, Any]:
-        step = (right - left) / (count - 1)
-        t = left[:, None] + step[:, None] * np.arange(count)
-        log_below, rate = self._others_at(i, t)
-        log_density = self._own_at(i, t) + log_below
-        top = log_density.max(1, keepdims=True)
-        rho = np.exp(log_density - top)
-        mass = rho.sum(1)
-        rho /= mass[:, None]
+    def _linked(self, i: Any, t: Any, step: Any) -> tuple[Any, Any, Any, Any]:
+        log_below, rate, _ = self._others_at(i, t)
+        log_own, score, _ = self._own_at(i, t)
+        log_z, rho = _normalised(log_own + log_below, step)
         centred = t - np.sum(rho * t, axis=1, keepdims=True)
         spread = np.sum(rho * centred**2, axis=1)
         hazard = np.einsum("it,itj->ij", rho, rate)
         slope = -np.einsum("it,itj->ij", rho * centred, rate) / spread[:, None]
-        return top[:, 0] + np.log(mass * step), hazard, np.maximum(slope, 0.0), spread
+        slope = np.maximum(slope, 0.0)
+        # floored: with mixed noise the difference may come out below zero by rounding
+        own_slope = np.maximum(1.0 / spread - slope.sum(1), 1e-10)
+        if self.matched:
+            away = score - np.sum(rho * score, axis=1, keepdims=True)
+            links = np.maximum(np.einsum("it,itj->ij", rho * away, rate), 0.0)
+            slope, own_slope = _matched(slope, own_slope, links)
+        return log_z, hazard, slope, own_slope
 
-    def _own_at(self, i: np.ndarray, t: np.ndarray) -> np.ndarray:
-        """Log density of the winner's utility."""
+    def _bent(self, i: Any, t: Any, step: Any) -> tuple[Any, Any, Any, Any]:
+        log_below, rate, bend = self._others_at(i, t, bent=True)
+        log_own, _, own_bend = self._own_at(i, t)
+        log_z, rho = _normalised(log_own + log_below, step)
+        others = (np.einsum("it,itj->ij", rho, values) for values in (rate, bend))
+        return log_z, *others, np.sum(rho * own_bend, axis=1)
+
+    def _own_at(self, i: np.ndarray, t: np.ndarray) -> tuple[Any, Any, Any]:
+        """Log density of the winner's utility, its slope, and its second derivative over it."""
         var = self.own_var[i, None, None] + self.noise.var
-        z2 = (t[:, :, None] - self.own[i, None, None] - self.noise.mean) ** 2 / var
+        away = (t[:, :, None] - self.own[i, None, None] - self.noise.mean) / var
+        z2 = away**2 * var
         each = -0.5 * (z2 + np.log(2 * np.pi * var)) + np.log(self.noise.weight)
-        return each[:, :, 0] if len(self.noise.weight) == 1 else logsumexp(each, axis=2)
+        if len(self.noise.weight) == 1:
+            return each[:, :, 0], -away[:, :, 0], ((z2 - 1.0) / var)[:, :, 0]
+        top = each.max(axis=2)
+        shares = np.exp(each - top[:, :, None])
+        total = shares.sum(axis=2)
+        shares /= total[:, :, None]
+        bend = np.sum(shares * (z2 - 1.0) / var, axis=2)
+        return top + np.log(total), -np.sum(shares * away, axis=2), bend
 
-    def _others_at(self, i: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Log chance that all losers are below t, and the rate of each, d log F_j / dt."""
+    def _others_at(
+        self, i: np.ndarray, t: np.ndarray, bent: bool = False
+    ) -> tuple[np.ndarray, np.ndarray, Any]:
+        """Log chance that all losers are below t, and the rate of each, d log F_j / dt.
+
+        If asked, the second derivative of each F_j over F_j as well.
+        """
         if len(self.noise.weight) == 1:
             root = np.sqrt(self.others_var[i] + self.noise.var[0])[:, None, :]
             z = (t[:, :, None] - self.others[i][:, None, :]) / root
-            return log_ndtr(z).sum(2), normal_hazard(z)[0] / root
+            rate = normal_hazard(z)[0] / root
+            return log_ndtr(z).sum(2), rate, -z * rate / root if bent else None
         root = np.sqrt(self.others_var[i][:, None, :, None] + self.noise.var)
-        z = (t[:, :, None, None] - self.others[i][:, None, :, None] - self.noise.mean) / root
-        below, density = self._mixed(z, root)
+        centre = self.others[i][:, None, :, None] + self.noise.mean
+        below, density, bend = self._mixed(t[:, :, None], centre, root, bent)
         # far out the sums of the mixture leave double precision: there they are taken in logs
         far = np.flatnonzero(below.min(axis=(1, 2)) < _TINY)
         with np.errstate(divide="ignore", invalid="ignore"):
-            log_F, rate = np.log(below), density / below
+            log_F, rate, bend = np.log(below), density / below, bend / below
         if len(far):
-            log_F[far], rate[far] = self._mixed_in_logs(z[far], root[far])
-        return log_F.sum(2), rate
+            z = (t[far, :, None, None] - centre[far]) / root[far]
+            log_F[far], rate[far], bends = self._mixed_in_logs(z, root[far])
+            if bent:
+                bend[far] = bends
+        return log_F.sum(2), rate, bend
 
-    def _mixed(self, z: np.ndarray, root: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Chance below and density of the noise mixture at standardised values (.., components)."""
-        share = self.noise.weight / np.sqrt(2 * np.pi)
-        return ndtr(z) @ self.noise.weight, np.sum(np.exp(-0.5 * z**2) * (share / root), axis=-1)
+    def _mixed(self, t: Any, centre: Any, root: Any, bent: bool) -> tuple[Any, Any, Any]:
+        """Chance below t, density and its slope there, of the noise mixture about each loser.
 
-    def _mixed_in_logs(self, z: np.ndarray, root: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Log chance below, and density over chance."""
+        The slope only if asked.
+        """
+        below, density, bend = 0.0, 0.0, 0.0
+        for c, share in enumerate(self.noise.weight):
+            z = (t - centre[..., c]) * (1.0 / root[..., c])
+            below = below + share * ndtr(z)
+            own = z * z
+            own *= -0.5
+            np.exp(own, out=own)
+            own *= (share / np.sqrt(2 * np.pi)) / root[..., c]
+            density = density + own
+            if bent:
+                bend = bend - own * z / root[..., c]
+        return below, density, bend
+
+    def _mixed_in_logs(self, z: np.ndarray, root: np.ndarray) -> tuple[Any, Any, Any]:
+        """Log chance below, density over chance, and the slope of the density over chance."""
         log_w = np.log(self.noise.weight)
         log_F = logsumexp(log_ndtr(z) + log_w, axis=-1)
-        log_f = logsumexp(-0.5 * (z**2 + np.log(2 * np.pi)) - np.log(root) + log_w, axis=-1)
-        return log_F, np.exp(log_f - log_F)
+        log_each = -0.5 * (z**2 + np.log(2 * np.pi)) - np.log(root) + log_w
+        each = np.exp(log_each - log_F[..., None])
+        return log_F, each.sum(-1), -np.sum(each * z / root, axis=-1)
 
     def _range(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Ends of the integral and number of nodes (n,), located with one matched normal noise."""
-        shift, matched = self.noise.moments
+        (shift, matched), depth = self.noise.moments, self.nodes.depth
         own, V = self.own + shift, self.own_var + matched
         centre, var = self.others + shift, self.others_var + matched
         mode, curvature, height = self._mode(own, V, centre, var)
         widest = self.own_var + self.noise.var.max()
         beyond = float(self.noise.mean.max()) if len(self.noise.weight) > 1 else 0.0
-        left = mode - np.sqrt(2 * _DEPTH / curvature)
+        left = mode - np.sqrt(2 * depth / curvature)
         right = np.minimum(
-            mode + np.sqrt(2 * _DEPTH * widest), own + np.sqrt(2 * widest * (_DEPTH - height))
+            mode + np.sqrt(2 * depth * widest), own + np.sqrt(2 * widest * (depth - height))
         )
-        right = beyond + np.maximum(right, mode + 0.2 * np.sqrt(2 * _DEPTH / curvature))
+        right = beyond + np.maximum(right, mode + 0.2 * np.sqrt(2 * depth / curvature))
         if len(self.noise.weight) > 1:
             left += min(0.0, float(self.noise.mean.min()) - shift)
         # where latent values are known hardly at all the steps of the losers may be far narrower
         # than the integrand
         cap = np.where(np.maximum(self.own_var, self.others_var.max(1)) > 100.0, 256.0, 16.0)
         fine = np.minimum(1 / V + np.sum(1 / var, axis=1), cap * curvature)
-        counts = (right - left) * np.sqrt(fine) / 0.9 * (matched / self.noise.var.min()) ** 0.25
-        place = np.searchsorted(_COUNTS, np.minimum(counts, _COUNTS[-1]))
-        return left, right, _COUNTS[place]
+        counts = (right - left) * np.sqrt(fine) / self.nodes.spacing
+        counts = counts * (matched / self.noise.var.min()) ** 0.25
+        place = np.searchsorted(self.nodes.counts, np.minimum(counts, self.nodes.counts[-1]))
+        return left, right, self.nodes.counts[place]
 
     @staticmethod
     def _mode(
@@ -262,10 +365,38 @@ class _Race:
         return t, curvature, -((t - own) ** 2) / (2 * V) + log_ndtr(z).sum(1)
 
 
+def _matched(slope: np.ndarray, own: np.ndarray, links: np.ndarray) -> tuple[Any, Any]:
+    """Return slopes of losers and winner whose winner's row of the curvature is that of log Z.
+
+    `links` (n, K - 1) is that row. With normal noise the slopes of the regressions on t have it
+    already; a Gumbel utility says nothing of who wins. Of a winner without a chance there is
+    nothing to match, and slopes go over to the given ones.
+    """
+    losers = slope.sum(1)
+    total = own + losers
+    seen = losers > _TINY
+    share = links.sum(1) / np.where(seen, losers, 1.0)
+    slight = (_SLIGHT * total)[:, None]
+    slope = (links * total[:, None] + slight * slope) / (own[:, None] + slight)
+    return slope, np.where(seen, share * total, own)
+
+
+def _normalised(log_density: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the log integral of densities (n, nodes) at nodes a step apart, and their shares."""
+    top = log_density.max(1, keepdims=True)
+    rho = np.exp(log_density - top)
+    mass = rho.sum(1)
+    rho /= mass[:, None]
+    return top[:, 0] + np.log(mass * step), rho
+
+
 CLASS_LIKELIHOODS = {
     "probit": NoisyArgmax(_NORMAL, Probit()),
     "logit": NoisyArgmax(_GUMBEL, Logit()),
 }
+SOFTMAX = NoisyArgmax(_GUMBEL, Logit(), matched=True)
+# The same where a fit asks for it hundreds of times to a tolerance.
+QUICK_SOFTMAX = NoisyArgmax(_GUMBEL, Logit(), _COARSE, matched=True)
 
 
 class ClassSites(NamedTuple):

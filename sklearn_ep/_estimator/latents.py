@@ -78,6 +78,15 @@ class SeparateLatents:
         pairs = zip(self.posteriors, self.links, strict=True)
         return log_normalise(np.hstack([label_log_proba(p, (1.0,), X, k) for p, k in pairs]))
 
+    def log_odds(self, X):
+        """Return log odds (n, K) of each class against the rest: they rank as probabilities do.
+
+        Means do not where the problems differ in posterior variance.
+        """
+        pairs = zip(self.posteriors, self.links, strict=True)
+        both = [label_log_proba(p, (-1.0, 1.0), X, k) for p, k in pairs]
+        return np.column_stack([log_p[:, 1] - log_p[:, 0] for log_p in both])
+
     def committee(self, X, n_samples, rng):
         """Return class probabilities (S, n, K) of joint draws."""
         draws = [draw_latent(p, X, n_samples, rng) for p in self.posteriors]

@@ -13,20 +13,21 @@ from scipy.special import logsumexp
 
 from .._engine.quadrature import logistic_moments
 
-__all__ = ["Cavities", "LeftOut", "calibrated", "cavities"]
+__all__ = ["Cavities", "LeftOut", "calibrated", "calibrated_classes", "cavities"]
 
 # Standard deviations of the normal priors of log a and log t: they keep both near one where rows
 # are few, and where labels are separable and any slope would do.
 _PRIOR_SD = np.array([0.3, 1.0])
 _MOST_STEPS, _HALVINGS = 50, 30
 _LONGEST = 1.0  # step in log a and log t
-_CLOSE = 1e-6  # nats that a further step may gain
+# Nats that a further step may gain; of several classes, whose integrals are rougher and dearer.
+_CLOSE, _CLOSE_CLASSES = 1e-6, 1e-3
 
 
 class Cavities(NamedTuple):
     """Mean and variance (n,) of the predictor of each row without its own label.
 
-    nan where there is no proper one, which takes sampled variances.
+    nan where there is no proper one, which takes sampled variances. Of several classes (K, n).
     """
 
     mean: np.ndarray
@@ -87,10 +88,14 @@ def _scores(theta, rows, moments=None):
     share = np.exp(rows.log_share + log_z - log_proba)
     by_variance = 0.5 * (gradient**2 - curvature) * v
     each = np.stack([gradient * m + 2.0 * by_variance, 0.5 * gradient * apart + by_variance])
-    each = np.sum(share * each, axis=1)
-    value = float(rows.weight @ log_proba - 0.5 * np.sum((theta / _PRIOR_SD) ** 2))
-    total = each @ rows.weight - theta / _PRIOR_SD**2
-    expected = (each * rows.weight) @ each.T + np.diag(_PRIOR_SD**-2.0)
+    return _total(theta, log_proba, np.sum(share * each, axis=1), rows.weight)
+
+
+def _total(theta, log_proba, each, weight):
+    """Return the `_Scores` of rows with log chances (n,) of their labels and slopes (2, n)."""
+    value = float(weight @ log_proba - 0.5 * np.sum((theta / _PRIOR_SD) ** 2))
+    total = each @ weight - theta / _PRIOR_SD**2
+    expected = (each * weight) @ each.T + np.diag(_PRIOR_SD**-2.0)
     return _Scores(value, total, expected, log_proba)
 
 
@@ -112,7 +117,7 @@ def calibrated(sign, weight, node_weight, nodes, how):
     theta = np.zeros(2)
     at = _scores(theta, rows, moments)
     if how == "loo":
-        theta, at = _maximum(theta, at, rows)
+        theta, at = _maximum(theta, at, lambda theta: _scores(theta, rows))
     total = np.sum(np.exp(log_share) * (var + (mean - centre) ** 2), axis=0)
     out = np.full((3, len(sign)), np.nan)
     out[:, proper] = sign[proper] * centre, total, at.log_proba
@@ -120,15 +125,40 @@ def calibrated(sign, weight, node_weight, nodes, how):
     return LeftOut(float(slope), float(temper), Cavities(out[0], out[1]), out[2])
 
 
-def _maximum(theta, at, rows):
+def calibrated_classes(factor, y, weight, left, how):
+    """Return the `LeftOut` of rows of class y (n,) whose classes have one joint posterior.
+
+    `factor` is that of all classes, `left` the `Cavities` (K, n); `how` as in `calibrated`.
+    """
+    proper = np.all(np.isfinite(left.var), axis=0)
+    mean, var, own = left.mean.T[proper], left.var.T[proper], weight[proper]
+
+    def scores(theta):
+        slope = np.exp(theta[0])
+        m, v = slope * mean, slope**2 * np.exp(theta[1]) * var
+        log_z, slope_m, slope_v = factor.log_z_slopes(y[proper], m, v)
+        by_mean, by_variance = np.sum(slope_m * m, axis=1), np.sum(slope_v * v, axis=1)
+        return _total(theta, log_z, np.stack([by_mean + 2.0 * by_variance, by_variance]), own)
+
+    theta = np.zeros(2)
+    at = scores(theta)
+    if how == "loo":
+        theta, at = _maximum(theta, at, scores, _CLOSE_CLASSES)
+    log_proba = np.full(len(y), np.nan)
+    log_proba[proper] = at.log_proba
+    slope, temper = np.exp(theta)
+    return LeftOut(float(slope), float(temper), left, log_proba)
+
+
+def _maximum(theta, at, scores, close=_CLOSE):
     """Return the maximum and the `_Scores` there, by BFGS from the expected curvature."""
     curvature: Any = at.curvature
     for _ in range(_MOST_STEPS):
         step = np.linalg.solve(curvature, at.gradient)
-        if 0.5 * step @ at.gradient <= _CLOSE:
+        if 0.5 * step @ at.gradient <= close:
             break
         step *= min(1.0, _LONGEST / np.max(np.abs(step)))
-        new = _higher(theta, at, step, rows)
+        new = _higher(theta, at, step, scores)
         if new is None:
             break
         theta, before, at, step = new[0], at, new[1], new[0] - theta
@@ -142,10 +172,10 @@ def _maximum(theta, at, rows):
     return theta, at
 
 
-def _higher(theta, at, step, rows):
+def _higher(theta, at, step, scores):
     """Return a point along the step with a higher log density; None where rounding hides any."""
     for _ in range(_HALVINGS):
-        new = _scores(theta + step, rows)
+        new = scores(theta + step)
         if new.value > at.value:
             return theta + step, new
         step = 0.5 * step

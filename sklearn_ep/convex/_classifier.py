@@ -80,8 +80,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         "loo" gives predictors a slope and a temper, the two numbers by which each row is best
         foretold from the others (see Notes). It matters where one prior variance for all columns is
         wrong: on text it takes a third off the log loss. What is said of coefficients never has
-        them. None leaves predictions as the posterior has them. Not there for several classes
-        jointly, for partitions and for streams.
+        them. None leaves predictions as the posterior has them. Not there for partitions and for
+        streams.
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
         What becomes of a learned scale of the prior. "integrate" averages over it (see Notes):
         intervals of coefficients then cover what they say, where those at the mode are too narrow
@@ -195,8 +195,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     laplace_scale_ : float or ndarray of shape (n_classes,)
         Scale b, only with prior="laplace".
     slope_ : float or ndarray of shape (n_classes,)
-        Factor of predictors found by the calibration, 1 without one. For rows in memory, not for
-        several classes jointly; so are the four that follow.
+        Factor of predictors found by the calibration, 1 without one. For rows in memory; so are the
+        four that follow.
     temper_ : float or ndarray of shape (n_classes,)
         Factor of their variances: a posterior N(m, v) predicts as N(slope m, slope^2 temper v).
     loo_mean_ : ndarray of shape (n,) or (n_classes, n)
@@ -205,7 +205,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     loo_variance_ : ndarray of shape (n,) or (n_classes, n)
         Variance of the same.
     loo_proba_ : ndarray of shape (n,) or (n_classes, n)
-        Probability of each training row's own label given the others, by slope and temper.
+        Probability of each training row's own label given the others, by slope and temper; (n,) for
+        several classes jointly.
     hyper_nodes_ : ndarray of shape (M, T), or list of such
         The log prior variance at each node of the average (of several variances the mean log), or
         the log scale of another prior; one node at the mode, without a column where nothing was
@@ -524,7 +525,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
 
     @in_precision_of_rows
     def decision_function(self, X):
-        """Posterior mean of the linear predictor.
+        """Posterior mean of the linear predictor, or log odds of one class against the rest.
 
         Parameters
         ----------
@@ -533,11 +534,15 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
 
         Returns
         -------
-        mean : ndarray of shape (n,), or (n, n_classes) for more than two classes
-            Positive where the second class is the more probable one.
+        decision : ndarray of shape (n,), or (n, n_classes) for more than two classes
+            Of two classes the mean, positive where the second class is the more probable one; of
+            several classes jointly the means. Of one class against the rest the log odds of each
+            averaged over its posterior, which rank as `predict_proba` does.
         """
         X = self._check_new(X)
-        return one_or_stack([p.latent_mean(X) for p in self._posteriors], axis=1)
+        if len(self._posteriors) > 1:
+            return self._latents().log_odds(X)
+        return self._posteriors[0].latent_mean(X)
 
     def sample_posterior(self, n_samples=1, random_state=None):
         """Draw coefficients from the posterior.

@@ -6,7 +6,7 @@ oscillates under wide priors; expectation propagation needs one integral a row a
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -14,20 +14,23 @@ from scipy.linalg import cholesky
 
 from .._engine.class_weights import MOST_WEIGHTS, ClassWeights, class_covariances
 from .._engine.classes import (
-    CLASS_LIKELIHOODS,
+    QUICK_SOFTMAX,
+    SOFTMAX,
     ClassSites,
     JointEP,
+    class_cavities,
     class_log_weights,
     class_update,
+    contrast_variances,
     empty_sites,
 )
 from .._engine.loop import SILENT
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint
 from .._estimator.fitting import BinaryFit
 from .._estimator.summary import interval_of
+from ._calibration import Cavities, calibrated_classes
 from ._nodes import single_node
 from ._parameters import is_flat, make_prior, refuse_integration
-from ._priors import SlopeSearch
 from ._problem import class_weights
 from ._systems import Design, with_ones
 
@@ -46,16 +49,21 @@ __all__ = [
 # have in common.
 _RANGE, _CLOSE = (-5.0, 7.0), 0.05
 # Or the search ends where a step promises no more than this many nats of evidence in all.
-_LITTLE = 0.05
-_MOST_FACTORS, _PLACE_SWEEPS = 30, 100
+_LITTLE = 0.3
+# Longest step of the search, and distance from which on two evidences tell a slope.
+_FURTHEST, _APART = 2.0, 0.3
+# The first step is no shorter, and upwards where MacKay's is: where classes are many his slope is
+# too low by some nats.
+_FIRST = 1.0
+_MOST_FACTORS, _PLACE_SWEEPS = 15, 30
+# Residual of the sites where the search begins, and where it compares evidences.
+_FIRST_TOL, _PLACE_TOL = 0.15, 0.05
 _TINY = np.finfo(float).tiny
 # Share of a step where acceleration has not settled: with rows of weight 1000 steps of a half go on
 # to oscillate after hundreds of sweeps, and smaller ones have not arrived.
 _PLAIN_DAMPING = 0.2
 # Sweeps in place of one outer step of the binary problem, which costs several Newton steps.
 _SWEEPS = 3
-# Residual of the sites while the prior variance moves: a share of its last step, within a range.
-_STEP_SHARE, _LEARNING_TOL = 0.2, (1e-2, 0.5)
 
 
 @dataclass
@@ -71,6 +79,7 @@ class JointProblem:
     max_iter: int
     damping: float
     shape: tuple
+    calibration: str | None
     variance: str = "exact"
     solver: str = "primal"
 
@@ -92,15 +101,20 @@ class JointProblem:
 
     def posterior(self, payload):
         """Return what predicts as if the fit ended with this payload."""
-        return JointWeightPosterior(payload[0], self.design.intercept, self.factor)
+        return JointWeightPosterior(payload[0], self.design.intercept)
 
 
 class JointWeightPosterior:
-    """Posterior of the weights (K, q) of the linear predictors of all classes."""
+    """Posterior of the weights (K, q) of the linear predictors of all classes.
 
-    def __init__(self, state, intercept, factor):
+    What it says of predictors has a slope and a temper, what it says of weights never has.
+    """
+
+    factor = SOFTMAX
+
+    def __init__(self, state, intercept, slope=1.0, temper=1.0):
         self.mean, self.spread = state.coef, state.spread
-        self.intercept, self.factor = intercept, factor
+        self.intercept, self.slope, self.temper = intercept, slope, temper
 
     @property
     def n_classes(self):
@@ -109,12 +123,13 @@ class JointWeightPosterior:
 
     def latent_mean(self, X):
         """Return the means (n_new, K) of the predictors."""
-        return np.asarray(with_ones(X, self.intercept) @ self.mean.T)
+        return self.slope * np.asarray(with_ones(X, self.intercept) @ self.mean.T)
 
     def latent(self, X):
         """Return means (n_new, K) and covariances (n_new, K, K) of the predictors at new rows."""
         B = with_ones(X, self.intercept)
-        return np.asarray(B @ self.mean.T), class_covariances(self.spread, B)
+        cov = self.slope**2 * self.temper * class_covariances(self.spread, B)
+        return self.slope * np.asarray(B @ self.mean.T), cov
 
     def coefficient_variance(self):
         """Return the variances (K, q) of the weights."""
@@ -127,7 +142,8 @@ class JointWeightPosterior:
     def covariance(self, X1, X2, c, j):
         """Return the covariance (n1, n2) of the predictors of classes c and j between new rows."""
         B1, B2 = with_ones(X1, self.intercept), with_ones(X2, self.intercept)
-        return np.asarray((B2 @ (B1 @ self.spread[c, :, j]).T).T)
+        cov = np.asarray((B2 @ (B1 @ self.spread[c, :, j]).T).T)
+        return self.slope**2 * self.temper * cov
 
     def joined(self, X, y):
         """Return a new posterior with rows included one after another, and log p of their labels.
@@ -158,11 +174,15 @@ class JointWeightPosterior:
         draws = rng.standard_normal((n_samples, size)) @ lower.T
         return (self.mean + draws.reshape(n_samples, *self.mean.shape)).transpose(1, 0, 2)
 
+    def predictors(self, X, weights):
+        """Return the predictors (n_samples, n_new, K) of draws (K, n_samples, q) of the weights."""
+        B = with_ones(X, self.intercept)
+        return np.stack([np.asarray((B @ draws.T).T) for draws in weights], axis=2)
+
     def draw(self, X, n_samples, rng):
         """Return joint draws (n_samples, n_new, K) of the predictors at new rows."""
-        B = with_ones(X, self.intercept)
-        each = [np.asarray((B @ draws.T).T) for draws in self.sample(n_samples, rng)]
-        return np.stack(each, axis=2)
+        away = self.predictors(X, self.sample(n_samples, rng) - self.mean[:, None])
+        return self.latent_mean(X) + self.slope * np.sqrt(self.temper) * away
 
 
 def takes_joint(estimator, d):
@@ -203,46 +223,79 @@ def joint_problem(estimator, training):
         design=design,
         weight=training.weight * class_weights(estimator, training),
         prior=make_prior(estimator, training.X.shape[1]),
-        factor=CLASS_LIKELIHOODS["logit"],
+        factor=QUICK_SOFTMAX,
         sites=sites,
         tol=estimator.tol,
         max_iter=_SWEEPS * estimator.max_iter,
         damping=estimator.damping,
         shape=shape,
+        calibration=estimator.calibration,
     )
 
 
-def _learned_factor(problem, y):
-    """Return the factor of the prior variances where the evidence is level, and the sites there.
+class _Place(NamedTuple):
+    """A log factor of the prior variances, the log evidence there, and its slope and MacKay's step.
 
-    Its slope in the log of the factor is half of the expected squares of the coefficients, in units
-    of their prior variances, less their number. MacKay's update leads towards the root. The search
-    ends at a factor where the sites do not settle: its slope says nothing.
+    The slope is half of the expected squares of the coefficients, in units of their prior
+    variances, less their number: right where sites do not move with the prior.
     """
-    sites, d = problem.sites, problem.prior.n_features
-    place, search, (tight, tol) = 0.0, SlopeSearch(_RANGE), _LEARNING_TOL
+
+    at: float
+    evidence: float
+    slope: float
+    step: float
+
+
+def _place(problem, at, result):
+    """Return the `_Place` of a result of EP."""
+    state, d = result.evaluation.payload[0], problem.prior.n_features
+    precision = problem.prior.precision(np.exp(at))[:d]
+    coef, var = state.coef[:, :d], np.einsum("cqcq->cq", state.spread)[:, :d]
+    squares, known = np.sum(precision * coef**2), coef.size - np.sum(precision * var)
+    step = np.log(max(squares, _TINY) / max(known, _TINY))
+    evidence = result.evaluation.record["log_evidence"]
+    return _Place(at, evidence, 0.5 * float(squares - known), float(step))
+
+
+def _next_step(here, last, bias):
+    """Return the step to where the slope vanishes, and what is added to slopes.
+
+    Sites do move with the prior: `bias`, what their part in the slope was so far, is renewed from
+    two evidences far enough from each other. MacKay's step leads on where slopes do not fall.
+    """
+    if last is None:
+        return here.step if abs(here.step) > _FIRST else _FIRST, here.slope, bias
+    way = here.at - last.at
+    if abs(way) > _APART:
+        bias = (here.evidence - last.evidence) / way - 0.5 * (here.slope + last.slope)
+    slope, fall = here.slope + bias, (last.slope - here.slope) / way
+    return slope / fall if fall > 0 else np.copysign(_FURTHEST, slope), slope, bias
+
+
+def _learned_factor(problem, y):
+    """Return the factor of the prior variances with the largest evidence, and the sites there.
+
+    From a factor where the sites do not settle the search goes half of the way back.
+    """
+    sites, at, last, bias = problem.sites, 0.0, None, 0.0
+    most = min(problem.max_iter, _PLACE_SWEEPS)
     for _ in range(_MOST_FACTORS):
-        ep = problem.ep(y, float(np.exp(place)))
-        most = min(problem.max_iter, _PLACE_SWEEPS)
-        result = problem.solve(ep, sites, max(problem.tol, tol), max_iter=most)
-        sites, state = result.x, result.evaluation.payload[0]
-        precision, var = ep.structure.prior[:d], np.einsum("cqcq->cq", state.spread)[:, :d]
-        squares, known = (
-            float(np.sum(precision * state.coef[:, :d] ** 2)),
-            float(state.coef[:, :d].size - np.sum(precision * var)),
-        )
-        slope = 0.5 * (squares - known)
-        step = float(np.log(max(squares, _TINY) / max(known, _TINY)))
-        before, place = place, search(place, slope, step)
+        ep = problem.ep(y, float(np.exp(at)))
+        tol = max(problem.tol, _FIRST_TOL if last is None else _PLACE_TOL)
+        result = problem.solve(ep, sites, tol, max_iter=most)
         if not result.converged:
-            place = before
+            if last is None:
+                break
+            at = 0.5 * (at + last.at)
+            continue
+        sites, here = result.x, _place(problem, at, result)
+        step, slope, bias = _next_step(here, last, bias)
+        new = float(np.clip(at + np.clip(step, -_FURTHEST, _FURTHEST), *_RANGE))
+        settled = last is not None and (abs(new - at) < _CLOSE or abs(slope * (new - at)) < _LITTLE)
+        last, at = here, new
+        if settled or new == here.at:
             break
-        change = abs(place - before)
-        near = change < _CLOSE or abs(slope) * change < _LITTLE
-        if near and tol == tight:
-            break
-        tol = tight if near else float(np.clip(_STEP_SHARE * change, *_LEARNING_TOL))
-    return float(np.exp(place)), sites
+    return float(np.exp(at)), sites
 
 
 def fit_joint(problem, y, monitor, k):
@@ -252,6 +305,8 @@ def fit_joint(problem, y, monitor, k):
     result = problem.solve(ep, sites, problem.tol, monitor)
     state, update = result.evaluation.payload
     posterior = problem.posterior((state, update))
+    left_out = _left_out(problem, y, result.x, state)
+    posterior.slope, posterior.temper = left_out.slope, left_out.temper
     variance = posterior.coefficient_variance()
     evidence = float(result.evaluation.record["log_evidence"])
     attributes = dict(
@@ -266,11 +321,20 @@ def fit_joint(problem, y, monitor, k):
         evidence_std=0.0,
         last=result.x,
         average=single_node(problem.prior, factor, evidence),
+        left_out=left_out,
     )
     return BinaryFit(posterior, result.history, result.reason, evidence, attributes)
 
 
+def _left_out(problem, y, sites, state):
+    """Return the `LeftOut` of the rows, whose cavities are as far apart as labels can tell."""
+    without = class_cavities(ClassSites(*sites), state.mean, state.cov)
+    var = np.where(without.proper[:, None], contrast_variances(without.cov), np.nan)
+    left = Cavities(without.mean.T, var.T)
+    return calibrated_classes(problem.factor, y, problem.weight, left, problem.calibration)
+
+
 def joint_log_weights(posterior, X, y, weight, sites, n_draws, rng):
     """Return log weights of draws of the weights to the true posterior, given the sites."""
-    latent = posterior.draw(X, n_draws, rng)
+    latent = posterior.predictors(X, posterior.sample(n_draws, rng))
     return class_log_weights(posterior.factor, y, weight, sites, latent)

@@ -13,6 +13,7 @@ from .._engine.super_gaussian import LogisticSites
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales
 from .._estimator.fitting import BinaryFit
 from ._calibration import calibrated, cavities
+from ._copies import find_copies
 from ._lanczos import log_determinant, rademacher
 from ._nodes import (
     average_over_scale,
@@ -57,6 +58,7 @@ class ConvexProblem:
     `last` holds for each binary problem the weights and state of an earlier fit, or None; only a
     fit of the same `shape` may begin there. `column_variances` are those of X where the scale of
     the prior is averaged over, else None; `n_jobs` are the nodes of one problem to work on at once.
+    `copies` are those among the rows that were given, or None where all are kept apart.
     """
 
     design: Design
@@ -80,11 +82,12 @@ class ConvexProblem:
     calibration: str | None
     column_variances: Any
     n_jobs: int | None
+    copies: Any
 
     @property
     def sizes(self):
         """Rows of the one part that is in memory."""
-        return [len(self.weight)]
+        return [len(self.weight if self.copies is None else self.copies.group)]
 
     def variance_estimator(self):
         """Return the estimator of marginal variances of one binary problem."""
@@ -132,6 +135,14 @@ class ConvexProblem:
 
 def fit_problem(problem, sign, monitor, k):
     """Fit binary problem k and return its `BinaryFit`."""
+    if problem.copies is None:
+        return _fit_rows(problem, sign, monitor, k)
+    fit = _fit_rows(problem, sign[problem.copies.first], monitor, k)
+    return fit._replace(attributes=problem.copies.of_rows(fit.attributes))
+
+
+def _fit_rows(problem, sign, monitor, k):
+    """Fit binary problem k to the rows that the problem keeps apart."""
     if problem.variance == "calibrated":
         return _fit_calibrated(problem, sign, monitor, k)
     whole, last = problem, problem.last[k]
@@ -239,8 +250,12 @@ def make_problem(estimator, training):
     q, d = training.X.shape
     weight = training.weight * class_weights(estimator, training)
     variance, solver, exact_solver = _methods(estimator, q, d)
-    design = Design(training.X, bool(estimator.fit_intercept))
-    n = design.shape[1]
+    X, copies = training.X, None
+    if variance != "exact":
+        copies = find_copies(X, training.y, weight)
+        X, weight = X[copies.first], copies.weight
+    design = Design(X, bool(estimator.fit_intercept))
+    q, n = design.shape
     rng = check_random_state(estimator.random_state)
     sampled = variance in ("calibrated", "monte_carlo")
     probes = Probes(design, weight, estimator.n_variance_samples, rng) if sampled else None
@@ -248,7 +263,7 @@ def make_problem(estimator, training):
     prior = make_prior(estimator, d)
     column_variances = None
     if _is_averaged(estimator, variance, prior, min(n, q) if exact_solver == "dual" else n):
-        column_variances = weighted_variances(training.X, weight)
+        column_variances = weighted_variances(X, weight)
     shape = (q, n, n_problems, variance, prior_mode(estimator), column_variances is None)
     passed = ("bound", "inner_tol", "max_inner_iter", "tol", "damping")
     longer = LONGER_LEARNING if prior.learn and variance != "exact" else 1
@@ -269,6 +284,7 @@ def make_problem(estimator, training):
         calibration=estimator.calibration,
         column_variances=column_variances,
         n_jobs=estimator.n_jobs if n_problems == 1 else None,
+        copies=copies,
         **{name: getattr(estimator, name) for name in passed},
     )
 

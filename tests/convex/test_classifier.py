@@ -570,3 +570,40 @@ def test_diagnose_weighs_draws_to_the_true_posterior():
     good, narrow = (e.diagnose(4000, X=X, y=y) for e in (kl, local))
     assert good.pareto_k < 0.7 and good.ess_share > 0.97 > narrow.ess_share
     assert kl.diagnose().pareto_k is None and "fixed point" in str(kl.diagnose())
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("variance", ["calibrated", "monte_carlo", "lanczos"])
+@pytest.mark.parametrize("kind", [np.asarray, sp.csr_matrix], ids=["dense", "sparse"])
+def test_weights_are_repeated_rows_to_the_last_bit_where_variances_are_sampled(variance, kind):
+    """Learning a scale from sampled variances would turn rounding into visible differences."""
+    rng = np.random.default_rng(0)
+    X, y = rng.random((15, 30)), rng.integers(0, 3, 15)
+    X[8], y[8] = X[3], (y[3] + 1) % 3  # one row with two labels
+    copies, order = rng.integers(0, 4, 15), rng.permutation(15)
+    copies[3] = copies[8] = 2
+    kw = dict(variance=variance, random_state=0)
+    a = ConvexVariationalLogistic(**kw).fit(kind(X[order]), y[order], sample_weight=copies[order])
+    b = ConvexVariationalLogistic(**kw).fit(kind(np.repeat(X, copies, 0)), np.repeat(y, copies))
+    np.testing.assert_array_equal(a.coef_, b.coef_)
+    np.testing.assert_array_equal(a.predict_proba(X), b.predict_proba(X))
+    first = np.cumsum(copies) - copies
+    seen = copies > 0
+    back = np.argsort(order)[seen]
+    for name in ("marginal_variance_", "loo_mean_", "loo_proba_"):
+        np.testing.assert_array_equal(getattr(a, name)[:, back], getattr(b, name)[:, first[seen]])
+    total = b.site_precision_[:, first[seen]] * copies[seen]
+    np.testing.assert_allclose(a.site_precision_[:, back], total, rtol=1e-12)
+
+
+def test_one_against_the_rest_decides_as_it_predicts():
+    rng = np.random.default_rng(1)
+    X, y = rng.normal(size=(60, 4)), rng.integers(0, 4, 60)
+    e = ConvexVariationalLogistic(multi_class="one_vs_rest").fit(X, y)
+    new = rng.normal(size=(500, 4))
+    decision, proba = e.decision_function(new), e.predict_proba(new)
+    np.testing.assert_array_equal(np.argsort(decision, 1), np.argsort(proba, 1))
+    odds = 1 / (1 + np.exp(-decision))
+    np.testing.assert_allclose(odds / odds.sum(1, keepdims=True), proba, rtol=1e-9)
+    means, _ = e.latent_mean_and_variance(new)
+    assert np.any(means.argmax(1) != decision.argmax(1))

@@ -12,6 +12,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.preprocessing import StandardScaler
 
+from sklearn_ep import ConvexVariationalLogistic
+from sklearn_ep._engine.classes import SOFTMAX
+
 
 def toy(n, n_classes, d=3, seed=0):
     rng = np.random.default_rng(seed)
@@ -96,6 +99,38 @@ def test_the_learned_prior_variance_is_at_the_top_of_the_evidence():
     ]
     assert values[1] >= max(values) - 0.02
     assert est.log_evidence_ == pytest.approx(values[1], abs=1e-3)
+
+
+def test_rows_left_out_calibrate():
+    X, y = toy(60, 3, seed=7)
+    est = ConvexVariationalLogistic(1.0, tol=1e-6, max_iter=100).fit(X, y)
+    plain = fit(X, y, tol=1e-6)
+    np.testing.assert_array_equal(est.coef_, plain.coef_)
+    one = np.array(
+        [
+            fit(np.delete(X, i, 0), np.delete(y, i), tol=1e-6).predict_proba(X[i : i + 1])[0, y[i]]
+            for i in range(0, 60, 4)
+        ]
+    )
+    np.testing.assert_allclose(plain.loo_proba_[::4], one, atol=0.01)
+    assert est.slope_ != 1.0 and (plain.slope_, plain.temper_) == (1.0, 1.0)
+    (m, v), (m0, v0) = (e.latent_mean_and_variance(X) for e in (est, plain))
+    np.testing.assert_allclose(m, est.slope_ * m0)
+    np.testing.assert_allclose(v, est.slope_**2 * est.temper_ * v0)
+    np.testing.assert_allclose(est.decision_function(X), m)
+    committee = est.sample_proba(X[:6], 4000, random_state=0)
+    np.testing.assert_allclose(committee.mean(0), est.predict_proba(X[:6]), atol=0.02)
+    assert est.loo_mean_.shape == est.loo_variance_.shape == (3, 60)
+
+    # no other slope and temper foretell labels better, their priors included
+    def value(slope, temper):
+        var = slope**2 * temper * est.loo_variance_.T
+        log_z = SOFTMAX.tilted(y, slope * est.loo_mean_.T, var).log_z.sum()
+        return log_z - 0.5 * (np.log(slope) / 0.3) ** 2 - 0.5 * np.log(temper) ** 2
+
+    best = value(est.slope_, est.temper_)
+    for da, dt in ((1.1, 1), (0.9, 1), (1, 1.2), (1, 0.8)):
+        assert value(da * est.slope_, dt * est.temper_) < best + 2e-3
 
 
 def test_draws_summary_intervals_and_diagnosis():

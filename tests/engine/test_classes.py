@@ -8,6 +8,8 @@ from scipy.stats import multivariate_normal, norm
 
 from sklearn_ep._engine.classes import (
     CLASS_LIKELIHOODS,
+    QUICK_SOFTMAX,
+    SOFTMAX,
     ClassSites,
     JointEP,
     class_cavities,
@@ -42,6 +44,51 @@ def test_the_probability_of_a_label_is_the_integral(K, spread):
         exact = quad(below, own - 40, own + 40, points=[own], limit=400, epsabs=1e-13)[0]
         if exact > 1e-10:
             assert log_z[i] == pytest.approx(np.log(exact), abs=1e-9)
+
+
+@pytest.mark.parametrize("factor", [PROBIT, LOGIT, SOFTMAX], ids=["probit", "logit", "softmax"])
+def test_slopes_in_variances_are_those_of_differences(factor):
+    y, mean, var = cavities(30, 4, 4.0)
+    mean[0], y[0] = [0.0, 100.0, 0.0, 0.0], 2
+    log_z, in_mean, in_var = factor.log_z_slopes(y, mean, var)
+    tilted = factor.tilted(y, mean, var)
+    np.testing.assert_array_equal(log_z, tilted.log_z)
+    np.testing.assert_array_equal(in_mean, tilted.gradient)
+    for c in range(4):
+        h = np.zeros((30, 4))
+        h[:, c] = 1e-4 * var[:, c]
+        ends = [factor.tilted(y, mean, var + s * h).log_z for s in (1, -1)]
+        np.testing.assert_allclose(in_var[:, c], (ends[0] - ends[1]) / (2 * h[:, c]), 1e-5, 1e-6)
+
+
+def test_the_quick_softmax_is_close():
+    for spread in (1.0, 5.0, 30.0):
+        _, mean, var = cavities(200, 5, spread)
+        y = np.argmax(mean + np.random.default_rng(1).gumbel(size=mean.shape), axis=1)
+        for scale in (0.01, 1.0, 100.0):
+            quick, exact = (f.tilted(y, mean, scale * var) for f in (QUICK_SOFTMAX, SOFTMAX))
+            np.testing.assert_allclose(quick.log_z, exact.log_z, atol=1e-3)
+            np.testing.assert_allclose(quick.gradient, exact.gradient, atol=1e-3)
+            stars = (star_times(t.slope, mean) for t in (quick, exact))
+            np.testing.assert_allclose(*stars, atol=2e-3)
+
+
+@pytest.mark.parametrize("K", [2, 3, 5])
+def test_slopes_of_the_softmax_have_the_curvature_of_the_winner(K):
+    for scale in (0.01, 1.0, 30.0):
+        _, mean, var = cavities(40, K, 1.5)
+        y, var = np.argmax(mean, axis=1), scale * var
+        e, rows = SOFTMAX.tilted(y, mean, var).slope, np.arange(40)
+        step = np.zeros((40, K))
+        step[rows, y] = 1e-4
+        up, down = (SOFTMAX.tilted(y, mean + s * step, var).gradient for s in (1, -1))
+        row = e[rows, y][:, None] * (np.eye(K)[y] - e / e.sum(1, keepdims=True))
+        np.testing.assert_allclose(row, (down - up) / 2e-4, rtol=5e-3, atol=1e-4)
+        assert np.all((e > 0) & (var * e < 1))
+    # known latent values: the softmax itself
+    e = SOFTMAX.tilted(y, mean, np.full((40, K), 1e-6)).slope
+    p = np.exp(log_softmax(mean, axis=1))
+    np.testing.assert_allclose(e, p, rtol=0.1, atol=0.02)
 
 
 @pytest.mark.parametrize("factor", [PROBIT, LOGIT], ids=["probit", "logit"])
