@@ -6,6 +6,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
+from .._estimator.checks import check_number, checked_weights
 from ._design import design_rows
 from ._posterior import posterior_of
 from ._query import query, reference_of, scores
@@ -86,8 +87,8 @@ def SkactivemlQuery(strategy="auto", *, missing_label=np.nan, n_reference=None, 
 
 def _skactiveml_class():
     """Define the strategy class on the base class of scikit-activeml."""
-    from skactiveml.base import SingleAnnotatorPoolQueryStrategy, SkactivemlClassifier
-    from skactiveml.utils import check_equal_missing_label, check_type, is_labeled, simple_batch
+    from skactiveml.base import SingleAnnotatorPoolQueryStrategy
+    from skactiveml.utils import is_labeled, simple_batch
 
     class PosteriorQuery(SingleAnnotatorPoolQueryStrategy):
         """Query strategy of scikit-activeml that rates rows by `scores`."""
@@ -108,39 +109,30 @@ def _skactiveml_class():
             return_utilities=False,
         ):
             """Choose rows to label, in scikit-activeml's terms."""
-            if sp.issparse(X):
-                raise TypeError(
-                    "scikit-activeml takes no sparse X; use sklearn_ep.active_learning.query, "
-                    "which does."
-                )
+            _check_query(X, clf, fit_clf, self.n_reference)
             X, y, candidates, batch_size, return_utilities = self._validate_data(
                 X, y, candidates, batch_size, return_utilities, reset=True
             )
-            check_type(fit_clf, "fit_clf", bool)
-            if isinstance(clf, SkactivemlClassifier):
-                check_equal_missing_label(clf.missing_label, self.missing_label_)
-            elif not hasattr(clf, "latent_mean_and_variance"):  # ours may come without a wrapper
-                check_type(clf, "clf", SkactivemlClassifier)
+            weight = None if sample_weight is None else checked_weights(sample_weight, X)
+            clf = _without_wrapper(clf, fit_clf, self.missing_label_)
             rows, mapping = self._transform_candidates(candidates, X, y)
             labelled = np.flatnonzero(is_labeled(y, self.missing_label_))
             if fit_clf and len(np.unique(y[labelled])) < 2:
                 rated = _cold_utilities(X[labelled], rows, batch_size)
             else:
-                if fit_clf:
-                    known = slice(None) if isinstance(clf, SkactivemlClassifier) else labelled
-                    clf = _fitted_copy(clf, X[known], y[known], sample_weight, known)
-                rated = self._rated(getattr(clf, "estimator_", clf), X, rows, batch_size)
+                clf = _fitted_copy(clf, X, y, weight, labelled) if fit_clf else clf
+                rated = self._rated(clf, X, rows, batch_size)
             utilities = np.full((len(rated), len(rows) if mapping is None else len(X)), np.nan)
             utilities[:, slice(None) if mapping is None else mapping] = rated
-            if len(utilities) > 1:
-                chosen = np.nanargmax(utilities, axis=1)
-                return (chosen, utilities) if return_utilities else chosen
-            return simple_batch(
-                utilities[0],
-                self.random_state_,
-                batch_size=batch_size,
-                return_utilities=return_utilities,
-            )
+            if len(utilities) == 1:
+                return simple_batch(
+                    utilities[0],
+                    self.random_state_,
+                    batch_size=batch_size,
+                    return_utilities=return_utilities,
+                )
+            chosen = np.nanargmax(utilities, axis=1)
+            return (chosen, utilities) if return_utilities else chosen
 
         def _rated(self, clf, X, rows, batch_size):
             """Return scores of rows, once or for each choice; reference rows come from all of X."""
@@ -157,12 +149,48 @@ def _skactiveml_class():
     return PosteriorQuery
 
 
-def _fitted_copy(clf, X, y, sample_weight, known):
-    """Return a copy of a classifier that is fitted to rows whose numbers are `known`."""
-    weights = {} if sample_weight is None else {"sample_weight": np.asarray(sample_weight)[known]}
-    if y.dtype == object:
-        y = np.array(y.tolist())  # labels of one kind, as a classifier without wrapper wants them
-    return clone(clf).fit(X, y, **weights)
+def _check_query(X, clf, fit_clf, n_reference):
+    """Raise an error that names the argument of a query of scikit-activeml that is not usable."""
+    from skactiveml.base import SkactivemlClassifier
+    from skactiveml.utils import check_type
+
+    if sp.issparse(X):
+        raise TypeError(
+            "scikit-activeml takes no sparse X; use sklearn_ep.active_learning.query, which does."
+        )
+    check_type(fit_clf, "fit_clf", bool)
+    if not hasattr(clf, "latent_mean_and_variance"):  # ours may come without a wrapper
+        check_type(clf, "clf", SkactivemlClassifier)
+    if n_reference is not None:
+        check_number("n_reference", n_reference, 1, integer=True)
+
+
+def _without_wrapper(clf, fit_clf, missing_label):
+    """Return the estimator inside scikit-activeml's wrapper, fitted unless it will be.
+
+    The wrapper hands on labels of any kind as objects, which a classifier does not take.
+    """
+    from skactiveml.classifier import SklearnClassifier
+    from skactiveml.utils import check_equal_missing_label
+
+    if hasattr(clf, "missing_label"):
+        check_equal_missing_label(clf.missing_label, missing_label)
+    if not isinstance(clf, SklearnClassifier):
+        return clf
+    return clf.estimator if fit_clf else getattr(clf, "estimator_", clf)
+
+
+def _fitted_copy(clf, X, y, weight, labelled):
+    """Return a copy of a classifier that is fitted to the labelled rows.
+
+    A classifier of scikit-activeml is given all rows, and finds the labelled ones itself.
+    """
+    known = slice(None) if hasattr(clf, "missing_label") else labelled
+    weights = {} if weight is None else {"sample_weight": weight[known]}
+    labels = y[known]
+    if labels.dtype == object and known is labelled:
+        labels = np.array(labels.tolist())  # of one kind, as a classifier wants them
+    return clone(clf).fit(X[known], labels, **weights)
 
 
 def _cold_utilities(known, rows, n_rows):

@@ -552,6 +552,39 @@ def test_skactiveml_query_refuses_what_it_cannot_use(small):
             strategy.query(pool, labels, **{"clf": ConvexVariationalLogistic(), **kwargs})
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (dict(sample_weight=np.nan), "sample_weight"),
+        (dict(sample_weight=np.ones(3)), "sample_weight"),
+        (dict(n_reference="many"), "n_reference"),
+        (dict(n_reference=0), "n_reference"),
+    ],
+)
+def test_skactiveml_arguments_are_checked_whatever_the_strategy_needs(small, given, name):
+    pytest.importorskip("skactiveml")
+    _, pool, _ = small
+    labels = np.full(len(pool), np.nan)
+    labels[:2] = 0, 1
+    strategy = SkactivemlQuery("margin", n_reference=given.pop("n_reference", None))
+    with pytest.raises((TypeError, ValueError), match=name):
+        strategy.query(pool, labels, ConvexVariationalLogistic(), **given)
+
+
+def test_skactiveml_labels_may_be_objects_in_a_wrapper(small):
+    """Their wrapper gives up on such labels without an error; the classifier inside does not."""
+    wrapper = pytest.importorskip("skactiveml.classifier").SklearnClassifier
+    _, pool, _ = small
+    known = (pool[:10, 0] > 0).astype(int) + 1
+    numbers, objects = np.full(len(pool), np.nan), np.full(len(pool), None)
+    numbers[:10], objects[:10] = known, known
+    clf = ConvexVariationalLogistic()
+    chosen = SkactivemlQuery("margin", random_state=0).query(pool, numbers, clf)
+    strategy = SkactivemlQuery("margin", missing_label=None, random_state=0)
+    inside = wrapper(clf, classes=[1, 2], missing_label=None)
+    np.testing.assert_array_equal(strategy.query(pool, objects, inside), chosen)
+
+
 def test_skactiveml_queries_of_one_seed_repeat(small):
     """Their convention: seed and number of labels decide, whatever was asked before."""
     pytest.importorskip("skactiveml")
