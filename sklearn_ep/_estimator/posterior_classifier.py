@@ -164,7 +164,8 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         y : ndarray of shape (n,)
             Labels out of `classes_`.
         """
-        return self.classes_[np.argmax(self._log_proba(X), axis=1)]
+        log_proba = self._log_proba(X)
+        return self.classes_[np.argmax(log_proba, axis=1)]
 
     def sample_proba(self, X, n_samples=10, random_state=None):
         """Draw class probabilities from the posterior: a committee of functions.
