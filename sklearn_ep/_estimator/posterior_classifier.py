@@ -133,7 +133,8 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         return self._log_proba(X)
 
     def _log_proba(self, X):
-        return self._latents().log_proba(self._check_new(X))
+        X = self._check_new(X)
+        return self._latents().log_proba(X)
 
     @in_precision_of_rows
     def predict_proba(self, X):
