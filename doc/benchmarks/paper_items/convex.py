@@ -96,7 +96,7 @@ def draw(setting, panels):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    fig, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.8), layout="constrained")
+    fig, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 4.6), layout="constrained")
     styles = dict(random=":", uncertainty="-", information_gain="--")
     for ax, (name, marks, found, full) in zip(np.atleast_1d(axes), panels, strict=True):
         variants = list(dict.fromkeys(variant for variant, _ in found))
@@ -106,7 +106,9 @@ def draw(setting, panels):
             ax.plot(marks, errors.mean(0), styles[score], color=color, label=label)
         ax.axhline(np.mean(full), color="0.6", linewidth=0.8, label="all of the pool")
         ax.set(xlabel="labels", ylabel="test error", title=name)
-        ax.legend(fontsize=6.5)
+    # the first panel has all variants
+    handles, labels = np.atleast_1d(axes)[0].get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8)
     setting.save(fig, "convex", "Figure 2")
 
 
