@@ -73,8 +73,8 @@ class Learner:
         Classes of the last refit; None before it, and for regressors.
     expected_gain_ : float
         What the label of the row asked first is expected to take from the mean log loss of the
-        pool, in nats ("epig" of it). A figure to look at, not a rule of when to stop. NaN before
-        there is a model, and with strategies that do not look ahead.
+        pool, in nats ("epig" of it). A figure to look at, not a rule of when to stop. NaN for
+        rows of the fixed design, and with strategies that do not look ahead.
     history_ : list of dict
         One entry a refit: "n_labels", "expected_gain" at that time and "score", which is None
         unless `learn` was given one.
@@ -210,6 +210,7 @@ class Learner:
             rng = np.random.RandomState(self._seed + len(self._rows))
             return rng.permutation(np.flatnonzero(free))[:n_instances]
         if self.estimator_ is None or (self._unseen() and len(self._rows) % 2):
+            self.expected_gain_ = np.nan
             return design_rows(self._pool, self.labelled_, np.flatnonzero(free), n_instances)[0]
         strategy = resolved(self._strategy, self.estimator_)
         if not self._has_posterior() or not works_on_posterior(strategy):

@@ -249,6 +249,7 @@ def test_classes_without_a_label_are_looked_for():
     np.testing.assert_array_equal(learner.ask(2), Learner(LINEAR, A, two).ask(2))
     learner.tell([4], [0])  # an odd number of labels: the fixed design
     np.testing.assert_array_equal(learner.ask(2), query(None, A, 2, exclude=learner.labelled_))
+    assert np.isnan(learner.expected_gain_)
     found = learn(ConvexVariationalLogistic(), A, lambda rows: y[rows], 8, classes=[0, 1, 2])
     assert set(found.y_) == {0, 1, 2}
 
