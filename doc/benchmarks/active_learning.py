@@ -1,15 +1,23 @@
 """Error and log loss against labels, of our strategies and scikit-activeml's, with one classifier.
 
-    python doc/benchmarks/active_learning.py [--data FOLDER]   all sets, five seeds, to 200 labels
+    python doc/benchmarks/active_learning.py [--data FOLDER]   all parts, five seeds, to 200 labels
     python doc/benchmarks/active_learning.py --quick           three sets, two seeds, to 40 labels
+    python doc/benchmarks/active_learning.py --parts large     some of: small, large, settings
+    python doc/benchmarks/active_learning.py --resume          sets that are stored already are kept
+    python doc/benchmarks/active_learning.py --figure          the figure anew, from stored results
 
-The sets are those of scikit-learn and generated ones, and those of the folder. Every strategy
-starts from the same ten labels. Ours choose one row after another in a `Learner` that refits at
-every fifth label; scikit-activeml's are refitted after every label, which is the best use of them.
-Areas are those under the curve from 15 labels on, over that of random rows.
+Every strategy starts from the same ten labels. Ours choose one row after another in a `Learner`,
+with a refit at every fifth label; scikit-activeml's are refitted after every label, which is the
+best use of them, and after every fifth from 60 labels on. Areas are those under the curve from 15
+labels on, over that of random rows.
+
+"small" are pools of 400 rows, "large" pools of 16,000 (of 8,000 review sentences: there are no
+more), "settings" pools of 400 whose classifier treats its hyperparameters in different ways.
+Results are stored after every set.
 """
 
 import importlib.util
+import json
 import pathlib
 import warnings
 
@@ -27,13 +35,24 @@ from sklearn_ep import ConvexVariationalLogistic, EPGaussianProcessClassifier
 from sklearn_ep.active_learning import Learner
 from sklearn_ep.datasets import make_sparse_logistic
 
-STRATEGIES = ("random", "epig_entropy", "epig", "expected_error", "bald", "variance_reduction",
-              "uncertainty")  # fmt: skip
-FOLDER = ("heart", "german", "image", "banana", "waveform", "twonorm", "ionosphere", "sonar",
-          "spambase", "splice", "pima532", "a9a", "rt_polarity", "rcv1_small")  # fmt: skip
-QUICK = ("breast_cancer", "digits_3_8", "moons")
-TEXT = ("rt_polarity", "rcv1_small", "sparse_logistic")
+STRATEGIES = ("random", "epig_entropy", "bald", "variance_reduction", "uncertainty")
+MARKS = (15, 20, 30, 40, 60, 80, 100, 150, 200)
 BLOCK, START, RANDOM_DRAWS = 5, 10, 2
+TEXT = ("rt_polarity", "generated_text")
+SMALL = {
+    "linear": ("breast_cancer", "digits_3_8", "generated_40", "heart", "german", "image",
+               "waveform", "spambase"),
+    "gp": ("moons", "banana", "image"),
+}  # fmt: skip
+LARGE = {"a9a": 16_000, "rt_polarity": 8_000, "generated_text": 16_000}
+SETTINGS = {
+    "linear": ("heart", "german", "digits_3_8", "rt_polarity"),
+    "gp": ("heart", "image"),
+}
+QUICK = ("breast_cancer", "digits_3_8", "moons")
+
+
+# ---------------------------------------------------------------------------- data
 
 
 def digits(a, b):
@@ -43,54 +62,37 @@ def digits(a, b):
     return X[chosen], (y[chosen] == b).astype(int)
 
 
-def one_class(loader, c):
-    """Return a set of several classes as one of them against the rest."""
-    X, y = loader(return_X_y=True)
-    return X, (y == c).astype(int)
-
-
 LOADED = {
     "breast_cancer": lambda: sets.load_breast_cancer(return_X_y=True),
     "digits_3_8": lambda: digits(3, 8),
-    "digits_4_9": lambda: digits(4, 9),
-    "digits_1_7": lambda: digits(1, 7),
-    "wine_1": lambda: one_class(sets.load_wine, 1),
-    "iris_1": lambda: one_class(sets.load_iris, 1),
     "moons": lambda: sets.make_moons(900, noise=0.3, random_state=0),
-    "circles": lambda: sets.make_circles(900, noise=0.15, factor=0.5, random_state=0),
-    "generated_10": lambda: sets.make_classification(900, 10, random_state=0),
     "generated_40": lambda: sets.make_classification(900, 40, n_informative=8, random_state=1),
-    "sparse_logistic": lambda: make_sparse_logistic(1500, 3000, n_per_row=30, random_state=0)[:2],
+    "generated_text": lambda: make_sparse_logistic(20_000, 20_000, n_per_row=30, random_state=0),
 }
 
 
-def all_sets(args):
-    """Yield name, X and y in {0, 1}."""
-    for name, loader in LOADED.items():
-        if not args.quick or name in QUICK:
-            yield name, *loader()
-    for name in FOLDER if args.data and not args.quick else ():
-        if (pathlib.Path(args.data) / f"{name}.npz").exists():
-            X, y = loaded(args.data, name)
-            yield name, X, (y == y.max()).astype(int)
+def loaded(args, name):
+    """Return X and y in {0, 1} of a set, or None where its file is not in the folder."""
+    if name in LOADED:
+        X, y = LOADED[name]()[:2]
+    elif not args.data or not (pathlib.Path(args.data) / f"{name}.npz").exists():
+        return None
+    else:
+        with np.load(pathlib.Path(args.data) / f"{name}.npz") as z:
+            dense = (z["X"].astype(float), z["y"]) if "X" in z else None
+        X, y = dense or load(args.data, name)[0]
+    return X, (y == y.max()).astype(int)
 
 
-def loaded(folder, name):
-    """Return X and y of a set in the folder, dense or sparse."""
-    with np.load(pathlib.Path(folder) / f"{name}.npz") as z:
-        if "X" in z:
-            return z["X"].astype(float), z["y"]
-    return load(folder, name)[0]
-
-
-def split(name, X, y, seed, n_pool=400, n_new=1000):
+def split(name, X, y, seed, n_pool):
     """Return pool and test rows; dense columns in units of their spread in the pool."""
     order = np.random.default_rng(100 + seed).permutation(len(y))
-    n_pool = min(n_pool if name not in TEXT else 2 * n_pool, int(0.6 * len(y)))
+    n_new = 1000 if n_pool < 1000 else 10_000
+    n_pool = min(n_pool, int(0.6 * len(y))) if n_pool < 1000 else n_pool
     pool, new = order[:n_pool], order[n_pool : n_pool + n_new]
     P, T = X[pool], X[new]
     if sp.issparse(X):
-        P, T = normalize(P), normalize(T)
+        P, T = (normalize(P), normalize(T)) if name in TEXT else (P, T)
     else:
         spread = P.std(0)
         spread[spread < 1e-9] = 1.0
@@ -98,19 +100,77 @@ def split(name, X, y, seed, n_pool=400, n_new=1000):
     return P, y[pool], T, y[new]
 
 
+# ---------------------------------------------------------------------------- classifiers
+
+
+def size_of(P):
+    """Return the mean square length of the rows."""
+    return P.multiply(P).sum() / P.shape[0] if sp.issparse(P) else (P**2).sum(1).mean()
+
+
+def kernel_of(P, bounded=True):
+    """Return a kernel for rows of this size, set before any label is seen."""
+    length = np.sqrt(size_of(P))
+    variance, lengths = ((0.5, 25.0), (0.3, 6.0)) if bounded else ((1e-3, 1e5), (1e-2, 1e2))
+    bounds = tuple(length * b for b in lengths)
+    return ConstantKernel(4.0, variance) * RBF(1.5 * length, bounds)
+
+
 def model_of(kind, P):
-    """Return the classifier with a prior for the size of the rows, set before any label is seen."""
-    square = P.multiply(P).sum() / P.shape[0] if sp.issparse(P) else (P**2).sum(1).mean()
+    """Return the classifier that all strategies share, its prior set before any label is seen."""
     if kind == "linear":
-        return ConvexVariationalLogistic(8.0 / square, max_iter=50)
-    length = np.sqrt(square)
-    return EPGaussianProcessClassifier(
-        ConstantKernel(4.0, (0.5, 25.0)) * RBF(1.5 * length, (0.3 * length, 6.0 * length))
-    )
+        return ConvexVariationalLogistic(8.0 / size_of(P), max_iter=50)
+    return EPGaussianProcessClassifier(kernel_of(P), hyperparameters="mode")
 
 
-def peers():
-    """Return the strategies of scikit-activeml that take a fitted classifier, by name."""
+def settings_of(kind, P):
+    """Return classifiers that differ in what becomes of their hyperparameters, by name."""
+    if kind == "linear":
+        return {
+            "variance fixed": ConvexVariationalLogistic(8.0 / size_of(P), calibration=None),
+            "variance learned": ConvexVariationalLogistic(hyperparameters="mode", calibration=None),
+            "variance averaged": ConvexVariationalLogistic(calibration=None),
+            "averaged, calibrated (default)": ConvexVariationalLogistic(),
+        }
+    return {
+        "bounds, learned": model_of("gp", P),
+        "free, learned": EPGaussianProcessClassifier(kernel_of(P, False), hyperparameters="mode"),
+        "free, averaged": EPGaussianProcessClassifier(
+            kernel_of(P, False), hyperparameters="integrate"
+        ),
+    }
+
+
+# ---------------------------------------------------------------------------- who chooses
+
+
+def ours(strategy, seed):
+    """Return a function that chooses rows by one of our strategies, with labels fed back.
+
+    In large pools look-ahead scores count at 50 rows in place of 200, for the time that it takes.
+    """
+
+    def choose(model, P, y, have, count):
+        learner = Learner(model, P, labels_of(y, have), strategy=strategy, refit_every=count + 1,
+                          n_reference=50 if len(y) > 1000 and strategy == "epig_entropy" else None,
+                          random_state=seed if strategy == "random" else None)  # fmt: skip
+        for _ in range(count):
+            rows = learner.ask()
+            learner.tell(rows, y[rows])
+        return learner.labelled_[len(have) :]
+
+    return choose
+
+
+def labels_of(y, have):
+    """Return labels with nan where a row is not labelled."""
+    known = np.full(len(y), np.nan)
+    known[have] = y[have]
+    return known
+
+
+def theirs(*names):
+    """Return functions that choose rows by strategies of scikit-activeml, all without names."""
     if importlib.util.find_spec("skactiveml") is None:
         return {}
     from skactiveml.classifier import SklearnClassifier
@@ -124,23 +184,29 @@ def peers():
             return self.estimator_.sample_proba(X, n_samples=n_samples, random_state=0)
 
     def by(strategy, argument):
-        def choose(model, P, known):
-            settings = {}
-            if argument is not None:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
+        def choose(model, P, y, have, count):
+            chosen, P = [], P.toarray() if sp.issparse(P) else P
+            together = 1 if len(have) < 60 else count
+            for _ in range(count // together):
+                known, settings = labels_of(y, [*have, *chosen]), {}
+                if argument is not None:
                     wrapped = Committee(model, classes=[0, 1]).fit(P, known)
-                settings = {argument: wrapped, f"fit_{argument}": False}
-            return strategy.query(P, known, **settings)
+                    settings = {argument: wrapped, f"fit_{argument}": False}
+                chosen += strategy.query(P, known, batch_size=together, **settings).tolist()
+            return chosen
 
         return choose
 
     draws = dict(sample_predictions_method_name="sample_proba", sample_predictions_dict={})
-    return {
-        "skactiveml entropy": by(UncertaintySampling("entropy", random_state=0), "clf"),
-        "skactiveml BatchBALD": by(BatchBALD(**draws, random_state=0), "ensemble"),
-        "skactiveml CoreSet": by(CoreSet(random_state=0), None),
+    found = {
+        "entropy": by(UncertaintySampling("entropy", random_state=0), "clf"),
+        "BatchBALD": by(BatchBALD(**draws, random_state=0), "ensemble"),
+        "CoreSet": by(CoreSet(random_state=0), None),
     }
+    return {f"skactiveml {name}": found[name] for name in names or found}
+
+
+# ---------------------------------------------------------------------------- curves
 
 
 def first_rows(y, seed):
@@ -150,132 +216,230 @@ def first_rows(y, seed):
     return both + [int(i) for i in order if i not in both][: START - 2]
 
 
-def curve(strategy, choose, model, P, y, T, t, marks, seed):
-    """Error and log loss at the numbers of labels in `marks`; the kernel is learned at marks."""
+def curve(choose, model, data, marks, seed):
+    """Return error and log loss (marks, 2); a kernel is learned at marks and kept between."""
+    P, y, T, t = data
     have, out, kept = first_rows(y, seed), [], model
     for mark in marks:
         while len(have) < mark:
-            known = np.full(len(y), np.nan)
-            known[have] = y[have]
-            if choose is not None:
-                have += [int(i) for i in choose(kept, P, known)]
-                continue
-            learner = Learner(kept, P, known, strategy=strategy, refit_every=BLOCK,
-                              random_state=None if strategy != "random" else seed)  # fmt: skip
-            for _ in range(min(BLOCK, mark - len(have))):
-                rows = learner.ask()
-                learner.tell(rows, y[rows])
-                have += [int(i) for i in rows]
+            chosen = choose(kept, P, y, have, min(BLOCK, mark - len(have)))
+            have = have + [int(i) for i in chosen]
         fitted = clone(model).fit(P[have], y[have])
-        if hasattr(fitted, "kernel_"):
+        if getattr(fitted, "hyperparameters", None) == "mode" and hasattr(fitted, "kernel_"):
             kept = clone(model).set_params(kernel=fitted.kernel_, optimizer=None)
         proba = fitted.predict_proba(T)
         out.append((np.mean(proba.argmax(1) != t), log_loss(proba, t)))
-    return out
+    return np.array(out)
 
 
-def curves_of(kind, name, X, y, strategies, others, seeds, most):
-    """Return the marks and {strategy: (seeds, marks, 2)} on one set."""
+def curves(data_of, models_of, choosers_of, seeds, marks):
+    """Return the marks reached and {who: curves (seeds, marks, 2)} on one set.
+
+    `data_of(seed)` gives the data, `models_of(P)` classifiers by name, and `choosers_of(seed)`
+    functions that choose by name; who is the name of the strategy, before it that of the classifier
+    where there are several.
+    """
     found = {}
     for seed in range(seeds):
-        P, own, T, t = split(name, X, y, seed)
-        top = min(most, int(0.6 * P.shape[0]))
-        marks = [m for m in (15, 20, 30, 40, 60, 80, 100, 150, 200) if m <= top]
-        model = model_of(kind, P)
-        for strategy in (*strategies, *others):
-            draws = RANDOM_DRAWS if strategy == "random" else 1
-            runs = [
-                curve(strategy, others.get(strategy), model, P, own, T, t, marks,
-                      seed + 1000 * draw if strategy == "random" and draw else seed)
-                for draw in range(draws)
-            ]  # fmt: skip
-            found.setdefault(strategy, []).append(np.mean(runs, axis=0))
-    return marks, {strategy: np.array(v) for strategy, v in found.items()}
+        data = data_of(seed)
+        reached = [m for m in marks if m <= int(0.6 * data[0].shape[0])]
+        models = models_of(data[0])
+        for label, model in models.items():
+            for strategy, choose in choosers_of(seed).items():
+                who = strategy if len(models) == 1 else f"{label}: {strategy}"
+                draws = choose if isinstance(choose, list) else [choose]
+                runs = [curve(one, model, data, reached, seed) for one in draws]
+                found.setdefault(who, []).append(np.mean(runs, axis=0))
+    return reached, {who: np.array(v) for who, v in found.items()}
 
 
-def area(marks, values):
-    """Return the mean over the number of labels of curves (seeds, marks, 2), as (2,)."""
-    mean = values.mean(axis=0)
-    return np.trapezoid(mean, marks, axis=0) / (marks[-1] - marks[0])
+def choosers(strategies, peers, seed):
+    """Return what chooses rows, by name: random rows more than once."""
+    own = {s: ours(s, seed) for s in strategies if s != "random"}
+    draws = [ours("random", seed + 1000 * draw) for draw in range(RANDOM_DRAWS)]
+    return {"random": draws, **own, **peers}
+
+
+# ---------------------------------------------------------------------------- parts
+
+
+def small_part(args, add):
+    """Pools of 400 rows: all strategies."""
+    strategies = STRATEGIES[:2] + STRATEGIES[4:] if args.quick else STRATEGIES
+    for kind, names in SMALL.items():
+        for name in names:
+            if not args.quick or name in QUICK:
+                add(
+                    f"small, {kind}",
+                    name,
+                    400,
+                    lambda P, kind=kind: {kind: model_of(kind, P)},
+                    lambda seed: choosers(strategies, theirs(), seed),
+                )
+
+
+def large_part(args, add):
+    """Large sparse pools, the linear model; scikit-activeml takes none with many columns."""
+    for name, n_pool in LARGE.items():
+        add(
+            "large, linear",
+            name,
+            n_pool if not args.quick else 400,
+            lambda P: {"linear": model_of("linear", P)},
+            lambda seed, name=name: choosers(
+                ("epig_entropy", "uncertainty"),
+                {} if name in TEXT else theirs("entropy", "CoreSet"),
+                seed,
+            ),
+        )
+
+
+def settings_part(args, add):
+    """Pools of 400 rows: what becomes of hyperparameters, for random rows and the default."""
+    for kind, names in SETTINGS.items():
+        for name in names:
+            if not args.quick:
+                add(
+                    f"settings, {kind}",
+                    name,
+                    800 if name in TEXT else 400,
+                    lambda P, kind=kind: settings_of(kind, P),
+                    lambda seed: choosers(("epig_entropy",), {}, seed),
+                    most=100,
+                )
+
+
+PARTS = {"settings": settings_part, "large": large_part, "small": small_part}
+
+
+class Results:
+    """Curves of all sets so far, stored after each."""
+
+    def __init__(self, args):
+        self.args, self.sets = args, stored_sets(args) if args.resume else []
+        self.seeds, self.most = (2, 40) if args.quick else (5, 200)
+
+    def add(self, part, name, n_pool, models_of, choosers_of, most=None):
+        """Run one set, if its data are there."""
+        found = loaded(self.args, name)
+        known = any((part, name) == (record["part"], record["set"]) for record in self.sets)
+        if found is None or known or name not in (self.args.sets or [name]):
+            return
+        marks = [m for m in MARKS if m <= min(self.most, most or self.most)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            reached, values = curves(
+                lambda seed: split(name, *found, seed, n_pool),
+                models_of,
+                choosers_of,
+                self.seeds,
+                marks,
+            )
+        each = {who: curve_record(v) for who, v in values.items()}
+        self.sets.append({"part": part, "set": name, "labels": reached, "curves": each})
+        table(summary([self.sets[-1]]), ["strategy", "error", "log loss"])
+        save(self.args, "active_learning", self.rows())
+
+    def rows(self):
+        """Return what is stored: means over the sets of a part, and each set beside them."""
+        return [*summary(self.sets), {"sets": self.sets}]
+
+
+def stored_sets(args):
+    """Return the curves of the sets that are stored."""
+    return json.loads((pathlib.Path(args.out) / "active_learning.json").read_text())["rows"][-1][
+        "sets"
+    ]
+
+
+def curve_record(values):
+    """Return means over the seeds of curves (seeds, marks, 2), and their standard errors."""
+    half = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+    return {
+        "error": values[:, :, 0].mean(axis=0).tolist(),
+        "log loss": values[:, :, 1].mean(axis=0).tolist(),
+        "se of error": half[:, 0].tolist(),
+        "se of log loss": half[:, 1].tolist(),
+    }
+
+
+def area(labels, values):
+    """Return the mean of a curve over the number of labels."""
+    return np.trapezoid(values, labels) / (labels[-1] - labels[0])
+
+
+def summary(records):
+    """Return a row a part and strategy: geometric means of areas over those of random rows.
+
+    Where classifiers differ, random rows are those of the first. Large pools have a row a set.
+    """
+    rows = {}
+    for record in records:
+        part, labels, found = record["part"], record["labels"], record["curves"]
+        base = next(found[who] for who in found if who.endswith("random"))
+        label = f"{part}, {record['set']}" if part.startswith("large") else part
+        for who, one in found.items():
+            row = rows.setdefault((label, who), {"error": [], "log loss": []})
+            for what, values in row.items():
+                values.append(area(labels, one[what]) / area(labels, base[what]))
+    return [
+        {
+            "part": label,
+            "sets": len(row["error"]),
+            "strategy": who,
+            **{what: float(np.exp(np.mean(np.log(v)))) for what, v in row.items()},
+            **{f"{what} below random": float(np.mean(np.array(v) < 1)) for what, v in row.items()},
+        }
+        for (label, who), row in rows.items()
+    ]
 
 
 def main():
     args = arguments(
         __doc__.splitlines()[0],
-        ("--model", dict(nargs="+", choices=("gp", "linear"), default=["linear", "gp"])),
+        ("--parts", dict(nargs="+", choices=PARTS, default=list(PARTS))),
         ("--sets", dict(nargs="+", default=None, help="names of sets, all without")),
+        ("--resume", dict(action="store_true", help="keep the sets that are stored")),
+        ("--figure", dict(action="store_true", help="only draw, from stored results")),
     )
-    seeds, most = (2, 40) if args.quick else (5, 200)
-    strategies = STRATEGIES[:2] + STRATEGIES[5:] if args.quick else STRATEGIES
-    rows, results = [], {}
-    for name, X, y in all_sets(args):
-        if args.sets is not None and name not in args.sets:
-            continue
-        for kind in args.model:
-            if kind == "gp" and (sp.issparse(X) or X.shape[1] > 200):
-                continue
-            others = {} if sp.issparse(X) else peers()  # which take no sparse X
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                marks, found = curves_of(kind, name, X, y, strategies, others, seeds, most)
-            results[kind, name] = marks, found
-            base = area(marks, found["random"])
-            for strategy, values in found.items():
-                error, loss = area(marks, values) / base
-                rows.append(
-                    {
-                        "model": kind,
-                        "set": name,
-                        "strategy": strategy,
-                        "error": float(error),
-                        "log loss": float(loss),
-                        "last error": float(values[:, -1, 0].mean()),
-                        "last log loss": float(values[:, -1, 1].mean()),
-                    }
-                )
-            table([r for r in rows if (r["model"], r["set"]) == (kind, name)], list(rows[0]))
-    summary = means(rows)
-    table(summary, list(summary[0]))
-    draw(args, results)
-    save(args, "active_learning", rows + summary)
+    if args.figure:
+        return draw(args, stored_sets(args))
+    results = Results(args)
+    for name in args.parts:
+        PARTS[name](args, results.add)
+    table(results.rows()[:-1], list(results.rows()[0]))
+    draw(args, results.sets)
 
 
-def means(rows):
-    """Return the geometric means over sets of the areas over random rows', and shares below 1."""
-    out = []
-    for kind, strategy in dict.fromkeys((r["model"], r["strategy"]) for r in rows):
-        own = [r for r in rows if (r["model"], r["strategy"]) == (kind, strategy)]
-        row = {"model": kind, "set": f"mean of {len(own)}", "strategy": strategy}
-        for what in ("error", "log loss"):
-            values = np.array([r[what] for r in own])
-            row[what] = float(np.exp(np.mean(np.log(np.maximum(values, 1e-3)))))
-            row[f"{what} below random"] = float(np.mean(values < 1.0))
-        out.append(row)
-    return out
-
-
-def draw(args, results):
+def draw(args, records):
     """Draw the curves of each set, with bands of two standard errors over the seeds."""
     import matplotlib.pyplot as plt
 
-    shape = (2 * len(results) + 3) // 4, 4
+    shape = (2 * len(records) + 5) // 6, 6
     fig, axes = plt.subplots(
-        *shape, figsize=(15, 3 * shape[0]), squeeze=False, layout="constrained"
+        *shape, figsize=(20, 2.8 * shape[0]), squeeze=False, layout="constrained"
     )
-    for ax in axes.flat[2 * len(results) :]:
+    for ax in axes.flat[2 * len(records) :]:
         ax.set_visible(False)
-    for k, ((kind, name), (marks, found)) in enumerate(results.items()):
-        for column, label in enumerate(("error", "log loss")):
+    legends = set()
+    for k, record in enumerate(records):
+        for column, what in enumerate(("error", "log loss")):
             ax = axes.flat[2 * k + column]
-            for strategy, values in found.items():
-                mean = values[:, :, column].mean(0)
-                half = 2.0 * values[:, :, column].std(0) / np.sqrt(len(values))
-                style = "--" if strategy.startswith("skactiveml") else "-"
-                ax.plot(marks, mean, style, label=strategy, linewidth=1.2)
-                if strategy in ("random", "epig_entropy"):
-                    ax.fill_between(marks, mean - half, mean + half, alpha=0.15)
-            ax.set(xlabel="labels", ylabel=label, title=f"{name}, {kind}")
-    axes.flat[0].legend(fontsize=6)
+            for who, one in record["curves"].items():
+                mean, half = np.array(one[what]), 2.0 * np.array(one[f"se of {what}"])
+                style = "--" if who.startswith("skactiveml") or who.endswith(": random") else "-"
+                color = {"random": "0.4", "epig_entropy": "C0"}.get(who)
+                lines = ax.plot(record["labels"], mean, style, color=color, label=who, lw=1.2)
+                if who.endswith(("random", "epig_entropy")):
+                    ax.fill_between(
+                        record["labels"], mean - half, mean + half, alpha=0.12,
+                        color=lines[0].get_color(), lw=0,
+                    )  # fmt: skip
+            ax.set(xlabel="labels", ylabel=what, title=f"{record['set']} ({record['part']})")
+        first = record["part"] not in legends
+        legends.add(record["part"])
+        if first:
+            axes.flat[2 * k].legend(fontsize=6)
     figure(args, "active_learning", fig)
 
 

@@ -1,6 +1,7 @@
 """Which rows to label before a model can be fitted: a fixed design over the pool."""
 
 import numpy as np
+from scipy.linalg import cholesky, solve_triangular
 from sklearn.utils import check_array
 
 from ._rows import take
@@ -46,8 +47,8 @@ def design_rows(X, labelled, candidates, n_rows):
     known = labelled[: MOST_ROWS // 2]
     rows = take(X, np.concatenate([known, seen]))
     K = _kernel(check_array(rows, accept_sparse="csr", dtype=np.float64, input_name="X"))
-    for j in range(len(known)):
-        _include(K, j)
+    if len(known):
+        _include_first(K, len(known))
     allowed, chosen, gains = np.arange(len(K)) >= len(known), [], []
     for _ in range(n_rows):
         gain = np.mean(K**2, axis=1) / (np.diagonal(K) + _NOISE)
@@ -68,6 +69,13 @@ def _kernel(X):
     distances = np.maximum(squares[:, None] + squares - 2.0 * products, 0.0)
     scale = distances.mean()
     return np.exp(-distances / scale) if scale > 0 else np.ones_like(distances)
+
+
+def _include_first(K, n):
+    """Condition the covariance on labels of the first n rows, in place."""
+    noisy = K[:n, :n] + _NOISE * np.eye(n)
+    half = solve_triangular(cholesky(noisy, lower=True), K[:n], lower=True)
+    K -= half.T @ half
 
 
 def _include(K, j):

@@ -45,7 +45,9 @@ class Learner:
         Labels known so far, with a missing mark elsewhere; None is no label. NaN, None and pandas'
         NA are always missing.
     classes : array-like, default=None
-        The labels that may come, to check them; None takes any.
+        The labels that may come; None takes any, and others are refused. While one of them has no
+        label every second row comes from the fixed design: a posterior of the classes that it has
+        seen is sure of the rows of others, and does not ask for them.
     strategy : str or callable, default="auto"
         See `scores`.
     refit_every : int, default=5
@@ -71,8 +73,8 @@ class Learner:
         Classes of the last refit; None before it, and for regressors.
     expected_gain_ : float
         What the label of the row asked first is expected to take from the mean log loss of the
-        pool, in nats ("epig" of it). A figure to look at, not a rule of when to stop. NaN before
-        there is a model, and with strategies that do not look ahead.
+        pool, in nats ("epig" of it). A figure to look at, not a rule of when to stop. NaN for
+        rows of the fixed design, and with strategies that do not look ahead.
     history_ : list of dict
         One entry a refit: "n_labels", "expected_gain" at that time and "score", which is None
         unless `learn` was given one.
@@ -207,7 +209,8 @@ class Learner:
         if self._strategy == "random":
             rng = np.random.RandomState(self._seed + len(self._rows))
             return rng.permutation(np.flatnonzero(free))[:n_instances]
-        if self.estimator_ is None:
+        if self.estimator_ is None or (self._unseen() and len(self._rows) % 2):
+            self.expected_gain_ = np.nan
             return design_rows(self._pool, self.labelled_, np.flatnonzero(free), n_instances)[0]
         strategy = resolved(self._strategy, self.estimator_)
         if not self._has_posterior() or not works_on_posterior(strategy):
@@ -224,6 +227,10 @@ class Learner:
         if strategy in LOOK_AHEAD:
             self.expected_gain_ = float(look_ahead(self._posterior, "epig", chosen[:1])[0])
         return chosen
+
+    def _unseen(self):
+        """Return whether a class that may come has no label yet: no posterior can ask for it."""
+        return self._allowed is not None and not self._allowed.issubset(self._labels)
 
     def _best(self, strategy, free, n_instances):
         posterior = self._up_to_date()

@@ -204,12 +204,18 @@ class ClassResponse:
 
     def __init__(self, clean, observed):
         self.links, self.observed = [_link_of(f) for f in clean], observed
-        self._observed_links = [_link_of(f) for f in observed]
+        same = all(a is b for a, b in zip(clean, observed, strict=True))
+        self._observed_links = self.links if same else [_link_of(f) for f in observed]
 
     @cached_property
     def mixtures(self):
         """One `Mixture` a problem, of the predictions."""
         return [mixture_of(link.factor) for link in self.links]
+
+    @property
+    def predicts_labels(self):
+        """Whether predictions are of the labels that are received."""
+        return self._observed_links is self.links
 
     def of_links(self, name, mean, var):
         """Return what the links say of latent moments (n, K), column by column."""

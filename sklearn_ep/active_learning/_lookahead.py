@@ -38,7 +38,7 @@ def look_ahead(posterior, name, rows=None):
     # class 1 is the +1 of the only problem where there are two classes
     sites = [response.sites(sign, posterior.mean[rows], posterior.var[rows]) for sign in (-1, 1)]
     proba = response.label_proba(posterior.mean[rows], posterior.var[rows])
-    step = _two_classes if posterior.mean.shape[1] == 1 else _many_classes
+    labels = _TwoClasses if posterior.mean.shape[1] == 1 else _ManyClasses
     measure = _expected_error if name == "expected_error" else _information
     out = np.empty(len(rows))
     for block, cross in posterior.cross(rows):
@@ -46,9 +46,10 @@ def look_ahead(posterior, name, rows=None):
             _moved(posterior, cross, gradient[block].T, curvature[block].T)
             for gradient, curvature in sites
         ]
-        out[block] = step(moved, proba[block], measure)
+        out[block] = measure(labels(moved, proba[block]))
     if name == "epig_entropy":
-        out *= -_p_log_p(posterior.proba(rows)).sum(axis=1)
+        own = proba if response.predicts_labels else posterior.proba(rows)
+        out *= -_p_log_p(own).sum(axis=1)
     return out
 
 
@@ -81,41 +82,73 @@ def _p_log_p(p):
     return p * np.log(np.maximum(p, 1e-300))
 
 
-def _two_classes(moved, proba, measure):
-    """Measure what labels -1 and +1 do to one probability (n, m) each."""
-    after = [(1.0 - p[0], p[0]) for p in moved]
-    before = sum(w[:, None] * p[0] for w, p in zip(proba.T, moved, strict=True))
-    return measure((1.0 - before, before), zip(proba.T, after, strict=True))
+class _TwoClasses:
+    """Probabilities at the reference rows, (n, m) each, under the labels -1 and +1."""
+
+    def __init__(self, moved, proba):
+        self.weight, self.plus = proba.T, [p for (p,) in moved]
+        before = sum(w[:, None] * p for w, p in zip(self.weight, self.plus, strict=True))
+        self.before = [1.0 - before, before]
+
+    def __iter__(self):
+        """Yield the weight (n,) of a label, and the probabilities of both classes under it."""
+        for weight, p in zip(self.weight, self.plus, strict=True):
+            yield weight, [1.0 - p, p]
+
+    def negative_entropy(self):
+        """Return the mean over labels and reference rows (n,) of sum_k p_k log p_k."""
+        return sum(weight * _mean_of(map(_p_log_p, after)) for weight, after in self)
 
 
-def _many_classes(moved, proba, measure):
-    """Measure what a label of each class does to the normalised probabilities.
+class _ManyClasses:
+    """Normalised probabilities at the reference rows, (n, m) each, under a label of each class.
 
-    A label of class y is +1 for problem y and -1 for all others.
+    A label of class y is +1 for problem y and -1 for all others: of the numbers before
+    normalisation, one is exchanged.
     """
-    minus, plus = moved
-    total = sum(minus)
-    labels, before = [], [0.0] * len(minus)
-    for y, weight in enumerate(proba.T):
-        norm = total - minus[y] + plus[y]
-        after = [(plus[k] if k == y else minus[k]) / norm for k in range(len(minus))]
-        labels.append((weight, after))
-        before = [b + weight[:, None] * a for b, a in zip(before, after, strict=True)]
-    return measure(before, labels)
+
+    def __init__(self, moved, proba):
+        self.weight, (self.minus, self.plus) = proba.T, moved
+        total = sum(self.minus)
+        self.norm = [total - m + p for m, p in zip(self.minus, self.plus, strict=True)]
+        shares = [w[:, None] / norm for w, norm in zip(self.weight, self.norm, strict=True)]
+        whole = sum(shares)
+        self.before = [
+            m * (whole - share) + p * share
+            for m, p, share in zip(self.minus, self.plus, shares, strict=True)
+        ]
+
+    def __iter__(self):
+        """Yield the weight (n,) of a label, and the probabilities of all classes under it."""
+        for y, (weight, norm) in enumerate(zip(self.weight, self.norm, strict=True)):
+            numbers = [*self.minus[:y], self.plus[y], *self.minus[y + 1 :]]
+            yield weight, [number / norm for number in numbers]
+
+    def negative_entropy(self):
+        """Return the mean over labels and reference rows (n,) of sum_k p_k log p_k.
+
+        With p = x / s the sum is that of x log x over s, less log s: no logarithm is taken twice.
+        """
+        minus, plus = (list(map(_p_log_p, numbers)) for numbers in (self.minus, self.plus))
+        total, mean = sum(minus), 0.0
+        for weight, norm, m, p in zip(self.weight, self.norm, minus, plus, strict=True):
+            mean += weight * ((total - m + p) / norm - np.log(norm)).mean(axis=1)
+        return mean
 
 
-def _information(before, labels):
+def _mean_of(terms):
+    return sum(terms).mean(axis=1)
+
+
+def _information(labels):
     """Mutual information (n,) of label and reference label, mean over reference rows."""
-    gain = -sum(_p_log_p(p) for p in before).mean(axis=1)
-    for weight, after in labels:
-        gain += weight * sum(_p_log_p(p) for p in after).mean(axis=1)
-    return gain
+    return labels.negative_entropy() - _mean_of(map(_p_log_p, labels.before))
 
 
-def _expected_error(before, labels):
+def _expected_error(labels):
     """Expected fall (n,) of the expected error, mean over reference rows."""
-    fall = -np.maximum.reduce(before).mean(axis=1)
+    fall = -np.maximum.reduce(labels.before).mean(axis=1)
     for weight, after in labels:
-        change = sum((a - b) ** 2 for a, b in zip(after, before, strict=True))
+        change = sum((a - b) ** 2 for a, b in zip(after, labels.before, strict=True))
         fall += weight * (np.maximum.reduce(after) + _TIE * change).mean(axis=1)
     return fall

@@ -58,7 +58,7 @@ class Posterior:
         """Yield (slice of rows, covariances (K, block, m) with the reference rows)."""
         # covariances in larger blocks than what follows from them
         m = len(self.reference_mean)
-        outer, inner = max(1, 50 * _BLOCK // m), max(1, _BLOCK // m)
+        outer, inner = max(1, 20 * _BLOCK // m), max(1, _BLOCK // m)
         for start in range(0, len(rows), outer):
             part = rows[start : start + outer]
             if self._cross is None:
@@ -143,8 +143,11 @@ class _JointClasses:
         return np.sqrt(1.0 + var) * ndtri_exp(log_proba), var
 
     def covariance(self, X1, X2):
-        C = self.estimator.latent_covariance(X1, X2)
-        return self.scale**2 * (C - _prior_covariances(self.estimator, X1, X2) / len(C))
+        # the fewer rows first: the matrix of them with all weights is then the smaller one
+        few, many = (X1, X2) if X1.shape[0] < X2.shape[0] else (X2, X1)
+        C = self.estimator.latent_covariance(few, many)
+        C = self.scale**2 * (C - _prior_covariances(self.estimator, few, many) / len(C))
+        return C if few is X1 else np.ascontiguousarray(C.transpose(0, 2, 1))
 
 
 def _array(X):
@@ -158,7 +161,8 @@ def _prior_variances(estimator, X):
     if hasattr(estimator, "kernel_"):
         return estimator.kernel_.diag(X)
     squares = X.multiply(X) if sp.issparse(X) else np.square(X)
-    return squares @ _coefficient_variances(estimator) + _intercept_variance(estimator)
+    plain = squares @ _coefficient_variances(estimator) + _intercept_variance(estimator)
+    return _tempering(estimator) * plain
 
 
 def _prior_covariances(estimator, X1, X2):
@@ -170,7 +174,12 @@ def _prior_covariances(estimator, X1, X2):
     scaled = X1.multiply(variances).tocsr() if sp.issparse(X1) else X1 * variances
     product = scaled @ X2.T
     product = product.toarray() if sp.issparse(product) else np.asarray(product)
-    return product + _intercept_variance(estimator)
+    return _tempering(estimator) * (product + _intercept_variance(estimator))
+
+
+def _tempering(estimator):
+    """Return what a calibration multiplies the variances of linear predictors by."""
+    return float(np.square(getattr(estimator, "slope_", 1.0)) * getattr(estimator, "temper_", 1.0))
 
 
 def _coefficient_variances(estimator):

@@ -156,7 +156,7 @@ def plain_scores(estimator, X, reference, strategy):
         if strategy not in ("uncertainty", "variance_reduction"):
             raise ValueError(f"strategy={strategy!r} needs a classifier, not a regressor.")
         if strategy == "uncertainty":
-            return estimator.predict(X, return_std=True)[1]
+            return np.asarray(estimator.predict(X, return_std=True)[1])
     elif strategy in OF_PROBA:
         return _proba_scores(estimator, X, strategy)
     if needs_reference(strategy):

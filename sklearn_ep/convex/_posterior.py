@@ -15,7 +15,7 @@ from .._engine.likelihoods import Logit
 from .._engine.quadrature import logistic_moments
 from .._estimator.averaged import AveragedPosterior
 from .._estimator.summary import interval_of
-from ._systems import with_ones
+from ._systems import row_blocks, with_ones
 
 __all__ = ["AveragedWeights", "TemperedPredictors", "WeightPosterior"]
 
@@ -76,6 +76,11 @@ class WeightPosterior:
         B2 = B1 if X2 is X1 else with_ones(X2, self.intercept)
         first, second = B1 @ self.directions.T, B2 @ self.directions.T
         return self.system.covariance(B1, B2) - first @ second.T
+
+    def weight_covariance(self, B):
+        """Return the covariances (n, n_new) of the weights with the predictor at dense rows B."""
+        included = self.directions.T @ (self.directions @ B.T)
+        return self.system.solve(np.ascontiguousarray(B.T)) - included
 
     def sample(self, n_samples, rng):
         """Return draws (n_samples, n) of the weights.
@@ -181,6 +186,27 @@ class AveragedWeights(AveragedPosterior):
     def latent_mean(self, X):
         """Return the mean (n_new,) of the predictor."""
         return self.slope * (with_ones(X, self.heaviest.intercept) @ self.mean)
+
+    def covariance(self, X1, X2):
+        """Return the covariance (n1, n2) of the predictor between new rows.
+
+        The nodes meet in the covariances of the weights with the fewer rows, so that the larger
+        matrix is formed once and not for every node.
+        """
+        if len(self.nodes) == 1 or X1 is X2:
+            return super().covariance(X1, X2)
+        if X1.shape[0] < X2.shape[0]:
+            return self.covariance(X2, X1).T
+        B1, B2 = (with_ones(X, self.heaviest.intercept) for X in (X1, X2))
+        apart = np.array([node.mean - self.mean for node in self.nodes])
+        out = np.empty((B1.shape[0], B2.shape[0]))
+        for rows in row_blocks(*B2.shape):
+            block = B2[rows].toarray() if sp.issparse(B2) else B2[rows]
+            joint = (self.weight * apart.T) @ (apart @ block.T)
+            for weight, node in zip(self.weight, self.nodes, strict=True):
+                joint += weight * node.weight_covariance(block)
+            out[:, rows] = B1 @ joint
+        return self.slope**2 * self.temper * out
 
     def _moments(self):
         """Return means and variances (M, n) of the weights under the nodes."""

@@ -15,6 +15,7 @@ from sklearn.svm import LinearSVC
 
 from sklearn_ep import (
     ConvexVariationalLogistic,
+    ConvexVariationalRegressor,
     EPGaussianProcessClassifier,
     RelaxedEPClassifier,
     SpikeSlabRegressor,
@@ -238,6 +239,29 @@ def test_a_new_class_refits_at_once():
     learner.tell([3 + 100], [2])
     np.testing.assert_array_equal(learner.classes_, [0, 1, 2])
     assert learner.predict_proba().shape == (150, 3)
+
+
+def test_classes_without_a_label_are_looked_for():
+    A, y = load_iris(return_X_y=True)
+    A = (A - A.mean(0)) / A.std(0)
+    two = np.where((np.arange(150) % 50 < 4) & (y < 2), y.astype(float), np.nan)
+    learner = Learner(LINEAR, A, two, classes=[0, 1, 2], refit_every=100)
+    np.testing.assert_array_equal(learner.ask(2), Learner(LINEAR, A, two).ask(2))
+    learner.tell([4], [0])  # an odd number of labels: the fixed design
+    np.testing.assert_array_equal(learner.ask(2), query(None, A, 2, exclude=learner.labelled_))
+    assert np.isnan(learner.expected_gain_)
+    found = learn(ConvexVariationalLogistic(), A, lambda rows: y[rows], 8, classes=[0, 1, 2])
+    assert set(found.y_) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("model", [BayesianRidge(), ConvexVariationalRegressor()])
+def test_regressors_on_tables_ask_for_the_same_rows(model):
+    pd = pytest.importorskip("pandas")
+    rng = np.random.default_rng(1)
+    A = rng.normal(size=(40, 3))
+    table = pd.DataFrame(A, columns=list("abc"), index=np.arange(40)[::-1])
+    rows = [learn(model, P, lambda i: A[i, 0] + A[i, 1], 12).labelled_ for P in (A, table)]
+    np.testing.assert_array_equal(*rows)
 
 
 @pytest.mark.parametrize("model", [Ridge(), BayesianRidge(), SpikeSlabRegressor()])

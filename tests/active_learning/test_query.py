@@ -17,6 +17,7 @@ from sklearn_ep import (
     RelaxedEPClassifier,
 )
 from sklearn_ep._engine.factor import Factor
+from sklearn_ep._estimator.averaged import AveragedPosterior
 from sklearn_ep.active_learning import SkactivemlQuery, modal_query_strategy, query, scores
 from sklearn_ep.active_learning._design import design_rows
 from sklearn_ep.active_learning._posterior import posterior_of
@@ -388,6 +389,21 @@ def test_regressors():
     np.testing.assert_allclose(s, expected)
 
 
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_matrix])
+@pytest.mark.parametrize("d", [4, 90])
+def test_covariances_of_averaged_weights_are_those_of_their_mixture(form, d):
+    rng = np.random.default_rng(5)
+    X = rng.standard_normal((100, d))
+    e = ConvexVariationalLogistic().fit(X[:50], X[:50, 0] + rng.standard_normal(50) > 0)
+    e = e.condition_on(X[50:52], [True, False])
+    (posterior,) = e._posteriors
+    assert len(posterior.nodes) > 1
+    for first, second in ((X[50:], X[:20]), (X[:1], X[50:])):
+        want = AveragedPosterior.covariance(posterior, first, second)
+        found = e.latent_covariance(form(first), form(second))
+        np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-11)
+
+
 def test_table_pools(small):
     pd = pytest.importorskip("pandas")
     _, pool, _ = small
@@ -413,6 +429,36 @@ def test_modal_strategy_always_returns_a_pair(small):
             chosen, s = strategy(learner, pool, n_instances=n)
             assert len(chosen) == len(s) == n
             np.testing.assert_array_equal(chosen, query(e, pool, n, strategy="bald"))
+
+
+class ModalLearner:
+    """Queries as modAL 0.4.2 does: a strategy may return a pair, or be called again."""
+
+    def __init__(self, estimator, query_strategy):
+        self.estimator, self.query_strategy = estimator, query_strategy
+
+    def query(self, X_pool, *args, return_metrics=False, **keywords):
+        try:
+            result, metrics = self.query_strategy(self, X_pool, *args, **keywords)
+        except Exception:
+            metrics = None
+            result = self.query_strategy(self, X_pool, *args, **keywords)
+        return (result, X_pool[result], metrics) if return_metrics else (result, X_pool[result])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_matrix])
+def test_modal_learners_get_rows_from_the_first_one_on(small, form, n):
+    e, pool, _ = small
+    pool = form(pool)
+    learner = ModalLearner(e, modal_query_strategy())
+    chosen, rows, rated = learner.query(pool, n_instances=n, return_metrics=True)
+    np.testing.assert_array_equal(chosen, query(e, pool, n))
+    assert rows.shape == (n, pool.shape[1]) and rated.shape == (n,)
+    fresh = ModalLearner(ConvexVariationalLogistic(), modal_query_strategy())
+    np.testing.assert_array_equal(fresh.query(pool, n)[0], query(None, pool, n))
+    half = np.arange(pool.shape[0]) < 30
+    assert min(learner.query(pool, n, exclude=half)[0]) >= 30
 
 
 def test_learner_whose_inner_estimator_is_not_fitted_is_used_itself(small):
