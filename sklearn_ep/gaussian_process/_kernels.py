@@ -227,17 +227,20 @@ class StationaryCross(GeneralCross):
         gradient = np.concatenate(pieces if self.constant_first else pieces[::-1])
         return gradient, pulls / self.scale if inputs else 0.0
 
-    def derivatives(self, kept):
-        """Yield the derivatives (n, m) of a block in theta, one after another."""
-        A, K, slope = kept
+    def derivatives(self, kept, kind):
+        """Yield the derivatives (n, m) of a block in theta, one after another, of a float type."""
+        A, K, slope = (a.astype(kind, copy=False) for a in kept)
         constant = [K] * self.n_constant
         if self.constant_first:
             yield from constant
         if self.part.anisotropic:
-            for a, b in zip(A.T, self.B.T, strict=True):
-                yield slope * np.subtract.outer(a, b) ** 2
+            for a, b in zip(A.T, self.B.T.astype(kind), strict=True):
+                D = np.subtract.outer(a, b)
+                D *= D
+                D *= slope
+                yield D
         elif not self.part.hyperparameter_length_scale.fixed:
-            yield slope * cdist(A, self.B, "sqeuclidean")
+            yield slope * cdist(A, self.B, "sqeuclidean").astype(kind)
         if not self.constant_first:
             yield from constant
 
