@@ -18,7 +18,8 @@ from .._engine.gaussian import (
     checked_cholesky,
     cholesky_solve,
     explained_variances,
-    inverse_from_cholesky,
+    inverse_from_triangular,
+    lower_times,
     positive_variance,
     triangular_inverse,
     triangular_solve,
@@ -26,9 +27,6 @@ from .._engine.gaussian import (
 from ._kernels import StationaryCross, contract, cross_covariance, finite_or_named
 
 __all__ = ["DenseGP", "DenseGPPosterior", "DenseState", "KernelGP"]
-
-# Rows up to which products of matrices are cheap enough for double precision where single would do.
-_DOUBLE_ROWS = 300
 
 
 class _NegativeSites:
@@ -66,8 +64,9 @@ class DenseState:
 
     `mean` and `var` (n,) are the marginals, `alpha` (n,) is K^-1 mean, computed without K^-1.
     `rows` are those whose site precision is not negative, `root` the square roots of these
-    precisions and `lower` the Cholesky factor of B for these rows. `log_evidence` is the log of the
-    integral of prior times sites, `extra_var` 0: the sites are on the latent values themselves.
+    precisions and `inverse` that of the Cholesky factor of B for these rows. `log_evidence` is the
+    log of the integral of prior times sites, `extra_var` 0: the sites are on the latent values
+    themselves.
     """
 
     extra_var = 0.0
@@ -81,9 +80,9 @@ class DenseState:
         B = root[:, None] * block
         B *= root
         add_to_diagonal(B, 1.0)
-        self.lower = checked_cholesky(B)
-        inverse = triangular_inverse(self.lower)
-        log_det = np.sum(np.log(np.diagonal(self.lower)))
+        lower = checked_cholesky(B)
+        self.inverse = inverse = triangular_inverse(lower)
+        log_det = np.sum(np.log(np.diagonal(lower)))
         self.var = np.empty(len(K))
         self.var[self.rows], strong, halves = explained_variances(block, tau, root, inverse)
         self._negative: Any = None
@@ -94,7 +93,7 @@ class DenseState:
         if self.var.min() < 0:
             raise ImproperPosterior("prior and explained variances cancel to below zero")
         self.alpha = shift.copy()
-        self.alpha[self.rows] -= root * cholesky_solve(self.lower, root * (K @ shift)[self.rows])
+        self.alpha[self.rows] -= root * (inverse.T @ (inverse @ (root * (K @ shift)[self.rows])))
         if len(minus):
             self._pull()
         self.mean = K @ self.alpha
@@ -137,7 +136,7 @@ class DenseState:
 
     def evidence_curvature(self):
         """Return R with d log evidence = sum(R * dK) / 2 at a fixed point of the sites, (n, n)."""
-        explained = inverse_from_cholesky(self.lower)
+        explained = inverse_from_triangular(self.inverse)
         explained *= -self.root[:, None]
         explained *= self.root
         if self._negative is None:
@@ -200,14 +199,14 @@ class KernelGP(DenseGP):
 
         F_kl = tr(B D_k B D_l) / 2 with D_k = dK / dtheta_k and B the inverse of K plus the
         variances of the sites; for a constant times RBF or Matern. O(p n^3), p arrays of n^2
-        numbers, which are of single precision for many rows: volumes do not ask for more.
+        numbers, of single precision: volumes do not ask for more.
         """
         B = np.outer(state.alpha, state.alpha) - state.evidence_curvature()
-        kind = np.float32 if len(B) > _DOUBLE_ROWS else np.float64
-        B = B.astype(kind)
-        slopes = self._cross.derivatives(self._block())
-        products = np.stack([B @ D.astype(kind) for D in slopes])
-        return 0.5 * np.tensordot(products, products, ([1, 2], [2, 1])).astype(float)
+        B = B.astype(np.float32)
+        slopes = self._cross.derivatives(self._block(), np.float32)
+        products = np.stack([B @ D for D in slopes])
+        flat, crossed = (a.reshape(len(a), -1) for a in (products, products.transpose(0, 2, 1)))
+        return 0.5 * (flat @ crossed.T).astype(float)
 
 
 class DenseGPPosterior:
@@ -217,13 +216,13 @@ class DenseGPPosterior:
 
     def __init__(self, kernel, X, state, factor):
         self.kernel, self.X, self.factor = kernel, X, factor
-        self.alpha, self.root, self.lower = state.alpha, state.root, state.lower
+        self.alpha, self.root, self.inverse = state.alpha, state.root, state.inverse
         self.rows, self.added = state.rows, state.added()
 
     def _halves(self, K_new):
         """Return C^-1 S K* and the half that negative sites add, for K* (n_new, n)."""
         scaled = self.root[:, None] * K_new.T[self.rows]
-        return triangular_solve(self.lower, scaled), self.added @ K_new.T
+        return lower_times(self.inverse, scaled), self.added @ K_new.T
 
     @finite_or_named
     def latent(self, X):

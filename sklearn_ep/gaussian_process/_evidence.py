@@ -16,6 +16,8 @@ __all__ = [
     "Learned",
     "LearningEnd",
     "climb_from_rows",
+    "climb_to_mode",
+    "curvature_at_node",
     "maximise_by",
     "maximise_evidence",
     "node_at_mode",
@@ -39,6 +41,8 @@ _TO_THE_MODE: dict[str, Any] = dict(
 _ROUGH, _ROUGH_GRADIENT = 1e-4, 1e-2
 _DIFFERENCE, _FLATTEST = 0.1, 0.05
 _GAIN = 5e-4
+# The same of a mode that only says where nodes lie.
+_GAIN_TO_THE_MODE = 0.05
 
 
 class EvidencePoint(NamedTuple):
@@ -197,10 +201,19 @@ def _curvature(evaluate, learned, bounds):
 
     Directions that are nearly flat count as known to a few units.
     """
-    theta, gradient = learned.theta, learned.point.gradient
-    steps = np.where(theta + _DIFFERENCE <= bounds[:, 1], _DIFFERENCE, -_DIFFERENCE)
-    points = [evaluate(theta + row) for row in np.diag(steps)]
-    hessian = [(gradient - p.gradient) / h for p, h in zip(points, steps, strict=True)]
+    steps = _differences(learned.theta, bounds)
+    gradients = [evaluate(learned.theta + row).gradient for row in np.diag(steps)]
+    return _curvature_of(learned.point.gradient, gradients, steps)
+
+
+def _differences(x, bounds):
+    """Return the steps (p,) of differences at x, backwards where the upper bound is near."""
+    return np.where(x + _DIFFERENCE <= bounds[:, 1], _DIFFERENCE, -_DIFFERENCE)
+
+
+def _curvature_of(gradient, gradients, steps):
+    """Return the curvature (p, p) from the gradient at a point and those a step away."""
+    hessian = [(gradient - g) / h for g, h in zip(gradients, steps, strict=True)]
     hessian = np.nan_to_num(np.array(hessian), posinf=0.0, neginf=0.0)
     values, vectors = eigen_curvature(hessian, _FLATTEST)
     return (vectors * values) @ vectors.T
@@ -282,3 +295,47 @@ def node_at_mode(
         point, phi, bounds, max_iter=max_iter, starts=starts, monitor=monitor, **_TO_THE_MODE
     )
     return learned.point.payload[-1], learned.end
+
+
+def curvature_at_node(evaluate: Evaluate, node: Node, bounds: np.ndarray) -> np.ndarray:
+    """Return the negative Hessian (T, T) of the log density at a node, by differences."""
+    steps = _differences(node.phi, bounds)
+    found = [evaluate(node.phi + row, node) for row in np.diag(steps)]
+    gradients = [np.full(len(node.phi), np.nan) if n is None else n.gradient for n in found]
+    return _curvature_of(node.gradient, gradients, steps)
+
+
+def climb_to_mode(
+    evaluate: Evaluate,
+    phi: np.ndarray,
+    bounds: np.ndarray,
+    curvature: np.ndarray,
+    told: Callable[[Node], tuple],
+    max_iter: int,
+    monitor: Monitor = SILENT,
+) -> tuple[Node, LearningEnd] | None:
+    """Return the same as `node_at_mode` from near the mode, where the curvature is about known.
+
+    None where there is no node at phi, or where no further step leads up.
+    """
+    best: Node | None = None
+
+    def point(x):
+        nonlocal best
+        node = evaluate(x, best)
+        if node is None:
+            return -np.inf, np.full(len(x), np.nan), None
+        if best is None or node.objective > best.objective:
+            best = node
+        return node.objective, node.gradient, node
+
+    def ended(node):
+        monitor.begin("learning step")
+        record = {"residual": node.residual, "log_evidence": node.log_evidence}
+        return monitor.end(record, told(node))
+
+    options: dict[str, Any] = dict(gain=_GAIN_TO_THE_MODE, max_iter=max_iter, ended=ended)
+    found = ascend(point, phi, bounds, curvature, **options)
+    if found is None or found.reason == "stuck":
+        return None
+    return found.payload, LearningEnd(found.reason, found.n_steps, found.gradient)

@@ -67,14 +67,20 @@ class EPAtKernels:
         """Return the `Node` at phi, which is the kernel parameters theta (p,), or None.
 
         `prior` is the log prior and its gradient in phi, `slopes` turns a gradient in theta into
-        one in phi, `squares` are those of `KernelGP`, `anisotropy` is that of `KernelNode`.
+        one in phi and is None for a node without one, `squares` are those of `KernelGP`,
+        `anisotropy` is that of `KernelNode`.
         """
         model, ep = self.plan.model, self._ep(theta, squares)
-        result = self._settled(ep, self.x if near is None else near.payload.result.x)
+        if near is not None and np.array_equal(theta, near.payload.theta):
+            result = near.payload.result
+        else:
+            result = self._settled(ep, self.x if near is None else near.payload.result.x)
         if result is None:
             return None
         value, (log_prior, slope) = result.evaluation.record["log_evidence"], prior
-        gradient = slopes(model.gradient(ep, result.evaluation.payload)) + slope
+        gradient = np.full(len(phi), np.nan)
+        if slopes is not None:
+            gradient = slopes(model.gradient(ep, result.evaluation.payload)) + slope
         found = KernelNode(theta, result, anisotropy)
         return Node(phi, value, log_prior, gradient, result.residual, found)
 
@@ -121,9 +127,12 @@ class ScaleNodes:
     def _unit_squares(self):
         return self.scales.unit_squares(self.ep.plan.X)
 
-    def evaluate(self, phi, near):
-        """Return the `Node` at phi (T,), or None where EP has no fixed point."""
+    def evaluate(self, phi, near, slopes=True):
+        """Return the `Node` at phi (T,), or None where EP has no fixed point.
+
+        Without `slopes` it has no gradient.
+        """
         scales, squares = self.scales, self.scales.squares(phi, self._unit_squares)
         prior = self.prior.log_density(phi)
         place = phi, near, scales.theta(phi)
-        return self.ep.node(*place, prior, scales.slopes, squares, self.s)
+        return self.ep.node(*place, prior, scales.slopes if slopes else None, squares, self.s)

@@ -132,7 +132,7 @@ def contract_diagonal(kernel, X, g):
 
 
 # From this many columns distances are cheaper by one matrix product than by differences.
-_MANY_COLUMNS = 24
+_MANY_COLUMNS = 6
 # Squared norms beyond which the product form would lose the digits of short distances.
 _LARGE_NORM = 1e6
 
@@ -221,23 +221,26 @@ class StationaryCross(GeneralCross):
         """Return sum(G * dK/dtheta) (p,) and its like for Z (m, d), 0.0 unless `inputs`."""
         A, K, slope = kept
         P = G * slope
-        total = P.sum() if self.is_rbf else np.sum(G * K)
         squares, pulls = self._moments(P, A)
+        total = P.sum() if self.is_rbf else np.sum(G * K)
         pieces = [np.full(self.n_constant, total), self._length_gradient(squares)]
         gradient = np.concatenate(pieces if self.constant_first else pieces[::-1])
         return gradient, pulls / self.scale if inputs else 0.0
 
-    def derivatives(self, kept):
-        """Yield the derivatives (n, m) of a block in theta, one after another."""
-        A, K, slope = kept
+    def derivatives(self, kept, kind):
+        """Yield the derivatives (n, m) of a block in theta, one after another, of a float type."""
+        A, K, slope = (a.astype(kind, copy=False) for a in kept)
         constant = [K] * self.n_constant
         if self.constant_first:
             yield from constant
         if self.part.anisotropic:
-            for a, b in zip(A.T, self.B.T, strict=True):
-                yield slope * np.subtract.outer(a, b) ** 2
+            for a, b in zip(A.T, self.B.T.astype(kind), strict=True):
+                D = np.subtract.outer(a, b)
+                D *= D
+                D *= slope
+                yield D
         elif not self.part.hyperparameter_length_scale.fixed:
-            yield slope * cdist(A, self.B, "sqeuclidean")
+            yield slope * cdist(A, self.B, "sqeuclidean").astype(kind)
         if not self.constant_first:
             yield from constant
 
@@ -251,7 +254,8 @@ class StationaryCross(GeneralCross):
         B = self.B
         if self.is_wide or (A is not B and np.any(np.abs(A) > np.sqrt(_LARGE_NORM))):
             return _moments_of_differences(P, A, B)
-        rows, cols, towards = P.sum(axis=1), P.sum(axis=0), P.T @ A
+        rows, cols = P @ np.ones(P.shape[1]), np.ones(len(P)) @ P
+        towards = P.T @ A
         squares = rows @ A**2 + cols @ B**2 - 2.0 * np.sum(B * towards, axis=0)
         return squares, towards - cols[:, None] * B
 

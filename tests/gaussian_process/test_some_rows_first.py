@@ -7,6 +7,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from sklearn_ep import EPGaussianProcessClassifier
 from sklearn_ep.gaussian_process import _dense_plan
+from sklearn_ep.gaussian_process.inducing import some_rows
 
 # weights make labels look less noisy than they are, and the amplitude then ends at its bound
 pytestmark = pytest.mark.filterwarnings("ignore:The optimal value")
@@ -52,3 +53,46 @@ def test_a_warm_start_goes_on_from_all_rows(data, monkeypatch):
     monkeypatch.setattr(_dense_plan.DensePlan, "part", None)
     again = est.fit(*data)
     assert again.converged_
+
+
+@pytest.fixture
+def few_are_many(monkeypatch):
+    monkeypatch.setattr(some_rows, "_MANY", 300)
+    monkeypatch.setattr(some_rows, "_FEWEST", 60)
+
+
+def passes(X, y, weight=None, **settings):
+    settings = dict(method="sparse", n_inducing=20, random_state=0, max_iter=60) | settings
+    return EPGaussianProcessClassifier(**settings).fit(X, y, sample_weight=weight)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_passes_begin_with_some_rows(data, few_are_many, monkeypatch):
+    some = passes(*data, max_iter=150)
+    assert some.n_iter_ < 40
+    monkeypatch.setattr(some_rows, "_MANY", np.inf)
+    whole = passes(*data, max_iter=150)
+    assert some.log_evidence_ > whole.log_evidence_ - 2.0
+    difference = some.predict_proba(data[0]) - whole.predict_proba(data[0])
+    assert np.mean(np.abs(difference)) < 0.02
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_neither_order_nor_partitions_nor_repetition_change_passes(data, few_are_many):
+    X, y = data
+    first, order = passes(X, y).predict_proba(X), np.random.default_rng(0).permutation(len(y))
+    moved = passes(X[order], y[order]).predict_proba(X)
+    np.testing.assert_allclose(moved, first, atol=1e-6)
+    parts = passes(X, y, n_partitions=3).predict_proba(X)
+    np.testing.assert_allclose(parts, first, atol=1e-6)
+    weight = np.random.default_rng(1).integers(1, 3, size=len(y))
+    weighted = passes(X, y, weight).predict_proba(X)
+    repeated = passes(np.repeat(X, weight, axis=0), np.repeat(y, weight)).predict_proba(X)
+    np.testing.assert_allclose(weighted, repeated, atol=1e-5)
+
+
+def test_passes_over_some_rows_are_steps_of_a_phase(data, few_are_many, capsys):
+    clf = passes(*data, max_iter=150, verbose=1)
+    told = capsys.readouterr().out
+    assert told.count("some rows first") == 3
+    assert told.count("pass") == clf.n_iter_ - clf.n_sweeps_

@@ -15,6 +15,7 @@ from .ep import InducingEP, PassState
 from .hyperparameters import Hyperparameters
 from .learning import evidence_at, learn_by_minibatches, learn_by_passes
 from .rows import PartitionedRows
+from .some_rows import SETTLED_AFTER, learn_on_more_and_more_rows
 from .step_rules import STEP_RULES
 from .values import InducingGPPosterior
 
@@ -171,7 +172,16 @@ def _learned(plan, ep, hyper, state, trace):
     if plan.optimizer == "fmin_l_bfgs_b":
         return _learned_at_fixed_points(plan, ep, hyper, state, trace)
     rule = STEP_RULES[plan.optimizer](plan.learning_rate)
-    return learn_by_passes(*start, rule, weight=weight, damping=plan.damping, **shared)
+    shared |= dict(damping=plan.damping)
+    if plan.sites is None:
+        steps = dict(seed=plan.seed, damping=plan.damping, max_iter=plan.max_iter)
+        first = ep, hyper, hyper.start, rule, plan.data, trace.monitor
+        begun = learn_on_more_and_more_rows(*first, **steps)
+        if begun is not None:
+            start, shared["max_iter"] = (ep, hyper, *begun[:2]), begun[2]
+            shared["settled"] = SETTLED_AFTER
+    state, _, end = learn_by_passes(*start, rule, weight=weight, **shared)
+    return state, end
 
 
 def _learned_at_fixed_points(plan, ep, hyper, state, trace):

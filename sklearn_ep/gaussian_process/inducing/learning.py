@@ -34,13 +34,27 @@ _TAIL = 3.0
 _FIRST_STEP = 1.5
 
 
-def learn_by_passes(ep, hyper, vector, state, rule, *, weight, damping, max_iter, trace):
+def learn_by_passes(
+    ep,
+    hyper,
+    vector,
+    state,
+    rule,
+    *,
+    weight,
+    damping,
+    max_iter,
+    trace,
+    scale=1.0,
+    settled=_SETTLED,
+):
     """Alternate one damped pass of EP with one step of the hyperparameters.
 
     Learning starts at `vector`, with the sites of `state`, by a `rule` of `step_rules`; `weight`
     counts the copies of all rows. `damping` is the share of the site updates; the first pass from
-    empty sites takes them whole. Returns the state at the learned hyperparameters and the
-    `LearningEnd`.
+    empty sites takes them whole. The rule is told `scale` times the gradient. At the end of
+    `max_iter` it has converged if the last passes gained less than `settled` nats a row. Returns
+    the state at the learned hyperparameters, their vector and the `LearningEnd`.
 
     A pass uses the sites of the previous one under the new prior, which are stale by one step; the
     fresh form of the gradient tolerates that. The figures of a pass are those of the state that it
@@ -57,7 +71,7 @@ def learn_by_passes(ep, hyper, vector, state, rule, *, weight, damping, max_iter
         figures = ep.figures(model, sums)
         gradient = hyper.gradient(model, sums, fresh=True)
         left = hyper.clip(vector + gradient) - vector
-        vector = hyper.clip(vector + rule.step(gradient))
+        vector = hyper.clip(vector + rule.step(scale * gradient))
         prior, gram, shift = hyper.prior(vector), sums.gram, sums.shift
         if averaged:
             gram = state.gram + share * (gram - state.gram)
@@ -65,12 +79,15 @@ def learn_by_passes(ep, hyper, vector, state, rule, *, weight, damping, max_iter
         gram, shift = rebase(gram, shift, state.prior, prior)
         state = PassState(prior, gram, shift, None if averaged else [r.sites for r in each])
         asked = trace.end(figures, model)
-        reason = "asked" if asked else _end_of_passes(trace, weight, max_iter)
-    return state, LearningEnd(reason, trace.n_iter, float(np.max(np.abs(left))))
+        reason = "asked" if asked else _end_of_passes(trace, settled * weight, max_iter)
+    return state, vector, LearningEnd(reason, trace.n_iter, float(np.max(np.abs(left))))
 
 
-def _end_of_passes(trace, weight, max_iter) -> Reason | None:
-    """Return why learning by passes ends, or None: it stalls, or max_iter is used up."""
+def _end_of_passes(trace, small, max_iter) -> Reason | None:
+    """Return why learning by passes ends, or None: it stalls, or max_iter is used up.
+
+    There it has converged if the last passes gained less than a `small` evidence.
+    """
     values = trace.latest("log_evidence")
     before, last = max(values[:-_PATIENCE] or values[:1]), max(values[-_PATIENCE:])
     gain = last - before
@@ -78,7 +95,7 @@ def _end_of_passes(trace, weight, max_iter) -> Reason | None:
         return "converged"
     if len(values) < max_iter:
         return None
-    return "converged" if len(values) > _PATIENCE and gain < _SETTLED * weight else "max_iter"
+    return "converged" if len(values) > _PATIENCE and gain < small else "max_iter"
 
 
 @dataclass

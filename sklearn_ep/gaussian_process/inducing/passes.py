@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.linalg import blas
 from scipy.special import logsumexp
 from sklearn.utils import gen_batches
 
@@ -134,29 +135,33 @@ class _Gradient:
         self.fresh, self.with_inputs = fresh, inputs
         self.theta, self.towards = np.zeros(model.prior.kernel.n_dims), 0.0
         self.inner = np.zeros_like(model.prior.lower)
+        self.G: Any = None
         self.begin(None, None)
 
     def begin(self, W, X):
         """Start a block; problems of several classes share its contraction."""
-        self.W, self.X, self.G, self.gs = W, X, 0.0, 0.0
+        self.W, self.X, self.G, self.gs = W, X, None, 0.0
 
     def add(self, posterior, smoothed, sites, mean, var, update, weight):
         """Add one binary problem of the block; `smoothed` is W A^-1 and is overwritten."""
         kappa, alpha, gs = _row_gradient(
             sites, mean, var, update, weight, self.exponent, self.fresh
         )
-        towards_w = smoothed
+        towards_w, scaled = smoothed, gs[:, None] * self.W
         towards_w *= kappa[:, None]
-        towards_w += alpha[:, None] * posterior.mean
-        scaled = gs[:, None] * self.W
-        self.inner += self.W.T @ (scaled - towards_w if self.fresh else scaled)
-        scaled *= 2.0
         towards_w -= scaled
-        self.G, self.gs = self.G + towards_w, self.gs + gs
+        self.inner += self.W.T @ (-towards_w if self.fresh else scaled)
+        if self.fresh:
+            self.inner -= np.outer(alpha @ self.W, posterior.mean)
+        towards_w -= scaled
+        # what every row has of the same vector is added in place: blocks are what takes time
+        towards_w = blas.dger(1.0, posterior.mean, alpha, a=towards_w.T, overwrite_a=1).T
+        self.G = towards_w if self.G is None else self.G + towards_w
+        self.gs = self.gs + gs
 
     def end(self, kept):
         """Contract the block with the derivatives of the kernel."""
-        G = lower_times(self.prior.inverse, np.ascontiguousarray(self.G).T, trans=True).T
+        G = lower_times(self.prior.inverse, self.G.T, trans=True).T
         theta, towards = self.prior.cross.contract(kept, G, self.with_inputs)
         self.theta += theta + self.prior.cross.contract_diagonal(self.X, self.gs)
         self.towards = self.towards + towards
