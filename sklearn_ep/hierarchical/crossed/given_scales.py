@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 _GROWTH, _FALL = 1.2, 0.75  # of the mismatch, at which steps are halved and doubled again
+_LEAST_STEP = 1 / 64  # which is not taken back
 
 
 class SharedPrior(NamedTuple):
@@ -128,22 +129,25 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power
 
     layout is the `Layout`, prior the `SharedPrior`, scale (q, q) the Cholesky factor of the
     covariance of the local effects, sites the `AllSites` to start from, power the share of a row's
-    likelihood that is matched. One pass costs O(n (D +
-    F)^2 + S times the number of pairs + S^3). Steps are undamped; they are halved where the
-    mismatch grows, and doubled again where it falls.
+    likelihood that is matched. One pass costs O(n (D + F)^2 + S times the number of pairs + S^3).
+    Steps are undamped; one after which the mismatch has
+    grown is taken back and halved, and steps are doubled again where it falls: with levels of one
+    class only and scales of ten and more undamped steps run away from the fixed point.
     """
-    design = layout.local @ scale
-    step, change, n_passes, rule = 1.0, np.inf, 0, row_rule(power)
-    while n_passes < max_passes and change >= tol:
-        n_passes += 1
+    design, rule = layout.local @ scale, row_rule(power)
+    kept, step, n_passes = None, 1.0, 0
+    while True:
         found, target = _one_pass(layout, design, prior, float(scale[0, 0]), sites, rule)
-        last, change = change, found.mismatch
-        if change > _GROWTH * last:
-            step = max(0.25, 0.5 * step)
-        elif change < _FALL * last:
-            step = min(1.0, 2.0 * step)
-        sites = _towards(sites, target, step)
-    return found._replace(sites=sites, n_passes=n_passes)
+        n_passes += 1
+        last = np.inf if kept is None else kept.mismatch
+        if kept is None or found.mismatch <= _GROWTH * last or step <= _LEAST_STEP:
+            kept, start, end = found, sites, target
+            step = min(1.0, 2.0 * step) if found.mismatch < _FALL * last else step
+        else:
+            step *= 0.5
+        sites = _towards(start, end, step)
+        if kept.mismatch < tol or n_passes >= max_passes:
+            return kept._replace(sites=sites, n_passes=n_passes)
 
 
 def _towards(old, new, step):
