@@ -31,7 +31,7 @@ from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_jo
 from .._estimator.fitting import BinaryFit
 from .._estimator.summary import interval_of
 from ._calibration import Cavities, calibrated_classes
-from ._copies import find_copies
+from ._copies import Copies, find_copies
 from ._factor_search import Place, best_log_factor
 from ._joint_sampled import MIXING, SampledJointProblem, fit_joint_sampled
 from ._nodes import single_node
@@ -59,9 +59,13 @@ _SWEEPS = 3
 
 @dataclass
 class JointProblem:
-    """Everything the joint fit needs; `sites` (2, n, K) are those to start from."""
+    """Everything the joint fit needs; `sites` (2, n, K) are those to start from.
+
+    Rows are merged, `copies` says how.
+    """
 
     design: Design
+    copies: Copies
     weight: np.ndarray
     prior: Any
     factor: Any
@@ -77,7 +81,7 @@ class JointProblem:
     @property
     def sizes(self):
         """Rows of the one part that is in memory."""
-        return [len(self.weight)]
+        return [len(self.copies.group)]
 
     def ep(self, y, factor=1.0):
         """Return the fixed-point map of EP with the variances of the columns times a factor."""
@@ -238,16 +242,19 @@ def joint_problem(estimator, training):
     refuse_integration(estimator, "several classes jointly")
     if takes_joint(estimator, training.X.shape[1]) == "sampled":
         return _sampled_problem(estimator, training)
-    design = Design(training.X, bool(estimator.fit_intercept))
+    weight = training.weight * class_weights(estimator, training)
+    copies = find_copies(training.X, training.y, weight)
+    design = Design(training.X[copies.first], bool(estimator.fit_intercept))
     n_classes = len(estimator.classes_)
-    sites = empty_sites(training.y, n_classes)
+    sites = empty_sites(training.y[copies.first], n_classes)
     shape = (*design.shape, n_classes, "joint", None)
     last, last_shape = getattr(estimator, "_warm_state", ([], None))
     if estimator.warm_start and last_shape == shape:
         sites = last[0]
     return JointProblem(
         design=design,
-        weight=training.weight * class_weights(estimator, training),
+        copies=copies,
+        weight=copies.weight,
         prior=make_prior(estimator, training.X.shape[1]),
         factor=QUICK_SOFTMAX,
         sites=sites,
@@ -308,6 +315,7 @@ def fit_joint(problem, y, monitor, k):
     """Learn the prior variance if asked, converge EP, and return the one `BinaryFit`."""
     if isinstance(problem, SampledJointProblem):
         return fit_joint_sampled(problem, y, monitor, k)
+    y = y[problem.copies.first]
     factor, sites = _learned_factor(problem, y) if problem.prior.learn else (1.0, problem.sites)
     ep = problem.ep(y, factor)
     result = problem.solve(ep, sites, problem.tol, monitor)
@@ -318,8 +326,6 @@ def fit_joint(problem, y, monitor, k):
     variance = posterior.coefficient_variance()
     evidence = float(result.evaluation.record["log_evidence"])
     attributes = dict(
-        site_precision=result.x[0].T,
-        site_shift=result.x[1].T,
         marginal_variance=np.einsum("ncc->cn", state.cov),
         scale=factor,
         dof=variance.shape[1] - variance @ ep.structure.prior,
@@ -331,6 +337,7 @@ def fit_joint(problem, y, monitor, k):
         average=single_node(problem.prior, factor, evidence),
         left_out=left_out,
     )
+    attributes = problem.copies.of_class_rows(attributes, result.x)
     return BinaryFit(posterior, result.history, result.reason, evidence, attributes)
 
 

@@ -311,7 +311,6 @@ def fit_joint_sampled(problem, y, monitor, k):
     posterior.slope, posterior.temper = left_out.slope, left_out.temper
     evidence, error = fit.evidence()
     attributes = dict(
-        site_precision=state.system.precision.T,
         marginal_variance=np.einsum("ncc->cn", state.cov),
         scale=fit.scale,
         dof=spread.dof,
@@ -323,7 +322,5 @@ def fit_joint_sampled(problem, y, monitor, k):
         average=single_node(problem.prior, fit.scale, evidence),
         left_out=left_out,
     )
-    attributes = problem.copies.of_rows(attributes)
-    group = problem.copies.group
-    attributes |= dict(site_precision=fit.x[0].T[:, group], site_shift=fit.x[1].T[:, group])
+    attributes = problem.copies.of_class_rows(attributes, fit.x)
     return BinaryFit(posterior, trace.history, reason, evidence, attributes)
