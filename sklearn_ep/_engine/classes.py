@@ -38,10 +38,10 @@ _NEWTON_STEPS = 25
 _TINY = 1e-280
 # Entries (rows x nodes x classes) that are held at once: temporary arrays stay in the caches.
 _ENTRIES = 1 << 15
-# Share of the slopes below which that of a winner is lost among the others' rounding.
-_SLIGHT = 1e-4
-# Slopes are at most those of a link with so little Gumbel noise (.65 where a label is certain):
-# more is rounding, where a winner has no chance.
+# Mean variance of latent values from which on sites of a softmax are left as the regressions have
+# them: they are right to 2 % at 10 and to less beyond, where the factor is lost in rounding.
+_WIDE, _BISECTIONS = 10.0, 12
+# Least variance of the noise that such a site stands for; .65 is the least without rounding.
 _LEAST_NOISE = 0.5
 # Least of the variances that stand for a covariance matrix.
 _LEAST_VARIANCE = 1e-8
@@ -108,9 +108,9 @@ class NoisyArgmax:
     Normal noise makes it the multinomial probit (Girolami and Rogers 2006), Gumbel noise the
     softmax, taken as a mixture of five normals. `against_rest` is the binary factor that stands in
     for it where one class is looked at; at two classes it is the same. `nodes` says how its
-    integrals are taken. With `matched` slopes have the curvature of log Z in the row of the winner
-    where the noise is mixed, as they always have where it is normal: without, that of a softmax is
-    up to .39 too small where latent values are known to less than the noise.
+    integrals are taken. With `matched` slopes have the curvature of log Z in the winner where the
+    noise is mixed, as they always have where it is normal: without, that of a softmax is up to .39
+    too small where latent values are known to less than the noise.
     """
 
     def __init__(
@@ -151,8 +151,6 @@ class NoisyArgmax:
         gradient, slopes = joined(-hazard, hazard.sum(1)), joined(slope, own_slope)
         if self.fixed_winner:
             slopes[rows, y] = 1.0 / (var[rows, y] + self.noise.var[0])
-        elif self.matched:
-            slopes = np.minimum(slopes, 1.0 / (var + _LEAST_NOISE))
         return ClassTilted(log_z, gradient, slopes)
 
     def log_z_slopes(self, y: np.ndarray, mean: np.ndarray, var: np.ndarray) -> Any:
@@ -241,7 +239,8 @@ class _Race:
         if self.matched:
             away = score - np.sum(rho * score, axis=1, keepdims=True)
             links = np.maximum(np.einsum("it,itj->ij", rho * away, rate), 0.0)
-            slope, own_slope = _matched(slope, own_slope, links)
+            var = self.others_var[i], self.own_var[i]
+            slope, own_slope = _matched(slope, own_slope, *var, links.sum(1))
         return log_z, hazard, slope, own_slope
 
     def _bent(self, i: Any, t: Any, step: Any) -> tuple[Any, Any, Any, Any]:
@@ -365,20 +364,27 @@ class _Race:
         return t, curvature, -((t - own) ** 2) / (2 * V) + log_ndtr(z).sum(1)
 
 
-def _matched(slope: np.ndarray, own: np.ndarray, links: np.ndarray) -> tuple[Any, Any]:
-    """Return slopes of losers and winner whose winner's row of the curvature is that of log Z.
+def _matched(
+    slope: np.ndarray, own: np.ndarray, var: np.ndarray, own_var: np.ndarray, curvature: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return slopes of losers and winner at which the winner's curvature is that of log Z (n,).
 
-    `links` (n, K - 1) is that row. With normal noise the slopes of the regressions on t have it
-    already; a Gumbel utility says nothing of who wins. Of a winner without a chance there is
-    nothing to match, and slopes go over to the given ones.
+    With normal noise the slopes of the regressions on t have it already; a Gumbel utility says
+    nothing of who wins, and the site that belongs to them lacks a factor of up to pi^2 / 6.
     """
-    losers = slope.sum(1)
-    total = own + losers
-    seen = losers > _TINY
-    share = links.sum(1) / np.where(seen, losers, 1.0)
-    slight = (_SLIGHT * total)[:, None]
-    slope = (links * total[:, None] + slight * slope) / (own[:, None] + slight)
-    return slope, np.where(seen, share * total, own)
+    e = np.column_stack([slope, own])
+    v = np.column_stack([var, own_var])
+    d = 1.0 / np.maximum(1.0 / np.maximum(e, _TINY) - v, _LEAST_NOISE)
+    known = 1.0 / (1.0 + (v.mean(1) / _WIDE) ** 2)
+    low, high = np.ones(len(d)), np.full(len(d), _GUMBEL.moments[1])
+    for _ in range(_BISECTIONS):
+        factor = 0.5 * (low + high)
+        e = factor[:, None] * d / (1.0 + factor[:, None] * v * d)
+        less = e[:, -1] * e[:, :-1].sum(1) < curvature * e.sum(1)
+        low, high = np.where(less, factor, low), np.where(less, high, factor)
+    factor = (1.0 + known * (0.5 * (low + high) - 1.0))[:, None]
+    e = factor * d / (1.0 + factor * v * d)
+    return e[:, :-1], e[:, -1]
 
 
 def _normalised(log_density: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -594,12 +600,14 @@ class JointEP:
         max_iter: int,
         damping: float,
         accelerate: bool,
+        mixing: float = 1.0,
         monitor: Monitor = SILENT,
     ) -> Result:
         """Iterate to the fixed point from sites x (2, n, K); see `loop.iterate` for the result.
 
-        The acceleration mixes whole steps: for these sites that takes fewer sweeps than a share
+        The acceleration mixes whole steps: for normal noise that takes fewer sweeps than a share
         (39 for 129 at .7 on iris, elsewhere alike), so `damping` is that of the plain iteration.
+        `mixing` is another share.
         """
         return iterate(
             self.evaluate,
@@ -607,7 +615,7 @@ class JointEP:
             max_iter=max_iter,
             tol=tol,
             damping=damping,
-            acceleration=Anderson(depth=4, mixing=1.0) if accelerate else None,
+            acceleration=Anderson(depth=4, mixing=mixing) if accelerate else None,
             repair=_admissible,
             monitor=monitor,
             undamped_start=accelerate and not np.any(x[1]),

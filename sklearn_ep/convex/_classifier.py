@@ -154,9 +154,12 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         Weights of the classes, as in `LogisticRegression`. Not used by `partial_fit`.
     multi_class : {"auto", "joint", "one_vs_rest"}, default="auto"
         What is done with more than two classes. "joint" is the softmax with a posterior of the
-        coefficients of all classes, by expectation propagation; O(n d^2 K^2 + (K d)^3) a sweep,
-        exact variances and a Gaussian prior. "one_vs_rest" fits a problem a class, normalised.
-        "auto" is joint where that can be had: up to 4000 coefficients in all, without partitions.
+        coefficients of all classes, by expectation propagation, for a Gaussian prior. Up to 4000
+        coefficients in all variances are exact, O(n d^2 K^2 + (K d)^3) a sweep; beyond, or with
+        variance="calibrated", means are solved for by conjugate gradients and variances calibrated
+        by samples, O(K nnz) a product, without a matrix of coefficients and without `condition_on`.
+        "one_vs_rest" fits a problem a class, normalised. "auto" is joint where that can be had:
+        with no other `variance` or `solver` asked for and without partitions.
     forgetting : float, default=1.0
         Share in (0, 1] that the rows of earlier batches keep at each call of `partial_fit`, for
         streams that drift; 1 forgets nothing. Compare values by `log_evidence_`.

@@ -1,8 +1,8 @@
 """Equal rows as one of so many copies, in an order that does not depend on that of the rows.
 
 Where variances are sampled, solves end at a tolerance, and learning turns differences at the level
-of rounding into visible ones. With rows merged and sorted, weights and repeated rows, in any order,
-are one problem to the last bit.
+of rounding into visible ones; so do the sites of several classes. With rows merged and sorted,
+weights and repeated rows, in any order, are one problem to the last bit.
 """
 
 from dataclasses import dataclass
@@ -41,6 +41,12 @@ class Copies:
             left_out=left._replace(cavities=cavities, log_proba=left.log_proba[self.group]),
         )
         return attributes | new
+
+    def of_class_rows(self, attributes, sites):
+        """Return the same of a joint fit, whose sites x (2, m, K) are those of one copy."""
+        precision, shift = (x.T[:, self.group] for x in sites)
+        new = self.of_rows(attributes | dict(site_precision=sites[0].T))
+        return new | dict(site_precision=precision, site_shift=shift)
 
 
 def find_copies(X, y, weight):

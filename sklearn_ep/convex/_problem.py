@@ -43,7 +43,7 @@ from ._variances import (
     Probes,
 )
 
-__all__ = ["ConvexProblem", "class_weights", "fit_problem", "make_problem"]
+__all__ = ["ConvexProblem", "class_weights", "evidence_probes", "fit_problem", "make_problem"]
 
 SYSTEMS = {"primal": PrimalSystem, "dual": DualSystem, "cg": IterativeSystem}
 # Larger side of the matrix that is factorised up to which "auto" averages over the scale of the
@@ -276,7 +276,7 @@ def make_problem(estimator, training):
         variance=variance,
         probes=probes,
         direction=rng.standard_normal(n) if variance == "lanczos" else None,
-        evidence_probes=_evidence_probes(estimator, variance, n, rng),
+        evidence_probes=evidence_probes(estimator, variance, n, rng),
         n_samples=estimator.n_variance_samples,
         last=_warm(estimator, shape, n_problems),
         shape=shape,
@@ -312,7 +312,7 @@ def weighted_variances(X, weight):
     return np.einsum("ij,ij,i->j", X - mean, X - mean, weight) / total
 
 
-def _evidence_probes(estimator, variance, n, rng):
+def evidence_probes(estimator, variance, n, rng):
     """Return the probes of the log determinant, or None where none are wanted."""
     if variance == "exact" or estimator.n_evidence_probes == 0:
         return None

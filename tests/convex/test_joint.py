@@ -13,7 +13,7 @@ from sklearn.metrics import log_loss
 from sklearn.preprocessing import StandardScaler
 
 from sklearn_ep import ConvexVariationalLogistic
-from sklearn_ep._engine.classes import SOFTMAX
+from sklearn_ep._engine.classes import SOFTMAX, contrast_variances
 
 
 def toy(n, n_classes, d=3, seed=0):
@@ -35,7 +35,7 @@ def test_the_posterior_is_that_of_long_sampling():
     rng = np.random.default_rng(0)
     posterior = est._posteriors[0]
     size = posterior.mean.size
-    lower = np.linalg.cholesky(posterior.spread.reshape(size, size))
+    lower = np.linalg.cholesky(posterior.spread.array.reshape(size, size))
     z = rng.standard_t(8, size=(400_000, size))
     draws = posterior.mean.ravel() + 1.1 * z @ lower.T
     W = draws.reshape(-1, 3, 2)
@@ -175,7 +175,7 @@ def test_a_warm_start_goes_on_from_the_sites():
     [
         dict(prior="laplace"),
         dict(bound="local"),
-        dict(variance="calibrated"),
+        dict(variance="monte_carlo"),
         dict(solver="cg"),
         dict(prior_groups=[0, 0, 1], learn_prior=True),
         dict(intercept_prior_variance=np.inf),
@@ -209,3 +209,48 @@ def test_streams_and_two_classes():
     two = y < 2
     plain = plain_logistic(multi_class="one_vs_rest").fit(X[two], y[two])
     np.testing.assert_array_equal(est.fit(X[two], y[two]).coef_, plain.coef_)
+
+
+def test_sampled_variances_are_close_to_exact_ones():
+    X, y = toy(150, 3, d=100, seed=8)
+    new = np.random.default_rng(1).normal(size=(200, 100))
+    for variance in (0.05, "learn"):
+        kw = dict(multi_class="joint", random_state=0)
+        exact = plain_logistic(variance, **kw).fit(X, y)
+        est = plain_logistic(variance, variance="calibrated", **kw).fit(X, y)
+        assert est.variance_method_ == "calibrated" and est.multi_class_ == "joint"
+        within = abs(np.log(est.prior_variance_ / exact.prior_variance_))
+        assert within < 1.0  # the evidence is flat to some tenths of a nat there
+        assert abs(est.log_evidence_ - exact.log_evidence_) < 3 * est.log_evidence_std_ + 1
+        if variance == "learn":
+            continue
+        (m, v), (m0, v0) = (e.latent_mean_and_variance(new) for e in (est, exact))
+        m0 = m0 - m0.mean(1, keepdims=True)
+        assert np.mean(np.abs(m - m.mean(1, keepdims=True) - m0) / np.sqrt(v0)) < 0.05
+        contrast = contrast_variances(exact._posteriors[0].latent(new)[1])
+        assert abs(np.mean(v / contrast) - 1) < 0.15
+        np.testing.assert_allclose(est.predict_proba(new), exact.predict_proba(new), atol=0.05)
+        np.testing.assert_allclose(est.coef_std_, exact.coef_std_, rtol=0.3)
+        np.testing.assert_allclose(est.loo_proba_, exact.loo_proba_, atol=0.12)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, sp.csr_matrix], ids=["dense", "sparse"])
+def test_many_coefficients_of_all_classes_need_no_matrix(kind):
+    rng = np.random.default_rng(9)
+    X = np.where(rng.random((80, 1100)) < 0.05, rng.exponential(size=(80, 1100)), 0.0)
+    y = np.argmax(X[:, :200].reshape(80, 4, 50).sum(2) + 0.3 * rng.gumbel(size=(80, 4)), axis=1)
+    weight, order = rng.integers(1, 3, 80), rng.permutation(80)
+    est = ConvexVariationalLogistic(random_state=0).fit(kind(X), y, sample_weight=weight)
+    assert est.multi_class_ == "joint" and est.variance_method_ == "calibrated" and est.converged_
+    repeated = kind(np.repeat(X[order], weight[order], 0)), np.repeat(y[order], weight[order])
+    same = ConvexVariationalLogistic(random_state=0).fit(*repeated)
+    np.testing.assert_array_equal(est.coef_, same.coef_)
+    np.testing.assert_array_equal(est.predict_proba(kind(X)), same.predict_proba(kind(X)))
+    assert est.loo_proba_.shape == (80,) and est.score(kind(X), y) > 0.8
+    draws = est.sample_posterior(3, random_state=0)
+    assert draws.shape == (4, 3, 1101)
+    cov = est.latent_covariance(kind(X[:4]))
+    np.testing.assert_allclose(cov, cov.transpose(0, 2, 1), rtol=1e-5, atol=1e-8)
+    with pytest.raises(ValueError, match="condition_on"):
+        est.condition_on(kind(X[:2]), y[:2])
+    assert np.all(np.isfinite(est.coef_interval()))
