@@ -25,6 +25,7 @@ __all__ = [
     "JointEP",
     "NoisyArgmax",
     "class_log_weights",
+    "class_update",
     "contrast_variances",
     "empty_sites",
     "star_times",

@@ -13,10 +13,17 @@ from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
 
 from .._engine.class_weights import MOST_WEIGHTS
-from .._engine.classes import CLASS_LIKELIHOODS, JointEP, empty_sites
+from .._engine.classes import (
+    CLASS_LIKELIHOODS,
+    ClassSites,
+    JointEP,
+    class_update,
+    empty_sites,
+)
 from .._engine.loop import SILENT
 from .._engine.row_order import minibatches, row_keys
 from .._engine.rules import rule_of_power
+from .._engine.sites import Sites
 from .._engine.whole import WholeEP
 from .._estimator.checks import refuse_joint
 from .._estimator.fitting import BinaryFit
@@ -73,6 +80,11 @@ class BinaryModel:
         """Return what predicts."""
         return DenseGPPosterior(kernel, X, state, self.factor)
 
+    def foretold_sites(self, posterior, X, sign):
+        """Return sites (2, n) of rows that a posterior of others asks for."""
+        empty = Sites.zero(len(X))
+        return np.array(self.rule(self.factor, sign, empty, *posterior.latent(X)).sites)
+
     def left_out(self, result):
         """Return attributes that say how likely labels are from the other rows."""
         return left_out_signs(self.factor, result)
@@ -97,6 +109,10 @@ class JointModel:
     def posterior(self, kernel, X, state):
         """Return what predicts."""
         return JointGPPosterior(kernel, X, state, self.factor)
+
+    def foretold_sites(self, posterior, X, y):
+        """Return sites (2, n, K) of rows that a posterior of others asks for."""
+        return _foretold_sites(self.factor, posterior, X, y)
 
     def left_out(self, result):
         """Return attributes that say how likely labels are from the other rows."""
@@ -128,9 +144,19 @@ class JointInducingModel:
         prior = InducingPrior(kernel, self.points, self.jitter)
         return JointInducingPosterior(prior, state, self.factor)
 
+    def foretold_sites(self, posterior, X, y):
+        """Return sites (2, n, K) of rows that a posterior of others asks for."""
+        return _foretold_sites(self.factor, posterior, X, y)
+
     def left_out(self, result):
         """Return attributes that say how likely labels are from the other rows."""
         return left_out_labels(result)
+
+
+def _foretold_sites(factor, posterior, X, y):
+    mean, cov = posterior.latent(X)
+    empty = ClassSites(*empty_sites(y, mean.shape[1]))
+    return np.array(class_update(factor, y, empty, mean, cov, 0.0).sites)
 
 
 @dataclass
@@ -178,6 +204,16 @@ class DensePlan:
     def part(self, rows):
         """Return the plan of some of the rows."""
         return replace(self, X=self.X[rows], y=self.y[rows], weight=self.weight[rows])
+
+    def sites_from_rows(self, y, rows, kernel, state, x):
+        """Return sites of all rows to start from: those x of some, what these foretell of others.
+
+        `state` is that of the posterior of these rows under the kernel.
+        """
+        posterior = self.model.posterior(kernel, self.X[rows], state)
+        foretold = self.model.foretold_sites(posterior, self.X, y)
+        foretold[:, rows] = x
+        return foretold
 
     def ep(self, kernel, y, squares=None):
         """Return the fixed-point map of EP at a kernel for the labels of a problem.
