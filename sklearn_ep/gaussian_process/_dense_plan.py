@@ -55,7 +55,7 @@ _JOINT_TOL = 1e-2
 _FEW_ROWS = 300  # up to which learning starts on all rows
 _SHARE = 1.0 / 3.0  # of the rows to start from else: their evidence costs a thirtieth
 _JOINT_SEARCH: Mapping[str, Any] = dict(
-    ftol=1e-5, gtol=1e-2, max_line_search=6, exact_gradient=False
+    ftol=2e-6, gtol=1e-2, first_step=1.0, max_line_search=6, exact_gradient=False
 )
 
 
@@ -228,18 +228,17 @@ class DensePlan:
         return ep.solve(x, tol=tol, max_iter=max_sweeps, **steps)
 
     def evidence(self, y, x, tol):
-        """Return theta -> `EvidencePoint`; sites are warm-started from the last point."""
-        warm = [x]
+        """Return theta -> `EvidencePoint`; sites are warm-started from the best point so far."""
+        warm, best = [x], [-np.inf]
 
         def evaluate(theta):
             kernel = with_theta(self.kernel, theta)
             ep = self.ep(kernel, y)
             result = self.solve(ep, warm[0], tol, self.max_sweeps)
-            warm[0], payload = result.x, result.evaluation.payload
-            value, gradient = (
-                result.evaluation.record["log_evidence"],
-                self.model.gradient(ep, payload),
-            )
+            payload, value = result.evaluation.payload, result.evaluation.record["log_evidence"]
+            if value >= best[0]:
+                warm[0], best[0] = result.x, value
+            gradient = self.model.gradient(ep, payload)
             return EvidencePoint(value, gradient, result.residual, (kernel, payload[0], result.x))
 
         return evaluate
