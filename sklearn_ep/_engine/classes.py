@@ -28,6 +28,7 @@ __all__ = [
     "NoisyArgmax",
     "class_cavities",
     "class_log_weights",
+    "class_update",
     "contrast_variances",
     "empty_sites",
     "star_times",

@@ -17,6 +17,9 @@ __all__ = ["Search", "Summit", "ascend", "eigen_curvature", "minimise_where_fini
 # How often one search may be cut short at a point without a value, the relative length at which it
 # gives up, and by how much its next first step is shorter than the one that led there.
 _MOST_CUTS, _SHORTEST, _SHORTER = 50, 1e-12, 0.25
+# Evaluations in turn without a gain that counts, after which a search by inexact gradients ends:
+# scipy would begin again and again from points that differ by the noise.
+_PATIENCE = 8
 # What the status of scipy's search means; any other is a line search that found nothing better.
 _REASONS: dict[int, Reason] = {0: "converged", 1: "max_iter"}
 
@@ -29,11 +32,16 @@ class _NoValue(Exception):
     """Raised at a trial point that has no value, to get out of scipy's search."""
 
 
+class _NothingBetter(Exception):
+    """Raised where a search has gone on for long without a gain, to get out of scipy's search."""
+
+
 class _Remembered:
     """An objective -> (value, gradient, payload) that keeps its best point and stops at infinity.
 
     `x`, `value`, `gradient` and `payload` are those of the best point; `failed` is the last point
-    without a value.
+    without a value. With `patience` it also stops after so many evaluations in turn that together
+    gain no more than `negligible`.
     """
 
     x: Any = None
@@ -41,8 +49,12 @@ class _Remembered:
     payload: Any = None
     failed: Any = None
 
-    def __init__(self, objective: Objective, tie: float) -> None:
+    def __init__(
+        self, objective: Objective, tie: float, negligible: float, patience: float = np.inf
+    ) -> None:
         self.objective, self.tie, self.value = objective, tie, np.inf
+        self.negligible, self.patience = negligible, patience
+        self._level, self._n_level = np.inf, 0
 
     def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient, payload = self.objective(x)
@@ -54,6 +66,12 @@ class _Remembered:
         gradient = np.where(np.abs(gradient) < noise, 0.0, gradient)
         if value < self.value - noise:
             self.x, self.value, self.gradient, self.payload = x.copy(), value, gradient, payload
+        if self.value < self._level - self.negligible:
+            self._level, self._n_level = self.value, 0
+        else:
+            self._n_level += 1
+        if self._n_level >= self.patience:
+            raise _NothingBetter
         return value, gradient
 
 
@@ -112,7 +130,9 @@ def minimise_where_finite(
     `first_step` is the length of the first step: L-BFGS-B itself takes the whole gradient where all
     parameters are bounded, which may be far too long, and an evaluation wasted.
     """
-    best, n_steps, n_cut, no_better = _Remembered(objective, tie), 0, 0, False
+    patience = np.inf if exact_gradient else _PATIENCE
+    best = _Remembered(objective, tie, negligible, patience)
+    n_steps, n_cut, no_better = 0, 0, False
     reason: Reason | None = None
     moved = np.zeros(len(x))
     x, boxed = np.clip(x, bounds[:, 0], bounds[:, 1]), np.all(np.isfinite(bounds))
@@ -132,6 +152,8 @@ def minimise_where_finite(
             status = _lbfgsb(best, x, bounds, first_step, step, limits)
             no_better = reason is None and status not in _REASONS
             reason = reason or _REASONS.get(status, "stuck")
+        except _NothingBetter:
+            reason, no_better = "stuck", True
         except _NoValue:
             if best.x is None:
                 return None
@@ -194,9 +216,9 @@ class Summit(NamedTuple):
 
 # Log density that a step may lose and be taken: what inexact values are off by.
 _LEVEL = 1e-3
-# Longest step in a coordinate, what is left of one that led down, and how often that happens in
-# turn before there is nothing to find.
-_LONGEST, _SHARE, _MOST_FAILURES = 2.0, 0.3, 6
+# Longest step in a coordinate, what is left of one that led down, how often that happens in turn
+# before there is nothing to find, and how many evaluations in turn may gain no more than a level.
+_LONGEST, _SHARE, _MOST_FAILURES, _MOST_LEVEL = 2.0, 0.3, 6, 6
 
 
 def ascend(
@@ -215,13 +237,14 @@ def ascend(
     returned if the first point has none. `curvature` (p, p), positive definite, is about the
     negative Hessian, and corrected by BFGS on the way. It has converged where the quadratic model
     promises less than `gain` by a further step: in units of the value, and so of the posterior,
-    that the gradient alone does not know. `ended` is told of each accepted point by its payload and
+    that the gradient alone does not know; or where several steps in turn gain nothing, as they do
+    for gradients that are not exact. `ended` is told of each accepted point by its payload and
     stops the search by returning True. Coordinates at a bound (p, 2) that want to leave it stay.
     """
     value, gradient, payload = objective(x)
     if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
         return None
-    share, n_steps, n_failed = 1.0, 0, 0
+    share, n_steps, n_failed, n_level, top = 1.0, 0, 0, 0, value
     reason: Reason | None = None
     while True:
         step, promised = _newton_step(x, gradient, bounds, curvature)
@@ -232,8 +255,11 @@ def ascend(
         trial = np.clip(x + share * step, bounds[:, 0], bounds[:, 1])
         new_value, new_gradient, new_payload = objective(trial)
         finite = np.isfinite(new_value) and np.all(np.isfinite(new_gradient))
+        n_level += 1
         if finite:
             curvature = _corrected(curvature, trial - x, gradient - new_gradient)
+            if new_value > top + _LEVEL:
+                top, n_level = new_value, 0
         if not finite or new_value < value - _LEVEL:
             share, n_failed = _SHARE * share, n_failed + 1
             reason = "stuck" if n_failed > _MOST_FAILURES else None
@@ -244,6 +270,8 @@ def ascend(
             reason = "asked"
         elif n_steps >= max_iter:
             reason = "max_iter"
+        elif n_level >= _MOST_LEVEL:
+            reason = "converged"
     left = float(np.max(np.abs(np.clip(x + gradient, bounds[:, 0], bounds[:, 1]) - x), initial=0.0))
     return Summit(x, payload, reason, n_steps, left, float(promised))
 

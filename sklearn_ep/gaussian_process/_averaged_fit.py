@@ -93,6 +93,8 @@ def mode_of_kernels(ep, start, trace):
         below = node_at_mode(small.evaluate, phi, scales.bounds, ep.told, **limits)
         if below is not None:
             phi, limits["starts"] = below[0].phi, ()
+            x = plan.sites_from_rows(ep.y, rows, *ep.told(below[0]), below[0].payload.result.x)
+            nodes = replace(nodes, ep=replace(ep, x=x))
             share = float(plan.weight[rows].sum() / plan.weight.sum())
             curvature = curvature_at_node(small.evaluate, below[0], scales.bounds) / share
             found = climb_to_mode(
@@ -115,8 +117,8 @@ def average_about(nodes, mode, monitor, coarse=False):
     if lengths_differ and len(nodes.ep.y) > _MANY_ROWS:
         return _over_levels(alone(mode), levels(nodes.ep, scales, nodes.prior, mode), mode)
     several, spacing = len(nodes.ep.y) > _SEVERAL_ROWS, None
-    if (coarse or lengths_differ) and len(mode.phi) == 2:
-        spacing = _SHORT if coarse or several else _COARSE
+    if len(mode.phi) == 2:
+        spacing = _SHORT if coarse or several else _COARSE if lengths_differ else None
     lattice = integrate(nodes.evaluate, mode, scales.bounds, workers, monitor, spacing)
     if not lengths_differ:
         return lattice

@@ -45,20 +45,26 @@ def fit_dense(plan, y, monitor, k):
     end, max_sweeps = KEPT, min(plan.max_sweeps, plan.max_iter)
     if plan.optimizer is not None and kernel.n_dims:
         learning_tol = max(plan.tol, plan.model.learning_tol)
-        evidence = plan.evidence(y, x, learning_tol)
-        search = evidence, plan.starts[k], kernel.bounds
+        search = plan.starts[k], kernel.bounds
         watched: Any = dict(starts=plan.restarts, monitor=trace)
         if callable(plan.optimizer):
-            learned = maximise_by(plan.optimizer, *search, **watched)
+            learned = maximise_by(
+                plan.optimizer, plan.evidence(y, x, learning_tol), *search, **watched
+            )
         else:
             watched |= plan.model.search | dict(max_iter=plan.max_iter)
             rows = plan.rows_to_start_from()
             if rows is None:
-                learned = maximise_evidence(*search, **watched)
+                learned = maximise_evidence(plan.evidence(y, x, learning_tol), *search, **watched)
             else:
                 small = plan.part(rows).evidence(y[rows], x[:, rows], learning_tol)
                 share = float(plan.weight[rows].sum() / plan.weight.sum())
-                learned = climb_from_rows(evidence, small, share, *search[1:], **watched)
+
+                def evidence_from(point):
+                    start = plan.sites_from_rows(y, rows, *point.payload)
+                    return plan.evidence(y, start, learning_tol)
+
+                learned = climb_from_rows(evidence_from, small, share, *search, **watched)
                 x = learned.point.payload[2]
         # the last run starts from the same sites as a search on all rows, so that the answer
         # depends on the kernel alone and not on the path that led to it; from where a few steps

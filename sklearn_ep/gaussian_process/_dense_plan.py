@@ -13,10 +13,17 @@ from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
 
 from .._engine.class_weights import MOST_WEIGHTS
-from .._engine.classes import CLASS_LIKELIHOODS, JointEP, empty_sites
+from .._engine.classes import (
+    CLASS_LIKELIHOODS,
+    ClassSites,
+    JointEP,
+    class_update,
+    empty_sites,
+)
 from .._engine.loop import SILENT
 from .._engine.row_order import minibatches, row_keys
 from .._engine.rules import rule_of_power
+from .._engine.sites import Sites
 from .._engine.whole import WholeEP
 from .._estimator.checks import refuse_joint
 from .._estimator.fitting import BinaryFit
@@ -48,7 +55,7 @@ _JOINT_TOL = 1e-2
 _FEW_ROWS = 300  # up to which learning starts on all rows
 _SHARE = 1.0 / 3.0  # of the rows to start from else: their evidence costs a thirtieth
 _JOINT_SEARCH: Mapping[str, Any] = dict(
-    ftol=1e-5, gtol=1e-2, max_line_search=6, exact_gradient=False
+    ftol=2e-6, gtol=1e-2, first_step=1.0, max_line_search=6, exact_gradient=False
 )
 
 
@@ -72,6 +79,11 @@ class BinaryModel:
     def posterior(self, kernel, X, state):
         """Return what predicts."""
         return DenseGPPosterior(kernel, X, state, self.factor)
+
+    def foretold_sites(self, posterior, X, sign):
+        """Return sites (2, n) of rows that a posterior of others asks for."""
+        empty = Sites.zero(len(X))
+        return np.array(self.rule(self.factor, sign, empty, *posterior.latent(X)).sites)
 
     def left_out(self, result):
         """Return attributes that say how likely labels are from the other rows."""
@@ -97,6 +109,10 @@ class JointModel:
     def posterior(self, kernel, X, state):
         """Return what predicts."""
         return JointGPPosterior(kernel, X, state, self.factor)
+
+    def foretold_sites(self, posterior, X, y):
+        """Return sites (2, n, K) of rows that a posterior of others asks for."""
+        return _foretold_sites(self.factor, posterior, X, y)
 
     def left_out(self, result):
         """Return attributes that say how likely labels are from the other rows."""
@@ -128,9 +144,19 @@ class JointInducingModel:
         prior = InducingPrior(kernel, self.points, self.jitter)
         return JointInducingPosterior(prior, state, self.factor)
 
+    def foretold_sites(self, posterior, X, y):
+        """Return sites (2, n, K) of rows that a posterior of others asks for."""
+        return _foretold_sites(self.factor, posterior, X, y)
+
     def left_out(self, result):
         """Return attributes that say how likely labels are from the other rows."""
         return left_out_labels(result)
+
+
+def _foretold_sites(factor, posterior, X, y):
+    mean, cov = posterior.latent(X)
+    empty = ClassSites(*empty_sites(y, mean.shape[1]))
+    return np.array(class_update(factor, y, empty, mean, cov, 0.0).sites)
 
 
 @dataclass
@@ -179,6 +205,16 @@ class DensePlan:
         """Return the plan of some of the rows."""
         return replace(self, X=self.X[rows], y=self.y[rows], weight=self.weight[rows])
 
+    def sites_from_rows(self, y, rows, kernel, state, x):
+        """Return sites of all rows to start from: those x of some, what these foretell of others.
+
+        `state` is that of the posterior of these rows under the kernel.
+        """
+        posterior = self.model.posterior(kernel, self.X[rows], state)
+        foretold = self.model.foretold_sites(posterior, self.X, y)
+        foretold[:, rows] = x
+        return foretold
+
     def ep(self, kernel, y, squares=None):
         """Return the fixed-point map of EP at a kernel for the labels of a problem.
 
@@ -192,18 +228,17 @@ class DensePlan:
         return ep.solve(x, tol=tol, max_iter=max_sweeps, **steps)
 
     def evidence(self, y, x, tol):
-        """Return theta -> `EvidencePoint`; sites are warm-started from the last point."""
-        warm = [x]
+        """Return theta -> `EvidencePoint`; sites are warm-started from the best point so far."""
+        warm, best = [x], [-np.inf]
 
         def evaluate(theta):
             kernel = with_theta(self.kernel, theta)
             ep = self.ep(kernel, y)
             result = self.solve(ep, warm[0], tol, self.max_sweeps)
-            warm[0], payload = result.x, result.evaluation.payload
-            value, gradient = (
-                result.evaluation.record["log_evidence"],
-                self.model.gradient(ep, payload),
-            )
+            payload, value = result.evaluation.payload, result.evaluation.record["log_evidence"]
+            if value >= best[0]:
+                warm[0], best[0] = result.x, value
+            gradient = self.model.gradient(ep, payload)
             return EvidencePoint(value, gradient, result.residual, (kernel, payload[0], result.x))
 
         return evaluate

@@ -157,7 +157,7 @@ def maximise_evidence(
 
 
 def climb_from_rows(
-    evaluate: Callable[[np.ndarray], EvidencePoint],
+    evaluate_from: Callable[[EvidencePoint], Callable[[np.ndarray], EvidencePoint]],
     of_rows: Callable[[np.ndarray], EvidencePoint],
     share: float,
     theta,
@@ -170,12 +170,14 @@ def climb_from_rows(
 ) -> Learned:
     """Maximise the evidence of all rows from where that of some of them has its maximum.
 
-    `of_rows` is the evidence of a `share` of the rows, `search` what `maximise_evidence` takes
-    there beside the accuracy. Its curvature over the share is about that of all rows, so that a few
+    `of_rows` is the evidence of a `share` of the rows, `evaluate_from` gives that of all rows from
+    the point where the first search ends; `search` is what `maximise_evidence` takes there beside
+    the accuracy. Its curvature over the share is about that of all rows, so that a few
     steps are left: each costs 1 / share^3 times as much.
     """
-    search |= dict(max_iter=max_iter, starts=starts, ftol=_ROUGH, gtol=_ROUGH_GRADIENT)
-    first = maximise_evidence(of_rows, theta, bounds, **search)
+    rough = search | dict(max_iter=max_iter, starts=starts, ftol=_ROUGH, gtol=_ROUGH_GRADIENT)
+    first = maximise_evidence(of_rows, theta, bounds, **rough)
+    evaluate = evaluate_from(first.point)
     curvature = _curvature(of_rows, first, bounds) / share
 
     def objective(t):
@@ -190,9 +192,8 @@ def climb_from_rows(
     options: dict[str, Any] = dict(gain=_GAIN, max_iter=max_iter, ended=told)
     found = ascend(objective, first.theta, bounds, curvature, **options)
     if found is None or found.reason == "stuck":
-        return maximise_evidence(
-            evaluate, theta, bounds, max_iter=max_iter, starts=starts, monitor=monitor
-        )
+        near = search | dict(first_step=_DIFFERENCE, max_iter=max_iter, monitor=monitor)
+        return maximise_evidence(evaluate, theta if found is None else found.x, bounds, **near)
     return Learned(found.x, found.payload, LearningEnd(found.reason, found.n_steps, found.gradient))
 
 

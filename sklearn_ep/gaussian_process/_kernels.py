@@ -132,7 +132,7 @@ def contract_diagonal(kernel, X, g):
 
 
 # From this many columns distances are cheaper by one matrix product than by differences.
-_MANY_COLUMNS = 6
+_MANY_COLUMNS = 7
 # Squared norms beyond which the product form would lose the digits of short distances.
 _LARGE_NORM = 1e6
 
