@@ -341,15 +341,20 @@ class Results:
         save(self.args, "active_learning", self.rows())
 
     def rows(self):
-        """Return what is stored: means over the sets of a part, and each set beside them."""
-        return [*summary(self.sets), {"sets": self.sets}]
+        """Return what is stored: means over the sets of a part, with the curves of each."""
+        return summary(self.sets)
 
 
 def stored_sets(args):
     """Return the curves of the sets that are stored."""
-    return json.loads((pathlib.Path(args.out) / "active_learning.json").read_text())["rows"][-1][
-        "sets"
-    ]
+    rows = json.loads((pathlib.Path(args.out) / "active_learning.json").read_text())["rows"]
+    records = {}
+    for row in rows:
+        for name, one in row["curves"].items():
+            empty = {"part": row["part"], "set": name, "labels": one["labels"], "curves": {}}
+            record = records.setdefault((row["part"], name), empty)
+            record["curves"][row["strategy"]] = one
+    return sorted(records.values(), key=lambda record: record["part"])
 
 
 def curve_record(values):
@@ -373,25 +378,25 @@ def summary(records):
 
     Where classifiers differ, random rows are those of the first. Large pools have a row a set.
     """
-    rows = {}
+    groups = {}
     for record in records:
         part, labels, found = record["part"], record["labels"], record["curves"]
         base = next(found[who] for who in found if who.endswith("random"))
-        label = f"{part}, {record['set']}" if part.startswith("large") else part
+        own = record["set"] if part.startswith("large") else ""
         for who, one in found.items():
-            row = rows.setdefault((label, who), {"error": [], "log loss": []})
-            for what, values in row.items():
-                values.append(area(labels, one[what]) / area(labels, base[what]))
-    return [
-        {
-            "part": label,
-            "sets": len(row["error"]),
-            "strategy": who,
-            **{what: float(np.exp(np.mean(np.log(v)))) for what, v in row.items()},
-            **{f"{what} below random": float(np.mean(np.array(v) < 1)) for what, v in row.items()},
-        }
-        for (label, who), row in rows.items()
-    ]
+            group = groups.setdefault((part, own, who), {"error": [], "log loss": [], "curves": {}})
+            group["curves"][record["set"]] = {"labels": labels, **one}
+            for what in ("error", "log loss"):
+                group[what].append(area(labels, one[what]) / area(labels, base[what]))
+    rows = []
+    for (part, own, who), group in groups.items():
+        row = {"part": part, "set": own or f"mean of {len(group['error'])}", "strategy": who}
+        for what in ("error", "log loss"):
+            ratios = np.array(group[what])
+            row[what] = float(np.exp(np.mean(np.log(ratios))))
+            row[f"{what} below random"] = float(np.mean(ratios < 1))
+        rows.append({**row, "curves": group["curves"]})
+    return rows
 
 
 def main():
@@ -407,7 +412,7 @@ def main():
     results = Results(args)
     for name in args.parts:
         PARTS[name](args, results.add)
-    table(results.rows()[:-1], list(results.rows()[0]))
+    table(results.rows(), [column for column in results.rows()[0] if column != "curves"])
     draw(args, results.sets)
 
 
@@ -428,7 +433,7 @@ def draw(args, records):
             for who, one in record["curves"].items():
                 mean, half = np.array(one[what]), 2.0 * np.array(one[f"se of {what}"])
                 style = "--" if who.startswith("skactiveml") or who.endswith(": random") else "-"
-                color = {"random": "0.4", "epig_entropy": "C0"}.get(who)
+                color = {"random": "0.4", "epig_entropy": "black"}.get(who)
                 lines = ax.plot(record["labels"], mean, style, color=color, label=who, lw=1.2)
                 if who.endswith(("random", "epig_entropy")):
                     ax.fill_between(

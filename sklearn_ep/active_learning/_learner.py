@@ -53,7 +53,7 @@ class Learner:
     refit_every : int, default=5
         Labels between refits. The updates between them are those of a fit with the present
         hyperparameters, up to the moment matching of one label: after four labels they were off by
-        a twentieth of what the labels changed.
+        3 to 8 % of what the labels changed.
     n_reference : int or None, default=None
         See `scores`.
     missing_label : scalar, str or None, default=np.nan

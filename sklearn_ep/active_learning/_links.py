@@ -17,7 +17,14 @@ from .._engine.likelihoods import LabelNoise, Logit, Probit
 from .._engine.quadrature import expectation_by_panels, logistic_mixture
 from .._engine.super_gaussian import local_site_precision
 
-__all__ = ["ClassResponse", "FactorLink", "LogisticLink", "NormalResponse", "response_of"]
+__all__ = [
+    "ClassResponse",
+    "FactorLink",
+    "LogisticLink",
+    "NormalResponse",
+    "calibration_of",
+    "response_of",
+]
 
 
 class LogisticLink:
@@ -128,15 +135,23 @@ class Mixture:
         w, t and s of the terms.
     low, high : float, default=0 and 1
         Limits of the link: e and 1 - e.
+    temper : float, default=1.0
+        Multiplies variances.
     """
 
-    def __init__(self, weights, centres, scales, low=0.0, high=1.0):
+    def __init__(self, weights, centres, scales, low=0.0, high=1.0, temper=1.0):
+        self.weights, self.centres, self.scales = weights, centres, np.asarray(scales)
+        self.low, self.high, self.temper = low, high, temper
         self.terms = list(zip(weights, centres, np.square(scales), strict=True))
-        self.low, self.high = low, high
+
+    def calibrated(self, slope, temper):
+        """Return the same link of slope times a value whose variance is multiplied by temper."""
+        centres = np.asarray(self.centres) / slope
+        return Mixture(self.weights, centres, self.scales / slope, self.low, self.high, temper)
 
     def proba(self, mean, var):
         """Return the probability of +1 for normal latent values, arrays of any shape."""
-        total = 0.0
+        total, var = 0.0, var if self.temper == 1.0 else self.temper * var
         for weight, centre, square in self.terms:
             z = mean - centre if centre else mean
             term = ndtr(z / np.sqrt(square + var))
@@ -200,9 +215,13 @@ class ClassResponse:
     clean, observed : list of Factor
         Links of the predictions, and of the labels that are received: they differ where labels may
         be wrong.
+    slope, temper : ndarray of shape (K,), default=1.0
+        A calibration of the predictions: they are those at slope times the latent mean and slope^2
+        temper times its variance. What labels do to latent values does not have it.
     """
 
-    def __init__(self, clean, observed):
+    def __init__(self, clean, observed, slope=1.0, temper=1.0):
+        self.slope, self.temper = (np.broadcast_to(a, len(clean)) for a in (slope, temper))
         self.links, self.observed = [_link_of(f) for f in clean], observed
         same = all(a is b for a, b in zip(clean, observed, strict=True))
         self._observed_links = self.links if same else [_link_of(f) for f in observed]
@@ -210,7 +229,16 @@ class ClassResponse:
     @cached_property
     def mixtures(self):
         """One `Mixture` a problem, of the predictions."""
-        return [mixture_of(link.factor) for link in self.links]
+        each = zip(self.links, self.slope, self.temper, strict=True)
+        return [mixture_of(link.factor).calibrated(a, t) for link, a, t in each]
+
+    @property
+    def spread(self):
+        """What the variances of predictions are of those of latent values (K,)."""
+        return self.slope**2 * self.temper
+
+    def _predictors(self, mean, var):
+        return self.slope * mean, self.spread * var
 
     @property
     def predicts_labels(self):
@@ -218,8 +246,8 @@ class ClassResponse:
         return self._observed_links is self.links
 
     def of_links(self, name, mean, var):
-        """Return what the links say of latent moments (n, K), column by column."""
-        return _columns(self.links, name, mean, var)
+        """Return what the links of predictions say at latent moments (n, K), column by column."""
+        return _columns(self.links, name, *self._predictors(mean, var))
 
     def proba(self, mean, var):
         """Return class probabilities (n, n_classes)."""
@@ -227,7 +255,7 @@ class ClassResponse:
 
     def label_proba(self, mean, var):
         """Return probabilities (n, n_classes) of the labels that would be received."""
-        return _normalised(_columns(self._observed_links, "proba", mean, var))
+        return _normalised(_columns(self._observed_links, "proba", *self._predictors(mean, var)))
 
     def sites(self, sign, mean, var):
         """Return gradients and curvatures (n, K) of labels of one sign in every problem."""
@@ -270,10 +298,19 @@ class NormalResponse:
 def response_of(estimator, X, source):
     """Return the `ClassResponse` of a classifier: the links that it tells, or the likeliest."""
     if hasattr(estimator, "latent_links"):
-        return ClassResponse(estimator.latent_links(), estimator.latent_links(observed=True))
+        links = estimator.latent_links(), estimator.latent_links(observed=True)
+        return ClassResponse(*links, *calibration_of(estimator))
     mean, var = source.moments(X)
     factors = _foreign_links(estimator, mean, var, estimator.predict_proba(X))
     return ClassResponse(factors, factors)
+
+
+def calibration_of(estimator):
+    """Return slope and temper, one a problem, that an estimator of this package puts on predictors.
+
+    Its latent means and variances have them.
+    """
+    return tuple(np.ravel(getattr(estimator, name, 1.0)) for name in ("slope_", "temper_"))
 
 
 def _foreign_links(estimator, mean, var, proba):

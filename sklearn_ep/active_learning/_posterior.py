@@ -15,7 +15,7 @@ from sklearn.base import is_regressor
 
 from .._engine.gaussian import positive_variance
 from .._engine.likelihoods import PROBIT_SLOPE, Probit
-from ._links import ClassResponse, NormalResponse, response_of
+from ._links import ClassResponse, NormalResponse, calibration_of, response_of
 from ._rows import take
 
 __all__ = ["Posterior", "posterior_of"]
@@ -109,12 +109,31 @@ class _SeparateProblems:
         self.estimator = estimator
 
     def moments(self, X):
+        """Return latent means and variances (n, K)."""
         mean, var = (np.asarray(a, dtype=float) for a in self.estimator.latent_mean_and_variance(X))
         return mean.reshape(len(mean), -1), var.reshape(len(var), -1)
 
     def covariance(self, X1, X2):
         C = np.asarray(self.estimator.latent_covariance(X1, X2), dtype=float)
         return C.reshape((-1, *C.shape[-2:]))
+
+
+class _Uncalibrated:
+    """Latent values of a source as they are before the slope and the temper of a calibration.
+
+    Labels are included here, since it is the posterior that they tell of; a refit finds a
+    calibration of its own.
+    """
+
+    def __init__(self, source, slope, temper):
+        self.source, self.slope, self.spread = source, slope, slope**2 * temper
+
+    def moments(self, X):
+        mean, var = self.source.moments(X)
+        return mean / self.slope, var / self.spread
+
+    def covariance(self, X1, X2):
+        return self.source.covariance(X1, X2) / self.spread[:, None, None]
 
 
 class _JointClasses:
@@ -179,7 +198,8 @@ def _prior_covariances(estimator, X1, X2):
 
 def _tempering(estimator):
     """Return what a calibration multiplies the variances of linear predictors by."""
-    return float(np.square(getattr(estimator, "slope_", 1.0)) * getattr(estimator, "temper_", 1.0))
+    slope, temper = calibration_of(estimator)
+    return float(slope[0] ** 2 * temper[0])
 
 
 def _coefficient_variances(estimator):
@@ -208,11 +228,16 @@ def posterior_of(estimator, X, reference=None):
     """Return the `Posterior` of a fitted estimator at the rows of a pool."""
     if is_regressor(estimator):
         return Posterior(_Responses(estimator), NormalResponse(), X, reference)
+    source: Any
     if _is_joint(estimator):
-        stand_in = [Probit()] * len(estimator.classes_)
-        return Posterior(_JointClasses(estimator), ClassResponse(stand_in, stand_in), X, reference)
-    source = _SeparateProblems(estimator)
-    return Posterior(source, response_of(estimator, X, source), X, reference)
+        source, stand_in = _JointClasses(estimator), [Probit()] * len(estimator.classes_)
+        response = ClassResponse(stand_in, stand_in, *calibration_of(estimator))
+    else:
+        source = _SeparateProblems(estimator)
+        response = response_of(estimator, X, source)
+    if np.any(response.slope != 1.0) or np.any(response.temper != 1.0):
+        source = _Uncalibrated(source, response.slope, response.temper)
+    return Posterior(source, response, X, reference)
 
 
 def _is_joint(estimator):

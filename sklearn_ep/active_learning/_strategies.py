@@ -47,7 +47,7 @@ def _variance_reduction(posterior):
     """
     response = posterior.response
     precision = response.of_links("precision", posterior.mean, posterior.var)
-    scale = np.array([link.slope**2 for link in response.links])
+    scale = response.spread * np.array([link.slope**2 for link in response.links])
     return scale * precision * posterior.explained() / (1.0 + precision * posterior.var)
 
 

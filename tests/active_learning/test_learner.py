@@ -74,7 +74,7 @@ def test_updates_of_a_gaussian_likelihood_equal_refits():
     assert learner.ask()[0] == np.argmax(rated)
 
 
-@pytest.mark.parametrize("model", [GP, LINEAR])
+@pytest.mark.parametrize("model", [GP, LINEAR, ConvexVariationalLogistic(1.0)])
 def test_updates_are_close_to_a_refit(model):
     learner = Learner(model, X, known(Y, 30), refit_every=5)
     before = learner.predict_proba()
