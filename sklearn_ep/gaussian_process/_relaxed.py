@@ -240,10 +240,10 @@ class RelaxedEPClassifier(GaussianProcessBase):
     An average weighs nodes by evidence times prior. The variance has a log-normal prior with median
     4 times the latent noise and standard deviation 1.5 of its log, the length one about the root of
     the total variance of the columns with 0.7; the rate is at most 0.45. Nodes are a lattice about
-    the mode [4]_, some 15 of three coordinates. Beside them are the nodes of
+    the mode [4]_, some 10 of three coordinates. Beside them are the nodes of
     `EPGaussianProcessClassifier` for labels without errors, with a common length of the columns; as
-    one mode where their share is below .02. The average takes some four times as long as
-    the mode.
+    one mode where their share is below .02. The average takes 3.3 to 3.5
+    times as long as the mode.
 
     With the mode, kernel and rate are learned by EP (or power EP), whose evidence is stationary in
     the sites; relaxed EP then runs at these values. Learning adds weak log priors to the evidence:
