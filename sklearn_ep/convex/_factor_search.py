@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Place", "best_log_factor"]
+__all__ = ["FactorAt", "best_log_factor"]
 
 # Range of the log of the factor. Wider priors on separable classes change no probability that
 # matters, and cost EP the digits that weights and repeated rows have in common.
@@ -24,7 +24,7 @@ _MOST_PLACES = 12
 _TINY = np.finfo(float).tiny
 
 
-class Place(NamedTuple):
+class FactorAt(NamedTuple):
     """A log factor, the log evidence there or nan, and MacKay's step of the log factor."""
 
     at: float
@@ -69,8 +69,8 @@ def _next(places):
 def best_log_factor(place):
     """Return the log factor with the largest evidence.
 
-    `place(at, rough)` gives the `Place` at a log factor, or None where there is no fit; the search
-    then goes half of the way back. `rough` tells that nats do not matter yet.
+    `place(at, rough)` gives the `FactorAt` at a log factor, or None where there is no fit; the
+    search then goes half of the way back. `rough` tells that nats do not matter yet.
     """
     here = place(0.0, True)
     if here is None:

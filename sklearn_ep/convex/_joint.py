@@ -32,7 +32,7 @@ from .._estimator.fitting import BinaryFit
 from .._estimator.summary import interval_of
 from ._calibration import Cavities, calibrated_classes
 from ._copies import Copies, find_copies
-from ._factor_search import Place, best_log_factor
+from ._factor_search import FactorAt, best_log_factor
 from ._joint_sampled import MIXING, SampledJointProblem, fit_joint_sampled
 from ._nodes import single_node
 from ._parameters import is_flat, make_prior, refuse_integration
@@ -306,7 +306,7 @@ def _learned_factor(problem, y):
         precision, coef = ep.structure.prior[:d], state.coef[:, :d]
         var = np.einsum("cqcq->cq", state.spread)[:, :d]
         squares, known = np.sum(precision * coef**2), coef.size - np.sum(precision * var)
-        return Place.of(at, result.evaluation.record["log_evidence"], squares, known)
+        return FactorAt.of(at, result.evaluation.record["log_evidence"], squares, known)
 
     return float(np.exp(best_log_factor(place))), sites
 

@@ -16,7 +16,7 @@ from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import Trace, reason_to_end
 from .._estimator.fitting import BinaryFit
 from ._calibration import Cavities, calibrated_classes
-from ._factor_search import Place, best_log_factor
+from ._factor_search import FactorAt, best_log_factor
 from ._lanczos import log_determinant
 from ._nodes import single_node
 from ._systems import conjugate_gradients
@@ -88,7 +88,7 @@ class StarSystem:
         return np.sqrt(self.diagonal)[:, None] * of_weights + self.pull(noise)
 
 
-class _State(NamedTuple):
+class _GivenSites(NamedTuple):
     """Means and marginals of the rows, as a structure of the engine gives them."""
 
     coef: np.ndarray
@@ -107,7 +107,7 @@ class GivenCavities:
         self.variances, self.coef = variances, coef
 
     def posterior(self, precision, shift):
-        """Return the `_State` for sites (n, K), copies counted."""
+        """Return the `_GivenSites` for sites (n, K), copies counted."""
         system = StarSystem(self.design, self.prior, precision)
         right = system.pull(shift[:, :, None])
         self.coef = system.solve(right, _MEAN_RTOL, self.coef)
@@ -116,7 +116,7 @@ class GivenCavities:
         A = -d[:, :, None] * (d / d.sum(1, keepdims=True))[:, None, :]
         np.einsum("ncc->nc", A)[:] += d + 1.0 / self.variances
         half = 0.5 * float(right[:, 0] @ self.coef[:, 0])
-        return _State(self.coef, system, mean, np.linalg.inv(A), 0.0, half)
+        return _GivenSites(self.coef, system, mean, np.linalg.inv(A), 0.0, half)
 
 
 class SampledClassSpread:
@@ -269,7 +269,7 @@ class _SampledJoint:
             self.result = self.sites(_FIRST_TOL)
 
     def place(self, at, rough):
-        """Return the `Place` of a log scale, near enough to its fixed point to compare."""
+        """Return the `FactorAt` of a log scale, near enough to its fixed point to compare."""
         prior, d = self.problem.prior, self.problem.prior.n_features
         self.move_to(float(np.exp(at)))
         for _ in range(1 if rough and self.draws is not None else _PLACE_STEPS):
@@ -277,7 +277,7 @@ class _SampledJoint:
         precision, coef = prior.precision(self.scale), self.coef.reshape(-1, self.K)
         known = spread.dof - float(np.sum(1.0 - precision[d:] * spread.of_weights[:, d:]))
         squares = float(np.sum(precision[:d, None] * coef[:d] ** 2))
-        return Place.of(at, self.evidence()[0], squares, known)
+        return FactorAt.of(at, self.evidence()[0], squares, known)
 
     def evidence(self):
         """Return EP's log evidence and its standard error by the probes of a log determinant."""
