@@ -216,9 +216,9 @@ class Summit(NamedTuple):
 
 # Log density that a step may lose and be taken: what inexact values are off by.
 _LEVEL = 1e-3
-# Longest step in a coordinate, what is left of one that led down, how often that happens in turn
-# before there is nothing to find, and how many evaluations in turn may gain no more than a level.
-_LONGEST, _SHARE, _MOST_FAILURES, _MOST_LEVEL = 2.0, 0.3, 6, 6
+# Longest step in a coordinate, what is left of one that led down, and how often that happens in
+# turn before there is nothing to find.
+_LONGEST, _SHARE, _MOST_FAILURES = 2.0, 0.3, 6
 
 
 def ascend(
@@ -229,6 +229,7 @@ def ascend(
     *,
     gain: float,
     max_iter: int,
+    patience: int = 8,
     ended: Callable[[Any], bool] | None = None,
 ) -> Summit | None:
     """Maximise a log density from near its maximum by a few quasi-Newton steps.
@@ -237,7 +238,7 @@ def ascend(
     returned if the first point has none. `curvature` (p, p), positive definite, is about the
     negative Hessian, and corrected by BFGS on the way. It has converged where the quadratic model
     promises less than `gain` by a further step: in units of the value, and so of the posterior,
-    that the gradient alone does not know; or where several steps in turn gain nothing, as they do
+    that the gradient alone does not know; or where `patience` evaluations in turn gain nothing, as
     for gradients that are not exact. `ended` is told of each accepted point by its payload and
     stops the search by returning True. Coordinates at a bound (p, 2) that want to leave it stay.
     """
@@ -263,14 +264,14 @@ def ascend(
         if not finite or new_value < value - _LEVEL:
             share, n_failed = _SHARE * share, n_failed + 1
             reason = "stuck" if n_failed > _MOST_FAILURES else None
-            continue
-        x, value, gradient, payload = trial, new_value, new_gradient, new_payload
-        share, n_failed, n_steps = 1.0, 0, n_steps + 1
-        if ended is not None and ended(payload):
-            reason = "asked"
-        elif n_steps >= max_iter:
-            reason = "max_iter"
-        elif n_level >= _MOST_LEVEL:
+        else:
+            x, value, gradient, payload = trial, new_value, new_gradient, new_payload
+            share, n_failed, n_steps = 1.0, 0, n_steps + 1
+            if ended is not None and ended(payload):
+                reason = "asked"
+            elif n_steps >= max_iter:
+                reason = "max_iter"
+        if reason is None and n_level >= patience:
             reason = "converged"
     left = float(np.max(np.abs(np.clip(x + gradient, bounds[:, 0], bounds[:, 1]) - x), initial=0.0))
     return Summit(x, payload, reason, n_steps, left, float(promised))
