@@ -202,11 +202,12 @@ class KernelGP(DenseGP):
         numbers, of single precision: volumes do not ask for more.
         """
         B = np.outer(state.alpha, state.alpha) - state.evidence_curvature()
-        B = B.astype(np.float32)
+        size = np.abs(B).max() or 1.0  # which single precision may not hold
+        B = (B / size).astype(np.float32)
         slopes = self._cross.derivatives(self._block(), np.float32)
         products = np.stack([B @ D for D in slopes])
         flat, crossed = (a.reshape(len(a), -1) for a in (products, products.transpose(0, 2, 1)))
-        return 0.5 * (flat @ crossed.T).astype(float)
+        return 0.5 * size**2 * (flat @ crossed.T).astype(float)
 
 
 class DenseGPPosterior:

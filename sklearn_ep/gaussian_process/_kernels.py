@@ -228,19 +228,23 @@ class StationaryCross(GeneralCross):
         return gradient, pulls / self.scale if inputs else 0.0
 
     def derivatives(self, kept, kind):
-        """Yield the derivatives (n, m) of a block in theta, one after another, of a float type."""
-        A, K, slope = (a.astype(kind, copy=False) for a in kept)
-        constant = [K] * self.n_constant
+        """Yield the derivatives (n, m) of a block in theta, one after another, of a float type.
+
+        They are rounded at the end: columns far from their origin leave the range of single
+        precision, their differences times slopes do not.
+        """
+        A, K, slope = kept
+        constant = [K.astype(kind, copy=False)] * self.n_constant
         if self.constant_first:
             yield from constant
         if self.part.anisotropic:
-            for a, b in zip(A.T, self.B.T.astype(kind), strict=True):
+            for a, b in zip(A.T, self.B.T, strict=True):
                 D = np.subtract.outer(a, b)
                 D *= D
                 D *= slope
-                yield D
+                yield D.astype(kind, copy=False)
         elif not self.part.hyperparameter_length_scale.fixed:
-            yield slope * cdist(A, self.B, "sqeuclidean").astype(kind)
+            yield (slope * cdist(A, self.B, "sqeuclidean")).astype(kind, copy=False)
         if not self.constant_first:
             yield from constant
 
