@@ -215,7 +215,10 @@ def reliability_rows(place, found):
             gap = float(true[own].mean() - p.mean())
             row = dict(stated=p.mean(), observed=true[own].mean(), band=band)
             rows.append(
-                place | dict(quantity=name) | row | dict(inside=abs(gap) <= band, cases=own.sum())
+                place
+                | dict(quantity=name)
+                | row
+                | dict(inside=bool(abs(gap) <= band), cases=int(own.sum()))
             )
     return rows
 
@@ -275,7 +278,7 @@ def main():
                 table(reliable, list(reliable[0]))
             rows += new + reliable
     rows.sort(key=lambda r: list(MODELS).index(r["model"]))
-    inside = [r["inside"] for r in rows]
+    inside = [bool(r["inside"]) for r in rows]
     print(f"{sum(inside)} of {len(inside)} figures within their bands")
     save(args, "calibration", rows)
     draw(args, rows)
