@@ -103,6 +103,8 @@ class ConvergenceDisplay:
         if self.objective is not None:
             twin = ax.twinx()
             twin.set_ylabel(self.objective_name)
+            # an offset would stand where the last phase is named
+            twin.ticklabel_format(axis="y", useOffset=False)
             lines += twin.plot(steps, self.objective, color="C1", label=self.objective_name)
         # below the axes, since lines may run anywhere
         ax.legend(handles=lines, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3)

@@ -56,7 +56,10 @@ def test_convergence_display_marks_the_phases_of_a_fit():
     X, y = make_moons(60, noise=0.2, random_state=0)
     est = EPGaussianProcessClassifier(hyperparameters="mode").fit(X, y)
     n_learning = np.sum(est.history_["phase"] == "learning step")
-    ax = ConvergenceDisplay.from_estimator(est).ax_
+    display = ConvergenceDisplay.from_estimator(est)
+    ax = display.ax_
+    display.figure_.canvas.draw()
+    assert not any(a.yaxis.get_offset_text().get_text() for a in display.figure_.axes)
     assert [text.get_text() for text in ax.texts] == ["learning step", "iteration"]
     assert [text.xy[0] for text in ax.texts] == [0.5, est.n_iter_ + 0.5]
     spans = [patch.get_extents().transformed(ax.transData.inverted()) for patch in ax.patches]
