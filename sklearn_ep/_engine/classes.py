@@ -434,9 +434,11 @@ class ClassUpdate(NamedTuple):
 
 
 def star_times(d: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Return (diag(d) - d d' / sum d) x for d and x of shape (n, K)."""
-    dx = d * x
-    return dx - d * (dx.sum(1) / d.sum(1))[:, None]
+    """Return (diag(d) - d d' / sum d) x for d (n, K) and x (n, K) or columns (n, K, k) of them."""
+    columns = x.reshape(*d.shape, -1)
+    dx = d[:, :, None] * columns
+    out = dx - d[:, :, None] * (dx.sum(1) / d.sum(1)[:, None])[:, None]
+    return out.reshape(x.shape)
 
 
 def contrast_variances(cov: np.ndarray) -> np.ndarray:

@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._engine.classes import QUICK_SOFTMAX, ClassSites, JointEP, class_cavities, empty_sites
+from .._engine.classes import (
+    QUICK_SOFTMAX,
+    ClassSites,
+    JointEP,
+    class_cavities,
+    empty_sites,
+    star_times,
+)
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import Trace, reason_to_end
 from .._estimator.fitting import BinaryFit
@@ -36,12 +43,6 @@ _LEAST = 1e-8
 MIXING = 0.7
 # Renewals of the variances at one prior variance of the search.
 _PLACE_STEPS = 2
-
-
-def _star_times(d, F):
-    """Return (diag(d) - d d' / sum d) F of each row for d (n, K) and F (n, K, k)."""
-    dF = d[:, :, None] * F
-    return dF - d[:, :, None] * (dF.sum(1) / d.sum(1)[:, None])[:, None]
 
 
 class StarSystem:
@@ -70,7 +71,7 @@ class StarSystem:
 
     def times(self, V):
         """Return A V for columns (q K, k)."""
-        out = self.pull(_star_times(self.precision, self.predictors(V)))
+        out = self.pull(star_times(self.precision, self.predictors(V)))
         return self.diagonal[:, None] * V + out
 
     def solve(self, right, rtol=_RTOL, start=None):
@@ -242,8 +243,8 @@ class _SampledJoint:
             [leave_one_out(p.design.B, variances[:, c], own[:, c]) for c in range(self.K)]
         )
         j = np.maximum(j, _LEAST)
-        seen = np.einsum("nck,nck->n", F, _star_times(1.0 / j, F)) / k
-        explained = np.einsum("nck,nck->n", F, _star_times(copy, F)) / k
+        seen = np.einsum("nck,nck->n", F, star_times(1.0 / j, F)) / k
+        explained = np.einsum("nck,nck->n", F, star_times(copy, F)) / k
         left = self.weight @ (self.K - 1.0 - explained)
         level = float(self.weight @ seen) / max(left, 0.01 * self.weight.sum())
         of_weights = coefficient_variances(U, system.diagonal, system.data.ravel())
