@@ -80,8 +80,8 @@ class Monitor(Protocol):
 class FitWatch(Monitor, Protocol):
     """Watches a whole fit: its iterations, and the phases of work before and after them."""
 
-    def phase(self, name: str, n_steps: int | None = None) -> AbstractContextManager[Told]:
-        """Open a phase without entries in the history, of so many steps if that is known.
+    def phase(self, name: str) -> AbstractContextManager[Told]:
+        """Open a phase of work that leads to the next iteration.
 
         What it yields is told of each step, and may ask to stop by returning True.
         """
@@ -97,7 +97,7 @@ class Silent:
         """Let the iterations go on."""
         return False
 
-    def phase(self, name: str, n_steps: int | None = None) -> AbstractContextManager[Told]:
+    def phase(self, name: str) -> AbstractContextManager[Told]:
         """Let the phase go on."""
         return nullcontext(unheard)
 

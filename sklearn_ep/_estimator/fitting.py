@@ -96,10 +96,6 @@ def warn_not_converged(estimator, advice="raise max_iter or lower damping", rema
     )
 
 
-# Phases of other work, one before and one after the iterations.
-_MOST_PHASES = 2
-
-
 class FitMonitor:
     """Tells scikit-learn's callbacks, and the user if verbose, of each iteration of a fit.
 
@@ -117,54 +113,82 @@ class FitMonitor:
 
     Notes
     -----
-    One first-level task an iteration, which carries its kind as name, and one a phase of other
-    work, whose steps are tasks below it. Follows the `Monitor` protocol of the loop; `finish`
-    closes the task of the whole fit.
+    One first-level task an iteration, which carries its kind as name. Steps of a phase of other
+    work are tasks below the iteration that comes of them: the next one, or after the last a closing
+    one for the average they lead to (`completed`). Where no iteration is left nobody is told.
+    Follows the `Monitor` protocol of the loop; `finish` closes the task of the whole fit.
     """
 
     def __init__(self, estimator, X, y, max_iter, attributes):
         self.estimator, self._data, self._attributes = estimator, dict(X=X, y=y), attributes
-        most = None if max_iter is None else max_iter + _MOST_PHASES
-        self._root = estimator._init_callback_context(max_subtasks=most)
+        self._root = estimator._init_callback_context(max_subtasks=max_iter)
         self._root.call_on_fit_task_begin(estimator=estimator, **self._data)
         self._task: Any = None
         self._name, self._began = "", time.perf_counter()
-        self.n_iter = 0
+        self.max_iter, self.n_iter, self.asked = max_iter, 0, False
 
     def begin(self, name="iteration"):
         """Open the task of an iteration."""
-        self._name, self._task = name, self._opened(self._root, name)
+        self._name = name
+        if self._task is None:
+            self._task = self._opened(self._root, name)
 
     def end(self, record, payload):
         """Close the task of an iteration; return whether a callback asked to stop."""
+        return self._end(record, lambda: None if payload is None else self._attributes(payload))
+
+    def _end(self, record, reconstruction):
         self.n_iter += 1
         if self._loud:
             self._tell(f"{self._name} {self.n_iter}", record)
-        return self._task.call_on_fit_task_end(
-            estimator=self.estimator,
-            reconstruction_attributes=lambda: (
-                None if payload is None else self._attributes(payload)
-            ),
-            **self._data,
+        task, self._task = self._task, None
+        self.asked = task.call_on_fit_task_end(
+            estimator=self.estimator, reconstruction_attributes=reconstruction, **self._data
         )
+        return self.asked
 
     @contextmanager
-    def phase(self, name, n_steps=None):
-        """Open the task of a phase; yield what is told of each step by its figures."""
-        task, n_told, last = self._opened(self._root, name, max_subtasks=n_steps), 0, {}
+    def phase(self, name):
+        """Begin an iteration with other work; yield what is told of its steps by their figures."""
+        if self.asked or self.n_iter == self.max_iter:
+            yield lambda figures: self.asked
+            return
+        if self._task is None:
+            self._name = name
+            self._task = self._opened(self._root, name, max_subtasks=None)
+        n_told, last = 0, {}
 
         def told(figures):
             nonlocal n_told, last
             n_told, last = n_told + 1, figures
             if self._loud > 1:
                 self._tell(f"{name}, step {n_told}", figures)
-            step = self._opened(task, "step")
+            step = self._opened(self._task, "step")
             return step.call_on_fit_task_end(estimator=self.estimator, **self._data)
 
         yield told
         if self._loud:
             self._tell(f"{name}, {n_told} steps", last)
-        task.call_on_fit_task_end(estimator=self.estimator, **self._data)
+
+    def completed(self, history, log_evidence, attributes):
+        """End the iteration that a phase after the last one began, if there was such a phase.
+
+        Returns the history with its entry: figures of the last state, evidence of the average.
+        `attributes` are those that a prediction needs.
+        """
+        if self._task is None:
+            return history
+        record = {name: values[-1] for name, values in history.items() if name != "phase"}
+        if "log_evidence" in record:
+            record["log_evidence"] = log_evidence
+        self._end(record, lambda: attributes)
+        entry = record | {"phase": self._name}
+        return {name: np.append(values, entry[name]) for name, values in history.items()}
+
+    def completed_fit(self, fit, **more):
+        """Return a `BinaryFit` that ends as `completed` says; `more` are further attributes."""
+        attributes = {"_posteriors": [fit.posterior], **more}
+        return fit._replace(history=self.completed(fit.history, fit.log_evidence, attributes))
 
     @property
     def _loud(self):
@@ -284,6 +308,8 @@ def fit_problems(estimator, problem, fit_binary, y, max_iter, data, joint=False)
         fits = [fit_one(y, monitor, 0)]
     else:
         fits = fit_one_versus_rest(fit_one, y, n_classes, estimator.n_jobs, monitor)
+    if len(fits) == 1:
+        fits = [monitor.completed_fit(fits[0])]
     monitor.finish()
     return fits
 

@@ -82,6 +82,8 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
         fits = _fit_classes(plan, run, classes, previous, monitor)
     else:
         fits = [_fit_binary(plan, run, previous, checkpoint, monitor, 0)]
+    if len(fits) == 1:
+        fits = [monitor.completed_fit(fits[0], **known)]
     monitor.finish()
     return fits
 

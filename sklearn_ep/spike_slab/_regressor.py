@@ -290,9 +290,11 @@ class SpikeSlabRegressor(
         monitor = FitMonitor(
             self, X, y, self.max_iter, lambda state: state_attributes(plan.units, state)
         )
-        fit = fit_plan(plan, monitor)
+        found = fitted_attributes(plan, fit_plan(plan, monitor))
+        history = monitor.completed(found["history_"], found["log_evidence_"], found)
         monitor.finish()
-        for name, value in fitted_attributes(plan, fit).items():
+        found |= {"history_": history, "n_iter_": len(history["residual"])}
+        for name, value in found.items():
             setattr(self, name, value)
         self._fitted_single = is_single(X)
         if not self.converged_:

@@ -40,6 +40,7 @@ def fit_factors(estimator, plan, run, data, previous, checkpoint):
         found = fit_by_messages(plan, sign, monitor, previous, run, checkpoint)
     else:
         found = fit_on_grid(plan, sign, monitor, previous, checkpoint)
+    found = monitor.completed_fit(found, **so_far)
     monitor.finish()
     return found
 

@@ -22,6 +22,6 @@ class PosteriorMonitor:
             self.save(payload)
         return self.monitor.end(record, lambda: self.posterior(payload))
 
-    def phase(self, name, n_steps=None):
-        """Open a phase of work beside the iterations."""
-        return self.monitor.phase(name, n_steps)
+    def phase(self, name):
+        """Open a phase of work that leads to the next iteration."""
+        return self.monitor.phase(name)

@@ -84,27 +84,26 @@ class ModeSearch(NamedTuple):
 
 
 def find_mode(model, start, tol, final_tol, max_iter, monitor, cov=None):
-    """Return the `ModeSearch` for theta by BFGS on gradients that cost nothing.
+    """Return the `ModeSearch` for theta by BFGS on free gradients, a step an iteration.
 
     start is (theta, `AllSites`). The first inverse Hessian is cov, or that of scales whose effects
     were known. Sites are brought to `tol` on the way and to `final_tol` at the end.
     """
-    trace = Trace(monitor)
-    (theta, sites), node, share = start, None, 1.0
+    trace, share = Trace(monitor), 1.0
     inverse = np.diag(1.0 / _known_curvature(model)) if cov is None else cov
-    step = np.zeros(len(theta))
+    trace.begin()
+    node = model.evaluate(*start, tol)
     while True:
-        trace.begin()
-        new = model.evaluate(theta, sites, tol)
-        if node is None or new.objective > node.objective - _LEVEL:
-            if node is not None:
-                inverse = _bfgs(inverse, new.phi - node.phi, node.gradient - new.gradient)
-            node, sites, share = new, new.payload.sites, 1.0
+        if not _settled(node, inverse):
             step = inverse @ node.gradient
-            step /= max(1.0, np.max(np.abs(step)))
-        else:
-            share *= 0.4
-        settled = node.gradient @ inverse @ node.gradient < _DECREMENT**2
+            theta = node.phi + share * step / max(1.0, np.max(np.abs(step)))
+            new = model.evaluate(theta, node.payload.sites, tol)
+            if new.objective > node.objective - _LEVEL:
+                inverse = _bfgs(inverse, new.phi - node.phi, node.gradient - new.gradient)
+                node, share = new, 1.0
+            else:
+                share *= 0.4
+        settled = _settled(node, inverse)
         if settled:
             node = model.evaluate(node.phi, node.payload.sites, final_tol)
         record = {"residual": node.residual, "log_evidence": node.objective}
@@ -113,7 +112,12 @@ def find_mode(model, start, tol, final_tol, max_iter, monitor, cov=None):
         reason = reason_to_end(trace, below, True, settled and not below, max_iter)
         if reason is not None:
             return ModeSearch(node, trace, reason)
-        theta = node.phi + share * step
+        trace.begin()
+
+
+def _settled(node, inverse):
+    """Return whether a step would gain next to nothing."""
+    return node.gradient @ inverse @ node.gradient < _DECREMENT**2
 
 
 def _known_curvature(model):
