@@ -88,6 +88,22 @@ def test_a_pickle_names_public_classes_only(estimator):
     assert named == {f"sklearn_ep {type(est).__name__}"}
 
 
+@pytest.mark.parametrize("model", [EPGaussianProcessClassifier, RelaxedEPClassifier])
+@pytest.mark.parametrize("used", [False, True])
+def test_a_pickled_average_of_processes_holds_no_matrix_of_rows_by_rows(model, used):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(120, 3))
+    est = model().fit(X, X[:, 0] + 0.5 * rng.normal(size=120) > 0)
+    assert len(est.hyper_weights_) > 1
+    if used:
+        est.predict_proba(X)
+    saved = pickle.dumps(est)
+    assert len(saved) < 8 * len(X) ** 2
+    loaded = pickle.loads(saved)
+    np.testing.assert_array_equal(loaded.predict_proba(X), est.predict_proba(X))
+    np.testing.assert_array_equal(loaded.latent_covariance(X[:9]), est.latent_covariance(X[:9]))
+
+
 def test_what_is_shared_stays_shared():
     shared = Probit()
     again = unpacked(packed({"a": shared, "b": [shared, (shared,)], "c": {"d": 1}}))

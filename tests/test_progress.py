@@ -4,8 +4,10 @@ import re
 
 import numpy as np
 import pytest
+from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import (
+    ConvexVariationalLogistic,
     EPGaussianProcessClassifier,
     HierarchicalEPLogistic,
     SpikeSlabRegressor,
@@ -20,6 +22,7 @@ class Tasks:
 
     def __init__(self, stop_at=None):
         self.stop_at, self.first, self.steps, self.n_closed = stop_at, [], [], 0
+        self.last = None
 
     def setup(self, estimator, context):
         self.first, self.steps = [], []
@@ -30,11 +33,12 @@ class Tasks:
     def on_fit_task_begin(self, estimator, context):
         pass
 
-    def on_fit_task_end(self, estimator, context):
+    def on_fit_task_end(self, estimator, context, *, fitted_estimator):
         if context.parent is None:
             return False
         if context.parent.parent is None:
             self.first.append(context.task_name)
+            self.last = fitted_estimator
         else:
             self.steps.append(context.parent.task_name)
         self.n_closed += 1
@@ -74,8 +78,11 @@ def test_learning_of_spike_and_slab_is_a_phase_whose_steps_are_told():
     tasks = Tasks()
     est = SpikeSlabRegressor().set_callbacks(tasks).fit(X, y)
     phases = ["learning", "integration over hyperparameters"]
-    assert tasks.first == [phases[0], *["iteration"] * est.n_iter_, phases[1]]
+    # the first iteration begins with learning, the last one is the integration
+    assert tasks.first == [phases[0], *["iteration"] * (est.n_iter_ - 2), phases[1]]
     assert all(tasks.steps.count(phase) > 10 for phase in phases)
+    assert est.history_["phase"].tolist() == ["iteration"] * (est.n_iter_ - 1) + [phases[1]]
+    assert np.all(np.diff(est.history_["objective"][-2:]) == 0)
 
 
 @pytest.mark.parametrize("stop_at", [1, 5, 20])
@@ -97,7 +104,9 @@ def test_integration_over_theta_is_a_phase_after_the_sweeps():
     X, y, groups = grouped()
     tasks = Tasks()
     est = HierarchicalEPLogistic().set_callbacks(tasks).fit(X, y, groups)
-    assert tasks.first == ["iteration"] * est.n_iter_ + ["integration over theta"]
+    assert tasks.first == ["iteration"] * (est.n_iter_ - 1) + ["integration over theta"]
+    assert est.history_["phase"].tolist() == tasks.first
+    assert est.history_["log_evidence"][-1] == est.log_evidence_
     assert len(tasks.steps) >= 1
 
 
@@ -109,10 +118,36 @@ def test_learning_steps_and_sweeps_of_a_process_have_names_of_their_own(hyperpar
     est.set_callbacks(tasks).fit(X, y)
     n_learning = tasks.first.count("learning step")
     assert n_learning >= 1
-    nodes = ["integration over hyperparameters"] if hyperparameters == "auto" else []
-    sweeps = ["iteration"] * (est.n_iter_ - n_learning)
-    assert tasks.first == ["learning step"] * n_learning + nodes + sweeps
-    assert est.history_["phase"].tolist() == ["learning step"] * n_learning + sweeps
+    after = est.n_iter_ - n_learning
+    if hyperparameters == "auto":
+        assert tasks.first[n_learning:] == ["integration over hyperparameters"]
+        assert tasks.last.predict_proba(X).tolist() == est.predict_proba(X).tolist()
+    else:
+        assert tasks.first[n_learning:] == ["iteration"] * after
+    assert est.history_["phase"].tolist() == tasks.first
+    assert est.history_["log_evidence"][-1] == est.log_evidence_
+
+
+@pytest.mark.parametrize("max_iter", [1, 2])
+def test_of_iterations_that_ran_out_none_is_an_integration(max_iter):
+    X, y, _ = grouped()
+    tasks = Tasks()
+    est = ConvexVariationalLogistic(max_iter=max_iter, tol=1e-14).set_callbacks(tasks)
+    with pytest.warns(ConvergenceWarning):
+        est.fit(X, y)
+    assert est.n_iter_ == len(tasks.first) == max_iter and len(est.hyper_weights_) > 1
+
+
+def test_a_fit_that_was_asked_to_stop_is_not_integrated():
+    X, y, _ = grouped()
+    tasks = Tasks()
+    n_iter = ConvexVariationalLogistic().set_callbacks(tasks).fit(X, y).n_iter_
+    # the search for the scale tells its steps before the first iteration ends
+    tasks = Tasks(
+        stop_at=len(tasks.steps) - tasks.steps.count("integration over hyperparameters") + 1
+    )
+    est = ConvexVariationalLogistic().set_callbacks(tasks).fit(X, y)
+    assert est.n_iter_ == 1 < n_iter
 
 
 def test_each_class_is_told_when_it_is_done():
@@ -141,7 +176,7 @@ def test_verbose_prints_the_phase_its_steps_and_the_seconds(capsys, verbose):
     assert seconds == sorted(seconds)
     n_steps = [int(k) for k in re.findall(r", (\d+) steps", "\n".join(lines))]
     assert min(n_steps) > 10
-    assert len(lines) == est.n_iter_ + 2 + (sum(n_steps) if verbose == 2 else 0)
+    assert len(lines) == est.n_iter_ + 1 + (sum(n_steps) if verbose == 2 else 0)
 
 
 def test_nothing_is_printed_by_default(capsys):

@@ -135,12 +135,12 @@ class FitMonitor:
 
     def end(self, record, payload):
         """Close the task of an iteration; return whether a callback asked to stop."""
-        return self._end(record, lambda: None if payload is None else self._attributes(payload))
-
-    def _end(self, record, reconstruction):
-        self.n_iter += 1
         if self._loud:
-            self._tell(f"{self._name} {self.n_iter}", record)
+            self._tell(f"{self._name} {self.n_iter + 1}", record)
+        return self._end(lambda: None if payload is None else self._attributes(payload))
+
+    def _end(self, reconstruction):
+        self.n_iter += 1
         task, self._task = self._task, None
         self.asked = task.call_on_fit_task_end(
             estimator=self.estimator, reconstruction_attributes=reconstruction, **self._data
@@ -181,7 +181,7 @@ class FitMonitor:
         record = {name: values[-1] for name, values in history.items() if name != "phase"}
         if "log_evidence" in record:
             record["log_evidence"] = log_evidence
-        self._end(record, lambda: attributes)
+        self._end(lambda: attributes)
         entry = record | {"phase": self._name}
         return {name: np.append(values, entry[name]) for name, values in history.items()}
 

@@ -247,7 +247,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     n_passes_ : int
         Visits to the partitions, 0 for rows in memory.
     n_iter_ : int
-        Outer steps; of several classes the largest number.
+        Outer steps, and one for an integration over the scale of the prior; of several classes the
+        largest number.
     converged_ : bool
         Whether the outer loop reached `tol`.
     stop_reason_ : str
@@ -257,7 +258,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         "residual" and, with exact variances, "objective", the bound on the log evidence, of the
         search for the mode of the scale, like all figures about iterations. Where no scale is
         learned the bound does not fall, up to rounding. "phase" says what kind of iteration each
-        was.
+        was; an integration has the figures of the run at the mode.
     n_features_in_ : int
         Number of columns seen in fit.
     feature_names_in_ : ndarray of shape (n_features_in_,)

@@ -197,7 +197,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     n_sweeps_ : int
         Sweeps of the last run at fixed kernel parameters.
     n_iter_ : int
-        Optimiser steps plus sweeps of the run that was kept.
+        Optimiser steps plus sweeps of the run that was kept, or one entry for the average.
     stop_reason_ : {"converged", "max_iter", "asked", "stuck"}
         Why the fit ended, the worst of learning and sweeps: both converged, one used up its
         iterations, a callback asked to stop, or no better step was found.
@@ -206,8 +206,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         `tol`; see the notes.
     history_ : dict of str to ndarray of shape (n_iter_,)
         "residual" and "log_evidence" at each iteration; of an average those of the search for its
-        mode and of the last run at the heaviest node. "phase" says what kind of iteration each was:
-        "learning step", "pass", "epoch" or "iteration", a sweep.
+        mode, then the residual at the heaviest node and the evidence of all. "phase" says what kind
+        of iteration each was: "learning step", "pass", "epoch", "iteration", a sweep, or
+        "integration over hyperparameters".
     n_features_in_ : int
         Number of columns of X.
     feature_names_in_ : ndarray of shape (n_features_in_,)

@@ -6,6 +6,7 @@ need a second, I - d A d of the order of their number, and that it is positive d
 of a proper posterior.
 """
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,14 @@ class _NegativeSites:
         return triangular_solve(self.lower, self.root[:, None] * columns)
 
 
+def _factor_of_sites(block, root):
+    """Return the Cholesky factor of B = I + S K S for a block of K and S = diag(root)."""
+    B = root[:, None] * block
+    B *= root
+    add_to_diagonal(B, 1.0)
+    return checked_cholesky(B)
+
+
 class DenseState:
     """Posterior of the latent values given all sites, of either sign.
 
@@ -77,10 +86,7 @@ class DenseState:
         tau = precision[self.rows]
         self.root = root = np.sqrt(tau)
         block = K[self.rows][:, self.rows] if len(minus) else K
-        B = root[:, None] * block
-        B *= root
-        add_to_diagonal(B, 1.0)
-        lower = checked_cholesky(B)
+        lower = _factor_of_sites(block, root)
         self.inverse = inverse = triangular_inverse(lower)
         log_det = np.sum(np.log(np.diagonal(lower)))
         self.var = np.empty(len(K))
@@ -211,14 +217,28 @@ class KernelGP(DenseGP):
 
 
 class DenseGPPosterior:
-    """Predictions from a `DenseState` of training rows X; the factor gives label probabilities."""
+    """Predictions from a `DenseState` of training rows X; the factor gives label probabilities.
+
+    Holds no matrix of n x n until it is asked for a variance, and pickles none.
+    """
 
     block_rows = 2000
 
     def __init__(self, kernel, X, state, factor):
         self.kernel, self.X, self.factor = kernel, X, factor
-        self.alpha, self.root, self.inverse = state.alpha, state.root, state.inverse
+        self.alpha, self.root = state.alpha, state.root
         self.rows, self.added = state.rows, state.added()
+
+    def __getstate__(self):
+        return {name: value for name, value in vars(self).items() if name != "inverse"}
+
+    @cached_property
+    def inverse(self):
+        """Inverse of the Cholesky factor of B of the rows whose sites are not negative.
+
+        Found at first use from what is kept, hence alike before and after a pickle; O(n^3).
+        """
+        return triangular_inverse(_factor_of_sites(self.kernel(self.X[self.rows]), self.root))
 
     def _halves(self, K_new):
         """Return C^-1 S K* and the half that negative sites add, for K* (n_new, n)."""

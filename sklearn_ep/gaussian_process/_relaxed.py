@@ -215,7 +215,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
     n_sweeps_ : int
         Sweeps after learning.
     n_iter_ : int
-        Optimiser steps plus sweeps of the run that was kept.
+        Optimiser steps plus sweeps of the run that was kept, or one entry for the average.
     stop_reason_ : {"converged", "max_iter", "asked", "stuck"}
         Why the fit ended, the worst of learning and sweeps: both converged, one used up its
         iterations, a callback asked to stop, or no better step was found.
@@ -224,7 +224,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
         3e-4, and the residual of an undamped sweep fell below `tol`.
     history_ : dict of str to ndarray of shape (n_iter_,)
         "residual" and "log_evidence" at each iteration, and its "phase": "learning step", "pass",
-        "epoch" or "iteration", a sweep.
+        "epoch", "iteration", a sweep, or "integration over hyperparameters", whose residual is that
+        at the heaviest node and whose evidence is that of all.
     n_features_in_ : int
         Number of columns of X.
     feature_names_in_ : ndarray of shape (n_features_in_,)

@@ -196,7 +196,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         Sweeps whose step was shortened to keep the cavities proper.
     n_iter_ : int
         Number of iterations: an update of the messages and a sweep by the new ones; with several
-        factors a step in the scales and the fit there.
+        factors a step in the scales and the fit there. Integration over scales is one more.
     converged_ : bool
         Whether the residual fell below `tol`.
     stop_reason_ : {"converged", "max_iter", "stuck", "asked"}
@@ -206,7 +206,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         "residual" and "log_evidence", and "n_skipped" unless the engine is "laplace", of the state
         each iteration led to. With a list of factors "residual" is that of the rows at the scales
         of the iteration, and of the step in the scales for ``engine="messages"``. "phase" says what
-        kind of iteration each was.
+        kind of iteration each was; "integration over theta" has the evidence of all nodes.
     n_features_in_ : int
         Number of columns of X, the group column included.
     feature_names_in_ : ndarray of shape (n_features_in_,)

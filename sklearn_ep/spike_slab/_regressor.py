@@ -140,7 +140,8 @@ class SpikeSlabRegressor(
     site_shift_ : ndarray of shape (d,)
         Precisions times means of the same sites.
     n_iter_ : int
-        Iterations of the run that was kept, at the mode of the hyperparameters.
+        Iterations of the run that was kept, at the mode of the hyperparameters; integration over
+        them is one more.
     converged_ : bool
         Whether the residual fell below `tol`.
     stop_reason_ : str
@@ -152,7 +153,7 @@ class SpikeSlabRegressor(
         belongs to the larger noise variances of the start at first. Of "double_loop" the residual
         is that of its constrained problem, the energy its own; besides "fall", what each outer step
         was guaranteed to take off it, and "at_bound", how many sites rest on their bounds. "phase"
-        says what kind of iteration each was.
+        says what kind of iteration each was; an integration has the figures of the run at the mode.
     n_features_in_ : int
         Number of columns of X.
     feature_names_in_ : ndarray of shape (n_features_in_,)
