@@ -104,15 +104,21 @@ def _logistic_scales() -> tuple[np.ndarray, np.ndarray]:
 
 # Largest variances at which Gauss-Hermite rules of 9, 16 and 32 nodes have an error of 1e-9.
 _HERMITE_RANGES = ((0.1, 9), (0.4, 16), (1.0, 32))
+_ROUGH_VARIANCE = 10.0  # up to which five normal terms do for a reflected mean
 
 
-def logistic_moments(mean: Any, var: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def logistic_moments(
+    mean: Any, var: Any, rough: bool = False
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return log Z, gradient and negative curvature of Z = E[sigma(f)], f ~ N(mean, var).
 
     Parameters
     ----------
     mean, var : ndarray of shape (n,)
         Any finite mean, any positive variance.
+    rough : bool, default=False
+        Take five normal terms for variances from 1 to 10: absolute errors below 1e-6 in all three,
+        at a third of the cost.
 
     Returns
     -------
@@ -142,9 +148,15 @@ def logistic_moments(mean: Any, var: Any) -> tuple[np.ndarray, np.ndarray, np.nd
         if rows.any():
             out[:, rows] = _hermite_moments(centre[rows], var[rows], n)
         above = limit
+    if rough:
+        rows = (var > above) & (var <= _ROUGH_VARIANCE)
+        if rows.any():
+            terms = _FIVE_SLOPES**-2.0, _FIVE_WEIGHTS
+            out[:, rows] = _mixture_moments(centre[rows], var[rows], *terms)
+        above = _ROUGH_VARIANCE
     rows = var > above
     if rows.any():
-        out[:, rows] = _mixture_moments(centre[rows], var[rows])
+        out[:, rows] = _mixture_moments(centre[rows], var[rows], *_logistic_scales())
     log_z, gradient, curvature = out
     log_z = np.where(reflect, mean + 0.5 * var + log_z, log_z)
     return log_z, np.where(reflect, 1.0 - gradient, gradient), curvature
@@ -174,15 +186,14 @@ def _hermite_moments(
 
 
 def _mixture_moments(
-    mean: np.ndarray, var: np.ndarray
+    mean: np.ndarray, var: np.ndarray, scales: np.ndarray, weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return log Z and derivatives by the mixture, scaled by its slowest exponential.
+    """Return log Z and derivatives by a mixture of normals, scaled by its slowest exponential.
 
     Exponents left of zero are differences to that one in closed form: at large variances both are
     large and nearly equal.
     """
-    scales, weights = _logistic_scales()
-    slowest = scales[-1]
+    slowest = scales.max()
     shift = 0.5 * (np.minimum(mean, 0.0) / np.sqrt(var + slowest)) ** 2
     z_sum, first, second = (np.zeros(mean.shape) for _ in range(3))
     left = mean < 0

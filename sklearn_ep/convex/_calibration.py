@@ -6,6 +6,7 @@ label then says by how much (stacking of cavities, Opper and Winther 2000; a tem
 Gruenwald 2012).
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,8 @@ _MOST_STEPS, _HALVINGS = 50, 30
 _LONGEST = 1.0  # step in log a and log t
 # Nats that a further step may gain; of several classes, whose integrals are rougher and dearer.
 _CLOSE, _CLOSE_CLASSES = 1e-6, 1e-3
+# Rows from which rough integrals do on the way, and a gain of so many nats a row counts.
+_MANY_ROWS, _CLOSE_A_ROW = 10_000, 1e-7
 
 
 class Cavities(NamedTuple):
@@ -78,12 +81,12 @@ class _Scores(NamedTuple):
     log_proba: np.ndarray
 
 
-def _scores(theta, rows, moments=None):
+def _scores(theta, rows, moments=None, rough=False):
     """Return the `_Scores` at theta = (log a, log t), `moments` those of the nodes if known."""
     slope, root = np.exp(theta[0]), np.exp(0.5 * theta[1])
     apart = slope * root * (rows.mean - rows.centre)
     m, v = slope * rows.centre + apart, (slope * root) ** 2 * rows.var
-    log_z, gradient, curvature = logistic_moments(m, v) if moments is None else moments
+    log_z, gradient, curvature = logistic_moments(m, v, rough) if moments is None else moments
     log_proba = logsumexp(rows.log_share + log_z, axis=0)
     share = np.exp(rows.log_share + log_z - log_proba)
     by_variance = 0.5 * (gradient**2 - curvature) * v
@@ -117,12 +120,22 @@ def calibrated(sign, weight, node_weight, nodes, how):
     theta = np.zeros(2)
     at = _scores(theta, rows, moments)
     if how == "loo":
-        theta, at = _maximum(theta, at, lambda theta: _scores(theta, rows))
+        theta, at = _calibration(rows, at)
     total = np.sum(np.exp(log_share) * (var + (mean - centre) ** 2), axis=0)
     out = np.full((3, len(sign)), np.nan)
     out[:, proper] = sign[proper] * centre, total, at.log_proba
     slope, temper = np.exp(theta)
     return LeftOut(float(slope), float(temper), Cavities(out[0], out[1]), out[2])
+
+
+def _calibration(rows, at):
+    """Return the theta of highest density and the `_Scores` there, from those at zero."""
+    theta, n = np.zeros(2), len(rows.centre)
+    if n < _MANY_ROWS:
+        return _maximum(theta, at, lambda theta: _scores(theta, rows))
+    roughly = partial(_scores, rows=rows, rough=True)
+    theta = _maximum(theta, roughly(theta), roughly, _CLOSE_A_ROW * n)[0]
+    return theta, _scores(theta, rows)
 
 
 def calibrated_classes(factor, y, weight, left, how):

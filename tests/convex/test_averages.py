@@ -9,6 +9,7 @@ import scipy.sparse as sp
 from joblib import parallel_config
 from oracles import oracle
 from plain_logistic import plain_logistic
+from scipy.optimize import minimize
 from scipy.special import expit
 from scipy.stats import norm
 from sklearn.exceptions import ConvergenceWarning
@@ -371,6 +372,21 @@ def objective(sign, weight, mean, var, slope, temper):
     m, sd = slope * mean, slope * np.sqrt(temper * var)
     p = expit(sign[:, None] * (m[:, None] + sd[:, None] * NODES)) @ WEIGHTS
     return weight @ np.log(p) - 0.5 * ((np.log(slope) / 0.3) ** 2 + np.log(temper) ** 2)
+
+
+def test_slope_and_temper_of_many_rows_are_where_exact_integrals_find_them():
+    rng = np.random.default_rng(3)
+    n = 10_000
+    mean, var = rng.normal(size=n) * 2.0, rng.uniform(0.5, 6.0, n)
+    sign = np.where(rng.random(n) < expit(0.8 * mean / np.sqrt(1.0 + 0.3 * var)), 1.0, -1.0)
+    out = calibrated(sign, np.ones(n), np.ones(1), [Cavities(mean, var)], "loo")
+    at = np.log([out.slope, out.temper])
+
+    def density(theta):
+        return objective(sign, np.ones(n), mean, var, *np.exp(theta))
+
+    best = minimize(lambda theta: -density(theta), at, options=dict(gtol=1e-2))
+    assert abs(out.slope - 1.0) > 0.02 and -best.fun - density(at) < 2e-3
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -118,6 +118,15 @@ def test_logistic_moments_against_high_precision():
         np.testing.assert_allclose(gradient[0], float(g), rtol=1e-8)
 
 
+@pytest.mark.parametrize("var", [1e-3, 0.7, 1.5, 4.0, 10.0, 80.0])
+def test_rough_logistic_moments_within_their_stated_errors(var):
+    mean = np.linspace(-60.0, 30.0, 181)
+    exact, rough = (logistic_moments(mean, np.full(181, var), rough) for rough in (False, True))
+    for a, b in zip(exact, rough, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+    assert np.array_equal(exact, rough) == (not 1.0 < var <= 10.0)
+
+
 def test_five_term_mixture_within_its_stated_errors():
     x, w = gauss_hermite(200)
     mean = np.linspace(-8, 8, 33)
