@@ -9,10 +9,10 @@ from scipy.linalg import cholesky
 from scipy.special import logsumexp
 
 from .._engine.averaging import Spacing, average_of, integrate
-from .._engine.loop import Trace
+from .._engine.loop import SILENT, Trace
 from .._estimator.averaged import AveragedPosterior
 from ._anisotropy import SPREADS, levels, node_at, nodes_about
-from ._dense_fit import fit_dense, fit_of_sites
+from ._dense_fit import WithLearned, fit_dense, fit_of_sites
 from ._evidence import climb_to_mode, curvature_at_node, node_at_mode
 from ._fitted import mixed_logs
 from ._kernel_nodes import EPAtKernels, ScaleNodes
@@ -46,9 +46,12 @@ def fit_averaged(plan, y, monitor, k):
     average = alone(mode) if asked else average_about(nodes, mode, monitor)
     heaviest = average.heaviest
     kernel = with_theta(plan.kernel, heaviest.payload.theta)
-    # the sites of the estimator are those of the heaviest node, refined
+    # the sites of the estimator are those of the heaviest node, refined, in sweeps that nobody
+    # counts where a search has been told
+    counted = not trace.n_iter
+    watch = WithLearned(trace, kernel) if counted else SILENT
     start = plan.ep(kernel, y), heaviest.payload.result.x
-    result = plan.solve(*start, plan.tol, plan.max_sweeps)
+    result = plan.solve(*start, plan.tol, plan.max_sweeps, watch)
     results = [result if n is heaviest else n.payload.result for n in average.nodes]
     theta = np.array([n.payload.theta for n in average.nodes])
     posteriors = [
@@ -65,7 +68,7 @@ def fit_averaged(plan, y, monitor, k):
     )
     mean = with_theta(plan.kernel, average.weight @ theta)
     posterior = AveragedPosterior(posteriors, average.weight)
-    fit = fit_of_sites(posterior, trace, end, result, mean, mixed, counted=False, **more)
+    fit = fit_of_sites(posterior, trace, end, result, mean, mixed, counted, **more)
     return fit if asked else fit._replace(log_evidence=average.log_evidence)
 
 

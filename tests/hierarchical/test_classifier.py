@@ -712,7 +712,7 @@ class PickleEach:
         self.copies.append(pickle.dumps(estimator))
 
     def on_fit_task_end(self, estimator, context, *, fitted_estimator):
-        if context.task_name == "iteration":
+        if context.parent is not None and context.parent.parent is None:
             self.models.append(fitted_estimator)
         return False
 
