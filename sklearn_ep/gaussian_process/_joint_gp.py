@@ -1,4 +1,4 @@
-"""Gaussian processes of all classes under one kernel, joined by the sites of `_engine.classes`.
+"""Gaussian processes of all classes under one kernel, joined by the sites of `_engine.class_sites`.
 
 Given a common offset of the classes for each row, which the sites leave open, the classes are
 independent: one n x n factorisation a class, as for two classes, and one more for the offsets. With
@@ -9,7 +9,7 @@ same algebra (Rasmussen and Williams 2006, section 3.5).
 import numpy as np
 from sklearn.utils import gen_batches
 
-from .._engine.classes import star_times
+from .._engine.class_sites import star_times
 from .._engine.gaussian import (
     WEAK_SITE,
     add_to_diagonal,
