@@ -14,7 +14,7 @@ from .._engine.gaussian import (
     WEAK_SITE,
     add_to_diagonal,
     checked_cholesky,
-    inverse_from_cholesky,
+    inverse_from_triangular,
     jittered_cholesky,
     lower_times,
     triangular_inverse,
@@ -117,9 +117,7 @@ def _explained(K, precision, out):
     B *= root
     add_to_diagonal(B, 1.0)
     lower = checked_cholesky(B)
-    out[:] = inverse_from_cholesky(lower)
-    out *= root
-    out *= root[:, None]
+    out[:] = inverse_from_triangular(triangular_inverse(lower) * root)
     return float(np.sum(np.log(np.diagonal(lower))))
 
 
