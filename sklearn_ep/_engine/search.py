@@ -216,9 +216,9 @@ class Summit(NamedTuple):
 
 # Log density that a step may lose and be taken: what inexact values are off by.
 _LEVEL = 1e-3
-# Longest step in a coordinate, what is left of one that led down, and how often that happens in
-# turn before there is nothing to find.
-_LONGEST, _SHARE, _MOST_FAILURES = 2.0, 0.3, 6
+# Longest step in a coordinate, what is left of one that led down, how the next one may be longer
+# again, and how often that happens in turn before there is nothing to find.
+_LONGEST, _SHARE, _LONGER, _MOST_FAILURES = 2.0, 0.3, 2.0, 6
 
 
 def ascend(
@@ -250,7 +250,7 @@ def ascend(
     gradient = gradient + lack
     if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
         return None
-    share, n_steps, n_failed, n_level, top = 1.0, 0, 0, 0, value
+    share, reach, n_steps, n_failed, n_level, top = 1.0, 1.0, 0, 0, 0, value
     reason: Reason | None = None
     while True:
         step, promised = _newton_step(x, gradient, bounds, curvature)
@@ -274,10 +274,12 @@ def ascend(
         if not finite or new_value < value - _LEVEL:
             # a gradient that was corrected gives another step
             share, n_failed = share if finite and not exact else _SHARE * share, n_failed + 1
+            reach = share if finite else reach
             reason = "stuck" if n_failed > _MOST_FAILURES else None
         else:
             x, value, gradient, payload = trial, new_value, new_gradient, new_payload
-            share, n_failed, n_steps = 1.0, 0, n_steps + 1
+            share = reach = min(1.0, _LONGER * reach)
+            n_failed, n_steps = 0, n_steps + 1
             if ended is not None and ended(payload):
                 reason = "asked"
             elif n_steps >= max_iter:
