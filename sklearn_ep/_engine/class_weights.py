@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 from sklearn.utils import gen_batches
 
-from .classes import star_times
+from .class_sites import star_times
 from .gaussian import (
     add_to_diagonal,
     checked_cholesky,

@@ -17,8 +17,8 @@ __all__ = ["Search", "Summit", "ascend", "eigen_curvature", "minimise_where_fini
 # How often one search may be cut short at a point without a value, the relative length at which it
 # gives up, and by how much its next first step is shorter than the one that led there.
 _MOST_CUTS, _SHORTEST, _SHORTER = 50, 1e-12, 0.25
-# Evaluations in turn without a gain that counts, after which a search by inexact gradients ends:
-# scipy would begin again and again from points that differ by the noise.
+# Evaluations in turn without a gain that counts, after which a search near the top or by inexact
+# gradients ends: it would begin again and again from points that differ by the noise.
 _PATIENCE = 8
 # What the status of scipy's search means; any other is a line search that found nothing better.
 _REASONS: dict[int, Reason] = {0: "converged", 1: "max_iter"}
@@ -216,9 +216,9 @@ class Summit(NamedTuple):
 
 # Log density that a step may lose and be taken: what inexact values are off by.
 _LEVEL = 1e-3
-# Longest step in a coordinate, what is left of one that led down, and how often that happens in
-# turn before there is nothing to find.
-_LONGEST, _SHARE, _MOST_FAILURES = 2.0, 0.3, 6
+# Longest step in a coordinate, what is left of one that led down, how the next one may be longer
+# again, and how often that happens in turn before there is nothing to find.
+_LONGEST, _SHARE, _LONGER, _MOST_FAILURES = 2.0, 0.3, 2.0, 6
 
 
 def ascend(
@@ -229,7 +229,7 @@ def ascend(
     *,
     gain: float,
     max_iter: int,
-    patience: int = 8,
+    lacking: np.ndarray | None = None,
     ended: Callable[[Any], bool] | None = None,
 ) -> Summit | None:
     """Maximise a log density from near its maximum by a few quasi-Newton steps.
@@ -238,14 +238,19 @@ def ascend(
     returned if the first point has none. `curvature` (p, p), positive definite, is about the
     negative Hessian, and corrected by BFGS on the way. It has converged where the quadratic model
     promises less than `gain` by a further step: in units of the value, and so of the posterior,
-    that the gradient alone does not know; or where `patience` evaluations in turn gain nothing, as
-    for gradients that are not exact. `ended` is told of each accepted point by its payload and
-    stops the search by returning True. Coordinates at a bound (p, 2) that want to leave it stay.
+    that the gradient alone does not know; or where several evaluations in turn gain nothing.
+    `ended` is told of each accepted point by its payload and stops the search by returning True.
+    Coordinates at a bound (p, 2) that want to leave it stay.
+
+    Gradients may be off by what changes slowly: `lacking` (p,) is about what has to be added to
+    them, None for exact ones. How the value rises on a step corrects it along that step.
     """
+    exact, lack = lacking is None, np.zeros_like(x) if lacking is None else lacking
     value, gradient, payload = objective(x)
+    gradient = gradient + lack
     if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
         return None
-    share, n_steps, n_failed, n_level, top = 1.0, 0, 0, 0, value
+    share, reach, n_steps, n_failed, n_level, top = 1.0, 1.0, 0, 0, 0, value
     reason: Reason | None = None
     while True:
         step, promised = _newton_step(x, gradient, bounds, curvature)
@@ -255,23 +260,31 @@ def ascend(
             break
         trial = np.clip(x + share * step, bounds[:, 0], bounds[:, 1])
         new_value, new_gradient, new_payload = objective(trial)
+        new_gradient = new_gradient + lack
         finite = np.isfinite(new_value) and np.all(np.isfinite(new_gradient))
         n_level += 1
         if finite:
-            curvature = _corrected(curvature, trial - x, gradient - new_gradient)
+            moved = trial - x
+            curvature = _corrected(curvature, moved, gradient - new_gradient)
+            if not exact:
+                more = _missed(curvature, moved, new_value - value, 0.5 * (gradient + new_gradient))
+                lack, gradient, new_gradient = lack + more, gradient + more, new_gradient + more
             if new_value > top + _LEVEL:
                 top, n_level = new_value, 0
         if not finite or new_value < value - _LEVEL:
-            share, n_failed = _SHARE * share, n_failed + 1
+            # a gradient that was corrected gives another step
+            share, n_failed = share if finite and not exact else _SHARE * share, n_failed + 1
+            reach = share if finite else reach
             reason = "stuck" if n_failed > _MOST_FAILURES else None
         else:
             x, value, gradient, payload = trial, new_value, new_gradient, new_payload
-            share, n_failed, n_steps = 1.0, 0, n_steps + 1
+            share = reach = min(1.0, _LONGER * reach)
+            n_failed, n_steps = 0, n_steps + 1
             if ended is not None and ended(payload):
                 reason = "asked"
             elif n_steps >= max_iter:
                 reason = "max_iter"
-        if reason is None and n_level >= patience:
+        if reason is None and n_level >= _PATIENCE:
             reason = "converged"
     left = float(np.max(np.abs(np.clip(x + gradient, bounds[:, 0], bounds[:, 1]) - x), initial=0.0))
     return Summit(x, payload, reason, n_steps, left, float(promised))
@@ -308,3 +321,14 @@ def _corrected(curvature: np.ndarray, moved: np.ndarray, lost: np.ndarray) -> np
         return curvature
     out = curvature - np.outer(along, along) / (moved @ along)
     return out + np.outer(lost, lost) / (moved @ lost)
+
+
+def _missed(
+    curvature: np.ndarray, moved: np.ndarray, rise: float, gradient: np.ndarray
+) -> np.ndarray:
+    """Return the least that gradients lack, by the curvature, where the value rises so much.
+
+    `gradient` is the mean of those at both ends of the step.
+    """
+    along = curvature @ moved
+    return (rise - gradient @ moved) / (along @ moved) * along

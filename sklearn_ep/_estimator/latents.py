@@ -4,7 +4,7 @@ import numpy as np
 from scipy.linalg import cholesky
 from scipy.special import logsumexp
 
-from .._engine.classes import contrast_variances
+from .._engine.class_sites import contrast_variances
 from .fitting import one_or_stack
 
 __all__ = [

@@ -14,10 +14,7 @@ import scipy.sparse as sp
 from scipy.linalg import cholesky
 from sklearn.utils import check_random_state
 
-from .._engine.class_weights import MOST_WEIGHTS, ClassWeights, class_covariances
-from .._engine.classes import (
-    QUICK_SOFTMAX,
-    SOFTMAX,
+from .._engine.class_sites import (
     ClassSites,
     JointEP,
     class_cavities,
@@ -26,7 +23,9 @@ from .._engine.classes import (
     contrast_variances,
     empty_sites,
 )
+from .._engine.class_weights import MOST_WEIGHTS, ClassWeights, class_covariances
 from .._engine.loop import SILENT
+from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint
 from .._estimator.fitting import BinaryFit
 from .._estimator.summary import interval_of

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._engine.classes import (
-    QUICK_SOFTMAX,
+from .._engine.class_sites import (
     ClassSites,
     JointEP,
     class_cavities,
@@ -21,6 +20,7 @@ from .._engine.classes import (
 )
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import Trace, reason_to_end
+from .._engine.noisy_argmax import QUICK_SOFTMAX
 from .._estimator.fitting import BinaryFit
 from ._calibration import Cavities, calibrated_classes
 from ._factor_search import FactorAt, best_log_factor

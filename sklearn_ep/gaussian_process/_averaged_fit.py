@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 from .._engine.averaging import Spacing, average_of, integrate
 from .._engine.loop import SILENT, Trace
 from .._estimator.averaged import AveragedPosterior
-from ._anisotropy import SPREADS, levels, node_at, nodes_about
+from ._anisotropy import SPREADS, expected_curvature, levels, node_at, nodes_about
 from ._dense_fit import WithLearned, fit_dense, fit_of_sites
 from ._evidence import climb_to_mode, curvature_at_node, node_at_mode
 from ._fitted import mixed_logs
@@ -26,7 +26,8 @@ __all__ = ["alone", "average_about", "fit_averaged", "mode_of_kernels"]
 _INSURANCE = 0.2
 # Rows above which variance and mean length are known well enough: of lengths that differ the mode
 # alone counts (on twelve sets of 300 to 400 rows the mean log loss changes by .0003, at most by
-# .002), and of an isotropic kernel, too (on five sets of 700 and 1000 rows by .001 at most).
+# .002), and of an isotropic kernel, too (on five sets of 700 and 1000 rows by .001 at most), or
+# where it is kept for insurance only.
 _SEVERAL_ROWS, _MANY_ROWS = 299, 500
 # Spacing of a lattice beside lengths that differ, and of one with several rows or beside wrong
 # labels, in the main the neighbours of the mode.
@@ -112,22 +113,24 @@ def average_about(nodes, mode, monitor, coarse=False):
     """Return the `Average` about an isotropic mode, in whose nodes are `KernelNode`s.
 
     The lattice is `coarse` where it is a part of a larger average, as it is beside lengths that
-    differ.
+    differ. With several rows there is none where these lengths carry most of the mass.
     """
     workers, scales = nodes.ep.plan.averaging.n_jobs, nodes.scales
     lengths_differ = len(scales.lengths) > 1
-    if lengths_differ and len(nodes.ep.y) > _MANY_ROWS:
-        return _over_levels(alone(mode), levels(nodes.ep, scales, nodes.prior, mode), mode)
     several, spacing = len(nodes.ep.y) > _SEVERAL_ROWS, None
+    if lengths_differ and several:
+        found = levels(nodes.ep, scales, nodes.prior, mode)
+        if len(nodes.ep.y) > _MANY_ROWS or _log_shares(found, mode)[0] < np.log(_INSURANCE):
+            return _over_levels(_for_its_surroundings(nodes, mode), found, mode)
     if len(mode.phi) == 2:
         spacing = _SHORT if coarse or several else _COARSE if lengths_differ else None
     lattice = integrate(nodes.evaluate, mode, scales.bounds, workers, monitor, spacing)
     if not lengths_differ:
         return lattice
     top = max(lattice.nodes, key=lambda node: node.objective)
-    found = levels(nodes.ep, scales, nodes.prior, top)
     if several:
         return _over_levels(lattice, found, top)
+    found = levels(nodes.ep, scales, nodes.prior, top)
     mean = lattice.weight @ lattice.phi
     apart = np.sqrt(lattice.weight)[:, None] * (lattice.phi - mean)
     # of one node, too: a lattice of it alone has no covariance
@@ -136,14 +139,27 @@ def average_about(nodes, mode, monitor, coarse=False):
     return _over_levels(lattice, found, top, about)
 
 
+def _for_its_surroundings(nodes, mode):
+    """Return the `Average` of an isotropic mode with the mass about it (Laplace approximation)."""
+    expected = expected_curvature(nodes.ep, mode, together=True)
+    curvature = expected + np.diag(nodes.prior.spread**-2.0)
+    log_volume = -0.5 * np.linalg.slogdet(curvature / (2.0 * np.pi))[1]
+    return average_of([mode], np.array([mode.objective + log_volume]))
+
+
+def _log_shares(found, top):
+    """Return the logs of the shares of the isotropic kernel and of the levels, by their modes."""
+    log_mass = np.array([top.objective, *(level.log_mass for level in found)])
+    return log_mass - logsumexp(log_mass)
+
+
 def _over_levels(lattice, found, top, about=node_at):
     """Return the `Average` over the isotropic lattice and the anisotropic levels.
 
     `top` is the best node of the lattice: levels are compared by their modes. `about` gives the
     nodes of a level, of equal weight.
     """
-    log_mass = np.array([top.objective, *(level.log_mass for level in found)])
-    log_share = log_mass - logsumexp(log_mass)
+    log_share = _log_shares(found, top)
     # a level that was not reached has no mass, but its share of the prior
     log_evidence = lattice.log_evidence - log_share[0] - np.log(1 + len(SPREADS))
     share = np.exp(log_share)

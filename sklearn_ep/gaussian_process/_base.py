@@ -10,7 +10,7 @@ from sklearn.utils import check_array
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import check_is_fitted
 
-from .._engine.classes import ClassSites, class_log_weights
+from .._engine.class_sites import ClassSites, class_log_weights
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
 from .._estimator.averaged import AveragedPosterior, average_remarks, check_hyperparameters

@@ -200,17 +200,18 @@ class KernelGP(DenseGP):
     def _block(self):
         return self._cross.block(self.X)[1] if self._kept is None else self._kept
 
-    def expected_curvature(self, state):
+    def expected_curvature(self, state, together=False):
         """Return the expected curvature (p, p) of the log evidence in theta at a fixed point.
 
         F_kl = tr(B D_k B D_l) / 2 with D_k = dK / dtheta_k and B the inverse of K plus the
         variances of the sites; for a constant times RBF or Matern. O(p n^3), p arrays of n^2
-        numbers, of single precision: volumes do not ask for more.
+        numbers, of single precision: volumes do not ask for more. `together` takes all lengths as
+        one, in two products.
         """
         B = np.outer(state.alpha, state.alpha) - state.evidence_curvature()
         size = np.abs(B).max() or 1.0  # which single precision may not hold
         B = (B / size).astype(np.float32)
-        slopes = self._cross.derivatives(self._block(), np.float32)
+        slopes = self._cross.derivatives(self._block(), np.float32, together)
         products = np.stack([B @ D for D in slopes])
         flat, crossed = (a.reshape(len(a), -1) for a in (products, products.transpose(0, 2, 1)))
         return 0.5 * size**2 * (flat @ crossed.T).astype(float)

@@ -12,15 +12,15 @@ import numpy as np
 from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
 
-from .._engine.class_weights import MOST_WEIGHTS
-from .._engine.classes import (
-    CLASS_LIKELIHOODS,
+from .._engine.class_sites import (
     ClassSites,
     JointEP,
     class_update,
     empty_sites,
 )
+from .._engine.class_weights import MOST_WEIGHTS
 from .._engine.loop import SILENT
+from .._engine.noisy_argmax import CLASS_LIKELIHOODS
 from .._engine.row_order import minibatches, row_keys
 from .._engine.rules import rule_of_power
 from .._engine.sites import Sites

@@ -37,13 +37,12 @@ _TO_THE_MODE: dict[str, Any] = dict(
 )
 # Accuracy of learning on some of the rows, the difference in theta that tells the curvature there,
 # the least that counts, and the gain of log evidence on all rows that is left: a thirtieth of a
-# posterior sd; of several classes, whose gradients are off by some tenths of a nat a unit, a tenth
-# of a nat.
-_ROUGH, _ROUGH_GRADIENT = 1e-4, 1e-2
-_DIFFERENCE, _FLATTEST = 0.1, 0.05
-_GAIN, _INEXACT_GAIN = 5e-4, 0.1
-# Evaluations on all rows in turn that gain nothing, after which such a search ends.
-_INEXACT_PATIENCE = 2
+# posterior sd.
+_ROUGH, _DIFFERENCE, _GAIN = dict(ftol=1e-4, gtol=1e-2), 0.1, 5e-4
+_FLATTEST = 0.05
+# The same of several classes, whose gradients are off by up to twenty nats a unit where latent
+# values are large.
+_INEXACT_ROUGH, _INEXACT_DIFFERENCE, _INEXACT_GAIN = dict(ftol=1e-3, gtol=1e-2), 0.2, 0.1
 # The same of a mode that only says where nodes lie.
 _GAIN_TO_THE_MODE = 0.05
 
@@ -175,13 +174,15 @@ def climb_from_rows(
 
     `of_rows` is the evidence of a `share` of the rows, `evaluate_from` gives that of all rows from
     the point where the first search ends; `search` is what `maximise_evidence` takes there beside
-    the accuracy. Its curvature over the share is about that of all rows, so that a few
-    steps are left: each costs 1 / share^3 times as much.
+    the accuracy. Its curvature over the share is about that of all rows, and so is what gradients
+    lack that are not exact: a few steps are left, of which each costs 1 / share^3 times as much.
     """
-    rough = search | dict(max_iter=max_iter, starts=starts, ftol=_ROUGH, gtol=_ROUGH_GRADIENT)
+    exact = search.get("exact_gradient", True)
+    rough = search | dict(max_iter=max_iter, starts=starts) | (_ROUGH if exact else _INEXACT_ROUGH)
     first = maximise_evidence(of_rows, theta, bounds, **rough)
     evaluate = evaluate_from(first.point)
-    curvature = _curvature(of_rows, first, bounds) / share
+    difference = _DIFFERENCE if exact else _INEXACT_DIFFERENCE
+    curvature, lacking = _curvature(of_rows, first, bounds, difference)
 
     def objective(t):
         point = evaluate(t)
@@ -193,28 +194,32 @@ def climb_from_rows(
         return monitor.end(record, point.payload)
 
     options: dict[str, Any] = dict(gain=_GAIN, max_iter=max_iter, ended=told)
-    if not search.get("exact_gradient", True):
-        options |= dict(gain=_INEXACT_GAIN, patience=_INEXACT_PATIENCE)
-    found = ascend(objective, first.theta, bounds, curvature, **options)
+    if not exact:
+        options |= dict(gain=_INEXACT_GAIN, lacking=lacking / share)
+    found = ascend(objective, first.theta, bounds, curvature / share, **options)
     if found is None or found.reason == "stuck":
         near = search | dict(first_step=_DIFFERENCE, max_iter=max_iter, monitor=monitor)
         return maximise_evidence(evaluate, theta if found is None else found.x, bounds, **near)
     return Learned(found.x, found.payload, LearningEnd(found.reason, found.n_steps, found.gradient))
 
 
-def _curvature(evaluate, learned, bounds):
-    """Return the negative Hessian (p, p) at what was learned, by differences of gradients.
+def _curvature(evaluate, learned, bounds, difference):
+    """Return the negative Hessian (p, p) at what was learned, and what gradients lack there (p,).
 
-    Directions that are nearly flat count as known to a few units.
+    By differences of gradients and of values. Directions that are nearly flat count as known to a
+    few units.
     """
-    steps = _differences(learned.theta, bounds)
-    gradients = [evaluate(learned.theta + row).gradient for row in np.diag(steps)]
-    return _curvature_of(learned.point.gradient, gradients, steps)
+    top, steps = learned.point, _differences(learned.theta, bounds, difference)
+    points = [evaluate(learned.theta + row) for row in np.diag(steps)]
+    gradients = [point.gradient for point in points]
+    rises = np.array([point.objective - top.objective for point in points])
+    lacking = rises / steps - 0.5 * (np.diagonal(gradients) + top.gradient)
+    return _curvature_of(top.gradient, gradients, steps), lacking
 
 
-def _differences(x, bounds):
+def _differences(x, bounds, size=_DIFFERENCE):
     """Return the steps (p,) of differences at x, backwards where the upper bound is near."""
-    return np.where(x + _DIFFERENCE <= bounds[:, 1], _DIFFERENCE, -_DIFFERENCE)
+    return np.where(x + size <= bounds[:, 1], size, -size)
 
 
 def _curvature_of(gradient, gradients, steps):

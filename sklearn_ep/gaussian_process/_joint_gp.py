@@ -1,4 +1,4 @@
-"""Gaussian processes of all classes under one kernel, joined by the sites of `_engine.classes`.
+"""Gaussian processes of all classes under one kernel, joined by the sites of `_engine.class_sites`.
 
 Given a common offset of the classes for each row, which the sites leave open, the classes are
 independent: one n x n factorisation a class, as for two classes, and one more for the offsets. With
@@ -9,12 +9,12 @@ same algebra (Rasmussen and Williams 2006, section 3.5).
 import numpy as np
 from sklearn.utils import gen_batches
 
-from .._engine.classes import star_times
+from .._engine.class_sites import star_times
 from .._engine.gaussian import (
     WEAK_SITE,
     add_to_diagonal,
     checked_cholesky,
-    inverse_from_cholesky,
+    inverse_from_triangular,
     jittered_cholesky,
     lower_times,
     triangular_inverse,
@@ -117,9 +117,7 @@ def _explained(K, precision, out):
     B *= root
     add_to_diagonal(B, 1.0)
     lower = checked_cholesky(B)
-    out[:] = inverse_from_cholesky(lower)
-    out *= root
-    out *= root[:, None]
+    out[:] = inverse_from_triangular(triangular_inverse(lower) * root)
     return float(np.sum(np.log(np.diagonal(lower))))
 
 

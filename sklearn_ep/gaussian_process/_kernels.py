@@ -227,8 +227,10 @@ class StationaryCross(GeneralCross):
         gradient = np.concatenate(pieces if self.constant_first else pieces[::-1])
         return gradient, pulls / self.scale if inputs else 0.0
 
-    def derivatives(self, kept, kind):
+    def derivatives(self, kept, kind, together=False):
         """Yield the derivatives (n, m) of a block in theta, one after another, of a float type.
+
+        `together` takes all lengths as one.
 
         They are rounded at the end: columns far from their origin leave the range of single
         precision, their differences times slopes do not.
@@ -237,7 +239,7 @@ class StationaryCross(GeneralCross):
         constant = [K.astype(kind, copy=False)] * self.n_constant
         if self.constant_first:
             yield from constant
-        if self.part.anisotropic:
+        if self.part.anisotropic and not together:
             for a, b in zip(A.T, self.B.T, strict=True):
                 D = np.subtract.outer(a, b)
                 D *= D

@@ -13,7 +13,8 @@ from sklearn.metrics import log_loss
 from sklearn.preprocessing import StandardScaler
 
 from sklearn_ep import ConvexVariationalLogistic
-from sklearn_ep._engine.classes import SOFTMAX, contrast_variances
+from sklearn_ep._engine.class_sites import contrast_variances
+from sklearn_ep._engine.noisy_argmax import SOFTMAX
 
 
 def toy(n, n_classes, d=3, seed=0):

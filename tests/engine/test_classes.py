@@ -6,10 +6,7 @@ from scipy.integrate import quad
 from scipy.special import log_softmax, logsumexp
 from scipy.stats import multivariate_normal, norm
 
-from sklearn_ep._engine.classes import (
-    CLASS_LIKELIHOODS,
-    QUICK_SOFTMAX,
-    SOFTMAX,
+from sklearn_ep._engine.class_sites import (
     ClassSites,
     JointEP,
     class_cavities,
@@ -19,6 +16,7 @@ from sklearn_ep._engine.classes import (
     star_times,
 )
 from sklearn_ep._engine.likelihoods import Probit
+from sklearn_ep._engine.noisy_argmax import CLASS_LIKELIHOODS, QUICK_SOFTMAX, SOFTMAX
 
 PROBIT, LOGIT = CLASS_LIKELIHOODS["probit"], CLASS_LIKELIHOODS["logit"]
 

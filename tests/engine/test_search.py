@@ -42,6 +42,32 @@ def test_bounds_hold_and_the_rest_is_maximised():
     assert found.reason == "converged" and found.gradient < 1e-4
 
 
+@pytest.mark.parametrize("foretold", [0.0, 0.5, 1.0, 2.0])
+def test_what_gradients_lack_along_the_steps_is_learned_from_the_values(foretold):
+    """Taken for exact, gradients that lack 6 lead to 0 instead of 3."""
+
+    def objective(x):
+        return -float((x[0] - 3.0) ** 2), -2.0 * x, x.copy()
+
+    rest = dict(start=[1.0], bounds=OPEN[:1], curvature=np.array([[2.0]]))
+    found = run(objective, lacking=np.array([6.0 * foretold]), **rest)
+    np.testing.assert_allclose(found.x, 3.0, atol=1e-6)
+    assert found.reason == "converged" and found.n_steps <= 3
+    assert run(objective, **rest).x[0] < 1.1
+
+
+def test_what_gradients_lack_may_be_known_beforehand():
+    lacking = np.array([3.0, -1.0])
+
+    def objective(x):
+        value, gradient, payload = quadratic(x)
+        return value, gradient - lacking, payload
+
+    found = run(objective, start=(0.3, -1.0), lacking=lacking)
+    np.testing.assert_allclose(found.x, TOP, atol=1e-12)
+    assert (found.reason, found.n_steps) == ("converged", 1)
+
+
 def test_points_without_value_shorten_the_step():
     def beyond(x):
         value, gradient, payload = quadratic(x)

@@ -14,7 +14,12 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ma
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep.gaussian_process import _kernel_nodes
-from sklearn_ep.gaussian_process._anisotropy import _SMALL_GAIN, LengthNodes, levels
+from sklearn_ep.gaussian_process._anisotropy import (
+    _SMALL_GAIN,
+    LengthNodes,
+    expected_curvature,
+    levels,
+)
 from sklearn_ep.gaussian_process._averaging_plan import kernel_prior
 from sklearn_ep.gaussian_process._dense_gp import KernelGP
 from sklearn_ep.gaussian_process._dense_plan import plan_dense
@@ -96,6 +101,10 @@ def test_curvature_and_volume_are_those_of_differences(kernel):
     F = KernelGP(kernel, X).expected_curvature(result.evaluation.payload[0])
     # its products are of single precision
     np.testing.assert_allclose(F, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    groups = np.array([scales.slopes(unit) for unit in np.eye(len(F))]).T
+    np.testing.assert_allclose(
+        expected_curvature(ep, node, together=True), groups @ F @ groups.T, rtol=1e-4
+    )
     C, own = np.eye(3) - 1.0 / 3.0, np.ix_(scales.lengths, scales.lengths)
     volume = -0.5 * np.linalg.slogdet(np.eye(3) + 0.7**2 * C @ F[own] @ C)[1]
     mass = nodes.log_mass(node, nodes.curvature(F))
@@ -112,6 +121,8 @@ def test_modes_of_some_rows_lead_to_modes_of_all():
     assert ep.plan.rows_to_start_from() is not None
     isotropic = ep.only_node(np.zeros(5))
     for level in levels(ep, scales, prior, isotropic):
+        exact = level.nodes.curvature(expected_curvature(ep, level.mode))
+        assert level.log_mass == pytest.approx(level.nodes.log_mass(level.mode, exact), abs=0.5)
         slope = level.nodes.directions()[0] @ level.mode.gradient
         assert 0.5 * slope @ np.linalg.solve(level.curvature, slope) < 3 * _SMALL_GAIN
         assert level.mode.residual < 0.05

@@ -1,7 +1,8 @@
 """All classes jointly through inducing points: linear predictors in whitened inducing values.
 
 The classes share points and kernel, hence the whitened rows W of `values`; the sites of
-`_engine.classes` sit on the projected values W e_c and join the classes. All rows are in memory.
+`_engine.class_sites` sit on the projected values W e_c and join the classes. All rows are in
+memory.
 """
 
 import numpy as np
