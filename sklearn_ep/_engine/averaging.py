@@ -455,15 +455,21 @@ def mixture_quantiles(
 ) -> np.ndarray:
     """Return quantiles (len(levels), D) of mixtures of normals, by bisection.
 
-    weight (M,) sums to one; mean and sd (M, D) are those of the normals.
+    weight (M,), or (M, D) where it differs, sums to one; mean and sd (M, D) are those of the
+    normals. Levels are (L,), or (L, D) likewise.
     """
-    level = np.asarray(levels)[:, None]
+    level = np.asarray(levels)
+    level = level[:, None] if level.ndim == 1 else level
     # a quantile of a mixture is between those of its parts
-    ends = mean + sd * ndtri(level)[:, :, None]
+    ends = mean + sd * ndtri(level)[:, None]
     low, high = ends.min(axis=1), ends.max(axis=1)
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
-        below = np.tensordot(ndtr((middle[:, None] - mean) / sd), weight, (1, 0))
+        parts = ndtr((middle[:, None] - mean) / sd)
+        if weight.ndim == 1:
+            below = np.tensordot(parts, weight, (1, 0))
+        else:
+            below = np.einsum("lmd,md->ld", parts, weight)
         low, high = np.where(below < level, middle, low), np.where(below < level, high, middle)
     return 0.5 * (low + high)
 

@@ -231,7 +231,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         Effective number of parameters, the sum of site precisions times marginal variances.
     site_precision_ : ndarray of shape (n,) or (n_classes, n)
         Precision that each training row adds along its predictor, all copies together, at the
-        heaviest node. For rows in memory only.
+        heaviest node. Of a joint posterior that of the links to the winner: precisions p of the
+        classes add diag(p) - p p' / sum(p). For rows in memory only.
     marginal_variance_ : ndarray of shape (n,) or (n_classes, n)
         Posterior variance of the predictor of each training row. For rows in memory only.
     multi_class_ : str
@@ -604,8 +605,9 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
                 np.searchsorted(self.classes_, rows.y),
                 checked_weights(rows.sample_weight, X),
             )
-            sites = ClassSites(self.site_precision_.T[weight > 0], self._site_shift.T)
             kept = X[weight > 0], y[weight > 0], weight[weight > 0]
+            of_all = self.site_precision_.T[weight > 0], self._site_shift.T
+            sites = ClassSites(*(site / kept[2][:, None] for site in of_all))
             return joint_log_weights(posterior, *kept, sites, n_draws, rng), remarks
         centre, given = self._averages[0].heaviest.phi, self.prior_variance_
         if len(centre):

@@ -43,8 +43,12 @@ class Copies:
         return attributes | new
 
     def of_class_rows(self, attributes, sites):
-        """Return the same of a joint fit, whose sites x (2, m, K) are those of one copy."""
-        precision, shift = (x.T[:, self.group] for x in sites)
+        """Return the same of a joint fit, whose sites x (2, m, K) are those of one copy.
+
+        A row gets those of all its copies.
+        """
+        own = self.weight[self.group] * self.share
+        precision, shift = (x.T[:, self.group] * own for x in sites)
         new = self.of_rows(attributes | dict(site_precision=sites[0].T))
         return new | dict(site_precision=precision, site_shift=shift)
 

@@ -83,10 +83,26 @@ class StarSystem:
 
     def right(self, of_weights, of_rows):
         """Return columns of N(0, A) from standard normals (q K, k) and (n, K, k)."""
-        root = np.sqrt(self.precision)[:, :, None]
-        s = root / np.sqrt(self.precision.sum(1))[:, None, None]
-        noise = root * (of_rows - s * np.sum(s * of_rows, axis=1, keepdims=True))
+        noise = self._root * self._contrasts(of_rows)
         return np.sqrt(self.diagonal)[:, None] * of_weights + self.pull(noise)
+
+    def unexplained(self, of_rows, F):
+        """Return K - 1 less the degrees of freedom of each row (n,), as its draws tell them.
+
+        Mean squares of what predictors F (n, K, k) of draws leave of their own noise, so that
+        nothing is taken from K - 1, which a row that is nearly interpolated has no more of.
+        """
+        left = self._contrasts(of_rows - self._root * F)
+        return np.einsum("nck,nck->n", left, left) / F.shape[2]
+
+    @property
+    def _root(self):
+        return np.sqrt(self.precision)[:, :, None]
+
+    def _contrasts(self, noise):
+        """Take out of noise (n, K, k) what the sites, which say nothing of all classes, lack."""
+        s = self._root / np.sqrt(self.precision.sum(1))[:, None, None]
+        return noise - s * np.sum(s * noise, axis=1, keepdims=True)
 
 
 class _GivenSites(NamedTuple):
@@ -235,8 +251,11 @@ class _SampledJoint:
         right = system.right(p.of_weights, p.of_rows)
         self.draws = system.solve(right, _SAMPLE_RTOL, self.draws)
         energy = np.einsum("ij,ij->j", self.draws, system.times(self.draws))
-        U = self.draws * np.sqrt(len(right) / np.maximum(energy, _LEAST))
-        F, copy = system.predictors(U), system.precision / self.weight[:, None]
+        scale = np.sqrt(len(right) / np.maximum(energy, _LEAST))
+        U, F = self.draws * scale, system.predictors(self.draws)
+        copies = np.maximum(self.weight, 1.0)  # of a weight below one all is taken out
+        left = (self.K - 1.0) * np.sum(copies - 1.0) + np.sum(system.unexplained(p.of_rows, F))
+        F, copy = F * scale, system.precision / copies[:, None]
         variances = 1.0 / system.preconditioner.reshape(-1, self.K)
         own = copy - copy**2 / copy.sum(1, keepdims=True)
         j = np.column_stack(
@@ -244,12 +263,11 @@ class _SampledJoint:
         )
         j = np.maximum(j, _LEAST)
         seen = np.einsum("nck,nck->n", F, star_times(1.0 / j, F)) / k
-        explained = np.einsum("nck,nck->n", F, star_times(copy, F)) / k
-        left = self.weight @ (self.K - 1.0 - explained)
-        level = float(self.weight @ seen) / max(left, 0.01 * self.weight.sum())
+        explained = np.einsum("nck,nck->n", F, star_times(system.precision, F)) / k
+        level = float(copies @ seen) / left
         of_weights = coefficient_variances(U, system.diagonal, system.data.ravel())
         of_weights = of_weights.reshape(-1, self.K).T
-        return _Spread(level * j, level * variances, of_weights, float(self.weight @ explained))
+        return _Spread(level * j, level * variances, of_weights, float(explained.sum()))
 
     def advance(self):
         """Renew variances and scale, and the sites; return the `_Spread` and the residual."""

@@ -85,15 +85,15 @@ def column_blocks(X):
 
 
 class DenseMarginals:
-    """Posterior through the Cholesky factor of the d x d precision."""
+    """Posterior through the Cholesky factor of the d x d precision; its covariance is root'root."""
 
     def __init__(self, model, precision, shift, noise, floor):
         A = model.gram / noise
         A[np.diag_indices_from(A)] += precision
         lower = checked_cholesky(A)
-        self._root = triangular_inverse(lower)
-        self.mean = self._root.T @ (self._root @ (shift + model.Xy / noise))
-        self.var = np.einsum("ij,ij->j", self._root, self._root)
+        self.root = triangular_inverse(lower)
+        self.mean = self.root.T @ (self.root @ (shift + model.Xy / noise))
+        self.var = np.einsum("ij,ij->j", self.root, self.root)
         self.log_det = 2 * np.log(np.diagonal(lower)).sum()
         self.residual = model.y - model.X @ self.mean
         self.squared_error = self.residual @ self.residual + model.rest
@@ -102,18 +102,17 @@ class DenseMarginals:
 
     def block(self, index):
         """Posterior covariance of some coefficients, O(d k^2)."""
-        part = self._root[:, index]
+        part = self.root[:, index]
         return part.T @ part
 
     def covariance(self, A, B=None):
         """A Sigma B' for rows of A and B, or its diagonal for B None."""
-        left = self._root @ A.T
-        return np.einsum("ij,ij->j", left, left) if B is None else left.T @ (self._root @ B.T)
+        left = self.root @ A.T
+        return np.einsum("ij,ij->j", left, left) if B is None else left.T @ (self.root @ B.T)
 
-    def draw(self, n_samples, rng):
-        """Samples (n_samples, d) of the coefficients, O(d^2) each."""
-        noise = rng.standard_normal((n_samples, len(self.mean)))
-        return self.mean + noise @ self._root
+    def times(self, A):
+        """Rows of A times the covariance, O(d^2) each."""
+        return (A @ self.root.T) @ self.root
 
 
 def _floored(precision, floor, n):
@@ -253,17 +252,14 @@ class LowRankMarginals:
         _, half_b, gain_b = self._images(B)
         return scaled @ B.T - half.T @ half_b + gain.T @ gain_b
 
-    def draw(self, n_samples, rng):
-        """Samples (n_samples, d) of the coefficients, O(n d) each (Bhattacharya et al. 2016)."""
-        n, d = self._X.shape
-        u = rng.standard_normal((n_samples, d)) * np.sqrt(self._scale)
-        e = rng.standard_normal((n_samples, n)) * np.sqrt(self.noise)
-        dual = self._root.T @ (self._root @ (e - u @ self._X.T).T)
-        out = self.mean + u + self._scale * (dual.T @ self._X)
+    def times(self, A):
+        """Rows of A times the covariance, O(n d) each."""
+        out = A * self._scale
+        half = self._root @ (self._X @ out.T)
+        out -= self._scale * ((self._root.T @ half).T @ self._X)
         if self._low.size:
-            xi, root = rng.standard_normal((n_samples, self._low.size)), self._lower_low
-            weight = solve_triangular(root, xi.T, lower=True, trans="T", check_finite=False)
-            out[:, self._low] += self._scale[self._low] * weight.T
-            image = self._root.T @ (self._half_low @ weight)
+            gain = cho_solve((self._lower_low, True), out[:, self._low].T, check_finite=False)
+            out[:, self._low] += self._scale[self._low] * gain.T
+            image = self._root.T @ (self._half_low @ gain)
             out -= self._scale * (image.T @ self._X)
         return out

