@@ -16,9 +16,9 @@ import numpy as np
 import scipy.sparse as sp
 from common import arguments, cpu, save, table
 from scipy.linalg import solve_triangular
-from scipy.sparse.linalg import LinearOperator
 
 from sklearn_ep import ConvexVariationalRegressor
+from sklearn_ep.datasets import make_fourier_operator
 from sklearn_ep.sites import LaplaceSite
 
 NOISE, SCALE, LEVEL = 0.02, 0.1, 0.9
@@ -37,33 +37,6 @@ def phantom(m):
     ):
         image += value * (((x - x0) / a) ** 2 + ((y - y0) / b) ** 2 <= 1)
     return image.ravel()
-
-
-def fourier_rows(m, share, rng):
-    """A share of the Fourier coefficients, low ones more often, as an operator on pixels."""
-    frequency = np.hypot(*np.meshgrid(*[np.fft.fftfreq(m)] * 2)).ravel()
-    order = np.argsort(rng.exponential(size=m * m) * np.maximum(frequency, 0.01) ** 1.5)
-    kept = np.union1d(order[: int(share * m * m)], np.flatnonzero(frequency < 0.04))
-
-    def forward(V):
-        F = np.fft.fft2(V.reshape(m * m, -1).T.reshape(-1, m, m), norm="ortho")
-        F = F.reshape(-1, m * m)[:, kept]
-        return np.concatenate([F.real, F.imag], axis=1).T
-
-    def back(W):
-        W = W.reshape(2 * len(kept), -1).T
-        F = np.zeros((len(W), m * m), complex)
-        F[:, kept] = W[:, : len(kept)] + 1j * W[:, len(kept) :]
-        return np.fft.ifft2(F.reshape(-1, m, m), norm="ortho").real.reshape(-1, m * m).T
-
-    return LinearOperator(
-        (2 * len(kept), m * m),
-        matvec=lambda v: forward(v)[:, 0],
-        rmatvec=lambda w: back(w)[:, 0],
-        matmat=forward,
-        rmatmat=back,
-        dtype=float,
-    )
 
 
 def wavelets_and_differences(m):
@@ -106,7 +79,7 @@ def covered(low, high, image):
 def exactly(truth, n_sweeps, m=32, share=0.5):
     """Return rows that hold both bounds against the exact posterior of an m x m image."""
     rng = np.random.default_rng(0)
-    X, C = fourier_rows(m, share, rng), wavelets_and_differences(m)
+    X, C = make_fourier_operator(m, share=share, random_state=rng), wavelets_and_differences(m)
     image = phantom(m)
     if truth == "drawn from the prior":
         *_, image = gibbs(np.zeros((m * m, m * m)), np.zeros(m * m), C, 200, rng)
@@ -144,7 +117,8 @@ def exactly(truth, n_sweeps, m=32, share=0.5):
 def larger(m, share=0.3):
     """Return rows of an m x m image: time against products, coverage and signal over error."""
     rng = np.random.default_rng(0)
-    X, C, image = fourier_rows(m, share, rng), wavelets_and_differences(m), phantom(m)
+    X = make_fourier_operator(m, share=share, random_state=rng)
+    C, image = wavelets_and_differences(m), phantom(m)
     y = X @ image + NOISE * rng.standard_normal(X.shape[0])
     _, product = cpu(lambda: [X.T @ (X @ image) for _ in range(100)])
     rows = []

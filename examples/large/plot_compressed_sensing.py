@@ -4,7 +4,8 @@ An error bar for every pixel
 
 An image is measured through a third of its Fourier coefficients, as in magnetic resonance imaging.
 The prior says that wavelet coefficients and differences of neighbouring pixels are mostly small. No
-matrix is ever formed: the measurement is a `LinearOperator`, and the posterior comes from products
+matrix is ever formed: the measurement is a `LinearOperator`
+(:func:`~sklearn_ep.datasets.make_fourier_operator`), and the posterior comes from products
 with it. For the picture alone a point estimate would do; what is new is the standard deviation of
 each pixel.
 """
@@ -12,9 +13,9 @@ each pixel.
 import matplotlib.pyplot as plt
 import numpy as np
 import scipy.sparse as sp
-from scipy.sparse.linalg import LinearOperator
 
 from sklearn_ep import ConvexVariationalRegressor
+from sklearn_ep.datasets import make_fourier_operator
 from sklearn_ep.sites import LaplaceSite
 
 SIZE, NOISE = 64, 0.02
@@ -38,35 +39,6 @@ def phantom(m):
     return image
 
 
-def fourier_rows(m, share):
-    """Random Fourier coefficients, low frequencies more often, as an operator on pixels."""
-    frequency = np.hypot(*np.meshgrid(*[np.fft.fftfreq(m)] * 2)).ravel()
-    weight = np.maximum(frequency, 0.01) ** -1.5
-    # as likely as the weight says, and in the number that is wanted
-    order = np.argsort(rng.exponential(size=m * m) / weight)
-    kept = np.union1d(order[: int(share * m * m)], np.flatnonzero(frequency < 0.04))
-
-    def forward(V):
-        F = np.fft.fft2(V.reshape(m * m, -1).T.reshape(-1, m, m), norm="ortho")
-        F = F.reshape(-1, m * m)[:, kept]
-        return np.concatenate([F.real, F.imag], axis=1).T
-
-    def back(W):
-        W = W.reshape(2 * len(kept), -1).T
-        F = np.zeros((len(W), m * m), complex)
-        F[:, kept] = W[:, : len(kept)] + 1j * W[:, len(kept) :]
-        return np.fft.ifft2(F.reshape(-1, m, m), norm="ortho").real.reshape(-1, m * m).T
-
-    return LinearOperator(
-        (2 * len(kept), m * m),
-        matvec=lambda v: forward(v)[:, 0],
-        rmatvec=lambda w: back(w)[:, 0],
-        matmat=forward,
-        rmatmat=back,
-        dtype=float,
-    )
-
-
 def wavelets_and_differences(m):
     """Haar wavelets and differences of neighbours, (about 3 m^2, m^2) sparse."""
     haar = sp.eye_array(1)
@@ -80,7 +52,7 @@ def wavelets_and_differences(m):
 
 
 image = phantom(SIZE).ravel()
-X = fourier_rows(SIZE, share=0.3)
+X = make_fourier_operator(SIZE, share=0.3, random_state=rng)
 y = X @ image + NOISE * rng.standard_normal(X.shape[0])
 reg = ConvexVariationalRegressor(
     LaplaceSite(0.1, bound="kl"),

@@ -20,6 +20,10 @@ _NEWTON_STEPS = 25
 _TINY = 1e-280
 # Entries (rows x nodes x classes) that are held at once: temporary arrays stay in the caches.
 _ENTRIES = 1 << 15
+# Log chances below which nodes that serve all classes may not reach one of them.
+_LEAST_LOG = -500.0
+# Share of the nodes that rounding up to few numbers of them gives on top, where it does not.
+_SPARE = 1.25
 # Mean variance of latent values from which on sites of a softmax are left as the regressions have
 # them: they are right to 2 % at 10 and to less beyond, where the factor is lost in rounding.
 _WIDE, _BISECTIONS = 10.0, 12
@@ -112,10 +116,27 @@ class NoisyArgmax:
         return self.log_proba(flat, np.zeros_like(flat)).reshape(np.shape(f))
 
     def log_proba(self, mean: np.ndarray, var: np.ndarray) -> np.ndarray:
-        """Return log probabilities (n, K) of all classes, normalised, for f ~ N(mean, diag var)."""
+        """Return log probabilities (n, K) of all classes, normalised, for f ~ N(mean, diag var).
+
+        All classes take the same nodes, but for rows that would want more of these than the classes
+        want on their own, or where a chance is too small for them.
+        """
         n, K = mean.shape
-        log_z = [self.tilted(np.full(n, c), mean, var).log_z for c in range(K)]
-        return np.column_stack(log_z) - logsumexp(log_z, axis=0)[:, None]
+        races = [self._race(np.full(n, c), mean, var)[1] for c in range(K)]
+        ranges = [race.range() for race in races]
+        left, right, counts = (np.array(ends) for ends in zip(*ranges, strict=True))
+        density = np.max(counts / (right - left), axis=0)
+        left, right = left.min(axis=0), right.max(axis=0)
+        wanted = density * (right - left)
+        together = wanted <= np.minimum(counts.sum(axis=0), self.nodes.counts[-1])
+        shared = np.flatnonzero(together)
+        log_z = np.full((n, K), -np.inf)
+        all_run = _Race(self.noise, self.nodes, False, None, None, mean[shared], var[shared])
+        log_z[shared] = all_run.log_chances(left[shared], right[shared], wanted[shared])
+        lone = np.flatnonzero(~(log_z.min(axis=1) >= _LEAST_LOG))
+        for c in range(K) if len(lone) else ():
+            log_z[lone, c] = self.tilted(np.full(len(lone), c), mean[lone], var[lone]).log_z
+        return log_z - logsumexp(log_z, axis=1, keepdims=True)
 
     def tilted(self, y: np.ndarray, mean: np.ndarray, var: np.ndarray) -> ClassTilted:
         """Return log p(y) of each row for f ~ N(mean, diag var), with derivatives.
@@ -207,21 +228,42 @@ class _Race:
         """
         return self._over_blocks(self._bent)
 
+    def log_chances(self, left: Any, right: Any, wanted: Any) -> np.ndarray:
+        """Return the log chance (n, K) of each runner to win, where nobody else runs.
+
+        It is the integral of d log F_c / dt times the chance that all are below, over nodes that
+        all runners share: no fewer than `wanted` (n,) between `left` and `right`. NaN where no
+        number of double precision says it.
+        """
+        out, counts = np.empty(self.others.shape), 8 * np.ceil(_SPARE * wanted / 8.0).astype(int)
+        for i, t, step in self._blocks(left, right, counts):
+            log_F, rate, _ = self._below(i, t, bent=False)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                log_density = np.log(rate) + log_F.sum(0)
+                out[i] = np.array([_normalised(own, step)[0] for own in log_density]).T
+        return out
+
     def _over_blocks(self, integrals: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return what `integrals(i, t, step)` says of all rows, as many at a time as are cheap."""
-        left, right, counts = self._range()
+        """Return what `integrals(i, t, step)` says of all rows."""
         n, K = len(self.own), self.others.shape[1] + 1
         out = np.empty(n), np.empty((n, K - 1)), np.empty((n, K - 1)), np.empty(n)
+        left, right, wanted = self.range()
+        few = self.nodes.counts
+        counts = few[np.searchsorted(few, np.minimum(wanted, few[-1]))]
+        for i, t, step in self._blocks(left, right, counts):
+            for values, some in zip(out, integrals(i, t, step), strict=True):
+                values[i] = some
+        return out
+
+    def _blocks(self, left: Any, right: Any, counts: Any) -> Any:
+        """Yield rows with their nodes and steps, as many at a time as are cheap."""
         for count in np.unique(counts):
             chosen = np.flatnonzero(counts == count)
-            size = max(1, _ENTRIES // (count * (K - 1)))
+            size = max(1, _ENTRIES // (count * self.others.shape[1]))
             for start in range(0, len(chosen), size):
                 i = chosen[start : start + size]
                 step = (right[i] - left[i]) / (count - 1)
-                t = left[i, None] + step[:, None] * np.arange(count)
-                for values, some in zip(out, integrals(i, t, step), strict=True):
-                    values[i] = some
-        return out
+                yield i, left[i, None] + step[:, None] * np.arange(count), step
 
     def _linked(self, i: Any, t: Any, step: Any) -> tuple[Any, Any, Any, Any]:
         log_below, rate, _ = self._others_at(i, t)
@@ -281,30 +323,42 @@ class _Race:
         rate, bend : ndarray of shape (rows, nodes, K - 1)
             F_j' / F_j and, if `bent`, F_j'' / F_j.
         """
+        log_F, rate, bend = self._below(i, t, bent)
+        if bent:
+            bend = np.moveaxis(bend, 0, 2)
+        return np.moveaxis(log_F, 0, 2).copy().sum(2), np.moveaxis(rate, 0, 2).copy(), bend
+
+    def _below(self, i: np.ndarray, t: np.ndarray, bent: bool) -> tuple[Any, Any, Any]:
+        """Return log F_j, F_j' / F_j and, if `bent`, F_j'' / F_j at t, each (losers, rows, nodes).
+
+        Nodes come last since there are more of them than of losers: what runs over an array then
+        runs far without a stop.
+        """
+        mean, var = self.others[i].T[:, :, None], self.others_var[i].T[:, :, None]
         if len(self.noise.weight) == 1:
-            root = np.sqrt(self.others_var[i] + self.noise.var[0])[:, None, :]
-            z = (t[:, :, None] - self.others[i][:, None, :]) / root
+            root = np.sqrt(var + self.noise.var[0])
+            z = (t - mean) / root
             rate = normal_hazard(z)[0] / root
-            return log_ndtr(z).sum(2), rate, -z * rate / root if bent else None
-        root = np.sqrt(self.others_var[i][:, None, :, None] + self.noise.var)
-        centre = self.others[i][:, None, :, None] + self.noise.mean
-        below, density, bend = self._mixed(t[:, :, None], centre, root, bent)
+            return log_ndtr(z), rate, -z * rate / root if bent else None
+        root = np.sqrt(var[..., None] + self.noise.var)
+        centre = mean[..., None] + self.noise.mean
+        below, density, bend = self._mixed(t, centre, root, bent)
         # far out the sums of the mixture leave double precision: there they are taken in logs
-        far = np.flatnonzero(below.min(axis=(1, 2)) < _TINY)
+        far = np.flatnonzero(below.min(axis=(0, 2)) < _TINY)
         with np.errstate(divide="ignore", invalid="ignore"):
             log_F, rate, bend = np.log(below), density / below, bend / below
         if len(far):
-            z = (t[far, :, None, None] - centre[far]) / root[far]
-            log_F[far], rate[far], bends = self._mixed_in_logs(z, root[far])
+            z = (t[far, :, None] - centre[:, far]) / root[:, far]
+            log_F[:, far], rate[:, far], bends = self._mixed_in_logs(z, root[:, far])
             if bent:
-                bend[far] = bends
-        return log_F.sum(2), rate, bend
+                bend[:, far] = bends
+        return log_F, rate, bend
 
     def _mixed(self, t: Any, centre: Any, root: Any, bent: bool) -> tuple[Any, Any, Any]:
         """F_j, F_j' and, if `bent`, F_j'' at t, by direct sums over the normals of the noise.
 
-        t (rows, nodes, 1) meets centres and roots of variances (rows, 1, K - 1, normals); all that
-        comes out is (rows, nodes, K - 1). Sums grow one normal at a time, which takes a fifth of
+        t (rows, nodes) meets centres and roots of variances (losers, rows, 1, normals); all that
+        comes out is (losers, rows, nodes). Sums grow one normal at a time, which takes a fifth of
         the memory of all at once.
         """
         below, density, bend = 0.0, 0.0, 0.0
@@ -328,8 +382,8 @@ class _Race:
         each = np.exp(log_each - log_F[..., None])
         return log_F, each.sum(-1), -np.sum(each * z / root, axis=-1)
 
-    def _range(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Ends of the integral and number of nodes (n,), located with one matched normal noise."""
+    def range(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ends of the integral and nodes wanted (n,), located with one matched normal noise."""
         (shift, matched), depth = self.noise.moments, self.nodes.depth
         own, V = self.own + shift, self.own_var + matched
         centre, var = self.others + shift, self.others_var + matched
@@ -348,9 +402,7 @@ class _Race:
         cap = np.where(np.maximum(self.own_var, self.others_var.max(1)) > 100.0, 256.0, 16.0)
         fine = np.minimum(1 / V + np.sum(1 / var, axis=1), cap * curvature)
         counts = (right - left) * np.sqrt(fine) / self.nodes.spacing
-        counts = counts * (matched / self.noise.var.min()) ** 0.25
-        place = np.searchsorted(self.nodes.counts, np.minimum(counts, self.nodes.counts[-1]))
-        return left, right, self.nodes.counts[place]
+        return left, right, counts * (matched / self.noise.var.min()) ** 0.25
 
     @staticmethod
     def _mode(

@@ -56,9 +56,10 @@ class Posterior:
 
     def cross(self, rows):
         """Yield (slice of rows, covariances (K, block, m) with the reference rows)."""
-        # covariances in larger blocks than what follows from them
+        # covariances in larger blocks than what follows from them: what they need of the reference
+        # rows is computed anew for each
         m = len(self.reference_mean)
-        outer, inner = max(1, 20 * _BLOCK // m), max(1, _BLOCK // m)
+        outer, inner = max(1, 8 * _BLOCK // m), max(1, _BLOCK // m)
         for start in range(0, len(rows), outer):
             part = rows[start : start + outer]
             if self._cross is None:

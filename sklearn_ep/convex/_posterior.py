@@ -74,8 +74,10 @@ class WeightPosterior:
         """Return the covariance (n1, n2) of the predictor between new rows."""
         B1 = with_ones(X1, self.intercept)
         B2 = B1 if X2 is X1 else with_ones(X2, self.intercept)
-        first, second = B1 @ self.directions.T, B2 @ self.directions.T
-        return self.system.covariance(B1, B2) - first @ second.T
+        cov = self.system.covariance(B1, B2)
+        if len(self.directions):
+            cov -= (B1 @ self.directions.T) @ (B2 @ self.directions.T).T
+        return cov
 
     def weight_covariance(self, B):
         """Return the covariances (n, n_new) of the weights with the predictor at dense rows B."""
