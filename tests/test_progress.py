@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process.kernels import RBF
 
 from sklearn_ep import (
     ConvexVariationalLogistic,
@@ -126,6 +127,17 @@ def test_learning_steps_and_sweeps_of_a_process_have_names_of_their_own(hyperpar
         assert tasks.first[n_learning:] == ["iteration"] * after
     assert est.history_["phase"].tolist() == tasks.first
     assert est.history_["log_evidence"][-1] == est.log_evidence_
+
+
+def test_an_average_over_lengths_alone_ends_the_history_too():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(520, 3))
+    tasks = Tasks()
+    est = EPGaussianProcessClassifier(RBF(np.ones(3))).set_callbacks(tasks)
+    est.fit(X, X[:, 0] + 0.5 * rng.normal(size=520) > 0)
+    assert tasks.first[-1] == est.history_["phase"][-1] == "integration over hyperparameters"
+    assert est.history_["log_evidence"][-1] == est.log_evidence_
+    assert tasks.last.predict_proba(X).tolist() == est.predict_proba(X).tolist()
 
 
 @pytest.mark.parametrize("max_iter", [1, 2])

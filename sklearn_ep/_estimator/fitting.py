@@ -167,7 +167,7 @@ class FitMonitor:
             return step.call_on_fit_task_end(estimator=self.estimator, **self._data)
 
         yield told
-        if self._loud:
+        if self._loud and n_told:
             self._tell(f"{name}, {n_told} steps", last)
 
     def completed(self, history, log_evidence, attributes):

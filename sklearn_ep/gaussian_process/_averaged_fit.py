@@ -44,7 +44,11 @@ def fit_averaged(plan, y, monitor, k):
         return fit_dense(plan, y, monitor, k)
     nodes, mode, end = found
     asked = end.reason == "asked"
-    average = alone(mode) if asked else average_about(nodes, mode, monitor)
+    average = alone(mode)
+    if not asked:
+        # also where lengths alone are compared, without a lattice
+        with monitor.phase("integration over hyperparameters"):
+            average = average_about(nodes, mode, monitor)
     heaviest = average.heaviest
     kernel = with_theta(plan.kernel, heaviest.payload.theta)
     # the sites of the estimator are those of the heaviest node, refined, in sweeps that nobody
