@@ -51,20 +51,22 @@ for name, classifier in models.items():
 
 # %%
 # The picture: reliability on held-out rows, with the number of rows behind each point and the band
-# in which chance leaves a calibrated model; convergence of the fit; and the latent function over
-# two of the features, whose standard deviation grows where there are no rows.
+# in which chance leaves a calibrated model; then a fit to two features of 250 rows: how it
+# converged, first to the best kernel, then to the average over kernels, whose evidence is lower
+# since it counts that the kernel is not known; and its latent function, whose standard deviation
+# grows where there are no rows.
 
 scaler = StandardScaler().fit(X_train)
 names = ["mean radius", "mean texture"]
-pair = scaler.transform(X_train)[:, :2]
-small = EPGaussianProcessClassifier().fit(pair, y_train)
+pair, labels = scaler.transform(X_train)[:250, :2], y_train[:250]
+small = EPGaussianProcessClassifier().fit(pair, labels)
 
 fig, axes = plt.subplots(1, 3, figsize=(15, 4.8), layout="constrained")
 ReliabilityDisplay.from_estimator(
     models["EP"], scaler.transform(X_test), y_test, n_bins=5, ax=axes[0]
 )
-ConvergenceDisplay.from_estimator(models["EP"], ax=axes[1])
-display = LatentDisplay.from_estimator(small, pair, y_train, ax=axes[2])
+ConvergenceDisplay.from_estimator(small, ax=axes[1])
+display = LatentDisplay.from_estimator(small, pair, labels, ax=axes[2])
 display.ax_.set(
     title="Probability and latent sd", xlabel=f"{names[0]} (scaled)", ylabel=f"{names[1]} (scaled)"
 )
