@@ -27,6 +27,7 @@ lasso = LassoCV(cv=5).fit(X, y)
 display = InclusionDisplay.from_estimator(reg)
 display.ax_[1].plot(np.flatnonzero(coef), coef[coef != 0], "kx", label="truth")
 display.ax_[1].legend()
+plt.show()
 
 # %%
 # The error on new rows against that of the lasso, and how many features each uses.
