@@ -416,35 +416,54 @@ def main():
     draw(args, results.sets)
 
 
+COLORS = dict(zip(STRATEGIES, ("0.4", "black", "C0", "C1", "C2"), strict=True)) | {
+    "skactiveml entropy": "C3",
+    "skactiveml BatchBALD": "C4",
+    "skactiveml CoreSet": "C5",
+}
+
+
+def styles_of(names):
+    """Return colour and line of each curve of a set, the same in all sets.
+
+    Strategies have their own colours, dashed those of others; where classifiers differ they have
+    the colours, and random rows are dashed.
+    """
+    if all(name in COLORS for name in names):
+        return {who: (COLORS[who], "--" if who.startswith("skactiveml") else "-") for who in names}
+    classifiers = list(dict.fromkeys(who.rsplit(": ", 1)[0] for who in names))
+    return {
+        who: (f"C{classifiers.index(who.rsplit(': ', 1)[0])}", "--" if "random" in who else "-")
+        for who in names
+    }
+
+
 def draw(args, records):
     """Draw the curves of each set, with bands of two standard errors over the seeds."""
     import matplotlib.pyplot as plt
 
     shape = (2 * len(records) + 5) // 6, 6
     fig, axes = plt.subplots(
-        *shape, figsize=(20, 2.8 * shape[0]), squeeze=False, layout="constrained"
+        *shape, figsize=(20, 2.8 * shape[0] + 1.5), squeeze=False, layout="constrained"
     )
     for ax in axes.flat[2 * len(records) :]:
         ax.set_visible(False)
-    legends = set()
+    lines = {}
     for k, record in enumerate(records):
+        part, styles = record["part"], styles_of(record["curves"])
+        legend = lines.setdefault(part if part.startswith("settings") else "strategies", {})
         for column, what in enumerate(("error", "log loss")):
             ax = axes.flat[2 * k + column]
             for who, one in record["curves"].items():
                 mean, half = np.array(one[what]), 2.0 * np.array(one[f"se of {what}"])
-                style = "--" if who.startswith("skactiveml") or who.endswith(": random") else "-"
-                color = {"random": "0.4", "epig_entropy": "black"}.get(who)
-                lines = ax.plot(record["labels"], mean, style, color=color, label=who, lw=1.2)
+                color, style = styles[who]
+                legend[who] = ax.plot(record["labels"], mean, style, color=color, lw=1.2)[0]
                 if who.endswith(("random", "epig_entropy")):
-                    ax.fill_between(
-                        record["labels"], mean - half, mean + half, alpha=0.12,
-                        color=lines[0].get_color(), lw=0,
-                    )  # fmt: skip
-            ax.set(xlabel="labels", ylabel=what, title=f"{record['set']} ({record['part']})")
-        first = record["part"] not in legends
-        legends.add(record["part"])
-        if first:
-            axes.flat[2 * k].legend(fontsize=6)
+                    ends = mean - half, mean + half
+                    ax.fill_between(record["labels"], *ends, alpha=0.12, color=color, lw=0)
+            ax.set(xlabel="labels", ylabel=what, title=f"{record['set']} ({part})")
+    for (name, legend), side in zip(lines.items(), ("left", "center", "right"), strict=False):
+        fig.legend(legend.values(), legend, title=name, loc=f"outside lower {side}", ncols=2)
     figure(args, "active_learning", fig)
 
 

@@ -73,6 +73,7 @@ ax.semilogy(sweeps[1:], changes[1:], "o-", label="largest change of a held-out p
 ax.axhline(stop.tol, color="0.5", linestyle="--", label="rule of the callback")
 ax.axvline(early.n_iter_, color="C1", label="stopped here")
 ax.set(xlabel="sweep", ylabel="change in one sweep", title="A callback that stops a fit")
+ax.locator_params(axis="x", integer=True)
 ax.legend()
 plt.show()
 

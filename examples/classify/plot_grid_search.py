@@ -65,7 +65,7 @@ twin.semilogx(scales, np.array(evidence) / len(y), "s--", color="C1", label="log
 twin.set_ylabel("log evidence a row")
 axes[0].axvline(learned.kernel_.k2.length_scale, color="0.5", linestyle=":", label="learned")
 handles = axes[0].get_legend_handles_labels()[0] + twin.get_legend_handles_labels()[0]
-axes[0].legend(handles=handles, loc="center right")
+axes[0].legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=9)
 for name, residual in paths.items():
     axes[1].semilogy(np.arange(1, len(residual) + 1), residual, label=name)
 axes[1].set(

@@ -35,7 +35,7 @@ for name, model in models.items():
 
 side = np.linspace(-4, 4, 90)
 grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
-fig, axes = plt.subplots(1, 2, figsize=(11, 5), layout="constrained", sharey=True)
+fig, axes = plt.subplots(1, 2, figsize=(11, 5), layout="compressed", sharey=True)
 for ax, name in zip(axes, list(models)[:2], strict=True):
     proba = models[name].predict_proba(grid)
     drawn = ax.pcolormesh(

@@ -67,10 +67,10 @@ fig, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
 places = np.arange(2)
 for k, model_name in enumerate(models):
     heights = [loss[split_name, model_name] for split_name in splits]
-    axes[0].bar(places + 0.27 * (k - 1), heights, 0.25, label=model_name)
+    axes[0].plot(places + 0.1 * (k - 1), heights, "o", markersize=9, label=model_name)
 axes[0].set_xticks(places, splits)
-axes[0].set(ylabel="log loss of a held-out row", ylim=(0.4, 0.72))
-axes[0].legend(ncols=3)
+axes[0].set(ylabel="log loss of a held-out row", xlim=(-0.5, 1.5))
+axes[0].legend(loc="lower right")
 dots = axes[1].scatter(effect, estimate, c=size, cmap="viridis", s=35)
 axes[1].axline((0, 0), slope=1, color="0.7")
 axes[1].set(xlabel="true effect", ylabel="posterior mean", title="Shrinkage")

@@ -77,7 +77,7 @@ for ax, values, title, kind in (
     (axes[0], image, "truth", dict(cmap="gray", vmin=0, vmax=1.1)),
     (axes[1], reg.coef_, "posterior mean", dict(cmap="gray", vmin=0, vmax=1.1)),
     (axes[2], error, "its error", dict(vmin=0, vmax=top)),
-    (axes[3], reg.coef_std_, "posterior standard deviation", dict(vmin=0, vmax=top)),
+    (axes[3], reg.coef_std_, "its standard deviation", dict(vmin=0, vmax=top)),
 ):
     shown = ax.imshow(values.reshape(SIZE, SIZE), **kind)
     ax.set(title=title, xticks=[], yticks=[])

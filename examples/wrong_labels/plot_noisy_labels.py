@@ -120,7 +120,7 @@ figures["area under the curve of the flags"] = areas
 for ax, (what, values) in zip(axes, figures.items(), strict=True):
     ax.plot(shares, values, "o-", label=names)
     ax.set(xlabel="share of wrong labels", ylabel=what)
-axes[0].legend()
+axes[1].legend(loc="upper left")
 plt.show()
 
 # %%
