@@ -136,6 +136,8 @@ def test_an_average_over_lengths_alone_ends_the_history_too():
     est = EPGaussianProcessClassifier(RBF(np.ones(3))).set_callbacks(tasks)
     est.fit(X, X[:, 0] + 0.5 * rng.normal(size=520) > 0)
     assert tasks.first[-1] == est.history_["phase"][-1] == "integration over hyperparameters"
+    # the search on some rows is told, below the first step on all of them
+    assert tasks.steps.count("some rows first") > 1 and tasks.first[0] == "some rows first"
     assert est.history_["log_evidence"][-1] == est.log_evidence_
     assert tasks.last.predict_proba(X).tolist() == est.predict_proba(X).tolist()
 

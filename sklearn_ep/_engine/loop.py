@@ -24,6 +24,7 @@ __all__ = [
     "Reason",
     "Result",
     "Silent",
+    "StepsOfPhase",
     "Told",
     "Trace",
     "iterate",
@@ -108,6 +109,21 @@ def unheard(figures: Mapping[str, float]) -> bool:
 
 
 SILENT = Silent()
+
+
+class StepsOfPhase:
+    """Monitor of iterations that are not those of the fit, but steps of a phase."""
+
+    def __init__(self, told: Told):
+        self.told = told
+
+    def begin(self, name: str = "iteration") -> None:
+        """Let the step start."""
+
+    def end(self, record: dict[str, float], payload: Any) -> bool:
+        """Tell of the step; return whether somebody asks to stop."""
+        return self.told(record)
+
 
 # Why a run may end, the worst first: no proper step is left, iterations ran out, a monitor asked.
 Reason = Literal["stuck", "max_iter", "asked", "converged"]

@@ -9,7 +9,7 @@ from scipy.linalg import cholesky
 from scipy.special import logsumexp
 
 from .._engine.averaging import Spacing, average_of, integrate
-from .._engine.loop import SILENT, Trace
+from .._engine.loop import SILENT, StepsOfPhase, Trace
 from .._estimator.averaged import AveragedPosterior
 from ._anisotropy import SPREADS, expected_curvature, levels, node_at, nodes_about
 from ._dense_fit import WithLearned, fit_dense, fit_of_sites
@@ -39,7 +39,7 @@ _WORTH = 0.02
 def fit_averaged(plan, y, monitor, k):
     """Average over the kernel of problem k and return its `BinaryFit`."""
     trace, ep = Trace(monitor), EPAtKernels(plan, y, plan.sites[k])
-    found = mode_of_kernels(ep, plan.starts[k], trace)
+    found = mode_of_kernels(ep, plan.starts[k], trace, monitor)
     if found is None:
         return fit_dense(plan, y, monitor, k)
     nodes, mode, end = found
@@ -82,7 +82,7 @@ def alone(mode):
     return average_of([mode], np.array([mode.log_evidence]))
 
 
-def mode_of_kernels(ep, start, trace):
+def mode_of_kernels(ep, start, trace, monitor=SILENT):
     """Return isotropic `ScaleNodes`, the mode from parameters (p,), and how the search ended.
 
     With many rows it is first looked for with some of them. None where EP has no fixed point at the
@@ -97,7 +97,11 @@ def mode_of_kernels(ep, start, trace):
     phi, rows = scales.phi(start), plan.rows_to_start_from()
     if rows is not None:
         small = replace(nodes, ep=ep.of_rows(rows))
-        below = node_at_mode(small.evaluate, phi, scales.bounds, ep.told, **limits)
+        with monitor.phase("some rows first") as told:
+            steps = StepsOfPhase(told)
+            below = node_at_mode(
+                small.evaluate, phi, scales.bounds, ep.told, **limits, monitor=steps
+            )
         if below is not None:
             phi, limits["starts"] = below[0].phi, ()
             x = plan.sites_from_rows(ep.y, rows, *ep.told(below[0]), below[0].payload.result.x)

@@ -6,7 +6,7 @@ all, at a fraction of the price; what is particular to them goes as their number
 
 import numpy as np
 
-from ..._engine.loop import Trace
+from ..._engine.loop import StepsOfPhase, Trace
 from ..._engine.partition import Part, PartMap
 from .ep import InducingEP, PassState, read_rows
 from .learning import learn_by_passes
@@ -23,20 +23,6 @@ _LAST_SHARE = 0.135
 # Gain of the last passes in nats a row at which learning has converged: twice that of passes over
 # all rows, since rows that were not seen before are a part of it.
 SETTLED_AFTER = 0.01
-
-
-class _Steps:
-    """Monitor of passes that are no iterations of the fit, but steps of a phase."""
-
-    def __init__(self, told):
-        self.told = told
-
-    def begin(self, name="iteration"):
-        """Let the pass start."""
-
-    def end(self, record, payload):
-        """Tell of the pass; return whether somebody asks to stop."""
-        return self.told(record)
 
 
 def rows_of_part(part, message, classes, units, seed, largest):
@@ -81,7 +67,7 @@ def learn_on_more_and_more_rows(ep, hyper, vector, rule, data, monitor, *, seed,
             small = InducingEP(run, [len(y)], None, ep.n_problems, ep.factor, ep.rule)
             cold = model is None
             state = small.zero(hyper.prior(vector)) if cold else _with_sites(small, model)
-            trace = Trace(_Steps(told))
+            trace = Trace(StepsOfPhase(told))
             options = dict(weight=weight.sum(), damping=damping, trace=trace)
             options |= dict(max_iter=max(1, round(of_passes * max_iter)))
             options |= dict(scale=data.weight / weight.sum())
