@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 # Residual of sites of several classes while the kernel moves, and what ends learning there: the
-# gradient of the evidence is itself off by tenths of a nat.
+# gradient of the evidence is itself off by tenths of a nat and more.
 _JOINT_TOL = 1e-2
 _FEW_ROWS = 300  # up to which learning starts on all rows
 _SHARE = 1.0 / 3.0  # of the rows to start from else: their evidence costs a thirtieth

@@ -42,7 +42,8 @@ _ROUGH, _DIFFERENCE, _GAIN = dict(ftol=1e-4, gtol=1e-2), 0.1, 5e-4
 _FLATTEST = 0.05
 # The same of several classes, whose gradients are off by up to twenty nats a unit where latent
 # values are large.
-_INEXACT_ROUGH, _INEXACT_DIFFERENCE, _INEXACT_GAIN = dict(ftol=1e-3, gtol=1e-2), 0.2, 0.1
+_INEXACT_ROUGH = dict(ftol=1e-3, gtol=1e-2, max_line_search=2)
+_INEXACT_DIFFERENCE, _INEXACT_GAIN = 0.2, 0.1
 # The same of a mode that only says where nodes lie.
 _GAIN_TO_THE_MODE = 0.05
 

@@ -100,7 +100,9 @@ class JointState:
     def evidence_curvature(self):
         """Return R with d log evidence = sum(R * dK) / 2 at a fixed point of the sites, (n, n).
 
-        Exact for two classes; for more the sites are a curved family, and the gradient is close.
+        Exact for two classes. For more the sites are a curved family, and what the evidence owes to
+        their moves is left out: of six classes with 300 rows five nats a unit of a log parameter,
+        and over twenty at a variance of 1000.
         """
         R = self.alpha @ self.alpha.T
         for E in self.spread.explained:
