@@ -466,7 +466,7 @@ class SpikeSlabRegressor(
         still to be drawn stay those of EP. Inclusion, means and deviations of draws are those of
         the attributes as far as EP is consistent: to a few hundredths of a deviation with more rows
         than columns, to a tenth with few rows. Exact copies of a column take their signal in turn,
-        so that the last one drawn is in too often.
+        so that the last one drawn is in too often. Columns of inclusion below 1e-8 are never in.
         """
         check_is_fitted(self)
         check_number("n_samples", n_samples, 1, integer=True)

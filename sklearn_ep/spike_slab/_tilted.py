@@ -13,11 +13,10 @@ at a time, would widen sums of correlated columns: with zeros there is less corr
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.sparse as sp
 from scipy.special import expit, ndtr
 
 from .._engine.averaging import mixture_quantiles
@@ -29,6 +28,9 @@ __all__ = ["SequentialDraws", "TiltedMarginals", "tilted_quantiles"]
 # Share of the columns that are expected to be in that is drawn at once, those of least inclusion
 # first, until there are no more columns than rows.
 SHARE = 0.125
+# Columns of less inclusion are out in every draw: their cavities are differences of natural
+# parameters over a hundred million times as large, of which rounding leaves too little.
+LEAST_INCLUSION = 1e-8
 
 
 class TiltedMarginals(NamedTuple):
@@ -55,6 +57,10 @@ def tilted_quantiles(weight, tilted, levels):
             at = np.broadcast_to(own, side.shape)[rows, columns] / total[columns]
             out[rows, columns] = mixture_quantiles(weights, mean, sd, at[None])[0]
     return out
+
+
+def _columns(values, index):
+    return values[:, index]
 
 
 @dataclass
@@ -85,36 +91,33 @@ class SequentialDraws:
         """Return draws (n_samples, d): O(d^2) each, or O(n d) and a few posteriors for d > n."""
         out, rest = np.zeros((n_samples, len(self.inclusion))), np.arange(len(self.inclusion))
         q, X, fitted = self.marginals, self.model.X, 0.0
+        known: dict[int, np.ndarray] = {}
         mean = np.tile(q.mean, (n_samples, 1))
         for block in self._blocks:
             own = np.searchsorted(rest, block)
-            out[:, block] = self._drawn(block, mean[:, own], q.var[own], rng)
+            slab_mean, slab_var, score = self._slabs(rest, mean, q.var)
+            on = self._is_in(own, rest, partial(_columns, score), known, rng)
+            noise = np.sqrt(slab_var[own]) * rng.standard_normal(on.shape)
+            out[:, block] = np.where(on, slab_mean[:, own] + noise, 0.0)
             fitted = fitted + out[:, block] @ X[:, block].T
             rest = np.delete(rest, own)
             model = LinearModel(X[:, rest], self.model.y)
             floor = LOW_SITE / self.factor.slab_variance
             q = model.marginals(self.sites[1, rest], self.sites[0, rest], self.noise, floor)
             mean = q.mean - q.times((fitted @ X[:, rest]) / self.noise)
-        out[:, rest] = self._one_by_one(rest, mean, q.root, rng)
+        out[:, rest] = self._one_by_one(rest, mean, q.root, known, rng)
         return out
 
     @cached_property
     def _blocks(self):
-        """Columns that are drawn at once, of whole groups, in turn; as many as rows are left."""
-        d, n = len(self.inclusion), len(self.model.X)
-        groups = np.arange(d) if self.factor.groups is None else self.factor.groups
-        size = np.bincount(groups)
-        expected = np.bincount(groups, self.inclusion)
-        order = np.argsort(expected / size, kind="stable")
-        members = np.split(np.argsort(groups, kind="stable"), np.cumsum(size)[:-1])
-        blocks, left = [], d
-        while not self.model.dense and left > n:
-            total = np.cumsum(expected[order])
+        """Columns that are drawn at once, in turn, until as many as rows are left."""
+        factor, blocks, most = self.factor, [], len(self.model.X)
+        order = np.argsort(factor.spread(factor.per_indicator(self.inclusion)), kind="stable")
+        while not self.model.dense and len(order) > most:
+            total = np.cumsum(self.inclusion[order])
             few = np.searchsorted(total, SHARE * total[-1], side="right")
-            enough = np.searchsorted(np.cumsum(size[order]), left - n) + 1
-            now, order = np.split(order, [int(np.clip(few, 1, enough))])
-            blocks.append(np.sort(np.concatenate([members[g] for g in now])))
-            left -= len(blocks[-1])
+            now, order = np.split(order, [int(np.clip(few, 1, len(order) - most))])
+            blocks.append(np.sort(now))
         return blocks
 
     def _slabs(self, index, mean, var):
@@ -134,40 +137,47 @@ class SequentialDraws:
     def _least_precision(self):
         return 1.0 / self.marginals.var - self.own[1]
 
-    def _is_in(self, score, rng):
-        """Draw indicators (S, ...) by what speaks for each."""
-        return rng.uniform(size=score.shape) < expit(self.factor.logit + score)
+    def _is_in(self, own, rest, score_of, known, rng):
+        """Draw whether the columns at places `own` of `rest` are in, (S, len(own)).
 
-    def _drawn(self, index, mean, var, rng):
-        """Draw coefficients of whole groups without regard to each other."""
-        slab_mean, slab_var, score = self._slabs(index, mean, var)
+        `score_of` tells what speaks for columns at some places. An indicator is drawn with the
+        first column of its group, by what speaks for all of them, and `known` from then on.
+        """
+
+        def drawn(score):
+            return rng.uniform(size=score.shape) < expit(self.factor.logit + score)
+
+        may_be = self.inclusion[rest[own]] > LEAST_INCLUSION
         if self.factor.groups is None:
-            on = self._is_in(score, rng)
-        else:
-            codes = np.unique(self.factor.groups[index], return_inverse=True)[1]
-            of_group = sp.csr_array((np.ones(len(codes)), (np.arange(len(codes)), codes)))
-            on = self._is_in(score @ of_group, rng)[:, codes]
-        return np.where(on, slab_mean + np.sqrt(slab_var) * rng.standard_normal(on.shape), 0.0)
+            return drawn(score_of(own)) & may_be
+        groups = self.factor.groups[rest]
+        for g in np.unique(groups[own]):
+            if g not in known:
+                known[g] = drawn(score_of(np.flatnonzero(groups == g)).sum(axis=1))
+        return np.column_stack([known[g] for g in groups[own]]) & may_be
 
-    def _one_by_one(self, index, mean, root, rng):
+    def _one_by_one(self, index, mean, root, known, rng):
         """Draw coefficients one after the other, the last first, root'root their covariance."""
-        out, move, known = np.empty_like(mean), np.zeros_like(mean), {}
-        groups = None if self.factor.groups is None else self.factor.groups[index]
-        for j in range(len(index) - 1, -1, -1):
-            centre = mean[:, j] + move[:, j + 1 :] @ root[j + 1 :, j]
-            sd = root[j, j]
-            slab_mean, slab_var, score = self._slabs(index[j], centre, sd**2)
-            if groups is None:
-                on = self._is_in(score, rng)
-            else:
-                if groups[j] not in known:
-                    own = np.flatnonzero(groups == groups[j])
-                    centres = mean[:, own] + move[:, j + 1 :] @ root[j + 1 :, own]
-                    var = np.sum(root[: j + 1, own] ** 2, axis=0)
-                    total = self._slabs(index[own], centres, var)[2].sum(axis=1)
-                    known[groups[j]] = self._is_in(total, rng)
-                on = known[groups[j]]
-            normal = slab_mean + np.sqrt(slab_var) * rng.standard_normal(len(mean))
-            out[:, j] = np.where(on, normal, 0.0)
-            move[:, j] = (out[:, j] - centre) / sd
+        out, move = np.empty_like(mean), np.zeros_like(mean)
+        for j in reversed(range(len(index))):
+            out[:, j], centre = self._next(j, index, mean, move, root, known, rng)
+            move[:, j] = (out[:, j] - centre) / root[j, j]
         return out
+
+    def _next(self, j, index, mean, move, root, known, rng):
+        """Draw the coefficient at place j given the later ones, and return it with its mean."""
+
+        def given_later(among):
+            centre = mean[:, among] + move[:, j + 1 :] @ root[j + 1 :, among]
+            return centre, np.sum(root[: j + 1, among] ** 2, axis=0)
+
+        own = np.array([j])
+        centre, var = given_later(own)
+        slab_mean, slab_var, score = self._slabs(index[own], centre, var)
+
+        def score_of(among):
+            return score if len(among) == 1 else self._slabs(index[among], *given_later(among))[2]
+
+        on = self._is_in(own, index, score_of, known, rng)
+        normal = slab_mean + np.sqrt(slab_var) * rng.standard_normal(on.shape)
+        return np.where(on, normal, 0.0)[:, 0], centre[:, 0]

@@ -152,7 +152,7 @@ def test_columns_of_a_group_are_zero_together(n):
         np.testing.assert_array_equal(own, own[:, :1] & np.ones_like(own))
     np.testing.assert_allclose(on.mean(axis=0), reg.inclusion_proba_, atol=0.03)
     np.testing.assert_allclose(on.mean(axis=0), (w @ bits)[groups], atol=0.06)
-    assert np.all(np.abs(draws.mean(axis=0) - reg.coef_) < 0.1 * reg.coef_std_)
+    assert np.all(np.abs(draws.mean(axis=0) - reg.coef_) < 0.15 * reg.coef_std_)
 
 
 def test_intervals_of_sums_cover():
