@@ -157,7 +157,12 @@ class SampledClassSpread:
         return var[:, :, None] * np.eye(var.shape[1])
 
     def between(self, B1, B2, c, j):
-        """Return the covariance (n1, n2) of class c at rows and class j at other rows."""
+        """Return the covariance (n1, n2) of class c at rows and class j at other rows.
+
+        One system a row of the shorter side.
+        """
+        if B1.shape[0] < B2.shape[0]:
+            return self.between(B2, B1, j, c).T
         K = self.of_rows.shape[1]
         block = B2.toarray() if hasattr(B2, "toarray") else B2
         right = np.zeros((block.shape[1], K, len(block)))

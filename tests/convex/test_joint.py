@@ -320,6 +320,11 @@ def test_many_coefficients_of_all_classes_need_no_matrix(kind):
     assert draws.shape == (4, 3, 1101)
     cov = est.latent_covariance(kind(X[:4]))
     np.testing.assert_allclose(cov, cov.transpose(0, 2, 1), rtol=1e-5, atol=1e-8)
+    # a system for each row of the shorter side, whichever that is
+    few, all_rows = kind(X[:2]), kind(X)
+    first, second = est.latent_covariance(few, all_rows), est.latent_covariance(all_rows, few)
+    np.testing.assert_array_equal(first, second.transpose(0, 2, 1))
+    np.testing.assert_allclose(first[:, :, :4], cov[:, :2], rtol=1e-5, atol=1e-8)
     with pytest.raises(ValueError, match="condition_on"):
         est.condition_on(kind(X[:2]), y[:2])
     assert np.all(np.isfinite(est.coef_interval()))
