@@ -66,6 +66,11 @@ def fit_dense(plan, y, monitor, k):
 
                 learned = climb_from_rows(evidence_from, small, share, *search, **watched)
                 x = learned.point.payload[2]
+            if plan.wigglier is not None and plan.ends_flat(y, learned.point.value):
+                evaluate = plan.evidence(y, plan.sites[k], learning_tol)
+                other = maximise_evidence(evaluate, plan.wigglier, kernel.bounds, **watched)
+                if other.point.value > learned.point.value:
+                    learned, x = other, plan.sites[k]
         # the last run starts from the same sites as a search on all rows, so that the answer
         # depends on the kernel alone and not on the path that led to it; from where a few steps
         # ended it is not worth its time

@@ -667,3 +667,23 @@ def test_inputs_gradient_of_rows_many_lengths_apart():
     theta, towards = contract(1.0 * RBF(1.0), rows, G, Z, inputs=True)
     np.testing.assert_array_equal(towards, 0.0)  # distances are zero or have no weight
     np.testing.assert_array_equal(theta, [3.0, 0.0])
+
+
+@pytest.mark.parametrize("n, frequency, seed", [(60, 2.0, 0), (100, 2.5, 1), (150, 2.0, 2)])
+def test_learning_that_ends_flat_looks_among_shorter_lengths(n, frequency, seed):
+    """From a smooth start a checkerboard looks like noise, and the amplitude goes to zero."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, (n, 2))
+    y = np.sin(frequency * X[:, 0]) * np.sin(frequency * X[:, 1]) > 0
+    est = EPGaussianProcessClassifier(hyperparameters="mode").fit(X, y)
+    assert est.log_evidence_ > -n * np.log(2.0) + 4.0
+    # where the caller chose the start, learning goes on from there alone
+    flat = EPGaussianProcessClassifier(1.0 * RBF(5.0), hyperparameters="mode").fit(X, y)
+    assert flat.log_evidence_ < -n * np.log(2.0) + 1.0
+
+
+def test_labels_that_are_noise_leave_a_flat_kernel():
+    rng = np.random.default_rng(0)
+    est = EPGaussianProcessClassifier(hyperparameters="mode")
+    est.fit(rng.normal(size=(80, 3)), rng.integers(0, 2, 80))
+    assert est.converged_ and -80 * np.log(2.0) - 0.5 < est.log_evidence_ < -80 * np.log(2.0) + 2.0
