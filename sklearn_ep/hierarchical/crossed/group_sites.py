@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import logsumexp
 
+from ..._engine.gaussian import ImproperPosterior
 from ..._engine.quadrature import gauss_legendre_panels, logistic_moments
 
 __all__ = [
@@ -74,10 +75,18 @@ def cavities(sites, mean, cov):
     """
     left = np.eye(mean.shape[1]) - cov @ sites.precision
     both = np.concatenate([(mean - _times(cov, sites.shift))[..., None], cov], axis=2)
-    solved = np.linalg.solve(left, both)
+    solved = _solved(left, both)
     wide = solved[..., 1:]
     found = GroupCavities(solved[..., 0], 0.5 * (wide + wide.swapaxes(1, 2)))
     return found, np.linalg.inv(left)
+
+
+def _solved(left, right):
+    """Solve a system a group; sites that leave a singular one leave no proper posterior."""
+    try:
+        return np.linalg.solve(left, right)
+    except np.linalg.LinAlgError as error:
+        raise ImproperPosterior("the covariances of a group are singular") from error
 
 
 def _times(matrices, vectors):
@@ -90,7 +99,7 @@ def new_sites(tilted, wide):
     k = mean.shape[1]
     pull = tilted.gradient - _times(tilted.hessian, mean)
     right = np.concatenate([-tilted.hessian, pull[..., None]], axis=2)
-    solved = np.linalg.solve(np.eye(k) + tilted.hessian @ cov, right)
+    solved = _solved(np.eye(k) + tilted.hessian @ cov, right)
     precision = solved[..., :k]
     return GroupSites(0.5 * (precision + precision.swapaxes(1, 2)), solved[..., k])
 
@@ -100,7 +109,7 @@ def log_site_masses(sites, wide):
     mean, cov = wide
     pull = sites.shift - _times(sites.precision, mean)
     left = np.eye(mean.shape[1]) + cov @ sites.precision
-    moved = np.linalg.solve(left, _times(cov, pull)[..., None])[..., 0]
+    moved = _solved(left, _times(cov, pull)[..., None])[..., 0]
     mass = 0.5 * np.sum(pull * moved, 1) - 0.5 * np.linalg.slogdet(left)[1]
     return mass + np.sum((sites.shift - 0.5 * _times(sites.precision, mean)) * mean, 1)
 
