@@ -22,6 +22,7 @@ __all__ = [
     "gauss_legendre_panels",
     "logistic_mixture",
     "logistic_moments",
+    "quick_ndtr",
     "star_rule",
     "tilted_by_panels",
 ]
@@ -241,6 +242,36 @@ def logistic_mixture(mean: Any, var: Any) -> tuple[np.ndarray, np.ndarray, np.nd
         softplus += mean * cdf + d * density
         slope += density / d
     return sigma, softplus, slope
+
+
+# Log odds of the normal distribution function over its argument, a polynomial in the square of that
+# up to 5.5: largest error of the function 3e-7. Beyond, log odds go on in a straight line.
+_ODDS = np.array(
+    [1.595765984753236, 0.07268516228420181, -8.688091189450593e-05]
+    + [-0.00010146287030707621, 6.272692057126112e-06, -1.353642198011239e-07],
+    dtype=np.float32,
+)
+_ODDS_END, _LARGEST_ODDS = np.float32(30.0), np.float32(80.0)
+
+
+def quick_ndtr(z: np.ndarray) -> np.ndarray:
+    """Return the normal distribution function of an array in single precision, to 5e-7.
+
+    For scores: a sixth of the time of `scipy.special.ndtr`, which has no faster single precision.
+    """
+    with np.errstate(over="ignore"):
+        square = z * z
+    np.minimum(square, _ODDS_END, out=square)
+    out = square * -_ODDS[-1]
+    for coefficient in _ODDS[-2:0:-1]:
+        out -= coefficient
+        out *= square
+    out -= _ODDS[0]
+    out *= z
+    np.minimum(out, _LARGEST_ODDS, out=out)
+    np.exp(out, out=out)
+    out += np.float32(1.0)
+    return np.divide(np.float32(1.0), out, out=out)
 
 
 # Panel ends about the origin, where the links change fastest, and about the bulk of the Gaussian.

@@ -5,6 +5,7 @@ from scipy.linalg import cholesky
 from scipy.special import logsumexp
 
 from .._engine.class_sites import contrast_variances
+from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
 from .fitting import one_or_stack
 
 __all__ = [
@@ -51,12 +52,20 @@ def label_log_proba(posterior, signs, X, link):
     return np.column_stack([link.tilted(s, *latent).log_z for s in signs])
 
 
+def covariance_with(posterior, X2, *classes):
+    """Return the map from rows X1 to `posterior.covariance(X1, X2, *classes)`."""
+    if hasattr(posterior, "covariance_with"):
+        return posterior.covariance_with(X2, *classes)
+    return lambda X1: posterior.covariance(X1, X2, *classes)
+
+
 class SeparateLatents:
     """One latent function for two classes, or one a class, each of a problem of its own.
 
     A posterior offers `latent(X)` -> mean and variance (n,), `covariance(X1, X2)` -> (n1, n2), may
-    offer `draw(X, n_samples, rng)` -> joint draws (n_samples, n), and has the `factor` whose log Z
-    is the log probability of a label; one that is not Gaussian offers `log_proba(signs, X, link)`.
+    offer `draw(X, n_samples, rng)` -> joint draws (n_samples, n) and `covariance_with(X2)` -> map
+    from X1 to covariances, and has the `factor` whose log Z is the log probability of a label; one
+    that is not Gaussian offers `log_proba(signs, X, link)`.
     """
 
     def __init__(self, posteriors, links):
@@ -70,6 +79,11 @@ class SeparateLatents:
     def covariance(self, X1, X2):
         """Return the covariances (n1, n2) or (K, n1, n2) between rows."""
         return one_or_stack([p.covariance(X1, X2) for p in self.posteriors])
+
+    def covariance_with(self, X2):
+        """Return the map from rows X1 to `covariance(X1, X2)`."""
+        each = [covariance_with(p, X2) for p in self.posteriors]
+        return lambda X1: one_or_stack([of_rows(X1) for of_rows in each])
 
     def log_proba(self, X):
         """Return log probabilities of the classes (n, K)."""
@@ -98,8 +112,9 @@ class JointLatents:
 
     The posterior offers `n_classes`, `latent(X)` -> means (n, K) and covariances (n, K, K),
     `covariance(X1, X2, c, j)` -> (n1, n2) between two classes, `draw(X, n_samples, rng)` ->
-    (S, n, K), and has the `factor` of all classes. Of two classes only the contrast
-    (f_1 - f_0) / sqrt(2) matters, which is the latent function of the binary model.
+    (S, n, K), may offer `covariance_with(X2, c, j)`, and has the `factor` of all classes. Of two
+    classes only the contrast (f_1 - f_0) / sqrt(2) matters, which is the latent function of the
+    binary model.
     """
 
     def __init__(self, posterior):
@@ -119,6 +134,24 @@ class JointLatents:
             signed = ((1, 1, 0.5), (0, 0, 0.5), (0, 1, -0.5), (1, 0, -0.5))
             return sum(share * between(X1, X2, c, j) for c, j, share in signed)
         return np.stack([between(X1, X2, c, c) for c in range(self.posterior.n_classes)])
+
+    def covariance_with(self, X2):
+        """Return the map from rows X1 to `covariance(X1, X2)`."""
+        K = self.posterior.n_classes
+        if K == 2:
+            return lambda X1: self.covariance(X1, X2)
+        each = [covariance_with(self.posterior, X2, c, c) for c in range(K)]
+        return lambda X1: np.stack([of_rows(X1) for of_rows in each])
+
+    def variance_and_log_proba(self, X):
+        """Return variances (n, K) and log probabilities (n, K) for scores, from one pass.
+
+        Those of a softmax to 1e-6 as a rule, for half of the nodes.
+        """
+        mean, cov = self.posterior.latent(X)
+        factor = self.posterior.factor
+        factor = QUICK_SOFTMAX if factor is SOFTMAX else factor
+        return np.einsum("ncc->nc", cov), factor.log_proba(mean, contrast_variances(cov))
 
     def log_proba(self, X):
         """Return log probabilities of the classes (n, K)."""

@@ -8,13 +8,14 @@ the latent value in the estimator's own units.
 """
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
 from scipy.special import entr, expit, ndtr
 
 from .._engine.likelihoods import LabelNoise, Logit, Probit
-from .._engine.quadrature import expectation_by_panels, logistic_mixture
+from .._engine.quadrature import expectation_by_panels, logistic_mixture, quick_ndtr
 from .._engine.super_gaussian import local_site_precision
 
 __all__ = [
@@ -141,8 +142,10 @@ class Mixture:
 
     def __init__(self, weights, centres, scales, low=0.0, high=1.0, temper=1.0):
         self.weights, self.centres, self.scales = weights, centres, np.asarray(scales)
-        self.low, self.high, self.temper = low, high, temper
-        self.terms = list(zip(weights, centres, np.square(scales), strict=True))
+        # numbers of Python leave arrays in the precision that they have
+        self.low, self.high, self.temper = float(low), float(high), float(temper)
+        squares = np.square(self.scales).tolist()
+        self.terms = list(zip(map(float, weights), map(float, centres), squares, strict=True))
 
     def calibrated(self, slope, temper):
         """Return the same link of slope times a value whose variance is multiplied by temper."""
@@ -150,11 +153,16 @@ class Mixture:
         return Mixture(self.weights, centres, self.scales / slope, self.low, self.high, temper)
 
     def proba(self, mean, var):
-        """Return the probability of +1 for normal latent values, arrays of any shape."""
-        total, var = 0.0, var if self.temper == 1.0 else self.temper * var
+        """Return the probability of +1 for normal latent values, arrays of any shape.
+
+        Of single precision to 5e-7, at a sixth of the cost.
+        """
+        var = var if self.temper == 1.0 else self.temper * var
+        total: Any = 0.0
+        cdf = quick_ndtr if mean.dtype == np.float32 else ndtr
         for weight, centre, square in self.terms:
             z = mean - centre if centre else mean
-            term = ndtr(z / np.sqrt(square + var))
+            term = cdf(z / np.sqrt(square + var))
             total = total + (term if weight == 1.0 else weight * term)
         if (self.low, self.high) == (0.0, 1.0):
             return total

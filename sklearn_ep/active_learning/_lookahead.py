@@ -15,6 +15,8 @@ __all__ = ["LOOK_AHEAD", "look_ahead"]
 LOOK_AHEAD = ("epig", "epig_entropy", "expected_error")
 # Weight of the squared change of the probabilities, by which rows of expected error 0 differ.
 _TIE = 1e-6
+# Precision in which the probabilities of more than two classes are found.
+_OF_MANY_CLASSES = np.float32
 
 
 def look_ahead(posterior, name, rows=None):
@@ -54,32 +56,36 @@ def look_ahead(posterior, name, rows=None):
 
 
 def _moved(posterior, cross, gradient, curvature):
-    """Return probabilities of +1 (K, n, m) at the reference rows once a label is in."""
-    columns = zip(
-        posterior.response.mixtures,
-        posterior.reference_mean.T,
-        posterior.reference_var.T,
-        cross,
-        gradient,
-        curvature,
-        strict=True,
-    )
+    """Return probabilities of +1 (K, n, m) at the reference rows once a label is in.
+
+    By single precision for more than two classes, whose probabilities are normalised: of two, one
+    is a difference from 1, which would lose its digits. Entropies are of the numbers as they are,
+    in full precision: their differences are small, and never negative.
+    """
+    moments = posterior.reference_mean.T, posterior.reference_var.T
+    numbers = (*moments, cross, gradient, curvature)
+    if len(cross) > 1:
+        numbers = tuple(a.astype(_OF_MANY_CLASSES) for a in numbers)
+    columns = zip(posterior.response.mixtures, *numbers, strict=True)
     return [
-        mixture.proba(mean + C * a[:, None], _left(var, C, b))
+        mixture.proba(mean + C * a[:, None], _left(var, C, b)).astype(float, copy=False)
         for mixture, mean, var, C, a, b in columns
     ]
 
 
 def _left(var, C, curvature):
     """Return the variance that a label leaves; rounding never makes it negative."""
-    left = C * C
-    left *= -curvature[:, None]
+    left = C * -curvature[:, None]
+    left *= C
     left += var
-    return np.maximum(left, np.finfo(float).eps * var, out=left)
+    return np.maximum(left, np.finfo(C.dtype).eps * var, out=left)
 
 
 def _p_log_p(p):
-    return p * np.log(np.maximum(p, 1e-300))
+    out = np.maximum(p, 1e-300)
+    np.log(out, out=out)
+    out *= p
+    return out
 
 
 class _TwoClasses:
@@ -109,14 +115,14 @@ class _ManyClasses:
 
     def __init__(self, moved, proba):
         self.weight, (self.minus, self.plus) = proba.T, moved
-        total = sum(self.minus)
-        self.norm = [total - m + p for m, p in zip(self.minus, self.plus, strict=True)]
+        self.norm = _exchanged(self.minus, self.plus)
         shares = [w[:, None] / norm for w, norm in zip(self.weight, self.norm, strict=True)]
         whole = sum(shares)
-        self.before = [
-            m * (whole - share) + p * share
-            for m, p, share in zip(self.minus, self.plus, shares, strict=True)
-        ]
+        self.before = [whole - share for share in shares]
+        for before, m, p, share in zip(self.before, self.minus, self.plus, shares, strict=True):
+            before *= m
+            share *= p
+            before += share
 
     def __iter__(self):
         """Yield the weight (n,) of a label, and the probabilities of all classes under it."""
@@ -130,10 +136,21 @@ class _ManyClasses:
         With p = x / s the sum is that of x log x over s, less log s: no logarithm is taken twice.
         """
         minus, plus = (list(map(_p_log_p, numbers)) for numbers in (self.minus, self.plus))
-        total, mean = sum(minus), 0.0
-        for weight, norm, m, p in zip(self.weight, self.norm, minus, plus, strict=True):
-            mean += weight * ((total - m + p) / norm - np.log(norm)).mean(axis=1)
+        mean = 0.0
+        for weight, norm, x in zip(self.weight, self.norm, _exchanged(minus, plus), strict=True):
+            x /= norm
+            x -= np.log(norm)
+            mean += weight * x.mean(axis=1)
         return mean
+
+
+def _exchanged(minus, plus):
+    """Return the sums of all numbers of `minus` but one, and its own of `plus`."""
+    sums, total = [], sum(minus)
+    for m, p in zip(minus, plus, strict=True):
+        sums.append(total - m)
+        sums[-1] += p
+    return sums
 
 
 def _mean_of(terms):

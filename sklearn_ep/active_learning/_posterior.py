@@ -22,6 +22,8 @@ __all__ = ["Posterior", "posterior_of"]
 
 # Entries of one block of covariances: small enough for what is computed from it to stay in cache.
 _BLOCK = 100_000
+# Largest dense copy of sparse reference rows: products with it take a third of the time.
+_KEPT = 4_000_000
 
 
 class Posterior:
@@ -30,7 +32,8 @@ class Posterior:
     Parameters
     ----------
     source : object
-        `moments(X)` -> mean and variance (n, K), `covariance(X1, X2)` -> (K, n1, n2).
+        `moments(X)` -> mean and variance (n, K), `covariance(X1, X2)` -> (K, n1, n2), and
+        `covariance_with(X2)` -> map from X1 to these.
     response : ClassResponse or NormalResponse
         What a label says of a latent value.
     X : ndarray, CSR matrix or table of shape (n, d)
@@ -56,14 +59,16 @@ class Posterior:
 
     def cross(self, rows):
         """Yield (slice of rows, covariances (K, block, m) with the reference rows)."""
-        # covariances in larger blocks than what follows from them: what they need of the reference
-        # rows is computed anew for each
+        # covariances in larger blocks than what follows from them: sources that keep nothing of
+        # the reference rows compute what they need of them anew for each
         m = len(self.reference_mean)
         outer, inner = max(1, 8 * _BLOCK // m), max(1, _BLOCK // m)
+        if self._cross is None:
+            of_rows = self.source.covariance_with(self.reference)
         for start in range(0, len(rows), outer):
             part = rows[start : start + outer]
             if self._cross is None:
-                C = self.source.covariance(take(self.X, part), self.reference)
+                C = of_rows(take(self.X, part))
             else:
                 C = self._cross[:, part]
             for first in range(0, len(part), inner):
@@ -115,8 +120,24 @@ class _SeparateProblems:
         return mean.reshape(len(mean), -1), var.reshape(len(var), -1)
 
     def covariance(self, X1, X2):
-        C = np.asarray(self.estimator.latent_covariance(X1, X2), dtype=float)
-        return C.reshape((-1, *C.shape[-2:]))
+        return _stacked(self.estimator.latent_covariance(X1, X2))
+
+    def covariance_with(self, X2):
+        of_rows = _latent_covariance_with(self.estimator, X2)
+        return lambda X1: _stacked(of_rows(X1))
+
+
+def _latent_covariance_with(estimator, X2):
+    """Return the map from rows X1 to covariances with X2, by the estimator's own way if any."""
+    if hasattr(estimator, "_latent_covariance_with"):
+        return estimator._latent_covariance_with(X2)
+    return lambda X1: estimator.latent_covariance(X1, X2)
+
+
+def _stacked(C):
+    """Return covariances (n1, n2) or (K, n1, n2) as (K, n1, n2)."""
+    C = np.asarray(C, dtype=float)
+    return C.reshape((-1, *C.shape[-2:]))
 
 
 class _Uncalibrated:
@@ -135,6 +156,10 @@ class _Uncalibrated:
 
     def covariance(self, X1, X2):
         return self.source.covariance(X1, X2) / self.spread[:, None, None]
+
+    def covariance_with(self, X2):
+        of_rows = self.source.covariance_with(X2)
+        return lambda X1: of_rows(X1) / self.spread[:, None, None]
 
 
 class _JointClasses:
@@ -156,18 +181,30 @@ class _JointClasses:
     def moments(self, X):
         estimator = self.estimator
         common = _prior_variances(estimator, X)[:, None] / len(estimator.classes_)
-        var = estimator.latent_mean_and_variance(X)[1]
+        var, log_proba = estimator._variance_and_log_proba(X)
         var = positive_variance(self.scale**2 * (var - common), var)
         # a probability of one has no finite mean: the last double below it
-        log_proba = np.minimum(estimator.predict_log_proba(X), -np.finfo(float).epsneg)
+        log_proba = np.minimum(log_proba, -np.finfo(float).epsneg)
         return np.sqrt(1.0 + var) * ndtri_exp(log_proba), var
 
     def covariance(self, X1, X2):
         # the fewer rows first: the matrix of them with all weights is then the smaller one
         few, many = (X1, X2) if X1.shape[0] < X2.shape[0] else (X2, X1)
         C = self.estimator.latent_covariance(few, many)
-        C = self.scale**2 * (C - _prior_covariances(self.estimator, few, many) / len(C))
+        C = self.scale**2 * (C - _prior_covariance_with(self.estimator, few)(many).T / len(C))
         return C if few is X1 else np.ascontiguousarray(C.transpose(0, 2, 1))
+
+    def covariance_with(self, X2):
+        of_rows = _latent_covariance_with(self.estimator, X2)
+        prior = _prior_covariance_with(self.estimator, X2)
+
+        def covariance(X1):
+            C = of_rows(X1)
+            C -= prior(X1) / len(C)
+            C *= self.scale**2
+            return C
+
+        return covariance
 
 
 def _array(X):
@@ -185,16 +222,23 @@ def _prior_variances(estimator, X):
     return _tempering(estimator) * plain
 
 
-def _prior_covariances(estimator, X1, X2):
-    """Return the prior covariance (n1, n2) that each class of a joint posterior has."""
-    X1, X2 = _array(X1), _array(X2)
+def _prior_covariance_with(estimator, X2):
+    """Return the map from rows X1 to the prior covariance (n1, n2) of each class of a joint one."""
+    X2 = _array(X2)
     if hasattr(estimator, "kernel_"):
-        return estimator.kernel_(X1, X2)
-    variances = _coefficient_variances(estimator)
-    scaled = X1.multiply(variances).tocsr() if sp.issparse(X1) else X1 * variances
-    product = scaled @ X2.T
-    product = product.toarray() if sp.issparse(product) else np.asarray(product)
-    return _tempering(estimator) * (product + _intercept_variance(estimator))
+        return lambda X1: estimator.kernel_(_array(X1), X2)
+    variances = _tempering(estimator) * _coefficient_variances(estimator)
+    level = _tempering(estimator) * _intercept_variance(estimator)
+    scaled = X2.multiply(variances).tocsr() if sp.issparse(X2) else X2 * variances
+    if sp.issparse(scaled) and np.prod(scaled.shape) <= _KEPT:
+        scaled = scaled.toarray()
+    scaled = scaled.T.tocsr() if sp.issparse(scaled) else np.ascontiguousarray(scaled.T)
+
+    def covariance(X1):
+        product = _array(X1) @ scaled
+        return (product.toarray() if sp.issparse(product) else np.asarray(product)) + level
+
+    return covariance
 
 
 def _tempering(estimator):
@@ -223,6 +267,9 @@ class _Responses:
 
     def covariance(self, X1, X2):
         return np.asarray(self.estimator.latent_covariance(X1, X2), dtype=float)[None]
+
+    def covariance_with(self, X2):
+        return lambda X1: self.covariance(X1, X2)
 
 
 def posterior_of(estimator, X, reference=None):

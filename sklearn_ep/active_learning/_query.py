@@ -104,7 +104,8 @@ def scores(
     and, for look-ahead scores, two (probit) or four (logistic) n m normal distribution functions a
     problem. With more than two classes "bald", "information_gain" and "variance_reduction" are
     averaged over the one-versus-rest problems with the class probabilities as weights; look-ahead
-    scores are those of the normalised probabilities. Of a joint posterior of several classes the
+    scores are those of the normalised probabilities, found in single precision: to about 5e-6 of
+    the largest score. Of a joint posterior of several classes the
     problems are each class against the mean of the others, with the probabilities of the joint
     posterior. For "bald" and the two after it a probit latent is put on the scale of the logistic
     one, within 1 % of the probabilities.

@@ -117,6 +117,10 @@ class ClassSpread:
         """Return the covariance (n1, n2) of class c at rows and class j at other rows."""
         return np.asarray((B2 @ (B1 @ self.array[c, :, j]).T).T)
 
+    def weights_with(self, B, c, j):
+        """Return the covariance (q, n) of the weights of class c with class j at rows."""
+        return np.ascontiguousarray(np.asarray(B @ self.array[j, :, c]).T)
+
     def draw(self, n_samples, rng):
         """Return draws (K, n_samples, q) of the weights about their means."""
         K, q = self.array.shape[:2]
@@ -165,6 +169,12 @@ class JointWeightPosterior:
         """Return the covariance (n1, n2) of the predictors of classes c and j between new rows."""
         B1, B2 = with_ones(X1, self.intercept), with_ones(X2, self.intercept)
         return self.slope**2 * self.temper * self.spread.between(B1, B2, c, j)
+
+    def covariance_with(self, X2, c, j):
+        """Return the map from rows X1 to `covariance(X1, X2, c, j)`; q n2 numbers are kept."""
+        weights = self.spread.weights_with(with_ones(X2, self.intercept), c, j)
+        weights *= self.slope**2 * self.temper
+        return lambda X1: np.asarray(with_ones(X1, self.intercept) @ weights)
 
     def joined(self, X, y):
         """Return a new posterior with rows included one after another, and log p of their labels.

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
+from scipy.linalg import cho_solve
 
 from .._engine.class_sites import (
     ClassSites,
@@ -18,7 +20,7 @@ from .._engine.class_sites import (
     empty_sites,
     star_times,
 )
-from .._engine.gaussian import ImproperPosterior
+from .._engine.gaussian import ImproperPosterior, checked_cholesky
 from .._engine.loop import Trace, reason_to_end
 from .._engine.noisy_argmax import QUICK_SOFTMAX
 from .._estimator.fitting import BinaryFit
@@ -26,7 +28,7 @@ from ._calibration import Cavities, calibrated_classes
 from ._factor_search import FactorAt, best_log_factor
 from ._lanczos import log_determinant
 from ._nodes import single_node
-from ._systems import conjugate_gradients
+from ._systems import conjugate_gradients, row_blocks, weighted_inner
 from ._variances import coefficient_variances, leave_one_out
 
 __all__ = ["MIXING", "SampledClassSpread", "SampledJointProblem", "StarSystem", "fit_joint_sampled"]
@@ -43,6 +45,8 @@ _LEAST = 1e-8
 MIXING = 0.7
 # Renewals of the variances at one prior variance of the search.
 _PLACE_STEPS = 2
+# Largest number of training rows times classes for a matrix of these.
+_MOST_DUAL = 3000
 
 
 class StarSystem:
@@ -105,6 +109,39 @@ class StarSystem:
         return noise - s * np.sum(s * noise, axis=1, keepdims=True)
 
 
+class _DualStarSystem:
+    """The inverse of a `StarSystem` of n rows by a matrix (n K, n K), K^3 n^3 flops, D > 0.
+
+    With T_i = S_i S_i' and G = B D^-1 B', that is M = I + S' (G (x) I) S, and
+    A^-1 = D^-1 - D^-1 B' S M^-1 S' B D^-1.
+    """
+
+    def __init__(self, system):
+        self.system, (n, K) = system, system.precision.shape
+        self.prior_variance = 1.0 / system.diagonal[::K]
+        roots = np.sqrt(system.precision)
+        share = roots / np.sqrt(system.precision.sum(1))[:, None]
+        self.S = roots[:, :, None] * (np.eye(K) - share[:, :, None] * share[:, None, :])
+        M = np.einsum("ifc,lfe->icle", self.S, self.S)
+        M *= self._prior_covariance(system.design.B)[:, None, :, None]
+        M = M.reshape(n * K, n * K)
+        M[np.diag_indices_from(M)] += 1.0
+        self.lower = checked_cholesky(M)
+
+    def _prior_covariance(self, B):
+        """Return B_train D^-1 B' (n, rows of B)."""
+        return weighted_inner(self.system.design.B, self.prior_variance, B)
+
+    def weights_with(self, B, c, j):
+        """Return the covariance (q, n_new) of the weights of class c with class j at rows."""
+        right = self.S[:, j, :, None] * self._prior_covariance(B)[:, None, :]
+        inner = cho_solve((self.lower, True), right.reshape(len(self.lower), -1))
+        pulled = np.einsum("nk,nkm->nm", self.S[:, c], inner.reshape(right.shape))
+        prior = (B.toarray() if sp.issparse(B) else B).T if c == j else 0.0
+        explained = np.asarray(self.system.design.B.T @ pulled)
+        return self.prior_variance[:, None] * (prior - explained)
+
+
 class _GivenSites(NamedTuple):
     """Means and marginals of the rows, as a structure of the engine gives them."""
 
@@ -163,12 +200,25 @@ class SampledClassSpread:
         """
         if B1.shape[0] < B2.shape[0]:
             return self.between(B2, B1, j, c).T
+        return np.asarray(B1 @ self.weights_with(B2, c, j))
+
+    def weights_with(self, B, c, j):
+        """Return the covariance (q, n) of the weights of class c with class j at rows.
+
+        By one system of the training rows while that is a small matrix, else by one a row.
+        """
+        size = self.system.precision.size
+        if size <= _MOST_DUAL and self.system.diagonal.min() > 0.0:
+            return _DualStarSystem(self.system).weights_with(B, c, j)
         K = self.of_rows.shape[1]
-        block = B2.toarray() if hasattr(B2, "toarray") else B2
-        right = np.zeros((block.shape[1], K, len(block)))
-        right[:, j] = block.T
-        solved = self.system.solve(right.reshape(-1, len(block)))
-        return np.asarray(B1 @ solved.reshape(right.shape)[:, c])
+        out = np.empty((B.shape[1], B.shape[0]))
+        for rows in row_blocks(B.shape[0], K * B.shape[1]):
+            block = B[rows].toarray() if hasattr(B, "toarray") else B[rows]
+            right = np.zeros((block.shape[1], K, len(block)))
+            right[:, j] = block.T
+            solved = self.system.solve(right.reshape(-1, len(block)))
+            out[:, rows] = solved.reshape(right.shape)[:, c]
+        return out
 
     def draw(self, n_samples, rng):
         """Return draws (K, n_samples, q) of the weights about their means."""

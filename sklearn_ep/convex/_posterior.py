@@ -21,6 +21,8 @@ __all__ = ["AveragedWeights", "TemperedPredictors", "WeightPosterior"]
 
 # Sampled variances are only estimates: included rows may take away at most this share of them.
 _LARGEST_SHARE = 0.95
+# Most numbers of a covariance of weights with rows that is kept for blocks of other rows.
+_KEPT = 20_000_000
 
 
 class WeightPosterior:
@@ -200,15 +202,27 @@ class AveragedWeights(AveragedPosterior):
         if X1.shape[0] < X2.shape[0]:
             return self.covariance(X2, X1).T
         B1, B2 = (with_ones(X, self.heaviest.intercept) for X in (X1, X2))
-        apart = np.array([node.mean - self.mean for node in self.nodes])
         out = np.empty((B1.shape[0], B2.shape[0]))
         for rows in row_blocks(*B2.shape):
-            block = B2[rows].toarray() if sp.issparse(B2) else B2[rows]
-            joint = (self.weight * apart.T) @ (apart @ block.T)
-            for weight, node in zip(self.weight, self.nodes, strict=True):
-                joint += weight * node.weight_covariance(block)
-            out[:, rows] = B1 @ joint
-        return self.slope**2 * self.temper * out
+            out[:, rows] = B1 @ self._weight_covariance(B2[rows])
+        return out
+
+    def covariance_with(self, X2):
+        """Return the map from rows X1 to `covariance(X1, X2)`, with what X2 decides kept."""
+        B2 = with_ones(X2, self.heaviest.intercept)
+        if len(self.nodes) == 1 or np.prod(B2.shape) > _KEPT:
+            return lambda X1: self.covariance(X1, X2)
+        joint = self._weight_covariance(B2)
+        return lambda X1: with_ones(X1, self.heaviest.intercept) @ joint
+
+    def _weight_covariance(self, B):
+        """Return the covariances (n, n_new) of the weights with the predictor, slopes included."""
+        B = B.toarray() if sp.issparse(B) else B
+        apart = np.array([node.mean - self.mean for node in self.nodes])
+        joint = (self.weight * apart.T) @ (apart @ B.T)
+        for weight, node in zip(self.weight, self.nodes, strict=True):
+            joint += weight * node.weight_covariance(B)
+        return self.slope**2 * self.temper * joint
 
     def _moments(self):
         """Return means and variances (M, n) of the weights under the nodes."""

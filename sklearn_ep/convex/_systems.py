@@ -84,8 +84,24 @@ def with_ones(X, intercept):
     """Return X with a column of ones appended, CSR if it is sparse."""
     if sp.issparse(X):
         X = X.tocsr()
-        return sp.hstack([X, np.ones((X.shape[0], 1))], format="csr") if intercept else X
+        return _sparse_with_ones(X) if intercept else X
     return np.column_stack([X, np.ones(len(X))]) if intercept else np.ascontiguousarray(X)
+
+
+def _sparse_with_ones(X):
+    """Append to each row of a CSR matrix its entry of the last column: `hstack` sorts all again."""
+    if not X.has_canonical_format:
+        X = X.copy()
+        X.sum_duplicates()
+    n, q = X.shape
+    size = X.nnz + n
+    index = np.int32 if max(size, q) < np.iinfo(np.int32).max else np.int64
+    indptr = (X.indptr + np.arange(n + 1)).astype(index)
+    old = np.ones(size, dtype=bool)
+    old[indptr[1:] - 1] = False
+    data, indices = np.ones(size, dtype=np.result_type(X, float)), np.full(size, q, dtype=index)
+    data[old], indices[old] = X.data, X.indices
+    return type(X)((data, indices, indptr), shape=(n, q + 1))
 
 
 def with_data(B, data):

@@ -204,6 +204,37 @@ def test_several_classes_are_those_of_the_normalised_probabilities(name):
         assert got[i] == pytest.approx(truth * factor, rel=0.05)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("multi_class", ["joint", "one_vs_rest"])
+def test_single_precision_rates_rows_as_double_does(monkeypatch, multi_class, name):
+    X, y = iris()
+    clf = ConvexVariationalLogistic(multi_class=multi_class).fit(X[:40], y[:40])
+    got = scores(clf, X, strategy=name)
+    monkeypatch.setattr("sklearn_ep.active_learning._lookahead._OF_MANY_CLASSES", np.float64)
+    truth = scores(clf, X, strategy=name)
+    np.testing.assert_allclose(got, truth, atol=1e-4 * truth.max())
+    assert got.min() >= 0.0 and np.argmax(got) == np.argmax(truth)
+    assert set(np.argsort(got)[-10:]) == set(np.argsort(truth)[-10:])
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("multi_class", ["joint", "one_vs_rest"])
+@pytest.mark.parametrize(
+    "settings", [{}, dict(hyperparameters="mode", max_iter=200), dict(calibration=None)]
+)
+def test_covariances_with_kept_reference_rows_are_the_covariances(multi_class, settings, sparse):
+    X, y = iris()
+    X = sp.csr_matrix(X) if sparse else X
+    clf = ConvexVariationalLogistic(multi_class=multi_class, **settings).fit(X[:40], y[:40])
+    truth = clf.latent_covariance(X[60:], X[:9])
+    kept = clf._latent_covariance_with(X[:9])(X[60:])
+    np.testing.assert_allclose(kept, truth, rtol=1e-9, atol=1e-12)
+    source = posterior_of(clf, X, X[:9]).source
+    np.testing.assert_allclose(
+        source.covariance_with(X[:9])(X[60:]), source.covariance(X[60:], X[:9]), atol=1e-10
+    )
+
+
 @pytest.mark.parametrize("settings", [{}, dict(method="sparse", n_inducing=15)])
 @pytest.mark.parametrize("kernel", [4.0 * RBF(2.0), DotProduct() + ConstantKernel(1.0)])
 def test_joint_posteriors_lose_the_level_that_classes_share(settings, kernel):

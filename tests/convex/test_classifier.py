@@ -13,6 +13,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression
 
 from sklearn_ep import ConvexVariationalLogistic
+from sklearn_ep.convex._systems import with_ones
 from sklearn_ep.datasets import make_sparse_logistic
 
 ORACLE = oracle("convex_variational")
@@ -607,3 +608,15 @@ def test_one_against_the_rest_decides_as_it_predicts():
     np.testing.assert_allclose(odds / odds.sum(1, keepdims=True), proba, rtol=1e-9)
     means, _ = e.latent_mean_and_variance(new)
     assert np.any(means.argmax(1) != decision.argmax(1))
+
+
+def test_a_column_of_ones_is_what_stacking_gives():
+    rng = np.random.default_rng(0)
+    X = sp.random(30, 12, 0.2, format="csr", random_state=0)
+    unsorted = sp.csr_matrix((rng.normal(size=6), [4, 1, 1, 0, 3, 3], [0, 3, 3, 6]), shape=(3, 5))
+    for rows in (X, unsorted, X[:0], X.astype(int), sp.csr_array(X), X.tocsc()):
+        got, truth = with_ones(rows, True), sp.hstack([rows, np.ones((rows.shape[0], 1))], "csr")
+        assert type(got) is type(truth) and got.dtype == truth.dtype
+        assert got.indices.dtype == truth.indices.dtype and got.has_canonical_format
+        np.testing.assert_array_equal(got.toarray(), truth.toarray())
+    assert unsorted.nnz == 6

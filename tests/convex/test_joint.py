@@ -236,7 +236,7 @@ def test_sampled_variances_are_close_to_exact_ones():
 
 
 @pytest.mark.parametrize(("prior", "weight"), [(0.05, 1.0), (5.0, 1.0), (100.0, 3.0)])
-def test_many_draws_give_the_variances_of_the_matrix(prior, weight):
+def test_many_draws_give_the_variances_of_the_matrix(monkeypatch, prior, weight):
     """Given the sites, everything that draws tell is known from the matrix of all classes."""
     (X, y), K, k = toy(60, 3, d=40, seed=8), 3, 2000
     kw = dict(multi_class="joint", variance="calibrated", random_state=0, tol=1e-8)
@@ -255,7 +255,14 @@ def test_many_draws_give_the_variances_of_the_matrix(prior, weight):
     assert abs(np.mean(est.coef_std_**2 / own) - 1) < 3 * error / np.sqrt(own.size)
     np.testing.assert_allclose(est.coef_std_**2, own, rtol=4.5 * error)
     between = np.einsum("nq,qp,mp->nm", B[:5], classes[:, 0, :, 2], B[5:9])
-    np.testing.assert_allclose(spread.between(B[:5], B[5:9], 0, 2), between, rtol=1e-6, atol=1e-6)
+    # by a matrix of the training rows, and by a system for each row
+    for most in (0, 3000):
+        monkeypatch.setattr("sklearn_ep.convex._joint_sampled._MOST_DUAL", most)
+        got = spread.between(B[:5], B[5:9], 0, 2)
+        np.testing.assert_allclose(got, between, rtol=1e-6, atol=1e-6)
+        own = spread.weights_with(sp.csr_matrix(B[5:9]), 1, 1)
+        truth = np.einsum("qp,mp->qm", classes[:, 1, :, 1], B[5:9])
+        np.testing.assert_allclose(own, truth, rtol=1e-6, atol=1e-6)
     draws = spread.draw(20_000, np.random.default_rng(0)).transpose(1, 2, 0).reshape(20_000, -1)
     unit = np.sqrt(np.outer(np.diag(cov), np.diag(cov)))
     assert np.abs((draws.T @ draws / 20_000 - cov) / unit).max() < 0.035  # 4.9 deviations

@@ -4,11 +4,16 @@ import mpmath
 import numpy as np
 import pytest
 from scipy.integrate import quad
-from scipy.special import expit, log_expit, log_ndtr
+from scipy.special import expit, log_expit, log_ndtr, ndtr
 
 from sklearn_ep._engine.factor import Factor
 from sklearn_ep._engine.likelihoods import LabelNoise, Logit, Probit, normal_hazard
-from sklearn_ep._engine.quadrature import gauss_hermite, logistic_mixture, logistic_moments
+from sklearn_ep._engine.quadrature import (
+    gauss_hermite,
+    logistic_mixture,
+    logistic_moments,
+    quick_ndtr,
+)
 from sklearn_ep._engine.rules import MomentMatching, Power
 from sklearn_ep._engine.sites import Sites, cavity, log_site_mass
 
@@ -225,3 +230,12 @@ def test_logistic_moments_without_variance_are_those_of_the_point():
     np.testing.assert_allclose(log_z, log_expit(mean), rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(gradient, wrong, rtol=1e-12)
     np.testing.assert_allclose(curvature, wrong * (1 - wrong), rtol=1e-12, atol=1e-17)
+
+
+def test_the_quick_normal_distribution_function_is_right_and_rises():
+    z = np.linspace(-40.0, 40.0, 100_001).astype(np.float32)
+    got = quick_ndtr(z)
+    assert got.dtype == np.float32 and got.min() >= 0.0 and got.max() == 1.0
+    np.testing.assert_allclose(got, ndtr(z.astype(float)), atol=5e-7)
+    far = np.array([-np.inf, -1e30, 1e30, np.inf], dtype=np.float32)
+    np.testing.assert_allclose(quick_ndtr(far), [0.0, 0.0, 1.0, 1.0], atol=1e-30)
