@@ -13,10 +13,8 @@ at a time, would widen sums of correlated columns: with zeros there is less corr
 Draws depend on the order a little, so that it is random, but for the first columns of many.
 
 A group that is in is normal in all its columns: it is drawn at once from the slab times its joint
-cavity, whose evidence is also the odds of its indicator. EP itself knows each column's cavity alone
-and adds what speaks for them, which with more columns than rows can be off by nats; there draws are
-nearer to the posterior than Q. Only where many groups are drawn next to each other, each given what
-EP holds of the others, are the odds those of EP: else several would claim one signal.
+cavity. Its indicator has the odds of EP, which knows each column's cavity alone and adds what
+speaks for them. With more columns than rows that is off by nats: there the joint cavity tells.
 """
 
 from dataclasses import dataclass
@@ -176,12 +174,11 @@ class SequentialDraws:
         index, mean, precision = rest[own], mean[:, own], 1.0 / q.var[own]
         if self.factor.groups is None:
             return self._columns(index, mean, precision, rng)
-        out, score = np.zeros_like(mean), self._slabs(index, mean, precision)[2]
+        out = np.zeros_like(mean)
         for g in np.unique(self._groups[index[self.inclusion[index] > LEAST_INCLUSION]]):
             at = np.flatnonzero(self._groups[index] == g)
-            root = triangular_inverse(checked_cholesky(q.block(own[at])))
-            odds = score[:, at].sum(axis=1)
-            out[:, at] = self._group(index[at], mean[:, at], root.T @ root, rng, odds)
+            back = triangular_inverse(checked_cholesky(q.block(own[at]))).T
+            out[:, at] = self._group(index[at], mean[:, at], q.var[own[at]], back, rng)
         return out
 
     def _in_turn(self, index, mean, root, rng):
@@ -192,7 +189,8 @@ class SequentialDraws:
             own = slice(a, b)
             centre = mean[:, own] + move[:, b:] @ root[b:, own]
             back = triangular_inverse(root[own, own])
-            out[:, own] = self._group(index[own], centre, back @ back.T, rng)
+            var = np.sum(root[own, own] ** 2, axis=0)
+            out[:, own] = self._group(index[own], centre, var, back, rng)
             move[:, own] = (out[:, own] - centre) @ back
         return out
 
@@ -214,10 +212,12 @@ class SequentialDraws:
         on = self._is_in(index, score, rng)
         return np.where(on, slab_mean + np.sqrt(slab_var) * rng.standard_normal(on.shape), 0.0)
 
-    def _group(self, index, mean, precision, rng, score=None):
-        """Draw a group where Q has means (S, b) and the precision (b, b)."""
+    def _group(self, index, mean, var, back, rng):
+        """Draw a group where Q has means (S, b), variances (b,) and the precision back back'."""
         if len(index) == 1:
-            return self._columns(index, mean, precision[0], rng)
+            return self._columns(index, mean, 1.0 / var, rng)
+        score = self._slabs(index, mean, 1.0 / var)[2].sum(axis=1)
+        precision = back @ back.T
         shift = mean @ precision - self.sites[0, index]
         cavity = np.linalg.eigh(precision - np.diag(self.sites[1, index]))
         return self._along(index, shift, *cavity, rng, score)
@@ -240,12 +240,12 @@ class SequentialDraws:
     def _along(self, index, shift, value, basis, rng, score=None):
         """Draw a group from prior times cavity: shifts (S, b), precisions along a basis (b, k).
 
-        What speaks for the group is `score` (S,), or all that the cavity says. A negative precision
-        counts as none.
+        What speaks for the group is `score` (S,), or all that the cavity says. A cavity of negative
+        precision along a direction says nothing of it.
         """
         v = self.factor.slab_variance
         scale = 1.0 + v * np.maximum(value, 0.0)
-        size, along = np.sqrt(v / scale), shift @ basis
+        size, along = np.sqrt(v / scale), np.where(value > 0, shift @ basis, 0.0)
         if score is None:
             score = 0.5 * (np.sum((size * along) ** 2, axis=1) - np.log(scale).sum())
         on = self._is_in(index[:1], score[:, None], rng)
