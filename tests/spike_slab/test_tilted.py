@@ -36,6 +36,13 @@ def exact(X, y, groups, noise=NOISE):
     return np.exp(lw - logsumexp(lw)), bits, mean, spread
 
 
+def moments(weight, mean, spread):
+    """Mean and covariance of a mixture of normals."""
+    centre = weight @ mean
+    apart = mean - centre
+    return centre, np.einsum("m,mij->ij", weight, spread) + (weight * apart.T) @ apart
+
+
 def data(rng, n, d, correlation):
     mix = np.linalg.cholesky(correlation + (1 - correlation) * np.eye(d))
     X, new = rng.normal(size=(n, d)) @ mix.T, rng.normal(size=(20, d)) @ mix.T
@@ -130,13 +137,17 @@ def test_draws_and_intervals_agree_with_enumeration(n, d, correlation):
 
 
 def test_copies_of_a_column_are_never_all_out():
-    """Each is out in half of the posterior; what is drawn first leaves the signal to the others."""
+    """Each is out in half of the posterior; what is drawn first leaves the signal to the others.
+
+    In random order none is in more often than the others.
+    """
     rng = np.random.default_rng(3)
     x = rng.normal(size=30)
     X, y = np.column_stack([x, x, x]), 1.5 * x + 0.3 * rng.normal(size=30)
     reg = fitted(X, y, noise=0.09)
     draws = reg.sample_posterior(20_000, random_state=0)
     assert reg.inclusion_proba_.max() < 0.5 and np.all((draws != 0).any(axis=1))
+    assert np.ptp(np.mean(draws != 0, axis=0)) < 0.06
     assert draws.sum(axis=1).std() == pytest.approx(0.3 / np.linalg.norm(x), rel=0.15)
 
 
@@ -144,15 +155,42 @@ def test_copies_of_a_column_are_never_all_out():
 def test_columns_of_a_group_are_zero_together(n):
     groups = np.array([0, 1, 2, 0, 1, 2, 0, 3, 3])
     X, y, new = data(np.random.default_rng(4), n, 9, 0.3)
-    reg, (w, bits, *_) = fitted(X, y, groups), exact(X, y, groups)
+    reg, (w, bits, mean, spread) = fitted(X, y, groups), exact(X, y, groups)
     draws = reg.sample_posterior(20_000, random_state=0)
     on = draws != 0
     for g in range(4):
         own = on[:, groups == g]
         np.testing.assert_array_equal(own, own[:, :1] & np.ones_like(own))
     np.testing.assert_allclose(on.mean(axis=0), reg.inclusion_proba_, atol=0.03)
-    np.testing.assert_allclose(on.mean(axis=0), (w @ bits)[groups], atol=0.06)
-    assert np.all(np.abs(draws.mean(axis=0) - reg.coef_) < 0.15 * reg.coef_std_)
+    np.testing.assert_allclose(on.mean(axis=0), (w @ bits)[groups], atol=0.04)
+    centre, cov = moments(w, mean, spread)
+    assert np.all(np.abs(draws.mean(axis=0) - centre) < 0.1 * np.sqrt(np.diag(cov)))
+
+
+def test_a_group_of_more_columns_than_rows_is_drawn_jointly():
+    """Alone its draws are those of the true posterior, where EP itself is in doubt of the group."""
+    groups = np.zeros(24, dtype=int)
+    X, y, _ = data(np.random.default_rng(0), 6, 24, 0.3)
+    reg, (w, _, mean, spread) = fitted(X, y, groups), exact(X, y, groups)
+    draws = reg.sample_posterior(20_000, random_state=0)
+    centre, cov = moments(w, mean, spread)
+    assert w[1] > 0.999 and reg.inclusion_proba_[0] < 0.9 and np.all(draws != 0)
+    assert np.all(np.abs(draws.mean(axis=0) - centre) < 0.03 * np.sqrt(np.diag(cov)))
+    np.testing.assert_allclose(np.cov(draws.T), cov, atol=0.03 * cov.max())
+
+
+def test_groups_of_more_columns_than_rows_agree_with_enumeration():
+    groups = np.r_[np.zeros(24, dtype=int), 1, 2, 3, 4]
+    ratios, gaps = [], []
+    for seed in range(8):
+        X, y, _ = data(np.random.default_rng(seed), 6, 28, 0.3)
+        reg, (w, bits, mean, spread) = fitted(X, y, groups), exact(X, y, groups)
+        draws = reg.sample_posterior(4000, random_state=0)
+        sd = np.sqrt(np.einsum("id,de,ie->i", X, moments(w, mean, spread)[1], X))
+        ratios.append((draws @ X.T).std(axis=0) / sd)
+        gaps.append(np.abs(np.mean(draws != 0, axis=0) - (w @ bits)[groups])[23:])
+    assert np.max(ratios) < 1.25 and np.min(ratios) > 0.9 and abs(np.mean(ratios) - 1) < 0.05
+    assert np.mean(gaps) < 0.06
 
 
 def test_intervals_of_sums_cover():
