@@ -432,7 +432,7 @@ class GroupEffectsDisplay:
             ax.legend(loc="lower right")  # effects increase: there is nothing
         ax.axvline(0.0, color="0.6", linestyle="--")
         if labelled:
-            ax.set_yticks(rank, [str(self.labels[k]) for k in order])
+            ax.set_yticks(rank, [_name_of(self.labels[k]) for k in order])
         else:
             ax.set_yticks([])
         ax.set(
@@ -457,6 +457,12 @@ def _arms(mean, interval):
 def _crowded(place):
     """Return whether slanted names of neighbouring features would overlap."""
     return len(place) > 1 and np.diff(place).min() < 0.04 * np.ptp(place)
+
+
+def _name_of(label):
+    """Return a label as text, whole numbers of a column of floats without a point."""
+    whole = isinstance(label, float) and label.is_integer()
+    return str(int(label)) if whole else str(label)
 
 
 def _labels_of(estimator, X, groups, factor):

@@ -208,3 +208,9 @@ def test_bands_hold_calibrated_shares_as_often_as_they_say():
         inside.append(np.abs(display.observed - display.stated) < display.band)
         plt.close("all")
     assert abs(np.mean(inside) - 0.9) < 0.03
+
+
+def test_groups_of_a_float_column_are_named_without_a_point():
+    labels = np.array([3.0, 1.5, 1200000.0])
+    display = GroupEffectsDisplay(np.arange(3.0), np.full(3, 0.5), labels, level=0.5).plot()
+    assert [t.get_text() for t in display.ax_.get_yticklabels()] == ["3", "1.5", "1200000"]
