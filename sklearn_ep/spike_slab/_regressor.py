@@ -465,11 +465,13 @@ class SpikeSlabRegressor(
         The chain rule makes this a joint distribution; approximate is that the sites of what is
         still to be drawn stay those of EP. Inclusion, means and deviations of draws are those of
         the attributes as far as EP is consistent: in examples to two hundredths of a deviation with
-        more rows than columns, to six with few rows, where draws were on average nearer to the
-        posterior. A group that is in is drawn jointly; one of more columns than rows is in as
-        often as its columns together say, not as `inclusion_proba_` does. Coefficients take random
-        turns. Of exact copies of a column the last one takes the signal that others leave, so that
-        copies are in too often, all alike. Columns of inclusion below 1e-8 are never in.
+        more rows than columns. With fewer they may be apart, by a seventh of a deviation in means
+        and by half in deviations of sums in one example of 14 rows and 25 columns with everything
+        learned; where the posterior can be enumerated draws were on average nearer to it. A group
+        that is in is drawn jointly; one of more columns than rows is in as often as its columns
+        together say, not as `inclusion_proba_` does. Coefficients take random turns. Of exact
+        copies of a column the last one takes the signal that others leave, so that copies are in
+        too often, all alike. Columns of inclusion below 1e-8 are never in.
         """
         check_is_fitted(self)
         check_number("n_samples", n_samples, 1, integer=True)
