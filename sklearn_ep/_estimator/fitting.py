@@ -45,7 +45,7 @@ def restore_on_error(method):
         except BaseException as error:
             vars(self).clear()
             vars(self).update(before)
-            if isinstance(error, ImproperPosterior | FloatingPointError | np.linalg.LinAlgError):
+            if isinstance(error, ImproperPosterior | FloatingPointError):
                 raise ValueError(
                     f"{type(self).__name__}: {error}. The scales of the columns of X, the weights "
                     "and the prior differ by more than double precision can carry: standardise the "
