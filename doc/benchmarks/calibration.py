@@ -53,7 +53,7 @@ def spike_slab(how, seed, n=60, d=15):
     y = X @ w + rng.normal(size=n)
     given = dict(noise_variance=1.0, slab_variance=v, prior_inclusion=p) if how == "known" else {}
     model = SpikeSlabRegressor(standardize=False, fit_intercept=False, **given).fit(X, y)
-    draws = model.sample_posterior(N_DRAWS, random_state=seed) @ new.T
+    draws = model.sample_posterior(N_DRAWS, random_state=seed, exact_zeros=True) @ new.T
     probability = model.inclusion_proba_, on
     return {"predictor": ranks(draws, new @ w, rng)}, {"inclusion": probability}
 

@@ -114,6 +114,10 @@ class DenseMarginals:
         """Rows of A times the covariance, O(d^2) each."""
         return (A @ self.root.T) @ self.root
 
+    def draw(self, n_samples, rng):
+        """Return draws (n_samples, d) of the coefficients, O(d^2) each."""
+        return self.mean + rng.standard_normal((n_samples, len(self.mean))) @ self.root
+
 
 def _floored(precision, floor, n):
     """Return the sites for the second step, at most n, and the precisions of the first one.
@@ -261,5 +265,23 @@ class LowRankMarginals:
             gain = cho_solve((self._lower_low, True), out[:, self._low].T, check_finite=False)
             out[:, self._low] += self._scale[self._low] * gain.T
             image = self._root.T @ (self._half_low @ gain)
+            out -= self._scale * (image.T @ self._X)
+        return out
+
+    def draw(self, n_samples, rng):
+        """Return draws (n_samples, d), O(n d) each (Bhattacharya et al. 2016).
+
+        What the second step adds to the covariance is drawn apart from the first.
+        """
+        n, d = self._X.shape
+        u = rng.standard_normal((n_samples, d)) * np.sqrt(self._scale)
+        e = rng.standard_normal((n_samples, n)) * np.sqrt(self.noise)
+        dual = self._root.T @ (self._root @ (e - u @ self._X.T).T)
+        out = self.mean + u + self._scale * (dual.T @ self._X)
+        if self._low.size:
+            xi, root = rng.standard_normal((n_samples, self._low.size)), self._lower_low
+            weight = solve_triangular(root, xi.T, lower=True, trans="T", check_finite=False)
+            out[:, self._low] += self._scale[self._low] * weight.T
+            image = self._root.T @ (self._half_low @ weight)
             out -= self._scale * (image.T @ self._X)
         return out

@@ -1,7 +1,7 @@
 """What fixed points of EP predict, in the units of the user: one of them, or a weighted average.
 
-Moments are those of Gaussian posteriors. Draws and quantiles know that coefficients may be zero;
-those of responses are brought to the Gaussian mean and variance.
+Moments are those of Gaussian posteriors. Quantiles know that coefficients may be zero, and so do
+draws where that is asked for; quantiles of responses are brought to the Gaussian mean and variance.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,8 @@ from .._engine.averaging import (
     mixture_moments,
 )
 from ._linear_model import BLOCK_BYTES
-from ._tilted import SequentialDraws, TiltedMarginals, tilted_quantiles
+from ._sequential_draws import SequentialDraws
+from ._tilted import TiltedMarginals, tilted_quantiles
 from ._units import Standardisation
 
 __all__ = ["CoefficientMixture", "CoefficientPosterior"]
@@ -79,9 +80,10 @@ class CoefficientPosterior:
         spread = self.units.y_scale**2 * self.marginals.covariance(rows)
         return spread + self.noise + self.intercept_variance
 
-    def draw(self, n_samples, rng):
+    def draw(self, n_samples, rng, exact_zeros):
         """Return draws of the coefficients, an intercept in the last column if there is one."""
-        coef = self.units.to_coef(self.draws.draw(n_samples, rng))
+        drawn_from = self.draws if exact_zeros else self.marginals
+        coef = self.units.to_coef(drawn_from.draw(n_samples, rng))
         if not self.units.fit_intercept:
             return coef
         sd = np.sqrt(self.intercept_variance)
@@ -217,12 +219,12 @@ class CoefficientMixture:
         mean = self._means[:, index]
         return mixture_covariance(self.weight, cov, mean, mean) * np.outer(unit, unit)
 
-    def draw(self, n_samples, rng):
+    def draw(self, n_samples, rng, exact_zeros):
         """Return draws of the coefficients, an intercept in the last column if there is one."""
         if len(self.parts) == 1:
-            return self.parts[0].draw(n_samples, rng)
+            return self.parts[0].draw(n_samples, rng, exact_zeros)
         return draw_mixture(
-            self.weight, lambda m, size: self.parts[m].draw(size, rng), n_samples, rng
+            self.weight, lambda m, size: self.parts[m].draw(size, rng, exact_zeros), n_samples, rng
         )
 
 

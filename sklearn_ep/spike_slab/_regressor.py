@@ -179,10 +179,11 @@ class SpikeSlabRegressor(
     hundreds where they are not; integration 30 to 45 fits of 2 to 20 iterations each. Predictions
     and their memory then cost as much as those of `hyper_weights_.size` posteriors.
 
-    Means, deviations and covariances are those of Gaussian posteriors. Intervals and draws know
-    that coefficients may be zero: `coef_interval` and `summary` give quantiles of prior times
-    cavity, zero with probability 1 - `inclusion_proba_` and normal otherwise, with the same mean
-    and deviation, so that the interval of a column that is surely out is [0, 0].
+    Means, deviations, covariances and draws are those of Gaussian posteriors. Intervals know that
+    coefficients may be zero: `coef_interval` and `summary` give quantiles of prior times cavity,
+    zero with probability 1 - `inclusion_proba_` and normal otherwise, with the same mean and
+    deviation, so that the interval of a column that is surely out is [0, 0]. `sample_posterior` has
+    such draws, too.
 
     For d > n and little noise EP has several fixed points, and its evidence may be off by a few
     nats; `n_init` shows whether that is so. Exact copies of a column share their signal, each with
@@ -360,8 +361,8 @@ class SpikeSlabRegressor(
         interval : ndarray of shape (n, 2)
             Lower and upper end in units of y. Their mean and standard deviation are those of
             `predict`, their shape, which is not normal where columns are in doubt, is that of 1,000
-            draws of `sample_posterior`, some percent of a standard deviation off. They have a seed
-            of their own: the same fit gives the same intervals. The cost is that of `predict` with
+            draws with exact zeros, some percent of a standard deviation off. They have a seed of
+            their own: the same fit gives the same intervals. The cost is that of `predict` with
             `return_std` and of these draws.
 
         Raises
@@ -437,13 +438,8 @@ class SpikeSlabRegressor(
         index = np.arange(len(self.coef_))[np.asarray(features)]
         return self._posteriors[0].block(index)
 
-    def sample_posterior(self, n_samples=1, random_state=None):
+    def sample_posterior(self, n_samples=1, random_state=None, exact_zeros=False):
         """Draw coefficients from the approximate posterior, each draw from one of the nodes.
-
-        A coefficient is drawn given those before it, from its prior times what the Gaussian
-        posterior of the others says of it, so that coefficients are exactly zero as often as they
-        are out of the model, those of a group together. Sums keep the spread that the data give
-        them.
 
         Parameters
         ----------
@@ -451,31 +447,39 @@ class SpikeSlabRegressor(
             Number of draws.
         random_state : int, RandomState instance or None, default=None
             Seed.
+        exact_zeros : bool, default=False
+            Whether coefficients are exactly zero as often as they are out of the model, those of a
+            group together. By default draws are normal at each node, since these have the moments
+            that `coef_`, `covariance` and `predict` state; models to choose from, and sums of a few
+            coefficients in doubt, want the zeros.
 
         Returns
         -------
         coef : ndarray of shape (n_samples, d) or (n_samples, d + 1)
-            Draws, the intercept in the last column when one was fitted. O(d^2) each; for d > n
-            O(n d) each and O(n^2 d) some one to twenty times for each node: columns of least
-            inclusion are drawn together, an eighth of the expected model at a time, until no more
-            columns than rows are left, and each group of more columns than rows once more.
+            Draws, the intercept in the last column when one was fitted. O(d^2) each, for d > n
+            O(n d). Zeros cost O(n^2 d) some one to twenty times more for each node with d > n:
+            columns of least inclusion are drawn together, an eighth of the expected model at a
+            time, until no more columns than rows are left, and each group of more columns than rows
+            once more.
 
         Notes
         -----
-        The chain rule makes this a joint distribution; approximate is that the sites of what is
-        still to be drawn stay those of EP. Inclusion, means and deviations of draws are those of
-        the attributes as far as EP is consistent: in examples to two hundredths of a deviation with
-        more rows than columns. With fewer they may be apart, by a seventh of a deviation in means
-        and by half in deviations of sums in one example of 14 rows and 25 columns with everything
-        learned; where the posterior can be enumerated draws were on average nearer to it. A group
-        that is in is drawn jointly; one of more columns than rows is in as often as its columns
-        together say, not as `inclusion_proba_` does. Coefficients take random turns. Of exact
-        copies of a column the last one takes the signal that others leave, so that copies are in
-        too often, all alike. Columns of inclusion below 1e-8 are never in.
+        With `exact_zeros` a coefficient is drawn given those before it, from its prior times what
+        the Gaussian posterior of the others says of it. The chain rule makes this a joint
+        distribution; approximate is that the sites of what is still to be drawn stay those of EP.
+        Inclusion, means and deviations of such draws are those of the attributes as far as EP is
+        consistent: in examples to two hundredths of a deviation with more rows than columns. With
+        fewer they may be apart, by a seventh of a deviation in means and by half in deviations of
+        sums in one example of 14 rows and 25 columns with everything learned, where both are as far
+        from a long chain. A group that is in is drawn jointly; one of more columns than rows is in
+        as often as its columns together say, not as `inclusion_proba_` does. Coefficients take
+        random turns. Of exact copies of a column the last one takes the signal that others leave,
+        so that copies are in too often, all alike. Columns of inclusion below 1e-8 are never in.
         """
         check_is_fitted(self)
         check_number("n_samples", n_samples, 1, integer=True)
-        return self._posteriors[0].draw(n_samples, check_random_state(random_state))
+        rng = check_random_state(random_state)
+        return self._posteriors[0].draw(n_samples, rng, exact_zeros)
 
     def _log_weights(self, rows, n_draws, rng):
         return None, self._remarks

@@ -150,6 +150,18 @@ def test_linear_posterior_equals_dense_algebra(shape, order, block_bytes, monkey
     np.testing.assert_allclose(q.times(T), T @ S, **close)
 
 
+@pytest.mark.parametrize("shape", [(8, 20), (20, 8)])
+def test_draws_have_the_moments_of_the_posterior(shape):
+    rng = np.random.default_rng(4)
+    X, y = rng.normal(size=shape), rng.normal(size=shape[0])
+    precision, shift = sites_of_all_signs(rng, shape[1])
+    q = LinearModel(X, y).marginals(precision, shift, 0.3, 0.01)
+    w = q.draw(60_000, rng)
+    S = q.block(np.arange(shape[1]))
+    assert np.abs((w.mean(0) - q.mean) / np.sqrt(q.var)).max() < 0.02
+    assert np.abs(np.cov(w.T) - S).max() < 0.02 * np.abs(S).max()
+
+
 @pytest.mark.parametrize("shape", [(6, 15), (15, 6)])
 def test_improper_sites_are_refused(shape):
     rng = np.random.default_rng(5)

@@ -83,7 +83,7 @@ def test_one_column_is_exact():
     X, y = np.ones((4, 1)), np.array([0.2, 1.0, 0.9, 0.4])
     reg = fitted(X, y)
     w, _, mean, spread = exact(X, y, np.zeros(1, dtype=int))
-    draws = reg.sample_posterior(40_000, random_state=0)[:, 0]
+    draws = reg.sample_posterior(40_000, random_state=0, exact_zeros=True)[:, 0]
     assert abs(np.mean(draws == 0) - w[0]) < 0.01
     for q in (0.1, 0.5, 0.9):
         truth = w[1] * ndtr((q - mean[1, 0]) / np.sqrt(spread[1, 0, 0])) + w[0]
@@ -105,7 +105,7 @@ def test_columns_surely_out_have_the_interval_zero():
     np.testing.assert_array_equal(interval[out], 0.0)
     np.testing.assert_array_equal(table["lower"][out], 0.0)
     assert out.sum() > 5 and interval[0, 0] < 3.0 < interval[0, 1]
-    draws = reg.sample_posterior(2000, random_state=0)
+    draws = reg.sample_posterior(2000, random_state=0, exact_zeros=True)
     share = np.mean(draws[:, :10] != 0, axis=0)
     np.testing.assert_allclose(share, reg.inclusion_proba_, atol=0.03)
 
@@ -123,7 +123,7 @@ def test_draws_and_intervals_agree_with_enumeration(n, d, correlation):
         reg = fitted(X, y)
         w, bits, mean, spread = exact(X, y, np.arange(d))
         centre, sd = mean @ new.T, np.sqrt(np.einsum("id,mde,ie->mi", new, spread, new) + NOISE)
-        draws = reg.sample_posterior(4000, random_state=0)
+        draws = reg.sample_posterior(4000, random_state=0, exact_zeros=True)
         for level in (0.5, 0.9):
             low, high = (w @ ndtr((q - centre) / sd) for q in reg.predict_interval(new, level).T)
             ends.append(np.abs(high - low - level).mean())
@@ -145,7 +145,7 @@ def test_copies_of_a_column_are_never_all_out():
     x = rng.normal(size=30)
     X, y = np.column_stack([x, x, x]), 1.5 * x + 0.3 * rng.normal(size=30)
     reg = fitted(X, y, noise=0.09)
-    draws = reg.sample_posterior(20_000, random_state=0)
+    draws = reg.sample_posterior(20_000, random_state=0, exact_zeros=True)
     assert reg.inclusion_proba_.max() < 0.5 and np.all((draws != 0).any(axis=1))
     assert np.ptp(np.mean(draws != 0, axis=0)) < 0.06
     assert draws.sum(axis=1).std() == pytest.approx(0.3 / np.linalg.norm(x), rel=0.15)
@@ -156,7 +156,7 @@ def test_columns_of_a_group_are_zero_together(n):
     groups = np.array([0, 1, 2, 0, 1, 2, 0, 3, 3])
     X, y, new = data(np.random.default_rng(4), n, 9, 0.3)
     reg, (w, bits, mean, spread) = fitted(X, y, groups), exact(X, y, groups)
-    draws = reg.sample_posterior(20_000, random_state=0)
+    draws = reg.sample_posterior(20_000, random_state=0, exact_zeros=True)
     on = draws != 0
     for g in range(4):
         own = on[:, groups == g]
@@ -172,7 +172,7 @@ def test_a_group_of_more_columns_than_rows_is_drawn_jointly():
     groups = np.zeros(24, dtype=int)
     X, y, _ = data(np.random.default_rng(0), 6, 24, 0.3)
     reg, (w, _, mean, spread) = fitted(X, y, groups), exact(X, y, groups)
-    draws = reg.sample_posterior(20_000, random_state=0)
+    draws = reg.sample_posterior(20_000, random_state=0, exact_zeros=True)
     centre, cov = moments(w, mean, spread)
     assert w[1] > 0.999 and reg.inclusion_proba_[0] < 0.9 and np.all(draws != 0)
     assert np.all(np.abs(draws.mean(axis=0) - centre) < 0.03 * np.sqrt(np.diag(cov)))
@@ -185,7 +185,7 @@ def test_groups_of_more_columns_than_rows_agree_with_enumeration():
     for seed in range(8):
         X, y, _ = data(np.random.default_rng(seed), 6, 28, 0.3)
         reg, (w, bits, mean, spread) = fitted(X, y, groups), exact(X, y, groups)
-        draws = reg.sample_posterior(4000, random_state=0)
+        draws = reg.sample_posterior(4000, random_state=0, exact_zeros=True)
         sd = np.sqrt(np.einsum("id,de,ie->i", X, moments(w, mean, spread)[1], X))
         ratios.append((draws @ X.T).std(axis=0) / sd)
         gaps.append(np.abs(np.mean(draws != 0, axis=0) - (w @ bits)[groups])[23:])
@@ -201,7 +201,7 @@ def test_intervals_of_sums_cover():
         X, new = rng.normal(size=(60, 15)), rng.normal(size=(20, 15))
         w = np.where(rng.random(15) < 0.2, rng.normal(size=15), 0.0)
         reg = fitted(X, X @ w + rng.normal(size=60), noise=1.0, inclusion=0.2)
-        draws = reg.sample_posterior(300, random_state=seed) @ new.T
+        draws = reg.sample_posterior(300, random_state=seed, exact_zeros=True) @ new.T
         low, high = np.quantile(draws, [0.25, 0.75], axis=0)
         inside.append(np.mean((low < new @ w) & (new @ w < high)))
     assert abs(np.mean(inside) - 0.5) < 0.045
@@ -210,7 +210,7 @@ def test_intervals_of_sums_cover():
 def test_the_same_seed_gives_the_same_draws_and_intervals_need_none():
     X, y, new = data(np.random.default_rng(5), 8, 30, 0.3)
     reg = fitted(X, y)
-    a, b = (reg.sample_posterior(20, random_state=1) for _ in range(2))
+    a, b = (reg.sample_posterior(20, random_state=1, exact_zeros=True) for _ in range(2))
     np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(reg.predict_interval(new), reg.predict_interval(new))
     parts = [reg.predict_interval(new[:7]), reg.predict_interval(new[7:])]
