@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import current_process
 from typing import Any
 
 import numpy as np
@@ -67,22 +68,29 @@ def add_up(answers: Sequence[Any]) -> Any:
     return kind(*(None if f[0] is None else sum(f[1:], start=f[0]) for f in fields))
 
 
+# Numbers that a process of joblib's own pool keeps, 200 MB: growth by 300 passes for a leak there,
+# and a process that is started anew takes longer than any visit.
+_MOST_IN_POOL = 25_000_000
+
+
 class PartMemory:
     """What a process keeps of the parts it has worked on, so that the next visit is cheaper.
 
     Parameters
     ----------
     most : int
-        Largest total size of what is kept, in the units of `keep`.
+        Largest total size of what is kept, in numbers of eight bytes.
 
     Notes
     -----
-    Where there is no room, nothing is kept: parts are visited in turn, so that the one which would
-    have to give way is the one that is needed first. What another fit has left gives way.
+    In a process of joblib's own pool it is 25 million at most. Where there is no room, nothing is
+    kept: parts are visited in turn, so that the one which would have to give way is the one that is
+    needed first. What another fit has left gives way.
     """
 
     def __init__(self, most: int) -> None:
-        self.most = most
+        in_pool = current_process().name.startswith("LokyProcess")
+        self.most = min(most, _MOST_IN_POOL) if in_pool else most
         self._kept: dict[tuple[str, int], tuple[int, Any]] = {}
         self._lock = threading.Lock()
 

@@ -172,6 +172,13 @@ def test_sums_and_memory_of_parts():
     assert memory.find("new", 0) is None
 
 
+def test_processes_of_a_pool_keep_little():
+    """A pool takes a process that grows by 300 MB for one that leaks, and starts another."""
+    room = joblib.delayed(lambda: PartMemory(2**28).most)
+    assert 8 * max(joblib.Parallel(2, backend="loky")(room() for _ in range(2))) <= 2e8
+    assert PartMemory(2**28).most == 2**28
+
+
 def test_what_is_refused_and_what_is_not():
     X, y = make(40, 4)
     fitted = plain_logistic().fit(X, y)
