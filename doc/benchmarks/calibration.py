@@ -200,18 +200,24 @@ def coverage_rows(place, found):
 
 
 def reliability_rows(place, found):
-    """Return a row for each bin of stated probabilities with enough cases."""
+    """Return a row for each bin of stated probabilities with enough cases.
+
+    Cases of one data set have in common what is not known of it, as the rate of wrong labels, and
+    err together: the band is the wider one of independent cases and of independent sets.
+    """
     rows = []
     for name in found[0][1]:
         stated = np.concatenate([f[1][name][0] for f in found])
         true = np.concatenate([f[1][name][1] for f in found])
+        of_set = np.repeat(np.arange(len(found)), [len(f[1][name][0]) for f in found])
         bins = np.clip(np.digitize(stated, EDGES) - 1, 0, len(EDGES) - 2)
         for b in range(len(EDGES) - 1):
             own = bins == b
             if own.sum() < LEAST_CASES:
                 continue
             p = stated[own]
-            band = Z * np.sqrt(np.mean(p * (1 - p)) / own.sum())
+            of_sets = np.sum(np.bincount(of_set[own], true[own] - p) ** 2)
+            band = Z * np.sqrt(max(np.sum(p * (1 - p)), of_sets)) / own.sum()
             gap = float(true[own].mean() - p.mean())
             row = dict(stated=p.mean(), observed=true[own].mean(), band=band)
             rows.append(
