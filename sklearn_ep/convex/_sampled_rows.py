@@ -30,6 +30,7 @@ __all__ = [
     "product_sums",
     "right_sums",
     "row_normals",
+    "sampled_rows",
 ]
 
 _TINY = 1e-300
@@ -235,7 +236,7 @@ def _squares(B):
     return with_data(B, B.data**2) if sp.issparse(B) else B * B
 
 
-def _rows(part, k, spec):
+def sampled_rows(part, k, spec):
     """Return the `SampledRows` of partition k, those in memory as they are."""
     if isinstance(part, SampledRows):
         return part
@@ -254,7 +255,7 @@ def _rows(part, k, spec):
 
 def diagonal_sums(part, k, spec, point, _, *anchors):
     """Return (B.^2)' pi of partition k, with the start's precision before any anchor."""
-    rows = _rows(part, k, spec)
+    rows = sampled_rows(part, k, spec)
     if not anchors:
         weight = START_PRECISION * rows.sites.weight
     else:
@@ -264,7 +265,7 @@ def diagonal_sums(part, k, spec, point, _, *anchors):
 
 def line_sums(part, k, spec, point, _, *anchors):
     """Return the `LineSums` of partition k, in double precision."""
-    rows = _rows(part, k, spec)
+    rows = sampled_rows(part, k, spec)
     f = rows.penalty(point, anchors)
     return LineSums(float(np.sum(f.value)), rows.B.T @ f.slope)
 
@@ -272,7 +273,7 @@ def line_sums(part, k, spec, point, _, *anchors):
 def product_sums(part, k, spec, point, columns, *anchors):
     """Return B' diag(weight) B V of partition k; `columns` are V and whether curvatures weigh."""
     V, curvature = columns
-    rows = _rows(part, k, spec)
+    rows = sampled_rows(part, k, spec)
     weight = rows.weight(point, anchors, curvature)
     product = rows.fast @ V
     product *= weight if V.ndim == 1 else weight[:, None]
@@ -281,7 +282,7 @@ def product_sums(part, k, spec, point, columns, *anchors):
 
 def right_sums(part, k, spec, point, columns, *anchors):
     """Return the `RightSums` of partition k for a slice of samples."""
-    rows = _rows(part, k, spec)
+    rows = sampled_rows(part, k, spec)
     precision = rows.penalty(point, anchors).precision
     root = np.sqrt(precision / rows.sites.weight)
     diagonal = (rows.squares.T @ precision.astype(rows.squares.dtype)).astype(float)
@@ -290,7 +291,7 @@ def right_sums(part, k, spec, point, columns, *anchors):
 
 def calibration_sums(part, k, spec, point, candidate, *anchors):
     """Return the `Calibration` of partition k for a `Candidate`."""
-    rows = _rows(part, k, spec)
+    rows = sampled_rows(part, k, spec)
     rows.variances(anchors)
     pi, j, r, _ = rows.formed(candidate, point.u)
     seen = j > 0
@@ -302,13 +303,13 @@ def calibration_sums(part, k, spec, point, candidate, *anchors):
 
 def dof_sums(part, k, spec, point, _, *anchors):
     """Return pi' z of partition k."""
-    rows = _rows(part, k, spec)
+    rows = sampled_rows(part, k, spec)
     return VectorSum(rows.penalty(point, anchors).precision @ rows.variances(anchors))
 
 
 def advance_sums(part, k, spec, point, _, *anchors):
     """Return the `Advance` of partition k: variances go on to the last anchor."""
-    rows = _rows(part, k, spec)
+    rows = sampled_rows(part, k, spec)
     before = rows.penalty(point, anchors[:-1])
     old = rows.variances(anchors[:-1])
     z = rows.variances(anchors)
