@@ -74,9 +74,11 @@ def store_fit(estimator, problem, fits, kept):
         "_warm_state": ([a["last"] for a in own], problem.shape),
         **averages_told(estimator, [a["average"] for a in own]),
     }
-    if "left_out" in own[0]:
-        attributes |= _calibration_attributes([a["left_out"] for a in own], kept)
+    left_out = [a["left_out"] for a in own]
+    attributes["slope_"] = one_or_stack([left.slope for left in left_out])
+    attributes["temper_"] = one_or_stack([left.temper for left in left_out])
     if kept is not None:
+        attributes |= _left_out_attributes(left_out, kept)
         attributes["site_precision_"] = spread_rows(each("site_precision"), kept)
         attributes["marginal_variance_"] = spread_rows(each("marginal_variance"), kept, np.nan)
         attributes["n_mvm_"] += problem.design.n_products
@@ -103,15 +105,13 @@ def _replace(estimator, attributes):
         setattr(estimator, name, value)
 
 
-def _calibration_attributes(left_out, kept):
+def _left_out_attributes(left_out, kept):
     """Return the attributes that tell of rows left out, in the shape of the caller's rows."""
 
     def each(values):
         return spread_rows(one_or_stack(values), kept, np.nan)
 
     return dict(
-        slope_=one_or_stack([one.slope for one in left_out]),
-        temper_=one_or_stack([one.temper for one in left_out]),
         loo_mean_=each([one.cavities.mean for one in left_out]),
         loo_variance_=each([one.cavities.var for one in left_out]),
         loo_proba_=each([np.exp(one.log_proba) for one in left_out]),

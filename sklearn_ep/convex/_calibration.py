@@ -6,7 +6,6 @@ label then says by how much (stacking of cavities, Opper and Winther 2000; a tem
 Gruenwald 2012).
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,17 @@ from scipy.special import logsumexp
 
 from .._engine.quadrature import logistic_moments
 
-__all__ = ["Cavities", "LeftOut", "calibrated", "calibrated_classes", "cavities"]
+__all__ = [
+    "Cavities",
+    "LeftOut",
+    "RowsLeftOut",
+    "ScoreSums",
+    "best_of_sums",
+    "calibrated",
+    "calibrated_classes",
+    "cavities",
+    "one_node",
+]
 
 # Standard deviations of the normal priors of log a and log t: they keep both near one where rows
 # are few, and where labels are separable and any slope would do.
@@ -23,8 +32,9 @@ _MOST_STEPS, _HALVINGS = 50, 30
 _LONGEST = 1.0  # step in log a and log t
 # Nats that a further step may gain; of several classes, whose integrals are rougher and dearer.
 _CLOSE, _CLOSE_CLASSES = 1e-6, 1e-3
-# Rows from which rough integrals do on the way, and a gain of so many nats a row counts.
-_MANY_ROWS, _CLOSE_A_ROW = 10_000, 1e-7
+# Rows from which rough integrals do, with errors below 1e-6 of a chance. Where rows are many, or
+# elsewhere, another look at them is not worth so few nats a row: the last step is taken without.
+_MANY_ROWS, _CLOSE_A_ROW = 10_000, 1e-8
 
 
 class Cavities(NamedTuple):
@@ -38,15 +48,18 @@ class Cavities(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """Slope and temper, and what the other rows say of each: `log_proba` (n,) of its own label."""
+    """Slope and temper, and what the other rows say of each: `log_proba` (n,) of its own label.
+
+    Of rows in partitions nothing is known but the two numbers.
+    """
 
     slope: float
     temper: float
-    cavities: Cavities
-    log_proba: np.ndarray
+    cavities: Any = None
+    log_proba: Any = None
 
 
-class _Rows(NamedTuple):
+class RowsLeftOut(NamedTuple):
     """Cavities of M nodes with means towards the labels, and their mixture, row by row.
 
     mean, var and log_share (M, n), whose exponentials add up to one; centre and weight (n,).
@@ -72,34 +85,74 @@ def cavities(mean, var, slope, precision, weight):
     return Cavities(mean + v * slope / copies, v)
 
 
+def one_node(sign, weight, left):
+    """Return the `RowsLeftOut` with proper `Cavities` of one posterior, and which these are."""
+    proper = np.isfinite(left.var)
+    mean = sign[proper] * left.mean[proper]
+    var = left.var[None, proper]
+    return RowsLeftOut(mean[None], var, np.zeros(var.shape), mean, weight[proper]), proper
+
+
+class ScoreSums(NamedTuple):
+    """Sums over rows at (log a, log t), from which slope and temper are found.
+
+    Of the log chances of their labels, the slopes (2,) of these, and the squares (2, 2) of slopes.
+    """
+
+    log_proba: float
+    slope: np.ndarray
+    square: np.ndarray
+
+    @classmethod
+    def of(cls, theta, rows, rough=False):
+        """Return the sums over `RowsLeftOut`."""
+        log_proba, slopes = _each(theta, rows, None, rough)
+        return cls.over(log_proba, slopes, rows.weight)
+
+    @classmethod
+    def over(cls, log_proba, slopes, weight):
+        """Return the sums of log chances (n,) and their slopes (2, n)."""
+        return cls(float(weight @ log_proba), slopes @ weight, (slopes * weight) @ slopes.T)
+
+
 class _Scores(NamedTuple):
-    """Log density of (log a, log t), its gradient (2,), and the expected curvature (2, 2)."""
+    """Log density of (log a, log t), its gradient (2,), and the expected curvature (2, 2).
+
+    `log_proba` (n,) are the log chances of the labels where the rows are at hand, else None.
+    """
 
     value: float
     gradient: np.ndarray
     curvature: np.ndarray
-    log_proba: np.ndarray
+    log_proba: Any
+
+    @classmethod
+    def at(cls, theta, sums, log_proba=None):
+        """Return those of `ScoreSums` at theta."""
+        value = sums.log_proba - 0.5 * np.sum((theta / _PRIOR_SD) ** 2)
+        gradient = sums.slope - theta / _PRIOR_SD**2
+        return cls(float(value), gradient, sums.square + np.diag(_PRIOR_SD**-2.0), log_proba)
 
 
-def _scores(theta, rows, moments=None, rough=False):
-    """Return the `_Scores` at theta = (log a, log t), `moments` those of the nodes if known."""
+def _each(theta, rows, moments, rough):
+    """Return log chances (n,) at theta = (log a, log t) and their slopes (2, n)."""
     slope, root = np.exp(theta[0]), np.exp(0.5 * theta[1])
     apart = slope * root * (rows.mean - rows.centre)
     m, v = slope * rows.centre + apart, (slope * root) ** 2 * rows.var
     log_z, gradient, curvature = logistic_moments(m, v, rough) if moments is None else moments
-    log_proba = logsumexp(rows.log_share + log_z, axis=0)
-    share = np.exp(rows.log_share + log_z - log_proba)
     by_variance = 0.5 * (gradient**2 - curvature) * v
     each = np.stack([gradient * m + 2.0 * by_variance, 0.5 * gradient * apart + by_variance])
-    return _total(theta, log_proba, np.sum(share * each, axis=1), rows.weight)
+    if len(log_z) == 1:
+        return log_z[0], each[:, 0]
+    log_proba = logsumexp(rows.log_share + log_z, axis=0)
+    share = np.exp(rows.log_share + log_z - log_proba)
+    return log_proba, np.sum(share * each, axis=1)
 
 
-def _total(theta, log_proba, each, weight):
-    """Return the `_Scores` of rows with log chances (n,) of their labels and slopes (2, n)."""
-    value = float(weight @ log_proba - 0.5 * np.sum((theta / _PRIOR_SD) ** 2))
-    total = each @ weight - theta / _PRIOR_SD**2
-    expected = (each * weight) @ each.T + np.diag(_PRIOR_SD**-2.0)
-    return _Scores(value, total, expected, log_proba)
+def _scores(theta, rows, moments=None, rough=False):
+    """Return the `_Scores` at theta = (log a, log t), `moments` those of the nodes if known."""
+    log_proba, each = _each(theta, rows, moments, rough)
+    return _Scores.at(theta, ScoreSums.over(log_proba, each, rows.weight), log_proba)
 
 
 def calibrated(sign, weight, node_weight, nodes, how):
@@ -109,6 +162,25 @@ def calibrated(sign, weight, node_weight, nodes, how):
     temper of one. Without a row a node that foretold its label has less weight:
     p(phi_k | the others) is proportional to weight_k / p(y_i | the others, phi_k).
     """
+    moments = None
+    if len(nodes) == 1:
+        rows, proper = one_node(sign, weight, nodes[0])
+    else:
+        rows, proper, moments = _mixed(sign, weight, node_weight, nodes)
+    theta = np.zeros(2)
+    if how == "loo":
+        theta, at = _calibration(rows, moments)
+    else:
+        at = _scores(theta, rows, moments)
+    total = np.sum(np.exp(rows.log_share) * (rows.var + (rows.mean - rows.centre) ** 2), axis=0)
+    out = np.full((3, len(sign)), np.nan)
+    out[:, proper] = sign[proper] * rows.centre, total, at.log_proba
+    slope, temper = np.exp(theta)
+    return LeftOut(float(slope), float(temper), Cavities(out[0], out[1]), out[2])
+
+
+def _mixed(sign, weight, node_weight, nodes):
+    """Return the `RowsLeftOut` of several nodes, which of all rows these are, and their moments."""
     mean, var = (np.array(values) for values in zip(*nodes, strict=True))
     proper = np.all(np.isfinite(var), axis=0)
     mean, var = sign[proper] * mean[:, proper], var[:, proper]
@@ -116,26 +188,39 @@ def calibrated(sign, weight, node_weight, nodes, how):
     log_share = np.log(node_weight)[:, None] - moments[0]
     log_share = log_share - logsumexp(log_share, axis=0)
     centre = np.sum(np.exp(log_share) * mean, axis=0)
-    rows = _Rows(mean, var, log_share, centre, weight[proper])
-    theta = np.zeros(2)
-    at = _scores(theta, rows, moments)
-    if how == "loo":
-        theta, at = _calibration(rows, at)
-    total = np.sum(np.exp(log_share) * (var + (mean - centre) ** 2), axis=0)
-    out = np.full((3, len(sign)), np.nan)
-    out[:, proper] = sign[proper] * centre, total, at.log_proba
-    slope, temper = np.exp(theta)
-    return LeftOut(float(slope), float(temper), Cavities(out[0], out[1]), out[2])
+    return RowsLeftOut(mean, var, log_share, centre, weight[proper]), proper, moments
 
 
-def _calibration(rows, at):
-    """Return the theta of highest density and the `_Scores` there, from those at zero."""
-    theta, n = np.zeros(2), len(rows.centre)
+def _calibration(rows, moments):
+    """Return the theta of highest density and the `_Scores` there; `moments` are those at zero."""
+    n = len(rows.centre)
     if n < _MANY_ROWS:
-        return _maximum(theta, at, lambda theta: _scores(theta, rows))
-    roughly = partial(_scores, rows=rows, rough=True)
-    theta = _maximum(theta, roughly(theta), roughly, _CLOSE_A_ROW * n)[0]
-    return theta, _scores(theta, rows)
+        start = _scores(np.zeros(2), rows, moments)
+        return _maximum(np.zeros(2), start, lambda theta: _scores(theta, rows))
+    theta = best_of_sums(n, lambda theta, rough: ScoreSums.of(theta, rows, rough))
+    return theta, _scores(theta, rows, rough=True)
+
+
+def best_of_sums(n, sums):
+    """Return theta = (log a, log t) of highest density, by Fisher's scoring: few looks at the rows.
+
+    `sums(theta, rough)` are the `ScoreSums` of n rows, which may be anywhere.
+    """
+
+    def scores(theta):
+        return _Scores.at(theta, sums(theta, n >= _MANY_ROWS))
+
+    theta = np.zeros(2)
+    at = scores(theta)
+    for _ in range(_MOST_STEPS):
+        step = np.linalg.solve(at.curvature, at.gradient)
+        if 0.5 * step @ at.gradient <= _CLOSE_A_ROW * n:
+            return theta + step
+        new = _higher(theta, at, _bounded(step), scores)
+        if new is None:
+            break
+        theta, at = new
+    return theta
 
 
 def calibrated_classes(factor, y, weight, left, how):
@@ -151,7 +236,8 @@ def calibrated_classes(factor, y, weight, left, how):
         m, v = slope * mean, slope**2 * np.exp(theta[1]) * var
         log_z, slope_m, slope_v = factor.log_z_slopes(y[proper], m, v)
         by_mean, by_variance = np.sum(slope_m * m, axis=1), np.sum(slope_v * v, axis=1)
-        return _total(theta, log_z, np.stack([by_mean + 2.0 * by_variance, by_variance]), own)
+        slopes = np.stack([by_mean + 2.0 * by_variance, by_variance])
+        return _Scores.at(theta, ScoreSums.over(log_z, slopes, own), log_z)
 
     theta = np.zeros(2)
     at = scores(theta)
@@ -170,8 +256,7 @@ def _maximum(theta, at, scores, close=_CLOSE):
         step = np.linalg.solve(curvature, at.gradient)
         if 0.5 * step @ at.gradient <= close:
             break
-        step *= min(1.0, _LONGEST / np.max(np.abs(step)))
-        new = _higher(theta, at, step, scores)
+        new = _higher(theta, at, _bounded(step), scores)
         if new is None:
             break
         theta, before, at, step = new[0], at, new[1], new[0] - theta
@@ -183,6 +268,10 @@ def _maximum(theta, at, scores, close=_CLOSE):
         else:
             curvature = at.curvature
     return theta, at
+
+
+def _bounded(step):
+    return step * min(1.0, _LONGEST / np.max(np.abs(step)))
 
 
 def _higher(theta, at, step, scores):

@@ -80,8 +80,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         "loo" gives predictors a slope and a temper, the two numbers by which each row is best
         foretold from the others (see Notes). It matters where one prior variance for all columns is
         wrong: on text it takes a third off the log loss. What is said of coefficients never has
-        them. None leaves predictions as the posterior has them. Not there for partitions and for
-        streams.
+        them. None leaves predictions as the posterior has them. Not there for streams.
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
         What becomes of a learned scale of the prior. "integrate" averages over it (see Notes):
         intervals of coefficients then cover what they say, where those at the mode are too narrow
@@ -198,13 +197,14 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     laplace_scale_ : float or ndarray of shape (n_classes,)
         Scale b, only with prior="laplace".
     slope_ : float or ndarray of shape (n_classes,)
-        Factor of predictors found by the calibration, 1 without one. For rows in memory; so are the
-        four that follow.
+        Factor of predictors found by the calibration, 1 without one. Not of a stream.
     temper_ : float or ndarray of shape (n_classes,)
-        Factor of their variances: a posterior N(m, v) predicts as N(slope m, slope^2 temper v).
+        Factor of their variances: a posterior N(m, v) predicts as N(slope m, slope^2 temper v). Not
+        of a stream.
     loo_mean_ : ndarray of shape (n,) or (n_classes, n)
         Mean of the predictor of each training row given the labels of the others, before slope and
-        temper. nan for rows of weight zero, and where a sampled variance leaves no proper one.
+        temper. nan for rows of weight zero, and where a sampled variance leaves no proper one. For
+        rows in memory only; so are the two that follow.
     loo_variance_ : ndarray of shape (n,) or (n_classes, n)
         Variance of the same.
     loo_proba_ : ndarray of shape (n,) or (n_classes, n)
@@ -246,7 +246,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     n_newton_iter_ : int
         Newton steps over all outer steps.
     n_passes_ : int
-        Visits to the partitions, 0 for rows in memory.
+        Visits to the partitions, 0 for rows in memory; those of the calibration included, which are
+        to a few numbers a row but for the first.
     n_iter_ : int
         Outer steps, and one for an integration over the scale of the prior; of several classes the
         largest number.
@@ -275,7 +276,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     variances, up to 4000 coefficients, a visit costs O(n d^2) and sends O(d^2) numbers a partition
     each way, for some 8 to 15 visits a fit. With sampled ones a visit sends O(d) numbers, O(d k) in
     some, for 40 to 130 visits; draws and covariances are then those of features that are
-    independent given the intercept, for the rows are not at hand.
+    independent given the intercept, for the rows are not at hand. The calibration adds 4 to 8
+    visits, in which two numbers go to a partition and seven come back.
 
     The average (hyperparameters) is over a lattice of 5 to 8 fits in the log of the prior variance
     v, weighted by their bounds and a half-Cauchy prior (median 2.5) of sqrt(v sum_j var x_j), the

@@ -46,7 +46,11 @@ class RowSpec(NamedTuple):
 
     def of_class(self, k):
         """Return the `RowSpec` of class k against the rest, a fit of its own to workers."""
-        return self._replace(token=secrets.token_hex(8), positive=k)
+        return self.renamed()._replace(positive=k)
+
+    def renamed(self):
+        """Return the same under which workers have kept nothing."""
+        return self._replace(token=secrets.token_hex(8))
 
     def forget(self):
         """Drop what this process keeps for the fit."""
@@ -81,16 +85,26 @@ class PartRows(NamedTuple):
         value, slope, gram, dof = 0.0, np.zeros(n), np.zeros((n, n)), 0.0
         for block in row_blocks(q, n):
             B = self.B if q <= block.stop - block.start else self.B[block]
-            s, z = B @ posterior.mean, np.zeros(B.shape[0])
-            if posterior.root is not None:
-                half = B @ posterior.root.T
-                z = np.einsum("ij,ij->i", half, half)
+            s, z = _marginals(B, posterior)
             f = self.sites.of_rows(block).penalty(s, z)
             value += float(np.sum(f.value))
             slope += B.T @ f.slope
             gram += weighted_gram(B, f.precision)
             dof += float(f.precision @ z)
         return SiteSums(value, slope, gram, dof)
+
+    def marginals(self, posterior):
+        """Return means and variances (q,) of the predictors under a `WholePosterior`."""
+        each = [_marginals(self.B[block], posterior) for block in row_blocks(*self.B.shape)]
+        return tuple(np.concatenate(values) for values in zip(*each, strict=True))
+
+
+def _marginals(B, posterior):
+    s, z = B @ posterior.mean, np.zeros(B.shape[0])
+    if posterior.root is not None:
+        half = B @ posterior.root.T
+        z = np.einsum("ij,ij->i", half, half)
+    return s, z
 
 
 def part_rows(part, k, spec, keep=True):

@@ -10,12 +10,14 @@ from .._engine.partition import PartMap, add_up
 from .._estimator.checks import LARGEST_IN_UNITS, refuse_joint
 from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
+from ._calibration import LeftOut
 from ._lanczos import rademacher
 from ._natural import VISITS_A_STEP, NaturalGradient
 from ._nodes import single_node
 from ._parameters import LARGEST_EXACT, LONGER_LEARNING, make_prior, prior_mode, refuse_integration
-from ._part_rows import RowSpec, site_sums
-from ._posterior import WeightPosterior
+from ._part_calibration import calibrated_parts, left_out_of_anchors, left_out_of_posterior
+from ._part_rows import RowSpec, WholePosterior, site_sums
+from ._posterior import WeightPosterior, mixed_weights
 from ._sampled import SAMPLED_TOL, SampledLoop, is_large, summed
 
 __all__ = ["PartedProblem", "fit_parted", "make_parted"]
@@ -28,7 +30,8 @@ class PartedProblem:
     `spec` is that of the first of `n_problems` binary problems, one of two classes or one a class.
     `sizes` are the rows of each part, `weight` all of them with repetition; `limits` are those of
     the sampled loop, `noise` and `evidence_probes` its random numbers, None with exact variances.
-    `lasts` are the states of an earlier fit of the same `shape`, None without one.
+    `calibration` is "loo" or None. `lasts` are the states of an earlier fit of the same `shape`,
+    None without one.
     """
 
     run: PartMap
@@ -44,6 +47,7 @@ class PartedProblem:
     shape: tuple
     weight: float
     limits: tuple
+    calibration: str | None
     noise: Any = None
     evidence_probes: Any = None
 
@@ -73,6 +77,12 @@ class PartedProblem:
     def visit(self, posterior):
         """Return the `SiteSums` of all rows at a posterior."""
         return add_up(self.run(site_sums, range(len(self.sizes)), self.spec, posterior))
+
+    def left_out(self, form, *state):
+        """Return the `LeftOut` of all rows, and the visits it took; see `calibrated_parts`."""
+        if self.calibration is None:
+            return LeftOut(1.0, 1.0), 0
+        return calibrated_parts(self.run, sum(self.sizes), self.spec, form, *state)
 
 
 def make_parted(estimator, run, from_user):
@@ -127,6 +137,7 @@ def make_parted(estimator, run, from_user):
         shape=shape,
         weight=float(counts @ weights),
         limits=(SAMPLED_TOL * estimator.inner_tol, estimator.max_inner_iter),
+        calibration=estimator.calibration,
         noise=rng.standard_normal((n, estimator.n_variance_samples)) if sampled else None,
         evidence_probes=rademacher(n, probes, rng) if probes else None,
     )
@@ -173,17 +184,19 @@ def _calibrated(problem, monitor):
     result = loop.solve(monitor=monitor, last=problem.last, **limits)
     step = result.evaluation.payload
     log_evidence, error, dof = loop.finish(step, problem.evidence_probes)
+    left_out, n_visits = problem.left_out(left_out_of_anchors, loop.point, loop.anchors)
     attributes = dict(
         scale=problem.prior.spread(step.scale),
         dof=dof,
         n_products=loop.n_products,
         n_newton=loop.n_newton,
-        n_passes=loop.n_visits,
+        n_passes=loop.n_visits + n_visits,
         last=loop.state(),
         evidence_std=error,
         average=single_node(problem.prior, step.scale, log_evidence),
+        left_out=left_out,
     )
-    posterior = problem.posterior(step)
+    posterior = _tempered(problem.posterior(step), left_out)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
 
 
@@ -195,6 +208,8 @@ def _exact(problem, monitor):
     limits = dict(tol=problem.tol, max_iter=problem.max_iter, damping=problem.damping)
     result = loop.solve(state, monitor=monitor, **limits)
     step = result.evaluation.payload
+    whole = WholePosterior(step.mean, step.system.half)
+    left_out, n_visits = problem.left_out(left_out_of_posterior, whole)
     flat = np.any(np.isinf(problem.prior.variance))
     log_evidence = np.nan if flat else step.objective
     attributes = dict(
@@ -202,10 +217,16 @@ def _exact(problem, monitor):
         dof=step.dof,
         n_products=2 * loop.n_visits,
         n_newton=0,
-        n_passes=loop.n_visits,
+        n_passes=loop.n_visits + n_visits,
         last=result.x,
         evidence_std=0.0,
         average=single_node(problem.prior, step.scale, log_evidence),
+        left_out=left_out,
     )
-    posterior = problem.posterior(step)
+    posterior = _tempered(problem.posterior(step), left_out)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
+
+
+def _tempered(posterior, left_out):
+    """Return what predicts with slope and temper."""
+    return mixed_weights([posterior], np.ones(1), left_out.slope, left_out.temper)

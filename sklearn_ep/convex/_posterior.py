@@ -17,7 +17,7 @@ from .._estimator.averaged import AveragedPosterior
 from .._estimator.summary import interval_of
 from ._systems import row_blocks, with_ones
 
-__all__ = ["AveragedWeights", "TemperedPredictors", "WeightPosterior"]
+__all__ = ["AveragedWeights", "TemperedPredictors", "WeightPosterior", "mixed_weights"]
 
 # Sampled variances are only estimates: included rows may take away at most this share of them.
 _LARGEST_SHARE = 0.95
@@ -163,6 +163,16 @@ class TemperedPredictors:
     def draw(self, X, n_samples, rng):
         """Return joint draws (n_samples, n_new) at new rows."""
         return self._moved(X, self.posterior.draw(X, n_samples, rng))
+
+
+def mixed_weights(nodes, weight, slope, temper):
+    """Return what predicts from the posteriors of nodes with weight (M,): one as it is, if it may.
+
+    It may where the calibration says nothing.
+    """
+    if len(nodes) == 1 and slope == temper == 1.0:
+        return nodes[0]
+    return AveragedWeights(nodes, weight, slope, temper)
 
 
 class AveragedWeights(AveragedPosterior):

@@ -32,7 +32,7 @@ from ._parameters import (
     prior_mode,
     refuse_integration,
 )
-from ._posterior import AveragedWeights, WeightPosterior
+from ._posterior import WeightPosterior, mixed_weights
 from ._sampled import SAMPLED_TOL, SampledLoop, is_large
 from ._sampled_rows import SampledRows
 from ._systems import Design, DualSystem, IterativeSystem, PrimalSystem
@@ -178,7 +178,8 @@ def _fit_rows(problem, sign, monitor, k):
         last=last,
         average=average,
     )
-    posterior = _mixed([f.posterior for f in fits], average.weight, attributes["left_out"])
+    left_out, posteriors = attributes["left_out"], [f.posterior for f in fits]
+    posterior = mixed_weights(posteriors, average.weight, left_out.slope, left_out.temper)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
 
 
@@ -192,14 +193,6 @@ def _of_rows(problem, sign, fits, weight):
         dof=float(weight @ np.array([f.dof for f in fits])),
         left_out=calibrated(sign, problem.weight, weight, left, problem.calibration),
     )
-
-
-def _mixed(nodes, weight, left_out):
-    """Return what predicts from the posteriors of nodes, with slope and temper."""
-    calibration = left_out.slope, left_out.temper
-    if len(nodes) == 1 and calibration == (1.0, 1.0):
-        return nodes[0]
-    return AveragedWeights(nodes, weight, *calibration)
 
 
 def _fit_calibrated(problem, sign, monitor, k):
@@ -240,7 +233,7 @@ def _fit_calibrated(problem, sign, monitor, k):
     )
     system = IterativeSystem(design, step.prior.precision, attributes["site_precision"], step.data)
     posterior = WeightPosterior(step.u, design.intercept, system, step.predictor)
-    posterior = _mixed([posterior], average.weight, left_out)
+    posterior = mixed_weights([posterior], average.weight, left_out.slope, left_out.temper)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
 
 

@@ -46,9 +46,11 @@ _SAMPLE_RTOL = (0.1, 0.01)
 SAMPLED_TOL = 10.0
 _INTERCEPT_RTOL = 1e-3
 # Samples, and samples times coefficients, that the level of the variances needs, which is one
-# number for all rows; where the spread of the ratios over rows is larger than the limit, rows need
-# samples of their own.
-_FEW_SAMPLES, _FEW_DRAWN, _SPREAD_FOR_MORE, _SPREAD_FOR_SHRINKING = 4, 2000, 0.01, 0.005
+# number for all rows; of so many rows two. Where the spread of the ratios over rows is larger than
+# the limit, rows need samples of their own; two samples tell it to .013, and where it is below .03
+# eight of its own are of no use to a row.
+_FEW_SAMPLES, _FEW_DRAWN, _MANY_ROWS = 4, 2000, 25_000
+_SPREAD_FOR_MORE, _SPREAD_FOR_MORE_OF_TWO, _SPREAD_FOR_SHRINKING = 0.01, 0.03, 0.005
 _SUFFICIENT = 1e-4  # decrease in Newton's line search
 
 
@@ -234,7 +236,8 @@ class SampledLoop:
         prior = self.prior.penalty(self.point.u, self.own, self.scale)
         diagonal, most = prior.precision, self.noise.shape[1]
         right = np.empty((len(diagonal), 0))
-        few = min(max(_FEW_SAMPLES, _FEW_DRAWN // len(diagonal)), most)
+        least = _FEW_SAMPLES if self.weight < _MANY_ROWS else 2
+        few = min(max(least, _FEW_DRAWN // len(diagonal)), most)
         for k in dict.fromkeys((few, most)):
             columns = slice(right.shape[1], k)
             data, more = self._visit(right_sums, columns, products=1 + k - columns.start)
@@ -247,7 +250,7 @@ class SampledLoop:
             candidate = Candidate(next(self._tags), variances, U, column)
             sums = self._visit(calibration_sums, candidate, products=k)
             level, spread = _level_and_spread(sums, k)
-            if spread < _SPREAD_FOR_MORE:
+            if spread < (_SPREAD_FOR_MORE if k > 2 else _SPREAD_FOR_MORE_OF_TWO):
                 break
         noise = 2.0 / k
         shrink = spread / (spread + (1.0 + spread) * noise)

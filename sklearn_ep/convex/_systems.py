@@ -9,6 +9,7 @@ diagonal plus a matrix of low rank.
 
 import copy
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -346,10 +347,11 @@ def conjugate_gradients(times, scale, b, x, r, rtol, moved=None):
     wanted = rtol * np.linalg.norm(b, axis=0)
     step = r / scale
     p, rho = step, np.einsum("ij,ij->j", r, step)
-    active = np.flatnonzero(np.linalg.norm(r, axis=0) > wanted)
+    left = np.flatnonzero(np.linalg.norm(r, axis=0) > wanted)
     for _ in range(10 * len(b) + 100):
-        if not len(active):
+        if not len(left):
             break
+        active: Any = slice(None) if len(left) == len(rho) else left  # all of them in place
         direction = np.ascontiguousarray(p[:, active])
         image = times(direction)
         alpha = rho[active] / np.einsum("ij,ij->j", direction, image)
@@ -362,7 +364,7 @@ def conjugate_gradients(times, scale, b, x, r, rtol, moved=None):
         new = np.einsum("ij,ij->j", residual, step)
         p[:, active] = step + (new / rho[active]) * direction
         rho[active] = new
-        active = active[np.linalg.norm(residual, axis=0) > wanted[active]]
+        left = left[np.linalg.norm(residual, axis=0) > wanted[active]]
 
 
 class IterativeSystem:

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from scipy.linalg import eigh_tridiagonal, norm
 
 from .._engine.gaussian import ImproperPosterior
-from ._systems import row_blocks, weighted_inner, weighted_row_sums, with_data
+from ._systems import row_blocks, weighted_inner, weighted_row_sums
 
 __all__ = [
     "ExactVariances",
@@ -129,17 +129,28 @@ class LowRankVariance:
 def leave_one_out(B, variances, copy_precision):
     """Return j_i = sum_l b_il^2 / (A_ll - pi_i b_il^2): Jacobi variances without the row's share.
 
-    `variances` (n,) is 1 / diag(A), `copy_precision` (q,) the pi_i of one copy of each row.
+    `variances` (n,) is 1 / diag(A), `copy_precision` (q,) the pi_i of one copy of each row. In the
+    precision of a sparse B.
     """
     out = np.empty(B.shape[0])
     width = B.nnz // max(B.shape[0], 1) + 1 if sp.issparse(B) else B.shape[1]
+    if sp.issparse(B):
+        variances, copy_precision = (x.astype(B.dtype) for x in (variances, copy_precision))
     for rows in row_blocks(B.shape[0], 8 * width):
-        block = B[rows]
-        if sp.issparse(block):
-            share = block.data**2 * variances[block.indices]
-            share /= 1.0 - np.repeat(copy_precision[rows], np.diff(block.indptr)) * share
-            out[rows] = np.asarray(with_data(block, share).sum(axis=1)).ravel()
+        if sp.issparse(B):
+            ends = B.indptr[rows.start : rows.stop + 1]
+            own = slice(ends[0], ends[-1])
+            share = B.data[own] ** 2
+            share *= variances[B.indices[own]]
+            rest = np.repeat(copy_precision[rows], np.diff(ends))
+            rest *= share
+            share /= np.subtract(1.0, rest, out=rest)
+            block = type(B)(
+                (share, B.indices[own], ends - ends[0]), shape=(len(ends) - 1, len(variances))
+            )
+            out[rows] = np.asarray(block.sum(axis=1)).ravel()
         else:
+            block = B[rows]
             share = block * block * variances
             out[rows] = np.sum(share / (1.0 - copy_precision[rows][:, None] * share), axis=1)
     return out

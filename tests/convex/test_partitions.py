@@ -3,6 +3,7 @@
 import functools
 import os
 import pathlib
+import pickle
 import signal
 
 import joblib
@@ -15,8 +16,9 @@ from scipy.special import expit
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
-from sklearn_ep._engine.partition import PartMemory, add_up
-from sklearn_ep.convex import _part_rows
+from sklearn_ep import ConvexVariationalLogistic
+from sklearn_ep._engine.partition import PartMap, PartMemory, add_up
+from sklearn_ep.convex import _classifier, _part_calibration, _part_rows
 from sklearn_ep.convex._part_rows import SiteSums
 from sklearn_ep.convex._sampled_rows import row_normals
 from sklearn_ep.datasets import make_sparse_logistic
@@ -90,7 +92,7 @@ VARIANCES = pytest.mark.parametrize("variance", ["exact", "calibrated"])
 @VARIANCES
 def test_the_same_bits_for_loaders_workers_arrays_and_without_memory(variance, monkeypatch):
     X, y, _ = make_sparse_logistic(300, 200, random_state=0)
-    kw = dict(variance=variance, random_state=0)
+    kw = dict(variance=variance, random_state=0, calibration="loo")
     parts = cut(X, y, 3)
     a = plain_logistic(4.0, **kw).fit(parts)
     others = [
@@ -105,6 +107,7 @@ def test_the_same_bits_for_loaders_workers_arrays_and_without_memory(variance, m
         np.testing.assert_array_equal(a.coef_, b.coef_)
         np.testing.assert_array_equal(a.coef_std_, b.coef_std_)
         assert a.log_evidence_ == b.log_evidence_
+        assert a.slope_ == b.slope_ != 1.0 and a.temper_ == b.temper_
     dense = clone(a).fit([(A.toarray(), t) for A, t in parts])
     assert far(dense, a) < 1e-4
 
@@ -245,6 +248,74 @@ def test_words_are_labels_and_weights_are_copies_with_n_partitions():
     assert list(a.classes_) == ["no", "yes"] and far(a, b) < 1e-5
 
 
+@pytest.mark.parametrize(
+    "kw", [dict(), dict(bound="local"), dict(class_weight="balanced")], ids=str
+)
+def test_slope_and_temper_of_parts_are_those_of_the_rows_in_memory(kw):
+    X, y = make()
+    kw = dict(hyperparameters="mode", **kw, **TIGHT)
+    a = ConvexVariationalLogistic(1.0, **kw).fit(X, y)
+    b = ConvexVariationalLogistic(1.0, **kw).fit(cut(X, y, 4))
+    assert a.slope_ != 1.0 and a.temper_ != 1.0
+    np.testing.assert_allclose([b.slope_, b.temper_], [a.slope_, a.temper_], rtol=2e-3)
+    for got, expected in zip(
+        b.latent_mean_and_variance(X), a.latent_mean_and_variance(X), strict=True
+    ):
+        np.testing.assert_allclose(got, expected, rtol=2e-3)
+    np.testing.assert_allclose(b.predict_proba(X), a.predict_proba(X), atol=1e-4)
+    assert (
+        not hasattr(b, "loo_proba_")
+        and b.set_params(calibration=None).fit(cut(X, y, 4)).slope_ == 1
+    )
+
+
+def test_slope_and_temper_of_sampled_parts():
+    X, y, _ = make_sparse_logistic(600, 400, random_state=0)
+    est = ConvexVariationalLogistic(4.0, variance="calibrated", random_state=0)
+    parts, memory = clone(est).fit(cut(X, y, 3)), clone(est).fit(X, y)
+    exact = clone(est).set_params(variance="exact").fit(X, y)
+    for other in (memory, exact):
+        assert abs(np.log(parts.slope_ / other.slope_)) < 0.02
+        assert abs(np.log(parts.temper_ / other.temper_)) < 0.05
+    more = parts.condition_on(X[:1], y[:1])
+    assert (more.slope_, more.temper_) == (parts.slope_, parts.temper_)
+    assert more.latent_mean_and_variance(X[:1])[1] < parts.latent_mean_and_variance(X[:1])[1]
+    assert (
+        pickle.loads(pickle.dumps(parts)).predict_proba(X).tobytes()
+        == parts.predict_proba(X).tobytes()
+    )
+
+
+def test_each_class_on_parts_has_a_slope_and_a_temper_of_its_own():
+    X, _ = make(240, 5, seed=3)
+    y = np.argmax(X[:, :3] + np.random.default_rng(4).standard_normal((240, 3)), axis=1)
+    kw = dict(hyperparameters="mode", **TIGHT)
+    whole = ConvexVariationalLogistic(1.0, multi_class="one_vs_rest", **kw).fit(X, y)
+    parts = ConvexVariationalLogistic(1.0, **kw).fit(cut(X, y, 3))
+    assert parts.slope_.shape == (3,)
+    np.testing.assert_allclose(parts.slope_, whole.slope_, rtol=2e-3)
+    np.testing.assert_allclose(parts.temper_, whole.temper_, rtol=2e-3)
+
+
+@VARIANCES
+def test_few_numbers_travel_for_slope_and_temper(variance, monkeypatch):
+    X, y, _ = make_sparse_logistic(300, 200, random_state=0)
+    sent, came = [], []
+
+    class Counting(PartMap):
+        def __call__(self, worker, messages, *shared):
+            answers = super().__call__(worker, messages, *shared)
+            if worker is _part_calibration.score_sums:
+                sent.append(len(pickle.dumps(shared)))
+                came.append(max(len(pickle.dumps(answer)) for answer in answers))
+            return answers
+
+    monkeypatch.setattr(_classifier, "PartMap", Counting)
+    ConvexVariationalLogistic(4.0, variance=variance, random_state=0).fit(cut(X, y, 3))
+    assert 3 <= len(sent) <= 12 and max(sent[1:]) < 600 < 8 * 200 < sent[0]
+    assert max(came) < 600
+
+
 def load_or_die(X, y, main, mark):
     """Load a part; kill the first other process that does."""
     if os.getpid() != main and not mark.exists():
@@ -259,14 +330,14 @@ def load_or_die(X, y, main, mark):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_killed_worker_changes_nothing(variance, tmp_path: pathlib.Path):
     X, y, _ = make_sparse_logistic(200, 60, random_state=0)
-    est = plain_logistic(variance=variance, random_state=0)
-    expected = clone(est).fit(cut(X, y, 4)).coef_
+    est = plain_logistic(variance=variance, random_state=0, calibration="loo")
+    expected = clone(est).fit(cut(X, y, 4)).predict_proba(X)
     parts = [
         functools.partial(load_or_die, A, t, os.getpid(), tmp_path / "killed")
         for A, t in cut(X, y, 4)
     ]
     with joblib.parallel_config(backend="loky", n_jobs=2):
-        got = clone(est).fit(parts).coef_
+        got = clone(est).fit(parts).predict_proba(X)
     assert (tmp_path / "killed").exists()
     np.testing.assert_array_equal(got, expected)
 
@@ -276,7 +347,7 @@ def test_a_killed_worker_changes_nothing(variance, tmp_path: pathlib.Path):
 @pytest.mark.parametrize("backend", ["loky", "dask"])
 def test_processes_and_clusters_give_the_bits_of_one_process(variance, backend, dask_workers):
     X, y, _ = make_sparse_logistic(200, 60, random_state=0)
-    est = plain_logistic(variance=variance, random_state=0)
-    expected = clone(est).fit(cut(X, y, 3)).coef_
+    est = plain_logistic(variance=variance, random_state=0, calibration="loo")
+    expected = clone(est).fit(cut(X, y, 3)).predict_proba(X)
     with joblib.parallel_config(backend=backend, n_jobs=2):
-        np.testing.assert_array_equal(clone(est).fit(cut(X, y, 3)).coef_, expected)
+        np.testing.assert_array_equal(clone(est).fit(cut(X, y, 3)).predict_proba(X), expected)
