@@ -108,6 +108,10 @@ class NoisyArgmax:
         """Whether the winner's precision is known beforehand: 1, for normal noise."""
         return len(self.noise.weight) == 1
 
+    def rough(self) -> "NoisyArgmax":
+        """Return the same with fewer nodes, for sites that a search for something else passes."""
+        return NoisyArgmax(self.noise, self.against_rest, _COARSE, self.matched)
+
     def log_prob(self, f: Any) -> np.ndarray:
         """Return log p(y = c | f) (..., K) of all classes at latent values f (..., K)."""
         if not self.fixed_winner:
@@ -465,4 +469,4 @@ CLASS_LIKELIHOODS = {
 }
 SOFTMAX = NoisyArgmax(_GUMBEL, Logit(), matched=True)
 # The same where a fit asks for it hundreds of times to a tolerance.
-QUICK_SOFTMAX = NoisyArgmax(_GUMBEL, Logit(), _COARSE, matched=True)
+QUICK_SOFTMAX = SOFTMAX.rough()

@@ -8,10 +8,12 @@ from .._engine.averaging import (
     mixture_covariance,
     mixture_moments,
 )
+from .._engine.class_sites import contrast_variances
 from .checks import check_choice
 from .latents import draw_latent
 
 __all__ = [
+    "AveragedClasses",
     "AveragedPosterior",
     "average_remarks",
     "check_hyperparameters",
@@ -102,4 +104,57 @@ class AveragedPosterior:
         """Return joint draws (n_samples, n) of the latent function, each from one node."""
         return draw_mixture(
             self.weight, lambda m, n: draw_latent(self.posteriors[m], X, n, rng), n_samples, rng
+        )
+
+
+class AveragedClasses:
+    """Mixture of the joint posteriors of all classes at several hyperparameters.
+
+    Follows the contract of the item of `latents.JointLatents`; posteriors are those of the nodes,
+    weight (M,) sums to one.
+    """
+
+    def __init__(self, posteriors, weight):
+        self.posteriors, self.weight = posteriors, weight
+
+    @property
+    def n_classes(self):
+        """Number of classes."""
+        return self.posteriors[0].n_classes
+
+    @property
+    def factor(self):
+        """Factor of all classes, which all nodes share."""
+        return self.posteriors[0].factor
+
+    def latent(self, X):
+        """Return means (n, K) and covariances (n, K, K) by the law of total covariance."""
+        return self._mixed([p.latent(X) for p in self.posteriors])
+
+    def _mixed(self, moments):
+        mean, cov = (np.array(parts) for parts in zip(*moments, strict=True))
+        centre = np.tensordot(self.weight, mean, 1)
+        apart = mean - centre
+        between = np.einsum("m,mnc,mnj->ncj", self.weight, apart, apart)
+        return centre, np.tensordot(self.weight, cov, 1) + between
+
+    def latent_and_log_proba(self, X, factor):
+        """Return the same and log probabilities (n, K) by a factor, those of the nodes mixed."""
+        moments = [p.latent(X) for p in self.posteriors]
+        each = [factor.log_proba(m, contrast_variances(cov)) for m, cov in moments]
+        return *self._mixed(moments), log_mixture(self.weight, np.array(each))
+
+    def covariance(self, X1, X2, c, j):
+        """Return the covariance (n1, n2) of classes c and j by the law of total covariance."""
+        cov = np.array([p.covariance(X1, X2, c, j) for p in self.posteriors])
+        sides = [
+            np.array([p.latent_mean(X)[:, k] for p in self.posteriors])
+            for X, k in ((X1, c), (X2, j))
+        ]
+        return mixture_covariance(self.weight, cov, *sides)
+
+    def draw(self, X, n_samples, rng):
+        """Return joint draws (n_samples, n, K) of all classes, each from one node."""
+        return draw_mixture(
+            self.weight, lambda m, n: self.posteriors[m].draw(X, n, rng), n_samples, rng
         )

@@ -112,9 +112,9 @@ class JointLatents:
 
     The posterior offers `n_classes`, `latent(X)` -> means (n, K) and covariances (n, K, K),
     `covariance(X1, X2, c, j)` -> (n1, n2) between two classes, `draw(X, n_samples, rng)` ->
-    (S, n, K), may offer `covariance_with(X2, c, j)`, and has the `factor` of all classes. Of two
-    classes only the contrast (f_1 - f_0) / sqrt(2) matters, which is the latent function of the
-    binary model.
+    (S, n, K), may offer `covariance_with(X2, c, j)`, and has the `factor` of all classes; one that
+    is not Gaussian offers `latent_and_log_proba(X, factor)`. Of two classes only the contrast
+    (f_1 - f_0) / sqrt(2) matters, which is the latent function of the binary model.
     """
 
     def __init__(self, posterior):
@@ -148,15 +148,20 @@ class JointLatents:
 
         Those of a softmax to 1e-6 as a rule, for half of the nodes.
         """
-        mean, cov = self.posterior.latent(X)
         factor = self.posterior.factor
         factor = QUICK_SOFTMAX if factor is SOFTMAX else factor
-        return np.einsum("ncc->nc", cov), factor.log_proba(mean, contrast_variances(cov))
+        _, cov, log_proba = self._latent_and_log_proba(X, factor)
+        return np.einsum("ncc->nc", cov), log_proba
 
     def log_proba(self, X):
         """Return log probabilities of the classes (n, K)."""
+        return self._latent_and_log_proba(X, self.posterior.factor)[2]
+
+    def _latent_and_log_proba(self, X, factor):
+        if hasattr(self.posterior, "latent_and_log_proba"):
+            return self.posterior.latent_and_log_proba(X, factor)
         mean, cov = self.posterior.latent(X)
-        return self.posterior.factor.log_proba(mean, contrast_variances(cov))
+        return mean, cov, factor.log_proba(mean, contrast_variances(cov))
 
     def committee(self, X, n_samples, rng):
         """Return class probabilities (S, n, K) of joint draws."""

@@ -216,17 +216,28 @@ def _prior_variances(estimator, X):
     """Return the prior variance (n,) that each class of a joint posterior has at rows."""
     X = _array(X)
     if hasattr(estimator, "kernel_"):
-        return estimator.kernel_.diag(X)
+        return sum(w * kernel.diag(X) for w, kernel in _kernels(estimator))
     squares = X.multiply(X) if sp.issparse(X) else np.square(X)
     plain = squares @ _coefficient_variances(estimator) + _intercept_variance(estimator)
     return _tempering(estimator) * plain
+
+
+def _kernels(estimator):
+    """Return weights and kernels of what a joint posterior is averaged over.
+
+    Each node keeps the common level of the classes at its own prior, of which the mixture has the
+    mean.
+    """
+    nodes = zip(estimator.hyper_weights_, estimator.hyper_theta_, strict=True)
+    return [(w, estimator.kernel_.clone_with_theta(theta)) for w, theta in nodes]
 
 
 def _prior_covariance_with(estimator, X2):
     """Return the map from rows X1 to the prior covariance (n1, n2) of each class of a joint one."""
     X2 = _array(X2)
     if hasattr(estimator, "kernel_"):
-        return lambda X1: estimator.kernel_(_array(X1), X2)
+        kernels = _kernels(estimator)
+        return lambda X1: sum(w * kernel(_array(X1), X2) for w, kernel in kernels)
     variances = _tempering(estimator) * _coefficient_variances(estimator)
     level = _tempering(estimator) * _intercept_variance(estimator)
     scaled = X2.multiply(variances).tocsr() if sp.issparse(X2) else X2 * variances

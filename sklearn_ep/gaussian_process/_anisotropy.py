@@ -8,7 +8,7 @@ and variance have about the same volume at every s, which cancels.
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import helmert
@@ -16,10 +16,8 @@ from sklearn.utils.parallel import Parallel, delayed
 
 from .._engine.averaging import Node
 from .._engine.search import ascend
-from ._dense_gp import KernelGP
 from ._kernel_nodes import EPAtKernels, ScaleNodes
 from ._kernel_scales import KernelScales, ScalePrior
-from ._kernels import with_theta
 
 __all__ = [
     "SPREADS",
@@ -127,7 +125,10 @@ class LengthNodes:
 
         start = near.payload.theta if theta is None else theta
         bounds, curvature = self.ep.plan.kernel.bounds, expected + self.prior_precision()
-        found = ascend(objective, start, bounds, curvature, gain=_SMALL_GAIN, max_iter=_MOST_STEPS)
+        limits: dict[str, Any] = dict(gain=_SMALL_GAIN, max_iter=_MOST_STEPS)
+        # where gradients are not exact, how the evidence rises corrects them from nothing
+        lacking = None if self.ep.plan.model.exact_gradient else np.zeros(len(start))
+        found = ascend(objective, start, bounds, curvature, lacking=lacking, **limits)
         return None if found is None else found.payload
 
 
@@ -146,8 +147,7 @@ def expected_curvature(ep, mode, together=False):
     That of `together` is in the phi of `KernelScales` (T, T).
     """
     theta, result, _ = mode.payload
-    structure = KernelGP(with_theta(ep.plan.kernel, theta), ep.plan.X)
-    curvature = structure.expected_curvature(result.evaluation.payload[0], together)
+    curvature = ep.structure(theta).expected_curvature(result.evaluation.payload[0], together)
     if together and KernelScales.at(ep.plan.kernel, theta).lengths[0] == 0:
         return curvature[::-1, ::-1]
     return curvature

@@ -10,7 +10,6 @@ from scipy.special import logsumexp
 
 from .._engine.averaging import Spacing, average_of, integrate
 from .._engine.loop import SILENT, StepsOfPhase, Trace
-from .._estimator.averaged import AveragedPosterior
 from ._anisotropy import SPREADS, expected_curvature, levels, node_at, nodes_about
 from ._dense_fit import WithLearned, fit_dense, fit_of_sites
 from ._evidence import climb_to_mode, curvature_at_node, node_at_mode
@@ -38,7 +37,7 @@ _WORTH = 0.02
 
 def fit_averaged(plan, y, monitor, k):
     """Average over the kernel of problem k and return its `BinaryFit`."""
-    trace, ep = Trace(monitor), EPAtKernels(plan, y, plan.sites[k])
+    trace, ep = Trace(monitor), EPAtKernels(plan.rough(), y, plan.sites[k])
     found = mode_of_kernels(ep, plan.starts[k], trace, monitor)
     if found is None:
         return fit_dense(plan, y, monitor, k)
@@ -72,7 +71,7 @@ def fit_averaged(plan, y, monitor, k):
         names=KernelScales.at(plan.kernel, heaviest.payload.theta).names,
     )
     mean = with_theta(plan.kernel, average.weight @ theta)
-    posterior = AveragedPosterior(posteriors, average.weight)
+    posterior = plan.model.mixture(posteriors, average.weight)
     fit = fit_of_sites(posterior, trace, end, result, mean, mixed, counted, **more)
     return fit if asked else fit._replace(log_evidence=average.log_evidence)
 
@@ -108,8 +107,16 @@ def mode_of_kernels(ep, start, trace, monitor=SILENT):
             nodes = replace(nodes, ep=replace(ep, x=x))
             share = float(plan.weight[rows].sum() / plan.weight.sum())
             curvature = curvature_at_node(small.evaluate, below[0], scales.bounds) / share
+            lacking = None if plan.model.exact_gradient else np.zeros(len(phi))
             found = climb_to_mode(
-                nodes.evaluate, phi, scales.bounds, curvature, ep.told, plan.max_iter, trace
+                nodes.evaluate,
+                phi,
+                scales.bounds,
+                curvature,
+                lacking,
+                ep.told,
+                plan.max_iter,
+                trace,
             )
             if found is not None:
                 return nodes, *found
@@ -132,7 +139,8 @@ def average_about(nodes, mode, monitor, coarse=False):
             return _over_levels(_for_its_surroundings(nodes, mode), found, mode)
     if len(mode.phi) == 2:
         spacing = _SHORT if coarse or several else _COARSE if lengths_differ else None
-    lattice = integrate(nodes.evaluate, mode, scales.bounds, workers, monitor, spacing)
+    exact = nodes.ep.plan.model.exact_gradient
+    lattice = integrate(nodes.evaluate, mode, scales.bounds, workers, monitor, spacing, exact)
     if not lengths_differ:
         return lattice
     top = max(lattice.nodes, key=lambda node: node.objective)

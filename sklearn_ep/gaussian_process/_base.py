@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._engine.class_sites import ClassSites, class_log_weights
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
-from .._estimator.averaged import AveragedPosterior, average_remarks, check_hyperparameters
+from .._estimator.averaged import average_remarks, check_hyperparameters
 from .._estimator.checks import (
     check_choice,
     check_number,
@@ -26,6 +26,7 @@ from .._estimator.latents import draw_latent
 from .._estimator.posterior_classifier import PosteriorClassifier
 from ._dense_gp import DenseGPPosterior
 from ._fitted import attributes_of_averages, averages_of, signs_of
+from ._joint_gp import JointGPPosterior
 from ._kernels import has_input_gradient, with_theta
 from .inducing.rows import (
     check_scale,
@@ -207,9 +208,10 @@ class GaussianProcessBase(PosteriorClassifier):
     def _check_new(self, X):
         check_is_fitted(self)
         posterior = self._posteriors[0]
-        if isinstance(posterior, AveragedPosterior):
+        if hasattr(posterior, "posteriors"):
             posterior = posterior.posteriors[0]
-        if isinstance(posterior, DenseGPPosterior) and not posterior.kernel.requires_vector_input:
+        of_rows = isinstance(posterior, DenseGPPosterior | JointGPPosterior)
+        if of_rows and not posterior.kernel.requires_vector_input:
             return object_rows(X)
         return super()._check_new(X)
 
@@ -328,9 +330,11 @@ class GaussianProcessBase(PosteriorClassifier):
         Returns
         -------
         log_likelihood : float
-            Sum over the one-versus-rest problems, with EP run to `tol` from the fitted sites.
+            That of all classes jointly, or the sum over the one-versus-rest problems, with EP run
+            to `tol` from the fitted sites.
         gradient : ndarray of shape (p,)
-            Only if `eval_gradient`; in the parameters as they were given.
+            Only if `eval_gradient`; in the parameters as they were given. Of more than two classes
+            jointly it is found by central differences, in 2 p further runs of EP.
 
         Raises
         ------
@@ -354,6 +358,7 @@ class GaussianProcessBase(PosteriorClassifier):
             self.kernel_ = with_theta(fitted, whole)
         if not eval_gradient:
             return value
+        gradient = gradient() if callable(gradient) else gradient
         return value, gradient.reshape(n_equal, theta.size).sum(axis=0)
 
     def _log_weights(self, rows, n_draws, rng):

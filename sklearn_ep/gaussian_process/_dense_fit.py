@@ -45,7 +45,7 @@ def fit_dense(plan, y, monitor, k):
     end, max_sweeps = KEPT, min(plan.max_sweeps, plan.max_iter)
     if plan.optimizer is not None and kernel.n_dims:
         learning_tol = max(plan.tol, plan.model.learning_tol)
-        search = plan.starts[k], kernel.bounds
+        search, rough = (plan.starts[k], kernel.bounds), plan.rough()
         watched: Any = dict(starts=plan.restarts, monitor=trace)
         if callable(plan.optimizer):
             learned = maximise_by(
@@ -55,19 +55,19 @@ def fit_dense(plan, y, monitor, k):
             watched |= plan.model.search | dict(max_iter=plan.max_iter)
             rows = plan.rows_to_start_from()
             if rows is None:
-                learned = maximise_evidence(plan.evidence(y, x, learning_tol), *search, **watched)
+                learned = maximise_evidence(rough.evidence(y, x, learning_tol), *search, **watched)
             else:
-                small = plan.part(rows).evidence(y[rows], x[:, rows], learning_tol)
+                small = rough.part(rows).evidence(y[rows], x[:, rows], learning_tol)
                 share = float(plan.weight[rows].sum() / plan.weight.sum())
 
                 def evidence_from(point):
                     start = plan.sites_from_rows(y, rows, *point.payload)
-                    return plan.evidence(y, start, learning_tol)
+                    return rough.evidence(y, start, learning_tol)
 
                 learned = climb_from_rows(evidence_from, small, share, *search, **watched)
                 x = learned.point.payload[2]
             if plan.wigglier is not None and plan.ends_flat(y, learned.point.value):
-                evaluate = plan.evidence(y, plan.sites[k], learning_tol)
+                evaluate = rough.evidence(y, plan.sites[k], learning_tol)
                 other = maximise_evidence(evaluate, plan.wigglier, kernel.bounds, **watched)
                 if other.point.value > learned.point.value:
                     learned, x = other, plan.sites[k]

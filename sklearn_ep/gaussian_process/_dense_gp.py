@@ -154,6 +154,10 @@ class DenseState:
         R += np.outer(self.alpha, self.alpha)
         return R
 
+    def inverse_total(self):
+        """Return the inverse (n, n) of the prior covariance plus the variances of the sites."""
+        return np.outer(self.alpha, self.alpha) - self.evidence_curvature()
+
 
 class DenseGP:
     """Structure of a Gaussian process prior with covariance K (n, n) over n latent values.
@@ -208,10 +212,13 @@ class KernelGP(DenseGP):
         numbers, of single precision: volumes do not ask for more. `together` takes all lengths as
         one, in two products.
         """
-        B = np.outer(state.alpha, state.alpha) - state.evidence_curvature()
+        return self._curvature_of(state.inverse_total(), together, np.float32)
+
+    def _curvature_of(self, B, together, kind):
+        """Return tr(B D_k B D_l) / 2 (p, p), by products of a float type."""
         size = np.abs(B).max() or 1.0  # which single precision may not hold
-        B = (B / size).astype(np.float32)
-        slopes = self._cross.derivatives(self._block(), np.float32, together)
+        B = (B / size).astype(kind)
+        slopes = self._cross.derivatives(self._block(), kind, together)
         products = np.stack([B @ D for D in slopes])
         flat, crossed = (a.reshape(len(a), -1) for a in (products, products.transpose(0, 2, 1)))
         return 0.5 * size**2 * (flat @ crossed.T).astype(float)

@@ -25,6 +25,7 @@ from .._engine.row_order import minibatches, row_keys
 from .._engine.rules import rule_of_power
 from .._engine.sites import Sites
 from .._engine.whole import WholeEP
+from .._estimator.averaged import AveragedClasses, AveragedPosterior
 from .._estimator.checks import refuse_joint
 from .._estimator.fitting import BinaryFit
 from ._averaging_plan import MOST_COLUMNS, Averaging, kernel_prior, kernel_settings, wants_average
@@ -50,13 +51,18 @@ __all__ = [
     "takes_joint",
 ]
 
+# Residual to which sites are refined at the nodes of an average: the error of the evidence is of
+# second order in it. Of several classes it is below a hundredth of a nat as a rule.
+_NODE_TOL, _JOINT_NODE_TOL = 1e-2, 3e-2
 # Residual of sites of several classes while the kernel moves, and what ends learning there: the
 # gradient of the evidence is itself off by tenths of a nat and more.
-_JOINT_TOL = 1e-2
+_JOINT_TOL = 2e-2
 # Nats by which a kernel has to beat the frequencies of labels, and how much shorter its length is
 # at the next start where it does not: on 100 rows of banana two searches of five end flat.
 _WORTH_A_KERNEL, _WIGGLIER = 2.0, 9.0
-_FEW_ROWS = 300  # up to which learning starts on all rows
+# Of differences that give the gradient of several classes: step, residual of sites, most sweeps.
+_SLOPE_STEP, _SLOPE_TOL, _SLOPE_SWEEPS = 0.01, 1e-6, 300
+_FEW_ROWS, _JOINT_FEW_ROWS = 300, 150  # up to which learning starts on all rows
 _SHARE = 1.0 / 3.0  # of the rows to start from else: their evidence costs a thirtieth
 _JOINT_SEARCH: Mapping[str, Any] = dict(
     ftol=2e-6, gtol=1e-2, first_step=1.0, max_line_search=6, exact_gradient=False
@@ -71,6 +77,9 @@ class BinaryModel:
     rule: Any
     learning_tol: ClassVar[float] = LEARNING_TOL
     search: ClassVar[Mapping[str, Any]] = {}
+    exact_gradient: ClassVar[bool] = True
+    node_tol: ClassVar[float] = _NODE_TOL
+    mixture: ClassVar[type] = AveragedPosterior
 
     def ep(self, kernel, X, sign, weight, squares=None):
         """Return the fixed-point map of EP."""
@@ -79,6 +88,14 @@ class BinaryModel:
     def gradient(self, ep, payload):
         """Return the gradient of the log evidence in theta at a fixed point."""
         return ep.evidence_gradient(payload[0])
+
+    def rough(self):
+        """Return the model for sites that a search passes: its factor costs next to nothing."""
+        return self
+
+    def no_sites(self, sign):
+        """Return sites (2, n) that say nothing."""
+        return np.zeros((2, len(sign)))
 
     def posterior(self, kernel, X, state):
         """Return what predicts."""
@@ -99,8 +116,20 @@ class JointModel:
     """One latent function a class under one kernel, and class indices as labels."""
 
     factor: Any
+    n_classes: int
     learning_tol: ClassVar[float] = _JOINT_TOL
     search: ClassVar[Mapping[str, Any]] = _JOINT_SEARCH
+    node_tol: ClassVar[float] = _JOINT_NODE_TOL
+    mixture: ClassVar[type] = AveragedClasses
+
+    @property
+    def exact_gradient(self):
+        """Whether `gradient` is that of the log evidence, and not without the moves of sites."""
+        return self.n_classes == 2
+
+    def rough(self):
+        """Return the model for sites that a search passes."""
+        return replace(self, factor=self.factor.rough())
 
     def ep(self, kernel, X, y, weight, squares=None):
         """Return the fixed-point map of EP."""
@@ -109,6 +138,10 @@ class JointModel:
     def gradient(self, ep, payload):
         """Return the gradient of the log evidence in theta at a fixed point."""
         return ep.structure.evidence_gradient(payload[0])
+
+    def no_sites(self, y):
+        """Return sites (2, n, K) that say nothing."""
+        return empty_sites(y, self.n_classes)
 
     def posterior(self, kernel, X, state):
         """Return what predicts."""
@@ -128,10 +161,20 @@ class JointInducingModel:
     """The same seen through inducing points, which stay where they are."""
 
     factor: Any
+    n_classes: int
     points: np.ndarray
     jitter: float
     learning_tol: ClassVar[float] = _JOINT_TOL
     search: ClassVar[Mapping[str, Any]] = _JOINT_SEARCH
+
+    @property
+    def exact_gradient(self):
+        """Whether `gradient` is that of the log evidence, and not without the moves of sites."""
+        return self.n_classes == 2
+
+    def rough(self):
+        """Return the model for sites that a search passes."""
+        return replace(self, factor=self.factor.rough())
 
     def ep(self, kernel, X, y, weight, squares=None):
         """Return the fixed-point map of EP."""
@@ -205,7 +248,8 @@ class DensePlan:
         and equal rows stay together.
         """
         vectors = np.issubdtype(self.X.dtype, np.number)
-        if len(self.y) < _FEW_ROWS or not self.fresh or not vectors:
+        few = _FEW_ROWS if isinstance(self.model, BinaryModel) else _JOINT_FEW_ROWS
+        if len(self.y) < few or not self.fresh or not vectors:
             return None
         ranks = [np.unique(column, return_inverse=True)[1] for column in self.X.T]
         keys = row_keys(np.column_stack(ranks).astype(float), 0)
@@ -215,6 +259,10 @@ class DensePlan:
     def part(self, rows):
         """Return the plan of some of the rows."""
         return replace(self, X=self.X[rows], y=self.y[rows], weight=self.weight[rows])
+
+    def rough(self):
+        """Return the plan for sites that a search passes."""
+        return replace(self, model=self.model.rough())
 
     def sites_from_rows(self, y, rows, kernel, state, x):
         """Return sites of all rows to start from: those x of some, what these foretell of others.
@@ -255,13 +303,33 @@ class DensePlan:
         return evaluate
 
     def value_and_gradient(self, theta, fit, n_jobs):
-        """Return log evidence at theta, EP run from the sites of the fit, and its gradient."""
-        if not isinstance(self.model, BinaryModel):
-            point = self.evidence(self.y, fit.sites[0], self.tol)(theta)
+        """Return log evidence at theta, EP run from the sites of the fit, and its gradient.
+
+        That of several classes, which is dear, as a function without arguments.
+        """
+        if isinstance(self.model, BinaryModel):
+            return evidence_of_problems(
+                lambda k, sign, x: self.evidence(sign, x, self.tol), self.y, theta, fit
+            )
+        point = self.evidence(self.y, fit.sites[0], self.tol)(theta)
+        if self.model.exact_gradient:
             return point.value, point.gradient
-        return evidence_of_problems(
-            lambda k, sign, x: self.evidence(sign, x, self.tol), self.y, theta, fit
-        )
+        return point.value, lambda: self._slopes(theta, point.payload[2])
+
+    def _slopes(self, theta, x):
+        """Return the gradient (p,) of the log evidence at theta by central differences.
+
+        Of evidences at fixed points, which are run from sites x near by to a small residual.
+        """
+        tol = min(self.tol, _SLOPE_TOL)
+
+        def evidence(at):
+            result = self.solve(self.ep(with_theta(self.kernel, at), self.y), x, tol, _SLOPE_SWEEPS)
+            return result.evaluation.record["log_evidence"]
+
+        moves = _SLOPE_STEP * np.eye(len(theta))
+        rises = [evidence(theta + move) - evidence(theta - move) for move in moves]
+        return np.array(rises) / (2.0 * _SLOPE_STEP)
 
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
@@ -325,12 +393,13 @@ def plan_dense(estimator, training, joint, through_points):
     """Return the `DensePlan` of an `EPGaussianProcessClassifier`."""
     kernel = estimator._initial_kernel(estimator._spread(training) ** 2)
     averaging = None
-    if wants_average(estimator, len(training.y), _only_the_mode(estimator, kernel, joint)):
+    if wants_average(estimator, len(training.y), _only_the_mode(estimator, kernel, through_points)):
         free = estimator.kernel is None and estimator.hyperparameters == "auto"
         if free and 1 < training.X.shape[1] <= MOST_COLUMNS:
             kernel = with_own_lengths(kernel, training.X.shape[1])
-        n_jobs = estimator.n_jobs if estimator._n_problems == 1 else None
-        prior = kernel_prior(kernel, estimator._factor(), estimator._spread(training))
+        several = joint and len(estimator.classes_) > 2
+        n_jobs = estimator.n_jobs if joint or estimator._n_problems == 1 else None
+        prior = kernel_prior(kernel, estimator._factor(), estimator._spread(training), several)
         averaging = Averaging(prior, n_jobs)
     wigglier = None
     if estimator.kernel is None and not callable(estimator.optimizer):
@@ -346,9 +415,9 @@ def plan_dense(estimator, training, joint, through_points):
             Z = estimator._inducing_start(*rows)
             warn_fewer_inducing(estimator, Z)
             check_kernel(kernel, kernel(Z, Z))
-            model: Any = JointInducingModel(factor, Z, estimator.jitter)
+            model: Any = JointInducingModel(factor, len(estimator.classes_), Z, estimator.jitter)
         else:
-            model = JointModel(factor)
+            model = JointModel(factor, len(estimator.classes_))
     else:
         model = BinaryModel(estimator._factor(), rule_of_power(estimator.power))
         empty = np.zeros((estimator._n_problems, 2, len(training.y)))
@@ -377,12 +446,12 @@ def plan_dense(estimator, training, joint, through_points):
     )
 
 
-def _only_the_mode(estimator, kernel, joint):
+def _only_the_mode(estimator, kernel, through_points):
     """Return the settings of a fit with sites on the rows that leave no average over kernels."""
     checks = {
         "optimizer=None": estimator.optimizer is None,
         "an optimizer of your own": callable(estimator.optimizer),
-        "one posterior of all classes": joint,
+        "inducing points": through_points,
         **kernel_settings(kernel),
     }
     return [setting for setting, excludes in checks.items() if excludes]

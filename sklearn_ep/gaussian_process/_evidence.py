@@ -322,6 +322,7 @@ def climb_to_mode(
     phi: np.ndarray,
     bounds: np.ndarray,
     curvature: np.ndarray,
+    lacking: np.ndarray | None,
     told: Callable[[Node], tuple],
     max_iter: int,
     monitor: Monitor = SILENT,
@@ -347,6 +348,7 @@ def climb_to_mode(
         return monitor.end(record, told(node))
 
     options: dict[str, Any] = dict(gain=_GAIN_TO_THE_MODE, max_iter=max_iter, ended=ended)
+    options |= dict(lacking=lacking)
     found = ascend(point, phi, bounds, curvature, **options)
     if found is None or found.reason == "stuck":
         return None

@@ -6,6 +6,8 @@ D_c the precisions of class c, E_c = (K + D_c^-1)^-1 and M = chol(sum_c E_c); th
 same algebra (Rasmussen and Williams 2006, section 3.5).
 """
 
+from functools import cached_property
+
 import numpy as np
 from sklearn.utils import gen_batches
 
@@ -23,6 +25,8 @@ from ._dense_gp import KernelGP
 
 __all__ = ["ClassCovariance", "JointGP", "JointGPPosterior", "JointState"]
 
+# Rows up to which single precision would save no time that counts.
+_FEW_ROWS = 150
 # Numbers of one kind that blocks of rows may take at once.
 _ENTRIES = 20_000_000
 
@@ -66,21 +70,18 @@ class ClassCovariance:
 class JointState:
     """Posterior of the latent values of all classes given sites d, b (n, K), copies counted.
 
-    `mean` (n, K) and `cov` (n, K, K) are the marginals of the rows; `alpha` (n, K) is K^-1 mean,
-    `spread` the `ClassCovariance`; `log_evidence` is the log of the integral of prior times sites,
-    `extra_var` 0: the sites are on the latent values themselves.
+    `mean` (n, K) and `cov` (n, K, K) are the marginals of the rows; `precision` (n, K) is that of
+    the sites, `alpha` (n, K) K^-1 mean, `spread` the `ClassCovariance`; `log_evidence` is the log
+    of the integral of prior times sites, `extra_var` 0: the sites are on the latent values
+    themselves.
     """
 
     extra_var = 0.0
 
     def __init__(self, K, precision, shift):
-        n, C = precision.shape
-        explained, log_det = np.empty((C, n, n)), 0.0
-        for c in range(C):
-            log_det += _explained(K, precision[:, c], explained[c])
-        M = checked_cholesky(explained.sum(0))
-        log_det += np.sum(np.log(np.diagonal(M))) - 0.5 * np.sum(np.log(precision.sum(1)))
-        self.spread = ClassCovariance(explained, triangular_inverse(M))
+        self.precision = precision
+        self.spread, log_det = _spread(K, precision)
+        explained = self.spread.explained
         self.mean = self._mean(K, precision, shift)
         self.alpha = shift - star_times(precision, self.mean)
         self.cov = self.spread.blocks(
@@ -110,6 +111,25 @@ class JointState:
             half = lower_times(self.spread.offset, E.copy())
             R += half.T @ half
         return R
+
+    def inverse_total(self, c):
+        """Return the block (n, n) of class c of the inverse of prior covariance plus sites'."""
+        half = lower_times(self.spread.offset, self.spread.explained[c].copy())
+        return self.spread.explained[c] - half.T @ half
+
+
+def _spread(K, precision):
+    """Return the `ClassCovariance` of sites with precisions (n, K), and half a log determinant.
+
+    The latter is that of prior covariance times sites plus the identity.
+    """
+    n, C = precision.shape
+    explained, log_det = np.empty((C, n, n)), 0.0
+    for c in range(C):
+        log_det += _explained(K, precision[:, c], explained[c])
+    M = checked_cholesky(explained.sum(0))
+    log_det += np.sum(np.log(np.diagonal(M))) - 0.5 * np.sum(np.log(precision.sum(1)))
+    return ClassCovariance(explained, triangular_inverse(M)), log_det
 
 
 def _explained(K, precision, out):
@@ -146,18 +166,44 @@ class JointGP(KernelGP):
         """Return the `JointState` for site parameters (n, K), copies of tied rows counted."""
         return JointState(self.K, precision, shift)
 
+    def expected_curvature(self, state, together=False):
+        """Return the expected curvature (p, p) of the log evidence in theta, as with two classes.
+
+        Blocks between classes are left out, and those of classes count K / (K - 1) times: right
+        where all classes are alike, which makes the others 1 / (K - 1) of each.
+        """
+        K = len(state.spread.explained)
+        kind = np.float64 if len(self.X) <= _FEW_ROWS else np.float32
+        own = (self._curvature_of(state.inverse_total(c), together, kind) for c in range(K))
+        return K / (K - 1.0) * sum(own)
+
 
 class JointGPPosterior:
     """Predictions of all classes from a `JointState` of training rows X."""
 
     def __init__(self, kernel, X, state, factor):
         self.kernel, self.X, self.factor = kernel, X, factor
-        self.alpha, self.spread = state.alpha, state.spread
+        self.alpha, self.precision = state.alpha, state.precision
+
+    def __getstate__(self):
+        return {name: value for name, value in vars(self).items() if name != "spread"}
+
+    @cached_property
+    def spread(self):
+        """The `ClassCovariance` of the sites.
+
+        Found at first use from what is kept, hence alike before and after a pickle; O(K n^3).
+        """
+        return _spread(self.kernel(self.X), self.precision)[0]
 
     @property
     def n_classes(self):
         """Number of classes."""
         return self.alpha.shape[1]
+
+    def latent_mean(self, X):
+        """Return means (n_new, K) of the classes at new rows."""
+        return self.kernel(X, self.X) @ self.alpha
 
     def latent(self, X):
         """Return means (n_new, K) and covariances (n_new, K, K) of the classes at new rows."""

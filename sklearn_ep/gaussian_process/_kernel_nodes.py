@@ -16,10 +16,9 @@ from ._kernels import with_theta
 
 __all__ = ["EPAtKernels", "KernelNode", "ScaleNodes", "settled"]
 
-# Residual to which sites are refined at a node, and the largest one that lets a node count: the
-# error of the evidence is of second order in it, but the evidence of sites that have not settled
-# means nothing and may be thousands of nats off.
-NODE_TOL, _WORST_RESIDUAL = 1e-2, 5e-2
+# Largest residual that lets a node count: the evidence of sites that have not settled means nothing
+# and may be thousands of nats off.
+_WORST_RESIDUAL = 5e-2
 # Sweeps that a node may take: near neighbours need two to six.
 _NODE_SWEEPS = 40
 
@@ -35,13 +34,13 @@ class KernelNode(NamedTuple):
     anisotropy: float
 
 
-def settled(solve, x):
+def settled(solve, x, empty=None):
     """Return the `Result` of EP from sites x, or None where sites do not settle on a posterior.
 
     `solve(x, share)` runs EP with a share of the damping. Where that fails, another run starts from
-    no sites with half the damping.
+    sites that say nothing, zeros unless they are given, with half the damping.
     """
-    for start, share in ((x, 1.0), (np.zeros_like(x), 0.5)):
+    for start, share in ((x, 1.0), (np.zeros_like(x) if empty is None else empty, 0.5)):
         try:
             result = solve(start, share)
         except ImproperPosterior:
@@ -96,14 +95,20 @@ class EPAtKernels:
         """Return the same for some of the rows."""
         return EPAtKernels(self.plan.part(rows), self.y[rows], self.x[:, rows])
 
+    def structure(self, theta):
+        """Return the structure of the posteriors under the kernel parameters theta (p,)."""
+        return self._ep(theta).structure
+
     def _ep(self, theta, squares=None):
         return self.plan.ep(with_theta(self.plan.kernel, theta), self.y, squares)
 
     def _settled(self, ep, x):
-        def solve(start, share):
-            return self.plan.solve(ep, start, NODE_TOL, _NODE_SWEEPS, share=share)
+        tol = self.plan.model.node_tol
 
-        return settled(solve, x)
+        def solve(start, share):
+            return self.plan.solve(ep, start, tol, _NODE_SWEEPS, share=share)
+
+        return settled(solve, x, self.plan.model.no_sites(self.y))
 
     def told(self, node):
         """Return the payload of an iteration: kernel, and state of the posterior."""

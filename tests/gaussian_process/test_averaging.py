@@ -22,7 +22,7 @@ from sklearn_ep.gaussian_process._anisotropy import (
 )
 from sklearn_ep.gaussian_process._averaging_plan import kernel_prior
 from sklearn_ep.gaussian_process._dense_gp import KernelGP
-from sklearn_ep.gaussian_process._dense_plan import plan_dense
+from sklearn_ep.gaussian_process._dense_plan import BinaryModel, plan_dense
 from sklearn_ep.gaussian_process._kernel_nodes import EPAtKernels, ScaleNodes
 from sklearn_ep.gaussian_process._kernel_scales import KernelScales
 from sklearn_ep.gaussian_process._kernels import with_theta
@@ -63,7 +63,7 @@ def differences(evaluate, x, near, step=1e-4):
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_slopes_of_nodes_are_differences(kernel, monkeypatch):
-    monkeypatch.setattr(_kernel_nodes, "NODE_TOL", 1e-10)
+    monkeypatch.setattr(BinaryModel, "node_tol", 1e-10)
     X, y = rows(30, 3)
     ep, scales, prior = nodes_of(kernel, X, y)
     phi = scales.phi(kernel.theta)

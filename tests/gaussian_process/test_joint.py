@@ -115,23 +115,25 @@ def test_latent_values_sum_to_nothing_and_draws_average_to_the_prediction():
 
 
 @pytest.mark.parametrize("points", [False, True])
-@pytest.mark.parametrize(("n_classes", "error"), [(2, 1e-4), (3, 0.2), (6, 1.0)])
-def test_gradient_is_exact_for_two_classes_and_close_for_more(points, n_classes, error):
+@pytest.mark.parametrize("n_classes", [2, 3, 6])
+def test_gradients_are_differences_of_evidences(points, n_classes):
     X, y = toy(60, n_classes, 7)
     given = dict(method="sparse", inducing_points=X[:15], learn_inducing=False) if points else {}
-    est = fixed(KERNEL, multi_class="joint", **given).fit(X, y)
-    theta, step = est.kernel_.theta, 1e-3
-    gradient = est.log_marginal_likelihood(theta, eval_gradient=True)[1]
-    value = est.log_marginal_likelihood
-    slopes = [(value(theta + step * e) - value(theta - step * e)) / (2 * step) for e in np.eye(2)]
-    assert np.max(np.abs(gradient - slopes)) < error
+    exact = fixed(KERNEL, multi_class="joint", **given).fit(X, y)
+    tol = 1e-9 if n_classes == 2 else 1e-3
+    rough = fixed(KERNEL, multi_class="joint", tol=tol, **given).fit(X, y)
+    value, step = exact.log_marginal_likelihood, 1e-3
+    for theta in (exact.kernel_.theta, exact.kernel_.theta + [4.0, -0.5]):
+        slopes = [(value(theta + step * e) - value(theta - step * e)) / 2e-3 for e in np.eye(2)]
+        gradient = rough.log_marginal_likelihood(theta, eval_gradient=True)[1]
+        np.testing.assert_allclose(gradient, slopes, rtol=1e-3, atol=1e-3)
 
 
 def test_learning_ends_near_the_top_without_a_warning():
     X, y = toy(80, 4, 8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        est = EPGaussianProcessClassifier(random_state=0).fit(X, y)
+        est = EPGaussianProcessClassifier(random_state=0, hyperparameters="mode").fit(X, y)
     assert est.converged_ and est.kernel_.n_dims == 2
     theta = est.kernel_.theta
     around = [
