@@ -172,9 +172,10 @@ def lower_times(lower: np.ndarray, block: np.ndarray, trans: bool = False) -> np
     """
     if not block.size:
         return block
+    product = blas.dtrmm if block.dtype == np.float64 else blas.strmm
     if block.flags.f_contiguous:
-        return blas.dtrmm(1.0, lower, block, lower=1, trans_a=trans, overwrite_b=1)
-    return blas.dtrmm(1.0, lower, block.T, side=1, lower=1, trans_a=not trans, overwrite_b=1).T
+        return product(1.0, lower, block, lower=1, trans_a=trans, overwrite_b=1)
+    return product(1.0, lower, block.T, side=1, lower=1, trans_a=not trans, overwrite_b=1).T
 
 
 def inverse_from_cholesky(lower: np.ndarray) -> np.ndarray:

@@ -335,3 +335,38 @@ def test_minibatches_are_the_same_for_weights_and_copies():
     for a, b in zip(ours, theirs, strict=True):
         assert set(a) == set(spread[b])
     assert sorted(np.concatenate(ours)) == list(range(40))
+
+
+SINGLE = {
+    "stationary": (ConstantKernel(2.0) * RBF([0.7, 1.1, 2.0]), 1.0),
+    "matern": (ConstantKernel(2.0) * Matern(1.5, nu=1.5), 1.0),
+    "general": (ConstantKernel(2.0) * RationalQuadratic(1.5) + WhiteKernel(0.1), 1.0),
+    "far from zero": (ConstantKernel(2.0) * RBF(1.0), 1e5),
+    "many lengths apart": (ConstantKernel(2.0) * RBF(0.02), 1.0),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("n_problems", [1, 3])
+def test_passes_in_single_precision_have_the_direction_of_a_step(name, n_problems):
+    kernel, shift = SINGLE[name]
+    X, y, weight = toy(300)
+    X, y = X + (0.0 if shift == 1.0 else shift), y if n_problems == 1 else np.arange(300) % 3
+    prior = InducingPrior(kernel, X[::15], 1e-6)
+    model = fixed_point(prior, X, y, weight, n_problems=n_problems, tol=1e-3).model
+    sites = 0.1 + np.random.RandomState(1).rand(n_problems, 2, len(X))
+    inputs = name != "general"
+    options = dict(gradient="fresh", inputs=inputs)
+    double = evaluate_rows(model, X, y, weight, sites, **options)
+    single = evaluate_rows(model, X, y, weight, sites, kind=np.float32, **options)
+    for a, b in zip(single[:6], double[:6], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3 * np.max(np.abs(b)))
+    pairs = zip(*(evidence_gradient(model, s, True, inputs) for s in (single, double)), strict=True)
+    for a, b in pairs if inputs else list(pairs)[:1]:
+        assert np.linalg.norm(a - b) < 1e-3 * np.linalg.norm(b)
+
+
+def test_single_precision_leaves_no_variance_below_its_rounding():
+    W = np.random.RandomState(0).randn(40, 5).astype(np.float32)
+    posterior = InducingPosterior(1e12 * np.ones((5, 5)) + 1e9 * np.eye(5), np.zeros(5))
+    assert np.all(posterior.marginals(W)[1] > 0)

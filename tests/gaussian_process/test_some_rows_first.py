@@ -7,6 +7,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from sklearn_ep import EPGaussianProcessClassifier
 from sklearn_ep.gaussian_process import _dense_plan
+from sklearn_ep.gaussian_process.inducing import fit as inducing_fit
 from sklearn_ep.gaussian_process.inducing import some_rows
 
 # weights make labels look less noisy than they are, and the amplitude then ends at its bound
@@ -89,6 +90,18 @@ def test_neither_order_nor_partitions_nor_repetition_change_passes(data, few_are
     weighted = passes(X, y, weight).predict_proba(X)
     repeated = passes(np.repeat(X, weight, axis=0), np.repeat(y, weight)).predict_proba(X)
     np.testing.assert_allclose(weighted, repeated, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("settings", [{}, dict(batch_size=60, max_iter=5)])
+def test_learning_in_single_precision_ends_where_double_does(data, settings, monkeypatch):
+    double = passes(*data, **settings)
+    monkeypatch.setattr(inducing_fit, "_SINGLE", 0)
+    single = passes(*data, **settings)
+    assert not np.array_equal(single.kernel_.theta, double.kernel_.theta)
+    assert abs(single.log_evidence_ - double.log_evidence_) < 0.5
+    difference = single.predict_proba(data[0]) - double.predict_proba(data[0])
+    assert np.mean(np.abs(difference)) < 0.005
 
 
 def test_passes_over_some_rows_are_steps_of_a_phase(data, few_are_many, capsys):

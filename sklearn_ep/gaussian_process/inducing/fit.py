@@ -21,6 +21,10 @@ from .values import InducingGPPosterior
 
 __all__ = ["InducingPlan", "InducingRun", "fit_inducing", "gp_fit", "posteriors_of"]
 
+# Copies from which on learning passes over rows in single precision. Of fewer its time hardly
+# counts, and the answer then changes with the order of the rows in the last digits alone.
+_SINGLE = 10_000
+
 
 @dataclass
 class InducingPlan:
@@ -160,12 +164,16 @@ def _without_views(state):
 
 def _learned(plan, ep, hyper, state, trace):
     """Return the state at the learned hyperparameters and the `LearningEnd`."""
-    start, shared = (ep, hyper, hyper.start, state), dict(max_iter=plan.max_iter, trace=trace)
     weight = plan.data.weight
+    kind = np.float32 if weight >= _SINGLE else np.float64
+    start = ep, hyper, hyper.start, state
+    shared = dict(max_iter=plan.max_iter, trace=trace, kind=kind)
     if plan.batch_size is not None:
         rule = STEP_RULES.get(plan.optimizer, STEP_RULES["adam"])(plan.learning_rate)
         rng, size = check_random_state(plan.seed), plan.batch_size
         shared |= dict(total=weight, size=size, units=plan.data.units, damping=plan.damping)
+        if not hyper.learns:  # the sites of the epochs are the answer
+            shared["kind"] = np.float64
         return learn_by_minibatches(*start, rule, rng=rng, tol=plan.tol, **shared)
     if not hyper.learns:
         return state, KEPT
@@ -174,7 +182,7 @@ def _learned(plan, ep, hyper, state, trace):
     rule = STEP_RULES[plan.optimizer](plan.learning_rate)
     shared |= dict(damping=plan.damping)
     if plan.sites is None:
-        steps = dict(seed=plan.seed, damping=plan.damping, max_iter=plan.max_iter)
+        steps = dict(seed=plan.seed, damping=plan.damping, max_iter=plan.max_iter, kind=kind)
         first = ep, hyper, hyper.start, rule, plan.data, trace.monitor
         begun = learn_on_more_and_more_rows(*first, **steps)
         if begun is not None:

@@ -72,7 +72,7 @@ class Hyperparameters:
     learn_inputs: bool
     decoupled: bool = False
 
-    @property
+    @cached_property
     def n_theta(self):
         """Number of learned kernel parameters."""
         return self.kernel.n_dims if self.learn_kernel else 0

@@ -47,21 +47,23 @@ def learn_by_passes(
     trace,
     scale=1.0,
     settled=_SETTLED,
+    kind=np.float64,
 ):
     """Alternate one damped pass of EP with one step of the hyperparameters.
 
     Learning starts at `vector`, with the sites of `state`, by a `rule` of `step_rules`; `weight`
     counts the copies of all rows. `damping` is the share of the site updates; the first pass from
     empty sites takes them whole. The rule is told `scale` times the gradient. At the end of
-    `max_iter` it has converged if the last passes gained less than `settled` nats a row. Returns
-    the state at the learned hyperparameters, their vector and the `LearningEnd`.
+    `max_iter` it has converged if the last passes gained less than `settled` nats a row. `kind` is
+    the float type of the passes. Returns the state at the learned hyperparameters, their vector and
+    the `LearningEnd`.
 
     A pass uses the sites of the previous one under the new prior, which are stale by one step; the
     fresh form of the gradient tolerates that. The figures of a pass are those of the state that it
     starts from: of the one it leads to only the next pass knows them.
     """
     reason: Reason | None = None
-    options = dict(gradient="fresh", inputs=hyper.learn_inputs)
+    options = dict(gradient="fresh", inputs=hyper.learn_inputs, kind=kind)
     while reason is None:
         trace.begin("pass")
         model = ep.model(state)
@@ -127,6 +129,7 @@ class BatchSettings:
     n_steps: float
     units: Units
     damping: float
+    kind: Any
 
 
 def sums_of_batch(model, X, y, weight, sites, rows, settings):
@@ -142,6 +145,7 @@ def sums_of_batch(model, X, y, weight, sites, rows, settings):
         step=settings.damping if seen else 1.0,
         gradient="fresh" if settings.hyper.learns else None,
         inputs=settings.hyper.learn_inputs,
+        kind=settings.kind,
     )
 
 
@@ -258,22 +262,36 @@ def minibatches_of_rounds(ep, batches, sites, stream, settings):
 
 
 def learn_by_minibatches(
-    ep, hyper, vector, state, rule, *, total, size, units, rng, tol, damping, max_iter, trace
+    ep,
+    hyper,
+    vector,
+    state,
+    rule,
+    *,
+    total,
+    size,
+    units,
+    rng,
+    tol,
+    damping,
+    max_iter,
+    trace,
+    kind=np.float64,
 ):
     """Epochs of minibatches, each followed by sums made afresh from the stored sites.
 
-    The first arguments are those of `learn_by_passes`. `total` is the weight of all rows, `size`
-    counts the copies of rows in a batch, `units` are those of the columns, `rng` draws the order of
-    each epoch, `damping` is the share of the updates of sites that are not empty, and `max_iter`
-    counts epochs; with nothing to learn they end once no update of a batch exceeds `tol`. Returns
-    the state at the averaged hyperparameters and the `LearningEnd`.
+    The first arguments and `kind` are those of `learn_by_passes`. `total` is the weight of all
+    rows, `size` counts the copies of rows in a batch, `units` are those of the columns, `rng` draws
+    the order of each epoch, `damping` is the share of the updates of sites that are not empty, and
+    `max_iter` counts epochs; with nothing to learn they end once no update of a batch exceeds
+    `tol`. Returns the state at the averaged hyperparameters and the `LearningEnd`.
 
     A batch is spread over all partitions, whoever works on them, so that the answer does not depend
     on workers.
     """
     n_steps = max_iter * max(1.0, total / size)
     settings = BatchSettings(
-        hyper, ep.factor, ep.rule, ep.copies, total, size, n_steps, units, damping
+        hyper, ep.factor, ep.rule, ep.copies, total, size, n_steps, units, damping, kind
     )
     stream, sites = Stream(vector, rule, state, vector), state.sites
     reason: Reason | None = None

@@ -14,6 +14,7 @@ from sklearn.utils import gen_batches
 
 from ..._engine.gaussian import lower_times
 from ..._engine.sites import Sites, cavity, log_site_mass, site_change
+from .single import rows_times, times_rows
 from .values import InducingPosterior, InducingPrior, block_rows
 
 __all__ = [
@@ -29,9 +30,9 @@ __all__ = [
 def _weighted_gram(W, v):
     """Return W' diag(v) W; where v has one sign as a symmetric product, half of the flops."""
     if v.size == 0 or v.min() >= 0:
-        half = np.sqrt(v)[:, None] * W
+        half = rows_times(W, np.sqrt(v))
         return half.T @ half
-    return W.T @ (v[:, None] * W)
+    return W.T @ rows_times(W, v)
 
 
 @dataclass
@@ -130,10 +131,12 @@ def _row_gradient(sites, mean, var, update, weight, exponent, fresh):
 class _Gradient:
     """Running sums of the gradient of log Z over blocks of rows."""
 
-    def __init__(self, model, fresh, inputs):
-        self.prior, self.exponent = model.prior, model.rule.exponent
+    def __init__(self, model, fresh, inputs, kind):
+        self.exponent = model.rule.exponent
         self.fresh, self.with_inputs = fresh, inputs
-        self.theta, self.towards = np.zeros(model.prior.kernel.n_dims), 0.0
+        self.cross, self.inverse = model.prior.parts(kind)
+        self.theta: Any = 0.0
+        self.towards: Any = 0.0
         self.inner = np.zeros_like(model.prior.lower)
         self.G: Any = None
         self.begin(None, None)
@@ -147,27 +150,41 @@ class _Gradient:
         kappa, alpha, gs = _row_gradient(
             sites, mean, var, update, weight, self.exponent, self.fresh
         )
-        towards_w, scaled = smoothed, gs[:, None] * self.W
-        towards_w *= kappa[:, None]
+        towards_w, scaled = smoothed, rows_times(self.W, gs)
+        towards_w *= kappa.astype(self.W.dtype, copy=False)[:, None]
         towards_w -= scaled
-        self.inner += self.W.T @ (-towards_w if self.fresh else scaled)
         if self.fresh:
-            self.inner -= np.outer(alpha @ self.W, posterior.mean)
+            self.inner -= self.W.T @ towards_w
+            self.inner -= np.outer(times_rows(alpha, self.W), posterior.mean)
+        else:
+            self.inner += self.W.T @ scaled
         towards_w -= scaled
         # what every row has of the same vector is added in place: blocks are what takes time
-        towards_w = blas.dger(1.0, posterior.mean, alpha, a=towards_w.T, overwrite_a=1).T
+        ger = blas.dger if towards_w.dtype == np.float64 else blas.sger
+        towards_w = ger(1.0, posterior.mean, alpha, a=towards_w.T, overwrite_a=1).T
         self.G = towards_w if self.G is None else self.G + towards_w
         self.gs = self.gs + gs
 
     def end(self, kept):
         """Contract the block with the derivatives of the kernel."""
-        G = lower_times(self.prior.inverse, self.G.T, trans=True).T
-        theta, towards = self.prior.cross.contract(kept, G, self.with_inputs)
-        self.theta += theta + self.prior.cross.contract_diagonal(self.X, self.gs)
+        G = lower_times(self.inverse, self.G.T, trans=True).T
+        theta, towards = self.cross.contract(kept, G, self.with_inputs)
+        self.theta = self.theta + theta + self.cross.contract_diagonal(self.X, self.gs)
         self.towards = self.towards + towards
 
 
-def evaluate_rows(model, X, y, weight, sites, step=1.0, gradient=None, inputs=False, memory=None):
+def evaluate_rows(
+    model,
+    X,
+    y,
+    weight,
+    sites,
+    step=1.0,
+    gradient=None,
+    inputs=False,
+    memory=None,
+    kind=np.float64,
+):
     """Update the sites of some rows under the marginals of a model; return their `RowSums`.
 
     X (n, d) may be of any float type and in any memory; it is converted block by block. y (n,) are
@@ -178,7 +195,8 @@ def evaluate_rows(model, X, y, weight, sites, step=1.0, gradient=None, inputs=Fa
     `gradient` is the form of the gradient of the log evidence, "fresh" or "stored", None for none.
     Both are exact at a fixed point; the fresh form is the one that can drive learning while the
     sites still move. With `inputs` it comes with that in the inducing points. `memory` (k, n) is
-    what a rule with `resumed` kept of the rows at the last pass.
+    what a rule with `resumed` kept of the rows at the last pass. `kind` is the float type of what
+    is (n, m); with single precision the sums have some four digits, which a step of learning needs.
 
     3 m^2 flops a row without gradient, 7 m^2 with it, and O(m d) for the kernel.
     """
@@ -187,11 +205,11 @@ def evaluate_rows(model, X, y, weight, sites, step=1.0, gradient=None, inputs=Fa
     variances: Any = None if sites is None else np.empty((C, n))
     gram, shift = np.zeros((C, m, m)), np.zeros((C, m))
     log_term, residual = 0.0, 0.0
-    sums = _Gradient(model, gradient == "fresh", inputs) if gradient else None
+    sums = _Gradient(model, gradient == "fresh", inputs, kind) if gradient else None
     kept_memory: Any = None if memory is None else np.empty_like(memory)
     for rows in gen_batches(n, block_rows(m)):
         block, w = np.asarray(X[rows], dtype=np.float64), weight[rows]
-        W, extra_var, kept = model.prior.whiten(block, keep=sums is not None)
+        W, extra_var, kept = model.prior.whiten(block, sums is not None, kind)
         if sums is not None:
             sums.begin(W, block)
         for c, posterior in enumerate(model.posteriors):
@@ -206,7 +224,7 @@ def evaluate_rows(model, X, y, weight, sites, step=1.0, gradient=None, inputs=Fa
                 kept_memory[:, rows] = rule.memory
             new = np.stack(old) + step * (np.stack(update.sites) - np.stack(old))
             gram[c] += _weighted_gram(W, w * new[0])
-            shift[c] += (w * new[1]) @ W
+            shift[c] += times_rows(w * new[1], W)
             log_term += float(w @ update.log_term)
             if sites is None:
                 # where evidence and gradient want the site of the row itself, it is the update

@@ -50,7 +50,9 @@ def _with_sites(ep, model):
     return PassState(model.prior, sums.gram, sums.shift, [r.sites for r in each])
 
 
-def learn_on_more_and_more_rows(ep, hyper, vector, rule, data, monitor, *, seed, damping, max_iter):
+def learn_on_more_and_more_rows(
+    ep, hyper, vector, rule, data, monitor, *, seed, damping, max_iter, kind
+):
     """Learn by passes over some of the rows, then over more.
 
     The rule is told gradients of the scale of all rows, and goes on with them. Returns vector and
@@ -68,7 +70,7 @@ def learn_on_more_and_more_rows(ep, hyper, vector, rule, data, monitor, *, seed,
             cold = model is None
             state = small.zero(hyper.prior(vector)) if cold else _with_sites(small, model)
             trace = Trace(StepsOfPhase(told))
-            options = dict(weight=weight.sum(), damping=damping, trace=trace)
+            options = dict(weight=weight.sum(), damping=damping, trace=trace, kind=kind)
             options |= dict(max_iter=max(1, round(of_passes * max_iter)))
             options |= dict(scale=data.weight / weight.sum())
             state, vector, _ = learn_by_passes(small, hyper, vector, state, rule, **options)

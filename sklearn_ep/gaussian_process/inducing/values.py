@@ -18,7 +18,8 @@ from ..._engine.gaussian import (
     positive_variance,
     triangular_inverse,
 )
-from .._kernels import cross_covariance, finite_or_named
+from .._kernels import StationaryCross, cross_covariance, finite_or_named
+from .single import SingleCross
 
 __all__ = ["InducingPosterior", "InducingPrior", "InducingGPPosterior", "block_rows", "rebase"]
 
@@ -45,13 +46,27 @@ class InducingPrior:
         self.lower, self.jitter = jittered_cholesky(Kzz, jitter)
         self.inverse = np.asfortranarray(triangular_inverse(self.lower))
 
-    def whiten(self, X, keep=False):
+    @cached_property
+    def single(self):
+        """Covariances with the points and L^-1, both in single precision where there is a way."""
+        stationary = isinstance(self.cross, StationaryCross)
+        cross = SingleCross(self.kernel, self.Z) if stationary else self.cross
+        return cross, self.inverse.astype(np.float32)
+
+    def parts(self, kind):
+        """Return (covariances with the points, L^-1) of a float type."""
+        return self.single if kind is np.float32 else (self.cross, self.inverse)
+
+    def whiten(self, X, keep=False, kind=np.float64):
         """Return W (n, m), the variances s (n,), and what a contraction of derivatives needs.
 
-        s_i is the variance of the latent value given u; rounding below zero is set to zero.
+        s_i is the variance of the latent value given u; rounding below zero is set to zero. W is of
+        the float type `kind`.
         """
-        K, kept = self.cross.block(X)
-        W = lower_times(self.inverse, (K.copy() if keep else K).T).T
+        cross, inverse = self.parts(kind)
+        K, kept = cross.block(X)
+        K = K.astype(kind, copy=keep)
+        W = lower_times(inverse, K.T).T
         extra_var = self.cross.diagonal(X) - np.einsum("ij,ij->i", W, W)
         return W, np.maximum(extra_var, 0.0), kept
 
@@ -85,12 +100,25 @@ class InducingPosterior:
         """Covariance A^-1 (m, m)."""
         return self.inverse.T @ self.inverse
 
+    @cached_property
+    def _single(self):
+        return self.cov.astype(np.float32), self.mean.astype(np.float32)
+
     def root(self, W):
         """Return T with T T' = W A^-1 W' (n, m)."""
         return lower_times(self.inverse, W.copy().T).T
 
     def marginals(self, W, smooth=False):
-        """Return mean and variance (n,) of W e and, if asked for, W A^-1 (n, m)."""
+        """Return mean and variance (n,) of W e and, if asked for, W A^-1 (n, m).
+
+        Of rows in single precision no variance is below what rounding leaves of it.
+        """
+        if W.dtype == np.float32:
+            cov, mean = self._single
+            smoothed = W @ cov
+            var = np.einsum("ij,ij->i", smoothed, W)
+            least = np.finfo(np.float32).eps * np.einsum("ij,ij->i", W, W)
+            return (W @ mean).astype(float), np.maximum(var, least).astype(float), smoothed
         smoothed = None
         if smooth:  # one product in place of two triangular ones
             smoothed = W @ self.cov
