@@ -5,6 +5,7 @@ f_c + noise. All that expectation propagation asks of such a label comes from in
 number, the utility of the winner; `class_sites` has the sites that these integrals give.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -271,7 +272,7 @@ class _Race:
 
     def _linked(self, i: Any, t: Any, step: Any) -> tuple[Any, Any, Any, Any]:
         log_below, rate, _ = self._others_at(i, t)
-        log_own, score, _ = self._own_at(i, t)
+        log_own, score, _ = self._own_at(i, t, bent=False)
         log_z, rho = _normalised(log_own + log_below, step)
         centred = t - np.sum(rho * t, axis=1, keepdims=True)
         spread = np.sum(rho * centred**2, axis=1)
@@ -289,25 +290,33 @@ class _Race:
 
     def _bent(self, i: Any, t: Any, step: Any) -> tuple[Any, Any, Any, Any]:
         log_below, rate, bend = self._others_at(i, t, bent=True)
-        log_own, _, own_bend = self._own_at(i, t)
+        log_own, _, own_bend = self._own_at(i, t, bent=True)
         log_z, rho = _normalised(log_own + log_below, step)
         others = (np.einsum("it,itj->ij", rho, values) for values in (rate, bend))
         return log_z, *others, np.sum(rho * own_bend, axis=1)
 
-    def _own_at(self, i: np.ndarray, t: np.ndarray) -> tuple[Any, Any, Any]:
-        """Log density of the winner's utility, its slope, and its second derivative over it."""
-        var = self.own_var[i, None, None] + self.noise.var
-        away = (t[:, :, None] - self.own[i, None, None] - self.noise.mean) / var
-        z2 = away**2 * var
-        each = -0.5 * (z2 + np.log(2 * np.pi * var)) + np.log(self.noise.weight)
-        if len(self.noise.weight) == 1:
-            return each[:, :, 0], -away[:, :, 0], ((z2 - 1.0) / var)[:, :, 0]
-        top = each.max(axis=2)
-        shares = np.exp(each - top[:, :, None])
-        total = shares.sum(axis=2)
-        shares /= total[:, :, None]
-        bend = np.sum(shares * (z2 - 1.0) / var, axis=2)
-        return top + np.log(total), -np.sum(shares * away, axis=2), bend
+    def _own_at(self, i: np.ndarray, t: np.ndarray, bent: bool) -> tuple[Any, Any, Any]:
+        """Log density of the winner's utility, its slope, and its second derivative over it.
+
+        The latter if `bent`. One normal of the noise at a time, each (rows, nodes).
+        """
+        apart, own_var = t - self.own[i, None], self.own_var[i, None]
+        logs, aways, bends = [], [], []
+        for share, mean, extra in zip(*self.noise, strict=True):
+            var = own_var + extra
+            away = (apart - mean) / var
+            z2 = away**2 * var
+            logs.append(-0.5 * (z2 + np.log(2 * np.pi * var)) + np.log(share))
+            aways.append(away)
+            bends.append((z2 - 1.0) / var if bent else 0.0)
+        if len(logs) == 1:
+            return logs[0], -aways[0], bends[0]
+        top = functools.reduce(np.maximum, logs)
+        shares = [np.exp(each - top) for each in logs]
+        total = sum(shares)
+        score = sum(p * away for p, away in zip(shares, aways, strict=True)) / -total
+        bend = sum(p * each for p, each in zip(shares, bends, strict=True)) / total
+        return top + np.log(total), score, bend
 
     def _others_at(
         self, i: np.ndarray, t: np.ndarray, bent: bool = False

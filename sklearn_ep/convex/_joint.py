@@ -301,23 +301,26 @@ def _sampled_problem(estimator, training):
 
 def _learned_factor(problem, y):
     """Return the factor of the prior variances with the largest evidence, and the sites there."""
-    sites, d = problem.sites, problem.prior.n_features
+    found, d = {0.0: problem.sites}, problem.prior.n_features
     most = min(problem.max_iter, _PLACE_SWEEPS)
 
+    def nearest(at):
+        return found[min(found, key=lambda other: abs(other - at))]
+
     def place(at, rough):
-        nonlocal sites
         ep = problem.ep(y, float(np.exp(at)))
         tol = max(problem.tol, _PLACE_TOL[rough])
-        result = problem.solve(ep, sites, tol, max_iter=most)
+        result = problem.solve(ep, nearest(at), tol, max_iter=most)
         if not result.converged:
             return None
-        sites, state = result.x, result.evaluation.payload[0]
+        found[at], state = result.x, result.evaluation.payload[0]
         precision, coef = ep.structure.prior[:d], state.coef[:, :d]
         var = np.einsum("cqcq->cq", state.spread)[:, :d]
         squares, known = np.sum(precision * coef**2), coef.size - np.sum(precision * var)
         return FactorAt.of(at, result.evaluation.record["log_evidence"], squares, known)
 
-    return float(np.exp(best_log_factor(place))), sites
+    best = best_log_factor(place)
+    return float(np.exp(best)), nearest(best)
 
 
 def fit_joint(problem, y, monitor, k):

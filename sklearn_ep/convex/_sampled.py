@@ -47,8 +47,8 @@ SAMPLED_TOL = 10.0
 _INTERCEPT_RTOL = 1e-3
 # Samples, and samples times coefficients, that the level of the variances needs, which is one
 # number for all rows; of so many rows two. Where the spread of the ratios over rows is larger than
-# the limit, rows need samples of their own; two samples tell it to .013, and where it is below .03
-# eight of its own are of no use to a row.
+# the limit, rows need samples of their own: two tell it to .01 or .02 of so many rows, and where it
+# is below .03 eight of its own are of no use to a row.
 _FEW_SAMPLES, _FEW_DRAWN, _MANY_ROWS = 4, 2000, 25_000
 _SPREAD_FOR_MORE, _SPREAD_FOR_MORE_OF_TWO, _SPREAD_FOR_SHRINKING = 0.01, 0.03, 0.005
 _SUFFICIENT = 1e-4  # decrease in Newton's line search

@@ -276,7 +276,8 @@ def product_sums(part, k, spec, point, columns, *anchors):
     V, curvature = columns
     rows = sampled_rows(part, k, spec)
     weight = rows.weight(point, anchors, curvature)
-    if V.ndim == 2 and V.shape[1] == 2:  # a product with two columns takes longer than two with one
+    if V.ndim == 2 and V.shape[1] == 2 and sp.issparse(rows.fast):
+        # scipy takes longer for two columns at once than for one after the other
         each = [rows.fast.T @ (weight * (rows.fast @ v)) for v in V.T.copy()]
         return VectorSum(np.column_stack(each))
     product = rows.fast @ V

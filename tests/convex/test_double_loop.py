@@ -191,6 +191,8 @@ def test_leave_one_out_removes_one_copy(problem):
     full = diagonal + (B**2).T @ weight
     expected = [np.sum(b**2 / (full - weight[i] * b**2)) for i, b in enumerate(B)]
     np.testing.assert_allclose(leave_one_out(design.B, 1 / full, weight), expected, rtol=1e-12)
+    single = leave_one_out(design.B.astype(np.float32), 1 / full, weight)
+    np.testing.assert_allclose(single, expected, rtol=1e-4)
 
 
 def test_the_outer_loop_refuses_a_part_by_what_it_lacks(problem):

@@ -135,6 +135,17 @@ def test_calibrated_parts_are_near_the_exact_fit_whatever_the_cut():
     assert more.latent_mean_and_variance(new[:1])[1] < v[0]
 
 
+def test_two_samples_tell_the_level_of_sparse_and_dense_rows():
+    X, y, _ = make_sparse_logistic(900, 500, random_state=1)
+    X, new, y = X[:700], X[700:], y[:700]
+    kw = dict(variance="calibrated", n_variance_samples=2, random_state=0)
+    sparse = plain_logistic(4.0, **kw).fit(cut(X, y, 2))
+    assert far(plain_logistic(4.0, **kw).fit(cut(X.toarray(), y, 2)), sparse) < 1e-4
+    exact = plain_logistic(4.0, variance="exact").fit(X, y)
+    v, ve = (e.latent_mean_and_variance(new)[1] for e in (sparse, exact))
+    assert abs(np.mean(v / ve) - 1) < 0.1
+
+
 def test_calibrated_parts_learn_priors_and_start_warm():
     X, y, _ = make_sparse_logistic(600, 300, random_state=2)
     kw = dict(variance="calibrated", random_state=0, n_evidence_probes=0)
