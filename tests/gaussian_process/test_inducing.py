@@ -215,6 +215,29 @@ def test_learning_raises_the_evidence(optimizer):
     assert kept.n_iter_ == len(kept.history_["log_evidence"]) > kept.n_sweeps_
 
 
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("optimizer", ["adam", "fmin_l_bfgs_b"])
+def test_lengths_of_few_rows_stay_nearer_each_other_than_the_evidence_alone_says(optimizer):
+    X, y = toy(60, 8, noise=1.0)
+    kernel = ConstantKernel(1.0, (1e-3, 1e3)) * RBF(np.full(8, 3.0), (1e-2, 1e3))
+    kw = dict(inducing_points=X[::4], optimizer=optimizer, max_iter=80, tol=1e-4)
+    auto, mode = (fixed(kernel, hyperparameters=h, **kw).fit(X, y) for h in ("auto", "mode"))
+    spreads = [np.std(np.log(est.kernel_.k2.length_scale)) for est in (auto, mode)]
+    assert spreads[0] < 0.5 * spreads[1]
+    assert auto.log_evidence_ < mode.log_evidence_
+    # the evidence that is told, and its gradient, are without the prior
+    value, gradient = auto.log_marginal_likelihood(auto.kernel_.theta, eval_gradient=True)
+    assert value == pytest.approx(auto.log_evidence_, abs=1e-3)
+    assert np.abs(gradient).max() > 0.1
+    # many copies are many rows, of which nothing but the evidence counts
+    copies = np.full(60, 20.0)
+    pair = [
+        fixed(kernel, hyperparameters=h, **kw).fit(X, y, sample_weight=copies).kernel_.theta
+        for h in ("auto", "mode")
+    ]
+    np.testing.assert_array_equal(*pair)
+
+
 def test_adam_and_quasi_newton_agree():
     X, y = toy(200)
     kw = dict(n_inducing=15, tol=1e-3, max_iter=150)

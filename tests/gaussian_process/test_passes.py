@@ -24,7 +24,11 @@ from sklearn_ep.gaussian_process._kernels import (
 )
 from sklearn_ep.gaussian_process.inducing import passes as _passes
 from sklearn_ep.gaussian_process.inducing.ep import InducingEP
-from sklearn_ep.gaussian_process.inducing.hyperparameters import Hyperparameters, slope_coordinates
+from sklearn_ep.gaussian_process.inducing.hyperparameters import (
+    Hyperparameters,
+    prior_of_lengths,
+    slope_coordinates,
+)
 from sklearn_ep.gaussian_process.inducing.learning import evidence_at
 from sklearn_ep.gaussian_process.inducing.passes import (
     PassModel,
@@ -335,6 +339,32 @@ def test_minibatches_are_the_same_for_weights_and_copies():
     for a, b in zip(ours, theirs, strict=True):
         assert set(a) == set(spread[b])
     assert sorted(np.concatenate(ours)) == list(range(40))
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("kernel", [ConstantKernel(2.0) * RBF([0.5, 1.0, 4.0]), Matern([2.0, 0.3])])
+def test_prior_of_lengths_has_the_gradient_of_its_differences(kernel, decoupled):
+    d = len(kernel.theta) - isinstance(kernel, type(ConstantKernel() * RBF()))
+    density = prior_of_lengths(kernel)
+    settings = dict(learn_kernel=True, learn_inputs=True, decoupled=decoupled, density=density)
+    hyper = Hyperparameters(kernel, np.zeros((4, d)), np.ones(d), 1e-6, **settings)
+    vector = hyper.start + 0.1
+    steps = 1e-5 * np.eye(len(vector))
+    values = [(hyper.log_density(vector + s)[0], hyper.log_density(vector - s)[0]) for s in steps]
+    np.testing.assert_allclose(
+        hyper.log_density(vector)[1], np.subtract(*np.transpose(values)) / 2e-5, atol=1e-8
+    )
+
+
+def test_prior_of_lengths_knows_their_ratios_alone():
+    theta, kernel = np.log([3.0, 0.5, 1.0, 4.0]), ConstantKernel() * RBF(np.ones(3))
+    density = prior_of_lengths(kernel)
+    value, gradient = density.log_density(theta)
+    scaled = density.log_density(theta + [2.0, 1.0, 1.0, 1.0])
+    assert scaled[0] == pytest.approx(value) and gradient[0] == 0
+    assert density.log_density(np.zeros(4))[0] > value
+    assert prior_of_lengths(ConstantKernel() * RBF(1.0)) is None
+    assert prior_of_lengths(RationalQuadratic()) is None
 
 
 SINGLE = {

@@ -121,7 +121,8 @@ def figure_1(setting):
     fig, (panel,) = panels_of(1, 5.0)
     rows, ends = [], {}
     for how in ("inner", "outer"):
-        clf = scalable(X, m, optimizer="sign_rate", max_iter=1).fit(X, y)
+        kw = dict(optimizer="sign_rate", hyperparameters="mode", max_iter=1)
+        clf = scalable(X, m, **kw).fit(X, y)
         plan = clf._plan
         hyper, rule, trail = plan.hyperparameters(), SignRate(0.05), Trail()
         with PartMap(plan.data.parts) as run:
@@ -187,7 +188,7 @@ def figure_2(setting):
     for i, (name, kw) in enumerate(methods.items()):
         for panel, m in zip(axes[i], sizes, strict=True):
             kw = {**kw, "max_iter": 10} if setting.quick else kw
-            clf = scalable(X, m, **kw).fit(X, y)
+            clf = scalable(X, m, hyperparameters="mode", **kw).fit(X, y)
             panel.scatter(*X.T, c=np.where(y == 1, "tab:red", "tab:blue"), s=1)
             latent = clf.decision_function(grid).reshape(len(side), -1)
             panel.contour(side, side, latent, [0.0], colors="k", linewidths=1)

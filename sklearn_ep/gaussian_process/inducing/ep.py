@@ -47,10 +47,10 @@ def evaluate_part(part, message, model, classes, options):
     return evaluate_rows(model, X, y, weight, sites, memory=memory, **options), root
 
 
-def collect_part(part, sites, prior, classes, model):
+def collect_part(part, sites, prior, classes, model, kind):
     """Run `collect_rows` on a partition."""
     X, y, weight = read_rows(part, classes)
-    return collect_rows(prior, X, y, weight, sites, model)
+    return collect_rows(prior, X, y, weight, sites, model, kind)
 
 
 def add_sums(results):
@@ -133,9 +133,9 @@ class InducingEP:
             return self.zero(prior)
         return self.collect(prior, sites, None)[0]
 
-    def collect(self, prior, sites, model):
+    def collect(self, prior, sites, model, kind=np.float64):
         """Return (state of given sites summed afresh, leave-one-out log probabilities)."""
-        results = self.run(collect_part, sites, prior, self.classes, model)
+        results = self.run(collect_part, sites, prior, self.classes, model, kind)
         gram = sum(r[0] for r in results) + self.base[0]
         shift = sum(r[1] for r in results) + self.base[1]
         loo = None if model is None else np.concatenate([r[2] for r in results])

@@ -12,7 +12,7 @@ from ..._engine.partition import PartMap
 from .._evidence import KEPT, LEARNING_TOL, maximise_evidence
 from .._fitted import GPFit, ending_in
 from .ep import InducingEP, PassState
-from .hyperparameters import Hyperparameters
+from .hyperparameters import Hyperparameters, prior_of_lengths
 from .learning import evidence_at, learn_by_minibatches, learn_by_passes
 from .rows import PartitionedRows
 from .some_rows import SETTLED_AFTER, learn_on_more_and_more_rows
@@ -32,7 +32,7 @@ class InducingPlan:
 
     `n_problems` binary problems, one for two classes and one a class otherwise, share kernel,
     inducing points and every pass over the rows. `sites` (C, 2, n) are those to start from, None
-    for empty ones.
+    for empty ones. `flat` asks for the kernel of the largest evidence, without a prior.
     """
 
     data: PartitionedRows
@@ -48,6 +48,7 @@ class InducingPlan:
     batch_size: int | None
     learning_rate: float
     averaged: bool
+    flat: bool
     damping: float
     accelerate: bool
     max_iter: int
@@ -66,6 +67,7 @@ class InducingPlan:
             learn_kernel=self.optimizer is not None,
             learn_inputs=self.learn_inducing,
             decoupled=self.optimizer in STEP_RULES,
+            density=None if self.flat else prior_of_lengths(self.kernel),
         )
 
     def engine(self, run):
@@ -82,7 +84,7 @@ class InducingPlan:
 
     def value_and_gradient(self, theta, fit, n_jobs):
         """Return log evidence at theta, EP run from the state of the fit, and its gradient."""
-        theta_alone = dict(learn_kernel=True, learn_inputs=False, decoupled=False)
+        theta_alone = dict(learn_kernel=True, learn_inputs=False, decoupled=False, density=None)
         hyper = replace(self.hyperparameters(), Z=fit.inducing_points, **theta_alone)
         with PartMap(self.data.parts, n_jobs) as run:
             ep, solver = self.engine(run), self.solver(self.tol, self.max_sweeps)

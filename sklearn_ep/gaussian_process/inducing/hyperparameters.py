@@ -6,11 +6,49 @@ from typing import Any
 
 import numpy as np
 
+from .._kernel_scales import KernelScales
 from .._kernels import constant_and_stationary, with_theta
 from .passes import evidence_gradient
 from .values import InducingPrior
 
-__all__ = ["Hyperparameters", "SlopeCoordinates", "slope_coordinates"]
+__all__ = [
+    "Hyperparameters",
+    "LengthsApart",
+    "SlopeCoordinates",
+    "prior_of_lengths",
+    "slope_coordinates",
+]
+
+# Scale and degrees of freedom of the deviations of log lengths from their mean.
+_APART, _FREEDOM = 0.5, 4.0
+
+
+class LengthsApart:
+    """Prior of the ratios of several lengths: their logs deviate from their mean by N(0, s^2).
+
+    The spread s is not known, which makes it a multivariate t distribution: few rows leave the
+    lengths near each other, and where the evidence wants some of them apart, all of them are free.
+    `places` are those of the lengths in theta.
+    """
+
+    def __init__(self, places):
+        self.places = places
+
+    def log_density(self, theta):
+        """Return the log density at theta (p,), but for a constant, and its gradient (p,)."""
+        apart = theta[self.places] - theta[self.places].mean()
+        total, n = _FREEDOM * _APART**2 + apart @ apart, _FREEDOM + len(apart)
+        gradient = np.zeros(len(theta))
+        gradient[self.places] = -n / total * apart
+        return -0.5 * n * float(np.log(total)), gradient
+
+
+def prior_of_lengths(kernel):
+    """Return the `LengthsApart` of a constant times RBF or Matern, None for one length or none."""
+    if constant_and_stationary(kernel) is None:
+        return None
+    places = KernelScales.at(kernel, kernel.theta).lengths
+    return LengthsApart(places) if len(places) > 1 else None
 
 
 class SlopeCoordinates:
@@ -61,7 +99,8 @@ class Hyperparameters:
     every coordinate alike (`decoupled`) the logs of standard deviation and slopes. The evidence of
     smooth functions knows the slopes well and has a long flat ridge in theta, which such rules
     would cross many times. Z (m, d) are the first inducing points, `unit` (d,) is the length of a
-    step of size one in each column.
+    step of size one in each column. `density` is the prior of the kernel parameters, None for a
+    flat one.
     """
 
     kernel: Any
@@ -71,6 +110,7 @@ class Hyperparameters:
     learn_kernel: bool
     learn_inputs: bool
     decoupled: bool = False
+    density: LengthsApart | None = None
 
     @cached_property
     def n_theta(self):
@@ -126,6 +166,15 @@ class Hyperparameters:
         if self.learn_inputs:
             Z = Z + vector[self.n_theta :].reshape(Z.shape) * self.unit
         return InducingPrior(kernel, Z, self.jitter)
+
+    def log_density(self, vector):
+        """Return the log density of the prior at a vector and its gradient (p,); 0 if flat."""
+        if self.density is None or not self.n_theta:
+            return 0.0, 0.0
+        gradient = np.zeros(len(vector))
+        value, theta = self.density.log_density(self.theta(vector))
+        gradient[: self.n_theta] = theta if self._slopes is None else self._slopes.gradient(theta)
+        return value, gradient
 
     def gradient(self, model, sums, fresh):
         """Return the gradient of the log evidence in the vector."""

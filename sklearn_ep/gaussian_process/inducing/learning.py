@@ -51,18 +51,19 @@ def learn_by_passes(
 ):
     """Alternate one damped pass of EP with one step of the hyperparameters.
 
-    Learning starts at `vector`, with the sites of `state`, by a `rule` of `step_rules`; `weight`
-    counts the copies of all rows. `damping` is the share of the site updates; the first pass from
-    empty sites takes them whole. The rule is told `scale` times the gradient. At the end of
-    `max_iter` it has converged if the last passes gained less than `settled` nats a row. `kind` is
-    the float type of the passes. Returns the state at the learned hyperparameters, their vector and
-    the `LearningEnd`.
+    Learning starts at `vector`, with the sites of `state`, by a `rule` of `step_rules`, and goes up
+    log evidence plus log prior; `weight` counts the copies of all rows. `damping` is the share of
+    the site updates; the first pass from empty sites takes them whole. The rule is told `scale`
+    times the gradient. At the end of `max_iter` it has converged if the last passes gained less
+    than `settled` nats a row. `kind` is the float type of the passes. Returns the state at the
+    learned hyperparameters, their vector and the `LearningEnd`.
 
     A pass uses the sites of the previous one under the new prior, which are stale by one step; the
     fresh form of the gradient tolerates that. The figures of a pass are those of the state that it
     starts from: of the one it leads to only the next pass knows them.
     """
     reason: Reason | None = None
+    values = []
     options = dict(gradient="fresh", inputs=hyper.learn_inputs, kind=kind)
     while reason is None:
         trace.begin("pass")
@@ -71,7 +72,9 @@ def learn_by_passes(
         averaged = state.sites is None
         sums, each, _ = ep.one_pass(model, state.sites, step=1.0 if averaged else share, **options)
         figures = ep.figures(model, sums)
-        gradient = hyper.gradient(model, sums, fresh=True)
+        log_prior, slopes = hyper.log_density(vector)
+        values.append(figures["log_evidence"] + log_prior)
+        gradient = hyper.gradient(model, sums, fresh=True) + slopes
         left = hyper.clip(vector + gradient) - vector
         vector = hyper.clip(vector + rule.step(scale * gradient))
         prior, gram, shift = hyper.prior(vector), sums.gram, sums.shift
@@ -81,16 +84,16 @@ def learn_by_passes(
         gram, shift = rebase(gram, shift, state.prior, prior)
         state = PassState(prior, gram, shift, None if averaged else [r.sites for r in each])
         asked = trace.end(figures, model)
-        reason = "asked" if asked else _end_of_passes(trace, settled * weight, max_iter)
+        reason = "asked" if asked else _end_of_passes(values, settled * weight, max_iter)
     return state, vector, LearningEnd(reason, trace.n_iter, float(np.max(np.abs(left))))
 
 
-def _end_of_passes(trace, small, max_iter) -> Reason | None:
+def _end_of_passes(values, small, max_iter) -> Reason | None:
     """Return why learning by passes ends, or None: it stalls, or max_iter is used up.
 
-    There it has converged if the last passes gained less than a `small` evidence.
+    `values` are log evidence plus log prior so far. At max_iter it has converged if the last passes
+    gained less than a `small` one.
     """
-    values = trace.latest("log_evidence")
     before, last = max(values[:-_PATIENCE] or values[:1]), max(values[-_PATIENCE:])
     gain = last - before
     if len(values) > _PATIENCE and gain < _STALLED * abs(before):
@@ -171,7 +174,8 @@ def step_of_batch(stream, model, sums, weight, settings):
         scaled = sums._replace(
             theta=scale * sums.theta, inputs=scale * sums.inputs, inner=scale * sums.inner
         )
-        step = stream.rule.step(hyper.gradient(model, scaled, fresh=True))
+        gradient = hyper.gradient(model, scaled, fresh=True)
+        step = stream.rule.step(gradient + hyper.log_density(vector)[1])
         # long steps first, then ever shorter ones: the noise of the batches averages out
         step *= _FIRST_STEP * max(0.0, 1.0 - stream.n_steps / settings.n_steps)
         vector = hyper.clip(vector + step)
@@ -308,7 +312,7 @@ def learn_by_minibatches(
             batches = ep.run(batches_of_part, [seed] * len(ep.sizes), ep.classes, settings)
             sites, stream, figures = minibatches_of_rounds(ep, batches, sites, stream, settings)
         if sites is not None:
-            stream.state, _ = ep.collect(stream.state.prior, sites, None)
+            stream.state, _ = ep.collect(stream.state.prior, sites, None, kind)
         residual = max(f[0] for f in figures) if sites is not None else _drift(before, stream.state)
         record = {"residual": residual, "log_evidence": np.mean([f[1] for f in figures])}
         if trace.end(record, ep.model(stream.state) if trace.watched else None):
@@ -332,8 +336,8 @@ def _drift(before, after):
 def evidence_at(ep, hyper, state, **solver):
     """Return vector -> `EvidencePoint` at the fixed point, warm-started from the last point.
 
-    The payload is the model. Hyperparameters without a proper prior or posterior give a point of
-    value minus infinity.
+    The payload is the model, the prior that of `hyper`. Hyperparameters without a proper prior or
+    posterior give a point of value minus infinity.
     """
     last = [state]
 
@@ -350,8 +354,9 @@ def evidence_at(ep, hyper, state, **solver):
             return EvidencePoint(-np.inf, np.full(len(vector), np.nan), np.inf, None)
         last[0], model = solution.state, solution.model
         sums, _, _ = ep.one_pass(model, last[0].sites, gradient="stored", inputs=hyper.learn_inputs)
-        evaluation, gradient = solution.result.evaluation, hyper.gradient(model, sums, fresh=False)
-        value = evaluation.record["log_evidence"]
-        return EvidencePoint(value, gradient, evaluation.residual, model)
+        evaluation = solution.result.evaluation
+        value, gradient = evaluation.record["log_evidence"], hyper.gradient(model, sums, False)
+        log_prior, slopes = hyper.log_density(vector)
+        return EvidencePoint(value, gradient + slopes, evaluation.residual, model, log_prior)
 
     return evaluate

@@ -256,21 +256,21 @@ def evidence_gradient(model, sums, fresh, inputs):
     return sums.theta + theta, sums.inputs + towards
 
 
-def collect_rows(prior, X, y, weight, sites, model=None):
+def collect_rows(prior, X, y, weight, sites, model=None, kind=np.float64):
     """Return gram and shift of given sites under a prior, and leave-one-out log probabilities.
 
     These, (n,), are of each row's own label under the cavities of the model, normalised over the
-    classes; None without a model.
+    classes; None without a model. `kind` is that of `evaluate_rows`.
     """
     C, m = len(sites), len(prior.Z)
     gram, shift = np.zeros((C, m, m)), np.zeros((C, m))
     loo: Any = None if model is None else np.empty(len(X))
     for rows in gen_batches(len(X), block_rows(m)):
-        W, extra_var, _ = prior.whiten(np.asarray(X[rows], dtype=np.float64))
+        W, extra_var, _ = prior.whiten(np.asarray(X[rows], dtype=np.float64), kind=kind)
         w = weight[rows]
         for c in range(C):
             gram[c] += _weighted_gram(W, w * sites[c, 0, rows])
-            shift[c] += (w * sites[c, 1, rows]) @ W
+            shift[c] += times_rows(w * sites[c, 1, rows], W)
         if model is not None:
             loo[rows] = _own_label_log_proba(model, W, extra_var, y[rows], sites[:, :, rows])
     return gram, shift, loo

@@ -29,6 +29,11 @@ __all__ = [
     "new_stream",
 ]
 
+# Copies up to which the lengths of columns have a prior: of fewer their evidence overfits. At 1300
+# rows of image segments the log loss is better without (.061 after .068), at 240 of heart with
+# (.42 after .51).
+_MOST_WITH_PRIOR = 1000
+
 
 def check_inducing_parameters(estimator):
     """Check the parameters that only matter with inducing points."""
@@ -118,6 +123,7 @@ def plan_inducing(estimator, data: PartitionedRows, factor, seed):
         batch_size=estimator.batch_size,
         learning_rate=estimator.learning_rate,
         averaged=estimator.site_memory == "average",
+        flat=estimator.hyperparameters == "mode" or data.weight > _MOST_WITH_PRIOR,
         damping=estimator.damping,
         accelerate=estimator.acceleration is not None,
         max_iter=estimator.max_iter,

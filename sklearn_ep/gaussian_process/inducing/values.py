@@ -71,8 +71,9 @@ class InducingPrior:
         return W, np.maximum(extra_var, 0.0), kept
 
     def contract(self, M, inputs):
-        """Return the gradient of a scalar from its derivative L^-T M L^-1 in Kzz."""
-        G = self.inverse.T @ M @ self.inverse
+        """Return the gradient of a scalar from its derivative L^-T M L^-1 in Kzz, M symmetric."""
+        half = lower_times(self.inverse, M.copy(), trans=True)
+        G = lower_times(self.inverse, half.T, trans=True)
         G[np.diag_indices_from(G)] *= 1.0 + self.jitter
         theta, towards = self.cross.contract(self._kept, G, inputs)
         # G is symmetric and both arguments of the kernel move with Z
@@ -136,8 +137,9 @@ def rebase(gram, shift, old, new):
     """
     if old is new:
         return gram, shift
-    T = old.inverse @ new.lower
-    return T.T @ gram @ T, shift @ T
+    T = lower_times(old.inverse, new.lower.copy())  # triangular as well
+    halves = [lower_times(T, g.copy(), trans=True) for g in gram]
+    return np.stack([lower_times(T, h.T, trans=True) for h in halves]), shift @ T
 
 
 class InducingGPPosterior:
