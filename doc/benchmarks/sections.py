@@ -92,14 +92,14 @@ PARTS = {
         Section(
             "spike_slab_posterior",
             "Sparse regression: the exact posterior",
-            "Eye data (120 x 200) in five folds and riboflavin (71 x 4088) in two, standardised. The "
-            "exact posterior by two Metropolis chains over the columns that are in, from the empty "
-            "model and from many columns.",
+            "Eye data (120 x 200) in five folds and riboflavin (71 x 4088) in two, standardised. "
+            "The exact posterior by two Metropolis chains over the columns that are in, from the "
+            "empty model and from many columns.",
             "On eye data the average over hyperparameters errs as the exact posterior does (.470; "
-            "chains .473 and .459) and less than LassoCV (.535). On riboflavin it errs less than the "
-            "chains (.41 against .53 and .50), which do not agree on the density and have not mixed, "
-            "and more than LassoCV (.343): it is the model that falls short there, columns of which "
-            "few count, not its approximation.",
+            "chains .473 and .459) and less than LassoCV (.535). On riboflavin it errs less than "
+            "the chains (.41 against .53 and .50), which do not agree on the density and have not "
+            "mixed, and more than LassoCV (.343): it is the model that falls short there, columns "
+            "of which few count, not its approximation.",
         ),
         Section(
             "sparse_logistic",
