@@ -208,8 +208,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     loo_variance_ : ndarray of shape (n,) or (n_classes, n)
         Variance of the same.
     loo_proba_ : ndarray of shape (n,) or (n_classes, n)
-        Probability of each training row's own label given the others, by slope and temper; (n,) for
-        several classes jointly.
+        Probability of each training row's own label given the others, by slope and temper, to 1e-6
+        from 10,000 rows on; (n,) for several classes jointly.
     hyper_nodes_ : ndarray of shape (M, T), or list of such
         The log prior variance at each node of the average (of several variances the mean log), or
         the log scale of another prior; one node at the mode, without a column where nothing was
@@ -276,7 +276,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     variances, up to 4000 coefficients, a visit costs O(n d^2) and sends O(d^2) numbers a partition
     each way, for some 8 to 15 visits a fit. With sampled ones a visit sends O(d) numbers, O(d k) in
     some, for 40 to 130 visits; draws and covariances are then those of features that are
-    independent given the intercept, for the rows are not at hand. The calibration adds 4 to 8
+    independent given the intercept, for the rows are not at hand. The calibration adds 3 to 6
     visits, in which two numbers go to a partition and seven come back.
 
     The average (hyperparameters) is over a lattice of 5 to 8 fits in the log of the prior variance

@@ -83,7 +83,7 @@ def best_log_factor(place):
         nearest = min(abs(at - p.at) for p in places)
         if nearest <= _CLOSE:
             break
-        new = place(at, np.inf > gain > _LARGE)
+        new = place(at, gain > _LARGE)
         if new is None:
             at = 0.5 * (at + max(places, key=lambda p: p.evidence).at)
             continue

@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 # Sweeps for one prior variance of the search, and residual of the sites there, fine and rough.
-_PLACE_SWEEPS, _PLACE_TOL = 30, (0.05, 0.15)
+_PLACE_SWEEPS, _PLACE_TOL = 30, (0.05, 0.3)
 # Share of a step where acceleration has not settled: with rows of weight 1000 steps of a half go on
 # to oscillate after hundreds of sweeps, and smaller ones have not arrived.
 _PLAIN_DAMPING = 0.2

@@ -214,7 +214,7 @@ def _fit_calibrated(problem, sign, monitor, k):
     step = result.evaluation.payload
     log_evidence, error, dof = loop.finish(step, problem.evidence_probes)
     site, variances = rows.penalty(loop.point, loop.anchors), rows.variances(loop.anchors)
-    mean, weight = design.dot(step.u), problem.weight
+    mean, weight = rows.predictors(loop.point), problem.weight
     left = cavities(mean, variances, site.slope, site.precision, weight)
     average = single_node(prior, step.scale, log_evidence)
     left_out = calibrated(sign, weight, average.weight, [left], problem.calibration)

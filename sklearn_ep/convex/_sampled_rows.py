@@ -149,7 +149,9 @@ class SampledRows:
     def __init__(self, B, sites, noise, single, squares=None):
         self.B, self.sites, self.noise = B, sites, noise
         kind = np.float32 if single else np.float64
-        self.fast = B.astype(kind, copy=False)
+        self.fast = B
+        if B.dtype != kind:  # `astype` of a sparse matrix would copy its structure too
+            self.fast = with_data(B, B.data.astype(kind)) if sp.issparse(B) else B.astype(kind)
         self.squares = _squares(self.fast) if squares is None else squares
         self.n_anchors, self.z = 0, None
         self._point: Any = (None, None)
