@@ -246,7 +246,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
 
     Up to 1000 rows, of which the evidence of inducing points overfits many lengths, learning goes
     up log evidence plus the log density of a multivariate t distribution of the log lengths about
-    their mean (scale .5, 4 degrees of freedom); with ``hyperparameters="mode"`` up the evidence
+    their mean (scale .75, 4 degrees of freedom); with ``hyperparameters="mode"`` up the evidence
     alone. `log_evidence_` is without it.
 
     L-BFGS-B ends by its own rules, at relative changes of the evidence below 1e-6. The step rules

@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 # Scale and degrees of freedom of the deviations of log lengths from their mean.
-_APART, _FREEDOM = 0.5, 4.0
+_APART, _FREEDOM = 0.75, 4.0
 
 
 class LengthsApart:
@@ -117,6 +117,11 @@ class Hyperparameters:
         """Number of learned kernel parameters."""
         return self.kernel.n_dims if self.learn_kernel else 0
 
+    @cached_property
+    def _box(self):
+        """Bounds (2, p) of theta; scikit-learn looks them up by name, which takes long."""
+        return self.kernel.bounds.T
+
     @property
     def learns(self):
         """Whether there is anything to learn."""
@@ -141,7 +146,7 @@ class Hyperparameters:
     def _joined(self, theta, moved):
         if not self.n_theta:
             return moved
-        theta = np.clip(theta, *self.kernel.bounds.T)
+        theta = np.clip(theta, *self._box)
         part = theta if self._slopes is None else self._slopes.vector(theta)
         return np.concatenate([part, moved])
 

@@ -21,13 +21,14 @@ def times_rows(v, W):
 
 
 class SingleCross(StationaryCross):
-    """Blocks of rows in single precision, as long as that carries their distances.
+    """The covariances of a `StationaryCross` with blocks of rows in single precision.
 
-    Rows are centred before they are rounded: columns may lie far from zero.
+    Blocks whose distances that does not carry stay as they are. Rows are centred before they are
+    rounded: columns may lie far from zero.
     """
 
-    def __init__(self, kernel, Z):
-        super().__init__(kernel, Z)
+    def __init__(self, cross):
+        vars(self).update(vars(cross))  # what is known of the points is not made twice
         self.moderate = self.B_norms.max() < _LARGEST_NORM
         self.rounded = self.B.astype(np.float32)
         self.factor = -2.0 * np.ascontiguousarray(self.rounded.T)
@@ -35,12 +36,13 @@ class SingleCross(StationaryCross):
 
     def block(self, X):
         """Return the covariances (n, m) with Z and what `contract` wants back."""
-        A = ((X - self.centre) / self.scale).astype(np.float32)
+        A = (X - self.centre) / self.scale
         norms = np.einsum("ij,ij->i", A, A)
         if not (self.moderate and norms.max(initial=0.0) < _LARGEST_NORM):
             return super().block(X)
+        A = A.astype(np.float32)
         D = A @ self.factor
-        D += norms[:, None]
+        D += norms.astype(np.float32)[:, None]
         D += self.rounded_norms
         K, slope = self.of_squares(np.maximum(D, 0.0, out=D))
         return K, (A, K, slope)

@@ -50,7 +50,7 @@ class InducingPrior:
     def single(self):
         """Covariances with the points and L^-1, both in single precision where there is a way."""
         stationary = isinstance(self.cross, StationaryCross)
-        cross = SingleCross(self.kernel, self.Z) if stationary else self.cross
+        cross = SingleCross(self.cross) if stationary else self.cross
         return cross, self.inverse.astype(np.float32)
 
     def parts(self, kind):
