@@ -10,6 +10,7 @@ from .._engine.loop import SILENT, Monitor, Reason
 from .._engine.search import ascend, eigen_curvature, minimise_where_finite
 
 __all__ = [
+    "INEXACT_DIFFERENCE",
     "KEPT",
     "LEARNING_TOL",
     "EvidencePoint",
@@ -43,7 +44,7 @@ _FLATTEST = 0.05
 # The same of several classes, whose gradients are off by up to twenty nats a unit where latent
 # values are large.
 _INEXACT_ROUGH = dict(ftol=1e-3, gtol=1e-2, max_line_search=2)
-_INEXACT_DIFFERENCE, _INEXACT_GAIN = 0.2, 0.1
+INEXACT_DIFFERENCE, _INEXACT_GAIN, _INEXACT_PATIENCE = 0.2, 0.4, 2
 # The same of a mode that only says where nodes lie.
 _GAIN_TO_THE_MODE = 0.05
 
@@ -182,7 +183,7 @@ def climb_from_rows(
     rough = search | dict(max_iter=max_iter, starts=starts) | (_ROUGH if exact else _INEXACT_ROUGH)
     first = maximise_evidence(of_rows, theta, bounds, **rough)
     evaluate = evaluate_from(first.point)
-    difference = _DIFFERENCE if exact else _INEXACT_DIFFERENCE
+    difference = _DIFFERENCE if exact else INEXACT_DIFFERENCE
     curvature, lacking = _curvature(of_rows, first, bounds, difference)
 
     def objective(t):
@@ -196,7 +197,7 @@ def climb_from_rows(
 
     options: dict[str, Any] = dict(gain=_GAIN, max_iter=max_iter, ended=told)
     if not exact:
-        options |= dict(gain=_INEXACT_GAIN, lacking=lacking / share)
+        options |= dict(gain=_INEXACT_GAIN, lacking=lacking / share, patience=_INEXACT_PATIENCE)
     found = ascend(objective, first.theta, bounds, curvature / share, **options)
     if found is None or found.reason == "stuck":
         near = search | dict(first_step=_DIFFERENCE, max_iter=max_iter, monitor=monitor)
@@ -213,8 +214,8 @@ def _curvature(evaluate, learned, bounds, difference):
     top, steps = learned.point, _differences(learned.theta, bounds, difference)
     points = [evaluate(learned.theta + row) for row in np.diag(steps)]
     gradients = [point.gradient for point in points]
-    rises = np.array([point.objective - top.objective for point in points])
-    lacking = rises / steps - 0.5 * (np.diagonal(gradients) + top.gradient)
+    values = np.array([point.objective for point in points])
+    lacking = _lacking(top.objective, top.gradient, values, gradients, steps)
     return _curvature_of(top.gradient, gradients, steps), lacking
 
 
@@ -309,12 +310,24 @@ def node_at_mode(
     return learned.point.payload[-1], learned.end
 
 
-def curvature_at_node(evaluate: Evaluate, node: Node, bounds: np.ndarray) -> np.ndarray:
-    """Return the negative Hessian (T, T) of the log density at a node, by differences."""
-    steps = _differences(node.phi, bounds)
+def curvature_at_node(
+    evaluate: Evaluate, node: Node, bounds: np.ndarray, difference: float = _DIFFERENCE
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the negative Hessian (T, T) of the log density at a node, and what gradients lack.
+
+    By differences of gradients and of values.
+    """
+    steps = _differences(node.phi, bounds, difference)
     found = [evaluate(node.phi + row, node) for row in np.diag(steps)]
     gradients = [np.full(len(node.phi), np.nan) if n is None else n.gradient for n in found]
-    return _curvature_of(node.gradient, gradients, steps)
+    values = np.array([np.nan if n is None else n.objective for n in found])
+    lacking = _lacking(node.objective, node.gradient, values, gradients, steps)
+    return _curvature_of(node.gradient, gradients, steps), np.nan_to_num(lacking)
+
+
+def _lacking(value, gradient, values, gradients, steps):
+    """Return what gradients lack (p,), by how the value rises a step away in each coordinate."""
+    return (values - value) / steps - 0.5 * (np.diagonal(gradients) + gradient)
 
 
 def climb_to_mode(
@@ -348,7 +361,8 @@ def climb_to_mode(
         return monitor.end(record, told(node))
 
     options: dict[str, Any] = dict(gain=_GAIN_TO_THE_MODE, max_iter=max_iter, ended=ended)
-    options |= dict(lacking=lacking)
+    if lacking is not None:
+        options |= dict(lacking=lacking, patience=_INEXACT_PATIENCE)
     found = ascend(point, phi, bounds, curvature, **options)
     if found is None or found.reason == "stuck":
         return None
