@@ -12,7 +12,13 @@ from .._engine.averaging import Spacing, average_of, integrate
 from .._engine.loop import SILENT, StepsOfPhase, Trace
 from ._anisotropy import SPREADS, expected_curvature, levels, node_at, nodes_about
 from ._dense_fit import WithLearned, fit_dense, fit_of_sites
-from ._evidence import INEXACT_DIFFERENCE, climb_to_mode, curvature_at_node, node_at_mode
+from ._evidence import (
+    INEXACT_DIFFERENCE,
+    TOWARDS_THE_MODE,
+    climb_to_mode,
+    curvature_at_node,
+    node_at_mode,
+)
 from ._fitted import mixed_logs
 from ._kernel_nodes import EPAtKernels, ScaleNodes
 from ._kernel_scales import KernelScales
@@ -88,7 +94,7 @@ def mode_of_kernels(ep, start, trace, monitor=SILENT):
     With many rows it is first looked for with some of them. None where EP has no fixed point at the
     start.
     """
-    plan = ep.plan
+    plan, exact = ep.plan, ep.plan.model.exact_gradient
     lengths = KernelScales.at(plan.kernel, start).lengths
     scales = KernelScales(plan.kernel, np.zeros(len(lengths)))
     nodes = ScaleNodes(ep, scales, scales.prior(plan.averaging.prior))
@@ -99,10 +105,11 @@ def mode_of_kernels(ep, start, trace, monitor=SILENT):
         small = replace(nodes, ep=ep.of_rows(rows))
         with monitor.phase("some rows first") as told:
             steps = StepsOfPhase(told)
+            search = limits if exact else limits | TOWARDS_THE_MODE
             below = node_at_mode(
-                small.evaluate, phi, scales.bounds, ep.told, **limits, monitor=steps
+                small.evaluate, phi, scales.bounds, ep.told, **search, monitor=steps
             )
-            if below is not None and not plan.model.exact_gradient:
+            if below is not None and not exact:
                 below = _refined(small, *below, plan.max_iter, steps)
         if below is not None:
             phi, limits["starts"] = below[0].phi, ()
@@ -114,7 +121,7 @@ def mode_of_kernels(ep, start, trace, monitor=SILENT):
     found = node_at_mode(nodes.evaluate, phi, scales.bounds, ep.told, **limits, monitor=trace)
     if found is None:
         return None
-    if plan.model.exact_gradient or not len(phi):
+    if exact or not len(phi):
         return nodes, *found
     nodes, mode, _ = _with_gradients(nodes, found[0])
     return nodes, mode, found[1]

@@ -13,6 +13,7 @@ __all__ = [
     "INEXACT_DIFFERENCE",
     "KEPT",
     "LEARNING_TOL",
+    "TOWARDS_THE_MODE",
     "EvidencePoint",
     "Learned",
     "LearningEnd",
@@ -36,6 +37,8 @@ NEGLIGIBLE = 0.01
 _TO_THE_MODE: dict[str, Any] = dict(
     ftol=1e-4, gtol=0.1, first_step=1.0, max_line_search=6, exact_gradient=False
 )
+# The same by inexact gradients with some of the rows, which differences of values improve on.
+TOWARDS_THE_MODE: dict[str, Any] = dict(ftol=2e-3, max_line_search=2)
 # Accuracy of learning on some of the rows, the difference in theta that tells the curvature there,
 # the least that counts, and the gain of log evidence on all rows that is left: a thirtieth of a
 # posterior sd.
@@ -281,12 +284,13 @@ def node_at_mode(
     max_iter: int,
     starts=(),
     monitor: Monitor = SILENT,
+    **search,
 ) -> tuple[Node, LearningEnd] | None:
     """Return the `Node` at the mode from phi (T,), and how the search ended.
 
     None where there is no node at phi. `told` gives the payload of which the monitor is told; the
-    other arguments are those of `averaging.find_mode` and of `maximise_evidence`. The search is a
-    coarse one: the mode only says where nodes lie.
+    other arguments are those of `averaging.find_mode` and of `maximise_evidence`, `search` what
+    differs from a coarse one: the mode only says where nodes lie.
     """
     first = evaluate(phi, None)
     if first is None:
@@ -304,9 +308,8 @@ def node_at_mode(
         own = node.log_evidence, node.gradient, node.residual
         return EvidencePoint(*own, payload, node.log_prior)
 
-    learned = maximise_evidence(
-        point, phi, bounds, max_iter=max_iter, starts=starts, monitor=monitor, **_TO_THE_MODE
-    )
+    settings = _TO_THE_MODE | search | dict(max_iter=max_iter, starts=starts)
+    learned = maximise_evidence(point, phi, bounds, monitor=monitor, **settings)
     return learned.point.payload[-1], learned.end
 
 
