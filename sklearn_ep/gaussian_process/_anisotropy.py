@@ -151,7 +151,7 @@ def expected_curvature(ep, mode, together=False):
     """
     theta, result, _ = mode.payload
     curvature = ep.structure(theta).expected_curvature(result.evaluation.payload[0], together)
-    if together and KernelScales.at(ep.plan.kernel, theta).lengths[0] == 0:
+    if together and np.array_equal(KernelScales.at(ep.plan.kernel, theta).lengths[:1], [0]):
         return curvature[::-1, ::-1]
     return curvature
 

@@ -64,7 +64,7 @@ def fit_dense(plan, y, monitor, k):
                     return rough.evidence(y, start, learning_tol)
 
                 learned = climb_from_rows(
-                    evidence_from, small, plan.share(rows), *search, **watched
+                    evidence_from, small, plan.share(rows), len(y), *search, **watched
                 )
                 x = learned.point.payload[2]
             if plan.wigglier is not None and plan.ends_flat(y, learned.point.value):

@@ -56,7 +56,7 @@ __all__ = [
 _NODE_TOL, _JOINT_NODE_TOL = 1e-2, 3e-2
 # Residual of sites of several classes while the kernel moves, and what ends learning there: the
 # gradient of the evidence is itself off by tenths of a nat and more.
-_JOINT_TOL = 4e-2
+_JOINT_TOL = 2e-2
 # Nats by which a kernel has to beat the frequencies of labels, and how much shorter its length is
 # at the next start where it does not: on 100 rows of banana two searches of five end flat.
 _WORTH_A_KERNEL, _WIGGLIER = 2.0, 9.0
