@@ -180,7 +180,6 @@ def integrate(
     n_jobs: int | None = None,
     monitor: FitWatch = SILENT,
     spacing: Spacing | None = None,
-    exact_gradient: bool = True,
 ) -> Average:
     """Return the `Average` over hyperparameters about their mode.
 
@@ -199,9 +198,6 @@ def integrate(
         Told of each node, in a phase of its own.
     spacing : Spacing or None, default=None
         Of the lattice, for one to three coordinates; None takes the one measured for their number.
-    exact_gradient : bool, default=True
-        Where gradients of nodes are not exact, what they lack is taken from the differences of
-        values that give the Hessian, and added to those of all nodes.
 
     Notes
     -----
@@ -213,7 +209,7 @@ def integrate(
     with monitor.phase("integration over hyperparameters") as told:
         visits = Visits(evaluate, np.asarray(bounds), n_jobs, told)
         for modes_left in reversed(range(_MOST_MODES)):
-            mode, axes = _axes_at(visits, mode, exact_gradient)
+            axes = _axes_at(visits, mode)
             if len(mode.phi) not in _SPACINGS:
                 return _by_rule(visits, mode, axes)
             used = _SPACINGS[len(mode.phi)] if spacing is None else spacing
@@ -234,8 +230,6 @@ class Visits:
         self.evaluate, self.bounds, self.told = evaluate, bounds, told
         self.pool = Parallel(n_jobs=n_jobs)
         self.n_evaluations, self.asked = 0, False
-        # what gradients are known to lack (T,)
-        self.lacking: Any = 0.0
 
     def inside(self, phi: np.ndarray) -> bool:
         """Return whether phi (T,) is within the bounds."""
@@ -249,32 +243,27 @@ class Visits:
         tasks = [delayed(self.evaluate)(phi, node) for phi, node, here in pairs if here]
         self.n_evaluations += len(tasks)
         found = iter(self.pool(tasks) if tasks else ())
-        nodes = [self.completed(next(found)) if here else None for here in inside]
+        nodes = [next(found) if here else None for here in inside]
         for node in nodes:
             if node is not None:
                 self.asked |= self.told({"log_density": node.objective})
         return nodes
-
-    def completed(self, node: Node | None) -> Node | None:
-        """Return the node with what its gradient is known to lack."""
-        return None if node is None else node._replace(gradient=node.gradient + self.lacking)
 
     def better_mode(self, node: Node) -> Node:
         """Return the mode that a search from a node finds."""
 
         def counted(phi: np.ndarray, near: Node | None) -> Node | None:
             self.n_evaluations += 1
-            return self.completed(self.evaluate(phi, near))
+            return self.evaluate(phi, near)
 
         return find_mode(counted, node.phi, self.bounds, node) or node
 
 
-def _axes_at(visits: Visits, mode: Node, exact_gradient: bool) -> tuple[Node, np.ndarray]:
+def _axes_at(visits: Visits, mode: Node) -> np.ndarray:
     """Return axes (T, T), in columns, in which the posterior near the mode is about N(0, I).
 
     The Hessian is that of forward differences of the gradient, backward ones at an upper bound; a
-    coordinate whose neighbour has no posterior counts as known to one unit. With them comes the
-    mode; where gradients are not exact, how values rise corrects that of it and of nodes to come.
+    coordinate whose neighbour has no posterior counts as known to one unit.
     """
     t = len(mode.phi)
     steps = np.where(mode.phi + _DIFFERENCE <= visits.bounds[:, 1], _DIFFERENCE, -_DIFFERENCE)
@@ -283,20 +272,8 @@ def _axes_at(visits: Visits, mode: Node, exact_gradient: bool) -> tuple[Node, np
     for k, node in enumerate(nodes):
         if node is not None:
             hessian[k] = (mode.gradient - node.gradient) / steps[k]
-    if not exact_gradient:
-        lacking = np.array([_lack(mode, node, k) for k, node in enumerate(nodes)])
-        visits.lacking = visits.lacking + lacking
-        mode = mode._replace(gradient=mode.gradient + lacking)
     values, vectors = eigen_curvature(hessian, _LONGEST**-2)
-    return mode, vectors / np.sqrt(values)
-
-
-def _lack(node: Node, beside: Node | None, k: int) -> float:
-    """Return what the gradients of two nodes that differ in coordinate k lack there."""
-    if beside is None:
-        return 0.0
-    rise, step = beside.objective - node.objective, beside.phi[k] - node.phi[k]
-    return rise / step - 0.5 * (node.gradient[k] + beside.gradient[k])
+    return vectors / np.sqrt(values)
 
 
 def _fitted_axes(

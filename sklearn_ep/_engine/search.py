@@ -230,6 +230,7 @@ def ascend(
     gain: float,
     max_iter: int,
     lacking: np.ndarray | None = None,
+    patience: int = _PATIENCE,
     ended: Callable[[Any], bool] | None = None,
 ) -> Summit | None:
     """Maximise a log density from near its maximum by a few quasi-Newton steps.
@@ -238,7 +239,7 @@ def ascend(
     returned if the first point has none. `curvature` (p, p), positive definite, is about the
     negative Hessian, and corrected by BFGS on the way. It has converged where the quadratic model
     promises less than `gain` by a further step: in units of the value, and so of the posterior,
-    that the gradient alone does not know; or where several evaluations in turn gain nothing.
+    that the gradient alone does not know; or where `patience` evaluations in turn gain nothing.
     `ended` is told of each accepted point by its payload and stops the search by returning True.
     Coordinates at a bound (p, 2) that want to leave it stay.
 
@@ -284,7 +285,7 @@ def ascend(
                 reason = "asked"
             elif n_steps >= max_iter:
                 reason = "max_iter"
-        if reason is None and n_level >= _PATIENCE:
+        if reason is None and n_level >= patience:
             reason = "converged"
     left = float(np.max(np.abs(np.clip(x + gradient, bounds[:, 0], bounds[:, 1]) - x), initial=0.0))
     return Summit(x, payload, reason, n_steps, left, float(promised))

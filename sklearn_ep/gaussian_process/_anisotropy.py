@@ -36,6 +36,8 @@ _PATH_DEPTH = 3.0
 # Gain of log posterior that a mode may leave, and steps to it. Where twice as much is promised far
 # more may be had: on image segments ten nats.
 _SMALL_GAIN, _MOST_STEPS = 0.1, 12
+# Evaluations in turn without a gain after which a search by inexact gradients ends.
+_INEXACT_PATIENCE = 3
 
 
 @dataclass
@@ -126,9 +128,10 @@ class LengthNodes:
         start = near.payload.theta if theta is None else theta
         bounds, curvature = self.ep.plan.kernel.bounds, expected + self.prior_precision()
         limits: dict[str, Any] = dict(gain=_SMALL_GAIN, max_iter=_MOST_STEPS)
-        # where gradients are not exact, how the evidence rises corrects them from nothing
-        lacking = None if self.ep.plan.model.exact_gradient else np.zeros(len(start))
-        found = ascend(objective, start, bounds, curvature, lacking=lacking, **limits)
+        if not self.ep.plan.model.exact_gradient:
+            # how the evidence rises corrects them
+            limits |= dict(lacking=np.zeros(len(start)), patience=_INEXACT_PATIENCE)
+        found = ascend(objective, start, bounds, curvature, **limits)
         return None if found is None else found.payload
 
 
@@ -148,7 +151,7 @@ def expected_curvature(ep, mode, together=False):
     """
     theta, result, _ = mode.payload
     curvature = ep.structure(theta).expected_curvature(result.evaluation.payload[0], together)
-    if together and KernelScales.at(ep.plan.kernel, theta).lengths[0] == 0:
+    if together and np.array_equal(KernelScales.at(ep.plan.kernel, theta).lengths[:1], [0]):
         return curvature[::-1, ::-1]
     return curvature
 
@@ -206,12 +209,11 @@ class _Ladder:
     @classmethod
     def of(cls, ep, rows, isotropic):
         """Return the ladder that starts at an isotropic `Node` of all rows, None without a node."""
-        small, weight = ep.of_rows(rows), ep.plan.weight
+        small = ep.of_rows(rows)
         near = small.only_node(isotropic.payload.theta)
         if near is None:
             return None
-        share = float(weight[rows].sum() / weight.sum())
-        return cls(small, share, near, expected_curvature(small, near))
+        return cls(small, ep.plan.share(rows), near, expected_curvature(small, near))
 
     @property
     def curvature(self):

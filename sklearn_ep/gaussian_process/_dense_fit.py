@@ -58,13 +58,14 @@ def fit_dense(plan, y, monitor, k):
                 learned = maximise_evidence(rough.evidence(y, x, learning_tol), *search, **watched)
             else:
                 small = rough.part(rows).evidence(y[rows], x[:, rows], learning_tol)
-                share = float(plan.weight[rows].sum() / plan.weight.sum())
 
                 def evidence_from(point):
                     start = plan.sites_from_rows(y, rows, *point.payload)
                     return rough.evidence(y, start, learning_tol)
 
-                learned = climb_from_rows(evidence_from, small, share, *search, **watched)
+                learned = climb_from_rows(
+                    evidence_from, small, plan.share(rows), len(y), *search, **watched
+                )
                 x = learned.point.payload[2]
             if plan.wigglier is not None and plan.ends_flat(y, learned.point.value):
                 evaluate = rough.evidence(y, plan.sites[k], learning_tol)

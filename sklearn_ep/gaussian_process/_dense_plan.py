@@ -256,6 +256,10 @@ class DensePlan:
         rows = next(minibatches(keys, self.weight, _SHARE * self.weight.sum()))
         return rows if len(np.unique(self.y[rows])) == len(np.unique(self.y)) else None
 
+    def share(self, rows):
+        """Return the share of the copies that some of the rows have."""
+        return float(self.weight[rows].sum() / self.weight.sum())
+
     def part(self, rows):
         """Return the plan of some of the rows."""
         return replace(self, X=self.X[rows], y=self.y[rows], weight=self.weight[rows])

@@ -10,8 +10,10 @@ from .._engine.loop import SILENT, Monitor, Reason
 from .._engine.search import ascend, eigen_curvature, minimise_where_finite
 
 __all__ = [
+    "INEXACT_DIFFERENCE",
     "KEPT",
     "LEARNING_TOL",
+    "TOWARDS_THE_MODE",
     "EvidencePoint",
     "Learned",
     "LearningEnd",
@@ -35,6 +37,8 @@ NEGLIGIBLE = 0.01
 _TO_THE_MODE: dict[str, Any] = dict(
     ftol=1e-4, gtol=0.1, first_step=1.0, max_line_search=6, exact_gradient=False
 )
+# The same by inexact gradients with some of the rows, which differences of values improve on.
+TOWARDS_THE_MODE: dict[str, Any] = dict(ftol=2e-3, max_line_search=2)
 # Accuracy of learning on some of the rows, the difference in theta that tells the curvature there,
 # the least that counts, and the gain of log evidence on all rows that is left: a thirtieth of a
 # posterior sd.
@@ -43,7 +47,10 @@ _FLATTEST = 0.05
 # The same of several classes, whose gradients are off by up to twenty nats a unit where latent
 # values are large.
 _INEXACT_ROUGH = dict(ftol=1e-3, gtol=1e-2, max_line_search=2)
-_INEXACT_DIFFERENCE, _INEXACT_GAIN = 0.2, 0.1
+INEXACT_DIFFERENCE, _INEXACT_GAIN, _INEXACT_PATIENCE = 0.2, 0.1, 2
+# Gain that is left, and patience, where an evaluation takes many seconds: of digits with 1257 rows
+# the search on a third of them ends within half a nat of what four evaluations of all find.
+_MANY_ROWS, _DEAR = 1000, dict(gain=0.4, patience=_INEXACT_PATIENCE)
 # The same of a mode that only says where nodes lie.
 _GAIN_TO_THE_MODE = 0.05
 
@@ -163,6 +170,7 @@ def climb_from_rows(
     evaluate_from: Callable[[EvidencePoint], Callable[[np.ndarray], EvidencePoint]],
     of_rows: Callable[[np.ndarray], EvidencePoint],
     share: float,
+    n_rows: int,
     theta,
     bounds,
     *,
@@ -173,7 +181,7 @@ def climb_from_rows(
 ) -> Learned:
     """Maximise the evidence of all rows from where that of some of them has its maximum.
 
-    `of_rows` is the evidence of a `share` of the rows, `evaluate_from` gives that of all rows from
+    `of_rows` is the evidence of a `share` of the `n_rows` rows, `evaluate_from` that of all from
     the point where the first search ends; `search` is what `maximise_evidence` takes there beside
     the accuracy. Its curvature over the share is about that of all rows, and so is what gradients
     lack that are not exact: a few steps are left, of which each costs 1 / share^3 times as much.
@@ -182,7 +190,7 @@ def climb_from_rows(
     rough = search | dict(max_iter=max_iter, starts=starts) | (_ROUGH if exact else _INEXACT_ROUGH)
     first = maximise_evidence(of_rows, theta, bounds, **rough)
     evaluate = evaluate_from(first.point)
-    difference = _DIFFERENCE if exact else _INEXACT_DIFFERENCE
+    difference = _DIFFERENCE if exact else INEXACT_DIFFERENCE
     curvature, lacking = _curvature(of_rows, first, bounds, difference)
 
     def objective(t):
@@ -197,6 +205,7 @@ def climb_from_rows(
     options: dict[str, Any] = dict(gain=_GAIN, max_iter=max_iter, ended=told)
     if not exact:
         options |= dict(gain=_INEXACT_GAIN, lacking=lacking / share)
+        options |= _DEAR if n_rows > _MANY_ROWS else {}
     found = ascend(objective, first.theta, bounds, curvature / share, **options)
     if found is None or found.reason == "stuck":
         near = search | dict(first_step=_DIFFERENCE, max_iter=max_iter, monitor=monitor)
@@ -213,8 +222,8 @@ def _curvature(evaluate, learned, bounds, difference):
     top, steps = learned.point, _differences(learned.theta, bounds, difference)
     points = [evaluate(learned.theta + row) for row in np.diag(steps)]
     gradients = [point.gradient for point in points]
-    rises = np.array([point.objective - top.objective for point in points])
-    lacking = rises / steps - 0.5 * (np.diagonal(gradients) + top.gradient)
+    values = np.array([point.objective for point in points])
+    lacking = _lacking(top.objective, top.gradient, values, gradients, steps)
     return _curvature_of(top.gradient, gradients, steps), lacking
 
 
@@ -280,12 +289,13 @@ def node_at_mode(
     max_iter: int,
     starts=(),
     monitor: Monitor = SILENT,
+    **search,
 ) -> tuple[Node, LearningEnd] | None:
     """Return the `Node` at the mode from phi (T,), and how the search ended.
 
     None where there is no node at phi. `told` gives the payload of which the monitor is told; the
-    other arguments are those of `averaging.find_mode` and of `maximise_evidence`. The search is a
-    coarse one: the mode only says where nodes lie.
+    other arguments are those of `averaging.find_mode` and of `maximise_evidence`, `search` what
+    differs from a coarse one: the mode only says where nodes lie.
     """
     first = evaluate(phi, None)
     if first is None:
@@ -303,18 +313,29 @@ def node_at_mode(
         own = node.log_evidence, node.gradient, node.residual
         return EvidencePoint(*own, payload, node.log_prior)
 
-    learned = maximise_evidence(
-        point, phi, bounds, max_iter=max_iter, starts=starts, monitor=monitor, **_TO_THE_MODE
-    )
+    settings = _TO_THE_MODE | search | dict(max_iter=max_iter, starts=starts)
+    learned = maximise_evidence(point, phi, bounds, monitor=monitor, **settings)
     return learned.point.payload[-1], learned.end
 
 
-def curvature_at_node(evaluate: Evaluate, node: Node, bounds: np.ndarray) -> np.ndarray:
-    """Return the negative Hessian (T, T) of the log density at a node, by differences."""
-    steps = _differences(node.phi, bounds)
+def curvature_at_node(
+    evaluate: Evaluate, node: Node, bounds: np.ndarray, difference: float = _DIFFERENCE
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the negative Hessian (T, T) of the log density at a node, and what gradients lack.
+
+    By differences of gradients and of values.
+    """
+    steps = _differences(node.phi, bounds, difference)
     found = [evaluate(node.phi + row, node) for row in np.diag(steps)]
     gradients = [np.full(len(node.phi), np.nan) if n is None else n.gradient for n in found]
-    return _curvature_of(node.gradient, gradients, steps)
+    values = np.array([np.nan if n is None else n.objective for n in found])
+    lacking = _lacking(node.objective, node.gradient, values, gradients, steps)
+    return _curvature_of(node.gradient, gradients, steps), np.nan_to_num(lacking)
+
+
+def _lacking(value, gradient, values, gradients, steps):
+    """Return what gradients lack (p,), by how the value rises a step away in each coordinate."""
+    return (values - value) / steps - 0.5 * (np.diagonal(gradients) + gradient)
 
 
 def climb_to_mode(
@@ -348,7 +369,8 @@ def climb_to_mode(
         return monitor.end(record, told(node))
 
     options: dict[str, Any] = dict(gain=_GAIN_TO_THE_MODE, max_iter=max_iter, ended=ended)
-    options |= dict(lacking=lacking)
+    if lacking is not None:
+        options |= dict(lacking=lacking, patience=_INEXACT_PATIENCE)
     found = ascend(point, phi, bounds, curvature, **options)
     if found is None or found.reason == "stuck":
         return None

@@ -9,6 +9,7 @@ same algebra (Rasmussen and Williams 2006, section 3.5).
 from functools import cached_property
 
 import numpy as np
+from scipy.linalg import blas
 from sklearn.utils import gen_batches
 
 from .._engine.class_sites import star_times
@@ -34,37 +35,83 @@ _ENTRIES = 20_000_000
 class ClassCovariance:
     """Posterior covariance of all classes at any rows, given the sites of the training rows.
 
-    `explained` (K, n, n) holds the E_c and `offset` (n, n) the lower M^-1. For prior covariances k
-    (n, m) with the training rows, class c has covariance k** - k'E_c k + Q_c'Q_c and covariance
-    Q_c'Q_j with class j, where Q_c = M^-1 E_c k.
+    `explained` (K, n, n) holds the E_c, `root` (n, n) the lower M and `offset` M^-1. For prior
+    covariances k (n, m) with the training rows, class c has covariance k** - k'E_c k + Q_c'Q_c and
+    covariance Q_c'Q_j with class j, where Q_c = M^-1 E_c k.
     """
 
-    def __init__(self, explained, offset):
-        self.explained, self.offset = explained, offset
+    def __init__(self, explained):
+        self.explained, self.root = explained, checked_cholesky(explained.sum(0))
+        self.offset = triangular_inverse(self.root)
 
     def halves(self, c, k):
         """Return E_c k and Q_c for prior covariances k (n, m)."""
         P = self.explained[c] @ k
         return P, lower_times(self.offset, P.copy())
 
-    def blocks(self, prior, cross, gain):
+    def blocks(self, prior, k):
         """Return the covariances (m, K, K) of rows with prior variances (m,), in blocks of rows.
 
-        `cross(rows)` gives the prior covariances (n, k) of a block with the training rows, and
-        `gain(c, rows)` the product E_c cross(rows), to which there may be a cheaper way.
+        `k` (n, m) are their prior covariances with the training rows.
         """
         C, n = len(self.explained), len(self.offset)
         cov = np.empty((C, C, len(prior)))
         for rows in gen_batches(len(prior), max(1, _ENTRIES // (C * n))):
-            k, halves = cross(rows), []
+            halves: list[np.ndarray] = []
+            block = k[:, rows]
             for c in range(C):
-                P = gain(c, rows)
-                own = prior[rows] - np.einsum("im,im->m", k, P)
-                halves.append(lower_times(self.offset, P))
-                for j, half in enumerate(halves):
-                    cov[c, j, rows] = cov[j, c, rows] = np.einsum("im,im->m", halves[c], half)
-                cov[c, c, rows] += own
+                P, half = self.halves(c, block)
+                own = prior[rows] - np.einsum("im,im->m", block, P)
+                _add_class(cov[:, :, rows], c, halves, half, own)
         return np.ascontiguousarray(cov.transpose(2, 0, 1))
+
+    def offset_parts(self):
+        """Yield M^-1 E_c of each class, which add up to M', so that the last takes no product.
+
+        An array that is yielded may be written to.
+        """
+        left = self.root.T.copy()
+        for E in self.explained[:-1]:
+            part = lower_times(self.offset, E.copy())
+            left -= part
+            yield part
+        yield left
+
+    def own_blocks(self, K, precision):
+        """Return the same as `blocks` for the rows of the sites themselves, of covariance K (n, n).
+
+        With D_c the precisions of class c, E_c K = I - E_c D_c^-1: a product is needed only for
+        rows whose site is weak.
+        """
+        C, n = precision.shape[1], len(K)
+        cov, halves = np.empty((C, C, n)), list[np.ndarray]()
+        for c, part in enumerate(self.offset_parts()):
+            E, tau = self.explained[c], precision[:, c]
+            strong = tau * np.diagonal(K) >= WEAK_SITE
+            share = 1.0 / np.where(strong, tau, 1.0)
+            own = share * (1.0 - share * np.diagonal(E))
+            weak = np.flatnonzero(~strong)
+            columns = K[:, weak]
+            explained = np.einsum("im,im->m", columns, E @ columns) if len(weak) else 0.0
+            own[weak] = np.diagonal(K)[weak] - explained
+            behind = part @ columns if len(weak) else 0.0
+            part *= -share
+            part += self.offset
+            part[:, weak] = behind
+            _add_class(cov, c, halves, part, own)
+        return np.ascontiguousarray(cov.transpose(2, 0, 1))
+
+
+def _add_class(cov, c, halves, half, own):
+    """Write the covariances (K, K, m) of class c with itself and those before it.
+
+    `halves` are the Q_j of the latter, to which that of class c is added, and `own` (m,) is what
+    class c has beside it.
+    """
+    halves.append(half)
+    for j, other in enumerate(halves):
+        cov[c, j] = cov[j, c] = np.einsum("im,im->m", half, other)
+    cov[c, c] += own
 
 
 class JointState:
@@ -81,14 +128,9 @@ class JointState:
     def __init__(self, K, precision, shift):
         self.precision = precision
         self.spread, log_det = _spread(K, precision)
-        explained = self.spread.explained
         self.mean = self._mean(K, precision, shift)
         self.alpha = shift - star_times(precision, self.mean)
-        self.cov = self.spread.blocks(
-            np.diagonal(K),
-            lambda rows: K[:, rows],
-            lambda c, rows: _gain(explained[c], K, precision[:, c], rows),
-        )
+        self.cov = self.spread.own_blocks(K, precision)
         self.log_evidence = 0.5 * float(np.sum(shift * self.mean)) - log_det
 
     def _mean(self, K, precision, shift):
@@ -106,16 +148,25 @@ class JointState:
         and over twenty at a variance of 1000.
         """
         R = self.alpha @ self.alpha.T
-        for E in self.spread.explained:
+        for E, part in zip(self.spread.explained, self.spread.offset_parts(), strict=True):
             R -= E
-            half = lower_times(self.spread.offset, E.copy())
-            R += half.T @ half
+            R += _gram(part)
         return R
 
-    def inverse_total(self, c):
-        """Return the block (n, n) of class c of the inverse of prior covariance plus sites'."""
-        half = lower_times(self.spread.offset, self.spread.explained[c].copy())
-        return self.spread.explained[c] - half.T @ half
+    def inverse_totals(self):
+        """Yield the block (n, n) of each class of the inverse of prior covariance plus sites'."""
+        for E, part in zip(self.spread.explained, self.spread.offset_parts(), strict=True):
+            yield E - _gram(part)
+
+
+def _gram(A):
+    """Return A' A, by a product of half the flops of a general one."""
+    lower = blas.dsyrk(
+        1.0, A.T if A.flags.c_contiguous else A, trans=not A.flags.c_contiguous, lower=1
+    )
+    full = lower + lower.T
+    np.einsum("ii->i", full)[...] *= 0.5
+    return full
 
 
 def _spread(K, precision):
@@ -127,9 +178,9 @@ def _spread(K, precision):
     explained, log_det = np.empty((C, n, n)), 0.0
     for c in range(C):
         log_det += _explained(K, precision[:, c], explained[c])
-    M = checked_cholesky(explained.sum(0))
-    log_det += np.sum(np.log(np.diagonal(M))) - 0.5 * np.sum(np.log(precision.sum(1)))
-    return ClassCovariance(explained, triangular_inverse(M)), log_det
+    spread = ClassCovariance(explained)
+    log_det += np.sum(np.log(np.diagonal(spread.root))) - 0.5 * np.sum(np.log(precision.sum(1)))
+    return spread, log_det
 
 
 def _explained(K, precision, out):
@@ -141,19 +192,6 @@ def _explained(K, precision, out):
     lower = checked_cholesky(B)
     out[:] = inverse_from_triangular(triangular_inverse(lower) * root)
     return float(np.sum(np.log(np.diagonal(lower))))
-
-
-def _gain(E, K, precision, rows):
-    """Return E K[:, rows] by E K = I - E D^-1, which needs no product where a site is strong."""
-    tau = precision[rows]
-    strong = tau * np.diagonal(K)[rows] >= WEAK_SITE
-    P = E[:, rows] / -np.where(strong, tau, 1.0)
-    own = np.arange(rows.start, rows.stop)
-    P[own, np.arange(len(own))] += 1.0
-    if not np.all(strong):
-        weak = np.flatnonzero(~strong)
-        P[:, weak] = E @ K[:, own[weak]]
-    return P
 
 
 class JointGP(KernelGP):
@@ -174,7 +212,7 @@ class JointGP(KernelGP):
         """
         K = len(state.spread.explained)
         kind = np.float64 if len(self.X) <= _FEW_ROWS else np.float32
-        own = (self._curvature_of(state.inverse_total(c), together, kind) for c in range(K))
+        own = (self._curvature_of(B, together, kind) for B in state.inverse_totals())
         return K / (K - 1.0) * sum(own)
 
 
@@ -208,12 +246,7 @@ class JointGPPosterior:
     def latent(self, X):
         """Return means (n_new, K) and covariances (n_new, K, K) of the classes at new rows."""
         k = self.kernel(self.X, X)
-        cov = self.spread.blocks(
-            self.kernel.diag(X),
-            lambda rows: k[:, rows],
-            lambda c, rows: self.spread.explained[c] @ k[:, rows],
-        )
-        return k.T @ self.alpha, cov
+        return k.T @ self.alpha, self.spread.blocks(self.kernel.diag(X), k)
 
     def covariance(self, X1, X2, c, j):
         """Return the posterior covariance (n1, n2) of classes c and j between new rows."""

@@ -55,12 +55,14 @@ def settled(solve, x, empty=None):
 class EPAtKernels:
     """EP of the labels of one problem at any kernel parameters.
 
-    `plan` is a `DensePlan`, `x` are sites to start from where there is no neighbour.
+    `plan` is a `DensePlan`, `x` are sites to start from where there is no neighbour. `lacking` (p,)
+    is added to gradients in theta: what those of several classes lack changes slowly.
     """
 
     plan: Any
     y: np.ndarray
     x: np.ndarray
+    lacking: Any = 0.0
 
     def node(self, phi, near, theta, prior, slopes, squares, anisotropy):
         """Return the `Node` at phi, which is the kernel parameters theta (p,), or None.
@@ -79,7 +81,8 @@ class EPAtKernels:
         value, (log_prior, slope) = result.evaluation.record["log_evidence"], prior
         gradient = np.full(len(phi), np.nan)
         if slopes is not None:
-            gradient = slopes(model.gradient(ep, result.evaluation.payload)) + slope
+            in_theta = model.gradient(ep, result.evaluation.payload) + self.lacking
+            gradient = slopes(in_theta) + slope
         found = KernelNode(theta, result, anisotropy)
         return Node(phi, value, log_prior, gradient, result.residual, found)
 
@@ -93,7 +96,8 @@ class EPAtKernels:
 
     def of_rows(self, rows):
         """Return the same for some of the rows."""
-        return EPAtKernels(self.plan.part(rows), self.y[rows], self.x[:, rows])
+        lacking = self.lacking * self.plan.share(rows)
+        return EPAtKernels(self.plan.part(rows), self.y[rows], self.x[:, rows], lacking)
 
     def structure(self, theta):
         """Return the structure of the posteriors under the kernel parameters theta (p,)."""

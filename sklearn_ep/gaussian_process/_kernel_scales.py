@@ -101,6 +101,14 @@ class KernelScales:
         total = [gradient[self.lengths].sum()] if len(self.lengths) else []
         return np.append(gradient[self.variance], total)
 
+    def spread_out(self, of_phi):
+        """Return the gradient (p,) in theta, alike for all lengths, that is (T,) in phi."""
+        gradient = np.empty(len(self.variance) + len(self.lengths))
+        gradient[self.variance] = of_phi[: len(self.variance)]
+        if len(self.lengths):
+            gradient[self.lengths] = of_phi[-1] / len(self.lengths)
+        return gradient
+
     @property
     def bounds(self):
         """Bounds (T, 2) of phi, within which every parameter of the kernel is within its own."""
