@@ -157,6 +157,20 @@ def test_n_jobs_changes_no_bit():
     np.testing.assert_array_equal(one.predict_proba(X), two.predict_proba(X))
 
 
+# learning is cut short on purpose
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("batch_size", [None, 2000])
+def test_n_jobs_changes_no_bit_of_many_rows(batch_size):
+    X, y = toy(10_000, 8)
+    kw = dict(n_inducing=20, n_partitions=3, max_iter=2, max_sweeps=2, random_state=0)
+    one, two = (
+        EPGaussianProcessClassifier(batch_size=batch_size, n_jobs=j, **kw).fit(X, y) for j in (1, 2)
+    )
+    assert one.log_evidence_ == two.log_evidence_
+    np.testing.assert_array_equal(one.kernel_.theta, two.kernel_.theta)
+    np.testing.assert_array_equal(one.predict_proba(X), two.predict_proba(X))
+
+
 def test_memory_maps_and_float32(tmp_path):
     X, y = toy(300)
     np.save(tmp_path / "X.npy", X.astype(np.float32))

@@ -14,6 +14,7 @@ from sklearn.utils import gen_batches
 
 from ..._engine.gaussian import lower_times
 from ..._engine.sites import Sites, cavity, log_site_mass, site_change
+from .rows import dense_copies
 from .single import rows_times, times_rows
 from .values import InducingPosterior, InducingPrior, block_rows
 
@@ -208,7 +209,7 @@ def evaluate_rows(
     sums = _Gradient(model, gradient == "fresh", inputs, kind) if gradient else None
     kept_memory: Any = None if memory is None else np.empty_like(memory)
     for rows in gen_batches(n, block_rows(m)):
-        block, w = np.asarray(X[rows], dtype=np.float64), weight[rows]
+        block, w = np.asarray(X[rows], dtype=np.float64), dense_copies(weight[rows])
         W, extra_var, kept = model.prior.whiten(block, sums is not None, kind)
         if sums is not None:
             sums.begin(W, block)

@@ -19,6 +19,7 @@ __all__ = [
     "check_scale",
     "checked_parts",
     "choose_inducing_points",
+    "dense_copies",
     "describe",
     "n_candidate_rows",
     "standard_keys",
@@ -152,6 +153,15 @@ def array_parts(training, n_partitions):
     return [Part(X[s], y[s], weight[s]) for s in split_rows(len(y), n_partitions or 1)]
 
 
+def dense_copies(weight):
+    """Return weights as a contiguous array.
+
+    Those that are all one are a view of a single number until they are sent to a worker; products
+    with them would add up in another order here than there.
+    """
+    return np.ascontiguousarray(weight)
+
+
 def _checked_rows(part):
     """Return X, y and weights of a partition that came from the user, or raise a ValueError."""
     arrays = load_part(part)
@@ -171,10 +181,10 @@ def describe_part(part, checks):
     with np.errstate(over="ignore", invalid="ignore"):
         origin, centre, spread = np.asarray(X[0], dtype=np.float64), *np.zeros((2, X.shape[1]))
         for rows in gen_batches(len(X), max(1, 2**17 // X.shape[1])):
-            centre += weight[rows] @ (X[rows] - origin)
+            centre += dense_copies(weight[rows]) @ (X[rows] - origin)
         centre /= total
         for rows in gen_batches(len(X), max(1, 2**17 // X.shape[1])):
-            spread += weight[rows] @ (X[rows] - origin - centre) ** 2
+            spread += dense_copies(weight[rows]) @ (X[rows] - origin - centre) ** 2
     return PartDescription(len(y), X.shape[1], np.unique(y), total, origin, centre, spread)
 
 
