@@ -138,7 +138,6 @@ def test_a_column_that_says_nothing_gets_a_length_of_its_own():
 @pytest.mark.parametrize(
     "kernel",
     [
-        KERNEL,
         RBF(1.5) * ConstantKernel(2.0),
         ConstantKernel(2.0, "fixed") * RBF(1.5),
         ConstantKernel(2.0) * RBF(1.5, "fixed"),
