@@ -8,7 +8,14 @@ import numpy as np
 from ._kernel_scales import KernelScales, ScalePrior, scale_prior
 from ._kernels import constant_and_stationary
 
-__all__ = ["MOST_COLUMNS", "Averaging", "kernel_prior", "kernel_settings", "wants_average"]
+__all__ = [
+    "MOST_COLUMNS",
+    "Averaging",
+    "kernel_prior",
+    "kernel_settings",
+    "n_lengths",
+    "wants_average",
+]
 
 # Rows up to which "auto" averages: beyond, the evidence is sharp, and probabilities hardly move.
 _MOST_ROWS = 1000
@@ -42,30 +49,37 @@ def kernel_prior(kernel, factor, root_variance, joint=False):
     return scale_prior(factor, root_variance, _OWN_LENGTHS_SPREAD if several else _SPREAD)
 
 
-def wants_average(estimator, n_rows, excluding):
+def wants_average(estimator, n_rows, excluding, sharp=False):
     """Return whether a fit averages over hyperparameters.
 
     `excluding` are the settings of the estimator that leave only the mode; a UserWarning names
-    them where the average was asked for.
+    them where the average was asked for. Where the evidence is `sharp`, it has to be.
     """
     if estimator.hyperparameters == "mode":
         return False
     if excluding and estimator.hyperparameters == "integrate":
         warnings.warn(
             "hyperparameters='integrate' does nothing with " + " and ".join(excluding) + ": the "
-            "mode of the evidence is used.",
+            "mode is used.",
             UserWarning,
             stacklevel=4,
         )
-    return not excluding and (estimator.hyperparameters == "integrate" or n_rows <= _MOST_ROWS)
+    if excluding or estimator.hyperparameters == "integrate":
+        return not excluding
+    return n_rows <= _MOST_ROWS and not sharp
+
+
+def n_lengths(kernel):
+    """Return the number of lengths of a constant times a stationary kernel, 0 of others."""
+    split = constant_and_stationary(kernel)
+    return 0 if split is None else len(np.atleast_1d(split[1].length_scale))
 
 
 def kernel_settings(kernel):
     """Return settings of a kernel -> whether they leave only the mode."""
-    split = constant_and_stationary(kernel)
-    lengths = 1 if split is None else len(np.atleast_1d(split[1].length_scale))
+    lengths = n_lengths(kernel)
     return {
-        f"kernel={kernel}": split is None,
+        f"kernel={kernel}": lengths == 0,
         "a kernel without free parameters": kernel.n_dims == 0,
         f"more than {MOST_COLUMNS} length scales": lengths > MOST_COLUMNS,
     }

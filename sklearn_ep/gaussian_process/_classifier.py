@@ -135,8 +135,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         for dense fits to at most 1000 rows, and then gives ``kernel=None`` a length scale for each
         of 2 to 100 columns, as free to differ as the evidence says: log loss .319 after .440 on 200
         rows of splice, .146 after .208 on 250 of image segments, .565 after .686 on 300 of six
-        classes jointly. It is "mode" otherwise, where the evidence is sharp. Averages are of a
-        constant times RBF or Matern; a UserWarning names what leaves only the mode.
+        classes jointly. It is "mode" otherwise, where the evidence is sharp: with more rows, and of
+        several classes jointly under one length. Through inducing points up to 1000 rows it is the
+        mode with a prior of the lengths (see Notes). Averages are of a constant times RBF or
+        Matern; a UserWarning names what leaves only the mode.
     n_jobs : int or None, default=None
         Workers: if dense for the nodes of an average, or for one-versus-rest problems; if sparse
         for the partitions of the rows.

@@ -28,7 +28,14 @@ from .._engine.whole import WholeEP
 from .._estimator.averaged import AveragedClasses, AveragedPosterior
 from .._estimator.checks import refuse_joint
 from .._estimator.fitting import BinaryFit
-from ._averaging_plan import MOST_COLUMNS, Averaging, kernel_prior, kernel_settings, wants_average
+from ._averaging_plan import (
+    MOST_COLUMNS,
+    Averaging,
+    kernel_prior,
+    kernel_settings,
+    n_lengths,
+    wants_average,
+)
 from ._base import check_kernel, warn_fewer_inducing
 from ._dense_gp import DenseGPPosterior, KernelGP
 from ._evidence import LEARNING_TOL, EvidencePoint, random_starts
@@ -396,12 +403,15 @@ def _without_all_rows(estimator):
 def plan_dense(estimator, training, joint, through_points):
     """Return the `DensePlan` of an `EPGaussianProcessClassifier`."""
     kernel = estimator._initial_kernel(estimator._spread(training) ** 2)
-    averaging = None
-    if wants_average(estimator, len(training.y), _only_the_mode(estimator, kernel, through_points)):
-        free = estimator.kernel is None and estimator.hyperparameters == "auto"
-        if free and 1 < training.X.shape[1] <= MOST_COLUMNS:
+    averaging, several = None, joint and len(estimator.classes_) > 2
+    if wants_average(
+        estimator,
+        len(training.y),
+        _only_the_mode(estimator, kernel, through_points),
+        _is_sharp(estimator, kernel, several, training.X.shape[1]),
+    ):
+        if _may_own_lengths(estimator, training.X.shape[1]):
             kernel = with_own_lengths(kernel, training.X.shape[1])
-        several = joint and len(estimator.classes_) > 2
         n_jobs = estimator.n_jobs if joint or estimator._n_problems == 1 else None
         prior = kernel_prior(kernel, estimator._factor(), estimator._spread(training), several)
         averaging = Averaging(prior, n_jobs)
@@ -448,6 +458,21 @@ def plan_dense(estimator, training, joint, through_points):
         averaging=averaging,
         wigglier=wigglier,
     )
+
+
+def _may_own_lengths(estimator, n_columns):
+    """Return whether an average gives each column a length of its own."""
+    free = estimator.kernel is None and estimator.hyperparameters == "auto"
+    return free and 1 < n_columns <= MOST_COLUMNS
+
+
+def _is_sharp(estimator, kernel, several, n_columns):
+    """Return whether the rows know the kernel well however few: one length that all classes share.
+
+    Averages over it move the log loss of three to six classes by .002 or less on four sets of five
+    (iris, .011 lower), for up to half of the time again.
+    """
+    return several and n_lengths(kernel) == 1 and not _may_own_lengths(estimator, n_columns)
 
 
 def _only_the_mode(estimator, kernel, through_points):

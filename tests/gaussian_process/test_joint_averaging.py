@@ -32,6 +32,8 @@ def rows(n, d=2, n_classes=3, seed=0):
 
 
 def averaged(X, y, kernel=KERNEL, **settings):
+    """Fit an average: the default with lengths of its own, else asked for."""
+    settings = {"hyperparameters": "auto" if kernel is None else "integrate"} | settings
     return EPGaussianProcessClassifier(kernel, random_state=0, **settings).fit(X, y)
 
 
@@ -51,9 +53,8 @@ def test_the_average_is_the_mixture_of_fits_at_its_kernels(kernel, likelihood, e
     assert len(est.hyper_weights_) > 3 and est.hyper_theta_.shape[1] == est.kernel_.n_dims
     parts = []
     for theta in est.hyper_theta_:
-        one = clone(est).set_params(
-            kernel=with_theta(est.kernel_, theta), optimizer=None, max_iter=500
-        )
+        given = dict(kernel=with_theta(est.kernel_, theta), optimizer=None, max_iter=500)
+        one = clone(est).set_params(hyperparameters="auto", **given)
         parts.append(one.fit(X, y))
     w = est.hyper_weights_
 
@@ -72,6 +73,17 @@ def test_the_average_is_the_mixture_of_fits_at_its_kernels(kernel, likelihood, e
     cov = est.latent_covariance(new[:5], new)
     np.testing.assert_allclose(np.einsum("cii->ic", cov[:, :, :5]), var[:5], rtol=1e-6)
     np.testing.assert_allclose(est.kernel_.theta, w @ est.hyper_theta_)
+
+
+def test_by_default_one_length_of_all_classes_is_at_its_mode():
+    X, y = rows(40)
+    default, mode = (averaged(X, y, hyperparameters=how) for how in ("auto", "mode"))
+    assert default.hyperparameters_used_ == "mode"
+    assert default.log_evidence_ == mode.log_evidence_
+    own = averaged(X, y, ConstantKernel(2.0) * RBF([1.5, 1.5]), hyperparameters="auto")
+    assert own.hyperparameters_used_ == "integrate"
+    one_column = averaged(X[:, :1], y, None)
+    assert one_column.hyperparameters_used_ == "mode"
 
 
 @pytest.mark.parametrize("kernel", [None, KERNEL])
