@@ -18,10 +18,12 @@ row, told apart by a fit to half of the rows.
 
 import contextlib
 import functools
+import os
 import pickle
 import pathlib
 import tempfile
 import time
+from unittest import mock
 
 from common import arguments, figure, save, table
 
@@ -101,6 +103,7 @@ def two_dask_workers(folder, keep_memory):
     if keep_memory:
         environment = {k: v for k, v in environment.items() if not k.startswith("MALLOC_TRIM")}
     with (
+        mock.patch.dict(os.environ),  # a cluster leaves its variables to those that follow
         dask.config.set({key: environment}),
         LocalCluster(n_workers=2, threads_per_worker=1, silence_logs=50, **place) as cluster,
         Client(cluster),

@@ -30,9 +30,10 @@ class SingleCross(StationaryCross):
     def __init__(self, cross):
         vars(self).update(vars(cross))  # what is known of the points is not made twice
         self.moderate = self.B_norms.max() < _LARGEST_NORM
-        self.rounded = self.B.astype(np.float32)
-        self.factor = -2.0 * np.ascontiguousarray(self.rounded.T)
-        self.rounded_norms = self.B_norms.astype(np.float32)
+        if self.moderate:  # others may be beyond the range of single precision
+            self.rounded = self.B.astype(np.float32)
+            self.factor = -2.0 * np.ascontiguousarray(self.rounded.T)
+            self.rounded_norms = self.B_norms.astype(np.float32)
 
     def block(self, X):
         """Return the covariances (n, m) with Z and what `contract` wants back."""
