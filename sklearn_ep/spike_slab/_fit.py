@@ -39,7 +39,14 @@ def fit_plan(plan, monitor):
         starts, seed = plan.noise_starts, plan.evidence_seed
         with monitor.phase("learning") as told:
             search = EvidenceSearch(
-                problem, plan.space, starts, settings, plan.prior, seed, told, plan.integrates
+                problem.rough(),
+                plan.space,
+                starts,
+                settings,
+                plan.prior,
+                seed,
+                told,
+                plan.integrates,
             )
             learned = search.learn(plan.warm)
         place, searched, dense = learned.place, learned.searched, learned.dense

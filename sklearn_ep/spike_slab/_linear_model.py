@@ -6,6 +6,7 @@ is never formed: C = s2 I + X diag(1 / p0) X' with floored precisions p0, and a 
 correction puts the sites below the floor back.
 """
 
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -19,13 +20,11 @@ from .._engine.gaussian import (
     positive_variance,
     triangular_inverse,
 )
+from ._columns import Columns, RoughColumns, column_blocks, worth_rounding
 
-__all__ = ["DenseMarginals", "LinearModel", "LowRankMarginals", "column_blocks"]
+__all__ = ["DenseMarginals", "LinearModel", "LowRankMarginals"]
 
 LEAST_DIRECT = 1e-10  # of the floor; 1 / precision below it exhausts double precision
-# A block of scaled columns: large enough for BLAS, small next to a large X. Halved: 1.04 times the
-# CPU of a posterior at 100 x 40,000; doubled: .89, for twice the memory.
-BLOCK_BYTES = 2**24
 
 
 class LinearModel:
@@ -57,9 +56,18 @@ class LinearModel:
 
     def _set(self, X, y, rest):
         self.X, self.y, self.rest = X, y, rest
+        self.columns: Any = Columns(X)
         self.Xy = X.T @ y
         self.dense = X.shape[1] <= X.shape[0]
         self.gram = X.T @ X if self.dense else None
+
+    def rough(self):
+        """Return the model for learning: columns in single precision where that saves time."""
+        if self.dense or not worth_rounding(self.X):
+            return self
+        model = copy(self)
+        model.columns = RoughColumns(self.X)
+        return model
 
     def mean_square(self, total):
         """Mean square of the entries of X for `total` rows, repetition counted."""
@@ -77,11 +85,13 @@ class LinearModel:
         return kind(self, precision, shift, noise, floor)
 
 
-def column_blocks(X):
-    """Column slices of about BLOCK_BYTES."""
-    n, d = X.shape
-    step = max(1, BLOCK_BYTES // (8 * n))
-    return [slice(a, min(a + step, d)) for a in range(0, d, step)]
+def _add_gram(C, part):
+    """Return C plus the lower half of part part'."""
+    by_column = part.flags.f_contiguous
+    A, how = part if by_column else part.T, dict(trans=not by_column, lower=1)
+    if part.dtype == np.float32:
+        return C + blas.ssyrk(1.0, A, **how)
+    return blas.dsyrk(1.0, A, beta=1.0, c=C, overwrite_c=1, **how)
 
 
 class DenseMarginals:
@@ -144,13 +154,14 @@ class LowRankMarginals:
         low, floored = _floored(precision, floor, len(model.X))
         self._low, self._scale = low, 1.0 / floored
         scale = self._scale
-        C, parts = self._build(scale)
+        columns = model.columns.at(scale, low)
+        C, parts = self._build(columns)
         lower = checked_cholesky(C)
         self._root = triangular_inverse(lower)
         prior_mean = scale * shift
-        gap = model.y - (model.X @ prior_mean)
+        gap = model.y - columns.times(prior_mean)
         self._dual = self._root.T @ (self._root @ gap)
-        self.mean = prior_mean + scale * (model.X.T @ self._dual)
+        self.mean = prior_mean + scale * columns.times_rows(self._dual)
         self.log_det = np.log(floored).sum() + 2 * np.log(np.diagonal(lower)).sum()
         self.log_det -= len(C) * np.log(noise)
         if low.size:
@@ -164,19 +175,16 @@ class LowRankMarginals:
         self.squared_error = self.residual @ self.residual + model.rest
         self.data_term = model.y @ self.residual + model.rest
 
-    def _build(self, scale):
-        """Lower half of C, and the scaled columns if one block holds them (to be used again)."""
-        blocks = column_blocks(self._X)
+    def _build(self, columns):
+        """Return the lower half of C and an iterable of the scaled columns, to be used up."""
+        root = np.sqrt(self._scale)
         C: Any = np.diag(np.full(len(self._X), self.noise)).T
-        root = np.sqrt(scale)
-        for block in blocks:
-            part = self._X[:, block] * root[block]
-            by_column = part.flags.f_contiguous
-            C = blas.dsyrk(
-                1.0, part if by_column else part.T, beta=1.0, c=C, trans=not by_column, lower=1,
-                overwrite_c=1,
-            )  # fmt: skip
-        return C, part if len(blocks) == 1 else None
+        parts = columns.scaled(root)
+        if len(column_blocks(self._X)) == 1:  # no copy of a large X
+            parts = list(parts)
+        for _, part in parts:
+            C = _add_gram(C, part)
+        return C, parts if isinstance(parts, list) else columns.scaled(root)
 
     def _prepare(self, lack):
         """Second step: subtract `lack` from the floored precisions of the low sites."""
@@ -189,27 +197,27 @@ class LowRankMarginals:
         self.log_det += np.log(lack).sum() + 2 * np.log(np.diagonal(self._lower_low)).sum()
         self._dual_low = cho_solve((self._lower_low, True), self.mean[low], check_finite=False)
 
-    def _sweep(self, ready):
+    def _sweep(self, parts):
         """Relative reduction of the prior variance of each coefficient; completes the mean."""
-        root = np.sqrt(self._scale)
-        reduction = np.empty(len(root))
-        for block in [slice(0, len(root))] if ready is not None else column_blocks(self._X):
-            part = self._X[:, block] * root[block] if ready is None else ready
+        reduction = np.empty(len(self._scale))
+        for index, part in parts:
             half = lower_times(self._root, part)
-            reduction[block] = np.einsum("ij,ij->j", half, half)
+            reduction[index] = np.einsum("ij,ij->j", half, half)
             if self._low.size:
-                self._correct(block, half, root, reduction)
+                self._correct(np.arange(len(reduction))[index], half, reduction)
         return reduction
 
-    def _correct(self, block, half, root, reduction):
-        """Add what the low sites contribute to one block of columns."""
-        cross = -(self._half_low.T @ half) * root[block]
-        inside = np.flatnonzero((self._low >= block.start) & (self._low < block.stop))
-        at = self._low[inside]
-        cross[inside, at - block.start] += self._scale[at]
+    def _correct(self, index, half, reduction):
+        """Add what the low sites contribute to the columns `index`, in increasing order."""
+        scale = self._scale[index]
+        cross = -(self._half_low.T.astype(half.dtype) @ half) * np.sqrt(scale)
+        if half.dtype == np.float64:  # which all low sites are in
+            inside = np.flatnonzero(np.isin(self._low, index))
+            low = self._low[inside]
+            cross[inside, np.searchsorted(index, low)] += self._scale[low]
         gain = solve_triangular(self._lower_low, cross, lower=True, check_finite=False)
-        reduction[block] -= np.einsum("ij,ij->j", gain, gain) / self._scale[block]
-        self.mean[block] += cross.T @ self._dual_low
+        reduction[index] -= np.einsum("ij,ij->j", gain, gain) / scale
+        self.mean[index] += cross.T @ self._dual_low
 
     @cached_property
     def trace(self):

@@ -16,7 +16,7 @@ from .._engine.averaging import (
     mixture_covariance,
     mixture_moments,
 )
-from ._linear_model import BLOCK_BYTES
+from ._columns import BLOCK_BYTES
 from ._sequential_draws import SequentialDraws
 from ._tilted import TiltedMarginals, tilted_quantiles
 from ._units import Standardisation

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
-from ._linear_model import BLOCK_BYTES, LinearModel, column_blocks
+from ._columns import BLOCK_BYTES, column_blocks
+from ._linear_model import LinearModel
 
 __all__ = ["Standardisation", "dense_blocks", "dense_rows", "standardise"]
 
