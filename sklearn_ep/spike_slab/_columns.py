@@ -15,6 +15,8 @@ BLOCK_BYTES = 2**24
 LEAST_SINGLE = 50_000
 # Largest entry, and prior variance, in single precision: their products stay far from its range.
 LARGEST_SINGLE = 1e6
+# Columns a row from which single precision saves time: as many columns as rows stay in double.
+MANY_COLUMNS = 5
 
 
 def column_blocks(X):
@@ -26,7 +28,8 @@ def column_blocks(X):
 
 def worth_rounding(X):
     """Return whether single precision saves time, takes little memory and holds the entries."""
-    if not LEAST_SINGLE <= X.size <= BLOCK_BYTES // 8:
+    few = X.shape[1] < MANY_COLUMNS * X.shape[0]  # the widest are a large part
+    if few or not LEAST_SINGLE <= X.size <= BLOCK_BYTES // 8:
         return False
     return max(X.max(), -X.min()) <= LARGEST_SINGLE
 

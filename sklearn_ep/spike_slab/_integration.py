@@ -32,6 +32,8 @@ LEAST_ODDS = 1e-3
 # residual is the third times the least one. Above the fourth the descent goes on.
 SWEEPS_OF_NODE, NODE_TOL, AWAY, SETTLED = 12, 5e-4, 3.0, 5e-3
 NODE_DAMPING = 0.8
+# Negative sites of a neighbour may leave no posterior here: shares of them that are tried.
+WEAKER = (1.0, 0.6, 0.3)
 # The descent begins at the neighbour's sites where sweeps never came nearer than the first figure,
 # and ends at a residual, or where three steps in a row gain less evidence, in nats, than counts. A
 # node that gains more to the end does not count.
@@ -145,18 +147,22 @@ class NodeRuns:
     def _settled(self, problem, sites):
         """State at rest near the sites by sweeps of EP or, where they lead away, by the descent."""
         nearest = _Nearest()
-        with suppress(ImproperPosterior):
-            regular_ep(
-                problem, sites, max_iter=SWEEPS_OF_NODE, tol=NODE_TOL, damping=NODE_DAMPING,
-                energies=False, signed=True, monitor=nearest,
-            )  # fmt: skip
+        for share in WEAKER:
+            start = np.where(sites[1] < 0, share * sites, sites)
+            with suppress(ImproperPosterior):
+                regular_ep(
+                    problem, start, max_iter=SWEEPS_OF_NODE, tol=NODE_TOL, damping=NODE_DAMPING,
+                    energies=False, signed=True, monitor=nearest,
+                )  # fmt: skip
+            if nearest.state is not None:
+                break
         if nearest.residual < SETTLED:
             return nearest.state
         if self.settings.algorithm == "ep":
             return None
-        start = proper_state(problem, sites) if nearest.residual > LOST else nearest.state
+        state = proper_state(problem, start) if nearest.residual > LOST else nearest.state
         out = descend(
-            start, max_iter=NODE_STEPS, tol=DESCENT_TOL, max_block=NODE_BLOCK, least_gain=NODE_GAIN
+            state, max_iter=NODE_STEPS, tol=DESCENT_TOL, max_block=NODE_BLOCK, least_gain=NODE_GAIN
         )
         return None if out.reason == "max_iter" else out.evaluation.payload
 

@@ -14,11 +14,13 @@ from scipy.stats import norm
 from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import SpikeSlabRegressor
+from sklearn_ep._engine.gaussian import ImproperPosterior
 from sklearn_ep.datasets import make_spike_slab_regression
 from sklearn_ep.spike_slab import _integration as integration
 from sklearn_ep.spike_slab._hyperparameters import HyperPrior, Space
 from sklearn_ep.spike_slab._model_search import _Chain, search_models
 from sklearn_ep.spike_slab._plan import make_plan
+from sklearn_ep.spike_slab._runs import run
 
 EXACT = oracle("spike_slab_integrated")["problems"]
 GIVEN = dict(noise_variance=0.3, slab_variance=1.0, prior_inclusion=0.2)
@@ -372,3 +374,30 @@ def test_evidence_that_single_models_do_not_confirm_is_taken_back(monkeypatch):
     assert reg.log_evidence_ == pytest.approx(free.log_evidence_ - 7.0, abs=0.5)
     assert any("7.0 nats" in remark for remark in reg.diagnose().remarks)
     assert "effective" in str(free.diagnose())
+
+
+def test_a_node_begins_at_weaker_sites_where_those_of_its_neighbour_leave_no_posterior(monkeypatch):
+    """Columns in doubt have negative sites, which a wider slab or more noise makes too strong."""
+    X, y, _ = make_spike_slab_regression(60, 40, n_informative=6, noise=1.0, random_state=2)
+    plan = make_plan(SpikeSlabRegressor(), X, y, None, None)
+    coordinates = integration.NodeCoordinates(plan.space)
+    runs = integration.NodeRuns(plan.problem, plan.units, coordinates, plan.prior, plan.settings, 0)
+    h = np.array([-2.0, -1.0, -1.5])
+    near = runs.node(h, run(plan.problem.with_parameters(h), plan.settings).state)
+    monkeypatch.setattr(integration, "descend", None)  # sweeps of EP are to be enough
+    refused = 0
+    for step in product((-1.0, 0.0, 1.0), repeat=3):
+        phi = near.phi + np.array(step)
+        there = plan.problem.with_parameters(coordinates.h(phi))
+        sites = near.payload.sites * (near.payload.slab_variance / there.factor.slab_variance)
+        try:
+            there.at(sites)
+        except ImproperPosterior:
+            refused += 1
+        else:
+            continue
+        node = runs.evaluate(phi, near)
+        cold = run(there, plan.settings)
+        assert cold.converged
+        assert node.log_evidence == pytest.approx(cold.log_evidence, abs=2e-3)
+    assert refused > 3
