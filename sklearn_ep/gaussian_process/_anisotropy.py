@@ -8,13 +8,13 @@ and variance have about the same volume at every s, which cancels.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import helmert
-from sklearn.utils.parallel import Parallel, delayed
 
-from .._engine.averaging import Node, average_of
+from .._engine.averaging import Node, average_of, sample_about
 from .._engine.search import ascend
 from ._kernel_nodes import EPAtKernels, ScaleNodes
 from ._kernel_scales import KernelScales, ScalePrior
@@ -162,7 +162,8 @@ class Level(NamedTuple):
 
     def alone(self):
         """Return the `Average` of the mode alone, with its surroundings by the curvature."""
-        return average_of([self.mode], np.array([self.mode.objective + self._log_volume]))
+        log_volume = -0.5 * np.linalg.slogdet(self.curvature / (2.0 * np.pi))[1]
+        return average_of([self.mode], np.array([self.mode.objective + log_volume]))
 
     def with_spread_of(self, average):
         """Return the `Level` with the curvature of a normal distribution like an `Average`."""
@@ -171,41 +172,11 @@ class Level(NamedTuple):
         cov = (average.weight * away.T) @ away + 1e-9 * np.eye(len(self.curvature))
         return self._replace(curvature=np.linalg.inv(cov))
 
-    def average_about(self, n_jobs):
-        """Return the `Average` over nodes about the mode.
-
-        They have the mean and the covariance of the normal distribution with this curvature, and
-        the weights of importance sampling from it. One that is more than one nat lower than that
-        would be is drawn in towards the mode.
-        """
-        t = len(self.curvature)
-        values, axes = np.linalg.eigh(self.curvature)
-        steps = np.sqrt(t / values)[:, None] * axes.T
-        tasks = (delayed(_drawn_in)(self, step) for step in np.concatenate([steps, -steps]))
-        nodes = [node for node in Parallel(n_jobs=n_jobs)(tasks) if node is not None]
-        if not nodes:
-            return self.alone()
-        away = np.array([node.phi - self.mode.phi for node in nodes])
-        gaussian = -0.5 * np.einsum("mi,ij,mj->m", away, self.curvature, away)
-        log_mass = np.array([node.objective for node in nodes]) - gaussian
-        return average_of(nodes, log_mass + self._log_volume - np.log(len(nodes)))
-
-    @property
-    def _log_volume(self):
-        """Log volume about the mode in variance and length (Laplace approximation)."""
-        return -0.5 * np.linalg.slogdet(self.curvature / (2.0 * np.pi))[1]
-
-
-def _drawn_in(level, step):
-    """Return the `Node` a step (T,) from the mode of a `Level`, or nearer to it."""
-    nodes, mode, gaussian = level.nodes, level.mode, 0.5 * len(step)
-    low, high = nodes.scales.bounds.T
-    node = nodes.evaluate(np.clip(mode.phi + step, low, high), mode, slopes=False)
-    drop = np.inf if node is None else mode.objective - node.objective
-    if drop <= gaussian + 1.0:
-        return node
-    nearer = np.sqrt(gaussian / drop) if np.isfinite(drop) else 0.5
-    return nodes.evaluate(np.clip(mode.phi + nearer * step, low, high), mode, slopes=False)
+    def average_about(self, monitor):
+        """Return the `Average` over nodes about the mode."""
+        evaluate, bounds = partial(self.nodes.evaluate, slopes=False), self.nodes.scales.bounds
+        workers = self.nodes.ep.plan.averaging.n_jobs
+        return sample_about(evaluate, self.mode, bounds, self.curvature, workers, monitor)
 
 
 def isotropic_level(nodes, mode):

@@ -204,7 +204,7 @@ def _average_over_spreads(nodes, mode, monitor):
         elif several or (insured and k == 0):
             parts[k] = found[k].alone()
         else:
-            parts[k] = found[k].average_about(nodes.ep.plan.averaging.n_jobs)
+            parts[k] = found[k].average_about(monitor)
     every = [node for part in parts.values() for node in part.nodes]
     masses = [np.log(share[k] * part.weight) for k, part in parts.items()]
     mixed = average_of(every, np.concatenate(masses))

@@ -13,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
-from sklearn_ep._engine.averaging import Node
+from sklearn_ep._engine.averaging import Node, average_of
 from sklearn_ep.gaussian_process import _kernel_nodes
 from sklearn_ep.gaussian_process._anisotropy import (
     _SMALL_GAIN,
@@ -146,26 +146,16 @@ def test_curvatures_that_follow_short_moves_give_volumes_about_right():
     modes_and_masses_are_right(ep, scales, prior, mode)
 
 
-def test_nodes_about_a_mode_are_importance_samples():
-    """Of a normal density they have the volume, equal weights, its mean and its covariance."""
-    curvature, centre = np.array([[3.0, 1.0], [1.0, 2.0]]), np.array([0.5, -0.2])
-
-    class Normal(ScaleNodes):
-        def evaluate(self, phi, near, slopes=True):
-            away = phi - centre
-            return Node(phi, -0.5 * away @ curvature @ away, 0.0, np.zeros(2), 0.0, None)
-
+def test_a_level_takes_the_spread_of_an_average():
     ep, scales, prior = nodes_of(KERNELS[0], *rows(10, 3))
-    nodes = Normal(ep, scales, prior)
-    level = Level(nodes, nodes.evaluate(centre, None), curvature, 0.0)
-    about = level.average_about(None)
-    np.testing.assert_allclose(about.weight, 0.25)
-    assert about.log_evidence == pytest.approx(np.log(2.0 * np.pi / np.sqrt(5.0)))
-    np.testing.assert_allclose(about.phi.mean(axis=0), centre)
-    np.testing.assert_allclose(np.cov(about.phi.T, ddof=0), np.linalg.inv(curvature))
-    assert level.alone().log_evidence == pytest.approx(about.log_evidence)
-    wide = level._replace(curvature=0.5 * curvature).with_spread_of(about)
-    np.testing.assert_allclose(wide.curvature, curvature)
+    nodes = ScaleNodes(ep, scales, prior)
+    level = Level(nodes, nodes.evaluate(np.zeros(2), None), np.diag([2.0, 3.0]), 0.0)
+    phi = [np.array(z) / np.sqrt([2.0, 3.0]) for z in ((1, 1), (-1, 1), (1, -1), (-1, -1))]
+    average = average_of([Node(each, 0.0, 0.0, each, 0.0, None) for each in phi], np.zeros(4))
+    wide = level._replace(curvature=np.eye(2)).with_spread_of(average)
+    np.testing.assert_allclose(wide.curvature, level.curvature, atol=1e-12)
+    volume = wide.alone().log_evidence - level.mode.objective
+    assert volume == pytest.approx(np.log(2.0 * np.pi / np.sqrt(6.0)))
 
 
 def test_many_rows_average_over_the_modes_of_the_spreads():
