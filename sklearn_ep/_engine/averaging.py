@@ -269,13 +269,15 @@ def sample_about(
     curvature: np.ndarray,
     n_jobs: int | None = None,
     monitor: FitWatch = SILENT,
+    weighed: bool = True,
 ) -> Average:
     """Return the `Average` over two nodes along each of T axes about a mode.
 
     They have the mean and the covariance of the normal distribution with this curvature (T, T), and
-    the weights of importance sampling from it. A node that is more than one nat lower than that is
-    drawn in towards the mode, and a place out of bounds into them. Other parameters as for
-    `integrate`; 2 T evaluations, which need no gradients.
+    the weights of importance sampling from it, or equal ones unless `weighed`: for a distribution
+    that is the posterior's own. A node that is more than one nat lower than that is drawn in
+    towards the mode, and a place out of bounds into them. Other parameters as for `integrate`; 2 T
+    evaluations, which need no gradients.
     """
     t = len(mode.phi)
     values, vectors = eigen_curvature(curvature, _WIDEST**-2)
@@ -291,6 +293,8 @@ def sample_about(
     away = np.linalg.solve(axes, np.array([node.phi - mode.phi for node in nodes]).T)
     log_mass = np.array([node.objective for node in nodes]) + 0.5 * np.sum(away**2, axis=0)
     log_mass += log_volume - np.log(len(nodes))
+    if not weighed:
+        log_mass[:] = logsumexp(log_mass) - np.log(len(nodes))
     return average_of(nodes, log_mass, n_evaluations=visits.n_evaluations)
 
 

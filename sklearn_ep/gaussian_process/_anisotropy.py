@@ -172,11 +172,11 @@ class Level(NamedTuple):
         cov = (average.weight * away.T) @ away + 1e-9 * np.eye(len(self.curvature))
         return self._replace(curvature=np.linalg.inv(cov))
 
-    def average_about(self, monitor):
-        """Return the `Average` over nodes about the mode."""
+    def average_about(self, monitor, weighed):
+        """Return the `Average` over nodes about the mode, see `sample_about`."""
         evaluate, bounds = partial(self.nodes.evaluate, slopes=False), self.nodes.scales.bounds
         workers = self.nodes.ep.plan.averaging.n_jobs
-        return sample_about(evaluate, self.mode, bounds, self.curvature, workers, monitor)
+        return sample_about(evaluate, self.mode, bounds, self.curvature, workers, monitor, weighed)
 
 
 def isotropic_level(nodes, mode):

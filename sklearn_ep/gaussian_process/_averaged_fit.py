@@ -9,7 +9,7 @@ from scipy.special import logsumexp
 from .._engine.averaging import Average, Spacing, average_of, integrate
 from .._engine.loop import SILENT, StepsOfPhase, Trace
 from ._anisotropy import SPREADS, isotropic_level, levels
-from ._dense_fit import WithLearned, fit_dense, fit_of_sites
+from ._dense_fit import fit_dense, fit_of_sites, watch_of_sweeps
 from ._evidence import (
     INEXACT_DIFFERENCE,
     TOWARDS_THE_MODE,
@@ -56,10 +56,8 @@ def fit_averaged(plan, y, monitor, k):
             average = average_about(nodes, mode, monitor)
     heaviest = average.heaviest
     kernel = with_theta(plan.kernel, heaviest.payload.theta)
-    # the sites of the estimator are those of the heaviest node, refined, in sweeps that nobody
-    # counts where a search has been told
-    counted = not trace.n_iter
-    watch = WithLearned(trace, kernel) if counted else SILENT
+    # the sites of the estimator are those of the heaviest node, refined
+    watch = watch_of_sweeps(trace, end, kernel)
     start = plan.ep(kernel, y), heaviest.payload.result.x
     result = plan.solve(*start, plan.tol, plan.max_sweeps, watch)
     results = [result if n is heaviest else n.payload.result for n in average.nodes]
@@ -78,7 +76,7 @@ def fit_averaged(plan, y, monitor, k):
     )
     mean = with_theta(plan.kernel, average.weight @ theta)
     posterior = plan.model.mixture(posteriors, average.weight)
-    fit = fit_of_sites(posterior, trace, end, result, mean, mixed, counted, **more)
+    fit = fit_of_sites(posterior, trace, end, result, mean, mixed, **more)
     return fit if asked else fit._replace(log_evidence=average.log_evidence)
 
 
@@ -204,7 +202,7 @@ def _average_over_spreads(nodes, mode, monitor):
         elif several or (insured and k == 0):
             parts[k] = found[k].alone()
         else:
-            parts[k] = found[k].average_about(monitor)
+            parts[k] = found[k].average_about(monitor, weighed=not few)
     every = [node for part in parts.values() for node in part.nodes]
     masses = [np.log(share[k] * part.weight) for k, part in parts.items()]
     mixed = average_of(every, np.concatenate(masses))

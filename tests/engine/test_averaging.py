@@ -130,6 +130,9 @@ def test_samples_of_another_shape_are_weighed():
     laplace = mode.objective + 0.5 * np.log(2.0 * np.pi / curvature[0, 0])
     assert abs(average.log_evidence) < abs(laplace)
     assert -13.0 / 12.0 - 0.2 < moments(average)[0][0] < mode.phi[0]
+    even = sample_about(skewed, mode, np.array([OPEN]), curvature, weighed=False)
+    assert_allclose(even.weight, 0.5)
+    assert even.log_evidence == pytest.approx(average.log_evidence)
 
 
 def test_samples_far_too_low_are_drawn_in_and_none_is_out_of_bounds():
