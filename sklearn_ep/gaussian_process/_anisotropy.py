@@ -259,7 +259,7 @@ class _Curvature(NamedTuple):
 def _with_sum_at(nodes, mode, curvature):
     """Return a curvature in proportion, and right at a `Node` for all lengths together.
 
-    Volumes come out within some tenths of a nat.
+    Volumes come out within some tenths of a nat, without a product of n^3 for each column.
     """
     lengths = nodes.scales.lengths
     about = curvature[np.ix_(lengths, lengths)].sum()
@@ -297,14 +297,9 @@ class _Ladder:
     def curvature_at(self, nodes, mode):
         """Return the expected curvature at a `Node` of all rows, about.
 
-        It is in proportion to that of some of the rows where `mode_of` left them, and right for all
-        lengths together: volumes come out within some tenths of a nat, without a product of n^3 for
-        each column.
+        It is in proportion to that of some of the rows where `mode_of` left them.
         """
-        lengths = nodes.scales.lengths
-        of_some = self.expected[np.ix_(lengths, lengths)].sum()
-        of_all = expected_curvature(nodes.ep, mode, together=True)[-1, -1]
-        return self.expected * (of_all / of_some) if of_some > 0 else self.curvature
+        return _with_sum_at(nodes, mode, self.curvature)
 
     def mode_of(self, nodes, near):
         """Return the `Node` at the mode of `LengthNodes` of all rows, or None.

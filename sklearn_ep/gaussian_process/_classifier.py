@@ -232,8 +232,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     its mode, with the weights of importance sampling from the normal distribution of the expected
     curvature, and together the weight of its evidence times the volume of the deviations; s = 0
     keeps at least 0.2, and where this is all, its mode alone. Below 100 rows s = 0 has a lattice,
-    whose covariance the nodes of the others have, with equal weights. From 300 rows on each s has its mode alone.
-    Of more than two classes jointly the lattice is short, and ends at 300 rows.
+    whose covariance the nodes of the others have, with equal weights. From 300 rows on each s has
+    its mode alone. Of more than two classes jointly the lattice is short, and ends at 300 rows.
     `decision_function` is the mean over all nodes, and `predict` follows the mixed probabilities,
     so that at the boundary the two may differ. A fit takes 1 to 2 times as long as one with the
     mode of a common length, with lengths of their own 1.3 to 3 times, the more the more columns,
