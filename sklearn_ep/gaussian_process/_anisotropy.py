@@ -8,13 +8,13 @@ and variance have about the same volume at every s, which cancels.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import helmert
-from sklearn.utils.parallel import Parallel, delayed
 
-from .._engine.averaging import Node
+from .._engine.averaging import Node, average_of, sample_about
 from .._engine.search import ascend
 from ._kernel_nodes import EPAtKernels, ScaleNodes
 from ._kernel_scales import KernelScales, ScalePrior
@@ -24,9 +24,8 @@ __all__ = [
     "LengthNodes",
     "Level",
     "expected_curvature",
+    "isotropic_level",
     "levels",
-    "node_at",
-    "nodes_about",
 ]
 
 # Standard deviations of the log lengths about their mean, as probable a priori as 0 is.
@@ -36,6 +35,8 @@ _PATH_DEPTH = 3.0
 # Gain of log posterior that a mode may leave, and steps to it. Where twice as much is promised far
 # more may be had: on image segments ten nats.
 _SMALL_GAIN, _MOST_STEPS = 0.1, 12
+# Root mean square of the moves of log lengths beyond which their curvature is computed anew.
+_SHORT_MOVE = 0.3
 # Evaluations in turn without a gain after which a search by inexact gradients ends.
 _INEXACT_PATIENCE = 3
 
@@ -108,6 +109,18 @@ class LengthNodes:
         gain = min(0.5 * slope @ np.linalg.solve(curvature, slope), most)
         return node.objective + gain - 0.5 * np.linalg.slogdet(scaled)[1]
 
+    def level(self, mode, expected):
+        """Return the `Level` of a mode, where the expected curvature of the log evidence is this.
+
+        The deviations stay what they are, and so does their prior.
+        """
+        scales = KernelScales.at(self.ep.plan.kernel, mode.phi)
+        nodes, phi = ScaleNodes(self.ep, scales, self.prior, self.s), scales.phi(mode.phi)
+        curvature, own = self.curvature(expected), slice(0, len(phi))
+        log_mass = self.log_mass(mode, curvature, _SMALL_GAIN)
+        centre = mode._replace(phi=phi, log_prior=self.prior.log_density(phi)[0])
+        return Level(nodes, centre, curvature[own, own], log_mass)
+
     def mode_from(self, near, expected, theta=None):
         """Return the `Node` at the mode, from theta (p,) or that of a neighbour, or None.
 
@@ -136,12 +149,40 @@ class LengthNodes:
 
 
 class Level(NamedTuple):
-    """One spread of the deviations: its nodes, the mode, the curvature there, and its log mass."""
+    """One spread of the deviations: its mode, and what is about it in variance and mean length.
 
-    nodes: LengthNodes
+    `nodes` keep the ratios that the lengths have at the mode, `curvature` (T, T) is that of minus
+    the log posterior there, `log_mass` that of all deviations, at the best variance and length.
+    """
+
+    nodes: ScaleNodes
     mode: Node
     curvature: np.ndarray
     log_mass: float
+
+    def alone(self):
+        """Return the `Average` of the mode alone, with its surroundings by the curvature."""
+        log_volume = -0.5 * np.linalg.slogdet(self.curvature / (2.0 * np.pi))[1]
+        return average_of([self.mode], np.array([self.mode.objective + log_volume]))
+
+    def with_spread_of(self, average):
+        """Return the `Level` with the curvature of a normal distribution like an `Average`."""
+        away = average.phi - average.weight @ average.phi
+        # of one node, too: it alone has no covariance
+        cov = (average.weight * away.T) @ away + 1e-9 * np.eye(len(self.curvature))
+        return self._replace(curvature=np.linalg.inv(cov))
+
+    def average_about(self, monitor, weighed):
+        """Return the `Average` over nodes about the mode, see `sample_about`."""
+        evaluate, bounds = partial(self.nodes.evaluate, slopes=False), self.nodes.scales.bounds
+        workers = self.nodes.ep.plan.averaging.n_jobs
+        return sample_about(evaluate, self.mode, bounds, self.curvature, workers, monitor, weighed)
+
+
+def isotropic_level(nodes, mode):
+    """Return the `Level` of spread zero from its `ScaleNodes` and its mode."""
+    expected = expected_curvature(nodes.ep, mode, together=True)
+    return Level(nodes, mode, expected + np.diag(nodes.prior.spread**-2.0), mode.objective)
 
 
 def expected_curvature(ep, mode, together=False):
@@ -149,7 +190,7 @@ def expected_curvature(ep, mode, together=False):
 
     That of `together` is in the phi of `KernelScales` (T, T).
     """
-    theta, result, _ = mode.payload
+    theta, result = mode.payload[:2]
     curvature = ep.structure(theta).expected_curvature(result.evaluation.payload[0], together)
     if together and np.array_equal(KernelScales.at(ep.plan.kernel, theta).lengths[:1], [0]):
         return curvature[::-1, ::-1]
@@ -167,6 +208,7 @@ def levels(ep, scales, prior, isotropic):
     rows = ep.plan.rows_to_start_from()
     ladder = None if rows is None else _Ladder.of(ep, rows, isotropic)
     expected = expected_curvature(ep, isotropic) if ladder is None else ladder.curvature
+    known = _Curvature(isotropic.payload.theta, expected)
     for s in SPREADS:
         nodes = LengthNodes(ep, scales, prior, s)
         start = nodes.evaluate(near.payload.theta, near)
@@ -181,16 +223,48 @@ def levels(ep, scales, prior, isotropic):
         if mode is None:
             break
         if ladder is None:
-            expected = expected_curvature(ep, mode)
+            expected, known = known.at(nodes, mode)
         else:
             expected = ladder.curvature_at(nodes, mode)
-        curvature = nodes.curvature(expected)
-        log_mass = nodes.log_mass(mode, curvature, _SMALL_GAIN)
-        found.append(Level(nodes, mode, curvature, log_mass))
+        found.append(nodes.level(mode, expected))
+        log_mass = found[-1].log_mass
         if log_mass < floor:
             break
         near, best = mode, max(best, log_mass)
     return found
+
+
+class _Curvature(NamedTuple):
+    """The expected curvature (p, p) of the log evidence at kernel parameters theta (p,)."""
+
+    theta: np.ndarray
+    value: np.ndarray
+
+    def at(self, nodes, mode):
+        """Return the expected curvature at a `Node`, about, and where it was last computed anew.
+
+        Over short moves the part of a log length goes about as one over the length, which spares a
+        product of n^3 for each.
+        """
+        lengths, theta = nodes.scales.lengths, mode.payload.theta
+        moved = (theta - self.theta)[lengths]
+        if moved @ moved > _SHORT_MOVE**2 * len(moved):
+            own = expected_curvature(nodes.ep, mode)
+            return own, _Curvature(theta, own)
+        shrinks = np.ones(len(theta))
+        shrinks[lengths] = np.exp(-moved)
+        return _with_sum_at(nodes, mode, shrinks[:, None] * self.value * shrinks), self
+
+
+def _with_sum_at(nodes, mode, curvature):
+    """Return a curvature in proportion, and right at a `Node` for all lengths together.
+
+    Volumes come out within some tenths of a nat, without a product of n^3 for each column.
+    """
+    lengths = nodes.scales.lengths
+    about = curvature[np.ix_(lengths, lengths)].sum()
+    right = expected_curvature(nodes.ep, mode, together=True)[-1, -1]
+    return curvature * (right / about) if about > 0 else curvature
 
 
 @dataclass
@@ -223,14 +297,9 @@ class _Ladder:
     def curvature_at(self, nodes, mode):
         """Return the expected curvature at a `Node` of all rows, about.
 
-        It is in proportion to that of some of the rows where `mode_of` left them, and right for all
-        lengths together: volumes come out within some tenths of a nat, without a product of n^3 for
-        each column.
+        It is in proportion to that of some of the rows where `mode_of` left them.
         """
-        lengths = nodes.scales.lengths
-        of_some = self.expected[np.ix_(lengths, lengths)].sum()
-        of_all = expected_curvature(nodes.ep, mode, together=True)[-1, -1]
-        return self.expected * (of_all / of_some) if of_some > 0 else self.curvature
+        return _with_sum_at(nodes, mode, self.curvature)
 
     def mode_of(self, nodes, near):
         """Return the `Node` at the mode of `LengthNodes` of all rows, or None.
@@ -247,39 +316,3 @@ class _Ladder:
         theta[nodes.scales.lengths] += moved - moved.mean()
         bounds = self.ep.plan.kernel.bounds
         return nodes.mode_from(near, self.curvature, np.clip(theta, *bounds.T))
-
-
-def node_at(level):
-    """Return the mode of a `Level` as the only `Node` in variance and length."""
-    scales = KernelScales.at(level.nodes.ep.plan.kernel, level.mode.phi)
-    return [level.mode._replace(phi=scales.phi(level.mode.phi))]
-
-
-def nodes_about(level, offset, root, n_jobs=None):
-    """Return `Node`s in variance and length about the mode of a `Level`, of equal weight.
-
-    They have the mean and the covariance that variance and length have at isotropic kernels: the
-    mean less the mode there is `offset` (T,), and `root` (T, T) a root of the covariance. The
-    ratios of the lengths are those of the mode. A node that is more than one nat lower than the
-    normal distribution would be is drawn in towards the mode.
-    """
-    ep, t = level.nodes.ep, len(offset)
-    scales = KernelScales.at(ep.plan.kernel, level.mode.phi)
-    nodes = ScaleNodes(ep, scales, level.nodes.prior, level.nodes.s)
-    z = np.sqrt(t) * np.concatenate([np.eye(t), -np.eye(t)])
-    (centre,) = node_at(level)
-    tasks = (delayed(_drawn_in)(nodes, centre, offset + root @ each) for each in z)
-    found = Parallel(n_jobs=n_jobs)(tasks)
-    return [node for node in found if node is not None] or [centre]
-
-
-def _drawn_in(nodes, mode, step):
-    """Return the `Node` a step (T,) from the mode, or nearer to it."""
-    low, high = nodes.scales.bounds.T
-    node = nodes.evaluate(np.clip(mode.phi + step, low, high), mode, slopes=False)
-    gaussian = 0.5 * len(step)
-    drop = np.inf if node is None else mode.objective - node.objective
-    if drop <= gaussian + 1.0:
-        return node
-    nearer = np.sqrt(gaussian / drop) if np.isfinite(drop) else 0.5
-    return nodes.evaluate(np.clip(mode.phi + nearer * step, low, high), mode, slopes=False)

@@ -1,17 +1,15 @@
 """Recipe of a fit that averages over the kernel: find the mode, lay nodes about it, mix them."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cholesky
 from scipy.special import logsumexp
 
-from .._engine.averaging import Spacing, average_of, integrate
+from .._engine.averaging import Average, Spacing, average_of, integrate
 from .._engine.loop import SILENT, StepsOfPhase, Trace
-from ._anisotropy import SPREADS, expected_curvature, levels, node_at, nodes_about
-from ._dense_fit import WithLearned, fit_dense, fit_of_sites
+from ._anisotropy import SPREADS, isotropic_level, levels
+from ._dense_fit import fit_dense, fit_of_sites, watch_of_sweeps
 from ._evidence import (
     INEXACT_DIFFERENCE,
     TOWARDS_THE_MODE,
@@ -29,12 +27,13 @@ __all__ = ["alone", "average_about", "fit_averaged", "mode_of_kernels"]
 # What the isotropic kernel keeps at least where lengths may differ: on few rows with many columns
 # the evidence trusts the model more than it deserves.
 _INSURANCE = 0.2
-# Rows above which variance and mean length are known well enough: of lengths that differ the mode
-# alone counts (on twelve sets of 300 to 400 rows the mean log loss changes by .0003, at most by
-# .002), and of an isotropic kernel, too (on five sets of 700 and 1000 rows by .001 at most), or
-# where it is kept for insurance only; of more than two classes from the first number on (on five
-# splits of six classes with 300 rows the mean log loss changes by .0003).
-_SEVERAL_ROWS, _MANY_ROWS = 299, 500
+# Rows below which variance and mean length are so open that equal lengths have a lattice.
+_FEW_ROWS = 100
+# Rows above which variance and mean length are known well enough: where lengths differ the modes
+# alone count (on twelve sets of 300 to 400 rows the mean log loss changes by .0003, at most by
+# .002), and of more than two classes (on five splits of six classes with 300 rows the mean log loss
+# changes by .0003).
+_SEVERAL_ROWS = 299
 # Spacing of a lattice beside lengths that differ, and of one with several rows or beside wrong
 # labels, in the main the neighbours of the mode.
 _COARSE, _SHORT = Spacing(2.0, 5.5, 20), Spacing(2.0, 3.5, 9)
@@ -57,10 +56,8 @@ def fit_averaged(plan, y, monitor, k):
             average = average_about(nodes, mode, monitor)
     heaviest = average.heaviest
     kernel = with_theta(plan.kernel, heaviest.payload.theta)
-    # the sites of the estimator are those of the heaviest node, refined, in sweeps that nobody
-    # counts where a search has been told
-    counted = not trace.n_iter
-    watch = WithLearned(trace, kernel) if counted else SILENT
+    # the sites of the estimator are those of the heaviest node, refined
+    watch = watch_of_sweeps(trace, end, kernel)
     start = plan.ep(kernel, y), heaviest.payload.result.x
     result = plan.solve(*start, plan.tol, plan.max_sweeps, watch)
     results = [result if n is heaviest else n.payload.result for n in average.nodes]
@@ -79,7 +76,7 @@ def fit_averaged(plan, y, monitor, k):
     )
     mean = with_theta(plan.kernel, average.weight @ theta)
     posterior = plan.model.mixture(posteriors, average.weight)
-    fit = fit_of_sites(posterior, trace, end, result, mean, mixed, counted, **more)
+    fit = fit_of_sites(posterior, trace, end, result, mean, mixed, **more)
     return fit if asked else fit._replace(log_evidence=average.log_evidence)
 
 
@@ -166,68 +163,50 @@ def _with_gradients(nodes, near):
 def average_about(nodes, mode, monitor, coarse=False):
     """Return the `Average` about an isotropic mode, in whose nodes are `KernelNode`s.
 
-    The lattice is `coarse` where it is a part of a larger average, as it is beside lengths that
-    differ. With several rows there is none where these lengths carry most of the mass, nor of more
-    than two classes, whose evidence is the sharper.
+    The lattice is `coarse` where it is a part of a larger average. With several rows there is none
+    of more than two classes, whose evidence is the sharper.
     """
-    workers, scales = nodes.ep.plan.averaging.n_jobs, nodes.scales
-    lengths_differ, exact = len(scales.lengths) > 1, nodes.ep.plan.model.exact_gradient
-    several, spacing = len(nodes.ep.y) > _SEVERAL_ROWS, None
-    if several and not (exact or lengths_differ):
-        return _for_its_surroundings(nodes, mode)
-    if lengths_differ and several:
-        found = levels(nodes.ep, scales, nodes.prior, mode)
-        if len(nodes.ep.y) > _MANY_ROWS or _log_shares(found, mode)[0] < np.log(_INSURANCE):
-            return _over_levels(_for_its_surroundings(nodes, mode), found, mode)
-    if len(mode.phi) == 2:
-        short = coarse or several or not exact
-        spacing = _SHORT if short else _COARSE if lengths_differ else None
-    lattice = integrate(nodes.evaluate, mode, scales.bounds, workers, monitor, spacing)
-    if not lengths_differ:
-        return lattice
-    top = max(lattice.nodes, key=lambda node: node.objective)
-    if several:
-        return _over_levels(lattice, found, top)
-    found = levels(nodes.ep, scales, nodes.prior, top)
-    mean = lattice.weight @ lattice.phi
-    apart = np.sqrt(lattice.weight)[:, None] * (lattice.phi - mean)
-    # of one node, too: a lattice of it alone has no covariance
-    root = cholesky(apart.T @ apart + 1e-9 * np.eye(len(mean)), lower=True)
-    about = partial(nodes_about, offset=mean - top.phi, root=root, n_jobs=workers)
-    return _over_levels(lattice, found, top, about)
+    n_rows, exact = len(nodes.ep.y), nodes.ep.plan.model.exact_gradient
+    if len(nodes.scales.lengths) > 1:
+        return _average_over_spreads(nodes, mode, monitor)
+    if n_rows > _SEVERAL_ROWS and not exact:
+        return isotropic_level(nodes, mode).alone()
+    short = len(mode.phi) == 2 and (coarse or n_rows > _SEVERAL_ROWS or not exact)
+    return _lattice(nodes, mode, monitor, _SHORT if short else None)
 
 
-def _for_its_surroundings(nodes, mode):
-    """Return the `Average` of an isotropic mode with the mass about it (Laplace approximation)."""
-    expected = expected_curvature(nodes.ep, mode, together=True)
-    curvature = expected + np.diag(nodes.prior.spread**-2.0)
-    log_volume = -0.5 * np.linalg.slogdet(curvature / (2.0 * np.pi))[1]
-    return average_of([mode], np.array([mode.objective + log_volume]))
+def _lattice(nodes, mode, monitor, spacing):
+    """Return the `Average` over a lattice in variance and length."""
+    workers = nodes.ep.plan.averaging.n_jobs
+    return integrate(nodes.evaluate, mode, nodes.scales.bounds, workers, monitor, spacing)
 
 
-def _log_shares(found, top):
-    """Return the logs of the shares of the isotropic kernel and of the levels, by their modes."""
-    log_mass = np.array([top.objective, *(level.log_mass for level in found)])
-    return log_mass - logsumexp(log_mass)
+def _average_over_spreads(nodes, mode, monitor):
+    """Return the `Average` over how far the lengths differ.
 
-
-def _over_levels(lattice, found, top, about=node_at):
-    """Return the `Average` over the isotropic lattice and the anisotropic levels.
-
-    `top` is the best node of the lattice: levels are compared by their modes. `about` gives the
-    nodes of a level, of equal weight.
+    The spreads are compared by their modes: variance and mean length have about the same volume at
+    each, which is that of the heaviest, or of the lattice of few rows.
     """
-    log_share = _log_shares(found, top)
-    # a level that was not reached has no mass, but its share of the prior
-    log_evidence = lattice.log_evidence - log_share[0] - np.log(1 + len(SPREADS))
-    share = np.exp(log_share)
-    if share[0] < _INSURANCE:
+    found = [isotropic_level(nodes, mode), *levels(nodes.ep, nodes.scales, nodes.prior, mode)]
+    log_mass = np.array([level.log_mass for level in found])
+    share = np.exp(log_mass - logsumexp(log_mass))
+    few, several = len(nodes.ep.y) < _FEW_ROWS, len(nodes.ep.y) > _SEVERAL_ROWS
+    known, insured = 0 if few else int(np.argmax(share)), share[0] < _INSURANCE
+    if insured:
         share = np.append(_INSURANCE, (1.0 - _INSURANCE) * share[1:] / share[1:].sum())
-    nodes, masses = list(lattice.nodes), [np.log(share[0] * lattice.weight)]
-    for level, weight in zip(found, share[1:], strict=True):
-        if weight > _WORTH:
-            own = about(level)
-            nodes += own
-            masses.append(np.full(len(own), np.log(weight / len(own))))
-    mixed = average_of(nodes, np.concatenate(masses), lattice.foretold * share[0])
+    parts: dict[int, Average] = {}
+    for k in map(int, np.flatnonzero(share > _WORTH)):
+        if few and k == 0:
+            parts[0] = _lattice(nodes, mode, monitor, _COARSE if len(mode.phi) == 2 else None)
+            found = [level.with_spread_of(parts[0]) for level in found]
+        elif several or (insured and k == 0):
+            parts[k] = found[k].alone()
+        else:
+            parts[k] = found[k].average_about(monitor, weighed=not few)
+    every = [node for part in parts.values() for node in part.nodes]
+    masses = [np.log(share[k] * part.weight) for k, part in parts.items()]
+    mixed = average_of(every, np.concatenate(masses))
+    # a level that was not reached has no mass, but its share of the prior
+    volume = parts[known].log_evidence - found[known].mode.objective
+    log_evidence = logsumexp(log_mass) + volume - np.log(1 + len(SPREADS))
     return mixed._replace(log_evidence=float(log_evidence))

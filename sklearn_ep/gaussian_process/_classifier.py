@@ -228,13 +228,15 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     where classes are separable variances in the hundreds predict best. Nodes are a lattice about
     the mode [4]_, 10 to 20 of them, from 300 rows on the mode and its neighbours, each two or three
     sweeps from the next. Where there are several lengths, the deviations of their logs from the
-    mean are N(0, s^2) with s = 0, 0.5, 1, 2 as probable as each other: each s above 0 has four
-    nodes about its mode, and the weight of its evidence times the volume of the deviations; s = 0
-    keeps at least 0.2. From 300 rows on each s above 0 has its mode alone, beyond 500 rows also s =
-    0. Of more than two classes jointly the lattice is short, and ends at 300 rows.
+    mean are N(0, s^2) with s = 0, 0.5, 1, 2 as probable as each other: each s has four nodes about
+    its mode, with the weights of importance sampling from the normal distribution of the expected
+    curvature, and together the weight of its evidence times the volume of the deviations; s = 0
+    keeps at least 0.2, and where this is all, its mode alone. Below 100 rows s = 0 has a lattice,
+    whose covariance the nodes of the others have, with equal weights. From 300 rows on each s has
+    its mode alone. Of more than two classes jointly the lattice is short, and ends at 300 rows.
     `decision_function` is the mean over all nodes, and `predict` follows the mixed probabilities,
     so that at the boundary the two may differ. A fit takes 1 to 2 times as long as one with the
-    mode of a common length, with lengths of their own 1.4 to 5 times, the more the more columns,
+    mode of a common length, with lengths of their own 1.3 to 3 times, the more the more columns,
     and memory and predictions grow with the nodes.
 
     A sparse sweep costs 3 n m^2 flops, one with the gradient 7 n m^2, besides O(n m d) for the

@@ -8,7 +8,7 @@ from ._evidence import KEPT, climb_from_rows, maximise_by, maximise_evidence
 from ._fitted import ending_in
 from ._kernels import with_theta
 
-__all__ = ["WithLearned", "fit_dense", "fit_of_sites"]
+__all__ = ["WithLearned", "fit_dense", "fit_of_sites", "watch_of_sweeps"]
 
 
 class WithLearned:
@@ -24,16 +24,26 @@ class WithLearned:
         return self.monitor.end(record, (self.learned, payload[0]))
 
 
-def fit_of_sites(posterior, trace, end, result, kernel, left_out, counted, points=None, **more):
+def watch_of_sweeps(trace, end, learned, ends=(), wrapper=WithLearned):
+    """Return the monitor of the sweeps that lead from what was learned to the sites of a fit.
+
+    They are iterations of the `trace` after a search that nobody was told of, or whose `end` has a
+    reason among `ends`. Nobody counts them after another, which was stopped or has used up the
+    iterations.
+    """
+    counted = not trace.n_iter or end.reason in ends
+    return wrapper(trace, learned) if counted else SILENT
+
+
+def fit_of_sites(posterior, trace, end, result, kernel, left_out, points=None, **more):
     """Return the `BinaryFit` of sites on the rows, whatever structure and rule they come from.
 
-    `trace` is that of the whole fit, `end` the `LearningEnd`, `result` the final run of EP, whose
-    sweeps are in the trace if `counted`; `left_out` says how likely labels are from the other rows,
-    `more` are further attributes.
+    `trace` is that of the whole fit, `end` the `LearningEnd`, `result` the final run of EP, in
+    whose figures the history ends whether its sweeps are counted or not; `left_out` says how likely
+    labels are from the other rows, `more` are further attributes.
     """
     record = result.evaluation.record
-    final = {"residual": result.residual, **record}
-    history = trace.history if counted else ending_in(trace.history, final)
+    history = ending_in(trace.history, {"residual": result.residual, **record})
     more |= dict(kernel=kernel, points=points, sites=result.x, n_sweeps=result.n_iter, **left_out)
     reason, log_evidence = worst_reason([end.reason, result.reason]), float(record["log_evidence"])
     return BinaryFit(posterior, history, reason, log_evidence, more, end.remark)
@@ -77,9 +87,8 @@ def fit_dense(plan, y, monitor, k):
         # ended it is not worth its time
         kernel, end, max_sweeps = learned.point.payload[0], learned.end, plan.max_sweeps
     # a search that was stopped still ends at converged sites, in sweeps that nobody counts
-    counted = end.reason != "asked"
-    watch = WithLearned(trace, kernel) if counted else SILENT
+    watch = watch_of_sweeps(trace, end, kernel, ends=("converged", "stuck", "max_iter"))
     result = plan.solve(plan.ep(kernel, y), x, plan.tol, max_sweeps, watch)
     posterior = plan.posterior((kernel, result.evaluation.payload[0]))
     left_out, points = plan.model.left_out(result), getattr(plan.model, "points", None)
-    return fit_of_sites(posterior, trace, end, result, kernel, left_out, counted, points)
+    return fit_of_sites(posterior, trace, end, result, kernel, left_out, points)

@@ -219,7 +219,7 @@ class KernelGP(DenseGP):
         size = np.abs(B).max() or 1.0  # which single precision may not hold
         B = (B / size).astype(kind)
         slopes = self._cross.derivatives(self._block(), kind, together)
-        products = np.stack([B @ D for D in slopes])
+        products = np.stack(list(slopes)) @ B
         flat, crossed = (a.reshape(len(a), -1) for a in (products, products.transpose(0, 2, 1)))
         return 0.5 * size**2 * (flat @ crossed.T).astype(float)
 

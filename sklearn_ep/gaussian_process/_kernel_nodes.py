@@ -27,11 +27,13 @@ class KernelNode(NamedTuple):
     """What a node keeps: kernel parameters (p,), the `Result` of EP there, and its anisotropy.
 
     That is the spread of the prior of the log lengths about their mean, 0 for an isotropic kernel.
+    `slope` (p,) is the gradient of the log evidence in the parameters, None where nobody asked.
     """
 
     theta: np.ndarray
     result: Any
     anisotropy: float
+    slope: np.ndarray | None = None
 
 
 def settled(solve, x, empty=None):
@@ -71,19 +73,24 @@ class EPAtKernels:
         one in phi and is None for a node without one, `squares` are those of `KernelGP`,
         `anisotropy` is that of `KernelNode`.
         """
-        model, ep = self.plan.model, self._ep(theta, squares)
+        found = None
         if near is not None and np.array_equal(theta, near.payload.theta):
-            result = near.payload.result
-        else:
-            result = self._settled(ep, self.x if near is None else near.payload.result.x)
-        if result is None:
-            return None
-        value, (log_prior, slope) = result.evaluation.record["log_evidence"], prior
-        gradient = np.full(len(phi), np.nan)
+            found = near.payload._replace(anisotropy=anisotropy)
+        if found is None or (slopes is not None and found.slope is None):
+            ep = self._ep(theta, squares)
+            if found is None:
+                result = self._settled(ep, self.x if near is None else near.payload.result.x)
+                if result is None:
+                    return None
+                found = KernelNode(theta, result, anisotropy)
+            if slopes is not None:
+                slope = self.plan.model.gradient(ep, found.result.evaluation.payload)
+                found = found._replace(slope=slope)
+        gradient, (log_prior, of_prior) = np.full(len(phi), np.nan), prior
         if slopes is not None:
-            in_theta = model.gradient(ep, result.evaluation.payload) + self.lacking
-            gradient = slopes(in_theta) + slope
-        found = KernelNode(theta, result, anisotropy)
+            gradient = slopes(found.slope + self.lacking) + of_prior
+        result = found.result
+        value = result.evaluation.record["log_evidence"]
         return Node(phi, value, log_prior, gradient, result.residual, found)
 
     def only_node(self, theta):
@@ -116,7 +123,7 @@ class EPAtKernels:
 
     def told(self, node):
         """Return the payload of an iteration: kernel, and state of the posterior."""
-        theta, result, _ = node.payload
+        theta, result = node.payload[:2]
         return with_theta(self.plan.kernel, theta), result.evaluation.payload[0]
 
 

@@ -109,7 +109,7 @@ class KernelScales:
             gradient[self.lengths] = of_phi[-1] / len(self.lengths)
         return gradient
 
-    @property
+    @cached_property
     def bounds(self):
         """Bounds (T, 2) of phi, within which every parameter of the kernel is within its own."""
         bounds = np.reshape(self.kernel.bounds, (-1, 2))

@@ -240,11 +240,11 @@ class StationaryCross(GeneralCross):
         if self.constant_first:
             yield from constant
         if self.part.anisotropic and not together:
+            D = np.empty_like(slope)
             for a, b in zip(A.T, self.B.T, strict=True):
-                D = np.subtract.outer(a, b)
+                np.subtract.outer(a, b, out=D)
                 D *= D
-                D *= slope
-                yield D.astype(kind, copy=False)
+                yield np.multiply(D, slope, out=np.empty(D.shape, kind), casting="same_kind")
         elif not self.part.hyperparameter_length_scale.fixed:
             yield (slope * cdist(A, self.B, "sqeuclidean")).astype(kind, copy=False)
         if not self.constant_first:

@@ -16,6 +16,7 @@ from sklearn_ep._engine.averaging import (
     mixture_covariance,
     mixture_moments,
     mixture_quantiles,
+    sample_about,
 )
 
 OPEN = np.array([-np.inf, np.inf])
@@ -107,6 +108,45 @@ def test_lattice_starts_again_at_a_better_mode():
     average = integrate(two_modes, start, np.array([OPEN]))
     assert abs(moments(average)[0][0] - 3.0) < 0.15
     assert abs(average.log_evidence - np.log1p(np.exp(-4.0))) < 0.05
+
+
+def test_samples_about_a_gaussian_mode_are_exact():
+    """Mass, mean and covariance, from nodes of equal weight."""
+    cov = np.array([[0.5, 0.2, 0.0], [0.2, 0.3, 0.1], [0.0, 0.1, 0.4]])
+    model = Gaussian([0.5, -0.2, 1.0], cov, log_mass=-3.0)
+    mode, bounds = model(model.mean, None), np.tile(OPEN, (3, 1))
+    average = sample_about(model, mode, bounds, np.linalg.inv(cov))
+    assert average.log_evidence == pytest.approx(-3.0) and average.n_evaluations == 6
+    assert_allclose(average.weight, 1.0 / 6.0)
+    assert_allclose(average.phi.mean(axis=0), model.mean)
+    assert_allclose(np.cov(average.phi.T, ddof=0), cov, atol=1e-12)
+
+
+def test_samples_of_another_shape_are_weighed():
+    """Skewness moves the mean the right way, and the mass is better than that of Laplace."""
+    mode = find_mode(skewed, np.zeros(1), np.array([OPEN]))
+    curvature = np.array([[7.0 * expit(mode.phi[0]) * expit(-mode.phi[0])]])
+    average = sample_about(skewed, mode, np.array([OPEN]), curvature)
+    laplace = mode.objective + 0.5 * np.log(2.0 * np.pi / curvature[0, 0])
+    assert abs(average.log_evidence) < abs(laplace)
+    assert -13.0 / 12.0 - 0.2 < moments(average)[0][0] < mode.phi[0]
+    even = sample_about(skewed, mode, np.array([OPEN]), curvature, weighed=False)
+    assert_allclose(even.weight, 0.5)
+    assert even.log_evidence == pytest.approx(average.log_evidence)
+
+
+def test_samples_far_too_low_are_drawn_in_and_none_is_out_of_bounds():
+    model, bounds = Gaussian([0.0, 0.0], np.eye(2)), np.array([[-0.5, 9.0], [-9.0, 9.0]])
+    mode = model(np.zeros(2), None)
+    average = sample_about(model, mode, bounds, 0.1 * np.eye(2))
+    drop = mode.objective - np.array([node.objective for node in average.nodes])
+    assert np.all(drop < 1.0 + 1e-9) and average.phi[:, 0].min() == -0.5
+
+    def nowhere(phi, near):
+        return None
+
+    alone = sample_about(nowhere, mode, bounds, np.eye(2))
+    assert alone.nodes == [mode] and alone.log_evidence == pytest.approx(0.0)
 
 
 def test_known_hyperparameters_are_one_node():

@@ -13,10 +13,12 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
+from sklearn_ep._engine.averaging import Node, average_of
 from sklearn_ep.gaussian_process import _kernel_nodes
 from sklearn_ep.gaussian_process._anisotropy import (
     _SMALL_GAIN,
     LengthNodes,
+    Level,
     expected_curvature,
     levels,
 )
@@ -120,12 +122,40 @@ def test_modes_of_some_rows_lead_to_modes_of_all():
     ep, scales, prior = nodes_of(1.0 * RBF([1.0] * 4), X, y)
     assert ep.plan.rows_to_start_from() is not None
     isotropic = ep.only_node(np.zeros(5))
-    for level in levels(ep, scales, prior, isotropic):
-        exact = level.nodes.curvature(expected_curvature(ep, level.mode))
-        assert level.log_mass == pytest.approx(level.nodes.log_mass(level.mode, exact), abs=0.5)
-        slope = level.nodes.directions()[0] @ level.mode.gradient
-        assert 0.5 * slope @ np.linalg.solve(level.curvature, slope) < 3 * _SMALL_GAIN
-        assert level.mode.residual < 0.05
+    modes_and_masses_are_right(ep, scales, prior, isotropic)
+
+
+def modes_and_masses_are_right(ep, scales, prior, isotropic):
+    found = levels(ep, scales, prior, isotropic)
+    assert found
+    for level in found:
+        nodes = LengthNodes(ep, scales, prior, level.nodes.s)
+        mode = nodes.evaluate(level.mode.payload.theta, level.mode)
+        exact = nodes.curvature(expected_curvature(ep, mode))
+        assert level.log_mass == pytest.approx(nodes.log_mass(mode, exact), abs=0.5)
+        slope = nodes.directions()[0] @ mode.gradient
+        assert 0.5 * slope @ np.linalg.solve(exact, slope) < 3 * _SMALL_GAIN
+        assert mode.residual < 0.05
+
+
+def test_curvatures_that_follow_short_moves_give_volumes_about_right():
+    """The first modes are near the isotropic one: there nothing is computed anew."""
+    X, y = rows(120, 12)
+    ep, scales, prior = nodes_of(1.0 * RBF([1.0] * 12), X, y)
+    mode = ScaleNodes(ep, scales, prior).evaluate(np.array([1.0, 1.2]), None)
+    modes_and_masses_are_right(ep, scales, prior, mode)
+
+
+def test_a_level_takes_the_spread_of_an_average():
+    ep, scales, prior = nodes_of(KERNELS[0], *rows(10, 3))
+    nodes = ScaleNodes(ep, scales, prior)
+    level = Level(nodes, nodes.evaluate(np.zeros(2), None), np.diag([2.0, 3.0]), 0.0)
+    phi = [np.array(z) / np.sqrt([2.0, 3.0]) for z in ((1, 1), (-1, 1), (1, -1), (-1, -1))]
+    average = average_of([Node(each, 0.0, 0.0, each, 0.0, None) for each in phi], np.zeros(4))
+    wide = level._replace(curvature=np.eye(2)).with_spread_of(average)
+    np.testing.assert_allclose(wide.curvature, level.curvature, atol=1e-12)
+    volume = wide.alone().log_evidence - level.mode.objective
+    assert volume == pytest.approx(np.log(2.0 * np.pi / np.sqrt(6.0)))
 
 
 def test_many_rows_average_over_the_modes_of_the_spreads():

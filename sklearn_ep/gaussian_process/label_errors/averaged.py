@@ -15,7 +15,7 @@ from ..._engine.sites import Sites
 from ..._estimator.averaged import AveragedPosterior
 from .._averaged_fit import alone, average_about, mode_of_kernels
 from .._averaging_plan import Averaging
-from .._dense_fit import WithLearned, fit_of_sites
+from .._dense_fit import fit_of_sites, watch_of_sweeps
 from .._dense_plan import BinaryModel, DensePlan
 from .._evidence import node_at_mode
 from .._fitted import left_out_signs, mixed_logs
@@ -230,10 +230,9 @@ def _mixed(nodes, lattice, dense, clean, log_odds, trace, end):
     """Return the `BinaryFit` of nodes with label errors, and of nodes without them."""
     plan, sign, heaviest = nodes.plan, nodes.sign, lattice.heaviest
     share = float(expit(log_odds))
-    setting, counted = heaviest.payload.setting, not trace.n_iter
-    watch = WithLearned(trace, setting) if counted else SILENT
-    # sites and relaxation of the estimator are those of the heaviest node, refined by its own rule,
-    # in sweeps that nobody counts where a search has been told
+    setting = heaviest.payload.setting
+    watch = watch_of_sweeps(trace, end, setting)
+    # sites and relaxation of the estimator are those of the heaviest node, refined by its own rule
     rungs = plan.rungs(setting, sign, plan.tol)
     result, path = climb(rungs, heaviest.payload.result.x, plan.max_iter, watch)
     results = [result if n is heaviest else n.payload.result for n in lattice.nodes]
@@ -270,7 +269,7 @@ def _mixed(nodes, lattice, dense, clean, log_odds, trace, end):
     left_out = mixed_logs(weight[heavy], [left_out_signs(*pairs[i]) for i in heavy])
     mean = with_theta(plan.kernel, lattice.weight @ theta)
     posterior = AveragedPosterior([posteriors[i] for i in heavy], weight[heavy])
-    fit = fit_of_sites(posterior, trace, end, result, mean, left_out, counted, **more)
+    fit = fit_of_sites(posterior, trace, end, result, mean, left_out, **more)
     if end.reason == "asked":
         return fit
     return fit._replace(log_evidence=_log_evidence(nodes, lattice, log_odds))

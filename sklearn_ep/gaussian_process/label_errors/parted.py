@@ -12,10 +12,10 @@ from sklearn.utils import gen_batches
 
 from ..._engine.gaussian import ImproperPosterior
 from ..._engine.likelihoods import LabelNoise
-from ..._engine.loop import SILENT, Trace
+from ..._engine.loop import Trace
 from ..._engine.partition import PartMap, add_up
 from ..._engine.sites import Sites, cavity
-from .._dense_fit import fit_of_sites
+from .._dense_fit import fit_of_sites, watch_of_sweeps
 from .._evidence import KEPT, EvidencePoint
 from .._kernels import contract_diagonal, with_theta
 from ..inducing.ep import InducingEP, read_rows
@@ -24,7 +24,7 @@ from ..inducing.rows import PartitionedRows
 from ..inducing.values import InducingGPPosterior, InducingPrior, block_rows
 from .ladder import climb
 from .noise import noisy_marginals
-from .problem import LabelErrorPlan, Setting, learn_setting
+from .problem import ENDS_BEFORE_SWEEPS, LabelErrorPlan, Setting, learn_setting
 from .projected import OfNoise, on_means, on_noisy
 from .relaxed_rule import Relaxed
 from .step import LabelErrorStep
@@ -254,8 +254,6 @@ def fit_parted_errors(problem, run, monitor, k):
     evaluate = problem.evidence(run, k, sites, **_LEARNING_SITES)
     found = learn_setting(plan, k, unit, evaluate, problem.log_prior(run), trace)
     setting, sites, end = found or (plan.first_setting(k), sites, KEPT)
-    # a search that was ended early still ends at converged sites, in sweeps that nobody counts
-    counted = not trace.n_iter or end.reason in ("converged", "stuck")
     last: list[Any] = []
 
     def own_run(rule, damping, accelerate, sites, max_iter, watch):
@@ -265,7 +263,7 @@ def fit_parted_errors(problem, run, monitor, k):
         last[:] = [ep]
         return replace(solution.result, x=solution.state.sites)
 
-    watch = AtSetting(trace, setting) if counted else SILENT
+    watch = watch_of_sweeps(trace, end, setting, ENDS_BEFORE_SWEEPS, AtSetting)
     result, path = climb(plan.rungs_by(own_run), sites, plan.max_iter, watch)
     model, memory = result.evaluation.payload, last[0].memory
     messages = list(zip(result.x, memory or [None] * len(result.x), strict=True))
@@ -280,6 +278,6 @@ def fit_parted_errors(problem, run, monitor, k):
         path=path,
     )
     left_out = {"loo_log_plus": told.plus, "loo_log_minus": told.minus}
-    ended = trace, end, replace(result, x=told.sites), setting.kernel, left_out, counted
+    ended = trace, end, replace(result, x=told.sites), setting.kernel, left_out
     posterior = problem.posterior(PartedPayload(setting, model, None))
     return fit_of_sites(posterior, *ended, setting.points, **more)

@@ -10,12 +10,12 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from ..._engine.gaussian import ImproperPosterior
 from ..._engine.likelihoods import LabelNoise
-from ..._engine.loop import SILENT, Trace, iterate
+from ..._engine.loop import Trace, iterate
 from ..._engine.rules import Power
 from ..._engine.sites import Sites, cavity
 from ..._engine.whole import WholeEP
 from .._base import column_spread
-from .._dense_fit import WithLearned, fit_of_sites
+from .._dense_fit import fit_of_sites, watch_of_sweeps
 from .._dense_gp import DenseGPPosterior, KernelGP
 from .._evidence import KEPT, EvidencePoint, maximise_evidence
 from .._fitted import evidence_of_problems, left_out_signs
@@ -30,6 +30,7 @@ from .relaxed_rule import Relaxed
 from .step import LabelErrorStep
 
 __all__ = [
+    "ENDS_BEFORE_SWEEPS",
     "RATE_BOUNDS",
     "RATE_COUNTS",
     "ErrorAveraging",
@@ -55,6 +56,8 @@ _SMALL_DAMPING, _SAFE_POWER, _POWER_DAMPING = 0.25, 0.5, 0.9
 _LOG_AMPLITUDE = (np.log(4.0), 1.0)
 _LENGTH_SPREAD = 0.4
 RATE_COUNTS = (3.0, 9.0)
+# Ends of learning that leave iterations for sweeps: both share one budget.
+ENDS_BEFORE_SWEEPS = ("converged", "stuck")
 
 
 def log_rate_prior(rate):
@@ -387,9 +390,7 @@ def fit_label_errors(plan, sign, monitor, k):
     """Learn what is asked for, converge the sites, and return the `BinaryFit` of problem k."""
     trace = Trace(monitor)
     setting, sites, end = learn_hyperparameters(plan, sign, trace, k)
-    # a search that was ended early still ends at converged sites, in sweeps that nobody counts
-    counted = not trace.n_iter or end.reason in ("converged", "stuck")
-    watch = WithLearned(trace, setting) if counted else SILENT
+    watch = watch_of_sweeps(trace, end, setting, ends=ENDS_BEFORE_SWEEPS)
     result, path = climb(plan.rungs(setting, sign, plan.tol), sites, plan.max_iter, watch)
     state, update = result.evaluation.payload
     factor = LabelErrorStep(setting.rate)
@@ -402,5 +403,5 @@ def fit_label_errors(plan, sign, monitor, k):
         path=path,
     )
     left_out = left_out_signs(factor, result)
-    run = trace, end, result, setting.kernel, left_out, counted, setting.points
+    run = trace, end, result, setting.kernel, left_out, setting.points
     return fit_of_sites(plan.posterior((setting, state)), *run, **more)
