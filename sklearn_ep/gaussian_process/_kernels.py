@@ -25,6 +25,8 @@ from sklearn.utils import gen_batches
 
 __all__ = [
     "StationaryCross",
+    "column_lengths",
+    "column_lengths",
     "constant_and_stationary",
     "contract",
     "contract_diagonal",
@@ -164,6 +166,14 @@ class GeneralCross:
         """Return the covariances (n, m) with Z and what `contract` wants back."""
         return np.ascontiguousarray(self.kernel(X, self.Z)), X
 
+    def own_block(self):
+        """Return what `block` does of the points Z themselves."""
+        return self.block(self.Z)
+
+    def rounded_block(self, kept):
+        """Return what `own_block` kept in the precision of the covariances with rows."""
+        return kept
+
     def contract(self, kept, G, inputs):
         """Return sum(G * dK/dtheta) (p,) and its like for Z (m, d), 0.0 unless `inputs`."""
         result = contract(self.kernel, kept, G, self.Z, inputs)
@@ -204,6 +214,18 @@ class StationaryCross(GeneralCross):
         A = (X - self.centre) / self.scale
         K, slope = self.of_squares(_squared_distances(A, self.B, self.B_norms))
         return K, (A, K, slope)
+
+    def own_block(self):
+        """Return what `block` does of the points Z themselves; a symmetric product is half."""
+        B, norms = self.B, self.B_norms
+        if B.shape[1] < _MANY_COLUMNS or norms.max() > _LARGE_NORM:
+            return self.block(self.Z)
+        D = B @ B.T
+        D *= -2.0
+        D += norms[:, None]
+        D += norms
+        K, slope = self.of_squares(np.maximum(D, 0.0, out=D))
+        return K, (B, K, slope)
 
     def of_squares(self, D):
         """Return covariances and -2 times their derivative in D, the squared distances in lengths.
@@ -304,6 +326,12 @@ def constant_and_stationary(kernel):
     if type(part) is RBF or (type(part) is Matern and part.nu in (0.5, 1.5, 2.5, np.inf)):
         return constant, part, first
     return None
+
+
+def column_lengths(kernel, n_columns):
+    """Return the lengths (d,) of the columns in a constant times RBF or Matern, else None."""
+    split = constant_and_stationary(kernel)
+    return None if split is None else np.broadcast_to(split[1].length_scale, n_columns)
 
 
 def finite_or_named(method):

@@ -16,7 +16,7 @@ from ..._engine.contracts import require_parts
 from ..._engine.gaussian import checked_cholesky
 from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ..._engine.partition import load_part
-from .passes import PassModel, RowSums, collect_rows, evaluate_rows
+from .passes import PassModel, RowSums, WhitenedRows, collect_rows, evaluate_rows
 from .values import InducingPosterior, InducingPrior
 
 __all__ = ["InducingEP", "PassState", "add_sums", "largest_change", "posterior_change", "read_rows"]
@@ -38,19 +38,28 @@ def read_rows(part, classes):
 def evaluate_part(part, message, model, classes, options):
     """Run `evaluate_rows` on a partition and add the root of its weights, one if all are equal.
 
-    `message` are the sites of its rows and what the rule keeps of them, or None.
+    `message` are the sites of its rows, what the rule keeps of them, and their `WhitenedRows`, each
+    or None.
     """
     X, y, weight = read_rows(part, classes)
-    sites, memory = message
+    sites, memory, kept = message
     alike = len(weight) and weight.min() == weight.max()
     root = np.sqrt(weight[:1] if alike else weight)
-    return evaluate_rows(model, X, y, weight, sites, memory=memory, **options), root
+    return evaluate_rows(model, X, y, weight, sites, memory=memory, kept=kept, **options), root
 
 
-def collect_part(part, sites, prior, classes, model, kind):
-    """Run `collect_rows` on a partition."""
+def collect_part(part, message, prior, classes, model, kind):
+    """Run `collect_rows` on a partition; `message` are its sites and its `WhitenedRows` or None."""
     X, y, weight = read_rows(part, classes)
-    return collect_rows(prior, X, y, weight, sites, model, kind)
+    sites, kept = message
+    return collect_rows(prior, X, y, weight, sites, model, kind, kept)
+
+
+def collect_some(part, message, prior, classes):
+    """Return gram and shift of some rows of a partition; `message` are their numbers and sites."""
+    X, y, weight = read_rows(part, classes)
+    rows, sites = message
+    return collect_rows(prior, X[rows], y[rows], weight[rows], sites)[:2]
 
 
 def add_sums(results):
@@ -119,6 +128,12 @@ class InducingEP:
         self.n_problems, self.factor, self.rule, self.copies = n_problems, factor, rule, copies
         lengths = [2 * n_problems * n for n in self.sizes] if copies is None else []
         self._ends = np.cumsum([0, *lengths])
+        self._kept: list[Any] = [None] * len(self.sizes)
+
+    def keep_rows(self):
+        """Keep what passes under one prior have in common, where this process does them all."""
+        if self.run.serial:
+            self._kept = [WhitenedRows() for _ in self.sizes]
 
     def zero(self, prior):
         """Return the state of empty sites."""
@@ -135,7 +150,8 @@ class InducingEP:
 
     def collect(self, prior, sites, model, kind=np.float64):
         """Return (state of given sites summed afresh, leave-one-out log probabilities)."""
-        results = self.run(collect_part, sites, prior, self.classes, model, kind)
+        messages = list(zip(sites, self._kept, strict=True))
+        results = self.run(collect_part, messages, prior, self.classes, model, kind)
         gram = sum(r[0] for r in results) + self.base[0]
         shift = sum(r[1] for r in results) + self.base[1]
         loo = None if model is None else np.concatenate([r[2] for r in results])
@@ -151,8 +167,8 @@ class InducingEP:
     def one_pass(self, model, sites, **options):
         """Return (sums over all rows, list of `RowSums`, list of root weights)."""
         empty = [None] * len(self.sizes)
-        pairs = empty if sites is None else sites, self.memory or empty
-        messages = list(zip(*pairs, strict=True))
+        of_parts = empty if sites is None else sites, self.memory or empty, self._kept
+        messages = list(zip(*of_parts, strict=True))
         results = self.run(evaluate_part, messages, model, self.classes, options)
         each = [r[0] for r in results]
         if self.memory is not None:
@@ -228,20 +244,19 @@ class InducingEP:
 
     def _repair(self, proposal, x, target, prior):
         """Keep sites of log-concave factors non-negative, and the sums true to the sites."""
-        end = self._ends[-1]
-        state = self.unpack(proposal, prior)
-        changed = False
-        for start, sites in zip(self._ends[:-1], state.sites, strict=True):
-            for c, problem in enumerate(sites):
-                bad = np.flatnonzero(problem[0] < 0)
-                first = start + 2 * c * problem.shape[1]
-                for shift in (0, problem.shape[1]):
-                    where = first + shift + bad
-                    proposal[where] = 0.5 * (x[where] + target[where])
-                changed = changed or len(bad) > 0
-        if changed:
-            fresh, _ = self.collect(prior, state.sites, None)
-            proposal[end:] = np.concatenate([fresh.gram.ravel(), fresh.shift.ravel()])
+        state, changes = self.unpack(proposal, prior), []
+        before, wanted = self.unpack(x, prior).sites, self.unpack(target, prior).sites
+        for sites, old, new in zip(state.sites, before, wanted, strict=True):
+            bad = sites[:, 0] < 0
+            rows = np.flatnonzero(bad.any(axis=0))
+            own, bad = sites[:, :, rows], bad[:, None, rows]
+            better = np.where(bad, 0.5 * (old[:, :, rows] + new[:, :, rows]), own)
+            sites[:, :, rows] = better
+            changes.append((rows, better - own))
+        if any(len(rows) for rows, _ in changes):
+            for gram, shift in self.run(collect_some, changes, prior, self.classes):
+                state.gram += gram
+                state.shift += shift
         return proposal
 
     def solve(self, state, *, tol, max_iter, damping, accelerate, monitor=SILENT):

@@ -24,6 +24,8 @@ __all__ = ["InducingPlan", "InducingRun", "fit_inducing", "gp_fit", "posteriors_
 # Copies from which on learning passes over rows in single precision. Of fewer its time hardly
 # counts, and the answer then changes with the order of the rows in the last digits alone.
 _SINGLE = 10_000
+# Numbers that the passes after learning keep of the rows where these are longer still, 256 MB.
+_MOST_KEPT = 2**25
 
 
 @dataclass
@@ -142,6 +144,9 @@ def fit_inducing(plan, run, monitor):
         final = ep.figures(model, ep.one_pass(model, state.sites)[0])
         history = ending_in(trace.history, final)
     else:
+        m = len(state.prior.Z)
+        if 2 * m <= len(plan.data.var) and m * sum(ep.sizes) <= _MOST_KEPT:
+            ep.keep_rows()
         if end.n_steps and state.sites is not None:
             state, _ = ep.collect(state.prior, state.sites, None)
         n_left = plan.max_sweeps if end.n_steps else min(plan.max_sweeps, plan.max_iter)

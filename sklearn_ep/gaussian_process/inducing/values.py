@@ -42,7 +42,7 @@ class InducingPrior:
     def __init__(self, kernel, Z, jitter):
         self.kernel, self.Z = kernel, Z
         self.cross = cross_covariance(kernel, Z)
-        Kzz, self._kept = self.cross.block(Z)
+        Kzz, self._kept = self.cross.own_block()
         self.lower, self.jitter = jittered_cholesky(Kzz, jitter)
         self.inverse = np.asfortranarray(triangular_inverse(self.lower))
 
@@ -70,12 +70,16 @@ class InducingPrior:
         extra_var = self.cross.diagonal(X) - np.einsum("ij,ij->i", W, W)
         return W, np.maximum(extra_var, 0.0), kept
 
-    def contract(self, M, inputs):
-        """Return the gradient of a scalar from its derivative L^-T M L^-1 in Kzz, M symmetric."""
+    def contract(self, M, inputs, kind=np.float64):
+        """Return the gradient of a scalar from its derivative L^-T M L^-1 in Kzz, M symmetric.
+
+        The derivatives of the kernel are summed in the float type `kind`.
+        """
         half = lower_times(self.inverse, M.copy(), trans=True)
         G = lower_times(self.inverse, half.T, trans=True)
         G[np.diag_indices_from(G)] *= 1.0 + self.jitter
-        theta, towards = self.cross.contract(self._kept, G, inputs)
+        cross, _ = self.parts(kind)
+        theta, towards = cross.contract(cross.rounded_block(self._kept), G, inputs)
         # G is symmetric and both arguments of the kernel move with Z
         return theta, 2.0 * towards
 
