@@ -194,7 +194,7 @@ def test_sites_of_either_sign():
     )
     precision = solution.state.sites[0][0, 0]
     assert precision.min() < 0
-    fresh, _, _ = collect_rows(solution.state.prior, X, y, np.ones(40), solution.state.sites[0])
+    fresh, _ = collect_rows(solution.state.prior, X, np.ones(40), solution.state.sites[0])
     np.testing.assert_allclose(fresh, solution.state.gram, atol=1e-9)
 
 

@@ -16,10 +16,14 @@ from ..._engine.contracts import require_parts
 from ..._engine.gaussian import checked_cholesky
 from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ..._engine.partition import load_part
-from .passes import PassModel, RowSums, WhitenedRows, collect_rows, evaluate_rows
+from .passes import PassModel, RowSums, WhitenedRows, collect_rows, evaluate_rows, leave_one_out
 from .values import InducingPosterior, InducingPrior
 
 __all__ = ["InducingEP", "PassState", "add_sums", "largest_change", "posterior_change", "read_rows"]
+
+# Share of the rows up to which those with repaired sites are looked at alone: copies of more would
+# be what limits the memory of a fit.
+_FEW_REPAIRED = 0.1
 
 
 def read_rows(part, classes):
@@ -48,18 +52,25 @@ def evaluate_part(part, message, model, classes, options):
     return evaluate_rows(model, X, y, weight, sites, memory=memory, kept=kept, **options), root
 
 
-def collect_part(part, message, prior, classes, model, kind):
+def collect_part(part, message, prior, classes, kind):
     """Run `collect_rows` on a partition; `message` are its sites and its `WhitenedRows` or None."""
-    X, y, weight = read_rows(part, classes)
+    X, _, weight = read_rows(part, classes)
     sites, kept = message
-    return collect_rows(prior, X, y, weight, sites, model, kind, kept)
+    return collect_rows(prior, X, weight, sites, kind, kept)
 
 
 def collect_some(part, message, prior, classes):
-    """Return gram and shift of some rows of a partition; `message` are their numbers and sites."""
-    X, y, weight = read_rows(part, classes)
+    """Run `collect_rows` on some rows of a partition; `message` are their numbers and sites."""
+    X, _, weight = read_rows(part, classes)
     rows, sites = message
-    return collect_rows(prior, X[rows], y[rows], weight[rows], sites)[:2]
+    return collect_rows(prior, X[rows], weight[rows], sites)
+
+
+def leave_one_out_part(part, message, model, classes):
+    """Run `leave_one_out` on a partition; `message` is that of `collect_part`."""
+    X, y, _ = read_rows(part, classes)
+    sites, kept = message
+    return leave_one_out(model, X, y, sites, kept)
 
 
 def add_sums(results):
@@ -146,16 +157,21 @@ class InducingEP:
         """Return the state of given sites under a prior; one pass over the rows."""
         if not any(np.any(s) for s in sites):
             return self.zero(prior)
-        return self.collect(prior, sites, None)[0]
+        return self.collect(prior, sites)
 
-    def collect(self, prior, sites, model, kind=np.float64):
-        """Return (state of given sites summed afresh, leave-one-out log probabilities)."""
+    def collect(self, prior, sites, kind=np.float64):
+        """Return the state of given sites under a prior, summed afresh."""
         messages = list(zip(sites, self._kept, strict=True))
-        results = self.run(collect_part, messages, prior, self.classes, model, kind)
-        gram = sum(r[0] for r in results) + self.base[0]
-        shift = sum(r[1] for r in results) + self.base[1]
-        loo = None if model is None else np.concatenate([r[2] for r in results])
-        return PassState(prior, gram, shift, sites), loo
+        sums = self.run(collect_part, messages, prior, self.classes, kind)
+        gram, shift = (
+            sum(s) + base for s, base in zip(zip(*sums, strict=True), self.base, strict=True)
+        )
+        return PassState(prior, gram, shift, sites)
+
+    def leave_one_out(self, model, sites):
+        """Return log probabilities (n,) of the rows' own labels under their cavities."""
+        messages = list(zip(sites, self._kept, strict=True))
+        return np.concatenate(self.run(leave_one_out_part, messages, model, self.classes))
 
     def model(self, state):
         """Return what a pass needs to know of a state."""
@@ -244,19 +260,22 @@ class InducingEP:
 
     def _repair(self, proposal, x, target, prior):
         """Keep sites of log-concave factors non-negative, and the sums true to the sites."""
-        state, changes = self.unpack(proposal, prior), []
-        before, wanted = self.unpack(x, prior).sites, self.unpack(target, prior).sites
-        for sites, old, new in zip(state.sites, before, wanted, strict=True):
-            bad = sites[:, 0] < 0
-            rows = np.flatnonzero(bad.any(axis=0))
-            own, bad = sites[:, :, rows], bad[:, None, rows]
-            better = np.where(bad, 0.5 * (old[:, :, rows] + new[:, :, rows]), own)
-            sites[:, :, rows] = better
-            changes.append((rows, better - own))
-        if any(len(rows) for rows, _ in changes):
+        state = self.unpack(proposal, prior)
+        ends = self.unpack(x, prior).sites, self.unpack(target, prior).sites
+        bad = [np.flatnonzero(np.any(s[:, 0] < 0, axis=0)) for s in state.sites]
+        n_bad = sum(map(len, bad))
+        few = n_bad <= _FEW_REPAIRED * sum(self.sizes)
+        changes = [_repaired(*each, few) for each in zip(state.sites, *ends, bad, strict=True)]
+        if not n_bad:
+            return proposal
+        del bad
+        if few:
             for gram, shift in self.run(collect_some, changes, prior, self.classes):
                 state.gram += gram
                 state.shift += shift
+        else:
+            fresh = self.collect(prior, state.sites)
+            state.gram[...], state.shift[...] = fresh.gram, fresh.shift
         return proposal
 
     def solve(self, state, *, tol, max_iter, damping, accelerate, monitor=SILENT):
@@ -279,6 +298,16 @@ class InducingEP:
             undamped_start=accelerate and cold,
         )
         return Solution(result, self.unpack(result.x, prior), result.evaluation.payload)
+
+
+def _repaired(sites, old, new, rows, few):
+    """Move negative sites of some rows halfway between two others; return (rows, change) if few."""
+    before = sites[:, :, rows] if few else None
+    for problem, a, b in zip(sites, old, new, strict=True):
+        bad = rows[problem[0, rows] < 0]
+        for own, one, other in zip(problem, a, b, strict=True):
+            own[bad] = 0.5 * (one[bad] + other[bad])
+    return (rows, sites[:, :, rows] - before) if few else None
 
 
 def largest_change(posteriors, gram, shift):

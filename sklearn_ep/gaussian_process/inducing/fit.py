@@ -148,14 +148,14 @@ def fit_inducing(plan, run, monitor):
         if 2 * m <= len(plan.data.var) and m * sum(ep.sizes) <= _MOST_KEPT:
             ep.keep_rows()
         if end.n_steps and state.sites is not None:
-            state, _ = ep.collect(state.prior, state.sites, None)
+            state = ep.collect(state.prior, state.sites)
         n_left = plan.max_sweeps if end.n_steps else min(plan.max_sweeps, plan.max_iter)
         solution = ep.solve(state, monitor=trace, **plan.solver(plan.tol, n_left))
         state, model, result = solution.state, solution.model, solution.result
         n_sweeps, final = result.n_iter, result.evaluation.record
         reason = worst_reason([end.reason, result.reason])
         history = trace.history
-    loo = None if state.sites is None else ep.collect(state.prior, state.sites, model)[1]
+    loo = None if state.sites is None else ep.leave_one_out(model, state.sites)
     ended = model, history, reason, n_sweeps, float(final["log_evidence"]), loo, end.remark
     own = InducingRun(_without_views(state), *ended)
     if loo is None:

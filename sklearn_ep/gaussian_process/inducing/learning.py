@@ -31,7 +31,7 @@ _SETTLED = 0.005
 # (Shamir and Zhang 2013), which takes the noise of the batches out of the last quarter.
 _TAIL = 3.0
 # Steps of minibatches fall linearly to zero from this multiple of the rate.
-_FIRST_STEP = 1.5
+_FIRST_STEP = 3.0
 
 
 def learn_by_passes(
@@ -327,7 +327,7 @@ def learn_by_minibatches(
         # the last sums are made under the averaged hyperparameters, unless somebody looks before
         last = hyper.learns and trace.n_iter + 1 >= max_iter and not trace.watched
         if sites is not None and not last:
-            stream.state, _ = ep.collect(stream.state.prior, sites, None, kind)
+            stream.state = ep.collect(stream.state.prior, sites, kind)
         residual = max(f[0] for f in figures) if sites is not None else _drift(before, stream.state)
         record = {"residual": residual, "log_evidence": np.mean([f[1] for f in figures])}
         if trace.end(record, ep.model(stream.state) if trace.watched else None):

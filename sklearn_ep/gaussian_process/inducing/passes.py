@@ -25,6 +25,7 @@ __all__ = [
     "collect_rows",
     "evaluate_rows",
     "evidence_gradient",
+    "leave_one_out",
     "sites_with_room",
 ]
 
@@ -286,27 +287,40 @@ def evidence_gradient(model, sums, fresh, inputs, kind=np.float64):
     return sums.theta + theta, sums.inputs + towards
 
 
-def collect_rows(prior, X, y, weight, sites, model=None, kind=np.float64, kept=None):
-    """Return gram and shift of given sites under a prior, and leave-one-out log probabilities.
-
-    These, (n,), are of each row's own label under the cavities of the model, normalised over the
-    classes; None without a model. `kind` and `kept` are those of `evaluate_rows`.
-    """
-    C, m = len(sites), len(prior.Z)
-    gram, shift = np.zeros((C, m, m)), np.zeros((C, m))
-    loo: Any = None if model is None else np.empty(len(X))
-    for rows in gen_batches(len(X), block_rows(m)):
+def _whitened_blocks(prior, X, kind, kept):
+    """Yield (rows, W, variances given the inducing values) block by block."""
+    for rows in gen_batches(len(X), block_rows(len(prior.Z))):
         if kept is not None:
             W, extra_var = kept.block(prior, X, rows)
         else:
             W, extra_var, _ = prior.whiten(np.asarray(X[rows], dtype=np.float64), kind=kind)
+        yield rows, W, extra_var
+
+
+def collect_rows(prior, X, weight, sites, kind=np.float64, kept=None):
+    """Return gram and shift of given sites (C, 2, n) under a prior.
+
+    `kind` and `kept` are those of `evaluate_rows`.
+    """
+    C, m = len(sites), len(prior.Z)
+    gram, shift = np.zeros((C, m, m)), np.zeros((C, m))
+    for rows, W, _ in _whitened_blocks(prior, X, kind, kept):
         w = weight[rows]
         for c in range(C):
             gram[c] += _weighted_gram(W, w * sites[c, 0, rows])
             shift[c] += times_rows(w * sites[c, 1, rows], W)
-        if model is not None:
-            loo[rows] = _own_label_log_proba(model, W, extra_var, y[rows], sites[:, :, rows])
-    return gram, shift, loo
+    return gram, shift
+
+
+def leave_one_out(model, X, y, sites, kept=None):
+    """Return log probabilities (n,) of each row's own label under the cavities of the model.
+
+    They are normalised over the classes; y (n,) are class indices.
+    """
+    loo = np.empty(len(X))
+    for rows, W, extra_var in _whitened_blocks(model.prior, X, np.float64, kept):
+        loo[rows] = _own_label_log_proba(model, W, extra_var, y[rows], sites[:, :, rows])
+    return loo
 
 
 def _own_label_log_proba(model, W, extra_var, y, sites):

@@ -131,7 +131,7 @@ def _absorb_batch(stream, part, plan):
             state = ep.restate(prior, [sites])
         solution = ep.solve(state, **plan.solver)
         state, model, result = solution.state, solution.model, solution.result
-        _, log_p = ep.collect(state.prior, state.sites, model)
+        log_p = ep.leave_one_out(model, state.sites)
     value = result.evaluation.record["log_evidence"]
     stream = replace(
         stream,
