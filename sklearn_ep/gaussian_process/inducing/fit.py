@@ -138,17 +138,17 @@ def fit_inducing(plan, run, monitor):
     else:
         state = ep.restate(prior, np.split(plan.sites, np.cumsum(ep.sizes)[:-1], axis=2))
     state, end = _learned(plan, ep, hyper, state, trace)
+    m = len(state.prior.Z)
+    if 2 * m <= len(plan.data.var) and m * sum(ep.sizes) <= _MOST_KEPT:
+        ep.keep_rows()
+    if end.n_steps and state.sites is not None:
+        state = ep.collect(state.prior, state.sites)
     if end.reason == "asked":
-        # the state as it is, without further sweeps; its figures are those of one more pass
+        # the sites as they are, without further sweeps; figures are those of one more pass
         model, n_sweeps, reason = ep.model(state), 0, end.reason
         final = ep.figures(model, ep.one_pass(model, state.sites)[0])
         history = ending_in(trace.history, final)
     else:
-        m = len(state.prior.Z)
-        if 2 * m <= len(plan.data.var) and m * sum(ep.sizes) <= _MOST_KEPT:
-            ep.keep_rows()
-        if end.n_steps and state.sites is not None:
-            state = ep.collect(state.prior, state.sites)
         n_left = plan.max_sweeps if end.n_steps else min(plan.max_sweeps, plan.max_iter)
         solution = ep.solve(state, monitor=trace, **plan.solver(plan.tol, n_left))
         state, model, result = solution.state, solution.model, solution.result

@@ -291,13 +291,15 @@ def learn_by_minibatches(
     trace,
     kind=np.float64,
 ):
-    """Epochs of minibatches, each followed by sums made afresh from the stored sites.
+    """Epochs of minibatches, followed by sums made afresh from stored sites if nothing is learned.
 
+    While hyperparameters move, running sums are better: stored sites are those of other kernels.
     The first arguments and `kind` are those of `learn_by_passes`. `total` is the weight of all
     rows, `size` counts the copies of rows in a batch, `units` are those of the columns, `rng` draws
     the order of each epoch, `damping` is the share of the updates of sites that are not empty, and
     `max_iter` counts epochs; with nothing to learn they end once no update of a batch exceeds
-    `tol`. Returns the state at the averaged hyperparameters and the `LearningEnd`.
+    `tol`. Returns the state at the averaged hyperparameters, with the running sums where it has
+    learned, and the `LearningEnd`.
 
     A batch is spread over all partitions, whoever works on them, so that the answer does not depend
     on workers.
@@ -324,9 +326,7 @@ def learn_by_minibatches(
         else:
             batches = ep.run(batches_of_part, keys, ep.classes, settings)
             sites, stream, figures = minibatches_of_rounds(ep, batches, sites, stream, settings)
-        # the last sums are made under the averaged hyperparameters, unless somebody looks before
-        last = hyper.learns and trace.n_iter + 1 >= max_iter and not trace.watched
-        if sites is not None and not last:
+        if sites is not None and not hyper.learns:
             stream.state = ep.collect(stream.state.prior, sites, kind)
         residual = max(f[0] for f in figures) if sites is not None else _drift(before, stream.state)
         record = {"residual": residual, "log_evidence": np.mean([f[1] for f in figures])}
