@@ -96,12 +96,19 @@ class WhitenedRows:
         self.blocks: dict[int, Any] = {}
 
     def block(self, prior, X, rows):
-        """Return W and the variances that `InducingPrior.whiten` makes of some rows of X."""
+        """Return what `_whitened` makes of some rows of X."""
         if prior is not self.prior:
             self.prior, self.blocks = prior, {}
         if rows.start not in self.blocks:
-            self.blocks[rows.start] = prior.whiten(np.asarray(X[rows], dtype=np.float64))[:2]
+            self.blocks[rows.start] = _whitened(prior, X, rows, np.float64, None)
         return self.blocks[rows.start]
+
+
+def _whitened(prior, X, rows, kind, kept):
+    """Return W of some rows of X and their variances given the inducing values."""
+    if kept is not None:
+        return kept.block(prior, X, rows)
+    return prior.whiten(np.asarray(X[rows], dtype=np.float64), kind=kind)[:2]
 
 
 def sites_with_room(C, n, m):
@@ -233,12 +240,11 @@ def evaluate_rows(
     kept_memory: Any = None if memory is None else np.empty_like(memory)
     for rows in gen_batches(n, block_rows(m)):
         w = dense_copies(weight[rows])
-        if kept is not None:
-            W, extra_var = kept.block(model.prior, X, rows)
+        if sums is None:
+            W, extra_var = _whitened(model.prior, X, rows, kind, kept)
         else:
             block = np.asarray(X[rows], dtype=np.float64)
-            W, extra_var, derivatives = model.prior.whiten(block, sums is not None, kind)
-        if sums is not None:
+            W, extra_var, derivatives = model.prior.whiten(block, True, kind)
             sums.begin(W, block)
         for c, posterior in enumerate(model.posteriors):
             mean, var, smoothed = posterior.marginals(W, sums is not None or sites is None)
@@ -287,16 +293,6 @@ def evidence_gradient(model, sums, fresh, inputs, kind=np.float64):
     return sums.theta + theta, sums.inputs + towards
 
 
-def _whitened_blocks(prior, X, kind, kept):
-    """Yield (rows, W, variances given the inducing values) block by block."""
-    for rows in gen_batches(len(X), block_rows(len(prior.Z))):
-        if kept is not None:
-            W, extra_var = kept.block(prior, X, rows)
-        else:
-            W, extra_var, _ = prior.whiten(np.asarray(X[rows], dtype=np.float64), kind=kind)
-        yield rows, W, extra_var
-
-
 def collect_rows(prior, X, weight, sites, kind=np.float64, kept=None):
     """Return gram and shift of given sites (C, 2, n) under a prior.
 
@@ -304,7 +300,8 @@ def collect_rows(prior, X, weight, sites, kind=np.float64, kept=None):
     """
     C, m = len(sites), len(prior.Z)
     gram, shift = np.zeros((C, m, m)), np.zeros((C, m))
-    for rows, W, _ in _whitened_blocks(prior, X, kind, kept):
+    for rows in gen_batches(len(X), block_rows(m)):
+        W, _ = _whitened(prior, X, rows, kind, kept)
         w = weight[rows]
         for c in range(C):
             gram[c] += _weighted_gram(W, w * sites[c, 0, rows])
@@ -318,7 +315,8 @@ def leave_one_out(model, X, y, sites, kept=None):
     They are normalised over the classes; y (n,) are class indices.
     """
     loo = np.empty(len(X))
-    for rows, W, extra_var in _whitened_blocks(model.prior, X, np.float64, kept):
+    for rows in gen_batches(len(X), block_rows(len(model.prior.Z))):
+        W, extra_var = _whitened(model.prior, X, rows, np.float64, kept)
         loo[rows] = _own_label_log_proba(model, W, extra_var, y[rows], sites[:, :, rows])
     return loo
 
