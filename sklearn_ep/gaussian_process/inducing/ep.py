@@ -168,6 +168,11 @@ class InducingEP:
         )
         return PassState(prior, gram, shift, sites)
 
+    def renew(self, model, sites):
+        """Return the state of the sites that a model asks for, from what they were; one pass."""
+        sums, each, _ = self.one_pass(model, sites)
+        return PassState(model.prior, sums.gram, sums.shift, [r.sites for r in each])
+
     def leave_one_out(self, model, sites):
         """Return log probabilities (n,) of the rows' own labels under their cavities."""
         messages = list(zip(sites, self._kept, strict=True))

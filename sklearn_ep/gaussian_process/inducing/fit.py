@@ -142,7 +142,10 @@ def fit_inducing(plan, run, monitor):
     if 2 * m <= len(plan.data.var) and m * sum(ep.sizes) <= _MOST_KEPT:
         ep.keep_rows()
     if end.n_steps and state.sites is not None:
-        state = ep.collect(state.prior, state.sites)
+        # between minibatches the posterior runs ahead of the sites; it tells what they would be
+        ahead = plan.batch_size is not None and hyper.learns and end.reason != "asked"
+        model = ep.model(state) if ahead else None
+        state = ep.renew(model, state.sites) if ahead else ep.collect(state.prior, state.sites)
     if end.reason == "asked":
         # the sites as they are, without further sweeps; figures are those of one more pass
         model, n_sweeps, reason = ep.model(state), 0, end.reason
