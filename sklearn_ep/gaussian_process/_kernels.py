@@ -26,7 +26,6 @@ from sklearn.utils import gen_batches
 __all__ = [
     "StationaryCross",
     "column_lengths",
-    "column_lengths",
     "constant_and_stationary",
     "contract",
     "contract_diagonal",
@@ -166,12 +165,8 @@ class GeneralCross:
         """Return the covariances (n, m) with Z and what `contract` wants back."""
         return np.ascontiguousarray(self.kernel(X, self.Z)), X
 
-    def own_block(self):
-        """Return what `block` does of the points Z themselves."""
-        return self.block(self.Z)
-
     def rounded_block(self, kept):
-        """Return what `own_block` kept in the precision of the covariances with rows."""
+        """Return what `block` kept of the points Z in the precision of the rows."""
         return kept
 
     def contract(self, kept, G, inputs):
@@ -214,18 +209,6 @@ class StationaryCross(GeneralCross):
         A = (X - self.centre) / self.scale
         K, slope = self.of_squares(_squared_distances(A, self.B, self.B_norms))
         return K, (A, K, slope)
-
-    def own_block(self):
-        """Return what `block` does of the points Z themselves; a symmetric product is half."""
-        B, norms = self.B, self.B_norms
-        if B.shape[1] < _MANY_COLUMNS or norms.max() > _LARGE_NORM:
-            return self.block(self.Z)
-        D = B @ B.T
-        D *= -2.0
-        D += norms[:, None]
-        D += norms
-        K, slope = self.of_squares(np.maximum(D, 0.0, out=D))
-        return K, (B, K, slope)
 
     def of_squares(self, D):
         """Return covariances and -2 times their derivative in D, the squared distances in lengths.
@@ -329,9 +312,10 @@ def constant_and_stationary(kernel):
 
 
 def column_lengths(kernel, n_columns):
-    """Return the lengths (d,) of the columns in a constant times RBF or Matern, else None."""
+    """Return the lengths (d,) of a constant times RBF or Matern with one a column, else None."""
     split = constant_and_stationary(kernel)
-    return None if split is None else np.broadcast_to(split[1].length_scale, n_columns)
+    own = split is not None and split[1].anisotropic and len(split[1].length_scale) == n_columns
+    return np.asarray(split[1].length_scale, dtype=float) if own else None
 
 
 def finite_or_named(method):

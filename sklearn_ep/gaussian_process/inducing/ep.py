@@ -52,11 +52,11 @@ def evaluate_part(part, message, model, classes, options):
     return evaluate_rows(model, X, y, weight, sites, memory=memory, kept=kept, **options), root
 
 
-def collect_part(part, message, prior, classes, kind):
+def collect_part(part, message, prior, classes):
     """Run `collect_rows` on a partition; `message` are its sites and its `WhitenedRows` or None."""
     X, _, weight = read_rows(part, classes)
     sites, kept = message
-    return collect_rows(prior, X, weight, sites, kind, kept)
+    return collect_rows(prior, X, weight, sites, kept)
 
 
 def collect_some(part, message, prior, classes):
@@ -159,10 +159,10 @@ class InducingEP:
             return self.zero(prior)
         return self.collect(prior, sites)
 
-    def collect(self, prior, sites, kind=np.float64):
+    def collect(self, prior, sites):
         """Return the state of given sites under a prior, summed afresh."""
         messages = list(zip(sites, self._kept, strict=True))
-        sums = self.run(collect_part, messages, prior, self.classes, kind)
+        sums = self.run(collect_part, messages, prior, self.classes)
         gram, shift = (
             sum(s) + base for s, base in zip(zip(*sums, strict=True), self.base, strict=True)
         )

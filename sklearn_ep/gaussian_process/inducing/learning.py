@@ -17,7 +17,7 @@ from .ep import PassState, add_sums, largest_change, read_rows
 from .hyperparameters import Hyperparameters
 from .passes import PassModel, evaluate_rows
 from .rows import standard_keys
-from .values import rebase
+from .values import block_rows, rebase
 
 __all__ = ["Stream", "evidence_at", "learn_by_minibatches", "learn_by_passes"]
 
@@ -74,7 +74,7 @@ def learn_by_passes(
         figures = ep.figures(model, sums)
         log_prior, slopes = hyper.log_density(vector)
         values.append(figures["log_evidence"] + log_prior)
-        gradient = hyper.gradient(model, sums, fresh=True, kind=kind) + slopes
+        gradient = hyper.gradient(model, sums, fresh=True) + slopes
         left = hyper.clip(vector + gradient) - vector
         vector = hyper.clip(vector + rule.step(scale * gradient))
         prior, gram, shift = hyper.prior(vector), sums.gram, sums.shift
@@ -148,6 +148,7 @@ def sums_of_batch(model, X, y, weight, sites, rows, settings):
         gradient="fresh" if settings.hyper.learns else None,
         inputs=settings.hyper.learn_inputs,
         kind=settings.kind,
+        block=block_rows(len(model.prior.Z), settings.kind),
     )
 
 
@@ -327,7 +328,7 @@ def learn_by_minibatches(
             batches = ep.run(batches_of_part, keys, ep.classes, settings)
             sites, stream, figures = minibatches_of_rounds(ep, batches, sites, stream, settings)
         if sites is not None and not hyper.learns:
-            stream.state = ep.collect(stream.state.prior, sites, kind)
+            stream.state = ep.collect(stream.state.prior, sites)
         residual = max(f[0] for f in figures) if sites is not None else _drift(before, stream.state)
         record = {"residual": residual, "log_evidence": np.mean([f[1] for f in figures])}
         if trace.end(record, ep.model(stream.state) if trace.watched else None):

@@ -100,11 +100,11 @@ class WhitenedRows:
         if prior is not self.prior:
             self.prior, self.blocks = prior, {}
         if rows.start not in self.blocks:
-            self.blocks[rows.start] = _whitened(prior, X, rows, np.float64, None)
+            self.blocks[rows.start] = _whitened(prior, X, rows)
         return self.blocks[rows.start]
 
 
-def _whitened(prior, X, rows, kind, kept):
+def _whitened(prior, X, rows, kept=None, kind=np.float64):
     """Return W of some rows of X and their variances given the inducing values."""
     if kept is not None:
         return kept.block(prior, X, rows)
@@ -214,6 +214,7 @@ def evaluate_rows(
     memory=None,
     kind=np.float64,
     kept=None,
+    block=None,
 ):
     """Update the sites of some rows under the marginals of a model; return their `RowSums`.
 
@@ -227,7 +228,8 @@ def evaluate_rows(
     sites still move. With `inputs` it comes with that in the inducing points. `memory` (k, n) is
     what a rule with `resumed` kept of the rows at the last pass. `kind` is the float type of what
     is (n, m); with single precision the sums have some four digits, which a step of learning needs.
-    `kept` are the `WhitenedRows` of X, for passes in double precision without gradient.
+    `kept` are the `WhitenedRows` of X, for passes in double precision without gradient; `block`
+    is the number of rows of a block, None for that of `block_rows`.
 
     3 m^2 flops a row without gradient, 7 m^2 with it, and O(m d) for the kernel.
     """
@@ -238,14 +240,14 @@ def evaluate_rows(
     log_term, residual = 0.0, 0.0
     sums = _Gradient(model, gradient == "fresh", inputs, kind) if gradient else None
     kept_memory: Any = None if memory is None else np.empty_like(memory)
-    for rows in gen_batches(n, block_rows(m)):
+    for rows in gen_batches(n, block or block_rows(m)):
         w = dense_copies(weight[rows])
         if sums is None:
-            W, extra_var = _whitened(model.prior, X, rows, kind, kept)
+            W, extra_var = _whitened(model.prior, X, rows, kept, kind)
         else:
-            block = np.asarray(X[rows], dtype=np.float64)
-            W, extra_var, derivatives = model.prior.whiten(block, True, kind)
-            sums.begin(W, block)
+            own = np.asarray(X[rows], dtype=np.float64)
+            W, extra_var, derivatives = model.prior.whiten(own, True, kind)
+            sums.begin(W, own)
         for c, posterior in enumerate(model.posteriors):
             mean, var, smoothed = posterior.marginals(W, sums is not None or sites is None)
             if sites is None:
@@ -293,15 +295,12 @@ def evidence_gradient(model, sums, fresh, inputs, kind=np.float64):
     return sums.theta + theta, sums.inputs + towards
 
 
-def collect_rows(prior, X, weight, sites, kind=np.float64, kept=None):
-    """Return gram and shift of given sites (C, 2, n) under a prior.
-
-    `kind` and `kept` are those of `evaluate_rows`.
-    """
+def collect_rows(prior, X, weight, sites, kept=None):
+    """Return gram and shift of given sites (C, 2, n); `kept` is that of `evaluate_rows`."""
     C, m = len(sites), len(prior.Z)
     gram, shift = np.zeros((C, m, m)), np.zeros((C, m))
     for rows in gen_batches(len(X), block_rows(m)):
-        W, _ = _whitened(prior, X, rows, kind, kept)
+        W, _ = _whitened(prior, X, rows, kept)
         w = weight[rows]
         for c in range(C):
             gram[c] += _weighted_gram(W, w * sites[c, 0, rows])
@@ -316,7 +315,7 @@ def leave_one_out(model, X, y, sites, kept=None):
     """
     loo = np.empty(len(X))
     for rows in gen_batches(len(X), block_rows(len(model.prior.Z))):
-        W, extra_var = _whitened(model.prior, X, rows, np.float64, kept)
+        W, extra_var = _whitened(model.prior, X, rows, kept)
         loo[rows] = _own_label_log_proba(model, W, extra_var, y[rows], sites[:, :, rows])
     return loo
 

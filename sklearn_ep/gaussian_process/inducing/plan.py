@@ -105,9 +105,8 @@ def _first_points(estimator, rows, weight, seed, kernel):
     """Return the inducing points (m, d) that were given, or chosen in the lengths of the kernel."""
     if estimator.inducing_points is not None:
         return estimator._inducing_start(rows, weight, seed, rows.shape[1])
-    return choose_inducing_points(
-        rows, weight, estimator._inducing_count, seed, column_lengths(kernel, rows.shape[1])
-    )
+    lengths = column_lengths(kernel, rows.shape[1])
+    return choose_inducing_points(rows, weight, estimator._inducing_count, seed, lengths)
 
 
 def plan_inducing(estimator, data: PartitionedRows, factor, seed):

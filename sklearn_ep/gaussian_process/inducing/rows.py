@@ -281,7 +281,8 @@ def choose_inducing_points(rows, weight, n_inducing, seed, lengths=None):
     if len(first) <= n_inducing:
         return rows[first]
     if lengths is not None:
-        units = units._replace(spread=np.where(units.spread > 0, lengths, 0.0))
+        longest = np.max(units.spread / lengths)  # by which no square over- or underflows
+        units = units._replace(spread=np.where(units.spread > 0, longest * lengths, 0.0))
     standard = units.standardised(rows)
     if standard.size > _MANY_ENTRIES:
         standard = standard.astype(np.float32)

@@ -49,7 +49,7 @@ class SingleCross(StationaryCross):
         return K, (A, K, slope)
 
     def rounded_block(self, kept):
-        """Return what `own_block` kept of the points, in single precision where that carries it."""
+        """Return what `block` kept of the points, in single precision where that carries it."""
         if not self.moderate:
             return kept
         _, K, slope = kept

@@ -30,7 +30,8 @@ class Adam:
         self._square += square
         root = np.sqrt(np.divide(self._square, 1.0 - b2**self.n_steps, out=square), out=square)
         root += 1e-8
-        step = self._mean * (self.rate / (1.0 - b1**self.n_steps))
+        step = self._mean / (1.0 - b1**self.n_steps)
+        step *= self.rate
         step /= root
         return np.clip(step, -self.clip, self.clip, out=step)
 

@@ -23,13 +23,13 @@ from .single import SingleCross
 
 __all__ = ["InducingPosterior", "InducingPrior", "InducingGPPosterior", "block_rows", "rebase"]
 
-# Entries of a block of W: small enough to stay in cache, large enough for the full product rate.
-_BLOCK_ENTRIES = 100_000
+# Bytes of a block of W: few enough to stay in cache, enough for the full product rate.
+_BLOCK_BYTES = 800_000
 
 
-def block_rows(m):
-    """Return the number of rows of a block for m inducing points."""
-    return int(np.clip(_BLOCK_ENTRIES // m, 128, 4096))
+def block_rows(m, kind=np.float64):
+    """Return the number of rows of a block for m inducing points in a float type."""
+    return int(np.clip(_BLOCK_BYTES // (m * np.dtype(kind).itemsize), 128, 4096))
 
 
 class InducingPrior:
@@ -42,7 +42,7 @@ class InducingPrior:
     def __init__(self, kernel, Z, jitter):
         self.kernel, self.Z = kernel, Z
         self.cross = cross_covariance(kernel, Z)
-        Kzz, self._kept = self.cross.own_block()
+        Kzz, self._kept = self.cross.block(Z)
         self.lower, self.jitter = jittered_cholesky(Kzz, jitter)
         self.inverse = np.asfortranarray(triangular_inverse(self.lower))
 
