@@ -31,7 +31,7 @@ _SETTLED = 0.005
 # (Shamir and Zhang 2013), which takes the noise of the batches out of the last quarter.
 _TAIL = 3.0
 # Steps of minibatches fall linearly to zero from this multiple of the rate.
-_FIRST_STEP = 3.0
+_FIRST_STEP = 2.0
 
 
 def learn_by_passes(
