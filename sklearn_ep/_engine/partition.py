@@ -178,15 +178,15 @@ class PartMap:
         self.parts = [
             Part(*p) if isinstance(p, tuple) else p if distributed else _local(p) for p in parts
         ]
-        self._serial = self._pool.n_jobs == 1 and not distributed
+        self.serial = self._pool.n_jobs == 1 and not distributed
 
     def __enter__(self) -> "PartMap":
-        if not self._serial:
+        if not self.serial:
             self._pool.__enter__()
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        if not self._serial:
+        if not self.serial:
             self._pool.__exit__(*exc)
 
     def __call__(
@@ -203,7 +203,7 @@ class PartMap:
         *shared : object
             The same small objects for every part.
         """
-        if self._serial:
+        if self.serial:
             return [worker(p, m, *shared) for p, m in zip(self.parts, messages, strict=True)]
         if self._unordered:
             return [a for _, a in sorted(self.as_completed(worker, messages.__getitem__, *shared))]
@@ -228,7 +228,7 @@ class PartMap:
         `message_of` is called when part k is about to be sent, so that it can take answers that
         have arrived into account; with several workers it is called from another thread.
         """
-        if self._serial:
+        if self.serial:
             for k, part in enumerate(self.parts):
                 yield k, worker(part, message_of(k), *shared)
         else:
@@ -239,6 +239,6 @@ class PartMap:
 
     def one(self, k: int, worker: Callable[..., Any], message: Any, *shared: Any) -> Any:
         """Return worker(part k, message, *shared), run where that part is."""
-        if self._serial:
+        if self.serial:
             return worker(self.parts[k], message, *shared)
         return list(self._persistent(lambda: [delayed(worker)(self.parts[k], message, *shared)]))[0]

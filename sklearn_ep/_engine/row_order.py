@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from sklearn.utils import gen_batches
 
-__all__ = ["minibatches", "row_keys"]
+__all__ = ["minibatches", "other_keys", "row_keys"]
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK = 1 << 20
@@ -47,6 +47,11 @@ def row_keys(X: np.ndarray, seed: int, y: np.ndarray | None = None) -> np.ndarra
     if y is not None:
         keys += _mixed(y.astype(np.uint64) + factors[d])
     return _mixed(keys)
+
+
+def other_keys(keys: np.ndarray, seed: int) -> np.ndarray:
+    """Return keys of another random order, made of those of one without a look at the rows."""
+    return _mixed(keys ^ _mixed(np.asarray([seed], dtype=np.uint64) * _ODD))
 
 
 def minibatches(keys: np.ndarray, weight: np.ndarray, size: float) -> Iterator[np.ndarray]:

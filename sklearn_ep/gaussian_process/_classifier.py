@@ -63,8 +63,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         those are fewer; with 100 a pass costs about as much in the kernel as in the algebra. A
         UserWarning tells where more are asked for than there are distinct rows.
     inducing_points : array-like of shape (m, d), default=None
-        Inducing points to start from; None chooses them by a few steps of k-means
-        from random rows, in units of the spread of each column.
+        Inducing points to start from; None chooses them by a few steps of k-means from random rows,
+        in the lengths of a constant times RBF or Matern with one a column, of other kernels in
+        units of the spread of each column.
     learn_inducing : bool or "auto", default="auto"
         Move the inducing points along the gradient of the evidence. "auto" does so from 2000 rows
         on, where the evidence no longer overfits them, for kernels of constants, RBF and Matern.

@@ -25,6 +25,7 @@ from sklearn.utils import gen_batches
 
 __all__ = [
     "StationaryCross",
+    "column_lengths",
     "constant_and_stationary",
     "contract",
     "contract_diagonal",
@@ -163,6 +164,10 @@ class GeneralCross:
     def block(self, X):
         """Return the covariances (n, m) with Z and what `contract` wants back."""
         return np.ascontiguousarray(self.kernel(X, self.Z)), X
+
+    def rounded_block(self, kept):
+        """Return what `block` kept of the points Z in the precision of the rows."""
+        return kept
 
     def contract(self, kept, G, inputs):
         """Return sum(G * dK/dtheta) (p,) and its like for Z (m, d), 0.0 unless `inputs`."""
@@ -304,6 +309,13 @@ def constant_and_stationary(kernel):
     if type(part) is RBF or (type(part) is Matern and part.nu in (0.5, 1.5, 2.5, np.inf)):
         return constant, part, first
     return None
+
+
+def column_lengths(kernel, n_columns):
+    """Return the lengths (d,) of a constant times RBF or Matern with one a column, else None."""
+    split = constant_and_stationary(kernel)
+    own = split is not None and split[1].anisotropic and len(split[1].length_scale) == n_columns
+    return np.asarray(split[1].length_scale, dtype=float) if own else None
 
 
 def finite_or_named(method):

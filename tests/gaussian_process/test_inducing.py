@@ -147,9 +147,18 @@ def test_futures_of_a_cluster_are_partitions():
 
 # learning is cut short on purpose
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_n_jobs_changes_no_bit():
-    X, y = toy(200)
-    kw = dict(n_inducing=10, n_partitions=3, optimizer="adam", max_iter=3, max_sweeps=3, tol=0.5)
+@pytest.mark.parametrize("d", [2, 20], ids=["passes look at rows", "passes keep whitened rows"])
+def test_n_jobs_changes_no_bit(d):
+    X, y = toy(200, d)
+    kw = dict(
+        kernel=ConstantKernel(3.0) * RBF(1.2 * np.ones(d)),
+        n_inducing=10,
+        n_partitions=3,
+        optimizer="adam",
+        max_iter=3,
+        max_sweeps=3,
+        tol=0.5,
+    )
     one, two = (fixed(**kw, n_jobs=j).fit(X, y) for j in (1, 2))
     np.testing.assert_array_equal(one.predict_proba(X), two.predict_proba(X))
     kw["batch_size"] = 40
@@ -513,6 +522,16 @@ def test_choice_of_inducing_points_does_not_depend_on_units(n, factor):
     np.testing.assert_allclose(b.predict_proba(X * factor), a.predict_proba(X), atol=1e-9)
     if factor[0] in (2.0, 2.0**-30):
         np.testing.assert_array_equal(b.inducing_points_ / factor, a.inducing_points_)
+
+
+def test_choice_of_inducing_points_measures_in_lengths_of_the_kernel():
+    """A column of great length does not tell rows apart, however it spreads."""
+    rng = np.random.RandomState(0)
+    X = np.column_stack([np.repeat([-1.0, 0.0, 1.0], 50), rng.randn(150)])
+    kernel = ConstantKernel(3.0) * RBF([0.1, 100.0])
+    Z = fixed(kernel, n_inducing=3, tol=1e-3).fit(X, np.arange(150) % 2).inducing_points_
+    np.testing.assert_allclose(np.sort(Z[:, 0]), [-1.0, 0.0, 1.0], atol=1e-12)
+    assert np.all(np.abs(Z[:, 1]) < 0.5)
 
 
 def test_choice_of_inducing_points_far_from_zero():

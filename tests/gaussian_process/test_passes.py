@@ -13,7 +13,7 @@ from sklearn.gaussian_process.kernels import (
 
 from sklearn_ep._engine.likelihoods import LabelNoise, Probit
 from sklearn_ep._engine.partition import Part, PartMap, split_rows
-from sklearn_ep._engine.row_order import minibatches, row_keys
+from sklearn_ep._engine.row_order import minibatches, other_keys, row_keys
 from sklearn_ep._engine.rules import MomentMatching
 from sklearn_ep.gaussian_process._evidence import maximise_evidence
 from sklearn_ep.gaussian_process._kernels import (
@@ -194,8 +194,35 @@ def test_sites_of_either_sign():
     )
     precision = solution.state.sites[0][0, 0]
     assert precision.min() < 0
-    fresh, _, _ = collect_rows(solution.state.prior, X, y, np.ones(40), solution.state.sites[0])
+    fresh, _ = collect_rows(solution.state.prior, X, np.ones(40), solution.state.sites[0])
     np.testing.assert_allclose(fresh, solution.state.gram, atol=1e-9)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.8], ids=["few rows", "most rows"])
+def test_repaired_sites_and_their_sums_agree(share):
+    """Negative sites go halfway between two others, and the sums are those of the sites after."""
+    X, y, w = toy(200)
+    prior, C = InducingPrior(KERNELS[0], X[:10], 1e-6), 2
+    rng = np.random.RandomState(1)
+    with PartMap([Part(X[s], y[s], w[s]) for s in split_rows(200, 3)]) as run:
+        ep = InducingEP(run, [67, 66, 67], None, C, Probit(), RULE)
+
+        def state(lowest):
+            draw = rng.uniform(lowest, 1.0, (C, 2, 200))
+            return ep.collect(prior, np.split(draw, [67, 133], axis=2))
+
+        x, target, proposal = (ep.pack(state(k)) for k in (0.0, 0.0, -share / (2.0 - share)))
+        bad = np.concatenate([s[:, 0] < 0 for s in ep.unpack(proposal, prior).sites], axis=1)
+        assert 0 < bad.any(axis=0).mean() < 1
+        repaired = ep.unpack(ep._repair(proposal.copy(), x, target, prior), prior)
+        before = ep.unpack(proposal, prior).sites
+        halfway = ep.unpack(0.5 * (x + target), prior).sites
+        for now, old, half in zip(repaired.sites, before, halfway, strict=True):
+            expected = np.where(old[:, :1] < 0, half, old)
+            np.testing.assert_array_equal(now, expected)
+        fresh = ep.collect(prior, [s.copy() for s in repaired.sites])
+    np.testing.assert_allclose(repaired.gram, fresh.gram, atol=1e-10)
+    np.testing.assert_allclose(repaired.shift, fresh.shift, atol=1e-10)
 
 
 def test_stale_sites_have_a_guard():
@@ -326,6 +353,10 @@ def test_keys_depend_on_content_alone():
     np.testing.assert_array_equal(row_keys(X[order], 3), keys[order])
     assert len(np.unique(keys)) == len(np.unique(X, axis=0))
     assert not np.array_equal(np.argsort(row_keys(X, 4)), np.argsort(keys))
+    others = other_keys(keys, 5)
+    assert len(np.unique(others)) == len(np.unique(keys))
+    np.testing.assert_array_equal(other_keys(row_keys(X[order], 3), 5), others[order])
+    assert not np.array_equal(np.argsort(others), np.argsort(other_keys(keys, 6)))
     np.testing.assert_array_equal(row_keys(np.array([[0.0]]), 0), row_keys(np.array([[-0.0]]), 0))
 
 
@@ -391,7 +422,8 @@ def test_passes_in_single_precision_have_the_direction_of_a_step(name, n_problem
     single = evaluate_rows(model, X, y, weight, sites, kind=np.float32, **options)
     for a, b in zip(single[:6], double[:6], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3 * np.max(np.abs(b)))
-    pairs = zip(*(evidence_gradient(model, s, True, inputs) for s in (single, double)), strict=True)
+    kinds = (single, np.float32), (double, np.float64)
+    pairs = zip(*(evidence_gradient(model, s, True, inputs, k) for s, k in kinds), strict=True)
     for a, b in pairs if inputs else list(pairs)[:1]:
         assert np.linalg.norm(a - b) < 1e-3 * np.linalg.norm(b)
 

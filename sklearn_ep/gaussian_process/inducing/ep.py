@@ -16,10 +16,14 @@ from ..._engine.contracts import require_parts
 from ..._engine.gaussian import checked_cholesky
 from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ..._engine.partition import load_part
-from .passes import PassModel, RowSums, collect_rows, evaluate_rows
+from .passes import PassModel, RowSums, WhitenedRows, collect_rows, evaluate_rows, leave_one_out
 from .values import InducingPosterior, InducingPrior
 
 __all__ = ["InducingEP", "PassState", "add_sums", "largest_change", "posterior_change", "read_rows"]
+
+# Share of the rows up to which those with repaired sites are looked at alone: copies of more would
+# be what limits the memory of a fit.
+_FEW_REPAIRED = 0.1
 
 
 def read_rows(part, classes):
@@ -38,19 +42,35 @@ def read_rows(part, classes):
 def evaluate_part(part, message, model, classes, options):
     """Run `evaluate_rows` on a partition and add the root of its weights, one if all are equal.
 
-    `message` are the sites of its rows and what the rule keeps of them, or None.
+    `message` are the sites of its rows, what the rule keeps of them, and their `WhitenedRows`, each
+    or None.
     """
     X, y, weight = read_rows(part, classes)
-    sites, memory = message
+    sites, memory, kept = message
     alike = len(weight) and weight.min() == weight.max()
     root = np.sqrt(weight[:1] if alike else weight)
-    return evaluate_rows(model, X, y, weight, sites, memory=memory, **options), root
+    return evaluate_rows(model, X, y, weight, sites, memory=memory, kept=kept, **options), root
 
 
-def collect_part(part, sites, prior, classes, model, kind):
-    """Run `collect_rows` on a partition."""
-    X, y, weight = read_rows(part, classes)
-    return collect_rows(prior, X, y, weight, sites, model, kind)
+def collect_part(part, message, prior, classes):
+    """Run `collect_rows` on a partition; `message` are its sites and its `WhitenedRows` or None."""
+    X, _, weight = read_rows(part, classes)
+    sites, kept = message
+    return collect_rows(prior, X, weight, sites, kept)
+
+
+def collect_some(part, message, prior, classes):
+    """Run `collect_rows` on some rows of a partition; `message` are their numbers and sites."""
+    X, _, weight = read_rows(part, classes)
+    rows, sites = message
+    return collect_rows(prior, X[rows], weight[rows], sites)
+
+
+def leave_one_out_part(part, message, model, classes):
+    """Run `leave_one_out` on a partition; `message` is that of `collect_part`."""
+    X, y, _ = read_rows(part, classes)
+    sites, kept = message
+    return leave_one_out(model, X, y, sites, kept)
 
 
 def add_sums(results):
@@ -119,6 +139,12 @@ class InducingEP:
         self.n_problems, self.factor, self.rule, self.copies = n_problems, factor, rule, copies
         lengths = [2 * n_problems * n for n in self.sizes] if copies is None else []
         self._ends = np.cumsum([0, *lengths])
+        self._kept: list[Any] = [None] * len(self.sizes)
+
+    def keep_rows(self):
+        """Keep what passes under one prior have in common, where this process does them all."""
+        if self.run.serial:
+            self._kept = [WhitenedRows() for _ in self.sizes]
 
     def zero(self, prior):
         """Return the state of empty sites."""
@@ -131,15 +157,26 @@ class InducingEP:
         """Return the state of given sites under a prior; one pass over the rows."""
         if not any(np.any(s) for s in sites):
             return self.zero(prior)
-        return self.collect(prior, sites, None)[0]
+        return self.collect(prior, sites)
 
-    def collect(self, prior, sites, model, kind=np.float64):
-        """Return (state of given sites summed afresh, leave-one-out log probabilities)."""
-        results = self.run(collect_part, sites, prior, self.classes, model, kind)
-        gram = sum(r[0] for r in results) + self.base[0]
-        shift = sum(r[1] for r in results) + self.base[1]
-        loo = None if model is None else np.concatenate([r[2] for r in results])
-        return PassState(prior, gram, shift, sites), loo
+    def collect(self, prior, sites):
+        """Return the state of given sites under a prior, summed afresh."""
+        messages = list(zip(sites, self._kept, strict=True))
+        sums = self.run(collect_part, messages, prior, self.classes)
+        gram, shift = (
+            sum(s) + base for s, base in zip(zip(*sums, strict=True), self.base, strict=True)
+        )
+        return PassState(prior, gram, shift, sites)
+
+    def renew(self, model, sites):
+        """Return the state of the sites that a model asks for, from what they were; one pass."""
+        sums, each, _ = self.one_pass(model, sites)
+        return PassState(model.prior, sums.gram, sums.shift, [r.sites for r in each])
+
+    def leave_one_out(self, model, sites):
+        """Return log probabilities (n,) of the rows' own labels under their cavities."""
+        messages = list(zip(sites, self._kept, strict=True))
+        return np.concatenate(self.run(leave_one_out_part, messages, model, self.classes))
 
     def model(self, state):
         """Return what a pass needs to know of a state."""
@@ -151,8 +188,8 @@ class InducingEP:
     def one_pass(self, model, sites, **options):
         """Return (sums over all rows, list of `RowSums`, list of root weights)."""
         empty = [None] * len(self.sizes)
-        pairs = empty if sites is None else sites, self.memory or empty
-        messages = list(zip(*pairs, strict=True))
+        of_parts = empty if sites is None else sites, self.memory or empty, self._kept
+        messages = list(zip(*of_parts, strict=True))
         results = self.run(evaluate_part, messages, model, self.classes, options)
         each = [r[0] for r in results]
         if self.memory is not None:
@@ -228,20 +265,22 @@ class InducingEP:
 
     def _repair(self, proposal, x, target, prior):
         """Keep sites of log-concave factors non-negative, and the sums true to the sites."""
-        end = self._ends[-1]
         state = self.unpack(proposal, prior)
-        changed = False
-        for start, sites in zip(self._ends[:-1], state.sites, strict=True):
-            for c, problem in enumerate(sites):
-                bad = np.flatnonzero(problem[0] < 0)
-                first = start + 2 * c * problem.shape[1]
-                for shift in (0, problem.shape[1]):
-                    where = first + shift + bad
-                    proposal[where] = 0.5 * (x[where] + target[where])
-                changed = changed or len(bad) > 0
-        if changed:
-            fresh, _ = self.collect(prior, state.sites, None)
-            proposal[end:] = np.concatenate([fresh.gram.ravel(), fresh.shift.ravel()])
+        ends = self.unpack(x, prior).sites, self.unpack(target, prior).sites
+        bad = [np.flatnonzero(np.any(s[:, 0] < 0, axis=0)) for s in state.sites]
+        n_bad = sum(map(len, bad))
+        few = n_bad <= _FEW_REPAIRED * sum(self.sizes)
+        changes = [_repaired(*each, few) for each in zip(state.sites, *ends, bad, strict=True)]
+        if not n_bad:
+            return proposal
+        del bad
+        if few:
+            for gram, shift in self.run(collect_some, changes, prior, self.classes):
+                state.gram += gram
+                state.shift += shift
+        else:
+            fresh = self.collect(prior, state.sites)
+            state.gram[...], state.shift[...] = fresh.gram, fresh.shift
         return proposal
 
     def solve(self, state, *, tol, max_iter, damping, accelerate, monitor=SILENT):
@@ -264,6 +303,16 @@ class InducingEP:
             undamped_start=accelerate and cold,
         )
         return Solution(result, self.unpack(result.x, prior), result.evaluation.payload)
+
+
+def _repaired(sites, old, new, rows, few):
+    """Move negative sites of some rows halfway between two others; return (rows, change) if few."""
+    before = sites[:, :, rows] if few else None
+    for problem, a, b in zip(sites, old, new, strict=True):
+        bad = rows[problem[0, rows] < 0]
+        for own, one, other in zip(problem, a, b, strict=True):
+            own[bad] = 0.5 * (one[bad] + other[bad])
+    return (rows, sites[:, :, rows] - before) if few else None
 
 
 def largest_change(posteriors, gram, shift):

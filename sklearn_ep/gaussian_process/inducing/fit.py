@@ -24,6 +24,8 @@ __all__ = ["InducingPlan", "InducingRun", "fit_inducing", "gp_fit", "posteriors_
 # Copies from which on learning passes over rows in single precision. Of fewer its time hardly
 # counts, and the answer then changes with the order of the rows in the last digits alone.
 _SINGLE = 10_000
+# Numbers that the passes after learning keep of the rows where these are longer still, 256 MB.
+_MOST_KEPT = 2**25
 
 
 @dataclass
@@ -136,21 +138,27 @@ def fit_inducing(plan, run, monitor):
     else:
         state = ep.restate(prior, np.split(plan.sites, np.cumsum(ep.sizes)[:-1], axis=2))
     state, end = _learned(plan, ep, hyper, state, trace)
+    m = len(state.prior.Z)
+    if 2 * m <= len(plan.data.var) and m * sum(ep.sizes) <= _MOST_KEPT:
+        ep.keep_rows()
+    if end.n_steps and state.sites is not None:
+        # between minibatches the posterior runs ahead of the sites; it tells what they would be
+        ahead = plan.batch_size is not None and hyper.learns and end.reason != "asked"
+        model = ep.model(state) if ahead else None
+        state = ep.renew(model, state.sites) if ahead else ep.collect(state.prior, state.sites)
     if end.reason == "asked":
-        # the state as it is, without further sweeps; its figures are those of one more pass
+        # the sites as they are, without further sweeps; figures are those of one more pass
         model, n_sweeps, reason = ep.model(state), 0, end.reason
         final = ep.figures(model, ep.one_pass(model, state.sites)[0])
         history = ending_in(trace.history, final)
     else:
-        if end.n_steps and state.sites is not None:
-            state, _ = ep.collect(state.prior, state.sites, None)
         n_left = plan.max_sweeps if end.n_steps else min(plan.max_sweeps, plan.max_iter)
         solution = ep.solve(state, monitor=trace, **plan.solver(plan.tol, n_left))
         state, model, result = solution.state, solution.model, solution.result
         n_sweeps, final = result.n_iter, result.evaluation.record
         reason = worst_reason([end.reason, result.reason])
         history = trace.history
-    loo = None if state.sites is None else ep.collect(state.prior, state.sites, model)[1]
+    loo = None if state.sites is None else ep.leave_one_out(model, state.sites)
     ended = model, history, reason, n_sweeps, float(final["log_evidence"]), loo, end.remark
     own = InducingRun(_without_views(state), *ended)
     if loo is None:

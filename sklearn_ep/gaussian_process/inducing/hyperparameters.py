@@ -181,9 +181,9 @@ class Hyperparameters:
         gradient[: self.n_theta] = theta if self._slopes is None else self._slopes.gradient(theta)
         return value, gradient
 
-    def gradient(self, model, sums, fresh):
-        """Return the gradient of the log evidence in the vector."""
-        theta, towards = evidence_gradient(model, sums, fresh, self.learn_inputs)
+    def gradient(self, model, sums, fresh, kind=np.float64):
+        """Return the gradient of the log evidence in the vector, from sums of a float type."""
+        theta, towards = evidence_gradient(model, sums, fresh, self.learn_inputs, kind)
         if self._slopes is not None:
             theta = self._slopes.gradient(theta)
         pieces = [theta] if self.n_theta else []

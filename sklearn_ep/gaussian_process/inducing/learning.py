@@ -11,13 +11,13 @@ import numpy as np
 
 from ..._engine.gaussian import ImproperPosterior
 from ..._engine.loop import Reason
-from ..._engine.row_order import minibatches
+from ..._engine.row_order import minibatches, other_keys
 from .._evidence import EvidencePoint, LearningEnd
 from .ep import PassState, add_sums, largest_change, read_rows
 from .hyperparameters import Hyperparameters
 from .passes import PassModel, evaluate_rows
-from .rows import Units, standard_keys
-from .values import rebase
+from .rows import standard_keys
+from .values import block_rows, rebase
 
 __all__ = ["Stream", "evidence_at", "learn_by_minibatches", "learn_by_passes"]
 
@@ -31,7 +31,7 @@ _SETTLED = 0.005
 # (Shamir and Zhang 2013), which takes the noise of the batches out of the last quarter.
 _TAIL = 3.0
 # Steps of minibatches fall linearly to zero from this multiple of the rate.
-_FIRST_STEP = 1.5
+_FIRST_STEP = 2.0
 
 
 def learn_by_passes(
@@ -130,7 +130,6 @@ class BatchSettings:
     total: float
     size: int
     n_steps: float
-    units: Units
     damping: float
     kind: Any
 
@@ -149,6 +148,7 @@ def sums_of_batch(model, X, y, weight, sites, rows, settings):
         gradient="fresh" if settings.hyper.learns else None,
         inputs=settings.hyper.learn_inputs,
         kind=settings.kind,
+        block=block_rows(len(model.prior.Z), settings.kind),
     )
 
 
@@ -174,7 +174,7 @@ def step_of_batch(stream, model, sums, weight, settings):
         scaled = sums._replace(
             theta=scale * sums.theta, inputs=scale * sums.inputs, inner=scale * sums.inner
         )
-        gradient = hyper.gradient(model, scaled, fresh=True)
+        gradient = hyper.gradient(model, scaled, fresh=True, kind=settings.kind)
         step = stream.rule.step(gradient + hyper.log_density(vector)[1])
         # long steps first, then ever shorter ones: the noise of the batches averages out
         step *= _FIRST_STEP * max(0.0, 1.0 - stream.n_steps / settings.n_steps)
@@ -188,12 +188,22 @@ def step_of_batch(stream, model, sums, weight, settings):
     return moved, (sums.residual, model.log_evidence + scale * sums.log_term)
 
 
-def minibatches_of_part(part, sites, classes, stream, settings, seed):
-    """Go once through a partition; return sites, stream and [(residual, log evidence), ...]."""
+def keys_of_part(part, seed, classes, units):
+    """Return the keys (n_k,) of the rows of a partition with their labels."""
+    X, y, _ = read_rows(part, classes)
+    return standard_keys(X, units, seed, y)
+
+
+def minibatches_of_part(part, message, classes, stream, settings):
+    """Go once through a partition; return sites, stream and [(residual, log evidence), ...].
+
+    `message` are the keys of its rows and their sites or None.
+    """
     X, y, weight = read_rows(part, classes)
+    keys, sites = message
     sites = None if sites is None else sites.copy()
     figures = []
-    for rows in minibatches(standard_keys(X, settings.units, seed, y), weight, settings.size):
+    for rows in minibatches(keys, weight, settings.size):
         model = model_of_stream(stream, settings)
         sums = sums_of_batch(model, X, y, weight, sites, rows, settings)
         stream, told = step_of_batch(stream, model, sums, weight[rows].sum(), settings)
@@ -203,14 +213,14 @@ def minibatches_of_part(part, sites, classes, stream, settings, seed):
     return sites, stream, figures
 
 
-def batches_of_part(part, seed, classes, settings):
-    """Return the minibatches of a partition, arrays of row numbers, in the order of an epoch.
+def batches_of_part(part, keys, classes, settings):
+    """Return the minibatches of a partition, arrays of row numbers, in the order of its keys.
 
     Each is the share of the partition in a step.
     """
-    X, y, weight = read_rows(part, classes)
+    weight = read_rows(part, classes)[2]
     share = max(1.0, settings.size * weight.sum() / settings.total)
-    return list(minibatches(standard_keys(X, settings.units, seed, y), weight, share))
+    return list(minibatches(keys, weight, share))
 
 
 def batch_of_part(part, message, model, classes, settings):
@@ -282,37 +292,43 @@ def learn_by_minibatches(
     trace,
     kind=np.float64,
 ):
-    """Epochs of minibatches, each followed by sums made afresh from the stored sites.
+    """Epochs of minibatches, followed by sums made afresh from stored sites if nothing is learned.
 
+    While hyperparameters move, running sums are better: stored sites are those of other kernels.
     The first arguments and `kind` are those of `learn_by_passes`. `total` is the weight of all
     rows, `size` counts the copies of rows in a batch, `units` are those of the columns, `rng` draws
     the order of each epoch, `damping` is the share of the updates of sites that are not empty, and
     `max_iter` counts epochs; with nothing to learn they end once no update of a batch exceeds
-    `tol`. Returns the state at the averaged hyperparameters and the `LearningEnd`.
+    `tol`. Returns the state at the averaged hyperparameters, with the running sums where it has
+    learned, and the `LearningEnd`.
 
     A batch is spread over all partitions, whoever works on them, so that the answer does not depend
     on workers.
     """
     n_steps = max_iter * max(1.0, total / size)
     settings = BatchSettings(
-        hyper, ep.factor, ep.rule, ep.copies, total, size, n_steps, units, damping, kind
+        hyper, ep.factor, ep.rule, ep.copies, total, size, n_steps, damping, kind
     )
     stream, sites = Stream(vector, rule, state, vector), state.sites
+    drawn = np.iinfo(np.int32).max
+    seeds = [int(rng.randint(drawn))] * len(ep.sizes)
+    of_rows = ep.run(keys_of_part, seeds, ep.classes, units)
     reason: Reason | None = None
     while reason is None:
         trace.begin("epoch")
-        seed, before = int(rng.randint(np.iinfo(np.int32).max)), stream.state
+        seed, before = int(rng.randint(drawn)), stream.state
+        keys = [other_keys(k, seed) for k in of_rows]
         if len(ep.sizes) == 1:  # where its rows are, steps need not be told to anybody
             own = None if sites is None else sites[0]
             own, stream, figures = ep.run.one(
-                0, minibatches_of_part, own, ep.classes, stream, settings, seed
+                0, minibatches_of_part, (keys[0], own), ep.classes, stream, settings
             )
             sites = None if sites is None else [own]
         else:
-            batches = ep.run(batches_of_part, [seed] * len(ep.sizes), ep.classes, settings)
+            batches = ep.run(batches_of_part, keys, ep.classes, settings)
             sites, stream, figures = minibatches_of_rounds(ep, batches, sites, stream, settings)
-        if sites is not None:
-            stream.state, _ = ep.collect(stream.state.prior, sites, None, kind)
+        if sites is not None and not hyper.learns:
+            stream.state = ep.collect(stream.state.prior, sites)
         residual = max(f[0] for f in figures) if sites is not None else _drift(before, stream.state)
         record = {"residual": residual, "log_evidence": np.mean([f[1] for f in figures])}
         if trace.end(record, ep.model(stream.state) if trace.watched else None):

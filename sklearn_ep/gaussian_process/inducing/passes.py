@@ -21,9 +21,11 @@ from .values import InducingPosterior, InducingPrior, block_rows
 __all__ = [
     "RowSums",
     "PassModel",
+    "WhitenedRows",
     "collect_rows",
     "evaluate_rows",
     "evidence_gradient",
+    "leave_one_out",
     "sites_with_room",
 ]
 
@@ -81,6 +83,32 @@ class RowSums(NamedTuple):
     inputs: Any = None
     inner: Any = None
     memory: Any = None
+
+
+class WhitenedRows:
+    """Whitened rows of a partition under one prior, block by block, for all passes after the first.
+
+    They are n m numbers: worth it where the rows themselves are longer.
+    """
+
+    def __init__(self):
+        self.prior: Any = None
+        self.blocks: dict[int, Any] = {}
+
+    def block(self, prior, X, rows):
+        """Return what `_whitened` makes of some rows of X."""
+        if prior is not self.prior:
+            self.prior, self.blocks = prior, {}
+        if rows.start not in self.blocks:
+            self.blocks[rows.start] = _whitened(prior, X, rows)
+        return self.blocks[rows.start]
+
+
+def _whitened(prior, X, rows, kept=None, kind=np.float64):
+    """Return W of some rows of X and their variances given the inducing values."""
+    if kept is not None:
+        return kept.block(prior, X, rows)
+    return prior.whiten(np.asarray(X[rows], dtype=np.float64), kind=kind)[:2]
 
 
 def sites_with_room(C, n, m):
@@ -185,6 +213,8 @@ def evaluate_rows(
     inputs=False,
     memory=None,
     kind=np.float64,
+    kept=None,
+    block=None,
 ):
     """Update the sites of some rows under the marginals of a model; return their `RowSums`.
 
@@ -198,6 +228,8 @@ def evaluate_rows(
     sites still move. With `inputs` it comes with that in the inducing points. `memory` (k, n) is
     what a rule with `resumed` kept of the rows at the last pass. `kind` is the float type of what
     is (n, m); with single precision the sums have some four digits, which a step of learning needs.
+    `kept` are the `WhitenedRows` of X, for passes in double precision without gradient; `block`
+    is the number of rows of a block, None for that of `block_rows`.
 
     3 m^2 flops a row without gradient, 7 m^2 with it, and O(m d) for the kernel.
     """
@@ -208,11 +240,14 @@ def evaluate_rows(
     log_term, residual = 0.0, 0.0
     sums = _Gradient(model, gradient == "fresh", inputs, kind) if gradient else None
     kept_memory: Any = None if memory is None else np.empty_like(memory)
-    for rows in gen_batches(n, block_rows(m)):
-        block, w = np.asarray(X[rows], dtype=np.float64), dense_copies(weight[rows])
-        W, extra_var, kept = model.prior.whiten(block, sums is not None, kind)
-        if sums is not None:
-            sums.begin(W, block)
+    for rows in gen_batches(n, block or block_rows(m)):
+        w = dense_copies(weight[rows])
+        if sums is None:
+            W, extra_var = _whitened(model.prior, X, rows, kept, kind)
+        else:
+            own = np.asarray(X[rows], dtype=np.float64)
+            W, extra_var, derivatives = model.prior.whiten(own, True, kind)
+            sums.begin(W, own)
         for c, posterior in enumerate(model.posteriors):
             mean, var, smoothed = posterior.marginals(W, sums is not None or sites is None)
             if sites is None:
@@ -238,43 +273,51 @@ def evaluate_rows(
             if sums is not None:
                 sums.add(posterior, smoothed, old, mean, var, update, w)
         if sums is not None:
-            sums.end(kept)
+            sums.end(derivatives)
     told = RowSums(moved, variances, gram, shift, log_term, residual, memory=kept_memory)
     if sums is None:
         return told
     return told._replace(theta=sums.theta, inputs=sums.towards, inner=sums.inner)
 
 
-def evidence_gradient(model, sums, fresh, inputs):
-    """Return d log Z / d theta (p,) and in the inducing points (m, d) from the sums of all rows."""
+def evidence_gradient(model, sums, fresh, inputs, kind=np.float64):
+    """Return d log Z / d theta (p,) and in the inducing points (m, d) from the sums of all rows.
+
+    `kind` is the float type in which those were made.
+    """
     M = sums.inner + sums.inner.T if fresh else 2.0 * sums.inner
     sign = -1.0 if fresh else 1.0
     for posterior in model.posteriors:
         prior_part = -posterior.cov - np.outer(posterior.mean, posterior.mean)
         prior_part[np.diag_indices_from(prior_part)] += 1.0
         M += sign * prior_part
-    theta, towards = model.prior.contract(0.5 * M, inputs)
+    theta, towards = model.prior.contract(0.5 * M, inputs, kind)
     return sums.theta + theta, sums.inputs + towards
 
 
-def collect_rows(prior, X, y, weight, sites, model=None, kind=np.float64):
-    """Return gram and shift of given sites under a prior, and leave-one-out log probabilities.
-
-    These, (n,), are of each row's own label under the cavities of the model, normalised over the
-    classes; None without a model. `kind` is that of `evaluate_rows`.
-    """
+def collect_rows(prior, X, weight, sites, kept=None):
+    """Return gram and shift of given sites (C, 2, n); `kept` is that of `evaluate_rows`."""
     C, m = len(sites), len(prior.Z)
     gram, shift = np.zeros((C, m, m)), np.zeros((C, m))
-    loo: Any = None if model is None else np.empty(len(X))
     for rows in gen_batches(len(X), block_rows(m)):
-        W, extra_var, _ = prior.whiten(np.asarray(X[rows], dtype=np.float64), kind=kind)
+        W, _ = _whitened(prior, X, rows, kept)
         w = weight[rows]
         for c in range(C):
             gram[c] += _weighted_gram(W, w * sites[c, 0, rows])
             shift[c] += times_rows(w * sites[c, 1, rows], W)
-        if model is not None:
-            loo[rows] = _own_label_log_proba(model, W, extra_var, y[rows], sites[:, :, rows])
-    return gram, shift, loo
+    return gram, shift
+
+
+def leave_one_out(model, X, y, sites, kept=None):
+    """Return log probabilities (n,) of each row's own label under the cavities of the model.
+
+    They are normalised over the classes; y (n,) are class indices.
+    """
+    loo = np.empty(len(X))
+    for rows in gen_batches(len(X), block_rows(len(model.prior.Z))):
+        W, extra_var = _whitened(model.prior, X, rows, kept)
+        loo[rows] = _own_label_log_proba(model, W, extra_var, y[rows], sites[:, :, rows])
+    return loo
 
 
 def _own_label_log_proba(model, W, extra_var, y, sites):

@@ -13,9 +13,9 @@ from .._base import (
     warn_fewer_inducing,
 )
 from .._evidence import random_starts
-from .._kernels import has_input_gradient
+from .._kernels import column_lengths, has_input_gradient
 from .fit import InducingPlan, InducingRun
-from .rows import PartitionedRows
+from .rows import PartitionedRows, choose_inducing_points
 from .step_rules import STEP_RULES
 from .stream import StreamPlan, start_stream
 
@@ -101,10 +101,18 @@ def _moves_inducing(estimator, kernel, weight):
     return bool(estimator.learn_inducing)
 
 
+def _first_points(estimator, rows, weight, seed, kernel):
+    """Return the inducing points (m, d) that were given, or chosen in the lengths of the kernel."""
+    if estimator.inducing_points is not None:
+        return estimator._inducing_start(rows, weight, seed, rows.shape[1])
+    lengths = column_lengths(kernel, rows.shape[1])
+    return choose_inducing_points(rows, weight, estimator._inducing_count, seed, lengths)
+
+
 def plan_inducing(estimator, data: PartitionedRows, factor, seed):
     """Return the `InducingPlan` for rows in partitions, from the last fit where that is wanted."""
     kernel = estimator._initial_kernel(float(data.var.sum()))
-    Z = estimator._inducing_start(data.candidates, data.candidate_weight, seed, len(data.var))
+    Z = _first_points(estimator, data.candidates, data.candidate_weight, seed, kernel)
     warn_fewer_inducing(estimator, Z)
     check_kernel(kernel, kernel(Z, Z))
     optimizer = _optimizer(estimator, factor)
@@ -180,6 +188,6 @@ def new_stream(estimator, X, weight):
     """Return the stream before any row, with kernel and inducing points after its first rows."""
     kernel = estimator._initial_kernel(float(np.sum(column_spread(X, weight) ** 2)))
     seed = draw_seed(estimator.random_state)
-    Z = estimator._inducing_start(X, weight, seed, X.shape[1])
+    Z = _first_points(estimator, X, weight, seed, kernel)
     check_kernel(kernel, kernel(Z, Z))
     return start_stream(kernel, Z, estimator.jitter, estimator._n_problems, seed)

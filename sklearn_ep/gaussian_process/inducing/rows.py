@@ -29,6 +29,8 @@ __all__ = [
 # k-means only looks at this many rows: more move the centres by less than learning does.
 _KMEANS_ROWS = 20_000
 _KMEANS_ITERATIONS = 10
+# Entries of them from which on it goes in single precision, in half the time.
+_MANY_ENTRIES = 2**20
 # Standardised rows are rounded to this before they get their keys: far above the rounding of
 # another unit, so that keys stay what they are, and far below any distance that matters.
 _KEY_GRID = 2.0**-24
@@ -189,15 +191,18 @@ def describe_part(part, checks):
 
 
 def smallest_keys(part, checks, units, seed, count):
-    """Return the `count` smallest distinct keys of the rows of a partition."""
+    """Return the rows of a partition with its `count` smallest distinct keys: keys, row numbers."""
     X = (_checked_rows(part) if checks else load_part(part))[0]
-    return np.unique(standard_keys(X, units, seed))[:count].copy()
+    keys = standard_keys(X, units, seed)
+    largest = np.unique(keys)[:count][-1]
+    chosen = np.flatnonzero(keys <= largest)
+    return keys[chosen], chosen
 
 
-def rows_up_to(part, checks, units, seed, largest):
-    """Return the rows of a partition with keys up to `largest`, and their weights."""
+def rows_at(part, chosen, checks):
+    """Return rows of a partition, all of them for None, and their weights."""
     arrays = _checked_rows(part) if checks else load_part(part)
-    chosen = np.flatnonzero(standard_keys(arrays[0], units, seed) <= largest)
+    chosen = slice(None) if chosen is None else chosen
     return np.asarray(arrays[0][chosen], dtype=np.float64), arrays[2][chosen]
 
 
@@ -208,11 +213,12 @@ def candidate_rows(run, checks, units, seed, n_rows, count):
     """
     if count == 0:
         return np.empty((0, len(units.origin))), np.empty(0)
-    messages, largest = [checks] * len(run.parts), np.iinfo(np.uint64).max
+    chosen = [None] * len(run.parts)
     if n_rows > count:
-        keys = np.concatenate(run(smallest_keys, messages, units, seed, count))
-        largest = np.unique(keys)[:count][-1]
-    pieces = run(rows_up_to, messages, units, seed, largest)
+        small = run(smallest_keys, [checks] * len(run.parts), units, seed, count)
+        largest = np.unique(np.concatenate([keys for keys, _ in small]))[:count][-1]
+        chosen = [rows[keys <= largest] for keys, rows in small]
+    pieces = run(rows_at, chosen, checks)
     rows, weight = (np.concatenate(p) for p in zip(*pieces, strict=True))
     order = _content_order(rows, units, seed)
     return rows[order], weight[order]
@@ -262,19 +268,24 @@ def checked_parts(parts):
     return [Part(*p) if isinstance(p, tuple) else p for p in parts]
 
 
-def choose_inducing_points(rows, weight, n_inducing, seed):
+def choose_inducing_points(rows, weight, n_inducing, seed, lengths=None):
     """Return up to `n_inducing` points (m, d) by a few steps of k-means from random rows.
 
-    Rows and start are chosen by content and distances are measured in units of the spread of each
-    column, so that the answer depends neither on the order of the rows, nor on whether copies are
-    written out, nor on the units of the columns.
+    Rows and start are chosen by content and distances are measured in `lengths` (d,), those of the
+    kernel, or in units of the spread of each column, so that the answer depends neither on the
+    order of the rows, nor on whether copies are written out, nor on the units of the columns.
     """
     units = Units.of_rows(rows, weight)
     distinct = np.unique(row_keys(rows, seed), return_index=True)[1]
     first = distinct[_content_order(rows[distinct], units, seed)]
     if len(first) <= n_inducing:
         return rows[first]
+    if lengths is not None:
+        longest = np.max(units.spread / lengths)  # by which no square over- or underflows
+        units = units._replace(spread=np.where(units.spread > 0, longest * lengths, 0.0))
     standard = units.standardised(rows)
+    if standard.size > _MANY_ENTRIES:
+        standard = standard.astype(np.float32)
     # one thread: the order in which threads add up would change the last digits
     with threadpool_limits(limits=1, user_api="openmp"):
         centres = KMeans(

@@ -48,6 +48,14 @@ class SingleCross(StationaryCross):
         K, slope = self.of_squares(np.maximum(D, 0.0, out=D))
         return K, (A, K, slope)
 
+    def rounded_block(self, kept):
+        """Return what `block` kept of the points, in single precision where that carries it."""
+        if not self.moderate:
+            return kept
+        _, K, slope = kept
+        own = K.astype(np.float32)
+        return self.rounded, own, own if slope is K else slope.astype(np.float32)
+
     def _moments(self, P, A):
         if A.dtype != np.float32:
             return super()._moments(P, A)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..._engine.loop import StepsOfPhase, Trace
 from ..._engine.partition import Part, PartMap
-from .ep import InducingEP, PassState, read_rows
+from .ep import InducingEP, read_rows
 from .learning import learn_by_passes
 from .rows import standard_keys
 
@@ -45,9 +45,7 @@ def _rows(ep, data, share, seed):
 
 def _with_sites(ep, model):
     """Return the state of the rows of `ep` with the sites that the posterior of others asks for."""
-    empty = [np.zeros((ep.n_problems, 2, n)) for n in ep.sizes]
-    sums, each, _ = ep.one_pass(model, empty, step=1.0)
-    return PassState(model.prior, sums.gram, sums.shift, [r.sites for r in each])
+    return ep.renew(model, [np.zeros((ep.n_problems, 2, n)) for n in ep.sizes])
 
 
 def learn_on_more_and_more_rows(

@@ -9,6 +9,7 @@ import numpy as np
 from ..._engine.loop import Reason, worst_reason
 from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import minibatches, row_keys
+from .._kernels import column_lengths
 from .ep import InducingEP, PassState
 from .hyperparameters import Hyperparameters
 from .rows import Units, choose_inducing_points, standard_keys
@@ -130,7 +131,7 @@ def _absorb_batch(stream, part, plan):
             state = ep.restate(prior, [sites])
         solution = ep.solve(state, **plan.solver)
         state, model, result = solution.state, solution.model, solution.result
-        _, log_p = ep.collect(state.prior, state.sites, model)
+        log_p = ep.leave_one_out(model, state.sites)
     value = result.evaluation.record["log_evidence"]
     stream = replace(
         stream,
@@ -205,7 +206,9 @@ def _grown(stream, X, weight, plan):
     fresh = ~np.isin(keys, known)
     if not np.any(fresh):
         return stream
-    added = choose_inducing_points(X[fresh], weight[fresh], plan.n_inducing - m, stream.seed)
+    lengths = column_lengths(old.kernel, X.shape[1])
+    wanted = plan.n_inducing - m
+    added = choose_inducing_points(X[fresh], weight[fresh], wanted, stream.seed, lengths)
     prior = InducingPrior(old.kernel, np.vstack([old.Z, added]), plan.jitter)
     T = old.inverse @ prior.lower[:m, :m]
     grow = (0, len(added))

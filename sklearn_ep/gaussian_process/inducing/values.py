@@ -23,13 +23,13 @@ from .single import SingleCross
 
 __all__ = ["InducingPosterior", "InducingPrior", "InducingGPPosterior", "block_rows", "rebase"]
 
-# Entries of a block of W: small enough to stay in cache, large enough for the full product rate.
-_BLOCK_ENTRIES = 100_000
+# Bytes of a block of W: few enough to stay in cache, enough for the full product rate.
+_BLOCK_BYTES = 800_000
 
 
-def block_rows(m):
-    """Return the number of rows of a block for m inducing points."""
-    return int(np.clip(_BLOCK_ENTRIES // m, 128, 4096))
+def block_rows(m, kind=np.float64):
+    """Return the number of rows of a block for m inducing points in a float type."""
+    return int(np.clip(_BLOCK_BYTES // (m * np.dtype(kind).itemsize), 128, 4096))
 
 
 class InducingPrior:
@@ -70,12 +70,16 @@ class InducingPrior:
         extra_var = self.cross.diagonal(X) - np.einsum("ij,ij->i", W, W)
         return W, np.maximum(extra_var, 0.0), kept
 
-    def contract(self, M, inputs):
-        """Return the gradient of a scalar from its derivative L^-T M L^-1 in Kzz, M symmetric."""
+    def contract(self, M, inputs, kind=np.float64):
+        """Return the gradient of a scalar from its derivative L^-T M L^-1 in Kzz, M symmetric.
+
+        The derivatives of the kernel are summed in the float type `kind`.
+        """
         half = lower_times(self.inverse, M.copy(), trans=True)
         G = lower_times(self.inverse, half.T, trans=True)
         G[np.diag_indices_from(G)] *= 1.0 + self.jitter
-        theta, towards = self.cross.contract(self._kept, G, inputs)
+        cross, _ = self.parts(kind)
+        theta, towards = cross.contract(cross.rounded_block(self._kept), G, inputs)
         # G is symmetric and both arguments of the kernel move with Z
         return theta, 2.0 * towards
 
