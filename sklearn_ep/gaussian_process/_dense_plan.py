@@ -38,7 +38,7 @@ from ._averaging_plan import (
 )
 from ._base import check_kernel, warn_fewer_inducing
 from ._dense_gp import DenseGPPosterior, KernelGP
-from ._evidence import LEARNING_TOL, EvidencePoint, random_starts
+from ._evidence import LEARNING_TOL, EvidencePoint, GivesUp, random_starts
 from ._fitted import evidence_of_problems, left_out_labels, left_out_signs
 from ._joint_gp import JointGP, JointGPPosterior
 from ._kernel_scales import KernelScales
@@ -124,6 +124,7 @@ class JointModel:
 
     factor: Any
     n_classes: int
+    single: bool = False
     learning_tol: ClassVar[float] = _JOINT_TOL
     search: ClassVar[Mapping[str, Any]] = _JOINT_SEARCH
     node_tol: ClassVar[float] = _JOINT_NODE_TOL
@@ -136,11 +137,11 @@ class JointModel:
 
     def rough(self):
         """Return the model for sites that a search passes."""
-        return replace(self, factor=self.factor.rough())
+        return replace(self, factor=self.factor.rough(), single=True)
 
     def ep(self, kernel, X, y, weight, squares=None):
         """Return the fixed-point map of EP."""
-        return JointEP(JointGP(kernel, X, squares), self.factor, y, weight)
+        return JointEP(JointGP(kernel, X, squares, self.single), self.factor, y, weight)
 
     def gradient(self, ep, payload):
         """Return the gradient of the log evidence in theta at a fixed point."""
@@ -304,7 +305,8 @@ class DensePlan:
         def evaluate(theta):
             kernel = with_theta(self.kernel, theta)
             ep = self.ep(kernel, y)
-            result = self.solve(ep, warm[0], tol, self.max_sweeps)
+            watch = SILENT if self.model.exact_gradient else GivesUp(best[0])
+            result = self.solve(ep, warm[0], tol, self.max_sweeps, watch)
             payload, value = result.evaluation.payload, result.evaluation.record["log_evidence"]
             if value >= best[0]:
                 warm[0], best[0] = result.x, value

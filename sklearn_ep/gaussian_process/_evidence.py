@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._engine.averaging import Evaluate, Node
-from .._engine.loop import SILENT, Monitor, Reason
+from .._engine.loop import SILENT, Monitor, Reason, Silent
 from .._engine.search import ascend, eigen_curvature, minimise_where_finite
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "LEARNING_TOL",
     "TOWARDS_THE_MODE",
     "EvidencePoint",
+    "GivesUp",
     "Learned",
     "LearningEnd",
     "climb_from_rows",
@@ -48,9 +49,12 @@ _FLATTEST = 0.05
 # values are large.
 _INEXACT_ROUGH = dict(ftol=1e-3, gtol=1e-2, max_line_search=2)
 INEXACT_DIFFERENCE, _INEXACT_GAIN, _INEXACT_PATIENCE = 0.2, 0.1, 2
-# Gain that is left, and patience, where an evaluation takes many seconds: of digits with 1257 rows
-# the search on a third of them ends a nat or two below what further evaluations of all find.
-_MANY_ROWS, _DEAR = 1000, dict(gain=0.4, patience=1)
+# Gain that is left, patience and longest step, where an evaluation takes many seconds: of digits
+# with 1257 rows the search on a third of them ends a nat or two below what further evaluations of
+# all find, and gradients are off by as much as longer steps promise.
+_MANY_ROWS, _DEAR = 1000, dict(gain=0.4, patience=1, longest=0.5)
+# Changes by sweeps of a log evidence, and nats, by which it has to be below another to be given up.
+_CHANGES_BELOW, _NATS_BELOW = 4.0, 1.0
 # The same of a mode that only says where nodes lie.
 _GAIN_TO_THE_MODE = 0.05
 
@@ -106,6 +110,19 @@ class Learned(NamedTuple):
     theta: np.ndarray
     point: EvidencePoint
     end: LearningEnd
+
+
+class GivesUp(Silent):
+    """Monitor of EP at a kernel that stops where the log evidence stays below that of another."""
+
+    def __init__(self, other):
+        self.other, self._before = other, -np.inf
+
+    def end(self, record, payload):
+        """Return whether the evidence is further below than further sweeps can bring it."""
+        value = record["log_evidence"]
+        change, self._before = abs(value - self._before), value
+        return self.other - value > max(_CHANGES_BELOW * change, _NATS_BELOW)
 
 
 def random_starts(bounds, n_starts, rng):
