@@ -283,13 +283,18 @@ class DensePlan:
         return ep.solve(x, tol=tol, max_iter=max_sweeps, **steps)
 
     def evidence(self, y, x, tol):
-        """Return theta -> `EvidencePoint`; sites are warm-started from the best point so far."""
-        warm, best = [x], [-np.inf]
+        """Return theta -> `EvidencePoint`; sites are warm-started from the best point so far.
 
-        def evaluate(theta):
+        Of several classes EP gives up where the evidence stays below that of the best point, unless
+        the `whole` of it is asked for, other starts follow, or the search is the user's.
+        """
+        warm, best = [x], [-np.inf]
+        to_the_end = self.model.exact_gradient or len(self.restarts) or callable(self.optimizer)
+
+        def evaluate(theta, whole=False):
             kernel = with_theta(self.kernel, theta)
             ep = self.ep(kernel, y)
-            watch = SILENT if self.model.exact_gradient else GivesUp(best[0])
+            watch = SILENT if whole or to_the_end else GivesUp(best[0])
             result = self.solve(ep, warm[0], tol, self.max_sweeps, watch)
             payload, value = result.evaluation.payload, result.evaluation.record["log_evidence"]
             if value >= best[0]:

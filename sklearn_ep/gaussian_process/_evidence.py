@@ -54,7 +54,7 @@ INEXACT_DIFFERENCE, _INEXACT_GAIN, _INEXACT_PATIENCE = 0.2, 0.1, 2
 # all find, and gradients are off by as much as longer steps promise.
 _MANY_ROWS, _DEAR = 1000, dict(gain=0.4, patience=1, longest=0.5)
 # Changes by sweeps of a log evidence, and nats, by which it has to be below another to be given up.
-_CHANGES_BELOW, _NATS_BELOW = 4.0, 1.0
+_CHANGES_BELOW, _NATS_BELOW = 3.0, 1.0
 # The same of a mode that only says where nodes lie.
 _GAIN_TO_THE_MODE = 0.05
 
@@ -185,7 +185,7 @@ def maximise_evidence(
 
 def climb_from_rows(
     evaluate_from: Callable[[EvidencePoint], Callable[[np.ndarray], EvidencePoint]],
-    of_rows: Callable[[np.ndarray], EvidencePoint],
+    of_rows: Callable[..., EvidencePoint],
     share: float,
     n_rows: int,
     theta,
@@ -198,7 +198,8 @@ def climb_from_rows(
 ) -> Learned:
     """Maximise the evidence of all rows from where that of some of them has its maximum.
 
-    `of_rows` is the evidence of a `share` of the `n_rows` rows, `evaluate_from` that of all from
+    `of_rows` is the evidence of a `share` of the `n_rows` rows, found to the end where `whole` is
+    asked for, `evaluate_from` that of all from
     the point where the first search ends; `search` is what `maximise_evidence` takes there beside
     the accuracy. Its curvature over the share is about that of all rows, and so is what gradients
     lack that are not exact: a few steps are left, of which each costs 1 / share^3 times as much.
@@ -237,7 +238,7 @@ def _curvature(evaluate, learned, bounds, difference):
     few units.
     """
     top, steps = learned.point, _differences(learned.theta, bounds, difference)
-    points = [evaluate(learned.theta + row) for row in np.diag(steps)]
+    points = [evaluate(learned.theta + row, whole=True) for row in np.diag(steps)]
     gradients = [point.gradient for point in points]
     values = np.array([point.objective for point in points])
     lacking = _lacking(top.objective, top.gradient, values, gradients, steps)
