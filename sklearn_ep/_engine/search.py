@@ -231,6 +231,7 @@ def ascend(
     max_iter: int,
     lacking: np.ndarray | None = None,
     patience: int = _PATIENCE,
+    longest: float = _LONGEST,
     ended: Callable[[Any], bool] | None = None,
 ) -> Summit | None:
     """Maximise a log density from near its maximum by a few quasi-Newton steps.
@@ -241,7 +242,8 @@ def ascend(
     promises less than `gain` by a further step: in units of the value, and so of the posterior,
     that the gradient alone does not know; or where `patience` evaluations in turn gain nothing.
     `ended` is told of each accepted point by its payload and stops the search by returning True.
-    Coordinates at a bound (p, 2) that want to leave it stay.
+    Coordinates at a bound (p, 2) that want to leave it stay; no step is longer than `longest` in
+    any of them.
 
     Gradients may be off by what changes slowly: `lacking` (p,) is about what has to be added to
     them, None for exact ones. How the value rises on a step corrects it along that step.
@@ -254,7 +256,7 @@ def ascend(
     share, reach, n_steps, n_failed, n_level, top = 1.0, 1.0, 0, 0, 0, value
     reason: Reason | None = None
     while True:
-        step, promised = _newton_step(x, gradient, bounds, curvature)
+        step, promised = _newton_step(x, gradient, bounds, curvature, longest)
         if reason is None and promised <= gain:
             reason = "converged"
         if reason is not None:
@@ -302,7 +304,7 @@ def eigen_curvature(rows: np.ndarray, least: float) -> tuple[np.ndarray, np.ndar
 
 
 def _newton_step(
-    x: np.ndarray, gradient: np.ndarray, bounds: np.ndarray, curvature: np.ndarray
+    x: np.ndarray, gradient: np.ndarray, bounds: np.ndarray, curvature: np.ndarray, longest: float
 ) -> tuple[np.ndarray, float]:
     """Return the step of the coordinates that are free, and the gain it promises."""
     held = ((x <= bounds[:, 0]) & (gradient < 0)) | ((x >= bounds[:, 1]) & (gradient > 0))
@@ -312,7 +314,7 @@ def _newton_step(
         return step, 0.0
     step[free] = np.linalg.solve(curvature[np.ix_(free, free)], gradient[free])
     promised = 0.5 * float(step @ gradient)
-    return step / max(1.0, float(np.max(np.abs(step))) / _LONGEST), promised
+    return step / max(1.0, float(np.max(np.abs(step))) / longest), promised
 
 
 def _corrected(curvature: np.ndarray, moved: np.ndarray, lost: np.ndarray) -> np.ndarray:

@@ -353,12 +353,15 @@ class GaussianProcessBase(PosteriorClassifier):
             raise ValueError(f"theta has shape {theta.shape}, not {fitted.theta.shape}.")
         if self._plan is None:
             raise ValueError("the evidence at other theta needs rows, which partial_fit forgets.")
-        value, gradient = self._plan.value_and_gradient(whole, self._fitted, self.n_jobs)
+        args, gradient = (whole, self._fitted, self.n_jobs), None
+        if eval_gradient:
+            value, gradient = self._plan.value_and_gradient(*args)
+        else:
+            value = self._plan.log_evidence(*args)
         if not clone_kernel:
             self.kernel_ = with_theta(fitted, whole)
-        if not eval_gradient:
+        if gradient is None:
             return value
-        gradient = gradient() if callable(gradient) else gradient
         return value, gradient.reshape(n_equal, theta.size).sum(axis=0)
 
     def _log_weights(self, rows, n_draws, rng):

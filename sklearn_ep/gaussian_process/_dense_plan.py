@@ -5,7 +5,7 @@ through inducing points; the recipe in `_dense_fit` is one for all.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,7 +38,7 @@ from ._averaging_plan import (
 )
 from ._base import check_kernel, warn_fewer_inducing
 from ._dense_gp import DenseGPPosterior, KernelGP
-from ._evidence import LEARNING_TOL, EvidencePoint, random_starts
+from ._evidence import LEARNING_TOL, EvidencePoint, GivesUp, random_starts
 from ._fitted import evidence_of_problems, left_out_labels, left_out_signs
 from ._joint_gp import JointGP, JointGPPosterior
 from ._kernel_scales import KernelScales
@@ -119,15 +119,17 @@ class BinaryModel:
 
 
 @dataclass(frozen=True)
-class JointModel:
-    """One latent function a class under one kernel, and class indices as labels."""
+class ClassModel:
+    """One latent function a class under one kernel, and class indices as labels.
+
+    `searching` says that sites are only passed, on the way to others.
+    """
 
     factor: Any
     n_classes: int
+    searching: bool = field(default=False, kw_only=True)
     learning_tol: ClassVar[float] = _JOINT_TOL
     search: ClassVar[Mapping[str, Any]] = _JOINT_SEARCH
-    node_tol: ClassVar[float] = _JOINT_NODE_TOL
-    mixture: ClassVar[type] = AveragedClasses
 
     @property
     def exact_gradient(self):
@@ -136,11 +138,29 @@ class JointModel:
 
     def rough(self):
         """Return the model for sites that a search passes."""
-        return replace(self, factor=self.factor.rough())
+        return replace(self, factor=self.factor.rough(), searching=True)
+
+    def foretold_sites(self, posterior, X, y):
+        """Return sites (2, n, K) of rows that a posterior of others asks for."""
+        mean, cov = posterior.latent(X)
+        empty = ClassSites(*empty_sites(y, mean.shape[1]))
+        return np.array(class_update(self.factor, y, empty, mean, cov, 0.0).sites)
+
+    def left_out(self, result):
+        """Return attributes that say how likely labels are from the other rows."""
+        return left_out_labels(result)
+
+
+@dataclass(frozen=True)
+class JointModel(ClassModel):
+    """Classes with the full covariance of the rows."""
+
+    node_tol: ClassVar[float] = _JOINT_NODE_TOL
+    mixture: ClassVar[type] = AveragedClasses
 
     def ep(self, kernel, X, y, weight, squares=None):
         """Return the fixed-point map of EP."""
-        return JointEP(JointGP(kernel, X, squares), self.factor, y, weight)
+        return JointEP(JointGP(kernel, X, squares, self.searching), self.factor, y, weight)
 
     def gradient(self, ep, payload):
         """Return the gradient of the log evidence in theta at a fixed point."""
@@ -154,34 +174,13 @@ class JointModel:
         """Return what predicts."""
         return JointGPPosterior(kernel, X, state, self.factor)
 
-    def foretold_sites(self, posterior, X, y):
-        """Return sites (2, n, K) of rows that a posterior of others asks for."""
-        return _foretold_sites(self.factor, posterior, X, y)
-
-    def left_out(self, result):
-        """Return attributes that say how likely labels are from the other rows."""
-        return left_out_labels(result)
-
 
 @dataclass(frozen=True)
-class JointInducingModel:
-    """The same seen through inducing points, which stay where they are."""
+class JointInducingModel(ClassModel):
+    """Classes seen through inducing points, which stay where they are."""
 
-    factor: Any
-    n_classes: int
     points: np.ndarray
     jitter: float
-    learning_tol: ClassVar[float] = _JOINT_TOL
-    search: ClassVar[Mapping[str, Any]] = _JOINT_SEARCH
-
-    @property
-    def exact_gradient(self):
-        """Whether `gradient` is that of the log evidence, and not without the moves of sites."""
-        return self.n_classes == 2
-
-    def rough(self):
-        """Return the model for sites that a search passes."""
-        return replace(self, factor=self.factor.rough())
 
     def ep(self, kernel, X, y, weight, squares=None):
         """Return the fixed-point map of EP."""
@@ -197,20 +196,6 @@ class JointInducingModel:
         """Return what predicts."""
         prior = InducingPrior(kernel, self.points, self.jitter)
         return JointInducingPosterior(prior, state, self.factor)
-
-    def foretold_sites(self, posterior, X, y):
-        """Return sites (2, n, K) of rows that a posterior of others asks for."""
-        return _foretold_sites(self.factor, posterior, X, y)
-
-    def left_out(self, result):
-        """Return attributes that say how likely labels are from the other rows."""
-        return left_out_labels(result)
-
-
-def _foretold_sites(factor, posterior, X, y):
-    mean, cov = posterior.latent(X)
-    empty = ClassSites(*empty_sites(y, mean.shape[1]))
-    return np.array(class_update(factor, y, empty, mean, cov, 0.0).sites)
 
 
 @dataclass
@@ -298,13 +283,19 @@ class DensePlan:
         return ep.solve(x, tol=tol, max_iter=max_sweeps, **steps)
 
     def evidence(self, y, x, tol):
-        """Return theta -> `EvidencePoint`; sites are warm-started from the best point so far."""
-        warm, best = [x], [-np.inf]
+        """Return theta -> `EvidencePoint`; sites are warm-started from the best point so far.
 
-        def evaluate(theta):
+        Of several classes EP gives up where the evidence stays below that of the best point, unless
+        the `whole` of it is asked for, other starts follow, or the search is the user's.
+        """
+        warm, best = [x], [-np.inf]
+        to_the_end = self.model.exact_gradient or len(self.restarts) or callable(self.optimizer)
+
+        def evaluate(theta, whole=False):
             kernel = with_theta(self.kernel, theta)
             ep = self.ep(kernel, y)
-            result = self.solve(ep, warm[0], tol, self.max_sweeps)
+            watch = SILENT if whole or to_the_end else GivesUp(best[0])
+            result = self.solve(ep, warm[0], tol, self.max_sweeps, watch)
             payload, value = result.evaluation.payload, result.evaluation.record["log_evidence"]
             if value >= best[0]:
                 warm[0], best[0] = result.x, value
@@ -313,19 +304,21 @@ class DensePlan:
 
         return evaluate
 
-    def value_and_gradient(self, theta, fit, n_jobs):
-        """Return log evidence at theta, EP run from the sites of the fit, and its gradient.
+    def log_evidence(self, theta, fit, n_jobs):
+        """Return log evidence at theta, EP run from the sites of the fit."""
+        if isinstance(self.model, BinaryModel):
+            return self.value_and_gradient(theta, fit, n_jobs)[0]
+        return self.evidence(self.y, fit.sites[0], self.tol)(theta).value
 
-        That of several classes, which is dear, as a function without arguments.
-        """
+    def value_and_gradient(self, theta, fit, n_jobs):
+        """Return the same and its gradient, which is dear for several classes."""
         if isinstance(self.model, BinaryModel):
             return evidence_of_problems(
                 lambda k, sign, x: self.evidence(sign, x, self.tol), self.y, theta, fit
             )
         point = self.evidence(self.y, fit.sites[0], self.tol)(theta)
-        if self.model.exact_gradient:
-            return point.value, point.gradient
-        return point.value, lambda: self._slopes(theta, point.payload[2])
+        exact = self.model.exact_gradient
+        return point.value, point.gradient if exact else self._slopes(theta, point.payload[2])
 
     def _slopes(self, theta, x):
         """Return the gradient (p,) of the log evidence at theta by central differences.

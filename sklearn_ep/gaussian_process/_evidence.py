@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._engine.averaging import Evaluate, Node
-from .._engine.loop import SILENT, Monitor, Reason
+from .._engine.loop import SILENT, Monitor, Reason, Silent
 from .._engine.search import ascend, eigen_curvature, minimise_where_finite
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "LEARNING_TOL",
     "TOWARDS_THE_MODE",
     "EvidencePoint",
+    "GivesUp",
     "Learned",
     "LearningEnd",
     "climb_from_rows",
@@ -48,9 +49,15 @@ _FLATTEST = 0.05
 # values are large.
 _INEXACT_ROUGH = dict(ftol=1e-3, gtol=1e-2, max_line_search=2)
 INEXACT_DIFFERENCE, _INEXACT_GAIN, _INEXACT_PATIENCE = 0.2, 0.1, 2
-# Gain that is left, and patience, where an evaluation takes many seconds: of digits with 1257 rows
-# the search on a third of them ends a nat or two below what further evaluations of all find.
-_MANY_ROWS, _DEAR = 1000, dict(gain=0.4, patience=1)
+# Longest step to a mode by them: of six classes with 300 rows longer ones fail in turn from where a
+# third of the rows have their mode, and twelve nats are left.
+_INEXACT_LONGEST = 0.7
+# Gain that is left, patience and longest step, where an evaluation takes many seconds: of digits
+# with 1257 rows the search on a third of them ends a nat or two below what further evaluations of
+# all find, and gradients are off by as much as longer steps promise.
+_MANY_ROWS, _DEAR = 1000, dict(gain=0.4, patience=1, longest=0.5)
+# Changes by sweeps of a log evidence, and nats, by which it has to be below another to be given up.
+_CHANGES_BELOW, _NATS_BELOW = 3.0, 1.0
 # The same of a mode that only says where nodes lie.
 _GAIN_TO_THE_MODE = 0.05
 
@@ -106,6 +113,19 @@ class Learned(NamedTuple):
     theta: np.ndarray
     point: EvidencePoint
     end: LearningEnd
+
+
+class GivesUp(Silent):
+    """Monitor of EP at a kernel that stops where the log evidence stays below that of another."""
+
+    def __init__(self, other):
+        self.other, self._before = other, -np.inf
+
+    def end(self, record, payload):
+        """Return whether the evidence is further below than further sweeps can bring it."""
+        value = record["log_evidence"]
+        change, self._before = abs(value - self._before), value
+        return self.other - value > max(_CHANGES_BELOW * change, _NATS_BELOW)
 
 
 def random_starts(bounds, n_starts, rng):
@@ -168,7 +188,7 @@ def maximise_evidence(
 
 def climb_from_rows(
     evaluate_from: Callable[[EvidencePoint], Callable[[np.ndarray], EvidencePoint]],
-    of_rows: Callable[[np.ndarray], EvidencePoint],
+    of_rows: Callable[..., EvidencePoint],
     share: float,
     n_rows: int,
     theta,
@@ -181,7 +201,8 @@ def climb_from_rows(
 ) -> Learned:
     """Maximise the evidence of all rows from where that of some of them has its maximum.
 
-    `of_rows` is the evidence of a `share` of the `n_rows` rows, `evaluate_from` that of all from
+    `of_rows` is the evidence of a `share` of the `n_rows` rows, found to the end where `whole` is
+    asked for, `evaluate_from` that of all from
     the point where the first search ends; `search` is what `maximise_evidence` takes there beside
     the accuracy. Its curvature over the share is about that of all rows, and so is what gradients
     lack that are not exact: a few steps are left, of which each costs 1 / share^3 times as much.
@@ -220,7 +241,7 @@ def _curvature(evaluate, learned, bounds, difference):
     few units.
     """
     top, steps = learned.point, _differences(learned.theta, bounds, difference)
-    points = [evaluate(learned.theta + row) for row in np.diag(steps)]
+    points = [evaluate(learned.theta + row, whole=True) for row in np.diag(steps)]
     gradients = [point.gradient for point in points]
     values = np.array([point.objective for point in points])
     lacking = _lacking(top.objective, top.gradient, values, gradients, steps)
@@ -370,7 +391,7 @@ def climb_to_mode(
 
     options: dict[str, Any] = dict(gain=_GAIN_TO_THE_MODE, max_iter=max_iter, ended=ended)
     if lacking is not None:
-        options |= dict(lacking=lacking, patience=_INEXACT_PATIENCE)
+        options |= dict(lacking=lacking, patience=_INEXACT_PATIENCE, longest=_INEXACT_LONGEST)
     found = ascend(point, phi, bounds, curvature, **options)
     if found is None or found.reason == "stuck":
         return None

@@ -6,21 +6,23 @@ D_c the precisions of class c, E_c = (K + D_c^-1)^-1 and M = chol(sum_c E_c); th
 same algebra (Rasmussen and Williams 2006, section 3.5).
 """
 
+import weakref
 from functools import cached_property
+from typing import Any
 
 import numpy as np
-from scipy.linalg import blas
+from scipy.linalg import blas, lapack
 from sklearn.utils import gen_batches
 
 from .._engine.class_sites import star_times
 from .._engine.gaussian import (
     WEAK_SITE,
+    ImproperPosterior,
     add_to_diagonal,
     checked_cholesky,
-    inverse_from_triangular,
+    invert_triangular,
     jittered_cholesky,
     lower_times,
-    triangular_inverse,
 )
 from ._dense_gp import KernelGP
 
@@ -28,21 +30,72 @@ __all__ = ["ClassCovariance", "JointGP", "JointGPPosterior", "JointState"]
 
 # Rows up to which single precision would save no time that counts.
 _FEW_ROWS = 150
+# Prior variance from which on single precision is not tried, and product of site precision and
+# prior variance below which it wants the formula of weak sites.
+_LARGEST_SINGLE, _WEAK_SINGLE = 1e9, 1e-3
+# Of a mean that comes from single precision: how often it is refined at most, the share of the
+# shifts that may be left, and the share that is too much for a beginning.
+_REFINEMENTS, _REFINED, _LOST = 8, 1e-6, 0.1
 # Numbers of one kind that blocks of rows may take at once.
 _ENTRIES = 20_000_000
+# Rows and columns that are mirrored at once.
+_MIRRORED = 128
+
+
+class ClassArrays:
+    """Memory of a `ClassCovariance`, that a later one may take over: fresh memory is not free.
+
+    `shape` is (n, K), `kind` a float type. `explained` and `halves` have an array (n, n) a class,
+    `roots` too in single precision and one in double; `offset` and `level` are one each. All are in
+    the order of LAPACK.
+    """
+
+    def __init__(self, shape, kind):
+        (n, n_classes), self.kind, self.single = shape, kind, kind == np.float32
+        n_roots = n_classes if self.single else 1
+        counts = n_classes, n_classes, n_roots
+        arrays = (np.empty((count, n, n), kind).transpose(0, 2, 1) for count in counts)
+        self.explained, self.halves, self.roots = arrays
+        self.level, self.offset = (np.empty((n, n), kind, order="F") for _ in range(2))
 
 
 class ClassCovariance:
     """Posterior covariance of all classes at any rows, given the sites of the training rows.
 
-    `explained` (K, n, n) holds the E_c, `root` (n, n) the lower M and `offset` M^-1. For prior
+    `explained` (K, n, n) holds the E_c, `level` (n, n) the lower M and `offset` M^-1. For prior
     covariances k (n, m) with the training rows, class c has covariance k** - k'E_c k + Q_c'Q_c and
     covariance Q_c'Q_j with class j, where Q_c = M^-1 E_c k.
+
+    Found for a prior covariance K (n, n) and site precisions (n, K) in the precision and the memory
+    of `arrays`. `log_det` is half the log determinant of prior covariance times sites plus the
+    identity. In single precision the roots of the E_c stay, whose products with a vector keep
+    digits that those of E_c lose.
     """
 
-    def __init__(self, explained):
-        self.explained, self.root = explained, checked_cholesky(explained.sum(0))
-        self.offset = triangular_inverse(self.root)
+    def __init__(self, K, precision, arrays):
+        self.arrays, self.explained = arrays, arrays.explained
+        root_of, self.log_det = arrays.roots, -0.5 * np.sum(np.log(precision.sum(1)))
+        for c, (E, d) in enumerate(zip(self.explained, precision.T, strict=True)):
+            self.log_det += _explain(K, d, root_of[c % len(root_of)], E)
+        np.sum(self.explained, axis=0, out=arrays.level)
+        self.level, self.offset = checked_cholesky(arrays.level, overwrite=True), arrays.offset
+        self.log_det += _log_diagonal(self.level)
+        self.offset[:] = self.level
+        invert_triangular(self.offset)
+
+    def weights(self, Ks, shift):
+        """Return K^-1 mean (n, K) for shifts (n, K) of the sites and their product with K."""
+        first = self._times_explained(Ks.T)
+        level = self.offset.T @ (self.offset @ first.sum(1))
+        return shift - first + self._times_explained([level] * len(Ks.T))
+
+    def _times_explained(self, vectors):
+        """Return E_c x_c (n, K) of vectors x_c (n,), one a class."""
+        if not self.arrays.single:
+            pairs = zip(self.explained, vectors, strict=True)
+            return np.column_stack([E @ x for E, x in pairs])
+        pairs = zip(self.arrays.roots, vectors, strict=True)
+        return np.column_stack([R.T @ (R @ x.astype(np.float32)) for R, x in pairs])
 
     def halves(self, c, k):
         """Return E_c k and Q_c for prior covariances k (n, m)."""
@@ -68,11 +121,13 @@ class ClassCovariance:
     def offset_parts(self):
         """Yield M^-1 E_c of each class, which add up to M', so that the last takes no product.
 
-        An array that is yielded may be written to.
+        An array that is yielded may be written to, and holds until the next call.
         """
-        left = self.root.T.copy()
-        for E in self.explained[:-1]:
-            part = lower_times(self.offset, E.copy())
+        *first, left = self.arrays.halves
+        left[:] = self.level.T
+        for E, part in zip(self.explained, first, strict=False):
+            part[:] = E
+            part = lower_times(self.offset, part)
             left -= part
             yield part
         yield left
@@ -85,21 +140,52 @@ class ClassCovariance:
         """
         C, n = precision.shape[1], len(K)
         cov, halves = np.empty((C, C, n)), list[np.ndarray]()
+        least = _WEAK_SINGLE if self.arrays.single else WEAK_SITE
         for c, part in enumerate(self.offset_parts()):
-            E, tau = self.explained[c], precision[:, c]
-            strong = tau * np.diagonal(K) >= WEAK_SITE
-            share = 1.0 / np.where(strong, tau, 1.0)
+            E, tau = self.explained[c], precision[:, c].astype(self.arrays.kind)
+            strong = tau * np.diagonal(K) >= least
+            share = 1.0 / np.where(strong, tau, self.arrays.kind(1.0))
             own = share * (1.0 - share * np.diagonal(E))
             weak = np.flatnonzero(~strong)
-            columns = K[:, weak]
-            explained = np.einsum("im,im->m", columns, E @ columns) if len(weak) else 0.0
-            own[weak] = np.diagonal(K)[weak] - explained
-            behind = part @ columns if len(weak) else 0.0
             part *= -share
             part += self.offset
-            part[:, weak] = behind
+            if len(weak):
+                columns = K[:, weak]
+                P, part[:, weak] = self.halves(c, columns)
+                own[weak] = np.diagonal(K)[weak] - np.einsum("im,im->m", columns, P)
             _add_class(cov, c, halves, part, own)
         return np.ascontiguousarray(cov.transpose(2, 0, 1))
+
+
+def _explain(K, precision, root, out):
+    """Write (K + diag(precision)^-1)^-1 into `out`; return log |I + K diag(precision)| / 2.
+
+    `root` (n, n) gets the lower triangular matrix whose product with itself the inverse is.
+    """
+    scale = np.sqrt(precision).astype(K.dtype)
+    np.multiply(scale[:, None], K, out=root.T)
+    root *= scale[:, None]
+    add_to_diagonal(root, 1.0)
+    lower = checked_cholesky(root, overwrite=True)
+    log_det = _log_diagonal(lower)
+    invert_triangular(lower)
+    lower *= scale
+    out[:] = lower
+    square = lapack.slauum if K.dtype == np.float32 else lapack.dlauum
+    _mirror(square(out, lower=1, overwrite_c=1)[0])
+    return log_det
+
+
+def _log_diagonal(lower):
+    return float(np.sum(np.log(np.diagonal(lower)), dtype=np.float64))
+
+
+def _mirror(lower):
+    """Write what a lower triangular matrix (n, n) has below its diagonal above it."""
+    for start in range(0, len(lower), _MIRRORED):
+        block = slice(start, start + _MIRRORED)
+        lower[block, start + _MIRRORED :] = lower[start + _MIRRORED :, block].T
+        lower[block, block] += np.tril(lower[block, block], -1).T
 
 
 def _add_class(cov, c, halves, half, own):
@@ -121,24 +207,38 @@ class JointState:
     the sites, `alpha` (n, K) K^-1 mean, `spread` the `ClassCovariance`; `log_evidence` is the log
     of the integral of prior times sites, `extra_var` 0: the sites are on the latent values
     themselves.
+
+    The covariances are found for `rounded`, which is K (n, n) in the precision of `arrays`; the
+    mean is that of double precision in either case.
     """
 
     extra_var = 0.0
 
-    def __init__(self, K, precision, shift):
+    def __init__(self, K, rounded, precision, shift, arrays):
         self.precision = precision
-        self.spread, log_det = _spread(K, precision)
-        self.mean = self._mean(K, precision, shift)
-        self.alpha = shift - star_times(precision, self.mean)
-        self.cov = self.spread.own_blocks(K, precision)
-        self.log_evidence = 0.5 * float(np.sum(shift * self.mean)) - log_det
+        self.spread = ClassCovariance(rounded, precision, arrays)
+        self.alpha = self._alpha(K, shift)
+        self.mean = K @ self.alpha
+        self.cov = self.spread.own_blocks(rounded, precision)
+        if arrays.single and not np.einsum("ncc->nc", self.cov).min() > 0:
+            raise ImproperPosterior("single precision does not hold the posterior variances")
+        self.log_evidence = 0.5 * float(np.sum(shift * self.mean)) - self.spread.log_det
 
-    def _mean(self, K, precision, shift):
-        explained, offset = self.spread.explained, self.spread.offset
-        Kb = K @ shift
-        x = Kb - K @ np.column_stack([E @ k for E, k in zip(explained, Kb.T, strict=True)])
-        level = offset.T @ (offset @ np.sum(precision * x, axis=1))
-        return x + K @ np.column_stack([E @ level for E in explained])
+    def _alpha(self, K, shift):
+        """Return K^-1 mean; what single precision leaves of it is solved for once more."""
+        alpha = self.spread.weights(K @ shift, shift)
+        if not self.spread.arrays.single:
+            return alpha
+        size = np.abs(shift).max() or 1.0
+        for _ in range(_REFINEMENTS):
+            left = shift - alpha - star_times(self.precision, K @ alpha)
+            error = np.abs(left).max() / size
+            if error < _REFINED:
+                return alpha
+            if not error < _LOST:
+                break
+            alpha += self.spread.weights(K @ left, left)
+        raise ImproperPosterior("single precision does not hold the posterior mean")
 
     def evidence_curvature(self):
         """Return R with d log evidence = sum(R * dK) / 2 at a fixed point of the sites, (n, n).
@@ -148,61 +248,67 @@ class JointState:
         and over twenty at a variance of 1000.
         """
         R = self.alpha @ self.alpha.T
-        for E, part in zip(self.spread.explained, self.spread.offset_parts(), strict=True):
-            R -= E
-            R += _gram(part)
+        R -= np.sum(self.spread.explained, axis=0)
+        R += _sum_of_grams(self.spread.offset_parts())
         return R
 
     def inverse_totals(self):
         """Yield the block (n, n) of each class of the inverse of prior covariance plus sites'."""
         for E, part in zip(self.spread.explained, self.spread.offset_parts(), strict=True):
-            yield E - _gram(part)
+            yield E - _sum_of_grams([part])
 
 
-def _gram(A):
-    """Return A' A, by a product of half the flops of a general one."""
-    lower = blas.dsyrk(
-        1.0, A.T if A.flags.c_contiguous else A, trans=not A.flags.c_contiguous, lower=1
-    )
-    full = lower + lower.T
-    np.einsum("ii->i", full)[...] *= 0.5
-    return full
+def _sum_of_grams(arrays):
+    """Return the sum of A' A, by products of half the flops of general ones.
 
-
-def _spread(K, precision):
-    """Return the `ClassCovariance` of sites with precisions (n, K), and half a log determinant.
-
-    The latter is that of prior covariance times sites plus the identity.
+    The arrays have the order of LAPACK.
     """
-    n, C = precision.shape
-    explained, log_det = np.empty((C, n, n)), 0.0
-    for c in range(C):
-        log_det += _explained(K, precision[:, c], explained[c])
-    spread = ClassCovariance(explained)
-    log_det += np.sum(np.log(np.diagonal(spread.root))) - 0.5 * np.sum(np.log(precision.sum(1)))
-    return spread, log_det
-
-
-def _explained(K, precision, out):
-    """Write (K + diag(precision)^-1)^-1 into `out`; return log |I + K diag(precision)| / 2."""
-    root = np.sqrt(precision)
-    B = root[:, None] * K
-    B *= root
-    add_to_diagonal(B, 1.0)
-    lower = checked_cholesky(B)
-    out[:] = inverse_from_triangular(triangular_inverse(lower) * root)
-    return float(np.sum(np.log(np.diagonal(lower))))
+    total = None
+    for A in arrays:
+        product = blas.ssyrk if A.dtype == np.float32 else blas.dsyrk
+        if total is None:
+            total = product(1.0, A, trans=1, lower=1)
+        else:
+            total = product(1.0, A, beta=1.0, c=total, trans=1, lower=1, overwrite_c=1)
+    _mirror(total)
+    return total
 
 
 class JointGP(KernelGP):
     """Structure of one Gaussian process prior a class, all with the same kernel over rows X (n, d).
 
-    A posterior costs 2 n^3 flops a class and K + 3 arrays of n^2 numbers.
+    A posterior costs 2 n^3 flops a class and 2 K + 3 arrays of n^2 numbers; with `single` most of
+    it in single precision, and 3 K + 2 arrays of these, for more rows than a few.
     """
 
+    def __init__(self, kernel, X, squares=None, single=False):
+        super().__init__(kernel, X, squares)
+        single = single and len(X) > _FEW_ROWS and np.diagonal(self.K).max() < _LARGEST_SINGLE
+        self._rounded = self.K.astype(np.float32) if single else self.K
+        self._last: tuple[Any, Any] = None, None
+
     def posterior(self, precision, shift):
-        """Return the `JointState` for site parameters (n, K), copies of tied rows counted."""
-        return JointState(self.K, precision, shift)
+        """Return the `JointState` for site parameters (n, K), copies of tied rows counted.
+
+        Single precision is given up at this kernel where the mean or a variance does not come out
+        of it.
+        """
+        if self._rounded is not self.K:
+            try:
+                return self._state(precision, shift)
+            except ImproperPosterior:
+                self._rounded, self._last = self.K, (None, None)
+        return self._state(precision, shift)
+
+    def _state(self, precision, shift):
+        """Return the `JointState`, in the memory of the last one if nobody holds that any more."""
+        last, arrays = self._last
+        if arrays is None or (last is not None and last() is not None):
+            arrays = ClassArrays(precision.shape, self._rounded.dtype.type)
+        self._last = None, arrays
+        state = JointState(self.K, self._rounded, precision, shift, arrays)
+        self._last = weakref.ref(state), arrays
+        return state
 
     def expected_curvature(self, state, together=False):
         """Return the expected curvature (p, p) of the log evidence in theta, as with two classes.
@@ -232,7 +338,8 @@ class JointGPPosterior:
 
         Found at first use from what is kept, hence alike before and after a pickle; O(K n^3).
         """
-        return _spread(self.kernel(self.X), self.precision)[0]
+        arrays = ClassArrays(self.precision.shape, np.float64)
+        return ClassCovariance(self.kernel(self.X), self.precision, arrays)
 
     @property
     def n_classes(self):

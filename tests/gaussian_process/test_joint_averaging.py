@@ -15,6 +15,7 @@ from sklearn_ep._engine.noisy_argmax import NoisyArgmax
 from sklearn_ep.active_learning import scores
 from sklearn_ep.active_learning._posterior import _prior_variances
 from sklearn_ep.gaussian_process._dense_plan import JointModel
+from sklearn_ep.gaussian_process._evidence import _GAIN_TO_THE_MODE
 from sklearn_ep.gaussian_process._joint_gp import JointGP
 from sklearn_ep.gaussian_process._kernels import with_theta
 
@@ -162,8 +163,11 @@ def test_the_mode_alone_stands_for_a_common_length_of_many_rows(kernel):
     assert est.converged_ and est.hyperparameters_used_ == "integrate"
     assert len(est.hyper_weights_) == 1
     value, theta = est.log_marginal_likelihood, est.kernel_.theta
-    around = [value(theta + s * e) for e in np.eye(len(theta)) for s in (0.3, -0.3)]
-    assert max(around) < value(theta) + 0.5
+    top = value(theta)
+    for e in 0.3 * np.eye(len(theta)):
+        # what the parabola through three values gains is below what a search leaves
+        up, down = value(theta + e) - top, value(theta - e) - top
+        assert up + down < 0 and (up - down) ** 2 / (-8.0 * (up + down)) < _GAIN_TO_THE_MODE
 
 
 def test_a_warm_start_goes_on_from_the_heaviest_node():
@@ -171,16 +175,18 @@ def test_a_warm_start_goes_on_from_the_heaviest_node():
     est = averaged(X, y, warm_start=True)
     cold, before = est.n_iter_, est.predict_proba(X)
     assert est.fit(X, y).n_iter_ < cold
-    np.testing.assert_allclose(est.predict_proba(X), before, atol=0.03)
+    np.testing.assert_allclose(est.predict_proba(X), before, atol=0.015)
 
 
-@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("n_classes", [2, 3, 5])
 def test_the_expected_curvature_is_that_of_all_classes(n_classes):
     """Blocks between classes, which are left out, are 1 / (K - 1) of each class on average."""
     X, y = rows(60, n_classes=n_classes)
     kernel = ConstantKernel(3.0) * RBF([1.0, 2.0])
     est = EPGaussianProcessClassifier(kernel, optimizer=None, multi_class="joint", tol=1e-8)
     d, b = est.fit(X, y)._fitted.sites[0]
+    if n_classes > 2:  # it is exact where classes are alike
+        d = np.repeat(d.mean(1, keepdims=True), n_classes, axis=1)
     n, step = len(X), 1e-5
     T = np.zeros((n_classes, n, n_classes, n))
     i = np.arange(n)
@@ -199,7 +205,7 @@ def test_the_expected_curvature_is_that_of_all_classes(n_classes):
     truth = np.array([[0.5 * np.sum(a * b.T) for a in products] for b in products])
     structure = JointGP(kernel, X)
     found = structure.expected_curvature(structure.posterior(d, b))
-    np.testing.assert_allclose(found, truth, rtol=1e-4 if n_classes == 2 else 0.15, atol=0.05)
+    np.testing.assert_allclose(found, truth, rtol=1e-6, atol=1e-6 * np.abs(truth).max())
 
 
 HOSTILE = {

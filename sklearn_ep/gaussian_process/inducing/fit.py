@@ -84,6 +84,10 @@ class InducingPlan:
         """Return the keywords of `InducingEP.solve`."""
         return dict(tol=tol, max_iter=max_iter, damping=self.damping, accelerate=self.accelerate)
 
+    def log_evidence(self, theta, fit, n_jobs):
+        """Return log evidence at theta, as `value_and_gradient` does."""
+        return self.value_and_gradient(theta, fit, n_jobs)[0]
+
     def value_and_gradient(self, theta, fit, n_jobs):
         """Return log evidence at theta, EP run from the state of the fit, and its gradient."""
         theta_alone = dict(learn_kernel=True, learn_inputs=False, decoupled=False, density=None)

@@ -269,6 +269,10 @@ class LabelErrorPlan:
         more, rate_slope = log_rate_prior(rate)
         return value + more, slope, rate_slope
 
+    def log_evidence(self, theta, fit, n_jobs):
+        """Return log evidence at theta, as `value_and_gradient` does."""
+        return self.value_and_gradient(theta, fit, n_jobs)[0]
+
     def value_and_gradient(self, theta, fit, n_jobs):
         """Return log evidence at theta, EP run from the sites of the fit, and its gradient.
 

@@ -1,0 +1,74 @@
+"""The structure of several classes: single precision, memory that is taken over, covariances."""
+
+import numpy as np
+import pytest
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+from sklearn_ep.gaussian_process._joint_gp import JointGP
+
+KERNEL = ConstantKernel(50.0) * RBF(1.5)
+
+
+def problem(n, n_classes):
+    """Rows, site precisions over eight orders of magnitude and shifts that sum to 0."""
+    rng = np.random.default_rng(0)
+    d = 10.0 ** rng.uniform(-8.0, 0.0, size=(n, n_classes))
+    f = np.linalg.cholesky(KERNEL(X := rng.normal(size=(n, 2))) + 1e-8 * np.eye(n))
+    f = f @ rng.normal(size=(n, n_classes))
+    return X, d, d * (f - (np.sum(d * f, axis=1) / d.sum(1))[:, None])
+
+
+def contrasts(cov):
+    own = np.einsum("ncc->nc", cov)
+    return own[:, :, None] + own[:, None, :] - 2.0 * cov
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("n_classes", [2, 4])
+def test_the_posterior_is_that_of_the_whole_precision(n_classes, single):
+    n = 160
+    X, d, b = problem(n, n_classes)
+    structure = JointGP(KERNEL, X, single=single)
+    state = structure.posterior(d, b)
+    assert (structure._rounded is structure.K) != single
+    T = np.zeros((n, n_classes, n, n_classes))
+    for i in range(n):
+        T[i, :, i] = np.diag(d[i]) - np.outer(d[i], d[i]) / d[i].sum()
+    T = T.reshape(n * n_classes, -1)
+    K = np.kron(KERNEL(X), np.eye(n_classes))
+    A = np.eye(len(K)) + K @ T
+    whole = np.linalg.solve(A, K).reshape(n, n_classes, n, n_classes)
+    cov = np.array([whole[i, :, i] for i in range(n)])
+    mean = np.linalg.solve(A, K @ b.ravel())
+    evidence = 0.5 * b.ravel() @ mean - 0.5 * np.linalg.slogdet(A)[1]
+    digits = 1e-3 if single else 1e-7
+    np.testing.assert_allclose(state.mean.ravel(), mean, atol=(1e-4 if single else 1e-8))
+    assert state.log_evidence == pytest.approx(evidence, abs=digits)
+    off = np.abs(contrasts(state.cov) - contrasts(cov)) / (contrasts(cov) + np.eye(n_classes))
+    assert off.max() < (1e-2 if single else 1e-6)
+
+
+def test_single_precision_is_given_up_where_it_does_not_reach():
+    flat = ConstantKernel(1e8) * RBF(50.0)
+    X, d, b = problem(160, 3)
+    structure, double = JointGP(flat, X, single=True), JointGP(flat, X)
+    found, truth = structure.posterior(d, b), double.posterior(d, b)
+    assert structure._rounded is structure.K
+    np.testing.assert_array_equal(found.mean, truth.mean)
+    np.testing.assert_array_equal(found.cov, truth.cov)
+
+
+def test_memory_is_taken_over_from_states_that_nobody_holds():
+    X, d, b = problem(160, 3)
+    structure = JointGP(KERNEL, X, single=True)
+    first = structure.posterior(d, b)
+    memory, curvature = first.spread.arrays, first.evidence_curvature()
+    second = structure.posterior(2.0 * d, b)
+    assert second.spread.arrays is not memory
+    np.testing.assert_array_equal(first.evidence_curvature(), curvature)
+    latest = second.spread.arrays
+    del second
+    third = structure.posterior(d, b)
+    assert third.spread.arrays is latest
+    np.testing.assert_array_equal(third.evidence_curvature(), curvature)
+    np.testing.assert_array_equal(third.cov, first.cov)
