@@ -6,7 +6,7 @@ priors, which hold nearly all of what y says, stay in double.
 
 import numpy as np
 
-__all__ = ["BLOCK_BYTES", "Columns", "RoughColumns", "column_blocks", "worth_rounding"]
+__all__ = ["BLOCK_BYTES", "DoubleColumns", "RoughColumns", "column_blocks", "worth_rounding"]
 
 # A block of scaled columns: large enough for BLAS, small next to a large X. Halved: 1.04 times the
 # CPU of a posterior at 100 x 40,000; doubled: .89, for twice the memory.
@@ -34,7 +34,7 @@ def worth_rounding(X):
     return max(X.max(), -X.min()) <= LARGEST_SINGLE
 
 
-class Columns:
+class DoubleColumns:
     """The columns of X, in double precision."""
 
     def __init__(self, X):
@@ -71,7 +71,7 @@ class RoughColumns:
     def at(self, scale, low):
         """Return the columns for prior variances (d,), those with `low` sites in double."""
         if scale.max() > LARGEST_SINGLE:
-            return Columns(self.X)
+            return DoubleColumns(self.X)
         n, d = self.X.shape
         weight = scale * self.size
         weight[low] = np.inf

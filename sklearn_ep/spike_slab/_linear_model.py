@@ -20,7 +20,7 @@ from .._engine.gaussian import (
     positive_variance,
     triangular_inverse,
 )
-from ._columns import Columns, RoughColumns, column_blocks, worth_rounding
+from ._columns import DoubleColumns, RoughColumns, column_blocks, worth_rounding
 
 __all__ = ["DenseMarginals", "LinearModel", "LowRankMarginals"]
 
@@ -56,7 +56,7 @@ class LinearModel:
 
     def _set(self, X, y, rest):
         self.X, self.y, self.rest = X, y, rest
-        self.columns: Any = Columns(X)
+        self.columns: Any = DoubleColumns(X)
         self.Xy = X.T @ y
         self.dense = X.shape[1] <= X.shape[0]
         self.gram = X.T @ X if self.dense else None
