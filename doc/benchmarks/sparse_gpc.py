@@ -7,8 +7,9 @@
 Draws held-out log loss against CPU seconds for EP and, where GPyTorch is installed, its SVGP with
 Adam and with natural gradients: same kernel, same first inducing points, same batches, double
 precision. A fit of EP is made for each number of epochs, since its steps fall with the epochs to
-come; after each the others go on until they have had twice its time. Then times of a pass for
-growing n and m, and their share of the rate of a plain matrix product.
+come; after each the others go on until they have had twice its time. EP and natural gradients also
+take larger batches, EP with larger steps then. Then times of a pass for growing n and m, and their
+share of the rate of a plain matrix product.
 """
 
 from common import arguments, cpu, figure, log_loss, save, table
@@ -26,6 +27,8 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn_ep import EPGaussianProcessClassifier
 
 BATCH = 200
+# Larger batches, and the rate of EP's steps with them.
+LARGE_BATCH, LARGE_RATE = 1000, 0.03
 # First amplitude of the kernel: images that are told apart well ask for a large one.
 AMPLITUDE = 10.0
 
@@ -73,35 +76,41 @@ def outcome(method, epochs, seconds, proba, y):
     }
 
 
-def ep_row(problem, points, epochs):
+def ep_row(problem, points, epochs, batch=BATCH, rate=0.01):
     """Fit sparse EP and return its row."""
     X, y, X_new, y_new = problem
     model = EPGaussianProcessClassifier(
         start_kernel(X, AMPLITUDE),
         method="sparse",
         inducing_points=points,
-        batch_size=BATCH,
-        learning_rate=0.01,
+        batch_size=batch,
+        learning_rate=rate,
         learn_inducing=True,
         max_iter=epochs,
         max_sweeps=4,
         random_state=0,
     )
     _, seconds = cpu(lambda: model.fit(X, y))
-    return outcome("EP", epochs, seconds, model.predict_proba(X_new), y_new)
+    return outcome(_named("EP", batch), epochs, seconds, model.predict_proba(X_new), y_new)
+
+
+def _named(method, batch):
+    """Return the name of a method with batches of a size of their own."""
+    return method if batch == BATCH else f"{method}, batches of {batch}"
 
 
 class SVGP:
     """GPyTorch's stochastic variational classifier, trained an epoch at a time."""
 
-    def __init__(self, problem, points, natural):
+    def __init__(self, problem, points, natural, batch=BATCH):
         import gpytorch
         import torch
 
         torch.manual_seed(0)
         torch.set_num_threads(1)
         torch.set_default_dtype(torch.float64)
-        self.name = "SVGP, natural gradients" if natural else "SVGP, Adam"
+        self.name = _named("SVGP, natural gradients" if natural else "SVGP, Adam", batch)
+        self.batch = batch
         self.torch, self.y_new = torch, problem[3]
         self.X, self.y, self.X_new = (torch.as_tensor(a, dtype=torch.float64) for a in problem[:3])
         self.model = _variational_model(problem[0], points, natural)
@@ -117,7 +126,7 @@ class SVGP:
 
     def _epoch(self):
         self.model.train()
-        for batch in self.torch.randperm(len(self.X)).split(BATCH):
+        for batch in self.torch.randperm(len(self.X)).split(self.batch):
             for rule in self.rules:
                 rule.zero_grad()
             (-self.bound(self.model(self.X[batch]), self.y[batch])).backward()
@@ -168,18 +177,23 @@ def _variational_model(X, points, natural):
     return Model()
 
 
-def curves_of(problem, m, epochs):
+def curves_of(problem, m, epochs, many_epochs):
     """Return the rows of all methods, which take turns."""
     points = first_points(problem[0], m)
-    peers, rows = [], []
+    peers, large, rows = [], [], []
     if all(importlib.util.find_spec(name) for name in ("torch", "gpytorch")):
         peers = [SVGP(problem, points, natural) for natural in (False, True)]
+        large = [SVGP(problem, points, True, LARGE_BATCH)]
     for n_epochs in epochs:
-        own = ep_row(problem, points, n_epochs)
-        rows.append(own)
-        for peer in peers:
-            rows += peer.rows_until(2 * own["CPU s"])
+        rows += _turn(ep_row(problem, points, n_epochs), peers)
+    for n_epochs in many_epochs:
+        rows += _turn(ep_row(problem, points, n_epochs, LARGE_BATCH, LARGE_RATE), large)
     return sorted(rows, key=lambda row: row["method"])
+
+
+def _turn(own, peers):
+    """Return the row of EP and those of peers that go on until they have had twice its time."""
+    return [own, *(row for peer in peers for row in peer.rows_until(2 * own["CPU s"]))]
 
 
 def gemm_seconds(n, m):
@@ -260,9 +274,10 @@ def main():
     args = arguments(__doc__.split("\n")[0])
     warnings.simplefilter("ignore", ConvergenceWarning)
     problem = synthetic(5000) if args.quick else digits(args.data)
-    curves = curves_of(
-        problem, 50 if args.quick else 200, (1, 2, 4) if args.quick else (1, 2, 3, 5)
-    )
+    if args.quick:
+        curves = curves_of(problem, 50, (1, 2, 4), (2,))
+    else:
+        curves = curves_of(problem, 200, (1, 2, 3, 5), (4, 8, 24))
     table(curves, ["method", "epochs", "CPU s", "log loss", "error"])
     sizes = [(10_000, 50), (10_000, 100), (10_000, 200), (100_000, 50)]
     if not args.quick:

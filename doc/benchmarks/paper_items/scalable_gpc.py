@@ -338,19 +338,26 @@ def flights_rows(setting, name, X, y, X_new, y_new, best):
         peers["true chances"] = best
     wrong = {"logistic regression": float(np.mean(linear.predict(X_new) != y_new))}
     m = 20 if setting.quick else 200 if len(X) < 1_000_000 else 50
-    clf = EPGaussianProcessClassifier(
-        start_kernel(X, 1.0), n_inducing=m, batch_size=200, learning_rate=0.01, max_iter=1,
-        learn_inducing=True, site_memory="scalars" if len(X) < 1_000_000 else "average",
-        max_sweeps=3, tol=0.05, random_state=0,
-    )  # fmt: skip
-    _, seconds = cpu(lambda: clf.fit(X, y))
-    proba = clf.predict_proba(X_new)
-    head = f"{name}, {len(X)} rows, m = {m}, one epoch"
-    return [
-        Row(f"{head}: log loss", None, log_loss(proba, y_new), peers=peers),
-        Row(f"{head}: error", None, float(np.mean(proba.argmax(1) != y_new)), peers=wrong),
-        Row(f"{head}: CPU seconds", None, seconds),
-    ]
+    memory = "scalars" if len(X) < 1_000_000 else "average"
+    # besides the paper's batches larger ones, of which three epochs take less time than one
+    runs = [(200, 0.01, 1), (1000, 0.02, 3)] if memory == "scalars" else [(200, 0.01, 1)]
+    rows = []
+    for batch, rate, epochs in runs:
+        clf = EPGaussianProcessClassifier(
+            start_kernel(X, 1.0), n_inducing=m, batch_size=batch, learning_rate=rate,
+            max_iter=epochs, learn_inducing=True, site_memory=memory, max_sweeps=3, tol=0.05,
+            random_state=0,
+        )  # fmt: skip
+        _, seconds = cpu(lambda clf=clf: clf.fit(X, y))
+        proba = clf.predict_proba(X_new)
+        head = f"{name}, {len(X)} rows, m = {m}, {epochs} epochs of batches of {batch}"
+        error = float(np.mean(proba.argmax(1) != y_new))
+        rows += [
+            Row(f"{head}: log loss", None, log_loss(proba, y_new), peers=peers),
+            Row(f"{head}: error", None, error, peers=wrong),
+            Row(f"{head}: CPU seconds", None, seconds),
+        ]
+    return rows
 
 
 ABOUT = """
