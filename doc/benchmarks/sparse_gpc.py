@@ -250,7 +250,7 @@ def draw(args, curves, passes):
         own = [row for row in curves if row["method"] == name]
         left.plot([r["CPU s"] for r in own], [r["log loss"] for r in own], "o-", label=name)
     left.set(xlabel="CPU seconds of training", ylabel="held-out log loss", xlim=(0, None))
-    left.legend()
+    left.legend(fontsize=7, loc="upper right")
     for m in dict.fromkeys(row["m"] for row in passes):
         own = [row for row in passes if row["m"] == m]
         if len(own) > 1:
