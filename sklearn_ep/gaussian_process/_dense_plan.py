@@ -64,6 +64,9 @@ _NODE_TOL, _JOINT_NODE_TOL = 1e-2, 3e-2
 # Residual of sites of several classes while the kernel moves, and what ends learning there: the
 # gradient of the evidence is itself off by tenths of a nat and more.
 _JOINT_TOL = 2e-2
+# Before the last run single precision goes to this share of the tolerance, if that is not below the
+# digits it holds, in so many sweeps at most.
+_SHARE_OF_TOL, _LEAST_SINGLE_TOL, _SINGLE_SWEEPS = 0.5, 2e-4, 8
 # Nats by which a kernel has to beat the frequencies of labels, and how much shorter its length is
 # at the next start where it does not: on 100 rows of banana two searches of five end flat.
 _WORTH_A_KERNEL, _WIGGLIER = 2.0, 9.0
@@ -281,6 +284,14 @@ class DensePlan:
         """Run EP from sites x (2, n) or (2, n, K), with a share of the damping."""
         steps = dict(damping=share * self.damping, accelerate=self.accelerate, monitor=monitor)
         return ep.solve(x, tol=tol, max_iter=max_sweeps, **steps)
+
+    def sites_in_passing(self, kernel, y, x):
+        """Return sites from which a run has little left: those of single precision, or x itself."""
+        if not isinstance(self.model, JointModel):
+            return x
+        passing = replace(self, model=replace(self.model, searching=True))
+        tol = max(_SHARE_OF_TOL * self.tol, _LEAST_SINGLE_TOL)
+        return passing.solve(passing.ep(kernel, y), x, tol, _SINGLE_SWEEPS).x
 
     def evidence(self, y, x, tol):
         """Return theta -> `EvidencePoint`; sites are warm-started from the best point so far.
