@@ -66,7 +66,7 @@ _NODE_TOL, _JOINT_NODE_TOL = 1e-2, 3e-2
 _JOINT_TOL = 2e-2
 # Before the last run single precision goes to this share of the tolerance, if that is not below the
 # digits it holds, in so many sweeps at most.
-_SHARE_OF_TOL, _LEAST_SINGLE_TOL, _SINGLE_SWEEPS = 0.5, 2e-4, 8
+_SHARE_OF_TOL, _LEAST_SINGLE_TOL, _SINGLE_SWEEPS = 0.7, 2e-4, 8
 # Nats by which a kernel has to beat the frequencies of labels, and how much shorter its length is
 # at the next start where it does not: on 100 rows of banana two searches of five end flat.
 _WORTH_A_KERNEL, _WIGGLIER = 2.0, 9.0
@@ -311,7 +311,8 @@ class DensePlan:
             if value >= best[0]:
                 warm[0], best[0] = result.x, value
             gradient = self.model.gradient(ep, payload)
-            return EvidencePoint(value, gradient, result.residual, (kernel, payload[0], result.x))
+            onwards = result.x if result.ahead is None else result.ahead
+            return EvidencePoint(value, gradient, result.residual, (kernel, payload[0], onwards))
 
         return evaluate
 
