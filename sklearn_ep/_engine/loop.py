@@ -208,6 +208,11 @@ class Result:
         return self.reason == "converged"
 
     @property
+    def onwards(self) -> np.ndarray:
+        """State for another run to go on from."""
+        return self.x if self.ahead is None else self.ahead
+
+    @property
     def residual(self) -> float:
         """Undamped residual of the state."""
         return self.evaluation.residual

@@ -139,25 +139,25 @@ class ClassCovariance:
         the digits of its site however little that says: a product is needed only for rows with
         next to no site, and the diagonal of one for weak ones, where the difference loses digits.
         """
-        C, n = precision.shape[1], len(K)
-        cov, halves = np.empty((C, C, n)), list[np.ndarray]()
-        prior = np.diagonal(K)
-        for c, (E, part) in enumerate(zip(self.explained, self.arrays.halves, strict=True)):
+        halves, prior, own = self.arrays.halves, np.diagonal(K), np.empty(precision.shape)
+        for c, (E, part) in enumerate(zip(self.explained, halves, strict=True)):
             tau = precision[:, c].astype(self.arrays.kind)
             given = tau * prior >= _NO_SITE
             share = 1.0 / np.where(given, tau, self.arrays.kind(1.0))
             kept = 1.0 - share * np.diagonal(E)
             kept = np.where(tau * prior < _WEAK, np.einsum("ij,ij->j", E, K), kept)
-            own = share * kept
+            own[:, c] = share * kept
             np.multiply(E, -share, out=part)
             np.fill_diagonal(part, kept)
             left = np.flatnonzero(~given)
             if len(left):
                 columns = K[:, left]
                 part[:, left] = P = E @ columns
-                own[left] = prior[left] - np.einsum("im,im->m", columns, P)
-            _add_class(cov, c, halves, lower_times(self.offset, part), own)
-        return np.ascontiguousarray(cov.transpose(2, 0, 1))
+                own[left, c] = prior[left] - np.einsum("im,im->m", columns, P)
+            lower_times(self.offset, part)
+        cov = np.matmul(halves.transpose(2, 0, 1), halves.transpose(2, 1, 0)).astype(np.float64)
+        np.einsum("ncc->nc", cov)[:] += own
+        return cov
 
 
 def _explain(K, precision, root, out):
