@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
+from sklearn_ep._engine.class_sites import JointEP, empty_sites
+from sklearn_ep._engine.noisy_argmax import CLASS_LIKELIHOODS
 from sklearn_ep.gaussian_process._joint_gp import JointGP
 
 KERNEL = ConstantKernel(50.0) * RBF(1.5)
@@ -73,3 +75,16 @@ def test_memory_is_taken_over_from_states_that_nobody_holds():
     assert third.spread.arrays is latest
     np.testing.assert_array_equal(third.evidence_curvature(), curvature)
     np.testing.assert_array_equal(third.cov, first.cov)
+
+
+def test_a_run_tells_the_state_that_a_longer_one_goes_on_to():
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    y = np.digitize(X[:, 0], [-0.5, 0.5])
+    ep = JointEP(JointGP(KERNEL, X), CLASS_LIKELIHOODS["probit"], y, np.ones(60))
+    settings = dict(max_iter=100, damping=0.5)
+    result = ep.solve(empty_sites(y, 3), tol=2e-2, accelerate=True, **settings)
+    longer = ep.solve(empty_sites(y, 3), tol=1e-3, accelerate=True, **settings)
+    following = longer.history["residual"][result.n_iter]
+    assert ep.evaluate(result.onwards).residual == pytest.approx(following, rel=1e-9)
+    plain = ep.solve(empty_sites(y, 3), tol=2e-2, accelerate=False, **settings)
+    assert plain.onwards is plain.x
