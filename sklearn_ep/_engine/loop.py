@@ -190,7 +190,8 @@ class Result:
 
     `x` is the state that `evaluation` belongs to, and `history` maps "residual" and the recorded
     names to arrays of length `n_iter` whose last entries are its figures; `reason` says why the
-    loop ended; `n_halved` counts steps that were shortened to stay proper.
+    loop ended; `n_halved` counts steps that were shortened to stay proper. `ahead` is the state
+    that would have been next, where it is worth keeping.
     """
 
     x: np.ndarray
@@ -199,11 +200,17 @@ class Result:
     reason: Reason
     history: dict[str, np.ndarray]
     n_halved: int = 0
+    ahead: np.ndarray | None = None
 
     @property
     def converged(self) -> bool:
         """Whether the residual fell below the tolerance."""
         return self.reason == "converged"
+
+    @property
+    def onwards(self) -> np.ndarray:
+        """State for another run to go on from."""
+        return self.x if self.ahead is None else self.ahead
 
     @property
     def residual(self) -> float:

@@ -76,7 +76,8 @@ def fit_dense(plan, y, monitor, k):
                 learned = climb_from_rows(
                     evidence_from, small, plan.share(rows), len(y), *search, **watched
                 )
-                x = learned.point.payload[2]
+                last, _, x = learned.point.payload
+                x = plan.sites_in_passing(last, y, x)
             if plan.wigglier is not None and plan.ends_flat(y, learned.point.value):
                 evaluate = rough.evidence(y, plan.sites[k], learning_tol)
                 other = maximise_evidence(evaluate, plan.wigglier, kernel.bounds, **watched)

@@ -64,6 +64,9 @@ _NODE_TOL, _JOINT_NODE_TOL = 1e-2, 3e-2
 # Residual of sites of several classes while the kernel moves, and what ends learning there: the
 # gradient of the evidence is itself off by tenths of a nat and more.
 _JOINT_TOL = 2e-2
+# Before the last run single precision goes to so many times the tolerance, which the next step
+# makes up for, if that is not below the digits it holds, and in so many sweeps at most.
+_TIMES_TOL, _LEAST_SINGLE_TOL, _SINGLE_SWEEPS = 2.0, 2e-4, 8
 # Nats by which a kernel has to beat the frequencies of labels, and how much shorter its length is
 # at the next start where it does not: on 100 rows of banana two searches of five end flat.
 _WORTH_A_KERNEL, _WIGGLIER = 2.0, 9.0
@@ -282,6 +285,14 @@ class DensePlan:
         steps = dict(damping=share * self.damping, accelerate=self.accelerate, monitor=monitor)
         return ep.solve(x, tol=tol, max_iter=max_sweeps, **steps)
 
+    def sites_in_passing(self, kernel, y, x):
+        """Return sites from which a run has little left: those of single precision, or x itself."""
+        if not isinstance(self.model, JointModel):
+            return x
+        passing = replace(self, model=replace(self.model, searching=True))
+        tol = max(_TIMES_TOL * self.tol, _LEAST_SINGLE_TOL)
+        return passing.solve(passing.ep(kernel, y), x, tol, _SINGLE_SWEEPS).onwards
+
     def evidence(self, y, x, tol):
         """Return theta -> `EvidencePoint`; sites are warm-started from the best point so far.
 
@@ -300,7 +311,8 @@ class DensePlan:
             if value >= best[0]:
                 warm[0], best[0] = result.x, value
             gradient = self.model.gradient(ep, payload)
-            return EvidencePoint(value, gradient, result.residual, (kernel, payload[0], result.x))
+            last = kernel, payload[0], result.onwards
+            return EvidencePoint(value, gradient, result.residual, last)
 
         return evaluate
 

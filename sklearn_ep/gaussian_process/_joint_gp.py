@@ -16,7 +16,6 @@ from sklearn.utils import gen_batches
 
 from .._engine.class_sites import star_times
 from .._engine.gaussian import (
-    WEAK_SITE,
     ImproperPosterior,
     add_to_diagonal,
     checked_cholesky,
@@ -30,9 +29,10 @@ __all__ = ["ClassCovariance", "JointGP", "JointGPPosterior", "JointState"]
 
 # Rows up to which single precision would save no time that counts.
 _FEW_ROWS = 150
-# Prior variance from which on single precision is not tried, and product of site precision and
-# prior variance below which it wants the formula of weak sites.
-_LARGEST_SINGLE, _WEAK_SINGLE = 1e9, 1e-3
+# Prior variance from which on single precision is not tried.
+_LARGEST_SINGLE = 1e9
+# Products of site precision and prior variance below which a site is weak, and as good as none.
+_WEAK, _NO_SITE = 0.1, 1e-10
 # Of a mean that comes from single precision: how often it is refined at most, the share of the
 # shifts that may be left, and the share that is too much for a beginning.
 _REFINEMENTS, _REFINED, _LOST = 8, 1e-6, 0.1
@@ -135,26 +135,29 @@ class ClassCovariance:
     def own_blocks(self, K, precision):
         """Return the same as `blocks` for the rows of the sites themselves, of covariance K (n, n).
 
-        With D_c the precisions of class c, E_c K = I - E_c D_c^-1: a product is needed only for
-        rows whose site is weak.
+        With D_c the precisions of class c, E_c K = I - E_c D_c^-1, where each column of E_c has
+        the digits of its site however little that says: a product is needed only for rows with
+        next to no site, and the diagonal of one for weak ones, where the difference loses digits.
         """
-        C, n = precision.shape[1], len(K)
-        cov, halves = np.empty((C, C, n)), list[np.ndarray]()
-        least = _WEAK_SINGLE if self.arrays.single else WEAK_SITE
-        for c, part in enumerate(self.offset_parts()):
-            E, tau = self.explained[c], precision[:, c].astype(self.arrays.kind)
-            strong = tau * np.diagonal(K) >= least
-            share = 1.0 / np.where(strong, tau, self.arrays.kind(1.0))
-            own = share * (1.0 - share * np.diagonal(E))
-            weak = np.flatnonzero(~strong)
-            part *= -share
-            part += self.offset
-            if len(weak):
-                columns = K[:, weak]
-                P, part[:, weak] = self.halves(c, columns)
-                own[weak] = np.diagonal(K)[weak] - np.einsum("im,im->m", columns, P)
-            _add_class(cov, c, halves, part, own)
-        return np.ascontiguousarray(cov.transpose(2, 0, 1))
+        halves, prior, own = self.arrays.halves, np.diagonal(K), np.empty(precision.shape)
+        for c, (E, part) in enumerate(zip(self.explained, halves, strict=True)):
+            tau = precision[:, c].astype(self.arrays.kind)
+            given = tau * prior >= _NO_SITE
+            share = 1.0 / np.where(given, tau, self.arrays.kind(1.0))
+            kept = 1.0 - share * np.diagonal(E)
+            kept = np.where(tau * prior < _WEAK, np.einsum("ij,ij->j", E, K), kept)
+            own[:, c] = share * kept
+            np.multiply(E, -share, out=part)
+            np.fill_diagonal(part, kept)
+            left = np.flatnonzero(~given)
+            if len(left):
+                columns = K[:, left]
+                part[:, left] = P = E @ columns
+                own[left, c] = prior[left] - np.einsum("im,im->m", columns, P)
+            lower_times(self.offset, part)
+        cov = np.matmul(halves.transpose(2, 0, 1), halves.transpose(2, 1, 0)).astype(np.float64)
+        np.einsum("ncc->nc", cov)[:] += own
+        return cov
 
 
 def _explain(K, precision, root, out):
