@@ -8,6 +8,7 @@ of the collection of Raetsch et al. (2001), at most 500; at most 2000 rows are t
 have a form which tunes itself are used in it: LogisticRegressionCV, LassoCV, and grids by
 three-fold log loss for the support vector machine, boosting and the forest. Scores are means over
 splits; "level" counts the sets on which a model is within .005 or two standard errors of the best.
+A run of some sets keeps the stored rows of the others.
 """
 
 import functools
@@ -16,7 +17,7 @@ import warnings
 
 import numpy as np
 import scipy.sparse as sp
-from common import arguments, cpu, figure, save, table
+from common import arguments, cpu, figure, save, stored_rows, table
 from joblib import Parallel, delayed
 from scipy.stats import norm, rankdata
 from sklearn.calibration import CalibratedClassifierCV
@@ -266,8 +267,10 @@ def main():
         ("--splits", dict(type=int, default=5, help="splits of each set")),
         ("--jobs", dict(type=int, default=1, help="splits in parallel")),
     )
-    names = args.only or (QUICK if args.quick else [*FROM_FOLDER, *FROM_SCIKIT_LEARN, *NUMBERS])
-    n_splits, rows = min(args.splits, 2) if args.quick else args.splits, []
+    every = QUICK if args.quick else [*FROM_FOLDER, *FROM_SCIKIT_LEARN, *NUMBERS]
+    names = args.only or every
+    n_splits = min(args.splits, 2) if args.quick else args.splits
+    rows = [r for r in stored_rows(args, "arena", "set") if r["set"] in every] if args.only else []
     for name in names:
         data = load(name, args.data)
         if data is None:
@@ -277,6 +280,7 @@ def main():
         found = Parallel(args.jobs)(delayed(run)(part) for part in splits(*data, name, n_splits))
         rows += rows_of(name, data[0].shape, found)
         table(rows[-len(found[0]) :], list(rows[-1]))
+    rows.sort(key=lambda r: every.index(r["set"]) if r["set"] in every else len(every))
     save(args, "arena", rows + [dict(set="all", **r) for r in summary(rows)])
     draw(args, rows)
 

@@ -11,12 +11,10 @@ sets; stated probabilities (inclusion, wrong labels) are held against observed s
 """
 
 import functools
-import json
-import pathlib
 import warnings
 
 import numpy as np
-from common import arguments, figure, save, table
+from common import arguments, figure, save, stored_rows, table
 from joblib import Parallel, delayed
 from scipy import special
 from scipy.stats import norm
@@ -256,20 +254,13 @@ def draw(args, rows):
     figure(args, "calibration", fig)
 
 
-def stored_rows(args):
-    """Return the rows of earlier runs of the models that are not asked for."""
-    path = pathlib.Path(args.out) / "calibration.json"
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
-    return [r for r in rows if r["model"] not in args.only]
-
-
 def main():
     args = arguments(
         __doc__.splitlines()[0],
         ("--only", dict(nargs="*", default=list(MODELS), help="names of models")),
         ("--jobs", dict(type=int, default=1, help="data sets in parallel")),
     )
-    rows = stored_rows(args)
+    rows = stored_rows(args, "calibration", "model")
     for model in args.only:
         simulate, settings, n_sets = MODELS[model]
         for how in settings:

@@ -96,6 +96,13 @@ def save(args, name, rows):
     print(f"saved {path.name}")
 
 
+def stored_rows(args, name, key):
+    """Return the rows of NAME.json, those whose `key` is in args.only left out."""
+    path = pathlib.Path(args.out) / f"{name}.json"
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    return [r for r in rows if r[key] not in args.only]
+
+
 def figure(args, name, fig):
     """Save a matplotlib figure as NAME.png in the output folder."""
     path = pathlib.Path(args.out) / f"{name}.png"

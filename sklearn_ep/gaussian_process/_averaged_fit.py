@@ -27,7 +27,9 @@ __all__ = ["alone", "average_about", "fit_averaged", "mode_of_kernels"]
 # What the isotropic kernel keeps at least where lengths may differ: on few rows with many columns
 # the evidence trusts the model more than it deserves.
 _INSURANCE = 0.2
-# Rows below which variance and mean length are so open that equal lengths have a lattice.
+# Rows below which variance and mean length are so open that equal lengths have a lattice; of more
+# than two classes up to the number below (without it, iris has a log loss .003 higher, wine .002
+# lower).
 _FEW_ROWS = 100
 # Rows above which variance and mean length are known well enough: where lengths differ the modes
 # alone count (on twelve sets of 300 to 400 rows the mean log loss changes by .0003, at most by
@@ -190,14 +192,17 @@ def _average_over_spreads(nodes, mode, monitor):
     found = [isotropic_level(nodes, mode), *levels(nodes.ep, nodes.scales, nodes.prior, mode)]
     log_mass = np.array([level.log_mass for level in found])
     share = np.exp(log_mass - logsumexp(log_mass))
-    few, several = len(nodes.ep.y) < _FEW_ROWS, len(nodes.ep.y) > _SEVERAL_ROWS
+    n_rows, exact = len(nodes.ep.y), nodes.ep.plan.model.exact_gradient
+    several = n_rows > _SEVERAL_ROWS
+    few = n_rows < _FEW_ROWS or not (exact or several)
     known, insured = 0 if few else int(np.argmax(share)), share[0] < _INSURANCE
     if insured:
         share = np.append(_INSURANCE, (1.0 - _INSURANCE) * share[1:] / share[1:].sum())
     parts: dict[int, Average] = {}
     for k in map(int, np.flatnonzero(share > _WORTH)):
         if few and k == 0:
-            parts[0] = _lattice(nodes, mode, monitor, _COARSE if len(mode.phi) == 2 else None)
+            spacing = _COARSE if exact else _SHORT
+            parts[0] = _lattice(nodes, mode, monitor, spacing if len(mode.phi) == 2 else None)
             found = [level.with_spread_of(parts[0]) for level in found]
         elif several or (insured and k == 0):
             parts[k] = found[k].alone()
