@@ -3,7 +3,7 @@
     python doc/benchmarks/costs.py            to 100,000 rows and 10,000 columns, five minutes
     python doc/benchmarks/costs.py --quick    to 1,000 rows and 500 columns
 
-A curve ends where the next fit would take longer than a minute. Writes costs.json, costs.png and
+A curve ends where the next fit would take longer than a minute if time grew with the size. Writes costs.json, costs.png and
 the table of the page "What it costs" (costs.inc).
 """
 
@@ -88,7 +88,7 @@ def course(against, sizes, repeats):
         calls = {}
         for name, (fit, _) in MODELS.items():
             smaller, seconds = last[name]
-            growth = 1.0 if smaller is None else (size / smaller) ** 2
+            growth = 1.0 if smaller is None else size / smaller
             if smaller is not None and seconds * growth > LONGEST:
                 continue
             calls[name] = functools.partial(fit, *given)
