@@ -3,8 +3,8 @@
     python doc/benchmarks/costs.py            to 100,000 rows and 10,000 columns, five minutes
     python doc/benchmarks/costs.py --quick    to 1,000 rows and 500 columns
 
-A curve ends where the next fit would take longer than a minute if time grew with the size. Writes costs.json, costs.png and
-the table of the page "What it costs" (costs.inc).
+A curve ends where the next fit would take longer than a minute if time grew with the size. Writes
+costs.json, costs.png and the table of the page "What it costs" (costs.inc).
 """
 
 from common import alternate, arguments, figure, save
