@@ -446,7 +446,7 @@ Minibatches of 200 with m = 200 reach the accuracy that the paper's SEP has in b
 .0694, error 2.7 %; SVI .0655 and 2.2 %) after a single epoch of the digits, and are better after
 two, each followed by up to four full passes at fixed hyperparameters, of which the paper has
 none. On flights they outperform the linear model, as in the paper; three epochs of batches of 1000
-end lower than one of 200, in 11 CPU seconds after 9, and twelve with m = 300 at .535 in one minute.
+end lower than one of 200 in as many CPU seconds, 11, and twelve with m = 300 at .535 in a minute.
 The paper's flights, 2,127,068 of early
 2008, are not at hand: there are all 203,853 for training of New York in 2013 with the same eight
 attributes, and as many generated ones as the paper has, with known chances of delay, of which EP
