@@ -46,6 +46,17 @@ PARTS = {
             ".29 are wrong, and intervals, .947 for 90 %.",
         ),
         Section(
+            "averages",
+            "What averages over hyperparameters bring and cost",
+            "Thirteen real sets of two classes with 100 to 250 training rows, five splits.",
+            "Averages of the Gaussian process over lengths of the columns lower the log loss from "
+            ".360 to .342 in the mean, at 1.9 times the CPU of the mode (1.6 to 2.4); with one "
+            "length for all columns they are level. What they gain is where few columns matter "
+            "(splice .421 to .297, image .206 to .130); crabs, heart and german lose .003 to .010. "
+            "With label errors it is .384 to .366 at 3.1 times, for the linear model .437 to .436 "
+            "at 2.4 times.",
+        ),
+        Section(
             "dense_gpc",
             "Gaussian processes: EP against Laplace",
             "Generated rows with ten columns and 5 % random labels, 2000 held-out rows, the same "
