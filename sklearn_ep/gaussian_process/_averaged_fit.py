@@ -36,7 +36,7 @@ _FEW_ROWS = 100
 # .002), and of more than two classes (on five splits of six classes with 300 rows the mean log loss
 # changes by .0003).
 _SEVERAL_ROWS = 299
-# Spacing of a lattice beside lengths that differ, and of one with several rows or beside wrong
+# Spacing of a lattice beside lengths that differ, and of one of several classes or beside wrong
 # labels, in the main the neighbours of the mode.
 _COARSE, _SHORT = Spacing(2.0, 5.5, 20), Spacing(2.0, 3.5, 9)
 # Weight of an anisotropic mode from which it is worth nodes.
@@ -165,15 +165,16 @@ def _with_gradients(nodes, near):
 def average_about(nodes, mode, monitor, coarse=False):
     """Return the `Average` about an isotropic mode, in whose nodes are `KernelNode`s.
 
-    The lattice is `coarse` where it is a part of a larger average. With several rows there is none
-    of more than two classes, whose evidence is the sharper.
+    The lattice is `coarse` where it is a part of a larger average. With several rows four nodes do,
+    and of more than two classes, whose evidence is the sharper, the mode.
     """
     n_rows, exact = len(nodes.ep.y), nodes.ep.plan.model.exact_gradient
     if len(nodes.scales.lengths) > 1:
         return _average_over_spreads(nodes, mode, monitor)
-    if n_rows > _SEVERAL_ROWS and not exact:
-        return isotropic_level(nodes, mode).alone()
-    short = len(mode.phi) == 2 and (coarse or n_rows > _SEVERAL_ROWS or not exact)
+    if n_rows > _SEVERAL_ROWS and not coarse:
+        level = isotropic_level(nodes, mode)
+        return level.average_about(monitor, weighed=True) if exact else level.alone()
+    short = len(mode.phi) == 2 and (coarse or not exact)
     return _lattice(nodes, mode, monitor, _SHORT if short else None)
 
 

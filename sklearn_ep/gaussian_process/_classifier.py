@@ -227,8 +227,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     columns have lengths of their own; that of the length log-normal about the root of the total
     variance of the columns with 1. Of more than two classes jointly they are 6 and 2, nearly flat:
     where classes are separable variances in the hundreds predict best. Nodes are a lattice about
-    the mode [4]_, 10 to 20 of them, from 300 rows on the mode and its neighbours, each two or three
-    sweeps from the next. Where there are several lengths, the deviations of their logs from the
+    the mode [4]_, 10 to 20 of them, each two or three sweeps from the next, and from 300 rows on
+    four about it. Where there are several lengths, the deviations of their logs from the
     mean are N(0, s^2) with s = 0, 0.5, 1, 2 as probable as each other: each s has four nodes about
     its mode, with the weights of importance sampling from the normal distribution of the expected
     curvature, and together the weight of its evidence times the volume of the deviations; s = 0
