@@ -25,6 +25,7 @@ __all__ = [
     "maximise_evidence",
     "node_at_mode",
     "random_starts",
+    "ValueWithGradient",
 ]
 
 # Sites are only refined to this residual while the kernel moves: the error of the evidence is of
@@ -61,6 +62,16 @@ _MANY_ROWS, _DEAR = 1000, dict(gain=0.4, patience=1, longest=0.5)
 _CHANGES_BELOW, _NATS_BELOW = 3.0, 1.0
 # The same of a mode that only says where nodes lie.
 _GAIN_TO_THE_MODE = 0.05
+
+
+class ValueWithGradient:
+    """Plan that comes to know a log evidence by `value_and_gradient`, and not without it."""
+
+    value_and_gradient: Any
+
+    def log_evidence(self, theta, fit, n_jobs):
+        """Return log evidence at theta, EP run from the state of the fit."""
+        return self.value_and_gradient(theta, fit, n_jobs)[0]
 
 
 class EvidencePoint(NamedTuple):

@@ -9,7 +9,7 @@ from sklearn.utils import check_random_state
 
 from ..._engine.loop import Reason, Trace, worst_reason
 from ..._engine.partition import PartMap
-from .._evidence import KEPT, LEARNING_TOL, maximise_evidence
+from .._evidence import KEPT, LEARNING_TOL, ValueWithGradient, maximise_evidence
 from .._fitted import GPFit, ending_in
 from .ep import InducingEP, PassState
 from .hyperparameters import Hyperparameters, prior_of_lengths
@@ -29,7 +29,7 @@ _MOST_KEPT = 2**25
 
 
 @dataclass
-class InducingPlan:
+class InducingPlan(ValueWithGradient):
     """All of a fit through inducing points that is decided before it starts.
 
     `n_problems` binary problems, one for two classes and one a class otherwise, share kernel,
@@ -83,10 +83,6 @@ class InducingPlan:
     def solver(self, tol, max_iter):
         """Return the keywords of `InducingEP.solve`."""
         return dict(tol=tol, max_iter=max_iter, damping=self.damping, accelerate=self.accelerate)
-
-    def log_evidence(self, theta, fit, n_jobs):
-        """Return log evidence at theta, as `value_and_gradient` does."""
-        return self.value_and_gradient(theta, fit, n_jobs)[0]
 
     def value_and_gradient(self, theta, fit, n_jobs):
         """Return log evidence at theta, EP run from the state of the fit, and its gradient."""

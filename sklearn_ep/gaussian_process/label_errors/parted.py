@@ -16,7 +16,7 @@ from ..._engine.loop import Trace
 from ..._engine.partition import PartMap, add_up
 from ..._engine.sites import Sites, cavity
 from .._dense_fit import fit_of_sites, watch_of_sweeps
-from .._evidence import KEPT, EvidencePoint
+from .._evidence import KEPT, EvidencePoint, ValueWithGradient
 from .._kernels import contract_diagonal, with_theta
 from ..inducing.ep import InducingEP, read_rows
 from ..inducing.passes import evidence_gradient
@@ -134,7 +134,7 @@ def row_labels(part, message, model, classes, fraction=1.0):
 
 
 @dataclass
-class PartedErrors:
+class PartedErrors(ValueWithGradient):
     """A `LabelErrorPlan` without rows, and the rows in partitions."""
 
     plan: LabelErrorPlan
@@ -220,10 +220,6 @@ class PartedErrors:
             return point, rate_slope, towards
 
         return evaluate
-
-    def log_evidence(self, theta, fit, n_jobs):
-        """Return log evidence at theta, as `value_and_gradient` does."""
-        return self.value_and_gradient(theta, fit, n_jobs)[0]
 
     def value_and_gradient(self, theta, fit, n_jobs):
         """Return log evidence at theta, EP run from the sites of the fit, and its gradient.

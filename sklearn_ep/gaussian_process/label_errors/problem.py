@@ -17,7 +17,7 @@ from ..._engine.whole import WholeEP
 from .._base import column_spread
 from .._dense_fit import fit_of_sites, watch_of_sweeps
 from .._dense_gp import DenseGPPosterior, KernelGP
-from .._evidence import KEPT, EvidencePoint, maximise_evidence
+from .._evidence import KEPT, EvidencePoint, ValueWithGradient, maximise_evidence
 from .._fitted import evidence_of_problems, left_out_signs
 from .._kernel_scales import ScalePrior
 from .._kernels import contract_diagonal, with_theta
@@ -145,7 +145,7 @@ class ErrorAveraging(NamedTuple):
 
 
 @dataclass
-class LabelErrorPlan:
+class LabelErrorPlan(ValueWithGradient):
     """Everything the binary problems need besides their signs; sent to workers as it is.
 
     Sites are on g = f + noise. `y` holds class indices; `starts`, `sites`, `rates` and `points` one
@@ -268,10 +268,6 @@ class LabelErrorPlan:
             return value, slope, 0.0
         more, rate_slope = log_rate_prior(rate)
         return value + more, slope, rate_slope
-
-    def log_evidence(self, theta, fit, n_jobs):
-        """Return log evidence at theta, as `value_and_gradient` does."""
-        return self.value_and_gradient(theta, fit, n_jobs)[0]
 
     def value_and_gradient(self, theta, fit, n_jobs):
         """Return log evidence at theta, EP run from the sites of the fit, and its gradient.
