@@ -9,6 +9,7 @@ from scipy.special import logsumexp
 from .._engine.averaging import Average, Spacing, average_of, integrate
 from .._engine.loop import SILENT, StepsOfPhase, Trace
 from ._anisotropy import SPREADS, isotropic_level, levels
+from ._averaging_plan import SEVERAL_ROWS
 from ._dense_fit import fit_dense, fit_of_sites, watch_of_sweeps
 from ._evidence import (
     INEXACT_DIFFERENCE,
@@ -31,11 +32,6 @@ _INSURANCE = 0.2
 # than two classes up to the number below (without it, iris has a log loss .003 higher, wine .002
 # lower).
 _FEW_ROWS = 100
-# Rows above which variance and mean length are known well enough: where lengths differ the modes
-# alone count (on twelve sets of 300 to 400 rows the mean log loss changes by .0003, at most by
-# .002), and of more than two classes (on five splits of six classes with 300 rows the mean log loss
-# changes by .0003).
-_SEVERAL_ROWS = 299
 # Spacing of a lattice beside lengths that differ, and of one of several classes or beside wrong
 # labels, in the main the neighbours of the mode.
 _COARSE, _SHORT = Spacing(2.0, 5.5, 20), Spacing(2.0, 3.5, 9)
@@ -90,14 +86,34 @@ def alone(mode):
 def mode_of_kernels(ep, start, trace, monitor=SILENT):
     """Return isotropic `ScaleNodes`, the mode from parameters (p,), and how the search ended.
 
-    With many rows it is first looked for with some of them. None where EP has no fixed point at the
-    start.
+    A search that ends flat is made again from shorter lengths: the posterior may have a mode with
+    and one without structure, far apart. None where EP has no fixed point at the start.
     """
+    plan = ep.plan
+    found = _mode_from(ep, start, trace, monitor, plan.restarts)
+    if found is None or plan.wigglier is None or found[2].reason == "asked":
+        return found
+    if not plan.ends_flat(ep.y, found[1].log_evidence):
+        return found
+    with monitor.phase("from shorter lengths") as told:
+        scales, evaluate = found[0].scales, found[0].evaluate
+        nodes = [evaluate(scales.phi(theta), None, slopes=False) for theta in plan.wigglier]
+        best = max(filter(None, nodes), key=lambda node: node.objective, default=None)
+        if best is None:
+            return found
+        other = _mode_from(ep, best.payload.theta, StepsOfPhase(told))
+    if other is None or other[1].objective < found[1].objective:
+        return found
+    return *other[:2], found[2]
+
+
+def _mode_from(ep, start, trace, monitor=SILENT, restarts=()):
+    """Return the same without a second search; many rows begin with some of them."""
     plan, exact = ep.plan, ep.plan.model.exact_gradient
     lengths = KernelScales.at(plan.kernel, start).lengths
     scales = KernelScales(plan.kernel, np.zeros(len(lengths)))
     nodes = ScaleNodes(ep, scales, scales.prior(plan.averaging.prior))
-    starts = [scales.phi(theta) for theta in plan.restarts]
+    starts = [scales.phi(theta) for theta in restarts]
     limits: dict[str, Any] = dict(max_iter=plan.max_iter, starts=starts)
     phi, rows = scales.phi(start), plan.rows_to_start_from()
     if rows is not None:
@@ -171,7 +187,8 @@ def average_about(nodes, mode, monitor, coarse=False):
     n_rows, exact = len(nodes.ep.y), nodes.ep.plan.model.exact_gradient
     if len(nodes.scales.lengths) > 1:
         return _average_over_spreads(nodes, mode, monitor)
-    if n_rows > _SEVERAL_ROWS and not coarse:
+    flat = exact and nodes.ep.plan.ends_flat(nodes.ep.y, mode.log_evidence)
+    if n_rows > SEVERAL_ROWS and not (coarse or flat):
         level = isotropic_level(nodes, mode)
         return level.average_about(monitor, weighed=True) if exact else level.alone()
     short = len(mode.phi) == 2 and (coarse or not exact)
@@ -194,8 +211,9 @@ def _average_over_spreads(nodes, mode, monitor):
     log_mass = np.array([level.log_mass for level in found])
     share = np.exp(log_mass - logsumexp(log_mass))
     n_rows, exact = len(nodes.ep.y), nodes.ep.plan.model.exact_gradient
-    several = n_rows > _SEVERAL_ROWS
-    few = n_rows < _FEW_ROWS or not (exact or several)
+    several = n_rows > SEVERAL_ROWS
+    flat = exact and nodes.ep.plan.ends_flat(nodes.ep.y, mode.log_evidence)
+    few = flat or n_rows < _FEW_ROWS or not (exact or several)
     known, insured = 0 if few else int(np.argmax(share)), share[0] < _INSURANCE
     if insured:
         share = np.append(_INSURANCE, (1.0 - _INSURANCE) * share[1:] / share[1:].sum())

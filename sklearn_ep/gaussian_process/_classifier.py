@@ -138,8 +138,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         rows of splice, .146 after .208 on 250 of image segments, .565 after .686 on 300 of six
         classes jointly. It is "mode" otherwise, where the evidence is sharp: with more rows, and of
         several classes jointly under one length. Through inducing points up to 1000 rows it is the
-        mode with a prior of the lengths (see Notes). Averages are of a constant times RBF or
-        Matern; a UserWarning names what leaves only the mode.
+        mode with a prior of the lengths (see Notes), and "integrate" averages over the kernel with
+        the points where the mode put them: 90 % intervals at 60 rows cover .89 after .76. Averages
+        are of a constant times RBF or Matern; a UserWarning names what leaves only the mode.
     n_jobs : int or None, default=None
         Workers: if dense for the nodes of an average, or for one-versus-rest problems; if sparse
         for the partitions of the rows.
@@ -409,14 +410,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         if is_part_list(X, y):
             self._check_part_list(sample_weight)
             refuse_joint(self, "a list of partitions")
-            wants_average(self, 0, ["a list of partitions"])
             return self._fit_inducing(checked_parts(X), None, X, y)
         training = self._training(X, y, sample_weight, dtype=(np.float64, np.float32))
         many = self._asks_for_inducing or (len(training.y) > FEW_ROWS and not needs_all_rows(self))
         through_points = self.method == "sparse" or (self.method == "auto" and many)
         joint = takes_joint(self, through_points)
         if through_points and not joint:
-            wants_average(self, len(training.y), ["inducing points"])
             parts, kept = array_parts(training, self.n_partitions), training.kept
             del training
             return self._fit_inducing(parts, kept, X, y)

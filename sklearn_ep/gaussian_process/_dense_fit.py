@@ -80,7 +80,8 @@ def fit_dense(plan, y, monitor, k):
                 x = plan.sites_in_passing(last, y, x)
             if plan.wigglier is not None and plan.ends_flat(y, learned.point.value):
                 evaluate = rough.evidence(y, plan.sites[k], learning_tol)
-                other = maximise_evidence(evaluate, plan.wigglier, kernel.bounds, **watched)
+                start = max(plan.wigglier, key=lambda theta: evaluate(theta).value)
+                other = maximise_evidence(evaluate, start, kernel.bounds, **watched)
                 if other.point.value > learned.point.value:
                     learned, x = other, plan.sites[k]
         # the last run starts from the same sites as a search on all rows, so that the answer

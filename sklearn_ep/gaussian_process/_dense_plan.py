@@ -67,9 +67,11 @@ _JOINT_TOL = 2e-2
 # Before the last run single precision goes to so many times the tolerance, which the next step
 # makes up for, if that is not below the digits it holds, and in so many sweeps at most.
 _TIMES_TOL, _LEAST_SINGLE_TOL, _SINGLE_SWEEPS = 2.0, 2e-4, 8
-# Nats by which a kernel has to beat the frequencies of labels, and how much shorter its length is
-# at the next start where it does not: on 100 rows of banana two searches of five end flat.
-_WORTH_A_KERNEL, _WIGGLIER = 2.0, 9.0
+# Nats, and share of theirs, by which a kernel has to beat the frequencies of labels, and how much
+# shorter its length is at the next starts where it does not: on 100 rows of banana two searches of
+# five end flat, and on 400 rows of two wiggly functions thirty nats below another mode.
+_WORTH_A_KERNEL, _SHARE_WORTH = 2.0, 0.05
+_WIGGLIER = 3.0, 9.0, 27.0, 81.0
 # Of differences that give the gradient of several classes: step, residual of sites, most sweeps.
 _SLOPE_STEP, _SLOPE_TOL, _SLOPE_SWEEPS = 0.01, 1e-6, 300
 _FEW_ROWS, _JOINT_FEW_ROWS = 300, 150  # up to which learning starts on all rows
@@ -209,8 +211,9 @@ class DensePlan:
     `model` says what a problem is. `optimizer` is None, a function of the user, or anything else
     for L-BFGS-B; `averaging` says how to average over the kernel, and is None where one is learned.
     `starts` and `sites` have one entry a problem: the initial theta and the initial sites. `fresh`
-    says that these are of no earlier fit; `wigglier` is a theta for a search that ends flat, or
-    None where the kernel is the caller's.
+    says that these are of no earlier fit; `wigglier` (k, p) are theta for a search that ends
+    flat, the best of which starts another, None for the one mode that a kernel of the caller's
+    leads to.
     """
 
     X: np.ndarray
@@ -232,9 +235,10 @@ class DensePlan:
     wigglier: np.ndarray | None = None
 
     def ends_flat(self, y, log_evidence):
-        """Return whether a kernel tells no more of labels y than how frequent they are."""
+        """Return whether a kernel tells hardly more of labels y than how frequent they are."""
         count = np.bincount(np.unique(y, return_inverse=True)[1], self.weight)
-        return log_evidence < count @ np.log(count / count.sum()) + _WORTH_A_KERNEL
+        of_frequencies = count @ np.log(count / count.sum())
+        return log_evidence < of_frequencies + max(_WORTH_A_KERNEL, -_SHARE_WORTH * of_frequencies)
 
     def rows_to_start_from(self):
         """Return some of the rows, where that saves time; None for few rows and warm starts.
@@ -422,9 +426,10 @@ def plan_dense(estimator, training, joint, through_points):
         prior = kernel_prior(kernel, estimator._factor(), estimator._spread(training), several)
         averaging = Averaging(prior, n_jobs)
     wigglier = None
-    if estimator.kernel is None and not callable(estimator.optimizer):
-        wigglier = kernel.theta.copy()
-        wigglier[KernelScales.at(kernel, wigglier).lengths] -= np.log(_WIGGLIER)
+    if averaging or (estimator.kernel is None and not callable(estimator.optimizer)):
+        wigglier = np.tile(kernel.theta, (len(_WIGGLIER), 1))
+        wigglier[:, KernelScales.at(kernel, kernel.theta).lengths] -= np.log(_WIGGLIER)[:, None]
+        wigglier = np.clip(wigglier, *kernel.bounds.T)
     n_restarts = estimator.n_restarts_optimizer if estimator.optimizer is not None else 0
     rng = check_random_state(estimator.random_state)
     if joint:

@@ -209,6 +209,24 @@ def test_a_column_that_explains_and_many_that_do_not():
     assert loss["auto"] < min(loss["mode"], loss["integrate"]) - 0.01
 
 
+@pytest.mark.parametrize("kernel", [None, ConstantKernel(1.0) * RBF(4.9)])
+@pytest.mark.parametrize("seed", [3, 13])
+def test_a_wiggly_function_is_found_where_the_search_ends_flat(seed, kernel):
+    """Its kernel has an evidence twenty to forty nats above that of a function without wiggles."""
+    rng = np.random.default_rng(seed)
+    variance = 4.0 * np.exp(1.5 * rng.normal())
+    truth = ConstantKernel(variance) * RBF(np.sqrt(8.0 / 3.0) * np.exp(rng.normal()))
+    X = rng.uniform(-2.0, 2.0, (440, 2))
+    f = np.linalg.cholesky(truth(X) + 1e-8 * variance * np.eye(440)) @ rng.normal(size=440)
+    y = f + rng.normal(size=440) > 0
+    clf = GP(kernel).fit(X[:400], y[:400])
+    known = GP(truth, optimizer=None).fit(X[:400], y[:400])
+    # the priors of variance and length leave some ten nats less
+    assert clf.log_evidence_ > known.log_evidence_ - 12.0
+    p, q = (e.predict_proba(X[400:])[:, 1] for e in (clf, known))
+    assert np.mean(np.abs(p - q)) < 0.1
+
+
 def test_nothing_to_learn_is_one_node():
     X, y = rows(40, 2)
     a, b = (GP(optimizer=None, hyperparameters=how).fit(X, y) for how in ("auto", "mode"))
@@ -308,7 +326,7 @@ def test_what_leaves_only_the_mode_is_named():
     settings = {
         "optimizer=None": dict(optimizer=None),
         "DotProduct": dict(kernel=DotProduct()),
-        "inducing points": dict(method="sparse", n_inducing=5, max_iter=5),
+        "site_memory=.average.": dict(method="sparse", n_inducing=5, site_memory="average"),
         "optimizer of your own": dict(optimizer=lambda f, x, bounds: (x, f(x)[0])),
     }
     for name, setting in settings.items():

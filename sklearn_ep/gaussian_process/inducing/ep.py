@@ -60,9 +60,11 @@ def collect_part(part, message, prior, classes):
 
 
 def collect_some(part, message, prior, classes):
-    """Run `collect_rows` on some rows of a partition; `message` are their numbers and sites."""
+    """Run `collect_rows` on some rows of a partition, maybe none; `message` are they and sites."""
     X, _, weight = read_rows(part, classes)
     rows, sites = message
+    if not len(rows):
+        return 0.0, 0.0
     return collect_rows(prior, X[rows], weight[rows], sites)
 
 

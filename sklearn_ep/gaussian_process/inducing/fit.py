@@ -1,6 +1,6 @@
 """Recipe of a fit through inducing points: learn, converge, predict."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from ..._engine.loop import Reason, Trace, worst_reason
 from ..._engine.partition import PartMap
 from .._evidence import KEPT, LEARNING_TOL, ValueWithGradient, maximise_evidence
 from .._fitted import GPFit, ending_in
+from .averaged import average_over_kernel, mixed_nodes
 from .ep import InducingEP, PassState
 from .hyperparameters import Hyperparameters, prior_of_lengths
 from .learning import evidence_at, learn_by_minibatches, learn_by_passes
@@ -34,7 +35,8 @@ class InducingPlan(ValueWithGradient):
 
     `n_problems` binary problems, one for two classes and one a class otherwise, share kernel,
     inducing points and every pass over the rows. `sites` (C, 2, n) are those to start from, None
-    for empty ones. `flat` asks for the kernel of the largest evidence, without a prior.
+    for empty ones. `flat` asks for the kernel of the largest evidence, without a prior. `averaging`
+    is the `ScalePrior` of an average over variance and length, None for the mode.
     """
 
     data: PartitionedRows
@@ -51,6 +53,7 @@ class InducingPlan(ValueWithGradient):
     learning_rate: float
     averaged: bool
     flat: bool
+    averaging: Any
     damping: float
     accelerate: bool
     max_iter: int
@@ -72,6 +75,11 @@ class InducingPlan(ValueWithGradient):
             density=None if self.flat else prior_of_lengths(self.kernel),
         )
 
+    def kernel_alone(self, Z):
+        """Return the parameters of the kernel as what is learned, with inducing points Z (m, d)."""
+        alone = dict(learn_kernel=True, learn_inputs=False, decoupled=False, density=None)
+        return replace(self.hyperparameters(), Z=Z, **alone)
+
     def engine(self, run):
         """Return EP over the partitions of an open map."""
         data = self.data
@@ -86,8 +94,7 @@ class InducingPlan(ValueWithGradient):
 
     def value_and_gradient(self, theta, fit, n_jobs):
         """Return log evidence at theta, EP run from the state of the fit, and its gradient."""
-        theta_alone = dict(learn_kernel=True, learn_inputs=False, decoupled=False, density=None)
-        hyper = replace(self.hyperparameters(), Z=fit.inducing_points, **theta_alone)
+        hyper = self.kernel_alone(fit.inducing_points)
         with PartMap(self.data.parts, n_jobs) as run:
             ep, solver = self.engine(run), self.solver(self.tol, self.max_sweeps)
             point = evidence_at(ep, hyper, fit.runs[0].state, **solver)(theta)
@@ -98,7 +105,8 @@ class InducingPlan(ValueWithGradient):
 class InducingRun:
     """Outcome of passes that all binary problems share, before it becomes attributes.
 
-    `loo` is (n,), the leave-one-out log probability of each row's label, or None.
+    `loo` is (n,), the leave-one-out log probability of each row's label, or None. `attributes` are
+    what an average adds; state and model are those of its heaviest node.
     """
 
     state: PassState
@@ -109,6 +117,7 @@ class InducingRun:
     log_evidence: float
     loo: Any
     remark: str
+    attributes: dict[str, Any] = field(default_factory=dict)
 
 
 def posteriors_of(model):
@@ -146,6 +155,12 @@ def fit_inducing(plan, run, monitor):
         ahead = plan.batch_size is not None and hyper.learns and end.reason != "asked"
         model = ep.model(state) if ahead else None
         state = ep.renew(model, state.sites) if ahead else ep.collect(state.prior, state.sites)
+    average = None
+    if plan.averaging is not None and end.reason != "asked":
+        average = average_over_kernel(plan, ep, state, monitor)
+    if average is not None:
+        heaviest = average.heaviest.payload
+        state = ep.collect(heaviest.model.prior, [s.copy() for s in heaviest.sites])
     if end.reason == "asked":
         # the sites as they are, without further sweeps; figures are those of one more pass
         model, n_sweeps, reason = ep.model(state), 0, end.reason
@@ -158,12 +173,20 @@ def fit_inducing(plan, run, monitor):
         n_sweeps, final = result.n_iter, result.evaluation.record
         reason = worst_reason([end.reason, result.reason])
         history = trace.history
-    loo = None if state.sites is None else ep.leave_one_out(model, state.sites)
-    ended = model, history, reason, n_sweeps, float(final["log_evidence"]), loo, end.remark
-    own = InducingRun(_without_views(state), *ended)
+    state = _without_views(state)
+    log_evidence, loo = float(final["log_evidence"]), None
+    mixed: dict[str, Any] = {}
+    more: dict[str, Any] = {}
+    if average is not None:
+        log_evidence = average.log_evidence
+        mixed, loo, more = mixed_nodes(plan, ep, average, state, model)
+    elif state.sites is not None:
+        loo = ep.leave_one_out(model, state.sites)
+    ended = model, history, reason, n_sweeps, log_evidence, loo, end.remark, more
+    own = InducingRun(state, *ended)
     if loo is None:
         return gp_fit(own, None, None)
-    return gp_fit(own, np.concatenate(own.state.sites, axis=2), np.exp(loo))
+    return gp_fit(own, np.concatenate(state.sites, axis=2), np.exp(loo))._replace(**mixed)
 
 
 def _without_views(state):

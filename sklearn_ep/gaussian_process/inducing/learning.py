@@ -19,7 +19,7 @@ from .passes import PassModel, evaluate_rows
 from .rows import standard_keys
 from .values import block_rows, rebase
 
-__all__ = ["Stream", "evidence_at", "learn_by_minibatches", "learn_by_passes"]
+__all__ = ["Stream", "evidence_at", "learn_by_minibatches", "learn_by_passes", "stored_gradient"]
 
 # Learning by passes is over once this many of them raise the evidence by less than this share,
 # the noise of moving sites.
@@ -349,6 +349,12 @@ def _drift(before, after):
     return largest_change(old, after.gram, after.shift)
 
 
+def stored_gradient(ep, hyper, model, sites):
+    """Return the gradient (p,) of the log evidence at a fixed point of the sites; one pass."""
+    sums, _, _ = ep.one_pass(model, sites, gradient="stored", inputs=hyper.learn_inputs)
+    return hyper.gradient(model, sums, fresh=False)
+
+
 def evidence_at(ep, hyper, state, **solver):
     """Return vector -> `EvidencePoint` at the fixed point, warm-started from the last point.
 
@@ -369,9 +375,9 @@ def evidence_at(ep, hyper, state, **solver):
         except ImproperPosterior:
             return EvidencePoint(-np.inf, np.full(len(vector), np.nan), np.inf, None)
         last[0], model = solution.state, solution.model
-        sums, _, _ = ep.one_pass(model, last[0].sites, gradient="stored", inputs=hyper.learn_inputs)
+        gradient = stored_gradient(ep, hyper, model, last[0].sites)
         evaluation = solution.result.evaluation
-        value, gradient = evaluation.record["log_evidence"], hyper.gradient(model, sums, False)
+        value = evaluation.record["log_evidence"]
         log_prior, slopes = hyper.log_density(vector)
         return EvidencePoint(value, gradient + slopes, evaluation.residual, model, log_prior)
 

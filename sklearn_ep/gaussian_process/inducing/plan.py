@@ -5,6 +5,7 @@ from sklearn.utils import check_random_state
 
 from ..._engine.rules import rule_of_power
 from ..._estimator.checks import check_choice, check_number
+from .._averaging_plan import kernel_prior, kernel_settings, wants_average
 from .._base import (
     FEW_ROWS,
     check_input_gradient,
@@ -13,6 +14,7 @@ from .._base import (
     warn_fewer_inducing,
 )
 from .._evidence import random_starts
+from .._kernel_scales import KernelScales
 from .._kernels import column_lengths, has_input_gradient
 from .fit import InducingPlan, InducingRun
 from .rows import PartitionedRows, choose_inducing_points
@@ -132,6 +134,7 @@ def plan_inducing(estimator, data: PartitionedRows, factor, seed):
         learning_rate=estimator.learning_rate,
         averaged=estimator.site_memory == "average",
         flat=estimator.hyperparameters == "mode" or data.weight > _MOST_WITH_PRIOR,
+        averaging=_averaging(estimator, kernel, data, factor),
         damping=estimator.damping,
         accelerate=estimator.acceleration is not None,
         max_iter=estimator.max_iter,
@@ -142,6 +145,21 @@ def plan_inducing(estimator, data: PartitionedRows, factor, seed):
     )
     _start_from(plan, estimator._last_fit, estimator.inducing_points is None)
     return plan
+
+
+def _averaging(estimator, kernel, data, factor):
+    """Return the `ScalePrior` of an average over variance and length, None for the mode."""
+    checks = {
+        "site_memory='average'": estimator.site_memory == "average",
+        "optimizer=None": estimator.optimizer is None,
+        **kernel_settings(kernel),
+    }
+    excluding = [setting for setting, excludes in checks.items() if excludes]
+    if not wants_average(estimator, sum(data.sizes), excluding, sharp=True):
+        return None
+    scales = KernelScales.at(kernel, kernel.theta)
+    prior = kernel_prior(kernel, factor, float(np.sqrt(data.var.sum())) or 1.0)
+    return scales.prior(prior)
 
 
 def _start_from(plan, last, move_points):
