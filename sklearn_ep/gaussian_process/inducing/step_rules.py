@@ -21,19 +21,11 @@ class Adam:
         """Return the change of the parameters for the gradient of what is maximised."""
         self.n_steps += 1
         b1, b2 = self.decay
-        # new arrays a step, but few: inducing points of many columns are as long as many rows
-        self._mean = self._mean * b1
-        self._mean += (1.0 - b1) * gradient
-        self._square = self._square * b2
-        square = gradient**2
-        square *= 1.0 - b2
-        self._square += square
-        root = np.sqrt(np.divide(self._square, 1.0 - b2**self.n_steps, out=square), out=square)
-        root += 1e-8
-        step = self._mean / (1.0 - b1**self.n_steps)
-        step *= self.rate
-        step /= root
-        return np.clip(step, -self.clip, self.clip, out=step)
+        self._mean = b1 * self._mean + (1.0 - b1) * gradient
+        self._square = b2 * self._square + (1.0 - b2) * gradient**2
+        mean = self._mean / (1.0 - b1**self.n_steps)
+        root = np.sqrt(self._square / (1.0 - b2**self.n_steps)) + 1e-8
+        return np.clip(self.rate * mean / root, -self.clip, self.clip)
 
 
 class Adadelta:
