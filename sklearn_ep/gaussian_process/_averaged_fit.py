@@ -95,7 +95,7 @@ def mode_of_kernels(ep, start, trace, monitor=SILENT):
         return found
     if not plan.ends_flat(ep.y, found[1].log_evidence):
         return found
-    with monitor.phase("from shorter lengths") as told:
+    with monitor.phase("integration over hyperparameters") as told:
         scales, evaluate = found[0].scales, found[0].evaluate
         nodes = [evaluate(scales.phi(theta), None, slopes=False) for theta in plan.wigglier]
         best = max(filter(None, nodes), key=lambda node: node.objective, default=None)

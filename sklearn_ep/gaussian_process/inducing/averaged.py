@@ -111,7 +111,7 @@ def average_over_kernel(plan, ep, state, monitor):
         plan.accelerate,
     )
     evaluate, bounds = nodes.evaluate, scales.bounds
-    with monitor.phase("search for the mode of the average") as told:
+    with monitor.phase("integration over hyperparameters") as told:
         search = dict(max_iter=plan.max_iter, monitor=StepsOfPhase(told))
         found = node_at_mode(evaluate, scales.phi(kernel.theta), bounds, nodes.told, **search)
     if found is None:
