@@ -22,6 +22,7 @@ from sklearn_ep.gaussian_process.label_errors.relaxed_rule import (
     Relaxed,
     relaxed_cost,
     relaxed_gamma,
+    steepest_fall,
 )
 from sklearn_ep.gaussian_process.label_errors.step import LabelErrorStep, step_moments
 
@@ -142,6 +143,24 @@ def test_minimiser_beats_a_fine_grid(rate):
         assert np.all(ours <= relaxed_cost(grid, z0, mubar, 0.05, rate, cost).min(0) + 1e-7)
         assert np.sum(gamma > 0) > 20
     assert not np.any(relaxed_gamma(z0, mubar, np.inf, rate))
+
+
+@pytest.mark.parametrize("cost", ["mass", "normalised"])
+@pytest.mark.parametrize("rate", [0.0, 1e-300, 1e-12, 1e-4, 0.05, 0.2, 0.45])
+def test_divergence_falls_no_faster_than_its_bound(rate, cost):
+    """Against differences: rows that are not searched on these grounds do not relax."""
+    rng = np.random.RandomState(2)
+    z0, mubar = 6 * rng.randn(900), rng.choice([1.0, 5.0, 40.0], 900) * rng.randn(900)
+    gamma = np.concatenate([[0.0], np.geomspace(1e-4, 1e2, 400)])[:, None]
+    costs = relaxed_cost(gamma, z0, mubar, 0.0, rate, cost)
+    steepest = np.max(-np.diff(costs, axis=0) / np.diff(gamma, axis=0), axis=0)
+    assert np.all(steepest <= steepest_fall(z0, mubar, rate, cost) + 1e-12)
+    skipped = steepest_fall(z0, mubar, rate, cost) <= 0.2
+    gamma = relaxed_gamma(z0, mubar, 0.2, rate, cost)
+    assert not np.any(gamma[skipped])
+    # a site whose centre is near agrees with its cavity
+    near = np.abs(mubar - z0) < 2
+    assert rate != 0.2 or np.all(skipped[near & (np.abs(mubar) < 2)])
 
 
 # ---------------------------------------------------------------------------- either sign

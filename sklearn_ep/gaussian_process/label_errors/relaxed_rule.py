@@ -5,6 +5,8 @@ before moments are matched. In units of the cavity, gamma = b times its variance
 factor does is to move the one number z on which the tilted distribution depends.
 """
 
+from functools import lru_cache
+
 import numpy as np
 from scipy.special import erfcx
 
@@ -12,7 +14,7 @@ from ..._engine.rules import match_moments
 from ..._engine.sites import Cavity, cavity
 from .step import LabelErrorStep, step_moments
 
-__all__ = ["Relaxed", "relaxed_cost", "relaxed_gamma"]
+__all__ = ["Relaxed", "relaxed_cost", "relaxed_gamma", "steepest_fall"]
 
 # Below this share of the cavity precision a site has no centre to relax towards.
 _NO_CENTRE = 1e-2
@@ -26,6 +28,9 @@ _LARGEST = 1e3
 _FINE = np.arange(1, 16)[:, None] / 16.0
 _REFINEMENTS = 2
 _SECANTS = 3
+# Where the divergence is looked at for bounds that hold everywhere: beyond it has settled, and what
+# is between two points is within the margin, also for rates of 1e-300.
+_Z, _MARGIN = np.linspace(-40.0, 10.0, 4001), 1.05
 
 
 def _kl(z, m, label_noise):
@@ -71,8 +76,37 @@ def relaxed_gamma(z0, mubar, c, label_noise, cost="mass"):
     not searched: their limit -1 makes every divergence vanish and the posterior meaningless.
     """
     z0, mubar = np.atleast_1d(np.asarray(z0, float)), np.atleast_1d(np.asarray(mubar, float))
-    if np.isinf(c):
-        return np.zeros(len(z0))
+    gamma = np.zeros(len(z0))
+    if np.isfinite(c):
+        rows = np.flatnonzero(steepest_fall(z0, mubar, label_noise, cost) > c)
+        gamma[rows] = _searched(z0[rows], mubar[rows], c, label_noise, cost)
+    return gamma
+
+
+def steepest_fall(z0, mubar, label_noise, cost):
+    """Return for each row a bound (n,) of how fast its divergence can fall anywhere in gamma.
+
+    A row whose penalty is larger does not relax: most rows.
+    """
+    height, slope = _divergence_bounds(label_noise, cost)
+    away = np.abs(mubar - z0)
+    fall = 0.5 * slope * (away + np.abs(mubar))
+    return fall + 0.5 * height * (1.0 + away**2) if cost == "mass" else fall
+
+
+@lru_cache
+def _divergence_bounds(label_noise, cost):
+    """Return the largest divergence and the largest slope of it in z, of a mass of one or as is."""
+    m = step_moments(_Z, *LabelErrorStep(label_noise).log_weights)
+    value, slope = _kl(_Z, m, label_noise), _kl_slope(_Z, m, label_noise)
+    if cost == "mass":
+        mass = np.exp(m.log_z)
+        value, slope = mass * value, mass * (slope + m.slope * value)
+    return _MARGIN * value.max(), _MARGIN * np.abs(slope).max()
+
+
+def _searched(z0, mubar, c, label_noise, cost):
+    """Return the relaxation gamma (n,) of `relaxed_gamma` by a search, for a finite penalty."""
     at_zero = relaxed_cost(0.0, z0, mubar, c, label_noise, cost)
     grid = _SHARES[:, None] * np.clip(at_zero / c, 0.0, _LARGEST)
     costs = relaxed_cost(grid, z0, mubar, c, label_noise, cost)
