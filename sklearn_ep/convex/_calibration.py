@@ -25,9 +25,12 @@ __all__ = [
     "one_node",
 ]
 
-# Standard deviations of the normal priors of log a and log t: they keep both near one where rows
-# are few, and where labels are separable and any slope would do.
-_PRIOR_SD = np.array([0.3, 1.0])
+# Standard deviations of the normal priors of log a and of log t above zero: they keep both near one
+# where rows are few, and where labels are separable and any slope would do. Below zero, where a
+# temper makes predictions surer than the posterior, log t has a Cauchy prior: log loss knows no end
+# of what false certainty costs, and rows that all happen to be foretold well ask for it without
+# end. Tails as heavy still yield to the many rows of a text.
+_SLOPE_SD, _DOUBT_SD, _CERTAINTY_WIDTH = 0.3, 1.0, 0.3
 _MOST_STEPS, _HALVINGS = 50, 30
 _LONGEST = 1.0  # step in log a and log t
 # Nats that a further step may gain; of several classes, whose integrals are rougher and dearer.
@@ -129,9 +132,20 @@ class _Scores(NamedTuple):
     @classmethod
     def at(cls, theta, sums, log_proba=None):
         """Return those of `ScoreSums` at theta."""
-        value = sums.log_proba - 0.5 * np.sum((theta / _PRIOR_SD) ** 2)
-        gradient = sums.slope - theta / _PRIOR_SD**2
-        return cls(float(value), gradient, sums.square + np.diag(_PRIOR_SD**-2.0), log_proba)
+        loss, precision = _prior_terms(theta)
+        gradient = sums.slope - precision * theta
+        return cls(sums.log_proba - loss, gradient, sums.square + np.diag(precision), log_proba)
+
+
+def _prior_terms(theta):
+    """Return minus the log prior of theta, and the precisions (2,) of its tangent Gaussian."""
+    log_a, log_t = theta
+    loss, precision = 0.5 * (log_t / _DOUBT_SD) ** 2, _DOUBT_SD**-2.0
+    if log_t < 0:
+        square = _CERTAINTY_WIDTH**2 + log_t**2
+        loss, precision = np.log(square / _CERTAINTY_WIDTH**2), 2.0 / square
+    loss += 0.5 * (log_a / _SLOPE_SD) ** 2
+    return float(loss), np.array([_SLOPE_SD**-2.0, precision])
 
 
 def _each(theta, rows, moments, rough):
