@@ -22,6 +22,7 @@ __all__ = [
     "calibrated",
     "calibrated_classes",
     "cavities",
+    "label_moments",
     "one_node",
 ]
 
@@ -86,6 +87,21 @@ def cavities(mean, var, slope, precision, weight):
     proper = left > 0
     v = np.where(proper, var / np.where(proper, left, 1.0), np.nan)
     return Cavities(mean + v * slope / copies, v)
+
+
+def label_moments(sign, nodes):
+    """Return log Z of labels under the `Cavities` of M nodes and its derivatives, each (M, n)."""
+    mean, var = _of_nodes(sign, nodes)
+    out = np.full((3, *mean.shape), np.nan)
+    proper = np.isfinite(var)
+    out[:, proper] = logistic_moments(mean[proper], var[proper])
+    return out
+
+
+def _of_nodes(sign, nodes):
+    """Return means towards the labels and variances (M, n) of `Cavities` of M nodes."""
+    mean, var = (np.array(values) for values in zip(*nodes, strict=True))
+    return sign * mean, var
 
 
 def one_node(sign, weight, left):
@@ -169,18 +185,21 @@ def _scores(theta, rows, moments=None, rough=False):
     return _Scores.at(theta, ScoreSums.over(log_proba, each, rows.weight), log_proba)
 
 
-def calibrated(sign, weight, node_weight, nodes, how):
+def calibrated(sign, weight, node_weight, nodes, how, moments=None):
     """Return the `LeftOut` of rows with labels in {-1, +1} and weight (n,) copies.
 
-    `nodes` are the `Cavities` of nodes with weights (M,). `how` is "loo", or None for a slope and a
-    temper of one. Without a row a node that foretold its label has less weight:
-    p(phi_k | the others) is proportional to weight_k / p(y_i | the others, phi_k).
+    `nodes` are the `Cavities` of nodes with weights (M,), `moments` their `label_moments` if known.
+    `how` is "loo", or None for a slope and a temper of one. Without a row a node that foretold its
+    label has less weight: p(phi_k | the others) is proportional to
+    weight_k / p(y_i | the others, phi_k).
     """
-    moments = None
     if len(nodes) == 1:
         rows, proper = one_node(sign, weight, nodes[0])
+        moments = None
     else:
-        rows, proper, moments = _mixed(sign, weight, node_weight, nodes)
+        moments = label_moments(sign, nodes) if moments is None else moments
+        rows, proper = _mixed(sign, weight, node_weight, nodes, moments[0])
+        moments = moments[:, :, proper]
     theta = np.zeros(2)
     if how == "loo":
         theta, at = _calibration(rows, moments)
@@ -193,16 +212,15 @@ def calibrated(sign, weight, node_weight, nodes, how):
     return LeftOut(float(slope), float(temper), Cavities(out[0], out[1]), out[2])
 
 
-def _mixed(sign, weight, node_weight, nodes):
-    """Return the `RowsLeftOut` of several nodes, which of all rows these are, and their moments."""
-    mean, var = (np.array(values) for values in zip(*nodes, strict=True))
+def _mixed(sign, weight, node_weight, nodes, log_z):
+    """Return the `RowsLeftOut` of several nodes, and which of all rows these are."""
+    mean, var = _of_nodes(sign, nodes)
     proper = np.all(np.isfinite(var), axis=0)
-    mean, var = sign[proper] * mean[:, proper], var[:, proper]
-    moments = logistic_moments(mean, var)
-    log_share = np.log(node_weight)[:, None] - moments[0]
+    mean, var = mean[:, proper], var[:, proper]
+    log_share = np.log(node_weight)[:, None] - log_z[:, proper]
     log_share = log_share - logsumexp(log_share, axis=0)
     centre = np.sum(np.exp(log_share) * mean, axis=0)
-    return RowsLeftOut(mean, var, log_share, centre, weight[proper]), proper, moments
+    return RowsLeftOut(mean, var, log_share, centre, weight[proper]), proper
 
 
 def _calibration(rows, moments):
