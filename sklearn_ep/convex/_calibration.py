@@ -31,7 +31,7 @@ __all__ = [
 # temper makes predictions surer than the posterior, log t has a Cauchy prior: log loss knows no end
 # of what false certainty costs, and rows that all happen to be foretold well ask for it without
 # end. Tails as heavy still yield to the many rows of a text.
-_SLOPE_SD, _DOUBT_SD, _CERTAINTY_WIDTH = 0.3, 1.0, 0.3
+_SLOPE_SD, _DOUBT_SD, _CERTAINTY_WIDTH = 0.3, 1.0, 0.4
 _MOST_STEPS, _HALVINGS = 50, 30
 _LONGEST = 1.0  # step in log a and log t
 # Nats that a further step may gain; of several classes, whose integrals are rougher and dearer.

@@ -291,7 +291,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     The calibration takes each row's site out of the posterior, which leaves N(m_i, v_i), and finds
     slope a and temper t at the maximum of sum_i log E sigma(y_i a s), s ~ N(m_i, t v_i), less
     (log a / .3)^2 / 2 and, where t is above one, (log t)^2 / 2. To be surer than the posterior
-    takes more evidence than to doubt it: below one it is log(1 + (log t / .3)^2), Cauchy's prior.
+    takes more evidence than to doubt it: below one it is log(1 + (log t / .4)^2), Cauchy's prior.
     Of an average this is a mixture, whose weights are those without the row as well, and
     a (m + sqrt(t) (s - m)) is what predicts, m the mean of the mixture: the moments of the mixture
     would do, but trust labels that are nearly separable too much. O(n) and some six integrals for

@@ -445,7 +445,7 @@ def log_prior(slope, temper):
     """Of slope and temper: normal ones of their logs, of a temper below one Cauchy's."""
     of_temper = 0.5 * np.log(temper) ** 2
     if temper < 1:
-        of_temper = np.log1p((np.log(temper) / 0.3) ** 2)
+        of_temper = np.log1p((np.log(temper) / 0.4) ** 2)
     return -0.5 * (np.log(slope) / 0.3) ** 2 - of_temper
 
 

@@ -127,7 +127,7 @@ def test_rows_left_out_calibrate():
     def value(slope, temper):
         var = slope**2 * temper * est.loo_variance_.T
         log_z = SOFTMAX.tilted(y, slope * est.loo_mean_.T, var).log_z.sum()
-        doubt, certainty = 0.5 * np.log(temper) ** 2, np.log1p((np.log(temper) / 0.3) ** 2)
+        doubt, certainty = 0.5 * np.log(temper) ** 2, np.log1p((np.log(temper) / 0.4) ** 2)
         of_temper = doubt if temper > 1 else certainty
         return log_z - 0.5 * (np.log(slope) / 0.3) ** 2 - of_temper
 
