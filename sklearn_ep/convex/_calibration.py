@@ -22,12 +22,16 @@ __all__ = [
     "calibrated",
     "calibrated_classes",
     "cavities",
+    "label_moments",
     "one_node",
 ]
 
-# Standard deviations of the normal priors of log a and log t: they keep both near one where rows
-# are few, and where labels are separable and any slope would do.
-_PRIOR_SD = np.array([0.3, 1.0])
+# Standard deviations of the normal priors of log a and of log t above zero: they keep both near one
+# where rows are few, and where labels are separable and any slope would do. Below zero, where a
+# temper makes predictions surer than the posterior, log t has a Cauchy prior: log loss knows no end
+# of what false certainty costs, and rows that all happen to be foretold well ask for it without
+# end. Tails as heavy still yield to the many rows of a text.
+_SLOPE_SD, _DOUBT_SD, _CERTAINTY_WIDTH = 0.3, 1.0, 0.4
 _MOST_STEPS, _HALVINGS = 50, 30
 _LONGEST = 1.0  # step in log a and log t
 # Nats that a further step may gain; of several classes, whose integrals are rougher and dearer.
@@ -85,6 +89,21 @@ def cavities(mean, var, slope, precision, weight):
     return Cavities(mean + v * slope / copies, v)
 
 
+def label_moments(sign, nodes):
+    """Return log Z of labels under the `Cavities` of M nodes and its derivatives, each (M, n)."""
+    mean, var = _of_nodes(sign, nodes)
+    out = np.full((3, *mean.shape), np.nan)
+    proper = np.isfinite(var)
+    out[:, proper] = logistic_moments(mean[proper], var[proper])
+    return out
+
+
+def _of_nodes(sign, nodes):
+    """Return means towards the labels and variances (M, n) of `Cavities` of M nodes."""
+    mean, var = (np.array(values) for values in zip(*nodes, strict=True))
+    return sign * mean, var
+
+
 def one_node(sign, weight, left):
     """Return the `RowsLeftOut` with proper `Cavities` of one posterior, and which these are."""
     proper = np.isfinite(left.var)
@@ -129,9 +148,20 @@ class _Scores(NamedTuple):
     @classmethod
     def at(cls, theta, sums, log_proba=None):
         """Return those of `ScoreSums` at theta."""
-        value = sums.log_proba - 0.5 * np.sum((theta / _PRIOR_SD) ** 2)
-        gradient = sums.slope - theta / _PRIOR_SD**2
-        return cls(float(value), gradient, sums.square + np.diag(_PRIOR_SD**-2.0), log_proba)
+        loss, precision = _prior_terms(theta)
+        gradient = sums.slope - precision * theta
+        return cls(sums.log_proba - loss, gradient, sums.square + np.diag(precision), log_proba)
+
+
+def _prior_terms(theta):
+    """Return minus the log prior of theta, and the precisions (2,) of its tangent Gaussian."""
+    log_a, log_t = theta
+    loss, precision = 0.5 * (log_t / _DOUBT_SD) ** 2, _DOUBT_SD**-2.0
+    if log_t < 0:
+        square = _CERTAINTY_WIDTH**2 + log_t**2
+        loss, precision = np.log(square / _CERTAINTY_WIDTH**2), 2.0 / square
+    loss += 0.5 * (log_a / _SLOPE_SD) ** 2
+    return float(loss), np.array([_SLOPE_SD**-2.0, precision])
 
 
 def _each(theta, rows, moments, rough):
@@ -155,18 +185,21 @@ def _scores(theta, rows, moments=None, rough=False):
     return _Scores.at(theta, ScoreSums.over(log_proba, each, rows.weight), log_proba)
 
 
-def calibrated(sign, weight, node_weight, nodes, how):
+def calibrated(sign, weight, node_weight, nodes, how, moments=None):
     """Return the `LeftOut` of rows with labels in {-1, +1} and weight (n,) copies.
 
-    `nodes` are the `Cavities` of nodes with weights (M,). `how` is "loo", or None for a slope and a
-    temper of one. Without a row a node that foretold its label has less weight:
-    p(phi_k | the others) is proportional to weight_k / p(y_i | the others, phi_k).
+    `nodes` are the `Cavities` of nodes with weights (M,), `moments` their `label_moments` if known.
+    `how` is "loo", or None for a slope and a temper of one. Without a row a node that foretold its
+    label has less weight: p(phi_k | the others) is proportional to
+    weight_k / p(y_i | the others, phi_k).
     """
-    moments = None
     if len(nodes) == 1:
         rows, proper = one_node(sign, weight, nodes[0])
+        moments = None
     else:
-        rows, proper, moments = _mixed(sign, weight, node_weight, nodes)
+        moments = label_moments(sign, nodes) if moments is None else moments
+        rows, proper = _mixed(sign, weight, node_weight, nodes, moments[0])
+        moments = moments[:, :, proper]
     theta = np.zeros(2)
     if how == "loo":
         theta, at = _calibration(rows, moments)
@@ -179,16 +212,15 @@ def calibrated(sign, weight, node_weight, nodes, how):
     return LeftOut(float(slope), float(temper), Cavities(out[0], out[1]), out[2])
 
 
-def _mixed(sign, weight, node_weight, nodes):
-    """Return the `RowsLeftOut` of several nodes, which of all rows these are, and their moments."""
-    mean, var = (np.array(values) for values in zip(*nodes, strict=True))
+def _mixed(sign, weight, node_weight, nodes, log_z):
+    """Return the `RowsLeftOut` of several nodes, and which of all rows these are."""
+    mean, var = _of_nodes(sign, nodes)
     proper = np.all(np.isfinite(var), axis=0)
-    mean, var = sign[proper] * mean[:, proper], var[:, proper]
-    moments = logistic_moments(mean, var)
-    log_share = np.log(node_weight)[:, None] - moments[0]
+    mean, var = mean[:, proper], var[:, proper]
+    log_share = np.log(node_weight)[:, None] - log_z[:, proper]
     log_share = log_share - logsumexp(log_share, axis=0)
     centre = np.sum(np.exp(log_share) * mean, axis=0)
-    return RowsLeftOut(mean, var, log_share, centre, weight[proper]), proper, moments
+    return RowsLeftOut(mean, var, log_share, centre, weight[proper]), proper
 
 
 def _calibration(rows, moments):

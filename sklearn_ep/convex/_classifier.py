@@ -221,8 +221,9 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     hyperparameters_used_ : str
         "integrate" if there are several nodes, else "mode".
     log_evidence_ : float
-        Lower bound on log p(y), that of the integral over an averaged scale, summed over
-        one-versus-rest problems, and over the batches of a stream, each given those before it. nan
+        Lower bound on log p(y), summed over one-versus-rest problems, and over the batches of a
+        stream, each given those before it. Where a Gaussian prior variance is averaged over it is
+        not a bound, but the integral of what expectation propagation says (see Notes). nan
         where the intercept is flat, or on request (n_evidence_probes=0).
     log_evidence_std_ : float
         Standard error of `log_evidence_` by the random probes of a log determinant, 0 with exact
@@ -280,16 +281,21 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     visits, in which two numbers go to a partition and seven come back.
 
     The average (hyperparameters) is over a lattice of 5 to 8 fits in the log of the prior variance
-    v, weighted by their bounds and a half-Cauchy prior (median 2.5) of sqrt(v sum_j var x_j), the
-    prior standard deviation of the predictor, so that units do not matter [5]_. It costs as much as
-    one to three fits; memory and predictions cost as many times more as there are nodes.
+    v, weighted by their evidence and a half-Cauchy prior (median 2.5) of sqrt(v sum_j var x_j), the
+    prior standard deviation of the predictor, so that units do not matter [5]_. The evidence is the
+    one of expectation propagation at the optimum of the bound, which is higher by what the bound of
+    each row by itself lacks (of another prior the bound): weights by the bound favour small
+    variances. It costs as much as one to three fits; memory and predictions cost as many times more
+    as there are nodes.
 
     The calibration takes each row's site out of the posterior, which leaves N(m_i, v_i), and finds
     slope a and temper t at the maximum of sum_i log E sigma(y_i a s), s ~ N(m_i, t v_i), less
-    (log a / .3)^2 / 2 and (log t)^2 / 2. Of an average this is a mixture, whose weights are those
-    without the row as well, and a (m + sqrt(t) (s - m)) is what predicts, m the mean of the
-    mixture: the moments of the mixture would do, but trust labels that are nearly separable too
-    much. O(n) and some six integrals for each row and node.
+    (log a / .3)^2 / 2 and, where t is above one, (log t)^2 / 2. To be surer than the posterior
+    takes more evidence than to doubt it: below one it is log(1 + (log t / .4)^2), Cauchy's prior.
+    Of an average this is a mixture, whose weights are those without the row as well, and
+    a (m + sqrt(t) (s - m)) is what predicts, m the mean of the mixture: the moments of the mixture
+    would do, but trust labels that are nearly separable too much. O(n) and some six integrals for
+    each row and node.
 
     Averaging over the posterior gains most where rows are more than, or comparable to, columns.
     With many more columns than rows and one prior variance for all, it can cost log loss against

@@ -3,6 +3,10 @@
 The one coordinate phi is the log of a scale of all features. A node is a fit at that scale from the
 weights and variances of a neighbour. The bound is stationary at its optimum: at these tolerances it
 is right to 1e-4 nats, and coefficients to 1e-3 of their standard deviations.
+
+Nodes lie where the bound says, and weigh by the evidence of expectation propagation at its
+optimum. The bound is lower by what the bound of each row by itself lacks, which grows with the
+scale, so that weights by the bound would shrink coefficients too much.
 """
 
 from dataclasses import dataclass, replace
@@ -10,9 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._engine.averaging import Average, Node, integrate
+from .._engine.averaging import Average, Node, average_of, integrate
 from .._engine.gaussian import ImproperPosterior
-from ._calibration import Cavities, cavities
+from .._engine.quadrature import logistic_mixture
+from ._calibration import Cavities, cavities, label_moments
 from ._posterior import WeightPosterior
 from ._priors import PredictorPrior, SlopeSearch
 
@@ -40,7 +45,7 @@ class NodeFit(NamedTuple):
 
     `last` are the weights and log variances that a neighbour starts from; mean and var (n,) are
     those of the predictors, precision (n,) is that of the sites; `update` is a step of the log
-    scale towards its mode.
+    scale towards its mode; `moments` (3, n) are the `label_moments` of the cavities where known.
     """
 
     posterior: WeightPosterior
@@ -51,6 +56,7 @@ class NodeFit(NamedTuple):
     cavities: Cavities
     dof: float
     update: float = 0.0
+    moments: Any = None
 
 
 def node_fit(problem, step):
@@ -166,7 +172,38 @@ def average_over_scale(nodes, phi, result, monitor):
     mode, bounds = nodes.node(phi, result), nodes.of_scale.bounds()[None]
     if result.reason == "asked":
         return Average([mode], np.ones(1), mode.objective)
-    return integrate(nodes, mode, bounds, nodes.problem.n_jobs, monitor)
+    average = integrate(nodes, mode, bounds, nodes.problem.n_jobs, monitor)
+    # what the bounds of coefficients with sites of their own lack is not known
+    return average if nodes.prior.n_sites else _weighed_by_ep(nodes, average)
+
+
+def _weighed_by_ep(nodes, average):
+    """Return an `Average` with the evidence of expectation propagation in place of the bound."""
+    fits = [node.payload for node in average.nodes]
+    moments = label_moments(nodes.sign, [fit.cavities for fit in fits])
+    lacking = _lacking(nodes.sign, nodes.problem.weight, fits, moments[0])
+    weighed = [
+        node._replace(
+            log_evidence=node.log_evidence + more, payload=fit._replace(moments=moments[:, m])
+        )
+        for m, (node, more, fit) in enumerate(zip(average.nodes, lacking, fits, strict=True))
+    ]
+    log_mass = np.log(average.weight) + average.log_evidence + lacking
+    return average_of(weighed, log_mass, average.foretold, average.n_evaluations)
+
+
+def _lacking(sign, weight, fits, log_z):
+    """Return by how much the bounds of nodes (M,) are below the evidence of EP at their optima.
+
+    The sum over rows of log Z given the cavity, which is `log_z` (M, n), less the bound on that.
+    """
+    mean, var = (np.array([getattr(fit, name) for fit in fits]) for name in ("mean", "var"))
+    left_mean, left_var = (np.array(v) for v in zip(*(fit.cavities for fit in fits), strict=True))
+    share = var / left_var
+    divergence = 0.5 * (share - 1.0 - np.log(share) + (mean - left_mean) ** 2 / left_var)
+    gap = log_z + logistic_mixture(-sign * mean, var)[1] + divergence
+    # of part of a copy it is about the square of the part
+    return np.where(np.isfinite(gap), gap, 0.0) @ (weight * np.minimum(weight, 1.0))
 
 
 def in_units(average, prior):

@@ -10,8 +10,8 @@ from joblib import parallel_config
 from oracles import oracle
 from plain_logistic import plain_logistic
 from scipy.optimize import minimize
-from scipy.special import expit
-from scipy.stats import norm
+from scipy.special import expit, logsumexp
+from scipy.stats import multivariate_normal, multivariate_t, norm
 from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import ConvexVariationalLogistic
@@ -84,12 +84,85 @@ def test_everything_is_the_mixture_of_fits_at_the_nodes():
     np.testing.assert_allclose(var, np.diag(e.latent_covariance(new)), rtol=1e-9)
     np.testing.assert_allclose(e.decision_function(new), mean, rtol=1e-12)
     np.testing.assert_allclose(e.marginal_variance_, e.latent_mean_and_variance(X)[1], rtol=2e-2)
-    # weights: bounds times the prior of the predictor's sd, on a lattice of equal cells
+
+
+def evidence_of_ep(e, X, y):
+    """Return what EP says of the evidence at the sites of a fit, from natural parameters alone."""
+    B, tau = np.column_stack([X, np.ones(len(X))]), e.site_precision_
+    prior = np.append(np.full(X.shape[1], 1.0 / e.prior_variance_), 0.01)
+    A = np.diag(prior) + B.T * tau @ B
+    C, u = np.linalg.inv(A), np.append(e.coef_[0], e.intercept_)
+    s, v = B @ u, np.einsum("ij,jk,ik->i", B, C, B)
+    sign = np.where(y, 1.0, -1.0)
+    pull = sign * (expit(-sign[:, None] * (s[:, None] + np.sqrt(v)[:, None] * NODES)) @ WEIGHTS)
+    left_v = 1.0 / (1.0 / v - tau)
+    left_m = left_v * (s / v - (tau * s + pull))
+    z = expit(sign[:, None] * (left_m[:, None] + np.sqrt(left_v)[:, None] * NODES)) @ WEIGHTS
+    whole = 0.5 * (u @ A @ u - np.linalg.slogdet(A)[1] + np.sum(np.log(prior)))
+    rows = 0.5 * (s**2 / v + np.log(v) - left_m**2 / left_v - np.log(left_v))
+    return whole + np.sum(np.log(z) - rows)
+
+
+@pytest.mark.parametrize("case", ["clear", "separable"])
+def test_nodes_weigh_by_the_evidence_of_ep_at_the_sites_of_the_bound(case):
+    X, y = make() if case == "clear" else make(40, 4, seed=1, scale=20.0)
+    e = fit(X, y, calibration=None)
+    parts, w = nodes_one_by_one(e, X, y), e.hyper_weights_
     unit = 0.5 * np.log(X.var(axis=0).sum())
     prior = [PredictorPrior(unit, 0.5).log_density(phi) for phi in e.hyper_nodes_[:, 0]]
-    mass = np.array([p.log_evidence_ for p in parts]) + prior
-    inner = np.abs(mass - mass.max()) < 2  # what is foretold beyond goes to the outermost nodes
-    np.testing.assert_allclose(np.log(w[inner] / w.max()), (mass - mass.max())[inner], atol=0.01)
+    bound = np.array([p.log_evidence_ for p in parts])
+    ep = np.array([evidence_of_ep(p, X, y) for p in parts])
+    assert np.all(ep > bound)
+    if case == "separable":
+        assert np.ptp(ep - bound) > 0.3
+    mass = ep + prior
+    # what is foretold beyond goes to the outermost nodes
+    inner = np.abs(mass - mass[np.argmax(w)]) < 2
+    np.testing.assert_allclose(
+        np.log(w[inner] / w.max()), (mass - mass[np.argmax(w)])[inner], atol=0.01
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_evidence_of_ep_is_nearer_to_the_truth_than_the_bound(seed):
+    X, y = make(60, 6, seed=seed, scale=4.0)
+    B, sign = np.column_stack([X, np.ones(60)]), np.where(y, 1.0, -1.0)
+    rng = np.random.default_rng(seed)
+    for phi in (1.0, 3.0):
+        e = plain_logistic(np.exp(phi), tol=1e-6, inner_tol=1e-7, max_iter=100).fit(X, y)
+        prior = multivariate_normal(cov=np.diag([np.exp(phi)] * 6 + [100.0]))
+        u = np.append(e.coef_[0], e.intercept_)
+        drawn = e._posteriors[0].system.covariance(np.eye(7), np.eye(7))
+        student = multivariate_t(u, 1.3 * drawn, df=5, seed=rng)
+        draws = student.rvs(40_000)
+        log_w = -np.sum(np.logaddexp(0.0, -sign * (draws @ B.T)), axis=1)
+        log_w += prior.logpdf(draws) - student.logpdf(draws)
+        truth = logsumexp(log_w) - np.log(len(draws))
+        share = (evidence_of_ep(e, X, y) - e.log_evidence_) / (truth - e.log_evidence_)
+        assert 0.3 < share < 1.1
+
+
+@pytest.mark.parametrize("copies", [0.5, 1.0, 3.0])
+def test_weights_of_nodes_are_nearer_to_the_truth_than_the_bound(copies):
+    """One coefficient, by quadrature."""
+    x, weight = np.linspace(-1.0, 1.0, 12), np.full(12, copies)
+    y = (x > 0).astype(int)
+    y[5], y[7] = 1, 0
+    e = ConvexVariationalLogistic(fit_intercept=False, calibration=None)
+    e.fit(x[:, None], y, weight)
+    order = np.argsort(e.hyper_nodes_[:, 0])[1:-1]  # the outer ones have what is foretold beyond
+    inner = e.hyper_nodes_[order, 0]
+    u = np.sinh(np.linspace(-12.0, 12.0, 20_001))
+    log_lik = -copies * np.sum(np.logaddexp(0.0, -np.outer(np.where(y, x, -x), u)), axis=0)
+    exact, bound, prior = np.empty((3, len(inner)))
+    of_scale = PredictorPrior(0.5 * np.log(x.var()), 0.5)
+    for k, phi in enumerate(inner):
+        density = np.exp(log_lik) * norm.pdf(u, scale=np.exp(0.5 * phi))
+        exact[k], prior[k] = np.log(np.trapezoid(density, u)), of_scale.log_density(phi)
+        one = plain_logistic(np.exp(phi), fit_intercept=False, tol=1e-6, inner_tol=1e-7)
+        bound[k] = one.fit(x[:, None], y, weight).log_evidence_
+    ours = np.log(e.hyper_weights_[order]) - prior
+    assert np.std(ours - exact) < np.std(bound - exact)
 
 
 def test_draws_intervals_and_summary_are_of_the_mixture():
@@ -368,10 +441,18 @@ def test_cavities_are_fits_without_the_site_of_the_row(bound, solver):
         np.testing.assert_allclose(e.loo_variance_[i], var, rtol=1e-5)
 
 
+def log_prior(slope, temper):
+    """Of slope and temper: normal ones of their logs, of a temper below one Cauchy's."""
+    of_temper = 0.5 * np.log(temper) ** 2
+    if temper < 1:
+        of_temper = np.log1p((np.log(temper) / 0.4) ** 2)
+    return -0.5 * (np.log(slope) / 0.3) ** 2 - of_temper
+
+
 def objective(sign, weight, mean, var, slope, temper):
     m, sd = slope * mean, slope * np.sqrt(temper * var)
     p = expit(sign[:, None] * (m[:, None] + sd[:, None] * NODES)) @ WEIGHTS
-    return weight @ np.log(p) - 0.5 * ((np.log(slope) / 0.3) ** 2 + np.log(temper) ** 2)
+    return weight @ np.log(p) + log_prior(slope, temper)
 
 
 def test_slope_and_temper_of_many_rows_are_where_exact_integrals_find_them():
@@ -435,8 +516,7 @@ def test_average_is_calibrated_as_the_mixture_without_the_row():
     np.testing.assert_allclose(np.exp(out.log_proba), own, rtol=1e-6)
 
     def density(a, t):
-        prior = 0.5 * ((np.log(a) / 0.3) ** 2 + np.log(t) ** 2)
-        return np.sum(np.log(proba(a, t, share, centre))) - prior
+        return np.sum(np.log(proba(a, t, share, centre))) + log_prior(a, t)
 
     top = density(out.slope, out.temper)
     for a, t in ((1.02, 1.0), (0.98, 1.0), (1.0, 1.05), (1.0, 0.95), (1.02, 1.05), (0.98, 1.05)):

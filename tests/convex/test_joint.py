@@ -127,7 +127,9 @@ def test_rows_left_out_calibrate():
     def value(slope, temper):
         var = slope**2 * temper * est.loo_variance_.T
         log_z = SOFTMAX.tilted(y, slope * est.loo_mean_.T, var).log_z.sum()
-        return log_z - 0.5 * (np.log(slope) / 0.3) ** 2 - 0.5 * np.log(temper) ** 2
+        doubt, certainty = 0.5 * np.log(temper) ** 2, np.log1p((np.log(temper) / 0.4) ** 2)
+        of_temper = doubt if temper > 1 else certainty
+        return log_z - 0.5 * (np.log(slope) / 0.3) ** 2 - of_temper
 
     best = value(est.slope_, est.temper_)
     for da, dt in ((1.1, 1), (0.9, 1), (1, 1.2), (1, 0.8)):
