@@ -8,10 +8,10 @@ the Newton step (0) to the natural gradient (infinity), a descent direction at a
 """
 
 import numpy as np
-from scipy.linalg import cho_solve, lu_factor, lu_solve
+from scipy.linalg import lapack
 
 from .._engine.contracts import require
-from .._engine.gaussian import ImproperPosterior, checked_cholesky
+from .._engine.gaussian import ImproperPosterior, checked_cholesky, cholesky_solve
 from .._engine.loop import SILENT, Evaluation, Result, Trace, reason_to_end
 
 __all__ = ["Descent", "descend"]
@@ -141,12 +141,11 @@ class Descent:
         a, b, c = marginal
         det = 0.5 * a**3 * (1 + self.alpha)  # a c - b^2 of a Gaussian, without the cancellation
         top, low = fisher[:k], fisher[k:]
-        system = cho_solve((lower, True), fisher, check_finite=False)
+        system = cholesky_solve(lower, fisher)
         system -= np.concatenate([(c * top - b * low) / det, (a * low - b * top) / det])
         system[np.diag_indices(2 * k)] += 1 + self.alpha
-        with np.errstate(all="ignore"):
-            part = -lu_solve(lu_factor(system, check_finite=False), gap, check_finite=False)
-        downhill = np.all(np.isfinite(part)) and gap @ (fisher @ part) < 0
+        _, _, part, singular = lapack.dgesv(system, -gap)
+        downhill = not singular and np.all(np.isfinite(part)) and gap @ (fisher @ part) < 0
         return part if downhill else None
 
     def _accepted(self, state, move):

@@ -18,7 +18,7 @@ import numpy as np
 from .._engine.contracts import require
 from .._engine.loop import SILENT, Evaluation, iterate
 
-__all__ = ["EPEnergy", "EnergyState", "regular_ep"]
+__all__ = ["EPEnergy", "EnergyState", "regular_ep", "sites_at"]
 
 # Both in slab precisions; halved or doubled they change evidences by less than 1e-9.
 SMALLEST_SITE = 1e-8  # the least site of regular EP, which allows no sign
@@ -99,8 +99,7 @@ class EnergyState:
     @cached_property
     def tilted(self):
         """Tilted moments at the cavity; an improper one is flattened to the last proper one."""
-        least = (SMALLEST_SITE - 1.0) / self.problem.factor.slab_variance
-        return self.problem.factor.tilted(self.cavity[0], np.maximum(self.cavity[1], least))
+        return _tilted_at(self.problem.factor, self.cavity)
 
     @cached_property
     def matched_tilted(self):
@@ -136,9 +135,22 @@ class EnergyState:
     @cached_property
     def signed_target(self):
         """Undamped sites of EP of any sign; those whose cavity is improper stay."""
-        t, cavity = self.tilted, self.cavity
-        target = np.stack([t.mean / t.var, 1.0 / t.var]) - cavity
-        return np.where(self.problem.factor.proper(cavity[1]), target, self.sites)
+        return _signed(self.problem.factor, self.tilted, self.cavity, self.sites)
+
+
+def sites_at(factor, cavity, sites):
+    """Undamped sites of EP of any sign at cavities (2, d); those whose cavity is improper stay."""
+    return _signed(factor, _tilted_at(factor, cavity), cavity, sites)
+
+
+def _tilted_at(factor, cavity):
+    least = (SMALLEST_SITE - 1.0) / factor.slab_variance
+    return factor.tilted(cavity[0], np.maximum(cavity[1], least))
+
+
+def _signed(factor, tilted, cavity, sites):
+    target = np.stack([tilted.mean / tilted.var, 1.0 / tilted.var]) - cavity
+    return np.where(factor.proper(cavity[1]), target, sites)
 
 
 def regular_ep(

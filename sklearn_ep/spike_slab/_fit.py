@@ -33,13 +33,14 @@ class SpikeSlabFit(NamedTuple):
 def fit_plan(plan, monitor):
     """Learn what is free, run the starts, then integrate; the monitor watches the run kept."""
     problem, settings, h = plan.problem, plan.settings, plan.space.value
+    rough = problem.rough()
     sites = None if plan.warm is None else plan.warm[1]
     searched, dense, asked = "none", False, False
     if plan.space.free.any():
         starts, seed = plan.noise_starts, plan.evidence_seed
         with monitor.phase("learning") as told:
             search = EvidenceSearch(
-                problem.rough(),
+                rough,
                 plan.space,
                 starts,
                 settings,
@@ -54,7 +55,7 @@ def fit_plan(plan, monitor):
         problem = problem.with_parameters(h)
     points = _points(plan, problem, sites, monitor)
     runs = NodeRuns(
-        plan.problem,
+        rough,
         plan.units,
         NodeCoordinates(plan.space),
         plan.prior,

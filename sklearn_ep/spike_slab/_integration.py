@@ -15,7 +15,7 @@ from .._engine.averaging import Node, average_of, integrate
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import Silent
 from ._descent import descend
-from ._energy import EPEnergy, regular_ep
+from ._energy import EPEnergy, regular_ep, sites_at
 from ._hyperparameters import HyperPrior, Space, energy_gradient
 from ._learning import overrated
 from ._posterior import CoefficientPosterior
@@ -139,9 +139,7 @@ class NodeRuns:
         """Return the `Node` at phi, or None where the sites do not settle."""
         h = self.coordinates.h(phi)
         problem = self.problem.with_parameters(h)
-        # in slab variances sites change least from one node to the next
-        sites = near.payload.sites * (near.payload.slab_variance / problem.factor.slab_variance)
-        state = self._settled(problem, sites)
+        state = self._settled(problem, _first_sites(problem, near.payload))
         return None if state is None else self.node(h, state)
 
     def _settled(self, problem, sites):
@@ -165,6 +163,19 @@ class NodeRuns:
             state, max_iter=NODE_STEPS, tol=DESCENT_TOL, max_block=NODE_BLOCK, least_gain=NODE_GAIN
         )
         return None if out.reason == "max_iter" else out.evaluation.payload
+
+
+def _first_sites(problem, near):
+    """Sites by which the prior of a problem answers the cavities of a neighbour.
+
+    Cavities are what the data say, and follow the noise; the prior, which changes most from one
+    node to the next, needs no posterior to be taken into account.
+    """
+    q = near.posterior.marginals
+    cavity = (np.stack([q.mean / q.var, 1.0 / q.var]) - near.sites) * (q.noise / problem.noise)
+    # in slab variances sites change least from one node to the next
+    sites = near.sites * (near.slab_variance / problem.factor.slab_variance)
+    return sites_at(problem.factor, cavity, sites)
 
 
 class _Nearest(Silent):

@@ -11,14 +11,16 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.linalg import blas, cho_solve, solve_triangular
+from scipy.linalg import blas, solve_triangular
 
 from .._engine.gaussian import (
     ImproperPosterior,
     checked_cholesky,
+    cholesky_solve,
     lower_times,
     positive_variance,
     triangular_inverse,
+    triangular_solve,
 )
 from ._columns import DoubleColumns, RoughColumns, column_blocks, worth_rounding
 
@@ -146,6 +148,13 @@ def _floored(precision, floor, n):
     return low, np.maximum(precision, floor)
 
 
+def _places(some, index):
+    """Return which of some numbers are in the sorted `index`, and their places there."""
+    place = np.minimum(np.searchsorted(index, some), len(index) - 1)
+    inside = np.flatnonzero(index[place] == some)
+    return inside, place[inside]
+
+
 class LowRankMarginals:
     """Posterior through the n x n matrix C and a correction for small and negative sites."""
 
@@ -195,7 +204,7 @@ class LowRankMarginals:
         M = np.diag(1.0 / lack) - B
         self._lower_low = checked_cholesky(M)
         self.log_det += np.log(lack).sum() + 2 * np.log(np.diagonal(self._lower_low)).sum()
-        self._dual_low = cho_solve((self._lower_low, True), self.mean[low], check_finite=False)
+        self._dual_low = cholesky_solve(self._lower_low, self.mean[low])
 
     def _sweep(self, parts):
         """Relative reduction of the prior variance of each coefficient; completes the mean."""
@@ -212,10 +221,9 @@ class LowRankMarginals:
         scale = self._scale[index]
         cross = -(self._half_low.T.astype(half.dtype) @ half) * np.sqrt(scale)
         if half.dtype == np.float64:  # which all low sites are in
-            inside = np.flatnonzero(np.isin(self._low, index))
-            low = self._low[inside]
-            cross[inside, np.searchsorted(index, low)] += self._scale[low]
-        gain = solve_triangular(self._lower_low, cross, lower=True, check_finite=False)
+            inside, place = _places(self._low, index)
+            cross[inside, place] += self._scale[self._low[inside]]
+        gain = triangular_solve(self._lower_low, cross)
         reduction[index] -= np.einsum("ij,ij->j", gain, gain) / scale
         self.mean[index] += cross.T @ self._dual_low
 
@@ -227,7 +235,7 @@ class LowRankMarginals:
         if self._low.size:
             # X times the columns of the correction: X Sigma0[:, low] = s2 C^-1 X[:, low] scale
             image = self.noise * (root.T @ self._half_low)
-            gain = solve_triangular(self._lower_low, image.T, lower=True, check_finite=False)
+            gain = triangular_solve(self._lower_low, image.T)
             total += np.einsum("ij,ij->", gain, gain)
         return total
 
@@ -238,9 +246,9 @@ class LowRankMarginals:
         cov[np.diag_indices_from(cov)] += self._scale[index]
         if self._low.size:
             cross = -self._half_low.T @ half
-            at = np.flatnonzero(np.isin(index, self._low))
-            cross[np.searchsorted(self._low, index[at]), at] += self._scale[index[at]]
-            gain = solve_triangular(self._lower_low, cross, lower=True, check_finite=False)
+            at, place = _places(index, self._low)
+            cross[place, at] += self._scale[index[at]]
+            gain = triangular_solve(self._lower_low, cross)
             cov += gain.T @ gain
         return cov
 
@@ -251,7 +259,7 @@ class LowRankMarginals:
         if not self._low.size:
             return scaled, half, np.zeros((0, len(A)))
         cross = scaled[:, self._low].T - self._half_low.T @ half
-        gain = solve_triangular(self._lower_low, cross, lower=True, check_finite=False)
+        gain = triangular_solve(self._lower_low, cross)
         return scaled, half, gain
 
     def covariance(self, A, B=None):
@@ -270,7 +278,7 @@ class LowRankMarginals:
         half = self._root @ (self._X @ out.T)
         out -= self._scale * ((self._root.T @ half).T @ self._X)
         if self._low.size:
-            gain = cho_solve((self._lower_low, True), out[:, self._low].T, check_finite=False)
+            gain = cholesky_solve(self._lower_low, out[:, self._low].T)
             out[:, self._low] += self._scale[self._low] * gain.T
             image = self._root.T @ (self._half_low @ gain)
             out -= self._scale * (image.T @ self._X)

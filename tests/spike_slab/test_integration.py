@@ -376,8 +376,34 @@ def test_evidence_that_single_models_do_not_confirm_is_taken_back(monkeypatch):
     assert "effective" in str(free.diagnose())
 
 
+def test_a_node_begins_where_the_prior_answers_what_the_data_said_to_its_neighbour():
+    """At the same hyperparameters that is the fixed point; elsewhere it is nearer than its sites.
+
+    With orthogonal columns and the same noise it is the fixed point of any other prior.
+    """
+    X, y, _ = make_spike_slab_regression(60, 40, n_informative=6, noise=1.0, random_state=2)
+    orthogonal = np.linalg.qr(X - X.mean(0))[0]
+    h = np.array([-1.0, -1.0, -1.5])
+    for rows, steps, exact in ((X, 0.0, True), (orthogonal, 0.5, True), (X, 0.5, False)):
+        plan = make_plan(SpikeSlabRegressor(tol=1e-10, max_iter=5000), rows, y, None, None)
+        coordinates = integration.NodeCoordinates(plan.space)
+        runs = integration.NodeRuns(
+            plan.problem, plan.units, coordinates, plan.prior, plan.settings, 0
+        )
+        near = runs.node(h, run(plan.problem.with_parameters(h), plan.settings).state)
+        there = plan.problem.with_parameters(h + steps * np.array([not exact, 1.0, -1.0]))
+        first = there.at(integration._first_sites(there, near.payload)).residual
+        scaled = near.payload.sites * (near.payload.slab_variance / there.factor.slab_variance)
+        assert first < (1e-8 if exact else 0.2 * there.at(scaled).residual)
+
+
 def test_a_node_begins_at_weaker_sites_where_those_of_its_neighbour_leave_no_posterior(monkeypatch):
     """Columns in doubt have negative sites, which a wider slab or more noise makes too strong."""
+
+    def scaled(there, near):
+        return near.sites * (near.slab_variance / there.factor.slab_variance)
+
+    monkeypatch.setattr(integration, "_first_sites", scaled)
     X, y, _ = make_spike_slab_regression(60, 40, n_informative=6, noise=1.0, random_state=2)
     plan = make_plan(SpikeSlabRegressor(), X, y, None, None)
     coordinates = integration.NodeCoordinates(plan.space)
@@ -389,9 +415,8 @@ def test_a_node_begins_at_weaker_sites_where_those_of_its_neighbour_leave_no_pos
     for step in product((-1.0, 0.0, 1.0), repeat=3):
         phi = near.phi + np.array(step)
         there = plan.problem.with_parameters(coordinates.h(phi))
-        sites = near.payload.sites * (near.payload.slab_variance / there.factor.slab_variance)
         try:
-            there.at(sites)
+            there.at(scaled(there, near.payload))
         except ImproperPosterior:
             refused += 1
         else:
