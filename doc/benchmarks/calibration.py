@@ -168,7 +168,7 @@ def factors(how, seed, sizes, n):
 
 THROUGH_POINTS = dict(method="sparse", n_inducing=30, hyperparameters="integrate")
 MODELS = {
-    "SpikeSlabRegressor": (spike_slab, ("known", "learned", "fixed"), 200),
+    "SpikeSlabRegressor": (spike_slab, ("known", "learned", "fixed"), 600),
     "EPGaussianProcessClassifier": (process, ("known", "learned", "fixed"), 200),
     "EPGaussianProcessClassifier, 400 rows": (
         functools.partial(process, n=400),
