@@ -139,7 +139,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
         "mode" predicts with the kernel and the rate of the largest posterior. The others average
         over variance and length of the kernel and the rate of wrong labels, and over there being
         no errors. "auto" is for dense fits to at most 1000 rows and expects a fifth of wrong labels
-        or so; "integrate" is for any number and expects fewer, by a Beta(1, 9) prior of the rate.
+        or so; "integrate" is for any number, through inducing points in memory, too, and expects
+        fewer, by a Beta(1, 9) prior of the rate.
         Flags then mean what they say: of those between .5 and .65 .57 were right with "auto" where
         a fifth of the labels was wrong, and .60 with "integrate" where a tenth was, but .38 with
         "auto" there; of rows flagged with .8 by the mode under half were wrong. Mean log loss of
@@ -525,12 +526,11 @@ class RelaxedEPClassifier(GaussianProcessBase):
         """Return how to average over hyperparameters, None for the mode."""
         learn, learn_rate = self.optimizer is not None, self.label_noise == "learn"
         checks = {
-            "inducing points": Z is not None,
             "nothing to learn": not (learn or learn_rate),
             **(kernel_settings(kernel) if learn else {}),
         }
         excluding = [setting for setting, excludes in checks.items() if excludes]
-        if not wants_average(self, len(training.y), excluding):
+        if not wants_average(self, len(training.y), excluding, sharp=Z is not None):
             return None
         noise, spread, plain = float(self.latent_noise), self._spread(training), None
         link = LabelNoise(0.0, noise)

@@ -8,7 +8,7 @@ from oracles import oracle
 from scipy.stats import norm
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
-from sklearn_ep import EPGaussianProcessClassifier
+from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 
 GP = EPGaussianProcessClassifier
 
@@ -136,3 +136,42 @@ def test_averaged_sites_keep_no_rows_to_average_with():
     with pytest.warns(UserWarning, match="site_memory='average'"):
         clf = averaged(n_inducing=10, site_memory="average").fit(X, y)
     assert clf.hyperparameters_used_ == "mode"
+
+
+def test_label_errors_through_all_rows_are_those_of_the_dense_average():
+    X, y = rows(90)
+    wrong = np.random.default_rng(1).uniform(size=90) < 0.15
+    y = np.where(wrong, 1 - y, y)
+    settings = dict(hyperparameters="integrate", rule="ep", tol=1e-4)
+    dense = RelaxedEPClassifier(method="dense", **settings).fit(X, y)
+    sparse = RelaxedEPClassifier(method="sparse", inducing_points=X, **settings).fit(X, y)
+    assert sparse.hyperparameters_used_ == "integrate" and sparse.hyper_names_ == dense.hyper_names_
+    new, _ = rows(50, seed=2)
+    np.testing.assert_allclose(sparse.predict_proba(new), dense.predict_proba(new), atol=0.02)
+    np.testing.assert_allclose(sparse.noise_proba_, dense.noise_proba_, atol=0.03)
+    assert sparse.label_noise_ == pytest.approx(dense.label_noise_, abs=0.01)
+    assert sparse.no_errors_proba_ == pytest.approx(dense.no_errors_proba_, abs=0.05)
+    assert sparse.log_evidence_ == pytest.approx(dense.log_evidence_, abs=0.2)
+    np.testing.assert_allclose(
+        sparse.inducing_mean_, sparse.latent_mean_and_variance(X)[0], atol=1e-3
+    )
+
+
+def test_label_errors_are_found_through_few_points():
+    X, y = rows(500)
+    wrong = np.random.default_rng(1).uniform(size=500) < 0.15
+    fits = [
+        RelaxedEPClassifier(
+            n_inducing=20,
+            hyperparameters="integrate",
+            learn_inducing=moved,
+            n_jobs=jobs,
+            random_state=0,
+        ).fit(X, np.where(wrong, 1 - y, y))
+        for moved, jobs in ((False, 1), (False, 2), (True, 1))
+    ]
+    np.testing.assert_array_equal(fits[0].predict_proba(X), fits[1].predict_proba(X))
+    for clf in fits:
+        assert len(clf.hyper_weights_) > 3 and clf.inducing_points_.shape == (20, 2)
+        assert np.mean(clf.noise_proba_[wrong]) > np.mean(clf.noise_proba_[~wrong]) + 0.3
+        assert abs(clf.label_noise_ - 0.15) < 0.06

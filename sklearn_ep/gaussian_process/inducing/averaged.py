@@ -27,7 +27,7 @@ from .learning import stored_gradient
 from .passes import PassModel
 from .values import InducingGPPosterior
 
-__all__ = ["average_over_kernel", "mixed_nodes"]
+__all__ = ["AveragedInducing", "average_over_kernel", "mixed_nodes"]
 
 # Residual and sweeps of the sites of a node, which start close to their fixed point.
 _NODE_TOL, _NODE_SWEEPS = 1e-2, 40
