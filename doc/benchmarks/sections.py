@@ -35,7 +35,19 @@ PARTS = {
             "Do intervals cover what they say?",
             "Data drawn from each model's own prior, with hyperparameters known, drawn from their "
             "priors and learned, and fixed and learned; rates of wrong labels fixed at .2 and .1.",
-            "TEXT",
+            "205 of 216 figures lie within 2.6 standard errors of what is stated, or within .05 "
+            "at a fixed truth, where no exact posterior is nominal; cases of one data set err "
+            "together, so that sets are what is independent. Outside at truths from the priors: "
+            "50 % intervals with wrong labels at a known rate, .462, where EP falls short of "
+            "the exact posterior by .02 (80 sets: .472, exact .492). Of a linear model with a "
+            "learned prior 90 % intervals cover .882, those of the exact posterior .893 of the "
+            "same. Outside at fixed truths: 50 % intervals of group effects at a scale of .5, "
+            ".44 and .45, as those of the exact posterior (see crossed factors below); and with "
+            "wrong labels at the defaults 50 % intervals, .56 and .57, and 90 % intervals where "
+            "a fifth is wrong, .96. Stated probabilities of wrong labels are right within .03 "
+            "up to .85 where a fifth of the labels is wrong, which the default expects, and "
+            "with hyperparameters='integrate' where a tenth is; of the default's flags of .42 "
+            "and .73 only .29 and .52 are right there.",
         ),
         Section(
             "averages",
