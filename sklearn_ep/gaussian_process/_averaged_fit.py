@@ -182,12 +182,13 @@ def average_about(nodes, mode, monitor, coarse=False):
     """Return the `Average` about an isotropic mode, in whose nodes are `KernelNode`s.
 
     The lattice is `coarse` where it is a part of a larger average. With several rows four nodes do,
-    and of more than two classes, whose evidence is the sharper, the mode.
+    unless they tell hardly anything, and of more than two classes, whose evidence is the sharper,
+    the mode.
     """
     n_rows, exact = len(nodes.ep.y), nodes.ep.plan.model.exact_gradient
-    if len(nodes.scales.lengths) > 1:
-        return _average_over_spreads(nodes, mode, monitor)
     flat = exact and nodes.ep.plan.ends_flat(nodes.ep.y, mode.log_evidence)
+    if len(nodes.scales.lengths) > 1:
+        return _average_over_spreads(nodes, mode, monitor, flat)
     if n_rows > SEVERAL_ROWS and not (coarse or flat):
         level = isotropic_level(nodes, mode)
         return level.average_about(monitor, weighed=True) if exact else level.alone()
@@ -201,18 +202,17 @@ def _lattice(nodes, mode, monitor, spacing):
     return integrate(nodes.evaluate, mode, nodes.scales.bounds, workers, monitor, spacing)
 
 
-def _average_over_spreads(nodes, mode, monitor):
+def _average_over_spreads(nodes, mode, monitor, flat):
     """Return the `Average` over how far the lengths differ.
 
     The spreads are compared by their modes: variance and mean length have about the same volume at
-    each, which is that of the heaviest, or of the lattice of few rows.
+    each, which is that of the heaviest, or of the lattice of few rows or of a `flat` mode.
     """
     found = [isotropic_level(nodes, mode), *levels(nodes.ep, nodes.scales, nodes.prior, mode)]
     log_mass = np.array([level.log_mass for level in found])
     share = np.exp(log_mass - logsumexp(log_mass))
     n_rows, exact = len(nodes.ep.y), nodes.ep.plan.model.exact_gradient
     several = n_rows > SEVERAL_ROWS
-    flat = exact and nodes.ep.plan.ends_flat(nodes.ep.y, mode.log_evidence)
     few = flat or n_rows < _FEW_ROWS or not (exact or several)
     known, insured = 0 if few else int(np.argmax(share)), share[0] < _INSURANCE
     if insured:
