@@ -139,14 +139,13 @@ class RelaxedEPClassifier(GaussianProcessBase):
         "mode" predicts with the kernel and the rate of the largest posterior. The others average
         over variance and length of the kernel and the rate of wrong labels, and over there being
         no errors. "auto" is for dense fits to at most 1000 rows and expects a fifth of wrong labels
-        or so; "integrate" is for any number, through inducing points in memory, too, and expects
-        fewer, by a Beta(1, 9) prior of the rate.
-        Flags then mean what they say: of those between .5 and .65 .57 were right with "auto" where
-        a fifth of the labels was wrong, and .60 with "integrate" where a tenth was, but .38 with
-        "auto" there; of rows flagged with .8 by the mode under half were wrong. Mean log loss of
-        six sets without wrong labels .322 after .349, with a fifth of them wrong .441 after .451;
-        "integrate" .311 and .458. Averages over a kernel are of a constant times RBF or Matern; a
-        UserWarning names what leaves only the mode.
+        or so; "integrate" is for any number, through inducing points of rows in memory, too, and
+        expects fewer, by a Beta(1, 9) prior of the rate. Flags then mean what they say: of those
+        between .5 and .65 .57 were right with "auto" where a fifth of the labels was wrong, and .60
+        with "integrate" where a tenth was, but .38 with "auto" there; of rows flagged with .8 by
+        the mode under half were wrong. Mean log loss of six sets without wrong labels .322 after
+        .349, with a fifth of them wrong .441 after .451; "integrate" .311 and .458. Averages over a
+        kernel are of a constant times RBF or Matern; a UserWarning names what leaves only the mode.
     n_jobs : int or None, default=None
         Workers for the binary problems of more than two classes, for the nodes of an average of
         two, or for the partitions of the rows.
