@@ -57,7 +57,7 @@ PARTS = {
             ".360 to .342 in the mean, at 1.9 times the CPU of the mode (1.6 to 2.4); with one "
             "length for all columns they are level. What they gain is where few columns matter "
             "(splice .421 to .297, image .206 to .130); crabs, heart and german lose .003 to .010. "
-            "With label errors it is .384 to .366 at 3.1 times, for the linear model .437 to .436 "
+            "With label errors it is .384 to .366 at 3.2 times, for the linear model .437 to .436 "
             "at 2.4 times.",
         ),
         Section(

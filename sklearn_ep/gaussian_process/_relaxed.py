@@ -245,7 +245,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
     the total variance of the columns with 0.7; the rate is at most 0.45. Nodes are a lattice about
     the mode [4]_, some 10 of three coordinates. Beside them are the nodes of
     `EPGaussianProcessClassifier` for labels without errors, with a common length of the columns; as
-    one mode where their share is below .02. The average takes 2.3 to 4.4 times as long as the mode.
+    one mode where their share is below .02. The average takes 2.6 to 3.9 times as long as the mode.
 
     With the mode, kernel and rate are learned by EP (or power EP), whose evidence is stationary in
     the sites; relaxed EP then runs at these values. Learning adds weak log priors to the evidence:
