@@ -91,13 +91,13 @@ def mode_of_kernels(ep, start, trace, monitor=SILENT):
     """
     plan = ep.plan
     found = _mode_from(ep, start, trace, monitor, plan.restarts)
-    if found is None or plan.wigglier is None or found[2].reason == "asked":
+    if found is None or plan.shorter_lengths is None or found[2].reason == "asked":
         return found
     if not plan.ends_flat(ep.y, found[1].log_evidence):
         return found
     with monitor.phase("integration over hyperparameters") as told:
         scales, evaluate = found[0].scales, found[0].evaluate
-        nodes = [evaluate(scales.phi(theta), None, slopes=False) for theta in plan.wigglier]
+        nodes = [evaluate(scales.phi(theta), None, slopes=False) for theta in plan.shorter_lengths]
         best = max(filter(None, nodes), key=lambda node: node.objective, default=None)
         if best is None:
             return found

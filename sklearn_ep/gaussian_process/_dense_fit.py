@@ -78,9 +78,9 @@ def fit_dense(plan, y, monitor, k):
                 )
                 last, _, x = learned.point.payload
                 x = plan.sites_in_passing(last, y, x)
-            if plan.wigglier is not None and plan.ends_flat(y, learned.point.value):
+            if plan.shorter_lengths is not None and plan.ends_flat(y, learned.point.value):
                 evaluate = rough.evidence(y, plan.sites[k], learning_tol)
-                start = max(plan.wigglier, key=lambda theta: evaluate(theta).value)
+                start = max(plan.shorter_lengths, key=lambda theta: evaluate(theta).value)
                 other = maximise_evidence(evaluate, start, kernel.bounds, **watched)
                 if other.point.value > learned.point.value:
                     learned, x = other, plan.sites[k]

@@ -71,7 +71,7 @@ _TIMES_TOL, _LEAST_SINGLE_TOL, _SINGLE_SWEEPS = 2.0, 2e-4, 8
 # shorter its length is at the next starts where it does not: on 100 rows of banana two searches of
 # five end flat, and on 400 rows of two wiggly functions thirty nats below another mode.
 _WORTH_A_KERNEL, _SHARE_WORTH = 2.0, 0.05
-_WIGGLIER = 3.0, 9.0, 27.0, 81.0
+_SHORTER = 3.0, 9.0, 27.0, 81.0
 # Of differences that give the gradient of several classes: step, residual of sites, most sweeps.
 _SLOPE_STEP, _SLOPE_TOL, _SLOPE_SWEEPS = 0.01, 1e-6, 300
 _FEW_ROWS, _JOINT_FEW_ROWS = 300, 150  # up to which learning starts on all rows
@@ -211,7 +211,7 @@ class DensePlan:
     `model` says what a problem is. `optimizer` is None, a function of the user, or anything else
     for L-BFGS-B; `averaging` says how to average over the kernel, and is None where one is learned.
     `starts` and `sites` have one entry a problem: the initial theta and the initial sites. `fresh`
-    says that these are of no earlier fit; `wigglier` (k, p) are theta for a search that ends
+    says that these are of no earlier fit; `shorter_lengths` (k, p) are theta for a search that ends
     flat, the best of which starts another, None for the one mode that a kernel of the caller's
     leads to.
     """
@@ -232,7 +232,7 @@ class DensePlan:
     accelerate: bool
     averaging: Averaging | None = None
     fresh: bool = True
-    wigglier: np.ndarray | None = None
+    shorter_lengths: np.ndarray | None = None
 
     def ends_flat(self, y, log_evidence):
         """Return whether a kernel tells hardly more of labels y than how frequent they are."""
@@ -425,11 +425,13 @@ def plan_dense(estimator, training, joint, through_points):
         n_jobs = estimator.n_jobs if joint or estimator._n_problems == 1 else None
         prior = kernel_prior(kernel, estimator._factor(), estimator._spread(training), several)
         averaging = Averaging(prior, n_jobs)
-    wigglier = None
+    shorter_lengths = None
     if averaging or (estimator.kernel is None and not callable(estimator.optimizer)):
-        wigglier = np.tile(kernel.theta, (len(_WIGGLIER), 1))
-        wigglier[:, KernelScales.at(kernel, kernel.theta).lengths] -= np.log(_WIGGLIER)[:, None]
-        wigglier = np.clip(wigglier, *kernel.bounds.T)
+        shorter_lengths = np.tile(kernel.theta, (len(_SHORTER), 1))
+        shorter_lengths[:, KernelScales.at(kernel, kernel.theta).lengths] -= np.log(_SHORTER)[
+            :, None
+        ]
+        shorter_lengths = np.clip(shorter_lengths, *kernel.bounds.T)
     n_restarts = estimator.n_restarts_optimizer if estimator.optimizer is not None else 0
     rng = check_random_state(estimator.random_state)
     if joint:
@@ -467,7 +469,7 @@ def plan_dense(estimator, training, joint, through_points):
         accelerate=estimator.acceleration is not None,
         fresh=all(np.array_equal(*pair) for pair in pairs),
         averaging=averaging,
-        wigglier=wigglier,
+        shorter_lengths=shorter_lengths,
     )
 
 

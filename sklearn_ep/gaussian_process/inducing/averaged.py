@@ -1,7 +1,8 @@
 """Average over variance and length of a kernel; inducing points stay where the mode put them."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from joblib import parallel_config
@@ -19,7 +20,7 @@ from ..._estimator.averaged import AveragedPosterior
 from .._averaging_plan import SEVERAL_ROWS
 from .._evidence import curvature_at_node, node_at_mode
 from .._kernel_nodes import settled
-from .._kernel_scales import KernelScales, ScalePrior, learned_coordinates
+from .._kernel_scales import KernelScales, learned_coordinates
 from .._kernels import with_theta
 from .ep import InducingEP
 from .hyperparameters import Hyperparameters
@@ -45,17 +46,15 @@ class InducingNode(NamedTuple):
 class InducingNodes:
     """Nodes in the phi of `scales`, of all binary problems under one kernel.
 
-    `hyper` are the kernel parameters with the inducing points that are kept, `sites` those to start
-    from where there is no neighbour, `damping` the share of an update of sites.
+    `plan` is an `InducingPlan`, `hyper` are the kernel parameters with the inducing points that are
+    kept, `sites` those to start from where there is no neighbour.
     """
 
+    plan: Any
     ep: InducingEP
     hyper: Hyperparameters
     scales: KernelScales
-    prior: ScalePrior
     sites: list[np.ndarray]
-    damping: float
-    accelerate: bool
 
     def evaluate(self, phi, near, slopes=True):
         """Return the `Node` at phi (T,), or None where EP has no fixed point.
@@ -68,8 +67,9 @@ class InducingNodes:
         def solve(sites, share):
             # sites of a neighbour are still wanted: the loop works on a copy
             state = self.ep.restate(prior, [s.copy() for s in sites])
-            steps = dict(damping=share * self.damping, accelerate=self.accelerate)
-            return self.ep.solve(state, tol=_NODE_TOL, max_iter=_NODE_SWEEPS, **steps).result
+            steps = self.plan.solver(_NODE_TOL, _NODE_SWEEPS)
+            steps["damping"] *= share
+            return self.ep.solve(state, **steps).result
 
         empty = [np.zeros_like(s) for s in self.sites]
         result = settled(solve, self.sites if near is None else near.payload.sites, empty)
@@ -77,17 +77,13 @@ class InducingNodes:
             return None
         model = result.evaluation.payload
         sites = [s.copy() for s in self.ep.unpack(result.x, prior).sites]
-        log_prior, of_prior = self.prior.log_density(phi)
+        log_prior, of_prior = self.plan.averaging.log_density(phi)
         gradient = np.full(len(phi), np.nan)
         if slopes:
             slope = stored_gradient(self.ep, self.hyper, model, sites)
             gradient = self.scales.slopes(slope) + of_prior
         found, value = InducingNode(theta, sites, model), result.evaluation.record["log_evidence"]
         return Node(phi, value, log_prior, gradient, result.residual, found)
-
-    def without_slopes(self, phi, near):
-        """Return the `Node` at phi without a gradient."""
-        return self.evaluate(phi, near, slopes=False)
 
     def told(self, node):
         """Return the payload of an iteration: the model of the passes."""
@@ -101,15 +97,7 @@ def average_over_kernel(plan, ep, state, monitor):
     """
     kernel = state.prior.kernel
     scales = KernelScales.at(plan.kernel, kernel.theta)
-    nodes = InducingNodes(
-        ep,
-        plan.kernel_alone(state.prior.Z),
-        scales,
-        plan.averaging,
-        state.sites,
-        plan.damping,
-        plan.accelerate,
-    )
+    nodes = InducingNodes(plan, ep, plan.kernel_alone(state.prior.Z), scales, state.sites)
     evaluate, bounds = nodes.evaluate, scales.bounds
     with monitor.phase("integration over hyperparameters") as told:
         search = dict(max_iter=plan.max_iter, monitor=StepsOfPhase(told))
@@ -124,7 +112,8 @@ def average_over_kernel(plan, ep, state, monitor):
         if sum(ep.sizes) <= SEVERAL_ROWS:
             return integrate(evaluate, mode, bounds, monitor=monitor)
         curvature, _ = curvature_at_node(evaluate, mode, bounds)
-        return sample_about(nodes.without_slopes, mode, bounds, curvature, monitor=monitor)
+        without_slopes = partial(evaluate, slopes=False)
+        return sample_about(without_slopes, mode, bounds, curvature, monitor=monitor)
 
 
 class AveragedInducing(AveragedPosterior):

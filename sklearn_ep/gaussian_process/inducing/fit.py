@@ -161,32 +161,36 @@ def fit_inducing(plan, run, monitor):
     if average is not None:
         heaviest = average.heaviest.payload
         state = ep.collect(heaviest.model.prior, [s.copy() for s in heaviest.sites])
+    own, mixed = _converged(plan, ep, state, end, trace), {}
+    if average is not None:
+        mixed, loo, more = mixed_nodes(plan, ep, average, own.state, own.model)
+        own = replace(own, log_evidence=average.log_evidence, loo=loo, attributes=more)
+    elif own.state.sites is not None:
+        own = replace(own, loo=ep.leave_one_out(own.model, own.state.sites))
+    if own.loo is None:
+        return gp_fit(own, None, None)
+    sites = np.concatenate(own.state.sites, axis=2)
+    return gp_fit(own, sites, np.exp(own.loo))._replace(**mixed)
+
+
+def _converged(plan, ep, state, end, trace):
+    """Return the `InducingRun` at the fixed point, without what leaving rows out says.
+
+    Learning that was asked to stop leaves the sites as they are.
+    """
     if end.reason == "asked":
-        # the sites as they are, without further sweeps; figures are those of one more pass
-        model, n_sweeps, reason = ep.model(state), 0, end.reason
+        # figures are those of one more pass
+        model = ep.model(state)
         final = ep.figures(model, ep.one_pass(model, state.sites)[0])
-        history = ending_in(trace.history, final)
+        told = ending_in(trace.history, final), end.reason, 0
     else:
         n_left = plan.max_sweeps if end.n_steps else min(plan.max_sweeps, plan.max_iter)
         solution = ep.solve(state, monitor=trace, **plan.solver(plan.tol, n_left))
         state, model, result = solution.state, solution.model, solution.result
-        n_sweeps, final = result.n_iter, result.evaluation.record
-        reason = worst_reason([end.reason, result.reason])
-        history = trace.history
-    state = _without_views(state)
-    log_evidence, loo = float(final["log_evidence"]), None
-    mixed: dict[str, Any] = {}
-    more: dict[str, Any] = {}
-    if average is not None:
-        log_evidence = average.log_evidence
-        mixed, loo, more = mixed_nodes(plan, ep, average, state, model)
-    elif state.sites is not None:
-        loo = ep.leave_one_out(model, state.sites)
-    ended = model, history, reason, n_sweeps, log_evidence, loo, end.remark, more
-    own = InducingRun(state, *ended)
-    if loo is None:
-        return gp_fit(own, None, None)
-    return gp_fit(own, np.concatenate(state.sites, axis=2), np.exp(loo))._replace(**mixed)
+        final = result.evaluation.record
+        told = trace.history, worst_reason([end.reason, result.reason]), result.n_iter
+    value = float(final["log_evidence"])
+    return InducingRun(_without_views(state), model, *told, value, None, end.remark)
 
 
 def _without_views(state):
