@@ -28,7 +28,7 @@ from sklearn_ep.gaussian_process._dense_plan import BinaryModel, plan_dense
 from sklearn_ep.gaussian_process._kernel_nodes import EPAtKernels, ScaleNodes
 from sklearn_ep.gaussian_process._kernel_scales import KernelScales
 from sklearn_ep.gaussian_process._kernels import with_theta
-from sklearn_ep.gaussian_process.label_errors import averaged
+from sklearn_ep.gaussian_process.label_errors import nodes as error_nodes
 from sklearn_ep.gaussian_process.label_errors.problem import RATE_BOUNDS
 
 GP, Relaxed = EPGaussianProcessClassifier, RelaxedEPClassifier
@@ -396,7 +396,7 @@ def test_rates_of_wrong_labels_against_the_exact_average(k):
 @pytest.mark.parametrize("learn", [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("rule", ["ep", "power"])
 def test_slopes_of_nodes_with_label_errors_are_differences(learn, rule, monkeypatch):
-    monkeypatch.setattr(averaged, "_NODE_TOL", 1e-10)
+    monkeypatch.setattr(error_nodes, "_NODE_TOL", 1e-10)
     X, y = rows(30, 2)
     of_kernel, of_rate = learn
     clf = Relaxed(
@@ -411,7 +411,7 @@ def test_slopes_of_nodes_with_label_errors_are_differences(learn, rule, monkeypa
     scales = KernelScales.at(first.kernel, first.kernel.theta) if of_kernel else None
     prior = scales.prior(plan.averaging.prior) if of_kernel else None
     sign = np.where(y == 1, 1.0, -1.0)
-    nodes = averaged.ErrorNodes(plan, sign, plan.sites[0], first, scales, prior)
+    nodes = error_nodes.ErrorNodes(plan, sign, plan.sites[0], first, scales, prior)
     phi = nodes.start() - 0.3
     node = nodes.evaluate(phi, None)
     assert len(phi) == len(nodes.names) == len(nodes.bounds)
@@ -422,7 +422,7 @@ def test_slopes_of_nodes_with_label_errors_are_differences(learn, rule, monkeypa
 @pytest.mark.parametrize("counts", [(1.0, 9.0), (3.0, 9.0)])
 def test_the_prior_of_the_rate_is_a_density(counts):
     x = np.linspace(-30.0, logit(RATE_BOUNDS[1]), 200001)
-    log_density, slope = averaged.log_rate_density(x, counts)
+    log_density, slope = error_nodes.log_rate_density(x, counts)
     assert np.trapezoid(np.exp(log_density), x) == pytest.approx(1.0, abs=1e-4)
     steps = np.gradient(log_density, x)
     np.testing.assert_allclose(slope[1:-1], steps[1:-1], atol=1e-5)
