@@ -8,12 +8,12 @@ from .._estimator.averaged import hyper_attributes
 from .._estimator.fitting import one_or_stack, run_attributes
 from . import _log_cholesky as log_cholesky
 from ._checkpoint import state_of
-from ._fit import theta_rule
-from ._messages import Messages, posterior_moments
+from ._factor_plan import remarks_on_factors
+from ._factors import FactorColumns
 from ._plan import remarks_on_groups
 from ._prediction import GroupsForgotten, split_intercept
-from .crossed.factors import FactorColumns
-from .crossed.plan import remarks_on_factors
+from .partitions.fit import theta_rule
+from .partitions.messages import Messages, posterior_moments
 
 __all__ = ["attributes_of_factors", "attributes_of_groups"]
 

@@ -19,14 +19,14 @@ from .._estimator.latents import committee, log_normalise
 from .._estimator.posterior_classifier import probabilities
 from ._attributes import attributes_of_factors, attributes_of_groups
 from ._checkpoint import checked_state
-from ._fit import fit_plan
+from ._factor_plan import check_several, plan_factor_parts, plan_factors
+from ._factors import has_several
 from ._plan import check_parameters, check_parts, plan_parts, plan_rows, remarks_on_parameters
 from ._prediction import all_known, new_rows, row_pairs, rows_again, split_intercept
 from ._summary import intervals, summarise
-from ._trust import trust_in_parts
-from .crossed.factors import has_several
-from .crossed.fit import fit_factors
-from .crossed.plan import check_several, plan_factor_parts, plan_factors
+from .exact.fit import fit_factors
+from .partitions.fit import fit_plan
+from .partitions.trust import trust_in_parts
 
 __all__ = ["HierarchicalEPLogistic"]
 

@@ -13,7 +13,6 @@ from .._engine.partition import Part
 from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import check_choice, check_common, check_number, validate_training
 from . import _log_cholesky as log_cholesky
-from ._arrow import arrow_rows
 from ._checkpoint import digest
 from ._groups import (
     balance,
@@ -26,8 +25,9 @@ from ._groups import (
     separated,
     spread_by_content,
 )
-from ._nuts import load_sampler
-from ._parts import Columns, PartSpec, describe, design_of
+from .partitions.arrow import arrow_rows
+from .partitions.nuts import load_sampler
+from .partitions.parts import Columns, PartSpec, describe, design_of
 
 __all__ = [
     "Plan",

@@ -7,11 +7,11 @@ from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._estimator.checks import check_choice, checked_weights
+from ._factor_prediction import new_factor_rows, shared_levels
+from ._factors import FactorColumns
 from ._groups import in_memory, label_list, look_up, separated
-from ._mixture import NEW_GROUP
-from ._parts import design_of
-from .crossed.factors import FactorColumns
-from .crossed.prediction import new_factor_rows, shared_levels
+from .partitions.mixture import NEW_GROUP
+from .partitions.parts import design_of
 
 __all__ = ["GroupsForgotten", "all_known", "new_rows", "row_pairs", "rows_again", "split_intercept"]
 

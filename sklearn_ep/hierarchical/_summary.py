@@ -10,7 +10,7 @@ from .._estimator.summary import (
     names_by_class,
     title_of,
 )
-from .crossed.factors import FactorColumns
+from ._factors import FactorColumns
 
 __all__ = ["intervals", "summarise"]
 

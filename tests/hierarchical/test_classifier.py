@@ -25,8 +25,8 @@ from sklearn_ep._engine.diagnostics import importance_check
 from sklearn_ep._engine.gaussian import Moments
 from sklearn_ep._estimator.base import RowsAgain
 from sklearn_ep.datasets import make_hierarchical_logistic
-from sklearn_ep.hierarchical import _theta_nodes as theta_nodes
 from sklearn_ep.hierarchical._prediction import rows_again
+from sklearn_ep.hierarchical.partitions import theta_nodes
 from sklearn_ep.inspection import GroupEffectsDisplay
 
 ORACLE = oracle("hierarchical")["sets"]
@@ -824,7 +824,7 @@ def test_a_message_that_is_no_gaussian_is_skipped(monkeypatch):
             site = site._replace(moments=Moments(site.moments.mean, -site.moments.cov))
         return site
 
-    monkeypatch.setattr("sklearn_ep.hierarchical._parts.tilted_by_nodes", broken)
+    monkeypatch.setattr("sklearn_ep.hierarchical.partitions.parts.tilted_by_nodes", broken)
     clf = HierarchicalEPLogistic(n_partitions=3).fit(X, y, groups=g)
     assert clf.n_skipped_ == 1 and clf.converged_ and apart(clf, fitted())[0] < 2e-3
 

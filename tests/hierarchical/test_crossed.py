@@ -20,7 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn_ep import HierarchicalEPLogistic
 from sklearn_ep._engine.partition import PartMemory
 from sklearn_ep.hierarchical._prediction import new_rows
-from sklearn_ep.hierarchical.crossed import rows_in_parts
+from sklearn_ep.hierarchical.messages import rows_in_parts
 from sklearn_ep.inspection import GroupEffectsDisplay
 
 ORACLE, ARRAYS = oracle("crossed"), arrays("crossed")

@@ -7,9 +7,9 @@ from scipy.stats import norm
 
 from sklearn_ep._engine.likelihoods import Logit
 from sklearn_ep._engine.sites import Sites
-from sklearn_ep.hierarchical.crossed import group_sites
-from sklearn_ep.hierarchical.crossed.given_scales import AllSites, first_sites
-from sklearn_ep.hierarchical.crossed.group_sites import (
+from sklearn_ep.hierarchical.exact import group_sites
+from sklearn_ep.hierarchical.exact.given_scales import AllSites, first_sites
+from sklearn_ep.hierarchical.exact.group_sites import (
     GroupCavities,
     GroupSites,
     cavities,
@@ -17,9 +17,9 @@ from sklearn_ep.hierarchical.crossed.group_sites import (
     new_sites,
     tilted_groups,
 )
-from sklearn_ep.hierarchical.crossed.layout import lay_out, local_factor
-from sklearn_ep.hierarchical.crossed.model import CrossedModel
-from sklearn_ep.hierarchical.crossed.row_messages import (
+from sklearn_ep.hierarchical.exact.layout import lay_out, local_factor
+from sklearn_ep.hierarchical.exact.model import CrossedModel
+from sklearn_ep.hierarchical.messages.rows import (
     Linearise,
     Resume,
     RowState,
@@ -29,8 +29,8 @@ from sklearn_ep.hierarchical.crossed.row_messages import (
     message_sums,
     updated_sites,
 )
-from sklearn_ep.hierarchical.crossed.rows_in_parts import HeldRows, LevelNumbers
-from sklearn_ep.hierarchical.crossed.schur import Effects, FactorRows, SchurSystem, SystemRows
+from sklearn_ep.hierarchical.messages.rows_in_parts import HeldRows, LevelNumbers
+from sklearn_ep.hierarchical.messages.schur import Effects, FactorRows, SchurSystem, SystemRows
 
 
 def crossed_model(n, levels, q, seed, D=3):

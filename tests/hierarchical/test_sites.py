@@ -18,24 +18,24 @@ from sklearn_ep._engine.sites import Sites, log_site_mass
 from sklearn_ep.hierarchical import _checkpoint as checkpoint
 from sklearn_ep.hierarchical import _groups
 from sklearn_ep.hierarchical import _log_cholesky as log_cholesky
-from sklearn_ep.hierarchical._arrow import arrow_rows, conditional_ep
-from sklearn_ep.hierarchical._importance import (
+from sklearn_ep.hierarchical.partitions.arrow import arrow_rows, conditional_ep
+from sklearn_ep.hierarchical.partitions.importance import (
     DrawState,
     ImportanceSettings,
     marginal_log_likelihood,
     tilted_by_importance,
 )
-from sklearn_ep.hierarchical._messages import (
+from sklearn_ep.hierarchical.partitions.messages import (
     Messages,
     posterior_moments,
     propagate,
     step_limit,
     total_of,
 )
-from sklearn_ep.hierarchical._mode import find_mode, laplace_messages, marginal_terms
-from sklearn_ep.hierarchical._nuts import ChainState, joint_log_density, tilted_by_nuts
-from sklearn_ep.hierarchical._theta_grid import ThetaMarginal, even_grid
-from sklearn_ep.hierarchical._theta_nodes import SiteState, node_rule, tilted_by_nodes
+from sklearn_ep.hierarchical.partitions.mode import find_mode, laplace_messages, marginal_terms
+from sklearn_ep.hierarchical.partitions.nuts import ChainState, joint_log_density, tilted_by_nuts
+from sklearn_ep.hierarchical.partitions.theta_grid import ThetaMarginal, even_grid
+from sklearn_ep.hierarchical.partitions.theta_nodes import SiteState, node_rule, tilted_by_nodes
 
 ORACLE = oracle("hierarchical")
 
@@ -434,7 +434,7 @@ def test_even_grid_and_its_marginal():
         pass
 
     def evaluate(theta):  # evidence that makes the posterior N(-1, 2^2) under a flat-ish prior
-        from sklearn_ep.hierarchical._theta_grid import ConditionalNodes
+        from sklearn_ep.hierarchical.partitions.theta_grid import ConditionalNodes
 
         t = theta[:, 0]
         target = -0.5 * ((t + 1) / 2) ** 2 - np.log(2) + 0.5 * (t / 50) ** 2 + np.log(50)

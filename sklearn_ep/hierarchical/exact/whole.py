@@ -6,17 +6,17 @@ are small they have sites of their own.
 
 import numpy as np
 
-from .._engine.gaussian import Moments, natural
-from .._estimator.fitting import BinaryFit
-from ._arrow import LocalEffects
-from ._messages import check_precise, shared
-from ._mixture import GroupedMixture
-from ._theta_grid import ThetaMarginal, prior_of_beta
-from .crossed.given_scales import first_sites
-from .crossed.layout import largest_group, lay_out
-from .crossed.model import CrossedModel
-from .crossed.monitor import PosteriorMonitor
-from .crossed.scale_grid import explore, grid_of_one
+from ..._engine.gaussian import Moments, natural
+from ..._estimator.fitting import BinaryFit
+from .._monitor import PosteriorMonitor
+from .._scales import explore, grid_of_one
+from ..partitions.arrow import LocalEffects
+from ..partitions.messages import check_precise, shared
+from ..partitions.mixture import GroupedMixture
+from ..partitions.theta_grid import ThetaMarginal, prior_of_beta
+from .given_scales import first_sites
+from .layout import largest_group, lay_out
+from .model import CrossedModel
 
 __all__ = ["fit_whole"]
 

@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.utils import check_array, column_or_1d
 
-from .._engine.partition import load_part
-from .._estimator.checks import checked_weights
-from . import _log_cholesky as log_cholesky
-from ._arrow import ArrowRows, arrow_rows, conditional_ep
-from ._checkpoint import digest
-from ._groups import number_groups, split_column
-from ._mode import marginal_terms
-from ._theta_nodes import tilted_by_nodes
+from ..._engine.partition import load_part
+from ..._estimator.checks import checked_weights
+from .. import _log_cholesky as log_cholesky
+from .._checkpoint import digest
+from .._groups import number_groups, split_column
+from .arrow import ArrowRows, arrow_rows, conditional_ep
+from .mode import marginal_terms
+from .theta_nodes import tilted_by_nodes
 
 __all__ = [
     "Columns",

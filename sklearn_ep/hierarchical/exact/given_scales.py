@@ -17,10 +17,10 @@ from ..._engine.gaussian import (
     triangular_inverse,
 )
 from ..._engine.sites import Sites
-from .._arrow import backward, forward, weighted_gram
 from .._power import row_rule
+from ..partitions.arrow import backward, forward, weighted_gram
+from .columns import GroupColumns
 from .group_sites import GroupSites, cavities, log_site_masses, new_sites, tilted_groups
-from .shared import GroupColumns
 
 __all__ = [
     "AllSites",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._engine.partition import PartMemory, load_part
-from .row_messages import RowState, row_precision
+from .rows import RowState, row_precision
 from .schur import FactorRows, LastProduct, SystemRows
 
 __all__ = ["HeldRows", "LoggedRows", "Prepared"]

@@ -10,8 +10,8 @@ import numpy as np
 
 from ..._engine.partition import Part, load_part, split_rows
 from .._checkpoint import digest
-from .._parts import checked_rows, raw_arrays
-from .factors import check_measured, labels_of, numbered_levels, take_labels
+from .._factors import check_measured, labels_of, numbered_levels, take_labels
+from ..partitions.parts import checked_rows, raw_arrays
 from .rows_in_parts import LevelNumbers, Prepared
 from .schur import FactorRows
 

@@ -8,12 +8,12 @@ from scipy.interpolate import CubicSpline
 from scipy.special import logsumexp, ndtr
 from scipy.stats import norm
 
-from ..._engine.averaging import Lattice, Node, Spacing, Visits
-from ..._engine.gaussian import ImproperPosterior
-from ..._engine.loop import Reason, Trace, reason_to_end, worst_reason
-from ..._engine.search import eigen_curvature
-from .._theta_grid import smoothed_quantiles, smoothed_theta
-from .._theta_nodes import node_rule
+from .._engine.averaging import Lattice, Node, Spacing, Visits
+from .._engine.gaussian import ImproperPosterior
+from .._engine.loop import Reason, Trace, reason_to_end, worst_reason
+from .._engine.search import eigen_curvature
+from .partitions.theta_grid import smoothed_quantiles, smoothed_theta
+from .partitions.theta_nodes import node_rule
 
 __all__ = ["ScaleGrid", "explore", "grid_of_one"]
 

@@ -19,9 +19,9 @@ from ..._engine.search import eigen_curvature
 from ..._engine.sites import Sites
 from ..._estimator.fitting import BinaryFit
 from .._checkpoint import load_checkpoint, save_checkpoint
-from .messages_posterior import MessagesPosterior, ScaleUncertainty
-from .monitor import PosteriorMonitor
-from .row_messages import (
+from .._monitor import PosteriorMonitor
+from .posterior import MessagesPosterior, ScaleUncertainty
+from .rows import (
     Back,
     Linearise,
     Mark,

@@ -5,12 +5,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.utils.validation import validate_data
 
-from ..._estimator.checks import validate_training
-from .. import _log_cholesky as log_cholesky
-from .._checkpoint import digest
-from .._groups import array_of, in_memory
-from .._plan import check_binary, prior_sd, wanted_rule
-from .factors import (
+from .._estimator.checks import validate_training
+from . import _log_cholesky as log_cholesky
+from ._checkpoint import digest
+from ._factors import (
     FactorColumns,
     check_measured,
     columns_beside,
@@ -19,8 +17,10 @@ from .factors import (
     numbered_levels,
     take_labels,
 )
-from .layout import local_factor
-from .parts import (
+from ._groups import array_of, in_memory
+from ._plan import check_binary, prior_sd, wanted_rule
+from .exact.layout import local_factor
+from .messages.parts import (
     FactorParts,
     RawFactors,
     describe_factors,

@@ -13,11 +13,11 @@ import numpy as np
 from scipy.linalg import solve_triangular
 from scipy.special import logsumexp
 
-from .._engine.gaussian import Moments, Natural, checked_cholesky, jittered_cholesky, log_partition
-from .._engine.quadrature import gauss_hermite, star_rule
-from .._engine.sites import Sites
-from . import _log_cholesky as log_cholesky
-from ._arrow import conditional_ep
+from ..._engine.gaussian import Moments, Natural, checked_cholesky, jittered_cholesky, log_partition
+from ..._engine.quadrature import gauss_hermite, star_rule
+from ..._engine.sites import Sites
+from .. import _log_cholesky as log_cholesky
+from .arrow import conditional_ep
 
 __all__ = [
     "SiteState",

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import logsumexp
 
-from .._engine.diagnostics import importance_check
-from .._engine.gaussian import Moments
-from ._arrow import arrow_rows
-from ._importance import draws_of, marginal_log_likelihood, normalised
+from ..._engine.diagnostics import importance_check
+from ..._engine.gaussian import Moments
+from .arrow import arrow_rows
+from .importance import draws_of, marginal_log_likelihood, normalised
 
 __all__ = ["PartTrust", "trust_in_parts"]
 

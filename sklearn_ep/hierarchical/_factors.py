@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._groups import (
+from ._groups import (
     check_labels_at,
     column_position,
     is_missing,

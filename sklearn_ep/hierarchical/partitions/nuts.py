@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit, log_expit, logsumexp
 
-from .._engine.gaussian import Moments, Natural, checked_cholesky
-from . import _log_cholesky as log_cholesky
-from ._importance import draws_of, log_density, log_factor, marginal_log_likelihood, normalised
-from ._theta_nodes import SiteState, TiltedSite, tilted_by_nodes
+from ..._engine.gaussian import Moments, Natural, checked_cholesky
+from .. import _log_cholesky as log_cholesky
+from .importance import draws_of, log_density, log_factor, marginal_log_likelihood, normalised
+from .theta_nodes import SiteState, TiltedSite, tilted_by_nodes
 
 __all__ = ["ChainState", "joint_log_density", "load_sampler", "tilted_by_nuts"]
 

@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import log_expit, logsumexp
 
-from ..._engine.averaging import mixture_moments, mixture_quantiles
-from ..._engine.gaussian import Moments
-from ..._engine.likelihoods import Logit
-from .._arrow import backward, forward
-from .model import scales_of
-from .shared import SharedRows, shared_entries
+from .._engine.averaging import mixture_moments, mixture_quantiles
+from .._engine.gaussian import Moments
+from .._engine.likelihoods import Logit
+from .exact.columns import SharedRows, shared_entries
+from .exact.model import scales_of
+from .partitions.arrow import backward, forward
 
 __all__ = ["CrossedMixture", "CrossedPlaces", "CrossedRows"]
 

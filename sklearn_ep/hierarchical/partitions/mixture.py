@@ -3,12 +3,12 @@
 import numpy as np
 from scipy.special import log_expit, logsumexp
 
-from .._engine.averaging import mixture_moments, mixture_quantiles
-from .._engine.gaussian import Moments, log_partition
-from .._engine.likelihoods import Logit
-from . import _log_cholesky as log_cholesky
-from ._arrow import backward, forward
-from ._theta_grid import smoothed_quantiles, smoothed_theta
+from ..._engine.averaging import mixture_moments, mixture_quantiles
+from ..._engine.gaussian import Moments, log_partition
+from ..._engine.likelihoods import Logit
+from .. import _log_cholesky as log_cholesky
+from .arrow import backward, forward
+from .theta_grid import smoothed_quantiles, smoothed_theta
 
 __all__ = ["NEW_GROUP", "GroupedMixture"]
 

@@ -4,9 +4,9 @@ import numpy as np
 from sklearn.utils import check_array
 from sklearn.utils.validation import validate_data
 
-from .._groups import array_of, in_memory
-from .factors import codes_of, columns_beside, labels_of, take_labels
-from .plan import design_of_factors
+from ._factor_plan import design_of_factors
+from ._factors import codes_of, columns_beside, labels_of, take_labels
+from ._groups import array_of, in_memory
 
 __all__ = ["new_factor_rows", "shared_levels"]
 

@@ -11,8 +11,8 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from ..._engine.row_order import row_keys
+from .columns import SharedRows, shared_entries
 from .group_sites import LARGEST_GROUP
-from .shared import SharedRows, shared_entries
 
 __all__ = ["Layout", "SmallGroups", "largest_group", "lay_out", "local_factor"]
 

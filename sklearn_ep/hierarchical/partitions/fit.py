@@ -6,14 +6,16 @@ from typing import Any
 import numpy as np
 from scipy.stats import multivariate_normal, norm
 
-from .._engine.gaussian import Moments
-from .._engine.loop import SILENT, unheard
-from .._engine.partition import PartMap
-from .._estimator.fitting import BinaryFit, FitMonitor, fit_one_versus_rest
-from ._arrow import LocalEffects, no_effects
-from ._checkpoint import digest, load_checkpoint, save_checkpoint, state_of
-from ._importance import DrawState, ImportanceSettings, tilted_by_importance
-from ._messages import (
+from ..._engine.gaussian import Moments
+from ..._engine.loop import SILENT, unheard
+from ..._engine.partition import PartMap
+from ..._estimator.fitting import BinaryFit, FitMonitor, fit_one_versus_rest
+from .._checkpoint import digest, load_checkpoint, save_checkpoint, state_of
+from .._prediction import GroupsForgotten
+from ..exact.whole import fit_whole
+from .arrow import LocalEffects, no_effects
+from .importance import DrawState, ImportanceSettings, tilted_by_importance
+from .messages import (
     Messages,
     check_precise,
     is_proper,
@@ -21,12 +23,11 @@ from ._messages import (
     propagate,
     total_of,
 )
-from ._mixture import GroupedMixture
-from ._mode import find_mode, laplace_messages
-from ._nuts import ChainState, tilted_by_nuts
-from ._parts import drawing_worker, mode_worker, nodes_worker, tilted_worker
-from ._prediction import GroupsForgotten
-from ._theta_grid import (
+from .mixture import GroupedMixture
+from .mode import find_mode, laplace_messages
+from .nuts import ChainState, tilted_by_nuts
+from .parts import drawing_worker, mode_worker, nodes_worker, tilted_worker
+from .theta_grid import (
     ThetaMarginal,
     conditional_nodes,
     conditional_start,
@@ -36,8 +37,7 @@ from ._theta_grid import (
     prior_of_beta,
     product_grid,
 )
-from ._theta_nodes import SiteState, middle_sites, tilted_over_theta
-from ._whole import fit_whole
+from .theta_nodes import SiteState, middle_sites, tilted_over_theta
 
 __all__ = ["fit_plan", "theta_rule"]
 

@@ -8,15 +8,15 @@ from ..._engine.gaussian import natural
 from ..._engine.sites import Sites
 from ..._estimator.fitting import BinaryFit, FitMonitor
 from .._checkpoint import load_checkpoint, save_checkpoint
-from .._messages import check_precise
+from .._monitor import PosteriorMonitor
+from .._posterior import CrossedMixture
+from .._scales import explore, grid_of_one
+from ..messages.fit import fit_by_messages
+from ..partitions.messages import check_precise
 from .given_scales import AllSites, first_sites
 from .group_sites import GroupSites
 from .layout import largest_group, lay_out
-from .messages_fit import fit_by_messages
-from .mixture import CrossedMixture
 from .model import CrossedModel
-from .monitor import PosteriorMonitor
-from .scale_grid import explore, grid_of_one
 
 __all__ = ["fit_factors"]
 

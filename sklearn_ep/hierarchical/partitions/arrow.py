@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.sparse import csr_array
 
-from .._engine.gaussian import ImproperPosterior, triangular_inverse
-from .._engine.sites import Sites
-from ._power import row_rule
+from ..._engine.gaussian import ImproperPosterior, triangular_inverse
+from ..._engine.sites import Sites
+from .._power import row_rule
 
 __all__ = ["ArrowRows", "ConditionalPosterior", "LocalEffects", "arrow_rows", "conditional_ep"]
 

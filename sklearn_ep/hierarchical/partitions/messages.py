@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.linalg import eigh
 
-from .._engine.gaussian import (
+from ..._engine.gaussian import (
     ImproperPosterior,
     Natural,
     checked_cholesky,
@@ -28,7 +28,7 @@ from .._engine.gaussian import (
     natural,
     over,
 )
-from .._engine.loop import SILENT, Anderson, Evaluation, Monitor, Result, Trace, iterate
+from ..._engine.loop import SILENT, Anderson, Evaluation, Monitor, Result, Trace, iterate
 
 __all__ = [
     "Messages",

@@ -12,13 +12,13 @@ from scipy.interpolate import CubicSpline
 from scipy.special import logsumexp, ndtri
 from scipy.stats import norm, qmc
 
-from .._engine.gaussian import Natural, log_partition, over
-from .._engine.loop import Evaluation, iterate
-from .._engine.quadrature import gauss_hermite
-from .._engine.sites import Sites
-from ._arrow import LocalEffects, half_partition, stacked_cholesky
-from ._messages import Messages, pack, total_of, unpack
-from ._theta_nodes import node_rule
+from ..._engine.gaussian import Natural, log_partition, over
+from ..._engine.loop import Evaluation, iterate
+from ..._engine.quadrature import gauss_hermite
+from ..._engine.sites import Sites
+from .arrow import LocalEffects, half_partition, stacked_cholesky
+from .messages import Messages, pack, total_of, unpack
+from .theta_nodes import node_rule
 
 __all__ = [
     "ConditionalNodes",

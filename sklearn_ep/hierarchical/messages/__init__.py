@@ -1,0 +1,1 @@
+"""Messages along rows: every factor large, a million rows in seconds."""

@@ -1,0 +1,1 @@
+"""Expectation propagation between partitions: sites of whole parts about the shared parameters."""
