@@ -275,7 +275,7 @@ class GroupEffectsDisplay:
     Parameters
     ----------
     mean, std : ndarray of shape (J,)
-        Posterior means and standard deviations of one effect.
+        Posterior means and standard deviations of one effect, of the groups to be drawn.
     labels : array-like of shape (J,)
         Labels of the groups.
     raw : ndarray of shape (J,), default=None
@@ -286,6 +286,10 @@ class GroupEffectsDisplay:
         Probability of the drawn intervals under the Gaussian posterior of each effect.
     estimator_name : str, default=None
         Title.
+    factor_name : str, default=None
+        Name of the factor, for the title and the axis of groups.
+    n_groups : int, default=None
+        How many groups the factor has, where it has more than are drawn: the title says so.
 
     Attributes
     ----------
@@ -305,6 +309,8 @@ class GroupEffectsDisplay:
         effect_name="group effect",
         level=0.9,
         estimator_name=None,
+        factor_name=None,
+        n_groups=None,
     ):
         self.mean = mean
         self.std = std
@@ -313,6 +319,8 @@ class GroupEffectsDisplay:
         self.effect_name = effect_name
         self.level = level
         self.estimator_name = estimator_name
+        self.factor_name = factor_name
+        self.n_groups = n_groups
 
     @classmethod
     def from_estimator(
@@ -326,6 +334,7 @@ class GroupEffectsDisplay:
         factor=0,
         effect=0,
         level=0.9,
+        most=30,
         ax=None,
         **kwargs,
     ):
@@ -349,6 +358,9 @@ class GroupEffectsDisplay:
             Which effect: 0 the intercept, then the columns of `random_slopes`.
         level : float, default=0.9
             Probability of the intervals.
+        most : int or None, default=30
+            Groups drawn, those whose means are furthest from zero in units of their standard
+            deviation; None draws all, without labels where there are too many to be read.
         ax : matplotlib Axes, default=None
             Where to draw; None makes a figure.
         **kwargs : dict
@@ -371,18 +383,10 @@ class GroupEffectsDisplay:
         sum of residuals over the sum of p (1 - p), p being the probabilities of the group's rows.
         """
         check_is_fitted(estimator)
-        several = isinstance(estimator.group_labels_, list)
-        known, means, stds = (
-            values[factor] if several else values
-            for values in (
-                estimator.group_labels_,
-                estimator.group_effects_,
-                estimator.group_effects_std_,
-            )
-        )
+        known, means, stds = _effects_of(estimator, factor)
         if len(known) == 0:
             raise ValueError("the estimator was fitted without groups: there are no effects.")
-        mean, raw = means[:, effect], None
+        mean, std, raw = means[:, effect], stds[:, effect], None
         if X is not None:
             labels = _labels_of(estimator, X, groups, factor) if labels is None else labels
             if effect != 0 or y is None or labels is None:
@@ -393,15 +397,22 @@ class GroupEffectsDisplay:
             raw = mean + _steps(
                 known, labels, expit(row_mean), np.asarray(y) == estimator.classes_[1]
             )
-        name = "effect on the intercept" if effect == 0 else f"effect on slope {effect}"
+        n_groups = len(known)
+        if most is not None and n_groups > most:
+            top = np.argsort(-np.abs(mean) / std, kind="stable")[:most]
+            mean, std, known = mean[top], std[top], known[top]
+            raw = raw if raw is None else raw[top]
+        factor_name, effect_name = _names_of(estimator, factor, effect)
         display = cls(
             mean,
-            stds[:, effect],
+            std,
             known,
             raw=raw,
-            effect_name=name,
+            effect_name=effect_name,
             level=level,
             estimator_name=type(estimator).__name__,
+            factor_name=factor_name,
+            n_groups=n_groups,
         )
         return display.plot(ax=ax, **kwargs)
 
@@ -435,13 +446,22 @@ class GroupEffectsDisplay:
             ax.set_yticks(rank, [_name_of(self.labels[k]) for k in order])
         else:
             ax.set_yticks([])
+        name = "group" if self.factor_name is None else self.factor_name
         ax.set(
             xlabel=f"{self.effect_name}, {_percent(self.level)} interval",
-            ylabel="group" if labelled else f"{len(order)} groups",
-            title=self.estimator_name,
+            ylabel=name if labelled else f"{len(order)} groups",
+            title=self._title(),
         )
+        ax.set_ylim(-1, len(order))  # no empty rows where there are many
         self.ax_, self.figure_ = ax, ax.figure
         return self
+
+    def _title(self):
+        """Return estimator, factor, and how many of its levels are drawn."""
+        title = ": ".join(n for n in (self.estimator_name, self.factor_name) if n is not None)
+        if self.n_groups is not None and self.n_groups > len(self.mean):
+            title = f"{title}\n{len(self.mean)} of {self.n_groups} shown".lstrip()
+        return title or None
 
 
 def _percent(level):
@@ -461,8 +481,31 @@ def _crowded(place):
 
 def _name_of(label):
     """Return a label as text, whole numbers of a column of floats without a point."""
+    if isinstance(label, tuple):  # of a combination of columns
+        return ":".join(_name_of(part) for part in label)
     whole = isinstance(label, float) and label.is_integer()
     return str(int(label)) if whole else str(label)
+
+
+def _effects_of(estimator, factor):
+    """Return labels (J,), posterior means and sds (J, q) of the groups of a factor."""
+    values = estimator.group_labels_, estimator.group_effects_, estimator.group_effects_std_
+    return [v[factor] for v in values] if isinstance(estimator.group_labels_, list) else values
+
+
+def _names_of(estimator, factor, effect):
+    """Return the name of a factor, and what its effect is on, in words."""
+    effects, scales = estimator.group_effects_, estimator.summary().scales
+    effects = effects if isinstance(effects, list) else [effects]
+    widths = [e.shape[1] for e in effects]
+    # scales go factor by factor; numbers may count both from the end
+    first, column = np.cumsum([0, *widths])[:-1][factor], np.arange(widths[factor])[effect]
+    name = str(scales["effect"][first + column])
+    words = "the intercept" if column == 0 else f"the slope of {name}"
+    of = str(scales["factor"][first])
+    if of.isdigit():  # a bare number says nothing on an axis
+        of = f"factor {of}" if estimator.group_column is None else f"column {of}"
+    return of, f"effect on {words}"
 
 
 def _labels_of(estimator, X, groups, factor):

@@ -2,6 +2,7 @@
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.datasets import make_moons
 from sklearn.gaussian_process.kernels import RBF
@@ -214,3 +215,72 @@ def test_groups_of_a_float_column_are_named_without_a_point():
     labels = np.array([3.0, 1.5, 1200000.0])
     display = GroupEffectsDisplay(np.arange(3.0), np.full(3, 0.5), labels, level=0.5).plot()
     assert [t.get_text() for t in display.ax_.get_yticklabels()] == ["3", "1.5", "1200000"]
+
+
+def pupils(n=1200, n_schools=100):
+    """A table of pupils in schools in regions, and their answers."""
+    rng = np.random.default_rng(5)
+    school = rng.integers(n_schools, size=n)
+    X = pd.DataFrame({"hours": rng.normal(size=n), "region": school // 10})
+    X["school"] = [f"s{k:02d}" for k in school]
+    z = rng.normal(size=n_schools)[school] + X["hours"] * (1 + rng.normal(size=n_schools)[school])
+    return X, (z + rng.logistic(size=n) > 0).astype(int)
+
+
+def test_group_effects_furthest_from_zero_are_drawn_under_their_names():
+    X, y = pupils()
+    est = HierarchicalEPLogistic("school", random_slopes=["hours"], refine=False, n_partitions=1)
+    est.fit(X.drop(columns="region"), y)
+    display = GroupEffectsDisplay.from_estimator(est, effect=1, most=12)
+    mean, sd = est.group_effects_[:, 1], est.group_effects_std_[:, 1]
+    top = np.argsort(-np.abs(mean / sd))[:12]
+    top = top[np.argsort(mean[top])]
+    drawn = [t.get_text() for t in display.ax_.get_yticklabels()]
+    assert drawn == list(est.group_labels_[top])
+    np.testing.assert_allclose(display.ax_.lines[0].get_xdata(), mean[top])
+    assert display.ax_.get_title() == "HierarchicalEPLogistic: school\n12 of 100 shown"
+    assert display.ax_.get_xlabel() == "effect on the slope of hours, 90 % interval"
+    assert display.ax_.get_ylabel() == "school"
+    display = GroupEffectsDisplay.from_estimator(est, X.drop(columns="region"), y)
+    assert len(display.raw) == 30 and np.corrcoef(display.raw, display.mean)[0, 1] > 0.9
+    display = GroupEffectsDisplay.from_estimator(est, most=None)
+    assert len(display.mean) == 100 and display.ax_.get_ylabel() == "100 groups"
+    assert display.ax_.get_title() == "HierarchicalEPLogistic: school"
+
+
+def test_group_effects_of_a_list_are_those_of_the_factor_that_was_asked_for():
+    X, y = pupils()
+    factors = ["region", ("region", "school")]
+    slopes = {"region": ["hours"]}
+    est = HierarchicalEPLogistic(factors, random_slopes=slopes, refine=False).fit(X, y)
+    display = GroupEffectsDisplay.from_estimator(est, factor=1, most=5)
+    assert display.ax_.get_title() == "HierarchicalEPLogistic: region:school\n5 of 100 shown"
+    label = display.ax_.get_yticklabels()[0].get_text()
+    assert label.split(":s") == [str(int(label[-2:]) // 10), label[-2:]]
+    display = GroupEffectsDisplay.from_estimator(est, factor=-2, effect=-1)
+    assert display.ax_.get_xlabel() == "effect on the slope of hours, 90 % interval"
+    assert len(display.mean) == 10 and display.factor_name == "region"
+
+
+@pytest.mark.parametrize("group_column, name", [(None, "groups"), (1, "column 1")])
+def test_group_effects_of_factors_without_a_name(group_column, name):
+    rng = np.random.default_rng(0)
+    group = rng.integers(6, size=90)
+    X, y = np.column_stack([rng.normal(size=90), group]), rng.integers(2, size=90)
+    beside = group if group_column is None else None
+    est = HierarchicalEPLogistic(group_column, refine=False).fit(X, y, groups=beside)
+    assert GroupEffectsDisplay.from_estimator(est).ax_.get_ylabel() == name
+
+
+def test_thousands_of_levels_are_drawn_by_the_furthest():
+    rng = np.random.default_rng(0)
+    G = np.column_stack([rng.integers(3000, size=12000), rng.integers(5, size=12000)])
+    z = rng.normal(size=3000)[G[:, 0]] + rng.logistic(size=12000)
+    est = HierarchicalEPLogistic(engine="messages").fit(np.zeros((12000, 1)), z > 0, groups=G)
+    display = GroupEffectsDisplay.from_estimator(est)
+    assert len(display.mean) == 30 and display.ax_.get_ylabel() == "factor 0"
+    least = np.min(np.abs(display.mean) / display.std)
+    ratio = np.abs(est.group_effects_[0] / est.group_effects_std_[0])[:, 0]
+    assert np.sum(ratio > least) == 29
+    boxes = [t.get_window_extent() for t in display.ax_.get_yticklabels()]
+    assert all(low.y1 <= up.y0 + 1 for low, up in zip(boxes, boxes[1:], strict=False))
