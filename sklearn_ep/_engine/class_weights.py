@@ -2,6 +2,9 @@
 
 The latent values of a row b are W b. With a site T_i, b_i of `classes` on each row the precision of
 the weights has the blocks [c = j] diag(prior) + B' diag([c = j] d_c - d_c d_j / sum d) B.
+
+Rows B are dense, CSR, or an operator (n, q) of their own with `weighted_gram(weight)` for
+B' diag(weight) B and `quadratic(matrix)` for b' matrix b of each row.
 """
 
 from functools import cached_property
@@ -28,7 +31,9 @@ _BLOCK = 2_000_000
 
 
 def weighted_gram(B: Any, weight: np.ndarray) -> np.ndarray:
-    """Return B' diag(weight) B as a dense matrix (q, q) for dense or CSR rows."""
+    """Return B' diag(weight) B as a dense matrix (q, q)."""
+    if hasattr(B, "weighted_gram"):
+        return B.weighted_gram(weight)
     if not sp.issparse(B):
         return B.T @ (weight[:, None] * B)
     scaled = sp.csr_matrix(
@@ -38,23 +43,29 @@ def weighted_gram(B: Any, weight: np.ndarray) -> np.ndarray:
 
 
 def class_covariances(spread: np.ndarray, B: Any) -> np.ndarray:
-    """Return the covariances (n, K, K) of the latent values of rows B, dense or CSR.
+    """Return the covariances (n, K, K) of the latent values of rows B.
 
     `spread` (K, q, K, q) is the covariance of the weights.
     """
     C, q = spread.shape[:2]
     cov = np.empty((C, C, B.shape[0]))
-    for rows in gen_batches(B.shape[0], max(1, _BLOCK // q)):
-        block = B[rows]
+    whole = hasattr(B, "quadratic")
+    for rows in [slice(None)] if whole else gen_batches(B.shape[0], max(1, _BLOCK // q)):
+        block = B if whole else B[rows]
         for c in range(C):
             for j in range(c + 1):
-                product = block @ spread[c, :, j]
-                if sp.issparse(block):
-                    inner = np.asarray(block.multiply(product).sum(axis=1)).ravel()
-                else:
-                    inner = np.einsum("iq,iq->i", product, block)
-                cov[c, j, rows] = cov[j, c, rows] = inner
+                cov[c, j, rows] = cov[j, c, rows] = _quadratic(block, spread[c, :, j])
     return np.ascontiguousarray(cov.transpose(2, 0, 1))
+
+
+def _quadratic(B: Any, matrix: np.ndarray) -> np.ndarray:
+    """Return b' matrix b (n,) of each row b."""
+    if hasattr(B, "quadratic"):
+        return B.quadratic(matrix)
+    product = B @ matrix
+    if sp.issparse(B):
+        return np.asarray(B.multiply(product).sum(axis=1)).ravel()
+    return np.einsum("iq,iq->i", product, B)
 
 
 class ClassWeightState:
@@ -99,7 +110,7 @@ class ClassWeightState:
 
 
 class ClassWeights:
-    """Structure of the weights of all classes over rows B (n, q), dense or CSR.
+    """Structure of the weights of all classes over rows B (n, q).
 
     `prior` (q,) are the prior precisions, the same for each class. A posterior costs
     n q^2 K (K + 1) multiplications and (K q)^3 / 3, memory 2 (K q)^2 numbers.

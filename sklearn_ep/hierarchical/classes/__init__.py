@@ -1,0 +1,1 @@
+"""More than two classes jointly: softmax with an effect of every level for every class."""

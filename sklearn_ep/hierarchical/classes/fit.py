@@ -1,0 +1,149 @@
+"""The fit of several classes jointly with effects of groups."""
+
+import numpy as np
+
+from ..._engine.class_weights import MOST_WEIGHTS
+from ..._engine.gaussian import Moments, natural
+from ..._engine.loop import Reason, Trace
+from ..._estimator.fitting import BinaryFit
+from .._monitor import PosteriorMonitor
+from .._scales import Exploration, explore, grid_of_one
+from ..partitions.messages import check_precise
+from .model import ClassesModel
+from .posterior import ClassMixture
+from .rows import lay_out_effects
+
+__all__ = ["check_classes_fit", "class_model", "fit_classes", "state_of_classes", "why_not_joint"]
+
+_MOST_LATENT = 400_000  # rows times classes: a pass takes some seconds
+
+
+def why_not_joint(n_classes, plan):
+    """Return what keeps a plan from a fit of all classes jointly, "" where nothing does.
+
+    Parameters
+    ----------
+    n_classes : int
+    plan : object
+        As in `fit_classes`.
+
+    Returns
+    -------
+    str
+        The end of a sentence.
+    """
+    if plan.X is None:
+        return "rows are a list of partitions"
+    if getattr(plan, "power", 1.0) != 1.0:
+        return f"power={plan.power:g}; it takes power=1"
+    effects = sum(w.shape[1] * n for w, n in zip(plan.designs, plan.n_levels, strict=True))
+    columns = plan.X.shape[1] + effects
+    if n_classes * columns > MOST_WEIGHTS:
+        return (
+            f"{n_classes} classes have {n_classes * columns} coefficients and effects; the limit "
+            f"is {MOST_WEIGHTS}"
+        )
+    if n_classes * len(plan.X) > _MOST_LATENT:
+        return f"{len(plan.X)} rows times {n_classes} classes are more than {_MOST_LATENT}"
+    return ""
+
+
+def check_classes_fit(n_classes, plan):
+    """Raise a ValueError where `why_not_joint` has a reason."""
+    reason = why_not_joint(n_classes, plan)
+    if reason:
+        raise ValueError(
+            f"multi_class='joint' is not possible: {reason}. Give multi_class='one_vs_rest'."
+        )
+
+
+def class_model(plan):
+    """Return the `ClassesModel` of a plan, whose fields are as in `fit_classes`."""
+    codes = np.reshape(plan.codes, (len(plan.codes), len(plan.X))).T
+    layout = lay_out_effects(plan.X, plan.designs, codes, plan.n_levels)
+    return ClassesModel(
+        layout=layout,
+        y=np.asarray(plan.y, dtype=int),
+        weight=np.asarray(plan.weight, dtype=float),
+        n_classes=int(getattr(plan, "n_classes", None) or np.max(plan.y) + 1),
+        n_effects=[w.shape[1] for w in plan.designs],
+        n_levels=list(plan.n_levels),
+        beta_precision=plan.beta_sd**-2.0,
+        theta_mean=plan.theta_mean,
+        theta_sd=plan.theta_sd,
+    )
+
+
+def fit_classes(plan, monitor, previous=None, save=None):
+    """Fit all classes jointly, at nodes that follow the posterior of the scales.
+
+    Parameters
+    ----------
+    plan : object
+        Rows as X (n, D) with the intercept last, class indices y (n,), weight (n,), designs (n,
+        q_f) and codes (n,) of each factor, n_levels and levels (the named ones, the first) of each;
+        priors beta_sd (D,), theta_mean and theta_sd (T,); tol, max_iter, and theta, the rule for
+        the scales. `n_classes`, if there is such a field, is the number of classes.
+    monitor : FitMonitor
+        Told of each step towards the mode of theta.
+    previous : dict or None, default=None
+        State of an earlier fit, "state" of its attributes, to go on from where it suits.
+    save : callable or None, default=None
+        Called with the `Node` of each step; `state_of_classes` makes a state of it.
+
+    Returns
+    -------
+    BinaryFit
+        Its posterior is a `ClassMixture`.
+    """
+    model = class_model(plan)
+    n_named = [len(known) for known in plan.levels]
+
+    def so_far(node):
+        return ClassMixture(model, grid_of_one(node), [node.payload], n_named)
+
+    watch = PosteriorMonitor(monitor, so_far, save)
+    limits = plan.tol, plan.max_iter
+    if model.n_effects:
+        found = explore(model, _start_of(model, previous), *limits, plan.theta, watch)
+    else:
+        found = _without_scales(model, _start_of(model, previous), *limits, watch)
+    posterior = ClassMixture(model, found.grid, [n.payload for n in found.nodes], n_named)
+    _check_precise(posterior.beta_moments())
+    attributes = dict(theta_rule=found.rule, state=state_of_classes(found.mode))
+    history, evidence = found.trace.history, found.grid.log_evidence
+    return BinaryFit(posterior, history, found.reason, evidence, attributes, found.remark)
+
+
+def _without_scales(model, start, tol, max_iter, monitor):
+    """Return the `Exploration` of a model without groups: one node."""
+    trace = Trace(monitor)
+    trace.begin()
+    node = model.evaluate(*start, tol, max_iter)
+    trace.end({"residual": node.residual, "log_evidence": node.objective}, node)
+    reason: Reason = "converged" if node.residual < tol else "max_iter"
+    return Exploration(grid_of_one(node), [node], node, trace, reason, "", "mode")
+
+
+def _check_precise(beta):
+    """Raise an `ImproperPosterior` where rounding hides what is known of the coefficients."""
+    size = beta.mean.size
+    if size:
+        flat = Moments(beta.mean.ravel(), beta.cov.reshape(size, size))
+        check_precise(natural(flat).precision)
+
+
+def state_of_classes(node):
+    """Return the arrays from which a fit can go on: theta (T,), and sites (2, n, K) there."""
+    return dict(theta=node.phi, class_sites=node.payload.sites)
+
+
+def _start_of(model, previous):
+    """Return (theta, sites) of an earlier fit as far as they suit this one."""
+    theta, sites = model.theta_mean, model.first_sites()
+    previous = {} if previous is None else previous
+    if np.shape(previous.get("theta")) == np.shape(theta):
+        theta = previous["theta"]
+    if np.shape(previous.get("class_sites")) == np.shape(sites):
+        sites = previous["class_sites"]
+    return theta, sites

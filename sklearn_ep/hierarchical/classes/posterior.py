@@ -1,0 +1,278 @@
+"""Posterior of coefficients and effects of several classes: a mixture over nodes in the scales."""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import log_softmax
+
+from ..._engine.averaging import log_mixture, mixture_quantiles
+from ..._engine.class_sites import contrast_variances
+from ..._engine.class_weights import class_covariances
+from ..._engine.gaussian import Moments, checked_cholesky
+from ..._engine.noisy_argmax import SOFTMAX
+from .. import _log_cholesky as log_cholesky
+from .model import level_covariances
+from .rows import lay_out_effects
+
+__all__ = ["ClassMixture"]
+
+_BLOCK = 8192  # rows predicted at once
+_CELLS = 4_000_000  # values of the linear predictors held at once, draws times rows
+_LEAST_WEIGHT = 1e-3  # of a node that is kept: each has (K q)^2 numbers
+
+
+class WeightsAt(NamedTuple):
+    """Posterior of the weights at a node.
+
+    coef (K, q) are the means and spread (K, q, K, q) the covariance; lowers are the Cholesky
+    factors (q_f, q_f) of the covariances of the effects; log_z is the log evidence given theta.
+    """
+
+    coef: np.ndarray
+    spread: np.ndarray
+    lowers: list[np.ndarray]
+    log_z: float
+
+    def draw(self, n_samples, rng):
+        """Return draws (S, K, q) of the weights and their log densities, up to a constant."""
+        size = self.coef.size
+        lower = checked_cholesky(self.spread.reshape(size, size))
+        white = rng.standard_normal((n_samples, size))
+        weights = self.coef + (white @ lower.T).reshape(n_samples, *self.coef.shape)
+        log_density = -0.5 * np.sum(white**2, axis=1) - np.sum(np.log(np.diagonal(lower)))
+        return weights, log_density
+
+
+class ClassMixture:
+    """Mixture over nodes of normal distributions of the weights of all classes.
+
+    Weights of a class are its D coefficients, then the whitened effects of all levels. Nodes that
+    weigh next to nothing are left out, but for quantiles and draws of theta.
+
+    Parameters
+    ----------
+    model : ClassesModel
+    grid : ScaleGrid
+    founds : list of ClassNode
+        Of the nodes of the grid.
+    n_named : list of int
+        Levels of each factor that have a name, the first ones.
+    """
+
+    factor = SOFTMAX
+
+    def __init__(self, model, grid, founds, n_named):
+        self.grid, self.n_named, self.n_classes = grid, list(n_named), model.n_classes
+        self.n_dense, self.n_effects = len(model.beta_precision), model.n_effects
+        self.n_levels, self.effect_spans = model.n_levels, model.effect_spans()
+        self.prior = model.prior()
+        heavy = grid.weight >= min(_LEAST_WEIGHT, grid.weight.max())
+        self.kept = np.flatnonzero(heavy)
+        self.kept_weight = grid.weight[heavy] / grid.weight[heavy].sum()
+        self.nodes = []
+        for m in self.kept:
+            theta, found = grid.theta[m], founds[m]
+            coef, spread = model.posterior(theta, found.sites)
+            lowers = model.factors_of(theta)
+            self.nodes.append(WeightsAt(coef, spread, lowers, found.log_z))
+
+    @property
+    def theta(self):
+        """Nodes (M, T)."""
+        return self.grid.theta
+
+    @property
+    def weight(self):
+        """Weights (M,) of the nodes."""
+        return self.grid.weight
+
+    def _mixed(self, values):
+        """Return the average over the kept nodes of one array for each of them."""
+        return sum(w * value for w, value in zip(self.kept_weight, values, strict=True))
+
+    def beta_moments(self):
+        """Return means (K, D) and covariance (K, D, K, D) of the coefficients."""
+        d = self.n_dense
+        mean = self._mixed(node.coef[:, :d] for node in self.nodes)
+        apart = [node.coef[:, :d] - mean for node in self.nodes]
+        pairs = zip(self.nodes, apart, strict=True)
+        return Moments(
+            mean, self._mixed(n.spread[:, :d, :, :d] + np.multiply.outer(a, a) for n, a in pairs)
+        )
+
+    def beta_quantiles(self, levels):
+        """Return quantiles (len(levels), K, D) of the coefficients."""
+        mean = np.array([node.coef[:, : self.n_dense].ravel() for node in self.nodes])
+        var = [np.einsum("cqcq->cq", node.spread)[:, : self.n_dense].ravel() for node in self.nodes]
+        found = mixture_quantiles(self.kept_weight, mean, np.sqrt(var), levels)
+        return found.reshape(len(levels), self.n_classes, self.n_dense)
+
+    def scale_quantiles(self, levels):
+        """Return quantiles (len(levels), Q) of the sds of the effects, factor by factor."""
+        return self.grid.quantiles(levels, self.scales)
+
+    def scales(self, theta):
+        """Return the sds (..., Q) of the effects for coordinates theta."""
+        return log_cholesky.scales(theta, self.n_effects)
+
+    def group_effects(self):
+        """Return posterior means and sds, each a list of arrays (K, levels, q_f) over factors."""
+        means, sds = [], []
+        for f, n in enumerate(self.n_named):
+            found = [self._effects_at(node, f) for node in self.nodes]
+            mean = self._mixed(mean for mean, _ in found)
+            var = self._mixed(var + (own - mean) ** 2 for own, var in found)
+            means.append(mean[:, :n])
+            sds.append(np.sqrt(var[:, :n]))
+        return means, sds
+
+    def _effects_at(self, node, f):
+        """Return means and variances (K, L_f, q_f) of the effects of a factor at a node."""
+        q, own, lower = self.n_effects[f], self.effect_spans[f], node.lowers[f]
+        mean = node.coef[:, own].reshape(self.n_classes, -1, q) @ lower.T
+        cov = level_covariances(node.spread, own, q)
+        return mean, np.einsum("ab,kjbc,ac->kja", lower, cov, lower)
+
+    def _layout(self, X, designs, codes):
+        return lay_out_effects(X, designs, codes, self.n_levels, self.n_named)
+
+    def _node_side(self, node, layout):
+        """Return means (n, K) and covariances (n, K, K) of the linear predictors at a node."""
+        rows = layout.whitened(node.lowers)
+        mean, cov = rows @ node.coef.T, class_covariances(node.spread, rows)
+        unseen = layout.unseen_variance(node.lowers)
+        np.einsum("ncc->nc", cov)[:] += unseen[:, None]
+        return mean, cov
+
+    def _blocks(self, X, designs, codes):
+        """Yield (rows, means (M, n, K), covariances (M, n, K, K)) over blocks of rows."""
+        layout = self._layout(X, designs, codes)
+        for start in range(0, len(X), _BLOCK):
+            some = slice(start, start + _BLOCK)
+            sides = [self._node_side(node, layout.take(some)) for node in self.nodes]
+            means, covs = zip(*sides, strict=True)
+            yield some, np.stack(means), np.stack(covs)
+
+    def latent(self, X, designs, codes):
+        """Return means (n, K) and covariances (n, K, K) of the linear predictors.
+
+        Parameters
+        ----------
+        X : ndarray of shape (n, D)
+            Columns of the coefficients, the intercept last.
+        designs : list of ndarray of shape (n, q_f)
+        codes : ndarray of shape (n, F)
+            Positions among the named levels; anything else means a level that is not known, whose
+            effects are integrated over the population.
+        """
+        K = self.n_classes
+        mean, cov = np.empty((len(X), K)), np.empty((len(X), K, K))
+        for some, means, covs in self._blocks(X, designs, codes):
+            mean[some] = self._mixed(means)
+            apart = means - mean[some]
+            cov[some] = self._mixed(covs + apart[..., :, None] * apart[..., None, :])
+        return mean, cov
+
+    def log_proba(self, X, designs, codes):
+        """Return log probabilities (n, K) of the classes; parameters as in `latent`."""
+        out = np.empty((len(X), self.n_classes))
+        for some, means, covs in self._blocks(X, designs, codes):
+            pairs = zip(means, covs, strict=True)
+            chances = [self.factor.log_proba(m, contrast_variances(S)) for m, S in pairs]
+            out[some] = log_mixture(self.kept_weight, np.array(chances))
+        return out
+
+    def covariance(self, first, second, same):
+        """Return the covariances (K, n1, n2) of each class with itself between two sets of rows.
+
+        first and second are (X, designs, codes) as in `latent`; same (F, n1, n2) says of each
+        factor whether two rows share their level.
+        """
+        layouts = [self._layout(*rows) for rows in (first, second)]
+        found = [self._between(node, layouts, same) for node in self.nodes]
+        left, right = (self._mixed(f[k] for f in found) for k in (1, 2))
+        return self._mixed(
+            cov + np.einsum("nk,mk->knm", a - left, b - right) for cov, a, b in found
+        )
+
+    def _between(self, node, layouts, same):
+        """Return covariances (K, n1, n2) at a node, and the means (n, K) of both sets of rows."""
+        one, two = (layout.whitened(node.lowers) for layout in layouts)
+        spreads = (node.spread[c, :, c] for c in range(self.n_classes))
+        cov = np.array([(two @ (one @ spread).T).T for spread in spreads])
+        sides = [
+            [np.where(known[:, None], 0.0, w) for known, w in zip(x.known.T, own, strict=True)]
+            for x in layouts
+            for own in [x.own(node.lowers)]
+        ]
+        for alike, a, b in zip(same, *sides, strict=True):
+            cov += alike * (a @ b.T)
+        return cov, one @ node.coef.T, two @ node.coef.T
+
+    def draw(self, n_samples, rng):
+        """Return joint draws.
+
+        Returns
+        -------
+        beta : ndarray of shape (S, K, D)
+        effects : list of ndarray of shape (S, K, L_f, q_f)
+            Of the named levels.
+        theta : ndarray of shape (S, T)
+        node : ndarray of shape (S,)
+            Numbers of nodes of the grid.
+        """
+        K, d = self.n_classes, self.n_dense
+        picked = np.sort(rng.choice(len(self.kept), size=n_samples, p=self.kept_weight))
+        shapes = zip(self.n_named, self.n_effects, strict=True)
+        beta, effects = np.empty((n_samples, K, d)), []
+        effects = [np.empty((n_samples, K, n, q)) for n, q in shapes]
+        for m in np.unique(picked):
+            at, node = np.flatnonzero(picked == m), self.nodes[m]
+            weights, _ = node.draw(len(at), rng)
+            beta[at] = weights[..., :d]
+            for f, out in enumerate(effects):
+                white = weights[..., self.effect_spans[f]]
+                white = white.reshape(len(at), K, -1, self.n_effects[f])
+                out[at] = white[:, :, : out.shape[2]] @ node.lowers[f].T
+        number = self.kept[picked]
+        theta, order = self.grid.draw(number, rng), rng.permutation(n_samples)
+        return beta[order], [e[order] for e in effects], theta[order], number[order]
+
+    def draw_latent(self, X, designs, codes, n_samples, rng):
+        """Return joint draws (S, n, K) of the linear predictors; rows of a new level share it."""
+        beta, effects, _, number = self.draw(n_samples, rng)
+        out = np.einsum("skd,nd->snk", beta, X, optimize=True)
+        lowers = [self.nodes[m].lowers for m in np.searchsorted(self.kept, number)]
+        for f, (design, drawn) in enumerate(zip(designs, effects, strict=True)):
+            code, n = np.asarray(codes)[:, f], drawn.shape[2]
+            known = (code >= 0) & (code < n)
+            # a row without label has a level of its own
+            own = np.where(code < 0, -1 - np.arange(len(code)), code)[~known]
+            _, group = np.unique(own, return_inverse=True)
+            size = n_samples, self.n_classes, group.max(initial=-1) + 1, design.shape[1]
+            scale = np.array([of_node[f] for of_node in lowers])
+            fresh = np.einsum("skjq,srq->skjr", rng.standard_normal(size), scale)
+            for some, values, level in ((known, drawn, code[known]), (~known, fresh, group)):
+                out[:, some] += np.einsum("sknq,nq->snk", values[:, :, level], design[some])
+        return out
+
+    def log_weights(self, X, designs, codes, y, weight, n_samples, rng):
+        """Return log(exact joint / mixture) (S,) of joint draws, up to no constant.
+
+        X, designs and codes are training rows, all of known levels; y their class indices, weight
+        their numbers of copies. The prior of theta is the same on both sides.
+        """
+        picked = np.sort(rng.choice(len(self.kept), size=n_samples, p=self.kept_weight))
+        layout, out = lay_out_effects(X, designs, codes, self.n_levels), np.empty(n_samples)
+        for m in np.unique(picked):
+            node, at = self.nodes[m], np.flatnonzero(picked == m)
+            rows, block = layout.whitened(node.lowers), max(1, _CELLS // (len(X) * self.n_classes))
+            for some in np.split(at, np.arange(block, len(at), block)):
+                weights, log_density = node.draw(len(some), rng)
+                eta = rows @ weights.reshape(-1, weights.shape[2]).T
+                log_p = log_softmax(eta.reshape(len(X), len(some), -1), axis=2)
+                log_joint = weight @ log_p[np.arange(len(X)), :, y]
+                log_joint -= 0.5 * np.sum(weights**2, axis=1) @ self.prior
+                log_joint += 0.5 * self.n_classes * np.sum(np.log(self.prior))
+                out[some] = log_joint - log_density - node.log_z
+        return out

@@ -1,0 +1,498 @@
+"""Several classes jointly with effects of groups: against sampling, and against itself."""
+
+import functools
+import json
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from oracles import DATA, oracle
+from scipy.special import log_softmax, logsumexp, softmax
+
+from sklearn_ep import HierarchicalEPLogistic
+from sklearn_ep._engine.class_weights import ClassWeights, class_covariances, weighted_gram
+from sklearn_ep._engine.loop import SILENT
+from sklearn_ep.hierarchical import _log_cholesky as log_cholesky
+from sklearn_ep.hierarchical._scales import grid_of_one
+from sklearn_ep.hierarchical.classes.fit import (
+    check_classes_fit,
+    class_model,
+    fit_classes,
+    why_not_joint,
+)
+from sklearn_ep.hierarchical.classes.posterior import ClassMixture
+from sklearn_ep.hierarchical.classes.rows import lay_out_effects
+
+# ---------------------------------------------------------------------------- problems
+
+
+def problem(n=150, K=3, D=3, levels=(12,), tau=0.8, slope=False, seed=0, **given):
+    """A plan as the fit takes it: the last column of X is one, levels come in every size."""
+    rng = np.random.default_rng(seed)
+    X = np.column_stack([rng.normal(size=(n, D - 1)), np.ones(n)])
+    designs = [np.ones((n, 1)) for _ in levels]
+    if slope:
+        designs[0] = X[:, [-1, 0]]
+    codes = [np.r_[np.arange(k), rng.integers(k, size=n - k)] for k in levels]
+    eta = X @ rng.normal(size=(D, K))
+    for w, code, k in zip(designs, codes, levels, strict=True):
+        effects = tau * rng.normal(size=(k, w.shape[1], K))
+        eta += np.einsum("nq,nqk->nk", w, effects[code])
+    y = np.argmax(eta + rng.gumbel(size=(n, K)), axis=1)
+    return plan_of(X, y, designs, codes, list(levels), **{"n_classes": K} | given)
+
+
+def plan_of(X, y, designs, codes, n_levels, **given):
+    sizes = [w.shape[1] for w in designs]
+    t = sum(log_cholesky.n_coordinates(q) for q in sizes)
+    fields = dict(
+        X=X,
+        y=y,
+        weight=np.ones(len(y)),
+        designs=designs,
+        codes=codes,
+        n_levels=n_levels,
+        levels=[np.arange(k) for k in n_levels],
+        beta_sd=np.full(X.shape[1], 2.5),
+        theta_mean=np.zeros(t),
+        theta_sd=np.full(t, 1.0),
+        tol=1e-3,
+        max_iter=100,
+        theta="grid",
+        power=1.0,
+    )
+    return SimpleNamespace(**fields | given)
+
+
+def new_rows(plan, n=60, seed=5):
+    """Rows to predict, every third of them of a level that is not known."""
+    rng = np.random.default_rng(seed)
+    X = np.column_stack([rng.normal(size=(n, plan.X.shape[1] - 1)), np.ones(n)])
+    designs = [X[:, [-1, 0]][:, : w.shape[1]] for w in plan.designs]
+    codes = np.column_stack([rng.integers(k, size=n) for k in plan.n_levels])
+    codes[::3] = -1
+    return X, designs, codes
+
+
+PROBLEMS = {
+    "one": dict(n=150, K=3, levels=(12,), seed=1),
+    "two": dict(n=240, K=4, levels=(15, 5), seed=2),
+    "slope": dict(n=200, K=3, levels=(14,), slope=True, seed=3),
+}
+
+# ---------------------------------------------------------------------------- truth by sampling
+
+
+class Sampler:
+    """Hamiltonian Monte Carlo of (theta, coefficients, whitened effects), chains side by side."""
+
+    def __init__(self, plan, n_chains, seed):
+        self.plan, self.rng = plan, np.random.default_rng(seed)
+        self.K, self.T = plan.n_classes, len(plan.theta_mean)
+        self.q = [w.shape[1] for w in plan.designs]
+        ends = np.cumsum([0, *(log_cholesky.n_coordinates(q) for q in self.q)])
+        self.spans = [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        self.Z = [
+            np.einsum("nl,nq->nlq", np.eye(k)[code], w).reshape(len(w), -1)
+            for k, code, w in zip(plan.n_levels, plan.codes, plan.designs, strict=True)
+        ]
+        sizes = [self.T, self.K * plan.X.shape[1], *(self.K * Z.shape[1] for Z in self.Z)]
+        self.ends = np.cumsum(sizes)
+        self.hit = np.eye(self.K)[plan.y]
+        self.state = 0.3 * self.rng.normal(size=(n_chains, self.ends[-1]))
+
+    def parts(self, state):
+        theta, beta, *effects = np.split(state, self.ends[:-1], axis=1)
+        white = [
+            u.reshape(len(u), self.K, k, q)
+            for u, k, q in zip(effects, self.plan.n_levels, self.q, strict=True)
+        ]
+        lowers = [
+            log_cholesky.factor(theta[:, s], q) for s, q in zip(self.spans, self.q, strict=True)
+        ]
+        pairs = zip(white, lowers, strict=True)
+        return (
+            theta,
+            beta.reshape(len(beta), self.K, -1),
+            white,
+            [np.einsum("ckjq,crq->ckjr", u, L) for u, L in pairs],
+        )
+
+    def density(self, state):
+        """Log density (C,) and gradient."""
+        p = self.plan
+        theta, beta, white, effects = self.parts(state)
+        eta = beta @ p.X.T
+        for Z, a in zip(self.Z, effects, strict=True):
+            eta += a.reshape(*eta.shape[:2], -1) @ Z.T
+        log_p = log_softmax(eta, axis=1)
+        value = np.einsum("ckn,nk->c", log_p, self.hit)
+        value -= 0.5 * np.sum(((theta - p.theta_mean) / p.theta_sd) ** 2, 1)
+        value -= 0.5 * np.sum((beta / p.beta_sd) ** 2, (1, 2))
+        miss = self.hit.T - np.exp(log_p)
+        slope = [(p.theta_mean - theta) / p.theta_sd**2, (miss @ p.X - beta / p.beta_sd**2)]
+        for Z, u, span, q in zip(self.Z, white, self.spans, self.q, strict=True):
+            value -= 0.5 * np.sum(u**2, (1, 2, 3))
+            pull = (miss @ Z).reshape(u.shape)
+            of_lower = np.einsum("ckjr,ckjq->crq", pull, u)
+            at = theta[:, span]
+            slope[0][:, span] += np.array(
+                [
+                    np.einsum("trq,rq->t", log_cholesky.tangent(t, q), g)
+                    for t, g in zip(at, of_lower, strict=True)
+                ]
+            )
+            lower = log_cholesky.factor(at, q)
+            slope.append(np.einsum("ckjr,crq->ckjq", pull, lower) - u)
+        return value, np.concatenate([s.reshape(len(state), -1) for s in slope], axis=1)
+
+    def run(self, n_warm, n_draws):
+        """Yield the states after warming up."""
+        step, scale = 0.05, np.ones(self.state.shape[1])
+        value, slope = self.density(self.state)
+        for k in range(n_warm + n_draws):
+            x, v, g = self.state, value, slope
+            r = self.rng.normal(size=x.shape)
+            energy = v - 0.5 * np.sum(r**2, 1)
+            own = step * self.rng.uniform(0.8, 1.2)
+            for _ in range(self.rng.integers(8, 17)):
+                r = r + 0.5 * own * scale * g
+                x = x + own * scale * r
+                v, g = self.density(x)
+                r = r + 0.5 * own * scale * g
+            chance = np.exp(np.minimum(v - 0.5 * np.sum(r**2, 1) - energy, 0.0))
+            taken = self.rng.uniform(size=len(x)) < chance
+            self.state = np.where(taken[:, None], x, self.state)
+            value, slope = np.where(taken, v, value), np.where(taken[:, None], g, slope)
+            if k < n_warm:
+                step *= np.exp(0.1 * (chance.mean() - 0.85))
+                if k in (n_warm // 4, n_warm // 2):
+                    scale = self.state.std(0)
+            else:
+                yield self.state
+
+
+def sampled(name, n_chains=64, n_warm=300, n_draws=1200):
+    """Posterior means and sds, and mean probabilities at new rows, by sampling."""
+    plan = problem(**PROBLEMS[name])
+    sampler = Sampler(plan, n_chains, seed=0)
+    X, designs, codes = new_rows(plan)
+    sums, rng = {}, np.random.default_rng(1)
+    for state in sampler.run(n_warm, n_draws):
+        theta, beta, _, effects = sampler.parts(state)
+        eta = beta @ X.T
+        for f, (w, a, span, q) in enumerate(
+            zip(designs, effects, sampler.spans, sampler.q, strict=True)
+        ):
+            lower = log_cholesky.factor(theta[:, span], q)
+            white = rng.normal(size=(*eta.shape, q))
+            fresh = np.einsum("cknq,crq->cknr", white, lower)
+            known = codes[:, f] >= 0
+            own = np.where(known[:, None], a[:, :, codes[:, f]], fresh)
+            eta += np.einsum("cknq,nq->ckn", own, w)
+        values = {"theta": theta, "beta": beta, "proba": softmax(eta, axis=1).swapaxes(1, 2)}
+        values |= {f"effects{f}": a for f, a in enumerate(effects)}
+        for key, value in values.items():
+            first, second = sums.get(key, (0.0, 0.0))
+            sums[key] = first + value, second + value**2
+    out = {}
+    for key, (first, second) in sums.items():
+        mean = first.mean(0) / n_draws
+        out[key] = mean.tolist()
+        out[f"{key}_sd"] = np.sqrt(second.mean(0) / n_draws - mean**2).tolist()
+        out[f"{key}_se"] = (first / n_draws).std(0).max().item() / np.sqrt(n_chains)
+    return out
+
+
+@functools.cache
+def fitted(name):
+    plan = problem(**PROBLEMS[name])
+    return plan, fit_classes(plan, SILENT)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_against_sampling(name):
+    plan, fit = fitted(name)
+    truth = {key: np.array(value) for key, value in oracle("hierarchical_classes")[name].items()}
+    assert fit.reason == "converged"
+    mean, cov = fit.posterior.beta_moments()
+    size = mean.size
+    sd = np.sqrt(np.diag(cov.reshape(size, size))).reshape(mean.shape)
+    close(mean, sd, truth, "beta", 0.05, 0.03)
+    for f, (m, s) in enumerate(zip(*fit.posterior.group_effects(), strict=True)):
+        close(m, s, truth, f"effects{f}", 0.08, 0.06)
+    theta = fit.posterior.draw(20_000, np.random.default_rng(0))[2]
+    close(theta.mean(0), theta.std(0), truth, "theta", 0.12, 0.25)
+    proba = np.exp(fit.posterior.log_proba(*new_rows(plan)))
+    assert np.max(np.abs(proba - truth["proba"])) < 0.012
+
+
+def close(mean, sd, truth, key, off, relative):
+    """Means are within `off` sd of the truth, sds within a share of it."""
+    assert np.max(np.abs(mean - truth[key]) / truth[f"{key}_sd"]) < off
+    np.testing.assert_allclose(sd, truth[f"{key}_sd"], rtol=relative)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_importance_weights_say_that_the_posterior_is_close(name):
+    plan, fit = fitted(name)
+    rows = plan.X, plan.designs, np.column_stack(plan.codes), plan.y, plan.weight
+    found = fit.posterior.log_weights(*rows, 3000, np.random.default_rng(0))
+    share = np.exp(2 * logsumexp(found) - logsumexp(2 * found)) / len(found)
+    assert share > 0.3
+    assert abs(logsumexp(found) - np.log(len(found))) < 0.3
+
+
+@pytest.mark.parametrize("levels", [(12,), (15, 6)])
+def test_two_classes_are_the_binary_model(levels):
+    """The difference of two classes has twice the prior variance of each."""
+    plan = problem(n=300, K=2, levels=levels, seed=4, beta_sd=np.full(3, 2.5) / np.sqrt(2))
+    plan.theta_mean, plan.theta_sd = plan.theta_mean - 0.5 * np.log(2), 1.5 * plan.theta_sd
+    codes, d = np.column_stack(plan.codes), plan.X.shape[1] - 1
+    est = HierarchicalEPLogistic(list(range(d, d + len(levels))))
+    est.fit(np.column_stack([plan.X[:, :-1], codes]), plan.y)
+    posterior = fit_classes(plan, SILENT).posterior
+    proba = np.exp(posterior.log_proba(plan.X, plan.designs, codes))
+    other = est.predict_proba(np.column_stack([plan.X[:, :-1], codes]))
+    assert np.max(np.abs(proba - other)) < 5e-3
+    mean, cov = posterior.beta_moments()
+    contrast = np.einsum("c,cqjp,j->qp", [-1, 1], cov, [-1, 1])
+    sd = np.sqrt(np.diag(contrast))[:-1]
+    assert np.max(np.abs((mean[1] - mean[0])[:-1] - est.coef_[0]) / est.coef_std_[0]) < 0.05
+    np.testing.assert_allclose(sd, est.coef_std_[0], rtol=0.03)
+    tau = np.sqrt(2) * posterior.scale_quantiles([0.5])[0]
+    np.testing.assert_allclose(tau, np.ravel(est.tau_), rtol=0.03)
+
+
+# ---------------------------------------------------------------------------- algebra
+
+
+def dense_rows(layout, lowers):
+    return np.asarray(layout.whitened(lowers) @ np.eye(layout.X.shape[1] + layout.width))
+
+
+def test_rows_are_those_of_a_matrix():
+    plan = problem(n=40, levels=(6, 4), slope=True)
+    codes = np.column_stack(plan.codes)
+    codes[::5, 0], codes[::7, 1] = -1, 99
+    lowers = [np.array([[0.7, 0.0], [0.3, 1.2]]), np.array([[0.5]])]
+    layout = lay_out_effects(plan.X, plan.designs, codes, plan.n_levels)
+    rows, B = layout.whitened(lowers), np.zeros((40, 3 + 12 + 4))
+    B[:, :3] = plan.X
+    for i, (a, b) in enumerate(codes):
+        if a >= 0:
+            B[i, 3 + 2 * a : 5 + 2 * a] = plan.designs[0][i] @ lowers[0]
+        if b < 4:
+            B[i, 15 + b] = 0.5
+    rng = np.random.default_rng(0)
+    weight, pull = rng.normal(size=40), rng.normal(size=(40, 3))
+    np.testing.assert_allclose(dense_rows(layout, lowers), B)
+    np.testing.assert_allclose(rows.T @ pull, B.T @ pull)
+    np.testing.assert_allclose(weighted_gram(rows, weight), B.T @ (weight[:, None] * B), atol=1e-12)
+    root = rng.normal(size=(57, 57))
+    spread = (root @ root.T).reshape(3, 19, 3, 19)
+    np.testing.assert_allclose(class_covariances(spread, rows), class_covariances(spread, B))
+    unseen = np.where(codes[:, 0] < 0, np.sum((plan.designs[0] @ lowers[0]) ** 2, 1), 0.0)
+    unseen += np.where(codes[:, 1] > 3, 0.25, 0.0)
+    np.testing.assert_allclose(layout.unseen_variance(lowers), unseen)
+
+
+def test_posterior_is_that_of_sparse_rows():
+    plan = problem(n=80, levels=(7,), slope=True)
+    model = class_model(plan)
+    theta = np.array([-0.3, 0.4, 0.1])
+    B = sp.csr_matrix(dense_rows(model.layout, model.factors_of(theta)))
+    sites = np.random.default_rng(0).uniform(0.1, 1.0, size=(2, 80, 3))
+    sites[1] -= sites[1].mean(1, keepdims=True)
+    ours = model.structure(theta).posterior(*sites)
+    theirs = ClassWeights(B, model.prior()).posterior(*sites)
+    for name in ("coef", "spread", "mean", "cov", "log_evidence"):
+        np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), atol=1e-11)
+
+
+# error of the gradient, exact for two classes but for the noise of five normals, in posterior sd
+@pytest.mark.parametrize(
+    "given, bound",
+    [
+        (dict(n=80, K=2, levels=(10,)), 0.02),
+        (dict(n=200, K=3, levels=(12, 5)), 0.1),
+        (dict(n=200, K=3, levels=(12,), slope=True), 0.1),
+        (dict(n=200, K=5, levels=(12,)), 0.3),
+    ],
+)
+def test_gradient_against_differences(given, bound):
+    model = class_model(problem(**given))
+    theta, h = model.theta_mean - 0.3, 0.05
+    base = model.evaluate(theta, model.first_sites(), 1e-7, 200)
+    for k, away in enumerate(h * np.eye(len(theta))):
+        up, down = (
+            model.evaluate(theta + s * away, base.payload.sites, 1e-7, 200) for s in (1, -1)
+        )
+        slope = (up.objective - down.objective) / (2 * h)
+        curvature = max((down.gradient[k] - up.gradient[k]) / (2 * h), 1.0)
+        assert abs(base.gradient[k] - slope) < bound * np.sqrt(curvature)
+
+
+# ---------------------------------------------------------------------------- invariance
+
+
+def at_one_theta(plan, tol=1e-8):
+    """The posterior given theta, with sites at their fixed point."""
+    model = class_model(plan)
+    node = model.evaluate(model.theta_mean - 0.2, model.first_sites(), tol, 400)
+    assert node.residual < tol
+    named = [len(known) for known in plan.levels]
+    return node, ClassMixture(model, grid_of_one(node), [node.payload], named)
+
+
+def test_names_of_classes_and_order_of_rows_change_nothing():
+    plan = problem(n=120, K=3, levels=(8, 4))
+    node, posterior = at_one_theta(plan)
+    rng = np.random.default_rng(0)
+    order, names = rng.permutation(120), np.array([2, 0, 1])
+    other = SimpleNamespace(**vars(plan))
+    other.X, other.y = plan.X[order], names[plan.y[order]]
+    other.designs = [w[order] for w in plan.designs]
+    other.codes = [code[order] for code in plan.codes]
+    again, posterior2 = at_one_theta(other)
+    assert abs(node.log_evidence - again.log_evidence) < 1e-6
+    np.testing.assert_allclose(node.gradient, again.gradient, atol=1e-5)
+    rows = new_rows(plan)
+    a, b = posterior.log_proba(*rows), posterior2.log_proba(*rows)
+    np.testing.assert_allclose(a, b[:, names], atol=1e-6)
+
+
+def test_weights_are_repeated_rows():
+    plan = problem(n=90, K=3, levels=(8,))
+    weight = np.random.default_rng(0).integers(1, 4, size=90)
+    weighted = SimpleNamespace(**vars(plan) | {"weight": weight.astype(float)})
+    repeated = SimpleNamespace(**vars(plan) | {"weight": np.ones(weight.sum())})
+    for name in ("X", "y"):
+        setattr(repeated, name, np.repeat(getattr(plan, name), weight, axis=0))
+    repeated.designs = [np.repeat(w, weight, axis=0) for w in plan.designs]
+    repeated.codes = [np.repeat(code, weight) for code in plan.codes]
+    (a, one), (b, other) = at_one_theta(weighted), at_one_theta(repeated)
+    assert abs(a.log_evidence - b.log_evidence) < 1e-6
+    rows = new_rows(plan)
+    np.testing.assert_allclose(one.log_proba(*rows), other.log_proba(*rows), atol=1e-6)
+
+
+# ---------------------------------------------------------------------------- what it answers
+
+
+@pytest.mark.parametrize("name", ["two", "slope"])
+def test_draws_have_the_moments(name):
+    plan, fit = fitted(name)
+    posterior, S = fit.posterior, 6000
+    rng = np.random.default_rng(0)
+    beta, effects, theta, node = posterior.draw(S, rng)
+    assert theta.shape == (S, len(plan.theta_mean)) and node.shape == (S,)
+    mean, cov = posterior.beta_moments()
+    within(beta, mean, np.sqrt(np.einsum("cqcq->cq", cov)))
+    for drawn, m, s in zip(effects, *posterior.group_effects(), strict=True):
+        within(drawn, m, s)
+    rows = new_rows(plan, n=24)
+    eta, (m, S_rows) = posterior.draw_latent(*rows, S, rng), posterior.latent(*rows)
+    within(eta, m, np.sqrt(np.einsum("ncc->nc", S_rows)))
+    away = eta - eta.mean(0)
+    drawn = np.einsum("snc,snj->ncj", away, away) / S
+    scale = np.sqrt(np.einsum("ncc->nc", S_rows))
+    off = (drawn - S_rows) / (scale[:, :, None] * scale[:, None])
+    assert np.max(np.abs(off)) < 0.12
+    quantiles = posterior.beta_quantiles([0.05, 0.95])
+    np.testing.assert_allclose(
+        np.mean((beta > quantiles[0]) & (beta < quantiles[1]), axis=0), 0.9, atol=0.02
+    )
+    chances = np.mean(softmax(eta, axis=2), axis=0)
+    assert np.max(np.abs(chances - np.exp(posterior.log_proba(*rows)))) < 0.02
+
+
+def within(draws, mean, sd):
+    """Moments of draws are those given."""
+    assert np.max(np.abs(draws.mean(0) - mean) / sd) < 0.06
+    np.testing.assert_allclose(draws.std(0), sd, rtol=0.07)
+
+
+def test_rows_of_a_new_level_share_its_effects():
+    plan, fit = fitted("two")
+    X, designs, codes = (a[:4] if isinstance(a, np.ndarray) else [w[:4] for w in a]
+                         for a in new_rows(plan))  # fmt: skip
+    codes = np.array([[20, -1], [20, -1], [21, 2], [3, 2]])
+    same = np.array([np.equal.outer(c, c) & (c >= 0) for c in codes.T])
+    for alike in same:
+        np.fill_diagonal(alike, True)
+    cov = fit.posterior.covariance((X, designs, codes), (X, designs, codes), same)
+    own = np.einsum("ncc->nc", fit.posterior.latent(X, designs, codes)[1])
+    np.testing.assert_allclose(np.einsum("knn->nk", cov), own)
+    draws = fit.posterior.draw_latent(X, designs, codes, 8000, np.random.default_rng(0))
+    away = draws - draws.mean(0)
+    drawn = np.einsum("snk,smk->knm", away, away) / len(draws)
+    scale = np.sqrt(own.T)
+    assert np.max(np.abs(drawn - cov) / (scale[:, :, None] * scale[:, None])) < 0.1
+
+
+def test_probabilities_are_proper_and_survive_pickling():
+    plan, fit = fitted("two")
+    rows = new_rows(plan)
+    log_proba = fit.posterior.log_proba(*rows)
+    np.testing.assert_allclose(np.exp(log_proba).sum(1), 1.0, atol=1e-10)
+    again = pickle.loads(pickle.dumps(fit.posterior))
+    np.testing.assert_array_equal(again.log_proba(*rows), log_proba)
+    quantiles = fit.posterior.scale_quantiles([0.05, 0.5, 0.95])
+    assert np.all(np.diff(quantiles, axis=0) > 0) and np.all(quantiles > 0)
+
+
+def test_groups_of_one_class_and_a_class_of_one_row():
+    plan = problem(n=90, K=3, levels=(9,), seed=7)
+    plan.y = np.where(plan.codes[0] < 4, 0, plan.y % 2)
+    plan.y[-1] = 2
+    fit = fit_classes(plan, SILENT)
+    assert fit.reason == "converged" and np.isfinite(fit.log_evidence)
+    proba = np.exp(fit.posterior.log_proba(*new_rows(plan)))
+    assert np.all(np.isfinite(proba)) and np.all(proba > 0)
+    means, sds = fit.posterior.group_effects()
+    assert np.all(np.isfinite(means[0])) and np.all(sds[0] > 0)
+    # levels whose rows are all of the first class lean to it
+    assert means[0][0, :4, 0].mean() > means[0][0, 4:, 0].mean()
+
+
+def test_a_state_is_gone_on_from():
+    plan, fit = fitted("one")
+    seen, state = [], fit.attributes["state"]
+    again = fit_classes(plan, SILENT, state, seen.append)
+    assert len(seen) < 1 + len(fit.history["residual"])
+    assert abs(again.log_evidence - fit.log_evidence) < 0.02
+    strange = {"theta": np.zeros(7), "class_sites": np.zeros((2, 3, 3))}
+    other = fit_classes(plan, SILENT, strange)
+    assert other.log_evidence == fit.log_evidence
+
+
+def test_without_groups_there_is_nothing_but_coefficients():
+    plan = problem(n=80, levels=())
+    fit = fit_classes(plan, SILENT)
+    assert fit.reason == "converged" and fit.posterior.group_effects() == ([], [])
+    rows = plan.X, [], np.zeros((80, 0), dtype=int)
+    found = fit.posterior.log_weights(*rows, plan.y, plan.weight, 2000, np.random.default_rng(0))
+    assert abs(logsumexp(found) - np.log(2000)) < 0.1
+    proba = np.exp(fit.posterior.log_proba(*rows))
+    assert proba.shape == (80, 3) and np.mean(proba[np.arange(80), plan.y]) > 0.4
+
+
+def test_what_is_too_large_or_elsewhere_is_refused():
+    plan = problem(n=60, levels=(6,))
+    assert why_not_joint(3, plan) == ""
+    check_classes_fit(3, plan)
+    plan.n_levels = [2000]
+    with pytest.raises(ValueError, match="6009 coefficients and effects; the limit is 4000"):
+        check_classes_fit(3, plan)
+    plan.n_levels, plan.power = [6], 0.5
+    assert "power=0.5" in why_not_joint(3, plan)
+    plan.X = None
+    assert "partitions" in why_not_joint(3, plan)
+
+
+if __name__ == "__main__":  # PYTHONPATH=tests python tests/hierarchical/test_classes.py
+    found = {name: sampled(name) for name in PROBLEMS}
+    (DATA / "hierarchical_classes.json").write_text(json.dumps(found))
