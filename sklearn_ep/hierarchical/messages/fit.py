@@ -20,6 +20,8 @@ from ..._engine.sites import Sites
 from ..._estimator.fitting import BinaryFit
 from .._checkpoint import load_checkpoint, save_checkpoint
 from .._monitor import PosteriorMonitor
+from .checks import check_variances, log_evidence, remarks_on_variances
+from .nesting import Tree, find_chains
 from .posterior import MessagesPosterior, ScaleUncertainty
 from .rows import (
     Back,
@@ -47,22 +49,28 @@ _LEAST_RISE = 0.5  # of the steepest curvature's step, below which a secant is f
 _APART = 0.1  # log scales of the fits whose differences give their uncertainty
 _LEAST_PASSES = 4  # of those fits
 _MOST_PASSES = 30
+_PASS = 20  # steps of a solve that the rest of a pass takes as long as, on a million rows
 _ROUNDS = 3  # of messages in a pass; they go on from those of the last
 _LEAST_CURVATURE = 0.3  # in units of the prior's
+# Levels p in the dense block of a pass: p^3 against rows times factors, where its Cholesky factor
+# takes as long as 20 steps without it; InstEval, p 1142, needs 1 step in place of 25 to 56. Without
+# nested factors 8 steps do: 1000 of 100,000 rows in the block then take twice as long.
+_DENSE_WORK, _MOST_NESTED, _MOST_CROSSED = 1e4, 1500, 500
+_CORRECTIONS = 3  # of the shares of variances, which move with the scales that they move
 
 
 class Solved(NamedTuple):
     """Fixed point of the sites at one theta (F,), or what `n_passes` passes made of it.
 
-    mean are `Effects`, system the `SchurSystem` of the last pass, precisions (L_f,) those of the
-    levels by messages, root (D, D) is R with the covariance R'R of the dense columns, mismatch the
-    largest distance of tilted from current moments.
+    mean are `Effects`, system the `SchurSystem` of the last pass, tree the `Tree` of the levels by
+    messages, root (D, D) is R with the covariance R'R of the dense columns, mismatch the largest
+    distance of tilted from current moments.
     """
 
     theta: np.ndarray
     mean: Effects
     system: SchurSystem
-    precisions: list[np.ndarray]
+    tree: Tree
     root: np.ndarray
     mismatch: float
 
@@ -83,15 +91,22 @@ class Coupling(NamedTuple):
 
 
 class MessagesModel:
-    """Rows, priors, and what stays the same over all passes."""
+    """Rows, priors, and what stays the same over all passes.
+
+    shares (F,) are exact variances of effects over those by messages, 1 until they are known;
+    n_steps is the work of all passes in steps of a solve.
+    """
 
     def __init__(self, rows, plan):
         self.rows = rows
         self.beta_precision = plan.beta_sd**-2.0
         self.theta_mean, self.theta_sd = plan.theta_mean, plan.theta_sd
         self.levels = np.array(plan.n_levels, dtype=float)
-        self.power = plan.power
-        self.solved_all = True
+        self.power, self.chains = plan.power, find_chains(rows, plan.n_levels)
+        self.shares = np.ones(len(plan.n_levels))
+        self.solved_all, self.n_steps = True, 0
+        most = _MOST_CROSSED if len(self.chains.leaves) == len(self.levels) else _MOST_NESTED
+        self.most_dense = min(most, (_DENSE_WORK * plan.n_rows * len(self.levels)) ** (1 / 3))
 
     def prior(self, theta):
         """Return the prior precisions as `Effects`."""
@@ -100,27 +115,46 @@ class MessagesModel:
         ]
         return Effects(self.beta_precision, levels)
 
-    def totals(self, prior):
-        """Return the precisions (L_f,) of the levels of each factor: prior and all messages."""
-        sums = self.rows.ask(message_sums)
-        return [p + s for p, s in zip(prior.levels, sums, strict=True)]
+    def tree(self, theta):
+        """Return the `Tree` of the levels by the messages that rows now send."""
+        return self.chains.walk(np.exp(2.0 * theta), self.rows.ask(message_sums))
+
+    def send(self, theta, tree):
+        """Have rows send messages once and return the `Tree` after that."""
+        self.rows.step(Send(self.chains.at_leaves(tree.whole)))
+        return self.tree(theta)
 
     def solve(self, theta, mean, tol, least=1):
         """Run passes until sites are within tol and return `Solved`."""
-        prior, rows, n_passes, worst = self.prior(theta), self.rows, 0, np.inf
-        totals = self.totals(prior)
+        tree, n_passes, worst = self.tree(theta), 0, np.inf
         while n_passes < least or (worst >= tol and n_passes < _MOST_PASSES):
             for _ in range(_ROUNDS):
-                rows.step(Send(totals))
-                totals = self.totals(prior)
-            rows.step(Linearise(totals))
-            root = self._dense_root()
-            system = SchurSystem(rows, int(np.argmax(self.levels)), prior)
-            mean = system.solve(rows.ask(right_side), mean)
-            self.note(system)
-            rows.step(Update(root, mean, self.power))
-            worst, n_passes = max(rows.each(row_mismatch)), n_passes + 1
-        return Solved(theta, mean, system, totals, root, worst)
+                tree = self.send(theta, tree)
+            solved = self.linearised(theta, tree, mean, self.most_dense)
+            mean = solved.mean
+            self.rows.step(Update(solved.root, mean, self.power))
+            worst, n_passes = max(self.rows.each(row_mismatch)), n_passes + 1
+        return solved._replace(mismatch=worst)
+
+    def linearised(self, theta, tree, mean, most):
+        """Return `Solved` for the sites as they are, without a mismatch.
+
+        mean is a first guess; most of the levels may be in the dense block of the system.
+        """
+        rows = self.rows
+        rows.step(Linearise(self.chains.at_leaves(tree.whole)))
+        root = self._dense_root()
+        system = SchurSystem(rows, int(np.argmax(self.levels)), self.prior(theta), most)
+        mean = system.solve(rows.ask(right_side), mean)
+        self.note(system)
+        self.n_steps += _PASS + len(system.path.steps)
+        return Solved(theta, mean, system, tree, root, np.inf)
+
+    def settled(self, solved):
+        """Return `Solved` for the sites that it has led to, one update ahead of its own."""
+        tree = self.send(solved.theta, solved.tree)
+        found = self.linearised(solved.theta, tree, solved.mean, _MOST_NESTED)
+        return found._replace(mismatch=solved.mismatch)
 
     def _dense_root(self):
         """Return R (D, D), R'R being the covariance of the columns, effects integrated out."""
@@ -133,10 +167,8 @@ class MessagesModel:
         self.solved_all &= system.converged
 
     def coupling(self, solved):
-        """Return the `Coupling` by one solve for each dense column."""
-        d = len(self.beta_precision)
-        none = [np.zeros(int(n)) for n in self.levels]
-        columns = [solved.system.solve(Effects(row, none)) for row in np.eye(d)]
+        """Return the `Coupling` by the posterior's covariances with each dense column."""
+        d, columns = len(self.beta_precision), solved.system.columns()
         self.note(solved.system)
         cov = np.array([c.beta for c in columns]).reshape(d, d)
         cov = 0.5 * (cov + cov.T)
@@ -146,11 +178,9 @@ class MessagesModel:
 
     def gradient(self, solved, coupling):
         """Return d log evidence / d theta (F,), prior included."""
-        second = [
-            np.sum(a**2 + v)
-            for a, v in zip(solved.mean.levels, coupling.variances(solved.precisions), strict=True)
-        ]
-        out = np.array(second) * np.exp(-2.0 * solved.theta) - self.levels
+        squares = np.array([np.sum(a**2) for a in solved.mean.levels])
+        variances = np.array([np.sum(v) for v in coupling.variances(solved.tree.own)])
+        out = (squares + self.shares * variances) * np.exp(-2.0 * solved.theta) - self.levels
         return out - (solved.theta - self.theta_mean) / self.theta_sd**2
 
 
@@ -187,27 +217,32 @@ def _fit_rows(plan, rows, monitor, previous, checkpoint):
         save = partial(_save, checkpoint, plan.parts.fingerprint)
     posterior_of: Any = partial(_posterior, plan, model)
     watch = PosteriorMonitor(monitor, lambda found: posterior_of(*found, None), save)
-    start = _start(plan, model, previous)
-    search = find_scales(model, start, plan.tol, plan.max_iter, watch)
+    start, trace = _start(plan, model, previous), Trace(watch)
+    search, check, corrected = find_right_scales(model, start, plan.tol, plan.max_iter, trace)
     solved, coupling = search.solved, search.coupling
-    known, spread, state = plan.theta == "mode", None, state_of_levels(solved)
+    known, state = plan.theta == "mode", state_of_levels(solved)
+    spread: Any = None
     if plan.members is not None:
         state |= _state_of_rows(plan, rows)
     if not known:
         rows.step(Mark())
         spread = _uncertainty(model, solved, coupling, 0.1 * _SITES * plan.tol)
         rows.step(Back())
+    evidence = log_evidence(model, solved, check, None if known else spread.cov)
     posterior = posterior_of(solved, coupling, spread)
     reason, remark = search.reason, ""
     if not model.solved_all:
         reason, remark = "stuck", "a linear system was not solved in 200 steps"
+    names = [factor.name for factor in plan.columns.factors]
+    told = remarks_on_variances(check, corrected, names) if search.reason == "converged" else ()
     more = dict(theta_rule="mode" if known else "gaussian", state=state, complete=True)
-    return BinaryFit(posterior, search.trace.history, reason, np.nan, more, remark)
+    more |= dict(evidence_std=0.5 * check.log_det_std, remarks=told)
+    return BinaryFit(posterior, trace.history, reason, evidence, more, remark)
 
 
 def state_of_levels(solved):
     """Return the arrays, values of levels and coefficients, from which a fit can go on."""
-    mean, totals = np.concatenate([solved.mean.beta, *solved.mean.levels]), solved.precisions
+    mean, totals = np.concatenate([solved.mean.beta, *solved.mean.levels]), solved.tree.whole
     return dict(theta=solved.theta, mean=mean, totals=np.concatenate(totals), root=solved.root)
 
 
@@ -226,26 +261,44 @@ def _save(path, fingerprint, found):
 
 
 class ScaleSearch(NamedTuple):
-    """Where the gradient in the scales vanishes, history of the search, and why it ended."""
+    """Where the gradient in the scales vanishes, and why the search ended."""
 
     solved: Solved
     coupling: Coupling
-    trace: Trace
     reason: Reason
 
 
-def find_scales(model, start, tol, max_iter, monitor):
+def find_right_scales(model, start, tol, max_iter, trace):
+    """Return (`ScaleSearch`, its `VarianceCheck`, whether (F,) scales were corrected).
+
+    Where variances by messages would put a scale off, it is found again with the right ones' share
+    in them, which the search changes little.
+    """
+    corrected = np.zeros(len(model.levels), dtype=bool)
+    for left in range(_CORRECTIONS, -1, -1):
+        search = find_scales(model, start, tol, max_iter, trace)
+        solved = model.settled(search.solved)
+        search = search._replace(solved=solved)
+        check = check_variances(model, solved, search.coupling)
+        if search.reason != "converged" or not left or not check.matters.any():
+            break
+        corrected |= check.matters
+        model.shares = np.where(corrected, check.share, model.shares)
+        start = solved.theta, solved.mean
+    return search, check, corrected
+
+
+def find_scales(model, start, tol, max_iter, trace):
     """Return the `ScaleSearch` by Broyden's method on the gradient of the log evidence.
 
-    start is (theta, `Effects` or None), the rows being where they start. The fixed point tau^2 =
-    mean(a^2 + v) has the same root and crawls to it. Sites are tightened as the steps in theta get
-    shorter; how effects go along with the coefficients is looked at first, and again where steps
-    are short and the scales have moved since.
+    start is (theta, `Effects` or None), the rows being where they start; trace goes on. The fixed
+    point tau^2 = mean(a^2 + v) has the same root and crawls to it. Sites are tightened as the steps
+    in theta get shorter; how effects go along with the coefficients is looked at first, and again
+    where steps are short and the scales have moved since.
     A secant that makes less of the gradient than the steepest curvature would is forgotten: its
     step is short because it is wrong, not because the end is near.
     """
-    trace, fine = Trace(monitor), _SITES * tol
-    (theta, mean), last = start, None
+    (theta, mean), last, fine = start, None, _SITES * tol
     inverse, step = np.diag(1.0 / model.levels), np.full(len(theta), np.inf)
     steepest = 2.0 * model.levels + model.theta_sd**-2.0  # curvature of the log evidence at most
     looked, site_tol = np.full(len(theta), np.inf), max(_FIRST_TOL, fine)
@@ -268,7 +321,7 @@ def find_scales(model, start, tol, max_iter, monitor):
         below = far < _STEPS * tol and solved.mismatch < fine and not away
         reason = reason_to_end(trace, below, True, False, max_iter)
         if reason is not None:
-            return ScaleSearch(solved, coupling, trace, reason)
+            return ScaleSearch(solved, coupling, reason)
         site_tol, theta = float(np.clip(0.1 * far, fine, site_tol)), theta + step
 
 
@@ -279,21 +332,24 @@ def _start(plan, model, previous):
     many.
     """
     rows, d = model.rows, len(model.beta_precision)
-    first: Any = Start(None)
+    chains = model.chains
+    first: Any = Start(None, chains.leaves)
     if previous is None or np.shape(previous.get("theta")) != model.theta_mean.shape:
         rows.step(first)
         return model.theta_mean, None
     theta, ends = previous["theta"], np.cumsum(plan.n_levels)
     if plan.members is not None and np.shape(previous.get("row_precision")) == (plan.n_rows,):
         whole = previous["row_precision"], previous["row_shift"]
-        first = Start([Sites(*(a[own] for a in whole)) for own in plan.members])
+        first = Start([Sites(*(a[own] for a in whole)) for own in plan.members], chains.leaves)
     elif np.shape(previous.get("mean")) == (d + ends[-1],):
         levels, totals = (
             np.split(a, ends[:-1]) for a in (previous["mean"][d:], previous["totals"])
         )
         mean = Effects(previous["mean"][:d], levels)
-        prior = model.prior(theta).levels
-        rows.step(Resume(totals, prior, previous["root"], mean, plan.power))
+        largest = chains.prior_totals(np.exp(2.0 * theta))
+        prior = [np.full(len(a), 1.0 / v) for a, v in zip(levels, largest, strict=True)]
+        known = chains.at_leaves(totals), chains.at_leaves(prior)
+        rows.step(Resume(*known, previous["root"], mean, plan.power))
         return theta, mean
     rows.step(first)
     return theta, None
@@ -336,7 +392,7 @@ def _posterior(plan, model, solved, coupling, spread):
     return MessagesPosterior(
         solved.theta,
         solved.mean,
-        [1.0 / p for p in solved.precisions],
+        solved.tree,
         coupling.cov,
         coupling.lines,
         spread,

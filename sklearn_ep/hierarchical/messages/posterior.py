@@ -7,9 +7,10 @@ from scipy.special import ndtri
 
 from ..._engine.gaussian import Moments
 from ..._engine.likelihoods import Logit
+from .checks import verdict
 from .schur import Effects
 
-__all__ = ["MessagesPosterior", "ScaleUncertainty"]
+__all__ = ["MessagesPosterior", "ScaleUncertainty", "variance_verdicts"]
 
 _BLOCK = 1 << 17  # rows predicted at once
 _LINK = Logit()
@@ -25,16 +26,16 @@ class ScaleUncertainty(NamedTuple):
 class MessagesPosterior:
     """Gaussian posterior that is known by levels, not as a matrix.
 
-    theta (F,) are the log scales; mean the `Effects`; own (L_f,) the variances of the effects given
-    the coefficients, cov (D, D) that of the coefficients, lines (L_f, D) such that an effect is
-    lines beta and something independent; spread a `ScaleUncertainty`; system the `SchurSystem`
-    that draws, None where the rows are elsewhere. Effects of different levels are independent given
-    coefficients and scales, which leaves out a share of their covariance of order one over the rows
-    of a level; draws without a system leave it out as well.
+    theta (F,) are the log scales; mean the `Effects`; tree the `Tree` of the effects given the
+    coefficients, cov (D, D) the covariance of the coefficients, lines (L_f, D) such that an effect
+    is lines beta and something independent; spread a `ScaleUncertainty`; system the `SchurSystem`
+    that draws, None where the rows are elsewhere. Effects of different chains of factors are
+    independent given coefficients and scales, which leaves out a share of their covariance of order
+    one over the rows of a level; draws without a system leave it out as well.
     """
 
-    def __init__(self, theta, mean, own, cov, lines, spread, system, n_named):
-        self.log_scales, self.mean, self.own, self.cov, self.lines = theta, mean, own, cov, lines
+    def __init__(self, theta, mean, tree, cov, lines, spread, system, n_named):
+        self.log_scales, self.mean, self.tree, self.cov, self.lines = theta, mean, tree, cov, lines
         self.spread, self.system, self.n_named = spread, system, n_named
         self.weight = np.ones(1)
 
@@ -71,39 +72,42 @@ class MessagesPosterior:
         """Return posterior means and sds, each a list of arrays (levels, 1) over factors."""
         means, sds = [], []
         for f, (mean, own, lines, n) in enumerate(
-            zip(self.mean.levels, self.own, self.lines, self.n_named, strict=True)
+            zip(self.mean.levels, self.tree.own, self.lines, self.n_named, strict=True)
         ):
             moves = self._moves(f)
-            var = own + np.einsum("ld,de,le->l", lines, self.cov, lines)
+            var = 1.0 / own + np.einsum("ld,de,le->l", lines, self.cov, lines)
             var += np.einsum("fl,fg,gl->l", moves, self.spread.cov, moves)
             means.append(mean[:n, None])
             sds.append(np.sqrt(var)[:n, None])
         return means, sds
 
-    def _seen(self, X, codes):
-        """Return means, columns (n, D) with the effects' lines, derivatives (n, F), own variances.
+    def _named(self, codes):
+        """Return codes (n, F) with -1 for levels outside the named ones, which are new."""
+        return np.where((codes >= 0) & (codes < self.n_named), codes, -1)
 
-        codes (n, F) outside the named levels are new ones.
+    def _seen(self, X, codes):
+        """Return means, columns (n, D) with the effects' lines, and derivatives (n, F).
+
+        codes (n, F) are -1 for new levels.
         """
-        mean, columns = X @ self.mean.beta, X.copy()
-        slopes, own = X @ self._moves().T, np.zeros((len(X), codes.shape[1]))
-        for f, n in enumerate(self.n_named):
-            known = (codes[:, f] >= 0) & (codes[:, f] < n)
-            at = codes[known, f]
+        mean, columns, slopes = X @ self.mean.beta, X.copy(), X @ self._moves().T
+        for f, code in enumerate(codes.T):
+            known = code >= 0
+            at = code[known]
             mean[known] += self.mean.levels[f][at]
             columns[known] += self.lines[f][at]
             slopes[known] += self._moves(f)[:, at].T
-            own[known, f] = self.own[f][at]
-            own[~known, f] = np.exp(2.0 * self.log_scales[f])
-        return mean, columns, slopes, own
+        return mean, columns, slopes
 
     def latent(self, X, designs, codes):
         """Return mean and variance (n,) of the linear predictor of rows X (n, D), codes (n, F)."""
-        mean, var = np.empty(len(X)), np.empty(len(X))
+        mean, var, codes = np.empty(len(X)), np.empty(len(X)), self._named(codes)
         for start in range(0, len(X), _BLOCK):
             some = slice(start, start + _BLOCK)
-            mean[some], columns, slopes, own = self._seen(X[some], codes[some])
-            var[some] = own.sum(1) + np.einsum("nd,de,ne->n", columns, self.cov, columns)
+            mean[some], columns, slopes = self._seen(X[some], codes[some])
+            own, _ = self.tree.of_rows(codes[some])
+            var[some] = own[:, self.tree.chains.leaves].sum(1)
+            var[some] += np.einsum("nd,de,ne->n", columns, self.cov, columns)
             var[some] += np.einsum("nf,fg,ng->n", slopes, self.spread.cov, slopes)
         return mean, var
 
@@ -117,11 +121,12 @@ class MessagesPosterior:
 
         Each is (X, designs, codes); same (F, n1, n2) says whether two rows share their level.
         """
-        (_, columns1, slopes1, own1), (_, columns2, slopes2, _) = (
-            self._seen(X, codes) for X, _, codes in (first, second)
+        both = [self._named(codes) for _, _, codes in (first, second)]
+        (_, columns1, slopes1), (_, columns2, slopes2) = (
+            self._seen(rows[0], codes) for rows, codes in zip((first, second), both, strict=True)
         )
         out = columns1 @ self.cov @ columns2.T + slopes1 @ self.spread.cov @ slopes2.T
-        return out + np.einsum("fnm,nf->nm", same, own1)
+        return out + self.tree.covariance(*both, same)
 
     def draw(self, n_samples, rng):
         """Return joint draws: coefficients (S, D), effects, theta, node (S,)."""
@@ -141,10 +146,8 @@ class MessagesPosterior:
     def _draw_by_levels(self, rng):
         """Return a draw, about zero, from what is known of levels: the moments of `latent`."""
         beta = rng.multivariate_normal(np.zeros(len(self.cov)), self.cov, method="cholesky")
-        pairs = zip(self.own, self.lines, strict=True)
-        return Effects(
-            beta, [c @ beta + np.sqrt(v) * rng.standard_normal(len(v)) for v, c in pairs]
-        )
+        pairs = zip(self.tree.draw(rng), self.lines, strict=True)
+        return Effects(beta, [c @ beta + drawn for drawn, c in pairs])
 
     def draw_latent(self, X, designs, codes, n_samples, rng):
         """Return joint draws (S, n) of the linear predictor; rows of one new level share it."""
@@ -166,7 +169,12 @@ class MessagesPosterior:
         for _ in range(n_draws):
             squares += [np.sum(a**2) for a in self.system.draw(rng).levels]
         out = []
-        for f, (own, lines) in enumerate(zip(self.own, self.lines, strict=True)):
-            total = np.sum(own) + np.einsum("ld,de,le->", lines, self.cov, lines)
+        for f, (own, lines) in enumerate(zip(self.tree.own, self.lines, strict=True)):
+            total = np.sum(1.0 / own) + np.einsum("ld,de,le->", lines, self.cov, lines)
             out.append((squares[f] / n_draws / total, np.sqrt(2.0 / (n_draws * len(own)))))
         return out
+
+
+def variance_verdicts(found, names):
+    """Return for each factor what its entry of `variance_check` says, in words."""
+    return [verdict(share, error, name) for (share, error), name in zip(found, names, strict=True)]

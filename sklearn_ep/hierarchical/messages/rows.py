@@ -15,7 +15,7 @@ import numpy as np
 
 from ..._engine.likelihoods import Logit
 from ..._engine.sites import Sites
-from .._power import LogitToPower
+from .._power import LogitToPower, row_rule
 
 __all__ = [
     "Back",
@@ -29,6 +29,7 @@ __all__ = [
     "first_state",
     "known_precision",
     "message_sums",
+    "row_evidence",
     "row_mismatch",
     "row_precision",
     "row_sites",
@@ -44,57 +45,72 @@ _LIKELIHOOD = Logit()
 class RowState(NamedTuple):
     """What the rows keep.
 
-    sites; messages, for each factor the precision (n,) that a row sends to its level; cavity (n,),
-    the variance of a row by its levels without its own site; precision (n,) of the sites, copies
+    sites; messages, for each factor the precision (n,) that a row sends to its level, None where
+    the finest factor of a chain gets that of the whole chain; cavity (n,), the variance of a row by
+    its levels without its own site; precision (n,) of the sites, copies
     counted, in the linear system at hand; mismatch, the largest of the last update; marked, a state
     to go back to.
     """
 
     sites: Any
-    messages: list[np.ndarray]
+    messages: list[Any]
     cavity: Any = None
     precision: Any = None
     mismatch: float = np.inf
     marked: Any = None
 
 
-def first_state(rows, sites=None):
-    """Return the `RowState` to start from, with weak sites that lean to the labels if none."""
+def first_state(rows, sites=None, leaves=None):
+    """Return the `RowState` to start from, with weak sites that lean to the labels if none.
+
+    leaves are the factors that rows send messages to, None for all.
+    """
     if sites is None:
         sites = Sites(np.full(len(rows.sign), 0.15), 0.5 * rows.sign)
-    return RowState(sites, [_START * sites.precision for _ in rows.codes])
+    leaves = range(len(rows.codes)) if leaves is None else leaves
+    first = _START * sites.precision
+    return RowState(sites, [first if f in leaves else None for f in range(len(rows.codes))])
 
 
 def _inverse_cavities(rows, messages, totals):
-    """Return for each factor the variance (n,) of each row's level without the row."""
+    """Return for each factor the variance (n,) of each row's level, or chain, without the row."""
     triples = zip(totals, rows.codes, messages, strict=True)
-    return [1.0 / (total[code] - m) for total, code, m in triples]
+    return [None if m is None else 1.0 / (total[code] - m) for total, code, m in triples]
+
+
+def _total(variances):
+    """Return the sum (n,) of variances over the factors that have them."""
+    return sum(v for v in variances if v is not None)
 
 
 def _sent(t, variances):
     """Return the messages of rows with sites of precision t and these variances of levels."""
-    total = sum(variances)
-    return [t / (1.0 + t * (total - v)) for v in variances]
+    total = _total(variances)
+    return [None if v is None else t / (1.0 + t * (total - v)) for v in variances]
 
 
 class Start(NamedTuple):
-    """Step: start from sites of rows, those of each part, None for weak ones."""
+    """Step: start from sites of rows, those of each part, None for weak ones.
+
+    leaves are the factors that get messages.
+    """
 
     parts: list[Sites] | None
+    leaves: list[int]
 
     def of_part(self, k):
         """Return the step as part k needs it."""
-        return self if self.parts is None else Start([self.parts[k]])
+        return self if self.parts is None else Start([self.parts[k]], self.leaves)
 
     def advance(self, rows, state):
         """Return the next `RowState` of rows."""
-        return first_state(rows, None if self.parts is None else self.parts[0])
+        return first_state(rows, None if self.parts is None else self.parts[0], self.leaves)
 
 
 class Send(NamedTuple):
-    """Step: send messages at total precisions (L_f,) of the levels."""
+    """Step: send messages at total precisions (L_f,) of the levels, None for those without."""
 
-    totals: list[np.ndarray]
+    totals: list[Any]
 
     def advance(self, rows, state):
         """Return the next `RowState` of rows."""
@@ -105,11 +121,11 @@ class Send(NamedTuple):
 class Linearise(NamedTuple):
     """Step: take cavities, at total precisions (L_f,) of the levels, and sites as they now are."""
 
-    totals: list[np.ndarray]
+    totals: list[Any]
 
     def advance(self, rows, state):
         """Return the next `RowState` of rows."""
-        cavity = sum(_inverse_cavities(rows, state.messages, self.totals))
+        cavity = _total(_inverse_cavities(rows, state.messages, self.totals))
         return state._replace(cavity=cavity, precision=rows.weight * state.sites.precision)
 
 
@@ -140,22 +156,25 @@ class Resume(NamedTuple):
     prior are precisions (L_f,) of the levels, below which no cavity is; the others as in `Update`.
     """
 
-    totals: list[np.ndarray]
-    prior: list[np.ndarray]
+    totals: list[Any]
+    prior: list[Any]
     root: np.ndarray
     mean: Any
     power: float
 
     def advance(self, rows, state):
         """Return the next `RowState` of rows."""
-        state = first_state(rows)
+        leaves = [f for f, total in enumerate(self.totals) if total is not None]
+        state = first_state(rows, leaves=leaves)
         levels = list(zip(self.totals, self.prior, rows.codes, strict=True))
         turned, predictor = rows.X @ self.root.T, rows.predictor(self.mean)
         dense = np.einsum("nd,nd->n", turned, turned)
         for _ in range(_AGAIN):
             pairs = zip(levels, state.messages, strict=True)
-            variances = [1.0 / np.maximum(a[c] - m, b[c]) for (a, b, c), m in pairs]
-            args = state.sites, predictor, dense + sum(variances), self.power
+            variances = [
+                None if m is None else 1.0 / np.maximum(a[c] - m, b[c]) for (a, b, c), m in pairs
+            ]
+            args = state.sites, predictor, dense + _total(variances), self.power
             sites, _ = updated_sites(rows, *args)
             state = RowState(sites, _sent(sites.precision, variances))
         return state
@@ -178,9 +197,9 @@ class Back(NamedTuple):
 
 
 def message_sums(held, state):
-    """Return the sums [(L_f,)] of messages over the levels of each factor."""
-    rows = held.rows
-    return [rows.sums(f, rows.weight * m) for f, m in enumerate(state.messages)]
+    """Return the sums [(L_f,)] of messages over the levels of each factor that gets them."""
+    rows, messages = held.rows, enumerate(state.messages)
+    return [None if m is None else rows.sums(f, rows.weight * m) for f, m in messages]
 
 
 def known_precision(held, state):
@@ -188,6 +207,20 @@ def known_precision(held, state):
     rows, t = held.rows, state.sites.precision
     known = rows.weight * t / (1.0 + t * state.cavity)
     return rows.X.T @ (known[:, None] * rows.X)
+
+
+def row_evidence(held, state, root, mean, power):
+    """Return the sum of the rows' terms of the log evidence; parameters as for `Update`."""
+    rows, rule, total = held.rows, row_rule(power), 0.0
+    predictor = rows.predictor(mean)
+    for start in range(0, len(predictor), _BLOCK):
+        some = slice(start, start + _BLOCK)
+        sites = Sites(state.sites.precision[some], state.sites.shift[some])
+        turned = rows.X[some] @ root.T
+        cavity = state.cavity[some] + np.einsum("nd,nd->n", turned, turned)
+        var = cavity / (1.0 + sites.precision * cavity)
+        total += rows.weight[some] @ rule(rows.sign[some], sites, predictor[some], var).log_term
+    return float(total)
 
 
 def row_mismatch(held, state):
