@@ -8,86 +8,74 @@ from .._estimator.averaged import hyper_attributes
 from .._estimator.fitting import one_or_stack, run_attributes
 from . import _log_cholesky as log_cholesky
 from ._checkpoint import state_of
-from ._factor_plan import remarks_on_factors
-from ._factors import FactorColumns
-from ._plan import remarks_on_groups
+from ._plan import remarks_on_plan
 from ._prediction import GroupsForgotten, split_intercept
-from .partitions.fit import theta_rule
 from .partitions.messages import Messages, posterior_moments
 
-__all__ = ["attributes_of_factors", "attributes_of_groups"]
+__all__ = ["attributes_of"]
 
 _LEVELS = 0.05, 0.5, 0.95  # of the medians and the intervals of tau
 
 
-def _common(columns, posteriors, rule):
-    """Return the attributes that every fit has."""
+def attributes_of(plan, fits):
+    """Return the attributes of a fit, lists over factors if a list of them was given."""
+    posteriors, columns = [f.posterior for f in fits], plan.columns
+    out = _of_coefficients(columns, posteriors) | run_attributes(fits)
+    out |= _of_scales(columns, posteriors, fits[0].attributes["theta_rule"])
+    effects = plan.levels, *posteriors[0].group_effects()
+    none = np.empty(0), np.empty((0, 0)), np.empty((0, 0))
+    names = "group_labels_", "group_effects_", "group_effects_std_"
+    for name, values, empty in zip(names, effects, none, strict=True):
+        out[name] = list(values) if columns.listed else (*values, empty)[0]
+    out |= _of_sites(plan, fits)
+    remarks = [r for f in fits for r in f.attributes.get("remarks", ())]
+    out["_remarks"] = (*remarks_on_plan(plan, out["tau_"]), *remarks)
+    out |= {"engine_": plan.engine, "_levels": plan.levels, "_level_rows": plan.sizes}
+    out |= {"_n_rows": plan.n_rows, "_forgotten": GroupsForgotten(), "_columns": columns}
+    return out | {"_posteriors": posteriors}
+
+
+def _of_coefficients(columns, posteriors):
     beta = [p.beta_moments() for p in posteriors]
-    sd = np.stack([np.sqrt(np.diagonal(m.cov)) for m in beta])
-    out = {"coef_std_": split_intercept(sd, columns)[0]}
     mean = np.stack([m.mean for m in beta])
-    out["coef_"], out["intercept_"] = split_intercept(mean, columns)
-    out["coef_cov_"] = one_or_stack([m.cov for m in beta])
+    sd = np.stack([np.sqrt(np.diagonal(m.cov)) for m in beta])
+    coef, intercept = split_intercept(mean, columns)
+    out = {"coef_": coef, "intercept_": intercept, "coef_std_": split_intercept(sd, columns)[0]}
+    return out | {"coef_cov_": one_or_stack([m.cov for m in beta])}
+
+
+def _of_scales(columns, posteriors, rule):
     quantiles = np.empty((3, 0))
     if columns.has_groups:
         quantiles = posteriors[0].scale_quantiles(_LEVELS)
-    out["tau_"], out["tau_interval_"] = quantiles[1], quantiles[[0, 2]].T
     nodes = [SimpleNamespace(phi=p.theta, weight=p.weight) for p in posteriors]
     used = "mode" if rule in ("mode", "none") else "integrate"
-    out |= hyper_attributes(nodes, _names_of_theta(columns), used) | {"theta_rule_": rule}
-    return out | {"_forgotten": GroupsForgotten(), "_columns": columns, "_posteriors": posteriors}
+    out = hyper_attributes(nodes, _names_of_theta(columns), used) | {"theta_rule_": rule}
+    return out | {"tau_": quantiles[1], "tau_interval_": quantiles[[0, 2]].T}
 
 
 def _names_of_theta(columns):
     """Return the names of the coordinates of theta, numbered by factor where there are several."""
-    if not columns.has_groups:
-        return ()
-    if not isinstance(columns, FactorColumns):
-        return log_cholesky.names(1 + len(columns.slopes))
     pairs = enumerate(columns.factors)
     names = [(f"_{f}", n) for f, c in pairs for n in log_cholesky.names(1 + len(c.slopes))]
     return tuple(n + (f if columns.listed else "") for f, n in names)
 
 
-def attributes_of_groups(plan, fits):
-    """Return the attributes of a fit with one factor, or without any."""
+def _of_sites(plan, fits):
+    """Return the attributes of sites: those of parts where the model has at most one factor."""
+    if plan.placement is None:
+        return {"_state": fits[0].attributes["state"]}
     messages, priors = ([f.attributes[name] for f in fits] for name in ("messages", "prior"))
     phi = [posterior_moments(*pair) for pair in zip(priors, messages, strict=True)]
-    rule = theta_rule(plan.problem, plan.settings)
-    out = _common(plan.columns, [f.posterior for f in fits], rule) | run_attributes(fits)
-    out["site_precision_"] = one_or_stack([m.precision for m in messages])
-    out["site_shift_"] = one_or_stack([m.shift for m in messages])
-    out["phi_mean_"] = one_or_stack([m.mean for m in phi])
-    out["phi_cov_"] = one_or_stack([m.cov for m in phi])
-    out["group_labels_"], out["partition_"] = plan.labels, plan.site
-    out["group_effects_"], out["group_effects_std_"] = fits[0].posterior.group_effects()
-    out["engine_"] = plan.settings.engine
-    out["n_skipped_"] = sum(f.attributes["n_skipped"] for f in fits)
-    out["n_cut_steps_"] = sum(f.attributes["n_cut"] for f in fits)
-    out["_remarks"] = ()
-    if plan.columns.has_groups:
-        tau = float(np.max(out["tau_"]))
-        whole = fits[0].attributes.get("exact_groups", False)
-        out["_remarks"] = remarks_on_groups(plan, tau, out["engine_"], whole)
-    found = Messages(out["site_precision_"], out["site_shift_"])
-    out["_state"] = state_of(found, priors[0], plan.site, plan.labels)
-    out["_n_rows"] = plan.problem.n_rows
-    return out
-
-
-def attributes_of_factors(plan, fit):
-    """Return the attributes of a fit with factors, lists over these if a list was given."""
-    rule = fit.attributes["theta_rule"]
-    out = _common(plan.columns, [fit.posterior], rule) | run_attributes([fit])
-    effects = plan.levels, *fit.posterior.group_effects()
-    names = "group_labels_", "group_effects_", "group_effects_std_"
-    out |= {
-        name: list(values) if plan.columns.listed else values[0]
-        for name, values in zip(names, effects, strict=True)
+    out = {
+        "site_precision_": one_or_stack([m.precision for m in messages]),
+        "site_shift_": one_or_stack([m.shift for m in messages]),
+        "phi_mean_": one_or_stack([m.mean for m in phi]),
+        "phi_cov_": one_or_stack([m.cov for m in phi]),
+        "partition_": plan.placement.site,
+        "n_skipped_": sum(f.attributes["n_skipped"] for f in fits),
+        "n_cut_steps_": sum(f.attributes["n_cut"] for f in fits),
     }
-    out["_state"] = fit.attributes["state"]
-    out["engine_"], out["_levels"], out["_n_rows"] = plan.engine, plan.levels, plan.n_rows
-    out["_remarks"] = remarks_on_factors(plan, out["tau_"])
-    if not fit.attributes["complete"]:
-        out["_remarks"] += ("the grid in the scales was stopped at 400 nodes.",)
-    return out
+    found = Messages(out["site_precision_"], out["site_shift_"])
+    labels = plan.levels[0] if plan.levels else np.empty(0)
+    return out | {"_state": state_of(found, priors[0], plan.placement.site, labels)}

@@ -17,15 +17,13 @@ from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import one_or_stack, remarks_of, restore_on_error, warn_not_converged
 from .._estimator.latents import committee, log_normalise
 from .._estimator.posterior_classifier import probabilities
-from ._attributes import attributes_of_factors, attributes_of_groups
+from ._attributes import attributes_of
 from ._checkpoint import checked_state
-from ._factor_plan import check_several, plan_factor_parts, plan_factors
-from ._factors import has_several
+from ._effects_table import effects_frame
+from ._fit import fit_plan
 from ._plan import check_parameters, check_parts, plan_parts, plan_rows, remarks_on_parameters
 from ._prediction import all_known, new_rows, row_pairs, rows_again, split_intercept
 from ._summary import intervals, summarise
-from .exact.fit import fit_factors
-from .partitions.fit import fit_plan
 from .partitions.trust import trust_in_parts
 
 __all__ = ["HierarchicalEPLogistic"]
@@ -370,57 +368,31 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         if raw and (groups is not None or sample_weight is not None):
             raise ValueError("give groups and sample_weight inside the partitions of a list.")
         has_groups = self.group_column is not None or groups is not None
-        several = has_several(self.group_column, groups) or self.engine == "messages"
-        if several:
-            check_several(self, has_groups)
         for remark in remarks_on_parameters(self, has_groups):
             warnings.warn(f"{type(self).__name__}: {remark}", UserWarning, stacklevel=2)
         previous = getattr(self, "_state", None) if self.warm_start else None
-        with np.errstate(over="raise", invalid="raise"):
-            data = X, y, groups, sample_weight
-            if several:
-                factors, fit = self._fit_factors(data, raw, previous, checkpoint)
-                fits = [fit]
-                self._store(attributes_of_factors(factors, fit))
+        with np.errstate(over="raise", invalid="raise"), self._pool(X, raw) as run:
+            if raw:
+                plan, data = plan_parts(self, run, checkpoint is not None), (None, None)
             else:
-                plan, fits = self._fit_groups(data, raw, previous, checkpoint)
-                self._store(attributes_of_groups(plan, fits))
+                given = X, y, groups, sample_weight, previous, checkpoint is not None
+                plan, data = plan_rows(self, *given), (X, y)
+            fits = fit_plan(self, plan, run, data, previous, checkpoint)
+            self._store(attributes_of(plan, fits))
         if not self.converged_:
             warn_not_converged(self, remarks=remarks_of(fits))
         for remark in self._remarks:
             warnings.warn(f"{type(self).__name__}: {remark}", UserWarning, stacklevel=2)
         return self
 
-    def _fit_factors(self, data, raw, previous, checkpoint):
-        """Return plan and `BinaryFit` of a model with a list of factors."""
-        X, y, groups, sample_weight = data
-        with self._pool(X, raw, "threads") as run:
-            if raw:
-                plan, given = plan_factor_parts(self, run, checkpoint is not None), (None, None)
-            else:
-                args = X, y, groups, sample_weight, checkpoint is not None
-                plan, given = plan_factors(self, *args), (X, y)
-            return plan, fit_factors(self, plan, run, given, previous, checkpoint)
-
-    def _fit_groups(self, data, raw, previous, checkpoint):
-        """Return plan and `BinaryFit` of each problem of a model with at most one factor."""
-        X, y, groups, sample_weight = data
-        if previous is not None and "site_shift" not in previous:
-            previous = None  # of a fit with several factors
-        with_digest = checkpoint is not None
-        with self._pool(X, raw) as run:
-            if raw:
-                plan, given = plan_parts(self, run, with_digest), (None, None)
-            else:
-                plan = plan_rows(self, X, y, groups, sample_weight, previous, with_digest)
-                given = X, y
-            return plan, fit_plan(self, plan, run, given, previous, checkpoint)
-
-    def _pool(self, X, raw, prefer=None):
+    def _pool(self, X, raw):
         """Return the pool over a list of raw partitions, None for rows in memory."""
         if not raw:
             return nullcontext()
-        check_parts(self, X)
+        check_parts(X)
+        # a step of messages takes too little time for processes; sites of parts take enough
+        by_messages = self.engine == "messages" or isinstance(self.group_column, list)
+        prefer = "threads" if by_messages else None
         return PartMap(list(X), self.n_jobs, self.schedule == "asynchronous", prefer)
 
     def _store(self, attributes):
@@ -643,12 +615,13 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         draws = []
         for posterior in self._posteriors:
             beta, effects, theta, _ = posterior.draw(n_samples, rng)
+            effects = effects or [np.empty((n_samples, 0, 0))]
             coef, intercept = split_intercept(beta, self._columns)
             draws.append((coef, intercept, posterior.scales(theta), effects))
         arrays = [one_or_stack(a, axis=1) for a in zip(*draws, strict=True)]
         names = "coef", "intercept", "tau", "group_effects"
         found = Bunch(**dict(zip(names, arrays, strict=True)))
-        if isinstance(found.group_effects, list) and not self._columns.listed:
+        if not self._columns.listed:
             found.group_effects = found.group_effects[0]
         return found
 
@@ -702,6 +675,27 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         """
         check_is_fitted(self)
         return summarise(self, level)
+
+    def group_effects_frame(self, level=0.9):
+        """Effects of all groups as a table, one row an effect.
+
+        Parameters
+        ----------
+        level : float, default=0.9
+            Posterior probability of the intervals, in (0, 1).
+
+        Returns
+        -------
+        frame : pandas.DataFrame, or dict of str to ndarray without pandas
+            Columns factor, level, effect ("intercept" or the column whose slope varies), mean, sd,
+            lower, upper, and rows, the number of training rows of the level.
+
+        Raises
+        ------
+        ValueError
+            If `level` is not between 0 and 1.
+        """
+        return effects_frame(self, level)
 
     def _log_weights(self, rows, n_draws, rng):
         """Weigh joint draws of coefficients and all group effects, both given theta, O(S n d)."""

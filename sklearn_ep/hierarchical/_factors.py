@@ -1,32 +1,32 @@
-"""Grouping factors: how they are named, which columns they are, and their levels as numbers."""
+"""Grouping factors: how they are named, which columns they are, and which nest in others."""
 
 import numbers
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._groups import (
+from ._labels import (
     check_labels_at,
+    codes_among,
     column_position,
     is_missing,
-    label_array,
-    look_up,
-    number_groups,
+    label_list,
 )
 
 __all__ = [
     "FactorColumns",
     "GroupingFactor",
+    "any_nested",
     "check_measured",
     "codes_of",
-    "columns_beside",
+    "design_of_factors",
     "factor_columns",
-    "has_several",
-    "is_table",
+    "label_table",
     "labels_of",
-    "numbered_levels",
     "take_labels",
 ]
+
+_NESTED = 0.9  # share of rows from which messages along rows miss how two factors depend
 
 
 class GroupingFactor(NamedTuple):
@@ -56,17 +56,7 @@ class FactorColumns(NamedTuple):
     @property
     def has_groups(self):
         """Whether effects of groups are in the model."""
-        return True
-
-
-def is_table(groups):
-    """Say whether labels beside X are those of several factors: two columns or more."""
-    return np.ndim(groups) == 2 and not isinstance(groups, list | tuple) and groups.shape[1] > 1
-
-
-def has_several(group_column, groups):
-    """Say whether a model has a list of factors, of one or more."""
-    return isinstance(group_column, list) or (group_column is None and is_table(groups))
+        return bool(self.factors)
 
 
 def column_at(X, position):
@@ -89,11 +79,22 @@ def take_labels(X, taken):
     return X[:, keep]
 
 
-def columns_beside(groups, n_rows):
-    """Return labels beside X as a table, or raise a ValueError naming `groups`."""
-    if len(groups) != n_rows:
-        raise ValueError(f"groups has {len(groups)} rows of labels, but X has {n_rows} samples.")
-    return groups
+def label_table(groups, n_rows):
+    """Return labels beside X as a table, or raise a ValueError naming `groups`.
+
+    Those of one factor become a column of objects.
+    """
+    if np.ndim(groups) == 2 and not isinstance(groups, list | tuple) and groups.shape[1] != 1:
+        if len(groups) != n_rows:
+            raise ValueError(
+                f"groups has {len(groups)} rows of labels, but X has {n_rows} samples."
+            )
+        return groups
+    if np.ndim(groups) == 2 and hasattr(groups, "iloc"):
+        groups = groups.iloc[:, 0]
+    table = np.empty((n_rows, 1), dtype=object)
+    table[:, 0] = label_list(groups, n_rows)
+    return table
 
 
 def labels_of(table, factor):
@@ -116,36 +117,38 @@ def check_measured(table, factor):
                 check_labels_at(column, values.tolist())
 
 
-def numbered_levels(labels):
-    """Return (distinct labels (L,), code (n,)); rows without label are numbered from L on."""
-    if not isinstance(labels, np.ndarray):
-        return number_groups(labels)
-    missing = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(len(labels), dtype=bool)
-    code = np.empty(len(labels), dtype=int)
-    table, code[~missing] = np.unique(labels[~missing], return_inverse=True)
-    code[missing] = len(table) + np.arange(missing.sum())
-    return label_array(table.tolist()), code
-
-
 def codes_of(table, factors, levels):
     """Return codes (n, F) of rows to predict among the known levels of each factor.
 
     -1 is a missing label; unseen ones have numbers from the number of levels on, alike for alike.
     """
-    return np.column_stack(
-        [_codes(labels_of(table, f), known) for f, known in zip(factors, levels, strict=True)]
+    pairs = zip(factors, levels, strict=True)
+    return np.column_stack([codes_among(labels_of(table, f), known) for f, known in pairs])
+
+
+def any_nested(codes):
+    """Say whether the levels of a factor have all their rows in one level of another, or nearly."""
+    return any(
+        _nested_share(a, b) > _NESTED
+        for a in codes
+        for b in codes
+        if a is not b and a.max() > b.max()
     )
 
 
-def _codes(labels, known):
-    if not (isinstance(labels, np.ndarray) and known.dtype.kind in "iuf" and len(known)):
-        return look_up(labels if isinstance(labels, list) else labels.tolist(), known)
-    missing = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(len(labels), dtype=bool)
-    place = np.minimum(np.searchsorted(known, labels), len(known) - 1)
-    code = np.where(missing, -1, place)
-    new = (known[place] != labels) & ~missing
-    code[new] = len(known) + np.unique(labels[new], return_inverse=True)[1]
-    return code
+def _nested_share(fine, coarse):
+    """Return the share of rows that are in the commonest coarse level of their fine level."""
+    pairs, counts = np.unique(fine * (coarse.max() + 1) + coarse, return_counts=True)
+    most = np.zeros(fine.max() + 1)
+    np.maximum.at(most, pairs // (coarse.max() + 1), counts)
+    return most.sum() / len(fine)
+
+
+def design_of_factors(X, columns):
+    """Return (shared design with the intercept last, design (n, q_f) of each factor's effects)."""
+    ones = np.ones((len(X), 1))
+    designs = [np.hstack([ones, X[:, list(f.slopes)]]) for f in columns.factors]
+    return (np.hstack([X, ones]) if columns.fit_intercept else X), designs
 
 
 def factor_columns(est, X, groups):
@@ -153,11 +156,16 @@ def factor_columns(est, X, groups):
 
     X or groups is the table with the labels; n_features_in_ of the estimator is known.
     """
-    listed = has_several(est.group_column, groups)
+    if est.group_column is None and groups is None:
+        if est.random_slopes is not None and len(est.random_slopes):
+            raise ValueError("random_slopes needs groups: give group_column or groups.")
+        return FactorColumns((), (), est.fit_intercept, False)
+    listed = isinstance(est.group_column, list) or (groups is not None and groups.shape[1] > 1)
     if groups is not None:
         named = hasattr(groups, "columns")
         n = groups.shape[1] if np.ndim(groups) == 2 else 1
         names = [c for c in groups.columns] if named else list(range(n))
+        names = names if listed else ["groups"]
         pairs = [(name, (k,)) for k, name in enumerate(names)]
     else:
         given = est.group_column if listed else [est.group_column]

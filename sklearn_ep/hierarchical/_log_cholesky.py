@@ -6,7 +6,17 @@ proper covariance and one varying coefficient has theta = log tau.
 
 import numpy as np
 
-__all__ = ["diagonal_positions", "factor", "n_coordinates", "names", "tangent"]
+__all__ = [
+    "diagonal_positions",
+    "factor",
+    "factors",
+    "n_coordinates",
+    "names",
+    "scales",
+    "slope",
+    "spans",
+    "tangent",
+]
 
 
 def n_coordinates(q):
@@ -45,3 +55,33 @@ def tangent(theta, q):
     out = np.zeros((len(rows), q, q))
     out[np.arange(len(rows)), rows, cols] = np.where(rows == cols, lower[rows, cols], 1.0)
     return out
+
+
+def spans(n_effects):
+    """Return the slice of theta that belongs to each factor, for q_f effects a level of each."""
+    ends = np.cumsum([0, *(n_coordinates(q) for q in n_effects)])
+    return [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def factors(theta, n_effects):
+    """Return L (..., q_f, q_f) of each factor for theta (..., T)."""
+    return [factor(theta[..., s], q) for s, q in zip(spans(n_effects), n_effects, strict=True)]
+
+
+def scales(theta, n_effects):
+    """Return the sds (..., Q) of all effects, factor by factor, for theta (..., T)."""
+    if not n_effects:
+        return np.zeros(theta.shape)
+    parts = [np.sqrt(np.sum(lower**2, axis=-1)) for lower in factors(theta, n_effects)]
+    return np.concatenate(parts, axis=-1)
+
+
+def slope(theta, q, moment):
+    """Return the derivatives (T,) of a log evidence in the coordinates of one factor.
+
+    moment (q, q) is the sum over levels of E uu' - I, u being the effects in units of L. At a fixed
+    point of the sites there is no other term.
+    """
+    lower, slopes = factor(theta, q), tangent(theta, q)
+    relative = np.linalg.solve(np.broadcast_to(lower, slopes.shape), slopes)
+    return np.einsum("tab,ba->t", relative, moment)

@@ -1,64 +1,59 @@
-"""Plan of a hierarchical fit: checked parameters and data, and which rows go to which partition."""
+"""Plan of a fit: checked parameters and data, levels as numbers, and which engine they go to."""
 
 import inspect
 import numbers
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
-from .._engine.gaussian import Natural
-from .._engine.partition import Part
 from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import check_choice, check_common, check_number, validate_training
 from . import _log_cholesky as log_cholesky
 from ._checkpoint import digest
-from ._groups import (
-    balance,
-    check_labels_at,
-    column_position,
-    group_keys,
-    in_memory,
-    label_list,
-    number_groups,
-    separated,
-    spread_by_content,
+from ._factors import (
+    FactorColumns,
+    any_nested,
+    check_measured,
+    design_of_factors,
+    factor_columns,
+    label_table,
+    labels_of,
+    take_labels,
 )
-from .partitions.arrow import arrow_rows
+from ._labels import array_of, in_memory, numbered_levels
+from ._raw_parts import describe_part, join_levels, shape_of
+from .exact.layout import local_factor
+from .messages.parts import FactorParts, RawFactors, parts_of_rows
 from .partitions.nuts import load_sampler
-from .partitions.parts import Columns, PartSpec, describe, design_of
+from .partitions.parts import PartSpec
+from .partitions.placing import Placement, place_raw, place_rows
 
 __all__ = [
     "Plan",
     "Settings",
-    "check_binary",
     "check_parameters",
     "check_parts",
     "plan_parts",
     "plan_rows",
-    "prior_sd",
-    "remarks_on_groups",
     "remarks_on_parameters",
-    "wanted_rule",
+    "remarks_on_plan",
 ]
 
-_AUTO_SITES = 8  # few large partitions: as accurate as many small ones and several times faster
-# Total weight that makes one more partition worth while: with groups; without, where a partition is
-# only a block of rows; and for engines that draw, whose noise adds up over partitions.
-_WEIGHT_A_SITE = {"groups": 100, "rows": 1000, "draws": 5000}
+# Effects of all factors but the largest up to which EP keeps them in one dense matrix: with 4000 a
+# pass is six seconds of one core. From 500 on crossed factors go by messages, which are as right
+# there and take a third of the time.
+_MOST_DENSE, _MOST_CROSSED = 4000, 500
 
 
 class Settings(NamedTuple):
-    """Parameters of the estimator that the fit itself uses.
+    """Parameters of the estimator that the engines use.
 
-    `engine` is the one that runs; `whole` says that nothing asks for partitions; `theta` is how
-    theta is treated at the end if it can be: by a "grid", a "gaussian", or at its "mode"; power is
-    the share of a row's likelihood that is matched.
+    `theta` is how theta is treated at the end: by a "grid" where that is affordable, a "star" of
+    few nodes, or at its "mode"; power is the share of a row's likelihood that is matched.
     """
 
-    engine: str
-    whole: bool
     theta: str
     schedule: str
     damping: float
@@ -67,61 +62,78 @@ class Settings(NamedTuple):
     n_draws: int
     seed: int
     power: float
-
-
-class GroupedProblem(NamedTuple):
-    """What is fitted: the model's sizes and prior, and how parts relate to the groups.
-
-    spec tells workers how to read raw parts, None for prepared ones; where[k] numbers the groups of
-    part k, in the order the worker sees them; n_named of them have labels; prior is that of phi,
-    theta_prior the means and sds (T,) of its theta part.
-    """
-
-    spec: PartSpec | None
-    where: list[np.ndarray]
-    n_named: int
-    n_rows: int
-    d: int
-    q: int
-    prior: Natural
-    theta_prior: tuple[np.ndarray, np.ndarray]
-
-
-class PlannedRows(NamedTuple):
-    """Rows in memory: designs, class indices, weights, groups, and which rows each part has."""
-
-    shared: np.ndarray
-    local: np.ndarray
-    y: np.ndarray
-    weight: np.ndarray
-    code: np.ndarray
-    members: list[np.ndarray]
-
-    def parts(self, sign):
-        """Return the parts for labels in {-1, +1}."""
-        arrays = self.shared, sign, self.weight, self.local, self.code
-        return [Part(*arrow_rows(*(a[m] for a in arrays))[0]) for m in self.members]
+    n_jobs: int | None
 
 
 class Plan(NamedTuple):
     """What a fit needs to know.
 
-    rows are the data in memory, None for raw parts, which are read where they are; site numbers the
-    site of each named group, of each row where there are no groups; labels (J,) are those of the
-    groups; group_size and one_class (J,) the rows of each group and whether they are all of one
-    class, empty where not known; fingerprint is the hash of data and partition, empty without a
-    checkpoint.
+    engine is the one that runs, `exact` says that it is EP over all rows at once. X (n, D) are the
+    shared columns, the intercept last; designs (n, q_f), codes (n,), levels (named ones) and
+    n_levels (rows without label counted) are of each factor, sizes (L_f,) the rows of each level; y
+    are class indices. Of raw parts X, y, weight, designs and codes are None. beta_sd (D,),
+    theta_mean and theta_sd (T,) are the priors; parts are `FactorParts`; placement says which rows
+    are in which site of a model of at most one factor, None for a list of factors.
     """
 
-    problem: GroupedProblem
+    columns: FactorColumns
+    engine: str
+    exact: bool
+    X: Any
+    y: Any
+    weight: Any
+    designs: Any
+    codes: Any
+    n_rows: int
+    levels: list[np.ndarray]
+    n_levels: list[int]
+    sizes: list[np.ndarray]
+    beta_sd: np.ndarray
+    theta_mean: np.ndarray
+    theta_sd: np.ndarray
     settings: Settings
-    columns: Columns
-    rows: PlannedRows | None
-    site: np.ndarray
-    labels: np.ndarray
-    group_size: np.ndarray
-    one_class: np.ndarray
-    fingerprint: str
+    parts: FactorParts
+    placement: Placement | None
+
+    @property
+    def n_effects(self):
+        """Number of varying coefficients of each factor."""
+        return [1 + len(f.slopes) for f in self.columns.factors]
+
+    @property
+    def local(self):
+        """Number of the local factor."""
+        return local_factor(self.n_effects, self.n_levels)
+
+    @property
+    def members(self):
+        """Rows of each part, None for raw parts."""
+        return self.parts.members
+
+    @property
+    def tol(self):
+        """Tolerance of the estimator."""
+        return self.settings.tol
+
+    @property
+    def max_iter(self):
+        """Largest number of iterations."""
+        return self.settings.max_iter
+
+    @property
+    def theta(self):
+        """How theta is treated at the end."""
+        return self.settings.theta
+
+    @property
+    def power(self):
+        """Share of a row's likelihood that is matched."""
+        return self.settings.power
+
+    @property
+    def n_jobs(self):
+        """Workers of the fit."""
+        return self.settings.n_jobs
 
 
 def check_parameters(est):
@@ -153,6 +165,8 @@ def check_parameters(est):
         check_number("sd of tau_prior", prior[1], 0, boundaries="neither")
     if by_factor and not isinstance(est.group_column, list):
         raise ValueError("tau_prior may be a dict where group_column is a list of factors.")
+    if isinstance(est.random_slopes, dict) and not isinstance(est.group_column, list):
+        raise ValueError("random_slopes may be a dict where group_column is a list of factors.")
 
 
 def remarks_on_parameters(est, has_groups):
@@ -199,58 +213,19 @@ def prior_sd(est, width):
     return np.r_[scale, 2.5] if est.fit_intercept else scale
 
 
-def _columns(est, X, group, has_groups):
-    """Return the `Columns`, `random_slopes` found by name or index."""
-    if isinstance(est.random_slopes, dict):
-        raise ValueError("random_slopes may be a dict where group_column is a list of factors.")
-    if est.random_slopes is None or len(est.random_slopes) == 0:
-        return Columns(group, (), est.fit_intercept, has_groups)
-    if not has_groups:
-        raise ValueError("random_slopes needs groups: give group_column or groups.")
-    names = [est.random_slopes] if isinstance(est.random_slopes, str) else est.random_slopes
-    found = [column_position(c, X, est.n_features_in_, "random_slopes") for c in names]
-    if len(set(found)) < len(found) or group in found:
-        raise ValueError(
-            f"random_slopes={est.random_slopes!r} repeats a column or names the group column."
-        )
-    slopes = tuple(c - (group is not None and c > group) for c in found)
-    return Columns(group, slopes, est.fit_intercept, has_groups)
-
-
-def _problem(est, columns, spec, where, n_named, n_rows):
-    """Return the `GroupedProblem` with its prior."""
-    q = 1 + len(columns.slopes) if columns.has_groups else 0
-    mean = np.zeros(log_cholesky.n_coordinates(q))
-    mean[log_cholesky.diagonal_positions(q)] = est.tau_prior[0]
-    sd = np.full(len(mean), float(est.tau_prior[1]))
-    beta_sd = prior_sd(est, est.n_features_in_ - (columns.group is not None))
-    d, phi_mean, phi_sd = len(beta_sd), np.r_[np.zeros(len(beta_sd)), mean], np.r_[beta_sd, sd]
-    prior = Natural(np.diag(1.0 / phi_sd**2), phi_mean / phi_sd**2)
-    return GroupedProblem(spec, where, n_named, n_rows, d, q, prior, (mean, sd))
-
-
-def wanted_rule(est):
-    """Return what the estimator asks for at the end of theta: "grid", "gaussian" or "mode"."""
+def _wanted_rule(est):
+    """Return what the estimator asks for at the end of theta: "grid", "star" or "mode"."""
     if est.hyperparameters == "mode":
         return "mode"
-    return "grid" if est.refine else "gaussian"
+    return "grid" if est.refine else "star"
 
 
 def _settings(est):
-    engine = "ep" if est.engine == "auto" else est.engine
     seed = 0
-    if engine in ("importance", "nuts"):
+    if est.engine in ("importance", "nuts"):
         seed = check_random_state(est.random_state).randint(2**31)
     steps = est.schedule, float(est.damping), int(est.max_iter), float(est.tol)
-    power = float(est.power)
-    whole = (
-        engine == "ep"
-        and wanted_rule(est) != "gaussian"
-        and est.n_partitions == "auto"
-        and est.schedule == "parallel"
-        and est.damping == 1
-    )
-    return Settings(engine, whole, wanted_rule(est), *steps, int(est.n_draws), seed, power)
+    return Settings(_wanted_rule(est), *steps, int(est.n_draws), seed, float(est.power), est.n_jobs)
 
 
 def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
@@ -258,55 +233,130 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
 
     est is the `HierarchicalEPLogistic`; X, y, groups and sample_weight are as in its `fit`;
     previous is the state of an earlier fit or None: groups stay in their sites, new ones share a
-    site of their own.
+    site of their own; with_digest says that there is a checkpoint.
     """
-    given = map(in_memory, (X, y, groups, sample_weight))
-    training, labels, columns = _checked_rows(est, *given)
-    y, weight = training.y, training.weight
-    size, one_class = np.empty(0, dtype=int), np.empty(0, dtype=bool)
-    if labels is None:
-        table, code = np.empty(0), np.zeros(len(y), dtype=int)
-        n_sites = _n_sites(est, weight.sum(), None)
-        site = row_site = spread_by_content(training.X, y, weight, n_sites)
-        group_site = np.empty(0, dtype=int)
-    else:
-        table, code = number_groups(labels)
-        size, ones = np.bincount(code), np.bincount(code, weights=y)
-        one_class = (ones == 0) | (ones == size)
-        group_site = _place_groups(est, table, np.bincount(code, weights=weight), previous)
-        row_site, site = group_site[code], group_site[: len(table)]
-    members = [np.flatnonzero(row_site == k) for k in np.unique(row_site)]
-    where = [np.flatnonzero(group_site == k) for k in np.unique(row_site)]
-    shared, local = design_of(training.X, columns)
-    rows = PlannedRows(shared, local, y, weight, code, members)
-    fingerprint = digest(training.X, y, weight, code, row_site) if with_digest else ""
-    problem = _problem(est, columns, None, where, len(table), len(y))
-    return Plan(problem, _settings(est), columns, rows, site, table, size, one_class, fingerprint)
-
-
-def _checked_rows(est, X, y, groups, sample_weight):
-    """Check the data; return (Training, group labels of the rows in use or None, Columns)."""
+    X, y, groups, sample_weight = map(in_memory, (X, y, groups, sample_weight))
     if est.group_column is not None and groups is not None:
         raise ValueError("give group_column or groups, not both.")
-    labels: list | None = None
-    position = None
+    columns, table, training = _checked(est, X, y, groups, sample_weight)
+    if columns.factors:
+        check_binary(est)
+    pairs = [numbered_levels(_labels(table, f, training.kept)) for f in columns.factors]
+    levels, codes = [known for known, _ in pairs], [code for _, code in pairs]
+    sizes = [np.bincount(code) for code in codes]
+    n_levels = [len(size) for size in sizes]
+    shared, designs = design_of_factors(training.X, columns)
+    engine, exact = _engine_of(est, columns, codes, n_levels, with_digest)
+    rows: dict[str, Any] = dict(
+        X=shared, y=training.y, weight=training.weight, designs=designs, codes=codes
+    )
+    placement = None
+    if not columns.listed and engine != "messages":
+        args = training, (levels[0], codes[0]) if codes else None, previous
+        placement = place_rows(est, *args)
+    fingerprint = ""
+    if with_digest:
+        own = codes if placement is None else [*codes, placement.row_site]
+        content = digest(training.X, training.y, training.weight, *own)
+        fingerprint = content + _model_digest(est, columns, engine)
+    n_parts = 1
+    if engine == "messages" and est.n_partitions != "auto":
+        n_parts = min(est.n_partitions, len(training.y))
+    found: dict[str, Any] = dict(
+        n_rows=len(training.y), levels=levels, n_levels=n_levels, sizes=sizes
+    )
+    found |= dict(columns=columns, engine=engine, exact=exact, placement=placement)
+    found |= dict(parts=parts_of_rows(codes, n_levels, n_parts, fingerprint))
+    return Plan(**rows, **found, **_priors(est, columns, training.X.shape[1]))
+
+
+def plan_parts(est, run, with_digest):
+    """Ask raw partitions what they hold, set the estimator's attributes of it, return the `Plan`.
+
+    run is the `PartMap` over the raw parts.
+    """
+    none = [None] * len(run.parts)
+    _set_columns(est, run(shape_of, none))
+    columns = factor_columns(est, None, None)
+    told = run(describe_part, none, columns, with_digest)
+    est.classes_ = np.unique(np.concatenate([t.classes for t in told]))
+    if len(est.classes_) < 2:
+        raise ValueError("a list of partitions needs at least two classes, got 1 class.")
+    if columns.factors:
+        check_binary(est)
+    levels, sizes, numbers = join_levels(told)
+    engine, _ = _engine_of(est, columns, None, numbers.n_levels, with_digest)
+    fingerprint = ""
+    if with_digest:
+        fingerprint = digest(*(np.array(t.digest) for t in told))
+        fingerprint += _model_digest(est, columns, engine)
+    positive = est.classes_[1]
+    rows: dict[str, Any] = dict(X=None, y=None, weight=None, designs=None, codes=None)
+    n_rows = [t.n_rows for t in told]
+    placement = None
+    if engine != "messages":
+        placement = place_raw(n_rows, levels, numbers, PartSpec(columns, positive))
+    found: dict[str, Any] = dict(
+        n_rows=sum(n_rows), levels=levels, n_levels=numbers.n_levels, sizes=sizes
+    )
+    found |= dict(columns=columns, engine=engine, exact=False, placement=placement)
+    found |= dict(parts=FactorParts(numbers, RawFactors(columns, positive), None, fingerprint))
+    return Plan(**rows, **found, **_priors(est, columns, est.n_features_in_ - len(columns.taken)))
+
+
+def _set_columns(est, shapes):
+    """Set the attributes of the columns that all parts share, their names where they have some."""
+    widths, names = [w for w, _ in shapes], [n for _, n in shapes]
+    if len(set(widths)) > 1:
+        raise ValueError(f"partitions differ in their number of features: {widths}.")
+    if any(n != names[0] for n in names):
+        raise ValueError("partitions differ in the names or the order of their columns.")
+    est.n_features_in_ = widths[0]
+    vars(est).pop("feature_names_in_", None)
+    if names[0] is not None and all(isinstance(n, str) for n in names[0]):
+        est.feature_names_in_ = np.array(names[0], dtype=object)
+
+
+def _priors(est, columns, width) -> dict[str, Any]:
+    """Return the fields of a plan that are parameters, for shared columns of this width."""
+    theta_mean, theta_sd = _theta_prior(est, columns)
+    priors = dict(beta_sd=prior_sd(est, width), theta_mean=theta_mean, theta_sd=theta_sd)
+    return priors | dict(settings=_settings(est))
+
+
+def _model_digest(est, columns, engine):
+    """Return a hash of what a checkpoint must have in common with a fit besides the data."""
+    means, sds = _theta_prior(est, columns)
+    factors = [np.array([*f.positions, -1, *f.slopes]) for f in columns.factors]
+    scale = np.append(np.asarray(est.prior_scale, dtype=float), est.power)
+    return digest(means, sds, scale, np.array(f"{engine} {columns.fit_intercept}"), *factors)
+
+
+def _checked(est, X, y, groups, sample_weight):
+    """Return (`FactorColumns`, table of labels, `Training`) of checked data."""
     if est.group_column is None:
         training = validate_training(est, X, y, sample_weight)
-        if groups is not None:
-            labels = label_list(groups, len(training.kept))
-    else:
-        validate_data(est, X, skip_check_array=True)
-        position = column_position(est.group_column, X, est.n_features_in_, "group_column")
-        design, labels = separated(X, position)
-        if isinstance(est.group_column, numbers.Integral):
-            check_labels_at(est.group_column, labels)
-        fewest = 0 if est.fit_intercept else 1
-        training = validate_training(est, design, y, sample_weight, ensure_min_features=fewest)
-        validate_data(est, X, skip_check_array=True)
-    if labels is not None:
-        check_binary(est)
-        labels = [g for g, kept in zip(labels, training.kept, strict=True) if kept]
-    return training, labels, _columns(est, X, position, labels is not None)
+        table = None if groups is None else label_table(groups, len(training.kept))
+        return factor_columns(est, X, table), table, training
+    validate_data(est, X, skip_check_array=True)
+    X = array_of(X)
+    columns = factor_columns(est, X, None)
+    fewest = 0 if est.fit_intercept else 1
+    design = take_labels(X, columns.taken)
+    training = validate_training(est, design, y, sample_weight, ensure_min_features=fewest)
+    validate_data(est, X, skip_check_array=True)
+    return columns, X, training
+
+
+def _labels(table, factor, kept):
+    """Return the labels of a factor in the rows that are kept, checked."""
+    check_measured(table, factor)
+    labels = labels_of(table, factor)
+    if kept.all():
+        return labels
+    if isinstance(labels, np.ndarray):
+        return labels[kept]
+    return [g for g, k in zip(labels, kept, strict=True) if k]
 
 
 def check_binary(est):
@@ -317,118 +367,158 @@ def check_binary(est):
         )
 
 
-def _n_sites(est, total_weight, n_groups):
-    wanted = est.n_partitions
-    if wanted == "auto":
-        kind = "rows" if n_groups is None else "groups"
-        kind = "draws" if est.engine in ("importance", "nuts") else kind
-        least = 2 if kind == "groups" else 1
-        wanted = min(_AUTO_SITES, max(least, int(total_weight // _WEIGHT_A_SITE[kind])))
-    return wanted if n_groups is None else min(wanted, n_groups)
+def _engine_of(est, columns, codes, n_levels, with_checkpoint):
+    """Return (engine, whether it is EP over all rows at once), or raise a ValueError that names
+    what does not go together.
+
+    codes are those of rows in memory, None for a list of partitions.
+    """
+    factors = columns.factors
+    if est.engine == "messages" and not factors:
+        raise ValueError("engine='messages' needs groups: give group_column or groups.")
+    raw = codes is None
+    if len(factors) > 1 or (columns.listed and factors):
+        return _engine_of_list(est, columns, codes, n_levels)
+    if est.engine == "messages":
+        _check_messages(est, columns)
+        return "messages", False
+    parted = raw or est.n_partitions != "auto" or with_checkpoint
+    parted |= est.schedule != "parallel" or est.damping != 1 or est.engine not in ("auto", "ep")
+    return ("ep" if est.engine == "auto" else est.engine), bool(factors) and not parted
 
 
-def _place_groups(est, table, load, previous):
-    """Return the site of each group; those of an earlier fit stay where they are."""
-    if previous is not None and len(load) == len(table):
-        known = dict(zip(previous["group_keys"].tolist(), previous["partition"], strict=True))
-        fixed = np.array([known.get(key, -1) for key in group_keys(table)], dtype=int)
-        n_sites = len(previous["site_shift"])
-        if np.any(fixed >= 0) and est.n_partitions in ("auto", n_sites):
-            fixed[fixed < 0] = n_sites
-            return fixed
-    return balance(load, _n_sites(est, load.sum(), len(load)))
+def _check_messages(est, columns):
+    """Raise a ValueError that names what messages do not take."""
+    if est.schedule != "parallel":
+        raise ValueError(
+            f"schedule={est.schedule!r} takes one factor, given without a list, and an engine "
+            "other than 'messages'."
+        )
+    if any(f.slopes for f in columns.factors):
+        raise ValueError("engine='messages' takes no random_slopes; give engine='ep'.")
 
 
-def check_parts(est, parts):
+def _engine_of_list(est, columns, codes, n_levels):
+    """Return what `_engine_of` does of a list of factors."""
+    if est.engine not in ("auto", "ep", "messages"):
+        raise ValueError(
+            f"engine={est.engine!r} takes one factor, given without a list; with a list it must be "
+            "'ep', 'messages' or 'auto'."
+        )
+    if est.schedule != "parallel":
+        _check_messages(est, columns)
+    raw, slopes = codes is None, any(f.slopes for f in columns.factors)
+    parted = raw or est.n_partitions != "auto"
+    if parted and est.engine != "messages" and (slopes or est.engine == "ep"):
+        what = "a list of partitions" if raw else f"n_partitions={est.n_partitions!r}"
+        raise ValueError(
+            f"{what} with several factors takes engine='messages' without random_slopes."
+        )
+    if est.engine == "messages" or parted:
+        _check_messages(est, columns)
+        return "messages", False
+    sizes = np.array([1 + len(f.slopes) for f in columns.factors]) * n_levels
+    dense = int(sizes.sum() - sizes.max())
+    if est.engine == "ep" and dense > _MOST_DENSE:
+        raise ValueError(
+            f"engine='ep' with {dense} effects of factors besides the largest one: the limit is "
+            f"{_MOST_DENSE}; give engine='messages'."
+        )
+    if est.engine == "ep" or slopes or dense <= _MOST_CROSSED:
+        return "ep", True
+    exact = dense <= _MOST_DENSE and any_nested(codes)
+    return ("ep" if exact else "messages"), exact
+
+
+def _theta_prior(est, columns):
+    """Return prior means and sds (T,) of theta, factor by factor."""
+    names = [f.name for f in columns.factors]
+    given: Any = est.tau_prior
+    if isinstance(given, dict):
+        unknown = [key for key in given if key not in names]
+        if unknown:
+            raise ValueError(f"tau_prior has {unknown!r}, which is no factor: {names!r}.")
+    means, sds = [], []
+    for factor in columns.factors:
+        prior = given.get(factor.name, (0.0, 1.5)) if isinstance(given, dict) else given
+        q = 1 + len(factor.slopes)
+        mean = np.zeros(log_cholesky.n_coordinates(q))
+        mean[log_cholesky.diagonal_positions(q)] = prior[0]
+        means.append(mean)
+        sds.append(np.full(len(mean), float(prior[1])))
+    return np.concatenate([[], *means]), np.concatenate([[], *sds])
+
+
+def check_parts(parts):
     """Raise a ValueError where a list can be no list of partitions."""
     if len(parts) == 0:
         raise ValueError("the list of partitions is empty: X has 0 samples and there is no y.")
     if any(isinstance(p, list | np.ndarray) or np.isscalar(p) for p in parts):
         raise ValueError("y is None, but X is no list of partitions such as (X, y) pairs.")
-    given = est.group_column if isinstance(est.group_column, list) else [est.group_column]
-    columns = [c for f in given for c in (f if isinstance(f, tuple) else (f,))]
-    if any(isinstance(column, str) for column in columns):
-        raise ValueError(
-            f"group_column={est.group_column!r}: give the index of the column for partitions."
-        )
 
 
-def plan_parts(est, run, with_digest):
-    """Ask raw partitions what they hold, set the estimator's attributes of it, return the `Plan`.
+def remarks_on_plan(plan, tau):
+    """Return sentences on factors of which the data, or the engine, are known to say little.
 
-    run is the `PartMap` over the raw parts.
+    tau (Q,) are the scales that were found.
     """
-    told = run(describe, [None] * len(run.parts), est.group_column, with_digest)
-    columns = _described_columns(est, told)
-    spec = PartSpec(columns, est.classes_[1])
-    n_rows = [d.n_rows for d in told]
-    if columns.has_groups:
-        site, where, table = _groups_of_parts(told)
-    else:
-        site, table = np.repeat(np.arange(len(told)), n_rows), np.empty(0)
-        where = [np.empty(0, int) for _ in told]
-    problem = _problem(est, columns, spec, where, len(table), sum(n_rows))
-    unknown = np.empty(0, dtype=int), np.empty(0, dtype=bool)
-    fingerprint = digest(np.array([d.digest for d in told]))
-    return Plan(problem, _settings(est), columns, None, site, table, *unknown, fingerprint)
+    found, first = [], np.cumsum([0, *plan.n_effects])
+    for k, factor in enumerate(plan.columns.factors):
+        found += _remarks_on_factor(plan, k, f"factor {factor.name!r}", float(tau[first[k]]))
+    return tuple(found)
 
 
-def _described_columns(est, told):
-    """Check what partitions say against each other; set the attributes that follow from it."""
-    widths = [t.width for t in told]
-    if len(set(widths)) > 1:
-        raise ValueError(f"partitions differ in their number of features: {widths}.")
-    est.classes_ = np.unique(np.concatenate([t.classes for t in told]))
-    if len(est.classes_) < 2:
-        raise ValueError("a list of partitions needs at least two classes, got 1 class.")
-    est.n_features_in_ = widths[0]
-    vars(est).pop("feature_names_in_", None)
-    if est.group_column is None:
-        return _columns(est, None, None, False)
-    check_binary(est)
-    position = column_position(est.group_column, None, est.n_features_in_, "group_column")
-    return _columns(est, None, position, True)
-
-
-def _groups_of_parts(told):
-    """Return the site of each named group, the groups of each part, and the labels."""
-    table, code = number_groups([label for d in told for label in d.labels.tolist()])
-    sizes = [len(d.labels) for d in told]
-    if len(table) < sum(sizes):
-        raise ValueError(
-            "a group has rows in more than one partition; give whole groups to a partition."
+def _remarks_on_factor(plan, k, name, tau):
+    """Return sentences on factor k, of which tau is the scale of intercepts."""
+    size, n, found = plan.sizes[k], plan.n_levels[k], []
+    median = np.median(size)
+    if n == 1:
+        found.append(f"{name} has one level, one group of rows: its tau is that of the prior.")
+    elif n < 5:
+        found.append(f"{name} has {n} levels: its tau rests on its prior.")
+    elif size.max() == 1:
+        found.append(
+            f"{name}: every group has one row, so the data say next to nothing about its tau."
         )
-    site = np.empty(len(table), dtype=int)
-    site[code] = np.repeat(np.arange(len(told)), sizes)
-    unnamed = np.cumsum([len(table)] + [d.n_groups - len(d.labels) for d in told])
-    named = np.split(code, np.cumsum(sizes)[:-1])
-    bounds = zip(named, unnamed[:-1], unnamed[1:], strict=True)
-    return site, [np.r_[own, np.arange(a, b)] for own, a, b in bounds], table
-
-
-def remarks_on_groups(plan, tau, engine, whole):
-    """Return sentences on groups of which the engine, or the data, are known to say little.
-
-    whole says that small groups had sites of their own.
-    """
-    if len(plan.labels) == 1:
-        return (
-            "there is one group, so the data say nothing about the group scale tau; its posterior "
-            "is the prior.",
+    elif plan.engine == "messages" and tau > 2 and median < 5:
+        found.append(
+            f"{name} has tau {tau:.2g} and {median:g} rows a level in the median: "
+            "engine='messages' then finds tau a few hundredths too small; compare with "
+            "engine='ep' where it is not too large."
         )
-    if len(plan.group_size) == 0:
-        return ()
-    if plan.group_size.max() == 1:
-        return (
-            "every group has one row, so the data say next to nothing about the group scale tau.",
-        )
-    median, share = np.median(plan.group_size), np.mean(plan.one_class)
-    if whole or engine in ("importance", "nuts") or median >= 5 or (tau <= 4 and share <= 0.5):
-        return ()
-    return (
-        f"groups have {median:g} rows in the median, {share:.0%} of them of one class, and the "
-        f"median of tau is {tau:.2g}. Expectation propagation is inaccurate there: group effects "
-        "are far from Gaussian, and tau is underestimated. With n_partitions='auto' and the other "
-        "parameters at their defaults small groups are integrated exactly; or compare with "
-        "engine='importance'.",
-    )
+    elif _sites_are_gaussian(plan):
+        found += _remark_on_small_groups(plan, name, median, tau)
+    for j in range(k if plan.codes is not None else 0):
+        if _same_partition(plan.codes[k], plan.codes[j]):
+            other = plan.columns.factors[j].name
+            found.append(
+                f"factor {other!r} and {name} have the same groups of rows: only the sum of their "
+                "variances is known."
+            )
+    return found
+
+
+def _sites_are_gaussian(plan):
+    """Say whether no site integrates a small group's effect exactly."""
+    by_rows = not plan.exact or plan.power != 1.0
+    return plan.engine in ("ep", "laplace") and by_rows and plan.codes is not None
+
+
+def _remark_on_small_groups(plan, name, median, tau):
+    """Return a sentence where sites of partitions see small groups of one class as Gaussian."""
+    ones = np.bincount(plan.codes[0], weights=plan.y)
+    share = np.mean((ones == 0) | (ones == plan.sizes[0]))
+    if median >= 5 or (tau <= 4 and share <= 0.5):
+        return []
+    return [
+        f"{name}: groups have {median:g} rows in the median, {share:.0%} of them of one class, and "
+        f"the median of tau is {tau:.2g}. Expectation propagation between partitions is inaccurate "
+        "there: group effects are far from Gaussian, and tau is underestimated. With "
+        "n_partitions='auto' and the other parameters at their defaults small groups are "
+        "integrated exactly; or compare with engine='importance'."
+    ]
+
+
+def _same_partition(a, b):
+    n = len(np.unique(a))
+    return n == len(np.unique(b)) and n == len(np.unique(a * (b.max() + 1) + b))

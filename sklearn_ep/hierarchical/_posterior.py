@@ -1,37 +1,44 @@
-"""Posterior of coefficients and effects of several factors: a mixture over nodes."""
+"""Posterior of coefficients and group effects: a mixture over nodes in the scales."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import log_expit, logsumexp
+from scipy.special import log_expit
 
-from .._engine.averaging import mixture_moments, mixture_quantiles
+from .._engine.averaging import log_mixture, mixture_moments, mixture_quantiles
 from .._engine.gaussian import Moments
 from .._engine.likelihoods import Logit
+from . import _log_cholesky as log_cholesky
 from .exact.columns import SharedRows, shared_entries
-from .exact.model import scales_of
+from .exact.given_scales import SharedPrior
 from .partitions.arrow import backward, forward
 
-__all__ = ["CrossedMixture", "CrossedPlaces", "CrossedRows"]
+__all__ = ["EffectPlaces", "GroupPosterior", "RowsToPredict"]
 
 _BLOCK = 8192  # rows predicted at once
 _CELLS = 4_000_000  # values of the linear predictor held at once, draws times rows
 _LINK = Logit()
 
 
-class CrossedPlaces(NamedTuple):
+class EffectPlaces(NamedTuple):
     """Which numbers in the nodes belong to which effects.
 
-    n_effects, n_levels and n_named are of each factor, `local` the number of the local one, order
-    (J,) where each of its groups is in a `LocalPart`.
+    beta_precision (D,) is the prior precision of the coefficients; n_effects, n_levels and n_named
+    are of each factor; local is the number of the local one, None without groups; order (J,) is
+    where each of its groups is in a `LocalPart`.
     """
 
-    n_dense: int
+    beta_precision: np.ndarray
     n_effects: list[int]
     n_levels: list[int]
     n_named: list[int]
-    local: int
+    local: int | None
     order: np.ndarray
+
+    @property
+    def n_dense(self):
+        """Number of coefficients."""
+        return len(self.beta_precision)
 
     def shared_spans(self):
         """Return {factor: its slice of b} of the shared factors."""
@@ -42,8 +49,14 @@ class CrossedPlaces(NamedTuple):
                 start += q * n
         return spans
 
+    def prior(self, theta):
+        """Return the `SharedPrior` at theta."""
+        shared, lower = self.shared_spans(), log_cholesky.factors(theta, self.n_effects)
+        inverse = [np.linalg.inv(lower[f] @ lower[f].T) for f in shared]
+        return SharedPrior(self.beta_precision, inverse, [self.n_levels[f] for f in shared])
 
-class CrossedRows(NamedTuple):
+
+class RowsToPredict(NamedTuple):
     """Rows to predict: dense columns X (n, D), designs (n, q_f) and codes (n, F) of the factors.
 
     A code is the position among the named levels, anything else means a level that is not known.
@@ -55,27 +68,24 @@ class CrossedRows(NamedTuple):
 
     def take(self, rows):
         """Return some of the rows."""
-        return CrossedRows(self.X[rows], [w[rows] for w in self.designs], self.codes[rows])
+        return RowsToPredict(self.X[rows], [w[rows] for w in self.designs], self.codes[rows])
 
 
-class CrossedMixture:
+class GroupPosterior:
     """Mixture over nodes m of Gaussians in b and, given b, in the local effects.
 
-    grid is the `ScaleGrid`; founds the `GivenScales` of its nodes; priors their `SharedPrior`;
-    factors_of maps theta to the Cholesky factors of the covariances of the effects.
+    b are the coefficients and the effects of all factors but the local one. grid is the
+    `ScaleGrid`; founds have `mean`, `root`, `local` and `log_z` of each node, as `GivenScales` has;
+    places are the `EffectPlaces`.
     """
 
-    def __init__(self, model, grid, founds, n_named):
-        self.grid = grid
+    def __init__(self, grid, founds, places):
+        self.grid, self.places = grid, places
         self.means = np.array([f.mean for f in founds])
         self.roots = [f.root for f in founds]
         self.locals = [f.local for f in founds]
         self.log_z = np.array([f.log_z for f in founds])
-        self.priors = [model.shared_prior(t) for t in grid.theta]
-        self.scales_at = [model.factors_of(t) for t in grid.theta]
-        self.spans = model.spans()
-        d, order = len(model.beta_precision), model.layout.order
-        self.places = CrossedPlaces(d, model.n_effects, model.n_levels, n_named, model.local, order)
+        self.scales_at = [log_cholesky.factors(t, places.n_effects) for t in grid.theta]
 
     @property
     def theta(self):
@@ -97,6 +107,18 @@ class CrossedMixture:
             cov += w * (root[:, :d].T @ root[:, :d])
         return Moments(mean, cov)
 
+    def phi_moments(self):
+        """Return the `Moments` of (coefficients, theta), at one node by its axes."""
+        d, weight, axes = self.places.n_dense, self.weight, self.grid.axes
+        points = np.hstack([self.means[:, :d], self.theta])
+        mean = weight @ points
+        apart = np.sqrt(weight)[:, None] * (points - mean)
+        cov = apart.T @ apart
+        if len(weight) == 1:
+            cov[d:, d:] = axes.root @ axes.root.T
+        cov[:d, :d] = self.beta_moments().cov
+        return Moments(mean, cov)
+
     def beta_quantiles(self, levels):
         """Return quantiles (len(levels), D) of the coefficients."""
         d = self.places.n_dense
@@ -109,7 +131,7 @@ class CrossedMixture:
 
     def scales(self, theta):
         """Return the sds (..., Q) of the effects for coordinates theta."""
-        return scales_of(theta, self.spans, self.places.n_effects)
+        return log_cholesky.scales(theta, self.places.n_effects)
 
     def group_effects(self):
         """Return posterior means and sds, each a list of arrays (levels, q_f) over factors."""
@@ -129,6 +151,8 @@ class CrossedMixture:
         for f, span in self.places.shared_spans().items():
             shape = self.places.n_levels[f], self.places.n_effects[f]
             out[f] = mean[span].reshape(shape), np.sum(root[:, span] ** 2, axis=0).reshape(shape)
+        if self.places.local is None:
+            return out
         local, scale = self.locals[m], self.scales_at[m][self.places.local]
         u = local.offset - local.gain.dot(mean)
         within = local.gain.against(root.T @ root)[1]
@@ -146,8 +170,10 @@ class CrossedMixture:
         shared = [f for f in range(codes.shape[1]) if f != p.local]
         of = [rows.designs[f] for f in shared], [np.where(known, codes, -1)[:, f] for f in shared]
         entries = shared_entries(len(rows.X), *of, [p.n_levels[f] for f in shared])
-        own = codes[:, p.local]
-        place = np.where(known[:, p.local], p.order[np.where(known[:, p.local], own, 0)], -1)
+        place = np.full(len(rows.X), -1)
+        if p.local is not None:
+            at = known[:, p.local]
+            place[at] = p.order[codes[at, p.local]]
         return SharedRows(rows.X, *entries), place, known
 
     def _node_side(self, m, rows):
@@ -182,8 +208,8 @@ class CrossedMixture:
             yield some, np.stack(means), np.stack(variances)
 
     def latent(self, *rows):
-        """Return mean and variance (n,) of the linear predictor; rows as in `CrossedRows`."""
-        rows = CrossedRows(*rows)
+        """Return mean and variance (n,) of the linear predictor; rows as in `RowsToPredict`."""
+        rows = RowsToPredict(*rows)
         mean, var = np.empty(len(rows.X)), np.empty(len(rows.X))
         for some, means, variances in self._blocks(rows):
             mean[some], var[some] = mixture_moments(self.weight, means, variances)
@@ -191,13 +217,12 @@ class CrossedMixture:
 
     def log_proba(self, *rows):
         """Return log probabilities (n, 2) of the labels -1 and +1."""
-        rows = CrossedRows(*rows)
+        rows = RowsToPredict(*rows)
         out = np.empty((len(rows.X), 2))
-        log_weight = np.log(self.weight)[:, None]
         for some, means, variances in self._blocks(rows):
             for k, sign in enumerate((-1.0, 1.0)):
                 log_z = _LINK.tilted(sign, means, variances).log_z
-                out[some, k] = logsumexp(log_weight + log_z, axis=0)
+                out[some, k] = log_mixture(self.weight, log_z)
         return out
 
     def covariance(self, first, second, same):
@@ -206,7 +231,7 @@ class CrossedMixture:
         same (F, n1, n2) says of each factor whether two rows share their level. Rows are taken
         apart into columns of b, O(n S^2).
         """
-        sets = [CrossedRows(*rows) for rows in (first, second)]
+        sets = [RowsToPredict(*rows) for rows in (first, second)]
         whole = [self.latent(*rows)[0] for rows in sets]
         out = np.zeros(same.shape[1:])
         for m, weight in enumerate(self.weight):
@@ -278,12 +303,13 @@ class CrossedMixture:
         out: list[Any] = [None] * len(p.n_effects)
         for f, span in p.shared_spans().items():
             out[f] = b[:, span].reshape(len(b), p.n_levels[f], p.n_effects[f])
-        out[p.local] = (u @ self.scales_at[m][p.local].T)[:, p.order]
+        if p.local is not None:
+            out[p.local] = (u @ self.scales_at[m][p.local].T)[:, p.order]
         return out
 
     def draw_latent(self, X, designs, codes, n_samples, rng):
         """Return joint draws (S, n) of the linear predictor; rows of one new level share it."""
-        rows = CrossedRows(X, designs, codes)
+        rows = RowsToPredict(X, designs, codes)
         beta, effects, _, node = self.draw(n_samples, rng)
         out = beta @ rows.X.T
         for f, (design, n) in enumerate(zip(rows.designs, self.places.n_named, strict=True)):
@@ -315,7 +341,11 @@ class CrossedMixture:
                 z = b[:, : X.shape[1]] @ X.T
                 for f, effects in enumerate(self._effects_of(m, b, u)):
                     z += np.einsum("snq,nq->sn", effects[:, codes[:, f]], designs[f])
-                prior = 0.5 * (self.priors[m].log_det() - self.priors[m].quadratic(b))
-                target = prior - 0.5 * np.sum(u**2, (1, 2)) + log_expit(sign * z) @ weight
+                of_b = self.places.prior(self.theta[m])
+                target = (
+                    0.5 * (of_b.log_det() - of_b.quadratic(b))
+                    - 0.5 * np.sum(u**2, (1, 2))
+                    + log_expit(sign * z) @ weight
+                )
                 out[some] = target - log_density - self.log_z[m]
         return out

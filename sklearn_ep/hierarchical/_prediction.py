@@ -7,11 +7,8 @@ from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._estimator.checks import check_choice, checked_weights
-from ._factor_prediction import new_factor_rows, shared_levels
-from ._factors import FactorColumns
-from ._groups import in_memory, label_list, look_up, separated
-from .partitions.mixture import NEW_GROUP
-from .partitions.parts import design_of
+from ._factors import codes_of, design_of_factors, label_table, labels_of, take_labels
+from ._labels import array_of, in_memory
 
 __all__ = ["GroupsForgotten", "all_known", "new_rows", "row_pairs", "rows_again", "split_intercept"]
 
@@ -44,70 +41,77 @@ class GroupsForgotten:
 
 
 def new_rows(est, X, groups=None, kind="conditional"):
-    """Return checked (shared design, local design, codes of groups) of rows to predict.
-
-    Of a model with factors, designs are a list and codes (n, F).
+    """Return checked (shared design, designs, codes (n, F)) of rows to predict.
 
     The estimator is fitted, or has what it needs for predictions in the middle of a fit:
-    `_posteriors`, `_columns`, `_forgotten` and `group_labels_`; X, groups and kind as in `predict`.
+    `_posteriors`, `_columns`, `_levels`, `_forgotten`; X, groups and kind as in `predict`.
     """
     check_is_fitted(est)
     check_choice("kind", kind, ("conditional", "population"))
-    X, groups = in_memory(X), in_memory(groups)
-    if isinstance(est._columns, FactorColumns):
-        return new_factor_rows(est, X, groups, kind)
-    columns, labels = est._columns, None
-    if columns.group is None:
+    X, groups, columns = in_memory(X), in_memory(groups), est._columns
+    if groups is not None and not columns.has_groups:
+        raise ValueError("groups were given, but the model was fitted without groups.")
+    if not columns.taken:
         X = validate_data(est, X, reset=False, dtype=np.float64)
-        labels = None if groups is None else label_list(groups, len(X))
-        if labels is not None and not columns.has_groups:
-            raise ValueError("groups were given, but the model was fitted without groups.")
-        if labels is None and columns.has_groups and kind == "conditional":
+        table = None if groups is None else _beside(columns, groups, len(X))
+        if table is None and columns.has_groups and kind == "conditional":
             est._forgotten.warn(est)
     else:
         if groups is not None:
-            raise ValueError("groups= was given although group_column names a column of X.")
+            raise ValueError("groups= was given although group_column names columns of X.")
         validate_data(est, X, reset=False, skip_check_array=True)
-        X, labels = separated(X, columns.group)
-        X = check_array(X, dtype=np.float64, ensure_min_features=0)
-    if labels is None or kind == "population":
-        code = np.full(len(X), NEW_GROUP)
-    else:
-        code = look_up(labels, est.group_labels_)
-    return *design_of(X, columns), code
+        table = array_of(X)
+        X = check_array(take_labels(table, columns.taken), dtype=np.float64, ensure_min_features=0)
+    codes = np.full((len(X), len(columns.factors)), -1)
+    if table is not None and kind == "conditional":
+        codes = codes_of(table, columns.factors, est._levels)
+    return *design_of_factors(X, columns), codes
+
+
+def _beside(columns, groups, n_rows):
+    """Return labels beside X as a table with a column a factor."""
+    table = label_table(array_of(groups) if np.ndim(groups) == 2 else groups, n_rows)
+    if table.shape[1] != len(columns.factors):
+        raise ValueError(
+            f"groups has {table.shape[1]} columns, the model {len(columns.factors)} factors."
+        )
+    return table
 
 
 def row_pairs(est, X1, X2, groups1, groups2):
-    """Return two sets of rows to predict and whether two rows share their group, (n1, n2).
-
-    Of a model with factors that is (F, n1, n2).
-    """
+    """Return two sets of rows to predict, and whether two rows share their levels, (F, n1, n2)."""
     X1, X2, groups1, groups2 = map(in_memory, (X1, X2, groups1, groups2))
     first = new_rows(est, X1, groups1)
-    if isinstance(est._columns, FactorColumns):
-        second = first if X2 is None else new_rows(est, X2, groups2)
-        pairs = (groups1, groups2) if not est._columns.taken else (X1, X2)
-        return first, second, shared_levels(est, first, second, pairs)
-    if X2 is None:
-        same = np.equal.outer(first[2], first[2])
-        missing = first[2] == NEW_GROUP
-        same[np.ix_(missing, missing)] = np.eye(missing.sum(), dtype=bool)
-        return first, first, same
-    second = new_rows(est, X2, groups2)
-    code1, code2, n_groups = first[2], second[2], len(est.group_labels_)
-    same = np.equal.outer(code1, code2) & (code1 >= 0)[:, None]
-    unseen1, unseen2 = code1 >= n_groups, code2 >= n_groups
-    if unseen1.any() and unseen2.any():  # each set numbers unseen labels on its own
-        labels1, labels2 = _labels_of(est, X1, groups1), _labels_of(est, X2, groups2)
-        for i in np.flatnonzero(unseen1):
-            same[i, unseen2] = [labels1[i] == labels2[j] for j in np.flatnonzero(unseen2)]
-    return first, second, same
+    second = first if X2 is None else new_rows(est, X2, groups2)
+    tables = (X1, X2) if est._columns.taken else (groups1, groups2)
+    return first, second, _shared_levels(est, first, second, tables)
 
 
-def _labels_of(est, X, groups):
-    if est._columns.group is None:
-        return label_list(groups, len(X))
-    return separated(X, est._columns.group)[1]
+def _shared_levels(est, first, second, tables):
+    """Return (F, n1, n2): whether rows of two sets share their level of each factor.
+
+    tables are those of the labels, X or groups: each set numbers unseen levels on its own, so these
+    are compared by their labels.
+    """
+    out = np.zeros((len(est._columns.factors), len(first[0]), len(second[0])), dtype=bool)
+    for f, factor in enumerate(est._columns.factors):
+        n, (a, b) = len(est._levels[f]), (first[2][:, f], second[2][:, f])
+        out[f] = np.equal.outer(a, b) & (a >= 0)[:, None]
+        if first is second:
+            np.fill_diagonal(out[f], True)
+            continue
+        new_a, new_b = np.flatnonzero(a >= n), np.flatnonzero(b >= n)
+        if len(new_a) and len(new_b):
+            own, other = (list(_labels_of(est, t, factor)) for t in tables)
+            out[f][np.ix_(new_a, new_b)] = [[own[i] == other[j] for j in new_b] for i in new_a]
+    return out
+
+
+def _labels_of(est, table, factor):
+    """Return the labels of a factor in X, or in groups beside X."""
+    if not est._columns.taken:
+        return labels_of(label_table(table, len(table)), factor)
+    return labels_of(array_of(table), factor)
 
 
 def rows_again(est, rows):
@@ -117,14 +121,12 @@ def rows_again(est, rows):
     check_consistent_length(design, y)
     sign = np.where(y == est.classes_[1], 1.0, -1.0)
     kept = weight > 0
-    own = [w[kept] for w in local] if isinstance(local, list) else local[kept]
-    return design[kept], own, code[kept], sign[kept], weight[kept]
+    return design[kept], [w[kept] for w in local], code[kept], sign[kept], weight[kept]
 
 
 def all_known(est, code):
-    """Say whether all rows are of named groups, of named levels of each factor."""
-    several = isinstance(est._columns, FactorColumns)
-    n_named = [len(known) for known in est._levels] if several else len(est.group_labels_)
+    """Say whether all rows are of named levels of each factor."""
+    n_named = [len(known) for known in est._levels]
     return bool(np.all((code >= 0) & (code < n_named)))
 
 

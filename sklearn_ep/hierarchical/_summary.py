@@ -10,7 +10,6 @@ from .._estimator.summary import (
     names_by_class,
     title_of,
 )
-from ._factors import FactorColumns
 
 __all__ = ["intervals", "summarise"]
 
@@ -42,13 +41,7 @@ def summarise(est, level):
 
 def _factors(est):
     """Return (name, positions of slopes, number of named levels) of each factor."""
-    columns = est._columns
-    if not columns.has_groups:
-        return []
-    if not isinstance(columns, FactorColumns):
-        name = "groups" if est.group_column is None else est.group_column
-        return [(name, columns.slopes, len(est.group_labels_))]
-    pairs = zip(columns.factors, est._levels, strict=True)
+    pairs = zip(est._columns.factors, est._levels, strict=True)
     return [(f.name, f.slopes, len(known)) for f, known in pairs]
 
 

@@ -168,7 +168,7 @@ def test_diagnose_of_grouped_fits():
     assert found.pareto_k < 0.7 and found.ess_share > 0.2 and found.remarks == ()
     assert found == clf.diagnose(1000, 0, X=X, y=y, groups=g)
     assert clf.diagnose().pareto_k is None and "training rows" in str(clf.diagnose())
-    slopes = HierarchicalEPLogistic(random_slopes=[0], max_iter=3, tol=1.0).fit(X, y, groups=g)
+    slopes = HierarchicalEPLogistic(random_slopes=[0], max_iter=10, tol=1.0).fit(X, y, groups=g)
     assert slopes.diagnose(X=X, y=y, groups=g).ess_share > 0.1
     plain = HierarchicalEPLogistic(refine=False).fit(X, y, groups=g)
     assert plain.diagnose(X=X, y=y, groups=g).ess_share > 0.2
@@ -233,6 +233,7 @@ def test_two_halves_of_few_groups_converge():
         assert clf.converged_ and clf.n_iter_ <= 15, seed
         assert clf.n_iter_ == len(clf.history_["log_evidence"])
         if seed in (9, 14):
+            clf.set_params(refine=True).fit(x[:, None], y, groups=g)
             one = clone(clf).set_params(n_partitions=1).fit(x[:, None], y, groups=g)
             assert max(apart(clf, one)) < 2e-3 and clf.n_cut_steps_ > 0
             assert clf.log_evidence_ == pytest.approx(one.log_evidence_, abs=1e-3)
@@ -616,8 +617,9 @@ def test_more_than_two_classes_in_partitions():
     np.testing.assert_allclose(clf.predict_proba(X), whole.predict_proba(X), atol=1e-6)
     with pytest.raises(ValueError, match="checkpoint"):
         clf.fit(parts, checkpoint="nowhere.npz")
+    grouped_parts = [(np.round(A), b) for A, b in parts]
     with pytest.raises(ValueError, match="binary"):
-        HierarchicalEPLogistic(0).fit(parts)
+        HierarchicalEPLogistic(0).fit(grouped_parts)
     with pytest.raises(ValueError, match="1 class"):
         clf.fit([(X, np.zeros(150))])
 
@@ -745,7 +747,7 @@ def test_what_ran_is_told():
     assert (plain.engine_, plain.theta_rule_) == ("laplace", "none")
     three = HierarchicalEPLogistic(random_slopes=[0, 1], **quick).fit(X, y, groups=g)
     rough = HierarchicalEPLogistic(refine=False, **quick).fit(X, y, groups=g)
-    assert three.theta_rule_ == rough.theta_rule_ == "gaussian"
+    assert three.theta_rule_ == rough.theta_rule_ == "star"
     with pytest.warns(ConvergenceWarning, match="iterations ran out"):
         short = HierarchicalEPLogistic(max_iter=1, tol=1e-9).fit(X, y, groups=g)
     assert short.stop_reason_ == "max_iter" and short.n_iter_ == 1
@@ -941,8 +943,8 @@ def test_scales_at_their_mode_are_one_node(settings):
         for how in ("integrate", "mode")
     )
     assert (whole.hyperparameters_used_, mode.hyperparameters_used_) == ("integrate", "mode")
-    assert mode.theta_rule_ == "mode" and whole.theta_rule_ == "grid"
     t = len(whole.hyper_names_)
+    assert mode.theta_rule_ == "mode" and whole.theta_rule_ == ("grid" if t < 3 else "star")
     assert mode.hyper_nodes_.shape == (1, t) and whole.hyper_nodes_.shape[1] == t
     assert whole.hyper_weights_.sum() == pytest.approx(1.0, abs=1e-12)
     # the evidence of the grid pays for what it did not know

@@ -27,7 +27,7 @@ ORACLE, ARRAYS = oracle("crossed"), arrays("crossed")
 
 
 # few nodes, where accuracy is not the question; messages have none
-LIGHT = {"ep": {"refine": False}, "messages": {}}
+LIGHT: dict = {"ep": {}, "messages": {}}
 
 
 def quiet(est, *args, **kw):
@@ -92,7 +92,7 @@ def test_messages_against_gibbs_sampling():
     truth = ORACLE["large"]
     est = HierarchicalEPLogistic([3, 4], fit_intercept=False, engine="messages")
     est.fit(np.column_stack([X, G]), y)
-    assert est.converged_ and np.isnan(est.log_evidence_)
+    assert est.converged_ and np.isfinite(est.log_evidence_)
     np.testing.assert_allclose(np.log(est.tau_), truth["log_tau"], atol=0.02)
     width = np.log(est.tau_interval_[:, 1] / est.tau_interval_[:, 0]) / 3.29
     np.testing.assert_allclose(width, truth["log_tau_sd"], rtol=0.1)
@@ -202,7 +202,7 @@ def test_integer_weights_are_copies(engine):
     w = np.random.default_rng(0).integers(0, 4, 160)
     Z = np.column_stack([X, G])
     est = HierarchicalEPLogistic([2, 3], engine=engine, **LIGHT[engine])
-    a, b = clone(est).fit(Z, y, sample_weight=w), clone(est).fit(Z.repeat(w, 0), y.repeat(w))
+    a, b = quiet(clone(est), Z, y, sample_weight=w), quiet(clone(est), Z.repeat(w, 0), y.repeat(w))
     assert apart(a, b) < 1e-6
     np.testing.assert_allclose(a.tau_, b.tau_, rtol=1e-6)
     np.testing.assert_allclose(a.predict_proba(Z[w > 0]), b.predict_proba(Z[w > 0]), atol=1e-8)
@@ -413,7 +413,7 @@ def test_what_stops_early_says_so_and_still_predicts():
         assert est.n_iter_ == 1 and not est.converged_
         assert np.all(np.isfinite(est.predict_proba(Z)))
     plain = HierarchicalEPLogistic([2, 3], refine=False).fit(Z, y)
-    assert plain.theta_rule_ == "gaussian" and apart(fitted(), plain) < 0.05
+    assert plain.theta_rule_ == "star" and apart(fitted(), plain) < 0.05
     np.testing.assert_allclose(np.log(plain.tau_), np.log(fitted().tau_), atol=0.1)
     assert plain.log_evidence_ == pytest.approx(fitted().log_evidence_, abs=0.1)
 
@@ -608,15 +608,16 @@ def test_bad_data_are_named_before_any_work():
         with pytest.raises(ValueError, match=words):
             est.fit(*args, **kw)
     parts = [(Z, y)]
-    with pytest.raises(ValueError, match="index of the column"):
+    with pytest.raises(ValueError, match="no column names"):
         HierarchicalEPLogistic(["a", 3]).fit(parts)
     with pytest.raises(ValueError, match="takes engine='messages'"):
         HierarchicalEPLogistic([2, 3], engine="ep").fit(parts)
     with pytest.raises(ValueError, match="groups has 10"):
         HierarchicalEPLogistic().fit(X, y, groups=G[:10])
-    many = np.column_stack([X, np.arange(300) % 5]).repeat(4, 0)
-    many = np.column_stack([many, np.arange(1200), np.arange(1200) % 700])
-    auto = quiet(HierarchicalEPLogistic([3, 4]), many, y.repeat(4))
+    rng = np.random.default_rng(0)
+    many = np.column_stack([X.repeat(20, 0), rng.integers(1000, size=6000)])
+    many = np.column_stack([many, rng.integers(700, size=6000)])
+    auto = quiet(HierarchicalEPLogistic([2, 3]), many, y.repeat(20))
     assert auto.engine_ == "messages"
     wide = [np.arange(5000), np.r_[np.arange(2500), np.arange(2500)]]
     long = np.column_stack([np.random.default_rng(0).normal(size=5000), *wide])

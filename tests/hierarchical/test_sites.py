@@ -16,8 +16,9 @@ from sklearn_ep._engine.partition import Part, PartMap
 from sklearn_ep._engine.rules import MomentMatching
 from sklearn_ep._engine.sites import Sites, log_site_mass
 from sklearn_ep.hierarchical import _checkpoint as checkpoint
-from sklearn_ep.hierarchical import _groups
+from sklearn_ep.hierarchical import _labels
 from sklearn_ep.hierarchical import _log_cholesky as log_cholesky
+from sklearn_ep.hierarchical.partitions import placing
 from sklearn_ep.hierarchical.partitions.arrow import arrow_rows, conditional_ep
 from sklearn_ep.hierarchical.partitions.importance import (
     DrawState,
@@ -34,7 +35,6 @@ from sklearn_ep.hierarchical.partitions.messages import (
 )
 from sklearn_ep.hierarchical.partitions.mode import find_mode, laplace_messages, marginal_terms
 from sklearn_ep.hierarchical.partitions.nuts import ChainState, joint_log_density, tilted_by_nuts
-from sklearn_ep.hierarchical.partitions.theta_grid import ThetaMarginal, even_grid
 from sklearn_ep.hierarchical.partitions.theta_nodes import SiteState, node_rule, tilted_by_nodes
 
 ORACLE = oracle("hierarchical")
@@ -429,29 +429,6 @@ def test_a_trial_point_without_value_shortens_the_step():
     assert held.reason in ("stuck", "max_iter") and 0 < held.phi[0] <= border
 
 
-def test_even_grid_and_its_marginal():
-    class Nodes:
-        pass
-
-    def evaluate(theta):  # evidence that makes the posterior N(-1, 2^2) under a flat-ish prior
-        from sklearn_ep.hierarchical.partitions.theta_grid import ConditionalNodes
-
-        t = theta[:, 0]
-        target = -0.5 * ((t + 1) / 2) ** 2 - np.log(2) + 0.5 * (t / 50) ** 2 + np.log(50)
-        m = len(t)
-        return ConditionalNodes(theta, target, np.zeros((m, 1)), np.ones((m, 1, 1)), [], [])
-
-    grid = even_grid(evaluate, 0.0, 1.0, (0.0, 50.0))
-    assert grid.log_evidence == pytest.approx(0.0, abs=1e-3)
-    marginal = ThetaMarginal(grid.nodes.theta[:, 0], grid.weight)
-    np.testing.assert_allclose(marginal.quantile([0.05, 0.5, 0.95]), [-4.29, -1.0, 2.29], atol=0.02)
-    rng = np.random.default_rng(0)
-    node = rng.choice(len(grid.weight), size=40_000, p=grid.weight)
-    draws = marginal.draw(node, rng)
-    assert np.mean(draws) == pytest.approx(-1.0, abs=0.04)
-    assert np.std(draws) == pytest.approx(2.0, abs=0.04)
-
-
 def dying_worker(part, message, folder):
     """Kill the own process the first time that part 1 is asked."""
     mark = pathlib.Path(folder, "killed")
@@ -492,20 +469,20 @@ def test_log_site_mass_and_cavity_agree_with_quotients():
 
 
 def test_labels_of_any_kind():
-    table, code = _groups.number_groups(["b", None, "a", "b", float("nan")])
+    table, code = _labels.number_groups(["b", None, "a", "b", float("nan")])
     assert table.tolist() == ["a", "b"] and code.tolist() == [1, 2, 0, 1, 3]
-    table, code = _groups.number_groups([("x", 1), ("w", 2), ("x", 1)])
+    table, code = _labels.number_groups([("x", 1), ("w", 2), ("x", 1)])
     assert table.tolist() == [("w", 2), ("x", 1)] and code.tolist() == [1, 0, 1]
-    table, code = _groups.number_groups([3, "a", 3])
+    table, code = _labels.number_groups([3, "a", 3])
     assert set(table.tolist()) == {3, "a"} and code[0] == code[2]
     with pytest.raises(TypeError, match="hashable"):
-        _groups.number_groups([[1], [2]])
-    assert _groups.look_up([2.0, 5, None, 5], np.array([1, 2])).tolist() == [1, 2, -1, 2]
+        _labels.number_groups([[1], [2]])
+    assert _labels.look_up([2.0, 5, None, 5], np.array([1, 2])).tolist() == [1, 2, -1, 2]
 
 
 def test_balance_keeps_groups_whole_and_loads_even():
     load = np.array([50.0, 1, 1, 1, 47, 3, 20, 25])
-    site = _groups.balance(load, 3)
+    site = placing.balance(load, 3)
     totals = np.bincount(site, weights=load)
     assert totals.sum() == load.sum() and totals.max() <= 50
 
@@ -514,13 +491,13 @@ def test_partition_by_content_ignores_order_and_copies():
     rng = np.random.default_rng(0)
     X, y = rng.standard_normal((50, 3)), rng.integers(0, 2, 50)
     w = rng.integers(1, 4, 50).astype(float)
-    site = _groups.spread_by_content(X, y, w, 4)
+    site = placing.spread_by_content(X, y, w, 4)
     order = rng.permutation(50)
-    assert np.array_equal(_groups.spread_by_content(X[order], y[order], w[order], 4), site[order])
+    assert np.array_equal(placing.spread_by_content(X[order], y[order], w[order], 4), site[order])
     i = np.repeat(np.arange(50), w.astype(int))
-    assert np.array_equal(_groups.spread_by_content(X[i], y[i], np.ones(len(i)), 4), site[i])
+    assert np.array_equal(placing.spread_by_content(X[i], y[i], np.ones(len(i)), 4), site[i])
     assert len(np.unique(site)) == 4
-    assert np.all(_groups.spread_by_content(np.zeros((5, 1)), np.zeros(5), np.ones(5), 3) == 0)
+    assert np.all(placing.spread_by_content(np.zeros((5, 1)), np.zeros(5), np.ones(5), 3) == 0)
 
 
 def test_checkpoint_is_whole_and_tied_to_its_data(tmp_path):

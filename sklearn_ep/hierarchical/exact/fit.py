@@ -1,4 +1,4 @@
-"""The fit of a plan with factors: one posterior, by a grid in the scales or by messages."""
+"""The fit by one set of sites over all rows: EP given the scales, at nodes of their posterior."""
 
 from functools import partial
 
@@ -6,70 +6,57 @@ import numpy as np
 
 from ..._engine.gaussian import natural
 from ..._engine.sites import Sites
-from ..._estimator.fitting import BinaryFit, FitMonitor
+from ..._estimator.fitting import BinaryFit
 from .._checkpoint import load_checkpoint, save_checkpoint
 from .._monitor import PosteriorMonitor
-from .._posterior import CrossedMixture
+from .._posterior import EffectPlaces, GroupPosterior
 from .._scales import explore, grid_of_one
-from ..messages.fit import fit_by_messages
-from ..partitions.messages import check_precise
+from ..partitions.fit import prior_of
+from ..partitions.messages import Messages, check_precise, posterior_moments, shared
 from .given_scales import AllSites, first_sites
 from .group_sites import GroupSites
 from .layout import largest_group, lay_out
 from .model import CrossedModel
 
-__all__ = ["fit_factors"]
+__all__ = ["fit_exact"]
 
 
-def fit_factors(estimator, plan, run, data, previous, checkpoint):
-    """Return the `BinaryFit` of a `CrossedPlan`, watched by the estimator's callbacks.
+def fit_exact(plan, sign, monitor, previous, checkpoint):
+    """Return the `BinaryFit` of a `Plan` with rows in memory and labels in {-1, +1}.
 
-    run is the `PartMap` over raw parts, None for rows in memory; data are X and y as the caller
-    gave them, for callbacks; previous is the state of an earlier fit to go on from, or None;
-    checkpoint the file for the state after each iteration, or None.
+    previous is the state of an earlier fit to go on from, or None; checkpoint the file for the
+    state after each iteration, or None.
     """
-    so_far = {"_columns": plan.columns, "_levels": plan.levels}
-
-    def attributes(posterior):
-        return {"_posteriors": [posterior()], **so_far}
-
-    X, y = data
-    monitor = FitMonitor(estimator, X, y, plan.max_iter, attributes)
-    sign = None if plan.y is None else np.where(plan.y == 1, 1.0, -1.0)
-    if plan.engine == "messages":
-        found = fit_by_messages(plan, sign, monitor, previous, run, checkpoint)
-    else:
-        found = fit_on_grid(plan, sign, monitor, previous, checkpoint)
-    found = monitor.completed_fit(found, **so_far)
-    monitor.finish()
-    return found
-
-
-def fit_on_grid(plan, sign, monitor, previous, checkpoint):
-    """Fit by EP given the scales, at nodes that follow their posterior."""
     save = None
     if checkpoint is not None:
         saved = load_checkpoint(checkpoint, plan.parts.fingerprint)
         previous = previous if saved is None else saved
         save = partial(_save, checkpoint, plan.parts.fingerprint)
     rows = plan.X, sign, plan.weight, plan.designs, plan.codes, plan.n_levels
-    priors = plan.beta_sd**-2.0, plan.theta_mean, plan.theta_sd
     layout = lay_out(*rows, plan.local, largest_group(plan.power))
-    model = CrossedModel(layout, plan.local, plan.n_effects, plan.n_levels, *priors, plan.power)
+    precision, of_theta = plan.beta_sd**-2.0, (plan.theta_mean, plan.theta_sd)
+    model = CrossedModel(
+        layout, plan.local, plan.n_effects, plan.n_levels, precision, *of_theta, plan.power
+    )
     n_named = [len(known) for known in plan.levels]
-
-    def so_far(node):
-        return CrossedMixture(model, grid_of_one(node), [node.payload], n_named)
-
-    watch, start = PosteriorMonitor(monitor, so_far, save), start_of(model, previous)
-    found = explore(model, start, plan.tol, plan.max_iter, plan.theta, watch)
-    grid = found.grid
-    posterior = CrossedMixture(model, grid, [n.payload for n in found.nodes], n_named)
-    more = dict(theta_rule=found.rule)
-    more |= dict(state=state_of_sites(found.mode), complete=grid.complete)
-    if len(model.beta_precision):
+    places = EffectPlaces(
+        precision, plan.n_effects, plan.n_levels, n_named, plan.local, layout.order
+    )
+    watch = PosteriorMonitor(
+        monitor, lambda node: GroupPosterior(grid_of_one(node), [node.payload], places), save
+    )
+    start, cov = start_of(plan, model, previous)
+    found = explore(model, start, plan.tol, plan.max_iter, plan.theta, watch, cov)
+    posterior = GroupPosterior(found.grid, [n.payload for n in found.nodes], places)
+    more = dict(theta_rule=found.rule, state=state_of_sites(found.mode))
+    if len(precision):
         check_precise(natural(posterior.beta_moments()).precision)
-    history, evidence = found.trace.history, grid.log_evidence
+    history, evidence = found.trace.history, found.grid.log_evidence
+    if plan.placement is not None:
+        history = dict(history, n_skipped=np.zeros(found.trace.n_iter))
+        total, prior = natural(posterior.phi_moments()), prior_of(plan)
+        messages = shared(total, prior, len(plan.placement.where))
+        more |= dict(messages=messages, prior=prior, n_skipped=0, n_cut=0)
     return BinaryFit(posterior, history, found.reason, evidence, more, found.remark)
 
 
@@ -87,8 +74,27 @@ def state_of_sites(node):
     return dict(theta=node.phi, row_precision=rows.precision, row_shift=rows.shift, **flat)
 
 
-def start_of(model, previous):
-    """Return (theta, `AllSites`) of an earlier fit where they suit this one, else weak sites."""
+def start_of(plan, model, previous):
+    """Return ((theta, `AllSites`), covariance of theta or None) of an earlier fit.
+
+    What does not suit this one is left: sites are then weak ones, theta the prior mean.
+    """
+    if previous is not None and "site_shift" in previous:
+        return _start_of_parts(plan, model, previous)
+    return _start_of_sites(model, previous), None
+
+
+def _start_of_parts(plan, model, previous):
+    """Return what `start_of` does of messages between sites of parts."""
+    prior, (precision, shift) = prior_of(plan), (previous[f"site_{n}"] for n in Messages._fields)
+    if precision.ndim != 3 or shift.shape[1:] != prior.shift.shape:
+        return (model.theta_mean, first_sites(model.layout)), None
+    phi, d = posterior_moments(prior, Messages(precision, shift)), len(plan.beta_sd)
+    return (phi.mean[d:], first_sites(model.layout)), phi.cov[d:, d:]
+
+
+def _start_of_sites(model, previous):
+    """Return (theta, `AllSites`) of sites of rows and groups where they suit this fit."""
     theta, sites = model.theta_mean, first_sites(model.layout)
     if previous is None or np.shape(previous.get("theta")) != np.shape(theta):
         return theta, sites

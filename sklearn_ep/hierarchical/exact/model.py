@@ -10,7 +10,9 @@ from .. import _log_cholesky as log_cholesky
 from .given_scales import SharedPrior, solve_given_scales
 from .layout import Layout
 
-__all__ = ["CrossedModel", "scales_of"]
+__all__ = ["CrossedModel"]
+
+_ROW_FLOPS = 500  # of the moments of a row, in units of what BLAS does meanwhile
 
 
 class CrossedModel(NamedTuple):
@@ -31,25 +33,29 @@ class CrossedModel(NamedTuple):
     power: float = 1.0
 
     @property
-    def shared(self):
-        """Numbers of the factors whose effects are among the shared ones."""
-        return [f for f in range(len(self.n_effects)) if f != self.local]
+    def factors(self):
+        """Numbers of the factors."""
+        return range(len(self.n_effects))
 
     def spans(self):
         """Return the slice of theta that belongs to each factor."""
-        ends = np.cumsum([0, *(log_cholesky.n_coordinates(q) for q in self.n_effects)])
-        return [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        return log_cholesky.spans(self.n_effects)
+
+    def flops(self):
+        """Return about how many operations a pass takes."""
+        layout, d = self.layout, len(self.beta_precision)
+        s, (n, e) = d + layout.width, layout.pair.shape
+        return _ROW_FLOPS * n + n * (d + e) ** 2 + 2.0 * len(layout.pair_group) * s + 3.0 * s**3
 
     def factors_of(self, theta):
         """Return the Cholesky factor (q_f, q_f) of the covariance of each factor's effects."""
-        pairs = zip(self.spans(), self.n_effects, strict=True)
-        return [log_cholesky.factor(theta[s], q) for s, q in pairs]
+        return log_cholesky.factors(theta, self.n_effects)
 
     def shared_prior(self, theta):
         """Return the `SharedPrior` at theta."""
-        lower = self.factors_of(theta)
-        inverse = [np.linalg.inv(lower[f] @ lower[f].T) for f in self.shared]
-        return SharedPrior(self.beta_precision, inverse, [self.n_levels[f] for f in self.shared])
+        lower, shared = self.factors_of(theta), [f for f in self.factors if f != self.local]
+        inverse = [np.linalg.inv(lower[f] @ lower[f].T) for f in shared]
+        return SharedPrior(self.beta_precision, inverse, [self.n_levels[f] for f in shared])
 
     def evaluate(self, theta, sites, tol, max_passes=30):
         """Return the `Node` at theta, with `GivenScales`, started at `AllSites` of another."""
@@ -81,18 +87,7 @@ class CrossedModel(NamedTuple):
                 inner = np.linalg.solve(lower, second)
                 moment = np.linalg.solve(lower, inner.T) - n * np.eye(q)
                 start += q * n
-            slopes = log_cholesky.tangent(theta[span], q)
-            relative = np.linalg.solve(np.broadcast_to(lower, slopes.shape), slopes)
-            out[span] += np.einsum("tab,ba->t", relative, moment)
+            out[span] += log_cholesky.slope(theta[span], q, moment)
             if f == self.local:
                 out[span.start] += found.slope
         return out
-
-
-def scales_of(theta, spans, n_effects):
-    """Return the sds (..., Q) of all effects, factor by factor, for coordinates theta (..., T)."""
-    parts = [
-        np.sqrt(np.sum(log_cholesky.factor(theta[..., s], q) ** 2, axis=-1))
-        for s, q in zip(spans, n_effects, strict=True)
-    ]
-    return np.concatenate(parts, axis=-1)

@@ -7,8 +7,8 @@ cavities and the whole have to be proper, and the step is bounded by exactly tha
 
 A fixed point with proper cavities need not exist: two halves of few groups may each need an
 indefinite message that the prior cannot make up for. The steps then shrink towards the border of
-the proper set, no damping or order of updates helps, and the parts have to be taken as one site,
-whose cavity is the prior.
+the proper set, no damping or order of updates helps, and the scales have to be found from all parts
+together.
 """
 
 from collections.abc import Callable, Iterable
@@ -236,7 +236,6 @@ def propagate(
     tol: float,
     damping: float = 1.0,
     stream: Callable[[Callable[[int], Natural]], Iterable[Any]] | None = None,
-    as_one: Callable[[Messages], Callable[[], Any]] | None = None,
     accelerate: bool = True,
     monitor: Monitor = SILENT,
 ) -> Propagation:
@@ -251,9 +250,6 @@ def propagate(
     what `cavity_of(k)` said when the work on k began. If given, each answer is used as it comes,
     and partitions begun later see it.
 
-    `as_one(messages)` returns a function without arguments that gives the tilted site of all
-    partitions together under the prior. Used where the messages have no fixed point with proper
-    cavities; they then are equal shares of what is found.
     """
     trace, sweeps = Trace(monitor), Sweeps(tilted, prior, stream, damping)
     result = iterate(
@@ -269,31 +265,9 @@ def propagate(
     )
     spent = trace.n_iter == max_iter
     at_border = result.reason == "asked" and not trace.asked
-    if as_one is not None and not spent and (at_border or result.reason == "stuck"):
-        result = _whole(as_one, prior, unpack(result.x), max_iter - trace.n_iter, tol, trace)
-        result = replace(result, n_iter=trace.n_iter, history=trace.history)
-    elif at_border:
+    if at_border:
         result = replace(result, reason="max_iter" if spent else "stuck")
     return Propagation(result, sweeps.n_cut, sweeps.n_skipped)
-
-
-def _whole(as_one, prior, messages, max_iter, tol, monitor):
-    """Return the `Result` of the loop over a single site; its state is equal shares of that."""
-    n_sites = len(messages.shift)
-    start = shared(total_of(prior, messages), prior, n_sites)
-    tilted = as_one(start)
-
-    def evaluate(x):
-        site, now = tilted(), unpack(x)
-        target = pack(shared(natural(site.moments), prior, n_sites))
-        return Evaluation(
-            target,
-            _residual(total_of(prior, now), unpack(target - x))[0],
-            record={"log_evidence": site.log_z, "n_skipped": 0.0},
-            payload=now,
-        )
-
-    return iterate(evaluate, pack(start), max_iter=max_iter, tol=tol, monitor=monitor)
 
 
 def _as_they_come(stream, prior, messages, damping):

@@ -62,7 +62,9 @@ def trust_in_parts(est, rows, n_draws, rng):
     rows are (design, local, code, sign, weight) of the training rows, all of named groups or of
     none. Draws of the global Gaussian serve all parts; O(200 S n) for S of them.
     """
-    design, local, code, sign, weight = rows
+    design, designs, codes, sign, weight = rows
+    local = designs[0] if designs else np.empty((len(sign), 0))
+    code = codes[:, 0] if designs else np.zeros(len(sign), dtype=int)
     precision, shift = est.site_precision_, est.site_shift_
     shared = len(precision) > 1 and not np.ptp(precision, axis=0).any()
     own = est.partition_[code] if local.shape[1] else est.partition_

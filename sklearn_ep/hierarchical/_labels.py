@@ -1,18 +1,15 @@
-"""Group labels: where they come from, how they become numbers, how groups are spread over sites."""
+"""Group labels: where they come from, and how they become numbers."""
 
-import heapq
 import numbers
 
 import numpy as np
 from scipy.sparse import issparse
 from sklearn.utils.validation import column_or_1d
 
-from .._engine.row_order import row_keys
-
 __all__ = [
     "array_of",
-    "balance",
     "check_labels_at",
+    "codes_among",
     "column_position",
     "group_keys",
     "in_memory",
@@ -21,9 +18,7 @@ __all__ = [
     "label_list",
     "look_up",
     "number_groups",
-    "separated",
-    "split_column",
-    "spread_by_content",
+    "numbered_levels",
 ]
 
 
@@ -58,15 +53,6 @@ def column_position(column, X, n_columns, parameter):
     return names.index(column)
 
 
-def split_column(X, position):
-    """Return (X without a column, labels as a list) for an array or a pandas or polars table."""
-    if hasattr(X, "columns"):
-        keep = [k for k in range(len(X.columns)) if k != position]
-        column = X.iloc[:, position] if hasattr(X, "iloc") else X[:, position]
-        return (X.iloc[:, keep] if hasattr(X, "iloc") else X[:, keep]), column.to_list()
-    return np.delete(X, position, axis=1), X[:, position].tolist()
-
-
 def in_memory(data):
     """Return what a dask collection stands for, anything else as it is.
 
@@ -85,11 +71,6 @@ def array_of(X):
         kinds = {type(value) for row in X for value in row}
         X = np.array(X, dtype=object if str in kinds or type(None) in kinds else None)
     return X
-
-
-def separated(X, position):
-    """Return (X without the column of the groups, labels) of any two-dimensional input."""
-    return split_column(array_of(X), position)
 
 
 def check_labels_at(column, labels):
@@ -169,26 +150,24 @@ def group_keys(table):
     return np.array([f"{type(g).__name__}:{g!r}" for g in table.tolist()], dtype=str)
 
 
-def balance(load, n_sites):
-    """Return the site (J,) of groups of `load` rows: the heaviest first, to the least loaded."""
-    site = np.empty(len(load), dtype=int)
-    heap = [(0.0, k) for k in range(n_sites)]
-    for j in np.argsort(-load, kind="stable"):
-        total, k = heap[0]
-        site[j] = k
-        heapq.heapreplace(heap, (total + float(load[j]), k))
-    return site
+def numbered_levels(labels):
+    """Return (distinct labels (L,), code (n,)); rows without label are numbered from L on."""
+    if not isinstance(labels, np.ndarray):
+        return number_groups(labels)
+    missing = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(len(labels), dtype=bool)
+    code = np.empty(len(labels), dtype=int)
+    table, code[~missing] = np.unique(labels[~missing], return_inverse=True)
+    code[missing] = len(table) + np.arange(missing.sum())
+    return label_array(table.tolist()), code
 
 
-def spread_by_content(X, y, weight, n_sites):
-    """Return the site (n,) of rows without groups, spread by what they contain.
-
-    Equal rows meet in one site and the order of rows does not matter, so that repeated rows,
-    weights and permutations give one partition. Sites are numbered without gaps, and are fewer than
-    `n_sites` where rows are few.
-    """
-    _, content = np.unique(row_keys(X, 0, y), return_inverse=True)
-    load = np.bincount(content, weights=weight)
-    middle = np.cumsum(load) - 0.5 * load
-    share = np.minimum((n_sites * middle / load.sum()).astype(int), n_sites - 1)
-    return np.unique(share[content], return_inverse=True)[1]
+def codes_among(labels, known):
+    """Return codes (n,) of labels among known ones, as `look_up` does."""
+    if not (isinstance(labels, np.ndarray) and known.dtype.kind in "iuf" and len(known)):
+        return look_up(labels if isinstance(labels, list) else labels.tolist(), known)
+    missing = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(len(labels), dtype=bool)
+    place = np.minimum(np.searchsorted(known, labels), len(known) - 1)
+    code = np.where(missing, -1, place)
+    new = (known[place] != labels) & ~missing
+    code[new] = len(known) + np.unique(labels[new], return_inverse=True)[1]
+    return code
