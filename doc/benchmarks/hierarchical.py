@@ -81,7 +81,7 @@ def experiment(name, n_groups, repeats, engines):
     calls.update({k: f(X, y, groups) for k, f in peers.items() if f(X, y, groups) is not None})
     timed, rows = alternate(calls, repeats), []
     if n_groups <= 100 and importlib.util.find_spec("nutpie"):
-        chain = ours(engine="nuts", n_partitions=1, n_draws=2000, random_state=0)
+        chain = ours(engine="nuts", n_partitions=1, random_state=0)
         timed |= alternate({"NUTS (nutpie)": lambda: chain.fit(X, y, groups=groups)}, 1)
     for label, (result, seconds) in timed.items():
         mean, sd = coefficients(result)

@@ -9,7 +9,7 @@ from .._estimator.fitting import one_or_stack, run_attributes
 from . import _log_cholesky as log_cholesky
 from ._checkpoint import state_of
 from ._plan import remarks_on_plan
-from ._prediction import GroupsForgotten, split_intercept
+from ._prediction import GroupsForgotten, moments_by_class, split_intercept
 from .partitions.messages import Messages, posterior_moments
 
 __all__ = ["attributes_of"]
@@ -36,7 +36,7 @@ def attributes_of(plan, fits):
 
 
 def _of_coefficients(columns, posteriors):
-    beta = [p.beta_moments() for p in posteriors]
+    beta = moments_by_class(posteriors)
     mean = np.stack([m.mean for m in beta])
     sd = np.stack([np.sqrt(np.diagonal(m.cov)) for m in beta])
     coef, intercept = split_intercept(mean, columns)

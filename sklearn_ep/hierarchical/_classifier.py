@@ -9,21 +9,30 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils import Bunch, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from .._engine.likelihoods import Logit
 from .._engine.partition import PartMap
 from .._estimator.base import VersionedEstimator
 from .._estimator.checks import check_number
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import one_or_stack, remarks_of, restore_on_error, warn_not_converged
-from .._estimator.latents import committee, log_normalise
+from .._estimator.latents import log_normalise
 from .._estimator.posterior_classifier import probabilities
 from ._attributes import attributes_of
 from ._checkpoint import checked_state
 from ._effects_table import effects_frame
 from ._fit import fit_plan
 from ._plan import check_parameters, check_parts, plan_parts, plan_rows, remarks_on_parameters
-from ._prediction import all_known, new_rows, row_pairs, rows_again, split_intercept
-from ._summary import intervals, summarise
+from ._prediction import (
+    all_known,
+    latent_moments,
+    links_of,
+    new_rows,
+    proba_of_draws,
+    row_pairs,
+    rows_again,
+    split_intercept,
+)
+from ._summary import intervals, summarise, what_was_averaged
+from .messages.posterior import variance_verdicts
 from .partitions.trust import trust_in_parts
 
 __all__ = ["HierarchicalEPLogistic"]
@@ -88,8 +97,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         draws over which group effects are integrated by quadrature: slower, noisy, and free of the
         Gaussian approximation within a group. "nuts" takes the moments of a Hamiltonian chain in
         each partition instead, and so needs no proposal near the answer: slower still, with draws
-        that depend on each other (give it more `n_draws` for intercept and tau). It needs the
-        optional package nutpie, ``pip install 'sklearn-ep[nuts]'``.
+        that depend on each other. It needs the optional package nutpie,
+        ``pip install 'sklearn-ep[nuts]'``. Both draw 800 times a partition.
     refine : bool, default=True
         Replace the Gaussian in theta (log tau) by a grid at the end, with EP for the rest at each
         node. It keeps the long left tail of tau that few or small groups leave, and makes "laplace"
@@ -105,8 +114,12 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         Update all sites of a sweep from the same state, or one after the other, or use each message
         as it arrives. "asynchronous" has the same fixed point, but with several workers the path to
         it, and so the last digits, depend on their timing. For one factor, not in a list.
-    n_draws : int, default=800
-        Draws in a partition, for ``engine="importance"`` and "nuts".
+    multi_class : {"auto", "joint", "one_vs_rest"}, default="auto"
+        More than two classes: "joint" is one softmax model in which every level of every factor has
+        an effect for each class, with one scale for all of them. "auto" is that with groups, and
+        one against the rest without. Jointly classes may have 4000 coefficients and effects
+        together, and rows times classes may be 400,000; beyond, wrap the estimator in
+        ``sklearn.multiclass.OneVsRestClassifier``. For ``engine="ep"`` without partitions.
     power : float, default=1.0
         Share u of each row's likelihood that is matched at a time, in (0, 1]: cavities leave out u
         times the site, tilted distributions have the likelihood to the power u. 1 is EP; towards 0
@@ -292,7 +305,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         refine=True,
         hyperparameters="auto",
         schedule="parallel",
-        n_draws=800,
+        multi_class="auto",
         power=1.0,
         damping=1.0,
         max_iter=50,
@@ -312,7 +325,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         self.refine = refine
         self.hyperparameters = hyperparameters
         self.schedule = schedule
-        self.n_draws = n_draws
+        self.multi_class = multi_class
         self.power = power
         self.damping = damping
         self.max_iter = max_iter
@@ -420,9 +433,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             On the scale of log odds.
         """
         rows = new_rows(self, X, groups, kind)
-        pairs = [p.latent(*rows) for p in self._posteriors]
-        means, variances = zip(*pairs, strict=True)
-        return one_or_stack(means, axis=1), one_or_stack(variances, axis=1)
+        return latent_moments(self._posteriors, rows)
 
     def latent_covariance(self, X1, X2=None, groups1=None, groups2=None):
         """Posterior covariance of the linear predictor between new rows.
@@ -480,7 +491,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             ``tilted(1, mean, variance)`` its logarithm averaged over a normal latent value.
         """
         check_is_fitted(self)
-        return [Logit()] * len(self._posteriors)
+        return links_of(self._posteriors)
 
     def predict_log_proba(self, X, groups=None, kind="conditional"):
         """Log probabilities of the classes, computed in logs throughout.
@@ -588,8 +599,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         rows = new_rows(self, X, groups)
         check_number("n_samples", n_samples, 1, integer=True)
         rng = _generator(check_random_state(random_state))
-        draws = [p.draw_latent(*rows, n_samples, rng) for p in self._posteriors]
-        return committee(self.latent_links(), draws)
+        return proba_of_draws(self._posteriors, rows, n_samples, rng)
 
     def sample_posterior(self, n_samples=1, random_state=None):
         """Draw all parameters jointly from the posterior.
@@ -700,6 +710,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     def _log_weights(self, rows, n_draws, rng):
         """Weigh joint draws of coefficients and all group effects, both given theta, O(S n d)."""
         remarks = [f"Note: {remark}" for remark in self._remarks]
+        if self.tau_.size:
+            remarks.append(f"Scales: {what_was_averaged(self)}.")
         if getattr(self, "n_skipped_", 0):  # partitions exchange messages that may be skipped
             remarks.append(
                 f"{self.n_skipped_} messages were left as they were, because the tilted moments "
@@ -733,11 +745,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         """Hold the variances of effects by messages against draws, each of which is a solve."""
         n_draws = min(n_draws, _MOST_SOLVES)
         found = self._posteriors[0].variance_check(n_draws, _generator(rng))
-        for factor, (share, error) in zip(self._columns.factors, found, strict=True):
-            yield (
-                f"Factor {factor.name!r}: variances of its effects by {n_draws} draws are "
-                f"{share:.3f} +- {error:.3f} of those by messages."
-            )
+        return variance_verdicts(found, [f.name for f in self._columns.factors])
 
     def get_state(self):
         """Return all that is needed to go on after a crash.

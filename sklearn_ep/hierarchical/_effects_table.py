@@ -17,7 +17,7 @@ def effects_table(est, level):
     Parameters
     ----------
     est : HierarchicalEPLogistic
-        Fitted. With more than two classes the effects are those of the first one.
+        Fitted.
     level : float
         Probability of the intervals, between zero and one.
 
@@ -27,6 +27,7 @@ def effects_table(est, level):
         Arrays of one length, in the order of factors, within a factor of its effects, and within
         an effect of `group_labels_`:
 
+        - "class": the class label, with more than two classes only;
         - "factor": name or index of the column as text, those of a combination joined by a colon,
           and "groups" for labels beside X;
         - "level": label of the group, a tuple for combinations;
@@ -44,11 +45,15 @@ def effects_table(est, level):
     """
     check_is_fitted(est)
     names = [n for k, n in enumerate(column_names(est)) if k not in est._columns.taken]
-    parts = [_empty()]
-    for factor, *values in zip(_factors(est), *_by_factor(est), strict=True):
+    several = len(est.classes_) > 2
+    parts = [_empty(several)]
+    for factor, labels, mean, sd, rows in zip(_factors(est), *_by_factor(est), strict=True):
         name, slopes, _ = factor
         effects = ["intercept", *(names[k] for k in slopes)]
-        parts.append(_part(_text(name), effects, level, *values))
+        by_class = zip(est.classes_, mean, sd, strict=True) if several else [(None, mean, sd)]
+        for label, center, spread in by_class:
+            own = _part(_text(name), effects, level, labels, center, spread, rows)
+            parts.append(own | ({"class": np.full(len(own["mean"]), label)} if several else {}))
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
@@ -75,9 +80,10 @@ def effects_frame(est, level=0.9):
     return pd.DataFrame(table)
 
 
-def _empty():
+def _empty(several):
     """Return a table without rows, which gives the columns their types."""
-    words = {key: np.empty(0, dtype=object) for key in ("factor", "level", "effect")}
+    names = [*(["class"] if several else []), "factor", "level", "effect"]
+    words = {key: np.empty(0, dtype=object) for key in names}
     return words | {key: np.empty(0) for key in _NUMBERS} | {"rows": np.empty(0, dtype=int)}
 
 

@@ -4,6 +4,7 @@ from functools import partial
 
 from .._estimator.fitting import FitMonitor, fit_each_problem, fit_one_versus_rest
 from ._prediction import GroupsForgotten
+from .classes.fit import fit_classes
 from .exact.fit import fit_exact
 from .messages.fit import fit_by_messages
 from .partitions.fit import fit_parts
@@ -21,16 +22,18 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
     """
     classes = estimator.classes_
     several = len(classes) > 2
-    if several and checkpoint is not None:
+    if several and not plan.joint and checkpoint is not None:
         raise ValueError("checkpoint needs two classes; y has more.")
     known = {"_columns": plan.columns, "_levels": plan.levels, "_forgotten": GroupsForgotten()}
     X, y = data
-    most = len(classes) if several else plan.max_iter
+    most = len(classes) if several and not plan.joint else plan.max_iter
     monitor = FitMonitor(
         estimator, X, y, most, lambda posterior: {"_posteriors": [posterior()], **known}
     )
     jobs = None if several else estimator.n_jobs
-    if run is None:
+    if plan.joint:
+        fits = [fit_classes(plan, monitor, previous, checkpoint)]
+    elif run is None:
         fit = partial(_fit_signs, plan, previous, checkpoint, jobs)
         fits = fit_one_versus_rest(fit, plan.y, len(classes), estimator.n_jobs, monitor)
     else:

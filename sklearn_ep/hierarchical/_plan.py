@@ -24,6 +24,7 @@ from ._factors import (
 )
 from ._labels import array_of, in_memory, numbered_levels
 from ._raw_parts import describe_part, join_levels, shape_of
+from .classes.fit import why_not_joint
 from .exact.layout import local_factor
 from .messages.parts import FactorParts, RawFactors, parts_of_rows
 from .partitions.nuts import load_sampler
@@ -59,7 +60,6 @@ class Settings(NamedTuple):
     damping: float
     max_iter: int
     tol: float
-    n_draws: int
     seed: int
     power: float
     n_jobs: int | None
@@ -68,8 +68,9 @@ class Settings(NamedTuple):
 class Plan(NamedTuple):
     """What a fit needs to know.
 
-    engine is the one that runs, `exact` says that it is EP over all rows at once. X (n, D) are the
-    shared columns, the intercept last; designs (n, q_f), codes (n,), levels (named ones) and
+    engine is the one that runs, `exact` says that it is EP over all rows at once, `joint` that it
+    is of more than two classes together. X (n, D) are the shared columns, the intercept last;
+    designs (n, q_f), codes (n,), levels (named ones) and
     n_levels (rows without label counted) are of each factor, sizes (L_f,) the rows of each level; y
     are class indices. Of raw parts X, y, weight, designs and codes are None. beta_sd (D,),
     theta_mean and theta_sd (T,) are the priors; parts are `FactorParts`; placement says which rows
@@ -79,6 +80,7 @@ class Plan(NamedTuple):
     columns: FactorColumns
     engine: str
     exact: bool
+    joint: bool
     X: Any
     y: Any
     weight: Any
@@ -142,6 +144,7 @@ def check_parameters(est):
     check_hyperparameters(est.hyperparameters)
     check_choice("engine", est.engine, ["auto", "ep", "messages", "laplace", "importance", "nuts"])
     check_number("power", est.power, 0, 1, boundaries="right")
+    check_choice("multi_class", est.multi_class, ["auto", "joint", "one_vs_rest"])
     if est.power != 1 and est.engine in ("laplace", "importance", "nuts"):
         raise ValueError(
             f"power={est.power!r} takes engine='ep' or 'messages': engine={est.engine!r} has no "
@@ -150,7 +153,6 @@ def check_parameters(est):
     if est.engine == "nuts":
         load_sampler()
     check_choice("schedule", est.schedule, ["parallel", "serial", "asynchronous"])
-    check_number("n_draws", est.n_draws, 10, integer=True)
     if isinstance(est.n_partitions, str):
         check_choice("n_partitions", est.n_partitions, ["auto"])
     else:
@@ -175,7 +177,6 @@ def remarks_on_parameters(est, has_groups):
     draws = engine in ("importance", "nuts")
     idle = {
         "schedule": (engine == "laplace", "which climbs to the mode of all sites together"),
-        "n_draws": (not draws, "which does not draw"),
         "refine": (draws or engine == "messages", "which goes without a grid in any case"),
         "hyperparameters": (
             draws and est.hyperparameters == "mode",
@@ -225,7 +226,7 @@ def _settings(est):
     if est.engine in ("importance", "nuts"):
         seed = check_random_state(est.random_state).randint(2**31)
     steps = est.schedule, float(est.damping), int(est.max_iter), float(est.tol)
-    return Settings(_wanted_rule(est), *steps, int(est.n_draws), seed, float(est.power), est.n_jobs)
+    return Settings(_wanted_rule(est), *steps, seed, float(est.power), est.n_jobs)
 
 
 def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
@@ -239,19 +240,19 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     if est.group_column is not None and groups is not None:
         raise ValueError("give group_column or groups, not both.")
     columns, table, training = _checked(est, X, y, groups, sample_weight)
-    if columns.factors:
-        check_binary(est)
     pairs = [numbered_levels(_labels(table, f, training.kept)) for f in columns.factors]
     levels, codes = [known for known, _ in pairs], [code for _, code in pairs]
     sizes = [np.bincount(code) for code in codes]
     n_levels = [len(size) for size in sizes]
     shared, designs = design_of_factors(training.X, columns)
-    engine, exact = _engine_of(est, columns, codes, n_levels, with_digest)
+    saves_parts = with_digest and len(est.classes_) == 2  # of more classes the joint fit saves
+    engine, exact = _engine_of(est, columns, codes, n_levels, saves_parts)
+    joint = _is_joint(est, engine, exact, (shared, designs, n_levels))
     rows: dict[str, Any] = dict(
         X=shared, y=training.y, weight=training.weight, designs=designs, codes=codes
     )
     placement = None
-    if not columns.listed and engine != "messages":
+    if not (columns.listed or joint or engine == "messages"):
         args = training, (levels[0], codes[0]) if codes else None, previous
         placement = place_rows(est, *args)
     fingerprint = ""
@@ -265,7 +266,7 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     found: dict[str, Any] = dict(
         n_rows=len(training.y), levels=levels, n_levels=n_levels, sizes=sizes
     )
-    found |= dict(columns=columns, engine=engine, exact=exact, placement=placement)
+    found |= dict(columns=columns, engine=engine, exact=exact, joint=joint, placement=placement)
     found |= dict(parts=parts_of_rows(codes, n_levels, n_parts, fingerprint))
     return Plan(**rows, **found, **_priors(est, columns, training.X.shape[1]))
 
@@ -283,7 +284,7 @@ def plan_parts(est, run, with_digest):
     if len(est.classes_) < 2:
         raise ValueError("a list of partitions needs at least two classes, got 1 class.")
     if columns.factors:
-        check_binary(est)
+        check_binary(est, "rows are a list of partitions")
     levels, sizes, numbers = join_levels(told)
     engine, _ = _engine_of(est, columns, None, numbers.n_levels, with_digest)
     fingerprint = ""
@@ -299,7 +300,7 @@ def plan_parts(est, run, with_digest):
     found: dict[str, Any] = dict(
         n_rows=sum(n_rows), levels=levels, n_levels=numbers.n_levels, sizes=sizes
     )
-    found |= dict(columns=columns, engine=engine, exact=False, placement=placement)
+    found |= dict(columns=columns, engine=engine, exact=False, joint=False, placement=placement)
     found |= dict(parts=FactorParts(numbers, RawFactors(columns, positive), None, fingerprint))
     return Plan(**rows, **found, **_priors(est, columns, est.n_features_in_ - len(columns.taken)))
 
@@ -359,12 +360,41 @@ def _labels(table, factor, kept):
     return [g for g, k in zip(labels, kept, strict=True) if k]
 
 
-def check_binary(est):
+def check_binary(est, reason="multi_class='one_vs_rest' is for models without groups"):
+    """Raise a ValueError where more than two classes meet groups; reason says why not jointly."""
     if len(est.classes_) > 2:
         raise ValueError(
-            f"group effects need a binary target, y has {len(est.classes_)} classes; wrap "
-            "the estimator in sklearn.multiclass.OneVsRestClassifier with group_column."
+            f"group effects need a binary target, y has {len(est.classes_)} classes, which cannot "
+            f"be fitted jointly ({reason}); wrap the estimator in "
+            "sklearn.multiclass.OneVsRestClassifier with group_column."
         )
+
+
+def _is_joint(est, engine, exact, rows):
+    """Return whether more than two classes are fitted jointly, or raise a ValueError.
+
+    rows are (shared design, designs, n_levels). Without groups "auto" is one against the rest.
+    """
+    n_classes, has_groups = len(est.classes_), bool(rows[1])
+    if n_classes == 2 or est.multi_class == "one_vs_rest" or not (has_groups or _asks_joint(est)):
+        if has_groups:
+            check_binary(est)
+        return False
+    reason = ""
+    if engine != "ep" or not (exact or not has_groups):
+        reason = "it takes engine='ep' and no partitions"
+    reason = reason or why_not_joint(n_classes, rows[0], rows[1], rows[2], est.power)
+    if reason and _asks_joint(est):
+        raise ValueError(
+            f"multi_class='joint' is not possible: {reason}. Give multi_class='one_vs_rest'."
+        )
+    if reason:
+        check_binary(est, reason)
+    return not reason
+
+
+def _asks_joint(est):
+    return est.multi_class == "joint"
 
 
 def _engine_of(est, columns, codes, n_levels, with_checkpoint):

@@ -6,11 +6,28 @@ import numpy as np
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from .._engine.gaussian import Moments
+from .._engine.likelihoods import Logit
+from .._engine.noisy_argmax import SOFTMAX
 from .._estimator.checks import check_choice, checked_weights
+from .._estimator.fitting import one_or_stack
+from .._estimator.latents import committee
 from ._factors import codes_of, design_of_factors, label_table, labels_of, take_labels
 from ._labels import array_of, in_memory
 
-__all__ = ["GroupsForgotten", "all_known", "new_rows", "row_pairs", "rows_again", "split_intercept"]
+__all__ = [
+    "GroupsForgotten",
+    "all_known",
+    "is_joint",
+    "latent_moments",
+    "links_of",
+    "moments_by_class",
+    "new_rows",
+    "proba_of_draws",
+    "row_pairs",
+    "rows_again",
+    "split_intercept",
+]
 
 
 class GroupsForgotten:
@@ -120,6 +137,8 @@ def rows_again(est, rows):
     y, weight = column_or_1d(rows.y), checked_weights(rows.sample_weight, design)
     check_consistent_length(design, y)
     sign = np.where(y == est.classes_[1], 1.0, -1.0)
+    if is_joint(est._posteriors):
+        sign = np.searchsorted(est.classes_, y)  # of several classes jointly: class indices
     kept = weight > 0
     return design[kept], [w[kept] for w in local], code[kept], sign[kept], weight[kept]
 
@@ -128,6 +147,45 @@ def all_known(est, code):
     """Say whether all rows are of named levels of each factor."""
     n_named = [len(known) for known in est._levels]
     return bool(np.all((code >= 0) & (code < n_named)))
+
+
+def is_joint(posteriors):
+    """Say whether there is one posterior of all classes."""
+    return hasattr(posteriors[0], "n_classes")
+
+
+def moments_by_class(posteriors):
+    """Return the `Moments` of the coefficients of the one problem, or of each class."""
+    found = [p.beta_moments() for p in posteriors]
+    if not is_joint(posteriors):
+        return found
+    means, cov = found[0]
+    return [Moments(mean, cov[c, :, c]) for c, mean in enumerate(means)]
+
+
+def latent_moments(posteriors, rows):
+    """Return means and variances of the linear predictor, (n,) or (n, K)."""
+    pairs = [p.latent(*rows) for p in posteriors]
+    if is_joint(posteriors):
+        mean, cov = pairs[0]
+        return mean, np.einsum("ncc->nc", cov).copy()
+    means, variances = zip(*pairs, strict=True)
+    return one_or_stack(means, axis=1), one_or_stack(variances, axis=1)
+
+
+def links_of(posteriors):
+    """Return the link of the one linear predictor, or of each class."""
+    if is_joint(posteriors):
+        return [SOFTMAX.against_rest] * posteriors[0].n_classes
+    return [Logit()] * len(posteriors)
+
+
+def proba_of_draws(posteriors, rows, n_samples, rng):
+    """Return class probabilities (S, n, K) of joint draws."""
+    draws = [p.draw_latent(*rows, n_samples, rng) for p in posteriors]
+    if is_joint(posteriors):
+        return np.exp(SOFTMAX.log_prob(draws[0]))
+    return committee(links_of(posteriors), draws)
 
 
 def split_intercept(beta, columns):

@@ -10,15 +10,17 @@ from .._estimator.summary import (
     names_by_class,
     title_of,
 )
+from ._prediction import is_joint, moments_by_class
 
-__all__ = ["intervals", "summarise"]
+__all__ = ["intervals", "summarise", "what_was_averaged"]
 
 
 def intervals(posteriors, level):
     """Return central intervals (K, D, 2) of the coefficients, the intercept last."""
     check_number("level", level, 0, 1, boundaries="neither")
     ends = 0.5 - 0.5 * level, 0.5 + 0.5 * level
-    return np.stack([p.beta_quantiles(ends).T for p in posteriors])
+    found = [np.moveaxis(p.beta_quantiles(ends), 0, -1) for p in posteriors]
+    return found[0] if is_joint(posteriors) else np.stack(found)
 
 
 def summarise(est, level):
@@ -26,7 +28,7 @@ def summarise(est, level):
     interval, columns = intervals(est._posteriors, level), est._columns
     names = [name for k, name in enumerate(column_names(est)) if k not in columns.taken]
     own = names_by_class(est, [*names, "intercept"] if columns.fit_intercept else names)
-    beta = [p.beta_moments() for p in est._posteriors]
+    beta = moments_by_class(est._posteriors)
     mean = np.concatenate([m.mean for m in beta])
     sd = np.concatenate([np.sqrt(np.diagonal(m.cov)) for m in beta])
     lower, upper = interval.reshape(-1, 2).T
@@ -36,7 +38,19 @@ def summarise(est, level):
     figures = {"rows": est._n_rows, "groups": n_levels[0] if len(n_levels) == 1 else n_levels}
     figures["groups"] = figures["groups"] if n_levels else 0
     figures |= {"log evidence": est.log_evidence_, "engine": est.engine_}
+    figures |= {"scales": what_was_averaged(est)} if factors else {}
     return Summary(title_of(est), level, coefficients, _scales(est, names, level), figures)
+
+
+def what_was_averaged(est):
+    """Return in words what the posterior of the scales is made of."""
+    rule, weight = est.theta_rule_, est._posteriors[0].weight
+    if rule == "mode":
+        return "kept at their mode"
+    if len(weight) == 1:
+        return "a normal distribution of their logarithms"
+    kind = {"grid": "a lattice", "star": "a star about their mode"}.get(rule, "a quadrature rule")
+    return f"{len(weight)} nodes of {kind}, {1.0 / np.sum(weight**2):.1f} of them effective"
 
 
 def _factors(est):

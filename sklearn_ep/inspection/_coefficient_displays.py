@@ -333,6 +333,7 @@ class GroupEffectsDisplay:
         groups=None,
         factor=0,
         effect=0,
+        class_index=0,
         level=0.9,
         most=30,
         ax=None,
@@ -356,6 +357,8 @@ class GroupEffectsDisplay:
             Which factor, where the model has a list of them.
         effect : int, default=0
             Which effect: 0 the intercept, then the columns of `random_slopes`.
+        class_index : int, default=0
+            Whose effects, where each of more than two classes has its own.
         level : float, default=0.9
             Probability of the intervals.
         most : int or None, default=30
@@ -383,14 +386,17 @@ class GroupEffectsDisplay:
         sum of residuals over the sum of p (1 - p), p being the probabilities of the group's rows.
         """
         check_is_fitted(estimator)
-        known, means, stds = _effects_of(estimator, factor)
+        known, means, stds = _effects_of(estimator, factor, class_index)
         if len(known) == 0:
             raise ValueError("the estimator was fitted without groups: there are no effects.")
         mean, std, raw = means[:, effect], stds[:, effect], None
         if X is not None:
             labels = _labels_of(estimator, X, groups, factor) if labels is None else labels
-            if effect != 0 or y is None or labels is None:
-                raise ValueError("raw effects need X, y and labels of the rows, and effect=0.")
+            usable = effect == 0 and y is not None and labels is not None
+            if not usable or len(estimator.classes_) > 2:
+                raise ValueError(
+                    "raw effects need X, y and labels of the rows, effect=0 and two classes."
+                )
             row_mean = estimator.decision_function(
                 X, **({} if groups is None else {"groups": groups})
             )
@@ -487,17 +493,25 @@ def _name_of(label):
     return str(int(label)) if whole else str(label)
 
 
-def _effects_of(estimator, factor):
+def _effects_of(estimator, factor, class_index):
     """Return labels (J,), posterior means and sds (J, q) of the groups of a factor."""
-    values = estimator.group_labels_, estimator.group_effects_, estimator.group_effects_std_
-    return [v[factor] for v in values] if isinstance(estimator.group_labels_, list) else values
+    known, means, stds = (
+        values[factor] if isinstance(estimator.group_labels_, list) else values
+        for values in (
+            estimator.group_labels_,
+            estimator.group_effects_,
+            estimator.group_effects_std_,
+        )
+    )
+    by_class = np.ndim(means) == 3
+    return known, *(v[class_index] if by_class else v for v in (means, stds))
 
 
 def _names_of(estimator, factor, effect):
     """Return the name of a factor, and what its effect is on, in words."""
     effects, scales = estimator.group_effects_, estimator.summary().scales
     effects = effects if isinstance(effects, list) else [effects]
-    widths = [e.shape[1] for e in effects]
+    widths = [e.shape[-1] for e in effects]
     # scales go factor by factor; numbers may count both from the end
     first, column = np.cumsum([0, *widths])[:-1][factor], np.arange(widths[factor])[effect]
     name = str(scales["effect"][first + column])

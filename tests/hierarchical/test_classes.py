@@ -17,7 +17,6 @@ from sklearn_ep._engine.loop import SILENT
 from sklearn_ep.hierarchical import _log_cholesky as log_cholesky
 from sklearn_ep.hierarchical._scales import grid_of_one
 from sklearn_ep.hierarchical.classes.fit import (
-    check_classes_fit,
     class_model,
     fit_classes,
     why_not_joint,
@@ -460,9 +459,8 @@ def test_groups_of_one_class_and_a_class_of_one_row():
 
 def test_a_state_is_gone_on_from():
     plan, fit = fitted("one")
-    seen, state = [], fit.attributes["state"]
-    again = fit_classes(plan, SILENT, state, seen.append)
-    assert len(seen) < 1 + len(fit.history["residual"])
+    again = fit_classes(plan, SILENT, fit.attributes["state"])
+    assert len(again.history["residual"]) <= len(fit.history["residual"])
     assert abs(again.log_evidence - fit.log_evidence) < 0.02
     strange = {"theta": np.zeros(7), "class_sites": np.zeros((2, 3, 3))}
     other = fit_classes(plan, SILENT, strange)
@@ -480,17 +478,37 @@ def test_without_groups_there_is_nothing_but_coefficients():
     assert proba.shape == (80, 3) and np.mean(proba[np.arange(80), plan.y]) > 0.4
 
 
-def test_what_is_too_large_or_elsewhere_is_refused():
+def test_what_is_too_large_is_refused():
     plan = problem(n=60, levels=(6,))
-    assert why_not_joint(3, plan) == ""
-    check_classes_fit(3, plan)
-    plan.n_levels = [2000]
-    with pytest.raises(ValueError, match="6009 coefficients and effects; the limit is 4000"):
-        check_classes_fit(3, plan)
-    plan.n_levels, plan.power = [6], 0.5
-    assert "power=0.5" in why_not_joint(3, plan)
-    plan.X = None
-    assert "partitions" in why_not_joint(3, plan)
+    assert why_not_joint(3, plan.X, plan.designs, [6], 1.0) == ""
+    text = why_not_joint(3, plan.X, plan.designs, [2000], 1.0)
+    assert "6009 coefficients and effects; the limit is 4000" in text
+    assert "power=0.5" in why_not_joint(3, plan.X, plan.designs, [6], 0.5)
+
+
+def test_estimator_fits_classes_jointly_and_goes_on_from_its_checkpoint(tmp_path):
+    rng = np.random.default_rng(0)
+    g, X = rng.integers(0, 12, 240), rng.normal(size=(240, 2))
+    score = X @ rng.normal(size=(2, 3)) + rng.normal(size=(12, 3))[g]
+    y = np.array(["a", "b", "c"])[np.argmax(score + rng.gumbel(size=(240, 3)), axis=1)]
+    Z, path = np.column_stack([X, g]), tmp_path / "fit.npz"
+    est = HierarchicalEPLogistic(2).fit(Z, y, checkpoint=path)
+    assert est.coef_.shape == (3, 2) and est.group_effects_.shape == (3, 12, 1)
+    proba = est.predict_proba(Z)
+    np.testing.assert_allclose(proba.sum(1), 1.0)
+    again = HierarchicalEPLogistic(2).fit(Z, y, checkpoint=path)
+    assert again.n_iter_ < est.n_iter_
+    np.testing.assert_allclose(again.predict_proba(Z), proba, atol=2e-3)
+    draws = est.sample_proba(Z, 4000, random_state=0)
+    np.testing.assert_allclose(draws.mean(0), proba, atol=0.02)
+    mean, var = est.latent_mean_and_variance(Z[:5])
+    covariance = est.latent_covariance(Z[:5])
+    np.testing.assert_allclose(np.einsum("kii->ik", covariance), var, rtol=1e-6)
+    assert mean.shape == (5, 3) and est.latent_links()[0] is not None
+    frame = est.group_effects_frame()
+    assert list(frame["class"].unique()) == ["a", "b", "c"] and len(frame) == 36
+    names = list(est.summary().coefficients["name"])
+    assert names[:3] == ["a: x0", "a: x1", "a: intercept"]
 
 
 if __name__ == "__main__":  # PYTHONPATH=tests python tests/hierarchical/test_classes.py

@@ -165,7 +165,8 @@ def test_diagnose_of_grouped_fits():
     X, y, g = grouped()
     clf = fitted()
     found = clf.diagnose(X=X, y=y, groups=g)
-    assert found.pareto_k < 0.7 and found.ess_share > 0.2 and found.remarks == ()
+    assert found.pareto_k < 0.7 and found.ess_share > 0.2 and len(found.remarks) == 1
+    assert "nodes of a lattice" in found.remarks[0]
     assert found == clf.diagnose(1000, 0, X=X, y=y, groups=g)
     assert clf.diagnose().pareto_k is None and "training rows" in str(clf.diagnose())
     slopes = HierarchicalEPLogistic(random_slopes=[0], max_iter=10, tol=1.0).fit(X, y, groups=g)
@@ -598,7 +599,10 @@ def test_more_than_two_classes():
     assert clf.coef_cov_.shape == (3, 3, 3) and clf.score(X, y) > 0.7
     assert clf.sample_posterior(5, random_state=0).coef.shape == (5, 3, 2)
     with pytest.raises(ValueError, match="binary"):
-        clf.fit(X, y, groups=np.arange(150) % 5)
+        clf.set_params(multi_class="one_vs_rest").fit(X, y, groups=np.arange(150) % 5)
+    with pytest.raises(ValueError, match="multi_class='joint' is not possible"):
+        joint = HierarchicalEPLogistic(multi_class="joint", n_partitions=2)
+        joint.fit(X, y, groups=np.arange(150) % 5)
 
 
 def test_more_than_two_classes_in_partitions():
@@ -846,7 +850,7 @@ def test_a_message_that_is_no_gaussian_is_skipped(monkeypatch):
         (dict(tau_prior=(0.0, 0.0)), "tau_prior"),
         (dict(n_partitions=0), "n_partitions"),
         (dict(n_partitions="few"), "n_partitions"),
-        (dict(n_draws=1), "n_draws"),
+        (dict(multi_class="all"), "multi_class"),
         (dict(power=0.0), "power"),
         (dict(power=1.5), "power"),
         (dict(power=0.5, engine="laplace"), "power.*laplace"),
@@ -907,8 +911,6 @@ def test_parameters_that_do_nothing_are_named():
     quick = dict(max_iter=20, tol=1.0, random_state=0)
     for kw, match in (
         (dict(engine="laplace", schedule="serial"), "schedule='serial' does nothing"),
-        (dict(engine="laplace", n_draws=500), "n_draws=500 does nothing with engine='laplace'"),
-        (dict(n_draws=500), "n_draws=500 does nothing with engine='auto'"),
         (dict(engine="importance", refine=False), "refine=False does nothing"),
     ):
         with pytest.warns(UserWarning, match=match) as told:
@@ -916,7 +918,7 @@ def test_parameters_that_do_nothing_are_named():
         assert len(told) == 1
     with pytest.warns(UserWarning, match="tau_prior was given, but no groups.*group_column"):
         HierarchicalEPLogistic(**quick, tau_prior=[0.0, 1.0]).fit(X, y)
-    for kw in (dict(tau_prior=[0.0, 1.5]), dict(engine="importance", n_draws=500)):
+    for kw in (dict(tau_prior=[0.0, 1.5]), dict(engine="importance")):
         HierarchicalEPLogistic(**quick, **kw).fit(X, y)  # warnings are errors
 
 

@@ -350,7 +350,7 @@ def test_pipelines_and_cross_validation_keep_the_columns():
     three = np.where(X[:, 1] > 0.8, 2, y)
     assert quiet(several, table, three).predict_proba(table).shape == (600, 3)
     with pytest.raises(ValueError, match="OneVsRestClassifier"):
-        HierarchicalEPLogistic(["person", "item"]).fit(table, three)
+        HierarchicalEPLogistic(["person", "item"], multi_class="one_vs_rest").fit(table, three)
 
 
 def test_summary_display_diagnosis_and_pickles():

@@ -79,6 +79,6 @@ def test_without_pandas_the_frame_is_the_table(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
     est = HierarchicalEPLogistic(1, refine=False)
     rng = np.random.default_rng(0)
-    X = np.column_stack([rng.normal(size=60), rng.integers(4, size=60)])
+    X = np.column_stack([rng.normal(size=60), rng.integers(6, size=60)])
     table = effects_frame(est.fit(X, rng.integers(2, size=60)))
     assert isinstance(table, dict) and set(table["factor"]) == {"1"}

@@ -252,7 +252,7 @@ def engines(setting):
     )
     best = ours().fit(X, y, groups=groups)
     calls = {"inner EP": dict(engine="ep"), "mode": dict(engine="laplace")}
-    calls["importance sampling"] = dict(engine="importance", random_state=0, n_draws=1000)
+    calls["importance sampling"] = dict(engine="importance", random_state=0)
     rows = []
     for name, kw in calls.items():
         parts = {"n_partitions": 2} if name == "importance sampling" else {"n_partitions": 10}

@@ -1,11 +1,14 @@
 """The fit of several classes jointly with effects of groups."""
 
+from functools import partial
+
 import numpy as np
 
 from ..._engine.class_weights import MOST_WEIGHTS
 from ..._engine.gaussian import Moments, natural
 from ..._engine.loop import Reason, Trace
 from ..._estimator.fitting import BinaryFit
+from .._checkpoint import load_checkpoint, save_checkpoint
 from .._monitor import PosteriorMonitor
 from .._scales import Exploration, explore, grid_of_one
 from ..partitions.messages import check_precise
@@ -13,48 +16,41 @@ from .model import ClassesModel
 from .posterior import ClassMixture
 from .rows import lay_out_effects
 
-__all__ = ["check_classes_fit", "class_model", "fit_classes", "state_of_classes", "why_not_joint"]
+__all__ = ["class_model", "fit_classes", "why_not_joint"]
 
 _MOST_LATENT = 400_000  # rows times classes: a pass takes some seconds
 
 
-def why_not_joint(n_classes, plan):
-    """Return what keeps a plan from a fit of all classes jointly, "" where nothing does.
+def why_not_joint(n_classes, X, designs, n_levels, power):
+    """Return what keeps rows from a fit of all classes jointly, "" where nothing does.
 
     Parameters
     ----------
     n_classes : int
-    plan : object
-        As in `fit_classes`.
+    X : ndarray of shape (n, D)
+        Shared columns.
+    designs : list of ndarray of shape (n, q_f)
+        Columns whose coefficients vary by the levels of each factor.
+    n_levels : list of int
+    power : float
+        Share of a row's likelihood that is matched.
 
     Returns
     -------
     str
         The end of a sentence.
     """
-    if plan.X is None:
-        return "rows are a list of partitions"
-    if getattr(plan, "power", 1.0) != 1.0:
-        return f"power={plan.power:g}; it takes power=1"
-    effects = sum(w.shape[1] * n for w, n in zip(plan.designs, plan.n_levels, strict=True))
-    columns = plan.X.shape[1] + effects
+    if power != 1.0:
+        return f"power={power:g}; it takes power=1"
+    columns = X.shape[1] + sum(w.shape[1] * n for w, n in zip(designs, n_levels, strict=True))
     if n_classes * columns > MOST_WEIGHTS:
         return (
             f"{n_classes} classes have {n_classes * columns} coefficients and effects; the limit "
             f"is {MOST_WEIGHTS}"
         )
-    if n_classes * len(plan.X) > _MOST_LATENT:
-        return f"{len(plan.X)} rows times {n_classes} classes are more than {_MOST_LATENT}"
+    if n_classes * len(X) > _MOST_LATENT:
+        return f"{len(X)} rows times {n_classes} classes are more than {_MOST_LATENT}"
     return ""
-
-
-def check_classes_fit(n_classes, plan):
-    """Raise a ValueError where `why_not_joint` has a reason."""
-    reason = why_not_joint(n_classes, plan)
-    if reason:
-        raise ValueError(
-            f"multi_class='joint' is not possible: {reason}. Give multi_class='one_vs_rest'."
-        )
 
 
 def class_model(plan):
@@ -74,7 +70,7 @@ def class_model(plan):
     )
 
 
-def fit_classes(plan, monitor, previous=None, save=None):
+def fit_classes(plan, monitor, previous=None, checkpoint=None):
     """Fit all classes jointly, at nodes that follow the posterior of the scales.
 
     Parameters
@@ -88,15 +84,19 @@ def fit_classes(plan, monitor, previous=None, save=None):
         Told of each step towards the mode of theta.
     previous : dict or None, default=None
         State of an earlier fit, "state" of its attributes, to go on from where it suits.
-    save : callable or None, default=None
-        Called with the `Node` of each step; `state_of_classes` makes a state of it.
+    checkpoint : str or path, default=None
+        File for the state after each step, from which the fit goes on where it exists.
 
     Returns
     -------
     BinaryFit
         Its posterior is a `ClassMixture`.
     """
-    model = class_model(plan)
+    model, save = class_model(plan), None
+    if checkpoint is not None:
+        saved = load_checkpoint(checkpoint, plan.parts.fingerprint)
+        previous = previous if saved is None else saved
+        save = partial(_save, checkpoint, plan.parts.fingerprint)
     n_named = [len(known) for known in plan.levels]
 
     def so_far(node):
@@ -122,7 +122,7 @@ def _without_scales(model, start, tol, max_iter, monitor):
     node = model.evaluate(*start, tol, max_iter)
     trace.end({"residual": node.residual, "log_evidence": node.objective}, node)
     reason: Reason = "converged" if node.residual < tol else "max_iter"
-    return Exploration(grid_of_one(node), [node], node, trace, reason, "", "mode")
+    return Exploration(grid_of_one(node), [node], node, trace, reason, "", "none")
 
 
 def _check_precise(beta):
@@ -131,6 +131,10 @@ def _check_precise(beta):
     if size:
         flat = Moments(beta.mean.ravel(), beta.cov.reshape(size, size))
         check_precise(natural(flat).precision)
+
+
+def _save(path, fingerprint, node):
+    save_checkpoint(path, state_of_classes(node), fingerprint)
 
 
 def state_of_classes(node):

@@ -41,6 +41,7 @@ from .theta_nodes import SiteState
 
 __all__ = ["fit_parts"]
 
+_DRAWS = 800  # of an engine that draws, in each part
 _MODE_TOL = 0.1  # sd: the messages at the mode contain one more Newton step anyway
 _MAX_INNER = 30
 _MOST_ON_GRID = 2  # coordinates of theta of a lattice; a star beyond
@@ -200,7 +201,7 @@ class GroupedFit:
         s, p = self.settings, self.problem
         if self.engine in _DRAWING:
             tilted, _, share = _DRAWING[self.engine]
-            settings = ImportanceSettings(s.n_draws, share, s.seed)
+            settings = ImportanceSettings(_DRAWS, share, s.seed)
             return drawing_worker, (p.spec, p.q, tilted, settings)
         return tilted_worker, (p.spec, p.q, self.inner)
 
