@@ -409,6 +409,8 @@ class GroupEffectsDisplay:
             mean, std, known = mean[top], std[top], known[top]
             raw = raw if raw is None else raw[top]
         factor_name, effect_name = _names_of(estimator, factor, effect)
+        if len(estimator.classes_) > 2:
+            effect_name += f", class {estimator.classes_[class_index]}"
         display = cls(
             mean,
             std,

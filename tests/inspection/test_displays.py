@@ -289,11 +289,9 @@ def test_thousands_of_levels_are_drawn_by_the_furthest():
 def test_group_effects_of_one_class_among_three():
     rng = np.random.default_rng(0)
     X = np.column_stack([rng.normal(size=180), rng.integers(8, size=180)])
-    est = HierarchicalEPLogistic(1, refine=False).fit(X, rng.integers(2, size=180))
-    est.classes_ = np.arange(3)  # effects with an axis of classes in front
-    est.group_effects_ = est.group_effects_ + np.arange(3.0)[:, None, None]
-    est.group_effects_std_ = est.group_effects_std_ * np.ones((3, 1, 1))
+    est = HierarchicalEPLogistic(1).fit(X, rng.choice(["a", "b", "c"], size=180))
     display = GroupEffectsDisplay.from_estimator(est, class_index=2)
     np.testing.assert_array_equal(display.mean, est.group_effects_[2, :, 0])
+    assert display.ax_.get_xlabel() == "effect on the intercept, class c, 90 % interval"
     with pytest.raises(ValueError, match="two classes"):
         GroupEffectsDisplay.from_estimator(est, X, np.zeros(180))
