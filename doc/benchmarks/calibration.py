@@ -166,6 +166,51 @@ def factors(how, seed, sizes, n):
     return own | {"effects": np.concatenate(parts)}, {}
 
 
+def nested(how, seed, regions=12, schools=5, pupils=4, rows=5):
+    """Coefficients, effects and scales of pupils in schools in regions."""
+    rng = np.random.default_rng(seed)
+    pupil = np.repeat(np.arange(regions * schools * pupils), rows)
+    codes = [pupil // (schools * pupils), pupil // pupils, pupil]
+    X = rng.normal(size=(len(pupil), 2))
+    beta, tau = truths(how, rng, 3)
+    effects = [t * rng.normal(size=c.max() + 1) for t, c in zip(tau, codes, strict=True)]
+    z = X @ beta[:2] + beta[2] + sum(e[c] for e, c in zip(effects, codes, strict=True))
+    y = rng.uniform(size=len(z)) < special.expit(z)
+    model = HierarchicalEPLogistic([2, 3, 4]).fit(np.column_stack([X, *codes]), y)
+    draws = model.sample_posterior(N_DRAWS, random_state=seed)
+    parts = [ranks(d[:, :, 0], e, rng) for d, e in zip(draws.group_effects, effects, strict=True)]
+    own = {"coefficients": ranks(draws.coef, beta[:2], rng), "scales": ranks(draws.tau, tau, rng)}
+    return own | {"effects": np.concatenate(parts)}, {}
+
+
+def slopes(how, seed, n=900, n_groups=30):
+    """The same with one factor, an intercept and two slopes; its covariance is not diagonal."""
+    rng = np.random.default_rng(seed)
+    X, group = rng.normal(size=(n, 2)), rng.integers(n_groups, size=n)
+    beta, tau = truths(how, rng, 3)
+    lower = np.diag(tau)
+    lower[np.tril_indices(3, -1)] = 1.5 * rng.normal(size=3) if how == "learned" else 0.3
+    effects = rng.normal(size=(n_groups, 3)) @ lower.T
+    local = np.column_stack([np.ones(n), X])
+    z = X @ beta[:2] + beta[2] + np.sum(local * effects[group], axis=1)
+    y = rng.uniform(size=n) < special.expit(z)
+    model = HierarchicalEPLogistic(2, random_slopes=[0, 1]).fit(np.column_stack([X, group]), y)
+    draws = model.sample_posterior(N_DRAWS, random_state=seed)
+    scales = np.linalg.norm(lower, axis=1)
+    own = {
+        "coefficients": ranks(draws.coef, beta[:2], rng),
+        "scales": ranks(draws.tau, scales, rng),
+    }
+    return own | {"effects": ranks(draws.group_effects, effects, rng).ravel()}, {}
+
+
+def truths(how, rng, n_scales):
+    """Return coefficients, the intercept last, and scales: drawn from their priors, or fixed."""
+    if how == "learned":
+        return 2.5 * rng.normal(size=3), np.exp(1.5 * rng.normal(size=n_scales))
+    return np.array([1.0, -0.5, 0.3]), np.full(n_scales, float(how))
+
+
 THROUGH_POINTS = dict(method="sparse", n_inducing=30, hyperparameters="integrate")
 MODELS = {
     "SpikeSlabRegressor": (spike_slab, ("known", "learned", "fixed"), 600),
@@ -188,6 +233,8 @@ MODELS = {
     "ConvexVariationalLogistic": (linear, ("known", "learned", "fixed"), 400),
     "HierarchicalEPLogistic": (grouped, ("known", "learned", "0.5", "1", "2.5"), 120),
     "HierarchicalEPLogistic, crossed": (crossed, ("known", "learned", "0.5", "1", "2.5"), 120),
+    "HierarchicalEPLogistic, nested": (nested, ("learned", "0.5", "1"), 100),
+    "HierarchicalEPLogistic, slopes": (slopes, ("learned", "0.5", "1"), 100),
 }
 
 
