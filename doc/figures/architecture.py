@@ -13,6 +13,7 @@ import numpy as np
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from matplotlib.path import Path
 
 STATIC = pathlib.Path(__file__).resolve().parent.parent / "_static"
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "sklearn_ep"
@@ -29,6 +30,8 @@ PLACES = {
 }
 # where the arrow from a room to the engine goes down, beside the room of the estimators' base
 DOWN = {"spike_slab": 4.2, "convex": 8.2, "_estimator": 6.2}
+# corners of arrows that would go behind other rooms, the first on the border of the room
+CORNERS = {"inspection": [(12.55, 6.2), (12.33, 6.2), (12.33, 3.65)]}
 
 
 def modules(room):
@@ -98,7 +101,8 @@ def draw_arrow(ax, start, end, count, ink):
         ends = (x0 + 0.2 * np.sign(x1 - x0), y0 - h0 / 2), (reach, y1 + h1 / 2)
     width = 0.6 + 0.08 * count
     style = "-|>,head_length=5,head_width=2.6"
-    ax.add_patch(FancyArrowPatch(*ends, arrowstyle=style, lw=width, color=ink, alpha=0.6))
+    path = Path([*CORNERS.get(start, ends[:1]), ends[1]])
+    ax.add_patch(FancyArrowPatch(path=path, arrowstyle=style, lw=width, color=ink, alpha=0.6))
 
 
 def draw(background, ink, fill, path):

@@ -16,9 +16,12 @@ __all__ = [
     "Moments",
     "Natural",
     "add_to_diagonal",
+    "backward",
+    "check_precise",
     "checked_cholesky",
     "cholesky_solve",
     "explained_variances",
+    "forward",
     "inverse_from_cholesky",
     "inverse_from_triangular",
     "invert_triangular",
@@ -38,6 +41,8 @@ __all__ = [
 # Below this product of site precision and prior variance the difference 1 - (B^-1)_ii has lost the
 # digits that the direct formula keeps.
 WEAK_SITE = 1e-4
+# Smallest eigenvalue of a precision of unit diagonal whose answers are right to some 1e-3.
+_LEAST_EIGENVALUE = 1e3 * np.finfo(float).eps
 
 
 # Rows up to which LAPACK inverts a triangular factor at once.
@@ -262,3 +267,38 @@ def explained_variances(
     halves = inverse @ (root[:, None] * K[:, weak])
     var[weak] -= np.einsum("ij,ij->j", halves, halves)
     return var, strong, halves
+
+
+def check_precise(precision: np.ndarray) -> None:
+    """Raise an `ImproperPosterior` where rounding of a posterior precision hides what it says.
+
+    Columns that cancel each other, as two with the same large offset do, leave information below
+    the rounding error of the precision; the answer would be noise. The units of columns do not
+    matter.
+    """
+    scale = 1.0 / np.sqrt(np.diagonal(precision))
+    if np.linalg.eigvalsh(scale[:, None] * precision * scale)[0] < _LEAST_EIGENVALUE:
+        raise ImproperPosterior("the posterior precision is singular to double precision")
+
+
+def forward(lower: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+    """Solve lower x = rhs for stacks of small triangles: lower (..., q, q), rhs (..., q, k)."""
+    out = np.empty(np.broadcast_shapes(lower.shape[:-2], rhs.shape[:-2]) + rhs.shape[-2:])
+    for a in range(lower.shape[-1]):
+        rest = rhs[..., a, :]
+        for b in range(a):
+            rest = rest - lower[..., a, b, None] * out[..., b, :]
+        out[..., a, :] = rest / lower[..., a, a, None]
+    return out
+
+
+def backward(lower: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+    """Solve lower' x = rhs for stacks of small triangles."""
+    q = lower.shape[-1]
+    out = np.empty(np.broadcast_shapes(lower.shape[:-2], rhs.shape[:-2]) + rhs.shape[-2:])
+    for a in reversed(range(q)):
+        rest = rhs[..., a, :]
+        for b in range(a + 1, q):
+            rest = rest - lower[..., b, a, None] * out[..., b, :]
+        out[..., a, :] = rest / lower[..., a, a, None]
+    return out

@@ -6,7 +6,7 @@ import zipfile
 
 import numpy as np
 
-from ._labels import group_keys
+from ._factors import group_keys
 
 __all__ = ["checked_state", "digest", "load_checkpoint", "save_checkpoint", "state_of"]
 

@@ -16,10 +16,9 @@ from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import one_or_stack, remarks_of, restore_on_error, warn_not_converged
 from .._estimator.latents import log_normalise
 from .._estimator.posterior_classifier import probabilities
-from ._attributes import attributes_of
 from ._checkpoint import checked_state
-from ._effects_table import effects_frame
-from ._fit import fit_plan
+from ._factors import split_intercept
+from ._fit import attributes_of, fit_plan
 from ._plan import check_parameters, check_parts, plan_parts, plan_rows, remarks_on_parameters
 from ._prediction import (
     all_known,
@@ -29,9 +28,8 @@ from ._prediction import (
     proba_of_draws,
     row_pairs,
     rows_again,
-    split_intercept,
 )
-from ._summary import intervals, summarise, what_was_averaged
+from ._tables import effects_frame, intervals, summarise, what_was_averaged
 from .messages.posterior import variance_verdicts
 from .partitions.trust import trust_in_parts
 
@@ -745,7 +743,11 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         """Hold the variances of effects by messages against draws, each of which is a solve."""
         n_draws = min(n_draws, _MOST_SOLVES)
         found = self._posteriors[0].variance_check(n_draws, _generator(rng))
-        return variance_verdicts(found, [f.name for f in self._columns.factors])
+        names = [f.name for f in self._columns.factors]
+        verdicts = zip(names, variance_verdicts(found, names), strict=True)
+        return [
+            f"Factor {name!r}, variances by messages and by draws: {v}." for name, v in verdicts
+        ]
 
     def get_state(self):
         """Return all that is needed to go on after a crash.

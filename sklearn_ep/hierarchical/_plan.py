@@ -8,6 +8,7 @@ import numpy as np
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
+from .._engine.gaussian import Natural
 from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import check_choice, check_common, check_number, validate_training
 from . import _log_cholesky as log_cholesky
@@ -15,14 +16,16 @@ from ._checkpoint import digest
 from ._factors import (
     FactorColumns,
     any_nested,
+    array_of,
     check_measured,
     design_of_factors,
     factor_columns,
+    in_memory,
     label_table,
     labels_of,
+    numbered_levels,
     take_labels,
 )
-from ._labels import array_of, in_memory, numbered_levels
 from ._raw_parts import describe_part, join_levels, shape_of
 from .classes.fit import why_not_joint
 from .exact.layout import local_factor
@@ -73,8 +76,9 @@ class Plan(NamedTuple):
     designs (n, q_f), codes (n,), levels (named ones) and
     n_levels (rows without label counted) are of each factor, sizes (L_f,) the rows of each level; y
     are class indices. Of raw parts X, y, weight, designs and codes are None. beta_sd (D,),
-    theta_mean and theta_sd (T,) are the priors; parts are `FactorParts`; placement says which rows
-    are in which site of a model of at most one factor, None for a list of factors.
+    theta_mean and theta_sd (T,) are the priors; parts are those of messages, None for
+    other engines; fingerprint, with a checkpoint, tells data and model from others; placement says
+    which rows are in which site of a model of at most one factor, None for a list of factors.
     """
 
     columns: FactorColumns
@@ -94,7 +98,8 @@ class Plan(NamedTuple):
     theta_mean: np.ndarray
     theta_sd: np.ndarray
     settings: Settings
-    parts: FactorParts
+    parts: FactorParts | None
+    fingerprint: str
     placement: Placement | None
 
     @property
@@ -109,8 +114,14 @@ class Plan(NamedTuple):
 
     @property
     def members(self):
-        """Rows of each part, None for raw parts."""
-        return self.parts.members
+        """Rows of each part of messages, None for raw parts."""
+        return None if self.parts is None else self.parts.members
+
+    def prior(self):
+        """Return the prior of phi = (coefficients, theta) as a `Natural`."""
+        mean = np.r_[np.zeros(len(self.beta_sd)), self.theta_mean]
+        precision = np.r_[self.beta_sd, self.theta_sd] ** -2.0
+        return Natural(np.diag(precision), precision * mean)
 
     @property
     def tol(self):
@@ -260,14 +271,15 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
         own = codes if placement is None else [*codes, placement.row_site]
         content = digest(training.X, training.y, training.weight, *own)
         fingerprint = content + _model_digest(est, columns, engine)
-    n_parts = 1
-    if engine == "messages" and est.n_partitions != "auto":
-        n_parts = min(est.n_partitions, len(training.y))
+    parts = None
+    if engine == "messages":
+        n_parts = 1 if est.n_partitions == "auto" else min(est.n_partitions, len(training.y))
+        parts = parts_of_rows(codes, n_levels, n_parts)
     found: dict[str, Any] = dict(
         n_rows=len(training.y), levels=levels, n_levels=n_levels, sizes=sizes
     )
     found |= dict(columns=columns, engine=engine, exact=exact, joint=joint, placement=placement)
-    found |= dict(parts=parts_of_rows(codes, n_levels, n_parts, fingerprint))
+    found |= dict(parts=parts, fingerprint=fingerprint)
     return Plan(**rows, **found, **_priors(est, columns, training.X.shape[1]))
 
 
@@ -301,7 +313,8 @@ def plan_parts(est, run, with_digest):
         n_rows=sum(n_rows), levels=levels, n_levels=numbers.n_levels, sizes=sizes
     )
     found |= dict(columns=columns, engine=engine, exact=False, joint=False, placement=placement)
-    found |= dict(parts=FactorParts(numbers, RawFactors(columns, positive), None, fingerprint))
+    parts = FactorParts(numbers, RawFactors(columns, positive), None)
+    found |= dict(parts=parts, fingerprint=fingerprint)
     return Plan(**rows, **found, **_priors(est, columns, est.n_features_in_ - len(columns.taken)))
 
 
@@ -518,14 +531,32 @@ def _remarks_on_factor(plan, k, name, tau):
         )
     elif _sites_are_gaussian(plan):
         found += _remark_on_small_groups(plan, name, median, tau)
+    if missing := n - len(plan.levels[k]):
+        found.append(
+            f"{name} has no label in {missing} of {plan.n_rows} rows: each of them is taken as a "
+            "group of its own."
+        )
     for j in range(k if plan.codes is not None else 0):
         if _same_partition(plan.codes[k], plan.codes[j]):
-            other = plan.columns.factors[j].name
-            found.append(
-                f"factor {other!r} and {name} have the same groups of rows: only the sum of their "
-                "variances is known."
-            )
+            found.append(_remark_on_same_groups(plan.columns.factors[j], plan.columns.factors[k]))
     return found
+
+
+def _remark_on_same_groups(first, second):
+    """Return a sentence on two factors of which one says nothing beyond the other."""
+    text = (
+        f"factor {first.name!r} and factor {second.name!r} have the same groups of rows: only the "
+        "sum of their variances is known."
+    )
+    if not set(first.positions) < set(second.positions):
+        return text
+    outer = next(
+        c for c, p in zip(second.name, second.positions, strict=True) if p not in first.positions
+    )
+    return (
+        f"{text} Nested factors are written from the outside in; if {first.name!r} lies in "
+        f"{outer!r}, give [{outer!r}, {second.name!r}]."
+    )
 
 
 def _sites_are_gaussian(plan):

@@ -6,14 +6,13 @@ import numpy as np
 from scipy.special import log_expit
 
 from .._engine.averaging import log_mixture, mixture_moments, mixture_quantiles
-from .._engine.gaussian import Moments
+from .._engine.gaussian import Moments, backward, forward
 from .._engine.likelihoods import Logit
 from . import _log_cholesky as log_cholesky
-from .exact.columns import SharedRows, shared_entries
 from .exact.given_scales import SharedPrior
-from .partitions.arrow import backward, forward
+from .exact.layout import SharedRows, shared_entries
 
-__all__ = ["EffectPlaces", "GroupPosterior", "RowsToPredict"]
+__all__ = ["EffectPlaces", "GroupPosterior", "RowsToPredict", "is_joint", "moments_by_class"]
 
 _BLOCK = 8192  # rows predicted at once
 _CELLS = 4_000_000  # values of the linear predictor held at once, draws times rows
@@ -349,3 +348,17 @@ class GroupPosterior:
                 )
                 out[some] = target - log_density - self.log_z[m]
         return out
+
+
+def is_joint(posteriors):
+    """Say whether there is one posterior of all classes."""
+    return hasattr(posteriors[0], "n_classes")
+
+
+def moments_by_class(posteriors):
+    """Return the `Moments` of the coefficients of the one problem, or of each class."""
+    found = [p.beta_moments() for p in posteriors]
+    if not is_joint(posteriors):
+        return found
+    means, cov = found[0]
+    return [Moments(mean, cov[c, :, c]) for c, mean in enumerate(means)]

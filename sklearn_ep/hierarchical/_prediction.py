@@ -1,60 +1,34 @@
 """Rows to predict, with their groups: what the public methods of the classifier call."""
 
-import warnings
-
 import numpy as np
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._engine.gaussian import Moments
 from .._engine.likelihoods import Logit
 from .._engine.noisy_argmax import SOFTMAX
 from .._estimator.checks import check_choice, checked_weights
 from .._estimator.fitting import one_or_stack
 from .._estimator.latents import committee
-from ._factors import codes_of, design_of_factors, label_table, labels_of, take_labels
-from ._labels import array_of, in_memory
+from ._factors import (
+    array_of,
+    codes_of,
+    design_of_factors,
+    in_memory,
+    label_table,
+    labels_of,
+    take_labels,
+)
+from ._posterior import is_joint
 
 __all__ = [
-    "GroupsForgotten",
     "all_known",
-    "is_joint",
     "latent_moments",
     "links_of",
-    "moments_by_class",
     "new_rows",
     "proba_of_draws",
     "row_pairs",
     "rows_again",
-    "split_intercept",
 ]
-
-
-class GroupsForgotten:
-    """Says once a fit that rows to predict came without the groups that the fit had beside X.
-
-    Having said so is no part of what was learned: a pickle of the estimator does not know it.
-    """
-
-    def __init__(self):
-        self.told = False
-
-    def __reduce__(self):
-        return type(self), ()
-
-    def warn(self, est):
-        """Warn at the first call."""
-        if self.told:
-            return
-        self.told = True
-        warnings.warn(
-            f"{type(est).__name__} was fitted with groups beside X and predicts without: every row "
-            "is taken as one of a new group. Give groups=..., or make them a column of X named by "
-            "group_column; if new groups are meant, kind='population', or None as the label of "
-            "every row, says so.",
-            UserWarning,
-            stacklevel=4,
-        )
 
 
 def new_rows(est, X, groups=None, kind="conditional"):
@@ -149,20 +123,6 @@ def all_known(est, code):
     return bool(np.all((code >= 0) & (code < n_named)))
 
 
-def is_joint(posteriors):
-    """Say whether there is one posterior of all classes."""
-    return hasattr(posteriors[0], "n_classes")
-
-
-def moments_by_class(posteriors):
-    """Return the `Moments` of the coefficients of the one problem, or of each class."""
-    found = [p.beta_moments() for p in posteriors]
-    if not is_joint(posteriors):
-        return found
-    means, cov = found[0]
-    return [Moments(mean, cov[c, :, c]) for c, mean in enumerate(means)]
-
-
 def latent_moments(posteriors, rows):
     """Return means and variances of the linear predictor, (n,) or (n, K)."""
     pairs = [p.latent(*rows) for p in posteriors]
@@ -186,10 +146,3 @@ def proba_of_draws(posteriors, rows, n_samples, rng):
     if is_joint(posteriors):
         return np.exp(SOFTMAX.log_prob(draws[0]))
     return committee(links_of(posteriors), draws)
-
-
-def split_intercept(beta, columns):
-    """Return (coefficients, intercept) of vectors (..., D)."""
-    if columns.fit_intercept:
-        return beta[..., :-1], beta[..., -1]
-    return beta, np.zeros(beta.shape[:-1])

@@ -8,8 +8,7 @@ from sklearn.utils import check_array, column_or_1d
 from .._engine.partition import load_part
 from .._estimator.checks import checked_weights
 from ._checkpoint import digest
-from ._factors import check_measured, labels_of, take_labels
-from ._labels import numbered_levels
+from ._factors import check_measured, labels_of, numbered_levels, take_labels
 from .messages.rows_in_parts import LevelNumbers
 
 __all__ = ["PartLevels", "checked_part", "describe_part", "join_levels", "shape_of"]

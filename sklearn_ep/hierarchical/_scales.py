@@ -40,6 +40,7 @@ _LATTICE_FLOPS = 3e8
 _PASSES = 3.0  # that a node takes, sites being warm
 _AXES_FIT = 0.6, 1.7  # variances along the axes of a star within which it need not be laid anew
 _LOG2_POINTS = 13  # of the smooth distribution: quantiles are then within .002 sd
+_BALANCED, _MOST_BALANCING = 1e-4, 500  # change of the masses that ends the balancing of both
 _MESH = 400  # points of a density along an axis
 _BEYOND = 4.0  # sd to which a star's surrogate goes on beyond its nodes
 _PAD = 3  # places around a lattice, so that a spline does not feel its border
@@ -125,12 +126,14 @@ def find_mode(model, start, tol, final_tol, max_iter, monitor, cov=None):
         if not _settled(node, inverse):
             step = inverse @ node.gradient
             theta = node.phi + share * step / max(1.0, np.max(np.abs(step)))
-            new = model.evaluate(theta, node.payload.sites, site_tol)
-            if _no_worse(new, node, inverse):
+            new = evaluate(model, site_tol, theta, node)
+            if new is not None and _no_worse(new, node, inverse):
                 inverse = _bfgs(inverse, new.phi - node.phi, node.gradient - new.gradient)
                 node, share = new, 1.0
-            else:
-                share *= 0.4
+            else:  # where rough sites may have misled, finer ones are asked
+                share, site_tol = 0.4 * share, max(tol, 0.3 * site_tol)
+                if node.residual > site_tol:
+                    node = model.evaluate(node.phi, node.payload.sites, site_tol)
         settled = _settled(node, inverse)
         site_tol = float(np.clip(_SHARE * _decrement(node, inverse), tol, site_tol))
         if settled:
@@ -244,9 +247,11 @@ class SmoothScales:
         gap = np.sum(white**2, 1)[:, None] - 2.0 * white @ places.T + np.sum(places**2, 1)
         kernel = np.exp(-0.5 * (gap - gap.min(1, keepdims=True)))
         scale = np.ones(len(weight))
-        for _ in range(50):
+        for _ in range(_MOST_BALANCING):
             rows = self.mass / (kernel @ scale)
-            scale = weight / (rows @ kernel)
+            last, scale = scale, weight / (rows @ kernel)
+            if np.max(np.abs(scale / last - 1.0)) < _BALANCED:
+                break
         return rows[:, None] * kernel * scale / weight
 
 
@@ -395,8 +400,11 @@ def _bounds(model, centre):
 
 
 def evaluate(model, tol, theta, near):
-    """Return the `Node` of a model at theta, from the sites of the node `near`."""
-    return model.evaluate(theta, near.payload.sites, tol)
+    """Return the `Node` of a model at theta, from the sites of `near`; None without posterior."""
+    try:
+        return model.evaluate(theta, near.payload.sites, tol)
+    except (ImproperPosterior, FloatingPointError):
+        return None
 
 
 def lay_star(model, mode, inverse, tol, told):
@@ -431,35 +439,50 @@ class Star:
         self.top, self.slope = mode.objective, mode.gradient @ root
         step_to = partial(self._step_out, partial(evaluate, model, tol), told)
         sides = [[step_to(mode, sign * axis) for axis in root.T] for sign in (1.0, -1.0)]
-        self.nodes = [mode, *(out[0] for side in sides for out in side)]
+        self.nodes = [mode, *(out[0][1] for side in sides for out in side if out)]
+        self.far = np.array([[out[0][0] if out else 0.0 for out in side] for side in sides])
         self.lines = [self._line(*line) for line in zip(*sides, root.T, self.slope, strict=True)]
-        self.up, self.down = (np.array([out[0].gradient @ root for out in side]) for side in sides)
-        twist = (self.up - self.down) / (2.0 * self.reach)
+        up, down = (
+            np.array([out[0][1].gradient @ root if out else self.slope for out in side])
+            for side in sides
+        )
+        width = np.maximum(self.far.sum(0), self.reach)[:, None]
+        twist = (up - down) / width
         self.twist = np.triu(0.5 * (twist + twist.T), 1)
-        self.skew = (self.up + self.down - 2.0 * self.slope) / self.reach**2
+        self.skew = 4.0 * (up + down - 2.0 * self.slope) / width**2
         np.fill_diagonal(self.skew, 0.0)
         self.smooth, self.log_total, (self.mean, self.second) = self._surrogate()
 
     def _step_out(self, evaluate_at, told, mode, axis):
-        """Return the nodes on one side of an axis: one, or more where the tail is long."""
-        found: list[Node] = []
-        near = mode
+        """Return (place, node) on one side of an axis: one, or more where the tail is long.
+
+        Nearer than the reach where there is no posterior there, and none where there is none at an
+        eighth of it.
+        """
+        found: list[tuple[float, Node]] = []
+        near, far = mode, self.reach
         while len(found) < _MOST_OUT:
-            far = self.reach * (len(found) + 1)
-            near = evaluate_at(mode.phi + far * axis, near)
-            found.append(near)
-            told({"log_density": near.objective})
-            deep = near.objective < self.top - _TAIL_DEPTH
-            if deep or near.gradient @ axis < -_TAIL * far:
+            node = evaluate_at(mode.phi + far * axis, near)
+            if node is None and not found and far > 0.2 * self.reach:
+                far *= 0.5
+                continue
+            if node is None:
                 break
+            found.append((far, node))
+            told({"log_density": node.objective})
+            deep = node.objective < self.top - _TAIL_DEPTH
+            if deep or far < self.reach or node.gradient @ axis < -_TAIL * far:
+                break
+            near, far = node, far + self.reach
         return found
 
-    def _line(self, up, down, axis, mode_slope):
-        """Return places, values and slopes of the nodes along an axis."""
-        nodes = [*reversed(down), None, *up]
-        values = [0.0 if n is None else n.objective - self.top for n in nodes]
-        slopes = [mode_slope if n is None else n.gradient @ axis for n in nodes]
-        return self.reach * np.arange(-len(down), len(up) + 1), np.array(values), np.array(slopes)
+    def _line(self, up, down, axis, slope):
+        """Return places, values and slopes of the nodes along an axis, the mode among them."""
+        beside = [(-place, node) for place, node in reversed(down)], up
+        before, after = (
+            [(p, n.objective - self.top, n.gradient @ axis) for p, n in side] for side in beside
+        )
+        return [np.array(a) for a in zip(*before, (0.0, 0.0, slope), *after, strict=True)]
 
     @property
     def cov(self):
@@ -476,7 +499,9 @@ class Star:
         """Return the log density along axis k; beyond the nodes by tangent and unit curvature."""
         places, values, slopes = self.lines[k]
         inside = np.clip(z, places[0], places[-1])
-        out, beyond = CubicHermiteSpline(places, values, slopes)(inside), z - inside
+        out, beyond = np.zeros_like(z), z - inside
+        if len(places) > 1:
+            out = CubicHermiteSpline(places, values, slopes)(inside)
         return out + np.where(z > 0, slopes[-1], slopes[0]) * beyond - 0.5 * beyond**2
 
     def log_density(self, zeta):
@@ -488,9 +513,16 @@ class Star:
 
     def grid(self):
         """Return the `ScaleGrid`, its weights with the surrogate's moments along each axis."""
-        square, mean = np.diagonal(self.second) / self.reach**2, self.mean / self.reach
-        sides = 0.5 * np.r_[square + mean, square - mean]
-        weight = np.maximum(np.r_[1.0 - square.sum(), sides], 0.0)
+        square, (up, down) = np.diagonal(self.second), self.far
+        known = np.r_[up, down] > 0
+        width = np.maximum(up + down, 1e-300)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            sides = np.r_[
+                (square + self.mean * down) / (up * width),
+                (square - self.mean * up) / (down * width),
+            ]
+        weight = np.maximum(np.r_[0.0, sides[known]], 0.0)
+        weight[0] = max(1.0 - weight.sum(), 0.0)
         weight /= weight.sum()
         kept = weight > 0
         self.nodes = [node for node, keep in zip(self.nodes, kept, strict=True) if keep]

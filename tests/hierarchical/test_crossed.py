@@ -451,7 +451,7 @@ def test_draws_without_rows_have_the_moments_of_predictions():
     mean, var = est.latent_mean_and_variance(Z)
     assert np.max(np.abs(draws.mean(0) - mean) / np.sqrt(var)) < 0.08
     np.testing.assert_allclose(draws.var(0), var, rtol=0.15)
-    assert not est.diagnose().remarks
+    assert len(est.diagnose().remarks) == 1  # what the scales are: draws say nothing here
     assert b"FactorRows" not in pickle.dumps(est)  # none of them is kept
 
 
@@ -619,10 +619,10 @@ def test_bad_data_are_named_before_any_work():
     many = np.column_stack([many, rng.integers(700, size=6000)])
     auto = quiet(HierarchicalEPLogistic([2, 3]), many, y.repeat(20))
     assert auto.engine_ == "messages"
-    wide = [np.arange(5000), np.r_[np.arange(2500), np.arange(2500)]]
-    long = np.column_stack([np.random.default_rng(0).normal(size=5000), *wide])
+    wide = [np.arange(9000), np.arange(9000) % 4500]
+    long = np.column_stack([np.random.default_rng(0).normal(size=9000), *wide])
     with pytest.raises(ValueError, match="engine='messages'"):
-        HierarchicalEPLogistic([1, 2], engine="ep").fit(long, np.arange(5000) % 2)
+        HierarchicalEPLogistic([1, 2], engine="ep").fit(long, np.arange(9000) % 2)
     fit = fitted()
     with pytest.raises(ValueError, match="features"):
         fit.predict_proba(Z[:, :3])

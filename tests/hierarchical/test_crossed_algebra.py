@@ -8,7 +8,7 @@ from scipy.stats import norm
 from sklearn_ep._engine.likelihoods import Logit
 from sklearn_ep._engine.sites import Sites
 from sklearn_ep.hierarchical.exact import group_sites
-from sklearn_ep.hierarchical.exact.given_scales import AllSites, first_sites
+from sklearn_ep.hierarchical.exact.given_scales import AllSites, CrossedModel, first_sites
 from sklearn_ep.hierarchical.exact.group_sites import (
     GroupCavities,
     GroupSites,
@@ -18,7 +18,6 @@ from sklearn_ep.hierarchical.exact.group_sites import (
     tilted_groups,
 )
 from sklearn_ep.hierarchical.exact.layout import lay_out, local_factor
-from sklearn_ep.hierarchical.exact.model import CrossedModel
 from sklearn_ep.hierarchical.messages.rows import (
     Linearise,
     Resume,

@@ -6,7 +6,7 @@ import pytest
 from scipy.special import ndtri
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep.hierarchical._effects_table import effects_frame, effects_table
+from sklearn_ep.hierarchical._tables import effects_frame, effects_table
 
 
 def pupils(n=300):

@@ -8,7 +8,7 @@ from scipy.special import expit, log_expit
 from sklearn.model_selection import GridSearchCV
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep.hierarchical._power import LogitToPower
+from sklearn_ep._engine.likelihoods import LogitToPower
 from sklearn_ep.hierarchical.partitions.arrow import arrow_rows, conditional_ep
 
 GRID = np.linspace(-1.0, 1.0, 6001)

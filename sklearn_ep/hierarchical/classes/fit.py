@@ -5,13 +5,11 @@ from functools import partial
 import numpy as np
 
 from ..._engine.class_weights import MOST_WEIGHTS
-from ..._engine.gaussian import Moments, natural
+from ..._engine.gaussian import Moments, check_precise, natural
 from ..._engine.loop import Reason, Trace
-from ..._estimator.fitting import BinaryFit
+from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .._checkpoint import load_checkpoint, save_checkpoint
-from .._monitor import PosteriorMonitor
 from .._scales import Exploration, explore, grid_of_one
-from ..partitions.messages import check_precise
 from .model import ClassesModel
 from .posterior import ClassMixture
 from .rows import lay_out_effects
@@ -94,9 +92,9 @@ def fit_classes(plan, monitor, previous=None, checkpoint=None):
     """
     model, save = class_model(plan), None
     if checkpoint is not None:
-        saved = load_checkpoint(checkpoint, plan.parts.fingerprint)
+        saved = load_checkpoint(checkpoint, plan.fingerprint)
         previous = previous if saved is None else saved
-        save = partial(_save, checkpoint, plan.parts.fingerprint)
+        save = partial(_save, checkpoint, plan.fingerprint)
     n_named = [len(known) for known in plan.levels]
 
     def so_far(node):

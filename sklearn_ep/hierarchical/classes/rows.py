@@ -15,7 +15,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import LinearOperator
 
-from ..exact.columns import SharedRows, shared_entries
+from ..exact.layout import SharedRows, shared_entries
 
 __all__ = ["EffectLayout", "EffectRows", "lay_out_effects"]
 

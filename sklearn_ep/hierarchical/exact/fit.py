@@ -4,19 +4,16 @@ from functools import partial
 
 import numpy as np
 
-from ..._engine.gaussian import natural
+from ..._engine.gaussian import check_precise, natural
 from ..._engine.sites import Sites
-from ..._estimator.fitting import BinaryFit
+from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .._checkpoint import load_checkpoint, save_checkpoint
-from .._monitor import PosteriorMonitor
 from .._posterior import EffectPlaces, GroupPosterior
 from .._scales import explore, grid_of_one
-from ..partitions.fit import prior_of
-from ..partitions.messages import Messages, check_precise, posterior_moments, shared
-from .given_scales import AllSites, first_sites
+from ..partitions.messages import Messages, posterior_moments, shared
+from .given_scales import AllSites, CrossedModel, first_sites
 from .group_sites import GroupSites
 from .layout import largest_group, lay_out
-from .model import CrossedModel
 
 __all__ = ["fit_exact"]
 
@@ -29,9 +26,9 @@ def fit_exact(plan, sign, monitor, previous, checkpoint):
     """
     save = None
     if checkpoint is not None:
-        saved = load_checkpoint(checkpoint, plan.parts.fingerprint)
+        saved = load_checkpoint(checkpoint, plan.fingerprint)
         previous = previous if saved is None else saved
-        save = partial(_save, checkpoint, plan.parts.fingerprint)
+        save = partial(_save, checkpoint, plan.fingerprint)
     rows = plan.X, sign, plan.weight, plan.designs, plan.codes, plan.n_levels
     layout = lay_out(*rows, plan.local, largest_group(plan.power))
     precision, of_theta = plan.beta_sd**-2.0, (plan.theta_mean, plan.theta_sd)
@@ -54,7 +51,7 @@ def fit_exact(plan, sign, monitor, previous, checkpoint):
     history, evidence = found.trace.history, found.grid.log_evidence
     if plan.placement is not None:
         history = dict(history, n_skipped=np.zeros(found.trace.n_iter))
-        total, prior = natural(posterior.phi_moments()), prior_of(plan)
+        total, prior = natural(posterior.phi_moments()), plan.prior()
         messages = shared(total, prior, len(plan.placement.where))
         more |= dict(messages=messages, prior=prior, n_skipped=0, n_cut=0)
     return BinaryFit(posterior, history, found.reason, evidence, more, found.remark)
@@ -86,7 +83,7 @@ def start_of(plan, model, previous):
 
 def _start_of_parts(plan, model, previous):
     """Return what `start_of` does of messages between sites of parts."""
-    prior, (precision, shift) = prior_of(plan), (previous[f"site_{n}"] for n in Messages._fields)
+    prior, (precision, shift) = plan.prior(), (previous[f"site_{n}"] for n in Messages._fields)
     if precision.ndim != 3 or shift.shape[1:] != prior.shift.shape:
         return (model.theta_mean, first_sites(model.layout)), None
     phi, d = posterior_moments(prior, Messages(precision, shift)), len(plan.beta_sd)

@@ -2,28 +2,36 @@
 
 Given these the model is Gaussian but for the likelihood: the shared vector b has a Cholesky factor
 of its posterior precision, local effects are eliminated group by group, and sites of rows, or of
-small groups, are updated in parallel. The prior of the shared effects needs no sites.
+small groups, are updated in parallel. The prior of the shared effects needs no sites. As a function
+of theta, the coordinates of all covariances, this is what the search for the scales evaluates.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
+from scipy.stats import norm
 
+from ..._engine.averaging import Node
 from ..._engine.gaussian import (
     ImproperPosterior,
+    backward,
     checked_cholesky,
     cholesky_solve,
+    forward,
     triangular_inverse,
 )
+from ..._engine.likelihoods import Logit
+from ..._engine.rules import rule_of_power
 from ..._engine.sites import Sites
-from .._power import row_rule
-from ..partitions.arrow import backward, forward, weighted_gram
-from .columns import GroupColumns
+from .. import _log_cholesky as log_cholesky
 from .group_sites import GroupSites, cavities, log_site_masses, new_sites, tilted_groups
+from .layout import GroupColumns, Layout
 
 __all__ = [
     "AllSites",
+    "CrossedModel",
     "GivenScales",
     "LocalPart",
     "SharedPrior",
@@ -130,15 +138,23 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power
     layout is the `Layout`, prior the `SharedPrior`, scale (q, q) the Cholesky factor of the
     covariance of the local effects, sites the `AllSites` to start from, power the share of a row's
     likelihood that is matched. One pass costs O(n (D + F)^2 + S times the number of pairs + S^3).
-    Steps are undamped; one after which the mismatch has
-    grown is taken back and halved, and steps are doubled again where it falls: with levels of one
-    class only and scales of ten and more undamped steps run away from the fixed point.
+    Steps are undamped; one after which the mismatch has grown, or that leaves no proper posterior,
+    is taken back and halved, and steps are doubled again where it falls: with levels of one class
+    only and scales of ten and more undamped steps run away from the fixed point. Sites of a
+    neighbour that leave no proper posterior here give way to weak ones.
     """
-    design, rule = layout.local @ scale, row_rule(power)
-    kept, step, n_passes = None, 1.0, 0
+    design, rule = layout.local @ scale, partial(rule_of_power(power), Logit())
+    kept, step, n_passes, start, end = None, 1.0, 0, sites, sites
     while True:
-        found, target = _one_pass(layout, design, prior, float(scale[0, 0]), sites, rule)
         n_passes += 1
+        try:
+            found, target = _one_pass(layout, design, prior, float(scale[0, 0]), sites, rule)
+        except (ImproperPosterior, FloatingPointError):
+            if n_passes > max_passes or step <= _LEAST_STEP:
+                raise
+            step *= 0.5
+            sites = first_sites(layout) if kept is None else _towards(start, end, step)
+            continue
         last = np.inf if kept is None else kept.mismatch
         if kept is None or found.mismatch <= _GROWTH * last or step <= _LEAST_STEP:
             kept, start, end = found, sites, target
@@ -202,7 +218,7 @@ def _shared_system(layout, prior, sites):
     tau = layout.weight[:n] * sites.rows.precision
     shift, masses = np.empty(len(X)), [tau]
     shift[:n] = layout.weight[:n] * sites.rows.shift
-    gram, weighted = weighted_gram(X[:n], tau[None])[0], []
+    gram, weighted = X[:n].T @ (tau[:, None] * X[:n]), []
     for small, site in zip(layout.small, sites.groups, strict=True):
         block = X[small.rows].reshape(-1, small.size, d)
         weighted.append((site.precision @ block).reshape(-1, d))
@@ -338,3 +354,84 @@ def _store_small(layout, small, part, tilted, weights, m, V):
     part.gain.dense[small.groups, 0] = -np.einsum("gk,gkd->gd", weights, block)
     terms = -(weights.reshape(-1, 1) * rows.value).ravel()
     np.add.at(part.gain.values[0], layout.pair[small.rows].ravel(), terms)
+
+
+_ROW_FLOPS = 500  # of the moments of a row, in units of what BLAS does meanwhile
+
+
+class CrossedModel(NamedTuple):
+    """Rows as laid out, and the priors.
+
+    n_effects and n_levels are of all factors; beta_precision (D,) is the prior precision of the
+    coefficients; theta_mean and theta_sd (T,) the normal prior of theta, factor by factor; power is
+    the share of a row's likelihood that is matched.
+    """
+
+    layout: Layout
+    local: int
+    n_effects: list[int]
+    n_levels: list[int]
+    beta_precision: np.ndarray
+    theta_mean: np.ndarray
+    theta_sd: np.ndarray
+    power: float = 1.0
+
+    @property
+    def factors(self):
+        """Numbers of the factors."""
+        return range(len(self.n_effects))
+
+    def spans(self):
+        """Return the slice of theta that belongs to each factor."""
+        return log_cholesky.spans(self.n_effects)
+
+    def flops(self):
+        """Return about how many operations a pass takes."""
+        layout, d = self.layout, len(self.beta_precision)
+        s, (n, e) = d + layout.width, layout.pair.shape
+        return _ROW_FLOPS * n + n * (d + e) ** 2 + 2.0 * len(layout.pair_group) * s + 3.0 * s**3
+
+    def factors_of(self, theta):
+        """Return the Cholesky factor (q_f, q_f) of the covariance of each factor's effects."""
+        return log_cholesky.factors(theta, self.n_effects)
+
+    def shared_prior(self, theta):
+        """Return the `SharedPrior` at theta."""
+        lower, shared = self.factors_of(theta), [f for f in self.factors if f != self.local]
+        inverse = [np.linalg.inv(lower[f] @ lower[f].T) for f in shared]
+        return SharedPrior(self.beta_precision, inverse, [self.n_levels[f] for f in shared])
+
+    def evaluate(self, theta, sites, tol, max_passes=30):
+        """Return the `Node` at theta, with `GivenScales`, started at `AllSites` of another."""
+        scale = self.factors_of(theta)[self.local]
+        prior = self.shared_prior(theta)
+        options = dict(tol=tol, max_passes=max_passes, power=self.power)
+        found = solve_given_scales(self.layout, prior, scale, sites, **options)
+        log_prior = float(np.sum(norm.logpdf(theta, self.theta_mean, self.theta_sd)))
+        gradient = self._gradient(theta, found)
+        return Node(theta, found.log_z, log_prior, gradient, found.mismatch, found)
+
+    def _gradient(self, theta, found):
+        """Return the gradient (T,) of the log density of theta.
+
+        At a fixed point of the sites it is the explicit one: of the prior of the effects, under
+        their posterior.
+        """
+        out = (self.theta_mean - theta) / self.theta_sd**2
+        start = len(self.beta_precision)
+        for f, (span, lower) in enumerate(zip(self.spans(), self.factors_of(theta), strict=True)):
+            q, n = self.n_effects[f], self.n_levels[f]
+            if f == self.local:
+                moment = found.local_moment
+            else:
+                own = slice(start, start + q * n)
+                mean, root = found.mean[own].reshape(n, q), found.root[:, own]
+                halves = root.reshape(-1, n, q)
+                second = mean.T @ mean + np.einsum("snq,snp->qp", halves, halves, optimize=True)
+                inner = np.linalg.solve(lower, second)
+                moment = np.linalg.solve(lower, inner.T) - n * np.eye(q)
+                start += q * n
+            out[span] += log_cholesky.slope(theta[span], q, moment)
+            if f == self.local:
+                out[span.start] += found.slope
+        return out

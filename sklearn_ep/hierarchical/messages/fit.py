@@ -17,9 +17,8 @@ from ..._engine.loop import Reason, Trace, reason_to_end
 from ..._engine.partition import PartMap
 from ..._engine.search import eigen_curvature
 from ..._engine.sites import Sites
-from ..._estimator.fitting import BinaryFit
+from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .._checkpoint import load_checkpoint, save_checkpoint
-from .._monitor import PosteriorMonitor
 from .checks import check_variances, log_evidence, remarks_on_variances
 from .nesting import Tree, find_chains
 from .posterior import MessagesPosterior, ScaleUncertainty
@@ -212,9 +211,9 @@ def _fit_rows(plan, rows, monitor, previous, checkpoint):
     """Return the `BinaryFit` of `LoggedRows`."""
     model, save = MessagesModel(rows, plan), None
     if checkpoint is not None:
-        saved = load_checkpoint(checkpoint, plan.parts.fingerprint)
+        saved = load_checkpoint(checkpoint, plan.fingerprint)
         previous = previous if saved is None else saved
-        save = partial(_save, checkpoint, plan.parts.fingerprint)
+        save = partial(_save, checkpoint, plan.fingerprint)
     posterior_of: Any = partial(_posterior, plan, model)
     watch = PosteriorMonitor(monitor, lambda found: posterior_of(*found, None), save)
     start, trace = _start(plan, model, previous), Trace(watch)

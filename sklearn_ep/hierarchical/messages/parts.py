@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._engine.partition import Part, split_rows
-from .._labels import numbered_levels
+from .._factors import numbered_levels
 from .._raw_parts import checked_part
 from .rows_in_parts import LevelNumbers, Prepared
 from .schur import FactorRows
@@ -21,14 +21,12 @@ class FactorParts(NamedTuple):
     """How rows become parts.
 
     numbers are the `LevelNumbers`; read makes `FactorRows` of the arrays of a part; members, for
-    rows in memory, has the rows of each part, None for raw parts; fingerprint, with a checkpoint,
-    tells data and model from others.
+    rows in memory, has the rows of each part, None for raw parts.
     """
 
     numbers: LevelNumbers
     read: Any
     members: list[Any] | None
-    fingerprint: str
 
     def prepared(self, plan, sign):
         """Return the parts of a plan with rows in memory, for labels in {-1, +1}."""
@@ -45,7 +43,7 @@ class FactorParts(NamedTuple):
         return out
 
 
-def parts_of_rows(codes, n_levels, n_parts, fingerprint):
+def parts_of_rows(codes, n_levels, n_parts):
     """Return the `FactorParts` of rows in memory.
 
     Rows are taken in the order of the largest factor, so that few of its levels are in two parts.
@@ -53,11 +51,11 @@ def parts_of_rows(codes, n_levels, n_parts, fingerprint):
     whole: list[Any] = [slice(None)]
     if n_parts == 1:
         numbers = LevelNumbers([[None] * len(codes)], n_levels)
-        return FactorParts(numbers, Prepared(), whole, fingerprint)
+        return FactorParts(numbers, Prepared(), whole)
     order = np.argsort(codes[int(np.argmax(n_levels))], kind="stable")
     members = [order[rows] for rows in split_rows(len(order), n_parts)]
     where = [[np.unique(code[own]) for code in codes] for own in members]
-    return FactorParts(LevelNumbers(where, n_levels), Prepared(), members, fingerprint)
+    return FactorParts(LevelNumbers(where, n_levels), Prepared(), members)
 
 
 class RawFactors(NamedTuple):

@@ -9,13 +9,14 @@ it is one of all that went before: `RowState` changes by steps alone, each of wh
 of levels what every row is to do. Whoever has the rows and the steps has the state.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..._engine.likelihoods import Logit
+from ..._engine.rules import rule_of_power
 from ..._engine.sites import Sites
-from .._power import LogitToPower, row_rule
 
 __all__ = [
     "Back",
@@ -39,7 +40,6 @@ __all__ = [
 _START = 0.7  # share of a site's precision that its first messages carry
 _BLOCK = 1 << 16  # rows whose moments are in the cache at once
 _AGAIN = 8  # local iterations that find the rows' part of a stored state, of Newton's order
-_LIKELIHOOD = Logit()
 
 
 class RowState(NamedTuple):
@@ -211,7 +211,7 @@ def known_precision(held, state):
 
 def row_evidence(held, state, root, mean, power):
     """Return the sum of the rows' terms of the log evidence; parameters as for `Update`."""
-    rows, rule, total = held.rows, row_rule(power), 0.0
+    rows, rule, total = held.rows, partial(rule_of_power(power), Logit()), 0.0
     predictor = rows.predictor(mean)
     for start in range(0, len(predictor), _BLOCK):
         some = slice(start, start + _BLOCK)
@@ -244,7 +244,7 @@ def updated_sites(rows, sites, mean, cavity_var, power=1.0):
     mean (n,) are the predictor's, under all sites; power is the share of a row's likelihood that is
     matched. Rows are taken in blocks.
     """
-    factor = _LIKELIHOOD if power == 1.0 else LogitToPower(power)
+    factor = Logit() if power == 1.0 else Logit().powered(power)
     new = Sites(np.empty_like(mean), np.empty_like(mean))
     worst = 0.0
     for start in range(0, len(mean), _BLOCK):

@@ -6,14 +6,16 @@ Rows are z_i = x_i' beta + w_i' L u_g(i) with u_j ~ N(0, I). Given L, the poster
 integral over the covariance of the group effects needs the same rows at several of them.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
 
-from ..._engine.gaussian import ImproperPosterior, triangular_inverse
+from ..._engine.gaussian import ImproperPosterior, backward, forward, triangular_inverse
+from ..._engine.likelihoods import Logit
+from ..._engine.rules import rule_of_power
 from ..._engine.sites import Sites
-from .._power import row_rule
 
 __all__ = ["ArrowRows", "ConditionalPosterior", "LocalEffects", "arrow_rows", "conditional_ep"]
 
@@ -116,29 +118,6 @@ def segment_products(rows, coefficient):
     return (matrix @ rows.X).reshape(m, len(rows.starts), -1)
 
 
-def forward(lower, rhs):
-    """Solve lower x = rhs for stacks of small triangles: lower (..., q, q), rhs (..., q, k)."""
-    out = np.empty(np.broadcast_shapes(lower.shape[:-2], rhs.shape[:-2]) + rhs.shape[-2:])
-    for a in range(lower.shape[-1]):
-        rest = rhs[..., a, :]
-        for b in range(a):
-            rest = rest - lower[..., a, b, None] * out[..., b, :]
-        out[..., a, :] = rest / lower[..., a, a, None]
-    return out
-
-
-def backward(lower, rhs):
-    """Solve lower' x = rhs for stacks of small triangles."""
-    q = lower.shape[-1]
-    out = np.empty(np.broadcast_shapes(lower.shape[:-2], rhs.shape[:-2]) + rhs.shape[-2:])
-    for a in reversed(range(q)):
-        rest = rhs[..., a, :]
-        for b in range(a + 1, q):
-            rest = rest - lower[..., b, a, None] * out[..., b, :]
-        out[..., a, :] = rest / lower[..., a, a, None]
-    return out
-
-
 def _eliminate(rows, design, precision, shift):
     """Factorise the local blocks for row sites (M, n) and local designs c = L' w, (M, n, q).
 
@@ -234,7 +213,8 @@ def conditional_ep(rows, scale, precision, shift, sites, *, tol, max_passes=20, 
     undamped; should the mismatch grow, the step is halved.
     """
     design = np.einsum("nq,mqp->mnp", rows.local, scale)
-    step, change, n_passes, rule = 1.0, np.inf, 0, row_rule(power)
+    step, change, n_passes = 1.0, np.inf, 0
+    rule = partial(rule_of_power(power), Logit())
     sites = start_sites(rows, len(shift)) if sites is None else sites
     cavity_mass = half_partition(stacked_cholesky(precision), shift)[2]
     # Written out, not by `iterate`: for loops of two or three passes of a millisecond its

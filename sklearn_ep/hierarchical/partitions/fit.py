@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import multivariate_normal, norm
 
-from ..._engine.gaussian import Moments, Natural, natural
+from ..._engine.gaussian import Moments, Natural, check_precise, natural
 from ..._engine.loop import SILENT
 from ..._engine.partition import Part, PartMap
-from ..._estimator.fitting import BinaryFit
+from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .._checkpoint import digest, load_checkpoint, save_checkpoint, state_of
-from .._monitor import PosteriorMonitor
 from .._posterior import EffectPlaces, GroupPosterior
 from .._scales import (
     Axes,
@@ -27,7 +26,6 @@ from .given_theta import PartsGivenTheta, PartsNode, gaussian_nodes, no_groups
 from .importance import DrawState, ImportanceSettings, tilted_by_importance
 from .messages import (
     Messages,
-    check_precise,
     is_proper,
     posterior_moments,
     propagate,
@@ -80,15 +78,8 @@ class GroupedProblem(NamedTuple):
         n_named, n_groups, q = 0, 0, 0
         if plan.columns.has_groups:
             n_named, n_groups, q = len(plan.levels[0]), plan.n_levels[0], plan.n_effects[0]
-        prior, theta = prior_of(plan), (plan.theta_mean, plan.theta_sd)
+        prior, theta = plan.prior(), (plan.theta_mean, plan.theta_sd)
         return cls(spec, plan.placement.where, n_named, n_groups, d, q, prior, theta)
-
-
-def prior_of(plan):
-    """Return the prior of phi = (coefficients, theta) as a `Natural`."""
-    mean = np.r_[np.zeros(len(plan.beta_sd)), plan.theta_mean]
-    precision = np.r_[plan.beta_sd, plan.theta_sd] ** -2.0
-    return Natural(np.diag(precision), precision * mean)
 
 
 def fit_parts(plan, sign, monitor, previous, checkpoint, run, positive, k, n_jobs):
@@ -118,7 +109,7 @@ def _fit_problem(plan, problem, run, previous, checkpoint, monitor, k):
     """Run one binary fit from where it can start, saving on the way where asked to."""
     save, start = None, _start_of(problem, previous, k)
     if checkpoint is not None:
-        fingerprint = plan.parts.fingerprint + digest(plan.placement.site)
+        fingerprint = plan.fingerprint + digest(plan.placement.site)
         saved = load_checkpoint(checkpoint, fingerprint)
         if saved is not None:
             start = Messages(saved["site_precision"], saved["site_shift"])
@@ -128,7 +119,7 @@ def _fit_problem(plan, problem, run, previous, checkpoint, monitor, k):
 
 def _save(plan, checkpoint, fingerprint, messages):
     labels = plan.levels[0] if plan.levels else np.empty(0)
-    state = state_of(messages, prior_of(plan), plan.placement.site, labels)
+    state = state_of(messages, plan.prior(), plan.placement.site, labels)
     save_checkpoint(checkpoint, state, fingerprint)
 
 

@@ -16,8 +16,8 @@ from ..._engine.gaussian import Natural, log_partition, over
 from ..._engine.loop import Evaluation, iterate
 from ..._engine.quadrature import gauss_hermite
 from .. import _log_cholesky as log_cholesky
-from ..exact.columns import GroupColumns
 from ..exact.given_scales import LocalPart
+from ..exact.layout import GroupColumns
 from .arrow import half_partition, stacked_cholesky
 from .messages import Messages, pack, total_of, unpack
 from .theta_nodes import middle_sites, node_rule

@@ -11,10 +11,9 @@ import numpy as np
 from scipy.linalg import solve_triangular
 from scipy.special import log_expit, logsumexp
 
-from ..._engine.gaussian import Moments, checked_cholesky, log_partition
+from ..._engine.gaussian import Moments, backward, checked_cholesky, log_partition
 from ..._engine.quadrature import gauss_legendre_panels
 from .. import _log_cholesky as log_cholesky
-from .arrow import backward
 from .mode import effect_modes, effect_rule
 from .theta_nodes import SiteState, TiltedSite, tilted_by_nodes
 

@@ -32,7 +32,6 @@ from ..._engine.loop import SILENT, Anderson, Evaluation, Monitor, Result, Trace
 
 __all__ = [
     "Messages",
-    "check_precise",
     "is_proper",
     "pack",
     "posterior_moments",
@@ -44,7 +43,6 @@ __all__ = [
 
 _SHORT = 0.1  # share of a step; shorter ones in so many sweeps running end at the border
 _SHORT_STEPS = 3
-_LEAST_EIGENVALUE = 1e3 * np.finfo(float).eps  # of a precision of unit diagonal: some 1e-3 right
 
 
 class Messages(NamedTuple):
@@ -74,18 +72,6 @@ def pack(messages):
 def unpack(x):
     """Return the messages of a state."""
     return Messages(x[..., :-1], x[..., -1])
-
-
-def check_precise(precision):
-    """Raise an `ImproperPosterior` where rounding of a posterior precision hides what it says.
-
-    Columns that cancel each other, as two with the same large offset do, leave information below
-    the rounding error of the precision; the answer would be noise. The units of columns do not
-    matter.
-    """
-    scale = 1.0 / np.sqrt(np.diagonal(precision))
-    if np.linalg.eigvalsh(scale[:, None] * precision * scale)[0] < _LEAST_EIGENVALUE:
-        raise ImproperPosterior("the posterior precision is singular to double precision")
 
 
 def total_of(prior, messages):

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit, log_expit, logsumexp
 
-from ..._engine.gaussian import checked_cholesky, log_partition
+from ..._engine.gaussian import backward, checked_cholesky, forward, log_partition
 from ..._engine.loop import SILENT, Reason, Trace, reason_to_end
 from ..._engine.quadrature import gauss_hermite
 from .. import _log_cholesky as log_cholesky
-from .arrow import backward, forward, segment_products, weighted_gram
+from .arrow import segment_products, weighted_gram
 from .messages import Messages, is_proper
 
 __all__ = [

@@ -6,8 +6,7 @@ import numpy as np
 
 from ..._engine.partition import load_part
 from .. import _log_cholesky as log_cholesky
-from .._factors import design_of_factors
-from .._labels import numbered_levels
+from .._factors import design_of_factors, numbered_levels
 from .._raw_parts import checked_part
 from .arrow import ArrowRows, arrow_rows, conditional_ep
 from .mode import marginal_terms

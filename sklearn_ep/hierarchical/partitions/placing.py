@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._engine.row_order import row_keys
-from .._labels import group_keys
+from .._factors import group_keys
 
 __all__ = ["Placement", "balance", "place_raw", "place_rows", "spread_by_content"]
 
