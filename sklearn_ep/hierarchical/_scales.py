@@ -38,8 +38,16 @@ _LEAST_CURVATURE = 0.3  # in units of the prior's, for flat tails
 # a star's intervals are within .12 sd, .41 in one of them, and those of the lattice within .05.
 _LATTICE_FLOPS = 3e8
 _PASSES = 3.0  # that a node takes, sites being warm
+# Of a star's surrogate, by as many nodes of its own and of its tails, 2 for each of three or more
+# coordinates in up to three rounds. Two slopes by 30 groups, six coordinates, three sets: the ends
+# of intervals are up to .8 sd off without them.
+_CHECKS, _ROUNDS, _FEWEST_CHECKED = 2, 4, 3
+_TEMPERED = 0.4  # power of the surrogate from which those of its tails are
+_AGREES = 0.9  # effective share of these nodes from which the surrogate is right
 _AXES_FIT = 0.6, 1.7  # variances along the axes of a star within which it need not be laid anew
 _LOG2_POINTS = 13  # of the smooth distribution: quantiles are then within .002 sd
+_DIFFERENCE = 1e-3  # sd, of slopes of the surrogate
+_MOST_OFF, _FADE = 6.0, 0.05  # nats that one check may correct; weight at which corrections fade
 _BALANCED, _MOST_BALANCING = 1e-4, 500  # change of the masses that ends the balancing of both
 _MESH = 400  # points of a density along an axis
 _BEYOND = 4.0  # sd to which a star's surrogate goes on beyond its nodes
@@ -418,6 +426,7 @@ def lay_star(model, mode, inverse, tol, told):
     root = (vectors / np.sqrt(values)) @ vectors.T
     for again in (True, False):
         star = Star(model, mode, root, tol, told)
+        star.check(model, tol, told)
         spread = np.linalg.eigvalsh(star.cov)
         if not again or (_AXES_FIT[0] < spread[0] and spread[-1] < _AXES_FIT[1]):
             return star.grid(), star.nodes
@@ -437,6 +446,7 @@ class Star:
         t = len(mode.phi)
         self.axes, self.reach = Axes(mode.phi, root), np.sqrt(max(t + 0.5, 2.0))
         self.top, self.slope = mode.objective, mode.gradient @ root
+        self.checked: list[tuple[np.ndarray, float, np.ndarray]] = []
         step_to = partial(self._step_out, partial(evaluate, model, tol), told)
         sides = [[step_to(mode, sign * axis) for axis in root.T] for sign in (1.0, -1.0)]
         self.nodes = [mode, *(out[0][1] for side in sides for out in side if out)]
@@ -489,6 +499,43 @@ class Star:
         """Covariance (T, T) of the surrogate along the axes."""
         return self.second - np.outer(self.mean, self.mean)
 
+    def check(self, model, tol, told):
+        """Evaluate the model at points of the surrogate, and correct that, until they agree."""
+        t = len(self.slope)
+        cost = 2 * _CHECKS * t * _PASSES * model.flops()
+        if t < _FEWEST_CHECKED or cost > _LATTICE_FLOPS:
+            return
+        for _ in range(min(_ROUNDS, int(_LATTICE_FLOPS / max(cost, 1.0)))):
+            log_ratio = [self._check_at(model, tol, told, z) for z in self._typical(_CHECKS * t)]
+            for z in self._typical(_CHECKS * t, _TEMPERED):
+                self._check_at(model, tol, told, z)
+            self.smooth, self.log_total, (self.mean, self.second) = self._surrogate()
+            ratio = np.exp(log_ratio - np.max(log_ratio))
+            if np.sum(ratio) ** 2 > _AGREES * len(ratio) * np.sum(ratio**2):
+                break
+
+    def _typical(self, n, power=1.0):
+        """Return n points zeta of equal masses of the surrogate to a power, new ones each time."""
+        shift = (0.5 + 0.31 * len(self.checked)) % 1.0
+        at = _picked(np.cumsum(self.smooth.mass**power), (np.arange(n) + shift) / n)
+        return np.linalg.solve(self.axes.root, (self.smooth.points[at] - self.axes.centre).T).T
+
+    def _check_at(self, model, tol, told, zeta):
+        """Return log density less surrogate at zeta (T,), and keep it with its slope."""
+        theta = self.axes.centre + self.axes.root @ zeta
+        near = min(self.nodes, key=lambda n: float(np.sum((n.phi - theta) ** 2)))
+        node = evaluate(model, tol, theta, near)
+        if node is None:
+            return -np.inf
+        told({"log_density": node.objective})
+        steps = zeta + _DIFFERENCE * np.vstack([np.eye(len(zeta)), -np.eye(len(zeta))])
+        around = self._interpolated(np.vstack([zeta, steps])) + self.top
+        slope = (around[1 : len(zeta) + 1] - around[len(zeta) + 1 :]) / (2.0 * _DIFFERENCE)
+        found = node.objective - self.log_density(zeta[None])[0] - self.top
+        more = node.objective - around[0], node.gradient @ self.axes.root - slope
+        self.checked.append((zeta, *more))
+        return found
+
     def _surrogate(self):
         ends = [(places[0] - _BEYOND, places[-1] + _BEYOND) for places, _, _ in self.lines]
         meshes = [np.linspace(*end, _MESH) for end in ends]
@@ -505,7 +552,27 @@ class Star:
         return out + np.where(z > 0, slopes[-1], slopes[0]) * beyond - 0.5 * beyond**2
 
     def log_density(self, zeta):
-        """Return the surrogate at zeta (N, T), its cross terms bounded by those at the nodes."""
+        """Return the surrogate at zeta (N, T): what interpolates the star, corrected by checks.
+
+        The corrections are tangents at the points that were checked, blended by how near they are;
+        where none is near they fade out.
+        """
+        out = self._interpolated(zeta)
+        if not self.checked:
+            return out
+        places, values, slopes = (np.array(a) for a in zip(*self.checked, strict=True))
+        gap = zeta[:, None] - places
+        near = np.exp(-0.5 * np.sum(gap**2, axis=2) / self.blur**2)
+        tangent = np.clip(values + np.einsum("nmt,mt->nm", gap, slopes), -_MOST_OFF, _MOST_OFF)
+        return out + np.sum(near * tangent, 1) / (np.sum(near, 1) + _FADE)
+
+    @property
+    def blur(self):
+        """Distance in sd over which a correction holds: that of neighbours among the points."""
+        return np.sqrt(len(self.slope) / 2.0)
+
+    def _interpolated(self, zeta):
+        """Return what interpolates the star, its cross terms bounded by those at the nodes."""
         out = sum(self._along(k, z) for k, z in enumerate(zeta.T))
         held = np.clip(zeta, -self.reach, self.reach)
         out += np.einsum("nj,jk,nk->n", held, self.twist, held)
