@@ -68,28 +68,30 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         and the standard deviation also of the off-diagonal entries of the Cholesky factor of S.
         With a list of factors a dict may give some of them a prior of their own.
     n_partitions : int or "auto", default="auto"
-        Number of sites. "auto" takes the rows of one factor as a whole where nothing asks for
-        partitions (a varying intercept, ``engine="ep"``, `refine`, `schedule` and `damping` at
-        their defaults, no checkpoint, no state to go on from): faster, with groups of at most eight
-        rows integrated exactly. Elsewhere it is one for every 100 rows with groups (1000 without),
-        at most eight: few large partitions are as accurate as many small ones and faster. One for
-        every 5000 rows with the engines that draw, whose noise adds up over sites. It does not
-        depend on `n_jobs`, so neither does the result. With a list of factors a number is one of
-        parts of the rows for ``engine="messages"``, whose answer is that of all rows at once.
+        Number of sites of partitioned EP, for one factor. "auto" fits all rows at once where
+        nothing asks for partitions: ``engine="ep"``, `schedule` and `damping` at their defaults, no
+        checkpoint, rows in memory. Where something does, it is one for every 100 rows with groups
+        (1000 without), at most eight: few large partitions are as accurate as many small ones and
+        faster. With the engines that draw it is one for every 5000 rows, because their noise adds
+        up over sites. It does not depend on `n_jobs`, so neither does the result. With a list of
+        factors a number asks for ``engine="messages"`` on that many parts of the rows, whose answer
+        is that of all rows at once.
     engine : {"auto", "ep", "messages", "laplace", "importance", "nuts"}, default="auto"
-        "auto" is "ep"; with a list of factors, where all but the largest have more than 500 effects
-        together, "messages".
+        "auto" is "ep", or "messages" for a list of factors with very many levels: where all factors
+        but the largest have more than 500 effects together, unless levels of one are nested in
+        another (9 rows of 10), and more than 4000 where they are.
 
-        With a list of factors "ep" is as exact as it gets: EP given the scales, on a grid that
-        follows their posterior, with groups of at most eight rows integrated exactly. All factors
-        but the largest may have 2000 effects together. "messages" takes factors of any size, a
-        million rows in seconds: variances by messages along the rows, scales by the gradient of the
-        evidence with a normal posterior of their logarithms. It takes no `random_slopes`, knows no
-        evidence, and finds log tau up to 0.03 too small where tau is above two and levels have
-        three rows; the fit says so. Partitions, in which levels of any factor may meet, are its
-        own: sums over levels travel, never rows.
+        "ep" is expectation propagation over all rows at once, given the scales. Where only the
+        intercept varies in the largest factor, its groups of at most eight rows are integrated
+        exactly. All factors but the largest may have 4000 effects together. "messages" takes
+        factors of any size, a million rows in seconds: variances by messages along the rows and
+        along chains of nested levels, scales by the gradient of the evidence with a normal
+        posterior of their logarithms. It takes no `random_slopes`. It finds log tau up to 0.03 too
+        small where tau is above two and levels have three rows. It compares its variances with
+        exact ones at the end, and warns where they differ by more than 10 %. In partitions sums
+        over levels travel, never rows.
 
-        With one factor: how a partition answers. "laplace" stops at the mode of the marginal
+        With one factor, how a partition answers: "laplace" stops at the mode of the marginal
         posterior: faster and less accurate, means up to 1.2 posterior standard deviations off on
         50 groups of 50 rows with 50 columns. "importance" corrects the answers of "ep" by weighted
         draws over which group effects are integrated by quadrature: slower, noisy, and free of the
@@ -98,15 +100,16 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         that depend on each other. It needs the optional package nutpie,
         ``pip install 'sklearn-ep[nuts]'``. Both draw 800 times a partition.
     refine : bool, default=True
-        Replace the Gaussian in theta (log tau) by a grid at the end, with EP for the rest at each
-        node. It keeps the long left tail of tau that few or small groups leave, and makes "laplace"
-        as accurate as "ep". "importance" and "nuts" go without, and so do more than three
-        coordinates of theta (three varying coefficients): `theta_rule_` says which ran. Costs about
-        as much again as the fit. With a list of factors and ``engine="ep"``, False is the
-        quadrature rule of a normal posterior in place of the grid: a third of the nodes.
+        Whether nodes in theta, the coordinates of the scales, are weighted by the evidence at each.
+        In partitions False keeps the normal distribution of theta that the messages give: cheaper,
+        without the long left tail of tau that few or small groups leave. Elsewhere False takes the
+        star also where a lattice would be affordable. "importance", "nuts" and "messages" go
+        without.
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
-        Whether the group scales are averaged over, as `refine` says, or kept at their mode: that of
-        the grid, or the posterior mean of theta where there are partitions. "auto" averages, since
+        Whether the scales are averaged over or kept at their mode (in partitions at the posterior
+        mean of theta). The average is over a lattice for one or two scales where passes are cheap,
+        and else over a star: the mode and two nodes along each axis, with a smooth density through
+        their values and gradients. Quantiles and draws of tau come from it. "auto" averages, since
         a mode makes intervals too short where groups are few. The engines that draw know no mode.
     schedule : {"parallel", "serial", "asynchronous"}, default="parallel"
         Update all sites of a sweep from the same state, or one after the other, or use each message
@@ -122,8 +125,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         Share u of each row's likelihood that is matched at a time, in (0, 1]: cavities leave out u
         times the site, tilted distributions have the likelihood to the power u. 1 is EP; towards 0
         it becomes variational Bayes, whose standard deviations of group effects and scales are
-        shorter; between, less is made of the tails of a likelihood. With powers below one groups of
-        a few rows have no sites of their own. For the engines "ep" and "messages"; a search may
+        shorter; between, less is made of the tails of a likelihood. With powers below one no group
+        is integrated exactly. For the engines "ep" and "messages"; a search may
         choose it by `log_evidence_` or held-out log loss.
     damping : float, default=1.0
         Share of an update that is taken, in (0, 1]. Steps are shortened on their own where a cavity
@@ -151,14 +154,15 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     ----------
     classes_ : ndarray of shape (n_classes,)
         Class labels.
-    coef_ : ndarray of shape (1, D), or (n_classes, D) one-versus-rest
+    coef_ : ndarray of shape (1, D), or (n_classes, D)
         Posterior means of the shared coefficients.
-    coef_std_ : ndarray of shape (1, D), or (n_classes, D) one-versus-rest
+    coef_std_ : ndarray of shape (1, D), or (n_classes, D)
         Their posterior standard deviations.
     intercept_ : ndarray of shape (1,) or (n_classes,)
         Posterior mean of the shared intercept, 0 without one.
     coef_cov_ : ndarray of shape (D + 1, D + 1)
-        Posterior covariance of the coefficients, the intercept last; (D, D) without one.
+        Posterior covariance of the coefficients, the intercept last; (D, D) without one. One matrix
+        a class with more than two.
     tau_ : ndarray of shape (q,)
         Posterior medians of the standard deviations of the group effects: intercept, then
         `random_slopes`; factor by factor. Empty without groups.
@@ -168,13 +172,13 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         Labels of the groups; with a list of factors, here and below, one array for each in the
         order of `group_column`. Labels of combinations are tuples.
     group_effects_ : ndarray of shape (J, q), or list of them
-        Posterior means of the group effects.
+        Posterior means of the group effects; of several classes jointly (n_classes, J, q).
     group_effects_std_ : ndarray of shape (J, q), or list of them
         Their posterior standard deviations.
     partition_ : ndarray of shape (J,)
         Site of each group; of each row, shape (n,), without groups.
     log_evidence_ : float
-        Approximation of log p(y); nan with ``engine="messages"``.
+        Approximation of log p(y).
     site_precision_ : ndarray of shape (K, P, P)
         Messages of the sites about (coefficients, intercept, theta): precisions. theta is log tau,
         or the log-Cholesky coordinates of S.
@@ -186,9 +190,9 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         Their Gaussian posterior covariance.
     engine_ : {"ep", "messages", "laplace", "importance", "nuts"}
         The engine that ran.
-    theta_rule_ : {"grid", "gaussian", "mode", "none"}
-        How theta was treated at the end: by a grid of EP fits, by nodes for its Gaussian posterior,
-        by its mode alone, or not at all for want of groups.
+    theta_rule_ : {"grid", "star", "gaussian", "mode", "none"}
+        How theta was treated at the end: by a lattice of EP fits, by a star of them, by a normal
+        distribution, by its mode alone, or not at all for want of groups.
     hyperparameters_used_ : {"integrate", "mode"}
         Whether theta was integrated over.
     hyper_nodes_ : ndarray of shape (M, T), or list of them
@@ -236,16 +240,14 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     scales, by way of the nodes in theta, and `site_precision_` and `site_shift_` are equal shares.
 
     Where groups have a handful of rows and tau is above 4 or so, sites of single rows are wrong,
-    and a fit over partitions says so in a warning. Without partitions, and with a list of factors,
-    groups of at most eight rows have sites of their own in which the effect is integrated exactly,
-    and the answer is right. Without partitions the messages of the sites are equal shares of the
-    normal distribution with the moments of the posterior.
+    and a fit over partitions says so in a warning. Without partitions groups of at most eight rows
+    are integrated exactly, where only the intercept varies. The messages of the sites are then
+    equal shares of the normal distribution with the moments of the posterior.
 
-    With a list of factors, that with most effects is eliminated group by group; coefficients and
-    the effects of all others are one vector of S entries. A pass costs O(n (D + F)^2 + S p + S^3)
-    for F factors and p pairs of a group with another level, and there are some 100 to 250 passes:
-    40 to 60 nodes for two scales, 250 for three. A grid that would have above 400 nodes ends there,
-    and gives way to the quadrature rule for four scales and more; `diagnose` and a warning say so.
+    The factor with most effects is eliminated group by group; coefficients and the effects of all
+    others are one vector of S entries. A pass costs O(n (D + F)^2 + S p + S^3) for F factors and p
+    pairs of a group with another level. A fit has 10 to 20 passes with a star, and some 100 with
+    the lattice of two scales.
     "messages" costs O(n (D + F)) a pass, 12 + D doubles a row, and a few linear systems that
     conjugate gradients solve in 5 to 20 steps whatever n. In partitions a step is two messages each
     way with a number for each level that has rows in the part, and a fit has 500 to 800 messages.

@@ -290,7 +290,8 @@ def plan_parts(est, run, with_digest):
     """
     none = [None] * len(run.parts)
     _set_columns(est, run(shape_of, none))
-    columns = factor_columns(est, None, None)
+    named = getattr(est, "feature_names_in_", None)
+    columns = factor_columns(est, None if named is None else _Names(list(named)), None)
     told = run(describe_part, none, columns, with_digest)
     est.classes_ = np.unique(np.concatenate([t.classes for t in told]))
     if len(est.classes_) < 2:
@@ -316,6 +317,12 @@ def plan_parts(est, run, with_digest):
     parts = FactorParts(numbers, RawFactors(columns, positive), None)
     found |= dict(parts=parts, fingerprint=fingerprint)
     return Plan(**rows, **found, **_priors(est, columns, est.n_features_in_ - len(columns.taken)))
+
+
+class _Names(NamedTuple):
+    """The names of the columns of a table that is elsewhere."""
+
+    columns: list[Any]
 
 
 def _set_columns(est, shapes):
@@ -462,10 +469,11 @@ def _engine_of_list(est, columns, codes, n_levels):
         return "messages", False
     sizes = np.array([1 + len(f.slopes) for f in columns.factors]) * n_levels
     dense = int(sizes.sum() - sizes.max())
-    if est.engine == "ep" and dense > _MOST_DENSE:
+    if (est.engine == "ep" or slopes) and dense > _MOST_DENSE:
         raise ValueError(
-            f"engine='ep' with {dense} effects of factors besides the largest one: the limit is "
-            f"{_MOST_DENSE}; give engine='messages'."
+            f"{'random_slopes' if slopes else 'engine=ep'} with {dense} effects of factors besides "
+            f"the largest one: the limit is {_MOST_DENSE}; give engine='messages', which takes no "
+            "random_slopes."
         )
     if est.engine == "ep" or slopes or dense <= _MOST_CROSSED:
         return "ep", True

@@ -45,6 +45,7 @@ _CHECKS, _ROUNDS, _FEWEST_CHECKED = 2, 4, 3
 _TEMPERED = 0.4  # power of the surrogate from which those of its tails are
 _AGREES = 0.9  # effective share of these nodes from which the surrogate is right
 _AXES_FIT = 0.6, 1.7  # variances along the axes of a star within which it need not be laid anew
+_WIDER = 0.7  # power of the axes' densities that points are drawn from: none is then heavy
 _LOG2_POINTS = 13  # of the smooth distribution: quantiles are then within .002 sd
 _DIFFERENCE = 1e-3  # sd, of slopes of the surrogate
 _MOST_OFF, _FADE = 6.0, 0.05  # nats that one check may correct; weight at which corrections fade
@@ -283,7 +284,8 @@ def _smoothed(axes, log_density, meshes, along):
     u, log_proposal = _even_points(len(meshes)), 0.0
     zeta = np.empty_like(u)
     for k, (mesh, values) in enumerate(zip(meshes, along, strict=True)):
-        cell, density = mesh[1] - mesh[0], np.exp(values - values.max())
+        power = _WIDER if len(meshes) > 1 else 1.0
+        cell, density = mesh[1] - mesh[0], np.exp(power * (values - values.max()))
         cdf = np.cumsum(0.5 * (density[1:] + density[:-1])) * cell
         zeta[:, k] = np.interp(u[:, k] * cdf[-1], np.r_[0.0, cdf], mesh)
         log_proposal = log_proposal + np.log(np.interp(zeta[:, k], mesh, density) / cdf[-1])

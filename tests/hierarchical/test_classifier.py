@@ -496,7 +496,8 @@ def test_weights_repeat_rows_and_zero_drops_a_group():
 def test_rows_without_label_are_groups_without_name():
     X, y, g = grouped()
     labels = [None if k % 40 == 0 else int(v) for k, v in enumerate(g)]
-    clf = HierarchicalEPLogistic().fit(X, y, groups=labels)
+    with pytest.warns(UserWarning, match="no label in 6 of 240 rows"):
+        clf = HierarchicalEPLogistic().fit(X, y, groups=labels)
     own = [1000 + k if v is None else v for k, v in enumerate(labels)]
     named = HierarchicalEPLogistic().fit(X, y, groups=own)
     assert len(clf.group_labels_) == 24 and clf.group_effects_.shape == (24, 1)

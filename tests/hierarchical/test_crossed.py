@@ -536,7 +536,8 @@ def test_rows_without_label_are_levels_without_name(engine):
     labels = G.astype(float)
     labels[[0, 5, 9], [0, 1, 0]] = np.nan
     model = HierarchicalEPLogistic([2, 3], engine=engine, **LIGHT[engine])
-    est = clone(model).fit(np.column_stack([X, labels]), y)
+    est = quiet(clone(model), np.column_stack([X, labels]), y)
+    assert any("factor 2 has no label in 2 of" in r for r in est.diagnose().remarks)
     own = labels.copy()
     own[[0, 5, 9], [0, 1, 0]] = 900 + np.arange(3)
     named = model.fit(np.column_stack([X, own]), y)
@@ -652,3 +653,114 @@ def test_levels_of_one_class_and_a_large_scale_converge():
     scales = est.summary(level=0.9).scales
     assert scales["lower"][1] == pytest.approx(12.7, rel=0.1)
     assert 22 < est.tau_[1] < 45 and est.log_evidence_ > -20
+
+
+# ---------------------------------------------------------------------------- many scales
+
+
+def pupils(seed, regions, schools, pupils, answers, taus, items=0, slope=0.0):
+    """Pupils in schools in regions, hours of each; crossed with items, a slope by school."""
+    rng = np.random.default_rng(seed)
+    n_pupils = regions * schools * pupils
+    p = np.repeat(np.arange(n_pupils), answers)
+    columns = [p // (schools * pupils), p // pupils, p] if regions > 1 else [p // pupils, p]
+    if items:
+        chosen = [rng.choice(items, answers, replace=False) for _ in range(n_pupils)]
+        columns.append(np.concatenate(chosen))
+    h = rng.normal(size=n_pupils)[p]
+    z = 0.3 + 0.5 * h
+    added = sum((t * rng.normal(size=c.max() + 1))[c] for t, c in zip(taus, columns, strict=True))
+    z = z + added
+    if slope:
+        z = z + (slope * rng.normal(size=regions * schools))[columns[1]] * h
+    y = (rng.random(len(z)) < expit(z)).astype(int)
+    return np.column_stack([h, np.ones(len(h)), *columns]), y
+
+
+def held_against(est, stored, order=None, tau=0.25, end=0.4, width=1.25):
+    """Compare the scales of a fit with quantiles (5, 50 and 95 %) of long Gibbs runs."""
+    low, high = est.tau_interval_.T
+    found = np.log(np.column_stack([low, est.tau_, high]))
+    found = found if order is None else found[order]
+    d = est.coef_.size
+    q, sd, error = (np.array(stored[name][d:]) for name in ("q", "sd", "mcse"))
+    beyond = np.maximum(np.abs(found - q) - 2 * error[:, None], 0) / sd[:, None]
+    assert beyond[:, 1].max() < tau and beyond[:, [0, 2]].max() < end
+    ratio = (found[:, 2] - found[:, 0]) / (q[:, 2] - q[:, 0])
+    assert np.maximum(ratio, 1 / ratio).max() < width
+    gap = np.abs(est.coef_[0] - stored["mean"][:d]) / stored["sd"][:d]
+    assert gap.max() < 0.1
+
+
+def test_nested_factors_against_gibbs_sampling():
+    Z, y = pupils(2, 1, 520, 5, 5, (0.7, 0.6))
+    stored = oracle("groups")["two"]
+    exact = HierarchicalEPLogistic([2, 3], fit_intercept=False).fit(Z, y)
+    assert exact.engine_ == "ep" and exact.theta_rule_ == "star"  # 520 dense effects, nested
+    held_against(exact, stored)
+    messages = HierarchicalEPLogistic([2, 3], engine="messages", fit_intercept=False).fit(Z, y)
+    held_against(messages, stored, tau=0.5, end=0.6)
+    assert messages.log_evidence_ == pytest.approx(exact.log_evidence_, abs=1.0)
+
+
+def test_four_factors_and_a_slope_against_gibbs_sampling():
+    Z, y = pupils(0, 8, 6, 12, 10, (0.4, 0.7, 0.6, 1.0), 25, 0.5)
+    est = HierarchicalEPLogistic([2, 3, 4, 5], random_slopes={3: [0]}, fit_intercept=False)
+    est.fit(Z, y)
+    assert est.converged_ and est.theta_rule_ == "star" and est.hyper_nodes_.shape[1] == 6
+    held_against(est, oracle("groups")["scales"], [0, 1, 3, 4, 2])
+    draws = est.sample_posterior(4000, random_state=0).tau
+    for k, tau in enumerate(est.tau_):  # draws and quantiles are of one distribution
+        assert np.mean(draws[:, k] < tau) == pytest.approx(0.5, abs=0.03)
+
+
+def test_star_and_lattice_agree_and_checks_mend_a_star():
+    X, y, G = people_and_items()
+    Z = np.column_stack([X, G])
+    lattice, star = fitted(), HierarchicalEPLogistic([2, 3], refine=False).fit(Z, y)
+    assert (lattice.theta_rule_, star.theta_rule_) == ("grid", "star")
+    assert star.log_evidence_ == pytest.approx(lattice.log_evidence_, abs=0.1)
+    np.testing.assert_allclose(np.log(star.tau_), np.log(lattice.tau_), atol=0.1)
+
+
+def test_factors_nested_the_wrong_way_round_are_told_how():
+    Z, y = pupils(1, 1, 12, 6, 8, (0.7, 0.6))
+    with pytest.warns(UserWarning, match="from the outside in.*give .*2, "):
+        HierarchicalEPLogistic([3, (3, 2)], fit_intercept=False).fit(Z, y)
+
+
+def test_partitions_of_data_frames_keep_their_names():
+    Z, y = pupils(1, 1, 12, 6, 8, (0.7, 0.6))
+    table = pd.DataFrame(Z[:, [0, 2, 3]], columns=["hours", "school", "pupil"])
+    table["school"] = [f"s{k:.0f}" for k in table["school"]]
+    half = Z[:, 2] < 6
+    parts = [(table[own].drop(columns="pupil"), y[own]) for own in (half, ~half)]
+    est = HierarchicalEPLogistic("school").fit(parts)
+    whole = HierarchicalEPLogistic("school").fit(table.drop(columns="pupil"), y)
+    assert est.feature_names_in_.tolist() == ["hours", "school"]
+    assert est.group_labels_.tolist() == whole.group_labels_.tolist()
+    np.testing.assert_allclose(est.tau_, whole.tau_, rtol=0.02)
+    both = HierarchicalEPLogistic(["school", "pupil"]).fit(
+        [(table[half], y[half]), (table[~half], y[~half])]
+    )
+    assert both.engine_ == "messages" and both.predict_proba(table).shape == (len(y), 2)
+    with pytest.raises(ValueError, match="names or the order"):
+        HierarchicalEPLogistic("school").fit(
+            [parts[0], (parts[1][0][["school", "hours"]], parts[1][1])]
+        )
+
+
+def test_several_slopes_in_partitions_are_the_whole():
+    rng = np.random.default_rng(7)
+    g, X = rng.integers(0, 30, 600), rng.normal(size=(600, 2))
+    a = 0.8 * rng.normal(size=(30, 3))
+    z = X @ [0.5, -0.5] + a[g, 0] + np.sum(a[g, 1:] * X, axis=1)
+    y = (rng.random(600) < expit(z)).astype(int)
+    Z = np.column_stack([X, g])
+    whole, parts = (
+        HierarchicalEPLogistic(2, random_slopes=[0, 1], n_partitions=k).fit(Z, y)
+        for k in ("auto", 4)
+    )
+    assert parts.converged_ and parts.log_evidence_ == pytest.approx(whole.log_evidence_, abs=0.3)
+    np.testing.assert_allclose(parts.tau_, whole.tau_, rtol=0.05)
+    assert parts.site_precision_.shape == (4, 9, 9)

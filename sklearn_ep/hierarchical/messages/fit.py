@@ -184,7 +184,7 @@ class MessagesModel:
 
 
 def fit_by_messages(plan, sign, monitor, previous, run, checkpoint):
-    """Return the `BinaryFit` of a `CrossedPlan` by messages along rows.
+    """Return the `BinaryFit` of a `Plan` by messages along rows.
 
     run is the `PartMap` over raw parts, None for rows in memory, whose labels are sign; checkpoint
     the file for the state after each step in the scales.
