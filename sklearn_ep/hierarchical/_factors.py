@@ -319,23 +319,35 @@ def factor_columns(est, X, groups):
             raise ValueError("random_slopes needs groups: give group_column or groups.")
         return FactorColumns((), (), est.fit_intercept, False)
     listed = isinstance(est.group_column, list) or (groups is not None and groups.shape[1] > 1)
-    if groups is not None:
-        named = hasattr(groups, "columns")
-        n = groups.shape[1] if np.ndim(groups) == 2 else 1
-        names = [c for c in groups.columns] if named else list(range(n))
-        names = names if listed else ["groups"]
-        pairs = [(name, (k,)) for k, name in enumerate(names)]
+    if groups is None:
+        pairs = _named_factors(est, X)
+        taken = tuple(sorted({k for _, p in pairs for k in p}))
     else:
-        given = est.group_column if listed else [est.group_column]
-        if not given:
-            raise ValueError("group_column is an empty list: name at least one factor.")
-        pairs = [(name, _positions(name, X, est)) for name in given]
-        if len({frozenset(p) for _, p in pairs}) < len(pairs):
-            raise ValueError(f"group_column={est.group_column!r} names a factor twice.")
-    taken = () if groups is not None else tuple(sorted({k for _, p in pairs for k in p}))
+        pairs, taken = _factors_beside(groups, listed), ()
     slopes = _slopes(est, X, [name for name, _ in pairs], taken)
-    factors = [GroupingFactor(*pair, own) for pair, own in zip(pairs, slopes, strict=True)]
+    factors = [
+        GroupingFactor(name, positions, own)
+        for (name, positions), own in zip(pairs, slopes, strict=True)
+    ]
     return FactorColumns(tuple(factors), taken, est.fit_intercept, listed)
+
+
+def _named_factors(est, X):
+    """Return (name, positions in X) of the factors that `group_column` names."""
+    given = est.group_column if isinstance(est.group_column, list) else [est.group_column]
+    if not given:
+        raise ValueError("group_column is an empty list: name at least one factor.")
+    pairs = [(name, _positions(name, X, est)) for name in given]
+    if len({frozenset(p) for _, p in pairs}) < len(pairs):
+        raise ValueError(f"group_column={est.group_column!r} names a factor twice.")
+    return pairs
+
+
+def _factors_beside(groups, listed):
+    """Return (name, positions) of the columns of a table of labels beside X."""
+    names = list(groups.columns) if hasattr(groups, "columns") else list(range(groups.shape[1]))
+    names = names if listed else ["groups"]
+    return [(name, (k,)) for k, name in enumerate(names)]
 
 
 def _positions(name, X, est):

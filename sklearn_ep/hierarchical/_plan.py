@@ -450,21 +450,9 @@ def _check_messages(est, columns):
 
 def _engine_of_list(est, columns, codes, n_levels):
     """Return what `_engine_of` does of a list of factors."""
-    if est.engine not in ("auto", "ep", "messages"):
-        raise ValueError(
-            f"engine={est.engine!r} takes one factor, given without a list; with a list it must be "
-            "'ep', 'messages' or 'auto'."
-        )
-    if est.schedule != "parallel":
-        _check_messages(est, columns)
-    raw, slopes = codes is None, any(f.slopes for f in columns.factors)
-    parted = raw or est.n_partitions != "auto"
-    if parted and est.engine != "messages" and (slopes or est.engine == "ep"):
-        what = "a list of partitions" if raw else f"n_partitions={est.n_partitions!r}"
-        raise ValueError(
-            f"{what} with several factors takes engine='messages' without random_slopes."
-        )
-    if est.engine == "messages" or parted:
+    _check_engine_of_list(est, columns, codes)
+    slopes = any(f.slopes for f in columns.factors)
+    if est.engine == "messages" or codes is None or est.n_partitions != "auto":
         _check_messages(est, columns)
         return "messages", False
     sizes = np.array([1 + len(f.slopes) for f in columns.factors]) * n_levels
@@ -479,6 +467,24 @@ def _engine_of_list(est, columns, codes, n_levels):
         return "ep", True
     exact = dense <= _MOST_DENSE and any_nested(codes)
     return ("ep" if exact else "messages"), exact
+
+
+def _check_engine_of_list(est, columns, codes):
+    """Raise a ValueError that names what does not go with a list of factors."""
+    if est.engine not in ("auto", "ep", "messages"):
+        raise ValueError(
+            f"engine={est.engine!r} takes one factor, given without a list; with a list it must be "
+            "'ep', 'messages' or 'auto'."
+        )
+    if est.schedule != "parallel":
+        _check_messages(est, columns)
+    slopes = any(f.slopes for f in columns.factors)
+    parted = codes is None or est.n_partitions != "auto"
+    if parted and est.engine != "messages" and (slopes or est.engine == "ep"):
+        what = "a list of partitions" if codes is None else f"n_partitions={est.n_partitions!r}"
+        raise ValueError(
+            f"{what} with several factors takes engine='messages' without random_slopes."
+        )
 
 
 def _theta_prior(est, columns):
