@@ -17,12 +17,10 @@ GP = EPGaussianProcessClassifier
 CVL = ConvexVariationalLogistic
 CVR = ConvexVariationalRegressor
 SPARSE = dict(method="sparse", n_inducing=4, random_state=0)
+# One setting a code path; what differs from one of these by a number or a part is checked nightly.
 SETTINGS = [
     GP(),
     GP(optimizer=None, likelihood="logit"),
-    GP(optimizer=None, damping=0.3),
-    GP(optimizer=None, damping=1.0, acceleration=None),
-    GP(method="dense", damping=1.0, n_restarts_optimizer=1, random_state=0),
     GP(**SPARSE, optimizer=None),
     GP(
         method="sparse",
@@ -33,15 +31,10 @@ SETTINGS = [
         random_state=0,
     ),
     RelaxedEPClassifier(),
-    RelaxedEPClassifier(rule="ep", optimizer=None),
     RelaxedEPClassifier(rule="power", power=0.5, optimizer=None),
-    RelaxedEPClassifier(label_noise=0.05, damping=1.0, optimizer=None),
     RelaxedEPClassifier(**SPARSE, optimizer=None),
-    RelaxedEPClassifier(method="sparse", optimizer=None, random_state=0),
     SpikeSlabRegressor(),
-    SpikeSlabRegressor(algorithm="ep", damping=1.0),
     SpikeSlabRegressor(algorithm="convergent"),
-    SpikeSlabRegressor(algorithm="double_loop", max_iter=20),
     SpikeSlabRegressor(
         noise_variance=0.5,
         slab_variance=1.0,
@@ -50,25 +43,36 @@ SETTINGS = [
         standardize=False,
     ),
     CVL(),
-    CVL(bound="local", damping=0.5),
     CVL(bound="local", fit_intercept=False),
     CVL(prior="laplace"),
-    CVL(1.0, solver="cg", variance="monte_carlo", random_state=0),
     CVL(solver="cg", variance="monte_carlo", random_state=0),
-    CVL(1.0, calibration=None),
     CVL(solver="dual", variance="exact"),
     CVL(learn_prior=True, class_weight="balanced"),
     CVL(1.0, variance="calibrated", random_state=0),
-    CVL(prior=StudentTSite(3.0)),
     CVR(),
     CVR(LaplaceSite(1.0, bound="kl"), noise_variance="auto"),
     CVR(variance="monte_carlo", random_state=0),
-    CVL(1.0, variance="lanczos", random_state=0),
     HierarchicalEPLogistic(),
     HierarchicalEPLogistic(n_partitions=3, damping=0.5),
     HierarchicalEPLogistic(engine="laplace"),
     HierarchicalEPLogistic(engine="importance", max_iter=10, random_state=0),
+]
+MORE_SETTINGS = [
+    GP(optimizer=None, damping=0.3),
+    GP(optimizer=None, damping=1.0, acceleration=None),
+    GP(method="dense", damping=1.0, n_restarts_optimizer=1, random_state=0),
+    RelaxedEPClassifier(rule="ep", optimizer=None),
+    RelaxedEPClassifier(label_noise=0.05, damping=1.0, optimizer=None),
+    RelaxedEPClassifier(method="sparse", optimizer=None, random_state=0),
+    SpikeSlabRegressor(algorithm="ep", damping=1.0),
+    SpikeSlabRegressor(algorithm="double_loop", max_iter=20),
+    CVL(bound="local", damping=0.5),
+    CVL(1.0, solver="cg", variance="monte_carlo", random_state=0),
+    CVL(1.0, calibration=None),
+    CVL(prior=StudentTSite(3.0)),
+    CVL(1.0, variance="lanczos", random_state=0),
     HierarchicalEPLogistic(refine=False, fit_intercept=False, prior_scale=1.0),
+    HierarchicalEPLogistic(multi_class="joint"),
 ]
 
 
@@ -103,4 +107,11 @@ def expected_failed_checks(estimator):
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @parametrize_with_checks(SETTINGS, expected_failed_checks=expected_failed_checks)
 def test_common(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@parametrize_with_checks(MORE_SETTINGS, expected_failed_checks=expected_failed_checks)
+def test_common_of_more_settings(estimator, check):
     check(estimator)
