@@ -82,7 +82,7 @@ class Logit(Factor):
 
     def powered(self, exponent: float) -> Factor:
         """Return sigma(y f)^exponent."""
-        return LogitToPower(exponent)
+        return self if exponent == 1.0 else LogitToPower(exponent)
 
 
 class LogitToPower(Factor):
