@@ -348,7 +348,10 @@ def grow_grid(model, axes, first, tol, told):
     t = len(axes.centre)
     spacing = Spacing(_STEP, _DEPTH, _MOST[t])
     visits = Visits(partial(evaluate, model, tol), _bounds(model, axes.centre), 1, told)
-    lattice = Lattice(evaluate(model, tol, axes.centre, first), axes.root, spacing)
+    origin = evaluate(model, tol, axes.centre, first)
+    if origin is None:  # a Newton step from the mode that leads to no posterior
+        origin, axes = first, axes._replace(centre=first.phi)
+    lattice = Lattice(origin, axes.root, spacing)
     lattice.explore(visits)
     floor = lattice.floor()
     kept = [
@@ -428,12 +431,13 @@ def lay_star(model, mode, inverse, tol, told):
     root = (vectors / np.sqrt(values)) @ vectors.T
     for again in (True, False):
         star = Star(model, mode, root, tol, told)
-        star.check(model, tol, told)
         spread = np.linalg.eigvalsh(star.cov)
         if not again or (_AXES_FIT[0] < spread[0] and spread[-1] < _AXES_FIT[1]):
-            return star.grid(), star.nodes
+            break
         spread, vectors = np.linalg.eigh(root @ star.cov @ root.T)
         root = (vectors * np.sqrt(spread)) @ vectors.T
+    star.check(model, tol, told)
+    return star.grid(), star.nodes
 
 
 class Star:
@@ -508,10 +512,13 @@ class Star:
         if t < _FEWEST_CHECKED or cost > _LATTICE_FLOPS:
             return
         for _ in range(min(_ROUNDS, int(_LATTICE_FLOPS / max(cost, 1.0)))):
-            log_ratio = [self._check_at(model, tol, told, z) for z in self._typical(_CHECKS * t)]
+            typical = self._typical(_CHECKS * t)
+            before = self.log_density(typical) + self.top
+            found = [self._check_at(model, tol, told, z) for z in typical]
             for z in self._typical(_CHECKS * t, _TEMPERED):
                 self._check_at(model, tol, told, z)
             self.smooth, self.log_total, (self.mean, self.second) = self._surrogate()
+            log_ratio = np.array(found) - before
             ratio = np.exp(log_ratio - np.max(log_ratio))
             if np.sum(ratio) ** 2 > _AGREES * len(ratio) * np.sum(ratio**2):
                 break
@@ -523,7 +530,7 @@ class Star:
         return np.linalg.solve(self.axes.root, (self.smooth.points[at] - self.axes.centre).T).T
 
     def _check_at(self, model, tol, told, zeta):
-        """Return log density less surrogate at zeta (T,), and keep it with its slope."""
+        """Return the log density at zeta (T,); keep what the interpolation misses there."""
         theta = self.axes.centre + self.axes.root @ zeta
         near = min(self.nodes, key=lambda n: float(np.sum((n.phi - theta) ** 2)))
         node = evaluate(model, tol, theta, near)
@@ -533,10 +540,9 @@ class Star:
         steps = zeta + _DIFFERENCE * np.vstack([np.eye(len(zeta)), -np.eye(len(zeta))])
         around = self._interpolated(np.vstack([zeta, steps])) + self.top
         slope = (around[1 : len(zeta) + 1] - around[len(zeta) + 1 :]) / (2.0 * _DIFFERENCE)
-        found = node.objective - self.log_density(zeta[None])[0] - self.top
         more = node.objective - around[0], node.gradient @ self.axes.root - slope
         self.checked.append((zeta, *more))
-        return found
+        return node.objective
 
     def _surrogate(self):
         ends = [(places[0] - _BEYOND, places[-1] + _BEYOND) for places, _, _ in self.lines]
