@@ -193,16 +193,18 @@ PARTS = {
             "Multilevel models beside lme4, glmmTMB, glmm, mixedlm and GPBoost",
             "Persons and items (verbal aggression), women in districts (contraception), mothers in "
             "communities (prenatal care), 73,421 ratings of lecturers in departments (InstEval), "
-            "students in schools in regions and crossed levels (simulated). One process a fit, one thread. A Gibbs chain of 12,000 draws of the same "
-            "model and priors is the truth for the first two.",
+            "students in schools in regions and crossed levels (simulated). One process a fit, one "
+            "thread. A Gibbs chain of 12,000 draws of the same model and priors is the truth for "
+            "the first two.",
             "Against the chain the log scales of verbal aggression are .05 posterior standard "
             "deviations off, those of the peers .90; of contraception .014 and .16. Peers give "
             "maxima of a likelihood, so that their distance is not the error of Laplace alone. "
-            "InstEval takes glmm 16 and glmmTMB 30 times as long as the default here, whose scales "
-            "lie within 14 % of theirs. On the other sets glmm is the fastest: 1.4 times on verbal aggression, three times on "
-            "nested students, four times on crossed levels, thirty times where 1558 mothers have "
-            "one to four births and are integrated exactly here. lme4, mixedlm and glmmTMB are "
-            "slower, but for glmmTMB and GPBoost on nested students and prenatal care.",
+            "InstEval takes glmm 16 and glmmTMB 30 times as long as the default here, whose "
+            "scales lie within 14 % of theirs. On the other sets glmm is the fastest: 1.4 times "
+            "on verbal aggression, three times on nested students, four times on crossed levels, "
+            "thirty times where 1558 mothers have one to four births and are integrated exactly "
+            "here. lme4, mixedlm and glmmTMB are slower, but for glmmTMB and GPBoost on nested "
+            "students and prenatal care.",
         ),
     ],
     "Many rows": [
