@@ -72,7 +72,7 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
         raise ValueError("checkpoint needs two classes; y has more.")
     known = {"_columns": plan.columns, "_levels": plan.levels, "_forgotten": GroupsForgotten()}
     X, y = data
-    most = len(classes) if several and not plan.joint else plan.max_iter
+    most = len(classes) if several and not plan.joint else plan.settings.max_iter
     monitor = FitMonitor(
         estimator, X, y, most, lambda posterior: {"_posteriors": [posterior()], **known}
     )

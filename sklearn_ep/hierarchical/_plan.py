@@ -123,31 +123,6 @@ class Plan(NamedTuple):
         precision = np.r_[self.beta_sd, self.theta_sd] ** -2.0
         return Natural(np.diag(precision), precision * mean)
 
-    @property
-    def tol(self):
-        """Tolerance of the estimator."""
-        return self.settings.tol
-
-    @property
-    def max_iter(self):
-        """Largest number of iterations."""
-        return self.settings.max_iter
-
-    @property
-    def theta(self):
-        """How theta is treated at the end."""
-        return self.settings.theta
-
-    @property
-    def power(self):
-        """Share of a row's likelihood that is matched."""
-        return self.settings.power
-
-    @property
-    def n_jobs(self):
-        """Workers of the fit."""
-        return self.settings.n_jobs
-
 
 def check_parameters(est):
     """Raise an error that names the first parameter of the estimator that is not usable."""
@@ -575,7 +550,7 @@ def _remark_on_same_groups(first, second):
 
 def _sites_are_gaussian(plan):
     """Say whether no site integrates a small group's effect exactly."""
-    by_rows = not plan.exact or plan.power != 1.0
+    by_rows = not plan.exact or plan.settings.power != 1.0
     return plan.engine in ("ep", "laplace") and by_rows and plan.codes is not None
 
 

@@ -57,12 +57,10 @@ def plan_of(X, y, designs, codes, n_levels, **given):
         beta_sd=np.full(X.shape[1], 2.5),
         theta_mean=np.zeros(t),
         theta_sd=np.full(t, 1.0),
-        tol=1e-3,
-        max_iter=100,
-        theta="grid",
-        power=1.0,
     )
-    return SimpleNamespace(**fields | given)
+    settings = dict(tol=1e-3, max_iter=100, theta="grid", power=1.0)
+    own = {name: given.pop(name) for name in list(given) if name in settings}
+    return SimpleNamespace(**fields | given, settings=SimpleNamespace(**settings | own))
 
 
 def new_rows(plan, n=60, seed=5):

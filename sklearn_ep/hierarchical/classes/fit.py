@@ -76,8 +76,9 @@ def fit_classes(plan, monitor, previous=None, checkpoint=None):
     plan : object
         Rows as X (n, D) with the intercept last, class indices y (n,), weight (n,), designs (n,
         q_f) and codes (n,) of each factor, n_levels and levels (the named ones, the first) of each;
-        priors beta_sd (D,), theta_mean and theta_sd (T,); tol, max_iter, and theta, the rule for
-        the scales. `n_classes`, if there is such a field, is the number of classes.
+        priors beta_sd (D,), theta_mean and theta_sd (T,); `settings` with tol, max_iter, and
+        theta, the rule for the scales. `n_classes`, if there is such a field, is the number of
+        classes.
     monitor : FitMonitor
         Told of each step towards the mode of theta.
     previous : dict or None, default=None
@@ -101,9 +102,9 @@ def fit_classes(plan, monitor, previous=None, checkpoint=None):
         return ClassMixture(model, grid_of_one(node), [node.payload], n_named)
 
     watch = PosteriorMonitor(monitor, so_far, save)
-    limits = plan.tol, plan.max_iter
+    limits = plan.settings.tol, plan.settings.max_iter
     if model.n_effects:
-        found = explore(model, _start_of(model, previous), *limits, plan.theta, watch)
+        found = explore(model, _start_of(model, previous), *limits, plan.settings.theta, watch)
     else:
         found = _without_scales(model, _start_of(model, previous), *limits, watch)
     posterior = ClassMixture(model, found.grid, [n.payload for n in found.nodes], n_named)

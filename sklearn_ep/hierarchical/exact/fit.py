@@ -30,10 +30,10 @@ def fit_exact(plan, sign, monitor, previous, checkpoint):
         previous = previous if saved is None else saved
         save = partial(_save, checkpoint, plan.fingerprint)
     rows = plan.X, sign, plan.weight, plan.designs, plan.codes, plan.n_levels
-    layout = lay_out(*rows, plan.local, largest_group(plan.power))
+    layout = lay_out(*rows, plan.local, largest_group(plan.settings.power))
     precision, of_theta = plan.beta_sd**-2.0, (plan.theta_mean, plan.theta_sd)
     model = CrossedModel(
-        layout, plan.local, plan.n_effects, plan.n_levels, precision, *of_theta, plan.power
+        layout, plan.local, plan.n_effects, plan.n_levels, precision, *of_theta, plan.settings.power
     )
     n_named = [len(known) for known in plan.levels]
     places = EffectPlaces(
@@ -43,7 +43,9 @@ def fit_exact(plan, sign, monitor, previous, checkpoint):
         monitor, lambda node: GroupPosterior(grid_of_one(node), [node.payload], places), save
     )
     start, cov = start_of(plan, model, previous)
-    found = explore(model, start, plan.tol, plan.max_iter, plan.theta, watch, cov)
+    found = explore(
+        model, start, plan.settings.tol, plan.settings.max_iter, plan.settings.theta, watch, cov
+    )
     posterior = GroupPosterior(found.grid, [n.payload for n in found.nodes], places)
     more = dict(theta_rule=found.rule, state=state_of_sites(found.mode))
     if len(precision):

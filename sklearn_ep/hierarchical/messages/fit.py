@@ -101,7 +101,7 @@ class MessagesModel:
         self.beta_precision = plan.beta_sd**-2.0
         self.theta_mean, self.theta_sd = plan.theta_mean, plan.theta_sd
         self.levels = np.array(plan.n_levels, dtype=float)
-        self.power, self.chains = plan.power, find_chains(rows, plan.n_levels)
+        self.power, self.chains = plan.settings.power, find_chains(rows, plan.n_levels)
         self.shares = np.ones(len(plan.n_levels))
         self.solved_all, self.n_steps = True, 0
         most = _MOST_CROSSED if len(self.chains.leaves) == len(self.levels) else _MOST_NESTED
@@ -194,7 +194,7 @@ def fit_by_messages(plan, sign, monitor, previous, run, checkpoint):
     parts = plan.parts.prepared(plan, sign)
     # one part has nothing to share out, and would pay for each of its questions
     with parallel_config("sequential") if len(parts) == 1 else nullcontext():
-        with PartMap(parts, plan.n_jobs, prefer="threads") as run:
+        with PartMap(parts, plan.settings.n_jobs, prefer="threads") as run:
             return _fit_parts(plan, monitor, previous, run, checkpoint)
 
 
@@ -217,15 +217,17 @@ def _fit_rows(plan, rows, monitor, previous, checkpoint):
     posterior_of: Any = partial(_posterior, plan, model)
     watch = PosteriorMonitor(monitor, lambda found: posterior_of(*found, None), save)
     start, trace = _start(plan, model, previous), Trace(watch)
-    search, check, corrected = find_right_scales(model, start, plan.tol, plan.max_iter, trace)
+    search, check, corrected = find_right_scales(
+        model, start, plan.settings.tol, plan.settings.max_iter, trace
+    )
     solved, coupling = search.solved, search.coupling
-    known, state = plan.theta == "mode", state_of_levels(solved)
+    known, state = plan.settings.theta == "mode", state_of_levels(solved)
     spread: Any = None
     if plan.members is not None:
         state |= _state_of_rows(plan, rows)
     if not known:
         rows.step(Mark())
-        spread = _uncertainty(model, solved, coupling, 0.1 * _SITES * plan.tol)
+        spread = _uncertainty(model, solved, coupling, 0.1 * _SITES * plan.settings.tol)
         rows.step(Back())
     evidence = log_evidence(model, solved, check, None if known else spread.cov)
     posterior = posterior_of(solved, coupling, spread)
@@ -348,7 +350,7 @@ def _start(plan, model, previous):
         largest = chains.prior_totals(np.exp(2.0 * theta))
         prior = [np.full(len(a), 1.0 / v) for a, v in zip(levels, largest, strict=True)]
         known = chains.at_leaves(totals), chains.at_leaves(prior)
-        rows.step(Resume(*known, previous["root"], mean, plan.power))
+        rows.step(Resume(*known, previous["root"], mean, plan.settings.power))
         return theta, mean
     rows.step(first)
     return theta, None
