@@ -25,9 +25,10 @@ import numpy as np
 from scipy.special import logsumexp, ndtr, ndtri
 from sklearn.utils.parallel import Parallel, delayed
 
+from .gaussian import eigen_curvature
 from .loop import SILENT, FitWatch, Told
 from .quadrature import star_rule
-from .search import eigen_curvature, minimise_where_finite
+from .search import minimise_where_finite
 
 __all__ = [
     "Average",

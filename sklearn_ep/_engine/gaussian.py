@@ -20,6 +20,7 @@ __all__ = [
     "check_precise",
     "checked_cholesky",
     "cholesky_solve",
+    "eigen_curvature",
     "explained_variances",
     "forward",
     "inverse_from_cholesky",
@@ -302,3 +303,13 @@ def backward(lower: np.ndarray, rhs: np.ndarray) -> np.ndarray:
             rest = rest - lower[..., b, a, None] * out[..., b, :]
         out[..., a, :] = rest / lower[..., a, a, None]
     return out
+
+
+def eigen_curvature(rows: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return eigenvalues (p,), none below `least`, and eigenvectors of a curvature (p, p).
+
+    rows are those of the negative Hessian by differences of gradients, nearly symmetric; flat or
+    indefinite directions count as known to 1 / sqrt(least) units.
+    """
+    values, vectors = np.linalg.eigh(0.5 * (rows + rows.T))
+    return np.maximum(values, least), vectors

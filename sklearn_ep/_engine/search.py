@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 
 from .loop import Reason
 
-__all__ = ["Search", "Summit", "ascend", "eigen_curvature", "minimise_where_finite"]
+__all__ = ["Search", "Summit", "ascend", "minimise_where_finite"]
 
 # How often one search may be cut short at a point without a value, the relative length at which it
 # gives up, and by how much its next first step is shorter than the one that led there.
@@ -291,16 +291,6 @@ def ascend(
             reason = "converged"
     left = float(np.max(np.abs(np.clip(x + gradient, bounds[:, 0], bounds[:, 1]) - x), initial=0.0))
     return Summit(x, payload, reason, n_steps, left, float(promised))
-
-
-def eigen_curvature(rows: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return eigenvalues (p,), none below `least`, and eigenvectors of a curvature (p, p).
-
-    rows are those of the negative Hessian by differences of gradients, nearly symmetric; flat or
-    indefinite directions count as known to 1 / sqrt(least) units.
-    """
-    values, vectors = np.linalg.eigh(0.5 * (rows + rows.T))
-    return np.maximum(values, least), vectors
 
 
 def _newton_step(

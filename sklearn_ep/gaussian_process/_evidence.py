@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._engine.averaging import Evaluate, Node
+from .._engine.gaussian import eigen_curvature
 from .._engine.loop import SILENT, Monitor, Reason, Silent
-from .._engine.search import ascend, eigen_curvature, minimise_where_finite
+from .._engine.search import ascend, minimise_where_finite
 
 __all__ = [
     "INEXACT_DIFFERENCE",

@@ -16,9 +16,8 @@ from scipy.special import logsumexp
 from scipy.stats import norm, qmc
 
 from .._engine.averaging import Lattice, Node, Spacing, Visits
-from .._engine.gaussian import ImproperPosterior
+from .._engine.gaussian import ImproperPosterior, eigen_curvature
 from .._engine.loop import Reason, Trace, reason_to_end, worst_reason
-from .._engine.search import eigen_curvature
 
 __all__ = ["ScaleGrid", "SmoothScales", "explore", "grid_of_one", "normal_scales"]
 

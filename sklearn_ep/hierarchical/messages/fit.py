@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from joblib import parallel_config
 
-from ..._engine.gaussian import checked_cholesky, triangular_inverse
+from ..._engine.gaussian import checked_cholesky, eigen_curvature, triangular_inverse
 from ..._engine.loop import Reason, Trace, reason_to_end
 from ..._engine.partition import PartMap
-from ..._engine.search import eigen_curvature
 from ..._engine.sites import Sites
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .._checkpoint import load_checkpoint, save_checkpoint
