@@ -299,7 +299,8 @@ class ScaleGrid(NamedTuple):
     """Nodes theta (M, T) with weights (M,) that sum to one, and the distribution between them.
 
     log_density (M,) is that of the posterior of theta at the nodes, up to a constant; smooth is a
-    `SmoothScales`.
+    `SmoothScales`; agreement is the effective share of points drawn from a star's surrogate when
+    the model weighs them, None where that was not looked at.
     """
 
     theta: np.ndarray
@@ -308,6 +309,7 @@ class ScaleGrid(NamedTuple):
     axes: Axes
     smooth: SmoothScales
     log_evidence: float
+    agreement: float | None = None
 
     def quantiles(self, levels, values_of):
         """Return quantiles (len(levels), Q) of functions of theta, as `SmoothScales` does."""
@@ -452,6 +454,7 @@ class Star:
         self.axes, self.reach = Axes(mode.phi, root), np.sqrt(max(t + 0.5, 2.0))
         self.top, self.slope = mode.objective, mode.gradient @ root
         self.checked: list[tuple[np.ndarray, float, np.ndarray]] = []
+        self.agreement: float | None = None
         step_to = partial(self._step_out, partial(evaluate, model, tol), told)
         sides = [[step_to(mode, sign * axis) for axis in root.T] for sign in (1.0, -1.0)]
         self.nodes = [mode, *(out[0][1] for side in sides for out in side if out)]
@@ -519,7 +522,8 @@ class Star:
             self.smooth, self.log_total, (self.mean, self.second) = self._surrogate()
             log_ratio = np.array(found) - before
             ratio = np.exp(log_ratio - np.max(log_ratio))
-            if np.sum(ratio) ** 2 > _AGREES * len(ratio) * np.sum(ratio**2):
+            self.agreement = float(np.sum(ratio) ** 2 / (len(ratio) * np.sum(ratio**2)))
+            if self.agreement > _AGREES:
                 break
 
     def _typical(self, n, power=1.0):
@@ -603,7 +607,8 @@ class Star:
         theta = np.array([n.phi for n in self.nodes])
         log_density = np.array([n.objective for n in self.nodes])
         evidence = self.top + self.log_total + np.linalg.slogdet(self.axes.root)[1]
-        return ScaleGrid(theta, weight[kept], log_density, self.axes, self.smooth, float(evidence))
+        more = self.axes, self.smooth, float(evidence), self.agreement
+        return ScaleGrid(theta, weight[kept], log_density, *more)
 
 
 def grid_of_one(node, axes=None):

@@ -22,6 +22,8 @@ __all__ = [
     "what_was_averaged",
 ]
 
+_CLOSE = 0.5  # effective share of points of a density that is near another
+
 
 def intervals(posteriors, level):
     """Return central intervals (K, D, 2) of the coefficients, the intercept last."""
@@ -57,8 +59,16 @@ def what_was_averaged(est):
         return "kept at their mode"
     if len(weight) == 1:
         return "a normal distribution of their logarithms"
+    share, checked = getattr(est._posteriors[0].grid, "agreement", None), ""
+    if share is not None:
+        words = "close to" if share > _CLOSE else "coarse against"
+        checked = (
+            f"; the density between them is {words} the evidence (effective share {share:.2f})"
+        )
     kind = {"grid": "a lattice", "star": "a star about their mode"}.get(rule, "a quadrature rule")
-    return f"{len(weight)} nodes of {kind}, {1.0 / np.sum(weight**2):.1f} of them effective"
+    return (
+        f"{len(weight)} nodes of {kind}, {1.0 / np.sum(weight**2):.1f} of them effective{checked}"
+    )
 
 
 def _factors(est):
