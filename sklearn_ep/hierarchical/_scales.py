@@ -331,11 +331,6 @@ class ScaleGrid(NamedTuple):
         """Return what `SmoothScales.coupling` says of the nodes."""
         return self.smooth.coupling(self.theta, self.weight)
 
-    @property
-    def effective_number(self):
-        """Number of equally heavy nodes that would be as concentrated."""
-        return float(1.0 / np.sum(self.weight**2))
-
 
 def _picked(cdf, u):
     return np.minimum(np.searchsorted(cdf, u * cdf[-1]), len(cdf) - 1)

@@ -235,7 +235,7 @@ def _fit_rows(plan, rows, monitor, previous, checkpoint):
         reason, remark = "stuck", "a linear system was not solved in 200 steps"
     names = [factor.name for factor in plan.columns.factors]
     told = remarks_on_variances(check, corrected, names) if search.reason == "converged" else ()
-    more = dict(theta_rule="mode" if known else "gaussian", state=state, complete=True)
+    more = dict(theta_rule="mode" if known else "gaussian", state=state)
     more |= dict(evidence_std=0.5 * check.log_det_std, remarks=told)
     return BinaryFit(posterior, trace.history, reason, evidence, more, remark)
 
