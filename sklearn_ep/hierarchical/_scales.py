@@ -31,6 +31,7 @@ _USUAL, _MOST = {1: 12, 2: 45}, {1: 60, 2: 120}  # nodes of a lattice: as a rule
 _REACH = 4.5  # of the lattice from the prior mean, in sd of the prior: there it has lost 10 nats
 _LEAST_REACH = 1.0  # of the lattice from its centre
 _DECREMENT = 0.05  # of Newton's method, at which the mode is near enough for the axes
+_NEARER = 0.9  # of the last residual, above which sites at the mode are stuck
 _LEVEL = 0.05  # of log density that a step may lose: what sites within tol may be off
 _LEAST_CURVATURE = 0.3  # in units of the prior's, for flat tails
 # Of a lattice, by its usual nodes: a fit of a second. Against Gibbs runs of six models the ends of
@@ -126,7 +127,7 @@ def find_mode(model, start, tol, final_tol, max_iter, monitor, cov=None):
     known. Far from the mode a pass or two of the sites are enough; they are brought to `tol` on the
     way to it and to `final_tol` at the end.
     """
-    trace, share, site_tol = Trace(monitor), 1.0, _ROUGH
+    trace, share, site_tol, last = Trace(monitor), 1.0, _ROUGH, np.inf
     inverse = np.diag(1.0 / _known_curvature(model)) if cov is None else cov
     trace.begin()
     node = model.evaluate(*start, _ROUGH)
@@ -150,7 +151,10 @@ def find_mode(model, start, tol, final_tol, max_iter, monitor, cov=None):
             settled, site_tol = _decrement(node, inverse) < 2.0 * _DECREMENT, final_tol
         trace.end({"residual": node.residual, "log_evidence": node.objective}, node)
         below = settled and node.residual < final_tol
-        reason = reason_to_end(trace, below, True, settled and not below, max_iter)
+        # sites that still come nearer to their fixed point are given another iteration
+        stuck = settled and not below and node.residual > _NEARER * last
+        last = node.residual if settled else np.inf
+        reason = reason_to_end(trace, below, True, stuck, max_iter)
         if reason is not None:
             return ModeSearch(node, inverse, trace, reason)
         trace.begin()
