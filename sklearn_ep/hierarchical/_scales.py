@@ -31,6 +31,7 @@ _USUAL, _MOST = {1: 12, 2: 45}, {1: 60, 2: 120}  # nodes of a lattice: as a rule
 _REACH = 4.5  # of the lattice from the prior mean, in sd of the prior: there it has lost 10 nats
 _LEAST_REACH = 1.0  # of the lattice from its centre
 _DECREMENT = 0.05  # of Newton's method, at which the mode is near enough for the axes
+_MOST_PASSES = 200  # at the mode; 30 elsewhere
 _NEARER = 0.9  # of the last residual, above which sites at the mode are stuck
 _LEVEL = 0.05  # of log density that a step may lose: what sites within tol may be off
 _LEAST_CURVATURE = 0.3  # in units of the prior's, for flat tails
@@ -147,7 +148,7 @@ def find_mode(model, start, tol, final_tol, max_iter, monitor, cov=None):
         site_tol = float(np.clip(_SHARE * _decrement(node, inverse), tol, site_tol))
         if settled:
             # rough sites may have hidden a slope: the search then goes on, with finer ones
-            node = model.evaluate(node.phi, node.payload.sites, final_tol)
+            node = model.evaluate(node.phi, node.payload.sites, final_tol, _MOST_PASSES)
             settled, site_tol = _decrement(node, inverse) < 2.0 * _DECREMENT, final_tol
         trace.end({"residual": node.residual, "log_evidence": node.objective}, node)
         below = settled and node.residual < final_tol

@@ -81,10 +81,12 @@ class PartsGivenTheta:
         rows = [None if s is None else middle_sites(s, 1) for s in self.row_sites]
         return self.evaluate(theta, (rows, pack(start)), self.tol)
 
-    def evaluate(self, theta, sites, tol):
+    def evaluate(self, theta, sites, tol, max_rounds=_MOST_ROUNDS):
         """Return the `Node` at theta, with a `PartsNode`, started at the sites of another."""
         solve = partial(self.answers, theta[None])
-        (found, local), residual = conditional_node(solve, self.prior, *sites, tol=tol)
+        (found, local), residual = conditional_node(
+            solve, self.prior, *sites, tol=tol, max_rounds=max_rounds
+        )
         node = found._replace(local=self._assembled(local))
         log_prior = float(np.sum(norm.logpdf(theta, self.theta_mean, self.theta_sd)))
         gradient = (self.theta_mean - theta) / self.theta_sd**2 + self._slope(theta, node)
@@ -121,7 +123,7 @@ def no_groups(d):
     )
 
 
-def conditional_node(solve, prior, sites, x, *, tol):
+def conditional_node(solve, prior, sites, x, *, tol, max_rounds):
     """Run partitioned EP over beta; return ((`PartsNode`, effects of each part), residual).
 
     solve maps a list of (precision (1, D, D), shift (1, D), sites), one a part, to a list of
@@ -151,7 +153,7 @@ def conditional_node(solve, prior, sites, x, *, tol):
         node = PartsNode(mean[0], root[0], None, float(log_z[0]), (sites, target))
         return Evaluation(target, residual, payload=(node, [p.local for p in parts]))
 
-    found = iterate(evaluate, x, max_iter=_MOST_ROUNDS - 1, tol=tol)
+    found = iterate(evaluate, x, max_iter=max_rounds - 1, tol=tol)
     return found.evaluation.payload, found.evaluation.residual
 
 
