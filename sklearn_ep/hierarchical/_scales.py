@@ -40,7 +40,7 @@ _LEAST_CURVATURE = 0.3  # in units of the prior's, for flat tails
 _LATTICE_FLOPS = 3e8
 _PASSES = 3.0  # that a node takes, sites being warm
 # Of a star's surrogate, by as many nodes of its own and of its tails, 2 for each of three or more
-# coordinates in up to three rounds. Two slopes by 30 groups, six coordinates, three sets: the ends
+# coordinates in up to four rounds. Two slopes by 30 groups, six coordinates, three sets: the ends
 # of intervals are up to .8 sd off without them.
 _CHECKS, _ROUNDS, _FEWEST_CHECKED = 2, 4, 3
 _TEMPERED = 0.4  # power of the surrogate from which those of its tails are
