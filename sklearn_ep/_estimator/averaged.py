@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from .._engine.averaging import (
+from .._engine.class_sites import contrast_variances
+from .._engine.hyper import (
     draw_mixture,
     log_mixture,
     mixture_covariance,
     mixture_moments,
 )
-from .._engine.class_sites import contrast_variances
 from .checks import check_choice
 from .latents import draw_latent
 

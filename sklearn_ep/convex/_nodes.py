@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._engine.averaging import Average, Node, average_of, integrate
 from .._engine.gaussian import ImproperPosterior
+from .._engine.hyper import Average, Node, average_of, integrate
 from .._engine.quadrature import logistic_mixture
 from ._calibration import Cavities, cavities, label_moments
 from ._posterior import WeightPosterior

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.special import logsumexp
 
-from .._engine.averaging import draw_mixture, mixture_moments, mixture_quantiles
+from .._engine.hyper import draw_mixture, mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
 from .._engine.quadrature import logistic_moments
 from .._estimator.averaged import AveragedPosterior

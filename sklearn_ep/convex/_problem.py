@@ -7,7 +7,7 @@ import numpy as np
 import scipy.sparse as sp
 from sklearn.utils import check_random_state, compute_class_weight
 
-from .._engine.averaging import mixture_moments
+from .._engine.hyper import mixture_moments
 from .._engine.loop import SILENT
 from .._engine.super_gaussian import LogisticSites
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.linalg import helmert
 
-from .._engine.averaging import Node, average_of, sample_about
-from .._engine.search import ascend
+from .._engine.hyper import Node, ascend, average_of, sample_about
 from ._kernel_nodes import EPAtKernels, ScaleNodes
 from ._kernel_scales import KernelScales, ScalePrior
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from scipy.special import logsumexp
 
-from .._engine.averaging import Average, Spacing, average_of, integrate
+from .._engine.hyper import Average, Spacing, average_of, integrate
 from .._engine.loop import SILENT, StepsOfPhase, Trace
 from ._anisotropy import SPREADS, isotropic_level, levels
 from ._averaging_plan import SEVERAL_ROWS

@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._engine.averaging import Evaluate, Node
 from .._engine.gaussian import eigen_curvature
+from .._engine.hyper import Evaluate, Node, ascend, minimise_where_finite
 from .._engine.loop import SILENT, Monitor, Reason, Silent
-from .._engine.search import ascend, minimise_where_finite
 
 __all__ = [
     "INEXACT_DIFFERENCE",

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.special import logit
 from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
 
-from .._engine.averaging import Node, average_of, log_mixture
+from .._engine.hyper import Node, average_of, log_mixture
 from .._engine.sites import Sites, cavity
 from .._estimator.averaged import hyper_attributes
 from .._estimator.latents import log_normalise

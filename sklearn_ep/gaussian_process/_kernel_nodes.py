@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._engine.averaging import Node
 from .._engine.gaussian import ImproperPosterior
+from .._engine.hyper import Node
 from ._kernel_scales import KernelScales, ScalePrior
 from ._kernels import with_theta
 

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import log_expit
 
-from .._engine.averaging import log_mixture, mixture_moments, mixture_quantiles
 from .._engine.gaussian import Moments, backward, forward
+from .._engine.hyper import log_mixture, mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
 from . import _log_cholesky as log_cholesky
 from .exact.given_scales import SharedPrior

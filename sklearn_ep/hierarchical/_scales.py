@@ -15,8 +15,8 @@ from scipy.ndimage import map_coordinates
 from scipy.special import logsumexp
 from scipy.stats import norm, qmc
 
-from .._engine.averaging import Lattice, Node, Spacing, Visits
 from .._engine.gaussian import ImproperPosterior, eigen_curvature
+from .._engine.hyper import Lattice, Node, Spacing, Visits
 from .._engine.loop import Reason, Trace, reason_to_end, worst_reason
 
 __all__ = ["ScaleGrid", "SmoothScales", "explore", "grid_of_one", "normal_scales"]

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._engine.averaging import Average
+from .._engine.hyper import Average
 from .._engine.loop import Trace
 from ._integration import NodeCoordinates, NodeRuns, integrated
 from ._learning import EvidenceSearch

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import logsumexp
 
-from .._engine.averaging import Node, average_of, integrate
 from .._engine.gaussian import ImproperPosterior
+from .._engine.hyper import Node, average_of, integrate
 from .._engine.loop import Silent
 from ._descent import descend
 from ._energy import EPEnergy, regular_ep, sites_at

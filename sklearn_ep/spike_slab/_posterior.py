@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import expit
 from sklearn.utils import gen_batches
 
-from .._engine.averaging import (
+from .._engine.hyper import (
     draw_mixture,
     mixture_covariance,
     mixture_moments,

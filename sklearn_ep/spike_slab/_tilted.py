@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtr
 
-from .._engine.averaging import mixture_quantiles
+from .._engine.hyper import mixture_quantiles
 
 __all__ = ["TiltedMarginals", "tilted_quantiles"]
 

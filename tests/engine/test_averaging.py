@@ -6,7 +6,7 @@ from numpy.testing import assert_allclose
 from scipy.special import expit, log_expit, ndtr
 from scipy.stats import multivariate_normal, norm
 
-from sklearn_ep._engine.averaging import (
+from sklearn_ep._engine.hyper import (
     Node,
     average_of,
     draw_mixture,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sklearn_ep._engine.search import ascend
+from sklearn_ep._engine.hyper import ascend
 
 CURVATURE = np.array([[4.0, 1.0], [1.0, 0.5]])
 TOP = np.array([1.0, -2.0])

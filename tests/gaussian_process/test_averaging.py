@@ -13,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
-from sklearn_ep._engine.averaging import Node, average_of
+from sklearn_ep._engine.hyper import Node, average_of
 from sklearn_ep.gaussian_process import _kernel_nodes
 from sklearn_ep.gaussian_process._anisotropy import (
     _SMALL_GAIN,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from joblib import parallel_config
 
-from ..._engine.averaging import (
+from ..._engine.hyper import (
     Node,
     average_of,
     integrate,

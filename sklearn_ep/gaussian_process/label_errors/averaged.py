@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.special import expit
 
-from ..._engine.averaging import Spacing, integrate
+from ..._engine.hyper import Spacing, integrate
 from ..._engine.loop import SILENT, Trace
 from ..._estimator.averaged import AveragedPosterior
 from .._averaged_fit import alone

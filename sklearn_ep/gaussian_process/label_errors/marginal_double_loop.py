@@ -7,8 +7,8 @@ then a convex function of the sites (Heskes and Zoeter 2002; Opper and Winther 2
 import numpy as np
 
 from ..._engine.gaussian import ImproperPosterior
+from ..._engine.hyper import minimise_where_finite
 from ..._engine.loop import Evaluation
-from ..._engine.search import minimise_where_finite
 
 __all__ = ["MarginalDoubleLoop"]
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import betainc, betaln, expit, log_expit, logit
 
-from ..._engine.averaging import Node
+from ..._engine.hyper import Node
 from ..._engine.sites import Sites
 from .._kernel_nodes import settled
 from .._kernel_scales import KernelScales

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import expit, logit
 
-from ..._engine.averaging import Average, Spacing, average_of, integrate
+from ..._engine.hyper import Average, Spacing, average_of, integrate
 from ..._engine.likelihoods import LabelNoise
 from ..._engine.loop import Trace
 from ..._engine.rules import MomentMatching

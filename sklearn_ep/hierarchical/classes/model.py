@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import norm
 
-from ..._engine.averaging import Node
 from ..._engine.class_sites import JointEP, empty_sites
 from ..._engine.class_weights import ClassWeights
+from ..._engine.hyper import Node
 from ..._engine.noisy_argmax import QUICK_SOFTMAX
 from .. import _log_cholesky as log_cholesky
 from .rows import EffectLayout

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import log_softmax
 
-from ..._engine.averaging import log_mixture, mixture_quantiles
 from ..._engine.class_sites import contrast_variances
 from ..._engine.class_weights import class_covariances
 from ..._engine.gaussian import Moments, checked_cholesky
+from ..._engine.hyper import log_mixture, mixture_quantiles
 from ..._engine.noisy_argmax import SOFTMAX
 from .. import _log_cholesky as log_cholesky
 from .model import level_covariances

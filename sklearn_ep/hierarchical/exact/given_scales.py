@@ -13,7 +13,6 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.stats import norm
 
-from ..._engine.averaging import Node
 from ..._engine.gaussian import (
     ImproperPosterior,
     backward,
@@ -22,6 +21,7 @@ from ..._engine.gaussian import (
     forward,
     triangular_inverse,
 )
+from ..._engine.hyper import Node
 from ..._engine.likelihoods import Logit
 from ..._engine.rules import rule_of_power
 from ..._engine.sites import Sites

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import norm
 
-from ..._engine.averaging import Node
 from ..._engine.gaussian import Natural, log_partition, over
+from ..._engine.hyper import Node
 from ..._engine.loop import Evaluation, iterate
 from ..._engine.quadrature import gauss_hermite
 from .. import _log_cholesky as log_cholesky

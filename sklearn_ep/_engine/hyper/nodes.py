@@ -22,12 +22,12 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp, ndtr, ndtri
+from scipy.special import logsumexp
 from sklearn.utils.parallel import Parallel, delayed
 
-from .gaussian import eigen_curvature
-from .loop import SILENT, FitWatch, Told
-from .quadrature import star_rule
+from ..gaussian import eigen_curvature
+from ..loop import SILENT, FitWatch, Told
+from ..quadrature import star_rule
 from .search import minimise_where_finite
 
 __all__ = [
@@ -38,13 +38,8 @@ __all__ = [
     "Spacing",
     "Visits",
     "average_of",
-    "draw_mixture",
     "find_mode",
     "integrate",
-    "log_mixture",
-    "mixture_covariance",
-    "mixture_moments",
-    "mixture_quantiles",
     "sample_about",
 ]
 
@@ -62,7 +57,6 @@ _BETTER = 1.0  # nats above the mode at which a node starts a new search
 _MOST_MODES = 3
 _LOWER = 1.0  # nats by which a node beside the mode may miss the normal distribution
 _LEAST_WEIGHT = 1e-3  # of a node that is kept
-_HALVINGS = 60  # of the interval in which a quantile of a mixture is: to the last digit
 
 
 class Spacing(NamedTuple):
@@ -473,72 +467,3 @@ def _by_rule(visits: Visits, mode: Node, axes: np.ndarray) -> Average:
     nodes, cells = zip(*((node, cell) for node, cell in pairs if node is not None), strict=True)
     log_mass = np.array([node.objective for node in nodes]) + np.array(cells)
     return average_of(nodes, log_mass, 0.0, visits.n_evaluations)
-
-
-def mixture_moments(
-    weight: np.ndarray, mean: np.ndarray, var: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and variance (...) of mixtures, by sums of squares.
-
-    weight (M,) sums to one; mean and var (M, ...) are those of the parts.
-    """
-    centre = np.tensordot(weight, mean, 1)
-    return centre, np.tensordot(weight, var + (mean - centre) ** 2, 1)
-
-
-def mixture_covariance(
-    weight: np.ndarray, cov: np.ndarray, left: np.ndarray, right: np.ndarray
-) -> np.ndarray:
-    """Return the covariance (n1, n2) of a mixture with weight (M,).
-
-    cov (M, n1, n2) are those of the parts, left (M, n1) and right (M, n2) the means of both sides.
-    """
-    apart, other = left - weight @ left, right - weight @ right
-    return np.tensordot(weight, cov, 1) + (weight * apart.T) @ other
-
-
-def log_mixture(weight: np.ndarray, log_p: np.ndarray) -> np.ndarray:
-    """Return log sum_m weight_m exp(log_p_m) of log probabilities (M, ...)."""
-    log_weight = np.log(weight).reshape(-1, *[1] * (log_p.ndim - 1))
-    return logsumexp(log_weight + log_p, axis=0)
-
-
-def mixture_quantiles(
-    weight: np.ndarray, mean: np.ndarray, sd: np.ndarray, levels: Any
-) -> np.ndarray:
-    """Return quantiles (len(levels), D) of mixtures of normals, by bisection.
-
-    weight (M,), or (M, D) where it differs, sums to one; mean and sd (M, D) are those of the
-    normals. Levels are (L,), or (L, D) likewise.
-    """
-    level = np.asarray(levels)
-    level = level[:, None] if level.ndim == 1 else level
-    # a quantile of a mixture is between those of its parts
-    ends = mean + sd * ndtri(level)[:, None]
-    low, high = ends.min(axis=1), ends.max(axis=1)
-    for _ in range(_HALVINGS):
-        middle = 0.5 * (low + high)
-        parts = ndtr((middle[:, None] - mean) / sd)
-        if weight.ndim == 1:
-            below = np.tensordot(parts, weight, (1, 0))
-        else:
-            below = np.einsum("lmd,md->ld", parts, weight)
-        low, high = np.where(below < level, middle, low), np.where(below < level, high, middle)
-    return 0.5 * (low + high)
-
-
-def draw_mixture(
-    weight: np.ndarray,
-    draw_of: Callable[[int, int], np.ndarray],
-    n_samples: int,
-    rng: np.random.RandomState,
-) -> np.ndarray:
-    """Return joint draws (n_samples, ...) of a mixture with weight (M,), in random order.
-
-    draw_of(m, n) returns n draws of part m.
-    """
-    if len(weight) == 1:
-        return draw_of(0, n_samples)
-    counts = rng.multinomial(n_samples, weight)
-    draws = np.concatenate([draw_of(int(m), int(counts[m])) for m in np.flatnonzero(counts)])
-    return draws[rng.permutation(n_samples)]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import minimize
 
-from .loop import Reason
+from ..loop import Reason
 
 __all__ = ["Search", "Summit", "ascend", "minimise_where_finite"]
 

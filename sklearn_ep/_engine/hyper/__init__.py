@@ -1,0 +1,44 @@
+"""Hyperparameters: search for the mode of their posterior, nodes about it, mixtures of these."""
+
+from .mixture import (
+    draw_mixture,
+    log_mixture,
+    mixture_covariance,
+    mixture_moments,
+    mixture_quantiles,
+)
+from .nodes import (
+    Average,
+    Evaluate,
+    Lattice,
+    Node,
+    Spacing,
+    Visits,
+    average_of,
+    find_mode,
+    integrate,
+    sample_about,
+)
+from .search import Search, Summit, ascend, minimise_where_finite
+
+__all__ = [
+    "Average",
+    "Evaluate",
+    "Lattice",
+    "Node",
+    "Search",
+    "Spacing",
+    "Summit",
+    "Visits",
+    "ascend",
+    "average_of",
+    "draw_mixture",
+    "find_mode",
+    "integrate",
+    "log_mixture",
+    "minimise_where_finite",
+    "mixture_covariance",
+    "mixture_moments",
+    "mixture_quantiles",
+    "sample_about",
+]
