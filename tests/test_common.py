@@ -92,9 +92,7 @@ ORIGIN = (
 
 def expected_failed_checks(estimator):
     """Return the checks that contradict the model of this setting, each with the reason."""
-    learned = isinstance(estimator, CVL) and estimator.prior_variance == "learn"
-    sampled = learned and estimator.variance == "monte_carlo"
-    if isinstance(estimator, HierarchicalEPLogistic) or sampled:
+    if isinstance(estimator, HierarchicalEPLogistic):
         return {"check_decision_proba_consistency": RANKS}
     learned = isinstance(estimator, GP | RelaxedEPClassifier) and estimator.optimizer is not None
     if learned and estimator.method != "sparse":

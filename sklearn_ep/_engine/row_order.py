@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 from sklearn.utils import gen_batches
 
-__all__ = ["minibatches", "other_keys", "row_keys"]
+__all__ = ["minibatches", "other_keys", "row_keys", "spread_bits"]
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK = 1 << 20
 
 
-def _mixed(h: np.ndarray) -> np.ndarray:
+def spread_bits(h: np.ndarray) -> np.ndarray:
     """Return 64-bit words with every bit spread over all others (splitmix64 finaliser)."""
     h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -45,13 +45,13 @@ def row_keys(X: np.ndarray, seed: int, y: np.ndarray | None = None) -> np.ndarra
         words *= factors[:d]
         keys[rows] = words.sum(axis=1, dtype=np.uint64)
     if y is not None:
-        keys += _mixed(y.astype(np.uint64) + factors[d])
-    return _mixed(keys)
+        keys += spread_bits(y.astype(np.uint64) + factors[d])
+    return spread_bits(keys)
 
 
 def other_keys(keys: np.ndarray, seed: int) -> np.ndarray:
     """Return keys of another random order, made of those of one without a look at the rows."""
-    return _mixed(keys ^ _mixed(np.asarray([seed], dtype=np.uint64) * _ODD))
+    return spread_bits(keys ^ spread_bits(np.asarray([seed], dtype=np.uint64) * _ODD))
 
 
 def minibatches(keys: np.ndarray, weight: np.ndarray, size: float) -> Iterator[np.ndarray]:

@@ -6,9 +6,9 @@ from .._estimator.averaged import hyper_attributes
 from .._estimator.checks import spread_rows
 from .._estimator.fitting import one_or_stack, run_attributes
 from ._joint import JointWeightPosterior
-from ._nodes import given_node
 from ._parameters import given_variance, scale_name
 from ._priors import SitePrior
+from ._problem import given_node
 
 __all__ = ["averages_told", "by_class", "coefficient_attributes", "store_batch", "store_fit"]
 
@@ -70,7 +70,7 @@ def store_fit(estimator, problem, fits, kept):
         "n_newton_iter_": int(sum(a["n_newton"] for a in own)),
         "n_passes_": int(sum(a["n_passes"] for a in own)),
         "log_evidence_std_": float(np.hypot.reduce([a["evidence_std"] for a in own])),
-        "_n_rows": int(sum(problem.sizes)),
+        "_n_rows": problem.n_rows,
         "_warm_state": ([a["last"] for a in own], problem.shape),
         **averages_told(estimator, [a["average"] for a in own]),
     }
@@ -81,7 +81,6 @@ def store_fit(estimator, problem, fits, kept):
         attributes |= _left_out_attributes(left_out, kept)
         attributes["site_precision_"] = spread_rows(each("site_precision"), kept)
         attributes["marginal_variance_"] = spread_rows(each("marginal_variance"), kept, np.nan)
-        attributes["n_mvm_"] += problem.design.n_products
         if "site_shift" in own[0]:
             attributes["_site_shift"] = own[0]["site_shift"]
     if isinstance(problem.prior, SitePrior):

@@ -48,8 +48,7 @@ from ._joint import (
     takes_joint,
 )
 from ._parameters import check_parameters, refuse_integration
-from ._parted import fit_parted, make_parted
-from ._problem import fit_problem, make_problem
+from ._problem import fit_parted, fit_problem, make_parted, make_problem
 from ._stream import add_batch, plan_stream, start_stream
 
 __all__ = ["ConvexVariationalLogistic"]
@@ -129,9 +128,9 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         least 2 for its standard error; each costs some 24 products with X. 0 saves them, and the
         evidence is nan.
     solver : {"auto", "primal", "dual", "cg"}, default="auto"
-        How Newton's systems are solved: a Cholesky factor of a matrix of the columns, of the rows,
-        or conjugate gradients. "auto" takes the smaller matrix with exact variances (for a Laplace
-        prior that of the columns), conjugate gradients otherwise. With an infinite
+        How systems are solved with exact variances: by a Cholesky factor of a matrix of the columns
+        or of the rows. "auto" and "cg" take the smaller one (for a Laplace prior that of the
+        columns). Sampled variances always go with conjugate gradients. With an infinite
         `intercept_prior_variance` there is no "dual".
     damping : float, default=1.0
         Share of an outer step that is taken, in (0, 1]. 1 is undamped, for the bound rises anyway.
@@ -457,7 +456,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
 
             monitor = FitMonitor(self, X, y, problem.max_iter, so_far)
             fit_one = functools.partial(fit_parted, problem)
-            fits = fit_each_problem(fit_one, problem.n_problems, monitor)
+            fits = fit_each_problem(fit_one, len(problem.lasts), monitor)
             monitor.finish()
         store_fit(self, problem, fits, None)
 

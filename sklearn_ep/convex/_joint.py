@@ -33,9 +33,9 @@ from ._calibration import Cavities, calibrated_classes
 from ._copies import Copies, find_copies
 from ._factor_search import FactorAt, best_log_factor
 from ._joint_sampled import MIXING, SampledJointProblem, fit_joint_sampled
-from ._nodes import single_node
-from ._parameters import is_flat, make_prior, refuse_integration
-from ._problem import class_weights, evidence_probes
+from ._parameters import is_flat, refuse_integration
+from ._priors import make_prior
+from ._problem import class_weights, evidence_probes, single_node
 from ._systems import Design, with_ones
 
 __all__ = [
@@ -78,9 +78,9 @@ class JointProblem:
     solver: str = "primal"
 
     @property
-    def sizes(self):
-        """Rows of the one part that is in memory."""
-        return [len(self.copies.group)]
+    def n_rows(self):
+        """Number of all rows that were given."""
+        return len(self.copies.group)
 
     def ep(self, y, factor=1.0):
         """Return the fixed-point map of EP with the variances of the columns times a factor."""
@@ -289,7 +289,7 @@ def _sampled_problem(estimator, training):
         prior=prior,
         of_weights=rng.standard_normal((q * K, k)),
         of_rows=rng.standard_normal((n, K, k)),
-        evidence_probes=evidence_probes(estimator, "calibrated", q * K, rng),
+        evidence_probes=evidence_probes(estimator, q * K, rng),
         tol=estimator.tol,
         max_iter=estimator.max_iter,
         damping=estimator.damping,

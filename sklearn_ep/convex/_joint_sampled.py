@@ -26,15 +26,19 @@ from .._engine.noisy_argmax import QUICK_SOFTMAX
 from .._estimator.fitting import BinaryFit
 from ._calibration import Cavities, calibrated_classes
 from ._factor_search import FactorAt, best_log_factor
-from ._lanczos import log_determinant
-from ._nodes import single_node
-from ._systems import conjugate_gradients, row_blocks, weighted_inner
-from ._variances import coefficient_variances, leave_one_out
+from ._problem import single_node
+from ._systems import (
+    START_INFLATION,
+    START_PRECISION,
+    conjugate_gradients,
+    leave_one_out,
+    row_blocks,
+    weighted_inner,
+)
+from ._variances import coefficient_variances, log_determinant
 
 __all__ = ["MIXING", "SampledClassSpread", "SampledJointProblem", "StarSystem", "fit_joint_sampled"]
 
-# Site precision of a class before anything is known, and inflation of the first variances.
-_START_PRECISION, _INFLATION = 0.15, 1.2
 # Residuals of the sites at the first variances and later, sweeps for them, and relative residuals
 # of the solves for their means, of those for samples, and of those for predictions.
 _FIRST_TOL, _SITE_TOL, _MOST_SWEEPS = 0.1, 1e-2, 40
@@ -259,9 +263,9 @@ class SampledJointProblem:
     factor: Any = field(default=QUICK_SOFTMAX)
 
     @property
-    def sizes(self):
-        """Rows of the one part that is in memory."""
-        return [len(self.copies.group)]
+    def n_rows(self):
+        """Number of all rows that were given."""
+        return len(self.copies.group)
 
     def posterior(self, payload):
         """Return what predicts as if the fit ended with this payload."""
@@ -282,8 +286,8 @@ class _SampledJoint:
         self.draws: Any = None
         self.n_sweeps = 0
         prior = problem.prior.precision(self.scale)
-        data = problem.design.squares_tdot(_START_PRECISION * self.weight)
-        start = _INFLATION * (problem.design.squares @ (1.0 / (prior + data)))
+        data = problem.design.squares_tdot(START_PRECISION * self.weight)
+        start = START_INFLATION * (problem.design.squares @ (1.0 / (prior + data)))
         self.variances = np.maximum(np.repeat(np.asarray(start)[:, None], self.K, 1), _LEAST)
         self.result = self.sites(_FIRST_TOL)
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._engine.loop import SILENT, Anderson, Evaluation, iterate
-from ._part_rows import SiteSums, WholePosterior
-from ._priors import SCALE_RANGE, PriorTerms
+from ._priors import SCALE_RANGE, PriorTerms, in_log_scales
+from ._rows import SiteSums, WholePosterior
 from ._systems import PrimalSystem
 
 __all__ = ["VISITS_A_STEP", "NaturalGradient", "NaturalStep"]
@@ -85,10 +85,7 @@ class NaturalGradient:
         A = np.zeros((n, n))
         A[self._lower] = x[:m]
         A += np.tril(A, -1).T
-        scale: Any = self.prior.start_scale
-        if self.prior.learn:
-            scale = float(np.exp(x[-1])) if np.ndim(scale) == 0 else np.exp(x[m + n :])
-        return A, x[m : m + n], scale
+        return A, x[m : m + n], in_log_scales(self.prior, x[m + n :])
 
     def evaluate(self, x):
         """Map a state to its `Evaluation` by one visit; the payload is a `NaturalStep`."""

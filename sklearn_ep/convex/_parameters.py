@@ -1,32 +1,42 @@
 """Checked parameters of the convex variational logistic regression, and the prior they describe."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .._engine.super_gaussian import BOUNDS
 from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import check_choice, check_common, check_number
-from ._priors import GaussianPrior, SitePrior
-from ._sites import LaplaceSite, SuperGaussianSite
+from ._sites import SuperGaussianSite
 
 __all__ = [
-    "LARGEST_EXACT",
-    "LONGER_LEARNING",
+    "LIMITS",
     "check_parameters",
+    "check_positive",
     "given_variance",
     "is_flat",
     "learns_scale",
-    "make_prior",
     "prior_mode",
-    "prior_variances",
     "refuse_integration",
     "scale_name",
 ]
 
-# Largest matrix that "auto" factorises at every step.
-LARGEST_EXACT = 4000
-# Outer steps in place of one where a scale is learned from sampled variances: each new scale brings
-# errors of its own into them, and the two settle slowly together.
-LONGER_LEARNING = 3
+
+class Limits(NamedTuple):
+    """Sizes from which on another way is taken."""
+
+    exact: int = 4000  # largest matrix that "auto" factorises: some 10 s a step
+    # Larger side of it up to which the scale of the prior is averaged over: the more coefficients
+    # have learned it, the less it leaves open.
+    averaged: int = 1000
+    # Outer steps in place of one where a scale is learned from sampled variances: each new scale
+    # brings errors of its own into them, and the two settle slowly together.
+    longer_learning: int = 3
+    double_precision: int = 2**21  # entries up to which products are: smaller data are in caches
+    stream: int = 2000  # coefficients of a stream whose precision matrix is kept
+
+
+LIMITS = Limits()
 SOLVERS = ("auto", "primal", "dual", "cg")
 VARIANCES = ("auto", "exact", "calibrated", "monte_carlo", "lanczos")
 
@@ -46,10 +56,10 @@ def check_parameters(estimator):
         check_choice("prior_variance", estimator.prior_variance, ["learn"])
     for name in ("learn_prior", "fit_intercept"):
         check_choice(name, getattr(estimator, name), [True, False])
-    _check_positive("intercept_prior_variance", estimator.intercept_prior_variance)
+    check_positive("intercept_prior_variance", estimator.intercept_prior_variance)
     scale = estimator.laplace_scale
     if not (isinstance(scale, str) and scale == "learn"):
-        _check_positive("laplace_scale", scale, finite=True)
+        check_positive("laplace_scale", scale, finite=True)
     check_number("inner_tol", estimator.inner_tol, 0, boundaries="neither")
     check_number("n_variance_samples", estimator.n_variance_samples, 1, integer=True)
     check_number("max_inner_iter", estimator.max_inner_iter, 1, integer=True)
@@ -124,55 +134,11 @@ def is_flat(estimator):
     return bool(estimator.fit_intercept) and np.isinf(estimator.intercept_prior_variance)
 
 
-def _check_positive(name, value, finite=False):
+def check_positive(name, value, finite=False):
     """Raise unless the parameter is a positive number."""
     check_number(name, value, 0, boundaries="neither")
     if finite and np.isinf(value):
         raise ValueError(f"{name} must be finite.")
-
-
-def _checked_prior_variance(prior_variance, d):
-    """Return the prior variances as an array that broadcasts to (d,)."""
-    if np.ndim(prior_variance) == 0:
-        _check_positive("prior_variance", prior_variance, finite=True)
-        return np.asarray(prior_variance, dtype=float)
-    variance = np.asarray(prior_variance, dtype=float)
-    if variance.shape != (d,):
-        raise ValueError(
-            f"prior_variance must be a number or have shape ({d},), got {variance.shape}."
-        )
-    if not np.all((variance > 0) & np.isfinite(variance)):
-        raise ValueError("prior_variance must be positive and finite for every feature.")
-    return variance
-
-
-def _checked_groups(groups, d):
-    """Return the number of the group of each of d features, or None."""
-    if groups is None:
-        return None
-    labels = np.asarray(groups)
-    if labels.shape != (d,):
-        raise ValueError(f"prior_groups must have one label for each of {d} features.")
-    return np.unique(labels, return_inverse=True)[1]
-
-
-def prior_variances(estimator, d, variance):
-    """Return the prior variances of d features, given in `variance`, and of the intercept."""
-    tail = [estimator.intercept_prior_variance] * bool(estimator.fit_intercept)
-    return np.append(np.broadcast_to(_checked_prior_variance(variance, d), d), tail)
-
-
-def make_prior(estimator, d):
-    """Return the prior of d features and the intercept, if there is one."""
-    variance = prior_variances(estimator, d, given_variance(estimator))
-    groups = _checked_groups(estimator.prior_groups, d)
-    learn = learns_scale(estimator)
-    if isinstance(estimator.prior, SuperGaussianSite):
-        return SitePrior(estimator.prior, variance, d, learn)
-    if estimator.prior == "gaussian":
-        return GaussianPrior(variance, d, learn, groups if learn else None)
-    scale = 1.0 if learn else estimator.laplace_scale
-    return SitePrior(LaplaceSite(scale, estimator.bound), variance, d, learn)
 
 
 def prior_mode(estimator):

@@ -11,6 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from .._engine.super_gaussian import Penalty
+from ._parameters import check_positive, given_variance, learns_scale
+from ._sites import LaplaceSite, SuperGaussianSite
+from ._systems import TINY
 
 __all__ = [
     "GROUP_SHARE",
@@ -20,7 +23,9 @@ __all__ = [
     "PredictorPrior",
     "PriorTerms",
     "SitePrior",
-    "SlopeSearch",
+    "in_log_scales",
+    "make_prior",
+    "prior_variances",
 ]
 
 # Largest and smallest factor of a prior variance, or of a scale, that learning may reach, and what
@@ -30,7 +35,6 @@ _STEP_RANGE = (1e-3, 1e3)
 # A change by 2 % of the variance of a group counts like the default tolerance of variances: it is
 # small in the posterior, and groups without effect drift to zero slowly.
 GROUP_SHARE = 0.05
-_TINY = np.finfo(float).tiny
 
 
 class PriorTerms(NamedTuple):
@@ -46,18 +50,19 @@ class PriorTerms(NamedTuple):
     loss: float
 
 
+def in_log_scales(prior, logs):
+    """Return the scale of a prior by the logs of what is learned of it."""
+    if not prior.learn:
+        return prior.start_scale
+    return np.exp(logs) if np.ndim(prior.start_scale) else float(np.exp(logs[0]))
+
+
 def _site_terms(prior, u, scale, root):
     """Return the `PriorTerms` of independent coefficients; the covariance is root' root."""
     m, variances = prior.n_sites, np.einsum("ij,ij->j", root, root)
     p = prior.penalty(u, variances[:m], scale)
     loss = float(np.sum(p.value)) + 0.5 * float(p.precision[m:] @ variances[m:])
     return PriorTerms(p.precision, p.precision * u - p.slope, p.slope, loss)
-
-
-# Prior sd of a linear predictor that is as likely to be exceeded as not (Gelman et al. 2008 take
-# the same for a coefficient of a column of unit size), and the range of it that is looked at.
-_MEDIAN, _LOG_RANGE = 2.5, 14.0
-_MOST_CHANGE = 3.0  # of a log scale in one step
 
 
 class PredictorPrior(NamedTuple):
@@ -69,9 +74,10 @@ class PredictorPrior(NamedTuple):
 
     log_unit: float
     rate: float
+    median: float = 2.5  # of t; Gelman et al. (2008) take the same for a column of unit size
 
     def _log_ratio(self, phi):
-        return self.log_unit + self.rate * phi - np.log(_MEDIAN)
+        return self.log_unit + self.rate * phi - np.log(self.median)
 
     def log_density(self, phi):
         """Return the log density of phi."""
@@ -93,25 +99,11 @@ class PredictorPrior(NamedTuple):
 
     def centre(self):
         """Return phi at the median of t."""
-        return (np.log(_MEDIAN) - self.log_unit) / self.rate
+        return (np.log(self.median) - self.log_unit) / self.rate
 
     def bounds(self):
         """Return the range (2,) of phi, the same in any units of the columns."""
-        return self.centre() + np.array([-_LOG_RANGE, _LOG_RANGE])
-
-
-class SlopeSearch:
-    """Steps in a log scale towards where a slope vanishes: secants find what updates lead to."""
-
-    def __init__(self, bounds):
-        self.bounds, self.last = bounds, None
-
-    def __call__(self, place, slope, update):
-        """Return the next place from the slope at one, and a step that leads towards the root."""
-        if self.last is not None and (slope - self.last[1]) * (place - self.last[0]) < 0:
-            update = -slope * (place - self.last[0]) / (slope - self.last[1])
-        self.last = place, slope
-        return float(np.clip(place + np.clip(update, -_MOST_CHANGE, _MOST_CHANGE), *self.bounds))
+        return self.centre() + np.array([-14.0, 14.0])
 
 
 def _known(prior, phi):
@@ -182,7 +174,7 @@ class GaussianPrior:
             d = self.n_features
             return self._new_scales(u[:d], penalty.precision[:d], scale, predictor)
         size, dof = self._size_and_dof(u, penalty, predictor, dof)
-        return size / max(dof, _TINY)
+        return size / max(dof, TINY)
 
     def evidence_slope(self, u, penalty, scale, predictor, dof):
         """Return the derivative of the bound in the log of the one scale, at its optimum."""
@@ -209,7 +201,7 @@ class GaussianPrior:
         variances = predictor.coefficient_variance()[: self.n_features]
         size = np.bincount(self.groups, u * u * precision)
         dof = np.bincount(self.groups, 1.0 - precision * variances)
-        return scale * np.clip(size / np.maximum(dof, _TINY), *_STEP_RANGE)
+        return scale * np.clip(size / np.maximum(dof, TINY), *_STEP_RANGE)
 
 
 class SitePrior:
@@ -311,3 +303,47 @@ class CarriedPrior:
         loss = 0.5 * (u - self.mean) @ slope
         loss += 0.5 * np.einsum("ij,ij->", root @ self.matrix, root)
         return PriorTerms(self.matrix, self.matrix @ self.mean, slope, float(loss))
+
+
+def _checked_prior_variance(prior_variance, d):
+    """Return the prior variances as an array that broadcasts to (d,)."""
+    if np.ndim(prior_variance) == 0:
+        check_positive("prior_variance", prior_variance, finite=True)
+        return np.asarray(prior_variance, dtype=float)
+    variance = np.asarray(prior_variance, dtype=float)
+    if variance.shape != (d,):
+        raise ValueError(
+            f"prior_variance must be a number or have shape ({d},), got {variance.shape}."
+        )
+    if not np.all((variance > 0) & np.isfinite(variance)):
+        raise ValueError("prior_variance must be positive and finite for every feature.")
+    return variance
+
+
+def _checked_groups(groups, d):
+    """Return the number of the group of each of d features, or None."""
+    if groups is None:
+        return None
+    labels = np.asarray(groups)
+    if labels.shape != (d,):
+        raise ValueError(f"prior_groups must have one label for each of {d} features.")
+    return np.unique(labels, return_inverse=True)[1]
+
+
+def prior_variances(estimator, d, variance):
+    """Return the prior variances of d features, given in `variance`, and of the intercept."""
+    tail = [estimator.intercept_prior_variance] * bool(estimator.fit_intercept)
+    return np.append(np.broadcast_to(_checked_prior_variance(variance, d), d), tail)
+
+
+def make_prior(estimator, d):
+    """Return the prior of d features and the intercept, if there is one."""
+    variance = prior_variances(estimator, d, given_variance(estimator))
+    groups = _checked_groups(estimator.prior_groups, d)
+    learn = learns_scale(estimator)
+    if isinstance(estimator.prior, SuperGaussianSite):
+        return SitePrior(estimator.prior, variance, d, learn)
+    if estimator.prior == "gaussian":
+        return GaussianPrior(variance, d, learn, groups if learn else None)
+    scale = 1.0 if learn else estimator.laplace_scale
+    return SitePrior(LaplaceSite(scale, estimator.bound), variance, d, learn)

@@ -1,184 +1,209 @@
-"""Checked parameters and data of a convex variational fit, and the fit of a binary problem."""
+"""Fits of binary problems: what is decided for them, and the ways from rows to a posterior.
+
+Rows in memory have exact variances by the double loop, or sampled ones; rows in partitions exact
+ones by natural gradients, or sampled ones by the same loop as in memory, whose rows are one part.
+"""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from sklearn.utils import check_random_state, compute_class_weight
 
-from .._engine.hyper import mixture_moments
-from .._engine.loop import SILENT
+from .._engine.hyper import Average, Node, mixture_moments
 from .._engine.super_gaussian import LogisticSites
-from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales
+from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint
 from .._estimator.fitting import BinaryFit
-from ._calibration import calibrated, cavities
+from .._estimator.row_parts import check_facts, class_counts, facts_of_part
+from ._calibration import LeftOut, calibrated, cavities
 from ._copies import find_copies
-from ._lanczos import log_determinant, rademacher
-from ._nodes import (
-    average_over_scale,
-    in_units,
-    mode_of_scale,
-    node_fit,
-    scale_nodes,
-    single_node,
-)
-from ._outer_loop import OuterLoop
-from ._parameters import (
-    LARGEST_EXACT,
-    LONGER_LEARNING,
-    is_flat,
-    make_prior,
-    prior_mode,
-    refuse_integration,
-)
+from ._double_loop import ExactFit, Last
+from ._natural import VISITS_A_STEP, NaturalGradient
+from ._parameters import LIMITS, is_flat, prior_mode, refuse_integration
 from ._posterior import WeightPosterior, mixed_weights
-from ._sampled import SAMPLED_TOL, SampledLoop, is_large
-from ._sampled_rows import SampledRows
+from ._priors import make_prior
+from ._rows import PartedRows, RowSpec, WholePosterior, left_out_of_posterior, site_sums
+from ._sampled import SampledLoop
+from ._sampled_rows import SampledRows, left_out_of_anchors
 from ._systems import Design, DualSystem, IterativeSystem, PrimalSystem
-from ._variances import (
-    ExactVariances,
-    LanczosVariances,
-    MonteCarloVariances,
-    Probes,
-)
+from ._variances import rademacher
 
-__all__ = ["ConvexProblem", "class_weights", "evidence_probes", "fit_problem", "make_problem"]
+__all__ = [
+    "Problem",
+    "checked_class_weights",
+    "class_weights",
+    "evidence_probes",
+    "fit_parted",
+    "fit_problem",
+    "given_node",
+    "make_parted",
+    "make_problem",
+    "single_node",
+]
 
-SYSTEMS = {"primal": PrimalSystem, "dual": DualSystem, "cg": IterativeSystem}
-# Larger side of the matrix that is factorised up to which "auto" averages over the scale of the
-# prior: the more coefficients have learned it, the less it leaves open.
-LARGEST_AVERAGED = 1000
+SYSTEMS = {"primal": PrimalSystem, "dual": DualSystem}
+
+
+class Limits(NamedTuple):
+    """How far loops go: the outer one, and Newton's in it."""
+
+    tol: float
+    max_iter: int
+    damping: float
+    inner_tol: float
+    max_inner_iter: int
+
+    @classmethod
+    def of(cls, estimator, longer=1):
+        """Return those of an estimator with so many times the iterations."""
+        limits = cls(*(getattr(estimator, name) for name in cls._fields))
+        return limits._replace(max_iter=longer * limits.max_iter)
+
+    @property
+    def outer(self):
+        """Those of the outer loop."""
+        return dict(tol=self.tol, max_iter=self.max_iter, damping=self.damping)
 
 
 @dataclass
-class ConvexProblem:
-    """Everything a binary problem needs besides its labels; sent to workers as it is.
+class RowsInMemory:
+    """Rows of all binary problems, sent to workers as they are.
 
-    `last` holds for each binary problem the weights and state of an earlier fit, or None; only a
-    fit of the same `shape` may begin there. `column_variances` are those of X where the scale of
-    the prior is averaged over, else None; `n_jobs` are the nodes of one problem to work on at once.
-    `copies` are those among the rows that were given, or None where all are kept apart.
+    `copies` are those among the rows that were given, or None where all are kept apart;
+    `column_variances` are those of X where the scale of the prior is averaged over, else None.
+    `seed` is that of the normals of the rows.
     """
 
     design: Design
     weight: np.ndarray
-    prior: Any
     bound: str
-    solver: str
-    exact_solver: str
-    variance: str
-    probes: Any
-    direction: Any
-    evidence_probes: Any
-    n_samples: int
-    inner_tol: float
-    max_inner_iter: int
-    tol: float
-    max_iter: int
-    damping: float
-    last: list
-    shape: tuple
-    calibration: str | None
-    column_variances: Any
-    n_jobs: int | None
     copies: Any
+    column_variances: Any
+    seed: int
+
+    def sites(self, sign):
+        """Return the sites for labels in {-1, +1} of the rows that are kept apart."""
+        return LogisticSites(sign, self.weight, self.bound)
+
+    def one_part(self, sign):
+        """Return the `SampledRows`, and the same as `PartedRows`."""
+        B, single = self.design.B, is_large(self.design.B.size)
+        rows = SampledRows(B, self.sites(sign), 0, self.seed, single)
+        spec = RowSpec("", None, None, self.design.intercept, self.bound, single=single)
+
+        def run(worker, numbers, *message):
+            return [worker(rows, 0, *message)]
+
+        return rows, PartedRows(run, 1, spec, B.shape[0], float(self.weight.sum()))
+
+
+@dataclass
+class Problem:
+    """What the fits of the binary problems of a classifier need besides labels.
+
+    `rows` are `RowsInMemory` or `PartedRows`, those of the first of the problems. `noise` are the
+    random numbers of the columns and `evidence_probes` those of the log determinant, None with
+    exact variances. `lasts` holds for each problem the state of an earlier fit, or None; only a fit
+    of the same `shape` may begin there. `n_rows` are all rows that were given, `n_jobs` the nodes
+    of one problem to work on at once.
+    """
+
+    rows: Any
+    prior: Any
+    variance: str
+    solver: str
+    limits: Limits
+    calibration: str | None
+    intercept: bool
+    n_rows: int
+    lasts: list
+    shape: tuple
+    noise: Any = None
+    evidence_probes: Any = None
+    n_jobs: int | None = None
 
     @property
-    def sizes(self):
-        """Rows of the one part that is in memory."""
-        return [len(self.weight if self.copies is None else self.copies.group)]
-
-    def variance_estimator(self):
-        """Return the estimator of marginal variances of one binary problem."""
-        if self.variance == "exact":
-            return ExactVariances()
-        if self.variance == "lanczos":
-            return LanczosVariances(self.direction, self.n_samples)
-        return MonteCarloVariances(self.probes, self.weight)
-
-    def loop(self, sign):
-        """Return the `OuterLoop` for labels in {-1, +1}."""
-        design, variances = self.design.counting(), self.variance_estimator()
-        sites = LogisticSites(sign, self.weight, self.bound)
-        newton = SYSTEMS[self.solver]
-        exact = SYSTEMS[self.exact_solver] if self.variance == "exact" else newton
-        limits = self.inner_tol, self.max_inner_iter
-        return OuterLoop(design, sites, self.weight, self.prior, newton, exact, variances, *limits)
-
-    def solve(self, loop, last=None, damping=None, monitor=SILENT):
-        """Run an outer loop from the weights and state of an earlier one; return its result."""
-        limits = dict(tol=self.tol, max_iter=self.max_iter, damping=damping or self.damping)
-        return loop.solve(loop.start(last), monitor=monitor, **limits)
-
-    def evidence(self, loop, step):
-        """Return the bound on the log evidence and its standard error."""
-        if np.any(np.isinf(self.prior.variance)):
-            return np.nan, 0.0
-        if hasattr(step.system, "log_det"):
-            return loop.bound(step, step.system.log_det), 0.0
-        if self.evidence_probes is None:
-            return np.nan, 0.0
-        system = step.system
-        probes = self.evidence_probes
-        log_det, error = log_determinant(system.times, system.preconditioner, probes)
-        return loop.bound(step, log_det), 0.5 * error
+    def max_iter(self):
+        """Bound of the iterations of one binary problem."""
+        return self.limits.max_iter
 
     def posterior(self, step):
-        """Return what predicts as if the outer loop ended with this step."""
-        if self.variance == "calibrated":
-            predictor = step.predictor
-            return WeightPosterior(step.u, self.design.intercept, predictor, predictor)
-        predictor = step.estimate.predictor
-        return WeightPosterior(step.inner.u, self.design.intercept, step.system, predictor)
+        """Return what predicts as if a loop ended with this step."""
+        return WeightPosterior(step.mean, self.intercept, step.system, step.system)
+
+    def sampled(self, rows, last, monitor):
+        """Run the loop with sampled variances on `PartedRows`.
+
+        Returns it with its result, the evidence, and what is known besides.
+        """
+        limits, prior = self.limits, self.prior
+        inner = limits.inner_tol, limits.max_inner_iter
+        loop = SampledLoop(rows, prior, self.noise, *inner, self.variance)
+        result = loop.solve(monitor=monitor, last=last, **limits.outer)
+        step = result.evaluation.payload
+        log_evidence, error, dof = loop.finish(step, self.evidence_probes)
+        attributes = dict(
+            scale=prior.spread(step.scale),
+            dof=dof,
+            n_products=loop.place.n_products,
+            n_newton=loop.n_newton,
+            n_passes=loop.place.n_visits,
+            evidence_std=error,
+            last=loop.state(),
+            average=single_node(prior, step.scale, log_evidence),
+        )
+        return loop, result, log_evidence, attributes
 
 
 def fit_problem(problem, sign, monitor, k):
-    """Fit binary problem k and return its `BinaryFit`."""
-    if problem.copies is None:
-        return _fit_rows(problem, sign, monitor, k)
-    fit = _fit_rows(problem, sign[problem.copies.first], monitor, k)
-    return fit._replace(attributes=problem.copies.of_rows(fit.attributes))
+    """Fit binary problem k to rows in memory and return its `BinaryFit`."""
+    copies = problem.rows.copies
+    if copies is not None:
+        sign = sign[copies.first]
+    fit = _fit_exact if problem.variance == "exact" else _fit_sampled
+    fit = fit(problem, sign, monitor, problem.lasts[k])
+    return fit if copies is None else fit._replace(attributes=copies.of_rows(fit.attributes))
 
 
-def _fit_rows(problem, sign, monitor, k):
-    """Fit binary problem k to the rows that the problem keeps apart."""
-    if problem.variance == "calibrated":
-        return _fit_calibrated(problem, sign, monitor, k)
-    whole, last = problem, problem.last[k]
-    averaged = last is not None and len(last) == 3  # whether the scale is apart from the state
-    nodes, start = scale_nodes(problem, sign, last if averaged else None)
-    mode = None if nodes is None else mode_of_scale(nodes, start, monitor)
+def _fit_exact(problem, sign, monitor, last):
+    """Fit by the double loop, at one scale of the prior or averaged over it."""
+    rows, mode = problem.rows, None
+    fits = ExactFit(
+        rows.design, rows.sites(sign), problem.prior, SYSTEMS[problem.solver], problem.limits
+    )
+    at, apart = fits, last is not None and last.phi is not None
+    if rows.column_variances is not None:
+        averaged, start = fits.averaged(rows.column_variances, last if apart else None)
+        mode = None if averaged is None else averaged.mode(start, monitor)
     if mode is not None:
-        problem, last = nodes.at(float(mode.phi[0])), mode.payload.last
-    elif averaged:
+        phi = float(mode.phi[0])
+        at, last = averaged.at(phi), mode.payload.last
+    elif apart:
         last = None
-    loop = problem.loop(sign)
-    result = problem.solve(loop, last, monitor=monitor)
+    loop, result = at.solved(last, monitor)
     step = result.evaluation.payload
-    log_evidence, evidence_std = problem.evidence(loop, step)
-    last = step.inner.u, result.x
+    log_evidence = np.nan if np.any(np.isinf(at.prior.variance)) else step.objective
+    last = step.mean, result.x
     if mode is None:
-        average = single_node(problem.prior, step.scale, log_evidence)
-        fits, scale = [node_fit(problem, step)], problem.prior.spread(step.scale)
+        average, nodes = single_node(at.prior, step.scale, log_evidence), [at.node_fit(step)]
+        scale = at.prior.spread(step.scale)
     else:
-        last = *last, float(mode.phi[0])
-        average = average_over_scale(nodes, last[-1], result, monitor)
-        fits, scale = [n.payload for n in average.nodes], nodes.mean_scale(average, whole.prior)
-        average = in_units(average, nodes.prior)
-        if np.isfinite(log_evidence):
-            log_evidence = average.log_evidence
+        average = averaged.average(phi, result, problem.n_jobs, monitor)
+        nodes, last = [node.payload for node in average.nodes], (*last, phi)
+        scale, average = averaged.mean_scale(average, problem.prior), _kept(average, averaged.prior)
+        log_evidence = average.log_evidence if np.isfinite(log_evidence) else log_evidence
     attributes = dict(
-        **_of_rows(problem, sign, fits, average.weight),
+        **_of_rows(problem, sign, nodes, average.weight),
         scale=scale,
         n_products=loop.design.n_products,
         n_newton=loop.n_newton,
         n_passes=0,
-        evidence_std=evidence_std,
-        last=last,
+        evidence_std=0.0,
+        last=Last(*last),
         average=average,
     )
-    left_out, posteriors = attributes["left_out"], [f.posterior for f in fits]
+    left_out, posteriors = attributes["left_out"], [fit.posterior for fit in nodes]
     posterior = mixed_weights(posteriors, average.weight, left_out.slope, left_out.temper)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
 
@@ -190,99 +215,197 @@ def _of_rows(problem, sign, fits, weight):
     moments = None
     if fits[0].moments is not None:
         moments = np.stack([f.moments for f in fits], axis=1)
+    of_rows = sign, problem.rows.weight, weight, left, problem.calibration
     return dict(
         site_precision=fits[int(np.argmax(weight))].precision,
         marginal_variance=mixture_moments(weight, means, variances)[1],
         dof=float(weight @ np.array([f.dof for f in fits])),
-        left_out=calibrated(sign, problem.weight, weight, left, problem.calibration, moments),
+        left_out=calibrated(*of_rows, moments),
     )
 
 
-def _fit_calibrated(problem, sign, monitor, k):
-    """Fit binary problem k by visits to its rows, which are all in one part."""
-    design, prior = problem.design, problem.prior
-    sites = LogisticSites(sign, problem.weight, problem.bound)
-    single = is_large(design.B.size)
-    rows = SampledRows(design.B, sites, lambda columns: problem.probes.of_rows[:, columns], single)
-
-    def run(worker, point, extra, anchors):
-        return worker(rows, 0, None, point, extra, *anchors)
-
-    loop = SampledLoop(
-        run, prior, float(problem.weight.sum()), problem.probes.of_coefficients, design.intercept,
-        SAMPLED_TOL * problem.inner_tol, problem.max_inner_iter, single,
-    )  # fmt: skip
-    limits = dict(tol=problem.tol, max_iter=problem.max_iter, damping=problem.damping)
-    result = loop.solve(monitor=monitor, last=problem.last[k], **limits)
-    step = result.evaluation.payload
-    log_evidence, error, dof = loop.finish(step, problem.evidence_probes)
-    site, variances = rows.penalty(loop.point, loop.anchors), rows.variances(loop.anchors)
-    mean, weight = rows.predictors(loop.point), problem.weight
+def _fit_sampled(problem, sign, monitor, last):
+    """Fit by visits to the rows, which are all in one part."""
+    own, rows = problem.rows.one_part(sign)
+    loop, result, log_evidence, attributes = problem.sampled(rows, last, monitor)
+    step, place, weight = result.evaluation.payload, loop.place, problem.rows.weight
+    site, variances = own.penalty(place.point, place.anchors), own.variances(place.anchors)
+    mean = own.predictors(place.point)
     left = cavities(mean, variances, site.slope, site.precision, weight)
-    average = single_node(prior, step.scale, log_evidence)
-    left_out = calibrated(sign, weight, average.weight, [left], problem.calibration)
-    attributes = dict(
+    left_out = calibrated(sign, weight, np.ones(1), [left], problem.calibration)
+    attributes |= dict(
         site_precision=site.precision,
         marginal_variance=variances,
-        scale=prior.spread(step.scale),
-        dof=dof,
-        n_products=loop.n_products,
-        n_newton=loop.n_newton,
         n_passes=0,
-        evidence_std=error,
-        last=loop.state(),
-        average=average,
         left_out=left_out,
     )
-    system = IterativeSystem(design, step.prior.precision, attributes["site_precision"], step.data)
-    posterior = WeightPosterior(step.u, design.intercept, system, step.predictor)
-    posterior = mixed_weights([posterior], average.weight, left_out.slope, left_out.temper)
+    diagonal, design = step.prior.precision, problem.rows.design
+    system = IterativeSystem(design, diagonal, site.precision, step.data)
+    posterior = WeightPosterior(step.mean, problem.intercept, system, step.system)
+    return _tempered(posterior, left_out, result, log_evidence, attributes)
+
+
+def fit_parted(problem, monitor, k):
+    """Fit binary problem k to rows in partitions and return its `BinaryFit`."""
+    rows = problem.rows
+    if len(problem.lasts) > 1:  # class k against the rest, else the second of two classes
+        rows = rows.of_class(k)
+    fit = _natural_parts if problem.variance == "exact" else _sampled_parts
+    try:
+        return fit(problem, rows, monitor, problem.lasts[k])
+    finally:
+        rows.spec.forget()
+
+
+def _sampled_parts(problem, rows, monitor, last):
+    """Fit with sampled variances."""
+    loop, result, log_evidence, attributes = problem.sampled(rows, last, monitor)
+    state = loop.place.point, loop.place.anchors
+    left_out = _of_parts(problem, rows, attributes, left_out_of_anchors, *state)
+    posterior = problem.posterior(result.evaluation.payload)
+    return _tempered(posterior, left_out, result, log_evidence, attributes)
+
+
+def _natural_parts(problem, rows, monitor, last):
+    """Fit with exact variances."""
+    prior = problem.prior
+    loop = NaturalGradient(lambda at: rows.visit(site_sums, at), prior, len(prior.variance))
+    state = loop.start() if last is None else last
+    result = loop.solve(state, monitor=monitor, **problem.limits.outer)
+    step = result.evaluation.payload
+    log_evidence = np.nan if np.any(np.isinf(prior.variance)) else step.objective
+    attributes = dict(
+        scale=prior.spread(step.scale),
+        dof=step.dof,
+        n_products=2 * loop.n_visits,
+        n_newton=0,
+        n_passes=loop.n_visits,
+        last=result.x,
+        evidence_std=0.0,
+        average=single_node(prior, step.scale, log_evidence),
+    )
+    whole = WholePosterior(step.mean, step.system.half)
+    left_out = _of_parts(problem, rows, attributes, left_out_of_posterior, whole)
+    posterior = problem.posterior(step)
+    return _tempered(posterior, left_out, result, log_evidence, attributes)
+
+
+def _of_parts(problem, rows, attributes, form, *state):
+    """Return the `LeftOut` of rows in partitions, and add it and its visits to the attributes."""
+    left_out, n_visits = LeftOut(1.0, 1.0), 0
+    if problem.calibration is not None:
+        left_out, n_visits = rows.left_out(form, *state)
+    attributes |= dict(left_out=left_out, n_passes=attributes["n_passes"] + n_visits)
+    return left_out
+
+
+def _tempered(posterior, left_out, result, log_evidence, attributes):
+    """Return the `BinaryFit` of one posterior with slope and temper."""
+    posterior = mixed_weights([posterior], np.ones(1), left_out.slope, left_out.temper)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
 
 
 def make_problem(estimator, training):
-    """Choose matrices, prior, solver and variances for checked training data."""
+    """Return the `Problem` of checked training data: matrices, prior, solver and variances."""
     check_column_scales(estimator, training.X, LARGEST_IN_UNITS)
     q, d = training.X.shape
     weight = training.weight * class_weights(estimator, training)
-    variance, solver, exact_solver = _methods(estimator, q, d)
+    variance, solver = _methods(estimator, q, d)
     X, copies = training.X, None
     if variance != "exact":
         copies = find_copies(X, training.y, weight)
         X, weight = X[copies.first], copies.weight
     design = Design(X, bool(estimator.fit_intercept))
     q, n = design.shape
-    rng = check_random_state(estimator.random_state)
-    sampled = variance in ("calibrated", "monte_carlo")
-    probes = Probes(design, weight, estimator.n_variance_samples, rng) if sampled else None
-    n_problems = 1 if len(estimator.classes_) == 2 else len(estimator.classes_)
-    prior = make_prior(estimator, d)
-    column_variances = None
-    if _is_averaged(estimator, variance, prior, min(n, q) if exact_solver == "dual" else n):
+    prior, column_variances = make_prior(estimator, d), None
+    if _is_averaged(estimator, variance, prior, min(n, q) if solver == "dual" else n):
         column_variances = weighted_variances(X, weight)
+    n_problems = 1 if len(estimator.classes_) == 2 else len(estimator.classes_)
     shape = (q, n, n_problems, variance, prior_mode(estimator), column_variances is None)
-    passed = ("bound", "inner_tol", "max_inner_iter", "tol", "damping")
-    longer = LONGER_LEARNING if prior.learn and variance != "exact" else 1
-    return ConvexProblem(
-        design=design,
-        weight=weight,
+    rng, sampled = check_random_state(estimator.random_state), variance != "exact"
+    rows = RowsInMemory(design, weight, estimator.bound, copies, column_variances, _seed(rng))
+    longer = LIMITS.longer_learning if prior.learn and sampled else 1
+    return Problem(
+        rows=rows,
         prior=prior,
-        solver=solver,
-        exact_solver=exact_solver,
         variance=variance,
-        probes=probes,
-        direction=rng.standard_normal(n) if variance == "lanczos" else None,
-        evidence_probes=evidence_probes(estimator, variance, n, rng),
-        n_samples=estimator.n_variance_samples,
-        last=_warm(estimator, shape, n_problems),
-        shape=shape,
-        max_iter=longer * estimator.max_iter,
+        solver=solver,
+        limits=Limits.of(estimator, longer),
         calibration=estimator.calibration,
-        column_variances=column_variances,
+        intercept=design.intercept,
+        n_rows=len(training.y),
+        lasts=_warm(estimator, shape, n_problems),
+        shape=shape,
         n_jobs=estimator.n_jobs if n_problems == 1 else None,
-        copies=copies,
-        **{name: getattr(estimator, name) for name in passed},
+        **_random_numbers(estimator, variance, n, rng),
     )
+
+
+def make_parted(estimator, run, from_user):
+    """Look at the rows of a `PartMap` once, set what follows, and return the `Problem`.
+
+    `from_user` says that the parts hold labels, not yet class indices.
+    """
+    facts = run(facts_of_part, range(len(run.parts)), True)
+    labels, counts = class_counts(facts)
+    if from_user:
+        check_facts(estimator, facts, LARGEST_IN_UNITS)
+        if len(labels) < 2:
+            raise ValueError(f"all partitions together have one class, {labels.tolist()[0]!r}.")
+        estimator.classes_ = labels
+    refuse_integration(estimator, "partitions")
+    classes, d = estimator.classes_, estimator.n_features_in_
+    n, intercept = d + bool(estimator.fit_intercept), bool(estimator.fit_intercept)
+    variance = _variance_on_parts(estimator, n)
+    weights = checked_class_weights(estimator, classes, counts)
+    n_problems = 1 if len(classes) == 2 else len(classes)
+    if n_problems > 1:
+        refuse_joint(estimator, "partitions")
+    shape = ("partitions", d, estimator.fit_intercept, variance, prior_mode(estimator), n_problems)
+    sizes, sampled = [f.n_rows for f in facts], variance == "calibrated"
+    rng, firsts = check_random_state(estimator.random_state), np.cumsum([0, *sizes[:-1]])
+    spec = RowSpec.of(
+        labels, weights, intercept, estimator.bound, tuple(firsts.tolist()), _seed(rng),
+        is_large(sum(f.n_entries for f in facts)),
+    )  # fmt: skip
+    prior = make_prior(estimator, d)
+    longer = (LIMITS.longer_learning if prior.learn else 1) if sampled else VISITS_A_STEP
+    return Problem(
+        rows=PartedRows(run, len(facts), spec, sum(sizes), float(counts @ weights)),
+        prior=prior,
+        variance=variance,
+        solver="cg" if sampled else "primal",
+        limits=Limits.of(estimator, longer),
+        calibration=estimator.calibration,
+        intercept=intercept,
+        n_rows=sum(sizes),
+        lasts=_warm(estimator, shape, n_problems),
+        shape=shape,
+        **_random_numbers(estimator, variance, n, rng),
+    )
+
+
+def is_large(n_entries):
+    """Return whether products with so many entries are worth single precision."""
+    return n_entries > LIMITS.double_precision
+
+
+def _seed(rng):
+    """Return the seed of the normals that belong to rows."""
+    return int(rng.randint(np.iinfo(np.int32).max))
+
+
+def _random_numbers(estimator, variance, n, rng):
+    """Return the random numbers of n columns and of the log determinant, if any are needed."""
+    if variance == "exact":
+        return {}
+    noise = rng.standard_normal((n, estimator.n_variance_samples))
+    return dict(noise=noise, evidence_probes=evidence_probes(estimator, n, rng))
+
+
+def evidence_probes(estimator, n, rng):
+    """Return the probes of the log determinant, or None where none are wanted."""
+    return rademacher(n, estimator.n_evidence_probes, rng) if estimator.n_evidence_probes else None
 
 
 def _is_averaged(estimator, variance, prior, size):
@@ -295,7 +418,7 @@ def _is_averaged(estimator, variance, prior, size):
     if variance != "exact":
         refuse_integration(estimator, f"variance={variance!r}, whose evidence is sampled")
         return False
-    return estimator.hyperparameters == "integrate" or size <= LARGEST_AVERAGED
+    return estimator.hyperparameters == "integrate" or size <= LIMITS.averaged
 
 
 def weighted_variances(X, weight):
@@ -308,40 +431,76 @@ def weighted_variances(X, weight):
     return np.einsum("ij,ij,i->j", X - mean, X - mean, weight) / total
 
 
-def evidence_probes(estimator, variance, n, rng):
-    """Return the probes of the log determinant, or None where none are wanted."""
-    if variance == "exact" or estimator.n_evidence_probes == 0:
-        return None
-    return rademacher(n, estimator.n_evidence_probes, rng)
-
-
 def class_weights(estimator, training):
     """Return the weight (q,) of each row's class."""
     y = estimator.classes_[training.y]
+    return checked_class_weights(estimator, y, training.weight)[training.y]
+
+
+def checked_class_weights(estimator, y, weight):
+    """Return the weights (K,) of the classes among labels y of some weight each."""
     weights = compute_class_weight(
-        estimator.class_weight, classes=estimator.classes_, y=y, sample_weight=training.weight
+        estimator.class_weight, classes=estimator.classes_, y=y, sample_weight=weight
     )
     if not np.all(weights > 0):
         raise ValueError(f"class_weight must be positive, got {estimator.class_weight!r}.")
-    return weights[training.y]
+    return weights
 
 
 def _methods(estimator, q, d):
-    """Return (variance method, solver, solver of exact variances) for q rows, d columns."""
+    """Return the way to variances and the solver for q rows and d columns in memory."""
     # far from zero a heavy-tailed prior has next to no precision, and the dual form divides by it
     primal = is_flat(estimator) or estimator.prior != "gaussian" or d <= q
-    variance = estimator.variance
+    variance, solver = estimator.variance, estimator.solver
     if variance == "auto":
-        variance = "exact" if (d if primal else q) <= LARGEST_EXACT else "calibrated"
-    exact_solver = "primal" if primal else "dual"
-    if estimator.solver != "auto":
-        if estimator.solver != "cg":
-            exact_solver = estimator.solver
-        return variance, estimator.solver, exact_solver
-    return variance, exact_solver if variance == "exact" else "cg", exact_solver
+        variance = "exact" if (d if primal else q) <= LIMITS.exact else "calibrated"
+    if variance != "exact":
+        return variance, "cg"
+    return variance, solver if solver in SYSTEMS else "primal" if primal else "dual"
+
+
+def _variance_on_parts(estimator, n):
+    """Return "exact" or "calibrated" for n coefficients, or raise a ValueError."""
+    variance = estimator.variance
+    if variance not in ("auto", "exact", "calibrated"):
+        raise ValueError(
+            f"variance={variance!r} needs the rows in memory; on partitions there are 'exact' and "
+            "'calibrated'."
+        )
+    if estimator.solver == "dual":
+        raise ValueError("solver='dual' needs the rows in memory; leave it 'auto' on partitions.")
+    if variance == "auto":
+        return "exact" if n <= LIMITS.exact else "calibrated"
+    if variance == "exact" and n > LIMITS.exact:
+        raise ValueError(
+            f"variance='exact' on partitions is for up to {LIMITS.exact} coefficients, got {n}: "
+            "take 'calibrated'."
+        )
+    return variance
 
 
 def _warm(estimator, shape, n_problems):
-    """Return the last weights and state of each binary problem where they fit, else None."""
-    last, last_shape = getattr(estimator, "_warm_state", (None, None))
-    return last if estimator.warm_start and shape == last_shape else [None] * n_problems
+    """Return the last state of each binary problem where they fit, else None."""
+    lasts, last_shape = getattr(estimator, "_warm_state", (None, None))
+    return lasts if estimator.warm_start and shape == last_shape else [None] * n_problems
+
+
+def _kept(average, prior):
+    """Return an `Average` over a prior's scale as it is kept: in units of the user, no payloads."""
+    nodes = [n._replace(phi=prior.in_units(n.phi), payload=None) for n in average.nodes]
+    return average._replace(nodes=nodes)
+
+
+def single_node(prior, scale, log_evidence):
+    """Return the `Average` of the one node of a fit whose scale is given or at its mode."""
+    average = given_node(log_evidence)
+    if not prior.learn:
+        return average
+    phi = np.atleast_1d(prior.in_units(np.log(prior.spread(scale))))
+    return average._replace(nodes=[average.nodes[0]._replace(phi=phi)])
+
+
+def given_node(log_evidence=np.nan):
+    """Return the `Average` of the one node, without a coordinate, of a prior that is given."""
+    node = Node(np.empty(0), log_evidence, 0.0, np.empty(0), 0.0, None)
+    return Average([node], np.ones(1), log_evidence)

@@ -14,14 +14,12 @@ import scipy.sparse as sp
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import SILENT, Anderson, Evaluation, iterate
 from .._engine.super_gaussian import Penalty
-from ._lanczos import log_determinant
 from ._priors import SCALE_RANGE
-from ._systems import IterativeSystem, PrimalSystem, with_data
-from ._variances import LowRankVariance
+from ._systems import TINY, IterativeSystem, PrimalSystem, squared
+from ._variances import LowRankVariance, log_determinant
 
 __all__ = ["RegressionLoop", "RegressionStep", "StackedDesign"]
 
-_TINY = 1e-300
 # Relative residuals of the solves for the mean and for samples. The mean needs it: at 1e-2 it is
 # more than a posterior deviation off where A is badly conditioned, as in images.
 _MEAN_RTOL, _SAMPLE_RTOL = 1e-5, 1e-2
@@ -82,7 +80,7 @@ class StackedDesign:
 
     def squares(self):
         """Return sums (d,) of squares of the columns of X, which is a matrix."""
-        total = np.asarray(_squares(self.X).sum(axis=0)).ravel()
+        total = np.asarray(squared(self.X).sum(axis=0)).ravel()
         return total if self.offset is None else total - self.n_rows * self.offset**2
 
     def diagonal(self, weight, signs):
@@ -92,8 +90,8 @@ class StackedDesign:
             mean = float(np.mean(weight @ product**2)) / self.shape[1]
             return np.full(self.shape[1], mean)
         above, below = weight[: self.n_rows], weight[self.n_rows :]
-        own = below if self.C is None else _squares(self.C).T @ below
-        data = _squares(self.X).T @ above
+        own = below if self.C is None else squared(self.C).T @ below
+        data = squared(self.X).T @ above
         return (data if self.offset is None else data - above.sum() * self.offset**2) + own
 
     def gram(self, weight):
@@ -106,10 +104,6 @@ class StackedDesign:
             A[np.diag_indices_from(A)] += below
             return A
         return A + _weighted(self.C, below)
-
-
-def _squares(A):
-    return with_data(A, A.data**2) if sp.issparse(A) else A * A
 
 
 def _weighted(A, weight):
@@ -229,7 +223,7 @@ class RegressionLoop:
             s = Bu[n:]
             f = self._penalty(s, z, scale)
             # the local bound's precision majorises the curvature of the site's own loss
-            local = self.site.precision(np.maximum(z + s * s, _TINY) / scale**2) / scale**2
+            local = self.site.precision(np.maximum(z + s * s, TINY) / scale**2) / scale**2
             pi = np.maximum(f.precision, local)
             below = pi * s - f.slope
             right = self.Xy / noise
@@ -311,7 +305,7 @@ class RegressionLoop:
             own = system.coefficient_variance() if C is None else system.row_variance(C)
             # X A^-1 X' / noise has the trace d less that of the sites
             dof = max(len(self.u) - float(precision @ own), 0.0)
-            return system, np.maximum(own, _TINY), dof / weight[0]
+            return system, np.maximum(own, TINY), dof / weight[0]
         noise = np.sqrt(weight)[:, None] * np.concatenate([self.noise_rows, self.noise_sites])
         right = self.design.tdot(noise)
         self._last = system.solve_with_product(
@@ -320,7 +314,7 @@ class RegressionLoop:
         U, BU = self._last
         # u' A u of a sample has mean d: scaling to it takes out what unfinished solves lack
         energy = weight @ BU**2
-        level = np.sqrt(len(U) / np.maximum(energy, _TINY))
+        level = np.sqrt(len(U) / np.maximum(energy, TINY))
         k = U.shape[1]
         U, BU = U * (level / np.sqrt(k)), BU * (level / np.sqrt(k))
         sampled = np.sum(BU[n:] ** 2, axis=1)
@@ -348,7 +342,7 @@ def _smoothed(sampled, order, n_samples):
 
     `order` sorts the rows so that neighbours have like precisions; the window slides along it.
     """
-    r = np.maximum(sampled[order], _TINY)
+    r = np.maximum(sampled[order], TINY)
     mean = _sliding_mean(r)
     ratio = r / mean
     noise = 2.0 / n_samples
@@ -357,7 +351,7 @@ def _smoothed(sampled, order, n_samples):
     shrink = spread / (spread + (1.0 + spread) * noise)
     out = np.empty(len(r))
     out[order] = mean * (1.0 + shrink * (ratio - 1.0))
-    return np.maximum(out, _TINY)
+    return np.maximum(out, TINY)
 
 
 def _sliding_mean(values):

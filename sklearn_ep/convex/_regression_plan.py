@@ -8,15 +8,14 @@ import scipy.sparse as sp
 from scipy.sparse.linalg import LinearOperator
 from sklearn.utils import check_array, check_random_state
 
-from ._lanczos import rademacher
 from ._regression import RegressionLoop, StackedDesign
 from ._sites import LaplaceSite
 from ._systems import row_blocks
+from ._variances import rademacher
 
 __all__ = ["RegressionFit", "RegressionPosterior", "fit_regression", "plan_regression"]
 
-# Largest number of coefficients for which "auto" factorises a matrix at every step.
-LARGEST_EXACT = 2000
+MOST_EXACT = 2000  # coefficients for which "auto" factorises a matrix at every step
 _EVIDENCE_PROBES, _DIAGONAL_PROBES = 8, 8
 
 
@@ -153,7 +152,7 @@ def _prior_operator(C, d, learn):
             "learn_prior=True needs a prior_operator that is None or square: the normaliser of "
             "the prior is not known otherwise."
         )
-    if not square or isinstance(C, LinearOperator) or d > LARGEST_EXACT:
+    if not square or isinstance(C, LinearOperator) or d > MOST_EXACT:
         return C, np.nan if square else 0.0
     return C, float(np.linalg.slogdet(C.toarray() if sp.issparse(C) else C)[1])
 
@@ -165,7 +164,7 @@ def _is_exact(variance, design):
             "variance='exact' needs X and prior_operator as matrices; take 'monte_carlo'."
         )
     if variance == "auto":
-        return design.matrices and design.shape[1] <= LARGEST_EXACT
+        return design.matrices and design.shape[1] <= MOST_EXACT
     return variance == "exact"
 
 

@@ -14,8 +14,7 @@ import numpy as np
 
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import Anderson, Evaluation, Result, Trace, reason_to_end
-from .._engine.partition import add_up
-from ._lanczos import log_determinant
+from ._double_loop import minimise
 from ._priors import GROUP_SHARE, SCALE_RANGE
 from ._sampled_rows import (
     Anchor,
@@ -29,45 +28,52 @@ from ._sampled_rows import (
     product_sums,
     right_sums,
 )
-from ._systems import conjugate_gradients
-from ._variances import ScaledJacobi, coefficient_variances
+from ._systems import START_INFLATION, TINY, conjugate_gradients
+from ._variances import (
+    LowRankVariance,
+    ScaledJacobi,
+    coefficient_variances,
+    lanczos_factor,
+    log_determinant,
+)
 
-__all__ = ["SAMPLED_TOL", "SampledLoop", "SampledStep", "is_large", "summed"]
-
-_TINY = 1e-300
-# Inflation of Jacobi's variances at the start.
-_INFLATION = 1.2
-# Relative gradients at which Newton ends: in the cheap first round, after whose variances are
-# formed anew without samples, and at those.
-_ROUND_TOL, _FIRST_TOL = 0.1, 1e-2
-# Relative residuals of the solves for samples: in the first outer step, and later.
-_SAMPLE_RTOL = (0.1, 0.01)
-# Of the user's `inner_tol`, at later variances: their own errors are larger.
-SAMPLED_TOL = 10.0
-_INTERCEPT_RTOL = 1e-3
-# Samples, and samples times coefficients, that the level of the variances needs, which is one
-# number for all rows; of so many rows two. Where the spread of the ratios over rows is larger than
-# the limit, rows need samples of their own: two tell it to .01 or .02 of so many rows, and where it
-# is below .03 eight of its own are of no use to a row.
-_FEW_SAMPLES, _FEW_DRAWN, _MANY_ROWS = 4, 2000, 25_000
-_SPREAD_FOR_MORE, _SPREAD_FOR_MORE_OF_TWO, _SPREAD_FOR_SHRINKING = 0.01, 0.03, 0.005
-_SUFFICIENT = 1e-4  # decrease in Newton's line search
+__all__ = ["SampledLoop", "SampledStep"]
 
 
-# Entries of all rows from which products are in single precision: smaller data are in the caches.
-_LARGE = 2**21
+class _Tolerances(NamedTuple):
+    """Relative gradients and residuals at which solves end, in the order in which they are."""
+
+    round: float = 0.1  # Newton in the cheap first round, after which variances are formed anew
+    first: float = 1e-2  # Newton at those
+    share: float = 10.0  # of the user's `inner_tol`, at sampled variances: their errors are larger
+    first_samples: float = 0.1  # samples of the first outer step
+    samples: float = 0.01  # those of later ones: on real text .1 leaves new rows .3 off, .01 .15
+    intercept: float = 1e-3  # the column of the intercept
 
 
-def is_large(n_entries):
-    """Return whether products with so many entries are worth single precision."""
-    return n_entries > _LARGE
+class _Samples(NamedTuple):
+    """How many samples the level of the variances, one number for all rows, needs.
+
+    Where the spread of the ratios over rows is larger than a limit, rows need samples of their own:
+    two tell it to .01 or .02 of many rows, and where it is below .03 eight are of no use to a row.
+    """
+
+    few: int = 4  # four tell the level, ...
+    few_drawn: int = 2000  # ... or so many samples times coefficients, ...
+    many_rows: int = 25_000  # ... and of so many rows two do
+    spread: float = 0.01  # from which all samples are drawn
+    spread_of_two: float = 0.03  # from which they are where two told the spread
+    spread_to_shrink: float = 0.005  # from which rows are drawn towards their own samples
+
+
+_TOL, _SAMPLES = _Tolerances(), _Samples()
 
 
 class SampledStep(NamedTuple):
     """State after an outer step, what predicts from it, and the diagonal `data` of B' Pi B."""
 
-    u: np.ndarray
-    predictor: ScaledJacobi
+    mean: np.ndarray
+    system: Any
     data: np.ndarray
     scale: Any
     prior: Any
@@ -75,155 +81,111 @@ class SampledStep(NamedTuple):
     value: float
 
 
-@dataclass
-class SampledLoop:
-    """One binary problem.
+class _Line(NamedTuple):
+    """A `Point` with the penalised loss, its gradient, and the penalty of the prior."""
 
-    `run(worker, point, extra, anchors)` returns the sum of what the parts answer; `prior` is one of
-    `_priors`, `weight` the total weight of the rows, `noise` (n, k) the random numbers E1 of the
-    columns, whose last one is an intercept if `intercept`; `single` asks for messages in single
-    precision. Gradients are measured in units of that of the rows at u = 0.
+    at: Point
+    value: float
+    gradient: np.ndarray
+    prior: Any
+
+
+class _Place:
+    """Where a loop is, which is all that rows have to be told: coefficients, and variances.
+
+    `own` are the variances of coefficients with sites, and `scale` that of the prior.
     """
 
-    run: Any
-    prior: Any
-    weight: float
-    noise: np.ndarray
-    intercept: bool
-    inner_tol: float
-    max_inner_iter: int
-    single: bool
-    n_newton: int = field(default=0, init=False)
-    n_visits: int = field(default=0, init=False)
-    n_products: int = field(default=0, init=False)
-
-    def __post_init__(self):
-        n = len(self.noise)
-        self._tags = itertools.count()
-        self.point = Point(next(self._tags), np.zeros(n))
+    def __init__(self, rows, prior, n):
+        self.rows, self.prior, self.scale = rows, prior, prior.start_scale
+        self.tags = itertools.count()
+        self.point, self.own = self.new_point(np.zeros(n)), None
         self.anchors: list[Anchor] = []
-        self.scale: Any = self.prior.start_scale
-        self.own: Any = None
-        self._learning = Anderson(depth=2, mixing=1.0, max_change=2.0)
-        self._samples: Any = None
-        self._column: Any = None
-        self._kind = np.float32 if self.single else np.float64
-        self.size = 1.0
+        self.n_visits = self.n_products = 0
 
-    # ------------------------------------------------------------------ visits
+    def new_point(self, u):
+        """Return the `Point` of coefficients u."""
+        return Point(next(self.tags), u)
 
-    def _visit(self, worker, extra=None, point=None, products=0):
+    def visit(self, worker, extra=None, point=None, products=0):
+        """Return the sum of what the rows answer here, or at another point."""
         self.n_visits += 1
         self.n_products += products
-        return self.run(worker, self.point if point is None else point, extra, self.anchors)
+        point = self.point if point is None else point
+        return self.rows.visit(worker, point, extra, *self.anchors)
 
-    def _diagonal(self):
-        """Return the diagonal of B' Pi B."""
-        return self._visit(diagonal_sums, products=1).total
-
-    def _images(self, diagonal, curvature):
+    def images(self, diagonal, curvature):
         """Return the map V -> A V for columns, with curvatures or precisions of the sites."""
+        kind = np.float32 if self.rows.spec.single else np.float64
 
         def times(V):
             columns = V[:, 0] if V.shape[1] == 1 else V
-            extra = (columns.astype(self._kind), curvature)
-            out = self._visit(product_sums, extra, products=2 * V.shape[1]).total
+            extra = (columns.astype(kind), curvature)
+            out = self.visit(product_sums, extra, products=2 * V.shape[1]).total
             return diagonal[:, None] * V + out.reshape(V.shape)
 
         return times
 
-    def _line(self, u):
-        """Return a `Point`, the penalised loss there, its gradient, and the prior's penalty."""
-        point = Point(next(self._tags), u)
-        sums = self._visit(line_sums, point=point, products=2)
-        prior = self.prior.penalty(u, self.own, self.scale)
-        return point, sums.value + float(np.sum(prior.value)), sums.slope + prior.slope, prior
+    def line(self, u):
+        """Return the `_Line` at coefficients u."""
+        point = self.new_point(u)
+        return self.lined(point, self.visit(line_sums, point=point, products=2))
 
-    # ------------------------------------------------------------------ inner loop
+    def lined(self, point, sums):
+        """Return the `_Line` of a point and what rows say of it."""
+        prior = self.penalty(point)
+        value = sums.value + float(np.sum(prior.value))
+        return _Line(point, value, sums.slope + prior.slope, prior)
 
-    def minimise(self, tol, data, line):
-        """Move u to the minimum at the present variances, by inexact Newton steps.
+    def penalty(self, point=None):
+        """Return that of the prior, here or at another point."""
+        u = (self.point if point is None else point).u
+        return self.prior.penalty(u, self.own, self.scale)
 
-        `data` (n,) is the diagonal of B' Pi B, near enough for the preconditioner; `line` is that
-        at u. Returns value and penalty of the prior at the end.
-        """
-        point, value, gradient, prior = line
-        self.point = point
-        for _ in range(self.max_inner_iter):
-            size = float(np.linalg.norm(gradient)) / self.size
-            if size <= tol:
-                break
-            self.n_newton += 1
-            d = np.zeros((len(gradient), 1))
-            right = -gradient[:, None]
-            scale = (prior.curvature + data)[:, None]
-            rtol = max(min(0.1, np.sqrt(size)), 0.3 * tol / size)
-            times = self._images(prior.curvature, curvature=True)
-            conjugate_gradients(times, scale, right, d, right.copy(), rtol)
-            new = self._search(point.u, value, d[:, 0], float(gradient @ d[:, 0]))
-            if new is None:
-                break
-            self.point = point = new[0]
-            _, value, gradient, prior = new
-        return value, prior
 
-    def _search(self, u, value, d, slope):
-        """Backtrack from the full step to a sufficient decrease; None where rounding hides any."""
-        slack = 8.0 * np.finfo(float).eps * (1.0 + abs(value))
-        step = 1.0
-        for _ in range(40):
-            new = self._line(u + step * d)
-            if new[1] <= value + _SUFFICIENT * step * slope + slack:
-                return new
-            step *= 0.5
-        return None
+class _Formed(NamedTuple):
+    """Variances formed anew: as rows are told, as they predict, and the diagonal of B' Pi B."""
 
-    # ------------------------------------------------------------------ variances
+    anchor: Anchor
+    predictor: Any
+    data: np.ndarray
 
-    def _begin(self, last):
-        """First variances: from the diagonal alone, at no sites and after a cheap round."""
-        if last is not None:
-            u, self.scale, self.size = last
-            self.point = Point(next(self._tags), u)
-        diagonal = self.prior.start_precision(self.scale)
-        data = self._diagonal()
-        self.own = (1.0 / (diagonal + data))[: self.prior.n_sites]
-        for tol in (_ROUND_TOL, _FIRST_TOL):
-            if self.anchors:
-                data = self._diagonal()
-            variances = 1.0 / (diagonal + data)
-            candidate = Candidate(next(self._tags), variances, None, None)
-            self.anchors = [*self.anchors, Anchor(candidate, self.point.u, _INFLATION, 0.0)]
-            line = self._line(self.point.u)
-            if last is None and len(self.anchors) == 1:  # at zero, where the prior has no slope
-                self.size = max(float(np.linalg.norm(line[2])), np.finfo(float).tiny)
-            _, prior = self.minimise(tol, data, line)
-            diagonal = prior.precision
 
-    def _draws(self, diagonal, data, right, rtol):
-        """Return draws (n, k) of N(0, A^-1), with u'A u scaled to its mean, and the column.
+class _Draws:
+    """Variances from draws of N(0, A^-1), which go on from those of the outer step before.
 
-        `right` (n, k) has covariance A. Draws continue from those of the outer step before; the
-        column of A^-1 that belongs to an intercept is solved for beside them, None without one.
+    `noise` (n, k) are the random numbers E1 of the columns.
+    """
+
+    def __init__(self, place, noise):
+        self.place, self.noise = place, noise
+        self._samples: Any = None
+        self._column: Any = None
+
+    def drawn(self, diagonal, data, right, rtol, column_too):
+        """Return draws (n, k), with u'A u scaled to its mean, and the column.
+
+        `right` (n, k) has covariance A. The column of A^-1 that belongs to an intercept is solved
+        for beside them, None without one.
         """
         n, k = right.shape
         scale, tolerances = (diagonal + data)[:, None], np.full(k, rtol)
         x = np.zeros((n, k))
         if self._samples is not None:
             x[:, : self._samples.shape[1]] = self._samples[:, :k]
-        if self.intercept:
+        if column_too:
             unit = np.zeros((n, 1))
             unit[-1] = 1.0
             column = np.zeros((n, 1)) if self._column is None else self._column[:, None]
             right, x = np.hstack([right, unit]), np.hstack([x, column])
-            tolerances = np.append(tolerances, _INTERCEPT_RTOL)
-        times = self._images(diagonal, curvature=False)
+            tolerances = np.append(tolerances, _TOL.intercept)
+        times = self.place.images(diagonal, curvature=False)
         r = right - times(x) if self._samples is not None else right.copy()
         conjugate_gradients(times, scale, right, x, r, tolerances)
         self._samples = x[:, :k].copy()
         energy = np.einsum("ij,ij->j", x, right - r)[:k]
-        U = self._samples * np.sqrt(n / np.maximum(energy, _TINY))
-        if not self.intercept:
+        U = self._samples * np.sqrt(n / np.maximum(energy, TINY))
+        if not column_too:
             return U, None
         self._column = x[:, k].copy()
         # given the intercept: draws without what goes with it
@@ -231,92 +193,183 @@ class SampledLoop:
         U[-1] = 0.0
         return U, self._column
 
-    def advance(self, first, damping):
-        """Go on to the next anchor; return it with what the rows say after it."""
-        prior = self.prior.penalty(self.point.u, self.own, self.scale)
-        diagonal, most = prior.precision, self.noise.shape[1]
-        right = np.empty((len(diagonal), 0))
-        least = _FEW_SAMPLES if self.weight < _MANY_ROWS else 2
-        few = min(max(least, _FEW_DRAWN // len(diagonal)), most)
+    def right(self, diagonal, right, k):
+        """Return the diagonal of B' Pi B and k columns of N(0, A), of which some may be there."""
+        columns = slice(right.shape[1], k)
+        data, more = self.place.visit(right_sums, columns, products=1 + k - columns.start)
+        more += np.sqrt(diagonal)[:, None] * self.noise[:, columns]
+        return data, np.hstack([right, more])
+
+    def calibrated(self, diagonal, rtol, damping):
+        """Return the `_Formed` whose shape is that of the diagonal of A, and whose level draws'.
+
+        First by a few, and by all of them where rows differ in the level.
+        """
+        place, most = self.place, self.noise.shape[1]
+        right, intercept = np.empty((len(diagonal), 0)), place.rows.spec.intercept
+        least = _SAMPLES.few if place.rows.weight < _SAMPLES.many_rows else 2
+        few = min(max(least, _SAMPLES.few_drawn // len(diagonal)), most)
         for k in dict.fromkeys((few, most)):
-            columns = slice(right.shape[1], k)
-            data, more = self._visit(right_sums, columns, products=1 + k - columns.start)
-            more += np.sqrt(diagonal)[:, None] * self.noise[:, columns]
-            right = np.hstack([right, more])
-            U, column = self._draws(diagonal, data, right, _SAMPLE_RTOL[0 if first else 1])
+            data, right = self.right(diagonal, right, k)
+            U, column = self.drawn(diagonal, data, right, rtol, intercept)
             variances = 1.0 / (diagonal + data)
-            if column is not None:
+            if intercept:
                 variances[-1] = 0.0
-            candidate = Candidate(next(self._tags), variances, U, column)
-            sums = self._visit(calibration_sums, candidate, products=k)
-            level, spread = _level_and_spread(sums, k)
-            if spread < (_SPREAD_FOR_MORE if k > 2 else _SPREAD_FOR_MORE_OF_TWO):
+            candidate = Candidate(next(place.tags), variances, U, column)
+            level, spread = _level_and_spread(
+                place.visit(calibration_sums, candidate, products=k), k
+            )
+            if spread < (_SAMPLES.spread if k > 2 else _SAMPLES.spread_of_two):
                 break
-        noise = 2.0 / k
-        shrink = spread / (spread + (1.0 + spread) * noise)
-        if spread < _SPREAD_FOR_SHRINKING:
-            shrink = 0.0
-        self.anchors = [*self.anchors, Anchor(candidate, self.point.u, level, shrink, damping)]
-        features = slice(None, None if column is None else -1)
+        shrink = spread / (spread + (1.0 + spread) * 2.0 / k)
+        shrink = 0.0 if spread < _SAMPLES.spread_to_shrink else shrink
+        features = slice(None, -1 if intercept else None)
         coefficients = coefficient_variances(U[features], diagonal[features], data[features])
         predictor = ScaledJacobi(level * variances, coefficients, column)
-        return predictor, data, self._visit(advance_sums, products=2)
+        return _Formed(Anchor(candidate, place.point.u, level, shrink, damping), predictor, data)
 
-    # ------------------------------------------------------------------ outer loop
+    def monte_carlo(self, diagonal, rtol, damping):
+        """Return the `_Formed` by mean squares alone, with a relative error of sqrt(2 / k)."""
+        data, right = self.right(diagonal, np.empty((len(diagonal), 0)), self.noise.shape[1])
+        U, _ = self.drawn(diagonal, data, right, rtol, False)
+        return self._low_rank(U / np.sqrt(U.shape[1]), diagonal, data, damping)
+
+    def lanczos(self, diagonal, rtol, damping):
+        """Return the `_Formed` by 16 k Lanczos vectors, about as many products as k draws take."""
+        data = self.place.visit(diagonal_sums, products=1).total
+        times, (_, k) = self.place.images(diagonal, curvature=False), self.noise.shape
+        factor = lanczos_factor(times, self.noise[:, 0], 16 * k)
+        return self._low_rank(factor, diagonal, data, damping)
+
+    def _low_rank(self, factor, diagonal, data, damping):
+        samples = factor * np.sqrt(factor.shape[1])
+        candidate = Candidate(next(self.place.tags), 1.0 / (diagonal + data), samples, None)
+        anchor = Anchor(candidate, self.place.point.u, 1.0, 1.0, damping)
+        return _Formed(anchor, LowRankVariance(factor), data)
+
+
+@dataclass
+class SampledLoop:
+    """One binary problem.
+
+    `rows` are `PartedRows`, `prior` is one of `_priors`, `noise` (n, k) the random numbers of the
+    columns, whose last one is an intercept if `rows.spec.intercept`; `variance` names the way of
+    `_Draws`. Gradients are measured in units of that of the rows at u = 0.
+    """
+
+    rows: Any
+    prior: Any
+    noise: np.ndarray
+    inner_tol: float
+    max_inner_iter: int
+    variance: str = "calibrated"
+    n_newton: int = field(default=0, init=False)
+
+    def __post_init__(self):
+        self.place = _Place(self.rows, self.prior, len(self.noise))
+        self._form = getattr(_Draws(self.place, self.noise), self.variance)
+        self._learning = Anderson(depth=2, mixing=1.0, max_change=2.0)
+        self.size = 1.0
+
+    def minimise(self, tol, data, line):
+        """Move u to the minimum at the present variances, from a `_Line`; return that there.
+
+        `data` (n,) is the diagonal of B' Pi B, near enough for the preconditioner.
+        """
+        place = self.place
+
+        def direction(line, gradient, rtol):
+            place.point, diagonal = line.at, line.prior.curvature
+            d, right = np.zeros((len(gradient), 1)), -gradient[:, None]
+            times, scale = place.images(diagonal, curvature=True), (diagonal + data)[:, None]
+            conjugate_gradients(times, scale, right, d, right.copy(), rtol)
+            return (d[:, 0],)
+
+        def moved(line, d, length):
+            return place.line(line.at.u + length * d[0])
+
+        limits = dict(scale=self.size, tol=tol, max_iter=self.max_inner_iter)
+        end, n = minimise(line, lambda line: line.gradient, direction, moved, **limits)
+        place.point, self.n_newton = end.at, self.n_newton + n
+        return end
+
+    def _begin(self, last):
+        """First variances: from the diagonal alone, at no sites and after a cheap round."""
+        place = self.place
+        if last is not None:
+            u, place.scale, self.size = last
+            place.point = place.new_point(u)
+        diagonal = self.prior.start_precision(place.scale)
+        for tol in (_TOL.round, _TOL.first):
+            data = place.visit(diagonal_sums, products=1).total
+            if place.own is None:
+                place.own = (1.0 / (diagonal + data))[: self.prior.n_sites]
+            candidate = Candidate(next(place.tags), 1.0 / (diagonal + data), None, None)
+            anchor = Anchor(candidate, place.point.u, START_INFLATION, 0.0)
+            place.anchors = [*place.anchors, anchor]
+            line = place.line(place.point.u)
+            if last is None and len(place.anchors) == 1:  # at zero, where the prior has no slope
+                self.size = max(float(np.linalg.norm(line.gradient)), np.finfo(float).tiny)
+            diagonal = self.minimise(tol, data, line).prior.precision
+
+    def _advance(self, rtol, damping):
+        """Go on to the next variances and their minimum; return a `SampledStep` and its residual.
+
+        That is the mean square change of a log variance.
+        """
+        place = self.place
+        formed = self._form(place.penalty().precision, rtol, damping)
+        place.anchors = [*place.anchors, formed.anchor]
+        with np.errstate(over="ignore", invalid="ignore"):  # the residual tells
+            sums = place.visit(advance_sums, products=2)
+        moved = self._new_prior(formed.predictor, sums.dof)
+        residual = max(sums.change / self.rows.weight, moved)
+        tol = _TOL.share * self.inner_tol
+        end = self.minimise(tol, formed.data, place.lined(place.point, sums))
+        if not np.isfinite(residual):
+            raise ImproperPosterior("variances are beyond the range of double precision")
+        about = formed.predictor, formed.data, place.scale, end.prior, place.own
+        return SampledStep(end.at.u, *about, end.value), residual
 
     def solve(self, *, tol, max_iter, damping, monitor, last=None):
         """Iterate to the fixed point and return the loop's kind of Result.
 
-        The residual is the mean square change of a log variance. `last` is the state of an earlier
-        fit to start from: coefficients, scale of the prior, and the unit of gradients.
+        `last` is the state of an earlier fit to start from: coefficients, scale of the prior, and
+        the unit of gradients.
         """
         trace, reason = Trace(monitor), None
         self._begin(last)
         while reason is None:
             trace.begin()
-            with np.errstate(over="ignore", invalid="ignore"):  # the residual tells
-                predictor, data, sums = self.advance(trace.n_iter == 0, damping)
-            residual = sums.change / self.weight
-            moved = self._new_prior(predictor, sums.dof)
-            prior = self.prior.penalty(self.point.u, self.own, self.scale)
-            line = (
-                self.point,
-                sums.value + float(np.sum(prior.value)),
-                sums.slope + prior.slope,
-                prior,
-            )
-            value, prior = self.minimise(self.inner_tol, data, line)
-            residual = max(residual, moved)
-            if not np.isfinite(residual):
-                raise ImproperPosterior("variances are beyond the range of double precision")
-            step = SampledStep(self.point.u, predictor, data, self.scale, prior, self.own, value)
+            rtol = _TOL.samples if trace.n_iter else _TOL.first_samples
+            step, residual = self._advance(rtol, damping)
             trace.end({"residual": residual}, step)
             reason = reason_to_end(trace, residual < tol, False, False, max_iter)
-        evaluation = Evaluation(self.point.u, residual, payload=step)
-        return Result(self.point.u, evaluation, trace.n_iter, reason, trace.history)
+        evaluation = Evaluation(step.mean, residual, payload=step)
+        return Result(step.mean, evaluation, trace.n_iter, reason, trace.history)
 
     def state(self):
         """Return what a later fit can start from."""
-        return self.point.u, self.scale, self.size
+        return self.place.point.u, self.place.scale, self.size
 
     def _new_prior(self, predictor, dof):
         """Renew what the prior depends on; return its change as a residual.
 
         The scale is the one thing that moves slowly, and is accelerated.
         """
-        m, u = self.prior.n_sites, self.point.u
-        before = self.own
+        place, m, moved = self.place, self.prior.n_sites, 0.0
         if m:
-            self.own = predictor.coefficient_variance()[:m]
-        moved = float(np.mean(np.log(self.own / before) ** 2)) if m else 0.0
+            before, place.own = place.own, predictor.coefficient_variance()[:m]
+            moved = float(np.mean(np.log(place.own / before) ** 2))
         if not self.prior.learn:
             return moved
-        penalty = self.prior.penalty(u, self.own, self.scale)
-        new = np.clip(self.prior.new_scale(u, penalty, self.scale, predictor, dof), *SCALE_RANGE)
-        x, target = np.log(np.atleast_1d(self.scale)), np.log(np.atleast_1d(new))
+        scale, u = place.scale, place.point.u
+        new = self.prior.new_scale(u, place.penalty(), scale, predictor, dof)
+        target = np.log(np.atleast_1d(np.clip(new, *SCALE_RANGE)))
+        x = np.log(np.atleast_1d(scale))
         change = float(np.max(np.abs(target - x)))
         x = self._learning(x, Evaluation(target, change))
-        self.scale = np.clip(np.exp(x if np.ndim(new) else x[0]), *SCALE_RANGE)
+        place.scale = np.clip(np.exp(x if np.ndim(new) else x[0]), *SCALE_RANGE)
         return max(moved, GROUP_SHARE * change)
 
     def finish(self, step, probes):
@@ -325,11 +378,11 @@ class SampledLoop:
         `probes` (n, p) are those of the log determinant; without any the bound is nan. Variances
         need not be right to first order: the bound is stationary in them.
         """
-        dof = float(self._visit(dof_sums).total)
+        dof = float(self.place.visit(dof_sums).total)
         if probes is None or np.any(np.isinf(self.prior.variance)):
             return np.nan, 0.0, dof
         diagonal = step.prior.precision
-        times = self._images(diagonal, curvature=False)
+        times = self.place.images(diagonal, curvature=False)
         log_det, error = log_determinant(times, diagonal + step.data, probes)
         m = self.prior.n_sites
         explained = dof + (float(diagonal[:m] @ step.own) if m else 0.0)
@@ -353,13 +406,3 @@ def _level_and_spread(sums, k):
     second = (sums.aa / level**2 + 2.0 * sums.ab / level + sums.bb) / sums.weight
     noise = 2.0 / k
     return level, max((second - mean**2 - noise) / (1.0 + noise), 0.0)
-
-
-def summed(run, spec):
-    """Return the visits of a `PartMap`: what all parts answer, added up."""
-
-    def visit(worker, point, extra, anchors):
-        parts = range(len(run.parts))
-        return add_up(run(worker, parts, spec, point, extra, *anchors))
-
-    return visit

@@ -11,32 +11,25 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from ._part_rows import MEMORY, part_rows
-from ._systems import with_data
-from ._variances import leave_one_out
+from .._engine.row_order import spread_bits
+from ._rows import MEMORY, part_rows, rows_left_out
+from ._systems import START_PRECISION, TINY, leave_one_out, squared, with_data
 
 __all__ = [
     "Anchor",
-    "Calibration",
     "Candidate",
-    "LineSums",
     "Point",
     "SampledRows",
     "advance_sums",
     "calibration_sums",
     "diagonal_sums",
     "dof_sums",
+    "left_out_of_anchors",
     "line_sums",
     "product_sums",
     "right_sums",
     "row_normals",
-    "sampled_rows",
 ]
-
-_TINY = 1e-300
-# Precision of a site before anything is known of its row.
-START_PRECISION = 0.15
-_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,23 +111,17 @@ class VectorSum(NamedTuple):
     total: np.ndarray
 
 
-def _mixed(x):
-    """Return a 64-bit hash of numbers (splitmix)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2)
-    return x ^ (x >> np.uint64(31))
-
-
 def row_normals(first, n_rows, columns, seed):
     """Return standard normals (n_rows, k) that belong to rows by their number in all rows.
 
     So they do not depend on how rows are cut into parts. `columns` is a slice of samples.
     """
+    golden = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
         rows = np.arange(first, first + n_rows, dtype=np.uint64)[:, None] << np.uint64(20)
         number = rows + np.arange(columns.start, columns.stop, dtype=np.uint64)
-        x = _mixed(number * np.uint64(_GOLDEN) + _mixed(np.array([seed], dtype=np.uint64)))
-        y = _mixed(x + np.uint64(_GOLDEN))
+        x = spread_bits(number * golden + spread_bits(np.array([seed], dtype=np.uint64)))
+        y = spread_bits(x + golden)
     u, angle = ((a >> np.uint64(11)).astype(float) * 2.0**-53 for a in (x, y))
     return np.sqrt(-2.0 * np.log1p(-u)) * np.cos(2.0 * np.pi * angle)
 
@@ -142,22 +129,30 @@ def row_normals(first, n_rows, columns, seed):
 class SampledRows:
     """Rows of a part with the state that follows from the messages, kept between visits.
 
-    `noise(columns)` returns the standard normals (q, k) of the rows, times the root of their
-    weights; with `single` products with many columns are in single precision.
+    `first` is the number of the first row among all and `seed` that of the normals which belong to
+    rows; with `single` products with many columns are in single precision.
     """
 
-    def __init__(self, B, sites, noise, single, squares=None):
-        self.B, self.sites, self.noise = B, sites, noise
+    def __init__(self, B, sites, first, seed, single):
+        self.B, self.sites, self.first, self.seed = B, sites, first, seed
         kind = np.float32 if single else np.float64
         self.fast = B
         if B.dtype != kind:  # `astype` of a sparse matrix would copy its structure too
             self.fast = with_data(B, B.data.astype(kind)) if sp.issparse(B) else B.astype(kind)
-        self.squares = _squares(self.fast) if squares is None else squares
+        self.squares = squared(self.fast)
         self.n_anchors, self.z = 0, None
-        self._point: Any = (None, None)
-        self._penalty: Any = (None, None)
-        self._formed: Any = (None, None)
-        self._weight: Any = (None, None)
+        self._memo: dict[str, Any] = {}
+
+    def _kept(self, name, key, make):
+        """Return what was made for this key, or make it in the place of that for another one."""
+        if self._memo.get(name, (None, None))[0] != key:
+            self._memo[name] = key, make()
+        return self._memo[name][1]
+
+    def noise(self, columns):
+        """Return the normals (q, k) of the rows for a slice of samples, times root weights."""
+        normals = row_normals(self.first, self.B.shape[0], columns, self.seed)
+        return np.sqrt(self.sites.weight)[:, None] * normals
 
     def variances(self, anchors):
         """Return the variances z (q,) of the last anchor, or None without any."""
@@ -170,25 +165,21 @@ class SampledRows:
 
     def predictors(self, point):
         """Return s = B u (q,) at a `Point`."""
-        if self._point[0] != point.tag:
-            self._point = point.tag, self.B @ point.u
-        return self._point[1]
+        return self._kept("predictors", point.tag, lambda: self.B @ point.u)
 
     def penalty(self, point, anchors):
         """Return the `Penalty` of the rows."""
-        key = point.tag, len(anchors)
-        if self._penalty[0] != key:
-            self._penalty = key, self.sites.penalty(self.predictors(point), self.variances(anchors))
-        return self._penalty[1]
+        z, s = self.variances(anchors), self.predictors(point)
+        return self._kept("penalty", (point.tag, len(anchors)), lambda: self.sites.penalty(s, z))
 
     def weight(self, point, anchors, curvature):
         """Return the weights of rows in products: curvatures, or precisions of their sites."""
-        key = point.tag, len(anchors), curvature
-        if self._weight[0] != key:
+
+        def make():
             f = self.penalty(point, anchors)
-            weight = f.curvature if curvature else f.precision
-            self._weight = key, weight.astype(self.fast.dtype)
-        return self._weight[1]
+            return (f.curvature if curvature else f.precision).astype(self.fast.dtype)
+
+        return self._kept("weight", (point.tag, len(anchors), curvature), make)
 
     def _copy_precision(self, u):
         """Return the precision of one copy of each row at coefficients u and the variances kept."""
@@ -203,7 +194,8 @@ class SampledRows:
         and products with the column, None where there are none. `precision` (q,) is that of the
         sites where it is known.
         """
-        if self._formed[0] != candidate.tag:
+
+        def make():
             p = self._copy_precision(u) if precision is None else precision / self.sites.weight
             r = x = None
             if candidate.samples is None:
@@ -216,27 +208,24 @@ class SampledRows:
                 r = np.einsum("ij,ij->i", product, product).astype(float) / product.shape[1]
             if candidate.column is not None:
                 x = self.B @ candidate.column
-            self._formed = candidate.tag, (p, j, r, x)
-        return self._formed[1]
+            return p, j, r, x
+
+        return self._kept("formed", candidate.tag, make)
 
     def _next(self, anchor):
         """Return the variances of an anchor, from those of the one before."""
         candidate = anchor.candidate
         p, j, r, x = self.formed(candidate, anchor.point)
+        del self._memo["formed"]
         z = anchor.level * j / (1.0 + p * anchor.level * j)
         if r is not None and anchor.shrink > 0:
             z += anchor.shrink * (r - z)
         if x is not None:
             z += x**2 / candidate.column[-1]
-        z = np.maximum(z, _TINY)
-        self._formed = None, None
+        z = np.maximum(z, TINY)
         if anchor.damping < 1.0 and self.z is not None:
             z = self.z ** (1.0 - anchor.damping) * z**anchor.damping
         return z
-
-
-def _squares(B):
-    return with_data(B, B.data**2) if sp.issparse(B) else B * B
 
 
 def sampled_rows(part, k, spec):
@@ -246,14 +235,15 @@ def sampled_rows(part, k, spec):
     rows = MEMORY.find(spec.token, k)
     if rows is None:
         B, sites = part_rows(part, k, spec, keep=False)
-        root, first, seed = np.sqrt(sites.weight)[:, None], spec.firsts[k], spec.seed
-
-        def noise(columns):
-            return root * row_normals(first, len(root), columns, seed)
-
-        rows = SampledRows(B, sites, noise, spec.single)
+        rows = SampledRows(B, sites, spec.firsts[k], spec.seed, spec.single)
         MEMORY.keep(spec.token, k, rows, 4 * B.nnz if sp.issparse(B) else 3 * B.size)
     return rows
+
+
+def left_out_of_anchors(part, k, spec, point, anchors):
+    """Return the `RowsLeftOut` of partition k without their sites in a sampled posterior."""
+    rows = sampled_rows(part, k, spec)
+    return rows_left_out(rows.sites, rows.predictors(point), rows.variances(anchors))
 
 
 def diagonal_sums(part, k, spec, point, _, *anchors):

@@ -10,13 +10,13 @@ import numpy as np
 from scipy.special import erf, gammaln
 
 from .._engine.super_gaussian import BOUNDS, Penalty
+from ._systems import TINY
 
 __all__ = ["HorseshoeSite", "LaplaceSite", "StudentTSite", "SuperGaussianSite"]
 
 # A Laplace site far from zero has no curvature left; this share of its squared rate keeps the
 # precision matrix of the coefficients invertible and changes the posterior by as little.
 _LAPLACE_FLOOR = 1e-6
-_TINY = 1e-300
 
 
 class SuperGaussianSite:
@@ -113,7 +113,7 @@ class SuperGaussianSite:
             bound, with the precision in place of the curvature. It is never smaller, so that steps
             with it go downhill where the density is not log-concave.
         """
-        x = np.maximum(z + s * s, _TINY)
+        x = np.maximum(z + s * s, TINY)
         precision = self.precision(x)
         return Penalty(self.loss(x), precision * s, precision, precision)
 
@@ -231,7 +231,7 @@ class LaplaceSite(SuperGaussianSite):
 
     @staticmethod
     def _local(s: np.ndarray, z: np.ndarray, rate: float) -> tuple[np.ndarray, ...]:
-        root = np.sqrt(np.maximum(z + s * s, _TINY))
+        root = np.sqrt(np.maximum(z + s * s, TINY))
         precision = rate / root
         return rate * root, precision * s, precision * z / root**2, precision
 

@@ -31,11 +31,17 @@ __all__ = [
     "IterativeSystem",
     "LowRankSystem",
     "PrimalSystem",
+    "START_INFLATION",
+    "START_PRECISION",
+    "TINY",
     "conjugate_gradients",
+    "leave_one_out",
 ]
 
-# Numbers in one temporary block of rows.
-_BLOCK = 2_000_000
+TINY = 1e-300  # least variance: it still has an inverse and a logarithm
+# Site precision before anything is known of a row, and inflation of the Jacobi variances there:
+# where both end on text, roughly.
+START_PRECISION, START_INFLATION = 0.15, 1.2
 
 
 class Design:
@@ -59,7 +65,7 @@ class Design:
     @cached_property
     def squares(self):
         """B.^2; a sparse one shares its structure with B."""
-        return with_data(self.B, self.B.data**2) if self.sparse else self.B * self.B
+        return squared(self.B)
 
     def dot(self, u):
         """Return B u for a vector or a matrix of columns."""
@@ -75,6 +81,13 @@ class Design:
         """Return (B.^2)' x."""
         self.n_products += 1
         return self.squares.T @ x
+
+    def start_variances(self, diagonal, weight):
+        """Return variances of rows and coefficients by Jacobi's with equal sites of all copies."""
+        precision = np.full(self.shape[0], START_PRECISION)
+        variances = 1.0 / (diagonal + self.squares_tdot(precision * weight))
+        j = START_INFLATION * leave_one_out(self.B, variances, precision)
+        return np.maximum(j / (1.0 + precision * j), TINY), variances
 
     def gram(self, weight):
         """Return B' diag(weight) B as a dense matrix (n, n)."""
@@ -110,6 +123,11 @@ def with_data(B, data):
     return type(B)((data, B.indices, B.indptr), shape=B.shape)
 
 
+def squared(B):
+    """Return the squares of the entries of a dense or sparse matrix."""
+    return with_data(B, B.data**2) if sp.issparse(B) else B * B
+
+
 def weighted_inner(B, variances, C):
     """Return B diag(variances) C' as a dense matrix."""
     scaled = with_data(B, B.data * variances[B.indices]) if sp.issparse(B) else B * variances
@@ -119,12 +137,42 @@ def weighted_inner(B, variances, C):
 
 def weighted_row_sums(B, variances):
     """Return diag(B diag(variances) B') for a dense or CSR matrix."""
-    return (with_data(B, B.data**2) if sp.issparse(B) else B * B) @ variances
+    return squared(B) @ variances
 
 
-def row_blocks(n_rows, width):
-    """Return slices of rows whose dense blocks of `width` columns stay small."""
-    return gen_batches(n_rows, max(1, _BLOCK // max(width, 1)))
+def leave_one_out(B, variances, copy_precision):
+    """Return j_i = sum_l b_il^2 / (A_ll - pi_i b_il^2): Jacobi variances without the row's share.
+
+    `variances` (n,) is 1 / diag(A), `copy_precision` (q,) the pi_i of one copy of each row. In the
+    precision of a sparse B.
+    """
+    out = np.empty(B.shape[0])
+    width = B.nnz // max(B.shape[0], 1) + 1 if sp.issparse(B) else B.shape[1]
+    if sp.issparse(B):
+        variances, copy_precision = (x.astype(B.dtype) for x in (variances, copy_precision))
+    for rows in row_blocks(B.shape[0], 8 * width):
+        if sp.issparse(B):
+            ends = B.indptr[rows.start : rows.stop + 1]
+            own = slice(ends[0], ends[-1])
+            share = B.data[own] ** 2
+            share *= variances[B.indices[own]]
+            rest = np.repeat(copy_precision[rows], np.diff(ends))
+            rest *= share
+            share /= np.subtract(1.0, rest, out=rest)
+            block = type(B)(
+                (share, B.indices[own], ends - ends[0]), shape=(len(ends) - 1, len(variances))
+            )
+            out[rows] = np.asarray(block.sum(axis=1)).ravel()
+        else:
+            block = B[rows]
+            share = block * block * variances
+            out[rows] = np.sum(share / (1.0 - copy_precision[rows][:, None] * share), axis=1)
+    return out
+
+
+def row_blocks(n_rows, width, most=2_000_000):
+    """Return slices of rows whose dense blocks of `width` columns have at most so many numbers."""
+    return gen_batches(n_rows, max(1, most // max(width, 1)))
 
 
 class PrimalSystem:

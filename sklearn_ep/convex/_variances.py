@@ -1,111 +1,23 @@
-"""Marginal variances diag(B A^-1 B') where no factorisation is affordable.
+"""Variances and log determinants where no factorisation is affordable.
 
-Every estimator returns a `VarianceEstimate`: the variances of the training rows, and a predictor
-that gives those of new rows (each row by itself) and of the coefficients.
+What predicts the variances of new rows (each row by itself) and of the coefficients: a diagonal
+whose level draws of the posterior tell, or a factor of low rank.
 """
 
-from typing import Any, NamedTuple
-
 import numpy as np
-import scipy.sparse as sp
 from scipy.linalg import eigh_tridiagonal, norm
 
 from .._engine.gaussian import ImproperPosterior
-from ._systems import row_blocks, weighted_inner, weighted_row_sums
+from ._systems import TINY, row_blocks, weighted_inner, weighted_row_sums
 
 __all__ = [
-    "ExactVariances",
-    "LanczosVariances",
     "LowRankVariance",
-    "MonteCarloVariances",
-    "Probes",
     "ScaledJacobi",
-    "VarianceEstimate",
     "coefficient_variances",
-    "leave_one_out",
-    "start_variances",
-    "towards_samples",
+    "lanczos_factor",
+    "log_determinant",
+    "rademacher",
 ]
-
-# Relative residual of the solves behind sampled variances: far below their sampling error.
-_SAMPLE_RTOL = 0.03
-# Steps of Lanczos for each sample that the other estimators would draw: about equal products.
-_LANCZOS_STEPS = 16
-# Site precision and inflation of the Jacobi variances that a fit starts from.
-_START_PRECISION, _START_INFLATION = 0.15, 1.2
-_TINY = 1e-300
-
-
-class VarianceEstimate(NamedTuple):
-    """Variances of the training rows and what predicts those of new rows."""
-
-    training: np.ndarray
-    predictor: Any
-
-
-class ExactVariances:
-    """Variances by the factorisation that solves the Newton systems too."""
-
-    exact = True
-
-    def estimate(self, design, system, diagonal, precision):
-        """Return the `VarianceEstimate`; O(q n^2) primal, O(q^3) dual."""
-        return VarianceEstimate(np.maximum(system.training_variance(design), _TINY), system)
-
-
-class Probes:
-    """Random right-hand sides with covariance A, the same at every outer step.
-
-    Noise belongs to distinct rows and is shared by the copies of one, so that a weight equals
-    repeated rows and the order of the rows does not matter. Rows are told apart by their product
-    with one random vector. `weight` (q,) counts the copies of each row.
-    """
-
-    def __init__(self, design, weight, n_samples, rng):
-        q, n = design.shape
-        self.n_samples = n_samples
-        self.of_coefficients = rng.standard_normal((n, n_samples))
-        key = design.dot(rng.standard_normal(n))
-        order = np.argsort(key, kind="stable")
-        new = np.diff(key[order], prepend=-np.inf) > 1e-12 * np.max(np.abs(key), initial=1.0)
-        group = np.empty(q, dtype=np.intp)
-        group[order] = np.cumsum(new) - 1
-        noise = rng.standard_normal((int(new.sum()), n_samples))
-        total = np.bincount(group, weights=weight)
-        self.of_rows = (weight / np.sqrt(total[group]))[:, None] * noise[group]
-
-    def right(self, design, diagonal, copy_precision):
-        """Return D^1/2 E1 + B' pi^1/2 E2, columns of N(0, A)."""
-        right = np.sqrt(diagonal)[:, None] * self.of_coefficients
-        right += design.tdot(np.sqrt(copy_precision)[:, None] * self.of_rows)
-        return right
-
-
-class _Sampled:
-    """What the estimators by perturbed samples share: draws of N(0, A^-1), warm-started."""
-
-    exact = False
-
-    def __init__(self, probes, weight):
-        self.probes, self.weight = probes, weight
-        self._last = None
-
-    def _draw(self, design, system, diagonal, precision):
-        """Return U (n, k) and B U (q, k) with columns of N(0, A^-1)."""
-        right = self.probes.right(design, diagonal, precision / self.weight)
-        self._last = system.solve_with_product(design, right, rtol=_SAMPLE_RTOL, start=self._last)
-        return self._last
-
-
-class MonteCarloVariances(_Sampled):
-    """Mean squares of samples of N(0, A^-1): unbiased, relative error sqrt(2 / k)."""
-
-    def estimate(self, design, system, diagonal, precision):
-        """Return the `VarianceEstimate`."""
-        U, BU = self._draw(design, system, diagonal, precision)
-        training = np.mean(BU**2, axis=1)
-        predictor = LowRankVariance(U / np.sqrt(self.probes.n_samples))
-        return VarianceEstimate(np.maximum(training, _TINY), predictor)
 
 
 class LowRankVariance:
@@ -119,49 +31,11 @@ class LowRankVariance:
         out = np.empty(B.shape[0])
         for rows in row_blocks(B.shape[0], self.factor.shape[1]):
             out[rows] = np.einsum("ij,ij->i", *2 * [B[rows] @ self.factor])
-        return np.maximum(out, _TINY)
+        return np.maximum(out, TINY)
 
     def coefficient_variance(self):
         """Return diag(F F')."""
-        return np.maximum(np.einsum("ij,ij->i", self.factor, self.factor), _TINY)
-
-
-def leave_one_out(B, variances, copy_precision):
-    """Return j_i = sum_l b_il^2 / (A_ll - pi_i b_il^2): Jacobi variances without the row's share.
-
-    `variances` (n,) is 1 / diag(A), `copy_precision` (q,) the pi_i of one copy of each row. In the
-    precision of a sparse B.
-    """
-    out = np.empty(B.shape[0])
-    width = B.nnz // max(B.shape[0], 1) + 1 if sp.issparse(B) else B.shape[1]
-    if sp.issparse(B):
-        variances, copy_precision = (x.astype(B.dtype) for x in (variances, copy_precision))
-    for rows in row_blocks(B.shape[0], 8 * width):
-        if sp.issparse(B):
-            ends = B.indptr[rows.start : rows.stop + 1]
-            own = slice(ends[0], ends[-1])
-            share = B.data[own] ** 2
-            share *= variances[B.indices[own]]
-            rest = np.repeat(copy_precision[rows], np.diff(ends))
-            rest *= share
-            share /= np.subtract(1.0, rest, out=rest)
-            block = type(B)(
-                (share, B.indices[own], ends - ends[0]), shape=(len(ends) - 1, len(variances))
-            )
-            out[rows] = np.asarray(block.sum(axis=1)).ravel()
-        else:
-            block = B[rows]
-            share = block * block * variances
-            out[rows] = np.sum(share / (1.0 - copy_precision[rows][:, None] * share), axis=1)
-    return out
-
-
-def start_variances(design, diagonal, weight):
-    """Return variances of rows and coefficients to start from, from Jacobi with constant sites."""
-    precision = np.full(design.shape[0], _START_PRECISION)
-    variances = 1.0 / (diagonal + design.squares_tdot(precision * weight))
-    j = _START_INFLATION * leave_one_out(design.B, variances, precision)
-    return np.maximum(j / (1.0 + precision * j), _TINY), variances
+        return np.maximum(np.einsum("ij,ij->i", self.factor, self.factor), TINY)
 
 
 def coefficient_variances(U, diagonal, data):
@@ -172,7 +46,7 @@ def coefficient_variances(U, diagonal, data):
     sampled = np.mean(U**2, axis=1)
     variances = 1.0 / (diagonal + _share(sampled, diagonal, data) * data)
     equal = np.full(len(data), 1.0 / len(data))
-    return np.maximum(towards_samples(variances, sampled, equal, U.shape[1]), _TINY)
+    return np.maximum(towards_samples(variances, sampled, equal, U.shape[1]), TINY)
 
 
 def towards_samples(z, sampled, weight, n_samples):
@@ -215,7 +89,7 @@ class ScaledJacobi:
         out = weighted_row_sums(B, self.variances)
         if self.column is not None:
             out = out + (B @ self.column) ** 2 / self.column[-1]
-        return np.maximum(out, _TINY)
+        return np.maximum(out, TINY)
 
     def coefficient_variance(self):
         """Return the variances of the coefficients."""
@@ -246,46 +120,92 @@ class ScaledJacobi:
         return out
 
 
-class LanczosVariances:
-    """Variances of the space that Lanczos' method finds (the published choice): from below.
+def lanczos_factor(times, start, n_steps):
+    """Return F (n, r) with F F' about A^-1: the space that Lanczos' method finds, from below.
 
-    `start` (n,) is the first direction, the number of steps 16 times `n_samples`.
-
-    Lanczos' method converges to the largest eigenvalues of A, the directions of LEAST posterior
-    variance. Where most of the variance is in the many directions near the prior, as in text, a
-    few per cent of it are found, and with variances near zero the method becomes the posterior
-    mode.
+    `times` maps columns V to A V, `start` (n,) is the first direction; two products a step and
+    O(n steps) memory. This is the published choice of variances. The method converges to the
+    largest eigenvalues of A, the directions of LEAST posterior variance. Where most of the variance
+    is in the many directions near the prior, as in text, a few per cent of it are found, and with
+    variances near zero the fit becomes the posterior mode.
     """
+    q = start / np.linalg.norm(start)
+    steps = min(n_steps, len(q))
+    Q, alpha, beta = np.empty((steps, len(q))), [], []
+    for k in range(steps):
+        Q[k] = q
+        image = times(q[:, None])[:, 0]
+        alpha.append(float(q @ image))
+        basis = Q[: k + 1]
+        for _ in range(2):  # twice is enough for orthogonality to rounding
+            image -= basis.T @ (basis @ image)
+        length = float(norm(image, check_finite=False))  # squares may overflow
+        if length <= 1e-12 * max(alpha):
+            break
+        beta.append(length)
+        q = image / length
+    values, vectors = _positive_eigen(alpha, beta[: len(alpha) - 1])
+    return Q[: len(alpha)].T @ (vectors / np.sqrt(values))
 
-    exact = False
 
-    def __init__(self, start, n_samples):
-        self.start, self.n_steps = start, _LANCZOS_STEPS * n_samples
+def _positive_eigen(alpha, beta):
+    """Return eigenvalues and eigenvectors of a tridiagonal matrix, which have to be positive."""
+    values, vectors = eigh_tridiagonal(np.array(alpha), np.array(beta))
+    if not values[0] > 0:
+        raise ImproperPosterior("a direction of the posterior is lost to rounding")
+    return values, vectors
 
-    def estimate(self, design, system, diagonal, precision):
-        """Return the `VarianceEstimate`; two products a step and O(n steps) memory."""
-        Q, alpha, beta = self._tridiagonal(design, diagonal, precision)
-        values, vectors = eigh_tridiagonal(alpha, beta)
-        if not values[0] > 0:
-            raise ImproperPosterior("a direction of the posterior is lost to rounding")
-        predictor = LowRankVariance(Q.T @ (vectors / np.sqrt(values)))
-        return VarianceEstimate(predictor.row_variance(design.B), predictor)
 
-    def _tridiagonal(self, design, diagonal, precision):
-        """Return the orthonormal directions (steps, n) and the tridiagonal matrix."""
-        q = self.start / np.linalg.norm(self.start)
-        steps = min(self.n_steps, len(q))
-        Q, alpha, beta = np.empty((steps, len(q))), [], []
-        for k in range(steps):
-            Q[k] = q
-            image = diagonal * q + design.tdot(precision * design.dot(q))
-            alpha.append(float(q @ image))
-            basis = Q[: k + 1]
-            for _ in range(2):  # twice is enough for orthogonality to rounding
-                image -= basis.T @ (basis @ image)
-            length = float(norm(image, check_finite=False))  # squares may overflow
-            if length <= 1e-12 * max(alpha):
-                break
-            beta.append(length)
-            q = image / length
-        return Q[: len(alpha)], np.array(alpha), np.array(beta[: len(alpha) - 1])
+def rademacher(n, n_probes, rng):
+    """Return probes (n, n_probes) of independent signs."""
+    return np.where(rng.random_sample((n, n_probes)) < 0.5, -1.0, 1.0)
+
+
+def log_determinant(product, diagonal, probes, n_steps=12):
+    """Return log |A| and its standard error by stochastic Lanczos quadrature.
+
+    Parameters
+    ----------
+    product : callable
+        A V for columns V (n, p).
+    diagonal : ndarray of shape (n,)
+        Diagonal M of A, or near it: the quadrature is of log (M^-1/2 A M^-1/2).
+    probes : ndarray of shape (n, p)
+        Independent signs; the same ones at other precisions make differences surer than values.
+    n_steps : int, default=12
+        Steps for each probe; twice as many change the answer by less than a third of its error.
+
+    Returns
+    -------
+    value, std : float
+
+    Notes
+    -----
+    log |A| = sum log M + trace of the logarithm, whose mean over probes a Gauss rule
+    gives (Ubaru, Chen and Saad 2017). All probes run as one block, each with its own recursion and
+    full reorthogonalisation; O(n_steps n p) memory.
+    """
+    n, p = probes.shape
+    half = 1.0 / np.sqrt(diagonal)[:, None]
+    q = probes / np.sqrt(n)
+    basis, alpha, beta = [], [], []
+    for _ in range(min(n_steps, n)):
+        basis.append(q)
+        image = half * product(half * q)
+        alpha.append(np.einsum("ij,ij->j", q, image))
+        for _ in range(2):  # twice is enough for orthogonality to rounding
+            for b in basis:
+                image -= b * np.einsum("ij,ij->j", b, image)
+        length = np.linalg.norm(image, axis=0)
+        beta.append(length)
+        # a recursion that has found all of its space goes on from zero, which adds nothing
+        q = image / np.where(length > 1e-12, length, np.inf)
+    terms = np.empty(p)
+    for j in range(p):
+        b = np.array([length[j] for length in beta])
+        ends = np.flatnonzero(b <= 1e-12)
+        m = len(b) if not len(ends) else int(ends[0]) + 1
+        values, vectors = _positive_eigen([a[j] for a in alpha[:m]], b[: m - 1])
+        terms[j] = n * float(vectors[0] ** 2 @ np.log(values))
+    error = np.std(terms, ddof=1) / np.sqrt(p)
+    return float(np.sum(np.log(diagonal)) + np.mean(terms)), float(error)

@@ -439,7 +439,7 @@ def test_huge_columns_give_finite_fits_or_say_what_to_do(variance, size):
 @pytest.mark.parametrize("variance", ["exact", "calibrated"])
 def test_summary_and_intervals_are_quantiles_of_draws(variance):
     X, y = make(120, 4, seed=22)
-    e = fit(X + 1.0, y, variance=variance, random_state=0)
+    e = fit(X + 1.0, y, variance=variance, random_state=1)
     draws = e.sample_posterior(40_000, random_state=1)
     table = e.summary(level=0.8)
     assert list(table.coefficients["name"]) == ["x0", "x1", "x2", "x3", "intercept"]

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from oracles import oracle
+from plain_logistic import plain_logistic
+from sklearn.base import clone
 
 from sklearn_ep._engine.super_gaussian import LogisticSites, local_site_precision
-from sklearn_ep.convex._newton import minimise
-from sklearn_ep.convex._outer_loop import OuterLoop
+from sklearn_ep.convex._double_loop import DoubleLoop, Last
 from sklearn_ep.convex._priors import GaussianPrior
-from sklearn_ep.convex._systems import Design, DualSystem, IterativeSystem, PrimalSystem
-from sklearn_ep.convex._variances import (
-    ExactVariances,
-    LanczosVariances,
-    MonteCarloVariances,
-    Probes,
+from sklearn_ep.convex._systems import (
+    Design,
+    DualSystem,
+    IterativeSystem,
+    PrimalSystem,
     leave_one_out,
 )
 from sklearn_ep.sites import LaplaceSite
@@ -120,26 +120,19 @@ def test_contact_point_at_extremes():
 def test_newton_reaches_rounding_and_takes_hostile_starts():
     rng = np.random.default_rng(3)
     B, sign = rng.standard_normal((60, 5)), np.sign(rng.standard_normal(60))
-    site, z, P = LogisticSites(sign, np.ones(60), "kl"), np.full(60, 0.5), np.full(5, 0.1)
-    design = Design(B, False)
-
-    def penalties(u, s):
-        prior = 0.5 * P * u * u
-        return type(site.penalty(s, z))(prior, P * u, P, P), site.penalty(s, z)
-
-    def direction(point, gradient, rtol):
-        system = PrimalSystem(design, point.prior.curvature, point.site.curvature)
-        return system.solve_with_product(design, -gradient)
-
+    site, z, prior = (
+        logistic("kl", sign, 1.0, 60),
+        np.full(60, 0.5),
+        GaussianPrior(np.full(5, 10.0), 5, False),
+    )
     ends = []
     for start in (np.zeros(5), np.full(5, 30.0)):
-        end = minimise(
-            penalties, design.tdot, direction, start, B @ start, scale=1.0, tol=1e-12, max_iter=60
-        )
-        gradient = P * end.u + B.T @ end.site.slope
-        assert np.linalg.norm(gradient) < 1e-12
-        ends.append(end.u)
-    np.testing.assert_allclose(*ends, atol=1e-12)
+        loop = DoubleLoop(Design(B, False), site, prior, PrimalSystem, 1e-6, 60)
+        inner = loop.evaluate(loop.start(Last(start, np.log(z)))).payload.inner
+        gradient = 0.1 * inner.u + B.T @ inner.site.slope
+        assert np.linalg.norm(gradient) < 1e-11
+        ends.append(inner.u)
+    np.testing.assert_allclose(*ends, atol=1e-11)
 
 
 @pytest.fixture(params=["dense", "csr"])
@@ -158,9 +151,6 @@ def test_systems_agree_with_dense_algebra(problem, kind):
     system = kind(design, diagonal, weight)
     right = np.random.default_rng(5).standard_normal((13, 3))
     np.testing.assert_allclose(system.solve(right), cov @ right, atol=1e-7)
-    x, Bx = system.solve_with_product(design, right[:, 0], rtol=1e-12)
-    np.testing.assert_allclose(x, cov @ right[:, 0], atol=1e-10)
-    np.testing.assert_allclose(Bx, B @ x, atol=1e-10)
     np.testing.assert_allclose(
         system.covariance(design.B[:4], design.B[4:9]), B[:4] @ cov @ B[4:9].T, atol=1e-7
     )
@@ -195,20 +185,14 @@ def test_leave_one_out_removes_one_copy(problem):
     np.testing.assert_allclose(single, expected, rtol=1e-4)
 
 
-def test_the_outer_loop_refuses_a_part_by_what_it_lacks(problem):
-    design, _, weight, _, _ = problem
-    prior = GaussianPrior(np.ones(13), 12, False)
-    parts = dict(design=design, weight=weight, inner_tol=1e-4, max_inner_iter=50)
-    parts |= dict(newton_system=PrimalSystem, posterior_system=PrimalSystem)
-    sites, variances = logistic("kl", n=30), ExactVariances()
-    for given, message in (
-        ((object(), prior, variances), "factor object has no `penalty` and no `shift`"),
-        ((sites, object(), variances), "prior object has no `penalty`"),
-        ((sites, prior, object()), "variance estimator object has no `estimate`"),
+def test_the_double_loop_refuses_a_part_by_what_it_lacks(problem):
+    design, prior = problem[0], GaussianPrior(np.ones(13), 12, False)
+    for sites, given, message in (
+        (object(), prior, "factor object has no `penalty` and no `shift`"),
+        (logistic("kl", n=30), object(), "prior object has no `penalty`"),
     ):
-        names = dict(zip(("sites", "prior", "variances"), given, strict=True))
         with pytest.raises(TypeError, match=message):
-            OuterLoop(**names, **parts)
+            DoubleLoop(design, sites, given, PrimalSystem)
 
 
 def text_like(q=800, n=400, seed=0):
@@ -218,53 +202,33 @@ def text_like(q=800, n=400, seed=0):
     return X, y
 
 
-def test_variance_estimators_on_text():
-    X, _ = text_like(1200)
-    X, new = X[:800], Design(X[800:], True).B
-    design = Design(X, True)
-    q, n = design.shape
-    diagonal, precision, weight = np.full(n, 0.1), np.full(q, 0.15), np.ones(q)
-    system = PrimalSystem(design, diagonal, precision)
-    exact, exact_new = system.training_variance(design), system.row_variance(new)
-    probes = Probes(design, weight, 8, np.random.RandomState(0))
-    start = np.random.RandomState(1).standard_normal(n)
+def test_variances_of_samples_and_of_lanczos_vectors_on_text():
+    X, y = text_like(1200)
+    X, new, y = X[:800], X[800:], y[:800]
+    kw = dict(random_state=0, tol=1e-1)
+    exact = plain_logistic(10.0, variance="exact").fit(X, y)
+    z, z_new = exact.marginal_variance_, exact.latent_mean_and_variance(new)[1]
     errors = {}
-    for name, estimator in {
-        "monte_carlo": MonteCarloVariances(probes, weight),
-        "lanczos": LanczosVariances(start, 2),
-    }.items():
-        system = IterativeSystem(design, diagonal, precision)
-        estimate = estimator.estimate(design, system, diagonal, precision)
-        errors[name] = np.sqrt(np.mean((estimate.training / exact - 1) ** 2))
-        error_new = estimate.predictor.row_variance(new) / exact_new - 1
+    for name, k in (("monte_carlo", 8), ("lanczos", 2)):
+        fit = plain_logistic(10.0, variance=name, n_variance_samples=k, **kw).fit(X, y)
+        errors[name] = np.sqrt(np.mean((fit.marginal_variance_ / z - 1) ** 2))
+        error_new = fit.latent_mean_and_variance(new)[1] / z_new - 1
         assert np.sqrt(np.mean(error_new**2)) < 1.0
-        if name == "lanczos":
-            assert np.all(estimate.training <= exact * (1 + 1e-9))
+        if name == "lanczos":  # from below, of the variances at the sites of this very fit
+            B = sp.hstack([X, np.ones((800, 1))]).toarray()
+            A = np.diag(np.append(np.full(X.shape[1], 0.1), 0.01)) + B.T * fit.site_precision_ @ B
+            own = np.einsum("ij,ji->i", B, np.linalg.solve(A, B.T))
+            assert np.all(fit.marginal_variance_ <= own * (1 + 1e-2))
     assert 0.2 < errors["monte_carlo"] < 0.7
     assert errors["lanczos"] > 0.5
 
 
-def test_lanczos_is_exact_with_enough_steps(problem):
-    design, diagonal, weight, B, cov = problem
-    estimator = LanczosVariances(np.random.default_rng(8).standard_normal(13), 8)
-    estimate = estimator.estimate(design, None, diagonal, weight)
-    np.testing.assert_allclose(estimate.training, np.einsum("ij,jk,ik->i", B, cov, B), rtol=1e-8)
-    np.testing.assert_allclose(estimate.predictor.coefficient_variance(), np.diag(cov), rtol=1e-8)
-
-
-def test_probes_have_the_covariance_of_the_precision_matrix_and_tie_copies():
-    rng = np.random.default_rng(9)
-    X, copies = rng.standard_normal((6, 3)), np.array([1, 3, 2, 1, 4, 1])
-    diagonal, precision = np.array([1.0, 2.0, 0.5]), rng.uniform(0.1, 0.3, 6)
-    weighted = Probes(Design(X, False), copies.astype(float), 30_000, np.random.RandomState(0))
-    right = weighted.right(Design(X, False), diagonal, precision)
-    A = np.diag(diagonal) + X.T * (copies * precision) @ X
-    np.testing.assert_allclose(np.cov(right), A, atol=0.1)
-    order = rng.permutation(copies.sum())
-    R = np.repeat(X, copies, 0)[order]
-    repeated = Probes(Design(R, False), np.ones(len(R)), 30_000, np.random.RandomState(0))
-    np.testing.assert_allclose(
-        repeated.right(Design(R, False), diagonal, np.repeat(precision, copies)[order]),
-        right,
-        atol=1e-9,
-    )
+def test_lanczos_is_exact_with_enough_steps():
+    rng = np.random.default_rng(8)
+    X, y = rng.standard_normal((30, 12)), rng.integers(0, 2, 30)
+    exact = plain_logistic(2.0, tol=1e-8, inner_tol=1e-10, max_iter=100).fit(X, y)
+    fit = clone(exact).set_params(variance="lanczos", random_state=0, tol=1e-16, inner_tol=1e-11)
+    fit.fit(X, y)
+    np.testing.assert_allclose(fit.marginal_variance_, exact.marginal_variance_, rtol=1e-6)
+    np.testing.assert_allclose(fit.coef_std_, exact.coef_std_, rtol=1e-6)
+    np.testing.assert_allclose(fit.coef_, exact.coef_, atol=1e-6)

@@ -18,8 +18,8 @@ from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import ConvexVariationalLogistic
 from sklearn_ep._engine.partition import PartMap, PartMemory, add_up
-from sklearn_ep.convex import _classifier, _part_calibration, _part_rows
-from sklearn_ep.convex._part_rows import SiteSums
+from sklearn_ep.convex import _classifier, _rows
+from sklearn_ep.convex._rows import SiteSums
 from sklearn_ep.convex._sampled_rows import row_normals
 from sklearn_ep.datasets import make_sparse_logistic
 from sklearn_ep.sites import LaplaceSite, StudentTSite
@@ -100,8 +100,8 @@ def test_the_same_bits_for_loaders_workers_arrays_and_without_memory(variance, m
         clone(a).fit([lambda p=p: p for p in parts]),
         clone(a).set_params(n_partitions=3).fit(X, y),
     ]
-    assert not _part_rows.MEMORY._kept
-    monkeypatch.setattr(_part_rows.MEMORY, "most", 0)
+    assert not _rows.MEMORY._kept
+    monkeypatch.setattr(_rows.MEMORY, "most", 0)
     others.append(clone(a).fit(parts))
     for b in others:
         np.testing.assert_array_equal(a.coef_, b.coef_)
@@ -316,7 +316,7 @@ def test_few_numbers_travel_for_slope_and_temper(variance, monkeypatch):
     class Counting(PartMap):
         def __call__(self, worker, messages, *shared):
             answers = super().__call__(worker, messages, *shared)
-            if worker is _part_calibration.score_sums:
+            if worker is _rows.score_sums:
                 sent.append(len(pickle.dumps(shared)))
                 came.append(max(len(pickle.dumps(answer)) for answer in answers))
             return answers

@@ -5,10 +5,9 @@ import pytest
 from scipy.optimize import brentq
 
 from sklearn_ep._engine.super_gaussian import LogisticSites
-from sklearn_ep.convex._outer_loop import OuterLoop
+from sklearn_ep.convex._double_loop import DoubleLoop
 from sklearn_ep.convex._priors import GaussianPrior
 from sklearn_ep.convex._systems import Design, PrimalSystem
-from sklearn_ep.convex._variances import ExactVariances
 from sklearn_ep.sites import LaplaceSite, StudentTSite
 
 
@@ -98,11 +97,9 @@ def test_theorem_2_log_concave_sites_and_no_others_have_convex_heights():
 def test_every_outer_step_raises_the_bound(q, n, bound):
     for seed in range(3):
         B, sign = problem(seed, q, n)
-        loop = OuterLoop(
-            Design(B, False), LogisticSites(sign, np.ones(q), bound), np.ones(q),
-            GaussianPrior(np.full(n, 3.0), n, learn=False),
-            PrimalSystem, PrimalSystem, ExactVariances(), 1e-8, 100,
-        )  # fmt: skip
+        prior = GaussianPrior(np.full(n, 3.0), n, learn=False)
+        sites = LogisticSites(sign, np.ones(q), bound)
+        loop = DoubleLoop(Design(B, False), sites, prior, PrimalSystem, 1e-8, 100)
         x, values = loop.start(), []
         for _ in range(25):  # published steps: no acceleration, no guard
             evaluation = loop.evaluate(x)

@@ -1,24 +1,41 @@
 """What a worker does with the rows of one partition when all columns fit into a matrix.
 
 Nothing per row leaves a worker: the site of a row is a function of its mean and variance, and these
-are functions of the posterior that comes with the message.
+are functions of the posterior that comes with the message. Rows in memory are one partition.
+
+For slope and temper a worker takes the sites of its rows out of the posterior once, and keeps what
+that leaves. After that two numbers go to a partition in a visit and seven come back. A worker that
+has nothing, or has lost it, says so and is sent the posterior.
 """
 
 import secrets
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 
-from .._engine.partition import PartMemory
+from .._engine.partition import PartMemory, add_up
 from .._engine.super_gaussian import LogisticSites
 from .._estimator.row_parts import read_part
+from ._calibration import LeftOut, ScoreSums, best_of_sums, cavities, one_node
 from ._systems import row_blocks, weighted_gram, with_ones
 
-__all__ = ["MEMORY", "RowSpec", "SiteSums", "WholePosterior", "part_rows", "site_sums"]
+__all__ = [
+    "MEMORY",
+    "PartRows",
+    "PartedRows",
+    "RowSpec",
+    "SiteSums",
+    "WholePosterior",
+    "left_out_of_posterior",
+    "part_rows",
+    "rows_left_out",
+    "score_sums",
+    "site_sums",
+]
 
-# Numbers of prepared rows that a process keeps, 2 GB.
-MEMORY = PartMemory(2**28)
+MEMORY = PartMemory(2**28)  # numbers of prepared rows that a process keeps, 2 GB
 
 
 class RowSpec(NamedTuple):
@@ -30,8 +47,8 @@ class RowSpec(NamedTuple):
     """
 
     token: str
-    classes: np.ndarray
-    class_weight: np.ndarray
+    classes: Any
+    class_weight: Any
     intercept: bool
     bound: str
     firsts: tuple = ()
@@ -125,3 +142,91 @@ def part_rows(part, k, spec, keep=True):
 def site_sums(part, k, spec, posterior):
     """Return the `SiteSums` of partition k; O(n d^2) flops for n rows, O(d^2) numbers."""
     return part_rows(part, k, spec).sums(posterior)
+
+
+class Question(NamedTuple):
+    """What is asked of rows left out: their `ScoreSums` at theta, rough or not.
+
+    `token` is what workers keep them under.
+    """
+
+    token: str
+    theta: np.ndarray
+    rough: bool
+
+
+def left_out_of_posterior(part, k, spec, posterior):
+    """Return the `RowsLeftOut` of partition k without their sites in a `WholePosterior`."""
+    rows = part_rows(part, k, spec)
+    return rows_left_out(rows.sites, *rows.marginals(posterior))
+
+
+def rows_left_out(sites, s, z):
+    """Return the `RowsLeftOut` of rows with predictors of mean s and variance z."""
+    f = sites.penalty(s, z)
+    left = cavities(s, z, f.slope, f.precision, sites.weight)
+    return one_node(sites.sign, sites.weight, left)[0]
+
+
+def score_sums(part, k, question, source):
+    """Return the `ScoreSums` of partition k, or None where it keeps nothing and has no `source`.
+
+    That is a function that gives the `RowsLeftOut`, and what it takes besides partition and k.
+    """
+    rows: Any = MEMORY.find(question.token, k)
+    if rows is None:
+        if source is None:
+            return None
+        form, *args = source
+        rows = form(part, k, *args)
+        MEMORY.keep(question.token, k, rows, sum(values.size for values in rows))
+    return ScoreSums.of(question.theta, rows, question.rough)
+
+
+@dataclass
+class PartedRows:
+    """The rows of a binary problem, wherever they are.
+
+    `run(worker, numbers, *message)` returns the answers of all parts, of which there are `n_parts`
+    and which have `n_rows` rows of total `weight`; `spec` says how workers read them.
+    """
+
+    run: Any
+    n_parts: int
+    spec: RowSpec
+    n_rows: int
+    weight: float
+
+    def of_class(self, k):
+        """Return the same for class k against the rest."""
+        return replace(self, spec=self.spec.of_class(k))
+
+    def visit(self, worker, *message):
+        """Return what all parts answer, added up."""
+        return add_up(self.run(worker, range(self.n_parts), self.spec, *message))
+
+    def left_out(self, form, *state):
+        """Return the `LeftOut` of the rows, and the number of visits.
+
+        `form` gives the `RowsLeftOut` of a partition, `state` is the posterior it takes.
+        """
+        own, n_visits = self.spec.renamed(), 0
+        full = form, self.spec, *state
+
+        def sums(theta, rough):
+            nonlocal n_visits
+            question = Question(own.token, theta, rough)
+            answers = self.run(
+                score_sums, range(self.n_parts), question, None if n_visits else full
+            )
+            n_visits += 1
+            for k, answer in enumerate(answers):
+                if answer is None:
+                    answers[k] = self.run.one(k, score_sums, k, question, full)
+            return add_up(answers)
+
+        try:
+            slope, temper = np.exp(best_of_sums(self.n_rows, sums))
+        finally:
+            own.forget()
+        return LeftOut(float(slope), float(temper)), n_visits
