@@ -2,6 +2,8 @@
 
 import warnings
 from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 from sklearn.base import ClassifierMixin
@@ -10,16 +12,34 @@ from sklearn.utils import Bunch, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from .._engine.partition import PartMap
+from .._estimator.averaged import hyper_attributes
 from .._estimator.base import VersionedEstimator
 from .._estimator.checks import check_number
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
-from .._estimator.fitting import one_or_stack, remarks_of, restore_on_error, warn_not_converged
+from .._estimator.fitting import (
+    FitMonitor,
+    fit_each_problem,
+    fit_one_versus_rest,
+    one_or_stack,
+    remarks_of,
+    restore_on_error,
+    run_attributes,
+    warn_not_converged,
+)
 from .._estimator.latents import log_normalise
 from .._estimator.posterior_classifier import probabilities
-from ._checkpoint import checked_state
-from ._factors import split_intercept
-from ._fit import attributes_of, fit_plan
-from ._plan import check_parameters, check_parts, plan_parts, plan_rows, remarks_on_parameters
+from . import _log_cholesky as log_cholesky
+from ._factors import GroupsForgotten, split_intercept
+from ._parts import checked_state, going_on, state_of
+from ._plan import (
+    check_parameters,
+    check_parts,
+    plan_parts,
+    plan_rows,
+    remarks_on_parameters,
+    remarks_on_plan,
+)
+from ._posterior import moments_by_class
 from ._prediction import (
     all_known,
     latent_moments,
@@ -30,12 +50,16 @@ from ._prediction import (
     rows_again,
 )
 from ._tables import effects_frame, intervals, summarise, what_was_averaged
-from .messages.posterior import variance_verdicts
-from .partitions.trust import trust_in_parts
+from .classes.fit import fit_classes
+from .exact.fit import fit_exact
+from .messages.fit import fit_by_messages
+from .messages.posterior import remarks_on_agreement
+from .partitions.draws import trust_in_parts
+from .partitions.fit import fit_parts, parts_in_memory
 
 __all__ = ["HierarchicalEPLogistic"]
 
-_MOST_SOLVES = 25  # draws by linear systems in a diagnosis
+_LEVELS = 0.05, 0.5, 0.95  # of the medians and the intervals of tau
 
 
 class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEstimator):
@@ -627,7 +651,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             beta, effects, theta, _ = posterior.draw(n_samples, rng)
             effects = effects or [np.empty((n_samples, 0, 0))]
             coef, intercept = split_intercept(beta, self._columns)
-            draws.append((coef, intercept, posterior.scales(theta), effects))
+            draws.append((coef, intercept, posterior.scales.sds(theta), effects))
         arrays = [one_or_stack(a, axis=1) for a in zip(*draws, strict=True)]
         names = "coef", "intercept", "tau", "group_effects"
         found = Bunch(**dict(zip(names, arrays, strict=True)))
@@ -718,9 +742,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
                 "were no Gaussian."
             )
         if self.engine_ == "messages":
-            if self._posteriors[0].system is not None:
-                remarks += self._variance_remarks(n_draws, rng)
-            return None, remarks
+            names = [f.name for f in self._columns.factors]
+            return None, remarks + remarks_on_agreement(self._posteriors[0].check, names)
         if rows is None:
             remarks.append("Give X, y and groups of the training rows for importance weights.")
             return None, remarks
@@ -734,22 +757,12 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
 
     def _parts_of(self, rows, n_draws, rng):
         """Hold the tilted distribution of each part against the global Gaussian, O(200 S n)."""
-        if rows is None or len(self._posteriors) > 1 or not hasattr(self, "site_precision_"):
+        if rows is None or len(self._posteriors) > 1 or "site_precision" not in self._state:
             return ()
         again = rows_again(self, rows)
         if self._columns.has_groups and not all_known(self, again[2]):
             return ()
         return trust_in_parts(self, again, n_draws, _generator(rng))
-
-    def _variance_remarks(self, n_draws, rng):
-        """Hold the variances of effects by messages against draws, each of which is a solve."""
-        n_draws = min(n_draws, _MOST_SOLVES)
-        found = self._posteriors[0].variance_check(n_draws, _generator(rng))
-        names = [f.name for f in self._columns.factors]
-        verdicts = zip(names, variance_verdicts(found, names), strict=True)
-        return [
-            f"Factor {name!r}, variances by messages and by draws: {v}." for name, v in verdicts
-        ]
 
     def get_state(self):
         """Return all that is needed to go on after a crash.
@@ -778,6 +791,132 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         """
         self._state = checked_state(state)
         return self
+
+
+def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
+    """Return the `BinaryFit` of each problem of a plan.
+
+    run is the `PartMap` over raw parts, None for rows in memory; data are X and y as the caller
+    gave them, for callbacks; previous is the state of an earlier fit to go on from; checkpoint the
+    file for the state after each iteration. Of the estimator, which has `classes_`, nothing is
+    changed.
+    """
+    classes, save = estimator.classes_, None
+    n_problems = 1 if plan.joint or len(classes) == 2 else len(classes)
+    if checkpoint is not None:
+        if n_problems > 1:
+            raise ValueError("checkpoint needs two classes; y has more.")
+        previous, save = going_on(checkpoint, plan.fingerprint, previous)
+    known = {"_columns": plan.columns, "_levels": plan.levels, "_forgotten": GroupsForgotten()}
+    most = plan.settings.max_iter if n_problems == 1 else n_problems
+    monitor = FitMonitor(
+        estimator, *data, most, lambda posterior: {"_posteriors": [posterior()], **known}
+    )
+    if plan.joint:
+        fits = [fit_classes(plan, monitor, previous, save)]
+    elif run is None:
+        fit = partial(_fit_signs, plan, previous, save, n_problems)
+        fits = fit_one_versus_rest(fit, plan.y, len(classes), estimator.n_jobs, monitor)
+    else:
+        fit = partial(_fit_raw, plan, previous, save, run, classes[-n_problems:])
+        fits = fit_each_problem(fit, n_problems, monitor)
+    if n_problems == 1:
+        fits = [monitor.completed_fit(fits[0], **known)]
+    monitor.finish()
+    return fits
+
+
+def _fit_signs(plan, previous, save, n_problems, sign, monitor, k):
+    """Return the `BinaryFit` of rows in memory with labels in {-1, +1}, problem k."""
+    if plan.engine == "messages":
+        return fit_by_messages(plan, sign, None, monitor, previous, save)
+    if plan.parts is None:
+        return fit_exact(plan, sign, monitor, previous, save)
+    n_jobs = plan.settings.n_jobs if n_problems == 1 else None
+    mine = _of_problem(previous, k, n_problems)
+    unordered = plan.settings.schedule == "asynchronous"
+    with PartMap(parts_in_memory(plan, sign), n_jobs, unordered) as run:
+        return fit_parts(plan, run, plan.parts.reader, monitor, mine, save)
+
+
+def _fit_raw(plan, previous, save, run, positives, monitor, k):
+    """Return the `BinaryFit` of raw parts, problem k."""
+    if plan.engine == "messages":
+        return fit_by_messages(plan, None, run, monitor, previous, save)
+    reader = plan.parts.reader._replace(positive=positives[k])
+    mine = _of_problem(previous, k, len(positives))
+    return fit_parts(plan, run, reader, monitor, mine, save)
+
+
+def attributes_of(plan, fits):
+    """Return the attributes of a fit, lists over factors if a list of them was given."""
+    posteriors, columns = [f.posterior for f in fits], plan.columns
+    out = _of_coefficients(columns, posteriors) | run_attributes(fits)
+    out |= _of_scales(columns, posteriors, fits[0].attributes["theta_rule"])
+    effects = plan.levels, *posteriors[0].group_effects()
+    none = np.empty(0), np.empty((0, 0)), np.empty((0, 0))
+    names = "group_labels_", "group_effects_", "group_effects_std_"
+    for name, values, empty in zip(names, effects, none, strict=True):
+        out[name] = list(values) if columns.listed else (*values, empty)[0]
+    out |= _of_sites(plan, fits)
+    remarks = [r for f in fits for r in f.attributes.get("remarks", ())]
+    out["_remarks"] = (*remarks_on_plan(plan, out["tau_"]), *remarks)
+    out |= {"engine_": plan.engine, "_levels": plan.levels, "_level_rows": plan.sizes}
+    out |= {"_n_rows": plan.n_rows, "_forgotten": GroupsForgotten(), "_columns": columns}
+    return out | {"_posteriors": posteriors}
+
+
+def _of_coefficients(columns, posteriors):
+    beta = moments_by_class(posteriors)
+    mean = np.stack([m.mean for m in beta])
+    sd = np.stack([np.sqrt(np.diagonal(m.cov)) for m in beta])
+    coef, intercept = split_intercept(mean, columns)
+    out = {"coef_": coef, "intercept_": intercept, "coef_std_": split_intercept(sd, columns)[0]}
+    return out | {"coef_cov_": one_or_stack([m.cov for m in beta])}
+
+
+def _of_scales(columns, posteriors, rule):
+    quantiles = np.empty((3, 0))
+    if columns.has_groups:
+        quantiles = posteriors[0].scales.quantiles(_LEVELS)
+    nodes = [SimpleNamespace(phi=p.scales.theta, weight=p.scales.weight) for p in posteriors]
+    used = "mode" if rule in ("mode", "none") else "integrate"
+    out = hyper_attributes(nodes, _names_of_theta(columns), used) | {"theta_rule_": rule}
+    return out | {"tau_": quantiles[1], "tau_interval_": quantiles[[0, 2]].T}
+
+
+def _names_of_theta(columns):
+    """Return the names of the coordinates of theta, numbered by factor where there are several."""
+    pairs = enumerate(columns.factors)
+    names = [(f"_{f}", n) for f, c in pairs for n in log_cholesky.names(1 + len(c.slopes))]
+    return tuple(n + (f if columns.listed else "") for f, n in names)
+
+
+def _of_sites(plan, fits):
+    """Return the attributes of sites: those of parts where the model has at most one factor."""
+    own = [f.attributes for f in fits]
+    if "messages" not in own[0]:
+        return {"_state": own[0]["state"]}
+    found = {
+        "site_precision_": [a["messages"].precision for a in own],
+        "site_shift_": [a["messages"].shift for a in own],
+        "phi_mean_": [a["phi"].mean for a in own],
+        "phi_cov_": [a["phi"].cov for a in own],
+    }
+    out = {name: one_or_stack(values) for name, values in found.items()}
+    out |= {name + "_": sum(a[name] for a in own) for name in ("n_skipped", "n_cut_steps")}
+    if plan.parts is None:  # all rows are one site
+        return out | {"partition_": np.zeros(len(plan.levels[0]), int), "_state": own[0]["state"]}
+    sites = out["site_precision_"], out["site_shift_"]
+    return out | {"partition_": plan.parts.site, "_state": state_of(plan, *sites)}
+
+
+def _of_problem(previous, k, n_problems):
+    """Return the part of the state of several problems that is about one of them."""
+    if previous is None or n_problems == 1:
+        return previous
+    own = {n: previous[n][k : k + 1] for n in ("site_precision", "site_shift") if n in previous}
+    return previous | {name: value[0] for name, value in own.items() if len(value)}
 
 
 def _generator(rng):

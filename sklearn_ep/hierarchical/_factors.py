@@ -1,6 +1,7 @@
 """Grouping factors: their columns, and their labels as numbers."""
 
 import numbers
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,26 +10,19 @@ from sklearn.utils.validation import column_or_1d
 
 __all__ = [
     "FactorColumns",
-    "GroupingFactor",
+    "GroupsForgotten",
     "any_nested",
     "array_of",
-    "check_labels_at",
     "check_measured",
-    "codes_among",
     "codes_of",
-    "column_position",
     "design_of_factors",
     "factor_columns",
     "group_keys",
     "in_memory",
-    "is_missing",
-    "label_array",
-    "label_list",
     "label_table",
     "labels_of",
-    "look_up",
-    "number_groups",
     "numbered_levels",
+    "some_labels",
     "split_intercept",
     "take_labels",
 ]
@@ -216,6 +210,11 @@ class FactorColumns(NamedTuple):
         """Whether effects of groups are in the model."""
         return bool(self.factors)
 
+    @property
+    def has_slopes(self):
+        """Whether coefficients besides the intercept vary by group."""
+        return any(f.slopes for f in self.factors)
+
 
 def column_at(X, position):
     """Return a column of an array or a table: numbers as an array, anything else as a list."""
@@ -235,6 +234,33 @@ def take_labels(X, taken):
     if hasattr(X, "columns"):
         return X.iloc[:, keep] if hasattr(X, "iloc") else X[:, keep]
     return X[:, keep]
+
+
+class GroupsForgotten:
+    """Says once a fit that rows to predict came without the groups that the fit had beside X.
+
+    Having said so is no part of what was learned: a pickle of the estimator does not know it.
+    """
+
+    def __init__(self):
+        self.told = False
+
+    def __reduce__(self):
+        return type(self), ()
+
+    def warn(self, est):
+        """Warn at the first call."""
+        if self.told:
+            return
+        self.told = True
+        warnings.warn(
+            f"{type(est).__name__} was fitted with groups beside X and predicts without: every row "
+            "is taken as one of a new group. Give groups=..., or make them a column of X named by "
+            "group_column; if new groups are meant, kind='population', or None as the label of "
+            "every row, says so.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def label_table(groups, n_rows):
@@ -262,6 +288,15 @@ def labels_of(table, factor):
         return columns[0]
     rows = zip(*(c.tolist() if isinstance(c, np.ndarray) else c for c in columns), strict=True)
     return [None if any(map(is_missing, row)) else row for row in rows]
+
+
+def some_labels(labels, kept):
+    """Return the labels of the rows that are kept."""
+    if kept.all():
+        return labels
+    if isinstance(labels, np.ndarray):
+        return labels[kept]
+    return [g for g, k in zip(labels, kept, strict=True) if k]
 
 
 def check_measured(table, factor):

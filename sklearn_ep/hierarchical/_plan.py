@@ -12,7 +12,6 @@ from .._engine.gaussian import Natural
 from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import check_choice, check_common, check_number, validate_training
 from . import _log_cholesky as log_cholesky
-from ._checkpoint import digest
 from ._factors import (
     FactorColumns,
     any_nested,
@@ -24,19 +23,17 @@ from ._factors import (
     label_table,
     labels_of,
     numbered_levels,
+    some_labels,
     take_labels,
 )
-from ._raw_parts import describe_part, join_levels, shape_of
+from ._parts import RawRows, describe_part, digest, join_levels, shape_of
 from .classes.fit import why_not_joint
 from .exact.layout import local_factor
-from .messages.parts import FactorParts, RawFactors, parts_of_rows
-from .partitions.nuts import load_sampler
-from .partitions.parts import PartSpec
-from .partitions.placing import Placement, place_raw, place_rows
+from .messages.parts import FactorParts, LevelNumbers, parts_of_rows
+from .partitions.draws import load_sampler
+from .partitions.parts import Placement, place_raw, place_rows
 
 __all__ = [
-    "Plan",
-    "Settings",
     "check_parameters",
     "check_parts",
     "plan_parts",
@@ -71,25 +68,18 @@ class Settings(NamedTuple):
 class Plan(NamedTuple):
     """What a fit needs to know.
 
-    engine is the one that runs, `exact` says that it is EP over all rows at once, `joint` that it
-    is of more than two classes together. X (n, D) are the shared columns, the intercept last;
-    designs (n, q_f), codes (n,), levels (named ones) and
-    n_levels (rows without label counted) are of each factor, sizes (L_f,) the rows of each level; y
-    are class indices. Of raw parts X, y, weight, designs and codes are None. beta_sd (D,),
-    theta_mean and theta_sd (T,) are the priors; parts are those of messages, None for
-    other engines; fingerprint, with a checkpoint, tells data and model from others; placement says
-    which rows are in which site of a model of at most one factor, None for a list of factors.
+    engine is the one that runs, over `parts`: the `Placement` of groups in sites, or the
+    `FactorParts` of messages; None for EP over all rows at once, which is of more than two classes
+    together where it is `joint`. levels (named ones) and n_levels (rows without label
+    counted) are of each factor, sizes (L_f,) the rows of each level; beta_sd (D,), theta_mean and
+    theta_sd (T,) are the priors; fingerprint, with a checkpoint, tells data and model from others.
+    X (n, D) are the shared columns, the intercept last, y class indices, weight copies, designs (n,
+    q_f) and codes (n,) of each factor: None of raw parts.
     """
 
     columns: FactorColumns
     engine: str
-    exact: bool
-    joint: bool
-    X: Any
-    y: Any
-    weight: Any
-    designs: Any
-    codes: Any
+    parts: Placement | FactorParts | None
     n_rows: int
     levels: list[np.ndarray]
     n_levels: list[int]
@@ -98,9 +88,13 @@ class Plan(NamedTuple):
     theta_mean: np.ndarray
     theta_sd: np.ndarray
     settings: Settings
-    parts: FactorParts | None
     fingerprint: str
-    placement: Placement | None
+    joint: bool = False
+    X: Any = None
+    y: Any = None
+    weight: Any = None
+    designs: Any = None
+    codes: Any = None
 
     @property
     def n_effects(self):
@@ -111,11 +105,6 @@ class Plan(NamedTuple):
     def local(self):
         """Number of the local factor."""
         return local_factor(self.n_effects, self.n_levels)
-
-    @property
-    def members(self):
-        """Rows of each part of messages, None for raw parts."""
-        return None if self.parts is None else self.parts.members
 
     def prior(self):
         """Return the prior of phi = (coefficients, theta) as a `Natural`."""
@@ -145,6 +134,11 @@ def check_parameters(est):
         check_number("n_partitions", est.n_partitions, 1, integer=True)
     if isinstance(est.prior_scale, numbers.Real):
         check_number("prior_scale", est.prior_scale, 0, boundaries="neither")
+    _check_by_factor(est)
+
+
+def _check_by_factor(est):
+    """Raise an error that names `tau_prior` or `random_slopes` where it is not usable."""
     by_factor = isinstance(est.tau_prior, dict)
     for prior in est.tau_prior.values() if by_factor else [est.tau_prior]:
         if np.ndim(prior) != 1 or len(prior) != 2:
@@ -232,30 +226,23 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     n_levels = [len(size) for size in sizes]
     shared, designs = design_of_factors(training.X, columns)
     saves_parts = with_digest and len(est.classes_) == 2  # of more classes the joint fit saves
-    engine, exact = _engine_of(est, columns, codes, n_levels, saves_parts)
-    joint = _is_joint(est, engine, exact, (shared, designs, n_levels))
-    rows: dict[str, Any] = dict(
-        X=shared, y=training.y, weight=training.weight, designs=designs, codes=codes
-    )
-    placement = None
-    if not (columns.listed or joint or engine == "messages"):
-        args = training, (levels[0], codes[0]) if codes else None, previous
-        placement = place_rows(est, *args)
-    fingerprint = ""
-    if with_digest:
-        own = codes if placement is None else [*codes, placement.row_site]
-        content = digest(training.X, training.y, training.weight, *own)
-        fingerprint = content + _model_digest(est, columns, engine)
-    parts = None
+    engine, parted = _engine_of(est, columns, codes, n_levels, saves_parts)
+    joint = _is_joint(est, engine, parted, (shared, designs, n_levels))
+    parts: Any = None
     if engine == "messages":
         n_parts = 1 if est.n_partitions == "auto" else min(est.n_partitions, len(training.y))
         parts = parts_of_rows(codes, n_levels, n_parts)
-    found: dict[str, Any] = dict(
-        n_rows=len(training.y), levels=levels, n_levels=n_levels, sizes=sizes
-    )
-    found |= dict(columns=columns, engine=engine, exact=exact, joint=joint, placement=placement)
-    found |= dict(parts=parts, fingerprint=fingerprint)
-    return Plan(**rows, **found, **_priors(est, columns, training.X.shape[1]))
+    elif parted and not joint:
+        parts = place_rows(est, training, (levels[0], codes[0]) if codes else None, previous)
+    fingerprint = ""
+    if with_digest:
+        site = [] if parts is None or engine == "messages" else [parts.site]
+        content = digest(training.X, training.y, training.weight, *codes, *site)
+        fingerprint = content + _model_digest(est, columns, engine)
+    known = parts, len(training.y), levels, n_levels, sizes
+    rows = shared, training.y, training.weight, designs, codes
+    priors = _priors(est, columns, training.X.shape[1])
+    return Plan(columns, engine, *known, *priors, fingerprint, joint, *rows)
 
 
 def plan_parts(est, run, with_digest):
@@ -273,25 +260,20 @@ def plan_parts(est, run, with_digest):
         raise ValueError("a list of partitions needs at least two classes, got 1 class.")
     if columns.factors:
         check_binary(est, "rows are a list of partitions")
-    levels, sizes, numbers = join_levels(told)
-    engine, _ = _engine_of(est, columns, None, numbers.n_levels, with_digest)
+    levels, sizes, where = join_levels(told)
+    n_levels, n_rows = [len(size) for size in sizes], [t.n_rows for t in told]
+    engine, _ = _engine_of(est, columns, None, n_levels, with_digest)
     fingerprint = ""
     if with_digest:
         fingerprint = digest(*(np.array(t.digest) for t in told))
         fingerprint += _model_digest(est, columns, engine)
-    positive = est.classes_[1]
-    rows: dict[str, Any] = dict(X=None, y=None, weight=None, designs=None, codes=None)
-    n_rows = [t.n_rows for t in told]
-    placement = None
+    reader = RawRows(columns, est.classes_[1])
+    parts: Any = FactorParts(LevelNumbers(where, n_levels), reader)
     if engine != "messages":
-        placement = place_raw(n_rows, levels, numbers, PartSpec(columns, positive))
-    found: dict[str, Any] = dict(
-        n_rows=sum(n_rows), levels=levels, n_levels=numbers.n_levels, sizes=sizes
-    )
-    found |= dict(columns=columns, engine=engine, exact=False, joint=False, placement=placement)
-    parts = FactorParts(numbers, RawFactors(columns, positive), None)
-    found |= dict(parts=parts, fingerprint=fingerprint)
-    return Plan(**rows, **found, **_priors(est, columns, est.n_features_in_ - len(columns.taken)))
+        parts = place_raw(n_rows, levels, n_levels, where, reader)
+    known = parts, sum(n_rows), levels, n_levels, sizes
+    priors = _priors(est, columns, est.n_features_in_ - len(columns.taken))
+    return Plan(columns, engine, *known, *priors, fingerprint)
 
 
 class _Names(NamedTuple):
@@ -313,11 +295,9 @@ def _set_columns(est, shapes):
         est.feature_names_in_ = np.array(names[0], dtype=object)
 
 
-def _priors(est, columns, width) -> dict[str, Any]:
+def _priors(est, columns, width):
     """Return the fields of a plan that are parameters, for shared columns of this width."""
-    theta_mean, theta_sd = _theta_prior(est, columns)
-    priors = dict(beta_sd=prior_sd(est, width), theta_mean=theta_mean, theta_sd=theta_sd)
-    return priors | dict(settings=_settings(est))
+    return prior_sd(est, width), *_theta_prior(est, columns), _settings(est)
 
 
 def _model_digest(est, columns, engine):
@@ -347,12 +327,7 @@ def _checked(est, X, y, groups, sample_weight):
 def _labels(table, factor, kept):
     """Return the labels of a factor in the rows that are kept, checked."""
     check_measured(table, factor)
-    labels = labels_of(table, factor)
-    if kept.all():
-        return labels
-    if isinstance(labels, np.ndarray):
-        return labels[kept]
-    return [g for g, k in zip(labels, kept, strict=True) if k]
+    return some_labels(labels_of(table, factor), kept)
 
 
 def check_binary(est, reason="multi_class='one_vs_rest' is for models without groups"):
@@ -365,21 +340,20 @@ def check_binary(est, reason="multi_class='one_vs_rest' is for models without gr
         )
 
 
-def _is_joint(est, engine, exact, rows):
+def _is_joint(est, engine, parted, rows):
     """Return whether more than two classes are fitted jointly, or raise a ValueError.
 
     rows are (shared design, designs, n_levels). Without groups "auto" is one against the rest.
     """
-    n_classes, has_groups = len(est.classes_), bool(rows[1])
-    if n_classes == 2 or est.multi_class == "one_vs_rest" or not (has_groups or _asks_joint(est)):
+    n_classes, has_groups, asked = len(est.classes_), bool(rows[1]), est.multi_class == "joint"
+    if n_classes == 2 or est.multi_class == "one_vs_rest" or not (has_groups or asked):
         if has_groups:
             check_binary(est)
         return False
-    reason = ""
-    if engine != "ep" or not (exact or not has_groups):
-        reason = "it takes engine='ep' and no partitions"
-    reason = reason or why_not_joint(n_classes, rows[0], rows[1], rows[2], est.power)
-    if reason and _asks_joint(est):
+    reason = "it takes engine='ep' and no partitions"
+    if engine == "ep" and not (parted and has_groups):
+        reason = why_not_joint(n_classes, *rows, est.power)
+    if reason and asked:
         raise ValueError(
             f"multi_class='joint' is not possible: {reason}. Give multi_class='one_vs_rest'."
         )
@@ -388,28 +362,25 @@ def _is_joint(est, engine, exact, rows):
     return not reason
 
 
-def _asks_joint(est):
-    return est.multi_class == "joint"
-
-
 def _engine_of(est, columns, codes, n_levels, with_checkpoint):
-    """Return (engine, whether it is EP over all rows at once), or raise a ValueError that names
-    what does not go together.
+    """Return (engine, whether its rows are in parts), or raise a ValueError that names what does
+    not go together.
 
     codes are those of rows in memory, None for a list of partitions.
     """
-    factors = columns.factors
-    if est.engine == "messages" and not factors:
+    if est.engine == "messages" and not columns.factors:
         raise ValueError("engine='messages' needs groups: give group_column or groups.")
-    raw = codes is None
-    if len(factors) > 1 or (columns.listed and factors):
-        return _engine_of_list(est, columns, codes, n_levels)
+    if columns.listed:
+        _check_list(est, columns, codes)
     if est.engine == "messages":
         _check_messages(est, columns)
-        return "messages", False
-    parted = raw or est.n_partitions != "auto" or with_checkpoint
-    parted |= est.schedule != "parallel" or est.damping != 1 or est.engine not in ("auto", "ep")
-    return ("ep" if est.engine == "auto" else est.engine), bool(factors) and not parted
+        return "messages", True
+    asked = codes is None or est.n_partitions != "auto"
+    if columns.listed:
+        return _engine_of_list(est, columns, codes, n_levels, asked)
+    asked |= with_checkpoint or not columns.has_groups or est.engine not in ("auto", "ep")
+    asked |= est.schedule != "parallel" or est.damping != 1
+    return ("ep" if est.engine == "auto" else est.engine), asked
 
 
 def _check_messages(est, columns):
@@ -419,32 +390,29 @@ def _check_messages(est, columns):
             f"schedule={est.schedule!r} takes one factor, given without a list, and an engine "
             "other than 'messages'."
         )
-    if any(f.slopes for f in columns.factors):
+    if columns.has_slopes:
         raise ValueError("engine='messages' takes no random_slopes; give engine='ep'.")
 
 
-def _engine_of_list(est, columns, codes, n_levels):
-    """Return what `_engine_of` does of a list of factors."""
-    _check_engine_of_list(est, columns, codes)
-    slopes = any(f.slopes for f in columns.factors)
-    if est.engine == "messages" or codes is None or est.n_partitions != "auto":
+def _engine_of_list(est, columns, codes, n_levels, asked):
+    """Return what `_engine_of` does of a list of factors; `asked` says that parts are asked for."""
+    if asked:
         _check_messages(est, columns)
-        return "messages", False
+        return "messages", True
     sizes = np.array([1 + len(f.slopes) for f in columns.factors]) * n_levels
-    dense = int(sizes.sum() - sizes.max())
-    if (est.engine == "ep" or slopes) and dense > _MOST_DENSE:
+    dense, must = int(sizes.sum() - sizes.max()), est.engine == "ep" or columns.has_slopes
+    if must and dense > _MOST_DENSE:
         raise ValueError(
-            f"{'random_slopes' if slopes else 'engine=ep'} with {dense} effects of factors besides "
-            f"the largest one: the limit is {_MOST_DENSE}; give engine='messages', which takes no "
-            "random_slopes."
+            f"{'random_slopes' if columns.has_slopes else 'engine=ep'} with {dense} effects of "
+            f"factors besides the largest one: the limit is {_MOST_DENSE}; give engine='messages', "
+            "which takes no random_slopes."
         )
-    if est.engine == "ep" or slopes or dense <= _MOST_CROSSED:
-        return "ep", True
-    exact = dense <= _MOST_DENSE and any_nested(codes)
-    return ("ep" if exact else "messages"), exact
+    if must or dense <= _MOST_CROSSED or (dense <= _MOST_DENSE and any_nested(codes)):
+        return "ep", False
+    return "messages", True
 
 
-def _check_engine_of_list(est, columns, codes):
+def _check_list(est, columns, codes):
     """Raise a ValueError that names what does not go with a list of factors."""
     if est.engine not in ("auto", "ep", "messages"):
         raise ValueError(
@@ -453,9 +421,8 @@ def _check_engine_of_list(est, columns, codes):
         )
     if est.schedule != "parallel":
         _check_messages(est, columns)
-    slopes = any(f.slopes for f in columns.factors)
     parted = codes is None or est.n_partitions != "auto"
-    if parted and est.engine != "messages" and (slopes or est.engine == "ep"):
+    if parted and est.engine != "messages" and (columns.has_slopes or est.engine == "ep"):
         what = "a list of partitions" if codes is None else f"n_partitions={est.n_partitions!r}"
         raise ValueError(
             f"{what} with several factors takes engine='messages' without random_slopes."
@@ -550,7 +517,7 @@ def _remark_on_same_groups(first, second):
 
 def _sites_are_gaussian(plan):
     """Say whether no site integrates a small group's effect exactly."""
-    by_rows = not plan.exact or plan.settings.power != 1.0
+    by_rows = plan.parts is not None or plan.settings.power != 1.0
     return plan.engine in ("ep", "laplace") and by_rows and plan.codes is not None
 
 

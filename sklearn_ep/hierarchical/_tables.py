@@ -14,13 +14,7 @@ from .._estimator.summary import (
 )
 from ._posterior import is_joint, moments_by_class
 
-__all__ = [
-    "effects_frame",
-    "effects_table",
-    "intervals",
-    "summarise",
-    "what_was_averaged",
-]
+__all__ = ["effects_frame", "intervals", "summarise", "what_was_averaged"]
 
 _CLOSE = 0.5  # effective share of points of a density that is near another
 
@@ -54,12 +48,13 @@ def summarise(est, level):
 
 def what_was_averaged(est):
     """Return in words what the posterior of the scales is made of."""
-    rule, weight = est.theta_rule_, est._posteriors[0].weight
+    rule, scales = est.theta_rule_, est._posteriors[0].scales
+    weight = scales.weight
     if rule == "mode":
         return "kept at their mode"
     if len(weight) == 1:
         return "a normal distribution of their logarithms"
-    share, checked = getattr(est._posteriors[0].grid, "agreement", None), ""
+    share, checked = getattr(scales.grid, "agreement", None), ""
     if share is not None:
         words = "close to" if share > _CLOSE else "coarse against"
         checked = (
@@ -83,7 +78,7 @@ def _scales(est, names, level):
     if not factors:
         return {}
     ends = 0.5 - 0.5 * level, 0.5 + 0.5 * level
-    lower, upper = est._posteriors[0].scale_quantiles(ends)
+    lower, upper = est._posteriors[0].scales.quantiles(ends)
     rows = [
         (factor, effect, n)
         for factor, slopes, n in factors

@@ -8,7 +8,7 @@ from scipy.stats import norm
 from sklearn_ep._engine.likelihoods import Logit
 from sklearn_ep._engine.sites import Sites
 from sklearn_ep.hierarchical.exact import group_sites
-from sklearn_ep.hierarchical.exact.given_scales import AllSites, CrossedModel, first_sites
+from sklearn_ep.hierarchical.exact.fit import AllSites, CrossedModel, first_sites
 from sklearn_ep.hierarchical.exact.group_sites import (
     GroupCavities,
     GroupSites,
@@ -17,7 +17,8 @@ from sklearn_ep.hierarchical.exact.group_sites import (
     new_sites,
     tilted_groups,
 )
-from sklearn_ep.hierarchical.exact.layout import lay_out, local_factor
+from sklearn_ep.hierarchical.exact.layout import EffectPlaces, lay_out, local_factor
+from sklearn_ep.hierarchical.messages.parts import HeldRows, LevelNumbers
 from sklearn_ep.hierarchical.messages.rows import (
     Linearise,
     Resume,
@@ -28,7 +29,6 @@ from sklearn_ep.hierarchical.messages.rows import (
     message_sums,
     updated_sites,
 )
-from sklearn_ep.hierarchical.messages.rows_in_parts import HeldRows, LevelNumbers
 from sklearn_ep.hierarchical.messages.schur import Effects, FactorRows, SchurSystem, SystemRows
 
 
@@ -45,9 +45,9 @@ def crossed_model(n, levels, q, seed, D=3):
     local = local_factor(q, levels)
     layout = lay_out(X, sign, weight, designs, codes, levels, local)
     T = sum(k * (k + 1) // 2 for k in q)
-    model = CrossedModel(
-        layout, local, list(q), list(levels), np.full(D, 0.16), np.zeros(T), np.full(T, 1.5)
-    )
+    sizes = list(q), list(levels), list(levels), local
+    places = EffectPlaces(np.full(D, 0.16), *sizes, layout.order)
+    model = CrossedModel(layout, places, np.zeros(T), np.full(T, 1.5))
     return model, (X, sign, designs, codes)
 
 
@@ -57,19 +57,19 @@ def crossed_model(n, levels, q, seed, D=3):
 def dense_model(model, theta, rows):
     """Design and prior precision of (b, u of the local groups) as dense matrices."""
     X, _, designs, codes = rows
-    lower = model.factors_of(theta)
-    order = [f for f in range(len(codes)) if f != model.local]
-    blocks, prior = [X], [model.beta_precision * np.eye(len(model.beta_precision))]
-    for f in [*order, model.local]:
+    lower = model.places.factors(theta)
+    order = [f for f in range(len(codes)) if f != model.places.local]
+    blocks, prior = [X], [model.places.beta_precision * np.eye(len(model.places.beta_precision))]
+    for f in [*order, model.places.local]:
         L, n = model.n_levels[f], len(X)
-        design = designs[f] @ lower[f] if f == model.local else designs[f]
+        design = designs[f] @ lower[f] if f == model.places.local else designs[f]
         q = design.shape[1]
         block = np.zeros((n, L * q))
-        place = model.layout.order[codes[f]] if f == model.local else codes[f]
+        place = model.layout.order[codes[f]] if f == model.places.local else codes[f]
         for a in range(q):
             block[np.arange(n), place * q + a] = design[:, a]
         blocks.append(block)
-        inverse = np.eye(q) if f == model.local else np.linalg.inv(lower[f] @ lower[f].T)
+        inverse = np.eye(q) if f == model.places.local else np.linalg.inv(lower[f] @ lower[f].T)
         prior.append(np.kron(np.eye(L), inverse))
     size = sum(len(p) for p in prior)
     B = np.zeros((size, size))
@@ -90,7 +90,7 @@ def test_given_sites_the_posterior_is_that_of_dense_algebra(q):
     sites = AllSites(Sites(rng.uniform(0.05, 0.3, n), rng.normal(size=n)), [])
     node = model.evaluate(t, sites, 1e-9, max_passes=1)
     Z, B = dense_model(model, t, rows)
-    at = np.lexsort((np.zeros(n), layout.order[rows[3][model.local]]))  # stable, as laid out
+    at = np.lexsort((np.zeros(n), layout.order[rows[3][model.places.local]]))  # stable, as laid out
     Z, sign = Z[at], rows[1][at]
     np.testing.assert_array_equal(Z[:, :3], layout.rows.X)
     P = B + Z.T @ (sites.rows.precision[:, None] * Z)
@@ -293,7 +293,7 @@ def flat(effects):
 def in_parts(rows, big, precision, n_parts):
     """The rows spread over parts at random, each with numbers of its own for its levels."""
     if n_parts == 1:
-        numbers = LevelNumbers([[None] * len(rows.codes)], rows.n_levels)
+        numbers = LevelNumbers([[np.arange(n) for n in rows.n_levels]], rows.n_levels)
         state = RowState(None, [], precision=precision)
         return HeldRows([(SystemRows.of(rows, big), state)], numbers)
     part = np.random.default_rng(0).integers(n_parts, size=len(rows.sign))

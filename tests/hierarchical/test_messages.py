@@ -8,18 +8,20 @@ from scipy.special import expit
 
 from sklearn_ep import HierarchicalEPLogistic
 from sklearn_ep.hierarchical.messages import fit as messages_fit
-from sklearn_ep.hierarchical.messages.nesting import Chains, find_chains, levels_above
-from sklearn_ep.hierarchical.messages.posterior import variance_verdicts
+from sklearn_ep.hierarchical.messages.parts import HeldRows, LevelNumbers
+from sklearn_ep.hierarchical.messages.posterior import verdict
 from sklearn_ep.hierarchical.messages.rows import (
+    Chains,
     Linearise,
     Resume,
     RowState,
     Send,
+    find_chains,
     first_state,
+    levels_above,
     message_sums,
     updated_sites,
 )
-from sklearn_ep.hierarchical.messages.rows_in_parts import HeldRows, LevelNumbers
 from sklearn_ep.hierarchical.messages.schur import Effects, FactorRows, SchurSystem, SystemRows
 
 
@@ -46,7 +48,7 @@ def flat(effects):
 def in_parts(rows, big, precision, n_parts):
     """The rows spread over parts at random, each with numbers of its own for its levels."""
     if n_parts == 1:
-        numbers = LevelNumbers([[None] * len(rows.codes)], rows.n_levels)
+        numbers = LevelNumbers([[np.arange(n) for n in rows.n_levels]], rows.n_levels)
         state = RowState(None, [], precision=precision)
         return HeldRows([(SystemRows.of(rows, big), state)], numbers)
     part = np.random.default_rng(0).integers(n_parts, size=len(rows.sign))
@@ -340,7 +342,8 @@ def test_going_on_from_a_state_takes_fewer_iterations(whole):
 
 
 def test_what_a_check_says_in_words():
-    found = variance_verdicts([(1.04, 0.0), (1.3, 0.2), (1.25, 0.01), (0.8, 0.01)], list("abcd"))
+    figures = zip([1.04, 1.3, 1.25, 0.8], [0.0, 0.2, 0.01, 0.01], "abcd", strict=True)
+    found = [verdict(*of_factor) for of_factor in figures]
     assert found[:2] == ["agree", "agree"]
     assert found[2] == "20 % too small: do not trust the interval of the scale of 'c'"
     assert found[3].startswith("25 % too large") and "'d'" in found[3]

@@ -18,13 +18,16 @@ from sklearn_ep._engine.sites import Sites, log_site_mass
 from sklearn_ep.hierarchical import _checkpoint as checkpoint
 from sklearn_ep.hierarchical import _factors
 from sklearn_ep.hierarchical import _log_cholesky as log_cholesky
-from sklearn_ep.hierarchical.partitions import placing
+from sklearn_ep.hierarchical.partitions import parts as placing
 from sklearn_ep.hierarchical.partitions.arrow import arrow_rows, conditional_ep
-from sklearn_ep.hierarchical.partitions.importance import (
+from sklearn_ep.hierarchical.partitions.draws import (
+    ChainState,
     DrawState,
     ImportanceSettings,
+    joint_log_density,
     marginal_log_likelihood,
     tilted_by_importance,
+    tilted_by_nuts,
 )
 from sklearn_ep.hierarchical.partitions.messages import (
     Messages,
@@ -34,8 +37,7 @@ from sklearn_ep.hierarchical.partitions.messages import (
     total_of,
 )
 from sklearn_ep.hierarchical.partitions.mode import find_mode, laplace_messages, marginal_terms
-from sklearn_ep.hierarchical.partitions.nuts import ChainState, joint_log_density, tilted_by_nuts
-from sklearn_ep.hierarchical.partitions.theta_nodes import SiteState, node_rule, tilted_by_nodes
+from sklearn_ep.hierarchical.partitions.nodes import SiteState, node_rule, tilted_by_nodes
 
 ORACLE = oracle("hierarchical")
 
@@ -503,8 +505,8 @@ def test_partition_by_content_ignores_order_and_copies():
 def test_checkpoint_is_whole_and_tied_to_its_data(tmp_path):
     path = tmp_path / "state.npz"
     assert checkpoint.load_checkpoint(path, "a") is None
-    checkpoint.save_checkpoint(path, {"x": np.arange(3)}, "a")
-    checkpoint.save_checkpoint(path, {"x": np.arange(4)}, "a")
+    checkpoint.save_checkpoint(path, "a", {"x": np.arange(3)})
+    checkpoint.save_checkpoint(path, "a", {"x": np.arange(4)})
     assert [f.name for f in tmp_path.iterdir()] == ["state.npz"]
     assert checkpoint.load_checkpoint(path, "a")["x"].tolist() == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="other data"):

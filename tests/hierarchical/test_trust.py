@@ -5,7 +5,7 @@ import pytest
 from scipy.special import expit
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep.hierarchical.partitions.trust import PartTrust, _advised, divergence_of
+from sklearn_ep.hierarchical.partitions.draws import PartTrust, _advised, divergence_of
 
 
 def parts(separated):

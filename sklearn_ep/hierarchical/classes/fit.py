@@ -1,20 +1,16 @@
 """The fit of several classes jointly with effects of groups."""
 
-from functools import partial
-
 import numpy as np
 
 from ..._engine.class_weights import MOST_WEIGHTS
 from ..._engine.gaussian import Moments, check_precise, natural
 from ..._engine.loop import Reason, Trace
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
-from .._checkpoint import load_checkpoint, save_checkpoint
 from .._scales import Exploration, explore, grid_of_one
-from .model import ClassesModel
+from .model import ClassesModel, lay_out_effects
 from .posterior import ClassMixture
-from .rows import lay_out_effects
 
-__all__ = ["class_model", "fit_classes", "why_not_joint"]
+__all__ = ["fit_classes", "why_not_joint"]
 
 _MOST_LATENT = 400_000  # rows times classes: a pass takes some seconds
 
@@ -68,7 +64,7 @@ def class_model(plan):
     )
 
 
-def fit_classes(plan, monitor, previous=None, checkpoint=None):
+def fit_classes(plan, monitor, previous=None, save=None):
     """Fit all classes jointly, at nodes that follow the posterior of the scales.
 
     Parameters
@@ -83,25 +79,22 @@ def fit_classes(plan, monitor, previous=None, checkpoint=None):
         Told of each step towards the mode of theta.
     previous : dict or None, default=None
         State of an earlier fit, "state" of its attributes, to go on from where it suits.
-    checkpoint : str or path, default=None
-        File for the state after each step, from which the fit goes on where it exists.
+    save : callable or None, default=None
+        Called with the state after each step.
 
     Returns
     -------
     BinaryFit
         Its posterior is a `ClassMixture`.
     """
-    model, save = class_model(plan), None
-    if checkpoint is not None:
-        saved = load_checkpoint(checkpoint, plan.fingerprint)
-        previous = previous if saved is None else saved
-        save = partial(_save, checkpoint, plan.fingerprint)
+    model = class_model(plan)
     n_named = [len(known) for known in plan.levels]
 
     def so_far(node):
         return ClassMixture(model, grid_of_one(node), [node.payload], n_named)
 
-    watch = PosteriorMonitor(monitor, so_far, save)
+    keep = save and (lambda node: save(state_of_classes(node)))
+    watch = PosteriorMonitor(monitor, so_far, keep)
     limits = plan.settings.tol, plan.settings.max_iter
     if model.n_effects:
         found = explore(model, _start_of(model, previous), *limits, plan.settings.theta, watch)
@@ -130,10 +123,6 @@ def _check_precise(beta):
     if size:
         flat = Moments(beta.mean.ravel(), beta.cov.reshape(size, size))
         check_precise(natural(flat).precision)
-
-
-def _save(path, fingerprint, node):
-    save_checkpoint(path, state_of_classes(node), fingerprint)
 
 
 def state_of_classes(node):

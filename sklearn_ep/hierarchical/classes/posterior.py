@@ -10,14 +10,11 @@ from ..._engine.class_weights import class_covariances
 from ..._engine.gaussian import Moments, checked_cholesky
 from ..._engine.hyper import log_mixture, mixture_quantiles
 from ..._engine.noisy_argmax import SOFTMAX
-from .. import _log_cholesky as log_cholesky
-from .model import level_covariances
-from .rows import lay_out_effects
+from .._posterior import BLOCK, CELLS, GroupScales, RowsToPredict, draws_at_rows
+from .model import lay_out_effects, level_covariances
 
 __all__ = ["ClassMixture"]
 
-_BLOCK = 8192  # rows predicted at once
-_CELLS = 4_000_000  # values of the linear predictors held at once, draws times rows
 _LEAST_WEIGHT = 1e-3  # of a node that is kept: each has (K q)^2 numbers
 
 
@@ -42,6 +39,35 @@ class WeightsAt(NamedTuple):
         log_density = -0.5 * np.sum(white**2, axis=1) - np.sum(np.log(np.diagonal(lower)))
         return weights, log_density
 
+    def effects(self, own, lower):
+        """Return means and variances (K, L_f, q_f) of the effects of a factor, weights `own`."""
+        q, K = len(lower), len(self.coef)
+        mean = self.coef[:, own].reshape(K, -1, q) @ lower.T
+        cov = level_covariances(self.spread, own, q)
+        return mean, np.einsum("ab,kjbc,ac->kja", lower, cov, lower)
+
+    def at_rows(self, layout):
+        """Return means (n, K) and covariances (n, K, K) of the linear predictors."""
+        rows = layout.whitened(self.lowers)
+        mean, cov = rows @ self.coef.T, class_covariances(self.spread, rows)
+        unseen = layout.unseen_variance(self.lowers)
+        np.einsum("ncc->nc", cov)[:] += unseen[:, None]
+        return mean, cov
+
+    def between(self, layouts, same):
+        """Return covariances (K, n1, n2), and the means (n, K) of both sets of rows."""
+        one, two = (layout.whitened(self.lowers) for layout in layouts)
+        spreads = (self.spread[c, :, c] for c in range(len(self.coef)))
+        cov = np.array([(two @ (one @ spread).T).T for spread in spreads])
+        sides = [
+            [np.where(known[:, None], 0.0, w) for known, w in zip(x.known.T, own, strict=True)]
+            for x in layouts
+            for own in [x.own(self.lowers)]
+        ]
+        for alike, a, b in zip(same, *sides, strict=True):
+            cov += alike * (a @ b.T)
+        return cov, one @ self.coef.T, two @ self.coef.T
+
 
 class ClassMixture:
     """Mixture over nodes of normal distributions of the weights of all classes.
@@ -62,8 +88,8 @@ class ClassMixture:
     factor = SOFTMAX
 
     def __init__(self, model, grid, founds, n_named):
-        self.grid, self.n_named, self.n_classes = grid, list(n_named), model.n_classes
-        self.n_dense, self.n_effects = len(model.beta_precision), model.n_effects
+        self.scales, self.n_named = GroupScales(grid, model.n_effects), list(n_named)
+        self.n_dense, self.n_classes = len(model.beta_precision), model.n_classes
         self.n_levels, self.effect_spans = model.n_levels, model.effect_spans()
         self.prior = model.prior()
         heavy = grid.weight >= min(_LEAST_WEIGHT, grid.weight.max())
@@ -75,16 +101,6 @@ class ClassMixture:
             coef, spread = model.posterior(theta, found.sites)
             lowers = model.factors_of(theta)
             self.nodes.append(WeightsAt(coef, spread, lowers, found.log_z))
-
-    @property
-    def theta(self):
-        """Nodes (M, T)."""
-        return self.grid.theta
-
-    @property
-    def weight(self):
-        """Weights (M,) of the nodes."""
-        return self.grid.weight
 
     def _mixed(self, values):
         """Return the average over the kept nodes of one array for each of them."""
@@ -107,49 +123,26 @@ class ClassMixture:
         found = mixture_quantiles(self.kept_weight, mean, np.sqrt(var), levels)
         return found.reshape(len(levels), self.n_classes, self.n_dense)
 
-    def scale_quantiles(self, levels):
-        """Return quantiles (len(levels), Q) of the sds of the effects, factor by factor."""
-        return self.grid.quantiles(levels, self.scales)
-
-    def scales(self, theta):
-        """Return the sds (..., Q) of the effects for coordinates theta."""
-        return log_cholesky.scales(theta, self.n_effects)
-
     def group_effects(self):
         """Return posterior means and sds, each a list of arrays (K, levels, q_f) over factors."""
         means, sds = [], []
         for f, n in enumerate(self.n_named):
-            found = [self._effects_at(node, f) for node in self.nodes]
+            found = [node.effects(self.effect_spans[f], node.lowers[f]) for node in self.nodes]
             mean = self._mixed(mean for mean, _ in found)
             var = self._mixed(var + (own - mean) ** 2 for own, var in found)
             means.append(mean[:, :n])
             sds.append(np.sqrt(var[:, :n]))
         return means, sds
 
-    def _effects_at(self, node, f):
-        """Return means and variances (K, L_f, q_f) of the effects of a factor at a node."""
-        q, own, lower = self.n_effects[f], self.effect_spans[f], node.lowers[f]
-        mean = node.coef[:, own].reshape(self.n_classes, -1, q) @ lower.T
-        cov = level_covariances(node.spread, own, q)
-        return mean, np.einsum("ab,kjbc,ac->kja", lower, cov, lower)
-
     def _layout(self, X, designs, codes):
         return lay_out_effects(X, designs, codes, self.n_levels, self.n_named)
-
-    def _node_side(self, node, layout):
-        """Return means (n, K) and covariances (n, K, K) of the linear predictors at a node."""
-        rows = layout.whitened(node.lowers)
-        mean, cov = rows @ node.coef.T, class_covariances(node.spread, rows)
-        unseen = layout.unseen_variance(node.lowers)
-        np.einsum("ncc->nc", cov)[:] += unseen[:, None]
-        return mean, cov
 
     def _blocks(self, X, designs, codes):
         """Yield (rows, means (M, n, K), covariances (M, n, K, K)) over blocks of rows."""
         layout = self._layout(X, designs, codes)
-        for start in range(0, len(X), _BLOCK):
-            some = slice(start, start + _BLOCK)
-            sides = [self._node_side(node, layout.take(some)) for node in self.nodes]
+        for start in range(0, len(X), BLOCK):
+            some = slice(start, start + BLOCK)
+            sides = [node.at_rows(layout.take(some)) for node in self.nodes]
             means, covs = zip(*sides, strict=True)
             yield some, np.stack(means), np.stack(covs)
 
@@ -189,25 +182,11 @@ class ClassMixture:
         factor whether two rows share their level.
         """
         layouts = [self._layout(*rows) for rows in (first, second)]
-        found = [self._between(node, layouts, same) for node in self.nodes]
+        found = [node.between(layouts, same) for node in self.nodes]
         left, right = (self._mixed(f[k] for f in found) for k in (1, 2))
         return self._mixed(
             cov + np.einsum("nk,mk->knm", a - left, b - right) for cov, a, b in found
         )
-
-    def _between(self, node, layouts, same):
-        """Return covariances (K, n1, n2) at a node, and the means (n, K) of both sets of rows."""
-        one, two = (layout.whitened(node.lowers) for layout in layouts)
-        spreads = (node.spread[c, :, c] for c in range(self.n_classes))
-        cov = np.array([(two @ (one @ spread).T).T for spread in spreads])
-        sides = [
-            [np.where(known[:, None], 0.0, w) for known, w in zip(x.known.T, own, strict=True)]
-            for x in layouts
-            for own in [x.own(node.lowers)]
-        ]
-        for alike, a, b in zip(same, *sides, strict=True):
-            cov += alike * (a @ b.T)
-        return cov, one @ node.coef.T, two @ node.coef.T
 
     def draw(self, n_samples, rng):
         """Return joint draws.
@@ -223,7 +202,7 @@ class ClassMixture:
         """
         K, d = self.n_classes, self.n_dense
         picked = np.sort(rng.choice(len(self.kept), size=n_samples, p=self.kept_weight))
-        shapes = zip(self.n_named, self.n_effects, strict=True)
+        shapes = zip(self.n_named, self.scales.n_effects, strict=True)
         beta, effects = np.empty((n_samples, K, d)), []
         effects = [np.empty((n_samples, K, n, q)) for n, q in shapes]
         for m in np.unique(picked):
@@ -232,29 +211,19 @@ class ClassMixture:
             beta[at] = weights[..., :d]
             for f, out in enumerate(effects):
                 white = weights[..., self.effect_spans[f]]
-                white = white.reshape(len(at), K, -1, self.n_effects[f])
+                white = white.reshape(len(at), K, -1, self.scales.n_effects[f])
                 out[at] = white[:, :, : out.shape[2]] @ node.lowers[f].T
         number = self.kept[picked]
-        theta, order = self.grid.draw(number, rng), rng.permutation(n_samples)
+        theta, order = self.scales.grid.draw(number, rng), rng.permutation(n_samples)
         return beta[order], [e[order] for e in effects], theta[order], number[order]
 
     def draw_latent(self, X, designs, codes, n_samples, rng):
         """Return joint draws (S, n, K) of the linear predictors; rows of a new level share it."""
         beta, effects, _, number = self.draw(n_samples, rng)
-        out = np.einsum("skd,nd->snk", beta, X, optimize=True)
-        lowers = [self.nodes[m].lowers for m in np.searchsorted(self.kept, number)]
-        for f, (design, drawn) in enumerate(zip(designs, effects, strict=True)):
-            code, n = np.asarray(codes)[:, f], drawn.shape[2]
-            known = (code >= 0) & (code < n)
-            # a row without label has a level of its own
-            own = np.where(code < 0, -1 - np.arange(len(code)), code)[~known]
-            _, group = np.unique(own, return_inverse=True)
-            size = n_samples, self.n_classes, group.max(initial=-1) + 1, design.shape[1]
-            scale = np.array([of_node[f] for of_node in lowers])
-            fresh = np.einsum("skjq,srq->skjr", rng.standard_normal(size), scale)
-            for some, values, level in ((known, drawn, code[known]), (~known, fresh, group)):
-                out[:, some] += np.einsum("sknq,nq->snk", values[:, :, level], design[some])
-        return out
+        at = np.searchsorted(self.kept, number)
+        scales = [np.array(a)[at] for a in zip(*(n.lowers for n in self.nodes), strict=True)]
+        rows = RowsToPredict(X, designs, codes)
+        return np.swapaxes(draws_at_rows(beta, effects, scales, rows, rng), 1, 2)
 
     def log_weights(self, X, designs, codes, y, weight, n_samples, rng):
         """Return log(exact joint / mixture) (S,) of joint draws, up to no constant.
@@ -266,7 +235,7 @@ class ClassMixture:
         layout, out = lay_out_effects(X, designs, codes, self.n_levels), np.empty(n_samples)
         for m in np.unique(picked):
             node, at = self.nodes[m], np.flatnonzero(picked == m)
-            rows, block = layout.whitened(node.lowers), max(1, _CELLS // (len(X) * self.n_classes))
+            rows, block = layout.whitened(node.lowers), max(1, CELLS // (len(X) * self.n_classes))
             for some in np.split(at, np.arange(block, len(at), block)):
                 weights, log_density = node.draw(len(some), rng)
                 eta = rows @ weights.reshape(-1, weights.shape[2]).T

@@ -15,16 +15,7 @@ from scipy.special import logsumexp
 from ..._engine.gaussian import ImproperPosterior
 from ..._engine.quadrature import gauss_legendre_panels, logistic_moments
 
-__all__ = [
-    "LARGEST_GROUP",
-    "GroupCavities",
-    "GroupSites",
-    "TiltedGroups",
-    "cavities",
-    "log_site_masses",
-    "new_sites",
-    "tilted_groups",
-]
+__all__ = ["GroupSites", "cavities", "log_site_masses", "new_sites", "tilted_groups"]
 
 LARGEST_GROUP = 8  # rows up to which the filter costs less than it gives
 _REACH = 7.0  # nodes in u lie within this many prior sds

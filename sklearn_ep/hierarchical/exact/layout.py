@@ -12,16 +12,19 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from ..._engine.row_order import row_keys
+from .. import _log_cholesky as log_cholesky
 from .group_sites import LARGEST_GROUP
 
 __all__ = [
+    "EffectPlaces",
     "GroupColumns",
     "Layout",
+    "LocalPart",
     "SharedRows",
-    "SmallGroups",
     "largest_group",
     "lay_out",
     "local_factor",
+    "row_mismatch",
     "shared_entries",
 ]
 
@@ -51,6 +54,17 @@ def _blocks(n_rows, width):
     step = max(1, _CACHED // max(width, 1))
     for start in range(0, n_rows, step):
         yield slice(start, start + step)
+
+
+def row_mismatch(old, new, mean, var):
+    """Return the largest distance of tilted from current moments of a row, in its sd."""
+    step = new.precision - old.precision
+    left = 1.0 + step * var
+    if not np.all(left > 0):
+        return np.inf  # a tilted variance beyond double precision: nothing has settled
+    shifted = np.sqrt(var) * (new.shift - old.shift - step * mean) / left
+    worst = np.maximum(np.abs(shifted), np.abs(1.0 / left - 1.0))
+    return float(np.max(worst, initial=0.0))
 
 
 class SharedRows(NamedTuple):
@@ -109,6 +123,99 @@ class SharedRows(NamedTuple):
         return 0.5 * (out + out.swapaxes(1, 2))
 
 
+class SharedPrior(NamedTuple):
+    """Prior N(0, B0^-1) of b: precisions (D,) of the dense part, inverse covariances (q_f, q_f).
+
+    n_levels are the numbers of levels of the shared factors.
+    """
+
+    dense: np.ndarray
+    inverse: list[np.ndarray]
+    n_levels: list[int]
+
+    def log_det(self):
+        """Return log|B0|."""
+        pairs = zip(self.n_levels, self.inverse, strict=True)
+        return float(
+            np.sum(np.log(self.dense)) + sum(n * np.linalg.slogdet(s)[1] for n, s in pairs)
+        )
+
+    def add_to(self, precision):
+        """Add B0 to a matrix, in place."""
+        start = len(self.dense)
+        precision[np.arange(start), np.arange(start)] += self.dense
+        for n, block in zip(self.n_levels, self.inverse, strict=True):
+            q = len(block)
+            first = start + q * np.arange(n)
+            for a in range(q):
+                for b in range(q):
+                    precision[first + a, first + b] += block[a, b]
+            start += q * n
+
+    def quadratic(self, b):
+        """Return b' B0 b for b (m, S)."""
+        start = len(self.dense)
+        out = b[:, :start] ** 2 @ self.dense
+        for n, block in zip(self.n_levels, self.inverse, strict=True):
+            own = b[:, start : start + n * len(block)].reshape(len(b), n, len(block))
+            out += np.einsum("mnq,qp,mnp->m", own, block, own, optimize=True)
+            start += n * len(block)
+        return out
+
+
+class EffectPlaces(NamedTuple):
+    """Which numbers in the nodes belong to which effects.
+
+    beta_precision (D,) is the prior precision of the coefficients; n_effects, n_levels and n_named
+    are of each factor; local is the number of the local one, None without groups; order (J,) is
+    where each of its groups is in a `LocalPart`.
+    """
+
+    beta_precision: np.ndarray
+    n_effects: list[int]
+    n_levels: list[int]
+    n_named: list[int]
+    local: int | None
+    order: np.ndarray
+
+    @property
+    def n_dense(self):
+        """Number of coefficients."""
+        return len(self.beta_precision)
+
+    def shared_spans(self):
+        """Return {factor: its slice of b} of the shared factors."""
+        spans, start = {}, self.n_dense
+        for f, (q, n) in enumerate(zip(self.n_effects, self.n_levels, strict=True)):
+            if f != self.local:
+                spans[f] = slice(start, start + q * n)
+                start += q * n
+        return spans
+
+    def factors(self, theta):
+        """Return the Cholesky factor (q_f, q_f) of the covariance of each factor's effects."""
+        return log_cholesky.factors(theta, self.n_effects)
+
+    def prior(self, theta):
+        """Return the `SharedPrior` at theta."""
+        shared, lower = self.shared_spans(), self.factors(theta)
+        inverse = [np.linalg.inv(lower[f] @ lower[f].T) for f in shared]
+        return SharedPrior(self.beta_precision, inverse, [self.n_levels[f] for f in shared])
+
+    def seen(self, rows):
+        """Return (`SharedRows`, place of the local group or -1, known (n, F)) of rows."""
+        codes = rows.codes
+        known = (codes >= 0) & (codes < self.n_named)
+        shared = [f for f in range(codes.shape[1]) if f != self.local]
+        of = [rows.designs[f] for f in shared], [np.where(known, codes, -1)[:, f] for f in shared]
+        entries = shared_entries(len(rows.X), *of, [self.n_levels[f] for f in shared])
+        place = np.full(len(rows.X), -1)
+        if self.local is not None:
+            at = known[:, self.local]
+            place[at] = self.order[codes[at, self.local]]
+        return SharedRows(rows.X, *entries), place, known
+
+
 class GroupColumns(NamedTuple):
     """Combinations of shared columns, q for each of J groups.
 
@@ -121,6 +228,11 @@ class GroupColumns(NamedTuple):
     pair_group: np.ndarray
     pair_column: np.ndarray
     width: int
+
+    @classmethod
+    def without_pairs(cls, dense):
+        """Return combinations (J, q, D) of dense columns alone."""
+        return cls(dense, np.zeros((dense.shape[1], 0)), np.zeros(0, int), np.zeros(0, int), 0)
 
     def beyond(self, a):
         """Return the entries beyond the dense columns as a matrix (J, width)."""
@@ -198,6 +310,17 @@ def _dots(held, rows, group):
     for e in range(rows.at.shape[1]):
         out += held[group, d + rows.at[:, e]] * rows.value[:, e]
     return out
+
+
+class LocalPart(NamedTuple):
+    """Local effects given b: u_j ~ N(offset - gain b, (lower lower')^-1), groups as laid out.
+
+    lower (J, q, q), offset (J, q), gain a `GroupColumns`.
+    """
+
+    lower: np.ndarray
+    offset: np.ndarray
+    gain: GroupColumns
 
 
 class SmallGroups(NamedTuple):

@@ -15,12 +15,15 @@ from joblib import parallel_config
 from ..._engine.gaussian import checked_cholesky, eigen_curvature, triangular_inverse
 from ..._engine.loop import Reason, Trace, reason_to_end
 from ..._engine.partition import PartMap
-from ..._engine.sites import Sites
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
-from .._checkpoint import load_checkpoint, save_checkpoint
-from .checks import check_variances, log_evidence, remarks_on_variances
-from .nesting import Tree, find_chains
-from .posterior import MessagesPosterior, ScaleUncertainty
+from .parts import LoggedRows
+from .posterior import (
+    MessagesPosterior,
+    ScaleUncertainty,
+    check_variances,
+    log_evidence,
+    remarks_on_variances,
+)
 from .rows import (
     Back,
     Linearise,
@@ -28,13 +31,13 @@ from .rows import (
     Resume,
     Send,
     Start,
+    Tree,
     Update,
+    find_chains,
     known_precision,
     message_sums,
     row_mismatch,
-    row_sites,
 )
-from .rows_in_parts import LoggedRows
 from .schur import Effects, SchurSystem, right_side
 
 __all__ = ["fit_by_messages"]
@@ -182,39 +185,37 @@ class MessagesModel:
         return out - (solved.theta - self.theta_mean) / self.theta_sd**2
 
 
-def fit_by_messages(plan, sign, monitor, previous, run, checkpoint):
+def fit_by_messages(plan, sign, run, monitor, previous, save):
     """Return the `BinaryFit` of a `Plan` by messages along rows.
 
-    run is the `PartMap` over raw parts, None for rows in memory, whose labels are sign; checkpoint
-    the file for the state after each step in the scales.
+    run is the `PartMap` over raw parts, None for rows in memory, whose labels are sign; previous is
+    the state to go on from, or None; `save`, if not None, is called with that of each step in the
+    scales.
     """
     if run is not None:
-        return _fit_parts(plan, monitor, previous, run, checkpoint)
+        return _fit_parts(plan, run, monitor, previous, save)
     parts = plan.parts.prepared(plan, sign)
     # one part has nothing to share out, and would pay for each of its questions
     with parallel_config("sequential") if len(parts) == 1 else nullcontext():
         with PartMap(parts, plan.settings.n_jobs, prefer="threads") as run:
-            return _fit_parts(plan, monitor, previous, run, checkpoint)
+            return _fit_parts(plan, run, monitor, previous, save)
 
 
-def _fit_parts(plan, monitor, previous, run, checkpoint):
+def _fit_parts(plan, run, monitor, previous, save):
     """Return the `BinaryFit` of parts."""
-    rows = LoggedRows(run, plan.parts.numbers, plan.parts.read, int(np.argmax(plan.n_levels)))
+    rows = LoggedRows(run, plan.parts.numbers, plan.parts.reader, int(np.argmax(plan.n_levels)))
     try:
-        return _fit_rows(plan, rows, monitor, previous, checkpoint)
+        return _fit_rows(plan, rows, monitor, previous, save)
     finally:
         rows.forget()
 
 
-def _fit_rows(plan, rows, monitor, previous, checkpoint):
+def _fit_rows(plan, rows, monitor, previous, save):
     """Return the `BinaryFit` of `LoggedRows`."""
-    model, save = MessagesModel(rows, plan), None
-    if checkpoint is not None:
-        saved = load_checkpoint(checkpoint, plan.fingerprint)
-        previous = previous if saved is None else saved
-        save = partial(_save, checkpoint, plan.fingerprint)
+    model = MessagesModel(rows, plan)
     posterior_of: Any = partial(_posterior, plan, model)
-    watch = PosteriorMonitor(monitor, lambda found: posterior_of(*found, None), save)
+    keep = save and (lambda found: save(state_of_levels(found[0])))
+    watch = PosteriorMonitor(monitor, lambda found: posterior_of(*found, None, None), keep)
     start, trace = _start(plan, model, previous), Trace(watch)
     search, check, corrected = find_right_scales(
         model, start, plan.settings.tol, plan.settings.max_iter, trace
@@ -222,14 +223,12 @@ def _fit_rows(plan, rows, monitor, previous, checkpoint):
     solved, coupling = search.solved, search.coupling
     known, state = plan.settings.theta == "mode", state_of_levels(solved)
     spread: Any = None
-    if plan.members is not None:
-        state |= _state_of_rows(plan, rows)
     if not known:
         rows.step(Mark())
         spread = _uncertainty(model, solved, coupling, 0.1 * _SITES * plan.settings.tol)
         rows.step(Back())
     evidence = log_evidence(model, solved, check, None if known else spread.cov)
-    posterior = posterior_of(solved, coupling, spread)
+    posterior = posterior_of(solved, coupling, spread, check)
     reason, remark = search.reason, ""
     if not model.solved_all:
         reason, remark = "stuck", "a linear system was not solved in 200 steps"
@@ -244,20 +243,6 @@ def state_of_levels(solved):
     """Return the arrays, values of levels and coefficients, from which a fit can go on."""
     mean, totals = np.concatenate([solved.mean.beta, *solved.mean.levels]), solved.tree.whole
     return dict(theta=solved.theta, mean=mean, totals=np.concatenate(totals), root=solved.root)
-
-
-def _state_of_rows(plan, rows):
-    """Return the sites of the rows in memory, in their order."""
-    out, own = {}, rows.each(row_sites)
-    for name in Sites._fields:
-        out[f"row_{name}"] = np.empty(plan.n_rows)
-        for members, sites in zip(plan.members, own, strict=True):
-            out[f"row_{name}"][members] = getattr(sites, name)
-    return out
-
-
-def _save(path, fingerprint, found):
-    save_checkpoint(path, state_of_levels(found[0]), fingerprint)
 
 
 class ScaleSearch(NamedTuple):
@@ -331,28 +316,20 @@ def _start(plan, model, previous):
     Without a state that suits them they start at weak sites; the scales are kept where there are as
     many.
     """
-    rows, d = model.rows, len(model.beta_precision)
-    chains = model.chains
-    first: Any = Start(None, chains.leaves)
-    if previous is None or np.shape(previous.get("theta")) != model.theta_mean.shape:
-        rows.step(first)
-        return model.theta_mean, None
-    theta, ends = previous["theta"], np.cumsum(plan.n_levels)
-    if plan.members is not None and np.shape(previous.get("row_precision")) == (plan.n_rows,):
-        whole = previous["row_precision"], previous["row_shift"]
-        first = Start([Sites(*(a[own] for a in whole)) for own in plan.members], chains.leaves)
-    elif np.shape(previous.get("mean")) == (d + ends[-1],):
-        levels, totals = (
-            np.split(a, ends[:-1]) for a in (previous["mean"][d:], previous["totals"])
-        )
-        mean = Effects(previous["mean"][:d], levels)
-        largest = chains.prior_totals(np.exp(2.0 * theta))
-        prior = [np.full(len(a), 1.0 / v) for a, v in zip(levels, largest, strict=True)]
-        known = chains.at_leaves(totals), chains.at_leaves(prior)
-        rows.step(Resume(*known, previous["root"], mean, plan.settings.power))
-        return theta, mean
-    rows.step(first)
-    return theta, None
+    chains, d, ends = model.chains, len(model.beta_precision), np.cumsum(plan.n_levels)
+    previous = {} if previous is None else previous
+    suits = np.shape(previous.get("theta")) == model.theta_mean.shape
+    theta = previous["theta"] if suits else model.theta_mean
+    if not suits or np.shape(previous.get("mean")) != (d + ends[-1],):
+        model.rows.step(Start(tuple(chains.leaves)))
+        return theta, None
+    levels, totals = (np.split(a, ends[:-1]) for a in (previous["mean"][d:], previous["totals"]))
+    mean = Effects(previous["mean"][:d], levels)
+    largest = chains.prior_totals(np.exp(2.0 * theta))
+    prior = [np.full(len(a), 1.0 / v) for a, v in zip(levels, largest, strict=True)]
+    known = chains.at_leaves(totals), chains.at_leaves(prior)
+    model.rows.step(Resume(*known, previous["root"], mean, plan.settings.power))
+    return theta, mean
 
 
 def _broyden(inverse, step, lost):
@@ -380,7 +357,7 @@ def _uncertainty(model, solved, coupling, tol):
     return ScaleUncertainty((vectors / values) @ vectors.T, moves)
 
 
-def _posterior(plan, model, solved, coupling, spread):
+def _posterior(plan, model, solved, coupling, spread, check):
     """Return the `MessagesPosterior`; without spread the scales count as known.
 
     It draws by linear systems where the rows are in memory, the model's own being in that state.
@@ -389,13 +366,6 @@ def _posterior(plan, model, solved, coupling, spread):
         f = len(solved.theta)
         none = Effects(0.0 * solved.mean.beta, [0.0 * a for a in solved.mean.levels])
         spread = ScaleUncertainty(np.zeros((f, f)), [none] * f)
-    return MessagesPosterior(
-        solved.theta,
-        solved.mean,
-        solved.tree,
-        coupling.cov,
-        coupling.lines,
-        spread,
-        None if plan.members is None else solved.system.at(model.rows.held()),
-        [len(known) for known in plan.levels],
-    )
+    system = None if plan.X is None else solved.system.at(model.rows.held())
+    n_named = [len(known) for known in plan.levels]
+    return MessagesPosterior(solved, coupling, spread, system, n_named, check)

@@ -1,74 +1,232 @@
-"""Which rows of a model of several factors go to which part, and what raw parts hold.
+"""Rows of several factors in parts: sums over levels travel, never rows.
 
 Levels of any factor may have rows in several parts: the driver numbers the levels of all parts, a
-part knows its own.
+part knows its own only, under numbers of its own. What its rows keep between two questions stays
+where the rows are and is a function of the steps so far, which the driver keeps, in values of
+levels: a worker that has lost its rows' state, or never had it, is sent the steps it lacks and goes
+through them again. What it answers does not depend on that.
 """
 
+import secrets
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._engine.partition import Part, split_rows
-from .._factors import numbered_levels
-from .._raw_parts import checked_part
-from .rows_in_parts import LevelNumbers, Prepared
-from .schur import FactorRows
+from ..._engine.partition import Part, PartMemory, load_part, split_rows
+from .rows import RowState, row_precision
+from .schur import FactorRows, LastProduct, SystemRows
 
-__all__ = ["FactorParts", "RawFactors", "parts_of_rows"]
+__all__ = ["FactorParts", "LevelNumbers", "LoggedRows", "parts_of_rows"]
+
+# Numbers that a process keeps of rows and their state, 4 GB.
+MEMORY = PartMemory(2**29)
 
 
 class FactorParts(NamedTuple):
     """How rows become parts.
 
-    numbers are the `LevelNumbers`; read makes `FactorRows` of the arrays of a part; members, for
-    rows in memory, has the rows of each part, None for raw parts.
+    numbers are the `LevelNumbers`; reader is the `RawRows` of raw parts; members are the rows of
+    each part in memory.
     """
 
-    numbers: LevelNumbers
-    read: Any
-    members: list[Any] | None
+    numbers: "LevelNumbers"
+    reader: Any
+    members: Any = None
 
     def prepared(self, plan, sign):
         """Return the parts of a plan with rows in memory, for labels in {-1, +1}."""
         out = []
-        for k, own in enumerate(self.members or []):
-            codes = [code[own] for code in plan.codes]
-            n_levels = plan.n_levels
-            if self.numbers.where[k][0] is not None:
-                own_levels = zip(self.numbers.where[k], codes, strict=True)
-                codes = [np.searchsorted(at, code) for at, code in own_levels]
-                n_levels = [len(at) for at in self.numbers.where[k]]
-            rows = plan.X[own], sign[own], plan.weight[own]
-            out.append(Part(*rows, np.array(n_levels), *codes))
+        for own, where in zip(self.members, self.numbers.where, strict=True):
+            codes = [_numbers_in(at, code[own]) for at, code in zip(where, plan.codes, strict=True)]
+            n_levels = np.array([len(at) for at in where])
+            out.append(Part(plan.X[own], sign[own], plan.weight[own], n_levels, *codes))
         return out
+
+
+def _numbers_in(levels, codes):
+    """Return the places of codes in an increasing array of all levels that occur."""
+    place = np.empty(levels[-1] + 1, dtype=np.intp)
+    place[levels] = np.arange(len(levels))
+    return place[codes]
 
 
 def parts_of_rows(codes, n_levels, n_parts):
     """Return the `FactorParts` of rows in memory.
 
-    Rows are taken in the order of the largest factor, so that few of its levels are in two parts.
+    Rows of several parts are taken in the order of the largest factor, so that few of its levels
+    are in two parts.
     """
-    whole: list[Any] = [slice(None)]
-    if n_parts == 1:
-        numbers = LevelNumbers([[None] * len(codes)], n_levels)
-        return FactorParts(numbers, Prepared(), whole)
-    order = np.argsort(codes[int(np.argmax(n_levels))], kind="stable")
-    members = [order[rows] for rows in split_rows(len(order), n_parts)]
-    where = [[np.unique(code[own]) for code in codes] for own in members]
-    return FactorParts(LevelNumbers(where, n_levels), Prepared(), members)
+    members: list[Any] = [slice(None)]
+    if n_parts > 1:
+        order = np.argsort(codes[int(np.argmax(n_levels))], kind="stable")
+        members = [order[rows] for rows in split_rows(len(order), n_parts)]
+    where = [[np.flatnonzero(np.bincount(code[own])) for code in codes] for own in members]
+    return FactorParts(LevelNumbers(where, n_levels), None, members)
 
 
-class RawFactors(NamedTuple):
-    """How a worker reads a raw part (X, y[, weight]); label +1 is `positive`."""
+def rows_of(part, reader):
+    """Return the `FactorRows` of a part, prepared by the driver or raw."""
+    if reader is None:
+        X, sign, weight, n_levels, *codes = load_part(part)
+    else:
+        X, sign, weight, _, codes = reader(load_part(part))
+        n_levels = np.array([c.max() + 1 for c in codes])
+    return FactorRows(X, sign, weight, codes, n_levels.tolist())
 
-    columns: Any
-    positive: Any
 
-    def __call__(self, arrays):
-        """Return the `FactorRows` of a part."""
-        X, y, weight, labels = checked_part(arrays, self.columns)
-        codes = [numbered_levels(own)[1] for own in labels]
-        if self.columns.fit_intercept:
-            X = np.hstack([X, np.ones((len(X), 1))])
-        sign = np.where(y == self.positive, 1.0, -1.0)
-        return FactorRows(X, sign, weight, codes, [int(c.max()) + 1 for c in codes])
+class Message(NamedTuple):
+    """What a part is sent: its number, the steps from `start` on, and values of its levels."""
+
+    k: int
+    start: int
+    steps: list[Any]
+    values: tuple[Any, ...]
+
+
+class Behind(NamedTuple):
+    """Answer of a worker that has gone through the first n_steps steps and lacks some."""
+
+    n_steps: int
+
+
+class Kept:
+    """Rows of a part in a process, their state, and the number of steps that led to it."""
+
+    def __init__(self, held):
+        self.held, self.state, self.n_steps = held, None, 0
+
+    def advance(self, steps):
+        """Go through steps."""
+        for step in steps:
+            self.state = step.advance(self.held.rows, self.state)
+        self.n_steps += len(steps)
+
+
+def work(part, message, token, reader, big, function):
+    """Return function(rows, state, *values) of a part, or `Behind`; None for no message."""
+    if message is None:
+        return None
+    kept = MEMORY.find(token, message.k)
+    n_known = 0 if kept is None else kept.n_steps
+    if n_known < message.start:
+        return Behind(n_known)
+    if kept is None:
+        rows = rows_of(part, reader)
+        kept = Kept(SystemRows.of(rows, big))
+        MEMORY.keep(token, message.k, kept, rows.X.size + (5 * len(rows.codes) + 8) * len(rows.X))
+    kept.advance(message.steps[kept.n_steps - message.start :])
+    return function(kept.held, kept.state, *message.values)
+
+
+def _of_part(value, k, where):
+    """Return a value with its lists over factors at the levels of a part."""
+    if hasattr(value, "of_part"):
+        return value.of_part(k)
+    if isinstance(value, list):
+        pairs = zip(value, where, strict=True)
+        return [None if v is None else v[at] for v, at in pairs]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_of_part(v, k, where) for v in value))
+    return value
+
+
+def _add(answers, where, n_levels):
+    """Return the sum of the answers of all parts, lists over factors put at their levels."""
+    first = answers[0]
+    if first is None:
+        return None
+    if isinstance(first, list):
+        out: list[Any] = []
+        for f, n in enumerate(n_levels):
+            if first[f] is None:
+                out.append(None)
+                continue
+            total = np.zeros((*first[f].shape[:-1], n))
+            for answer, at in zip(answers, where, strict=True):
+                total[..., at[f]] += answer[f]
+            out.append(total)
+        return out
+    if isinstance(first, tuple):
+        fields = zip(*answers, strict=True)
+        return type(first)(*(_add(list(f), where, n_levels) for f in fields))
+    return sum(answers[1:], start=first)
+
+
+class LevelNumbers(NamedTuple):
+    """Which levels each part has: where[k][f] (L_kf,)."""
+
+    where: list[list[Any]]
+    n_levels: list[int]
+
+    def of_part(self, k, value):
+        """Return a value, step or tuple of them, as part k needs it."""
+        return _of_part(value, k, self.where[k])
+
+    def add(self, answers):
+        """Return the sum of the answers of the parts, in part order."""
+        return _add(answers, self.where, self.n_levels)
+
+
+class LoggedRows:
+    """Rows of a fit, in parts that `run`, a `PartMap`, maps; reader is that of raw parts."""
+
+    def __init__(self, run, numbers, reader, big):
+        self.run, self.numbers, self.reader, self.big = run, numbers, reader, big
+        self.token, self.steps = secrets.token_hex(8), []
+        self._sent = [0] * len(run.parts)
+
+    def step(self, step):
+        """Have all rows go through a step, when they are next asked."""
+        self.steps.append(step)
+
+    def each(self, function, *values):
+        """Return function(rows, state, *values) of each part."""
+        answers: list[Any] = [None] * len(self._sent)
+        starts, lacking = list(self._sent), list(range(len(self._sent)))
+        while lacking:
+            messages: list[Any] = [None] * len(starts)
+            for k in lacking:
+                steps = [self.numbers.of_part(k, s) for s in self.steps[starts[k] :]]
+                local = tuple(self.numbers.of_part(k, v) for v in values)
+                messages[k] = Message(k, starts[k], steps, local)
+            told = self.run(work, messages, self.token, self.reader, self.big, function)
+            for k in lacking:
+                answers[k] = told[k]
+            lacking = [k for k in lacking if isinstance(answers[k], Behind)]
+            for k in lacking:
+                starts[k] = answers[k].n_steps
+        self._sent = [len(self.steps)] * len(self._sent)
+        return answers
+
+    def ask(self, function, *values):
+        """Return the sum over parts of function(rows, state, *values)."""
+        return self.numbers.add(self.each(function, *values))
+
+    def held(self):
+        """Return the `HeldRows` of the parts in the state of the linear system.
+
+        Pairs of levels are of no more use: the system's preconditioner is known.
+        """
+        rows = [rows_of(p, self.reader) for p in self.run.parts]
+        parts = [SystemRows(r, self.big, [], LastProduct()) for r in rows]
+        states = [RowState(None, [], precision=t) for t in self.each(row_precision)]
+        return HeldRows(list(zip(parts, states, strict=True)), self.numbers)
+
+    def forget(self):
+        """Drop what this process keeps for the fit."""
+        MEMORY.forget(self.token)
+
+
+class HeldRows:
+    """Rows in the memory of this process, in one state for good: pairs (`SystemRows`, state)."""
+
+    def __init__(self, pairs, numbers):
+        self.pairs, self.numbers = pairs, numbers
+
+    def ask(self, function, *values):
+        """Return the sum over parts of function(rows, state, *values)."""
+        answers = [
+            function(held, state, *(self.numbers.of_part(k, v) for v in values))
+            for k, (held, state) in enumerate(self.pairs)
+        ]
+        return self.numbers.add(answers)

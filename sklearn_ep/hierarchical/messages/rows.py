@@ -7,6 +7,12 @@ is the cavity of each row, the variance of its predictor without its own site, a
 What a row keeps, its site and its messages, is no function of the level values of one moment, but
 it is one of all that went before: `RowState` changes by steps alone, each of which says in values
 of levels what every row is to do. Whoever has the rows and the steps has the state.
+
+A factor is nested in another if all rows of each of its levels are of one level of the other. The
+effects of a level and of those above it then go together: their sum is well known and each is not,
+so that messages to each of them, as if they were apart, would take them for known. A row sends its
+message to the sum instead, at the finest factor of its chain, and the driver shares it out along
+the tree of levels, up and down once, which is exact.
 """
 
 from functools import partial
@@ -26,16 +32,182 @@ __all__ = [
     "RowState",
     "Send",
     "Start",
+    "Tree",
     "Update",
-    "first_state",
+    "find_chains",
     "known_precision",
     "message_sums",
     "row_evidence",
     "row_mismatch",
     "row_precision",
-    "row_sites",
-    "updated_sites",
 ]
+
+
+class Chains(NamedTuple):
+    """Which factor is right above each, None for the top of a chain.
+
+    above (L_f,) has the level of that factor over each level, None at the top.
+    """
+
+    parent: list[Any]
+    above: list[Any]
+    n_levels: list[int]
+
+    @property
+    def leaves(self):
+        """Finest factors of all chains: rows send their messages to these."""
+        return [f for f in range(len(self.parent)) if f not in self.parent]
+
+    @property
+    def downward(self):
+        """All factors, each after the one above it."""
+        out = []
+        for f in self.leaves:
+            chain = [f]
+            while self.parent[chain[-1]] is not None:
+                chain.append(self.parent[chain[-1]])
+            out += chain[::-1]
+        return out
+
+    def at_leaves(self, values):
+        """Return values [(L_f,)] with None for factors that get no messages of rows."""
+        leaves = self.leaves
+        return [v if f in leaves else None for f, v in enumerate(values)]
+
+    def prior_totals(self, variances):
+        """Return for each factor the prior variance of an effect and all above it."""
+        total = np.array(variances, dtype=float)
+        for f in self.downward:
+            if self.parent[f] is not None:
+                total[f] += total[self.parent[f]]
+        return total
+
+    def walk(self, variances, sums):
+        """Return the `Tree` at prior variances (F,) and sums [(L_f,)] of messages to the leaves."""
+        below, sent = list(sums), list(sums)
+        for f in self.downward[::-1]:
+            sent[f] = below[f] / (1.0 + variances[f] * below[f])
+            if self.parent[f] is not None:
+                g = self.parent[f]
+                below[g] = np.bincount(self.above[f], sent[f], minlength=self.n_levels[g])
+        own, whole = list(sums), list(sums)
+        for f in self.downward:
+            g, rest = self.parent[f], 0.0  # rest: variance of what is above, without this level
+            if g is not None:
+                rest = 1.0 / (whole[g][self.above[f]] - sent[f])
+            whole[f] = 1.0 / (variances[f] + rest) + below[f]
+            own[f] = 1.0 / variances[f] + below[f] / (1.0 + rest * below[f])
+        gain = [1.0 / (1.0 + v * m) for v, m in zip(variances, below, strict=True)]
+        return Tree(self, np.asarray(variances, dtype=float), own, whole, gain)
+
+
+class Tree(NamedTuple):
+    """What messages say of the effects of levels, given the coefficients.
+
+    variances (F,) are those of the prior; own (L_f,) are the precisions of the effects, whole
+    (L_f,) those of an effect and all above it together, gain (L_f,) what this sum moves with the
+    sum above.
+    """
+
+    chains: Chains
+    variances: np.ndarray
+    own: list[np.ndarray]
+    whole: list[np.ndarray]
+    gain: list[np.ndarray]
+
+    def of_rows(self, codes):
+        """Return variances of the sums down to each factor, and their gains, both (n, F).
+
+        codes (n, F) are -1 for new levels, which add the prior's variance to what is known of the
+        sum above. A level under another than in the fit is taken for independent of that.
+        """
+        var, gain = np.empty(codes.shape), np.ones(codes.shape)
+        linked = codes >= 0
+        for f in self.chains.downward:
+            g, at, known = self.chains.parent[f], codes[:, f], codes[:, f] >= 0
+            above = 0.0 if g is None else var[:, g]
+            if g is not None:
+                linked[:, f] &= linked[:, g] & (self.chains.above[f][at] == codes[:, g])
+            fits = linked[:, f]
+            var[:, f] = above + np.where(known, 1.0 / self.own[f][at], self.variances[f])
+            var[fits, f] = 1.0 / self.whole[f][at[fits]]
+            gain[fits, f] = self.gain[f][at[fits]]
+        return var, gain
+
+    def covariance(self, first, second, same):
+        """Return the covariance (n1, n2) of the sums of effects of rows, codes (n, F) of each.
+
+        same (F, n1, n2) says whether two rows share their level.
+        """
+        (var, gain1), (_, gain2) = self.of_rows(first), self.of_rows(second)
+        shared: list[Any] = [None] * len(var.T)
+        for f in self.chains.downward:
+            above = self.chains.parent[f]
+            over = 0.0 if above is None else np.outer(gain1[:, f], gain2[:, f]) * shared[above]
+            shared[f] = np.where(same[f], var[:, f, None], over)
+        return sum(shared[f] for f in self.chains.leaves)
+
+    def draw(self, rng):
+        """Return a draw [(L_f,)] of the effects about zero, given the coefficients."""
+        out, sums = list(self.own), list(self.own)
+        for f in self.chains.downward:
+            g, noise = self.chains.parent[f], rng.standard_normal(len(self.own[f]))
+            if g is None:
+                sums[f] = out[f] = noise / np.sqrt(self.whole[f])
+                continue
+            above = sums[g][self.chains.above[f]]
+            sums[f] = self.gain[f] * above + np.sqrt(self.variances[f] * self.gain[f]) * noise
+            out[f] = sums[f] - above
+        return out
+
+
+def find_chains(rows, n_levels):
+    """Return the `Chains` of `LoggedRows`.
+
+    A factor goes below the one with most levels among those that it is nested in; of several that
+    would go below the same, the one with most levels does, and the others stay alone.
+    """
+    order = sorted(range(len(n_levels)), key=lambda f: (-n_levels[f], f))
+    pairs = tuple((f, g) for k, f in enumerate(order) for g in order[k + 1 :])
+    told = rows.each(levels_above, pairs)
+    parent: list[Any] = [None] * len(n_levels)
+    above: list[Any] = [None] * len(n_levels)
+    settled: set[int] = set()
+    for k, (f, g) in enumerate(pairs):
+        if f in settled:
+            continue
+        found = _joined([t[k] for t in told], rows.numbers.where, (f, g), n_levels[f])
+        if found is not None:
+            settled.add(f)
+            if g not in parent:
+                parent[f], above[f] = g, found
+    return Chains(parent, above, list(n_levels))
+
+
+def levels_above(held, state, pairs):
+    """Return for pairs (f, g) of factors the level of g over each of f, None if one has several."""
+    out = []
+    for f, g in pairs:
+        fine, coarse = held.rows.codes[f], held.rows.codes[g]
+        above = np.zeros(held.rows.n_levels[f], dtype=np.intp)
+        above[fine] = coarse
+        out.append(above if np.array_equal(above[fine], coarse) else None)
+    return out
+
+
+def _joined(parts, where, pair, n_levels):
+    """Return the level above each of a factor by what the parts tell of theirs, None if several."""
+    if any(own is None for own in parts):
+        return None
+    f, g = pair
+    out = np.full(n_levels, -1)
+    for own, at in zip(parts, where, strict=True):
+        levels, above = at[f], at[g][own]
+        if np.any((out[levels] >= 0) & (out[levels] != above)):
+            return None
+        out[levels] = above
+    return out
+
 
 _START = 0.7  # share of a site's precision that its first messages carry
 _BLOCK = 1 << 16  # rows whose moments are in the cache at once
@@ -90,21 +262,13 @@ def _sent(t, variances):
 
 
 class Start(NamedTuple):
-    """Step: start from sites of rows, those of each part, None for weak ones.
+    """Step: start from weak sites; leaves are the factors that get messages."""
 
-    leaves are the factors that get messages.
-    """
-
-    parts: list[Sites] | None
-    leaves: list[int]
-
-    def of_part(self, k):
-        """Return the step as part k needs it."""
-        return self if self.parts is None else Start([self.parts[k]], self.leaves)
+    leaves: tuple[int, ...]
 
     def advance(self, rows, state):
         """Return the next `RowState` of rows."""
-        return first_state(rows, None if self.parts is None else self.parts[0], self.leaves)
+        return first_state(rows, leaves=self.leaves)
 
 
 class Send(NamedTuple):
@@ -231,11 +395,6 @@ def row_mismatch(held, state):
 def row_precision(held, state):
     """Return the precisions (n,) of the rows in the linear system."""
     return state.precision
-
-
-def row_sites(held, state):
-    """Return the sites of the rows."""
-    return state.sites
 
 
 def updated_sites(rows, sites, mean, cavity_var, power=1.0):

@@ -18,15 +18,7 @@ from scipy.sparse import csr_array
 
 from ..._engine.gaussian import checked_cholesky, cholesky_solve
 
-__all__ = [
-    "Effects",
-    "FactorRows",
-    "LastProduct",
-    "PartSeed",
-    "SchurSystem",
-    "SystemRows",
-    "right_side",
-]
+__all__ = ["Effects", "FactorRows", "LastProduct", "SchurSystem", "SystemRows", "right_side"]
 
 
 _FULL = 0.1  # share of pairs that occur from which products by BLAS are faster than sparse ones

@@ -16,8 +16,17 @@ from ..._engine.gaussian import ImproperPosterior, backward, forward, triangular
 from ..._engine.likelihoods import Logit
 from ..._engine.rules import rule_of_power
 from ..._engine.sites import Sites
+from ..exact.layout import row_mismatch
 
-__all__ = ["ArrowRows", "ConditionalPosterior", "LocalEffects", "arrow_rows", "conditional_ep"]
+__all__ = [
+    "ArrowRows",
+    "arrow_rows",
+    "conditional_ep",
+    "half_partition",
+    "segment_products",
+    "stacked_cholesky",
+    "weighted_gram",
+]
 
 _BLOCK = 150_000  # doubles of a temporary: one core's cache, measured best on 50 columns
 
@@ -151,6 +160,7 @@ def _row_quadratic(rows, design, group, gain, root):
 
 
 def stacked_cholesky(stack):
+    """Return the Cholesky factors of matrices (M, D, D)."""
     try:
         return np.linalg.cholesky(stack)
     except np.linalg.LinAlgError as error:
@@ -222,7 +232,7 @@ def conditional_ep(rows, scale, precision, shift, sites, *, tol, max_passes=20, 
     while n_passes < max_passes and change >= tol:
         posterior, mean, var = _marginals(rows, design, rows.group, sites, precision, shift)
         update = rule(rows.sign, sites, mean, var)
-        last, change = change, _mismatch(sites, update.sites, mean, var)
+        last, change = change, row_mismatch(sites, update.sites, mean, var)
         if change > 1.2 * last:
             step = max(0.25, 0.5 * step)
         pairs = zip(sites, update.sites, strict=True)
@@ -230,13 +240,3 @@ def conditional_ep(rows, scale, precision, shift, sites, *, tol, max_passes=20, 
         n_passes += 1
     log_z = update.log_term @ rows.weight + posterior.log_z - cavity_mass
     return posterior._replace(sites=sites, log_z=log_z)
-
-
-def _mismatch(old, new, mean, var):
-    """Return the largest distance of tilted from current moments of a row, in its sd."""
-    step = new.precision - old.precision
-    left = 1.0 + step * var
-    if not np.all(left > 0):
-        return np.inf  # a tilted variance beyond double precision: nothing has settled
-    shifted = np.sqrt(var) * (new.shift - old.shift - step * mean) / left
-    return max(np.max(np.abs(shifted)), np.max(np.abs(1.0 / left - 1.0)))

@@ -8,10 +8,10 @@ from scipy.stats import multivariate_normal, norm
 
 from ..._engine.gaussian import Moments, Natural, check_precise, natural
 from ..._engine.loop import SILENT
-from ..._engine.partition import Part, PartMap
+from ..._engine.partition import Part
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
-from .._checkpoint import digest, load_checkpoint, save_checkpoint, state_of
-from .._posterior import EffectPlaces, GroupPosterior
+from .._parts import state_of
+from .._posterior import GroupPosterior
 from .._scales import (
     Axes,
     ScaleGrid,
@@ -21,9 +21,9 @@ from .._scales import (
     lay_star,
     normal_scales,
 )
+from ..exact.layout import EffectPlaces
 from .arrow import arrow_rows
-from .given_theta import PartsGivenTheta, PartsNode, gaussian_nodes, no_groups
-from .importance import DrawState, ImportanceSettings, tilted_by_importance
+from .draws import ChainState, DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
 from .messages import (
     Messages,
     is_proper,
@@ -33,15 +33,12 @@ from .messages import (
     total_of,
 )
 from .mode import find_mode, laplace_messages
-from .nuts import ChainState, tilted_by_nuts
-from .parts import PartSpec, drawing_worker, mode_worker, nodes_worker, tilted_worker
-from .theta_nodes import SiteState
+from .nodes import PartsGivenTheta, PartsNode, SiteState, gaussian_nodes, no_groups
+from .parts import drawing_worker, mode_worker, nodes_worker, tilted_worker
 
-__all__ = ["fit_parts"]
+__all__ = ["fit_parts", "parts_in_memory"]
 
-_DRAWS = 800  # of an engine that draws, in each part
 _MODE_TOL = 0.1  # sd: the messages at the mode contain one more Newton step anyway
-_MAX_INNER = 30
 _MOST_ON_GRID = 2  # coordinates of theta of a lattice; a star beyond
 # Coordinates that messages between parts carry: with three varying coefficients, six of them, the
 # few nodes of a part made messages that converged on one data set of three.
@@ -56,12 +53,11 @@ _DRAWING = {
 class GroupedProblem(NamedTuple):
     """What is fitted: the model's sizes and prior, and how parts relate to the groups.
 
-    spec tells workers how to read raw parts, None for prepared ones; where[k] numbers the groups of
-    part k, in the order the worker sees them; n_named of n_groups have labels; prior is that of
-    phi, theta_prior the means and sds (T,) of its theta part.
+    where[k] numbers the groups of part k, in the order the worker sees them; n_named of n_groups
+    have labels; d and q are the numbers of coefficients, and of those that vary by group; prior is
+    that of phi, theta_prior the means and sds (T,) of its theta part.
     """
 
-    spec: PartSpec | None
     where: list[np.ndarray]
     n_named: int
     n_groups: int
@@ -71,73 +67,48 @@ class GroupedProblem(NamedTuple):
     theta_prior: tuple[np.ndarray, np.ndarray]
 
     @classmethod
-    def of(cls, plan, positive):
-        """Return the problem of a plan whose label +1 is `positive`."""
-        spec, d = plan.placement.spec, len(plan.beta_sd)
-        spec = None if spec is None else spec._replace(positive=positive)
-        n_named, n_groups, q = 0, 0, 0
+    def of(cls, plan):
+        """Return the problem of a plan."""
+        sizes = 0, 0, len(plan.beta_sd), 0
         if plan.columns.has_groups:
-            n_named, n_groups, q = len(plan.levels[0]), plan.n_levels[0], plan.n_effects[0]
-        prior, theta = plan.prior(), (plan.theta_mean, plan.theta_sd)
-        return cls(spec, plan.placement.where, n_named, n_groups, d, q, prior, theta)
+            sizes = len(plan.levels[0]), plan.n_levels[0], len(plan.beta_sd), plan.n_effects[0]
+        return cls(plan.parts.where, *sizes, plan.prior(), (plan.theta_mean, plan.theta_sd))
 
 
-def fit_parts(plan, sign, monitor, previous, checkpoint, run, positive, k, n_jobs):
-    """Return the `BinaryFit` of problem k of a `Plan` of at most one factor.
-
-    run is the `PartMap` over raw parts, whose label +1 is `positive`; None for rows in memory with
-    labels sign in {-1, +1}. previous is the state of an earlier fit to go on from, or None;
-    checkpoint the file for the state after each iteration, or None.
-    """
-    problem = GroupedProblem.of(plan, positive)
-    if run is not None:
-        return _fit_problem(plan, problem, run, previous, checkpoint, monitor, k)
-    with PartMap(_parts(plan, sign), n_jobs, plan.settings.schedule == "asynchronous") as run:
-        return _fit_problem(plan, problem, run, previous, checkpoint, monitor, k)
-
-
-def _parts(plan, sign):
-    """Return the parts of rows in memory."""
+def parts_in_memory(plan, sign):
+    """Return the parts of rows in memory with labels in {-1, +1}."""
     n = len(sign)
     local = plan.designs[0] if plan.designs else np.empty((n, 0))
     code = plan.codes[0] if plan.codes else np.zeros(n, dtype=int)
     arrays = plan.X, sign, plan.weight, local, code
-    return [Part(*arrow_rows(*(a[m] for a in arrays))[0]) for m in plan.placement.members]
+    return [Part(*arrow_rows(*(a[m] for a in arrays))[0]) for m in plan.parts.members]
 
 
-def _fit_problem(plan, problem, run, previous, checkpoint, monitor, k):
-    """Run one binary fit from where it can start, saving on the way where asked to."""
-    save, start = None, _start_of(problem, previous, k)
-    if checkpoint is not None:
-        fingerprint = plan.fingerprint + digest(plan.placement.site)
-        saved = load_checkpoint(checkpoint, fingerprint)
-        if saved is not None:
-            start = Messages(saved["site_precision"], saved["site_shift"])
-        save = partial(_save, plan, checkpoint, fingerprint)
-    return GroupedFit(run, problem, plan.settings, plan.engine).fit(start, monitor, save)
+def fit_parts(plan, run, reader, monitor, previous, save):
+    """Return the `BinaryFit` of a `Plan` of at most one factor over the parts that run maps.
+
+    run is a `PartMap`, reader the `RawRows` of raw parts, None for those of `parts_in_memory`;
+    previous is the state of an earlier fit to go on from, or None; `save`, if not None, is called
+    with the state after each iteration.
+    """
+    problem = GroupedProblem.of(plan)
+    answers = PartAnswers(run, reader, problem, plan.settings, plan.engine)
+    keep = save and (lambda messages: save(state_of(plan, *messages)))
+    return GroupedFit(answers, problem, plan.settings, plan.engine).fit(
+        _start_of(problem, previous), monitor, keep
+    )
 
 
-def _save(plan, checkpoint, fingerprint, messages):
-    labels = plan.levels[0] if plan.levels else np.empty(0)
-    state = state_of(messages, plan.prior(), plan.placement.site, labels)
-    save_checkpoint(checkpoint, state, fingerprint)
-
-
-def _start_of(problem, previous, k):
+def _start_of(problem, previous):
     """Return the messages of an earlier fit where they suit this one, else None."""
     if previous is None or "site_shift" not in previous:
         return None
     precision, shift = previous["site_precision"], previous["site_shift"]
-    if precision.ndim == 4:
-        if k >= len(precision):
-            return None
-        precision, shift = precision[k], shift[k]
-    n_sites, size = len(problem.where), problem.d + len(problem.theta_prior[0])
-    if shift.shape[1] != size or n_sites < len(shift) or n_sites > len(shift) + 1:
+    new, size = len(problem.where) - len(shift), len(problem.prior.shift)
+    if shift.shape[1:] != (size,) or new not in (0, 1):
         return None
-    if n_sites > len(shift):
-        precision = np.concatenate([precision, np.zeros((1, size, size))])
-        shift = np.concatenate([shift, np.zeros((1, size))])
+    precision = np.concatenate([precision, np.zeros((new, size, size))])
+    shift = np.concatenate([shift, np.zeros((new, size))])
     return Messages(precision, shift) if is_proper(problem.prior, precision) else None
 
 
@@ -153,21 +124,26 @@ def theta_rule(problem, engine, wanted):
     return wanted
 
 
-class GroupedFit:
-    """A fit of a `GroupedProblem` by `Settings` over the parts that `run`, a `PartMap`, maps."""
+class PartAnswers:
+    """What the parts say, which go on from where they were when they were last asked."""
 
-    def __init__(self, run, problem, settings, engine):
-        self.run, self.problem, self.settings, self.engine = run, problem, settings, engine
+    def __init__(self, run, reader, problem, settings, engine):
+        self.run, self.reader, self.problem, self.settings = run, reader, problem, settings
         self.states: list[Any] = [None] * len(run.parts)
         self.inner_tol = 0.1 * settings.tol  # looser, and sweeps are spent on inner noise
-        self.inner = dict(tol=self.inner_tol, max_passes=_MAX_INNER, power=settings.power)
+        self.inner = dict(tol=self.inner_tol, max_passes=30, power=settings.power)
+        self.worker, self.shared, self.first = tilted_worker, (reader, problem.q, self.inner), None
+        if engine in _DRAWING:
+            tilted, self.first, share = _DRAWING[engine]
+            draws = ImportanceSettings(800, share, settings.seed)
+            self.worker, self.shared = drawing_worker, (reader, problem.q, tilted, draws)
 
     def find_mode(self, tol, max_iter, damping=1.0, monitor=SILENT):
         """Return the mode of the marginal posterior, started at the prior mean."""
-        p, modes = self.problem, [None] * len(self.run.parts)
+        p, modes = self.problem, [None] * len(self.states)
 
         def evaluate(phi):
-            terms = self.run(mode_worker, modes, p.spec, phi, p.q)
+            terms = self.run(mode_worker, modes, self.reader, phi, p.q)
             modes[:] = [t.modes for t in terms]
             return terms
 
@@ -175,51 +151,57 @@ class GroupedFit:
         options = dict(tol=tol, max_iter=max_iter, damping=damping, monitor=monitor)
         return find_mode(evaluate, p.prior, phi, p.d, **options)
 
-    def _theta_moments(self, messages):
-        """Return the moments of theta in the Gaussian posterior of phi."""
-        whole, d = posterior_moments(self.problem.prior, messages), self.problem.d
-        return Moments(whole.mean[d:], whole.cov[d:, d:])
-
-    def prepare(self, messages):
-        """Place the nodes, or the first draws, of every site by the posterior so far."""
-        place = SiteState(None, *self._theta_moments(messages))
-        self.states = [place] * len(self.run.parts)
-        if self.engine in _DRAWING:
-            first = _DRAWING[self.engine][1]
-            self.states = [first(place, k) for k in range(len(self.run.parts))]
-
-    def _shared(self):
-        s, p = self.settings, self.problem
-        if self.engine in _DRAWING:
-            tilted, _, share = _DRAWING[self.engine]
-            settings = ImportanceSettings(_DRAWS, share, s.seed)
-            return drawing_worker, (p.spec, p.q, tilted, settings)
-        return tilted_worker, (p.spec, p.q, self.inner)
+    def prepare(self, theta):
+        """Place the nodes, or the first draws, of every site by the moments of theta so far."""
+        place, n = SiteState(None, *theta), len(self.states)
+        self.states = [place if self.first is None else self.first(place, k) for k in range(n)]
 
     def tilted(self, cavities):
         """Return the tilted sites of all parts."""
-        worker, shared = self._shared()
-        sites = self.run(worker, list(zip(cavities, self.states, strict=True)), *shared)
+        messages = list(zip(cavities, self.states, strict=True))
+        sites = self.run(self.worker, messages, *self.shared)
         self.states = [s.state for s in sites]
         return sites
 
     def stream(self, cavity_of):
         """Yield (k, cavity, tilted site) of the parts, in turn or as they are ready."""
-        worker, shared = self._shared()
         used = {}
 
         def message_of(k):
             used[k] = cavity_of(k)
             return used[k], self.states[k]
 
+        answers = self.run.as_completed(self.worker, message_of, *self.shared)
         if self.settings.schedule == "serial":
-            order = range(len(self.run.parts))
-            answers = ((k, self.run.one(k, worker, message_of(k), *shared)) for k in order)
-        else:
-            answers = self.run.as_completed(worker, message_of, *shared)
+            order = range(len(self.states))
+            answers = (
+                (k, self.run.one(k, self.worker, message_of(k), *self.shared)) for k in order
+            )
         for k, site in answers:
             self.states[k] = site.state
             yield k, used[k], site
+
+    def given_theta(self, theta, messages):
+        """Return what the parts say of beta at nodes in theta, under their cavities."""
+        return self.run(nodes_worker, messages, self.reader, theta, self.problem.q, self.inner)
+
+    def row_sites(self):
+        """Return the sites of the rows of each part at its nodes, None where there are none."""
+        places = [s if isinstance(s, SiteState | None) else s.nodes for s in self.states]
+        return [None if place is None else place.sites for place in places]
+
+
+class GroupedFit:
+    """A fit of a `GroupedProblem` by `Settings` over the parts behind `PartAnswers`."""
+
+    def __init__(self, answers, problem, settings, engine):
+        self.answers, self.problem, self.settings, self.engine = answers, problem, settings, engine
+        self.rule = theta_rule(problem, engine, settings.theta)
+
+    def _theta_moments(self, messages):
+        """Return the moments of theta in the Gaussian posterior of phi."""
+        whole, d = posterior_moments(self.problem.prior, messages), self.problem.d
+        return Moments(whole.mean[d:], whole.cov[d:, d:])
 
     def fit(self, start, monitor, save):
         """Run to the fixed point and return a `BinaryFit`.
@@ -232,27 +214,26 @@ class GroupedFit:
         if self.engine == "laplace":
             at_mode = partial(laplace_messages, prior=prior, with_cavities=False)
             watch = self._watch(monitor, save, at_mode)
-            mode = self.find_mode(s.tol, s.max_iter, s.damping, watch)
-            return self._outcome(
-                monitor, at_mode(mode), mode.history, mode.reason, mode.log_evidence
-            )
+            mode = self.answers.find_mode(s.tol, s.max_iter, s.damping, watch)
+            ended = mode.history, mode.reason, mode.log_evidence
+            return self._outcome(monitor, at_mode(mode), *ended)
         if self.engine == "ep" and len(p.theta_prior[0]) > _MOST_IN_MESSAGES:
             return self._by_nodes(start, monitor, save)
         if start is None:
-            start = laplace_messages(self.find_mode(_MODE_TOL, 50), prior)
+            start = laplace_messages(self.answers.find_mode(_MODE_TOL, 50), prior)
         check_precise(total_of(prior, start).precision)
-        self.prepare(start)
+        self.answers.prepare(self._theta_moments(start))
         watch = self._watch(monitor, save, lambda messages: messages)
         draws = self.engine in _DRAWING
-        stream = None if s.schedule == "parallel" else self.stream
+        stream = None if s.schedule == "parallel" else self.answers.stream
         options = dict(max_iter=s.max_iter, tol=s.tol, damping=s.damping, accelerate=not draws)
-        run = propagate(self.tilted, prior, start, stream=stream, monitor=watch, **options)
+        run = propagate(self.answers.tilted, prior, start, stream=stream, monitor=watch, **options)
         result, counts = run.result, (run.n_skipped, run.n_cut)
         found = result.evaluation.payload
         if result.reason == "stuck" and p.q and not draws:
             return self._by_nodes(found, monitor, save, result.history, counts)
         evidence = result.evaluation.record["log_evidence"]
-        return self._outcome(monitor, found, result.history, result.reason, evidence, *counts)
+        return self._outcome(monitor, found, result.history, result.reason, evidence, counts)
 
     def _by_nodes(self, start, monitor, save, before=None, counts=(0, 0)):
         """Return the `BinaryFit` by sites about beta alone, at nodes in theta.
@@ -261,12 +242,11 @@ class GroupedFit:
         have no fixed point; start are messages to go on from, or None, before the history of the
         sweeps that led there.
         """
-        s, p, k = self.settings, self.problem, len(self.run.parts)
+        s, p, k = self.settings, self.problem, len(self.problem.where)
         theta, cov = p.theta_prior[0], None
         if start is not None:
             theta, cov = self._theta_moments(start)
-        self.states = [None] * k
-        model = self._given_theta(start)
+        model = PartsGivenTheta(self.answers.given_theta, p, start, [None] * k, 0.1 * s.tol)
         left = s.max_iter - (0 if before is None else len(before["residual"]))
 
         def posterior(node):
@@ -285,10 +265,15 @@ class GroupedFit:
         history = dict(found.trace.history, n_skipped=np.zeros(found.trace.n_iter))
         if before is not None:
             history = {name: np.append(before[name], history[name]) for name in history}
-        more = dict(messages=messages, prior=p.prior, n_skipped=counts[0], n_cut=counts[1])
-        more["theta_rule"] = found.rule
+        more = self._attributes(messages, found.rule, counts)
         evidence = found.grid.log_evidence
         return BinaryFit(whole, history, found.reason, evidence, more, found.remark)
+
+    def _attributes(self, messages, rule, counts):
+        """Return what the estimator is to know of the sites of parts."""
+        phi = posterior_moments(self.problem.prior, messages)
+        names = "messages", "phi", "theta_rule", "n_skipped", "n_cut_steps"
+        return dict(zip(names, (messages, phi, rule, *counts), strict=True))
 
     def _watch(self, monitor, save, messages_of):
         """Return the monitor of iterations whose payloads `messages_of` maps to messages."""
@@ -299,36 +284,29 @@ class GroupedFit:
         keep = None if save is None else lambda payload: save(messages_of(payload))
         return PosteriorMonitor(monitor, posterior, keep)
 
-    def _answers(self, theta, messages):
-        """Return what the parts say of beta at nodes in theta, under their cavities."""
-        p = self.problem
-        return self.run(nodes_worker, messages, p.spec, theta, p.q, self.inner)
-
     def _given_theta(self, messages):
         """Return the `PartsGivenTheta` that starts from messages."""
-        places = [s.nodes if isinstance(s, DrawState | ChainState) else s for s in self.states]
-        warm = [None if place is None else place.sites for place in places]
-        return PartsGivenTheta(self._answers, self.problem, messages, warm, self.inner_tol)
+        warm, tol = self.answers.row_sites(), self.answers.inner_tol
+        return PartsGivenTheta(self.answers.given_theta, self.problem, messages, warm, tol)
 
     def posterior(self, messages, monitor=SILENT):
         """Return (posterior, log evidence or None) for messages; None keeps the sweeps'."""
-        rule = theta_rule(self.problem, self.engine, self.settings.theta)
-        if rule in ("gaussian", "none"):
-            return self._normal(messages, rule), None
+        if self.rule in ("gaussian", "none"):
+            return self._normal(messages), None
         model, (mean, cov) = self._given_theta(messages), self._theta_moments(messages)
-        if rule == "mode":
+        if self.rule == "mode":
             node = model.first(mean)
             return self._posterior(grid_of_one(node), [node.payload]), float(node.log_evidence)
         with monitor.phase("integration over theta") as told:
-            first, tol = model.first(mean), self.inner_tol
-            if rule == "grid":
+            first, tol = model.first(mean), self.answers.inner_tol
+            if self.rule == "grid":
                 axes = Axes(mean, np.linalg.cholesky(cov))
                 grid, nodes = grow_grid(model, axes, first, tol, told)
             else:
                 grid, nodes = lay_star(model, first, cov, tol, told)
         return self._posterior(grid, [n.payload for n in nodes]), grid.log_evidence
 
-    def _normal(self, messages, rule):
+    def _normal(self, messages):
         """Return the posterior whose theta and beta are as the normal distribution has them."""
         p = self.problem
         theta, weight, (means, root) = gaussian_nodes(total_of(p.prior, messages), p.d)
@@ -361,10 +339,9 @@ class GroupedFit:
         )
         return GroupPosterior(grid, founds, places)
 
-    def _outcome(self, monitor, messages, history, reason, log_evidence, n_skipped=0, n_cut=0):
+    def _outcome(self, monitor, messages, history, reason, log_evidence, counts=(0, 0)):
         check_precise(total_of(self.problem.prior, messages).precision)
         posterior, refined = self.posterior(messages, monitor)
-        evidence, prior = log_evidence if refined is None else refined, self.problem.prior
-        more = dict(messages=messages, prior=prior, n_skipped=n_skipped, n_cut=n_cut)
-        more["theta_rule"] = theta_rule(self.problem, self.engine, self.settings.theta)
+        evidence = log_evidence if refined is None else refined
+        more = self._attributes(messages, self.rule, counts)
         return BinaryFit(posterior, history, reason, evidence, more)

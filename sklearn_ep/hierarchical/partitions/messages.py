@@ -36,7 +36,7 @@ __all__ = [
     "pack",
     "posterior_moments",
     "propagate",
-    "step_limit",
+    "shared",
     "total_of",
     "unpack",
 ]

@@ -20,14 +20,7 @@ from .. import _log_cholesky as log_cholesky
 from .arrow import segment_products, weighted_gram
 from .messages import Messages, is_proper
 
-__all__ = [
-    "SiteTerms",
-    "effect_modes",
-    "effect_rule",
-    "find_mode",
-    "laplace_messages",
-    "marginal_terms",
-]
+__all__ = ["effect_modes", "effect_rule", "find_mode", "laplace_messages", "marginal_terms"]
 
 
 class SiteTerms(NamedTuple):

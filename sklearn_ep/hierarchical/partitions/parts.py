@@ -1,68 +1,164 @@
-"""Partitions of grouped rows: what they hold, how a worker reads them, what it is asked to do."""
+"""Partitions of grouped rows: which rows are in which, and what a worker does with one."""
 
+import heapq
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..._engine.partition import load_part
+from ..._engine.row_order import row_keys
 from .. import _log_cholesky as log_cholesky
-from .._factors import design_of_factors, numbered_levels
-from .._raw_parts import checked_part
+from .._factors import group_keys
 from .arrow import ArrowRows, arrow_rows, conditional_ep
 from .mode import marginal_terms
-from .theta_nodes import tilted_by_nodes
+from .nodes import tilted_by_nodes
 
 __all__ = [
-    "PartSpec",
+    "Placement",
     "drawing_worker",
     "mode_worker",
     "nodes_worker",
-    "read_rows",
+    "place_raw",
+    "place_rows",
     "tilted_worker",
 ]
 
-
-class PartSpec(NamedTuple):
-    """How the arrays (X, y[, weight]) of a raw partition become rows; label +1 is `positive`."""
-
-    columns: Any
-    positive: Any
+_AUTO_SITES = 8  # few large partitions: as accurate as many small ones and several times faster
+# Total weight that makes one more partition worth while: with groups; without, where a partition is
+# only a block of rows; and for engines that draw, whose noise adds up over partitions.
+_WEIGHT_A_SITE = {"groups": 100, "rows": 1000, "draws": 5000}
 
 
-def rows_of(arrays, spec):
-    """Return the `ArrowRows` of a raw partition."""
-    X, y, weight, labels = checked_part(arrays, spec.columns)
-    code = numbered_levels(labels[0])[1] if labels else np.zeros(len(X), int)
-    shared, designs = design_of_factors(X, spec.columns)
-    local = designs[0] if designs else np.empty((len(X), 0))
-    return arrow_rows(shared, np.where(y == spec.positive, 1.0, -1.0), weight, local, code)[0]
+class Placement(NamedTuple):
+    """Sites of a fit.
+
+    site numbers the site of each named group, of each row where there are no groups; where[k]
+    numbers the groups of site k, in the order a worker sees them; reader is the `RawRows` of raw
+    parts; members are the rows of each site in memory.
+    """
+
+    site: np.ndarray
+    where: list[np.ndarray]
+    reader: Any
+    members: Any = None
 
 
-def read_rows(part, spec):
+def place_rows(est, training, groups, previous):
+    """Return the `Placement` of rows in memory.
+
+    groups are (labels, codes) of the factor, None without; previous is the state of an earlier fit
+    or None: groups stay in their sites, new ones share a site of their own.
+    """
+    weight = training.weight
+    if groups is None:
+        n_sites = _n_sites(est, weight.sum(), None)
+        row_site = site = spread_by_content(training.X, training.y, weight, n_sites)
+        group_site = np.empty(0, dtype=int)
+    else:
+        table, code = groups
+        group_site = _place_groups(est, table, np.bincount(code, weights=weight), previous)
+        row_site, site = group_site[code], group_site[: len(table)]
+    members = [np.flatnonzero(row_site == k) for k in np.unique(row_site)]
+    where = [np.flatnonzero(group_site == k) for k in np.unique(row_site)]
+    return Placement(site, where, None, members)
+
+
+def place_raw(n_rows, levels, n_levels, where, reader):
+    """Return the `Placement` of raw parts, each of which is a site.
+
+    levels (the named ones), n_levels and where[k], the numbers of those in part k, are of each
+    factor, of which there is at most one.
+    """
+    if not levels:
+        none = [np.empty(0, int) for _ in n_rows]
+        return Placement(np.repeat(np.arange(len(n_rows)), n_rows), none, reader)
+    groups = [own[0] for own in where]
+    if sum(map(len, groups)) > n_levels[0]:
+        raise ValueError(
+            "a group has rows in more than one partition; give whole groups to a partition."
+        )
+    site = np.empty(n_levels[0], dtype=int)
+    for k, own in enumerate(groups):
+        site[own] = k
+    return Placement(site[: len(levels[0])], groups, reader)
+
+
+def _n_sites(est, total_weight, n_groups):
+    wanted = est.n_partitions
+    if wanted == "auto":
+        kind = "rows" if n_groups is None else "groups"
+        kind = "draws" if est.engine in ("importance", "nuts") else kind
+        least = 2 if kind == "groups" else 1
+        wanted = min(_AUTO_SITES, max(least, int(total_weight // _WEIGHT_A_SITE[kind])))
+    return wanted if n_groups is None else min(wanted, n_groups)
+
+
+def _place_groups(est, table, load, previous):
+    """Return the site of each group; those of an earlier fit stay where they are."""
+    if previous is not None and "group_keys" in previous and len(load) == len(table):
+        known = dict(zip(previous["group_keys"].tolist(), previous["partition"], strict=True))
+        fixed = np.array([known.get(key, -1) for key in group_keys(table)], dtype=int)
+        n_sites = len(previous["site_shift"])
+        if np.any(fixed >= 0) and est.n_partitions in ("auto", n_sites):
+            fixed[fixed < 0] = n_sites
+            return fixed
+    return balance(load, _n_sites(est, load.sum(), len(load)))
+
+
+def balance(load, n_sites):
+    """Return the site (J,) of groups of `load` rows: the heaviest first, to the least loaded."""
+    site = np.empty(len(load), dtype=int)
+    heap = [(0.0, k) for k in range(n_sites)]
+    for j in np.argsort(-load, kind="stable"):
+        total, k = heap[0]
+        site[j] = k
+        heapq.heapreplace(heap, (total + float(load[j]), k))
+    return site
+
+
+def spread_by_content(X, y, weight, n_sites):
+    """Return the site (n,) of rows without groups, spread by what they contain.
+
+    Equal rows meet in one site and the order of rows does not matter, so that repeated rows,
+    weights and permutations give one partition. Sites are numbered without gaps, and are fewer than
+    `n_sites` where rows are few.
+    """
+    _, content = np.unique(row_keys(X, 0, y), return_inverse=True)
+    load = np.bincount(content, weights=weight)
+    middle = np.cumsum(load) - 0.5 * load
+    share = np.minimum((n_sites * middle / load.sum()).astype(int), n_sites - 1)
+    return np.unique(share[content], return_inverse=True)[1]
+
+
+def read_rows(part, reader):
     """Return the rows of a partition, prepared by the driver or raw."""
     arrays = load_part(part)
-    return ArrowRows(*arrays) if spec is None else rows_of(arrays, spec)
+    if reader is None:
+        return ArrowRows(*arrays)
+    X, sign, weight, designs, codes = reader(arrays)
+    local = designs[0] if designs else np.empty((len(X), 0))
+    return arrow_rows(X, sign, weight, local, codes[0] if codes else np.zeros(len(X), int))[0]
 
 
-def mode_worker(part, modes, spec, phi, q):
+def mode_worker(part, modes, reader, phi, q):
     """Return the `SiteTerms` of a partition."""
-    rows = read_rows(part, spec)
+    rows = read_rows(part, reader)
     if modes is None:
         modes = np.zeros((len(rows.starts), q))
     return marginal_terms(rows, phi, q, modes)
 
 
-def tilted_worker(part, message, spec, q, inner):
+def tilted_worker(part, message, reader, q, inner):
     """Return the `TiltedSite` of a partition under its cavity by EP; inner are its options."""
-    return tilted_by_nodes(read_rows(part, spec), *message, q=q, **inner)
+    return tilted_by_nodes(read_rows(part, reader), *message, q=q, **inner)
 
 
-def drawing_worker(part, message, spec, q, tilted, settings):
+def drawing_worker(part, message, reader, q, tilted, settings):
     """Return the `TiltedSite` of a partition under its cavity by an engine that draws."""
-    return tilted(read_rows(part, spec), *message, q=q, settings=settings)
+    return tilted(read_rows(part, reader), *message, q=q, settings=settings)
 
 
-def nodes_worker(part, message, spec, theta, q, inner):
+def nodes_worker(part, message, reader, theta, q, inner):
     """Return the `ConditionalPosterior` of a partition at nodes in theta."""
-    rows, scale = read_rows(part, spec), log_cholesky.factor(theta, q)
+    rows, scale = read_rows(part, reader), log_cholesky.factor(theta, q)
     return conditional_ep(rows, scale, *message, **inner)

@@ -1,0 +1,213 @@
+"""Raw partitions: how a worker reads and checks them, what they hold; and checkpoints of a fit.
+
+A checkpoint is plain arrays, written whole or not at all, and tied to its data.
+"""
+
+import hashlib
+import os
+import zipfile
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.utils import check_array, column_or_1d
+
+from .._engine.partition import load_part
+from .._estimator.checks import checked_weights
+from ._factors import (
+    check_measured,
+    design_of_factors,
+    group_keys,
+    labels_of,
+    numbered_levels,
+    some_labels,
+    take_labels,
+)
+
+__all__ = [
+    "RawRows",
+    "checked_state",
+    "describe_part",
+    "digest",
+    "going_on",
+    "join_levels",
+    "shape_of",
+    "state_of",
+]
+
+
+STATE = "site_precision", "site_shift", "prior_precision", "prior_shift", "partition", "group_keys"
+
+
+def state_of(plan, precision, shift):
+    """Return the arrays, named as in `STATE`, of messages of parts from which a fit can go on."""
+    labels = plan.levels[0] if plan.levels else np.empty(0)
+    values = precision, shift, *plan.prior(), plan.parts.site, group_keys(labels)
+    return dict(zip(STATE, values, strict=True))
+
+
+def checked_state(state):
+    """Return the arrays of a state, of one factor or of several, or raise a ValueError."""
+    if "theta" in state:  # several factors: sites at the mode of theta
+        return {name: np.array(value) for name, value in state.items()}
+    missing = [name for name in STATE if name not in state]
+    if missing:
+        raise ValueError(f"state lacks {missing}.")
+    return {name: np.array(state[name]) for name in STATE}
+
+
+def digest(*arrays):
+    """Return a hash (hex) of the contents and shapes of arrays."""
+    out = hashlib.sha256()
+    for array in arrays:
+        array = np.ascontiguousarray(array)
+        out.update(f"{array.dtype.str}{array.shape}".encode())
+        out.update(array.data if array.dtype.kind != "U" else array.tobytes())
+    return out.hexdigest()
+
+
+def save_checkpoint(path, fingerprint, state):
+    """Write a state so that a reader sees the old file or the new one, never a part of it.
+
+    The name of the intermediate file is fixed: what a killed process left behind is overwritten by
+    the next.
+    """
+    partial = f"{os.fspath(path)}.partial"
+    try:
+        with open(partial, "wb") as file:
+            np.savez(file, fingerprint=np.array(fingerprint), **state)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        if os.path.exists(partial):
+            os.remove(partial)
+        raise
+
+
+def going_on(path, fingerprint, previous):
+    """Return the state to go on from, of the file or else the previous one, and what saves one."""
+    saved = load_checkpoint(path, fingerprint)
+    keep = partial(save_checkpoint, path, fingerprint)
+    return (previous if saved is None else saved), keep
+
+
+def load_checkpoint(path, fingerprint):
+    """Return the state in a checkpoint, or None where there is no file.
+
+    A ValueError says that the file is no checkpoint, or belongs to other data or to another model:
+    it is neither used nor overwritten.
+    """
+    if not os.path.exists(path):
+        return None
+    try:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
+            state = {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"checkpoint={os.fspath(path)!r} cannot be read as a checkpoint."
+        ) from error
+    if str(state.pop("fingerprint", "")) != fingerprint:
+        raise ValueError(
+            f"checkpoint={os.fspath(path)!r} belongs to other data or to another model; "
+            "remove it or give another path."
+        )
+    return state
+
+
+def raw_arrays(arrays):
+    """Return (X as a table of two dimensions, y, weight or None) of a raw partition."""
+    if len(arrays) not in (2, 3):
+        raise ValueError("a partition must be (X, y) or (X, y, sample_weight).")
+    X, y = arrays[0], column_or_1d(np.asarray(arrays[1]))
+    X = X if hasattr(X, "columns") else np.asarray(X)
+    if len(X.shape) != 2:
+        raise ValueError(f"X of a partition must be 2D, got {len(X.shape)} dimensions.")
+    return X, y, arrays[2] if len(arrays) == 3 else None
+
+
+def checked_part(arrays, columns):
+    """Return (X without labels, y, weight, labels of each factor) of a raw part, checked."""
+    table, y, weight = raw_arrays(arrays)
+    labels = [labels_of(table, f) for f in columns.factors]
+    X = check_array(take_labels(table, columns.taken), dtype=np.float64)
+    if len(y) != len(X):
+        raise ValueError(f"a partition has {len(X)} samples in X and {len(y)} in y.")
+    weight = checked_weights(weight, X)
+    kept = weight > 0
+    return X[kept], y[kept], weight[kept], [some_labels(own, kept) for own in labels]
+
+
+class RawRows(NamedTuple):
+    """How a worker reads the arrays (X, y[, weight]) of a raw part; label +1 is `positive`."""
+
+    columns: Any
+    positive: Any
+
+    def __call__(self, arrays):
+        """Return shared design, signs, weights, and designs and codes of each factor."""
+        X, y, weight, labels = checked_part(arrays, self.columns)
+        codes = [numbered_levels(own)[1] for own in labels]
+        shared, designs = design_of_factors(X, self.columns)
+        return shared, np.where(y == self.positive, 1.0, -1.0), weight, designs, codes
+
+
+def shape_of(part, message):
+    """Return (number of columns, their names or None) of a raw part (worker)."""
+    X = raw_arrays(load_part(part))[0]
+    return X.shape[1], list(X.columns) if hasattr(X, "columns") else None
+
+
+class PartLevels(NamedTuple):
+    """What the driver has to know of a raw part: named labels and rows of all levels by factor."""
+
+    n_rows: int
+    classes: np.ndarray
+    labels: list[Any]
+    sizes: list[np.ndarray]
+    digest: str
+
+
+def describe_part(part, message, columns, with_digest):
+    """Return the `PartLevels` of a raw part (worker)."""
+    arrays = load_part(part)
+    table = raw_arrays(arrays)[0]
+    for factor in columns.factors:
+        check_measured(table, factor)
+    X, y, weight, labels = checked_part(arrays, columns)
+    pairs = [numbered_levels(own) for own in labels]
+    known, codes = [k for k, _ in pairs], [c for _, c in pairs]
+    text = np.asarray(y).astype(str)
+    content = digest(X, text, weight, *codes) if with_digest else ""
+    return PartLevels(len(y), np.unique(y), list(known), [np.bincount(c) for c in codes], content)
+
+
+def join_levels(told):
+    """Return (named levels, rows of all levels, levels of each part) over the parts' `PartLevels`.
+
+    The levels of part k of factor f are numbers where[k][f], in the order the worker sees them.
+    """
+    levels, sizes = [], []
+    where: list[list[Any]] = [[] for _ in told]
+    for f in range(len(told[0].labels)):
+        every = [np.asarray(t.labels[f]) for t in told]
+        known, code = numbered_levels(_joined(every))
+        ends = np.cumsum([len(own) for own in every])
+        free = len(known)
+        for k, (own, t) in enumerate(zip(np.split(code, ends[:-1]), told, strict=True)):
+            unnamed = len(t.sizes[f]) - len(own)
+            where[k].append(np.r_[own, np.arange(free, free + unnamed)])
+            free += unnamed
+        total = np.zeros(free)
+        for at, t in zip(where, told, strict=True):
+            total[at[f]] += t.sizes[f]
+        levels.append(known)
+        sizes.append(total)
+    return levels, sizes, where
+
+
+def _joined(labels):
+    """Return the labels of all parts as an array of numbers, or as a list."""
+    if all(own.dtype.kind in "iuf" for own in labels):
+        return np.concatenate(labels)
+    return [g for own in labels for g in own.tolist()]
