@@ -347,8 +347,9 @@ def test_systems_of_effects_against_dense_algebra(nested, n_parts):
         Q[3:63, 3:63], Q[np.ix_(range(3, 63), keep)]
     )
     if n_parts == 1:  # pairs of levels in several parts count as several
-        diagonal = np.concatenate([system._diagonal[f] for f in (1, 2)])
-        np.testing.assert_allclose(diagonal, np.diagonal(schur)[3:], rtol=1e-10)
+        block = system._effects(np.sum(system._lower**2, axis=1))
+        diagonal = np.concatenate([block.beta, *(block.levels[f] for f in (1, 2))])
+        np.testing.assert_allclose(diagonal, np.diagonal(schur), rtol=1e-10)
         draws = np.array([flat(system.draw(rng)) for _ in range(1000)])
         cov = np.linalg.inv(Q)
         np.testing.assert_allclose(draws.var(0), np.diagonal(cov), rtol=0.25)

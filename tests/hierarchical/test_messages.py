@@ -215,7 +215,11 @@ def test_the_dense_block_and_what_follows_of_it(n_parts, most):
     Q = Z.T @ (precision[:, None] * Z) + np.diag(flat(prior))
     cov = np.linalg.inv(Q)
     system = SchurSystem(in_parts(rows, 0, precision, n_parts), 0, prior, most)
-    assert system.direct == (most == 500) and len(system.dense) == {500: 3, 12: 2, 0: 0}[most]
+    assert (
+        system.direct == (most == 500)
+        and len(system._lower)
+        == {500: 3 + sum(rows.n_levels[1:]), 12: 3 + sum(sorted(rows.n_levels)[:2]), 0: 3}[most]
+    )
     right = rows.collect(rng.normal(size=400))
     found = system.solve(right, tol=1e-10)
     np.testing.assert_allclose(flat(found), cov @ flat(right), atol=1e-8)

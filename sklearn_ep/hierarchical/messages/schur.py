@@ -10,6 +10,7 @@ Rows are asked for sums alone, by functions of (`SystemRows`, state of the rows,
 they may be anywhere, in any number of parts.
 """
 
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,11 +35,6 @@ class Effects(NamedTuple):
         """Return self + scale other."""
         pairs = zip(self.levels, other.levels, strict=True)
         return Effects(self.beta + scale * other.beta, [a + scale * b for a, b in pairs])
-
-    def times(self, other):
-        """Return the products of entries."""
-        pairs = zip(self.levels, other.levels, strict=True)
-        return Effects(self.beta * other.beta, [a * b for a, b in pairs])
 
     def dot(self, other):
         """Return the inner product."""
@@ -283,69 +279,49 @@ class SchurSystem:
     rows have `ask(function, *values)`, which sums over all of them, and are in the state of the
     system; big is the number of the largest factor; prior an `Effects` of precisions; most of the
     levels of others may be in the dense block. converged says whether all solves met their
-    tolerance, path is the `LanczosPath` of the last one.
+    tolerance, direct whether that block is all there is besides the eliminated factor, path is the
+    `LanczosPath` of the last solve. Vectors without the eliminated factor are flat: coefficients,
+    the factors of the dense block, and the rest.
     """
 
     def __init__(self, rows, big, prior, most=500):
         self.rows, self.big, self.prior = rows, big, prior
-        self.others = [f for f in range(len(prior.levels)) if f != big]
         self.converged, self.path = True, LanczosPath(0.0, [], [])
         sums = rows.ask(diagonals)
         diagonal = [a + p for a, p in zip(sums.levels, prior.levels, strict=True)]
         self.eliminated = diagonal[big]
-        self.dense = self._chosen(most)
-        block = self._dense_block(sums)
+        dense, rest = _chosen([len(p) for p in prior.levels], big, most)
+        self.others, self.direct = dense + rest, not rest
+        sizes = [len(prior.levels[f]) for f in self.others]
+        self._ends = len(prior.beta) + np.cumsum([0, *sizes])
+        self._prior = self._reduced(prior)
+        block = self._dense_block(sums, dense)
         self._lower = checked_cholesky(0.5 * (block + block.T))
-        rest = len(self.dense) < len(self.others)
-        less = rows.ask(taken, self._of_big(self.eliminated)) if rest else []
-        self._diagonal, own = {}, self._parts(np.diagonal(block))[1]
-        for f in self.others:
-            self._diagonal[f] = own[f] if f in self.dense else diagonal[f] - less[f]
+        self._rest = np.zeros(0)
+        if rest:
+            less = rows.ask(taken, self._of_big(self.eliminated))
+            self._rest = np.concatenate([diagonal[f] - less[f] for f in rest])
 
-    def _chosen(self, most):
-        """Return the factors in the dense block: the smallest, as long as they fit."""
-        out, total = [], 0
-        for f in sorted(self.others, key=lambda f: len(self.prior.levels[f])):
-            total += len(self.prior.levels[f])
-            if total <= most:
-                out.append(f)
-        return out
-
-    def _dense_block(self, sums):
+    def _dense_block(self, sums, dense):
         """Return the Schur complement of the columns and the dense factors."""
-        d, cross = len(self.prior.beta), sums.cross[self.big]
+        d, cross, n_big = len(self.prior.beta), sums.cross[self.big], len(self.eliminated)
         scaled = cross / self.eliminated
         columns = sums.dense - scaled @ cross.T + np.diag(self.prior.beta)
-        self._with_big = cross, csr_array((len(self.eliminated), 0))
-        if not self.dense:
+        self._with_big = cross, csr_array((n_big, 0))
+        if not dense:
             return columns
-        places = self._of_big(np.arange(len(self.eliminated)))
-        p = 0
-        for f in self.dense:
-            places[f] = p + np.arange(len(self.prior.levels[f]))
-            p += len(places[f])
-        found = self.rows.ask(dense_sums, places, (len(self.eliminated), p))
+        places, p = self._of_big(np.arange(n_big)), self._ends[len(dense)] - d
+        for f, start in zip(dense, self._ends - d, strict=False):
+            places[f] = start + np.arange(len(self.prior.levels[f]))
+        found = self.rows.ask(dense_sums, places, (n_big, p))
         self._with_big = cross, found.across
         block = np.empty((d + p, d + p))
         block[:d, :d] = columns
         block[:d, d:] = found.along - scaled @ found.across
         block[d:, :d] = block[:d, d:].T
-        prior = np.concatenate([self.prior.levels[f] for f in self.dense])
-        found.within[np.diag_indices(p)] += prior
+        found.within[np.diag_indices(p)] += self._prior[d : d + p]
         np.subtract(found.within, _gram(found.across, self.eliminated), out=block[d:, d:])
         return block
-
-    def _parts(self, values):
-        """Return (coefficients, {factor: levels}) of values of the dense block."""
-        d = len(self.prior.beta)
-        ends = d + np.cumsum([0, *(len(self.prior.levels[f]) for f in self.dense)])
-        own = {f: values[a:b] for f, a, b in zip(self.dense, ends[:-1], ends[1:], strict=True)}
-        return values[:d], own
-
-    @property
-    def direct(self):
-        """Whether the dense block is all there is besides the eliminated factor."""
-        return len(self.dense) == len(self.others)
 
     def columns(self):
         """Return x with Q x = e_d for each coefficient as `Effects`."""
@@ -354,95 +330,84 @@ class SchurSystem:
             none = [0.0 * p for p in self.prior.levels]
             return [self.solve(Effects(unit, none)) for unit in np.eye(d)]
         cross, across = self._with_big
-        units = np.eye(len(self._lower), d)
-        out = []
-        for column in cholesky_solve(self._lower, units).T:
-            beta, levels = self._parts(column)
-            levels[self.big] = -(beta @ cross + across @ column[d:]) / self.eliminated
-            out.append(Effects(beta, [levels[f] for f in range(len(self.prior.levels))]))
-        return out
+        solved = cholesky_solve(self._lower, np.eye(len(self._lower), d))
+        of_big = -(cross.T @ solved[:d] + across @ solved[d:]) / self.eliminated[:, None]
+        return [self._effects(*both) for both in zip(solved.T, of_big.T, strict=True)]
 
     def variance_sums(self):
         """Return the sums (F,) of the variances of effects of a direct system."""
         d, (cross, across) = len(self.prior.beta), self._with_big
         cov = cholesky_solve(self._lower, np.eye(len(self._lower)))
-        out, squared = np.empty(len(self.prior.levels)), self.eliminated**2
-        for f, own in self._parts(np.diagonal(cov))[1].items():
-            out[f] = np.sum(own)
+        squared = self.eliminated**2
         taken = np.sum(cov[:d, :d] * ((cross / squared) @ cross.T))
         taken += 2.0 * np.sum(cov[:d, d:] * ((cross / squared) @ across))
         taken += np.sum(cov[d:, d:] * _gram(across, squared))
-        out[self.big] = np.sum(1.0 / self.eliminated) + taken
+        variances = self._effects(np.diagonal(cov), 1.0 / self.eliminated)
+        out = np.array([np.sum(v) for v in variances.levels])
+        out[self.big] += taken
         return out
 
     def log_det(self):
         """Return log |Q| without the trace that `path` estimates: that of the preconditioner."""
-        rest = [self.eliminated, *(self._diagonal[f] for f in self.others if f not in self.dense)]
-        half = np.sum(np.log(np.diagonal(self._lower)))
-        return 2.0 * half + sum(np.sum(np.log(a)) for a in rest)
+        rest = np.sum(np.log(self.eliminated)) + np.sum(np.log(self._rest))
+        return 2.0 * np.sum(np.log(np.diagonal(self._lower))) + rest
 
     def at(self, rows):
         """Return the same system, for solves, for the same rows in another place."""
-        out = object.__new__(SchurSystem)
-        out.__dict__.update(self.__dict__, rows=rows, _with_big=None)
+        out = copy(self)
+        out.rows, out._with_big = rows, None
         return out
 
     def _of_big(self, values):
         return [values if f == self.big else None for f in range(len(self.prior.levels))]
 
-    def _whole(self, x):
-        """Return a vector without the eliminated factor, as `Effects` with None in its place."""
-        levels: list[Any] = [None] * len(self.prior.levels)
-        for k, f in enumerate(self.others):
-            levels[f] = x.levels[k]
-        return Effects(x.beta, levels)
-
-    def _reduced(self, x):
-        """Return `Effects` without the eliminated factor."""
-        return Effects(x.beta, [x.levels[f] for f in self.others])
-
-    def _precondition(self, r):
-        own = dict(zip(self.others, r.levels, strict=True))
-        joined = np.concatenate([r.beta, *(own[f] for f in self.dense)])
-        beta, solved = self._parts(cholesky_solve(self._lower, joined))
-        levels = [solved[f] if f in solved else own[f] / self._diagonal[f] for f in self.others]
+    def _effects(self, x, of_big=None):
+        """Return a flat vector as `Effects`, with the values of the eliminated factor."""
+        beta, *parts = np.split(x, self._ends[:-1])
+        levels = self._of_big(of_big)
+        for f, own in zip(self.others, parts, strict=True):
+            levels[f] = own
         return Effects(beta, levels)
 
-    def _across(self, x):
-        return self.rows.ask(across, self._whole(x))[self.big]
+    def _reduced(self, x):
+        """Return `Effects` as a flat vector, without the eliminated factor."""
+        return np.concatenate([x.beta, *(x.levels[f] for f in self.others)])
+
+    def _precondition(self, r):
+        m = len(self._lower)
+        return np.concatenate([cholesky_solve(self._lower, r[:m]), r[m:] / self._rest])
 
     def _product(self, x):
         """Return the Schur complement times x."""
-        sums = self._across(x) / self.eliminated
-        found = self.rows.ask(reduced_product, self._whole(x), self._of_big(sums))
-        return self._reduced(found).plus(self._reduced(self.prior).times(x))
+        whole = self._effects(x)
+        sums = self.rows.ask(across, whole)[self.big] / self.eliminated
+        found = self.rows.ask(reduced_product, whole, self._of_big(sums))
+        return self._reduced(found) + self._prior * x
 
     def solve(self, right, start=None, tol=1e-6, max_steps=200):
         """Return x with Q x = right, both `Effects`, to a share tol of the preconditioned norm."""
-        first = right.levels[self.big] / self.eliminated
-        less = self._reduced(self.rows.ask(big_product, self._of_big(first)))
-        r = self._reduced(right).plus(less, -1.0)
-        goal = tol * np.sqrt(r.dot(self._precondition(r)))
-        x = Effects(np.zeros_like(r.beta), [np.zeros_like(a) for a in r.levels])
+        of_big = right.levels[self.big]
+        less = self.rows.ask(big_product, self._of_big(of_big / self.eliminated))
+        r = self._reduced(right) - self._reduced(less)
+        goal, x = tol * np.sqrt(r @ self._precondition(r)), np.zeros_like(r)
         if start is not None:
             x = self._reduced(start)
-            r = r.plus(self._product(x), -1.0)
-        preconditioned = self._precondition(r)
-        direction, size = preconditioned, r.dot(preconditioned)
+            r = r - self._product(x)
+        direction = preconditioned = self._precondition(r)
+        size = r @ preconditioned
         self.path = LanczosPath(size, [], [])
         while np.sqrt(size) > goal and len(self.path.steps) < max_steps:
             product = self._product(direction)
-            step = size / direction.dot(product)
-            x, r = x.plus(direction, step), r.plus(product, -step)
+            step = size / (direction @ product)
+            x, r = x + step * direction, r - step * product
             preconditioned, last = self._precondition(r), size
-            size = r.dot(preconditioned)
-            direction = preconditioned.plus(direction, size / last)
+            size = r @ preconditioned
+            direction = preconditioned + size / last * direction
             self.path.steps.append(step)
             self.path.ratios.append(size / last)
         self.converged &= bool(np.sqrt(size) <= goal)
-        levels = self._whole(x).levels
-        levels[self.big] = (right.levels[self.big] - self._across(x)) / self.eliminated
-        return Effects(x.beta, levels)
+        sums = self.rows.ask(across, self._effects(x))[self.big]
+        return self._effects(x, (of_big - sums) / self.eliminated)
 
     def draw(self, rng, tol=1e-6):
         """Return a draw of N(0, Q^-1): a perturbed right-hand side, and one solve."""
@@ -452,6 +417,13 @@ class SchurSystem:
             [rng.standard_normal(len(p)) * np.sqrt(p) for p in self.prior.levels],
         )
         return self.solve(right.plus(prior), tol=tol)
+
+
+def _chosen(n_levels, big, most):
+    """Return the factors in the dense block, the smallest as long as they fit, and the rest."""
+    order = sorted((f for f in range(len(n_levels)) if f != big), key=lambda f: n_levels[f])
+    n_dense = np.searchsorted(np.cumsum([n_levels[f] for f in order]), most, side="right")
+    return order[:n_dense], order[n_dense:]
 
 
 def _gram(across, divisor):
