@@ -163,8 +163,9 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         standard deviations and no log standard deviation by more than this. The inner iterations
         use a tenth of it.
     warm_start : bool, default=False
-        Go on from the messages of the last fit. New groups become a site of their own. With a list
-        of factors the scales are kept, and the sites of the rows where there are as many.
+        Go on from the messages of the last fit. New groups become a site of their own. Without
+        partitions the scales are kept, and the sites of the rows where there are as many, or by
+        messages the values of levels.
     n_jobs : int or None, default=None
         Workers for the partitions, threads for ``engine="messages"`` unless a backend is asked for.
         Worth while where a sweep over one takes well above 50 ms.
@@ -265,8 +266,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
 
     Where groups have a handful of rows and tau is above 4 or so, sites of single rows are wrong,
     and a fit over partitions says so in a warning. Without partitions groups of at most eight rows
-    are integrated exactly, where only the intercept varies. The messages of the sites are then
-    equal shares of the normal distribution with the moments of the posterior.
+    are integrated exactly, where only the intercept varies. All rows are then one site, whose
+    message is that of the normal distribution with the moments of the posterior.
 
     The factor with most effects is eliminated group by group; coefficients and the effects of all
     others are one vector of S entries. A pass costs O(n (D + F)^2 + S p + S^3) for F factors and p
@@ -276,8 +277,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     conjugate gradients solve in 5 to 20 steps whatever n. In partitions a step is two messages each
     way with a number for each level that has rows in the part, and a fit has 500 to 800 messages.
     What rows keep in between stays with the part; where a worker has lost it, it is sent the steps
-    so far again. Draws then leave out what `latent_covariance` does, and `diagnose` cannot hold
-    variances against draws.
+    so far again. Draws then leave out what `latent_covariance` does.
 
     `partition_`, `site_precision_`, `site_shift_`, `phi_mean_`, `phi_cov_`, `n_skipped_` and
     `n_cut_steps_` are of partitions: a fit to a list of factors, or by messages, has none.
@@ -810,7 +810,7 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
     known = {"_columns": plan.columns, "_levels": plan.levels, "_forgotten": GroupsForgotten()}
     most = plan.settings.max_iter if n_problems == 1 else n_problems
     monitor = FitMonitor(
-        estimator, *data, most, lambda posterior: {"_posteriors": [posterior()], **known}
+        estimator, data[0], data[1], most, lambda posterior: {"_posteriors": [posterior()], **known}
     )
     if plan.joint:
         fits = [fit_classes(plan, monitor, previous, save)]

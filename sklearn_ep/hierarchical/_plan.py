@@ -89,12 +89,12 @@ class Plan(NamedTuple):
     theta_sd: np.ndarray
     settings: Settings
     fingerprint: str
-    joint: bool = False
-    X: Any = None
-    y: Any = None
-    weight: Any = None
-    designs: Any = None
-    codes: Any = None
+    joint: bool
+    X: Any
+    y: Any
+    weight: Any
+    designs: Any
+    codes: Any
 
     @property
     def n_effects(self):
@@ -239,10 +239,10 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
         site = [] if parts is None or engine == "messages" else [parts.site]
         content = digest(training.X, training.y, training.weight, *codes, *site)
         fingerprint = content + _model_digest(est, columns, engine)
-    known = parts, len(training.y), levels, n_levels, sizes
+    known = columns, engine, parts, len(training.y), levels, n_levels, sizes
+    known += _priors(est, columns, training.X.shape[1])
     rows = shared, training.y, training.weight, designs, codes
-    priors = _priors(est, columns, training.X.shape[1])
-    return Plan(columns, engine, *known, *priors, fingerprint, joint, *rows)
+    return Plan._make([*known, fingerprint, joint, *rows])
 
 
 def plan_parts(est, run, with_digest):
@@ -271,9 +271,9 @@ def plan_parts(est, run, with_digest):
     parts: Any = FactorParts(LevelNumbers(where, n_levels), reader)
     if engine != "messages":
         parts = place_raw(n_rows, levels, n_levels, where, reader)
-    known = parts, sum(n_rows), levels, n_levels, sizes
-    priors = _priors(est, columns, est.n_features_in_ - len(columns.taken))
-    return Plan(columns, engine, *known, *priors, fingerprint)
+    known = columns, engine, parts, sum(n_rows), levels, n_levels, sizes
+    known += _priors(est, columns, est.n_features_in_ - len(columns.taken))
+    return Plan._make([*known, fingerprint, False, *[None] * 5])
 
 
 class _Names(NamedTuple):
@@ -352,7 +352,7 @@ def _is_joint(est, engine, parted, rows):
         return False
     reason = "it takes engine='ep' and no partitions"
     if engine == "ep" and not (parted and has_groups):
-        reason = why_not_joint(n_classes, *rows, est.power)
+        reason = why_not_joint(n_classes, rows[0], rows[1], rows[2], est.power)
     if reason and asked:
         raise ValueError(
             f"multi_class='joint' is not possible: {reason}. Give multi_class='one_vs_rest'."

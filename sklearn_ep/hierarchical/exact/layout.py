@@ -175,7 +175,7 @@ class EffectPlaces(NamedTuple):
     n_effects: list[int]
     n_levels: list[int]
     n_named: list[int]
-    local: int | None
+    local: Any
     order: np.ndarray
 
     @property

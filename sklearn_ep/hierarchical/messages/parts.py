@@ -122,7 +122,7 @@ def _of_part(value, k, where):
     """Return a value with its lists over factors at the levels of a part."""
     if hasattr(value, "of_part"):
         return value.of_part(k)
-    if isinstance(value, list):
+    if isinstance(value, list) and where is not None:
         pairs = zip(value, where, strict=True)
         return [None if v is None else v[at] for v, at in pairs]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -153,18 +153,18 @@ def _add(answers, where, n_levels):
 
 
 class LevelNumbers(NamedTuple):
-    """Which levels each part has: where[k][f] (L_kf,)."""
+    """Which levels each part has: where[k][f] (L_kf,); a single part has all in their order."""
 
     where: list[list[Any]]
     n_levels: list[int]
 
     def of_part(self, k, value):
         """Return a value, step or tuple of them, as part k needs it."""
-        return _of_part(value, k, self.where[k])
+        return _of_part(value, k, self.where[k] if len(self.where) > 1 else None)
 
     def add(self, answers):
         """Return the sum of the answers of the parts, in part order."""
-        return _add(answers, self.where, self.n_levels)
+        return _add(answers, self.where, self.n_levels) if len(answers) > 1 else answers[0]
 
 
 class LoggedRows:

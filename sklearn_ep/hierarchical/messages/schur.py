@@ -307,7 +307,7 @@ class SchurSystem:
         d, cross, n_big = len(self.prior.beta), sums.cross[self.big], len(self.eliminated)
         scaled = cross / self.eliminated
         columns = sums.dense - scaled @ cross.T + np.diag(self.prior.beta)
-        self._with_big = cross, csr_array((n_big, 0))
+        self._with_big: Any = cross, csr_array((n_big, 0))
         if not dense:
             return columns
         places, p = self._of_big(np.arange(n_big)), self._ends[len(dense)] - d

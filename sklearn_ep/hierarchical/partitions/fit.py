@@ -132,7 +132,9 @@ class PartAnswers:
         self.states: list[Any] = [None] * len(run.parts)
         self.inner_tol = 0.1 * settings.tol  # looser, and sweeps are spent on inner noise
         self.inner = dict(tol=self.inner_tol, max_passes=30, power=settings.power)
-        self.worker, self.shared, self.first = tilted_worker, (reader, problem.q, self.inner), None
+        self.first: Any = None
+        self.worker: Any = tilted_worker
+        self.shared: Any = reader, problem.q, self.inner
         if engine in _DRAWING:
             tilted, self.first, share = _DRAWING[engine]
             draws = ImportanceSettings(800, share, settings.seed)
