@@ -262,22 +262,27 @@ class SitePrior:
         The derivative of the expected loss in log scale is minus the sum of u f' + z pi, which the
         normaliser asks to be one a coefficient.
         """
-        mean = self._loss_slopes(u, penalty, predictor) / self.n_features
-        return float(scale * mean ** (1.0 / self.site.growth))
+        variances = predictor.coefficient_variance()[: self.n_features]
+        return self.moved_scale(scale, u, variances, penalty)
+
+    def moved_scale(self, scale, u, variances, penalty):
+        """Return the same from the variances of the coefficients."""
+        slopes = self._loss_slopes(u, penalty, variances)
+        return float(scale * (slopes / self.n_features) ** (1.0 / self.site.growth))
 
     def evidence_slope(self, u, penalty, scale, predictor, dof):
         """Return the derivative of the bound in the log scale, at its optimum."""
-        return float(self._loss_slopes(u, penalty, predictor)) - self.n_features
+        variances = predictor.coefficient_variance()[: self.n_features]
+        return float(self._loss_slopes(u, penalty, variances)) - self.n_features
 
     def update(self, slope, own_slope, dof):
         """Return the step in the log scale that `new_scale` is with a prior of the scale."""
         d = self.n_features
         return np.log((slope + d + 1.0) / (d + 1.0 - own_slope)) / self.site.growth
 
-    def _loss_slopes(self, u, penalty, predictor):
+    def _loss_slopes(self, u, penalty, variances):
         """Return minus the derivative of the expected loss in the log scale."""
         d = self.n_features
-        variances = predictor.coefficient_variance()[:d]
         return np.sum(u[:d] * penalty.slope[:d] + variances * penalty.precision[:d])
 
 

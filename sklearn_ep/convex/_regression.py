@@ -10,32 +10,41 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
+from scipy.sparse.linalg import LinearOperator
+from sklearn.utils import check_array, check_random_state
 
 from .._engine.gaussian import ImproperPosterior
-from .._engine.loop import SILENT, Anderson, Evaluation, iterate
-from .._engine.super_gaussian import Penalty
-from ._priors import SCALE_RANGE
-from ._systems import TINY, IterativeSystem, PrimalSystem, squared
-from ._variances import LowRankVariance, log_determinant
+from .._engine.loop import Anderson, Evaluation, iterate
+from ._priors import SCALE_RANGE, SitePrior
+from ._sites import LaplaceSite
+from ._systems import TINY, IterativeSystem, PrimalSystem, row_blocks, squared, weighted_gram
+from ._variances import LowRankVariance, log_determinant, rademacher
 
-__all__ = ["RegressionLoop", "RegressionStep", "StackedDesign"]
+__all__ = ["RegressionPlan", "fit_regression", "plan_regression"]
 
-# Relative residuals of the solves for the mean and for samples. The mean needs it: at 1e-2 it is
-# more than a posterior deviation off where A is badly conditioned, as in images.
-_MEAN_RTOL, _SAMPLE_RTOL = 1e-5, 1e-2
-# Steps of the inner loop: with samples, whose noise is larger than what is left, and at most.
-_SAMPLED_STEPS, _MOST_STEPS = 3, 30
-# Rows of like precision over which a sampled variance is compared to its neighbours.
-_NEIGHBOURS = 128
-# Outer steps after which rows keep their neighbours: a row whose variance grows would go on to
-# neighbours of larger ones, and the loop never come to rest.
-_ORDERS = 4
-_TRACE_PROBES = 8
-# A noise variance is learned within this range, in units of the mean square of y. Its prior counts
-# as a hundredth of a row whose squared residual is a millionth: it stops the fall of the noise
-# where there are more columns than rows and the bound rises for ever, and else changes little.
-_NOISE_RANGE = (1e-10, 1e2)
-_KNOWN_ROWS, _KNOWN_NOISE = 0.01, 1e-6
+
+class _Measured(NamedTuple):
+    """Numbers of the loop, and what was seen with others."""
+
+    exact: int = 2000  # coefficients for which "auto" factorises a matrix at every step
+    # Relative residuals of the solves for the mean and for samples. The mean needs it: at 1e-2 it
+    # is more than a posterior deviation off where A is badly conditioned, as in images.
+    mean_rtol: float = 1e-5
+    sample_rtol: float = 1e-2
+    # steps of the inner loop: with samples, whose noise is larger than what is left, and at most
+    sampled_steps: int = 3
+    exact_steps: int = 30
+    # A noise variance is learned within this range, in units of the mean square of y. Its prior
+    # counts as a hundredth of a row whose squared residual is a millionth: it stops the fall of the
+    # noise where there are more columns than rows and the bound rises for ever, and else changes
+    # little.
+    least_noise: float = 1e-10
+    most_noise: float = 1e2
+    known_rows: float = 0.01
+    known_noise: float = 1e-6
+
+
+_BY = _Measured()
 
 
 def _is_matrix(A):
@@ -97,20 +106,13 @@ class StackedDesign:
     def gram(self, weight):
         """Return B' diag(weight) B as a matrix (n, n)."""
         above, below = weight[: self.n_rows], weight[self.n_rows :]
-        A = _weighted(self.X, above)
+        A = weighted_gram(self.X, above)
         if self.offset is not None:
             A -= above.sum() * np.outer(self.offset, self.offset)
         if self.C is None:
             A[np.diag_indices_from(A)] += below
             return A
-        return A + _weighted(self.C, below)
-
-
-def _weighted(A, weight):
-    """Return A' diag(weight) A, dense."""
-    if sp.issparse(A):
-        return np.asarray((A.T @ A.multiply(weight[:, None])).todense())
-    return A.T @ (weight[:, None] * A)
+        return A + weighted_gram(self.C, below)
 
 
 class RegressionStep(NamedTuple):
@@ -134,26 +136,25 @@ class RegressionStep(NamedTuple):
 class RegressionLoop:
     """The fixed-point map of a regression.
 
-    `noise` is the noise variance, or None to learn it; `learn` asks for the scale of the site;
-    `noise_rows` (n, k), `noise_sites` (m, k) and `signs` (d, 8) are the random numbers of a fit,
-    None with exact variances; `log_det_C` is that of a square C. `n_free` is the number of rows,
-    less one where a flat intercept was integrated out.
+    `prior` is the `SitePrior` of the rows of C, whose scale is learned if it says so; `noise` is
+    the noise variance, or None to learn it; `noise_rows` (n, k), `noise_sites` (m, k) and `signs`
+    (d, 8) are the random numbers of a fit, None with exact variances; `log_det_C` is that of a
+    square C. `n_free` is the number of rows, less one where a flat intercept was integrated out.
     """
 
     design: StackedDesign
     y: np.ndarray
-    site: Any
+    prior: SitePrior
     noise: float | None
-    learn: bool
     tol: float
+    n_free: int
+    log_det_C: float = 0.0
     noise_rows: Any = None
     noise_sites: Any = None
     signs: Any = None
-    log_det_C: float = 0.0
-    n_free: int = 0
 
     def __post_init__(self):
-        self.u, self.start_scale = np.zeros(self.design.shape[1]), 1.0
+        self.u = np.zeros(self.design.shape[1])
         self.Xy = self.design.X.T @ self.y
         self.size = float(np.mean(self.y**2)) or 1.0  # any unit does where y is zero
         self._last: Any = None
@@ -164,74 +165,45 @@ class RegressionLoop:
         """Whether variances are exact."""
         return self.noise_rows is None
 
-    def asked(self):
-        """Return the variance that coefficients need for predictors of the size of y, 0 if any."""
-        n = self.design.n_rows
-        if _is_matrix(self.design.X):
-            total = float(self.design.squares().sum())
-        else:
-            total = float(np.mean(np.sum(self.design.dot(self.signs)[:n] ** 2, axis=0)))
-        return n * self.size / total if total > 0 else 0.0
-
-    def scale_from_data(self):
-        """Start the scale where the site is as wide as y asks: the same fit in any unit of y.
-
-        Columns of a matrix count alike, whatever their units: from too small a start the loop may
-        come to rest at an optimum where all but the largest columns are shrunk away.
-        """
-        asked = self.asked()
-        if _is_matrix(self.design.X) and asked > 0:
-            squares = self.design.squares()
-            mean = np.mean(np.log(squares[squares > 1e-12 * squares.max()]))
-            asked = self.design.n_rows * self.size / (len(squares) * np.exp(mean))
-        if asked > 0:
-            self.start_scale = float(np.sqrt(asked * self.site.start_precision()))
-
     def start(self):
         """Return the state to start from: variances of the size that y asks of coefficients."""
-        width = max(self.start_scale**2 / self.site.start_precision(), self.asked())
+        scale = self.prior.start_scale
+        width = max(scale**2 / self.prior.site.start_precision(), _asked(self))
         log_z = np.full(self.design.n_sites, np.log(width))
         noise = [np.log(0.1 * self.size)] if self.noise is None else []
-        return np.concatenate([log_z, noise, [np.log(self.start_scale)] if self.learn else []])
+        return np.concatenate([log_z, noise, [np.log(scale)] if self.prior.learn else []])
 
     def _unpack(self, x):
         m, noise, scale = self.design.n_sites, self.noise, 1.0
         if noise is None:
             noise = float(np.exp(x[m]))
-        if self.learn:
+        if self.prior.learn:
             scale = float(np.exp(x[-1]))
         return np.exp(x[:m]), noise, scale
 
-    def _penalty(self, s, z, scale):
-        f = self.site.penalty(s / scale, z / scale**2)
-        return Penalty(f[0], f[1] / scale, f[2] / scale**2, f[3] / scale**2)
-
-    def _weights(self, noise, precision):
-        return np.concatenate([np.full(self.design.n_rows, 1.0 / noise), precision])
-
-    def _system(self, weight):
+    def _system(self, noise, precision):
+        """Return the system of A, and the weight of each row of [X; C] in it."""
+        weight = np.concatenate([np.full(self.design.n_rows, 1.0 / noise), precision])
         if self.exact:
-            return PrimalSystem.of(self.design.gram(weight))
+            return PrimalSystem.of(self.design.gram(weight)), weight
         data = self.design.diagonal(weight, self.signs)
-        return IterativeSystem(self.design, np.zeros(len(data)), weight, data)
+        return IterativeSystem(self.design, np.zeros(len(data)), weight, data), weight
 
     def _mean(self, z, noise, scale):
         """Improve u at fixed variances by weighted least squares, each a step of descent."""
         n = self.design.n_rows
         Bu = self.design.dot(self.u)
-        for _ in range(_MOST_STEPS if self.exact else _SAMPLED_STEPS):
+        for _ in range(_BY.exact_steps if self.exact else _BY.sampled_steps):
             s = Bu[n:]
-            f = self._penalty(s, z, scale)
+            f = self.prior.penalty(s, z, scale)
             # the local bound's precision majorises the curvature of the site's own loss
-            local = self.site.precision(np.maximum(z + s * s, TINY) / scale**2) / scale**2
+            local = self.prior.site.precision(np.maximum(z + s * s, TINY) / scale**2) / scale**2
             pi = np.maximum(f.precision, local)
             below = pi * s - f.slope
             right = self.Xy / noise
             right = right + (below if self.design.C is None else self.design.C.T @ below)
-            weight = self._weights(noise, pi)
-            system = self._system(weight)
-            start = None if self.exact else (self.u, Bu)
-            u, new = system.solve_with_product(self.design, right, rtol=_MEAN_RTOL, start=start)
+            system, weight = self._system(noise, pi)
+            u, new = system.solve_with_product(self.design, right, _BY.mean_rtol, (self.u, Bu))
             moved = float(weight @ (new - Bu) ** 2)
             self.u, Bu = u, new
             if moved <= (1e-3 * min(self.tol, 1e-2)) ** 2 * len(u):
@@ -243,17 +215,18 @@ class RegressionLoop:
         n, m = self.design.n_rows, self.design.n_sites
         z, noise, scale = self._unpack(x)
         Bu = self._mean(z, noise, scale)
-        f = self._penalty(Bu[n:], z, scale)
-        weight = self._weights(noise, f.precision)
-        system = self._system(weight)
+        f = self.prior.penalty(Bu[n:], z, scale)
+        system, weight = self._system(noise, f.precision)
         variances, new, trace = self._variances(system, weight, f.precision)
-        site = self._penalty(Bu[n:], new, scale)
+        site = self.prior.penalty(Bu[n:], new, scale)
         error = float(np.sum((self.y - Bu[:n]) ** 2))
         target, change = [np.log(new)], np.log(new) - x[:m]
         if self.noise is None:
             target.append([np.log(self._new_noise(error, trace, noise))])
-        if self.learn:
-            target.append([np.log(self._new_scale(Bu[n:], new, site, scale))])
+        if self.prior.learn:
+            low, high = (self.prior.start_scale * end for end in SCALE_RANGE)
+            new_scale = self.prior.moved_scale(scale, Bu[n:], new, site)
+            target.append([np.log(np.clip(new_scale, low, high))])
         whole = np.concatenate(target)
         if not np.all(np.isfinite(whole)):
             raise ImproperPosterior("variances are beyond the range of double precision")
@@ -275,27 +248,21 @@ class RegressionLoop:
         MacKay's is the faster by far where there are more columns than rows, but divides by what
         samples would make too uncertain: the rows less the effective number of parameters.
         """
-        known = _KNOWN_ROWS * _KNOWN_NOISE * self.size
+        known = _BY.known_rows * _BY.known_noise * self.size
         if self.exact:
             left = max(self.n_free - trace / noise, 0.0)
-            new = (error + known) / (left + _KNOWN_ROWS)
+            new = (error + known) / (left + _BY.known_rows)
         else:
-            new = (error + trace + known) / (self.n_free + _KNOWN_ROWS)
-        return np.clip(new, *(np.array(_NOISE_RANGE) * self.size))
-
-    def _new_scale(self, s, z, f, scale):
-        """Return the scale at which the bound is stationary, as `SitePrior` does."""
-        mean = float(np.mean(s * f.slope + z * f.precision))
-        low, high = (self.start_scale * end for end in SCALE_RANGE)
-        return np.clip(scale * mean ** (1.0 / self.site.growth), low, high)
+            new = (error + trace + known) / (self.n_free + _BY.known_rows)
+        return np.clip(new, _BY.least_noise * self.size, _BY.most_noise * self.size)
 
     def bound(self, step, log_det):
         """Return the bound on the log evidence; nan where the prior has no known normaliser."""
         d, m = self.design.shape[1], self.design.n_sites
         if m != d:
             return float("nan")
-        normaliser = m * (self.site.log_normaliser() - np.log(step.scale)) + self.log_det_C
-        return float(normaliser + 0.5 * d * (1.0 + np.log(2.0 * np.pi)) - 0.5 * log_det - step.loss)
+        normaliser = self.prior.log_normaliser(step.scale) + self.log_det_C
+        return float(normaliser + 0.5 * d - 0.5 * log_det - step.loss)
 
     def _variances(self, system, weight, precision):
         """Return variances of anything, those of the sites, and the trace of X A^-1 X'."""
@@ -308,9 +275,7 @@ class RegressionLoop:
             return system, np.maximum(own, TINY), dof / weight[0]
         noise = np.sqrt(weight)[:, None] * np.concatenate([self.noise_rows, self.noise_sites])
         right = self.design.tdot(noise)
-        self._last = system.solve_with_product(
-            self.design, right, rtol=_SAMPLE_RTOL, start=self._last
-        )
+        self._last = system.solve_with_product(self.design, right, _BY.sample_rtol, self._last)
         U, BU = self._last
         # u' A u of a sample has mean d: scaling to it takes out what unfinished solves lack
         energy = weight @ BU**2
@@ -318,23 +283,38 @@ class RegressionLoop:
         k = U.shape[1]
         U, BU = U * (level / np.sqrt(k)), BU * (level / np.sqrt(k))
         sampled = np.sum(BU[n:] ** 2, axis=1)
-        if len(self._orders) < _ORDERS:
+        # later rows keep their neighbours: a row whose variance grows would go on to neighbours of
+        # larger ones, and the loop never come to rest
+        if len(self._orders) < 4:
             self._orders.append(np.argsort(precision, kind="stable"))
         smooth = _smoothed(sampled, self._orders[-1], k)
         return LowRankVariance(U), smooth, float(np.sum(BU[:n] ** 2))
 
-    def solve(self, x, *, max_iter, monitor=SILENT):
-        """Iterate from state x; see `loop.iterate` for the result."""
-        limits: Any = dict(max_iter=max_iter, tol=self.tol, monitor=monitor)
-        if self.exact:
-            limits["acceleration"] = Anderson(depth=5, mixing=1.0, max_change=3.0)
-        return iterate(self.evaluate, x, **limits)
 
-    def sampled_bound(self, step, probes):
-        """Return the bound and its standard error with a log determinant by probes (d, p)."""
-        system = step.system
-        log_det, error = log_determinant(system.times, system.preconditioner, probes)
-        return self.bound(step, log_det), 0.5 * error
+def _asked(loop):
+    """Return the variance that coefficients need for predictors of the size of y, 0 if any."""
+    design = loop.design
+    if _is_matrix(design.X):
+        total = float(design.squares().sum())
+    else:
+        total = float(np.mean(np.sum(design.dot(loop.signs)[: design.n_rows] ** 2, axis=0)))
+    return design.n_rows * loop.size / total if total > 0 else 0.0
+
+
+def _scale_from_data(loop):
+    """Return the scale at which the site is as wide as y asks: the same fit in any unit of y.
+
+    Columns of a matrix count alike, whatever their units: from too small a start the loop may come
+    to rest at an optimum where all but the largest columns are shrunk away.
+    """
+    asked = _asked(loop)
+    if not asked > 0:
+        return 1.0
+    if _is_matrix(loop.design.X):
+        squares = loop.design.squares()
+        mean = np.mean(np.log(squares[squares > 1e-12 * squares.max()]))
+        asked = loop.design.n_rows * loop.size / (len(squares) * np.exp(mean))
+    return float(np.sqrt(asked * loop.prior.site.start_precision()))
 
 
 def _smoothed(sampled, order, n_samples):
@@ -354,10 +334,170 @@ def _smoothed(sampled, order, n_samples):
     return np.maximum(out, TINY)
 
 
-def _sliding_mean(values):
-    """Return means over windows of `_NEIGHBOURS` values about each one, shorter at the ends."""
-    half = _NEIGHBOURS // 2
+def _sliding_mean(values, half=64):
+    """Return means over windows of 2 `half` values about each one, shorter at the ends."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     at = np.arange(len(values))
     low, high = np.maximum(at - half, 0), np.minimum(at + half, len(values))
     return (sums[high] - sums[low]) / (high - low)
+
+
+class Centre(NamedTuple):
+    """Means of the columns (d,) and of y over n rows: a flat intercept makes the line go there."""
+
+    columns: np.ndarray
+    response: float
+    n_rows: int
+
+
+@dataclass
+class RegressionPosterior:
+    """Coefficients N(mean, F F') with the factor F (d, r), and an intercept if there is a centre.
+
+    Given the coefficients u the intercept is that of the centre less columns' u, with variance
+    noise / n_rows. `exact` tells a factor of the precision matrix from sampled ones.
+    """
+
+    mean: np.ndarray
+    factor: np.ndarray
+    noise: float
+    exact: bool
+    centre: Centre | None
+
+    @property
+    def intercept(self):
+        """Mean of the intercept, 0 if there is none."""
+        c = self.centre
+        return 0.0 if c is None else float(c.response - c.columns @ self.mean)
+
+    def intercept_std(self):
+        """Return the standard deviation of the intercept, 0 if there is none."""
+        c = self.centre
+        if c is None:
+            return 0.0
+        at = c.columns @ self.factor
+        return float(np.sqrt(self.noise / c.n_rows + at @ at))
+
+    def latent_mean(self, X):
+        """Return means (n,) of noise-free responses."""
+        return X @ self.mean + self.intercept
+
+    def predict(self, X):
+        """Return mean and variance (n,) of noise-free responses."""
+        out, c = np.empty(X.shape[0]), self.centre
+        for rows in row_blocks(X.shape[0], self.factor.shape[1]):
+            block = X[rows]
+            if c is not None and not sp.issparse(block):
+                block = block - c.columns  # before the product, which would cancel digits
+            product = block @ self.factor
+            if c is not None and sp.issparse(block):
+                product -= c.columns @ self.factor
+            out[rows] = np.einsum("ij,ij->i", product, product)
+        return self.latent_mean(X), out if c is None else out + self.noise / c.n_rows
+
+
+@dataclass
+class RegressionPlan:
+    """Everything that a fit needs: the fixed-point map, and what draws further random numbers."""
+
+    loop: RegressionLoop
+    centre: Centre | None
+    rng: Any
+    max_iter: int
+
+    def posterior(self, step):
+        """Return what predicts from a `RegressionStep`."""
+        exact = self.loop.exact
+        factor = step.variances.half.T if exact else step.variances.factor
+        return RegressionPosterior(step.u, factor, step.noise, exact, self.centre)
+
+
+def plan_regression(estimator, X, y):
+    """Return the `RegressionPlan` of checked parameters and data."""
+    C, log_det_C = _prior_operator(estimator.prior_operator, X.shape[1], estimator.learn_prior)
+    square, given = C is None or C.shape[0] == X.shape[1], estimator.prior is not None
+    learn, noise = estimator.learn_prior, estimator.noise_variance
+    learn = square and not given if isinstance(learn, str) else bool(learn)
+    noise = None if isinstance(noise, str) else float(noise)
+    X, y, centre, offset = _centred(estimator, X, y, noise is None and C is None)
+    design, rng = StackedDesign(X, C, offset), check_random_state(estimator.random_state)
+    site = estimator.prior if given else LaplaceSite(1.0, bound="kl")
+    prior = SitePrior(site, np.empty(design.n_sites), design.n_sites, learn)
+    n_free = len(y) - (centre is not None)
+    loop = RegressionLoop(design, y, prior, noise, estimator.tol, n_free, log_det_C)
+    if not _is_exact(estimator.variance, design):
+        (n, d), k = X.shape, estimator.n_variance_samples
+        loop.signs = rademacher(d, 8, rng)
+        loop.noise_rows = rng.standard_normal((n, k))
+        loop.noise_sites = rng.standard_normal((design.n_sites, k))
+    if learn and not given:
+        prior.start_scale = _scale_from_data(loop)
+    return RegressionPlan(loop, centre, rng, estimator.max_iter)
+
+
+def _centred(estimator, X, y, whole):
+    """Return X and y about their means where there is an intercept, the `Centre`, and an offset.
+
+    Centre and offset are None without. Of rows that are not an array the offset (d,) is yet to be
+    taken off. `whole` tells that "auto" does not take y = X u + noise for the measurement in full.
+    """
+    intercept = estimator.fit_intercept
+    if isinstance(intercept, str):
+        intercept = whole and not isinstance(X, LinearOperator)
+    if not intercept:
+        return X, y, None, None
+    centre = Centre(np.asarray(X.T @ np.ones(len(y))) / len(y), float(np.mean(y)), len(y))
+    if isinstance(X, np.ndarray):
+        return X - centre.columns, y - centre.response, centre, None
+    return X, y - centre.response, centre, centre.columns
+
+
+def _prior_operator(C, d, learn):
+    """Return C, dense, CSR or an operator, or None, and the log determinant of a square one."""
+    if C is None:
+        return None, 0.0
+    if not isinstance(C, LinearOperator):
+        C = check_array(C, dtype=np.float64, accept_sparse="csr", input_name="prior_operator")
+    if C.shape[1] != d:
+        raise ValueError(f"prior_operator has {C.shape[1]} columns, X has {d}.")
+    square = C.shape[0] == d
+    if learn is True and not square:
+        raise ValueError(
+            "learn_prior=True needs a prior_operator that is None or square: the normaliser of "
+            "the prior is not known otherwise."
+        )
+    if not square or isinstance(C, LinearOperator) or d > _BY.exact:
+        return C, np.nan if square else 0.0
+    return C, float(np.linalg.slogdet(C.toarray() if sp.issparse(C) else C)[1])
+
+
+def _is_exact(variance, design):
+    """Return whether a matrix is factorised at every step."""
+    if variance == "exact" and not design.matrices:
+        raise ValueError(
+            "variance='exact' needs X and prior_operator as matrices; take 'monte_carlo'."
+        )
+    if variance == "auto":
+        return design.matrices and design.shape[1] <= _BY.exact
+    return variance == "exact"
+
+
+def fit_regression(plan, monitor):
+    """Run the loop of a plan, watched by the monitor.
+
+    Returns the result of the loop and the bound with its standard error.
+    """
+    loop = plan.loop
+    limits: Any = dict(max_iter=plan.max_iter, tol=loop.tol, monitor=monitor)
+    if loop.exact:
+        limits["acceleration"] = Anderson(depth=5, mixing=1.0, max_change=3.0)
+    result = iterate(loop.evaluate, loop.start(), **limits)
+    step, d = result.evaluation.payload, loop.design.shape[1]
+    if loop.exact:
+        return result, step.objective, 0.0
+    if loop.design.n_sites != d:
+        return result, float("nan"), 0.0
+    system = step.system
+    probes = rademacher(d, 8, plan.rng)
+    log_det, error = log_determinant(system.times, system.preconditioner, probes)
+    return result, loop.bound(step, log_det), 0.5 * error

@@ -20,7 +20,7 @@ from .._estimator.fitting import (
 )
 from .._estimator.precision import in_precision_of_rows, is_single
 from .._estimator.summary import column_names, interval_of
-from ._regression_plan import fit_regression, plan_regression
+from ._regression import fit_regression, plan_regression
 from ._sites import SuperGaussianSite
 
 __all__ = ["ConvexVariationalRegressor"]
@@ -198,19 +198,20 @@ class ConvexVariationalRegressor(
         monitor = FitMonitor(
             self, X_given, y, self.max_iter, lambda step: {"_posteriors": [plan.posterior(step)]}
         )
-        fit = fit_regression(plan, monitor)
+        result, log_evidence, error = fit_regression(plan, monitor)
         monitor.finish()
-        result, step, posterior = fit.result, fit.step, fit.posterior
-        run = BinaryFit(posterior, result.history, result.reason, fit.log_evidence, {})
+        step = result.evaluation.payload
+        posterior = plan.posterior(step)
+        run = BinaryFit(posterior, result.history, result.reason, log_evidence, {})
         attributes = {
             **run_attributes([run]),
             "coef_": step.u,
             "coef_std_": np.sqrt(step.variances.coefficient_variance()),
             "intercept_": posterior.intercept,
             "noise_variance_": step.noise,
-            "prior_": plan.site,
+            "prior_": plan.loop.prior.site,
             "prior_scale_": step.scale,
-            "log_evidence_std_": fit.evidence_std,
+            "log_evidence_std_": error,
             "variance_method_": "exact" if posterior.exact else "monte_carlo",
             "n_mvm_": plan.loop.design.n_products,
             "_posteriors": [posterior],

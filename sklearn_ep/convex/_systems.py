@@ -209,7 +209,7 @@ class PrimalSystem:
         """Return A^-1 right."""
         return cho_solve((self.lower, True), right, check_finite=False)
 
-    def solve_with_product(self, design, right, rtol=None, start=None):
+    def solve_with_product(self, design, right, rtol, start):
         """Return (x, B x) with A x = right; `rtol` and `start` are for systems that iterate."""
         x = self.solve(right)
         return x, design.dot(x)
@@ -269,8 +269,6 @@ class DualSystem:
         prior = scale * right
         inner = cho_solve((self.lower, True), root * self.design.dot(prior), check_finite=False)
         return prior - scale * self.design.tdot(root * inner)
-
-    solve_with_product = PrimalSystem.solve_with_product
 
     def training_variance(self, design):
         """Return diag(B A^-1 B') of the training rows."""
