@@ -45,9 +45,8 @@ from ._joint import (
     fit_joint,
     joint_log_weights,
     joint_problem,
-    takes_joint,
 )
-from ._parameters import check_parameters, refuse_integration
+from ._parameters import check_parameters, refuse_integration, takes_joint
 from ._problem import fit_parted, fit_problem, make_parted, make_problem
 from ._stream import add_batch, plan_stream, start_stream
 

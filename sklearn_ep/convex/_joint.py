@@ -2,12 +2,15 @@
 
 The bounds of the binary problem have a counterpart for several classes whose inner problem
 oscillates under wide priors; expectation propagation needs one integral a row and no inner loop.
+
+MacKay's update of the factor of all prior variances is for sites that stay. Those of several
+classes move with the prior, which is worth nats a unit of the log factor where rows and classes are
+many: the update says where to begin, and leads on where there is no evidence to compare.
 """
 
 import copy
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -23,20 +26,19 @@ from .._engine.class_sites import (
     contrast_variances,
     empty_sites,
 )
-from .._engine.class_weights import MOST_WEIGHTS, ClassWeights, class_covariances
-from .._engine.loop import SILENT
+from .._engine.class_weights import ClassWeights, class_covariances
+from .._engine.loop import SILENT, Reason, Trace, reason_to_end
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
-from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint
+from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales
 from .._estimator.fitting import BinaryFit
 from .._estimator.summary import interval_of
 from ._calibration import Cavities, calibrated_classes
 from ._copies import Copies, find_copies
-from ._factor_search import FactorAt, best_log_factor
-from ._joint_sampled import MIXING, SampledJointProblem, fit_joint_sampled
-from ._parameters import is_flat, refuse_integration
+from ._joint_sampled import MIXING, SampledClassSpread, SampledJoint
+from ._parameters import refuse_integration, takes_joint
 from ._priors import make_prior
-from ._problem import class_weights, evidence_probes, single_node
-from ._systems import Design, with_ones
+from ._problem import Limits, class_weights, evidence_probes, single_node
+from ._systems import TINY, Design, with_ones
 
 __all__ = [
     "JointProblem",
@@ -44,59 +46,7 @@ __all__ = [
     "fit_joint",
     "joint_log_weights",
     "joint_problem",
-    "takes_joint",
 ]
-
-# Sweeps for one prior variance of the search, and residual of the sites there, fine and rough.
-_PLACE_SWEEPS, _PLACE_TOL = 30, (0.05, 0.3)
-# Share of a step where acceleration has not settled: with rows of weight 1000 steps of a half go on
-# to oscillate after hundreds of sweeps, and smaller ones have not arrived.
-_PLAIN_DAMPING = 0.2
-# Sweeps in place of one outer step of the binary problem, which costs several Newton steps.
-_SWEEPS = 3
-
-
-@dataclass
-class JointProblem:
-    """Everything the joint fit needs; `sites` (2, n, K) are those to start from.
-
-    Rows are merged, `copies` says how.
-    """
-
-    design: Design
-    copies: Copies
-    weight: np.ndarray
-    prior: Any
-    factor: Any
-    sites: np.ndarray
-    tol: float
-    max_iter: int
-    damping: float
-    shape: tuple
-    calibration: str | None
-    variance: str = "exact"
-    solver: str = "primal"
-
-    @property
-    def n_rows(self):
-        """Number of all rows that were given."""
-        return len(self.copies.group)
-
-    def ep(self, y, factor=1.0):
-        """Return the fixed-point map of EP with the variances of the columns times a factor."""
-        structure = ClassWeights(self.design.B, self.prior.precision(factor))
-        return JointEP(structure, self.factor, y, self.weight)
-
-    def solve(self, ep, sites, tol, monitor=SILENT, **given):
-        """Run EP from sites, by limits of the problem unless others are given."""
-        damping = min(self.damping, _PLAIN_DAMPING)
-        limits = dict(tol=tol, max_iter=self.max_iter, damping=damping, mixing=MIXING)
-        return ep.solve(sites, accelerate=True, monitor=monitor, **limits | given)
-
-    def posterior(self, payload):
-        """Return what predicts as if the fit ended with this payload."""
-        state = payload[0]
-        return JointWeightPosterior(state.coef, ClassSpread(state.spread), self.design.intercept)
 
 
 class ClassSpread:
@@ -219,146 +169,278 @@ class JointWeightPosterior:
         return self.latent_mean(X) + self.slope * np.sqrt(self.temper) * away
 
 
-def takes_joint(estimator, d):
-    """Return how all classes of a fit to d columns get one joint posterior: "exact", "sampled".
+class JointNoise(NamedTuple):
+    """Random numbers of a fit with sampled variances: of weights, of rows, of a determinant."""
 
-    None where they do not. Raises a ValueError where that is asked for and another parameter
-    excludes it.
+    of_weights: np.ndarray
+    of_rows: np.ndarray
+    evidence_probes: Any
+
+
+@dataclass
+class JointProblem:
+    """Everything the joint fit needs; rows are merged, `copies` says how.
+
+    `last` are the sites (2, n, K) of an earlier fit, or None; `noise` is that of sampled variances,
+    None with exact ones.
     """
-    if len(estimator.classes_) == 2 or estimator.multi_class == "one_vs_rest":
-        return None
-    size = len(estimator.classes_) * (d + bool(estimator.fit_intercept))
-    asked = estimator.multi_class == "joint" and estimator.variance == "calibrated"
-    how = "sampled" if size > MOST_WEIGHTS or asked else "exact"
-    variances, solvers = ("exact", "primal") if how == "exact" else ("calibrated", "cg")
-    excluding = {
-        "prior": estimator.prior != "gaussian",
-        "bound='local'": estimator.bound == "local",
-        f"variance={estimator.variance!r}": estimator.variance not in ("auto", variances),
-        f"solver={estimator.solver!r}": estimator.solver not in ("auto", solvers),
-        "prior_groups": estimator.prior_groups is not None,
-        "intercept_prior_variance=inf": is_flat(estimator),
-    }
-    found = [name for name, excludes in excluding.items() if excludes]
-    for name in found:
-        refuse_joint(estimator, name)
-    return None if found else how
+
+    design: Design
+    copies: Copies
+    prior: Any
+    limits: Limits
+    shape: tuple
+    calibration: str | None
+    n_classes: int
+    last: Any = None
+    noise: JointNoise | None = None
+
+    @property
+    def variance(self):
+        """The way to variances."""
+        return "exact" if self.noise is None else "calibrated"
+
+    @property
+    def solver(self):
+        """What solves for the coefficients."""
+        return "primal" if self.noise is None else "cg"
+
+    @property
+    def n_rows(self):
+        """Number of all rows that were given."""
+        return len(self.copies.group)
+
+    @property
+    def max_iter(self):
+        """Bound of the iterations."""
+        return self.limits.max_iter
+
+    def posterior(self, payload):
+        """Return what predicts as if the fit ended with this payload."""
+        state, coef = payload[0], payload[0].coef
+        if self.noise is None:
+            spread: Any = ClassSpread(state.spread)
+        else:
+            spread = SampledClassSpread(state.system, payload[1].of_rows, payload[1].of_weights)
+            coef = coef.reshape(-1, self.n_classes).T
+        return JointWeightPosterior(coef, spread, self.design.intercept)
 
 
 def joint_problem(estimator, training):
-    """Return the `JointProblem` of checked training data, or that with sampled variances."""
+    """Return the `JointProblem` of checked training data."""
     check_column_scales(estimator, training.X, LARGEST_IN_UNITS)
     refuse_integration(estimator, "several classes jointly")
-    if takes_joint(estimator, training.X.shape[1]) == "sampled":
-        return _sampled_problem(estimator, training)
-    weight = training.weight * class_weights(estimator, training)
-    copies = find_copies(training.X, training.y, weight)
-    design = Design(training.X[copies.first], bool(estimator.fit_intercept))
-    n_classes = len(estimator.classes_)
-    sites = empty_sites(training.y[copies.first], n_classes)
-    shape = (*design.shape, n_classes, "joint", None)
-    last, last_shape = getattr(estimator, "_warm_state", ([], None))
-    if estimator.warm_start and last_shape == shape:
-        sites = last[0]
-    return JointProblem(
-        design=design,
-        copies=copies,
-        weight=copies.weight,
-        prior=make_prior(estimator, training.X.shape[1]),
-        factor=QUICK_SOFTMAX,
-        sites=sites,
-        tol=estimator.tol,
-        max_iter=_SWEEPS * estimator.max_iter,
-        damping=estimator.damping,
-        shape=shape,
-        calibration=estimator.calibration,
+    copies = find_copies(
+        training.X, training.y, training.weight * class_weights(estimator, training)
     )
-
-
-def _sampled_problem(estimator, training):
-    """Return the `SampledJointProblem` of checked training data."""
-    weight = training.weight * class_weights(estimator, training)
-    copies = find_copies(training.X, training.y, weight)
     design = Design(training.X[copies.first], bool(estimator.fit_intercept))
-    (n, q), K, k = design.shape, len(estimator.classes_), estimator.n_variance_samples
-    rng = check_random_state(estimator.random_state)
-    prior = make_prior(estimator, training.X.shape[1])
-    return SampledJointProblem(
-        design=design,
-        copies=copies,
-        prior=prior,
-        of_weights=rng.standard_normal((q * K, k)),
-        of_rows=rng.standard_normal((n, K, k)),
-        evidence_probes=evidence_probes(estimator, q * K, rng),
-        tol=estimator.tol,
-        max_iter=estimator.max_iter,
-        damping=estimator.damping,
-        shape=(n, q, K, "joint sampled", None),
-        calibration=estimator.calibration,
-        make_posterior=partial(JointWeightPosterior, intercept=design.intercept),
+    (n, q), K = design.shape, len(estimator.classes_)
+    noise, last, longer = None, None, 3  # sweeps for an outer step, which is several of Newton's
+    sampled = takes_joint(estimator, training.X.shape[1]) == "sampled"
+    shape = (n, q, K, "joint sampled" if sampled else "joint", None)
+    if sampled:
+        k, rng, longer = estimator.n_variance_samples, check_random_state(estimator.random_state), 1
+        normals = rng.standard_normal((q * K, k)), rng.standard_normal((n, K, k))
+        noise = JointNoise(*normals, evidence_probes(estimator, q * K, rng))
+    elif estimator.warm_start and getattr(estimator, "_warm_state", ([], None))[1] == shape:
+        last = estimator._warm_state[0][0]
+    prior, limits = make_prior(estimator, training.X.shape[1]), Limits.of(estimator, longer)
+    return JointProblem(design, copies, prior, limits, shape, estimator.calibration, K, last, noise)
+
+
+class JointFit(NamedTuple):
+    """The end of a joint fit: sites (2, n, K), payload, and what is known besides.
+
+    `left_var` (n, K) are variances of the cavities as far as labels can tell.
+    """
+
+    x: np.ndarray
+    payload: tuple
+    left_var: Any
+    scale: float
+    dof: Any
+    evidence: tuple
+    n_newton: int
+    history: dict
+    reason: Reason
+    last: Any = None
+
+
+def fit_joint(problem, y, monitor, k):
+    """Learn the prior variance if asked, converge EP, and return the one `BinaryFit`."""
+    y, weight = y[problem.copies.first], problem.copies.weight
+    fit = (_fit_exact if problem.noise is None else _fit_sampled)(problem, y, monitor)
+    state, posterior = fit.payload[0], problem.posterior(fit.payload)
+    without = class_cavities(ClassSites(*fit.x), state.mean, state.cov)
+    left_var = fit.left_var
+    if left_var is None:
+        left_var = np.where(without.proper[:, None], contrast_variances(without.cov), np.nan)
+    left = Cavities(without.mean.T, left_var.T)
+    left_out = calibrated_classes(QUICK_SOFTMAX, y, weight, left, problem.calibration)
+    posterior.slope, posterior.temper = left_out.slope, left_out.temper
+    evidence, error = fit.evidence
+    attributes = dict(
+        marginal_variance=np.einsum("ncc->cn", state.cov),
+        scale=fit.scale,
+        dof=fit.dof,
+        n_products=0,
+        n_newton=fit.n_newton,
+        n_passes=0,
+        evidence_std=error,
+        last=fit.last,
+        average=single_node(problem.prior, fit.scale, evidence),
+        left_out=left_out,
     )
+    attributes = problem.copies.of_class_rows(attributes, fit.x)
+    return BinaryFit(posterior, fit.history, fit.reason, evidence, attributes)
 
 
-def _learned_factor(problem, y):
-    """Return the factor of the prior variances with the largest evidence, and the sites there."""
-    found, d = {0.0: problem.sites}, problem.prior.n_features
-    most = min(problem.max_iter, _PLACE_SWEEPS)
+def _fit_exact(problem, y, monitor):
+    """Run EP with the covariance of all weights; return the `JointFit`."""
+    limits, weight, d = problem.limits, problem.copies.weight, problem.prior.n_features
+    first = empty_sites(y, problem.n_classes) if problem.last is None else problem.last
+    found = {0.0: first}
+
+    def solved(at, sites, tol, monitor=SILENT, max_iter=limits.max_iter):
+        prior = problem.prior.precision(float(np.exp(at)))
+        ep = JointEP(ClassWeights(problem.design.B, prior), QUICK_SOFTMAX, y, weight)
+        # where acceleration has not settled: with rows of weight 1000 steps of a half go on to
+        # oscillate after hundreds of sweeps, and smaller ones have not arrived
+        steps = dict(damping=min(limits.damping, 0.2), mixing=MIXING, accelerate=True)
+        return prior, ep.solve(sites, tol=tol, max_iter=max_iter, monitor=monitor, **steps)
 
     def nearest(at):
         return found[min(found, key=lambda other: abs(other - at))]
 
     def place(at, rough):
-        ep = problem.ep(y, float(np.exp(at)))
-        tol = max(problem.tol, _PLACE_TOL[rough])
-        result = problem.solve(ep, nearest(at), tol, max_iter=most)
+        tol = max(limits.tol, 0.3 if rough else 0.05)
+        prior, result = solved(at, nearest(at), tol, max_iter=min(limits.max_iter, 30))
         if not result.converged:
             return None
         found[at], state = result.x, result.evaluation.payload[0]
-        precision, coef = ep.structure.prior[:d], state.coef[:, :d]
+        precision, coef = prior[:d], state.coef[:, :d]
         var = np.einsum("cqcq->cq", state.spread)[:, :d]
         squares, known = np.sum(precision * coef**2), coef.size - np.sum(precision * var)
         return FactorAt.of(at, result.evaluation.record["log_evidence"], squares, known)
 
-    best = best_log_factor(place)
-    return float(np.exp(best)), nearest(best)
+    at = best_log_factor(place) if problem.prior.learn else 0.0
+    prior, result = solved(at, nearest(at), limits.tol, monitor)
+    payload, evidence = result.evaluation.payload, result.evaluation.record["log_evidence"]
+    dof = len(prior) - ClassSpread(payload[0].spread).variance() @ prior
+    told = (float(evidence), 0.0), 0, result.history, result.reason, result.x
+    return JointFit(result.x, payload, None, float(np.exp(at)), dof, *told)
 
 
-def fit_joint(problem, y, monitor, k):
-    """Learn the prior variance if asked, converge EP, and return the one `BinaryFit`."""
-    if isinstance(problem, SampledJointProblem):
-        return fit_joint_sampled(problem, y, monitor, k)
-    y = y[problem.copies.first]
-    factor, sites = _learned_factor(problem, y) if problem.prior.learn else (1.0, problem.sites)
-    ep = problem.ep(y, factor)
-    result = problem.solve(ep, sites, problem.tol, monitor)
-    state, update = result.evaluation.payload
-    posterior = problem.posterior((state, update))
-    left_out = _left_out(problem, y, result.x, state)
-    posterior.slope, posterior.temper = left_out.slope, left_out.temper
-    variance = posterior.coefficient_variance()
-    evidence = float(result.evaluation.record["log_evidence"])
-    attributes = dict(
-        marginal_variance=np.einsum("ncc->cn", state.cov),
-        scale=factor,
-        dof=variance.shape[1] - variance @ ep.structure.prior,
-        n_products=0,
-        n_newton=0,
-        n_passes=0,
-        evidence_std=0.0,
-        last=result.x,
-        average=single_node(problem.prior, factor, evidence),
-        left_out=left_out,
-    )
-    attributes = problem.copies.of_class_rows(attributes, result.x)
-    return BinaryFit(posterior, result.history, result.reason, evidence, attributes)
+def _fit_sampled(problem, y, monitor):
+    """Iterate variances, scale and sites to their fixed point; return the `JointFit`."""
+    fit, trace, reason = SampledJoint(problem, y), Trace(monitor), None
+    d, limits = problem.prior.n_features, problem.limits
+
+    def place(at, rough):
+        spread, prior, coef = fit.near(float(np.exp(at)), rough)
+        known = spread.dof - float(np.sum(1.0 - prior[d:] * spread.of_weights[:, d:]))
+        squares = float(np.sum(prior[:d, None] * coef[:d] ** 2))
+        return FactorAt.of(at, fit.evidence()[0], squares, known)
+
+    if problem.prior.learn:
+        fit.move_to(float(np.exp(best_log_factor(place))))
+    while reason is None:
+        trace.begin()
+        spread, residual = fit.advance()
+        payload = fit.result.evaluation.payload[0], spread
+        trace.end({"residual": residual}, payload)
+        reason = reason_to_end(trace, residual < limits.tol, False, False, limits.max_iter)
+    told = fit.evidence(), fit.n_sweeps, trace.history, reason
+    return JointFit(fit.x, payload, fit.variances, fit.scale, spread.dof, *told)
 
 
-def _left_out(problem, y, sites, state):
-    """Return the `LeftOut` of the rows, whose cavities are as far apart as labels can tell."""
-    without = class_cavities(ClassSites(*sites), state.mean, state.cov)
-    var = np.where(without.proper[:, None], contrast_variances(without.cov), np.nan)
-    left = Cavities(without.mean.T, var.T)
-    return calibrated_classes(problem.factor, y, problem.weight, left, problem.calibration)
+class _FactorSearch(NamedTuple):
+    """Numbers of the search for the factor of the prior variances."""
+
+    # Of its log. Wider priors on separable classes change no probability that matters, and cost EP
+    # the digits that weights and repeated rows have in common.
+    range: tuple = (-5.0, 7.0)
+    little: float = 0.3  # nats: a step that promises no more, ...
+    close: float = 0.05  # ... or is so short, ends it
+    large: float = 3.0  # promised nats from which on evidences may be rough
+    clear: float = 0.2  # MacKay's step downwards that is believed
+    shortest: float = 1.0  # step away from what was looked at, ...
+    longest: float = 2.0  # ... and longest one
+
+
+_FACTOR = _FactorSearch()
+
+
+class FactorAt(NamedTuple):
+    """A log factor, the log evidence there or nan, and MacKay's step of the log factor."""
+
+    at: float
+    evidence: float
+    step: float
+
+    @classmethod
+    def of(cls, at, evidence, squares, known):
+        """Return the place where coefficients have the sum `squares` in units of their variances.
+
+        `known` is the effective number of them.
+        """
+        step = np.log(max(squares, TINY) / max(known, TINY))
+        return cls(at, evidence, float(np.clip(step, -_FACTOR.longest, _FACTOR.longest)))
+
+
+def _vertex(left, top, right):
+    """Return where the parabola through three places is highest, and what it gains over the top."""
+    (x0, y0), (x1, y1), (x2, y2) = (place[:2] for place in (left, top, right))
+    up, down = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
+    bend = (up - down) / (x2 - x0)  # minus half of the second derivative
+    slope = (up * (x2 - x1) + down * (x1 - x0)) / (x2 - x0)
+    move = 0.5 * slope / bend if bend > 0 else 0.0
+    return x1 + move, 0.5 * slope * move
+
+
+def _next(places):
+    """Return the next log factor to look at, and how many nats it promises."""
+    places = sorted(places)
+    best = int(np.argmax([place.evidence for place in places]))
+    if 0 < best < len(places) - 1:
+        return _vertex(*places[best - 1 : best + 2])
+    outwards = -1 if best == 0 else 1
+    here, last = places[best], places[best - outwards]
+    way = abs(here.at - last.at)
+    at = here.at + outwards * float(np.clip(2.0 * way, _FACTOR.shortest, _FACTOR.longest))
+    at = float(np.clip(at, *_FACTOR.range))
+    gain = (here.evidence - last.evidence) / way * abs(at - here.at)
+    return (at, gain) if gain > _FACTOR.little else (here.at, 0.0)
+
+
+def best_log_factor(place):
+    """Return the log factor with the largest evidence.
+
+    `place(at, rough)` gives the `FactorAt` at a log factor, or None where there is no fit; the
+    search then goes half of the way back. `rough` tells that nats do not matter yet.
+    """
+    here = place(0.0, True)
+    if here is None:
+        return 0.0
+    direction = -1.0 if here.step < -_FACTOR.clear else 1.0
+    places, at, gain = [here], direction * max(abs(here.step), _FACTOR.shortest), np.inf
+    for _ in range(12):
+        if not np.isfinite(here.evidence):
+            at = float(np.clip(here.at + here.step, *_FACTOR.range))
+        nearest = min(abs(at - p.at) for p in places)
+        if nearest <= _FACTOR.close:
+            break
+        new = place(at, gain > _FACTOR.large)
+        if new is None:
+            at = 0.5 * (at + max(places, key=lambda p: p.evidence).at)
+            continue
+        here = new
+        places.append(here)
+        if np.isfinite(here.evidence):
+            at, gain = _next(places)
+            if gain <= _FACTOR.little:
+                break
+    return at
 
 
 def joint_log_weights(posterior, X, y, weight, sites, n_draws, rng):

@@ -6,7 +6,6 @@ than products with the rows, tell the level: of contrasts, for labels see nothin
 variances the sites are those of EP, and the means are right.
 """
 
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,19 +13,12 @@ import scipy.sparse as sp
 from scipy.linalg import cho_solve
 
 from .._engine.class_sites import (
-    ClassSites,
     JointEP,
-    class_cavities,
     empty_sites,
     star_times,
 )
 from .._engine.gaussian import ImproperPosterior, checked_cholesky
-from .._engine.loop import Trace, reason_to_end
 from .._engine.noisy_argmax import QUICK_SOFTMAX
-from .._estimator.fitting import BinaryFit
-from ._calibration import Cavities, calibrated_classes
-from ._factor_search import FactorAt, best_log_factor
-from ._problem import single_node
 from ._systems import (
     START_INFLATION,
     START_PRECISION,
@@ -37,18 +29,24 @@ from ._systems import (
 )
 from ._variances import coefficient_variances, log_determinant
 
-__all__ = ["MIXING", "SampledClassSpread", "SampledJointProblem", "StarSystem", "fit_joint_sampled"]
+__all__ = ["MIXING", "SampledClassSpread", "SampledJoint", "StarSystem"]
 
-# Residuals of the sites at the first variances and later, sweeps for them, and relative residuals
-# of the solves for their means, of those for samples, and of those for predictions.
-_FIRST_TOL, _SITE_TOL, _MOST_SWEEPS = 0.1, 1e-2, 40
-_MEAN_RTOL, _SAMPLE_RTOL, _RTOL = 1e-4, 1e-2, 1e-8
-_LEAST = 1e-8
+
+class _Tolerances(NamedTuple):
+    """Where iterations of sites and solves end."""
+
+    first_sites: float = 0.1  # at the first variances and at another scale
+    sites: float = 1e-2
+    sweeps: int = 40
+    mean: float = 1e-4  # relative residual of the solves for means, ...
+    samples: float = 1e-2  # ... for samples, ...
+    predictions: float = 1e-8  # ... and for predictions
+
+
+_TOL = _Tolerances()
 # Share of a step that the acceleration mixes: on iris under wide priors 13 to 18 sweeps in place of
 # 30 to more than 60 with whole steps.
 MIXING = 0.7
-# Renewals of the variances at one prior variance of the search.
-_PLACE_STEPS = 2
 # Largest number of training rows times classes for a matrix of these.
 _MOST_DUAL = 3000
 
@@ -82,7 +80,7 @@ class StarSystem:
         out = self.pull(star_times(self.precision, self.predictors(V)))
         return self.diagonal[:, None] * V + out
 
-    def solve(self, right, rtol=_RTOL, start=None):
+    def solve(self, right, rtol=_TOL.predictions, start=None):
         """Return A^-1 right (q K, k) to a relative residual in each column."""
         x = np.zeros_like(right) if start is None else start.copy()
         r = right.copy() if start is None else right - self.times(x)
@@ -168,7 +166,7 @@ class GivenCavities:
         """Return the `_GivenSites` for sites (n, K), copies counted."""
         system = StarSystem(self.design, self.prior, precision)
         right = system.pull(shift[:, :, None])
-        self.coef = system.solve(right, _MEAN_RTOL, self.coef)
+        self.coef = system.solve(right, _TOL.mean, self.coef)
         mean = system.predictors(self.coef)[:, :, 0]
         d = precision / self.weight[:, None]
         A = -d[:, :, None] * (d / d.sum(1, keepdims=True))[:, None, :]
@@ -194,7 +192,7 @@ class SampledClassSpread:
     def rows(self, B):
         """Return the covariances (n, K, K) of the predictors of rows, independent over classes."""
         squares = B.multiply(B) if hasattr(B, "multiply") else B * B
-        var = np.maximum(np.asarray(squares @ self.of_rows), _LEAST)
+        var = np.maximum(np.asarray(squares @ self.of_rows), 1e-8)
         return var[:, :, None] * np.eye(var.shape[1])
 
     def between(self, B1, B2, c, j):
@@ -229,7 +227,7 @@ class SampledClassSpread:
         n, K = self.system.precision.shape
         noise = rng.standard_normal((len(self.system.diagonal), n_samples))
         right = self.system.right(noise, rng.standard_normal((n, K, n_samples)))
-        draws = self.system.solve(right, _MEAN_RTOL).reshape(-1, K, n_samples)
+        draws = self.system.solve(right, _TOL.mean).reshape(-1, K, n_samples)
         return draws.transpose(1, 2, 0)
 
 
@@ -242,45 +240,12 @@ class _Spread(NamedTuple):
     dof: float
 
 
-@dataclass
-class SampledJointProblem:
-    """Everything the fit needs; rows are merged, `copies` says how. Sent nowhere."""
-
-    design: Any
-    copies: Any
-    prior: Any
-    of_weights: np.ndarray
-    of_rows: np.ndarray
-    evidence_probes: Any
-    tol: float
-    max_iter: int
-    damping: float
-    shape: tuple
-    calibration: str | None
-    make_posterior: Any
-    variance: str = "calibrated"
-    solver: str = "cg"
-    factor: Any = field(default=QUICK_SOFTMAX)
-
-    @property
-    def n_rows(self):
-        """Number of all rows that were given."""
-        return len(self.copies.group)
-
-    def posterior(self, payload):
-        """Return what predicts as if the fit ended with this payload."""
-        state, spread = payload
-        K = spread.of_rows.shape[1]
-        covariance = SampledClassSpread(state.system, spread.of_rows, spread.of_weights)
-        return self.make_posterior(state.coef.reshape(-1, K).T, covariance)
-
-
-class _SampledJoint:
+class SampledJoint:
     """The iteration: variances of the cavities, scale of the prior, sites given these."""
 
     def __init__(self, problem, y):
         self.problem, self.y, self.scale = problem, y, problem.prior.start_scale
-        self.weight, self.K = problem.copies.weight, problem.of_rows.shape[1]
+        self.weight, self.K = problem.copies.weight, problem.n_classes
         self.x = empty_sites(y, self.K)
         self.coef: Any = None
         self.draws: Any = None
@@ -288,29 +253,29 @@ class _SampledJoint:
         prior = problem.prior.precision(self.scale)
         data = problem.design.squares_tdot(START_PRECISION * self.weight)
         start = START_INFLATION * (problem.design.squares @ (1.0 / (prior + data)))
-        self.variances = np.maximum(np.repeat(np.asarray(start)[:, None], self.K, 1), _LEAST)
-        self.result = self.sites(_FIRST_TOL)
+        self.variances = np.maximum(np.repeat(np.asarray(start)[:, None], self.K, 1), 1e-8)
+        self.result = self.sites(_TOL.first_sites)
 
     def sites(self, tol):
         """Run EP given the variances of the cavities, from the last sites."""
         prior = self.problem.prior.precision(self.scale)
         args = prior, self.weight, self.variances, self.coef
         structure = GivenCavities(self.problem.design, *args)
-        ep = JointEP(structure, self.problem.factor, self.y, self.weight)
-        damping = self.problem.damping
-        limits = dict(tol=tol, max_iter=_MOST_SWEEPS, damping=damping, mixing=MIXING)
+        ep = JointEP(structure, QUICK_SOFTMAX, self.y, self.weight)
+        damping = self.problem.limits.damping
+        limits = dict(tol=tol, max_iter=_TOL.sweeps, damping=damping, mixing=MIXING)
         result = ep.solve(self.x, accelerate=True, **limits)
         self.x, self.coef, self.n_sweeps = result.x, structure.coef, self.n_sweeps + result.n_iter
         return result
 
     def spread(self):
         """Return the `_Spread` at the present sites, from draws that go on from the last ones."""
-        p, state = self.problem, self.result.evaluation.payload[0]
-        system, k = state.system, self.problem.of_weights.shape[1]
+        p, state = self.problem.noise, self.result.evaluation.payload[0]
+        system, k = state.system, p.of_weights.shape[1]
         right = system.right(p.of_weights, p.of_rows)
-        self.draws = system.solve(right, _SAMPLE_RTOL, self.draws)
+        self.draws = system.solve(right, _TOL.samples, self.draws)
         energy = np.einsum("ij,ij->j", self.draws, system.times(self.draws))
-        scale = np.sqrt(len(right) / np.maximum(energy, _LEAST))
+        scale = np.sqrt(len(right) / np.maximum(energy, 1e-8))
         U, F = self.draws * scale, system.predictors(self.draws)
         copies = np.maximum(self.weight, 1.0)  # of a weight below one all is taken out
         left = (self.K - 1.0) * np.sum(copies - 1.0) + np.sum(system.unexplained(p.of_rows, F))
@@ -318,9 +283,12 @@ class _SampledJoint:
         variances = 1.0 / system.preconditioner.reshape(-1, self.K)
         own = copy - copy**2 / copy.sum(1, keepdims=True)
         j = np.column_stack(
-            [leave_one_out(p.design.B, variances[:, c], own[:, c]) for c in range(self.K)]
+            [
+                leave_one_out(self.problem.design.B, variances[:, c], own[:, c])
+                for c in range(self.K)
+            ]
         )
-        j = np.maximum(j, _LEAST)
+        j = np.maximum(j, 1e-8)
         seen = np.einsum("nck,nck->n", F, star_times(1.0 / j, F)) / k
         explained = np.einsum("nck,nck->n", F, star_times(system.precision, F)) / k
         level = float(copies @ seen) / left
@@ -332,34 +300,34 @@ class _SampledJoint:
         """Renew variances and scale, and the sites; return the `_Spread` and the residual."""
         spread = self.spread()
         change = np.log(spread.cavities / self.variances)
-        share = self.problem.damping
+        share = self.problem.limits.damping
         self.variances = self.variances * np.exp(share * change)
         residual = float(self.weight @ np.mean(change**2, axis=1)) / self.weight.sum()
         if not np.isfinite(residual):
             raise ImproperPosterior("variances are beyond the range of double precision")
-        self.result = self.sites(_SITE_TOL)
+        self.result = self.sites(_TOL.sites)
         return spread, residual
 
     def move_to(self, scale):
         """Change the scale of the prior: the state has to be of it before draws are."""
         if scale != self.scale:
             self.scale = scale
-            self.result = self.sites(_FIRST_TOL)
+            self.result = self.sites(_TOL.first_sites)
 
-    def place(self, at, rough):
-        """Return the `FactorAt` of a log scale, near enough to its fixed point to compare."""
-        prior, d = self.problem.prior, self.problem.prior.n_features
-        self.move_to(float(np.exp(at)))
-        for _ in range(1 if rough and self.draws is not None else _PLACE_STEPS):
+    def near(self, scale, rough):
+        """Go to a scale, near enough to its fixed point to compare.
+
+        Returns the `_Spread`, the prior precisions and the coefficients (q, K) there.
+        """
+        again = self.draws is not None and rough
+        self.move_to(scale)
+        for _ in range(1 if again else 2):
             spread, _ = self.advance()
-        precision, coef = prior.precision(self.scale), self.coef.reshape(-1, self.K)
-        known = spread.dof - float(np.sum(1.0 - precision[d:] * spread.of_weights[:, d:]))
-        squares = float(np.sum(precision[:d, None] * coef[:d] ** 2))
-        return FactorAt.of(at, self.evidence()[0], squares, known)
+        return spread, self.problem.prior.precision(scale), self.coef.reshape(-1, self.K)
 
     def evidence(self):
         """Return EP's log evidence and its standard error by the probes of a log determinant."""
-        probes = self.problem.evidence_probes
+        probes = self.problem.noise.evidence_probes
         if probes is None:
             return np.nan, 0.0
         system = self.result.evaluation.payload[0].system
@@ -367,38 +335,3 @@ class _SampledJoint:
         log_prior = float(np.sum(np.log(system.diagonal)))
         value = self.result.evaluation.record["log_evidence"]
         return value + 0.5 * (log_prior - log_det), 0.5 * error
-
-
-def fit_joint_sampled(problem, y, monitor, k):
-    """Iterate variances, scale and sites to their fixed point; return the one `BinaryFit`."""
-    y = y[problem.copies.first]
-    fit, trace, reason = _SampledJoint(problem, y), Trace(monitor), None
-    if problem.prior.learn:
-        fit.move_to(float(np.exp(best_log_factor(fit.place))))
-    while reason is None:
-        trace.begin()
-        spread, residual = fit.advance()
-        state = fit.result.evaluation.payload[0]
-        trace.end({"residual": residual}, (state, spread))
-        reason = reason_to_end(trace, residual < problem.tol, False, False, problem.max_iter)
-    posterior = problem.posterior((state, spread))
-    without = class_cavities(ClassSites(*fit.x), state.mean, state.cov)
-    left = Cavities(without.mean.T, fit.variances.T)
-    weight = problem.copies.weight
-    left_out = calibrated_classes(problem.factor, y, weight, left, problem.calibration)
-    posterior.slope, posterior.temper = left_out.slope, left_out.temper
-    evidence, error = fit.evidence()
-    attributes = dict(
-        marginal_variance=np.einsum("ncc->cn", state.cov),
-        scale=fit.scale,
-        dof=spread.dof,
-        n_products=0,
-        n_newton=fit.n_sweeps,
-        n_passes=0,
-        evidence_std=error,
-        last=None,
-        average=single_node(problem.prior, fit.scale, evidence),
-        left_out=left_out,
-    )
-    attributes = problem.copies.of_class_rows(attributes, fit.x)
-    return BinaryFit(posterior, trace.history, reason, evidence, attributes)

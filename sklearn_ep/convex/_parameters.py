@@ -4,9 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._engine.class_weights import MOST_WEIGHTS
 from .._engine.super_gaussian import BOUNDS
 from .._estimator.averaged import check_hyperparameters
-from .._estimator.checks import check_choice, check_common, check_number
+from .._estimator.checks import check_choice, check_common, check_number, refuse_joint
 from ._sites import SuperGaussianSite
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "prior_mode",
     "refuse_integration",
     "scale_name",
+    "takes_joint",
 ]
 
 
@@ -144,3 +146,29 @@ def check_positive(name, value, finite=False):
 def prior_mode(estimator):
     """Return what of the prior a warm start has to agree in."""
     return repr((estimator.prior, learns_scale(estimator), estimator.laplace_scale))
+
+
+def takes_joint(estimator, d):
+    """Return how all classes of a fit to d columns get one joint posterior: "exact", "sampled".
+
+    None where they do not. Raises a ValueError where that is asked for and another parameter
+    excludes it.
+    """
+    if len(estimator.classes_) == 2 or estimator.multi_class == "one_vs_rest":
+        return None
+    size = len(estimator.classes_) * (d + bool(estimator.fit_intercept))
+    asked = estimator.multi_class == "joint" and estimator.variance == "calibrated"
+    how = "sampled" if size > MOST_WEIGHTS or asked else "exact"
+    variances, solvers = ("exact", "primal") if how == "exact" else ("calibrated", "cg")
+    excluding = {
+        "prior": estimator.prior != "gaussian",
+        "bound='local'": estimator.bound == "local",
+        f"variance={estimator.variance!r}": estimator.variance not in ("auto", variances),
+        f"solver={estimator.solver!r}": estimator.solver not in ("auto", solvers),
+        "prior_groups": estimator.prior_groups is not None,
+        "intercept_prior_variance=inf": is_flat(estimator),
+    }
+    found = [name for name, excludes in excluding.items() if excludes]
+    for name in found:
+        refuse_joint(estimator, name)
+    return None if found else how
