@@ -20,26 +20,15 @@ from .gaussian import (
     checked_cholesky,
     inverse_from_cholesky,
     triangular_inverse,
+    weighted_gram,
 )
 
-__all__ = ["MOST_WEIGHTS", "ClassWeightState", "ClassWeights", "class_covariances", "weighted_gram"]
+__all__ = ["MOST_WEIGHTS", "ClassWeightState", "ClassWeights", "class_covariances"]
 
 # Classes times columns up to which the joint precision matrix is factorised.
 MOST_WEIGHTS = 4000
 # Numbers in one temporary block of rows.
 _BLOCK = 2_000_000
-
-
-def weighted_gram(B: Any, weight: np.ndarray) -> np.ndarray:
-    """Return B' diag(weight) B as a dense matrix (q, q)."""
-    if hasattr(B, "weighted_gram"):
-        return B.weighted_gram(weight)
-    if not sp.issparse(B):
-        return B.T @ (weight[:, None] * B)
-    scaled = sp.csr_matrix(
-        (B.data * np.repeat(weight, np.diff(B.indptr)), B.indices, B.indptr), shape=B.shape
-    )
-    return (B.T @ scaled).toarray()
 
 
 def class_covariances(spread: np.ndarray, B: Any) -> np.ndarray:

@@ -8,6 +8,7 @@ by a Cholesky factorisation and nowhere else.
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 from scipy.linalg import blas, cho_solve, cholesky, lapack
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "times",
     "triangular_inverse",
     "triangular_solve",
+    "weighted_gram",
 ]
 
 
@@ -313,3 +315,15 @@ def eigen_curvature(rows: np.ndarray, least: float) -> tuple[np.ndarray, np.ndar
     """
     values, vectors = np.linalg.eigh(0.5 * (rows + rows.T))
     return np.maximum(values, least), vectors
+
+
+def weighted_gram(B: Any, weight: np.ndarray) -> np.ndarray:
+    """Return B' diag(weight) B as a dense matrix (q, q)."""
+    if hasattr(B, "weighted_gram"):
+        return B.weighted_gram(weight)
+    if not sp.issparse(B):
+        return B.T @ (weight[:, None] * B)
+    scaled = sp.csr_matrix(
+        (B.data * np.repeat(weight, np.diff(B.indptr)), B.indices, B.indptr), shape=B.shape
+    )
+    return (B.T @ scaled).toarray()

@@ -232,7 +232,7 @@ def logistic_mixture(mean: Any, var: Any) -> tuple[np.ndarray, np.ndarray, np.nd
     relative accuracy in the tails and costs about four times as much.
     """
     mean, var = np.broadcast_arrays(np.asarray(mean, dtype=float), np.asarray(var, dtype=float))
-    sigma, softplus, slope = (np.zeros(mean.shape) for _ in range(3))
+    sigma, softplus, slope = np.zeros((3, *mean.shape))
     for weight, steepness in zip(_FIVE_WEIGHTS, _FIVE_SLOPES, strict=True):
         d = np.sqrt(var + steepness**-2)
         z = mean / d

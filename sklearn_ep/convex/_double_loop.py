@@ -61,22 +61,15 @@ def minimise(point, gradient, direction, moved, *, scale, tol, max_iter):
         resolution = np.finfo(float).eps * (1.0 + abs(point.value))
         if -slope <= 64.0 * resolution:
             return moved(point, d, 1.0), n_steps + 1
-        new = _backtracked(point, d, moved, slope, 8.0 * resolution)
-        if new is None:
-            return point, n_steps + 1
+        slack, length = 8.0 * resolution, 1.0
+        new = moved(point, d, length)
+        while new.value > point.value + 1e-4 * length * slope + slack:  # Armijo's share, as usual
+            length *= 0.5
+            if length < 1e-12:  # rounding hides any decrease
+                return point, n_steps + 1
+            new = moved(point, d, length)
         point = new
     return point, max_iter
-
-
-def _backtracked(point, d, moved, slope, slack):
-    """Go back from the full step to a sufficient decrease; None where rounding hides any."""
-    length = 1.0
-    for _ in range(40):
-        new = moved(point, d, length)
-        if new.value <= point.value + 1e-4 * length * slope + slack:  # Armijo's share, as usual
-            return new
-        length *= 0.5
-    return None
 
 
 class Inner(NamedTuple):
@@ -88,8 +81,8 @@ class Inner(NamedTuple):
 
     u: np.ndarray
     s: np.ndarray
-    prior: Penalty
-    site: Penalty
+    prior: Any
+    site: Any
     value: float
 
 
@@ -175,7 +168,8 @@ class DoubleLoop:
     def _solve_inner(self, z, coefficients, scale):
         """Minimise the penalised loss at fixed variances, from the last solution."""
 
-        def at(u, s):
+        def moved(point, d, length):
+            u, s = point.u + length * d[0], point.s + length * d[1]
             prior, site = self.prior.penalty(u, coefficients, scale), self.sites.penalty(s, z)
             return Inner(u, s, prior, site, float(np.sum(prior.value) + np.sum(site.value)))
 
@@ -187,11 +181,9 @@ class DoubleLoop:
             d = system.solve(-slopes)
             return d, self.design.dot(d)
 
-        def moved(point, d, length):
-            return at(point.u + length * d[0], point.s + length * d[1])
-
         limits = dict(scale=self.size, tol=self.inner_tol**2, max_iter=self.max_inner_iter)
-        inner, n_newton = minimise(at(self.u, self.s), gradient, direction, moved, **limits)
+        start, still = Inner(self.u, self.s, None, None, np.nan), (0.0, 0.0)
+        inner, n_newton = minimise(moved(start, still, 0.0), gradient, direction, moved, **limits)
         self.u, self.s = inner.u, inner.s
         self.n_newton += n_newton
         return inner
@@ -230,12 +222,6 @@ class DoubleLoop:
         loss = float(np.sum(site.value) + np.sum(step.prior.value))
         normaliser = self.prior.log_normaliser(step.scale)
         return 0.5 * (explained - step.system.log_det) + normaliser - loss
-
-    def solve(self, x, *, tol, max_iter, damping, monitor=SILENT):
-        """Iterate from state x; see `loop.iterate` for the result."""
-        acceleration = Anderson(depth=5, mixing=damping, max_change=3.0)
-        limits = dict(max_iter=max_iter, tol=tol, damping=damping, monitor=monitor)
-        return iterate(self.evaluate, x, acceleration=acceleration, accept=_not_lower, **limits)
 
 
 def _not_lower(current, candidate):
@@ -308,7 +294,9 @@ class ExactFit:
         limits = self.limits._replace(**changes)
         inner = limits.inner_tol, limits.max_inner_iter
         loop = DoubleLoop(self.design.counting(), self.sites, self.prior, self.system, *inner)
-        return loop, loop.solve(loop.start(last), monitor=monitor, **limits.outer)
+        acceleration = Anderson(depth=5, mixing=limits.damping, max_change=3.0)
+        steps = dict(acceleration=acceleration, accept=_not_lower, monitor=monitor, **limits.outer)
+        return loop, iterate(loop.evaluate, loop.start(last), **steps)
 
     def node_fit(self, step):
         """Return the `NodeFit` of a `Step`."""

@@ -33,11 +33,10 @@ from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales
 from .._estimator.fitting import BinaryFit
 from .._estimator.summary import interval_of
 from ._calibration import Cavities, calibrated_classes
-from ._copies import Copies, find_copies
 from ._joint_sampled import MIXING, SampledClassSpread, SampledJoint
-from ._parameters import refuse_integration, takes_joint
+from ._parameters import Limits, refuse_integration, takes_joint
 from ._priors import make_prior
-from ._problem import Limits, class_weights, evidence_probes, single_node
+from ._problem import Copies, class_weights, evidence_probes, find_copies, single_node
 from ._systems import TINY, Design, with_ones
 
 __all__ = [

@@ -11,7 +11,8 @@ from .._estimator.checks import check_choice, check_common, check_number, refuse
 from ._sites import SuperGaussianSite
 
 __all__ = [
-    "LIMITS",
+    "SIZES",
+    "Limits",
     "check_parameters",
     "check_positive",
     "given_variance",
@@ -24,7 +25,7 @@ __all__ = [
 ]
 
 
-class Limits(NamedTuple):
+class Sizes(NamedTuple):
     """Sizes from which on another way is taken."""
 
     exact: int = 4000  # largest matrix that "auto" factorises: some 10 s a step
@@ -38,7 +39,30 @@ class Limits(NamedTuple):
     stream: int = 2000  # coefficients of a stream whose precision matrix is kept
 
 
-LIMITS = Limits()
+SIZES = Sizes()
+
+
+class Limits(NamedTuple):
+    """How far loops go: the outer one, and Newton's in it."""
+
+    tol: float
+    max_iter: int
+    damping: float
+    inner_tol: float
+    max_inner_iter: int
+
+    @classmethod
+    def of(cls, estimator, longer=1):
+        """Return those of an estimator with so many times the iterations."""
+        limits = cls(*(getattr(estimator, name) for name in cls._fields))
+        return limits._replace(max_iter=longer * limits.max_iter)
+
+    @property
+    def outer(self):
+        """Those of the outer loop."""
+        return dict(tol=self.tol, max_iter=self.max_iter, damping=self.damping)
+
+
 SOLVERS = ("auto", "primal", "dual", "cg")
 VARIANCES = ("auto", "exact", "calibrated", "monte_carlo", "lanczos")
 

@@ -5,7 +5,7 @@ ones by natural gradients, or sampled ones by the same loop as in memory, whose 
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -16,11 +16,10 @@ from .._engine.super_gaussian import LogisticSites
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint
 from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
-from ._calibration import LeftOut, calibrated, cavities
-from ._copies import find_copies
+from ._calibration import Cavities, LeftOut, calibrated, cavities
 from ._double_loop import ExactFit, Last
 from ._natural import VISITS_A_STEP, NaturalGradient
-from ._parameters import LIMITS, is_flat, prior_mode, refuse_integration
+from ._parameters import SIZES, Limits, is_flat, prior_mode, refuse_integration
 from ._posterior import WeightPosterior, mixed_weights
 from ._priors import make_prior
 from ._rows import PartedRows, RowSpec, WholePosterior, left_out_of_posterior, site_sums
@@ -30,12 +29,15 @@ from ._systems import Design, DualSystem, IterativeSystem, PrimalSystem
 from ._variances import rademacher
 
 __all__ = [
+    "Copies",
     "Problem",
     "checked_class_weights",
     "class_weights",
     "evidence_probes",
+    "find_copies",
+    "fit_exact",
     "fit_parted",
-    "fit_problem",
+    "fit_sampled",
     "given_node",
     "make_parted",
     "make_problem",
@@ -43,27 +45,6 @@ __all__ = [
 ]
 
 SYSTEMS = {"primal": PrimalSystem, "dual": DualSystem}
-
-
-class Limits(NamedTuple):
-    """How far loops go: the outer one, and Newton's in it."""
-
-    tol: float
-    max_iter: int
-    damping: float
-    inner_tol: float
-    max_inner_iter: int
-
-    @classmethod
-    def of(cls, estimator, longer=1):
-        """Return those of an estimator with so many times the iterations."""
-        limits = cls(*(getattr(estimator, name) for name in cls._fields))
-        return limits._replace(max_iter=longer * limits.max_iter)
-
-    @property
-    def outer(self):
-        """Those of the outer loop."""
-        return dict(tol=self.tol, max_iter=self.max_iter, damping=self.damping)
 
 
 @dataclass
@@ -156,19 +137,12 @@ class Problem:
         return loop, result, log_evidence, attributes
 
 
-def fit_problem(problem, sign, monitor, k):
-    """Fit binary problem k to rows in memory and return its `BinaryFit`."""
-    copies = problem.rows.copies
-    if copies is not None:
-        sign = sign[copies.first]
-    fit = _fit_exact if problem.variance == "exact" else _fit_sampled
-    fit = fit(problem, sign, monitor, problem.lasts[k])
-    return fit if copies is None else fit._replace(attributes=copies.of_rows(fit.attributes))
+def fit_exact(problem, sign, monitor, k):
+    """Fit binary problem k to rows in memory by the double loop; return its `BinaryFit`.
 
-
-def _fit_exact(problem, sign, monitor, last):
-    """Fit by the double loop, at one scale of the prior or averaged over it."""
-    rows, mode = problem.rows, None
+    At one scale of the prior or averaged over it.
+    """
+    rows, mode, last = problem.rows, None, problem.lasts[k]
     fits = ExactFit(
         rows.design, rows.sites(sign), problem.prior, SYSTEMS[problem.solver], problem.limits
     )
@@ -224,10 +198,12 @@ def _of_rows(problem, sign, fits, weight):
     )
 
 
-def _fit_sampled(problem, sign, monitor, last):
-    """Fit by visits to the rows, which are all in one part."""
+def fit_sampled(problem, sign, monitor, k):
+    """Fit binary problem k by visits to the rows, which are all in one part."""
+    copies = problem.rows.copies
+    sign = sign[copies.first]
     own, rows = problem.rows.one_part(sign)
-    loop, result, log_evidence, attributes = problem.sampled(rows, last, monitor)
+    loop, result, log_evidence, attributes = problem.sampled(rows, problem.lasts[k], monitor)
     step, place, weight = result.evaluation.payload, loop.place, problem.rows.weight
     site, variances = own.penalty(place.point, place.anchors), own.variances(place.anchors)
     mean = own.predictors(place.point)
@@ -242,6 +218,7 @@ def _fit_sampled(problem, sign, monitor, last):
     diagonal, design = step.prior.precision, problem.rows.design
     system = IterativeSystem(design, diagonal, site.precision, step.data)
     posterior = WeightPosterior(step.mean, problem.intercept, system, step.system)
+    attributes = copies.of_rows(attributes)
     return _tempered(posterior, left_out, result, log_evidence, attributes)
 
 
@@ -305,6 +282,70 @@ def _tempered(posterior, left_out, result, log_evidence, attributes):
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
 
 
+@dataclass
+class Copies:
+    """Which rows are copies of which: equal rows as one of so many copies, in an order of its own.
+
+    Where variances are sampled, solves end at a tolerance, and learning turns differences at the
+    level of rounding into visible ones; so do the sites of several classes. With rows merged and
+    sorted, weights and repeated rows, in any order, are one problem to the last bit.
+
+    first (m,) are the rows that stand for theirs, group (n,) says for each row which of them does,
+    weight (m,) is that of all copies and share (n,) that of each row in it.
+    """
+
+    first: np.ndarray
+    group: np.ndarray
+    weight: np.ndarray
+    share: np.ndarray
+
+    def of_rows(self, attributes):
+        """Return the attributes of a `BinaryFit` to merged rows for all rows."""
+        left = attributes["left_out"]
+        cavities = Cavities(*(values[..., self.group] for values in left.cavities))
+        new = dict(
+            site_precision=attributes["site_precision"][..., self.group] * self.share,
+            marginal_variance=attributes["marginal_variance"][..., self.group],
+            left_out=left._replace(cavities=cavities, log_proba=left.log_proba[self.group]),
+        )
+        return attributes | new
+
+    def of_class_rows(self, attributes, sites):
+        """Return the same of a joint fit, whose sites x (2, m, K) are those of one copy.
+
+        A row gets those of all its copies.
+        """
+        own = self.weight[self.group] * self.share
+        precision, shift = (x.T[:, self.group] * own for x in sites)
+        new = self.of_rows(attributes | dict(site_precision=sites[0].T))
+        return new | dict(site_precision=precision, site_shift=shift)
+
+
+def find_copies(X, y, weight):
+    """Return the `Copies` among rows X (n, d), dense or CSR, of classes y with weight (n,) each."""
+    key = X @ np.random.RandomState(0).standard_normal(X.shape[1])
+    order = np.argsort(key, kind="stable")
+    # so far apart, relative to the largest, products are surely those of different rows
+    apart = np.diff(key[order], prepend=-np.inf) > 1e-12 * np.max(np.abs(key), initial=1.0)
+    near = np.cumsum(apart)
+    sort = np.lexsort((y[order], near))
+    order, near = order[sort], near[sort]
+    new = (np.diff(near, prepend=-1) > 0) | (np.diff(y[order], prepend=-1) != 0)
+    doubtful = np.flatnonzero(~new)
+    new[doubtful] = _differ(X, order[doubtful], order[doubtful - 1])
+    group = np.empty(len(y), dtype=np.intp)
+    group[order] = np.cumsum(new) - 1
+    total = np.bincount(group, weights=weight)
+    return Copies(order[new], group, total, weight / total[group])
+
+
+def _differ(X, rows, others):
+    """Return whether pairs of rows differ at all."""
+    if not sp.issparse(X):
+        return np.any(X[rows] != X[others], axis=1)
+    return np.diff((X[rows] != X[others]).tocsr().indptr) > 0
+
+
 def make_problem(estimator, training):
     """Return the `Problem` of checked training data: matrices, prior, solver and variances."""
     check_column_scales(estimator, training.X, LARGEST_IN_UNITS)
@@ -324,7 +365,7 @@ def make_problem(estimator, training):
     shape = (q, n, n_problems, variance, prior_mode(estimator), column_variances is None)
     rng, sampled = check_random_state(estimator.random_state), variance != "exact"
     rows = RowsInMemory(design, weight, estimator.bound, copies, column_variances, _seed(rng))
-    longer = LIMITS.longer_learning if prior.learn and sampled else 1
+    longer = SIZES.longer_learning if prior.learn and sampled else 1
     return Problem(
         rows=rows,
         prior=prior,
@@ -369,7 +410,7 @@ def make_parted(estimator, run, from_user):
         is_large(sum(f.n_entries for f in facts)),
     )  # fmt: skip
     prior = make_prior(estimator, d)
-    longer = (LIMITS.longer_learning if prior.learn else 1) if sampled else VISITS_A_STEP
+    longer = (SIZES.longer_learning if prior.learn else 1) if sampled else VISITS_A_STEP
     return Problem(
         rows=PartedRows(run, len(facts), spec, sum(sizes), float(counts @ weights)),
         prior=prior,
@@ -387,7 +428,7 @@ def make_parted(estimator, run, from_user):
 
 def is_large(n_entries):
     """Return whether products with so many entries are worth single precision."""
-    return n_entries > LIMITS.double_precision
+    return n_entries > SIZES.double_precision
 
 
 def _seed(rng):
@@ -418,7 +459,7 @@ def _is_averaged(estimator, variance, prior, size):
     if variance != "exact":
         refuse_integration(estimator, f"variance={variance!r}, whose evidence is sampled")
         return False
-    return estimator.hyperparameters == "integrate" or size <= LIMITS.averaged
+    return estimator.hyperparameters == "integrate" or size <= SIZES.averaged
 
 
 def weighted_variances(X, weight):
@@ -453,7 +494,7 @@ def _methods(estimator, q, d):
     primal = is_flat(estimator) or estimator.prior != "gaussian" or d <= q
     variance, solver = estimator.variance, estimator.solver
     if variance == "auto":
-        variance = "exact" if (d if primal else q) <= LIMITS.exact else "calibrated"
+        variance = "exact" if (d if primal else q) <= SIZES.exact else "calibrated"
     if variance != "exact":
         return variance, "cg"
     return variance, solver if solver in SYSTEMS else "primal" if primal else "dual"
@@ -470,10 +511,10 @@ def _variance_on_parts(estimator, n):
     if estimator.solver == "dual":
         raise ValueError("solver='dual' needs the rows in memory; leave it 'auto' on partitions.")
     if variance == "auto":
-        return "exact" if n <= LIMITS.exact else "calibrated"
-    if variance == "exact" and n > LIMITS.exact:
+        return "exact" if n <= SIZES.exact else "calibrated"
+    if variance == "exact" and n > SIZES.exact:
         raise ValueError(
-            f"variance='exact' on partitions is for up to {LIMITS.exact} coefficients, got {n}: "
+            f"variance='exact' on partitions is for up to {SIZES.exact} coefficients, got {n}: "
             "take 'calibrated'."
         )
     return variance

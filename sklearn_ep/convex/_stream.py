@@ -15,7 +15,7 @@ from .._engine.gaussian import checked_cholesky, triangular_inverse
 from .._engine.loop import Anderson, Evaluation, Reason, iterate
 from .._engine.super_gaussian import LogisticSites
 from ._natural import VISITS_A_STEP, NaturalGradient, NaturalStep
-from ._parameters import LIMITS, given_variance, is_flat
+from ._parameters import SIZES, given_variance, is_flat
 from ._posterior import WeightPosterior
 from ._priors import CarriedPrior, prior_variances
 from ._rows import PartRows
@@ -54,7 +54,7 @@ class BatchPlan:
     @property
     def solver(self):
         """How batches are fitted: by a matrix of the columns, or of the rows."""
-        return "primal" if len(self.prior) <= LIMITS.stream else "dual"
+        return "primal" if len(self.prior) <= SIZES.stream else "dual"
 
     def dof(self, posterior):
         """Return the effective number of parameters: coefficients less what the prior explains."""
@@ -69,9 +69,9 @@ def plan_stream(estimator, d):
     if np.ndim(variance) > 1:
         raise ValueError("partial_fit cannot go on from prior variances learned for each class.")
     prior = 1.0 / prior_variances(estimator, d, variance)
-    if len(prior) > LIMITS.stream and estimator.stream_rank is None:
+    if len(prior) > SIZES.stream and estimator.stream_rank is None:
         raise ValueError(
-            f"stream_rank must be given for more than {LIMITS.stream} coefficients, got "
+            f"stream_rank must be given for more than {SIZES.stream} coefficients, got "
             f"{len(prior)}: 0 keeps a diagonal precision, 30 much of what is beside it."
         )
     limits = dict(

@@ -53,7 +53,7 @@ def test_full_rank_and_the_space_of_the_rows_give_the_exact_stream(monkeypatch, 
     kw = dict(forgetting=forgetting, tol=1e-9, max_iter=100)
     X = sp.csr_matrix(B) if sparse else B
     exact = stream(X, Y, 60, **kw)
-    monkeypatch.setattr(_stream, "LIMITS", _stream.LIMITS._replace(stream=3))
+    monkeypatch.setattr(_stream, "SIZES", _stream.SIZES._replace(stream=3))
     d = B.shape[1] + 1
     rows = stream(X, Y, 60, stream_rank=d, **kw)
     assert rows.solver_ == "dual"
