@@ -405,8 +405,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         if raw and (groups is not None or sample_weight is not None):
             raise ValueError("give groups and sample_weight inside the partitions of a list.")
         has_groups = self.group_column is not None or groups is not None
-        for remark in remarks_on_parameters(self, has_groups):
-            warnings.warn(f"{type(self).__name__}: {remark}", UserWarning, stacklevel=2)
+        self._warn(remarks_on_parameters(self, has_groups))
         previous = getattr(self, "_state", None) if self.warm_start else None
         with np.errstate(over="raise", invalid="raise"), self._pool(X, raw) as run:
             if raw:
@@ -418,9 +417,13 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             self._store(attributes_of(plan, fits))
         if not self.converged_:
             warn_not_converged(self, remarks=remarks_of(fits))
-        for remark in self._remarks:
-            warnings.warn(f"{type(self).__name__}: {remark}", UserWarning, stacklevel=2)
+        self._warn(self._remarks)
         return self
+
+    def _warn(self, remarks):
+        """Warn of each remark, in the name of whoever called `fit`."""
+        for remark in remarks:
+            warnings.warn(f"{type(self).__name__}: {remark}", UserWarning, stacklevel=3)
 
     def _pool(self, X, raw):
         """Return the pool over a list of raw partitions, None for rows in memory."""
@@ -895,20 +898,15 @@ def _names_of_theta(columns):
 def _of_sites(plan, fits):
     """Return the attributes of sites: those of parts where the model has at most one factor."""
     own = [f.attributes for f in fits]
-    if "messages" not in own[0]:
-        return {"_state": own[0]["state"]}
-    found = {
-        "site_precision_": [a["messages"].precision for a in own],
-        "site_shift_": [a["messages"].shift for a in own],
-        "phi_mean_": [a["phi"].mean for a in own],
-        "phi_cov_": [a["phi"].cov for a in own],
-    }
-    out = {name: one_or_stack(values) for name, values in found.items()}
-    out |= {name + "_": sum(a[name] for a in own) for name in ("n_skipped", "n_cut_steps")}
-    if plan.parts is None:  # all rows are one site
-        return out | {"partition_": np.zeros(len(plan.levels[0]), int), "_state": own[0]["state"]}
-    sites = out["site_precision_"], out["site_shift_"]
-    return out | {"partition_": plan.parts.site, "_state": state_of(plan, *sites)}
+    sites, counts = (own[0].get(name, ()) for name in ("sites", "counts"))
+    out = {name: one_or_stack([a["sites"][name] for a in own]) for name in sites}
+    out |= {name: sum(a["counts"][name] for a in own) for name in counts}
+    if "state" not in own[0]:
+        state = state_of(plan, out["site_precision_"], out["site_shift_"])
+        return out | {"partition_": plan.parts.site, "_state": state}
+    if sites:  # all rows are one
+        out["partition_"] = np.zeros(len(plan.levels[0]), dtype=int)
+    return out | {"_state": own[0]["state"]}
 
 
 def _of_problem(previous, k, n_problems):

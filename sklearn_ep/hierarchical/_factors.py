@@ -211,9 +211,14 @@ class FactorColumns(NamedTuple):
         return bool(self.factors)
 
     @property
+    def n_effects(self):
+        """Numbers (F,) of coefficients that vary by the levels of each factor."""
+        return np.array([1 + len(f.slopes) for f in self.factors], dtype=int)
+
+    @property
     def has_slopes(self):
         """Whether coefficients besides the intercept vary by group."""
-        return any(f.slopes for f in self.factors)
+        return bool(np.any(self.n_effects > 1))
 
 
 def column_at(X, position):
@@ -353,17 +358,16 @@ def factor_columns(est, X, groups):
         if est.random_slopes is not None and len(est.random_slopes):
             raise ValueError("random_slopes needs groups: give group_column or groups.")
         return FactorColumns((), (), est.fit_intercept, False)
-    listed = isinstance(est.group_column, list) or (groups is not None and groups.shape[1] > 1)
+    listed, taken = isinstance(est.group_column, list), ()
     if groups is None:
         pairs = _named_factors(est, X)
-        taken = tuple(sorted({k for _, p in pairs for k in p}))
+        taken = tuple(sorted(set().union(*(positions for _, positions in pairs))))
     else:
-        pairs, taken = _factors_beside(groups, listed), ()
+        listed = listed or groups.shape[1] > 1
+        pairs = _factors_beside(groups, listed)
     slopes = _slopes(est, X, [name for name, _ in pairs], taken)
-    factors = [
-        GroupingFactor(name, positions, own)
-        for (name, positions), own in zip(pairs, slopes, strict=True)
-    ]
+    both = zip(pairs, slopes, strict=True)
+    factors = [GroupingFactor(name, positions, own) for (name, positions), own in both]
     return FactorColumns(tuple(factors), taken, est.fit_intercept, listed)
 
 
@@ -413,17 +417,18 @@ def _slopes(est, X, names, taken):
     unknown = [key for key in given if key not in names]
     if unknown:
         raise ValueError(f"random_slopes has {unknown!r}, which is no factor: {names!r}.")
-    out = []
-    for name in names:
-        own = given.get(name, [])
-        own = [own] if isinstance(own, str | int) else own
-        found = [column_position(c, X, est.n_features_in_, "random_slopes") for c in own]
-        if len(set(found)) < len(found) or set(found) & set(taken):
-            raise ValueError(
-                f"random_slopes={est.random_slopes!r} repeats a column or names a group column."
-            )
-        out.append(tuple(c - sum(k < c for k in taken) for c in found))
-    return out
+    return [_slope_positions(est, X, given.get(name, []), taken) for name in names]
+
+
+def _slope_positions(est, X, own, taken):
+    """Return the positions of columns in what is left of X without those that are taken."""
+    own = [own] if isinstance(own, str | int) else own
+    found = [column_position(c, X, est.n_features_in_, "random_slopes") for c in own]
+    if len(set(found)) < len(found) or set(found) & set(taken):
+        raise ValueError(
+            f"random_slopes={est.random_slopes!r} repeats a column or names a group column."
+        )
+    return tuple(c - sum(k < c for k in taken) for c in found)
 
 
 def split_intercept(beta, columns):

@@ -99,7 +99,7 @@ class Plan(NamedTuple):
     @property
     def n_effects(self):
         """Number of varying coefficients of each factor."""
-        return [1 + len(f.slopes) for f in self.columns.factors]
+        return self.columns.n_effects.tolist()
 
     @property
     def local(self):
@@ -220,25 +220,21 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     if est.group_column is not None and groups is not None:
         raise ValueError("give group_column or groups, not both.")
     columns, table, training = _checked(est, X, y, groups, sample_weight)
-    pairs = [numbered_levels(_labels(table, f, training.kept)) for f in columns.factors]
-    levels, codes = [known for known, _ in pairs], [code for _, code in pairs]
+    levels, codes = _numbered(columns, table, training.kept)
     sizes = [np.bincount(code) for code in codes]
     n_levels = [len(size) for size in sizes]
     shared, designs = design_of_factors(training.X, columns)
     saves_parts = with_digest and len(est.classes_) == 2  # of more classes the joint fit saves
     engine, parted = _engine_of(est, columns, codes, n_levels, saves_parts)
-    joint = _is_joint(est, engine, parted, (shared, designs, n_levels))
+    takes_joint = engine == "ep" and not (parted and codes)
+    joint = _is_joint(est, takes_joint, columns, (shared, designs, n_levels))
     parts: Any = None
     if engine == "messages":
-        n_parts = 1 if est.n_partitions == "auto" else min(est.n_partitions, len(training.y))
-        parts = parts_of_rows(codes, n_levels, n_parts)
+        parts = parts_of_rows(codes, n_levels, est.n_partitions)
     elif parted and not joint:
-        parts = place_rows(est, training, (levels[0], codes[0]) if codes else None, previous)
-    fingerprint = ""
-    if with_digest:
-        site = [] if parts is None or engine == "messages" else [parts.site]
-        content = digest(training.X, training.y, training.weight, *codes, *site)
-        fingerprint = content + _model_digest(est, columns, engine)
+        parts = place_rows(est, training, levels, codes, previous)
+    data = training.X, training.y, training.weight, *codes
+    fingerprint = _fingerprint(est, columns, engine, data) if with_digest else ""
     known = columns, engine, parts, len(training.y), levels, n_levels, sizes
     known += _priors(est, columns, training.X.shape[1])
     rows = shared, training.y, training.weight, designs, codes
@@ -263,10 +259,8 @@ def plan_parts(est, run, with_digest):
     levels, sizes, where = join_levels(told)
     n_levels, n_rows = [len(size) for size in sizes], [t.n_rows for t in told]
     engine, _ = _engine_of(est, columns, None, n_levels, with_digest)
-    fingerprint = ""
-    if with_digest:
-        fingerprint = digest(*(np.array(t.digest) for t in told))
-        fingerprint += _model_digest(est, columns, engine)
+    data = [np.array(t.digest) for t in told]
+    fingerprint = _fingerprint(est, columns, engine, data) if with_digest else ""
     reader = RawRows(columns, est.classes_[1])
     parts: Any = FactorParts(LevelNumbers(where, n_levels), reader)
     if engine != "messages":
@@ -300,12 +294,13 @@ def _priors(est, columns, width):
     return prior_sd(est, width), *_theta_prior(est, columns), _settings(est)
 
 
-def _model_digest(est, columns, engine):
-    """Return a hash of what a checkpoint must have in common with a fit besides the data."""
+def _fingerprint(est, columns, engine, data):
+    """Return a hash of what a checkpoint must have in common with a fit: data, and the model."""
     means, sds = _theta_prior(est, columns)
     factors = [np.array([*f.positions, -1, *f.slopes]) for f in columns.factors]
     scale = np.append(np.asarray(est.prior_scale, dtype=float), est.power)
-    return digest(means, sds, scale, np.array(f"{engine} {columns.fit_intercept}"), *factors)
+    words = np.array(f"{engine} {columns.fit_intercept} {est.n_partitions}")
+    return digest(*data, means, sds, scale, words, *factors)
 
 
 def _checked(est, X, y, groups, sample_weight):
@@ -324,10 +319,15 @@ def _checked(est, X, y, groups, sample_weight):
     return columns, X, training
 
 
-def _labels(table, factor, kept):
-    """Return the labels of a factor in the rows that are kept, checked."""
-    check_measured(table, factor)
-    return some_labels(labels_of(table, factor), kept)
+def _numbered(columns, table, kept):
+    """Return named levels, and codes of the rows that are kept, of each factor, checked."""
+    levels, codes = [], []
+    for factor in columns.factors:
+        check_measured(table, factor)
+        known, code = numbered_levels(some_labels(labels_of(table, factor), kept))
+        levels.append(known)
+        codes.append(code)
+    return levels, codes
 
 
 def check_binary(est, reason="multi_class='one_vs_rest' is for models without groups"):
@@ -340,18 +340,18 @@ def check_binary(est, reason="multi_class='one_vs_rest' is for models without gr
         )
 
 
-def _is_joint(est, engine, parted, rows):
+def _is_joint(est, takes_joint, columns, rows):
     """Return whether more than two classes are fitted jointly, or raise a ValueError.
 
     rows are (shared design, designs, n_levels). Without groups "auto" is one against the rest.
     """
-    n_classes, has_groups, asked = len(est.classes_), bool(rows[1]), est.multi_class == "joint"
-    if n_classes == 2 or est.multi_class == "one_vs_rest" or not (has_groups or asked):
-        if has_groups:
+    n_classes, asked = len(est.classes_), est.multi_class == "joint"
+    if n_classes == 2 or est.multi_class == "one_vs_rest" or not (columns.has_groups or asked):
+        if columns.has_groups:
             check_binary(est)
         return False
     reason = "it takes engine='ep' and no partitions"
-    if engine == "ep" and not (parted and has_groups):
+    if takes_joint:
         reason = why_not_joint(n_classes, rows[0], rows[1], rows[2], est.power)
     if reason and asked:
         raise ValueError(
@@ -368,8 +368,6 @@ def _engine_of(est, columns, codes, n_levels, with_checkpoint):
 
     codes are those of rows in memory, None for a list of partitions.
     """
-    if est.engine == "messages" and not columns.factors:
-        raise ValueError("engine='messages' needs groups: give group_column or groups.")
     if columns.listed:
         _check_list(est, columns, codes)
     if est.engine == "messages":
@@ -378,13 +376,15 @@ def _engine_of(est, columns, codes, n_levels, with_checkpoint):
     asked = codes is None or est.n_partitions != "auto"
     if columns.listed:
         return _engine_of_list(est, columns, codes, n_levels, asked)
-    asked |= with_checkpoint or not columns.has_groups or est.engine not in ("auto", "ep")
-    asked |= est.schedule != "parallel" or est.damping != 1
-    return ("ep" if est.engine == "auto" else est.engine), asked
+    plain = est.engine in ("auto", "ep") and est.schedule == "parallel" and est.damping == 1
+    parted = asked or with_checkpoint or not (columns.has_groups and plain)
+    return ("ep" if est.engine == "auto" else est.engine), parted
 
 
 def _check_messages(est, columns):
     """Raise a ValueError that names what messages do not take."""
+    if not columns.has_groups:
+        raise ValueError("engine='messages' needs groups: give group_column or groups.")
     if est.schedule != "parallel":
         raise ValueError(
             f"schedule={est.schedule!r} takes one factor, given without a list, and an engine "
@@ -399,7 +399,7 @@ def _engine_of_list(est, columns, codes, n_levels, asked):
     if asked:
         _check_messages(est, columns)
         return "messages", True
-    sizes = np.array([1 + len(f.slopes) for f in columns.factors]) * n_levels
+    sizes = columns.n_effects * np.array(n_levels)
     dense, must = int(sizes.sum() - sizes.max()), est.engine == "ep" or columns.has_slopes
     if must and dense > _MOST_DENSE:
         raise ValueError(
@@ -469,25 +469,8 @@ def remarks_on_plan(plan, tau):
 
 def _remarks_on_factor(plan, k, name, tau):
     """Return sentences on factor k, of which tau is the scale of intercepts."""
-    size, n, found = plan.sizes[k], plan.n_levels[k], []
-    median = np.median(size)
-    if n == 1:
-        found.append(f"{name} has one level, one group of rows: its tau is that of the prior.")
-    elif n < 5:
-        found.append(f"{name} has {n} levels: its tau rests on its prior.")
-    elif size.max() == 1:
-        found.append(
-            f"{name}: every group has one row, so the data say next to nothing about its tau."
-        )
-    elif plan.engine == "messages" and tau > 2 and median < 5:
-        found.append(
-            f"{name} has tau {tau:.2g} and {median:g} rows a level in the median: "
-            "engine='messages' then finds tau a few hundredths too small; compare with "
-            "engine='ep' where it is not too large."
-        )
-    elif _sites_are_gaussian(plan):
-        found += _remark_on_small_groups(plan, name, median, tau)
-    if missing := n - len(plan.levels[k]):
+    found = [_remark_on_scale(plan, k, name, tau)]
+    if missing := plan.n_levels[k] - len(plan.levels[k]):
         found.append(
             f"{name} has no label in {missing} of {plan.n_rows} rows: each of them is taken as a "
             "group of its own."
@@ -495,7 +478,26 @@ def _remarks_on_factor(plan, k, name, tau):
     for j in range(k if plan.codes is not None else 0):
         if _same_partition(plan.codes[k], plan.codes[j]):
             found.append(_remark_on_same_groups(plan.columns.factors[j], plan.columns.factors[k]))
-    return found
+    return [remark for remark in found if remark]
+
+
+def _remark_on_scale(plan, k, name, tau):
+    """Return a sentence on what the data, or the engine, say of the scale of factor k, or ""."""
+    size, n = plan.sizes[k], plan.n_levels[k]
+    median = np.median(size)
+    if n == 1:
+        return f"{name} has one level, one group of rows: its tau is that of the prior."
+    if n < 5:
+        return f"{name} has {n} levels: its tau rests on its prior."
+    if size.max() == 1:
+        return f"{name}: every group has one row, so the data say next to nothing about its tau."
+    if plan.engine == "messages" and tau > 2 and median < 5:
+        return (
+            f"{name} has tau {tau:.2g} and {median:g} rows a level in the median: "
+            "engine='messages' then finds tau a few hundredths too small; compare with "
+            "engine='ep' where it is not too large."
+        )
+    return _remark_on_small_groups(plan, name, median, tau) if _sites_are_gaussian(plan) else ""
 
 
 def _remark_on_same_groups(first, second):
@@ -526,14 +528,14 @@ def _remark_on_small_groups(plan, name, median, tau):
     ones = np.bincount(plan.codes[0], weights=plan.y)
     share = np.mean((ones == 0) | (ones == plan.sizes[0]))
     if median >= 5 or (tau <= 4 and share <= 0.5):
-        return []
-    return [
+        return ""
+    return (
         f"{name}: groups have {median:g} rows in the median, {share:.0%} of them of one class, and "
         f"the median of tau is {tau:.2g}. Expectation propagation between partitions is inaccurate "
         "there: group effects are far from Gaussian, and tau is underestimated. With "
         "n_partitions='auto' and the other parameters at their defaults small groups are "
         "integrated exactly; or compare with engine='importance'."
-    ]
+    )
 
 
 def _same_partition(a, b):

@@ -355,3 +355,10 @@ def moments_by_class(posteriors):
         return found
     means, cov = found[0]
     return [Moments(mean, cov[c, :, c]) for c, mean in enumerate(means)]
+
+
+def of_sites(messages, phi, n_skipped=0, n_cut=0):
+    """Return what an estimator keeps of the messages of sites and the moments they make of phi."""
+    sites = dict(site_precision_=messages.precision, site_shift_=messages.shift)
+    sites |= dict(phi_mean_=phi.mean, phi_cov_=phi.cov)
+    return dict(sites=sites, counts=dict(n_skipped_=n_skipped, n_cut_steps_=n_cut))

@@ -1,5 +1,7 @@
 """Rows to predict, with their groups: what the public methods of the classifier call."""
 
+from typing import Any
+
 import numpy as np
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -11,6 +13,7 @@ from .._estimator.fitting import one_or_stack
 from .._estimator.latents import committee
 from ._factors import (
     array_of,
+    codes_among,
     codes_of,
     design_of_factors,
     in_memory,
@@ -42,20 +45,20 @@ def new_rows(est, X, groups=None, kind="conditional"):
     X, groups, columns = in_memory(X), in_memory(groups), est._columns
     if groups is not None and not columns.has_groups:
         raise ValueError("groups were given, but the model was fitted without groups.")
-    if not columns.taken:
-        X = validate_data(est, X, reset=False, dtype=np.float64)
-        table = None if groups is None else _beside(columns, groups, len(X))
-        if table is None and columns.has_groups and kind == "conditional":
-            est._forgotten.warn(est)
-    else:
+    if columns.taken:
         if groups is not None:
             raise ValueError("groups= was given although group_column names columns of X.")
         validate_data(est, X, reset=False, skip_check_array=True)
         table = array_of(X)
         X = check_array(take_labels(table, columns.taken), dtype=np.float64, ensure_min_features=0)
+    else:
+        X = validate_data(est, X, reset=False, dtype=np.float64)
+        table = None if groups is None else _beside(columns, groups, len(X))
     codes = np.full((len(X), len(columns.factors)), -1)
-    if table is not None and kind == "conditional":
+    if kind == "conditional" and table is not None:
         codes = codes_of(table, columns.factors, est._levels)
+    elif kind == "conditional" and columns.has_groups:
+        est._forgotten.warn(est)
     return *design_of_factors(X, columns), codes
 
 
@@ -75,34 +78,28 @@ def row_pairs(est, X1, X2, groups1, groups2):
     first = new_rows(est, X1, groups1)
     second = first if X2 is None else new_rows(est, X2, groups2)
     tables = (X1, X2) if est._columns.taken else (groups1, groups2)
-    return first, second, _shared_levels(est, first, second, tables)
+    codes: Any = first[2].T, second[2].T
+    if first is not second and all(table is not None for table in tables):
+        codes = _numbered_together(est, tables)
+    pairs = zip(*codes, strict=True)
+    same: Any = [np.equal.outer(a, b) & (a >= 0)[:, None] for a, b in pairs]
+    same = np.reshape(same, (len(est._levels), len(first[0]), len(second[0]))).astype(bool)
+    return first, second, same | np.eye(len(first[0]), dtype=bool) if first is second else same
 
 
-def _shared_levels(est, first, second, tables):
-    """Return (F, n1, n2): whether rows of two sets share their level of each factor.
+def _numbered_together(est, tables):
+    """Return the codes (F, n1) and (F, n2) of rows of two tables, X or labels beside X.
 
-    tables are those of the labels, X or groups: each set numbers unseen levels on its own, so these
-    are compared by their labels.
+    Each table alone numbers unseen levels on its own.
     """
-    out = np.zeros((len(est._columns.factors), len(first[0]), len(second[0])), dtype=bool)
-    for f, factor in enumerate(est._columns.factors):
-        n, (a, b) = len(est._levels[f]), (first[2][:, f], second[2][:, f])
-        out[f] = np.equal.outer(a, b) & (a >= 0)[:, None]
-        if first is second:
-            np.fill_diagonal(out[f], True)
-            continue
-        new_a, new_b = np.flatnonzero(a >= n), np.flatnonzero(b >= n)
-        if len(new_a) and len(new_b):
-            own, other = (list(_labels_of(est, t, factor)) for t in tables)
-            out[f][np.ix_(new_a, new_b)] = [[own[i] == other[j] for j in new_b] for i in new_a]
-    return out
-
-
-def _labels_of(est, table, factor):
-    """Return the labels of a factor in X, or in groups beside X."""
-    if not est._columns.taken:
-        return labels_of(label_table(table, len(table)), factor)
-    return labels_of(array_of(table), factor)
+    if est._columns.taken:
+        tables = [array_of(table) for table in tables]
+    else:
+        tables = [label_table(table, len(table)) for table in tables]
+    own = [[list(labels_of(t, f)) for t in tables] for f in est._columns.factors]
+    pairs = zip(own, est._levels, strict=True)
+    codes = np.array([codes_among(a + b, known) for (a, b), known in pairs])
+    return np.split(codes, [len(own[0][0])], axis=1)
 
 
 def rows_again(est, rows):

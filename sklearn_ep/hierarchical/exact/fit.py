@@ -31,7 +31,7 @@ from ..._engine.rules import rule_of_power
 from ..._engine.sites import Sites
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .. import _log_cholesky as log_cholesky
-from .._posterior import GroupPosterior
+from .._posterior import GroupPosterior, of_sites
 from .._scales import explore, grid_of_one
 from .group_sites import GroupSites, cavities, log_site_masses, new_sites, tilted_groups
 from .layout import (
@@ -398,7 +398,7 @@ def _of_one_site(posterior, prior):
     phi = posterior.phi_moments()
     precision, shift = over(natural(phi), prior)
     site = Natural(0.5 * (precision + precision.T)[None], shift[None])
-    return dict(messages=site, phi=phi, n_skipped=0, n_cut_steps=0)
+    return of_sites(site, phi)
 
 
 def state_of_sites(node):

@@ -42,22 +42,14 @@ from .schur import Effects, SchurSystem, right_side
 
 __all__ = ["fit_by_messages"]
 
-_FIRST_TOL = 0.03  # of the sites, far from the scales
 _SITES, _STEPS = 0.2, 0.3  # shares of tol that sites, and a step of the scales, have to meet
 _NEAR = 10.0  # times tol: a short step, and what the scales may move until the next look
-_LONGEST = 0.7  # step of a log scale
 _LEAST_RISE = 0.5  # of the steepest curvature's step, below which a secant is forgotten
-_APART = 0.1  # log scales of the fits whose differences give their uncertainty
-_LEAST_PASSES = 4  # of those fits
-_MOST_PASSES = 30
 _PASS = 20  # steps of a solve that the rest of a pass takes as long as, on a million rows
-_ROUNDS = 3  # of messages in a pass; they go on from those of the last
-_LEAST_CURVATURE = 0.3  # in units of the prior's
 # Levels p in the dense block of a pass: p^3 against rows times factors, where its Cholesky factor
 # takes as long as 20 steps without it; InstEval, p 1142, needs 1 step in place of 25 to 56. Without
 # nested factors 8 steps do: 1000 of 100,000 rows in the block then take twice as long.
 _DENSE_WORK, _MOST_NESTED, _MOST_CROSSED = 1e4, 1500, 500
-_CORRECTIONS = 3  # of the shares of variances, which move with the scales that they move
 
 
 class Solved(NamedTuple):
@@ -125,11 +117,11 @@ class MessagesModel:
         self.rows.step(Send(self.chains.at_leaves(tree.whole)))
         return self.tree(theta)
 
-    def solve(self, theta, mean, tol, least=1):
+    def solve(self, theta, mean, tol, least=1, most=30):
         """Run passes until sites are within tol and return `Solved`."""
         tree, n_passes, worst = self.tree(theta), 0, np.inf
-        while n_passes < least or (worst >= tol and n_passes < _MOST_PASSES):
-            for _ in range(_ROUNDS):
+        while n_passes < least or (worst >= tol and n_passes < most):
+            for _ in range(3):  # they go on from those of the last pass
                 tree = self.send(theta, tree)
             solved = self.linearised(theta, tree, mean, self.most_dense)
             mean = solved.mean
@@ -257,10 +249,10 @@ def find_right_scales(model, start, tol, max_iter, trace):
     """Return (`ScaleSearch`, its `VarianceCheck`, whether (F,) scales were corrected).
 
     Where variances by messages would put a scale off, it is found again with the right ones' share
-    in them, which the search changes little.
+    in them, which moves with the scales, and the search changes little: up to three times.
     """
     corrected = np.zeros(len(model.levels), dtype=bool)
-    for left in range(_CORRECTIONS, -1, -1):
+    for left in range(3, -1, -1):
         search = find_scales(model, start, tol, max_iter, trace)
         solved = model.settled(search.solved)
         search = search._replace(solved=solved)
@@ -278,15 +270,15 @@ def find_scales(model, start, tol, max_iter, trace):
 
     start is (theta, `Effects` or None), the rows being where they start; trace goes on. The fixed
     point tau^2 = mean(a^2 + v) has the same root and crawls to it. Sites are tightened as the steps
-    in theta get shorter; how effects go along with the coefficients is looked at first, and again
-    where steps are short and the scales have moved since.
+    in theta, of at most .7, get shorter; how effects go along with the coefficients is looked at
+    first, and again where steps are short and the scales have moved since.
     A secant that makes less of the gradient than the steepest curvature would is forgotten: its
     step is short because it is wrong, not because the end is near.
     """
     (theta, mean), last, fine = start, None, _SITES * tol
     inverse, step = np.diag(1.0 / model.levels), np.full(len(theta), np.inf)
     steepest = 2.0 * model.levels + model.theta_sd**-2.0  # curvature of the log evidence at most
-    looked, site_tol = np.full(len(theta), np.inf), max(_FIRST_TOL, fine)
+    looked, site_tol = np.full(len(theta), np.inf), max(0.03, fine)
     while True:
         trace.begin()
         solved = model.solve(theta, mean, site_tol)
@@ -301,7 +293,7 @@ def find_scales(model, start, tol, max_iter, trace):
             inverse = np.diag(1.0 / model.levels)
         last, step = gradient, inverse @ gradient
         far = float(np.max(np.abs(step)))
-        step = step / max(1.0, far / _LONGEST)
+        step = step / max(1.0, far / 0.7)
         trace.end({"residual": max(far, solved.mismatch)}, (solved, coupling))
         below = far < _STEPS * tol and solved.mismatch < fine and not away
         reason = reason_to_end(trace, below, True, False, max_iter)
@@ -341,18 +333,18 @@ def _broyden(inverse, step, lost):
     return inverse + np.outer(step - moved, step @ inverse) / scale
 
 
-def _uncertainty(model, solved, coupling, tol):
-    """Return the `ScaleUncertainty` by a fit at each log scale moved a little."""
+def _uncertainty(model, solved, coupling, tol, apart=0.1):
+    """Return the `ScaleUncertainty` by a fit at each log scale moved by a little, `apart`."""
     moves, gradient = [], model.gradient(solved, coupling)
     curvature = np.empty((len(solved.theta), len(solved.theta)))
     for f in range(len(solved.theta)):
-        theta = solved.theta + _APART * (np.arange(len(solved.theta)) == f)
+        theta = solved.theta + apart * (np.arange(len(solved.theta)) == f)
         model.rows.step(Back())
-        near = model.solve(theta, solved.mean, tol, least=_LEAST_PASSES)
-        curvature[f] = (gradient - model.gradient(near, coupling)) / _APART
+        near = model.solve(theta, solved.mean, tol, least=4)
+        curvature[f] = (gradient - model.gradient(near, coupling)) / apart
         change = near.mean.plus(solved.mean, -1.0)
-        moves.append(Effects(change.beta / _APART, [a / _APART for a in change.levels]))
-    least = _LEAST_CURVATURE / np.max(model.theta_sd) ** 2
+        moves.append(Effects(change.beta / apart, [a / apart for a in change.levels]))
+    least = 0.3 / np.max(model.theta_sd) ** 2  # of the prior's curvature
     values, vectors = eigen_curvature(curvature, least)
     return ScaleUncertainty((vectors / values) @ vectors.T, moves)
 

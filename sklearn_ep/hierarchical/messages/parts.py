@@ -53,11 +53,11 @@ def _numbers_in(levels, codes):
 def parts_of_rows(codes, n_levels, n_parts):
     """Return the `FactorParts` of rows in memory.
 
-    Rows of several parts are taken in the order of the largest factor, so that few of its levels
-    are in two parts.
+    n_parts is their number, or "auto" for one. Rows of several parts are taken in the order of the
+    largest factor, so that few of its levels are in two parts.
     """
     members: list[Any] = [slice(None)]
-    if n_parts > 1:
+    if n_parts not in ("auto", 1):
         order = np.argsort(codes[int(np.argmax(n_levels))], kind="stable")
         members = [order[rows] for rows in split_rows(len(order), n_parts)]
     where = [[np.flatnonzero(np.bincount(code[own])) for code in codes] for own in members]

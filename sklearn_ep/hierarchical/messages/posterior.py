@@ -186,18 +186,23 @@ class MessagesPosterior:
         return draws_at_rows(beta, effects, scales, RowsToPredict(X, designs, codes), rng)
 
 
-_SEED = 20  # of the draws, so that the same fit gives the same answer
-_SMALL = 50  # levels of factors whose variances are solved for one by one
-_NOISE = 0.2  # sd of a log scale that draws of its effects' variances may put it off
-_LEAST, _MOST = 2, 30  # draws
-_BUDGET = 0.12  # of a fit's work, that draws may take
-_ERRORS = 2.0  # standard errors that a difference has to be beyond to be told of
-_SURE = 3.0  # and to be corrected, which does more harm than good where there is none
-_AGREE = 0.05  # difference of variances that is none
-# Difference of variances that the fit tells of: with 12 % on 160 rows of 30 x 6 levels the exact
-# engine has sds of effects 14 % wider.
-_REMARKED = 0.1
-_SHIFT = 0.1  # sd that a log scale has to be off to be found anew: a tenth is not seen in intervals
+class Limits(NamedTuple):
+    """What a check of variances may cost, and what follows of it."""
+
+    solved: int = 50  # levels of factors whose variances are solved for one by one
+    noise: float = 0.2  # sd of a log scale that draws of its effects' variances may put it off
+    most: int = 30  # draws
+    budget: float = 0.12  # of a fit's work, that draws may take
+    told: float = 2.0  # standard errors that a difference has to be beyond to be told of
+    sure: float = 3.0  # and to be corrected, which does more harm than good where there is none
+    agree: float = 0.05  # difference of variances that is none
+    # Difference that the fit tells of: with 12 % on 160 rows of 30 x 6 levels the exact engine has
+    # sds of effects 14 % wider.
+    remarked: float = 0.1
+    shift: float = 0.1  # sd that a log scale has to be off to be found anew: not seen in intervals
+
+
+LIMITS = Limits()
 
 
 class VarianceCheck(NamedTuple):
@@ -216,12 +221,12 @@ class VarianceCheck(NamedTuple):
     @property
     def matters(self):
         """Whether (F,) the scales are to be found anew with these shares."""
-        return (np.abs(self.shift) > _SHIFT) & self._beyond(_SURE)
+        return (np.abs(self.shift) > LIMITS.shift) & self._beyond(LIMITS.sure)
 
     @property
     def remarked(self):
         """Whether (F,) a user has to know."""
-        return (np.abs(self.share - 1.0) > _REMARKED) & self._beyond(_ERRORS)
+        return (np.abs(self.share - 1.0) > LIMITS.remarked) & self._beyond(LIMITS.told)
 
     def _beyond(self, n_errors):
         return np.abs(self.share - 1.0) > n_errors * self.error
@@ -259,17 +264,18 @@ def _by_solves(system, levels, unknown, n_steps):
 
     unknown (F,) is the share of the prior's variance that is left, n_steps the work so far.
     """
-    rng, squares, traces = np.random.default_rng(_SEED), [], []
+    # the same fit gives the same answer
+    rng, squares, traces = np.random.default_rng(20), [], []
 
     def draw():
         squares.append([np.sum(a**2) for a in system.draw(rng).levels])
         traces.append(system.path.traces())
 
     draw()
-    affordable = _BUDGET * n_steps / max(len(system.path.steps), 1)
-    small = levels <= min(_SMALL, affordable)
+    affordable = LIMITS.budget * n_steps / max(len(system.path.steps), 1)
+    small = levels <= min(LIMITS.solved, affordable)
     odds = np.max((unknown / np.maximum(1.0 - unknown, 1e-3))[~small], initial=0.0)
-    for _ in range(1, int(np.clip(min((odds / _NOISE) ** 2, affordable), _LEAST, _MOST))):
+    for _ in range(1, int(np.clip(min((odds / LIMITS.noise) ** 2, affordable), 2, LIMITS.most))):
         draw()
     s, variance, trace = len(squares), np.mean(squares, axis=0), np.mean(traces, axis=0)
     # effects that go together are fewer than their number: what draws differ by says so
@@ -319,7 +325,7 @@ def remarks_on_agreement(check, names):
 
 def verdict(share, error, name):
     """Return in words what the variances of a factor by messages are, exact ones over them."""
-    if abs(share - 1.0) <= max(_AGREE, _ERRORS * error):
+    if abs(share - 1.0) <= max(LIMITS.agree, LIMITS.told * error):
         return "agree"
     size = f"{100 * abs(1.0 - 1.0 / share):.0f} % too {'small' if share > 1.0 else 'large'}"
     return f"{size}: do not trust the interval of the scale of {name!r}"

@@ -41,9 +41,6 @@ __all__ = [
 
 _BLOCK = 1_000_000  # row values held at once
 _GRADED = np.array([0.0, 1, 2.2, 3.6, 5.2, 7.5, 11, 16, 24, 36, 54, 81, 120, 180, 270, 1e9])
-_SPENT = 30.0  # log density below the integral so far at which a tail ends
-_ROUNDS = 6  # proposals tried in one call
-_PROPOSAL_TOL = 1e-3
 
 
 class ImportanceSettings(NamedTuple):
@@ -98,7 +95,7 @@ def _log_likelihood(rows, phi, q):
             density = np.add.reduceat(rows.weight * log_expit(rows.sign * z), rows.starts, axis=1)
             term = density - 0.5 * np.sum(u**2, 2) + log_weight
             total = np.logaddexp(total, term)
-            if q == 1 and np.all(term < total - _SPENT):
+            if q == 1 and np.all(term < total - 30.0):
                 break  # log-concave: nothing is left further out
     return (total - 0.5 * q * np.log(2.0 * np.pi)).sum(1)
 
@@ -151,11 +148,11 @@ def log_factor(cavity, phi):
     return phi @ cavity.shift - 0.5 * square - log_partition(cavity)
 
 
-def tilted_by_importance(rows, cavity, state, *, q, settings):
+def tilted_by_importance(rows, cavity, state, *, q, settings, rounds=6):
     """Return the `TiltedSite` of one partition under a cavity, a proper factor of (beta, theta).
 
     state is its `DrawState`, settings the `ImportanceSettings`, q the number of coefficients that
-    vary by group.
+    vary by group, rounds that of proposals to try.
 
     Draws come from the tilted moments that EP finds, which importance weights then correct, and are
     kept while enough of them stay effective. A proposal with too few effective draws is adapted by
@@ -172,9 +169,9 @@ def tilted_by_importance(rows, cavity, state, *, q, settings):
     noise of an inverse covariance, relative to the whole precision, adds up over sites and the fit
     collapses.
     """
-    for attempt in range(_ROUNDS):
+    for attempt in range(rounds):
         if state.proposal is None:
-            site = tilted_by_nodes(rows, cavity, state.nodes, q=q, tol=_PROPOSAL_TOL)
+            site = tilted_by_nodes(rows, cavity, state.nodes, q=q, tol=1e-3)
             state = state._replace(nodes=site.state, proposal=site.moments)
         if state.phi is None:
             rng = np.random.default_rng([settings.seed, state.site, state.n_fresh])
@@ -184,7 +181,7 @@ def tilted_by_importance(rows, cavity, state, *, q, settings):
         log_target = state.log_likelihood + log_factor(cavity, state.phi)
         log_weight = log_target - log_density(state.phi, state.proposal)
         weight, share = normalised(log_weight)
-        if share > settings.min_share or attempt == _ROUNDS - 1:
+        if share > settings.min_share or attempt == rounds - 1:
             break
         # stale draws: a new proposal; a new proposal that missed: adapt it
         stale = attempt == 0 and state.n_fresh > 1
@@ -225,10 +222,6 @@ def _controlled_moments(state, weight, share):
     second = (white * (weight - control)[:, None]).T @ white + share * np.eye(white.shape[1])
     cov = second - np.outer(mean, mean)
     return Moments(state.proposal.mean + lower @ mean, lower @ cov @ lower.T)
-
-
-_TUNE = 400  # draws by which the sampler adapts; the coordinates are nearly right already
-_COORDINATE_TOL = 1e-2  # of the inner EP, which only has to give coordinates
 
 
 class ChainState(NamedTuple):
@@ -311,8 +304,9 @@ def _chain(rows, cavity, coordinates, q, n_draws, seed):
         ["x"],
         make_initial_point_fn=lambda s: np.random.default_rng(s).standard_normal(size),
     )
+    # 400 draws to adapt by: the coordinates are nearly right already
     silent = dict(save_warmup=False, progress_bar=False)
-    trace = sample(model, draws=n_draws, tune=_TUNE, chains=1, cores=1, seed=seed, **silent)
+    trace = sample(model, draws=n_draws, tune=400, chains=1, cores=1, seed=seed, **silent)
     return mean + trace.posterior["x"].values[0] @ lower.T
 
 
@@ -331,7 +325,7 @@ def _log_mass(rows, cavity, moments, q, n_draws, rng):
 
 def _fresh(rows, cavity, state, q, settings):
     """Return the state with draws made for this cavity."""
-    site = tilted_by_nodes(rows, cavity, state.nodes, q=q, tol=_COORDINATE_TOL)
+    site = tilted_by_nodes(rows, cavity, state.nodes, q=q, tol=1e-2)
     stream = np.random.SeedSequence([settings.seed, state.site, state.n_fresh])
     seed = int(stream.generate_state(1)[0])
     phi = _chain(rows, cavity, site.moments, q, settings.n_draws, seed)
@@ -369,13 +363,17 @@ def tilted_by_nuts(rows, cavity, state, *, q, settings):
     return TiltedSite(log_z, Moments(tilted.mean, unbiased * tilted.cov), state)
 
 
-_POOR_KL = 0.1  # nats above which a site misleads
-_POOR_K = 0.7  # shape of the weights above which half as many do
-_GAIN = 0.5  # share of its divergence that a merger may leave
-_GOOD_KL = 0.01  # nats below which a part may be two
-_LARGE = 2.0  # times the mean number of rows
-_VALUES = 4_000_000  # draws times rows
-_FEWEST_DRAWS = 200
+class TrustLimits(NamedTuple):
+    """When the site of a part misleads, and what helps."""
+
+    poor_kl: float = 0.1  # nats above which a site misleads
+    poor_k: float = 0.7  # shape of the weights above which half as many do
+    gain: float = 0.5  # share of its divergence that a merger may leave
+    good_kl: float = 0.01  # nats below which a part may be two
+    large: float = 2.0  # times the mean number of rows
+
+
+_TRUST = TrustLimits()
 
 
 class PartTrust(NamedTuple):
@@ -422,7 +420,7 @@ def trust_in_parts(est, rows, n_draws, rng):
     own = est.partition_[code] if local.shape[1] else est.partition_
     if shared or len(own) != len(sign):
         return ()  # equal shares of one answer, or other rows than those of the fit
-    n_draws = min(n_draws, max(_FEWEST_DRAWS, _VALUES // len(sign)))
+    n_draws = min(n_draws, max(200, 4_000_000 // len(sign)))
     phi = draws_of(Moments(est.phi_mean_, est.phi_cov_), n_draws, rng)
     log_ratio, found = np.empty((len(precision), n_draws)), []
     for k in range(len(precision)):
@@ -449,12 +447,12 @@ def _advised(trust, log_ratio, mean_size):
     What a merger would give is known beforehand: the ratios of two parts multiply.
     """
     k = trust.part
-    tail_matters = trust.pareto_k > _POOR_K and trust.divergence > 0.5 * _POOR_KL
-    if trust.divergence <= _POOR_KL and not tail_matters:
-        large = trust.n_rows > _LARGE * mean_size and trust.divergence < _GOOD_KL
+    tail_matters = trust.pareto_k > _TRUST.poor_k and trust.divergence > 0.5 * _TRUST.poor_kl
+    if trust.divergence <= _TRUST.poor_kl and not tail_matters:
+        large = trust.n_rows > _TRUST.large * mean_size and trust.divergence < _TRUST.good_kl
         return trust._replace(advice="split" if large else "")
     others = [j for j in range(len(log_ratio)) if j != k]
     merged = [divergence_of(log_ratio[k] + log_ratio[j]) for j in others]
-    if not others or min(merged) > _GAIN * trust.divergence:
+    if not others or min(merged) > _TRUST.gain * trust.divergence:
         return trust._replace(advice="no Gaussian")
     return trust._replace(advice="merge", partner=others[int(np.argmin(merged))])

@@ -11,7 +11,7 @@ from ..._engine.loop import SILENT
 from ..._engine.partition import Part
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .._parts import state_of
-from .._posterior import GroupPosterior
+from .._posterior import GroupPosterior, of_sites
 from .._scales import (
     Axes,
     ScaleGrid,
@@ -38,7 +38,6 @@ from .parts import drawing_worker, mode_worker, nodes_worker, tilted_worker
 
 __all__ = ["fit_parts", "parts_in_memory"]
 
-_MODE_TOL = 0.1  # sd: the messages at the mode contain one more Newton step anyway
 _MOST_ON_GRID = 2  # coordinates of theta of a lattice; a star beyond
 # Coordinates that messages between parts carry: with three varying coefficients, six of them, the
 # few nodes of a part made messages that converged on one data set of three.
@@ -222,7 +221,8 @@ class GroupedFit:
         if self.engine == "ep" and len(p.theta_prior[0]) > _MOST_IN_MESSAGES:
             return self._by_nodes(start, monitor, save)
         if start is None:
-            start = laplace_messages(self.answers.find_mode(_MODE_TOL, 50), prior)
+            # the messages at the mode contain one more Newton step anyway
+            start = laplace_messages(self.answers.find_mode(0.1, 50), prior)
         check_precise(total_of(prior, start).precision)
         self.answers.prepare(self._theta_moments(start))
         watch = self._watch(monitor, save, lambda messages: messages)
@@ -274,8 +274,7 @@ class GroupedFit:
     def _attributes(self, messages, rule, counts):
         """Return what the estimator is to know of the sites of parts."""
         phi = posterior_moments(self.problem.prior, messages)
-        names = "messages", "phi", "theta_rule", "n_skipped", "n_cut_steps"
-        return dict(zip(names, (messages, phi, rule, *counts), strict=True))
+        return dict(theta_rule=rule) | of_sites(messages, phi, *counts)
 
     def _watch(self, monitor, save, messages_of):
         """Return the monitor of iterations whose payloads `messages_of` maps to messages."""

@@ -41,9 +41,6 @@ __all__ = [
     "unpack",
 ]
 
-_SHORT = 0.1  # share of a step; shorter ones in so many sweeps running end at the border
-_SHORT_STEPS = 3
-
 
 class Messages(NamedTuple):
     """Site messages: precision (K, P, P) and shift (K, P)."""
@@ -195,7 +192,7 @@ class Sweeps:
         self.n_cut += 1
         limit = step_limit(total_of(self.prior, messages), messages, change.precision)
         step = min(1.0, 0.9 * limit)
-        self.n_short = self.n_short + 1 if step < _SHORT else 0
+        self.n_short = self.n_short + 1 if step < 0.1 else 0
         return x + step * (proposal - x)
 
 
@@ -210,7 +207,7 @@ class BorderMonitor:
 
     def end(self, record, payload):
         asked = self.monitor.end(record, payload)
-        return asked or self.sweeps.n_short >= _SHORT_STEPS
+        return asked or self.sweeps.n_short >= 3  # short steps in a row end at the border
 
 
 def propagate(

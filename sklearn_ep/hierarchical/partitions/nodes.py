@@ -45,7 +45,8 @@ __all__ = [
 ]
 
 
-_NARROW = 0.1  # sd of a log scale below which the posterior given theta is nearly linear in theta
+# sd of a log scale below which the posterior given it is nearly linear in it: fewer nodes do
+_NARROW = 0.1
 
 
 class SiteState(NamedTuple):
@@ -184,10 +185,6 @@ def middle_sites(sites, m):
     return Sites(*(np.repeat(part[middle][None], m, axis=0) for part in sites))
 
 
-_MOST_ROUNDS = 30
-_WIDE = 0.1  # sd of a log scale from which the posterior given it bends: seven nodes, not five
-
-
 class PartsNode(NamedTuple):
     """Posterior given theta, as `GivenScales` has it.
 
@@ -241,7 +238,7 @@ class PartsGivenTheta:
         rows = [None if s is None else middle_sites(s, 1) for s in self.row_sites]
         return self.evaluate(theta, (rows, pack(start)), self.tol)
 
-    def evaluate(self, theta, sites, tol, max_rounds=_MOST_ROUNDS):
+    def evaluate(self, theta, sites, tol, max_rounds=30):
         """Return the `Node` at theta, with a `PartsNode`, started at the sites of another."""
         solve = partial(self.answers, theta[None])
         (found, local), residual = conditional_node(
@@ -334,7 +331,7 @@ def gaussian_nodes(posterior, d):
 
 def _prediction_rule(cov):
     t = len(cov)
-    if t == 1 and cov[0, 0] > _WIDE**2:
+    if t == 1 and cov[0, 0] > _NARROW**2:
         x, w = gauss_hermite(7)
         return x[:, None], np.log(w)
     return node_rule(t)

@@ -43,21 +43,22 @@ class Placement(NamedTuple):
     members: Any = None
 
 
-def place_rows(est, training, groups, previous):
+def place_rows(est, training, levels, codes, previous):
     """Return the `Placement` of rows in memory.
 
-    groups are (labels, codes) of the factor, None without; previous is the state of an earlier fit
-    or None: groups stay in their sites, new ones share a site of their own.
+    levels (the named ones) and codes are of each factor, of which there is at most one; previous is
+    the state of an earlier fit or None: groups stay in their sites, new ones share a site of their
+    own.
     """
     weight = training.weight
-    if groups is None:
+    if not levels:
         n_sites = _n_sites(est, weight.sum(), None)
         row_site = site = spread_by_content(training.X, training.y, weight, n_sites)
         group_site = np.empty(0, dtype=int)
     else:
-        table, code = groups
-        group_site = _place_groups(est, table, np.bincount(code, weights=weight), previous)
-        row_site, site = group_site[code], group_site[: len(table)]
+        load = np.bincount(codes[0], weights=weight)
+        group_site = _place_groups(est, levels[0], load, previous)
+        row_site, site = group_site[codes[0]], group_site[: len(levels[0])]
     members = [np.flatnonzero(row_site == k) for k in np.unique(row_site)]
     where = [np.flatnonzero(group_site == k) for k in np.unique(row_site)]
     return Placement(site, where, None, members)
