@@ -15,9 +15,9 @@ from sklearn_ep._engine.likelihoods import Logit
 from sklearn_ep._engine.partition import Part, PartMap
 from sklearn_ep._engine.rules import MomentMatching
 from sklearn_ep._engine.sites import Sites, log_site_mass
-from sklearn_ep.hierarchical import _checkpoint as checkpoint
 from sklearn_ep.hierarchical import _factors
 from sklearn_ep.hierarchical import _log_cholesky as log_cholesky
+from sklearn_ep.hierarchical import _parts as checkpoint
 from sklearn_ep.hierarchical.partitions import parts as placing
 from sklearn_ep.hierarchical.partitions.arrow import arrow_rows, conditional_ep
 from sklearn_ep.hierarchical.partitions.draws import (
@@ -247,7 +247,9 @@ def nuts_case(name, n_draws):
     return case, case_rows(case), cavity, state, ImportanceSettings(n_draws, 0.5, 0)
 
 
-@pytest.mark.parametrize("name", ["four_groups", "one_class_groups"])
+@pytest.mark.parametrize(
+    "name", ["four_groups", pytest.param("one_class_groups", marks=pytest.mark.slow)]
+)
 def test_nuts_against_exact_integrals(name):
     pytest.importorskip("nutpie")
     case, rows, cavity, state, settings = nuts_case(name, 2000)
