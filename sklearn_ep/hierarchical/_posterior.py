@@ -6,7 +6,7 @@ import numpy as np
 from scipy.special import log_expit
 
 from .._engine.gaussian import Moments, backward, forward
-from .._engine.hyper import log_mixture, mixture_moments, mixture_quantiles
+from .._engine.hyper import Average, log_mixture, mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
 from . import _log_cholesky as log_cholesky
 from .exact.layout import EffectPlaces
@@ -26,20 +26,20 @@ _LINK = Logit()
 
 
 class GroupScales(NamedTuple):
-    """Posterior of the sds of effects: a `ScaleGrid` in theta, n_effects a level of each factor."""
+    """Posterior of the sds of effects: an `Average` over theta, n_effects a level of each factor."""
 
-    grid: Any
+    average: Average
     n_effects: list[int]
 
     @property
     def theta(self):
         """Nodes (M, T)."""
-        return self.grid.theta
+        return self.average.phi
 
     @property
     def weight(self):
         """Weights (M,) of the nodes."""
-        return self.grid.weight
+        return self.average.weight
 
     def sds(self, theta):
         """Return the sds (..., Q) of the effects, factor by factor, for coordinates theta."""
@@ -47,7 +47,7 @@ class GroupScales(NamedTuple):
 
     def quantiles(self, levels):
         """Return quantiles (len(levels), Q) of the sds."""
-        return self.grid.quantiles(levels, self.sds)
+        return self.average.smooth.quantiles(levels, self.sds)
 
 
 class RowsToPredict(NamedTuple):
@@ -195,16 +195,17 @@ class NodePosterior(NamedTuple):
 class GroupPosterior:
     """Mixture over nodes of Gaussians in b and, given b, in the local effects.
 
-    b are the coefficients and the effects of all factors but the local one. grid is the
-    `ScaleGrid`; founds have `mean`, `root`, `local` and `log_z` of each node, as `GivenScales` has;
-    places are the `EffectPlaces`.
+    b are the coefficients and the effects of all factors but the local one. average is
+    the `Average` over theta, whose nodes have payloads with `mean`, `root`, `local` and `log_z`, as
+    `GivenScales` has; places are the `EffectPlaces`.
     """
 
-    def __init__(self, grid, founds, places):
-        self.scales, self.places = GroupScales(grid, places.n_effects), places
+    def __init__(self, average, places):
+        self.scales, self.places = GroupScales(average, places.n_effects), places
         self.nodes = [
-            NodePosterior(f.mean, f.root, f.local, f.log_z, places.factors(theta), places)
-            for f, theta in zip(founds, grid.theta, strict=True)
+            NodePosterior(f.mean, f.root, f.local, f.log_z, places.factors(node.phi), places)
+            for node in average.nodes
+            for f in [node.payload]
         ]
 
     def _of_beta(self):
@@ -220,10 +221,10 @@ class GroupPosterior:
 
     def phi_moments(self):
         """Return the `Moments` of (coefficients, theta), at one node by its axes."""
-        d, grid = self.places.n_dense, self.scales.grid
-        mean, cov = _between(grid.weight, np.hstack([self._of_beta()[0], grid.theta]))
-        if len(grid.weight) == 1:
-            cov[d:, d:] = grid.axes.root @ grid.axes.root.T
+        d, average = self.places.n_dense, self.scales.average
+        mean, cov = _between(average.weight, np.hstack([self._of_beta()[0], average.phi]))
+        if len(average.weight) == 1:
+            cov[d:, d:] = average.axes.root @ average.axes.root.T
         cov[:d, :d] = self.beta_moments().cov
         return Moments(mean, cov)
 
@@ -301,7 +302,7 @@ class GroupPosterior:
             beta[at] = b[:, : p.n_dense]
             for out, drawn in zip(effects, self.nodes[m].effects_of(b, u), strict=True):
                 out[at] = drawn[:, : out.shape[1]]
-        theta, order = self.scales.grid.draw(node, rng), rng.permutation(n_samples)
+        theta, order = self.scales.average.draw_near(node, rng), rng.permutation(n_samples)
         return beta[order], [e[order] for e in effects], theta[order], node[order]
 
     def draw_latent(self, X, designs, codes, n_samples, rng):

@@ -54,7 +54,7 @@ def what_was_averaged(est):
         return "kept at their mode"
     if len(weight) == 1:
         return "a normal distribution of their logarithms"
-    share, checked = getattr(scales.grid, "agreement", None), ""
+    share, checked = getattr(scales.average, "agreement", None), ""
     if share is not None:
         words = "close to" if share > _CLOSE else "coarse against"
         checked = (

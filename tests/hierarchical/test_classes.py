@@ -13,9 +13,9 @@ from scipy.special import log_softmax, logsumexp, softmax
 
 from sklearn_ep import HierarchicalEPLogistic
 from sklearn_ep._engine.class_weights import ClassWeights, class_covariances, weighted_gram
+from sklearn_ep._engine.hyper import Average
 from sklearn_ep._engine.loop import SILENT
 from sklearn_ep.hierarchical import _log_cholesky as log_cholesky
-from sklearn_ep.hierarchical._scales import grid_of_one
 from sklearn_ep.hierarchical.classes.fit import (
     class_model,
     fit_classes,
@@ -341,7 +341,7 @@ def at_one_theta(plan, tol=1e-8):
     node = model.evaluate(model.theta_mean - 0.2, model.first_sites(), tol, 400)
     assert node.residual < tol
     named = [len(known) for known in plan.levels]
-    return node, ClassMixture(model, grid_of_one(node), [node.payload], named)
+    return node, ClassMixture(model, Average.alone(node), named)
 
 
 def test_names_of_classes_and_order_of_rows_change_nothing():

@@ -18,15 +18,19 @@ from .nodes import (
     find_mode,
     integrate,
     sample_about,
+    star_about,
 )
 from .search import Search, Summit, ascend, minimise_where_finite
+from .smooth import Axes, SmoothDistribution, normal_distribution
 
 __all__ = [
     "Average",
+    "Axes",
     "Evaluate",
     "Lattice",
     "Node",
     "Search",
+    "SmoothDistribution",
     "Spacing",
     "Summit",
     "Visits",
@@ -40,5 +44,7 @@ __all__ = [
     "mixture_covariance",
     "mixture_moments",
     "mixture_quantiles",
+    "normal_distribution",
     "sample_about",
+    "star_about",
 ]

@@ -27,8 +27,8 @@ from sklearn.utils.parallel import Parallel, delayed
 
 from ..gaussian import eigen_curvature
 from ..loop import SILENT, FitWatch, Told
-from ..quadrature import star_rule
 from .search import minimise_where_finite
+from .smooth import Axes, SmoothDistribution, Star, between_nodes
 
 __all__ = [
     "Average",
@@ -41,6 +41,7 @@ __all__ = [
     "find_mode",
     "integrate",
     "sample_about",
+    "star_about",
 ]
 
 Place = tuple[int, ...]
@@ -57,6 +58,13 @@ _BETTER = 1.0  # nats above the mode at which a node starts a new search
 _MOST_MODES = 3
 _LOWER = 1.0  # nats by which a node beside the mode may miss the normal distribution
 _LEAST_WEIGHT = 1e-3  # of a node that is kept
+_AXES_FIT = 0.6, 1.7  # variances along the axes of a star within which it need not be laid anew
+_TAIL = 0.8  # of the slope of a Gaussian: a slope below it at the end of an axis is a long tail
+_TAIL_DEPTH = 4.0  # log density below the mode at which a long tail is not followed further
+_MOST_OUT = 4  # nodes on a side of an axis
+_CHECKS = 2  # points of a surrogate, and of its tails, for each coordinate in a round
+_TEMPERED = 0.4  # power of the surrogate from which those of its tails are
+_AGREES = 0.9  # effective share of these points from which the surrogate is right
 
 
 class Spacing(NamedTuple):
@@ -98,7 +106,10 @@ class Average(NamedTuple):
     """Nodes with weights (M,) that sum to one, and the evidence they add up to.
 
     foretold is the share of the mass that was foretold for places next to the nodes and not
-    visited; n_evaluations counts those of the model.
+    visited; n_evaluations counts those of the model. Where quantiles of phi were asked for, smooth
+    is the distribution between the nodes and axes are those along which they lie; agreement is the
+    effective share of points drawn from a star's surrogate when the model weighs them, None where
+    that was not looked at.
     """
 
     nodes: list[Node]
@@ -106,11 +117,26 @@ class Average(NamedTuple):
     log_evidence: float
     foretold: float = 0.0
     n_evaluations: int = 1
+    smooth: SmoothDistribution | None = None
+    axes: Axes | None = None
+    agreement: float | None = None
+
+    @classmethod
+    def alone(cls, node: Node, axes: Axes | None = None) -> "Average":
+        """Return the average over one node, as if phi were known."""
+        axes = Axes(node.phi, np.eye(len(node.phi))) if axes is None else axes
+        smooth = SmoothDistribution(node.phi[None], np.ones(1))
+        return cls([node], np.ones(1), float(node.log_evidence), smooth=smooth, axes=axes)
 
     @property
     def phi(self) -> np.ndarray:
         """Coordinates of the nodes (M, T)."""
         return np.array([node.phi for node in self.nodes])
+
+    def draw_near(self, which: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+        """Return draws of phi (S, T) in phase with numbers (S,) of nodes already drawn."""
+        assert self.smooth is not None
+        return self.smooth.draw_near(self.phi, self.weight, which, rng)
 
     @property
     def heaviest(self) -> Node:
@@ -200,7 +226,7 @@ def integrate(
     Notes
     -----
     9 to 45 evaluations for one to three coordinates, each from the state of a neighbour; beyond
-    three, 4 T + 1 with the nodes of a quadrature rule that is exact for mean and covariance.
+    three, about 3 T: the star of `star_about`.
     """
     if len(mode.phi) == 0:
         return Average([mode], np.ones(1), mode.objective)
@@ -209,7 +235,7 @@ def integrate(
         for modes_left in reversed(range(_MOST_MODES)):
             axes = _axes_at(visits, mode)
             if len(mode.phi) not in _SPACINGS:
-                return _by_rule(visits, mode, axes)
+                return star_about(visits, mode, axes @ axes.T, _LONGEST**-2)
             used = _SPACINGS[len(mode.phi)] if spacing is None else spacing
             axes, known = _fitted_axes(visits, mode, axes, used.step)
             lattice = Lattice(mode, axes, used, known)
@@ -443,6 +469,18 @@ class Lattice:
                     told[beside] = (value, place)
         return dict(sorted(told.items(), key=lambda item: (-item[1][0], item[0])))
 
+    def smooth(self) -> SmoothDistribution:
+        """Return the distribution through the nodes that have mass."""
+        floor = self.floor()
+        kept = sorted(
+            (place, node)
+            for place, node in self.nodes.items()
+            if node is not None and node.objective > floor
+        )
+        places, nodes = zip(*kept, strict=True)
+        axes = Axes(self.origin.phi, self.axes)
+        return between_nodes(axes, self.spacing.step, np.array(places), nodes)
+
     def average(self, visits: Visits) -> Average:
         """Return the `Average`: cells are equal, what is beyond an edge counts with its node."""
         step, cell = self.spacing.step, self.log_cell
@@ -457,13 +495,96 @@ class Lattice:
         return average_of(self.visited(), log_mass, foretold, visits.n_evaluations)
 
 
-def _by_rule(visits: Visits, mode: Node, axes: np.ndarray) -> Average:
-    """Return the `Average` by a quadrature rule for the Gaussian of these axes."""
-    x, log_rule = star_rule(len(mode.phi))
-    log_normal = -0.5 * np.sum(x**2, axis=1) - 0.5 * len(mode.phi) * np.log(2.0 * np.pi)
-    log_cell = log_rule - log_normal + np.linalg.slogdet(axes)[1]
-    found = visits(mode.phi + x @ axes.T, [mode] * len(x))
-    pairs = zip(found, log_cell, strict=True)
-    nodes, cells = zip(*((node, cell) for node, cell in pairs if node is not None), strict=True)
-    log_mass = np.array([node.objective for node in nodes]) + np.array(cells)
-    return average_of(nodes, log_mass, 0.0, visits.n_evaluations)
+def star_about(
+    visits: Visits, mode: Node, cov: np.ndarray, flattest: float, rounds: int = 0
+) -> Average:
+    """Return the `Average` over a mode and nodes on both sides of it along each axis.
+
+    cov (T, T) is about the covariance of phi, flattest the least curvature that counts. Where the
+    surrogate's variances along the axes are far from one the star is laid anew, by what the first
+    one tells. In each of the `rounds` the model is then asked at points of the surrogate and of its
+    tails, which corrects it, until both agree.
+    """
+    values, vectors = eigen_curvature(np.linalg.inv(cov), flattest)
+    # symmetric, so that the order of coordinates does not matter, and near the coordinates
+    root = (vectors / np.sqrt(values)) @ vectors.T
+    for again in (True, False):
+        star = _laid(visits, mode, root)
+        spread = np.linalg.eigvalsh(star.cov)
+        if not again or (_AXES_FIT[0] < spread[0] and spread[-1] < _AXES_FIT[1]):
+            break
+        spread, vectors = np.linalg.eigh(root @ star.cov @ root.T)
+        root = (vectors * np.sqrt(spread)) @ vectors.T
+    agreement = None
+    for _ in range(rounds):
+        agreement = _corrected(visits, star)
+        if agreement > _AGREES:
+            break
+    weight = star.weights()
+    nodes = [node for node, w in zip(star.nodes, weight, strict=True) if w > 0]
+    log_evidence = mode.objective + star.found.log_total + float(np.linalg.slogdet(root)[1])
+    smooth = star.found.distribution
+    told = visits.n_evaluations, smooth, star.axes, agreement
+    return Average(nodes, weight[weight > 0], log_evidence, 0.0, *told)
+
+
+def _laid(visits: Visits, mode: Node, root: np.ndarray) -> Star:
+    """Return the `Star` about a mode along axes in the columns of root (T, T)."""
+    reach = float(np.sqrt(max(len(mode.phi) + 0.5, 2.0)))
+    up, down = (
+        [_step_out(visits, mode, sign * axis, reach) for axis in root.T] for sign in (1.0, -1.0)
+    )
+    return Star(mode, Axes(mode.phi, root), reach, up, down)
+
+
+def _step_out(
+    visits: Visits, mode: Node, axis: np.ndarray, reach: float
+) -> list[tuple[float, Node]]:
+    """Return (place, node) on one side of an axis: one, or more where the tail is long.
+
+    Nearer than the reach where there is no posterior there, and none where there is none at an
+    eighth of it.
+    """
+    found: list[tuple[float, Node]] = []
+    near, far = mode, reach
+    while len(found) < _MOST_OUT:
+        node = visits([mode.phi + far * axis], [near])[0]
+        if node is None and not found and far > 0.2 * reach:
+            far *= 0.5
+            continue
+        if node is None:
+            break
+        found.append((far, node))
+        deep = node.objective < mode.objective - _TAIL_DEPTH
+        if deep or far < reach or node.gradient @ axis < -_TAIL * far:
+            break
+        near, far = node, far + reach
+    return found
+
+
+def _corrected(visits: Visits, star: Star) -> float:
+    """Ask the model at points of a surrogate and of its tails; return how near it was.
+
+    That is the effective share of the points of the surrogate when the model weighs them.
+    """
+    n = _CHECKS * len(star.slope)
+    typical = star.typical(n)
+    before = star.log_density(typical) + star.mode.objective
+    found = [_asked_at(visits, star, zeta) for zeta in typical]
+    for zeta in star.typical(n, _TEMPERED):
+        _asked_at(visits, star, zeta)
+    star.smooth()
+    log_ratio = np.array(found) - before
+    ratio = np.exp(log_ratio - np.max(log_ratio))
+    return float(np.sum(ratio) ** 2 / (len(ratio) * np.sum(ratio**2)))
+
+
+def _asked_at(visits: Visits, star: Star, zeta: np.ndarray) -> float:
+    """Return the model's log density at zeta (T,), by which the star is corrected."""
+    phi = star.axes.centre + star.axes.root @ zeta
+    near = min(star.nodes, key=lambda n: float(np.sum((n.phi - phi) ** 2)))
+    node = visits([phi], [near])[0]
+    if node is None:
+        return -np.inf
+    star.correct(zeta, node)
+    return node.objective

@@ -4,9 +4,10 @@ import numpy as np
 
 from ..._engine.class_weights import MOST_WEIGHTS
 from ..._engine.gaussian import Moments, check_precise, natural
+from ..._engine.hyper import Average
 from ..._engine.loop import Reason, Trace
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
-from .._scales import Exploration, explore, grid_of_one
+from .._scales import Exploration, explore
 from .model import ClassesModel, lay_out_effects
 from .posterior import ClassMixture
 
@@ -91,7 +92,7 @@ def fit_classes(plan, monitor, previous=None, save=None):
     n_named = [len(known) for known in plan.levels]
 
     def so_far(node):
-        return ClassMixture(model, grid_of_one(node), [node.payload], n_named)
+        return ClassMixture(model, Average.alone(node), n_named)
 
     keep = save and (lambda node: save(state_of_classes(node)))
     watch = PosteriorMonitor(monitor, so_far, keep)
@@ -100,10 +101,10 @@ def fit_classes(plan, monitor, previous=None, save=None):
         found = explore(model, _start_of(model, previous), *limits, plan.settings.theta, watch)
     else:
         found = _without_scales(model, _start_of(model, previous), *limits, watch)
-    posterior = ClassMixture(model, found.grid, [n.payload for n in found.nodes], n_named)
+    posterior = ClassMixture(model, found.average, n_named)
     _check_precise(posterior.beta_moments())
     attributes = dict(theta_rule=found.rule, state=state_of_classes(found.mode))
-    history, evidence = found.trace.history, found.grid.log_evidence
+    history, evidence = found.trace.history, found.average.log_evidence
     return BinaryFit(posterior, history, found.reason, evidence, attributes, found.remark)
 
 
@@ -114,7 +115,7 @@ def _without_scales(model, start, tol, max_iter, monitor):
     node = model.evaluate(*start, tol, max_iter)
     trace.end({"residual": node.residual, "log_evidence": node.objective}, node)
     reason: Reason = "converged" if node.residual < tol else "max_iter"
-    return Exploration(grid_of_one(node), [node], node, trace, reason, "", "none")
+    return Exploration(Average.alone(node), node, trace, reason, "", "none")
 
 
 def _check_precise(beta):

@@ -15,8 +15,6 @@ from .model import lay_out_effects, level_covariances
 
 __all__ = ["ClassMixture"]
 
-_LEAST_WEIGHT = 1e-3  # of a node that is kept: each has (K q)^2 numbers
-
 
 class WeightsAt(NamedTuple):
     """Posterior of the weights at a node.
@@ -73,38 +71,34 @@ class ClassMixture:
     """Mixture over nodes of normal distributions of the weights of all classes.
 
     Weights of a class are its D coefficients, then the whitened effects of all levels. Nodes that
-    weigh next to nothing are left out, but for quantiles and draws of theta.
+    weigh next to nothing are left out.
 
     Parameters
     ----------
     model : ClassesModel
-    grid : ScaleGrid
-    founds : list of ClassNode
-        Of the nodes of the grid.
+    average : Average
+        Over theta; the payloads of its nodes are `ClassNode`.
     n_named : list of int
         Levels of each factor that have a name, the first ones.
     """
 
     factor = SOFTMAX
 
-    def __init__(self, model, grid, founds, n_named):
-        self.scales, self.n_named = GroupScales(grid, model.n_effects), list(n_named)
+    def __init__(self, model, average, n_named):
+        average = average.heavy()  # a node has (K q)^2 numbers
+        self.scales, self.n_named = GroupScales(average, model.n_effects), list(n_named)
         self.n_dense, self.n_classes = len(model.beta_precision), model.n_classes
         self.n_levels, self.effect_spans = model.n_levels, model.effect_spans()
         self.prior = model.prior()
-        heavy = grid.weight >= min(_LEAST_WEIGHT, grid.weight.max())
-        self.kept = np.flatnonzero(heavy)
-        self.kept_weight = grid.weight[heavy] / grid.weight[heavy].sum()
         self.nodes = []
-        for m in self.kept:
-            theta, found = grid.theta[m], founds[m]
-            coef, spread = model.posterior(theta, found.sites)
-            lowers = model.factors_of(theta)
-            self.nodes.append(WeightsAt(coef, spread, lowers, found.log_z))
+        for node in average.nodes:
+            coef, spread = model.posterior(node.phi, node.payload.sites)
+            lowers = model.factors_of(node.phi)
+            self.nodes.append(WeightsAt(coef, spread, lowers, node.payload.log_z))
 
     def _mixed(self, values):
-        """Return the average over the kept nodes of one array for each of them."""
-        return sum(w * value for w, value in zip(self.kept_weight, values, strict=True))
+        """Return the average over the nodes of one array for each of them."""
+        return sum(w * value for w, value in zip(self.scales.weight, values, strict=True))
 
     def beta_moments(self):
         """Return means (K, D) and covariance (K, D, K, D) of the coefficients."""
@@ -120,7 +114,7 @@ class ClassMixture:
         """Return quantiles (len(levels), K, D) of the coefficients."""
         mean = np.array([node.coef[:, : self.n_dense].ravel() for node in self.nodes])
         var = [np.einsum("cqcq->cq", node.spread)[:, : self.n_dense].ravel() for node in self.nodes]
-        found = mixture_quantiles(self.kept_weight, mean, np.sqrt(var), levels)
+        found = mixture_quantiles(self.scales.weight, mean, np.sqrt(var), levels)
         return found.reshape(len(levels), self.n_classes, self.n_dense)
 
     def group_effects(self):
@@ -172,7 +166,7 @@ class ClassMixture:
         for some, means, covs in self._blocks(X, designs, codes):
             pairs = zip(means, covs, strict=True)
             chances = [self.factor.log_proba(m, contrast_variances(S)) for m, S in pairs]
-            out[some] = log_mixture(self.kept_weight, np.array(chances))
+            out[some] = log_mixture(self.scales.weight, np.array(chances))
         return out
 
     def covariance(self, first, second, same):
@@ -198,10 +192,10 @@ class ClassMixture:
             Of the named levels.
         theta : ndarray of shape (S, T)
         node : ndarray of shape (S,)
-            Numbers of nodes of the grid.
+            Numbers of the nodes.
         """
         K, d = self.n_classes, self.n_dense
-        picked = np.sort(rng.choice(len(self.kept), size=n_samples, p=self.kept_weight))
+        picked = np.sort(rng.choice(len(self.nodes), size=n_samples, p=self.scales.weight))
         shapes = zip(self.n_named, self.scales.n_effects, strict=True)
         beta, effects = np.empty((n_samples, K, d)), []
         effects = [np.empty((n_samples, K, n, q)) for n, q in shapes]
@@ -213,15 +207,13 @@ class ClassMixture:
                 white = weights[..., self.effect_spans[f]]
                 white = white.reshape(len(at), K, -1, self.scales.n_effects[f])
                 out[at] = white[:, :, : out.shape[2]] @ node.lowers[f].T
-        number = self.kept[picked]
-        theta, order = self.scales.grid.draw(number, rng), rng.permutation(n_samples)
-        return beta[order], [e[order] for e in effects], theta[order], number[order]
+        theta, order = self.scales.average.draw_near(picked, rng), rng.permutation(n_samples)
+        return beta[order], [e[order] for e in effects], theta[order], picked[order]
 
     def draw_latent(self, X, designs, codes, n_samples, rng):
         """Return joint draws (S, n, K) of the linear predictors; rows of a new level share it."""
         beta, effects, _, number = self.draw(n_samples, rng)
-        at = np.searchsorted(self.kept, number)
-        scales = [np.array(a)[at] for a in zip(*(n.lowers for n in self.nodes), strict=True)]
+        scales = [np.array(a)[number] for a in zip(*(n.lowers for n in self.nodes), strict=True)]
         rows = RowsToPredict(X, designs, codes)
         return np.swapaxes(draws_at_rows(beta, effects, scales, rows, rng), 1, 2)
 
@@ -231,7 +223,7 @@ class ClassMixture:
         X, designs and codes are training rows, all of known levels; y their class indices, weight
         their numbers of copies. The prior of theta is the same on both sides.
         """
-        picked = np.sort(rng.choice(len(self.kept), size=n_samples, p=self.kept_weight))
+        picked = np.sort(rng.choice(len(self.nodes), size=n_samples, p=self.scales.weight))
         layout, out = lay_out_effects(X, designs, codes, self.n_levels), np.empty(n_samples)
         for m in np.unique(picked):
             node, at = self.nodes[m], np.flatnonzero(picked == m)

@@ -25,14 +25,14 @@ from ..._engine.gaussian import (
     over,
     triangular_inverse,
 )
-from ..._engine.hyper import Node
+from ..._engine.hyper import Average, Node
 from ..._engine.likelihoods import Logit
 from ..._engine.rules import rule_of_power
 from ..._engine.sites import Sites
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .. import _log_cholesky as log_cholesky
 from .._posterior import GroupPosterior, of_sites
-from .._scales import explore, grid_of_one
+from .._scales import explore
 from .group_sites import GroupSites, cavities, log_site_masses, new_sites, tilted_groups
 from .layout import (
     EffectPlaces,
@@ -378,14 +378,14 @@ def fit_exact(plan, sign, monitor, previous, save):
     model = CrossedModel(layout, places, plan.theta_mean, plan.theta_sd, plan.settings.power)
     keep = save and (lambda node: save(state_of_sites(node)))
     watch = PosteriorMonitor(
-        monitor, lambda node: GroupPosterior(grid_of_one(node), [node.payload], places), keep
+        monitor, lambda node: GroupPosterior(Average.alone(node), places), keep
     )
     start, limits = start_of(model, previous), (plan.settings.tol, plan.settings.max_iter)
     found = explore(model, start, *limits, plan.settings.theta, watch)
-    posterior = GroupPosterior(found.grid, [n.payload for n in found.nodes], places)
+    posterior = GroupPosterior(found.average, places)
     if places.n_dense:
         check_precise(natural(posterior.beta_moments()).precision)
-    history, evidence = found.trace.history, found.grid.log_evidence
+    history, evidence = found.trace.history, found.average.log_evidence
     more = dict(theta_rule=found.rule, state=state_of_sites(found.mode))
     if not plan.columns.listed:
         history = dict(history, n_skipped=np.zeros(found.trace.n_iter))

@@ -7,20 +7,13 @@ import numpy as np
 from scipy.stats import multivariate_normal, norm
 
 from ..._engine.gaussian import Moments, Natural, check_precise, natural
+from ..._engine.hyper import Average, Axes, Node, normal_distribution
 from ..._engine.loop import SILENT
 from ..._engine.partition import Part
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .._parts import state_of
 from .._posterior import GroupPosterior, of_sites
-from .._scales import (
-    Axes,
-    ScaleGrid,
-    explore,
-    grid_of_one,
-    grow_grid,
-    lay_star,
-    normal_scales,
-)
+from .._scales import explore, lattice_about, star_at
 from ..exact.layout import EffectPlaces
 from .arrow import arrow_rows
 from .draws import ChainState, DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
@@ -252,7 +245,7 @@ class GroupedFit:
         left = s.max_iter - (0 if before is None else len(before["residual"]))
 
         def posterior(node):
-            return self._posterior(grid_of_one(node), [node.payload])
+            return self._posterior(Average.alone(node))
 
         def messages_of(found):
             return shared(natural(found.phi_moments()), p.prior, k)
@@ -261,14 +254,14 @@ class GroupedFit:
         watch = PosteriorMonitor(monitor, posterior, keep)
         first = (theta, model.nothing(k))
         found = explore(model, first, s.tol, left, s.theta, watch, cov)
-        whole = self._posterior(found.grid, [n.payload for n in found.nodes])
+        whole = self._posterior(found.average)
         messages = messages_of(whole)
         check_precise(total_of(p.prior, messages).precision)
         history = dict(found.trace.history, n_skipped=np.zeros(found.trace.n_iter))
         if before is not None:
             history = {name: np.append(before[name], history[name]) for name in history}
         more = self._attributes(messages, found.rule, counts)
-        evidence = found.grid.log_evidence
+        evidence = found.average.log_evidence
         return BinaryFit(whole, history, found.reason, evidence, more, found.remark)
 
     def _attributes(self, messages, rule, counts):
@@ -297,37 +290,38 @@ class GroupedFit:
         model, (mean, cov) = self._given_theta(messages), self._theta_moments(messages)
         if self.rule == "mode":
             node = model.first(mean)
-            return self._posterior(grid_of_one(node), [node.payload]), float(node.log_evidence)
+            return self._posterior(Average.alone(node)), float(node.log_evidence)
         with monitor.phase("integration over theta") as told:
             first, tol = model.first(mean), self.answers.inner_tol
             if self.rule == "grid":
                 axes = Axes(mean, np.linalg.cholesky(cov))
-                grid, nodes = grow_grid(model, axes, first, tol, told)
+                average = lattice_about(model, axes, first, tol, told)
             else:
-                grid, nodes = lay_star(model, first, cov, tol, told)
-        return self._posterior(grid, [n.payload for n in nodes]), grid.log_evidence
+                average = star_at(model, first, cov, tol, told)
+        return self._posterior(average), average.log_evidence
 
     def _normal(self, messages):
         """Return the posterior whose theta and beta are as the normal distribution has them."""
         p = self.problem
         theta, weight, (means, root) = gaussian_nodes(total_of(p.prior, messages), p.d)
         gaussian, model = self._theta_moments(messages), self._given_theta(messages)
-        if not p.q:
-            grid = ScaleGrid(
-                theta, weight, np.zeros(1), Axes(*gaussian), normal_scales(*gaussian), np.nan
-            )
-            return self._posterior(grid, [PartsNode(means[0], root, no_groups(p.d), 0.0, None)])
-        nodes = [model.first(t).payload for t in theta]
-        log_mass = multivariate_normal.logpdf(theta, *gaussian).reshape(-1)
-        log_mass -= norm.logpdf(theta, *p.theta_prior).sum(1)
-        triples = zip(nodes, means, log_mass, strict=True)
-        founds = [node._replace(mean=mean, root=root, log_z=mass) for node, mean, mass in triples]
+        if p.q:
+            found = [model.first(t).payload for t in theta]
+            log_mass = multivariate_normal.logpdf(theta, *gaussian).reshape(-1)
+            log_mass -= norm.logpdf(theta, *p.theta_prior).sum(1)
+        else:
+            found = [PartsNode(means[0], root, no_groups(p.d), 0.0, None)]
+            log_mass = np.zeros(1)
+        nodes = [
+            Node(t, mass, 0.0, np.zeros_like(t), 0.0, f._replace(mean=mean, root=root, log_z=mass))
+            for t, f, mean, mass in zip(theta, found, means, log_mass, strict=True)
+        ]
         axes = Axes(gaussian.mean, np.linalg.cholesky(gaussian.cov))
-        grid = ScaleGrid(theta, weight, log_mass, axes, normal_scales(*gaussian), np.nan)
-        return self._posterior(grid, founds)
+        smooth = normal_distribution(*gaussian)
+        return self._posterior(Average(nodes, weight, np.nan, smooth=smooth, axes=axes))
 
-    def _posterior(self, grid, founds):
-        """Return the `GroupPosterior` of the posteriors at nodes."""
+    def _posterior(self, average):
+        """Return the `GroupPosterior` of an average over theta."""
         p = self.problem
         one = [p.n_named] if p.q else []
         places = EffectPlaces(
@@ -338,7 +332,7 @@ class GroupedFit:
             local=0 if p.q else None,
             order=np.arange(p.n_named),
         )
-        return GroupPosterior(grid, founds, places)
+        return GroupPosterior(average, places)
 
     def _outcome(self, monitor, messages, history, reason, log_evidence, counts=(0, 0)):
         check_precise(total_of(self.problem.prior, messages).precision)
