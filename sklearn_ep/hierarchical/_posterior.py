@@ -6,7 +6,7 @@ import numpy as np
 from scipy.special import log_expit
 
 from .._engine.gaussian import Moments, backward, forward
-from .._engine.hyper import Average, log_mixture, mixture_moments, mixture_quantiles
+from .._engine.hyper import log_mixture, mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
 from . import _log_cholesky as log_cholesky
 from .exact.layout import EffectPlaces
@@ -26,9 +26,9 @@ _LINK = Logit()
 
 
 class GroupScales(NamedTuple):
-    """Posterior of the sds of effects: an `Average` over theta, n_effects a level of each factor."""
+    """Posterior of the sds of effects: `Average` over theta, n_effects a level of each factor."""
 
-    average: Average
+    average: Any
     n_effects: list[int]
 
     @property

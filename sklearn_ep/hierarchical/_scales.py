@@ -202,11 +202,11 @@ def lattice_about(model, axes, first, tol, told):
         origin = first
     lattice = Lattice(origin, axes.root, spacing)
     lattice.explore(visits)
-    average = lattice.average(visits)
+    average = lattice.smooth_average()
     if len(average.nodes) == 1:
         # sites that cannot settle give each node an evidence of its own, and the lattice no width
         raise ImproperPosterior("the evidence leaps between neighbouring scales of the groups")
-    return average._replace(smooth=lattice.smooth(), axes=Axes(origin.phi, axes.root))
+    return average
 
 
 def star_at(model, mode, cov, tol, told):

@@ -57,7 +57,6 @@ _MOST_STRETCHES = 2
 _BETTER = 1.0  # nats above the mode at which a node starts a new search
 _MOST_MODES = 3
 _LOWER = 1.0  # nats by which a node beside the mode may miss the normal distribution
-_LEAST_WEIGHT = 1e-3  # of a node that is kept
 _AXES_FIT = 0.6, 1.7  # variances along the axes of a star within which it need not be laid anew
 _TAIL = 0.8  # of the slope of a Gaussian: a slope below it at the end of an axis is a long tail
 _TAIL_DEPTH = 4.0  # log density below the mode at which a long tail is not followed further
@@ -143,6 +142,12 @@ class Average(NamedTuple):
         """The node with the largest weight."""
         return self.nodes[int(np.argmax(self.weight))]
 
+    def heavy(self, least: float = 1e-3) -> "Average":
+        """Return the average without the nodes that weigh less, for questions that are dear."""
+        kept = self.weight >= min(least, self.weight.max())
+        nodes = [node for node, keep in zip(self.nodes, kept, strict=True) if keep]
+        return self._replace(nodes=nodes, weight=self.weight[kept] / self.weight[kept].sum())
+
     @property
     def effective_number(self) -> float:
         """Number of equally heavy nodes that would be as concentrated."""
@@ -150,15 +155,16 @@ class Average(NamedTuple):
 
 
 def average_of(
-    nodes: Sequence[Node], log_mass: np.ndarray, foretold: float = 0.0, n_evaluations: int = 1
+    nodes: Sequence[Node],
+    log_mass: np.ndarray,
+    foretold: float = 0.0,
+    n_evaluations: int = 1,
+    least: float = 1e-3,
 ) -> Average:
-    """Return the `Average` of nodes with log masses (M,), without those that do not count."""
+    """Return the `Average` of nodes with log masses (M,), without those that weigh less."""
     log_evidence = float(logsumexp(log_mass))
     weight = np.exp(log_mass - log_evidence)
-    kept = weight >= min(_LEAST_WEIGHT, weight.max())
-    heavy = [node for node, keep in zip(nodes, kept, strict=True) if keep]
-    weight = weight[kept] / weight[kept].sum()
-    return Average(heavy, weight, log_evidence, foretold, n_evaluations)
+    return Average(list(nodes), weight, log_evidence, foretold, n_evaluations).heavy(least)
 
 
 def find_mode(
@@ -469,8 +475,11 @@ class Lattice:
                     told[beside] = (value, place)
         return dict(sorted(told.items(), key=lambda item: (-item[1][0], item[0])))
 
-    def smooth(self) -> SmoothDistribution:
-        """Return the distribution through the nodes that have mass."""
+    def smooth_average(self) -> Average:
+        """Return the `Average` over all nodes above the floor, with the distribution between them.
+
+        Importance weights need its tails: no node is left out for weighing little.
+        """
         floor = self.floor()
         kept = sorted(
             (place, node)
@@ -478,8 +487,12 @@ class Lattice:
             if node is not None and node.objective > floor
         )
         places, nodes = zip(*kept, strict=True)
-        axes = Axes(self.origin.phi, self.axes)
-        return between_nodes(axes, self.spacing.step, np.array(places), nodes)
+        log_mass = self.log_cell + np.array([node.objective for node in nodes])
+        average, axes = average_of(nodes, log_mass, least=0.0), Axes(self.origin.phi, self.axes)
+        if len(nodes) == 1:
+            return average._replace(axes=axes)
+        smooth = between_nodes(axes, self.spacing.step, np.array(places), nodes)
+        return average._replace(smooth=smooth, axes=axes)
 
     def average(self, visits: Visits) -> Average:
         """Return the `Average`: cells are equal, what is beyond an edge counts with its node."""
