@@ -55,8 +55,8 @@ from ._parameters import (
     takes_joint,
 )
 from ._priors import SitePrior
-from ._problem import fit_exact, fit_parted, fit_sampled, given_node, make_parted, make_problem
-from ._stream import add_batch, plan_stream, start_stream
+from ._problem import fit_exact, fit_parted, fit_sampled, make_parted, make_problem
+from ._stream import plan_stream
 
 __all__ = ["ConvexVariationalLogistic"]
 
@@ -514,7 +514,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
                 UserWarning,
                 stacklevel=2,
             )
-            last = [start_stream(plan_stream(self, self.n_features_in_)) for _ in last[0].mean]
+            last = [plan_stream(self, self.n_features_in_).start() for _ in last[0].mean]
         X, y = validate_data(
             self, X, y, reset=last is None, dtype=np.float64, accept_sparse=self._accept_sparse
         )
@@ -523,20 +523,26 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
             self.classes_ = np.unique(y if classes is None else classes)
             if len(self.classes_) < 2:
                 raise ValueError("y has only one class: name all of them in classes.")
-            last = [start_stream(plan)] * (1 if len(self.classes_) == 2 else len(self.classes_))
-        self._check_seen(y)
+            last = [plan.start()] * (1 if len(self.classes_) == 2 else len(self.classes_))
+        signs = self._signs(y, len(last))
         check_column_scales(self, X, LARGEST_IN_UNITS)
-        index, weight = np.searchsorted(self.classes_, y), checked_weights(sample_weight, X)
-        fits = [
-            add_batch(
-                plan, p, X, np.where(index == (1 if len(last) == 1 else k), 1.0, -1.0), weight
-            )
-            for k, p in enumerate(last)
-        ]
-        _store_batch(self, plan, fits, len(y))
+        weight = checked_weights(sample_weight, X)
+        fits = [plan.add_batch(p, X, sign, weight) for p, sign in zip(last, signs, strict=True)]
+        attributes = _of_any_fit(self, plan, fits)
+        attributes["prior_variance_"] = getattr(self, "prior_variance_", given_variance(self))
+        attributes["log_evidence_"] += getattr(self, "log_evidence_", 0.0)
+        attributes["_n_rows"] = len(y) + getattr(self, "_n_rows", 0)
+        _replace(self, attributes)
         if not self.converged_:
             warn_not_converged(self, "raise max_iter, or take smaller batches")
         return self
+
+    def _signs(self, y, n_problems):
+        """Return the labels in {-1, +1} of each binary problem, or raise for a label not seen."""
+        self._check_seen(y)
+        index = np.searchsorted(self.classes_, y)
+        positive = [1] if n_problems == 1 else range(n_problems)
+        return [np.where(index == k, 1.0, -1.0) for k in positive]
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -608,39 +614,37 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         Of several nodes those of the heaviest one, given its prior variance.
         """
         remarks = average_remarks(self._averages)
-        plain = (
-            isinstance(self.prior, str) and self.prior == "gaussian" and self.class_weight is None
-        )
-        plain = plain and "site_precision_" in vars(self)
-        if rows is None or not plain or len(self._posteriors) > 1:
+        gaussian = isinstance(self.prior, str) and self.prior == "gaussian"
+        known = gaussian and self.class_weight is None and "site_precision_" in vars(self)
+        if rows is None or not known or len(self._posteriors) > 1:
             return None, remarks
         X, posterior = self._check_new(rows.X), self._last[0]
+        weight = checked_weights(rows.sample_weight, X)
         if isinstance(posterior, JointWeightPosterior):
-            y, weight = (
-                np.searchsorted(self.classes_, rows.y),
-                checked_weights(rows.sample_weight, X),
-            )
-            kept = X[weight > 0], y[weight > 0], weight[weight > 0]
-            of_all = self.site_precision_.T[weight > 0], self._site_shift.T
-            sites = ClassSites(*(site / kept[2][:, None] for site in of_all))
-            return joint_log_weights(posterior, *kept, sites, n_draws, rng), remarks
-        centre, given = self._averages[0].heaviest.phi, self.prior_variance_
-        if len(centre):
-            given = given * np.exp(centre[0] - np.mean(np.log(given)))
-        prior = 1.0 / np.broadcast_to(given, X.shape[1])
-        if self.fit_intercept:
-            prior = np.append(prior, 1.0 / self.intercept_prior_variance)
+            kept = weight > 0
+            sites = self.site_precision_.T[kept], self._site_shift.T
+            sites = ClassSites(*(site / weight[kept][:, None] for site in sites))
+            of_rows = X[kept], np.searchsorted(self.classes_, rows.y)[kept], weight[kept]
+            return joint_log_weights(posterior, *of_rows, sites, n_draws, rng), remarks
         log_weights = weight_space_log_weights(
             posterior.factor,
-            np.where(rows.y == self.classes_[1], 1.0, -1.0),
-            checked_weights(rows.sample_weight, X),
+            self._signs(rows.y, 1)[0],
+            weight,
             self.site_precision_,
-            prior,
+            self._heaviest_prior(X.shape[1]),
             posterior.mean,
             posterior.sample(n_draws, rng),
             posterior.predictors(X),
         )
         return log_weights, remarks
+
+    def _heaviest_prior(self, d):
+        """Return the prior precisions of d coefficients and the intercept at the heaviest node."""
+        centre, given = self._averages[0].heaviest.phi, self.prior_variance_
+        if len(centre):
+            given = given * np.exp(centre[0] - np.mean(np.log(given)))
+        prior = 1.0 / np.broadcast_to(given, d)
+        return np.append(prior, [1.0 / self.intercept_prior_variance] * bool(self.fit_intercept))
 
     def condition_on(self, X, y):
         """Include labelled rows by rank-one updates, without a refit.
@@ -677,23 +681,24 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         X, y = validate_data(
             self, X, y, reset=False, dtype=np.float64, accept_sparse=self._accept_sparse
         )
-        self._check_seen(y)
-        index = np.searchsorted(self.classes_, y)
-        new, joined = copy.copy(self), []
+        new, n_problems = copy.copy(self), len(self._posteriors)
         if isinstance(self._posteriors[0], JointWeightPosterior):
-            posterior, log_prob = self._posteriors[0].joined(X, index)
-            joined, new.log_evidence_ = [posterior], self.log_evidence_ + log_prob
-        for k, posterior in enumerate([] if joined else self._posteriors):
-            signs = np.where(index == (1 if len(self._posteriors) == 1 else k), 1.0, -1.0)
-            sites = [LogisticSites(np.array([s]), np.ones(1), self.bound) for s in signs]
-            posterior, log_prob = posterior.joined(X, sites)
-            joined.append(posterior)
-            new.log_evidence_ = new.log_evidence_ + log_prob
+            self._check_seen(y)
+            pairs = [self._posteriors[0].joined(X, np.searchsorted(self.classes_, y))]
+        else:
+            one = np.ones(1)
+            sites = (
+                [LogisticSites(s * one, one, self.bound) for s in signs]
+                for signs in self._signs(y, n_problems)
+            )
+            pairs = [p.joined(X, s) for p, s in zip(self._posteriors, sites, strict=True)]
+        joined = [posterior for posterior, _ in pairs]
         averages = [
             a._replace(weight=getattr(p, "weight", a.weight))
             for a, p in zip(self._averages, joined, strict=True)
         ]
         attributes = _coefficient_attributes(joined, self.n_features_in_)
+        attributes["log_evidence_"] = self.log_evidence_ + sum(log_prob for _, log_prob in pairs)
         for name, value in (attributes | _averages_told(self, averages)).items():
             setattr(new, name, value)
         return new
@@ -714,25 +719,21 @@ _OF_SOME_FITS = (
 )
 
 
-def _store_batch(estimator, plan, fits, n_rows):
-    """Set all fitted attributes after a batch of a stream."""
-    before = estimator.log_evidence_ if hasattr(estimator, "log_evidence_") else 0.0
-    attributes = {
+def _of_any_fit(estimator, problem, fits):
+    """Return the fitted attributes that every fit has, of a batch of a stream too."""
+    own = [f.attributes for f in fits]
+    counts = {f"{name}_": int(sum(a[name] for a in own)) for name in ("n_mvm", "n_passes")}
+    return {
         **run_attributes(fits),
         **_coefficient_attributes([f.posterior for f in fits], estimator.n_features_in_),
-        "prior_variance_": getattr(estimator, "prior_variance_", given_variance(estimator)),
-        "effective_dof_": one_or_stack([plan.dof(f.posterior) for f in fits]),
-        "variance_method_": "exact",
-        "solver_": plan.solver,
-        "n_mvm_": 0,
-        "n_newton_iter_": 0,
-        "n_passes_": 0,
-        "log_evidence_std_": 0.0,
-        "_n_rows": n_rows + getattr(estimator, "_n_rows", 0),
-        **_averages_told(estimator, [given_node()] * len(fits)),
+        **_averages_told(estimator, [a["average"] for a in own]),
+        **counts,
+        "n_newton_iter_": int(sum(a["n_newton"] for a in own)),
+        "effective_dof_": one_or_stack([a["dof"] for a in own]),
+        "variance_method_": problem.variance,
+        "solver_": problem.solver,
+        "log_evidence_std_": float(np.hypot.reduce([a["evidence_std"] for a in own])),
     }
-    attributes["log_evidence_"] += before
-    _replace(estimator, attributes)
 
 
 def _store_fit(estimator, problem, fits, kept):
@@ -740,39 +741,39 @@ def _store_fit(estimator, problem, fits, kept):
 
     It is None where nothing is known of single rows.
     """
-    own = [f.attributes for f in fits]
-
-    def each(name):
-        return one_or_stack([a[name] for a in own])
-
-    scale = each("scale")
-    attributes = {
-        **run_attributes(fits),
-        **_coefficient_attributes([f.posterior for f in fits], estimator.n_features_in_),
-        "prior_variance_": _prior_variances(own, given_variance(estimator)),
-        "effective_dof_": each("dof"),
-        "variance_method_": problem.variance,
-        "solver_": problem.solver,
-        "n_mvm_": int(sum(a["n_products"] for a in own)),
-        "n_newton_iter_": int(sum(a["n_newton"] for a in own)),
-        "n_passes_": int(sum(a["n_passes"] for a in own)),
-        "log_evidence_std_": float(np.hypot.reduce([a["evidence_std"] for a in own])),
+    own, given = [f.attributes for f in fits], given_variance(estimator)
+    left_out = [a["left_out"] for a in own]
+    attributes = _of_any_fit(estimator, problem, fits) | {
+        "prior_variance_": one_or_stack([np.multiply(a["scale"], given) for a in own]),
+        "slope_": one_or_stack([left.slope for left in left_out]),
+        "temper_": one_or_stack([left.temper for left in left_out]),
         "_n_rows": problem.n_rows,
         "_warm_state": ([a["last"] for a in own], problem.shape),
-        **_averages_told(estimator, [a["average"] for a in own]),
     }
-    left_out = [a["left_out"] for a in own]
-    attributes["slope_"] = one_or_stack([left.slope for left in left_out])
-    attributes["temper_"] = one_or_stack([left.temper for left in left_out])
     if kept is not None:
-        attributes |= _left_out_attributes(left_out, kept)
-        attributes["site_precision_"] = spread_rows(each("site_precision"), kept)
-        attributes["marginal_variance_"] = spread_rows(each("marginal_variance"), kept, np.nan)
-        if "site_shift" in own[0]:
-            attributes["_site_shift"] = own[0]["site_shift"]
+        attributes |= _of_rows(own, left_out, kept)
     if isinstance(problem.prior, SitePrior):
-        attributes |= _site_attributes(estimator.prior, problem.prior.site, scale)
+        scale, site = one_or_stack([a["scale"] for a in own]), problem.prior.site
+        attributes["prior_variance_"] = scale**2 / site.start_precision()
+        if isinstance(estimator.prior, str):
+            attributes["laplace_scale_"] = scale * site.scale
     _replace(estimator, attributes)
+
+
+def _of_rows(own, left_out, kept):
+    """Return the attributes that tell of rows, in the shape of the caller's rows."""
+
+    def each(values, missing=np.nan):
+        return spread_rows(one_or_stack(values), kept, missing)
+
+    return {
+        "site_precision_": each([a["site_precision"] for a in own], 0.0),
+        "marginal_variance_": each([a["marginal_variance"] for a in own]),
+        "_site_shift": own[0].get("site_shift"),
+        "loo_mean_": each([one.cavities.mean for one in left_out]),
+        "loo_variance_": each([one.cavities.var for one in left_out]),
+        "loo_proba_": each([np.exp(one.log_proba) for one in left_out]),
+    }
 
 
 def _averages_told(estimator, averages):
@@ -789,32 +790,6 @@ def _replace(estimator, attributes):
             delattr(estimator, name)
     for name, value in attributes.items():
         setattr(estimator, name, value)
-
-
-def _left_out_attributes(left_out, kept):
-    """Return the attributes that tell of rows left out, in the shape of the caller's rows."""
-
-    def each(values):
-        return spread_rows(one_or_stack(values), kept, np.nan)
-
-    return dict(
-        loo_mean_=each([one.cavities.mean for one in left_out]),
-        loo_variance_=each([one.cavities.var for one in left_out]),
-        loo_proba_=each([np.exp(one.log_proba) for one in left_out]),
-    )
-
-
-def _prior_variances(own, given):
-    """Return the prior variances used: the given ones times the factors of each problem."""
-    return one_or_stack([np.multiply(a["scale"], given) for a in own])
-
-
-def _site_attributes(given, site, scale):
-    """Return the attributes of a prior of sites whose scale was multiplied by `scale`."""
-    if not isinstance(given, str):
-        return {"prior_variance_": scale**2 / site.start_precision()}
-    scale = scale * site.scale
-    return {"laplace_scale_": scale, "prior_variance_": 2.0 * scale**2}
 
 
 def _by_class(posteriors):

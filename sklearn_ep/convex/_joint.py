@@ -282,7 +282,7 @@ def fit_joint(problem, y, monitor, k):
         marginal_variance=np.einsum("ncc->cn", state.cov),
         scale=fit.scale,
         dof=fit.dof,
-        n_products=0,
+        n_mvm=0,
         n_newton=fit.n_newton,
         n_passes=0,
         evidence_std=error,

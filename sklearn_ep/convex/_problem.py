@@ -127,7 +127,7 @@ class Problem:
         attributes = dict(
             scale=prior.spread(step.scale),
             dof=dof,
-            n_products=loop.place.n_products,
+            n_mvm=loop.place.n_products,
             n_newton=loop.n_newton,
             n_passes=loop.place.n_visits,
             evidence_std=error,
@@ -170,7 +170,7 @@ def fit_exact(problem, sign, monitor, k):
     attributes = dict(
         **_of_rows(problem, sign, nodes, average.weight),
         scale=scale,
-        n_products=loop.design.n_products,
+        n_mvm=loop.design.n_products,
         n_newton=loop.n_newton,
         n_passes=0,
         evidence_std=0.0,
@@ -254,7 +254,7 @@ def _natural_parts(problem, rows, monitor, last):
     attributes = dict(
         scale=prior.spread(step.scale),
         dof=step.dof,
-        n_products=2 * loop.n_visits,
+        n_mvm=2 * loop.n_visits,
         n_newton=0,
         n_passes=loop.n_visits,
         last=result.x,

@@ -12,28 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._engine.gaussian import checked_cholesky, triangular_inverse
-from .._engine.loop import Anderson, Evaluation, Reason, iterate
+from .._engine.loop import Anderson, Evaluation, iterate
 from .._engine.super_gaussian import LogisticSites
+from .._estimator.fitting import BinaryFit
 from ._natural import VISITS_A_STEP, NaturalGradient, NaturalStep
 from ._parameters import SIZES, given_variance, is_flat
 from ._posterior import WeightPosterior
 from ._priors import CarriedPrior, prior_variances
+from ._problem import given_node
 from ._rows import PartRows
 from ._systems import LowRankSystem, PrimalSystem, weighted_inner, with_ones
 
-__all__ = ["BatchFit", "BatchPlan", "add_batch", "plan_stream", "start_stream"]
-
-# Rounds of power iteration behind the low rank: each also renews the diagonal.
-_ROUNDS = 10
-
-
-class BatchFit(NamedTuple):
-    """The posterior after a batch, what the batch adds to the evidence, and how its fit went."""
-
-    posterior: WeightPosterior
-    log_evidence: float
-    history: dict[str, np.ndarray]
-    reason: Reason
+__all__ = ["BatchPlan", "plan_stream"]
 
 
 @dataclass
@@ -50,15 +40,41 @@ class BatchPlan:
     forgetting: float
     rank: int | None
     limits: dict[str, Any]
+    variance: str = "exact"
 
     @property
     def solver(self):
         """How batches are fitted: by a matrix of the columns, or of the rows."""
         return "primal" if len(self.prior) <= SIZES.stream else "dual"
 
-    def dof(self, posterior):
-        """Return the effective number of parameters: coefficients less what the prior explains."""
-        return np.sum(1.0 - self.prior * posterior.coefficient_variance())
+    def start(self):
+        """Return the posterior before any row: the prior."""
+        n = len(self.prior)
+        if self.solver == "dual":
+            system: Any = LowRankSystem(self.prior, np.zeros((n, 0)))
+        else:
+            system = PrimalSystem.of(np.diag(self.prior))
+        return WeightPosterior(np.zeros(n), self.intercept, system, system)
+
+    def add_batch(self, last, X, sign, weight):
+        """Return the `BinaryFit` after rows of X (q, d) with labels in {-1, +1}.
+
+        `last` is the `WeightPosterior` so far; the evidence is what the batch adds.
+        """
+        sites = LogisticSites(sign, weight, self.bound)
+        B = with_ones(X.tocsr() if hasattr(X, "tocsr") else X, self.intercept)
+        before = _carried(self, last)
+        system, mean = _forgotten(self, before, last.mean)
+        fit = (_primal if self.solver == "primal" else _dual)(B, sites, system, mean, self.limits)
+        result, step, after, A = fit
+        if self.rank is not None:
+            after = _compressed(A, self.prior, self.rank, before)
+        posterior = WeightPosterior(step.mean, self.intercept, after, after)
+        # coefficients less what the prior explains
+        dof = np.sum(1.0 - self.prior * posterior.coefficient_variance())
+        nothing = dict.fromkeys(("n_mvm", "n_newton", "n_passes", "evidence_std"), 0)
+        attributes = dict(dof=dof, average=given_node(), **nothing)
+        return BinaryFit(posterior, result.history, result.reason, step.objective, attributes)
 
 
 def plan_stream(estimator, d):
@@ -83,33 +99,6 @@ def plan_stream(estimator, d):
         prior, bool(estimator.fit_intercept), estimator.bound, estimator.forgetting,
         estimator.stream_rank, limits,
     )  # fmt: skip
-
-
-def start_stream(plan):
-    """Return the posterior before any row: the prior."""
-    n = len(plan.prior)
-    if plan.solver == "dual":
-        system: Any = LowRankSystem(plan.prior, np.zeros((n, 0)))
-    else:
-        system = PrimalSystem.of(np.diag(plan.prior))
-    return WeightPosterior(np.zeros(n), plan.intercept, system, system)
-
-
-def add_batch(plan, last, X, sign, weight):
-    """Return the `BatchFit` after rows of X (q, d) with labels in {-1, +1}.
-
-    `last` is the `WeightPosterior` so far.
-    """
-    sites = LogisticSites(sign, weight, plan.bound)
-    B = with_ones(X.tocsr() if hasattr(X, "tocsr") else X, plan.intercept)
-    before = _carried(plan, last)
-    system, mean = _forgotten(plan, before, last.mean)
-    fit = (_primal if plan.solver == "primal" else _dual)(B, sites, system, mean, plan.limits)
-    result, step, after, A = fit
-    if plan.rank is not None:
-        after = _compressed(A, plan.prior, plan.rank, before)
-    posterior = WeightPosterior(step.mean, plan.intercept, after, after)
-    return BatchFit(posterior, step.objective, result.history, result.reason)
 
 
 def _carried(plan, last):
@@ -259,7 +248,7 @@ def _compressed(A, prior, rank, last):
         V = q[:, None] * last.factor + 1e-3 * V
     V = np.linalg.qr(V)[0]
     e = np.zeros(len(total))  # so that a full rank loses nothing
-    for _ in range(_ROUNDS):
+    for _ in range(10):  # each also renews the diagonal
         image = q[:, None] * A.times(q[:, None] * V) - (prior * q * q + e)[:, None] * V
         inner = V.T @ image
         values, vectors = np.linalg.eigh(0.5 * (inner + inner.T))
