@@ -15,7 +15,6 @@ from scipy.stats import multivariate_normal, multivariate_t, norm
 from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import ConvexVariationalLogistic
-from sklearn_ep._engine.likelihoods import Logit
 from sklearn_ep.convex._calibration import Cavities, calibrated
 from sklearn_ep.convex._priors import GaussianPrior, PredictorPrior, SitePrior
 from sklearn_ep.sites import LaplaceSite, StudentTSite
@@ -333,11 +332,12 @@ def test_condition_on_weighs_nodes_by_what_they_foretold():
     new = e.condition_on(X[40:], y[40:])
     sign = 1.0 if y[40] == 1 else -1.0
     latent = [node.latent(X[40:41]) for node in e._posteriors[0].nodes]
-    log_p = np.array([Logit().tilted(sign, *pair).log_z[0] for pair in latent])
+    p = np.array([expit(sign * (m + np.sqrt(v) * NODES)) @ WEIGHTS for m, v in latent])
     first = e.condition_on(X[40:41], y[40:41])
-    w = e.hyper_weights_ * np.exp(log_p)
-    np.testing.assert_allclose(first.hyper_weights_, w / w.sum(), rtol=1e-9)
-    assert first.log_evidence_ == pytest.approx(e.log_evidence_ + np.log(w.sum()))
+    w = e.hyper_weights_ * p
+    # the bound's own quadrature is good to 1e-5
+    np.testing.assert_allclose(first.hyper_weights_, w / w.sum(), rtol=1e-5)
+    assert first.log_evidence_ == pytest.approx(e.log_evidence_ + np.log(w.sum()), abs=1e-5)
     one = e
     for i in range(40, 60):
         one = one.condition_on(X[[i]], y[[i]])
@@ -386,6 +386,7 @@ def test_a_warm_start_goes_on_from_columns_that_did_not_vary():
     np.testing.assert_allclose(e.predict_proba(X), fit(X, y).predict_proba(X), atol=2e-3)
 
 
+@pytest.mark.slow
 def test_intervals_cover_where_those_at_the_mode_do_not():
     rng = np.random.default_rng(11)
     inside = {"integrate": [], "mode": []}
@@ -527,10 +528,10 @@ def test_left_out_probabilities_of_an_average_are_those_of_fits_without_the_row(
     X, y = make(40, 3, seed=16)
     e = fit(X, y, calibration=None)
     own = []
-    for i in range(40):
+    for i in range(0, 40, 2):
         rest = np.arange(40) != i
         own.append(fit(X[rest], y[rest], calibration=None).predict_proba(X[[i]])[0, y[i]])
-    gap = np.abs(e.loo_proba_ - own)
+    gap = np.abs(e.loo_proba_[::2] - own)
     assert gap.max() < 0.025 and gap.mean() < 0.006
 
 

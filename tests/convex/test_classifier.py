@@ -13,7 +13,6 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression
 
 from sklearn_ep import ConvexVariationalLogistic
-from sklearn_ep.convex._systems import with_ones
 from sklearn_ep.datasets import make_sparse_logistic
 
 ORACLE = oracle("convex_variational")
@@ -610,13 +609,18 @@ def test_one_against_the_rest_decides_as_it_predicts():
     assert np.any(means.argmax(1) != decision.argmax(1))
 
 
-def test_a_column_of_ones_is_what_stacking_gives():
+def test_sparse_rows_of_any_form_are_the_dense_ones():
     rng = np.random.default_rng(0)
-    X = sp.random(30, 12, 0.2, format="csr", random_state=0)
+    X, y = make(40, 5, seed=1)
+    e = fit(X, y)
     unsorted = sp.csr_matrix((rng.normal(size=6), [4, 1, 1, 0, 3, 3], [0, 3, 3, 6]), shape=(3, 5))
-    for rows in (X, unsorted, X[:0], X.astype(int), sp.csr_array(X), X.tocsc()):
-        got, truth = with_ones(rows, True), sp.hstack([rows, np.ones((rows.shape[0], 1))], "csr")
-        assert type(got) is type(truth) and got.dtype == truth.dtype
-        assert got.indices.dtype == truth.indices.dtype and got.has_canonical_format
-        np.testing.assert_array_equal(got.toarray(), truth.toarray())
+    some = sp.random(30, 5, 0.3, format="csr", random_state=0)
+    for rows in (some, unsorted, (3 * some).astype(int), sp.csr_array(some), some.tocsc()):
+        np.testing.assert_allclose(
+            e.latent_mean_and_variance(rows), e.latent_mean_and_variance(rows.toarray()), rtol=1e-12
+        )
+    labels = np.arange(30) % 2
+    np.testing.assert_allclose(
+        fit(some, labels).coef_, fit(some.toarray(), labels).coef_, rtol=1e-9
+    )
     assert unsorted.nnz == 6

@@ -12,7 +12,6 @@ from sklearn_ep.convex._double_loop import DoubleLoop, Last
 from sklearn_ep.convex._priors import GaussianPrior
 from sklearn_ep.convex._systems import (
     Design,
-    DualSystem,
     IterativeSystem,
     PrimalSystem,
     leave_one_out,
@@ -145,24 +144,28 @@ def problem(request):
     return design, diagonal, weight, B, np.linalg.inv(np.diag(diagonal) + B.T * weight @ B)
 
 
-@pytest.mark.parametrize("kind", [PrimalSystem, DualSystem, IterativeSystem])
-def test_systems_agree_with_dense_algebra(problem, kind):
-    design, diagonal, weight, B, cov = problem
-    system = kind(design, diagonal, weight)
-    right = np.random.default_rng(5).standard_normal((13, 3))
-    np.testing.assert_allclose(system.solve(right), cov @ right, atol=1e-7)
-    np.testing.assert_allclose(
-        system.covariance(design.B[:4], design.B[4:9]), B[:4] @ cov @ B[4:9].T, atol=1e-7
-    )
-    draws = system.draw(20_000, np.random.default_rng(6))
+@pytest.mark.parametrize("kind", [np.asarray, sp.csr_matrix], ids=["dense", "csr"])
+@pytest.mark.parametrize(
+    "how", [dict(solver="primal"), dict(solver="dual"), dict(variance="calibrated")], ids=str
+)
+def test_posteriors_are_those_of_dense_algebra_with_the_sites(kind, how):
+    rng = np.random.default_rng(4)
+    X = rng.standard_normal((30, 12)) * (rng.random((30, 12)) < 0.5)
+    B, d = np.column_stack([X, np.ones(30)]), rng.uniform(0.5, 2, 12)
+    fit = plain_logistic(1.0 / d, intercept_prior_variance=0.7, random_state=0, **how)
+    fit.fit(kind(X), rng.integers(0, 2, 30))
+    cov = np.linalg.inv(np.diag(np.append(d, 1 / 0.7)) + B.T * fit.site_precision_ @ B)
+    between = fit.latent_covariance(kind(X[:4]), kind(X[4:9]))
+    np.testing.assert_allclose(between, B[:4] @ cov @ B[4:9].T, atol=1e-7)
+    draws = fit.sample_posterior(20_000, random_state=6)
     np.testing.assert_allclose(np.cov(draws.T), cov, atol=0.05)
-    if kind is IterativeSystem:
+    if "variance" in how:
         return
     z = np.einsum("ij,jk,ik->i", B, cov, B)
-    np.testing.assert_allclose(system.training_variance(design), z, rtol=1e-12)
-    np.testing.assert_allclose(system.row_variance(design.B), z, rtol=1e-12)
-    np.testing.assert_allclose(system.coefficient_variance(), np.diag(cov), rtol=1e-12)
-    assert system.log_det == pytest.approx(-np.linalg.slogdet(cov)[1], rel=1e-12)
+    np.testing.assert_allclose(fit.marginal_variance_, z, rtol=1e-9)
+    np.testing.assert_allclose(fit.latent_mean_and_variance(kind(X))[1], z, rtol=1e-9)
+    np.testing.assert_allclose(fit.coef_std_[0] ** 2, np.diag(cov)[:12], rtol=1e-9)
+    assert fit.effective_dof_ == pytest.approx(fit.site_precision_ @ z, rel=1e-9)
 
 
 def test_columns_of_a_block_are_solved_independently(problem):

@@ -142,7 +142,7 @@ def test_the_bound_is_just_below_the_evidence():
     est = ConvexVariationalRegressor(
         LaplaceSite(0.3, "kl"), noise_variance=0.4, tol=1e-9, max_iter=500
     ).fit(X, y)
-    grid, step = np.linspace(-3, 3, 801, retstep=True)
+    grid, step = np.linspace(-3, 3, 401, retstep=True)
     u = np.stack(np.meshgrid(grid, grid, indexing="ij")).reshape(2, -1)
     log_joint = laplace.logpdf(u, scale=0.3).sum(0)
     log_joint += norm.logpdf(y[:, None], X @ u, np.sqrt(0.4)).sum(0)
