@@ -46,24 +46,36 @@ __all__ = [
 
 Place = tuple[int, ...]
 
-_MODE_GRADIENT = 0.1  # the mode only says where the nodes lie: its accuracy is of no account
 _NEGLIGIBLE = 0.01  # gain of log density that a search for the mode may leave
-_DIFFERENCE = 0.3  # step in each coordinate of the differences that give the Hessian
-_LONGEST = 1.5  # axis, where the Hessian is flat or not definite
-_WIDEST = 10.0  # axis, where a curvature that was given is
-_FITTING = (0.35, 2.5)  # drop at the neighbours of the mode over that of a Gaussian
-_STRETCH = (0.4, 2.0)  # of an axis at once
-_MOST_STRETCHES = 2
-_BETTER = 1.0  # nats above the mode at which a node starts a new search
-_MOST_MODES = 3
+_WIDEST = 10.0  # axis, where a curvature that was given is flat
 _LOWER = 1.0  # nats by which a node beside the mode may miss the normal distribution
-_AXES_FIT = 0.6, 1.7  # variances along the axes of a star within which it need not be laid anew
-_TAIL = 0.8  # of the slope of a Gaussian: a slope below it at the end of an axis is a long tail
-_TAIL_DEPTH = 4.0  # log density below the mode at which a long tail is not followed further
-_MOST_OUT = 4  # nodes on a side of an axis
-_CHECKS = 2  # points of a surrogate, and of its tails, for each coordinate in a round
-_TEMPERED = 0.4  # power of the surrogate from which those of its tails are
-_AGREES = 0.9  # effective share of these points from which the surrogate is right
+
+
+class _Lattices(NamedTuple):
+    """How a lattice is laid about a mode: probabilities are then within .01 of exact ones."""
+
+    difference: float = 0.3  # step in each coordinate of the differences that give the Hessian
+    longest: float = 1.5  # axis, where the Hessian is flat or not definite
+    fitting: tuple = (0.35, 2.5)  # drop at the neighbours of the mode over that of a Gaussian
+    stretch: tuple = (0.4, 2.0)  # of an axis at once
+    stretches: int = 2
+    better: float = 1.0  # nats above the mode at which a node starts a new search
+    modes: int = 3
+
+
+class _Stars(NamedTuple):
+    """How a star is laid about a mode, and its surrogate checked."""
+
+    fit: tuple = (0.6, 1.7)  # variances along the axes within which it need not be laid anew
+    tail: float = 0.8  # of a Gaussian's slope: below it at the end of an axis the tail is long
+    depth: float = 4.0  # log density below the mode at which a long tail is not followed further
+    most: int = 4  # nodes on a side of an axis
+    checks: int = 2  # points of the surrogate, and of its tails, for each coordinate in a round
+    tempered: float = 0.4  # power of the surrogate from which those of its tails are
+    agrees: float = 0.9  # effective share of these points from which the surrogate is right
+
+
+_LATTICE, _STAR = _Lattices(), _Stars()
 
 
 class Spacing(NamedTuple):
@@ -195,7 +207,7 @@ def find_mode(
         bounds,
         max_iter=max_evaluations,
         max_evaluations=max_evaluations,
-        gtol=_MODE_GRADIENT,
+        gtol=0.1,  # the mode only says where the nodes lie
         negligible=_NEGLIGIBLE,
         max_line_search=6,
         exact_gradient=False,
@@ -238,16 +250,16 @@ def integrate(
         return Average([mode], np.ones(1), mode.objective)
     with monitor.phase("integration over hyperparameters") as told:
         visits = Visits(evaluate, np.asarray(bounds), n_jobs, told)
-        for modes_left in reversed(range(_MOST_MODES)):
+        for modes_left in reversed(range(_LATTICE.modes)):
             axes = _axes_at(visits, mode)
             if len(mode.phi) not in _SPACINGS:
-                return star_about(visits, mode, axes @ axes.T, _LONGEST**-2)
+                return star_about(visits, mode, axes @ axes.T, _LATTICE.longest**-2)
             used = _SPACINGS[len(mode.phi)] if spacing is None else spacing
             axes, known = _fitted_axes(visits, mode, axes, used.step)
             lattice = Lattice(mode, axes, used, known)
             lattice.explore(visits)
             best = max(lattice.visited(), key=lambda node: node.objective)
-            if best.objective < mode.objective + _BETTER or modes_left == 0:
+            if best.objective < mode.objective + _LATTICE.better or modes_left == 0:
                 break
             mode = visits.better_mode(best)
     return lattice.average(visits)
@@ -345,13 +357,14 @@ def _axes_at(visits: Visits, mode: Node) -> np.ndarray:
     coordinate whose neighbour has no posterior counts as known to one unit.
     """
     t = len(mode.phi)
-    steps = np.where(mode.phi + _DIFFERENCE <= visits.bounds[:, 1], _DIFFERENCE, -_DIFFERENCE)
+    step = _LATTICE.difference
+    steps = np.where(mode.phi + step <= visits.bounds[:, 1], step, -step)
     nodes = visits(mode.phi + np.diag(steps), [mode] * t)
     hessian = np.eye(t)
     for k, node in enumerate(nodes):
         if node is not None:
             hessian[k] = (mode.gradient - node.gradient) / steps[k]
-    values, vectors = eigen_curvature(hessian, _LONGEST**-2)
+    values, vectors = eigen_curvature(hessian, _LATTICE.longest**-2)
     return vectors / np.sqrt(values)
 
 
@@ -365,7 +378,7 @@ def _fitted_axes(
     t = len(mode.phi)
     axes, stale = axes.copy(), list(range(t))
     known: dict[Place, Node | None] = {}
-    for stretches_left in reversed(range(_MOST_STRETCHES + 1)):
+    for stretches_left in reversed(range(_LATTICE.stretches + 1)):
         places = [_beside((0,) * t, k, sign) for k in stale for sign in (1, -1)]
         nodes = visits([mode.phi + step * (axes @ p) for p in places], [mode] * len(places))
         known.update(zip(places, nodes, strict=True))
@@ -383,11 +396,11 @@ def _stretch(mode: Node, pair: Iterable[Node | None], gaussian_drop: float) -> f
     """Return the factor by which an axis is too short, 1 if it fits its pair of neighbours."""
     drops = [mode.objective - node.objective for node in pair if node is not None]
     if not drops:
-        return _STRETCH[0]
+        return _LATTICE.stretch[0]
     drop = sum(drops) / len(drops) / gaussian_drop
-    if _FITTING[0] <= drop <= _FITTING[1]:
+    if _LATTICE.fitting[0] <= drop <= _LATTICE.fitting[1]:
         return 1.0
-    return float(np.clip(max(drop, 1e-300) ** -0.5, *_STRETCH))
+    return float(np.clip(max(drop, 1e-300) ** -0.5, *_LATTICE.stretch))
 
 
 def _beside(place: Place, k: int, sign: int) -> Place:
@@ -524,14 +537,14 @@ def star_about(
     for again in (True, False):
         star = _laid(visits, mode, root)
         spread = np.linalg.eigvalsh(star.cov)
-        if not again or (_AXES_FIT[0] < spread[0] and spread[-1] < _AXES_FIT[1]):
+        if not again or (_STAR.fit[0] < spread[0] and spread[-1] < _STAR.fit[1]):
             break
         spread, vectors = np.linalg.eigh(root @ star.cov @ root.T)
         root = (vectors * np.sqrt(spread)) @ vectors.T
     agreement = None
     for _ in range(rounds):
         agreement = _corrected(visits, star)
-        if agreement > _AGREES:
+        if agreement > _STAR.agrees:
             break
     weight = star.weights()
     nodes = [node for node, w in zip(star.nodes, weight, strict=True) if w > 0]
@@ -560,7 +573,7 @@ def _step_out(
     """
     found: list[tuple[float, Node]] = []
     near, far = mode, reach
-    while len(found) < _MOST_OUT:
+    while len(found) < _STAR.most:
         node = visits([mode.phi + far * axis], [near])[0]
         if node is None and not found and far > 0.2 * reach:
             far *= 0.5
@@ -568,8 +581,8 @@ def _step_out(
         if node is None:
             break
         found.append((far, node))
-        deep = node.objective < mode.objective - _TAIL_DEPTH
-        if deep or far < reach or node.gradient @ axis < -_TAIL * far:
+        deep = node.objective < mode.objective - _STAR.depth
+        if deep or far < reach or node.gradient @ axis < -_STAR.tail * far:
             break
         near, far = node, far + reach
     return found
@@ -580,11 +593,11 @@ def _corrected(visits: Visits, star: Star) -> float:
 
     That is the effective share of the points of the surrogate when the model weighs them.
     """
-    n = _CHECKS * len(star.slope)
+    n = _STAR.checks * len(star.slope)
     typical = star.typical(n)
     before = star.log_density(typical) + star.mode.objective
     found = [_asked_at(visits, star, zeta) for zeta in typical]
-    for zeta in star.typical(n, _TEMPERED):
+    for zeta in star.typical(n, _STAR.tempered):
         _asked_at(visits, star, zeta)
     star.smooth()
     log_ratio = np.array(found) - before

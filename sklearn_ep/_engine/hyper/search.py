@@ -248,63 +248,100 @@ def ascend(
     Gradients may be off by what changes slowly: `lacking` (p,) is about what has to be added to
     them, None for exact ones. How the value rises on a step corrects it along that step.
     """
-    exact, lack = lacking is None, np.zeros_like(x) if lacking is None else lacking
-    value, gradient, payload = objective(x)
-    gradient = gradient + lack
-    if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
+    climb = _Ascent(objective, x, bounds, curvature, lacking, longest)
+    if not _finite(climb.value, climb.gradient):
         return None
-    share, reach, n_steps, n_failed, n_level, top = 1.0, 1.0, 0, 0, 0, value
     reason: Reason | None = None
-    while True:
-        step, promised = _newton_step(x, gradient, bounds, curvature, longest)
-        if reason is None and promised <= gain:
+    while reason is None:
+        step, promised = climb.newton_step()
+        if promised <= gain:
             reason = "converged"
-        if reason is not None:
-            break
-        trial = np.clip(x + share * step, bounds[:, 0], bounds[:, 1])
-        new_value, new_gradient, new_payload = objective(trial)
-        new_gradient = new_gradient + lack
-        finite = np.isfinite(new_value) and np.all(np.isfinite(new_gradient))
-        n_level += 1
+        elif not climb.moved_by(step):
+            reason = "stuck" if climb.n_failed > _MOST_FAILURES else None
+        elif ended is not None and ended(climb.payload):
+            reason = "asked"
+        elif climb.n_steps >= max_iter:
+            reason = "max_iter"
+        if reason is None and climb.n_level >= patience:
+            reason = "converged"
+    ends = np.clip(climb.x + climb.gradient, bounds[:, 0], bounds[:, 1])
+    left, promised = float(np.max(np.abs(ends - climb.x), initial=0.0)), climb.newton_step()[1]
+    return Summit(climb.x, climb.payload, reason, climb.n_steps, left, float(promised))
+
+
+def _finite(value: float, gradient: np.ndarray) -> bool:
+    return bool(np.isfinite(value) and np.all(np.isfinite(gradient)))
+
+
+class _Ascent:
+    """State of `ascend`: where it is, the curvature there, and how far steps may reach.
+
+    `n_failed` counts steps in turn that led down, `n_level` evaluations without a gain.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        x: np.ndarray,
+        bounds: np.ndarray,
+        curvature: np.ndarray,
+        lacking: np.ndarray | None,
+        longest: float,
+    ) -> None:
+        self.objective, self.bounds, self.longest = objective, bounds, longest
+        self.curvature, self.exact = curvature, lacking is None
+        self.lack = np.zeros_like(x) if lacking is None else lacking
+        self.x, (self.value, self.gradient, self.payload) = x, self._at(x)
+        self.share, self.reach, self.top = 1.0, 1.0, self.value
+        self.n_steps, self.n_failed, self.n_level = 0, 0, 0
+
+    def _at(self, x: np.ndarray) -> tuple[float, np.ndarray, Any]:
+        value, gradient, payload = self.objective(x)
+        return value, gradient + self.lack, payload
+
+    def newton_step(self) -> tuple[np.ndarray, float]:
+        """Return the step of the coordinates that are free, and the gain it promises."""
+        low, high = self.bounds.T
+        down, up = self.gradient < 0, self.gradient > 0
+        free = np.flatnonzero(~(((self.x <= low) & down) | ((self.x >= high) & up)))
+        step = np.zeros_like(self.x)
+        if not len(free):
+            return step, 0.0
+        step[free] = np.linalg.solve(self.curvature[np.ix_(free, free)], self.gradient[free])
+        promised = 0.5 * float(step @ self.gradient)
+        return step / max(1.0, float(np.max(np.abs(step))) / self.longest), promised
+
+    def moved_by(self, step: np.ndarray) -> bool:
+        """Take a share of a step unless it leads down; learn from where it leads in any case."""
+        trial = np.clip(self.x + self.share * step, self.bounds[:, 0], self.bounds[:, 1])
+        value, gradient, payload = self._at(trial)
+        finite = _finite(value, gradient)
+        self.n_level += 1
         if finite:
-            moved = trial - x
-            curvature = _corrected(curvature, moved, gradient - new_gradient)
-            if not exact:
-                more = _missed(curvature, moved, new_value - value, 0.5 * (gradient + new_gradient))
-                lack, gradient, new_gradient = lack + more, gradient + more, new_gradient + more
-            if new_value > top + _LEVEL:
-                top, n_level = new_value, 0
-        if not finite or new_value < value - _LEVEL:
+            gradient = self._learned(trial - self.x, value, gradient)
+        if not finite or value < self.value - _LEVEL:
             # a gradient that was corrected gives another step
-            share, n_failed = share if finite and not exact else _SHARE * share, n_failed + 1
-            reach = share if finite else reach
-            reason = "stuck" if n_failed > _MOST_FAILURES else None
-        else:
-            x, value, gradient, payload = trial, new_value, new_gradient, new_payload
-            share = reach = min(1.0, _LONGER * reach)
-            n_failed, n_steps = 0, n_steps + 1
-            if ended is not None and ended(payload):
-                reason = "asked"
-            elif n_steps >= max_iter:
-                reason = "max_iter"
-        if reason is None and n_level >= patience:
-            reason = "converged"
-    left = float(np.max(np.abs(np.clip(x + gradient, bounds[:, 0], bounds[:, 1]) - x), initial=0.0))
-    return Summit(x, payload, reason, n_steps, left, float(promised))
+            self.share *= 1.0 if finite and not self.exact else _SHARE
+            self.reach = self.share if finite else self.reach
+            self.n_failed += 1
+            return False
+        self.x, self.value, self.gradient, self.payload = trial, value, gradient, payload
+        self.share = self.reach = min(1.0, _LONGER * self.reach)
+        self.n_failed, self.n_steps = 0, self.n_steps + 1
+        return True
 
-
-def _newton_step(
-    x: np.ndarray, gradient: np.ndarray, bounds: np.ndarray, curvature: np.ndarray, longest: float
-) -> tuple[np.ndarray, float]:
-    """Return the step of the coordinates that are free, and the gain it promises."""
-    held = ((x <= bounds[:, 0]) & (gradient < 0)) | ((x >= bounds[:, 1]) & (gradient > 0))
-    free = np.flatnonzero(~held)
-    step = np.zeros_like(x)
-    if not len(free):
-        return step, 0.0
-    step[free] = np.linalg.solve(curvature[np.ix_(free, free)], gradient[free])
-    promised = 0.5 * float(step @ gradient)
-    return step / max(1.0, float(np.max(np.abs(step))) / longest), promised
+    def _learned(self, moved: np.ndarray, value: float, gradient: np.ndarray) -> np.ndarray:
+        """Correct the curvature, and gradients that lack something; return the one of a trial."""
+        self.curvature = _corrected(self.curvature, moved, self.gradient - gradient)
+        if not self.exact:
+            mean, rise = 0.5 * (self.gradient + gradient), value - self.value
+            more = _missed(self.curvature, moved, rise, mean)
+            self.lack, self.gradient, gradient = (
+                a + more for a in (self.lack, self.gradient, gradient)
+            )
+        if value > self.top + _LEVEL:
+            self.top, self.n_level = value, 0
+        return gradient
 
 
 def _corrected(curvature: np.ndarray, moved: np.ndarray, lost: np.ndarray) -> np.ndarray:

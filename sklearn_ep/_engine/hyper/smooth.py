@@ -18,14 +18,24 @@ from scipy.stats import norm, qmc
 
 __all__ = ["Axes", "SmoothDistribution", "Star", "between_nodes", "normal_distribution", "picked"]
 
-_WIDER = 0.7  # power of the axes' densities that points are drawn from: none is then heavy
-_LOG2_POINTS = 13  # of a distribution: quantiles are then within .002 sd
-_MESH = 400  # points of a density along an axis
-_BEYOND = 4.0  # sd to which a star's surrogate goes on beyond its nodes
-_PAD = 3  # places around a lattice, so that a spline does not feel its border
-_DIFFERENCE = 1e-3  # sd, of slopes of the surrogate
+
+class _Resolution(NamedTuple):
+    """How finely distributions are resolved: their quantiles are then within .002 sd."""
+
+    log2_points: int = 13  # of a distribution
+    wider: float = (
+        0.7  # power of the axes' densities that points are drawn from: none is then heavy
+    )
+    mesh: int = 400  # points of a density along an axis
+    beyond: float = 4.0  # sd to which a star's surrogate goes on beyond its nodes
+    pad: int = 3  # places around a lattice, so that a spline does not feel its border
+    difference: float = 1e-3  # sd, of slopes of the surrogate
+    balanced: float = 1e-4  # change of the masses that ends the balancing of points and nodes
+    most_balancing: int = 500
+
+
+_FINE = _Resolution()
 _MOST_OFF, _FADE = 6.0, 0.05  # nats that one check may correct; weight at which corrections fade
-_BALANCED, _MOST_BALANCING = 1e-4, 500  # change of the masses that ends the balancing of both
 
 
 class Axes(NamedTuple):
@@ -38,7 +48,7 @@ class Axes(NamedTuple):
 @lru_cache
 def _even_points(t: int) -> np.ndarray:
     """Return evenly spread points (N, T) of the unit cube."""
-    points = qmc.Sobol(t, scramble=False).random_base2(_LOG2_POINTS)
+    points = qmc.Sobol(t, scramble=False).random_base2(_FINE.log2_points)
     return points + 0.5 / len(points)
 
 
@@ -87,10 +97,10 @@ class SmoothDistribution:
         gap = np.sum(white**2, 1)[:, None] - 2.0 * white @ places.T + np.sum(places**2, 1)
         kernel = np.exp(-0.5 * (gap - gap.min(1, keepdims=True)))
         scale = np.ones(len(weight))
-        for _ in range(_MOST_BALANCING):
+        for _ in range(_FINE.most_balancing):
             rows = self.mass / (kernel @ scale)
             last, scale = scale, weight / (rows @ kernel)
-            if np.max(np.abs(scale / last - 1.0)) < _BALANCED:
+            if np.max(np.abs(scale / last - 1.0)) < _FINE.balanced:
                 break
         return rows[:, None] * kernel * scale / weight
 
@@ -135,7 +145,7 @@ def _smoothed(
     u, log_proposal = _even_points(len(meshes)), np.zeros(1)
     zeta = np.empty_like(u)
     for k, (mesh, values) in enumerate(zip(meshes, along, strict=True)):
-        power = _WIDER if len(meshes) > 1 else 1.0
+        power = _FINE.wider if len(meshes) > 1 else 1.0
         cell, density = mesh[1] - mesh[0], np.exp(power * (values - values.max()))
         cdf = np.cumsum(0.5 * (density[1:] + density[:-1])) * cell
         zeta[:, k] = np.interp(u[:, k] * cdf[-1], np.r_[0.0, cdf], mesh)
@@ -152,7 +162,7 @@ def between_nodes(axes: Axes, step: float, place: np.ndarray, nodes: Any) -> Smo
 
     The lattice has the given `step` in zeta.
     """
-    low, shape = place.min(0) - _PAD, np.ptp(place, axis=0) + 1 + 2 * _PAD
+    low, shape = place.min(0) - _FINE.pad, np.ptp(place, axis=0) + 1 + 2 * _FINE.pad
     box = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), -1) + low
     slope = np.array([n.gradient for n in nodes]) @ axes.root
     values = _filled(box, step, place, np.array([n.objective for n in nodes]), slope)
@@ -164,7 +174,7 @@ def between_nodes(axes: Axes, step: float, place: np.ndarray, nodes: Any) -> Smo
     meshes, along = [], []
     for k, n in enumerate(shape):
         knots = step * (low[k] + np.arange(n))
-        meshes.append(np.linspace(knots[_PAD - 1], knots[-_PAD], _MESH))
+        meshes.append(np.linspace(knots[_FINE.pad - 1], knots[-_FINE.pad], _FINE.mesh))
         marginal = logsumexp(values, axis=tuple(j for j in range(len(shape)) if j != k))
         along.append(CubicSpline(knots, marginal)(meshes[-1]))
     return _smoothed(axes, log_density_at, meshes, along).distribution
@@ -216,8 +226,10 @@ class Star:
 
     def smooth(self) -> None:
         """Find the distribution of the surrogate as it is now."""
-        ends = [(places[0] - _BEYOND, places[-1] + _BEYOND) for places, _, _ in self.lines]
-        meshes = [np.linspace(*end, _MESH) for end in ends]
+        ends = [
+            (places[0] - _FINE.beyond, places[-1] + _FINE.beyond) for places, _, _ in self.lines
+        ]
+        meshes = [np.linspace(*end, _FINE.mesh) for end in ends]
         along = [self._along(k, mesh) for k, mesh in enumerate(meshes)]
         self.found = _smoothed(self.axes, self.log_density, meshes, along)
 
@@ -244,9 +256,9 @@ class Star:
 
     def correct(self, zeta: np.ndarray, node: Any) -> None:
         """Keep what the interpolation misses at zeta (T,), where the model gave a node."""
-        steps = zeta + _DIFFERENCE * np.vstack([np.eye(len(zeta)), -np.eye(len(zeta))])
+        steps = zeta + _FINE.difference * np.vstack([np.eye(len(zeta)), -np.eye(len(zeta))])
         around = self._interpolated(np.vstack([zeta, steps])) + self.mode.objective
-        slope = (around[1 : len(zeta) + 1] - around[len(zeta) + 1 :]) / (2.0 * _DIFFERENCE)
+        slope = (around[1 : len(zeta) + 1] - around[len(zeta) + 1 :]) / (2.0 * _FINE.difference)
         more = node.objective - around[0], node.gradient @ self.axes.root - slope
         self.checked.append((zeta, *more))
 
