@@ -11,7 +11,6 @@ from .nodes import (
     Average,
     Evaluate,
     Lattice,
-    Node,
     Spacing,
     Visits,
     average_of,
@@ -22,13 +21,16 @@ from .nodes import (
 )
 from .search import Search, Summit, ascend, minimise_where_finite
 from .smooth import Axes, SmoothDistribution, normal_distribution
+from .space import HyperPrior, Node, NormalPrior
 
 __all__ = [
     "Average",
     "Axes",
     "Evaluate",
     "Lattice",
+    "HyperPrior",
     "Node",
+    "NormalPrior",
     "Search",
     "SmoothDistribution",
     "Spacing",

@@ -19,7 +19,7 @@ A lattice, since the trapezoidal rule of a Gaussian errs by 2 exp(-2 pi^2 / h^2)
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp
@@ -29,12 +29,12 @@ from ..gaussian import eigen_curvature
 from ..loop import SILENT, FitWatch, Told
 from .search import minimise_where_finite
 from .smooth import Axes, SmoothDistribution, Star, between_nodes
+from .space import Node
 
 __all__ = [
     "Average",
     "Evaluate",
     "Lattice",
-    "Node",
     "Spacing",
     "Visits",
     "average_of",
@@ -88,26 +88,6 @@ class Spacing(NamedTuple):
 
 # Against exact posteriors by enumeration and importance sampling: probabilities within .01.
 _SPACINGS = {1: Spacing(1.1, 5.0, 13), 2: Spacing(1.6, 5.5, 30), 3: Spacing(1.6, 4.2, 40)}
-
-
-class Node(NamedTuple):
-    """A model at hyperparameters phi (T,).
-
-    gradient (T,) is that of log evidence plus log prior; residual that of the sites; payload what
-    predicts, and what a neighbour starts from.
-    """
-
-    phi: np.ndarray
-    log_evidence: float
-    log_prior: float
-    gradient: np.ndarray
-    residual: float
-    payload: Any
-
-    @property
-    def objective(self) -> float:
-        """Log density of phi up to a constant."""
-        return self.log_evidence + self.log_prior
 
 
 Evaluate = Callable[[np.ndarray, "Node | None"], "Node | None"]
