@@ -26,19 +26,30 @@ __all__ = [
     "one_node",
 ]
 
-# Standard deviations of the normal priors of log a and of log t above zero: they keep both near one
-# where rows are few, and where labels are separable and any slope would do. Below zero, where a
-# temper makes predictions surer than the posterior, log t has a Cauchy prior: log loss knows no end
-# of what false certainty costs, and rows that all happen to be foretold well ask for it without
-# end. Tails as heavy still yield to the many rows of a text.
-_SLOPE_SD, _DOUBT_SD, _CERTAINTY_WIDTH = 0.3, 1.0, 0.4
-_MOST_STEPS, _HALVINGS = 50, 30
-_LONGEST = 1.0  # step in log a and log t
-# Nats that a further step may gain; of several classes, whose integrals are rougher and dearer.
-_CLOSE, _CLOSE_CLASSES = 1e-6, 1e-3
-# Rows from which rough integrals do, with errors below 1e-6 of a chance. Where rows are many, or
-# elsewhere, another look at them is not worth so few nats a row: the last step is taken without.
-_MANY_ROWS, _CLOSE_A_ROW = 10_000, 1e-8
+
+class _Choices(NamedTuple):
+    """Priors of slope a and temper t, and how closely their maximum is found.
+
+    Normal priors of log a and of log t above zero keep both near one where rows are few, and where
+    labels are separable and any slope would do. Below zero, where a temper makes predictions surer
+    than the posterior, log t has a Cauchy prior: log loss knows no end of what false certainty
+    costs, and rows that all happen to be foretold well ask for it without end. Tails as heavy still
+    yield to the many rows of a text.
+    """
+
+    slope_sd: float = 0.3
+    doubt_sd: float = 1.0
+    certainty_width: float = 0.4
+    close: float = 1e-6  # nats that a further step may gain, ...
+    close_classes: float = 1e-3  # ... of several classes, whose integrals are rougher and dearer
+    # Rows from which rough integrals do, with errors below 1e-6 of a chance. Where rows are many,
+    # or elsewhere, another look at them is not worth so few nats a row: the last step is taken
+    # without.
+    many_rows: int = 10_000
+    close_a_row: float = 1e-8
+
+
+_BY = _Choices()
 
 
 class Cavities(NamedTuple):
@@ -156,12 +167,12 @@ class _Scores(NamedTuple):
 def _prior_terms(theta):
     """Return minus the log prior of theta, and the precisions (2,) of its tangent Gaussian."""
     log_a, log_t = theta
-    loss, precision = 0.5 * (log_t / _DOUBT_SD) ** 2, _DOUBT_SD**-2.0
+    loss, precision = 0.5 * (log_t / _BY.doubt_sd) ** 2, _BY.doubt_sd**-2.0
     if log_t < 0:
-        square = _CERTAINTY_WIDTH**2 + log_t**2
-        loss, precision = np.log(square / _CERTAINTY_WIDTH**2), 2.0 / square
-    loss += 0.5 * (log_a / _SLOPE_SD) ** 2
-    return float(loss), np.array([_SLOPE_SD**-2.0, precision])
+        square = _BY.certainty_width**2 + log_t**2
+        loss, precision = np.log(square / _BY.certainty_width**2), 2.0 / square
+    loss += 0.5 * (log_a / _BY.slope_sd) ** 2
+    return float(loss), np.array([_BY.slope_sd**-2.0, precision])
 
 
 def _each(theta, rows, moments, rough):
@@ -226,7 +237,7 @@ def _mixed(sign, weight, node_weight, nodes, log_z):
 def _calibration(rows, moments):
     """Return the theta of highest density and the `_Scores` there; `moments` are those at zero."""
     n = len(rows.centre)
-    if n < _MANY_ROWS:
+    if n < _BY.many_rows:
         start = _scores(np.zeros(2), rows, moments)
         return _maximum(np.zeros(2), start, lambda theta: _scores(theta, rows))
     theta = best_of_sums(n, lambda theta, rough: ScoreSums.of(theta, rows, rough))
@@ -234,25 +245,16 @@ def _calibration(rows, moments):
 
 
 def best_of_sums(n, sums):
-    """Return theta = (log a, log t) of highest density, by Fisher's scoring: few looks at the rows.
+    """Return theta = (log a, log t) of highest density, by few looks at the rows.
 
     `sums(theta, rough)` are the `ScoreSums` of n rows, which may be anywhere.
     """
 
     def scores(theta):
-        return _Scores.at(theta, sums(theta, n >= _MANY_ROWS))
+        return _Scores.at(theta, sums(theta, n >= _BY.many_rows))
 
-    theta = np.zeros(2)
-    at = scores(theta)
-    for _ in range(_MOST_STEPS):
-        step = np.linalg.solve(at.curvature, at.gradient)
-        if 0.5 * step @ at.gradient <= _CLOSE_A_ROW * n:
-            return theta + step
-        new = _higher(theta, at, _bounded(step), scores)
-        if new is None:
-            break
-        theta, at = new
-    return theta
+    start = np.zeros(2)
+    return _maximum(start, scores(start), scores, _BY.close_a_row * n, blind=True)[0]
 
 
 def calibrated_classes(factor, y, weight, left, how):
@@ -274,25 +276,33 @@ def calibrated_classes(factor, y, weight, left, how):
     theta = np.zeros(2)
     at = scores(theta)
     if how == "loo":
-        theta, at = _maximum(theta, at, scores, _CLOSE_CLASSES)
+        theta, at = _maximum(theta, at, scores, _BY.close_classes)
     log_proba = np.full(len(y), np.nan)
     log_proba[proper] = at.log_proba
     slope, temper = np.exp(theta)
     return LeftOut(float(slope), float(temper), left, log_proba)
 
 
-def _maximum(theta, at, scores, close=_CLOSE):
-    """Return the maximum and the `_Scores` there, by BFGS from the expected curvature."""
+def _maximum(theta, at, scores, close=_BY.close, blind=False):
+    """Return the maximum and the `_Scores` there, by BFGS from the expected curvature.
+
+    It ends where a step promises no more nats than `close`; a `blind` search takes it without a
+    look, and the scores are those before it.
+    """
     curvature: Any = at.curvature
-    for _ in range(_MOST_STEPS):
+    for _ in range(50):
         step = np.linalg.solve(curvature, at.gradient)
         if 0.5 * step @ at.gradient <= close:
-            break
-        new = _higher(theta, at, _bounded(step), scores)
-        if new is None:
-            break
-        theta, before, at, step = new[0], at, new[1], new[0] - theta
-        turned = before.gradient - at.gradient
+            return (theta + step if blind else theta), at
+        step = step * min(1.0, 1.0 / np.max(np.abs(step)))
+        new = scores(theta + step)
+        while not new.value > at.value:
+            step = 0.5 * step
+            if np.max(np.abs(step)) < 1e-9:  # rounding hides any gain
+                return theta, at
+            new = scores(theta + step)
+        turned = at.gradient - new.gradient
+        theta, at = theta + step, new
         if turned @ step > 0:
             image = curvature @ step
             curvature = curvature - np.outer(image, image) / (step @ image)
@@ -300,17 +310,3 @@ def _maximum(theta, at, scores, close=_CLOSE):
         else:
             curvature = at.curvature
     return theta, at
-
-
-def _bounded(step):
-    return step * min(1.0, _LONGEST / np.max(np.abs(step)))
-
-
-def _higher(theta, at, step, scores):
-    """Return a point along the step with a higher log density; None where rounding hides any."""
-    for _ in range(_HALVINGS):
-        new = scores(theta + step)
-        if new.value > at.value:
-            return theta + step, new
-        step = 0.5 * step
-    return None

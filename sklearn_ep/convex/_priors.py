@@ -28,10 +28,7 @@ __all__ = [
     "prior_variances",
 ]
 
-# Largest and smallest factor of a prior variance, or of a scale, that learning may reach, and what
-# one step may do to that of a group.
-SCALE_RANGE = (1e-6, 1e6)
-_STEP_RANGE = (1e-3, 1e3)
+SCALE_RANGE = (1e-6, 1e6)  # of the factor of a prior variance, or of a scale, in learning
 # A change by 2 % of the variance of a group counts like the default tolerance of variances: it is
 # small in the posterior, and groups without effect drift to zero slowly.
 GROUP_SHARE = 0.05
@@ -170,11 +167,15 @@ class GaussianPrior:
 
     def new_scale(self, u, penalty, scale, predictor, dof):
         """Return MacKay's update of the scale: |u|^2 over the effective number of parameters."""
-        if self.groups is not None:
-            d = self.n_features
-            return self._new_scales(u[:d], penalty.precision[:d], scale, predictor)
-        size, dof = self._size_and_dof(u, penalty, predictor, dof)
-        return size / max(dof, TINY)
+        if self.groups is None:
+            size, dof = self._size_and_dof(u, penalty, predictor, dof)
+            return size / max(dof, TINY)
+        # of a group parameters are counted by their own variances
+        d = self.n_features
+        u, precision = u[:d], penalty.precision[:d]
+        size = np.bincount(self.groups, u * u * precision)
+        dof = np.bincount(self.groups, 1.0 - precision * predictor.coefficient_variance()[:d])
+        return scale * np.clip(size / np.maximum(dof, TINY), 1e-3, 1e3)
 
     def evidence_slope(self, u, penalty, scale, predictor, dof):
         """Return the derivative of the bound in the log of the one scale, at its optimum."""
@@ -195,13 +196,6 @@ class GaussianPrior:
         if len(u) > d:
             dof -= 1.0 - penalty.precision[d] * predictor.coefficient_variance()[d]
         return float(np.sum(u[:d] ** 2 / self.variance[:d])), dof
-
-    def _new_scales(self, u, precision, scale, predictor):
-        """Return the same for each group, whose parameters are counted by their own variances."""
-        variances = predictor.coefficient_variance()[: self.n_features]
-        size = np.bincount(self.groups, u * u * precision)
-        dof = np.bincount(self.groups, 1.0 - precision * variances)
-        return scale * np.clip(size / np.maximum(dof, TINY), *_STEP_RANGE)
 
 
 class SitePrior:

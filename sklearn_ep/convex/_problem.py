@@ -98,7 +98,7 @@ class Problem:
     calibration: str | None
     intercept: bool
     n_rows: int
-    lasts: list
+    lasts: Any
     shape: tuple
     noise: Any = None
     evidence_probes: Any = None
@@ -366,19 +366,38 @@ def make_problem(estimator, training):
     rng, sampled = check_random_state(estimator.random_state), variance != "exact"
     rows = RowsInMemory(design, weight, estimator.bound, copies, column_variances, _seed(rng))
     longer = SIZES.longer_learning if prior.learn and sampled else 1
+    how = variance, solver, Limits.of(estimator, longer)
+    n_jobs = estimator.n_jobs if n_problems == 1 else None
+    return _problem(estimator, rows, prior, how, len(training.y), (n_problems, shape), rng, n_jobs)
+
+
+def _problem(estimator, rows, prior, how, n_rows, fits, rng, n_jobs=None):
+    """Return a `Problem`.
+
+    `how` are variance, solver and limits, `fits` the number of binary problems and the shape that a
+    warm start has to have.
+    """
+    (variance, solver, limits), (n_problems, shape) = how, fits
+    lasts, last_shape = getattr(estimator, "_warm_state", (None, None))
+    if not estimator.warm_start or shape != last_shape:
+        lasts = [None] * n_problems
+    random_numbers, n = {}, len(prior.variance)
+    if variance != "exact":
+        noise = rng.standard_normal((n, estimator.n_variance_samples))
+        random_numbers = dict(noise=noise, evidence_probes=evidence_probes(estimator, n, rng))
     return Problem(
         rows=rows,
         prior=prior,
         variance=variance,
         solver=solver,
-        limits=Limits.of(estimator, longer),
+        limits=limits,
         calibration=estimator.calibration,
-        intercept=design.intercept,
-        n_rows=len(training.y),
-        lasts=_warm(estimator, shape, n_problems),
+        intercept=bool(estimator.fit_intercept),
+        n_rows=n_rows,
+        lasts=lasts,
         shape=shape,
-        n_jobs=estimator.n_jobs if n_problems == 1 else None,
-        **_random_numbers(estimator, variance, n, rng),
+        n_jobs=n_jobs,
+        **random_numbers,
     )
 
 
@@ -411,19 +430,9 @@ def make_parted(estimator, run, from_user):
     )  # fmt: skip
     prior = make_prior(estimator, d)
     longer = (SIZES.longer_learning if prior.learn else 1) if sampled else VISITS_A_STEP
-    return Problem(
-        rows=PartedRows(run, len(facts), spec, sum(sizes), float(counts @ weights)),
-        prior=prior,
-        variance=variance,
-        solver="cg" if sampled else "primal",
-        limits=Limits.of(estimator, longer),
-        calibration=estimator.calibration,
-        intercept=intercept,
-        n_rows=sum(sizes),
-        lasts=_warm(estimator, shape, n_problems),
-        shape=shape,
-        **_random_numbers(estimator, variance, n, rng),
-    )
+    how = variance, "cg" if sampled else "primal", Limits.of(estimator, longer)
+    rows = PartedRows(run, len(facts), spec, sum(sizes), float(counts @ weights))
+    return _problem(estimator, rows, prior, how, sum(sizes), (n_problems, shape), rng)
 
 
 def is_large(n_entries):
@@ -434,14 +443,6 @@ def is_large(n_entries):
 def _seed(rng):
     """Return the seed of the normals that belong to rows."""
     return int(rng.randint(np.iinfo(np.int32).max))
-
-
-def _random_numbers(estimator, variance, n, rng):
-    """Return the random numbers of n columns and of the log determinant, if any are needed."""
-    if variance == "exact":
-        return {}
-    noise = rng.standard_normal((n, estimator.n_variance_samples))
-    return dict(noise=noise, evidence_probes=evidence_probes(estimator, n, rng))
 
 
 def evidence_probes(estimator, n, rng):
@@ -518,12 +519,6 @@ def _variance_on_parts(estimator, n):
             "take 'calibrated'."
         )
     return variance
-
-
-def _warm(estimator, shape, n_problems):
-    """Return the last state of each binary problem where they fit, else None."""
-    lasts, last_shape = getattr(estimator, "_warm_state", (None, None))
-    return lasts if estimator.warm_start and shape == last_shape else [None] * n_problems
 
 
 def _kept(average, prior):
