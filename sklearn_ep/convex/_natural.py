@@ -20,21 +20,7 @@ from ._priors import SCALE_RANGE, PriorTerms, in_log_scales
 from ._rows import SiteSums, WholePosterior
 from ._systems import PrimalSystem
 
-__all__ = ["VISITS_A_STEP", "NaturalGradient", "NaturalStep"]
-
-# A natural-gradient step is one visit, and much less than an outer step of the double loop, which
-# is what `max_iter` counts.
-VISITS_A_STEP = 3
-# Halved or doubled, these cost visits on nine sets, from 300 rows of a9a to separable ones.
-
-# Share of the curvature at the start that the first posterior has: sites are weaker where their
-# predictors have a variance.
-_FIRST_SHARE = 0.4
-_DEPTH = 5  # differences that Anderson's steps look back on
-# An accelerated step is refused if it loses this share of the bound and makes the residual so many
-# times larger. Other falls are let through: plain steps in their place would cost the memory, and
-# several times the visits.
-_FALL, _GROWTH = 1e-3, 3.0
+__all__ = ["NaturalGradient", "NaturalStep"]
 
 
 class NaturalStep(NamedTuple):
@@ -72,7 +58,9 @@ class NaturalGradient:
         scale = self.prior.start_scale
         mean = np.zeros(self.n) if mean is None else mean
         sums = self._visited(mean, None)
-        A = _FIRST_SHARE * sums.gram
+        # sites are weaker where their predictors have a variance; halved or doubled, the share
+        # costs visits on nine sets, from 300 rows of a9a to separable ones; so do numbers below
+        A = 0.4 * sums.gram
         _add(A, self.prior.start_precision(scale))
         return self._pack(A, A @ mean - sums.slope, scale)
 
@@ -133,15 +121,20 @@ class NaturalGradient:
         """Iterate from state x; see `loop.iterate` for the result."""
         return iterate(
             self.evaluate, x, max_iter=max_iter, tol=tol, damping=damping, monitor=monitor,
-            acceleration=Anderson(depth=_DEPTH, mixing=damping), accept=_no_fall,
+            acceleration=Anderson(depth=5, mixing=damping), accept=_no_fall,
         )  # fmt: skip
 
 
 def _no_fall(current, candidate):
-    """Accept an accelerated step unless it leads away."""
+    """Accept an accelerated step unless it leads away.
+
+    That is where it loses a share of the bound and makes the residual several times larger. Other
+    falls are let through: plain steps in their place would cost the memory, and several times the
+    visits.
+    """
     before, after = current.record["objective"], candidate.record["objective"]
-    grown = candidate.residual > _GROWTH * current.residual
-    return not (grown and after < before - _FALL * abs(before))
+    grown = candidate.residual > 3.0 * current.residual
+    return not (grown and after < before - 1e-3 * abs(before))
 
 
 def _add(A, precision):

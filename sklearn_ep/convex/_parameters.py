@@ -36,6 +36,9 @@ class Sizes(NamedTuple):
     # brings errors of its own into them, and the two settle slowly together.
     longer_learning: int = 3
     double_precision: int = 2**21  # entries up to which products are: smaller data are in caches
+    # A natural-gradient step is one visit, and much less than an outer step of the double loop,
+    # which is what `max_iter` counts.
+    visits_a_step: int = 3
     stream: int = 2000  # coefficients of a stream whose precision matrix is kept
 
 

@@ -18,7 +18,7 @@ from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
 from ._calibration import Cavities, LeftOut, calibrated, cavities
 from ._double_loop import ExactFit, Last
-from ._natural import VISITS_A_STEP, NaturalGradient
+from ._natural import NaturalGradient
 from ._parameters import SIZES, Limits, is_flat, prior_mode, refuse_integration
 from ._posterior import WeightPosterior, mixed_weights
 from ._priors import make_prior
@@ -123,10 +123,10 @@ class Problem:
         loop = SampledLoop(rows, prior, self.noise, *inner, self.variance)
         result = loop.solve(monitor=monitor, last=last, **limits.outer)
         step = result.evaluation.payload
-        log_evidence, error, dof = loop.finish(step, self.evidence_probes)
+        log_evidence, error = loop.finish(step, self.evidence_probes)
         attributes = dict(
             scale=prior.spread(step.scale),
-            dof=dof,
+            dof=step.dof,
             n_mvm=loop.place.n_products,
             n_newton=loop.n_newton,
             n_passes=loop.place.n_visits,
@@ -429,7 +429,7 @@ def make_parted(estimator, run, from_user):
         is_large(sum(f.n_entries for f in facts)),
     )  # fmt: skip
     prior = make_prior(estimator, d)
-    longer = (SIZES.longer_learning if prior.learn else 1) if sampled else VISITS_A_STEP
+    longer = (SIZES.longer_learning if prior.learn else 1) if sampled else SIZES.visits_a_step
     how = variance, "cg" if sampled else "primal", Limits.of(estimator, longer)
     rows = PartedRows(run, len(facts), spec, sum(sizes), float(counts @ weights))
     return _problem(estimator, rows, prior, how, sum(sizes), (n_problems, shape), rng)

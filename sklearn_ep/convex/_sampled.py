@@ -21,9 +21,9 @@ from ._sampled_rows import (
     Candidate,
     Point,
     advance_sums,
+    answered,
     calibration_sums,
     diagonal_sums,
-    dof_sums,
     line_sums,
     product_sums,
     right_sums,
@@ -78,15 +78,17 @@ class SampledStep(NamedTuple):
     scale: Any
     prior: Any
     own: Any
+    dof: float
     value: float
 
 
 class _Line(NamedTuple):
-    """A `Point` with the penalised loss, its gradient, and the penalty of the prior."""
+    """A `Point` with the penalised loss, its gradient, pi' z, and the penalty of the prior."""
 
     at: Point
     value: float
     gradient: np.ndarray
+    dof: float
     prior: Any
 
 
@@ -107,12 +109,12 @@ class _Place:
         """Return the `Point` of coefficients u."""
         return Point(next(self.tags), u)
 
-    def visit(self, worker, extra=None, point=None, products=0):
+    def visit(self, what, extra=None, point=None, products=0):
         """Return the sum of what the rows answer here, or at another point."""
         self.n_visits += 1
         self.n_products += products
         point = self.point if point is None else point
-        return self.rows.visit(worker, point, extra, *self.anchors)
+        return self.rows.visit(answered, what, point, extra, *self.anchors)
 
     def images(self, diagonal, curvature):
         """Return the map V -> A V for columns, with curvatures or precisions of the sites."""
@@ -135,7 +137,7 @@ class _Place:
         """Return the `_Line` of a point and what rows say of it."""
         prior = self.penalty(point)
         value = sums.value + float(np.sum(prior.value))
-        return _Line(point, value, sums.slope + prior.slope, prior)
+        return _Line(point, value, sums.slope + prior.slope, sums.dof, prior)
 
     def penalty(self, point=None):
         """Return that of the prior, here or at another point."""
@@ -322,14 +324,14 @@ class SampledLoop:
         place.anchors = [*place.anchors, formed.anchor]
         with np.errstate(over="ignore", invalid="ignore"):  # the residual tells
             sums = place.visit(advance_sums, products=2)
-        moved = self._new_prior(formed.predictor, sums.dof)
+        moved = self._new_prior(formed.predictor, sums.dof_before)
         residual = max(sums.change / self.rows.weight, moved)
         tol = _TOL.share * self.inner_tol
         end = self.minimise(tol, formed.data, place.lined(place.point, sums))
         if not np.isfinite(residual):
             raise ImproperPosterior("variances are beyond the range of double precision")
         about = formed.predictor, formed.data, place.scale, end.prior, place.own
-        return SampledStep(end.at.u, *about, end.value), residual
+        return SampledStep(end.at.u, *about, end.dof, end.value), residual
 
     def solve(self, *, tol, max_iter, damping, monitor, last=None):
         """Iterate to the fixed point and return the loop's kind of Result.
@@ -373,21 +375,20 @@ class SampledLoop:
         return max(moved, GROUP_SHARE * change)
 
     def finish(self, step, probes):
-        """Return the bound on the log evidence, its standard error, and pi' z, at the end.
+        """Return the bound on the log evidence and its standard error at the end.
 
         `probes` (n, p) are those of the log determinant; without any the bound is nan. Variances
         need not be right to first order: the bound is stationary in them.
         """
-        dof = float(self.place.visit(dof_sums).total)
         if probes is None or np.any(np.isinf(self.prior.variance)):
-            return np.nan, 0.0, dof
+            return np.nan, 0.0
         diagonal = step.prior.precision
         times = self.place.images(diagonal, curvature=False)
         log_det, error = log_determinant(times, diagonal + step.data, probes)
         m = self.prior.n_sites
-        explained = dof + (float(diagonal[:m] @ step.own) if m else 0.0)
+        explained = step.dof + (float(diagonal[:m] @ step.own) if m else 0.0)
         bound = 0.5 * (explained - log_det) + self.prior.log_normaliser(step.scale) - step.value
-        return bound, 0.5 * error, dof
+        return bound, 0.5 * error
 
 
 def _level_and_spread(sums, k):

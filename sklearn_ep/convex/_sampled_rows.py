@@ -21,9 +21,9 @@ __all__ = [
     "Point",
     "SampledRows",
     "advance_sums",
+    "answered",
     "calibration_sums",
     "diagonal_sums",
-    "dof_sums",
     "left_out_of_anchors",
     "line_sums",
     "product_sums",
@@ -69,10 +69,16 @@ class Point:
 
 
 class LineSums(NamedTuple):
-    """Expected loss and its gradient in u, summed over rows."""
+    """Expected loss, its gradient in u, and pi' z, summed over rows.
+
+    After a new anchor the sum of squared changes of log z besides, and pi' z of the sites before.
+    """
 
     value: float
     slope: np.ndarray
+    dof: float
+    change: float = 0.0
+    dof_before: float = 0.0
 
 
 class Calibration(NamedTuple):
@@ -87,15 +93,6 @@ class Calibration(NamedTuple):
     aa: float
     ab: float
     bb: float
-
-
-class Advance(NamedTuple):
-    """After a new anchor: sum of squared changes of log z, pi' z, and loss and gradient."""
-
-    change: float
-    dof: float
-    value: float
-    slope: np.ndarray
 
 
 class RightSums(NamedTuple):
@@ -246,27 +243,41 @@ def left_out_of_anchors(part, k, spec, point, anchors):
     return rows_left_out(rows.sites, rows.predictors(point), rows.variances(anchors))
 
 
-def diagonal_sums(part, k, spec, point, _, *anchors):
-    """Return (B.^2)' pi of partition k, with the start's precision before any anchor."""
-    rows = sampled_rows(part, k, spec)
-    if not anchors:
-        weight = START_PRECISION * rows.sites.weight
-    else:
-        weight = rows.penalty(point, anchors).precision
-    return VectorSum((rows.squares.T @ weight.astype(rows.squares.dtype)).astype(float))
+def answered(part, k, spec, what, *message):
+    """Return what one of the functions below says of the rows of partition k."""
+    return what(sampled_rows(part, k, spec), *message)
 
 
-def line_sums(part, k, spec, point, _, *anchors):
-    """Return the `LineSums` of partition k, in double precision."""
-    rows = sampled_rows(part, k, spec)
+def _diagonal(rows, precision):
+    """Return the diagonal of B' diag(precision) B."""
+    return (rows.squares.T @ precision.astype(rows.squares.dtype)).astype(float)
+
+
+def diagonal_sums(rows, point, _, *anchors):
+    """Return (B.^2)' pi, with the start's precision before any anchor."""
+    start = START_PRECISION * rows.sites.weight
+    return VectorSum(_diagonal(rows, rows.penalty(point, anchors).precision if anchors else start))
+
+
+def line_sums(rows, point, _, *anchors):
+    """Return the `LineSums`, in double precision."""
     f = rows.penalty(point, anchors)
-    return LineSums(float(np.sum(f.value)), rows.B.T @ f.slope)
+    dof = float(f.precision @ rows.variances(anchors))
+    return LineSums(float(np.sum(f.value)), rows.B.T @ f.slope, dof)
 
 
-def product_sums(part, k, spec, point, columns, *anchors):
-    """Return B' diag(weight) B V of partition k; `columns` are V and whether curvatures weigh."""
+def advance_sums(rows, point, _, *anchors):
+    """Return the `LineSums` where variances go on to the last anchor."""
+    before, old = rows.penalty(point, anchors[:-1]).precision, rows.variances(anchors[:-1])
+    z = rows.variances(anchors)
+    change = float(rows.sites.weight @ np.log(z / old) ** 2)
+    sums = line_sums(rows, point, _, *anchors)
+    return sums._replace(change=change, dof_before=float(before @ z))
+
+
+def product_sums(rows, point, columns, *anchors):
+    """Return B' diag(weight) B V; `columns` are V and whether curvatures weigh."""
     V, curvature = columns
-    rows = sampled_rows(part, k, spec)
     weight = rows.weight(point, anchors, curvature)
     if V.ndim == 2 and V.shape[1] == 2 and sp.issparse(rows.fast):
         # scipy takes longer for two columns at once than for one after the other
@@ -277,38 +288,19 @@ def product_sums(part, k, spec, point, columns, *anchors):
     return VectorSum(rows.fast.T @ product)
 
 
-def right_sums(part, k, spec, point, columns, *anchors):
-    """Return the `RightSums` of partition k for a slice of samples."""
-    rows = sampled_rows(part, k, spec)
+def right_sums(rows, point, columns, *anchors):
+    """Return the `RightSums` for a slice of samples."""
     precision = rows.penalty(point, anchors).precision
     root = np.sqrt(precision / rows.sites.weight)
-    diagonal = (rows.squares.T @ precision.astype(rows.squares.dtype)).astype(float)
-    return RightSums(diagonal, rows.B.T @ (root[:, None] * rows.noise(columns)))
+    right = rows.B.T @ (root[:, None] * rows.noise(columns))
+    return RightSums(_diagonal(rows, precision), right)
 
 
-def calibration_sums(part, k, spec, point, candidate, *anchors):
-    """Return the `Calibration` of partition k for a `Candidate`."""
-    rows = sampled_rows(part, k, spec)
+def calibration_sums(rows, point, candidate, *anchors):
+    """Return the `Calibration` for a `Candidate`."""
     pi, j, r, _ = rows.formed(candidate, point.u, rows.penalty(point, anchors).precision)
     seen = j > 0
     w, a, b = rows.sites.weight[seen], r[seen] / j[seen], r[seen] * pi[seen]
     wa, wb = w * a, w * b
     sums = (w.sum(), wa.sum(), wb.sum(), wa @ a, wa @ b, wb @ b)
     return Calibration(*map(float, sums))
-
-
-def dof_sums(part, k, spec, point, _, *anchors):
-    """Return pi' z of partition k."""
-    rows = sampled_rows(part, k, spec)
-    return VectorSum(rows.penalty(point, anchors).precision @ rows.variances(anchors))
-
-
-def advance_sums(part, k, spec, point, _, *anchors):
-    """Return the `Advance` of partition k: variances go on to the last anchor."""
-    rows = sampled_rows(part, k, spec)
-    before = rows.penalty(point, anchors[:-1])
-    old = rows.variances(anchors[:-1])
-    z = rows.variances(anchors)
-    f = rows.penalty(point, anchors)
-    change = float(rows.sites.weight @ np.log(z / old) ** 2)
-    return Advance(change, float(before.precision @ z), float(np.sum(f.value)), rows.B.T @ f.slope)

@@ -15,13 +15,13 @@ from .._engine.gaussian import checked_cholesky, triangular_inverse
 from .._engine.loop import Anderson, Evaluation, iterate
 from .._engine.super_gaussian import LogisticSites
 from .._estimator.fitting import BinaryFit
-from ._natural import VISITS_A_STEP, NaturalGradient, NaturalStep
-from ._parameters import SIZES, given_variance, is_flat
+from ._natural import NaturalGradient, NaturalStep
+from ._parameters import SIZES, Limits, given_variance, is_flat
 from ._posterior import WeightPosterior
 from ._priors import CarriedPrior, prior_variances
 from ._problem import given_node
 from ._rows import PartRows
-from ._systems import LowRankSystem, PrimalSystem, weighted_inner, with_ones
+from ._systems import LowRankSystem, PrimalSystem, squared, weighted_inner, with_ones
 
 __all__ = ["BatchPlan", "plan_stream"]
 
@@ -90,15 +90,9 @@ def plan_stream(estimator, d):
             f"stream_rank must be given for more than {SIZES.stream} coefficients, got "
             f"{len(prior)}: 0 keeps a diagonal precision, 30 much of what is beside it."
         )
-    limits = dict(
-        tol=estimator.tol,
-        max_iter=VISITS_A_STEP * estimator.max_iter,
-        damping=estimator.damping,
-    )
-    return BatchPlan(
-        prior, bool(estimator.fit_intercept), estimator.bound, estimator.forgetting,
-        estimator.stream_rank, limits,
-    )  # fmt: skip
+    of_fit = bool(estimator.fit_intercept), estimator.bound, estimator.forgetting
+    limits = Limits.of(estimator, SIZES.visits_a_step).outer
+    return BatchPlan(prior, *of_fit, estimator.stream_rank, limits)
 
 
 def _carried(plan, last):
@@ -119,7 +113,7 @@ def _carried(plan, last):
     A = system.precision + last.rows.T @ (last.precision[:, None] * last.rows)
     if plan.solver == "primal":
         return PrimalSystem.of(A)
-    return _compressed(_Precision(A, None, None), plan.prior, plan.rank, None)
+    return _compressed(_Precision.of(A), plan.prior, plan.rank, None)
 
 
 def _forgotten(plan, system, mean):
@@ -145,30 +139,19 @@ def _primal(B, sites, system, mean, limits):
     loop = NaturalGradient(PartRows(B, sites).sums, prior, len(mean))
     result = loop.solve(loop.start(mean), **limits)
     step = result.evaluation.payload
-    return result, step, step.system, _Precision(step.system.precision, None, None)
+    return result, step, step.system, _Precision.of(step.system.precision)
 
 
 class _Precision(NamedTuple):
-    """A as a base, a matrix or a `LowRankSystem`, plus B' diag(weight) B for B not None."""
+    """A by its diagonal and the map V -> A V."""
 
-    base: Any
-    B: Any
-    weight: Any
+    diagonal: np.ndarray
+    times: Any
 
-    def diagonal(self):
-        """Return diag(A)."""
-        if self.B is None:
-            return np.diagonal(self.base).copy()
-        own = self.base.diagonal + np.einsum("ij,ij->i", self.base.factor, self.base.factor)
-        squares = self.B.multiply(self.B) if hasattr(self.B, "multiply") else self.B * self.B
-        return own + np.asarray(squares.T @ self.weight).ravel()
-
-    def times(self, V):
-        """Return A V for columns."""
-        if self.B is None:
-            return self.base @ V
-        out = self.base.diagonal[:, None] * V + self.base.factor @ (self.base.factor.T @ V)
-        return out + self.B.T @ (self.weight[:, None] * (self.B @ V))
+    @classmethod
+    def of(cls, A):
+        """Return a matrix in this form."""
+        return cls(np.diagonal(A).copy(), lambda V: A @ V)
 
 
 def _dual(B, sites, system, mean, limits):
@@ -186,7 +169,14 @@ def _dual(B, sites, system, mean, limits):
     result = iterate(rows.evaluate, start, acceleration=acceleration, repair=_positive, **limits)
     step = result.evaluation.payload
     moved = mean + system.solve(B.T @ step.mean)
-    return result, step._replace(mean=moved), None, _Precision(system, B, result.x[0])
+    weight = result.x[0]
+
+    def times(V):
+        out = system.diagonal[:, None] * V + system.factor @ (system.factor.T @ V)
+        return out + B.T @ (weight[:, None] * (B @ V))
+
+    diagonal = system.diagonal + np.sum(system.factor**2, axis=1) + squared(B).T @ weight
+    return result, step._replace(mean=moved), None, _Precision(diagonal, times)
 
 
 def _positive(proposal, x, target):
@@ -236,7 +226,7 @@ def _compressed(A, prior, rank, last):
     Works on q (A - P) q, q = diag(A)^-1/2: the leading eigenvectors of what a diagonal e leaves,
     and e of what they leave, in turns, by power iteration from the last factor on.
     """
-    total = A.diagonal()
+    total = A.diagonal
     q = 1.0 / np.sqrt(total)
     own = (total - prior) * q * q
     if rank == 0:
