@@ -38,16 +38,23 @@ CONSTANTS = {
         "INNER_TOL": "learned",
         "INNER_GAIN": "learned",
         "SEARCH_ALL": "wide",
-        "EVIDENCE_ERROR": "wide",
         "GRADIENT_TOL": "learned",
+    },
+    "hyperparameters": {"NOISE_FLOOR": "wide", "DENSE": "wide"},
+    "model_evidence": {
+        "EVIDENCE_ERROR": "wide",
+        "N_DOUBTFUL": "wide",
         "N_MODELS": "wide",
         "N_LEADING": "wide",
     },
-    "hyperparameters": {"NOISE_FLOOR": "wide", "DENSE": "wide"},
-    "model_evidence": {"N_DOUBTFUL": "wide"},
     "runs": {"FIRST_NOISE": "known", "LEVELS": "known", "SWEEPS": "known", "TAIL": "known"},
-    "descent": {"UNDECIDED": "known", "LARGEST_ALPHA": "known", "ROUNDING": "known"},
-    "energy": {"SMALLEST_SITE": "known", "LOW_SITE": "known"},
+    "energy": {
+        "SMALLEST_SITE": "known",
+        "LOW_SITE": "known",
+        "UNDECIDED": "known",
+        "LARGEST_ALPHA": "known",
+        "ROUNDING": "known",
+    },
 }
 # rows, columns, columns in, noise, correlation of neighbours, seed
 LEARNED = [

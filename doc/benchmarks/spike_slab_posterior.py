@@ -20,7 +20,7 @@ from sklearn.linear_model import LassoCV
 from sklearn.model_selection import KFold
 
 from sklearn_ep import SpikeSlabRegressor
-from sklearn_ep.spike_slab._model_search import _Chain
+from sklearn_ep.spike_slab._model_evidence import _Chain
 from sklearn_ep.spike_slab._plan import make_plan
 
 

@@ -25,7 +25,6 @@ __all__ = [
     "PartMemory",
     "Part",
     "add_up",
-    "is_part_list",
     "load_part",
     "split_rows",
 ]
@@ -49,13 +48,6 @@ def load_part(part: Any) -> tuple[Any, ...]:
     if callable(part):
         return tuple(part())
     return tuple(part)
-
-
-def is_part_list(X: Any, y: Any) -> bool:
-    """Return whether `fit(X, y)` was given a list of partitions in place of arrays."""
-    if y is not None or not isinstance(X, list | tuple) or len(X) == 0:
-        return False
-    return all(isinstance(p, Part | tuple) or callable(p) or hasattr(p, "result") for p in X)
 
 
 def add_up(answers: Sequence[Any]) -> Any:

@@ -1,5 +1,9 @@
-"""Checks of parameters and training data: a clear error before any work."""
+"""Checks of parameters and training data: a clear error before any work.
 
+Predictions are in single precision where the rows are, as scikit-learn's linear models give them.
+"""
+
+import functools
 import numbers
 from typing import Any, NamedTuple
 
@@ -10,6 +14,8 @@ from sklearn.utils import check_random_state, check_scalar
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.sparsefuncs import min_max_axis
 from sklearn.utils.validation import validate_data
+
+from .._engine.partition import Part
 
 __all__ = [
     "LARGEST_ENTRY",
@@ -22,6 +28,9 @@ __all__ = [
     "check_number",
     "checked_weights",
     "column_sizes",
+    "in_precision_of_rows",
+    "is_part_list",
+    "is_single",
     "refuse_joint",
     "spread_rows",
     "validate_training",
@@ -200,3 +209,38 @@ def refuse_joint(estimator, setting):
             f"multi_class='joint' does not go with {setting}: use multi_class='auto', which fits "
             "one class against the rest there."
         )
+
+
+def is_part_list(X, y):
+    """Return whether `fit(X, y)` was given a list of partitions in place of arrays."""
+    if y is not None or not isinstance(X, list | tuple) or len(X) == 0:
+        return False
+    return all(isinstance(p, Part | tuple) or callable(p) or hasattr(p, "result") for p in X)
+
+
+def is_single(X):
+    """Return whether rows, an array, sparse matrix or table, are in single precision throughout."""
+    try:
+        kinds = list(X.dtypes)
+    except (AttributeError, TypeError):
+        kinds = [getattr(X, "dtype", None)]
+    return bool(kinds) and all(kind == np.float32 for kind in kinds)
+
+
+def in_precision_of_rows(predict):
+    """Let a method answer in ``float32`` where its rows and those of the fit were.
+
+    The fit leaves what it saw in ``estimator._fitted_single``. All is computed in double precision
+    and rounded at the end.
+    """
+
+    @functools.wraps(predict)
+    def wrapper(self, X, *args, **kwargs):
+        found = predict(self, X, *args, **kwargs)
+        if not (getattr(self, "_fitted_single", False) and is_single(X)):
+            return found
+        if isinstance(found, tuple):
+            return tuple(values.astype(np.float32) for values in found)
+        return found.astype(np.float32)
+
+    return wrapper

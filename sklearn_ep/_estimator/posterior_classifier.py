@@ -8,10 +8,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .base import VersionedEstimator
-from .checks import check_number
+from .checks import check_number, in_precision_of_rows
 from .compat import CallbackSupportMixin
 from .latents import latents_of, links_of
-from .precision import in_precision_of_rows
 
 __all__ = ["PosteriorClassifier", "probabilities"]
 

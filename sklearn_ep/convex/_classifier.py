@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._engine.class_sites import ClassSites
 from .._engine.diagnostics import weight_space_log_weights
-from .._engine.partition import Part, PartMap, is_part_list
+from .._engine.partition import Part, PartMap
 from .._engine.super_gaussian import LogisticSites
 from .._estimator.averaged import average_remarks, hyper_attributes
 from .._estimator.checks import (
@@ -19,6 +19,9 @@ from .._estimator.checks import (
     check_column_scales,
     check_number,
     checked_weights,
+    in_precision_of_rows,
+    is_part_list,
+    is_single,
     refuse_joint,
     spread_rows,
     validate_training,
@@ -35,7 +38,6 @@ from .._estimator.fitting import (
     warn_not_converged,
 )
 from .._estimator.posterior_classifier import PosteriorClassifier
-from .._estimator.precision import in_precision_of_rows, is_single
 from .._estimator.row_parts import array_parts
 from .._estimator.summary import (
     column_names,

@@ -8,7 +8,14 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from .._estimator.base import VersionedEstimator
-from .._estimator.checks import LARGEST_IN_UNITS, check_choice, check_column_scales, check_number
+from .._estimator.checks import (
+    LARGEST_IN_UNITS,
+    check_choice,
+    check_column_scales,
+    check_number,
+    in_precision_of_rows,
+    is_single,
+)
 from .._estimator.coefficients import CoefficientReport
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import (
@@ -18,7 +25,6 @@ from .._estimator.fitting import (
     run_attributes,
     warn_not_converged,
 )
-from .._estimator.precision import in_precision_of_rows, is_single
 from .._estimator.summary import column_names, interval_of
 from ._regression import fit_regression, plan_regression
 from ._sites import SuperGaussianSite

@@ -7,9 +7,9 @@ from sklearn.utils.validation import validate_data
 
 from .._engine.contracts import FACTOR_NEEDS, require
 from .._engine.likelihoods import LIKELIHOODS
-from .._engine.partition import PartMap, is_part_list
+from .._engine.partition import PartMap
 from .._engine.rules import Power
-from .._estimator.checks import check_choice, check_common, check_number, refuse_joint
+from .._estimator.checks import check_choice, check_common, check_number, is_part_list, refuse_joint
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_problems, restore_on_error
 from ._averaged_fit import fit_averaged

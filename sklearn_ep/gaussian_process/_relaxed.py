@@ -8,12 +8,13 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.utils import check_random_state
 
 from .._engine.likelihoods import LabelNoise
-from .._engine.partition import PartMap, is_part_list
+from .._engine.partition import PartMap
 from .._engine.rules import MomentMatching, Power
 from .._estimator.checks import (
     check_choice,
     check_common,
     check_number,
+    is_part_list,
     spread_rows,
 )
 from .._estimator.compat import with_callbacks

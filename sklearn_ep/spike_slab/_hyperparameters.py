@@ -11,6 +11,7 @@ from scipy.special import expit, log_expit, logit
 __all__ = [
     "NOISE_FLOOR",
     "HyperPrior",
+    "NodeCoordinates",
     "Space",
     "completed_curvature",
     "em_target",
@@ -24,6 +25,11 @@ SLAB_RANGE = (1e-6, 1e3)  # of var(y) / mean square of X: a bound, not reached b
 # Prior inclusion of the dense start. Halved: no change, 1.1 times the sweeps. At .9: -.06 nats a
 # set, .88.
 DENSE = 0.5
+
+# Least and largest ratio r, and odds of the inclusion times d. The prior has a mass of .0006 and of
+# at most .002 beyond, and the evidence is flat there or small.
+RATIO_RANGE = (1e-3, 1e8)
+LEAST_ODDS = 1e-3
 
 
 @dataclass
@@ -132,6 +138,44 @@ class HyperPrior:
             return 0.0, 0.0
         more = 1 - 3 * expit(-self._log_ratio(h))
         return -more, more
+
+
+@dataclass(frozen=True)
+class NodeCoordinates:
+    """The way from h (log noise, log slab, logit) to phi, for what is free, and back."""
+
+    space: Space
+
+    @property
+    def _log_size(self):
+        return np.log(self.space.size)
+
+    def of(self, h):
+        """Return phi (T,) at h."""
+        return np.array([h[0], h[1] + self._log_size - h[0], h[2]])[self.space.free]
+
+    def h(self, phi):
+        """Return h (3,) at phi."""
+        h = self.space.value.copy()
+        free = self.space.free
+        h[free] = phi
+        if free[1]:
+            h[1] += h[0] - self._log_size
+        return h
+
+    def slope(self, gradient):
+        """Return the derivative in phi from that in h."""
+        noise, slab, inclusion = gradient
+        if self.space.free[1]:
+            noise = noise + slab  # r is kept
+        return np.array([noise, slab, inclusion])[self.space.free]
+
+    def bounds(self, n_indicators):
+        """Return the least and largest phi, shape (T, 2)."""
+        odds = np.log(LEAST_ODDS / n_indicators)
+        low = [self.space.low[0], np.log(RATIO_RANGE[0]), odds]
+        high = [self.space.high[0], np.log(RATIO_RANGE[1]), -odds]
+        return np.column_stack([low, high])[self.space.free]
 
 
 def _statistics(state):

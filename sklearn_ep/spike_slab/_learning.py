@@ -28,14 +28,12 @@ from scipy.optimize import minimize
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import Told, unheard
-from ._descent import descend
-from ._energy import SMALLEST_SITE, regular_ep
+from ._energy import SMALLEST_SITE, descend, regular_ep
 from ._hyperparameters import HyperPrior, Space, completed_curvature, em_target, energy_gradient
-from ._model_evidence import leading_log_evidence, sampled_log_evidence
-from ._model_search import search_models
+from ._model_evidence import EVIDENCE_ERROR, confirmed_log_evidence, search_models
 from ._runs import SWEEPS, RunSettings, annealed, prior_sites, proper_state
 
-__all__ = ["EvidenceSearch", "FoundPlace", "Place", "overrated"]
+__all__ = ["EvidenceSearch", "FoundPlace", "Place"]
 
 # Each constant is followed by what doc/benchmarks/spike_slab_constants.py finds for half and twice
 # its value: nats of evidence a set, and sweeps as a ratio. Differences below .01 nats are none.
@@ -71,12 +69,6 @@ INNER_GAIN = 1e-3
 # Entries of X up to which every start is searched. Halved: none. Doubled: +1.8 but -1.1 nats a
 # held-out row (two of 4 sets), 3.3.
 SEARCH_ALL = 20_000
-# Nats that single models may be short of the evidence of EP, which overrates interpolation with
-# little noise by as much. Halved: none, 1.0. Doubled: none, .80.
-EVIDENCE_ERROR = 3.0
-# Models drawn, and visited by the search, to check the evidence. Halved or doubled: none, 1.0; on
-# six other wide sets N_LEADING doubled: +4.2, all of it on one.
-N_MODELS, N_LEADING = 64, 20
 # Site precision of the columns of a single model, in slab precisions.
 FREE = 0.3
 # Gradient that ends a search, in standard errors of the hyperparameters. Halved: none, 1.02.
@@ -117,19 +109,6 @@ class Place:
         """Whether the coefficients are those of a place where an earlier start ended."""
         scale = np.exp(0.5 * max(self.h[1], other.h[1]))
         return np.abs(self.state.mean - other.state.mean).max() < SAME_MEAN * scale
-
-
-def confirmed_log_evidence(state, seed):
-    """Log evidence at a state by single models, searched for where drawn ones fall short."""
-    evidence = sampled_log_evidence(state, seed, N_MODELS)
-    if evidence < -state.energy - EVIDENCE_ERROR:
-        evidence = max(evidence, leading_log_evidence(state, N_LEADING))
-    return evidence
-
-
-def overrated(state, seed):
-    """Nats by which the evidence at a state exceeds what single models confirm and their error."""
-    return max(0.0, -state.energy - EVIDENCE_ERROR - confirmed_log_evidence(state, seed))
 
 
 @dataclass

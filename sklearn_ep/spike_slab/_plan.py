@@ -10,7 +10,6 @@ import numpy as np
 import scipy.sparse as sp
 from sklearn.utils import check_random_state
 
-from .._engine.partition import is_part_list
 from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import (
     LARGEST_ENTRY,
@@ -21,14 +20,15 @@ from .._estimator.checks import (
     check_common,
     check_number,
     column_sizes,
+    is_part_list,
+    is_single,
     validate_training,
 )
 from ._energy import EPEnergy
 from ._hyperparameters import HyperPrior, Space
 from ._prior import SpikeSlab
 from ._runs import RunSettings
-from ._statistics import standardise_statistics, statistics_of_parts
-from ._units import Standardisation, standardise
+from ._units import Standardisation, standardise, standardise_statistics, statistics_of_parts
 
 __all__ = ["ACCEPT_SPARSE", "SpikeSlabPlan", "check_parameters", "make_plan"]
 
@@ -49,7 +49,7 @@ class SpikeSlabPlan:
     starts; `space` says which are free, `prior` what is known of those, and `integrates` whether
     they are averaged over. `warm` are hyperparameters and sites of the last fit, or None. There is
     one of `start_seeds` for each start at the final hyperparameters; `evidence_seed` draws the
-    single models that check the evidence.
+    single models that check the evidence; `single` says that the rows are in single precision.
     """
 
     units: Standardisation
@@ -63,6 +63,7 @@ class SpikeSlabPlan:
     start_seeds: np.ndarray
     evidence_seed: int
     n_jobs: Any
+    single: bool
 
 
 def check_parameters(estimator):
@@ -122,6 +123,7 @@ def make_plan(estimator, X, y, sample_weight, groups):
         start_seeds=start_seeds,
         evidence_seed=DEFAULT_SEED if estimator.random_state is None else rng.randint(largest),
         n_jobs=estimator.n_jobs,
+        single=is_single(X),
     )
 
 

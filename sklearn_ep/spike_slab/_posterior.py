@@ -2,26 +2,57 @@
 
 Moments are those of Gaussian posteriors. Quantiles know that coefficients may be zero, and so do
 draws where that is asked for; quantiles of responses are brought to the Gaussian mean and variance.
+
+A fixed point describes a coefficient twice, with one mean and variance: by the Gaussian of all
+coefficients, and by its tilted distribution, prior times cavity, which is zero with positive
+probability and normal otherwise. Intervals of a coefficient are those of the tilted distribution.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, ndtr
 from sklearn.utils import gen_batches
 
 from .._engine.hyper import (
     draw_mixture,
     mixture_covariance,
     mixture_moments,
+    mixture_quantiles,
 )
-from ._columns import BLOCK_BYTES
+from ._linear_model import BLOCK_BYTES
 from ._sequential_draws import SequentialDraws
-from ._tilted import TiltedMarginals, tilted_quantiles
 from ._units import Standardisation
 
-__all__ = ["CoefficientMixture", "CoefficientPosterior"]
+__all__ = ["CoefficientMixture", "CoefficientPosterior", "TiltedMarginals", "tilted_quantiles"]
+
+
+class TiltedMarginals(NamedTuple):
+    """Zero with probability 1 - inclusion, else normal; arrays (d,), or (M, d) of M parts."""
+
+    inclusion: np.ndarray
+    slab_mean: np.ndarray
+    slab_sd: np.ndarray
+
+
+def tilted_quantiles(weight, tilted, levels):
+    """Return quantiles (len(levels), d) of mixtures, weight (M,), of `TiltedMarginals` (M, d)."""
+    level = np.asarray(levels)[:, None]
+    share = weight[:, None] * tilted.inclusion
+    total = share.sum(axis=0)
+    below = np.sum(share * ndtr(-tilted.slab_mean / tilted.slab_sd), axis=0)
+    out = np.zeros((len(level), len(total)))
+    low, high = level < below, 1.0 - level < total - below
+    for side, own in ((low, level), (high, level - (1.0 - total))):
+        rows, columns = np.nonzero(side)
+        if columns.size:
+            weights = share[:, columns] / total[columns]
+            mean, sd = tilted.slab_mean[:, columns], tilted.slab_sd[:, columns]
+            at = np.broadcast_to(own, side.shape)[rows, columns] / total[columns]
+            out[rows, columns] = mixture_quantiles(weights, mean, sd, at[None])[0]
+    return out
+
 
 # Draws that tell the quantiles of responses, of the noise for each of them, and rows at a time.
 N_DRAWS, N_NOISE, ROWS = 1000, 4, 512
@@ -51,7 +82,10 @@ class CoefficientPosterior:
         slabs = state.matched_tilted
         sd = np.sqrt(slabs.slab_var)
         tilted = TiltedMarginals(state.matched.inclusion, slabs.slab_mean, sd)
-        draws = SequentialDraws.of(state)
+        p, cavity = state.problem, np.stack([state.matched.shift, state.matched.precision])
+        own = np.stack([state.mean, np.ones_like(state.mean)]) / state.var - cavity
+        at = state.marginals, state.sites, own, state.matched.inclusion
+        draws = SequentialDraws(p.model, p.factor, p.noise, *at)
         return cls(units, tilted, draws, noise, slab, float(expit(factor.logit)))
 
     @property

@@ -6,14 +6,12 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._estimator.base import VersionedEstimator
-from .._estimator.checks import check_number
+from .._estimator.checks import check_number, in_precision_of_rows
 from .._estimator.coefficients import CoefficientReport
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import FitMonitor, restore_on_error, warn_not_converged
-from .._estimator.precision import in_precision_of_rows, is_single
 from .._estimator.summary import column_names
-from ._attributes import fitted_attributes, state_attributes
-from ._fit import fit_plan
+from ._fit import fit_plan, fitted_attributes, state_attributes
 from ._plan import ACCEPT_SPARSE, make_plan
 from ._units import dense_blocks, dense_rows
 
@@ -301,7 +299,7 @@ class SpikeSlabRegressor(
         found |= {"history_": history, "n_iter_": len(history["residual"])}
         for name, value in found.items():
             setattr(self, name, value)
-        self._fitted_single = is_single(X)
+        self._fitted_single = plan.single
         if not self.converged_:
             warn_not_converged(self)
         return self

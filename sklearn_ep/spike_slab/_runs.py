@@ -9,9 +9,8 @@ from sklearn.utils.parallel import Parallel, delayed
 
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import SILENT, Reason, Trace
-from ._descent import descend
 from ._double_loop import double_loop
-from ._energy import regular_ep
+from ._energy import descend, regular_ep
 
 __all__ = [
     "SHORT",

@@ -53,14 +53,6 @@ class SequentialDraws:
     own: np.ndarray
     inclusion: np.ndarray
 
-    @classmethod
-    def of(cls, state):
-        """Return the draws of a state."""
-        p, cavity = state.problem, np.stack([state.matched.shift, state.matched.precision])
-        own = np.stack([state.mean, np.ones_like(state.mean)]) / state.var - cavity
-        inclusion = state.matched.inclusion
-        return cls(p.model, p.factor, p.noise, state.marginals, state.sites, own, inclusion)
-
     def draw(self, n_samples, rng):
         """Return draws (n_samples, d): O(d^2) each, or O(n d) and a few posteriors for d > n."""
         X, rest = self.model.X, np.arange(len(self.inclusion))

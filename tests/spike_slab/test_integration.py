@@ -16,9 +16,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn_ep import SpikeSlabRegressor
 from sklearn_ep._engine.gaussian import ImproperPosterior
 from sklearn_ep.datasets import make_spike_slab_regression
-from sklearn_ep.spike_slab import _integration as integration
+from sklearn_ep.spike_slab import _fit as integration
 from sklearn_ep.spike_slab._hyperparameters import HyperPrior, Space
-from sklearn_ep.spike_slab._model_search import _Chain, search_models
+from sklearn_ep.spike_slab._model_evidence import _Chain, search_models
 from sklearn_ep.spike_slab._plan import make_plan
 from sklearn_ep.spike_slab._runs import run
 
@@ -132,8 +132,8 @@ def test_slopes_of_priors_are_their_differences(prior):
 @pytest.mark.parametrize("given", [{}, dict(noise_variance=0.2), dict(slab_variance=1.0)])
 @pytest.mark.parametrize("groups", [None, np.array([0, 0, 1, 2, 2, 3])])
 def test_gradients_of_nodes_are_differences_of_their_objectives(given, groups, monkeypatch):
-    monkeypatch.setattr(integration, "NODE_TOL", 1e-10)
-    monkeypatch.setattr(integration, "SWEEPS_OF_NODE", 300)
+    settled = integration._NODE._replace(tol=1e-10, sweeps=300)
+    monkeypatch.setattr(integration, "_NODE", settled)
     X, y = data()
     reg = SpikeSlabRegressor(**given)
     plan = make_plan(reg, X, y, None, groups)

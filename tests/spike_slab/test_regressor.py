@@ -19,7 +19,7 @@ from sklearn.linear_model import LassoCV
 from sklearn_ep import SpikeSlabRegressor
 from sklearn_ep.datasets import make_spike_slab_regression
 from sklearn_ep.inspection import InclusionDisplay
-from sklearn_ep.spike_slab import _learning as learning
+from sklearn_ep.spike_slab import _model_evidence as model_evidence
 from sklearn_ep.spike_slab import _units as units
 
 ORACLE = oracle("spike_slab")
@@ -423,13 +423,13 @@ def test_attributes_say_how_the_hyperparameters_were_learned():
 
 def test_random_state_reaches_the_models_that_check_the_evidence(monkeypatch):
     X, y = small(np.random.default_rng(16), 20, 6)
-    seeds, sample = [], learning.sampled_log_evidence
+    seeds, sample = [], model_evidence.sampled_log_evidence
 
     def spied(state, seed, n_models):
         seeds.append(seed)
         return sample(state, seed, n_models)
 
-    monkeypatch.setattr(learning, "sampled_log_evidence", spied)
+    monkeypatch.setattr(model_evidence, "sampled_log_evidence", spied)
     used = []
     for random_state in (None, None, 0, 0, 1):
         seeds.clear()

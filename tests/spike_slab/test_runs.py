@@ -10,10 +10,9 @@ from scipy.special import log_expit, logit, logsumexp
 from scipy.stats import multivariate_normal
 
 from sklearn_ep._engine.gaussian import ImproperPosterior
-from sklearn_ep.spike_slab import _columns as columns
-from sklearn_ep.spike_slab._descent import Descent, descend
+from sklearn_ep.spike_slab import _linear_model
 from sklearn_ep.spike_slab._double_loop import double_loop
-from sklearn_ep.spike_slab._energy import EPEnergy, regular_ep
+from sklearn_ep.spike_slab._energy import Descent, EPEnergy, descend, regular_ep
 from sklearn_ep.spike_slab._hyperparameters import energy_gradient
 from sklearn_ep.spike_slab._linear_model import LinearModel
 from sklearn_ep.spike_slab._model_evidence import leading_log_evidence, sampled_log_evidence
@@ -127,7 +126,7 @@ def sites_of_all_signs(rng, d):
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("block_bytes", [2**24, 8 * 8 * 3])
 def test_linear_posterior_equals_dense_algebra(shape, order, block_bytes, monkeypatch):
-    monkeypatch.setattr(columns, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(_linear_model, "BLOCK_BYTES", block_bytes)
     rng = np.random.default_rng(3)
     n, d = shape
     X, y = np.asarray(rng.normal(size=shape), order=order), rng.normal(size=n)
@@ -148,39 +147,6 @@ def test_linear_posterior_equals_dense_algebra(shape, order, block_bytes, monkey
     np.testing.assert_allclose(q.covariance(T), np.diag(T @ S @ T.T), **close)
     np.testing.assert_allclose(q.covariance(T, T[:2]), T @ S @ T[:2].T, **close)
     np.testing.assert_allclose(q.times(T), T @ S, **close)
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("noise", [0.3, 1e-4])
-def test_rough_columns_are_as_good_as_single_precision_allows(order, noise):
-    """Wide priors, sites below the floor and columns of other sizes stay in double precision."""
-    rng = np.random.default_rng(6)
-    n, d = 40, 1500
-    X = np.asarray(rng.normal(size=(n, d)) * 10 ** rng.uniform(-1, 1, size=d), order=order)
-    w = np.where(np.arange(d) < 6, 3.0, 0.0)
-    y = X @ w + np.sqrt(noise) * rng.normal(size=n)
-    precision = np.where(w > 0, 10.0 ** rng.uniform(-4, 0, size=d), 1e4 * rng.uniform(1, 9, d))
-    precision[:2] *= -1
-    shift = precision * w + rng.normal(size=d)
-    model = LinearModel(X, y)
-    q, rough = (m.marginals(precision, shift, noise, 0.01) for m in (model, model.rough()))
-    assert rough.mean.dtype == rough.var.dtype == np.float64
-    np.testing.assert_allclose(rough.var, q.var, rtol=1e-6)
-    np.testing.assert_allclose(rough.mean, q.mean, atol=1e-5 * np.sqrt(q.var).max())
-    np.testing.assert_allclose(rough.log_det, q.log_det, atol=1e-5)
-    np.testing.assert_allclose(rough.trace, q.trace, rtol=1e-6)
-    assert not np.array_equal(rough.var, q.var)  # it is another computation
-    # what single precision could not hold is not rounded
-    for numbers in (X * 1e8, X[:, :1000]):
-        model = LinearModel(numbers, y)
-        assert model.rough() is model
-    wide = np.full(d, 1e-7)
-    wide[n:] = 1e4
-    q, rough = (
-        m.marginals(wide, shift, noise, 1e-9)
-        for m in (LinearModel(X, y), LinearModel(X, y).rough())
-    )
-    np.testing.assert_array_equal(rough.var, q.var)
 
 
 @pytest.mark.parametrize("shape", [(8, 20), (20, 8)])

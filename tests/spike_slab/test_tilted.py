@@ -5,7 +5,7 @@ import pytest
 from scipy.special import logsumexp, ndtr
 
 from sklearn_ep import SpikeSlabRegressor
-from sklearn_ep.spike_slab._tilted import TiltedMarginals, tilted_quantiles
+from sklearn_ep.spike_slab._posterior import TiltedMarginals, tilted_quantiles
 
 NOISE, SLAB, INCLUSION = 0.5, 1.0, 0.25
 
