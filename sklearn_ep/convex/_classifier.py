@@ -50,13 +50,13 @@ from ._joint import (
     joint_problem,
 )
 from ._parameters import (
+    SitePrior,
     check_parameters,
     given_variance,
     refuse_integration,
     scale_name,
     takes_joint,
 )
-from ._priors import SitePrior
 from ._problem import fit_exact, fit_parted, fit_sampled, make_parted, make_problem
 from ._stream import plan_stream
 

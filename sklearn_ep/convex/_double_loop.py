@@ -31,8 +31,8 @@ from .._engine.loop import SILENT, Anderson, Evaluation, iterate
 from .._engine.quadrature import logistic_mixture
 from .._engine.super_gaussian import Penalty
 from ._calibration import Cavities, cavities, label_moments
+from ._parameters import SCALE_RANGE, PredictorPrior, in_log_scales
 from ._posterior import WeightPosterior
-from ._priors import SCALE_RANGE, PredictorPrior, in_log_scales
 from ._systems import TINY
 
 __all__ = ["DoubleLoop", "ExactFit", "Last", "NodeFit", "minimise"]
@@ -336,7 +336,8 @@ class ExactFit:
         """Return a `Node` near the mode of the log scale, None where there is no posterior.
 
         Where the slope of the log density is below .2, of at most 15 nodes. Secants find what
-        updates lead to.
+        updates lead to. The engine's `find_mode` takes as long, but its places, and with them the
+        nodes, change with the units of the columns.
         """
         place, best, last = start, None, None
         with monitor.phase("search for the scale of the prior") as told:

@@ -34,8 +34,7 @@ from .._estimator.fitting import BinaryFit
 from .._estimator.summary import interval_of
 from ._calibration import Cavities, calibrated_classes
 from ._joint_sampled import MIXING, SampledClassSpread, SampledJoint
-from ._parameters import Limits, refuse_integration, takes_joint
-from ._priors import make_prior
+from ._parameters import Limits, make_prior, refuse_integration, takes_joint
 from ._problem import Copies, class_weights, evidence_probes, find_copies, single_node
 from ._systems import TINY, Design, with_ones
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._engine.loop import SILENT, Anderson, Evaluation, iterate
-from ._priors import SCALE_RANGE, PriorTerms, in_log_scales
+from ._parameters import SCALE_RANGE, PriorTerms, in_log_scales
 from ._rows import SiteSums, WholePosterior
 from ._systems import PrimalSystem
 

@@ -19,9 +19,8 @@ from .._estimator.row_parts import check_facts, class_counts, facts_of_part
 from ._calibration import Cavities, LeftOut, calibrated, cavities
 from ._double_loop import ExactFit, Last
 from ._natural import NaturalGradient
-from ._parameters import SIZES, Limits, is_flat, prior_mode, refuse_integration
+from ._parameters import SIZES, Limits, is_flat, make_prior, prior_mode, refuse_integration
 from ._posterior import WeightPosterior, mixed_weights
-from ._priors import make_prior
 from ._rows import PartedRows, RowSpec, WholePosterior, left_out_of_posterior, site_sums
 from ._sampled import SampledLoop
 from ._sampled_rows import SampledRows, left_out_of_anchors

@@ -15,7 +15,7 @@ from sklearn.utils import check_array, check_random_state
 
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import Anderson, Evaluation, iterate
-from ._priors import SCALE_RANGE, SitePrior
+from ._parameters import SCALE_RANGE, SitePrior
 from ._sites import LaplaceSite
 from ._systems import TINY, IterativeSystem, PrimalSystem, row_blocks, squared, weighted_gram
 from ._variances import LowRankVariance, log_determinant, rademacher

@@ -15,7 +15,7 @@ import numpy as np
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import Anderson, Evaluation, Result, Trace, reason_to_end
 from ._double_loop import minimise
-from ._priors import GROUP_SHARE, SCALE_RANGE
+from ._parameters import GROUP_SHARE, SCALE_RANGE
 from ._sampled_rows import (
     Anchor,
     Candidate,

@@ -16,9 +16,8 @@ from .._engine.loop import Anderson, Evaluation, iterate
 from .._engine.super_gaussian import LogisticSites
 from .._estimator.fitting import BinaryFit
 from ._natural import NaturalGradient, NaturalStep
-from ._parameters import SIZES, Limits, given_variance, is_flat
+from ._parameters import SIZES, CarriedPrior, Limits, given_variance, is_flat, prior_variances
 from ._posterior import WeightPosterior
-from ._priors import CarriedPrior, prior_variances
 from ._problem import given_node
 from ._rows import PartRows
 from ._systems import LowRankSystem, PrimalSystem, squared, weighted_inner, with_ones

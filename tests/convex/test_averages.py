@@ -16,7 +16,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import ConvexVariationalLogistic
 from sklearn_ep.convex._calibration import Cavities, calibrated
-from sklearn_ep.convex._priors import GaussianPrior, PredictorPrior, SitePrior
+from sklearn_ep.convex._parameters import GaussianPrior, PredictorPrior, SitePrior
 from sklearn_ep.sites import LaplaceSite, StudentTSite
 
 ORACLE = oracle("linear_average")

@@ -9,7 +9,7 @@ from sklearn.base import clone
 
 from sklearn_ep._engine.super_gaussian import LogisticSites, local_site_precision
 from sklearn_ep.convex._double_loop import DoubleLoop, Last
-from sklearn_ep.convex._priors import GaussianPrior
+from sklearn_ep.convex._parameters import GaussianPrior
 from sklearn_ep.convex._systems import (
     Design,
     IterativeSystem,

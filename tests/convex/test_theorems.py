@@ -6,7 +6,7 @@ from scipy.optimize import brentq
 
 from sklearn_ep._engine.super_gaussian import LogisticSites
 from sklearn_ep.convex._double_loop import DoubleLoop
-from sklearn_ep.convex._priors import GaussianPrior
+from sklearn_ep.convex._parameters import GaussianPrior
 from sklearn_ep.convex._systems import Design, PrimalSystem
 from sklearn_ep.sites import LaplaceSite, StudentTSite
 
