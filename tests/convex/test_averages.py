@@ -585,7 +585,7 @@ def test_calibration_does_little_where_the_model_is_right():
 # ---------------------------------------------------------------------------- hostile data
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_hostile_data_give_finite_averages(weighted):
     rng = np.random.default_rng(15)
     X = rng.standard_normal((40, 3))
