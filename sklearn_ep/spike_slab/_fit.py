@@ -17,7 +17,7 @@ from .._estimator.averaged import average_remarks, hyper_attributes
 from .._estimator.fitting import run_attributes
 from ._energy import EPEnergy, descend, regular_ep, sites_at
 from ._hyperparameters import HyperPrior, NodeCoordinates, energy_gradient
-from ._learning import EvidenceSearch
+from ._learning import Climb, EvidenceSearch
 from ._model_evidence import overrated
 from ._posterior import CoefficientMixture, CoefficientPosterior
 from ._runs import SHORT, Run, RunSettings, distinct, explore, proper_state, run, run_start
@@ -296,12 +296,10 @@ def fit_plan(plan, monitor):
     if plan.space.free.any():
         starts, seed = plan.noise_starts, plan.evidence_seed
         with monitor.phase("learning") as told:
-            search = EvidenceSearch(
-                problem, plan.space, starts, settings, plan.prior, seed, told, plan.integrates
-            )
-            learned = search.learn(plan.warm)
+            climb = Climb(problem, plan.space, settings, plan.prior, seed, told, plan.integrates)
+            learned = EvidenceSearch(climb, starts).learn(plan.warm)
         place, searched, dense = learned.place, learned.searched, learned.dense
-        h, sites, asked = place.h, place.state.sites, search.asked
+        h, sites, asked = place.h, place.state.sites, climb.asked
         problem = problem.with_parameters(h)
     points = _points(plan, problem, sites, monitor)
     coordinates = NodeCoordinates(plan.space)

@@ -33,7 +33,7 @@ from ._hyperparameters import HyperPrior, Space, completed_curvature, em_target,
 from ._model_evidence import EVIDENCE_ERROR, confirmed_log_evidence, search_models
 from ._runs import SWEEPS, RunSettings, annealed, prior_sites, proper_state
 
-__all__ = ["EvidenceSearch", "FoundPlace", "Place"]
+__all__ = ["Climb", "EvidenceSearch", "FoundPlace", "Place"]
 
 # Each constant is followed by what doc/benchmarks/spike_slab_constants.py finds for half and twice
 # its value: nats of evidence a set, and sweeps as a ratio. Differences below .01 nats are none.
@@ -125,140 +125,50 @@ class _Astray(Exception):
 
 
 @dataclass
-class EvidenceSearch:
-    """Maximisation of the evidence over the free hyperparameters of a space.
+class Climb:
+    """Ways from one place to a better one: EM by sweeps of EP, by descents, quasi-Newton searches.
 
-    In the `EPEnergy` y has variance one; its hyperparameters may be any. `fractions` are the noise
-    starts, as shares of that variance; one is enough where the noise is given. With algorithm "ep"
-    the search is by EM alone. What is maximised is the evidence times `prior`. `seed` draws the
-    single models that check the evidence; `wary`, what they do not confirm does not count between
-    starts either. `told` hears of each step; where it asks to stop, the best place so far stands.
+    In the `EPEnergy` y has variance one; its hyperparameters may be any. With algorithm "ep" the
+    way is by EM alone. What is maximised is the evidence times `prior`. `seed` draws the single
+    models that check the evidence. `told` hears of each step; where it asks to stop, the best place
+    so far stands. A `wary` search that begins on confirmed ground ends there.
     """
 
     problem: Any
     space: Space
-    fractions: Any
     settings: RunSettings
     prior: HyperPrior
     seed: int
     told: Told = unheard
     wary: bool = False
     asked: bool = field(default=False, init=False)
-    doubt: bool = field(default=False, init=False)
 
-    def _tell(self, **figures):
+    def tell(self, **figures):
         """Tell of a step by figures that cost nothing."""
         self.asked |= bool(self.told(figures))
 
-    def learn(self, warm=None):
-        """Return a `FoundPlace`; (h, sites) of a warm start take the place of noise starts."""
-        needs = ("with_parameters", "per_indicator", "n_indicators", "members")
-        require("factor", self.problem.factor, needs, "learning")
-        if warm is not None:
-            h = np.where(self.space.free, warm[0], self.space.value)
-            found = FoundPlace(self._refined(self._proper(h, warm[1])), "warm")
-        else:
-            found = self._from_starts(self.space)
-        if self.wary and warm is None and not self.asked:
-            found = self._from_models(found)
-        if self.asked or not self.space.free[2] or found.place.confirmed:
-            return found
-        dense = self._from_starts(self.space.dense())
-        dense.dense = True
-        # a later place has to win by more than the error of the evidence
-        better = dense.place.sure_energy < found.place.sure_energy - EVIDENCE_ERROR
-        return dense if better else found
-
-    def _place(self, h, state):
+    def place(self, h, state):
+        """Return the `Place` of a state that belongs to h."""
         return Place(h, state, self.prior, self.seed)
 
-    def _from_models(self, found):
-        """Return what was found or, if that is in doubt, what a start at the best model leads to.
+    def proper(self, h, sites):
+        """Return the `Place` at sites, lifted where they leave no posterior."""
+        return self.place(h, proper_state(self.problem.with_parameters(h), sites))
 
-        It is in doubt where single models do not confirm it, or did not confirm what would have
-        won. The ratio of slab variance to noise is that of the middle one of the noise starts.
-        """
-        if self.problem.factor.groups is not None or not (self.doubt or not found.place.confirmed):
-            return found
-        h = self.space.at_noise(float(np.median(self.fractions)))
-        model = search_models(self.problem, np.exp(h[1] - h[0]), self.prior.misses, self.seed)
-        self._tell(columns=len(model.columns))
-        if self.asked:
-            return found
-        place = self._refined(self._at_model(h, model))
-        better = place.trusted_energy < found.place.trusted_energy - EVIDENCE_ERROR
-        return FoundPlace(place, found.searched) if better else found
-
-    def _at_model(self, h, model):
-        """Place where the columns of a single model are free and the others next to zero."""
-        d, size = self.problem.model.X.shape[1], len(model.columns)
-        odds = (size + 1.0) / (d - size + self.prior.misses)
-        noise = np.log(model.noise)
-        h = self.space.moved(h, np.array([noise, h[1] - h[0] + noise, np.log(odds)]))
-        sites = prior_sites(self.problem.with_parameters(h))
-        sites[1, model.columns] = FREE / np.exp(h[1])
-        return self._proper(h, sites)
-
-    def _proper(self, h, sites):
-        return self._place(h, proper_state(self.problem.with_parameters(h), sites))
-
-    def _from_starts(self, space):
-        """Maximum reached from the best of the noise starts, all searched where that is cheap."""
-        fractions = self.fractions if space.free[0] else self.fractions[:1]
-        if self.problem.model.X.size <= SEARCH_ALL and self.settings.algorithm != "ep":
-            return FoundPlace(self._best_of_all(space, fractions), "all")
-        place: Any = None
-        for fraction in fractions:
-            limit = np.inf if place is None else place.energy + HOPELESS * self.problem.n_rows
-            new = self._coarse(space, fraction, limit, place)
-            place = new if place is None or new.energy < place.energy else place
-            if self.asked:
-                break
-        return FoundPlace(self._refined(place), "best")
-
-    def _best_of_all(self, space, fractions):
-        """Search from every start; a later one has to win by the error of the evidence."""
-        best: Any = None
-        for fraction in fractions:
-            new = self._refined(self._coarse(space, fraction))
-            best = new if best is None or self._wins(new, best) else best
-            if self.asked:
-                break
-        return best
-
-    def _wins(self, new, best):
-        """Whether a later start is better by more than the error of the evidence."""
-        if not self.wary:
-            return new.energy < best.energy - EVIDENCE_ERROR
-        limit = best.trusted_energy - EVIDENCE_ERROR
-        wins = new.energy < limit
-        self.doubt |= wins and not new.confirmed
-        return wins and new.trusted_energy < limit
-
-    def _coarse(self, space, fraction, limit=np.inf, known=None):
-        """Place reached from one noise start by a few steps of EM."""
-        h = space.at_noise(fraction)
-        problem = self.problem.with_parameters(h)
-        sites = prior_sites(problem)
-        if not space.free[0]:
-            tol = self.settings.tol
-            sites = annealed(problem, sites, lambda p, s: self._swept(p, s, SWEEPS, tol=tol).x)
-        return self._em(self._place(h, problem.at(sites)), limit, known)
-
-    def _refined(self, place):
+    def refined(self, place):
         """Maximum of the evidence near the place where coarse steps ended."""
         if self.settings.algorithm == "ep":
             return self._ep_em(place)
         return self._search(self._monotone_em(place))
 
-    def _swept(self, problem, sites, sweeps, before=None, tol=0.0):
+    def swept(self, problem, sites, sweeps, before=None, tol=0.0):
         """Outcome of a few sweeps of EP, without the energy on the way."""
         return regular_ep(
             problem, sites, max_iter=sweeps, tol=tol, before=before, energies=False,
             damping=min(self.settings.damping, COARSE_DAMPING),
         )  # fmt: skip
 
-    def _em(self, place, limit, known):
+    def em(self, place, limit, known):
         """EM steps, each after a round of EP sweeps; return the place of least energy.
 
         Ends when the hyperparameters settle, when a round leads uphill (with many correlated
@@ -271,16 +181,16 @@ class EvidenceSearch:
         for turn in range(self.settings.max_iter):
             problem = self.problem.with_parameters(h)
             try:
-                out = self._swept(problem, sites, SWEEPS - 1, place.state)
+                out = self.swept(problem, sites, SWEEPS - 1, place.state)
             except ImproperPosterior:
                 break
             # the last sweep of a round is not looked at before the next one
             sites = out.x + damping * (out.evaluation.target - out.x)
-            new = self._place(h, out.evaluation.payload)
+            new = self.place(h, out.evaluation.payload)
             if not new.energy < place.energy:
                 break
             place = new
-            self._tell(energy=place.energy)
+            self.tell(energy=place.energy)
             if self.asked:
                 break
             if turn + 1 < FIRST_ROUNDS:
@@ -299,11 +209,11 @@ class EvidenceSearch:
         for _ in range(self.settings.max_iter):
             problem = self.problem.with_parameters(h)
             try:
-                out = self._swept(problem, sites, SWEEPS, tol=self.settings.tol)
+                out = self.swept(problem, sites, SWEEPS, tol=self.settings.tol)
             except ImproperPosterior:
                 break
-            place, sites = self._place(h, out.evaluation.payload), out.x
-            self._tell(residual=out.evaluation.residual)
+            place, sites = self.place(h, out.evaluation.payload), out.x
+            self.tell(residual=out.evaluation.residual)
             h = self.space.moved(h, em_target(place.state, place.h, self.prior))
             if self.asked or np.abs(h - place.h).max() < EP_TOL:
                 break
@@ -315,15 +225,15 @@ class EvidenceSearch:
             state = descend(place.state, max_iter=2, tol=INNER_TOL).evaluation.payload
             h = self.space.moved(place.h, em_target(state, place.h, self.prior))
             change = np.abs(h - place.h).max()
-            place = self._proper(h, state.sites)
-            self._tell(energy=state.energy)
+            place = self.proper(h, state.sites)
+            self.tell(energy=state.energy)
             if self.asked or change < COARSE_TOL:
                 break
         return place
 
     def _search(self, place):
         """Quasi-Newton searches, each within reach of the last one's best; return the best."""
-        best = self._place(place.h, _settled(place.state)[0])
+        best = self.place(place.h, _settled(place.state)[0])
         for _ in range(SEARCHES):
             centre = np.clip(best.h, self.space.low, self.space.high)
             try:
@@ -348,12 +258,12 @@ class EvidenceSearch:
             nonlocal best
             h = place.h.copy()
             h[free] = x / scale
-            state, at_rest = _settled(self._proper(h, best.state.sites).state)
-            new = self._place(h, state)
+            state, at_rest = _settled(self.proper(h, best.state.sites).state)
+            new = self.place(h, state)
             if new.energy < best.energy:
                 best = new
                 path.append((h, state.sites))
-            self._tell(energy=new.energy)
+            self.tell(energy=new.energy)
             settled.append(at_rest)
             many_lost = settled.count(False) > max(EVALUATIONS / 2, 0.75 * len(settled))
             if self.asked or (many_lost and place.confirmed and not best.confirmed):
@@ -377,8 +287,115 @@ class EvidenceSearch:
         for h, sites in reversed(path[:-1]):
             if best.confirmed:
                 break
-            best = self._proper(h, sites)
+            best = self.proper(h, sites)
         return best
+
+
+@dataclass
+class EvidenceSearch:
+    """Maximisation of the evidence over the free hyperparameters, from several starts.
+
+    `fractions` are the noise starts, as shares of the variance of y; one is enough where the noise
+    is given. Where the climb is wary, evidence that single models do not confirm does not count
+    between starts either: `doubt` says that some did not.
+    """
+
+    climb: Climb
+    fractions: Any
+    doubt: bool = field(default=False, init=False)
+
+    def learn(self, warm=None):
+        """Return a `FoundPlace`; (h, sites) of a warm start take the place of noise starts."""
+        needs = ("with_parameters", "per_indicator", "n_indicators", "members")
+        require("factor", self.climb.problem.factor, needs, "learning")
+        if warm is not None:
+            h = np.where(self.climb.space.free, warm[0], self.climb.space.value)
+            found = FoundPlace(self.climb.refined(self.climb.proper(h, warm[1])), "warm")
+        else:
+            found = self._from_starts(self.climb.space)
+        if self.climb.wary and warm is None and not self.climb.asked:
+            found = self._from_models(found)
+        if self.climb.asked or not self.climb.space.free[2] or found.place.confirmed:
+            return found
+        dense = self._from_starts(self.climb.space.dense())
+        dense.dense = True
+        # a later place has to win by more than the error of the evidence
+        better = dense.place.sure_energy < found.place.sure_energy - EVIDENCE_ERROR
+        return dense if better else found
+
+    def _from_models(self, found):
+        """Return what was found or, if that is in doubt, what a start at the best model leads to.
+
+        It is in doubt where single models do not confirm it, or did not confirm what would have
+        won. The ratio of slab variance to noise is that of the middle one of the noise starts.
+        """
+        if self.climb.problem.factor.groups is not None or not (
+            self.doubt or not found.place.confirmed
+        ):
+            return found
+        h = self.climb.space.at_noise(float(np.median(self.fractions)))
+        model = search_models(
+            self.climb.problem, np.exp(h[1] - h[0]), self.climb.prior.misses, self.climb.seed
+        )
+        self.climb.tell(columns=len(model.columns))
+        if self.climb.asked:
+            return found
+        place = self.climb.refined(self._at_model(h, model))
+        better = place.trusted_energy < found.place.trusted_energy - EVIDENCE_ERROR
+        return FoundPlace(place, found.searched) if better else found
+
+    def _at_model(self, h, model):
+        """Place where the columns of a single model are free and the others next to zero."""
+        d, size = self.climb.problem.model.X.shape[1], len(model.columns)
+        odds = (size + 1.0) / (d - size + self.climb.prior.misses)
+        noise = np.log(model.noise)
+        h = self.climb.space.moved(h, np.array([noise, h[1] - h[0] + noise, np.log(odds)]))
+        sites = prior_sites(self.climb.problem.with_parameters(h))
+        sites[1, model.columns] = FREE / np.exp(h[1])
+        return self.climb.proper(h, sites)
+
+    def _from_starts(self, space):
+        """Maximum reached from the best of the noise starts, all searched where that is cheap."""
+        fractions = self.fractions if space.free[0] else self.fractions[:1]
+        if self.climb.problem.model.X.size <= SEARCH_ALL and self.climb.settings.algorithm != "ep":
+            return FoundPlace(self._best_of_all(space, fractions), "all")
+        place: Any = None
+        for fraction in fractions:
+            limit = np.inf if place is None else place.energy + HOPELESS * self.climb.problem.n_rows
+            new = self._coarse(space, fraction, limit, place)
+            place = new if place is None or new.energy < place.energy else place
+            if self.climb.asked:
+                break
+        return FoundPlace(self.climb.refined(place), "best")
+
+    def _best_of_all(self, space, fractions):
+        """Search from every start; a later one has to win by the error of the evidence."""
+        best: Any = None
+        for fraction in fractions:
+            new = self.climb.refined(self._coarse(space, fraction))
+            best = new if best is None or self._wins(new, best) else best
+            if self.climb.asked:
+                break
+        return best
+
+    def _wins(self, new, best):
+        """Whether a later start is better by more than the error of the evidence."""
+        if not self.climb.wary:
+            return new.energy < best.energy - EVIDENCE_ERROR
+        limit = best.trusted_energy - EVIDENCE_ERROR
+        wins = new.energy < limit
+        self.doubt |= wins and not new.confirmed
+        return wins and new.trusted_energy < limit
+
+    def _coarse(self, space, fraction, limit=np.inf, known=None):
+        """Place reached from one noise start by a few steps of EM."""
+        h = space.at_noise(fraction)
+        problem = self.climb.problem.with_parameters(h)
+        sites = prior_sites(problem)
+        if not space.free[0]:
+            tol = self.climb.settings.tol
+            sites = annealed(problem, sites, lambda p, s: self.climb.swept(p, s, SWEEPS, tol=tol).x)
+        return self.climb.em(self.climb.place(h, problem.at(sites)), limit, known)
 
 
 def _settled(state):

@@ -138,7 +138,8 @@ class CoefficientMixture:
         return self.parts[0].units
 
     @property
-    def _means(self):
+    def means(self):
+        """Means (M, d) of the coefficients, in working units."""
         return np.stack([p.marginals.mean for p in self.parts])
 
     @property
@@ -147,7 +148,7 @@ class CoefficientMixture:
 
     def coef_moments(self):
         """Return means and standard deviations (d,) of the coefficients."""
-        mean, var = mixture_moments(self.weight, self._means, self._variances)
+        mean, var = mixture_moments(self.weight, self.means, self._variances)
         return self.units.to_coef(mean), self.units.to_coef(np.sqrt(var))
 
     def inclusion(self):
@@ -163,24 +164,58 @@ class CoefficientMixture:
             "prior_inclusion_": float(self.weight @ [p.prior_inclusion for p in self.parts]),
         }
 
-    def _responses(self, rows):
+    def coef_interval(self, level):
+        """Return central intervals (d, 2) of the coefficients, [0, 0] where they are surely out."""
+        parts = [p.tilted for p in self.parts]
+        tilted = TiltedMarginals(*map(np.stack, zip(*parts, strict=True)))
+        ends = tilted_quantiles(self.weight, tilted, [0.5 - 0.5 * level, 0.5 + 0.5 * level])
+        return self.units.to_coef(ends).T
+
+    def block(self, index):
+        """Return the covariance (k, k) of some coefficients."""
+        unit = self.units.to_coef(np.ones(self.means.shape[1]))[index]
+        cov = np.stack([p.marginals.block(index) for p in self.parts])
+        mean = self.means[:, index]
+        return mixture_covariance(self.weight, cov, mean, mean) * np.outer(unit, unit)
+
+    def draw(self, n_samples, rng, exact_zeros):
+        """Return draws of the coefficients, an intercept in the last column if there is one."""
+        if len(self.parts) == 1:
+            return self.parts[0].draw(n_samples, rng, exact_zeros)
+        return draw_mixture(
+            self.weight, lambda m, size: self.parts[m].draw(size, rng, exact_zeros), n_samples, rng
+        )
+
+    @property
+    def responses(self):
+        """What the coefficients say of responses at rows."""
+        return Responses(self)
+
+
+@dataclass
+class Responses:
+    """Responses at rows of the user, of which the one at zero is the intercept."""
+
+    mixture: CoefficientMixture
+
+    def at(self, rows):
         """Mean responses (M, n) of the parts at rows in working units."""
-        units = self.units
-        return np.stack([units.y_offset + units.y_scale * (rows @ m) for m in self._means])
+        units = self.mixture.units
+        return np.stack([units.y_offset + units.y_scale * (rows @ m) for m in self.mixture.means])
 
     def predictive(self, X, with_variance):
         """Return mean and variance (n,), or None, of new responses."""
-        rows = self.units.rows(X)
-        means = self._responses(rows)
+        rows = self.mixture.units.rows(X)
+        means = self.at(rows)
         if not with_variance:
-            return self.weight @ means, None
-        variances = np.stack([p.response_variance(rows) for p in self.parts])
-        return mixture_moments(self.weight, means, variances)
+            return self.mixture.weight @ means, None
+        variances = np.stack([p.response_variance(rows) for p in self.mixture.parts])
+        return mixture_moments(self.mixture.weight, means, variances)
 
     def predictive_interval(self, X, level):
         """Return central intervals (n, 2) of new responses."""
-        extra = [p.noise + p.intercept_variance for p in self.parts]
-        blocks = [self.units.rows(X[b]) for b in gen_batches(X.shape[0], ROWS)]
+        extra = [p.noise + p.intercept_variance for p in self.mixture.parts]
+        blocks = [self.mixture.units.rows(X[b]) for b in gen_batches(X.shape[0], ROWS)]
         return np.concatenate([self._interval(rows, level, np.array(extra)) for rows in blocks])
 
     def _interval(self, rows, level, extra):
@@ -188,10 +223,10 @@ class CoefficientMixture:
 
         Their shape is that of draws, their mean and variance those of the Gaussian posteriors.
         """
-        scale = self.units.y_scale
-        spread = np.stack([p.marginals.covariance(rows) for p in self.parts])
+        scale = self.mixture.units.y_scale
+        spread = np.stack([p.marginals.covariance(rows) for p in self.mixture.parts])
         variances = scale**2 * spread + extra[:, None]
-        mean, var = mixture_moments(self.weight, self._responses(rows), variances)
+        mean, var = mixture_moments(self.mixture.weight, self.at(rows), variances)
         sums = self._sums(rows, np.sqrt(extra) / scale)
         ends = np.quantile(sums, [0.5 - 0.5 * level, 0.5 + 0.5 * level], axis=0)
         spread = sums.std(axis=0)
@@ -205,10 +240,10 @@ class CoefficientMixture:
         is a function of the fit.
         """
         rng = np.random.RandomState(0)
-        counts = np.diff(np.rint(np.cumsum([0.0, *self.weight]) * N_DRAWS).astype(int))
+        counts = np.diff(np.rint(np.cumsum([0.0, *self.mixture.weight]) * N_DRAWS).astype(int))
         step = max(1, BLOCK_BYTES // (8 * rows.shape[1]))
         sums = []
-        for part, own_sd, count in zip(self.parts, sd, counts, strict=True):
+        for part, own_sd, count in zip(self.mixture.parts, sd, counts, strict=True):
             for batch in gen_batches(int(count), step):
                 size = batch.stop - batch.start
                 signal = part.draws.draw(size, rng) @ rows.T
@@ -216,50 +251,28 @@ class CoefficientMixture:
                 sums.append((signal + noise).reshape(-1, rows.shape[0]))
         return np.concatenate(sums)
 
-    def coef_interval(self, level):
-        """Return central intervals (d, 2) of the coefficients, [0, 0] where they are surely out."""
-        parts = [p.tilted for p in self.parts]
-        tilted = TiltedMarginals(*map(np.stack, zip(*parts, strict=True)))
-        ends = tilted_quantiles(self.weight, tilted, [0.5 - 0.5 * level, 0.5 + 0.5 * level])
-        return self.units.to_coef(ends).T
+    def latent_covariance(self, A, B):
+        """Return the covariance (n1, n2) of the noise-free responses at rows of the user."""
+        first = self.mixture.units.rows(A)
+        second = first if B is A else self.mixture.units.rows(B)
+        cov = np.stack([p.latent_covariance(first, second) for p in self.mixture.parts])
+        left = self.at(first)
+        right = left if B is A else self.at(second)
+        return mixture_covariance(self.mixture.weight, cov, left, right)
 
     def _origin(self):
-        return self.units.rows(np.zeros((1, self._means.shape[1])))
+        return self.mixture.units.rows(np.zeros((1, self.mixture.means.shape[1])))
 
     def intercept_std(self):
         """Return the standard deviation of the intercept, the response at zero."""
         origin = self._origin()
-        var = np.array([p.latent_covariance(origin, origin)[0, 0] for p in self.parts])
-        return float(np.sqrt(mixture_moments(self.weight, self._responses(origin)[:, 0], var)[1]))
+        var = np.array([p.latent_covariance(origin, origin)[0, 0] for p in self.mixture.parts])
+        return float(np.sqrt(mixture_moments(self.mixture.weight, self.at(origin)[:, 0], var)[1]))
 
     def intercept_interval(self, level):
         """Return the central interval (2,) of the intercept."""
-        extra = np.array([p.intercept_variance for p in self.parts])
+        extra = np.array([p.intercept_variance for p in self.mixture.parts])
         return self._interval(self._origin(), level, extra)[0]
-
-    def latent_covariance(self, A, B):
-        """Return the covariance (n1, n2) of the noise-free responses at rows of the user."""
-        first = self.units.rows(A)
-        second = first if B is A else self.units.rows(B)
-        cov = np.stack([p.latent_covariance(first, second) for p in self.parts])
-        left = self._responses(first)
-        right = left if B is A else self._responses(second)
-        return mixture_covariance(self.weight, cov, left, right)
-
-    def block(self, index):
-        """Return the covariance (k, k) of some coefficients."""
-        unit = self.units.to_coef(np.ones(self._means.shape[1]))[index]
-        cov = np.stack([p.marginals.block(index) for p in self.parts])
-        mean = self._means[:, index]
-        return mixture_covariance(self.weight, cov, mean, mean) * np.outer(unit, unit)
-
-    def draw(self, n_samples, rng, exact_zeros):
-        """Return draws of the coefficients, an intercept in the last column if there is one."""
-        if len(self.parts) == 1:
-            return self.parts[0].draw(n_samples, rng, exact_zeros)
-        return draw_mixture(
-            self.weight, lambda m, size: self.parts[m].draw(size, rng, exact_zeros), n_samples, rng
-        )
 
 
 def _geometric_mean(weight, values):

@@ -338,7 +338,7 @@ class SpikeSlabRegressor(
         """
         X = self._check_new(X)
         posterior = self._posteriors[-1 if mixture else 0]
-        parts = [posterior.predictive(rows, return_std) for rows in dense_blocks(X)]
+        parts = [posterior.responses.predictive(rows, return_std) for rows in dense_blocks(X)]
         mean = np.concatenate([m for m, _ in parts])
         if not return_std:
             return mean
@@ -371,7 +371,7 @@ class SpikeSlabRegressor(
         check_is_fitted(self)
         check_number("level", level, 0, 1, boundaries="neither")
         X, posterior = self._check_new(X), self._posteriors[0]
-        blocks = [posterior.predictive_interval(rows, level) for rows in dense_blocks(X)]
+        blocks = [posterior.responses.predictive_interval(rows, level) for rows in dense_blocks(X)]
         return np.concatenate(blocks)
 
     def _coefficients(self, level):
@@ -379,8 +379,9 @@ class SpikeSlabRegressor(
         posterior = self._posteriors[0]
         mean, std, interval = self.coef_, self.coef_std_, posterior.coef_interval(level)
         if posterior.units.fit_intercept:
-            mean, std = np.append(mean, self.intercept_), np.append(std, posterior.intercept_std())
-            interval = np.vstack([interval, posterior.intercept_interval(level)])
+            responses = posterior.responses
+            mean, std = np.append(mean, self.intercept_), np.append(std, responses.intercept_std())
+            interval = np.vstack([interval, responses.intercept_interval(level)])
         return mean, std, interval
 
     def _coefficient_names(self):
@@ -417,7 +418,7 @@ class SpikeSlabRegressor(
         """
         X1 = dense_rows(self._check_new(X1))
         X2 = X1 if X2 is None else dense_rows(self._check_new(X2))
-        return self._posteriors[0].latent_covariance(X1, X2)
+        return self._posteriors[0].responses.latent_covariance(X1, X2)
 
     def covariance(self, features):
         """Posterior covariance of some coefficients.
