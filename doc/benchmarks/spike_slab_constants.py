@@ -134,22 +134,38 @@ def outcome(sets):
     return np.array(evidence), np.array(density), count
 
 
+def holders_of(name):
+    """Return (module, attribute) wherever a constant is: by itself, or a field of a table."""
+    field = name.lower()
+    for module in MODULES.values():
+        if hasattr(module, name):
+            yield module, name
+        tables = [k for k, v in vars(module).items() if field in getattr(v, "_fields", ())]
+        yield from (
+            (module, table) for table in tables if not isinstance(vars(module)[table], type)
+        )
+
+
 def with_value(name, value, call):
     """Call with a constant set to another value wherever it was imported."""
-    holders = [m for m in MODULES.values() if hasattr(m, name)]
-    before = getattr(holders[0], name)
+    held = [
+        (module, attribute, getattr(module, attribute)) for module, attribute in holders_of(name)
+    ]
     try:
-        for module in holders:
-            setattr(module, name, value)
+        for module, attribute, before in held:
+            table = hasattr(before, "_fields")
+            setattr(module, attribute, before._replace(**{name.lower(): value}) if table else value)
         return cpu(call)
     finally:
-        for module in holders:
-            setattr(module, name, before)
+        for module, attribute, before in held:
+            setattr(module, attribute, before)
 
 
-def row_of(module, name, kind, sets, reference):
+def row_of(name, kind, sets, reference):
     """Return the row of one constant, against what the values in use give."""
-    value = getattr(MODULES[module], name)
+    place, attribute = next(iter(holders_of(name)))
+    value = getattr(place, attribute)
+    value = getattr(value, name.lower(), value)
     (evidence, density, sweeps), seconds = reference
     row = dict(constant=name, value=value, sets=f"{len(sets)} {kind}")
     for label, factor in (("halved", 0.5), ("doubled", 2.0)):
@@ -176,8 +192,8 @@ def main():
         outcome(sets[:1])  # the first fit pays for imports
         reference = cpu(lambda sets=sets: outcome(sets))
         rows += [
-            row_of(module, name, kind, sets, reference)
-            for module, kinds in CONSTANTS.items()
+            row_of(name, kind, sets, reference)
+            for kinds in CONSTANTS.values()
             for name in kinds
             if kinds[name] == kind and (not args.only or name in args.only)
         ]

@@ -20,7 +20,7 @@ finds fixed points.
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
@@ -35,45 +35,55 @@ from ._runs import SWEEPS, RunSettings, annealed, prior_sites, proper_state
 
 __all__ = ["Climb", "EvidenceSearch", "FoundPlace", "Place"]
 
-# Each constant is followed by what doc/benchmarks/spike_slab_constants.py finds for half and twice
-# its value: nats of evidence a set, and sweeps as a ratio. Differences below .01 nats are none.
 
-# Rounds before the first step of EM: led by unsettled sites it goes astray. Halved: none, .90.
-# Doubled: -2.1, one of 8 sets ending elsewhere, 1.2. One round: -.9 on 60 x 100 columns.
-FIRST_ROUNDS = 3
-# Coefficients of two starts are the same, in slab standard deviations; the second one then ends.
-# Halved or doubled: none. Never: none, 1.12 at 50 x 500.
-SAME_MEAN = 0.1
-# Nats a row by which a start may be behind the best so far. Halved or doubled: none, 1.0. Without
-# the limit: none, twice the CPU at 150 x 200 with noise.
-HOPELESS = 0.5
-# Change of a hyperparameter that ends coarse steps. Halved: none, .91. Doubled: none, .99.
-COARSE_TOL = 0.05
-# Largest damping of learning, the default of `damping`: undamped parallel EP oscillates.
-COARSE_DAMPING = 0.5
-# Reach of one quasi-Newton search, in logs, and searches at most. Halved: none, 1.07 and .86; on
-# twelve other sets -.5 for either one (two of 12, -3 at worst). Doubled: none, .99 and 1.15.
-REACH, SEARCHES = 0.5, 6
-# Evaluations of each at most; a search ends when half of them and three in four of those made find
-# no fixed point. Halved: none, .99. Doubled: none, 1.0.
-EVALUATIONS = 20
-# Change of a hyperparameter (logs, logit) that ends EM by EP alone. Halved: none, 1.04. Doubled:
-# none, .93.
-EP_TOL = 1e-3
-# Descent steps of one evaluation, which starts next to its fixed point, and their tolerance.
-# Halved: none, 1.05 and 1.02. Doubled: none, 1.10 and .98.
-INNER_ITER, INNER_TOL = 10, 3e-5
-# Nats that make a sweep worth while before the hyperparameters are known. Halved: none, 1.01.
-# Doubled: none, .99. Zero: 1.08.
-INNER_GAIN = 1e-3
-# Entries of X up to which every start is searched. Halved: none. Doubled: +1.8 but -1.1 nats a
-# held-out row (two of 4 sets), 3.3.
-SEARCH_ALL = 20_000
-# Site precision of the columns of a single model, in slab precisions.
-FREE = 0.3
-# Gradient that ends a search, in standard errors of the hyperparameters. Halved: none, 1.02.
-# Doubled: none, .98.
-GRADIENT_TOL = 3e-3
+class _Learning(NamedTuple):
+    """Figures of learning.
+
+    Each comes with what half and twice its value change, by doc/benchmarks/spike_slab_constants.py:
+    nats of evidence a set, and sweeps as a ratio. Differences below .01 nats are none.
+    """
+
+    # Rounds before the first step of EM: led by unsettled sites it goes astray. Halved: none, .90.
+    # Doubled: -2.1, one of 8 sets ending elsewhere, 1.2. One round: -.9 on 60 x 100 columns.
+    first_rounds: int = 3
+    # Coefficients of two starts are the same, in slab standard deviations; the second one then
+    # ends. Halved or doubled: none. Never: none, 1.12 at 50 x 500.
+    same_mean: float = 0.1
+    # Nats a row by which a start may be behind the best so far. Halved or doubled: none, 1.0.
+    # Without the limit: none, twice the CPU at 150 x 200 with noise.
+    hopeless: float = 0.5
+    # Change of a hyperparameter that ends coarse steps. Halved: none, .91. Doubled: none, .99.
+    coarse_tol: float = 0.05
+    # Largest damping of learning, the default of `damping`: undamped parallel EP oscillates.
+    coarse_damping: float = 0.5
+    # Reach of one quasi-Newton search, in logs, and searches at most. Halved: none, 1.07 and .86;
+    # on twelve other sets -.5 for either one (two of 12, -3 at worst). Doubled: none, .99 and 1.15.
+    reach: float = 0.5
+    searches: int = 6
+    # Evaluations of each at most; a search ends when half of them and three in four of those made
+    # find no fixed point. Halved: none, .99. Doubled: none, 1.0.
+    evaluations: int = 20
+    # Change of a hyperparameter (logs, logit) that ends EM by EP alone. Halved: none, 1.04.
+    # Doubled: none, .93.
+    ep_tol: float = 1e-3
+    # Descent steps of one evaluation, which starts next to its fixed point, and their tolerance.
+    # Halved: none, 1.05 and 1.02. Doubled: none, 1.10 and .98.
+    inner_iter: int = 10
+    inner_tol: float = 3e-5
+    # Nats that make a sweep worth while before the hyperparameters are known. Halved: none, 1.01.
+    # Doubled: none, .99. Zero: 1.08.
+    inner_gain: float = 1e-3
+    # Entries of X up to which every start is searched. Halved: none. Doubled: +1.8 but -1.1 nats a
+    # held-out row (two of 4 sets), 3.3.
+    search_all: int = 20_000
+    # Site precision of the columns of a single model, in slab precisions.
+    free: float = 0.3
+    # Gradient that ends a search, in standard errors of the hyperparameters. Halved: none, 1.02.
+    # Doubled: none, .98.
+    gradient_tol: float = 3e-3
+
+
+_LEARNING = _Learning()
 
 
 @dataclass
@@ -108,7 +118,7 @@ class Place:
     def same_mean(self, other):
         """Whether the coefficients are those of a place where an earlier start ended."""
         scale = np.exp(0.5 * max(self.h[1], other.h[1]))
-        return np.abs(self.state.mean - other.state.mean).max() < SAME_MEAN * scale
+        return np.abs(self.state.mean - other.state.mean).max() < _LEARNING.same_mean * scale
 
 
 @dataclass
@@ -165,7 +175,7 @@ class Climb:
         """Outcome of a few sweeps of EP, without the energy on the way."""
         return regular_ep(
             problem, sites, max_iter=sweeps, tol=tol, before=before, energies=False,
-            damping=min(self.settings.damping, COARSE_DAMPING),
+            damping=min(self.settings.damping, _LEARNING.coarse_damping),
         )  # fmt: skip
 
     def em(self, place, limit, known):
@@ -177,7 +187,7 @@ class Climb:
         a sweep.
         """
         h, sites = place.h, place.state.sites
-        damping = min(self.settings.damping, COARSE_DAMPING)
+        damping = min(self.settings.damping, _LEARNING.coarse_damping)
         for turn in range(self.settings.max_iter):
             problem = self.problem.with_parameters(h)
             try:
@@ -193,12 +203,12 @@ class Climb:
             self.tell(energy=place.energy)
             if self.asked:
                 break
-            if turn + 1 < FIRST_ROUNDS:
+            if turn + 1 < _LEARNING.first_rounds:
                 continue
             if place.energy > limit or (known is not None and place.same_mean(known)):
                 break
             h = self.space.moved(h, em_target(place.state, place.h, self.prior))
-            if np.abs(h - place.h).max() < COARSE_TOL:
+            if np.abs(h - place.h).max() < _LEARNING.coarse_tol:
                 break
         return place
 
@@ -215,32 +225,32 @@ class Climb:
             place, sites = self.place(h, out.evaluation.payload), out.x
             self.tell(residual=out.evaluation.residual)
             h = self.space.moved(h, em_target(place.state, place.h, self.prior))
-            if self.asked or np.abs(h - place.h).max() < EP_TOL:
+            if self.asked or np.abs(h - place.h).max() < _LEARNING.ep_tol:
                 break
         return place
 
     def _monotone_em(self, place):
         """EM steps after descent steps: the energy falls in both. Leads into reach of a search."""
         for _ in range(self.settings.max_iter):
-            state = descend(place.state, max_iter=2, tol=INNER_TOL).evaluation.payload
+            state = descend(place.state, max_iter=2, tol=_LEARNING.inner_tol).evaluation.payload
             h = self.space.moved(place.h, em_target(state, place.h, self.prior))
             change = np.abs(h - place.h).max()
             place = self.proper(h, state.sites)
             self.tell(energy=state.energy)
-            if self.asked or change < COARSE_TOL:
+            if self.asked or change < _LEARNING.coarse_tol:
                 break
         return place
 
     def _search(self, place):
         """Quasi-Newton searches, each within reach of the last one's best; return the best."""
         best = self.place(place.h, _settled(place.state)[0])
-        for _ in range(SEARCHES):
+        for _ in range(_LEARNING.searches):
             centre = np.clip(best.h, self.space.low, self.space.high)
             try:
                 best = self._search_near(best, centre)
             except _Astray:
                 break
-            if np.abs(best.h - centre).max() < 0.99 * REACH:
+            if np.abs(best.h - centre).max() < 0.99 * _LEARNING.reach:
                 break
         return best
 
@@ -265,20 +275,22 @@ class Climb:
                 path.append((h, state.sites))
             self.tell(energy=new.energy)
             settled.append(at_rest)
-            many_lost = settled.count(False) > max(EVALUATIONS / 2, 0.75 * len(settled))
+            many_lost = settled.count(False) > max(_LEARNING.evaluations / 2, 0.75 * len(settled))
             if self.asked or (many_lost and place.confirmed and not best.confirmed):
                 raise _Astray
             slope = energy_gradient(state, h) - self.prior.slope(h)
             return new.energy, slope[free] / scale
 
-        low = np.maximum(self.space.low, centre - REACH)[free] * scale
-        high = np.minimum(self.space.high, centre + REACH)[free] * scale
+        low = np.maximum(self.space.low, centre - _LEARNING.reach)[free] * scale
+        high = np.minimum(self.space.high, centre + _LEARNING.reach)[free] * scale
         # where no posterior can be had on the way the best place so far stands
         with suppress(ImproperPosterior):
             minimize(
                 value, centre[free] * scale, jac=True, method="L-BFGS-B",
                 bounds=list(zip(low, high, strict=True)),
-                options={"gtol": GRADIENT_TOL, "ftol": 1e-11, "maxfun": EVALUATIONS},
+                options=dict(
+                    gtol=_LEARNING.gradient_tol, ftol=1e-11, maxfun=_LEARNING.evaluations
+                ),
             )  # fmt: skip
         return self._last_confirmed(path, best) if self.wary and place.confirmed else best
 
@@ -351,17 +363,24 @@ class EvidenceSearch:
         noise = np.log(model.noise)
         h = self.climb.space.moved(h, np.array([noise, h[1] - h[0] + noise, np.log(odds)]))
         sites = prior_sites(self.climb.problem.with_parameters(h))
-        sites[1, model.columns] = FREE / np.exp(h[1])
+        sites[1, model.columns] = _LEARNING.free / np.exp(h[1])
         return self.climb.proper(h, sites)
 
     def _from_starts(self, space):
         """Maximum reached from the best of the noise starts, all searched where that is cheap."""
         fractions = self.fractions if space.free[0] else self.fractions[:1]
-        if self.climb.problem.model.X.size <= SEARCH_ALL and self.climb.settings.algorithm != "ep":
+        if (
+            self.climb.problem.model.X.size <= _LEARNING.search_all
+            and self.climb.settings.algorithm != "ep"
+        ):
             return FoundPlace(self._best_of_all(space, fractions), "all")
         place: Any = None
         for fraction in fractions:
-            limit = np.inf if place is None else place.energy + HOPELESS * self.climb.problem.n_rows
+            limit = (
+                np.inf
+                if place is None
+                else place.energy + _LEARNING.hopeless * self.climb.problem.n_rows
+            )
             new = self._coarse(space, fraction, limit, place)
             place = new if place is None or new.energy < place.energy else place
             if self.climb.asked:
@@ -400,5 +419,10 @@ class EvidenceSearch:
 
 def _settled(state):
     """State led to its fixed point as far as a few steps go, and whether they were enough."""
-    out = descend(state, max_iter=INNER_ITER, tol=INNER_TOL, least_gain=INNER_GAIN)
+    out = descend(
+        state,
+        max_iter=_LEARNING.inner_iter,
+        tol=_LEARNING.inner_tol,
+        least_gain=_LEARNING.inner_gain,
+    )
     return out.evaluation.payload, out.reason != "max_iter"

@@ -35,18 +35,27 @@ __all__ = [
     "search_models",
 ]
 
-# Products n d of all moves, and least and most moves. On a set of 40 rows and 200 columns, 12 in,
-# that the lasso and EP get wrong, four of eight chains of 8000 moves find the truth, three without
-# restarts, none where columns are free to change back.
-WORK, LEAST_MOVES, MOST_MOVES = 2e8, 1000, 25_000
-# Moves after which the chain starts again at a random model of half as many columns as rows.
-RESTART = 500
-# Moves for which a column stays as it is, at least and at most.
-LEAST_STAY, LONGEST_STAY = 1, 3
-# Least pivot whose evidence is known in double precision, and those of accurate rank-one updates.
-LEAST_PIVOT = 1e-10
-ACCURATE = (1e-6, 1e10)
-REFRESH = 200  # moves after which the matrices are made anew: updates gather rounding
+
+class _Walk(NamedTuple):
+    """How the chain over models goes.
+
+    On a set of 40 rows and 200 columns, 12 in, that the lasso and EP get wrong, four of eight
+    chains of 8000 moves find the truth, three without restarts, none where columns are free to
+    change back.
+    """
+
+    work: float = 2e8  # products n d of all moves
+    least: int = 1000  # moves
+    most: int = 25_000
+    restart: int = 500  # moves, after which it is at a random model of half as many columns as rows
+    least_stay: int = 1  # moves for which a column stays as it is
+    longest_stay: int = 3
+    pivot: float = 1e-10  # least one whose evidence is known in double precision
+    accurate: tuple = (1e-6, 1e10)  # pivots of accurate rank-one updates
+    refresh: int = 200  # moves after which the matrices are made anew: updates gather rounding
+
+
+_WALK = _Walk()
 
 
 class FoundModel(NamedTuple):
@@ -110,7 +119,7 @@ class _Chain:
         size = np.count_nonzero(self.on)
         sign = np.where(self.on, -self.ratio, self.ratio)
         pivot = 1.0 + sign * self.norm
-        lost = pivot < LEAST_PIVOT
+        lost = pivot < _WALK.pivot
         pivot[lost] = 1.0
         left = np.maximum(1.0 - sign * self.pull**2 / pivot / self.square, np.finfo(float).tiny)
         gain = -0.5 * np.log(pivot) - 0.5 * self.n_rows * np.log(left)
@@ -120,7 +129,7 @@ class _Chain:
 
     def move(self, j, share, pivot):
         """Change column j by the rank-one update of the inverse, O(n d), where it is accurate."""
-        if not ACCURATE[0] < pivot < ACCURATE[1]:
+        if not _WALK.accurate[0] < pivot < _WALK.accurate[1]:
             self.on[j] = not self.on[j]
             self.refresh()
             return
@@ -144,10 +153,10 @@ def search_models(problem, ratio, misses, seed):
     chain, rng, best = _Chain(problem, ratio, misses), np.random.default_rng(seed), None
     fixed_until = np.zeros(len(chain.on), dtype=int)
     n, d = chain.X.shape
-    for k in range(int(np.clip(WORK / (n * d), LEAST_MOVES, MOST_MOVES))):
-        if k % RESTART == RESTART - 1:
+    for k in range(int(np.clip(_WALK.work / (n * d), _WALK.least, _WALK.most))):
+        if k % _WALK.restart == _WALK.restart - 1:
             chain.start_at(rng.choice(d, min(n, d) // 2, replace=False))
-        elif k % REFRESH == REFRESH - 1:
+        elif k % _WALK.refresh == _WALK.refresh - 1:
             chain.refresh()
         value = chain.log_evidence
         if best is None or value > best.log_evidence:
@@ -159,7 +168,7 @@ def search_models(problem, ratio, misses, seed):
             continue
         rate = np.cumsum(np.exp(np.minimum(gain, 0.0) - min(gain.max(), 0.0)))
         j = min(int(np.searchsorted(rate, rng.random() * rate[-1])), len(rate) - 1)
-        fixed_until[j] = k + 1 + rng.integers(LEAST_STAY, LONGEST_STAY + 1)
+        fixed_until[j] = k + 1 + rng.integers(_WALK.least_stay, _WALK.longest_stay + 1)
         chain.move(j, share[j], pivot[j])
     return best
 
