@@ -52,6 +52,7 @@ class Design:
         self.B = with_ones(X, intercept)
         self.shape = self.B.shape
         self.n_products = 0
+        self._kernel: Any = None
 
     def counting(self):
         """Return the same matrix with a counter of its own."""
@@ -92,6 +93,12 @@ class Design:
     def gram(self, weight):
         """Return B' diag(weight) B as a dense matrix (n, n)."""
         return weighted_gram(self.B, weight)
+
+    def kernel(self, variances):
+        """Return B diag(variances) B' (q, q), which is there while the prior stays the same."""
+        if self._kernel is None or not np.array_equal(self._kernel[0], variances):
+            self._kernel = variances, weighted_inner(self.B, variances, self.B)
+        return self._kernel[1]
 
 
 def with_ones(X, intercept):
@@ -246,7 +253,7 @@ class DualSystem:
     def __init__(self, design, diagonal, weight):
         self.design, self.prior_variance, self.weight = design, 1.0 / diagonal, weight
         self.root = np.sqrt(weight)
-        self.K = weighted_inner(design.B, self.prior_variance, design.B)
+        self.K = design.kernel(self.prior_variance)
         M = self.root[:, None] * self.K * self.root
         M[np.diag_indices_from(M)] += 1.0
         self.lower = checked_cholesky(M)
