@@ -382,7 +382,9 @@ class GaussianPrior:
         """Return |u|^2 over the prior variances at a scale of one, and the dof of features."""
         d = self.n_features
         if len(u) > d:
-            dof -= 1.0 - penalty.precision[d] * predictor.coefficient_variance()[d]
+            unit = np.zeros((1, len(u)))
+            unit[0, d] = 1.0  # the variance of the intercept alone
+            dof -= 1.0 - penalty.precision[d] * predictor.row_variance(unit)[0]
         return float(np.sum(u[:d] ** 2 / self.variance[:d])), dof
 
 
