@@ -7,9 +7,9 @@ from oracles import oracle
 from plain_logistic import plain_logistic
 from sklearn.base import clone
 
-from sklearn_ep._engine.super_gaussian import LogisticSites, local_site_precision
-from sklearn_ep.convex._double_loop import DoubleLoop, Last
-from sklearn_ep.convex._parameters import GaussianPrior
+from sklearn_ep._engine.super_gaussian import LogisticSites
+from sklearn_ep.convex._double_loop import DoubleLoop
+from sklearn_ep.convex._parameters import make_prior
 from sklearn_ep.convex._systems import (
     Design,
     IterativeSystem,
@@ -112,7 +112,7 @@ def test_joining_site_is_the_fixed_point_of_both_bounds():
 def test_contact_point_at_extremes():
     mean = np.array([0.0, 0.0, 40.0, -40.0, 0.0, 700.0, -5.0])
     var = np.array([0.0, 1e-14, 1.0, 1e4, 1e8, 0.5, 1e-300])
-    precision = local_site_precision(mean, var, 0.5)
+    precision, _ = logistic("local", n=7).joined(mean, var)
     assert np.all(np.isfinite(precision)) and np.all((precision > 0) & (precision <= 0.25))
 
 
@@ -122,12 +122,13 @@ def test_newton_reaches_rounding_and_takes_hostile_starts():
     site, z, prior = (
         logistic("kl", sign, 1.0, 60),
         np.full(60, 0.5),
-        GaussianPrior(np.full(5, 10.0), 5, False),
+        make_prior(plain_logistic(10.0, fit_intercept=False), 5),
     )
     ends = []
     for start in (np.zeros(5), np.full(5, 30.0)):
         loop = DoubleLoop(Design(B, False), site, prior, PrimalSystem, 1e-6, 60)
-        inner = loop.evaluate(loop.start(Last(start, np.log(z)))).payload.inner
+        loop.u, loop.s = start, B @ start
+        inner = loop.evaluate(np.log(z)).payload.inner
         gradient = 0.1 * inner.u + B.T @ inner.site.slope
         assert np.linalg.norm(gradient) < 1e-11
         ends.append(inner.u)
@@ -189,7 +190,7 @@ def test_leave_one_out_removes_one_copy(problem):
 
 
 def test_the_double_loop_refuses_a_part_by_what_it_lacks(problem):
-    design, prior = problem[0], GaussianPrior(np.ones(13), 12, False)
+    design, prior = problem[0], make_prior(plain_logistic(1.0), 12)
     for sites, given, message in (
         (object(), prior, "factor object has no `penalty` and no `shift`"),
         (logistic("kl", n=30), object(), "prior object has no `penalty`"),

@@ -1,13 +1,13 @@
 """partial_fit: against the exact posterior, the whole fit, and the ways to keep a posterior."""
 
+import types
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from oracles import oracle
 from plain_logistic import plain_logistic
 from scipy.special import expit
-
-from sklearn_ep.convex import _stream
 
 STREAM = oracle("linear_scale")["stream"]
 B, Y = np.array(STREAM["B"]), np.array(STREAM["y"])
@@ -53,7 +53,8 @@ def test_full_rank_and_the_space_of_the_rows_give_the_exact_stream(monkeypatch, 
     kw = dict(forgetting=forgetting, tol=1e-9, max_iter=100)
     X = sp.csr_matrix(B) if sparse else B
     exact = stream(X, Y, 60, **kw)
-    monkeypatch.setattr(_stream, "SIZES", _stream.SIZES._replace(stream=3))
+    small = types.SimpleNamespace(stream=3, visits_a_step=3)
+    monkeypatch.setattr("sklearn_ep.convex._stream.SIZES", small)
     d = B.shape[1] + 1
     rows = stream(X, Y, 60, stream_rank=d, **kw)
     assert rows.solver_ == "dual"
