@@ -6,7 +6,7 @@ import numpy as np
 import scipy.sparse as sp
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel, Kernel
-from sklearn.utils import check_array
+from sklearn.utils import check_array, check_random_state
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import check_is_fitted
 
@@ -43,6 +43,7 @@ __all__ = [
     "check_input_gradient",
     "check_kernel",
     "column_spread",
+    "draw_seed",
     "root_variance",
     "smooth_kernel",
     "warn_fewer_inducing",
@@ -116,6 +117,11 @@ def warn_fewer_inducing(estimator, Z):
     message = f"n_inducing={asked} does nothing, because {why}: all {len(Z)} of them are used; "
     message += f"leave n_inducing out, or set it to {'their number' if given else 'fewer'}."
     warnings.warn(message, UserWarning, stacklevel=2)
+
+
+def draw_seed(random_state):
+    """Return a seed out of a random state: workers and later calls draw from it alike."""
+    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
 
 
 def object_rows(X):

@@ -12,17 +12,15 @@ from .._engine.rules import Power
 from .._estimator.checks import check_choice, check_common, check_number, is_part_list, refuse_joint
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_problems, restore_on_error
-from ._averaged_fit import fit_averaged
-from ._averaging_plan import wants_average
-from ._base import FEW_ROWS, GaussianProcessBase, smooth_kernel
+from ._base import FEW_ROWS, GaussianProcessBase, draw_seed, smooth_kernel
 from ._dense_fit import fit_dense
 from ._dense_plan import plan_dense, takes_joint
 from ._fitted import joined_fits
+from ._spaces import wants_average
 from .inducing.fit import InducingRun, fit_inducing, gp_fit, posteriors_of
 from .inducing.plan import (
     asks_for_inducing,
     check_inducing_parameters,
-    draw_seed,
     needs_all_rows,
     new_stream,
     plan_inducing,
@@ -424,8 +422,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         if self.copy_X_train and np.may_share_memory(training.X, X):
             training = training._replace(X=training.X.copy())
         plan = plan_dense(self, training, joint, through_points)
-        recipe = fit_dense if plan.averaging is None else fit_averaged
-        fits = fit_problems(self, plan, recipe, training.y, None, (X, y), joint)
+        fits = fit_problems(self, plan, fit_dense, training.y, None, (X, y), joint)
         more = dict(learn_inducing_=False) if through_points else {}
         return self._store(plan, joined_fits(fits, training.y), training.kept, **more)
 

@@ -1,4 +1,4 @@
-"""Maximise an evidence in its hyperparameters with scipy's L-BFGS-B."""
+"""The search for the mode of an evidence, with its prior, in the hyperparameters."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,61 +7,47 @@ import numpy as np
 
 from .._engine.gaussian import eigen_curvature
 from .._engine.hyper import Evaluate, Node, ascend, minimise_where_finite
-from .._engine.loop import SILENT, Monitor, Reason, Silent
+from .._engine.loop import SILENT, Monitor, Reason
 
 __all__ = [
-    "INEXACT_DIFFERENCE",
     "KEPT",
     "LEARNING_TOL",
-    "TOWARDS_THE_MODE",
-    "EvidencePoint",
-    "GivesUp",
-    "Learned",
+    "TO_THE_MODE",
+    "Accuracy",
     "LearningEnd",
-    "climb_from_rows",
-    "climb_to_mode",
-    "curvature_at_node",
-    "maximise_by",
-    "maximise_evidence",
-    "node_at_mode",
-    "random_starts",
     "ValueWithGradient",
+    "curvature_at",
+    "find_mode",
+    "find_mode_from_rows",
+    "or_refuse",
+    "random_starts",
 ]
 
 # Sites are only refined to this residual while the kernel moves: the error of the evidence is of
 # second order in it.
 LEARNING_TOL = 1e-3
-# Relative difference of evidences below which two points count as equal.
-TIE = 1e-10
-# Gain of log evidence that is not missed where no better step is found: odds of one per cent.
-NEGLIGIBLE = 0.01
-# A mode that only says where nodes lie.
-_TO_THE_MODE: dict[str, Any] = dict(
-    ftol=1e-4, gtol=0.1, first_step=1.0, max_line_search=6, exact_gradient=False
-)
-# The same by inexact gradients with some of the rows, which differences of values improve on.
-TOWARDS_THE_MODE: dict[str, Any] = dict(ftol=2e-3, max_line_search=2)
-# Accuracy of learning on some of the rows, the difference in theta that tells the curvature there,
-# the least that counts, and the gain of log evidence on all rows that is left: a thirtieth of a
-# posterior sd.
-_ROUGH, _DIFFERENCE, _GAIN = dict(ftol=1e-4, gtol=1e-2), 0.1, 5e-4
-_FLATTEST = 0.05
-# The same of several classes, whose gradients are off by up to twenty nats a unit where latent
-# values are large.
-_INEXACT_ROUGH = dict(ftol=1e-3, gtol=1e-2, max_line_search=2)
-INEXACT_DIFFERENCE, _INEXACT_GAIN, _INEXACT_PATIENCE = 0.2, 0.1, 2
-# Longest step to a mode by them: of six classes with 300 rows longer ones fail in turn from where a
-# third of the rows have their mode, and twelve nats are left.
-_INEXACT_LONGEST = 0.7
-# Gain that is left, patience and longest step, where an evaluation takes many seconds: gradients
-# are off by as much as longer steps promise. What they lack grows as the evidence itself, as both
-# come from rows whose class is in doubt: of digits with 1257 rows 1.6 times from a third of them,
-# and three times as much would promise ten nats where the mode is.
-_MANY_ROWS, _DEAR = 1000, dict(gain=0.4, patience=1, longest=0.5)
-# Changes by sweeps of a log evidence, and nats, by which it has to be below another to be given up.
-_CHANGES_BELOW, _NATS_BELOW = 3.0, 1.0
-# The same of a mode that only says where nodes lie.
-_GAIN_TO_THE_MODE = 0.05
+
+
+class Accuracy(NamedTuple):
+    """Where a search ends, and how it steps; see `minimise_where_finite`.
+
+    Relative changes of the evidence below 1e-6 are within the error of EP run to a residual of
+    1e-3, and where evaluations are noisy, more of them in a line search cannot help. `gain` is what
+    a search from near the mode may leave in nats, at first a thirtieth of a posterior sd; of a
+    `rough` one, so is what a line search does not find.
+    """
+
+    ftol: float = 1e-6
+    gtol: float = 1e-3
+    first_step: float | None = None
+    max_line_search: int = 20
+    gain: float = 5e-4
+    rough: bool = False
+
+
+# Of a mode that predicts, and of one that only says where nodes lie.
+LEARNING = Accuracy()
+TO_THE_MODE = Accuracy(1e-4, 0.1, 1.0, 6, 0.05, True)
 
 
 class ValueWithGradient:
@@ -72,25 +58,6 @@ class ValueWithGradient:
     def log_evidence(self, theta, fit, n_jobs):
         """Return log evidence at theta, EP run from the state of the fit."""
         return self.value_and_gradient(theta, fit, n_jobs)[0]
-
-
-class EvidencePoint(NamedTuple):
-    """Log evidence at hyperparameters theta, its gradient, the EP residual and a payload.
-
-    With a prior on theta, `log_prior` is its log density and `gradient` that of the sum. A point
-    without posterior has the value minus infinity.
-    """
-
-    value: float
-    gradient: np.ndarray
-    residual: float
-    payload: Any
-    log_prior: float = 0.0
-
-    @property
-    def objective(self):
-        """What the search maximises."""
-        return self.value + self.log_prior
 
 
 class LearningEnd(NamedTuple):
@@ -119,25 +86,36 @@ class LearningEnd(NamedTuple):
 KEPT = LearningEnd("converged", 0, 0.0)
 
 
-class Learned(NamedTuple):
-    """Best hyperparameters found, their point, and how the search ended."""
+class _Climb:
+    """A log density as the searches want it: from the best node so far, told of its steps.
 
-    theta: np.ndarray
-    point: EvidencePoint
-    end: LearningEnd
+    A point without node has the value minus infinity. The payload of a node is that of an
+    iteration.
+    """
 
+    def __init__(self, evaluate: Evaluate, monitor: Monitor):
+        self.evaluate, self.monitor = evaluate, monitor
+        self.best: Node | None = None
 
-class GivesUp(Silent):
-    """Monitor of EP at a kernel that stops where the log evidence stays below that of another."""
+    def __call__(self, phi):
+        """Return value, gradient and node at phi (T,)."""
+        node = self.evaluate(phi, self.best)
+        if node is None:
+            return -np.inf, np.full(len(phi), np.nan), None
+        if self.best is None or node.objective > self.best.objective:
+            self.best = node
+        return node.objective, node.gradient, node
 
-    def __init__(self, other):
-        self.other, self._before = other, -np.inf
+    def downwards(self, phi):
+        """Return the same of minus the log density."""
+        value, gradient, node = self(phi)
+        return -value, -gradient, node
 
-    def end(self, record, payload):
-        """Return whether the evidence is further below than further sweeps can bring it."""
-        value = record["log_evidence"]
-        change, self._before = abs(value - self._before), value
-        return self.other - value > max(_CHANGES_BELOW * change, _NATS_BELOW)
+    def told(self, node):
+        """Tell the monitor of the node that a step led to; return whether to stop."""
+        self.monitor.begin("learning step")
+        record = {"residual": node.residual, "log_evidence": node.log_evidence}
+        return self.monitor.end(record, node.payload)
 
 
 def random_starts(bounds, n_starts, rng):
@@ -149,144 +127,125 @@ def random_starts(bounds, n_starts, rng):
     return rng.uniform(bounds[:, 0], bounds[:, 1], size=(n_starts, len(bounds)))
 
 
-def maximise_evidence(
-    evaluate: Callable[[np.ndarray], EvidencePoint],
-    theta,
+def find_mode(
+    evaluate: Evaluate,
+    phi,
     bounds,
     *,
     max_iter,
     starts=(),
+    optimizer=None,
     monitor: Monitor = SILENT,
-    ftol=1e-6,
-    gtol=1e-3,
-    first_step=None,
-    max_line_search=20,
-    exact_gradient=True,
-) -> Learned:
-    """Maximise the evidence from `theta` (p,), or from the best of several starts.
+    accuracy=LEARNING,
+) -> tuple[Node, LearningEnd] | None:
+    """Return the `Node` at the mode from phi (T,), or from the best of several starts, and the end.
 
-    Steps to points whose value or gradient is not finite are cut short. Each of the further
-    `starts` is run unwatched, then the best is polished as the run of `monitor`, one iteration a
-    step, which it may stop. The other arguments are those of `minimise_where_finite`; relative
-    changes of the evidence below 1e-6 are within the error of EP run to a residual of 1e-3, and
-    where evaluations are noisy, more of them in a line search cannot help.
+    None where there is no node to start from. Steps to points without node, or whose value or
+    gradient is not finite, are cut short. Each of the further `starts` is run unwatched, then the
+    best is polished as the run of `monitor`, one iteration a step, which it may stop. An
+    `optimizer` is a function of the user that searches instead of L-BFGS-B.
     """
-    options: dict[str, Any] = dict(max_iter=max_iter, max_line_search=max_line_search)
-    options |= dict(ftol=ftol, gtol=gtol, first_step=first_step, negligible=NEGLIGIBLE, tie=TIE)
-    options |= dict(exact_gradient=exact_gradient)
+    if not len(phi):
+        node = evaluate(phi, None)
+        return None if node is None else (node, KEPT)
+    climb = _Climb(evaluate, monitor)
+    if optimizer is not None:
+        return _by_function(optimizer, climb, phi, bounds, starts)
 
-    def objective(t):
-        point = evaluate(t)
-        return -point.objective, -point.gradient, point
+    def run(start, ended=None):
+        return minimise_where_finite(
+            climb.downwards,
+            start,
+            bounds,
+            max_iter=max_iter,
+            ftol=accuracy.ftol,
+            gtol=accuracy.gtol,
+            first_step=accuracy.first_step,
+            negligible=0.01,  # a gain that is not missed if no better step is found: odds of 1 %
+            tie=1e-10,
+            ended=ended,
+            max_line_search=accuracy.max_line_search,
+            exact_gradient=not accuracy.rough,
+        )
 
-    def run(start, ended):
-        return minimise_where_finite(objective, start, bounds, ended=ended, **options)
-
-    def told(best):
-        monitor.begin("learning step")
-        point = best.payload
-        record = {"residual": point.residual, "log_evidence": point.value}
-        return monitor.end(record, point.payload)
-
-    runs = [run(t, None) for t in (theta, *starts)] if len(starts) else []
+    runs = [run(t) for t in (phi, *starts)] if len(starts) else []
     runs = sorted((r for r in runs if r is not None), key=lambda r: r.value)
-    found = run(runs[0].x if runs else theta, told)
+    found = run(runs[0].x if runs else phi, lambda best: climb.told(best.payload))
     if found is None:
-        raise ValueError("the evidence is not finite at the initial kernel: change its parameters.")
+        return None
     # a run without a step left nothing to polish: then the end is that of the run before
     reason = found.reason if found.n_steps or not runs else runs[0].reason
-    return Learned(found.x, found.payload, LearningEnd(reason, found.n_steps, found.gradient))
+    return found.payload, LearningEnd(reason, found.n_steps, found.gradient)
 
 
-def climb_from_rows(
-    evaluate_from: Callable[[EvidencePoint], Callable[[np.ndarray], EvidencePoint]],
-    of_rows: Callable[..., EvidencePoint],
+def or_refuse(found):
+    """Return what a search found, or raise a ValueError where it had nowhere to start from."""
+    if found is None:
+        raise ValueError("the evidence is not finite at the initial kernel: change its parameters.")
+    return found
+
+
+def find_mode_from_rows(
+    evaluate_from: Callable[[Node], Evaluate],
+    of_rows: Evaluate,
     share: float,
-    n_rows: int,
-    theta,
+    phi,
     bounds,
     *,
     max_iter,
     starts=(),
     monitor: Monitor = SILENT,
-    **search,
-) -> Learned:
-    """Maximise the evidence of all rows from where that of some of them has its maximum.
+    accuracy=LEARNING,
+    exact_gradient=True,
+):
+    """Return the same from the mode of a share of the rows, for many rows: a few steps are left.
 
-    `of_rows` is the evidence of a `share` of the `n_rows` rows, found to the end where `whole` is
-    asked for, `evaluate_from` that of all from
-    the point where the first search ends; `search` is what `maximise_evidence` takes there beside
-    the accuracy. Its curvature over the share is about that of all rows, and so is what gradients
-    lack that are not exact, or less where rows are many: a few steps are left, of which each costs
-    1 / share^3 times as much.
+    `evaluate_from` takes the `Node` there and gives the evidence of all rows, of which each step
+    costs 1 / share^3 times as much. Their curvature is about that of some of the rows, by
+    differences of gradients, over the share.
     """
-    exact = search.get("exact_gradient", True)
-    rough = search | dict(max_iter=max_iter, starts=starts) | (_ROUGH if exact else _INEXACT_ROUGH)
-    first = maximise_evidence(of_rows, theta, bounds, **rough)
-    evaluate = evaluate_from(first.point)
-    start = evaluate(first.theta)
-    difference = _DIFFERENCE if exact else INEXACT_DIFFERENCE
-    curvature, lacking = _curvature(of_rows, first, bounds, difference)
-
-    def objective(t):
-        point = start if np.array_equal(t, first.theta) else evaluate(t)
-        return point.objective, point.gradient, point
-
-    def told(point):
-        monitor.begin("learning step")
-        record = {"residual": point.residual, "log_evidence": point.value}
-        return monitor.end(record, point.payload)
-
-    options: dict[str, Any] = dict(gain=_GAIN, max_iter=max_iter, ended=told)
-    if not exact:
-        options |= dict(gain=_INEXACT_GAIN, lacking=lacking / share)
-        if n_rows > _MANY_ROWS:
-            growth = np.clip(start.value / first.point.value, 1.0, 1.0 / share)
-            options |= _DEAR | dict(lacking=lacking * growth)
-    found = ascend(objective, first.theta, bounds, curvature / share, **options)
-    if found is None or found.reason == "stuck":
-        near = search | dict(first_step=_DIFFERENCE, max_iter=max_iter, monitor=monitor)
-        return maximise_evidence(evaluate, theta if found is None else found.x, bounds, **near)
-    return Learned(found.x, found.payload, LearningEnd(found.reason, found.n_steps, found.gradient))
+    options: dict[str, Any] = dict(max_iter=max_iter)
+    ends = dict(ftol=max(1e-4, accuracy.ftol), gtol=max(1e-2, accuracy.gtol))
+    coarse = accuracy._replace(**ends)
+    found = find_mode(of_rows, phi, bounds, starts=starts, accuracy=coarse, **options)
+    if found is None:
+        return None
+    below = found[0]
+    difference = 0.1 if exact_gradient else 0.2
+    curvature, lacking = curvature_at(of_rows, below, bounds, difference)
+    climb = _Climb(evaluate_from(below), monitor)
+    limits: dict[str, Any] = dict(gain=accuracy.gain, max_iter=max_iter, ended=climb.told)
+    if not exact_gradient:
+        # gradients that are not exact are off by as much as longer steps promise; what they lack
+        # grows as the evidence itself: both come from rows in doubt
+        start: Any = climb(below.phi)[2]
+        growth = np.clip(start.log_evidence / below.log_evidence, 1.0, 1.0 / share)
+        limits |= dict(patience=1, longest=0.5, lacking=lacking * growth)
+    top = ascend(climb, below.phi, bounds, curvature / share, **limits)
+    if top is None or top.reason == "stuck":
+        options |= dict(monitor=monitor, accuracy=accuracy)
+        return find_mode(climb.evaluate, below.phi, bounds, **options)
+    return top.payload, LearningEnd(top.reason, top.n_steps, top.gradient)
 
 
-def _curvature(evaluate, learned, bounds, difference):
-    """Return the negative Hessian (p, p) at what was learned, and what gradients lack there (p,).
+def curvature_at(evaluate: Evaluate, node, bounds, difference=0.1):
+    """Return the negative Hessian (T, T) at a node and what gradients lack (T,), by differences.
 
-    By differences of gradients and of values. Directions that are nearly flat count as known to a
-    few units.
+    Directions that are nearly flat count as known to a few units.
     """
-    top, steps = learned.point, _differences(learned.theta, bounds, difference)
-    points = [evaluate(learned.theta + row, whole=True) for row in np.diag(steps)]
-    gradients = [point.gradient for point in points]
-    values = np.array([point.objective for point in points])
-    lacking = _lacking(top.objective, top.gradient, values, gradients, steps)
-    return _curvature_of(top.gradient, gradients, steps), lacking
-
-
-def _differences(x, bounds, size=_DIFFERENCE):
-    """Return the steps (p,) of differences at x, backwards where the upper bound is near."""
-    return np.where(x + size <= bounds[:, 1], size, -size)
-
-
-def _curvature_of(gradient, gradients, steps):
-    """Return the curvature (p, p) from the gradient at a point and those a step away."""
-    hessian = [(gradient - g) / h for g, h in zip(gradients, steps, strict=True)]
+    steps = np.where(node.phi + difference <= bounds[:, 1], difference, -difference)
+    beside = [evaluate(node.phi + row, node) for row in np.diag(steps)]
+    gradients = [np.full(len(steps), np.nan) if n is None else n.gradient for n in beside]
+    rises = np.array([np.nan if n is None else n.objective - node.objective for n in beside])
+    hessian = [(node.gradient - g) / h for g, h in zip(gradients, steps, strict=True)]
     hessian = np.nan_to_num(np.array(hessian), posinf=0.0, neginf=0.0)
-    values, vectors = eigen_curvature(hessian, _FLATTEST)
-    return (vectors * values) @ vectors.T
+    values, vectors = eigen_curvature(hessian, 0.05)
+    lacking = rises / steps - 0.5 * (np.diagonal(gradients) + node.gradient)
+    return (vectors * values) @ vectors.T, np.nan_to_num(lacking)
 
 
-def maximise_by(
-    optimizer: Callable,
-    evaluate: Callable[[np.ndarray], EvidencePoint],
-    theta,
-    bounds,
-    *,
-    starts=(),
-    monitor: Monitor = SILENT,
-) -> Learned:
-    """Let a function of the user maximise the evidence, from `theta` (p,) and further starts.
+def _by_function(optimizer, climb, phi, bounds, starts):
+    """Let a function of the user search, from phi (T,) and further starts.
 
     It is called as scikit-learn calls it, `optimizer(obj_func, initial_theta, bounds)`, with
     ``obj_func(theta, eval_gradient=True)`` the negative evidence and its gradient, and returns the
@@ -294,11 +253,11 @@ def maximise_by(
     """
 
     def obj_func(theta, eval_gradient=True):
-        point = evaluate(np.array(theta, dtype=np.float64, ndmin=1))
-        return (-point.objective, -point.gradient) if eval_gradient else -point.objective
+        value, gradient, _ = climb.downwards(np.array(theta, dtype=np.float64, ndmin=1))
+        return (value, gradient) if eval_gradient else value
 
     found = []
-    for start in (theta, *starts):
+    for start in (phi, *starts):
         end = optimizer(obj_func, start.copy(), bounds)
         try:
             best, value = np.array(end[0], dtype=np.float64, ndmin=1), float(end[1])
@@ -310,105 +269,6 @@ def maximise_by(
                 f"got {end!r}."
             )
         found.append((value, best))
-    best = min(found, key=lambda pair: pair[0])[1]
-    monitor.begin()
-    point = evaluate(best)
-    monitor.end({"residual": point.residual, "log_evidence": point.value}, point.payload)
-    return Learned(best, point, LearningEnd("converged", 1, 0.0))
-
-
-def node_at_mode(
-    evaluate: Evaluate,
-    phi: np.ndarray,
-    bounds: np.ndarray,
-    told: Callable[[Node], tuple],
-    *,
-    max_iter: int,
-    starts=(),
-    monitor: Monitor = SILENT,
-    **search,
-) -> tuple[Node, LearningEnd] | None:
-    """Return the `Node` at the mode from phi (T,), and how the search ended.
-
-    None where there is no node at phi. `told` gives the payload of which the monitor is told; the
-    other arguments are those of `averaging.find_mode` and of `maximise_evidence`, `search` what
-    differs from a coarse one: the mode only says where nodes lie.
-    """
-    first = evaluate(phi, None)
-    if first is None:
-        return None
-    best: Node = first
-
-    def point(x):
-        nonlocal best
-        node = first if np.array_equal(x, first.phi) else evaluate(x, best)
-        if node is None:
-            return EvidencePoint(-np.inf, np.full(len(x), np.nan), np.inf, None)
-        if node.objective > best.objective:
-            best = node
-        payload = (*told(node), node)
-        own = node.log_evidence, node.gradient, node.residual
-        return EvidencePoint(*own, payload, node.log_prior)
-
-    settings = _TO_THE_MODE | search | dict(max_iter=max_iter, starts=starts)
-    learned = maximise_evidence(point, phi, bounds, monitor=monitor, **settings)
-    return learned.point.payload[-1], learned.end
-
-
-def curvature_at_node(
-    evaluate: Evaluate, node: Node, bounds: np.ndarray, difference: float = _DIFFERENCE
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the negative Hessian (T, T) of the log density at a node, and what gradients lack.
-
-    By differences of gradients and of values.
-    """
-    steps = _differences(node.phi, bounds, difference)
-    found = [evaluate(node.phi + row, node) for row in np.diag(steps)]
-    gradients = [np.full(len(node.phi), np.nan) if n is None else n.gradient for n in found]
-    values = np.array([np.nan if n is None else n.objective for n in found])
-    lacking = _lacking(node.objective, node.gradient, values, gradients, steps)
-    return _curvature_of(node.gradient, gradients, steps), np.nan_to_num(lacking)
-
-
-def _lacking(value, gradient, values, gradients, steps):
-    """Return what gradients lack (p,), by how the value rises a step away in each coordinate."""
-    return (values - value) / steps - 0.5 * (np.diagonal(gradients) + gradient)
-
-
-def climb_to_mode(
-    evaluate: Evaluate,
-    phi: np.ndarray,
-    bounds: np.ndarray,
-    curvature: np.ndarray,
-    lacking: np.ndarray | None,
-    told: Callable[[Node], tuple],
-    max_iter: int,
-    monitor: Monitor = SILENT,
-) -> tuple[Node, LearningEnd] | None:
-    """Return the same as `node_at_mode` from near the mode, where the curvature is about known.
-
-    None where there is no node at phi, or where no further step leads up.
-    """
-    best: Node | None = None
-
-    def point(x):
-        nonlocal best
-        node = evaluate(x, best)
-        if node is None:
-            return -np.inf, np.full(len(x), np.nan), None
-        if best is None or node.objective > best.objective:
-            best = node
-        return node.objective, node.gradient, node
-
-    def ended(node):
-        monitor.begin("learning step")
-        record = {"residual": node.residual, "log_evidence": node.log_evidence}
-        return monitor.end(record, told(node))
-
-    options: dict[str, Any] = dict(gain=_GAIN_TO_THE_MODE, max_iter=max_iter, ended=ended)
-    if lacking is not None:
-        options |= dict(lacking=lacking, patience=_INEXACT_PATIENCE, longest=_INEXACT_LONGEST)
-    found = ascend(point, phi, bounds, curvature, **options)
-    if found is None or found.reason == "stuck":
-        return None
-    return found.payload, LearningEnd(found.reason, found.n_steps, found.gradient)
+    node = or_refuse(climb(min(found, key=lambda pair: pair[0])[1])[2])
+    climb.told(node)
+    return node, LearningEnd("converged", 1, 0.0)

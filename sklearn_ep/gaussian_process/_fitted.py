@@ -7,22 +7,28 @@ from scipy.special import logit
 from sklearn.gaussian_process.kernels import CompoundKernel, Kernel
 
 from .._engine.hyper import Node, average_of, log_mixture
+from .._engine.loop import SILENT, worst_reason
 from .._engine.sites import Sites, cavity
 from .._estimator.averaged import hyper_attributes
+from .._estimator.fitting import BinaryFit
 from .._estimator.latents import log_normalise
-from ._kernel_scales import learned_coordinates
+from ._spaces import learned_coordinates
 
 __all__ = [
     "GPFit",
     "attributes_of_averages",
+    "attributes_of_nodes",
     "averages_of",
+    "WithLearned",
     "ending_in",
     "evidence_of_problems",
+    "fit_of_sites",
     "joined_fits",
     "left_out_labels",
     "left_out_signs",
     "mixed_logs",
     "signs_of",
+    "watch_of_sweeps",
 ]
 
 
@@ -123,15 +129,64 @@ def ending_in(history, record):
     return history | last
 
 
-def evidence_of_problems(evidence, y, theta, fit):
+class WithLearned:
+    """Monitor that adds what was learned to the payload of the sweeps that follow."""
+
+    def __init__(self, monitor, learned):
+        self.monitor, self.learned = monitor, learned
+
+    def begin(self, name="iteration"):
+        self.monitor.begin(name)
+
+    def end(self, record, payload):
+        return self.monitor.end(record, (self.learned, payload[0]))
+
+
+def watch_of_sweeps(trace, end, learned, ends=(), wrapper=WithLearned):
+    """Return the monitor of the sweeps that lead from what was learned to the sites of a fit.
+
+    They are iterations of the `trace` after a search that nobody was told of, or whose `end` has a
+    reason among `ends`. Nobody counts them after another, which was stopped or has used up the
+    iterations.
+    """
+    counted = not trace.n_iter or end.reason in ends
+    return wrapper(trace, learned) if counted else SILENT
+
+
+def fit_of_sites(posterior, trace, end, result, kernel, left_out, points=None, **more):
+    """Return the `BinaryFit` of sites on the rows, whatever structure and rule they come from.
+
+    `trace` is that of the whole fit, `end` the `LearningEnd`, `result` the final run of EP, in
+    whose figures the history ends whether its sweeps are counted or not; `left_out` says how likely
+    labels are from the other rows, `more` are further attributes.
+    """
+    record = result.evaluation.record
+    history = ending_in(trace.history, {"residual": result.residual, **record})
+    more |= dict(kernel=kernel, points=points, sites=result.x, n_sweeps=result.n_iter, **left_out)
+    reason, log_evidence = worst_reason([end.reason, result.reason]), float(record["log_evidence"])
+    return BinaryFit(posterior, history, reason, log_evidence, more, end.remark)
+
+
+def attributes_of_nodes(average, theta, names):
+    """Return what an `Average` leaves in the attributes of a fit, with theta (p,) of its nodes."""
+    return dict(
+        average=average._replace(nodes=[n._replace(payload=None) for n in average.nodes]),
+        anisotropy=np.array([n.payload.s for n in average.nodes]),
+        theta=np.array(theta),
+        names=names,
+    )
+
+
+def evidence_of_problems(at, y, theta, fit):
     """Return log evidence and its gradient at theta, one part of it a binary problem.
 
-    `evidence(k, sign, x)` returns theta -> `EvidencePoint` of problem k from sites x.
+    `at(k, sign, x, theta)` returns those of problem k from sites x.
     """
     C = len(fit.posteriors)
     parts = enumerate(np.split(theta, C))
-    points = [evidence(k, signs_of(y, k, C), fit.sites[k])(part) for k, part in parts]
-    return float(sum(p.value for p in points)), np.concatenate([p.gradient for p in points])
+    found = [at(k, signs_of(y, k, C), fit.sites[k], part) for k, part in parts]
+    values, slopes = zip(*found, strict=True)
+    return float(sum(values)), np.concatenate(slopes)
 
 
 def left_out_signs(factor, result):

@@ -19,7 +19,6 @@ from .._estimator.checks import (
 )
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_each_problem, fit_problems, restore_on_error
-from ._averaging_plan import kernel_settings, wants_average
 from ._base import (
     FEW_ROWS,
     GaussianProcessBase,
@@ -30,7 +29,7 @@ from ._base import (
 from ._dense_plan import last_sites
 from ._evidence import random_starts
 from ._fitted import joined_fits
-from ._kernel_scales import scale_prior
+from ._spaces import kernel_settings, scale_prior, wants_average
 from .inducing.rows import array_parts, checked_parts
 from .label_errors.averaged import fit_averaged_errors
 from .label_errors.parted import PartedErrors, fit_parted_errors, labels_of_parts

@@ -14,21 +14,28 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ma
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.hyper import Node, average_of
-from sklearn_ep.gaussian_process import _kernel_nodes
-from sklearn_ep.gaussian_process._anisotropy import (
+from sklearn_ep.gaussian_process._averages import (
     _SMALL_GAIN,
-    LengthNodes,
+    Deviations,
     Level,
     expected_curvature,
     levels,
 )
-from sklearn_ep.gaussian_process._averaging_plan import kernel_prior
 from sklearn_ep.gaussian_process._dense_gp import KernelGP
-from sklearn_ep.gaussian_process._dense_plan import BinaryModel, plan_dense
-from sklearn_ep.gaussian_process._kernel_nodes import EPAtKernels, ScaleNodes
-from sklearn_ep.gaussian_process._kernel_scales import KernelScales
+from sklearn_ep.gaussian_process._dense_plan import BinaryModel, DenseProblem, plan_dense
 from sklearn_ep.gaussian_process._kernels import with_theta
-from sklearn_ep.gaussian_process.label_errors import nodes as error_nodes
+from sklearn_ep.gaussian_process._spaces import (
+    KernelScales,
+    LengthSpace,
+    Nodes,
+    kernel_prior,
+    settled,
+)
+from sklearn_ep.gaussian_process.label_errors.averaged import (
+    ErrorSpace,
+    NodeProblem,
+    log_rate_density,
+)
 from sklearn_ep.gaussian_process.label_errors.problem import RATE_BOUNDS
 
 GP, Relaxed = EPGaussianProcessClassifier, RelaxedEPClassifier
@@ -48,13 +55,18 @@ def rows(n, d, seed=0):
 
 
 def nodes_of(kernel, X, y):
-    """Return `EPAtKernels`, scales and prior of a binary problem."""
+    """Return `Nodes` of a binary problem in the scales of a kernel."""
     clf = GP(kernel)
     clf.classes_ = np.array([0, 1])
     plan = plan_dense(clf, clf._training(X, y, None), False, False)
-    scales = KernelScales.at(kernel, kernel.theta)
-    prior = scales.prior(kernel_prior(kernel, plan.model.factor, 1.7))
-    return EPAtKernels(plan, np.where(y == 1, 1.0, -1.0), np.zeros((2, len(y)))), scales, prior
+    prior = kernel_prior(kernel, plan.model.factor, 1.7)
+    problem = DenseProblem(plan, np.where(y == 1, 1.0, -1.0), np.zeros((2, len(y))))
+    return Nodes(problem, KernelScales.at(kernel, kernel.theta, prior))
+
+
+def free(nodes, s):
+    """Return `Deviations` of a spread about the scales of nodes."""
+    return Deviations(nodes.problem, LengthSpace(nodes.space.kernel, nodes.space, s))
 
 
 def differences(evaluate, x, near, step=1e-4):
@@ -67,33 +79,33 @@ def differences(evaluate, x, near, step=1e-4):
 def test_slopes_of_nodes_are_differences(kernel, monkeypatch):
     monkeypatch.setattr(BinaryModel, "node_tol", 1e-10)
     X, y = rows(30, 3)
-    ep, scales, prior = nodes_of(kernel, X, y)
+    nodes = nodes_of(kernel, X, y)
+    scales = nodes.space
     phi = scales.phi(kernel.theta)
-    np.testing.assert_allclose(scales.theta(phi), kernel.theta)
-    nodes = ScaleNodes(ep, scales, prior)
+    np.testing.assert_allclose(scales.point(phi), kernel.theta)
     node = nodes.evaluate(phi, None)
     slopes = differences(nodes.evaluate, phi, node)
     np.testing.assert_allclose(node.gradient, slopes, rtol=1e-5, atol=1e-6)
     if len(scales.lengths) > 1:
-        free = LengthNodes(ep, scales, prior, 0.7)
-        node = free.evaluate(kernel.theta, node)
-        slopes = differences(free.evaluate, kernel.theta, node)
+        lengths = free(nodes, 0.7).nodes
+        node = lengths.evaluate(kernel.theta, node)
+        slopes = differences(lengths.evaluate, kernel.theta, node)
         np.testing.assert_allclose(node.gradient, slopes, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_the_prior_is_a_density(kernel):
-    ep, scales, prior = nodes_of(kernel, *rows(10, 3))
-    expected = norm.logpdf(scales.phi(kernel.theta), prior.centre, prior.spread).sum()
-    assert prior.log_density(scales.phi(kernel.theta))[0] == pytest.approx(expected)
+    scales = nodes_of(kernel, *rows(10, 3)).space
+    phi, prior = scales.phi(kernel.theta), scales.prior
+    expected = norm.logpdf(phi, prior.centre, prior.spread).sum()
+    assert scales.log_prior(phi)[0] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("kernel", KERNELS[:3], ids=str)
 def test_curvature_and_volume_are_those_of_differences(kernel):
     X, y = rows(30, 3)
-    ep, scales, prior = nodes_of(kernel, X, y)
-    nodes = LengthNodes(ep, scales, prior, 0.7)
-    node = nodes.evaluate(kernel.theta, None)
+    scales, lengths = nodes_of(kernel, X, y).space, free(nodes_of(kernel, X, y), 0.7)
+    node = lengths.nodes.evaluate(kernel.theta, None)
     result = node.payload.result
     B = np.linalg.inv(kernel(X) + np.diag(1.0 / result.x[0]))
     steps = 1e-5 * np.eye(len(kernel.theta))
@@ -105,35 +117,34 @@ def test_curvature_and_volume_are_those_of_differences(kernel):
     np.testing.assert_allclose(F, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
     groups = np.array([scales.slopes(unit) for unit in np.eye(len(F))]).T
     np.testing.assert_allclose(
-        expected_curvature(ep, node, together=True), groups @ F @ groups.T, rtol=1e-4
+        expected_curvature(lengths.problem, node, together=True), groups @ F @ groups.T, rtol=1e-4
     )
     C, own = np.eye(3) - 1.0 / 3.0, np.ix_(scales.lengths, scales.lengths)
     volume = -0.5 * np.linalg.slogdet(np.eye(3) + 0.7**2 * C @ F[own] @ C)[1]
-    mass = nodes.log_mass(node, nodes.curvature(F))
-    slope = nodes.directions()[0] @ node.gradient
-    gain = 0.5 * slope @ np.linalg.solve(nodes.curvature(F), slope)
+    mass, curvature = lengths.log_mass(node, lengths.curvature(F)), lengths.curvature(F)
+    slope = lengths.space.directions()[0] @ node.gradient
+    gain = 0.5 * slope @ np.linalg.solve(curvature, slope)
     assert mass - node.objective == pytest.approx(volume + gain, rel=1e-6)
-    assert nodes.log_mass(node, nodes.curvature(F), 0.0) - node.objective == pytest.approx(volume)
+    assert lengths.log_mass(node, curvature, 0.0) - node.objective == pytest.approx(volume)
 
 
 def test_modes_of_some_rows_lead_to_modes_of_all():
     """Each is a mode of all rows: its gradient promises no more than what a search may leave."""
     X, y = rows(320, 4)
-    ep, scales, prior = nodes_of(1.0 * RBF([1.0] * 4), X, y)
-    assert ep.plan.rows_to_start_from() is not None
-    isotropic = ep.only_node(np.zeros(5))
-    modes_and_masses_are_right(ep, scales, prior, isotropic)
+    nodes = nodes_of(1.0 * RBF([1.0] * 4), X, y)
+    assert nodes.problem.plan.some_rows() is not None
+    modes_and_masses_are_right(nodes, nodes.evaluate(np.zeros(2), None))
 
 
-def modes_and_masses_are_right(ep, scales, prior, isotropic):
-    found = levels(ep, scales, prior, isotropic)
+def modes_and_masses_are_right(nodes, isotropic):
+    found = levels(nodes, isotropic)
     assert found
     for level in found:
-        nodes = LengthNodes(ep, scales, prior, level.nodes.s)
-        mode = nodes.evaluate(level.mode.payload.theta, level.mode)
-        exact = nodes.curvature(expected_curvature(ep, mode))
-        assert level.log_mass == pytest.approx(nodes.log_mass(mode, exact), abs=0.5)
-        slope = nodes.directions()[0] @ mode.gradient
+        lengths = free(nodes, level.nodes.space.s)
+        mode = lengths.nodes.evaluate(level.mode.payload.theta, level.mode)
+        exact = lengths.curvature(expected_curvature(nodes.problem, mode))
+        assert level.log_mass == pytest.approx(lengths.log_mass(mode, exact), abs=0.5)
+        slope = lengths.space.directions()[0] @ mode.gradient
         assert 0.5 * slope @ np.linalg.solve(exact, slope) < 3 * _SMALL_GAIN
         assert mode.residual < 0.05
 
@@ -141,14 +152,12 @@ def modes_and_masses_are_right(ep, scales, prior, isotropic):
 def test_curvatures_that_follow_short_moves_give_volumes_about_right():
     """The first modes are near the isotropic one: there nothing is computed anew."""
     X, y = rows(120, 12)
-    ep, scales, prior = nodes_of(1.0 * RBF([1.0] * 12), X, y)
-    mode = ScaleNodes(ep, scales, prior).evaluate(np.array([1.0, 1.2]), None)
-    modes_and_masses_are_right(ep, scales, prior, mode)
+    nodes = nodes_of(1.0 * RBF([1.0] * 12), X, y)
+    modes_and_masses_are_right(nodes, nodes.evaluate(np.array([1.0, 1.2]), None))
 
 
 def test_a_level_takes_the_spread_of_an_average():
-    ep, scales, prior = nodes_of(KERNELS[0], *rows(10, 3))
-    nodes = ScaleNodes(ep, scales, prior)
+    nodes = nodes_of(KERNELS[0], *rows(10, 3))
     level = Level(nodes, nodes.evaluate(np.zeros(2), None), np.diag([2.0, 3.0]), 0.0)
     phi = [np.array(z) / np.sqrt([2.0, 3.0]) for z in ((1, 1), (-1, 1), (1, -1), (-1, -1))]
     average = average_of([Node(each, 0.0, 0.0, each, 0.0, None) for each in phi], np.zeros(4))
@@ -363,16 +372,16 @@ def test_hostile_data(what, how):
 
 def test_sites_that_do_not_settle_make_no_node():
     X, y = rows(20, 2)
-    ep, scales, prior = nodes_of(ConstantKernel(2.0) * RBF(1.0), X, y)
-    starts = []
+    problem = nodes_of(ConstantKernel(2.0) * RBF(1.0), X, y).problem
+    plan, starts = problem.plan, []
 
     def solve(x, share):
         starts.append((np.any(x), share))
-        result = ep.plan.solve(ep.plan.ep(ep.plan.kernel, ep.y), x, 1e-2, 1)
+        result = plan.solve(plan.ep(plan.kernel, problem.y), x, 1e-2, 1)
         result.evaluation.residual = 1.0
         return result
 
-    assert _kernel_nodes.settled(solve, np.ones((2, 20))) is None
+    assert settled(solve, np.ones((2, 20)), np.zeros((2, 20))) is None
     assert starts == [(True, 1.0), (False, 0.5)]
 
 
@@ -396,7 +405,7 @@ def test_rates_of_wrong_labels_against_the_exact_average(k):
 @pytest.mark.parametrize("learn", [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("rule", ["ep", "power"])
 def test_slopes_of_nodes_with_label_errors_are_differences(learn, rule, monkeypatch):
-    monkeypatch.setattr(error_nodes, "_NODE_TOL", 1e-10)
+    monkeypatch.setattr(NodeProblem, "tol", 1e-10)
     X, y = rows(30, 2)
     of_kernel, of_rate = learn
     clf = Relaxed(
@@ -408,13 +417,13 @@ def test_slopes_of_nodes_with_label_errors_are_differences(learn, rule, monkeypa
     clf.classes_ = np.array([0, 1])
     plan = clf._plan_of(clf._training(X, y, None))
     first = plan.first_setting(0)
-    scales = KernelScales.at(first.kernel, first.kernel.theta) if of_kernel else None
-    prior = scales.prior(plan.averaging.prior) if of_kernel else None
-    sign = np.where(y == 1, 1.0, -1.0)
-    nodes = error_nodes.ErrorNodes(plan, sign, plan.sites[0], first, scales, prior)
-    phi = nodes.start() - 0.3
+    prior = plan.averaging.prior
+    scales = KernelScales.at(first.kernel, first.kernel.theta, prior) if of_kernel else None
+    space = ErrorSpace(first, scales, plan.averaging.rate_counts if of_rate else None)
+    nodes = Nodes(NodeProblem(plan, np.where(y == 1, 1.0, -1.0), plan.sites[0]), space)
+    phi = space.start - 0.3
     node = nodes.evaluate(phi, None)
-    assert len(phi) == len(nodes.names) == len(nodes.bounds)
+    assert len(phi) == len(space.names) == len(space.bounds)
     slopes = differences(nodes.evaluate, phi, node)
     np.testing.assert_allclose(node.gradient, slopes, rtol=1e-4, atol=1e-5)
 
@@ -422,7 +431,7 @@ def test_slopes_of_nodes_with_label_errors_are_differences(learn, rule, monkeypa
 @pytest.mark.parametrize("counts", [(1.0, 9.0), (3.0, 9.0)])
 def test_the_prior_of_the_rate_is_a_density(counts):
     x = np.linspace(-30.0, logit(RATE_BOUNDS[1]), 200001)
-    log_density, slope = error_nodes.log_rate_density(x, counts)
+    log_density, slope = log_rate_density(x, counts)
     assert np.trapezoid(np.exp(log_density), x) == pytest.approx(1.0, abs=1e-4)
     steps = np.gradient(log_density, x)
     np.testing.assert_allclose(slope[1:-1], steps[1:-1], atol=1e-5)

@@ -15,7 +15,7 @@ from sklearn_ep._engine.noisy_argmax import NoisyArgmax
 from sklearn_ep.active_learning import scores
 from sklearn_ep.active_learning._posterior import _prior_variances
 from sklearn_ep.gaussian_process._dense_plan import JointModel
-from sklearn_ep.gaussian_process._evidence import _GAIN_TO_THE_MODE
+from sklearn_ep.gaussian_process._evidence import TO_THE_MODE
 from sklearn_ep.gaussian_process._joint_gp import JointGP
 from sklearn_ep.gaussian_process._kernels import with_theta
 
@@ -167,7 +167,7 @@ def test_the_mode_alone_stands_for_a_common_length_of_many_rows(kernel):
     for e in 0.3 * np.eye(len(theta)):
         # what the parabola through three values gains is below what a search leaves
         up, down = value(theta + e) - top, value(theta - e) - top
-        assert up + down < 0 and (up - down) ** 2 / (-8.0 * (up + down)) < _GAIN_TO_THE_MODE
+        assert up + down < 0 and (up - down) ** 2 / (-8.0 * (up + down)) < TO_THE_MODE.gain
 
 
 def test_a_warm_start_goes_on_from_the_heaviest_node():

@@ -7,16 +7,15 @@ from scipy.special import log_ndtr, ndtr
 from sklearn.gaussian_process.kernels import RBF
 
 from sklearn_ep._engine.gaussian import ImproperPosterior
-from sklearn_ep._engine.hyper import minimise_where_finite
+from sklearn_ep._engine.hyper import Node, minimise_where_finite
 from sklearn_ep._engine.likelihoods import LabelNoise, Probit
 from sklearn_ep._engine.loop import Anderson, Evaluation, Result, iterate
 from sklearn_ep._engine.rules import MomentMatching, Power
 from sklearn_ep._engine.sites import Sites
 from sklearn_ep._engine.whole import WholeEP
 from sklearn_ep.gaussian_process._dense_gp import DenseGP, DenseGPPosterior
-from sklearn_ep.gaussian_process._evidence import EvidencePoint, maximise_evidence
-from sklearn_ep.gaussian_process.label_errors.ladder import Rung, climb
-from sklearn_ep.gaussian_process.label_errors.marginal_double_loop import MarginalDoubleLoop
+from sklearn_ep.gaussian_process._evidence import Accuracy, find_mode, or_refuse
+from sklearn_ep.gaussian_process.label_errors.ladder import MarginalDoubleLoop, Rung, climb
 from sklearn_ep.gaussian_process.label_errors.noise import LatentNoise
 from sklearn_ep.gaussian_process.label_errors.relaxed_rule import (
     Relaxed,
@@ -380,10 +379,10 @@ def test_label_noise_units():
 def _quadratic(centre, curvature, seen):
     """Evidence -|sqrt(curvature) (theta - centre)|^2 / 2 that notes where it is evaluated."""
 
-    def evaluate(theta):
+    def evaluate(theta, near):
         seen.append(theta.copy())
         away = theta - centre
-        return EvidencePoint(-0.5 * curvature @ away**2, -curvature * away, 0.0, None)
+        return Node(theta, -0.5 * curvature @ away**2, 0.0, -curvature * away, 0.0, None)
 
     return evaluate
 
@@ -394,10 +393,9 @@ def test_first_step_of_the_search_is_as_long_as_asked(start):
     centre, curvature = np.array([0.3, 0.4]), np.array([5.0, 9.0])
     bounds = np.array([[-3.0, 3.0], [-3.0, 3.0]])
     seen: list = []
-    learned = maximise_evidence(
-        _quadratic(centre, curvature, seen), start, bounds, max_iter=50, first_step=0.5
-    )
-    np.testing.assert_allclose(learned.theta, centre, atol=1e-3)
+    evaluate, short = _quadratic(centre, curvature, seen), Accuracy(first_step=0.5)
+    mode, _ = find_mode(evaluate, start, bounds, max_iter=50, accuracy=short)
+    np.testing.assert_allclose(mode.phi, centre, atol=1e-3)
     assert sum(np.array_equal(t, start) for t in seen) == 1
     if np.any(start != centre):
         np.testing.assert_allclose(np.linalg.norm(seen[1] - start), 0.5, rtol=1e-9)
@@ -406,10 +404,9 @@ def test_first_step_of_the_search_is_as_long_as_asked(start):
 def test_first_step_keeps_the_bounds():
     bounds, seen = np.array([[-3.0, 3.0], [0.7, 3.0]]), []
     evaluate = _quadratic(np.array([0.3, 0.4]), np.array([5.0, 9.0]), seen)
-    learned = maximise_evidence(
-        evaluate, np.array([2.0, 2.0]), bounds, max_iter=50, first_step=0.5, max_line_search=5
-    )
-    np.testing.assert_allclose(learned.theta, [0.3, 0.7], atol=1e-3)
+    short = Accuracy(first_step=0.5, max_line_search=5)
+    mode, _ = find_mode(evaluate, np.array([2.0, 2.0]), bounds, max_iter=50, accuracy=short)
+    np.testing.assert_allclose(mode.phi, [0.3, 0.7], atol=1e-3)
     assert np.all(np.array(seen) >= bounds[:, 0] - 1e-12)
 
 
@@ -473,8 +470,5 @@ def test_search_without_a_better_step_says_how_much_is_left():
 
 
 def test_evidence_without_posterior_at_the_start_is_refused():
-    def nowhere(theta):
-        return EvidencePoint(-np.inf, np.zeros(2), 0.0, None)
-
     with pytest.raises(ValueError, match="not finite at the initial kernel"):
-        maximise_evidence(nowhere, np.zeros(2), WALLS["box"], max_iter=5)
+        or_refuse(find_mode(lambda theta, near: None, np.zeros(2), WALLS["box"], max_iter=5))

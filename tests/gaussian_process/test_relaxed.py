@@ -17,7 +17,8 @@ from sklearn.metrics import log_loss, roc_auc_score
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.likelihoods import LabelNoise
 from sklearn_ep.datasets import make_noisy_labels_classification
-from sklearn_ep.gaussian_process.label_errors.problem import Coordinates, objective_of
+from sklearn_ep.gaussian_process._spaces import Nodes
+from sklearn_ep.gaussian_process.label_errors.problem import Coordinates, ErrorProblem
 from sklearn_ep.gaussian_process.label_errors.relaxed_rule import relaxed_gamma
 
 ORACLES = oracle("relaxed_ep")
@@ -239,17 +240,18 @@ def test_gradient_of_what_is_learned(rule, points):
     problem, sign = clf._plan, np.where(y == 1, 1.0, -1.0)
     problem.learn, problem.move_points = True, points is not None
     unit = None if points is None else np.array([0.7, 1.3])
-    coordinates = Coordinates(clf._fitted.runs[0].attributes["setting"], True, True, unit)
-    evaluate = problem.evidence(sign, np.zeros((2, 40)), tol=1e-10, damping=0.5)
-    objective = objective_of(evaluate, problem.log_prior, coordinates)
+    first = clf._fitted.runs[0].attributes["setting"]
+    coordinates = Coordinates(first, True, True, unit, problem.log_prior)
+    moving = ErrorProblem(problem, sign, np.zeros((2, 40)), tol=1e-10, damping=0.5)
+    evaluate = Nodes(moving, coordinates).evaluate
     at = coordinates.start(clf.kernel_.theta)
     at += 0.2 * np.random.RandomState(0).randn(len(at))
     assert len(at) == len(coordinates.bounds) == 3 + 2 * (points or 0)
-    gradient = objective(at).gradient
+    gradient = evaluate(at, None).gradient
     for i in range(len(at)):
         h = np.zeros_like(at)
         h[i] = 1e-4
-        up, down = (objective(at + s * h).objective for s in (1, -1))
+        up, down = (evaluate(at + s * h, None).objective for s in (1, -1))
         assert abs((up - down) / 2e-4 - gradient[i]) < 1e-6
 
 

@@ -14,8 +14,10 @@ from sklearn_ep._engine.partition import PartMap
 from sklearn_ep._engine.rules import MomentMatching, Power
 from sklearn_ep._engine.sites import Sites
 from sklearn_ep.datasets import make_noisy_labels_classification
-from sklearn_ep.gaussian_process.label_errors.problem import Coordinates, objective_of
-from sklearn_ep.gaussian_process.label_errors.projected import OfNoise, on_means, on_noisy
+from sklearn_ep.gaussian_process._spaces import Nodes
+from sklearn_ep.gaussian_process.label_errors.noise import OfNoise, on_means, on_noisy
+from sklearn_ep.gaussian_process.label_errors.parted import PartedErrorProblem
+from sklearn_ep.gaussian_process.label_errors.problem import Coordinates
 from sklearn_ep.gaussian_process.label_errors.step import LabelErrorStep
 
 KERNEL = ConstantKernel(4.0) * RBF(1.0)
@@ -108,16 +110,16 @@ def test_gradient_of_what_is_learned(rule):
     problem = clf._plan
     problem.plan.learn = problem.plan.learn_rate = problem.plan.move_points = True
     first, unit = problem.plan.first_setting(0), np.array([0.7, 1.3])
-    coordinates = Coordinates(first, True, True, unit)
     with PartMap(problem.data.parts) as run:
-        evaluate = problem.evidence(run, 0, problem.start(run, 0), tol=1e-10, damping=0.5)
-        objective = objective_of(evaluate, problem.log_prior(run), coordinates)
+        coordinates = Coordinates(first, True, True, unit, problem.log_prior(run))
+        moving = PartedErrorProblem(problem, run, 0, problem.start(run, 0), tol=1e-10, damping=0.5)
+        evaluate = Nodes(moving, coordinates).evaluate
         at = coordinates.start(KERNEL.theta)
         at += 0.2 * np.random.RandomState(0).randn(len(at))
-        gradient = objective(at).gradient
+        gradient = evaluate(at, None).gradient
         for i in np.r_[0:8, len(at) - 1]:
             h = 1e-4 * np.eye(len(at))[i]
-            up, down = (objective(at + s * h).objective for s in (1, -1))
+            up, down = (evaluate(at + s * h, None).objective for s in (1, -1))
             assert abs((up - down) / 2e-4 - gradient[i]) < 1e-5
 
 

@@ -8,7 +8,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn_ep import EPGaussianProcessClassifier
 from sklearn_ep.gaussian_process import _dense_plan
 from sklearn_ep.gaussian_process.inducing import fit as inducing_fit
-from sklearn_ep.gaussian_process.inducing import some_rows
+from sklearn_ep.gaussian_process.inducing import learning
 
 # weights make labels look less noisy than they are, and the amplitude then ends at its bound
 pytestmark = pytest.mark.filterwarnings("ignore:The optimal value")
@@ -58,8 +58,8 @@ def test_a_warm_start_goes_on_from_all_rows(data, monkeypatch):
 
 @pytest.fixture
 def few_are_many(monkeypatch):
-    monkeypatch.setattr(some_rows, "_MANY", 300)
-    monkeypatch.setattr(some_rows, "_FEWEST", 60)
+    monkeypatch.setattr(learning, "_MANY", 300)
+    monkeypatch.setattr(learning, "_FEWEST", 60)
 
 
 def passes(X, y, weight=None, **settings):
@@ -71,7 +71,7 @@ def passes(X, y, weight=None, **settings):
 def test_passes_begin_with_some_rows(data, few_are_many, monkeypatch):
     some = passes(*data, max_iter=150)
     assert some.n_iter_ < 40
-    monkeypatch.setattr(some_rows, "_MANY", np.inf)
+    monkeypatch.setattr(learning, "_MANY", np.inf)
     whole = passes(*data, max_iter=150)
     assert some.log_evidence_ > whole.log_evidence_ - 2.0
     difference = some.predict_proba(data[0]) - whole.predict_proba(data[0])

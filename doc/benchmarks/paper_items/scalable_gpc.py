@@ -14,7 +14,7 @@ from sklearn_ep import EPGaussianProcessClassifier
 from sklearn_ep._engine.loop import Trace
 from sklearn_ep._engine.partition import Part, PartMap
 from sklearn_ep.gaussian_process.inducing.learning import evidence_at, learn_by_passes
-from sklearn_ep.gaussian_process.inducing.step_rules import SignRate
+from sklearn_ep.gaussian_process.inducing.learning import SignRate
 
 from .item import Item, Row, mean_and_error
 

@@ -8,7 +8,6 @@ import numpy as np
 from joblib import parallel_config
 
 from ..._engine.hyper import (
-    Node,
     average_of,
     integrate,
     log_mixture,
@@ -17,11 +16,10 @@ from ..._engine.hyper import (
 )
 from ..._engine.loop import StepsOfPhase
 from ..._estimator.averaged import AveragedPosterior
-from .._averaging_plan import SEVERAL_ROWS
-from .._evidence import curvature_at_node, node_at_mode
-from .._kernel_nodes import settled
-from .._kernel_scales import KernelScales, learned_coordinates
+from .._evidence import TO_THE_MODE, curvature_at, find_mode
+from .._fitted import attributes_of_nodes
 from .._kernels import with_theta
+from .._spaces import SEVERAL_ROWS, KernelScales, Nodes, learned_coordinates, settled
 from .ep import InducingEP
 from .hyperparameters import Hyperparameters
 from .learning import stored_gradient
@@ -30,21 +28,25 @@ from .values import InducingGPPosterior
 
 __all__ = ["AveragedInducing", "average_over_kernel", "mixed_nodes"]
 
-# Residual and sweeps of the sites of a node, which start close to their fixed point.
-_NODE_TOL, _NODE_SWEEPS = 1e-2, 40
-
 
 class InducingNode(NamedTuple):
-    """What a node keeps: kernel parameters (p,), sites of each partition, model of the passes."""
+    """What a node keeps: kernel parameters (p,), sites of each partition, model of the passes.
+
+    For the others see `Nodes`.
+    """
 
     theta: np.ndarray
     sites: list[np.ndarray]
     model: PassModel
+    log_evidence: float
+    residual: float
+    slope: np.ndarray | None = None
+    s: float = 0.0
 
 
 @dataclass
-class InducingNodes:
-    """Nodes in the phi of `scales`, of all binary problems under one kernel.
+class InducingProblem:
+    """EP of all binary problems under one kernel, at any parameters of it.
 
     `plan` is an `InducingPlan`, `hyper` are the kernel parameters with the inducing points that are
     kept, `sites` those to start from where there is no neighbour.
@@ -53,41 +55,31 @@ class InducingNodes:
     plan: Any
     ep: InducingEP
     hyper: Hyperparameters
-    scales: KernelScales
     sites: list[np.ndarray]
 
-    def evaluate(self, phi, near, slopes=True):
-        """Return the `Node` at phi (T,), or None where EP has no fixed point.
+    def at(self, theta, near, slopes=True, squares=None):
+        """Return the `InducingNode` at kernel parameters (p,), or None where EP has no fixed point.
 
-        Without `slopes` it has no gradient, which is worth two passes.
+        From what a neighbour keeps. The gradient is worth two passes.
         """
-        theta = self.scales.theta(phi)
         prior = self.hyper.prior(theta)
 
         def solve(sites, share):
             # sites of a neighbour are still wanted: the loop works on a copy
             state = self.ep.restate(prior, [s.copy() for s in sites])
-            steps = self.plan.solver(_NODE_TOL, _NODE_SWEEPS)
+            steps = self.plan.solver(tol=1e-2, max_iter=40)
             steps["damping"] *= share
             return self.ep.solve(state, **steps).result
 
         empty = [np.zeros_like(s) for s in self.sites]
-        result = settled(solve, self.sites if near is None else near.payload.sites, empty)
+        result = settled(solve, self.sites if near is None else near.sites, empty)
         if result is None:
             return None
         model = result.evaluation.payload
         sites = [s.copy() for s in self.ep.unpack(result.x, prior).sites]
-        log_prior, of_prior = self.plan.averaging.log_density(phi)
-        gradient = np.full(len(phi), np.nan)
-        if slopes:
-            slope = stored_gradient(self.ep, self.hyper, model, sites)
-            gradient = self.scales.slopes(slope) + of_prior
-        found, value = InducingNode(theta, sites, model), result.evaluation.record["log_evidence"]
-        return Node(phi, value, log_prior, gradient, result.residual, found)
-
-    def told(self, node):
-        """Return the payload of an iteration: the model of the passes."""
-        return (node.payload.model,)
+        figures = result.evaluation.record["log_evidence"], result.residual
+        slope = stored_gradient(self.ep, self.hyper, model, sites) if slopes else None
+        return InducingNode(theta, sites, model, *figures, slope)
 
 
 def average_over_kernel(plan, ep, state, monitor):
@@ -95,13 +87,14 @@ def average_over_kernel(plan, ep, state, monitor):
 
     The payload of its nodes are `InducingNode`s. The evidence is that of all binary problems.
     """
-    kernel = state.prior.kernel
-    scales = KernelScales.at(plan.kernel, kernel.theta)
-    nodes = InducingNodes(plan, ep, plan.kernel_alone(state.prior.Z), scales, state.sites)
-    evaluate, bounds = nodes.evaluate, scales.bounds
+    theta = state.prior.kernel.theta
+    _, _, apart = learned_coordinates(state.prior.kernel)
+    space = KernelScales.at(plan.kernel, theta, plan.averaging, apart)
+    problem = InducingProblem(plan, ep, plan.kernel_alone(state.prior.Z), state.sites)
+    evaluate, bounds = Nodes(problem, space).evaluate, space.bounds
     with monitor.phase("integration over hyperparameters") as told:
-        search = dict(max_iter=plan.max_iter, monitor=StepsOfPhase(told))
-        found = node_at_mode(evaluate, scales.phi(kernel.theta), bounds, nodes.told, **search)
+        search: dict[str, Any] = dict(accuracy=TO_THE_MODE, monitor=StepsOfPhase(told))
+        found = find_mode(evaluate, space.phi(theta), bounds, max_iter=plan.max_iter, **search)
     if found is None:
         return None
     mode, end = found
@@ -111,7 +104,7 @@ def average_over_kernel(plan, ep, state, monitor):
     with parallel_config(backend="sequential"):
         if sum(ep.sizes) <= SEVERAL_ROWS:
             return integrate(evaluate, mode, bounds, monitor=monitor)
-        curvature, _ = curvature_at_node(evaluate, mode, bounds)
+        curvature, _ = curvature_at(evaluate, mode, bounds)
         without_slopes = partial(evaluate, slopes=False)
         return sample_about(without_slopes, mode, bounds, curvature, monitor=monitor)
 
@@ -140,7 +133,7 @@ def mixed_nodes(plan, ep, average, state, model):
     """
     own = [n.payload for n in average.nodes]
     heaviest = int(np.argmax(average.weight))
-    own[heaviest] = InducingNode(own[heaviest].theta, state.sites, model)
+    own[heaviest] = own[heaviest]._replace(sites=state.sites, model=model)
     theta = np.array([n.theta for n in own])
     posteriors = [
         AveragedInducing(
@@ -151,11 +144,5 @@ def mixed_nodes(plan, ep, average, state, model):
     ]
     loo = log_mixture(average.weight, np.array([ep.leave_one_out(n.model, n.sites) for n in own]))
     kernel = with_theta(plan.kernel, average.weight @ theta)
-    names, _, anisotropy = learned_coordinates(kernel)
-    attributes = dict(
-        average=average._replace(nodes=[n._replace(payload=None) for n in average.nodes]),
-        anisotropy=np.full(len(own), anisotropy),
-        theta=theta,
-        names=names,
-    )
+    attributes = attributes_of_nodes(average, theta, learned_coordinates(kernel)[0])
     return dict(posteriors=posteriors, kernel=kernel), loo, attributes

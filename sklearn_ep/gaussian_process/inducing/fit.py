@@ -9,15 +9,20 @@ from sklearn.utils import check_random_state
 
 from ..._engine.loop import Reason, Trace, worst_reason
 from ..._engine.partition import PartMap
-from .._evidence import KEPT, LEARNING_TOL, ValueWithGradient, maximise_evidence
+from .._evidence import KEPT, LEARNING_TOL, ValueWithGradient, find_mode, or_refuse
 from .._fitted import GPFit, ending_in
 from .averaged import average_over_kernel, mixed_nodes
 from .ep import InducingEP, PassState
 from .hyperparameters import Hyperparameters, prior_of_lengths
-from .learning import evidence_at, learn_by_minibatches, learn_by_passes
+from .learning import (
+    SETTLED_AFTER,
+    STEP_RULES,
+    evidence_at,
+    learn_by_minibatches,
+    learn_by_passes,
+    learn_on_more_and_more_rows,
+)
 from .rows import PartitionedRows
-from .some_rows import SETTLED_AFTER, learn_on_more_and_more_rows
-from .step_rules import STEP_RULES
 from .values import InducingGPPosterior
 
 __all__ = ["InducingPlan", "InducingRun", "fit_inducing", "gp_fit", "posteriors_of"]
@@ -97,8 +102,8 @@ class InducingPlan(ValueWithGradient):
         hyper = self.kernel_alone(fit.inducing_points)
         with PartMap(self.data.parts, n_jobs) as run:
             ep, solver = self.engine(run), self.solver(self.tol, self.max_sweeps)
-            point = evidence_at(ep, hyper, fit.runs[0].state, **solver)(theta)
-        return float(point.value), point.gradient
+            node = or_refuse(evidence_at(ep, hyper, fit.runs[0].state, **solver)(theta))
+        return float(node.log_evidence), node.gradient
 
 
 @dataclass
@@ -233,7 +238,7 @@ def _learned_at_fixed_points(plan, ep, hyper, state, trace):
     """Search by L-BFGS-B; the final run starts from the first sites, whatever path was taken."""
     free = hyper.start[hyper.n_theta :]
     solver = plan.solver(max(plan.tol, LEARNING_TOL), plan.max_sweeps)
-    learned = maximise_evidence(
+    found = find_mode(
         evidence_at(ep, hyper, state, **solver),
         hyper.start,
         hyper.bounds,
@@ -241,6 +246,7 @@ def _learned_at_fixed_points(plan, ep, hyper, state, trace):
         starts=[np.concatenate([t, free]) for t in plan.restarts],
         monitor=trace,
     )
-    prior = learned.point.payload.prior
+    mode, end = or_refuse(found)
+    prior = mode.payload.prior
     start = ep.zero(prior) if state.sites is None else ep.restate(prior, state.sites)
-    return start, learned.end
+    return start, end

@@ -10,16 +10,27 @@ from typing import Any
 import numpy as np
 
 from ..._engine.gaussian import ImproperPosterior
-from ..._engine.loop import Reason
+from ..._engine.hyper import Node
+from ..._engine.loop import Reason, StepsOfPhase, Trace
+from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import minibatches, other_keys
-from .._evidence import EvidencePoint, LearningEnd
-from .ep import PassState, add_sums, largest_change, read_rows
+from .._evidence import LearningEnd
+from .ep import InducingEP, PassState, add_sums, largest_change, read_rows
 from .hyperparameters import Hyperparameters
 from .passes import PassModel, evaluate_rows
 from .rows import standard_keys
 from .values import block_rows, rebase
 
-__all__ = ["Stream", "evidence_at", "learn_by_minibatches", "learn_by_passes", "stored_gradient"]
+__all__ = [
+    "SETTLED_AFTER",
+    "STEP_RULES",
+    "Stream",
+    "evidence_at",
+    "learn_by_minibatches",
+    "learn_by_passes",
+    "learn_on_more_and_more_rows",
+    "stored_gradient",
+]
 
 # Learning by passes is over once this many of them raise the evidence by less than this share,
 # the noise of moving sites.
@@ -32,6 +43,73 @@ _SETTLED = 0.005
 _TAIL = 3.0
 # Steps of minibatches fall linearly to zero from this multiple of the rate.
 _FIRST_STEP = 2.0
+
+
+class Adam:
+    """Adam (Kingma and Ba 2015) with every step clipped to `clip` in each parameter.
+
+    `decay` is that of the running mean and of the running square; the short memory of the square
+    follows the quickly falling gradients of an evidence.
+    """
+
+    def __init__(self, rate, decay=(0.9, 0.99), clip=1.0):
+        self.rate, self.decay, self.clip = rate, decay, clip
+        self.n_steps = 0
+        self._mean = self._square = np.zeros(())
+
+    def step(self, gradient):
+        """Return the change of the parameters for the gradient of what is maximised."""
+        self.n_steps += 1
+        b1, b2 = self.decay
+        self._mean = b1 * self._mean + (1.0 - b1) * gradient
+        self._square = b2 * self._square + (1.0 - b2) * gradient**2
+        mean = self._mean / (1.0 - b1**self.n_steps)
+        root = np.sqrt(self._square / (1.0 - b2**self.n_steps)) + 1e-8
+        return np.clip(self.rate * mean / root, -self.clip, self.clip)
+
+
+class Adadelta:
+    """Adadelta (Zeiler 2012): steps in the units of the past steps, without a rate.
+
+    `rate` only scales the first steps: the past steps start at its square. `decay` is that of the
+    running squares, `epsilon` keeps them from vanishing.
+    """
+
+    def __init__(self, rate, decay=0.9, epsilon=1e-5):
+        self.decay, self.epsilon = decay, epsilon
+        self._square = np.zeros(())
+        self._moved = np.full((), rate**2)
+
+    def step(self, gradient):
+        """Return the change of the parameters for the gradient of what is maximised."""
+        keep = self.decay
+        self._square = keep * self._square + (1.0 - keep) * gradient**2
+        change = gradient * np.sqrt((self._moved + self.epsilon) / (self._square + self.epsilon))
+        self._moved = keep * self._moved + (1.0 - keep) * change**2
+        return change
+
+
+class SignRate:
+    """The published rule of this method (Hernandez-Lobato and Hernandez-Lobato 2016, section 5).
+
+    A parameter moves by its own rate, at first `rate`, times the gradient, at most by `clip`; the
+    rate grows by 2 % while the sign of the gradient holds and is halved when it changes.
+    """
+
+    def __init__(self, rate, clip=1.0):
+        self.rate, self.clip = rate, clip
+        self._rates = np.full((), rate)
+        self._last = np.zeros(())
+
+    def step(self, gradient):
+        """Return the change of the parameters for the gradient of what is maximised."""
+        held = self._last * gradient
+        self._rates = self._rates * np.where(held > 0, 1.02, np.where(held < 0, 0.5, 1.0))
+        self._last = gradient
+        return np.clip(self._rates * gradient, -self.clip, self.clip)
+
+
+STEP_RULES = {"adam": Adam, "adadelta": Adadelta, "sign_rate": SignRate}
 
 
 def learn_by_passes(
@@ -101,6 +179,70 @@ def _end_of_passes(values, small, max_iter) -> Reason | None:
     if len(values) < max_iter:
         return None
     return "converged" if len(values) > _PATIENCE and gain < small else "max_iter"
+
+
+# Copies from which on it pays, and the fewest to begin with: inducing points fit fewer too closely.
+_MANY, _FEWEST = 10_000, 2000
+# Shares of the rows, each with the share of `max_iter` that goes into passes over them; in the end
+# all rows. 20,000 rows of 20 columns: log loss .276 in 61 whole passes, .273 in 150.
+_RUNGS = ((0.1, 0.4), (0.25, 0.4), (0.5, 0.27))
+_LAST_SHARE = 0.135
+# Gain of the last passes in nats a row at which learning has converged: twice that of passes over
+# all rows, since rows that were not seen before are a part of it.
+SETTLED_AFTER = 0.01
+
+
+def rows_of_part(part, message, classes, units, seed, largest):
+    """Return X, class indices and weights of the rows of a partition with keys up to `largest`."""
+    X, y, weight = read_rows(part, classes)
+    chosen = np.flatnonzero(standard_keys(X, units, seed) <= largest)
+    return np.asarray(X[chosen], dtype=np.float64), y[chosen], weight[chosen]
+
+
+def _rows(ep, data, share, seed):
+    """Return a share of the rows of all partitions.
+
+    They are chosen by content alone: not by their order, nor by partitions.
+    """
+    largest = np.uint64(share * float(np.iinfo(np.uint64).max))
+    messages = [None] * len(ep.sizes)
+    pieces = ep.run(rows_of_part, messages, ep.classes, data.units, seed, largest)
+    return [np.concatenate(p) for p in zip(*pieces, strict=True)]
+
+
+def _with_sites(ep, model):
+    """Return the state of the rows of `ep` with the sites that the posterior of others asks for."""
+    return ep.renew(model, [np.zeros((ep.n_problems, 2, n)) for n in ep.sizes])
+
+
+def learn_on_more_and_more_rows(
+    ep, hyper, vector, rule, data, monitor, *, seed, damping, max_iter, kind
+):
+    """Learn by passes over some of the rows, then over more.
+
+    The rule is told gradients of the scale of all rows, and goes on with them. Returns vector and
+    state of all rows to go on from, and how many passes over them are due; None where rows are few.
+    """
+    if data.weight < _MANY or ep.copies is not None:
+        return None
+    model, asked = None, False
+    for share, of_passes in _RUNGS:
+        X, y, weight = _rows(ep, data, max(share, _FEWEST / data.weight), seed)
+        if asked or len(np.unique(y)) < len(data.labels):
+            continue
+        with PartMap([Part(X, y, weight)], None) as run, monitor.phase("some rows first") as told:
+            small = InducingEP(run, [len(y)], None, ep.n_problems, ep.factor, ep.rule)
+            cold = model is None
+            state = small.zero(hyper.prior(vector)) if cold else _with_sites(small, model)
+            trace = Trace(StepsOfPhase(told))
+            options = dict(weight=weight.sum(), damping=damping, trace=trace, kind=kind)
+            options |= dict(max_iter=max(1, round(of_passes * max_iter)))
+            options |= dict(scale=data.weight / weight.sum())
+            state, vector, _ = learn_by_passes(small, hyper, vector, state, rule, **options)
+            model, asked = small.model(state), trace.asked
+    if model is None:
+        return None
+    return vector, _with_sites(ep, model), max(1, round(_LAST_SHARE * max_iter))
 
 
 @dataclass
@@ -356,14 +498,13 @@ def stored_gradient(ep, hyper, model, sites):
 
 
 def evidence_at(ep, hyper, state, **solver):
-    """Return vector -> `EvidencePoint` at the fixed point, warm-started from the last point.
+    """Return the `Evaluate` of vectors, at fixed points that start from the last one.
 
-    The payload is the model, the prior that of `hyper`. Hyperparameters without a proper prior or
-    posterior give a point of value minus infinity.
+    The payload is the model. Hyperparameters without a proper prior or posterior have no node.
     """
     last = [state]
 
-    def evaluate(vector):
+    def evaluate(vector, near=None):
         try:
             prior = hyper.prior(vector)
             if last[0].sites is None:
@@ -373,12 +514,12 @@ def evidence_at(ep, hyper, state, **solver):
                 start = ep.restate(prior, last[0].sites)
             solution = ep.solve(start, **solver)
         except ImproperPosterior:
-            return EvidencePoint(-np.inf, np.full(len(vector), np.nan), np.inf, None)
+            return None
         last[0], model = solution.state, solution.model
         gradient = stored_gradient(ep, hyper, model, last[0].sites)
         evaluation = solution.result.evaluation
-        value = evaluation.record["log_evidence"]
         log_prior, slopes = hyper.log_density(vector)
-        return EvidencePoint(value, gradient + slopes, evaluation.residual, model, log_prior)
+        figures = evaluation.record["log_evidence"], log_prior, gradient + slopes
+        return Node(vector, *figures, evaluation.residual, model)
 
     return evaluate

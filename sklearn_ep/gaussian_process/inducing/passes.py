@@ -15,8 +15,7 @@ from sklearn.utils import gen_batches
 from ..._engine.gaussian import lower_times
 from ..._engine.sites import Sites, cavity, log_site_mass, site_change
 from .rows import dense_copies
-from .single import rows_times, times_rows
-from .values import InducingPosterior, InducingPrior, block_rows
+from .values import InducingPosterior, InducingPrior, block_rows, rows_times, times_rows
 
 __all__ = [
     "RowSums",

@@ -1,30 +1,28 @@
 """From the parameters of an estimator and its data to plans of fits through inducing points."""
 
 import numpy as np
-from sklearn.utils import check_random_state
 
 from ..._engine.rules import rule_of_power
 from ..._estimator.checks import check_choice, check_number
-from .._averaging_plan import kernel_prior, kernel_settings, wants_average
 from .._base import (
     FEW_ROWS,
     check_input_gradient,
     check_kernel,
     column_spread,
+    draw_seed,
     warn_fewer_inducing,
 )
 from .._evidence import random_starts
-from .._kernel_scales import KernelScales
 from .._kernels import column_lengths, has_input_gradient
+from .._spaces import kernel_prior, kernel_settings, wants_average
 from .fit import InducingPlan, InducingRun
+from .learning import STEP_RULES
 from .rows import PartitionedRows, choose_inducing_points
-from .step_rules import STEP_RULES
 from .stream import StreamPlan, start_stream
 
 __all__ = [
     "asks_for_inducing",
     "check_inducing_parameters",
-    "draw_seed",
     "needs_all_rows",
     "plan_inducing",
     "plan_stream",
@@ -86,11 +84,6 @@ def _optimizer(estimator, factor):
             "use 'fmin_l_bfgs_b'."
         )
     return estimator.optimizer
-
-
-def draw_seed(random_state):
-    """Return a seed out of a random state: workers and later calls draw from it alike."""
-    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
 
 
 def _moves_inducing(estimator, kernel, weight):
@@ -157,9 +150,7 @@ def _averaging(estimator, kernel, data, factor):
     excluding = [setting for setting, excludes in checks.items() if excludes]
     if not wants_average(estimator, sum(data.sizes), excluding, sharp=True):
         return None
-    scales = KernelScales.at(kernel, kernel.theta)
-    prior = kernel_prior(kernel, factor, float(np.sqrt(data.var.sum())) or 1.0)
-    return scales.prior(prior)
+    return kernel_prior(kernel, factor, float(np.sqrt(data.var.sum())) or 1.0)
 
 
 def _start_from(plan, last, move_points):

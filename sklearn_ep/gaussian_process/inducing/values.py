@@ -19,9 +19,18 @@ from ..._engine.gaussian import (
     triangular_inverse,
 )
 from .._kernels import StationaryCross, cross_covariance, finite_or_named
-from .single import SingleCross
 
-__all__ = ["InducingPosterior", "InducingPrior", "InducingGPPosterior", "block_rows", "rebase"]
+__all__ = [
+    "InducingGP",
+    "InducingGPPosterior",
+    "InducingPosterior",
+    "InducingPrior",
+    "SingleCross",
+    "block_rows",
+    "rebase",
+    "rows_times",
+    "times_rows",
+]
 
 # Bytes of a block of W: few enough to stay in cache, enough for the full product rate.
 _BLOCK_BYTES = 800_000
@@ -30,6 +39,66 @@ _BLOCK_BYTES = 800_000
 def block_rows(m, kind=np.float64):
     """Return the number of rows of a block for m inducing points in a float type."""
     return int(np.clip(_BLOCK_BYTES // (m * np.dtype(kind).itemsize), 128, 4096))
+
+
+# Squared norms, in lengths, up to which single precision knows distances to a hundred thousandth.
+_LARGEST_NORM = 100.0
+
+
+def rows_times(W, v):
+    """Return diag(v) W in the float type of W."""
+    return v.astype(W.dtype, copy=False)[:, None] * W
+
+
+def times_rows(v, W):
+    """Return v W (m,) in the float type of W."""
+    return v.astype(W.dtype, copy=False) @ W
+
+
+class SingleCross(StationaryCross):
+    """The covariances of a `StationaryCross` with blocks of rows in single precision.
+
+    Blocks whose distances that does not carry stay as they are. Rows are centred before they are
+    rounded: columns may lie far from zero.
+    """
+
+    def __init__(self, cross):
+        vars(self).update(vars(cross))  # what is known of the points is not made twice
+        self.moderate = self.B_norms.max() < _LARGEST_NORM
+        if self.moderate:  # others may be beyond the range of single precision
+            self.rounded = self.B.astype(np.float32)
+            self.factor = -2.0 * np.ascontiguousarray(self.rounded.T)
+            self.rounded_norms = self.B_norms.astype(np.float32)
+
+    def block(self, X):
+        """Return the covariances (n, m) with Z and what `contract` wants back."""
+        A = (X - self.centre) / self.scale
+        norms = np.einsum("ij,ij->i", A, A)
+        if not (self.moderate and norms.max(initial=0.0) < _LARGEST_NORM):
+            return super().block(X)
+        A = A.astype(np.float32)
+        D = A @ self.factor
+        D += norms.astype(np.float32)[:, None]
+        D += self.rounded_norms
+        K, slope = self.of_squares(np.maximum(D, 0.0, out=D))
+        return K, (A, K, slope)
+
+    def rounded_block(self, kept):
+        """Return what `block` kept of the points, in single precision where that carries it."""
+        if not self.moderate:
+            return kept
+        _, K, slope = kept
+        own = K.astype(np.float32)
+        return self.rounded, own, own if slope is K else slope.astype(np.float32)
+
+    def _moments(self, P, A):
+        if A.dtype != np.float32:
+            return super()._moments(P, A)
+        P, B = P.astype(np.float32, copy=False), self.rounded
+        rows, cols = P @ np.ones(len(B), np.float32), np.ones(len(P), np.float32) @ P
+        towards = P.T @ A
+        pulls = towards - cols[:, None] * B
+        return rows @ A**2 - np.einsum("ij,ij->j", B, towards + pulls), pulls
 
 
 class InducingPrior:
@@ -180,3 +249,54 @@ class InducingGPPosterior:
         W2 = W1 if X2 is X1 else self.prior.whiten(X2)[0]
         prior = kernel(X1) if X2 is X1 else kernel(X1, X2)
         return prior - W1 @ W2.T + self.posterior.root(W1) @ self.posterior.root(W2).T
+
+
+class InducingState:
+    """Posterior of the conditional means t = E[f | u] given sites on them, copies counted.
+
+    `mean` and `var` (n,) are the marginals of t, `posterior` is the `InducingPosterior`, and
+    `log_evidence` the log of the integral of prior times sites.
+    """
+
+    def __init__(self, W, precision, shift):
+        self.precision, self.shift = precision, shift
+        # the product is general: precisions have both signs
+        self.posterior = InducingPosterior(W.T @ (precision[:, None] * W), shift @ W)
+        root = self.posterior.root(W)
+        self.mean, self.var = W @ self.posterior.mean, np.einsum("ij,ij->i", root, root)
+        self.log_evidence = self.posterior.log_evidence
+
+
+class InducingGP:
+    """Structure of a Gaussian process at rows X seen through inducing points Z (FITC).
+
+    `jitter` is the relative addition to the diagonal of the covariance of the inducing values;
+    `extra_var` (n,) are the variances of f given u, independent for each copy of a row. A posterior
+    costs 3 n m^2 flops, memory n m numbers.
+    """
+
+    def __init__(self, kernel, X, Z, jitter):
+        self.X, self.prior = X, InducingPrior(kernel, Z, jitter)
+        self.W, self.extra_var, self._kept = self.prior.whiten(X, keep=True)
+
+    def posterior(self, precision, shift):
+        """Return the `InducingState` for site parameters (n,), copies of tied rows counted."""
+        return InducingState(self.W, precision, shift)
+
+    def evidence_gradient(self, state, noise_slope, inputs=False):
+        """Return d log evidence / d theta (p,) and / d Z (m, d) at a fixed point of the sites.
+
+        `noise_slope` (n,) are the derivatives of the log evidence in the extra variances. Without
+        `inputs` the derivative in Z is 0.0; with it the kernel has to know its own.
+        """
+        posterior, W = state.posterior, self.W
+        scaled = noise_slope[:, None] * W
+        towards_w = -state.precision[:, None] * (W @ posterior.cov)
+        towards_w += np.outer(state.shift - state.precision * state.mean, posterior.mean)
+        G = (towards_w - 2.0 * scaled) @ self.prior.inverse
+        theta, towards = self.prior.cross.contract(self._kept, G, inputs)
+        M = W.T @ scaled - 0.5 * (posterior.cov + np.outer(posterior.mean, posterior.mean))
+        M[np.diag_indices_from(M)] += 0.5
+        diagonal = self.prior.cross.contract_diagonal(self.X, noise_slope)
+        of_prior, towards_prior = self.prior.contract(M, inputs)
+        return theta + diagonal + of_prior, towards + towards_prior

@@ -1,108 +1,281 @@
-"""Average over the kernel and the rate of wrong labels, and over there being none."""
+"""Average over the kernel and the rate of wrong labels, and over there being none.
+
+Without wrong labels the problem is the same at a rate of zero, under a prior of its own.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import betainc, betaln, expit, log_expit, logit
 
-from ..._engine.hyper import Spacing, integrate
+from ..._engine.hyper import Average, Spacing, average_of, integrate
 from ..._engine.loop import SILENT, Trace
 from ..._estimator.averaged import AveragedPosterior
-from .._averaged_fit import alone
-from .._dense_fit import fit_of_sites, watch_of_sweeps
-from .._evidence import node_at_mode
-from .._fitted import left_out_signs, mixed_logs
-from .._kernel_scales import KernelScales, learned_coordinates
+from .._evidence import TO_THE_MODE, find_mode
+from .._fitted import (
+    attributes_of_nodes,
+    fit_of_sites,
+    left_out_signs,
+    mixed_logs,
+    watch_of_sweeps,
+)
 from .._kernels import with_theta
+from .._spaces import KernelScales, Nodes, learned_coordinates, settled
 from ..inducing.averaged import AveragedInducing
 from .ladder import climb
-from .nodes import ErrorNodes
-from .problem import fit_label_errors, learn_hyperparameters, wrong_proba
+from .problem import (
+    RATE_BOUNDS,
+    Setting,
+    fit_label_errors,
+    learn_hyperparameters,
+    wrong_proba,
+)
 from .step import LabelErrorStep
-from .without_errors import without_errors
 
-__all__ = ["fit_averaged_errors"]
+__all__ = ["ErrorSpace", "NodeProblem", "fit_averaged_errors", "log_rate_density"]
 
-# Step, depth and most nodes of the lattice in kernel and rate, in the main the neighbours of the
-# mode: on ten splits with and without wrong labels the log loss is that of a finer one within .001.
-_SPACING = Spacing(2.0, 3.5, 20)
+# Step, depth and most nodes of the lattice in kernel and rate, and in the kernel alone, in the main
+# the neighbours of the mode: on ten splits with and without wrong labels the log loss is that of a
+# finer one within .001.
+_SPACING, _PLAIN_SPACING = Spacing(2.0, 3.5, 20), Spacing(2.0, 3.5, 9)
+# Shares of the posterior below which no label errors at all are left out, and are the mode alone.
+_LEAST_SHARE, _SMALL_SHARE = 1e-3, 0.02
+
+
+def log_rate_density(x, counts):
+    """Return the log density of the logit of a rate that is Beta of these counts, and its slope.
+
+    The rate is within the bounds of learning.
+    """
+    a, b = counts
+    total = betaln(a, b) + np.log(betainc(a, b, RATE_BOUNDS[1]))
+    return a * x + (a + b) * log_expit(-x) - total, a - (a + b) * expit(x)
+
+
+@dataclass(frozen=True)
+class ErrorSpace:
+    """The phi of a kernel and the logit of the rate of wrong labels, as far as learned.
+
+    `first` is a `Setting` with what is kept; `scales` are None for a kernel that is kept, and
+    `rate_counts`, those of the Beta prior of the rate, for a rate that is.
+    """
+
+    first: Setting
+    scales: KernelScales | None
+    rate_counts: tuple[float, float] | None
+
+    @cached_property
+    def s(self):
+        """Spread of the log lengths, infinite where they are those that learning found."""
+        return learned_coordinates(self.first.kernel)[2]
+
+    @property
+    def names(self):
+        """What phi consists of."""
+        names = () if self.scales is None else self.scales.names
+        return (*names, "logit_label_noise") if self.rate_counts else names
+
+    @property
+    def bounds(self):
+        """Bounds (T, 2) of phi."""
+        rate = np.tile(logit(RATE_BOUNDS), (int(self.rate_counts is not None), 1))
+        return rate if self.scales is None else np.vstack([self.scales.bounds, rate])
+
+    @property
+    def start(self):
+        """The phi (T,) of the first setting."""
+        rate = [logit(self.first.rate)] if self.rate_counts else []
+        if self.scales is None:
+            return np.array(rate)
+        return np.append(self.scales.phi(self.first.kernel.theta), rate)
+
+    def _of_kernel(self, phi):
+        return phi[: len(phi) - 1] if self.rate_counts else phi
+
+    def point(self, phi):
+        """Return the `Setting` at phi."""
+        kernel, rate, points = self.first
+        if self.scales is not None:
+            kernel = with_theta(kernel, self.scales.point(self._of_kernel(phi)))
+        return Setting(kernel, float(expit(phi[-1])) if self.rate_counts else rate, points)
+
+    def slopes(self, slope):
+        """Return the gradient in phi from `Slopes`."""
+        kernel = np.empty(0) if self.scales is None else self.scales.slopes(slope.theta)
+        return np.append(kernel, slope.rate) if self.rate_counts else kernel
+
+    def log_prior(self, phi):
+        """Return the log prior density of phi and its gradient."""
+        value, slope = 0.0, np.empty(0)
+        if self.scales is not None:
+            value, slope = self.scales.log_prior(self._of_kernel(phi))
+        if self.rate_counts is None:
+            return value, slope
+        more, steep = log_rate_density(phi[-1], self.rate_counts)
+        return value + more, np.append(slope, steep)
+
+    def unit_squares(self, X):
+        """Return the `unit_squares` of the kernel, None where it is kept or sees points."""
+        through_points = self.first.points is not None
+        return None if self.scales is None or through_points else self.scales.unit_squares(X)
+
+    def squares(self, phi, unit):
+        """Return the squared distances in lengths at phi."""
+        scales: Any = self.scales
+        return scales.squares(self._of_kernel(phi), unit)
+
+
+@dataclass
+class NodeProblem:
+    """EP of the labels of one problem at any setting, from the sites of a neighbour.
+
+    `plan` is a `LabelErrorPlan`, `x` are sites to start from where there is no neighbour.
+    """
+
+    plan: Any
+    sign: np.ndarray
+    x: np.ndarray
+    tol: ClassVar[float] = 2e-2
+
+    @property
+    def rows(self):
+        """The rows."""
+        return self.plan.X
+
+    def at(self, setting, near, slopes=True, squares=None):
+        """Return the `ErrorNode` at a setting, or None where EP has no fixed point."""
+        ep = self.plan.ep(setting, self.sign, squares)
+
+        def solve(start, share):
+            # sites start close to their fixed points
+            return ep.solve(start, tol=self.tol, max_iter=40, damping=share, accelerate=True)
+
+        x = self.x if near is None else near.sites
+        result = settled(solve, x, np.zeros_like(self.x))
+        return None if result is None else self.plan.node(setting, ep, result)
 
 
 def fit_averaged_errors(plan, sign, monitor, k):
     """Average over the kernel and the rate of problem k, and return its `BinaryFit`."""
     trace, first = Trace(monitor), plan.first_setting(k)
-    scales = KernelScales.at(first.kernel, first.kernel.theta) if plan.learn else None
-    if plan.move_points or (scales is not None and len(scales.lengths) > 1):
+    if plan.move_points or (plan.learn and len(_scales(first).lengths) > 1):
         # ratios of lengths, and places of inducing points, are those that learning finds
         first = learn_hyperparameters(plan, sign, Trace(), k)[0]
-        scales = KernelScales.at(first.kernel, first.kernel.theta) if plan.learn else None
-    prior = None if scales is None else scales.prior(plan.averaging.prior)
-    nodes = ErrorNodes(plan, sign, plan.sites[k], first, scales, prior)
-    limits = dict(max_iter=plan.max_iter, monitor=trace)
-    found = node_at_mode(nodes.evaluate, nodes.start(), nodes.bounds, nodes.told, **limits)
+    scales = _scales(first, plan.averaging.prior) if plan.learn else None
+    counts = plan.averaging.rate_counts if plan.learn_rate else None
+    nodes = Nodes(NodeProblem(plan, sign, plan.sites[k]), ErrorSpace(first, scales, counts))
+    found = _mode(nodes, trace)
     if found is None:
         return fit_label_errors(plan, sign, monitor, k)
     mode, end = found
     if end.reason == "asked":
-        lattice = alone(mode)
-        clean, log_odds = None, -np.inf
+        lattice, without = average_of([mode], np.array([mode.log_evidence])), _NONE
     else:
         # of iterations that ran out none is left that a phase could lead to
         watch = SILENT if end.reason == "max_iter" else monitor
         workers, spacing = plan.averaging.n_jobs, _SPACING if len(mode.phi) == 3 else None
-        lattice = integrate(nodes.evaluate, mode, nodes.bounds, workers, watch, spacing)
-        clean, log_odds = without_errors(nodes, lattice, watch)
-    return _mixed(nodes, lattice, clean, log_odds, trace, end)
+        lattice = integrate(nodes.evaluate, mode, nodes.space.bounds, workers, watch, spacing)
+        without = without_errors(nodes, lattice, watch)
+    return _mixed(nodes, lattice, without, trace, end)
 
 
-def _mixed(nodes, lattice, clean, log_odds, trace, end):
+def _scales(setting, prior=None):
+    """Return the `KernelScales` at a setting."""
+    return KernelScales.at(setting.kernel, setting.kernel.theta, prior)
+
+
+def _mode(nodes, monitor=SILENT):
+    space = nodes.space
+    search = dict(accuracy=TO_THE_MODE, max_iter=nodes.problem.plan.max_iter, monitor=monitor)
+    return find_mode(nodes.evaluate, space.start, space.bounds, **search)
+
+
+class WithoutErrors(NamedTuple):
+    """Average of a model without label errors, None where it has no share, and its log odds."""
+
+    average: Average | None
+    log_odds: float
+
+
+_NONE = WithoutErrors(None, -np.inf)
+
+
+def without_errors(nodes, lattice, monitor):
+    """Return the `WithoutErrors`: the average over nodes whose rate is zero, and its odds."""
+    plan, space = nodes.problem.plan, nodes.space
+    if not (plan.learn_rate and plan.averaging.no_errors):
+        return _NONE
+    odds = logit(plan.averaging.no_errors) - lattice.log_evidence
+    theta, scales = lattice.heaviest.payload.setting.kernel.theta, space.scales
+    kernel = plan.averaging.plain_kernel or space.first.kernel
+    if scales is not None:
+        scales = replace(scales, kernel=kernel, both=plan.averaging.plain_prior)
+    first = Setting(with_theta(kernel, theta), 0.0, space.first.points)
+    problem = replace(nodes.problem, x=np.zeros_like(nodes.problem.x))
+    plain = Nodes(problem, ErrorSpace(first, scales, None))
+    found = _mode(plain)
+    if found is None:
+        return _NONE
+    mode, average = found[0], average_of([found[0]], np.array([found[0].objective]))
+    if scales is not None:
+        # where its share is small it is the mode alone, with the volume of kernels with errors
+        phi = lattice.phi[:, : len(scales.names)]
+        cov = np.atleast_2d(np.cov(phi.T, aweights=lattice.weight, ddof=0))
+        log_mass = mode.objective + 0.5 * np.linalg.slogdet(2.0 * np.pi * cov)[1]
+        share = expit(odds + log_mass)
+        if share < _LEAST_SHARE:
+            return _NONE
+        average = average_of([mode], np.array([log_mass]))
+        if share >= _SMALL_SHARE:
+            spacing = _PLAIN_SPACING if len(mode.phi) == 2 else None
+            about = plain.evaluate, mode, plain.space.bounds
+            average = integrate(*about, plan.averaging.n_jobs, monitor, spacing)
+    return WithoutErrors(average, float(odds + average.log_evidence))
+
+
+def _mixed(nodes, lattice, without, trace, end):
     """Return the `BinaryFit` of nodes with label errors, and of nodes without them."""
-    plan, sign, heaviest = nodes.plan, nodes.sign, lattice.heaviest
-    share = float(expit(log_odds))
-    setting = heaviest.payload.setting
-    watch = watch_of_sweeps(trace, end, setting)
+    plan, sign, heaviest = nodes.problem.plan, nodes.problem.sign, lattice.heaviest
+    share, setting = float(expit(without.log_odds)), heaviest.payload.setting
     # sites and relaxation of the estimator are those of the heaviest node, refined by its own rule
+    watch = watch_of_sweeps(trace, end, setting)
     rungs = plan.rungs(setting, sign, plan.tol)
-    result, path = climb(rungs, heaviest.payload.result.x, plan.max_iter, watch)
+    result, path = climb(rungs, heaviest.payload.sites, plan.max_iter, watch)
+    clean = [] if without.average is None else [n.payload for n in without.average.nodes]
+    settings = [n.payload.setting for n in lattice.nodes] + [n.setting for n in clean]
     results = [result if n is heaviest else n.payload.result for n in lattice.nodes]
-    settings = [n.payload.setting for n in lattice.nodes]
-    payloads = [r.evaluation.payload[0] for r in results]
-    posteriors = [plan.posterior(pair) for pair in zip(settings, payloads, strict=True)]
-    own, weight = posteriors[int(np.argmax(lattice.weight))], lattice.weight
-    pairs = [(LabelErrorStep(s.rate), r) for s, r in zip(settings, results, strict=True)]
-    wrong = np.array([wrong_proba(factor, sign, r) for factor, r in pairs])
-    if clean is not None:
-        weight = np.concatenate([(1.0 - share) * weight, share * clean.average.weight])
-        posteriors, pairs = posteriors + clean.posteriors, pairs + clean.left_out
-    theta = np.array([s.kernel.theta for s in settings])
+    results += [n.result for n in clean]
+    own, weight = slice(0, len(lattice.nodes)), lattice.weight
+    if clean:
+        weight = np.concatenate([(1.0 - share) * weight, share * without.average.weight])
+    pairs = list(zip(settings, results, strict=True))
+    posteriors = [plan.posterior((s, r.evaluation.payload[0])) for s, r in pairs]
+    factors = [(LabelErrorStep(s.rate), r) for s, r in pairs]
+    wrong = np.array([wrong_proba(factor, sign, r) for factor, r in factors[own]])
+    theta = [s.kernel.theta for s in settings[own]]
     update = result.evaluation.payload[1]
-    more = dict(
-        average=lattice._replace(nodes=[n._replace(payload=None) for n in lattice.nodes]),
-        anisotropy=np.full(len(theta), learned_coordinates(setting.kernel)[2]),
-        theta=theta,
-        names=nodes.names,
+    more = attributes_of_nodes(lattice, theta, nodes.space.names) | dict(
         no_errors_proba=share,
-        label_noise=(1.0 - share) * float(lattice.weight @ [s.rate for s in settings]),
+        label_noise=(1.0 - share) * float(lattice.weight @ [s.rate for s in settings[own]]),
         relaxation=np.zeros(len(sign)) if update.relaxation is None else update.relaxation,
         wrong_proba=(1.0 - share) * (lattice.weight @ wrong),
         setting=setting,
         path=path,
-        posterior_of_sites=own,
+        posterior_of_sites=posteriors[int(np.argmax(lattice.weight))],
     )
     # of labels that a kernel separates one side may take all weight, to the last digit
     heavy = np.flatnonzero(weight > 0)
-    left_out = mixed_logs(weight[heavy], [left_out_signs(*pairs[i]) for i in heavy])
-    mean = with_theta(plan.kernel, lattice.weight @ theta)
+    left_out = mixed_logs(weight[heavy], [left_out_signs(*factors[i]) for i in heavy])
+    mean = with_theta(plan.kernel, lattice.weight @ np.array(theta))
     mixture = AveragedPosterior if setting.points is None else AveragedInducing
     posterior = mixture([posteriors[i] for i in heavy], weight[heavy])
-    run = trace, end, result, mean, left_out, setting.points
-    fit = fit_of_sites(posterior, *run, **more)
+    fit = fit_of_sites(posterior, trace, end, result, mean, left_out, setting.points, **more)
     if end.reason == "asked":
         return fit
-    return fit._replace(log_evidence=_log_evidence(nodes, lattice, log_odds))
-
-
-def _log_evidence(nodes, lattice, log_odds):
-    """Return the log evidence of both parts of the mixture."""
-    if not nodes.plan.learn_rate:
-        return lattice.log_evidence
-    prior = nodes.plan.averaging.no_errors
-    return float(lattice.log_evidence + np.log1p(-prior) + np.logaddexp(0.0, log_odds))
+    log_evidence = lattice.log_evidence
+    if plan.learn_rate:
+        prior = plan.averaging.no_errors
+        log_evidence += np.log1p(-prior) + np.logaddexp(0.0, without.log_odds)
+    return fit._replace(log_evidence=float(log_evidence))

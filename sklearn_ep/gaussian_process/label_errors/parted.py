@@ -15,46 +15,32 @@ from ..._engine.likelihoods import LabelNoise
 from ..._engine.loop import Trace
 from ..._engine.partition import PartMap, add_up
 from ..._engine.sites import Sites, cavity
-from .._dense_fit import fit_of_sites, watch_of_sweeps
-from .._evidence import KEPT, EvidencePoint, ValueWithGradient
+from .._evidence import KEPT, ValueWithGradient
+from .._fitted import WithLearned, fit_of_sites, watch_of_sweeps
 from .._kernels import contract_diagonal, with_theta
 from ..inducing.ep import InducingEP, read_rows
 from ..inducing.passes import evidence_gradient
 from ..inducing.rows import PartitionedRows
 from ..inducing.values import InducingGPPosterior, InducingPrior, block_rows
 from .ladder import climb
-from .noise import noisy_marginals
-from .problem import ENDS_BEFORE_SWEEPS, LabelErrorPlan, Setting, learn_setting
-from .projected import OfNoise, on_means, on_noisy
+from .noise import OfNoise, noisy_marginals, on_means, on_noisy
+from .problem import ENDS_BEFORE_SWEEPS, ErrorNode, LabelErrorPlan, Slopes, learn_setting
 from .relaxed_rule import Relaxed
 from .step import LabelErrorStep
 
-__all__ = ["PartedErrors", "PartedPayload", "fit_parted_errors", "labels_of_parts"]
+__all__ = ["PartedErrors", "PartedErrorProblem", "fit_parted_errors", "labels_of_parts"]
 
 # Residual and mixing of sites while hyperparameters move. Changes of sites on t are small in the
 # standard deviations of t where the noise is large: the tolerance has to be the smaller for it.
 _LEARNING_SITES = dict(tol=5e-3, damping=0.8)
 
 
-class PartedPayload(NamedTuple):
-    """What an iteration leaves: setting, `PassModel` there, and the sites on t, part by part."""
-
-    setting: Setting
-    model: Any
-    sites: Any
-
-
-class AtSetting:
+class AtSetting(WithLearned):
     """Monitor that adds what was learned to the model of the sweeps that follow."""
 
-    def __init__(self, monitor, setting):
-        self.monitor, self.setting = monitor, setting
-
-    def begin(self, name="iteration"):
-        self.monitor.begin(name)
-
     def end(self, record, payload):
-        return self.monitor.end(record, PartedPayload(self.setting, payload, None))
+        """Tell of a sweep by its setting and model."""
+        return self.monitor.end(record, (self.learned, payload))
 
 
 class RowLabels(NamedTuple):
@@ -150,8 +136,9 @@ class PartedErrors(ValueWithGradient):
         return 1 if len(self.plan.starts) == 1 else k
 
     def posterior(self, payload):
-        """Return the predicting posterior that belongs to a `PartedPayload`."""
-        factor, model = LabelNoise(payload.setting.rate, self.plan.noise), payload.model
+        """Return the predicting posterior that belongs to the payload of an iteration."""
+        setting, model = payload[:2]
+        factor = LabelNoise(setting.rate, self.plan.noise)
         return InducingGPPosterior(model.prior, model.posteriors[0], factor)
 
     def log_prior(self, run):
@@ -198,48 +185,59 @@ class PartedErrors(ValueWithGradient):
         except ImproperPosterior:  # the last sites are no start for this kernel
             return ep.solve(ep.zero(prior), **options)
 
-    def evidence(self, run, k, sites, tol, damping):
-        """Return the `evaluate` of learning; sites are warm-started from the last point."""
-        warm = [sites]
-        options = dict(tol=tol, max_iter=self.plan.max_iter, damping=damping, accelerate=True)
-
-        def evaluate(setting, gradient=True):
-            ep = self.ep(run, k, setting.rate, self.plan.rule)
-            solution = self.solve(ep, setting, warm[0], **options)
-            model, slope, towards, rate_slope = solution.model, np.empty(0), 0.0, 0.0
-            warm[0] = sites = solution.state.sites
-            if gradient:
-                moves = self.plan.move_points
-                sums = ep.one_pass(model, sites, gradient="stored", inputs=moves)[0]
-                slope, towards = evidence_gradient(model, sums, False, moves)
-            if self.plan.learn_rate:
-                rate_slope = sum(run(rate_slope_of_part, sites, model, self.data.classes))
-            evaluation = solution.result.evaluation
-            payload, value = PartedPayload(setting, model, sites), evaluation.record["log_evidence"]
-            point = EvidencePoint(float(value), slope, evaluation.residual, payload)
-            return point, rate_slope, towards
-
-        return evaluate
-
     def value_and_gradient(self, theta, fit, n_jobs):
         """Return log evidence at theta, EP run from the sites of the fit, and its gradient.
 
         Rates of wrong labels and inducing points are those of the fit.
         """
-        values, slopes = [], []
+        found = []
         own = [f.attributes["setting"] for f in fit.runs]
-        plan = replace(self.plan, sites=list(fit.sites), points=[s.points for s in own])
-        plan = replace(plan, starts=[s.kernel.theta for s in own])
+        moved: dict[str, Any] = dict(
+            sites=list(fit.sites), points=[s.points for s in own], learn=True
+        )
+        plan = replace(self.plan, starts=[s.kernel.theta for s in own], **moved)
+        errors = replace(self, plan=plan)
         with PartMap(self.data.parts, n_jobs) as run:
             for k, part in enumerate(np.split(theta, len(own))):
-                problem = replace(self, plan=plan)
-                sites, tol = problem.start(run, k), dict(tol=plan.tol, damping=plan.damping)
-                kernel = with_theta(plan.kernel, part)
-                evaluate = problem.evidence(run, k, sites, **tol)
-                point = evaluate(own[k]._replace(kernel=kernel))[0]
-                values.append(point.value)
-                slopes.append(point.gradient)
-        return float(sum(values)), np.concatenate(slopes)
+                setting = own[k]._replace(kernel=with_theta(plan.kernel, part))
+                sites = errors.start(run, k)
+                problem = PartedErrorProblem(errors, run, k, sites, plan.tol, plan.damping)
+                found.append(problem.at(setting, None))
+        value = float(sum(node.log_evidence for node in found))
+        return value, np.concatenate([node.slope.theta for node in found])
+
+
+@dataclass
+class PartedErrorProblem:
+    """EP of problem k over an open map while its setting moves, from the last sites on t."""
+
+    errors: PartedErrors
+    run: Any
+    k: int
+    sites: list
+    tol: float
+    damping: float
+
+    def at(self, setting, near, slopes=True, squares=None):
+        """Return the `ErrorNode` at a setting, None where it has no posterior."""
+        plan, data = self.errors.plan, self.errors.data
+        options = dict(tol=self.tol, max_iter=plan.max_iter, damping=self.damping, accelerate=True)
+        ep = self.errors.ep(self.run, self.k, setting.rate, plan.rule)
+        try:
+            solution = self.errors.solve(ep, setting, self.sites, **options)
+        except ImproperPosterior:  # such as inducing points that have met
+            return None
+        model, slope, towards, rate_slope = solution.model, np.empty(0), 0.0, 0.0
+        self.sites = sites = solution.state.sites
+        if plan.learn or plan.move_points:
+            moves = plan.move_points
+            sums = ep.one_pass(model, sites, gradient="stored", inputs=moves)[0]
+            slope, towards = evidence_gradient(model, sums, False, moves)
+        if plan.learn_rate:
+            rate_slope = sum(self.run(rate_slope_of_part, sites, model, data.classes))
+        result, slopes = solution.result, Slopes(slope, rate_slope, towards)
+        figures = float(result.evaluation.record["log_evidence"]), result.residual
+        return ErrorNode(setting, model, sites, *figures, slopes)
 
 
 def labels_of_parts(problem, run):
@@ -251,8 +249,8 @@ def fit_parted_errors(problem, run, monitor, k):
     """Learn what is asked for, converge the sites, and return the `BinaryFit` of problem k."""
     plan, trace, sites = problem.plan, Trace(monitor), problem.start(run, k)
     unit = problem.data.units.spread if plan.move_points else None
-    evaluate = problem.evidence(run, k, sites, **_LEARNING_SITES)
-    found = learn_setting(plan, k, unit, evaluate, problem.log_prior(run), trace)
+    moving = PartedErrorProblem(problem, run, k, sites, **_LEARNING_SITES)
+    found = learn_setting(plan, k, unit, moving, problem.log_prior(run), trace)
     setting, sites, end = found or (plan.first_setting(k), sites, KEPT)
     last: list[Any] = []
 
@@ -279,5 +277,5 @@ def fit_parted_errors(problem, run, monitor, k):
     )
     left_out = {"loo_log_plus": told.plus, "loo_log_minus": told.minus}
     ended = trace, end, replace(result, x=told.sites), setting.kernel, left_out
-    posterior = problem.posterior(PartedPayload(setting, model, None))
+    posterior = problem.posterior((setting, model))
     return fit_of_sites(posterior, *ended, setting.points, **more)

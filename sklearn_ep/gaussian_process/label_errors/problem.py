@@ -1,6 +1,6 @@
 """One binary problem of Gaussian-process classification whose labels may be wrong."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,16 +15,13 @@ from ..._engine.rules import Power
 from ..._engine.sites import Sites, cavity
 from ..._engine.whole import WholeEP
 from .._base import column_spread
-from .._dense_fit import fit_of_sites, watch_of_sweeps
 from .._dense_gp import DenseGPPosterior, KernelGP
-from .._evidence import KEPT, EvidencePoint, ValueWithGradient, maximise_evidence
-from .._fitted import evidence_of_problems, left_out_signs
-from .._kernel_scales import ScalePrior
+from .._evidence import KEPT, Accuracy, ValueWithGradient, find_mode, or_refuse
+from .._fitted import evidence_of_problems, fit_of_sites, left_out_signs, watch_of_sweeps
 from .._kernels import contract_diagonal, with_theta
-from ..inducing.gp import InducingGP
-from ..inducing.values import InducingGPPosterior, InducingPrior
-from .ladder import Rung, climb
-from .marginal_double_loop import MarginalDoubleLoop
+from .._spaces import Nodes, ScalePrior
+from ..inducing.values import InducingGP, InducingGPPosterior, InducingPrior
+from .ladder import MarginalDoubleLoop, Rung, climb
 from .noise import LatentNoise
 from .relaxed_rule import Relaxed
 from .step import LabelErrorStep
@@ -33,13 +30,16 @@ __all__ = [
     "ENDS_BEFORE_SWEEPS",
     "RATE_BOUNDS",
     "RATE_COUNTS",
+    "Coordinates",
     "ErrorAveraging",
+    "ErrorNode",
+    "ErrorProblem",
     "LabelErrorPlan",
     "Setting",
+    "Slopes",
     "fit_label_errors",
     "learn_hyperparameters",
     "learn_setting",
-    "objective_of",
     "wrong_proba",
 ]
 
@@ -48,7 +48,7 @@ RATE_BOUNDS = (1e-4, 0.45)
 # changes of the evidence below `ftol`, or what a line search still finds after five evaluations,
 # are within the error of that.
 _LEARNING_SITES = dict(tol=5e-2, damping=0.8)
-_LEARNING = dict(ftol=3e-4, first_step=1.0, max_line_search=5)
+_LEARNING = Accuracy(ftol=3e-4, first_step=1.0, max_line_search=5)
 # Damping and power of the fallbacks, in the order in which they are tried.
 _SMALL_DAMPING, _SAFE_POWER, _POWER_DAMPING = 0.25, 0.5, 0.9
 # Weak priors of learning. Few rows with wrong labels leave amplitude, length scale and rate nearly
@@ -84,15 +84,42 @@ class Setting(NamedTuple):
     points: Any
 
 
-class Coordinates:
-    """One vector of all that is learned: theta, logit of the rate, moves of inducing points.
+class Slopes(NamedTuple):
+    """Gradient of a log evidence in theta (p,), the logit of the rate and the points (m, d)."""
 
-    `first` is the `Setting` where learning starts, and what is kept of it; `unit` (d,) the length
-    of a move of size one in each column, None where the inducing points are kept.
+    theta: np.ndarray
+    rate: float
+    points: Any
+
+
+class ErrorNode(NamedTuple):
+    """What a node keeps; the first two are the payload of an iteration.
+
+    Setting, state of the posterior or model of the passes, sites; for the others see `Nodes`.
     """
 
-    def __init__(self, first, learn_kernel, learn_rate, unit):
-        self.first, self.unit = first, unit
+    setting: Setting
+    state: Any
+    sites: Any
+    log_evidence: float
+    residual: float
+    slope: Slopes | None = None
+    s: float = 0.0
+    result: Any = None
+
+
+class Coordinates:
+    """The space of all that is learned: theta, logit of the rate, moves of inducing points.
+
+    `first` is the `Setting` where learning starts, and what is kept of it; `unit` (d,) the length
+    of a move of size one in each column, None where the inducing points are kept; `log_prior_of`
+    maps kernel and rate to the log prior density with its slopes.
+    """
+
+    s = 0.0
+
+    def __init__(self, first, learn_kernel, learn_rate, unit, log_prior_of):
+        self.first, self.unit, self.log_prior_of = first, unit, log_prior_of
         self.n_theta = first.kernel.n_dims if learn_kernel else 0
         self.n_rate = int(learn_rate)
         self.n_moves = 0 if unit is None else first.points.size
@@ -110,7 +137,7 @@ class Coordinates:
         rate = np.tile(logit(RATE_BOUNDS), (self.n_rate, 1))
         return np.vstack([theta, rate, free])
 
-    def setting(self, vector):
+    def point(self, vector):
         """Return the `Setting` of a vector."""
         kernel, rate, points = self.first
         theta, logit_rate, moves = np.split(vector, [self.n_theta, self.n_theta + self.n_rate])
@@ -122,10 +149,17 @@ class Coordinates:
             points = points + moves.reshape(points.shape) * self.unit
         return Setting(kernel, rate, points)
 
-    def gradient(self, theta, rate, points):
-        """Return the gradient in the vector from those in theta, logit rate and points."""
-        moves = (points * self.unit).ravel() if self.n_moves else np.empty(0)
-        return np.concatenate([theta[: self.n_theta], np.full(self.n_rate, rate), moves])
+    def slopes(self, slope):
+        """Return the gradient in the vector from `Slopes`."""
+        moves = (slope.points * self.unit).ravel() if self.n_moves else np.empty(0)
+        rate = np.full(self.n_rate, slope.rate)
+        return np.concatenate([slope.theta[: self.n_theta], rate, moves])
+
+    def log_prior(self, vector):
+        """Return the log prior density of a vector and its gradient."""
+        kernel, rate, points = self.point(vector)
+        value, theta, of_rate = self.log_prior_of(kernel, rate)
+        return value, self.slopes(Slopes(theta, of_rate, np.zeros(np.shape(points))))
 
 
 class ErrorAveraging(NamedTuple):
@@ -275,37 +309,27 @@ class LabelErrorPlan(ValueWithGradient):
         Rates of wrong labels and inducing points are those of the fit.
         """
 
-        def evidence(k, sign, x):
+        def at(k, sign, x, part):
             setting = fit.runs[k].attributes["setting"]
-            evaluate = self.evidence(sign, x, self.tol, self.damping)
-            return lambda t: evaluate(setting._replace(kernel=with_theta(self.kernel, t)))[0]
+            problem = ErrorProblem(replace(self, learn=True), sign, x, self.tol, self.damping)
+            found = problem.at(setting._replace(kernel=with_theta(self.kernel, part)), None)
+            return found.log_evidence, found.slope.theta
 
-        return evidence_of_problems(evidence, self.y, theta, fit)
+        return evidence_of_problems(at, self.y, theta, fit)
 
     def latent_sites(self, fit):
         """Return the sites (precision, shift) on the latent values of the rows, problem 0."""
         return fit.sites[0] / (1.0 + self.noise * fit.sites[0][0])
 
-    def evidence(self, sign, x, tol, damping):
-        """Return setting -> (`EvidencePoint`, slopes in logit rate and points) with warm sites."""
-        warm = [x]
-        options = dict(tol=tol, max_iter=self.max_iter, damping=damping, accelerate=True)
-
-        def evaluate(setting, gradient=True):
-            ep = self.ep(setting, sign)
-            try:
-                result = ep.solve(warm[0], **options)
-            except ImproperPosterior:  # the last sites are no start for this kernel
-                result = ep.solve(np.zeros_like(x), **options)
-            warm[0], (state, _) = result.x, result.evaluation.payload
-            slope, towards = np.empty(0), 0.0
-            if gradient:
-                slope, towards = self.slopes(ep.structure.structure, state)
-            value, payload = result.evaluation.record["log_evidence"], (setting, state, result.x)
-            point = EvidencePoint(value, slope, result.residual, payload)
-            return point, self.rate_slope(ep, Sites(*result.x), state), towards
-
-        return evaluate
+    def node(self, setting, ep, result):
+        """Return the `ErrorNode` of a `Result` of the rule of learning."""
+        (state, _), slope, towards = result.evaluation.payload, np.empty(0), 0.0
+        if self.learn or self.move_points:
+            slope, towards = self.slopes(ep.structure.structure, state)
+        rate = self.rate_slope(ep, Sites(*result.x), state) if self.learn_rate else 0.0
+        slopes = Slopes(slope, rate, towards)
+        figures = result.evaluation.record["log_evidence"], result.residual
+        return ErrorNode(setting, state, result.x, *figures, slopes, result=result)
 
     def rate_slope(self, ep, sites, state):
         """Return d log evidence / d logit(rate): expected minus assumed number of wrong labels."""
@@ -324,59 +348,62 @@ class LabelErrorPlan(ValueWithGradient):
         return InducingGPPosterior(prior, state.latent.posterior, factor)
 
 
-def objective_of(evaluate, log_prior, coordinates):
-    """Return the function that learning maximises, of the vector of the coordinates.
+@dataclass
+class ErrorProblem:
+    """EP of the labels of one problem while its setting moves, from the sites of the last point."""
 
-    `evaluate(setting, gradient)` gives the `EvidencePoint` with the slopes in logit rate and
-    points, `log_prior(kernel, rate)` the log prior density with its slopes.
-    """
-    moves = coordinates.n_theta + coordinates.n_moves > 0
+    plan: LabelErrorPlan
+    sign: np.ndarray
+    x: np.ndarray
+    tol: float
+    damping: float
 
-    def at(vector):
-        setting = coordinates.setting(vector)
+    def at(self, setting, near, slopes=True, squares=None):
+        """Return the `ErrorNode` at a setting, None where it has no posterior."""
+        plan = self.plan
+        options = dict(tol=self.tol, max_iter=plan.max_iter, damping=self.damping, accelerate=True)
         try:
-            point, rate_slope, towards = evaluate(setting, gradient=moves)
+            ep = plan.ep(setting, self.sign)
+            try:
+                result = ep.solve(self.x, **options)
+            except ImproperPosterior:  # the last sites are no start for this kernel
+                result = ep.solve(np.zeros_like(self.x), **options)
         except ImproperPosterior:  # such as inducing points that have met
-            return EvidencePoint(-np.inf, np.full(len(vector), np.nan), np.inf, None)
-        value, slope, rate_prior_slope = log_prior(setting.kernel, setting.rate)
-        if coordinates.n_theta:
-            slope = slope + point.gradient
-        gradient = coordinates.gradient(slope, rate_slope + rate_prior_slope, towards)
-        return point._replace(gradient=gradient, log_prior=value)
-
-    return at
+            return None
+        self.x = result.x
+        return plan.node(setting, ep, result)
 
 
 def learn_hyperparameters(plan, sign, trace, k):
     """Return (setting, sites of EP there, `LearningEnd`) of problem k."""
     unit = column_spread(plan.X, plan.weight) if plan.move_points else None
-    evaluate = plan.evidence(sign, plan.sites[k], **_LEARNING_SITES)
-    found = learn_setting(plan, k, unit, evaluate, plan.log_prior, trace)
+    problem = ErrorProblem(plan, sign, plan.sites[k], **_LEARNING_SITES)
+    found = learn_setting(plan, k, unit, problem, plan.log_prior, trace)
     return found or (plan.first_setting(k), plan.sites[k], KEPT)
 
 
-def learn_setting(plan, k, unit, evaluate, log_prior, trace):
+def learn_setting(plan, k, unit, problem, log_prior, trace):
     """Return (setting, sites of EP there, `LearningEnd`) of problem k, None if nothing is learned.
 
-    `unit` (d,) is the spread of the columns where inducing points are moved; `evaluate` and
-    `log_prior` are those of `objective_of`. The payload of a point ends in its sites.
+    `unit` (d,) is the spread of the columns where inducing points are moved; `log_prior` is that of
+    `Coordinates`.
     """
     first = plan.first_setting(k)
-    coordinates = Coordinates(first, plan.learn, plan.learn_rate, unit)
-    start = coordinates.start(first.kernel.theta)
+    space = Coordinates(first, plan.learn, plan.learn_rate, unit, log_prior)
+    start = space.start(first.kernel.theta)
     if not len(start):
         return None
-    learned = maximise_evidence(
-        objective_of(evaluate, log_prior, coordinates),
+    found = find_mode(
+        Nodes(problem, space).evaluate,
         start,
-        coordinates.bounds,
+        space.bounds,
         max_iter=plan.max_iter,
-        starts=[coordinates.start(s) for s in plan.restarts if coordinates.n_theta],
+        starts=[space.start(s) for s in plan.restarts if space.n_theta],
         monitor=trace,
-        **_LEARNING,
+        accuracy=_LEARNING,
     )
-    setting, _, sites = learned.point.payload
-    return setting, sites, learned.end
+    mode, end = or_refuse(found)
+    return mode.payload.setting, mode.payload.sites, end
 
 
 def wrong_proba(factor, sign, result):
