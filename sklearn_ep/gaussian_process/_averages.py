@@ -15,8 +15,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from .._engine.hyper import Average, Node, Spacing, ascend, average_of, integrate, sample_about
-from ._dense_plan import DenseProblem
-from ._spaces import SEVERAL_ROWS, KernelScales, LengthSpace, Nodes
+from ._hyperparameters import SEVERAL_ROWS, KernelScales, LengthSpace, Nodes
 
 __all__ = [
     "SPREADS",
@@ -167,7 +166,7 @@ def expected_curvature(problem, mode, together=False):
 class Deviations:
     """One spread of the deviations of a `DenseProblem`, in a `LengthSpace`."""
 
-    problem: DenseProblem
+    problem: Any
     space: LengthSpace
 
     @property
@@ -332,7 +331,7 @@ class _Ladder:
     corrects it.
     """
 
-    problem: DenseProblem
+    problem: Any
     share: float
     near: Node
     expected: np.ndarray

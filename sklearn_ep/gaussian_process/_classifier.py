@@ -12,16 +12,14 @@ from .._engine.rules import Power
 from .._estimator.checks import check_choice, check_common, check_number, is_part_list, refuse_joint
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_problems, restore_on_error
-from ._base import FEW_ROWS, GaussianProcessBase, draw_seed, smooth_kernel
-from ._dense_fit import fit_dense
-from ._dense_plan import plan_dense, takes_joint
-from ._fitted import joined_fits
-from ._spaces import wants_average
+from ._base import FEW_ROWS, GaussianProcessBase, draw_seed, joined_fits, smooth_kernel
+from ._dense import fit_dense, plan_dense, takes_joint
+from ._hyperparameters import wants_average
 from .inducing.fit import InducingRun, fit_inducing, gp_fit, posteriors_of
+from .inducing.learning import STEP_RULES
 from .inducing.plan import (
-    asks_for_inducing,
-    check_inducing_parameters,
-    needs_all_rows,
+    check_part_list,
+    described,
     new_stream,
     plan_inducing,
     plan_stream,
@@ -30,6 +28,30 @@ from .inducing.rows import array_parts, checked_parts
 from .inducing.stream import StreamRun, absorb, stream_of_fit
 
 __all__ = ["EPGaussianProcessClassifier"]
+
+
+def _check_inducing_parameters(estimator):
+    """Check the parameters that only matter with inducing points."""
+    if not isinstance(estimator.learn_inducing, bool | np.bool_):
+        check_choice("learn_inducing", estimator.learn_inducing, ["auto"])
+    if not callable(estimator.optimizer):
+        check_choice("optimizer", estimator.optimizer, ["auto", "fmin_l_bfgs_b", *STEP_RULES, None])
+    elif estimator.method == "sparse" or estimator._asks_for_inducing:
+        raise ValueError("a callable optimizer belongs to method='dense'.")
+    check_number("batch_size", estimator.batch_size, 1, integer=True, optional=True)
+    check_number("learning_rate", estimator.learning_rate, 0, boundaries="neither")
+    check_choice("site_memory", estimator.site_memory, ["scalars", "average"])
+    check_number("n_partitions", estimator.n_partitions, 1, integer=True, optional=True)
+    if estimator.batch_size is not None and estimator.optimizer == "fmin_l_bfgs_b":
+        raise ValueError(
+            "batch_size needs an optimizer that takes steps: one of "
+            f"{list(STEP_RULES)} or 'auto', got optimizer='fmin_l_bfgs_b'."
+        )
+    if estimator.method == "dense" and estimator.optimizer in STEP_RULES:
+        raise ValueError(
+            f"optimizer={estimator.optimizer!r} belongs to method='sparse'; the dense method "
+            "learns by 'fmin_l_bfgs_b'."
+        )
 
 
 class EPGaussianProcessClassifier(GaussianProcessBase):
@@ -350,7 +372,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     def _check_parameters(self):
         check_common(self)
         self._check_gp_parameters()
-        check_inducing_parameters(self)
+        _check_inducing_parameters(self)
         if any(hasattr(self.likelihood, name) for name in ("tilted", "log_prob")):
             require("factor", self.likelihood, (*FACTOR_NEEDS, "log_prob"), "likelihood")
         else:
@@ -369,7 +391,17 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
 
     @property
     def _asks_for_inducing(self):
-        return asks_for_inducing(self)
+        return (
+            self.inducing_points is not None
+            or self.batch_size is not None
+            or self.site_memory == "average"
+            or self.optimizer in STEP_RULES
+        )
+
+    @property
+    def _needs_all_rows(self):
+        """Whether parameters other than `method` ask for the dense method."""
+        return callable(self.optimizer) or self._takes_objects
 
     def _initial_kernel(self, total_variance):
         return smooth_kernel(total_variance) if self.kernel is None else clone(self.kernel)
@@ -406,11 +438,11 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         """
         self._check_parameters()
         if is_part_list(X, y):
-            self._check_part_list(sample_weight)
+            check_part_list(self, sample_weight)
             refuse_joint(self, "a list of partitions")
             return self._fit_inducing(checked_parts(X), None, X, y)
         training = self._training(X, y, sample_weight, dtype=(np.float64, np.float32))
-        many = self._asks_for_inducing or (len(training.y) > FEW_ROWS and not needs_all_rows(self))
+        many = self._asks_for_inducing or (len(training.y) > FEW_ROWS and not self._needs_all_rows)
         through_points = self.method == "sparse" or (self.method == "auto" and many)
         joint = takes_joint(self, through_points)
         if through_points and not joint:
@@ -430,7 +462,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         """Fit to partitions; `kept` marks the rows of the caller, None for the user's own."""
         seed = draw_seed(self.random_state)
         with PartMap(parts, self.n_jobs) as run:
-            data, kept = self._described(run, kept, seed)
+            data, kept = described(self, run, kept, seed)
             plan = plan_inducing(self, data, self._factor(), seed)
             monitor = FitMonitor(self, X, y, None, lambda m: {"_posteriors": posteriors_of(m)})
             fit = fit_inducing(plan, run, monitor)

@@ -24,13 +24,12 @@ from ._base import (
     GaussianProcessBase,
     check_input_gradient,
     check_kernel,
-    warn_fewer_inducing,
+    joined_fits,
 )
-from ._dense_plan import last_sites
-from ._evidence import random_starts
-from ._fitted import joined_fits
-from ._spaces import kernel_settings, scale_prior, wants_average
-from .inducing.rows import array_parts, checked_parts
+from ._dense import last_sites
+from ._hyperparameters import kernel_settings, random_starts, scale_prior, wants_average
+from .inducing.plan import check_part_list, described
+from .inducing.rows import array_parts, checked_parts, first_points
 from .label_errors.averaged import fit_averaged_errors
 from .label_errors.parted import PartedErrors, fit_parted_errors, labels_of_parts
 from .label_errors.problem import RATE_COUNTS, ErrorAveraging, LabelErrorPlan, fit_label_errors
@@ -389,7 +388,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         """
         self._check_parameters()
         if is_part_list(X, y):
-            self._check_part_list(sample_weight)
+            check_part_list(self, sample_weight)
             wants_average(self, 0, ["a list of partitions"])
             return self._fit_parts(checked_parts(X), None, X, y)
         training = self._training(X, y, sample_weight)
@@ -410,9 +409,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
         rng = check_random_state(self.random_state)
         with PartMap(parts, self.n_jobs) as run:
             seed = int(rng.randint(np.iinfo(np.int32).max))
-            data, kept = self._described(run, kept, seed)
+            data, kept = described(self, run, kept, seed)
             spread = float(np.sqrt(data.var.sum())) or 1.0
-            Z = self._inducing_points(data.candidates, data.candidate_weight, seed, len(data.var))
+            Z = first_points(self, data.candidates, data.candidate_weight, seed)
             kernel = self._initial_kernel(spread)
             plan = self._plan_with(kernel, Z, rng, spread, sum(data.sizes))
             problem = PartedErrors(plan, data)
@@ -433,12 +432,6 @@ class RelaxedEPClassifier(GaussianProcessBase):
         """Return whether a fit to so many rows goes through inducing points."""
         many = self._asks_for_inducing or (n_rows > FEW_ROWS and not self._takes_objects)
         return self.method == "sparse" or (self.method == "auto" and many)
-
-    def _inducing_points(self, rows, weight, seed, n_features):
-        """Return the inducing points (m, d) to start from, after a warning where they are few."""
-        Z = self._inducing_start(rows, weight, seed, n_features)
-        warn_fewer_inducing(self, Z)
-        return Z
 
     @property
     def _asks_for_inducing(self):
@@ -481,7 +474,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         kernel, rng = self._initial_kernel(spread), check_random_state(self.random_state)
         seed, Z = int(rng.randint(np.iinfo(np.int32).max)), None
         if self._through_points(len(X)):
-            Z = self._inducing_points(X, training.weight, seed, X.shape[1])
+            Z = first_points(self, X, training.weight, seed)
         else:
             check_kernel(kernel, kernel(X))
         averaging = self._averaging(training, kernel, Z)

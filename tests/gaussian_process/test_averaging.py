@@ -21,16 +21,16 @@ from sklearn_ep.gaussian_process._averages import (
     expected_curvature,
     levels,
 )
+from sklearn_ep.gaussian_process._dense import BinaryModel, DenseProblem, plan_dense
 from sklearn_ep.gaussian_process._dense_gp import KernelGP
-from sklearn_ep.gaussian_process._dense_plan import BinaryModel, DenseProblem, plan_dense
-from sklearn_ep.gaussian_process._kernels import with_theta
-from sklearn_ep.gaussian_process._spaces import (
+from sklearn_ep.gaussian_process._hyperparameters import (
     KernelScales,
     LengthSpace,
     Nodes,
     kernel_prior,
     settled,
 )
+from sklearn_ep.gaussian_process._kernels import with_theta
 from sklearn_ep.gaussian_process.label_errors.averaged import (
     ErrorSpace,
     NodeProblem,

@@ -14,8 +14,8 @@ from sklearn_ep import EPGaussianProcessClassifier
 from sklearn_ep._engine.noisy_argmax import NoisyArgmax
 from sklearn_ep.active_learning import scores
 from sklearn_ep.active_learning._posterior import _prior_variances
-from sklearn_ep.gaussian_process._dense_plan import JointModel
-from sklearn_ep.gaussian_process._evidence import TO_THE_MODE
+from sklearn_ep.gaussian_process._dense import JointModel
+from sklearn_ep.gaussian_process._hyperparameters import TO_THE_MODE
 from sklearn_ep.gaussian_process._joint_gp import JointGP
 from sklearn_ep.gaussian_process._kernels import with_theta
 

@@ -14,7 +14,7 @@ from sklearn_ep._engine.rules import MomentMatching, Power
 from sklearn_ep._engine.sites import Sites
 from sklearn_ep._engine.whole import WholeEP
 from sklearn_ep.gaussian_process._dense_gp import DenseGP, DenseGPPosterior
-from sklearn_ep.gaussian_process._evidence import Accuracy, find_mode, or_refuse
+from sklearn_ep.gaussian_process._hyperparameters import Accuracy, find_mode, or_refuse
 from sklearn_ep.gaussian_process.label_errors.ladder import MarginalDoubleLoop, Rung, climb
 from sklearn_ep.gaussian_process.label_errors.noise import LatentNoise
 from sklearn_ep.gaussian_process.label_errors.relaxed_rule import (

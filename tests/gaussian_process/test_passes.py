@@ -15,7 +15,7 @@ from sklearn_ep._engine.likelihoods import LabelNoise, Probit
 from sklearn_ep._engine.partition import Part, PartMap, split_rows
 from sklearn_ep._engine.row_order import minibatches, other_keys, row_keys
 from sklearn_ep._engine.rules import MomentMatching
-from sklearn_ep.gaussian_process._evidence import Accuracy, find_mode
+from sklearn_ep.gaussian_process._hyperparameters import Accuracy, find_mode
 from sklearn_ep.gaussian_process._kernels import (
     GeneralCross,
     StationaryCross,

@@ -17,7 +17,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.likelihoods import LabelNoise
 from sklearn_ep.datasets import make_noisy_labels_classification
-from sklearn_ep.gaussian_process._spaces import Nodes
+from sklearn_ep.gaussian_process._hyperparameters import Nodes
 from sklearn_ep.gaussian_process.label_errors.problem import Coordinates, ErrorProblem
 from sklearn_ep.gaussian_process.label_errors.relaxed_rule import relaxed_gamma
 

@@ -14,7 +14,7 @@ from sklearn_ep._engine.partition import PartMap
 from sklearn_ep._engine.rules import MomentMatching, Power
 from sklearn_ep._engine.sites import Sites
 from sklearn_ep.datasets import make_noisy_labels_classification
-from sklearn_ep.gaussian_process._spaces import Nodes
+from sklearn_ep.gaussian_process._hyperparameters import Nodes
 from sklearn_ep.gaussian_process.label_errors.noise import OfNoise, on_means, on_noisy
 from sklearn_ep.gaussian_process.label_errors.parted import PartedErrorProblem
 from sklearn_ep.gaussian_process.label_errors.problem import Coordinates

@@ -6,7 +6,7 @@ from sklearn.datasets import make_classification
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from sklearn_ep import EPGaussianProcessClassifier
-from sklearn_ep.gaussian_process import _dense_plan
+from sklearn_ep.gaussian_process import _dense
 from sklearn_ep.gaussian_process.inducing import fit as inducing_fit
 from sklearn_ep.gaussian_process.inducing import learning
 
@@ -29,7 +29,7 @@ def fit(X, y, length=2.0, **settings):
 @pytest.mark.parametrize("length", [2.0, np.full(4, 2.0)])
 def test_the_evidence_is_that_of_a_search_on_all_rows(data, length, monkeypatch):
     some = fit(*data, length)
-    monkeypatch.setattr(_dense_plan, "_FEW_ROWS", np.inf)
+    monkeypatch.setattr(_dense, "_FEW_ROWS", np.inf)
     whole = fit(*data, length)
     assert some.converged_ and some.log_evidence_ > whole.log_evidence_ - 0.01
     assert np.max(np.abs(some.predict_proba(data[0]) - whole.predict_proba(data[0]))) < 0.01
@@ -51,7 +51,7 @@ def test_neither_order_nor_units_nor_repetition_change_it(data):
 
 def test_a_warm_start_goes_on_from_all_rows(data, monkeypatch):
     est = fit(*data, warm_start=True)
-    monkeypatch.setattr(_dense_plan.DensePlan, "part", None)
+    monkeypatch.setattr(_dense.DensePlan, "part", None)
     again = est.fit(*data)
     assert again.converged_
 

@@ -16,10 +16,18 @@ from ..._engine.hyper import (
 )
 from ..._engine.loop import StepsOfPhase
 from ..._estimator.averaged import AveragedPosterior
-from .._evidence import TO_THE_MODE, curvature_at, find_mode
-from .._fitted import attributes_of_nodes
+from .._base import attributes_of_nodes
+from .._hyperparameters import (
+    SEVERAL_ROWS,
+    TO_THE_MODE,
+    KernelScales,
+    Nodes,
+    curvature_at,
+    find_mode,
+    learned_coordinates,
+    settled,
+)
 from .._kernels import with_theta
-from .._spaces import SEVERAL_ROWS, KernelScales, Nodes, learned_coordinates, settled
 from .ep import InducingEP
 from .hyperparameters import Hyperparameters
 from .learning import stored_gradient

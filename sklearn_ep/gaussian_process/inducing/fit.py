@@ -9,8 +9,8 @@ from sklearn.utils import check_random_state
 
 from ..._engine.loop import Reason, Trace, worst_reason
 from ..._engine.partition import PartMap
-from .._evidence import KEPT, LEARNING_TOL, ValueWithGradient, find_mode, or_refuse
-from .._fitted import GPFit, ending_in
+from .._base import GPFit, ending_in
+from .._hyperparameters import KEPT, LEARNING_TOL, ValueWithGradient, find_mode, or_refuse
 from .averaged import average_over_kernel, mixed_nodes
 from .ep import InducingEP, PassState
 from .hyperparameters import Hyperparameters, prior_of_lengths

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from .._hyperparameters import KernelScales
 from .._kernels import constant_and_stationary, with_theta
-from .._spaces import KernelScales
 from .passes import evidence_gradient
 from .values import InducingPrior
 

@@ -14,7 +14,7 @@ from ..._engine.hyper import Node
 from ..._engine.loop import Reason, StepsOfPhase, Trace
 from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import minibatches, other_keys
-from .._evidence import LearningEnd
+from .._hyperparameters import LearningEnd
 from .ep import InducingEP, PassState, add_sums, largest_change, read_rows
 from .hyperparameters import Hyperparameters
 from .passes import PassModel, evaluate_rows

@@ -3,27 +3,23 @@
 import numpy as np
 
 from ..._engine.rules import rule_of_power
-from ..._estimator.checks import check_choice, check_number
 from .._base import (
     FEW_ROWS,
     check_input_gradient,
     check_kernel,
     column_spread,
     draw_seed,
-    warn_fewer_inducing,
 )
-from .._evidence import random_starts
+from .._hyperparameters import kernel_prior, kernel_settings, random_starts, wants_average
 from .._kernels import column_lengths, has_input_gradient
-from .._spaces import kernel_prior, kernel_settings, wants_average
 from .fit import InducingPlan, InducingRun
 from .learning import STEP_RULES
-from .rows import PartitionedRows, choose_inducing_points
+from .rows import PartitionedRows, describe, first_points, inducing_count, n_candidate_rows
 from .stream import StreamPlan, start_stream
 
 __all__ = [
-    "asks_for_inducing",
-    "check_inducing_parameters",
-    "needs_all_rows",
+    "check_part_list",
+    "described",
     "plan_inducing",
     "plan_stream",
     "new_stream",
@@ -33,45 +29,6 @@ __all__ = [
 # rows of image segments the log loss is better without (.061 after .068), at 240 of heart with
 # (.43 after .51).
 _MOST_WITH_PRIOR = 1000
-
-
-def check_inducing_parameters(estimator):
-    """Check the parameters that only matter with inducing points."""
-    if not isinstance(estimator.learn_inducing, bool | np.bool_):
-        check_choice("learn_inducing", estimator.learn_inducing, ["auto"])
-    if not callable(estimator.optimizer):
-        check_choice("optimizer", estimator.optimizer, ["auto", "fmin_l_bfgs_b", *STEP_RULES, None])
-    elif estimator.method == "sparse" or asks_for_inducing(estimator):
-        raise ValueError("a callable optimizer belongs to method='dense'.")
-    check_number("batch_size", estimator.batch_size, 1, integer=True, optional=True)
-    check_number("learning_rate", estimator.learning_rate, 0, boundaries="neither")
-    check_choice("site_memory", estimator.site_memory, ["scalars", "average"])
-    check_number("n_partitions", estimator.n_partitions, 1, integer=True, optional=True)
-    if estimator.batch_size is not None and estimator.optimizer == "fmin_l_bfgs_b":
-        raise ValueError(
-            "batch_size needs an optimizer that takes steps: one of "
-            f"{list(STEP_RULES)} or 'auto', got optimizer='fmin_l_bfgs_b'."
-        )
-    if estimator.method == "dense" and estimator.optimizer in STEP_RULES:
-        raise ValueError(
-            f"optimizer={estimator.optimizer!r} belongs to method='sparse'; the dense method "
-            "learns by 'fmin_l_bfgs_b'."
-        )
-
-
-def asks_for_inducing(estimator):
-    """Return whether parameters other than `method` ask for inducing points."""
-    return (
-        estimator.inducing_points is not None
-        or estimator.batch_size is not None
-        or estimator.site_memory == "average"
-        or estimator.optimizer in STEP_RULES
-    )
-
-
-def needs_all_rows(estimator):
-    """Return whether parameters other than `method` ask for the dense method."""
-    return callable(estimator.optimizer) or estimator._takes_objects
 
 
 def _optimizer(estimator, factor):
@@ -96,19 +53,37 @@ def _moves_inducing(estimator, kernel, weight):
     return bool(estimator.learn_inducing)
 
 
-def _first_points(estimator, rows, weight, seed, kernel):
-    """Return the inducing points (m, d) that were given, or chosen in the lengths of the kernel."""
-    if estimator.inducing_points is not None:
-        return estimator._inducing_start(rows, weight, seed, rows.shape[1])
-    lengths = column_lengths(kernel, rows.shape[1])
-    return choose_inducing_points(rows, weight, estimator._inducing_count, seed, lengths)
+def described(estimator, run, kept, seed):
+    """Return the `PartitionedRows` of an open map and the rows that they keep of the caller's.
+
+    `kept` is None for partitions of the user, from which labels and columns are learned.
+    """
+    data = describe(run, kept is None, seed, n_candidate_rows(estimator.inducing_points))
+    if kept is not None:
+        return data, kept
+    if len(data.labels) < 2:
+        raise ValueError(f"y has only one class, {data.labels[0]!r}; a classifier needs two.")
+    estimator.classes_, estimator.n_features_in_ = data.labels, len(data.var)
+    if hasattr(estimator, "feature_names_in_"):
+        del estimator.feature_names_in_
+    return data, np.ones(sum(data.sizes), dtype=bool)
+
+
+def check_part_list(estimator, sample_weight):
+    """Raise a ValueError where parameters do not go with a list of partitions."""
+    if sample_weight is not None:
+        raise ValueError("sample_weight must be None for a list of partitions.")
+    if estimator.method == "dense":
+        raise ValueError("method='dense' does not take a list of partitions as X.")
+    if estimator.class_weight is not None:
+        raise ValueError("class_weight must be None for a list of partitions.")
 
 
 def plan_inducing(estimator, data: PartitionedRows, factor, seed):
     """Return the `InducingPlan` for rows in partitions, from the last fit where that is wanted."""
     kernel = estimator._initial_kernel(float(data.var.sum()))
-    Z = _first_points(estimator, data.candidates, data.candidate_weight, seed, kernel)
-    warn_fewer_inducing(estimator, Z)
+    lengths = column_lengths(kernel, len(data.var))
+    Z = first_points(estimator, data.candidates, data.candidate_weight, seed, lengths)
     check_kernel(kernel, kernel(Z, Z))
     optimizer = _optimizer(estimator, factor)
     n_restarts = estimator.n_restarts_optimizer if optimizer == "fmin_l_bfgs_b" else 0
@@ -168,7 +143,7 @@ def _start_from(plan, last, move_points):
 
 def plan_stream(estimator, factor):
     """Return the `StreamPlan` of the next call."""
-    if needs_all_rows(estimator):
+    if estimator._needs_all_rows:
         raise ValueError(
             "partial_fit goes through inducing points, which need rows of numbers and an optimizer "
             "that takes steps: give a kernel of vectors, and optimizer='auto' or None."
@@ -182,7 +157,7 @@ def plan_stream(estimator, factor):
         step_rule=None if optimizer is None else STEP_RULES[optimizer],
         learning_rate=estimator.learning_rate,
         batch_size=estimator.batch_size,
-        n_inducing=estimator._inducing_count if estimator.inducing_points is None else 0,
+        n_inducing=inducing_count(estimator) if estimator.inducing_points is None else 0,
         jitter=estimator.jitter,
         solver=dict(
             tol=estimator.tol,
@@ -197,6 +172,7 @@ def new_stream(estimator, X, weight):
     """Return the stream before any row, with kernel and inducing points after its first rows."""
     kernel = estimator._initial_kernel(float(np.sum(column_spread(X, weight) ** 2)))
     seed = draw_seed(estimator.random_state)
-    Z = _first_points(estimator, X, weight, seed, kernel)
+    lengths = column_lengths(kernel, X.shape[1])
+    Z = first_points(estimator, X, weight, seed, lengths, told=False)
     check_kernel(kernel, kernel(Z, Z))
     return start_stream(kernel, Z, estimator.jitter, estimator._n_problems, seed)

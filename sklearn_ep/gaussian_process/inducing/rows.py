@@ -1,5 +1,6 @@
 """Rows as partitions, and inducing points chosen from them."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,19 +12,20 @@ from threadpoolctl import threadpool_limits
 
 from ..._engine.partition import Part, load_part, split_rows
 from ..._engine.row_order import row_keys
+from .._base import check_scale, weighted_mean
 
 __all__ = [
     "PartitionedRows",
     "Units",
     "array_parts",
-    "check_scale",
     "checked_parts",
     "choose_inducing_points",
+    "first_points",
+    "inducing_count",
     "dense_copies",
     "describe",
     "n_candidate_rows",
     "standard_keys",
-    "weighted_mean",
 ]
 
 # k-means only looks at this many rows: more move the centres by less than learning does.
@@ -36,30 +38,6 @@ _MANY_ENTRIES = 2**20
 _KEY_GRID = 2.0**-24
 # A column that varies by less than this share of its mean is constant but for rounding.
 _CONSTANT = 1e-12
-# Total variances that leave room for the squares that are made of them.
-_VARIANCES = 1e-280, 1e280
-
-
-def check_scale(total_variance, varies):
-    """Raise a ValueError unless double precision carries the variance of rows.
-
-    It is zero where they do not vary, and by underflow.
-    """
-    low, high = _VARIANCES
-    if low <= total_variance <= high or (total_variance == 0 and not varies):
-        return
-    raise ValueError(
-        f"X: the columns vary so {'little' if total_variance < low else 'much'} that double "
-        "precision cannot carry their squares; scale the columns."
-    )
-
-
-def weighted_mean(X, weight):
-    """Return the means (d,) of columns, from the first row on.
-
-    So the mean of a constant column is its value to the last digit, and its variance zero.
-    """
-    return X[0] + weight @ (X - X[0]) / weight.sum()
 
 
 class Units(NamedTuple):
@@ -302,3 +280,41 @@ def choose_inducing_points(rows, weight, n_inducing, seed, lengths=None):
 def n_candidate_rows(inducing_points):
     """Return how many rows the choice of inducing points looks at: none if they are given."""
     return _KMEANS_ROWS if inducing_points is None else 0
+
+
+def inducing_count(estimator):
+    """Return the number of inducing points that an estimator asks for."""
+    return 100 if estimator.n_inducing is None else estimator.n_inducing
+
+
+def first_points(estimator, rows, weight, seed, lengths=None, told=True):
+    """Return the inducing points (m, d) that were given, or chosen from the rows.
+
+    `lengths` (d,) are those of the kernel. A UserWarning may be `told` where n_inducing asks for
+    other ones.
+    """
+    given = estimator.inducing_points
+    if given is None:
+        Z = choose_inducing_points(rows, weight, inducing_count(estimator), seed, lengths)
+    else:
+        Z = check_array(given, dtype=np.float64, input_name="inducing_points").copy()
+        if Z.shape[1] != rows.shape[1]:
+            raise ValueError(
+                f"inducing_points has {Z.shape[1]} columns, but X has {rows.shape[1]} features."
+            )
+    if told:
+        _warn_fewer_inducing(estimator, Z)
+    return Z
+
+
+def _warn_fewer_inducing(estimator, Z):
+    """Warn where `n_inducing` asks for other inducing points than the ones (m, d) in use."""
+    asked, given = estimator.n_inducing, estimator.inducing_points is not None
+    if asked is None or (len(Z) == asked if given else len(Z) >= asked):
+        return
+    why = (
+        "inducing_points are given" if given else f"there are {len(Z)} distinct rows to choose from"
+    )
+    message = f"n_inducing={asked} does nothing, because {why}: all {len(Z)} of them are used; "
+    message += f"leave n_inducing out, or set it to {'their number' if given else 'fewer'}."
+    warnings.warn(message, UserWarning, stacklevel=3)

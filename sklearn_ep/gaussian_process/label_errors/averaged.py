@@ -13,16 +13,22 @@ from scipy.special import betainc, betaln, expit, log_expit, logit
 from ..._engine.hyper import Average, Spacing, average_of, integrate
 from ..._engine.loop import SILENT, Trace
 from ..._estimator.averaged import AveragedPosterior
-from .._evidence import TO_THE_MODE, find_mode
-from .._fitted import (
+from .._base import (
     attributes_of_nodes,
     fit_of_sites,
     left_out_signs,
     mixed_logs,
     watch_of_sweeps,
 )
+from .._hyperparameters import (
+    TO_THE_MODE,
+    KernelScales,
+    Nodes,
+    find_mode,
+    learned_coordinates,
+    settled,
+)
 from .._kernels import with_theta
-from .._spaces import KernelScales, Nodes, learned_coordinates, settled
 from ..inducing.averaged import AveragedInducing
 from .ladder import climb
 from .problem import (

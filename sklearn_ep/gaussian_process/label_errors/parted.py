@@ -15,8 +15,8 @@ from ..._engine.likelihoods import LabelNoise
 from ..._engine.loop import Trace
 from ..._engine.partition import PartMap, add_up
 from ..._engine.sites import Sites, cavity
-from .._evidence import KEPT, ValueWithGradient
-from .._fitted import WithLearned, fit_of_sites, watch_of_sweeps
+from .._base import WithLearned, fit_of_sites, watch_of_sweeps
+from .._hyperparameters import KEPT, ValueWithGradient
 from .._kernels import contract_diagonal, with_theta
 from ..inducing.ep import InducingEP, read_rows
 from ..inducing.passes import evidence_gradient

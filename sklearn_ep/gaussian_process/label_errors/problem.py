@@ -14,12 +14,24 @@ from ..._engine.loop import Trace, iterate
 from ..._engine.rules import Power
 from ..._engine.sites import Sites, cavity
 from ..._engine.whole import WholeEP
-from .._base import column_spread
+from .._base import (
+    column_spread,
+    evidence_of_problems,
+    fit_of_sites,
+    left_out_signs,
+    watch_of_sweeps,
+)
 from .._dense_gp import DenseGPPosterior, KernelGP
-from .._evidence import KEPT, Accuracy, ValueWithGradient, find_mode, or_refuse
-from .._fitted import evidence_of_problems, fit_of_sites, left_out_signs, watch_of_sweeps
+from .._hyperparameters import (
+    KEPT,
+    Accuracy,
+    Nodes,
+    ScalePrior,
+    ValueWithGradient,
+    find_mode,
+    or_refuse,
+)
 from .._kernels import contract_diagonal, with_theta
-from .._spaces import Nodes, ScalePrior
 from ..inducing.values import InducingGP, InducingGPPosterior, InducingPrior
 from .ladder import MarginalDoubleLoop, Rung, climb
 from .noise import LatentNoise
