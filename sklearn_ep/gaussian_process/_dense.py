@@ -426,11 +426,8 @@ class DenseProblem:
         if not isinstance(plan.space, KernelScales) or isinstance(model, JointInducingModel):
             tol = max(plan.sweeps.tol, model.learning_tol)
             return plan.solve(ep, x, tol, plan.sweeps.most)
-
-        def solve(start, share):
-            # near neighbours need two to six sweeps
-            return plan.solve(ep, start, model.node_tol, 40, share=share)
-
+        # near neighbours need two to six sweeps
+        solve = partial(plan.solve, ep, tol=model.node_tol, max_sweeps=40)
         return settled(solve, x, model.no_sites(self.y))
 
     def structure(self, theta):

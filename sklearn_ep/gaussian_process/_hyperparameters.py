@@ -14,7 +14,7 @@ run over the logs of the variance and of the geometric mean of the lengths.
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -332,12 +332,12 @@ def _places(kernel):
 def settled(solve, x, empty):
     """Return the `Result` of EP from sites x, or None where sites do not settle on a posterior.
 
-    `solve(x, share)` runs EP with a share of the damping. Where that fails, another run starts from
-    `empty` sites, which say nothing, with half the damping.
+    `solve(x, share=1.0)` runs EP with a share of the damping. Where that fails, another run starts
+    from `empty` sites, which say nothing, with half the damping.
     """
     for start, share in ((x, 1.0), (empty, 0.5)):
         try:
-            result = solve(start, share)
+            result = solve(start, share=share)
         except ImproperPosterior:
             continue
         # the evidence of sites that have not settled means nothing and may be thousands of nats
@@ -449,26 +449,21 @@ class _Climb:
     """A log density as the searches want it: from the best node so far, told of its steps.
 
     A point without node has the value minus infinity. The payload of a node is that of an
-    iteration.
+    iteration. `sign` is -1 for a search that goes down.
     """
 
-    def __init__(self, evaluate: Evaluate, monitor: Monitor):
-        self.evaluate, self.monitor = evaluate, monitor
+    def __init__(self, evaluate: Evaluate, monitor: Monitor, sign=1.0):
+        self.evaluate, self.monitor, self.sign = evaluate, monitor, sign
         self.best: Node | None = None
 
     def __call__(self, phi):
         """Return value, gradient and node at phi (T,)."""
         node = self.evaluate(phi, self.best)
         if node is None:
-            return -np.inf, np.full(len(phi), np.nan), None
+            return -self.sign * np.inf, np.full(len(phi), np.nan), None
         if self.best is None or node.objective > self.best.objective:
             self.best = node
-        return node.objective, node.gradient, node
-
-    def downwards(self, phi):
-        """Return the same of minus the log density."""
-        value, gradient, node = self(phi)
-        return -value, -gradient, node
+        return self.sign * node.objective, self.sign * node.gradient, node
 
     def told(self, node):
         """Tell the monitor of the node that a step led to; return whether to stop."""
@@ -507,29 +502,25 @@ def find_mode(
     if not len(phi):
         node = evaluate(phi, None)
         return None if node is None else (node, KEPT)
-    climb = _Climb(evaluate, monitor)
+    climb = _Climb(evaluate, monitor, sign=-1.0)
     if optimizer is not None:
         return _by_function(optimizer, climb, phi, bounds, starts)
-
-    def run(start, ended=None):
-        return minimise_where_finite(
-            climb.downwards,
-            start,
-            bounds,
-            max_iter=max_iter,
-            ftol=accuracy.ftol,
-            gtol=accuracy.gtol,
-            first_step=accuracy.first_step,
-            negligible=0.01,  # a gain that is not missed if no better step is found: odds of 1 %
-            tie=1e-10,
-            ended=ended,
-            max_line_search=accuracy.max_line_search,
-            exact_gradient=not accuracy.rough,
-        )
-
+    run: Any = partial(
+        minimise_where_finite,
+        climb,
+        bounds=bounds,
+        max_iter=max_iter,
+        ftol=accuracy.ftol,
+        gtol=accuracy.gtol,
+        first_step=accuracy.first_step,
+        negligible=0.01,  # a gain that is not missed if no better step is found: odds of 1 %
+        tie=1e-10,
+        max_line_search=accuracy.max_line_search,
+        exact_gradient=not accuracy.rough,
+    )
     runs = [run(t) for t in (phi, *starts)] if len(starts) else []
     runs = sorted((r for r in runs if r is not None), key=lambda r: r.value)
-    found = run(runs[0].x if runs else phi, lambda best: climb.told(best.payload))
+    found = run(runs[0].x if runs else phi, ended=lambda best: climb.told(best.payload))
     if found is None:
         return None
     # a run without a step left nothing to polish: then the end is that of the run before
@@ -615,7 +606,7 @@ def _by_function(optimizer, climb, phi, bounds, starts):
     """
 
     def obj_func(theta, eval_gradient=True):
-        value, gradient, _ = climb.downwards(np.array(theta, dtype=np.float64, ndmin=1))
+        value, gradient, _ = climb(np.array(theta, dtype=np.float64, ndmin=1))
         return (value, gradient) if eval_gradient else value
 
     found = []
