@@ -235,6 +235,16 @@ class GaussianProcessBase(PosteriorClassifier):
             return False
         return self.kernel is not None and not self.kernel.requires_vector_input
 
+    @property
+    def _needs_all_rows(self):
+        """Whether parameters other than `method` ask for the dense method."""
+        return self._takes_objects
+
+    def _through_points(self, n_rows):
+        """Return whether a fit to so many rows goes through inducing points."""
+        many = self._asks_for_inducing or (n_rows > FEW_ROWS and not self._needs_all_rows)
+        return self.method == "sparse" or (self.method == "auto" and many)
+
     def _spread(self, training):
         """Return the root of the total variance of the rows, 1 for rows that have none."""
         return 1.0 if self._takes_objects else root_variance(training.X, training.weight)
@@ -278,28 +288,15 @@ class GaussianProcessBase(PosteriorClassifier):
             if name in vars(self):
                 delattr(self, name)
         self._plan, self._fitted = plan, fit
-        self.method_ = "dense" if fit.inducing_points is None else "sparse"
-        self.kernel_, self.n_sweeps_ = fit.kernel, fit.n_sweeps
-        joint = fit.sites is not None and fit.sites.ndim == 4
-        self.multi_class_ = "joint" if joint else "one_vs_rest"
-        for name, value in run_attributes(fit.runs).items():
-            setattr(self, name, value)
-        self.log_marginal_likelihood_value_ = self.log_evidence_
-
-        if fit.inducing_points is not None:
-            self.inducing_points_ = fit.inducing_points
-            self.inducing_mean_ = one_or_stack([p.inducing_mean for p in fit.posteriors])
-            self.inducing_cov_ = one_or_stack([p.inducing_cov for p in fit.posteriors])
-        if fit.sites is not None:
-            # of a joint fit sites have an entry a class, last
-            precision, shift = one_or_stack(fit.sites[:, 0]), one_or_stack(fit.sites[:, 1])
-            self.site_precision_ = spread_rows(precision.T if joint else precision, kept)
-            self.site_shift_ = spread_rows(shift.T if joint else shift, kept)
-            self.loo_proba_ = spread_rows(fit.loo_proba, kept, np.nan)
         learned = plan is not None and self.optimizer is not None
-        more |= attributes_of_averages(fit, learned, getattr(plan, "learn_rate", False))
-        for name, value in more.items():
+        attributes = run_attributes(fit.runs) | attributes_of_points(fit)
+        attributes |= attributes_of_sites(fit, kept) | more
+        attributes |= attributes_of_averages(fit, learned, getattr(plan, "learn_rate", False))
+        for name, value in attributes.items():
             setattr(self, name, value)
+        self.kernel_, self.n_sweeps_ = fit.kernel, fit.n_sweeps
+        self.multi_class_ = "joint" if fit.joint else "one_vs_rest"
+        self.log_marginal_likelihood_value_ = self.log_evidence_
         self._posteriors = fit.posteriors
         if not self.converged_:
             advice = "raise max_iter and max_sweeps, lower damping, or bound the kernel amplitude"
@@ -417,6 +414,7 @@ class GPFit(NamedTuple):
     sites: Any
     loo_proba: Any
     inducing_points: Any = None
+    joint: bool = False
 
 
 def signs_of(y, k, n_problems):
@@ -424,10 +422,11 @@ def signs_of(y, k, n_problems):
     return np.where(y == (1 if n_problems == 1 else k), 1.0, -1.0)
 
 
-def joined_fits(fits, y, own_points=False):
+def joined_fits(fits, y, joint=False, own_points=False):
     """Return the `GPFit` of `BinaryFit`s with sites on the rows, whose class indices are y.
 
-    `own_points` says that each of several problems has inducing points of its own.
+    `joint` says that the one problem has all classes, `own_points` that each of several has
+    inducing points of its own.
     """
     own = [f.attributes for f in fits]
     kernels, points = [a["kernel"] for a in own], [a["points"] for a in own]
@@ -439,6 +438,7 @@ def joined_fits(fits, y, own_points=False):
         sites=np.stack([a["sites"] for a in own]),
         loo_proba=_own_label_proba(own, y),
         inducing_points=np.stack(points) if own_points and len(own) > 1 else points[0],
+        joint=joint,
     )
 
 
@@ -459,6 +459,32 @@ def averages_of(fit):
     return [a["average"] for a in own if "average" in a]
 
 
+def attributes_of_points(fit):
+    """Return the attributes that tell of the inducing points of a `GPFit`."""
+    if fit.inducing_points is None:
+        return dict(method_="dense")
+    return dict(
+        method_="sparse",
+        inducing_points_=fit.inducing_points,
+        inducing_mean_=one_or_stack([p.inducing_mean for p in fit.posteriors]),
+        inducing_cov_=one_or_stack([p.inducing_cov for p in fit.posteriors]),
+    )
+
+
+def attributes_of_sites(fit, kept):
+    """Return the attributes that tell of the sites of the rows, which `kept` marks."""
+    if fit.sites is None:
+        return {}
+    precision, shift = one_or_stack(fit.sites[:, 0]), one_or_stack(fit.sites[:, 1])
+    if fit.joint:  # sites have an entry a class, last
+        precision, shift = precision.T, shift.T
+    return dict(
+        site_precision_=spread_rows(precision, kept),
+        site_shift_=spread_rows(shift, kept),
+        loo_proba_=spread_rows(fit.loo_proba, kept, np.nan),
+    )
+
+
 def attributes_of_averages(fit, learned, learned_rate):
     """Return the attributes that tell of the average over hyperparameters of a `GPFit`.
 
@@ -466,24 +492,31 @@ def attributes_of_averages(fit, learned, learned_rate):
     rate of wrong labels of its setting if `learned_rate`.
     """
     own = [getattr(run, "attributes", {}) for run in fit.runs]
-    if "average" in own[0]:
-        averages, names, used = [a["average"] for a in own], own[0]["names"], "integrate"
-        thetas, spreads = [a["theta"] for a in own], [a["anisotropy"] for a in own]
-    else:
-        kernels = getattr(fit.kernel, "kernels", [fit.kernel])
-        found = [learned_coordinates(k) if learned else ((), np.empty(0), 0.0) for k in kernels]
-        rates = [[logit(a["setting"].rate)] if learned_rate else [] for a in own]
-        rates *= len(kernels) // len(rates)
-        phi = [np.append(f[1], rate) for f, rate in zip(found, rates, strict=True)]
-        averages = [_single(x, fit.runs[0].log_evidence) for x in phi]
-        names, used = (*found[0][0], *["logit_label_noise"] * int(learned_rate)), "mode"
-        thetas, spreads = [k.theta[None] for k in kernels], [np.array([s]) for *_, s in found]
-    one = len(averages) == 1
+    if "average" not in own[0]:
+        own = _modes(fit, own, learned, learned_rate)
+    used = "mode" if "mode" in own[0] else "integrate"
+    thetas, spreads = ([a[name] for a in own] for name in ("theta", "anisotropy"))
+    one = len(own) == 1
     return dict(
-        **hyper_attributes(averages, names, used),
+        **hyper_attributes([a["average"] for a in own], own[0]["names"], used),
         hyper_theta_=thetas[0] if one else thetas,
         hyper_anisotropy_=spreads[0] if one else spreads,
     )
+
+
+def _modes(fit, own, learned, learned_rate):
+    """Return what an average would leave of the mode of each kernel of a `GPFit`."""
+    kernels = getattr(fit.kernel, "kernels", [fit.kernel])
+    found = []
+    for k, kernel in enumerate(kernels):
+        names, phi, spread = learned_coordinates(kernel) if learned else ((), np.empty(0), 0.0)
+        if learned_rate:
+            names = (*names, "logit_label_noise")
+            phi = np.append(phi, logit(own[k % len(own)]["setting"].rate))
+        average = _single(phi, fit.runs[0].log_evidence)
+        shared = dict(names=names, average=average, mode=True)
+        found.append(dict(theta=kernel.theta[None], anisotropy=np.array([spread]), **shared))
+    return found
 
 
 def _single(phi, log_evidence):

@@ -12,7 +12,7 @@ from .._engine.rules import Power
 from .._estimator.checks import check_choice, check_common, check_number, is_part_list, refuse_joint
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_problems, restore_on_error
-from ._base import FEW_ROWS, GaussianProcessBase, draw_seed, joined_fits, smooth_kernel
+from ._base import GaussianProcessBase, draw_seed, joined_fits, smooth_kernel
 from ._dense import fit_dense, plan_dense, takes_joint
 from ._hyperparameters import wants_average
 from .inducing.fit import InducingRun, fit_inducing, gp_fit, posteriors_of
@@ -442,8 +442,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             refuse_joint(self, "a list of partitions")
             return self._fit_inducing(checked_parts(X), None, X, y)
         training = self._training(X, y, sample_weight, dtype=(np.float64, np.float32))
-        many = self._asks_for_inducing or (len(training.y) > FEW_ROWS and not self._needs_all_rows)
-        through_points = self.method == "sparse" or (self.method == "auto" and many)
+        through_points = self._through_points(len(training.y))
         joint = takes_joint(self, through_points)
         if through_points and not joint:
             parts, kept = array_parts(training, self.n_partitions), training.kept
@@ -456,7 +455,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         plan = plan_dense(self, training, joint, through_points)
         fits = fit_problems(self, plan, fit_dense, training.y, None, (X, y), joint)
         more = dict(learn_inducing_=False) if through_points else {}
-        return self._store(plan, joined_fits(fits, training.y), training.kept, **more)
+        return self._store(plan, joined_fits(fits, training.y, joint), training.kept, **more)
 
     def _fit_inducing(self, parts, kept, X, y):
         """Fit to partitions; `kept` marks the rows of the caller, None for the user's own."""

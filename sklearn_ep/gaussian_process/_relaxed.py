@@ -18,9 +18,14 @@ from .._estimator.checks import (
     spread_rows,
 )
 from .._estimator.compat import with_callbacks
-from .._estimator.fitting import FitMonitor, fit_each_problem, fit_problems, restore_on_error
+from .._estimator.fitting import (
+    FitMonitor,
+    fit_each_problem,
+    fit_problems,
+    one_or_stack,
+    restore_on_error,
+)
 from ._base import (
-    FEW_ROWS,
     GaussianProcessBase,
     check_input_gradient,
     check_kernel,
@@ -28,11 +33,18 @@ from ._base import (
 )
 from ._dense import last_sites
 from ._hyperparameters import kernel_settings, random_starts, scale_prior, wants_average
+from ._kernels import with_theta
 from .inducing.plan import check_part_list, described
 from .inducing.rows import array_parts, checked_parts, first_points
 from .label_errors.averaged import fit_averaged_errors
 from .label_errors.parted import PartedErrors, fit_parted_errors, labels_of_parts
-from .label_errors.problem import RATE_COUNTS, ErrorAveraging, LabelErrorPlan, fit_label_errors
+from .label_errors.problem import (
+    RATE_COUNTS,
+    ErrorAveraging,
+    LabelErrorPlan,
+    Setting,
+    fit_label_errors,
+)
 
 __all__ = ["RelaxedEPClassifier"]
 
@@ -428,11 +440,6 @@ class RelaxedEPClassifier(GaussianProcessBase):
         fit = joined_fits(fits, labels, own_points=plan.move_points)
         return self._store(problem, fit, kept, **self._label_attributes(fit, labels, kept))
 
-    def _through_points(self, n_rows):
-        """Return whether a fit to so many rows goes through inducing points."""
-        many = self._asks_for_inducing or (n_rows > FEW_ROWS and not self._takes_objects)
-        return self.method == "sparse" or (self.method == "auto" and many)
-
     @property
     def _asks_for_inducing(self):
         return self.n_inducing is not None or self.inducing_points is not None
@@ -454,19 +461,23 @@ class RelaxedEPClassifier(GaussianProcessBase):
         return amplitude * RBF(length, (0.03 * spread, 3e3 * spread))
 
     def _first_settings(self, n_rows, kernel, Z):
-        """Return theta, sites, rate and inducing points at which each binary problem starts."""
-        last, C = self._last_fit, self._n_problems
-        starts, sites = last_sites(last, kernel, np.zeros((C, 2, n_rows)))
+        """Return the `Setting`s and sites at which the binary problems start."""
+        starts, sites = last_sites(self._last_fit, kernel, np.zeros((self._n_problems, 2, n_rows)))
         rate = _FIRST_RATE if self.label_noise == "learn" else float(self.label_noise)
-        rates, points = [rate] * C, [Z] * C
+        settings = [Setting(with_theta(kernel, theta), rate, Z) for theta in starts]
         if np.any(sites[0]):
-            settings = [f.attributes["setting"] for f in last.runs]
-            if self.label_noise == "learn":
-                rates = [s.rate for s in settings]
-            if self.learn_inducing and Z is not None and self.inducing_points is None:
-                if all(s.points is not None and s.points.shape == Z.shape for s in settings):
-                    points = [s.points for s in settings]
-        return starts, sites, rates, points
+            pairs = zip(settings, self._fitted.runs, strict=True)
+            settings = [self._going_on(s, f.attributes["setting"]) for s, f in pairs]
+        return settings, sites
+
+    def _going_on(self, first, last):
+        """Return a first `Setting` with what was learned last time."""
+        if self.label_noise == "learn":
+            first = first._replace(rate=last.rate)
+        free = self.learn_inducing and first.points is not None and self.inducing_points is None
+        if free and last.points is not None and last.points.shape == first.points.shape:
+            first = first._replace(points=last.points)
+        return first
 
     def _plan_of(self, training):
         """Return the `LabelErrorPlan` of rows in memory."""
@@ -485,7 +496,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         """Return the `LabelErrorPlan` of a kernel and inducing points; rows may be elsewhere."""
         if Z is not None:
             check_kernel(kernel, kernel(Z))
-        starts, sites, rates, points = self._first_settings(n_rows, kernel, Z)
+        settings, sites = self._first_settings(n_rows, kernel, Z)
         learn = self.optimizer is not None
         move_points = learn and bool(self.learn_inducing) and Z is not None
         if move_points:
@@ -496,19 +507,17 @@ class RelaxedEPClassifier(GaussianProcessBase):
             rule=Power(self.power) if self.rule == "power" else MomentMatching(),
             learn=learn,
             restarts=random_starts(kernel.bounds, n_restarts, rng) if n_restarts else [],
-            starts=starts,
+            settings=settings,
             sites=sites,
             tol=self.tol,
             max_iter=self.max_iter,
             damping=self.damping,
             noise=float(self.latent_noise),
-            rates=rates,
             learn_rate=self.label_noise == "learn",
             penalty=float(self.relaxation) if self.rule == "relaxed" else np.inf,
             cost=self.cost,
             freeze_after=self.freeze_after,
             length_centre=_SMOOTH * spread if self.kernel is None else None,
-            points=points,
             move_points=move_points,
             jitter=float(self.jitter),
             **rows,
@@ -541,18 +550,16 @@ class RelaxedEPClassifier(GaussianProcessBase):
 
     def _label_attributes(self, fit, labels, kept):
         """Return the attributes that only label errors bring, for `_store`."""
-        own = [f.attributes for f in fit.runs]
-        one = len(own) == 1
-        rates, clean = ([a[name] for a in own] for name in ("label_noise", "no_errors_proba"))
-        relaxation = own[0]["relaxation"] if one else np.stack([a["relaxation"] for a in own])
-        wrong = np.stack([a["wrong_proba"] for a in own])
-        of_row = wrong[0] if one else wrong[labels, np.arange(len(labels))]
+        names = "label_noise", "no_errors_proba", "relaxation", "wrong_proba", "path"
+        own = {name: [f.attributes[name] for f in fit.runs] for name in names}
+        wrong = np.stack(own["wrong_proba"])
+        k = np.zeros(len(labels), dtype=int) if len(wrong) == 1 else labels
         return dict(
-            label_noise_=rates[0] if one else np.array(rates),
-            no_errors_proba_=clean[0] if one else np.array(clean),
-            relaxation_=spread_rows(relaxation, kept),
-            noise_proba_=spread_rows(of_row, kept, np.nan),
-            solver_path_=own[0]["path"] if one else [a["path"] for a in own],
+            label_noise_=one_or_stack(own["label_noise"]),
+            no_errors_proba_=one_or_stack(own["no_errors_proba"]),
+            relaxation_=spread_rows(one_or_stack(own["relaxation"]), kept),
+            noise_proba_=spread_rows(wrong[k, np.arange(len(labels))], kept, np.nan),
+            solver_path_=own["path"][0] if len(wrong) == 1 else own["path"],
         )
 
     def _links(self):

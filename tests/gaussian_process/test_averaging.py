@@ -416,7 +416,7 @@ def test_slopes_of_nodes_with_label_errors_are_differences(learn, rule, monkeypa
     )
     clf.classes_ = np.array([0, 1])
     plan = clf._plan_of(clf._training(X, y, None))
-    first = plan.first_setting(0)
+    first = plan.settings[0]
     prior = plan.averaging.prior
     scales = KernelScales.at(first.kernel, first.kernel.theta, prior) if of_kernel else None
     space = ErrorSpace(first, scales, plan.averaging.rate_counts if of_rate else None)

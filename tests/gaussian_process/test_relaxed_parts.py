@@ -109,7 +109,7 @@ def test_gradient_of_what_is_learned(rule):
     clf = fixed(X, rule=rule, n_partitions=3).fit(X, y)
     problem = clf._plan
     problem.plan.learn = problem.plan.learn_rate = problem.plan.move_points = True
-    first, unit = problem.plan.first_setting(0), np.array([0.7, 1.3])
+    first, unit = problem.plan.settings[0], np.array([0.7, 1.3])
     with PartMap(problem.data.parts) as run:
         coordinates = Coordinates(first, True, True, unit, problem.log_prior(run))
         moving = PartedErrorProblem(problem, run, 0, problem.start(run, 0), tol=1e-10, damping=0.5)

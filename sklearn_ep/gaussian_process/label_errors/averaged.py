@@ -165,7 +165,7 @@ class NodeProblem:
 
 def fit_averaged_errors(plan, sign, monitor, k):
     """Average over the kernel and the rate of problem k, and return its `BinaryFit`."""
-    trace, first = Trace(monitor), plan.first_setting(k)
+    trace, first = Trace(monitor), plan.settings[k]
     if plan.move_points or (plan.learn and len(_scales(first).lengths) > 1):
         # ratios of lengths, and places of inducing points, are those that learning finds
         first = learn_hyperparameters(plan, sign, Trace(), k)[0]

@@ -133,7 +133,7 @@ class PartedErrors(ValueWithGradient):
 
     def positive_class(self, k):
         """Return the class index of label +1 of problem k."""
-        return 1 if len(self.plan.starts) == 1 else k
+        return 1 if len(self.plan.settings) == 1 else k
 
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
@@ -153,7 +153,7 @@ class PartedErrors(ValueWithGradient):
 
     def start(self, run, k):
         """Return the sites on t, part by part, at which problem k starts."""
-        setting, sites = self.plan.first_setting(k), self.plan.sites[k]
+        setting, sites = self.plan.settings[k], self.plan.sites[k]
         ends = np.cumsum(self.data.sizes)[:-1]
         if not np.any(sites):
             return [np.zeros((1, 2, n)) for n in self.data.sizes]
@@ -192,10 +192,7 @@ class PartedErrors(ValueWithGradient):
         """
         found = []
         own = [f.attributes["setting"] for f in fit.runs]
-        moved: dict[str, Any] = dict(
-            sites=list(fit.sites), points=[s.points for s in own], learn=True
-        )
-        plan = replace(self.plan, starts=[s.kernel.theta for s in own], **moved)
+        plan = replace(self.plan, sites=list(fit.sites), settings=own, learn=True)
         errors = replace(self, plan=plan)
         with PartMap(self.data.parts, n_jobs) as run:
             for k, part in enumerate(np.split(theta, len(own))):
@@ -251,7 +248,7 @@ def fit_parted_errors(problem, run, monitor, k):
     unit = problem.data.units.spread if plan.move_points else None
     moving = PartedErrorProblem(problem, run, k, sites, **_LEARNING_SITES)
     found = learn_setting(plan, k, unit, moving, problem.log_prior(run), trace)
-    setting, sites, end = found or (plan.first_setting(k), sites, KEPT)
+    setting, sites, end = found or (plan.settings[k], sites, KEPT)
     last: list[Any] = []
 
     def own_run(rule, damping, accelerate, sites, max_iter, watch):

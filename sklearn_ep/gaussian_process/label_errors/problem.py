@@ -194,9 +194,9 @@ class ErrorAveraging(NamedTuple):
 class LabelErrorPlan(ValueWithGradient):
     """Everything the binary problems need besides their signs; sent to workers as it is.
 
-    Sites are on g = f + noise. `y` holds class indices; `starts`, `sites`, `rates` and `points` one
-    entry a binary problem: initial theta, sites, rate of wrong labels, and inducing points, None
-    for the dense structure. `learn`, `learn_rate` and `move_points` say which of them are learned.
+    Sites are on g = f + noise. `y` holds class indices; `settings` and `sites`
+    have one entry a binary problem, where it starts. `learn`, `learn_rate` and `move_points` say
+    whether kernel, rates of wrong labels and inducing points are learned.
     `rule` is that of learning, `penalty` finite if relaxed sites come after it. `length_centre`
     centres the prior of the length scale of the default kernel, its last parameter; None for other
     kernels, of which nothing is known. `averaging` is None where the mode is used. `X`, `y` and
@@ -207,29 +207,23 @@ class LabelErrorPlan(ValueWithGradient):
     rule: Any
     learn: bool
     restarts: Any
-    starts: list
+    settings: list[Setting]
     sites: list
     tol: float
     max_iter: int
     damping: float
     noise: float
-    rates: list
     learn_rate: bool
     penalty: float
     cost: str
     freeze_after: int
     length_centre: float | None
-    points: list
     move_points: bool
     jitter: float
     X: Any = None
     y: Any = None
     weight: Any = None
     averaging: ErrorAveraging | None = None
-
-    def first_setting(self, k):
-        """Return the `Setting` at which problem k starts."""
-        return Setting(with_theta(self.kernel, self.starts[k]), self.rates[k], self.points[k])
 
     def slopes(self, structure, state):
         """Return d log evidence / d theta and / d Z at a fixed point of the sites."""
@@ -391,7 +385,7 @@ def learn_hyperparameters(plan, sign, trace, k):
     unit = column_spread(plan.X, plan.weight) if plan.move_points else None
     problem = ErrorProblem(plan, sign, plan.sites[k], **_LEARNING_SITES)
     found = learn_setting(plan, k, unit, problem, plan.log_prior, trace)
-    return found or (plan.first_setting(k), plan.sites[k], KEPT)
+    return found or (plan.settings[k], plan.sites[k], KEPT)
 
 
 def learn_setting(plan, k, unit, problem, log_prior, trace):
@@ -400,7 +394,7 @@ def learn_setting(plan, k, unit, problem, log_prior, trace):
     `unit` (d,) is the spread of the columns where inducing points are moved; `log_prior` is that of
     `Coordinates`.
     """
-    first = plan.first_setting(k)
+    first = plan.settings[k]
     space = Coordinates(first, plan.learn, plan.learn_rate, unit, log_prior)
     start = space.start(first.kernel.theta)
     if not len(start):
