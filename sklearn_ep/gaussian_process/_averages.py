@@ -91,25 +91,32 @@ def _average_over_spreads(nodes, mode, monitor, flat):
     n_rows, exact = len(nodes.problem.y), nodes.problem.plan.model.exact_gradient
     several = n_rows > SEVERAL_ROWS
     few = flat or n_rows < _FEW_ROWS or not (exact or several)
-    known, insured = 0 if few else int(np.argmax(share)), share[0] < _INSURANCE
-    if insured:
+    known = 0 if few else int(np.argmax(share))
+    singles = set(range(len(found))) if several else set()
+    if share[0] < _INSURANCE:
+        singles.add(0)
         share = np.append(_INSURANCE, (1.0 - _INSURANCE) * share[1:] / share[1:].sum())
     parts: dict[int, Average] = {}
     if few:
         parts[0] = _lattice(nodes, mode, monitor, _COARSE if exact else _SHORT)
         found = [level.with_spread_of(parts[0]) for level in found]
     for k in map(int, np.flatnonzero(share > _WORTH)):
-        if k not in parts:
-            single = several or (insured and k == 0)
-            level = found[k]
-            parts[k] = level.alone() if single else level.average_about(monitor, weighed=not few)
-    every = [node for part in parts.values() for node in part.nodes]
-    masses = [np.log(share[k] * part.weight) for k, part in parts.items()]
-    mixed = average_of(every, np.concatenate(masses))
+        if k not in parts and k in singles:
+            parts[k] = found[k].alone()
+        elif k not in parts:
+            parts[k] = found[k].average_about(monitor, weighed=not few)
     # a level that was not reached has no mass, but its share of the prior
-    volume = parts[known].log_evidence - found[known].mode.objective
-    log_evidence = logsumexp(log_mass) + volume - np.log(1 + len(SPREADS))
-    return mixed._replace(log_evidence=float(log_evidence))
+    log_evidence = logsumexp(log_mass) + parts[known].log_evidence - found[known].mode.objective
+    return _mixture(parts, share)._replace(
+        log_evidence=float(log_evidence - np.log(1 + len(SPREADS)))
+    )
+
+
+def _mixture(parts, share):
+    """Return the `Average` over those of several levels, which have shares of the mass."""
+    nodes = [node for part in parts.values() for node in part.nodes]
+    masses = [np.log(share[k] * part.weight) for k, part in parts.items()]
+    return average_of(nodes, np.concatenate(masses))
 
 
 class Level(NamedTuple):

@@ -32,6 +32,8 @@ from sklearn_ep.gaussian_process.inducing.hyperparameters import (
 from sklearn_ep.gaussian_process.inducing.learning import STEP_RULES, evidence_at
 from sklearn_ep.gaussian_process.inducing.passes import (
     PassModel,
+    PassRows,
+    PassStep,
     collect_rows,
     evaluate_rows,
     evidence_gradient,
@@ -155,9 +157,8 @@ def test_gradient_of_the_evidence(kernel, form):
         return log_evidence(fixed_point(InducingPrior(k, Z, 1e-8), X, y, w))
 
     solution = fixed_point(InducingPrior(kernel, Z, 1e-8), X, y, w)
-    sums = evaluate_rows(
-        solution.model, X, y, w, solution.state.sites[0], gradient=form, inputs=inputs
-    )
+    rows = PassRows(X, y, w, solution.state.sites[0])
+    sums = evaluate_rows(solution.model, rows, PassStep(gradient=form, inputs=inputs))
     theta, towards = evidence_gradient(solution.model, sums, form == "fresh", inputs)
     h = 1e-4
     for j, unit in enumerate(np.eye(len(kernel.theta))):
@@ -230,7 +231,8 @@ def test_stale_sites_have_a_guard():
     sites = np.stack([np.full(60, 50.0), np.full(60, 5.0)])[None]
     prior = InducingPrior(KERNELS[0], X[:10], 1e-6)
     model = PassModel(prior, [InducingPosterior(np.zeros((10, 10)), np.zeros(10))], Probit(), RULE)
-    sums = evaluate_rows(model, X, y, w, sites, gradient="fresh", inputs=True)
+    how = PassStep(gradient="fresh", inputs=True)
+    sums = evaluate_rows(model, PassRows(X, y, w, sites), how)
     assert np.all(sums.sites[:, 0] > 0)
     theta, towards = evidence_gradient(model, sums, True, True)
     assert np.all(np.isfinite(theta)) and np.all(np.isfinite(towards))
@@ -415,9 +417,9 @@ def test_passes_in_single_precision_have_the_direction_of_a_step(name, n_problem
     model = fixed_point(prior, X, y, weight, n_problems=n_problems, tol=1e-3).model
     sites = 0.1 + np.random.RandomState(1).rand(n_problems, 2, len(X))
     inputs = name != "general"
-    options = dict(gradient="fresh", inputs=inputs)
-    double = evaluate_rows(model, X, y, weight, sites, **options)
-    single = evaluate_rows(model, X, y, weight, sites, kind=np.float32, **options)
+    rows, how = PassRows(X, y, weight, sites), PassStep(gradient="fresh", inputs=inputs)
+    double = evaluate_rows(model, rows, how)
+    single = evaluate_rows(model, rows, how._replace(kind=np.float32))
     for a, b in zip(single[:6], double[:6], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3 * np.max(np.abs(b)))
     kinds = (single, np.float32), (double, np.float64)

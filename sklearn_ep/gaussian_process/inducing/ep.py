@@ -16,7 +16,16 @@ from ..._engine.contracts import require_parts
 from ..._engine.gaussian import checked_cholesky
 from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ..._engine.partition import load_part
-from .passes import PassModel, RowSums, WhitenedRows, collect_rows, evaluate_rows, leave_one_out
+from .passes import (
+    PassModel,
+    PassRows,
+    PassStep,
+    RowSums,
+    WhitenedRows,
+    collect_rows,
+    evaluate_rows,
+    leave_one_out,
+)
 from .values import InducingPosterior, InducingPrior
 
 __all__ = ["InducingEP", "PassState", "add_sums", "largest_change", "posterior_change", "read_rows"]
@@ -39,7 +48,7 @@ def read_rows(part, classes):
     return X, np.searchsorted(classes, y), np.ones(len(X))
 
 
-def evaluate_part(part, message, model, classes, options):
+def evaluate_part(part, message, model, classes, how):
     """Run `evaluate_rows` on a partition and add the root of its weights, one if all are equal.
 
     `message` are the sites of its rows, what the rule keeps of them, and their `WhitenedRows`, each
@@ -49,7 +58,7 @@ def evaluate_part(part, message, model, classes, options):
     sites, memory, kept = message
     alike = len(weight) and weight.min() == weight.max()
     root = np.sqrt(weight[:1] if alike else weight)
-    return evaluate_rows(model, X, y, weight, sites, memory=memory, kept=kept, **options), root
+    return evaluate_rows(model, PassRows(X, y, weight, sites, memory, kept), how), root
 
 
 def collect_part(part, message, prior, classes):
@@ -192,7 +201,7 @@ class InducingEP:
         empty = [None] * len(self.sizes)
         of_parts = empty if sites is None else sites, self.memory or empty, self._kept
         messages = list(zip(*of_parts, strict=True))
-        results = self.run(evaluate_part, messages, model, self.classes, options)
+        results = self.run(evaluate_part, messages, model, self.classes, PassStep(**options))
         each = [r[0] for r in results]
         if self.memory is not None:
             self.memory = [r.memory for r in each]

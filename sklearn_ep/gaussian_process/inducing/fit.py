@@ -152,30 +152,40 @@ def fit_inducing(plan, run, monitor):
     else:
         state = ep.restate(prior, np.split(plan.sites, np.cumsum(ep.sizes)[:-1], axis=2))
     state, end = _learned(plan, ep, hyper, state, trace)
-    m = len(state.prior.Z)
+    m, asked = len(state.prior.Z), end.reason == "asked"
     if 2 * m <= len(plan.data.var) and m * sum(ep.sizes) <= _MOST_KEPT:
         ep.keep_rows()
     if end.n_steps and state.sites is not None:
-        # between minibatches the posterior runs ahead of the sites; it tells what they would be
-        ahead = plan.batch_size is not None and hyper.learns and end.reason != "asked"
-        model = ep.model(state) if ahead else None
-        state = ep.renew(model, state.sites) if ahead else ep.collect(state.prior, state.sites)
-    average = None
-    if plan.averaging is not None and end.reason != "asked":
+        state = _renewed(ep, state, plan.batch_size is not None and hyper.learns and not asked)
+    if plan.averaging is not None and not asked:
         average = average_over_kernel(plan, ep, state, monitor)
-    if average is not None:
-        heaviest = average.heaviest.payload
-        state = ep.collect(heaviest.model.prior, [s.copy() for s in heaviest.sites])
-    own, mixed = _converged(plan, ep, state, end, trace), {}
-    if average is not None:
-        mixed, loo, more = mixed_nodes(plan, ep, average, own.state, own.model)
-        own = replace(own, log_evidence=average.log_evidence, loo=loo, attributes=more)
-    elif own.state.sites is not None:
-        own = replace(own, loo=ep.leave_one_out(own.model, own.state.sites))
-    if own.loo is None:
+        if average is not None:
+            return _averaged(plan, ep, average, end, trace)
+    own = _converged(plan, ep, state, end, trace)
+    if own.state.sites is None:
         return gp_fit(own, None, None)
-    sites = np.concatenate(own.state.sites, axis=2)
-    return gp_fit(own, sites, np.exp(own.loo))._replace(**mixed)
+    own = replace(own, loo=ep.leave_one_out(own.model, own.state.sites))
+    return gp_fit(own, np.concatenate(own.state.sites, axis=2), np.exp(own.loo))
+
+
+def _renewed(ep, state, ahead):
+    """Return the state with its sums made afresh from its sites.
+
+    Between minibatches the posterior runs `ahead` of the sites; it tells what they would be.
+    """
+    if ahead:
+        return ep.renew(ep.model(state), state.sites)
+    return ep.collect(state.prior, state.sites)
+
+
+def _averaged(plan, ep, average, end, trace):
+    """Return the `GPFit` of an `Average`, whose run is that of the heaviest node."""
+    heaviest = average.heaviest.payload
+    state = ep.collect(heaviest.model.prior, [s.copy() for s in heaviest.sites])
+    own = _converged(plan, ep, state, end, trace)
+    mixed, loo, more = mixed_nodes(plan, ep, average, own.state, own.model)
+    own = replace(own, log_evidence=average.log_evidence, loo=loo, attributes=more)
+    return gp_fit(own, np.concatenate(own.state.sites, axis=2), np.exp(loo))._replace(**mixed)
 
 
 def _converged(plan, ep, state, end, trace):

@@ -17,7 +17,7 @@ from ..._engine.row_order import minibatches, other_keys
 from .._hyperparameters import LearningEnd
 from .ep import InducingEP, PassState, add_sums, largest_change, read_rows
 from .hyperparameters import Hyperparameters
-from .passes import PassModel, evaluate_rows
+from .passes import PassModel, PassRows, PassStep, evaluate_rows
 from .rows import standard_keys
 from .values import block_rows, rebase
 
@@ -280,18 +280,15 @@ def sums_of_batch(model, X, y, weight, sites, rows, settings):
     """Return the `RowSums` of some rows, with their new sites; `sites` are those of all rows."""
     own = None if sites is None else sites[:, :, rows]
     seen = own is not None and np.any(own)
-    return evaluate_rows(
-        model,
-        np.asarray(X[rows], dtype=np.float64),
-        y[rows],
-        weight[rows],
-        own,
+    how = PassStep(
         step=settings.damping if seen else 1.0,
         gradient="fresh" if settings.hyper.learns else None,
         inputs=settings.hyper.learn_inputs,
         kind=settings.kind,
         block=block_rows(len(model.prior.Z), settings.kind),
     )
+    own = PassRows(np.asarray(X[rows], dtype=np.float64), y[rows], weight[rows], own)
+    return evaluate_rows(model, own, how)
 
 
 def model_of_stream(stream, settings):
@@ -401,19 +398,17 @@ def minibatches_of_rounds(ep, batches, sites, stream, settings):
     figures = []
     for each in rounds_of_batches(batches):
         model = model_of_stream(stream, settings)
-        messages = [
-            None if rows is None else (rows, None if sites is None else sites[k][:, :, rows])
-            for k, rows in enumerate(each)
-        ]
+        messages: list = [None] * len(each)
+        here = [k for k, rows in enumerate(each) if rows is not None]
+        for k in here:
+            messages[k] = each[k], None if sites is None else sites[k][:, :, each[k]]
         answers = ep.run(batch_of_part, messages, model, ep.classes, settings)
-        told = [a for a in answers if a is not None]
-        stream, of_round = step_of_batch(
-            stream, model, add_sums([a[0] for a in told]), sum(a[1] for a in told), settings
-        )
-        figures.append(of_round)
-        for k, rows in enumerate(each):
-            if rows is not None and sites is not None:
-                sites[k][:, :, rows] = answers[k][0].sites
+        sums, copies = zip(*(answers[k] for k in here), strict=True)
+        stream, told = step_of_batch(stream, model, add_sums(sums), sum(copies), settings)
+        figures.append(told)
+        if sites is not None:
+            for k in here:
+                sites[k][:, :, each[k]] = answers[k][0].sites
     return sites, stream, figures
 
 
@@ -460,15 +455,7 @@ def learn_by_minibatches(
         trace.begin("epoch")
         seed, before = int(rng.randint(drawn)), stream.state
         keys = [other_keys(k, seed) for k in of_rows]
-        if len(ep.sizes) == 1:  # where its rows are, steps need not be told to anybody
-            own = None if sites is None else sites[0]
-            own, stream, figures = ep.run.one(
-                0, minibatches_of_part, (keys[0], own), ep.classes, stream, settings
-            )
-            sites = None if sites is None else [own]
-        else:
-            batches = ep.run(batches_of_part, keys, ep.classes, settings)
-            sites, stream, figures = minibatches_of_rounds(ep, batches, sites, stream, settings)
+        sites, stream, figures = _epoch(ep, keys, sites, stream, settings)
         if sites is not None and not hyper.learns:
             stream.state = ep.collect(stream.state.prior, sites)
         residual = max(f[0] for f in figures) if sites is not None else _drift(before, stream.state)
@@ -482,6 +469,17 @@ def learn_by_minibatches(
     prior = hyper.prior(stream.average) if hyper.learns else stream.state.prior
     gram, shift = rebase(stream.state.gram, stream.state.shift, stream.state.prior, prior)
     return PassState(prior, gram, shift, sites), LearningEnd(reason, trace.n_iter, 0.0)
+
+
+def _epoch(ep, keys, sites, stream, settings):
+    """Go once through all partitions; return sites, stream and what each step told."""
+    if len(ep.sizes) > 1:
+        batches = ep.run(batches_of_part, keys, ep.classes, settings)
+        return minibatches_of_rounds(ep, batches, sites, stream, settings)
+    # where its rows are, steps need not be told to anybody
+    message = keys[0], None if sites is None else sites[0]
+    own, *rest = ep.run.one(0, minibatches_of_part, message, ep.classes, stream, settings)
+    return None if own is None else [own], *rest
 
 
 def _drift(before, after):

@@ -20,6 +20,8 @@ from .values import InducingPosterior, InducingPrior, block_rows, rows_times, ti
 __all__ = [
     "RowSums",
     "PassModel",
+    "PassRows",
+    "PassStep",
     "WhitenedRows",
     "collect_rows",
     "evaluate_rows",
@@ -201,82 +203,135 @@ class _Gradient:
         self.towards = self.towards + towards
 
 
-def evaluate_rows(
-    model,
-    X,
-    y,
-    weight,
-    sites,
-    step=1.0,
-    gradient=None,
-    inputs=False,
-    memory=None,
-    kind=np.float64,
-    kept=None,
-    block=None,
-):
-    """Update the sites of some rows under the marginals of a model; return their `RowSums`.
+class PassRows(NamedTuple):
+    """Rows of a pass and what is kept of them.
 
     X (n, d) may be of any float type and in any memory; it is converted block by block. y (n,) are
     class indices, weight (n,) copies, sites (C, 2, n) precisions and shifts (None with an averaged
-    site). `step` is the share of the update that is taken; the sums are those of the sites after
-    it.
+    site). `memory` (k, n) is what a rule with `resumed` kept of the rows at the last pass, `kept`
+    are the `WhitenedRows` of X, for passes in double precision without gradient.
+    """
 
+    X: Any
+    y: np.ndarray
+    weight: np.ndarray
+    sites: Any = None
+    memory: Any = None
+    kept: Any = None
+
+
+class PassStep(NamedTuple):
+    """What a pass is to do.
+
+    `step` is the share of the update that is taken; the sums are those of the sites after it.
     `gradient` is the form of the gradient of the log evidence, "fresh" or "stored", None for none.
     Both are exact at a fixed point; the fresh form is the one that can drive learning while the
-    sites still move. With `inputs` it comes with that in the inducing points. `memory` (k, n) is
-    what a rule with `resumed` kept of the rows at the last pass. `kind` is the float type of what
-    is (n, m); with single precision the sums have some four digits, which a step of learning needs.
-    `kept` are the `WhitenedRows` of X, for passes in double precision without gradient; `block`
-    is the number of rows of a block, None for that of `block_rows`.
+    sites still move. With `inputs` it comes with that in the inducing points. `kind` is the float
+    type of what is (n, m); with single precision the sums have some four digits, which a step of
+    learning needs. `block` is the number of rows of a block, None for that of `block_rows`.
+    """
+
+    step: float = 1.0
+    gradient: str | None = None
+    inputs: bool = False
+    kind: Any = np.float64
+    block: int | None = None
+
+
+PASS = PassStep()
+
+
+def evaluate_rows(model, rows, how=PASS):
+    """Update the sites of some rows under the marginals of a model; return their `RowSums`.
 
     3 m^2 flops a row without gradient, 7 m^2 with it, and O(m d) for the kernel.
     """
-    C, m, n = len(model.posteriors), len(model.prior.Z), len(X)
-    moved: Any = None if sites is None else sites_with_room(C, n, m)
-    variances: Any = None if sites is None else np.empty((C, n))
-    gram, shift = np.zeros((C, m, m)), np.zeros((C, m))
-    log_term, residual = 0.0, 0.0
-    sums = _Gradient(model, gradient == "fresh", inputs, kind) if gradient else None
-    kept_memory: Any = None if memory is None else np.empty_like(memory)
-    for rows in gen_batches(n, block or block_rows(m)):
-        w = dense_copies(weight[rows])
-        if sums is None:
-            W, extra_var = _whitened(model.prior, X, rows, kept, kind)
+    sums = _PassSums(model, rows, how)
+    for block in gen_batches(len(rows.X), how.block or block_rows(len(model.prior.Z))):
+        sums.add_block(block)
+    return sums.told()
+
+
+class _PassSums:
+    """Running sums of a pass over blocks of rows."""
+
+    def __init__(self, model, rows, how):
+        self.model, self.rows, self.how = model, rows, how
+        C, m, n = len(model.posteriors), len(model.prior.Z), len(rows.X)
+        self.averaged = rows.sites is None
+        self.moved: Any = None if self.averaged else sites_with_room(C, n, m)
+        self.variances: Any = None if self.averaged else np.empty((C, n))
+        self.memory: Any = None if rows.memory is None else np.empty_like(rows.memory)
+        self.gram, self.shift = np.zeros((C, m, m)), np.zeros((C, m))
+        self.log_term, self.residual = 0.0, 0.0
+        fresh = how.gradient == "fresh"
+        self.slopes = _Gradient(model, fresh, how.inputs, how.kind) if how.gradient else None
+
+    def add_block(self, block):
+        """Add a block of rows."""
+        prior, rows, slopes, kind = self.model.prior, self.rows, self.slopes, self.how.kind
+        if slopes is None:
+            W, extra_var = _whitened(prior, rows.X, block, rows.kept, kind)
         else:
-            own = np.asarray(X[rows], dtype=np.float64)
-            W, extra_var, derivatives = model.prior.whiten(own, True, kind)
-            sums.begin(W, own)
-        for c, posterior in enumerate(model.posteriors):
-            mean, var, smoothed = posterior.marginals(W, sums is not None or sites is None)
-            if sites is None:
-                old = _average_sites(posterior, mean, var, smoothed, model.copies)
-            else:
-                old = Sites(*sites[c][:, rows])
-            rule = model.rule if memory is None else model.rule.resumed(memory[:, rows])
-            update = rule(model.factor, model.signs(y[rows], c), old, mean, var, extra_var)
-            if memory is not None:
-                kept_memory[:, rows] = rule.memory
-            new = np.stack(old) + step * (np.stack(update.sites) - np.stack(old))
-            gram[c] += _weighted_gram(W, w * new[0])
-            shift[c] += times_rows(w * new[1], W)
-            log_term += float(w @ update.log_term)
-            if sites is None:
-                # where evidence and gradient want the site of the row itself, it is the update
-                exponent = model.rule.exponent
-                log_term += float(w @ _log_mass_ratio(old, update.sites, mean, var, exponent))
-                old = update.sites
-            else:
-                moved[c][:, rows], variances[c, rows] = new, var
-                residual = max(residual, site_change(old, update.sites, var))
-            if sums is not None:
-                sums.add(posterior, smoothed, old, mean, var, update, w)
-        if sums is not None:
-            sums.end(derivatives)
-    told = RowSums(moved, variances, gram, shift, log_term, residual, memory=kept_memory)
-    if sums is None:
-        return told
-    return told._replace(theta=sums.theta, inputs=sums.towards, inner=sums.inner)
+            own = np.asarray(rows.X[block], dtype=np.float64)
+            W, extra_var, derivatives = prior.whiten(own, True, kind)
+            slopes.begin(W, own)
+        w = dense_copies(rows.weight[block])
+        for c in range(len(self.gram)):
+            self._add_problem(c, block, W, extra_var, w)
+        if slopes is not None:
+            slopes.end(derivatives)
+
+    def _add_problem(self, c, block, W, extra_var, w):
+        """Add one binary problem of a block with whitened rows W and copies w."""
+        model, posterior, slopes = self.model, self.model.posteriors[c], self.slopes
+        smooth = slopes is not None or self.averaged
+        mean, var, smoothed = posterior.marginals(W, smooth)
+        if self.averaged:
+            old = _average_sites(posterior, mean, var, smoothed, model.copies)
+        else:
+            old = Sites(*self.rows.sites[c][:, block])
+        update = self._updated(c, block, old, mean, var, extra_var)
+        new = np.stack(old) + self.how.step * (np.stack(update.sites) - np.stack(old))
+        self.gram[c] += _weighted_gram(W, w * new[0])
+        self.shift[c] += times_rows(w * new[1], W)
+        self.log_term += float(w @ update.log_term)
+        if self.averaged:
+            # where evidence and gradient want the site of the row itself, it is the update
+            exponent = model.rule.exponent
+            self.log_term += float(w @ _log_mass_ratio(old, update.sites, mean, var, exponent))
+            old = update.sites
+        else:
+            self.moved[c][:, block], self.variances[c, block] = new, var
+            self.residual = max(self.residual, site_change(old, update.sites, var))
+        if slopes is not None:
+            slopes.add(posterior, smoothed, old, mean, var, update, w)
+
+    def _updated(self, c, block, old, mean, var, extra_var):
+        """Return the `SiteUpdate` of a block, by a rule that may remember its rows."""
+        model, rows, rule = self.model, self.rows, self.model.rule
+        if rows.memory is not None:
+            rule = rule.resumed(rows.memory[:, block])
+        update = rule(model.factor, model.signs(rows.y[block], c), old, mean, var, extra_var)
+        if rows.memory is not None:
+            self.memory[:, block] = rule.memory
+        return update
+
+    def told(self):
+        """Return the `RowSums`."""
+        slopes: Any = self.slopes
+        return RowSums(
+            sites=self.moved,
+            var=self.variances,
+            gram=self.gram,
+            shift=self.shift,
+            log_term=self.log_term,
+            residual=self.residual,
+            theta=None if slopes is None else slopes.theta,
+            inputs=None if slopes is None else slopes.towards,
+            inner=None if slopes is None else slopes.inner,
+            memory=self.memory,
+        )
 
 
 def evidence_gradient(model, sums, fresh, inputs, kind=np.float64):
@@ -295,7 +350,7 @@ def evidence_gradient(model, sums, fresh, inputs, kind=np.float64):
 
 
 def collect_rows(prior, X, weight, sites, kept=None):
-    """Return gram and shift of given sites (C, 2, n); `kept` is that of `evaluate_rows`."""
+    """Return gram and shift of given sites (C, 2, n); `kept` is that of `PassRows`."""
     C, m = len(sites), len(prior.Z)
     gram, shift = np.zeros((C, m, m)), np.zeros((C, m))
     for rows in gen_batches(len(X), block_rows(m)):

@@ -241,6 +241,27 @@ def without_errors(nodes, lattice, monitor):
     return WithoutErrors(average, float(odds + average.log_evidence))
 
 
+class Parts(NamedTuple):
+    """Parts of a mixture: settings, `Result`s, predicting posteriors, and factors of the sites."""
+
+    settings: list[Setting]
+    results: list
+    posteriors: list
+    factors: list
+
+    @classmethod
+    def of(cls, plan, nodes, results):
+        """Return the parts that the settings of nodes and results of EP there make."""
+        settings = [node.payload.setting for node in nodes]
+        states = [r.evaluation.payload[0] for r in results]
+        posteriors = [plan.posterior(pair) for pair in zip(settings, states, strict=True)]
+        return cls(settings, results, posteriors, [LabelErrorStep(s.rate) for s in settings])
+
+    def left_out(self):
+        """Return what leaving each row out says of its label, part by part."""
+        return list(map(left_out_signs, self.factors, self.results))
+
+
 def _mixed(nodes, lattice, without, trace, end):
     """Return the `BinaryFit` of nodes with label errors, and of nodes without them."""
     plan, sign, heaviest = nodes.problem.plan, nodes.problem.sign, lattice.heaviest
@@ -249,35 +270,33 @@ def _mixed(nodes, lattice, without, trace, end):
     watch = watch_of_sweeps(trace, end, setting)
     rungs = plan.rungs(setting, sign, plan.tol)
     result, path = climb(rungs, heaviest.payload.sites, plan.max_iter, watch)
-    clean = [] if without.average is None else [n.payload for n in without.average.nodes]
-    settings = [n.payload.setting for n in lattice.nodes] + [n.setting for n in clean]
     results = [result if n is heaviest else n.payload.result for n in lattice.nodes]
-    results += [n.result for n in clean]
-    own, weight = slice(0, len(lattice.nodes)), lattice.weight
-    if clean:
+    own = Parts.of(plan, lattice.nodes, results)
+    posteriors, left_out, weight = own.posteriors, own.left_out(), lattice.weight
+    if without.average is not None:
+        clean = without.average.nodes
+        others = Parts.of(plan, clean, [n.payload.result for n in clean])
+        posteriors, left_out = posteriors + others.posteriors, left_out + others.left_out()
         weight = np.concatenate([(1.0 - share) * weight, share * without.average.weight])
-    pairs = list(zip(settings, results, strict=True))
-    posteriors = [plan.posterior((s, r.evaluation.payload[0])) for s, r in pairs]
-    factors = [(LabelErrorStep(s.rate), r) for s, r in pairs]
-    wrong = np.array([wrong_proba(factor, sign, r) for factor, r in factors[own]])
-    theta = [s.kernel.theta for s in settings[own]]
+    wrong = [wrong_proba(f, sign, r) for f, r in zip(own.factors, own.results, strict=True)]
+    theta = np.array([s.kernel.theta for s in own.settings])
     update = result.evaluation.payload[1]
     more = attributes_of_nodes(lattice, theta, nodes.space.names) | dict(
         no_errors_proba=share,
-        label_noise=(1.0 - share) * float(lattice.weight @ [s.rate for s in settings[own]]),
+        label_noise=(1.0 - share) * float(lattice.weight @ [s.rate for s in own.settings]),
         relaxation=np.zeros(len(sign)) if update.relaxation is None else update.relaxation,
-        wrong_proba=(1.0 - share) * (lattice.weight @ wrong),
+        wrong_proba=(1.0 - share) * (lattice.weight @ np.array(wrong)),
         setting=setting,
         path=path,
-        posterior_of_sites=posteriors[int(np.argmax(lattice.weight))],
+        posterior_of_sites=own.posteriors[int(np.argmax(lattice.weight))],
     )
     # of labels that a kernel separates one side may take all weight, to the last digit
     heavy = np.flatnonzero(weight > 0)
-    left_out = mixed_logs(weight[heavy], [left_out_signs(*factors[i]) for i in heavy])
-    mean = with_theta(plan.kernel, lattice.weight @ np.array(theta))
     mixture = AveragedPosterior if setting.points is None else AveragedInducing
     posterior = mixture([posteriors[i] for i in heavy], weight[heavy])
-    fit = fit_of_sites(posterior, trace, end, result, mean, left_out, setting.points, **more)
+    mixed = mixed_logs(weight[heavy], [left_out[i] for i in heavy])
+    mean = with_theta(plan.kernel, lattice.weight @ theta)
+    fit = fit_of_sites(posterior, trace, end, result, mean, mixed, setting.points, **more)
     if end.reason == "asked":
         return fit
     log_evidence = lattice.log_evidence
