@@ -288,6 +288,7 @@ def test_learning_raises_the_evidence_to_a_stationary_point():
 
 
 # the peer warns that it ended at a bound of its kernel
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_held_out_log_loss_on_real_data_is_no_worse_than_laplace():
     X, y = load_breast_cancer(return_X_y=True)
@@ -611,9 +612,9 @@ def test_length_gradient_of_rows_many_lengths_apart():
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_class_weight_is_sample_weight(make, method, n_classes):
     rng = np.random.RandomState(0)
-    X = rng.randn(60, 2)
+    X = rng.randn(40, 2)
     y = np.array(["a", "b", "c"])[np.digitize(X[:, 0], [0.5, 1.0][: n_classes - 1])]
-    own = rng.choice([0.0, 1.0, 2.0], size=60)
+    own = rng.choice([0.0, 1.0, 2.0], size=40)
     each = {"a": 0.5, "b": 3.0}
     factor = np.vectorize(lambda label: each.get(label, 1.0))(y)
     copies = np.array([own[y == label].sum() for label in np.unique(y)])

@@ -109,15 +109,15 @@ def test_latent_values_sum_to_nothing_and_draws_average_to_the_prediction():
         np.testing.assert_allclose(mean.sum(1), 0.0, atol=1e-6)
         cov = est.latent_covariance(new)
         np.testing.assert_allclose(np.einsum("cii->ic", cov), var, rtol=1e-6)
-        draws = est.sample_proba(new, n_samples=4000, random_state=0)
+        draws = est.sample_proba(new, n_samples=2000, random_state=0)
         np.testing.assert_allclose(draws.mean(0), est.predict_proba(new), atol=0.03)
         np.testing.assert_allclose(draws.sum(2), 1.0)
 
 
 @pytest.mark.parametrize("points", [False, True])
-@pytest.mark.parametrize("n_classes", [2, 3, 6])
+@pytest.mark.parametrize("n_classes", [2, 4])
 def test_gradients_are_differences_of_evidences(points, n_classes):
-    X, y = toy(60, n_classes, 7)
+    X, y = toy(40, n_classes, 7)
     given = dict(method="sparse", inducing_points=X[:15], learn_inducing=False) if points else {}
     exact = fixed(KERNEL, multi_class="joint", **given).fit(X, y)
     tol = 1e-9 if n_classes == 2 else 1e-3

@@ -44,10 +44,17 @@ def exact_nodes(monkeypatch):
     monkeypatch.setattr(NoisyArgmax, "rough", lambda self: self)
 
 
-@pytest.mark.parametrize("kernel", [None, KERNEL])
-@pytest.mark.parametrize("likelihood", ["probit", "logit"])
+@pytest.mark.parametrize(
+    ("kernel", "likelihood"),
+    [
+        (None, "probit"),
+        (KERNEL, "logit"),
+        pytest.param(None, "logit", marks=pytest.mark.slow),
+        pytest.param(KERNEL, "probit", marks=pytest.mark.slow),
+    ],
+)
 def test_the_average_is_the_mixture_of_fits_at_its_kernels(kernel, likelihood, exact_nodes):
-    X, y = rows(40)
+    X, y = rows(30)
     new = 1.5 * rows(12, seed=1)[0]
     est = averaged(X, y, kernel, tol=1e-7, likelihood=likelihood)
     assert est.hyperparameters_used_ == "integrate" and est.multi_class_ == "joint"
@@ -120,7 +127,7 @@ def test_the_same_bits_for_any_number_of_workers_and_after_a_pickle():
 def test_draws_average_to_the_prediction_and_diagnosis_tells_of_the_nodes():
     X, y = rows(40)
     est, new = averaged(X, y), rows(8, seed=1)[0]
-    draws = est.sample_proba(new, n_samples=4000, random_state=0)
+    draws = est.sample_proba(new, n_samples=2000, random_state=0)
     np.testing.assert_allclose(draws.mean(0), est.predict_proba(new), atol=0.03)
     told = est.diagnose(n_draws=50)
     assert f"averaged over nodes: {len(est.hyper_weights_)} (effective" in str(told)
@@ -137,7 +144,7 @@ def test_scores_know_the_mixture(strategy):
 
 
 def test_a_column_that_says_nothing_gets_a_length_of_its_own():
-    X, y = rows(120, d=6, n_classes=4)
+    X, y = rows(90, d=6, n_classes=4)
     new, truth = rows(500, d=6, n_classes=4, seed=1)
     loss = {}
     for how in ("mode", "auto"):

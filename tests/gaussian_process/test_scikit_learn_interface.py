@@ -123,6 +123,7 @@ def test_an_optimizer_of_the_user_is_called_as_by_scikit_learn():
     np.testing.assert_allclose(own.log_evidence_, known.log_evidence_, atol=1e-4)
     assert len(starts) == 2 and own.converged_
     np.testing.assert_array_equal(starts[0], kernel.theta)
+    own.set_params(optimizer=lambda f, theta, bounds: (theta, f(theta)[0]))
     own.set_params(multi_class="one_vs_rest").fit(*toy(n_classes=3))
     assert len(own.kernel_.kernels) == 3
     own.set_params(multi_class="joint").fit(*toy(n_classes=3))
