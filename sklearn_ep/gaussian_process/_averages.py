@@ -15,9 +15,11 @@ import numpy as np
 from scipy.special import logsumexp
 
 from .._engine.hyper import Average, Node, Spacing, ascend, average_of, integrate, sample_about
-from ._hyperparameters import SEVERAL_ROWS, KernelScales, LengthSpace, Nodes
+from ._hyperparameters import KernelScales, LengthSpace, Nodes
+from ._limits import LIMITS
 
 __all__ = [
+    "PATH",
     "SPREADS",
     "Deviations",
     "Level",
@@ -30,25 +32,30 @@ __all__ = [
 
 # Standard deviations of the log lengths about their mean, as probable a priori as 0 is.
 SPREADS = (0.5, 1.0, 2.0)
-# The path of increasing s ends this many nats below its best.
-_PATH_DEPTH = 3.0
-# Gain of log posterior that a mode may leave, and steps to it. Where twice as much is promised far
-# more may be had: on image segments ten nats.
-_SMALL_GAIN, _MOST_STEPS = 0.1, 12
-# Root mean square of the moves of log lengths beyond which their curvature is computed anew.
-_SHORT_MOVE = 0.3
-# What the isotropic kernel keeps at least where lengths may differ: on few rows with many columns
-# the evidence trusts the model more than it deserves.
-_INSURANCE = 0.2
-# Rows below which variance and mean length are so open that equal lengths have a lattice; of more
-# than two classes up to the number above (without it, iris has a log loss .003 higher, wine .002
-# lower).
-_FEW_ROWS = 100
+
+
+class SpreadLimits(NamedTuple):
+    """How far the path of spreads goes, and how much of it is averaged over."""
+
+    # the path of increasing s ends so many nats below its best
+    depth: float = 3.0
+    # log posterior that a mode may leave, and steps to it: where twice as much is promised far more
+    # may be had, on image segments ten nats
+    gain: float = 0.1
+    steps: int = 12
+    # root mean square of the moves of log lengths beyond which their curvature is computed anew
+    short: float = 0.3
+    # weight that the isotropic kernel keeps at least where lengths may differ: on few rows with
+    # many columns the evidence trusts the model more than it deserves
+    insurance: float = 0.2
+    # weight of an anisotropic mode from which it is worth nodes
+    worth: float = 0.02
+
+
+PATH = SpreadLimits()
 # Spacing of a lattice beside lengths that differ, and of one of several classes, in the main the
 # neighbours of the mode.
 _COARSE, _SHORT = Spacing(2.0, 5.5, 20), Spacing(2.0, 3.5, 9)
-# Weight of an anisotropic mode from which it is worth nodes.
-_WORTH = 0.02
 
 
 def alone(mode):
@@ -66,7 +73,7 @@ def average_about(nodes, mode, monitor):
     flat = exact and problem.plan.ends_flat(problem.y, mode.log_evidence)
     if len(nodes.space.lengths) > 1:
         return _average_over_spreads(nodes, mode, monitor, flat)
-    if len(problem.y) > SEVERAL_ROWS and not flat:
+    if len(problem.y) > LIMITS.several and not flat:
         level = isotropic_level(nodes, mode)
         return level.average_about(monitor, weighed=True) if exact else level.alone()
     return _lattice(nodes, mode, monitor, None if exact else _SHORT)
@@ -89,18 +96,18 @@ def _average_over_spreads(nodes, mode, monitor, flat):
     log_mass = np.array([level.log_mass for level in found])
     share = np.exp(log_mass - logsumexp(log_mass))
     n_rows, exact = len(nodes.problem.y), nodes.problem.plan.model.exact_gradient
-    several = n_rows > SEVERAL_ROWS
-    few = flat or n_rows < _FEW_ROWS or not (exact or several)
+    several = n_rows > LIMITS.several
+    few = flat or n_rows < LIMITS.lattice or not (exact or several)
     known = 0 if few else int(np.argmax(share))
     singles = set(range(len(found))) if several else set()
-    if share[0] < _INSURANCE:
+    if share[0] < PATH.insurance:
         singles.add(0)
-        share = np.append(_INSURANCE, (1.0 - _INSURANCE) * share[1:] / share[1:].sum())
+        share = np.append(PATH.insurance, (1.0 - PATH.insurance) * share[1:] / share[1:].sum())
     parts: dict[int, Average] = {}
     if few:
         parts[0] = _lattice(nodes, mode, monitor, _COARSE if exact else _SHORT)
         found = [level.with_spread_of(parts[0]) for level in found]
-    for k in map(int, np.flatnonzero(share > _WORTH)):
+    for k in map(int, np.flatnonzero(share > PATH.worth)):
         if k not in parts and k in singles:
             parts[k] = found[k].alone()
         elif k not in parts:
@@ -210,7 +217,7 @@ class Deviations:
         old = self.space.scales
         scales = KernelScales.at(old.kernel, mode.phi, old.both, self.space.s)
         curvature, phi = self.curvature(expected), scales.phi(mode.phi)
-        log_mass = self.log_mass(mode, curvature, _SMALL_GAIN)
+        log_mass = self.log_mass(mode, curvature, PATH.gain)
         centre = mode._replace(phi=phi, log_prior=scales.log_prior(phi)[0])
         own = slice(0, len(phi))
         return Level(Nodes(self.problem, scales), centre, curvature[own, own], log_mass)
@@ -234,7 +241,7 @@ class Deviations:
 
         start = near.payload.theta if theta is None else theta
         bounds, curvature = self.space.bounds, expected + self.space.prior_precision()
-        limits: dict[str, Any] = dict(gain=_SMALL_GAIN, max_iter=_MOST_STEPS)
+        limits: dict[str, Any] = dict(gain=PATH.gain, max_iter=PATH.steps)
         if not self.problem.plan.model.exact_gradient:
             # how the evidence rises corrects them
             limits |= dict(lacking=np.zeros(len(start)), patience=3)
@@ -246,8 +253,7 @@ def levels(nodes, isotropic):
     """Return the `Level` of each spread above zero, as far as the path is worth going.
 
     `isotropic` is the mode of spread zero of `Nodes` in `KernelScales`; log masses are on the scale
-    of its objective. With many rows each mode is first looked for with some of them: all of them
-    may lead to another (on 330 rows of splice ten nats below, log loss .209 after .201).
+    of its objective. With many rows each mode is first looked for with some of them.
     """
     problem, scales, found = nodes.problem, nodes.space, list[Level]()
     near, best, path = isotropic, isotropic.objective, _path(problem, isotropic)
@@ -256,7 +262,7 @@ def levels(nodes, isotropic):
         own = Deviations(problem, LengthSpace(scales.kernel, scales, s))
         start = own.nodes.evaluate(near.payload.theta, near)
         # where the last curvature foretells no mass the search is not worth its time
-        floor = best - _PATH_DEPTH
+        floor = best - PATH.depth
         if start is None or own.log_mass(start, own.curvature(expected)) < floor:
             break
         mode = path.mode_of(own, start)
@@ -309,7 +315,7 @@ class _Path:
         """
         lengths, theta = own.space.scales.lengths, mode.payload.theta
         moved = (theta - self.theta)[lengths]
-        if moved @ moved > _SHORT_MOVE**2 * len(moved):
+        if moved @ moved > PATH.short**2 * len(moved):
             self.theta, self.known = theta, expected_curvature(own.problem, mode)
             self.curvature = self.known
         else:

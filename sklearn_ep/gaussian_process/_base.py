@@ -39,9 +39,9 @@ from ._dense_gp import DenseGPPosterior
 from ._hyperparameters import learned_coordinates
 from ._joint_gp import JointGPPosterior
 from ._kernels import has_input_gradient, with_theta
+from ._limits import LIMITS
 
 __all__ = [
-    "FEW_ROWS",
     "GPFit",
     "GaussianProcessBase",
     "WithLearned",
@@ -67,10 +67,6 @@ __all__ = [
     "weighted_mean",
 ]
 
-# Distance in logs at which a parameter counts as being at its bound.
-_AT_BOUND = 1e-5
-# Rows up to which "auto" keeps the full covariance matrix and the inducing points where they are.
-FEW_ROWS = 2000
 # Attributes that not every fit has.
 _OPTIONAL = ["inducing_points_", "inducing_mean_", "inducing_cov_", "learn_inducing_"]
 _OPTIONAL += ["site_precision_", "site_shift_", "loo_proba_"]
@@ -172,7 +168,7 @@ def warn_at_bounds(kernel):
         for j, value in enumerate(values):
             low, high = parameter.bounds[j if len(parameter.bounds) > 1 else 0]
             for side, bound, change in (("lower", low, "Decreas"), ("upper", high, "Increas")):
-                if bound > 0 and np.isclose(np.log(value), np.log(bound), atol=_AT_BOUND):
+                if bound > 0 and np.isclose(np.log(value), np.log(bound), atol=1e-5):
                     told[parameter.name, j, side] = (
                         f"The optimal value found for dimension {j} of parameter {parameter.name} "
                         f"is close to the specified {side} bound {bound}. {change}ing the bound "
@@ -242,7 +238,7 @@ class GaussianProcessBase(PosteriorClassifier):
 
     def _through_points(self, n_rows):
         """Return whether a fit to so many rows goes through inducing points."""
-        many = self._asks_for_inducing or (n_rows > FEW_ROWS and not self._needs_all_rows)
+        many = self._asks_for_inducing or (n_rows > LIMITS.dense and not self._needs_all_rows)
         return self.method == "sparse" or (self.method == "auto" and many)
 
     def _spread(self, training):

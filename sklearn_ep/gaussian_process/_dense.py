@@ -45,7 +45,6 @@ from ._dense_gp import DenseGPPosterior, KernelGP
 from ._hyperparameters import (
     KEPT,
     LEARNING_TOL,
-    MOST_COLUMNS,
     TO_THE_MODE,
     Accuracy,
     KernelScales,
@@ -63,6 +62,7 @@ from ._hyperparameters import (
 )
 from ._joint_gp import JointGP, JointGPPosterior
 from ._kernels import with_own_lengths, with_theta
+from ._limits import LIMITS
 from .inducing.joint import JointInducingGP, JointInducingPosterior
 from .inducing.learning import STEP_RULES
 from .inducing.rows import first_points, inducing_count
@@ -86,11 +86,6 @@ _NODE_TOL, _JOINT_NODE_TOL = 1e-2, 3e-2
 # Residual of sites of several classes while the kernel moves, and what ends learning there: the
 # gradient of the evidence is itself off by tenths of a nat and more.
 _JOINT_TOL, _JOINT_ACCURACY = 2e-2, Accuracy(2e-6, 1e-2, 1.0, 6, 0.4, True)
-# Rows up to which a search starts on all of them; of more it begins with a third, whose evidence
-# costs a thirtieth: 500 rows of diabetes are learned in .17 s for .60 s.
-_FEW_ROWS = 300
-# Of differences that give the gradient of several classes: step, residual of sites, most sweeps.
-_SLOPE_STEP, _SLOPE_TOL, _SLOPE_SWEEPS = 0.01, 1e-6, 300
 
 
 @dataclass(frozen=True)
@@ -305,7 +300,7 @@ class DensePlan:
         and equal rows stay together.
         """
         vectors = np.issubdtype(self.X.dtype, np.number)
-        if len(self.y) < _FEW_ROWS or not self.fresh or not vectors:
+        if len(self.y) < LIMITS.thirds or not self.fresh or not vectors:
             return None
         ranks = [np.unique(column, return_inverse=True)[1] for column in self.X.T]
         keys = row_keys(np.column_stack(ranks).astype(float), 0)
@@ -359,20 +354,20 @@ class DensePlan:
         found = value, self.model.gradient(ep, payload)
         return (*found, result.onwards) if ends else found
 
-    def _slopes(self, theta, x):
+    def _slopes(self, theta, x, step=0.01):
         """Return the gradient (p,) of the log evidence at theta by central differences.
 
         Of evidences at fixed points, which are run from sites x near by to a small residual.
         """
-        tol = min(self.sweeps.tol, _SLOPE_TOL)
+        tol = min(self.sweeps.tol, 1e-6)
 
         def evidence(at):
-            result = self.solve(self.ep(with_theta(self.kernel, at), self.y), x, tol, _SLOPE_SWEEPS)
+            result = self.solve(self.ep(with_theta(self.kernel, at), self.y), x, tol, 300)
             return result.evaluation.record["log_evidence"]
 
-        moves = _SLOPE_STEP * np.eye(len(theta))
+        moves = step * np.eye(len(theta))
         rises = [evidence(theta + move) - evidence(theta - move) for move in moves]
-        return np.array(rises) / (2.0 * _SLOPE_STEP)
+        return np.array(rises) / (2.0 * step)
 
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
@@ -536,7 +531,7 @@ def plan_dense(estimator, training, joint, through_points):
 def _space(estimator, training, kernel, joint, through_points):
     """Return the kernel of a fit, and the space of what is learned of it, None if nothing is."""
     own_lengths = estimator.kernel is None and estimator.hyperparameters == "auto"
-    own_lengths = own_lengths and 1 < training.X.shape[1] <= MOST_COLUMNS
+    own_lengths = own_lengths and 1 < training.X.shape[1] <= LIMITS.lengths
     several = joint and len(estimator.classes_) > 2
     # one length that all of several classes share is known well, however few the rows: averages
     # over it move the log loss by .002 or less on four sets of five (iris, .011 lower), for up to

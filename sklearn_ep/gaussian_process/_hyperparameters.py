@@ -27,6 +27,7 @@ from .._engine.hyper import Evaluate, Node, ascend, minimise_where_finite
 from .._engine.likelihoods import PROBIT_SLOPE
 from .._engine.loop import SILENT, FitWatch, Monitor, Reason, StepsOfPhase
 from ._kernels import constant_and_stationary, n_lengths, with_theta
+from ._limits import LIMITS
 
 __all__ = [
     "Accuracy",
@@ -35,9 +36,7 @@ __all__ = [
     "LEARNING_TOL",
     "LearningEnd",
     "LengthSpace",
-    "MOST_COLUMNS",
     "Nodes",
-    "SEVERAL_ROWS",
     "ScalePrior",
     "TO_THE_MODE",
     "ThetaSpace",
@@ -57,13 +56,6 @@ __all__ = [
 ]
 
 _NAMES = ("log_variance", "log_length_scale")
-# Rows above which variance and mean length are known well enough: four nodes about the mode do, and
-# where lengths differ the modes alone count (on twelve sets of 300 to 400 rows the mean log loss
-# changes by .0003, at most by .002), and of more than two classes (on five splits of six classes
-# with 300 rows the mean log loss changes by .0003).
-SEVERAL_ROWS = 299
-# Columns up to which each gets a length of its own: their curvature takes a product of n^3 each.
-MOST_COLUMNS = 100
 
 
 class ScalePrior(NamedTuple):
@@ -105,12 +97,11 @@ def kernel_prior(kernel, factor, root_variance, joint=False):
     return scale_prior(factor, root_variance, 2.0 if several else 1.5)
 
 
-def wants_average(estimator, n_rows, excluding, sharp=False, most_rows=1000):
+def wants_average(estimator, n_rows, excluding, sharp=False):
     """Return whether a fit averages over hyperparameters.
 
     `excluding` are the settings of the estimator that leave only the mode; a UserWarning names
-    them where the average was asked for. Where the evidence is `sharp`, it has to be, and beyond
-    `most_rows`, where probabilities hardly move.
+    them where the average was asked for. Where the evidence is `sharp`, it has to be.
     """
     if estimator.hyperparameters == "mode":
         return False
@@ -123,7 +114,7 @@ def wants_average(estimator, n_rows, excluding, sharp=False, most_rows=1000):
         )
     if excluding or estimator.hyperparameters == "integrate":
         return not excluding
-    return n_rows <= most_rows and not sharp
+    return n_rows <= LIMITS.averaged and not sharp
 
 
 def n_length_scales(kernel):
@@ -138,7 +129,7 @@ def kernel_settings(kernel):
     return {
         f"kernel={kernel}": lengths == 0,
         "a kernel without free parameters": kernel.n_dims == 0,
-        f"more than {MOST_COLUMNS} length scales": lengths > MOST_COLUMNS,
+        f"more than {LIMITS.lengths} length scales": lengths > LIMITS.lengths,
     }
 
 

@@ -24,22 +24,9 @@ from .._engine.gaussian import (
     lower_times,
 )
 from ._dense_gp import KernelGP
+from ._limits import LIMITS
 
 __all__ = ["ClassCovariance", "JointGP", "JointGPPosterior", "JointState"]
-
-# Rows up to which single precision would save no time that counts.
-_FEW_ROWS = 150
-# Prior variance from which on single precision is not tried.
-_LARGEST_SINGLE = 1e9
-# Products of site precision and prior variance below which a site is weak, and as good as none.
-_WEAK, _NO_SITE = 0.1, 1e-10
-# Of a mean that comes from single precision: how often it is refined at most, the share of the
-# shifts that may be left, and the share that is too much for a beginning.
-_REFINEMENTS, _REFINED, _LOST = 8, 1e-6, 0.1
-# Numbers of one kind that blocks of rows may take at once.
-_ENTRIES = 20_000_000
-# Rows and columns that are mirrored at once.
-_MIRRORED = 128
 
 
 class ClassArrays:
@@ -102,14 +89,15 @@ class ClassCovariance:
         P = self.explained[c] @ k
         return P, lower_times(self.offset, P.copy())
 
-    def blocks(self, prior, k):
+    def blocks(self, prior, k, entries=20_000_000):
         """Return the covariances (m, K, K) of rows with prior variances (m,), in blocks of rows.
 
-        `k` (n, m) are their prior covariances with the training rows.
+        A block takes so many `entries` of one kind at once; `k` (n, m) are their prior covariances
+        with the training rows.
         """
         C, n = len(self.explained), len(self.offset)
         cov = np.empty((C, C, len(prior)))
-        for rows in gen_batches(len(prior), max(1, _ENTRIES // (C * n))):
+        for rows in gen_batches(len(prior), max(1, entries // (C * n))):
             halves: list[np.ndarray] = []
             block = k[:, rows]
             for c in range(C):
@@ -142,10 +130,10 @@ class ClassCovariance:
         halves, prior, own = self.arrays.halves, np.diagonal(K), np.empty(precision.shape)
         for c, (E, part) in enumerate(zip(self.explained, halves, strict=True)):
             tau = precision[:, c].astype(self.arrays.kind)
-            given = tau * prior >= _NO_SITE
+            given = tau * prior >= 1e-10  # a weaker site is as good as none
             share = 1.0 / np.where(given, tau, self.arrays.kind(1.0))
             kept = 1.0 - share * np.diagonal(E)
-            kept = np.where(tau * prior < _WEAK, np.einsum("ij,ij->j", E, K), kept)
+            kept = np.where(tau * prior < 0.1, np.einsum("ij,ij->j", E, K), kept)
             own[:, c] = share * kept
             np.multiply(E, -share, out=part)
             np.fill_diagonal(part, kept)
@@ -183,11 +171,11 @@ def _log_diagonal(lower):
     return float(np.sum(np.log(np.diagonal(lower)), dtype=np.float64))
 
 
-def _mirror(lower):
+def _mirror(lower, width=128):
     """Write what a lower triangular matrix (n, n) has below its diagonal above it."""
-    for start in range(0, len(lower), _MIRRORED):
-        block = slice(start, start + _MIRRORED)
-        lower[block, start + _MIRRORED :] = lower[start + _MIRRORED :, block].T
+    for start in range(0, len(lower), width):
+        block = slice(start, start + width)
+        lower[block, start + width :] = lower[start + width :, block].T
         lower[block, block] += np.tril(lower[block, block], -1).T
 
 
@@ -233,12 +221,12 @@ class JointState:
         if not self.spread.arrays.single:
             return alpha
         size = np.abs(shift).max() or 1.0
-        for _ in range(_REFINEMENTS):
+        for _ in range(8):
             left = shift - alpha - star_times(self.precision, K @ alpha)
             error = np.abs(left).max() / size
-            if error < _REFINED:
+            if error < 1e-6:
                 return alpha
-            if not error < _LOST:
+            if not error < 0.1:  # too much for a beginning
                 break
             alpha += self.spread.weights(K @ left, left)
         raise ImproperPosterior("single precision does not hold the posterior mean")
@@ -286,7 +274,7 @@ class JointGP(KernelGP):
 
     def __init__(self, kernel, X, squares=None, single=False):
         super().__init__(kernel, X, squares)
-        single = single and len(X) > _FEW_ROWS and np.diagonal(self.K).max() < _LARGEST_SINGLE
+        single = single and len(X) > LIMITS.single_classes and np.diagonal(self.K).max() < 1e9
         self._rounded = self.K.astype(np.float32) if single else self.K
         self._last: tuple[Any, Any] = None, None
 
@@ -320,7 +308,7 @@ class JointGP(KernelGP):
         where all classes are alike, which makes the others 1 / (K - 1) of each.
         """
         K = len(state.spread.explained)
-        kind = np.float64 if len(self.X) <= _FEW_ROWS else np.float32
+        kind = np.float64 if len(self.X) <= LIMITS.single_classes else np.float32
         own = (self._curvature_of(B, together, kind) for B in state.inverse_totals())
         return K / (K - 1.0) * sum(own)
 

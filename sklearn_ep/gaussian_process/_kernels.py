@@ -23,6 +23,8 @@ from sklearn.gaussian_process.kernels import (
 )
 from sklearn.utils import gen_batches
 
+from ._limits import LIMITS
+
 __all__ = [
     "StationaryCross",
     "column_lengths",
@@ -132,15 +134,13 @@ def contract_diagonal(kernel, X, g):
     return total
 
 
-# From this many columns distances are cheaper by one matrix product than by differences.
-_MANY_COLUMNS = 7
 # Squared norms beyond which the product form would lose the digits of short distances.
 _LARGE_NORM = 1e6
 
 
 def _squared_distances(A, B, B_norms):
     """Return squared distances (n, m) of rows, by differences unless the product form is safe."""
-    if A.shape[1] < _MANY_COLUMNS:
+    if A.shape[1] < LIMITS.products:
         return cdist(A, B, "sqeuclidean")
     norms = np.einsum("ij,ij->i", A, A)
     if max(norms.max(initial=0.0), B_norms.max()) > _LARGE_NORM:

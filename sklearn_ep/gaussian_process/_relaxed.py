@@ -1,6 +1,7 @@
 """Gaussian-process classification when labels may be wrong."""
 
 import warnings
+from typing import NamedTuple
 
 import numpy as np
 from sklearn.base import clone
@@ -48,21 +49,34 @@ from .label_errors.problem import (
 
 __all__ = ["RelaxedEPClassifier"]
 
-# Where learning of the rate of wrong labels starts: from small rates it may end in a poor local
-# optimum that explains wrong labels by a wiggly function.
-_FIRST_RATE = 0.25
-# In units of the latent noise: beyond the upper bound the likelihood is nearly a bare step, for
-# which parallel EP cycles.
-_AMPLITUDE, _KEPT_AMPLITUDE, _AMPLITUDE_BOUNDS = 5.0, 1.0, (1e-2, 20.0)
-# In units of the root of the total variance: where learning starts, and where the length scale is
-# expected. From the shorter one learning is faster; a kernel that is kept has to be smooth.
-_START, _SMOOTH = 1.25, 3.0
-# Standard deviations of the logs of variance and length under the priors of an average: wiggly
-# functions explain wrong labels, so the length is held a little closer than without them.
-_PRIOR_SPREADS, _PLAIN_PRIOR_SPREADS = (1.5, 0.7), (1.5, 1.0)
-_PLAIN_AMPLITUDE_BOUNDS = 1e-3, 1e3
-# Beta prior of the rate that expects a tenth of wrong labels, of hyperparameters="integrate".
-_FEW_ERRORS = 1.0, 9.0
+
+class ErrorDefaults(NamedTuple):
+    """The default kernel and priors of `RelaxedEPClassifier`."""
+
+    # rate at which learning starts: from small ones it may end in a poor local optimum that
+    # explains wrong labels by a wiggly function
+    rate: float = 0.25
+    # variance of the kernel in units of the latent noise, where learning starts and of a kernel
+    # that is kept; beyond the upper bound the likelihood is nearly a bare step, for which parallel
+    # EP cycles
+    variance: float = 5.0
+    kept_variance: float = 1.0
+    bounds: tuple[float, float] = (1e-2, 20.0)
+    # the same without errors, where nothing is unreliable about large ones
+    plain_bounds: tuple[float, float] = (1e-3, 1e3)
+    # length in units of the root of the total variance, where learning starts and where it is
+    # expected: from the shorter one learning is faster, a kernel that is kept has to be smooth
+    length: float = 1.25
+    smooth: float = 3.0
+    # standard deviations of the logs of variance and length under the priors of an average: wiggly
+    # functions explain wrong labels, so the length is held a little closer than without them
+    spreads: tuple[float, float] = (1.5, 0.7)
+    plain_spreads: tuple[float, float] = (1.5, 1.0)
+    # Beta prior of the rate that expects a tenth of wrong labels, of hyperparameters="integrate"
+    few_errors: tuple[float, float] = (1.0, 9.0)
+
+
+DEFAULTS = ErrorDefaults()
 
 
 class RelaxedEPClassifier(GaussianProcessBase):
@@ -453,17 +467,17 @@ class RelaxedEPClassifier(GaussianProcessBase):
                 "with it: give a kernel, or leave latent_noise at 1."
             )
             warnings.warn(message, UserWarning, stacklevel=2)
-        low, high = (self.latent_noise * b for b in _AMPLITUDE_BOUNDS)
+        low, high = (self.latent_noise * b for b in DEFAULTS.bounds)
         kept = self.optimizer is None
-        size = (_KEPT_AMPLITUDE if kept else _AMPLITUDE) * self.latent_noise
+        size = (DEFAULTS.kept_variance if kept else DEFAULTS.variance) * self.latent_noise
         amplitude = ConstantKernel(size, (low, high))
-        length = (_SMOOTH if kept else _START) * spread
+        length = (DEFAULTS.smooth if kept else DEFAULTS.length) * spread
         return amplitude * RBF(length, (0.03 * spread, 3e3 * spread))
 
     def _first_settings(self, n_rows, kernel, Z):
         """Return the `Setting`s and sites at which the binary problems start."""
         starts, sites = last_sites(self._last_fit, kernel, np.zeros((self._n_problems, 2, n_rows)))
-        rate = _FIRST_RATE if self.label_noise == "learn" else float(self.label_noise)
+        rate = DEFAULTS.rate if self.label_noise == "learn" else float(self.label_noise)
         settings = [Setting(with_theta(kernel, theta), rate, Z) for theta in starts]
         if np.any(sites[0]):
             pairs = zip(settings, self._fitted.runs, strict=True)
@@ -517,7 +531,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             penalty=float(self.relaxation) if self.rule == "relaxed" else np.inf,
             cost=self.cost,
             freeze_after=self.freeze_after,
-            length_centre=_SMOOTH * spread if self.kernel is None else None,
+            length_centre=DEFAULTS.smooth * spread if self.kernel is None else None,
             move_points=move_points,
             jitter=float(self.jitter),
             **rows,
@@ -536,15 +550,14 @@ class RelaxedEPClassifier(GaussianProcessBase):
         noise, spread, plain = float(self.latent_noise), self._spread(training), None
         link = LabelNoise(0.0, noise)
         if learn and self.kernel is None:
-            # without errors nothing is unreliable about large amplitudes
-            low, high = (noise * b for b in _PLAIN_AMPLITUDE_BOUNDS)
+            low, high = (noise * b for b in DEFAULTS.plain_bounds)
             plain = ConstantKernel(kernel.k1.constant_value, (low, high)) * kernel.k2
         return ErrorAveraging(
-            prior=scale_prior(link, spread, *_PRIOR_SPREADS),
-            rate_counts=RATE_COUNTS if self.hyperparameters == "auto" else _FEW_ERRORS,
+            prior=scale_prior(link, spread, *DEFAULTS.spreads),
+            rate_counts=RATE_COUNTS if self.hyperparameters == "auto" else DEFAULTS.few_errors,
             no_errors=float(self.no_errors),
             plain_kernel=plain,
-            plain_prior=scale_prior(link, spread, *_PLAIN_PRIOR_SPREADS),
+            plain_prior=scale_prior(link, spread, *DEFAULTS.plain_spreads),
             n_jobs=self.n_jobs if self._n_problems == 1 else None,
         )
 

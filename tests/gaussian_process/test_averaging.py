@@ -15,28 +15,23 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ma
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.hyper import Node, average_of
 from sklearn_ep.gaussian_process._averages import (
-    _SMALL_GAIN,
     Deviations,
     Level,
     expected_curvature,
     levels,
 )
-from sklearn_ep.gaussian_process._dense import BinaryModel, DenseProblem, plan_dense
-from sklearn_ep.gaussian_process._dense_gp import KernelGP
+from sklearn_ep.gaussian_process._dense import BinaryModel, DenseProblem
 from sklearn_ep.gaussian_process._hyperparameters import (
     KernelScales,
     LengthSpace,
     Nodes,
-    kernel_prior,
     settled,
 )
-from sklearn_ep.gaussian_process._kernels import with_theta
 from sklearn_ep.gaussian_process.label_errors.averaged import (
     ErrorSpace,
     NodeProblem,
     log_rate_density,
 )
-from sklearn_ep.gaussian_process.label_errors.problem import RATE_BOUNDS
 
 GP, Relaxed = EPGaussianProcessClassifier, RelaxedEPClassifier
 KERNELS = [
@@ -56,10 +51,8 @@ def rows(n, d, seed=0):
 
 def nodes_of(kernel, X, y):
     """Return `Nodes` of a binary problem in the scales of a kernel."""
-    clf = GP(kernel)
-    clf.classes_ = np.array([0, 1])
-    plan = plan_dense(clf, clf._training(X, y, None), False, False)
-    prior = kernel_prior(kernel, plan.model.factor, 1.7)
+    plan = GP(kernel).fit(X, y)._plan
+    prior = plan.space.both
     problem = DenseProblem(plan, np.where(y == 1, 1.0, -1.0), np.zeros((2, len(y))))
     return Nodes(problem, KernelScales.at(kernel, kernel.theta, prior))
 
@@ -109,10 +102,10 @@ def test_curvature_and_volume_are_those_of_differences(kernel):
     result = node.payload.result
     B = np.linalg.inv(kernel(X) + np.diag(1.0 / result.x[0]))
     steps = 1e-5 * np.eye(len(kernel.theta))
-    K = [[with_theta(kernel, kernel.theta + s)(X) for s in (step, -step)] for step in steps]
+    K = [[kernel.clone_with_theta(kernel.theta + s)(X) for s in (step, -step)] for step in steps]
     products = [B @ (up - down) / 2e-5 for up, down in K]
     expected = np.array([[0.5 * np.trace(a @ b) for a in products] for b in products])
-    F = KernelGP(kernel, X).expected_curvature(result.evaluation.payload[0])
+    F = expected_curvature(lengths.problem, node)
     # its products are of single precision
     np.testing.assert_allclose(F, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
     groups = np.array([scales.slopes(unit) for unit in np.eye(len(F))]).T
@@ -145,7 +138,7 @@ def modes_and_masses_are_right(nodes, isotropic):
         exact = lengths.curvature(expected_curvature(nodes.problem, mode))
         assert level.log_mass == pytest.approx(lengths.log_mass(mode, exact), abs=0.5)
         slope = lengths.space.directions()[0] @ mode.gradient
-        assert 0.5 * slope @ np.linalg.solve(exact, slope) < 3 * _SMALL_GAIN
+        assert 0.5 * slope @ np.linalg.solve(exact, slope) < 3 * 0.1
         assert mode.residual < 0.05
 
 
@@ -219,7 +212,7 @@ def test_a_column_that_explains_and_many_that_do_not():
 
 
 @pytest.mark.parametrize("kernel", [None, ConstantKernel(1.0) * RBF(4.9)])
-@pytest.mark.parametrize("seed", [3, 13])
+@pytest.mark.parametrize("seed", [3, pytest.param(13, marks=pytest.mark.slow)])
 def test_a_wiggly_function_is_found_where_the_search_ends_flat(seed, kernel):
     """Its kernel has an evidence twenty to forty nats above that of a function without wiggles."""
     rng = np.random.default_rng(seed)
@@ -430,7 +423,7 @@ def test_slopes_of_nodes_with_label_errors_are_differences(learn, rule, monkeypa
 
 @pytest.mark.parametrize("counts", [(1.0, 9.0), (3.0, 9.0)])
 def test_the_prior_of_the_rate_is_a_density(counts):
-    x = np.linspace(-30.0, logit(RATE_BOUNDS[1]), 200001)
+    x = np.linspace(-30.0, logit(0.45), 200001)
     log_density, slope = log_rate_density(x, counts)
     assert np.trapezoid(np.exp(log_density), x) == pytest.approx(1.0, abs=1e-4)
     steps = np.gradient(log_density, x)

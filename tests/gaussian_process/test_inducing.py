@@ -352,9 +352,9 @@ def rows_evaluated(monkeypatch, X, y):
     """Rows that the passes of one call of `partial_fit` evaluate to learn, and the result."""
     counted, evaluate = [], inducing_ep.evaluate_rows
 
-    def counting(model, X, *args, gradient=None, **kw):
-        counted.append(len(X) if gradient else 0)
-        return evaluate(model, X, *args, gradient=gradient, **kw)
+    def counting(model, rows, how):
+        counted.append(len(rows.X) if how.gradient else 0)
+        return evaluate(model, rows, how)
 
     monkeypatch.setattr(inducing_ep, "evaluate_rows", counting)
     est = EPGaussianProcessClassifier(n_inducing=10, tol=1e-7, random_state=0)

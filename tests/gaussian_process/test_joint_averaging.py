@@ -15,9 +15,7 @@ from sklearn_ep._engine.noisy_argmax import NoisyArgmax
 from sklearn_ep.active_learning import scores
 from sklearn_ep.active_learning._posterior import _prior_variances
 from sklearn_ep.gaussian_process._dense import JointModel
-from sklearn_ep.gaussian_process._hyperparameters import TO_THE_MODE
 from sklearn_ep.gaussian_process._joint_gp import JointGP
-from sklearn_ep.gaussian_process._kernels import with_theta
 
 KERNEL = ConstantKernel(2.0, (1e-2, 1e2)) * RBF(1.5)
 
@@ -61,7 +59,7 @@ def test_the_average_is_the_mixture_of_fits_at_its_kernels(kernel, likelihood, e
     assert len(est.hyper_weights_) > 3 and est.hyper_theta_.shape[1] == est.kernel_.n_dims
     parts = []
     for theta in est.hyper_theta_:
-        given = dict(kernel=with_theta(est.kernel_, theta), optimizer=None, max_iter=500)
+        given = dict(kernel=est.kernel_.clone_with_theta(theta), optimizer=None, max_iter=500)
         one = clone(est).set_params(hyperparameters="auto", **given)
         parts.append(one.fit(X, y))
     w = est.hyper_weights_
@@ -96,15 +94,15 @@ def test_by_default_one_length_of_all_classes_is_at_its_mode():
 
 @pytest.mark.parametrize("kernel", [None, KERNEL])
 def test_names_of_classes_order_of_rows_and_weights(kernel):
-    X, y = rows(45, n_classes=4)
+    X, y = rows(32, n_classes=4)
     new = rows(20, seed=1)[0]
     proba, names = averaged(X, y, kernel).predict_proba(new), np.array([2, 0, 3, 1])
     renamed = averaged(X, names[y], kernel)
     np.testing.assert_allclose(renamed.predict_proba(new)[:, names], proba, atol=1e-6)
-    order = np.random.default_rng(0).permutation(45)
+    order = np.random.default_rng(0).permutation(32)
     moved = averaged(X[order], y[order], kernel)
     np.testing.assert_allclose(moved.predict_proba(new), proba, atol=1e-6)
-    weight = np.random.default_rng(1).integers(1, 3, 45)
+    weight = np.random.default_rng(1).integers(1, 3, 32)
     make = EPGaussianProcessClassifier(kernel)
     weighted = make.fit(X, y, sample_weight=weight).predict_proba(new)
     again = make.fit(np.repeat(X, weight, 0), np.repeat(y, weight)).predict_proba(new)
@@ -174,7 +172,7 @@ def test_the_mode_alone_stands_for_a_common_length_of_many_rows(kernel):
     for e in 0.3 * np.eye(len(theta)):
         # what the parabola through three values gains is below what a search leaves
         up, down = value(theta + e) - top, value(theta - e) - top
-        assert up + down < 0 and (up - down) ** 2 / (-8.0 * (up + down)) < TO_THE_MODE.gain
+        assert up + down < 0 and (up - down) ** 2 / (-8.0 * (up + down)) < 0.05
 
 
 def test_a_warm_start_goes_on_from_the_heaviest_node():
@@ -205,7 +203,11 @@ def test_the_expected_curvature_is_that_of_all_classes(n_classes):
     B = T @ np.linalg.inv(np.eye(len(K)) + K @ T)
     moves = [step * e for e in np.eye(3)]
     slopes = [
-        (with_theta(kernel, kernel.theta + m)(X) - with_theta(kernel, kernel.theta - m)(X)) / 2e-5
+        (
+            kernel.clone_with_theta(kernel.theta + m)(X)
+            - kernel.clone_with_theta(kernel.theta - m)(X)
+        )
+        / 2e-5
         for m in moves
     ]
     products = [B @ np.kron(np.eye(n_classes), D) for D in slopes]

@@ -29,7 +29,7 @@ def fit(X, y, length=2.0, **settings):
 @pytest.mark.parametrize("length", [2.0, np.full(4, 2.0)])
 def test_the_evidence_is_that_of_a_search_on_all_rows(data, length, monkeypatch):
     some = fit(*data, length)
-    monkeypatch.setattr(_dense, "_FEW_ROWS", np.inf)
+    monkeypatch.setattr(_dense, "LIMITS", _dense.LIMITS._replace(thirds=np.inf))
     whole = fit(*data, length)
     assert some.converged_ and some.log_evidence_ > whole.log_evidence_ - 0.01
     assert np.max(np.abs(some.predict_proba(data[0]) - whole.predict_proba(data[0]))) < 0.01
@@ -58,8 +58,8 @@ def test_a_warm_start_goes_on_from_all_rows(data, monkeypatch):
 
 @pytest.fixture
 def few_are_many(monkeypatch):
-    monkeypatch.setattr(learning, "_MANY", 300)
-    monkeypatch.setattr(learning, "_FEWEST", 60)
+    few = learning.LIMITS._replace(some_passes=300, least_passes=60)
+    monkeypatch.setattr(learning, "LIMITS", few)
 
 
 def passes(X, y, weight=None, **settings):
@@ -71,7 +71,7 @@ def passes(X, y, weight=None, **settings):
 def test_passes_begin_with_some_rows(data, few_are_many, monkeypatch):
     some = passes(*data, max_iter=150)
     assert some.n_iter_ < 40
-    monkeypatch.setattr(learning, "_MANY", np.inf)
+    monkeypatch.setattr(learning, "LIMITS", learning.LIMITS._replace(some_passes=np.inf))
     whole = passes(*data, max_iter=150)
     assert some.log_evidence_ > whole.log_evidence_ - 2.0
     difference = some.predict_proba(data[0]) - whole.predict_proba(data[0])
@@ -96,7 +96,8 @@ def test_neither_order_nor_partitions_nor_repetition_change_passes(data, few_are
 @pytest.mark.parametrize("settings", [{}, dict(batch_size=60, max_iter=5)])
 def test_learning_in_single_precision_ends_where_double_does(data, settings, monkeypatch):
     double = passes(*data, **settings)
-    monkeypatch.setattr(inducing_fit, "_SINGLE", 0)
+    few = inducing_fit.LIMITS._replace(single_passes=0)
+    monkeypatch.setattr(inducing_fit, "LIMITS", few)
     single = passes(*data, **settings)
     assert not np.array_equal(single.kernel_.theta, double.kernel_.theta)
     assert abs(single.log_evidence_ - double.log_evidence_) < 0.5

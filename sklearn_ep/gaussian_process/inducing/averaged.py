@@ -18,7 +18,6 @@ from ..._engine.loop import StepsOfPhase
 from ..._estimator.averaged import AveragedPosterior
 from .._base import attributes_of_nodes
 from .._hyperparameters import (
-    SEVERAL_ROWS,
     TO_THE_MODE,
     KernelScales,
     Nodes,
@@ -28,6 +27,7 @@ from .._hyperparameters import (
     settled,
 )
 from .._kernels import with_theta
+from .._limits import LIMITS
 from .ep import InducingEP
 from .hyperparameters import Hyperparameters
 from .learning import stored_gradient
@@ -110,7 +110,7 @@ def average_over_kernel(plan, ep, state, monitor):
         return average_of([mode], np.array([mode.objective]))
     # workers have the partitions, whose pool is open: nodes come one after another
     with parallel_config(backend="sequential"):
-        if sum(ep.sizes) <= SEVERAL_ROWS:
+        if sum(ep.sizes) <= LIMITS.several:
             return integrate(evaluate, mode, bounds, monitor=monitor)
         curvature, _ = curvature_at(evaluate, mode, bounds)
         without_slopes = partial(evaluate, slopes=False)

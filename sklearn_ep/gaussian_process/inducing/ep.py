@@ -30,10 +30,6 @@ from .values import InducingPosterior, InducingPrior
 
 __all__ = ["InducingEP", "PassState", "add_sums", "largest_change", "posterior_change", "read_rows"]
 
-# Share of the rows up to which those with repaired sites are looked at alone: copies of more would
-# be what limits the memory of a fit.
-_FEW_REPAIRED = 0.1
-
 
 def read_rows(part, classes):
     """Return X, class indices and weights of a partition.
@@ -280,7 +276,8 @@ class InducingEP:
         ends = self.unpack(x, prior).sites, self.unpack(target, prior).sites
         bad = [np.flatnonzero(np.any(s[:, 0] < 0, axis=0)) for s in state.sites]
         n_bad = sum(map(len, bad))
-        few = n_bad <= _FEW_REPAIRED * sum(self.sizes)
+        # copies of more rows would be what limits the memory of a fit
+        few = n_bad <= 0.1 * sum(self.sizes)
         changes = [_repaired(*each, few) for each in zip(state.sites, *ends, bad, strict=True)]
         if not n_bad:
             return proposal

@@ -11,11 +11,12 @@ from ..._engine.loop import Reason, Trace, worst_reason
 from ..._engine.partition import PartMap
 from .._base import GPFit, ending_in
 from .._hyperparameters import KEPT, LEARNING_TOL, ValueWithGradient, find_mode, or_refuse
+from .._limits import LIMITS
 from .averaged import average_over_kernel, mixed_nodes
 from .ep import InducingEP, PassState
 from .hyperparameters import Hyperparameters, prior_of_lengths
 from .learning import (
-    SETTLED_AFTER,
+    LEARNING,
     STEP_RULES,
     evidence_at,
     learn_by_minibatches,
@@ -26,12 +27,6 @@ from .rows import PartitionedRows
 from .values import InducingGPPosterior
 
 __all__ = ["InducingPlan", "InducingRun", "fit_inducing", "gp_fit", "posteriors_of"]
-
-# Copies from which on learning passes over rows in single precision. Of fewer its time hardly
-# counts, and the answer then changes with the order of the rows in the last digits alone.
-_SINGLE = 10_000
-# Numbers that the passes after learning keep of the rows where these are longer still, 256 MB.
-_MOST_KEPT = 2**25
 
 
 @dataclass
@@ -153,7 +148,7 @@ def fit_inducing(plan, run, monitor):
         state = ep.restate(prior, np.split(plan.sites, np.cumsum(ep.sizes)[:-1], axis=2))
     state, end = _learned(plan, ep, hyper, state, trace)
     m, asked = len(state.prior.Z), end.reason == "asked"
-    if 2 * m <= len(plan.data.var) and m * sum(ep.sizes) <= _MOST_KEPT:
+    if 2 * m <= len(plan.data.var) and m * sum(ep.sizes) <= LIMITS.kept:
         ep.keep_rows()
     if end.n_steps and state.sites is not None:
         state = _renewed(ep, state, plan.batch_size is not None and hyper.learns and not asked)
@@ -217,7 +212,7 @@ def _without_views(state):
 def _learned(plan, ep, hyper, state, trace):
     """Return the state at the learned hyperparameters and the `LearningEnd`."""
     weight = plan.data.weight
-    kind = np.float32 if weight >= _SINGLE else np.float64
+    kind = np.float32 if weight >= LIMITS.single_passes else np.float64
     start = ep, hyper, hyper.start, state
     shared = dict(max_iter=plan.max_iter, trace=trace, kind=kind)
     if plan.batch_size is not None:
@@ -239,7 +234,7 @@ def _learned(plan, ep, hyper, state, trace):
         begun = learn_on_more_and_more_rows(*first, **steps)
         if begun is not None:
             start, shared["max_iter"] = (ep, hyper, *begun[:2]), begun[2]
-            shared["settled"] = SETTLED_AFTER
+            shared["settled"] = LEARNING.settled_after
     state, _, end = learn_by_passes(*start, rule, weight=weight, **shared)
     return state, end
 

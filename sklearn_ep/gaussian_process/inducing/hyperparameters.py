@@ -19,25 +19,23 @@ __all__ = [
     "slope_coordinates",
 ]
 
-# Scale and degrees of freedom of the deviations of log lengths from their mean.
-_APART, _FREEDOM = 0.75, 4.0
-
 
 class LengthsApart:
     """Prior of the ratios of several lengths: their logs deviate from their mean by N(0, s^2).
 
     The spread s is not known, which makes it a multivariate t distribution: few rows leave the
     lengths near each other, and where the evidence wants some of them apart, all of them are free.
-    `places` are those of the lengths in theta.
+    `places` are those of the lengths in theta; `scale` and `freedom`, the degrees of it, are those
+    of the deviations.
     """
 
-    def __init__(self, places):
-        self.places = places
+    def __init__(self, places, scale=0.75, freedom=4.0):
+        self.places, self.scale, self.freedom = places, scale, freedom
 
     def log_density(self, theta):
         """Return the log density at theta (p,), but for a constant, and its gradient (p,)."""
         apart = theta[self.places] - theta[self.places].mean()
-        total, n = _FREEDOM * _APART**2 + apart @ apart, _FREEDOM + len(apart)
+        total, n = self.freedom * self.scale**2 + apart @ apart, self.freedom + len(apart)
         gradient = np.zeros(len(theta))
         gradient[self.places] = -n / total * apart
         return -0.5 * n * float(np.log(total)), gradient

@@ -5,7 +5,7 @@ evaluations at the fixed point for a quasi-Newton search.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ..._engine.loop import Reason, StepsOfPhase, Trace
 from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import minibatches, other_keys
 from .._hyperparameters import LearningEnd
+from .._limits import LIMITS
 from .ep import InducingEP, PassState, add_sums, largest_change, read_rows
 from .hyperparameters import Hyperparameters
 from .passes import PassModel, PassRows, PassStep, evaluate_rows
@@ -22,7 +23,7 @@ from .rows import standard_keys
 from .values import block_rows, rebase
 
 __all__ = [
-    "SETTLED_AFTER",
+    "LEARNING",
     "STEP_RULES",
     "Stream",
     "evidence_at",
@@ -32,17 +33,33 @@ __all__ = [
     "stored_gradient",
 ]
 
-# Learning by passes is over once this many of them raise the evidence by less than this share,
-# the noise of moving sites.
-_PATIENCE, _STALLED = 15, 1e-5
-# At the end of max_iter it has converged if they raised it by less than so many nats a row. Below
-# that four times the passes changed the held-out log loss by at most .004, above it by .02.
-_SETTLED = 0.005
-# Hyperparameters of minibatches are averaged with weights that grow as this power of the step
-# (Shamir and Zhang 2013), which takes the noise of the batches out of the last quarter.
-_TAIL = 3.0
-# Steps of minibatches fall linearly to zero from this multiple of the rate.
-_FIRST_STEP = 2.0
+
+class LearningLimits(NamedTuple):
+    """When learning by passes ends, and how steps are shared out."""
+
+    # it is over once so many passes raise the evidence by less than the share, the noise of moving
+    # sites
+    patience: int = 15
+    stalled: float = 1e-5
+    # at the end of max_iter it has converged if they raised it by less than so many nats a row:
+    # below that four times the passes changed the held-out log loss by at most .004, above by .02
+    settled: float = 0.005
+    # the same after passes over some of the rows: twice that, since rows that were not seen before
+    # are a part of it
+    settled_after: float = 0.01
+    # hyperparameters of minibatches are averaged with weights that grow as this power of the step
+    # (Shamir and Zhang 2013), which takes the noise of the batches out of the last quarter
+    tail: float = 3.0
+    # steps of minibatches fall linearly to zero from this multiple of the rate
+    first_step: float = 2.0
+    # shares of the rows, each with the share of max_iter that goes into passes over them, and what
+    # is left for all rows: of 20,000 rows of 20 columns log loss .276 in 61 whole passes, .273 in
+    # 150
+    rungs: tuple = ((0.1, 0.4), (0.25, 0.4), (0.5, 0.27))
+    last: float = 0.135
+
+
+LEARNING = LearningLimits()
 
 
 class Adam:
@@ -124,7 +141,7 @@ def learn_by_passes(
     max_iter,
     trace,
     scale=1.0,
-    settled=_SETTLED,
+    settled=LEARNING.settled,
     kind=np.float64,
 ):
     """Alternate one damped pass of EP with one step of the hyperparameters.
@@ -172,24 +189,16 @@ def _end_of_passes(values, small, max_iter) -> Reason | None:
     `values` are log evidence plus log prior so far. At max_iter it has converged if the last passes
     gained less than a `small` one.
     """
-    before, last = max(values[:-_PATIENCE] or values[:1]), max(values[-_PATIENCE:])
+    before, last = (
+        max(values[: -LEARNING.patience] or values[:1]),
+        max(values[-LEARNING.patience :]),
+    )
     gain = last - before
-    if len(values) > _PATIENCE and gain < _STALLED * abs(before):
+    if len(values) > LEARNING.patience and gain < LEARNING.stalled * abs(before):
         return "converged"
     if len(values) < max_iter:
         return None
-    return "converged" if len(values) > _PATIENCE and gain < small else "max_iter"
-
-
-# Copies from which on it pays, and the fewest to begin with: inducing points fit fewer too closely.
-_MANY, _FEWEST = 10_000, 2000
-# Shares of the rows, each with the share of `max_iter` that goes into passes over them; in the end
-# all rows. 20,000 rows of 20 columns: log loss .276 in 61 whole passes, .273 in 150.
-_RUNGS = ((0.1, 0.4), (0.25, 0.4), (0.5, 0.27))
-_LAST_SHARE = 0.135
-# Gain of the last passes in nats a row at which learning has converged: twice that of passes over
-# all rows, since rows that were not seen before are a part of it.
-SETTLED_AFTER = 0.01
+    return "converged" if len(values) > LEARNING.patience and gain < small else "max_iter"
 
 
 def rows_of_part(part, message, classes, units, seed, largest):
@@ -223,11 +232,11 @@ def learn_on_more_and_more_rows(
     The rule is told gradients of the scale of all rows, and goes on with them. Returns vector and
     state of all rows to go on from, and how many passes over them are due; None where rows are few.
     """
-    if data.weight < _MANY or ep.copies is not None:
+    if data.weight < LIMITS.some_passes or ep.copies is not None:
         return None
     model, asked = None, False
-    for share, of_passes in _RUNGS:
-        X, y, weight = _rows(ep, data, max(share, _FEWEST / data.weight), seed)
+    for share, of_passes in LEARNING.rungs:
+        X, y, weight = _rows(ep, data, max(share, LIMITS.least_passes / data.weight), seed)
         if asked or len(np.unique(y)) < len(data.labels):
             continue
         with PartMap([Part(X, y, weight)], None) as run, monitor.phase("some rows first") as told:
@@ -242,7 +251,7 @@ def learn_on_more_and_more_rows(
             model, asked = small.model(state), trace.asked
     if model is None:
         return None
-    return vector, _with_sites(ep, model), max(1, round(_LAST_SHARE * max_iter))
+    return vector, _with_sites(ep, model), max(1, round(LEARNING.last * max_iter))
 
 
 @dataclass
@@ -316,11 +325,11 @@ def step_of_batch(stream, model, sums, weight, settings):
         gradient = hyper.gradient(model, scaled, fresh=True, kind=settings.kind)
         step = stream.rule.step(gradient + hyper.log_density(vector)[1])
         # long steps first, then ever shorter ones: the noise of the batches averages out
-        step *= _FIRST_STEP * max(0.0, 1.0 - stream.n_steps / settings.n_steps)
+        step *= LEARNING.first_step * max(0.0, 1.0 - stream.n_steps / settings.n_steps)
         vector = hyper.clip(vector + step)
         prior = hyper.prior(vector)
         gram, shift = rebase(gram, shift, state.prior, prior)
-    share = (_TAIL + 1.0) / (stream.n_steps + 1.0 + _TAIL)
+    share = (LEARNING.tail + 1.0) / (stream.n_steps + 1.0 + LEARNING.tail)
     average = stream.average + share * (vector - stream.average)
     state = PassState(prior, gram, shift, None)
     moved = Stream(vector, stream.rule, state, average, stream.n_steps + 1)

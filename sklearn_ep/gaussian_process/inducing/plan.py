@@ -4,7 +4,6 @@ import numpy as np
 
 from ..._engine.rules import rule_of_power
 from .._base import (
-    FEW_ROWS,
     check_input_gradient,
     check_kernel,
     column_spread,
@@ -12,6 +11,7 @@ from .._base import (
 )
 from .._hyperparameters import kernel_prior, kernel_settings, random_starts, wants_average
 from .._kernels import column_lengths, has_input_gradient
+from .._limits import LIMITS
 from .fit import InducingPlan, InducingRun
 from .learning import STEP_RULES
 from .rows import PartitionedRows, describe, first_points, inducing_count, n_candidate_rows
@@ -24,11 +24,6 @@ __all__ = [
     "plan_stream",
     "new_stream",
 ]
-
-# Copies up to which the lengths of columns have a prior: of fewer their evidence overfits. At 1300
-# rows of image segments the log loss is better without (.061 after .068), at 240 of heart with
-# (.43 after .51).
-_MOST_WITH_PRIOR = 1000
 
 
 def _optimizer(estimator, factor):
@@ -47,7 +42,7 @@ def _moves_inducing(estimator, kernel, weight):
     if estimator.optimizer is None:
         return False
     if estimator.learn_inducing == "auto":
-        return weight >= FEW_ROWS and has_input_gradient(kernel)
+        return weight >= LIMITS.dense and has_input_gradient(kernel)
     if estimator.learn_inducing:
         check_input_gradient(kernel)
     return bool(estimator.learn_inducing)
@@ -101,7 +96,7 @@ def plan_inducing(estimator, data: PartitionedRows, factor, seed):
         batch_size=estimator.batch_size,
         learning_rate=estimator.learning_rate,
         averaged=estimator.site_memory == "average",
-        flat=estimator.hyperparameters == "mode" or data.weight > _MOST_WITH_PRIOR,
+        flat=estimator.hyperparameters == "mode" or data.weight > LIMITS.prior_of_lengths,
         averaging=_averaging(estimator, kernel, data, factor),
         damping=estimator.damping,
         accelerate=estimator.acceleration is not None,

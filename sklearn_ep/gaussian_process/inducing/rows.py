@@ -13,6 +13,7 @@ from threadpoolctl import threadpool_limits
 from ..._engine.partition import Part, load_part, split_rows
 from ..._engine.row_order import row_keys
 from .._base import check_scale, weighted_mean
+from .._limits import LIMITS
 
 __all__ = [
     "PartitionedRows",
@@ -28,16 +29,9 @@ __all__ = [
     "standard_keys",
 ]
 
-# k-means only looks at this many rows: more move the centres by less than learning does.
-_KMEANS_ROWS = 20_000
-_KMEANS_ITERATIONS = 10
-# Entries of them from which on it goes in single precision, in half the time.
-_MANY_ENTRIES = 2**20
 # Standardised rows are rounded to this before they get their keys: far above the rounding of
 # another unit, so that keys stay what they are, and far below any distance that matters.
 _KEY_GRID = 2.0**-24
-# A column that varies by less than this share of its mean is constant but for rounding.
-_CONSTANT = 1e-12
 
 
 class Units(NamedTuple):
@@ -56,7 +50,8 @@ class Units(NamedTuple):
     def of_moments(cls, origin, centre, var):
         """Return the units of columns with this centre, from the origin, and variance."""
         spread, mean = np.sqrt(var), origin + centre
-        return cls(origin, centre, np.where(spread > _CONSTANT * np.abs(mean), spread, 0.0))
+        # a column that varies by less than that is constant but for rounding
+        return cls(origin, centre, np.where(spread > 1e-12 * np.abs(mean), spread, 0.0))
 
     @classmethod
     def of_rows(cls, X, weight):
@@ -262,7 +257,7 @@ def choose_inducing_points(rows, weight, n_inducing, seed, lengths=None):
         longest = np.max(units.spread / lengths)  # by which no square over- or underflows
         units = units._replace(spread=np.where(units.spread > 0, longest * lengths, 0.0))
     standard = units.standardised(rows)
-    if standard.size > _MANY_ENTRIES:
+    if standard.size > LIMITS.k_means_single:
         standard = standard.astype(np.float32)
     # one thread: the order in which threads add up would change the last digits
     with threadpool_limits(limits=1, user_api="openmp"):
@@ -270,7 +265,7 @@ def choose_inducing_points(rows, weight, n_inducing, seed, lengths=None):
             n_inducing,
             init=standard[first[:n_inducing]],
             n_init=1,
-            max_iter=_KMEANS_ITERATIONS,
+            max_iter=10,
             random_state=seed,
         )
         centres.fit(standard, sample_weight=weight)
@@ -279,7 +274,7 @@ def choose_inducing_points(rows, weight, n_inducing, seed, lengths=None):
 
 def n_candidate_rows(inducing_points):
     """Return how many rows the choice of inducing points looks at: none if they are given."""
-    return _KMEANS_ROWS if inducing_points is None else 0
+    return LIMITS.k_means if inducing_points is None else 0
 
 
 def inducing_count(estimator):

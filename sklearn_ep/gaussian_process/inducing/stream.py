@@ -17,15 +17,30 @@ from .values import InducingPrior, rebase
 
 __all__ = ["StreamPlan", "StreamRun", "absorb", "start_stream", "stream_of_fit"]
 
-# Kernel parameters take one step for so many rows of a stream, each a pass over the block of about
-# so many rows that it belongs to. The length of a block bounds the passes over a row, whatever the
-# length of a batch. Once the stream has seen some thousands, its kernel hardly moves any more, and
-# steps become rarer as the rows behind them grow: at 30,000 rows a log loss of .446 either way.
-_ROWS_A_STEP, _LEAST_STEPS = 10, 2
-_FEW_SEEN = 1000
-_ROWS_A_BLOCK = 200
-# Copies of one row stay in one block, however many: so many passes over it are enough.
-_MOST_STEPS = 2 * _ROWS_A_BLOCK // _ROWS_A_STEP
+
+class StreamSteps(NamedTuple):
+    """How often kernel parameters take a step.
+
+    One for so many rows of a stream, each a pass over the block of about so many rows that it
+    belongs to, whose length bounds the passes over a row, whatever the length of a batch. Once the
+    stream has seen some thousands, its kernel hardly moves any more, and steps become rarer as the
+    rows behind them grow: at 30,000 rows a log loss of .446 either way. Copies of one row stay in
+    one block, however many: so many passes over it are enough.
+    """
+
+    rows: int = 10
+    few_seen: int = 1000
+    block: int = 200
+    least: int = 2
+    most: int = 40
+
+    def of_block(self, own, seen):
+        """Return the number of steps for a block of so many copies after those that were seen."""
+        rows = self.rows * max(1.0, seen / self.few_seen)
+        return int(np.clip(np.ceil(own / rows), self.least, self.most))
+
+
+STEPS = StreamSteps()
 
 
 @dataclass
@@ -162,7 +177,7 @@ def _learn_from_batch(stream, X, y, weight, rule, plan):
     """
     sites = np.empty((len(stream.gram), 2, len(X)))
     keys = standard_keys(X, Units.of_rows(X, weight), stream.seed, y)
-    for rows in minibatches(keys, weight, _ROWS_A_BLOCK):
+    for rows in minibatches(keys, weight, STEPS.block):
         rows = np.sort(rows)
         own = float(weight[rows].sum())
         with PartMap([Part(X[rows], y[rows], weight[rows])]) as run:
@@ -182,8 +197,7 @@ def _moved_kernel(ep, state, seen, own, rule, plan):
     kernel, Z = state.prior.kernel, state.prior.Z
     hyper = Hyperparameters(kernel, Z, np.ones(Z.shape[1]), plan.jitter, True, False, True)
     vector, scale = hyper.start, (seen + own) / own
-    rows_a_step = _ROWS_A_STEP * max(1.0, seen / _FEW_SEEN)
-    for k in range(int(np.clip(np.ceil(own / rows_a_step), _LEAST_STEPS, _MOST_STEPS))):
+    for k in range(STEPS.of_block(own, seen)):
         model = ep.model(state)
         share = plan.solver["damping"] if k else 1.0
         sums, each, _ = ep.one_pass(model, state.sites, step=share, gradient="fresh")

@@ -32,13 +32,13 @@ __all__ = [
     "times_rows",
 ]
 
-# Bytes of a block of W: few enough to stay in cache, enough for the full product rate.
-_BLOCK_BYTES = 800_000
 
+def block_rows(m, kind=np.float64, n_bytes=800_000):
+    """Return the number of rows of a block of W for m inducing points in a float type.
 
-def block_rows(m, kind=np.float64):
-    """Return the number of rows of a block for m inducing points in a float type."""
-    return int(np.clip(_BLOCK_BYTES // (m * np.dtype(kind).itemsize), 128, 4096))
+    Few enough bytes to stay in cache, enough for the full product rate.
+    """
+    return int(np.clip(n_bytes // (m * np.dtype(kind).itemsize), 128, 4096))
 
 
 # Squared norms, in lengths, up to which single precision knows distances to a hundred thousandth.

@@ -46,8 +46,6 @@ __all__ = ["ErrorSpace", "NodeProblem", "fit_averaged_errors", "log_rate_density
 # the neighbours of the mode: on ten splits with and without wrong labels the log loss is that of a
 # finer one within .001.
 _SPACING, _PLAIN_SPACING = Spacing(2.0, 3.5, 20), Spacing(2.0, 3.5, 9)
-# Shares of the posterior below which no label errors at all are left out, and are the mode alone.
-_LEAST_SHARE, _SMALL_SHARE = 1e-3, 0.02
 
 
 def log_rate_density(x, counts):
@@ -231,10 +229,10 @@ def without_errors(nodes, lattice, monitor):
         cov = np.atleast_2d(np.cov(phi.T, aweights=lattice.weight, ddof=0))
         log_mass = mode.objective + 0.5 * np.linalg.slogdet(2.0 * np.pi * cov)[1]
         share = expit(odds + log_mass)
-        if share < _LEAST_SHARE:
+        if share < 1e-3:
             return _NONE
         average = average_of([mode], np.array([log_mass]))
-        if share >= _SMALL_SHARE:
+        if share >= 0.02:
             spacing = _PLAIN_SPACING if len(mode.phi) == 2 else None
             about = plain.evaluate, mode, plain.space.bounds
             average = integrate(*about, plan.averaging.n_jobs, monitor, spacing)

@@ -16,9 +16,6 @@ from ..._engine.loop import SILENT, Evaluation, Result, Trace
 
 __all__ = ["MarginalDoubleLoop", "Rung", "climb"]
 
-# Iterations that a rung may take at least.
-_LEAST = 60
-
 
 class Rung(NamedTuple):
     """One way to the fixed point: name, `run(x, max_iter, monitor) -> Result`, share of max_iter.
@@ -40,7 +37,7 @@ def climb(rungs, x, max_iter, monitor=SILENT):
     """
     trace, names, n_halved = Trace(monitor), [], 0
     for k, rung in enumerate(rungs):
-        left, quota = max_iter - trace.n_iter, max(_LEAST, int(rung.share * max_iter))
+        left, quota = max_iter - trace.n_iter, max(60, int(rung.share * max_iter))
         result = rung.run(x, left if k == len(rungs) - 1 else min(quota, left), trace)
         names.append(rung.name)
         x, n_halved = result.x, n_halved + result.n_halved

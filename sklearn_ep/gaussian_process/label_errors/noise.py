@@ -80,10 +80,6 @@ class LatentNoise:
         return LatentNoiseState(self.structure, self.noise, self.weight, precision, shift)
 
 
-# Halvings of a step after which a site that leaves its noise improper stays where it was.
-_HALVINGS = 12
-
-
 def on_noisy(sites, noise):
     """Return sites on g from sites on t; raise an `ImproperPosterior` where there is none."""
     left = 1.0 - noise * sites.precision
@@ -102,7 +98,7 @@ def _proper_step(old, new, noise):
     """Return new sites on g, steps halved where they leave the noise improper, and their number."""
     bad = 1.0 + noise * new.precision <= 0
     n_bad = int(np.sum(bad))
-    for _ in range(_HALVINGS):
+    for _ in range(12):  # then a site stays where it was
         if not np.any(bad):
             return new, n_bad
         new = Sites(*(np.where(bad, 0.5 * (a + b), b) for a, b in zip(old, new, strict=True)))

@@ -30,10 +30,6 @@ from .step import LabelErrorStep
 
 __all__ = ["PartedErrors", "PartedErrorProblem", "fit_parted_errors", "labels_of_parts"]
 
-# Residual and mixing of sites while hyperparameters move. Changes of sites on t are small in the
-# standard deviations of t where the noise is large: the tolerance has to be the smaller for it.
-_LEARNING_SITES = dict(tol=5e-3, damping=0.8)
-
 
 class AtSetting(WithLearned):
     """Monitor that adds what was learned to the model of the sweeps that follow."""
@@ -206,14 +202,18 @@ class PartedErrors(ValueWithGradient):
 
 @dataclass
 class PartedErrorProblem:
-    """EP of problem k over an open map while its setting moves, from the last sites on t."""
+    """EP of problem k over an open map while its setting moves, from the last sites on t.
+
+    Changes of sites on t are small in the standard deviations of t where the noise is large: the
+    tolerance has to be the smaller for it.
+    """
 
     errors: PartedErrors
     run: Any
     k: int
     sites: list
-    tol: float
-    damping: float
+    tol: float = 5e-3
+    damping: float = 0.8
 
     def at(self, setting, near, slopes=True, squares=None):
         """Return the `ErrorNode` at a setting, None where it has no posterior."""
@@ -246,7 +246,7 @@ def fit_parted_errors(problem, run, monitor, k):
     """Learn what is asked for, converge the sites, and return the `BinaryFit` of problem k."""
     plan, trace, sites = problem.plan, Trace(monitor), problem.start(run, k)
     unit = problem.data.units.spread if plan.move_points else None
-    moving = PartedErrorProblem(problem, run, k, sites, **_LEARNING_SITES)
+    moving = PartedErrorProblem(problem, run, k, sites)
     found = learn_setting(plan, k, unit, moving, problem.log_prior(run), trace)
     setting, sites, end = found or (plan.settings[k], sites, KEPT)
     last: list[Any] = []

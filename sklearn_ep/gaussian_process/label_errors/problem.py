@@ -56,17 +56,11 @@ __all__ = [
 ]
 
 RATE_BOUNDS = (1e-4, 0.45)
-# Sites are refined to this residual, with this mixing, while hyperparameters move; and relative
-# changes of the evidence below `ftol`, or what a line search still finds after five evaluations,
-# are within the error of that.
-_LEARNING_SITES = dict(tol=5e-2, damping=0.8)
+# Relative changes of the evidence below that, or what a line search still finds after five
+# evaluations, are within the error of sites in passing.
 _LEARNING = Accuracy(ftol=3e-4, first_step=1.0, max_line_search=5)
-# Damping and power of the fallbacks, in the order in which they are tried.
-_SMALL_DAMPING, _SAFE_POWER, _POWER_DAMPING = 0.25, 0.5, 0.9
-# Weak priors of learning. Few rows with wrong labels leave amplitude, length scale and rate nearly
-# free: without priors a wiggly function without errors often explains them best.
-_LOG_AMPLITUDE = (np.log(4.0), 1.0)
-_LENGTH_SPREAD = 0.4
+# Counts of the prior of the rate. Few rows with wrong labels leave amplitude, length scale and rate
+# nearly free: without priors a wiggly function without errors often explains them best.
 RATE_COUNTS = (3.0, 9.0)
 # Ends of learning that leave iterations for sweeps: both share one budget.
 ENDS_BEFORE_SWEEPS = ("converged", "stuck")
@@ -78,14 +72,14 @@ def log_rate_prior(rate):
     return a * np.log(rate) + b * np.log1p(-rate), a * (1.0 - rate) - b * rate
 
 
-def log_length_prior(log_length, centre):
+def log_length_prior(log_length, centre, spread=0.4):
     """Return the log density of a length scale, log-Cauchy around a centre, and its derivative.
 
     Heavy tails: a smooth function is preferred where the rows do not tell, and given up without
     resistance where they do.
     """
-    z = (log_length - np.log(centre)) / _LENGTH_SPREAD
-    return -np.log1p(z**2), -2.0 * z / (1.0 + z**2) / _LENGTH_SPREAD
+    z = (log_length - np.log(centre)) / spread
+    return -np.log1p(z**2), -2.0 * z / (1.0 + z**2) / spread
 
 
 class Setting(NamedTuple):
@@ -271,18 +265,17 @@ class LabelErrorPlan(ValueWithGradient):
 
         if isinstance(self.rule, Power):
             # a fraction of the factor is damping of its own: more of it only makes it slow
-            large = max(_POWER_DAMPING, self.damping)
+            large = max(0.9, self.damping)
             return [
                 rung("power", own_rule, self.damping, True),
                 rung(f"power, damping {large:g}", own_rule, large, False, 0.6),
             ]
         name = "relaxed" if relaxed else "ep"
-        small = min(_SMALL_DAMPING, 0.5 * self.damping)
-        safe = partial(Power, _SAFE_POWER)
+        small = min(0.25, 0.5 * self.damping)
         return [
             rung(name, own_rule, self.damping, True),
             rung(f"{name}, damping {small:g}", own_rule, small, False),
-            rung(f"power {_SAFE_POWER:g}", safe, _POWER_DAMPING, False),
+            rung("power 0.5", partial(Power, 0.5), 0.9, False),
         ]
 
     def log_prior(self, kernel, rate):
@@ -295,8 +288,7 @@ class LabelErrorPlan(ValueWithGradient):
 
     def log_prior_at(self, kernel, rate, mean_variance, log_slope):
         """Return the same from the mean prior variance and the slope (p,) of its log."""
-        centre, spread = _LOG_AMPLITUDE
-        away = np.log(mean_variance / self.noise) - centre
+        away, spread = np.log(mean_variance / self.noise / 4.0), 1.0
         value, slope = -0.5 * (away / spread) ** 2, np.zeros(0)
         if self.learn:
             slope = -away / spread**2 * log_slope
@@ -356,13 +348,16 @@ class LabelErrorPlan(ValueWithGradient):
 
 @dataclass
 class ErrorProblem:
-    """EP of the labels of one problem while its setting moves, from the sites of the last point."""
+    """EP of the labels of one problem while its setting moves, from the sites of the last point.
+
+    In passing sites are refined to a residual whose error of the evidence learning leaves.
+    """
 
     plan: LabelErrorPlan
     sign: np.ndarray
     x: np.ndarray
-    tol: float
-    damping: float
+    tol: float = 5e-2
+    damping: float = 0.8
 
     def at(self, setting, near, slopes=True, squares=None):
         """Return the `ErrorNode` at a setting, None where it has no posterior."""
@@ -383,7 +378,7 @@ class ErrorProblem:
 def learn_hyperparameters(plan, sign, trace, k):
     """Return (setting, sites of EP there, `LearningEnd`) of problem k."""
     unit = column_spread(plan.X, plan.weight) if plan.move_points else None
-    problem = ErrorProblem(plan, sign, plan.sites[k], **_LEARNING_SITES)
+    problem = ErrorProblem(plan, sign, plan.sites[k])
     found = learn_setting(plan, k, unit, problem, plan.log_prior, trace)
     return found or (plan.settings[k], plan.sites[k], KEPT)
 

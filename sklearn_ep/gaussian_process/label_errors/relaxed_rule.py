@@ -16,21 +16,14 @@ from .step import LabelErrorStep, step_moments
 
 __all__ = ["Relaxed", "relaxed_cost", "relaxed_gamma", "steepest_fall"]
 
-# Below this share of the cavity precision a site has no centre to relax towards.
-_NO_CENTRE = 1e-2
-
 # Shares of the largest gamma that can win where the cost is looked at first; denser at the small
 # end, because z moves by gamma times the distance of the centre, which is not bounded.
 _SHARES = np.concatenate([[0.0], np.geomspace(1e-4, 0.02, 12), np.linspace(0.03, 1.0, 36)])
-# A relaxation beyond this leaves nothing of the cavity: needed only for penalties near zero.
-_LARGEST = 1e3
 # Around the best point grids of this many inner points, each narrower than the last by the inverse.
 _FINE = np.arange(1, 16)[:, None] / 16.0
-_REFINEMENTS = 2
-_SECANTS = 3
 # Where the divergence is looked at for bounds that hold everywhere: beyond it has settled, and what
 # is between two points is within the margin, also for rates of 1e-300.
-_Z, _MARGIN = np.linspace(-40.0, 10.0, 4001), 1.05
+_Z = np.linspace(-40.0, 10.0, 4001)
 
 
 def _kl(z, m, label_noise):
@@ -102,13 +95,15 @@ def _divergence_bounds(label_noise, cost):
     if cost == "mass":
         mass = np.exp(m.log_z)
         value, slope = mass * value, mass * (slope + m.slope * value)
-    return _MARGIN * value.max(), _MARGIN * np.abs(slope).max()
+    margin = 1.05
+    return margin * value.max(), margin * np.abs(slope).max()
 
 
 def _searched(z0, mubar, c, label_noise, cost):
     """Return the relaxation gamma (n,) of `relaxed_gamma` by a search, for a finite penalty."""
     at_zero = relaxed_cost(0.0, z0, mubar, c, label_noise, cost)
-    grid = _SHARES[:, None] * np.clip(at_zero / c, 0.0, _LARGEST)
+    # more leaves nothing of the cavity: needed only for penalties near zero
+    grid = _SHARES[:, None] * np.clip(at_zero / c, 0.0, 1e3)
     costs = relaxed_cost(grid, z0, mubar, c, label_noise, cost)
     best = np.argmin(costs, axis=0)
     gamma = np.zeros(len(z0))
@@ -129,7 +124,7 @@ def _searched(z0, mubar, c, label_noise, cost):
 def _refined(value, best, low, high):
     """Minimise a function of each row between low and high by ever finer grids around the best."""
     rows = np.arange(len(best))
-    for _ in range(_REFINEMENTS):
+    for _ in range(2):
         grid = np.vstack([low + _FINE * (high - low), best])
         k = np.argmin(value(grid), axis=0)
         best = grid[k, rows]
@@ -146,7 +141,7 @@ def _polished(gamma, slope):
     """
     last = gamma * (1.0 + 1e-4)
     last_slope, now = slope(np.array([last, gamma]))
-    for k in range(_SECANTS):
+    for k in range(3):
         if k:
             now = slope(gamma)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -229,7 +224,7 @@ class Relaxed:
 
     def _relax(self, factor, y, sites, cav):
         """Return gamma and b m of each row."""
-        told = np.abs(sites.precision) * cav.var > _NO_CENTRE
+        told = np.abs(sites.precision) * cav.var > 1e-2
         centre = np.divide(sites.shift, sites.precision, out=np.zeros_like(cav.mean), where=told)
         root = np.sqrt(cav.var)
         scalars = y * cav.mean / root, y * centre / root, self.penalty, factor.rate, self.cost

@@ -17,9 +17,6 @@ from ..._engine.likelihoods import normal_hazard
 __all__ = ["LabelErrorStep", "StepMoments", "step_moments"]
 
 _PEAK = 1.0 / math.sqrt(2.0 * math.pi)
-# Beyond these numbers of standard deviations on the wrong side of a label without errors,
-# 1 - beta loses its digits and is computed by its own formulas.
-_CANCELS, _SERIES = -6.0, -30.0
 
 
 class StepMoments(NamedTuple):
@@ -39,10 +36,10 @@ class StepMoments(NamedTuple):
 def _sure_moments(z):
     """Return slope, slope + z and variance for labels without errors, free of cancellation."""
     slope, above = normal_hazard(z)
-    far = np.minimum(z, _SERIES) ** -2.0
+    far = np.minimum(z, -30.0) ** -2.0
     series = far * (1.0 - far * (6.0 - far * (50.0 - far * (518.0 - far * 6354.0))))
     # for z below -6 the sum slope + z is known to more digits than slope^2 + slope z needs
-    return slope, above, np.where(z < _SERIES, series, 1.0 - slope * above)
+    return slope, above, np.where(z < -30.0, series, 1.0 - slope * above)
 
 
 def step_moments(z, log_right, log_wrong):
@@ -106,7 +103,8 @@ class LabelErrorStep(Factor):
         if self.rate > 0:
             return left
         z = y * mean / np.sqrt(total)
-        return np.where(z < _CANCELS, (extra_var + var * _sure_moments(z)[2]) / total, left)
+        # further out on the wrong side the difference loses its digits
+        return np.where(z < -6.0, (extra_var + var * _sure_moments(z)[2]) / total, left)
 
     def wrong_proba(self, y, mean, var):
         """Return the probability (n,) that the label is wrong, for g ~ N(mean, var)."""
