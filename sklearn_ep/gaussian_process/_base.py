@@ -178,6 +178,17 @@ def warn_at_bounds(kernel):
         warnings.warn(message, ConvergenceWarning, stacklevel=3)
 
 
+def whole_theta(kernel, theta):
+    """Return theta (p,) of all classes from that of all or of each, and how many are equal."""
+    theta = np.asarray(theta, dtype=float)
+    n_equal = len(kernel.kernels) if isinstance(kernel, CompoundKernel) else 1
+    n_equal = n_equal if n_equal * theta.size == kernel.n_dims else 1
+    whole = np.tile(theta, n_equal)
+    if whole.shape != kernel.theta.shape:
+        raise ValueError(f"theta has shape {theta.shape}, not {kernel.theta.shape}.")
+    return whole, n_equal
+
+
 class GaussianProcessBase(PosteriorClassifier):
     """Attributes, evidence at given hyperparameters and diagnosis of the GP classifiers.
 
@@ -333,12 +344,7 @@ class GaussianProcessBase(PosteriorClassifier):
         if theta is None and not eval_gradient:
             return self.log_marginal_likelihood_value_
         fitted = self._fitted.kernel
-        theta = fitted.theta if theta is None else np.asarray(theta, dtype=float)
-        n_equal = len(fitted.kernels) if isinstance(fitted, CompoundKernel) else 1
-        n_equal = n_equal if n_equal * theta.size == fitted.n_dims else 1
-        whole = np.tile(theta, n_equal)
-        if whole.shape != fitted.theta.shape:
-            raise ValueError(f"theta has shape {theta.shape}, not {fitted.theta.shape}.")
+        whole, n_equal = whole_theta(fitted, fitted.theta if theta is None else theta)
         if self._plan is None:
             raise ValueError("the evidence at other theta needs rows, which partial_fit forgets.")
         args, gradient = (whole, self._fitted, self.n_jobs), None
@@ -350,7 +356,7 @@ class GaussianProcessBase(PosteriorClassifier):
             self.kernel_ = with_theta(fitted, whole)
         if gradient is None:
             return value
-        return value, gradient.reshape(n_equal, theta.size).sum(axis=0)
+        return value, gradient.reshape(n_equal, -1).sum(axis=0)
 
     def _log_weights(self, rows, n_draws, rng):
         """Return log weights of draws of the latent values of the rows, which a dense fit keeps.

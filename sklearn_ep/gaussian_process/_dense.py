@@ -4,7 +4,6 @@ A problem is binary, or has all classes jointly, with the full covariance of the
 through inducing points; the recipe is one for all: find the mode, average, converge, predict.
 """
 
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -328,9 +327,9 @@ class DensePlan:
         steps = dict(damping=damping, accelerate=accelerate, monitor=monitor)
         return ep.solve(x, tol=tol, max_iter=max_sweeps, **steps)
 
-    def passing(self, y, x):
-        """Return the `DenseProblem` of a search, whose sites are only passed."""
-        return DenseProblem(replace(self, model=self.model.rough()), y, x)
+    def passing(self):
+        """Return the plan of a search, whose sites are only passed."""
+        return replace(self, model=self.model.rough())
 
     def log_evidence(self, theta, fit, n_jobs):
         """Return log evidence at theta, EP run from the sites of the fit."""
@@ -460,14 +459,15 @@ def last_sites(last, kernel, empty):
 
 def takes_joint(estimator, through_points):
     """Return whether all classes get one joint posterior; refuse settings that exclude it."""
-    named, several = isinstance(estimator.likelihood, str), len(estimator.classes_) > 2
-    if not named:
-        refuse_joint(estimator, f"likelihood={estimator.likelihood!r}")
-    if estimator.power < 1:
-        refuse_joint(estimator, f"power={estimator.power}")
-        return False
-    asked = estimator.multi_class == "joint"
-    wanted = asked or (several and named and estimator.multi_class == "auto")
+    for name, apart in (
+        ("likelihood", not isinstance(estimator.likelihood, str)),
+        ("power", estimator.power < 1),
+    ):
+        if apart:
+            refuse_joint(estimator, f"{name}={getattr(estimator, name)!r}")
+            return False
+    asked, several = estimator.multi_class == "joint", len(estimator.classes_) > 2
+    wanted = asked or (several and estimator.multi_class == "auto")
     if not (wanted and through_points):
         return wanted
     excluding = _without_all_rows(estimator)
@@ -617,29 +617,32 @@ def _mode(plan, y, k, trace, monitor):
     A search that ends flat is made again from shorter lengths: the evidence may have a mode with
     and one without structure, far apart.
     """
-    space, search, nodes = (
-        plan.space,
-        plan.search,
-        Nodes(plan.passing(y, plan.sites[k]), plan.space),
-    )
-    starts = [space.phi(theta) for theta in search.restarts]
-    averages = isinstance(space, KernelScales)
-    found = _mode_from(nodes, space.phi(plan.starts[k]), starts, trace, monitor)
-    if found is None or search.shorter is None or found[2].reason == "asked":
+    space, problem = plan.space, DenseProblem(plan.passing(), y, plan.sites[k])
+    starts = [space.phi(theta) for theta in plan.search.restarts]
+    place = Nodes(problem, space), space.phi(plan.starts[k])
+    found = _mode_from(*place, starts, trace, monitor)
+    if found is None or plan.search.shorter is None or found[2].reason == "asked":
         return found
     if not plan.ends_flat(y, found[1].log_evidence):
         return found
-    phase: Any = monitor.phase("integration over hyperparameters") if averages else nullcontext()
-    with phase as told:
-        evaluate = partial(found[0].evaluate, near=None, slopes=False)
-        tried = [evaluate(space.phi(theta)) for theta in search.shorter]
-        best = max(filter(None, tried), key=lambda node: node.objective, default=None)
-        if best is None:
-            return found
-        other = _mode_from(nodes, best.phi, (), StepsOfPhase(told) if averages else trace)
-    if other is None or other[1].objective < found[1].objective:
-        return found
-    return *other[:2], (found if averages else other)[2]
+    if not isinstance(space, KernelScales):
+        return _higher(found, _from_shorter(place[0], trace))
+    with monitor.phase("integration over hyperparameters") as told:
+        nodes, mode, _ = _higher(found, _from_shorter(place[0], StepsOfPhase(told)))
+    return nodes, mode, found[2]
+
+
+def _from_shorter(nodes, trace):
+    """Return the same as `_mode_from` from the best of shorter lengths."""
+    space, shorter = nodes.space, nodes.problem.plan.search.shorter
+    tried = [nodes.evaluate(space.phi(theta), None, slopes=False) for theta in shorter]
+    best = max(filter(None, tried), key=lambda node: node.objective, default=None)
+    return None if best is None else _mode_from(nodes, best.phi, (), trace)
+
+
+def _higher(found, other):
+    """Return the one of two ends of searches whose mode is higher; the other may be None."""
+    return found if other is None or other[1].objective < found[1].objective else other
 
 
 def _mode_from(nodes, phi, starts, trace, watch=SILENT):

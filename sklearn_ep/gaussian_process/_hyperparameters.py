@@ -492,7 +492,7 @@ def find_mode(
     """
     if not len(phi):
         node = evaluate(phi, None)
-        return None if node is None else (node, KEPT)
+        return node and (node, KEPT)
     climb = _Climb(evaluate, monitor, sign=-1.0)
     if optimizer is not None:
         return _by_function(optimizer, climb, phi, bounds, starts)

@@ -7,7 +7,7 @@ from scipy.special import log_ndtr, ndtr
 from sklearn.gaussian_process.kernels import RBF
 
 from sklearn_ep._engine.gaussian import ImproperPosterior
-from sklearn_ep._engine.hyper import Node, minimise_where_finite
+from sklearn_ep._engine.hyper import Node
 from sklearn_ep._engine.likelihoods import LabelNoise, Probit
 from sklearn_ep._engine.loop import Anderson, Evaluation, Result, iterate
 from sklearn_ep._engine.rules import MomentMatching, Power
@@ -419,56 +419,7 @@ def test_moments_of_tiny_rates_stay_finite():
     np.testing.assert_allclose(m.wrong, np.exp(np.log(1e-12) + log_ndtr(-z) - exact), rtol=1e-9)
 
 
-WALLS = {"box": np.array([[-9.0, 9.0], [-9.0, 9.0]]), "none": np.array([[-np.inf, np.inf]] * 2)}
-
-
-@pytest.mark.parametrize("nothing", [np.inf, np.nan])
-@pytest.mark.parametrize("bounds", WALLS)
-def test_search_turns_back_at_a_wall(bounds, nothing):
-    """Beyond the wall the function is infinite or no number; inside the minimum is found."""
-    centre, curvature = np.array([0.45, 0.5]), np.array([50.0, 1.0])
-    beyond = []
-
-    def objective(x):
-        if x.sum() > 1.0:
-            beyond.append(x.copy())
-            return nothing, np.zeros(2), None
-        away = x - centre
-        return 0.5 * curvature @ away**2, curvature * away, len(beyond)
-
-    found = minimise_where_finite(
-        objective, np.array([0.3, 0.3]), WALLS[bounds], max_iter=100, ftol=1e-12
-    )
-    assert found.reason == "converged" and found.n_steps < 100
-    assert found.n_cut == len(beyond) > 0
-    np.testing.assert_allclose(found.x, centre, atol=1e-4)
-
-
-def test_search_says_that_a_wall_keeps_it_from_the_minimum():
-    def objective(x):
-        return (np.inf if x[0] > 1.0 else (x[0] - 3.0) ** 2), 2.0 * (x - 3.0), None
-
-    bounds = np.array([[-9.0, 9.0]])
-    found = minimise_where_finite(objective, np.zeros(1), bounds, max_iter=200)
-    assert found.reason == "stuck" and found.gradient > 3.0
-    np.testing.assert_allclose(found.x, 1.0, atol=1e-3)
-    assert minimise_where_finite(objective, np.full(1, 2.0), bounds, max_iter=9) is None
-
-
-def test_search_without_a_better_step_says_how_much_is_left():
-    """Coarse values end a line search: convergence if what is left is within their accuracy."""
-
-    def objective(x):
-        return np.round(100.0 + np.sum(x**4), 3), 4.0 * x**3, None
-
-    start, bounds = np.array([2.0, -1.0]), WALLS["box"]
-    fine, rough = (
-        minimise_where_finite(objective, start, bounds, max_iter=100, ftol=ftol, max_line_search=5)
-        for ftol in (1e-12, 1e-4)
-    )
-    assert (fine.reason, rough.reason) == ("stuck", "converged")
-
-
 def test_evidence_without_posterior_at_the_start_is_refused():
+    bounds = np.array([[-9.0, 9.0], [-9.0, 9.0]])
     with pytest.raises(ValueError, match="not finite at the initial kernel"):
-        or_refuse(find_mode(lambda theta, near: None, np.zeros(2), WALLS["box"], max_iter=5))
+        or_refuse(find_mode(lambda theta, near: None, np.zeros(2), bounds, max_iter=5))

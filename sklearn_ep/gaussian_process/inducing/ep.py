@@ -16,6 +16,7 @@ from ..._engine.contracts import require_parts
 from ..._engine.gaussian import checked_cholesky
 from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ..._engine.partition import load_part
+from .._limits import LIMITS
 from .passes import (
     PassModel,
     PassRows,
@@ -148,9 +149,12 @@ class InducingEP:
         self._ends = np.cumsum([0, *lengths])
         self._kept: list[Any] = [None] * len(self.sizes)
 
-    def keep_rows(self):
-        """Keep what passes under one prior have in common, where this process does them all."""
-        if self.run.serial:
+    def keep_rows(self, m, n_columns):
+        """Keep what passes under one prior of m points have in common, where that is worth it.
+
+        This process has to do them all, and rows to be longer than what is kept of them.
+        """
+        if self.run.serial and 2 * m <= n_columns and m * sum(self.sizes) <= LIMITS.kept:
             self._kept = [WhitenedRows() for _ in self.sizes]
 
     def zero(self, prior):

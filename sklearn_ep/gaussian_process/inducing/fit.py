@@ -147,9 +147,8 @@ def fit_inducing(plan, run, monitor):
     else:
         state = ep.restate(prior, np.split(plan.sites, np.cumsum(ep.sizes)[:-1], axis=2))
     state, end = _learned(plan, ep, hyper, state, trace)
-    m, asked = len(state.prior.Z), end.reason == "asked"
-    if 2 * m <= len(plan.data.var) and m * sum(ep.sizes) <= LIMITS.kept:
-        ep.keep_rows()
+    asked = end.reason == "asked"
+    ep.keep_rows(len(state.prior.Z), len(plan.data.var))
     if end.n_steps and state.sites is not None:
         state = _renewed(ep, state, plan.batch_size is not None and hyper.learns and not asked)
     if plan.averaging is not None and not asked:

@@ -204,10 +204,10 @@ def describe(run, checks, seed, n_candidates):
     first, or if the scale of the columns is beyond double precision.
     """
     parts = run(describe_part, [checks] * len(run.parts))
-    d = parts[0].n_features
-    for k, p in enumerate(parts):
-        if p.n_features != d:
-            raise ValueError(f"partition {k} has {p.n_features} features, the first has {d}.")
+    widths = np.array([p.n_features for p in parts])
+    if np.any(widths != widths[0]):
+        k = np.flatnonzero(widths != widths[0])[0]
+        raise ValueError(f"partition {k} has {widths[k]} features, the first has {widths[0]}.")
     weight = sum(p.weight for p in parts)
     with np.errstate(over="ignore", invalid="ignore"):
         origin = parts[0].origin
