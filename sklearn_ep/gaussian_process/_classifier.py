@@ -93,8 +93,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             default="auto"
         How the kernel parameters (and inducing points) are learned from the evidence; None keeps
         them. L-BFGS-B evaluates the evidence at fixed points of EP. The others are of the sparse
-        method and take a step after each pass: "sign_rate" is the rule of [1]_. "auto" is L-BFGS-B
-        for dense and Adam for sparse, which needs half the time. A callable belongs to the dense
+        method and take a step after each pass: "sign_rate" is the rule of [1]_, "adadelta" takes
+        steps in the units of past ones. "auto" is L-BFGS-B for dense and Adam for sparse, which
+        needs half the time. A callable belongs to the dense
         method and is that of scikit-learn: ``optimizer(obj_func, initial_theta, bounds)`` returns
         theta and the value there, ``obj_func(theta, eval_gradient=True)`` the negative evidence and
         its gradient.

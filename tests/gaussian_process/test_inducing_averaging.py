@@ -127,9 +127,9 @@ def test_a_stream_goes_on_from_the_heaviest_node():
 )
 def test_several_classes_share_the_nodes(n, settings):
     X, y = rows(n, n_classes=3)
-    clf = averaged(n_inducing=12, **settings).fit(X, y)
+    clf = averaged(n_inducing=20, **settings).fit(X, y)
     assert clf.hyper_nodes_.shape == (len(clf.hyper_weights_), 2) and len(clf.hyper_weights_) > 1
-    assert clf.inducing_mean_.shape == (3, 12)
+    assert clf.inducing_mean_.shape == (3, 20)
     given = dict(method="sparse", inducing_points=clf.inducing_points_, optimizer=None, tol=1e-4)
     given |= dict(power=settings.get("power", 1.0), multi_class="one_vs_rest")
     kernels = [clf.kernel_.clone_with_theta(theta) for theta in clf.hyper_theta_]
