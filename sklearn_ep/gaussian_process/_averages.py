@@ -160,7 +160,7 @@ class Level(NamedTuple):
 def isotropic_level(nodes, mode):
     """Return the `Level` of spread zero from its `Nodes` and its mode."""
     expected = expected_curvature(nodes.problem, mode, together=True)
-    precision = np.diag(nodes.space.prior.spread**-2.0)
+    precision = np.diag(nodes.space.prior.sd**-2.0)
     return Level(nodes, mode, expected + precision, mode.objective)
 
 

@@ -23,7 +23,7 @@ from scipy.spatial.distance import pdist, squareform
 from sklearn.gaussian_process.kernels import Kernel
 
 from .._engine.gaussian import ImproperPosterior, eigen_curvature
-from .._engine.hyper import Evaluate, Node, ascend, minimise_where_finite
+from .._engine.hyper import Evaluate, Node, NormalPrior, ascend, minimise_where_finite
 from .._engine.likelihoods import PROBIT_SLOPE
 from .._engine.loop import SILENT, FitWatch, Monitor, Reason, StepsOfPhase
 from ._kernels import constant_and_stationary, n_lengths, with_theta
@@ -37,7 +37,6 @@ __all__ = [
     "LearningEnd",
     "LengthSpace",
     "Nodes",
-    "ScalePrior",
     "TO_THE_MODE",
     "ThetaSpace",
     "ValueWithGradient",
@@ -58,21 +57,8 @@ __all__ = [
 _NAMES = ("log_variance", "log_length_scale")
 
 
-class ScalePrior(NamedTuple):
-    """Independent normal priors: centres and spreads of the log variance and the log length."""
-
-    centre: np.ndarray
-    spread: np.ndarray
-
-    def log_density(self, phi):
-        """Return the log density at phi (T,) and its gradient (T,)."""
-        z = (phi - self.centre) / self.spread
-        value = -0.5 * z @ z - np.log(self.spread * np.sqrt(2.0 * np.pi)).sum()
-        return float(value), -z / self.spread
-
-
 def scale_prior(factor, root_variance, variance_spread, length_spread=1.0):
-    """Return the `ScalePrior` for a link and for columns of a root of the total variance.
+    """Return the `NormalPrior` for a link and for columns of a root of the total variance.
 
     Log-normal, and of no data set in particular: a latent function may be flat or sure of itself,
     and is about as smooth as the rows are wide. The median of the variance is four times the noise
@@ -80,11 +66,11 @@ def scale_prior(factor, root_variance, variance_spread, length_spread=1.0):
     """
     slope = getattr(factor, "logistic_slope", None) or PROBIT_SLOPE
     centre = np.log([4.0 * (PROBIT_SLOPE / slope) ** 2, root_variance])
-    return ScalePrior(centre, np.array([variance_spread, length_spread]))
+    return NormalPrior(centre, np.array([variance_spread, length_spread]))
 
 
 def kernel_prior(kernel, factor, root_variance, joint=False):
-    """Return the `ScalePrior` of variance and length for a kernel, a link and the columns.
+    """Return the `NormalPrior` of variance and length for a kernel, a link and the columns.
 
     With a length for each column the variance is as free again, where wide classes that a few
     columns separate are common (log loss of crabs .099 after .110, of thyroid .070 after .073).
@@ -165,13 +151,13 @@ class KernelScales:
     """The log variance and the log geometric mean of the lengths of a kernel, as a vector phi.
 
     What the kernel keeps fixed is not in phi, whose length T is at most two. `ratios` are the logs
-    of the free lengths less their mean, `s` the spread of their prior; `both` is the `ScalePrior`
+    of the free lengths less their mean, `s` the spread of their prior; `both` is the `NormalPrior`
     of variance and length, None for a flat one.
     """
 
     kernel: Kernel
     ratios: np.ndarray
-    both: ScalePrior | None = None
+    both: NormalPrior | None = None
     s: float = 0.0
 
     @classmethod
@@ -230,13 +216,15 @@ class KernelScales:
 
     @cached_property
     def prior(self):
-        """The part of the `ScalePrior` that is of phi."""
+        """The part of the `NormalPrior` that is of phi."""
         both: Any = self.both
-        return ScalePrior(both.centre[self.kept], both.spread[self.kept])
+        return NormalPrior(both.mean[self.kept], both.sd[self.kept])
 
     def log_prior(self, phi):
         """Return the log prior density of phi and its gradient."""
-        return (0.0, 0.0) if self.both is None else self.prior.log_density(phi)
+        if self.both is None:
+            return 0.0, 0.0
+        return self.prior.log_density(phi), self.prior.slope(phi)
 
     def unit_squares(self, X):
         """Return the squared distances (n, n) of rows where the geometric mean of lengths is one.
@@ -284,7 +272,7 @@ class LengthSpace(ThetaSpace):
         basis[range(len(variance)), variance] = 1.0
         basis[len(variance), lengths] = 1.0
         basis[len(variance) + 1 :, lengths] = helmert(len(lengths))
-        of_phi = self.scales.prior.spread**-2.0
+        of_phi = self.scales.prior.sd**-2.0
         return basis, np.append(of_phi, np.full(len(lengths) - 1, self.s**-2.0))
 
     def prior_precision(self):

@@ -90,7 +90,7 @@ def test_slopes_of_nodes_are_differences(kernel, monkeypatch):
 def test_the_prior_is_a_density(kernel):
     scales = nodes_of(kernel, *rows(10, 3)).space
     phi, prior = scales.phi(kernel.theta), scales.prior
-    expected = norm.logpdf(phi, prior.centre, prior.spread).sum()
+    expected = norm.logpdf(phi, prior.mean, prior.sd).sum()
     assert scales.log_prior(phi)[0] == pytest.approx(expected)
 
 

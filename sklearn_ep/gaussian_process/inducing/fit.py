@@ -36,7 +36,7 @@ class InducingPlan(ValueWithGradient):
     `n_problems` binary problems, one for two classes and one a class otherwise, share kernel,
     inducing points and every pass over the rows. `sites` (C, 2, n) are those to start from, None
     for empty ones. `flat` asks for the kernel of the largest evidence, without a prior. `averaging`
-    is the `ScalePrior` of an average over variance and length, None for the mode.
+    is the `NormalPrior` of an average over variance and length, None for the mode.
     """
 
     data: PartitionedRows

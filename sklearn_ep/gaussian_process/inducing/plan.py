@@ -111,7 +111,7 @@ def plan_inducing(estimator, data: PartitionedRows, factor, seed):
 
 
 def _averaging(estimator, kernel, data, factor):
-    """Return the `ScalePrior` of an average over variance and length, None for the mode."""
+    """Return the `NormalPrior` of an average over variance and length, None for the mode."""
     checks = {
         "site_memory='average'": estimator.site_memory == "average",
         "optimizer=None": estimator.optimizer is None,

@@ -9,6 +9,7 @@ from scipy.special import expit, logit
 from sklearn.gaussian_process.kernels import Kernel
 
 from ..._engine.gaussian import ImproperPosterior
+from ..._engine.hyper import NormalPrior
 from ..._engine.likelihoods import LabelNoise
 from ..._engine.loop import Trace, iterate
 from ..._engine.rules import Power
@@ -26,7 +27,6 @@ from .._hyperparameters import (
     KEPT,
     Accuracy,
     Nodes,
-    ScalePrior,
     ValueWithGradient,
     find_mode,
     or_refuse,
@@ -176,11 +176,11 @@ class ErrorAveraging(NamedTuple):
     `plain_prior`.
     """
 
-    prior: ScalePrior | None
+    prior: NormalPrior | None
     rate_counts: tuple[float, float]
     no_errors: float
     plain_kernel: Kernel | None
-    plain_prior: ScalePrior | None
+    plain_prior: NormalPrior | None
     n_jobs: int | None
 
 
