@@ -63,6 +63,7 @@ __all__ = [
     "root_variance",
     "signs_of",
     "smooth_kernel",
+    "spread_of",
     "watch_of_sweeps",
     "weighted_mean",
 ]
@@ -189,215 +190,26 @@ def whole_theta(kernel, theta):
     return whole, n_equal
 
 
-class GaussianProcessBase(PosteriorClassifier):
-    """Attributes, evidence at given hyperparameters and diagnosis of the GP classifiers.
+def spread_of(estimator, training):
+    """Return the root of the total variance of the rows, 1 for rows that have none."""
+    return 1.0 if estimator._takes_objects else root_variance(training.X, training.weight)
 
-    A fit leaves two private attributes besides what predicts: `_plan`, all that was decided before
-    it, with the rows that are kept (None after `partial_fit`, which keeps none), and `_fitted`, the
-    `GPFit`.
-    """
 
-    classes_: Any
-
-    def _check_gp_parameters(self):
-        if self.kernel is not None and not isinstance(self.kernel, Kernel):
-            raise TypeError(f"kernel must be a scikit-learn kernel or None, got {self.kernel!r}.")
-        if isinstance(self.kernel, CompoundKernel):
-            raise ValueError(
-                "kernel cannot be a CompoundKernel: give the kernel of one class, from which each "
-                "of several classes starts."
-            )
-        check_choice("method", self.method, ["auto", "dense", "sparse"])
-        check_number("n_inducing", self.n_inducing, 1, integer=True, optional=True)
-        check_number("n_restarts_optimizer", self.n_restarts_optimizer, 0, integer=True)
-        check_number("jitter", self.jitter, 0)
-        check_hyperparameters(self.hyperparameters)
-        if not isinstance(self.class_weight, dict):
-            check_choice("class_weight", self.class_weight, ["balanced", None])
-
-    def _class_weighted(self, y, weight):
-        """Return the copies (n,) of rows with class indices y, times the weights of their classes.
-
-        "balanced" counts copies, so that weights still equal repetition.
-        """
-        if self.class_weight is None:
-            return weight
-        if isinstance(self.class_weight, dict):
-            args = dict(classes=self.classes_, y=self.classes_)
-            of_class = compute_class_weight(self.class_weight, **args)
-            if not np.all(np.isfinite(of_class) & (of_class > 0)):
-                raise ValueError(
-                    f"class_weight must be positive and finite, got {self.class_weight}; leave out "
-                    "the rows of a class that should not count."
-                )
-        else:
-            copies = np.bincount(y, weight, len(self.classes_))
-            of_class = weight.sum() / (len(copies) * copies)
-        return weight * of_class[y]
-
-    @property
-    def _takes_objects(self):
-        """Whether the kernel compares objects, and rows are therefore taken as they are."""
-        if self.method == "sparse" or (self.method == "auto" and self._asks_for_inducing):
-            return False
-        return self.kernel is not None and not self.kernel.requires_vector_input
-
-    @property
-    def _needs_all_rows(self):
-        """Whether parameters other than `method` ask for the dense method."""
-        return self._takes_objects
-
-    def _through_points(self, n_rows):
-        """Return whether a fit to so many rows goes through inducing points."""
-        many = self._asks_for_inducing or (n_rows > LIMITS.dense and not self._needs_all_rows)
-        return self.method == "sparse" or (self.method == "auto" and many)
-
-    def _spread(self, training):
-        """Return the root of the total variance of the rows, 1 for rows that have none."""
-        return 1.0 if self._takes_objects else root_variance(training.X, training.weight)
-
-    def _check_new(self, X):
-        check_is_fitted(self)
-        posterior = self._posteriors[0]
-        if hasattr(posterior, "posteriors"):
-            posterior = posterior.posteriors[0]
-        of_rows = isinstance(posterior, DenseGPPosterior | JointGPPosterior)
-        if of_rows and not posterior.kernel.requires_vector_input:
-            return object_rows(X)
-        return super()._check_new(X)
-
-    def _training(self, X, y, sample_weight, dtype=np.float64):
-        """Return the checked `Training` with weights of rows times those of classes."""
-        if self._takes_objects:
-            free = dict(ensure_2d=False, allow_nd=True, ensure_all_finite=False)
-            training = validate_training(self, object_rows(X), y, sample_weight, None, **free)
-        else:
-            training = validate_training(self, X, y, sample_weight, dtype)
-        return training._replace(weight=self._class_weighted(training.y, training.weight))
-
-    @property
-    def _n_problems(self):
-        """Number of binary problems."""
-        return 1 if len(self.classes_) == 2 else len(self.classes_)
-
-    @property
-    def _last_fit(self):
-        """The `GPFit` to start from, None where there is none or it is not wanted."""
-        return getattr(self, "_fitted", None) if self.warm_start else None
-
-    def _store(self, plan, fit, kept, **more):
-        """Set all fitted attributes but those of the data, and warn once if needed.
-
-        `kept` marks the rows of the caller that the fit has sites of; `more` are attributes of one
-        estimator.
-        """
-        for name in _OPTIONAL:
-            if name in vars(self):
-                delattr(self, name)
-        self._plan, self._fitted = plan, fit
-        learned = plan is not None and self.optimizer is not None
-        attributes = run_attributes(fit.runs) | attributes_of_points(fit)
-        attributes |= attributes_of_sites(fit, kept) | more
-        attributes |= attributes_of_averages(fit, learned, getattr(plan, "learn_rate", False))
-        for name, value in attributes.items():
-            setattr(self, name, value)
-        self.kernel_, self.n_sweeps_ = fit.kernel, fit.n_sweeps
-        self.multi_class_ = "joint" if fit.joint else "one_vs_rest"
-        self.log_marginal_likelihood_value_ = self.log_evidence_
-        self._posteriors = fit.posteriors
-        if not self.converged_:
-            advice = "raise max_iter and max_sweeps, lower damping, or bound the kernel amplitude"
-            warn_not_converged(self, advice, remarks_of(fit.runs))
-        if plan is not None and self.kernel is not None and self.optimizer is not None:
-            warn_at_bounds(fit.kernel)
-        return self
-
-    def log_marginal_likelihood(self, theta=None, eval_gradient=False, clone_kernel=True):
-        """Log evidence of the training data at given kernel parameters.
-
-        Parameters
-        ----------
-        theta : array-like of shape (p,), default=None
-            Log-transformed kernel parameters as in `kernel_.theta`; None returns the value of the
-            fit. With more than two classes the parameters of all binary kernels one after another,
-            or those of one for all.
-        eval_gradient : bool, default=False
-            Also return the gradient in theta.
-        clone_kernel : bool, default=True
-            False leaves theta in `kernel_`; predictions stay those of the fit.
-
-        Returns
-        -------
-        log_likelihood : float
-            That of all classes jointly, or the sum over the one-versus-rest problems, with EP run
-            to `tol` from the fitted sites.
-        gradient : ndarray of shape (p,)
-            Only if `eval_gradient`; in the parameters as they were given. Of more than two classes
-            jointly it is found by central differences, in 2 p further runs of EP.
-
-        Raises
-        ------
-        ValueError
-            If theta has the wrong length, or after `partial_fit`, which keeps no rows.
-        """
-        check_is_fitted(self)
-        if theta is None and not eval_gradient:
-            return self.log_marginal_likelihood_value_
-        fitted = self._fitted.kernel
-        whole, n_equal = whole_theta(fitted, fitted.theta if theta is None else theta)
-        if self._plan is None:
-            raise ValueError("the evidence at other theta needs rows, which partial_fit forgets.")
-        args, gradient = (whole, self._fitted, self.n_jobs), None
-        if eval_gradient:
-            value, gradient = self._plan.value_and_gradient(*args)
-        else:
-            value = self._plan.log_evidence(*args)
-        if not clone_kernel:
-            self.kernel_ = with_theta(fitted, whole)
-        if gradient is None:
-            return value
-        return value, gradient.reshape(n_equal, -1).sum(axis=0)
-
-    def _log_weights(self, rows, n_draws, rng):
-        """Return log weights of draws of the latent values of the rows, which a dense fit keeps.
-
-        Of an average they are those of its heaviest node.
-        """
-        plan, fit = self._plan, self._fitted
-        told = average_remarks(averages_of(fit))
-        left_out = "Importance weights are left out: "
-        if fit.inducing_points is not None:
-            points = "inducing points do not keep what the rows say of each other."
-            return None, (*told, left_out + points)
-        if rows is not None:
-            self._check_same_rows(rows)
-        if len(fit.posteriors) > 1:
-            own = "they are those of one problem, and each class has its own."
-            return None, (*told, left_out + own)
-        posterior, sign = fit.posteriors[0], signs_of(plan.y, 0, 1)
-        posterior = fit.runs[0].attributes.get("posterior_of_sites", posterior)
-        latent = draw_latent(posterior, plan.X, n_draws, rng)
-        if latent.ndim == 3:
-            sites = ClassSites(*fit.sites[0])
-            return class_log_weights(posterior.factor, plan.y, plan.weight, sites, latent), told
-        args = posterior.factor, sign, plan.weight, *plan.latent_sites(fit), latent
-        return site_log_weights(*args), told
-
-    def _check_same_rows(self, rows):
-        """Raise a ValueError unless rows given once more are those of the fit."""
-        X = self._check_new(rows.X)
-        weight = checked_weights(rows.sample_weight, X)
-        y, kept = np.searchsorted(self.classes_, rows.y), weight > 0
-        plan, same = self._plan, len(y) == len(X)
-        if same:
-            X, y, weight = X[kept], y[kept], self._class_weighted(y[kept], weight[kept])
-            pairs = (X, plan.X), (y, plan.y), (weight, plan.weight)
-            same = all(np.array_equal(a, b) for a, b in pairs)
-        if not same:
-            raise ValueError(
-                "X, y and sample_weight are not those of the fit, which keeps its rows: leave them "
-                "out, or give them as they were."
-            )
+def check_same_rows(estimator, rows):
+    """Raise a ValueError unless rows given once more are those of the fit."""
+    X = estimator._check_new(rows.X)
+    weight = checked_weights(rows.sample_weight, X)
+    y, kept = np.searchsorted(estimator.classes_, rows.y), weight > 0
+    plan, same = estimator._plan, len(y) == len(X)
+    if same:
+        X, y, weight = X[kept], y[kept], estimator._class_weighted(y[kept], weight[kept])
+        pairs = (X, plan.X), (y, plan.y), (weight, plan.weight)
+        same = all(np.array_equal(a, b) for a, b in pairs)
+    if not same:
+        raise ValueError(
+            "X, y and sample_weight are not those of the fit, which keeps its rows: leave them "
+            "out, or give them as they were."
+        )
 
 
 class GPFit(NamedTuple):
@@ -609,3 +421,194 @@ def mixed_logs(weight, parts):
 def left_out_labels(result):
     """Return the log probability of each row's own class under its cavity, of a joint problem."""
     return {"loo_log": result.evaluation.payload[1].tilted.log_z}
+
+
+class GaussianProcessBase(PosteriorClassifier):
+    """Attributes, evidence at given hyperparameters and diagnosis of the GP classifiers.
+
+    A fit leaves two private attributes besides what predicts: `_plan`, all that was decided before
+    it, with the rows that are kept (None after `partial_fit`, which keeps none), and `_fitted`, the
+    `GPFit`.
+    """
+
+    classes_: Any
+
+    def _check_gp_parameters(self):
+        if self.kernel is not None and not isinstance(self.kernel, Kernel):
+            raise TypeError(f"kernel must be a scikit-learn kernel or None, got {self.kernel!r}.")
+        if isinstance(self.kernel, CompoundKernel):
+            raise ValueError(
+                "kernel cannot be a CompoundKernel: give the kernel of one class, from which each "
+                "of several classes starts."
+            )
+        check_choice("method", self.method, ["auto", "dense", "sparse"])
+        check_number("n_inducing", self.n_inducing, 1, integer=True, optional=True)
+        check_number("n_restarts_optimizer", self.n_restarts_optimizer, 0, integer=True)
+        check_number("jitter", self.jitter, 0)
+        check_hyperparameters(self.hyperparameters)
+        if not isinstance(self.class_weight, dict):
+            check_choice("class_weight", self.class_weight, ["balanced", None])
+
+    def _class_weighted(self, y, weight):
+        """Return the copies (n,) of rows with class indices y, times the weights of their classes.
+
+        "balanced" counts copies, so that weights still equal repetition.
+        """
+        if self.class_weight is None:
+            return weight
+        if isinstance(self.class_weight, dict):
+            args = dict(classes=self.classes_, y=self.classes_)
+            of_class = compute_class_weight(self.class_weight, **args)
+            if not np.all(np.isfinite(of_class) & (of_class > 0)):
+                raise ValueError(
+                    f"class_weight must be positive and finite, got {self.class_weight}; leave out "
+                    "the rows of a class that should not count."
+                )
+        else:
+            copies = np.bincount(y, weight, len(self.classes_))
+            of_class = weight.sum() / (len(copies) * copies)
+        return weight * of_class[y]
+
+    @property
+    def _takes_objects(self):
+        """Whether the kernel compares objects, and rows are therefore taken as they are."""
+        if self.method == "sparse" or (self.method == "auto" and self._asks_for_inducing):
+            return False
+        return self.kernel is not None and not self.kernel.requires_vector_input
+
+    @property
+    def _needs_all_rows(self):
+        """Whether parameters other than `method` ask for the dense method."""
+        return self._takes_objects
+
+    def _through_points(self, n_rows):
+        """Return whether a fit to so many rows goes through inducing points."""
+        many = self._asks_for_inducing or (n_rows > LIMITS.dense and not self._needs_all_rows)
+        return self.method == "sparse" or (self.method == "auto" and many)
+
+    def _check_new(self, X):
+        check_is_fitted(self)
+        posterior = self._posteriors[0]
+        if hasattr(posterior, "posteriors"):
+            posterior = posterior.posteriors[0]
+        of_rows = isinstance(posterior, DenseGPPosterior | JointGPPosterior)
+        if of_rows and not posterior.kernel.requires_vector_input:
+            return object_rows(X)
+        return super()._check_new(X)
+
+    def _training(self, X, y, sample_weight, dtype=np.float64):
+        """Return the checked `Training` with weights of rows times those of classes."""
+        if self._takes_objects:
+            free = dict(ensure_2d=False, allow_nd=True, ensure_all_finite=False)
+            training = validate_training(self, object_rows(X), y, sample_weight, None, **free)
+        else:
+            training = validate_training(self, X, y, sample_weight, dtype)
+        return training._replace(weight=self._class_weighted(training.y, training.weight))
+
+    @property
+    def _n_problems(self):
+        """Number of binary problems."""
+        return 1 if len(self.classes_) == 2 else len(self.classes_)
+
+    @property
+    def _last_fit(self):
+        """The `GPFit` to start from, None where there is none or it is not wanted."""
+        return getattr(self, "_fitted", None) if self.warm_start else None
+
+    def _store(self, plan, fit, kept, **more):
+        """Set all fitted attributes but those of the data, and warn once if needed.
+
+        `kept` marks the rows of the caller that the fit has sites of; `more` are attributes of one
+        estimator.
+        """
+        for name in _OPTIONAL:
+            if name in vars(self):
+                delattr(self, name)
+        self._plan, self._fitted = plan, fit
+        learned = plan is not None and self.optimizer is not None
+        attributes = run_attributes(fit.runs) | attributes_of_points(fit)
+        attributes |= attributes_of_sites(fit, kept) | more
+        attributes |= attributes_of_averages(fit, learned, getattr(plan, "learn_rate", False))
+        for name, value in attributes.items():
+            setattr(self, name, value)
+        self.kernel_, self.n_sweeps_ = fit.kernel, fit.n_sweeps
+        self.multi_class_ = "joint" if fit.joint else "one_vs_rest"
+        self.log_marginal_likelihood_value_ = self.log_evidence_
+        self._posteriors = fit.posteriors
+        if not self.converged_:
+            advice = "raise max_iter and max_sweeps, lower damping, or bound the kernel amplitude"
+            warn_not_converged(self, advice, remarks_of(fit.runs))
+        if plan is not None and self.kernel is not None and self.optimizer is not None:
+            warn_at_bounds(fit.kernel)
+        return self
+
+    def log_marginal_likelihood(self, theta=None, eval_gradient=False, clone_kernel=True):
+        """Log evidence of the training data at given kernel parameters.
+
+        Parameters
+        ----------
+        theta : array-like of shape (p,), default=None
+            Log-transformed kernel parameters as in `kernel_.theta`; None returns the value of the
+            fit. With more than two classes the parameters of all binary kernels one after another,
+            or those of one for all.
+        eval_gradient : bool, default=False
+            Also return the gradient in theta.
+        clone_kernel : bool, default=True
+            False leaves theta in `kernel_`; predictions stay those of the fit.
+
+        Returns
+        -------
+        log_likelihood : float
+            That of all classes jointly, or the sum over the one-versus-rest problems, with EP run
+            to `tol` from the fitted sites.
+        gradient : ndarray of shape (p,)
+            Only if `eval_gradient`; in the parameters as they were given. Of more than two classes
+            jointly it is found by central differences, in 2 p further runs of EP.
+
+        Raises
+        ------
+        ValueError
+            If theta has the wrong length, or after `partial_fit`, which keeps no rows.
+        """
+        check_is_fitted(self)
+        if theta is None and not eval_gradient:
+            return self.log_marginal_likelihood_value_
+        fitted = self._fitted.kernel
+        whole, n_equal = whole_theta(fitted, fitted.theta if theta is None else theta)
+        if self._plan is None:
+            raise ValueError("the evidence at other theta needs rows, which partial_fit forgets.")
+        args, gradient = (whole, self._fitted, self.n_jobs), None
+        if eval_gradient:
+            value, gradient = self._plan.value_and_gradient(*args)
+        else:
+            value = self._plan.log_evidence(*args)
+        if not clone_kernel:
+            self.kernel_ = with_theta(fitted, whole)
+        if gradient is None:
+            return value
+        return value, gradient.reshape(n_equal, -1).sum(axis=0)
+
+    def _log_weights(self, rows, n_draws, rng):
+        """Return log weights of draws of the latent values of the rows, which a dense fit keeps.
+
+        Of an average they are those of its heaviest node.
+        """
+        plan, fit = self._plan, self._fitted
+        told = average_remarks(averages_of(fit))
+        left_out = "Importance weights are left out: "
+        if fit.inducing_points is not None:
+            points = "inducing points do not keep what the rows say of each other."
+            return None, (*told, left_out + points)
+        if rows is not None:
+            check_same_rows(self, rows)
+        if len(fit.posteriors) > 1:
+            own = "they are those of one problem, and each class has its own."
+            return None, (*told, left_out + own)
+        posterior, sign = fit.posteriors[0], signs_of(plan.y, 0, 1)
+        posterior = fit.runs[0].attributes.get("posterior_of_sites", posterior)
+        latent = draw_latent(posterior, plan.X, n_draws, rng)
+        if latent.ndim == 3:
+            sites = ClassSites(*fit.sites[0])
+            return class_log_weights(posterior.factor, plan.y, plan.weight, sites, latent), told
+        args = posterior.factor, sign, plan.weight, *plan.latent_sites(fit), latent
+        return site_log_weights(*args), told

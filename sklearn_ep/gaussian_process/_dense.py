@@ -38,6 +38,7 @@ from ._base import (
     left_out_labels,
     left_out_signs,
     mixed_logs,
+    spread_of,
     watch_of_sweeps,
 )
 from ._dense_gp import DenseGPPosterior, KernelGP
@@ -343,7 +344,7 @@ class DensePlan:
             at = self._value_and_gradient
             return evidence_of_problems(lambda k, *problem: at(*problem), self.y, theta, fit)
         value, gradient, x = self._value_and_gradient(self.y, fit.sites[0], theta, ends=True)
-        return value, gradient if self.model.exact_gradient else self._slopes(theta, x)
+        return value, gradient if self.model.exact_gradient else _slopes(self, theta, x)
 
     def _value_and_gradient(self, y, x, theta, ends=False):
         """Return log evidence of a problem at theta from sites x, its gradient, and maybe sites."""
@@ -353,21 +354,6 @@ class DensePlan:
         found = value, self.model.gradient(ep, payload)
         return (*found, result.onwards) if ends else found
 
-    def _slopes(self, theta, x, step=0.01):
-        """Return the gradient (p,) of the log evidence at theta by central differences.
-
-        Of evidences at fixed points, which are run from sites x near by to a small residual.
-        """
-        tol = min(self.sweeps.tol, 1e-6)
-
-        def evidence(at):
-            result = self.solve(self.ep(with_theta(self.kernel, at), self.y), x, tol, 300)
-            return result.evaluation.record["log_evidence"]
-
-        moves = step * np.eye(len(theta))
-        rises = [evidence(theta + move) - evidence(theta - move) for move in moves]
-        return np.array(rises) / (2.0 * step)
-
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
         kernel, state = payload[:2]
@@ -376,6 +362,22 @@ class DensePlan:
     def latent_sites(self, fit):
         """Return the sites (precision, shift) on the latent values of the rows, problem 0."""
         return fit.sites[0]
+
+
+def _slopes(plan, theta, x, step=0.01):
+    """Return the gradient (p,) of the log evidence at theta by central differences.
+
+    Of evidences at fixed points, which are run from sites x near by to a small residual.
+    """
+    tol = min(plan.sweeps.tol, 1e-6)
+
+    def evidence(at):
+        result = plan.solve(plan.ep(with_theta(plan.kernel, at), plan.y), x, tol, 300)
+        return result.evaluation.record["log_evidence"]
+
+    moves = step * np.eye(len(theta))
+    rises = [evidence(theta + move) - evidence(theta - move) for move in moves]
+    return np.array(rises) / (2.0 * step)
 
 
 @dataclass
@@ -495,7 +497,7 @@ def _without_all_rows(estimator):
 
 def plan_dense(estimator, training, joint, through_points):
     """Return the `DensePlan` of an `EPGaussianProcessClassifier`."""
-    kernel = estimator._initial_kernel(estimator._spread(training) ** 2)
+    kernel = estimator._initial_kernel(spread_of(estimator, training) ** 2)
     kernel, space = _space(estimator, training, kernel, joint, through_points)
     rng = check_random_state(estimator.random_state)
     if through_points:
@@ -541,7 +543,7 @@ def _space(estimator, training, kernel, joint, through_points):
     if wants_average(estimator, len(training.y), excluding, sharp):
         if own_lengths:
             kernel = with_own_lengths(kernel, training.X.shape[1])
-        spread = estimator._spread(training)
+        spread = spread_of(estimator, training)
         prior = kernel_prior(kernel, estimator._factor(), spread, several)
         lengths = KernelScales.at(kernel, kernel.theta).lengths
         return kernel, KernelScales(kernel, np.zeros(len(lengths)), prior)

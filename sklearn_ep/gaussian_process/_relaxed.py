@@ -31,6 +31,7 @@ from ._base import (
     check_input_gradient,
     check_kernel,
     joined_fits,
+    spread_of,
 )
 from ._dense import last_sites
 from ._hyperparameters import kernel_settings, random_starts, scale_prior, wants_average
@@ -495,7 +496,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
 
     def _plan_of(self, training):
         """Return the `LabelErrorPlan` of rows in memory."""
-        X, spread = training.X, self._spread(training)
+        X, spread = training.X, spread_of(self, training)
         kernel, rng = self._initial_kernel(spread), check_random_state(self.random_state)
         seed, Z = int(rng.randint(np.iinfo(np.int32).max)), None
         if self._through_points(len(X)):
@@ -547,7 +548,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         excluding = [setting for setting, excludes in checks.items() if excludes]
         if not wants_average(self, len(training.y), excluding, sharp=Z is not None):
             return None
-        noise, spread, plain = float(self.latent_noise), self._spread(training), None
+        noise, spread, plain = float(self.latent_noise), spread_of(self, training), None
         link = LabelNoise(0.0, noise)
         if learn and self.kernel is None:
             low, high = (noise * b for b in DEFAULTS.plain_bounds)
