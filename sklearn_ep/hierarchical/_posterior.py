@@ -208,21 +208,16 @@ class GroupPosterior:
             for f in [node.payload]
         ]
 
-    def _of_beta(self):
-        """Return means (M, D) and roots (S, D) of the coefficients at the nodes."""
-        d = self.places.n_dense
-        return np.array([n.mean[:d] for n in self.nodes]), [n.root[:, :d] for n in self.nodes]
-
     def beta_moments(self):
         """Return mean (D,) and covariance (D, D) of the coefficients."""
-        weight, (means, roots) = self.scales.weight, self._of_beta()
+        weight, (means, roots) = self.scales.weight, _of_beta(self.nodes)
         mean, cov = _between(weight, means)
         return Moments(mean, cov + sum(w * (r.T @ r) for w, r in zip(weight, roots, strict=True)))
 
     def phi_moments(self):
         """Return the `Moments` of (coefficients, theta), at one node by its axes."""
         d, average = self.places.n_dense, self.scales.average
-        mean, cov = _between(average.weight, np.hstack([self._of_beta()[0], average.phi]))
+        mean, cov = _between(average.weight, np.hstack([_of_beta(self.nodes)[0], average.phi]))
         if len(average.weight) == 1:
             cov[d:, d:] = average.axes.root @ average.axes.root.T
         cov[:d, :d] = self.beta_moments().cov
@@ -230,7 +225,7 @@ class GroupPosterior:
 
     def beta_quantiles(self, levels):
         """Return quantiles (len(levels), D) of the coefficients."""
-        means, roots = self._of_beta()
+        means, roots = _of_beta(self.nodes)
         sd = np.array([np.linalg.norm(root, axis=0) for root in roots])
         return mixture_quantiles(self.scales.weight, means, sd, levels)
 
@@ -335,6 +330,12 @@ class GroupPosterior:
                 )
                 out[some] = target - log_density - node.log_z
         return out
+
+
+def _of_beta(nodes):
+    """Return means (M, D) and roots (S, D) of the coefficients at nodes."""
+    d = nodes[0].places.n_dense
+    return np.array([n.mean[:d] for n in nodes]), [n.root[:, :d] for n in nodes]
 
 
 def _between(weight, points):

@@ -12,17 +12,11 @@ from oracles import DATA, oracle
 from scipy.special import log_softmax, logsumexp, softmax
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep._engine.class_weights import ClassWeights, class_covariances, weighted_gram
-from sklearn_ep._engine.hyper import Average
-from sklearn_ep._engine.loop import SILENT
+from sklearn_ep._engine import class_weights, hyper, loop
 from sklearn_ep.hierarchical import _log_cholesky as log_cholesky
-from sklearn_ep.hierarchical.classes.fit import (
-    class_model,
-    fit_classes,
-    why_not_joint,
-)
-from sklearn_ep.hierarchical.classes.model import lay_out_effects
-from sklearn_ep.hierarchical.classes.posterior import ClassMixture
+from sklearn_ep.hierarchical.classes import fit as classes_fit
+from sklearn_ep.hierarchical.classes import model as classes_model
+from sklearn_ep.hierarchical.classes import posterior as classes_posterior
 
 # ---------------------------------------------------------------------------- problems
 
@@ -206,7 +200,7 @@ def sampled(name, n_chains=64, n_warm=300, n_draws=1200):
 @functools.cache
 def fitted(name):
     plan = problem(**PROBLEMS[name])
-    return plan, fit_classes(plan, SILENT)
+    return plan, classes_fit.fit_classes(plan, loop.SILENT)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -250,7 +244,7 @@ def test_two_classes_are_the_binary_model(levels):
     codes, d = np.column_stack(plan.codes), plan.X.shape[1] - 1
     est = HierarchicalEPLogistic(list(range(d, d + len(levels))))
     est.fit(np.column_stack([plan.X[:, :-1], codes]), plan.y)
-    posterior = fit_classes(plan, SILENT).posterior
+    posterior = classes_fit.fit_classes(plan, loop.SILENT).posterior
     proba = np.exp(posterior.log_proba(plan.X, plan.designs, codes))
     other = est.predict_proba(np.column_stack([plan.X[:, :-1], codes]))
     assert np.max(np.abs(proba - other)) < 5e-3
@@ -275,7 +269,7 @@ def test_rows_are_those_of_a_matrix():
     codes = np.column_stack(plan.codes)
     codes[::5, 0], codes[::7, 1] = -1, 99
     lowers = [np.array([[0.7, 0.0], [0.3, 1.2]]), np.array([[0.5]])]
-    layout = lay_out_effects(plan.X, plan.designs, codes, plan.n_levels)
+    layout = classes_model.lay_out_effects(plan.X, plan.designs, codes, plan.n_levels)
     rows, B = layout.whitened(lowers), np.zeros((40, 3 + 12 + 4))
     B[:, :3] = plan.X
     for i, (a, b) in enumerate(codes):
@@ -287,10 +281,14 @@ def test_rows_are_those_of_a_matrix():
     weight, pull = rng.normal(size=40), rng.normal(size=(40, 3))
     np.testing.assert_allclose(dense_rows(layout, lowers), B)
     np.testing.assert_allclose(rows.T @ pull, B.T @ pull)
-    np.testing.assert_allclose(weighted_gram(rows, weight), B.T @ (weight[:, None] * B), atol=1e-12)
+    np.testing.assert_allclose(
+        class_weights.weighted_gram(rows, weight), B.T @ (weight[:, None] * B), atol=1e-12
+    )
     root = rng.normal(size=(57, 57))
     spread = (root @ root.T).reshape(3, 19, 3, 19)
-    np.testing.assert_allclose(class_covariances(spread, rows), class_covariances(spread, B))
+    np.testing.assert_allclose(
+        class_weights.class_covariances(spread, rows), class_weights.class_covariances(spread, B)
+    )
     unseen = np.where(codes[:, 0] < 0, np.sum((plan.designs[0] @ lowers[0]) ** 2, 1), 0.0)
     unseen += np.where(codes[:, 1] > 3, 0.25, 0.0)
     np.testing.assert_allclose(layout.unseen_variance(lowers), unseen)
@@ -298,13 +296,13 @@ def test_rows_are_those_of_a_matrix():
 
 def test_posterior_is_that_of_sparse_rows():
     plan = problem(n=80, levels=(7,), slope=True)
-    model = class_model(plan)
+    model = classes_fit.class_model(plan)
     theta = np.array([-0.3, 0.4, 0.1])
     B = sp.csr_matrix(dense_rows(model.layout, model.factors_of(theta)))
     sites = np.random.default_rng(0).uniform(0.1, 1.0, size=(2, 80, 3))
     sites[1] -= sites[1].mean(1, keepdims=True)
     ours = model.structure(theta).posterior(*sites)
-    theirs = ClassWeights(B, model.prior()).posterior(*sites)
+    theirs = class_weights.ClassWeights(B, model.prior()).posterior(*sites)
     for name in ("coef", "spread", "mean", "cov", "log_evidence"):
         np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), atol=1e-11)
 
@@ -320,7 +318,7 @@ def test_posterior_is_that_of_sparse_rows():
     ],
 )
 def test_gradient_against_differences(given, bound):
-    model = class_model(problem(**given))
+    model = classes_fit.class_model(problem(**given))
     theta, h = model.theta_mean - 0.3, 0.05
     base = model.evaluate(theta, model.first_sites(), 1e-7, 200)
     for k, away in enumerate(h * np.eye(len(theta))):
@@ -337,11 +335,11 @@ def test_gradient_against_differences(given, bound):
 
 def at_one_theta(plan, tol=1e-8):
     """The posterior given theta, with sites at their fixed point."""
-    model = class_model(plan)
+    model = classes_fit.class_model(plan)
     node = model.evaluate(model.theta_mean - 0.2, model.first_sites(), tol, 400)
     assert node.residual < tol
     named = [len(known) for known in plan.levels]
-    return node, ClassMixture(model, Average.alone(node), named)
+    return node, classes_posterior.ClassMixture(model, hyper.Average.alone(node), named)
 
 
 def test_names_of_classes_and_order_of_rows_change_nothing():
@@ -445,7 +443,7 @@ def test_groups_of_one_class_and_a_class_of_one_row():
     plan = problem(n=90, K=3, levels=(9,), seed=7)
     plan.y = np.where(plan.codes[0] < 4, 0, plan.y % 2)
     plan.y[-1] = 2
-    fit = fit_classes(plan, SILENT)
+    fit = classes_fit.fit_classes(plan, loop.SILENT)
     assert fit.reason == "converged" and np.isfinite(fit.log_evidence)
     proba = np.exp(fit.posterior.log_proba(*new_rows(plan)))
     assert np.all(np.isfinite(proba)) and np.all(proba > 0)
@@ -457,17 +455,17 @@ def test_groups_of_one_class_and_a_class_of_one_row():
 
 def test_a_state_is_gone_on_from():
     plan, fit = fitted("one")
-    again = fit_classes(plan, SILENT, fit.attributes["state"])
+    again = classes_fit.fit_classes(plan, loop.SILENT, fit.attributes["state"])
     assert len(again.history["residual"]) <= len(fit.history["residual"])
     assert abs(again.log_evidence - fit.log_evidence) < 0.02
     strange = {"theta": np.zeros(7), "class_sites": np.zeros((2, 3, 3))}
-    other = fit_classes(plan, SILENT, strange)
+    other = classes_fit.fit_classes(plan, loop.SILENT, strange)
     assert other.log_evidence == fit.log_evidence
 
 
 def test_without_groups_there_is_nothing_but_coefficients():
     plan = problem(n=80, levels=())
-    fit = fit_classes(plan, SILENT)
+    fit = classes_fit.fit_classes(plan, loop.SILENT)
     assert fit.reason == "converged" and fit.posterior.group_effects() == ([], [])
     rows = plan.X, [], np.zeros((80, 0), dtype=int)
     found = fit.posterior.log_weights(*rows, plan.y, plan.weight, 2000, np.random.default_rng(0))
@@ -478,10 +476,10 @@ def test_without_groups_there_is_nothing_but_coefficients():
 
 def test_what_is_too_large_is_refused():
     plan = problem(n=60, levels=(6,))
-    assert why_not_joint(3, plan.X, plan.designs, [6], 1.0) == ""
-    text = why_not_joint(3, plan.X, plan.designs, [2000], 1.0)
+    assert classes_fit.why_not_joint(3, plan.X, plan.designs, [6], 1.0) == ""
+    text = classes_fit.why_not_joint(3, plan.X, plan.designs, [2000], 1.0)
     assert "6009 coefficients and effects; the limit is 4000" in text
-    assert "power=0.5" in why_not_joint(3, plan.X, plan.designs, [6], 0.5)
+    assert "power=0.5" in classes_fit.why_not_joint(3, plan.X, plan.designs, [6], 0.5)
 
 
 def test_estimator_fits_classes_jointly_and_goes_on_from_its_checkpoint(tmp_path):

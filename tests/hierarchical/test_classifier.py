@@ -3,6 +3,7 @@
 import functools
 import pickle
 import sys
+import types
 import warnings
 
 import joblib
@@ -21,11 +22,9 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep._engine.diagnostics import importance_check
-from sklearn_ep._engine.gaussian import Moments
-from sklearn_ep._estimator.base import RowsAgain
+from sklearn_ep._engine import diagnostics, gaussian
 from sklearn_ep.datasets import make_hierarchical_logistic
-from sklearn_ep.hierarchical._prediction import rows_again
+from sklearn_ep.hierarchical import _prediction as prediction
 from sklearn_ep.hierarchical.partitions import nodes as theta_nodes
 from sklearn_ep.inspection import GroupEffectsDisplay
 
@@ -149,21 +148,25 @@ def test_nuts_says_which_package_it_needs(monkeypatch):
     assert not hasattr(clf, "classes_")
 
 
+def again(X, y, groups, sample_weight=None):
+    return types.SimpleNamespace(X=X, y=y, groups=groups, sample_weight=sample_weight)
+
+
 def test_diagnose_weights_lead_to_the_exact_evidence():
     X, y, g = stored("sparse")
     clf = HierarchicalEPLogistic(fit_intercept=False).fit(X, y, groups=g)
-    rows = rows_again(clf, RowsAgain(X, y, g, None))
+    rows = prediction.rows_again(clf, again(X, y, g))
     rng = np.random.default_rng(0)
     log_w = clf._posteriors[0].log_weights(*rows, 10_000, rng)
-    correction = importance_check(log_w).log_mean
+    correction = diagnostics.importance_check(log_w).log_mean
     exact = ORACLE["sparse"]["is"]["log_evidence"]  # 0.04 from the uncorrected
     assert clf.log_evidence_ + correction == pytest.approx(exact, abs=0.025)
     # copies by weights and by repetition, and rows that do not count
     n = len(y)
     weight = np.r_[np.full(n, 2.0), np.zeros(5)]
     more = np.r_[X, X[:5]], np.r_[y, y[:5]], np.r_[g, g[:5]], weight
-    weighted = rows_again(clf, RowsAgain(*more))
-    twice = rows_again(clf, RowsAgain(np.r_[X, X], np.r_[y, y], np.r_[g, g], None))
+    weighted = prediction.rows_again(clf, again(*more))
+    twice = prediction.rows_again(clf, again(np.r_[X, X], np.r_[y, y], np.r_[g, g]))
     a, b = (
         clf._posteriors[0].log_weights(*r, 50, np.random.default_rng(1)) for r in (weighted, twice)
     )
@@ -841,7 +844,7 @@ def test_a_message_that_is_no_gaussian_is_skipped(monkeypatch):
         site = real(rows, cavity, state, **kwargs)
         calls.append(1)
         if len(calls) == 2:
-            site = site._replace(moments=Moments(site.moments.mean, -site.moments.cov))
+            site = site._replace(moments=gaussian.Moments(site.moments.mean, -site.moments.cov))
         return site
 
     monkeypatch.setattr("sklearn_ep.hierarchical.partitions.parts.tilted_by_nodes", broken)

@@ -18,8 +18,8 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep._engine.partition import PartMemory
-from sklearn_ep.hierarchical._prediction import new_rows
+from sklearn_ep._engine import partition
+from sklearn_ep.hierarchical import _prediction as prediction
 from sklearn_ep.hierarchical.messages import parts as rows_in_parts
 from sklearn_ep.inspection import GroupEffectsDisplay
 
@@ -322,9 +322,8 @@ def test_covariance_between_rows(engine):
     assert cov[8, 9] - alone == pytest.approx(est.tau_[0] ** 2, rel=0.25)
     if engine == "ep":
         z = est._posteriors[0]
-        from sklearn_ep.hierarchical._prediction import new_rows
 
-        draws = z.draw_latent(*new_rows(est, rows), 20_000, np.random.default_rng(0))
+        draws = z.draw_latent(*prediction.new_rows(est, rows), 20_000, np.random.default_rng(0))
         sd = np.sqrt(var)
         np.testing.assert_allclose(
             np.cov(draws.T) / np.outer(sd, sd), cov / np.outer(sd, sd), atol=0.05
@@ -447,7 +446,9 @@ def test_partitions_are_the_fit_of_all_rows():
 
 def test_draws_without_rows_have_the_moments_of_predictions():
     est, Z = HierarchicalEPLogistic([2, 3]).fit(spread()), spread()[0][0][:20]
-    draws = est._posteriors[0].draw_latent(*new_rows(est, Z), 4000, np.random.default_rng(0))
+    draws = est._posteriors[0].draw_latent(
+        *prediction.new_rows(est, Z), 4000, np.random.default_rng(0)
+    )
     mean, var = est.latent_mean_and_variance(Z)
     assert np.max(np.abs(draws.mean(0) - mean) / np.sqrt(var)) < 0.08
     np.testing.assert_allclose(draws.var(0), var, rtol=0.15)
@@ -469,7 +470,9 @@ def test_backends_give_the_same_bits(backend, n_jobs, dask_workers):
 def test_a_worker_that_lost_its_rows_goes_through_their_steps_again(monkeypatch):
     est = HierarchicalEPLogistic([2, 3], max_iter=2)
     kept = quiet(clone(est), spread())
-    monkeypatch.setattr(rows_in_parts, "MEMORY", PartMemory(5000))  # room for two of three parts
+    monkeypatch.setattr(
+        rows_in_parts, "MEMORY", partition.PartMemory(5000)
+    )  # room for two of three parts
     lost = quiet(clone(est), spread())
     assert np.array_equal(kept.coef_cov_, lost.coef_cov_)
     assert np.array_equal(kept.group_effects_[0], lost.group_effects_[0])

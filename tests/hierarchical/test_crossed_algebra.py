@@ -5,31 +5,13 @@ import pytest
 from scipy.special import expit
 from scipy.stats import norm
 
-from sklearn_ep._engine.likelihoods import Logit
-from sklearn_ep._engine.sites import Sites
-from sklearn_ep.hierarchical.exact import group_sites
-from sklearn_ep.hierarchical.exact.fit import AllSites, CrossedModel, first_sites
-from sklearn_ep.hierarchical.exact.group_sites import (
-    GroupCavities,
-    GroupSites,
-    cavities,
-    log_site_masses,
-    new_sites,
-    tilted_groups,
-)
-from sklearn_ep.hierarchical.exact.layout import EffectPlaces, lay_out, local_factor
-from sklearn_ep.hierarchical.messages.parts import HeldRows, LevelNumbers
-from sklearn_ep.hierarchical.messages.rows import (
-    Linearise,
-    Resume,
-    RowState,
-    Send,
-    first_state,
-    known_precision,
-    message_sums,
-    updated_sites,
-)
-from sklearn_ep.hierarchical.messages.schur import Effects, FactorRows, SchurSystem, SystemRows
+from sklearn_ep._engine import likelihoods
+from sklearn_ep._engine import sites as engine_sites
+from sklearn_ep.hierarchical.exact import fit, group_sites
+from sklearn_ep.hierarchical.exact import layout as exact_layout
+from sklearn_ep.hierarchical.messages import parts
+from sklearn_ep.hierarchical.messages import rows as messages_rows
+from sklearn_ep.hierarchical.messages import schur as messages_schur
 
 
 def crossed_model(n, levels, q, seed, D=3):
@@ -42,12 +24,12 @@ def crossed_model(n, levels, q, seed, D=3):
         rng.random(n) < expit(X[:, 0] + rng.normal(size=levels[0])[codes[0]]), 1.0, -1.0
     )
     weight = np.ones(n)
-    local = local_factor(q, levels)
-    layout = lay_out(X, sign, weight, designs, codes, levels, local)
+    local = exact_layout.local_factor(q, levels)
+    layout = exact_layout.lay_out(X, sign, weight, designs, codes, levels, local)
     T = sum(k * (k + 1) // 2 for k in q)
     sizes = list(q), list(levels), list(levels), local
-    places = EffectPlaces(np.full(D, 0.16), *sizes, layout.order)
-    model = CrossedModel(layout, places, np.zeros(T), np.full(T, 1.5))
+    places = exact_layout.EffectPlaces(np.full(D, 0.16), *sizes, layout.order)
+    model = fit.CrossedModel(layout, places, np.zeros(T), np.full(T, 1.5))
     return model, (X, sign, designs, codes)
 
 
@@ -87,7 +69,7 @@ def test_given_sites_the_posterior_is_that_of_dense_algebra(q):
     layout, n = model.layout, 150
     assert not layout.small
     t = np.array([0.2, -0.3, 0.1, 0.4, -0.2, 0.3, 0.1, -0.1, 0.2])[: len(model.theta_mean)]
-    sites = AllSites(Sites(rng.uniform(0.05, 0.3, n), rng.normal(size=n)), [])
+    sites = fit.AllSites(engine_sites.Sites(rng.uniform(0.05, 0.3, n), rng.normal(size=n)), [])
     node = model.evaluate(t, sites, 1e-9, max_passes=1)
     Z, B = dense_model(model, t, rows)
     at = np.lexsort((np.zeros(n), layout.order[rows[3][model.places.local]]))  # stable, as laid out
@@ -104,7 +86,7 @@ def test_given_sites_the_posterior_is_that_of_dense_algebra(q):
     z, v = Z @ mean, np.einsum("nd,de,ne->n", Z, cov, Z)
     c = v / (1 - sites.rows.precision * v)
     m = (z - v * sites.rows.shift) / (1 - sites.rows.precision * v)
-    log_z, g, h = Logit().tilted(sign, m, c)
+    log_z, g, h = likelihoods.Logit().tilted(sign, m, c)
     np.testing.assert_allclose(node.payload.sites.rows.precision, h / (1 - h * c), rtol=1e-8)
     np.testing.assert_allclose(node.payload.sites.rows.shift, (g + h * m) / (1 - h * c), rtol=1e-6)
     evidence = 0.5 * (pull @ mean - np.linalg.slogdet(P)[1] + np.linalg.slogdet(B)[1])
@@ -142,9 +124,11 @@ def test_sites_of_small_groups_are_as_good_as_their_rows_together():
             own[:, :, None] * own[:, None] * (tau2 / (1 + tau2 * own.sum(1)))[:, None, None]
         )
         precision = np.einsum("gk,kl->gkl", own, np.eye(s.size)) - eliminated
-        groups.append(GroupSites(precision, np.zeros(own.shape)))
+        groups.append(group_sites.GroupSites(precision, np.zeros(own.shape)))
         blocks.append(precision)
-    node = model.evaluate(theta, AllSites(Sites(t[:0], t[:0]), groups), 1e-9, max_passes=1)
+    node = model.evaluate(
+        theta, fit.AllSites(engine_sites.Sites(t[:0], t[:0]), groups), 1e-9, max_passes=1
+    )
     Z, B = dense_model(model, theta, rows)
     Z = Z[np.concatenate([np.flatnonzero(layout.order[rows[3][0]] == j) for j in range(16)])]
     # rows within a group are sorted by content; put the dense rows in that order
@@ -169,7 +153,7 @@ def test_gradient_of_the_scales_against_differences(levels, q, theta):
     model, _ = crossed_model(240, levels, q, 3)
     assert model.layout.n_plain == 240
     theta = np.array(theta)
-    node = model.evaluate(theta, first_sites(model.layout), 1e-8, 300)
+    node = model.evaluate(theta, fit.first_sites(model.layout), 1e-8, 300)
     for k in range(len(theta)):
         step = 1e-3 * (np.arange(len(theta)) == k)
         ends = [model.evaluate(theta + s * step, node.payload.sites, 1e-8, 300) for s in (1, -1)]
@@ -181,7 +165,7 @@ def test_gradient_with_small_groups():
     model, _ = crossed_model(160, (60, 5), (1, 1), 4)
     assert sum(s.rows.stop - s.rows.start for s in model.layout.small) > 100
     for theta in ([0.5, -0.5], [1.5, 0.0]):
-        node = model.evaluate(np.array(theta), first_sites(model.layout), 1e-8, 300)
+        node = model.evaluate(np.array(theta), fit.first_sites(model.layout), 1e-8, 300)
         for k in range(2):
             step = 1e-3 * (np.arange(2) == k)
             ends = [
@@ -221,8 +205,8 @@ def test_tilted_groups_against_cubature(k, tau):
     root = rng.normal(size=(2, k, k))
     cov = 0.3 * root @ root.swapaxes(1, 2) / k
     mean, sign = rng.normal(size=(2, k)), rng.choice([-1.0, 1.0], size=(2, k))
-    wide = GroupCavities(mean, cov)
-    found = tilted_groups(sign, wide, tau)
+    wide = group_sites.GroupCavities(mean, cov)
+    found = group_sites.tilted_groups(sign, wide, tau)
     for g in range(2):
         log_z, centre, spread, effect, var, along = by_cubature(sign[g], mean[g], cov[g], tau)
         sd = np.sqrt(np.diagonal(spread))
@@ -235,16 +219,16 @@ def test_tilted_groups_against_cubature(k, tau):
         assert found.effect_mean[g] == pytest.approx(effect, abs=1e-3)
         assert found.effect_var[g] == pytest.approx(var, rel=5e-3)
         np.testing.assert_allclose(cov[g] @ found.weight[g], along, atol=1e-3)
-    ends = [tilted_groups(sign, wide, tau * np.exp(s * 1e-4)).log_z for s in (1, -1)]
+    ends = [group_sites.tilted_groups(sign, wide, tau * np.exp(s * 1e-4)).log_z for s in (1, -1)]
     np.testing.assert_allclose(found.slope, (ends[0] - ends[1]) / 2e-4, atol=2e-4)
     # the new site times the cavity has the tilted moments, and its mass is what is subtracted
-    site = new_sites(found, wide)
+    site = group_sites.new_sites(found, wide)
     joint = np.linalg.inv(np.linalg.inv(cov) + site.precision)
     np.testing.assert_allclose(joint, cov + cov @ found.hessian @ cov, atol=1e-9)
-    back, left = cavities(site, mean + (cov @ found.gradient[..., None])[..., 0], joint)
+    back, left = group_sites.cavities(site, mean + (cov @ found.gradient[..., None])[..., 0], joint)
     np.testing.assert_allclose(back.mean, mean, atol=1e-8)
     np.testing.assert_allclose(left @ joint, cov, atol=1e-8)
-    mass = log_site_masses(site, wide)
+    mass = group_sites.log_site_masses(site, wide)
     half = 0.5 * np.einsum("gi,gij,gj->g", mean, np.linalg.inv(cov), mean)
     pull = site.shift + np.linalg.solve(cov, mean[..., None])[..., 0]
     exact = 0.5 * np.einsum("gi,gij,gj->g", pull, joint, pull) - half
@@ -255,11 +239,15 @@ def test_tilted_groups_against_cubature(k, tau):
 def test_equal_rows_of_a_group_are_no_problem():
     """The covariance of eta is then singular: every row the same linear predictor."""
     sign, mean = np.array([[1.0, 1.0, -1.0]]), np.full((1, 3), 0.4)
-    found = tilted_groups(sign, GroupCavities(mean, np.full((1, 3, 3), 0.5)), 2.0)
-    near = tilted_groups(sign, GroupCavities(mean, np.full((1, 3, 3), 0.5) + 1e-7 * np.eye(3)), 2.0)
+    found = group_sites.tilted_groups(
+        sign, group_sites.GroupCavities(mean, np.full((1, 3, 3), 0.5)), 2.0
+    )
+    near = group_sites.tilted_groups(
+        sign, group_sites.GroupCavities(mean, np.full((1, 3, 3), 0.5) + 1e-7 * np.eye(3)), 2.0
+    )
     for a, b in zip(found, near, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
-    site = new_sites(found, GroupCavities(mean, np.full((1, 3, 3), 0.5)))
+    site = group_sites.new_sites(found, group_sites.GroupCavities(mean, np.full((1, 3, 3), 0.5)))
     assert np.all(np.isfinite(site.precision))
 
 
@@ -274,7 +262,9 @@ def factor_rows(n, levels, seed):
         rng.normal(size=k)[c] for k, c in zip(levels, codes, strict=True)
     )
     sign = np.where(rng.random(n) < expit(z), 1.0, -1.0)
-    return FactorRows(X, sign, rng.integers(1, 3, n).astype(float), codes, list(levels))
+    return messages_schur.FactorRows(
+        X, sign, rng.integers(1, 3, n).astype(float), codes, list(levels)
+    )
 
 
 def dense_design(rows):
@@ -293,31 +283,38 @@ def flat(effects):
 def in_parts(rows, big, precision, n_parts):
     """The rows spread over parts at random, each with numbers of its own for its levels."""
     if n_parts == 1:
-        numbers = LevelNumbers([[np.arange(n) for n in rows.n_levels]], rows.n_levels)
-        state = RowState(None, [], precision=precision)
-        return HeldRows([(SystemRows.of(rows, big), state)], numbers)
+        numbers = parts.LevelNumbers([[np.arange(n) for n in rows.n_levels]], rows.n_levels)
+        state = messages_rows.RowState(None, [], precision=precision)
+        return parts.HeldRows([(messages_schur.SystemRows.of(rows, big), state)], numbers)
     part = np.random.default_rng(0).integers(n_parts, size=len(rows.sign))
     pairs, where = [], []
     for own in (part == k for k in range(n_parts)):
         both = [np.unique(code[own], return_inverse=True) for code in rows.codes]
         where.append([at for at, _ in both])
         arrays = rows.X[own], rows.sign[own], rows.weight[own]
-        local = FactorRows(*arrays, [code for _, code in both], [len(at) for at, _ in both])
-        pairs.append((SystemRows.of(local, big), RowState(None, [], precision=precision[own])))
-    return HeldRows(pairs, LevelNumbers(where, rows.n_levels))
+        local = messages_schur.FactorRows(
+            *arrays, [code for _, code in both], [len(at) for at, _ in both]
+        )
+        pairs.append(
+            (
+                messages_schur.SystemRows.of(local, big),
+                messages_rows.RowState(None, [], precision=precision[own]),
+            )
+        )
+    return parts.HeldRows(pairs, parts.LevelNumbers(where, rows.n_levels))
 
 
 def after_messages(rows, state, prior):
     """Cavity variances of rows after three rounds of messages, and the state that led to them."""
-    held, totals = SystemRows.of(rows, 0), None
+    held, totals = messages_schur.SystemRows.of(rows, 0), None
     for _ in range(3):
-        sums = message_sums(held, state)
+        sums = messages_rows.message_sums(held, state)
         totals = [p + s for p, s in zip(prior.levels, sums, strict=True)]
-        state = Send(totals).advance(rows, state)
-    sums = message_sums(held, state)
+        state = messages_rows.Send(totals).advance(rows, state)
+    sums = messages_rows.message_sums(held, state)
     totals = [p + s for p, s in zip(prior.levels, sums, strict=True)]
-    state = Linearise(totals).advance(rows, state)
-    cov = np.linalg.inv(known_precision(held, state) + np.diag(prior.beta))
+    state = messages_rows.Linearise(totals).advance(rows, state)
+    cov = np.linalg.inv(messages_rows.known_precision(held, state) + np.diag(prior.beta))
     return state.cavity + np.einsum("nd,de,ne->n", rows.X, cov, rows.X), state
 
 
@@ -328,11 +325,13 @@ def test_systems_of_effects_against_dense_algebra(nested, n_parts):
     if nested:  # pairs of levels then have several rows
         rows = rows._replace(codes=[rows.codes[0], rows.codes[0] // 5, rows.codes[2]])
     rng = np.random.default_rng(1)
-    prior = Effects(np.full(3, 0.2), [np.full(60, 1.0), np.full(12, 2.0), np.full(5, 0.5)])
+    prior = messages_schur.Effects(
+        np.full(3, 0.2), [np.full(60, 1.0), np.full(12, 2.0), np.full(5, 0.5)]
+    )
     precision = rows.weight * rng.uniform(0.05, 0.3, 300)
     Z = dense_design(rows)
     Q = Z.T @ (precision[:, None] * Z) + np.diag(flat(prior))
-    system = SchurSystem(in_parts(rows, 0, precision, n_parts), 0, prior)
+    system = messages_schur.SchurSystem(in_parts(rows, 0, precision, n_parts), 0, prior)
     right = rows.collect(rng.normal(size=300))
     exact = np.linalg.solve(Q, flat(right))
     found = system.solve(right, tol=1e-10)
@@ -357,9 +356,9 @@ def test_systems_of_effects_against_dense_algebra(nested, n_parts):
 
 def test_messages_along_rows_against_a_dense_inverse():
     rows = factor_rows(6000, (2000, 200), 2)._replace(weight=np.ones(6000))
-    prior = Effects(np.full(3, 0.16), [np.full(2000, 1.0), np.full(200, 1.0)])
-    sites = Sites(np.random.default_rng(0).uniform(0.1, 0.24, 6000), np.zeros(6000))
-    state = first_state(rows, sites)
+    prior = messages_schur.Effects(np.full(3, 0.16), [np.full(2000, 1.0), np.full(200, 1.0)])
+    sites = engine_sites.Sites(np.random.default_rng(0).uniform(0.1, 0.24, 6000), np.zeros(6000))
+    state = messages_rows.first_state(rows, sites)
     for _ in range(4):
         cavity, state = after_messages(rows, state, prior)
     user, item = rows.codes[0] + 3, rows.codes[1] + 2003
@@ -378,8 +377,8 @@ def test_messages_are_exact_on_a_tree():
     """One factor, or rows that connect levels without a cycle."""
     rows = factor_rows(90, (30,), 5)
     no_columns = rows._replace(X=np.zeros((90, 1)))
-    prior = Effects(np.ones(1), [np.full(30, 0.7)])
-    state = first_state(no_columns)
+    prior = messages_schur.Effects(np.ones(1), [np.full(30, 0.7)])
+    state = messages_rows.first_state(no_columns)
     for _ in range(3):
         cavity, state = after_messages(no_columns, state, prior)
     total = 0.7 + np.bincount(rows.codes[0], rows.weight * state.sites.precision)
@@ -391,14 +390,14 @@ def test_updated_sites_match_the_tilted_moments():
     rows = factor_rows(200, (20, 5), 7)
     rng = np.random.default_rng(0)
     sites, mean, cavity = (
-        Sites(rng.uniform(0.05, 0.2, 200), rng.normal(size=200)),
+        engine_sites.Sites(rng.uniform(0.05, 0.2, 200), rng.normal(size=200)),
         rng.normal(size=200),
         rng.uniform(0.2, 2, 200),
     )
-    new, worst = updated_sites(rows, sites, mean, cavity)
+    new, worst = messages_rows.updated_sites(rows, sites, mean, cavity)
     var = cavity / (1 + sites.precision * cavity)
     centre = (mean - var * sites.shift) / (1 - sites.precision * var)
-    _, g, h = Logit().tilted(rows.sign, centre, cavity)
+    _, g, h = likelihoods.Logit().tilted(rows.sign, centre, cavity)
     np.testing.assert_allclose(new.precision, h / (1 - h * cavity), rtol=1e-10)
     tilted_mean, tilted_var = centre + cavity * g, cavity - cavity**2 * h
     shifted = np.max(np.abs(tilted_mean - mean) / np.sqrt(var))
@@ -408,22 +407,22 @@ def test_updated_sites_match_the_tilted_moments():
 def test_a_stored_fixed_point_of_levels_gives_the_sites_of_its_rows():
     """Rows whose sites agree with the levels are found again from the levels alone."""
     rows = factor_rows(400, (40, 8), 3)
-    prior = Effects(np.full(3, 0.2), [np.full(40, 1.0), np.full(8, 2.0)])
-    state, mean = first_state(rows), None
+    prior = messages_schur.Effects(np.full(3, 0.2), [np.full(40, 1.0), np.full(8, 2.0)])
+    state, mean = messages_rows.first_state(rows), None
     for _ in range(40):
         _, state = after_messages(rows, state, prior)
-        held = SystemRows.of(rows, 0)
-        cov = np.linalg.inv(known_precision(held, state) + np.diag(prior.beta))
-        system = SchurSystem(in_parts(rows, 0, state.precision, 1), 0, prior)
+        held = messages_schur.SystemRows.of(rows, 0)
+        cov = np.linalg.inv(messages_rows.known_precision(held, state) + np.diag(prior.beta))
+        system = messages_schur.SchurSystem(in_parts(rows, 0, state.precision, 1), 0, prior)
         mean = system.solve(rows.collect(rows.weight * state.sites.shift), mean, tol=1e-12)
         total = state.cavity + np.einsum("nd,de,ne->n", rows.X, cov, rows.X)
-        sites, worst = updated_sites(rows, state.sites, rows.predictor(mean), total)
+        sites, worst = messages_rows.updated_sites(rows, state.sites, rows.predictor(mean), total)
         state = state._replace(sites=sites)
     assert worst < 1e-9
-    sums = message_sums(held, state)
+    sums = messages_rows.message_sums(held, state)
     totals = [p + s for p, s in zip(prior.levels, sums, strict=True)]
     root = np.linalg.cholesky(cov).T
-    found = Resume(totals, prior.levels, root, mean, 1.0).advance(rows, None)
+    found = messages_rows.Resume(totals, prior.levels, root, mean, 1.0).advance(rows, None)
     np.testing.assert_allclose(found.sites.precision, sites.precision, rtol=1e-4)
     np.testing.assert_allclose(found.sites.shift, sites.shift, atol=1e-4)
 

@@ -6,7 +6,7 @@ import pytest
 from scipy.special import ndtri
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep.hierarchical._tables import effects_frame, effects_table
+from sklearn_ep.hierarchical import _tables as tables
 
 
 def pupils(n=300):
@@ -26,7 +26,7 @@ def fitted(*args, groups=None, take=(), **kw):
 
 def test_one_factor_with_a_slope():
     est = fitted("school", random_slopes=["age"], take=["item"], n_partitions=1)
-    table = effects_table(est, 0.8)
+    table = tables.effects_table(est, 0.8)
     assert {len(values) for values in table.values()} == {24}
     assert set(table["factor"]) == {"school"}
     assert table["effect"].tolist() == ["intercept"] * 12 + ["age"] * 12
@@ -37,12 +37,12 @@ def test_one_factor_with_a_slope():
     np.testing.assert_allclose(table["upper"] - table["mean"], half)
     np.testing.assert_allclose(table["mean"] - table["lower"], half)
     with pytest.raises(ValueError, match="level"):
-        effects_table(est, 1.0)
+        tables.effects_table(est, 1.0)
 
 
 def test_list_of_factors_with_a_combination():
     est = fitted(["item", ("item", "school")], random_slopes={"item": "hours"})
-    frame = effects_frame(est)
+    frame = tables.effects_frame(est)
     both = frame[frame["factor"] == "item:school"]
     assert both["level"].tolist() == est.group_labels_[1].tolist()
     assert isinstance(both["level"].iloc[0], tuple)
@@ -56,12 +56,12 @@ def test_list_of_factors_with_a_combination():
 def test_labels_beside_X_are_groups():
     X, _ = pupils()
     est = fitted(groups=X["school"].to_numpy(), take=["item", "school"])
-    table = effects_table(est, 0.9)
+    table = tables.effects_table(est, 0.9)
     assert set(table["factor"]) == {"groups"} and len(table["mean"]) == 12
 
 
 def test_no_groups_is_an_empty_table():
-    table = effects_table(fitted(take=["item"]), 0.9)
+    table = tables.effects_table(fitted(take=["item"]), 0.9)
     assert [len(values) for values in table.values()] == [0] * 8
 
 
@@ -70,9 +70,9 @@ def test_rows_are_those_of_the_named_levels():
     est = fitted("school", take=["item"])
     counts = X["school"].value_counts().sort_index().to_numpy()
     est._level_rows = [np.r_[counts, 1, 1]]  # two rows without label after the named levels
-    np.testing.assert_array_equal(effects_table(est, 0.9)["rows"], counts)
+    np.testing.assert_array_equal(tables.effects_table(est, 0.9)["rows"], counts)
     est._level_rows = None
-    np.testing.assert_array_equal(effects_table(est, 0.9)["rows"], -1)
+    np.testing.assert_array_equal(tables.effects_table(est, 0.9)["rows"], -1)
 
 
 def test_without_pandas_the_frame_is_the_table(monkeypatch):
@@ -80,5 +80,5 @@ def test_without_pandas_the_frame_is_the_table(monkeypatch):
     est = HierarchicalEPLogistic(1, refine=False)
     rng = np.random.default_rng(0)
     X = np.column_stack([rng.normal(size=60), rng.integers(6, size=60)])
-    table = effects_frame(est.fit(X, rng.integers(2, size=60)))
+    table = tables.effects_frame(est.fit(X, rng.integers(2, size=60)))
     assert isinstance(table, dict) and set(table["factor"]) == {"1"}

@@ -8,21 +8,10 @@ from scipy.special import expit
 
 from sklearn_ep import HierarchicalEPLogistic
 from sklearn_ep.hierarchical.messages import fit as messages_fit
-from sklearn_ep.hierarchical.messages.parts import HeldRows, LevelNumbers
-from sklearn_ep.hierarchical.messages.posterior import verdict
-from sklearn_ep.hierarchical.messages.rows import (
-    Chains,
-    Linearise,
-    Resume,
-    RowState,
-    Send,
-    find_chains,
-    first_state,
-    levels_above,
-    message_sums,
-    updated_sites,
-)
-from sklearn_ep.hierarchical.messages.schur import Effects, FactorRows, SchurSystem, SystemRows
+from sklearn_ep.hierarchical.messages import parts as messages_parts
+from sklearn_ep.hierarchical.messages import posterior as messages_posterior
+from sklearn_ep.hierarchical.messages import rows as messages_rows
+from sklearn_ep.hierarchical.messages import schur
 
 
 def rows_of(codes, seed=0):
@@ -33,7 +22,7 @@ def rows_of(codes, seed=0):
         rng.random(n) < expit(X[:, 0] + rng.normal(size=codes[0].max() + 1)[codes[0]]), 1.0, -1.0
     )
     weight = rng.integers(1, 3, n).astype(float)
-    return FactorRows(X, sign, weight, list(codes), [int(c.max()) + 1 for c in codes])
+    return schur.FactorRows(X, sign, weight, list(codes), [int(c.max()) + 1 for c in codes])
 
 
 def dense_design(rows):
@@ -48,18 +37,25 @@ def flat(effects):
 def in_parts(rows, big, precision, n_parts):
     """The rows spread over parts at random, each with numbers of its own for its levels."""
     if n_parts == 1:
-        numbers = LevelNumbers([[np.arange(n) for n in rows.n_levels]], rows.n_levels)
-        state = RowState(None, [], precision=precision)
-        return HeldRows([(SystemRows.of(rows, big), state)], numbers)
+        numbers = messages_parts.LevelNumbers(
+            [[np.arange(n) for n in rows.n_levels]], rows.n_levels
+        )
+        state = messages_rows.RowState(None, [], precision=precision)
+        return messages_parts.HeldRows([(schur.SystemRows.of(rows, big), state)], numbers)
     part = np.random.default_rng(0).integers(n_parts, size=len(rows.sign))
     pairs, where = [], []
     for own in (part == k for k in range(n_parts)):
         both = [np.unique(code[own], return_inverse=True) for code in rows.codes]
         where.append([at for at, _ in both])
         arrays = rows.X[own], rows.sign[own], rows.weight[own]
-        local = FactorRows(*arrays, [code for _, code in both], [len(at) for at, _ in both])
-        pairs.append((SystemRows.of(local, big), RowState(None, [], precision=precision[own])))
-    return HeldRows(pairs, LevelNumbers(where, rows.n_levels))
+        local = schur.FactorRows(*arrays, [code for _, code in both], [len(at) for at, _ in both])
+        pairs.append(
+            (
+                schur.SystemRows.of(local, big),
+                messages_rows.RowState(None, [], precision=precision[own]),
+            )
+        )
+    return messages_parts.HeldRows(pairs, messages_parts.LevelNumbers(where, rows.n_levels))
 
 
 class Asked:
@@ -82,12 +78,12 @@ def nested_rows(seed=0, n=400):
 
 def settled_tree(rows, chains, tau2, state, rounds=6):
     """Tree and state after messages at fixed sites."""
-    held = SystemRows.of(rows, 0)
+    held = schur.SystemRows.of(rows, 0)
     for _ in range(rounds):
-        tree = chains.walk(tau2, message_sums(held, state))
-        state = Send(chains.at_leaves(tree.whole)).advance(rows, state)
-    tree = chains.walk(tau2, message_sums(held, state))
-    return tree, Linearise(chains.at_leaves(tree.whole)).advance(rows, state)
+        tree = chains.walk(tau2, messages_rows.message_sums(held, state))
+        state = messages_rows.Send(chains.at_leaves(tree.whole)).advance(rows, state)
+    tree = chains.walk(tau2, messages_rows.message_sums(held, state))
+    return tree, messages_rows.Linearise(chains.at_leaves(tree.whole)).advance(rows, state)
 
 
 # ---------------------------------------------------------------------------- trees of levels
@@ -96,7 +92,7 @@ def settled_tree(rows, chains, tau2, state, rounds=6):
 @pytest.mark.parametrize("n_parts", [1, 3])
 def test_chains_of_nested_factors_are_found(n_parts):
     rows = nested_rows()
-    found = find_chains(Asked(rows, n_parts), rows.n_levels)
+    found = messages_rows.find_chains(Asked(rows, n_parts), rows.n_levels)
     assert found.parent == [1, 2, None, None]
     np.testing.assert_array_equal(found.above[0], np.arange(60) // 5)
     np.testing.assert_array_equal(found.above[1], np.arange(12) // 3)
@@ -104,7 +100,7 @@ def test_chains_of_nested_factors_are_found(n_parts):
     np.testing.assert_allclose(found.prior_totals([1.0, 2.0, 4.0, 8.0]), [7.0, 6.0, 4.0, 8.0])
     moved = [c.copy() for c in rows.codes]
     moved[2][0] = (moved[2][0] + 1) % 4  # a row of a school elsewhere: in no region any more
-    near = find_chains(Asked(rows._replace(codes=moved), n_parts), rows.n_levels)
+    near = messages_rows.find_chains(Asked(rows._replace(codes=moved), n_parts), rows.n_levels)
     assert near.parent == [1, None, None, None]
 
 
@@ -115,15 +111,15 @@ def test_of_several_factors_below_one_the_largest_is_in_its_chain():
         top * k + np.r_[np.tile(np.arange(10), 4) % k, rng.integers(k, size=300)] for k in (10, 6)
     )
     rows = rows_of([many, few, top])
-    found = find_chains(Asked(rows, 1), rows.n_levels)
+    found = messages_rows.find_chains(Asked(rows, 1), rows.n_levels)
     assert found.parent == [2, None, None] and found.leaves == [0, 1]
     rows = rows_of([many, many, top])  # equal factors, one below the other
-    assert find_chains(Asked(rows, 1), rows.n_levels).parent == [1, 2, None]
+    assert messages_rows.find_chains(Asked(rows, 1), rows.n_levels).parent == [1, 2, None]
 
 
 def test_levels_above_says_none_where_a_level_has_several():
-    held = SystemRows.of(nested_rows(), 0)
-    found = levels_above(held, None, ((0, 1), (0, 3)))
+    held = schur.SystemRows.of(nested_rows(), 0)
+    found = messages_rows.levels_above(held, None, ((0, 1), (0, 3)))
     np.testing.assert_array_equal(found[0], np.arange(60) // 5)
     assert found[1] is None
 
@@ -131,8 +127,11 @@ def test_levels_above_says_none_where_a_level_has_several():
 def test_variances_along_a_tree_are_exact():
     rows = nested_rows(2)
     rows = rows._replace(codes=rows.codes[:3], n_levels=rows.n_levels[:3], X=np.zeros((400, 1)))
-    chains, tau2 = find_chains(Asked(rows, 1), rows.n_levels), np.array([0.7, 0.4, 1.5])
-    state = first_state(rows, leaves=chains.leaves)
+    chains, tau2 = (
+        messages_rows.find_chains(Asked(rows, 1), rows.n_levels),
+        np.array([0.7, 0.4, 1.5]),
+    )
+    state = messages_rows.first_state(rows, leaves=chains.leaves)
     assert state.messages[1] is None and state.messages[2] is None
     tree, state = settled_tree(rows, chains, tau2, state)
     Z, t = dense_design(rows)[:, 1:], state.sites.precision
@@ -167,7 +166,7 @@ def test_variances_along_a_tree_are_exact():
 
 def test_a_level_under_another_than_in_the_fit_is_taken_for_independent():
     above = np.array([0, 0, 1])
-    chains = Chains([1, None], [above, None], [3, 2])
+    chains = messages_rows.Chains([1, None], [above, None], [3, 2])
     tree = chains.walk([0.5, 2.0], [np.array([3.0, 1.0, 2.0]), None])
     var, gain = tree.of_rows(np.array([[2, 0], [2, -1]]))
     own = 1.0 / tree.own[0][2]
@@ -177,16 +176,23 @@ def test_a_level_under_another_than_in_the_fit_is_taken_for_independent():
 
 def test_stored_levels_of_a_tree_give_the_sites_of_its_rows():
     rows = nested_rows(4)
-    chains, tau2 = find_chains(Asked(rows, 1), rows.n_levels), np.array([0.7, 0.4, 1.5, 1.0])
-    state, mean = first_state(rows, leaves=chains.leaves), None
-    prior = Effects(
+    chains, tau2 = (
+        messages_rows.find_chains(Asked(rows, 1), rows.n_levels),
+        np.array([0.7, 0.4, 1.5, 1.0]),
+    )
+    state, mean = messages_rows.first_state(rows, leaves=chains.leaves), None
+    prior = schur.Effects(
         np.full(3, 0.2), [np.full(n, 1 / v) for n, v in zip(rows.n_levels, tau2, strict=True)]
     )
     for _ in range(60):
         tree, state = settled_tree(rows, chains, tau2, state, 2)
-        system = SchurSystem(in_parts(rows, 0, rows.weight * state.sites.precision, 1), 0, prior)
+        system = schur.SchurSystem(
+            in_parts(rows, 0, rows.weight * state.sites.precision, 1), 0, prior
+        )
         mean = system.solve(rows.collect(rows.weight * state.sites.shift), tol=1e-12)
-        sites, worst = updated_sites(rows, state.sites, rows.predictor(mean), state.cavity)
+        sites, worst = messages_rows.updated_sites(
+            rows, state.sites, rows.predictor(mean), state.cavity
+        )
         state = state._replace(sites=sites)
     assert worst < 1e-9
     totals, least = (
@@ -197,7 +203,7 @@ def test_stored_levels_of_a_tree_give_the_sites_of_its_rows():
         ],
     )
     known = chains.at_leaves(totals), chains.at_leaves(least)
-    found = Resume(*known, np.zeros((3, 3)), mean, 1.0).advance(rows, None)
+    found = messages_rows.Resume(*known, np.zeros((3, 3)), mean, 1.0).advance(rows, None)
     np.testing.assert_allclose(found.sites.precision, sites.precision, rtol=1e-4)
 
 
@@ -207,14 +213,14 @@ def test_stored_levels_of_a_tree_give_the_sites_of_its_rows():
 @pytest.mark.parametrize(("n_parts", "most"), [(1, 500), (3, 500), (1, 12), (3, 0)])
 def test_the_dense_block_and_what_follows_of_it(n_parts, most):
     rows, rng = nested_rows(3), np.random.default_rng(1)
-    prior = Effects(
+    prior = schur.Effects(
         np.full(3, 0.2), [np.full(n, p) for n, p in zip(rows.n_levels, (1, 2, 0.5, 3), strict=True)]
     )
     precision = rows.weight * rng.uniform(0.05, 0.3, 400)
     Z = dense_design(rows)
     Q = Z.T @ (precision[:, None] * Z) + np.diag(flat(prior))
     cov = np.linalg.inv(Q)
-    system = SchurSystem(in_parts(rows, 0, precision, n_parts), 0, prior, most)
+    system = schur.SchurSystem(in_parts(rows, 0, precision, n_parts), 0, prior, most)
     assert (
         system.direct == (most == 500)
         and len(system._lower)
@@ -347,7 +353,7 @@ def test_going_on_from_a_state_takes_fewer_iterations(whole):
 
 def test_what_a_check_says_in_words():
     figures = zip([1.04, 1.3, 1.25, 0.8], [0.0, 0.2, 0.01, 0.01], "abcd", strict=True)
-    found = [verdict(*of_factor) for of_factor in figures]
+    found = [messages_posterior.verdict(*of_factor) for of_factor in figures]
     assert found[:2] == ["agree", "agree"]
     assert found[2] == "20 % too small: do not trust the interval of the scale of 'c'"
     assert found[3].startswith("25 % too large") and "'d'" in found[3]

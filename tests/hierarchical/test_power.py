@@ -8,8 +8,8 @@ from scipy.special import expit, log_expit
 from sklearn.model_selection import GridSearchCV
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep._engine.likelihoods import LogitToPower
-from sklearn_ep.hierarchical.partitions.arrow import arrow_rows, conditional_ep
+from sklearn_ep._engine import likelihoods
+from sklearn_ep.hierarchical.partitions import arrow
 
 GRID = np.linspace(-1.0, 1.0, 6001)
 
@@ -29,7 +29,7 @@ def by_sums(u, sign, mean, var):
 @pytest.mark.parametrize("var", [1e-4, 0.3, 4.0, 50.0])
 def test_powers_of_the_logit_against_sums(u, var):
     mean, sign = np.array([-12.0, -1.0, 0.2, 7.0]), np.array([1.0, 1.0, -1.0, -1.0])
-    log_z, g, h = LogitToPower(u).tilted(sign, mean, np.full(4, var))
+    log_z, g, h = likelihoods.LogitToPower(u).tilted(sign, mean, np.full(4, var))
     for i in range(4):
         exact = by_sums(u, sign[i], mean[i], var)
         assert log_z[i] == pytest.approx(exact[0], rel=1e-8, abs=1e-10)
@@ -42,14 +42,14 @@ def problem(seed=0):
     rng = np.random.default_rng(seed)
     X, group = rng.normal(size=(24, 2)), np.sort(rng.integers(0, 4, 24))
     sign = np.where(rng.uniform(size=24) < expit(X @ [1.5, -1] + group - 1.5), 1.0, -1.0)
-    rows = arrow_rows(X, sign, np.ones(24), np.ones((24, 1)), group)[0]
+    rows = arrow.arrow_rows(X, sign, np.ones(24), np.ones((24, 1)), group)[0]
     design = np.hstack([rows.X, 1.3 * np.eye(4)[rows.group]])
     return rows, design, np.diag([0.5, 0.5, 1.0, 1.0, 1.0, 1.0])
 
 
 def fit_at(rows, power):
     args = np.full((1, 1, 1), 1.3), 0.5 * np.eye(2)[None], np.zeros((1, 2)), None
-    return conditional_ep(rows, *args, tol=1e-11, max_passes=500, power=power)
+    return arrow.conditional_ep(rows, *args, tol=1e-11, max_passes=500, power=power)
 
 
 def test_the_fixed_point_is_that_of_one_row_after_the_other():

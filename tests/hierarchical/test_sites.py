@@ -10,34 +10,15 @@ import pytest
 from oracles import oracle
 from scipy.special import log_expit, logsumexp
 
-from sklearn_ep._engine.gaussian import Moments, Natural, moments, natural, over
-from sklearn_ep._engine.likelihoods import Logit
-from sklearn_ep._engine.partition import Part, PartMap
-from sklearn_ep._engine.rules import MomentMatching
-from sklearn_ep._engine.sites import Sites, log_site_mass
+from sklearn_ep._engine import gaussian, likelihoods, partition, rules
+from sklearn_ep._engine import sites as engine_sites
 from sklearn_ep.hierarchical import _factors
 from sklearn_ep.hierarchical import _log_cholesky as log_cholesky
 from sklearn_ep.hierarchical import _parts as checkpoint
+from sklearn_ep.hierarchical.partitions import arrow, draws, nodes
+from sklearn_ep.hierarchical.partitions import messages as partitions_messages
+from sklearn_ep.hierarchical.partitions import mode as partitions_mode
 from sklearn_ep.hierarchical.partitions import parts as placing
-from sklearn_ep.hierarchical.partitions.arrow import arrow_rows, conditional_ep
-from sklearn_ep.hierarchical.partitions.draws import (
-    ChainState,
-    DrawState,
-    ImportanceSettings,
-    joint_log_density,
-    marginal_log_likelihood,
-    tilted_by_importance,
-    tilted_by_nuts,
-)
-from sklearn_ep.hierarchical.partitions.messages import (
-    Messages,
-    posterior_moments,
-    propagate,
-    step_limit,
-    total_of,
-)
-from sklearn_ep.hierarchical.partitions.mode import find_mode, laplace_messages, marginal_terms
-from sklearn_ep.hierarchical.partitions.nodes import SiteState, node_rule, tilted_by_nodes
 
 ORACLE = oracle("hierarchical")
 
@@ -50,17 +31,17 @@ def rows_of(n=40, d=3, q=1, j=6, seed=0, weights=False):
     z = X @ rng.standard_normal(d) + rng.standard_normal(j)[group]
     sign = np.where(rng.uniform(size=n) < 1 / (1 + np.exp(-z)), 1.0, -1.0)
     weight = rng.integers(1, 4, n).astype(float) if weights else np.ones(n)
-    return arrow_rows(X, sign, weight, local, group)[0]
+    return arrow.arrow_rows(X, sign, weight, local, group)[0]
 
 
 def dense_ep(A, sign, weight, precision, shift, sweeps=200):
     """Whole EP with full matrices: mean, covariance, log evidence under the normalised prior."""
-    sites, rule = Sites.zero(len(sign)), MomentMatching()
+    sites, rule = engine_sites.Sites.zero(len(sign)), rules.MomentMatching()
     for _ in range(sweeps):
         cov = np.linalg.inv(precision + (A.T * (weight * sites.precision)) @ A)
         mean = cov @ (shift + A.T @ (weight * sites.shift))
         m, v = A @ mean, np.sum((A @ cov) * A, 1)
-        update = rule(Logit(), sign, sites, m, v)
+        update = rule(likelihoods.Logit(), sign, sites, m, v)
         sites = update.sites
     log_z = weight @ update.log_term + 0.5 * mean @ np.linalg.solve(cov, mean)
     log_z += 0.5 * np.linalg.slogdet(cov)[1] + 0.5 * np.linalg.slogdet(precision)[1]
@@ -75,7 +56,7 @@ def test_arrow_equals_dense_ep(q, weights):
     scale = log_cholesky.factor(theta, q)
     precision = np.diag([0.5, 1.0, 2.0]) + 0.1
     shift = np.array([[0.3, -0.2, 0.5], [0.0, 0.4, -0.1]])
-    out = conditional_ep(rows, scale, precision[None], shift, None, tol=1e-12, max_passes=300)
+    out = arrow.conditional_ep(rows, scale, precision[None], shift, None, tol=1e-12, max_passes=300)
     for m in range(2):
         c = rows.local @ scale[m]
         j = len(rows.starts)
@@ -106,7 +87,7 @@ def test_arrow_equals_dense_ep(q, weights):
 def test_weights_are_repeated_rows():
     rows = rows_of(weights=True)
     times = rows.weight.astype(int)
-    copies = arrow_rows(
+    copies = arrow.arrow_rows(
         np.repeat(rows.X, times, 0),
         np.repeat(rows.sign, times),
         np.ones(times.sum()),
@@ -114,7 +95,7 @@ def test_weights_are_repeated_rows():
         np.repeat(rows.group, times),
     )[0]
     args = (np.ones((1, 1, 1)), np.eye(3)[None], np.zeros((1, 3)), None)
-    a, b = (conditional_ep(r, *args, tol=1e-12, max_passes=200) for r in (rows, copies))
+    a, b = (arrow.conditional_ep(r, *args, tol=1e-12, max_passes=200) for r in (rows, copies))
     np.testing.assert_allclose(a.mean, b.mean, atol=1e-11)
     np.testing.assert_allclose(a.log_z, b.log_z, atol=1e-10)
 
@@ -137,10 +118,10 @@ def test_log_cholesky_is_a_covariance_with_its_tangent():
 def test_marginal_derivatives(q, tolerance):
     rows = rows_of(n=60, q=q, weights=True, seed=3)
     phi = np.r_[0.3, -0.2, 0.1, np.linspace(-0.4, 0.1, log_cholesky.n_coordinates(q))]
-    at = marginal_terms(rows, phi, q, np.zeros((len(rows.starts), q)))
+    at = partitions_mode.marginal_terms(rows, phi, q, np.zeros((len(rows.starts), q)))
     h = 1e-5 * np.eye(len(phi))
-    up = [marginal_terms(rows, phi + s, q, at.modes) for s in h]
-    down = [marginal_terms(rows, phi - s, q, at.modes) for s in h]
+    up = [partitions_mode.marginal_terms(rows, phi + s, q, at.modes) for s in h]
+    down = [partitions_mode.marginal_terms(rows, phi - s, q, at.modes) for s in h]
     gradient = [(a.value - b.value) / 2e-5 for a, b in zip(up, down, strict=True)]
     hessian = [(a.gradient - b.gradient) / 2e-5 for a, b in zip(up, down, strict=True)]
     np.testing.assert_allclose(at.gradient, gradient, atol=tolerance, rtol=tolerance)
@@ -155,9 +136,9 @@ def test_marginal_likelihood_against_a_dense_integral():
     density = np.add.reduceat(log_expit(rows.sign[:, None] * z), rows.starts, axis=0)
     density += -0.5 * u**2 - 0.5 * np.log(2 * np.pi) + np.log(u[1] - u[0])
     exact = logsumexp(density, axis=1).sum()
-    value = marginal_terms(rows, phi, 1, np.zeros((3, 1))).value
+    value = partitions_mode.marginal_terms(rows, phi, 1, np.zeros((3, 1))).value
     assert value == pytest.approx(exact, abs=1e-4)
-    assert marginal_log_likelihood(rows, phi[None], 1)[0] == pytest.approx(exact, abs=1e-8)
+    assert draws.marginal_log_likelihood(rows, phi[None], 1)[0] == pytest.approx(exact, abs=1e-8)
 
 
 @pytest.mark.parametrize("tau", [0.1, 1.0, 10.0, 30.0])
@@ -172,24 +153,26 @@ def test_group_integral_is_safe_for_any_scale(tau):
         density = log_expit(rows.sign[start:stop, None] * z).sum(0) - 0.5 * u**2
         exact += logsumexp(density) + np.log(u[1] - u[0]) - 0.5 * np.log(2 * np.pi)
     tolerance = 1e-5 if tau <= 10 else 5e-4
-    assert marginal_log_likelihood(rows, phi[None], 1)[0] == pytest.approx(exact, abs=tolerance)
+    assert draws.marginal_log_likelihood(rows, phi[None], 1)[0] == pytest.approx(
+        exact, abs=tolerance
+    )
 
 
 def case_rows(case):
     X, y = np.array(case["X"]), np.array(case["y"])
-    return arrow_rows(
+    return arrow.arrow_rows(
         X, 2.0 * y - 1, np.ones(len(y)), np.ones((len(y), 1)), np.array(case["groups"])
     )[0]
 
 
 @pytest.mark.parametrize("case", ORACLE["exact_cases"], ids=lambda c: c["name"])
 def test_tilted_distribution_against_exact_integrals(case):
-    cavity = Natural(
+    cavity = gaussian.Natural(
         np.array(case["cavity_precision"]),
         np.array(case["cavity_precision"]) @ np.array(case["cavity_mean"]),
     )
-    state = SiteState(None, np.zeros(1), np.ones((1, 1)))
-    site = tilted_by_nodes(case_rows(case), cavity, state, q=1, tol=1e-6)
+    state = nodes.SiteState(None, np.zeros(1), np.ones((1, 1)))
+    site = nodes.tilted_by_nodes(case_rows(case), cavity, state, q=1, tol=1e-6)
     cov, mean = np.array(case["cov"]), np.array(case["mean"])
     sd = np.sqrt(np.diag(cov))
     one_class = case["name"] == "one_class_groups"  # where EP itself is inaccurate
@@ -201,18 +184,18 @@ def test_tilted_distribution_against_exact_integrals(case):
 
 @pytest.mark.parametrize("case", ORACLE["exact_cases"], ids=lambda c: c["name"])
 def test_importance_against_exact_integrals(case):
-    cavity = Natural(
+    cavity = gaussian.Natural(
         np.array(case["cavity_precision"]),
         np.array(case["cavity_precision"]) @ np.array(case["cavity_mean"]),
     )
-    state = DrawState(SiteState(None, np.zeros(1), np.ones((1, 1))), 0)
-    settings = ImportanceSettings(4000, 0.3, 0)
-    site = tilted_by_importance(case_rows(case), cavity, state, q=1, settings=settings)
+    state = draws.DrawState(nodes.SiteState(None, np.zeros(1), np.ones((1, 1))), 0)
+    settings = draws.ImportanceSettings(4000, 0.3, 0)
+    site = draws.tilted_by_importance(case_rows(case), cavity, state, q=1, settings=settings)
     sd = np.sqrt(np.diag(case["cov"]))
     assert site.log_z == pytest.approx(case["log_Z"], abs=0.03)
     assert np.max(np.abs(site.moments.mean - case["mean"]) / sd) < 0.06
     np.testing.assert_allclose(np.sqrt(np.diag(site.moments.cov)) / sd, 1.0, atol=0.06)
-    again = tilted_by_importance(case_rows(case), cavity, state, q=1, settings=settings)
+    again = draws.tilted_by_importance(case_rows(case), cavity, state, q=1, settings=settings)
     assert np.array_equal(again.moments.cov, site.moments.cov)
 
 
@@ -222,11 +205,11 @@ def test_gradients_of_the_joint_density(q):
     rng = np.random.default_rng(5)
     p, j = 3 + log_cholesky.n_coordinates(q), len(rows.starts)
     root = rng.standard_normal((p, p))
-    cavity = Natural(root @ root.T + np.eye(p), rng.standard_normal(p))
+    cavity = gaussian.Natural(root @ root.T + np.eye(p), rng.standard_normal(p))
     x = 0.5 * rng.standard_normal(p + j * q)
 
     def value(x):
-        return joint_log_density(rows, cavity, x[:p], x[p:].reshape(j, q), q)
+        return draws.joint_log_density(rows, cavity, x[:p], x[p:].reshape(j, q), q)
 
     slope = np.concatenate([value(x)[1], value(x)[2].ravel()])
     steps = 1e-6 * np.eye(len(x))
@@ -242,9 +225,9 @@ def nuts_case(name, n_draws):
     """Rows, cavity, first state and settings of a case with exact integrals."""
     case = next(c for c in ORACLE["exact_cases"] if c["name"] == name)
     precision = np.array(case["cavity_precision"])
-    cavity = Natural(precision, precision @ np.array(case["cavity_mean"]))
-    state = ChainState(SiteState(None, np.zeros(1), np.ones((1, 1))), 0)
-    return case, case_rows(case), cavity, state, ImportanceSettings(n_draws, 0.5, 0)
+    cavity = gaussian.Natural(precision, precision @ np.array(case["cavity_mean"]))
+    state = draws.ChainState(nodes.SiteState(None, np.zeros(1), np.ones((1, 1))), 0)
+    return case, case_rows(case), cavity, state, draws.ImportanceSettings(n_draws, 0.5, 0)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +236,7 @@ def nuts_case(name, n_draws):
 def test_nuts_against_exact_integrals(name):
     pytest.importorskip("nutpie")
     case, rows, cavity, state, settings = nuts_case(name, 2000)
-    site = tilted_by_nuts(rows, cavity, state, q=1, settings=settings)
+    site = draws.tilted_by_nuts(rows, cavity, state, q=1, settings=settings)
     sd = np.sqrt(np.diag(case["cov"]))
     assert site.log_z == pytest.approx(case["log_Z"], abs=0.03)
     # one draw in four counts: standard errors of 0.045 sd of a mean; with the kurtosis of 4.5 of
@@ -265,22 +248,22 @@ def test_nuts_against_exact_integrals(name):
 def test_nuts_keeps_its_draws_while_they_serve():
     pytest.importorskip("nutpie")
     _, rows, cavity, state, settings = nuts_case("four_groups", 400)
-    site = tilted_by_nuts(rows, cavity, state, q=1, settings=settings)
-    again = tilted_by_nuts(rows, cavity, site.state, q=1, settings=settings)
+    site = draws.tilted_by_nuts(rows, cavity, state, q=1, settings=settings)
+    again = draws.tilted_by_nuts(rows, cavity, site.state, q=1, settings=settings)
     assert np.array_equal(again.moments.cov, site.moments.cov) and again.state is site.state
-    near = Natural(1.05 * cavity.precision, 1.05 * cavity.shift)
-    kept = tilted_by_nuts(rows, near, site.state, q=1, settings=settings)
-    fresh = tilted_by_nuts(rows, near, state, q=1, settings=settings)
+    near = gaussian.Natural(1.05 * cavity.precision, 1.05 * cavity.shift)
+    kept = draws.tilted_by_nuts(rows, near, site.state, q=1, settings=settings)
+    fresh = draws.tilted_by_nuts(rows, near, state, q=1, settings=settings)
     assert kept.state is site.state and kept.log_z == pytest.approx(fresh.log_z, abs=0.06)
-    far = Natural(cavity.precision, cavity.shift + 3 * np.sqrt(np.diag(cavity.precision)))
-    assert tilted_by_nuts(rows, far, site.state, q=1, settings=settings).state.n_fresh == 2
-    few = tilted_by_nuts(rows, cavity, state, q=1, settings=settings._replace(n_draws=6))
+    far = gaussian.Natural(cavity.precision, cavity.shift + 3 * np.sqrt(np.diag(cavity.precision)))
+    assert draws.tilted_by_nuts(rows, far, site.state, q=1, settings=settings).state.n_fresh == 2
+    few = draws.tilted_by_nuts(rows, cavity, state, q=1, settings=settings._replace(n_draws=6))
     assert np.all(np.isnan(few.moments.cov)) and np.all(np.isfinite(few.moments.mean))
 
 
 @pytest.mark.parametrize("t", [1, 2, 3, 6])
 def test_node_rules_have_the_moments_of_a_standard_normal(t):
-    x, log_weight = node_rule(t)
+    x, log_weight = nodes.node_rule(t)
     w = np.exp(log_weight)
     np.testing.assert_allclose(w.sum(), 1.0)
     np.testing.assert_allclose(w @ x, 0.0, atol=1e-12)
@@ -289,22 +272,24 @@ def test_node_rules_have_the_moments_of_a_standard_normal(t):
 
 def random_sites(k=4, p=3, seed=0):
     rng = np.random.default_rng(seed)
-    prior = Natural(np.eye(p), rng.standard_normal(p))
+    prior = gaussian.Natural(np.eye(p), rng.standard_normal(p))
     a = rng.standard_normal((k, p, p))
-    return prior, Messages(0.1 * a @ a.swapaxes(1, 2), rng.standard_normal((k, p)))
+    return prior, partitions_messages.Messages(
+        0.1 * a @ a.swapaxes(1, 2), rng.standard_normal((k, p))
+    )
 
 
 def test_step_limit_is_where_a_cavity_turns_singular():
     prior, messages = random_sites()
     change = np.random.default_rng(1).standard_normal((4, 3, 3))
     change = change + change.swapaxes(1, 2)
-    total = total_of(prior, messages)
-    limit = step_limit(total, messages, change)
+    total = partitions_messages.total_of(prior, messages)
+    limit = partitions_messages.step_limit(total, messages, change)
     moved = total.precision + limit * change.sum(0)
     sites = messages.precision + limit * change
     smallest = min(np.linalg.eigvalsh(c)[0] for c in (moved, *(moved - sites)))
     assert abs(smallest) < 1e-9
-    assert step_limit(total, messages, np.stack([np.eye(3)] * 4)) == np.inf
+    assert partitions_messages.step_limit(total, messages, np.stack([np.eye(3)] * 4)) == np.inf
 
 
 class Answer:
@@ -316,8 +301,10 @@ def gaussian_answers(factors):
     """Partitions whose likelihood is Gaussian: the tilted moments are exact products."""
 
     def answer(k, cavity):
-        product = Natural(cavity.precision + factors[k].precision, cavity.shift + factors[k].shift)
-        return Answer(0.0, moments(product))
+        product = gaussian.Natural(
+            cavity.precision + factors[k].precision, cavity.shift + factors[k].shift
+        )
+        return Answer(0.0, gaussian.moments(product))
 
     return answer
 
@@ -325,7 +312,7 @@ def gaussian_answers(factors):
 @pytest.mark.parametrize("serial", [False, True])
 def test_gaussian_partitions_are_found_exactly(serial):
     prior, truth = random_sites(seed=2)
-    factors = [Natural(*f) for f in zip(*truth, strict=True)]
+    factors = [gaussian.Natural(*f) for f in zip(*truth, strict=True)]
     answer = gaussian_answers(factors)
 
     def in_turn(cavity_of):
@@ -333,8 +320,8 @@ def test_gaussian_partitions_are_found_exactly(serial):
             cavity = cavity_of(k)
             yield k, cavity, answer(k, cavity)
 
-    start = Messages(np.zeros_like(truth.precision), np.zeros_like(truth.shift))
-    run = propagate(
+    start = partitions_messages.Messages(np.zeros_like(truth.precision), np.zeros_like(truth.shift))
+    run = partitions_messages.propagate(
         lambda cavities: [answer(k, c) for k, c in enumerate(cavities)],
         prior,
         start,
@@ -350,15 +337,15 @@ def test_gaussian_partitions_are_found_exactly(serial):
 
 def test_a_site_without_answer_keeps_its_message():
     prior, truth = random_sites(seed=2)
-    answer = gaussian_answers([Natural(*f) for f in zip(*truth, strict=True)])
+    answer = gaussian_answers([gaussian.Natural(*f) for f in zip(*truth, strict=True)])
 
     def tilted(cavities):
         out = [answer(k, c) for k, c in enumerate(cavities)]
-        out[1] = Answer(0.0, Moments(out[1].moments.mean, np.full((3, 3), np.nan)))
+        out[1] = Answer(0.0, gaussian.Moments(out[1].moments.mean, np.full((3, 3), np.nan)))
         return out
 
-    start = Messages(0.5 * truth.precision, 0.5 * truth.shift)
-    run = propagate(tilted, prior, start, max_iter=5, tol=1e-8)
+    start = partitions_messages.Messages(0.5 * truth.precision, 0.5 * truth.shift)
+    run = partitions_messages.propagate(tilted, prior, start, max_iter=5, tol=1e-8)
     found = run.result.evaluation.payload
     np.testing.assert_array_equal(found.precision[1], start.precision[1])
     np.testing.assert_allclose(found.precision[2], truth.precision[2], atol=1e-10)
@@ -370,19 +357,21 @@ def test_steps_that_leave_the_proper_set_are_cut():
     prior, truth = random_sites(seed=3)
     negative = truth.precision.copy()
     negative[0] = -0.9 * np.eye(3) - truth.precision[1:].sum(0) + 0.05 * np.eye(3)
-    answers = [Natural(p, s) for p, s in zip(negative, truth.shift, strict=True)]
+    answers = [gaussian.Natural(p, s) for p, s in zip(negative, truth.shift, strict=True)]
     # the answer does not depend on the cavity being wide enough: ask for the message itself
 
     def tilted(cavities):
         return [
-            Answer(0.0, _safe_moments(Natural(c.precision + a.precision, c.shift + a.shift)))
+            Answer(
+                0.0, _safe_moments(gaussian.Natural(c.precision + a.precision, c.shift + a.shift))
+            )
             for c, a in zip(cavities, answers, strict=True)
         ]
 
-    start = Messages(truth.precision, truth.shift)
-    run = propagate(tilted, prior, start, max_iter=8, tol=1e-12)
+    start = partitions_messages.Messages(truth.precision, truth.shift)
+    run = partitions_messages.propagate(tilted, prior, start, max_iter=8, tol=1e-12)
     found = run.result.evaluation.payload
-    total = total_of(prior, found).precision
+    total = partitions_messages.total_of(prior, found).precision
     assert run.n_cut > 0
     assert all(np.linalg.eigvalsh(total - site)[0] > 0 for site in (0 * total, *found.precision))
 
@@ -390,30 +379,34 @@ def test_steps_that_leave_the_proper_set_are_cut():
 def _safe_moments(factor):
     values = np.linalg.eigvalsh(factor.precision)
     if values[0] <= 0:
-        return Moments(np.zeros(3), np.full((3, 3), np.nan))
-    return moments(factor)
+        return gaussian.Moments(np.zeros(3), np.full((3, 3), np.nan))
+    return gaussian.moments(factor)
 
 
 def test_messages_at_the_mode_are_the_laplace_approximation():
     rows = rows_of(n=80, q=1, seed=7)
-    prior = Natural(np.diag([0.16, 0.16, 0.16, 0.4]), np.zeros(4))
-    mode = find_mode(
-        lambda phi: [marginal_terms(rows, phi, 1, np.zeros((len(rows.starts), 1)))],
+    prior = gaussian.Natural(np.diag([0.16, 0.16, 0.16, 0.4]), np.zeros(4))
+    mode = partitions_mode.find_mode(
+        lambda phi: [partitions_mode.marginal_terms(rows, phi, 1, np.zeros((len(rows.starts), 1)))],
         prior,
         np.zeros(4),
         3,
         tol=1e-8,
         max_iter=50,
     )
-    found = posterior_moments(prior, laplace_messages(mode, prior))
+    found = partitions_messages.posterior_moments(
+        prior, partitions_mode.laplace_messages(mode, prior)
+    )
     np.testing.assert_allclose(found.mean, mode.phi, atol=1e-6)
-    np.testing.assert_allclose(natural(found).precision, prior.precision - mode.terms[0].hessian)
+    np.testing.assert_allclose(
+        gaussian.natural(found).precision, prior.precision - mode.terms[0].hessian
+    )
     assert mode.reason == "converged"
     assert mode.history["residual"][-1] < 1e-8
 
 
 def test_a_trial_point_without_value_shortens_the_step():
-    prior, rows = Natural(np.eye(1) / 100, np.zeros(1)), rows_of(n=30, d=1, q=0, seed=1)
+    prior, rows = gaussian.Natural(np.eye(1) / 100, np.zeros(1)), rows_of(n=30, d=1, q=0, seed=1)
     rows.sign[:] = np.where(rows.X[:, 0] > 0, 1.0, -1.0)  # the mode is far out
     tried = []
 
@@ -421,14 +414,14 @@ def test_a_trial_point_without_value_shortens_the_step():
         tried.append(phi[0])
         if tried[-1] - tried[0] > border:
             raise FloatingPointError("overflow")
-        return [marginal_terms(rows, phi, 0, np.zeros((0, 0)))]
+        return [partitions_mode.marginal_terms(rows, phi, 0, np.zeros((0, 0)))]
 
     border = np.inf
-    free = find_mode(evaluate, prior, np.zeros(1), 1, tol=1e-6, max_iter=50)
+    free = partitions_mode.find_mode(evaluate, prior, np.zeros(1), 1, tol=1e-6, max_iter=50)
     assert free.reason == "converged"
     border, first = 0.999 * tried[1], tried[1]
     tried.clear()
-    held = find_mode(evaluate, prior, np.zeros(1), 1, tol=1e-6, max_iter=50)
+    held = partitions_mode.find_mode(evaluate, prior, np.zeros(1), 1, tol=1e-6, max_iter=50)
     assert tried[1] == first and tried[2] == 0.4 * first  # one step shorter, no error
     assert held.reason in ("stuck", "max_iter") and 0 < held.phi[0] <= border
 
@@ -443,7 +436,7 @@ def dying_worker(part, message, folder):
 
 
 def test_a_killed_process_is_replaced_and_its_work_redone(tmp_path):
-    with PartMap([Part(k) for k in range(3)], n_jobs=2) as run:
+    with partition.PartMap([partition.Part(k) for k in range(3)], n_jobs=2) as run:
         assert run(dying_worker, [1, 10, 100], str(tmp_path)) == [0, 10, 200]
     assert (tmp_path / "killed").exists()
 
@@ -455,7 +448,9 @@ def scaled(part, message, by):
 @pytest.mark.parametrize("n_jobs", [1, 2])
 def test_answers_as_completed(n_jobs):
     with joblib.parallel_config(backend="threading"):
-        with PartMap([Part(k) for k in range(5)], n_jobs=n_jobs, unordered=True) as run:
+        with partition.PartMap(
+            [partition.Part(k) for k in range(5)], n_jobs=n_jobs, unordered=True
+        ) as run:
             answers = dict(run.as_completed(scaled, lambda k: k, 2))
             assert answers == {k: 2 * k * k for k in range(5)}
             assert run(scaled, [1, 1, 1, 1, 1], 3) == [0, 3, 6, 9, 12]
@@ -463,10 +458,18 @@ def test_answers_as_completed(n_jobs):
 
 
 def test_log_site_mass_and_cavity_agree_with_quotients():
-    site, whole = Natural(np.eye(1), np.ones(1)), Natural(3 * np.eye(1), np.zeros(1))
-    left = over(whole, site)
+    site, whole = (
+        gaussian.Natural(np.eye(1), np.ones(1)),
+        gaussian.Natural(3 * np.eye(1), np.zeros(1)),
+    )
+    left = gaussian.over(whole, site)
     assert left.precision[0, 0] == 2.0 and left.shift[0] == -1.0
-    assert log_site_mass(Sites(np.zeros(1), np.zeros(1)), np.zeros(1), np.ones(1))[0] == 0.0
+    assert (
+        engine_sites.log_site_mass(
+            engine_sites.Sites(np.zeros(1), np.zeros(1)), np.zeros(1), np.ones(1)
+        )[0]
+        == 0.0
+    )
 
 
 # ---------------------------------------------------------------------------- groups, checkpoints

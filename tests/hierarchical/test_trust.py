@@ -5,7 +5,7 @@ import pytest
 from scipy.special import expit
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep.hierarchical.partitions.draws import PartTrust, _advised, divergence_of
+from sklearn_ep.hierarchical.partitions import draws
 
 
 def parts(separated):
@@ -72,11 +72,11 @@ def test_a_part_is_merged_where_that_helps_and_split_where_it_is_large():
     phi = np.random.default_rng(0).normal(size=4000)
     cubic = 0.25 * np.clip(phi**3, -8, 8)
     ratios = np.array([cubic, 0.01 * phi, -cubic])
-    trust = PartTrust(0, 100, 5, divergence_of(cubic), 0.4)
+    trust = draws.PartTrust(0, 100, 5, draws.divergence_of(cubic), 0.4)
     assert trust.divergence > 0.1
-    assert _advised(trust, ratios, 100)[5:] == ("merge", 2)
-    assert "merge it with part 2" in str(_advised(trust, ratios, 100))
-    assert _advised(trust, ratios[:2], 100).advice == "no Gaussian"
-    small = PartTrust(1, 300, 5, divergence_of(ratios[1]), 0.9)
-    assert _advised(small, ratios, 100).advice == "split"
-    assert _advised(small, ratios, 200).advice == ""
+    assert draws._advised(trust, ratios, 100)[5:] == ("merge", 2)
+    assert "merge it with part 2" in str(draws._advised(trust, ratios, 100))
+    assert draws._advised(trust, ratios[:2], 100).advice == "no Gaussian"
+    small = draws.PartTrust(1, 300, 5, draws.divergence_of(ratios[1]), 0.9)
+    assert draws._advised(small, ratios, 100).advice == "split"
+    assert draws._advised(small, ratios, 200).advice == ""

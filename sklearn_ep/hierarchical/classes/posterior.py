@@ -128,12 +128,9 @@ class ClassMixture:
             sds.append(np.sqrt(var[:, :n]))
         return means, sds
 
-    def _layout(self, X, designs, codes):
-        return lay_out_effects(X, designs, codes, self.n_levels, self.n_named)
-
     def _blocks(self, X, designs, codes):
         """Yield (rows, means (M, n, K), covariances (M, n, K, K)) over blocks of rows."""
-        layout = self._layout(X, designs, codes)
+        layout = lay_out_effects(X, designs, codes, self.n_levels, self.n_named)
         for start in range(0, len(X), BLOCK):
             some = slice(start, start + BLOCK)
             sides = [node.at_rows(layout.take(some)) for node in self.nodes]
@@ -175,7 +172,8 @@ class ClassMixture:
         first and second are (X, designs, codes) as in `latent`; same (F, n1, n2) says of each
         factor whether two rows share their level.
         """
-        layouts = [self._layout(*rows) for rows in (first, second)]
+        sizes = dict(n_levels=self.n_levels, n_named=self.n_named)
+        layouts = [lay_out_effects(*rows, **sizes) for rows in (first, second)]
         found = [node.between(layouts, same) for node in self.nodes]
         left, right = (self._mixed(f[k] for f in found) for k in (1, 2))
         return self._mixed(

@@ -373,10 +373,6 @@ class SchurSystem:
         """Return `Effects` as a flat vector, without the eliminated factor."""
         return np.concatenate([x.beta, *(x.levels[f] for f in self.others)])
 
-    def _precondition(self, r):
-        m = len(self._lower)
-        return np.concatenate([cholesky_solve(self._lower, r[:m]), r[m:] / self._rest])
-
     def _product(self, x):
         """Return the Schur complement times x."""
         whole = self._effects(x)
@@ -386,21 +382,26 @@ class SchurSystem:
 
     def solve(self, right, start=None, tol=1e-6, max_steps=200):
         """Return x with Q x = right, both `Effects`, to a share tol of the preconditioned norm."""
+        m = len(self._lower)
+
+        def preconditioned_by(r):
+            return np.concatenate([cholesky_solve(self._lower, r[:m]), r[m:] / self._rest])
+
         of_big = right.levels[self.big]
         less = self.rows.ask(big_product, self._of_big(of_big / self.eliminated))
         r = self._reduced(right) - self._reduced(less)
-        goal, x = tol * np.sqrt(r @ self._precondition(r)), np.zeros_like(r)
+        goal, x = tol * np.sqrt(r @ preconditioned_by(r)), np.zeros_like(r)
         if start is not None:
             x = self._reduced(start)
             r = r - self._product(x)
-        direction = preconditioned = self._precondition(r)
+        direction = preconditioned = preconditioned_by(r)
         size = r @ preconditioned
         self.path = LanczosPath(size, [], [])
         while np.sqrt(size) > goal and len(self.path.steps) < max_steps:
             product = self._product(direction)
             step = size / (direction @ product)
             x, r = x + step * direction, r - step * product
-            preconditioned, last = self._precondition(r), size
+            preconditioned, last = preconditioned_by(r), size
             size = r @ preconditioned
             direction = preconditioned + size / last * direction
             self.path.steps.append(step)

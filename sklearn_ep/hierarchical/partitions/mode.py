@@ -108,8 +108,7 @@ def marginal_terms(rows, phi, q, modes):
     design = rows.local @ log_cholesky.factor(phi[d:], q)
     modes, lower = effect_modes(rows, offset, design, modes)
     x, log_weight = effect_rule(q)
-    u = modes + backward(lower, x[:, None, :, None])[..., 0]
-    group = rows.group
+    u, group = modes + backward(lower, x[:, None, :, None])[..., 0], rows.group
     z = offset + np.einsum("nq,knq->kn", design, u[:, group])
     density = np.add.reduceat(rows.weight * log_expit(rows.sign * z), rows.starts, axis=1)
     k = np.arange(q)

@@ -211,7 +211,8 @@ class PartsGivenTheta:
         self.answers, self.problem, self.messages = answers, problem, messages
         self.row_sites, self.tol = row_sites, tol
         self.theta_mean, self.theta_sd = problem.theta_prior
-        self.prior = prior_of_beta(problem.prior, problem.d)
+        d = problem.d
+        self.prior = Natural(problem.prior.precision[:d, :d], problem.prior.shift[:d])
 
     def flops(self):
         """Return 0: what parts are for is not to be measured by one core."""
@@ -233,10 +234,11 @@ class PartsGivenTheta:
 
     def first(self, theta):
         """Return the `Node` at theta, from the messages about phi."""
-        theta = np.asarray(theta, dtype=float)
-        start = conditional_start(self.messages, theta[None], self.problem.d)
+        theta, (precision, shift), d = np.asarray(theta, float), self.messages, self.problem.d
+        # what Gaussian messages about (beta, theta) imply of beta given theta
+        start = Messages(precision[:, :d, :d], shift[:, :d] - theta @ precision[:, d:, :d])
         rows = [None if s is None else middle_sites(s, 1) for s in self.row_sites]
-        return self.evaluate(theta, (rows, pack(start)), self.tol)
+        return self.evaluate(theta, (rows, pack(start)[:, None]), self.tol)
 
     def evaluate(self, theta, sites, tol, max_rounds=30):
         """Return the `Node` at theta, with a `PartsNode`, started at the sites of another."""
@@ -335,19 +337,3 @@ def _prediction_rule(cov):
         x, w = gauss_hermite(7)
         return x[:, None], np.log(w)
     return node_rule(t)
-
-
-def conditional_start(messages, theta, d):
-    """Return the messages about beta that Gaussian messages about (beta, theta) imply at nodes.
-
-    precision (K, M, D, D) and shift (K, M, D).
-    """
-    k, m = len(messages.shift), len(theta)
-    precision = np.broadcast_to(messages.precision[:, None, :d, :d], (k, m, d, d))
-    shift = messages.shift[:, None, :d] - theta @ messages.precision[:, d:, :d]
-    return Messages(precision, shift)
-
-
-def prior_of_beta(prior, d):
-    """Return the prior of beta out of one that is independent of theta."""
-    return Natural(prior.precision[:d, :d], prior.shift[:d])
