@@ -15,27 +15,37 @@ from .._engine.loop import Reason, Trace, reason_to_end, worst_reason
 
 __all__ = ["Exploration", "explore", "lattice_about", "star_at"]
 
-_LOOSE = 3.0  # times tol: log evidence is stationary in the sites, its error of second order
-_ROUGH, _SHARE = 0.1, 0.03  # tolerance of sites far from the mode, and as a share of the next step
-_COUNTS = 1e-3  # weight of a node whose sites have to have settled
-_SETTLED = 0.01  # residual at such a node up to which its log evidence is as good as exact
-_STEP = 1.25  # sd between nodes: the trapezoidal rule of a Gaussian is then exact to 6e-6
-_DEPTH = 8.0  # log density below the largest at which the lattice ends
-_USUAL, _MOST = {1: 12, 2: 45}, {1: 60, 2: 120}  # nodes of a lattice: as a rule, and at most
-_REACH = 4.5  # of the lattice from the prior mean, in sd of the prior: there it has lost 10 nats
-_LEAST_REACH = 1.0  # of the lattice from its centre
-_DECREMENT = 0.05  # of Newton's method, at which the mode is near enough for the axes
-_MOST_PASSES = 200  # at the mode; 30 elsewhere
-_NEARER = 0.9  # of the last residual, above which sites at the mode are stuck
-_LEVEL = 0.05  # of log density that a step may lose: what sites within tol may be off
-_LEAST_CURVATURE = 0.3  # in units of the prior's, for flat tails
-# Of a lattice, by its usual nodes: a fit of a second. Against Gibbs runs of six models the ends of
-# a star's intervals are within .12 sd, .41 in one of them, and those of the lattice within .05.
-_LATTICE_FLOPS = 3e8
-_PASSES = 3.0  # that a node takes, sites being warm
-# Of checks of a star's surrogate where there are three or more coordinates. Two slopes by 30
-# groups, six coordinates, three sets: the ends of intervals are up to .8 sd off without them.
-_ROUNDS, _FEWEST_CHECKED, _CHECKS = 4, 3, 4  # and nodes of a round for each coordinate
+
+class Limits(NamedTuple):
+    """How fine the posterior of the scales is looked at, and at what cost."""
+
+    loose: float = 3.0  # times tol: log evidence is stationary in the sites, its error second order
+    rough: float = 0.1  # tolerance of sites far from the mode
+    share: float = 0.03  # and as a share of the next step
+    counts: float = 1e-3  # weight of a node whose sites have to have settled
+    settled: float = 0.01  # residual there up to which its log evidence is as good as exact
+    step: float = 1.25  # sd between nodes: the trapezoidal rule of a Gaussian is exact to 6e-6
+    depth: float = 8.0  # log density below the largest at which the lattice ends
+    usual: tuple[int, ...] = (0, 12, 45)  # nodes of a lattice as a rule, by coordinates
+    most: tuple[int, ...] = (0, 60, 120)  # and at most
+    reach: float = 4.5  # from the prior mean, in sd of the prior: there it has lost 10 nats
+    decrement: float = 0.05  # of Newton's method, at which the mode is near enough for the axes
+    passes: int = 200  # at the mode; 30 elsewhere
+    nearer: float = 0.9  # of the last residual, above which sites at the mode are stuck
+    level: float = 0.05  # of log density that a step may lose: what sites within tol may be off
+    curvature: float = 0.3  # at least, in units of the prior's, for flat tails
+    # Of a lattice, by its usual nodes: a fit of a second. Against Gibbs runs of six models the ends
+    # of a star's intervals are within .12 sd, .41 in one of them, and those of the lattice in .05.
+    flops: float = 3e8
+    a_node: float = 3.0  # passes that a node takes, sites being warm
+    # Of checks of a star's surrogate where there are three or more coordinates. Two slopes by 30
+    # groups, six coordinates, three sets: the ends of intervals are up to .8 sd off without them.
+    rounds: int = 4
+    fewest_checked: int = 3
+    checks: int = 4  # nodes of a round for each coordinate
+
+
+_LIMITS = Limits()
 
 
 class Exploration(NamedTuple):
@@ -60,7 +70,7 @@ def explore(model, start, tol, max_iter, rule, monitor, cov=None):
     brought to tol, those elsewhere to a few times of it. rule is "grid" for a lattice where it is
     affordable and a star elsewhere, "star", or "mode" for the mode alone.
     """
-    loose = _LOOSE * tol
+    loose = _LIMITS.loose * tol
     search = find_mode(model, start, loose, tol, max_iter, monitor, cov)
     mode = search.node
     if rule == "mode":
@@ -73,9 +83,9 @@ def explore(model, start, tol, max_iter, rule, monitor, cov=None):
         else:
             average = star_at(model, mode, search.inverse, loose, told)
     pairs = zip(average.nodes, average.weight, strict=True)
-    worst = max(node.residual for node, weight in pairs if weight > _COUNTS)
+    worst = max(node.residual for node, weight in pairs if weight > _LIMITS.counts)
     reason, remark = search.reason, ""
-    if worst >= max(loose, _SETTLED):
+    if worst >= max(loose, _LIMITS.settled):
         reason = worst_reason([reason, "max_iter"])
         remark = f"at a node in the scales the residual is {worst:.3g}"
     rule = "grid" if by_lattice else "star"
@@ -85,7 +95,10 @@ def explore(model, start, tol, max_iter, rule, monitor, cov=None):
 def affords_lattice(model):
     """Say whether a lattice in theta is worth its cost: few coordinates, cheap passes."""
     t = len(model.theta_mean)
-    return t in _USUAL and _USUAL[t] * _PASSES * model.flops() <= _LATTICE_FLOPS
+    return (
+        0 < t < len(_LIMITS.usual)
+        and _LIMITS.usual[t] * _LIMITS.a_node * model.flops() <= _LIMITS.flops
+    )
 
 
 class ModeSearch(NamedTuple):
@@ -104,12 +117,12 @@ def find_mode(model, start, tol, final_tol, max_iter, monitor, cov=None):
     known. Far from the mode a pass or two of the sites are enough; they are brought to `tol` on the
     way to it and to `final_tol` at the end.
     """
-    trace, share, site_tol, last = Trace(monitor), 1.0, _ROUGH, np.inf
+    trace, share, site_tol, last = Trace(monitor), 1.0, _LIMITS.rough, np.inf
     inverse = np.diag(1.0 / _known_curvature(model)) if cov is None else cov
     trace.begin()
-    node = model.evaluate(*start, _ROUGH)
+    node = model.evaluate(*start, _LIMITS.rough)
     while True:
-        if not _settled(node, inverse):
+        if _decrement(node, inverse) >= _LIMITS.decrement:
             step = inverse @ node.gradient
             theta = node.phi + share * step / max(1.0, np.max(np.abs(step)))
             new = evaluate(model, site_tol, theta, node)
@@ -120,16 +133,17 @@ def find_mode(model, start, tol, final_tol, max_iter, monitor, cov=None):
                 share, site_tol = 0.4 * share, max(tol, 0.3 * site_tol)
                 if node.residual > site_tol:
                     node = model.evaluate(node.phi, node.payload.sites, site_tol)
-        settled = _settled(node, inverse)
-        site_tol = float(np.clip(_SHARE * _decrement(node, inverse), tol, site_tol))
+        left = _decrement(node, inverse)
+        settled = left < _LIMITS.decrement
+        site_tol = float(np.clip(_LIMITS.share * left, tol, site_tol))
         if settled:
             # rough sites may have hidden a slope: the search then goes on, with finer ones
-            node = model.evaluate(node.phi, node.payload.sites, final_tol, _MOST_PASSES)
-            settled, site_tol = _decrement(node, inverse) < 2.0 * _DECREMENT, final_tol
+            node = model.evaluate(node.phi, node.payload.sites, final_tol, _LIMITS.passes)
+            settled, site_tol = _decrement(node, inverse) < 2.0 * _LIMITS.decrement, final_tol
         trace.end({"residual": node.residual, "log_evidence": node.objective}, node)
         below = settled and node.residual < final_tol
         # sites that still come nearer to their fixed point are given another iteration
-        stuck = settled and not below and node.residual > _NEARER * last
+        stuck = settled and not below and node.residual > _LIMITS.nearer * last
         last = node.residual if settled else np.inf
         reason = reason_to_end(trace, below, True, stuck, max_iter)
         if reason is not None:
@@ -142,14 +156,9 @@ def _decrement(node, inverse):
     return float(np.sqrt(max(node.gradient @ inverse @ node.gradient, 0.0)))
 
 
-def _settled(node, inverse):
-    """Return whether a step would gain next to nothing."""
-    return _decrement(node, inverse) < _DECREMENT
-
-
 def _no_worse(new, node, inverse):
     """Return whether a step is taken: uphill, or to a smaller slope where values are rough."""
-    uphill = new.objective > node.objective - _LEVEL
+    uphill = new.objective > node.objective - _LIMITS.level
     return uphill or _decrement(new, inverse) < 0.5 * _decrement(node, inverse)
 
 
@@ -187,7 +196,7 @@ def axes_at(model, node, tol):
 
 
 def _least_curvature(model):
-    return _LEAST_CURVATURE / np.max(model.theta_sd) ** 2
+    return _LIMITS.curvature / np.max(model.theta_sd) ** 2
 
 
 def lattice_about(model, axes, first, tol, told):
@@ -195,7 +204,7 @@ def lattice_about(model, axes, first, tol, told):
 
     first is a `Node` to start sites from; `told` hears of each node.
     """
-    spacing = Spacing(_STEP, _DEPTH, _MOST[len(axes.centre)])
+    spacing = Spacing(_LIMITS.step, _LIMITS.depth, _LIMITS.most[len(axes.centre)])
     visits = Visits(partial(evaluate, model, tol), _bounds(model, axes.centre), 1, told)
     origin = visits.evaluate(axes.centre, first)
     if origin is None:  # a Newton step from the mode that leads to no posterior
@@ -212,9 +221,9 @@ def lattice_about(model, axes, first, tol, told):
 def star_at(model, mode, cov, tol, told):
     """Return the `Average` over a star about the mode, checked where that is affordable."""
     t, rounds = len(mode.phi), 0
-    if t >= _FEWEST_CHECKED:
-        cost = _CHECKS * t * _PASSES * model.flops()
-        rounds = min(_ROUNDS, int(_LATTICE_FLOPS / max(cost, 1.0)))
+    if t >= _LIMITS.fewest_checked:
+        cost = _LIMITS.checks * t * _LIMITS.a_node * model.flops()
+        rounds = min(_LIMITS.rounds, int(_LIMITS.flops / max(cost, 1.0)))
     bounds = np.tile([-np.inf, np.inf], (t, 1))
     visits = Visits(partial(evaluate, model, tol), bounds, 1, told)
     return star_about(visits, mode, cov, _least_curvature(model), rounds)
@@ -226,7 +235,7 @@ def _bounds(model, centre):
     The evidence is flat where scales vanish or are huge, so that the prior bounds the posterior;
     only where sites cannot settle does it go on, at a cost that grows with the scales.
     """
-    far, near = _REACH * model.theta_sd, _LEAST_REACH * model.theta_sd
+    far, near = _LIMITS.reach * model.theta_sd, model.theta_sd
     low = np.minimum(model.theta_mean - far, centre - near)
     return np.column_stack([low, np.maximum(model.theta_mean + far, centre + near)])
 
