@@ -14,6 +14,7 @@ __all__ = [
     "any_nested",
     "array_of",
     "check_measured",
+    "codes_among",
     "codes_of",
     "design_of_factors",
     "factor_columns",
@@ -76,21 +77,6 @@ def array_of(X):
         kinds = {type(value) for row in X for value in row}
         X = np.array(X, dtype=object if str in kinds or type(None) in kinds else None)
     return X
-
-
-def check_labels_at(column, labels):
-    """Raise a ValueError where the column at an index has measurements in place of labels.
-
-    A selector of columns shifts what is at an index, and a measured column would be taken for
-    groups of one row each.
-    """
-    known = [g for g in labels if not is_missing(g)]
-    measured = all(isinstance(g, float) and not g.is_integer() for g in known)
-    if measured and len(set(known)) == len(known) > 2:
-        raise ValueError(
-            f"group_column={column!r} has a number with decimals in every row and no two alike, as "
-            f"a measured column: not labels of groups. Columns move under selection: {_REMEDY}."
-        )
 
 
 def label_list(groups, n_rows):
@@ -305,14 +291,24 @@ def some_labels(labels, kept):
 
 
 def check_measured(table, factor):
-    """Raise a ValueError where a column given by its index has measurements in place of labels."""
+    """Raise a ValueError where a column given by its index has measurements in place of labels.
+
+    A selector of columns shifts what is at an index, and a measured column would be taken for
+    groups of one row each.
+    """
     names = factor.name if isinstance(factor.name, tuple) else (factor.name,)
     for column, position in zip(names, factor.positions, strict=True):
         values = column_at(table, position)
         is_index = isinstance(column, numbers.Integral)
-        if is_index and isinstance(values, np.ndarray) and values.dtype.kind == "f":
-            if np.all(values != np.round(values)):
-                check_labels_at(column, values.tolist())
+        if not (is_index and isinstance(values, np.ndarray) and values.dtype.kind == "f"):
+            continue
+        known = values[~np.isnan(values)]
+        if np.all(known != np.round(known)) and len(np.unique(known)) == len(known) > 2:
+            raise ValueError(
+                f"group_column={column!r} has a number with decimals in every row and no two "
+                "alike, as a measured column: not labels of groups. Columns move under selection: "
+                f"{_REMEDY}."
+            )
 
 
 def codes_of(table, factors, levels):

@@ -194,19 +194,14 @@ def prior_sd(est, width):
     return np.r_[scale, 2.5] if est.fit_intercept else scale
 
 
-def _wanted_rule(est):
-    """Return what the estimator asks for at the end of theta: "grid", "star" or "mode"."""
-    if est.hyperparameters == "mode":
-        return "mode"
-    return "grid" if est.refine else "star"
-
-
 def _settings(est):
     seed = 0
     if est.engine in ("importance", "nuts"):
         seed = check_random_state(est.random_state).randint(2**31)
+    rule = "grid" if est.refine else "star"
+    rule = "mode" if est.hyperparameters == "mode" else rule
     steps = est.schedule, float(est.damping), int(est.max_iter), float(est.tol)
-    return Settings(_wanted_rule(est), *steps, seed, float(est.power), est.n_jobs)
+    return Settings(rule, *steps, seed, float(est.power), est.n_jobs)
 
 
 def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):

@@ -18,6 +18,7 @@ __all__ = [
     "draws_at_rows",
     "is_joint",
     "moments_by_class",
+    "of_sites",
 ]
 
 BLOCK = 8192  # rows predicted at once

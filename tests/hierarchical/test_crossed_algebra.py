@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from message_rows import dense_design, flat, in_parts
 from scipy.special import expit
 from scipy.stats import norm
 
@@ -9,7 +10,6 @@ from sklearn_ep._engine import likelihoods
 from sklearn_ep._engine import sites as engine_sites
 from sklearn_ep.hierarchical.exact import fit, group_sites
 from sklearn_ep.hierarchical.exact import layout as exact_layout
-from sklearn_ep.hierarchical.messages import parts
 from sklearn_ep.hierarchical.messages import rows as messages_rows
 from sklearn_ep.hierarchical.messages import schur as messages_schur
 
@@ -265,43 +265,6 @@ def factor_rows(n, levels, seed):
     return messages_schur.FactorRows(
         X, sign, rng.integers(1, 3, n).astype(float), codes, list(levels)
     )
-
-
-def dense_design(rows):
-    blocks = [rows.X]
-    for code, n in zip(rows.codes, rows.n_levels, strict=True):
-        block = np.zeros((len(code), n))
-        block[np.arange(len(code)), code] = 1.0
-        blocks.append(block)
-    return np.hstack(blocks)
-
-
-def flat(effects):
-    return np.concatenate([effects.beta, *effects.levels])
-
-
-def in_parts(rows, big, precision, n_parts):
-    """The rows spread over parts at random, each with numbers of its own for its levels."""
-    if n_parts == 1:
-        numbers = parts.LevelNumbers([[np.arange(n) for n in rows.n_levels]], rows.n_levels)
-        state = messages_rows.RowState(None, [], precision=precision)
-        return parts.HeldRows([(messages_schur.SystemRows.of(rows, big), state)], numbers)
-    part = np.random.default_rng(0).integers(n_parts, size=len(rows.sign))
-    pairs, where = [], []
-    for own in (part == k for k in range(n_parts)):
-        both = [np.unique(code[own], return_inverse=True) for code in rows.codes]
-        where.append([at for at, _ in both])
-        arrays = rows.X[own], rows.sign[own], rows.weight[own]
-        local = messages_schur.FactorRows(
-            *arrays, [code for _, code in both], [len(at) for at, _ in both]
-        )
-        pairs.append(
-            (
-                messages_schur.SystemRows.of(local, big),
-                messages_rows.RowState(None, [], precision=precision[own]),
-            )
-        )
-    return parts.HeldRows(pairs, parts.LevelNumbers(where, rows.n_levels))
 
 
 def after_messages(rows, state, prior):

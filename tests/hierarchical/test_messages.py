@@ -4,11 +4,11 @@ import warnings
 
 import numpy as np
 import pytest
+from message_rows import dense_design, flat, in_parts
 from scipy.special import expit
 
 from sklearn_ep import HierarchicalEPLogistic
 from sklearn_ep.hierarchical.messages import fit as messages_fit
-from sklearn_ep.hierarchical.messages import parts as messages_parts
 from sklearn_ep.hierarchical.messages import posterior as messages_posterior
 from sklearn_ep.hierarchical.messages import rows as messages_rows
 from sklearn_ep.hierarchical.messages import schur
@@ -23,39 +23,6 @@ def rows_of(codes, seed=0):
     )
     weight = rng.integers(1, 3, n).astype(float)
     return schur.FactorRows(X, sign, weight, list(codes), [int(c.max()) + 1 for c in codes])
-
-
-def dense_design(rows):
-    one_hot = [np.eye(n)[code] for code, n in zip(rows.codes, rows.n_levels, strict=True)]
-    return np.hstack([rows.X, *one_hot])
-
-
-def flat(effects):
-    return np.concatenate([effects.beta, *effects.levels])
-
-
-def in_parts(rows, big, precision, n_parts):
-    """The rows spread over parts at random, each with numbers of its own for its levels."""
-    if n_parts == 1:
-        numbers = messages_parts.LevelNumbers(
-            [[np.arange(n) for n in rows.n_levels]], rows.n_levels
-        )
-        state = messages_rows.RowState(None, [], precision=precision)
-        return messages_parts.HeldRows([(schur.SystemRows.of(rows, big), state)], numbers)
-    part = np.random.default_rng(0).integers(n_parts, size=len(rows.sign))
-    pairs, where = [], []
-    for own in (part == k for k in range(n_parts)):
-        both = [np.unique(code[own], return_inverse=True) for code in rows.codes]
-        where.append([at for at, _ in both])
-        arrays = rows.X[own], rows.sign[own], rows.weight[own]
-        local = schur.FactorRows(*arrays, [code for _, code in both], [len(at) for at, _ in both])
-        pairs.append(
-            (
-                schur.SystemRows.of(local, big),
-                messages_rows.RowState(None, [], precision=precision[own]),
-            )
-        )
-    return messages_parts.HeldRows(pairs, messages_parts.LevelNumbers(where, rows.n_levels))
 
 
 class Asked:
