@@ -773,8 +773,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         Returns
         -------
         state : dict of str to ndarray
-            Messages of the sites, prior and partition; plain arrays for `numpy.savez`, which load
-            without pickle.
+            Messages of the sites, prior and partition, or without partitions the scales and the
+            sites there; plain arrays for `numpy.savez`, which load without pickle.
         """
         check_is_fitted(self)
         return {name: np.array(value) for name, value in self._state.items()}
