@@ -6,7 +6,6 @@ import pytest
 from scipy.special import ndtri
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep.hierarchical import _tables as tables
 
 
 def pupils(n=300):
@@ -26,7 +25,7 @@ def fitted(*args, groups=None, take=(), **kw):
 
 def test_one_factor_with_a_slope():
     est = fitted("school", random_slopes=["age"], take=["item"], n_partitions=1)
-    table = tables.effects_table(est, 0.8)
+    table = dict(est.group_effects_frame(0.8))
     assert {len(values) for values in table.values()} == {24}
     assert set(table["factor"]) == {"school"}
     assert table["effect"].tolist() == ["intercept"] * 12 + ["age"] * 12
@@ -37,12 +36,12 @@ def test_one_factor_with_a_slope():
     np.testing.assert_allclose(table["upper"] - table["mean"], half)
     np.testing.assert_allclose(table["mean"] - table["lower"], half)
     with pytest.raises(ValueError, match="level"):
-        tables.effects_table(est, 1.0)
+        dict(est.group_effects_frame(1.0))
 
 
 def test_list_of_factors_with_a_combination():
     est = fitted(["item", ("item", "school")], random_slopes={"item": "hours"})
-    frame = tables.effects_frame(est)
+    frame = est.group_effects_frame()
     both = frame[frame["factor"] == "item:school"]
     assert both["level"].tolist() == est.group_labels_[1].tolist()
     assert isinstance(both["level"].iloc[0], tuple)
@@ -56,12 +55,12 @@ def test_list_of_factors_with_a_combination():
 def test_labels_beside_X_are_groups():
     X, _ = pupils()
     est = fitted(groups=X["school"].to_numpy(), take=["item", "school"])
-    table = tables.effects_table(est, 0.9)
+    table = dict(est.group_effects_frame(0.9))
     assert set(table["factor"]) == {"groups"} and len(table["mean"]) == 12
 
 
 def test_no_groups_is_an_empty_table():
-    table = tables.effects_table(fitted(take=["item"]), 0.9)
+    table = dict(fitted(take=["item"]).group_effects_frame(0.9))
     assert [len(values) for values in table.values()] == [0] * 8
 
 
@@ -70,9 +69,9 @@ def test_rows_are_those_of_the_named_levels():
     est = fitted("school", take=["item"])
     counts = X["school"].value_counts().sort_index().to_numpy()
     est._level_rows = [np.r_[counts, 1, 1]]  # two rows without label after the named levels
-    np.testing.assert_array_equal(tables.effects_table(est, 0.9)["rows"], counts)
+    np.testing.assert_array_equal(dict(est.group_effects_frame(0.9))["rows"], counts)
     est._level_rows = None
-    np.testing.assert_array_equal(tables.effects_table(est, 0.9)["rows"], -1)
+    np.testing.assert_array_equal(dict(est.group_effects_frame(0.9))["rows"], -1)
 
 
 def test_without_pandas_the_frame_is_the_table(monkeypatch):
@@ -80,5 +79,5 @@ def test_without_pandas_the_frame_is_the_table(monkeypatch):
     est = HierarchicalEPLogistic(1, refine=False)
     rng = np.random.default_rng(0)
     X = np.column_stack([rng.normal(size=60), rng.integers(6, size=60)])
-    table = tables.effects_frame(est.fit(X, rng.integers(2, size=60)))
+    table = est.fit(X, rng.integers(2, size=60)).group_effects_frame()
     assert isinstance(table, dict) and set(table["factor"]) == {"1"}
