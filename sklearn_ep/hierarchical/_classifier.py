@@ -28,7 +28,7 @@ from .._estimator.fitting import (
 )
 from .._estimator.latents import log_normalise
 from .._estimator.posterior_classifier import probabilities
-from . import _log_cholesky as log_cholesky
+from . import _scales
 from ._factors import GroupsForgotten, split_intercept
 from ._parts import checked_state, going_on, state_of
 from ._plan import (
@@ -891,7 +891,7 @@ def _of_scales(columns, posteriors, rule):
 def _names_of_theta(columns):
     """Return the names of the coordinates of theta, numbered by factor where there are several."""
     pairs = enumerate(columns.factors)
-    names = [(f"_{f}", n) for f, c in pairs for n in log_cholesky.names(1 + len(c.slopes))]
+    names = [(f"_{f}", n) for f, c in pairs for n in _scales.names(1 + len(c.slopes))]
     return tuple(n + (f if columns.listed else "") for f, n in names)
 
 

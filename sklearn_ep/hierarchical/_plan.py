@@ -11,7 +11,7 @@ from sklearn.utils.validation import validate_data
 from .._engine.gaussian import Natural
 from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import check_choice, check_common, check_number, validate_training
-from . import _log_cholesky as log_cholesky
+from . import _scales
 from ._factors import (
     FactorColumns,
     any_nested,
@@ -436,8 +436,8 @@ def _theta_prior(est, columns):
     for factor in columns.factors:
         prior = given.get(factor.name, (0.0, 1.5)) if isinstance(given, dict) else given
         q = 1 + len(factor.slopes)
-        mean = np.zeros(log_cholesky.n_coordinates(q))
-        mean[log_cholesky.diagonal_positions(q)] = prior[0]
+        mean = np.zeros(_scales.n_coordinates(q))
+        mean[_scales.diagonal_positions(q)] = prior[0]
         means.append(mean)
         sds.append(np.full(len(mean), float(prior[1])))
     return np.concatenate([[], *means]), np.concatenate([[], *sds])

@@ -8,7 +8,7 @@ from scipy.special import log_expit
 from .._engine.gaussian import Moments, backward, forward
 from .._engine.hyper import log_mixture, mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
-from . import _log_cholesky as log_cholesky
+from . import _scales
 from .exact.layout import EffectPlaces
 
 __all__ = [
@@ -44,7 +44,7 @@ class GroupScales(NamedTuple):
 
     def sds(self, theta):
         """Return the sds (..., Q) of the effects, factor by factor, for coordinates theta."""
-        return log_cholesky.scales(theta, self.n_effects)
+        return _scales.scales(theta, self.n_effects)
 
     def quantiles(self, levels):
         """Return quantiles (len(levels), Q) of the sds."""

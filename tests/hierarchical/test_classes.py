@@ -13,7 +13,7 @@ from scipy.special import log_softmax, logsumexp, softmax
 
 from sklearn_ep import HierarchicalEPLogistic
 from sklearn_ep._engine import class_weights, hyper, loop
-from sklearn_ep.hierarchical import _log_cholesky as log_cholesky
+from sklearn_ep.hierarchical import _scales
 from sklearn_ep.hierarchical.classes import fit as classes_fit
 from sklearn_ep.hierarchical.classes import model as classes_model
 from sklearn_ep.hierarchical.classes import posterior as classes_posterior
@@ -39,7 +39,7 @@ def problem(n=150, K=3, D=3, levels=(12,), tau=0.8, slope=False, seed=0, **given
 
 def plan_of(X, y, designs, codes, n_levels, **given):
     sizes = [w.shape[1] for w in designs]
-    t = sum(log_cholesky.n_coordinates(q) for q in sizes)
+    t = sum(_scales.n_coordinates(q) for q in sizes)
     fields = dict(
         X=X,
         y=y,
@@ -83,7 +83,7 @@ class Sampler:
         self.plan, self.rng = plan, np.random.default_rng(seed)
         self.K, self.T = plan.n_classes, len(plan.theta_mean)
         self.q = [w.shape[1] for w in plan.designs]
-        ends = np.cumsum([0, *(log_cholesky.n_coordinates(q) for q in self.q)])
+        ends = np.cumsum([0, *(_scales.n_coordinates(q) for q in self.q)])
         self.spans = [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
         self.Z = [
             np.einsum("nl,nq->nlq", np.eye(k)[code], w).reshape(len(w), -1)
@@ -100,9 +100,7 @@ class Sampler:
             u.reshape(len(u), self.K, k, q)
             for u, k, q in zip(effects, self.plan.n_levels, self.q, strict=True)
         ]
-        lowers = [
-            log_cholesky.factor(theta[:, s], q) for s, q in zip(self.spans, self.q, strict=True)
-        ]
+        lowers = [_scales.factor(theta[:, s], q) for s, q in zip(self.spans, self.q, strict=True)]
         pairs = zip(white, lowers, strict=True)
         return (
             theta,
@@ -131,11 +129,11 @@ class Sampler:
             at = theta[:, span]
             slope[0][:, span] += np.array(
                 [
-                    np.einsum("trq,rq->t", log_cholesky.tangent(t, q), g)
+                    np.einsum("trq,rq->t", _scales.tangent(t, q), g)
                     for t, g in zip(at, of_lower, strict=True)
                 ]
             )
-            lower = log_cholesky.factor(at, q)
+            lower = _scales.factor(at, q)
             slope.append(np.einsum("ckjr,crq->ckjq", pull, lower) - u)
         return value, np.concatenate([s.reshape(len(state), -1) for s in slope], axis=1)
 
@@ -177,7 +175,7 @@ def sampled(name, n_chains=64, n_warm=300, n_draws=1200):
         for f, (w, a, span, q) in enumerate(
             zip(designs, effects, sampler.spans, sampler.q, strict=True)
         ):
-            lower = log_cholesky.factor(theta[:, span], q)
+            lower = _scales.factor(theta[:, span], q)
             white = rng.normal(size=(*eta.shape, q))
             fresh = np.einsum("cknq,crq->cknr", white, lower)
             known = codes[:, f] >= 0

@@ -12,8 +12,7 @@ from scipy.special import log_expit, logsumexp
 
 from sklearn_ep._engine import gaussian, likelihoods, partition, rules
 from sklearn_ep._engine import sites as engine_sites
-from sklearn_ep.hierarchical import _factors
-from sklearn_ep.hierarchical import _log_cholesky as log_cholesky
+from sklearn_ep.hierarchical import _factors, _scales
 from sklearn_ep.hierarchical import _parts as checkpoint
 from sklearn_ep.hierarchical.partitions import arrow, draws, nodes
 from sklearn_ep.hierarchical.partitions import messages as partitions_messages
@@ -52,8 +51,8 @@ def dense_ep(A, sign, weight, precision, shift, sweeps=200):
 @pytest.mark.parametrize("weights", [False, True])
 def test_arrow_equals_dense_ep(q, weights):
     rows = rows_of(q=q, weights=weights)
-    theta = np.linspace(-0.5, 0.6, 2 * log_cholesky.n_coordinates(q)).reshape(2, -1)
-    scale = log_cholesky.factor(theta, q)
+    theta = np.linspace(-0.5, 0.6, 2 * _scales.n_coordinates(q)).reshape(2, -1)
+    scale = _scales.factor(theta, q)
     precision = np.diag([0.5, 1.0, 2.0]) + 0.1
     shift = np.array([[0.3, -0.2, 0.5], [0.0, 0.4, -0.1]])
     out = arrow.conditional_ep(rows, scale, precision[None], shift, None, tol=1e-12, max_passes=300)
@@ -102,22 +101,20 @@ def test_weights_are_repeated_rows():
 
 def test_log_cholesky_is_a_covariance_with_its_tangent():
     theta = np.array([0.3, -0.4, 0.2, 0.5, 0.1, -0.6])
-    lower = log_cholesky.factor(theta, 3)
+    lower = _scales.factor(theta, 3)
     assert np.all(np.linalg.eigvalsh(lower @ lower.T) > 0)
-    np.testing.assert_allclose(
-        np.log(np.diagonal(lower)), theta[log_cholesky.diagonal_positions(3)]
-    )
+    np.testing.assert_allclose(np.log(np.diagonal(lower)), theta[_scales.diagonal_positions(3)])
     h = 1e-6
-    for t, tangent in enumerate(log_cholesky.tangent(theta, 3)):
+    for t, tangent in enumerate(_scales.tangent(theta, 3)):
         step = h * np.eye(6)[t]
-        up, down = log_cholesky.factor(theta + step, 3), log_cholesky.factor(theta - step, 3)
+        up, down = _scales.factor(theta + step, 3), _scales.factor(theta - step, 3)
         np.testing.assert_allclose((up - down) / (2 * h), tangent, atol=1e-9)
 
 
 @pytest.mark.parametrize("q, tolerance", [(0, 1e-6), (1, 2e-4), (2, 2e-2)])
 def test_marginal_derivatives(q, tolerance):
     rows = rows_of(n=60, q=q, weights=True, seed=3)
-    phi = np.r_[0.3, -0.2, 0.1, np.linspace(-0.4, 0.1, log_cholesky.n_coordinates(q))]
+    phi = np.r_[0.3, -0.2, 0.1, np.linspace(-0.4, 0.1, _scales.n_coordinates(q))]
     at = partitions_mode.marginal_terms(rows, phi, q, np.zeros((len(rows.starts), q)))
     h = 1e-5 * np.eye(len(phi))
     up = [partitions_mode.marginal_terms(rows, phi + s, q, at.modes) for s in h]
@@ -203,7 +200,7 @@ def test_importance_against_exact_integrals(case):
 def test_gradients_of_the_joint_density(q):
     rows = rows_of(q=q, weights=True)
     rng = np.random.default_rng(5)
-    p, j = 3 + log_cholesky.n_coordinates(q), len(rows.starts)
+    p, j = 3 + _scales.n_coordinates(q), len(rows.starts)
     root = rng.standard_normal((p, p))
     cavity = gaussian.Natural(root @ root.T + np.eye(p), rng.standard_normal(p))
     x = 0.5 * rng.standard_normal(p + j * q)
@@ -216,7 +213,7 @@ def test_gradients_of_the_joint_density(q):
     numeric = [(value(x + h)[0] - value(x - h)[0]) / 2e-6 for h in steps]
     np.testing.assert_allclose(slope, numeric, rtol=1e-6, atol=1e-6)
     prior = -0.5 * np.sum(x[p:] ** 2) + x[:p] @ (cavity.shift - 0.5 * cavity.precision @ x[:p])
-    effects = x[p:].reshape(j, q) @ log_cholesky.factor(x[3:p], q).T
+    effects = x[p:].reshape(j, q) @ _scales.factor(x[3:p], q).T
     z = rows.X @ x[:3] + (np.sum(rows.local * effects[rows.group], 1) if q else 0.0)
     assert value(x)[0] == pytest.approx(rows.weight @ log_expit(rows.sign * z) + prior)
 

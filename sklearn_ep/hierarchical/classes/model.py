@@ -27,7 +27,7 @@ from ..._engine.class_sites import JointEP, empty_sites
 from ..._engine.class_weights import ClassWeights
 from ..._engine.hyper import Node
 from ..._engine.noisy_argmax import QUICK_SOFTMAX
-from .. import _log_cholesky as log_cholesky
+from .. import _scales
 from ..exact.layout import SharedRows, shared_entries
 
 __all__ = ["ClassesModel", "lay_out_effects", "level_covariances"]
@@ -193,7 +193,7 @@ class ClassesModel(NamedTuple):
 
     def spans(self):
         """Return the slice of theta that belongs to each factor."""
-        return log_cholesky.spans(self.n_effects)
+        return _scales.spans(self.n_effects)
 
     def effect_spans(self):
         """Return the slice of the weights of a class that belongs to the effects of each factor."""
@@ -209,7 +209,7 @@ class ClassesModel(NamedTuple):
 
     def factors_of(self, theta):
         """Return the Cholesky factor (q_f, q_f) of the covariance of each factor's effects."""
-        return log_cholesky.factors(theta, self.n_effects)
+        return _scales.factors(theta, self.n_effects)
 
     def first_sites(self):
         """Return sites (2, n, K) that say nothing."""
@@ -255,7 +255,7 @@ class ClassesModel(NamedTuple):
             mean = state.coef[:, own].reshape(-1, q)
             moment = mean.T @ mean - self.n_classes * n * np.eye(q)
             moment += level_covariances(state.spread, own, q).sum((0, 1))
-            out[span] += log_cholesky.slope(theta[span], q, moment)
+            out[span] += _scales.slope(theta[span], q, moment)
         return out
 
 

@@ -30,7 +30,7 @@ from ..._engine.likelihoods import Logit
 from ..._engine.rules import rule_of_power
 from ..._engine.sites import Sites
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
-from .. import _log_cholesky as log_cholesky
+from .. import _scales
 from .._posterior import GroupPosterior, of_sites
 from .._scales import explore
 from .group_sites import GroupSites, cavities, log_site_masses, new_sites, tilted_groups
@@ -323,7 +323,7 @@ class CrossedModel(NamedTuple):
 
     def spans(self):
         """Return the slice of theta that belongs to each factor."""
-        return log_cholesky.spans(self.places.n_effects)
+        return _scales.spans(self.places.n_effects)
 
     def flops(self):
         """Return about how many operations a pass takes."""
@@ -360,7 +360,7 @@ class CrossedModel(NamedTuple):
                 second = mean.T @ mean + np.einsum("snq,snp->qp", halves, halves, optimize=True)
                 inner = np.linalg.solve(lower, second)
                 moment = np.linalg.solve(lower, inner.T) - n * np.eye(q)
-            out[span] += log_cholesky.slope(theta[span], q, moment)
+            out[span] += _scales.slope(theta[span], q, moment)
         return out
 
 

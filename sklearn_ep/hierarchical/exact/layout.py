@@ -12,7 +12,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from ..._engine.row_order import row_keys
-from .. import _log_cholesky as log_cholesky
+from .. import _scales
 from .group_sites import LARGEST_GROUP
 
 __all__ = [
@@ -194,7 +194,7 @@ class EffectPlaces(NamedTuple):
 
     def factors(self, theta):
         """Return the Cholesky factor (q_f, q_f) of the covariance of each factor's effects."""
-        return log_cholesky.factors(theta, self.n_effects)
+        return _scales.factors(theta, self.n_effects)
 
     def prior(self, theta):
         """Return the `SharedPrior` at theta."""

@@ -23,7 +23,7 @@ from scipy.special import expit, log_expit, logsumexp
 from ..._engine.diagnostics import importance_check
 from ..._engine.gaussian import Moments, Natural, backward, checked_cholesky, log_partition
 from ..._engine.quadrature import gauss_legendre_panels
-from .. import _log_cholesky as log_cholesky
+from .. import _scales
 from .arrow import arrow_rows
 from .mode import effect_modes, effect_rule
 from .nodes import SiteState, TiltedSite, tilted_by_nodes
@@ -84,7 +84,7 @@ def _log_likelihood(rows, phi, q):
     offset = phi[:, :d] @ rows.X.T
     if q == 0:
         return log_expit(rows.sign * offset) @ rows.weight
-    design = np.einsum("nq,sqp->snp", rows.local, log_cholesky.factor(phi[:, d:], q))
+    design = np.einsum("nq,sqp->snp", rows.local, _scales.factor(phi[:, d:], q))
     start = np.zeros((len(phi), len(rows.starts), q))
     modes, lower = effect_modes(rows, offset, design, start)
     group, total = rows.group, np.full(start.shape[:2], -np.inf)
@@ -263,7 +263,7 @@ def joint_log_density(rows, cavity, phi, u, q):
     of their prior, u_j ~ N(0, I).
     """
     d = rows.X.shape[1]
-    lower = log_cholesky.factor(phi[d:], q)
+    lower = _scales.factor(phi[d:], q)
     z, group = rows.X @ phi[:d], rows.group
     if q:
         z = z + np.sum((rows.local @ lower) * u[group], axis=1)
@@ -276,7 +276,7 @@ def joint_log_density(rows, cavity, phi, u, q):
     slope_u = -u
     if q:
         turned = residual[:, None] * rows.local
-        slope[d:] += np.einsum("tab,ab->t", log_cholesky.tangent(phi[d:], q), turned.T @ u[group])
+        slope[d:] += np.einsum("tab,ab->t", _scales.tangent(phi[d:], q), turned.T @ u[group])
         slope_u = np.add.reduceat(turned @ lower, rows.starts, axis=0) - u
     return float(value), slope, slope_u
 

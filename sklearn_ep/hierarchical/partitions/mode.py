@@ -16,7 +16,7 @@ from scipy.special import expit, log_expit, logsumexp
 from ..._engine.gaussian import backward, checked_cholesky, forward, log_partition
 from ..._engine.loop import SILENT, Reason, Trace, reason_to_end
 from ..._engine.quadrature import gauss_hermite
-from .. import _log_cholesky as log_cholesky
+from .. import _scales
 from .arrow import segment_products, weighted_gram
 from .messages import Messages, is_proper
 
@@ -105,7 +105,7 @@ def marginal_terms(rows, phi, q, modes):
         value = rows.weight @ log_expit(rows.sign * offset)
         gram = weighted_gram(rows.X, (rows.weight * p * (1.0 - p))[None])[0]
         return SiteTerms(value, residual @ rows.X, -gram, modes)
-    design = rows.local @ log_cholesky.factor(phi[d:], q)
+    design = rows.local @ _scales.factor(phi[d:], q)
     modes, lower = effect_modes(rows, offset, design, modes)
     x, log_weight = effect_rule(q)
     u, group = modes + backward(lower, x[:, None, :, None])[..., 0], rows.group
@@ -119,7 +119,7 @@ def marginal_terms(rows, phi, q, modes):
     p = expit(z)
     residual = rows.weight * (0.5 * (1.0 + rows.sign) - p)
     curvature = rows.weight * p * (1.0 - p) * share[:, group]
-    slope = np.einsum("tnq,knq->tkn", rows.local @ log_cholesky.tangent(phi[d:], q), u[:, group])
+    slope = np.einsum("tnq,knq->tkn", rows.local @ _scales.tangent(phi[d:], q), u[:, group])
     of_theta = np.moveaxis(np.add.reduceat(residual * slope, rows.starts, axis=2), 0, -1)
     score = np.concatenate([segment_products(rows, residual), of_theta], axis=2)
     gradient, hessian = _louis(score, share)
@@ -128,7 +128,7 @@ def marginal_terms(rows, phi, q, modes):
     hessian[d:, :d] -= cross
     hessian[:d, d:] -= cross.T
     hessian[d:, d:] -= np.einsum("kn,skn,tkn->st", curvature, slope, slope, optimize=True)
-    bent = d + log_cholesky.diagonal_positions(q)
+    bent = d + _scales.diagonal_positions(q)
     hessian[bent, bent] += gradient[bent]
     return SiteTerms(float(total.sum()), gradient, hessian, modes)
 

@@ -29,7 +29,7 @@ from ..._engine.hyper import Node
 from ..._engine.loop import Evaluation, iterate
 from ..._engine.quadrature import gauss_hermite, star_rule
 from ..._engine.sites import Sites
-from .. import _log_cholesky as log_cholesky
+from .. import _scales
 from ..exact.layout import GroupColumns, LocalPart
 from .arrow import conditional_ep, half_partition, stacked_cholesky
 from .messages import Messages, pack, total_of, unpack
@@ -138,7 +138,7 @@ def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20, power=1.0):
     def solve(theta, block, shift, sites):
         if sites is not None and len(sites.precision) != len(theta):
             sites = middle_sites(sites, len(theta))
-        scale = log_cholesky.factor(theta, q)
+        scale = _scales.factor(theta, q)
         options = dict(tol=tol, max_passes=max_passes, power=power)
         return conditional_ep(rows, scale, block[None], shift, sites, **options)
 
@@ -225,7 +225,7 @@ class PartsGivenTheta:
 
     def spans(self):
         """Return the slice of theta that belongs to the one factor."""
-        return log_cholesky.spans([self.problem.q])
+        return _scales.spans([self.problem.q])
 
     @property
     def n_levels(self):
@@ -270,7 +270,7 @@ class PartsGivenTheta:
         inverse = np.linalg.inv(lower)
         cov = turned @ turned.swapaxes(1, 2) + inverse.swapaxes(1, 2) @ inverse
         moment = (cov + mean[:, :, None] * mean[:, None]).mean(0) - np.eye(q)
-        return log_cholesky.slope(theta, q, self.problem.n_groups * moment)
+        return _scales.slope(theta, q, self.problem.n_groups * moment)
 
 
 def no_groups(d):

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..._engine.partition import load_part
 from ..._engine.row_order import row_keys
-from .. import _log_cholesky as log_cholesky
+from .. import _scales
 from .._factors import group_keys
 from .arrow import ArrowRows, arrow_rows, conditional_ep
 from .mode import marginal_terms
@@ -161,5 +161,5 @@ def drawing_worker(part, message, reader, q, tilted, settings):
 
 def nodes_worker(part, message, reader, theta, q, inner):
     """Return the `ConditionalPosterior` of a partition at nodes in theta."""
-    rows, scale = read_rows(part, reader), log_cholesky.factor(theta, q)
+    rows, scale = read_rows(part, reader), _scales.factor(theta, q)
     return conditional_ep(rows, scale, *message, **inner)
