@@ -255,7 +255,13 @@ def test_two_halves_of_few_groups_converge(seeds):
 
 
 @pytest.mark.parametrize(
-    ("shape", "scale"), [((30, 20), 0.3), ((30, 4), 0.3), ((24, 10), (1.0, 0.7)), ((8, 6), (1, 1))]
+    ("shape", "scale"),
+    [
+        ((30, 20), 0.3),
+        ((30, 4), 0.3),
+        ((8, 6), (1, 1)),
+        pytest.param((24, 10), (1.0, 0.7), marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_sites_that_know_little_converge(shape, scale, seed):
