@@ -424,7 +424,7 @@ class LearningEnd(NamedTuple):
 KEPT = LearningEnd("converged", 0, 0.0)
 
 
-class _Climb:
+class _EvidenceClimb:
     """A log density as the searches want it: from the best node so far, told of its steps.
 
     A point without node has the value minus infinity. The payload of a node is that of an
@@ -481,7 +481,7 @@ def find_mode(
     if not len(phi):
         node = evaluate(phi, None)
         return node and (node, KEPT)
-    climb = _Climb(evaluate, monitor, sign=-1.0)
+    climb = _EvidenceClimb(evaluate, monitor, sign=-1.0)
     if optimizer is not None:
         return _by_function(optimizer, climb, phi, bounds, starts)
     run: Any = partial(
@@ -545,7 +545,7 @@ def find_mode_from_rows(
     below = found[0]
     difference = 0.1 if exact_gradient else 0.2
     curvature, lacking = curvature_at(of_rows, below, bounds, difference)
-    climb = _Climb(evaluate_from(below), monitor)
+    climb = _EvidenceClimb(evaluate_from(below), monitor)
     limits: dict[str, Any] = dict(gain=accuracy.gain, max_iter=max_iter, ended=climb.told)
     if not exact_gradient:
         # gradients that are not exact are off by as much as longer steps promise; what they lack
