@@ -291,7 +291,8 @@ def _maximum(theta, at, scores, close=_BY.close, blind=False):
     """
     curvature: Any = at.curvature
     for _ in range(50):
-        step = np.linalg.solve(curvature, at.gradient)
+        # weights that differ by many orders of magnitude leave it without a rank of two
+        step = np.linalg.lstsq(curvature, at.gradient, rcond=None)[0]
         if 0.5 * step @ at.gradient <= close:
             return (theta + step if blind else theta), at
         step = step * min(1.0, 1.0 / np.max(np.abs(step)))

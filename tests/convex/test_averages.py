@@ -532,6 +532,14 @@ def test_left_out_probabilities_of_an_average_are_those_of_fits_without_the_row(
     assert gap.max() < 0.025 and gap.mean() < 0.006
 
 
+def test_weights_of_many_magnitudes_have_a_slope_and_a_temper():
+    mean = np.array([-3e3, 2e3, -1e3, 40.0, 1e-3, 2.0])
+    var, weight = np.array([5e3, 9e3, 7e3, 1e3, 1e3, 1e2]), 10.0 ** np.array([6, 6, 6, 0, 0, 0])
+    for sign in (np.ones(6), np.array([-1.0, 1.0, -1.0, -1.0, 1.0, 1.0])):
+        out = calibrated(sign, weight, np.ones(1), [Cavities(mean, var)], "loo")
+        assert np.isfinite(out.slope) and np.isfinite(out.temper)
+
+
 def test_rows_without_a_proper_cavity_leave_the_sum():
     rng = np.random.default_rng(0)
     mean, var = rng.standard_normal(30), rng.gamma(2.0, 1.0, 30)
