@@ -320,9 +320,9 @@ class SampledLoop:
         That is the mean square change of a log variance.
         """
         place = self.place
-        formed = self._form(place.penalty().precision, rtol, damping)
-        place.anchors = [*place.anchors, formed.anchor]
-        with np.errstate(over="ignore", invalid="ignore"):  # the residual tells
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the residual tells
+            formed = self._form(place.penalty().precision, rtol, damping)
+            place.anchors = [*place.anchors, formed.anchor]
             sums = place.visit(advance_sums, products=2)
         moved = self._new_prior(formed.predictor, sums.dof_before)
         residual = max(sums.change / self.rows.weight, moved)
