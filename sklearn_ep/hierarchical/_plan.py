@@ -9,6 +9,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
 from .._engine.gaussian import Natural
+from .._engine.hyper import NormalPrior
 from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import check_choice, check_common, check_number, validate_training
 from . import _scales
@@ -71,8 +72,8 @@ class Plan(NamedTuple):
     engine is the one that runs, over `parts`: the `Placement` of groups in sites, or the
     `FactorParts` of messages; None for EP over all rows at once, which is of more than two classes
     together where it is `joint`. levels (named ones) and n_levels (rows without label
-    counted) are of each factor, sizes (L_f,) the rows of each level; beta_sd (D,), theta_mean and
-    theta_sd (T,) are the priors; fingerprint, with a checkpoint, tells data and model from others.
+    counted) are of each factor, sizes (L_f,) the rows of each level; beta_sd (D,) and theta_prior
+    are the priors; fingerprint, with a checkpoint, tells data and model from others.
     X (n, D) are the shared columns, the intercept last, y class indices, weight copies, designs (n,
     q_f) and codes (n,) of each factor: None of raw parts.
     """
@@ -85,8 +86,7 @@ class Plan(NamedTuple):
     n_levels: list[int]
     sizes: list[np.ndarray]
     beta_sd: np.ndarray
-    theta_mean: np.ndarray
-    theta_sd: np.ndarray
+    theta_prior: NormalPrior
     settings: Settings
     fingerprint: str
     joint: bool
@@ -108,8 +108,8 @@ class Plan(NamedTuple):
 
     def prior(self):
         """Return the prior of phi = (coefficients, theta) as a `Natural`."""
-        mean = np.r_[np.zeros(len(self.beta_sd)), self.theta_mean]
-        precision = np.r_[self.beta_sd, self.theta_sd] ** -2.0
+        mean = np.r_[np.zeros(len(self.beta_sd)), self.theta_prior.mean]
+        precision = np.r_[self.beta_sd, self.theta_prior.sd] ** -2.0
         return Natural(np.diag(precision), precision * mean)
 
 
@@ -286,16 +286,15 @@ def _set_columns(est, shapes):
 
 def _priors(est, columns, width):
     """Return the fields of a plan that are parameters, for shared columns of this width."""
-    return prior_sd(est, width), *_theta_prior(est, columns), _settings(est)
+    return prior_sd(est, width), _theta_prior(est, columns), _settings(est)
 
 
 def _fingerprint(est, columns, engine, data):
     """Return a hash of what a checkpoint must have in common with a fit: data, and the model."""
-    means, sds = _theta_prior(est, columns)
     factors = [np.array([*f.positions, -1, *f.slopes]) for f in columns.factors]
     scale = np.append(np.asarray(est.prior_scale, dtype=float), est.power)
     words = np.array(f"{engine} {columns.fit_intercept} {est.n_partitions}")
-    return digest(*data, means, sds, scale, words, *factors)
+    return digest(*data, *_theta_prior(est, columns), scale, words, *factors)
 
 
 def _checked(est, X, y, groups, sample_weight):
@@ -425,7 +424,7 @@ def _check_list(est, columns, codes):
 
 
 def _theta_prior(est, columns):
-    """Return prior means and sds (T,) of theta, factor by factor."""
+    """Return the `NormalPrior` of theta, factor by factor."""
     names = [f.name for f in columns.factors]
     given: Any = est.tau_prior
     if isinstance(given, dict):
@@ -440,7 +439,7 @@ def _theta_prior(est, columns):
         mean[_scales.diagonal_positions(q)] = prior[0]
         means.append(mean)
         sds.append(np.full(len(mean), float(prior[1])))
-    return np.concatenate([[], *means]), np.concatenate([[], *sds])
+    return NormalPrior(np.concatenate([[], *means]), np.concatenate([[], *sds]))
 
 
 def check_parts(parts):

@@ -180,7 +180,7 @@ def explore(model, start, tol, max_iter, rule, monitor, cov=None):
 
 def affords_lattice(model):
     """Say whether a lattice in theta is worth its cost: few coordinates, cheap passes."""
-    t = len(model.theta_mean)
+    t = len(model.theta_prior.mean)
     return (
         0 < t < len(_LIMITS.usual)
         and _LIMITS.usual[t] * _LIMITS.a_node * model.flops() <= _LIMITS.flops
@@ -252,7 +252,7 @@ def _known_curvature(model):
     """Return the negative second derivatives (T,) of log density, were the effects known."""
     spans = zip(model.spans(), model.n_levels, strict=True)
     levels = np.concatenate([np.full(s.stop - s.start, n) for s, n in spans])
-    return 0.5 * levels + 1.0 / model.theta_sd**2
+    return 0.5 * levels + 1.0 / model.theta_prior.sd**2
 
 
 def _bfgs(inverse, moved, lost):
@@ -282,7 +282,7 @@ def axes_at(model, node, tol):
 
 
 def _least_curvature(model):
-    return _LIMITS.curvature / np.max(model.theta_sd) ** 2
+    return _LIMITS.curvature / np.max(model.theta_prior.sd) ** 2
 
 
 def lattice_about(model, axes, first, tol, told):
@@ -321,9 +321,9 @@ def _bounds(model, centre):
     The evidence is flat where scales vanish or are huge, so that the prior bounds the posterior;
     only where sites cannot settle does it go on, at a cost that grows with the scales.
     """
-    far, near = _LIMITS.reach * model.theta_sd, model.theta_sd
-    low = np.minimum(model.theta_mean - far, centre - near)
-    return np.column_stack([low, np.maximum(model.theta_mean + far, centre + near)])
+    far, near = _LIMITS.reach * model.theta_prior.sd, model.theta_prior.sd
+    low = np.minimum(model.theta_prior.mean - far, centre - near)
+    return np.column_stack([low, np.maximum(model.theta_prior.mean + far, centre + near)])
 
 
 def evaluate(model, tol, theta, near):

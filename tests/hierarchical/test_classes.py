@@ -49,8 +49,7 @@ def plan_of(X, y, designs, codes, n_levels, **given):
         n_levels=n_levels,
         levels=[np.arange(k) for k in n_levels],
         beta_sd=np.full(X.shape[1], 2.5),
-        theta_mean=np.zeros(t),
-        theta_sd=np.full(t, 1.0),
+        theta_prior=hyper.NormalPrior(np.zeros(t), np.full(t, 1.0)),
     )
     settings = dict(tol=1e-3, max_iter=100, theta="grid", power=1.0)
     own = {name: given.pop(name) for name in list(given) if name in settings}
@@ -81,7 +80,7 @@ class Sampler:
 
     def __init__(self, plan, n_chains, seed):
         self.plan, self.rng = plan, np.random.default_rng(seed)
-        self.K, self.T = plan.n_classes, len(plan.theta_mean)
+        self.K, self.T = plan.n_classes, len(plan.theta_prior.mean)
         self.q = [w.shape[1] for w in plan.designs]
         ends = np.cumsum([0, *(_scales.n_coordinates(q) for q in self.q)])
         self.spans = [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
@@ -118,10 +117,13 @@ class Sampler:
             eta += a.reshape(*eta.shape[:2], -1) @ Z.T
         log_p = log_softmax(eta, axis=1)
         value = np.einsum("ckn,nk->c", log_p, self.hit)
-        value -= 0.5 * np.sum(((theta - p.theta_mean) / p.theta_sd) ** 2, 1)
+        value -= 0.5 * np.sum(((theta - p.theta_prior.mean) / p.theta_prior.sd) ** 2, 1)
         value -= 0.5 * np.sum((beta / p.beta_sd) ** 2, (1, 2))
         miss = self.hit.T - np.exp(log_p)
-        slope = [(p.theta_mean - theta) / p.theta_sd**2, (miss @ p.X - beta / p.beta_sd**2)]
+        slope = [
+            (p.theta_prior.mean - theta) / p.theta_prior.sd**2,
+            (miss @ p.X - beta / p.beta_sd**2),
+        ]
         for Z, u, span, q in zip(self.Z, white, self.spans, self.q, strict=True):
             value -= 0.5 * np.sum(u**2, (1, 2, 3))
             pull = (miss @ Z).reshape(u.shape)
@@ -238,7 +240,8 @@ def test_importance_weights_say_that_the_posterior_is_close(name):
 def test_two_classes_are_the_binary_model(levels):
     """The difference of two classes has twice the prior variance of each."""
     plan = problem(n=300, K=2, levels=levels, seed=4, beta_sd=np.full(3, 2.5) / np.sqrt(2))
-    plan.theta_mean, plan.theta_sd = plan.theta_mean - 0.5 * np.log(2), 1.5 * plan.theta_sd
+    prior = plan.theta_prior
+    plan.theta_prior = hyper.NormalPrior(prior.mean - 0.5 * np.log(2), 1.5 * prior.sd)
     codes, d = np.column_stack(plan.codes), plan.X.shape[1] - 1
     est = HierarchicalEPLogistic(list(range(d, d + len(levels))))
     est.fit(np.column_stack([plan.X[:, :-1], codes]), plan.y)
@@ -317,7 +320,7 @@ def test_posterior_is_that_of_sparse_rows():
 )
 def test_gradient_against_differences(given, bound):
     model = classes_fit.class_model(problem(**given))
-    theta, h = model.theta_mean - 0.3, 0.05
+    theta, h = model.theta_prior.mean - 0.3, 0.05
     base = model.evaluate(theta, model.first_sites(), 1e-7, 200)
     for k, away in enumerate(h * np.eye(len(theta))):
         up, down = (
@@ -334,7 +337,7 @@ def test_gradient_against_differences(given, bound):
 def at_one_theta(plan, tol=1e-8):
     """The posterior given theta, with sites at their fixed point."""
     model = classes_fit.class_model(plan)
-    node = model.evaluate(model.theta_mean - 0.2, model.first_sites(), tol, 400)
+    node = model.evaluate(model.theta_prior.mean - 0.2, model.first_sites(), tol, 400)
     assert node.residual < tol
     named = [len(known) for known in plan.levels]
     return node, classes_posterior.ClassMixture(model, hyper.Average.alone(node), named)
@@ -381,7 +384,7 @@ def test_draws_have_the_moments(name):
     posterior, S = fit.posterior, 6000
     rng = np.random.default_rng(0)
     beta, effects, theta, node = posterior.draw(S, rng)
-    assert theta.shape == (S, len(plan.theta_mean)) and node.shape == (S,)
+    assert theta.shape == (S, len(plan.theta_prior.mean)) and node.shape == (S,)
     mean, cov = posterior.beta_moments()
     within(beta, mean, np.sqrt(np.einsum("cqcq->cq", cov)))
     for drawn, m, s in zip(effects, *posterior.group_effects(), strict=True):

@@ -6,7 +6,7 @@ from message_rows import dense_design, flat, in_parts
 from scipy.special import expit
 from scipy.stats import norm
 
-from sklearn_ep._engine import likelihoods
+from sklearn_ep._engine import hyper, likelihoods
 from sklearn_ep._engine import sites as engine_sites
 from sklearn_ep.hierarchical.exact import fit, group_sites
 from sklearn_ep.hierarchical.exact import layout as exact_layout
@@ -29,7 +29,7 @@ def crossed_model(n, levels, q, seed, D=3):
     T = sum(k * (k + 1) // 2 for k in q)
     sizes = list(q), list(levels), list(levels), local
     places = exact_layout.EffectPlaces(np.full(D, 0.16), *sizes, layout.order)
-    model = fit.CrossedModel(layout, places, np.zeros(T), np.full(T, 1.5))
+    model = fit.CrossedModel(layout, places, hyper.NormalPrior(np.zeros(T), np.full(T, 1.5)))
     return model, (X, sign, designs, codes)
 
 
@@ -68,7 +68,7 @@ def test_given_sites_the_posterior_is_that_of_dense_algebra(q):
     rng = np.random.default_rng(1)
     layout, n = model.layout, 150
     assert not layout.small
-    t = np.array([0.2, -0.3, 0.1, 0.4, -0.2, 0.3, 0.1, -0.1, 0.2])[: len(model.theta_mean)]
+    t = np.array([0.2, -0.3, 0.1, 0.4, -0.2, 0.3, 0.1, -0.1, 0.2])[: len(model.theta_prior.mean)]
     sites = fit.AllSites(engine_sites.Sites(rng.uniform(0.05, 0.3, n), rng.normal(size=n)), [])
     node = model.evaluate(t, sites, 1e-9, max_passes=1)
     Z, B = dense_model(model, t, rows)

@@ -60,8 +60,7 @@ def class_model(plan):
         n_effects=[w.shape[1] for w in plan.designs],
         n_levels=list(plan.n_levels),
         beta_precision=plan.beta_sd**-2.0,
-        theta_mean=plan.theta_mean,
-        theta_sd=plan.theta_sd,
+        theta_prior=plan.theta_prior,
     )
 
 
@@ -73,7 +72,7 @@ def fit_classes(plan, monitor, previous=None, save=None):
     plan : object
         Rows as X (n, D) with the intercept last, class indices y (n,), weight (n,), designs (n,
         q_f) and codes (n,) of each factor, n_levels and levels (the named ones, the first) of each;
-        priors beta_sd (D,), theta_mean and theta_sd (T,); `settings` with tol, max_iter, and
+        priors beta_sd (D,), theta_prior; `settings` with tol, max_iter, and
         theta, the rule for the scales. `n_classes`, if there is such a field, is the number of
         classes.
     monitor : FitMonitor
@@ -133,7 +132,7 @@ def state_of_classes(node):
 
 def _start_of(model, previous):
     """Return (theta, sites) of an earlier fit as far as they suit this one."""
-    theta, sites = model.theta_mean, model.first_sites()
+    theta, sites = model.theta_prior.mean, model.first_sites()
     previous = {} if previous is None else previous
     if np.shape(previous.get("theta")) == np.shape(theta):
         theta = previous["theta"]

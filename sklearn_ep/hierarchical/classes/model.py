@@ -21,11 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import LinearOperator
-from scipy.stats import norm
 
 from ..._engine.class_sites import JointEP, empty_sites
 from ..._engine.class_weights import ClassWeights
-from ..._engine.hyper import Node
+from ..._engine.hyper import Node, NormalPrior
 from ..._engine.noisy_argmax import QUICK_SOFTMAX
 from .. import _scales
 from ..exact.layout import SharedRows, shared_entries
@@ -177,7 +176,7 @@ class ClassesModel(NamedTuple):
         Varying coefficients and levels of each factor.
     beta_precision : ndarray of shape (D,)
         Prior precisions of the coefficients of each class.
-    theta_mean, theta_sd : ndarray of shape (T,)
+    theta_prior : NormalPrior
         Normal prior of theta, factor by factor.
     """
 
@@ -188,8 +187,7 @@ class ClassesModel(NamedTuple):
     n_effects: list[int]
     n_levels: list[int]
     beta_precision: np.ndarray
-    theta_mean: np.ndarray
-    theta_sd: np.ndarray
+    theta_prior: NormalPrior
 
     def spans(self):
         """Return the slice of theta that belongs to each factor."""
@@ -238,18 +236,17 @@ class ClassesModel(NamedTuple):
         limits = dict(tol=tol, max_iter=max_passes, damping=_PLAIN_DAMPING, mixing=_MIXING)
         result = ep.solve(sites, accelerate=True, **limits)
         log_z = result.evaluation.record["log_evidence"]
-        log_prior = float(np.sum(norm.logpdf(theta, self.theta_mean, self.theta_sd)))
-        gradient = self._gradient(theta, result.evaluation.payload[0])
+        slope = self._slope(theta, result.evaluation.payload[0])
         found = ClassNode(result.onwards, log_z)
-        return Node(theta, log_z, log_prior, gradient, result.residual, found)
+        return Node.under(self.theta_prior, theta, log_z, slope, result.residual, found)
 
-    def _gradient(self, theta, state):
-        """Return the gradient (T,) of the log density of theta.
+    def _slope(self, theta, state):
+        """Return the gradient (T,) of the log evidence.
 
         It is the explicit one, of the prior of the effects under their posterior: exact at a fixed
         point for two classes, and close to it for more, whose sites are a curved family.
         """
-        out = (self.theta_mean - theta) / self.theta_sd**2
+        out = np.zeros_like(theta)
         for f, (span, own) in enumerate(zip(self.spans(), self.effect_spans(), strict=True)):
             q, n = self.n_effects[f], self.n_levels[f]
             mean = state.coef[:, own].reshape(-1, q)

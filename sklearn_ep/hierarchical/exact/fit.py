@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
-from scipy.stats import norm
 
 from ..._engine.gaussian import (
     ImproperPosterior,
@@ -25,7 +24,7 @@ from ..._engine.gaussian import (
     over,
     triangular_inverse,
 )
-from ..._engine.hyper import Average, Node
+from ..._engine.hyper import Average, Node, NormalPrior
 from ..._engine.likelihoods import Logit
 from ..._engine.rules import rule_of_power
 from ..._engine.sites import Sites
@@ -306,14 +305,13 @@ _ROW_FLOPS = 500  # of the moments of a row, in units of what BLAS does meanwhil
 class CrossedModel(NamedTuple):
     """Rows as laid out, where the effects are, and the priors.
 
-    theta_mean and theta_sd (T,) are of the normal prior of theta, factor by factor; power is the
-    share of a row's likelihood that is matched.
+    theta_prior is that of the scales, factor by factor; power is the share of a row's likelihood
+    that is matched.
     """
 
     layout: Layout
     places: EffectPlaces
-    theta_mean: np.ndarray
-    theta_sd: np.ndarray
+    theta_prior: NormalPrior
     power: float = 1.0
 
     @property
@@ -337,17 +335,16 @@ class CrossedModel(NamedTuple):
         scale, prior = places.factors(theta)[places.local], places.prior(theta)
         options = dict(tol=tol, max_passes=max_passes, power=self.power)
         found = solve_given_scales(self.layout, prior, scale, sites, **options)
-        log_prior = float(np.sum(norm.logpdf(theta, self.theta_mean, self.theta_sd)))
-        gradient = self._gradient(theta, found)
-        return Node(theta, found.log_z, log_prior, gradient, found.mismatch, found)
+        told = found.log_z, self._slope(theta, found), found.mismatch, found
+        return Node.under(self.theta_prior, theta, *told)
 
-    def _gradient(self, theta, found):
-        """Return the gradient (T,) of the log density of theta.
+    def _slope(self, theta, found):
+        """Return the gradient (T,) of the log evidence.
 
         At a fixed point of the sites it is the explicit one: of the prior of the effects, under
         their posterior.
         """
-        out, places = (self.theta_mean - theta) / self.theta_sd**2, self.places
+        out, places = np.zeros_like(theta), self.places
         shared, lowers = places.shared_spans(), places.factors(theta)
         for f, (span, lower) in enumerate(zip(self.spans(), lowers, strict=True)):
             q, n = len(lower), places.n_levels[f]
@@ -375,7 +372,7 @@ def fit_exact(plan, sign, monitor, previous, save):
     n_named = [len(known) for known in plan.levels]
     sizes = plan.n_effects, plan.n_levels, n_named, plan.local
     places = EffectPlaces(plan.beta_sd**-2.0, *sizes, layout.order)
-    model = CrossedModel(layout, places, plan.theta_mean, plan.theta_sd, plan.settings.power)
+    model = CrossedModel(layout, places, plan.theta_prior, plan.settings.power)
     keep = save and (lambda node: save(state_of_sites(node)))
     watch = PosteriorMonitor(
         monitor, lambda node: GroupPosterior(Average.alone(node), places), keep
@@ -413,7 +410,7 @@ def start_of(model, previous):
 
     What does not suit this one is left: sites are then weak ones, theta the prior mean.
     """
-    theta, (rows, groups) = model.theta_mean, first_sites(model.layout)
+    theta, (rows, groups) = model.theta_prior.mean, first_sites(model.layout)
     if previous is None or np.shape(previous.get("theta")) != np.shape(theta):
         return theta, AllSites(rows, groups)
     kinds = list(enumerate([rows, *groups]))

@@ -93,7 +93,7 @@ class MessagesModel:
     def __init__(self, rows, plan):
         self.rows = rows
         self.beta_precision = plan.beta_sd**-2.0
-        self.theta_mean, self.theta_sd = plan.theta_mean, plan.theta_sd
+        self.theta_prior = plan.theta_prior
         self.levels = np.array(plan.n_levels, dtype=float)
         self.power, self.chains = plan.settings.power, find_chains(rows, plan.n_levels)
         self.shares = np.ones(len(plan.n_levels))
@@ -174,7 +174,7 @@ class MessagesModel:
         squares = np.array([np.sum(a**2) for a in solved.mean.levels])
         variances = np.array([np.sum(v) for v in coupling.variances(solved.tree.own)])
         out = (squares + self.shares * variances) * np.exp(-2.0 * solved.theta) - self.levels
-        return out - (solved.theta - self.theta_mean) / self.theta_sd**2
+        return out + self.theta_prior.slope(solved.theta)
 
 
 def fit_by_messages(plan, sign, run, monitor, previous, save):
@@ -277,7 +277,9 @@ def find_scales(model, start, tol, max_iter, trace):
     """
     (theta, mean), last, fine = start, None, _SITES * tol
     inverse, step = np.diag(1.0 / model.levels), np.full(len(theta), np.inf)
-    steepest = 2.0 * model.levels + model.theta_sd**-2.0  # curvature of the log evidence at most
+    steepest = (
+        2.0 * model.levels + model.theta_prior.sd**-2.0
+    )  # curvature of the log evidence at most
     looked, site_tol = np.full(len(theta), np.inf), max(0.03, fine)
     while True:
         trace.begin()
@@ -310,8 +312,8 @@ def _start(plan, model, previous):
     """
     chains, d, ends = model.chains, len(model.beta_precision), np.cumsum(plan.n_levels)
     previous = {} if previous is None else previous
-    suits = np.shape(previous.get("theta")) == model.theta_mean.shape
-    theta = previous["theta"] if suits else model.theta_mean
+    suits = np.shape(previous.get("theta")) == model.theta_prior.mean.shape
+    theta = previous["theta"] if suits else model.theta_prior.mean
     if not suits or np.shape(previous.get("mean")) != (d + ends[-1],):
         model.rows.step(Start(tuple(chains.leaves)))
         return theta, None
@@ -344,7 +346,7 @@ def _uncertainty(model, solved, coupling, tol, apart=0.1):
         curvature[f] = (gradient - model.gradient(near, coupling)) / apart
         change = near.mean.plus(solved.mean, -1.0)
         moves.append(Effects(change.beta / apart, [a / apart for a in change.levels]))
-    least = 0.3 / np.max(model.theta_sd) ** 2  # of the prior's curvature
+    least = 0.3 / np.max(model.theta_prior.sd) ** 2  # of the prior's curvature
     values, vectors = eigen_curvature(curvature, least)
     return ScaleUncertainty((vectors / values) @ vectors.T, moves)
 

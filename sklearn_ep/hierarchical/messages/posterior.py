@@ -244,7 +244,7 @@ def check_variances(model, solved, coupling):
         model.note(system)
     share = found.variance / totals
     known = 1.0 - np.minimum(found.variance / (levels * tau2), 1.0)
-    curvature = 2.0 * levels * known**2 + model.theta_sd**-2.0
+    curvature = 2.0 * levels * known**2 + model.theta_prior.sd**-2.0
     shift = (share - model.shares) * totals / tau2 / np.sqrt(curvature)
     log_det = system.log_det() + found.trace
     return VarianceCheck(share, found.error / totals, shift, log_det, found.trace_std)
@@ -308,8 +308,8 @@ def log_evidence(model, solved, check, scale_cov):
     out = 0.5 * (pulled + log_prior - check.log_det)
     out += rows.ask(row_evidence, solved.root, solved.mean, model.power)
     if scale_cov is not None:
-        apart = (theta - model.theta_mean) / model.theta_sd
-        out -= np.sum(0.5 * apart**2 + np.log(model.theta_sd))
+        # the factor (2 pi)^(T / 2) is that of Laplace's integral, too
+        out += model.theta_prior.log_density(theta) + 0.5 * len(theta) * np.log(2.0 * np.pi)
         out += 0.5 * np.linalg.slogdet(scale_cov)[1]
     return float(out)
 

@@ -4,10 +4,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import multivariate_normal, norm
+from scipy.stats import multivariate_normal
 
 from ..._engine.gaussian import Moments, Natural, check_precise, natural
-from ..._engine.hyper import Average, Axes, Node, normal_distribution
+from ..._engine.hyper import Average, Axes, Node, NormalPrior, normal_distribution
 from ..._engine.loop import SILENT
 from ..._engine.partition import Part
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
@@ -47,7 +47,7 @@ class GroupedProblem(NamedTuple):
 
     where[k] numbers the groups of part k, in the order the worker sees them; n_named of n_groups
     have labels; d and q are the numbers of coefficients, and of those that vary by group; prior is
-    that of phi, theta_prior the means and sds (T,) of its theta part.
+    that of phi, theta_prior that of its theta part.
     """
 
     where: list[np.ndarray]
@@ -56,7 +56,7 @@ class GroupedProblem(NamedTuple):
     d: int
     q: int
     prior: Natural
-    theta_prior: tuple[np.ndarray, np.ndarray]
+    theta_prior: NormalPrior
 
     @classmethod
     def of(cls, plan):
@@ -64,7 +64,7 @@ class GroupedProblem(NamedTuple):
         sizes = 0, 0, len(plan.beta_sd), 0
         if plan.columns.has_groups:
             sizes = len(plan.levels[0]), plan.n_levels[0], len(plan.beta_sd), plan.n_effects[0]
-        return cls(plan.parts.where, *sizes, plan.prior(), (plan.theta_mean, plan.theta_sd))
+        return cls(plan.parts.where, *sizes, plan.prior(), plan.theta_prior)
 
 
 def parts_in_memory(plan, sign):
@@ -111,7 +111,7 @@ def theta_rule(problem, engine, wanted):
     # nodes of EP would undo what the engines that draw correct
     if engine in _DRAWING or wanted == "star":
         return "gaussian"
-    if wanted == "grid" and len(problem.theta_prior[0]) > _MOST_ON_GRID:
+    if wanted == "grid" and len(problem.theta_prior.mean) > _MOST_ON_GRID:
         return "star"
     return wanted
 
@@ -141,7 +141,7 @@ class PartAnswers:
             modes[:] = [t.modes for t in terms]
             return terms
 
-        phi = np.r_[np.zeros(p.d), p.theta_prior[0]]
+        phi = np.r_[np.zeros(p.d), p.theta_prior.mean]
         options = dict(tol=tol, max_iter=max_iter, damping=damping, monitor=monitor)
         return find_mode(evaluate, p.prior, phi, p.d, **options)
 
@@ -211,7 +211,7 @@ class GroupedFit:
             mode = self.answers.find_mode(s.tol, s.max_iter, s.damping, watch)
             ended = mode.history, mode.reason, mode.log_evidence
             return self._outcome(monitor, at_mode(mode), *ended)
-        if self.engine == "ep" and len(p.theta_prior[0]) > _MOST_IN_MESSAGES:
+        if self.engine == "ep" and len(p.theta_prior.mean) > _MOST_IN_MESSAGES:
             return self._by_nodes(start, monitor, save)
         if start is None:
             # the messages at the mode contain one more Newton step anyway
@@ -238,7 +238,7 @@ class GroupedFit:
         sweeps that led there.
         """
         s, p, k = self.settings, self.problem, len(self.problem.where)
-        theta, cov = p.theta_prior[0], None
+        theta, cov = p.theta_prior.mean, None
         if start is not None:
             theta, cov = self._theta_moments(start)
         model = PartsGivenTheta(self.answers.given_theta, p, start, [None] * k, 0.1 * s.tol)
@@ -308,7 +308,7 @@ class GroupedFit:
         if p.q:
             found = [model.first(t).payload for t in theta]
             log_mass = multivariate_normal.logpdf(theta, *gaussian).reshape(-1)
-            log_mass -= norm.logpdf(theta, *p.theta_prior).sum(1)
+            log_mass -= [p.theta_prior.log_density(t) for t in theta]
         else:
             found = [PartsNode(means[0], root, no_groups(p.d), 0.0, None)]
             log_mass = np.zeros(1)

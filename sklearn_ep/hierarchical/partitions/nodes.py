@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.linalg import solve_triangular
 from scipy.special import logsumexp
-from scipy.stats import norm
 
 from ..._engine.gaussian import (
     Moments,
@@ -210,7 +209,7 @@ class PartsGivenTheta:
     def __init__(self, answers, problem, messages, row_sites, tol):
         self.answers, self.problem, self.messages = answers, problem, messages
         self.row_sites, self.tol = row_sites, tol
-        self.theta_mean, self.theta_sd = problem.theta_prior
+        self.theta_prior = problem.theta_prior
         d = problem.d
         self.prior = Natural(problem.prior.precision[:d, :d], problem.prior.shift[:d])
 
@@ -247,9 +246,8 @@ class PartsGivenTheta:
             solve, self.prior, *sites, tol=tol, max_rounds=max_rounds
         )
         node = found._replace(local=self._assembled(local))
-        log_prior = float(np.sum(norm.logpdf(theta, self.theta_mean, self.theta_sd)))
-        gradient = (self.theta_mean - theta) / self.theta_sd**2 + self._slope(theta, node)
-        return Node(theta, node.log_z, log_prior, gradient, residual, node)
+        told = node.log_z, self._slope(theta, node), residual, node
+        return Node.under(self.theta_prior, theta, *told)
 
     def _assembled(self, blocks):
         """Return the `LocalPart` of the named groups, in the order of their labels."""
