@@ -106,14 +106,6 @@ class SpikeSlab:
         """
         return _InverseMap(self, mean, var).solve(start)
 
-    def fisher(self, t: TiltedSpikeSlab) -> tuple[np.ndarray, ...]:
-        """Covariance of (w, -w^2/2) under each feature's tilted marginal: entries 11, 12, 22."""
-        on, mu, s = t.inclusion, t.slab_mean, t.slab_var
-        half, spread = 0.5 * (s + mu * mu), on * (1 - on)
-        cross = -(on * s * mu + spread * mu * half)
-        square = on * (0.5 * s * s + mu * mu * s) + spread * half * half
-        return on * s + spread * mu * mu, cross, square
-
     def fisher_parts(
         self, t: TiltedSpikeSlab
     ) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
@@ -128,15 +120,12 @@ class SpikeSlab:
 
     def fisher_block(self, t: TiltedSpikeSlab, index: np.ndarray) -> np.ndarray:
         """Joint covariance of (w, -w^2/2) of some features; groups couple their members."""
-        f11, f12, f22 = (np.diag(f[index]) for f in self.fisher(t))
-        full = np.block([[f11, f12], [f12, f22]])
-        if self.groups is not None:
-            g = self.groups[index]
-            on, mu = t.inclusion[index], t.slab_mean[index]
-            both = (g[:, None] == g) & ~np.eye(len(index), dtype=bool)
-            e = np.concatenate([mu, -0.5 * (t.slab_var[index] + mu * mu)])
-            spread = np.tile(on * (1 - on), 2)
-            full += np.tile(both, (2, 2)) * spread[:, None] * np.outer(e, e)
+        blocks, (e1, e2), c = self.fisher_parts(t)
+        b11, b12, b22 = (np.diag(b[index]) for b in blocks)
+        own = np.arange(len(index)) if self.groups is None else self.groups[index]
+        e, together = np.r_[e1[index], e2[index]], own[:, None] == own
+        full = np.block([[b11, b12], [b12, b22]])
+        full += np.tile(together, (2, 2)) * np.tile(c[index], 2)[:, None] * np.outer(e, e)
         return full
 
 

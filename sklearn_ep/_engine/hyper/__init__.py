@@ -10,7 +10,10 @@ from .mixture import (
 from .nodes import (
     Average,
     Evaluate,
+    HyperPrior,
     Lattice,
+    Node,
+    NormalPrior,
     Spacing,
     Visits,
     average_of,
@@ -21,7 +24,6 @@ from .nodes import (
 )
 from .search import Search, Summit, ascend, minimise_where_finite
 from .smooth import Axes, SmoothDistribution, normal_distribution
-from .space import HyperPrior, Node, NormalPrior
 
 __all__ = [
     "Average",

@@ -19,7 +19,7 @@ A lattice, since the trapezoidal rule of a Gaussian errs by 2 exp(-2 pi^2 / h^2)
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from scipy.special import logsumexp
@@ -29,12 +29,14 @@ from ..gaussian import eigen_curvature
 from ..loop import SILENT, FitWatch, Told
 from .search import minimise_where_finite
 from .smooth import Axes, SmoothDistribution, Star, between_nodes
-from .space import Node
 
 __all__ = [
     "Average",
     "Evaluate",
+    "HyperPrior",
     "Lattice",
+    "Node",
+    "NormalPrior",
     "Spacing",
     "Visits",
     "average_of",
@@ -88,6 +90,66 @@ class Spacing(NamedTuple):
 
 # Against exact posteriors by enumeration and importance sampling: probabilities within .01.
 _SPACINGS = {1: Spacing(1.1, 5.0, 13), 2: Spacing(1.6, 5.5, 30), 3: Spacing(1.6, 4.2, 40)}
+
+
+class HyperPrior(Protocol):
+    """A proper prior density of phi (T,)."""
+
+    def log_density(self, phi: np.ndarray) -> float:
+        """Return the log density."""
+
+    def slope(self, phi: np.ndarray) -> np.ndarray:
+        """Return its gradient (T,)."""
+
+
+class NormalPrior(NamedTuple):
+    """Independent normal priors with means and standard deviations (T,): log-normal for scales."""
+
+    mean: np.ndarray
+    sd: np.ndarray
+
+    def log_density(self, phi: np.ndarray) -> float:
+        """Return the log density."""
+        z = (phi - self.mean) / self.sd
+        return float(-0.5 * z @ z - np.log(self.sd * np.sqrt(2.0 * np.pi)).sum())
+
+    def slope(self, phi: np.ndarray) -> np.ndarray:
+        """Return its gradient (T,)."""
+        return (self.mean - phi) / self.sd**2
+
+
+class Node(NamedTuple):
+    """A model at hyperparameters phi (T,).
+
+    gradient (T,) is that of log evidence plus log prior; residual that of the sites; payload what
+    predicts, and what a neighbour starts from.
+    """
+
+    phi: np.ndarray
+    log_evidence: float
+    log_prior: float
+    gradient: np.ndarray
+    residual: float
+    payload: Any
+
+    @classmethod
+    def under(
+        cls,
+        prior: HyperPrior,
+        phi: np.ndarray,
+        log_evidence: float,
+        slope: np.ndarray,
+        residual: float,
+        payload: Any,
+    ) -> "Node":
+        """Return the node of a log evidence with its gradient slope (T,), the prior added."""
+        gradient = slope + prior.slope(phi)
+        return cls(phi, log_evidence, prior.log_density(phi), gradient, residual, payload)
+
+    @property
+    def objective(self) -> float:
+        """Log density of phi up to a constant."""
+        return self.log_evidence + self.log_prior
 
 
 Evaluate = Callable[[np.ndarray, "Node | None"], "Node | None"]
@@ -362,13 +424,12 @@ def _fitted_axes(
         places = [_beside((0,) * t, k, sign) for k in stale for sign in (1, -1)]
         nodes = visits([mode.phi + step * (axes @ p) for p in places], [mode] * len(places))
         known.update(zip(places, nodes, strict=True))
-        pairs = {k: [known[_beside((0,) * t, k, sign)] for sign in (1, -1)] for k in stale}
-        factors = {k: _stretch(mode, pair, 0.5 * step**2) for k, pair in pairs.items()}
-        stale = [k for k in stale if factors[k] != 1.0]
-        if not stale or not stretches_left:
+        pairs = zip(nodes[::2], nodes[1::2], strict=True)
+        factors = np.array([_stretch(mode, pair, 0.5 * step**2) for pair in pairs])
+        if np.all(factors == 1.0) or not stretches_left:
             break
-        for k in stale:
-            axes[:, k] *= factors[k]
+        axes[:, stale] *= factors
+        stale = [k for k, factor in zip(stale, factors, strict=True) if factor != 1.0]
     return axes, known
 
 

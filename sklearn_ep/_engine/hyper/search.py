@@ -256,14 +256,10 @@ def ascend(
         step, promised = climb.newton_step()
         if promised <= gain:
             reason = "converged"
-        elif not climb.moved_by(step):
-            reason = "stuck" if climb.n_failed > _MOST_FAILURES else None
-        elif ended is not None and ended(climb.payload):
+        elif climb.moved_by(step) and ended is not None and ended(climb.payload):
             reason = "asked"
-        elif climb.n_steps >= max_iter:
-            reason = "max_iter"
-        if reason is None and climb.n_level >= patience:
-            reason = "converged"
+        else:
+            reason = climb.why_end(max_iter, patience)
     ends = np.clip(climb.x + climb.gradient, bounds[:, 0], bounds[:, 1])
     left, promised = float(np.max(np.abs(ends - climb.x), initial=0.0)), climb.newton_step()[1]
     return Summit(climb.x, climb.payload, reason, climb.n_steps, left, float(promised))
@@ -329,6 +325,14 @@ class _Ascent:
         self.share = self.reach = min(1.0, _LONGER * self.reach)
         self.n_failed, self.n_steps = 0, self.n_steps + 1
         return True
+
+    def why_end(self, max_iter: int, patience: int) -> Reason | None:
+        """Return why a further step is not worth its while, None where it is."""
+        if self.n_failed > _MOST_FAILURES:
+            return "stuck"
+        if self.n_steps >= max_iter and not self.n_failed:
+            return "max_iter"
+        return "converged" if self.n_level >= patience else None
 
     def _learned(self, moved: np.ndarray, value: float, gradient: np.ndarray) -> np.ndarray:
         """Correct the curvature, and gradients that lack something; return the one of a trial."""
