@@ -32,7 +32,7 @@ from ._variances import coefficient_variances, log_determinant
 __all__ = ["MIXING", "SampledClassSpread", "SampledJoint", "StarSystem"]
 
 
-class _Tolerances(NamedTuple):
+class _JointTolerances(NamedTuple):
     """Where iterations of sites and solves end."""
 
     first_sites: float = 0.1  # at the first variances and at another scale
@@ -43,7 +43,7 @@ class _Tolerances(NamedTuple):
     predictions: float = 1e-8  # ... and for predictions
 
 
-_TOL = _Tolerances()
+_TOL = _JointTolerances()
 # Share of a step that the acceleration mixes: on iris under wide priors 13 to 18 sweeps in place of
 # 30 to more than 60 with whole steps.
 MIXING = 0.7

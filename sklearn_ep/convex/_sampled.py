@@ -92,7 +92,7 @@ class _Line(NamedTuple):
     prior: Any
 
 
-class _Place:
+class _Position:
     """Where a loop is, which is all that rows have to be told: coefficients, and variances.
 
     `own` are the variances of coefficients with sites, and `scale` that of the prior.
@@ -268,7 +268,7 @@ class SampledLoop:
     n_newton: int = field(default=0, init=False)
 
     def __post_init__(self):
-        self.place = _Place(self.rows, self.prior, len(self.noise))
+        self.place = _Position(self.rows, self.prior, len(self.noise))
         self._form = getattr(_Draws(self.place, self.noise), self.variance)
         self._learning = Anderson(depth=2, mixing=1.0, max_change=2.0)
         self.size = 1.0

@@ -189,12 +189,12 @@ class CoefficientMixture:
     @property
     def responses(self):
         """What the coefficients say of responses at rows."""
-        return Responses(self)
+        return ResponseMixture(self)
 
 
 @dataclass
-class Responses:
-    """Responses at rows of the user, of which the one at zero is the intercept."""
+class ResponseMixture:
+    """ResponseMixture at rows of the user, of which the one at zero is the intercept."""
 
     mixture: CoefficientMixture
 

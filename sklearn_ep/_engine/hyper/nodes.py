@@ -33,7 +33,7 @@ from .smooth import Axes, SmoothDistribution, Star, between_nodes
 __all__ = [
     "Average",
     "Evaluate",
-    "HyperPrior",
+    "PriorDensity",
     "Lattice",
     "Node",
     "NormalPrior",
@@ -92,7 +92,7 @@ class Spacing(NamedTuple):
 _SPACINGS = {1: Spacing(1.1, 5.0, 13), 2: Spacing(1.6, 5.5, 30), 3: Spacing(1.6, 4.2, 40)}
 
 
-class HyperPrior(Protocol):
+class PriorDensity(Protocol):
     """A proper prior density of phi (T,)."""
 
     def log_density(self, phi: np.ndarray) -> float:
@@ -135,7 +135,7 @@ class Node(NamedTuple):
     @classmethod
     def under(
         cls,
-        prior: HyperPrior,
+        prior: PriorDensity,
         phi: np.ndarray,
         log_evidence: float,
         slope: np.ndarray,

@@ -248,7 +248,7 @@ def ascend(
     Gradients may be off by what changes slowly: `lacking` (p,) is about what has to be added to
     them, None for exact ones. How the value rises on a step corrects it along that step.
     """
-    climb = _Ascent(objective, x, bounds, curvature, lacking, longest)
+    climb = _AscentState(objective, x, bounds, curvature, lacking, longest)
     if not _finite(climb.value, climb.gradient):
         return None
     reason: Reason | None = None
@@ -269,7 +269,7 @@ def _finite(value: float, gradient: np.ndarray) -> bool:
     return bool(np.isfinite(value) and np.all(np.isfinite(gradient)))
 
 
-class _Ascent:
+class _AscentState:
     """State of `ascend`: where it is, the curvature there, and how far steps may reach.
 
     `n_failed` counts steps in turn that led down, `n_level` evaluations without a gain.
