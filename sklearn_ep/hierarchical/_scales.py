@@ -102,7 +102,7 @@ def slope(theta, q, moment):
     return np.einsum("tab,ba->t", relative, moment)
 
 
-class Limits(NamedTuple):
+class ScaleLimits(NamedTuple):
     """How fine the posterior of the scales is looked at, and at what cost."""
 
     loose: float = 3.0  # times tol: log evidence is stationary in the sites, its error second order
@@ -131,7 +131,7 @@ class Limits(NamedTuple):
     checks: int = 4  # nodes of a round for each coordinate
 
 
-_LIMITS = Limits()
+_LIMITS = ScaleLimits()
 
 
 class Exploration(NamedTuple):

@@ -186,7 +186,7 @@ class MessagesPosterior:
         return draws_at_rows(beta, effects, scales, RowsToPredict(X, designs, codes), rng)
 
 
-class Limits(NamedTuple):
+class CheckLimits(NamedTuple):
     """What a check of variances may cost, and what follows of it."""
 
     solved: int = 50  # levels of factors whose variances are solved for one by one
@@ -202,7 +202,7 @@ class Limits(NamedTuple):
     shift: float = 0.1  # sd that a log scale has to be off to be found anew: not seen in intervals
 
 
-LIMITS = Limits()
+LIMITS = CheckLimits()
 
 
 class VarianceCheck(NamedTuple):
