@@ -1,4 +1,4 @@
-"""Partitions of rows for the linear models: read, checked, and described where the rows are."""
+"""Partitions of rows: read, checked, and described where the rows are."""
 
 from typing import Any, NamedTuple
 
@@ -40,23 +40,24 @@ def array_parts(training, n_partitions):
     return [CheckedRows(X[s], y[s], weight[s]) for s in split_rows(len(y), n_partitions)]
 
 
-def read_part(part, k, classifier):
+def read_part(part, k, classifier, accept_sparse="csr", dtype=np.float64):
     """Return X (dense or CSR), y and weights of partition k, or raise a ValueError that names it.
 
-    Those of `array_parts` are given back as they are.
+    Those of `array_parts` are given back as they are; k is None where the caller does not know it.
     """
     if isinstance(part, CheckedRows):
         return part.arrays
     try:
-        return _checked(load_part(part), classifier)
+        return _checked(load_part(part), classifier, accept_sparse, dtype)
     except ValueError as error:
-        raise ValueError(f"partition {k}: {error}") from error
+        which = "a partition" if k is None else f"partition {k}"
+        raise ValueError(f"{which}: {error}") from error
 
 
-def _checked(arrays, classifier):
+def _checked(arrays, classifier, accept_sparse, dtype):
     if len(arrays) != 2:
         raise ValueError(f"it must be a pair (X, y), got {len(arrays)} objects.")
-    X = check_array(arrays[0], dtype=np.float64, accept_sparse="csr", input_name="X")
+    X = check_array(arrays[0], dtype=dtype, accept_sparse=accept_sparse, input_name="X")
     y = column_or_1d(arrays[1], warn=True)
     if X.shape[0] != len(y):
         raise ValueError(f"X has {X.shape[0]} rows, and y has {len(y)} of them.")

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.cluster import KMeans
-from sklearn.utils import check_array, check_consistent_length, column_or_1d, gen_batches
-from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils import check_array, gen_batches
 from threadpoolctl import threadpool_limits
 
 from ..._engine.partition import Part, load_part, split_rows
 from ..._engine.row_order import row_keys
+from ..._estimator.row_parts import read_part
 from .._base import check_scale, weighted_mean
 from .._limits import LIMITS
 
@@ -139,14 +139,7 @@ def dense_copies(weight):
 
 def _checked_rows(part):
     """Return X, y and weights of a partition that came from the user, or raise a ValueError."""
-    arrays = load_part(part)
-    if len(arrays) != 2:
-        raise ValueError(f"a partition must be a pair (X, y), got {len(arrays)} objects.")
-    X = check_array(arrays[0], dtype=(np.float64, np.float32), input_name="X")
-    y = column_or_1d(arrays[1], warn=True)
-    check_consistent_length(X, y)
-    check_classification_targets(y)
-    return X, y, np.ones(len(y))
+    return read_part(part, None, True, accept_sparse=False, dtype=(np.float64, np.float32))
 
 
 def describe_part(part, checks):
