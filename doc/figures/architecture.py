@@ -19,10 +19,10 @@ STATIC = pathlib.Path(__file__).resolve().parent.parent / "_static"
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "sklearn_ep"
 # centre, width and height of each room; models stand on what they share
 PLACES = {
-    "gaussian_process": (1.7, 5.3, 3.3, 3.0),
-    "spike_slab": (4.95, 5.3, 2.9, 3.0),
-    "convex": (7.8, 5.3, 2.5, 3.0),
-    "hierarchical": (10.65, 5.3, 2.9, 3.0),
+    "gaussian_process": (1.7, 5.7, 3.3, 2.2),
+    "spike_slab": (4.95, 5.7, 2.9, 2.2),
+    "convex": (7.8, 5.7, 2.5, 2.2),
+    "hierarchical": (10.65, 5.7, 2.9, 2.2),
     "_estimator": (6.2, 2.6, 2.9, 1.7),
     "_engine": (7.55, 0.65, 15.0, 1.3),
     "active_learning": (13.8, 4.55, 2.5, 1.5),
