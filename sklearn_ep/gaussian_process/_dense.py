@@ -300,7 +300,9 @@ class DensePlan:
         and equal rows stay together.
         """
         vectors = np.issubdtype(self.X.dtype, np.number)
-        if len(self.y) < LIMITS.thirds or not self.fresh or not vectors:
+        two = isinstance(self.model, BinaryModel)
+        least = LIMITS.thirds if two else LIMITS.thirds_classes
+        if len(self.y) < least or not self.fresh or not vectors:
             return None
         ranks = [np.unique(column, return_inverse=True)[1] for column in self.X.T]
         keys = row_keys(np.column_stack(ranks).astype(float), 0)
@@ -670,7 +672,8 @@ def _mode_from(nodes, phi, starts, trace, watch=SILENT):
 
     args = evaluate_from, of_rows.evaluate, plan.share(rows), phi, bounds
     exact = plan.model.exact_gradient
-    options |= dict(accuracy=accuracy, exact_gradient=exact, watch=watch)
+    patient = len(plan.y) <= LIMITS.patient
+    options |= dict(accuracy=accuracy, exact_gradient=exact, patient=patient, watch=watch)
     found = find_mode_from_rows(*args, **options)
     return found and (own, *found)
 

@@ -527,15 +527,19 @@ def find_mode_from_rows(
     watch: FitWatch = SILENT,
     accuracy=LEARNING,
     exact_gradient=True,
+    patient=True,
 ):
     """Return the same from the mode of a share of the rows, for many rows: a few steps are left.
 
     `evaluate_from` takes the `Node` there and gives the evidence of all rows, of which each step
     costs 1 / share^3 times as much. Their curvature is about that of some of the rows, by
-    differences of gradients, over the share.
+    differences of gradients, over the share. Gradients that are not exact lead on as long as a
+    `patient` search finds a gain; else the first step without one ends it.
     """
     options: dict[str, Any] = dict(max_iter=max_iter)
-    ends = dict(ftol=max(1e-4, accuracy.ftol), gtol=max(1e-2, accuracy.gtol))
+    ends: dict[str, Any] = dict(ftol=max(1e-4, accuracy.ftol), gtol=max(1e-2, accuracy.gtol))
+    if not exact_gradient:
+        ends |= dict(ftol=1e-3, max_line_search=2)
     coarse = accuracy._replace(**ends)
     with watch.phase("some rows first") as told:
         own = options | dict(starts=starts, accuracy=coarse, monitor=StepsOfPhase(told))
@@ -547,7 +551,9 @@ def find_mode_from_rows(
     curvature, lacking = curvature_at(of_rows, below, bounds, difference)
     climb = _EvidenceClimb(evaluate_from(below), monitor)
     limits: dict[str, Any] = dict(gain=accuracy.gain, max_iter=max_iter, ended=climb.told)
-    if not exact_gradient:
+    if not exact_gradient and patient:
+        limits |= dict(gain=0.1, lacking=lacking / share)
+    elif not exact_gradient:
         # gradients that are not exact are off by as much as longer steps promise; what they lack
         # grows as the evidence itself: both come from rows in doubt
         start: Any = climb(below.phi)[2]

@@ -27,6 +27,12 @@ class ProcessLimits(NamedTuple):
     # rows of diabetes are learned in .17 s for .60 s; on 330 rows of splice modes with lengths of
     # their own are else ten nats lower (log loss .209 after .201)
     thirds: int = 300
+    # the same of several classes: 270 rows take .5 s for .8 (waves) and .7 s for 1.4 (rings)
+    thirds_classes: int = 150
+    # of several classes up to which a search from there steps on until the gain is small: on six
+    # classes with 300 rows a search that ends at the first step without one is twelve nats lower
+    # (log loss .685 after .637); beyond an evaluation takes many seconds
+    patient: int = 1000
     # of several classes above which single precision saves time that counts
     single_classes: int = 150
     # from which passes of learning are in single precision, and begin with some of the rows; of
