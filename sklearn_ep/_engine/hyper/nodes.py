@@ -541,11 +541,13 @@ class Lattice:
             if node is not None and node.objective > floor
         )
         places, nodes = zip(*kept, strict=True)
-        log_mass = self.log_cell + np.array([node.objective for node in nodes])
-        average, axes = average_of(nodes, log_mass, least=0.0), Axes(self.origin.phi, self.axes)
+        log_density = np.array([node.objective for node in nodes])
+        average = average_of(nodes, self.log_cell + log_density, least=0.0)
+        axes = Axes(self.origin.phi, self.axes)
         if len(nodes) == 1:
             return average._replace(axes=axes)
-        smooth = between_nodes(axes, self.spacing.step, np.array(places), nodes)
+        told = log_density, np.array([node.gradient for node in nodes])
+        smooth = between_nodes(axes, self.spacing.step, np.array(places), *told)
         return average._replace(smooth=smooth, axes=axes)
 
     def average(self, visits: Visits) -> Average:

@@ -157,15 +157,16 @@ def _smoothed(
     return _Smoothed(smooth, float(total), mass @ zeta, (mass[:, None] * zeta).T @ zeta)
 
 
-def between_nodes(axes: Axes, step: float, place: np.ndarray, nodes: Any) -> SmoothDistribution:
-    """Return the distribution through nodes at whole places (M, T) of a lattice, by cubic splines.
+def between_nodes(
+    axes: Axes, step: float, place: np.ndarray, log_density: np.ndarray, gradient: np.ndarray
+) -> SmoothDistribution:
+    """Return the distribution through log densities (M,) and their gradients (M, T) in phi.
 
-    The lattice has the given `step` in zeta.
+    They are at whole places (M, T) of a lattice of this `step` in zeta; cubic splines interpolate.
     """
     low, shape = place.min(0) - _FINE.pad, np.ptp(place, axis=0) + 1 + 2 * _FINE.pad
     box = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), -1) + low
-    slope = np.array([n.gradient for n in nodes]) @ axes.root
-    values = _filled(box, step, place, np.array([n.objective for n in nodes]), slope)
+    values = _filled(box, step, place, log_density, gradient @ axes.root)
     values -= values.max()
 
     def log_density_at(zeta: np.ndarray) -> np.ndarray:
