@@ -25,18 +25,6 @@ from .contracts import require
 from .loop import SILENT, Anderson, Evaluation, Monitor, Result, iterate
 from .noisy_argmax import ClassTilted
 
-__all__ = [
-    "ClassSites",
-    "ClassUpdate",
-    "JointEP",
-    "class_cavities",
-    "class_log_weights",
-    "class_update",
-    "contrast_variances",
-    "empty_sites",
-    "star_times",
-]
-
 # Least of the variances that stand for a covariance matrix.
 _LEAST_VARIANCE = 1e-8
 

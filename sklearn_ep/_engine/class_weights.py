@@ -23,8 +23,6 @@ from .gaussian import (
     weighted_gram,
 )
 
-__all__ = ["MOST_WEIGHTS", "ClassWeightState", "ClassWeights", "class_covariances"]
-
 # Classes times columns up to which the joint precision matrix is factorised.
 MOST_WEIGHTS = 4000
 # Numbers in one temporary block of rows.

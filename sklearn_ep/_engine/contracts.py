@@ -13,17 +13,6 @@ import numpy as np
 
 from .sites import Sites
 
-__all__ = [
-    "FACTOR_NEEDS",
-    "LearnableStructure",
-    "Rule",
-    "SiteUpdate",
-    "State",
-    "Structure",
-    "require",
-    "require_parts",
-]
-
 
 class State(Protocol):
     """The joint Gaussian posterior at given sites.

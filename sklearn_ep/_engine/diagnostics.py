@@ -13,8 +13,6 @@ from scipy.stats import genpareto
 
 from .factor import Factor
 
-__all__ = ["ImportanceCheck", "importance_check", "site_log_weights", "weight_space_log_weights"]
-
 
 class ImportanceCheck(NamedTuple):
     """What importance weights say.

@@ -6,8 +6,6 @@ import numpy as np
 
 from .quadrature import tilted_by_panels
 
-__all__ = ["Factor", "Tilted"]
-
 
 class Tilted(NamedTuple):
     """log Z of a factor under N(mean, var), its gradient and its negative curvature in the mean."""

@@ -11,36 +11,6 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import blas, cho_solve, cholesky, lapack
 
-__all__ = [
-    "WEAK_SITE",
-    "ImproperPosterior",
-    "Moments",
-    "Natural",
-    "add_to_diagonal",
-    "backward",
-    "check_precise",
-    "checked_cholesky",
-    "cholesky_solve",
-    "eigen_curvature",
-    "explained_variances",
-    "forward",
-    "inverse_from_cholesky",
-    "inverse_from_triangular",
-    "invert_triangular",
-    "jittered_cholesky",
-    "log_partition",
-    "lower_times",
-    "moments",
-    "natural",
-    "over",
-    "positive_variance",
-    "times",
-    "triangular_inverse",
-    "triangular_solve",
-    "weighted_gram",
-]
-
-
 # Below this product of site precision and prior variance the difference 1 - (B^-1)_ii has lost the
 # digits that the direct formula keeps.
 WEAK_SITE = 1e-4

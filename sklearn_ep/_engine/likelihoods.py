@@ -9,16 +9,6 @@ from scipy.special import erfcx, log_expit, log_ndtr
 from .factor import Factor, Tilted
 from .quadrature import logistic_moments
 
-__all__ = [
-    "LIKELIHOODS",
-    "PROBIT_SLOPE",
-    "LabelNoise",
-    "Logit",
-    "LogitToPower",
-    "Probit",
-    "normal_hazard",
-]
-
 _SQRT2 = np.sqrt(2.0)
 _REACH = 7.0  # sd on each side of the mode; beyond, a share of 1e-11
 _STEP = 0.7  # sd between nodes: the trapezoidal rule of a Gaussian is then exact to 1e-17

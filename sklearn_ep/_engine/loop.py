@@ -14,25 +14,6 @@ from scipy.linalg import blas
 
 from .gaussian import ImproperPosterior
 
-__all__ = [
-    "REASONS",
-    "SILENT",
-    "Anderson",
-    "Evaluation",
-    "FitWatch",
-    "Monitor",
-    "Reason",
-    "Result",
-    "Silent",
-    "StepsOfPhase",
-    "Told",
-    "Trace",
-    "iterate",
-    "reason_to_end",
-    "unheard",
-    "worst_reason",
-]
-
 
 @dataclass
 class Evaluation:

@@ -14,8 +14,6 @@ from scipy.special import log_ndtr, log_softmax, logsumexp, ndtr
 from .factor import Factor
 from .likelihoods import Logit, Probit, normal_hazard
 
-__all__ = ["CLASS_LIKELIHOODS", "QUICK_SOFTMAX", "SOFTMAX", "ClassTilted", "NoisyArgmax"]
-
 _NEWTON_STEPS = 25
 # Chances below which digits are lost.
 _TINY = 1e-280

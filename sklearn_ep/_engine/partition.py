@@ -20,15 +20,6 @@ from typing import Any
 import numpy as np
 from sklearn.utils.parallel import Parallel, delayed
 
-__all__ = [
-    "PartMap",
-    "PartMemory",
-    "Part",
-    "add_up",
-    "load_part",
-    "split_rows",
-]
-
 
 class Part:
     """Holder of the arrays of one partition.

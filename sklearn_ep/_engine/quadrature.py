@@ -16,17 +16,6 @@ from typing import Any
 import numpy as np
 from scipy.special import erfcx, ndtr
 
-__all__ = [
-    "expectation_by_panels",
-    "gauss_hermite",
-    "gauss_legendre_panels",
-    "logistic_mixture",
-    "logistic_moments",
-    "quick_ndtr",
-    "star_rule",
-    "tilted_by_panels",
-]
-
 _SQRT2 = np.sqrt(2.0)
 _LOG_2PI = np.log(2.0 * np.pi)
 # Five-term mixture fitted to the logistic function (error of E sigma below 7e-7 everywhere).

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 import numpy as np
 from sklearn.utils import gen_batches
 
-__all__ = ["minibatches", "other_keys", "row_keys", "spread_bits"]
-
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK = 1 << 20
 

@@ -11,8 +11,6 @@ import numpy as np
 from .contracts import SiteUpdate
 from .sites import Cavity, Sites, cavity, log_site_mass
 
-__all__ = ["MomentMatching", "Power", "match_moments", "rule_of_power"]
-
 
 class MomentMatching:
     """The rule of expectation propagation (Minka 2001).

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Cavity", "Sites", "cavity", "log_site_mass", "site_change", "site_metric"]
-
 
 class Sites(NamedTuple):
     """Natural parameters of the sites: precision (n,) and shift = precision times mean (n,)."""

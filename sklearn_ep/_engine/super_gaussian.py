@@ -19,8 +19,6 @@ import numpy as np
 
 from .quadrature import logistic_mixture
 
-__all__ = ["BOUNDS", "LogisticSites", "Penalty", "local_site_precision"]
-
 BOUNDS = ("local", "kl")
 _TINY = 1e-300
 

@@ -12,8 +12,6 @@ from .factor import Factor
 from .loop import SILENT, Anderson, Evaluation, Monitor, Result, iterate
 from .sites import Sites, site_change, site_metric
 
-__all__ = ["WholeEP", "halfway_if_negative"]
-
 
 def halfway_if_negative(proposal: np.ndarray, x: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Replace extrapolated sites of negative precision by half the plain step.

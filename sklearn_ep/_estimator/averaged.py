@@ -12,14 +12,6 @@ from .._engine.hyper import (
 from .checks import check_choice
 from .latents import draw_latent
 
-__all__ = [
-    "AveragedClasses",
-    "AveragedPosterior",
-    "average_remarks",
-    "check_hyperparameters",
-    "hyper_attributes",
-]
-
 _MUCH_FORETOLD = 0.1  # share of the mass beyond the nodes that is worth a remark
 
 

@@ -13,8 +13,6 @@ from .checks import check_number
 from .diagnosis import diagnose_fit
 from .saving import packed, unpacked
 
-__all__ = ["RowsAgain", "VersionedEstimator"]
-
 
 class RowsAgain(NamedTuple):
     """Training rows as a user gives them once more; groups and sample_weight may be None."""

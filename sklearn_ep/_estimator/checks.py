@@ -17,25 +17,6 @@ from sklearn.utils.validation import validate_data
 
 from .._engine.partition import Part
 
-__all__ = [
-    "LARGEST_ENTRY",
-    "LARGEST_IN_UNITS",
-    "Training",
-    "check_choice",
-    "check_column_scales",
-    "check_column_sizes",
-    "check_common",
-    "check_number",
-    "checked_weights",
-    "column_sizes",
-    "in_precision_of_rows",
-    "is_part_list",
-    "is_single",
-    "refuse_joint",
-    "spread_rows",
-    "validate_training",
-]
-
 # Largest entry of a column, and its inverse the smallest one: sums of squares over any number of
 # rows, and their inverses, stay within double precision (1e308) with room for a prior variance.
 LARGEST_ENTRY = 1e140

@@ -8,8 +8,6 @@ from sklearn.utils.validation import check_is_fitted
 from .checks import check_number
 from .summary import Summary, coefficient_columns, title_of
 
-__all__ = ["CoefficientReport"]
-
 
 class CoefficientReport:
     """Intervals and summary of a linear estimator.

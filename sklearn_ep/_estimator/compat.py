@@ -25,6 +25,3 @@ except ImportError:  # scikit-learn < 1.9
     def with_callbacks(method):
         """Return the method unchanged: there is nothing to tear down."""
         return method
-
-
-__all__ = ["CallbackSupportMixin", "with_callbacks"]

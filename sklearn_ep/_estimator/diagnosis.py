@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Diagnosis", "diagnose_fit"]
-
 
 @dataclass(frozen=True)
 class Diagnosis:

@@ -13,20 +13,6 @@ from sklearn.utils.parallel import Parallel, delayed
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import REASONS, SILENT, Reason
 
-__all__ = [
-    "BinaryFit",
-    "FitMonitor",
-    "PosteriorMonitor",
-    "fit_each_problem",
-    "fit_one_versus_rest",
-    "fit_problems",
-    "one_or_stack",
-    "remarks_of",
-    "restore_on_error",
-    "run_attributes",
-    "warn_not_converged",
-]
-
 
 def restore_on_error(method):
     """Make a method leave the estimator exactly as it was when it raises, whatever it raises.

@@ -8,16 +8,6 @@ from .._engine.class_sites import contrast_variances
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
 from .fitting import one_or_stack
 
-__all__ = [
-    "JointLatents",
-    "SeparateLatents",
-    "committee",
-    "draw_latent",
-    "latents_of",
-    "links_of",
-    "log_normalise",
-]
-
 
 def log_normalise(log_p):
     """Return log probabilities (n, K) of one-versus-rest problems divided by their sum."""

@@ -12,8 +12,6 @@ from .checks import check_number, in_precision_of_rows
 from .compat import CallbackSupportMixin
 from .latents import latents_of, links_of
 
-__all__ = ["PosteriorClassifier", "probabilities"]
-
 
 def probabilities(log_proba):
     """Return probabilities (n, K) whose rows sum to one to the last digit."""

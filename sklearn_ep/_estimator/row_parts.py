@@ -9,8 +9,6 @@ from sklearn.utils.multiclass import check_classification_targets
 from .._engine.partition import Part, load_part, split_rows
 from .checks import LARGEST_ENTRY, check_column_sizes, column_sizes
 
-__all__ = ["PartFacts", "array_parts", "check_facts", "class_counts", "facts_of_part", "read_part"]
-
 
 class CheckedRows(Part):
     """Partition of rows that have been checked: X, y (class indices of a classifier), weights."""

@@ -9,8 +9,6 @@ import copyreg
 import importlib
 from typing import Any
 
-__all__ = ["packed", "unpacked"]
-
 _KIND = "__sklearn_ep__"
 
 

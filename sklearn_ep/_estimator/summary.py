@@ -7,15 +7,6 @@ from scipy.special import ndtri
 
 from .checks import check_number
 
-__all__ = [
-    "Summary",
-    "coefficient_columns",
-    "column_names",
-    "interval_of",
-    "names_by_class",
-    "title_of",
-]
-
 
 def column_names(estimator):
     """Return the names of the columns of X, x0 and so on where it had none."""

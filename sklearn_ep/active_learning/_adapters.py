@@ -12,8 +12,6 @@ from ._posterior import posterior_of
 from ._query import query, reference_of, scores
 from ._strategies import LOOK_AHEAD, greedy, resolved
 
-__all__ = ["SkactivemlQuery", "modal_query_strategy"]
-
 
 def modal_query_strategy(strategy="auto"):
     """Make a strategy for modAL's `ActiveLearner`.

@@ -6,8 +6,6 @@ from sklearn.utils import check_array
 
 from ._rows import take
 
-__all__ = ["MOST_ROWS", "design_rows"]
-
 # Rows of the pool that a design looks at, for two matrices of so many squared numbers.
 MOST_ROWS = 2000
 # Share of the prior variance that a label leaves.

@@ -22,8 +22,6 @@ from ._strategies import (
     works_on_posterior,
 )
 
-__all__ = ["Learner", "learn"]
-
 
 class Learner:
     """Ask which rows of a pool to label, tell the labels, and have a model of all of them.

@@ -18,15 +18,6 @@ from .._engine.likelihoods import LabelNoise, Logit, Probit
 from .._engine.quadrature import expectation_by_panels, logistic_mixture, quick_ndtr
 from .._engine.super_gaussian import local_site_precision
 
-__all__ = [
-    "ClassResponse",
-    "FactorLink",
-    "LogisticLink",
-    "NormalResponse",
-    "calibration_of",
-    "response_of",
-]
-
 
 class LogisticLink:
     """A link that a logistic function of slope times latent value stands for, or is.

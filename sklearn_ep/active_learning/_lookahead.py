@@ -10,8 +10,6 @@ at least zero whatever the site has left out.
 
 import numpy as np
 
-__all__ = ["LOOK_AHEAD", "look_ahead"]
-
 LOOK_AHEAD = ("epig", "epig_entropy", "expected_error")
 # Weight of the squared change of the probabilities, by which rows of expected error 0 differ.
 _TIE = 1e-6

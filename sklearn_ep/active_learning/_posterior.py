@@ -18,8 +18,6 @@ from .._engine.likelihoods import PROBIT_SLOPE, Probit
 from ._links import ClassResponse, NormalResponse, calibration_of, response_of
 from ._rows import take
 
-__all__ = ["Posterior", "posterior_of"]
-
 # Entries of one block of covariances: small enough for what is computed from it to stay in cache.
 _BLOCK = 100_000
 # Largest dense copy of sparse reference rows: products with it take a third of the time.

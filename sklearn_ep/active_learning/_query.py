@@ -22,8 +22,6 @@ from ._strategies import (
     works_on_posterior,
 )
 
-__all__ = ["query", "scores"]
-
 
 def _check_fitted(estimator):
     try:

@@ -6,8 +6,6 @@ from sklearn.utils import check_random_state
 
 from .._estimator.checks import check_number
 
-__all__ = ["allowed_rows", "best_first", "reference_rows", "row_numbers", "rows_of", "take"]
-
 
 def rows_of(X):
     """Return X so that rows can be taken by index: CSR if sparse, tables and arrays as they are."""

@@ -8,20 +8,6 @@ from ._lookahead import LOOK_AHEAD, look_ahead
 from ._posterior import posterior_of
 from ._rows import best_first
 
-__all__ = [
-    "LOOK_AHEAD",
-    "check_strategy",
-    "default_n_reference",
-    "greedy",
-    "is_greedy",
-    "latent_scores",
-    "require_covariance",
-    "needs_reference",
-    "plain_scores",
-    "resolved",
-    "works_on_posterior",
-]
-
 # Reference rows of a strategy that counts what happens at others.
 N_REFERENCE = 200
 N_REFERENCE_OF_VARIANCE = 1000

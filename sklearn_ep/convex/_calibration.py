@@ -13,19 +13,6 @@ from scipy.special import logsumexp
 
 from .._engine.quadrature import logistic_moments
 
-__all__ = [
-    "Cavities",
-    "LeftOut",
-    "RowsLeftOut",
-    "ScoreSums",
-    "best_of_sums",
-    "calibrated",
-    "calibrated_classes",
-    "cavities",
-    "label_moments",
-    "one_node",
-]
-
 
 class _Choices(NamedTuple):
     """Priors of slope a and temper t, and how closely their maximum is found.

@@ -60,8 +60,6 @@ from ._parameters import (
 from ._problem import fit_exact, fit_parted, fit_sampled, make_parted, make_problem
 from ._stream import plan_stream
 
-__all__ = ["ConvexVariationalLogistic"]
-
 
 def _may_stream(self):
     """Whether the prior can be carried from batch to batch: it has to be Gaussian."""

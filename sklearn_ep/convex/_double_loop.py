@@ -35,8 +35,6 @@ from ._parameters import SCALE_RANGE, PredictorPrior, in_log_scales
 from ._posterior import WeightPosterior
 from ._systems import TINY
 
-__all__ = ["DoubleLoop", "ExactFit", "Last", "NodeFit", "minimise"]
-
 
 def minimise(point, gradient, direction, moved, *, scale, tol, max_iter):
     """Minimise a convex function from a point; return where that led, and the steps it took.

@@ -38,14 +38,6 @@ from ._parameters import Limits, make_prior, refuse_integration, takes_joint
 from ._problem import Copies, class_weights, evidence_probes, find_copies, single_node
 from ._systems import TINY, Design, with_ones
 
-__all__ = [
-    "JointProblem",
-    "JointWeightPosterior",
-    "fit_joint",
-    "joint_log_weights",
-    "joint_problem",
-]
-
 
 class ClassSpread:
     """Covariance of the weights of all classes as an array (K, q, K, q)."""

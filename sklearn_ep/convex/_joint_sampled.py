@@ -29,8 +29,6 @@ from ._systems import (
 )
 from ._variances import coefficient_variances, log_determinant
 
-__all__ = ["MIXING", "SampledClassSpread", "SampledJoint", "StarSystem"]
-
 
 class _JointTolerances(NamedTuple):
     """Where iterations of sites and solves end."""

@@ -20,8 +20,6 @@ from ._parameters import SCALE_RANGE, PriorTerms, in_log_scales
 from ._rows import SiteSums, WholePosterior
 from ._systems import PrimalSystem
 
-__all__ = ["NaturalGradient", "NaturalStep"]
-
 
 class NaturalStep(NamedTuple):
     """A state of the loop: mean, the factorised precision, and what follows from a visit."""

@@ -17,28 +17,6 @@ from .._estimator.checks import check_choice, check_common, check_number, refuse
 from ._sites import LaplaceSite, SuperGaussianSite
 from ._systems import TINY
 
-__all__ = [
-    "CarriedPrior",
-    "GROUP_SHARE",
-    "GaussianPrior",
-    "Limits",
-    "PredictorPrior",
-    "PriorTerms",
-    "SCALE_RANGE",
-    "SIZES",
-    "SitePrior",
-    "check_parameters",
-    "given_variance",
-    "in_log_scales",
-    "is_flat",
-    "make_prior",
-    "prior_mode",
-    "prior_variances",
-    "refuse_integration",
-    "scale_name",
-    "takes_joint",
-]
-
 
 class Sizes(NamedTuple):
     """Sizes from which on another way is taken."""

@@ -17,8 +17,6 @@ from .._estimator.averaged import AveragedPosterior
 from .._estimator.summary import interval_of
 from ._systems import row_blocks, with_ones
 
-__all__ = ["AveragedWeights", "TemperedPredictors", "WeightPosterior", "mixed_weights"]
-
 # Sampled variances are only estimates: included rows may take away at most this share of them.
 _LARGEST_SHARE = 0.95
 # Most numbers of a covariance of weights with rows that is kept for blocks of other rows.

@@ -27,22 +27,6 @@ from ._sampled_rows import SampledRows, left_out_of_anchors
 from ._systems import Design, DualSystem, IterativeSystem, PrimalSystem
 from ._variances import rademacher
 
-__all__ = [
-    "Copies",
-    "Problem",
-    "checked_class_weights",
-    "class_weights",
-    "evidence_probes",
-    "find_copies",
-    "fit_exact",
-    "fit_parted",
-    "fit_sampled",
-    "given_node",
-    "make_parted",
-    "make_problem",
-    "single_node",
-]
-
 SYSTEMS = {"primal": PrimalSystem, "dual": DualSystem}
 
 

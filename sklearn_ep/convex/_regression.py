@@ -20,8 +20,6 @@ from ._sites import LaplaceSite
 from ._systems import TINY, IterativeSystem, PrimalSystem, row_blocks, squared, weighted_gram
 from ._variances import LowRankVariance, log_determinant, rademacher
 
-__all__ = ["RegressionPlan", "fit_regression", "plan_regression"]
-
 
 class _Measured(NamedTuple):
     """Numbers of the loop, and what was seen with others."""

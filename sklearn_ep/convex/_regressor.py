@@ -29,8 +29,6 @@ from .._estimator.summary import column_names, interval_of
 from ._regression import fit_regression, plan_regression
 from ._sites import SuperGaussianSite
 
-__all__ = ["ConvexVariationalRegressor"]
-
 
 class ConvexVariationalRegressor(
     CoefficientReport, CallbackSupportMixin, RegressorMixin, VersionedEstimator

@@ -21,20 +21,6 @@ from .._estimator.row_parts import read_part
 from ._calibration import LeftOut, ScoreSums, best_of_sums, cavities, one_node
 from ._systems import row_blocks, weighted_gram, with_ones
 
-__all__ = [
-    "MEMORY",
-    "PartRows",
-    "PartedRows",
-    "RowSpec",
-    "SiteSums",
-    "WholePosterior",
-    "left_out_of_posterior",
-    "part_rows",
-    "rows_left_out",
-    "score_sums",
-    "site_sums",
-]
-
 MEMORY = PartMemory(2**28)  # numbers of prepared rows that a process keeps, 2 GB
 
 

@@ -37,8 +37,6 @@ from ._variances import (
     log_determinant,
 )
 
-__all__ = ["SampledLoop", "SampledStep"]
-
 
 class _Tolerances(NamedTuple):
     """Relative gradients and residuals at which solves end, in the order in which they are."""

@@ -15,22 +15,6 @@ from .._engine.row_order import spread_bits
 from ._rows import MEMORY, part_rows, rows_left_out
 from ._systems import START_PRECISION, TINY, leave_one_out, squared, with_data
 
-__all__ = [
-    "Anchor",
-    "Candidate",
-    "Point",
-    "SampledRows",
-    "advance_sums",
-    "answered",
-    "calibration_sums",
-    "diagonal_sums",
-    "left_out_of_anchors",
-    "line_sums",
-    "product_sums",
-    "right_sums",
-    "row_normals",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Candidate:

@@ -12,8 +12,6 @@ from scipy.special import erf, gammaln
 from .._engine.super_gaussian import BOUNDS, Penalty
 from ._systems import TINY
 
-__all__ = ["HorseshoeSite", "LaplaceSite", "StudentTSite", "SuperGaussianSite"]
-
 # A Laplace site far from zero has no curvature left; this share of its squared rate keeps the
 # precision matrix of the coefficients invertible and changes the posterior by as little.
 _LAPLACE_FLOOR = 1e-6

@@ -22,8 +22,6 @@ from ._problem import given_node
 from ._rows import PartRows
 from ._systems import LowRankSystem, PrimalSystem, squared, weighted_inner, with_ones
 
-__all__ = ["BatchPlan", "plan_stream"]
-
 
 @dataclass
 class BatchPlan:

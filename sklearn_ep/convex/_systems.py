@@ -25,19 +25,6 @@ from .._engine.gaussian import (
     triangular_inverse,
 )
 
-__all__ = [
-    "Design",
-    "DualSystem",
-    "IterativeSystem",
-    "LowRankSystem",
-    "PrimalSystem",
-    "START_INFLATION",
-    "START_PRECISION",
-    "TINY",
-    "conjugate_gradients",
-    "leave_one_out",
-]
-
 TINY = 1e-300  # least variance: it still has an inverse and a logarithm
 # Site precision before anything is known of a row, and inflation of the Jacobi variances there:
 # where both end on text, roughly.

@@ -10,15 +10,6 @@ from scipy.linalg import eigh_tridiagonal, norm
 from .._engine.gaussian import ImproperPosterior
 from ._systems import TINY, row_blocks, weighted_inner, weighted_row_sums
 
-__all__ = [
-    "LowRankVariance",
-    "ScaledJacobi",
-    "coefficient_variances",
-    "lanczos_factor",
-    "log_determinant",
-    "rademacher",
-]
-
 
 class LowRankVariance:
     """Variances under the covariance F F'."""

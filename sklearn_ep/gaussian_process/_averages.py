@@ -18,18 +18,6 @@ from .._engine.hyper import Average, Node, Spacing, ascend, average_of, integrat
 from ._hyperparameters import KernelScales, LengthSpace, Nodes
 from ._limits import LIMITS
 
-__all__ = [
-    "PATH",
-    "SPREADS",
-    "Deviations",
-    "Level",
-    "alone",
-    "average_about",
-    "expected_curvature",
-    "isotropic_level",
-    "levels",
-]
-
 # Standard deviations of the log lengths about their mean, as probable a priori as 0 is.
 SPREADS = (0.5, 1.0, 2.0)
 

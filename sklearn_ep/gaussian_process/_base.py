@@ -41,33 +41,6 @@ from ._joint_gp import JointGPPosterior
 from ._kernels import has_input_gradient, with_theta
 from ._limits import LIMITS
 
-__all__ = [
-    "GPFit",
-    "GaussianProcessBase",
-    "WithLearned",
-    "attributes_of_averages",
-    "attributes_of_nodes",
-    "averages_of",
-    "check_input_gradient",
-    "check_kernel",
-    "check_scale",
-    "column_spread",
-    "draw_seed",
-    "ending_in",
-    "evidence_of_problems",
-    "fit_of_sites",
-    "joined_fits",
-    "left_out_labels",
-    "left_out_signs",
-    "mixed_logs",
-    "root_variance",
-    "signs_of",
-    "smooth_kernel",
-    "spread_of",
-    "watch_of_sweeps",
-    "weighted_mean",
-]
-
 # Attributes that not every fit has.
 _OPTIONAL = ["inducing_points_", "inducing_mean_", "inducing_cov_", "learn_inducing_"]
 _OPTIONAL += ["site_precision_", "site_shift_", "loo_proba_"]

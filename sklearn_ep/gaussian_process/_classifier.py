@@ -27,8 +27,6 @@ from .inducing.plan import (
 from .inducing.rows import array_parts, checked_parts
 from .inducing.stream import StreamRun, absorb, stream_of_fit
 
-__all__ = ["EPGaussianProcessClassifier"]
-
 
 def _check_inducing_parameters(estimator):
     """Check the parameters that only matter with inducing points."""

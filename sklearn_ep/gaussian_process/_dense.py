@@ -68,18 +68,6 @@ from .inducing.learning import STEP_RULES
 from .inducing.rows import first_points, inducing_count
 from .inducing.values import InducingPrior
 
-__all__ = [
-    "BinaryModel",
-    "DensePlan",
-    "DenseProblem",
-    "JointInducingModel",
-    "JointModel",
-    "fit_dense",
-    "last_sites",
-    "plan_dense",
-    "takes_joint",
-]
-
 # Residual to which sites are refined at the nodes of an average: the error of the evidence is of
 # second order in it. Of several classes it is below a hundredth of a nat as a rule.
 _NODE_TOL, _JOINT_NODE_TOL = 1e-2, 3e-2

@@ -27,8 +27,6 @@ from .._engine.gaussian import (
 )
 from ._kernels import StationaryCross, contract, cross_covariance, finite_or_named
 
-__all__ = ["DenseGP", "DenseGPPosterior", "DenseState", "KernelGP"]
-
 
 class _NegativeSites:
     """What sites of negative precision add to the posterior that the other sites leave.

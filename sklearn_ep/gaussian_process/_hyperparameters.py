@@ -29,31 +29,6 @@ from .._engine.loop import SILENT, FitWatch, Monitor, Reason, StepsOfPhase
 from ._kernels import constant_and_stationary, n_lengths, with_theta
 from ._limits import LIMITS
 
-__all__ = [
-    "Accuracy",
-    "KEPT",
-    "KernelScales",
-    "LEARNING_TOL",
-    "LearningEnd",
-    "LengthSpace",
-    "Nodes",
-    "TO_THE_MODE",
-    "ThetaSpace",
-    "ValueWithGradient",
-    "curvature_at",
-    "find_mode",
-    "find_mode_from_rows",
-    "kernel_prior",
-    "kernel_settings",
-    "learned_coordinates",
-    "n_length_scales",
-    "or_refuse",
-    "random_starts",
-    "scale_prior",
-    "settled",
-    "wants_average",
-]
-
 _NAMES = ("log_variance", "log_length_scale")
 
 

@@ -26,8 +26,6 @@ from .._engine.gaussian import (
 from ._dense_gp import KernelGP
 from ._limits import LIMITS
 
-__all__ = ["ClassCovariance", "JointGP", "JointGPPosterior", "JointState"]
-
 
 class ClassArrays:
     """Memory of a `ClassCovariance`, that a later one may take over: fresh memory is not free.

@@ -25,20 +25,6 @@ from sklearn.utils import gen_batches
 
 from ._limits import LIMITS
 
-__all__ = [
-    "StationaryCross",
-    "column_lengths",
-    "constant_and_stationary",
-    "contract",
-    "contract_diagonal",
-    "cross_covariance",
-    "finite_or_named",
-    "has_input_gradient",
-    "n_lengths",
-    "with_own_lengths",
-    "with_theta",
-]
-
 
 def contract(kernel, X, G, Z=None, inputs=False):
     """Contract G, the derivative of a scalar in a kernel matrix, with those of the matrix in theta.

@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-__all__ = ["LIMITS", "ProcessLimits"]
-
 
 class ProcessLimits(NamedTuple):
     """Numbers of rows (copies for passes through inducing points), columns or entries."""

@@ -48,8 +48,6 @@ from .label_errors.problem import (
     fit_label_errors,
 )
 
-__all__ = ["RelaxedEPClassifier"]
-
 
 class ErrorDefaults(NamedTuple):
     """The default kernel and priors of `RelaxedEPClassifier`."""

@@ -57,8 +57,6 @@ from .messages.posterior import remarks_on_agreement
 from .partitions.draws import trust_in_parts
 from .partitions.fit import fit_parts, parts_in_memory
 
-__all__ = ["HierarchicalEPLogistic"]
-
 _LEVELS = 0.05, 0.5, 0.95  # of the medians and the intervals of tau
 
 

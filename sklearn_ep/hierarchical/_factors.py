@@ -8,26 +8,6 @@ import numpy as np
 from scipy.sparse import issparse
 from sklearn.utils.validation import column_or_1d
 
-__all__ = [
-    "FactorColumns",
-    "GroupsForgotten",
-    "any_nested",
-    "array_of",
-    "check_measured",
-    "codes_among",
-    "codes_of",
-    "design_of_factors",
-    "factor_columns",
-    "group_keys",
-    "in_memory",
-    "label_table",
-    "labels_of",
-    "numbered_levels",
-    "some_labels",
-    "split_intercept",
-    "take_labels",
-]
-
 _REMEDY = (
     "where a selector or a transformer comes before the model or around it, pass that column "
     "through a ColumnTransformer with set_output(transform='pandas'), or hand groups to fit by "

@@ -24,18 +24,6 @@ from ._factors import (
     take_labels,
 )
 
-__all__ = [
-    "RawRows",
-    "checked_state",
-    "describe_part",
-    "digest",
-    "going_on",
-    "join_levels",
-    "shape_of",
-    "state_of",
-]
-
-
 STATE = "site_precision", "site_shift", "prior_precision", "prior_shift", "partition", "group_keys"
 
 

@@ -34,15 +34,6 @@ from .messages.parts import FactorParts, LevelNumbers, parts_of_rows
 from .partitions.draws import load_sampler
 from .partitions.parts import Placement, place_raw, place_rows
 
-__all__ = [
-    "check_parameters",
-    "check_parts",
-    "plan_parts",
-    "plan_rows",
-    "remarks_on_parameters",
-    "remarks_on_plan",
-]
-
 # Effects of all factors but the largest up to which EP keeps them in one dense matrix: with 4000 a
 # pass is six seconds of one core. From 500 on crossed factors go by messages, which are as right
 # there and take a third of the time.

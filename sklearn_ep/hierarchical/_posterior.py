@@ -11,16 +11,6 @@ from .._engine.likelihoods import Logit
 from . import _scales
 from .exact.layout import EffectPlaces
 
-__all__ = [
-    "GroupPosterior",
-    "GroupScales",
-    "RowsToPredict",
-    "draws_at_rows",
-    "is_joint",
-    "moments_by_class",
-    "of_sites",
-]
-
 BLOCK = 8192  # rows predicted at once
 CELLS = 4_000_000  # values of the linear predictor held at once, draws times rows
 _LINK = Logit()

@@ -23,16 +23,6 @@ from ._factors import (
 )
 from ._posterior import is_joint
 
-__all__ = [
-    "all_known",
-    "latent_moments",
-    "links_of",
-    "new_rows",
-    "proba_of_draws",
-    "row_pairs",
-    "rows_again",
-]
-
 
 def new_rows(est, X, groups=None, kind="conditional"):
     """Return checked (shared design, designs, codes (n, F)) of rows to predict.

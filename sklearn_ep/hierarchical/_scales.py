@@ -17,22 +17,6 @@ from .._engine.gaussian import ImproperPosterior, eigen_curvature
 from .._engine.hyper import Average, Axes, Lattice, Node, Spacing, Visits, star_about
 from .._engine.loop import Reason, Trace, reason_to_end, worst_reason
 
-__all__ = [
-    "Exploration",
-    "diagonal_positions",
-    "explore",
-    "factor",
-    "factors",
-    "lattice_about",
-    "n_coordinates",
-    "names",
-    "scales",
-    "slope",
-    "spans",
-    "star_at",
-    "tangent",
-]
-
 
 def n_coordinates(q):
     """Return the number of coordinates of a q x q covariance."""

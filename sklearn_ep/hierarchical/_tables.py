@@ -14,8 +14,6 @@ from .._estimator.summary import (
 )
 from ._posterior import is_joint, moments_by_class
 
-__all__ = ["effects_frame", "intervals", "summarise", "what_was_averaged"]
-
 _CLOSE = 0.5  # effective share of points of a density that is near another
 
 

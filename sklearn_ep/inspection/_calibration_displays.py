@@ -8,8 +8,6 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from .._estimator.checks import check_number
 from ._coefficient_displays import axes_or_new
 
-__all__ = ["HyperparameterDisplay", "ReliabilityDisplay"]
-
 # how a coordinate is shown: its prefix, the map to the value itself, and the scale of the axis
 _SCALES = (("log_", np.exp, "log"), ("logit_", expit, "logit"))
 _AREA = 600.0  # points^2 of a node that has all the weight

@@ -4,9 +4,6 @@ import numpy as np
 from scipy.special import expit, ndtri
 from sklearn.utils.validation import check_is_fitted
 
-__all__ = ["CoefficientIntervalDisplay", "GroupEffectsDisplay", "InclusionDisplay", "axes_or_new"]
-
-
 # What a page can hold: inches a labelled row takes, and rows whose labels can be read.
 _ROW_HEIGHT, _MOST_LABELS = 0.22, 40
 

@@ -5,8 +5,6 @@ from sklearn.utils.validation import check_is_fitted
 
 from ._coefficient_displays import axes_or_new
 
-__all__ = ["ConvergenceDisplay", "LatentDisplay"]
-
 
 class ConvergenceDisplay:
     """Residual, and log evidence or objective, against iterations, phases of the fit marked.

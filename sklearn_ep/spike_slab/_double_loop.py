@@ -15,8 +15,6 @@ from .._engine.gaussian import ImproperPosterior, checked_cholesky
 from .._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ._energy import SMALLEST_SITE
 
-__all__ = ["double_loop"]
-
 # Newton steps of one inner solve, four to eight as a rule; what they leave goes to quasi-Newton
 # steps, as does a problem too large for matrices of all coordinates.
 NEWTON_STEPS, LARGEST_NEWTON, QUASI_NEWTON_STEPS = 40, 400, 400

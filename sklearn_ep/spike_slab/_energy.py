@@ -27,8 +27,6 @@ from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior, checked_cholesky, cholesky_solve
 from .._engine.loop import SILENT, Evaluation, Result, Trace, iterate, reason_to_end
 
-__all__ = ["Descent", "EPEnergy", "EnergyState", "descend", "regular_ep", "sites_at"]
-
 # Both in slab precisions; halved or doubled they change evidences by less than 1e-9.
 SMALLEST_SITE = 1e-8  # the least site of regular EP, which allows no sign
 LOW_SITE = 1e-2  # sites below enter the posterior by its second step

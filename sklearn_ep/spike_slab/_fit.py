@@ -23,8 +23,6 @@ from ._posterior import CoefficientMixture, CoefficientPosterior
 from ._runs import SHORT, Run, RunSettings, distinct, explore, proper_state, run, run_start
 from ._units import Standardisation
 
-__all__ = ["SpikeSlabFit", "fit_plan", "fitted_attributes", "state_attributes"]
-
 
 class _AtANode(NamedTuple):
     """How the fixed point at a node is found from the sites of a neighbour: first by sweeps.

@@ -8,16 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import expit, log_expit, logit
 
-__all__ = [
-    "NOISE_FLOOR",
-    "HyperPrior",
-    "NodeCoordinates",
-    "Space",
-    "completed_curvature",
-    "em_target",
-    "energy_gradient",
-]
-
 # Least noise, of the variance of y: the evidence of d > n may rise towards interpolation. Halved or
 # doubled: no evidence changes on the sets of doc/benchmarks/spike_slab_constants.py.
 NOISE_FLOOR = 1e-6

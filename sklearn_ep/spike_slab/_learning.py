@@ -33,8 +33,6 @@ from ._hyperparameters import HyperPrior, Space, completed_curvature, em_target,
 from ._model_evidence import EVIDENCE_ERROR, confirmed_log_evidence, search_models
 from ._runs import SWEEPS, RunSettings, annealed, prior_sites, proper_state
 
-__all__ = ["Climb", "EvidenceSearch", "FoundPlace", "Place"]
-
 
 class _Learning(NamedTuple):
     """Figures of learning.

@@ -22,8 +22,6 @@ from .._engine.gaussian import (
     triangular_solve,
 )
 
-__all__ = ["BLOCK_BYTES", "DenseMarginals", "LinearModel", "LowRankMarginals", "column_blocks"]
-
 LEAST_DIRECT = 1e-10  # of the floor; 1 / precision below it exhausts double precision
 # A block of scaled columns: large enough for BLAS, small next to a large X. Halved: 1.04 times the
 # CPU of a posterior at 100 x 40,000; doubled: .89, for twice the memory.

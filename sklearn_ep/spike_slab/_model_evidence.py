@@ -25,16 +25,6 @@ from scipy.special import betaln, log_expit, logsumexp
 from .._engine.gaussian import checked_cholesky, triangular_solve
 from ._hyperparameters import NOISE_FLOOR
 
-__all__ = [
-    "EVIDENCE_ERROR",
-    "confirmed_log_evidence",
-    "overrated",
-    "FoundModel",
-    "leading_log_evidence",
-    "sampled_log_evidence",
-    "search_models",
-]
-
 
 class _Walk(NamedTuple):
     """How the chain over models goes.

@@ -30,8 +30,6 @@ from ._prior import SpikeSlab
 from ._runs import RunSettings
 from ._units import Standardisation, standardise, standardise_statistics, statistics_of_parts
 
-__all__ = ["ACCEPT_SPARSE", "SpikeSlabPlan", "check_parameters", "make_plan"]
-
 ACCEPT_SPARSE = ("csr", "csc")
 # Without random_state the models that check the evidence are drawn by this seed: they only decide
 # between starts, and equal fits are to be equal.

@@ -25,8 +25,6 @@ from ._linear_model import BLOCK_BYTES
 from ._sequential_draws import SequentialDraws
 from ._units import Standardisation
 
-__all__ = ["CoefficientMixture", "CoefficientPosterior", "TiltedMarginals", "tilted_quantiles"]
-
 
 class TiltedMarginals(NamedTuple):
     """Zero with probability 1 - inclusion, else normal; arrays (d,), or (M, d) of M parts."""

@@ -15,8 +15,6 @@ from ._fit import fit_plan, fitted_attributes, state_attributes
 from ._plan import ACCEPT_SPARSE, make_plan
 from ._units import dense_blocks, dense_rows
 
-__all__ = ["SpikeSlabRegressor"]
-
 
 class SpikeSlabRegressor(
     CoefficientReport, CallbackSupportMixin, RegressorMixin, VersionedEstimator

@@ -12,21 +12,6 @@ from .._engine.loop import SILENT, Reason, Trace
 from ._double_loop import double_loop
 from ._energy import descend, regular_ep
 
-__all__ = [
-    "SHORT",
-    "SWEEPS",
-    "Run",
-    "RunSettings",
-    "annealed",
-    "distinct",
-    "ep_level",
-    "explore",
-    "prior_sites",
-    "proper_state",
-    "run",
-    "run_start",
-]
-
 # Halved and doubled by doc/benchmarks/spike_slab_constants.py on 20 sets of the published protocol:
 # mean nats of evidence, and sweeps as a ratio.
 

@@ -24,8 +24,6 @@ from .._engine.gaussian import checked_cholesky, triangular_inverse
 from ._energy import LOW_SITE
 from ._linear_model import LinearModel
 
-__all__ = ["SequentialDraws"]
-
 # Share of the columns that are expected to be in that is drawn at once, those of least inclusion
 # first, until there are no more columns than rows.
 SHARE = 0.125

@@ -17,17 +17,6 @@ from .._engine.partition import Part, PartMap
 from .._estimator.row_parts import check_facts, facts_of_part, read_part
 from ._linear_model import BLOCK_BYTES, LinearModel, column_blocks
 
-__all__ = [
-    "RowStatistics",
-    "Standardisation",
-    "dense_blocks",
-    "dense_rows",
-    "merged",
-    "standardise",
-    "standardise_statistics",
-    "statistics_of_parts",
-]
-
 # Numbers of a block of rows that enters the factor at a time, 16 MB.
 _BLOCK = 2**21
 _LARGEST_BYTES = 2**31

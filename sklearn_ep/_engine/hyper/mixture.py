@@ -6,14 +6,6 @@ from typing import Any
 import numpy as np
 from scipy.special import logsumexp, ndtr, ndtri
 
-__all__ = [
-    "draw_mixture",
-    "log_mixture",
-    "mixture_covariance",
-    "mixture_moments",
-    "mixture_quantiles",
-]
-
 _HALVINGS = 60  # of the interval in which a quantile is: to the last digit
 
 

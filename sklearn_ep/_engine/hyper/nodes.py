@@ -30,22 +30,6 @@ from ..loop import SILENT, FitWatch, Told
 from .search import minimise_where_finite
 from .smooth import Axes, SmoothDistribution, Star, between_nodes
 
-__all__ = [
-    "Average",
-    "Evaluate",
-    "PriorDensity",
-    "Lattice",
-    "Node",
-    "NormalPrior",
-    "Spacing",
-    "Visits",
-    "average_of",
-    "find_mode",
-    "integrate",
-    "sample_about",
-    "star_about",
-]
-
 Place = tuple[int, ...]
 
 _NEGLIGIBLE = 0.01  # gain of log density that a search for the mode may leave

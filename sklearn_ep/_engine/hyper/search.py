@@ -12,8 +12,6 @@ from scipy.optimize import minimize
 
 from ..loop import Reason
 
-__all__ = ["Search", "Summit", "ascend", "minimise_where_finite"]
-
 # How often one search may be cut short at a point without a value, the relative length at which it
 # gives up, and by how much its next first step is shorter than the one that led there.
 _MOST_CUTS, _SHORTEST, _SHORTER = 50, 1e-12, 0.25

@@ -16,8 +16,6 @@ from scipy.ndimage import map_coordinates
 from scipy.special import logsumexp
 from scipy.stats import norm, qmc
 
-__all__ = ["Axes", "SmoothDistribution", "Star", "between_nodes", "normal_distribution", "picked"]
-
 
 class _Resolution(NamedTuple):
     """How finely distributions are resolved: their quantiles are then within .002 sd."""

@@ -34,8 +34,6 @@ from .learning import stored_gradient
 from .passes import PassModel
 from .values import InducingGPPosterior
 
-__all__ = ["AveragedInducing", "average_over_kernel", "mixed_nodes"]
-
 
 class InducingNode(NamedTuple):
     """What a node keeps: kernel parameters (p,), sites of each partition, model of the passes.

@@ -29,8 +29,6 @@ from .passes import (
 )
 from .values import InducingPosterior, InducingPrior
 
-__all__ = ["InducingEP", "PassState", "add_sums", "largest_change", "posterior_change", "read_rows"]
-
 
 def read_rows(part, classes):
     """Return X, class indices and weights of a partition.

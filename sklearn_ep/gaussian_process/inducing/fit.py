@@ -26,8 +26,6 @@ from .learning import (
 from .rows import PartitionedRows
 from .values import InducingGPPosterior
 
-__all__ = ["InducingPlan", "InducingRun", "fit_inducing", "gp_fit", "posteriors_of"]
-
 
 @dataclass
 class InducingPlan(ValueWithGradient):

@@ -11,14 +11,6 @@ from .._kernels import constant_and_stationary, with_theta
 from .passes import evidence_gradient
 from .values import InducingPrior
 
-__all__ = [
-    "Hyperparameters",
-    "LengthsApart",
-    "SlopeCoordinates",
-    "prior_of_lengths",
-    "slope_coordinates",
-]
-
 
 class LengthsApart:
     """Prior of the ratios of several lengths: their logs deviate from their mean by N(0, s^2).

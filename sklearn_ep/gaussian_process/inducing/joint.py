@@ -12,8 +12,6 @@ from ..._engine.class_weights import ClassWeights, class_covariances
 from ..._engine.gaussian import add_to_diagonal, checked_cholesky
 from .values import InducingPrior, block_rows
 
-__all__ = ["JointInducingGP", "JointInducingPosterior"]
-
 
 class JointInducingGP(ClassWeights):
     """Structure of one Gaussian process a class at rows X, seen through points Z (FITC)."""

@@ -22,17 +22,6 @@ from .passes import PassModel, PassRows, PassStep, evaluate_rows
 from .rows import standard_keys
 from .values import block_rows, rebase
 
-__all__ = [
-    "LEARNING",
-    "STEP_RULES",
-    "Stream",
-    "evidence_at",
-    "learn_by_minibatches",
-    "learn_by_passes",
-    "learn_on_more_and_more_rows",
-    "stored_gradient",
-]
-
 
 class LearningLimits(NamedTuple):
     """When learning by passes ends, and how steps are shared out."""

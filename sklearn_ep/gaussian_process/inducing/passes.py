@@ -17,19 +17,6 @@ from ..._engine.sites import Sites, cavity, log_site_mass, site_change
 from .rows import dense_copies
 from .values import InducingPosterior, InducingPrior, block_rows, rows_times, times_rows
 
-__all__ = [
-    "RowSums",
-    "PassModel",
-    "PassRows",
-    "PassStep",
-    "WhitenedRows",
-    "collect_rows",
-    "evaluate_rows",
-    "evidence_gradient",
-    "leave_one_out",
-    "sites_with_room",
-]
-
 
 def _weighted_gram(W, v):
     """Return W' diag(v) W; where v has one sign as a symmetric product, half of the flops."""

@@ -17,14 +17,6 @@ from .learning import STEP_RULES
 from .rows import PartitionedRows, describe, first_points, inducing_count, n_candidate_rows
 from .stream import StreamPlan, start_stream
 
-__all__ = [
-    "check_part_list",
-    "described",
-    "plan_inducing",
-    "plan_stream",
-    "new_stream",
-]
-
 
 def _optimizer(estimator, factor):
     """Return the optimizer in use; only log-concave factors stay proper between passes."""

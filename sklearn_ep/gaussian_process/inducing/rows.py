@@ -15,20 +15,6 @@ from ..._estimator.row_parts import read_part
 from .._base import check_scale, weighted_mean
 from .._limits import LIMITS
 
-__all__ = [
-    "PartitionedRows",
-    "Units",
-    "array_parts",
-    "checked_parts",
-    "choose_inducing_points",
-    "first_points",
-    "inducing_count",
-    "dense_copies",
-    "describe",
-    "n_candidate_rows",
-    "standard_keys",
-]
-
 # Standardised rows are rounded to this before they get their keys: far above the rounding of
 # another unit, so that keys stay what they are, and far below any distance that matters.
 _KEY_GRID = 2.0**-24

@@ -15,8 +15,6 @@ from .hyperparameters import Hyperparameters
 from .rows import Units, choose_inducing_points, standard_keys
 from .values import InducingPrior, rebase
 
-__all__ = ["StreamPlan", "StreamRun", "absorb", "start_stream", "stream_of_fit"]
-
 
 class StreamSteps(NamedTuple):
     """How often kernel parameters take a step.

@@ -20,18 +20,6 @@ from ..._engine.gaussian import (
 )
 from .._kernels import StationaryCross, cross_covariance, finite_or_named
 
-__all__ = [
-    "InducingGP",
-    "InducingGPPosterior",
-    "InducingPosterior",
-    "InducingPrior",
-    "SingleCross",
-    "block_rows",
-    "rebase",
-    "rows_times",
-    "times_rows",
-]
-
 
 def block_rows(m, kind=np.float64, n_bytes=800_000):
     """Return the number of rows of a block of W for m inducing points in a float type.

@@ -40,8 +40,6 @@ from .problem import (
 )
 from .step import LabelErrorStep
 
-__all__ = ["ErrorSpace", "NodeProblem", "fit_averaged_errors", "log_rate_density"]
-
 # Step, depth and most nodes of the lattice in kernel and rate, and in the kernel alone, in the main
 # the neighbours of the mode: on ten splits with and without wrong labels the log loss is that of a
 # finer one within .001.

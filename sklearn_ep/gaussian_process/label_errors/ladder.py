@@ -14,8 +14,6 @@ from ..._engine.gaussian import ImproperPosterior
 from ..._engine.hyper import minimise_where_finite
 from ..._engine.loop import SILENT, Evaluation, Result, Trace
 
-__all__ = ["MarginalDoubleLoop", "Rung", "climb"]
-
 
 class Rung(NamedTuple):
     """One way to the fixed point: name, `run(x, max_iter, monitor) -> Result`, share of max_iter.

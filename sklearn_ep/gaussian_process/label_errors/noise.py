@@ -13,15 +13,6 @@ import numpy as np
 from ..._engine.gaussian import ImproperPosterior
 from ..._engine.sites import Sites
 
-__all__ = [
-    "LatentNoise",
-    "LatentNoiseState",
-    "OfNoise",
-    "noisy_marginals",
-    "on_means",
-    "on_noisy",
-]
-
 
 def noisy_marginals(precision, shift, noise, mean, var):
     """Return mean and variance of g = f + noise given f ~ N(mean, var) and a site on g.

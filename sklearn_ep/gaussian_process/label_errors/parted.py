@@ -28,8 +28,6 @@ from .problem import ENDS_BEFORE_SWEEPS, ErrorNode, LabelErrorPlan, Slopes, lear
 from .relaxed_rule import Relaxed
 from .step import LabelErrorStep
 
-__all__ = ["PartedErrors", "PartedErrorProblem", "fit_parted_errors", "labels_of_parts"]
-
 
 class AtSetting(WithLearned):
     """Monitor that adds what was learned to the model of the sweeps that follow."""

@@ -38,23 +38,6 @@ from .noise import LatentNoise
 from .relaxed_rule import Relaxed
 from .step import LabelErrorStep
 
-__all__ = [
-    "ENDS_BEFORE_SWEEPS",
-    "RATE_BOUNDS",
-    "RATE_COUNTS",
-    "Coordinates",
-    "ErrorAveraging",
-    "ErrorNode",
-    "ErrorProblem",
-    "LabelErrorPlan",
-    "Setting",
-    "Slopes",
-    "fit_label_errors",
-    "learn_hyperparameters",
-    "learn_setting",
-    "wrong_proba",
-]
-
 RATE_BOUNDS = (1e-4, 0.45)
 # Relative changes of the evidence below that, or what a line search still finds after five
 # evaluations, are within the error of sites in passing.

@@ -14,8 +14,6 @@ from ..._engine.rules import match_moments
 from ..._engine.sites import Cavity, cavity
 from .step import LabelErrorStep, step_moments
 
-__all__ = ["Relaxed", "relaxed_cost", "relaxed_gamma", "steepest_fall"]
-
 # Shares of the largest gamma that can win where the cost is looked at first; denser at the small
 # end, because z moves by gamma times the distance of the centre, which is not bounded.
 _SHARES = np.concatenate([[0.0], np.geomspace(1e-4, 0.02, 12), np.linspace(0.03, 1.0, 36)])

@@ -14,8 +14,6 @@ from scipy.special import log_ndtr, ndtr
 from ..._engine.factor import Factor, Tilted
 from ..._engine.likelihoods import normal_hazard
 
-__all__ = ["LabelErrorStep", "StepMoments", "step_moments"]
-
 _PEAK = 1.0 / math.sqrt(2.0 * math.pi)
 
 

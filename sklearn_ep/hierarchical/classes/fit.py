@@ -11,8 +11,6 @@ from .._scales import Exploration, explore
 from .model import ClassesModel, lay_out_effects
 from .posterior import ClassMixture
 
-__all__ = ["fit_classes", "why_not_joint"]
-
 _MOST_LATENT = 400_000  # rows times classes: a pass takes some seconds
 
 

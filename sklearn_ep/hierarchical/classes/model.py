@@ -29,8 +29,6 @@ from ..._engine.noisy_argmax import QUICK_SOFTMAX
 from .. import _scales
 from ..exact.layout import SharedRows, shared_entries
 
-__all__ = ["ClassesModel", "lay_out_effects", "level_covariances"]
-
 
 class EffectRows(LinearOperator):
     """Rows (n, q) as an operator that knows its few entries beyond the dense columns.

@@ -13,8 +13,6 @@ from ..._engine.noisy_argmax import SOFTMAX
 from .._posterior import BLOCK, CELLS, GroupScales, RowsToPredict, draws_at_rows
 from .model import lay_out_effects, level_covariances
 
-__all__ = ["ClassMixture"]
-
 
 class WeightsAt(NamedTuple):
     """Posterior of the weights at a node.

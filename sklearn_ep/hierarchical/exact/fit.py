@@ -43,8 +43,6 @@ from .layout import (
     row_mismatch,
 )
 
-__all__ = ["fit_exact"]
-
 _GROWTH, _FALL = 1.2, 0.75  # of the mismatch, at which steps are halved and doubled again
 _LEAST_STEP = 1 / 64  # which is not taken back
 

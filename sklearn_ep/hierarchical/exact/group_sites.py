@@ -15,8 +15,6 @@ from scipy.special import logsumexp
 from ..._engine.gaussian import ImproperPosterior
 from ..._engine.quadrature import gauss_legendre_panels, logistic_moments
 
-__all__ = ["GroupSites", "cavities", "log_site_masses", "new_sites", "tilted_groups"]
-
 LARGEST_GROUP = 8  # rows up to which the filter costs less than it gives
 _REACH = 7.0  # nodes in u lie within this many prior sds
 _STEP = 0.5  # between nodes; 1.7 / tau where that is less: the poles of the logistic are pi / tau

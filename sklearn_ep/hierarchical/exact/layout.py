@@ -15,19 +15,6 @@ from ..._engine.row_order import row_keys
 from .. import _scales
 from .group_sites import LARGEST_GROUP
 
-__all__ = [
-    "EffectPlaces",
-    "GroupColumns",
-    "Layout",
-    "LocalPart",
-    "SharedRows",
-    "largest_group",
-    "lay_out",
-    "local_factor",
-    "row_mismatch",
-    "shared_entries",
-]
-
 _CACHED = 100_000  # doubles of a temporary
 _HELD = 4_000_000  # doubles of a block of groups times shared effects
 _SPARSE = 0.1  # share of pairs that occur below which sparse products pay

@@ -40,8 +40,6 @@ from .rows import (
 )
 from .schur import Effects, SchurSystem, right_side
 
-__all__ = ["fit_by_messages"]
-
 _SITES, _STEPS = 0.2, 0.3  # shares of tol that sites, and a step of the scales, have to meet
 _NEAR = 10.0  # times tol: a short step, and what the scales may move until the next look
 _LEAST_RISE = 0.5  # of the steepest curvature's step, below which a secant is forgotten

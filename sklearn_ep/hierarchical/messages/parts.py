@@ -16,8 +16,6 @@ from ..._engine.partition import Part, PartMemory, load_part, split_rows
 from .rows import RowState, row_precision
 from .schur import FactorRows, LastProduct, SystemRows
 
-__all__ = ["FactorParts", "LevelNumbers", "LoggedRows", "parts_of_rows"]
-
 # Numbers that a process keeps of rows and their state, 4 GB.
 MEMORY = PartMemory(2**29)
 

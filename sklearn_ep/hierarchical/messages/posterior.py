@@ -17,16 +17,6 @@ from .._posterior import RowsToPredict, draws_at_rows
 from .rows import row_evidence
 from .schur import Effects, right_side
 
-__all__ = [
-    "MessagesPosterior",
-    "ScaleUncertainty",
-    "check_variances",
-    "log_evidence",
-    "remarks_on_agreement",
-    "remarks_on_variances",
-]
-
-
 _BLOCK = 1 << 17  # rows predicted at once
 _LINK = Logit()
 

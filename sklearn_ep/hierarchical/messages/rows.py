@@ -24,24 +24,6 @@ from ..._engine.likelihoods import Logit
 from ..._engine.rules import rule_of_power
 from ..._engine.sites import Sites
 
-__all__ = [
-    "Back",
-    "Linearise",
-    "Mark",
-    "Resume",
-    "RowState",
-    "Send",
-    "Start",
-    "Tree",
-    "Update",
-    "find_chains",
-    "known_precision",
-    "message_sums",
-    "row_evidence",
-    "row_mismatch",
-    "row_precision",
-]
-
 
 class Chains(NamedTuple):
     """Which factor is right above each, None for the top of a chain.

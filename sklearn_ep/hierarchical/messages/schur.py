@@ -19,9 +19,6 @@ from scipy.sparse import csr_array
 
 from ..._engine.gaussian import checked_cholesky, cholesky_solve
 
-__all__ = ["Effects", "FactorRows", "LastProduct", "SchurSystem", "SystemRows", "right_side"]
-
-
 _FULL = 0.1  # share of pairs that occur from which products by BLAS are faster than sparse ones
 
 

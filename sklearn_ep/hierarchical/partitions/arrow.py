@@ -18,16 +18,6 @@ from ..._engine.rules import rule_of_power
 from ..._engine.sites import Sites
 from ..exact.layout import row_mismatch
 
-__all__ = [
-    "ArrowRows",
-    "arrow_rows",
-    "conditional_ep",
-    "half_partition",
-    "segment_products",
-    "stacked_cholesky",
-    "weighted_gram",
-]
-
 _BLOCK = 150_000  # doubles of a temporary: one core's cache, measured best on 50 columns
 
 

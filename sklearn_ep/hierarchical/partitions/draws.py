@@ -28,17 +28,6 @@ from .arrow import arrow_rows
 from .mode import effect_modes, effect_rule
 from .nodes import SiteState, TiltedSite, tilted_by_nodes
 
-__all__ = [
-    "ChainState",
-    "DrawState",
-    "ImportanceSettings",
-    "load_sampler",
-    "tilted_by_importance",
-    "tilted_by_nuts",
-    "trust_in_parts",
-]
-
-
 _BLOCK = 1_000_000  # row values held at once
 _GRADED = np.array([0.0, 1, 2.2, 3.6, 5.2, 7.5, 11, 16, 24, 36, 54, 81, 120, 180, 270, 1e9])
 

@@ -29,8 +29,6 @@ from .mode import find_mode, laplace_messages
 from .nodes import PartsGivenTheta, PartsNode, SiteState, gaussian_nodes, no_groups
 from .parts import drawing_worker, mode_worker, nodes_worker, tilted_worker
 
-__all__ = ["fit_parts", "parts_in_memory"]
-
 _MOST_ON_GRID = 2  # coordinates of theta of a lattice; a star beyond
 # Coordinates that messages between parts carry: with three varying coefficients, six of them, the
 # few nodes of a part made messages that converged on one data set of three.

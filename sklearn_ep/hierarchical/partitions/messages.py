@@ -30,17 +30,6 @@ from ..._engine.gaussian import (
 )
 from ..._engine.loop import SILENT, Anderson, Evaluation, Monitor, Result, Trace, iterate
 
-__all__ = [
-    "Messages",
-    "is_proper",
-    "pack",
-    "posterior_moments",
-    "propagate",
-    "shared",
-    "total_of",
-    "unpack",
-]
-
 
 class Messages(NamedTuple):
     """Site messages: precision (K, P, P) and shift (K, P)."""
@@ -203,9 +192,11 @@ class BorderMonitor:
         self.monitor, self.sweeps = monitor, sweeps
 
     def begin(self, name="iteration"):
+        """Pass it on."""
         self.monitor.begin(name)
 
     def end(self, record, payload):
+        """Pass it on, and ask to stop after three short steps in a row."""
         asked = self.monitor.end(record, payload)
         return asked or self.sweeps.n_short >= 3  # short steps in a row end at the border
 

@@ -20,8 +20,6 @@ from .. import _scales
 from .arrow import segment_products, weighted_gram
 from .messages import Messages, is_proper
 
-__all__ = ["effect_modes", "effect_rule", "find_mode", "laplace_messages", "marginal_terms"]
-
 
 class SiteTerms(NamedTuple):
     """Marginal log likelihood of a partition with gradient (P,), Hessian (P, P), effect modes."""

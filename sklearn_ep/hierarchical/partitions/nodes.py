@@ -33,17 +33,6 @@ from ..exact.layout import GroupColumns, LocalPart
 from .arrow import conditional_ep, half_partition, stacked_cholesky
 from .messages import Messages, pack, total_of, unpack
 
-__all__ = [
-    "PartsGivenTheta",
-    "PartsNode",
-    "SiteState",
-    "TiltedSite",
-    "gaussian_nodes",
-    "no_groups",
-    "tilted_by_nodes",
-]
-
-
 # sd of a log scale below which the posterior given it is nearly linear in it: fewer nodes do
 _NARROW = 0.1
 

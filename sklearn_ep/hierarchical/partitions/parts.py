@@ -13,16 +13,6 @@ from .arrow import ArrowRows, arrow_rows, conditional_ep
 from .mode import marginal_terms
 from .nodes import tilted_by_nodes
 
-__all__ = [
-    "Placement",
-    "drawing_worker",
-    "mode_worker",
-    "nodes_worker",
-    "place_raw",
-    "place_rows",
-    "tilted_worker",
-]
-
 _AUTO_SITES = 8  # few large partitions: as accurate as many small ones and several times faster
 # Total weight that makes one more partition worth while: with groups; without, where a partition is
 # only a block of rows; and for engines that draw, whose noise adds up over partitions.
