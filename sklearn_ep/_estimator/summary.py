@@ -90,7 +90,7 @@ class Summary:
 
     def __str__(self):
         figures = ", ".join(f"{name} {_cell(value)}" for name, value in self.figures.items())
-        tables = [_table(t) for t in (self.coefficients, self.scales) if t]
+        tables = [text_table(t) for t in (self.coefficients, self.scales) if t]
         return "\n".join([self.title, figures, f"intervals of {self.level:.0%}", "", *tables])
 
 
@@ -98,7 +98,7 @@ def _cell(value):
     return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
 
 
-def _table(columns):
+def text_table(columns):
     """Return columns as text, numbers aligned to the right."""
     cells = [[name, *(_cell(v) for v in values)] for name, values in columns.items()]
     widths = [max(map(len, column)) for column in cells]

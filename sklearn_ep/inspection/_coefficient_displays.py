@@ -48,6 +48,8 @@ class InclusionDisplay:
         Probability above which a feature is in the model.
     feature_names : sequence of str, default=None
         Names of the features; None numbers them.
+    sets : CredibleSets, default=None
+        Sets of features, drawn in colours of their own.
 
     Attributes
     ----------
@@ -57,16 +59,27 @@ class InclusionDisplay:
         Figure that holds the axes.
     """
 
-    def __init__(self, inclusion, coef, interval, *, level=0.9, threshold=0.5, feature_names=None):
+    def __init__(
+        self,
+        inclusion,
+        coef,
+        interval,
+        *,
+        level=0.9,
+        threshold=0.5,
+        feature_names=None,
+        sets=None,
+    ):
         self.inclusion = inclusion
         self.coef = coef
         self.interval = interval
         self.level = level
         self.threshold = threshold
         self.feature_names = feature_names
+        self.sets = sets
 
     @classmethod
-    def from_estimator(cls, estimator, *, threshold=0.5, level=0.9, ax=None, **kwargs):
+    def from_estimator(cls, estimator, *, threshold=0.5, level=0.9, sets=None, ax=None, **kwargs):
         """Draw the inclusion probabilities of a fitted regressor.
 
         Parameters
@@ -77,6 +90,8 @@ class InclusionDisplay:
             Probability above which a feature is in the model.
         level : float, default=0.9
             Probability of the intervals of coefficients.
+        sets : CredibleSets, default=None
+            What `credible_sets` of the estimator gives, to be drawn in colours.
         ax : matplotlib Axes, default=None
             Where to draw the probabilities; None makes a figure with the coefficients below.
         **kwargs : dict
@@ -95,6 +110,7 @@ class InclusionDisplay:
             level=level,
             threshold=threshold,
             feature_names=getattr(estimator, "feature_names_in_", None),
+            sets=sets,
         )
         return display.plot(ax=ax, **kwargs)
 
@@ -127,8 +143,18 @@ class InclusionDisplay:
         ax.vlines(place, 0, self.inclusion, **{"color": np.where(on, "C3", "0.6"), **kwargs})
         ax.axhline(self.threshold, color="0.5", linestyle="--", linewidth=0.8)
         ax.set(ylabel="inclusion probability", ylim=(0, 1.02))
+        self._draw_sets(ax)
         self._name(ax, place[on])
         return self
+
+    def _draw_sets(self, ax):
+        """Mark the members of each set, which the legend gives with its size and probability."""
+        if self.sets is None or not len(self.sets):
+            return
+        for k, (members, share) in enumerate(zip(self.sets, self.sets.probability, strict=True)):
+            label = f"set {k}: {len(members)} features, {_percent(share)}"
+            ax.plot(members, self.inclusion[members], "o", color=f"C{k % 10}", label=label)
+        ax.legend(fontsize="small")
 
     def _draw_coefficients(self, ax):
         place = np.flatnonzero(self.inclusion > self.threshold)

@@ -194,13 +194,13 @@ def _noise_of(node):
 
 
 WORTH_A_REMARK = 0.1  # nats
-_NAMES = np.array(["log_noise_variance", "log_slab_variance", "logit_prior_inclusion"])
+HYPER_NAMES = np.array(["log_noise_variance", "log_slab_variance", "logit_prior_inclusion"])
 
 
 def state_attributes(units, state):
     """Return the fitted attributes that follow from one state at given hyperparameters."""
     mixture = CoefficientMixture([CoefficientPosterior.of(units, state)], np.ones(1))
-    return _of_mixture(mixture) | {
+    return of_mixture(mixture) | {
         "log_evidence_": -state.energy,
         "site_shift_": state.sites[0] / units.y_scale,
         "site_precision_": state.sites[1] / units.y_scale**2,
@@ -208,7 +208,7 @@ def state_attributes(units, state):
     }
 
 
-def _of_mixture(mixture):
+def of_mixture(mixture):
     """Return the attributes that are moments of the posterior of all parts."""
     coef, coef_std = mixture.coef_moments()
     inclusion = mixture.inclusion()
@@ -232,7 +232,7 @@ def fitted_attributes(plan, fit):
     free = plan.space.free
     return {
         **state_attributes(plan.units, best.state),
-        **_of_mixture(mixture),
+        **of_mixture(mixture),
         **run_attributes([best]),
         "log_evidence_": average.log_evidence,
         "fixed_point_log_evidences_": np.array([p.log_evidence for p in fit.points]),
@@ -240,7 +240,7 @@ def fitted_attributes(plan, fit):
         "algorithm_used_": best.used,
         "search_used_": fit.searched,
         "dense_start_used_": fit.dense,
-        **hyper_attributes([average], _NAMES[free].tolist(), fit.used),
+        **hyper_attributes([average], HYPER_NAMES[free].tolist(), fit.used),
         "hyper_nodes_": np.array([(coordinates.h(p) + unit)[free] for p in average.phi]),
         "_remarks": _remarks(fit),
         "_warm_shape": (len(best.state.mean), best.state.problem.factor.groups is None),

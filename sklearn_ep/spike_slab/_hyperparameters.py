@@ -6,7 +6,7 @@ They are h = (log noise, log slab variance, logit of the prior inclusion), in wo
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import expit, log_expit, logit
+from scipy.special import betaln, expit, log_expit, logit
 
 # Least noise, of the variance of y: the evidence of d > n may rise towards interpolation. Halved or
 # doubled: no evidence changes on the sets of doc/benchmarks/spike_slab_constants.py.
@@ -74,13 +74,15 @@ class HyperPrior:
     """Prior density of h: flat in the log noise, Beta(1, `misses`) for the inclusion.
 
     The ratio r of slab variance times mean square `size` of X to the noise has the density
-    (1 + r)^(-3/2) / 2, the hyper-g/n prior with a = 3 of Liang et al. (2008); flat in its log for
-    `size` None. Only what is free has a density; the inclusion's may stay as a constant.
+    r^(a - 1) (1 + r)^(-a - b) / B(a, b) of `shape` (a, b); flat in its log for `size` None.
+    (1, 1/2) is the hyper-g/n prior with a = 3 of Liang et al. (2008), the root of (1/2, 1/2) is
+    half-Cauchy. Only what is free has a density; the inclusion's may stay as a constant.
     """
 
     misses: float
     size: float | None = None
     inclusion: bool = True
+    shape: tuple[float, float] = (1.0, 0.5)
 
     @classmethod
     def of_mode(cls):
@@ -97,6 +99,18 @@ class HyperPrior:
         misses = max(1.0, np.sqrt(n_indicators))
         return cls(misses, space.size if space.free[1] else None, bool(space.free[2]))
 
+    @classmethod
+    def of_correlated(cls, space, d, n_independent):
+        """Return the prior for d columns that are worth as many independent ones.
+
+        About the root of those are expected to be in, as with independent columns: copies of a
+        column change nothing. A column that is in often stands for others, and its coefficient is
+        small: the ratio has more mass near zero.
+        """
+        misses = max(1.0, d / np.sqrt(n_independent))
+        size = space.size if space.free[1] else None
+        return cls(misses, size, bool(space.free[2]), (0.5, 0.5))
+
     def _log_ratio(self, h):
         assert self.size is not None
         return h[1] + np.log(self.size) - h[0]
@@ -107,10 +121,14 @@ class HyperPrior:
         if self.inclusion:
             odds = log_expit(h[2]) + self.misses * log_expit(-h[2])
             total = float(odds + np.log(self.misses))
-        if self.size is not None:
-            x = self._log_ratio(h)
-            total += float(x - 1.5 * np.logaddexp(0.0, x) - np.log(2.0))
-        return total
+        return total + float(self.log_density_of_ratio(h[1] - h[0]))
+
+    def log_density_of_ratio(self, log_ratio):
+        """Return the log density of the log of slab variance to noise (...), zero where flat."""
+        if self.size is None:
+            return 0.0 * log_ratio
+        (a, b), x = self.shape, log_ratio + np.log(self.size)
+        return a * x - (a + b) * np.logaddexp(0.0, x) - betaln(a, b)
 
     def slope(self, h):
         """Return the derivative of the log density in h."""
@@ -118,7 +136,7 @@ class HyperPrior:
         if self.inclusion:
             out[2] = 1 - (1 + self.misses) * expit(h[2])
         if self.size is not None:
-            pull = 1 - 1.5 * expit(self._log_ratio(h))
+            pull = self.shape[0] - sum(self.shape) * expit(self._log_ratio(h))
             out[0], out[1] = -pull, pull
         return out
 
@@ -126,7 +144,7 @@ class HyperPrior:
         """Return what the prior of the ratio adds to the counts of rows and of features in EM."""
         if self.size is None:
             return 0.0, 0.0
-        more = 1 - 3 * expit(-self._log_ratio(h))
+        more = 2 * self.shape[1] - 2 * sum(self.shape) * expit(-self._log_ratio(h))
         return -more, more
 
 

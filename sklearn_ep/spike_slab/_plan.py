@@ -24,6 +24,7 @@ from .._estimator.checks import (
     is_single,
     validate_training,
 )
+from ._correlation import different_rows, is_correlated
 from ._energy import EPEnergy
 from ._hyperparameters import HyperPrior, Space
 from ._prior import SpikeSlab
@@ -45,9 +46,11 @@ class SpikeSlabPlan:
 
     `problem` has the data in working units, at the hyperparameters that are given or where learning
     starts; `space` says which are free, `prior` what is known of those, and `integrates` whether
-    they are averaged over. `warm` are hyperparameters and sites of the last fit, or None. There is
-    one of `start_seeds` for each start at the final hyperparameters; `evidence_seed` draws the
-    single models that check the evidence; `single` says that the rows are in single precision.
+    they are averaged over; `by_chains` says that models are to be drawn, as columns are correlated.
+    The number `n_different` of rows tells what correlation there is by chance. `warm` are
+    hyperparameters and sites of the last fit, or None. There is one of `start_seeds` for each start
+    at the final hyperparameters; `evidence_seed` draws models, single ones that check the evidence
+    or those of chains; `single` says that the rows are in single precision.
     """
 
     units: Standardisation
@@ -55,6 +58,8 @@ class SpikeSlabPlan:
     space: Space
     prior: HyperPrior
     integrates: bool
+    by_chains: bool
+    n_different: int
     settings: RunSettings
     noise_starts: list
     warm: Any
@@ -88,7 +93,7 @@ def check_parameters(estimator):
 def make_plan(estimator, X, y, sample_weight, groups):
     """Check parameters and data of a fit and return its `SpikeSlabPlan`."""
     check_parameters(estimator)
-    units, model = _data(estimator, X, y, sample_weight)
+    units, model, n_different = _data(estimator, X, y, sample_weight)
     d = estimator.n_features_in_
     groups = _checked_groups(groups, d)
     _warn_of_damping(estimator)
@@ -102,6 +107,7 @@ def make_plan(estimator, X, y, sample_weight, groups):
     start_seeds = rng.randint(largest, size=estimator.n_init)
     how = estimator.hyperparameters
     integrates = how == "integrate" or (how == "auto" and model.X.size <= LARGEST_INTEGRATED)
+    plain = integrates and estimator.algorithm == "auto" and groups is None
     integrates = integrates and bool(space.free.any())
     prior = (
         HyperPrior.of_integral(space, factor.n_indicators(d))
@@ -115,6 +121,8 @@ def make_plan(estimator, X, y, sample_weight, groups):
         space=space,
         prior=prior,
         integrates=integrates,
+        by_chains=plain and is_correlated(model, n_different),
+        n_different=n_different,
         settings=RunSettings(*settings),
         noise_starts=list(estimator.noise_starts),
         warm=_warm(estimator, units, d, groups),
@@ -126,13 +134,17 @@ def make_plan(estimator, X, y, sample_weight, groups):
 
 
 def _data(estimator, X, y, sample_weight):
-    """Return (Standardisation, LinearModel) of checked rows in memory or in partitions."""
+    """Return (Standardisation, LinearModel, number of different rows) of checked rows.
+
+    Of partitions all rows count as different.
+    """
     intercept, standardize = estimator.fit_intercept, estimator.standardize
     if is_part_list(X, y):
         if sample_weight is not None:
             raise ValueError("sample_weight is for rows in memory: give repeated rows instead.")
         stats = statistics_of_parts(estimator, X, _check_scale_of)
-        return _checked_units(estimator, *standardise_statistics(stats, intercept, standardize))
+        found = _checked_units(estimator, *standardise_statistics(stats, intercept, standardize))
+        return *found, stats.n_rows
     training = validate_training(
         estimator, X, y, sample_weight, ensure_min_samples=2, accept_sparse=ACCEPT_SPARSE
     )
@@ -143,7 +155,9 @@ def _data(estimator, X, y, sample_weight):
     # what is made dense is nobody else's
     owned = not estimator.copy_X or sp.issparse(training.X)
     owned = owned or not np.may_share_memory(training.X, X)
-    return _checked_units(estimator, *standardise(training, intercept, standardize, owned))
+    n_different = different_rows(training.X)
+    found = _checked_units(estimator, *standardise(training, intercept, standardize, owned))
+    return *found, n_different
 
 
 def _checked_units(estimator, units, model):

@@ -21,6 +21,7 @@ from .._engine.hyper import (
     mixture_moments,
     mixture_quantiles,
 )
+from ._correlation import correlations
 from ._linear_model import BLOCK_BYTES
 from ._sequential_draws import SequentialDraws
 from ._units import Standardisation
@@ -107,11 +108,6 @@ class CoefficientPosterior:
             self.intercept_variance
         )
 
-    def response_variance(self, rows):
-        """Return the variances (n,) of new responses at rows in working units."""
-        spread = self.units.y_scale**2 * self.marginals.covariance(rows)
-        return spread + self.noise + self.intercept_variance
-
     def draw(self, n_samples, rng, exact_zeros):
         """Return draws of the coefficients, an intercept in the last column if there is one."""
         drawn_from = self.draws if exact_zeros else self.marginals
@@ -157,8 +153,8 @@ class CoefficientMixture:
     def hyperparameters(self):
         """Return the fitted attributes of variances, by means of logs, and of the inclusion."""
         return {
-            "noise_variance_": _geometric_mean(self.weight, [p.noise for p in self.parts]),
-            "slab_variance_": _geometric_mean(self.weight, [p.slab for p in self.parts]),
+            "noise_variance_": geometric_mean(self.weight, [p.noise for p in self.parts]),
+            "slab_variance_": geometric_mean(self.weight, [p.slab for p in self.parts]),
             "prior_inclusion_": float(self.weight @ [p.prior_inclusion for p in self.parts]),
         }
 
@@ -189,59 +185,59 @@ class CoefficientMixture:
         """What the coefficients say of responses at rows."""
         return ResponseMixture(self)
 
+    def candidates(self):
+        """Return columns (u,), which are in what model (S, u), weights, absolute correlations."""
+        draws = self.draw(N_DRAWS, np.random.RandomState(0), exact_zeros=True)
+        on = draws[:, : self.means.shape[1]] != 0
+        columns = np.flatnonzero(on.any(axis=0))
+        among = correlations(self.parts[0].draws.model, columns, columns)
+        return columns, on[:, columns], np.full(N_DRAWS, 1.0 / N_DRAWS), among
 
-@dataclass
-class ResponseMixture:
-    """ResponseMixture at rows of the user, of which the one at zero is the intercept."""
+    # ------------------------------------------------------------------------ responses at rows
 
-    mixture: CoefficientMixture
+    @property
+    def intercept_variances(self):
+        """Variances (M,) of the intercept given the coefficients."""
+        return np.array([p.intercept_variance for p in self.parts])
+
+    @property
+    def extra(self):
+        """Variances (M,) of noise and intercept in new responses."""
+        return np.array([p.noise for p in self.parts]) + self.intercept_variances
 
     def at(self, rows):
         """Mean responses (M, n) of the parts at rows in working units."""
-        units = self.mixture.units
-        return np.stack([units.y_offset + units.y_scale * (rows @ m) for m in self.mixture.means])
+        units = self.units
+        return np.stack([units.y_offset + units.y_scale * (rows @ m) for m in self.means])
 
-    def predictive(self, X, with_variance):
-        """Return mean and variance (n,), or None, of new responses."""
-        rows = self.mixture.units.rows(X)
-        means = self.at(rows)
-        if not with_variance:
-            return self.mixture.weight @ means, None
-        variances = np.stack([p.response_variance(rows) for p in self.mixture.parts])
-        return mixture_moments(self.mixture.weight, means, variances)
+    def mean_at(self, rows):
+        """Mean responses (n,) at rows in working units."""
+        return self.weight @ self.at(rows)
 
-    def predictive_interval(self, X, level):
-        """Return central intervals (n, 2) of new responses."""
-        extra = [p.noise + p.intercept_variance for p in self.mixture.parts]
-        blocks = [self.mixture.units.rows(X[b]) for b in gen_batches(X.shape[0], ROWS)]
-        return np.concatenate([self._interval(rows, level, np.array(extra)) for rows in blocks])
+    def moments_at(self, rows, extra):
+        """Mean and variance (n,) of responses at rows, those of the parts with `extra` (M,)."""
+        spread = np.stack([p.marginals.covariance(rows) for p in self.parts])
+        variances = self.units.y_scale**2 * spread + extra[:, None]
+        return mixture_moments(self.weight, self.at(rows), variances)
 
-    def _interval(self, rows, level, extra):
-        """Return central intervals (n, 2) of responses with variances `extra` (M,) added.
+    def covariance_at(self, first, second):
+        """Covariance (n1, n2) of the noise-free responses at rows in working units."""
+        cov = np.stack([p.latent_covariance(first, second) for p in self.parts])
+        left = self.at(first)
+        right = left if second is first else self.at(second)
+        return mixture_covariance(self.weight, cov, left, right)
 
-        Their shape is that of draws, their mean and variance those of the Gaussian posteriors.
-        """
-        scale = self.mixture.units.y_scale
-        spread = np.stack([p.marginals.covariance(rows) for p in self.mixture.parts])
-        variances = scale**2 * spread + extra[:, None]
-        mean, var = mixture_moments(self.mixture.weight, self.at(rows), variances)
-        sums = self._sums(rows, np.sqrt(extra) / scale)
-        ends = np.quantile(sums, [0.5 - 0.5 * level, 0.5 + 0.5 * level], axis=0)
-        spread = sums.std(axis=0)
-        ends = (ends - sums.mean(axis=0)) / np.where(spread > 0, spread, 1.0)  # a row may be zero
-        return (mean + np.sqrt(var) * ends).T
-
-    def _sums(self, rows, sd):
-        """Return draws (S, n) of responses at rows in working units, with noise of `sd` (M,).
+    def sums_at(self, rows, extra):
+        """Draws (S, n) of responses at rows, in working units, with noise of variances (M,).
 
         They have a seed of their own, and the share of each part is its weight, so that an interval
         is a function of the fit.
         """
         rng = np.random.RandomState(0)
-        counts = np.diff(np.rint(np.cumsum([0.0, *self.mixture.weight]) * N_DRAWS).astype(int))
-        step = max(1, BLOCK_BYTES // (8 * rows.shape[1]))
+        counts = np.diff(np.rint(np.cumsum([0.0, *self.weight]) * N_DRAWS).astype(int))
+        step, sd = max(1, BLOCK_BYTES // (8 * rows.shape[1])), np.sqrt(extra) / self.units.y_scale
         sums = []
-        for part, own_sd, count in zip(self.mixture.parts, sd, counts, strict=True):
+        for part, own_sd, count in zip(self.parts, sd, counts, strict=True):
             for batch in gen_batches(int(count), step):
                 size = batch.stop - batch.start
                 signal = part.draws.draw(size, rng) @ rows.T
@@ -249,30 +245,55 @@ class ResponseMixture:
                 sums.append((signal + noise).reshape(-1, rows.shape[0]))
         return np.concatenate(sums)
 
+
+@dataclass
+class ResponseMixture:
+    """A mixture of coefficients at rows of the user, of which the one at zero is the intercept."""
+
+    mixture: Any
+
+    def predictive(self, X, with_variance):
+        """Return mean and variance (n,), or None, of new responses."""
+        rows = self.mixture.units.rows(X)
+        if not with_variance:
+            return self.mixture.mean_at(rows), None
+        return self.mixture.moments_at(rows, self.mixture.extra)
+
+    def predictive_interval(self, X, level):
+        """Return central intervals (n, 2) of new responses."""
+        blocks = [self.mixture.units.rows(X[b]) for b in gen_batches(X.shape[0], ROWS)]
+        return np.concatenate([self._interval(rows, level, self.mixture.extra) for rows in blocks])
+
+    def _interval(self, rows, level, extra):
+        """Return central intervals (n, 2) of responses with variances `extra` (M,) added.
+
+        Their shape is that of draws, their mean and variance those of the mixture.
+        """
+        mean, var = self.mixture.moments_at(rows, extra)
+        sums = self.mixture.sums_at(rows, extra)
+        ends = np.quantile(sums, [0.5 - 0.5 * level, 0.5 + 0.5 * level], axis=0)
+        spread = sums.std(axis=0)
+        ends = (ends - sums.mean(axis=0)) / np.where(spread > 0, spread, 1.0)  # a row may be zero
+        return (mean + np.sqrt(var) * ends).T
+
     def latent_covariance(self, A, B):
         """Return the covariance (n1, n2) of the noise-free responses at rows of the user."""
         first = self.mixture.units.rows(A)
-        second = first if B is A else self.mixture.units.rows(B)
-        cov = np.stack([p.latent_covariance(first, second) for p in self.mixture.parts])
-        left = self.at(first)
-        right = left if B is A else self.at(second)
-        return mixture_covariance(self.mixture.weight, cov, left, right)
+        return self.mixture.covariance_at(first, first if B is A else self.mixture.units.rows(B))
 
     def _origin(self):
         return self.mixture.units.rows(np.zeros((1, self.mixture.means.shape[1])))
 
     def intercept_std(self):
         """Return the standard deviation of the intercept, the response at zero."""
-        origin = self._origin()
-        var = np.array([p.latent_covariance(origin, origin)[0, 0] for p in self.mixture.parts])
-        return float(np.sqrt(mixture_moments(self.mixture.weight, self.at(origin)[:, 0], var)[1]))
+        extra = self.mixture.intercept_variances
+        return float(np.sqrt(self.mixture.moments_at(self._origin(), extra)[1][0]))
 
     def intercept_interval(self, level):
         """Return the central interval (2,) of the intercept."""
-        extra = np.array([p.intercept_variance for p in self.mixture.parts])
-        return self._interval(self._origin(), level, extra)[0]
+        return self._interval(self._origin(), level, self.mixture.intercept_variances)[0]
 
 
-def _geometric_mean(weight, values):
+def geometric_mean(weight, values):
     """Return the weighted geometric mean, exact where all values agree."""
     return float(values[0] * np.exp(weight @ np.log(np.divide(values, values[0]))))

@@ -30,6 +30,7 @@ EXACT = [p for p in PROBLEMS if p["name"] in ("one_feature", "orthogonal_columns
 def fixed(noise, slab, inclusion, **kw):
     given = dict(noise_variance=noise, slab_variance=slab, prior_inclusion=inclusion)
     plain = dict(fit_intercept=False, standardize=False, tol=1e-8, max_iter=1000)
+    plain["hyperparameters"] = "mode"  # EP, however correlated the columns are
     return SpikeSlabRegressor(**{**given, **plain, **kw})
 
 
@@ -373,8 +374,12 @@ def test_slab_and_noise_are_learned_with_a_given_inclusion(inclusion):
     assert error < 0.5 * y[100:].var()
 
 
+@pytest.mark.filterwarnings("ignore:.*chains over models have not mixed")
 def test_wide_data_of_many_weak_effects_give_honest_predictions():
-    """35 rows, 1000 correlated columns: the largest EP evidence is that of an overconfident fit."""
+    """35 rows, 1000 correlated columns: the largest EP evidence is that of an overconfident fit.
+
+    Chains over models do not tell the columns apart, and say so; predictions do not need that.
+    """
     loss = []
     for seed in range(3):
         rng = np.random.default_rng(seed)

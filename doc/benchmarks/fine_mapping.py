@@ -1,0 +1,195 @@
+"""Fine mapping: which of many correlated columns have an effect, spike and slab beside SuSiE.
+
+    python doc/benchmarks/fine_mapping.py --data FOLDER      200 replicates on n3finemapping.npz
+    python doc/benchmarks/fine_mapping.py --quick            10 replicates on simulated columns
+
+Columns are those of 574 people and 1,001 genetic variants (susieR's N3finemapping); without data
+they are made, each correlated with its neighbours. Effects are 1 to 5, normal, at random columns,
+with .02 to .4 of the variance of y. Peers, where installed: SuSiE (pysusie), abess; stability
+selection with the lasso on every tenth replicate.
+"""
+
+import pathlib
+import warnings
+from functools import partial
+from importlib.util import find_spec
+
+from common import arguments, cpu, figure, save, table
+
+import matplotlib
+import numpy as np
+from sklearn.linear_model import Lasso, LassoCV
+
+from sklearn_ep import SpikeSlabRegressor
+
+matplotlib.use("Agg")
+
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)  # of the variance of y
+CLIP = 1e-6  # SuSiE gives probabilities of exactly zero
+
+
+def columns(args):
+    """Return standardised columns."""
+    path = pathlib.Path(args.data or "") / "n3finemapping.npz"
+    if args.data and path.exists():
+        with np.load(path) as z:
+            X = z["X"].astype(float)
+    else:
+        X = np.random.default_rng(0).standard_normal((300, 200))
+        for j in range(1, X.shape[1]):
+            near = 0.97 if j % 20 else 0.0
+            X[:, j] = near * X[:, j - 1] + np.sqrt(1 - near**2) * X[:, j]
+    return (X - X.mean(axis=0)) / X.std(axis=0)
+
+
+def replicate(X, seed):
+    """Return responses and which columns have an effect."""
+    rng, d = np.random.default_rng(1000 + seed), X.shape[1]
+    k, share = 1 + seed % 5, SHARES[seed // 5 % 5]
+    effect = np.zeros(d)
+    effect[rng.choice(d, k, replace=False)] = rng.standard_normal(k)
+    effect *= np.sqrt(share) / (X @ effect).std()
+    return X @ effect + np.sqrt(1 - share) * rng.standard_normal(len(X)), effect != 0
+
+
+def spike_slab(X, y):
+    """Inclusion, sets, and columns chosen at an expected share of false ones of .1."""
+    reg = SpikeSlabRegressor().fit(X, y)
+    return reg.inclusion_proba_, list(reg.credible_sets()), reg.get_support(fdr=0.1)
+
+
+def susie(X, y):
+    """Inclusion, sets, and columns by the same rule."""
+    import pysusie
+
+    fit = pysusie.susie(X, y, L=10)
+    on, sets = np.asarray(pysusie.susie_get_pip(fit)), pysusie.susie_get_cs(fit, X=X)["cs"] or {}
+    order = np.argsort(-on)
+    wrong = np.cumsum(1 - on[order]) / np.arange(1, len(on) + 1)
+    chosen = np.zeros(len(on), bool)
+    chosen[order[: np.count_nonzero(wrong <= 0.1)]] = True
+    return on, [np.asarray(s) for s in (sets.values() if isinstance(sets, dict) else sets)], chosen
+
+
+def abess(X, y):
+    """Columns of the best subset of up to 10."""
+    from abess.linear import LinearRegression
+
+    return None, None, LinearRegression(support_size=range(11)).fit(X, y).coef_ != 0
+
+
+def stability(X, y):
+    """Columns that the lasso keeps in six of ten halves."""
+    rng, alpha, times = np.random.default_rng(0), LassoCV(cv=5).fit(X, y).alpha_, 0
+    for _ in range(20):
+        half = rng.permutation(len(y))[: len(y) // 2]
+        times = times + (Lasso(alpha).fit(X[half], y[half]).coef_ != 0)
+    return None, None, times >= 12
+
+
+def log_loss(on, truth):
+    """Log loss of the inclusion of all columns of a replicate."""
+    p = np.clip(np.where(truth, on, 1 - on), CLIP, None)
+    return -np.log(p).sum()
+
+
+def power_at(on, truth, share=0.1):
+    """Largest power of a common threshold whose share of false discoveries is at most so."""
+    right = truth[np.argsort(-on, kind="stable")]
+    found = np.cumsum(right)
+    allowed = 1 - found / np.arange(1, len(right) + 1) <= share
+    return found[allowed].max(initial=0) / truth.sum()
+
+
+def calibration(name, on, truth):
+    """Expected and true number of effects in each tenth of the inclusion."""
+    tenth, rows = np.minimum((10 * on).astype(int), 9), []
+    for k in range(10):
+        p, seen = on[tenth == k], truth[tenth == k]
+        spread = np.sqrt(np.sum(p * (1 - p)))
+        gap = (seen.sum() - p.sum()) / spread if spread > 0 else 0.0
+        row = dict(method=name, inclusion=f"{k / 10:.1f} to {k / 10 + 0.1:.1f}", columns=len(p))
+        rows.append({**row, "expected": p.sum(), "effects": int(seen.sum()), "gap, sd": gap})
+    return rows
+
+
+def summed(name, out, truths, seconds):
+    """One row of a method over its replicates."""
+    n_effects = sum(t.sum() for t in truths)
+    chosen = np.array([o[2] for o in out])
+    right = np.array(truths) & chosen
+    row = dict(method=name, replicates=len(out))
+    row["power, own rule"] = right.sum() / n_effects
+    row["false, own rule"] = 1 - right.sum() / max(chosen.sum(), 1)
+    if out[0][0] is not None:
+        on = np.array([o[0] for o in out])
+        losses = [log_loss(p, t) for p, t in zip(on, truths, strict=True)]
+        row["log loss"] = np.mean(losses)
+        row["power at .1 false"] = power_at(on.ravel(), np.array(truths).ravel())
+        sets = [(s, t) for o, t in zip(out, truths, strict=True) for s in o[1]]
+        held = [t[s].any() for s, t in sets]
+        found = [
+            np.isin(np.flatnonzero(t), np.concatenate([[-1], *o[1]])).sum()
+            for o, t in zip(out, truths, strict=True)
+        ]
+        row |= dict(sets=len(sets), coverage=np.mean(held))
+        row["median size"] = np.median([len(s) for s, _ in sets])
+        row["mean size"] = np.mean([len(s) for s, _ in sets])
+        row["power of sets"] = np.sum(found) / n_effects
+    row["CPU s, median"], row["CPU s, largest"] = np.median(seconds), np.max(seconds)
+    return row
+
+
+def main():
+    """Fit every replicate by every method and tabulate."""
+    args = arguments(__doc__.splitlines()[0], ("--replicates", dict(type=int, default=200)))
+    methods = dict(SpikeSlab=(spike_slab, 1))
+    if find_spec("pysusie"):
+        methods["SuSiE"] = (susie, 1)
+    if find_spec("abess"):
+        methods["abess"] = (abess, 1)
+    methods["Lasso, stability"] = (stability, 10)
+    X, found = columns(args), {name: ([], [], []) for name in methods}
+    for seed in range(0, 80, 8) if args.quick else range(args.replicates):
+        y, truth = replicate(X, seed)
+        for name, (method, every) in methods.items():
+            if seed % every == 0:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    result, seconds = cpu(partial(method, X, y))
+                for kept, value in zip(found[name], (result, truth, seconds), strict=True):
+                    kept.append(value)
+    rows, tenths = [], []
+    for name, (out, truths, seconds) in found.items():
+        rows.append(summed(name, out, truths, seconds))
+        if out[0][0] is not None:
+            tenths += calibration(name, np.concatenate([o[0] for o in out]), np.concatenate(truths))
+    peer = "SuSiE" if "SuSiE" in found else "Lasso, stability"
+    unit = next(r["CPU s, median"] for r in rows if r["method"] == peer)
+    for row in rows:
+        row[f"CPU / {peer}"] = row["CPU s, median"] / unit
+    table(rows, list(rows[0]))
+    table(tenths, list(tenths[0]))
+    save(args, "fine_mapping", rows + tenths)
+    figure(args, "fine_mapping", draw(tenths))
+
+
+def draw(tenths):
+    """Share of effects against inclusion in each tenth, one line a method."""
+    import matplotlib.pyplot as plt
+
+    fig, ax = plt.subplots(figsize=(4.5, 4), layout="constrained")
+    ax.plot([0, 1], [0, 1], color="0.6", linewidth=0.8)
+    for name in dict.fromkeys(r["method"] for r in tenths):
+        own = [r for r in tenths if r["method"] == name and r["columns"]]
+        p = np.array([r["expected"] / r["columns"] for r in own])
+        sd = np.sqrt(p * (1 - p) / [r["columns"] for r in own])
+        seen = [r["effects"] / r["columns"] for r in own]
+        ax.errorbar(p, seen, 1.96 * sd, fmt="o-", markersize=4, capsize=2, label=name)
+    ax.set(xlabel="inclusion probability", ylabel="share of columns with an effect")
+    ax.legend()
+    return fig
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""Correlated columns: models enumerated and drawn, credible sets, and when EP is left alone."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+from scipy.special import betaln, gammaln, logsumexp
+from sklearn.exceptions import ConvergenceWarning
+
+from sklearn_ep import SpikeSlabRegressor
+from sklearn_ep.inspection import InclusionDisplay
+from sklearn_ep.spike_slab import _chains, _correlation
+from sklearn_ep.spike_slab._linear_model import LinearModel
+from sklearn_ep.spike_slab._model_mixture import CANDIDATE
+
+GIVEN = dict(noise_variance=0.5, slab_variance=1.0, prior_inclusion=0.25)
+PLAIN = dict(fit_intercept=False, standardize=False)
+
+
+def correlated(name, d, n=40, seed=0):
+    """Columns that are hard to tell apart, and responses of two of them."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, d))
+    if name == "copies":
+        X[:, d - 4 :] = X[:, :4] * np.array([1, 1, -1, -1])
+    elif name == "chain of both signs":
+        for j in range(1, d):
+            X[:, j] = 0.95 * X[:, j - 1] + np.sqrt(1 - 0.95**2) * X[:, j]
+        X *= np.where(np.arange(d) % 2, 1, -1)
+    else:
+        X = 0.1 * X + np.sqrt(0.99) * rng.normal(size=(n, 1))
+    return X, 1.2 * X[:, 0] - 0.8 * X[:, 4] + np.sqrt(0.5) * rng.normal(size=n)
+
+
+def enumerated(X, y, noise, slab, inclusion):
+    """Weights (2^d,) of all models, which columns they have, means of coefficients, evidence."""
+    d, gram, Xy = X.shape[1], X.T @ X, X.T @ y
+    bits = np.arange(2**d)[:, None] >> np.arange(d) & 1
+    A = gram / noise * bits[:, :, None] * bits[:, None, :]
+    A[:, np.arange(d), np.arange(d)] += np.where(bits, 1 / slab, 1.0)
+    mean = np.linalg.solve(A, (Xy * bits / noise)[:, :, None])[:, :, 0]
+    lw = -0.5 * (np.linalg.slogdet(A)[1] + bits.sum(axis=1) * np.log(slab))
+    lw += 0.5 * mean @ Xy / noise + bits.sum(axis=1) * np.log(inclusion / (1 - inclusion))
+    w, total = np.exp(lw - logsumexp(lw)), logsumexp(lw) + d * np.log1p(-inclusion)
+    return w, bits, mean, total - 0.5 * (y @ y / noise + len(y) * np.log(2 * np.pi * noise))
+
+
+def pairs(reg):
+    """Probabilities (d, d) that two columns are in together."""
+    columns, on, weight, _ = reg._posteriors[0].candidates()
+    out = np.zeros((reg.n_features_in_,) * 2)
+    out[np.ix_(columns, columns)] = (on.T * weight) @ on
+    return out
+
+
+# ------------------------------------------------------------------------ against enumeration
+
+
+@pytest.mark.parametrize("name", ["copies", "chain of both signs", "all at .99"])
+@pytest.mark.parametrize(("d", "used"), [(10, "enumeration"), (14, "chains")])
+def test_inclusions_of_singles_and_pairs_are_those_of_all_models(name, d, used):
+    X, y = correlated(name, d)
+    w, bits, mean, evidence = enumerated(X, y, *GIVEN.values())
+    reg = SpikeSlabRegressor(**GIVEN, **PLAIN).fit(X, y)
+    assert reg.algorithm_used_ == used and reg.converged_
+    tol = 1e-9 if used == "enumeration" else 0.02
+    both = (w * bits.T) @ bits
+    np.testing.assert_allclose(reg.inclusion_proba_, w @ bits, atol=tol)
+    np.testing.assert_allclose(pairs(reg), both, atol=max(tol, CANDIDATE))
+    np.testing.assert_allclose(reg.coef_, w @ mean, atol=2 * tol)
+    assert reg.log_evidence_ == pytest.approx(evidence, abs=20 * tol)
+    draws = reg.sample_posterior(20_000, random_state=0, exact_zeros=True) != 0
+    np.testing.assert_allclose(draws.T.astype(float) @ draws / len(draws), both, atol=0.02)
+
+
+def test_noise_ratio_and_inclusion_are_integrated_out():
+    """Quadrature over log noise and ratio for each of 16 models; the inclusion by its Beta."""
+    X, y = correlated("all at .99", 5, n=30)
+    X, y = X[:, :4], y - y.mean()
+    reg = SpikeSlabRegressor(**PLAIN).fit(X, y)
+    assert reg.algorithm_used_ == "enumeration"
+    size, d, n = np.mean(X**2), 4, len(y)
+    worth = _correlation.n_independent(LinearModel(X, y), n)
+    misses = max(1.0, d / np.sqrt(worth))
+    log_r, log_s = np.linspace(np.log(1e-6), np.log(1e8), 500), np.linspace(-4, 4, 400)
+    total, on, noise = [], [], []
+    for i in range(16):
+        bits = (i >> np.arange(d)) & 1
+        value, left = np.linalg.eigh((X * bits) @ X.T)
+        y2 = (left.T @ y) ** 2
+        scale = 1 + np.exp(log_r)[:, None] / size * np.maximum(value, 0)
+        square, log_det = (y2 / scale).sum(axis=1), np.log(scale).sum(axis=1)
+        fit = -0.5 * (
+            log_det[:, None] + n * (log_s + np.log(2 * np.pi)) + square[:, None] / np.exp(log_s)
+        )
+        prior = 0.5 * log_r - np.logaddexp(0, log_r) - betaln(0.5, 0.5)
+        k = bits.sum()
+        prior = prior + betaln(1 + k, misses + d - k) - betaln(1, misses)
+        cells = fit + prior[:, None] + np.log((log_r[1] - log_r[0]) * (log_s[1] - log_s[0]))
+        total.append(logsumexp(cells))
+        on.append(bits)
+        noise.append(np.exp(logsumexp(cells, axis=0) - total[-1]) @ log_s)
+    w = np.exp(np.array(total) - logsumexp(total))
+    np.testing.assert_allclose(reg.inclusion_proba_, w @ np.array(on), atol=2e-3)
+    assert reg.log_evidence_ == pytest.approx(logsumexp(total), abs=0.01)
+    assert np.log(reg.noise_variance_) == pytest.approx(w @ np.array(noise), abs=0.02)
+    assert reg.hyper_nodes_.shape[1] == 3 and reg.hyper_weights_.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("given", [{}, {"noise_variance": 0.5}, {"slab_variance": 1.0}])
+def test_chains_agree_with_all_models_whatever_is_given(given, monkeypatch):
+    X, y = correlated("copies", 11, n=50, seed=1)
+    exact = SpikeSlabRegressor(**given).fit(X, y)
+    monkeypatch.setattr(_chains, "_LENGTHS", _chains._LENGTHS._replace(all_models=0))
+    drawn = SpikeSlabRegressor(**given).fit(X, y)
+    assert (exact.algorithm_used_, drawn.algorithm_used_) == ("enumeration", "chains")
+    np.testing.assert_allclose(drawn.inclusion_proba_, exact.inclusion_proba_, atol=0.02)
+    np.testing.assert_allclose(pairs(drawn), pairs(exact), atol=0.02)
+    np.testing.assert_allclose(drawn.coef_, exact.coef_, atol=0.05)
+    np.testing.assert_allclose(drawn.coef_std_, exact.coef_std_, atol=0.03)
+    assert drawn.log_evidence_ == pytest.approx(exact.log_evidence_, abs=0.25)
+    for name in ("noise_variance_", "slab_variance_", "prior_inclusion_"):
+        assert np.log(getattr(drawn, name)) == pytest.approx(np.log(getattr(exact, name)), abs=0.15)
+
+
+# ------------------------------------------------------------------------ one distribution
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_moments_intervals_and_predictions_are_those_of_the_draws(intercept):
+    X, y = correlated("chain of both signs", 30, n=25, seed=2)
+    reg = SpikeSlabRegressor(fit_intercept=intercept).fit(X, y + 3)
+    assert reg.algorithm_used_ == "chains"
+    draws = reg.sample_posterior(40_000, random_state=0)
+    coef, rest = draws[:, :30], draws[:, 30:].sum(axis=1)
+    sd = reg.coef_std_ + 1e-3
+    assert np.abs((coef.mean(axis=0) - reg.coef_) / sd).max() < 0.05
+    np.testing.assert_allclose(coef.std(axis=0), reg.coef_std_, atol=0.02)
+    assert np.abs(np.mean(coef != 0, axis=0) - reg.inclusion_proba_).max() < 0.03
+    some = np.argsort(-reg.inclusion_proba_)[:5]
+    np.testing.assert_allclose(reg.covariance(some), np.cov(coef[:, some].T), atol=0.03)
+    new = np.random.default_rng(0).normal(size=(6, 30))
+    sums = coef @ new.T + rest[:, None]
+    np.testing.assert_allclose(reg.latent_covariance(new), np.cov(sums.T), atol=0.3)
+    mean, std = reg.predict(new, return_std=True)
+    np.testing.assert_allclose(mean, reg.predict(new), rtol=1e-12)
+    np.testing.assert_allclose(mean, new @ reg.coef_ + reg.intercept_, rtol=1e-9)
+    noise = np.exp(reg.hyper_nodes_[:, 0]) @ reg.hyper_weights_
+    np.testing.assert_allclose(std**2, sums.var(axis=0) + noise, rtol=0.1)
+    level = np.quantile(coef, [0.05, 0.95], axis=0).T
+    np.testing.assert_allclose(reg.coef_interval(0.9)[some], level[some], atol=0.1)
+    low, high = reg.predict_interval(new, 0.9).T
+    assert np.all(low < mean) and np.all(mean < high)
+    assert "inclusion" in reg.summary().coefficients and "chains" in str(reg.diagnose())
+
+
+def test_the_same_answer_whatever_the_order_of_columns_and_after_a_pickle():
+    X, y = correlated("chain of both signs", 40, n=60, seed=3)
+    order = np.random.default_rng(0).permutation(40)
+    two = dict(max_iter=2)  # rounds
+    a, b = SpikeSlabRegressor(**two).fit(X, y), SpikeSlabRegressor(**two).fit(X[:, order], y)
+    np.testing.assert_allclose(b.inclusion_proba_, a.inclusion_proba_[order], atol=1e-9)
+    again = SpikeSlabRegressor(**two, n_jobs=2).fit(X, y)
+    other = SpikeSlabRegressor(**two, random_state=1).fit(X, y)
+    np.testing.assert_array_equal(a.coef_, again.coef_)
+    assert 0 < np.abs(a.inclusion_proba_ - other.inclusion_proba_).max() < 0.1
+    back = pickle.loads(pickle.dumps(a))
+    np.testing.assert_array_equal(back.predict(X, True), a.predict(X, True))
+
+
+def test_ep_answers_where_columns_are_not_correlated_or_when_asked():
+    X, y = correlated("chain of both signs", 14, seed=4)
+    new = np.random.default_rng(0).normal(size=X.shape)
+    ours = SpikeSlabRegressor().fit(new, new[:, 0] + y)
+    assert ours.algorithm_used_ in ("ep", "convergent") and hasattr(ours, "site_precision_")
+    assert SpikeSlabRegressor(hyperparameters="mode").fit(X, y).algorithm_used_ != "chains"
+    assert SpikeSlabRegressor().fit(X, y, groups=np.arange(14) // 2).algorithm_used_ != "chains"
+    ours.fit(X, y)
+    assert ours.algorithm_used_ == "chains" and not hasattr(ours, "site_precision_")
+
+
+def test_independent_columns_of_few_rows_are_not_taken_for_correlated():
+    """Chance correlations of 20 rows reach .8; one data set in a hundred may pass the bound."""
+    found = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        n, d = [(20, 100), (40, 200), (12, 9)][seed % 3]
+        model = LinearModel(rng.normal(size=(n, d)), rng.normal(size=n))
+        found += _correlation.is_correlated(model, n)
+    assert found <= 2
+
+
+def test_copies_are_worth_one_column():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(400, 30)), rng.normal(size=400)
+    alone = _correlation.n_independent(LinearModel(X, y), 400)
+    assert 25 < alone <= 30
+    twice = _correlation.n_independent(LinearModel(np.c_[X, X], y), 400)
+    assert twice == pytest.approx(alone, rel=0.05)
+
+
+def test_chains_that_do_not_agree_are_told():
+    X, _ = correlated("chain of both signs", 200, n=100, seed=5)
+    y = X[:, :40] @ np.random.default_rng(0).normal(size=40)
+    with pytest.warns(ConvergenceWarning, match="not mixed"):
+        reg = SpikeSlabRegressor(max_iter=1).fit(X, y)
+    assert not reg.converged_ and reg.n_iter_ == 1 and np.all(np.isfinite(reg.predict(X)))
+
+
+@pytest.mark.parametrize("y", [np.zeros(30), np.full(30, 2.0), None])
+def test_hostile_data_give_finite_answers(y):
+    X, given = correlated("copies", 15, n=30)
+    X[:, 5] = 0.0
+    y = X[:, 0].copy() if y is None else y
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        reg = SpikeSlabRegressor().fit(X, y)
+    mean, std = reg.predict(X, return_std=True)
+    for value in (mean, std, reg.coef_, reg.coef_std_, reg.coef_interval(), reg.log_evidence_):
+        assert np.all(np.isfinite(value))
+
+
+# ------------------------------------------------------------------------ sets
+
+
+def test_a_credible_set_holds_the_columns_that_cannot_be_told_apart():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(80, 40))
+    X[:, 10:13] = X[:, [0]]
+    X[:, 13] = -X[:, 0]
+    reg = SpikeSlabRegressor().fit(X, 2 * X[:, 0] - 2 * X[:, 1] + rng.normal(size=80))
+    sets = reg.credible_sets()
+    assert len(sets) == 2 and [1] in [m.tolist() for m in sets]
+    shared = next(k for k, m in enumerate(sets) if 0 in m)
+    assert set(sets.members[shared]) == {0, 10, 11, 12, 13}
+    np.testing.assert_allclose(sets.inclusion[shared], 0.21, atol=0.06)
+    np.testing.assert_allclose(sets.correlation, 1.0)
+    assert np.all(sets.probability >= 0.95)
+    assert "2 credible sets" in str(sets) and "x13" in str(sets)
+    frame = pytest.importorskip("pandas") and sets.to_frame()
+    assert list(frame.columns) == ["name", "column", "inclusion", "correlation", "probability"]
+    assert frame.loc[shared].shape[0] == 5
+    chosen = reg.get_support(fdr=0.1)
+    assert chosen[1] and np.mean(1 - reg.inclusion_proba_[chosen]) <= 0.1
+    display = InclusionDisplay.from_estimator(reg, sets=sets)
+    assert len(display.ax_[0].get_legend().get_texts()) == 2
+    for bad in (dict(level=1.0), dict(purity=1.5)):
+        with pytest.raises(ValueError, match="must"):
+            reg.credible_sets(**bad)
+    with pytest.raises(ValueError, match="fdr"):
+        reg.get_support(fdr=0)
+
+
+def test_sets_of_a_fit_by_ep_and_of_noise():
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(80, 20))
+    reg = SpikeSlabRegressor().fit(X, 2 * X[:, 0] + rng.normal(size=80))
+    assert [m.tolist() for m in reg.credible_sets()] == [[0]]
+    none = reg.fit(X, rng.normal(size=80)).credible_sets()
+    assert len(none) == 0 and none.columns["set"].size == 0 and "0 credible" in str(none)
+
+
+def test_sets_cover_as_often_as_they_say():
+    """Effects drawn from the prior, among columns that are hard to tell apart."""
+    held, stated = [], []
+    for seed in range(40):
+        X, _ = correlated("chain of both signs", 8, n=60, seed=seed)
+        rng = np.random.default_rng(seed)
+        on = rng.random(8) < 0.25
+        y = X @ np.where(on, rng.normal(size=8), 0.0) + np.sqrt(0.5) * rng.normal(size=60)
+        sets = SpikeSlabRegressor(**GIVEN, **PLAIN).fit(X, y).credible_sets(level=0.8)
+        held += [on[m].any() for m in sets]
+        stated += sets.probability.tolist()
+    assert abs(np.mean(held) - np.mean(stated)) < 3 * np.sqrt(0.1 * 0.9 / len(held))
+
+
+def test_the_evidence_of_no_column_is_a_t_density():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=30)
+    X, y = np.c_[x, x], rng.normal(size=30)
+    reg = SpikeSlabRegressor(prior_inclusion=1e-12, **PLAIN).fit(X, y)
+    empty = gammaln(15) - 15 * np.log(np.pi * y @ y)
+    assert reg.log_evidence_ == pytest.approx(empty, abs=1e-3)
