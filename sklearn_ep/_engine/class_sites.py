@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .contracts import require
+from .gaussian import ImproperPosterior
 from .loop import SILENT, Anderson, Evaluation, Monitor, Result, iterate
 from .noisy_argmax import ClassTilted
 
@@ -133,7 +134,10 @@ def class_update(
     m, without, proper = class_cavities(sites, mean, cov)
     v = contrast_variances(without)
     tilted = factor.tilted(y, m, v + np.reshape(extra_var, (-1, 1)))
-    d = tilted.slope / (1.0 - v * tilted.slope)
+    left = 1.0 - v * tilted.slope
+    if not np.all(left > 0):
+        raise ImproperPosterior("latent values of classes are beyond double precision")
+    d = tilted.slope / left
     new = ClassSites(d, star_times(d, m + v * tilted.gradient) + tilted.gradient)
     log_term = tilted.log_z - _log_mass(sites, m, v)
     return ClassUpdate(new, log_term, tilted, int(np.sum(~proper)))

@@ -12,6 +12,7 @@ import numpy as np
 from scipy.special import log_ndtr, log_softmax, logsumexp, ndtr
 
 from .factor import Factor
+from .gaussian import ImproperPosterior
 from .likelihoods import Logit, Probit, normal_hazard
 
 _NEWTON_STEPS = 25
@@ -251,6 +252,8 @@ class _Race:
         n, K = len(self.own), self.others.shape[1] + 1
         out = np.empty(n), np.empty((n, K - 1)), np.empty((n, K - 1)), np.empty(n)
         left, right, wanted = self.range()
+        if not np.all(np.isfinite(wanted)):
+            raise ImproperPosterior("latent values of classes are beyond double precision")
         few = self.nodes.counts
         counts = few[np.searchsorted(few, np.minimum(wanted, few[-1]))]
         for i, t, step in self._blocks(left, right, counts):

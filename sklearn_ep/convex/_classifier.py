@@ -79,9 +79,9 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     ----------
     prior_variance : "learn", float or array-like of shape (n_features,), default="learn"
         Variance of the Gaussian prior of each coefficient; plays the part of `C` in
-        `LogisticRegression`. "learn" gives all columns one variance, which the evidence tells;
-        numbers are kept. With bound="local", and in a stream that no `fit` came before, "learn" is
-        a variance of 1.
+        `LogisticRegression`. "learn" gives all columns one variance, which the evidence tells,
+        whatever the units of the columns; numbers are kept. With bound="local", and in a stream
+        that no `fit` came before, "learn" is a variance of 1.
     calibration : {"loo", None}, default="loo"
         "loo" gives predictors a slope and a temper, the two numbers by which each row is best
         foretold from the others (see Notes). It matters where one prior variance for all columns is
@@ -90,7 +90,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
         What becomes of a learned scale of the prior. "integrate" averages over it (see Notes):
         intervals of coefficients then cover what they say, where those at the mode are too narrow
-        with few rows. "mode" takes the value with the largest evidence. "auto" integrates where
+        with few rows. "mode" takes the value where evidence times prior (see Notes) are largest,
+        for several scales of groups the evidence. "auto" integrates where
         variances are exact and the matrix that is factorised has up to 1000 rows, and takes the
         mode beyond, with sampled variances, for several classes jointly, for partitions and for
         streams. Says what ran in `hyperparameters_used_`.
@@ -103,10 +104,10 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         brings its own bound; the intercept always has a Gaussian one.
     laplace_scale : float or "learn", default=1.0
         b of the Laplace prior exp(-|u| / b) / (2 b), used with prior="laplace"; "learn" maximises
-        the bound from 1 on.
+        the bound times the prior of the scale.
     learn_prior : bool, default=False
-        Learn the Gaussian prior variance from numbers in `prior_variance` on; an array is
-        multiplied by a common factor. Nothing else than the default with prior_variance="learn".
+        Learn the Gaussian prior variance: what is in `prior_variance` is multiplied by a common
+        factor. Nothing else than the default with prior_variance="learn".
         Refused with bound="local", which shrinks far too much. Of a `prior` from `sklearn_ep.sites`
         the scale is learned.
     prior_groups : array-like of shape (n_features,), default=None

@@ -31,18 +31,18 @@ from .._engine.loop import SILENT, Anderson, Evaluation, iterate
 from .._engine.quadrature import logistic_mixture
 from .._engine.super_gaussian import Penalty
 from ._calibration import Cavities, cavities, label_moments
-from ._parameters import SCALE_RANGE, PredictorPrior, in_log_scales
+from ._parameters import in_log_scales
 from ._posterior import WeightPosterior
 from ._systems import TINY
 
 
-def minimise(point, gradient, direction, moved, *, scale, tol, max_iter):
+def minimise(point, gradient, direction, moved, *, unit, scale, tol, max_iter):
     """Minimise a convex function from a point; return where that led, and the steps it took.
 
     A point has a `value`. `gradient(point)` is the gradient there, `direction(point, gradient,
     rtol)` a tuple whose first entry is d with H d = -gradient to a relative residual of `rtol`, H
     the Hessian, and `moved(point, direction, length)` the point along it. Ends once the norm of
-    the gradient is below tol * scale.
+    the gradient times `unit` (n,) is below tol * scale.
 
     Inexact Newton with the forcing term min(0.1, sqrt(|g| / scale)) and Armijo backtracking. When
     the expected decrease is below the resolution of the objective one last full step is taken: it
@@ -51,7 +51,7 @@ def minimise(point, gradient, direction, moved, *, scale, tol, max_iter):
     for n_steps in range(max_iter):
         slopes = gradient(point)
         # of Python floats: beyond their range the ratio is infinite, and says what it should
-        size = float(np.linalg.norm(slopes)) / float(scale)
+        size = float(np.linalg.norm(unit * slopes)) / float(scale)
         if size <= tol:
             return point, n_steps
         d = direction(point, slopes, max(min(0.1, np.sqrt(size)), 0.3 * tol / size))
@@ -138,9 +138,11 @@ class DoubleLoop:
         require("factor", self.sites, ["penalty", "shift", "weight"], user)
         needed = ("penalty", "start_precision", "log_normaliser", "new_scale", "n_sites", "learn")
         require("prior", self.prior, needed, user)
-        size = float(np.linalg.norm(self.design.tdot(self.sites.shift)))
-        self.size = max(size, np.finfo(float).tiny)
         self.weight, (q, n) = self.sites.weight, self.design.shape
+        squares = self.design.squares_tdot(self.weight)
+        self.unit = 1.0 / np.sqrt(np.where(squares > 0, squares, 1.0))
+        size = float(np.linalg.norm(self.unit * self.design.tdot(self.sites.shift)))
+        self.size = max(size, np.finfo(float).tiny)
         self.u, self.s = np.zeros(n), np.zeros(q)
 
     def start(self, last=None):
@@ -179,7 +181,8 @@ class DoubleLoop:
             d = system.solve(-slopes)
             return d, self.design.dot(d)
 
-        limits = dict(scale=self.size, tol=self.inner_tol**2, max_iter=self.max_inner_iter)
+        limits = dict(unit=self.unit, scale=self.size, tol=self.inner_tol**2)
+        limits["max_iter"] = self.max_inner_iter
         start, still = Inner(self.u, self.s, None, None, np.nan), (0.0, 0.0)
         inner, n_newton = minimise(moved(start, still, 0.0), gradient, direction, moved, **limits)
         self.u, self.s = inner.u, inner.s
@@ -198,7 +201,7 @@ class DoubleLoop:
         prior, new_scale = self.prior.penalty(inner.u, own, scale), scale
         if self.prior.learn:
             new_scale = self.prior.new_scale(inner.u, prior, scale, system, dof)
-            new_scale = np.clip(new_scale, *SCALE_RANGE)
+            new_scale = self.prior.clipped(new_scale)
         target = self._pack(new, own, new_scale)
         if not np.all(np.isfinite(target)):
             raise ImproperPosterior("variances are beyond the range of double precision")
@@ -251,9 +254,8 @@ class NodeFit(NamedTuple):
 class ExactFit:
     """The fits of one binary problem to rows in memory at any scale of the prior.
 
-    `limits` are its `Limits`. Where the scale is averaged over it has a prior itself, the
-    `PredictorPrior` `of_scale`, else None; `first` is the `Last` to start from where there is no
-    neighbour, or None.
+    `limits` are its `Limits`; `first` is the `Last` to start from where there is no neighbour of
+    an average over the scale, or None.
     """
 
     design: Any
@@ -261,27 +263,24 @@ class ExactFit:
     prior: Any
     system: Any
     limits: Any
-    of_scale: Any = None
     first: Last | None = None
 
-    def averaged(self, column_variances, last):
+    def averaged(self, last):
         """Return the same where there is a scale to average over, and the log scale to begin at.
 
-        None and None where there is nothing to average over. `column_variances` are those of X,
-        `last` is the `Last` of an earlier fit or None. Scales of groups keep the proportions that
-        learning finds.
+        None and None where there is nothing to average over. `last` is the `Last` of an earlier fit
+        or None. Scales of groups keep the proportions that learning finds.
         """
         prior, first, start = self.prior, None, 0.0
+        if prior.of_scale is None:
+            return None, None
         if prior.groups is not None:
             prior = prior.in_proportion(self.solved()[1].evaluation.payload.scale)
-        of_scale = PredictorPrior.of(prior, column_variances)
-        if of_scale is None:
-            return None, None
-        if self.prior.groups is None:
-            start = of_scale.centre()
-            if last is not None:
-                first, start = last, last.phi
-        return replace(self, prior=prior, of_scale=of_scale, first=first), start
+        elif last is None:
+            start = prior.of_scale.centre()
+        else:
+            first, start = last, last.phi
+        return replace(self, prior=prior, first=first), start
 
     def at(self, phi):
         """Return the fits at the log scale alone."""
@@ -324,7 +323,7 @@ class ExactFit:
         slope = self.prior.evidence_slope(
             step.inner.u, step.prior, float(np.exp(phi)), step.system, step.dof
         )
-        own_slope, log_prior = self.of_scale.slope(phi), self.of_scale.log_density(phi)
+        own_slope, log_prior = self.prior.of_scale.slope(phi), self.prior.of_scale.log_density(phi)
         update = self.prior.update(slope, own_slope, step.dof)
         fit = self.node_fit(step)._replace(update=update)
         gradient = np.array([slope + own_slope])
@@ -338,6 +337,7 @@ class ExactFit:
         nodes, change with the units of the columns.
         """
         place, best, last = start, None, None
+        bounds = self.prior.of_scale.bounds()
         with monitor.phase("search for the scale of the prior") as told:
             for _ in range(15):
                 node = self(np.array([place]), best)
@@ -351,7 +351,7 @@ class ExactFit:
                 if last is not None and (slope - last[1]) * (place - last[0]) < 0:
                     step = -slope * (place - last[0]) / (slope - last[1])
                 last = place, slope
-                place = float(np.clip(place + np.clip(step, -3.0, 3.0), *self.of_scale.bounds()))
+                place = float(np.clip(place + np.clip(step, -3.0, 3.0), *bounds))
         return best
 
     def average(self, phi, result, n_jobs, monitor):
@@ -359,7 +359,7 @@ class ExactFit:
 
         That alone where a callback asked to stop. `n_jobs` nodes are worked on at once.
         """
-        mode, bounds = self.node(phi, result), self.of_scale.bounds()[None]
+        mode, bounds = self.node(phi, result), self.prior.of_scale.bounds()[None]
         if result.reason == "asked":
             return Average([mode], np.ones(1), mode.objective)
         average = integrate(self, mode, bounds, n_jobs, monitor)

@@ -35,8 +35,15 @@ from .._estimator.summary import interval_of
 from ._calibration import Cavities, calibrated_classes
 from ._joint_sampled import MIXING, SampledClassSpread, SampledJoint
 from ._parameters import Limits, make_prior, refuse_integration, takes_joint
-from ._problem import Copies, class_weights, evidence_probes, find_copies, single_node
-from ._systems import TINY, Design, with_ones
+from ._problem import (
+    Copies,
+    class_weights,
+    evidence_probes,
+    find_copies,
+    single_node,
+    weighted_variances,
+)
+from ._systems import Design, with_ones
 
 
 class ClassSpread:
@@ -234,7 +241,9 @@ def joint_problem(estimator, training):
         noise = JointNoise(*normals, evidence_probes(estimator, q * K, rng))
     elif estimator.warm_start and getattr(estimator, "_warm_state", ([], None))[1] == shape:
         last = estimator._warm_state[0][0]
-    prior, limits = make_prior(estimator, training.X.shape[1]), Limits.of(estimator, longer)
+    d, X = training.X.shape[1], training.X[copies.first]
+    prior = make_prior(estimator, d, lambda: weighted_variances(X, copies.weight))
+    limits = Limits.of(estimator, longer)
     return JointProblem(design, copies, prior, limits, shape, estimator.calibration, K, last, noise)
 
 
@@ -289,6 +298,7 @@ def _fit_exact(problem, y, monitor):
     """Run EP with the covariance of all weights; return the `JointFit`."""
     limits, weight, d = problem.limits, problem.copies.weight, problem.prior.n_features
     first = empty_sites(y, problem.n_classes) if problem.last is None else problem.last
+    of_scale = problem.prior.of_scale
     found = {0.0: first}
 
     def solved(at, sites, tol, monitor=SILENT, max_iter=limits.max_iter):
@@ -311,9 +321,10 @@ def _fit_exact(problem, y, monitor):
         precision, coef = prior[:d], state.coef[:, :d]
         var = np.einsum("cqcq->cq", state.spread)[:, :d]
         squares, known = np.sum(precision * coef**2), coef.size - np.sum(precision * var)
-        return FactorAt.of(at, result.evaluation.record["log_evidence"], squares, known)
+        evidence = result.evaluation.record["log_evidence"]
+        return FactorAt.of(at, of_scale, evidence, squares, known)
 
-    at = best_log_factor(place) if problem.prior.learn else 0.0
+    at = best_log_factor(place, of_scale) if of_scale is not None else 0.0
     prior, result = solved(at, nearest(at), limits.tol, monitor)
     payload, evidence = result.evaluation.payload, result.evaluation.record["log_evidence"]
     dof = len(prior) - ClassSpread(payload[0].spread).variance() @ prior
@@ -324,16 +335,16 @@ def _fit_exact(problem, y, monitor):
 def _fit_sampled(problem, y, monitor):
     """Iterate variances, scale and sites to their fixed point; return the `JointFit`."""
     fit, trace, reason = SampledJoint(problem, y), Trace(monitor), None
-    d, limits = problem.prior.n_features, problem.limits
+    d, limits, of_scale = problem.prior.n_features, problem.limits, problem.prior.of_scale
 
     def place(at, rough):
         spread, prior, coef = fit.near(float(np.exp(at)), rough)
         known = spread.dof - float(np.sum(1.0 - prior[d:] * spread.of_weights[:, d:]))
         squares = float(np.sum(prior[:d, None] * coef[:d] ** 2))
-        return FactorAt.of(at, fit.evidence()[0], squares, known)
+        return FactorAt.of(at, of_scale, fit.bound(spread), squares, known)
 
-    if problem.prior.learn:
-        fit.move_to(float(np.exp(best_log_factor(place))))
+    if of_scale is not None:
+        fit.move_to(float(np.exp(best_log_factor(place, of_scale))))
     while reason is None:
         trace.begin()
         spread, residual = fit.advance()
@@ -347,9 +358,6 @@ def _fit_sampled(problem, y, monitor):
 class _FactorSearch(NamedTuple):
     """Numbers of the search for the factor of the prior variances."""
 
-    # Of its log. Wider priors on separable classes change no probability that matters, and cost EP
-    # the digits that weights and repeated rows have in common.
-    range: tuple = (-5.0, 7.0)
     little: float = 0.3  # nats: a step that promises no more, ...
     close: float = 0.05  # ... or is so short, ends it
     large: float = 3.0  # promised nats from which on evidences may be rough
@@ -362,25 +370,29 @@ _FACTOR = _FactorSearch()
 
 
 class FactorAt(NamedTuple):
-    """A log factor, the log evidence there or nan, and MacKay's step of the log factor."""
+    """A log factor, log evidence times prior there or nan, and MacKay's step of it."""
 
     at: float
     evidence: float
     step: float
 
     @classmethod
-    def of(cls, at, evidence, squares, known):
+    def of(cls, at, of_scale, evidence, squares, known):
         """Return the place where coefficients have the sum `squares` in units of their variances.
 
-        `known` is the effective number of them.
+        `known` is the effective number of them, `of_scale` the `PredictorPrior` of the factor.
         """
-        step = np.log(max(squares, TINY) / max(known, TINY))
-        return cls(at, evidence, float(np.clip(step, -_FACTOR.longest, _FACTOR.longest)))
+        step = np.log((squares + 1.0) / (known + 1.0 - 2.0 * of_scale.slope(at)))
+        step = float(np.clip(step, -_FACTOR.longest, _FACTOR.longest))
+        return cls(at, evidence + of_scale.log_density(at), step)
 
 
-def _vertex(left, top, right):
-    """Return where the parabola through three places is highest, and what it gains over the top."""
-    (x0, y0), (x1, y1), (x2, y2) = (place[:2] for place in (left, top, right))
+def _vertex(left, middle, right):
+    """Return where a parabola through three places is highest, and what it gains over the middle.
+
+    Nothing is gained where it has no top.
+    """
+    (x0, y0), (x1, y1), (x2, y2) = (place[:2] for place in (left, middle, right))
     up, down = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
     bend = (up - down) / (x2 - x0)  # minus half of the second derivative
     slope = (up * (x2 - x1) + down * (x1 - x0)) / (x2 - x0)
@@ -388,35 +400,42 @@ def _vertex(left, top, right):
     return x1 + move, 0.5 * slope * move
 
 
-def _next(places):
+def _next(places, bounds):
     """Return the next log factor to look at, and how many nats it promises."""
     places = sorted(places)
     best = int(np.argmax([place.evidence for place in places]))
-    if 0 < best < len(places) - 1:
-        return _vertex(*places[best - 1 : best + 2])
+    if len(places) > 2:
+        middle = min(max(best, 1), len(places) - 2)
+        at, gain = _vertex(*places[middle - 1 : middle + 2])
+        gain -= places[best].evidence - places[middle].evidence
+        if gain > 0 or best == middle:
+            at = float(np.clip(at, places[0].at - _FACTOR.longest, places[-1].at + _FACTOR.longest))
+            return float(np.clip(at, *bounds)), gain
     outwards = -1 if best == 0 else 1
     here, last = places[best], places[best - outwards]
     way = abs(here.at - last.at)
     at = here.at + outwards * float(np.clip(2.0 * way, _FACTOR.shortest, _FACTOR.longest))
-    at = float(np.clip(at, *_FACTOR.range))
+    at = float(np.clip(at, *bounds))
     gain = (here.evidence - last.evidence) / way * abs(at - here.at)
     return (at, gain) if gain > _FACTOR.little else (here.at, 0.0)
 
 
-def best_log_factor(place):
-    """Return the log factor with the largest evidence.
+def best_log_factor(place, of_scale):
+    """Return the log factor with the largest evidence times the prior `of_scale`.
 
     `place(at, rough)` gives the `FactorAt` at a log factor, or None where there is no fit; the
     search then goes half of the way back. `rough` tells that nats do not matter yet.
     """
-    here = place(0.0, True)
+    start, bounds = of_scale.centre(), of_scale.bounds()
+    here = place(start, True)
     if here is None:
-        return 0.0
+        return start
     direction = -1.0 if here.step < -_FACTOR.clear else 1.0
-    places, at, gain = [here], direction * max(abs(here.step), _FACTOR.shortest), np.inf
+    places, gain = [here], np.inf
+    at = start + direction * max(abs(here.step), _FACTOR.shortest)
     for _ in range(12):
         if not np.isfinite(here.evidence):
-            at = float(np.clip(here.at + here.step, *_FACTOR.range))
+            at = float(np.clip(here.at + here.step, *bounds))
         nearest = min(abs(at - p.at) for p in places)
         if nearest <= _FACTOR.close:
             break
@@ -427,7 +446,7 @@ def best_log_factor(place):
         here = new
         places.append(here)
         if np.isfinite(here.evidence):
-            at, gain = _next(places)
+            at, gain = _next(places, bounds)
             if gain <= _FACTOR.little:
                 break
     return at

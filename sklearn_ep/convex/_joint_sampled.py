@@ -11,12 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import cho_solve
+from scipy.special import log_softmax
 
-from .._engine.class_sites import (
-    JointEP,
-    empty_sites,
-    star_times,
-)
+from .._engine.class_sites import JointEP, contrast_variances, empty_sites, star_times
 from .._engine.gaussian import ImproperPosterior, checked_cholesky
 from .._engine.noisy_argmax import QUICK_SOFTMAX
 from ._systems import (
@@ -307,8 +304,18 @@ class SampledJoint:
         return spread, residual
 
     def move_to(self, scale):
-        """Change the scale of the prior: the state has to be of it before draws are."""
+        """Change the scale of the prior: the state has to be of it before draws are.
+
+        Variances of cavities move as those do that the diagonal of the precision gives.
+        """
         if scale != self.scale:
+            data = self.result.evaluation.payload[0].system.data
+            design = self.problem.design
+            before, after = (
+                design.squares @ (1.0 / (self.problem.prior.precision(s)[:, None] + data))
+                for s in (self.scale, scale)
+            )
+            self.variances = self.variances * np.asarray(after) / np.maximum(before, 1e-300)
             self.scale = scale
             self.result = self.sites(_TOL.first_sites)
 
@@ -325,11 +332,37 @@ class SampledJoint:
 
     def evidence(self):
         """Return EP's log evidence and its standard error by the probes of a log determinant."""
-        probes = self.problem.noise.evidence_probes
+        log_ratio, error = self._log_ratio()
+        return self.result.evaluation.record["log_evidence"] + log_ratio, error
+
+    def bound(self, spread):
+        """Return the variational bound on the log evidence at EP's posterior, by draws of rows.
+
+        Where columns are more than rows EP's evidence rises with the scale without an end, and the
+        predictions get worse: on 4000 documents of 19,000 words and four classes it asks for prior
+        variances beyond 1000, log loss .805, where this one asks for 5, log loss .772.
+        """
+        state, noise = self.result.evaluation.payload[0], self.problem.noise.of_rows
+        deviation, rows = np.sqrt(contrast_variances(state.cov)), np.arange(len(self.y))
+        log_proba = np.zeros(len(rows))
+        for k in range(noise.shape[2]):
+            for sign in (-1.0, 1.0):
+                latent = state.mean + sign * deviation * noise[:, :, k]
+                log_proba += log_softmax(latent, axis=1)[rows, self.y] / (2.0 * noise.shape[2])
+        squares = float(state.system.diagonal @ state.coef[:, 0] ** 2)
+        explained = 0.5 * (spread.dof - squares)
+        return float(self.weight @ log_proba) + explained + self._log_ratio(2)[0]
+
+    def _log_ratio(self, most=None):
+        """Return half the log of prior over posterior determinants, and its standard error.
+
+        By all probes or by so many, which are enough for differences.
+        """
+        probes, system = (
+            self.problem.noise.evidence_probes,
+            self.result.evaluation.payload[0].system,
+        )
         if probes is None:
             return np.nan, 0.0
-        system = self.result.evaluation.payload[0].system
-        log_det, error = log_determinant(system.times, system.preconditioner, probes)
-        log_prior = float(np.sum(np.log(system.diagonal)))
-        value = self.result.evaluation.record["log_evidence"]
-        return value + 0.5 * (log_prior - log_det), 0.5 * error
+        log_det, error = log_determinant(system.times, system.preconditioner, probes[:, :most])
+        return 0.5 * (float(np.sum(np.log(system.diagonal))) - log_det), 0.5 * error

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._engine.loop import SILENT, Anderson, Evaluation, iterate
-from ._parameters import SCALE_RANGE, PriorTerms, in_log_scales
+from ._parameters import PriorTerms, in_log_scales
 from ._rows import SiteSums, WholePosterior
 from ._systems import PrimalSystem
 
@@ -104,7 +104,7 @@ class NaturalGradient:
             return scale, 0.0
         variances = np.einsum("ij,ij->j", system.half, system.half)
         penalty = self.prior.penalty(mean, variances[: self.prior.n_sites], scale)
-        new = np.clip(self.prior.new_scale(mean, penalty, scale, system, dof), *SCALE_RANGE)
+        new = self.prior.clipped(self.prior.new_scale(mean, penalty, scale, system, dof))
         return new, self.prior.scale_share * float(np.max(np.abs(np.log(new / scale))))
 
     def _metric(self, diagonal):

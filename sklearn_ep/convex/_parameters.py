@@ -6,7 +6,7 @@ averaged over, it has a prior itself, a `PredictorPrior`.
 """
 
 import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -194,7 +194,8 @@ def takes_joint(estimator, d):
     return None if found else how
 
 
-SCALE_RANGE = (1e-6, 1e6)  # of the factor of a prior variance, or of a scale, in learning
+# Of the factor of a prior variance, or of a scale, in learning, in units of where it starts.
+SCALE_RANGE = (1e-6, 1e6)
 # A change by 2 % of the variance of a group counts like the default tolerance of variances: it is
 # small in the posterior, and groups without effect drift to zero slowly.
 GROUP_SHARE = 0.05
@@ -269,14 +270,46 @@ class PredictorPrior(NamedTuple):
         return self.centre() + np.array([-14.0, 14.0])
 
 
-def _known(prior, phi):
-    """Return the same prior with its log scale given."""
-    new = copy.copy(prior)
-    new.start_scale, new.learn = float(np.exp(phi)), False
-    return new
+class LearnedScale:
+    """What priors have in common whose scale may be learned.
+
+    It starts at the median of the `PredictorPrior` `of_scale`, so that it does not matter in which
+    units the columns are.
+    """
+
+    learn: bool
+    evidence_slope: Any
+    update: Any
+    of_scale: PredictorPrior | None = None
+    start_scale: Any = 1.0
+    groups = None
+
+    def for_columns(self, column_variances):
+        """Return the prior for columns of variances (n_features,), where its scale is learned."""
+        self.column_variances = column_variances
+        self.of_scale = PredictorPrior.of(self, column_variances)
+        if self.learn and self.of_scale is not None:
+            self.start_scale = float(np.exp(self.of_scale.centre()))
+        return self
+
+    def new_scale(self, u, penalty, scale, predictor, dof):
+        """Return the scale after a fixed-point step to the largest bound times `of_scale`."""
+        slope = self.evidence_slope(u, penalty, scale, predictor, dof)
+        own_slope = 0.0 if self.of_scale is None else self.of_scale.slope(np.log(scale))
+        return float(scale * np.exp(self.update(slope, own_slope, dof)))
+
+    def clipped(self, scale):
+        """Return a learned scale within its range."""
+        return np.clip(scale, *(self.start_scale * end for end in SCALE_RANGE))
+
+    def known(self, phi):
+        """Return the same prior with its log scale given."""
+        new = copy.copy(self)
+        new.start_scale, new.learn = float(np.exp(phi)), False
+        return new
 
 
-class GaussianPrior:
+class GaussianPrior(LearnedScale):
     """Independent N(0, scale * variance_j) coefficients; an infinite variance is a flat prior.
 
     `groups` (n_features,) numbers the group of each of the first `n_features` coefficients, each of
@@ -290,7 +323,19 @@ class GaussianPrior:
         self.scale_share = 1.0 if groups is None else GROUP_SHARE
         self.variance, self.n_features, self.learn = variance, n_features, learn
         self.groups = groups
-        self.start_scale = 1.0 if groups is None else np.ones(groups.max() + 1)
+        if groups is not None:
+            self.start_scale = np.ones(groups.max() + 1)
+
+    def for_columns(self, column_variances):
+        """Return the prior for columns of variances (n_features,); groups start in their units."""
+        if self.groups is None or not self.learn:
+            return super().for_columns(column_variances)
+        median = super().for_columns(column_variances).start_scale
+        if self.of_scale is not None:
+            own = np.bincount(self.groups, self.unit_variances() * column_variances)
+            equal = np.exp(2.0 * self.of_scale.log_unit) / len(own)
+            self.start_scale = median * np.where(own > 0, equal / np.where(own > 0, own, 1.0), 1.0)
+        return self
 
     def spread(self, scale):
         """Return the scale of each feature, or the one of all of them."""
@@ -304,7 +349,6 @@ class GaussianPrior:
 
     start_precision = precision
     terms = _site_terms
-    known = _known
 
     def unit_variances(self):
         """Return the prior variances (n_features,) at a scale of one."""
@@ -318,7 +362,8 @@ class GaussianPrior:
         """Return the prior with one scale of all features, in the proportions of the given ones."""
         variance = self.variance.copy()
         variance[: self.n_features] *= self.spread(scale)
-        return GaussianPrior(variance, self.n_features, self.learn)
+        same = GaussianPrior(variance, self.n_features, self.learn)
+        return same.for_columns(self.column_variances)
 
     def penalty(self, u, variances, scale):
         """Return the `Penalty` of weights u."""
@@ -332,11 +377,12 @@ class GaussianPrior:
         return 0.5 * float(np.sum(np.log(precision[precision > 0])))
 
     def new_scale(self, u, penalty, scale, predictor, dof):
-        """Return MacKay's update of the scale: |u|^2 over the effective number of parameters."""
+        """Return MacKay's update of the scale: |u|^2 over the effective number of parameters.
+
+        Of groups parameters are counted by their own variances.
+        """
         if self.groups is None:
-            size, dof = self._size_and_dof(u, penalty, predictor, dof)
-            return size / max(dof, TINY)
-        # of a group parameters are counted by their own variances
+            return super().new_scale(u, penalty, scale, predictor, dof)
         d = self.n_features
         u, precision = u[:d], penalty.precision[:d]
         size = np.bincount(self.groups, u * u * precision)
@@ -366,14 +412,14 @@ class GaussianPrior:
         return float(np.sum(u[:d] ** 2 / self.variance[:d])), dof
 
 
-class SitePrior:
+class SitePrior(LearnedScale):
     """Independent coefficients with a super-Gaussian site each, and a Gaussian intercept.
 
     Of `variance` (n,) only that of an intercept is used. A scale b makes the site t(s / b), and is
     learned from 1 on, so that `site` itself says where learning starts.
     """
 
-    start_scale, groups, scale_share = 1.0, None, 1.0
+    scale_share = 1.0
     rate = 1.0  # of the prior sd of a predictor in the scale
 
     def __init__(self, site, variance, n_features, learn):
@@ -385,7 +431,6 @@ class SitePrior:
         return scale
 
     terms = _site_terms
-    known = _known
 
     def unit_variances(self):
         """Return variances (n_features,) of about the width of the sites at a scale of one."""
@@ -418,17 +463,12 @@ class SitePrior:
         own = self.site.log_normaliser() + 0.5 * np.log(2.0 * np.pi) - np.log(scale)
         return gaussian + self.n_features * float(own)
 
-    def new_scale(self, u, penalty, scale, predictor, dof):
+    def moved_scale(self, scale, u, variances, penalty):
         """Return the scale at which the bound is stationary, by one fixed-point step.
 
         The derivative of the expected loss in log scale is minus the sum of u f' + z pi, which the
         normaliser asks to be one a coefficient.
         """
-        variances = predictor.coefficient_variance()[: self.n_features]
-        return self.moved_scale(scale, u, variances, penalty)
-
-    def moved_scale(self, scale, u, variances, penalty):
-        """Return the same from the variances of the coefficients."""
         slopes = self._loss_slopes(u, penalty, variances)
         return float(scale * (slopes / self.n_features) ** (1.0 / self.site.growth))
 
@@ -503,8 +543,17 @@ def prior_variances(estimator, d, variance):
     return np.append(np.broadcast_to(_checked_prior_variance(variance, d), d), tail)
 
 
-def make_prior(estimator, d):
-    """Return the prior of d features and the intercept, if there is one."""
+def make_prior(estimator, d, column_variances=None):
+    """Return the prior of d features and the intercept, if there is one.
+
+    `column_variances()` are those (d,) of the features, asked for where a scale is learned.
+    """
+    prior = _prior(estimator, d)
+    return prior.for_columns(column_variances()) if prior.learn else prior
+
+
+def _prior(estimator, d):
+    """Return the same, with a scale to learn in the units in which variances are given."""
     variance = prior_variances(estimator, d, given_variance(estimator))
     groups = _checked_groups(estimator.prior_groups, d)
     learn = learns_scale(estimator)

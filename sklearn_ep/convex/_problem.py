@@ -21,7 +21,15 @@ from ._double_loop import ExactFit, Last
 from ._natural import NaturalGradient
 from ._parameters import SIZES, Limits, is_flat, make_prior, prior_mode, refuse_integration
 from ._posterior import WeightPosterior, mixed_weights
-from ._rows import PartedRows, RowSpec, WholePosterior, left_out_of_posterior, site_sums
+from ._rows import (
+    PartedRows,
+    RowSpec,
+    WholePosterior,
+    column_sums,
+    left_out_of_posterior,
+    site_sums,
+    surely_positive,
+)
 from ._sampled import SampledLoop
 from ._sampled_rows import SampledRows, left_out_of_anchors
 from ._systems import Design, DualSystem, IterativeSystem, PrimalSystem
@@ -34,16 +42,16 @@ SYSTEMS = {"primal": PrimalSystem, "dual": DualSystem}
 class RowsInMemory:
     """Rows of all binary problems, sent to workers as they are.
 
-    `copies` are those among the rows that were given, or None where all are kept apart;
-    `column_variances` are those of X where the scale of the prior is averaged over, else None.
-    `seed` is that of the normals of the rows.
+    `copies` are those among the rows that were given, or None where all are kept apart; `averaged`
+    tells whether the scale of the prior is averaged over, and `seed` is that of the normals of the
+    rows.
     """
 
     design: Design
     weight: np.ndarray
     bound: str
     copies: Any
-    column_variances: Any
+    averaged: bool
     seed: int
 
     def sites(self, sign):
@@ -130,8 +138,8 @@ def fit_exact(problem, sign, monitor, k):
         rows.design, rows.sites(sign), problem.prior, SYSTEMS[problem.solver], problem.limits
     )
     at, apart = fits, last is not None and last.phi is not None
-    if rows.column_variances is not None:
-        averaged, start = fits.averaged(rows.column_variances, last if apart else None)
+    if rows.averaged:
+        averaged, start = fits.averaged(last if apart else None)
         mode = None if averaged is None else averaged.mode(start, monitor)
     if mode is not None:
         phi = float(mode.phi[0])
@@ -341,13 +349,12 @@ def make_problem(estimator, training):
         X, weight = X[copies.first], copies.weight
     design = Design(X, bool(estimator.fit_intercept))
     q, n = design.shape
-    prior, column_variances = make_prior(estimator, d), None
-    if _is_averaged(estimator, variance, prior, min(n, q) if solver == "dual" else n):
-        column_variances = weighted_variances(X, weight)
+    prior = make_prior(estimator, d, lambda: weighted_variances(X, weight))
+    averaged = _is_averaged(estimator, variance, prior, min(n, q) if solver == "dual" else n)
     n_problems = 1 if len(estimator.classes_) == 2 else len(estimator.classes_)
-    shape = (q, n, n_problems, variance, prior_mode(estimator), column_variances is None)
+    shape = (q, n, n_problems, variance, prior_mode(estimator), averaged)
     rng, sampled = check_random_state(estimator.random_state), variance != "exact"
-    rows = RowsInMemory(design, weight, estimator.bound, copies, column_variances, _seed(rng))
+    rows = RowsInMemory(design, weight, estimator.bound, copies, averaged, _seed(rng))
     longer = SIZES.longer_learning if prior.learn and sampled else 1
     how = variance, solver, Limits.of(estimator, longer)
     n_jobs = estimator.n_jobs if n_problems == 1 else None
@@ -411,10 +418,10 @@ def make_parted(estimator, run, from_user):
         labels, weights, intercept, estimator.bound, tuple(firsts.tolist()), _seed(rng),
         is_large(sum(f.n_entries for f in facts)),
     )  # fmt: skip
-    prior = make_prior(estimator, d)
+    rows = PartedRows(run, len(facts), spec, sum(sizes), float(counts @ weights))
+    prior = make_prior(estimator, d, lambda: rows.visit(column_sums).variances[:d])
     longer = (SIZES.longer_learning if prior.learn else 1) if sampled else SIZES.visits_a_step
     how = variance, "cg" if sampled else "primal", Limits.of(estimator, longer)
-    rows = PartedRows(run, len(facts), spec, sum(sizes), float(counts @ weights))
     return _problem(estimator, rows, prior, how, sum(sizes), (n_problems, shape), rng)
 
 
@@ -452,8 +459,8 @@ def weighted_variances(X, weight):
     mean = np.asarray(X.T @ weight).ravel() / total
     if sp.issparse(X):
         squares = np.asarray(X.multiply(X).T @ weight).ravel() / total
-        return np.maximum(squares - mean**2, 0.0)
-    return np.einsum("ij,ij,i->j", X - mean, X - mean, weight) / total
+        return surely_positive(squares - mean**2, squares)
+    return surely_positive(np.einsum("ij,ij,i->j", X - mean, X - mean, weight) / total, mean**2)
 
 
 def class_weights(estimator, training):

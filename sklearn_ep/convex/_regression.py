@@ -15,7 +15,7 @@ from sklearn.utils import check_array, check_random_state
 
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import Anderson, Evaluation, iterate
-from ._parameters import SCALE_RANGE, SitePrior
+from ._parameters import SitePrior
 from ._sites import LaplaceSite
 from ._systems import TINY, IterativeSystem, PrimalSystem, row_blocks, squared, weighted_gram
 from ._variances import LowRankVariance, log_determinant, rademacher
@@ -222,9 +222,8 @@ class RegressionLoop:
         if self.noise is None:
             target.append([np.log(self._new_noise(error, trace, noise))])
         if self.prior.learn:
-            low, high = (self.prior.start_scale * end for end in SCALE_RANGE)
             new_scale = self.prior.moved_scale(scale, Bu[n:], new, site)
-            target.append([np.log(np.clip(new_scale, low, high))])
+            target.append([np.log(self.prior.clipped(new_scale))])
         whole = np.concatenate(target)
         if not np.all(np.isfinite(whole)):
             raise ImproperPosterior("variances are beyond the range of double precision")

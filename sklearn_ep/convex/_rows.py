@@ -19,7 +19,7 @@ from .._engine.partition import PartMemory, add_up
 from .._engine.super_gaussian import LogisticSites
 from .._estimator.row_parts import read_part
 from ._calibration import LeftOut, ScoreSums, best_of_sums, cavities, one_node
-from ._systems import row_blocks, weighted_gram, with_ones
+from ._systems import row_blocks, squared, weighted_gram, with_ones
 
 MEMORY = PartMemory(2**28)  # numbers of prepared rows that a process keeps, 2 GB
 
@@ -128,6 +128,31 @@ def part_rows(part, k, spec, keep=True):
 def site_sums(part, k, spec, posterior):
     """Return the `SiteSums` of partition k; O(n d^2) flops for n rows, O(d^2) numbers."""
     return part_rows(part, k, spec).sums(posterior)
+
+
+class ColumnSums(NamedTuple):
+    """Total weight of rows, and weighted sums (n,) of the entries of columns and their squares."""
+
+    weight: float
+    total: np.ndarray
+    squares: np.ndarray
+
+    @property
+    def variances(self):
+        """Variances (n,) of the columns, as far as these sums have digits."""
+        squares = self.squares / self.weight
+        return surely_positive(squares - (self.total / self.weight) ** 2, squares)
+
+
+def surely_positive(variances, squares):
+    """Return variances, those zero that are rounding errors of columns of some mean squares."""
+    return np.where(variances > 64.0 * np.finfo(float).eps * squares, variances, 0.0)
+
+
+def column_sums(part, k, spec):
+    """Return the `ColumnSums` of partition k, before anything is kept of it."""
+    B, sites = part_rows(part, k, spec, keep=False)
+    return ColumnSums(float(sites.weight.sum()), B.T @ sites.weight, squared(B).T @ sites.weight)
 
 
 class Question(NamedTuple):

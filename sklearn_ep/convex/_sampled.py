@@ -15,7 +15,7 @@ import numpy as np
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import Anderson, Evaluation, Result, Trace, reason_to_end
 from ._double_loop import minimise
-from ._parameters import GROUP_SHARE, SCALE_RANGE
+from ._parameters import GROUP_SHARE
 from ._sampled_rows import (
     Anchor,
     Candidate,
@@ -43,9 +43,9 @@ class _Tolerances(NamedTuple):
 
     round: float = 0.1  # Newton in the cheap first round, after which variances are formed anew
     first: float = 1e-2  # Newton at those
-    share: float = 10.0  # of the user's `inner_tol`, at sampled variances: their errors are larger
-    first_samples: float = 0.1  # samples of the first outer step
-    samples: float = 0.01  # those of later ones: on real text .1 leaves new rows .3 off, .01 .15
+    share: float = 5.0  # of the user's `inner_tol`, at sampled variances: their errors are larger
+    first_samples: float = 0.05  # samples of the first outer step
+    samples: float = 0.005  # those of later ones: on real text .1 leaves new rows .3 off, .01 .15
     intercept: float = 1e-3  # the column of the intercept
 
 
@@ -238,8 +238,9 @@ class _Draws:
         """Return the `_Formed` by 16 k Lanczos vectors, about as many products as k draws take."""
         data = self.place.visit(diagonal_sums, products=1).total
         times, (_, k) = self.place.images(diagonal, curvature=False), self.noise.shape
-        factor = lanczos_factor(times, self.noise[:, 0], 16 * k)
-        return self._low_rank(factor, diagonal, data, damping)
+        unit = 1.0 / np.sqrt(diagonal + data)[:, None]  # in which directions do not go with columns
+        factor = lanczos_factor(lambda V: unit * times(unit * V), self.noise[:, 0], 16 * k)
+        return self._low_rank(unit * factor, diagonal, data, damping)
 
     def _low_rank(self, factor, diagonal, data, damping):
         samples = factor * np.sqrt(factor.shape[1])
@@ -288,7 +289,8 @@ class SampledLoop:
         def moved(line, d, length):
             return place.line(line.at.u + length * d[0])
 
-        limits = dict(scale=self.size, tol=tol, max_iter=self.max_inner_iter)
+        unit = 1.0 / np.sqrt(line.prior.curvature + data)
+        limits = dict(unit=unit, scale=self.size, tol=tol, max_iter=self.max_inner_iter)
         end, n = minimise(line, lambda line: line.gradient, direction, moved, **limits)
         place.point, self.n_newton = end.at, self.n_newton + n
         return end
@@ -309,7 +311,8 @@ class SampledLoop:
             place.anchors = [*place.anchors, anchor]
             line = place.line(place.point.u)
             if last is None and len(place.anchors) == 1:  # at zero, where the prior has no slope
-                self.size = max(float(np.linalg.norm(line.gradient)), np.finfo(float).tiny)
+                size = np.linalg.norm(line.gradient / np.sqrt(diagonal + data))
+                self.size = max(float(size), np.finfo(float).tiny)
             diagonal = self.minimise(tol, data, line).prior.precision
 
     def _advance(self, rtol, damping):
@@ -365,11 +368,11 @@ class SampledLoop:
             return moved
         scale, u = place.scale, place.point.u
         new = self.prior.new_scale(u, place.penalty(), scale, predictor, dof)
-        target = np.log(np.atleast_1d(np.clip(new, *SCALE_RANGE)))
+        target = np.log(np.atleast_1d(self.prior.clipped(new)))
         x = np.log(np.atleast_1d(scale))
         change = float(np.max(np.abs(target - x)))
         x = self._learning(x, Evaluation(target, change))
-        place.scale = np.clip(np.exp(x if np.ndim(new) else x[0]), *SCALE_RANGE)
+        place.scale = self.prior.clipped(np.exp(x if np.ndim(new) else x[0]))
         return max(moved, GROUP_SHARE * change)
 
     def finish(self, step, probes):

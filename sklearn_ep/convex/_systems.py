@@ -380,14 +380,14 @@ def conjugate_gradients(times, scale, b, x, r, rtol, moved=None):
     """Solve A x = b in each column of x (n, k), in place, from residuals r = b - A x.
 
     `times(V)` is A V, `scale` (n, 1) the diagonal of the preconditioner, `rtol` the relative
-    residual at which a column ends, a number or one a column; `moved(active, alpha)` is told of
-    steps. Every column runs its own recursion with its own end, so that an answer does not depend
-    on which columns are solved together; only the products are shared.
+    residual, in its norm, at which a column ends, one number or more; `moved(active, alpha)` is
+    told of steps. Every column runs its own recursion with its own end, so that an answer does not
+    depend on which columns are solved together; only the products are shared.
     """
-    wanted = rtol * np.linalg.norm(b, axis=0)
+    wanted = rtol**2 * np.einsum("ij,ij->j", b, b / scale)
     step = r / scale
     p, rho = step, np.einsum("ij,ij->j", r, step)
-    left = np.flatnonzero(np.linalg.norm(r, axis=0) > wanted)
+    left = np.flatnonzero(rho > wanted)
     for _ in range(10 * len(b) + 100):
         if not len(left):
             break
@@ -404,7 +404,7 @@ def conjugate_gradients(times, scale, b, x, r, rtol, moved=None):
         new = np.einsum("ij,ij->j", residual, step)
         p[:, active] = step + (new / rho[active]) * direction
         rho[active] = new
-        left = left[np.linalg.norm(residual, axis=0) > wanted[active]]
+        left = left[new > wanted[active]]
 
 
 class IterativeSystem:
