@@ -296,7 +296,8 @@ def fit_problems(estimator, problem, fit_binary, y, max_iter, data, joint=False)
     y : ndarray of shape (n,)
         Class indices.
     max_iter : int or None
-        Bound of the iterations of a binary fit, None if there is none.
+        Bound of the iterations of a fit, None if there is none; of one class against the rest each
+        class is one for callbacks.
     data : tuple
         X and y as the caller gave them, for callbacks.
     joint : bool, default=False
@@ -307,14 +308,14 @@ def fit_problems(estimator, problem, fit_binary, y, max_iter, data, joint=False)
     list of BinaryFit
     """
     X, y_given = data
+    n_classes, fit_one = len(estimator.classes_), functools.partial(fit_binary, problem)
     monitor = FitMonitor(
         estimator,
         X,
         y_given,
-        max_iter,
+        max_iter if joint or n_classes == 2 else n_classes,
         lambda payload: {"_posteriors": [problem.posterior(payload)]},
     )
-    n_classes, fit_one = len(estimator.classes_), functools.partial(fit_binary, problem)
     if joint:
         fits = [fit_one(y, monitor, 0)]
     else:

@@ -463,9 +463,11 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
             def so_far(payload):
                 return {"_posteriors": [problem.posterior(payload)]}
 
-            monitor = FitMonitor(self, X, y, problem.max_iter, so_far)
+            n_problems = len(problem.lasts)
+            most = problem.max_iter if n_problems == 1 else n_problems
+            monitor = FitMonitor(self, X, y, most, so_far)
             fit_one = functools.partial(fit_parted, problem)
-            fits = fit_each_problem(fit_one, len(problem.lasts), monitor)
+            fits = fit_each_problem(fit_one, n_problems, monitor)
             monitor.finish()
         _store_fit(self, problem, fits, None)
 

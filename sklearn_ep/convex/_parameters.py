@@ -387,7 +387,7 @@ class GaussianPrior(LearnedScale):
         u, precision = u[:d], penalty.precision[:d]
         size = np.bincount(self.groups, u * u * precision)
         dof = np.bincount(self.groups, 1.0 - precision * predictor.coefficient_variance()[:d])
-        return scale * np.clip(size / np.maximum(dof, TINY), 1e-3, 1e3)
+        return scale * np.maximum(size / np.maximum(np.maximum(dof, 1e-3 * size), TINY), 1e-3)
 
     def evidence_slope(self, u, penalty, scale, predictor, dof):
         """Return the derivative of the bound in the log of the one scale, at its optimum."""

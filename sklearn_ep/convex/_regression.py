@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
+from scipy.linalg import cho_solve
 from scipy.sparse.linalg import LinearOperator
 from sklearn.utils import check_array, check_random_state
 
-from .._engine.gaussian import ImproperPosterior
+from .._engine.gaussian import ImproperPosterior, checked_cholesky
 from .._engine.loop import Anderson, Evaluation, iterate
+from ._calibration import noise_temper
 from ._parameters import SitePrior
 from ._sites import LaplaceSite
 from ._systems import TINY, IterativeSystem, PrimalSystem, row_blocks, squared, weighted_gram
@@ -39,6 +41,7 @@ class _Measured(NamedTuple):
     least_noise: float = 1e-10
     most_noise: float = 1e2
     known_rows: float = 0.01
+    rows_for_noise: int = 20  # rows whose columns others share that tell the noise of new ones
     known_noise: float = 1e-6
 
 
@@ -352,7 +355,8 @@ class RegressionPosterior:
     """Coefficients N(mean, F F') with the factor F (d, r), and an intercept if there is a centre.
 
     Given the coefficients u the intercept is that of the centre less columns' u, with variance
-    noise / n_rows. `exact` tells a factor of the precision matrix from sampled ones.
+    noise / n_rows. `exact` tells a factor of the precision matrix from sampled ones. Of new
+    responses the noise variance is `temper` times as large.
     """
 
     mean: np.ndarray
@@ -360,6 +364,12 @@ class RegressionPosterior:
     noise: float
     exact: bool
     centre: Centre | None
+    temper: float = 1.0
+
+    @property
+    def new_noise(self):
+        """Noise variance of new responses."""
+        return self.temper * self.noise
 
     @property
     def intercept(self):
@@ -402,11 +412,68 @@ class RegressionPlan:
     rng: Any
     max_iter: int
 
-    def posterior(self, step):
+    def posterior(self, step, calibrated=False):
         """Return what predicts from a `RegressionStep`."""
-        exact = self.loop.exact
+        exact, temper = self.loop.exact, self._temper(step) if calibrated else 1.0
         factor = step.variances.half.T if exact else step.variances.factor
-        return RegressionPosterior(step.u, factor, step.noise, exact, self.centre)
+        return RegressionPosterior(step.u, factor, step.noise, exact, self.centre, temper)
+
+    def _temper(self, step):
+        """Return the factor of a learned noise variance by which rows are foretold from the others.
+
+        A column that varies in one row alone takes up the noise of that row, which new rows have
+        without it: where nearly all rows have such columns they are foretold without.
+        """
+        loop = self.loop
+        if loop.noise is not None or not loop.exact or loop.design.C is not None:
+            return 1.0
+        n, d = loop.design.X.shape
+        X = loop.design.X.toarray() if sp.issparse(loop.design.X) else loop.design.X
+        X = X if loop.design.offset is None else X - loop.design.offset
+        own = step.variances.coefficient_variance()
+        precision, slope = step.weight[n:], loop.prior.penalty(step.u, own, step.scale).slope
+        centres, flat = step.u - slope / precision, self.centre is not None
+        form = _left_out_dual if n <= d + _BY.exact // 2 else _left_out_primal
+        gap, total = form(X, loop.y, step, centres, precision, flat)
+        squares = X * X
+        row, sums = np.argmax(squares, axis=0), squares.sum(axis=0)
+        j = np.arange(d)
+        varies = 1.0 - flat / n  # share of a deviation that is left about the mean
+        lone = (sums > 0) & (squares[row, j] >= (1.0 - 1e-9) * varies * sums)
+        row, apart = row[lone], X[row, j][lone] / varies
+        gap = gap + np.bincount(row, apart * centres[lone], minlength=n)
+        var = total - step.noise - np.bincount(row, apart**2 / precision[lone], minlength=n)
+        # without digits where a row is foretold by itself alone
+        proper = total < _BY.most_noise * loop.size / np.finfo(float).eps
+        if not np.any(proper):
+            return 1.0
+        gap, var = gap[proper], var[proper]
+        rows = np.bincount(row, minlength=n)[proper] == 0
+        rows = rows if np.sum(rows) >= _BY.rows_for_noise else slice(None)
+        return noise_temper(gap[rows], np.maximum(var, 0.0)[rows], step.noise)
+
+
+def _left_out_dual(X, y, step, centres, precision, flat):
+    """Return y less what the other rows foretell, and variances of that, by a matrix of the rows.
+
+    The sites of the coefficients are N(centres, 1 / precision); O(n^2 d + n^3), well conditioned
+    however small the noise is. `flat` tells of an intercept.
+    """
+    K = (X / precision) @ X.T
+    K[np.diag_indices_from(K)] += step.noise
+    inverse = cho_solve((checked_cholesky(K), True), np.eye(len(y)))
+    if flat:
+        ones = inverse.sum(axis=0)
+        inverse -= np.outer(ones, ones) / ones.sum()
+    left = np.maximum(np.diagonal(inverse), TINY)  # zero where an intercept fits one row alone
+    return inverse @ (y - X @ centres) / left, 1.0 / left
+
+
+def _left_out_primal(X, y, step, centres, precision, flat):
+    """Return the same where rows are many: O(n d^2)."""
+    left = 1.0 - step.system.row_variance(X) / step.noise - flat / len(y)
+    left = np.maximum(left, np.finfo(float).eps)
+    return (y - X @ step.u) / left, step.noise / left
 
 
 def plan_regression(estimator, X, y):

@@ -82,6 +82,9 @@ class ConvexVariationalRegressor(
         Posterior mean of the intercept, 0 if there is none.
     noise_variance_ : float
         Variance of the noise, given or learned.
+    temper_ : float
+        Factor of the noise variance in predictions, which leaving rows out tells: 1 where the noise
+        is given, variances are sampled or there is a `prior_operator`.
     prior_ : SuperGaussianSite
         The prior used.
     prior_scale_ : float
@@ -205,7 +208,7 @@ class ConvexVariationalRegressor(
         result, log_evidence, error = fit_regression(plan, monitor)
         monitor.finish()
         step = result.evaluation.payload
-        posterior = plan.posterior(step)
+        posterior = plan.posterior(step, calibrated=True)
         run = BinaryFit(posterior, result.history, result.reason, log_evidence, {})
         attributes = {
             **run_attributes([run]),
@@ -213,6 +216,7 @@ class ConvexVariationalRegressor(
             "coef_std_": np.sqrt(step.variances.coefficient_variance()),
             "intercept_": posterior.intercept,
             "noise_variance_": step.noise,
+            "temper_": posterior.temper,
             "prior_": plan.loop.prior.site,
             "prior_scale_": step.scale,
             "log_evidence_std_": error,
@@ -293,7 +297,7 @@ class ConvexVariationalRegressor(
         if not return_std:
             return posterior.latent_mean(X.tocsr() if sp.issparse(X) else X)
         mean, variance = posterior.predict(X.tocsr() if sp.issparse(X) else X)
-        return mean, np.sqrt(variance + posterior.noise)
+        return mean, np.sqrt(variance + posterior.new_noise)
 
     def predict_interval(self, X, level=0.9):
         """Central intervals of new responses, the noise included.

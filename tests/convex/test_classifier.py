@@ -607,6 +607,13 @@ def test_weights_are_repeated_rows_to_the_last_bit_where_variances_are_sampled(v
     np.testing.assert_allclose(a.site_precision_[:, back], total, rtol=1e-12)
 
 
+@pytest.mark.parametrize("kw", [{}, dict(n_partitions=2), dict(variance="calibrated")])
+def test_more_classes_than_iterations_are_fitted_one_against_the_rest(kw):
+    X = np.random.default_rng(0).standard_normal((28, 2))
+    est = fit(X, np.arange(28) % 7, multi_class="one_vs_rest", max_iter=2, tol=0.9, **kw)
+    assert est.coef_.shape == (7, 2)
+
+
 def test_one_against_the_rest_decides_as_it_predicts():
     rng = np.random.default_rng(1)
     X, y = rng.normal(size=(60, 4)), rng.integers(0, 4, 60)

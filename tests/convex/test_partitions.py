@@ -7,6 +7,7 @@ import os
 import pathlib
 import pickle
 import signal
+import warnings
 
 import joblib
 import numpy as np
@@ -366,3 +367,15 @@ def test_processes_and_clusters_give_the_bits_of_one_process(variance, backend, 
     expected = clone(est).fit(cut(X, y, 3)).predict_proba(X)
     with joblib.parallel_config(backend=backend, n_jobs=2):
         np.testing.assert_array_equal(clone(est).fit(cut(X, y, 3)).predict_proba(X), expected)
+
+
+def test_scales_of_groups_on_ordinary_rows_without_a_numpy_warning():
+    rng = np.random.default_rng(29)
+    for _ in range(12):  # a state before convergence may leave a group no degree of freedom
+        X = rng.standard_normal((180, 2))
+        y = (X @ [1.0, 0.2] + 3.0 * rng.standard_normal(180) > 0).astype(int)
+        est = ConvexVariationalLogistic(prior_groups=[0, 1], n_partitions=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            est.fit(X, y)
+        assert np.all(np.isfinite(est.coef_std_))

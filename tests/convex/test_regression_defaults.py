@@ -11,6 +11,13 @@ from sklearn.linear_model import BayesianRidge, LassoCV
 from sklearn.model_selection import train_test_split
 
 from sklearn_ep import ConvexVariationalRegressor
+from sklearn_ep._engine.loop import SILENT
+from sklearn_ep.convex._regression import (
+    _left_out_dual,
+    _left_out_primal,
+    fit_regression,
+    plan_regression,
+)
 from sklearn_ep.sites import LaplaceSite, StudentTSite
 
 
@@ -174,3 +181,41 @@ def test_more_columns_than_rows_and_hostile_tables():
         assert np.all(np.isfinite([mean, std])) and np.all(np.isfinite(est.coef_std_))
     with pytest.raises(ValueError, match="fit_intercept"):
         ConvexVariationalRegressor(fit_intercept="yes").fit(X, y)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("kind", [np.asarray, sp.csr_matrix])
+def test_noise_that_columns_of_one_row_take_up_is_expected_of_new_rows(shared, kind):
+    rng = np.random.default_rng(0)
+    Z, noise, n = rng.standard_normal((300, 5)), 0.4 * rng.standard_normal(300), 150
+    names = rng.integers(140, size=300) if shared else np.arange(300)
+    y = Z @ rng.standard_normal(5) + noise
+    X = kind(np.hstack([Z, names[:, None] == np.unique(names[:n])]).astype(float))
+    est = ConvexVariationalRegressor().fit(X[:n], y[:n])
+    mean, std = est.predict(X[n:], return_std=True)
+    loss = -norm.logpdf(y[n:], mean, std).mean()
+    assert loss < -norm.logpdf(noise[n:], 0.0, 0.4).mean() + 0.2
+    assert est.temper_ > (1.0 if shared else 2.0)
+
+
+@pytest.mark.parametrize("n", [40, 400])
+def test_rows_left_out_are_those_of_fits_without_them(n):
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((n, 60))
+    y = X[:, 0] + 0.5 * rng.standard_normal(n)
+    plan = plan_regression(ConvexVariationalRegressor(), X, y)
+    step = fit_regression(plan, SILENT)[0].evaluation.payload
+    X, y = plan.loop.design.X, plan.loop.y
+    precision = step.weight[n:]
+    slope = plan.loop.prior.penalty(step.u, step.variances.coefficient_variance(), step.scale).slope
+    centres = step.u - slope / precision
+    for form in (_left_out_dual, _left_out_primal) if n > 60 else (_left_out_dual,):
+        gap, total = form(X, y, step, centres, precision, True)
+        for i in (0, 7):
+            rest = np.arange(n) != i
+            A, b = np.hstack([X, np.ones((n, 1))]), np.append(precision, 0.0)
+            P = A[rest].T @ A[rest] / step.noise + np.diag(b)
+            mean = np.linalg.solve(P, A[rest].T @ y[rest] / step.noise + b * np.append(centres, 0))
+            assert gap[i] == pytest.approx(y[i] - A[i] @ mean, rel=1e-2)
+            var = A[i] @ np.linalg.solve(P, A[i])
+            assert total[i] == pytest.approx(step.noise + var, rel=1e-5)
