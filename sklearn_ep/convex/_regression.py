@@ -434,7 +434,10 @@ class RegressionPlan:
         precision, slope = step.weight[n:], loop.prior.penalty(step.u, own, step.scale).slope
         centres, flat = step.u - slope / precision, self.centre is not None
         form = _left_out_dual if n <= d + _BY.exact // 2 else _left_out_primal
-        gap, total = form(X, loop.y, step, centres, precision, flat)
+        try:
+            gap, total = form(X, loop.y, step, centres, precision, flat)
+        except ImproperPosterior:  # noise is lost beside what the prior allows: rows tell nothing
+            return 1.0
         squares = X * X
         row, sums = np.argmax(squares, axis=0), squares.sum(axis=0)
         j = np.arange(d)
