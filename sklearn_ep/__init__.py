@@ -11,7 +11,7 @@ if _typing.TYPE_CHECKING:
     from .convex import ConvexVariationalLogistic, ConvexVariationalRegressor
     from .gaussian_process import EPGaussianProcessClassifier, RelaxedEPClassifier
     from .hierarchical import HierarchicalEPLogistic
-    from .spike_slab import SpikeSlabRegressor
+    from .spike_slab import SpikeSlabClassifier, SpikeSlabRegressor
 
 __version__ = "0.2.0"
 
@@ -21,6 +21,7 @@ __all__ = [
     "EPGaussianProcessClassifier",
     "HierarchicalEPLogistic",
     "RelaxedEPClassifier",
+    "SpikeSlabClassifier",
     "SpikeSlabRegressor",
     "__version__",
     "active_learning",
@@ -34,6 +35,7 @@ _ROOM_OF = {
     "EPGaussianProcessClassifier": "gaussian_process",
     "HierarchicalEPLogistic": "hierarchical",
     "RelaxedEPClassifier": "gaussian_process",
+    "SpikeSlabClassifier": "spike_slab",
     "SpikeSlabRegressor": "spike_slab",
 }
 

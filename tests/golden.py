@@ -18,6 +18,7 @@ from sklearn_ep import (
     EPGaussianProcessClassifier,
     HierarchicalEPLogistic,
     RelaxedEPClassifier,
+    SpikeSlabClassifier,
     SpikeSlabRegressor,
 )
 from sklearn_ep.sites import StudentTSite
@@ -43,6 +44,7 @@ CASES = {
     "spike and slab": SpikeSlabRegressor(
         noise_variance=0.3, slab_variance=1.0, prior_inclusion=0.4, **TIGHT
     ),
+    "sparse classes": SpikeSlabClassifier(slab_variance=1.0, prior_inclusion=0.4, **TIGHT),
     "convex, KL": ConvexVariationalLogistic(1.0, calibration=None, inner_tol=1e-11, **TIGHT),
     "convex, local": ConvexVariationalLogistic(
         1.0, calibration=None, bound="local", inner_tol=1e-11, **TIGHT

@@ -13,6 +13,7 @@ from sklearn_ep import (
     EPGaussianProcessClassifier,
     HierarchicalEPLogistic,
     RelaxedEPClassifier,
+    SpikeSlabClassifier,
     SpikeSlabRegressor,
 )
 
@@ -58,6 +59,16 @@ def settings(rng):
     return HierarchicalEPLogistic(
         engine=pick("ep", "ep", "laplace"), refine=pick(True, False), max_iter=8, damping=damping
     )
+
+
+def sparse_classifier(rng):
+    """Return a random sparse classifier."""
+    pick = lambda *options: options[rng.integers(len(options))]  # noqa: E731
+    return SpikeSlabClassifier(
+        slab_variance=pick("auto", 1.0, 1e4), prior_inclusion=pick("auto", 0.1),
+        standardize=pick(True, False), fit_intercept=pick(True, False),
+        damping=pick(0.3, 0.7, 1.0), max_iter=30,
+    )  # fmt: skip
 
 
 def data(rng, grouped):
@@ -111,7 +122,7 @@ def blind_to_units(est, X, weight):
         return False
     if getattr(est, "optimizer", None) is not None and weight is not None and weight.max() > 1e3:
         return False
-    if isinstance(est, SpikeSlabRegressor):
+    if isinstance(est, SpikeSlabRegressor | SpikeSlabClassifier):
         return est.standardize and est.fit_intercept
     return isinstance(est, EPGaussianProcessClassifier | RelaxedEPClassifier) and not est.kernel
 
@@ -121,8 +132,8 @@ def names_an_argument(error):
     return re.search(r"\b(X|y|sample_weight|groups)\b", str(error)) is not None
 
 
-def attempt(seed, stretch=False):
-    """Fit one random case; return None, or what was wrong with it.
+def attempt(seed, stretch=False, make=settings):
+    """Fit one random case of what `make` returns; return None, or what was wrong with it.
 
     A ValueError with a message is an answer; any other exception, a RuntimeWarning, or a number
     that is not finite is a fault. With `stretch` scales and origins go to the ends of double
@@ -130,7 +141,7 @@ def attempt(seed, stretch=False):
     residual below `tol`, and one that cannot depend on units has to be that of small numbers.
     """
     rng = np.random.default_rng(seed)
-    est = settings(rng)
+    est = make(rng)
     grouped = isinstance(est, HierarchicalEPLogistic) and rng.random() < 0.6
     X, z, weight, groups = data(rng, grouped)
     if stretch:

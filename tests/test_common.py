@@ -9,6 +9,7 @@ from sklearn_ep import (
     EPGaussianProcessClassifier,
     HierarchicalEPLogistic,
     RelaxedEPClassifier,
+    SpikeSlabClassifier,
     SpikeSlabRegressor,
 )
 from sklearn_ep.sites import LaplaceSite, StudentTSite
@@ -32,6 +33,7 @@ SETTINGS = [
     RelaxedEPClassifier(),
     RelaxedEPClassifier(**SPARSE, optimizer=None),
     SpikeSlabRegressor(),
+    SpikeSlabClassifier(),
     CVL(),
     CVL(prior="laplace"),
     CVL(solver="cg", variance="monte_carlo", random_state=0),
@@ -59,6 +61,10 @@ MORE_SETTINGS = [
         fit_intercept=False,
         standardize=False,
     ),
+    SpikeSlabClassifier(
+        slab_variance=1.0, prior_inclusion=0.3, hyperparameters="mode", standardize=False
+    ),
+    SpikeSlabClassifier(hyperparameters="mode", damping=1.0, fit_intercept=False),
     CVL(bound="local", fit_intercept=False),
     CVL(bound="local", damping=0.5),
     CVL(solver="dual", variance="exact"),
@@ -92,6 +98,8 @@ ORIGIN = (
 
 def expected_failed_checks(estimator):
     """Return the checks that contradict the model of this setting, each with the reason."""
+    if isinstance(estimator, SpikeSlabClassifier) and estimator.hyperparameters == "auto":
+        return {"check_decision_proba_consistency": NODES}
     if isinstance(estimator, HierarchicalEPLogistic):
         return {"check_decision_proba_consistency": RANKS}
     learned = isinstance(estimator, GP | RelaxedEPClassifier) and estimator.optimizer is not None

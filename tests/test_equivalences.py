@@ -13,6 +13,7 @@ from sklearn_ep import (
     EPGaussianProcessClassifier,
     HierarchicalEPLogistic,
     RelaxedEPClassifier,
+    SpikeSlabClassifier,
     SpikeSlabRegressor,
 )
 
@@ -43,6 +44,9 @@ CASES = {
     ),
     "spike and slab": SpikeSlabRegressor(
         noise_variance=0.3, slab_variance=1.0, prior_inclusion=0.4, standardize=False, **TIGHT
+    ),
+    "sparse classes": SpikeSlabClassifier(
+        slab_variance=1.0, prior_inclusion=0.4, standardize=False, **TIGHT
     ),
     "convex, KL": ConvexVariationalLogistic(variance="exact", inner_tol=1e-12, **TIGHT),
     "convex, local": ConvexVariationalLogistic(
@@ -143,7 +147,10 @@ def test_a_list_of_partitions_is_the_whole(name):
 
 
 # which rows relax depends on the path: relaxed EP has several fixed points, the others one
-@pytest.mark.parametrize("name", [n for n in CASES if n != "noisy labels, relaxed"])
+@pytest.mark.parametrize(
+    "name",
+    [n for n in CASES if n != "noisy labels, relaxed" and hasattr(CASES[n], "warm_start")],
+)
 def test_warm_start_ends_where_a_cold_start_does(name):
     X, y = data(name)
     cold = clone(CASES[name]).fit(X, y)
@@ -172,12 +179,14 @@ def test_committees_are_draws_of_the_latent_function(name):
 @every
 def test_workers_do_not_change_the_answer(name, dask_workers):
     X, y = data(name)
-    if name not in ("GP sparse", "hierarchical", "spike and slab"):
+    if name not in ("GP sparse", "hierarchical", "spike and slab", "sparse classes"):
         y = y + (X[:, 0] > 1)
     if name == "GP sparse":
         base = clone(CASES[name]).set_params(n_partitions=3)
     elif name == "spike and slab":
         base = clone(CASES[name]).set_params(n_init=2)
+    elif name == "sparse classes":
+        base = clone(CASES[name]).set_params(slab_variance="auto")
     else:
         base = clone(CASES[name])
     base.set_params(max_iter=100, tol=1e-3)

@@ -20,6 +20,7 @@ from sklearn_ep import (
     EPGaussianProcessClassifier,
     HierarchicalEPLogistic,
     RelaxedEPClassifier,
+    SpikeSlabClassifier,
     SpikeSlabRegressor,
 )
 
@@ -30,6 +31,7 @@ ESTIMATORS = [
     EPGaussianProcessClassifier(method="sparse", n_inducing=10, optimizer=None, random_state=0),
     RelaxedEPClassifier(optimizer=None, label_noise=0.1),
     SpikeSlabRegressor(noise_variance=0.1, slab_variance=1.0, prior_inclusion=0.5),
+    SpikeSlabClassifier(slab_variance=1.0, prior_inclusion=0.5, damping=0.5),
     ConvexVariationalLogistic(hyperparameters="mode"),
     ConvexVariationalRegressor(),
     HierarchicalEPLogistic(n_partitions=2),

@@ -1,7 +1,7 @@
 """Fits on hostile but finite data end in finite numbers or a named error; most of them nightly."""
 
 import pytest
-from hostile import attempt
+from hostile import attempt, sparse_classifier
 
 
 def check_block(block):
@@ -53,3 +53,14 @@ def test_what_far_scales_and_origins_found(seed):
 )
 def test_what_averages_found_at_far_scales(seed):
     assert attempt(seed, stretch=True) is None
+
+
+def test_sparse_classifiers_end_in_finite_numbers_or_a_named_error():
+    cases = [(seed, stretch) for seed in range(20) for stretch in (False, True)]
+    assert not [f for f in (attempt(*case, sparse_classifier) for case in cases) if f]
+
+
+@pytest.mark.slow
+def test_more_sparse_classifiers_end_in_finite_numbers_or_a_named_error():
+    cases = [(seed, stretch) for seed in range(20, 400) for stretch in (False, True)]
+    assert not [f for f in (attempt(*case, sparse_classifier) for case in cases) if f]

@@ -16,6 +16,7 @@ from sklearn_ep import (
     EPGaussianProcessClassifier,
     HierarchicalEPLogistic,
     RelaxedEPClassifier,
+    SpikeSlabClassifier,
     SpikeSlabRegressor,
 )
 from sklearn_ep._engine.likelihoods import Probit
@@ -28,6 +29,7 @@ ESTIMATORS = [
     ),
     RelaxedEPClassifier(2.0 * RBF(1.0), optimizer=None, label_noise=0.1),
     SpikeSlabRegressor(),
+    SpikeSlabClassifier(),
     ConvexVariationalLogistic(),
     ConvexVariationalRegressor(),
     HierarchicalEPLogistic(),

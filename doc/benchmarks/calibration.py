@@ -28,6 +28,7 @@ from sklearn_ep import (
     EPGaussianProcessClassifier,
     HierarchicalEPLogistic,
     RelaxedEPClassifier,
+    SpikeSlabClassifier,
     SpikeSlabRegressor,
 )
 
@@ -58,6 +59,22 @@ def spike_slab(how, seed, n=60, d=15):
     draws = model.sample_posterior(N_DRAWS, random_state=seed, exact_zeros=True) @ new.T
     probability = model.inclusion_proba_, on
     return {"predictor": ranks(draws, new @ w, rng)}, {"inclusion": probability}
+
+
+def sparse_classes(how, seed, n=100, d=15):
+    """Predictor at new rows, which features are in, and labels of new rows."""
+    rng = np.random.default_rng(seed)
+    p, v = (0.2, 1.0) if how != "learned" else (rng.beta(1, np.sqrt(d)), slab_ratio(rng))
+    X, new = rng.normal(size=(n, d)), rng.normal(size=(20, d))
+    on = rng.uniform(size=d) < p
+    w = np.where(on, rng.normal(size=d) * np.sqrt(v), 0.0)
+    y, label = (rows @ w + rng.normal(size=len(rows)) > 0 for rows in (X, new))
+    given = dict(slab_variance=v, prior_inclusion=p) if how == "known" else {}
+    model = SpikeSlabClassifier(standardize=False, fit_intercept=False, **given).fit(X, y)
+    draws = model.sample_posterior(N_DRAWS, random_state=seed, exact_zeros=True) @ new.T
+    stated = {"inclusion": (model.inclusion_proba_, on)}
+    stated["label"] = model.predict_proba(new)[:, 1], label
+    return {"predictor": ranks(draws, new @ w, rng)}, stated
 
 
 def slab_ratio(rng):
@@ -214,6 +231,7 @@ def truths(how, rng, n_scales):
 THROUGH_POINTS = dict(method="sparse", n_inducing=30, hyperparameters="integrate")
 MODELS = {
     "SpikeSlabRegressor": (spike_slab, ("known", "learned", "fixed"), 600),
+    "SpikeSlabClassifier": (sparse_classes, ("known", "learned", "fixed"), 600),
     "EPGaussianProcessClassifier": (process, ("known", "learned", "fixed"), 200),
     "EPGaussianProcessClassifier, 400 rows": (
         functools.partial(process, n=400),

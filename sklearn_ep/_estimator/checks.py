@@ -44,6 +44,16 @@ def check_number(
         raise ValueError(f"{name} must be a number, got nan.")
 
 
+def check_number_or_auto(name, value, low=None, high=None):
+    """Raise an error that names the parameter unless it is "auto" or a finite number between."""
+    if isinstance(value, str):
+        check_choice(name, value, ["auto"])
+        return
+    check_number(name, value, low, high, boundaries="neither")
+    if not np.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value!r}.")
+
+
 def check_choice(name, value, choices):
     """Raise a ValueError that names the parameter unless the value is one of the choices."""
     if not any(value is c or (isinstance(value, str) and value == c) for c in choices):
@@ -58,7 +68,7 @@ def check_common(estimator):
     check_number("n_jobs", estimator.n_jobs, integer=True, optional=True)
     if estimator.n_jobs == 0:
         raise ValueError("n_jobs must not be 0; use None or 1 for one process.")
-    check_random_state(estimator.random_state)
+    check_random_state(getattr(estimator, "random_state", None))
 
 
 class Training(NamedTuple):

@@ -84,7 +84,7 @@ class InclusionDisplay:
 
         Parameters
         ----------
-        estimator : SpikeSlabRegressor
+        estimator : SpikeSlabRegressor or SpikeSlabClassifier
             Fitted.
         threshold : float, default=0.5
             Probability above which a feature is in the model.
@@ -105,8 +105,8 @@ class InclusionDisplay:
         check_is_fitted(estimator)
         display = cls(
             estimator.inclusion_proba_,
-            estimator.coef_,
-            estimator.coef_interval(level),
+            np.ravel(estimator.coef_),
+            estimator.coef_interval(level).reshape(-1, 2),
             level=level,
             threshold=threshold,
             feature_names=getattr(estimator, "feature_names_in_", None),

@@ -1,8 +1,9 @@
-"""Sparse linear regression with a spike-and-slab prior."""
+"""Sparse linear regression and classification with spike-and-slab priors."""
 
+from ._classifier import SpikeSlabClassifier
 from ._regressor import SpikeSlabRegressor
 
-__all__ = ["SpikeSlabRegressor"]
+__all__ = ["SpikeSlabClassifier", "SpikeSlabRegressor"]
 
 # pickles and documentation name a class where users import it from
-SpikeSlabRegressor.__module__ = "sklearn_ep"
+SpikeSlabClassifier.__module__ = SpikeSlabRegressor.__module__ = "sklearn_ep"

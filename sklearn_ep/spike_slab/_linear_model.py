@@ -52,6 +52,13 @@ class LinearModel:
         self._set(X, y, rest)
 
     @classmethod
+    def of_rows(cls, X, y):
+        """Return the model of rows as they are, where they are not to be met again."""
+        model = cls.__new__(cls)
+        model._set(X, y, 0.0)
+        return model
+
+    @classmethod
     def of_root(cls, root):
         """Return the model of rows (r, d + 1) of [X y] that are a triangular factor, or few."""
         model = cls.__new__(cls)
@@ -235,6 +242,21 @@ class LowRankMarginals:
             gain = triangular_solve(self._lower_low, image.T)
             total += np.einsum("ij,ij->", gain, gain)
         return total
+
+    def left_of_noise(self, direction, share):
+        """Return the diagonal of P (1 - X Sigma X' / noise) P, P = 1 - share direction direction'.
+
+        O(n^2), and O(n^2 k) where k sites are low.
+        """
+        root = np.sqrt(self.noise) * self._root
+        root -= np.outer(root @ direction, share * direction)
+        left = np.einsum("ij,ij->j", root, root)
+        if self._low.size:
+            image = np.sqrt(self.noise) * (self._root.T @ self._half_low)
+            image -= np.outer(share * direction, direction @ image)
+            gain = triangular_solve(self._lower_low, image.T)
+            left -= np.einsum("ij,ij->j", gain, gain)
+        return left
 
     def block(self, index):
         """Posterior covariance of some coefficients, O(n^2 k + n k^2)."""

@@ -19,6 +19,7 @@ from .._estimator.checks import (
     check_column_sizes,
     check_common,
     check_number,
+    check_number_or_auto,
     column_sizes,
     is_part_list,
     is_single,
@@ -76,13 +77,7 @@ def check_parameters(estimator):
     check_choice("algorithm", estimator.algorithm, ["auto", "ep", "convergent", "double_loop"])
     check_number("n_init", estimator.n_init, 1, integer=True)
     for name, high in (("noise_variance", None), ("slab_variance", None), ("prior_inclusion", 1)):
-        value = getattr(estimator, name)
-        if isinstance(value, str):
-            check_choice(name, value, ["auto"])
-        else:
-            check_number(name, value, 0, high, boundaries="neither")
-            if not np.isfinite(value):
-                raise ValueError(f"{name} must be finite, got {value!r}.")
+        check_number_or_auto(name, getattr(estimator, name), 0, high)
     starts = estimator.noise_starts
     if isinstance(starts, str | numbers.Number) or len(starts) == 0:
         raise ValueError(f"noise_starts must be a sequence, got {starts!r}.")

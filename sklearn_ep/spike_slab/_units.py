@@ -204,17 +204,35 @@ def _moments(X, weight, centre):
     return np.where(centre, mean, 0.0), np.where(constant, 0.0, sd)
 
 
+def scaled_columns(training, fit_intercept, standardize, owned):
+    """Return X with columns centred and scaled as asked, what was taken off them and their scales.
+
+    `owned` says that the array X may be overwritten. Constant columns become zero where an
+    intercept is fitted.
+    """
+    X = dense_rows(training.X)
+    if not (owned and X.flags.writeable):
+        X = np.array(X, dtype=np.float64, order="K", subok=False)
+    mean, sd = _moments(X, training.weight, fit_intercept)
+    scale = np.where(sd > 0, sd, 1.0) if standardize else np.ones(X.shape[1])
+    for block in column_blocks(X):
+        part = X[:, block]
+        if fit_intercept:
+            part -= mean[block]
+            part[:, sd[block] == 0] = 0.0
+        if standardize:
+            part /= scale[block]
+    return X, mean, scale
+
+
 def standardise(training, fit_intercept, standardize, owned):
     """Return (Standardisation, LinearModel) of checked training data.
 
     `owned` says that the array X may be overwritten. O(n d), with one block of columns as extra
     memory, and 8 n d bytes where X is sparse.
     """
-    X, y, weight = dense_rows(training.X), training.y, training.weight
-    if not (owned and X.flags.writeable):
-        X = np.array(X, dtype=np.float64, order="K", subok=False)
-    mean, sd = _moments(X, weight, fit_intercept)
-    scale = np.where(sd > 0, sd, 1.0) if standardize else np.ones(X.shape[1])
+    y, weight = training.y, training.weight
+    X, mean, scale = scaled_columns(training, fit_intercept, standardize, owned)
     total = float(weight.sum())
     y_offset = float(weight @ y / total) if fit_intercept else 0.0
     root = np.sqrt(weight)
@@ -223,15 +241,9 @@ def standardise(training, fit_intercept, standardize, owned):
     # a constant y leaves rounding behind, which is no scale to measure by
     if y_scale <= 10 * np.finfo(float).eps * np.sqrt(len(y)) * abs(y_offset):
         y_scale, y = 1.0, np.zeros_like(y)
-    for block in column_blocks(X):
-        part = X[:, block]
-        if fit_intercept:
-            part -= mean[block]
-            part[:, sd[block] == 0] = 0.0
-        if standardize:
-            part /= scale[block]
-        if not np.all(weight == 1):
-            part *= root[:, None]
+    if not np.all(weight == 1):
+        for block in column_blocks(X):
+            X[:, block] *= root[:, None]
     n_rows = total - 1 if fit_intercept else total
     units = Standardisation(mean, scale, y_offset, float(y_scale), total, n_rows, fit_intercept)
     return units, LinearModel(X, y / y_scale)

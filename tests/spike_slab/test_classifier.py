@@ -1,0 +1,233 @@
+"""The sparse classifier against exact answers, equivalences, refits and its own draws."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from oracles import oracle
+from scipy.integrate import quad
+from scipy.special import expit, ndtr
+from scipy.stats import norm
+from sklearn.exceptions import ConvergenceWarning
+
+from sklearn_ep import SpikeSlabClassifier
+from sklearn_ep.spike_slab._prior import SpikeSlab
+from sklearn_ep.spike_slab._probit import ProbitRegression
+
+ORACLE = oracle("spike_slab_probit")
+GIVEN = dict(slab_variance=1.0, prior_inclusion=0.3, standardize=False)
+TIGHT = dict(tol=1e-9, max_iter=500)
+
+
+def data(n=80, d=6, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, d))
+    return X, (X[:, 0] - 0.7 * X[:, 1] + 0.3 + rng.normal(size=n) > 0).astype(int)
+
+
+# probabilities of long Gibbs chains, their error below .005; what is left of correlated columns is
+# that the sites of rows are Gaussian whatever columns are in
+@pytest.mark.parametrize(
+    "name, off", [("tall", 0.02), ("few rows", 0.02), ("wide", 0.02), ("correlated", 0.05)]
+)
+def test_moments_are_those_of_long_chains(name, off):
+    known = ORACLE[name]
+    X, y, sd = np.array(known["X"]), np.array(known["y"]), np.array(known["sd"])
+    given = {k: known[k] for k in ("slab_variance", "prior_inclusion")}
+    clf = SpikeSlabClassifier(**given, standardize=False).fit(X, y)
+    np.testing.assert_allclose(clf.inclusion_proba_, known["inclusion"], atol=off)
+    np.testing.assert_array_less(np.abs(clf.coef_[0] - known["mean"]) / sd, 0.1)
+    np.testing.assert_allclose(clf.coef_std_[0], sd, rtol=0.15)
+    proba = clf.predict_proba(np.array(known["X_new"]))[:, 1]
+    np.testing.assert_allclose(proba, known["proba"], atol=0.02)
+    np.testing.assert_allclose(clf.intercept_, known["intercept_mean"], atol=0.02)
+
+
+def test_evidence_and_inclusion_of_one_column():
+    X = np.random.default_rng(3).normal(size=(12, 1))
+    y = np.array([1, 0, 1, 1, 0, 0, 1, 0, 1, 1, 0, 0])
+    sign, p, v = np.where(y == 1, 1.0, -1.0), 0.3, 1.0
+
+    def likelihood(w, rows):
+        return np.prod(ndtr(sign[rows] * X[rows, 0] * w))
+
+    def mass(rows):
+        slab = quad(lambda w: likelihood(w, rows) * norm.pdf(w, scale=np.sqrt(v)), -8, 8)[0]
+        return (1 - p) * likelihood(0.0, rows), p * slab
+
+    clf = SpikeSlabClassifier(**GIVEN, fit_intercept=False, **TIGHT).fit(X, y)
+    every = np.arange(12)
+    total = sum(mass(every))
+    assert clf.log_evidence_ == pytest.approx(np.log(total), abs=0.04)
+    assert clf.inclusion_proba_[0] == pytest.approx(mass(every)[1] / total, abs=0.02)
+
+
+def test_leave_one_out_is_near_that_of_refits():
+    X, y = data(40, 4)
+    clf = SpikeSlabClassifier(**GIVEN).fit(X, y)
+    rows = np.argsort(clf.loo_proba_)[::4]
+    refits = [
+        SpikeSlabClassifier(**GIVEN).fit(np.delete(X, i, 0), np.delete(y, i)).predict_proba(X[[i]])
+        for i in rows
+    ]
+    own = np.array([p[0, label] for p, label in zip(refits, y[rows], strict=True)])
+    np.testing.assert_allclose(clf.loo_proba_[rows], own, atol=0.03)
+
+
+def solved(h, X, y, tol=1e-11, max_iter=1000):
+    factor = SpikeSlab(np.exp(h[0]), h[1])
+    problem = ProbitRegression(X, y, np.ones(len(y)), factor, True)
+    out = problem.solve(problem.start(), tol=tol, max_iter=max_iter, damping=0.7)
+    return out.evaluation.payload
+
+
+@pytest.mark.parametrize("shape", [(30, 4), (12, 20)])
+def test_gradient_of_the_evidence_is_that_of_differences(shape):
+    X, y = data(*shape)
+    h, eps, sign = np.array([0.2, -0.8]), 1e-4, np.where(y == 1, 1.0, -1.0)
+    numeric = [
+        (solved(h + e, X, sign).log_evidence - solved(h - e, X, sign).log_evidence) / (2 * eps)
+        for e in eps * np.eye(2)
+    ]
+    gradient = solved(h, X, sign).evidence_gradient()
+    np.testing.assert_allclose(gradient[1:], numeric, atol=1e-6)
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_many_columns_are_those_of_the_other_algebra(intercept):
+    X, y = data(15, 30)
+    few = SpikeSlabClassifier(**GIVEN, fit_intercept=intercept, **TIGHT).fit(X, y)
+    # rows that say nothing make more rows than columns of them
+    weight = np.r_[np.ones(15), np.full(30, 1e-13)]
+    more = SpikeSlabClassifier(**GIVEN, fit_intercept=intercept, **TIGHT)
+    more.fit(np.vstack([X, X, X]), np.tile(y, 3), sample_weight=weight)
+    new = data(5, 30, seed=1)[0]
+    for method in ("latent_mean_and_variance", "predict_proba", "latent_covariance"):
+        np.testing.assert_allclose(getattr(few, method)(new), getattr(more, method)(new), atol=1e-6)
+    np.testing.assert_allclose(few.inclusion_proba_, more.inclusion_proba_, atol=1e-6)
+    assert few.log_evidence_ == pytest.approx(more.log_evidence_, abs=1e-6)
+
+
+def test_the_average_is_that_of_a_fine_grid():
+    X, y = data(40, 3)
+    X = (X - X.mean(0)) / X.std(0)
+    clf = SpikeSlabClassifier(tol=1e-6).fit(X, y)
+    sign = np.where(y == 1, 1.0, -1.0)
+    weight, found = [], []
+    for x in np.linspace(-4, 7, 12):
+        for odds in np.linspace(-5, 4, 10):
+            state = solved((x, odds), X, sign, 1e-3, 50)
+            # slab over noise has the density (1 + r)^(-3/2) / 2, the inclusion is Beta(1, sqrt(d))
+            prior = x - 1.5 * np.logaddexp(0, x) + np.log(expit(odds))
+            weight.append(state.log_evidence + prior + np.sqrt(3) * np.log(expit(-odds)))
+            found.append(state.tilted.inclusion)
+    weight = np.exp(np.array(weight) - np.max(weight))
+    np.testing.assert_allclose(clf.inclusion_proba_, weight @ found / weight.sum(), atol=0.015)
+
+
+def test_sparse_rows_and_other_units_change_nothing():
+    X, y = data(25, 30)
+    X[np.abs(X) < 0.8] = 0.0
+    clf = SpikeSlabClassifier().fit(X, y)
+    for other in (sp.csr_matrix(X), sp.csc_array(X)):
+        again = SpikeSlabClassifier().fit(other, y)
+        np.testing.assert_allclose(again.coef_, clf.coef_, atol=1e-8)
+        np.testing.assert_allclose(again.predict_proba(other), clf.predict_proba(X), atol=1e-8)
+    moved = SpikeSlabClassifier().fit(100 * X - 7, y)
+    np.testing.assert_allclose(moved.predict_proba(100 * X - 7), clf.predict_proba(X), atol=1e-6)
+    np.testing.assert_allclose(100 * moved.coef_, clf.coef_, atol=1e-6)
+
+
+def test_true_columns_of_many_are_found():
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(150, 600))
+    w = np.zeros(600)
+    w[[10, 200, 450]] = 2.0, -1.5, 1.5
+    y = np.array(["no", "yes"])[(X @ w + rng.normal(size=150) > 0).astype(int)]
+    clf = SpikeSlabClassifier().fit(X, y)
+    assert np.flatnonzero(clf.get_support()).tolist() == [10, 200, 450]
+    assert clf.converged_ and clf.expected_model_size_ < 12
+    assert set(clf.classes_) == {"no", "yes"}
+    new = rng.normal(size=(400, 600))
+    assert np.mean((clf.decision_function(new) > 0) == (new @ w > 0)) > 0.85
+
+
+@pytest.mark.parametrize("shape", [(60, 5), (20, 30)])
+def test_draws_have_the_moments_that_are_stated(shape):
+    X, y = data(*shape)
+    clf = SpikeSlabClassifier(slab_variance=1.0).fit(X, y)
+    d = shape[1]
+    for zeros in (False, True):
+        draws = clf.sample_posterior(4000, random_state=0, exact_zeros=zeros)
+        assert draws.shape == (4000, d + 1)
+        off = np.abs(draws[:, :d].mean(0) - clf.coef_[0]) / clf.coef_std_[0]
+        assert off.max() < (0.15 if zeros else 0.07)
+    share = np.mean(draws[:, :d] != 0, axis=0)
+    np.testing.assert_allclose(share, clf.inclusion_proba_, atol=0.05)
+    normal = clf.sample_posterior(20_000, random_state=1)
+    cov = clf.covariance(np.arange(d))
+    np.testing.assert_allclose(np.cov(normal[:, :d].T), cov, atol=0.03 * cov.max())
+    latent = normal[:, :d] @ X[:3].T + normal[:, -1:]
+    mean, var = clf.latent_mean_and_variance(X[:3])
+    np.testing.assert_allclose(latent.mean(0), mean, atol=0.05 * np.sqrt(var.max()))
+    np.testing.assert_allclose(
+        np.cov(latent.T), clf.latent_covariance(X[:3]), atol=0.06 * var.max()
+    )
+
+
+def test_the_report_of_coefficients():
+    X, y = data(60, 4)
+    clf = SpikeSlabClassifier().fit(X, y)
+    table = clf.summary().coefficients
+    assert list(table["name"]) == ["x0", "x1", "x2", "x3", "intercept"]
+    np.testing.assert_array_equal(table["mean"][:4], clf.coef_[0])
+    assert clf.coef_interval(0.8).shape == (1, 4, 2) and np.isnan(table["inclusion"][-1])
+    assert table["lower"][-1] < clf.intercept_[0] < table["upper"][-1]
+    assert "prior inclusion" in str(clf.summary())
+    assert clf.get_support(0.0).all() and not clf.get_support(1.0).any()
+    assert (
+        len(SpikeSlabClassifier(fit_intercept=False).fit(X, y).summary().coefficients["name"]) == 4
+    )
+    assert "nodes" in str(clf.diagnose())
+
+
+def test_the_mode_alone_and_what_is_given():
+    X, y = data()
+    mode = SpikeSlabClassifier(hyperparameters="mode").fit(X, y)
+    assert mode.hyperparameters_used_ == "mode" and mode.hyper_nodes_.shape == (1, 2)
+    one = SpikeSlabClassifier(slab_variance=2.0).fit(X, y)
+    assert one.hyper_names_ == ("logit_prior_inclusion",) and one.hyper_nodes_.shape[1] == 1
+    assert one.slab_variance_ == pytest.approx(2.0) and len(one.hyper_weights_) > 1
+    none = SpikeSlabClassifier(**GIVEN).fit(X, y)
+    assert none.hyper_nodes_.shape == (1, 0) and none.prior_inclusion_ == pytest.approx(0.3)
+    weight = np.r_[np.zeros(3), np.ones(77)]
+    assert np.isnan(none.fit(X, y, sample_weight=weight).loo_proba_[:3]).all()
+
+
+def test_where_sweeps_do_not_settle_a_warning_says_so():
+    X, y = data()
+    with pytest.warns(ConvergenceWarning, match="iterations ran out"):
+        clf = SpikeSlabClassifier(**GIVEN, max_iter=2).fit(X, y)
+    assert not clf.converged_ and clf.n_iter_ == 2
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (dict(slab_variance=-1.0), "slab_variance"),
+        (dict(slab_variance=np.inf), "slab_variance must be finite"),
+        (dict(prior_inclusion=1.0), "prior_inclusion"),
+        (dict(prior_inclusion="learn"), "prior_inclusion must be one of"),
+        (dict(hyperparameters="grid"), "hyperparameters"),
+    ],
+)
+def test_parameters_are_named_where_they_are_wrong(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        SpikeSlabClassifier(**wrong).fit(*data())
+
+
+def test_two_classes_are_asked_for():
+    X, y = data()
+    with pytest.raises(ValueError, match="only one class"):
+        SpikeSlabClassifier().fit(X, np.zeros(80))
+    with pytest.raises(ValueError, match="Only binary classification"):
+        SpikeSlabClassifier().fit(X, np.arange(80) % 3)
