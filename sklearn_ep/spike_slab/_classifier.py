@@ -13,9 +13,10 @@ from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.summary import column_names
 from ._plan import ACCEPT_SPARSE
 from ._probit_fit import fit_plan, fitted_attributes, make_plan, state_attributes
+from ._support import FeatureSupport
 
 
-class SpikeSlabClassifier(CoefficientReport, PosteriorClassifier):
+class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier):
     """Probit classification of two classes in which each coefficient may be exactly zero.
 
     p(second class) = Phi(X w + intercept); w_j is zero with probability 1 - `prior_inclusion` and
@@ -284,20 +285,3 @@ class SpikeSlabClassifier(CoefficientReport, PosteriorClassifier):
         check_is_fitted(self)
         check_number("n_samples", n_samples, 1, integer=True)
         return self._posteriors[0].sample(n_samples, check_random_state(random_state), exact_zeros)
-
-    def get_support(self, threshold=0.5):
-        """Features that are in the model with more than a given probability.
-
-        Parameters
-        ----------
-        threshold : float, default=0.5
-            Probability; one half is the median model.
-
-        Returns
-        -------
-        mask : ndarray of bool of shape (d,)
-            True for the features in the model.
-        """
-        check_is_fitted(self)
-        check_number("threshold", threshold, 0, 1)
-        return self.inclusion_proba_ > threshold

@@ -12,14 +12,15 @@ from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import FitMonitor, restore_on_error, warn_not_converged
 from .._estimator.summary import column_names
 from ._chain_fit import DrawsSoFar, chain_attributes, warn_not_mixed
-from ._credible_sets import expected_false, find_sets
+from ._credible_sets import find_sets
 from ._fit import fit_plan, fitted_attributes, state_attributes
 from ._plan import ACCEPT_SPARSE, make_plan
+from ._support import FeatureSupport
 from ._units import dense_blocks, dense_rows
 
 
 class SpikeSlabRegressor(
-    CoefficientReport, CallbackSupportMixin, RegressorMixin, VersionedEstimator
+    FeatureSupport, CoefficientReport, CallbackSupportMixin, RegressorMixin, VersionedEstimator
 ):
     """Linear regression in which each coefficient is zero with positive probability.
 
@@ -508,30 +509,6 @@ class SpikeSlabRegressor(
 
     def _log_weights(self, rows, n_draws, rng):
         return None, self._remarks
-
-    def get_support(self, threshold=0.5, fdr=None):
-        """Features that are in the model with more than a given probability.
-
-        Parameters
-        ----------
-        threshold : float, default=0.5
-            Probability; one half is the median model. Not looked at with `fdr`.
-        fdr : float or None, default=None
-            Share in (0, 1) of false ones that may be expected: the most probable features are
-            taken, as many as keep the mean of 1 - `inclusion_proba_` at most there. Of the sets of
-            ``credible_sets(level=1 - fdr)`` no more are expected to be without an effect either.
-
-        Returns
-        -------
-        mask : ndarray of bool of shape (d,)
-            True for the features in the model.
-        """
-        check_is_fitted(self)
-        check_number("threshold", threshold, 0, 1)
-        if fdr is None:
-            return self.inclusion_proba_ > threshold
-        check_number("fdr", fdr, 0, 1, boundaries="neither")
-        return expected_false(self.inclusion_proba_, fdr)
 
     def credible_sets(self, level=0.95, purity=0.5):
         """Sets of correlated features of which at least one is in the model.

@@ -11,6 +11,7 @@ from sklearn_ep import (
     ConvexVariationalLogistic,
     EPGaussianProcessClassifier,
     HierarchicalEPLogistic,
+    SpikeSlabClassifier,
     SpikeSlabRegressor,
 )
 from sklearn_ep.inspection import (
@@ -141,6 +142,10 @@ def test_inclusion_display_draws_the_intervals_of_the_mixture():
     lines = display.ax_[1].collections[0].get_segments()
     np.testing.assert_allclose([line[:, 1] for line in lines], reg.coef_interval(0.7)[[2, 5]])
     assert display.ax_[1].get_ylabel() == "coefficient, 70 % interval"
+    clf = SpikeSlabClassifier().fit(X, X[:, 2] + 0.5 * rng.normal(size=60) > 0)
+    display = InclusionDisplay.from_estimator(clf)
+    np.testing.assert_array_equal(display.inclusion, clf.inclusion_proba_)
+    assert display.coef.shape == (8,)
 
 
 def test_hyperparameter_display_of_one_coordinate():

@@ -183,6 +183,7 @@ def test_the_report_of_coefficients():
     assert clf.coef_interval(0.8).shape == (1, 4, 2) and np.isnan(table["inclusion"][-1])
     assert table["lower"][-1] < clf.intercept_[0] < table["upper"][-1]
     assert "prior inclusion" in str(clf.summary())
+    assert clf.get_support(fdr=0.05)[0] and not clf.get_support(fdr=1e-9)[3]
     assert clf.get_support(0.0).all() and not clf.get_support(1.0).any()
     assert (
         len(SpikeSlabClassifier(fit_intercept=False).fit(X, y).summary().coefficients["name"]) == 4
