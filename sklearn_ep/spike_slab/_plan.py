@@ -30,7 +30,13 @@ from ._energy import EPEnergy
 from ._hyperparameters import HyperPrior, Space
 from ._prior import SpikeSlab
 from ._runs import RunSettings
-from ._units import Standardisation, standardise, standardise_statistics, statistics_of_parts
+from ._units import (
+    RowStatistics,
+    Standardisation,
+    standardise,
+    standardise_statistics,
+    statistics_of_parts,
+)
 
 ACCEPT_SPARSE = ("csr", "csc")
 # Without random_state the models that check the evidence are drawn by this seed: they only decide
@@ -134,6 +140,12 @@ def _data(estimator, X, y, sample_weight):
     Of partitions all rows count as different.
     """
     intercept, standardize = estimator.fit_intercept, estimator.standardize
+    if isinstance(X, RowStatistics):
+        _check_scale_of(np.linalg.norm(X.root[:, -1:], axis=0) / np.sqrt(X.n_rows))
+        estimator.n_features_in_ = len(X.mean) - 1
+        vars(estimator).pop("feature_names_in_", None)
+        found = _checked_units(estimator, *standardise_statistics(X, intercept, standardize))
+        return *found, X.n_rows
     if is_part_list(X, y):
         if sample_weight is not None:
             raise ValueError("sample_weight is for rows in memory: give repeated rows instead.")

@@ -16,7 +16,7 @@ from ._credible_sets import find_sets
 from ._fit import fit_plan, fitted_attributes, state_attributes
 from ._plan import ACCEPT_SPARSE, make_plan
 from ._support import FeatureSupport
-from ._units import dense_blocks, dense_rows
+from ._units import dense_blocks, dense_rows, statistics_of_products
 
 
 class SpikeSlabRegressor(
@@ -327,6 +327,42 @@ class SpikeSlabRegressor(
         if not self.converged_:
             (warn_not_mixed if self.algorithm_used_ == "chains" else warn_not_converged)(self)
         return self
+
+    def fit_statistics(self, XtX, Xty, yty, n_samples, X_mean=None, y_mean=0.0, groups=None):
+        """Fit to sums of products of rows that may not be shared.
+
+        Parameters
+        ----------
+        XtX : array-like of shape (d, d)
+            X'X of the rows.
+        Xty : array-like of shape (d,)
+            X'y.
+        yty : float
+            y'y.
+        n_samples : int
+            Number of rows.
+        X_mean : array-like of shape (d,), default=None
+            Means of the columns; None where columns and y were centred before the sums were taken.
+        y_mean : float, default=0.0
+            Mean of y.
+        groups : array-like of shape (d,), default=None
+            Labels of groups of columns that are in the model together or not at all.
+
+        Returns
+        -------
+        self : SpikeSlabRegressor
+            The fitted estimator, that of the rows to rounding: products keep half of the digits of
+            columns far from zero, so that such columns are best centred first. O(d^3) besides the
+            fit.
+
+        Raises
+        ------
+        ValueError
+            If sizes do not agree, a number is not finite, XtX is not symmetric, or there are no
+            rows with these products and means.
+        """
+        products = statistics_of_products(XtX, Xty, yty, n_samples, X_mean, y_mean)
+        return self.fit(products, groups=groups)
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

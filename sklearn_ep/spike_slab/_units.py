@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from sklearn.utils import gen_batches
+from sklearn.utils import check_array, gen_batches
 
 from .._engine.partition import Part, PartMap
+from .._estimator.checks import check_number
 from .._estimator.row_parts import check_facts, facts_of_part, read_part
 from ._linear_model import BLOCK_BYTES, LinearModel, column_blocks
 
@@ -57,6 +58,45 @@ def _of_block(X, y, weight):
     return RowStatistics(len(y), total, mean + shift, _reduced(Z))
 
 
+def _axes_of(scatter):
+    """Return eigenvalues (d,) of a scatter with unit diagonal, and its axes (d, d) in its units."""
+    sd = np.sqrt(np.maximum(np.diagonal(scatter), 0.0))
+    sd[sd == 0] = 1.0
+    values, vectors = np.linalg.eigh(scatter / sd[:, None] / sd)
+    return values, vectors.T * sd
+
+
+# Least eigenvalue of products with unit diagonal, by rounding; below it they are those of no rows.
+_LEAST_EIGENVALUE = -1e-8
+
+
+def statistics_of_products(XtX, Xty, yty, n_samples, X_mean=None, y_mean=0.0):
+    """Return the `RowStatistics` of rows of which sums of products and means are known.
+
+    A ValueError names what cannot be that of any rows.
+    """
+    check_number("n_samples", n_samples, 2, integer=True)
+    XtX = check_array(XtX, dtype=np.float64, input_name="XtX")
+    d = XtX.shape[1]
+    known = {"Xty": (Xty, (d,)), "yty": (yty, ()), "y_mean": (y_mean, ())}
+    known["X_mean"] = (np.zeros(d) if X_mean is None else X_mean), (d,)
+    for name, (value, shape) in known.items():
+        if np.shape(value) != shape or not np.all(np.isfinite(value)):
+            raise ValueError(f"{name} must be finite and of shape {shape}, got {np.shape(value)}.")
+    size = np.sqrt(np.abs(np.diagonal(XtX)))
+    if len(XtX) != d or np.any(np.abs(XtX - XtX.T) > 1e-8 * np.outer(size, size)):
+        raise ValueError("XtX must be a symmetric matrix.")
+    products = np.block([[XtX, np.reshape(Xty, (d, 1))], [np.reshape(Xty, (1, d)), yty]])
+    mean = np.append(known["X_mean"][0], y_mean).astype(float)
+    scatter = products - n_samples * np.outer(mean, mean)
+    values, directions = _axes_of(scatter)
+    if values[0] < _LEAST_EIGENVALUE or np.any(np.diagonal(scatter) < 0):
+        raise ValueError("XtX, Xty, yty and the means are not positive semidefinite: of no rows.")
+    held = values > 10 * len(values) * np.finfo(float).eps
+    root = np.sqrt(values[held])[:, None] * directions[held]
+    return RowStatistics(int(n_samples), float(n_samples), mean, root)
+
+
 def _of_sparse(X, y, weight):
     """Return the `RowStatistics` of many CSR rows by their matrix of products.
 
@@ -65,10 +105,8 @@ def _of_sparse(X, y, weight):
     Z, total = sp.hstack([X, y[:, None]], format="csr"), float(weight.sum())
     mean = np.asarray(Z.T @ weight).ravel() / total
     scatter = (Z.T @ Z.multiply(weight[:, None])).toarray() - total * np.outer(mean, mean)
-    sd = np.sqrt(np.maximum(np.diagonal(scatter), 0.0))
-    sd[sd == 0] = 1.0
-    values, vectors = np.linalg.eigh(scatter / sd[:, None] / sd)
-    root = np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T * sd
+    values, directions = _axes_of(scatter)
+    root = np.sqrt(np.maximum(values, 0.0))[:, None] * directions
     return RowStatistics(len(y), total, mean, root)
 
 
