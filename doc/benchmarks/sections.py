@@ -117,6 +117,19 @@ PARTS = {
             "of which few count, not its approximation.",
         ),
         Section(
+            "fine_mapping",
+            "Fine mapping: correlated columns beside SuSiE",
+            "574 people and 1,001 genetic variants of real correlation, 1 to 5 normal effects at "
+            "random variants, with .02 to .4 of the variance; the stored run has every fourth of "
+            "the first 132 replicates, and SuSiE (pysusie) as the peer.",
+            "Inclusion is calibrated in every tenth, within one standard deviation; SuSiE states "
+            "twice the effects there are below .1. Log loss a replicate is 14.6, SuSiE's 17.6 "
+            "with its zeros taken for 1e-6. Credible sets of level .95 have a median of 3 columns, "
+            "as SuSiE's have, and find as many effects; all 36 hold one, 36 of 37 of SuSiE's. "
+            "Power at a common threshold with a tenth false is .16, SuSiE's .17, a difference of "
+            "one effect. A default fit takes 1.3 CPU seconds in the median, 2.4 at most.",
+        ),
+        Section(
             "sparse_logistic",
             "Logistic regression with 40,000 columns",
             "Simulated text of 70 nonzero entries a row; a9a, movie reviews and news on real sets.",
