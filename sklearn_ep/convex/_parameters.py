@@ -292,10 +292,10 @@ class LearnedScale:
             self.start_scale = float(np.exp(self.of_scale.centre()))
         return self
 
-    def new_scale(self, u, penalty, scale, predictor, dof):
-        """Return the scale after a fixed-point step to the largest bound times `of_scale`."""
+    def new_scale(self, u, penalty, scale, predictor, dof, of_scale=None):
+        """Return the scale after a fixed-point step to the largest bound, times a prior if any."""
         slope = self.evidence_slope(u, penalty, scale, predictor, dof)
-        own_slope = 0.0 if self.of_scale is None else self.of_scale.slope(np.log(scale))
+        own_slope = 0.0 if of_scale is None else of_scale.slope(np.log(scale))
         return float(scale * np.exp(self.update(slope, own_slope, dof)))
 
     def clipped(self, scale):
@@ -376,13 +376,13 @@ class GaussianPrior(LearnedScale):
         precision = self.precision(scale)
         return 0.5 * float(np.sum(np.log(precision[precision > 0])))
 
-    def new_scale(self, u, penalty, scale, predictor, dof):
+    def new_scale(self, u, penalty, scale, predictor, dof, of_scale=None):
         """Return MacKay's update of the scale: |u|^2 over the effective number of parameters.
 
         Of groups parameters are counted by their own variances.
         """
         if self.groups is None:
-            return super().new_scale(u, penalty, scale, predictor, dof)
+            return super().new_scale(u, penalty, scale, predictor, dof, of_scale)
         d = self.n_features
         u, precision = u[:d], penalty.precision[:d]
         size = np.bincount(self.groups, u * u * precision)

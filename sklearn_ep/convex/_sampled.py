@@ -367,7 +367,9 @@ class SampledLoop:
         if not self.prior.learn:
             return moved
         scale, u = place.scale, place.point.u
-        new = self.prior.new_scale(u, place.penalty(), scale, predictor, dof)
+        # errors of variances do not settle where the bound has no top, as on separable classes
+        args = u, place.penalty(), scale, predictor, dof, self.prior.of_scale
+        new = self.prior.new_scale(*args)
         target = np.log(np.atleast_1d(self.prior.clipped(new)))
         x = np.log(np.atleast_1d(scale))
         change = float(np.max(np.abs(target - x)))

@@ -9,6 +9,8 @@ from oracles import oracle
 from plain_logistic import plain_logistic
 from scipy.special import expit
 
+from sklearn_ep import ConvexVariationalLogistic
+
 STREAM = oracle("linear_scale")["stream"]
 B, Y = np.array(STREAM["B"]), np.array(STREAM["y"])
 
@@ -121,3 +123,22 @@ def test_a_sampled_fit_is_gone_on_from_by_its_means_and_variances():
     sampled.fit(B[:300], Y[:300]).partial_fit(B[300:], Y[300:])
     full = plain_logistic().fit(B, Y)
     assert far(sampled, full) < 1.0 and np.all(sampled.coef_std_ < 1.5 * full.coef_std_)
+
+
+@pytest.mark.parametrize(("n_classes", "after_fit"), [(2, False), (2, True), (3, False)])
+def test_every_batch_is_scored_before_it_is_learned(n_classes, after_fit):
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((160, 3))
+    y = np.argmax(X[:, :n_classes] + rng.gumbel(size=(160, n_classes)), axis=1)
+    weight = rng.integers(1, 4, 160).astype(float)
+    est = ConvexVariationalLogistic(multi_class="one_vs_rest")
+    expected, start = [-np.log(n_classes)], 40
+    est = est.fit(X[:40], y[:40]) if after_fit else est.partial_fit(X[:40], y[:40])
+    assert hasattr(est, "stream_log_score_") != after_fit
+    expected = [] if after_fit else expected
+    for rows in (slice(a, a + 40) for a in range(start, 160, 40)):
+        own = est.predict_log_proba(X[rows])[np.arange(40), y[rows]]
+        expected.append(np.average(own, weights=weight[rows]))
+        est.partial_fit(X[rows], y[rows], sample_weight=weight[rows])
+    np.testing.assert_allclose(est.stream_log_score_, expected, rtol=1e-12)
+    assert not hasattr(est.fit(X, y), "stream_log_score_")

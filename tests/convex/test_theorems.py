@@ -5,6 +5,7 @@ import pytest
 from plain_logistic import plain_logistic
 from scipy.optimize import brentq
 
+from sklearn_ep import ConvexVariationalLogistic
 from sklearn_ep._engine.super_gaussian import LogisticSites
 from sklearn_ep.convex._double_loop import DoubleLoop
 from sklearn_ep.convex._parameters import make_prior
@@ -115,3 +116,12 @@ def test_every_outer_step_raises_the_bound(q, n, bound):
         assert values[-1] == pytest.approx(0.5 * (n * np.log(1 / 3.0) - best), abs=1e-6)
         rng = np.random.default_rng(seed)
         assert all(phi(widths(rng, q)) > best for _ in range(10))
+
+
+def test_diagnosis_says_what_the_local_bound_of_heavy_tails_costs():
+    X, y = np.random.default_rng(0).standard_normal((60, 2)), np.arange(60) % 2
+    told = [
+        str(ConvexVariationalLogistic(prior=prior).fit(X, y).diagnose().remarks)
+        for prior in (StudentTSite(3.0), LaplaceSite(1.0, "kl"), "gaussian")
+    ]
+    assert "local bound" in told[0] and "local bound" not in told[1] + told[2]
