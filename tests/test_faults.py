@@ -158,7 +158,10 @@ def test_a_killed_worker_ends_the_fit_with_an_error(k):
     prediction = est.predict_proba(X)
     est.set_params(n_jobs=2)
     parts = [functools.partial(load_or_die, X[i::2], y[i::2], os.getpid()) for i in range(2)]
-    with joblib.parallel_config(backend="loky"), pytest.raises(TerminatedWorkerError):
+    with (
+        joblib.parallel_config(backend="loky"),
+        pytest.raises(TerminatedWorkerError, match="fewer jobs"),
+    ):
         est.fit(parts)
     est.set_params(n_jobs=None)
     np.testing.assert_array_equal(est.predict_proba(X), prediction)

@@ -10,6 +10,7 @@ function of the message, computed where the row is. A worker may keep what it co
 `PartMemory`; an answer never depends on whether it did.
 """
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -112,11 +113,70 @@ def _local(part: Any) -> Any:
 _RESTARTS = 3  # pools lost to a killed process before a fit gives up
 
 
-def _numbered(
-    k: int, worker: Callable[..., Any], part: Any, message: Any, shared: tuple[Any, ...]
-) -> tuple[int, Any]:
-    """Return (k, answer of part k), for answers that come in any order."""
-    return k, worker(part, message, *shared)
+def _numbered(k: int, function: Callable[..., Any], *args: Any) -> tuple[int, Any]:
+    """Return (k, answer of task k): answers come in any order, and some twice after a restart."""
+    return k, function(*args)
+
+
+class Workers:
+    """A pool of joblib that replaces killed processes and asks again for what they left undone.
+
+    Tasks are pure functions of their arguments, so that nothing but the time is lost. After three
+    pools in one call it gives up. Distributed backends replace workers on their own, except where
+    data that the driver had put on the lost worker are gone with it: they cancel the tasks, and
+    these are asked again, too. Options are those of `joblib.Parallel`. As a context it keeps its
+    processes between calls.
+    """
+
+    def __init__(self, n_jobs: int | None = None, **options: Any) -> None:
+        self._make = functools.partial(Parallel, n_jobs=n_jobs, **options)
+        self.pool, self._kept_open = self._make(), False
+
+    def __enter__(self) -> "Workers":
+        self.pool.__enter__()
+        self._kept_open = True
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._kept_open = False
+        self.pool.__exit__(*exc)
+
+    def __call__(self, tasks: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Return [function(*args) for function, *args in tasks]."""
+        return [answer for _, answer in sorted(self.completed(tasks.__getitem__, len(tasks)))]
+
+    def completed(
+        self, task_of: Callable[[int], tuple[Any, ...]], n: int
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield (k, answer) for each of n tasks, as the pool gives them.
+
+        `task_of` maps k to (function, *args) when the task is about to be sent; with several
+        workers it is called from another thread.
+        """
+        left = dict.fromkeys(range(n))
+        for n_lost in range(_RESTARTS + 1):
+            if not left:
+                return
+            try:
+                for k, answer in self.pool(delayed(_numbered)(k, *task_of(k)) for k in list(left)):
+                    if k in left:
+                        del left[k]
+                        yield k, answer
+            except (BrokenProcessPool, CancelledError) as error:
+                if n_lost == _RESTARTS:
+                    raise type(error)(
+                        f"worker processes were killed in each of {n_lost + 1} attempts, as the "
+                        "system does where memory runs out: use fewer jobs or smaller partitions."
+                    ) from error
+                self._open_anew()
+
+    def _open_anew(self) -> None:
+        """Leave a broken pool with all that may still arrive in it, and open another."""
+        if self._kept_open:
+            self.pool.__exit__(None, None, None)
+        self.pool = self._make()
+        if self._kept_open:
+            self.pool.__enter__()
 
 
 class PartMap:
@@ -138,10 +198,8 @@ class PartMap:
 
     Notes
     -----
-    Workers are pure functions of what they are sent. When a process of the pool is killed, a new
-    pool is opened and the call is made again, up to three times a call; nothing but the time is
-    lost. Distributed backends do the same on their own, except where data that the driver had put
-    on the lost worker are gone with it: they cancel the tasks, and the call is made again, too.
+    Functions that work on parts depend on nothing but what they are sent: `Workers` replaces a
+    process that is killed.
     """
 
     def __init__(
@@ -152,25 +210,25 @@ class PartMap:
         prefer: str | None = None,
     ) -> None:
         if unordered:
-            self._pool = Parallel(n_jobs, return_as="generator_unordered", pre_dispatch="n_jobs")
+            how: Any = dict(return_as="generator_unordered", pre_dispatch="n_jobs")
         else:
             # a part is a task of its own: batches would put short ones one after another
-            self._pool = Parallel(n_jobs=n_jobs, prefer=prefer, batch_size=1)
-        self._unordered = unordered
-        distributed = hasattr(self._pool._backend, "client")
+            how = dict(prefer=prefer, batch_size=1)
+        self._workers = Workers(n_jobs, **how)
+        distributed = hasattr(self._workers.pool._backend, "client")
         self.parts = [
             Part(*p) if isinstance(p, tuple) else p if distributed else _local(p) for p in parts
         ]
-        self.serial = self._pool.n_jobs == 1 and not distributed
+        self.serial = self._workers.pool.n_jobs == 1 and not distributed
 
     def __enter__(self) -> "PartMap":
         if not self.serial:
-            self._pool.__enter__()
+            self._workers.__enter__()
         return self
 
     def __exit__(self, *exc: Any) -> None:
         if not self.serial:
-            self._pool.__exit__(*exc)
+            self._workers.__exit__(*exc)
 
     def __call__(
         self, worker: Callable[..., Any], messages: Sequence[Any], *shared: Any
@@ -186,22 +244,8 @@ class PartMap:
         *shared : object
             The same small objects for every part.
         """
-        if self.serial:
-            return [worker(p, m, *shared) for p, m in zip(self.parts, messages, strict=True)]
-        if self._unordered:
-            return [a for _, a in sorted(self.as_completed(worker, messages.__getitem__, *shared))]
-        tasks = list(zip(self.parts, messages, strict=True))
-        return self._persistent(lambda: [delayed(worker)(p, m, *shared) for p, m in tasks])
-
-    def _persistent(self, make_tasks: Callable[[], Any]) -> Any:
-        """Run tasks; open a new pool and run them again where a process was killed."""
-        for _ in range(_RESTARTS):
-            try:
-                return self._pool(make_tasks())
-            except (BrokenProcessPool, CancelledError):
-                self._pool.__exit__(None, None, None)
-                self._pool.__enter__()
-        return self._pool(make_tasks())
+        answers = dict(self.as_completed(worker, messages.__getitem__, *shared))
+        return [answers[k] for k in range(len(self.parts))]
 
     def as_completed(
         self, worker: Callable[..., Any], message_of: Callable[[int], Any], *shared: Any
@@ -215,13 +259,11 @@ class PartMap:
             for k, part in enumerate(self.parts):
                 yield k, worker(part, message_of(k), *shared)
         else:
-            yield from self._pool(
-                delayed(_numbered)(k, worker, part, message_of(k), shared)
-                for k, part in enumerate(self.parts)
+            yield from self._workers.completed(
+                lambda k: (worker, self.parts[k], message_of(k), *shared), len(self.parts)
             )
 
     def one(self, k: int, worker: Callable[..., Any], message: Any, *shared: Any) -> Any:
         """Return worker(part k, message, *shared), run where that part is."""
-        if self.serial:
-            return worker(self.parts[k], message, *shared)
-        return list(self._persistent(lambda: [delayed(worker)(self.parts[k], message, *shared)]))[0]
+        task = worker, self.parts[k], message, *shared
+        return worker(*task[1:]) if self.serial else self._workers([task])[0]

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.parallel import Parallel, delayed
 
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import REASONS, SILENT, Reason
+from .._engine.partition import Workers
 
 
 def restore_on_error(method):
@@ -256,13 +256,14 @@ def fit_one_versus_rest(fit_binary, y, n_classes, n_jobs, monitor):
     """
     if n_classes == 2:
         return [fit_binary(np.where(y == 1, 1.0, -1.0), monitor, 0)]
-    tasks = (delayed(fit_binary)(np.where(y == k, 1.0, -1.0), SILENT, k) for k in range(n_classes))
-    fits = []
     # a generator, so that the monitor hears of each class when it is done
-    answers = iter(Parallel(n_jobs=n_jobs, return_as="generator")(tasks))
+    workers, fits = Workers(n_jobs, return_as="generator"), []
+    answers = workers.completed(
+        lambda k: (fit_binary, np.where(y == k, 1.0, -1.0), SILENT, k), n_classes
+    )
     for k in range(n_classes):
         monitor.begin("class")
-        fits.append(next(answers))
+        fits.append(next(answers)[1])
         monitor.end({"residual": fits[k].history["residual"][-1]}, None)
     return fits
 

@@ -1,14 +1,15 @@
 """Runs of the spike-and-slab regressor at given hyperparameters: phases, starts, fixed points."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy.special import expit
-from sklearn.utils.parallel import Parallel, delayed
 
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import SILENT, Reason, Trace
+from .._engine.partition import Workers
 from ._double_loop import double_loop
 from ._energy import descend, regular_ep
 
@@ -198,9 +199,8 @@ def run_start(problem, settings, k, seed, *, sites=None, monitor=SILENT):
 
 def explore(problem, settings, seeds, *, sites=None, n_jobs=None):
     """Run one start a seed, each a task for joblib; return the runs in the order of the starts."""
-    return Parallel(n_jobs=n_jobs)(
-        delayed(run_start)(problem, settings, k, seed, sites=sites) for k, seed in enumerate(seeds)
-    )
+    begin = partial(run_start, sites=sites)
+    return Workers(n_jobs)([(begin, problem, settings, k, seed) for k, seed in enumerate(seeds)])
 
 
 def distinct(runs, slab_variance):

@@ -1,12 +1,18 @@
 """The loop on maps whose fixed point is known, and the partition map on every local backend."""
 
+import contextlib
+import os
+import pathlib
+import signal
+
 import joblib
 import numpy as np
 import pytest
+from sklearn.utils.parallel import Parallel
 
 from sklearn_ep._engine.gaussian import ImproperPosterior
 from sklearn_ep._engine.loop import Anderson, Evaluation, iterate
-from sklearn_ep._engine.partition import Part, PartMap, load_part, split_rows
+from sklearn_ep._engine.partition import Part, PartMap, Workers, load_part, split_rows
 
 A = np.array([[0.5, 0.3, 0.0], [0.1, -0.6, 0.2], [0.0, 0.2, 0.9]])
 B = np.array([1.0, -2.0, 0.5])
@@ -127,6 +133,42 @@ def test_partition_map_keeps_part_order():
         with joblib.parallel_config(backend=backend), PartMap(parts, n_jobs) as run:
             for _ in range(2):
                 assert run(part_sum, [1, 2, 3], 7.0) == want
+
+
+def square_or_die(k, folder):
+    """Return k squared; the process that is first to be asked for 2 or 5 is killed."""
+    mark = pathlib.Path(folder, str(k))
+    if k in (2, 5) and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return k**2
+
+
+# joblib's own resource tracker may warn of the files that the dead worker held
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("how", "kept_open"),
+    [({}, True), ({"return_as": "generator_unordered", "pre_dispatch": 2}, False)],
+)
+def test_workers_answer_each_task_once_whatever_is_killed(how, kept_open, tmp_path):
+    tasks = [(square_or_die, k, tmp_path) for k in range(9)]
+    with joblib.parallel_config(backend="loky"):
+        workers = Workers(2, **how)
+        with workers if kept_open else contextlib.nullcontext():
+            found = list(workers.completed(tasks.__getitem__, len(tasks)))
+            assert workers(tasks) == [k**2 for k in range(9)]
+    assert sorted(found) == [(k, k**2) for k in range(9)]
+    assert {path.name for path in tmp_path.iterdir()} == {"2", "5"}
+
+
+def test_an_answer_that_comes_twice_is_taken_once():
+    class Twice(Parallel):
+        def __call__(self, tasks):
+            return [answer for answer in super().__call__(tasks) for _ in range(2)]
+
+    workers = Workers()
+    workers.pool = Twice()
+    assert workers([(divmod, k, 3) for k in range(7)]) == [divmod(k, 3) for k in range(7)]
 
 
 @pytest.mark.parametrize(("n", "k"), [(10, 3), (3, 10), (7, 7), (1, 1)])

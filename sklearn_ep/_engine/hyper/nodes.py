@@ -23,10 +23,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from scipy.special import logsumexp
-from sklearn.utils.parallel import Parallel, delayed
 
 from ..gaussian import eigen_curvature
 from ..loop import SILENT, FitWatch, Told
+from ..partition import Workers
 from .search import minimise_where_finite
 from .smooth import Axes, SmoothDistribution, Star, between_nodes
 
@@ -296,7 +296,7 @@ class Visits:
 
     def __init__(self, evaluate: Evaluate, bounds: np.ndarray, n_jobs: int | None, told: Told):
         self.evaluate, self.bounds, self.told = evaluate, bounds, told
-        self.pool = Parallel(n_jobs=n_jobs)
+        self.workers = Workers(n_jobs)
         self.n_evaluations, self.asked = 0, False
 
     def inside(self, phi: np.ndarray) -> bool:
@@ -308,9 +308,9 @@ class Visits:
         points = list(points)
         inside = [self.inside(phi) for phi in points]
         pairs = zip(points, near, inside, strict=True)
-        tasks = [delayed(self.evaluate)(phi, node) for phi, node, here in pairs if here]
+        tasks = [(self.evaluate, phi, node) for phi, node, here in pairs if here]
         self.n_evaluations += len(tasks)
-        found = iter(self.pool(tasks) if tasks else ())
+        found = iter(self.workers(tasks))
         nodes = [next(found) if here else None for here in inside]
         for node in nodes:
             if node is not None:
