@@ -5,6 +5,7 @@ Predictions are in single precision where the rows are, as scikit-learn's linear
 
 import functools
 import numbers
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,8 @@ _SMALLEST = 1.0 / LARGEST_ENTRY
 # The same for columns that enter a model in their own units, next to priors and noise in others:
 # fourth powers of them, times such a ratio, stay within double precision.
 LARGEST_IN_UNITS = 1e30
+# Ratio of two weights whose squares stay within double precision beside sums of squares.
+_MOST_WEIGHT = 1e60
 
 
 def check_number(
@@ -60,8 +63,19 @@ def check_choice(name, value, choices):
         raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}.")
 
 
+def check_flag(name, value):
+    """Raise a TypeError that names the parameter unless it is a bool."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {value!r}.")
+
+
 def check_common(estimator):
     """Check the parameters that mean the same in every estimator."""
+    for name in ("fit_intercept", "warm_start", "standardize", "copy_X"):
+        if hasattr(estimator, name):
+            check_flag(name, getattr(estimator, name))
+    if not isinstance(estimator.verbose, numbers.Integral | np.bool_):
+        raise TypeError(f"verbose must be an integer or a bool, got {estimator.verbose!r}.")
     check_number("damping", estimator.damping, 0, 1, boundaries="right")
     check_number("max_iter", estimator.max_iter, 1, integer=True)
     check_number("tol", estimator.tol, 0, boundaries="neither")
@@ -98,6 +112,75 @@ def check_column_scales(estimator, X, largest=LARGEST_ENTRY):
     check_column_sizes(estimator, column_sizes(X), largest)
 
 
+# Ratio of the spreads of two columns beyond which they can hardly share a unit.
+_MOST_SPREAD = 1e3
+
+
+def warn_of_spreads(estimator, X):
+    """Warn, and name a column, where columns of X differ so much that they share no unit.
+
+    For models whose prior or first length scale is in units of the columns: one column at a scale
+    of 1e6 beside others at 1 leaves nothing to learn from these. X is dense, CSR or CSC.
+    """
+    low, high = min_max_axis(X, axis=0) if sp.issparse(X) else (X.min(axis=0), X.max(axis=0))
+    varies = np.flatnonzero(high > low)
+    if len(varies) < 2:
+        return
+    spread = high[varies] - low[varies]
+    if spread.max() <= _MOST_SPREAD * spread.min():
+        return
+    far = np.abs(np.log(spread) - np.median(np.log(spread)))
+    j = int(varies[np.argmax(far)])
+    warnings.warn(
+        f"{type(estimator).__name__}: the ranges of the columns of X are between "
+        f"{spread.min():.3g} and {spread.max():.3g}; column {_column_name(estimator, j)} is "
+        "farthest from the others. The prior takes all columns to be in one unit: standardise "
+        "them, for instance by a pipeline with StandardScaler.",
+        UserWarning,
+        stacklevel=4,
+    )
+
+
+# Loss of digits, as a ratio, from which data explain a posterior that is not positive definite.
+_DIGITS_LOST = 1e6
+
+
+def numerical_cause(X, params):
+    """Return a sentence on what of the data may explain a numerical failure, and what to do.
+
+    X is what the user gave, `params` his keywords.
+    """
+    try:
+        X = X if sp.issparse(X) else np.asarray(X, dtype=float)
+        low, high = min_max_axis(X, axis=0) if sp.issparse(X) else (X.min(axis=0), X.max(axis=0))
+        weight = np.asarray(params.get("sample_weight", 1.0), dtype=float)
+    except (TypeError, ValueError):  # labels of groups, partitions, operators
+        return (
+            "The usual cause is that columns of X differ much in size, or are far from zero for "
+            "their spread: standardise the columns."
+        )
+    spread, size = high - low, np.maximum(-low, high)
+    sizes = size[(size > 0) & (spread > 0)]
+    least = np.minimum(np.min(sizes, initial=np.inf), spread[(size > 0) & (spread > 0)])
+    if np.any(sizes > _DIGITS_LOST * least) or np.any(sizes > LARGEST_IN_UNITS):
+        return (
+            "The columns of X are very large, differ in size by a factor of a million, or are that "
+            "far from zero for their spread: standardise the columns."
+        )
+    positive = weight[weight > 0]
+    if positive.max() > _DIGITS_LOST * positive.min():
+        return "The weights differ by a factor of a million and more: bring them nearer together."
+    return (
+        "No column of X and no weight is out of proportion, so that the model is to blame: make "
+        "the prior narrower or lower damping, and please report it with the data."
+    )
+
+
+def _column_name(estimator, j):
+    names = getattr(estimator, "feature_names_in_", None)
+    return str(j) if names is None else repr(str(names[j]))
+
+
 def column_sizes(X):
     """Return the largest absolute value (d,) of each column of a dense, CSR or CSC X."""
     if not sp.issparse(X):
@@ -116,12 +199,10 @@ def check_column_sizes(estimator, size, largest=LARGEST_ENTRY, smallest=_SMALLES
     if not bad.size:
         return
     j = int(bad[0])
-    names = getattr(estimator, "feature_names_in_", None)
-    column = str(j) if names is None else repr(str(names[j]))
     raise ValueError(
-        f"X has a largest absolute value of {size[j]:.3g} in column {column}, whose powers double "
-        f"precision cannot carry: scale the columns of X to between {smallest:g} and "
-        f"{largest:g}, best to unit variance."
+        f"X has a largest absolute value of {size[j]:.3g} in column {_column_name(estimator, j)}, "
+        "whose powers double precision cannot carry: scale the columns of X to between "
+        f"{smallest:g} and {largest:g}, best to unit variance."
     )
 
 
@@ -142,6 +223,8 @@ def checked_weights(sample_weight, X):
     n = X.shape[0]
     if sample_weight is None:
         return np.ones(n)
+    if np.iscomplexobj(sample_weight):
+        raise ValueError("Complex data not supported: sample_weight must hold real numbers.")
     weight = np.asarray(sample_weight, dtype=np.float64)
     if weight.ndim == 0:
         weight = np.full(n, float(weight))
@@ -153,6 +236,12 @@ def checked_weights(sample_weight, X):
         raise ValueError("Negative values in data passed to `sample_weight`.")
     if not np.any(weight > 0):
         raise ValueError("sample_weight is zero for every row: there is nothing to fit.")
+    least = np.min(weight, where=weight > 0, initial=np.inf)
+    if weight.max() > _MOST_WEIGHT * least:
+        raise ValueError(
+            f"sample_weight goes from {least:.3g} to {weight.max():.3g}, further apart than double "
+            "precision can carry: give the rows that hardly count a weight of zero."
+        )
     return weight
 
 

@@ -12,14 +12,15 @@ from sklearn.exceptions import ConvergenceWarning
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import REASONS, SILENT, Reason
 from .._engine.partition import Workers
+from .checks import numerical_cause
 
 
 def restore_on_error(method):
     """Make a method leave the estimator exactly as it was when it raises, whatever it raises.
 
     A posterior that has no Cholesky factor in double precision, whatever the steps, or numbers
-    beyond its range are an error of the data and told as such. Goes outside `with_callbacks`,
-    whose clean-up has to see the state of the fit.
+    beyond its range become a ValueError that names what the data have to do with it. Goes outside
+    `with_callbacks`, whose clean-up has to see the state of the fit.
     """
 
     @functools.wraps(method)
@@ -33,11 +34,8 @@ def restore_on_error(method):
             vars(self).clear()
             vars(self).update(before)
             if isinstance(error, ImproperPosterior | FloatingPointError):
-                raise ValueError(
-                    f"{type(self).__name__}: {error}. The scales of the columns of X, the weights "
-                    "and the prior differ by more than double precision can carry: standardise the "
-                    "columns, or make the prior narrower."
-                ) from error
+                cause = numerical_cause(args[0] if args else kwargs.get("X"), kwargs)
+                raise ValueError(f"{type(self).__name__}: {error}. {cause}") from error
             raise
 
     return wrapper

@@ -29,7 +29,7 @@ from .._engine.class_sites import (
 from .._engine.class_weights import ClassWeights, class_covariances
 from .._engine.loop import SILENT, Reason, Trace, reason_to_end
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
-from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales
+from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, warn_of_spreads
 from .._estimator.fitting import BinaryFit
 from .._estimator.summary import interval_of
 from ._calibration import Cavities, calibrated_classes
@@ -226,6 +226,7 @@ class JointProblem:
 def joint_problem(estimator, training):
     """Return the `JointProblem` of checked training data."""
     check_column_scales(estimator, training.X, LARGEST_IN_UNITS)
+    warn_of_spreads(estimator, training.X)
     refuse_integration(estimator, "several classes jointly")
     copies = find_copies(
         training.X, training.y, training.weight * class_weights(estimator, training)

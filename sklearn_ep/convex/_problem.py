@@ -13,7 +13,7 @@ from sklearn.utils import check_random_state, compute_class_weight
 
 from .._engine.hyper import Average, Node, mixture_moments
 from .._engine.super_gaussian import LogisticSites
-from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint
+from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint, warn_of_spreads
 from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
 from ._calibration import Cavities, LeftOut, calibrated, cavities
@@ -340,6 +340,7 @@ def _differ(X, rows, others):
 def make_problem(estimator, training):
     """Return the `Problem` of checked training data: matrices, prior, solver and variances."""
     check_column_scales(estimator, training.X, LARGEST_IN_UNITS)
+    warn_of_spreads(estimator, training.X)
     q, d = training.X.shape
     weight = training.weight * class_weights(estimator, training)
     variance, solver = _methods(estimator, q, d)

@@ -15,6 +15,7 @@ from .._estimator.checks import (
     check_number,
     in_precision_of_rows,
     is_single,
+    warn_of_spreads,
 )
 from .._estimator.coefficients import CoefficientReport
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
@@ -259,6 +260,7 @@ class ConvexVariationalRegressor(
                 self, X, y, dtype=np.float64, y_numeric=True, accept_sparse=self._accept_sparse
             )
             check_column_scales(self, X, LARGEST_IN_UNITS)
+            warn_of_spreads(self, X)
             return X.tocsr() if sp.issparse(X) else X, y
         y = check_array(column_or_1d(y), ensure_2d=False, dtype=np.float64, input_name="y")
         if len(y) != X.shape[0]:

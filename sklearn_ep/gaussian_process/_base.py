@@ -25,6 +25,7 @@ from .._estimator.checks import (
     checked_weights,
     spread_rows,
     validate_training,
+    warn_of_spreads,
 )
 from .._estimator.fitting import (
     BinaryFit,
@@ -476,6 +477,8 @@ class GaussianProcessBase(PosteriorClassifier):
             training = validate_training(self, object_rows(X), y, sample_weight, None, **free)
         else:
             training = validate_training(self, X, y, sample_weight, dtype)
+            if self.kernel is None:
+                warn_of_spreads(self, training.X)
         return training._replace(weight=self._class_weighted(training.y, training.weight))
 
     @property

@@ -2,6 +2,7 @@
 
 import numbers
 import warnings
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,10 +74,12 @@ def label_list(groups, n_rows):
 
 
 def is_missing(label):
-    """Say whether a label is None, nan, or the missing value of a table library."""
+    """Say whether a label is None, nan of any type, or the missing value of a table library."""
     if label is None or type(label).__name__ in ("NAType", "NaTType"):
         return True
-    return isinstance(label, float) and label != label
+    if isinstance(label, Decimal):  # some of whose nan refuse to be compared
+        return label.is_nan()
+    return isinstance(label, numbers.Number) and label != label
 
 
 def number_groups(labels):
@@ -100,10 +103,16 @@ def number_groups(labels):
 
 
 def label_array(labels):
-    """Return labels as an array: numbers and strings as such, anything else as objects."""
+    """Return labels as an array: numbers and strings as such, anything else as objects.
+
+    Objects are also those that numpy would change: integers beyond 2**53 beside floats, and strings
+    that end in NUL.
+    """
     kinds = {type(g) for g in labels}
     if kinds <= {int, float} or kinds == {str} or kinds == {bool}:
-        return np.array(labels)
+        table = np.array(labels)
+        if table.tolist() == labels:
+            return table
     out = np.empty(len(labels), dtype=object)
     out[:] = labels
     return out
@@ -134,7 +143,8 @@ def numbered_levels(labels):
 
 def codes_among(labels, known):
     """Return codes (n,) of labels among known ones, as `look_up` does."""
-    if not (isinstance(labels, np.ndarray) and known.dtype.kind in "iuf" and len(known)):
+    alike = isinstance(labels, np.ndarray) and known.dtype.kind == labels.dtype.kind
+    if not (alike and known.dtype.kind in "iuf" and len(known)):
         return look_up(labels if isinstance(labels, list) else labels.tolist(), known)
     missing = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(len(labels), dtype=bool)
     place = np.minimum(np.searchsorted(known, labels), len(known) - 1)
@@ -237,8 +247,10 @@ class GroupsForgotten:
 def label_table(groups, n_rows):
     """Return labels beside X as a table, or raise a ValueError naming `groups`.
 
-    Those of one factor become a column of objects.
+    Those of one factor become a column of objects. A list of lists is a table row by row.
     """
+    if isinstance(groups, list) and groups and all(isinstance(row, list) for row in groups):
+        groups = _table_of_rows(groups)
     if np.ndim(groups) == 2 and not isinstance(groups, list | tuple) and groups.shape[1] != 1:
         if len(groups) != n_rows:
             raise ValueError(
@@ -249,6 +261,15 @@ def label_table(groups, n_rows):
         groups = groups.iloc[:, 0]
     table = np.empty((n_rows, 1), dtype=object)
     table[:, 0] = label_list(groups, n_rows)
+    return table
+
+
+def _table_of_rows(rows):
+    """Return a list of lists of labels as an array of objects (n, F)."""
+    if len({len(row) for row in rows}) > 1:
+        raise ValueError("groups has rows of different lengths: give every row the same factors.")
+    table = np.empty((len(rows), len(rows[0])), dtype=object)
+    table[:] = rows
     return table
 
 

@@ -11,7 +11,13 @@ from sklearn.utils.validation import validate_data
 from .._engine.gaussian import Natural
 from .._engine.hyper import NormalPrior
 from .._estimator.averaged import check_hyperparameters
-from .._estimator.checks import check_choice, check_common, check_number, validate_training
+from .._estimator.checks import (
+    check_choice,
+    check_common,
+    check_number,
+    validate_training,
+    warn_of_spreads,
+)
 from . import _scales
 from ._factors import (
     FactorColumns,
@@ -160,10 +166,10 @@ def remarks_on_parameters(est, has_groups):
         for name, (does_nothing, reason) in idle.items()
         if does_nothing and not _at_default(est, name)
     ]
-    if not has_groups and not _at_default(est, "tau_prior"):
+    if not has_groups:
         found.append(
-            "tau_prior was given, but no groups: this is logistic regression without group "
-            "effects. Name their column by group_column, or give fit(X, y, groups=...)."
+            "no groups were given: this is logistic regression without group effects. Name their "
+            "column by group_column, or give fit(X, y, groups=...)."
         )
     return found
 
@@ -206,6 +212,7 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     if est.group_column is not None and groups is not None:
         raise ValueError("give group_column or groups, not both.")
     columns, table, training = _checked(est, X, y, groups, sample_weight)
+    warn_of_spreads(est, training.X)
     levels, codes = _numbered(columns, table, training.kept)
     sizes = [np.bincount(code) for code in codes]
     n_levels = [len(size) for size in sizes]

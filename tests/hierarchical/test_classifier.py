@@ -939,10 +939,11 @@ def test_parameters_that_do_nothing_are_named():
         with pytest.warns(UserWarning, match=match) as told:
             HierarchicalEPLogistic(**quick, **kw).fit(X, y, groups=g)
         assert len(told) == 1
-    with pytest.warns(UserWarning, match="tau_prior was given, but no groups.*group_column"):
-        HierarchicalEPLogistic(**quick, tau_prior=[0.0, 1.0]).fit(X, y)
+    with pytest.warns(UserWarning, match="no groups were given.*group_column") as told:
+        HierarchicalEPLogistic(**quick).fit(X, y)
+    assert len(told) == 1
     for kw in (dict(tau_prior=[0.0, 1.5]), dict(engine="importance")):
-        HierarchicalEPLogistic(**quick, **kw).fit(X, y)  # warnings are errors
+        HierarchicalEPLogistic(**quick, **kw).fit(X, y, groups=g)  # warnings are errors
 
 
 def test_display_of_group_effects():

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from scipy.special import expit, log_expit
+from scipy.special import expit, log_expit, log_ndtr
 from sklearn.model_selection import GridSearchCV
 
 from sklearn_ep import HierarchicalEPLogistic
@@ -26,7 +26,7 @@ def by_sums(u, sign, mean, var):
 
 
 @pytest.mark.parametrize("u", [1.0, 0.5, 1e-3])
-@pytest.mark.parametrize("var", [1e-4, 0.3, 4.0, 50.0])
+@pytest.mark.parametrize("var", [1e-4, 0.3, 4.0, 50.0, 300.0, 1e4])
 def test_powers_of_the_logit_against_sums(u, var):
     mean, sign = np.array([-12.0, -1.0, 0.2, 7.0]), np.array([1.0, 1.0, -1.0, -1.0])
     log_z, g, h = likelihoods.LogitToPower(u).tilted(sign, mean, np.full(4, var))
@@ -35,6 +35,28 @@ def test_powers_of_the_logit_against_sums(u, var):
         assert log_z[i] == pytest.approx(exact[0], rel=1e-8, abs=1e-10)
         assert mean[i] + var * g[i] == pytest.approx(exact[1], abs=1e-7 * np.sqrt(var))
         assert var - var**2 * h[i] == pytest.approx(exact[2], rel=1e-6)
+
+
+@pytest.mark.parametrize("u", [0.9, 0.5])
+def test_powers_of_the_logit_under_wide_gaussians(u):
+    """Far out the factor is exp(u f) below zero and 1 above it, whatever is in between."""
+    mean, sd = np.array([-1e9, -3e7, 0.0, 2e7]), 1e8
+    log_z, g, h = likelihoods.LogitToPower(u).tilted(1.0, mean, np.full(4, sd**2))
+    a = -mean / sd  # below zero exp(u f) leaves a boundary layer of width 1 / u
+    np.testing.assert_allclose(log_z, log_ndtr(-a), atol=1e-6)
+    hazard = np.exp(-0.5 * a**2 - log_ndtr(-a)) / np.sqrt(2.0 * np.pi)
+    np.testing.assert_allclose(g * sd, hazard, rtol=1e-5)
+    np.testing.assert_allclose(h * sd**2, hazard * (hazard - a), rtol=1e-5)
+
+
+def test_a_row_far_out_takes_no_longer_than_others():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 2))
+    y = X[:, 0] + rng.logistic(size=60) > 0
+    X[0] *= 1e6
+    group = rng.integers(8, size=60)
+    clf = HierarchicalEPLogistic(power=0.5, hyperparameters="mode").fit(X, y, group)
+    assert np.all(np.isfinite(clf.predict_proba(X, group)))
 
 
 def problem(seed=0):
