@@ -14,6 +14,8 @@ from ._query import query, reference_of
 from ._rows import best_first, row_numbers, rows_of, take
 from ._strategies import (
     LOOK_AHEAD,
+    OF_PROBA,
+    check_objective,
     check_strategy,
     greedy,
     is_greedy,
@@ -48,6 +50,8 @@ class Learner:
         seen is sure of the rows of others, and does not ask for them.
     strategy : str or callable, default="auto"
         See `scores`.
+    objective : {"log_loss", "error"}, default="log_loss"
+        See `query`.
     refit_every : int, default=5
         Labels between refits. The updates between them are those of a fit with the present
         hyperparameters, up to the moment matching of one label: after four labels they were off by
@@ -116,12 +120,14 @@ class Learner:
         *,
         classes=None,
         strategy="auto",
+        objective="log_loss",
         refit_every=5,
         n_reference=None,
         missing_label=np.nan,
         random_state=None,
     ):
-        check_strategy(strategy)
+        check_strategy(strategy, estimator)
+        check_objective(objective, strategy)
         check_number("refit_every", refit_every, 1, integer=True)
         if n_reference is not None:
             check_number("n_reference", n_reference, 1, integer=True)
@@ -130,7 +136,7 @@ class Learner:
             raise ValueError("X_pool has no rows.")
         self._estimator = clone(estimator)
         self._allowed = None if classes is None else set(np.asarray(classes).tolist())
-        self._strategy, self._refit_every = strategy, refit_every
+        self._strategy, self._objective, self._refit_every = strategy, objective, refit_every
         self._n_reference, self._missing = n_reference, missing_label
         # one number for the whole session, so that asking twice gives the same rows
         self._fixed = random_state is None
@@ -210,7 +216,11 @@ class Learner:
         if self.estimator_ is None or (self._unseen() and len(self._rows) % 2):
             self.expected_gain_ = np.nan
             return design_rows(self._pool, self.labelled_, np.flatnonzero(free), n_instances)[0]
-        strategy = resolved(self._strategy, self.estimator_)
+        strategy = resolved(self._strategy, self.estimator_, self._objective)
+        if strategy in OF_PROBA and hasattr(self.estimator_, "predict_proba"):
+            rows = np.flatnonzero(free)
+            rated = OF_PROBA[strategy](self.predict_proba())[rows]
+            return rows[best_first(rated)[:n_instances]]
         if not self._has_posterior() or not works_on_posterior(strategy):
             return query(
                 self.estimator_,
@@ -253,7 +263,7 @@ class Learner:
     def _up_to_date(self):
         """Return the posterior of the pool with all labels in."""
         if self._posterior is None:
-            strategy = resolved(self._strategy, self.estimator_)
+            strategy = resolved(self._strategy, self.estimator_, self._objective)
             reference = reference_of(
                 strategy if isinstance(strategy, str) else "epig",
                 self._pool,
@@ -304,21 +314,64 @@ class Learner:
             or there are not as many labels as rows. Nothing has changed then. What a refit raises
             leaves the labels told and the last refit in place.
         """
+        rows, labels = self._told(indices, labels)
+        again = sorted(set(rows) & set(self._rows))
+        if again:
+            raise ValueError(f"rows {again} of indices have a label already: use `correct`.")
+        self._rows, self._labels = self._rows + rows, self._labels + labels
+        self._refit_if_due()
+        return self
+
+    def correct(self, indices, labels):
+        """Replace labels that were told wrongly, all or none.
+
+        Parameters
+        ----------
+        indices : array-like of int of shape (k,)
+            Rows of the pool that have a label.
+        labels : array-like of shape (k,)
+            The right ones.
+
+        Returns
+        -------
+        self : Learner
+            Refitted to all labels, if there was a model. Where less than two classes are left there
+            is none until another comes.
+
+        Raises
+        ------
+        ValueError
+            If a row has no label yet or comes twice, a label is missing or not among `classes`, or
+            there are not as many labels as rows. Nothing has changed then.
+        """
+        rows, labels = self._told(indices, labels)
+        unknown = sorted(set(rows) - set(self._rows))
+        if unknown:
+            raise ValueError(f"rows {unknown} of indices have no label yet: use `tell`.")
+        corrected = dict(zip(rows, labels, strict=True))
+        kept = zip(self._rows, self._labels, strict=True)
+        self._labels = [corrected.get(row, label) for row, label in kept]
+        had_model, self._posterior, self._n_fitted = self.estimator_ is not None, None, 0
+        if not self._can_fit():
+            self.estimator_, self.classes_ = None, None
+        elif had_model:
+            self.refit()
+        else:
+            self._refit_if_due()
+        return self
+
+    def _told(self, indices, labels):
+        """Return rows and labels as lists, checked for what does not hang on earlier labels."""
         rows = row_numbers("indices", np.atleast_1d(np.asarray(indices)), self._n).tolist()
         labels = list(np.atleast_1d(np.asarray(labels, dtype=object)))
         if len(rows) != len(labels):
             raise ValueError(f"{len(labels)} labels were told for {len(rows)} indices.")
         if len(set(rows)) < len(rows):
             raise ValueError("indices name a row twice.")
-        again = sorted(set(rows) & set(self._rows))
-        if again:
-            raise ValueError(f"rows {again} of indices have a label already.")
         if any(self._is_missing(label) for label in labels):
             raise ValueError("labels hold a missing label.")
         self._check_labels(labels)
-        self._rows, self._labels = self._rows + rows, self._labels + labels
-        self._refit_if_due()
-        return self
+        return rows, labels
 
     def _refit_if_due(self):
         if self.estimator_ is None:

@@ -4,6 +4,7 @@ import numpy as np
 from scipy.special import entr
 from sklearn.base import is_regressor
 
+from .._estimator.checks import check_choice
 from ._lookahead import LOOK_AHEAD, look_ahead
 from ._posterior import posterior_of
 from ._rows import best_first
@@ -40,23 +41,36 @@ def _variance_reduction(posterior):
 OF_PROBA = {"margin": _margin, "uncertainty": _uncertainty, "entropy": _entropy}
 _OF_LINK = ("bald", "information_gain")
 STRATEGIES = ("auto", "random", *OF_PROBA, *_OF_LINK, "variance_reduction", *LOOK_AHEAD)
+_OF_REGRESSORS = ("auto", "random", "uncertainty", "variance_reduction")
 
 
 # ---------------------------------------------------------------------------- what they need
 
 
-def check_strategy(strategy):
-    """Refuse what is neither callable nor the name of a strategy."""
+def check_strategy(strategy, estimator=None):
+    """Refuse what is neither callable nor the name of a strategy, or not one for a regressor."""
     if not callable(strategy) and strategy not in STRATEGIES:
         raise ValueError(
             f"strategy must be a callable or one of {list(STRATEGIES)}, got {strategy!r}."
         )
+    of_both = callable(strategy) or strategy in _OF_REGRESSORS
+    if estimator is not None and is_regressor(estimator) and not of_both:
+        raise ValueError(f"strategy={strategy!r} needs a classifier, not a regressor.")
 
 
-def resolved(strategy, estimator):
+def check_objective(objective, strategy):
+    """Raise a ValueError unless the objective is known, and the default or that of "auto"."""
+    check_choice("objective", objective, ["log_loss", "error"])
+    if objective == "error" and not (isinstance(strategy, str) and strategy == "auto"):
+        raise ValueError(f"objective='error' is for strategy='auto', got strategy={strategy!r}.")
+
+
+def resolved(strategy, estimator, objective="log_loss"):
     """Return the strategy that "auto" stands for with an estimator; others as they are."""
     if not isinstance(strategy, str) or strategy != "auto":
         return strategy
+    if objective == "error" and not is_regressor(estimator):
+        return "margin"
     if is_regressor(estimator):
         has_covariance = hasattr(estimator, "latent_covariance")
         return "variance_reduction" if has_covariance else "uncertainty"

@@ -232,6 +232,61 @@ def test_a_session_is_saved_and_goes_on():
     np.testing.assert_array_equal(resumed.predict_proba(), learner.predict_proba())
 
 
+def test_corrected_labels_are_as_if_told_rightly():
+    rows = np.arange(24)
+    wrong = Y.copy()
+    wrong[[3, 21, 22]] = 1 - wrong[[3, 21, 22]]
+    told, right = (Learner(LINEAR, X).tell(rows[:20], y[:20]) for y in (wrong, Y))
+    for learner, y in ((told, wrong), (right, Y)):
+        learner.tell(rows[20:], y[20:24]).ask()
+    told.correct([22, 3, 21], Y[[22, 3, 21]])
+    right.refit()
+    np.testing.assert_array_equal(told.y_, right.y_)
+    np.testing.assert_array_equal(told.labelled_, rows)
+    np.testing.assert_array_equal(told.predict_proba(), right.predict_proba())
+    np.testing.assert_array_equal(told.ask(3), right.ask(3))
+    assert [h["n_labels"] for h in told.history_] == [20, 24]
+
+
+def test_a_correction_may_take_the_second_class_away_and_bring_it():
+    learner = Learner(LINEAR, X).tell([0, 1, 2], ["a", "a", "b"])
+    assert learner.correct([2], ["a"]).estimator_ is None
+    assert len(learner.ask()) == 1
+    assert set(learner.correct([0], ["b"]).classes_) == {"a", "b"}
+    for indices, labels, match in (([5], ["a"], "no label yet"), ([0, 0], ["a", "b"], "twice")):
+        with pytest.raises(ValueError, match=match):
+            learner.correct(indices, labels)
+    assert learner.y_.tolist() == ["b", "a", "a"]
+
+
+def test_the_objective_chooses_what_auto_stands_for():
+    labelled = np.arange(20)
+    clf = clone(LINEAR).fit(X[labelled], Y[labelled])
+    by_margin = query(clf, X, 4, exclude=labelled, strategy="margin")
+    by_error = query(clf, X, 4, exclude=labelled, objective="error")
+    np.testing.assert_array_equal(by_error, by_margin)
+    learner = Learner(LINEAR, X, known(Y, 20), objective="error")
+    np.testing.assert_array_equal(learner.ask(4), by_margin)
+    # labels since the last refit count
+    row = learner.ask()
+    learner.tell(row, Y[row])
+    proba = learner.predict_proba()[:, 1]
+    free = np.setdiff1d(np.arange(len(X)), learner.labelled_)
+    assert learner.ask()[0] == free[np.argmin(np.abs(proba[free] - 0.5))]
+    for call in (
+        lambda: query(clf, X, strategy="bald", objective="error"),
+        lambda: Learner(LINEAR, X, strategy="bald", objective="error"),
+        lambda: Learner(LINEAR, X, objective="accuracy"),
+    ):
+        with pytest.raises(ValueError, match="objective"):
+            call()
+
+
+def test_a_strategy_for_classifiers_is_refused_before_a_session_of_a_regressor():
+    with pytest.raises(ValueError, match="needs a classifier, not a regressor"):
+        Learner(SpikeSlabRegressor(), X, strategy="epig")
+
+
 def test_a_new_class_refits_at_once():
     A, y = load_iris(return_X_y=True)
     learner = Learner(LINEAR, A, np.where(y == 2, np.nan, y), refit_every=100)
