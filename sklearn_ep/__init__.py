@@ -4,6 +4,7 @@ An estimator is loaded when it is first asked for: a script that uses one does n
 """
 
 import importlib as _importlib
+import sys as _sys
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
@@ -50,6 +51,27 @@ def __getattr__(name: str) -> _typing.Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+class _Gone:
+    """Last finder of modules: says what to do where a pickle names one that is no more.
+
+    Pickles of version 0.1 name private modules; later ones name public classes only.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: _typing.Any = None, target: _typing.Any = None) -> None:
+        """Find nothing, and raise a ModuleNotFoundError of a module of this package."""
+        if name.startswith(f"{__name__}."):
+            raise ModuleNotFoundError(
+                f"No module named {name!r} in sklearn-ep {__version__}. If an estimator was being "
+                "loaded, sklearn-ep 0.1 has written it: load it with that version, or fit it again "
+                "with this one.",
+                name=name,
+            )
+
+
+_sys.meta_path.append(_Gone)
 
 
 def __dir__() -> list[str]:

@@ -6,6 +6,7 @@ import inspect
 import os
 import pickle
 import signal
+import stat
 
 import joblib
 import numpy as np
@@ -23,6 +24,7 @@ from sklearn_ep import (
     SpikeSlabClassifier,
     SpikeSlabRegressor,
 )
+from sklearn_ep.hierarchical._parts import save_checkpoint
 
 sklearn_callback = pytest.importorskip("sklearn.callback")
 
@@ -119,6 +121,32 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["state.npz"]
     with pytest.raises(NotFittedError):
         again.predict(X)
+
+
+def save_often(path, worker):
+    for k in range(20):
+        save_checkpoint(path, f"{worker}", {"k": np.full(1000, k)})
+
+
+def test_checkpoints_of_two_processes_do_not_meet(tmp_path):
+    """The file is always one of those that were written, and nobody but its owner reads it."""
+    path = tmp_path / "state.npz"
+    for planted in ("state.npz.partial", "elsewhere"):
+        (tmp_path / planted).write_text("of somebody else")
+    with joblib.parallel_config(backend="loky"):
+        joblib.Parallel(2)(joblib.delayed(save_often)(path, w) for w in range(2))
+    with np.load(path) as file:
+        assert file["fingerprint"] in ("0", "1") and np.all(file["k"] == 19)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert (tmp_path / "state.npz.partial").read_text() == "of somebody else"
+    assert len(os.listdir(tmp_path)) == 3
+
+
+def test_a_checkpoint_without_a_folder_is_named_before_work(tmp_path):
+    X, y, groups = grouped()
+    for path in (tmp_path / "missing" / "state.npz", tmp_path):
+        with pytest.raises(ValueError, match="checkpoint=.*cannot be written"):
+            HierarchicalEPLogistic().fit(X, y[:-1], groups, checkpoint=path)
 
 
 @pytest.mark.parametrize("content", [b"not a checkpoint", b"PK\x03\x04 cut off"])

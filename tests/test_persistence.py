@@ -1,5 +1,6 @@
 """Fitted estimators survive pickle, joblib and skops, and say which version wrote them."""
 
+import importlib
 import io
 import pickle
 import pickletools
@@ -19,6 +20,7 @@ from sklearn_ep import (
     SpikeSlabClassifier,
     SpikeSlabRegressor,
 )
+from sklearn_ep import __version__ as VERSION
 from sklearn_ep._engine.likelihoods import Probit
 from sklearn_ep._estimator.saving import packed, unpacked
 
@@ -88,6 +90,33 @@ def test_a_pickle_names_public_classes_only(estimator):
         if opcode.name == "GLOBAL" and text.startswith("sklearn_ep"):
             named.add(text)
     assert named == {f"sklearn_ep {type(est).__name__}"}
+
+
+def test_a_pickle_of_version_0_1_says_what_to_do():
+    """Those name private modules that are no more."""
+    old = b"csklearn_ep._dense_posterior\nDensePosterior\n."
+    with pytest.raises(ModuleNotFoundError, match=rf"sklearn-ep {VERSION}.*sklearn-ep 0\.1"):
+        pickle.loads(old)
+    with pytest.raises(ModuleNotFoundError, match="nowhere"):
+        importlib.import_module("sklearn_ep.nowhere")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os:system",
+        "sklearn_ep._engine.partition:load_part",
+        "sklearn_ep._engine.partition:Parallel",
+        "sklearn_ep._estimator.checks:ClassifierMixin",
+        "sklearn_ep.hierarchical._parts:Any",
+    ],
+)
+def test_states_are_built_of_our_own_classes_only(name):
+    state = {"__sklearn_ep__": name, "called": True, "args": [], "state": None}
+    with pytest.raises(ValueError, match="saved estimator names"):
+        EPGaussianProcessClassifier().__setstate__(
+            {"_posteriors": [state], "_sklearn_ep_version": VERSION}
+        )
 
 
 @pytest.mark.parametrize("model", [EPGaussianProcessClassifier, RelaxedEPClassifier])

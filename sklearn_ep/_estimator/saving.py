@@ -72,11 +72,14 @@ def _put_together(value, memo):
 
 
 def _class_named(name):
-    """Return a class of this package by module and name; refuse any other."""
+    """Return a class that this package defines, by module and name; refuse any other.
+
+    What a module of the package only imports is foreign: calling it may do anything.
+    """
     module, _, kind = name.partition(":")
     if not module.startswith("sklearn_ep."):
         raise ValueError(f"A saved estimator names {name!r}, which is no class of sklearn-ep.")
     found = getattr(importlib.import_module(module), kind, None)
-    if not isinstance(found, type):
+    if not isinstance(found, type) or found.__module__ != module:
         raise ValueError(f"A saved estimator names {name!r}, which this version does not have.")
     return found

@@ -30,7 +30,7 @@ from .._estimator.latents import log_normalise
 from .._estimator.posterior_classifier import probabilities
 from . import _scales
 from ._factors import GroupsForgotten, split_intercept
-from ._parts import checked_state, going_on, state_of
+from ._parts import check_checkpoint, checked_state, going_on, state_of
 from ._plan import (
     check_parameters,
     check_parts,
@@ -399,6 +399,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             If ``engine="nuts"`` and nutpie is not installed.
         """
         check_parameters(self)
+        check_checkpoint(checkpoint)
         raw = y is None and isinstance(X, list | tuple)
         if raw and (groups is not None or sample_weight is not None):
             raise ValueError("give groups and sample_weight inside the partitions of a list.")

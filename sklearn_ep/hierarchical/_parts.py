@@ -5,6 +5,7 @@ A checkpoint is plain arrays, written whole or not at all, and tied to its data.
 
 import hashlib
 import os
+import tempfile
 import zipfile
 from functools import partial
 from typing import Any, NamedTuple
@@ -57,20 +58,32 @@ def digest(*arrays):
 def save_checkpoint(path, fingerprint, state):
     """Write a state so that a reader sees the old file or the new one, never a part of it.
 
-    The name of the intermediate file is fixed: what a killed process left behind is overwritten by
-    the next.
+    Each writer has a file of its own beside the target, which nobody else can read or has put
+    there; a process that is killed while it writes leaves it behind.
     """
-    partial = f"{os.fspath(path)}.partial"
+    folder, name = os.path.split(os.path.abspath(path))
+    handle, unfinished = tempfile.mkstemp(".partial", f"{name}.", folder)
     try:
-        with open(partial, "wb") as file:
+        with open(handle, "wb") as file:
             np.savez(file, fingerprint=np.array(fingerprint), **state)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
+        os.replace(unfinished, path)
     except BaseException:
-        if os.path.exists(partial):
-            os.remove(partial)
+        os.remove(unfinished)
         raise
+
+
+def check_checkpoint(path):
+    """Raise a ValueError that names the checkpoint where no file can be written there."""
+    if path is None:
+        return
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder) or os.path.isdir(path) or not os.access(folder, os.W_OK):
+        raise ValueError(
+            f"checkpoint={os.fspath(path)!r} cannot be written: its folder must exist and be "
+            "writable, and it must not be a folder itself."
+        )
 
 
 def going_on(path, fingerprint, previous):
