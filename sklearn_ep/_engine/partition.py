@@ -34,9 +34,11 @@ class Part:
 
 
 def load_part(part: Any) -> tuple[Any, ...]:
-    """Return the arrays of a partition that is a `Part`, a tuple, or a loader."""
+    """Return the arrays of a partition: a `Part`, a tuple, a loader, or a delayed value of dask."""
     if isinstance(part, Part):
         return part.arrays
+    if hasattr(part, "__dask_graph__"):
+        return tuple(part.compute())
     if callable(part):
         return tuple(part())
     return tuple(part)
@@ -105,8 +107,18 @@ def split_rows(n_rows: int, n_parts: int) -> list[slice]:
     return [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
 
 
-def _local(part: Any) -> Any:
-    """Return what the driver itself can use of a part: futures are resolved."""
+def _held(part: Any, client: Any) -> Any:
+    """Return what tasks are sent of a part.
+
+    With a client of a cluster futures stay there, and delayed values are computed there once;
+    without, futures are resolved.
+    """
+    if isinstance(part, tuple):
+        return Part(*part)
+    if hasattr(part, "__dask_graph__"):  # which has any attribute that is asked of it
+        return part if client is None else client.compute(part)
+    if client is not None:
+        return part
     return part.result() if hasattr(part, "result") and hasattr(part, "key") else part
 
 
@@ -215,11 +227,9 @@ class PartMap:
             # a part is a task of its own: batches would put short ones one after another
             how = dict(prefer=prefer, batch_size=1)
         self._workers = Workers(n_jobs, **how)
-        distributed = hasattr(self._workers.pool._backend, "client")
-        self.parts = [
-            Part(*p) if isinstance(p, tuple) else p if distributed else _local(p) for p in parts
-        ]
-        self.serial = self._workers.pool.n_jobs == 1 and not distributed
+        client = getattr(self._workers.pool._backend, "client", None)
+        self.parts = [_held(part, client) for part in parts]
+        self.serial = self._workers.pool.n_jobs == 1 and client is None
 
     def __enter__(self) -> "PartMap":
         if not self.serial:

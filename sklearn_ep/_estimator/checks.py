@@ -5,6 +5,7 @@ Predictions are in single precision where the rows are, as scikit-learn's linear
 
 import functools
 import numbers
+import os
 import warnings
 from typing import Any, NamedTuple
 
@@ -295,6 +296,12 @@ def is_part_list(X, y):
     """Return whether `fit(X, y)` was given a list of partitions in place of arrays."""
     if y is not None or not isinstance(X, list | tuple) or len(X) == 0:
         return False
+    named = next((p for p in X if isinstance(p, str | os.PathLike)), None)
+    if named is not None:
+        raise ValueError(
+            f"{named!r} is the name of a file, not a partition: give functions that load them, as "
+            "[functools.partial(load, name) for name in names] with load(name) -> (X, y)."
+        )
     return all(isinstance(p, Part | tuple) or callable(p) or hasattr(p, "result") for p in X)
 
 

@@ -19,7 +19,8 @@ class PartFacts(NamedTuple):
 
     `n_entries` are those that are stored, the zeros of a sparse X left out.
     `labels` and `counts` are the classes of a classifier with their total weight, the range of y
-    otherwise; `sizes` (d,) are the largest absolute values of the columns.
+    otherwise; `sizes` (d,) are the largest absolute values of the columns, `names` those of a
+    table.
     """
 
     n_rows: int
@@ -28,6 +29,7 @@ class PartFacts(NamedTuple):
     labels: np.ndarray
     counts: np.ndarray
     sizes: np.ndarray
+    names: list[Any] | None
 
 
 def array_parts(training, n_partitions):
@@ -74,19 +76,48 @@ def facts_of_part(part, k, classifier):
         counts = np.bincount(index, weights=weight, minlength=len(labels))
     else:
         labels, counts = np.array([y.min(), y.max()]), np.array([weight.sum()])
+    n_entries = X.nnz if hasattr(X, "nnz") else X.size
     return PartFacts(
-        len(y), X.shape[1], X.nnz if hasattr(X, "nnz") else X.size, labels, counts, column_sizes(X)
+        len(y), X.shape[1], n_entries, labels, counts, column_sizes(X), names_of_part(part)
     )
 
 
-def check_facts(estimator, facts, largest=LARGEST_ENTRY):
-    """Set `n_features_in_`; raise a ValueError where partitions disagree or scales are lost."""
-    d = facts[0].n_features
-    for k, f in enumerate(facts):
-        if f.n_features != d:
-            raise ValueError(f"partition {k} has {f.n_features} features, the first has {d}.")
+def names_of_part(part):
+    """Return the names of the columns of a partition whose X is a table, None otherwise."""
+    if isinstance(part, CheckedRows):
+        return None
+    X = load_part(part)[0]
+    return list(X.columns) if hasattr(X, "columns") else None
+
+
+def check_alike(shapes):
+    """Return (number of columns, names) that all partitions share, or raise a ValueError."""
+    width, names = shapes[0]
+    for k, (d, others) in enumerate(shapes):
+        if d != width:
+            raise ValueError(f"partition {k} has {d} features, the first has {width}.")
+        if others != names:
+            raise ValueError(
+                f"partition {k} differs from the first in the names or the order of its columns."
+            )
+    return width, names
+
+
+def set_columns(estimator, shapes):
+    """Set the attributes of the columns that all parts share, their names where these are strings.
+
+    shapes are (number of columns, their names or None) of each partition.
+    """
+    width, names = check_alike(shapes)
+    estimator.n_features_in_ = width
     vars(estimator).pop("feature_names_in_", None)
-    estimator.n_features_in_ = d
+    if names is not None and all(isinstance(name, str) for name in names):
+        estimator.feature_names_in_ = np.array(names, dtype=object)
+
+
+def check_facts(estimator, facts, largest=LARGEST_ENTRY):
+    """Set the attributes of the columns; raise where partitions disagree or scales are lost."""
+    set_columns(estimator, [(f.n_features, f.names) for f in facts])
     check_column_sizes(estimator, np.max([f.sizes for f in facts], axis=0), largest)
 
 

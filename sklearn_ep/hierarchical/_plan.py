@@ -15,9 +15,11 @@ from .._estimator.checks import (
     check_choice,
     check_common,
     check_number,
+    is_part_list,
     validate_training,
     warn_of_spreads,
 )
+from .._estimator.row_parts import set_columns
 from . import _scales
 from ._factors import (
     FactorColumns,
@@ -240,7 +242,7 @@ def plan_parts(est, run, with_digest):
     run is the `PartMap` over the raw parts.
     """
     none = [None] * len(run.parts)
-    _set_columns(est, run(shape_of, none))
+    set_columns(est, run(shape_of, none))
     named = getattr(est, "feature_names_in_", None)
     columns = factor_columns(est, None if named is None else _Names(list(named)), None)
     told = run(describe_part, none, columns, with_digest)
@@ -267,19 +269,6 @@ class _Names(NamedTuple):
     """The names of the columns of a table that is elsewhere."""
 
     columns: list[Any]
-
-
-def _set_columns(est, shapes):
-    """Set the attributes of the columns that all parts share, their names where they have some."""
-    widths, names = [w for w, _ in shapes], [n for _, n in shapes]
-    if len(set(widths)) > 1:
-        raise ValueError(f"partitions differ in their number of features: {widths}.")
-    if any(n != names[0] for n in names):
-        raise ValueError("partitions differ in the names or the order of their columns.")
-    est.n_features_in_ = widths[0]
-    vars(est).pop("feature_names_in_", None)
-    if names[0] is not None and all(isinstance(n, str) for n in names[0]):
-        est.feature_names_in_ = np.array(names[0], dtype=object)
 
 
 def _priors(est, columns, width):
@@ -444,7 +433,7 @@ def check_parts(parts):
     """Raise a ValueError where a list can be no list of partitions."""
     if len(parts) == 0:
         raise ValueError("the list of partitions is empty: X has 0 samples and there is no y.")
-    if any(isinstance(p, list | np.ndarray) or np.isscalar(p) for p in parts):
+    if not is_part_list(parts, None):
         raise ValueError("y is None, but X is no list of partitions such as (X, y) pairs.")
 
 

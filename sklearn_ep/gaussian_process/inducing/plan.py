@@ -3,6 +3,7 @@
 import numpy as np
 
 from ..._engine.rules import rule_of_power
+from ..._estimator.row_parts import set_columns
 from .._base import (
     check_input_gradient,
     check_kernel,
@@ -50,9 +51,8 @@ def described(estimator, run, kept, seed):
         return data, kept
     if len(data.labels) < 2:
         raise ValueError(f"y has only one class, {data.labels[0]!r}; a classifier needs two.")
-    estimator.classes_, estimator.n_features_in_ = data.labels, len(data.var)
-    if hasattr(estimator, "feature_names_in_"):
-        del estimator.feature_names_in_
+    estimator.classes_ = data.labels
+    set_columns(estimator, [(len(data.var), data.names)])
     return data, np.ones(sum(data.sizes), dtype=bool)
 
 

@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from ..._engine.partition import Part, load_part, split_rows
 from ..._engine.row_order import row_keys
-from ..._estimator.row_parts import read_part
+from ..._estimator.row_parts import check_alike, names_of_part, read_part
 from .._base import check_scale, weighted_mean
 from .._limits import LIMITS
 
@@ -71,10 +71,11 @@ def _content_order(rows, units, seed):
 
 
 class PartDescription(NamedTuple):
-    """What the driver needs to know of a partition: counts, labels and moments."""
+    """What the driver needs to know of a partition: counts, labels, moments and names."""
 
     n_rows: int
     n_features: int
+    names: Any
     labels: np.ndarray
     weight: float
     origin: np.ndarray
@@ -87,7 +88,8 @@ class PartitionedRows:
     """Partitions with what is known of them.
 
     `classes` is None where the partitions hold class indices and weights themselves. `units` and
-    `var` are those of the columns; `candidates` a random subset of rows with its weights.
+    `var` are those of the columns, `names` those of tables; `candidates` a random subset of rows
+    with its weights.
     """
 
     parts: list
@@ -99,6 +101,7 @@ class PartitionedRows:
     candidates: np.ndarray
     candidate_weight: np.ndarray
     labels: np.ndarray
+    names: Any
 
 
 def array_parts(training, n_partitions):
@@ -139,7 +142,8 @@ def describe_part(part, checks):
         centre /= total
         for rows in gen_batches(len(X), max(1, 2**17 // X.shape[1])):
             spread += dense_copies(weight[rows]) @ (X[rows] - origin - centre) ** 2
-    return PartDescription(len(y), X.shape[1], np.unique(y), total, origin, centre, spread)
+    names = names_of_part(part) if checks else None
+    return PartDescription(len(y), X.shape[1], names, np.unique(y), total, origin, centre, spread)
 
 
 def smallest_keys(part, checks, units, seed, count):
@@ -183,10 +187,7 @@ def describe(run, checks, seed, n_candidates):
     first, or if the scale of the columns is beyond double precision.
     """
     parts = run(describe_part, [checks] * len(run.parts))
-    widths = np.array([p.n_features for p in parts])
-    if np.any(widths != widths[0]):
-        k = np.flatnonzero(widths != widths[0])[0]
-        raise ValueError(f"partition {k} has {widths[k]} features, the first has {widths[0]}.")
+    check_alike([(p.n_features, p.names) for p in parts])
     weight = sum(p.weight for p in parts)
     with np.errstate(over="ignore", invalid="ignore"):
         origin = parts[0].origin
@@ -212,6 +213,7 @@ def describe(run, checks, seed, n_candidates):
         candidates=rows,
         candidate_weight=copies,
         labels=labels,
+        names=parts[0].names,
     )
 
 

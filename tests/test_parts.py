@@ -1,0 +1,74 @@
+"""Partitions in every form that users have them, for all estimators that take them."""
+
+import functools
+
+import numpy as np
+import pytest
+from sklearn.base import is_regressor
+
+from sklearn_ep import (
+    ConvexVariationalLogistic,
+    EPGaussianProcessClassifier,
+    HierarchicalEPLogistic,
+    RelaxedEPClassifier,
+    SpikeSlabRegressor,
+)
+
+pd = pytest.importorskip("pandas")
+
+ESTIMATORS = [
+    EPGaussianProcessClassifier(n_inducing=10, optimizer=None, random_state=0),
+    RelaxedEPClassifier(n_inducing=10, optimizer=None, random_state=0, label_noise=0.1),
+    SpikeSlabRegressor(noise_variance=0.1, slab_variance=1.0, prior_inclusion=0.5),
+    ConvexVariationalLogistic(hyperparameters="mode"),
+    HierarchicalEPLogistic(),
+]
+every = pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
+NAMES = ["height", "weight", "age"]
+
+
+def frames(estimator, n=90):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, 3))
+    y = X[:, 0] + 0.3 * rng.normal(size=n)
+    y = y if is_regressor(estimator) else (y > 0).astype(int)
+    return [(pd.DataFrame(X[i::3], columns=NAMES), y[i::3]) for i in range(3)]
+
+
+def arrays(parts):
+    return [(X.to_numpy(), y) for X, y in parts]
+
+
+def prediction(estimator, X):
+    return estimator.predict(X) if is_regressor(estimator) else estimator.predict_proba(X)
+
+
+@every
+def test_names_of_tables_are_kept_and_compared(estimator):
+    parts = frames(estimator)
+    plain, named = estimator.fit(arrays(parts)), None
+    assert not hasattr(plain, "feature_names_in_")
+    answer = prediction(plain, parts[0][0].to_numpy())
+    named = estimator.fit(parts)
+    assert named.feature_names_in_.tolist() == NAMES
+    np.testing.assert_array_equal(prediction(named, parts[0][0]), answer)
+    with pytest.raises(ValueError, match="feature names"):
+        prediction(named, parts[0][0][NAMES[::-1]])
+    parts[2] = parts[2][0][NAMES[::-1]], parts[2][1]
+    with pytest.raises(ValueError, match="partition 2 differs.*names"):
+        estimator.fit(parts)
+
+
+@every
+def test_names_of_files_are_told_to_need_a_loader(estimator):
+    with pytest.raises(ValueError, match=r"functools\.partial\(load, name\)"):
+        estimator.fit(["first.npz", "second.npz"])
+
+
+@every
+def test_delayed_values_are_partitions(estimator):
+    dask = pytest.importorskip("dask")
+    parts = arrays(frames(estimator))
+    answer = prediction(estimator.fit(parts), parts[0][0])
+    later = [dask.delayed(functools.partial(tuple, part))() for part in parts]
+    np.testing.assert_array_equal(prediction(estimator.fit(later), parts[0][0]), answer)
