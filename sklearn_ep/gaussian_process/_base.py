@@ -44,7 +44,7 @@ from ._limits import LIMITS
 
 # Attributes that not every fit has.
 _OPTIONAL = ["inducing_points_", "inducing_mean_", "inducing_cov_", "learn_inducing_"]
-_OPTIONAL += ["site_precision_", "site_shift_", "loo_proba_"]
+_OPTIONAL += ["site_precision_", "site_shift_", "loo_proba_", "stream_log_score_"]
 
 
 def check_scale(total_variance, varies):

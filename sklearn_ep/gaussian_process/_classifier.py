@@ -25,7 +25,7 @@ from .inducing.plan import (
     plan_stream,
 )
 from .inducing.rows import array_parts, checked_parts
-from .inducing.stream import StreamRun, absorb, stream_of_fit
+from .inducing.stream import StreamRun, absorb, forgotten, stream_of_fit
 
 
 def _check_inducing_parameters(estimator):
@@ -217,6 +217,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     loo_proba_ : ndarray of shape (n,)
         Probability of each row's own label under its cavity: leave-one-out prediction for free,
         with the weights of nodes kept; nan for rows of weight zero, absent with an averaged site.
+    stream_log_score_ : ndarray of shape (n_calls,)
+        Mean log probability of the labels of each call of `partial_fit` before they were learned;
+        nan where there was no model before. A fall says that the stream drifts. Only of streams.
     n_sweeps_ : int
         Sweeps of the last run at fixed kernel parameters.
     n_iter_ : int
@@ -468,7 +471,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         return self._store(plan, fit, kept, learn_inducing_=plan.learn_inducing)
 
     @restore_on_error
-    def partial_fit(self, X, y, classes=None):
+    def partial_fit(self, X, y, classes=None, *, forgetting=1.0):
         """Take in further rows, each seen once.
 
         Parameters
@@ -480,6 +483,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             Labels out of `classes`; a batch may hold one class alone.
         classes : array-like of shape (n_classes,), default=None
             All labels that will ever come. Needed at the first call unless `fit` was called before.
+        forgetting : float, default=1.0
+            Share in (0, 1] that the rows of earlier calls still count for, so that those of k calls
+            ago count as ``forgetting**k`` of a row; below one the posterior follows a stream that
+            drifts. One forgets nothing.
 
         Returns
         -------
@@ -507,6 +514,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         every row that was ever seen; "average" keeps none of them.
         """
         self._check_parameters()
+        check_number("forgetting", forgetting, 0, 1, boundaries="right")
         if self.class_weight == "balanced":
             raise ValueError(
                 "class_weight='balanced' needs all rows, which partial_fit does not see: give "
@@ -516,6 +524,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         plan, last = plan_stream(self, self._factor()), getattr(self, "_fitted", None)
         refuse_joint(self, "partial_fit")
         X, y = self._checked_stream_rows(X, y, classes)
+        score = self._score_before(X, y)
         before = None if last is None else last.runs[0]
         weight = self._class_weighted(y, np.ones(len(X)))
         if isinstance(before, StreamRun):
@@ -525,18 +534,28 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         else:
             if before is not None:
                 X, y = np.vstack([self._plan.X, X]), np.concatenate([self._plan.y, y])
-                weight = np.concatenate([self._plan.weight, weight])
+                weight = np.concatenate([forgetting * self._plan.weight, weight])
             stream, last = new_stream(self, X, weight), None
-        run = absorb(stream, X, y, weight, plan)
+        run = absorb(forgotten(stream, forgetting), X, y, weight, plan)
         sites, loo = None, None
         if self.site_memory == "scalars":
             sites, loo = run.sites, np.exp(run.loo)
             if last is not None and last.sites is not None:
-                seen = np.stack([self.site_precision_, self.site_shift_], axis=-2)
+                seen = forgetting * np.stack([self.site_precision_, self.site_shift_], axis=-2)
                 sites = np.concatenate([seen.reshape(len(sites), 2, -1), sites], axis=2)
                 loo = np.concatenate([self.loo_proba_, loo])
         fit = gp_fit(run, sites, loo)
-        return self._store(None, fit, np.ones(len(X), dtype=bool), learn_inducing_=False)
+        told = dict(learn_inducing_=False, stream_log_score_=score)
+        return self._store(None, fit, np.ones(len(X), dtype=bool), **told)
+
+    def _score_before(self, X, y):
+        """Return the log scores of the stream, with that of rows and class indices to come."""
+        scores, new = getattr(self, "stream_log_score_", np.empty(0)), np.nan
+        if hasattr(self, "_fitted"):
+            self._posteriors = self._fitted.posteriors  # hidden while rows are taken in
+            new = np.mean(self._log_proba(X)[np.arange(len(y)), y])
+            del self._posteriors
+        return np.append(scores, new)
 
     def _checked_stream_rows(self, X, y, classes):
         """Return rows and class indices of a call of `partial_fit`."""

@@ -334,6 +334,49 @@ def test_stream_ends_near_the_batch_fit():
     assert abs(stream.log_evidence_ - batch.log_evidence_) < 5.0
 
 
+def test_a_stream_forgets_by_powers_of_its_rows():
+    X, y = toy(300, 2, 4, noise=0.5)
+    kw = dict(inducing_points=X[:20], tol=1e-8)
+    first, second = (X[:150], y[:150]), (X[150:], y[150:])
+    begun = [fixed(**kw).partial_fit(*first, classes=[0, 1]) for _ in range(3)]
+    plain, none, little = (
+        est.partial_fit(*second, forgetting=share)
+        for est, share in zip(begun, (1.0, 1e-12, 0.5), strict=True)
+    )
+    fresh = fixed(**kw).partial_fit(*second, classes=[0, 1])
+    np.testing.assert_allclose(none.predict_proba(X), fresh.predict_proba(X), atol=1e-8)
+    sites = little.site_precision_[:150], little.site_shift_[:150]
+    for half, whole in zip(sites, (plain.site_precision_, plain.site_shift_), strict=True):
+        np.testing.assert_allclose(half, 0.5 * whole[:150], rtol=1e-12)
+    # of a fit to all rows it takes powers as weights do
+    dense = EPGaussianProcessClassifier(KERNEL, method="dense", optimizer=None).fit(*first)
+    weighted = fixed(**kw).fit(X, y, np.r_[np.full(150, 0.5), np.ones(150)])
+    dense.set_params(**kw).partial_fit(*second, forgetting=0.5)
+    np.testing.assert_allclose(dense.predict_proba(X), weighted.predict_proba(X), atol=1e-5)
+    for share in (0.0, 1.5, "much"):
+        with pytest.raises((ValueError, TypeError), match="forgetting"):
+            plain.partial_fit(*second, forgetting=share)
+
+
+def test_a_stream_tells_its_log_score_and_follows_a_drift():
+    X, y = toy(600, 2, 4, noise=0.5)
+    y = np.where(np.arange(600) < 300, y, 1 - y)  # all labels change sides
+    steady, agile = (fixed(inducing_points=X[:20], tol=1e-4) for _ in range(2))
+    by_hand = [np.nan]
+    for i in range(0, 600, 60):
+        rows, labels = X[i : i + 60], y[i : i + 60]
+        if i:
+            proba = steady.predict_proba(rows)
+            by_hand.append(np.mean(np.log(proba[np.arange(60), labels])))
+        steady.partial_fit(rows, labels, classes=[0, 1])
+        agile.partial_fit(rows, labels, classes=[0, 1], forgetting=0.5)
+    np.testing.assert_allclose(steady.stream_log_score_, by_hand, rtol=1e-12)
+    score = agile.stream_log_score_
+    assert score[5] < score[1:5].min() - 0.3  # the drift is seen where it comes
+    assert score[7:].mean() > steady.stream_log_score_[7:].mean() + 0.3
+    assert not hasattr(steady.fit(X, y), "stream_log_score_")
+
+
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_stream_learns_kernel_and_inducing_points():
     X, y = toy(3000, 2, 3, noise=0.5)

@@ -112,6 +112,16 @@ def stream_of_fit(plan, run):
     )
 
 
+def forgotten(stream, share):
+    """Return the stream with its rows counted as a share of themselves.
+
+    Their sites are taken to that power, and the prior of the process stays: what is forgotten goes
+    back to it. A share of one changes no bit.
+    """
+    names = "gram", "shift", "log_terms", "weight"
+    return replace(stream, **{name: share * getattr(stream, name) for name in names})
+
+
 def absorb(stream, X, y, weight, plan):
     """Take in rows with class indices and copies, batch by batch; return the `StreamRun`."""
     batches = [np.arange(len(X))]
