@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from decimal import Decimal
 
 import numpy as np
 from sklearn.base import clone, is_classifier
@@ -182,4 +183,80 @@ def attempt(seed, stretch=False, make=settings):
     for values in seen[:-1] if stochastic else seen:
         if not np.all(np.isfinite(values)):
             return f"seed {seed}: {est}: not finite"
+    return None
+
+
+LABELS = [
+    int, str, float, lambda k: k + 2**53, lambda k: f"{k}\0", lambda k: (k, "a"), Decimal,
+    lambda k: None if k == 0 else k, lambda k: float("nan") if k == 0 else k / 3,
+]  # fmt: skip
+
+
+def crossed_case(rng, pick):
+    """Return an estimator, rows with two factors, y, and the rows with other names of levels."""
+    n = int(rng.integers(8, 61))
+    codes = np.column_stack([rng.integers(0, rng.integers(1, n + 1), n) for _ in range(2)])
+    if rng.random() < 0.3:
+        codes[:, 1] = codes[:, 0] // 3  # nested
+    X = rng.normal(size=(n, 2)) * 10.0 ** pick(0, 0, 3)
+    X[0] *= 10.0 ** pick(0, 0, 4)
+    z = np.sign(X[:, 0]) + sum(pick(0.3, 3.0) * rng.normal(size=n)[c] for c in codes.T)
+    est = HierarchicalEPLogistic(
+        [0, 1], hyperparameters="mode", engine=pick("ep", "messages"), power=pick(1.0, 0.5)
+    )
+    named = []
+    for kinds in rng.choice(len(LABELS), (2, 2)):
+        table = np.empty((n, 4), dtype=object)
+        table[:, 2:] = X
+        for f, kind in enumerate(kinds):
+            table[:, f] = [LABELS[kind](int(c)) for c in codes[:, f]]
+        named.append(table)
+    return est, named, z + rng.logistic(size=n)
+
+
+def classes_case(rng, pick):
+    """Return an estimator, the same rows in two units, and a response for two to five classes."""
+    n, d = int(rng.integers(30, 80)), int(rng.integers(1, 5))
+    X = rng.normal(size=(n, d)) + rng.normal(size=d)
+    z = np.digitize(X[:, 0] + 0.5 * rng.normal(size=n), np.linspace(-1, 1, pick(1, 2, 4)))
+    est = ConvexVariationalLogistic(
+        variance=pick("auto", "exact", "calibrated"), n_partitions=pick(None, None, 2),
+        hyperparameters=pick("auto", "mode"), multi_class=pick("auto", "one_vs_rest"),
+        random_state=0,
+    )  # fmt: skip
+    if est.n_partitions and est.hyperparameters == "auto":
+        est.set_params(hyperparameters="mode")
+    return est, [X, X * 10.0 ** rng.integers(-8, 9)], z
+
+
+def attempt_kind(seed):
+    """Fit one random case of labels, powers, crossed factors or units; None, or what was wrong."""
+    rng = np.random.default_rng(seed)
+    pick = lambda *options: options[rng.integers(len(options))]  # noqa: E731
+    crossed = bool(rng.random() < 0.5)
+    if crossed:
+        est, both, z = crossed_case(rng, pick)
+        y = (z > np.median(z)).astype(int)
+    else:
+        est, both, y = classes_case(rng, pick)
+    if len(np.unique(y)) < 2:
+        return None
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            for X in both:
+                fit = clone(est).fit(X, y)
+                found.append((fit.predict_proba(X), fit.converged_))
+        except ValueError as error:
+            return None if names_an_argument(error) else f"seed {seed}: {est}: {error!r}"
+        except Exception as error:  # noqa: BLE001
+            return f"seed {seed}: {est}: {error!r}"
+    if not all(np.all(np.isfinite(proba)) for proba, _ in found):
+        return f"seed {seed}: {est}: not finite"
+    off = np.abs(found[0][0] - found[1][0]).max()
+    if not crossed and all(converged for _, converged in found) and off > 0.02:
+        return f"seed {seed}: {est}: probabilities move by {off:.2g} with the unit"
     return None

@@ -1,7 +1,7 @@
 """Fits on hostile but finite data end in finite numbers or a named error; most of them nightly."""
 
 import pytest
-from hostile import attempt, sparse_classifier
+from hostile import attempt, attempt_kind, sparse_classifier
 
 
 def check_block(block):
@@ -23,6 +23,14 @@ def test_finite_or_a_named_error(block):
 @pytest.mark.parametrize("block", range(4, 20))
 def test_finite_or_a_named_error_in_more_fits(block):
     check_block(block)
+
+
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(12 * k, marks=pytest.mark.slow) for k in range(1, 17))]
+)
+def test_labels_powers_crossed_factors_and_units(first):
+    faults = [f for f in map(attempt_kind, range(first, first + 12)) if f]
+    assert not faults, "\n".join(faults)
 
 
 # beyond the first 500: a determinant lost to cancellation, a posterior that is not concave,
