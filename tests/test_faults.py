@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import stat
+import warnings
 
 import joblib
 import numpy as np
@@ -295,3 +296,46 @@ def test_the_model_so_far_predicts_after_every_iteration(estimator):
     est = clone(estimator).set_params(tol=1e-8).set_callbacks(peek).fit(X, y)
     assert len(peek.predicted) == est.n_iter_
     np.testing.assert_allclose(peek.predicted[-1], est.predict(X), atol=1e-10)
+
+
+FLAGS = {"verbose": "verbose must be", "fit_intercept": "fit_intercept must be"}
+
+
+@every
+def test_flags_of_the_wrong_type_are_named_before_work(estimator):
+    X, y = data()
+    for name in FLAGS.keys() & estimator.get_params():
+        for value in (np.array([1, 2]), "x", None):
+            est = clone(estimator).set_params(**{name: value})
+            with pytest.raises((TypeError, ValueError), match=FLAGS[name]):
+                est.fit(X, y)
+            assert not hasattr(est, "n_features_in_")
+
+
+WEIGHTED = [e for e in ESTIMATORS if "sample_weight" in inspect.signature(e.fit).parameters]
+
+
+@pytest.mark.parametrize("estimator", WEIGHTED, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    ("far", "match"), [(1j, "sample_weight must hold real"), (1e200, "sample_weight goes from")]
+)
+def test_weights_that_cannot_be_are_named(estimator, far, match):
+    X, y = data()
+    with pytest.raises(ValueError, match=match):
+        clone(estimator).fit(X, y, sample_weight=np.where(y > 0, far, 1.0))
+
+
+@every
+def test_a_column_in_another_unit_is_named(estimator):
+    """Models whose prior is in the unit of the columns say which column is far from the others."""
+    X, y = data()
+    X = X * [1.0, 1e6, 1.0]
+    if hasattr(estimator, "standardize"):
+        clone(estimator).fit(X, y)  # warnings are errors
+        return
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        clone(estimator).fit(X, y)
+    told = [str(w.message) for w in told if "StandardScaler" in str(w.message)]
+    assert len(told) == 1 and "column 1 is farthest" in told[0]
+    assert type(estimator).__name__ in told[0]

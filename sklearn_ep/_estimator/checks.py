@@ -224,9 +224,10 @@ def checked_weights(sample_weight, X):
     n = X.shape[0]
     if sample_weight is None:
         return np.ones(n)
-    if np.iscomplexobj(sample_weight):
+    weight = np.asarray(sample_weight)
+    if weight.dtype.kind == "c":
         raise ValueError("Complex data not supported: sample_weight must hold real numbers.")
-    weight = np.asarray(sample_weight, dtype=np.float64)
+    weight = weight.astype(np.float64, copy=False)
     if weight.ndim == 0:
         weight = np.full(n, float(weight))
     if weight.shape != (n,):
