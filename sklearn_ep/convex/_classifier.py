@@ -167,7 +167,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         variance="calibrated", means are solved for by conjugate gradients and variances calibrated
         by samples, O(K nnz) a product, without a matrix of coefficients and without `condition_on`.
         "one_vs_rest" fits a problem a class, normalised. "auto" is joint where that can be had:
-        with no other `variance` or `solver` asked for and without partitions.
+        with no other `variance` or `solver` asked for, without partitions, and up to 2**25 rows
+        times squared classes (256 MB a matrix); beyond it warns and is one_vs_rest.
     forgetting : float, default=1.0
         Share in (0, 1] that the rows of earlier batches keep at each call of `partial_fit`, for
         streams that drift; 1 forgets nothing. Compare values by `log_evidence_`.
@@ -449,7 +450,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
                 refuse_joint(self, f"n_partitions={self.n_partitions}")
                 self._fit_parts(array_parts(training, self.n_partitions), False, (X, y))
             else:
-                joint = takes_joint(self, training.X.shape[1])
+                joint = takes_joint(self, *training.X.shape)
                 problem = (joint_problem if joint else make_problem)(self, training)
                 fit_one = fit_exact if problem.variance == "exact" else fit_sampled
                 fit_one = fit_joint if joint else fit_one

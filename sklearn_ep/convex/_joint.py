@@ -234,7 +234,7 @@ def joint_problem(estimator, training):
     design = Design(training.X[copies.first], bool(estimator.fit_intercept))
     (n, q), K = design.shape, len(estimator.classes_)
     noise, last, longer = None, None, 3  # sweeps for an outer step, which is several of Newton's
-    sampled = takes_joint(estimator, training.X.shape[1]) == "sampled"
+    sampled = takes_joint(estimator, *training.X.shape) == "sampled"
     shape = (n, q, K, "joint sampled" if sampled else "joint", None)
     if sampled:
         k, rng, longer = estimator.n_variance_samples, check_random_state(estimator.random_state), 1

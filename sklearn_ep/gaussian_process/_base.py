@@ -536,7 +536,8 @@ class GaussianProcessBase(PosteriorClassifier):
         -------
         log_likelihood : float
             That of all classes jointly, or the sum over the one-versus-rest problems, with EP run
-            to `tol` from the fitted sites.
+            to `tol` from the fitted sites. Where labels may be wrong this is the evidence that
+            kernels are learned by; `log_evidence_` is that of the `rule` of the fit.
         gradient : ndarray of shape (p,)
             Only if `eval_gradient`; in the parameters as they were given. Of more than two classes
             jointly it is found by central differences, in 2 p further runs of EP.

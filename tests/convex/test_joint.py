@@ -371,3 +371,14 @@ def test_many_sparse_columns_keep_the_prior_variance_where_predictions_are_good(
     learned, prior_variance = loss("learn")
     assert prior_variance < 100.0
     assert learned < min(loss(v)[0] for v in (10.0, 100.0)) + 0.02
+
+
+def test_too_many_rows_and_classes_for_a_joint_fit_are_told(monkeypatch):
+    monkeypatch.setattr("sklearn_ep.convex._parameters.MOST_PAIRS", 1000)
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    y = np.arange(60) % 5
+    for asked, got in (("joint", "joint"), ("one_vs_rest", "one_vs_rest")):
+        assert ConvexVariationalLogistic(multi_class=asked).fit(X, y).multi_class_ == got
+    with pytest.warns(UserWarning, match="5 classes of 60 rows are fitted one against the rest"):
+        clf = ConvexVariationalLogistic().fit(X, y)
+    assert clf.multi_class_ == "one_vs_rest"
