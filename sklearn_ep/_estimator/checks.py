@@ -115,25 +115,30 @@ def check_column_scales(estimator, X, largest=LARGEST_ENTRY):
 
 # Ratio of the spreads of two columns beyond which they can hardly share a unit.
 _MOST_SPREAD = 1e3
+_FEWEST_ENTRIES = 10
 
 
 def warn_of_spreads(estimator, X):
     """Warn, and name a column, where columns of X differ so much that they share no unit.
 
     For models whose prior or first length scale is in units of the columns: one column at a scale
-    of 1e6 beside others at 1 leaves nothing to learn from these. X is dense, CSR or CSC.
+    of 1e6 beside others at 1 leaves nothing to learn from these. X is dense, CSR or CSC; of sparse
+    columns those with few entries are passed over, whose range is chance.
     """
     low, high = min_max_axis(X, axis=0) if sp.issparse(X) else (X.min(axis=0), X.max(axis=0))
-    varies = np.flatnonzero(high > low)
+    told = high > low
+    if sp.issparse(X):
+        told &= X.getnnz(axis=0) >= _FEWEST_ENTRIES
+    varies = np.flatnonzero(told)
     if len(varies) < 2:
         return
-    spread = high[varies] - low[varies]
-    if spread.max() <= _MOST_SPREAD * spread.min():
+    spread = 0.5 * high[varies] - 0.5 * low[varies]  # half of it, which does not overflow
+    if spread.max() / _MOST_SPREAD <= spread.min():
         return
     far = np.abs(np.log(spread) - np.median(np.log(spread)))
     j = int(varies[np.argmax(far)])
     warnings.warn(
-        f"{type(estimator).__name__}: the ranges of the columns of X are between "
+        f"{type(estimator).__name__}: half the range of a column of X is between "
         f"{spread.min():.3g} and {spread.max():.3g}; column {_column_name(estimator, j)} is "
         "farthest from the others. The prior takes all columns to be in one unit: standardise "
         "them, for instance by a pipeline with StandardScaler.",
@@ -163,7 +168,7 @@ def numerical_cause(X, params):
     spread, size = high - low, np.maximum(-low, high)
     sizes = size[(size > 0) & (spread > 0)]
     least = np.minimum(np.min(sizes, initial=np.inf), spread[(size > 0) & (spread > 0)])
-    if np.any(sizes > _DIGITS_LOST * least) or np.any(sizes > LARGEST_IN_UNITS):
+    if np.any(sizes > _DIGITS_LOST * least) or np.any(sizes > _DIGITS_LOST):
         return (
             "The columns of X are very large, differ in size by a factor of a million, or are that "
             "far from zero for their spread: standardise the columns."

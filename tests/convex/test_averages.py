@@ -287,6 +287,7 @@ def test_what_is_given_is_kept_and_names_what_ran():
     assert big.hyperparameters_used_ == "mode"
 
 
+@pytest.mark.filterwarnings("ignore:.*StandardScaler:UserWarning")
 def test_units_and_weights_and_order_do_not_matter():
     X, y = make(70, 5, seed=7)
     e = fit(X, y)

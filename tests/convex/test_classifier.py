@@ -198,6 +198,7 @@ def test_weights_are_repetitions_in_any_order(variance, bound):
     assert np.all(np.isnan(a.marginal_variance_) == (copies == 0))
 
 
+@pytest.mark.filterwarnings("ignore:.*StandardScaler:UserWarning")
 def test_labels_scales_and_class_weights():
     X, y = make(80, 6, seed=7)
     a = fit(X, y, 2.0, **TIGHT)

@@ -37,6 +37,7 @@ def small(n=40, d=4, seed=0):
     return X, X @ np.r_[1.5, -1.0, np.zeros(d - 2)] + 7.0 + 0.5 * rng.standard_normal(n)
 
 
+@pytest.mark.filterwarnings("ignore:.*StandardScaler:UserWarning")
 @pytest.mark.parametrize("name", ["diabetes", "wine", "breast cancer"])
 def test_defaults_are_level_with_what_people_use(name):
     X, y = table(name)
