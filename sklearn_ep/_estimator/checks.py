@@ -122,13 +122,15 @@ def warn_of_spreads(estimator, X):
     """Warn, and name a column, where columns of X differ so much that they share no unit.
 
     For models whose prior or first length scale is in units of the columns: one column at a scale
-    of 1e6 beside others at 1 leaves nothing to learn from these. X is dense, CSR or CSC; of sparse
-    columns those with few entries are passed over, whose range is chance.
+    of 1e6 beside others at 1 leaves nothing to learn from these. X is dense, CSR or CSC. Few rows
+    tell nothing, nor do sparse columns with few entries: their range is chance.
     """
+    if X.shape[0] < _FEWEST_ENTRIES:
+        return
     low, high = min_max_axis(X, axis=0) if sp.issparse(X) else (X.min(axis=0), X.max(axis=0))
     told = high > low
     if sp.issparse(X):
-        told &= X.getnnz(axis=0) >= _FEWEST_ENTRIES
+        told &= np.asarray((X != 0).sum(axis=0)).ravel() >= _FEWEST_ENTRIES
     varies = np.flatnonzero(told)
     if len(varies) < 2:
         return
