@@ -42,6 +42,7 @@ class _Measured(NamedTuple):
     most_noise: float = 1e2
     known_rows: float = 0.01
     rows_for_noise: int = 20  # rows whose columns others share that tell the noise of new ones
+    entries_for_noise: int = 2**25  # of X: beyond, rows are many, and a dense copy takes 256 MB
     known_noise: float = 1e-6
 
 
@@ -425,9 +426,10 @@ class RegressionPlan:
         without it: where nearly all rows have such columns they are foretold without.
         """
         loop = self.loop
-        if loop.noise is not None or not loop.exact or loop.design.C is not None:
-            return 1.0
         n, d = loop.design.X.shape
+        learned = loop.noise is None and loop.exact and loop.design.C is None
+        if not learned or n * d > _BY.entries_for_noise:
+            return 1.0
         X = loop.design.X.toarray() if sp.issparse(loop.design.X) else loop.design.X
         X = X if loop.design.offset is None else X - loop.design.offset
         own = step.variances.coefficient_variance()

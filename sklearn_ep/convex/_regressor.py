@@ -85,7 +85,8 @@ class ConvexVariationalRegressor(
         Variance of the noise, given or learned.
     temper_ : float
         Factor of the noise variance in predictions, which leaving rows out tells: 1 where the noise
-        is given, variances are sampled or there is a `prior_operator`.
+        is given, variances are sampled, there is a `prior_operator`, or X has more than 2**25
+        entries.
     prior_ : SuperGaussianSite
         The prior used.
     prior_scale_ : float
