@@ -113,7 +113,8 @@ def check_column_scales(estimator, X, largest=LARGEST_ENTRY):
     check_column_sizes(estimator, column_sizes(X), largest)
 
 
-# Ratio of the spreads of two columns beyond which they can hardly share a unit.
+# Ratio of the spreads of two columns beyond which they can hardly share a unit, and how many
+# entries tell a range: of two rows, or of a rare word, it may be small by chance.
 _MOST_SPREAD = 1e3
 _FEWEST_ENTRIES = 10
 
@@ -167,7 +168,8 @@ def numerical_cause(X, params):
             "The usual cause is that columns of X differ much in size, or are far from zero for "
             "their spread: standardise the columns."
         )
-    spread, size = high - low, np.maximum(-low, high)
+    with np.errstate(over="ignore"):  # a range beyond double precision is out of proportion
+        spread, size = high - low, np.maximum(-low, high)
     sizes = size[(size > 0) & (spread > 0)]
     least = np.minimum(np.min(sizes, initial=np.inf), spread[(size > 0) & (spread > 0)])
     if np.any(sizes > _DIGITS_LOST * least) or np.any(sizes > _DIGITS_LOST):

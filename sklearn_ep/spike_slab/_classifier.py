@@ -246,22 +246,6 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
     def _log_weights(self, rows, n_draws, rng):
         return None, self._remarks
 
-    def covariance(self, features):
-        """Posterior covariance of some coefficients.
-
-        Parameters
-        ----------
-        features : array-like of int of shape (k,), or mask of shape (d,)
-            Which coefficients.
-
-        Returns
-        -------
-        covariance : ndarray of shape (k, k)
-            On the scale of `coef_`. O(n^2 k) for d > n: no d x d matrix is formed.
-        """
-        check_is_fitted(self)
-        return self._posteriors[0].block(np.arange(self.n_features_in_)[np.asarray(features)])
-
     def sample_posterior(self, n_samples=1, random_state=None, exact_zeros=False):
         """Draw coefficients from the approximate posterior, each draw from one of the nodes.
 

@@ -480,23 +480,6 @@ class SpikeSlabRegressor(
         X2 = X1 if X2 is None else dense_rows(self._check_new(X2))
         return self._posteriors[0].responses.latent_covariance(X1, X2)
 
-    def covariance(self, features):
-        """Posterior covariance of some coefficients.
-
-        Parameters
-        ----------
-        features : array-like of int of shape (k,), or mask of shape (d,)
-            Which coefficients.
-
-        Returns
-        -------
-        covariance : ndarray of shape (k, k)
-            On the scale of `coef_`. O(n^2 k) for d > n: no d x d matrix is formed.
-        """
-        check_is_fitted(self)
-        index = np.arange(len(self.coef_))[np.asarray(features)]
-        return self._posteriors[0].block(index)
-
     def sample_posterior(self, n_samples=1, random_state=None, exact_zeros=False):
         """Draw coefficients from the approximate posterior, each draw from one of the nodes.
 

@@ -1,4 +1,6 @@
-"""Which features are in the model."""
+"""What posteriors of both sparse models say of features: which are in, and how they covary."""
+
+from typing import Any
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
@@ -8,9 +10,10 @@ from ._credible_sets import expected_false
 
 
 class FeatureSupport:
-    """Selection of features by the `inclusion_proba_` of a fitted estimator."""
+    """Selection of features by the `inclusion_proba_` of a fitted estimator, and covariances."""
 
     inclusion_proba_: np.ndarray
+    _posteriors: Any
 
     def get_support(self, threshold=0.5, fdr=None):
         """Features that are in the model with more than a given probability.
@@ -36,3 +39,20 @@ class FeatureSupport:
             return self.inclusion_proba_ > threshold
         check_number("fdr", fdr, 0, 1, boundaries="neither")
         return expected_false(self.inclusion_proba_, fdr)
+
+    def covariance(self, features):
+        """Posterior covariance of some coefficients.
+
+        Parameters
+        ----------
+        features : array-like of int of shape (k,), or mask of shape (d,)
+            Which coefficients.
+
+        Returns
+        -------
+        covariance : ndarray of shape (k, k)
+            On the scale of `coef_`. O(n^2 k) for d > n: no d x d matrix is formed.
+        """
+        check_is_fitted(self)
+        index = np.arange(len(self.inclusion_proba_))[np.asarray(features)]
+        return self._posteriors[0].block(index)
