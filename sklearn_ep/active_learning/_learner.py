@@ -217,11 +217,7 @@ class Learner:
             self.expected_gain_ = np.nan
             return design_rows(self._pool, self.labelled_, np.flatnonzero(free), n_instances)[0]
         strategy = resolved(self._strategy, self.estimator_, self._objective)
-        if strategy in OF_PROBA and hasattr(self.estimator_, "predict_proba"):
-            rows = np.flatnonzero(free)
-            rated = OF_PROBA[strategy](self.predict_proba())[rows]
-            return rows[best_first(rated)[:n_instances]]
-        if not self._has_posterior() or not works_on_posterior(strategy):
+        if not self._counts_all_labels(strategy):
             return query(
                 self.estimator_,
                 self._pool,
@@ -240,11 +236,21 @@ class Learner:
         """Return whether a class that may come has no label yet: no posterior can ask for it."""
         return self._allowed is not None and not self._allowed.issubset(self._labels)
 
+    def _by_proba(self, strategy):
+        return strategy in OF_PROBA and hasattr(self.estimator_, "predict_proba")
+
+    def _counts_all_labels(self, strategy):
+        """Return whether a strategy can see the labels since the last refit."""
+        return self._by_proba(strategy) or (self._has_posterior() and works_on_posterior(strategy))
+
     def _best(self, strategy, free, n_instances):
+        rows = np.flatnonzero(free)
+        if self._by_proba(strategy):
+            rated = OF_PROBA[strategy](self.predict_proba())[rows]
+            return rows[best_first(rated)[:n_instances]]
         posterior = self._up_to_date()
         if is_greedy(strategy, "auto", n_instances):
             return np.array(greedy(posterior, strategy, free, n_instances)[0])
-        rows = np.flatnonzero(free)
         if strategy in LOOK_AHEAD:
             rated = look_ahead(posterior, strategy, rows)
         else:

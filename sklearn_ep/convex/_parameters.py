@@ -195,9 +195,8 @@ def takes_joint(estimator, n_rows, d):
     None where they do not. Raises a ValueError where that is asked for and another parameter
     excludes it.
     """
-    if len(estimator.classes_) == 2 or estimator.multi_class == "one_vs_rest":
-        return None
-    if is_too_large(estimator, n_rows):
+    apart = len(estimator.classes_) == 2 or estimator.multi_class == "one_vs_rest"
+    if apart or is_too_large(estimator, n_rows):
         return None
     size = len(estimator.classes_) * (d + bool(estimator.fit_intercept))
     asked = estimator.multi_class == "joint" and estimator.variance == "calibrated"

@@ -440,12 +440,7 @@ class RegressionPlan:
             gap, total = form(X, loop.y, step, centres, precision, flat)
         except ImproperPosterior:  # noise is lost beside what the prior allows: rows tell nothing
             return 1.0
-        squares = X * X
-        row, sums = np.argmax(squares, axis=0), squares.sum(axis=0)
-        j = np.arange(d)
-        varies = 1.0 - flat / n  # share of a deviation that is left about the mean
-        lone = (sums > 0) & (squares[row, j] >= (1.0 - 1e-9) * varies * sums)
-        row, apart = row[lone], X[row, j][lone] / varies
+        lone, row, apart = _lone_columns(X, flat)
         gap = gap + np.bincount(row, apart * centres[lone], minlength=n)
         var = total - step.noise - np.bincount(row, apart**2 / precision[lone], minlength=n)
         # without digits where a row is foretold by itself alone
@@ -456,6 +451,18 @@ class RegressionPlan:
         rows = np.bincount(row, minlength=n)[proper] == 0
         rows = rows if np.sum(rows) >= _BY.rows_for_noise else slice(None)
         return noise_temper(gap[rows], np.maximum(var, 0.0)[rows], step.noise)
+
+
+def _lone_columns(X, flat):
+    """Return which columns vary in one row alone, bool (d,), these rows, and how far they are out.
+
+    With `flat` columns are deviations from their means.
+    """
+    squares, j = X * X, np.arange(X.shape[1])
+    row, sums = np.argmax(squares, axis=0), squares.sum(axis=0)
+    varies = 1.0 - flat / len(X)  # share of a deviation that is left about the mean
+    lone = (sums > 0) & (squares[row, j] >= (1.0 - 1e-9) * varies * sums)
+    return lone, row[lone], X[row, j][lone] / varies
 
 
 def _left_out_dual(X, y, step, centres, precision, flat):

@@ -249,8 +249,7 @@ def label_table(groups, n_rows):
 
     Those of one factor become a column of objects. A list of lists is a table row by row.
     """
-    if isinstance(groups, list) and groups and all(isinstance(row, list) for row in groups):
-        groups = _table_of_rows(groups)
+    groups = _table_of_rows(groups)
     if np.ndim(groups) == 2 and not isinstance(groups, list | tuple) and groups.shape[1] != 1:
         if len(groups) != n_rows:
             raise ValueError(
@@ -265,7 +264,9 @@ def label_table(groups, n_rows):
 
 
 def _table_of_rows(rows):
-    """Return a list of lists of labels as an array of objects (n, F)."""
+    """Return a list of lists of labels as an array of objects (n, F), others as they are."""
+    if not (isinstance(rows, list) and rows and all(isinstance(row, list) for row in rows)):
+        return rows
     if len({len(row) for row in rows}) > 1:
         raise ValueError("groups has rows of different lengths: give every row the same factors.")
     table = np.empty((len(rows), len(rows[0])), dtype=object)
