@@ -25,6 +25,7 @@ from sklearn_ep import (
     SpikeSlabClassifier,
     SpikeSlabRegressor,
 )
+from sklearn_ep._estimator.fitting import restore_on_error
 from sklearn_ep.hierarchical._parts import save_checkpoint
 
 sklearn_callback = pytest.importorskip("sklearn.callback")
@@ -323,6 +324,29 @@ def test_weights_that_cannot_be_are_named(estimator, far, match):
     X, y = data()
     with pytest.raises(ValueError, match=match):
         clone(estimator).fit(X, y, sample_weight=np.where(y > 0, far, 1.0))
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_numerical_failure_names_the_data_only_where_they_explain_it(by_name):
+    class Failing:
+        @restore_on_error
+        def fit(self, X, y, sample_weight=None):
+            raise FloatingPointError("overflow")
+
+    X, y = data()
+    even, far = np.ones(len(X)), np.where(y > 0, 1.0, 1e9)
+    for rows, weight, match in (
+        (X, None, "so that the model is to blame"),
+        (X, even, "so that the model is to blame"),
+        (X, far, "The weights differ by a factor of a million"),
+        (X * [1.0, 1e8, 1.0], None, "columns of X are very large, differ in size"),
+        (X + 1e9, even, "far from zero for their spread: standardise"),
+    ):
+        with pytest.raises(ValueError, match=f"Failing: overflow.*{match}"):
+            if by_name:
+                Failing().fit(X=rows, y=y, sample_weight=weight)
+            else:
+                Failing().fit(rows, y, weight)
 
 
 @every

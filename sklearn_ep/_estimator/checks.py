@@ -154,15 +154,15 @@ def warn_of_spreads(estimator, X):
 _DIGITS_LOST = 1e6
 
 
-def numerical_cause(X, params):
+def numerical_cause(X, sample_weight):
     """Return a sentence on what of the data may explain a numerical failure, and what to do.
 
-    X is what the user gave, `params` his keywords.
+    X and sample_weight are what the user gave, or None.
     """
     try:
         X = X if sp.issparse(X) else np.asarray(X, dtype=float)
         low, high = min_max_axis(X, axis=0) if sp.issparse(X) else (X.min(axis=0), X.max(axis=0))
-        weight = np.asarray(params.get("sample_weight", 1.0), dtype=float)
+        weight = np.asarray(1.0 if sample_weight is None else sample_weight, dtype=float)
     except (TypeError, ValueError):  # labels of groups, partitions, operators
         return (
             "The usual cause is that columns of X differ much in size, or are far from zero for "

@@ -1,6 +1,7 @@
 """What every fit does: fail cleanly, tell of its iterations, split several classes."""
 
 import functools
+import inspect
 import time
 import warnings
 from contextlib import contextmanager
@@ -34,7 +35,8 @@ def restore_on_error(method):
             vars(self).clear()
             vars(self).update(before)
             if isinstance(error, ImproperPosterior | FloatingPointError):
-                cause = numerical_cause(args[0] if args else kwargs.get("X"), kwargs)
+                given = inspect.signature(method).bind(self, *args, **kwargs).arguments
+                cause = numerical_cause(given.get("X"), given.get("sample_weight"))
                 raise ValueError(f"{type(self).__name__}: {error}. {cause}") from error
             raise
 

@@ -174,10 +174,15 @@ def prior_mode(estimator):
 MOST_PAIRS = 2**25
 
 
-def is_too_large(estimator, n_rows):
-    """Say whether "auto" has too many rows and classes for a joint posterior, and warn of it."""
+def _is_apart(estimator, n_rows):
+    """Say whether there are two classes, or each is fitted against the rest.
+
+    Warns where that is because "auto" has too many rows and classes for a joint posterior.
+    """
     n_classes = len(estimator.classes_)
-    if estimator.multi_class != "auto" or n_rows * n_classes**2 <= MOST_PAIRS:
+    if n_classes == 2 or estimator.multi_class == "one_vs_rest":
+        return True
+    if estimator.multi_class == "joint" or n_rows * n_classes**2 <= MOST_PAIRS:
         return False
     warnings.warn(
         f"{type(estimator).__name__}: {n_classes} classes of {n_rows} rows are fitted one against "
@@ -195,8 +200,7 @@ def takes_joint(estimator, n_rows, d):
     None where they do not. Raises a ValueError where that is asked for and another parameter
     excludes it.
     """
-    apart = len(estimator.classes_) == 2 or estimator.multi_class == "one_vs_rest"
-    if apart or is_too_large(estimator, n_rows):
+    if _is_apart(estimator, n_rows):
         return None
     size = len(estimator.classes_) * (d + bool(estimator.fit_intercept))
     asked = estimator.multi_class == "joint" and estimator.variance == "calibrated"

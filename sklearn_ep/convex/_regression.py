@@ -420,10 +420,11 @@ class RegressionPlan:
         return RegressionPosterior(step.u, factor, step.noise, exact, self.centre, temper)
 
     def _temper(self, step):
-        """Return the factor of a learned noise variance by which rows are foretold from the others.
+        """Return the factor of a learned noise variance that leave-one-out predictions ask for.
 
         A column that varies in one row alone takes up the noise of that row, which new rows have
-        without it: where nearly all rows have such columns they are foretold without.
+        without it. Rows with such columns are left out, where enough others tell the noise;
+        otherwise all rows are predicted without these columns.
         """
         loop = self.loop
         n, d = loop.design.X.shape
@@ -447,10 +448,9 @@ class RegressionPlan:
         proper = total < _BY.most_noise * loop.size / np.finfo(float).eps
         if not np.any(proper):
             return 1.0
-        gap, var = gap[proper], var[proper]
-        rows = np.bincount(row, minlength=n)[proper] == 0
-        rows = rows if np.sum(rows) >= _BY.rows_for_noise else slice(None)
-        return noise_temper(gap[rows], np.maximum(var, 0.0)[rows], step.noise)
+        shared = proper & (np.bincount(row, minlength=n) == 0)
+        rows = shared if np.sum(shared) >= _BY.rows_for_noise else proper
+        return noise_temper(gap[rows], np.maximum(var[rows], 0.0), step.noise)
 
 
 def _lone_columns(X, flat):
