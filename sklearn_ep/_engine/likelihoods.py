@@ -15,8 +15,8 @@ _STEP = 0.7  # sd between nodes: the trapezoidal rule of a Gaussian is then exac
 _POLES = 1.0  # longest step: poles are pi from the axis, so the error is exp(-2 pi^2) there
 _SETTLED = 1e-6  # sd by which the centre of the nodes may miss the mode
 _MOST_STEPS = 60
-# Sd from which a row takes the rule of `_beside_kink`, whose cost does not grow. With sds from 17 to
-# 1e6 and powers of .1 to .9 it agrees with 40 digits to 1e-9; the other has 240 nodes and more.
+# Sd from which a row takes the rule of `_beside_kink`, whose cost does not grow. With sds of 17 to
+# 1e6 and powers of .1 to .9 it agrees with 40 digits to 1e-9; the other rule has 240 nodes there.
 _WIDE = 16.0
 # Slope of the logistic function that is closest to the normal distribution function.
 PROBIT_SLOPE = 1.702

@@ -1,4 +1,4 @@
-"""ModelDraws of models by Markov chains, coefficients integrated out: for correlated columns.
+"""Draws of models by Markov chains, coefficients integrated out: for correlated columns.
 
 Given the model, which columns are in, everything is Gaussian, and the evidence of a model is known
 up to the noise, which integrates out as well, and the ratio of slab variance to noise. A step takes
@@ -299,7 +299,7 @@ class ModelDraws:
 
 
 class ModelChains:
-    """ModelChains over models, side by side."""
+    """Markov chains over models, side by side."""
 
     def __init__(self, law, rng):
         d, n = law.d, len(law.problem.model.X)
