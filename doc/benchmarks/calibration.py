@@ -46,15 +46,22 @@ def ranks(draws, truth, rng):
     return below + rng.uniform(size=np.shape(truth)) * equal
 
 
-def spike_slab(how, seed, n=60, d=15):
-    """Predictor at new rows, and which features are in; noise variance one."""
-    rng = np.random.default_rng(seed)
+def sparse_truth(how, rng, n, d):
+    """Return rows, new rows, which columns are in, their coefficients, and what a fit is given."""
     p, v = (0.2, 1.0) if how != "learned" else (rng.beta(1, np.sqrt(d)), slab_ratio(rng))
     X, new = rng.normal(size=(n, d)), rng.normal(size=(20, d))
     on = rng.uniform(size=d) < p
     w = np.where(on, rng.normal(size=d) * np.sqrt(v), 0.0)
+    given = dict(slab_variance=v, prior_inclusion=p) if how == "known" else {}
+    return X, new, on, w, given
+
+
+def spike_slab(how, seed, n=60, d=15):
+    """Predictor at new rows, and which features are in; noise variance one."""
+    rng = np.random.default_rng(seed)
+    X, new, on, w, given = sparse_truth(how, rng, n, d)
     y = X @ w + rng.normal(size=n)
-    given = dict(noise_variance=1.0, slab_variance=v, prior_inclusion=p) if how == "known" else {}
+    given = {"noise_variance": 1.0, **given} if given else given
     model = SpikeSlabRegressor(standardize=False, fit_intercept=False, **given).fit(X, y)
     draws = model.sample_posterior(N_DRAWS, random_state=seed, exact_zeros=True) @ new.T
     probability = model.inclusion_proba_, on
@@ -64,12 +71,8 @@ def spike_slab(how, seed, n=60, d=15):
 def sparse_classes(how, seed, n=100, d=15):
     """Predictor at new rows, which features are in, and labels of new rows."""
     rng = np.random.default_rng(seed)
-    p, v = (0.2, 1.0) if how != "learned" else (rng.beta(1, np.sqrt(d)), slab_ratio(rng))
-    X, new = rng.normal(size=(n, d)), rng.normal(size=(20, d))
-    on = rng.uniform(size=d) < p
-    w = np.where(on, rng.normal(size=d) * np.sqrt(v), 0.0)
+    X, new, on, w, given = sparse_truth(how, rng, n, d)
     y, label = (rows @ w + rng.normal(size=len(rows)) > 0 for rows in (X, new))
-    given = dict(slab_variance=v, prior_inclusion=p) if how == "known" else {}
     model = SpikeSlabClassifier(standardize=False, fit_intercept=False, **given).fit(X, y)
     draws = model.sample_posterior(N_DRAWS, random_state=seed, exact_zeros=True) @ new.T
     stated = {"inclusion": (model.inclusion_proba_, on)}
