@@ -8,6 +8,7 @@ from sklearn.base import is_regressor
 
 from sklearn_ep import (
     ConvexVariationalLogistic,
+    ConvexVariationalRegressor,
     EPGaussianProcessClassifier,
     HierarchicalEPLogistic,
     RelaxedEPClassifier,
@@ -21,6 +22,7 @@ ESTIMATORS = [
     RelaxedEPClassifier(n_inducing=10, optimizer=None, random_state=0, label_noise=0.1),
     SpikeSlabRegressor(noise_variance=0.1, slab_variance=1.0, prior_inclusion=0.5),
     ConvexVariationalLogistic(hyperparameters="mode"),
+    ConvexVariationalRegressor(),
     HierarchicalEPLogistic(),
 ]
 every = pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)

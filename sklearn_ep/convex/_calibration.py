@@ -300,11 +300,12 @@ def _maximum(theta, at, scores, close=_BY.close, blind=False):
     return theta, at
 
 
-def noise_temper(gap, var, noise):
+def noise_temper(gap, var, noise, weight):
     """Return the factor of a noise variance at which rows are best foretold from the others.
 
     gap (n,) are responses less the means that the other rows foretell, var (n,) the variances of
-    the latter. The prior of the factor is that of the temper of a classifier.
+    the latter, weight (n,) the copies of each. The prior of the factor is that of the temper of a
+    classifier.
     """
 
     def scores(theta):
@@ -312,7 +313,7 @@ def noise_temper(gap, var, noise):
         square = gap**2 / (var + own)
         log_proba = -0.5 * (np.log(2.0 * np.pi * (var + own)) + square)
         slopes = np.stack([np.zeros(len(gap)), 0.5 * (square - 1.0) * own / (var + own)])
-        return _Scores.at(theta, ScoreSums.over(log_proba, slopes, np.ones(len(gap))))
+        return _Scores.at(theta, ScoreSums.over(log_proba, slopes, weight))
 
     start = np.zeros(2)
     return float(np.exp(_maximum(start, scores(start), scores)[0][1]))

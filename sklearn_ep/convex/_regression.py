@@ -3,21 +3,30 @@
 y = X u + noise, and the sites of the prior sit on the rows of C. The posterior is N(u, A^-1) with A
 = X'X / noise + C' Pi C, found by the double loop of the logistic model with the sides exchanged: an
 inner loop in u at fixed variances z of s, an outer one in log z. X and C need not be matrices.
+
+Exact variances see no more of the rows than weight, means and a root of their scatter, which has as
+many rows as columns at most: rows in partitions, or of a stream, leave as much behind.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import cho_solve
-from scipy.sparse.linalg import LinearOperator
+from scipy.sparse.linalg import LinearOperator, aslinearoperator
 from sklearn.utils import check_array, check_random_state
 
 from .._engine.gaussian import ImproperPosterior, checked_cholesky
 from .._engine.loop import Anderson, Evaluation, iterate
+from .._engine.partition import PartMap
+from .._estimator.checks import LARGEST_IN_UNITS
+from .._estimator.row_parts import check_facts, facts_of_part, read_part
+from .._estimator.row_statistics import RowStatistics, statistics_of_parts, statistics_of_rows
 from ._calibration import noise_temper
 from ._parameters import SitePrior
+from ._problem import find_copies
 from ._sites import LaplaceSite
 from ._systems import TINY, IterativeSystem, PrimalSystem, row_blocks, squared, weighted_gram
 from ._variances import LowRankVariance, log_determinant, rademacher
@@ -42,7 +51,8 @@ class _Measured(NamedTuple):
     most_noise: float = 1e2
     known_rows: float = 0.01
     rows_for_noise: int = 20  # rows whose columns others share that tell the noise of new ones
-    entries_for_noise: int = 2**25  # of X: beyond, rows are many, and a dense copy takes 256 MB
+    # of X: beyond, rows are many for the noise of new ones, and a dense copy takes 256 MB
+    entries_for_noise: int = 2**25
     known_noise: float = 1e-6
 
 
@@ -53,15 +63,28 @@ def _is_matrix(A):
     return sp.issparse(A) or isinstance(A, np.ndarray)
 
 
+def _is_operator(A):
+    return isinstance(A, LinearOperator)
+
+
+class Rows(NamedTuple):
+    """Rows X (n, d), dense, CSR or an operator, with responses and weights (n,)."""
+
+    X: Any
+    y: np.ndarray
+    weight: np.ndarray
+
+
 class StackedDesign:
     """The rows of X above those of C (the identity for None), that counts products with X.
 
-    `offset` (d,), or None, is taken off each row of X, which thereby may stay sparse or an
-    operator; it is the mean of the rows, and their weights are all the same.
+    `offset` (d,), or None, is taken off each row of X times its entry of `root` (n,), so that X may
+    stay sparse or an operator: it is the mean of rows that were multiplied by the roots of their
+    weights.
     """
 
-    def __init__(self, X, C, offset=None):
-        self.X, self.C, self.offset = X, C, offset
+    def __init__(self, X, C, offset=None, root=None):
+        self.X, self.C, self.offset, self.root = X, C, offset, root
         self.n_rows, n = X.shape
         self.n_sites = n if C is None else C.shape[0]
         self.shape = (self.n_rows + self.n_sites, n)
@@ -77,7 +100,7 @@ class StackedDesign:
         self.n_products += 1 if u.ndim == 1 else u.shape[1]
         above = self.X @ u
         if self.offset is not None:
-            above = above - self.offset @ u
+            above = above - np.multiply.outer(self.root, self.offset @ u)
         return np.concatenate([above, u if self.C is None else self.C @ u])
 
     def tdot(self, v):
@@ -86,13 +109,13 @@ class StackedDesign:
         above, below = v[: self.n_rows], v[self.n_rows :]
         product = self.X.T @ above
         if self.offset is not None:
-            product = product - np.multiply.outer(self.offset, above.sum(axis=0))
+            product = product - np.multiply.outer(self.offset, self.root @ above)
         return product + (below if self.C is None else self.C.T @ below)
 
     def squares(self):
         """Return sums (d,) of squares of the columns of X, which is a matrix."""
         total = np.asarray(squared(self.X).sum(axis=0)).ravel()
-        return total if self.offset is None else total - self.n_rows * self.offset**2
+        return total if self.offset is None else total - self.root @ self.root * self.offset**2
 
     def diagonal(self, weight, signs):
         """Return the diagonal of B' diag(weight) B; for operators its mean, by probes of signs."""
@@ -100,17 +123,17 @@ class StackedDesign:
             product = self.dot(signs)
             mean = float(np.mean(weight @ product**2)) / self.shape[1]
             return np.full(self.shape[1], mean)
-        above, below = weight[: self.n_rows], weight[self.n_rows :]
-        own = below if self.C is None else squared(self.C).T @ below
-        data = squared(self.X).T @ above
-        return (data if self.offset is None else data - above.sum() * self.offset**2) + own
+        below = weight[self.n_rows :]
+        return weight[0] * self.squares() + (below if self.C is None else squared(self.C).T @ below)
+
+    @cached_property
+    def inner(self):
+        """X' X, of rows without an offset."""
+        return self.X.T @ self.X
 
     def gram(self, weight):
-        """Return B' diag(weight) B as a matrix (n, n)."""
-        above, below = weight[: self.n_rows], weight[self.n_rows :]
-        A = weighted_gram(self.X, above)
-        if self.offset is not None:
-            A -= above.sum() * np.outer(self.offset, self.offset)
+        """Return B' diag(weight) B as a matrix (n, n); rows of X weigh the same."""
+        A, below = weight[0] * self.inner, weight[self.n_rows :]
         if self.C is None:
             A[np.diag_indices_from(A)] += below
             return A
@@ -141,7 +164,8 @@ class RegressionLoop:
     `prior` is the `SitePrior` of the rows of C, whose scale is learned if it says so; `noise` is
     the noise variance, or None to learn it; `noise_rows` (n, k), `noise_sites` (m, k) and `signs`
     (d, 8) are the random numbers of a fit, None with exact variances; `log_det_C` is that of a
-    square C. `n_free` is the number of rows, less one where a flat intercept was integrated out.
+    square C. `total` is the weight of all rows, and `n_free` the same less one where a flat
+    intercept was integrated out.
     """
 
     design: StackedDesign
@@ -149,7 +173,8 @@ class RegressionLoop:
     prior: SitePrior
     noise: float | None
     tol: float
-    n_free: int
+    total: float
+    n_free: float
     log_det_C: float = 0.0
     noise_rows: Any = None
     noise_sites: Any = None
@@ -158,7 +183,7 @@ class RegressionLoop:
     def __post_init__(self):
         self.u = np.zeros(self.design.shape[1])
         self.Xy = self.design.X.T @ self.y
-        self.size = float(np.mean(self.y**2)) or 1.0  # any unit does where y is zero
+        self.size = float(self.y @ self.y) / self.total or 1.0  # any unit does where y is zero
         self._last: Any = None
         self._orders: list[np.ndarray] = []
 
@@ -299,7 +324,7 @@ def _asked(loop):
         total = float(design.squares().sum())
     else:
         total = float(np.mean(np.sum(design.dot(loop.signs)[: design.n_rows] ** 2, axis=0)))
-    return design.n_rows * loop.size / total if total > 0 else 0.0
+    return loop.total * loop.size / total if total > 0 else 0.0
 
 
 def _scale_from_data(loop):
@@ -314,7 +339,7 @@ def _scale_from_data(loop):
     if _is_matrix(loop.design.X):
         squares = loop.design.squares()
         mean = np.mean(np.log(squares[squares > 1e-12 * squares.max()]))
-        asked = loop.design.n_rows * loop.size / (len(squares) * np.exp(mean))
+        asked = loop.total * loop.size / (len(squares) * np.exp(mean))
     return float(np.sqrt(asked * loop.prior.site.start_precision()))
 
 
@@ -344,11 +369,11 @@ def _sliding_mean(values, half=64):
 
 
 class Centre(NamedTuple):
-    """Means of the columns (d,) and of y over n rows: a flat intercept makes the line go there."""
+    """Means of the columns (d,) and of y over rows: a flat intercept makes the line go there."""
 
     columns: np.ndarray
     response: float
-    n_rows: int
+    weight: float
 
 
 @dataclass
@@ -356,7 +381,7 @@ class RegressionPosterior:
     """Coefficients N(mean, F F') with the factor F (d, r), and an intercept if there is a centre.
 
     Given the coefficients u the intercept is that of the centre less columns' u, with variance
-    noise / n_rows. `exact` tells a factor of the precision matrix from sampled ones. Of new
+    noise / weight. `exact` tells a factor of the precision matrix from sampled ones. Of new
     responses the noise variance is `temper` times as large.
     """
 
@@ -384,7 +409,7 @@ class RegressionPosterior:
         if c is None:
             return 0.0
         at = c.columns @ self.factor
-        return float(np.sqrt(self.noise / c.n_rows + at @ at))
+        return float(np.sqrt(self.noise / c.weight + at @ at))
 
     def latent_mean(self, X):
         """Return means (n,) of noise-free responses."""
@@ -401,17 +426,22 @@ class RegressionPosterior:
             if c is not None and sp.issparse(block):
                 product -= c.columns @ self.factor
             out[rows] = np.einsum("ij,ij->i", product, product)
-        return self.latent_mean(X), out if c is None else out + self.noise / c.n_rows
+        return self.latent_mean(X), out if c is None else out + self.noise / c.weight
 
 
 @dataclass
 class RegressionPlan:
-    """Everything that a fit needs: the fixed-point map, and what draws further random numbers."""
+    """Everything that a fit needs: the fixed-point map, and what draws further random numbers.
+
+    `rows` are those in memory, or None; `statistics` those of rows with exact variances, or None.
+    """
 
     loop: RegressionLoop
     centre: Centre | None
     rng: Any
     max_iter: int
+    rows: Rows | None
+    statistics: RowStatistics | None
 
     def posterior(self, step, calibrated=False):
         """Return what predicts from a `RegressionStep`."""
@@ -424,108 +454,182 @@ class RegressionPlan:
 
         A column that varies in one row alone takes up the noise of that row, which new rows have
         without it. Rows with such columns are left out, where enough others tell the noise;
-        otherwise all rows are predicted without these columns.
+        otherwise all rows are predicted without these columns. Without such columns the learned
+        noise is what leaving rows out asks for: the two conditions are the same.
         """
-        loop = self.loop
-        n, d = loop.design.X.shape
+        loop, rows, centre, flat = self.loop, self.rows, self.centre, self.centre is not None
         learned = loop.noise is None and loop.exact and loop.design.C is None
-        if not learned or n * d > _BY.entries_for_noise:
+        if not learned or rows is None or np.prod(rows.X.shape) > _BY.entries_for_noise:
             return 1.0
-        X = loop.design.X.toarray() if sp.issparse(loop.design.X) else loop.design.X
-        X = X if loop.design.offset is None else X - loop.design.offset
+        X, y, weight = rows
+        X = X.toarray() if sp.issparse(X) else X
+        if centre is not None:
+            X, y = X - centre.columns, y - centre.response
+        rows, (n, d) = Rows(X, y, weight), X.shape
+        lone, row, apart = _lone_columns(rows, flat)
+        if not np.any(lone):
+            return 1.0
         own = step.variances.coefficient_variance()
-        precision, slope = step.weight[n:], loop.prior.penalty(step.u, own, step.scale).slope
-        centres, flat = step.u - slope / precision, self.centre is not None
-        form = _left_out_dual if n <= d + _BY.exact // 2 else _left_out_primal
+        precision = step.weight[loop.design.n_rows :]
+        slope = loop.prior.penalty(step.u, own, step.scale).slope
+        centres = step.u - slope / precision
         try:
-            gap, total = form(X, loop.y, step, centres, precision, flat)
+            if n <= d + _BY.exact // 2:
+                gap, var = _left_out_dual(rows, step.noise, centres, precision, flat)
+            else:
+                gap, var = _left_out_primal(rows, step, flat)
         except ImproperPosterior:  # noise is lost beside what the prior allows: rows tell nothing
             return 1.0
-        lone, row, apart = _lone_columns(X, flat)
-        gap = gap + np.bincount(row, apart * centres[lone], minlength=n)
-        var = total - step.noise - np.bincount(row, apart**2 / precision[lone], minlength=n)
         # without digits where a row is foretold by itself alone
-        proper = total < _BY.most_noise * loop.size / np.finfo(float).eps
+        proper = var < _BY.most_noise * loop.size / np.finfo(float).eps
         if not np.any(proper):
             return 1.0
+        gap = gap + np.bincount(row, apart * centres[lone], minlength=n)
+        var = var - np.bincount(row, apart**2 / precision[lone], minlength=n)
         shared = proper & (np.bincount(row, minlength=n) == 0)
-        rows = shared if np.sum(shared) >= _BY.rows_for_noise else proper
-        return noise_temper(gap[rows], np.maximum(var[rows], 0.0), step.noise)
+        told = shared if np.sum(weight[shared]) >= _BY.rows_for_noise else proper
+        return noise_temper(gap[told], np.maximum(var[told], 0.0), step.noise, weight[told])
 
 
-def _lone_columns(X, flat):
+def _lone_columns(rows, flat):
     """Return which columns vary in one row alone, bool (d,), these rows, and how far they are out.
 
-    With `flat` columns are deviations from their means.
+    With `flat` columns are deviations from their means. A row of several copies is not alone.
     """
+    X, _, weight = rows
     squares, j = X * X, np.arange(X.shape[1])
-    row, sums = np.argmax(squares, axis=0), squares.sum(axis=0)
-    varies = 1.0 - flat / len(X)  # share of a deviation that is left about the mean
-    lone = (sums > 0) & (squares[row, j] >= (1.0 - 1e-9) * varies * sums)
-    return lone, row[lone], X[row, j][lone] / varies
+    row, sums = np.argmax(squares, axis=0), weight @ squares
+    own = np.minimum(weight, 1.0)[row]
+    varies = 1.0 - flat * own / weight.sum()  # share of a deviation that is left about the mean
+    lone = (sums > 0) & (own * squares[row, j] >= (1.0 - 1e-9) * varies * sums)
+    return lone, row[lone], X[row, j][lone] / varies[lone]
 
 
-def _left_out_dual(X, y, step, centres, precision, flat):
+def _left_out_dual(rows, noise, centres, precision, flat):
     """Return y less what the other rows foretell, and variances of that, by a matrix of the rows.
 
-    The sites of the coefficients are N(centres, 1 / precision); O(n^2 d + n^3), well conditioned
-    however small the noise is. `flat` tells of an intercept.
+    One copy of each row is taken out, of a weight below one all. The sites of the coefficients are
+    N(centres, 1 / precision); O(n^2 d + n^3), well conditioned however small the noise is. `flat`
+    tells of an intercept.
     """
+    X, y, weight = rows
+    own, copy = noise / weight, np.minimum(weight, 1.0) / weight
     K = (X / precision) @ X.T
-    K[np.diag_indices_from(K)] += step.noise
+    K[np.diag_indices_from(K)] += own
     inverse = cho_solve((checked_cholesky(K), True), np.eye(len(y)))
     if flat:
         ones = inverse.sum(axis=0)
         inverse -= np.outer(ones, ones) / ones.sum()
-    left = np.maximum(np.diagonal(inverse), TINY)  # zero where an intercept fits one row alone
-    return inverse @ (y - X @ centres) / left, 1.0 / left
+    free = own * np.diagonal(inverse)  # share of a row's variance that is its own noise
+    # zero where an intercept fits one row alone
+    left = np.maximum(1.0 - copy + copy * free, 1e-100)
+    return own * (inverse @ (y - X @ centres)) / left, own * (1.0 - free) / left
 
 
-def _left_out_primal(X, y, step, centres, precision, flat):
+def _left_out_primal(rows, step, flat):
     """Return the same where rows are many: O(n d^2)."""
-    left = 1.0 - step.system.row_variance(X) / step.noise - flat / len(y)
-    left = np.maximum(left, np.finfo(float).eps)
-    return (y - X @ step.u) / left, step.noise / left
+    X, y, weight = rows
+    var = step.system.row_variance(X) + flat * step.noise / weight.sum()
+    left = np.maximum(1.0 - np.minimum(weight, 1.0) * var / step.noise, np.finfo(float).eps)
+    return (y - X @ step.u) / left, var / left
 
 
-def plan_regression(estimator, X, y):
-    """Return the `RegressionPlan` of checked parameters and data."""
-    C, log_det_C = _prior_operator(estimator.prior_operator, X.shape[1], estimator.learn_prior)
-    square, given = C is None or C.shape[0] == X.shape[1], estimator.prior is not None
+def rows_of_parts(estimator, parts):
+    """Return the `Rows` of a user's partitions, or None, and their `RowStatistics` without.
+
+    They are brought together where single rows are asked for: for sampled variances, and for the
+    noise of new responses. Of more than 2**25 entries that is not done.
+    """
+    with PartMap(parts, prefer="threads") as run:
+        numbers = range(len(run.parts))
+        facts = run(facts_of_part, numbers, False)
+        check_facts(estimator, facts, LARGEST_IN_UNITS)
+        C, d = estimator.prior_operator, facts[0].n_features
+        exact = takes_exact(estimator, d)
+        few = sum(f.n_entries for f in facts) <= _BY.entries_for_noise
+        if exact and not (few and C is None and isinstance(estimator.noise_variance, str)):
+            return None, statistics_of_parts(run, facts)
+        if not few:
+            raise ValueError(
+                f"partitions of more than {_BY.entries_for_noise} entries need exact variances: "
+                f"up to {_BY.exact} columns, or variance='exact'."
+            )
+        parts, y, weight = zip(*run(read_part, numbers, False), strict=True)
+        if any(map(sp.issparse, parts)):
+            X = sp.vstack(parts, format="csr")
+        else:
+            X = np.concatenate(parts)
+        return Rows(X, np.concatenate(y), np.concatenate(weight)), None
+
+
+def plan_regression(estimator, rows, statistics=None):
+    """Return the `RegressionPlan` of checked parameters and `Rows`, or `RowStatistics` alone."""
+    d = len(statistics.mean) - 1 if rows is None else rows.X.shape[1]
+    C, log_det_C = _prior_operator(estimator.prior_operator, d, estimator.learn_prior)
+    square, given = C is None or C.shape[0] == d, estimator.prior is not None
     learn, noise = estimator.learn_prior, estimator.noise_variance
     learn = square and not given if isinstance(learn, str) else bool(learn)
     noise = None if isinstance(noise, str) else float(noise)
-    X, y, centre, offset = _centred(estimator, X, y, noise is None and C is None)
-    design, rng = StackedDesign(X, C, offset), check_random_state(estimator.random_state)
+    operator = rows is not None and _is_operator(rows.X)
+    flat = estimator.fit_intercept
+    if isinstance(flat, str):  # where y = X u + noise is not the measurement in full
+        flat = noise is None and C is None and not operator
+    exact = takes_exact(estimator, d, not operator)
+    rng = check_random_state(estimator.random_state)
+    if exact:
+        statistics = statistics or statistics_of_rows(*_merged_copies(rows))
+        design, y, centre = _exact_design(statistics, C, flat)
+    else:
+        design, y, centre = _sampled_design(_merged_copies(rows), C, flat)
     site = estimator.prior if given else LaplaceSite(1.0, bound="kl")
     prior = SitePrior(site, np.empty(design.n_sites), design.n_sites, learn)
-    n_free = len(y) - (centre is not None)
-    loop = RegressionLoop(design, y, prior, noise, estimator.tol, n_free, log_det_C)
-    if not _is_exact(estimator.variance, design):
-        (n, d), k = X.shape, estimator.n_variance_samples
+    n_free = max(centre.weight - bool(flat), 0.0)
+    loop = RegressionLoop(design, y, prior, noise, estimator.tol, centre.weight, n_free, log_det_C)
+    if not exact:
+        n, k = len(y), estimator.n_variance_samples
         loop.signs = rademacher(d, 8, rng)
         loop.noise_rows = rng.standard_normal((n, k))
         loop.noise_sites = rng.standard_normal((design.n_sites, k))
     if learn and not given:
         prior.start_scale = _scale_from_data(loop)
-    return RegressionPlan(loop, centre, rng, estimator.max_iter)
+    return RegressionPlan(loop, centre if flat else None, rng, estimator.max_iter, rows, statistics)
 
 
-def _centred(estimator, X, y, whole):
-    """Return X and y about their means where there is an intercept, the `Centre`, and an offset.
+def _merged_copies(rows):
+    """Return `Rows` with copies as one: weights and repeated rows are one problem to the bit."""
+    if _is_operator(rows.X):
+        return rows
+    copies = find_copies(*rows)
+    return Rows(rows.X[copies.first], rows.y[copies.first], copies.weight)
 
-    Centre and offset are None without. Of rows that are not an array the offset (d,) is yet to be
-    taken off. `whole` tells that "auto" does not take y = X u + noise for the measurement in full.
+
+def _exact_design(statistics, C, flat):
+    """Return the `StackedDesign` of rows with these statistics, their responses, the `Centre`."""
+    root, mean = statistics.root if flat else statistics.about_zero(), statistics.mean
+    centre = Centre(mean[:-1], float(mean[-1]), statistics.weight)
+    return StackedDesign(root[:, :-1], C), root[:, -1], centre
+
+
+def _sampled_design(rows, C, flat):
+    """Return the `StackedDesign` of rows, their responses, and the `Centre`.
+
+    Rows and responses are multiplied by the roots of the weights, and about their means with
+    `flat`.
     """
-    intercept = estimator.fit_intercept
-    if isinstance(intercept, str):
-        intercept = whole and not isinstance(X, LinearOperator)
-    if not intercept:
-        return X, y, None, None
-    centre = Centre(np.asarray(X.T @ np.ones(len(y))) / len(y), float(np.mean(y)), len(y))
-    if isinstance(X, np.ndarray):
-        return X - centre.columns, y - centre.response, centre, None
-    return X, y - centre.response, centre, centre.columns
+    X, y, weight = rows
+    root, total, offset = np.sqrt(weight), float(weight.sum()), None
+    centre = Centre(np.asarray(X.T @ weight) / total, float(weight @ y) / total, total)
+    if flat:
+        y = y - centre.response
+        if isinstance(X, np.ndarray):
+            X = X - centre.columns
+        else:
+            offset = centre.columns
+    if not np.all(weight == 1.0):
+        y = root * y
+        diagonal = sp.diags_array(root)
+        X = (aslinearoperator(diagonal) if _is_operator(X) else diagonal) @ X
+    return StackedDesign(X, C, offset, root), y, centre
 
 
 def _prior_operator(C, d, learn):
@@ -547,15 +651,16 @@ def _prior_operator(C, d, learn):
     return C, float(np.linalg.slogdet(C.toarray() if sp.issparse(C) else C)[1])
 
 
-def _is_exact(variance, design):
-    """Return whether a matrix is factorised at every step."""
-    if variance == "exact" and not design.matrices:
+def takes_exact(estimator, d, matrix=True):
+    """Return whether a matrix of d columns is factorised at every step; X may be an operator."""
+    matrices = matrix and not _is_operator(estimator.prior_operator)
+    if estimator.variance == "exact" and not matrices:
         raise ValueError(
             "variance='exact' needs X and prior_operator as matrices; take 'monte_carlo'."
         )
-    if variance == "auto":
-        return design.matrices and design.shape[1] <= _BY.exact
-    return variance == "exact"
+    if estimator.variance == "auto":
+        return matrices and d <= _BY.exact
+    return estimator.variance == "exact"
 
 
 def fit_regression(plan, monitor):

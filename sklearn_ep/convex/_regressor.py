@@ -7,14 +7,18 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
+from .._engine.loop import SILENT
 from .._estimator.base import VersionedEstimator
 from .._estimator.checks import (
     LARGEST_IN_UNITS,
     check_choice,
     check_column_scales,
     check_number,
+    checked_weights,
     in_precision_of_rows,
+    is_part_list,
     is_single,
+    validate_training,
     warn_of_spreads,
 )
 from .._estimator.coefficients import CoefficientReport
@@ -26,8 +30,9 @@ from .._estimator.fitting import (
     run_attributes,
     warn_not_converged,
 )
+from .._estimator.row_statistics import merged, statistics_of_rows
 from .._estimator.summary import column_names, interval_of
-from ._regression import fit_regression, plan_regression
+from ._regression import Rows, fit_regression, plan_regression, rows_of_parts, takes_exact
 from ._sites import SuperGaussianSite
 
 
@@ -84,9 +89,9 @@ class ConvexVariationalRegressor(
     noise_variance_ : float
         Variance of the noise, given or learned.
     temper_ : float
-        Factor of the noise variance in predictions, which leaving rows out tells: 1 where the noise
-        is given, variances are sampled, there is a `prior_operator`, or X has more than 2**25
-        entries.
+        Factor of the noise variance in predictions, which leaving rows out tells where columns vary
+        in one row alone. Otherwise 1, as where the noise is given, variances are sampled, there is
+        a `prior_operator`, or X has more than 2**25 entries, and after `partial_fit`.
     prior_ : SuperGaussianSite
         The prior used.
     prior_scale_ : float
@@ -180,15 +185,20 @@ class ConvexVariationalRegressor(
 
     @restore_on_error
     @with_callbacks
-    def fit(self, X, y):
+    def fit(self, X, y=None, sample_weight=None):
         """Fit the regression.
 
         Parameters
         ----------
-        X : array-like, CSR/CSC matrix or LinearOperator of shape (n, d)
-            Design. Of an operator only the shape is checked.
+        X : array-like, CSR/CSC matrix or LinearOperator of shape (n, d), or list of partitions
+            Design. Of an operator only the shape is checked. A partition is a pair (X, y) of
+            arrays, sparse rows or memory maps, a function without arguments that returns one, or a
+            dask future of one; see Notes.
         y : array-like of shape (n,)
-            Responses.
+            Responses; None for a list of partitions.
+        sample_weight : array-like of shape (n,), default=None
+            Copies of each row, not necessarily integers: an integer weight equals repeating the
+            row, zero leaves it out.
 
         Returns
         -------
@@ -199,16 +209,73 @@ class ConvexVariationalRegressor(
         ------
         ValueError
             If a parameter or the data are not usable; the estimator is then as it was before.
+
+        Notes
+        -----
+        Rows in partitions are seen once, by as many workers as `joblib.parallel_config` says. With
+        exact variances a part sends a triangular factor of (d + 1)^2 numbers, or its rows where
+        they are fewer. Up to 2**25 entries of X all rows are brought together where single rows are
+        asked for: for sampled variances, and for `temper_`. Beyond, variances are exact, and
+        `temper_` is 1. The answer is that for rows in memory, to rounding, and the same to the last
+        bit for any number of workers.
         """
         self._check_parameters()
-        X_given = X
-        X, y = self._checked_data(X, y)
-        plan = plan_regression(self, X, y)
+        rows, statistics = self._checked_data(X, y, sample_weight)
+        plan = plan_regression(self, rows, statistics)
         monitor = FitMonitor(
-            self, X_given, y, self.max_iter, lambda step: {"_posteriors": [plan.posterior(step)]}
+            self, X, y, self.max_iter, lambda step: {"_posteriors": [plan.posterior(step)]}
         )
-        result, log_evidence, error = fit_regression(plan, monitor)
+        fitted = fit_regression(plan, monitor)
         monitor.finish()
+        return self._stored(plan, fitted, X)
+
+    @restore_on_error
+    def partial_fit(self, X, y, sample_weight=None):
+        """Go on with further rows: the answer is that of a fit to all rows so far.
+
+        Parameters
+        ----------
+        X : array-like or CSR/CSC matrix of shape (n, d)
+            Rows of the batch, any number of them.
+        y : array-like of shape (n,)
+            Their responses.
+        sample_weight : array-like of shape (n,), default=None
+            Copies of each row.
+
+        Returns
+        -------
+        self : ConvexVariationalRegressor
+            The estimator after the batch. Rows are not kept, so that `temper_` is 1.
+
+        Raises
+        ------
+        ValueError
+            If a parameter or the batch is not usable, or variances are, or were, sampled; the
+            estimator is then as it was before.
+
+        Notes
+        -----
+        Goes on from the last `fit` too, which forgets all that was before. What is kept of the rows
+        are their weight, means and a triangular root of their scatter, (d + 1)^2 numbers. A batch
+        costs O(n d^2) and a fit to min(n, d + 1) rows.
+        """
+        self._check_parameters()
+        known = getattr(self, "_statistics", None)
+        first = not hasattr(self, "n_features_in_")
+        if known is None and not first:
+            raise ValueError("partial_fit cannot go on from a fit with sampled variances.")
+        rows = self._checked_rows(X, y, sample_weight, reset=first)
+        if not takes_exact(self, rows.X.shape[1]):
+            raise ValueError(
+                "partial_fit needs exact variances: up to 2000 columns, or variance='exact'."
+            )
+        batch = statistics_of_rows(*rows)
+        plan = plan_regression(self, None, batch if known is None else merged(known, batch))
+        return self._stored(plan, fit_regression(plan, SILENT), X)
+
+    def _stored(self, plan, fitted, X):
+        """Set the fitted attributes by a plan and what its loop led to; return the estimator."""
+        result, log_evidence, error = fitted
         step = result.evaluation.payload
         posterior = plan.posterior(step, calibrated=True)
         run = BinaryFit(posterior, result.history, result.reason, log_evidence, {})
@@ -225,10 +292,11 @@ class ConvexVariationalRegressor(
             "variance_method_": "exact" if posterior.exact else "monte_carlo",
             "n_mvm_": plan.loop.design.n_products,
             "_posteriors": [posterior],
+            "_statistics": plan.statistics,
         }
         for name, value in attributes.items():
             setattr(self, name, value)
-        self._fitted_single = is_single(X_given)
+        self._fitted_single = is_single(X)
         if not self.converged_:
             warn_not_converged(self, "raise max_iter, or scale the columns")
         return self
@@ -251,25 +319,34 @@ class ConvexVariationalRegressor(
         check_number("tol", self.tol, 0, boundaries="neither")
         check_random_state(self.random_state)
 
-    def _checked_data(self, X, y):
-        """Return X (dense, CSR or operator) and y (n,)."""
+    def _checked_data(self, X, y, sample_weight):
+        """Return `Rows` or None, and the `RowStatistics` of partitions that stay apart or None."""
+        if is_part_list(X, y):
+            if sample_weight is not None:
+                raise ValueError("sample_weight is for rows in memory: give repeated rows instead.")
+            return rows_of_parts(self, X)
         if not isinstance(X, LinearOperator):
-            rows, labels = (getattr(a, "shape", None) for a in (X, y))
-            if rows and labels and len(labels) == 1 and rows[0] != labels[0]:
-                raise ValueError(f"X has {rows[0]} rows, and y has {labels[0]} of them.")
-            X, y = validate_data(
-                self, X, y, dtype=np.float64, y_numeric=True, accept_sparse=self._accept_sparse
-            )
-            check_column_scales(self, X, LARGEST_IN_UNITS)
-            warn_of_spreads(self, X)
-            return X.tocsr() if sp.issparse(X) else X, y
+            return self._checked_rows(X, y, sample_weight), None
         y = check_array(column_or_1d(y), ensure_2d=False, dtype=np.float64, input_name="y")
         if len(y) != X.shape[0]:
             raise ValueError(f"X has {X.shape[0]} rows, and y has {len(y)} of them.")
         if hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
         self.n_features_in_ = X.shape[1]
-        return X, y
+        return Rows(X, y, checked_weights(sample_weight, X)), None
+
+    def _checked_rows(self, X, y, sample_weight, reset=True):
+        """Return the `Rows` of a matrix X, dense or CSR."""
+        rows, labels = (getattr(a, "shape", None) for a in (X, y))
+        if rows and labels and len(labels) == 1 and rows[0] != labels[0]:
+            raise ValueError(f"X has {rows[0]} rows, and y has {labels[0]} of them.")
+        training = validate_training(
+            self, X, y, sample_weight, accept_sparse=self._accept_sparse, reset=reset
+        )
+        X = training.X
+        check_column_scales(self, X, LARGEST_IN_UNITS)
+        warn_of_spreads(self, X)
+        return Rows(X.tocsr() if sp.issparse(X) else X, training.y, training.weight)
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

@@ -25,17 +25,17 @@ from .._estimator.checks import (
     is_single,
     validate_training,
 )
+from .._estimator.row_statistics import RowStatistics
 from ._correlation import different_rows, is_correlated
 from ._energy import EPEnergy
 from ._hyperparameters import HyperPrior, Space
 from ._prior import SpikeSlab
 from ._runs import RunSettings
 from ._units import (
-    RowStatistics,
     Standardisation,
     standardise,
     standardise_statistics,
-    statistics_of_parts,
+    statistics_of_user_parts,
 )
 
 ACCEPT_SPARSE = ("csr", "csc")
@@ -149,7 +149,7 @@ def _data(estimator, X, y, sample_weight):
     if is_part_list(X, y):
         if sample_weight is not None:
             raise ValueError("sample_weight is for rows in memory: give repeated rows instead.")
-        stats = statistics_of_parts(estimator, X, _check_scale_of)
+        stats = statistics_of_user_parts(estimator, X, _check_scale_of)
         found = _checked_units(estimator, *standardise_statistics(stats, intercept, standardize))
         return *found, stats.n_rows
     training = validate_training(

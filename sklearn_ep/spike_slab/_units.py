@@ -1,70 +1,16 @@
-"""Centring, scaling and weighting of a regression, and the way back to the user's units.
-
-Of rows in partitions a Gaussian likelihood needs weight, means and a root of their scatter. Each
-part answers with a triangular factor R of its scatter about its own mean, R'R = sum w (z - m)(z -
-m)' for z = [x y], and factors are merged by QR decompositions. X'X of dense rows is never formed:
-for columns far from zero it would keep no digit.
-"""
+"""Centring, scaling and weighting of a regression, and the way back to the user's units."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from sklearn.utils import check_array, gen_batches
+from sklearn.utils import check_array
 
-from .._engine.partition import Part, PartMap
+from .._engine.partition import PartMap
 from .._estimator.checks import check_number
-from .._estimator.row_parts import check_facts, facts_of_part, read_part
+from .._estimator.row_parts import check_facts, facts_of_part
+from .._estimator.row_statistics import RowStatistics, axes_of, statistics_of_parts
 from ._linear_model import BLOCK_BYTES, LinearModel, column_blocks
-
-# Numbers of a block of rows that enters the factor at a time, 16 MB.
-_BLOCK = 2**21
-_LARGEST_BYTES = 2**31
-
-
-class RowStatistics(NamedTuple):
-    """Number of rows, their weight, weighted mean (d + 1,) of [X y], and root (r, d + 1)."""
-
-    n_rows: int
-    weight: float
-    mean: np.ndarray
-    root: np.ndarray
-
-
-def _reduced(rows):
-    """Return at most d + 1 rows with the same scatter."""
-    return np.linalg.qr(rows, mode="r") if rows.shape[0] > rows.shape[1] else rows
-
-
-def merged(first, second):
-    """Return the `RowStatistics` of two sets of rows."""
-    weight = first.weight + second.weight
-    gap = np.sqrt(first.weight * second.weight / weight) * (second.mean - first.mean)
-    root = _reduced(np.vstack([first.root, second.root, gap]))
-    mean = first.mean + (second.weight / weight) * (second.mean - first.mean)
-    return RowStatistics(first.n_rows + second.n_rows, weight, mean, root)
-
-
-def _of_block(X, y, weight):
-    """Return the `RowStatistics` of dense rows, centred twice: the first mean may be off."""
-    Z, total = np.column_stack([X, y]), float(weight.sum())
-    mean = weight @ Z / total
-    Z -= mean
-    shift = weight @ Z / total
-    Z -= shift
-    if not np.all(weight == 1.0):
-        Z *= np.sqrt(weight)[:, None]
-    return RowStatistics(len(y), total, mean + shift, _reduced(Z))
-
-
-def _axes_of(scatter):
-    """Return eigenvalues (d,) of a scatter with unit diagonal, and its axes (d, d) in its units."""
-    sd = np.sqrt(np.maximum(np.diagonal(scatter), 0.0))
-    sd[sd == 0] = 1.0
-    values, vectors = np.linalg.eigh(scatter / sd[:, None] / sd)
-    return values, vectors.T * sd
-
 
 # Least eigenvalue of products with unit diagonal, by rounding; below it they are those of no rows.
 _LEAST_EIGENVALUE = -1e-8
@@ -89,7 +35,7 @@ def statistics_of_products(XtX, Xty, yty, n_samples, X_mean=None, y_mean=0.0):
     products = np.block([[XtX, np.reshape(Xty, (d, 1))], [np.reshape(Xty, (1, d)), yty]])
     mean = np.append(known["X_mean"][0], y_mean).astype(float)
     scatter = products - n_samples * np.outer(mean, mean)
-    values, directions = _axes_of(scatter)
+    values, directions = axes_of(scatter)
     if values[0] < _LEAST_EIGENVALUE or np.any(np.diagonal(scatter) < 0):
         raise ValueError("XtX, Xty, yty and the means are not positive semidefinite: of no rows.")
     held = values > 10 * len(values) * np.finfo(float).eps
@@ -97,59 +43,21 @@ def statistics_of_products(XtX, Xty, yty, n_samples, X_mean=None, y_mean=0.0):
     return RowStatistics(int(n_samples), float(n_samples), mean, root)
 
 
-def _of_sparse(X, y, weight):
-    """Return the `RowStatistics` of many CSR rows by their matrix of products.
-
-    Its root comes from the eigenvalues of the matrix with unit diagonal: it may be singular.
-    """
-    Z, total = sp.hstack([X, y[:, None]], format="csr"), float(weight.sum())
-    mean = np.asarray(Z.T @ weight).ravel() / total
-    scatter = (Z.T @ Z.multiply(weight[:, None])).toarray() - total * np.outer(mean, mean)
-    values, directions = _axes_of(scatter)
-    root = np.sqrt(np.maximum(values, 0.0))[:, None] * directions
-    return RowStatistics(len(y), total, mean, root)
-
-
-def statistics_of_part(part, k):
-    """Return the `RowStatistics` of partition k; O(n d^2) flops for dense rows."""
-    X, y, weight = read_part(part, k, classifier=False)
-    d = X.shape[1]
-    if sp.issparse(X) and X.shape[0] > 2 * d:
-        return _of_sparse(X, y, weight)
-    out = None
-    for rows in gen_batches(len(y), max(2 * d + 2, _BLOCK // (d + 1))):
-        block = X[rows].toarray() if sp.issparse(X) else X[rows]
-        new = _of_block(block, y[rows], weight[rows])
-        out = new if out is None else merged(out, new)
-    return out
-
-
-def statistics_of_parts(estimator, parts, check_response):
+def statistics_of_user_parts(estimator, parts, check_response):
     """Return the `RowStatistics` of a user's partitions, in part order.
 
     `check_response` is given the least and largest response before any other work.
     """
-    with PartMap(
-        [Part(*p) if isinstance(p, tuple) else p for p in parts], estimator.n_jobs, prefer="threads"
-    ) as run:
+    with PartMap(parts, estimator.n_jobs, prefer="threads") as run:
         facts = run(facts_of_part, range(len(run.parts)), False)
         check_facts(estimator, facts)
         check_response(np.concatenate([f.labels for f in facts]))
-        n, d = sum(f.n_rows for f in facts), facts[0].n_features
+        n = sum(f.n_rows for f in facts)
         if n < 2:
             raise ValueError(
                 f"all partitions together have n_samples={n}, a minimum of 2 is needed."
             )
-        size = 8 * min(n, d + 1) * (d + 1)
-        if size > _LARGEST_BYTES:
-            raise ValueError(
-                f"{n} rows of {d} columns reduce to a factor of {size / 2**30:.1f} GiB, more than "
-                f"{_LARGEST_BYTES / 2**30:.0f}: leave columns out."
-            )
-        first, *others = run(statistics_of_part, range(len(run.parts)))
-    for other in others:
-        first = merged(first, other)
-    return first
+        return statistics_of_parts(run, facts)
 
 
 def standardise_statistics(stats, fit_intercept, standardize):
@@ -161,8 +69,7 @@ def standardise_statistics(stats, fit_intercept, standardize):
     if fit_intercept:
         root[:, :-1][:, sd == 0] = 0.0
     else:
-        root = _reduced(np.vstack([root, np.sqrt(total) * mean]))
-        mean = np.zeros_like(mean)
+        root, mean = stats.about_zero(), np.zeros_like(mean)
     scale = np.where(sd > 0, sd, 1.0) if standardize else np.ones(len(sd))
     y_scale = float(np.linalg.norm(root[:, -1]) / np.sqrt(total))
     if y_scale <= rounding * abs(mean[-1]):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from scipy.optimize import minimize_scalar
 from scipy.sparse.linalg import aslinearoperator
 from scipy.special import logsumexp
 from scipy.stats import laplace, norm
@@ -11,13 +12,6 @@ from sklearn.linear_model import BayesianRidge, LassoCV
 from sklearn.model_selection import train_test_split
 
 from sklearn_ep import ConvexVariationalRegressor
-from sklearn_ep._engine.loop import SILENT
-from sklearn_ep.convex._regression import (
-    _left_out_dual,
-    _left_out_primal,
-    fit_regression,
-    plan_regression,
-)
 from sklearn_ep.sites import LaplaceSite, StudentTSite
 
 
@@ -199,24 +193,34 @@ def test_noise_that_columns_of_one_row_take_up_is_expected_of_new_rows(shared, k
     assert est.temper_ > (1.0 if shared else 2.0)
 
 
-@pytest.mark.parametrize("n", [40, 400])
-def test_rows_left_out_are_those_of_fits_without_them(n):
+@pytest.mark.parametrize("n, n_lone", [(60, 30), (40, 25), (1200, 20)])
+@pytest.mark.parametrize("flat", [1, 0])
+def test_the_noise_of_new_rows_is_what_fits_without_each_row_tell(n, n_lone, flat):
     rng = np.random.default_rng(1)
-    X = rng.standard_normal((n, 60))
-    y = X[:, 0] + 0.5 * rng.standard_normal(n)
-    plan = plan_regression(ConvexVariationalRegressor(), X, y)
-    step = fit_regression(plan, SILENT)[0].evaluation.payload
-    X, y = plan.loop.design.X, plan.loop.y
-    precision = step.weight[n:]
-    slope = plan.loop.prior.penalty(step.u, step.variances.coefficient_variance(), step.scale).slope
-    centres = step.u - slope / precision
-    for form in (_left_out_dual, _left_out_primal) if n > 60 else (_left_out_dual,):
-        gap, total = form(X, y, step, centres, precision, True)
-        for i in (0, 7):
-            rest = np.arange(n) != i
-            A, b = np.hstack([X, np.ones((n, 1))]), np.append(precision, 0.0)
-            P = A[rest].T @ A[rest] / step.noise + np.diag(b)
-            mean = np.linalg.solve(P, A[rest].T @ y[rest] / step.noise + b * np.append(centres, 0))
-            assert gap[i] == pytest.approx(y[i] - A[i] @ mean, rel=1e-2)
-            var = A[i] @ np.linalg.solve(P, A[i])
-            assert total[i] == pytest.approx(step.noise + var, rel=1e-5)
+    Z = rng.standard_normal((n, 5))
+    y = Z[:, 0] + 0.5 * rng.standard_t(3, size=n) + 3.0 * flat
+    X = np.hstack([Z, 2.0 * np.eye(n)[:, :n_lone]])
+    prior = StudentTSite(1e8, 0.7)  # whose sites do not move where a row is left out
+    est = ConvexVariationalRegressor(prior, fit_intercept=bool(flat), tol=1e-8, max_iter=500).fit(
+        X, y
+    )
+    noise, columns = est.noise_variance_, X.shape[1]
+    B = np.hstack([X, np.ones((n, flat))])
+    A = B.T @ B / noise + np.diag(np.r_[np.full(columns, 1 / 0.49), np.zeros(flat)])
+    rows = np.arange(n_lone, n) if n - n_lone >= 20 else np.arange(n)
+    gap, var = np.empty(len(rows)), np.empty(len(rows))
+    for k, i in enumerate(rows):
+        cov = np.linalg.inv(A - np.outer(B[i], B[i]) / noise)
+        b = np.r_[Z[i], np.zeros(n_lone), np.ones(flat)]  # new rows have no column of their own
+        gap[k] = y[i] - b @ cov @ (B.T @ y - B[i] * y[i]) / noise
+        var[k] = b @ cov @ b
+
+    def loss(log_temper):
+        spread = np.sqrt(var + noise * np.exp(log_temper))
+        prior = 0.5 * log_temper**2 if log_temper > 0 else np.log1p((log_temper / 0.4) ** 2)
+        return prior - norm.logpdf(gap, scale=spread).sum()
+
+    best = minimize_scalar(loss, bounds=(-3, 3), method="bounded").x
+    assert np.log(est.temper_) == pytest.approx(best, abs=0.003) and abs(best) > 0.003
+    std = est.predict(np.zeros((1, columns)), return_std=True)[1]
+    assert std[0] ** 2 == pytest.approx(est.temper_ * noise + flat * np.linalg.inv(A)[-1, -1])
