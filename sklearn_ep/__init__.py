@@ -4,6 +4,7 @@ An estimator is loaded when it is first asked for: a script that uses one does n
 """
 
 import importlib as _importlib
+import os as _os
 import sys as _sys
 import typing as _typing
 
@@ -13,10 +14,12 @@ if _typing.TYPE_CHECKING:
     from .gaussian_process import EPGaussianProcessClassifier, RelaxedEPClassifier
     from .hierarchical import HierarchicalEPLogistic
     from .spike_slab import SpikeSlabClassifier, SpikeSlabRegressor
+    from .stacking import BayesianStackingClassifier
 
 __version__ = "0.2.0"
 
 __all__ = [
+    "BayesianStackingClassifier",
     "ConvexVariationalLogistic",
     "ConvexVariationalRegressor",
     "EPGaussianProcessClassifier",
@@ -31,6 +34,7 @@ __all__ = [
 ]
 
 _ROOM_OF = {
+    "BayesianStackingClassifier": "stacking",
     "ConvexVariationalLogistic": "convex",
     "ConvexVariationalRegressor": "convex",
     "EPGaussianProcessClassifier": "gaussian_process",
@@ -61,8 +65,11 @@ class _Gone:
 
     @staticmethod
     def find_spec(name: str, path: _typing.Any = None, target: _typing.Any = None) -> None:
-        """Find nothing, and raise a ModuleNotFoundError of a module of this package."""
-        if name.startswith(f"{__name__}."):
+        """Find nothing; raise a ModuleNotFoundError of a module that this package lacks."""
+        package, *inside = name.split(".")
+        place = _os.path.join(_os.path.dirname(__file__), *inside)
+        here = _os.path.isdir(place) or _os.path.exists(f"{place}.py")
+        if package == __name__ and not here:
             raise ModuleNotFoundError(
                 f"No module named {name!r} in sklearn-ep {__version__}. If an estimator was being "
                 "loaded, sklearn-ep 0.1 has written it: load it with that version, or fit it again "

@@ -4,6 +4,7 @@ import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from sklearn_ep import (
+    BayesianStackingClassifier,
     ConvexVariationalLogistic,
     ConvexVariationalRegressor,
     EPGaussianProcessClassifier,
@@ -41,6 +42,7 @@ SETTINGS = [
     CVR(LaplaceSite(1.0, bound="kl"), noise_variance="auto"),
     HierarchicalEPLogistic(),
     HierarchicalEPLogistic(n_partitions=3, damping=0.5),
+    BayesianStackingClassifier(random_state=0),
 ]
 MORE_SETTINGS = [
     GP(optimizer=None, likelihood="logit"),

@@ -24,6 +24,8 @@ ROOMS = {
     "hierarchical": SHARED,
     "active_learning": SHARED,
     "inspection": SHARED,
+    # a mixture of fitted estimators: by their public names alone
+    "stacking": SHARED | {"convex", "gaussian_process"},
 }
 
 

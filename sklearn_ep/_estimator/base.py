@@ -1,4 +1,4 @@
-"""What the estimators share whatever they predict: diagnosis and pickles."""
+"""What the estimators share whatever they predict: pickles and diagnosis."""
 
 import warnings
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ class RowsAgain(NamedTuple):
     sample_weight: Any
 
 
-class VersionedEstimator(BaseEstimator):
+class SavedEstimator(BaseEstimator):
     """Estimator whose pickles know the version that wrote them, and say so when it differs.
 
     They name public classes only.
@@ -35,6 +35,29 @@ class VersionedEstimator(BaseEstimator):
     _doc_link_template = (
         "https://sklearn-ep.readthedocs.io/en/stable/generated/sklearn_ep.{estimator_name}.html"
     )
+
+    def __getstate__(self):
+        from .. import __version__
+
+        return {**packed(super().__getstate__()), "_sklearn_ep_version": __version__}
+
+    def __setstate__(self, state):
+        from .. import __version__
+
+        state = dict(state)
+        written = state.pop("_sklearn_ep_version", "an unknown version")
+        if written != __version__:
+            warnings.warn(
+                f"{type(self).__name__} was saved by sklearn-ep {written} and is read by "
+                f"{__version__}; fit it again if results matter.",
+                UserWarning,
+                stacklevel=2,
+            )
+        super().__setstate__(unpacked(state))
+
+
+class VersionedEstimator(SavedEstimator):
+    """The same, with a fit that can be diagnosed."""
 
     def __sklearn_is_fitted__(self):
         # what predicts is stored last; attributes of the data are there in the middle of a fit too
@@ -109,22 +132,3 @@ class VersionedEstimator(BaseEstimator):
     def _parts_of(self, rows, n_draws, rng):
         """Return what `Diagnosis` says of parts with sites of their own; rows as above."""
         return ()
-
-    def __getstate__(self):
-        from .. import __version__
-
-        return {**packed(super().__getstate__()), "_sklearn_ep_version": __version__}
-
-    def __setstate__(self, state):
-        from .. import __version__
-
-        state = dict(state)
-        written = state.pop("_sklearn_ep_version", "an unknown version")
-        if written != __version__:
-            warnings.warn(
-                f"{type(self).__name__} was saved by sklearn-ep {written} and is read by "
-                f"{__version__}; fit it again if results matter.",
-                UserWarning,
-                stacklevel=2,
-            )
-        super().__setstate__(unpacked(state))

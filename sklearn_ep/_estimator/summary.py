@@ -1,6 +1,7 @@
 """What a linear model has learned, as a table: for reading, and as data frames where pandas is."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
@@ -45,6 +46,42 @@ def coefficient_columns(names, mean, std, level, interval=None, **more):
         interval = interval_of(np.asarray(mean), std, level)
     columns = dict(name=np.asarray(names, dtype=object), mean=np.asarray(mean), sd=np.asarray(std))
     return columns | dict(lower=interval[:, 0], upper=interval[:, 1]) | more
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of equal length under a title, the first of them names; printing shows them.
+
+    Attributes
+    ----------
+    title : str
+        What the table is of.
+    columns : dict of str to sequence
+        The columns by their headings.
+    """
+
+    title: str
+    columns: dict[str, Any]
+
+    def to_frame(self):
+        """Return the columns as a data frame, indexed by the first.
+
+        Returns
+        -------
+        frame : pandas.DataFrame
+            One row an entry.
+
+        Raises
+        ------
+        ImportError
+            If pandas is not installed.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(self.columns).set_index(next(iter(self.columns)))
+
+    def __str__(self):
+        return f"{self.title}\n\n{text_table(self.columns)}"
 
 
 @dataclass(frozen=True)

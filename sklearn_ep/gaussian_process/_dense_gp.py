@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.spatial.distance import pdist, squareform
 from sklearn.utils import gen_batches
 
 from .._engine.gaussian import (
@@ -25,7 +24,15 @@ from .._engine.gaussian import (
     triangular_inverse,
     triangular_solve,
 )
-from ._kernels import StationaryCross, contract, cross_covariance, finite_or_named
+from ._kernels import (
+    StationaryCross,
+    contract,
+    cross_covariance,
+    finite_or_named,
+    squares_among,
+)
+
+_TURNED = 32  # derivatives of a covariance matrix that are transposed at a time, for the memory
 
 
 class _NegativeSites:
@@ -187,7 +194,7 @@ class KernelGP(DenseGP):
             if not (isinstance(self._cross, StationaryCross) and self._cross.is_rbf):
                 super().__init__(kernel(X))
                 return
-            squares = squareform(pdist(self._cross.B, "sqeuclidean"))
+            squares = squares_among(self._cross.B)
         K, slope = self._cross.of_squares(squares)
         super().__init__(K)
         self._kept = self._cross.B, K, slope
@@ -217,9 +224,12 @@ class KernelGP(DenseGP):
         size = np.abs(B).max() or 1.0  # which single precision may not hold
         B = (B / size).astype(kind)
         slopes = self._cross.derivatives(self._block(), kind, together)
-        products = np.stack(list(slopes)) @ B
-        flat, crossed = (a.reshape(len(a), -1) for a in (products, products.transpose(0, 2, 1)))
-        return 0.5 * size**2 * (flat @ crossed.T).astype(float)
+        products = np.array([slope @ B for slope in slopes])
+        flat, curvature = products.reshape(len(products), -1), np.empty(2 * products.shape[:1])
+        for some in gen_batches(len(products), _TURNED):
+            turned = products[some].transpose(0, 2, 1).reshape(-1, flat.shape[1])
+            curvature[:, some] = flat @ turned.T
+        return 0.5 * size**2 * curvature
 
 
 class DenseGPPosterior:

@@ -19,14 +19,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import helmert
-from scipy.spatial.distance import pdist, squareform
 from sklearn.gaussian_process.kernels import Kernel
 
 from .._engine.gaussian import ImproperPosterior, eigen_curvature
 from .._engine.hyper import Evaluate, Node, NormalPrior, ascend, minimise_where_finite
 from .._engine.likelihoods import PROBIT_SLOPE
 from .._engine.loop import SILENT, FitWatch, Monitor, Reason, StepsOfPhase
-from ._kernels import constant_and_stationary, n_lengths, with_theta
+from ._kernels import constant_and_stationary, n_lengths, squares_among, with_theta
 from ._limits import LIMITS
 
 _NAMES = ("log_variance", "log_length_scale")
@@ -208,7 +207,7 @@ class KernelScales:
         """
         origin = with_theta(self.kernel, self.point(np.zeros(len(self.kept))))
         length = constant_and_stationary(origin)[1].length_scale
-        return squareform(pdist(X / length, "sqeuclidean"))
+        return squares_among((X - X.mean(axis=0)) / length)
 
     def squares(self, phi, unit):
         """Return the squared distances in lengths at phi, from those of `unit_squares`."""

@@ -10,7 +10,7 @@ import functools
 from copy import copy
 
 import numpy as np
-from scipy.spatial.distance import cdist
+from scipy.spatial.distance import cdist, pdist, squareform
 from sklearn.gaussian_process.kernels import (
     RBF,
     CompoundKernel,
@@ -131,10 +131,20 @@ def _squared_distances(A, B, B_norms):
     norms = np.einsum("ij,ij->i", A, A)
     if max(norms.max(initial=0.0), B_norms.max()) > _LARGE_NORM:
         return cdist(A, B, "sqeuclidean")
-    D = A @ (-2.0 * B.T)
+    D = A @ B.T
+    D *= -2.0
     D += norms[:, None]
     D += B_norms
     return np.maximum(D, 0.0, out=D)
+
+
+def squares_among(A):
+    """Return squared distances (n, n) between centred rows, as `_squared_distances` does."""
+    if A.shape[1] < LIMITS.products:
+        return squareform(pdist(A, "sqeuclidean"))
+    D = _squared_distances(A, A, np.einsum("ij,ij->i", A, A))
+    np.fill_diagonal(D, 0.0)
+    return D
 
 
 class GeneralCross:

@@ -10,8 +10,10 @@ class ProcessLimits(NamedTuple):
     dense: int = 2000
     # up to which "auto" averages: beyond, the evidence is sharp, and probabilities hardly move
     averaged: int = 1000
-    # columns up to which each gets a length of its own: their curvature takes n^3 flops each
-    lengths: int = 100
+    # columns up to which each gets a length of its own: their curvature takes n^3 flops and n^2
+    # numbers each. On ten sets of 130 to 300 columns the log loss is .24 in the mean, and .34 with
+    # one length for all: lower on seven, by up to .39, higher by .02 on three of text and pixels
+    lengths: int = 500
     # below which variance and mean length are so open that equal lengths have a lattice; of more
     # than two classes it is the number below (without it, iris has a log loss .003 higher, wine
     # .002 lower)

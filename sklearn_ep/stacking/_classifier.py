@@ -1,0 +1,284 @@
+"""Bayesian stacking: a mixture of classifiers by what they say of rows left out."""
+
+import numpy as np
+from sklearn.base import ClassifierMixin, is_classifier
+from sklearn.utils import Bunch, check_array, check_random_state, column_or_1d, get_tags
+from sklearn.utils.metaestimators import _BaseComposition
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
+
+from .._engine.hyper import log_mixture
+from .._engine.partition import Workers
+from .._estimator.base import SavedEstimator
+from .._estimator.checks import check_number, checked_weights
+from .._estimator.fitting import restore_on_error
+from .._estimator.summary import Table
+from ._parts import default_parts, fit_part
+from ._weights import stacking_weights
+
+
+class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseComposition):
+    """Mixture of classifiers, weighed by the probabilities they give to rows left out.
+
+    p(y | x) = sum_k w_k p_k(y | x). Every part is fitted to all rows. The weights have a
+    Dirichlet(1/2) prior and the leave-one-out probabilities of the training rows as likelihood;
+    predictions use their posterior mean.
+
+    Parameters
+    ----------
+    estimators : list of (str, classifier), default=None
+        Parts with their names. Each needs `loo_proba_` after `fit`, as the classifiers of this
+        package have it, or `cv`; a pipeline is asked for that of its last step. None stands for
+        `EPGaussianProcessClassifier` and `ConvexVariationalLogistic` at their defaults, and for the
+        linear model alone where X is sparse: on most data one of the two is near the best.
+    cv : int, splitter or None, default=None
+        Folds by which all parts are weighed instead, as in scikit-learn: for parts without
+        `loo_proba_`, at the price of a fit a fold. None is leave-one-out, which costs nothing.
+    n_jobs : int or None, default=None
+        Workers for the parts. Answers do not depend on it.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the default parts; parts that are given have their own.
+    verbose : int, default=0
+        1 prints a line for each part with its seconds, mean log probability and weight.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        Labels, sorted.
+    estimators_ : list of classifier
+        The fitted parts.
+    named_estimators_ : Bunch
+        The same by name.
+    weights_ : ndarray of shape (n_parts,)
+        Posterior mean of the weights; they sum to one.
+    weights_std_ : ndarray of shape (n_parts,)
+        Posterior standard deviation of the weights.
+    loo_proba_ : ndarray of shape (n,)
+        Probability that the mixture gives to the label of each row when the row is left out, with
+        the weights kept; nan for rows of weight zero.
+    log_score_ : float
+        Mean log of `loo_proba_`, weighted: an estimate of minus the log loss on new rows.
+    part_log_scores_ : ndarray of shape (n_parts,)
+        The same of each part.
+    n_features_in_ : int
+        Columns of X.
+    feature_names_in_ : ndarray of str of shape (d,)
+        Names of the columns, where X had them and the first part keeps them.
+
+    Raises
+    ------
+    ValueError
+        If a part has no `loo_proba_` and `cv` is None, if two parts share a name, if a part takes
+        no `sample_weight` and there are some, or if a part refuses the data.
+
+    See Also
+    --------
+    EPGaussianProcessClassifier : Non-linear part.
+    ConvexVariationalLogistic : Linear part.
+
+    Notes
+    -----
+    Cost: that of the parts, and O(n K) for the weights of K parts. Leave-one-out probabilities of
+    a part are those of its cavities with its hyperparameters kept, and a little optimistic where
+    few rows decide many hyperparameters.
+
+    References
+    ----------
+    Y. Yao, A. Vehtari, D. Simpson and A. Gelman (2018). Using stacking to average Bayesian
+    predictive distributions. Bayesian Analysis 13(3). The weights there are the maximum of the same
+    product; the mean has no part at exactly zero.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklearn_ep import BayesianStackingClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = BayesianStackingClassifier(random_state=0).fit(X, y)
+    >>> model.predict(X[:2])
+    array([0, 0])
+    """
+
+    def __init__(self, estimators=None, *, cv=None, n_jobs=None, random_state=None, verbose=0):
+        self.estimators = estimators
+        self.cv = cv
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def get_params(self, deep=True):
+        """Return the parameters, and with `deep` the parts by name with theirs.
+
+        Parameters
+        ----------
+        deep : bool, default=True
+            Whether to list the parts and their parameters, too.
+
+        Returns
+        -------
+        params : dict of str to object
+            Names and values.
+        """
+        return self._get_params("estimators", deep=deep)
+
+    def set_params(self, **params):
+        """Set parameters, those of parts as ``name__parameter``, or a whole part by its name.
+
+        Parameters
+        ----------
+        **params : object
+            New values by name.
+
+        Returns
+        -------
+        self : BayesianStackingClassifier
+            The estimator.
+        """
+        self._set_params("estimators", **params)
+        return self
+
+    @restore_on_error
+    def fit(self, X, y, sample_weight=None):
+        """Fit all parts, and weigh them.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n, d)
+            Rows; handed to the parts as they are.
+        y : array-like of shape (n,)
+            Labels.
+        sample_weight : array-like of shape (n,), default=None
+            How often each row was seen; every part has to take weights.
+
+        Returns
+        -------
+        self : BayesianStackingClassifier
+            The fitted estimator.
+        """
+        if y is None:
+            raise ValueError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None."
+            )
+        y = column_or_1d(check_array(y, ensure_2d=False, dtype=None, input_name="y"), warn=True)
+        check_classification_targets(y)
+        named = self._checked_parts(X)
+        tasks = [(fit_part, name, part, X, y, sample_weight, self.cv) for name, part in named]
+        parts, proba = zip(*Workers(self.n_jobs)(tasks), strict=True)
+        weight = checked_weights(sample_weight, y)
+        seen = weight > 0
+        with np.errstate(divide="ignore"):  # a part may be certain, and wrong
+            log_p = np.log(np.array(proba))
+        self.weights_, self.weights_std_ = stacking_weights(log_p.T[seen], weight[seen])
+        log_mean = log_mixture(self.weights_, log_p)
+        self.classes_ = np.unique(y)
+        self.loo_proba_ = np.exp(log_mean)
+        self.log_score_ = np.average(log_mean[seen], weights=weight[seen])
+        self.part_log_scores_ = np.average(log_p[:, seen], weights=weight[seen], axis=1)
+        self._names, self.estimators_ = list(dict(named)), list(parts)
+        return self
+
+    def _checked_parts(self, X):
+        """Return [(name, part)] after a look at the parameters."""
+        check_random_state(self.random_state)
+        check_number("n_jobs", self.n_jobs, integer=True, optional=True)
+        if self.estimators is None:
+            return default_parts(X, self.random_state)
+        if not self.estimators:
+            raise ValueError("estimators is empty: give [(name, classifier), ...] or None.")
+        names = [name for name, _ in self.estimators]
+        self._validate_names(names)
+        for name, part in self.estimators:
+            if not is_classifier(part):
+                raise ValueError(f"the part {name!r} is no classifier: {part!r}.")
+        return self.estimators
+
+    @property
+    def named_estimators_(self):
+        """The fitted parts by name."""
+        return Bunch(**dict(zip(self._names, self.estimators_, strict=True)))
+
+    @property
+    def n_features_in_(self):
+        """Columns of X."""
+        return self._first_part().n_features_in_
+
+    @property
+    def feature_names_in_(self):
+        """Names of the columns of X, where it had them."""
+        return self._first_part().feature_names_in_
+
+    def _first_part(self):
+        if not hasattr(self, "estimators_"):
+            raise AttributeError(f"{type(self).__name__} is not fitted yet.")
+        return self.estimators_[0]
+
+    def predict_proba(self, X):
+        """Probabilities of the classes: the weighted mean of those of the parts.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n, d)
+            Rows to predict.
+
+        Returns
+        -------
+        proba : ndarray of shape (n, n_classes)
+            Columns in the order of `classes_`; rows sum to one.
+        """
+        check_is_fitted(self)
+        return np.tensordot(self.weights_, [part.predict_proba(X) for part in self.estimators_], 1)
+
+    def predict_log_proba(self, X):
+        """Log probabilities of the classes, mixed in logs.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n, d)
+            Rows to predict.
+
+        Returns
+        -------
+        log_proba : ndarray of shape (n, n_classes)
+            Columns in the order of `classes_`.
+        """
+        check_is_fitted(self)
+        return log_mixture(
+            self.weights_, np.array([p.predict_log_proba(X) for p in self.estimators_])
+        )
+
+    def predict(self, X):
+        """Most probable class.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n, d)
+            Rows to predict.
+
+        Returns
+        -------
+        y : ndarray of shape (n,)
+            Labels out of `classes_`.
+        """
+        proba = self.predict_proba(X)
+        return self.classes_[np.argmax(proba, axis=1)]
+
+    def summary(self):
+        """Return the parts with their weights and leave-one-out scores, as a table that prints.
+
+        Returns
+        -------
+        summary : Table
+            One row a part, the heaviest first.
+        """
+        check_is_fitted(self)
+        order = np.argsort(-self.weights_, kind="stable")
+        names = np.array(self._names, dtype=object)
+        columns = dict(part=names, weight=self.weights_, sd=self.weights_std_)
+        columns |= {"log score": self.part_log_scores_}
+        title = f"{type(self).__name__}: log score {self.log_score_:.4f} on rows left out"
+        return Table(title, {heading: values[order] for heading, values in columns.items()})
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        parts = [] if self.estimators is None else [part for _, part in self.estimators]
+        tags.input_tags.sparse = all(get_tags(part).input_tags.sparse for part in parts)
+        return tags

@@ -1,0 +1,64 @@
+"""Parts of a stacked classifier: the default ones, and how each predicts rows it has not seen."""
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.base import clone
+from sklearn.model_selection import cross_val_predict
+from sklearn.pipeline import Pipeline
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import has_fit_parameter
+
+from ..convex import ConvexVariationalLogistic
+from ..gaussian_process import EPGaussianProcessClassifier
+
+
+def default_parts(X, random_state):
+    """Return [(name, classifier)]: a linear model, and beside it a Gaussian process for dense X."""
+    seed = check_random_state(random_state).randint(np.iinfo(np.int32).max)
+    linear = ("linear", ConvexVariationalLogistic(random_state=seed))
+    if sp.issparse(X):
+        return [linear]
+    return [("gaussian_process", EPGaussianProcessClassifier(random_state=seed)), linear]
+
+
+def fit_part(name, part, X, y, sample_weight, cv):
+    """Return a fitted copy of a part and the probabilities (n,) of labels that are left out.
+
+    One row is left out at a time, or a fold of `cv`; rows of weight zero are nan.
+    """
+    weights = _weight_arguments(name, part, sample_weight)
+    fitted = clone(part).fit(X, y, **weights)
+    if cv is None:
+        return fitted, leave_one_out(name, fitted, y)
+    proba = cross_val_predict(part, X, y, cv=cv, params=weights, method="predict_proba")
+    return fitted, proba[np.arange(len(y)), np.searchsorted(fitted.classes_, y)]
+
+
+def _last_step(part):
+    return part[-1] if isinstance(part, Pipeline) else part
+
+
+def _weight_arguments(name, part, sample_weight):
+    """Return the keywords by which `part.fit` takes sample_weight."""
+    if sample_weight is None:
+        return {}
+    if not has_fit_parameter(_last_step(part), "sample_weight"):
+        raise ValueError(f"the part {name!r} takes no sample_weight: leave out one of the two.")
+    step = f"{part.steps[-1][0]}__" if isinstance(part, Pipeline) else ""
+    return {f"{step}sample_weight": sample_weight}
+
+
+def leave_one_out(name, part, y):
+    """Return the probability (n,) that a fitted part gives each label when its row is left out."""
+    proba = getattr(_last_step(part), "loo_proba_", None)
+    if proba is None:
+        raise ValueError(
+            f"the part {name!r} has no loo_proba_, leave-one-out probabilities of its training "
+            "rows: set cv=5 to weigh all parts by folds."
+        )
+    if proba.ndim == 1:
+        return proba
+    # one class against the rest: each problem gives its own label, this class or another
+    own = part.classes_[:, None] == y
+    of_class = np.where(own, proba, 1.0 - proba)
+    return of_class.T[own.T] / of_class.sum(axis=0)

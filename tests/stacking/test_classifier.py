@@ -1,0 +1,207 @@
+"""Bayesian stacking: the posterior of its weights, and a classifier as others are."""
+
+import pickle
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
+from sklearn.datasets import load_iris, make_classification
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from sklearn_ep import (
+    BayesianStackingClassifier,
+    ConvexVariationalLogistic,
+    EPGaussianProcessClassifier,
+)
+from sklearn_ep.active_learning import query
+
+
+class Told(LogisticRegression):
+    """Classifier whose leave-one-out probabilities are told to it beforehand."""
+
+    def __init__(self, told=()):
+        super().__init__()
+        self.told = told
+
+    def fit(self, X, y, sample_weight=None):
+        super().fit(X, y, sample_weight)
+        self.loo_proba_ = np.resize(np.array(self.told), len(y))
+        return self
+
+
+def stacked(proba, **fit):
+    """Return a stack of parts with these leave-one-out probabilities (K, n)."""
+    n = len(proba[0])
+    X, y = np.arange(n, dtype=float)[:, None], np.arange(n) % 2
+    parts = [(f"p{k}", Told(p)) for k, p in enumerate(proba)]
+    return BayesianStackingClassifier(parts).fit(X, y, **fit)
+
+
+def exact_weights(proba, count, n_angles):
+    """Return mean and sd of two or three weights, whose roots are uniform on the sphere."""
+    angle = (np.arange(n_angles) + 0.5) / n_angles * np.pi / 2
+    first, area = np.sin(angle) ** 2, np.ones(n_angles)
+    w = np.array([first, 1.0 - first])
+    if len(proba) == 3:
+        w = np.array([(1.0 - w[1][:, None]) * w[0], (1.0 - w[1][:, None]) * w[1]])
+        last = np.broadcast_to(1.0 - first[:, None], (n_angles, n_angles))
+        w = np.array([w[0].ravel(), w[1].ravel(), last.ravel()])
+        area = np.repeat(np.sin(angle), n_angles)
+    log_mass = count @ np.log(np.transpose(proba) @ w) + np.log(area)
+    mass = np.exp(log_mass - log_mass.max())
+    mean = w @ mass / mass.sum()
+    return mean, np.sqrt((w - mean[:, None]) ** 2 @ mass / mass.sum())
+
+
+@pytest.mark.parametrize("n_parts", [2, 3])
+@pytest.mark.parametrize("n", [4, 60, 600])
+@pytest.mark.parametrize("better", [0.0, 1.0])
+def test_weights_are_the_posterior_mean_by_quadrature(n_parts, n, better):
+    rng = np.random.default_rng(n)
+    logit = rng.normal(1.0, 1.0, (n_parts, n))
+    logit[0] += better
+    proba, count = 1.0 / (1.0 + np.exp(-logit)), rng.integers(1, 4, n).astype(float)
+    mean, sd = exact_weights(proba, count, 1000 if n_parts == 2 else 120)
+    found = stacked(proba, sample_weight=count)
+    assert_allclose(found.weights_, mean, atol=0.01)
+    assert_allclose(found.weights_std_, sd, atol=0.015)
+    assert_allclose(found.loo_proba_, mean @ proba, atol=0.01)
+    assert_allclose(found.log_score_, np.average(np.log(found.loo_proba_), weights=count))
+
+
+def test_one_part_has_all_the_weight_and_equal_parts_share_it():
+    p = np.linspace(0.1, 0.9, 12)
+    assert_array_equal(stacked([p]).weights_, [1.0])
+    four = stacked([p] * 4)
+    assert_allclose(four.weights_, 0.25, atol=0.01)
+
+
+def test_a_part_that_is_certain_and_wrong_gets_no_weight():
+    p = np.full(40, 0.7)
+    sure = np.where(np.arange(40) == 3, 0.0, 0.9)
+    found = stacked([p, sure])
+    assert np.all(np.isfinite(found.loo_proba_)) and np.isfinite(found.log_score_)
+    assert found.part_log_scores_[1] == -np.inf
+    both = stacked([sure, sure])  # the row on which all are wrong says nothing of weights
+    assert_allclose(both.weights_, 0.5, atol=0.01)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return make_classification(150, 6, n_informative=4, random_state=3)
+
+
+@pytest.fixture(scope="module")
+def default(data):
+    return BayesianStackingClassifier(random_state=0).fit(*data)
+
+
+def test_the_mixture_of_the_parts(data, default):
+    X, _ = data
+    parts = list(default.named_estimators_.values())
+    assert [type(p) for p in parts] == [EPGaussianProcessClassifier, ConvexVariationalLogistic]
+    proba = sum(w * p.predict_proba(X) for w, p in zip(default.weights_, parts, strict=True))
+    assert_allclose(default.predict_proba(X), proba, rtol=1e-12)
+    assert_allclose(np.exp(default.predict_log_proba(X)), proba, rtol=1e-9)
+    assert_array_equal(default.predict(X), default.classes_[proba.argmax(axis=1)])
+    assert_allclose(default.weights_.sum(), 1.0)
+
+
+def test_leave_one_out_weights_are_near_those_of_folds(data, default):
+    folds = clone(default).set_params(cv=10).fit(*data)
+    assert_allclose(folds.weights_, default.weights_, atol=0.2)
+    assert abs(folds.log_score_ - default.log_score_) < 0.03
+
+
+def test_several_classes_one_against_the_rest():
+    X, y = load_iris(return_X_y=True)
+    linear = ConvexVariationalLogistic(multi_class="one_vs_rest", random_state=0)
+    found = BayesianStackingClassifier([("linear", linear)]).fit(X, y)
+    each = found.named_estimators_["linear"].loo_proba_
+    own = np.arange(3)[:, None] == y
+    proba = np.where(own, each, 1.0 - each)
+    assert_allclose(found.loo_proba_, (proba / proba.sum(axis=0))[y, np.arange(len(y))])
+
+
+def test_weights_are_repeated_rows(data):
+    X, y = data
+    count = np.random.default_rng(0).integers(0, 3, len(y))
+    parts = [("linear", ConvexVariationalLogistic()), ("flat", ConvexVariationalLogistic(0.01))]
+    weighed = BayesianStackingClassifier(parts).fit(X, y, sample_weight=count)
+    again = BayesianStackingClassifier(parts).fit(np.repeat(X, count, 0), np.repeat(y, count))
+    assert_allclose(weighed.predict_proba(X), again.predict_proba(X), rtol=1e-5)
+    assert_array_equal(np.isnan(weighed.loo_proba_), count == 0)
+    assert_allclose(weighed.log_score_, again.log_score_, rtol=1e-6)
+
+
+def test_the_same_with_workers_and_after_pickling(data, default):
+    X, _ = data
+    parallel = clone(default).set_params(n_jobs=2).fit(*data)
+    assert_array_equal(parallel.predict_proba(X), default.predict_proba(X))
+    assert_array_equal(pickle.loads(pickle.dumps(default)).weights_, default.weights_)
+
+
+def test_sparse_rows_are_for_the_linear_part(data):
+    X, y = data
+    found = BayesianStackingClassifier(random_state=0).fit(sp.csr_array(X), y)
+    assert list(found.named_estimators_) == ["linear"]
+    assert_array_equal(found.weights_, [1.0])
+
+
+def test_names_reach_the_parts(data):
+    parts = [
+        ("scaled", make_pipeline(StandardScaler(), ConvexVariationalLogistic())),
+        ("linear", ConvexVariationalLogistic()),
+    ]
+    stack = BayesianStackingClassifier(parts)
+    grid = {"linear__prior_variance": [0.01, 1.0]}
+    found = GridSearchCV(stack, grid, scoring="neg_log_loss", cv=2).fit(*data)
+    assert found.best_params_ in ({"linear__prior_variance": v} for v in (0.01, 1.0))
+    stack.set_params(linear=EPGaussianProcessClassifier())
+    assert isinstance(stack.get_params()["linear"], EPGaussianProcessClassifier)
+    weighed = found.best_estimator_
+    weighed.fit(*data, sample_weight=np.ones(len(data[1])))
+    assert list(weighed.named_estimators_) == ["scaled", "linear"]
+
+
+def test_queries_by_its_probabilities(data, default):
+    X, _ = data
+    chosen = query(default, X, n_instances=3, strategy="margin")
+    proba = np.sort(default.predict_proba(X), axis=1)
+    assert set(chosen) == set(np.argsort(proba[:, -1] - proba[:, -2], kind="stable")[:3])
+
+
+def test_the_summary_names_parts_by_weight(default):
+    table = default.summary()
+    assert list(table.columns["weight"]) == sorted(default.weights_, reverse=True)
+    assert "gaussian_process" in str(table) and "log score" in str(table)
+    frame = pytest.importorskip("pandas") and table.to_frame()
+    assert frame.loc["linear", "weight"] == default.weights_[1]
+
+
+def test_wrong_parts_are_refused_by_name(data):
+    logistic = LogisticRegression()
+    with pytest.raises(ValueError, match="'plain' has no loo_proba_.*cv=5"):
+        BayesianStackingClassifier([("plain", logistic)]).fit(*data)
+    found = BayesianStackingClassifier([("plain", logistic)], cv=5).fit(*data)
+    assert_array_equal(found.weights_, [1.0])
+    with pytest.raises(ValueError, match="empty"):
+        BayesianStackingClassifier([]).fit(*data)
+    with pytest.raises(ValueError, match="'scaler' is no classifier"):
+        BayesianStackingClassifier([("scaler", StandardScaler())]).fit(*data)
+    twice = [("same", ConvexVariationalLogistic()), ("same", ConvexVariationalLogistic())]
+    with pytest.raises(ValueError, match="unique"):
+        BayesianStackingClassifier(twice).fit(*data)
+
+
+def test_a_failed_fit_leaves_the_stack_as_it_was(data, default):
+    X, y = data
+    before = default.weights_
+    with pytest.raises(ValueError, match="NaN"):
+        default.fit(np.full_like(X, np.nan), y)
+    assert default.weights_ is before
