@@ -363,3 +363,26 @@ def test_a_column_in_another_unit_is_named(estimator):
     told = [str(w.message) for w in told if "StandardScaler" in str(w.message)]
     assert len(told) == 1 and "column 1 is farthest" in told[0]
     assert type(estimator).__name__ in told[0]
+
+
+@pytest.mark.parametrize(
+    "estimator, words",
+    [
+        (ConvexVariationalLogistic(prior_variance="auto"), "prior_variance must be 'learn' or a n"),
+        (
+            ConvexVariationalLogistic(prior="horseshoe"),
+            "prior must be .*HorseshoeSite of sklearn_ep",
+        ),
+        (ConvexVariationalLogistic(laplace_scale="auto"), "laplace_scale must be 'learn' or a num"),
+        (ConvexVariationalRegressor(prior="horseshoe"), "prior must be .*HorseshoeSite of sklearn"),
+        (ConvexVariationalRegressor(noise_variance="learn"), "noise_variance must be 'auto' or a"),
+        (SpikeSlabRegressor(slab_variance="learn"), "slab_variance must be 'auto' or a number"),
+        (RelaxedEPClassifier(label_noise="auto"), "label_noise must be 'learn' or a number"),
+        (HierarchicalEPLogistic(n_partitions="all"), "n_partitions must be 'auto' or a number"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
+)
+def test_errors_of_parameters_name_all_that_is_allowed(estimator, words):
+    X, y = data()
+    with pytest.raises((ValueError, TypeError), match=words):
+        estimator.fit(X, y)

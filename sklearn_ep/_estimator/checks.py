@@ -51,17 +51,22 @@ def check_number(
 def check_number_or_auto(name, value, low=None, high=None):
     """Raise an error that names the parameter unless it is "auto" or a finite number between."""
     if isinstance(value, str):
-        check_choice(name, value, ["auto"])
+        check_choice(name, value, ["auto"], "a number")
         return
     check_number(name, value, low, high, boundaries="neither")
     if not np.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value!r}.")
 
 
-def check_choice(name, value, choices):
-    """Raise a ValueError that names the parameter unless the value is one of the choices."""
+def check_choice(name, value, choices, other=""):
+    """Raise a ValueError that names the parameter unless the value is one of the choices.
+
+    `other` says what it may be besides, which the caller has looked for.
+    """
     if not any(value is c or (isinstance(value, str) and value == c) for c in choices):
-        raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}.")
+        allowed = f"{', '.join(map(repr, choices))} or {other}" if other else list(choices)
+        which = "" if other else "one of "
+        raise ValueError(f"{name} must be {which}{allowed}, got {value!r}.")
 
 
 def check_flag(name, value):

@@ -15,7 +15,7 @@ from .._engine.class_weights import MOST_WEIGHTS
 from .._engine.super_gaussian import BOUNDS, Penalty
 from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import check_choice, check_common, check_number, refuse_joint
-from ._sites import LaplaceSite, SuperGaussianSite
+from ._sites import SITES, LaplaceSite, SuperGaussianSite
 from ._systems import TINY
 
 
@@ -69,19 +69,23 @@ def check_parameters(estimator):
     check_common(estimator)
     check_choice("bound", estimator.bound, BOUNDS)
     if not isinstance(estimator.prior, SuperGaussianSite):
-        check_choice("prior", estimator.prior, ["gaussian", "laplace"])
+        check_choice("prior", estimator.prior, ["gaussian", "laplace"], SITES)
     check_choice("variance", estimator.variance, VARIANCES)
     check_choice("solver", estimator.solver, SOLVERS)
     check_choice("multi_class", estimator.multi_class, ["auto", "joint", "one_vs_rest"])
     check_choice("calibration", estimator.calibration, ["loo", None])
     check_hyperparameters(estimator.hyperparameters)
     if isinstance(estimator.prior_variance, str):
-        check_choice("prior_variance", estimator.prior_variance, ["learn"])
+        check_choice(
+            "prior_variance", estimator.prior_variance, ["learn"], "a number, or one a column"
+        )
     for name in ("learn_prior", "fit_intercept"):
         check_choice(name, getattr(estimator, name), [True, False])
     _check_positive("intercept_prior_variance", estimator.intercept_prior_variance)
     scale = estimator.laplace_scale
-    if not (isinstance(scale, str) and scale == "learn"):
+    if isinstance(scale, str):
+        check_choice("laplace_scale", scale, ["learn"], "a number")
+    else:
         _check_positive("laplace_scale", scale, finite=True)
     check_number("inner_tol", estimator.inner_tol, 0, boundaries="neither")
     check_number("n_variance_samples", estimator.n_variance_samples, 1, integer=True)

@@ -14,6 +14,7 @@ from .._estimator.checks import (
     check_choice,
     check_column_scales,
     check_number,
+    check_number_or_auto,
     checked_weights,
     in_precision_of_rows,
     is_part_list,
@@ -33,7 +34,7 @@ from .._estimator.fitting import (
 from .._estimator.row_statistics import merged, statistics_of_rows
 from .._estimator.summary import column_names, interval_of
 from ._regression import Rows, fit_regression, plan_regression, rows_of_parts, takes_exact
-from ._sites import SuperGaussianSite
+from ._sites import SITES, SuperGaussianSite
 
 
 class ConvexVariationalRegressor(
@@ -304,13 +305,8 @@ class ConvexVariationalRegressor(
     def _check_parameters(self):
         """Raise an error that names the parameter unless all of them are usable."""
         if self.prior is not None and not isinstance(self.prior, SuperGaussianSite):
-            raise TypeError(f"prior must be None or a SuperGaussianSite, got {self.prior!r}.")
-        if isinstance(self.noise_variance, str):
-            check_choice("noise_variance", self.noise_variance, ["auto"])
-        else:
-            check_number("noise_variance", self.noise_variance, 0, boundaries="neither")
-            if np.isinf(self.noise_variance):
-                raise ValueError("noise_variance must be finite.")
+            raise TypeError(f"prior must be None or {SITES}, got {self.prior!r}.")
+        check_number_or_auto("noise_variance", self.noise_variance, 0)
         check_choice("variance", self.variance, ["auto", "exact", "monte_carlo"])
         check_number("n_variance_samples", self.n_variance_samples, 1, integer=True)
         check_choice("fit_intercept", self.fit_intercept, [True, False, "auto"])

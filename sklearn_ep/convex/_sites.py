@@ -351,3 +351,7 @@ class HorseshoeSite(SuperGaussianSite):
             -log(4 pi scale).
         """
         return -float(np.log(4.0 * np.pi * self.scale))
+
+
+# What a prior may be, for messages of errors.
+SITES = "an instance of LaplaceSite, StudentTSite or HorseshoeSite of sklearn_ep.sites"

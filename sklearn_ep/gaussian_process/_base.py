@@ -421,7 +421,7 @@ class GaussianProcessBase(PosteriorClassifier):
         check_number("jitter", self.jitter, 0)
         check_hyperparameters(self.hyperparameters)
         if not isinstance(self.class_weight, dict):
-            check_choice("class_weight", self.class_weight, ["balanced", None])
+            check_choice("class_weight", self.class_weight, ["balanced", None], "a dict")
 
     def _class_weighted(self, y, weight):
         """Return the copies (n,) of rows with class indices y, times the weights of their classes.

@@ -31,9 +31,10 @@ from .inducing.stream import StreamRun, absorb, forgotten, stream_of_fit
 def _check_inducing_parameters(estimator):
     """Check the parameters that only matter with inducing points."""
     if not isinstance(estimator.learn_inducing, bool | np.bool_):
-        check_choice("learn_inducing", estimator.learn_inducing, ["auto"])
+        check_choice("learn_inducing", estimator.learn_inducing, ["auto"], "a bool")
     if not callable(estimator.optimizer):
-        check_choice("optimizer", estimator.optimizer, ["auto", "fmin_l_bfgs_b", *STEP_RULES, None])
+        rules = ["auto", "fmin_l_bfgs_b", *STEP_RULES, None]
+        check_choice("optimizer", estimator.optimizer, rules, "a function")
     elif estimator.method == "sparse" or estimator._asks_for_inducing:
         raise ValueError("a callable optimizer belongs to method='dense'.")
     check_number("batch_size", estimator.batch_size, 1, integer=True, optional=True)
@@ -378,7 +379,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         if any(hasattr(self.likelihood, name) for name in ("tilted", "log_prob")):
             require("factor", self.likelihood, (*FACTOR_NEEDS, "log_prob"), "likelihood")
         else:
-            check_choice("likelihood", self.likelihood, list(LIKELIHOODS))
+            check_choice(
+                "likelihood", self.likelihood, list(LIKELIHOODS), "an object with log_prob"
+            )
         check_number("power", self.power, 0, 1, boundaries="right")
         if self.power < 1:
             require("factor", self._factor(), Power.factor_needs, f"power={self.power}")

@@ -370,7 +370,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         check_choice("cost", self.cost, ["mass", "normalised"])
         check_number("power", self.power, 0, 1, boundaries="right")
         if isinstance(self.label_noise, str):
-            check_choice("label_noise", self.label_noise, ["learn"])
+            check_choice("label_noise", self.label_noise, ["learn"], "a number below .5")
         else:
             check_number("label_noise", self.label_noise, 0, 0.5, boundaries="left")
         check_number("no_errors", self.no_errors, 0, 1, boundaries="left")

@@ -128,7 +128,7 @@ def check_parameters(est):
         load_sampler()
     check_choice("schedule", est.schedule, ["parallel", "serial", "asynchronous"])
     if isinstance(est.n_partitions, str):
-        check_choice("n_partitions", est.n_partitions, ["auto"])
+        check_choice("n_partitions", est.n_partitions, ["auto"], "a number")
     else:
         check_number("n_partitions", est.n_partitions, 1, integer=True)
     if isinstance(est.prior_scale, numbers.Real):

@@ -3,10 +3,10 @@
 import numpy as np
 from scipy.special import expit
 from scipy.stats import norm
-from sklearn.utils.validation import check_consistent_length, check_is_fitted
+from sklearn.utils.validation import check_consistent_length
 
 from .._estimator.checks import check_number
-from ._coefficient_displays import axes_or_new
+from ._coefficient_displays import axes_or_new, check_can
 
 # how a coordinate is shown: its prefix, the map to the value itself, and the scale of the axis
 _SCALES = (("log_", np.exp, "log"), ("logit_", expit, "logit"))
@@ -83,7 +83,7 @@ class HyperparameterDisplay:
         ValueError
             If the fit has no hyperparameters that were learned, or `parameters` are none of them.
         """
-        check_is_fitted(estimator)
+        check_can(estimator, "hyper_nodes_", "estimator that averages over hyperparameters")
         nodes, weights = estimator.hyper_nodes_, estimator.hyper_weights_
         if isinstance(nodes, list):
             nodes, weights = nodes[problem], weights[problem]
@@ -202,6 +202,7 @@ class ReliabilityDisplay:
             The drawn display: of the second class, or of the most probable one where there are more
             than two.
         """
+        check_can(estimator, "predict_proba", "classifier")
         proba = estimator.predict_proba(X)
         name = type(estimator).__name__
         if proba.shape[1] == 2:

@@ -8,6 +8,13 @@ from sklearn.utils.validation import check_is_fitted
 _ROW_HEIGHT, _MOST_LABELS = 0.22, 40
 
 
+def check_can(estimator, name, model):
+    """Raise unless the estimator is fitted and has what a display draws, as `model` says."""
+    if not hasattr(estimator, name):
+        check_is_fitted(estimator)
+        raise TypeError(f"{type(estimator).__name__} has no {name}: give a fitted {model}.")
+
+
 def axes_or_new(ax, n_rows=0):
     """Return the axes to draw on, new ones if there are none.
 
@@ -102,7 +109,7 @@ class InclusionDisplay:
         display : InclusionDisplay
             The drawn display.
         """
-        check_is_fitted(estimator)
+        check_can(estimator, "inclusion_proba_", "SpikeSlabRegressor or SpikeSlabClassifier")
         display = cls(
             estimator.inclusion_proba_,
             np.ravel(estimator.coef_),
@@ -241,7 +248,7 @@ class CoefficientIntervalDisplay:
         ValueError
             If the number of names is not that of the coefficients.
         """
-        check_is_fitted(estimator)
+        check_can(estimator, "coef_std_", "linear model of this package")
         mean = np.atleast_2d(estimator.coef_)[class_index]
         std = np.atleast_2d(estimator.coef_std_)[class_index]
         if feature_names is None:
@@ -408,7 +415,7 @@ class GroupEffectsDisplay:
         A raw effect is one step of maximum likelihood from the posterior mean of the effect: the
         sum of residuals over the sum of p (1 - p), p being the probabilities of the group's rows.
         """
-        check_is_fitted(estimator)
+        check_can(estimator, "group_labels_", "HierarchicalEPLogistic")
         known, means, stds = _effects_of(estimator, factor, class_index)
         if len(known) == 0:
             raise ValueError("the estimator was fitted without groups: there are no effects.")

@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from ._coefficient_displays import axes_or_new
+from ._coefficient_displays import axes_or_new, check_can
 
 
 class ConvergenceDisplay:
@@ -62,7 +62,7 @@ class ConvergenceDisplay:
         display : ConvergenceDisplay
             The drawn display.
         """
-        check_is_fitted(estimator)
+        check_can(estimator, "history_", "estimator of this package")
         history = estimator.history_
         name = next((n for n in ("log_evidence", "objective") if n in history), None)
         display = cls(
@@ -214,6 +214,7 @@ class LatentDisplay:
             If the estimator has not two classes and two features.
         """
         check_is_fitted(estimator)
+        check_can(estimator, "latent_mean_and_variance", "classifier of this package")
         rows = np.asarray(X, dtype=float)
         if rows.ndim != 2 or rows.shape[1] != 2 or len(estimator.classes_) != 2:
             raise ValueError("LatentDisplay needs two features and two classes.")

@@ -4,11 +4,15 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.base import clone
 from sklearn.datasets import make_moons
+from sklearn.exceptions import NotFittedError
 from sklearn.gaussian_process.kernels import RBF
+from sklearn.linear_model import LogisticRegression
 
 from sklearn_ep import (
     ConvexVariationalLogistic,
+    ConvexVariationalRegressor,
     EPGaussianProcessClassifier,
     HierarchicalEPLogistic,
     SpikeSlabClassifier,
@@ -38,6 +42,31 @@ def close_figures():
 def moons():
     X, y = make_moons(60, noise=0.2, random_state=0)
     return X, y, EPGaussianProcessClassifier(4.0 * RBF(0.7), optimizer=None).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    "display, wrong, right",
+    [
+        (
+            InclusionDisplay,
+            ConvexVariationalLogistic(),
+            "SpikeSlabRegressor or SpikeSlabClassifier",
+        ),
+        (GroupEffectsDisplay, ConvexVariationalLogistic(), "HierarchicalEPLogistic"),
+        (CoefficientIntervalDisplay, EPGaussianProcessClassifier(), "linear model"),
+        (HyperparameterDisplay, ConvexVariationalRegressor(), "averages over hyperparameters"),
+        (ReliabilityDisplay, ConvexVariationalRegressor(), "classifier"),
+        (LatentDisplay, ConvexVariationalRegressor(), "classifier"),
+        (ConvergenceDisplay, LogisticRegression(), "estimator of this package"),
+    ],
+)
+def test_a_display_of_the_wrong_model_names_the_right_one(display, wrong, right, moons):
+    X, y, _ = moons
+    rows = (X, y) if display is ReliabilityDisplay else (X,) if display is LatentDisplay else ()
+    with pytest.raises(NotFittedError):
+        display.from_estimator(clone(wrong), *rows) if rows != (X, y) else wrong.predict(X)
+    with pytest.raises(TypeError, match=right):
+        display.from_estimator(wrong.fit(X, y), *rows)
 
 
 def test_convergence_display(moons):
