@@ -2,6 +2,7 @@
 
 import functools
 
+import joblib
 import numpy as np
 import pytest
 from sklearn.base import is_regressor
@@ -65,6 +66,31 @@ def test_names_of_tables_are_kept_and_compared(estimator):
 def test_names_of_files_are_told_to_need_a_loader(estimator):
     with pytest.raises(ValueError, match=r"functools\.partial\(load, name\)"):
         estimator.fit(["first.npz", "second.npz"])
+
+
+class CountedRows(np.ndarray):
+    """Rows that count how often they are made ready to be sent."""
+
+    n_sent = 0
+
+    def __reduce_ex__(self, protocol):
+        CountedRows.n_sent += 1
+        return np.array(self).__reduce_ex__(protocol)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "frames"])
+def test_rows_are_sent_to_a_cluster_once(kind, dask_workers):
+    rng = np.random.default_rng(0)
+    rows = [rng.normal(size=(2000, 3)) for _ in range(2)]
+    labels = [(X[:, 0] + rng.normal(size=2000) > 0).astype(int) for X in rows]
+    if kind == "arrays":
+        parts = [(X.view(CountedRows), y) for X, y in zip(rows, labels, strict=True)]
+    else:
+        parts = [(pd.DataFrame(X), y.view(CountedRows)) for X, y in zip(rows, labels, strict=True)]
+    CountedRows.n_sent = 0
+    with joblib.parallel_config(backend="dask"):
+        est = ConvexVariationalLogistic(hyperparameters="mode").fit(parts)
+    assert est.n_passes_ > 5 and CountedRows.n_sent <= 4  # a part, in two stages at most
 
 
 @every

@@ -11,6 +11,7 @@ function of the message, computed where the row is. A worker may keep what it co
 """
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -26,11 +27,17 @@ class Part:
     """Holder of the arrays of one partition.
 
     A plain class and not a tuple, because distributed backends keep an object that can be weakly
-    referenced on the worker, while bare arrays and tuples travel again with each call.
+    referenced on the worker, while bare arrays and tuples travel again with each call. They do so
+    where the object says that it is large.
     """
 
     def __init__(self, *arrays: Any) -> None:
         self.arrays = arrays
+
+    def __sizeof__(self) -> int:
+        held = (a.data if hasattr(a, "indptr") else a for a in self.arrays)  # of a sparse matrix
+        sizes = (a.nbytes if hasattr(a, "nbytes") else sys.getsizeof(a) for a in held)
+        return super().__sizeof__() + sum(sizes)
 
 
 def load_part(part: Any) -> tuple[Any, ...]:

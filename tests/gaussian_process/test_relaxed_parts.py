@@ -80,6 +80,10 @@ def test_workers_do_not_change_a_bit(rule):
         two = fixed(X, rule=rule, tol=1e-3, n_jobs=2).fit(parts)
     for name in ("inducing_mean_", "inducing_cov_", "noise_proba_", "relaxation_", "loo_proba_"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+    with joblib.parallel_config(backend="loky"):  # whose processes get copies of the rows
+        kw = dict(n_inducing=8, hyperparameters="mode", n_partitions=2, random_state=0)
+        one, two = (RelaxedEPClassifier(**kw, rule=rule, n_jobs=j).fit(X, y) for j in (1, 2))
+    np.testing.assert_array_equal(one.predict_proba(X), two.predict_proba(X))
     whole, parted = (fixed(X, rule="ep", n_partitions=k).fit(X, three) for k in (None, 3))
     np.testing.assert_allclose(parted.predict_proba(X), whole.predict_proba(X), atol=1e-6)
     np.testing.assert_allclose(parted.loo_proba_, whole.loo_proba_, atol=1e-6)

@@ -20,7 +20,7 @@ from .._hyperparameters import KEPT, ValueWithGradient
 from .._kernels import contract_diagonal, with_theta
 from ..inducing.ep import InducingEP, read_rows
 from ..inducing.passes import evidence_gradient
-from ..inducing.rows import PartitionedRows
+from ..inducing.rows import PartitionedRows, dense_copies
 from ..inducing.values import InducingGPPosterior, InducingPrior, block_rows
 from .ladder import climb
 from .noise import OfNoise, noisy_marginals, on_means, on_noisy
@@ -65,8 +65,9 @@ def prior_variance_of_part(part, _, kernel, classes):
     total, slopes = 0.0, np.zeros(kernel.n_dims)
     for rows in gen_batches(len(X), 4096):
         block = np.asarray(X[rows], dtype=np.float64)
-        total += float(weight[rows] @ kernel.diag(block))
-        slopes += contract_diagonal(kernel, block, weight[rows])
+        own = dense_copies(weight[rows])
+        total += float(own @ kernel.diag(block))
+        slopes += contract_diagonal(kernel, block, own)
     return PriorVariance(total, slopes)
 
 
@@ -84,7 +85,7 @@ def rate_slope_of_part(part, sites, model, classes):
     """Return the expected minus the assumed number of wrong labels in a partition."""
     _, _, weight = read_rows(part, classes)
     told = row_labels(part, (sites, None), model, classes, model.rule.exponent)
-    return float(weight @ (told.wrong - model.factor.rate))
+    return float(dense_copies(weight) @ (told.wrong - model.factor.rate))
 
 
 def row_labels(part, message, model, classes, fraction=1.0):
