@@ -10,7 +10,7 @@ and .1, which nine tenths of that prior are above, and which is the mean of that
 Coverage is that of central intervals, its band 2.6 standard errors over data sets; stated
 probabilities (inclusion, wrong labels) are held against observed shares in bins, with 2.6 binomial
 standard deviations. At a fixed truth, where no exact posterior is nominal, the band is .05 at
-least. A run of some models keeps the stored rows of the others.
+least. A run of some models keeps the stored rows of the others, and saves after each setting.
 """
 
 import functools
@@ -370,11 +370,10 @@ def main():
             reliable = reliability_rows(place, found)
             if reliable:
                 table(reliable, list(reliable[0]))
-            rows += new + reliable
-    rows.sort(key=lambda r: list(MODELS).index(r["model"]))
+            rows = sorted(rows + new + reliable, key=lambda r: list(MODELS).index(r["model"]))
+            save(args, "calibration", rows)
     inside = [bool(r["inside"]) for r in rows]
     print(f"{sum(inside)} of {len(inside)} figures within their bands")
-    save(args, "calibration", rows)
     draw(args, rows)
 
 

@@ -91,6 +91,11 @@ class NodePosterior(NamedTuple):
     scales: list[np.ndarray]
     places: EffectPlaces
 
+    def beta(self):
+        """Return means and sds (D,) of the coefficients."""
+        d = self.places.n_dense
+        return self.mean[:d], np.linalg.norm(self.root[:, :d], axis=0)
+
     def effects(self):
         """Return (means, variances), both (L_f, q_f), of the effects of each factor."""
         out: list[Any] = [None] * len(self.places.n_effects)
@@ -172,6 +177,17 @@ class NodePosterior(NamedTuple):
         log_density = log_density - np.sum(np.log(np.diagonal(root)))
         return b, u, log_density - 0.5 * (np.sum(white**2, 1) + np.sum(noise**2, (1, 2)))
 
+    def between(self, rows, others, same):
+        """Return the covariance (n1, n2) of the linear predictor of two sets of rows, and means."""
+        (mean1, turned1, own1), (mean2, turned2, own2) = self.apart(rows), self.apart(others)
+        terms = (alike * (a @ b.T) for alike, a, b in zip(same, own1, own2, strict=True))
+        return sum(terms, start=turned1 @ turned2.T), mean1, mean2
+
+    def draw_effects(self, n_samples, rng):
+        """Return draws of the coefficients (S, D), and of the effects (S, L_f, q_f) by factor."""
+        b, u, _ = self.draw(n_samples, rng)
+        return b[:, : self.places.n_dense], *self.effects_of(b, u)
+
     def effects_of(self, b, u):
         """Return the effects (S, L_f, q_f) of each factor."""
         p = self.places
@@ -183,7 +199,119 @@ class NodePosterior(NamedTuple):
         return out
 
 
-class GroupPosterior:
+class EffectsMixture:
+    """Mixture over nodes in the scales: what is the same for any number of classes.
+
+    scales are the `GroupScales`, n_named the numbers of levels with a name, the first ones. Nodes
+    have Cholesky factors `scales` of the covariances of effects, `beta()`, `effects()`,
+    `at_rows(rows)`, `between(rows, others, same)`, and draws of coefficients and effects.
+    """
+
+    n_classes = 1
+
+    def __init__(self, average, n_effects, n_named, nodes):
+        self.scales, self.n_named, self.nodes = GroupScales(average, n_effects), n_named, nodes
+
+    def beta_quantiles(self, levels):
+        """Return quantiles (len(levels), D), or (., K, D), of the coefficients."""
+        mean, sd = (np.array(a) for a in zip(*(n.beta() for n in self.nodes), strict=True))
+        flat = mean.reshape(len(mean), -1), sd.reshape(len(sd), -1)
+        found = mixture_quantiles(self.scales.weight, *flat, levels)
+        return found.reshape(len(levels), *mean.shape[1:])
+
+    def group_effects(self):
+        """Return posterior means and sds over factors, each a list of (levels, q_f).
+
+        With a leading axis of the classes where there are several.
+        """
+        by_factor, pairs = zip(*(node.effects() for node in self.nodes), strict=True), []
+        for n, found in zip(self.n_named, by_factor, strict=True):
+            sides = (np.array(a)[..., :n, :] for a in zip(*found, strict=True))
+            pairs.append(mixture_moments(self.scales.weight, *sides))
+        return [mean for mean, _ in pairs], [np.sqrt(var) for _, var in pairs]
+
+    def _over_blocks(self, rows, combine):
+        """Return combine(means, variances) of all rows, with the nodes as first axis of both."""
+        layout, out = self.laid_out(*rows), []
+        for start in range(0, len(rows[0]), BLOCK):
+            some = layout.take(slice(start, start + BLOCK))
+            sides = zip(*(node.at_rows(some) for node in self.nodes), strict=True)
+            out.append(combine(*map(np.stack, sides)))
+        return out
+
+    def latent(self, *rows):
+        """Return moments of the linear predictor: means (n,) and variances (n,), or (n, K) and
+
+        (n, K, K) of several classes. Rows are X (n, D), the intercept last, designs (n, q_f) of the
+        factors and codes (n, F): anything but a position among the named levels means a level that
+        is not known, whose effects are integrated over the population.
+        """
+        found = self._over_blocks(rows, self._moments)
+        mean, var = map(np.concatenate, zip(*found, strict=True))
+        return mean, var
+
+    def log_proba(self, *rows):
+        """Return log probabilities (n, K) of the classes; rows as in `latent`."""
+        found = self._over_blocks(rows, self._log_chances)
+        return np.concatenate([log_mixture(self.scales.weight, part) for part in found])
+
+    def covariance(self, first, second, same):
+        """Return covariances (n1, n2), or (K, n1, n2), of the linear predictor of two sets of rows.
+
+        same (F, n1, n2) says of each factor whether two rows share their level. Rows are taken
+        apart into columns of the weights, O(n S^2).
+        """
+        both, out, left, right = [self.laid_out(*rows) for rows in (first, second)], 0.0, 0.0, 0.0
+        for weight, node in zip(self.scales.weight, self.nodes, strict=True):
+            cov, a, b = node.between(*both, same)
+            out = out + weight * (cov + a[..., :, None] * b[..., None, :])
+            left, right = left + weight * a, right + weight * b
+        return out - left[..., :, None] * right[..., None, :]
+
+    def _picked(self, n_samples, rng):
+        """Return nodes for draws, as (sorted numbers (S,), [(number, draws of it)])."""
+        weight = self.scales.weight
+        picked = np.sort(rng.choice(len(weight), size=n_samples, p=weight))
+        return picked, list(zip(*np.unique(picked, return_counts=True), strict=True))
+
+    def draw(self, n_samples, rng):
+        """Return joint draws: coefficients (S, D), effects of each factor, theta, node (S,).
+
+        Of several classes the coefficients are (S, K, D), the effects (S, K, L_f, q_f).
+        """
+        picked, counts = self._picked(n_samples, rng)
+        drawn = [self.nodes[m].draw_effects(n, rng) for m, n in counts]
+        theta, order = self.scales.average.draw_near(picked, rng), rng.permutation(n_samples)
+        beta, *effects = (np.concatenate(a)[order] for a in zip(*drawn, strict=True))
+        named = [e[..., :n, :] for e, n in zip(effects, self.n_named, strict=True)]
+        return beta, named, theta[order], picked[order]
+
+    def draw_latent(self, X, designs, codes, n_samples, rng):
+        """Return joint draws (S, n) or (S, n, K) of the linear predictor.
+
+        Rows of one new level share it.
+        """
+        beta, effects, _, number = self.draw(n_samples, rng)
+        scales = [np.array(a)[number] for a in zip(*(n.scales for n in self.nodes), strict=True)]
+        rows = RowsToPredict(X, designs, codes)
+        return np.moveaxis(draws_at_rows(beta, effects, scales, rows, rng), -1, 1)
+
+    def log_weights(self, X, designs, codes, y, weight, n_samples, rng):
+        """Return log(exact joint / mixture) (S,) of joint draws, up to no constant, O(S n D).
+
+        X, designs and codes are training rows, all of known levels; y their labels in {-1, +1}, or
+        class indices of several, weight their numbers of copies. The prior of theta is the same on
+        both sides.
+        """
+        block, rows, out = max(1, CELLS // (len(X) * self.n_classes)), (X, designs, codes), []
+        for m, n in self._picked(n_samples, rng)[1]:
+            for start in range(0, n, block):
+                some = min(block, n - start)
+                out.append(self._log_weight(self.nodes[m], rows, y, weight, some, rng))
+        return np.concatenate(out)
+
+
+class GroupPosterior(EffectsMixture):
     """Mixture over nodes of Gaussians in b and, given b, in the local effects.
 
     b are the coefficients and the effects of all factors but the local one. average is
@@ -191,142 +319,48 @@ class GroupPosterior:
     `GivenScales` has; places are the `EffectPlaces`.
     """
 
+    laid_out = RowsToPredict
+
     def __init__(self, average, places):
-        self.scales, self.places = GroupScales(average, places.n_effects), places
-        self.nodes = [
+        self.places = places
+        nodes = [
             NodePosterior(f.mean, f.root, f.local, f.log_z, places.factors(node.phi), places)
             for node in average.nodes
             for f in [node.payload]
         ]
+        super().__init__(average, places.n_effects, places.n_named, nodes)
 
     def beta_moments(self):
         """Return mean (D,) and covariance (D, D) of the coefficients."""
-        weight, (means, roots) = self.scales.weight, _of_beta(self.nodes)
-        mean, cov = _between(weight, means)
+        d, weight = self.places.n_dense, self.scales.weight
+        mean, cov = _between(weight, np.array([n.mean[:d] for n in self.nodes]))
+        roots = (n.root[:, :d] for n in self.nodes)
         return Moments(mean, cov + sum(w * (r.T @ r) for w, r in zip(weight, roots, strict=True)))
 
     def phi_moments(self):
         """Return the `Moments` of (coefficients, theta), at one node by its axes."""
         d, average = self.places.n_dense, self.scales.average
-        mean, cov = _between(average.weight, np.hstack([_of_beta(self.nodes)[0], average.phi]))
+        means = np.array([n.mean[:d] for n in self.nodes])
+        mean, cov = _between(average.weight, np.hstack([means, average.phi]))
         if len(average.weight) == 1:
             cov[d:, d:] = average.axes.root @ average.axes.root.T
         cov[:d, :d] = self.beta_moments().cov
         return Moments(mean, cov)
 
-    def beta_quantiles(self, levels):
-        """Return quantiles (len(levels), D) of the coefficients."""
-        means, roots = _of_beta(self.nodes)
-        sd = np.array([np.linalg.norm(root, axis=0) for root in roots])
-        return mixture_quantiles(self.scales.weight, means, sd, levels)
+    def _moments(self, means, variances):
+        return mixture_moments(self.scales.weight, means, variances)
 
-    def group_effects(self):
-        """Return posterior means and sds, each a list of arrays (levels, q_f) over factors."""
-        sums: list[Any] = [(0.0, 0.0)] * len(self.places.n_effects)
-        for weight, node in zip(self.scales.weight, self.nodes, strict=True):
-            for f, (mean, var) in enumerate(node.effects()):
-                first, second = sums[f]
-                sums[f] = first + weight * mean, second + weight * (var + mean**2)
-        named = zip(sums, self.places.n_named, strict=True)
-        pairs = [(a[:n], np.sqrt(np.maximum(b - a**2, 0.0))[:n]) for (a, b), n in named]
-        return [a for a, _ in pairs], [b for _, b in pairs]
+    def _log_chances(self, means, variances):
+        return np.stack([_LINK.tilted(s, means, variances).log_z for s in (-1.0, 1.0)], axis=-1)
 
-    def _blocks(self, rows):
-        """Yield (rows, means (M, n), variances (M, n)) over blocks of rows."""
-        for start in range(0, len(rows.X), BLOCK):
-            some = slice(start, start + BLOCK)
-            sides = [node.at_rows(rows.take(some)) for node in self.nodes]
-            means, variances = zip(*sides, strict=True)
-            yield some, np.stack(means), np.stack(variances)
-
-    def latent(self, *rows):
-        """Return mean and variance (n,) of the linear predictor; rows as in `RowsToPredict`."""
-        rows = RowsToPredict(*rows)
-        mean, var = np.empty(len(rows.X)), np.empty(len(rows.X))
-        for some, means, variances in self._blocks(rows):
-            mean[some], var[some] = mixture_moments(self.scales.weight, means, variances)
-        return mean, var
-
-    def log_proba(self, *rows):
-        """Return log probabilities (n, 2) of the labels -1 and +1."""
-        rows = RowsToPredict(*rows)
-        out = np.empty((len(rows.X), 2))
-        for some, means, variances in self._blocks(rows):
-            for k, sign in enumerate((-1.0, 1.0)):
-                log_z = _LINK.tilted(sign, means, variances).log_z
-                out[some, k] = log_mixture(self.scales.weight, log_z)
-        return out
-
-    def covariance(self, first, second, same):
-        """Return the covariance (n1, n2) of the linear predictor between two sets of rows.
-
-        same (F, n1, n2) says of each factor whether two rows share their level. Rows are taken
-        apart into columns of b, O(n S^2).
-        """
-        sets = [RowsToPredict(*rows) for rows in (first, second)]
-        whole = [self.latent(*rows)[0] for rows in sets]
-        out = np.zeros(same.shape[1:])
-        for weight, node in zip(self.scales.weight, self.nodes, strict=True):
-            (mean1, turned1, own1), (mean2, turned2, own2) = (node.apart(r) for r in sets)
-            cov = turned1 @ turned2.T + np.outer(mean1 - whole[0], mean2 - whole[1])
-            for f, (a, b) in enumerate(zip(own1, own2, strict=True)):
-                cov += same[f] * (a @ b.T)
-            out += weight * cov
-        return out
-
-    def draw(self, n_samples, rng):
-        """Return joint draws: coefficients (S, D), effects of each factor, theta, node (S,)."""
-        p = self.places
-        weight = self.scales.weight
-        node = np.sort(rng.choice(len(weight), size=n_samples, p=weight))
-        beta = np.empty((n_samples, p.n_dense))
-        shapes = zip(p.n_named, p.n_effects, strict=True)
-        effects = [np.empty((n_samples, n, q)) for n, q in shapes]
-        for m in np.unique(node):
-            at = np.flatnonzero(node == m)
-            b, u, _ = self.nodes[m].draw(len(at), rng)
-            beta[at] = b[:, : p.n_dense]
-            for out, drawn in zip(effects, self.nodes[m].effects_of(b, u), strict=True):
-                out[at] = drawn[:, : out.shape[1]]
-        theta, order = self.scales.average.draw_near(node, rng), rng.permutation(n_samples)
-        return beta[order], [e[order] for e in effects], theta[order], node[order]
-
-    def draw_latent(self, X, designs, codes, n_samples, rng):
-        """Return joint draws (S, n) of the linear predictor; rows of one new level share it."""
-        beta, effects, _, number = self.draw(n_samples, rng)
-        scales = [np.array(a)[number] for a in zip(*(n.scales for n in self.nodes), strict=True)]
-        return draws_at_rows(beta, effects, scales, RowsToPredict(X, designs, codes), rng)
-
-    def log_weights(self, X, designs, codes, sign, weight, n_samples, rng):
-        """Return log(exact joint / mixture) (S,) of joint draws, up to no constant, O(S n D).
-
-        X, designs and codes are training rows, all of known levels; sign their labels in {-1, +1},
-        weight their numbers of copies. The prior of theta is the same on both sides.
-        """
-        out = np.empty(n_samples)
-        weights = self.scales.weight
-        picked = np.sort(rng.choice(len(weights), size=n_samples, p=weights))
-        for m in np.unique(picked):
-            at, node = np.flatnonzero(picked == m), self.nodes[m]
-            of_b, block = self.places.prior(self.scales.theta[m]), max(1, CELLS // len(X))
-            for some in np.split(at, np.arange(block, len(at), block)):
-                b, u, log_density = node.draw(len(some), rng)
-                z = b[:, : X.shape[1]] @ X.T
-                for f, effects in enumerate(node.effects_of(b, u)):
-                    z += np.einsum("snq,nq->sn", effects[:, codes[:, f]], designs[f])
-                target = (
-                    0.5 * (of_b.log_det() - of_b.quadratic(b))
-                    - 0.5 * np.sum(u**2, (1, 2))
-                    + log_expit(sign * z) @ weight
-                )
-                out[some] = target - log_density - node.log_z
-        return out
-
-
-def _of_beta(nodes):
-    """Return means (M, D) and roots (S, D) of the coefficients at nodes."""
-    d = nodes[0].places.n_dense
-    return np.array([n.mean[:d] for n in nodes]), [n.root[:, :d] for n in nodes]
+    def _log_weight(self, node, rows, sign, weight, n_samples, rng):
+        b, u, log_density = node.draw(n_samples, rng)
+        (X, designs, codes), of_b = rows, self.places.prior_at(node.scales)
+        z = b[:, : X.shape[1]] @ X.T
+        for f, effects in enumerate(node.effects_of(b, u)):
+            z += np.einsum("snq,nq->sn", effects[:, codes[:, f]], designs[f])
+        log_joint = 0.5 * (of_b.log_det() - of_b.quadratic(b)) - 0.5 * np.sum(u**2, (1, 2))
+        return log_joint + log_expit(sign * z) @ weight - log_density - node.log_z
 
 
 def _between(weight, points):
@@ -338,7 +372,7 @@ def _between(weight, points):
 
 def is_joint(posteriors):
     """Say whether there is one posterior of all classes."""
-    return hasattr(posteriors[0], "n_classes")
+    return posteriors[0].n_classes > 1
 
 
 def moments_by_class(posteriors):

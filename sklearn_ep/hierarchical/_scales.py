@@ -234,8 +234,7 @@ def _no_worse(new, node, inverse):
 
 def _known_curvature(model):
     """Return the negative second derivatives (T,) of log density, were the effects known."""
-    spans = zip(model.spans(), model.n_levels, strict=True)
-    levels = np.concatenate([np.full(s.stop - s.start, n) for s, n in spans])
+    levels = np.repeat(model.n_levels, [n_coordinates(q) for q in model.n_effects])
     return 0.5 * levels + 1.0 / model.theta_prior.sd**2
 
 

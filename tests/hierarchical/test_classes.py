@@ -292,14 +292,14 @@ def test_rows_are_those_of_a_matrix():
     )
     unseen = np.where(codes[:, 0] < 0, np.sum((plan.designs[0] @ lowers[0]) ** 2, 1), 0.0)
     unseen += np.where(codes[:, 1] > 3, 0.25, 0.0)
-    np.testing.assert_allclose(layout.unseen_variance(lowers), unseen)
+    np.testing.assert_allclose(sum(np.sum(w**2, axis=1) for w in layout.unseen(lowers)), unseen)
 
 
 def test_posterior_is_that_of_sparse_rows():
     plan = problem(n=80, levels=(7,), slope=True)
     model = classes_fit.class_model(plan)
     theta = np.array([-0.3, 0.4, 0.1])
-    B = sp.csr_matrix(dense_rows(model.layout, model.factors_of(theta)))
+    B = sp.csr_matrix(dense_rows(model.layout, _scales.factors(theta, model.n_effects)))
     sites = np.random.default_rng(0).uniform(0.1, 1.0, size=(2, 80, 3))
     sites[1] -= sites[1].mean(1, keepdims=True)
     ours = model.structure(theta).posterior(*sites)

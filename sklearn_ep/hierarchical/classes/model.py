@@ -110,12 +110,13 @@ class EffectLayout(NamedTuple):
         """Return the designs (n, q_f) of the whitened effects of each factor."""
         return [w @ lower for w, lower in zip(self.designs, lowers, strict=True)]
 
-    def unseen_variance(self, lowers):
-        """Return the prior variance (n,) of what a class has from levels that are not known."""
-        out = np.zeros(len(self.X))
-        for f, design in enumerate(self.own(lowers)):
-            out += np.where(self.known[:, f], 0.0, np.sum(design**2, axis=1))
-        return out
+    def unseen(self, lowers):
+        """Return the designs (n, q_f) of whitened effects of levels that are not known, else zero.
+
+        One for each factor.
+        """
+        pairs = zip(self.known.T, self.own(lowers), strict=True)
+        return [np.where(known[:, None], 0.0, w) for known, w in pairs]
 
 
 def lay_out_effects(X, designs, codes, n_levels, n_named=None):
@@ -187,10 +188,6 @@ class ClassesModel(NamedTuple):
     beta_precision: np.ndarray
     theta_prior: NormalPrior
 
-    def spans(self):
-        """Return the slice of theta that belongs to each factor."""
-        return _scales.spans(self.n_effects)
-
     def effect_spans(self):
         """Return the slice of the weights of a class that belongs to the effects of each factor."""
         sizes = [q * n for q, n in zip(self.n_effects, self.n_levels, strict=True)]
@@ -203,10 +200,6 @@ class ClassesModel(NamedTuple):
         size = K * (d + self.layout.width)
         return _ROW_FLOPS * n * K + n * K**2 * (d + e) ** 2 + size**3
 
-    def factors_of(self, theta):
-        """Return the Cholesky factor (q_f, q_f) of the covariance of each factor's effects."""
-        return _scales.factors(theta, self.n_effects)
-
     def first_sites(self):
         """Return sites (2, n, K) that say nothing."""
         return empty_sites(self.y, self.n_classes)
@@ -217,7 +210,9 @@ class ClassesModel(NamedTuple):
 
     def structure(self, theta):
         """Return the `ClassWeights` of coefficients and whitened effects at theta."""
-        return ClassWeights(self.layout.whitened(self.factors_of(theta)), self.prior())
+        return ClassWeights(
+            self.layout.whitened(_scales.factors(theta, self.n_effects)), self.prior()
+        )
 
     def posterior(self, theta, sites):
         """Return means (K, q) and covariance (K, q, K, q) of the weights for sites (2, n, K)."""
@@ -245,7 +240,8 @@ class ClassesModel(NamedTuple):
         point for two classes, and close to it for more, whose sites are a curved family.
         """
         out = np.zeros_like(theta)
-        for f, (span, own) in enumerate(zip(self.spans(), self.effect_spans(), strict=True)):
+        spans = zip(_scales.spans(self.n_effects), self.effect_spans(), strict=True)
+        for f, (span, own) in enumerate(spans):
             q, n = self.n_effects[f], self.n_levels[f]
             mean = state.coef[:, own].reshape(-1, q)
             moment = mean.T @ mean - self.n_classes * n * np.eye(q)

@@ -313,13 +313,14 @@ class CrossedModel(NamedTuple):
     power: float = 1.0
 
     @property
+    def n_effects(self):
+        """Number of effects a level of each factor."""
+        return self.places.n_effects
+
+    @property
     def n_levels(self):
         """Number of levels of each factor."""
         return self.places.n_levels
-
-    def spans(self):
-        """Return the slice of theta that belongs to each factor."""
-        return _scales.spans(self.places.n_effects)
 
     def flops(self):
         """Return about how many operations a pass takes."""
@@ -330,7 +331,8 @@ class CrossedModel(NamedTuple):
     def evaluate(self, theta, sites, tol, max_passes=30):
         """Return the `Node` at theta, with `GivenScales`, started at `AllSites` of another."""
         places = self.places
-        scale, prior = places.factors(theta)[places.local], places.prior(theta)
+        lowers = places.factors(theta)
+        scale, prior = lowers[places.local], places.prior_at(lowers)
         options = dict(tol=tol, max_passes=max_passes, power=self.power)
         found = solve_given_scales(self.layout, prior, scale, sites, **options)
         told = found.log_z, self._slope(theta, found), found.mismatch, found
@@ -344,7 +346,8 @@ class CrossedModel(NamedTuple):
         """
         out, places = np.zeros_like(theta), self.places
         shared, lowers = places.shared_spans(), places.factors(theta)
-        for f, (span, lower) in enumerate(zip(self.spans(), lowers, strict=True)):
+        spans = _scales.spans(places.n_effects)
+        for f, (span, lower) in enumerate(zip(spans, lowers, strict=True)):
             q, n = len(lower), places.n_levels[f]
             if f == places.local:
                 moment = found.local_moment

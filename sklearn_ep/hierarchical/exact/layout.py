@@ -183,9 +183,9 @@ class EffectPlaces(NamedTuple):
         """Return the Cholesky factor (q_f, q_f) of the covariance of each factor's effects."""
         return _scales.factors(theta, self.n_effects)
 
-    def prior(self, theta):
-        """Return the `SharedPrior` at theta."""
-        shared, lower = self.shared_spans(), self.factors(theta)
+    def prior_at(self, lower):
+        """Return the `SharedPrior` for the Cholesky factors of all effects' covariances."""
+        shared = self.shared_spans()
         inverse = [np.linalg.inv(lower[f] @ lower[f].T) for f in shared]
         return SharedPrior(self.beta_precision, inverse, [self.n_levels[f] for f in shared])
 

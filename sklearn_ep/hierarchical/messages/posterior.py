@@ -71,6 +71,8 @@ class MessagesPosterior:
     `VarianceCheck` of the fit.
     """
 
+    n_classes = 1
+
     def __init__(self, solved, coupling, spread, system, n_named, check):
         self.mean, self.tree, (self.cov, self.lines) = solved.mean, solved.tree, coupling
         self.spread, self.system, self.n_named, self.check = spread, system, n_named, check

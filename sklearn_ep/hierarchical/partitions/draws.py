@@ -418,7 +418,7 @@ def trust_in_parts(est, rows, n_draws, rng):
         log_site = phi @ shift[k] - 0.5 * np.einsum("sp,pr,sr->s", phi, precision[k], phi)
         log_ratio[k] = marginal_log_likelihood(part, phi, local.shape[1]) - log_site
         tail = importance_check(log_ratio[k]).pareto_k
-        sizes = len(part.sign), len(part.starts)
+        sizes = len(part.sign), len(part.starts) if designs else 0
         found.append(PartTrust(k, *sizes, divergence_of(log_ratio[k]), tail))
     mean_size = len(sign) / len(precision)
     return tuple(_advised(trust, log_ratio, mean_size) for trust in found)

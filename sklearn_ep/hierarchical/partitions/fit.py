@@ -1,13 +1,13 @@
 """Partitioned EP: start, sweeps between the sites of parts, and the posterior at the end."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.stats import multivariate_normal
 
-from ..._engine.gaussian import Moments, Natural, check_precise, natural
-from ..._engine.hyper import Average, Axes, Node, NormalPrior, normal_distribution
+from ..._engine.gaussian import Moments, check_precise, moments, natural
+from ..._engine.hyper import Average, Axes, Node, normal_distribution
 from ..._engine.loop import SILENT
 from ..._engine.partition import Part
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
@@ -15,18 +15,11 @@ from .._parts import state_of
 from .._posterior import GroupPosterior, of_sites
 from .._scales import explore, lattice_about, star_at
 from ..exact.layout import EffectPlaces
-from .arrow import arrow_rows
+from .arrow import arrow_rows, half_partition
 from .draws import ChainState, DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
-from .messages import (
-    Messages,
-    is_proper,
-    posterior_moments,
-    propagate,
-    shared,
-    total_of,
-)
+from .messages import Messages, is_proper, propagate, shared, total_of
 from .mode import find_mode, laplace_messages
-from .nodes import PartsGivenTheta, PartsNode, SiteState, gaussian_nodes, no_groups
+from .nodes import PartsGivenTheta, PartsNode, SiteState, no_groups, node_rule
 from .parts import drawing_worker, mode_worker, nodes_worker, tilted_worker
 
 _MOST_ON_GRID = 2  # coordinates of theta of a lattice; a star beyond
@@ -38,31 +31,6 @@ _DRAWING = {
     "importance": (tilted_by_importance, DrawState, 0.3),
     "nuts": (tilted_by_nuts, ChainState, 0.5),
 }
-
-
-class GroupedProblem(NamedTuple):
-    """What is fitted: the model's sizes and prior, and how parts relate to the groups.
-
-    where[k] numbers the groups of part k, in the order the worker sees them; n_named of n_groups
-    have labels; d and q are the numbers of coefficients, and of those that vary by group; prior is
-    that of phi, theta_prior that of its theta part.
-    """
-
-    where: list[np.ndarray]
-    n_named: int
-    n_groups: int
-    d: int
-    q: int
-    prior: Natural
-    theta_prior: NormalPrior
-
-    @classmethod
-    def of(cls, plan):
-        """Return the problem of a plan."""
-        sizes = 0, 0, len(plan.beta_sd), 0
-        if plan.columns.has_groups:
-            sizes = len(plan.levels[0]), plan.n_levels[0], len(plan.beta_sd), plan.n_effects[0]
-        return cls(plan.parts.where, *sizes, plan.prior(), plan.theta_prior)
 
 
 def parts_in_memory(plan, sign):
@@ -81,67 +49,53 @@ def fit_parts(plan, run, reader, monitor, previous, save):
     previous is the state of an earlier fit to go on from, or None; `save`, if not None, is called
     with the state after each iteration.
     """
-    problem = GroupedProblem.of(plan)
-    answers = PartAnswers(run, reader, problem, plan.settings, plan.engine)
-    keep = save and (lambda messages: save(state_of(plan, *messages)))
-    return GroupedFit(answers, problem, plan.settings, plan.engine).fit(
-        _start_of(problem, previous), monitor, keep
+    keep = save and (lambda found: save(state_of(plan, *found)))
+    return GroupedFit(plan, PartAnswers(plan, run, reader)).fit(
+        _start_of(plan, previous), monitor, keep
     )
 
 
-def _start_of(problem, previous):
+def _start_of(plan, previous):
     """Return the messages of an earlier fit where they suit this one, else None."""
     if previous is None or "site_shift" not in previous:
         return None
-    precision, shift = previous["site_precision"], previous["site_shift"]
-    new, size = len(problem.where) - len(shift), len(problem.prior.shift)
+    precision, shift, prior = previous["site_precision"], previous["site_shift"], plan.prior()
+    new, size = len(plan.parts.where) - len(shift), len(prior.shift)
     if shift.shape[1:] != (size,) or new not in (0, 1):
         return None
     precision = np.concatenate([precision, np.zeros((new, size, size))])
     shift = np.concatenate([shift, np.zeros((new, size))])
-    return Messages(precision, shift) if is_proper(problem.prior, precision) else None
-
-
-def theta_rule(problem, engine, wanted):
-    """Return how theta is treated at the end, "none" without groups."""
-    if problem.q == 0:
-        return "none"
-    # nodes of EP would undo what the engines that draw correct
-    if engine in _DRAWING or wanted == "star":
-        return "gaussian"
-    if wanted == "grid" and len(problem.theta_prior.mean) > _MOST_ON_GRID:
-        return "star"
-    return wanted
+    return Messages(precision, shift) if is_proper(prior, precision) else None
 
 
 class PartAnswers:
     """What the parts say, which go on from where they were when they were last asked."""
 
-    def __init__(self, run, reader, problem, settings, engine):
-        self.run, self.reader, self.problem, self.settings = run, reader, problem, settings
+    def __init__(self, plan, run, reader):
+        self.plan, self.run, self.reader, self.q = plan, run, reader, sum(plan.n_effects)
         self.states: list[Any] = [None] * len(run.parts)
-        self.inner_tol = 0.1 * settings.tol  # looser, and sweeps are spent on inner noise
-        self.inner = dict(tol=self.inner_tol, max_passes=30, power=settings.power)
+        self.inner_tol = 0.1 * plan.settings.tol  # looser, and sweeps are spent on inner noise
+        self.inner = dict(tol=self.inner_tol, max_passes=30, power=plan.settings.power)
         self.first: Any = None
         self.worker: Any = tilted_worker
-        self.shared: Any = reader, problem.q, self.inner
-        if engine in _DRAWING:
-            tilted, self.first, share = _DRAWING[engine]
-            draws = ImportanceSettings(800, share, settings.seed)
-            self.worker, self.shared = drawing_worker, (reader, problem.q, tilted, draws)
+        self.shared: Any = reader, self.q, self.inner
+        if plan.engine in _DRAWING:
+            tilted, self.first, share = _DRAWING[plan.engine]
+            draws = ImportanceSettings(800, share, plan.settings.seed)
+            self.worker, self.shared = drawing_worker, (reader, self.q, tilted, draws)
 
     def find_mode(self, tol, max_iter, damping=1.0, monitor=SILENT):
         """Return the mode of the marginal posterior, started at the prior mean."""
-        p, modes = self.problem, [None] * len(self.states)
+        modes, d = [None] * len(self.states), len(self.plan.beta_sd)
 
         def evaluate(phi):
-            terms = self.run(mode_worker, modes, self.reader, phi, p.q)
+            terms = self.run(mode_worker, modes, self.reader, phi, self.q)
             modes[:] = [t.modes for t in terms]
             return terms
 
-        phi = np.r_[np.zeros(p.d), p.theta_prior.mean]
+        phi = np.r_[np.zeros(d), self.plan.theta_prior.mean]
         options = dict(tol=tol, max_iter=max_iter, damping=damping, monitor=monitor)
-        return find_mode(evaluate, p.prior, phi, p.d, **options)
+        return find_mode(evaluate, self.plan.prior(), phi, d, **options)
 
     def prepare(self, theta):
         """Place the nodes, or the first draws, of every site by the moments of theta so far."""
@@ -164,18 +118,16 @@ class PartAnswers:
             return used[k], self.states[k]
 
         answers = self.run.as_completed(self.worker, message_of, *self.shared)
-        if self.settings.schedule == "serial":
-            order = range(len(self.states))
-            answers = (
-                (k, self.run.one(k, self.worker, message_of(k), *self.shared)) for k in order
-            )
+        if self.plan.settings.schedule == "serial":
+            order, one = range(len(self.states)), self.run.one
+            answers = ((k, one(k, self.worker, message_of(k), *self.shared)) for k in order)
         for k, site in answers:
             self.states[k] = site.state
             yield k, used[k], site
 
     def given_theta(self, theta, messages):
         """Return what the parts say of beta at nodes in theta, under their cavities."""
-        return self.run(nodes_worker, messages, self.reader, theta, self.problem.q, self.inner)
+        return self.run(nodes_worker, messages, self.reader, theta, self.q, self.inner)
 
     def row_sites(self):
         """Return the sites of the rows of each part at its nodes, None where there are none."""
@@ -184,15 +136,22 @@ class PartAnswers:
 
 
 class GroupedFit:
-    """A fit of a `GroupedProblem` by `Settings` over the parts behind `PartAnswers`."""
+    """A fit of a `Plan` of at most one factor over the parts behind `PartAnswers`."""
 
-    def __init__(self, answers, problem, settings, engine):
-        self.answers, self.problem, self.settings, self.engine = answers, problem, settings, engine
-        self.rule = theta_rule(problem, engine, settings.theta)
+    def __init__(self, plan, answers):
+        self.plan, self.answers, self.settings = plan, answers, plan.settings
+        self.prior, self.d, self.draws = plan.prior(), len(plan.beta_sd), plan.engine in _DRAWING
+        self.rule = self.settings.theta
+        if not plan.n_effects:
+            self.rule = "none"
+        elif self.draws or self.rule == "star":  # nodes of EP would undo what draws correct
+            self.rule = "gaussian"
+        elif self.rule == "grid" and len(plan.theta_prior.mean) > _MOST_ON_GRID:
+            self.rule = "star"
 
     def _theta_moments(self, messages):
         """Return the moments of theta in the Gaussian posterior of phi."""
-        whole, d = posterior_moments(self.problem.prior, messages), self.problem.d
+        whole, d = moments(total_of(self.prior, messages)), self.d
         return Moments(whole.mean[d:], whole.cov[d:, d:])
 
     def fit(self, start, monitor, save):
@@ -202,28 +161,29 @@ class GroupedFit:
         iteration, with what returns the posterior so far; `save`, if not None, of the messages
         after each.
         """
-        s, p, prior = self.settings, self.problem, self.problem.prior
-        if self.engine == "laplace":
+        s, prior, answers = self.settings, self.prior, self.answers
+        if self.plan.engine == "laplace":
             at_mode = partial(laplace_messages, prior=prior, with_cavities=False)
             watch = self._watch(monitor, save, at_mode)
-            mode = self.answers.find_mode(s.tol, s.max_iter, s.damping, watch)
+            mode = answers.find_mode(s.tol, s.max_iter, s.damping, watch)
             ended = mode.history, mode.reason, mode.log_evidence
             return self._outcome(monitor, at_mode(mode), *ended)
-        if self.engine == "ep" and len(p.theta_prior.mean) > _MOST_IN_MESSAGES:
+        if self.plan.engine == "ep" and len(self.plan.theta_prior.mean) > _MOST_IN_MESSAGES:
             return self._by_nodes(start, monitor, save)
         if start is None:
             # the messages at the mode contain one more Newton step anyway
-            start = laplace_messages(self.answers.find_mode(0.1, 50), prior)
+            start = laplace_messages(answers.find_mode(0.1, 50), prior)
         check_precise(total_of(prior, start).precision)
-        self.answers.prepare(self._theta_moments(start))
+        answers.prepare(self._theta_moments(start))
         watch = self._watch(monitor, save, lambda messages: messages)
-        draws = self.engine in _DRAWING
-        stream = None if s.schedule == "parallel" else self.answers.stream
-        options = dict(max_iter=s.max_iter, tol=s.tol, damping=s.damping, accelerate=not draws)
-        run = propagate(self.answers.tilted, prior, start, stream=stream, monitor=watch, **options)
+        stream = None if s.schedule == "parallel" else answers.stream
+        options = dict(max_iter=s.max_iter, tol=s.tol, damping=s.damping, stream=stream)
+        run = propagate(
+            answers.tilted, prior, start, monitor=watch, accelerate=not self.draws, **options
+        )
         result, counts = run.result, (run.n_skipped, run.n_cut)
         found = result.evaluation.payload
-        if result.reason == "stuck" and p.q and not draws:
+        if result.reason == "stuck" and self.plan.n_effects and not self.draws:
             return self._by_nodes(found, monitor, save, result.history, counts)
         evidence = result.evaluation.record["log_evidence"]
         return self._outcome(monitor, found, result.history, result.reason, evidence, counts)
@@ -235,105 +195,102 @@ class GroupedFit:
         have no fixed point; start are messages to go on from, or None, before the history of the
         sweeps that led there.
         """
-        s, p, k = self.settings, self.problem, len(self.problem.where)
-        theta, cov = p.theta_prior.mean, None
+        s, before = self.settings, {"residual": ()} if before is None else before
+        theta, cov = self.plan.theta_prior.mean, None
         if start is not None:
             theta, cov = self._theta_moments(start)
-        model = PartsGivenTheta(self.answers.given_theta, p, start, [None] * k, 0.1 * s.tol)
-        left = s.max_iter - (0 if before is None else len(before["residual"]))
 
         def posterior(node):
             return self._posterior(Average.alone(node))
 
         def messages_of(found):
-            return shared(natural(found.phi_moments()), p.prior, k)
+            phi = natural(found.phi_moments())
+            return shared(phi, self.prior, len(self.plan.parts.where))
 
-        keep = None if save is None else lambda node: save(messages_of(posterior(node)))
-        watch = PosteriorMonitor(monitor, posterior, keep)
-        first = (theta, model.nothing(k))
-        found = explore(model, first, s.tol, left, s.theta, watch, cov)
+        keep = save and (lambda node: save(messages_of(posterior(node))))
+        watch, left = (
+            PosteriorMonitor(monitor, posterior, keep),
+            s.max_iter - len(before["residual"]),
+        )
+        model = PartsGivenTheta(self.answers.given_theta, self.plan)
+        found = explore(model, (theta, None), s.tol, left, s.theta, watch, cov)
         whole = self._posterior(found.average)
         messages = messages_of(whole)
-        check_precise(total_of(p.prior, messages).precision)
+        check_precise(total_of(self.prior, messages).precision)
         history = dict(found.trace.history, n_skipped=np.zeros(found.trace.n_iter))
-        if before is not None:
-            history = {name: np.append(before[name], history[name]) for name in history}
+        history = {name: np.append(before.get(name, ()), history[name]) for name in history}
         more = self._attributes(messages, found.rule, counts)
         evidence = found.average.log_evidence
         return BinaryFit(whole, history, found.reason, evidence, more, found.remark)
 
     def _attributes(self, messages, rule, counts):
         """Return what the estimator is to know of the sites of parts."""
-        phi = posterior_moments(self.problem.prior, messages)
+        phi = moments(total_of(self.prior, messages))
         return dict(theta_rule=rule) | of_sites(messages, phi, *counts)
 
     def _watch(self, monitor, save, messages_of):
         """Return the monitor of iterations whose payloads `messages_of` maps to messages."""
-
-        def posterior(payload):
-            return self.posterior(messages_of(payload))[0]
-
-        keep = None if save is None else lambda payload: save(messages_of(payload))
-        return PosteriorMonitor(monitor, posterior, keep)
-
-    def _given_theta(self, messages):
-        """Return the `PartsGivenTheta` that starts from messages."""
-        warm, tol = self.answers.row_sites(), self.answers.inner_tol
-        return PartsGivenTheta(self.answers.given_theta, self.problem, messages, warm, tol)
+        keep = save and (lambda payload: save(messages_of(payload)))
+        return PosteriorMonitor(monitor, lambda p: self.posterior(messages_of(p))[0], keep)
 
     def posterior(self, messages, monitor=SILENT):
         """Return (posterior, log evidence or None) for messages; None keeps the sweeps'."""
-        if self.rule in ("gaussian", "none"):
-            return self._normal(messages), None
-        model, (mean, cov) = self._given_theta(messages), self._theta_moments(messages)
+        if self.rule == "none":
+            total = total_of(self.prior, messages)
+            root, mean, _ = half_partition(total.precision[None], total.shift[None])
+            found = PartsNode(mean[0], root[0], no_groups(self.d), 0.0, None)
+            alone = Average.alone(Node(np.zeros(0), 0.0, 0.0, np.zeros(0), 0.0, found))
+            return self._posterior(alone), None
+        model, tol = PartsGivenTheta(self.answers.given_theta, self.plan), self.answers.inner_tol
+        mean, cov = self._theta_moments(messages)
+        axes, warm = Axes(mean, np.linalg.cholesky(cov)), self.answers.row_sites()
+        if self.rule == "gaussian":
+            x, log_weight = node_rule(len(mean))
+            nodes = [model.first(mean + axes.root @ z, messages, warm, tol) for z in x]
+            told = nodes, np.exp(log_weight), total_of(self.prior, messages), axes
+            return self._posterior(self._normal(*told)), None
+        first = model.first(mean, messages, warm, tol)
         if self.rule == "mode":
-            node = model.first(mean)
-            return self._posterior(Average.alone(node)), float(node.log_evidence)
+            return self._posterior(Average.alone(first)), float(first.log_evidence)
         with monitor.phase("integration over theta") as told:
-            first, tol = model.first(mean), self.answers.inner_tol
             if self.rule == "grid":
-                axes = Axes(mean, np.linalg.cholesky(cov))
                 average = lattice_about(model, axes, first, tol, told)
             else:
                 average = star_at(model, first, cov, tol, told)
         return self._posterior(average), average.log_evidence
 
-    def _normal(self, messages):
-        """Return the posterior whose theta and beta are as the normal distribution has them."""
-        p = self.problem
-        theta, weight, (means, root) = gaussian_nodes(total_of(p.prior, messages), p.d)
-        gaussian, model = self._theta_moments(messages), self._given_theta(messages)
-        if p.q:
-            found = [model.first(t).payload for t in theta]
-            log_mass = multivariate_normal.logpdf(theta, *gaussian).reshape(-1)
-            log_mass -= [p.theta_prior.log_density(t) for t in theta]
-        else:
-            found = [PartsNode(means[0], root, no_groups(p.d), 0.0, None)]
-            log_mass = np.zeros(1)
-        nodes = [
-            Node(t, mass, 0.0, np.zeros_like(t), 0.0, f._replace(mean=mean, root=root, log_z=mass))
-            for t, f, mean, mass in zip(theta, found, means, log_mass, strict=True)
-        ]
-        axes = Axes(gaussian.mean, np.linalg.cholesky(gaussian.cov))
+    def _normal(self, nodes, weight, total, axes):
+        """Return the `Average` whose theta and beta are as a normal distribution has them.
+
+        total is that of phi; the effects given these are those of the nodes.
+        """
+        d, theta = self.d, np.array([node.phi for node in nodes])
+        shift = total.shift[:d] - theta @ total.precision[d:, :d]
+        root, mean, _ = half_partition(total.precision[None, :d, :d], shift)
+        gaussian, found = Moments(axes.centre, axes.root @ axes.root.T), []
+        log_mass = multivariate_normal.logpdf(theta, *gaussian).reshape(-1)
+        for node, own, mass in zip(nodes, mean, log_mass, strict=True):
+            mass = mass - self.plan.theta_prior.log_density(node.phi)
+            payload = node.payload._replace(mean=own, root=root[0], log_z=mass)
+            found.append(node._replace(log_evidence=mass, log_prior=0.0, payload=payload))
         smooth = normal_distribution(*gaussian)
-        return self._posterior(Average(nodes, weight, np.nan, smooth=smooth, axes=axes))
+        return Average(found, weight, np.nan, smooth=smooth, axes=axes)
 
     def _posterior(self, average):
         """Return the `GroupPosterior` of an average over theta."""
-        p = self.problem
-        one = [p.n_named] if p.q else []
+        named = [len(known) for known in self.plan.levels]
         places = EffectPlaces(
-            beta_precision=np.diagonal(p.prior.precision)[: p.d],
-            n_effects=[p.q] if p.q else [],
-            n_levels=one,
-            n_named=one,
-            local=0 if p.q else None,
-            order=np.arange(p.n_named),
+            beta_precision=self.plan.beta_sd**-2.0,
+            n_effects=self.plan.n_effects,
+            n_levels=named,
+            n_named=named,
+            local=0 if named else None,
+            order=np.arange(sum(named)),
         )
         return GroupPosterior(average, places)
 
     def _outcome(self, monitor, messages, history, reason, log_evidence, counts=(0, 0)):
-        check_precise(total_of(self.problem.prior, messages).precision)
+        check_precise(total_of(self.prior, messages).precision)
         posterior, refined = self.posterior(messages, monitor)
         evidence = log_evidence if refined is None else refined
         more = self._attributes(messages, self.rule, counts)

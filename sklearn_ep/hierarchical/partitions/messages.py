@@ -24,7 +24,6 @@ from ..._engine.gaussian import (
     checked_cholesky,
     inverse_from_cholesky,
     log_partition,
-    moments,
     natural,
     over,
 )
@@ -274,8 +273,3 @@ def _after_one(prior, messages, k, update, step):
         step = min(step, 0.9 * step_limit(total_of(prior, messages), messages, change))
     pairs = zip(messages, target, strict=True)
     return Messages(*(old + step * (new - old) for old, new in pairs))
-
-
-def posterior_moments(prior, messages):
-    """Return mean and covariance of the product of prior and messages."""
-    return moments(total_of(prior, messages))

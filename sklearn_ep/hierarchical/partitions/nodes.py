@@ -30,11 +30,12 @@ from ..._engine.quadrature import gauss_hermite, star_rule
 from ..._engine.sites import Sites
 from .. import _scales
 from ..exact.layout import GroupColumns, LocalPart
-from .arrow import conditional_ep, half_partition, stacked_cholesky
+from .arrow import conditional_ep, half_partition
 from .messages import Messages, pack, total_of, unpack
 
 # sd of a log scale below which the posterior given it is nearly linear in it: fewer nodes do
 _NARROW = 0.1
+_MOST_MOVES = 12  # new placements of the nodes of a part in one sweep
 
 
 class SiteState(NamedTuple):
@@ -120,39 +121,23 @@ def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20, power=1.0):
     """Return the `TiltedSite` of one partition under a cavity, a proper factor of (beta, theta).
 
     state is its `SiteState`, q the number of varying coefficients; tol, max_passes and power are
-    those of the inner EP.
+    those of the inner EP. log Z has to be converged at each node: its exponential weighs them.
     """
-
-    def solve(theta, block, shift, sites):
-        if sites is not None and len(sites.precision) != len(theta):
-            sites = middle_sites(sites, len(theta))
-        scale = _scales.factor(theta, q)
-        options = dict(tol=tol, max_passes=max_passes, power=power)
-        return conditional_ep(rows, scale, block[None], shift, sites, **options)
-
-    return tilted_over_theta(solve, cavity, state)
-
-
-def tilted_over_theta(solve, cavity, state, max_moves=12):
-    """Return the `TiltedSite` of rows whose posterior given theta somebody else finds.
-
-    `solve(theta, precision, shift, sites)` maps nodes (M, T), the cavity of beta given them, (D, D)
-    and (M, D), and what it called `sites` last time, to an object with `log_z` (M,), `mean` (M, D),
-    `root` (M, D, D) and `sites`. log Z has to be converged at each node, because its exponential
-    weights the nodes. The cavity is a proper factor of (beta, theta); max_moves bounds the new
-    placements of nodes within one call.
-    """
+    options = dict(tol=tol, max_passes=max_passes, power=power)
     placement, sites = Moments(state.centre, state.spread), state.sites
     t = len(placement.mean)
     d = len(cavity.shift) - t
     marginal, block = cavity_of_theta(cavity, d)
     mass = log_partition(marginal)
     x, log_rule = node_rule(t, bool(np.all(placement.cov[-1:, -1:] < _NARROW**2)))
-    for _ in range(max_moves):
+    for _ in range(_MOST_MOVES):
         lower, _ = jittered_cholesky(placement.cov, 0.0)
         theta = placement.mean + x @ lower.T
         shift = cavity.shift[:d] - theta @ cavity.precision[d:, :d]
-        posterior = solve(theta, block, shift, sites)
+        if sites is not None and len(sites.precision) != len(theta):
+            sites = middle_sites(sites, len(theta))
+        scale = _scales.factor(theta, q)
+        posterior = conditional_ep(rows, scale, block[None], shift, sites, **options)
         sites = posterior.sites
         log_cavity = theta @ marginal.shift - mass
         log_cavity -= 0.5 * np.einsum("mi,ij,mj->m", theta, marginal.precision, theta)
@@ -191,57 +176,39 @@ class PartsGivenTheta:
     """The model as a function of theta, for the search of nodes.
 
     answers(theta, messages) maps nodes (1, T) and, for each part, (precision (1, D, D), shift (1,
-    D), row sites) to a list of `ConditionalPosterior`. problem is the `GroupedProblem`, messages
-    those of its sites about phi, row_sites the sites of rows that parts started from, or None.
+    D), row sites) to a list of `ConditionalPosterior`.
     """
 
-    def __init__(self, answers, problem, messages, row_sites, tol):
-        self.answers, self.problem, self.messages = answers, problem, messages
-        self.row_sites, self.tol = row_sites, tol
-        self.theta_prior = problem.theta_prior
-        d = problem.d
-        self.prior = Natural(problem.prior.precision[:d, :d], problem.prior.shift[:d])
+    def __init__(self, answers, plan):
+        self.answers, self.where, self.theta_prior = answers, plan.parts.where, plan.theta_prior
+        self.n_effects, self.n_levels = plan.n_effects, plan.n_levels
+        self.n_named = len(plan.levels[0])
+        self.prior = Natural(np.diag(plan.beta_sd**-2.0), np.zeros(len(plan.beta_sd)))
 
     def flops(self):
         """Return 0: what parts are for is not to be measured by one core."""
         return 0.0
 
-    def nothing(self, n_parts):
-        """Return the sites of parts that have said nothing yet."""
-        d = self.problem.d
-        return [None] * n_parts, np.zeros((n_parts, 1, d, d + 1))
-
-    def spans(self):
-        """Return the slice of theta that belongs to the one factor."""
-        return _scales.spans([self.problem.q])
-
-    @property
-    def n_levels(self):
-        """Number of groups."""
-        return [self.problem.n_groups]
-
-    def first(self, theta):
-        """Return the `Node` at theta, from the messages about phi."""
-        theta, (precision, shift), d = np.asarray(theta, float), self.messages, self.problem.d
+    def first(self, theta, messages, row_sites, tol):
+        """Return the `Node` at theta, from messages about phi, and the sites of rows of parts."""
+        theta, (precision, shift), d = np.asarray(theta, float), messages, len(self.prior.shift)
         # what Gaussian messages about (beta, theta) imply of beta given theta
         start = Messages(precision[:, :d, :d], shift[:, :d] - theta @ precision[:, d:, :d])
-        rows = [None if s is None else middle_sites(s, 1) for s in self.row_sites]
-        return self.evaluate(theta, (rows, pack(start)[:, None]), self.tol)
+        rows = [None if s is None else middle_sites(s, 1) for s in row_sites]
+        return self.evaluate(theta, (rows, pack(start)[:, None]), tol)
 
     def evaluate(self, theta, sites, tol, max_rounds=30):
         """Return the `Node` at theta, with a `PartsNode`, started at the sites of another."""
-        solve = partial(self.answers, theta[None])
-        (found, local), residual = conditional_node(
-            solve, self.prior, *sites, tol=tol, max_rounds=max_rounds
-        )
+        solve, k, d = partial(self.answers, theta[None]), len(self.where), len(self.prior.shift)
+        rows, x = ([None] * k, np.zeros((k, 1, d, d + 1))) if sites is None else sites
+        (found, local), residual = conditional_node(solve, self.prior, rows, x, tol, max_rounds)
         node = found._replace(local=self._assembled(local))
         told = node.log_z, self._slope(theta, node), residual, node
         return Node.under(self.theta_prior, theta, *told)
 
     def _assembled(self, blocks):
         """Return the `LocalPart` of the named groups, in the order of their labels."""
-        order = np.argsort(np.concatenate(self.problem.where), kind="stable")
-        named = order[: self.problem.n_named]
+        named = np.argsort(np.concatenate(self.where), kind="stable")[: self.n_named]
         lower, gain, offset = (
             np.concatenate(a, axis=1)[0][named] for a in zip(*blocks, strict=True)
         )
@@ -249,15 +216,15 @@ class PartsGivenTheta:
 
     def _slope(self, theta, node):
         """Return the derivatives (T,) of the log evidence; of unnamed groups those of the named."""
-        q, (lower, offset, gain) = self.problem.q, node.local
-        if not q or not len(offset):
+        (q,), (lower, offset, gain) = self.n_effects, node.local
+        if not len(offset):
             return np.zeros(len(theta))
         mean = offset - gain.dot(node.mean)
         turned = gain.dense @ node.root.T
         inverse = np.linalg.inv(lower)
         cov = turned @ turned.swapaxes(1, 2) + inverse.swapaxes(1, 2) @ inverse
         moment = (cov + mean[:, :, None] * mean[:, None]).mean(0) - np.eye(q)
-        return _scales.slope(theta, q, self.problem.n_groups * moment)
+        return _scales.slope(theta, q, self.n_levels[0] * moment)
 
 
 def no_groups(d):
@@ -266,7 +233,7 @@ def no_groups(d):
     return LocalPart(none[None][:0], none, GroupColumns.without_pairs(np.zeros((0, 0, d))))
 
 
-def conditional_node(solve, prior, sites, x, *, tol, max_rounds):
+def conditional_node(solve, prior, sites, x, tol, max_rounds):
     """Run partitioned EP over beta; return ((`PartsNode`, effects of each part), residual).
 
     solve maps a list of (precision (1, D, D), shift (1, D), sites), one a part, to a list of
@@ -276,9 +243,6 @@ def conditional_node(solve, prior, sites, x, *, tol, max_rounds):
     mean moves by more than tol sd, and no sd by a share of tol.
     """
 
-    def solved(factor):
-        return half_partition(stacked_cholesky(factor.precision), factor.shift)
-
     def evaluate(x):
         nonlocal sites
         total = total_of(prior, unpack(x))
@@ -287,9 +251,10 @@ def conditional_node(solve, prior, sites, x, *, tol, max_rounds):
         sites = [p.sites for p in parts]
         answers = list(zip(parts, cavities, strict=True))
         target = np.stack([pack(over(p, c)) for p, c in answers])
-        old_root, old_mean, mass = solved(total)
-        log_z = mass - log_partition(prior) + sum(p.log_z + solved(c)[2] - mass for p, c in answers)
-        root, mean, _ = solved(total_of(prior, unpack(target)))
+        old_root, old_mean, mass = half_partition(*total)
+        log_z = mass - log_partition(prior)
+        log_z = log_z + sum(p.log_z + half_partition(*c)[2] - mass for p, c in answers)
+        root, mean, _ = half_partition(*total_of(prior, unpack(target)))
         old_var, var = np.sum(old_root**2, axis=1), np.sum(root**2, axis=1)
         moved = np.max(np.abs(mean - old_mean) / np.sqrt(var))
         residual = max(moved, 0.5 * np.max(np.abs(np.log(var / old_var))))
@@ -298,29 +263,3 @@ def conditional_node(solve, prior, sites, x, *, tol, max_rounds):
 
     found = iterate(evaluate, x, max_iter=max_rounds - 1, tol=tol)
     return found.evaluation.payload, found.evaluation.residual
-
-
-def gaussian_nodes(posterior, d):
-    """Return nodes, weights and the posterior of beta given them for a Gaussian in phi.
-
-    posterior is that of phi = (beta, theta), d the length of beta. The nodes theta (M, T) and
-    weights (M,) are of the quadrature rule for the marginal Gaussian of theta; of beta given each
-    node it is (mean (M, D), root (D, D)).
-    """
-    whole = half_partition(stacked_cholesky(posterior.precision[None]), posterior.shift[None])
-    root, mean = whole[0][0], whole[1][0]
-    cov = root[:, d:].T @ root[:, d:]
-    x, log_weight = _prediction_rule(cov)
-    theta = mean[d:] + x @ np.linalg.cholesky(cov).T if len(cov) else x
-    shift = posterior.shift[:d] - theta @ posterior.precision[d:, :d]
-    lower = np.broadcast_to(np.linalg.cholesky(posterior.precision[:d, :d]), (len(theta), d, d))
-    beta = half_partition(lower, shift)
-    return theta, np.exp(log_weight), (beta[1], beta[0][0])
-
-
-def _prediction_rule(cov):
-    t = len(cov)
-    if t == 1 and cov[0, 0] > _NARROW**2:
-        x, w = gauss_hermite(7)
-        return x[:, None], np.log(w)
-    return node_rule(t)
