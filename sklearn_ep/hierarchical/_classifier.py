@@ -12,43 +12,17 @@ from sklearn.utils import Bunch, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from .._engine.partition import PartMap
+from .._estimator import fitting
 from .._estimator.averaged import hyper_attributes
 from .._estimator.base import VersionedEstimator
 from .._estimator.checks import check_number
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
-from .._estimator.fitting import (
-    FitMonitor,
-    fit_each_problem,
-    fit_one_versus_rest,
-    one_or_stack,
-    remarks_of,
-    restore_on_error,
-    run_attributes,
-    warn_not_converged,
-)
 from .._estimator.latents import log_normalise
 from .._estimator.posterior_classifier import probabilities
-from . import _scales
+from . import _plan, _prediction, _scales
 from ._factors import GroupsForgotten, split_intercept
 from ._parts import check_checkpoint, checked_state, going_on, state_of
-from ._plan import (
-    check_parameters,
-    check_parts,
-    plan_parts,
-    plan_rows,
-    remarks_on_parameters,
-    remarks_on_plan,
-)
 from ._posterior import moments_by_class
-from ._prediction import (
-    all_known,
-    latent_moments,
-    links_of,
-    new_rows,
-    proba_of_draws,
-    row_pairs,
-    rows_again,
-)
 from ._tables import effects_frame, intervals, summarise, what_was_averaged
 from .classes.fit import fit_classes
 from .exact.fit import fit_exact
@@ -357,7 +331,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         self.random_state = random_state
         self.verbose = verbose
 
-    @restore_on_error
+    @fitting.restore_on_error
     @with_callbacks
     def fit(self, X, y=None, groups=None, sample_weight=None, checkpoint=None):
         """Fit the classifier.
@@ -398,24 +372,24 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         ImportError
             If ``engine="nuts"`` and nutpie is not installed.
         """
-        check_parameters(self)
+        _plan.check_parameters(self)
         check_checkpoint(checkpoint)
         raw = y is None and isinstance(X, list | tuple)
         if raw and (groups is not None or sample_weight is not None):
             raise ValueError("give groups and sample_weight inside the partitions of a list.")
         has_groups = self.group_column is not None or groups is not None
-        self._warn(remarks_on_parameters(self, has_groups))
+        self._warn(_plan.remarks_on_parameters(self, has_groups))
         previous = getattr(self, "_state", None) if self.warm_start else None
         with np.errstate(over="raise", invalid="raise"), self._pool(X, raw) as run:
             if raw:
-                plan, data = plan_parts(self, run, checkpoint is not None), (None, None)
+                plan, data = _plan.plan_parts(self, run, checkpoint is not None), (None, None)
             else:
                 given = X, y, groups, sample_weight, previous, checkpoint is not None
-                plan, data = plan_rows(self, *given), (X, y)
+                plan, data = _plan.plan_rows(self, *given), (X, y)
             fits = fit_plan(self, plan, run, data, previous, checkpoint)
             self._store(attributes_of(plan, fits))
         if not self.converged_:
-            warn_not_converged(self, remarks=remarks_of(fits))
+            fitting.warn_not_converged(self, remarks=fitting.remarks_of(fits))
         self._warn(self._remarks)
         return self
 
@@ -428,7 +402,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         """Return the pool over a list of raw partitions, None for rows in memory."""
         if not raw:
             return nullcontext()
-        check_parts(X)
+        _plan.check_parts(X)
         # a step of messages takes too little time for processes; sites of parts take enough
         by_messages = self.engine == "messages" or isinstance(self.group_column, list)
         prefer = "threads" if by_messages else None
@@ -458,8 +432,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         mean, variance : ndarray of shape (n,), or (n, n_classes) for more than two classes
             On the scale of log odds.
         """
-        rows = new_rows(self, X, groups, kind)
-        return latent_moments(self._posteriors, rows)
+        rows = _prediction.new_rows(self, X, groups, kind)
+        return _prediction.latent_moments(self._posteriors, rows)
 
     def latent_covariance(self, X1, X2=None, groups1=None, groups2=None):
         """Posterior covariance of the linear predictor between new rows.
@@ -479,8 +453,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         covariance : ndarray of shape (n1, n2), or (n_classes, n1, n2)
             One matrix a one-versus-rest problem for more than two classes.
         """
-        pairs = row_pairs(self, X1, X2, groups1, groups2)
-        return one_or_stack([p.covariance(*pairs) for p in self._posteriors])
+        pairs = _prediction.row_pairs(self, X1, X2, groups1, groups2)
+        return fitting.one_or_stack([p.covariance(*pairs) for p in self._posteriors])
 
     def decision_function(self, X, groups=None, kind="conditional"):
         """Posterior mean of the linear predictor.
@@ -517,7 +491,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             ``tilted(1, mean, variance)`` its logarithm averaged over a normal latent value.
         """
         check_is_fitted(self)
-        return links_of(self._posteriors)
+        return _prediction.links_of(self._posteriors)
 
     def predict_log_proba(self, X, groups=None, kind="conditional"):
         """Log probabilities of the classes, computed in logs throughout.
@@ -536,7 +510,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         log_proba : ndarray of shape (n, n_classes)
             Columns in the order of `classes_`.
         """
-        rows = new_rows(self, X, groups, kind)
+        rows = _prediction.new_rows(self, X, groups, kind)
         pairs = [p.log_proba(*rows) for p in self._posteriors]
         if len(pairs) == 1:
             return pairs[0]
@@ -622,10 +596,10 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         proba : ndarray of shape (n_samples, n, n_classes)
             Coefficients and group effects of one draw are the same for all rows.
         """
-        rows = new_rows(self, X, groups)
+        rows = _prediction.new_rows(self, X, groups)
         check_number("n_samples", n_samples, 1, integer=True)
         rng = _generator(check_random_state(random_state))
-        return proba_of_draws(self._posteriors, rows, n_samples, rng)
+        return _prediction.proba_of_draws(self._posteriors, rows, n_samples, rng)
 
     def sample_posterior(self, n_samples=1, random_state=None):
         """Draw all parameters jointly from the posterior.
@@ -654,7 +628,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             effects = effects or [np.empty((n_samples, 0, 0))]
             coef, intercept = split_intercept(beta, self._columns)
             draws.append((coef, intercept, posterior.scales.sds(theta), effects))
-        arrays = [one_or_stack(a, axis=1) for a in zip(*draws, strict=True)]
+        arrays = [fitting.one_or_stack(a, axis=1) for a in zip(*draws, strict=True)]
         names = "coef", "intercept", "tau", "group_effects"
         found = Bunch(**dict(zip(names, arrays, strict=True)))
         if not self._columns.listed:
@@ -749,10 +723,10 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         if rows is None:
             remarks.append("Give X, y and groups of the training rows for importance weights.")
             return None, remarks
-        again = rows_again(self, rows)
+        again = _prediction.rows_again(self, rows)
         if len(self._posteriors) > 1:
             return None, remarks
-        if self._columns.has_groups and not all_known(self, again[2]):
+        if self._columns.has_groups and not _prediction.all_known(self, again[2]):
             remarks.append("Some rows are of no named group of the fit: no importance weights.")
             return None, remarks
         return self._posteriors[0].log_weights(*again, n_draws, _generator(rng)), remarks
@@ -761,8 +735,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         """Hold the tilted distribution of each part against the global Gaussian, O(200 S n)."""
         if rows is None or len(self._posteriors) > 1 or "site_precision" not in self._state:
             return ()
-        again = rows_again(self, rows)
-        if self._columns.has_groups and not all_known(self, again[2]):
+        again = _prediction.rows_again(self, rows)
+        if self._columns.has_groups and not _prediction.all_known(self, again[2]):
             return ()
         return trust_in_parts(self, again, n_draws, _generator(rng))
 
@@ -811,17 +785,17 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
         previous, save = going_on(checkpoint, plan.fingerprint, previous)
     known = {"_columns": plan.columns, "_levels": plan.levels, "_forgotten": GroupsForgotten()}
     most = plan.settings.max_iter if n_problems == 1 else n_problems
-    monitor = FitMonitor(
+    monitor = fitting.FitMonitor(
         estimator, data[0], data[1], most, lambda posterior: {"_posteriors": [posterior()], **known}
     )
     if plan.joint:
         fits = [fit_classes(plan, monitor, previous, save)]
     elif run is None:
         fit = partial(_fit_signs, plan, previous, save, n_problems)
-        fits = fit_one_versus_rest(fit, plan.y, len(classes), estimator.n_jobs, monitor)
+        fits = fitting.fit_one_versus_rest(fit, plan.y, len(classes), estimator.n_jobs, monitor)
     else:
         fit = partial(_fit_raw, plan, previous, save, run, classes[-n_problems:])
-        fits = fit_each_problem(fit, n_problems, monitor)
+        fits = fitting.fit_each_problem(fit, n_problems, monitor)
     if n_problems == 1:
         fits = [monitor.completed_fit(fits[0], **known)]
     monitor.finish()
@@ -853,7 +827,7 @@ def _fit_raw(plan, previous, save, run, positives, monitor, k):
 def attributes_of(plan, fits):
     """Return the attributes of a fit, lists over factors if a list of them was given."""
     posteriors, columns = [f.posterior for f in fits], plan.columns
-    out = _of_coefficients(columns, posteriors) | run_attributes(fits)
+    out = _of_coefficients(columns, posteriors) | fitting.run_attributes(fits)
     out |= _of_scales(columns, posteriors, fits[0].attributes["theta_rule"])
     effects = plan.levels, *posteriors[0].group_effects()
     none = np.empty(0), np.empty((0, 0)), np.empty((0, 0))
@@ -862,7 +836,7 @@ def attributes_of(plan, fits):
         out[name] = list(values) if columns.listed else (*values, empty)[0]
     out |= _of_sites(plan, fits)
     remarks = [r for f in fits for r in f.attributes.get("remarks", ())]
-    out["_remarks"] = (*remarks_on_plan(plan, out["tau_"]), *remarks)
+    out["_remarks"] = (*_plan.remarks_on_plan(plan, out["tau_"]), *remarks)
     out |= {"engine_": plan.engine, "_levels": plan.levels, "_level_rows": plan.sizes}
     out |= {"_n_rows": plan.n_rows, "_forgotten": GroupsForgotten(), "_columns": columns}
     return out | {"_posteriors": posteriors}
@@ -874,7 +848,7 @@ def _of_coefficients(columns, posteriors):
     sd = np.stack([np.sqrt(np.diagonal(m.cov)) for m in beta])
     coef, intercept = split_intercept(mean, columns)
     out = {"coef_": coef, "intercept_": intercept, "coef_std_": split_intercept(sd, columns)[0]}
-    return out | {"coef_cov_": one_or_stack([m.cov for m in beta])}
+    return out | {"coef_cov_": fitting.one_or_stack([m.cov for m in beta])}
 
 
 def _of_scales(columns, posteriors, rule):
@@ -898,7 +872,7 @@ def _of_sites(plan, fits):
     """Return the attributes of sites: those of parts where the model has at most one factor."""
     own = [f.attributes for f in fits]
     sites, counts = (own[0].get(name, ()) for name in ("sites", "counts"))
-    out = {name: one_or_stack([a["sites"][name] for a in own]) for name in sites}
+    out = {name: fitting.one_or_stack([a["sites"][name] for a in own]) for name in sites}
     out |= {name: sum(a["counts"][name] for a in own) for name in counts}
     if "state" not in own[0]:
         state = state_of(plan, out["site_precision_"], out["site_shift_"])

@@ -82,26 +82,6 @@ def is_missing(label):
     return isinstance(label, numbers.Number) and label != label
 
 
-def number_groups(labels):
-    """Return (distinct labels (J,), number (n,) of each row's group) for a list of labels.
-
-    The distinct labels are sorted where they can be compared, otherwise in order of appearance.
-    Missing ones stand for a group without a name: their rows get numbers from J on, one each.
-    """
-    try:
-        distinct = list(dict.fromkeys(g for g in labels if not is_missing(g)))
-    except TypeError as error:
-        raise TypeError("group labels must be hashable") from error
-    try:
-        distinct.sort()
-    except TypeError:
-        pass  # labels of several kinds: order of appearance
-    code = look_up(labels, distinct)
-    unnamed = code < 0
-    code[unnamed] = len(distinct) + np.arange(unnamed.sum())
-    return label_array(distinct), code
-
-
 def label_array(labels):
     """Return labels as an array: numbers and strings as such, anything else as objects.
 
@@ -131,14 +111,28 @@ def group_keys(table):
 
 
 def numbered_levels(labels):
-    """Return (distinct labels (L,), code (n,)); rows without label are numbered from L on."""
-    if not isinstance(labels, np.ndarray):
-        return number_groups(labels)
-    missing = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(len(labels), dtype=bool)
-    code = np.empty(len(labels), dtype=int)
-    table, code[~missing] = np.unique(labels[~missing], return_inverse=True)
-    code[missing] = len(table) + np.arange(missing.sum())
-    return label_array(table.tolist()), code
+    """Return (distinct labels (L,), code (n,)) of an array of numbers or a list of labels.
+
+    They are sorted where they can be compared, otherwise in order of appearance. Rows whose label
+    is missing are numbered from L on, one each.
+    """
+    if isinstance(labels, np.ndarray):
+        missing, code = np.isnan(labels), np.empty(len(labels), dtype=int)
+        table, code[~missing] = np.unique(labels[~missing], return_inverse=True)
+        distinct = table.tolist()
+    else:
+        try:
+            distinct = list(dict.fromkeys(g for g in labels if not is_missing(g)))
+        except TypeError as error:
+            raise TypeError("group labels must be hashable") from error
+        try:
+            distinct.sort()
+        except TypeError:
+            pass  # labels of several kinds: order of appearance
+        code = look_up(labels, distinct)
+        missing = code < 0
+    code[missing] = len(distinct) + np.arange(missing.sum())
+    return label_array(distinct), code
 
 
 def codes_among(labels, known):
@@ -146,7 +140,7 @@ def codes_among(labels, known):
     alike = isinstance(labels, np.ndarray) and known.dtype.kind == labels.dtype.kind
     if not (alike and known.dtype.kind in "iuf" and len(known)):
         return look_up(labels if isinstance(labels, list) else labels.tolist(), known)
-    missing = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(len(labels), dtype=bool)
+    missing = np.isnan(labels)
     place = np.minimum(np.searchsorted(known, labels), len(known) - 1)
     code = np.where(missing, -1, place)
     new = (known[place] != labels) & ~missing
@@ -313,31 +307,18 @@ def check_measured(table, factor):
             )
 
 
-def codes_of(table, factors, levels):
-    """Return codes (n, F) of rows to predict among the known levels of each factor.
-
-    -1 is a missing label; unseen ones have numbers from the number of levels on, alike for alike.
-    """
-    pairs = zip(factors, levels, strict=True)
-    return np.column_stack([codes_among(labels_of(table, f), known) for f, known in pairs])
-
-
 def any_nested(codes):
     """Say whether the levels of a factor have all their rows in one level of another, or nearly."""
-    return any(
-        _nested_share(a, b) > _NESTED
-        for a in codes
-        for b in codes
-        if a is not b and a.max() > b.max()
-    )
-
-
-def _nested_share(fine, coarse):
-    """Return the share of rows that are in the commonest coarse level of their fine level."""
-    pairs, counts = np.unique(fine * (coarse.max() + 1) + coarse, return_counts=True)
-    most = np.zeros(fine.max() + 1)
-    np.maximum.at(most, pairs // (coarse.max() + 1), counts)
-    return most.sum() / len(fine)
+    for fine in codes:
+        for coarse in codes:
+            if coarse is fine or fine.max() <= coarse.max():
+                continue
+            pairs, counts = np.unique(fine * (coarse.max() + 1) + coarse, return_counts=True)
+            most = np.zeros(fine.max() + 1)  # rows in the commonest coarse level
+            np.maximum.at(most, pairs // (coarse.max() + 1), counts)
+            if most.sum() > _NESTED * len(fine):
+                return True
+    return False
 
 
 def design_of_factors(X, columns):
@@ -362,7 +343,8 @@ def factor_columns(est, X, groups):
         taken = tuple(sorted(set().union(*(positions for _, positions in pairs))))
     else:
         listed = listed or groups.shape[1] > 1
-        pairs = _factors_beside(groups, listed)
+        names = list(getattr(groups, "columns", range(groups.shape[1]))) if listed else ["groups"]
+        pairs = [(name, (k,)) for k, name in enumerate(names)]
     slopes = _slopes(est, X, [name for name, _ in pairs], taken)
     both = zip(pairs, slopes, strict=True)
     factors = [GroupingFactor(name, positions, own) for (name, positions), own in both]
@@ -378,13 +360,6 @@ def _named_factors(est, X):
     if len({frozenset(p) for _, p in pairs}) < len(pairs):
         raise ValueError(f"group_column={est.group_column!r} names a factor twice.")
     return pairs
-
-
-def _factors_beside(groups, listed):
-    """Return (name, positions) of the columns of a table of labels beside X."""
-    names = list(groups.columns) if hasattr(groups, "columns") else list(range(groups.shape[1]))
-    names = names if listed else ["groups"]
-    return [(name, (k,)) for k, name in enumerate(names)]
 
 
 def _positions(name, X, est):

@@ -15,15 +15,7 @@ from sklearn.utils import check_array, column_or_1d
 
 from .._engine.partition import load_part
 from .._estimator.checks import checked_weights
-from ._factors import (
-    check_measured,
-    design_of_factors,
-    group_keys,
-    labels_of,
-    numbered_levels,
-    some_labels,
-    take_labels,
-)
+from . import _factors
 
 STATE = "site_precision", "site_shift", "prior_precision", "prior_shift", "partition", "group_keys"
 
@@ -31,7 +23,7 @@ STATE = "site_precision", "site_shift", "prior_precision", "prior_shift", "parti
 def state_of(plan, precision, shift):
     """Return the arrays, named as in `STATE`, of messages of parts from which a fit can go on."""
     labels = plan.levels[0] if plan.levels else np.empty(0)
-    values = precision, shift, *plan.prior(), plan.parts.site, group_keys(labels)
+    values = precision, shift, *plan.prior(), plan.parts.site, _factors.group_keys(labels)
     return dict(zip(STATE, values, strict=True))
 
 
@@ -130,13 +122,13 @@ def raw_arrays(arrays):
 def checked_part(arrays, columns):
     """Return (X without labels, y, weight, labels of each factor) of a raw part, checked."""
     table, y, weight = raw_arrays(arrays)
-    labels = [labels_of(table, f) for f in columns.factors]
-    X = check_array(take_labels(table, columns.taken), dtype=np.float64)
+    labels = [_factors.labels_of(table, f) for f in columns.factors]
+    X = check_array(_factors.take_labels(table, columns.taken), dtype=np.float64)
     if len(y) != len(X):
         raise ValueError(f"a partition has {len(X)} samples in X and {len(y)} in y.")
     weight = checked_weights(weight, X)
     kept = weight > 0
-    return X[kept], y[kept], weight[kept], [some_labels(own, kept) for own in labels]
+    return X[kept], y[kept], weight[kept], [_factors.some_labels(own, kept) for own in labels]
 
 
 class RawRows(NamedTuple):
@@ -148,8 +140,8 @@ class RawRows(NamedTuple):
     def __call__(self, arrays):
         """Return shared design, signs, weights, and designs and codes of each factor."""
         X, y, weight, labels = checked_part(arrays, self.columns)
-        codes = [numbered_levels(own)[1] for own in labels]
-        shared, designs = design_of_factors(X, self.columns)
+        codes = [_factors.numbered_levels(own)[1] for own in labels]
+        shared, designs = _factors.design_of_factors(X, self.columns)
         return shared, np.where(y == self.positive, 1.0, -1.0), weight, designs, codes
 
 
@@ -174,9 +166,9 @@ def describe_part(part, message, columns, with_digest):
     arrays = load_part(part)
     table = raw_arrays(arrays)[0]
     for factor in columns.factors:
-        check_measured(table, factor)
+        _factors.check_measured(table, factor)
     X, y, weight, labels = checked_part(arrays, columns)
-    pairs = [numbered_levels(own) for own in labels]
+    pairs = [_factors.numbered_levels(own) for own in labels]
     known, codes = [k for k, _ in pairs], [c for _, c in pairs]
     text = np.asarray(y).astype(str)
     content = digest(X, text, weight, *codes) if with_digest else ""
@@ -192,7 +184,7 @@ def join_levels(told):
     where: list[list[Any]] = [[] for _ in told]
     for f in range(len(told[0].labels)):
         every = [np.asarray(t.labels[f]) for t in told]
-        known, code = numbered_levels(_joined(every))
+        known, code = _factors.numbered_levels(_joined(every))
         ends = np.cumsum([len(own) for own in every])
         free = len(known)
         for k, (own, t) in enumerate(zip(np.split(code, ends[:-1]), told, strict=True)):

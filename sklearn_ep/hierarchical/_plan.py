@@ -2,6 +2,7 @@
 
 import inspect
 import numbers
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,24 +21,9 @@ from .._estimator.checks import (
     warn_of_spreads,
 )
 from .._estimator.row_parts import set_columns
-from . import _scales
-from ._factors import (
-    FactorColumns,
-    any_nested,
-    array_of,
-    check_measured,
-    design_of_factors,
-    factor_columns,
-    in_memory,
-    label_table,
-    labels_of,
-    numbered_levels,
-    some_labels,
-    take_labels,
-)
+from . import _factors, _scales
 from ._parts import RawRows, describe_part, digest, join_levels, shape_of
 from .classes.fit import why_not_joint
-from .exact.layout import local_factor
 from .messages.parts import FactorParts, LevelNumbers, parts_of_rows
 from .partitions.draws import load_sampler
 from .partitions.parts import Placement, place_raw, place_rows
@@ -77,7 +63,7 @@ class Plan(NamedTuple):
     q_f) and codes (n,) of each factor: None of raw parts.
     """
 
-    columns: FactorColumns
+    columns: _factors.FactorColumns
     engine: str
     parts: Placement | FactorParts | None
     n_rows: int
@@ -102,8 +88,8 @@ class Plan(NamedTuple):
 
     @property
     def local(self):
-        """Number of the local factor."""
-        return local_factor(self.n_effects, self.n_levels)
+        """Number of the local factor: that with most effects, the first of equals."""
+        return int(np.argmax(np.array(self.n_effects) * self.n_levels))
 
     def prior(self):
         """Return the prior of phi = (coefficients, theta) as a `Natural`."""
@@ -210,7 +196,7 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     previous is the state of an earlier fit or None: groups stay in their sites, new ones share a
     site of their own; with_digest says that there is a checkpoint.
     """
-    X, y, groups, sample_weight = map(in_memory, (X, y, groups, sample_weight))
+    X, y, groups, sample_weight = map(_factors.in_memory, (X, y, groups, sample_weight))
     if est.group_column is not None and groups is not None:
         raise ValueError("give group_column or groups, not both.")
     columns, table, training = _checked(est, X, y, groups, sample_weight)
@@ -218,7 +204,7 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     levels, codes = _numbered(columns, table, training.kept)
     sizes = [np.bincount(code) for code in codes]
     n_levels = [len(size) for size in sizes]
-    shared, designs = design_of_factors(training.X, columns)
+    shared, designs = _factors.design_of_factors(training.X, columns)
     saves_parts = with_digest and len(est.classes_) == 2  # of more classes the joint fit saves
     engine, parted = _engine_of(est, columns, codes, n_levels, saves_parts)
     takes_joint = engine == "ep" and not (parted and codes)
@@ -244,7 +230,8 @@ def plan_parts(est, run, with_digest):
     none = [None] * len(run.parts)
     set_columns(est, run(shape_of, none))
     named = getattr(est, "feature_names_in_", None)
-    columns = factor_columns(est, None if named is None else _Names(list(named)), None)
+    table = None if named is None else SimpleNamespace(columns=list(named))
+    columns = _factors.factor_columns(est, table, None)
     told = run(describe_part, none, columns, with_digest)
     est.classes_ = np.unique(np.concatenate([t.classes for t in told]))
     if len(est.classes_) < 2:
@@ -265,12 +252,6 @@ def plan_parts(est, run, with_digest):
     return Plan._make([*known, fingerprint, False, *[None] * 5])
 
 
-class _Names(NamedTuple):
-    """The names of the columns of a table that is elsewhere."""
-
-    columns: list[Any]
-
-
 def _priors(est, columns, width):
     """Return the fields of a plan that are parameters, for shared columns of this width."""
     return prior_sd(est, width), _theta_prior(est, columns), _settings(est)
@@ -288,13 +269,13 @@ def _checked(est, X, y, groups, sample_weight):
     """Return (`FactorColumns`, table of labels, `Training`) of checked data."""
     if est.group_column is None:
         training = validate_training(est, X, y, sample_weight)
-        table = None if groups is None else label_table(groups, len(training.kept))
-        return factor_columns(est, X, table), table, training
+        table = None if groups is None else _factors.label_table(groups, len(training.kept))
+        return _factors.factor_columns(est, X, table), table, training
     validate_data(est, X, skip_check_array=True)
-    X = array_of(X)
-    columns = factor_columns(est, X, None)
+    X = _factors.array_of(X)
+    columns = _factors.factor_columns(est, X, None)
     fewest = 0 if est.fit_intercept else 1
-    design = take_labels(X, columns.taken)
+    design = _factors.take_labels(X, columns.taken)
     training = validate_training(est, design, y, sample_weight, ensure_min_features=fewest)
     validate_data(est, X, skip_check_array=True)
     return columns, X, training
@@ -302,13 +283,12 @@ def _checked(est, X, y, groups, sample_weight):
 
 def _numbered(columns, table, kept):
     """Return named levels, and codes of the rows that are kept, of each factor, checked."""
-    levels, codes = [], []
+    pairs = []
     for factor in columns.factors:
-        check_measured(table, factor)
-        known, code = numbered_levels(some_labels(labels_of(table, factor), kept))
-        levels.append(known)
-        codes.append(code)
-    return levels, codes
+        _factors.check_measured(table, factor)
+        labels = _factors.labels_of(table, factor)
+        pairs.append(_factors.numbered_levels(_factors.some_labels(labels, kept)))
+    return [known for known, _ in pairs], [code for _, code in pairs]
 
 
 def check_binary(est, reason="multi_class='one_vs_rest' is for models without groups"):
@@ -349,20 +329,23 @@ def _engine_of(est, columns, codes, n_levels, with_checkpoint):
 
     codes are those of rows in memory, None for a list of partitions.
     """
-    if columns.listed:
-        _check_list(est, columns, codes)
-    if est.engine == "messages":
-        _check_messages(est, columns)
+    asked, listed = codes is None or est.n_partitions != "auto", columns.listed
+    if listed and est.engine not in ("auto", "ep", "messages"):
+        raise ValueError(
+            f"engine={est.engine!r} takes one factor, given without a list; with a list it must be "
+            "'ep', 'messages' or 'auto'."
+        )
+    if est.engine == "messages" or (listed and (asked or est.schedule != "parallel")):
+        _check_messages(est, columns, codes)
         return "messages", True
-    asked = codes is None or est.n_partitions != "auto"
-    if columns.listed:
-        return _engine_of_list(est, columns, codes, n_levels, asked)
+    if listed:
+        return _engine_of_list(est, columns, codes, n_levels)
     plain = est.engine in ("auto", "ep") and est.schedule == "parallel" and est.damping == 1
     parted = asked or with_checkpoint or not (columns.has_groups and plain)
     return ("ep" if est.engine == "auto" else est.engine), parted
 
 
-def _check_messages(est, columns):
+def _check_messages(est, columns, codes):
     """Raise a ValueError that names what messages do not take."""
     if not columns.has_groups:
         raise ValueError("engine='messages' needs groups: give group_column or groups.")
@@ -371,15 +354,17 @@ def _check_messages(est, columns):
             f"schedule={est.schedule!r} takes one factor, given without a list, and an engine "
             "other than 'messages'."
         )
+    if est.engine != "messages" and (columns.has_slopes or est.engine == "ep"):
+        what = "a list of partitions" if codes is None else f"n_partitions={est.n_partitions!r}"
+        raise ValueError(
+            f"{what} with several factors takes engine='messages' without random_slopes."
+        )
     if columns.has_slopes:
         raise ValueError("engine='messages' takes no random_slopes; give engine='ep'.")
 
 
-def _engine_of_list(est, columns, codes, n_levels, asked):
-    """Return what `_engine_of` does of a list of factors; `asked` says that parts are asked for."""
-    if asked:
-        _check_messages(est, columns)
-        return "messages", True
+def _engine_of_list(est, columns, codes, n_levels):
+    """Return what `_engine_of` does of rows in memory and a list of factors."""
     sizes = columns.n_effects * np.array(n_levels)
     dense, must = int(sizes.sum() - sizes.max()), est.engine == "ep" or columns.has_slopes
     if must and dense > _MOST_DENSE:
@@ -388,26 +373,9 @@ def _engine_of_list(est, columns, codes, n_levels, asked):
             f"factors besides the largest one: the limit is {_MOST_DENSE}; give engine='messages', "
             "which takes no random_slopes."
         )
-    if must or dense <= _MOST_CROSSED or (dense <= _MOST_DENSE and any_nested(codes)):
+    if must or dense <= _MOST_CROSSED or (dense <= _MOST_DENSE and _factors.any_nested(codes)):
         return "ep", False
     return "messages", True
-
-
-def _check_list(est, columns, codes):
-    """Raise a ValueError that names what does not go with a list of factors."""
-    if est.engine not in ("auto", "ep", "messages"):
-        raise ValueError(
-            f"engine={est.engine!r} takes one factor, given without a list; with a list it must be "
-            "'ep', 'messages' or 'auto'."
-        )
-    if est.schedule != "parallel":
-        _check_messages(est, columns)
-    parted = codes is None or est.n_partitions != "auto"
-    if parted and est.engine != "messages" and (columns.has_slopes or est.engine == "ep"):
-        what = "a list of partitions" if codes is None else f"n_partitions={est.n_partitions!r}"
-        raise ValueError(
-            f"{what} with several factors takes engine='messages' without random_slopes."
-        )
 
 
 def _theta_prior(est, columns):
@@ -444,22 +412,17 @@ def remarks_on_plan(plan, tau):
     """
     found, first = [], np.cumsum([0, *plan.n_effects])
     for k, factor in enumerate(plan.columns.factors):
-        found += _remarks_on_factor(plan, k, f"factor {factor.name!r}", float(tau[first[k]]))
-    return tuple(found)
-
-
-def _remarks_on_factor(plan, k, name, tau):
-    """Return sentences on factor k, of which tau is the scale of intercepts."""
-    found = [_remark_on_scale(plan, k, name, tau)]
-    if missing := plan.n_levels[k] - len(plan.levels[k]):
-        found.append(
-            f"{name} has no label in {missing} of {plan.n_rows} rows: each of them is taken as a "
-            "group of its own."
-        )
-    for j in range(k if plan.codes is not None else 0):
-        if _same_partition(plan.codes[k], plan.codes[j]):
-            found.append(_remark_on_same_groups(plan.columns.factors[j], plan.columns.factors[k]))
-    return [remark for remark in found if remark]
+        name = f"factor {factor.name!r}"
+        found.append(_remark_on_scale(plan, k, name, float(tau[first[k]])))
+        if missing := plan.n_levels[k] - len(plan.levels[k]):
+            found.append(
+                f"{name} has no label in {missing} of {plan.n_rows} rows: each of them is taken as "
+                "a group of its own."
+            )
+        for j in range(k if plan.codes is not None else 0):
+            if _same_partition(plan.codes[k], plan.codes[j]):
+                found.append(_remark_on_same_groups(plan.columns.factors[j], factor))
+    return tuple(remark for remark in found if remark)
 
 
 def _remark_on_scale(plan, k, name, tau):
@@ -478,7 +441,10 @@ def _remark_on_scale(plan, k, name, tau):
             "engine='messages' then finds tau a few hundredths too small; compare with "
             "engine='ep' where it is not too large."
         )
-    return _remark_on_small_groups(plan, name, median, tau) if _sites_are_gaussian(plan) else ""
+    # whether no site integrates a small group's effect exactly
+    by_rows = plan.parts is not None or plan.settings.power != 1.0
+    gaussian = plan.engine in ("ep", "laplace") and by_rows and plan.codes is not None
+    return _remark_on_small_groups(plan, name, median, tau) if gaussian else ""
 
 
 def _remark_on_same_groups(first, second):
@@ -496,12 +462,6 @@ def _remark_on_same_groups(first, second):
         f"{text} Nested factors are written from the outside in; if {first.name!r} lies in "
         f"{outer!r}, give [{outer!r}, {second.name!r}]."
     )
-
-
-def _sites_are_gaussian(plan):
-    """Say whether no site integrates a small group's effect exactly."""
-    by_rows = plan.parts is not None or plan.settings.power != 1.0
-    return plan.engine in ("ep", "laplace") and by_rows and plan.codes is not None
 
 
 def _remark_on_small_groups(plan, name, median, tau):

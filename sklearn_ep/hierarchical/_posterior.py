@@ -324,7 +324,14 @@ class GroupPosterior(EffectsMixture):
     def __init__(self, average, places):
         self.places = places
         nodes = [
-            NodePosterior(f.mean, f.root, f.local, f.log_z, places.factors(node.phi), places)
+            NodePosterior(
+                f.mean,
+                f.root,
+                f.local,
+                f.log_z,
+                _scales.factors(node.phi, places.n_effects),
+                places,
+            )
             for node in average.nodes
             for f in [node.payload]
         ]

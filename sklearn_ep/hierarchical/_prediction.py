@@ -11,16 +11,7 @@ from .._engine.noisy_argmax import SOFTMAX
 from .._estimator.checks import check_choice, checked_weights
 from .._estimator.fitting import one_or_stack
 from .._estimator.latents import committee
-from ._factors import (
-    array_of,
-    codes_among,
-    codes_of,
-    design_of_factors,
-    in_memory,
-    label_table,
-    labels_of,
-    take_labels,
-)
+from . import _factors
 from ._posterior import is_joint
 
 
@@ -32,29 +23,34 @@ def new_rows(est, X, groups=None, kind="conditional"):
     """
     check_is_fitted(est)
     check_choice("kind", kind, ("conditional", "population"))
-    X, groups, columns = in_memory(X), in_memory(groups), est._columns
+    X, groups, columns = _factors.in_memory(X), _factors.in_memory(groups), est._columns
     if groups is not None and not columns.has_groups:
         raise ValueError("groups were given, but the model was fitted without groups.")
     if columns.taken:
         if groups is not None:
             raise ValueError("groups= was given although group_column names columns of X.")
         validate_data(est, X, reset=False, skip_check_array=True)
-        table = array_of(X)
-        X = check_array(take_labels(table, columns.taken), dtype=np.float64, ensure_min_features=0)
+        table = _factors.array_of(X)
+        X = _factors.take_labels(table, columns.taken)
+        X = check_array(X, dtype=np.float64, ensure_min_features=0)
     else:
         X = validate_data(est, X, reset=False, dtype=np.float64)
         table = None if groups is None else _beside(columns, groups, len(X))
     codes = np.full((len(X), len(columns.factors)), -1)
     if kind == "conditional" and table is not None:
-        codes = codes_of(table, columns.factors, est._levels)
+        # unseen labels have numbers from the number of levels on, alike for alike
+        pairs = zip(columns.factors, est._levels, strict=True)
+        own = [_factors.codes_among(_factors.labels_of(table, f), known) for f, known in pairs]
+        codes = np.column_stack(own)
     elif kind == "conditional" and columns.has_groups:
         est._forgotten.warn(est)
-    return *design_of_factors(X, columns), codes
+    return *_factors.design_of_factors(X, columns), codes
 
 
 def _beside(columns, groups, n_rows):
     """Return labels beside X as a table with a column a factor."""
-    table = label_table(array_of(groups) if np.ndim(groups) == 2 else groups, n_rows)
+    groups = _factors.array_of(groups) if np.ndim(groups) == 2 else groups
+    table = _factors.label_table(groups, n_rows)
     if table.shape[1] != len(columns.factors):
         raise ValueError(
             f"groups has {table.shape[1]} columns, the model {len(columns.factors)} factors."
@@ -64,7 +60,7 @@ def _beside(columns, groups, n_rows):
 
 def row_pairs(est, X1, X2, groups1, groups2):
     """Return two sets of rows to predict, and whether two rows share their levels, (F, n1, n2)."""
-    X1, X2, groups1, groups2 = map(in_memory, (X1, X2, groups1, groups2))
+    X1, X2, groups1, groups2 = map(_factors.in_memory, (X1, X2, groups1, groups2))
     first = new_rows(est, X1, groups1)
     second = first if X2 is None else new_rows(est, X2, groups2)
     tables = (X1, X2) if est._columns.taken else (groups1, groups2)
@@ -83,12 +79,12 @@ def _numbered_together(est, tables):
     Each table alone numbers unseen levels on its own.
     """
     if est._columns.taken:
-        tables = [array_of(table) for table in tables]
+        tables = [_factors.array_of(table) for table in tables]
     else:
-        tables = [label_table(table, len(table)) for table in tables]
-    own = [[list(labels_of(t, f)) for t in tables] for f in est._columns.factors]
+        tables = [_factors.label_table(table, len(table)) for table in tables]
+    own = [[list(_factors.labels_of(t, f)) for t in tables] for f in est._columns.factors]
     pairs = zip(own, est._levels, strict=True)
-    codes = np.array([codes_among(a + b, known) for (a, b), known in pairs])
+    codes = np.array([_factors.codes_among(a + b, known) for (a, b), known in pairs])
     return np.split(codes, [len(own[0][0])], axis=1)
 
 

@@ -14,7 +14,16 @@ from typing import NamedTuple
 import numpy as np
 
 from .._engine.gaussian import ImproperPosterior, eigen_curvature
-from .._engine.hyper import Average, Axes, Lattice, Node, Spacing, Visits, star_about
+from .._engine.hyper import (
+    Average,
+    Axes,
+    Lattice,
+    Node,
+    Spacing,
+    Visits,
+    learned_curvature,
+    star_about,
+)
 from .._engine.loop import Reason, Trace, reason_to_end, worst_reason
 
 
@@ -151,7 +160,7 @@ def explore(model, start, tol, max_iter, rule, monitor, cov=None):
         if by_lattice:
             average = lattice_about(model, axes_at(model, mode, loose), mode, loose, told)
         else:
-            average = star_at(model, mode, search.inverse, loose, told)
+            average = star_at(model, mode, np.linalg.inv(search.curvature), loose, told)
     pairs = zip(average.nodes, average.weight, strict=True)
     worst = max(node.residual for node, weight in pairs if weight > _LIMITS.counts)
     reason, remark = search.reason, ""
@@ -172,10 +181,10 @@ def affords_lattice(model):
 
 
 class ModeSearch(NamedTuple):
-    """Node at the mode, inverse Hessian there, history of the search, and why it ended."""
+    """Node at the mode, curvature there, history of the search, and why it ended."""
 
     node: Node
-    inverse: np.ndarray
+    curvature: np.ndarray
     trace: Trace
     reason: Reason
 
@@ -183,33 +192,34 @@ class ModeSearch(NamedTuple):
 def find_mode(model, start, tol, final_tol, max_iter, monitor, cov=None):
     """Return the `ModeSearch` for theta by BFGS on free gradients, a step an iteration.
 
-    start is (theta, sites). The first inverse Hessian is cov, or that of scales whose effects were
+    start is (theta, sites). The first curvature is that of cov, or of scales whose effects were
     known. Far from the mode a pass or two of the sites are enough; they are brought to `tol` on the
     way to it and to `final_tol` at the end.
     """
     trace, share, site_tol, last = Trace(monitor), 1.0, _LIMITS.rough, np.inf
-    inverse = np.diag(1.0 / _known_curvature(model)) if cov is None else cov
+    curvature = np.diag(_known_curvature(model)) if cov is None else np.linalg.inv(cov)
     trace.begin()
     node = model.evaluate(*start, _LIMITS.rough)
     while True:
-        if _decrement(node, inverse) >= _LIMITS.decrement:
-            step = inverse @ node.gradient
+        if _decrement(node, curvature) >= _LIMITS.decrement:
+            step = np.linalg.solve(curvature, node.gradient)
             theta = node.phi + share * step / max(1.0, np.max(np.abs(step)))
             new = evaluate(model, site_tol, theta, node)
-            if new is not None and _no_worse(new, node, inverse):
-                inverse = _bfgs(inverse, new.phi - node.phi, node.gradient - new.gradient)
+            if new is not None and _no_worse(new, node, curvature):
+                moved, lost = new.phi - node.phi, node.gradient - new.gradient
+                curvature = learned_curvature(curvature, moved, lost)
                 node, share = new, 1.0
             else:  # where rough sites may have misled, finer ones are asked
                 share, site_tol = 0.4 * share, max(tol, 0.3 * site_tol)
                 if node.residual > site_tol:
                     node = model.evaluate(node.phi, node.payload.sites, site_tol)
-        left = _decrement(node, inverse)
+        left = _decrement(node, curvature)
         settled = left < _LIMITS.decrement
         site_tol = float(np.clip(_LIMITS.share * left, tol, site_tol))
         if settled:
             # rough sites may have hidden a slope: the search then goes on, with finer ones
             node = model.evaluate(node.phi, node.payload.sites, final_tol, _LIMITS.passes)
-            settled, site_tol = _decrement(node, inverse) < 2.0 * _LIMITS.decrement, final_tol
+            settled, site_tol = _decrement(node, curvature) < 2.0 * _LIMITS.decrement, final_tol
         trace.end({"residual": node.residual, "log_evidence": node.objective}, node)
         below = settled and node.residual < final_tol
         # sites that still come nearer to their fixed point are given another iteration
@@ -217,34 +227,25 @@ def find_mode(model, start, tol, final_tol, max_iter, monitor, cov=None):
         last = node.residual if settled else np.inf
         reason = reason_to_end(trace, below, True, stuck, max_iter)
         if reason is not None:
-            return ModeSearch(node, inverse, trace, reason)
+            return ModeSearch(node, curvature, trace, reason)
         trace.begin()
 
 
-def _decrement(node, inverse):
+def _decrement(node, curvature):
     """Return the length of the next step in posterior sd."""
-    return float(np.sqrt(max(node.gradient @ inverse @ node.gradient, 0.0)))
+    return float(np.sqrt(node.gradient @ np.linalg.solve(curvature, node.gradient)))
 
 
-def _no_worse(new, node, inverse):
+def _no_worse(new, node, curvature):
     """Return whether a step is taken: uphill, or to a smaller slope where values are rough."""
     uphill = new.objective > node.objective - _LIMITS.level
-    return uphill or _decrement(new, inverse) < 0.5 * _decrement(node, inverse)
+    return uphill or _decrement(new, curvature) < 0.5 * _decrement(node, curvature)
 
 
 def _known_curvature(model):
     """Return the negative second derivatives (T,) of log density, were the effects known."""
     levels = np.repeat(model.n_levels, [n_coordinates(q) for q in model.n_effects])
     return 0.5 * levels + 1.0 / model.theta_prior.sd**2
-
-
-def _bfgs(inverse, moved, lost):
-    """Return the inverse Hessian updated by a step and the change of the negative gradient."""
-    curvature = moved @ lost
-    if curvature <= 1e-8 * np.linalg.norm(moved) * np.linalg.norm(lost):
-        return inverse
-    left = np.eye(len(moved)) - np.outer(moved, lost) / curvature
-    return left @ inverse @ left.T + np.outer(moved, moved) / curvature
 
 
 def axes_at(model, node, tol):
@@ -280,7 +281,7 @@ def lattice_about(model, axes, first, tol, told):
         origin = first
     lattice = Lattice(origin, axes.root, spacing)
     lattice.explore(visits)
-    average = lattice.smooth_average()
+    average = lattice.smooth_average()._replace(n_without=visits.n_without)
     if len(average.nodes) == 1:
         # sites that cannot settle give each node an evidence of its own, and the lattice no width
         raise ImproperPosterior("the evidence leaps between neighbouring scales of the groups")

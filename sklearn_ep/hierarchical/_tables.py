@@ -59,9 +59,10 @@ def what_was_averaged(est):
             f"; the density between them is {words} the evidence (effective share {share:.2f})"
         )
     kind = {"grid": "a lattice", "star": "a star about their mode"}.get(rule, "a quadrature rule")
-    return (
-        f"{len(weight)} nodes of {kind}, {1.0 / np.sum(weight**2):.1f} of them effective{checked}"
-    )
+    n = getattr(scales.average, "n_without", 0)
+    without = f"; at {n} more places the sites left no posterior" if n else ""
+    effective = f"{1.0 / np.sum(weight**2):.1f} of them effective"
+    return f"{len(weight)} nodes of {kind}, {effective}{checked}{without}"
 
 
 def _factors(est):
@@ -83,7 +84,7 @@ def _scales(est, names, level):
         for effect in ["intercept", *(names[k] for k in slopes)]
     ]
     factor, effect, n_levels = zip(*rows, strict=True)
-    texts = [":".join(map(str, f)) if isinstance(f, tuple) else str(f) for f in factor]
+    texts = [_text(f) for f in factor]
     several = len(factors) > 1
     name = [f"{f}: {e}" for f, e in zip(texts, effect, strict=True)] if several else effect
     columns = dict(name=name, factor=texts, effect=effect)
@@ -94,8 +95,10 @@ def _scales(est, names, level):
 _NUMBERS = "mean", "sd", "lower", "upper"
 
 
-def effects_table(est, level):
+def effects_frame(est, level):
     """Return the effects of groups of a fitted `HierarchicalEPLogistic`, one row an effect.
+
+    As a data frame where pandas is installed, else as a dict of arrays.
 
     Parameters
     ----------
@@ -106,8 +109,8 @@ def effects_table(est, level):
 
     Returns
     -------
-    table : dict of str to ndarray
-        Arrays of one length, in the order of factors, within a factor of its effects, and within
+    frame : pandas.DataFrame or dict of str to ndarray
+        Columns of one length, in the order of factors, within a factor of its effects, and within
         an effect of `group_labels_`:
 
         - "class": the class label, with more than two classes only;
@@ -137,25 +140,7 @@ def effects_table(est, level):
         for label, center, spread in by_class:
             own = _part(_text(name), effects, level, labels, center, spread, rows)
             parts.append(own | ({"class": np.full(len(own["mean"]), label)} if several else {}))
-    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-
-
-def effects_frame(est, level=0.9):
-    """Return `effects_table` as a data frame where pandas is installed, else as it is.
-
-    Parameters
-    ----------
-    est : HierarchicalEPLogistic
-        Fitted.
-    level : float, default=0.9
-        Probability of the intervals.
-
-    Returns
-    -------
-    frame : pandas.DataFrame or dict of str to ndarray
-        One row an effect.
-    """
-    table = effects_table(est, level)
+    table = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     try:
         import pandas as pd
     except ImportError:
@@ -190,17 +175,12 @@ def _by_factor(est):
         return [[]] * 4
     if not isinstance(est.group_labels_, list):
         values = [[value] for value in values]
-    return *values, _rows_of(est, values[0])
-
-
-def _rows_of(est, labels):
-    """Return the numbers of training rows of the named levels of each factor."""
-    rows = getattr(est, "_level_rows", None)
-    if rows is None:  # of a state that was written before rows were counted
-        return [np.full(len(known), -1) for known in labels]
     # levels without a label come after the named ones, and have no row in the table
-    pairs = zip(rows, labels, strict=True)
-    return [np.asarray(n)[: len(known)].astype(int) for n, known in pairs]
+    counts = est._level_rows  # None of a state that was written before rows were counted
+    rows = [np.full(len(known), -1) for known in values[0]]
+    if counts is not None:
+        rows = [n[: len(known)].astype(int) for n, known in zip(counts, values[0], strict=True)]
+    return *values, rows
 
 
 def _text(name):

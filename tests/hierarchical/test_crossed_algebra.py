@@ -24,7 +24,7 @@ def crossed_model(n, levels, q, seed, D=3):
         rng.random(n) < expit(X[:, 0] + rng.normal(size=levels[0])[codes[0]]), 1.0, -1.0
     )
     weight = np.ones(n)
-    local = exact_layout.local_factor(q, levels)
+    local = int(np.argmax(np.multiply(q, levels)))
     layout = exact_layout.lay_out(X, sign, weight, designs, codes, levels, local)
     T = sum(k * (k + 1) // 2 for k in q)
     sizes = list(q), list(levels), list(levels), local
@@ -69,14 +69,14 @@ def test_given_sites_the_posterior_is_that_of_dense_algebra(q):
     layout, n = model.layout, 150
     assert not layout.small
     t = np.array([0.2, -0.3, 0.1, 0.4, -0.2, 0.3, 0.1, -0.1, 0.2])[: len(model.theta_prior.mean)]
-    sites = fit.AllSites(engine_sites.Sites(rng.uniform(0.05, 0.3, n), rng.normal(size=n)), [])
+    sites = (engine_sites.Sites(rng.uniform(0.05, 0.3, n), rng.normal(size=n)),)
     node = model.evaluate(t, sites, 1e-9, max_passes=1)
     Z, B = dense_model(model, t, rows)
     at = np.lexsort((np.zeros(n), layout.order[rows[3][model.places.local]]))  # stable, as laid out
     Z, sign = Z[at], rows[1][at]
     np.testing.assert_array_equal(Z[:, :3], layout.rows.X)
-    P = B + Z.T @ (sites.rows.precision[:, None] * Z)
-    pull = Z.T @ sites.rows.shift
+    P = B + Z.T @ (sites[0].precision[:, None] * Z)
+    pull = Z.T @ sites[0].shift
     cov = np.linalg.inv(P)
     mean = cov @ pull
     S = len(node.payload.mean)
@@ -84,11 +84,11 @@ def test_given_sites_the_posterior_is_that_of_dense_algebra(q):
     np.testing.assert_allclose(node.payload.root.T @ node.payload.root, cov[:S, :S], atol=1e-10)
     # rows, through the updated sites: these follow from means and variances
     z, v = Z @ mean, np.einsum("nd,de,ne->n", Z, cov, Z)
-    c = v / (1 - sites.rows.precision * v)
-    m = (z - v * sites.rows.shift) / (1 - sites.rows.precision * v)
+    c = v / (1 - sites[0].precision * v)
+    m = (z - v * sites[0].shift) / (1 - sites[0].precision * v)
     log_z, g, h = likelihoods.Logit().tilted(sign, m, c)
-    np.testing.assert_allclose(node.payload.sites.rows.precision, h / (1 - h * c), rtol=1e-8)
-    np.testing.assert_allclose(node.payload.sites.rows.shift, (g + h * m) / (1 - h * c), rtol=1e-6)
+    np.testing.assert_allclose(node.payload.sites[0].precision, h / (1 - h * c), rtol=1e-8)
+    np.testing.assert_allclose(node.payload.sites[0].shift, (g + h * m) / (1 - h * c), rtol=1e-6)
     evidence = 0.5 * (pull @ mean - np.linalg.slogdet(P)[1] + np.linalg.slogdet(B)[1])
     evidence += np.sum(log_z + m**2 / (2 * c) - z**2 / (2 * v) + 0.5 * np.log(c / v))
     assert node.payload.log_z == pytest.approx(evidence, abs=1e-8)
@@ -126,9 +126,7 @@ def test_sites_of_small_groups_are_as_good_as_their_rows_together():
         precision = np.einsum("gk,kl->gkl", own, np.eye(s.size)) - eliminated
         groups.append(group_sites.GroupSites(precision, np.zeros(own.shape)))
         blocks.append(precision)
-    node = model.evaluate(
-        theta, fit.AllSites(engine_sites.Sites(t[:0], t[:0]), groups), 1e-9, max_passes=1
-    )
+    node = model.evaluate(theta, (engine_sites.Sites(t[:0], t[:0]), *groups), 1e-9, max_passes=1)
     Z, B = dense_model(model, theta, rows)
     Z = Z[np.concatenate([np.flatnonzero(layout.order[rows[3][0]] == j) for j in range(16)])]
     # rows within a group are sorted by content; put the dense rows in that order
@@ -365,29 +363,6 @@ def test_updated_sites_match_the_tilted_moments():
     tilted_mean, tilted_var = centre + cavity * g, cavity - cavity**2 * h
     shifted = np.max(np.abs(tilted_mean - mean) / np.sqrt(var))
     assert worst == pytest.approx(max(shifted, np.max(np.abs(tilted_var / var - 1))), rel=1e-8)
-
-
-def test_a_stored_fixed_point_of_levels_gives_the_sites_of_its_rows():
-    """Rows whose sites agree with the levels are found again from the levels alone."""
-    rows = factor_rows(400, (40, 8), 3)
-    prior = messages_schur.Effects(np.full(3, 0.2), [np.full(40, 1.0), np.full(8, 2.0)])
-    state, mean = messages_rows.first_state(rows), None
-    for _ in range(40):
-        _, state = after_messages(rows, state, prior)
-        held = messages_schur.SystemRows.of(rows, 0)
-        cov = np.linalg.inv(messages_rows.known_precision(held, state) + np.diag(prior.beta))
-        system = messages_schur.SchurSystem(in_parts(rows, 0, state.precision, 1), 0, prior)
-        mean = system.solve(rows.collect(rows.weight * state.sites.shift), mean, tol=1e-12)
-        total = state.cavity + np.einsum("nd,de,ne->n", rows.X, cov, rows.X)
-        sites, worst = messages_rows.updated_sites(rows, state.sites, rows.predictor(mean), total)
-        state = state._replace(sites=sites)
-    assert worst < 1e-9
-    sums = messages_rows.message_sums(held, state)
-    totals = [p + s for p, s in zip(prior.levels, sums, strict=True)]
-    root = np.linalg.cholesky(cov).T
-    found = messages_rows.Resume(totals, prior.levels, root, mean, 1.0).advance(rows, None)
-    np.testing.assert_allclose(found.sites.precision, sites.precision, rtol=1e-4)
-    np.testing.assert_allclose(found.sites.shift, sites.shift, atol=1e-4)
 
 
 def test_group_sites_of_a_large_scale_against_a_fine_rule(monkeypatch):

@@ -64,7 +64,6 @@ def test_chains_of_nested_factors_are_found(n_parts):
     np.testing.assert_array_equal(found.above[0], np.arange(60) // 5)
     np.testing.assert_array_equal(found.above[1], np.arange(12) // 3)
     assert found.leaves == [0, 3] and found.downward == [2, 1, 0, 3]
-    np.testing.assert_allclose(found.prior_totals([1.0, 2.0, 4.0, 8.0]), [7.0, 6.0, 4.0, 8.0])
     moved = [c.copy() for c in rows.codes]
     moved[2][0] = (moved[2][0] + 1) % 4  # a row of a school elsewhere: in no region any more
     near = messages_rows.find_chains(Asked(rows._replace(codes=moved), n_parts), rows.n_levels)
@@ -139,39 +138,6 @@ def test_a_level_under_another_than_in_the_fit_is_taken_for_independent():
     own = 1.0 / tree.own[0][2]
     assert var[0, 0] == pytest.approx(1.0 / tree.whole[1][0] + own)
     assert var[1, 0] == pytest.approx(2.0 + own) and gain[0, 0] == 1.0
-
-
-def test_stored_levels_of_a_tree_give_the_sites_of_its_rows():
-    rows = nested_rows(4)
-    chains, tau2 = (
-        messages_rows.find_chains(Asked(rows, 1), rows.n_levels),
-        np.array([0.7, 0.4, 1.5, 1.0]),
-    )
-    state, mean = messages_rows.first_state(rows, leaves=chains.leaves), None
-    prior = schur.Effects(
-        np.full(3, 0.2), [np.full(n, 1 / v) for n, v in zip(rows.n_levels, tau2, strict=True)]
-    )
-    for _ in range(60):
-        tree, state = settled_tree(rows, chains, tau2, state, 2)
-        system = schur.SchurSystem(
-            in_parts(rows, 0, rows.weight * state.sites.precision, 1), 0, prior
-        )
-        mean = system.solve(rows.collect(rows.weight * state.sites.shift), tol=1e-12)
-        sites, worst = messages_rows.updated_sites(
-            rows, state.sites, rows.predictor(mean), state.cavity
-        )
-        state = state._replace(sites=sites)
-    assert worst < 1e-9
-    totals, least = (
-        tree.whole,
-        [
-            np.full(n, 1.0 / v)
-            for n, v in zip(rows.n_levels, chains.prior_totals(tau2), strict=True)
-        ],
-    )
-    known = chains.at_leaves(totals), chains.at_leaves(least)
-    found = messages_rows.Resume(*known, np.zeros((3, 3)), mean, 1.0).advance(rows, None)
-    np.testing.assert_allclose(found.sites.precision, sites.precision, rtol=1e-4)
 
 
 # ---------------------------------------------------------------------------- linear systems
@@ -251,7 +217,7 @@ def exact():
 
 def test_scales_and_evidence_of_nested_factors_are_those_of_the_other_engine(whole, exact):
     est, found = whole
-    assert est.converged_ and found.attributes["remarks"] == ()
+    assert est.converged_ and not found.attributes["remarks"]
     np.testing.assert_allclose(np.log(est.tau_), np.log(exact.tau_), atol=0.05)
     np.testing.assert_allclose(est.coef_std_, exact.coef_std_, rtol=0.04)
     assert found.attributes["evidence_std"] == 0.0

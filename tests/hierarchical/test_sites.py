@@ -473,14 +473,14 @@ def test_log_site_mass_and_cavity_agree_with_quotients():
 
 
 def test_labels_of_any_kind():
-    table, code = _factors.number_groups(["b", None, "a", "b", float("nan")])
+    table, code = _factors.numbered_levels(["b", None, "a", "b", float("nan")])
     assert table.tolist() == ["a", "b"] and code.tolist() == [1, 2, 0, 1, 3]
-    table, code = _factors.number_groups([("x", 1), ("w", 2), ("x", 1)])
+    table, code = _factors.numbered_levels([("x", 1), ("w", 2), ("x", 1)])
     assert table.tolist() == [("w", 2), ("x", 1)] and code.tolist() == [1, 0, 1]
-    table, code = _factors.number_groups([3, "a", 3])
+    table, code = _factors.numbered_levels([3, "a", 3])
     assert set(table.tolist()) == {3, "a"} and code[0] == code[2]
     with pytest.raises(TypeError, match="hashable"):
-        _factors.number_groups([[1], [2]])
+        _factors.numbered_levels([[1], [2]])
     assert _factors.look_up([2.0, 5, None, 5], np.array([1, 2])).tolist() == [1, 2, -1, 2]
 
 

@@ -146,7 +146,7 @@ class Average(NamedTuple):
     visited; n_evaluations counts those of the model. Where quantiles of phi were asked for, smooth
     is the distribution between the nodes and axes are those along which they lie; agreement is the
     effective share of points drawn from a star's surrogate when the model weighs them, None where
-    that was not looked at.
+    that was not looked at; n_without counts places within bounds where there was no posterior.
     """
 
     nodes: list[Node]
@@ -157,6 +157,7 @@ class Average(NamedTuple):
     smooth: SmoothDistribution | None = None
     axes: Axes | None = None
     agreement: float | None = None
+    n_without: int = 0
 
     @classmethod
     def alone(cls, node: Node, axes: Axes | None = None) -> "Average":
@@ -297,7 +298,7 @@ class Visits:
     def __init__(self, evaluate: Evaluate, bounds: np.ndarray, n_jobs: int | None, told: Told):
         self.evaluate, self.bounds, self.told = evaluate, bounds, told
         self.workers = Workers(n_jobs)
-        self.n_evaluations, self.asked = 0, False
+        self.n_evaluations, self.n_without, self.asked = 0, 0, False
 
     def inside(self, phi: np.ndarray) -> bool:
         """Return whether phi (T,) is within the bounds."""
@@ -312,7 +313,8 @@ class Visits:
         self.n_evaluations += len(tasks)
         found = iter(self.workers(tasks))
         nodes = [next(found) if here else None for here in inside]
-        for node in nodes:
+        for node, here in zip(nodes, inside, strict=True):
+            self.n_without += here and node is None
             if node is not None:
                 self.asked |= self.told({"log_density": node.objective})
         return nodes
@@ -577,7 +579,7 @@ def star_about(
     nodes = [node for node, w in zip(star.nodes, weight, strict=True) if w > 0]
     log_evidence = mode.objective + star.found.log_total + float(np.linalg.slogdet(root)[1])
     smooth = star.found.distribution
-    told = visits.n_evaluations, smooth, star.axes, agreement
+    told = visits.n_evaluations, smooth, star.axes, agreement, visits.n_without
     return Average(nodes, weight[weight > 0], log_evidence, 0.0, *told)
 
 

@@ -334,7 +334,7 @@ class _AscentState:
 
     def _learned(self, moved: np.ndarray, value: float, gradient: np.ndarray) -> np.ndarray:
         """Correct the curvature, and gradients that lack something; return the one of a trial."""
-        self.curvature = _corrected(self.curvature, moved, self.gradient - gradient)
+        self.curvature = learned_curvature(self.curvature, moved, self.gradient - gradient)
         if not self.exact:
             mean, rise = 0.5 * (self.gradient + gradient), value - self.value
             more = _missed(self.curvature, moved, rise, mean)
@@ -346,7 +346,7 @@ class _AscentState:
         return gradient
 
 
-def _corrected(curvature: np.ndarray, moved: np.ndarray, lost: np.ndarray) -> np.ndarray:
+def learned_curvature(curvature: np.ndarray, moved: np.ndarray, lost: np.ndarray) -> np.ndarray:
     """Return the curvature after a step that made the gradient lose so much (BFGS)."""
     along = curvature @ moved
     if moved @ lost <= 1e-3 * (moved @ along):

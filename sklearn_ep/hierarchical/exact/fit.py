@@ -7,7 +7,7 @@ of theta, the coordinates of all covariances, this is what the search for the sc
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -32,26 +32,25 @@ from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .. import _scales
 from .._posterior import GroupPosterior, of_sites
 from .._scales import explore
-from .group_sites import GroupSites, cavities, log_site_masses, new_sites, tilted_groups
+from .group_sites import (
+    LARGEST_GROUP,
+    GroupSites,
+    cavities,
+    log_site_masses,
+    new_sites,
+    tilted_groups,
+)
 from .layout import (
     EffectPlaces,
     GroupColumns,
     Layout,
     LocalPart,
-    largest_group,
     lay_out,
     row_mismatch,
 )
 
 _GROWTH, _FALL = 1.2, 0.75  # of the mismatch, at which steps are halved and doubled again
 _LEAST_STEP = 1 / 64  # which is not taken back
-
-
-class AllSites(NamedTuple):
-    """Sites of the plain rows, and of the small groups, one entry a size."""
-
-    rows: Sites
-    groups: list[GroupSites]
 
 
 class GivenScales(NamedTuple):
@@ -69,28 +68,31 @@ class GivenScales(NamedTuple):
     log_z: float
     local_moment: np.ndarray
     slope: float
-    sites: AllSites
+    sites: tuple[Any, ...]
     mismatch: float
     n_passes: int
 
 
 def first_sites(layout):
-    """Return weak sites that lean to the observed labels."""
+    """Return weak sites that lean to the observed labels.
+
+    Those of the plain rows come first, then those of the small groups, one entry a size.
+    """
     n = layout.n_plain
-    groups = []
+    out: list[Any] = [Sites(np.full(n, 0.05), 0.25 * layout.sign[:n])]
     for small in layout.small:
         lean = 0.25 * layout.sign[small.rows].reshape(-1, small.size)
-        weak = np.tile(0.05 * np.eye(small.size), (len(lean), 1, 1))
-        groups.append(GroupSites(weak, lean))
-    return AllSites(Sites(np.full(n, 0.05), 0.25 * layout.sign[:n]), groups)
+        out.append(GroupSites(np.tile(0.05 * np.eye(small.size), (len(lean), 1, 1)), lean))
+    return tuple(out)
 
 
 def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power=1.0):
     """Run EP and return `GivenScales`.
 
     layout is the `Layout`, prior the `SharedPrior`, scale (q, q) the Cholesky factor of the
-    covariance of the local effects, sites the `AllSites` to start from, power the share of a row's
-    likelihood that is matched. One pass costs O(n (D + F)^2 + S times the number of pairs + S^3).
+    covariance of the local effects, sites those to start from, as `first_sites` gives them, power
+    the share of a row's likelihood that is matched. One pass costs O(n (D + F)^2 + S times the
+    number of pairs + S^3).
     Steps are undamped; one after which the mismatch has grown, or that leaves no proper posterior,
     is taken back and halved, and steps are doubled again where it falls: with levels of one class
     only and scales of ten and more undamped steps run away from the fixed point. Sites of a
@@ -122,20 +124,18 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power
 def _towards(old, new, step):
     if step == 1.0:
         return new
-    rows = Sites(*(a + step * (b - a) for a, b in zip(old.rows, new.rows, strict=True)))
-    groups = [
-        GroupSites(*(a + step * (b - a) for a, b in zip(x, y, strict=True)))
-        for x, y in zip(old.groups, new.groups, strict=True)
-    ]
-    return AllSites(rows, groups)
+    pairs = zip(old, new, strict=True)
+    return tuple(
+        type(x)(*(a + step * (b - a) for a, b in zip(x, y, strict=True))) for x, y in pairs
+    )
 
 
 def _one_pass(layout, design, prior, tau, sites, rule):
     """Return the `GivenScales` that sites imply, and their undamped update."""
-    n = layout.n_plain
+    n, (of_rows, *of_groups) = layout.n_plain, sites
     weight = layout.weight[:n]
-    precision, pull = _shared_system(layout, prior, sites)
-    local = _eliminated(layout, design, *(weight * part for part in sites.rows))
+    precision, pull = _shared_system(layout, prior, of_rows, of_groups)
+    local = _eliminated(layout, design, *(weight * part for part in of_rows))
     _take_out(local, precision, pull)
     lower = checked_cholesky(precision)
     root, mean = triangular_inverse(lower), cholesky_solve(lower, pull)
@@ -144,11 +144,11 @@ def _one_pass(layout, design, prior, tau, sites, rule):
     log_z += 0.5 * np.sum(local.pulled**2) - np.sum(np.log(np.einsum("jaa->ja", local.lower)))
 
     row_mean, row_var, moment = _plain_rows(layout, design, local, mean, cov)
-    update = rule(layout.sign[:n], sites.rows, row_mean, row_var)
+    update = rule(layout.sign[:n], of_rows, row_mean, row_var)
     log_z += update.log_term @ weight
-    worst, slope = row_mismatch(sites.rows, update.sites, row_mean, row_var), 0.0
+    worst, slope = row_mismatch(of_rows, update.sites, row_mean, row_var), 0.0
     part, groups = _local_part(layout, local), []
-    for small, site in zip(layout.small, sites.groups, strict=True):
+    for small, site in zip(layout.small, of_groups, strict=True):
         rows = layout.rows.take(small.rows)
         m, V = rows.dot(mean).reshape(-1, small.size), rows.block_covariances(cov, small.size)
         wide, left = cavities(site, m, V)
@@ -161,18 +161,18 @@ def _one_pass(layout, design, prior, tau, sites, rule):
         weights = (left.swapaxes(1, 2) @ tilted.weight[..., None])[..., 0]
         _store_small(layout, small, part, tilted, weights, m, V)
     found = GivenScales(mean, root, part, float(log_z), moment, slope, sites, worst, 0)
-    return found, AllSites(update.sites, groups)
+    return found, (update.sites, *groups)
 
 
-def _shared_system(layout, prior, sites):
+def _shared_system(layout, prior, of_rows, of_groups):
     """Return precision and pull of b before the local effects are eliminated."""
     n, (X, at, _), width = layout.n_plain, layout.rows, layout.width
     d = X.shape[1]
-    tau = layout.weight[:n] * sites.rows.precision
+    tau = layout.weight[:n] * of_rows.precision
     shift, masses = np.empty(len(X)), [tau]
-    shift[:n] = layout.weight[:n] * sites.rows.shift
+    shift[:n] = layout.weight[:n] * of_rows.shift
     gram, weighted = X[:n].T @ (tau[:, None] * X[:n]), []
-    for small, site in zip(layout.small, sites.groups, strict=True):
+    for small, site in zip(layout.small, of_groups, strict=True):
         block = X[small.rows].reshape(-1, small.size, d)
         weighted.append((site.precision @ block).reshape(-1, d))
         gram += X[small.rows].T @ weighted[-1]
@@ -329,9 +329,9 @@ class CrossedModel(NamedTuple):
         return _ROW_FLOPS * n + n * (d + e) ** 2 + 2.0 * len(layout.pair_group) * s + 3.0 * s**3
 
     def evaluate(self, theta, sites, tol, max_passes=30):
-        """Return the `Node` at theta, with `GivenScales`, started at `AllSites` of another."""
+        """Return the `Node` at theta, with `GivenScales`, started at the sites of another."""
         places = self.places
-        lowers = places.factors(theta)
+        lowers = _scales.factors(theta, places.n_effects)
         scale, prior = lowers[places.local], places.prior_at(lowers)
         options = dict(tol=tol, max_passes=max_passes, power=self.power)
         found = solve_given_scales(self.layout, prior, scale, sites, **options)
@@ -345,7 +345,7 @@ class CrossedModel(NamedTuple):
         their posterior.
         """
         out, places = np.zeros_like(theta), self.places
-        shared, lowers = places.shared_spans(), places.factors(theta)
+        shared, lowers = places.shared_spans(), _scales.factors(theta, places.n_effects)
         spans = _scales.spans(places.n_effects)
         for f, (span, lower) in enumerate(zip(spans, lowers, strict=True)):
             q, n = len(lower), places.n_levels[f]
@@ -369,7 +369,8 @@ def fit_exact(plan, sign, monitor, previous, save):
     with the state after each iteration.
     """
     rows = plan.X, sign, plan.weight, plan.designs, plan.codes, plan.n_levels
-    layout = lay_out(*rows, plan.local, largest_group(plan.settings.power))
+    # with powers of rows no group has a site of its own
+    layout = lay_out(*rows, plan.local, LARGEST_GROUP if plan.settings.power == 1.0 else 0)
     n_named = [len(known) for known in plan.levels]
     sizes = plan.n_effects, plan.n_levels, n_named, plan.local
     places = EffectPlaces(plan.beta_sd**-2.0, *sizes, layout.order)
@@ -401,21 +402,20 @@ def _of_one_site(posterior, prior):
 
 def state_of_sites(node):
     """Return the arrays from which a fit can go on: theta, and the sites there, kind by kind."""
-    rows, groups = node.payload.sites
-    kinds = enumerate([rows, *groups])
+    kinds = enumerate(node.payload.sites)
     return dict(theta=node.phi) | {f"{n}_{k}": getattr(s, n) for k, s in kinds for n in s._fields}
 
 
 def start_of(model, previous):
-    """Return (theta, `AllSites`) of an earlier fit.
+    """Return (theta, sites) of an earlier fit.
 
     What does not suit this one is left: sites are then weak ones, theta the prior mean.
     """
-    theta, (rows, groups) = model.theta_prior.mean, first_sites(model.layout)
+    theta, sites = model.theta_prior.mean, first_sites(model.layout)
     if previous is None or np.shape(previous.get("theta")) != np.shape(theta):
-        return theta, AllSites(rows, groups)
-    kinds = list(enumerate([rows, *groups]))
-    known = {f"{n}_{k}": np.shape(getattr(s, n)) for k, s in kinds for n in s._fields}
+        return theta, sites
+    known = {f"{n}_{k}": np.shape(getattr(s, n)) for k, s in enumerate(sites) for n in s._fields}
     if all(np.shape(previous.get(name)) == shape for name, shape in known.items()):
-        rows, *groups = [type(s)(*(previous[f"{n}_{k}"] for n in s._fields)) for k, s in kinds]
-    return previous["theta"], AllSites(rows, groups)
+        kinds = enumerate(sites)
+        sites = tuple(type(s)(*(previous[f"{n}_{k}"] for n in s._fields)) for k, s in kinds)
+    return previous["theta"], sites

@@ -12,7 +12,6 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from ..._engine.row_order import row_keys
-from .. import _scales
 from .group_sites import LARGEST_GROUP
 
 _CACHED = 100_000  # doubles of a temporary
@@ -178,10 +177,6 @@ class EffectPlaces(NamedTuple):
                 spans[f] = slice(start, start + q * n)
                 start += q * n
         return spans
-
-    def factors(self, theta):
-        """Return the Cholesky factor (q_f, q_f) of the covariance of each factor's effects."""
-        return _scales.factors(theta, self.n_effects)
 
     def prior_at(self, lower):
         """Return the `SharedPrior` for the Cholesky factors of all effects' covariances."""
@@ -379,16 +374,6 @@ class Layout(NamedTuple):
     def n_plain_pairs(self):
         """Pairs of these groups, the first ones."""
         return int(np.searchsorted(self.pair_group, self.n_plain_groups))
-
-
-def local_factor(n_effects, n_levels):
-    """Return the number of the local factor: that with most effects, the first of equals."""
-    return int(np.argmax(np.array(n_effects) * n_levels))
-
-
-def largest_group(power):
-    """Return the most rows of a group with a site of its own: none for powers of rows."""
-    return LARGEST_GROUP if power == 1.0 else 0
 
 
 def lay_out(X, sign, weight, designs, codes, n_levels, local, largest=LARGEST_GROUP):

@@ -13,9 +13,11 @@ import numpy as np
 from joblib import parallel_config
 
 from ..._engine.gaussian import checked_cholesky, eigen_curvature, triangular_inverse
+from ..._engine.hyper import learned_curvature
 from ..._engine.loop import Reason, Trace, reason_to_end
 from ..._engine.partition import PartMap
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
+from . import rows as steps
 from .parts import LoggedRows
 from .posterior import (
     MessagesPosterior,
@@ -24,25 +26,10 @@ from .posterior import (
     log_evidence,
     remarks_on_variances,
 )
-from .rows import (
-    Back,
-    Linearise,
-    Mark,
-    Resume,
-    Send,
-    Start,
-    Tree,
-    Update,
-    find_chains,
-    known_precision,
-    message_sums,
-    row_mismatch,
-)
 from .schur import Effects, SchurSystem, right_side
 
 _SITES, _STEPS = 0.2, 0.3  # shares of tol that sites, and a step of the scales, have to meet
 _NEAR = 10.0  # times tol: a short step, and what the scales may move until the next look
-_LEAST_RISE = 0.5  # of the steepest curvature's step, below which a secant is forgotten
 _PASS = 20  # steps of a solve that the rest of a pass takes as long as, on a million rows
 # Levels p in the dense block of a pass: p^3 against rows times factors, where its Cholesky factor
 # takes as long as 20 steps without it; InstEval, p 1142, needs 1 step in place of 25 to 56. Without
@@ -61,7 +48,7 @@ class Solved(NamedTuple):
     theta: np.ndarray
     mean: Effects
     system: SchurSystem
-    tree: Tree
+    tree: steps.Tree
     root: np.ndarray
     mismatch: float
 
@@ -93,7 +80,7 @@ class MessagesModel:
         self.beta_precision = plan.beta_sd**-2.0
         self.theta_prior = plan.theta_prior
         self.levels = np.array(plan.n_levels, dtype=float)
-        self.power, self.chains = plan.settings.power, find_chains(rows, plan.n_levels)
+        self.power, self.chains = plan.settings.power, steps.find_chains(rows, plan.n_levels)
         self.shares = np.ones(len(plan.n_levels))
         self.solved_all, self.n_steps = True, 0
         most = _MOST_CROSSED if len(self.chains.leaves) == len(self.levels) else _MOST_NESTED
@@ -108,11 +95,11 @@ class MessagesModel:
 
     def tree(self, theta):
         """Return the `Tree` of the levels by the messages that rows now send."""
-        return self.chains.walk(np.exp(2.0 * theta), self.rows.ask(message_sums))
+        return self.chains.walk(np.exp(2.0 * theta), self.rows.ask(steps.message_sums))
 
     def send(self, theta, tree):
         """Have rows send messages once and return the `Tree` after that."""
-        self.rows.step(Send(self.chains.at_leaves(tree.whole)))
+        self.rows.step(steps.Send(self.chains.at_leaves(tree.whole)))
         return self.tree(theta)
 
     def solve(self, theta, mean, tol, least=1, most=30):
@@ -123,8 +110,8 @@ class MessagesModel:
                 tree = self.send(theta, tree)
             solved = self.linearised(theta, tree, mean, self.most_dense)
             mean = solved.mean
-            self.rows.step(Update(solved.root, mean, self.power))
-            worst, n_passes = max(self.rows.each(row_mismatch)), n_passes + 1
+            self.rows.step(steps.Update(solved.root, mean, self.power))
+            worst, n_passes = max(self.rows.each(steps.row_mismatch)), n_passes + 1
         return solved._replace(mismatch=worst)
 
     def linearised(self, theta, tree, mean, most):
@@ -133,7 +120,7 @@ class MessagesModel:
         mean is a first guess; most of the levels may be in the dense block of the system.
         """
         rows = self.rows
-        rows.step(Linearise(self.chains.at_leaves(tree.whole)))
+        rows.step(steps.Linearise(self.chains.at_leaves(tree.whole)))
         root = self._dense_root()
         system = SchurSystem(rows, int(np.argmax(self.levels)), self.prior(theta), most)
         mean = system.solve(rows.ask(right_side), mean)
@@ -149,7 +136,7 @@ class MessagesModel:
 
     def _dense_root(self):
         """Return R (D, D), R'R being the covariance of the columns, effects integrated out."""
-        precision = self.rows.ask(known_precision)
+        precision = self.rows.ask(steps.known_precision)
         precision[np.diag_indices_from(precision)] += self.beta_precision
         return triangular_inverse(checked_cholesky(0.5 * (precision + precision.T)))
 
@@ -214,9 +201,9 @@ def _fit_rows(plan, rows, monitor, previous, save):
     known, state = plan.settings.theta == "mode", state_of_levels(solved)
     spread: Any = None
     if not known:
-        rows.step(Mark())
+        rows.step(steps.Mark())
         spread = _uncertainty(model, solved, coupling, 0.1 * _SITES * plan.settings.tol)
-        rows.step(Back())
+        rows.step(steps.Back())
     evidence = log_evidence(model, solved, check, None if known else spread.cov)
     posterior = posterior_of(solved, coupling, spread, check)
     reason, remark = search.reason, ""
@@ -231,8 +218,7 @@ def _fit_rows(plan, rows, monitor, previous, save):
 
 def state_of_levels(solved):
     """Return the arrays, values of levels and coefficients, from which a fit can go on."""
-    mean, totals = np.concatenate([solved.mean.beta, *solved.mean.levels]), solved.tree.whole
-    return dict(theta=solved.theta, mean=mean, totals=np.concatenate(totals), root=solved.root)
+    return dict(theta=solved.theta, mean=np.concatenate([solved.mean.beta, *solved.mean.levels]))
 
 
 class ScaleSearch(NamedTuple):
@@ -264,34 +250,28 @@ def find_right_scales(model, start, tol, max_iter, trace):
 
 
 def find_scales(model, start, tol, max_iter, trace):
-    """Return the `ScaleSearch` by Broyden's method on the gradient of the log evidence.
+    """Return the `ScaleSearch` by BFGS on the gradient of the log evidence.
 
     start is (theta, `Effects` or None), the rows being where they start; trace goes on. The fixed
     point tau^2 = mean(a^2 + v) has the same root and crawls to it. Sites are tightened as the steps
     in theta, of at most .7, get shorter; how effects go along with the coefficients is looked at
     first, and again where steps are short and the scales have moved since.
-    A secant that makes less of the gradient than the steepest curvature would is forgotten: its
-    step is short because it is wrong, not because the end is near.
+    A gradient that has moved because of such a look says nothing of the curvature.
     """
     (theta, mean), last, fine = start, None, _SITES * tol
-    inverse, step = np.diag(1.0 / model.levels), np.full(len(theta), np.inf)
-    steepest = (
-        2.0 * model.levels + model.theta_prior.sd**-2.0
-    )  # curvature of the log evidence at most
+    curvature, step = np.diag(model.levels), np.full(len(theta), np.inf)
     looked, site_tol = np.full(len(theta), np.inf), max(0.03, fine)
     while True:
         trace.begin()
         solved = model.solve(theta, mean, site_tol)
         mean = solved.mean
-        away = np.max(np.abs(theta - looked)) >= _NEAR * tol
+        away, same = np.max(np.abs(theta - looked)) >= _NEAR * tol, last is not None
         if away and (last is None or np.max(np.abs(step)) < _NEAR * tol):
-            coupling, looked, away = model.coupling(solved), theta, False
+            coupling, looked, away, same = model.coupling(solved), theta, False, False
         gradient = model.gradient(solved, coupling)
-        if last is not None:
-            inverse = _broyden(inverse, step, last - gradient)
-        if gradient @ inverse @ gradient < _LEAST_RISE * gradient @ (gradient / steepest):
-            inverse = np.diag(1.0 / model.levels)
-        last, step = gradient, inverse @ gradient
+        if same:
+            curvature = learned_curvature(curvature, step, last - gradient)
+        last, step = gradient, np.linalg.solve(curvature, gradient)
         far = float(np.max(np.abs(step)))
         step = step / max(1.0, far / 0.7)
         trace.end({"residual": max(far, solved.mismatch)}, (solved, coupling))
@@ -303,34 +283,19 @@ def find_scales(model, start, tol, max_iter, trace):
 
 
 def _start(plan, model, previous):
-    """Have the rows start where an earlier fit left them; return (theta, `Effects` or None).
+    """Have the rows start at weak sites; return (theta, `Effects` or None) of an earlier fit.
 
-    Without a state that suits them they start at weak sites; the scales are kept where there are as
-    many.
+    The scales are kept where there are as many, the values of levels where they suit.
     """
-    chains, d, ends = model.chains, len(model.beta_precision), np.cumsum(plan.n_levels)
-    previous = {} if previous is None else previous
-    suits = np.shape(previous.get("theta")) == model.theta_prior.mean.shape
-    theta = previous["theta"] if suits else model.theta_prior.mean
-    if not suits or np.shape(previous.get("mean")) != (d + ends[-1],):
-        model.rows.step(Start(tuple(chains.leaves)))
-        return theta, None
-    levels, totals = (np.split(a, ends[:-1]) for a in (previous["mean"][d:], previous["totals"]))
-    mean = Effects(previous["mean"][:d], levels)
-    largest = chains.prior_totals(np.exp(2.0 * theta))
-    prior = [np.full(len(a), 1.0 / v) for a, v in zip(levels, largest, strict=True)]
-    known = chains.at_leaves(totals), chains.at_leaves(prior)
-    model.rows.step(Resume(*known, previous["root"], mean, plan.settings.power))
-    return theta, mean
-
-
-def _broyden(inverse, step, lost):
-    """Return the inverse derivative of the negative gradient after a step and what it lost."""
-    moved = inverse @ lost
-    scale = step @ moved
-    if abs(scale) < 1e-12 * np.linalg.norm(step) * np.linalg.norm(moved) or scale == 0:
-        return inverse
-    return inverse + np.outer(step - moved, step @ inverse) / scale
+    model.rows.step(steps.Start(tuple(model.chains.leaves)))
+    previous, d = {} if previous is None else previous, len(model.beta_precision)
+    if np.shape(previous.get("theta")) != model.theta_prior.mean.shape:
+        return model.theta_prior.mean, None
+    ends, mean = d + np.cumsum([0, *plan.n_levels]), previous.get("mean")
+    if np.shape(mean) != (ends[-1],):
+        return previous["theta"], None
+    beta, *levels = np.split(mean, ends[:-1])
+    return previous["theta"], Effects(beta, levels)
 
 
 def _uncertainty(model, solved, coupling, tol, apart=0.1):
@@ -339,7 +304,7 @@ def _uncertainty(model, solved, coupling, tol, apart=0.1):
     curvature = np.empty((len(solved.theta), len(solved.theta)))
     for f in range(len(solved.theta)):
         theta = solved.theta + apart * (np.arange(len(solved.theta)) == f)
-        model.rows.step(Back())
+        model.rows.step(steps.Back())
         near = model.solve(theta, solved.mean, tol, least=4)
         curvature[f] = (gradient - model.gradient(near, coupling)) / apart
         change = near.mean.plus(solved.mean, -1.0)

@@ -6,14 +6,16 @@ standard error of sqrt(2 / (draws x levels)), and of a small factor a solve for 
 them exactly. Conjugate gradients find the log determinant of the system on their way.
 """
 
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtri
 
 from ..._engine.gaussian import Moments
+from ..._engine.hyper import normal_distribution
 from ..._engine.likelihoods import Logit
-from .._posterior import RowsToPredict, draws_at_rows
+from .._posterior import GroupScales, RowsToPredict, draws_at_rows
 from .rows import row_evidence
 from .schur import Effects, right_side
 
@@ -26,32 +28,6 @@ class ScaleUncertainty(NamedTuple):
 
     cov: np.ndarray
     moves: list[Effects]
-
-
-class NormalScales(NamedTuple):
-    """Posterior of the sds of the effects where theta (F,), their logarithms, is normal."""
-
-    mean: np.ndarray
-    cov: np.ndarray
-
-    @property
-    def theta(self):
-        """The one node (1, F) in theta."""
-        return self.mean[None]
-
-    @property
-    def weight(self):
-        """Its weight."""
-        return np.ones(1)
-
-    def sds(self, theta):
-        """Return the sds of the effects for log scales."""
-        return np.exp(theta)
-
-    def quantiles(self, levels):
-        """Return quantiles (len(levels), F) of the sds, log-normal."""
-        sd = np.sqrt(np.diagonal(self.cov))
-        return np.exp(self.mean + ndtri(np.asarray(levels))[:, None] * sd)
 
 
 def named_codes(codes, n_named):
@@ -76,7 +52,9 @@ class MessagesPosterior:
     def __init__(self, solved, coupling, spread, system, n_named, check):
         self.mean, self.tree, (self.cov, self.lines) = solved.mean, solved.tree, coupling
         self.spread, self.system, self.n_named, self.check = spread, system, n_named, check
-        self.scales = NormalScales(solved.theta, spread.cov)
+        theta, smooth = solved.theta[None], normal_distribution(solved.theta, spread.cov)
+        alone = SimpleNamespace(phi=theta, weight=np.ones(1), smooth=smooth)
+        self.scales = GroupScales(alone, [1] * len(solved.theta))
 
     def _moves(self, levels=None):
         """Return the derivatives (F, ...) of the coefficients, or of a factor's effects."""
@@ -273,19 +251,13 @@ def _by_solves(system, levels, unknown, n_steps):
     # effects that go together are fewer than their number: what draws differ by says so
     error = np.maximum(variance * np.sqrt(2.0 / levels), np.std(squares, axis=0, ddof=1))
     for f in np.flatnonzero(small):
-        variance[f], error[f] = _solved_for(system, f), 0.0
+        variance[f] = error[f] = 0.0
+        for j in range(int(levels[f])):
+            unit = system.prior.plus(system.prior, -1.0)
+            unit.levels[f][j] = 1.0
+            variance[f] += system.solve(unit).levels[f][j]
     spread = np.sqrt(2.0 * max(trace[1], 0.0) / s)
     return Sums(variance, error / np.sqrt(s), float(trace[0]), float(spread))
-
-
-def _solved_for(system, f):
-    """Return the sum of the variances of the effects of a factor, by a solve for each."""
-    total = 0.0
-    for j in range(len(system.prior.levels[f])):
-        unit = system.prior.plus(system.prior, -1.0)
-        unit.levels[f][j] = 1.0
-        total += system.solve(unit).levels[f][j]
-    return total
 
 
 def log_evidence(model, solved, check, scale_cov):
@@ -319,8 +291,11 @@ def verdict(share, error, name):
     """Return in words what the variances of a factor by messages are, exact ones over them."""
     if abs(share - 1.0) <= max(LIMITS.agree, LIMITS.told * error):
         return "agree"
-    size = f"{100 * abs(1.0 - 1.0 / share):.0f} % too {'small' if share > 1.0 else 'large'}"
-    return f"{size}: do not trust the interval of the scale of {name!r}"
+    return f"{_off(share)}: do not trust the interval of the scale of {name!r}"
+
+
+def _off(share):
+    return f"{100 * abs(1.0 - 1.0 / share):.0f} % too {'small' if share > 1.0 else 'large'}"
 
 
 def remarks_on_variances(check, corrected, names):
@@ -328,14 +303,10 @@ def remarks_on_variances(check, corrected, names):
 
     corrected (F,) says whose scales were found with exact ones in their place.
     """
-    out = []
-    for f in np.flatnonzero(check.remarked):
-        size = 100 * abs(1.0 - 1.0 / check.share[f])
-        side = "small" if check.share[f] > 1.0 else "large"
-        out.append(
-            f"factor {names[f]!r}: messages along rows make the variances of its effects "
-            f"{size:.0f} % too {side}, because its levels and those of other factors go together "
-            "(factors that are almost nested, or few levels that meet all others); "
-            + ("its scale was found with corrected ones." if corrected[f] else "its scale stands.")
-        )
-    return tuple(out)
+    return [
+        f"factor {names[f]!r}: messages along rows make the variances of its effects "
+        f"{_off(check.share[f])}, because its levels and those of other factors go together "
+        "(factors that are almost nested, or few levels that meet all others); its scale "
+        + ("was found with corrected ones." if corrected[f] else "stands.")
+        for f in np.flatnonzero(check.remarked)
+    ]

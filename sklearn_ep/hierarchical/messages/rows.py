@@ -23,6 +23,7 @@ import numpy as np
 from ..._engine.likelihoods import Logit
 from ..._engine.rules import rule_of_power
 from ..._engine.sites import Sites
+from ..exact import layout
 
 
 class Chains(NamedTuple):
@@ -55,14 +56,6 @@ class Chains(NamedTuple):
         """Return values [(L_f,)] with None for factors that get no messages of rows."""
         leaves = self.leaves
         return [v if f in leaves else None for f, v in enumerate(values)]
-
-    def prior_totals(self, variances):
-        """Return for each factor the prior variance of an effect and all above it."""
-        total = np.array(variances, dtype=float)
-        for f in self.downward:
-            if self.parent[f] is not None:
-                total[f] += total[self.parent[f]]
-        return total
 
     def walk(self, variances, sums):
         """Return the `Tree` at prior variances (F,) and sums [(L_f,)] of messages to the leaves."""
@@ -193,7 +186,6 @@ def _joined(parts, where, pair, n_levels):
 
 _START = 0.7  # share of a site's precision that its first messages carry
 _BLOCK = 1 << 16  # rows whose moments are in the cache at once
-_AGAIN = 8  # local iterations that find the rows' part of a stored state, of Newton's order
 
 
 class RowState(NamedTuple):
@@ -295,37 +287,6 @@ class Update(NamedTuple):
         return state._replace(sites=sites, mismatch=mismatch)
 
 
-class Resume(NamedTuple):
-    """Step: find the rows' part of a stored fixed point from what it says of levels.
-
-    Given the levels a row has one unknown site, and its update is a step of Newton's method for it.
-    prior are precisions (L_f,) of the levels, below which no cavity is; the others as in `Update`.
-    """
-
-    totals: list[Any]
-    prior: list[Any]
-    root: np.ndarray
-    mean: Any
-    power: float
-
-    def advance(self, rows, state):
-        """Return the next `RowState` of rows."""
-        leaves = [f for f, total in enumerate(self.totals) if total is not None]
-        state = first_state(rows, leaves=leaves)
-        levels = list(zip(self.totals, self.prior, rows.codes, strict=True))
-        turned, predictor = rows.X @ self.root.T, rows.predictor(self.mean)
-        dense = np.einsum("nd,nd->n", turned, turned)
-        for _ in range(_AGAIN):
-            pairs = zip(levels, state.messages, strict=True)
-            variances = [
-                None if m is None else 1.0 / np.maximum(a[c] - m, b[c]) for (a, b, c), m in pairs
-            ]
-            args = state.sites, predictor, dense + _total(variances), self.power
-            sites, _ = updated_sites(rows, *args)
-            state = RowState(sites, _sent(sites.precision, variances))
-        return state
-
-
 class Mark(NamedTuple):
     """Step: remember the state."""
 
@@ -385,20 +346,13 @@ def updated_sites(rows, sites, mean, cavity_var, power=1.0):
     mean (n,) are the predictor's, under all sites; power is the share of a row's likelihood that is
     matched. Rows are taken in blocks.
     """
-    factor = Logit() if power == 1.0 else Logit().powered(power)
+    rule, worst = partial(rule_of_power(power), Logit()), 0.0
     new = Sites(np.empty_like(mean), np.empty_like(mean))
-    worst = 0.0
     for start in range(0, len(mean), _BLOCK):
         some = slice(start, start + _BLOCK)
-        t, nu, m, c = sites.precision[some], sites.shift[some], mean[some], cavity_var[some]
-        if power != 1.0:  # the cavity keeps the rest of the site
-            c = c / (1.0 + (1.0 - power) * t * c)
-        grown = 1.0 + power * t * c  # cavity over posterior variance
-        centre = m * grown - power * c * nu
-        _, g, h = factor.tilted(rows.sign[some], centre, c)
-        left = 1.0 - c * h
-        share = left if power == 1.0 else power * left
-        new.precision[some], new.shift[some] = h / share, (g + centre * h) / share
-        shifted = np.abs(centre + c * g - m) * np.sqrt(grown / c)
-        worst = max(worst, float(np.max(shifted)), float(np.max(np.abs(left * grown - 1.0))))
+        old = Sites(sites.precision[some], sites.shift[some])
+        var = cavity_var[some] / (1.0 + old.precision * cavity_var[some])
+        found = rule(rows.sign[some], old, mean[some], var).sites
+        new.precision[some], new.shift[some] = found
+        worst = max(worst, layout.row_mismatch(old, found, mean[some], var))
     return new, worst
