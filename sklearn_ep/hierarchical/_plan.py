@@ -11,15 +11,8 @@ from sklearn.utils.validation import validate_data
 
 from .._engine.gaussian import Natural
 from .._engine.hyper import NormalPrior
+from .._estimator import checks
 from .._estimator.averaged import check_hyperparameters
-from .._estimator.checks import (
-    check_choice,
-    check_common,
-    check_number,
-    is_part_list,
-    validate_training,
-    warn_of_spreads,
-)
 from .._estimator.row_parts import set_columns
 from . import _factors, _scales
 from ._parts import RawRows, describe_part, digest, join_levels, shape_of
@@ -100,11 +93,13 @@ class Plan(NamedTuple):
 
 def check_parameters(est):
     """Raise an error that names the first parameter of the estimator that is not usable."""
-    check_common(est)
+    checks.check_common(est)
     check_hyperparameters(est.hyperparameters)
-    check_choice("engine", est.engine, ["auto", "ep", "messages", "laplace", "importance", "nuts"])
-    check_number("power", est.power, 0, 1, boundaries="right")
-    check_choice("multi_class", est.multi_class, ["auto", "joint", "one_vs_rest"])
+    checks.check_choice(
+        "engine", est.engine, ["auto", "ep", "messages", "laplace", "importance", "nuts"]
+    )
+    checks.check_number("power", est.power, 0, 1, boundaries="right")
+    checks.check_choice("multi_class", est.multi_class, ["auto", "joint", "one_vs_rest"])
     if est.power != 1 and est.engine in ("laplace", "importance", "nuts"):
         raise ValueError(
             f"power={est.power!r} takes engine='ep' or 'messages': engine={est.engine!r} has no "
@@ -112,13 +107,13 @@ def check_parameters(est):
         )
     if est.engine == "nuts":
         load_sampler()
-    check_choice("schedule", est.schedule, ["parallel", "serial", "asynchronous"])
+    checks.check_choice("schedule", est.schedule, ["parallel", "serial", "asynchronous"])
     if isinstance(est.n_partitions, str):
-        check_choice("n_partitions", est.n_partitions, ["auto"], "a number")
+        checks.check_choice("n_partitions", est.n_partitions, ["auto"], "a number")
     else:
-        check_number("n_partitions", est.n_partitions, 1, integer=True)
+        checks.check_number("n_partitions", est.n_partitions, 1, integer=True)
     if isinstance(est.prior_scale, numbers.Real):
-        check_number("prior_scale", est.prior_scale, 0, boundaries="neither")
+        checks.check_number("prior_scale", est.prior_scale, 0, boundaries="neither")
     _check_by_factor(est)
 
 
@@ -128,8 +123,8 @@ def _check_by_factor(est):
     for prior in est.tau_prior.values() if by_factor else [est.tau_prior]:
         if np.ndim(prior) != 1 or len(prior) != 2:
             raise ValueError(f"tau_prior must be (mean, sd) of log tau, got {prior!r}.")
-        check_number("mean of tau_prior", prior[0])
-        check_number("sd of tau_prior", prior[1], 0, boundaries="neither")
+        checks.check_number("mean of tau_prior", prior[0])
+        checks.check_number("sd of tau_prior", prior[1], 0, boundaries="neither")
     if by_factor and not isinstance(est.group_column, list):
         raise ValueError("tau_prior may be a dict where group_column is a list of factors.")
     if isinstance(est.random_slopes, dict) and not isinstance(est.group_column, list):
@@ -200,7 +195,7 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     if est.group_column is not None and groups is not None:
         raise ValueError("give group_column or groups, not both.")
     columns, table, training = _checked(est, X, y, groups, sample_weight)
-    warn_of_spreads(est, training.X)
+    checks.warn_of_spreads(est, training.X)
     levels, codes = _numbered(columns, table, training.kept)
     sizes = [np.bincount(code) for code in codes]
     n_levels = [len(size) for size in sizes]
@@ -268,7 +263,7 @@ def _fingerprint(est, columns, engine, data):
 def _checked(est, X, y, groups, sample_weight):
     """Return (`FactorColumns`, table of labels, `Training`) of checked data."""
     if est.group_column is None:
-        training = validate_training(est, X, y, sample_weight)
+        training = checks.validate_training(est, X, y, sample_weight)
         table = None if groups is None else _factors.label_table(groups, len(training.kept))
         return _factors.factor_columns(est, X, table), table, training
     validate_data(est, X, skip_check_array=True)
@@ -276,7 +271,7 @@ def _checked(est, X, y, groups, sample_weight):
     columns = _factors.factor_columns(est, X, None)
     fewest = 0 if est.fit_intercept else 1
     design = _factors.take_labels(X, columns.taken)
-    training = validate_training(est, design, y, sample_weight, ensure_min_features=fewest)
+    training = checks.validate_training(est, design, y, sample_weight, ensure_min_features=fewest)
     validate_data(est, X, skip_check_array=True)
     return columns, X, training
 
@@ -401,7 +396,7 @@ def check_parts(parts):
     """Raise a ValueError where a list can be no list of partitions."""
     if len(parts) == 0:
         raise ValueError("the list of partitions is empty: X has 0 samples and there is no y.")
-    if not is_part_list(parts, None):
+    if not checks.is_part_list(parts, None):
         raise ValueError("y is None, but X is no list of partitions such as (X, y) pairs.")
 
 

@@ -13,17 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._engine import hyper
 from .._engine.gaussian import ImproperPosterior, eigen_curvature
-from .._engine.hyper import (
-    Average,
-    Axes,
-    Lattice,
-    Node,
-    Spacing,
-    Visits,
-    learned_curvature,
-    star_about,
-)
 from .._engine.loop import Reason, Trace, reason_to_end, worst_reason
 
 
@@ -134,8 +125,8 @@ class Exploration(NamedTuple):
     treated: "grid", "star" or "mode".
     """
 
-    average: Average
-    mode: Node
+    average: hyper.Average
+    mode: hyper.Node
     trace: Trace
     reason: Reason
     remark: str
@@ -153,7 +144,7 @@ def explore(model, start, tol, max_iter, rule, monitor, cov=None):
     search = find_mode(model, start, loose, tol, max_iter, monitor, cov)
     mode = search.node
     if rule == "mode":
-        alone = Average.alone(mode, axes_at(model, mode, loose))
+        alone = hyper.Average.alone(mode, axes_at(model, mode, loose))
         return Exploration(alone, mode, search.trace, search.reason, "", rule)
     by_lattice = rule == "grid" and affords_lattice(model)
     with monitor.phase("integration over theta") as told:
@@ -183,7 +174,7 @@ def affords_lattice(model):
 class ModeSearch(NamedTuple):
     """Node at the mode, curvature there, history of the search, and why it ended."""
 
-    node: Node
+    node: hyper.Node
     curvature: np.ndarray
     trace: Trace
     reason: Reason
@@ -207,7 +198,7 @@ def find_mode(model, start, tol, final_tol, max_iter, monitor, cov=None):
             new = evaluate(model, site_tol, theta, node)
             if new is not None and _no_worse(new, node, curvature):
                 moved, lost = new.phi - node.phi, node.gradient - new.gradient
-                curvature = learned_curvature(curvature, moved, lost)
+                curvature = hyper.learned_curvature(curvature, moved, lost)
                 node, share = new, 1.0
             else:  # where rough sites may have misled, finer ones are asked
                 share, site_tol = 0.4 * share, max(tol, 0.3 * site_tol)
@@ -262,7 +253,7 @@ def axes_at(model, node, tol):
     values, vectors = eigen_curvature(hessian, _least_curvature(model))
     root = vectors / np.sqrt(values)
     newton = root @ (root.T @ node.gradient)
-    return Axes(node.phi + newton / max(1.0, np.max(np.abs(newton))), root)
+    return hyper.Axes(node.phi + newton / max(1.0, np.max(np.abs(newton))), root)
 
 
 def _least_curvature(model):
@@ -274,12 +265,12 @@ def lattice_about(model, axes, first, tol, told):
 
     first is a `Node` to start sites from; `told` hears of each node.
     """
-    spacing = Spacing(_LIMITS.step, _LIMITS.depth, _LIMITS.most[len(axes.centre)])
-    visits = Visits(partial(evaluate, model, tol), _bounds(model, axes.centre), 1, told)
+    spacing = hyper.Spacing(_LIMITS.step, _LIMITS.depth, _LIMITS.most[len(axes.centre)])
+    visits = hyper.Visits(partial(evaluate, model, tol), _bounds(model, axes.centre), 1, told)
     origin = visits.evaluate(axes.centre, first)
     if origin is None:  # a Newton step from the mode that leads to no posterior
         origin = first
-    lattice = Lattice(origin, axes.root, spacing)
+    lattice = hyper.Lattice(origin, axes.root, spacing)
     lattice.explore(visits)
     average = lattice.smooth_average()._replace(n_without=visits.n_without)
     if len(average.nodes) == 1:
@@ -295,8 +286,8 @@ def star_at(model, mode, cov, tol, told):
         cost = _LIMITS.checks * t * _LIMITS.a_node * model.flops()
         rounds = min(_LIMITS.rounds, int(_LIMITS.flops / max(cost, 1.0)))
     bounds = np.tile([-np.inf, np.inf], (t, 1))
-    visits = Visits(partial(evaluate, model, tol), bounds, 1, told)
-    return star_about(visits, mode, cov, _least_curvature(model), rounds)
+    visits = hyper.Visits(partial(evaluate, model, tol), bounds, 1, told)
+    return hyper.star_about(visits, mode, cov, _least_curvature(model), rounds)
 
 
 def _bounds(model, centre):

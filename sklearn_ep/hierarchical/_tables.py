@@ -3,15 +3,8 @@
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from .._estimator import summary
 from .._estimator.checks import check_number
-from .._estimator.summary import (
-    Summary,
-    coefficient_columns,
-    column_names,
-    interval_of,
-    names_by_class,
-    title_of,
-)
 from ._posterior import is_joint, moments_by_class
 
 _CLOSE = 0.5  # effective share of points of a density that is near another
@@ -28,20 +21,22 @@ def intervals(posteriors, level):
 def summarise(est, level):
     """Return the `Summary` of a fitted `HierarchicalEPLogistic`."""
     interval, columns = intervals(est._posteriors, level), est._columns
-    names = [name for k, name in enumerate(column_names(est)) if k not in columns.taken]
-    own = names_by_class(est, [*names, "intercept"] if columns.fit_intercept else names)
+    names = [name for k, name in enumerate(summary.column_names(est)) if k not in columns.taken]
+    own = summary.names_by_class(est, [*names, "intercept"] if columns.fit_intercept else names)
     beta = moments_by_class(est._posteriors)
     mean = np.concatenate([m.mean for m in beta])
     sd = np.concatenate([np.sqrt(np.diagonal(m.cov)) for m in beta])
     lower, upper = interval.reshape(-1, 2).T
-    coefficients = coefficient_columns(own, mean, sd, level, lower=lower, upper=upper)
+    coefficients = summary.coefficient_columns(own, mean, sd, level, lower=lower, upper=upper)
     factors = _factors(est)
     n_levels = [n for _, _, n in factors]
     figures = {"rows": est._n_rows, "groups": n_levels[0] if len(n_levels) == 1 else n_levels}
     figures["groups"] = figures["groups"] if n_levels else 0
     figures |= {"log evidence": est.log_evidence_, "engine": est.engine_}
     figures |= {"scales": what_was_averaged(est)} if factors else {}
-    return Summary(title_of(est), level, coefficients, _scales(est, names, level), figures)
+    return summary.Summary(
+        summary.title_of(est), level, coefficients, _scales(est, names, level), figures
+    )
 
 
 def what_was_averaged(est):
@@ -130,7 +125,7 @@ def effects_frame(est, level):
         If `level` is no probability between zero and one.
     """
     check_is_fitted(est)
-    names = [n for k, n in enumerate(column_names(est)) if k not in est._columns.taken]
+    names = [n for k, n in enumerate(summary.column_names(est)) if k not in est._columns.taken]
     several = len(est.classes_) > 2
     parts = [_empty(several)]
     for factor, labels, mean, sd, rows in zip(_factors(est), *_by_factor(est), strict=True):
@@ -163,7 +158,7 @@ def _part(factor, effects, level, labels, mean, sd, rows):
     words = dict(factor=[factor] * (n * q), effect=np.repeat(effects, n).tolist())
     table = {key: np.array(values, dtype=object) for key, values in words.items()}
     mean, sd = mean.T.ravel(), sd.T.ravel()
-    numbers = mean, sd, *interval_of(mean, sd, level).T
+    numbers = mean, sd, *summary.interval_of(mean, sd, level).T
     table |= {"level": np.tile(known, q), "rows": np.tile(rows, q)}
     return table | dict(zip(_NUMBERS, numbers, strict=True))
 

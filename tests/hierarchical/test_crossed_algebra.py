@@ -8,6 +8,7 @@ from scipy.stats import norm
 
 from sklearn_ep._engine import hyper, likelihoods
 from sklearn_ep._engine import sites as engine_sites
+from sklearn_ep.hierarchical import _scales
 from sklearn_ep.hierarchical.exact import fit, group_sites
 from sklearn_ep.hierarchical.exact import layout as exact_layout
 from sklearn_ep.hierarchical.messages import rows as messages_rows
@@ -39,7 +40,7 @@ def crossed_model(n, levels, q, seed, D=3):
 def dense_model(model, theta, rows):
     """Design and prior precision of (b, u of the local groups) as dense matrices."""
     X, _, designs, codes = rows
-    lower = model.places.factors(theta)
+    lower = _scales.factors(theta, model.n_effects)
     order = [f for f in range(len(codes)) if f != model.places.local]
     blocks, prior = [X], [model.places.beta_precision * np.eye(len(model.places.beta_precision))]
     for f in [*order, model.places.local]:

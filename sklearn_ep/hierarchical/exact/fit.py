@@ -12,18 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.sparse import csr_array
 
-from ..._engine.gaussian import (
-    ImproperPosterior,
-    Natural,
-    backward,
-    check_precise,
-    checked_cholesky,
-    cholesky_solve,
-    forward,
-    natural,
-    over,
-    triangular_inverse,
-)
+from ..._engine import gaussian
 from ..._engine.hyper import Average, Node, NormalPrior
 from ..._engine.likelihoods import Logit
 from ..._engine.rules import rule_of_power
@@ -32,6 +21,7 @@ from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .. import _scales
 from .._posterior import GroupPosterior, of_sites
 from .._scales import explore
+from . import layout as layouts
 from .group_sites import (
     LARGEST_GROUP,
     GroupSites,
@@ -39,14 +29,6 @@ from .group_sites import (
     log_site_masses,
     new_sites,
     tilted_groups,
-)
-from .layout import (
-    EffectPlaces,
-    GroupColumns,
-    Layout,
-    LocalPart,
-    lay_out,
-    row_mismatch,
 )
 
 _GROWTH, _FALL = 1.2, 0.75  # of the mismatch, at which steps are halved and doubled again
@@ -64,7 +46,7 @@ class GivenScales(NamedTuple):
 
     mean: np.ndarray
     root: np.ndarray
-    local: LocalPart
+    local: layouts.LocalPart
     log_z: float
     local_moment: np.ndarray
     slope: float
@@ -104,7 +86,7 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power
         n_passes += 1
         try:
             found, target = _one_pass(layout, design, prior, float(scale[0, 0]), sites, rule)
-        except (ImproperPosterior, FloatingPointError):
+        except (gaussian.ImproperPosterior, FloatingPointError):
             if n_passes > max_passes or step <= _LEAST_STEP:
                 raise
             step *= 0.5
@@ -137,8 +119,8 @@ def _one_pass(layout, design, prior, tau, sites, rule):
     precision, pull = _shared_system(layout, prior, of_rows, of_groups)
     local = _eliminated(layout, design, *(weight * part for part in of_rows))
     _take_out(local, precision, pull)
-    lower = checked_cholesky(precision)
-    root, mean = triangular_inverse(lower), cholesky_solve(lower, pull)
+    lower = gaussian.checked_cholesky(precision)
+    root, mean = gaussian.triangular_inverse(lower), gaussian.cholesky_solve(lower, pull)
     cov = root.T @ root
     log_z = 0.5 * (pull @ mean + prior.log_det()) - np.sum(np.log(np.diagonal(lower)))
     log_z += 0.5 * np.sum(local.pulled**2) - np.sum(np.log(np.einsum("jaa->ja", local.lower)))
@@ -146,7 +128,7 @@ def _one_pass(layout, design, prior, tau, sites, rule):
     row_mean, row_var, moment = _plain_rows(layout, design, local, mean, cov)
     update = rule(layout.sign[:n], of_rows, row_mean, row_var)
     log_z += update.log_term @ weight
-    worst, slope = row_mismatch(of_rows, update.sites, row_mean, row_var), 0.0
+    worst, slope = layouts.row_mismatch(of_rows, update.sites, row_mean, row_var), 0.0
     part, groups = _local_part(layout, local), []
     for small, site in zip(layout.small, of_groups, strict=True):
         rows = layout.rows.take(small.rows)
@@ -198,7 +180,7 @@ class Eliminated(NamedTuple):
     """
 
     lower: np.ndarray
-    half: GroupColumns
+    half: layouts.GroupColumns
     pulled: np.ndarray
 
 
@@ -221,8 +203,10 @@ def _eliminated(layout, design, tau, nu):
     pair_group, pair_column = (
         a[: values.shape[1]] for a in (layout.pair_group, layout.pair_column)
     )
-    sums = GroupColumns(dense, values, pair_group, pair_column, layout.width)
-    return Eliminated(lower, sums.turned(lower, forward), forward(lower, pull)[..., 0])
+    sums = layouts.GroupColumns(dense, values, pair_group, pair_column, layout.width)
+    return Eliminated(
+        lower, sums.turned(lower, gaussian.forward), gaussian.forward(lower, pull)[..., 0]
+    )
 
 
 def _take_out(local, precision, pull):
@@ -245,14 +229,16 @@ def _plain_rows(layout, design, local, mean, cov):
     """Return means and variances of the plain rows, and the sum over groups of E uu' - I."""
     n, (j, q) = layout.n_plain, local.pulled.shape
     rows, group, c = layout.rows.take(slice(0, n)), layout.group[:n], design[:n]
-    spread = forward(local.lower[group], c[:, :, None])[..., 0]
+    spread = gaussian.forward(local.lower[group], c[:, :, None])[..., 0]
     across, within = local.half.against(cov, rows, layout.ends)
     var = rows.variances(cov) + np.einsum("na,na->n", spread, spread - 2.0 * across)
     var += np.einsum("na,nab,nb->n", spread, within[group], spread)
     half = local.pulled - local.half.dot(mean)
     row_mean = rows.dot(mean) + np.einsum("na,na->n", spread, half[group])
-    effect = backward(local.lower, half[..., None])[..., 0]
-    outer = backward(local.lower, backward(local.lower, np.eye(q) + within).swapaxes(1, 2))
+    effect = gaussian.backward(local.lower, half[..., None])[..., 0]
+    outer = gaussian.backward(
+        local.lower, gaussian.backward(local.lower, np.eye(q) + within).swapaxes(1, 2)
+    )
     return row_mean, var, effect.T @ effect + outer.sum(0) - j * np.eye(q)
 
 
@@ -271,11 +257,11 @@ def _local_part(layout, local):
     (j, q), n_groups, n_pairs = local.pulled.shape, len(layout.order), len(layout.pair_group)
     lower, offset = np.empty((n_groups, q, q)), np.empty((n_groups, q))
     dense, values = np.zeros((n_groups, q, layout.rows.X.shape[1])), np.zeros((q, n_pairs))
-    gain = local.half.turned(local.lower, backward)
+    gain = local.half.turned(local.lower, gaussian.backward)
     lower[:j], dense[:j], values[:, : gain.values.shape[1]] = local.lower, gain.dense, gain.values
-    offset[:j] = backward(local.lower, local.pulled[..., None])[..., 0]
-    gain = GroupColumns(dense, values, layout.pair_group, layout.pair_column, layout.width)
-    return LocalPart(lower, offset, gain)
+    offset[:j] = gaussian.backward(local.lower, local.pulled[..., None])[..., 0]
+    gain = layouts.GroupColumns(dense, values, layout.pair_group, layout.pair_column, layout.width)
+    return layouts.LocalPart(lower, offset, gain)
 
 
 def _store_small(layout, small, part, tilted, weights, m, V):
@@ -287,7 +273,7 @@ def _store_small(layout, small, part, tilted, weights, m, V):
     # positive at a fixed point; on the way there at least a small share of the variance is left
     rest = np.maximum(tilted.effect_var - explained, 1e-6 * tilted.effect_var)
     if not np.all(rest > 0):
-        raise ImproperPosterior("the variance of a group's effect is lost to rounding")
+        raise gaussian.ImproperPosterior("the variance of a group's effect is lost to rounding")
     part.lower[small.groups, 0, 0] = 1.0 / np.sqrt(rest)
     part.offset[small.groups, 0] = tilted.effect_mean - np.sum(weights * m, axis=1)
     rows = layout.rows.take(small.rows)
@@ -307,8 +293,8 @@ class CrossedModel(NamedTuple):
     that is matched.
     """
 
-    layout: Layout
-    places: EffectPlaces
+    layout: layouts.Layout
+    places: layouts.EffectPlaces
     theta_prior: NormalPrior
     power: float = 1.0
 
@@ -370,10 +356,10 @@ def fit_exact(plan, sign, monitor, previous, save):
     """
     rows = plan.X, sign, plan.weight, plan.designs, plan.codes, plan.n_levels
     # with powers of rows no group has a site of its own
-    layout = lay_out(*rows, plan.local, LARGEST_GROUP if plan.settings.power == 1.0 else 0)
+    layout = layouts.lay_out(*rows, plan.local, LARGEST_GROUP if plan.settings.power == 1.0 else 0)
     n_named = [len(known) for known in plan.levels]
     sizes = plan.n_effects, plan.n_levels, n_named, plan.local
-    places = EffectPlaces(plan.beta_sd**-2.0, *sizes, layout.order)
+    places = layouts.EffectPlaces(plan.beta_sd**-2.0, *sizes, layout.order)
     model = CrossedModel(layout, places, plan.theta_prior, plan.settings.power)
     keep = save and (lambda node: save(state_of_sites(node)))
     watch = PosteriorMonitor(
@@ -383,7 +369,7 @@ def fit_exact(plan, sign, monitor, previous, save):
     found = explore(model, start, *limits, plan.settings.theta, watch)
     posterior = GroupPosterior(found.average, places)
     if places.n_dense:
-        check_precise(natural(posterior.beta_moments()).precision)
+        gaussian.check_precise(gaussian.natural(posterior.beta_moments()).precision)
     history, evidence = found.trace.history, found.average.log_evidence
     more = dict(theta_rule=found.rule, state=state_of_sites(found.mode))
     if not plan.columns.listed:
@@ -395,8 +381,8 @@ def fit_exact(plan, sign, monitor, previous, save):
 def _of_one_site(posterior, prior):
     """Return the attributes of one site of all rows: what it makes of the prior."""
     phi = posterior.phi_moments()
-    precision, shift = over(natural(phi), prior)
-    site = Natural(0.5 * (precision + precision.T)[None], shift[None])
+    precision, shift = gaussian.over(gaussian.natural(phi), prior)
+    site = gaussian.Natural(0.5 * (precision + precision.T)[None], shift[None])
     return of_sites(site, phi)
 
 

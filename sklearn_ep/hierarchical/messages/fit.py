@@ -17,15 +17,9 @@ from ..._engine.hyper import learned_curvature
 from ..._engine.loop import Reason, Trace, reason_to_end
 from ..._engine.partition import PartMap
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
+from . import posterior as posteriors
 from . import rows as steps
 from .parts import LoggedRows
-from .posterior import (
-    MessagesPosterior,
-    ScaleUncertainty,
-    check_variances,
-    log_evidence,
-    remarks_on_variances,
-)
 from .schur import Effects, SchurSystem, right_side
 
 _SITES, _STEPS = 0.2, 0.3  # shares of tol that sites, and a step of the scales, have to meet
@@ -204,13 +198,17 @@ def _fit_rows(plan, rows, monitor, previous, save):
         rows.step(steps.Mark())
         spread = _uncertainty(model, solved, coupling, 0.1 * _SITES * plan.settings.tol)
         rows.step(steps.Back())
-    evidence = log_evidence(model, solved, check, None if known else spread.cov)
+    evidence = posteriors.log_evidence(model, solved, check, None if known else spread.cov)
     posterior = posterior_of(solved, coupling, spread, check)
     reason, remark = search.reason, ""
     if not model.solved_all:
         reason, remark = "stuck", "a linear system was not solved in 200 steps"
     names = [factor.name for factor in plan.columns.factors]
-    told = remarks_on_variances(check, corrected, names) if search.reason == "converged" else ()
+    told = (
+        posteriors.remarks_on_variances(check, corrected, names)
+        if search.reason == "converged"
+        else ()
+    )
     more = dict(theta_rule="mode" if known else "gaussian", state=state)
     more |= dict(evidence_std=0.5 * check.log_det_std, remarks=told)
     return BinaryFit(posterior, trace.history, reason, evidence, more, remark)
@@ -240,7 +238,7 @@ def find_right_scales(model, start, tol, max_iter, trace):
         search = find_scales(model, start, tol, max_iter, trace)
         solved = model.settled(search.solved)
         search = search._replace(solved=solved)
-        check = check_variances(model, solved, search.coupling)
+        check = posteriors.check_variances(model, solved, search.coupling)
         if search.reason != "converged" or not left or not check.matters.any():
             break
         corrected |= check.matters
@@ -311,7 +309,7 @@ def _uncertainty(model, solved, coupling, tol, apart=0.1):
         moves.append(Effects(change.beta / apart, [a / apart for a in change.levels]))
     least = 0.3 / np.max(model.theta_prior.sd) ** 2  # of the prior's curvature
     values, vectors = eigen_curvature(curvature, least)
-    return ScaleUncertainty((vectors / values) @ vectors.T, moves)
+    return posteriors.ScaleUncertainty((vectors / values) @ vectors.T, moves)
 
 
 def _posterior(plan, model, solved, coupling, spread, check):
@@ -322,7 +320,7 @@ def _posterior(plan, model, solved, coupling, spread, check):
     if spread is None:
         f = len(solved.theta)
         none = Effects(0.0 * solved.mean.beta, [0.0 * a for a in solved.mean.levels])
-        spread = ScaleUncertainty(np.zeros((f, f)), [none] * f)
+        spread = posteriors.ScaleUncertainty(np.zeros((f, f)), [none] * f)
     system = None if plan.X is None else solved.system.at(model.rows.held())
     n_named = [len(known) for known in plan.levels]
-    return MessagesPosterior(solved, coupling, spread, system, n_named, check)
+    return posteriors.MessagesPosterior(solved, coupling, spread, system, n_named, check)

@@ -93,12 +93,6 @@ class Kept:
     def __init__(self, held):
         self.held, self.state, self.n_steps = held, None, 0
 
-    def advance(self, steps):
-        """Go through steps."""
-        for step in steps:
-            self.state = step.advance(self.held.rows, self.state)
-        self.n_steps += len(steps)
-
 
 def work(part, message, token, reader, big, function):
     """Return function(rows, state, *values) of a part, or `Behind`; None for no message."""
@@ -112,7 +106,8 @@ def work(part, message, token, reader, big, function):
         rows = rows_of(part, reader)
         kept = Kept(SystemRows.of(rows, big))
         MEMORY.keep(token, message.k, kept, rows.X.size + (5 * len(rows.codes) + 8) * len(rows.X))
-    kept.advance(message.steps[kept.n_steps - message.start :])
+    for step in message.steps[kept.n_steps - message.start :]:
+        kept.state, kept.n_steps = step.advance(kept.held.rows, kept.state), kept.n_steps + 1
     return function(kept.held, kept.state, *message.values)
 
 

@@ -322,14 +322,8 @@ class SchurSystem:
 
     def columns(self):
         """Return x with Q x = e_d for each coefficient as `Effects`."""
-        d = len(self.prior.beta)
-        if not self.direct:
-            none = [0.0 * p for p in self.prior.levels]
-            return [self.solve(Effects(unit, none)) for unit in np.eye(d)]
-        cross, across = self._with_big
-        solved = cholesky_solve(self._lower, np.eye(len(self._lower), d))
-        of_big = -(cross.T @ solved[:d] + across @ solved[d:]) / self.eliminated[:, None]
-        return [self._effects(*both) for both in zip(solved.T, of_big.T, strict=True)]
+        none = [0.0 * p for p in self.prior.levels]
+        return [self.solve(Effects(unit, none)) for unit in np.eye(len(self.prior.beta))]
 
     def variance_sums(self):
         """Return the sums (F,) of the variances of effects of a direct system."""

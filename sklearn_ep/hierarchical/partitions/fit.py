@@ -19,8 +19,8 @@ from .arrow import arrow_rows, half_partition
 from .draws import ChainState, DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
 from .messages import Messages, is_proper, propagate, shared, total_of
 from .mode import find_mode, laplace_messages
-from .nodes import PartsGivenTheta, PartsNode, SiteState, no_groups, node_rule
-from .parts import drawing_worker, mode_worker, nodes_worker, tilted_worker
+from .nodes import PartsGivenTheta, PartsNode, SiteState, no_groups, node_rule, tilted_by_nodes
+from .parts import mode_worker, nodes_worker, tilted_worker
 
 _MOST_ON_GRID = 2  # coordinates of theta of a lattice; a star beyond
 # Coordinates that messages between parts carry: with three varying coefficients, six of them, the
@@ -77,12 +77,13 @@ class PartAnswers:
         self.inner_tol = 0.1 * plan.settings.tol  # looser, and sweeps are spent on inner noise
         self.inner = dict(tol=self.inner_tol, max_passes=30, power=plan.settings.power)
         self.first: Any = None
-        self.worker: Any = tilted_worker
-        self.shared: Any = reader, self.q, self.inner
+        tilted: Any = tilted_by_nodes
+        options = dict(self.inner, q=self.q)
         if plan.engine in _DRAWING:
             tilted, self.first, share = _DRAWING[plan.engine]
             draws = ImportanceSettings(800, share, plan.settings.seed)
-            self.worker, self.shared = drawing_worker, (reader, self.q, tilted, draws)
+            options = dict(q=self.q, settings=draws)
+        self.shared = reader, tilted, options
 
     def find_mode(self, tol, max_iter, damping=1.0, monitor=SILENT):
         """Return the mode of the marginal posterior, started at the prior mean."""
@@ -105,7 +106,7 @@ class PartAnswers:
     def tilted(self, cavities):
         """Return the tilted sites of all parts."""
         messages = list(zip(cavities, self.states, strict=True))
-        sites = self.run(self.worker, messages, *self.shared)
+        sites = self.run(tilted_worker, messages, *self.shared)
         self.states = [s.state for s in sites]
         return sites
 
@@ -117,10 +118,10 @@ class PartAnswers:
             used[k] = cavity_of(k)
             return used[k], self.states[k]
 
-        answers = self.run.as_completed(self.worker, message_of, *self.shared)
+        answers = self.run.as_completed(tilted_worker, message_of, *self.shared)
         if self.plan.settings.schedule == "serial":
             order, one = range(len(self.states)), self.run.one
-            answers = ((k, one(k, self.worker, message_of(k), *self.shared)) for k in order)
+            answers = ((k, one(k, tilted_worker, message_of(k), *self.shared)) for k in order)
         for k, site in answers:
             self.states[k] = site.state
             yield k, used[k], site

@@ -18,15 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.linalg import eigh
 
-from ..._engine.gaussian import (
-    ImproperPosterior,
-    Natural,
-    checked_cholesky,
-    inverse_from_cholesky,
-    log_partition,
-    natural,
-    over,
-)
+from ..._engine import gaussian
 from ..._engine.loop import SILENT, Anderson, Evaluation, Monitor, Result, Trace, iterate
 
 
@@ -61,12 +53,14 @@ def unpack(x):
 
 def total_of(prior, messages):
     """Return the product of prior and messages."""
-    return Natural(prior.precision + messages.precision.sum(0), prior.shift + messages.shift.sum(0))
+    return gaussian.Natural(
+        prior.precision + messages.precision.sum(0), prior.shift + messages.shift.sum(0)
+    )
 
 
 def shared(total, prior, n_sites):
     """Return equal messages whose product with the prior is the total, with proper cavities."""
-    precision, shift = over(total, prior)
+    precision, shift = gaussian.over(total, prior)
     precision = 0.5 * (precision + precision.T)
     return Messages(*(np.repeat(a[None] / n_sites, n_sites, axis=0) for a in (precision, shift)))
 
@@ -75,10 +69,10 @@ def is_proper(prior, precision, with_cavities=True):
     """Say whether site precisions (K, P, P) leave the whole, and every cavity, proper."""
     total = prior.precision + precision.sum(0)
     try:
-        checked_cholesky(total)
+        gaussian.checked_cholesky(total)
         for site in precision if with_cavities else ():
-            checked_cholesky(total - site)
-    except ImproperPosterior:
+            gaussian.checked_cholesky(total - site)
+    except gaussian.ImproperPosterior:
         return False
     return True
 
@@ -105,8 +99,8 @@ def _residual(total, change):
 
     First order, because the undamped step may leave the proper set while the damped one does not.
     """
-    lower = checked_cholesky(total.precision)
-    cov = inverse_from_cholesky(lower)
+    lower = gaussian.checked_cholesky(total.precision)
+    cov = gaussian.inverse_from_cholesky(lower)
     mean = cov @ total.shift
     sd = np.sqrt(np.diagonal(cov))
     shifted = cov @ (change.shift.sum(0) - change.precision.sum(0) @ mean)
@@ -116,12 +110,12 @@ def _residual(total, change):
 
 def log_evidence(prior, total, messages, log_z):
     """Return the EP approximation of log p(y) for tilted normalisers log Z of the sites (K,)."""
-    whole = log_partition(total)
+    whole = gaussian.log_partition(total)
     terms = [
-        z + log_partition(over(total, Natural(*site))) - whole
+        z + gaussian.log_partition(gaussian.over(total, gaussian.Natural(*site))) - whole
         for z, site in zip(log_z, zip(*messages, strict=True), strict=True)
     ]
-    return float(whole - log_partition(prior) + sum(terms))
+    return float(whole - gaussian.log_partition(prior) + sum(terms))
 
 
 def _new_message(cavity, site):
@@ -129,18 +123,22 @@ def _new_message(cavity, site):
     if not (np.all(np.isfinite(site.moments.cov)) and np.isfinite(site.log_z)):
         return None
     try:
-        matched = natural(site.moments)
-    except ImproperPosterior:
+        matched = gaussian.natural(site.moments)
+    except gaussian.ImproperPosterior:
         return None
-    precision, shift = over(matched, cavity)
+    precision, shift = gaussian.over(matched, cavity)
     # an asymmetry of rounding grows fortyfold a sweep: one triangle is read, both are subtracted
     return 0.5 * (precision + precision.T), shift
 
 
 class Sweeps:
-    """The iteration of `propagate`; counts what it skipped, cut, and cut short in a row."""
+    """The iteration of `propagate`; counts what it skipped, cut, and cut short in a row.
 
-    def __init__(self, tilted, prior, stream, damping):
+    Of its monitor it is one itself, which asks to stop at the border of the proper set.
+    """
+
+    def __init__(self, tilted, prior, stream, damping, monitor):
+        self.begin, self.monitor = monitor.begin, monitor
         self.tilted, self.prior, self.stream, self.damping = tilted, prior, stream, damping
         self.n_skipped = self.n_cut = self.n_short = 0
 
@@ -148,9 +146,11 @@ class Sweeps:
         """Return the `Evaluation` of a sweep from messages."""
         messages, prior = unpack(x), self.prior
         total = total_of(prior, messages)
-        checked_cholesky(total.precision)
+        gaussian.checked_cholesky(total.precision)
         if self.stream is None:
-            cavities = [over(total, Natural(*s)) for s in zip(*messages, strict=True)]
+            cavities = [
+                gaussian.over(total, gaussian.Natural(*s)) for s in zip(*messages, strict=True)
+            ]
             sites = self.tilted(cavities)
             updates = [_new_message(c, s) for c, s in zip(cavities, sites, strict=True)]
         else:
@@ -183,32 +183,20 @@ class Sweeps:
         self.n_short = self.n_short + 1 if step < 0.1 else 0
         return x + step * (proposal - x)
 
-
-class BorderMonitor:
-    """Monitor that asks to stop at the border of the proper set; passes all on to another."""
-
-    def __init__(self, monitor, sweeps):
-        self.monitor, self.sweeps = monitor, sweeps
-
-    def begin(self, name="iteration"):
-        """Pass it on."""
-        self.monitor.begin(name)
-
     def end(self, record, payload):
         """Pass it on, and ask to stop after three short steps in a row."""
-        asked = self.monitor.end(record, payload)
-        return asked or self.sweeps.n_short >= 3  # short steps in a row end at the border
+        return self.monitor.end(record, payload) or self.n_short >= 3
 
 
 def propagate(
-    tilted: Callable[[list[Natural]], list[Any]],
-    prior: Natural,
+    tilted: Callable[[list[gaussian.Natural]], list[Any]],
+    prior: gaussian.Natural,
     start: Messages,
     *,
     max_iter: int,
     tol: float,
     damping: float = 1.0,
-    stream: Callable[[Callable[[int], Natural]], Iterable[Any]] | None = None,
+    stream: Callable[[Callable[[int], gaussian.Natural]], Iterable[Any]] | None = None,
     accelerate: bool = True,
     monitor: Monitor = SILENT,
 ) -> Propagation:
@@ -224,7 +212,8 @@ def propagate(
     and partitions begun later see it.
 
     """
-    trace, sweeps = Trace(monitor), Sweeps(tilted, prior, stream, damping)
+    trace = Trace(monitor)
+    sweeps = Sweeps(tilted, prior, stream, damping, trace)
     result = iterate(
         sweeps.evaluate,
         pack(start),
@@ -234,7 +223,7 @@ def propagate(
         acceleration=Anderson(2, damping) if accelerate and stream is None else None,
         give_up_after=max_iter,
         repair=sweeps.repair,
-        monitor=BorderMonitor(trace, sweeps),
+        monitor=sweeps,
     )
     spent = trace.n_iter == max_iter
     at_border = result.reason == "asked" and not trace.asked
@@ -252,7 +241,7 @@ def _as_they_come(stream, prior, messages, damping):
     now = messages
 
     def cavity_of(k):
-        return over(total_of(prior, now), Natural(now.precision[k], now.shift[k]))
+        return gaussian.over(total_of(prior, now), gaussian.Natural(now.precision[k], now.shift[k]))
 
     answers: dict[int, Any] = {}
     for k, cavity, site in stream(cavity_of):

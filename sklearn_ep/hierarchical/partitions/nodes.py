@@ -16,14 +16,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 from scipy.special import logsumexp
 
-from ..._engine.gaussian import (
-    Moments,
-    Natural,
-    checked_cholesky,
-    jittered_cholesky,
-    log_partition,
-    over,
-)
+from ..._engine import gaussian
 from ..._engine.hyper import Node
 from ..._engine.loop import Evaluation, iterate
 from ..._engine.quadrature import gauss_hermite, star_rule
@@ -54,7 +47,7 @@ class TiltedSite(NamedTuple):
     """log Z, moments of (beta, theta) and the state for the next sweep."""
 
     log_z: float
-    moments: Moments
+    moments: gaussian.Moments
     state: SiteState
 
 
@@ -76,11 +69,11 @@ def node_rule(t, narrow=False):
 def cavity_of_theta(cavity, d):
     """Return the Natural of theta with beta integrated out, and the precision of beta given it."""
     block = cavity.precision[:d, :d]
-    lower = checked_cholesky(block)
+    lower = gaussian.checked_cholesky(block)
     cross = solve_triangular(lower, cavity.precision[:d, d:], lower=True)
     half = solve_triangular(lower, cavity.shift[:d], lower=True)
     precision = cavity.precision[d:, d:] - cross.T @ cross
-    return Natural(precision, cavity.shift[d:] - cross.T @ half), block
+    return gaussian.Natural(precision, cavity.shift[d:] - cross.T @ half), block
 
 
 def _relocated(placement, moments):
@@ -89,18 +82,18 @@ def _relocated(placement, moments):
     Three nodes in a direction see little of a skewed distribution, and where they see it moves with
     them: several coordinates keep a placement that is near enough, and go half-way otherwise.
     """
-    lower, _ = jittered_cholesky(placement.cov, 0.0)
+    lower, _ = gaussian.jittered_cholesky(placement.cov, 0.0)
     shift = solve_triangular(lower, moments.mean - placement.mean, lower=True)
     turned = solve_triangular(lower, solve_triangular(lower, moments.cov, lower=True).T, lower=True)
     values, vectors = np.linalg.eigh(0.5 * (turned + turned.T))
     axes, far = lower @ vectors, np.max(np.abs(shift))
     missed = far > 1.0 or values[0] < 0.2 or values[-1] > 4.0
     if missed or len(shift) == 1:
-        return Moments(moments.mean, (axes * np.clip(values, 0.1, 4.0)) @ axes.T), missed
+        return gaussian.Moments(moments.mean, (axes * np.clip(values, 0.1, 4.0)) @ axes.T), missed
     if far < 0.25 and values[0] > 0.7 and values[-1] < 1.4:
         return placement, False
     middle = 0.5 * (placement.mean + moments.mean)
-    return Moments(middle, (axes * np.sqrt(values)) @ axes.T), False
+    return gaussian.Moments(middle, (axes * np.sqrt(values)) @ axes.T), False
 
 
 def _mixture(log_weight, theta, posterior):
@@ -114,7 +107,7 @@ def _mixture(log_weight, theta, posterior):
     d = posterior.mean.shape[1]
     roots = (np.sqrt(weight)[:, None, None] * posterior.root).reshape(-1, d)
     cov[:d, :d] += roots.T @ roots
-    return float(log_z), Moments(mean, cov)
+    return float(log_z), gaussian.Moments(mean, cov)
 
 
 def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20, power=1.0):
@@ -124,14 +117,14 @@ def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20, power=1.0):
     those of the inner EP. log Z has to be converged at each node: its exponential weighs them.
     """
     options = dict(tol=tol, max_passes=max_passes, power=power)
-    placement, sites = Moments(state.centre, state.spread), state.sites
+    placement, sites = gaussian.Moments(state.centre, state.spread), state.sites
     t = len(placement.mean)
     d = len(cavity.shift) - t
     marginal, block = cavity_of_theta(cavity, d)
-    mass = log_partition(marginal)
+    mass = gaussian.log_partition(marginal)
     x, log_rule = node_rule(t, bool(np.all(placement.cov[-1:, -1:] < _NARROW**2)))
     for _ in range(_MOST_MOVES):
-        lower, _ = jittered_cholesky(placement.cov, 0.0)
+        lower, _ = gaussian.jittered_cholesky(placement.cov, 0.0)
         theta = placement.mean + x @ lower.T
         shift = cavity.shift[:d] - theta @ cavity.precision[d:, :d]
         if sites is not None and len(sites.precision) != len(theta):
@@ -146,7 +139,9 @@ def tilted_by_nodes(rows, cavity, state, *, q, tol, max_passes=20, power=1.0):
         log_z, moments = _mixture(log_weight, theta, posterior)
         if t == 0:
             break
-        placement, missed = _relocated(placement, Moments(moments.mean[d:], moments.cov[d:, d:]))
+        placement, missed = _relocated(
+            placement, gaussian.Moments(moments.mean[d:], moments.cov[d:, d:])
+        )
         if not missed:
             break
     return TiltedSite(log_z, moments, SiteState(sites, placement.mean, placement.cov))
@@ -183,7 +178,7 @@ class PartsGivenTheta:
         self.answers, self.where, self.theta_prior = answers, plan.parts.where, plan.theta_prior
         self.n_effects, self.n_levels = plan.n_effects, plan.n_levels
         self.n_named = len(plan.levels[0])
-        self.prior = Natural(np.diag(plan.beta_sd**-2.0), np.zeros(len(plan.beta_sd)))
+        self.prior = gaussian.Natural(np.diag(plan.beta_sd**-2.0), np.zeros(len(plan.beta_sd)))
 
     def flops(self):
         """Return 0: what parts are for is not to be measured by one core."""
@@ -246,13 +241,15 @@ def conditional_node(solve, prior, sites, x, tol, max_rounds):
     def evaluate(x):
         nonlocal sites
         total = total_of(prior, unpack(x))
-        cavities = [over(total, Natural(*site)) for site in zip(*unpack(x), strict=True)]
+        cavities = [
+            gaussian.over(total, gaussian.Natural(*site)) for site in zip(*unpack(x), strict=True)
+        ]
         parts = solve([(*c, s) for c, s in zip(cavities, sites, strict=True)])
         sites = [p.sites for p in parts]
         answers = list(zip(parts, cavities, strict=True))
-        target = np.stack([pack(over(p, c)) for p, c in answers])
+        target = np.stack([pack(gaussian.over(p, c)) for p, c in answers])
         old_root, old_mean, mass = half_partition(*total)
-        log_z = mass - log_partition(prior)
+        log_z = mass - gaussian.log_partition(prior)
         log_z = log_z + sum(p.log_z + half_partition(*c)[2] - mass for p, c in answers)
         root, mean, _ = half_partition(*total_of(prior, unpack(target)))
         old_var, var = np.sum(old_root**2, axis=1), np.sum(root**2, axis=1)

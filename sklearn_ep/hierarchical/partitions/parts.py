@@ -11,7 +11,6 @@ from .. import _scales
 from .._factors import group_keys
 from .arrow import ArrowRows, arrow_rows, conditional_ep
 from .mode import marginal_terms
-from .nodes import tilted_by_nodes
 
 _AUTO_SITES = 8  # few large partitions: as accurate as many small ones and several times faster
 # Total weight that makes one more partition worth while: with groups; without, where a partition is
@@ -139,14 +138,9 @@ def mode_worker(part, modes, reader, phi, q):
     return marginal_terms(rows, phi, q, modes)
 
 
-def tilted_worker(part, message, reader, q, inner):
-    """Return the `TiltedSite` of a partition under its cavity by EP; inner are its options."""
-    return tilted_by_nodes(read_rows(part, reader), *message, q=q, **inner)
-
-
-def drawing_worker(part, message, reader, q, tilted, settings):
-    """Return the `TiltedSite` of a partition under its cavity by an engine that draws."""
-    return tilted(read_rows(part, reader), *message, q=q, settings=settings)
+def tilted_worker(part, message, reader, tilted, options):
+    """Return the `TiltedSite` of a partition under its cavity by an engine with its options."""
+    return tilted(read_rows(part, reader), *message, **options)
 
 
 def nodes_worker(part, message, reader, theta, q, inner):
