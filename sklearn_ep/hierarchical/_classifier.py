@@ -373,7 +373,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             If ``engine="nuts"`` and nutpie is not installed.
         """
         _plan.check_parameters(self)
-        check_checkpoint(checkpoint)
+        if checkpoint is not None:
+            check_checkpoint(checkpoint)
         raw = y is None and isinstance(X, list | tuple)
         if raw and (groups is not None or sample_weight is not None):
             raise ValueError("give groups and sample_weight inside the partitions of a list.")

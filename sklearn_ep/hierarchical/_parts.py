@@ -68,8 +68,6 @@ def save_checkpoint(path, fingerprint, state):
 
 def check_checkpoint(path):
     """Raise a ValueError that names the checkpoint where no file can be written there."""
-    if path is None:
-        return
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder) or os.path.isdir(path) or not os.access(folder, os.W_OK):
         raise ValueError(

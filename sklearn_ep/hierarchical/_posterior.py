@@ -208,6 +208,11 @@ class EffectsMixture:
     """
 
     n_classes = 1
+    # of a kind of posterior: rows by its columns, and a block's moments, chances and log weights
+    laid_out: Any
+    _moments: Any
+    _log_chances: Any
+    _log_weight: Any
 
     def __init__(self, average, n_effects, n_named, nodes):
         self.scales, self.n_named, self.nodes = GroupScales(average, n_effects), n_named, nodes
@@ -261,7 +266,8 @@ class EffectsMixture:
         same (F, n1, n2) says of each factor whether two rows share their level. Rows are taken
         apart into columns of the weights, O(n S^2).
         """
-        both, out, left, right = [self.laid_out(*rows) for rows in (first, second)], 0.0, 0.0, 0.0
+        both = [self.laid_out(*rows) for rows in (first, second)]
+        out = left = right = np.zeros(())
         for weight, node in zip(self.scales.weight, self.nodes, strict=True):
             cov, a, b = node.between(*both, same)
             out = out + weight * (cov + a[..., :, None] * b[..., None, :])

@@ -18,7 +18,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep._engine import partition
+from sklearn_ep._engine import hyper, partition
 from sklearn_ep.hierarchical import _prediction as prediction
 from sklearn_ep.hierarchical.messages import parts as rows_in_parts
 from sklearn_ep.inspection import GroupEffectsDisplay
@@ -768,3 +768,20 @@ def test_several_slopes_in_partitions_are_the_whole():
     assert parts.converged_ and parts.log_evidence_ == pytest.approx(whole.log_evidence_, abs=0.3)
     np.testing.assert_allclose(parts.tau_, whole.tau_, rtol=0.05)
     assert parts.site_precision_.shape == (4, 9, 9)
+
+
+def test_places_without_posterior_are_counted_in_the_summary():
+    X, y, G = people_and_items()
+    est = HierarchicalEPLogistic([2, 3], refine=False).fit(np.column_stack([X, G]), y)
+    assert "no posterior" not in str(est.summary())
+    posterior = est._posteriors[0]
+    mode = posterior.scales.average.nodes[0]
+    visits = hyper.Visits(
+        lambda phi, near: None if phi[0] > mode.phi[0] else near, np.tile([-9.0, 9.0], (2, 1)), 1,
+        lambda record: False,
+    )  # fmt: skip
+    n = hyper.star_about(visits, mode, 0.01 * np.eye(2), 1e-3).n_without
+    average = posterior.scales.average._replace(n_without=n)
+    posterior.scales = posterior.scales._replace(average=average)
+    said = f"at {n} more places the sites left no posterior"
+    assert n > 0 and said in str(est.summary()) and said in " ".join(est.diagnose().remarks)

@@ -131,7 +131,8 @@ class ClassMixture(EffectsMixture):
         return np.array([SOFTMAX.log_proba(m, contrast_variances(S)) for m, S in pairs])
 
     def _log_weight(self, node, rows, y, weight, n_samples, rng):
-        layout = lay_out_effects(*rows, self.model.n_levels)
+        X, designs, codes = rows
+        layout = lay_out_effects(X, designs, codes, self.model.n_levels)
         weights, log_density = node.draw(n_samples, rng)
         eta = layout.whitened(node.scales) @ weights.reshape(-1, weights.shape[2]).T
         log_p = log_softmax(eta.reshape(len(y), n_samples, -1), axis=2)
