@@ -252,13 +252,14 @@ def find_scales(model, start, tol, max_iter, trace):
 
     start is (theta, `Effects` or None), the rows being where they start; trace goes on. The fixed
     point tau^2 = mean(a^2 + v) has the same root and crawls to it. Sites are tightened as the steps
-    in theta, of at most .7, get shorter; how effects go along with the coefficients is looked at
+    in theta, of at most .7, get shorter, and tight from the start where an earlier fit has been;
+    how effects go along with the coefficients is looked at
     first, and again where steps are short and the scales have moved since.
     A gradient that has moved because of such a look says nothing of the curvature.
     """
     (theta, mean), last, fine = start, None, _SITES * tol
     curvature, step = np.diag(model.levels), np.full(len(theta), np.inf)
-    looked, site_tol = np.full(len(theta), np.inf), max(0.03, fine)
+    looked, site_tol = np.full(len(theta), np.inf), max(0.03 * (mean is None), fine)
     while True:
         trace.begin()
         solved = model.solve(theta, mean, site_tol)
