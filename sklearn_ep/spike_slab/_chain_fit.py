@@ -1,16 +1,18 @@
 """From the plan of a spike-and-slab fit of correlated columns to its attributes, by chains."""
 
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from .._engine.loop import Trace
 from .._estimator.averaged import hyper_attributes
-from ._chains import ModelLaw, log_evidence, mixed, sample_models
+from ._chains import sample_models
 from ._correlation import n_independent
 from ._fit import HYPER_NAMES, of_mixture
 from ._hyperparameters import HyperPrior
+from ._model_law import ModelLaw
 from ._model_mixture import ModelMixture
 
 
@@ -24,28 +26,20 @@ class DrawsSoFar:
         """Return the attributes that follow from the draws."""
         plan, law, draws = self._made_of
         mixture = ModelMixture.of(plan.units, law, draws, plan.evidence_seed)
-        evidence, names = log_evidence(law, draws), HYPER_NAMES[law.space.free].tolist()
+        evidence, free = law.log_evidence(draws.kept), law.space.free
+        names, used = HYPER_NAMES[free].tolist(), "integrate" if free.any() else "mode"
+        # where all is given the nodes are equal, and one stands for them
+        shown = slice(None) if free.any() else slice(1)
+        nodes = mixture.nodes[shown, free]
+        drawn = SimpleNamespace(phi=nodes, weight=mixture.weight if free.any() else np.ones(1))
         return {
             **of_mixture(mixture),
-            **hyper_attributes([_DrawnNodes(mixture, law)], names, _used(law)),
+            **hyper_attributes([drawn], names, used),
             "log_evidence_": evidence,
             "fixed_point_log_evidences_": np.array([evidence]),
             "n_fixed_points_": 1,
             "_posteriors": [mixture, mixture],
         }  # fmt: skip
-
-
-def _used(law):
-    return "integrate" if law.space.free.any() else "mode"
-
-
-class _DrawnNodes:
-    """Draws of the hyperparameters as an average over nodes; one where all are given."""
-
-    def __init__(self, mixture, law):
-        free = law.space.free
-        self.phi = mixture.nodes[:, free] if free.any() else mixture.nodes[:1, free]
-        self.weight = mixture.weight if free.any() else np.ones(1)
 
 
 def chain_attributes(plan, monitor):
@@ -64,7 +58,7 @@ def chain_attributes(plan, monitor):
     draws = sample_models(law, plan.evidence_seed, plan.settings.max_iter, told)
     if draws is None:
         return None
-    reason = "asked" if trace.asked else "converged" if mixed(draws) else "max_iter"
+    reason = "asked" if trace.asked else "converged" if draws.mixed else "max_iter"
     return {
         **DrawsSoFar(plan, law, draws).attributes(),
         "history_": trace.history,

@@ -218,7 +218,7 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
         """Return means, deviations (1, q) and intervals (1, q, 2), those of an intercept last."""
         mixture = self._posteriors[0]
         mean, std = self.coef_, self.coef_std_
-        interval = mixture.coef_interval(level)
+        interval = mixture.coefficients.coef_interval(level)
         if self._has_intercept:
             centre, spread = mixture.intercept()
             mean, std = np.append(mean, centre)[None], np.append(std, spread)[None]
@@ -227,7 +227,7 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
 
     @property
     def _has_intercept(self):
-        return self._posteriors[0].posteriors[0].fit_intercept
+        return self._posteriors[0].coefficients.units.fit_intercept
 
     def _coefficient_names(self):
         return [*column_names(self), *["intercept"] * self._has_intercept]
@@ -268,4 +268,5 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
         """
         check_is_fitted(self)
         check_number("n_samples", n_samples, 1, integer=True)
-        return self._posteriors[0].sample(n_samples, check_random_state(random_state), exact_zeros)
+        rng = check_random_state(random_state)
+        return self._posteriors[0].coefficients.draw(n_samples, rng, exact_zeros)

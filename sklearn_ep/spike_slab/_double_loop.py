@@ -8,16 +8,14 @@ is stationary under the constraint though no fixed point of EP is there.
 """
 
 import numpy as np
-from scipy.optimize import minimize
 
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior, checked_cholesky
 from .._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ._energy import SMALLEST_SITE
 
-# Newton steps of one inner solve, four to eight as a rule; what they leave goes to quasi-Newton
-# steps, as does a problem too large for matrices of all coordinates.
-NEWTON_STEPS, LARGEST_NEWTON, QUASI_NEWTON_STEPS = 40, 400, 400
+# Newton steps of one inner solve, four to eight as a rule.
+NEWTON_STEPS = 40
 # Scaled gradient at which an inner problem counts as solved: the energy then falls monotonically.
 _SOLVED = 1e-9
 # Promised rise of the energy that is rounding, relative to 1 + |E|.
@@ -50,26 +48,17 @@ class _Saddle:
         return np.stack([np.ones_like(low), ~(low | high)])
 
     def maximise(self, sites, marginal):
-        """Solve the inner problem from `sites`: by Newton steps, and what they leave without."""
-        low, high = self.least, marginal[1] - self.least
-        sites = np.stack([sites[0], np.clip(sites[1], low, high)])
-        if sites.shape[1] <= LARGEST_NEWTON:
-            sites, solved = self._newton(sites, marginal)
-            if solved:
-                return sites
-        return self._quasi_newton(sites, marginal)
-
-    def _newton(self, sites, marginal):
-        """Projected Newton steps uphill; return the sites and whether the problem is solved."""
+        """Solve the inner problem from `sites`, by projected Newton steps uphill."""
+        sites = self._within_bounds(sites, marginal)
         scale = np.stack([np.sqrt(marginal[1]), marginal[1]])
         energy, gradient, state, tilted = self.value(sites, marginal)
         for _ in range(NEWTON_STEPS):
             free = self.free(sites, gradient, marginal)
             if np.max(np.abs(gradient * scale), where=free, initial=0.0) < _SOLVED:
-                return sites, True
+                break
             moves = self._newton_step(gradient, free, state, tilted)
             if 0 <= np.sum(gradient * moves[0]) < ROUNDING * (1 + abs(energy)):
-                return sites, True
+                break
             for new in self._candidates(sites, moves, marginal):
                 found = self.value(new, marginal)
                 rise = np.sum(gradient * (new - sites))
@@ -77,9 +66,12 @@ class _Saddle:
                 if rise >= 0 and found[0] >= enough:
                     break
             else:
-                return sites, False
+                break
             sites, (energy, gradient, state, tilted) = new, found
-        return sites, False
+        return sites
+
+    def _within_bounds(self, sites, marginal):
+        return np.stack([sites[0], np.clip(sites[1], self.least, marginal[1] - self.least)])
 
     def _candidates(self, sites, moves, marginal):
         """Yield sites to try: shares of the Newton step bent at the bounds, then of the gradient.
@@ -88,8 +80,7 @@ class _Saddle:
         """
         for move, n_shares in zip(moves, (8, 30), strict=True):
             for share in 0.5 ** np.arange(n_shares):
-                new = sites + share * move
-                yield np.stack([new[0], np.clip(new[1], self.least, marginal[1] - self.least)])
+                yield self._within_bounds(sites + share * move, marginal)
 
     def _newton_step(self, gradient, free, state, tilted):
         """Return the steps by the sum of both Fisher matrices and by its diagonal.
@@ -113,24 +104,6 @@ class _Saddle:
         right = size * gradient.ravel()[index]
         move[index] = size * np.linalg.solve(lower.T, np.linalg.solve(lower, right))
         return move.reshape(2, -1), uphill
-
-    def _quasi_newton(self, sites, marginal):
-        """The same by L-BFGS-B; site precisions are scaled to those of Q."""
-        d, scale = sites.shape[1], marginal[1]
-        low, high = self.least / scale, (scale - self.least) / scale
-        start = np.concatenate([sites[0], np.clip(sites[1] / scale, low, high)])
-
-        def negative(x):
-            value, gradient, *_ = self.value(np.stack([x[:d], x[d:] * scale]), marginal)
-            return -value, -np.concatenate([gradient[0], gradient[1] * scale])
-
-        bounds = [(None, None)] * d + list(zip(low, high, strict=True))
-        options = {"gtol": _SOLVED, "ftol": 1e-15, "maxiter": QUASI_NEWTON_STEPS, "maxcor": 20}
-        found = minimize(
-            negative, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options
-        )
-        best = found.x if found.fun <= negative(start)[0] else start
-        return np.stack([best[:d], best[d:] * scale])
 
 
 def double_loop(state, *, max_iter, tol, monitor=SILENT):

@@ -211,7 +211,7 @@ def state_attributes(units, state):
 def of_mixture(mixture):
     """Return the attributes that are moments of the posterior of all parts."""
     coef, coef_std = mixture.coef_moments()
-    inclusion = mixture.inclusion()
+    inclusion = mixture.inclusion
     return {
         "coef_": coef,
         "coef_std_": coef_std,

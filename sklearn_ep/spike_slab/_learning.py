@@ -28,9 +28,11 @@ from scipy.optimize import minimize
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import Told, unheard
+from ._chains import best_model
 from ._energy import SMALLEST_SITE, descend, regular_ep
 from ._hyperparameters import HyperPrior, Space, completed_curvature, em_target, energy_gradient
-from ._model_evidence import EVIDENCE_ERROR, confirmed_log_evidence, search_models
+from ._model_evidence import EVIDENCE_ERROR, confirmed_log_evidence
+from ._model_law import ModelLaw
 from ._runs import SWEEPS, RunSettings, annealed, prior_sites, proper_state
 
 
@@ -337,32 +339,29 @@ class EvidenceSearch:
         """Return what was found or, if that is in doubt, what a start at the best model leads to.
 
         It is in doubt where single models do not confirm it, or did not confirm what would have
-        won. The ratio of slab variance to noise is that of the middle one of the noise starts.
+        won.
         """
-        if self.climb.problem.factor.groups is not None or not (
-            self.doubt or not found.place.confirmed
-        ):
+        climb = self.climb
+        doubtful = self.doubt or not found.place.confirmed
+        if climb.problem.factor.groups is not None or not doubtful:
             return found
-        h = self.climb.space.at_noise(float(np.median(self.fractions)))
-        model = search_models(
-            self.climb.problem, np.exp(h[1] - h[0]), self.climb.prior.misses, self.climb.seed
-        )
-        self.climb.tell(columns=len(model.columns))
-        if self.climb.asked:
+        columns, *at = best_model(ModelLaw(climb.problem, climb.space, climb.prior), climb.seed)
+        climb.tell(columns=len(columns))
+        if climb.asked:
             return found
-        place = self.climb.refined(self._at_model(h, model))
+        place = climb.refined(self._at_model(columns, *at))
         better = place.trusted_energy < found.place.trusted_energy - EVIDENCE_ERROR
         return FoundPlace(place, found.searched) if better else found
 
-    def _at_model(self, h, model):
+    def _at_model(self, columns, log_ratio, log_noise):
         """Place where the columns of a single model are free and the others next to zero."""
-        d, size = self.climb.problem.model.X.shape[1], len(model.columns)
-        odds = (size + 1.0) / (d - size + self.climb.prior.misses)
-        noise = np.log(model.noise)
-        h = self.climb.space.moved(h, np.array([noise, h[1] - h[0] + noise, np.log(odds)]))
-        sites = prior_sites(self.climb.problem.with_parameters(h))
-        sites[1, model.columns] = _LEARNING.free / np.exp(h[1])
-        return self.climb.proper(h, sites)
+        climb, d, size = self.climb, self.climb.problem.model.X.shape[1], len(columns)
+        odds = (size + 1.0) / (d - size + climb.prior.misses)
+        target = np.array([log_noise, log_noise + log_ratio, np.log(odds)])
+        h = climb.space.moved(climb.space.value, target)
+        sites = prior_sites(climb.problem.with_parameters(h))
+        sites[1, columns] = _LEARNING.free / np.exp(h[1])
+        return climb.proper(h, sites)
 
     def _from_starts(self, space):
         """Maximum reached from the best of the noise starts, all searched where that is cheap."""

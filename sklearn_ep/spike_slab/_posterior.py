@@ -12,15 +12,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 from scipy.special import expit, ndtr
 from sklearn.utils import gen_batches
 
-from .._engine.hyper import (
-    draw_mixture,
-    mixture_covariance,
-    mixture_moments,
-    mixture_quantiles,
-)
+from .._engine.hyper import draw_mixture, mixture_moments, mixture_quantiles
 from ._correlation import correlations
 from ._linear_model import BLOCK_BYTES
 from ._sequential_draws import SequentialDraws
@@ -92,98 +88,121 @@ class CoefficientPosterior:
         """Gaussian posterior in working units: DenseMarginals or LowRankMarginals."""
         return self.draws.marginals
 
-    @property
-    def inclusion(self):
-        """Probabilities (d,) of the coefficients not to be zero."""
-        return self.tilted.inclusion
-
-    @property
-    def intercept_variance(self):
-        """Variance of the intercept given the coefficients."""
-        return self.units.intercept_variance(self.noise)
-
-    def latent_covariance(self, first, second):
-        """Return the covariance (n1, n2) of the noise-free responses at rows in working units."""
-        return self.units.y_scale**2 * self.marginals.covariance(first, second) + (
-            self.intercept_variance
-        )
-
     def draw(self, n_samples, rng, exact_zeros):
         """Return draws of the coefficients, an intercept in the last column if there is one."""
         drawn_from = self.draws if exact_zeros else self.marginals
         coef = self.units.to_coef(drawn_from.draw(n_samples, rng))
-        if not self.units.fit_intercept:
-            return coef
-        sd = np.sqrt(self.intercept_variance)
-        intercept = self.units.intercept(coef) + sd * rng.standard_normal(n_samples)
-        return np.column_stack([coef, intercept])
+        return self.units.with_intercept(coef, self.noise, rng)
 
 
-@dataclass
-class CoefficientMixture:
-    """Posteriors of the same data with weights (M,) that sum to one; one of weight one as well."""
+class SparseMixture:
+    """Posteriors of coefficients with weights (M,) that sum to one: what all such mixtures share.
 
-    parts: list[CoefficientPosterior]
+    A mixture has `units`, `weight`, `means` (M, d) in working units, `inclusion` (d,), and the
+    `noise`, `slab` (M,) and `prior_inclusion` (M,) of its parts, variances in units of the user.
+    """
+
+    rows_at_a_time = 512
+    units: Any
     weight: np.ndarray
-
-    @property
-    def units(self):
-        """The way from working units to those of the user."""
-        return self.parts[0].units
-
-    @property
-    def means(self):
-        """Means (M, d) of the coefficients, in working units."""
-        return np.stack([p.marginals.mean for p in self.parts])
-
-    @property
-    def _variances(self):
-        return np.stack([p.marginals.var for p in self.parts])
+    means: Any
+    noise: np.ndarray
+    slab: np.ndarray
+    prior_inclusion: np.ndarray
 
     def coef_moments(self):
         """Return means and standard deviations (d,) of the coefficients."""
-        mean, var = mixture_moments(self.weight, self.means, self._variances)
+        mean, var = self._moments()
         return self.units.to_coef(mean), self.units.to_coef(np.sqrt(var))
-
-    def inclusion(self):
-        """Return the probabilities (d,) that coefficients are not zero."""
-        total = self.weight @ np.stack([p.inclusion for p in self.parts])
-        return np.minimum(total, 1.0)  # rounding
 
     def hyperparameters(self):
         """Return the fitted attributes of variances, by means of logs, and of the inclusion."""
         return {
-            "noise_variance_": geometric_mean(self.weight, [p.noise for p in self.parts]),
-            "slab_variance_": geometric_mean(self.weight, [p.slab for p in self.parts]),
-            "prior_inclusion_": float(self.weight @ [p.prior_inclusion for p in self.parts]),
+            "noise_variance_": _geometric_mean(self.weight, self.noise),
+            "slab_variance_": _geometric_mean(self.weight, self.slab),
+            "prior_inclusion_": float(self.weight @ self.prior_inclusion),
         }
 
     def coef_interval(self, level):
         """Return central intervals (d, 2) of the coefficients, [0, 0] where they are surely out."""
-        parts = [p.tilted for p in self.parts]
-        tilted = TiltedMarginals(*map(np.stack, zip(*parts, strict=True)))
-        ends = tilted_quantiles(self.weight, tilted, [0.5 - 0.5 * level, 0.5 + 0.5 * level])
+        ends, tail = np.zeros((2, self.means.shape[1])), 0.5 - 0.5 * level
+        columns, tilted = self._tilted(tail)
+        ends[:, columns] = tilted_quantiles(self.weight, tilted, [tail, 1.0 - tail])
         return self.units.to_coef(ends).T
 
     def block(self, index):
         """Return the covariance (k, k) of some coefficients."""
-        unit = self.units.to_coef(np.ones(self.means.shape[1]))[index]
-        cov = np.stack([p.marginals.block(index) for p in self.parts])
-        mean = self.means[:, index]
-        return mixture_covariance(self.weight, cov, mean, mean) * np.outer(unit, unit)
+        unit, mean = self.units.to_coef(np.ones(self.means.shape[1]))[index], self.means[:, index]
+        if sp.issparse(mean):
+            mean = mean.toarray()
+        return self.covariance(self._block(index), mean, mean) * np.outer(unit, unit)
 
-    def draw(self, n_samples, rng, exact_zeros):
-        """Return draws of the coefficients, an intercept in the last column if there is one."""
-        if len(self.parts) == 1:
-            return self.parts[0].draw(n_samples, rng, exact_zeros)
-        return draw_mixture(
-            self.weight, lambda m, size: self.parts[m].draw(size, rng, exact_zeros), n_samples, rng
-        )
+    def covariance(self, within, left, right):
+        """Return the covariance (n1, n2) of what has means (M, .) and this one within parts."""
+        apart, other = left - self.weight @ left, right - self.weight @ right
+        return within + (self.weight * apart.T) @ other
+
+    @property
+    def intercept_variances(self):
+        """Variances (M,) of the intercept given the coefficients."""
+        return self.units.intercept_variance(self.noise) + np.zeros_like(self.noise)
 
     @property
     def responses(self):
         """What the coefficients say of responses at rows."""
-        return ResponseMixture(self)
+        return Responses(self)
+
+
+@dataclass
+class CoefficientMixture(SparseMixture):
+    """Fixed points of EP on the same data with weights (M,); one of weight one as well."""
+
+    parts: list[CoefficientPosterior]
+    weight: np.ndarray
+
+    def __post_init__(self):
+        self.units = self.parts[0].units
+        self.noise, self.slab, self.prior_inclusion = (
+            np.array([getattr(p, name) for p in self.parts])
+            for name in ("noise", "slab", "prior_inclusion")
+        )
+
+    def _stacked(self, of_one):
+        return np.stack([of_one(p) for p in self.parts])
+
+    def _mean(self, of_one):
+        return sum(w * of_one(p) for w, p in zip(self.weight, self.parts, strict=True))
+
+    @property
+    def means(self):
+        """Means (M, d) of the coefficients, in working units."""
+        return self._stacked(lambda p: p.marginals.mean)
+
+    @property
+    def inclusion(self):
+        """Probabilities (d,) that coefficients are not zero."""
+        total = self.weight @ self._stacked(lambda p: p.tilted.inclusion)
+        return np.minimum(total, 1.0)  # rounding
+
+    def _moments(self):
+        return mixture_moments(self.weight, self.means, self._stacked(lambda p: p.marginals.var))
+
+    def _tilted(self, tail):
+        parts = [p.tilted for p in self.parts]
+        return slice(None), TiltedMarginals(*map(np.stack, zip(*parts, strict=True)))
+
+    def _block(self, index):
+        return self._mean(lambda p: p.marginals.block(index))
+
+    def within(self, first, second=None):
+        """Return the mean covariance (n1, n2) or variance (n,) of the parts at rows."""
+        return self._mean(lambda p: p.marginals.covariance(first, second))
+
+    def draw(self, n_samples, rng, exact_zeros):
+        """Return draws of the coefficients, an intercept in the last column if there is one."""
+        return draw_mixture(
+            self.weight, lambda m, size: self.parts[m].draw(size, rng, exact_zeros), n_samples, rng
+        )
 
     def candidates(self):
         """Return columns (u,), which are in what model (S, u), weights, absolute correlations."""
@@ -193,84 +212,61 @@ class CoefficientMixture:
         among = correlations(self.parts[0].draws.model, columns, columns)
         return columns, on[:, columns], np.full(N_DRAWS, 1.0 / N_DRAWS), among
 
-    # ------------------------------------------------------------------------ responses at rows
-
-    @property
-    def intercept_variances(self):
-        """Variances (M,) of the intercept given the coefficients."""
-        return np.array([p.intercept_variance for p in self.parts])
-
-    @property
-    def extra(self):
-        """Variances (M,) of noise and intercept in new responses."""
-        return np.array([p.noise for p in self.parts]) + self.intercept_variances
-
-    def at(self, rows):
-        """Mean responses (M, n) of the parts at rows in working units."""
-        units = self.units
-        return np.stack([units.y_offset + units.y_scale * (rows @ m) for m in self.means])
-
-    def mean_at(self, rows):
-        """Mean responses (n,) at rows in working units."""
-        return self.weight @ self.at(rows)
-
-    def moments_at(self, rows, extra):
-        """Mean and variance (n,) of responses at rows, those of the parts with `extra` (M,)."""
-        spread = np.stack([p.marginals.covariance(rows) for p in self.parts])
-        variances = self.units.y_scale**2 * spread + extra[:, None]
-        return mixture_moments(self.weight, self.at(rows), variances)
-
-    def covariance_at(self, first, second):
-        """Covariance (n1, n2) of the noise-free responses at rows in working units."""
-        cov = np.stack([p.latent_covariance(first, second) for p in self.parts])
-        left = self.at(first)
-        right = left if second is first else self.at(second)
-        return mixture_covariance(self.weight, cov, left, right)
-
-    def sums_at(self, rows, extra):
-        """Draws (S, n) of responses at rows, in working units, with noise of variances (M,).
-
-        They have a seed of their own, and the share of each part is its weight, so that an interval
-        is a function of the fit.
-        """
-        rng = np.random.RandomState(0)
+    def signals(self, rows, rng):
+        """Draw noise-free responses (S, n) at rows, of the parts (S,), by their weights."""
         counts = np.diff(np.rint(np.cumsum([0.0, *self.weight]) * N_DRAWS).astype(int))
-        step, sd = max(1, BLOCK_BYTES // (8 * rows.shape[1])), np.sqrt(extra) / self.units.y_scale
-        sums = []
-        for part, own_sd, count in zip(self.parts, sd, counts, strict=True):
+        step, out = max(1, BLOCK_BYTES // (8 * rows.shape[1])), []
+        for part, count in zip(self.parts, counts, strict=True):
             for batch in gen_batches(int(count), step):
-                size = batch.stop - batch.start
-                signal = part.draws.draw(size, rng) @ rows.T
-                noise = own_sd * rng.standard_normal((N_NOISE, size, 1))
-                sums.append((signal + noise).reshape(-1, rows.shape[0]))
-        return np.concatenate(sums)
+                out.append(part.draws.draw(batch.stop - batch.start, rng) @ rows.T)
+        return np.repeat(np.arange(len(counts)), counts), np.concatenate(out)
 
 
 @dataclass
-class ResponseMixture:
-    """A mixture of coefficients at rows of the user, of which the one at zero is the intercept."""
+class Responses:
+    """A `SparseMixture` at rows of the user, of which the one at zero is the intercept."""
 
     mixture: Any
 
+    @property
+    def _extra(self):
+        """Variances (M,) of noise and intercept in new responses."""
+        return self.mixture.noise + self.mixture.intercept_variances
+
     def predictive(self, X, with_variance):
         """Return mean and variance (n,), or None, of new responses."""
-        rows = self.mixture.units.rows(X)
+        mixture, rows = self.mixture, self.mixture.units.rows(X)
         if not with_variance:
-            return self.mixture.mean_at(rows), None
-        return self.mixture.moments_at(rows, self.mixture.extra)
+            return mixture.units.response(rows @ (mixture.weight @ mixture.means)), None
+        return self._moments(rows, self._extra)
+
+    def _moments(self, rows, extra):
+        """Mean and variance (n,) at rows in working units, `extra` (M,) added."""
+        mixture, parts = self.mixture, []
+        for batch in gen_batches(len(rows), mixture.rows_at_a_time):
+            at = mixture.means @ rows[batch].T
+            parts.append(mixture_moments(mixture.weight, at, mixture.within(rows[batch])))
+        mean, var = (np.concatenate(p) for p in zip(*parts, strict=True))
+        unit = mixture.units.y_scale**2
+        return mixture.units.response(mean), unit * var + mixture.weight @ extra
 
     def predictive_interval(self, X, level):
         """Return central intervals (n, 2) of new responses."""
         blocks = [self.mixture.units.rows(X[b]) for b in gen_batches(X.shape[0], ROWS)]
-        return np.concatenate([self._interval(rows, level, self.mixture.extra) for rows in blocks])
+        return np.concatenate([self._interval(rows, level, self._extra) for rows in blocks])
 
     def _interval(self, rows, level, extra):
         """Return central intervals (n, 2) of responses with variances `extra` (M,) added.
 
-        Their shape is that of draws, their mean and variance those of the mixture.
+        Their shape is that of draws, their mean and variance those of the mixture. Draws have a
+        seed of their own, so that an interval is a function of the fit.
         """
-        mean, var = self.mixture.moments_at(rows, extra)
-        sums = self.mixture.sums_at(rows, extra)
+        mean, var = self._moments(rows, extra)
+        rng = np.random.RandomState(0)
+        part, signal = self.mixture.signals(rows, rng)
+        sd = np.sqrt(extra[part]) / self.mixture.units.y_scale
+        sums = signal + sd[:, None] * rng.standard_normal((N_NOISE, len(part), 1))
+        sums = sums.reshape(-1, len(rows))
         ends = np.quantile(sums, [0.5 - 0.5 * level, 0.5 + 0.5 * level], axis=0)
         spread = sums.std(axis=0)
         ends = (ends - sums.mean(axis=0)) / np.where(spread > 0, spread, 1.0)  # a row may be zero
@@ -278,8 +274,11 @@ class ResponseMixture:
 
     def latent_covariance(self, A, B):
         """Return the covariance (n1, n2) of the noise-free responses at rows of the user."""
-        first = self.mixture.units.rows(A)
-        return self.mixture.covariance_at(first, first if B is A else self.mixture.units.rows(B))
+        mixture = self.mixture
+        first, second = (mixture.units.rows(rows) for rows in (A, B))
+        left, right = (mixture.means @ rows.T for rows in (first, second))
+        cov = mixture.covariance(mixture.within(first, second), left, right)
+        return mixture.units.y_scale**2 * cov + mixture.weight @ mixture.intercept_variances
 
     def _origin(self):
         return self.mixture.units.rows(np.zeros((1, self.mixture.means.shape[1])))
@@ -287,13 +286,13 @@ class ResponseMixture:
     def intercept_std(self):
         """Return the standard deviation of the intercept, the response at zero."""
         extra = self.mixture.intercept_variances
-        return float(np.sqrt(self.mixture.moments_at(self._origin(), extra)[1][0]))
+        return float(np.sqrt(self._moments(self._origin(), extra)[1][0]))
 
     def intercept_interval(self, level):
         """Return the central interval (2,) of the intercept."""
         return self._interval(self._origin(), level, self.mixture.intercept_variances)[0]
 
 
-def geometric_mean(weight, values):
+def _geometric_mean(weight, values):
     """Return the weighted geometric mean, exact where all values agree."""
-    return float(values[0] * np.exp(weight @ np.log(np.divide(values, values[0]))))
+    return float(values[0] * np.exp(weight @ np.log(values / values[0])))

@@ -19,6 +19,7 @@ from .._estimator.checks import (
     spread_rows,
     validate_training,
 )
+from ._fit import HYPER_NAMES, of_mixture
 from ._hyperparameters import HyperPrior, NodeCoordinates, Space
 from ._linear_model import LinearModel
 from ._plan import ACCEPT_SPARSE
@@ -29,7 +30,6 @@ from ._units import scaled_columns
 
 # Entries of X up to which hyperparameters="auto" integrates: each node keeps scaled rows.
 LARGEST_INTEGRATED = 2_000_000
-_NAMES = np.array(["log_noise_variance", "log_slab_variance", "logit_prior_inclusion"])
 
 
 class _ProbitSweeps(NamedTuple):
@@ -206,17 +206,12 @@ def state_attributes(plan, state):
 
 def _of_mixture(mixture):
     """Return the attributes that are moments of the posterior of all nodes."""
-    coef, coef_std = mixture.coefficients()
-    inclusion = mixture.inclusion()
-    fitted = mixture.posteriors[0].fit_intercept
-    return {
-        "coef_": coef[None],
-        "coef_std_": coef_std[None],
-        "intercept_": np.array([mixture.intercept()[0] if fitted else 0.0]),
-        "inclusion_proba_": inclusion,
-        "expected_model_size_": float(inclusion.sum()),
-        **mixture.hyperparameters(),
-    }
+    found = of_mixture(mixture.coefficients)
+    fitted = mixture.coefficients.units.fit_intercept
+    del found["noise_variance_"]  # that of the row sites
+    intercept = np.array([mixture.intercept()[0] if fitted else 0.0])
+    single = {name: found[name][None] for name in ("coef_", "coef_std_")}
+    return found | single | {"intercept_": intercept}
 
 
 def fitted_attributes(plan, fit):
@@ -233,7 +228,7 @@ def fitted_attributes(plan, fit):
         "log_evidence_": average.log_evidence,
         "stop_reason_": fit.reason,
         "converged_": fit.reason == "converged",
-        **hyper_attributes([average], _NAMES[free].tolist(), fit.used),
+        **hyper_attributes([average], HYPER_NAMES[free].tolist(), fit.used),
         "hyper_nodes_": np.array([coordinates.h(phi)[free] for phi in average.phi]),
         "_remarks": average_remarks([average]),
         "_posteriors": [mixture],

@@ -108,9 +108,23 @@ class Standardisation:
         """Bring working coefficients (..., d) to the units of the user."""
         return w * (self.y_scale / self.scale)
 
+    def response(self, signal):
+        """Bring working responses, offset left out, to the units of the user."""
+        return self.y_offset + self.y_scale * signal
+
     def intercept(self, coef):
         """Return the intercept (...) that belongs to coefficients (..., d) of the user."""
         return self.y_offset - coef @ self.offset
+
+    def with_intercept(self, coef, noise, rng):
+        """Return draws of coefficients (S, d) of the user, an intercept drawn last if there is one.
+
+        `noise` is its variance in the units of the user, (S,) or one for all draws.
+        """
+        if not self.fit_intercept:
+            return coef
+        sd = np.sqrt(self.intercept_variance(noise))
+        return np.column_stack([coef, self.intercept(coef) + sd * rng.standard_normal(len(coef))])
 
     def intercept_variance(self, noise):
         """Variance of the mean of y given the coefficients, for noise in the user's units."""

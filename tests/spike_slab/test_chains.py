@@ -11,8 +11,11 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn_ep import SpikeSlabRegressor
 from sklearn_ep.inspection import InclusionDisplay
 from sklearn_ep.spike_slab import _chains, _correlation
+from sklearn_ep.spike_slab._chains import best_model
 from sklearn_ep.spike_slab._linear_model import LinearModel
+from sklearn_ep.spike_slab._model_law import ModelLaw
 from sklearn_ep.spike_slab._model_mixture import CANDIDATE
+from sklearn_ep.spike_slab._plan import make_plan
 
 GIVEN = dict(noise_variance=0.5, slab_variance=1.0, prior_inclusion=0.25)
 PLAIN = dict(fit_intercept=False, standardize=False)
@@ -219,6 +222,56 @@ def test_hostile_data_give_finite_answers(y):
     mean, std = reg.predict(X, return_std=True)
     for value in (mean, std, reg.coef_, reg.coef_std_, reg.coef_interval(), reg.log_evidence_):
         assert np.all(np.isfinite(value))
+
+
+# ------------------------------------------------------------------------ law of models
+
+
+def law_of(X, y, **kw):
+    plan = make_plan(SpikeSlabRegressor(**kw), X, y, None, None)
+    return ModelLaw(plan.problem, plan.space, plan.prior)
+
+
+@pytest.mark.parametrize(("d", "units"), [(8, 1.0), (30, 1.0), (6, 1e-2)])
+def test_what_a_column_adds_is_the_change_of_the_density_of_the_rows(d, units):
+    """Models of random columns, those of the last case in units that differ by 1e10."""
+    X, y = correlated("copies" if units == 1 else "all at .99", d, n=20, seed=4)
+    law, rng = (
+        law_of(X * units ** np.arange(d), y, standardize=units == 1),
+        np.random.default_rng(0),
+    )
+    A, target = law.problem.model.X[:, law.order], law.problem.model.y
+    log_ratio = np.log(np.array([0.1, 10.0, 1e4])) - np.log(law.space.size)
+    models = np.sort([np.r_[rng.choice(d, 3, replace=False), d] for _ in range(3)], axis=1)
+
+    def density(columns, log_ratio):
+        part = A[:, columns[columns < d]]
+        C = np.eye(len(A)) + np.exp(log_ratio) * part @ part.T
+        square = target @ np.linalg.solve(C, target) + law.least
+        return -0.5 * np.linalg.slogdet(C)[1] - 0.5 * law.n_rows * np.log(square)
+
+    given = law.given(models, log_ratio)
+    gains = law.gains(models, given, log_ratio)
+    for model, ratio, fit, gain in zip(
+        models, log_ratio, law.log_fit(log_ratio, *given[:2]), gains, strict=True
+    ):
+        assert fit == pytest.approx(density(model, ratio), abs=1e-6)
+        for j in np.setdiff1d(np.arange(d), model):
+            more = density(np.r_[model, j], ratio)
+            assert gain[j] == pytest.approx(more - density(model, ratio), abs=2e-3)
+
+
+def test_the_search_ends_at_the_best_of_all_models():
+    X, y = correlated("chain of both signs", 8, n=12, seed=3)
+    law = law_of(X, y)
+    columns, log_ratio, log_noise = best_model(law, 0)
+    models = np.arange(2**8)[:, None] >> np.arange(8) & 1
+    models = np.where(models == 1, np.arange(8), 8)
+    ratios = law.lattice(0.2)
+    density = law.log_density(models, np.broadcast_to(ratios, (len(models), len(ratios))))
+    top = models[np.unravel_index(np.argmax(density), density.shape)[0]]
+    np.testing.assert_array_equal(columns, np.sort(law.order[top[top < 8]]))
+    assert np.isfinite(log_ratio) and -5 < log_noise < 1
 
 
 # ------------------------------------------------------------------------ sets

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 from oracles import oracle
 from scipy.integrate import quad
-from scipy.special import betaln, logsumexp
+from scipy.special import logsumexp
 from scipy.stats import norm
 from sklearn.exceptions import ConvergenceWarning
 
@@ -18,7 +18,6 @@ from sklearn_ep._engine.gaussian import ImproperPosterior
 from sklearn_ep.datasets import make_spike_slab_regression
 from sklearn_ep.spike_slab import _fit as integration
 from sklearn_ep.spike_slab._hyperparameters import HyperPrior, Space
-from sklearn_ep.spike_slab._model_evidence import _Chain, search_models
 from sklearn_ep.spike_slab._plan import make_plan
 from sklearn_ep.spike_slab._runs import run
 
@@ -275,66 +274,6 @@ def test_sparse_rows_and_partitions_give_the_dense_answer(kind):
 
 
 # ---------------------------------------------------------------------------- search for models
-
-
-def problem_of(X, y, **kw):
-    return make_plan(SpikeSlabRegressor(**kw), X, y, None, None).problem
-
-
-def test_the_search_ends_at_the_best_of_all_models():
-    X, y = data(n=12, d=8, seed=3)
-    problem, ratio, misses = problem_of(X, y), 5.0, 2.0
-    found = search_models(problem, ratio, misses, 0)
-    n, A, target = problem.n_rows, problem.model.X, problem.model.y
-    values = {}
-    for bits in product([False, True], repeat=8):
-        on = np.array(bits)
-        C = np.eye(len(A)) + ratio * A[:, on] @ A[:, on].T
-        square = target @ np.linalg.solve(C, target) + problem.model.rest + 1e-6 * n
-        prior = betaln(1 + on.sum(), misses + 8 - on.sum()) - betaln(1, misses)
-        fit = -0.5 * np.linalg.slogdet(C)[1] - 0.5 * n * np.log(square)
-        values[bits] = fit + prior, square / n
-    best = max(values, key=lambda bits: values[bits][0])
-    np.testing.assert_array_equal(found.columns, np.flatnonzero(best))
-    assert (found.log_evidence, found.noise) == pytest.approx(values[best], rel=1e-9)
-
-
-def test_a_perfect_fit_is_worth_the_least_noise():
-    X, _ = data(n=8, d=20)
-    found = search_models(problem_of(X, X[:, 0] + X[:, 3]), 1e6, 4.0, 0)
-    assert np.isfinite(found.log_evidence) and 1e-7 < found.noise < 1e-4
-
-
-def test_changes_of_single_columns_are_those_of_the_evidence():
-    X, y = data(n=15, d=30, seed=4)
-    chain = _Chain(problem_of(X, y), 3.0, 4.0)
-    rng = np.random.default_rng(0)
-    for j in rng.integers(0, 30, size=40):
-        before = chain.log_evidence
-        gain, share, pivot = chain.gains()
-        chain.move(j, share[j], pivot[j])
-        assert chain.log_evidence - before == pytest.approx(gain[j], abs=1e-9)
-    moved = chain.log_evidence
-    chain.refresh()
-    assert chain.log_evidence == pytest.approx(moved, abs=1e-9)
-
-
-def test_a_chain_is_exact_for_columns_in_very_different_units():
-    """Slab variances of 1e18 times the noise and columns 1e-10 as large as others."""
-    X, y = data(n=20, d=6, seed=5)
-    chain = _Chain(problem_of(X * 10.0 ** -np.arange(0, 12, 2), y, standardize=False), 1e18, 4.0)
-    rng = np.random.default_rng(0)
-    for j in rng.integers(0, 6, size=60):
-        gain, share, pivot = chain.gains()
-        if gain[j] == -np.inf:
-            continue
-        chain.move(j, share[j], pivot[j])
-        k = np.count_nonzero(chain.on)  # y' C^-1 y is the least square of a ridge regression
-        ridge = np.vstack([chain.X[:, chain.on], 1e-9 * np.eye(k)])
-        target = np.r_[chain.y, np.zeros(k)]
-        ridge /= np.linalg.norm(ridge, axis=0)
-        rest = target - ridge @ np.linalg.lstsq(ridge, target)[0]
-        assert chain.square == pytest.approx(rest @ rest + chain.rest, rel=1e-6)
 
 
 def test_a_sparse_truth_is_found_where_ep_hesitates_and_the_lasso_fails():

@@ -319,15 +319,6 @@ def test_double_loop_comes_to_rest_with_sites_on_their_bounds():
         assert a.history["fall"].min() <= (energy[0] - low) / a.n_iter
 
 
-def test_double_loop_of_many_coordinates_takes_quasi_newton_steps(monkeypatch):
-    p = problem(8, 60, 4, noise=0.5)
-    a = double_loop(p.at(start(p)), max_iter=100, tol=1e-5)
-    monkeypatch.setattr("sklearn_ep.spike_slab._double_loop.LARGEST_NEWTON", 0)
-    b = double_loop(p.at(start(p)), max_iter=100, tol=1e-5)
-    assert b.converged
-    np.testing.assert_allclose(b.evaluation.payload.mean, a.evaluation.payload.mean, atol=1e-4)
-
-
 @pytest.mark.parametrize("shape", [(30, 8), (8, 20)])
 def test_evidence_gradient_by_finite_differences(shape):
     p = problem(10, *shape)

@@ -1,0 +1,225 @@
+"""Law of models of a linear regression: which columns are in, coefficients integrated out.
+
+Given the model everything is Gaussian, and the evidence of a model is known up to the noise, which
+integrates out as well, and the ratio of slab variance to noise. What enters are products of
+columns alone: a model of k columns costs O(k^3), what it says of all columns O(k^2 d).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import betaln, gammaln, logsumexp
+from sklearn.utils import gen_batches
+
+from ._correlation import association
+from ._hyperparameters import NOISE_FLOOR
+
+_RATIOS = 1e-6, 1e8  # of slab variance to noise; the prior has a mass of .0007 beyond
+_FINE = 0.05  # of log ratios: an integral over them to the last digit
+_BATCH = 256  # models that are solved at a time
+_STORED = 2**24  # entries of products of columns
+_SINGLE_ROWS = 1e5  # rows for which logs in single precision will do
+
+
+class _Products:
+    """Rows of X'X, made when asked for; number d stands for no column, with products zero.
+
+    Those of the first columns are made at once, up to four times as many as there are rows.
+    """
+
+    def __init__(self, X):
+        self._X, (n, d) = X, X.shape
+        self._most = max(_STORED // (d + 1), 2 * _BATCH)
+        self.squares = np.append(np.einsum("ij,ij->j", X, X), 0.0)
+        self._forget()
+        self._places(np.arange(min(4 * n, d, self._most)))
+
+    def _forget(self):
+        d = self._X.shape[1]
+        self._place, self._n = np.full(d + 1, -1), 1
+        self._place[d] = 0
+        self._rows = np.zeros((64, d + 1))
+
+    def _places(self, columns):
+        new = np.unique(columns[self._place[columns] < 0])
+        if self._n + len(new) > self._most:
+            self._forget()
+            new = np.setdiff1d(columns, [self._X.shape[1]])
+        last = self._n + len(new)
+        if last > len(self._rows):
+            more = np.zeros((max(len(self._rows), len(new)), self._rows.shape[1]))
+            self._rows = np.concatenate([self._rows, more])
+        if len(new):
+            self._rows[self._n : last, :-1] = self._X[:, new].T @ self._X
+            self._place[new] = np.arange(self._n, last)
+            self._n = last
+        return self._place[columns]
+
+    def with_all(self, columns):
+        """Products (..., d + 1) of columns (...) with all."""
+        places = self._places(columns)
+        return self._rows[places]
+
+    def within(self, columns):
+        """Products (M, K, K) of columns (M, K) with each other."""
+        places = self._places(columns)
+        return self._rows[places[:, :, None], columns[:, None, :]]
+
+
+class Given(NamedTuple):
+    """What data say given models (M, K): log |C|, y'C^-1 y and the coefficients.
+
+    C is the covariance of the responses in units of the noise; `half` (M, K) and `root` (M, K, K)
+    give the coefficients, of mean root'half and covariance root'root in the same units.
+    """
+
+    log_det: np.ndarray
+    square: np.ndarray
+    half: np.ndarray
+    root: np.ndarray
+
+
+@dataclass
+class ModelLaw:
+    """Posterior of models and ratio of slab variance to noise, in working units.
+
+    `prior` is that of hyperparameters, of which `space` says what is free. Models (M, K) are
+    numbers of columns, d in the place of none. Columns are in the `order` of how well they go with
+    the response, so that draws do not depend on theirs in X.
+    """
+
+    problem: Any
+    space: Any
+    prior: Any
+
+    def __post_init__(self):
+        model, n = self.problem.model, self.problem.n_rows
+        self.d, self.n_rows = model.X.shape[1], n
+        self.order = np.argsort(-association(model), kind="stable")
+        self.products = _Products(np.asfortranarray(model.X[:, self.order]))
+        self.Xy = np.append(model.Xy[self.order], 0.0)
+        self._free_noise, self._free_slab, self._free_inclusion = self.space.free
+        floor = NOISE_FLOOR * n if self._free_noise else 0.0  # a perfect fit is no better than that
+        self.least = model.rest + floor
+        self.total = model.y @ model.y + self.least
+
+    @cached_property
+    def log_prior(self):
+        """Log prior probability of a model of k columns, k = 0, ..., d, and -inf for one more."""
+        k = np.arange(self.d + 1)
+        if self._free_inclusion:
+            b = self.prior.misses
+            value = betaln(1.0 + k, b + self.d - k) - betaln(1.0, b)
+        else:
+            logit = self.space.value[2]
+            value = k * logit - self.d * np.logaddexp(0.0, logit)
+        return np.append(value, -np.inf)
+
+    @cached_property
+    def bounds(self):
+        """Least and largest log ratio, the same where it is given."""
+        noise, slab, _ = self.space.value
+        if self._free_slab:
+            return np.log(_RATIOS) - np.log(self.space.size)
+        if self._free_noise:
+            return slab - np.array([self.space.high[0], self.space.low[0]])
+        return np.full(2, slab - noise)
+
+    def lattice(self, spacing):
+        """Return log ratios of about a spacing from the least to the largest."""
+        low, high = self.bounds
+        return np.linspace(low, high, 1 + int((high - low) / spacing))
+
+    def in_order_of_X(self, values):
+        """Return values (d,) of columns in the order of X."""
+        out = np.empty_like(values)
+        out[self.order] = values
+        return out
+
+    def log_noise(self, log_ratio):
+        """Log noise at a log ratio, where noise or slab are given."""
+        noise, slab, _ = self.space.value
+        return slab - log_ratio if self._free_noise else noise + 0.0 * log_ratio
+
+    def log_fit(self, log_ratio, log_det, square):
+        """Log density of the responses, without constants that no hyperparameter is in."""
+        if self._free_noise and self._free_slab:
+            return -0.5 * (log_det + self.n_rows * np.log(square))
+        log_noise = self.log_noise(log_ratio)
+        return -0.5 * (log_det + self.n_rows * log_noise + square * np.exp(-log_noise))
+
+    def given(self, models, log_ratio):
+        """Return `Given` models; O(K^3) each."""
+        A, places = self.products.within(models), np.arange(models.shape[1])
+        inside = models < self.d
+        A[:, places, places] += np.where(inside, np.exp(-log_ratio)[:, None], 1.0)
+        lower = np.linalg.cholesky(A)
+        root = np.linalg.inv(lower)
+        half = np.einsum("mij,mj->mi", root, self.Xy[models])
+        log_det = 2 * np.log(lower[:, places, places]).sum(axis=1) + inside.sum(axis=1) * log_ratio
+        square = np.maximum(self.total - np.einsum("mi,mi->m", half, half), self.least)
+        return Given(log_det, square, half, root)
+
+    def solved(self, models, log_ratio):
+        """Return square (S,), mean (S, K) and root (S, K, K) of many models."""
+        parts = [self.given(models[b], log_ratio[b]) for b in gen_batches(len(models), _BATCH)]
+        _, square, half, root = (np.concatenate(p) for p in zip(*parts, strict=True))
+        return square, np.einsum("mji,mj->mi", root, half), root
+
+    def gains(self, models, given, log_ratio):
+        """Return what each column adds to the log fit of models (M, d + 1); O(K^2 d) each.
+
+        In single precision, where it is fast and good to 1e-5, for up to some thousand rows.
+        """
+        image = given.root @ self.products.with_all(models)
+        # 1 + ratio x'C^-1 x, and the share that a column takes of the square, by x'C^-1 y
+        pivot = np.maximum(self.products.squares - np.einsum("mij,mij->mj", image, image), 0.0)
+        pivot *= np.exp(log_ratio)[:, None]
+        pivot += 1.0
+        fall = self.Xy - (given.half[:, None, :] @ image)[:, 0]
+        fall *= fall
+        fall /= pivot
+        fall *= (np.exp(log_ratio) / given.square)[:, None]
+        single = np.float32 if self.n_rows < _SINGLE_ROWS else np.float64
+        gain = np.log(pivot, dtype=single, casting="same_kind")
+        if self._free_noise and self._free_slab:
+            left = np.maximum(1.0 - fall, (self.least / given.square)[:, None])
+            gain += single(self.n_rows) * np.log(left, dtype=single, casting="same_kind")
+        else:
+            gain -= fall * (given.square * np.exp(-self.log_noise(log_ratio)))[:, None]
+        gain *= single(-0.5)
+        return gain
+
+    def along_ratios(self, models, log_ratio):
+        """Log density (M, T) of models at log ratios (M, T), and of the log ratios."""
+        value, basis = np.linalg.eigh(self.products.within(models))
+        pull = np.einsum("mij,mi->mj", basis, self.Xy[models]) ** 2
+        ratio = np.exp(log_ratio)[:, :, None]
+        scale = 1.0 + ratio * np.maximum(value, 0.0)[:, None, :]
+        square = self.total - (ratio * pull[:, None, :] / scale).sum(axis=2)
+        log_det = np.log(scale).sum(axis=2)
+        fit = self.log_fit(log_ratio, log_det, np.maximum(square, self.least))
+        return fit + self.prior.log_density_of_ratio(log_ratio)
+
+    def log_density(self, models, log_ratio):
+        """Log density (M, T) of the data, of models and of their log ratios (M, T)."""
+        size = np.count_nonzero(models < self.d, axis=1)
+        return self.along_ratios(models, log_ratio) + self.log_prior[size][:, None]
+
+    def log_evidence(self, drawn):
+        """Log p(y) by the model that is drawn most often: its evidence by its frequency.
+
+        Its error is that of the log of the frequency.
+        """
+        models, place = np.unique(drawn.models, axis=0, return_inverse=True)
+        share = np.bincount(np.ravel(place), drawn.weight)
+        top, ratios = int(np.argmax(share)), self.lattice(_FINE)
+        density = self.log_density(models[top : top + 1], ratios[None])
+        value = float(logsumexp(density)) - np.log(share[top]) - self.problem.constant
+        if len(ratios) > 1:
+            value += np.log(ratios[1] - ratios[0])
+        if self._free_noise and self._free_slab:
+            return value + float(gammaln(0.5 * self.n_rows)) - 0.5 * self.n_rows * np.log(np.pi)
+        return value - 0.5 * self.n_rows * np.log(2 * np.pi)
