@@ -21,7 +21,7 @@ from sklearn.model_selection import KFold
 from sklearn_ep import SpikeSlabRegressor
 from sklearn_ep.spike_slab._chains import ModelChains
 from sklearn_ep.spike_slab._model_law import ModelLaw
-from sklearn_ep.spike_slab._model_mixture import ModelMixture
+from sklearn_ep.spike_slab._model_mixture import mixture_of_draws
 from sklearn_ep.spike_slab._plan import make_plan
 
 
@@ -32,7 +32,7 @@ def long_chain(X, y, X_new, y_new, seed, n_steps):
     chains = ModelChains(law, np.random.default_rng(seed))
     chains.round(n_steps // 4)
     draws = chains.round(n_steps)
-    mixture = ModelMixture.of(plan.units, law, draws, seed)
+    mixture = mixture_of_draws(plan.units, law, draws, seed)
     mean, var = mixture.responses.predictive(X_new, True)
     return mean, -norm.logpdf(y_new, mean, np.sqrt(var)).mean(), mixture.inclusion
 

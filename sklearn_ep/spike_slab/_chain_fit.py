@@ -13,7 +13,7 @@ from ._correlation import n_independent
 from ._fit import HYPER_NAMES, of_mixture
 from ._hyperparameters import HyperPrior
 from ._model_law import ModelLaw
-from ._model_mixture import ModelMixture
+from ._model_mixture import mixture_of_draws
 
 
 class DrawsSoFar:
@@ -25,7 +25,7 @@ class DrawsSoFar:
     def attributes(self):
         """Return the attributes that follow from the draws."""
         plan, law, draws = self._made_of
-        mixture = ModelMixture.of(plan.units, law, draws, plan.evidence_seed)
+        mixture = mixture_of_draws(plan.units, law, draws, plan.evidence_seed)
         evidence, free = law.log_evidence(draws.kept), law.space.free
         names, used = HYPER_NAMES[free].tolist(), "integrate" if free.any() else "mode"
         # where all is given the nodes are equal, and one stands for them

@@ -132,12 +132,6 @@ class ModelLaw:
         low, high = self.bounds
         return np.linspace(low, high, 1 + int((high - low) / spacing))
 
-    def in_order_of_X(self, values):
-        """Return values (d,) of columns in the order of X."""
-        out = np.empty_like(values)
-        out[self.order] = values
-        return out
-
     def log_noise(self, log_ratio):
         """Log noise at a log ratio, where noise or slab are given."""
         noise, slab, _ = self.space.value

@@ -22,7 +22,7 @@ class ModelMixture(SparseMixture):
 
     A model is a row of numbers of columns, d in the place of none; `mean` (S, K) and `root`, of
     covariance root'root, are those of its coefficients in working units. `nodes` (S, 3) are logs of
-    noise and slab variance in the units of the user, and the logit of the prior inclusion.
+    `noise` and `slab` variance in the units of the user, and the logit of `prior_inclusion`.
     `inclusion` (d,) knows more than the models that are kept. `columns` may be in a credible set,
     with absolute `correlation` among them.
     """
@@ -35,41 +35,12 @@ class ModelMixture(SparseMixture):
     mean: np.ndarray
     root: np.ndarray
     nodes: np.ndarray
+    noise: np.ndarray
+    slab: np.ndarray
+    prior_inclusion: np.ndarray
     inclusion: np.ndarray
     columns: np.ndarray
     correlation: np.ndarray
-
-    @classmethod
-    def of(cls, units, law, draws, seed):
-        """Return the posterior of `ModelDraws`; noise and prior inclusion are drawn given them."""
-        rng, d, (models, log_ratio, weight) = np.random.default_rng(seed), law.d, draws.kept
-        square, mean, root = law.solved(models, log_ratio)
-        log_noise = law.log_noise(log_ratio)
-        if law.space.free[:2].all():
-            again, weight, level = _repeated(weight, rng)
-            square, mean, root = square[again], mean[again], root[again]
-            models, log_ratio = models[again], log_ratio[again]
-            log_noise = np.log(0.5 * square / gammaincinv(0.5 * law.n_rows, level))
-        logit = np.full(len(square), law.space.value[2])
-        inside = models < d
-        if law.space.free[2]:
-            size = inside.sum(axis=1)
-            p, q = rng.standard_gamma(1.0 + size), rng.standard_gamma(law.prior.misses + d - size)
-            logit = np.log(p) - np.log(q)
-        root = np.exp(0.5 * log_noise)[:, None, None] * root
-        inclusion = law.in_order_of_X(draws.inclusion)
-        columns = np.flatnonzero(inclusion > CANDIDATE)
-        log_noise = log_noise + 2 * np.log(units.y_scale)
-        models = np.append(law.order, d)[models]
-        return cls(
-            units, weight, models, mean * inside, root * inside[:, None, :],
-            np.column_stack([log_noise, log_noise + log_ratio, logit]),
-            inclusion, columns, correlations(law.problem.model, columns, columns),
-        )  # fmt: skip
-
-    def __post_init__(self):
-        self.noise, self.slab = np.exp(self.nodes[:, :2].T)
-        self.prior_inclusion = expit(self.nodes[:, 2])
 
     @cached_property
     def means(self):
@@ -80,11 +51,13 @@ class ModelMixture(SparseMixture):
     def _roots(self):
         """Rows (S K, d) whose squares, summed by model, are the covariances."""
         width = self.models.shape[1]
-        return self._spread_out(self.root.reshape(-1, width), self._model_of_root)
+        models = np.repeat(np.arange(len(self.models)), width)
+        return self._spread_out(self.root.reshape(-1, width), models)
 
     @property
-    def _model_of_root(self):
-        return np.repeat(np.arange(len(self.models)), self.models.shape[1])
+    def _each(self):
+        """Weights (S K,) of the roots."""
+        return np.repeat(self.weight, self.models.shape[1])
 
     def _spread_out(self, values, chosen):
         """Return values (R, K) in the columns of chosen models (R,), sparse."""
@@ -102,13 +75,13 @@ class ModelMixture(SparseMixture):
         return self.columns, out[:, :-1], self.weight, self.correlation
 
     def _moments(self):
-        mean, each = self.weight @ self.means, self.weight[self._model_of_root]
-        second = self.weight @ self.means.power(2) + each @ self._roots.power(2)
+        mean = self.weight @ self.means
+        second = self.weight @ self.means.power(2) + self._each @ self._roots.power(2)
         return mean, np.maximum(second - mean**2, 0.0)
 
     def _tilted(self, tail):
-        each = self.weight[self._model_of_root]
-        share = np.bincount(self.models.ravel(), each, minlength=len(self.inclusion) + 1)[:-1]
+        d = len(self.inclusion)
+        share = np.bincount(self.models.ravel(), self._each, minlength=d + 1)[:d]
         doubt = np.flatnonzero(share > tail)  # the others are zero at both ends
         roots = self._roots[:, doubt].toarray().reshape(*self.models.shape, len(doubt))
         sd = np.sqrt(np.sum(roots**2, axis=1))
@@ -116,17 +89,14 @@ class ModelMixture(SparseMixture):
         return doubt, TiltedMarginals(sd > 0, means, np.where(sd > 0, sd, 1.0))
 
     def _block(self, index):
-        return self._mean_square(*[self._roots[:, index].toarray()] * 2)
-
-    def _mean_square(self, left, right):
-        return (left.T * self.weight[self._model_of_root]) @ right
+        rows = np.zeros((len(index), len(self.inclusion)))
+        rows[np.arange(len(index)), index] = 1.0
+        return self.within(rows, rows)
 
     def within(self, first, second=None):
         """Return the mean covariance (n1, n2) or variance (n,) given models at rows."""
-        left = self._roots @ first.T
-        if second is None:
-            return self.weight[self._model_of_root] @ left**2
-        return self._mean_square(left, self._roots @ second.T)
+        left, each = self._roots @ first.T, self._each
+        return each @ left**2 if second is None else (left.T * each) @ (self._roots @ second.T)
 
     def _coefficients(self, chosen, rng):
         """Draw coefficients (len(chosen), d) of models, sparse, in working units."""
@@ -145,6 +115,33 @@ class ModelMixture(SparseMixture):
         place = (np.arange(N_DRAWS) + 0.5) / N_DRAWS
         chosen = np.minimum(np.searchsorted(np.cumsum(self.weight), place), len(self.weight) - 1)
         return chosen, self._coefficients(chosen, rng) @ rows.T
+
+
+def mixture_of_draws(units, law, draws, seed):
+    """Return the `ModelMixture` of `ModelDraws`; noise and inclusion are drawn given models."""
+    rng, d, (models, log_ratio, weight) = np.random.default_rng(seed), law.d, draws.kept
+    square, mean, root = law.solved(models, log_ratio)
+    log_noise = law.log_noise(log_ratio)
+    if law.space.free[:2].all():
+        again, weight, level = _repeated(weight, rng)
+        square, mean, root = square[again], mean[again], root[again]
+        models, log_ratio = models[again], log_ratio[again]
+        log_noise = np.log(0.5 * square / gammaincinv(0.5 * law.n_rows, level))
+    logit, inside = np.full(len(square), law.space.value[2]), models < d
+    if law.space.free[2]:
+        size = inside.sum(axis=1)
+        p, q = rng.standard_gamma(1.0 + size), rng.standard_gamma(law.prior.misses + d - size)
+        logit = np.log(p) - np.log(q)
+    root = np.exp(0.5 * log_noise)[:, None, None] * root
+    inclusion = draws.inclusion[np.argsort(law.order)]
+    columns = np.flatnonzero(inclusion > CANDIDATE)
+    log_noise = log_noise + 2 * np.log(units.y_scale)
+    nodes = np.column_stack([log_noise, log_noise + log_ratio, logit])
+    return ModelMixture(
+        units, weight, np.append(law.order, d)[models], mean * inside, root * inside[:, None, :],
+        nodes, np.exp(nodes[:, 0]), np.exp(nodes[:, 1]), expit(logit),
+        inclusion, columns, correlations(law.problem.model, columns, columns),
+    )  # fmt: skip
 
 
 def _repeated(weight, rng):

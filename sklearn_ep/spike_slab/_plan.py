@@ -137,41 +137,48 @@ def make_plan(estimator, X, y, sample_weight, groups):
 def _data(estimator, X, y, sample_weight):
     """Return (Standardisation, LinearModel, number of different rows) of checked rows.
 
-    Of partitions all rows count as different.
+    Of rows that are not in memory all count as different.
     """
     intercept, standardize = estimator.fit_intercept, estimator.standardize
+    if isinstance(X, RowStatistics) or is_part_list(X, y):
+        stats = _statistics(estimator, X, sample_weight)
+        n_different = stats.n_rows
+        units, model = standardise_statistics(stats, intercept, standardize)
+    else:
+        training = _rows(estimator, X, y, sample_weight)
+        n_different = different_rows(training.X)
+        # what is made dense is nobody else's
+        owned = not estimator.copy_X or sp.issparse(training.X)
+        owned = owned or not np.may_share_memory(training.X, X)
+        units, model = standardise(training, intercept, standardize, owned)
+    # columns that kept a size of their own
+    limits = LARGEST_IN_UNITS, 1.0 / LARGEST_IN_UNITS
+    check_column_sizes(estimator, column_sizes(model.X), *limits)
+    return units, model, n_different
+
+
+def _statistics(estimator, X, sample_weight):
+    """Return the checked `RowStatistics` that are given, or those of partitions."""
     if isinstance(X, RowStatistics):
         _check_scale_of(np.linalg.norm(X.root[:, -1:], axis=0) / np.sqrt(X.n_rows))
         estimator.n_features_in_ = len(X.mean) - 1
         vars(estimator).pop("feature_names_in_", None)
-        found = _checked_units(estimator, *standardise_statistics(X, intercept, standardize))
-        return *found, X.n_rows
-    if is_part_list(X, y):
-        if sample_weight is not None:
-            raise ValueError("sample_weight is for rows in memory: give repeated rows instead.")
-        stats = statistics_of_user_parts(estimator, X, _check_scale_of)
-        found = _checked_units(estimator, *standardise_statistics(stats, intercept, standardize))
-        return *found, stats.n_rows
+        return X
+    if sample_weight is not None:
+        raise ValueError("sample_weight is for rows in memory: give repeated rows instead.")
+    return statistics_of_user_parts(estimator, X, _check_scale_of)
+
+
+def _rows(estimator, X, y, sample_weight):
+    """Return the checked training data of rows in memory."""
     training = validate_training(
         estimator, X, y, sample_weight, ensure_min_samples=2, accept_sparse=ACCEPT_SPARSE
     )
     check_column_scales(estimator, training.X)
     _check_scale_of(training.y)
-    if intercept and training.weight.sum() <= 1:
+    if estimator.fit_intercept and training.weight.sum() <= 1:
         raise ValueError("sample_weight adds up to at most one row, which the intercept takes.")
-    # what is made dense is nobody else's
-    owned = not estimator.copy_X or sp.issparse(training.X)
-    owned = owned or not np.may_share_memory(training.X, X)
-    n_different = different_rows(training.X)
-    found = _checked_units(estimator, *standardise(training, intercept, standardize, owned))
-    return *found, n_different
-
-
-def _checked_units(estimator, units, model):
-    """Return units and model, after a look at columns that kept a size of their own."""
-    limits = LARGEST_IN_UNITS, 1.0 / LARGEST_IN_UNITS
-    check_column_sizes(estimator, column_sizes(model.X), *limits)
-    return units, model
+    return training
 
 
 def _check_scale_of(y):

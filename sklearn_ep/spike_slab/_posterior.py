@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.special import expit, ndtr
+from scipy.special import expit, ndtr, ndtri
 from sklearn.utils import gen_batches
 
 from .._engine.hyper import draw_mixture, mixture_moments, mixture_quantiles
@@ -109,6 +109,10 @@ class SparseMixture:
     noise: np.ndarray
     slab: np.ndarray
     prior_inclusion: np.ndarray
+    # means and variances (d,), what `tilted_quantiles` wants of some columns, mean covariance
+    _moments: Any
+    _tilted: Any
+    _block: Any
 
     def coef_moments(self):
         """Return means and standard deviations (d,) of the coefficients."""
@@ -265,8 +269,10 @@ class Responses:
         rng = np.random.RandomState(0)
         part, signal = self.mixture.signals(rows, rng)
         sd = np.sqrt(extra[part]) / self.mixture.units.y_scale
-        sums = signal + sd[:, None] * rng.standard_normal((N_NOISE, len(part), 1))
-        sums = sums.reshape(-1, len(rows))
+        # normal draws that fill their distribution evenly
+        place = (rng.permutation(N_NOISE * len(part)) + 0.5) / (N_NOISE * len(part))
+        noise = sd[:, None] * ndtri(place).reshape(N_NOISE, -1, 1)
+        sums = (signal + noise).reshape(-1, len(rows))
         ends = np.quantile(sums, [0.5 - 0.5 * level, 0.5 + 0.5 * level], axis=0)
         spread = sums.std(axis=0)
         ends = (ends - sums.mean(axis=0)) / np.where(spread > 0, spread, 1.0)  # a row may be zero

@@ -190,8 +190,9 @@ class SpikeSlabRegressor(
     variants take about 1.5 CPU seconds.
 
     An iteration costs O(n d^2 + d^3) for d <= n (the n only once) and O(n^2 d) for d > n, with
-    memory for X and a block of columns: no d x d matrix is formed for d > n. A sparse X is made
-    dense, 8 n d bytes: its columns are centred, and every iteration works with all of them.
+    memory for X and a block of columns: no d x d matrix is formed for d > n. A sparse X of up to
+    2 d rows is made dense, 8 n d bytes: its columns are centred, and every iteration works with
+    all of them.
     Learning the hyperparameters takes some 60 to 150 iterations where signals are clear, some
     hundreds where they are not; integration 30 to 45 fits of 2 to 20 iterations each. Predictions
     and their memory then cost as much as those of `hyper_weights_.size` posteriors.
@@ -275,9 +276,10 @@ class SpikeSlabRegressor(
         Parameters
         ----------
         X : array-like or CSR/CSC matrix of shape (n, d), or list of partitions
-            Training rows. A sparse matrix is made dense, 8 n d bytes, for its centred columns are.
-            A partition is a pair (X, y) of arrays, sparse rows or memory maps, a function without
-            arguments that returns one, or a dask future of one; see Notes.
+            Training rows. A sparse matrix of more than 2 d rows, of any integer or float type, is
+            reduced to its products, 8 d^2 bytes; one of fewer rows is made dense, 8 n d bytes, for
+            its centred columns are. A partition is a pair (X, y) of arrays, sparse rows or memory
+            maps, a function without arguments that returns one, or a dask future of one; see Notes.
         y : array-like of shape (n,)
             Responses; None for a list of partitions.
         sample_weight : array-like of shape (n,), default=None

@@ -56,8 +56,9 @@ class SequentialDraws:
         X, rest = self.model.X, np.arange(len(self.inclusion))
         out, fitted = np.zeros((n_samples, len(rest))), np.zeros((n_samples, len(X)))
         q, mean = self.marginals, np.tile(self.marginals.mean, (n_samples, 1))
-        for block in self._blocks:
-            own, wide = np.searchsorted(rest, block), self._is_wide(block)
+        for block in _blocks(self.model, self.factor, self.inclusion):
+            own = np.searchsorted(rest, block)
+            wide = len(block) > len(X) and np.ptp(self._groups[block]) == 0  # one group
             if not wide:
                 out[:, block] = self._at_once(own, rest, q, mean, rng)
             rest = np.delete(rest, own)
@@ -70,7 +71,9 @@ class SequentialDraws:
             return out
         n_orders = int(np.clip(n_samples // len(rest), 1, ORDERS))
         for batch in np.array_split(np.arange(n_samples), n_orders):
-            index = self._shuffled(rest, rng)
+            # columns in random order, those of a group side by side
+            turn = rng.permutation(self.factor.n_indicators(len(self.inclusion)))
+            index = rest[np.argsort(turn[self._groups[rest]], kind="stable")]
             q = self._without(index)
             mean = self._shifted(q, index, fitted[batch])
             out[np.ix_(batch, index)] = self._in_turn(index, mean, q.root, rng)
@@ -80,11 +83,6 @@ class SequentialDraws:
     def _groups(self):
         """Indicator of each column."""
         return self.factor.spread(np.arange(self.factor.n_indicators(len(self.inclusion))))
-
-    def _shuffled(self, rest, rng):
-        """Return columns in random order, those of a group side by side."""
-        turn = rng.permutation(self.factor.n_indicators(len(self.inclusion)))
-        return rest[np.argsort(turn[self._groups[rest]], kind="stable")]
 
     def _without(self, rest):
         """Return Q of some columns, those that are missing zero; None without columns."""
@@ -99,32 +97,6 @@ class SequentialDraws:
         if q is None:
             return np.zeros((len(fitted), 0))
         return q.mean - q.times((fitted @ self.model.X[:, rest]) / self.noise)
-
-    @cached_property
-    def _blocks(self):
-        """Columns that are drawn at once, in turn, until no more than rows are left."""
-        most, blocks = len(self.model.X), list[np.ndarray]()
-        if self.model.dense:
-            return blocks
-        on = self.factor.per_indicator(self.inclusion)
-        size = self.factor.total(np.ones_like(self.inclusion))
-        order = np.argsort(on, kind="stable")
-        while size[order].sum() > most:
-            wide, left = size[order] > most, np.cumsum(size[order])
-            if wide[0]:
-                n_now = 1
-            else:
-                total = np.cumsum((on * size)[order])
-                few = np.searchsorted(total, SHARE * total[-1], side="right")
-                enough = np.searchsorted(left, left[-1] - most) + 1
-                n_now = np.clip(few, 1, min(enough, np.argmax(wide) if wide.any() else len(wide)))
-            now, order = np.split(order, [int(n_now)])
-            blocks.append(np.sort(self.factor.members(now)))
-        return blocks
-
-    def _is_wide(self, block):
-        """Say whether a block is one group of more columns than rows."""
-        return len(block) > len(self.model.X) and np.ptp(self._groups[block]) == 0
 
     # ------------------------------------------------------------------------ parts of a draw
 
@@ -216,3 +188,25 @@ class SequentialDraws:
         """Draw whether columns are in, given what speaks for them (S, len(index))."""
         may_be = self.inclusion[index] > LEAST_INCLUSION
         return (rng.uniform(size=score.shape) < expit(self.factor.logit + score)) & may_be
+
+
+def _blocks(model, factor, inclusion):
+    """Columns that are drawn at once, in turn, until no more than rows are left."""
+    most, blocks = len(model.X), list[np.ndarray]()
+    if model.dense:
+        return blocks
+    on = factor.per_indicator(inclusion)
+    size = factor.total(np.ones_like(inclusion))
+    order = np.argsort(on, kind="stable")
+    while size[order].sum() > most:
+        wide, left = size[order] > most, np.cumsum(size[order])
+        if wide[0]:
+            n_now = 1
+        else:
+            total = np.cumsum((on * size)[order])
+            few = np.searchsorted(total, SHARE * total[-1], side="right")
+            enough = np.searchsorted(left, left[-1] - most) + 1
+            n_now = np.clip(few, 1, min(enough, np.argmax(wide) if wide.any() else len(wide)))
+        now, order = np.split(order, [int(n_now)])
+        blocks.append(np.sort(factor.members(now)))
+    return blocks

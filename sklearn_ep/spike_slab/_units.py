@@ -9,7 +9,12 @@ from sklearn.utils import check_array
 from .._engine.partition import PartMap
 from .._estimator.checks import check_number
 from .._estimator.row_parts import check_facts, facts_of_part
-from .._estimator.row_statistics import RowStatistics, axes_of, statistics_of_parts
+from .._estimator.row_statistics import (
+    RowStatistics,
+    axes_of,
+    statistics_of_parts,
+    statistics_of_rows,
+)
 from ._linear_model import BLOCK_BYTES, LinearModel, column_blocks
 
 # Least eigenvalue of products with unit diagonal, by rounding; below it they are those of no rows.
@@ -188,9 +193,12 @@ def standardise(training, fit_intercept, standardize, owned):
     """Return (Standardisation, LinearModel) of checked training data.
 
     `owned` says that the array X may be overwritten. O(n d), with one block of columns as extra
-    memory, and 8 n d bytes where X is sparse.
+    memory, and 8 n d bytes where X is sparse, 8 d^2 where it is tall besides.
     """
     y, weight = training.y, training.weight
+    if sp.issparse(training.X) and training.X.shape[0] > 2 * training.X.shape[1]:
+        stats = statistics_of_rows(training.X.tocsr(), y, weight)
+        return standardise_statistics(stats, fit_intercept, standardize)
     X, mean, scale = scaled_columns(training, fit_intercept, standardize, owned)
     total = float(weight.sum())
     y_offset = float(weight @ y / total) if fit_intercept else 0.0
