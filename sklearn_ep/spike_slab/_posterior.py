@@ -154,7 +154,7 @@ class SparseMixture:
     @property
     def responses(self):
         """What the coefficients say of responses at rows."""
-        return Responses(self)
+        return ResponseMixture(self)
 
 
 @dataclass
@@ -227,7 +227,7 @@ class CoefficientMixture(SparseMixture):
 
 
 @dataclass
-class Responses:
+class ResponseMixture:
     """A `SparseMixture` at rows of the user, of which the one at zero is the intercept."""
 
     mixture: Any
