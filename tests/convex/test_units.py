@@ -1,5 +1,6 @@
 """Learned priors do not depend on the units of the columns, whatever learns them."""
 
+import itertools
 import warnings
 
 import numpy as np
@@ -54,13 +55,27 @@ def test_predictions_are_the_same_in_any_unit(name):
         np.testing.assert_allclose(proba(unit), one, atol=tolerance)
 
 
-@pytest.mark.parametrize("setting", [{}, dict(variance="monte_carlo", random_state=0)])
-def test_regressions_are_the_same_in_any_unit(setting):
+@pytest.mark.parametrize(
+    "rows, variance",
+    [*itertools.product(["whole", "partitions"], ["exact", "monte_carlo"]), ("batches", "exact")],
+)
+def test_regressions_are_the_same_in_any_unit(rows, variance):
     target = X[:, 0] + X[:, 1] * X[:, 2]
-    mean, std = ConvexVariationalRegressor(**setting).fit(X, target).predict(X, return_std=True)
+    est = ConvexVariationalRegressor(variance=variance, random_state=0)
+
+    def predicted(unit, of_target):
+        A, t = unit * X, of_target * target
+        if rows == "whole":
+            est.fit(A, t)
+        elif rows == "partitions":
+            est.fit([(A[:40], t[:40]), (A[40:], t[40:])])
+        else:
+            est.fit(A[:40], t[:40]).partial_fit(A[40:], t[40:])
+        return est.predict(A, return_std=True)
+
+    mean, std = predicted(1.0, 1.0)
     for unit, of_target in ((1e-8, 1.0), (1e8, 1e8), (1e3, 1e-8)):
-        est = ConvexVariationalRegressor(**setting).fit(unit * X, of_target * target)
-        other = est.predict(unit * X, return_std=True)
+        other = predicted(unit, of_target)
         np.testing.assert_allclose(other[0] / of_target, mean, atol=1e-3 * std.mean())
         np.testing.assert_allclose(other[1] / of_target, std, rtol=1e-3)
 
