@@ -36,12 +36,13 @@ PARTS = {
             "Do intervals cover what they say?",
             "Data drawn from each model's own prior, with hyperparameters known, drawn from their "
             "priors and learned, and fixed and learned; rates of wrong labels fixed at .2 and .1.",
-            "205 of 216 figures lie within 2.6 standard errors of what is stated, or within .05 "
+            "231 of 243 figures lie within 2.6 standard errors of what is stated, or within .05 "
             "at a fixed truth, where no exact posterior is nominal; cases of one data set err "
             "together, so that sets are what is independent. Outside at truths from the priors: "
             "50 % intervals with wrong labels at a known rate, .462: EP is a little too sure "
             "there. Outside at fixed truths: 50 % intervals of group effects at a scale of .5, "
-            ".44 and .45, as those of the exact posterior (see crossed factors below); and with "
+            ".44 and .45, as those of the exact posterior (see crossed factors below), and .44 of "
+            "nested factors; and with "
             "wrong labels at the defaults 50 % intervals, .56 and .57, and 90 % intervals where "
             "a fifth is wrong, .96. Stated probabilities of wrong labels are right within .03 "
             "up to .85 where a fifth of the labels is wrong, which the default expects, and "
