@@ -1,6 +1,24 @@
 """Fixtures that several rooms use."""
 
+import os
+
 import pytest
+from threadpoolctl import threadpool_limits
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Leave to the nightly job the common check that asks minibatches for a thousand epochs."""
+    for item in items:
+        if "adam" in item.name and "check_class_weight_classifiers" in item.name:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread_a_worker():
+    """Let processes of pytest-xdist have a core each: BLAS threads would compete for them."""
+    with threadpool_limits(1 if "PYTEST_XDIST_WORKER" in os.environ else None):
+        yield
 
 
 @pytest.fixture(scope="session")
