@@ -2,10 +2,10 @@
 Honest probabilities in one call
 ================================
 
-A Gaussian-process classifier with the posterior of expectation propagation (EP) on the breast
-cancer data that ship with scikit-learn, beside three peers on the same split: scikit-learn's own
-Gaussian process, which uses the Laplace approximation, with the same kernel and start; logistic
-regression; and gradient boosting.
+The stacked classifier, and a Gaussian-process classifier with the posterior of expectation
+propagation (EP), on the breast cancer data that ship with scikit-learn. Beside them are three peers
+on the same split: scikit-learn's own Gaussian process, which uses the Laplace approximation, with
+the same kernel and start; logistic regression; and gradient boosting.
 """
 
 import matplotlib.pyplot as plt
@@ -20,7 +20,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from sklearn_ep import EPGaussianProcessClassifier
+from sklearn_ep import BayesianStackingClassifier, EPGaussianProcessClassifier
 from sklearn_ep.inspection import ConvergenceDisplay, LatentDisplay, ReliabilityDisplay
 
 X, y = load_breast_cancer(return_X_y=True)
@@ -36,6 +36,7 @@ def calibration_error(y, proba, n_bins=10):
 
 
 models = {
+    "stacked": BayesianStackingClassifier(random_state=0),
     "EP": EPGaussianProcessClassifier(kernel),
     "Laplace": GaussianProcessClassifier(kernel),
     "logistic": LogisticRegression(),
@@ -73,6 +74,7 @@ display.ax_.set(
 fig.savefig("sklearn_ep_start.png", dpi=110)
 print("figure saved as sklearn_ep_start.png")
 # %%
-# EP has a lower log loss than the Laplace approximation of the same model and than boosting. The
-# boundary between these classes is nearly linear, and logistic regression is better still: where a
-# simpler model holds, it is hard to beat.
+# EP has a lower log loss than the Laplace approximation of the same model and than boosting, and
+# the mixture of a Gaussian process and a linear model is a little better. The boundary between
+# these classes is nearly linear, and logistic regression is better still: where a simpler model
+# holds, it is hard to beat.

@@ -36,6 +36,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
 from sklearn_ep import (
+    BayesianStackingClassifier,
     ConvexVariationalLogistic,
     ConvexVariationalRegressor,
     EPGaussianProcessClassifier,
@@ -58,8 +59,8 @@ NUMBERS = {"diabetes": 0, "eyedata": 0, "radon": 0, "riboflavin": 0}
 QUICK = ("heart", "thyroid", "crabs", "iris", "diabetes")
 MOST_TRAINED, MOST_TESTED, LEVEL = 500, 2000, 0.005
 OURS = (
-    "EPGaussianProcessClassifier", "RelaxedEPClassifier", "ConvexVariationalLogistic",
-    "SpikeSlabRegressor", "ConvexVariationalRegressor",
+    "BayesianStackingClassifier", "EPGaussianProcessClassifier", "RelaxedEPClassifier",
+    "ConvexVariationalLogistic", "SpikeSlabRegressor", "ConvexVariationalRegressor",
 )  # fmt: skip
 
 
@@ -112,6 +113,7 @@ def classifiers(X):
     """Return classifiers by name; those without sparse input are left out for sparse X."""
     d = X.shape[1]
     found = {
+        "BayesianStackingClassifier": BayesianStackingClassifier(random_state=0),
         "ConvexVariationalLogistic": ConvexVariationalLogistic(random_state=0),
         "LogisticRegressionCV": LogisticRegressionCV(
             scoring="neg_log_loss", max_iter=2000, l1_ratios=(0.0,), use_legacy_attributes=False
