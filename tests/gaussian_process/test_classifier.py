@@ -541,7 +541,7 @@ def test_a_likelihood_is_what_it_does():
     with pytest.raises(TypeError, match="no `tilted`.* which likelihood needs"):
         fixed(kernel, likelihood=Half()).fit(X, y)
     for wrong in (None, 3):
-        with pytest.raises(ValueError, match="likelihood must be one of"):
+        with pytest.raises(ValueError, match="likelihood must be 'probit', 'logit' or an object"):
             fixed(kernel, likelihood=wrong).fit(X, y)
 
 

@@ -242,6 +242,7 @@ def test_nuts_against_exact_integrals(name):
     np.testing.assert_allclose(np.sqrt(np.diag(site.moments.cov)) / sd, 1.0, atol=0.17)
 
 
+@pytest.mark.slow
 def test_nuts_keeps_its_draws_while_they_serve():
     pytest.importorskip("nutpie")
     _, rows, cavity, state, settings = nuts_case("four_groups", 400)

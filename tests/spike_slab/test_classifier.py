@@ -217,7 +217,7 @@ def test_where_sweeps_do_not_settle_a_warning_says_so():
         (dict(slab_variance=-1.0), "slab_variance"),
         (dict(slab_variance=np.inf), "slab_variance must be finite"),
         (dict(prior_inclusion=1.0), "prior_inclusion"),
-        (dict(prior_inclusion="learn"), "prior_inclusion must be one of"),
+        (dict(prior_inclusion="learn"), "prior_inclusion must be 'auto' or a number"),
         (dict(hyperparameters="grid"), "hyperparameters"),
     ],
 )

@@ -260,7 +260,9 @@ def test_other_fixed_points_join_the_nodes():
     assert np.all(np.isfinite(mean)) and np.all(std > 0)
 
 
-@pytest.mark.parametrize("kind", [sp.csr_matrix, sp.csc_array])
+@pytest.mark.parametrize(
+    "kind", [sp.csr_matrix, pytest.param(sp.csc_array, marks=pytest.mark.slow)]
+)
 def test_sparse_rows_and_partitions_give_the_dense_answer(kind):
     rng = np.random.default_rng(2)
     X = rng.normal(size=(30, 35)) * (rng.random((30, 35)) < 0.5)

@@ -148,6 +148,11 @@ def assert_same(a, b, tol, perm=slice(None)):
     assert abs(a.log_evidence_ - b.log_evidence_) <= tol * (1 + abs(a.log_evidence_))
 
 
+def nightly(value):
+    """Return a value of a parameter that is left to the nightly job."""
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 WEAK = {
     "weak": lambda: make_spike_slab_regression(
         50, 150, n_informative=5, noise=2.0, intercept=1.0, random_state=3
@@ -160,7 +165,7 @@ WEAK = {
 }
 
 
-@pytest.mark.parametrize("name", WEAK)
+@pytest.mark.parametrize("name", ["weak", nightly("weak, correlated"), "null", "n > d"])
 def test_learned_fits_do_not_depend_on_order(name):
     X, y, _ = WEAK[name]()
     base = SpikeSlabRegressor().fit(X, y)
@@ -312,7 +317,7 @@ def test_intervals_of_responses_and_coefficients_cover():
 # ---------------------------------------------------------------------------- sparse matrices
 
 
-@pytest.mark.parametrize("kind", [sp.csc_matrix, sp.csr_array])
+@pytest.mark.parametrize("kind", [sp.csc_matrix, nightly(sp.csr_array)])
 @pytest.mark.parametrize("shape", [(60, 8), (20, 40)])
 @pytest.mark.parametrize("kw", [{}, dict(standardize=False, fit_intercept=False)])
 def test_sparse_rows_give_the_dense_answer(kind, shape, kw, monkeypatch):
@@ -375,6 +380,7 @@ def test_slab_and_noise_are_learned_with_a_given_inclusion(inclusion):
 
 
 @pytest.mark.filterwarnings("ignore:.*chains over models have not mixed")
+@pytest.mark.slow
 def test_wide_data_of_many_weak_effects_give_honest_predictions():
     """35 rows, 1000 correlated columns: the largest EP evidence is that of an overconfident fit.
 

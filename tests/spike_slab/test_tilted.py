@@ -193,6 +193,7 @@ def test_groups_of_more_columns_than_rows_agree_with_enumeration():
     assert np.mean(gaps) < 0.06
 
 
+@pytest.mark.slow
 def test_intervals_of_sums_cover():
     """Half of the true sums are in their central half; in draws from normals it is .59."""
     inside = []
