@@ -187,6 +187,12 @@ class RegressionLoop:
         self._last: Any = None
         self._orders: list[np.ndarray] = []
 
+    def draw(self, n_samples, rng):
+        """Draw the random numbers of a fit with sampled variances."""
+        self.signs = rademacher(self.design.shape[1], 8, rng)
+        self.noise_rows = rng.standard_normal((len(self.y), n_samples))
+        self.noise_sites = rng.standard_normal((self.design.n_sites, n_samples))
+
     @property
     def exact(self):
         """Whether variances are exact."""
@@ -469,10 +475,8 @@ class RegressionPlan:
         lone, row, apart = _lone_columns(rows, flat)
         if not np.any(lone):
             return 1.0
-        own = step.variances.coefficient_variance()
         precision = step.weight[loop.design.n_rows :]
-        slope = loop.prior.penalty(step.u, own, step.scale).slope
-        centres = step.u - slope / precision
+        centres = self._centres_of_sites(step, precision)
         try:
             if n <= d + _BY.exact // 2:
                 gap, var = _left_out_dual(rows, step.noise, centres, precision, flat)
@@ -489,6 +493,11 @@ class RegressionPlan:
         shared = proper & (np.bincount(row, minlength=n) == 0)
         told = shared if np.sum(weight[shared]) >= _BY.rows_for_noise else proper
         return noise_temper(gap[told], np.maximum(var[told], 0.0), step.noise, weight[told])
+
+    def _centres_of_sites(self, step, precision):
+        """Return the means (d,) of the sites of the coefficients, of these precisions."""
+        own = step.variances.coefficient_variance()
+        return step.u - self.loop.prior.penalty(step.u, own, step.scale).slope / precision
 
 
 def _lone_columns(rows, flat):
@@ -566,33 +575,35 @@ def plan_regression(estimator, rows, statistics=None):
     """Return the `RegressionPlan` of checked parameters and `Rows`, or `RowStatistics` alone."""
     d = len(statistics.mean) - 1 if rows is None else rows.X.shape[1]
     C, log_det_C = _prior_operator(estimator.prior_operator, d, estimator.learn_prior)
-    square, given = C is None or C.shape[0] == d, estimator.prior is not None
-    learn, noise = estimator.learn_prior, estimator.noise_variance
-    learn = square and not given if isinstance(learn, str) else bool(learn)
+    square, noise = C is None or C.shape[0] == d, estimator.noise_variance
     noise = None if isinstance(noise, str) else float(noise)
     operator = rows is not None and _is_operator(rows.X)
     flat = estimator.fit_intercept
     if isinstance(flat, str):  # where y = X u + noise is not the measurement in full
         flat = noise is None and C is None and not operator
     exact = takes_exact(estimator, d, not operator)
-    rng = check_random_state(estimator.random_state)
     if exact:
         statistics = statistics or statistics_of_rows(*_merged_copies(rows))
         design, y, centre = _exact_design(statistics, C, flat)
     else:
         design, y, centre = _sampled_design(_merged_copies(rows), C, flat)
-    site = estimator.prior if given else LaplaceSite(1.0, bound="kl")
-    prior = SitePrior(site, np.empty(design.n_sites), design.n_sites, learn)
+    prior = _site_prior(estimator, design.n_sites, square)
     n_free = max(centre.weight - bool(flat), 0.0)
     loop = RegressionLoop(design, y, prior, noise, estimator.tol, centre.weight, n_free, log_det_C)
+    rng = check_random_state(estimator.random_state)
     if not exact:
-        n, k = len(y), estimator.n_variance_samples
-        loop.signs = rademacher(d, 8, rng)
-        loop.noise_rows = rng.standard_normal((n, k))
-        loop.noise_sites = rng.standard_normal((design.n_sites, k))
-    if learn and not given:
+        loop.draw(estimator.n_variance_samples, rng)
+    if prior.learn and estimator.prior is None:
         prior.start_scale = _scale_from_data(loop)
     return RegressionPlan(loop, centre if flat else None, rng, estimator.max_iter, rows, statistics)
+
+
+def _site_prior(estimator, n_sites, square):
+    """Return the `SitePrior` of an estimator; its scale is learned for a `square` C only."""
+    given, learn = estimator.prior is not None, estimator.learn_prior
+    learn = square and not given if isinstance(learn, str) else bool(learn)
+    site = estimator.prior if given else LaplaceSite(1.0, bound="kl")
+    return SitePrior(site, np.empty(n_sites), n_sites, learn)
 
 
 def _merged_copies(rows):

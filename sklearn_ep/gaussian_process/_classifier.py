@@ -154,7 +154,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         has several: probabilities no longer pretend that the kernel is known. Of latent values at
         40 rows 90 % intervals cover .65 with the mode and .90 with the average. "auto" averages
         for dense fits to at most 1000 rows, and then gives ``kernel=None`` a length scale for each
-        of 2 to 100 columns, as free to differ as the evidence says: log loss .319 after .440 on 200
+        of 2 to 500 columns, as free to differ as the evidence says: log loss .319 after .440 on 200
         rows of splice, .146 after .208 on 250 of image segments, .565 after .686 on 300 of six
         classes jointly. It is "mode" otherwise, where the evidence is sharp: with more rows, and of
         several classes jointly under one length. Through inducing points up to 1000 rows it is the
