@@ -76,9 +76,7 @@ class Table:
         ImportError
             If pandas is not installed.
         """
-        import pandas as pd
-
-        return pd.DataFrame(self.columns).set_index(next(iter(self.columns)))
+        return frame_of(self.columns)
 
     def __str__(self):
         return f"{self.title}\n\n{text_table(self.columns)}"
@@ -121,9 +119,7 @@ class Summary:
         ImportError
             If pandas is not installed.
         """
-        import pandas as pd
-
-        return pd.DataFrame(self.coefficients).set_index("name")
+        return frame_of(self.coefficients)
 
     def __str__(self):
         figures = ", ".join(f"{name} {_cell(value)}" for name, value in self.figures.items())
@@ -133,6 +129,13 @@ class Summary:
 
 def _cell(value):
     return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
+
+
+def frame_of(columns):
+    """Return columns as a data frame, indexed by the first."""
+    import pandas as pd
+
+    return pd.DataFrame(columns).set_index(next(iter(columns)))
 
 
 def text_table(columns):

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .._estimator.summary import text_table
+from .._estimator.summary import frame_of, text_table
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,7 @@ class CredibleSets:
         ImportError
             If pandas is not installed.
         """
-        import pandas as pd
-
-        return pd.DataFrame(self.columns).set_index("set")
+        return frame_of(self.columns)
 
     def __str__(self):
         title = f"{len(self)} credible sets of level {self.level:g}, purity {self.purity:g}"

@@ -39,7 +39,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     random_state : int, RandomState instance or None, default=None
         Seed of the default parts; parts that are given have their own.
     verbose : int, default=0
-        1 prints a line for each part with its seconds, mean log probability and weight.
+        1 prints the `summary` at the end of a fit.
 
     Attributes
     ----------
@@ -174,6 +174,8 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         self.log_score_ = np.average(log_mean[seen], weights=weight[seen])
         self.part_log_scores_ = np.average(log_p[:, seen], weights=weight[seen], axis=1)
         self._names, self.estimators_ = list(dict(named)), list(parts)
+        if self.verbose:
+            print(self.summary())
         return self
 
     def _checked_parts(self, X):

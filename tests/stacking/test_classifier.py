@@ -184,6 +184,12 @@ def test_the_summary_names_parts_by_weight(default):
     assert frame.loc["linear", "weight"] == default.weights_[1]
 
 
+def test_verbose_prints_the_summary(data, capsys):
+    parts = [("linear", ConvexVariationalLogistic())]
+    model = BayesianStackingClassifier(parts, verbose=1).fit(*data)
+    assert capsys.readouterr().out == f"{model.summary()}\n"
+
+
 def test_wrong_parts_are_refused_by_name(data):
     logistic = LogisticRegression()
     with pytest.raises(ValueError, match="'plain' has no loo_proba_.*cv=5"):
