@@ -157,10 +157,13 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         of 2 to 500 columns, as free to differ as the evidence says: log loss .319 after .440 on 200
         rows of splice, .146 after .208 on 250 of image segments, .565 after .686 on 300 of six
         classes jointly. It is "mode" otherwise, where the evidence is sharp: with more rows, and of
-        several classes jointly under one length. Through inducing points up to 1000 rows it is the
-        mode with a prior of the lengths (see Notes), and "integrate" averages over the kernel with
-        the points where the mode put them: 90 % intervals at 60 rows cover .92. Averages
-        are of a constant times RBF or Matern; a UserWarning names what leaves only the mode.
+        several classes jointly under one length. Through inducing points it is the mode, up to 1000
+        rows with a prior of the lengths (see Notes); above 2000 rows, where a step rule learns, it
+        gives ``kernel=None`` a length for each of 2 to 500 columns under that prior: log loss .257
+        after .336 on 20,000 generated rows of 20 columns, .134 after .263 on 2001 rows of splice.
+        "integrate" averages over the kernel with the points where the mode put them: 90 % intervals
+        at 60 rows cover .92. Averages are of a constant times RBF or Matern; a UserWarning names
+        what leaves only the mode.
     n_jobs : int or None, default=None
         Workers: if dense for the nodes of an average, or for one-versus-rest problems; if sparse
         for the partitions of the rows.
@@ -275,9 +278,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     so many rows are in single precision, whose rounding moves a step in its fourth digit; sweeps at
     the learned kernel are in double.
 
-    Up to 1000 rows, of which the evidence of inducing points overfits many lengths, learning goes
-    up log evidence plus the log density of a multivariate t distribution of the log lengths about
-    their mean (scale .75, 4 degrees of freedom); with ``hyperparameters="mode"`` up the evidence
+    Up to 1000 rows, of which the evidence of inducing points overfits many lengths, and where
+    ``kernel=None`` has a length for each column, learning goes up log evidence plus the log density
+    of a multivariate t distribution of the log lengths about their mean (scale .75, 4 degrees of
+    freedom); with ``hyperparameters="mode"`` up the evidence
     alone. `log_evidence_` is without it.
 
     L-BFGS-B ends by its own rules, at relative changes of the evidence below 1e-6. The step rules

@@ -239,6 +239,17 @@ def test_learning_raises_the_evidence(optimizer):
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_many_rows_give_the_default_kernel_a_length_for_each_column():
+    X, y = make_classification(2700, 8, n_informative=3, n_redundant=0, random_state=0)
+    steps = dict(n_inducing=40, max_iter=60, random_state=0)
+    own = EPGaussianProcessClassifier(**steps).fit(X[:2001], y[:2001])
+    one = EPGaussianProcessClassifier(hyperparameters="mode", **steps).fit(X[:2001], y[:2001])
+    assert own.method_ == one.method_ == "sparse"
+    assert own.kernel_.k2.length_scale.shape == (8,) and np.ndim(one.kernel_.k2.length_scale) == 0
+    assert log_loss(own, X[2001:], y[2001:]) < log_loss(one, X[2001:], y[2001:]) - 0.02
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("optimizer", ["adam", "fmin_l_bfgs_b"])
 def test_lengths_of_few_rows_stay_nearer_each_other_than_the_evidence_alone_says(optimizer):
     X, y = toy(60, 8, noise=1.0)

@@ -11,7 +11,7 @@ from .._base import (
     draw_seed,
 )
 from .._hyperparameters import kernel_prior, kernel_settings, random_starts, wants_average
-from .._kernels import column_lengths, has_input_gradient
+from .._kernels import column_lengths, has_input_gradient, with_own_lengths
 from .._limits import LIMITS
 from .fit import InducingPlan, InducingRun
 from .learning import STEP_RULES
@@ -29,6 +29,13 @@ def _optimizer(estimator, factor):
             "use 'fmin_l_bfgs_b'."
         )
     return estimator.optimizer
+
+
+def _has_own_lengths(estimator, data, optimizer):
+    """Return whether the default kernel gets a length for each column, as in dense fits."""
+    default = estimator.kernel is None and estimator.hyperparameters == "auto"
+    learned = optimizer in STEP_RULES and data.weight > LIMITS.dense
+    return default and learned and 1 < len(data.var) <= LIMITS.lengths
 
 
 def _moves_inducing(estimator, kernel, weight):
@@ -73,6 +80,9 @@ def plan_inducing(estimator, data: PartitionedRows, factor, seed):
     Z = first_points(estimator, data.candidates, data.candidate_weight, seed, lengths)
     check_kernel(kernel, kernel(Z, Z))
     optimizer = _optimizer(estimator, factor)
+    own_lengths = _has_own_lengths(estimator, data, optimizer)
+    if own_lengths:
+        kernel = with_own_lengths(kernel, len(data.var))
     n_restarts = estimator.n_restarts_optimizer if optimizer == "fmin_l_bfgs_b" else 0
     plan = InducingPlan(
         data=data,
@@ -88,7 +98,8 @@ def plan_inducing(estimator, data: PartitionedRows, factor, seed):
         batch_size=estimator.batch_size,
         learning_rate=estimator.learning_rate,
         averaged=estimator.site_memory == "average",
-        flat=estimator.hyperparameters == "mode" or data.weight > LIMITS.prior_of_lengths,
+        flat=estimator.hyperparameters == "mode"
+        or (data.weight > LIMITS.prior_of_lengths and not own_lengths),
         averaging=_averaging(estimator, kernel, data, factor),
         damping=estimator.damping,
         accelerate=estimator.acceleration is not None,
