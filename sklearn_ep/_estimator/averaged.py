@@ -10,7 +10,8 @@ from .._engine.hyper import (
     mixture_moments,
 )
 from .checks import check_choice
-from .latents import draw_latent
+from .latents import draw_latent, label_log_prob
+from .proba_intervals import NodesAtRows
 
 _MUCH_FORETOLD = 0.1  # share of the mass beyond the nodes that is worth a remark
 
@@ -51,6 +52,13 @@ def average_remarks(averages):
     return tuple(remarks)
 
 
+def nodes_of(mixture, X):
+    """Return the `NodesAtRows` of the posteriors of a mixture."""
+    moments = [p.latent(X) for p in mixture.posteriors]
+    mean, var = (np.array(parts) for parts in zip(*moments, strict=True))
+    return NodesAtRows(mixture.weight, mean, var, [p.factor for p in mixture.posteriors])
+
+
 class AveragedPosterior:
     """Mixture of the posteriors of one problem at several hyperparameters.
 
@@ -66,13 +74,14 @@ class AveragedPosterior:
         """Factor of the labels; that of the heaviest node where they differ."""
         return self.posteriors[int(np.argmax(self.weight))].factor
 
-    def _of_nodes(self, X):
-        pairs = [p.latent(X) for p in self.posteriors]
-        return np.array([m for m, _ in pairs]), np.array([v for _, v in pairs])
+    def at_nodes(self, X):
+        """Return the `NodesAtRows`."""
+        return nodes_of(self, X)
 
     def latent(self, X):
         """Return mean and variance (n,) by the law of total variance."""
-        return mixture_moments(self.weight, *self._of_nodes(X))
+        nodes = self.at_nodes(X)
+        return mixture_moments(self.weight, nodes.mean, nodes.var)
 
     def covariance(self, X1, X2):
         """Return the covariance (n1, n2) by the law of total covariance."""
@@ -85,10 +94,9 @@ class AveragedPosterior:
 
         A link that is the factor of the heaviest node stands for the factor of each node.
         """
-        own = link is self.factor
-        columns = []
-        for posterior, mean, var in zip(self.posteriors, *self._of_nodes(X), strict=True):
-            used = posterior.factor if own else link
+        own, nodes, columns = link is self.factor, self.at_nodes(X), []
+        for factor, mean, var in zip(nodes.factors, nodes.mean, nodes.var, strict=True):
+            used = factor if own else link
             columns.append(np.column_stack([used.tilted(s, mean, var).log_z for s in signs]))
         return log_mixture(self.weight, np.array(columns))
 
@@ -97,6 +105,17 @@ class AveragedPosterior:
         return draw_mixture(
             self.weight, lambda m, n: draw_latent(self.posteriors[m], X, n, rng), n_samples, rng
         )
+
+    def draw_log_prob(self, link, X, n_samples, rng):
+        """Return log probabilities (n_samples, n, 2) of such draws, by a link of `log_proba`."""
+        own = link is self.factor
+
+        def of_node(m, n):
+            posterior = self.posteriors[m]
+            used = posterior.factor if own else link
+            return label_log_prob(used, draw_latent(posterior, X, n, rng))
+
+        return draw_mixture(self.weight, of_node, n_samples, rng)
 
 
 class AveragedClasses:
@@ -119,12 +138,16 @@ class AveragedClasses:
         """Factor of all classes, which all nodes share."""
         return self.posteriors[0].factor
 
+    def at_nodes(self, X):
+        """Return the `NodesAtRows`."""
+        return nodes_of(self, X)
+
     def latent(self, X):
         """Return means (n, K) and covariances (n, K, K) by the law of total covariance."""
-        return self._mixed([p.latent(X) for p in self.posteriors])
+        nodes = self.at_nodes(X)
+        return self._mixed(nodes.mean, nodes.var)
 
-    def _mixed(self, moments):
-        mean, cov = (np.array(parts) for parts in zip(*moments, strict=True))
+    def _mixed(self, mean, cov):
         centre = np.tensordot(self.weight, mean, 1)
         apart = mean - centre
         between = np.einsum("m,mnc,mnj->ncj", self.weight, apart, apart)
@@ -132,9 +155,11 @@ class AveragedClasses:
 
     def latent_and_log_proba(self, X, factor):
         """Return the same and log probabilities (n, K) by a factor, those of the nodes mixed."""
-        moments = [p.latent(X) for p in self.posteriors]
-        each = [factor.log_proba(m, contrast_variances(cov)) for m, cov in moments]
-        return *self._mixed(moments), log_mixture(self.weight, np.array(each))
+        nodes = self.at_nodes(X)
+        pairs = zip(nodes.mean, nodes.var, strict=True)
+        each = [factor.log_proba(m, contrast_variances(cov)) for m, cov in pairs]
+        mixed = self._mixed(nodes.mean, nodes.var)
+        return *mixed, log_mixture(self.weight, np.array(each))
 
     def covariance(self, X1, X2, c, j):
         """Return the covariance (n1, n2) of classes c and j by the law of total covariance."""

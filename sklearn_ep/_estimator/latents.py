@@ -7,6 +7,7 @@ from scipy.special import logsumexp
 from .._engine.class_sites import contrast_variances
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
 from .fitting import one_or_stack
+from .proba_intervals import interval_of_joint, interval_of_rest, interval_of_two, nodes_at
 
 
 def log_normalise(log_p):
@@ -14,12 +15,14 @@ def log_normalise(log_p):
     return log_p - logsumexp(log_p, axis=1, keepdims=True)
 
 
-def committee(links, draws):
-    """Return class probabilities (S, n, K) for latent draws (S, n) of each binary problem."""
-    pairs = [(1.0, link, f) for link, f in zip(links, draws, strict=True)]
-    if len(draws) == 1:
-        pairs = [(-1.0, links[0], draws[0]), *pairs]
-    log_p = np.stack([link.log_prob(label, f) for label, link, f in pairs], axis=-1)
+def label_log_prob(link, draws):
+    """Return log probabilities (..., 2) of the labels -1 and 1 at latent values."""
+    return np.stack([link.log_prob(label, draws) for label in (-1.0, 1.0)], axis=-1)
+
+
+def committee(log_p):
+    """Return class probabilities (S, n, K) for label log probabilities (S, n, 2) a problem."""
+    log_p = log_p[0] if len(log_p) == 1 else np.stack([p[..., 1] for p in log_p], axis=-1)
     return np.exp(log_p - logsumexp(log_p, axis=-1, keepdims=True))
 
 
@@ -32,6 +35,13 @@ def draw_latent(posterior, X, n_samples, rng):
     # rows may repeat, so the matrix may be singular: a relative jitter changes nothing visible
     cov[np.diag_indices_from(cov)] += 1e-10 * (1.0 + np.diagonal(cov).max())
     return mean + rng.standard_normal((n_samples, len(mean))) @ cholesky(cov, lower=True).T
+
+
+def draw_log_prob(posterior, link, X, n_samples, rng):
+    """Return label log probabilities (n_samples, n, 2) of joint draws of the latent function."""
+    if hasattr(posterior, "draw_log_prob"):
+        return posterior.draw_log_prob(link, X, n_samples, rng)
+    return label_log_prob(link, draw_latent(posterior, X, n_samples, rng))
 
 
 def label_log_proba(posterior, signs, X, link):
@@ -49,13 +59,20 @@ def covariance_with(posterior, X2, *classes):
     return lambda X1: posterior.covariance(X1, X2, *classes)
 
 
+def separate_interval(problems, level):
+    """Return intervals (n, 2) of one problem, or (n, K, 2) of one a class, from their nodes."""
+    one = len(problems) == 1
+    return interval_of_two(problems[0], level) if one else interval_of_rest(problems, level)
+
+
 class SeparateLatents:
     """One latent function for two classes, or one a class, each of a problem of its own.
 
     A posterior offers `latent(X)` -> mean and variance (n,), `covariance(X1, X2)` -> (n1, n2), may
     offer `draw(X, n_samples, rng)` -> joint draws (n_samples, n) and `covariance_with(X2)` -> map
     from X1 to covariances, and has the `factor` whose log Z is the log probability of a label; one
-    that is not Gaussian offers `log_proba(signs, X, link)`.
+    that is not Gaussian offers `log_proba(signs, X, link)`, one whose nodes differ in their factors
+    `draw_log_prob(link, X, n_samples, rng)`.
     """
 
     def __init__(self, posteriors, links):
@@ -82,6 +99,11 @@ class SeparateLatents:
         pairs = zip(self.posteriors, self.links, strict=True)
         return log_normalise(np.hstack([label_log_proba(p, (1.0,), X, k) for p, k in pairs]))
 
+    def proba_interval(self, X, level):
+        """Return central intervals (n, 2) or (n, K, 2) of the probabilities of `log_proba`."""
+        pairs = zip(self.posteriors, self.links, strict=True)
+        return separate_interval([nodes_at(p, link, X) for p, link in pairs], level)
+
     def log_odds(self, X):
         """Return log odds (n, K) of each class against the rest: they rank as probabilities do.
 
@@ -93,8 +115,8 @@ class SeparateLatents:
 
     def committee(self, X, n_samples, rng):
         """Return class probabilities (S, n, K) of joint draws."""
-        draws = [draw_latent(p, X, n_samples, rng) for p in self.posteriors]
-        return committee(self.links, draws)
+        pairs = zip(self.posteriors, self.links, strict=True)
+        return committee([draw_log_prob(p, k, X, n_samples, rng) for p, k in pairs])
 
 
 class JointLatents:
@@ -146,6 +168,12 @@ class JointLatents:
     def log_proba(self, X):
         """Return log probabilities of the classes (n, K)."""
         return self._latent_and_log_proba(X, self.posterior.factor)[2]
+
+    def proba_interval(self, X, level):
+        """Return central intervals (n, 2) or (n, K, 2) of the probabilities of `log_proba`."""
+        nodes = nodes_at(self.posterior, self.posterior.factor.rough(), X)
+        found = interval_of_joint(nodes, level)
+        return found[:, 1] if self.posterior.n_classes == 2 else found
 
     def _latent_and_log_proba(self, X, factor):
         if hasattr(self.posterior, "latent_and_log_proba"):

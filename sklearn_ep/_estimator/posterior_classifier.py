@@ -161,6 +161,34 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         """
         return probabilities(self._log_proba(X))
 
+    @in_precision_of_rows
+    def predict_proba_interval(self, X, level=0.9):
+        """Intervals of the class probabilities: what the rows leave open of them.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Rows to predict.
+        level : float, default=0.9
+            Probability in (0, 1) that an interval covers the probability of its class, over the
+            posterior of the latent function.
+
+        Returns
+        -------
+        interval : ndarray of shape (n, 2), or (n, n_classes, 2) for more than two classes
+            Lower and upper end, of two classes for the second one. They are quantiles, so that
+            half of what is left out lies beyond either end. With more than two classes they are
+            quantiles over 512 evenly spread points of the posterior; O(n K) memory a point.
+
+        Raises
+        ------
+        ValueError
+            If `level` is not between 0 and 1.
+        """
+        X = self._check_new(X)
+        check_number("level", level, 0, 1, boundaries="neither")
+        return self._latents().proba_interval(X, level)
+
     def predict(self, X):
         """Most probable class.
 

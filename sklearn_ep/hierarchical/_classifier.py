@@ -537,6 +537,35 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         """
         return probabilities(self.predict_log_proba(X, groups, kind))
 
+    def predict_proba_interval(self, X, level=0.9, groups=None, kind="conditional"):
+        """Intervals of the class probabilities: what coefficients and effects leave open of them.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Rows to predict.
+        level : float, default=0.9
+            Probability in (0, 1) that an interval covers the probability of its class.
+        groups : array-like of shape (n,), default=None
+            Group labels, where they are not a column of X. The interval of an unseen label is as
+            wide as the population of groups.
+        kind : {"conditional", "population"}, default="conditional"
+            "population" takes every row as one of a new group.
+
+        Returns
+        -------
+        interval : ndarray of shape (n, 2), or (n, n_classes, 2) for more than two classes
+            Lower and upper end, of two classes for the second one: quantiles of the posterior.
+
+        Raises
+        ------
+        ValueError
+            If `level` is not between 0 and 1.
+        """
+        rows = _prediction.new_rows(self, X, groups, kind)
+        check_number("level", level, 0, 1, boundaries="neither")
+        return _prediction.proba_interval(self._posteriors, rows, level)
+
     def predict(self, X, groups=None, kind="conditional"):
         """Most probable class.
 

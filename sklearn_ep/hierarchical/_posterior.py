@@ -8,6 +8,7 @@ from scipy.special import log_expit
 from .._engine.gaussian import Moments, backward, forward
 from .._engine.hyper import log_mixture, mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
+from .._estimator.proba_intervals import NodesAtRows
 from . import _scales
 from .exact.layout import EffectPlaces
 
@@ -243,6 +244,12 @@ class EffectsMixture:
             sides = zip(*(node.at_rows(some) for node in self.nodes), strict=True)
             out.append(combine(*map(np.stack, sides)))
         return out
+
+    def at_nodes(self, *rows):
+        """Return the `NodesAtRows`, of rows as in `latent`."""
+        found = self._over_blocks(rows, lambda *sides: sides)
+        mean, var = (np.concatenate(a, axis=1) for a in zip(*found, strict=True))
+        return NodesAtRows(self.scales.weight, mean, var, [])
 
     def latent(self, *rows):
         """Return moments of the linear predictor: means (n,) and variances (n,), or (n, K) and

@@ -10,7 +10,8 @@ from .._engine.likelihoods import Logit
 from .._engine.noisy_argmax import SOFTMAX
 from .._estimator.checks import check_choice, checked_weights
 from .._estimator.fitting import one_or_stack
-from .._estimator.latents import committee
+from .._estimator.latents import committee, label_log_prob, separate_interval
+from .._estimator.proba_intervals import interval_of_joint, nodes_at
 from . import _factors
 from ._posterior import is_joint
 
@@ -123,9 +124,18 @@ def links_of(posteriors):
     return [Logit()] * len(posteriors)
 
 
+def proba_interval(posteriors, rows, level):
+    """Return central intervals (n, 2), or (n, K, 2) of several classes, of the probabilities."""
+    if is_joint(posteriors):
+        return interval_of_joint(nodes_at(posteriors[0], SOFTMAX, *rows), level)
+    pairs = zip(posteriors, links_of(posteriors), strict=True)
+    return separate_interval([nodes_at(p, link, *rows) for p, link in pairs], level)
+
+
 def proba_of_draws(posteriors, rows, n_samples, rng):
     """Return class probabilities (S, n, K) of joint draws."""
     draws = [p.draw_latent(*rows, n_samples, rng) for p in posteriors]
     if is_joint(posteriors):
         return np.exp(SOFTMAX.log_prob(draws[0]))
-    return committee(links_of(posteriors), draws)
+    pairs = zip(links_of(posteriors), draws, strict=True)
+    return committee([label_log_prob(link, f) for link, f in pairs])

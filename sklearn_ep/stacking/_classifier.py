@@ -13,7 +13,7 @@ from .._estimator.base import SavedEstimator
 from .._estimator.checks import check_number, checked_weights
 from .._estimator.fitting import restore_on_error
 from .._estimator.summary import Table
-from ._parts import default_parts, fit_part
+from ._parts import default_parts, fit_part, proba_interval
 from ._weights import stacking_weights
 
 
@@ -246,6 +246,33 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         return log_mixture(
             self.weights_, np.array([p.predict_log_proba(X) for p in self.estimators_])
         )
+
+    def predict_proba_interval(self, X, level=0.9):
+        """Intervals of the class probabilities: the weighted mean of those of the parts.
+
+        That is the interval of the mixture if the parts err together, and wider than it if they do
+        not.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n, d)
+            Rows to predict.
+        level : float, default=0.9
+            Probability in (0, 1) that an interval covers the probability of its class.
+
+        Returns
+        -------
+        interval : ndarray of shape (n, 2), or (n, n_classes, 2) for more than two classes
+            Lower and upper end, of two classes for the second one.
+
+        Raises
+        ------
+        ValueError
+            If `level` is not between 0 and 1, or a part has no `predict_proba_interval`.
+        """
+        check_is_fitted(self)
+        parts = zip(self._names, self.estimators_, strict=True)
+        return np.tensordot(self.weights_, [proba_interval(*p, X, level) for p in parts], 1)
 
     def predict(self, X):
         """Most probable class.

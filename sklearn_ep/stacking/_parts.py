@@ -38,6 +38,14 @@ def _last_step(part):
     return part[-1] if isinstance(part, Pipeline) else part
 
 
+def proba_interval(name, part, X, level):
+    """Return the intervals of class probabilities of a fitted part."""
+    last = _last_step(part)
+    if not hasattr(last, "predict_proba_interval"):
+        raise ValueError(f"the part {name!r} has no predict_proba_interval.")
+    return last.predict_proba_interval(X if last is part else part[:-1].transform(X), level)
+
+
 def _weight_arguments(name, part, sample_weight):
     """Return the keywords by which `part.fit` takes sample_weight."""
     if sample_weight is None:

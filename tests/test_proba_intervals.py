@@ -1,0 +1,128 @@
+"""Intervals of class probabilities: those of joint draws, exact where they can be, calibrated."""
+
+import numpy as np
+import pytest
+from scipy.special import expit, ndtr, ndtri
+from sklearn.datasets import load_iris
+from sklearn.gaussian_process.kernels import RBF
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from sklearn_ep import (
+    BayesianStackingClassifier,
+    ConvexVariationalLogistic,
+    EPGaussianProcessClassifier,
+    HierarchicalEPLogistic,
+    RelaxedEPClassifier,
+    SpikeSlabClassifier,
+)
+
+RNG = np.random.RandomState(0)
+X = RNG.randn(90, 3)
+TWO = (X[:, 0] + 0.5 * RNG.randn(90) > 0).astype(int)
+THREE = TWO + (X[:, 1] > 0.3)
+GROUPS = RNG.randint(0, 9, 90)
+FIXED = dict(kernel=2.0 * RBF(1.5), optimizer=None)
+NEW = 1.5 * RNG.randn(12, 3)
+CASES = {
+    "average of a Gaussian process": (EPGaussianProcessClassifier(), TWO),
+    "classes of a Gaussian process": (EPGaussianProcessClassifier(**FIXED), THREE),
+    "each class against the rest": (
+        EPGaussianProcessClassifier(multi_class="one_vs_rest", **FIXED),
+        THREE,
+    ),
+    "labels that may be wrong": (RelaxedEPClassifier(), TWO),
+    "observed labels": (RelaxedEPClassifier(predict_clean=False), TWO),
+    "linear": (ConvexVariationalLogistic(), TWO),
+    "linear, classes": (ConvexVariationalLogistic(), THREE),
+    "few columns": (SpikeSlabClassifier(), TWO),
+    "groups": (HierarchicalEPLogistic(), TWO),
+    "groups, classes": (HierarchicalEPLogistic(), THREE),
+}
+
+
+def fitted(name):
+    est, y = CASES[name]
+    own = [GROUPS] if name.startswith("groups") else []
+    rows = [np.r_[GROUPS[:8], [99] * 4]] if own else []
+    est.fit(X, y, **dict(zip(["groups"], own, strict=False)))
+    return est, dict(zip(["groups"], rows, strict=False))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_draws_fall_within_as_often_as_promised(name):
+    est, groups = fitted(name)
+    interval = est.predict_proba_interval(NEW, level=0.8, **groups)
+    draws = est.sample_proba(NEW, n_samples=4000, random_state=1, **groups)
+    if len(est.classes_) == 2:
+        interval, draws = interval[:, None], draws[:, :, 1:]
+    assert interval.shape == (12, draws.shape[2], 2)
+    assert np.all(interval[..., 0] <= interval[..., 1])
+    assert interval.min() >= 0.0 and interval.max() <= 1.0
+    # .01 for draws and for points; draws of few columns are of the spike and slab itself, its
+    # latent values are normal given the hyperparameters
+    tolerance = 0.05 if name == "few columns" else 0.03
+    np.testing.assert_allclose((draws < interval[..., 0]).mean(axis=0), 0.1, atol=tolerance)
+    np.testing.assert_allclose((draws > interval[..., 1]).mean(axis=0), 0.1, atol=tolerance)
+
+
+@pytest.mark.parametrize("likelihood, link", [("probit", ndtr), ("logit", expit)])
+def test_ends_are_the_link_at_quantiles_of_one_normal(likelihood, link):
+    est = EPGaussianProcessClassifier(likelihood=likelihood, **FIXED).fit(X, TWO)
+    mean, std = est.latent_mean_and_variance(NEW)[0], np.sqrt(est.latent_mean_and_variance(NEW)[1])
+    expected = link(np.column_stack([mean - ndtri(0.95) * std, mean + ndtri(0.95) * std]))
+    np.testing.assert_allclose(est.predict_proba_interval(NEW), expected, rtol=1e-8)
+
+
+def test_the_true_probability_is_covered():
+    rng, inside = np.random.RandomState(3), []
+    for _ in range(60):
+        rows, coef = rng.randn(60, 4), rng.randn(4)
+        y = rng.rand(40) < expit(rows[:40] @ coef)
+        est = ConvexVariationalLogistic(prior_variance=1.0, fit_intercept=False)
+        lower, upper = est.fit(rows[:40], y).predict_proba_interval(rows[40:], level=0.8).T
+        truth = expit(rows[40:] @ coef)
+        inside.append(np.mean((lower <= truth) & (truth <= upper)))
+    # standard error .015
+    assert abs(np.mean(inside) - 0.8) < 0.045
+
+
+def test_a_new_group_is_known_least():
+    est = HierarchicalEPLogistic().fit(X, TWO, groups=GROUPS)
+    seen, new, population = (
+        np.diff(est.predict_proba_interval(np.zeros((1, 3)), **more))[0, 0]
+        for more in (
+            dict(groups=[GROUPS[0]]),
+            dict(groups=[99]),
+            dict(groups=[GROUPS[0]], kind="population"),
+        )
+    )
+    assert seen < new == population
+
+
+def test_a_stack_weighs_the_intervals_of_its_parts():
+    rows, y = load_iris(return_X_y=True)
+    rows, y = rows[y > 0][::2, :2], y[y > 0][::2]
+    gp = make_pipeline(StandardScaler(), EPGaussianProcessClassifier(**FIXED))
+    parts = [("gp", gp), ("linear", ConvexVariationalLogistic())]
+    stack = BayesianStackingClassifier(parts).fit(rows, y)
+    first, second = stack.estimators_
+    scaled = first[0].transform(rows)
+    expected = stack.weights_[0] * first[-1].predict_proba_interval(scaled, 0.5)
+    expected = expected + stack.weights_[1] * second.predict_proba_interval(rows, 0.5)
+    np.testing.assert_allclose(stack.predict_proba_interval(rows, 0.5), expected)
+
+
+def test_a_part_without_intervals_is_named():
+    parts = [("gp", EPGaussianProcessClassifier(**FIXED)), ("plain", LogisticRegression())]
+    stack = BayesianStackingClassifier(parts, cv=3).fit(X, TWO)
+    with pytest.raises(ValueError, match="the part 'plain' has no predict_proba_interval"):
+        stack.predict_proba_interval(NEW)
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -0.1, np.nan])
+def test_levels_are_checked(level):
+    for est in (ConvexVariationalLogistic(), HierarchicalEPLogistic()):
+        with pytest.raises(ValueError, match="level"):
+            est.fit(X, TWO).predict_proba_interval(NEW, level=level)
