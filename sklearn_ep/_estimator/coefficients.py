@@ -6,26 +6,39 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from .checks import check_number
-from .summary import Summary, coefficient_columns, title_of
+from .summary import (
+    Ranking,
+    Summary,
+    check_ranking,
+    coefficient_columns,
+    column_names,
+    names_by_class,
+    title_of,
+)
+
+
+def strength_of(columns, of_column):
+    """Return the keys of a `Ranking` of a table of coefficients, of which some are of a column.
+
+    Inclusion where the table has it, then |mean| / sd.
+    """
+    mean, sd = np.abs(columns["mean"]), columns["sd"]
+    ratio = np.divide(mean, sd, out=np.zeros(len(mean)), where=sd > 0)
+    ratio[~of_column] = np.nan
+    return [columns["inclusion"], ratio] if "inclusion" in columns else [ratio]
 
 
 class CoefficientReport:
     """Intervals and summary of a linear estimator.
 
     A subclass offers `_coefficients(level)`: means and standard deviations (.., q) of its
-    coefficients, with an intercept last if there is one, and their intervals (.., q, 2);
-    `_coefficient_names()`, one for each of them, features of all classes first; `_more_columns()`
-    and `_figures()`, what a summary shows besides.
+    coefficients, with an intercept last if there is one, and their intervals (.., q, 2), and
+    `_figures()`, what a summary shows besides.
     """
 
     _coefficients: Any
-    _coefficient_names: Any
     _figures: Any
     n_features_in_: int
-
-    def _more_columns(self):
-        """Return further columns of the table, arrays of its length, by name."""
-        return {}
 
     def coef_interval(self, level=0.9):
         """Central posterior intervals of the coefficients.
@@ -50,13 +63,21 @@ class CoefficientReport:
         check_number("level", level, 0, 1, boundaries="neither")
         return self._coefficients(level)[2][..., : self.n_features_in_, :]
 
-    def summary(self, level=0.9):
+    def summary(self, level=0.9, top=20, sort="strength", feature_names=None):
         """Tabulate what was learned: coefficients with intervals, and key figures.
 
         Parameters
         ----------
         level : float, default=0.9
             Probability in (0, 1) that an interval covers its coefficient.
+        top : int or None, default=20
+            How many coefficients are printed, the strongest; None for all. The tables have all.
+        sort : {"strength", "column"}, default="strength"
+            Order in which they are printed: by inclusion where columns may be left out, then by
+            abs(mean) / sd; or that of the columns.
+        feature_names : array-like of shape (d,), default=None
+            Names of the columns, such as ``pipeline[:-1].get_feature_names_out()``. None takes
+            those of the rows of the fit, x0, x1, ... where they had none.
 
         Returns
         -------
@@ -70,14 +91,24 @@ class CoefficientReport:
         Raises
         ------
         ValueError
-            If `level` is not between 0 and 1.
+            If `level` is not between 0 and 1, `top` or `sort` is none of the above, or
+            `feature_names` has another length.
         """
         check_is_fitted(self)
         check_number("level", level, 0, 1, boundaries="neither")
-        d = self.n_features_in_
+        check_ranking(sort, top)
+        d, names = self.n_features_in_, column_names(self, feature_names)
         mean, std, interval = self._coefficients(level)
+        intercept = ["intercept"] * (mean.shape[-1] > d)
+        if hasattr(self, "classes_"):
+            names, intercept = names_by_class(self, names), names_by_class(self, intercept)
         mean, std = (np.concatenate([a[..., :d].ravel(), a[..., d:].ravel()]) for a in (mean, std))
         ends = [interval[..., :d, :].reshape(-1, 2), interval[..., d:, :].reshape(-1, 2)]
-        names, more = self._coefficient_names(), self._more_columns()
-        columns = coefficient_columns(names, mean, std, level, np.vstack(ends), **more)
-        return Summary(title_of(self), level, columns, figures=self._figures())
+        more = {}
+        if hasattr(self, "inclusion_proba_"):
+            more["inclusion"] = np.append(self.inclusion_proba_, [np.nan] * len(intercept))
+        columns = coefficient_columns(
+            [*names, *intercept], mean, std, level, np.vstack(ends), **more
+        )
+        ranking = Ranking(strength_of(columns, np.arange(len(mean)) < len(names)), sort, top)
+        return Summary(title_of(self), level, ranking, columns, figures=self._figures())

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
+from .summary import Printed
 
-@dataclass(frozen=True)
-class Diagnosis:
+
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Printed):
     """How far to trust a fit; printing it gives a summary in words.
 
     Attributes

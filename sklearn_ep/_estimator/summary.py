@@ -1,19 +1,39 @@
-"""What a linear model has learned, as a table: for reading, and as data frames where pandas is."""
+"""What a model has learned, as tables: for reading, and as data frames where pandas is."""
 
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
 
-from .checks import check_number
+from .checks import check_choice, check_number
 
 
-def column_names(estimator):
-    """Return the names of the columns of X, x0 and so on where it had none."""
-    names = getattr(estimator, "feature_names_in_", None)
+class Printed:
+    """What shows its text in a console and in a notebook."""
+
+    def __repr__(self):
+        return str(self)
+
+    def _repr_html_(self):
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def column_names(estimator, given=None):
+    """Return the names of the columns of X: those given, else its own, else x0 and so on.
+
+    Raises
+    ------
+    ValueError
+        If the names given are not one for each column.
+    """
+    d = estimator.n_features_in_
+    names = getattr(estimator, "feature_names_in_", None) if given is None else given
     if names is None:
-        return [f"x{j}" for j in range(estimator.n_features_in_)]
+        return [f"x{j}" for j in range(d)]
+    if len(names) != d:
+        raise ValueError(f"feature_names has {len(names)} names, X has {d} columns.")
     return [str(name) for name in names]
 
 
@@ -48,8 +68,53 @@ def coefficient_columns(names, mean, std, level, interval=None, **more):
     return columns | dict(lower=interval[:, 0], upper=interval[:, 1]) | more
 
 
-@dataclass(frozen=True)
-class Table:
+class Ranking:
+    """In which order a table is printed, and which of its rows are.
+
+    Parameters
+    ----------
+    keys : sequence of ndarray of shape (q,)
+        Strength of each row, the first key first; nan for a row that is none of a column. Such rows
+        keep their places, and are always shown.
+    sort : {"strength", "column"}
+        Order of the rows of columns.
+    top : int or None
+        How many rows of columns are shown, the strongest; None for all.
+    """
+
+    def __init__(self, keys, sort, top):
+        column = np.flatnonzero(~np.isnan(keys[0]))
+        strongest = column[np.lexsort([-key[column] for key in reversed(keys)])]
+        self.order = np.arange(len(keys[0]))
+        if sort == "strength":
+            self.order[column] = strongest
+        self.shown = np.ones(len(self.order), dtype=bool)
+        self.shown[strongest[top:]] = False if top is not None else True
+        self.n_columns = len(column)
+
+    def printed(self, columns):
+        """Return the columns of a table as they are printed."""
+        return _rows(columns, self.order[self.shown[self.order]])
+
+    def remark(self):
+        """Return in words how many rows are not shown, empty if all are."""
+        hidden = int(np.sum(~self.shown))
+        return f"{hidden} weaker ones of {self.n_columns} are not shown" if hidden else ""
+
+
+def _rows(columns, places):
+    return {name: np.asarray(values)[places] for name, values in columns.items()}
+
+
+def check_ranking(sort, top):
+    """Raise a ValueError unless these are parameters of a `Ranking`."""
+    check_choice("sort", sort, ["strength", "column"])
+    if top is not None:
+        check_number("top", top, 1, integer=True)
+
+
+@dataclass(frozen=True, repr=False)
+class Table(Printed):
     """Columns of equal length under a title, the first of them names; printing shows them.
 
     Attributes
@@ -82,8 +147,8 @@ class Table:
         return f"{self.title}\n\n{text_table(self.columns)}"
 
 
-@dataclass(frozen=True)
-class Summary:
+@dataclass(frozen=True, repr=False)
+class Summary(Printed):
     """Tables of what was learned; printing it shows them.
 
     Attributes
@@ -92,8 +157,14 @@ class Summary:
         Estimator and how its fit ended.
     level : float
         Level of the intervals.
+    ranking : Ranking
+        Order in which the rows of the first table are printed, and which are.
     coefficients : dict of str to ndarray
-        Columns name, mean, sd, lower, upper and what the model adds; the intercept is last.
+        Columns name, mean, sd, lower, upper and what the model adds, all rows in the order of the
+        columns of X; the intercept is last. Empty for a Gaussian process.
+    hyperparameters : dict of str to ndarray
+        Parameters of the kernel of a Gaussian process: name, value, and lower and upper where they
+        are averaged over.
     scales : dict of str to ndarray
         Standard deviations of the effects of groups with their intervals; empty without groups.
     figures : dict of str to object
@@ -102,29 +173,47 @@ class Summary:
 
     title: str
     level: float
-    coefficients: dict[str, np.ndarray]
+    ranking: Ranking
+    coefficients: dict[str, np.ndarray] = field(default_factory=dict)
+    hyperparameters: dict[str, np.ndarray] = field(default_factory=dict)
     scales: dict[str, np.ndarray] = field(default_factory=dict)
     figures: dict[str, object] = field(default_factory=dict)
 
     def to_frame(self):
-        """Return the coefficients as a data frame, indexed by name.
+        """Return the coefficients, or the parameters of the kernel, as a data frame.
 
         Returns
         -------
         frame : pandas.DataFrame
-            One row a coefficient.
+            One row for each, in the order of the columns, indexed by name. None is left out.
 
         Raises
         ------
         ImportError
             If pandas is not installed.
         """
-        return frame_of(self.coefficients)
+        return frame_of(self._first)
+
+    @property
+    def _first(self):
+        return self.coefficients or self.hyperparameters
+
+    def _heading(self):
+        figures = [f"{name} {_cell(value)}" for name, value in self.figures.items()]
+        return [self.title, ", ".join(figures), f"intervals of {self.level:.0%}"]
+
+    def _printed(self):
+        return [t for t in (self.ranking.printed(self._first), self.scales) if t]
 
     def __str__(self):
-        figures = ", ".join(f"{name} {_cell(value)}" for name, value in self.figures.items())
-        tables = [text_table(t) for t in (self.coefficients, self.scales) if t]
-        return "\n".join([self.title, figures, f"intervals of {self.level:.0%}", "", *tables])
+        first, *rest = map(text_table, self._printed())
+        remark = [line for line in [self.ranking.remark()] if line]
+        return "\n".join([*self._heading(), "", first, *remark, *rest])
+
+    def _repr_html_(self):
+        first, *rest = map(_html_table, self._printed())
+        lines = "<br>".join(map(escape, self._heading()))
+        return "".join([f"<p>{lines}</p>", first, escape(self.ranking.remark()), *rest])
 
 
 def _cell(value):
@@ -136,6 +225,14 @@ def frame_of(columns):
     import pandas as pd
 
     return pd.DataFrame(columns).set_index(next(iter(columns)))
+
+
+def _html_table(columns):
+    """Return columns as a table of HTML."""
+    cells = [[_cell(v) for v in values] for values in columns.values()]
+    lines = [("th", columns), *(("td", row) for row in zip(*cells, strict=True))]
+    rows = ("".join(f"<{tag}>{escape(c)}</{tag}>" for c in row) for tag, row in lines)
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
 
 def text_table(columns):

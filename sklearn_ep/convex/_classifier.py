@@ -39,10 +39,6 @@ from .._estimator.fitting import (
 )
 from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.row_parts import array_parts
-from .._estimator.summary import (
-    column_names,
-    names_by_class,
-)
 from ._joint import (
     JointWeightPosterior,
     fit_joint,
@@ -620,10 +616,6 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         means, variances = _by_class(self._posteriors)
         each = [p.coefficient_interval(level) for p in self._posteriors]
         return means, np.sqrt(variances), np.reshape(each, (*means.shape, 2))
-
-    def _coefficient_names(self):
-        tail = ["intercept"] * bool(self.fit_intercept)
-        return [*names_by_class(self, column_names(self)), *names_by_class(self, tail)]
 
     def _figures(self):
         return {

@@ -32,7 +32,7 @@ from .._estimator.fitting import (
     warn_not_converged,
 )
 from .._estimator.row_statistics import merged, statistics_of_rows
-from .._estimator.summary import column_names, interval_of
+from .._estimator.summary import interval_of
 from ._regression import Rows, fit_regression, plan_regression, rows_of_parts, takes_exact
 from ._sites import SITES, SuperGaussianSite
 
@@ -407,10 +407,6 @@ class ConvexVariationalRegressor(
             mean = np.append(mean, self.intercept_)
             std = np.append(std, posterior.intercept_std())
         return mean, std, interval_of(mean, std, level)
-
-    def _coefficient_names(self):
-        last = ["intercept"] if self._posteriors[0].centre is not None else []
-        return [*column_names(self), *last]
 
     def _figures(self):
         noise = float(np.sqrt(self.noise_variance_))

@@ -688,13 +688,19 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         check_is_fitted(self)
         return intervals(self._posteriors, level)[:, : self.coef_.shape[1]]
 
-    def summary(self, level=0.9):
+    def summary(self, level=0.9, top=20, sort="strength", feature_names=None):
         """Tables of what was learned, for reading.
 
         Parameters
         ----------
         level : float, default=0.9
             Posterior probability of the intervals, in (0, 1). 0.9 is that of `tau_interval_`.
+        top : int or None, default=20
+            How many coefficients are printed, the strongest; None for all. The tables have all.
+        sort : {"strength", "column"}, default="strength"
+            Order in which they are printed: by abs(mean) / sd, or that of the columns.
+        feature_names : array-like of shape (d,), default=None
+            Names of the columns of X; None takes those of the rows of the fit.
 
         Returns
         -------
@@ -711,10 +717,11 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         Raises
         ------
         ValueError
-            If `level` is not between 0 and 1.
+            If `level` is not between 0 and 1, `top` or `sort` is none of the above, or
+            `feature_names` has another length.
         """
         check_is_fitted(self)
-        return summarise(self, level)
+        return summarise(self, level, top, sort, feature_names)
 
     def group_effects_frame(self, level=0.9):
         """Effects of all groups as a table, one row an effect.

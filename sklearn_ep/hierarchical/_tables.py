@@ -5,6 +5,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._estimator import summary
 from .._estimator.checks import check_number
+from .._estimator.coefficients import strength_of
 from ._posterior import is_joint, moments_by_class
 
 _CLOSE = 0.5  # effective share of points of a density that is near another
@@ -18,16 +19,26 @@ def intervals(posteriors, level):
     return found[0] if is_joint(posteriors) else np.stack(found)
 
 
-def summarise(est, level):
+def _shared_names(est, given=None):
+    """Return the names of the columns with shared coefficients, those without groups."""
+    names = enumerate(summary.column_names(est, given))
+    return [name for k, name in names if k not in est._columns.taken]
+
+
+def summarise(est, level, top, sort, feature_names):
     """Return the `Summary` of a fitted `HierarchicalEPLogistic`."""
     interval, columns = intervals(est._posteriors, level), est._columns
-    names = [name for k, name in enumerate(summary.column_names(est)) if k not in columns.taken]
+    summary.check_ranking(sort, top)
+    names = _shared_names(est, feature_names)
     own = summary.names_by_class(est, [*names, "intercept"] if columns.fit_intercept else names)
     beta = moments_by_class(est._posteriors)
     mean = np.concatenate([m.mean for m in beta])
     sd = np.concatenate([np.sqrt(np.diagonal(m.cov)) for m in beta])
     lower, upper = interval.reshape(-1, 2).T
     coefficients = summary.coefficient_columns(own, mean, sd, level, lower=lower, upper=upper)
+    slopes = np.ones((len(beta), len(own) // len(beta)), dtype=bool)
+    slopes[:, len(names) :] = False
+    keys = strength_of(coefficients, slopes.ravel())
     factors = _factors(est)
     n_levels = [n for _, _, n in factors]
     figures = {"rows": est._n_rows, "groups": n_levels[0] if len(n_levels) == 1 else n_levels}
@@ -35,7 +46,12 @@ def summarise(est, level):
     figures |= {"log evidence": est.log_evidence_, "engine": est.engine_}
     figures |= {"scales": what_was_averaged(est)} if factors else {}
     return summary.Summary(
-        summary.title_of(est), level, coefficients, _scales(est, names, level), figures
+        summary.title_of(est),
+        level,
+        summary.Ranking(keys, sort, top),
+        coefficients,
+        scales=_scales(est, names, level),
+        figures=figures,
     )
 
 
@@ -125,7 +141,7 @@ def effects_frame(est, level):
         If `level` is no probability between zero and one.
     """
     check_is_fitted(est)
-    names = [n for k, n in enumerate(summary.column_names(est)) if k not in est._columns.taken]
+    names = _shared_names(est)
     several = len(est.classes_) > 2
     parts = [_empty(several)]
     for factor, labels, mean, sd, rows in zip(_factors(est), *_by_factor(est), strict=True):

@@ -10,7 +10,6 @@ from .._estimator.coefficients import CoefficientReport
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, restore_on_error, warn_not_converged
 from .._estimator.posterior_classifier import PosteriorClassifier
-from .._estimator.summary import column_names
 from ._plan import ACCEPT_SPARSE
 from ._probit_fit import fit_plan, fitted_attributes, make_plan, state_attributes
 from ._support import FeatureSupport
@@ -219,21 +218,11 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
         mixture = self._posteriors[0]
         mean, std = self.coef_, self.coef_std_
         interval = mixture.coefficients.coef_interval(level)
-        if self._has_intercept:
+        if mixture.coefficients.units.fit_intercept:
             centre, spread = mixture.intercept()
             mean, std = np.append(mean, centre)[None], np.append(std, spread)[None]
             interval = np.vstack([interval, mixture.intercept(level)])
         return mean, std, interval[None]
-
-    @property
-    def _has_intercept(self):
-        return self._posteriors[0].coefficients.units.fit_intercept
-
-    def _coefficient_names(self):
-        return [*column_names(self), *["intercept"] * self._has_intercept]
-
-    def _more_columns(self):
-        return {"inclusion": np.append(self.inclusion_proba_, [np.nan] * self._has_intercept)}
 
     def _figures(self):
         return {

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from .._estimator.summary import frame_of, text_table
+from .._estimator.summary import Printed, frame_of, text_table
 
 
-@dataclass(frozen=True)
-class CredibleSets:
+@dataclass(frozen=True, repr=False)
+class CredibleSets(Printed):
     """Sets of columns that hold an effect; printing shows them.
 
     Attributes

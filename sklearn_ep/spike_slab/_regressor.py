@@ -446,14 +446,6 @@ class SpikeSlabRegressor(
             interval = np.vstack([interval, responses.intercept_interval(level)])
         return mean, std, interval
 
-    def _coefficient_names(self):
-        last = ["intercept"] if self._posteriors[0].units.fit_intercept else []
-        return [*column_names(self), *last]
-
-    def _more_columns(self):
-        last = [np.nan] if self._posteriors[0].units.fit_intercept else []
-        return {"inclusion": np.append(self.inclusion_proba_, last)}
-
     def _figures(self):
         return {
             "log evidence": self.log_evidence_,
