@@ -3,8 +3,13 @@
 import numpy as np
 import pytest
 from sklearn.datasets import load_iris
+from sklearn.gaussian_process.kernels import RBF
 
-from sklearn_ep import ConvexVariationalLogistic, EPGaussianProcessClassifier
+from sklearn_ep import (
+    ConvexVariationalLogistic,
+    EPGaussianProcessClassifier,
+    RelaxedEPClassifier,
+)
 
 X, Y = load_iris(return_X_y=True)
 TWO = X[:100], Y[:100]
@@ -34,6 +39,35 @@ def test_the_parameters_of_a_kernel_with_intervals():
     np.testing.assert_allclose(np.log(found["upper"] / found["value"]).iloc[0], 1.6448536 * sd)
     mode = EPGaussianProcessClassifier(hyperparameters="mode").fit(*TWO).summary()
     assert list(mode.hyperparameters) == ["name", "value"]
+
+
+def test_what_a_summary_tells_besides():
+    noisy = RelaxedEPClassifier(hyperparameters="mode").fit(*TWO)
+    assert f"label noise {noisy.label_noise_:.4g}" in str(noisy.summary())
+    points = EPGaussianProcessClassifier(method="sparse", n_inducing=10, kernel=RBF(2.0))
+    assert "inducing points 10" in str(points.fit(*TWO).summary())
+    stream = EPGaussianProcessClassifier(n_inducing=10, kernel=RBF(2.0), method="sparse")
+    assert "length scale" in str(stream.partial_fit(*TWO, classes=[0, 1]).summary())
+
+
+def test_each_class_has_its_own_kernel():
+    kernel = 2.0 * RBF([1.0, 2.0, 3.0, 4.0])
+    apart = dict(multi_class="one_vs_rest", optimizer=None)
+    found = EPGaussianProcessClassifier(kernel, **apart).fit(X, Y).summary(top=1)
+    lines = [line.split("  ")[0] for line in str(found).splitlines()[5:]]
+    assert lines[1:] == [
+        *(f"{c}: variance" for c in range(3)),
+        "11 weaker ones of 12 are not shown",
+    ]
+    assert lines[0].endswith("length scale of x0")
+    np.testing.assert_allclose(
+        found.hyperparameters["value"], np.tile([2.0, 1.0, 2.0, 3.0, 4.0], 3)
+    )
+
+
+def test_a_kernel_without_free_parameters():
+    est = EPGaussianProcessClassifier(RBF(2.0, length_scale_bounds="fixed")).fit(*TWO)
+    assert "log evidence" in str(est.summary()) and len(est.summary().to_frame()) == 0
 
 
 def test_html_has_the_names_escaped():

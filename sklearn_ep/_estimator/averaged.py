@@ -52,19 +52,8 @@ def average_remarks(averages):
     return tuple(remarks)
 
 
-def nodes_of(mixture, X):
-    """Return the `NodesAtRows` of the posteriors of a mixture."""
-    moments = [p.latent(X) for p in mixture.posteriors]
-    mean, var = (np.array(parts) for parts in zip(*moments, strict=True))
-    return NodesAtRows(mixture.weight, mean, var, [p.factor for p in mixture.posteriors])
-
-
-class AveragedPosterior:
-    """Mixture of the posteriors of one problem at several hyperparameters.
-
-    Follows the contract of the items of `latents.SeparateLatents`; posteriors are those of the
-    nodes, weight (M,) sums to one.
-    """
+class _Mixture:
+    """Posteriors of the nodes and their weight (M,), which sums to one."""
 
     def __init__(self, posteriors, weight):
         self.posteriors, self.weight = posteriors, weight
@@ -74,14 +63,31 @@ class AveragedPosterior:
         """Factor of the labels; that of the heaviest node where they differ."""
         return self.posteriors[int(np.argmax(self.weight))].factor
 
-    def at_nodes(self, X):
+    def moments(self, X):
+        """Return means (M, n) or (M, n, K) of the nodes, and variances or covariances."""
+        each = [p.latent(X) for p in self.posteriors]
+        return np.array([mean for mean, _ in each]), np.array([var for _, var in each])
+
+    def links(self, link):
+        """Return the link of each node: its own factor where `link` is that of the heaviest."""
+        own = link is self.factor
+        return [p.factor if own else link for p in self.posteriors]
+
+    def at_nodes(self, link, X):
         """Return the `NodesAtRows`."""
-        return nodes_of(self, X)
+        mean, var = self.moments(X)
+        return NodesAtRows(self.weight, mean, var, self.links(link))
+
+
+class AveragedPosterior(_Mixture):
+    """Mixture of the posteriors of one problem at several hyperparameters.
+
+    Follows the contract of the items of `latents.SeparateLatents`.
+    """
 
     def latent(self, X):
         """Return mean and variance (n,) by the law of total variance."""
-        nodes = self.at_nodes(X)
-        return mixture_moments(self.weight, nodes.mean, nodes.var)
+        return mixture_moments(self.weight, *self.moments(X))
 
     def covariance(self, X1, X2):
         """Return the covariance (n1, n2) by the law of total covariance."""
@@ -90,14 +96,11 @@ class AveragedPosterior:
         return mixture_covariance(self.weight, cov, *sides)
 
     def log_proba(self, signs, X, link):
-        """Return log probabilities (n, len(signs)) of labels, those of the nodes mixed.
-
-        A link that is the factor of the heaviest node stands for the factor of each node.
-        """
-        own, nodes, columns = link is self.factor, self.at_nodes(X), []
-        for factor, mean, var in zip(nodes.factors, nodes.mean, nodes.var, strict=True):
-            used = factor if own else link
-            columns.append(np.column_stack([used.tilted(s, mean, var).log_z for s in signs]))
+        """Return log probabilities (n, len(signs)) of labels, those of the nodes mixed."""
+        columns = [
+            np.column_stack([own.tilted(s, mean, var).log_z for s in signs])
+            for own, mean, var in zip(self.links(link), *self.moments(X), strict=True)
+        ]
         return log_mixture(self.weight, np.array(columns))
 
     def draw(self, X, n_samples, rng):
@@ -107,45 +110,29 @@ class AveragedPosterior:
         )
 
     def draw_log_prob(self, link, X, n_samples, rng):
-        """Return log probabilities (n_samples, n, 2) of such draws, by a link of `log_proba`."""
-        own = link is self.factor
+        """Return label log probabilities (n_samples, n, 2) of such draws."""
+        links = self.links(link)
 
         def of_node(m, n):
-            posterior = self.posteriors[m]
-            used = posterior.factor if own else link
-            return label_log_prob(used, draw_latent(posterior, X, n, rng))
+            return label_log_prob(links[m], draw_latent(self.posteriors[m], X, n, rng))
 
         return draw_mixture(self.weight, of_node, n_samples, rng)
 
 
-class AveragedClasses:
+class AveragedClasses(_Mixture):
     """Mixture of the joint posteriors of all classes at several hyperparameters.
 
-    Follows the contract of the item of `latents.JointLatents`; posteriors are those of the nodes,
-    weight (M,) sums to one.
+    Follows the contract of the item of `latents.JointLatents`.
     """
-
-    def __init__(self, posteriors, weight):
-        self.posteriors, self.weight = posteriors, weight
 
     @property
     def n_classes(self):
         """Number of classes."""
         return self.posteriors[0].n_classes
 
-    @property
-    def factor(self):
-        """Factor of all classes, which all nodes share."""
-        return self.posteriors[0].factor
-
-    def at_nodes(self, X):
-        """Return the `NodesAtRows`."""
-        return nodes_of(self, X)
-
     def latent(self, X):
         """Return means (n, K) and covariances (n, K, K) by the law of total covariance."""
-        nodes = self.at_nodes(X)
-        return self._mixed(nodes.mean, nodes.var)
+        return self._mixed(*self.moments(X))
 
     def _mixed(self, mean, cov):
         centre = np.tensordot(self.weight, mean, 1)
@@ -155,11 +142,10 @@ class AveragedClasses:
 
     def latent_and_log_proba(self, X, factor):
         """Return the same and log probabilities (n, K) by a factor, those of the nodes mixed."""
-        nodes = self.at_nodes(X)
-        pairs = zip(nodes.mean, nodes.var, strict=True)
+        means, covs = self.moments(X)
+        pairs = zip(means, covs, strict=True)
         each = [factor.log_proba(m, contrast_variances(cov)) for m, cov in pairs]
-        mixed = self._mixed(nodes.mean, nodes.var)
-        return *mixed, log_mixture(self.weight, np.array(each))
+        return *self._mixed(means, covs), log_mixture(self.weight, np.array(each))
 
     def covariance(self, X1, X2, c, j):
         """Return the covariance (n1, n2) of classes c and j by the law of total covariance."""

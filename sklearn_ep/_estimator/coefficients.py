@@ -9,7 +9,7 @@ from .checks import check_number
 from .summary import (
     Ranking,
     Summary,
-    check_ranking,
+    check_summary,
     coefficient_columns,
     column_names,
     names_by_class,
@@ -94,9 +94,7 @@ class CoefficientReport:
             If `level` is not between 0 and 1, `top` or `sort` is none of the above, or
             `feature_names` has another length.
         """
-        check_is_fitted(self)
-        check_number("level", level, 0, 1, boundaries="neither")
-        check_ranking(sort, top)
+        check_summary(self, level, top, sort)
         d, names = self.n_features_in_, column_names(self, feature_names)
         mean, std, interval = self._coefficients(level)
         intercept = ["intercept"] * (mean.shape[-1] > d)

@@ -7,7 +7,7 @@ from scipy.special import logsumexp
 from .._engine.class_sites import contrast_variances
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
 from .fitting import one_or_stack
-from .proba_intervals import interval_of_joint, interval_of_rest, interval_of_two, nodes_at
+from .proba_intervals import interval_of_joint, interval_of_separate, nodes_at
 
 
 def log_normalise(log_p):
@@ -59,12 +59,6 @@ def covariance_with(posterior, X2, *classes):
     return lambda X1: posterior.covariance(X1, X2, *classes)
 
 
-def separate_interval(problems, level):
-    """Return intervals (n, 2) of one problem, or (n, K, 2) of one a class, from their nodes."""
-    one = len(problems) == 1
-    return interval_of_two(problems[0], level) if one else interval_of_rest(problems, level)
-
-
 class SeparateLatents:
     """One latent function for two classes, or one a class, each of a problem of its own.
 
@@ -102,7 +96,7 @@ class SeparateLatents:
     def proba_interval(self, X, level):
         """Return central intervals (n, 2) or (n, K, 2) of the probabilities of `log_proba`."""
         pairs = zip(self.posteriors, self.links, strict=True)
-        return separate_interval([nodes_at(p, link, X) for p, link in pairs], level)
+        return interval_of_separate([nodes_at(p, link, X) for p, link in pairs], level)
 
     def log_odds(self, X):
         """Return log odds (n, K) of each class against the rest: they rank as probabilities do.
@@ -172,8 +166,7 @@ class JointLatents:
     def proba_interval(self, X, level):
         """Return central intervals (n, 2) or (n, K, 2) of the probabilities of `log_proba`."""
         nodes = nodes_at(self.posterior, self.posterior.factor.rough(), X)
-        found = interval_of_joint(nodes, level)
-        return found[:, 1] if self.posterior.n_classes == 2 else found
+        return interval_of_joint(nodes, level)
 
     def _latent_and_log_proba(self, X, factor):
         if hasattr(self.posterior, "latent_and_log_proba"):

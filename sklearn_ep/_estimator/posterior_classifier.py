@@ -178,15 +178,15 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         interval : ndarray of shape (n, 2), or (n, n_classes, 2) for more than two classes
             Lower and upper end, of two classes for the second one. They are quantiles, so that
             half of what is left out lies beyond either end. With more than two classes they are
-            quantiles over 512 evenly spread points of the posterior; O(n K) memory a point.
+            quantiles over 1024 evenly spread points of the posterior; O(n K) memory a point.
 
         Raises
         ------
         ValueError
             If `level` is not between 0 and 1.
         """
-        X = self._check_new(X)
         check_number("level", level, 0, 1, boundaries="neither")
+        X = self._check_new(X)
         return self._latents().proba_interval(X, level)
 
     def predict(self, X):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
+from sklearn.utils.validation import check_is_fitted
 
 from .checks import check_choice, check_number
 
@@ -28,7 +29,7 @@ def column_names(estimator, given=None):
     ValueError
         If the names given are not one for each column.
     """
-    d = estimator.n_features_in_
+    d = getattr(estimator, "n_features_in_", 0)  # rows that are objects have no columns
     names = getattr(estimator, "feature_names_in_", None) if given is None else given
     if names is None:
         return [f"x{j}" for j in range(d)]
@@ -74,10 +75,10 @@ class Ranking:
     Parameters
     ----------
     keys : sequence of ndarray of shape (q,)
-        Strength of each row, the first key first; nan for a row that is none of a column. Such rows
-        keep their places, and are always shown.
+        Strength of each row, the first key first; nan for a row that is of no column of X, such as
+        an intercept. Those are always shown.
     sort : {"strength", "column"}
-        Order of the rows of columns.
+        Whether the strongest rows come first, those of no column last, or the order is kept.
     top : int or None
         How many rows of columns are shown, the strongest; None for all.
     """
@@ -87,9 +88,9 @@ class Ranking:
         strongest = column[np.lexsort([-key[column] for key in reversed(keys)])]
         self.order = np.arange(len(keys[0]))
         if sort == "strength":
-            self.order[column] = strongest
+            self.order = np.concatenate([strongest, np.setdiff1d(self.order, column)])
         self.shown = np.ones(len(self.order), dtype=bool)
-        self.shown[strongest[top:]] = False if top is not None else True
+        self.shown[strongest[len(column) if top is None else top :]] = False
         self.n_columns = len(column)
 
     def printed(self, columns):
@@ -106,8 +107,10 @@ def _rows(columns, places):
     return {name: np.asarray(values)[places] for name, values in columns.items()}
 
 
-def check_ranking(sort, top):
-    """Raise a ValueError unless these are parameters of a `Ranking`."""
+def check_summary(estimator, level, top, sort):
+    """Raise an error unless the estimator is fitted and these are parameters of its summary."""
+    check_is_fitted(estimator)
+    check_number("level", level, 0, 1, boundaries="neither")
     check_choice("sort", sort, ["strength", "column"])
     if top is not None:
         check_number("top", top, 1, integer=True)

@@ -41,7 +41,7 @@ from ._hyperparameters import learned_coordinates
 from ._joint_gp import JointGPPosterior
 from ._kernels import has_input_gradient, with_theta
 from ._limits import LIMITS
-from ._summary import summarise
+from ._summary import KernelReport
 
 # Attributes that not every fit has.
 _OPTIONAL = ["inducing_points_", "inducing_mean_", "inducing_cov_", "learn_inducing_"]
@@ -398,7 +398,7 @@ def left_out_labels(result):
     return {"loo_log": result.evaluation.payload[1].tilted.log_z}
 
 
-class GaussianProcessBase(PosteriorClassifier):
+class GaussianProcessBase(KernelReport, PosteriorClassifier):
     """Attributes, evidence at given hyperparameters and diagnosis of the GP classifiers.
 
     A fit leaves two private attributes besides what predicts: `_plan`, all that was decided before
@@ -518,41 +518,6 @@ class GaussianProcessBase(PosteriorClassifier):
         if plan is not None and self.kernel is not None and self.optimizer is not None:
             warn_at_bounds(fit.kernel)
         return self
-
-    def summary(self, level=0.9, top=20, sort="strength", feature_names=None):
-        """Tabulate what was learned: parameters of the kernel, and key figures.
-
-        Parameters
-        ----------
-        level : float, default=0.9
-            Probability in (0, 1) that an interval covers its parameter. Intervals are those of a
-            log-normal distribution with the moments of the average; the mode has none.
-        top : int or None, default=20
-            How many parameters that belong to one column each are printed, the shortest length
-            scales first; None for all. The table has all.
-        sort : {"strength", "column"}, default="strength"
-            Order in which they are printed: from the shortest length scale to the longest, or that
-            of the columns.
-        feature_names : array-like of shape (d,), default=None
-            Names of the columns; None takes those of the rows of the fit, x0, x1, ... where they
-            had none.
-
-        Returns
-        -------
-        summary : Summary
-            Its `hyperparameters` are the free parameters of the kernel: name, value (the exponent
-            of the mean of the logs), and lower and upper if they were averaged over. Each class
-            with a kernel of its own comes under its label. ``print`` shows it, ``to_frame()`` gives
-            it to pandas.
-
-        Raises
-        ------
-        ValueError
-            If `level` is not between 0 and 1, `top` or `sort` is none of the above, or
-            `feature_names` has another length.
-        """
-        check_is_fitted(self)
-        return summarise(self, level, top, sort, feature_names)
 
     def log_marginal_likelihood(self, theta=None, eval_gradient=False, clone_kernel=True):
         """Log evidence of the training data at given kernel parameters.

@@ -574,6 +574,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
             solver_path_=own["path"][0] if len(wrong) == 1 else own["path"],
         )
 
+    def _figures(self):
+        return {"label noise": self.label_noise_, **super()._figures()}
+
     def _links(self):
         links = super()._links()
         return [LabelNoise(0.0, f.noise) for f in links] if self.predict_clean else links

@@ -2,36 +2,100 @@
 
 import numpy as np
 
-from .._estimator import summary
+from .._estimator.summary import (
+    Ranking,
+    Summary,
+    check_summary,
+    column_names,
+    interval_of,
+    title_of,
+)
 
 
-def summarise(est, level, top, sort, feature_names):
-    """Return the `Summary` of a fitted Gaussian process."""
-    summary.check_ranking(sort, top)
-    columns = summary.column_names(est, feature_names)
+class KernelReport:
+    """Summary of a Gaussian process."""
+
+    hyperparameters_used_: str
+    log_evidence_: float
+
+    def summary(self, level=0.9, top=20, sort="strength", feature_names=None):
+        """Tabulate what was learned: parameters of the kernel, and key figures.
+
+        Parameters
+        ----------
+        level : float, default=0.9
+            Probability in (0, 1) that an interval covers its parameter. Intervals are those of a
+            log-normal distribution with the moments of the average; the mode has none.
+        top : int or None, default=20
+            How many parameters that belong to one column each are printed, the shortest length
+            scales first; None for all. The table has all.
+        sort : {"strength", "column"}, default="strength"
+            Order in which they are printed: from the shortest length scale to the longest, or that
+            of the columns.
+        feature_names : array-like of shape (d,), default=None
+            Names of the columns; None takes those of the rows of the fit, x0, x1, ... where they
+            had none.
+
+        Returns
+        -------
+        summary : Summary
+            Its `hyperparameters` are the free parameters of the kernel: name, value (the
+            exponential of the mean log), and lower and upper if they were averaged over. Each class
+            with a kernel of its own comes under its label. ``print`` shows it, ``to_frame()`` gives
+            it to pandas.
+
+        Raises
+        ------
+        ValueError
+            If `level` is not between 0 and 1, `top` or `sort` is none of the above, or
+            `feature_names` has another length.
+        """
+        check_summary(self, level, top, sort)
+        columns = column_names(self, feature_names)
+        each = [_table_of_kernel(columns, *problem) for problem in _problems(self)]
+        names, logs, sd, keys = (np.concatenate(parts) for parts in zip(*each, strict=True))
+        table = {"name": names, "value": np.exp(logs)}
+        if self.hyperparameters_used_ == "integrate":
+            lower, upper = np.exp(interval_of(logs, sd, level)).T
+            table |= dict(lower=lower, upper=upper)
+        ranking = Ranking([keys], sort, top)
+        figures = {"log evidence": self.log_evidence_, **self._figures()}
+        return Summary(title_of(self), level, ranking, hyperparameters=table, figures=figures)
+
+    def _figures(self):
+        """Return what a summary shows besides the kernel and the evidence."""
+        used = self.hyperparameters_used_ == "integrate"
+        figures = {"hyperparameters": _how_averaged(self) if used else "at one value"}
+        points = getattr(self, "inducing_points_", None)
+        return figures | ({} if points is None else {"inducing points": len(points)})
+
+
+def _weights(est):
+    """Return the weights (M,) of the nodes, a list over the averages."""
+    weights = est.hyper_weights_
+    return weights if isinstance(weights, list) else [weights]
+
+
+def _how_averaged(est):
+    effective = ", ".join(f"{1.0 / np.sum(w**2):.1f}" for w in _weights(est))
+    return f"averaged, effective nodes {effective}"
+
+
+def _problems(est):
+    """Return label, kernel, theta (M, p) and weight (M,) of its nodes, of each kernel."""
     kernels = getattr(est.kernel_, "kernels", [est.kernel_])
-    nodes = est.hyper_theta_, est.hyper_weights_
-    pairs = zip(*nodes, strict=True) if isinstance(nodes[0], list) else [nodes]
+    thetas = est.hyper_theta_ if isinstance(est.hyper_theta_, list) else [est.hyper_theta_]
     labels = [f"{label}: " for label in est.classes_] if len(kernels) > 1 else [""]
-    names, keys, logs, spread, effective = [], [], [], [], []
-    for label, kernel, (theta, weight) in zip(labels, kernels, pairs, strict=True):
-        own, of_column = _parameters(kernel, columns)
-        mean = weight @ theta
-        names += [label + name for name in own]
-        keys.append(np.where(of_column, -mean, np.nan))
-        logs.append(mean)
-        spread.append(np.sqrt(weight @ (theta - mean) ** 2))
-        effective.append(1.0 / np.sum(weight**2))
-    mean, sd = np.concatenate(logs), np.concatenate(spread)
-    table = {"name": np.array(names, dtype=object), "value": np.exp(mean)}
-    ends = np.exp(summary.interval_of(mean, sd, level))
-    averaged = est.hyperparameters_used_ == "integrate"
-    table |= dict(lower=ends[:, 0], upper=ends[:, 1]) if averaged else {}
-    ranking = summary.Ranking([np.concatenate(keys)], sort, top)
-    figures = _figures(est, effective if averaged else None)
-    return summary.Summary(
-        summary.title_of(est), level, ranking, hyperparameters=table, figures=figures
-    )
+    return zip(labels, kernels, thetas, _weights(est), strict=True)
+
+
+def _table_of_kernel(columns, label, kernel, theta, weight):
+    """Return names, means and sds of the logs, and strengths, nan but for those of one column."""
+    names, of_column = _parameters(kernel, columns)
+    mean = weight @ theta
+    sd = np.sqrt(weight @ (theta - mean) ** 2)
+    own = np.array([label + name for name in names], dtype=object)
+    return own, mean, sd, np.where(of_column, -mean, np.nan)
 
 
 def _parameters(kernel, columns):
@@ -46,15 +110,3 @@ def _parameters(kernel, columns):
         names += [f"{word} of {c}" for c in each] if h.n_elements > 1 else [word]
         of_column += [own] * h.n_elements
     return names, np.array(of_column, dtype=bool)
-
-
-def _figures(est, effective):
-    numbers = "" if effective is None else ", ".join(f"{n:.1f}" for n in effective)
-    how = f"averaged, effective nodes {numbers}" if numbers else "at their mode"
-    figures = {
-        "rows": len(est.loo_proba_),
-        "log evidence": est.log_evidence_,
-        "hyperparameters": how,
-    }
-    points = getattr(est, "inducing_points_", None)
-    return figures | ({} if points is None else {"inducing points": len(points)})

@@ -562,8 +562,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         ValueError
             If `level` is not between 0 and 1.
         """
-        rows = _prediction.new_rows(self, X, groups, kind)
         check_number("level", level, 0, 1, boundaries="neither")
+        rows = _prediction.new_rows(self, X, groups, kind)
         return _prediction.proba_interval(self._posteriors, rows, level)
 
     def predict(self, X, groups=None, kind="conditional"):
@@ -720,7 +720,6 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             If `level` is not between 0 and 1, `top` or `sort` is none of the above, or
             `feature_names` has another length.
         """
-        check_is_fitted(self)
         return summarise(self, level, top, sort, feature_names)
 
     def group_effects_frame(self, level=0.9):

@@ -245,11 +245,11 @@ class EffectsMixture:
             out.append(combine(*map(np.stack, sides)))
         return out
 
-    def at_nodes(self, *rows):
+    def at_nodes(self, link, *rows):
         """Return the `NodesAtRows`, of rows as in `latent`."""
         found = self._over_blocks(rows, lambda *sides: sides)
         mean, var = (np.concatenate(a, axis=1) for a in zip(*found, strict=True))
-        return NodesAtRows(self.scales.weight, mean, var, [])
+        return NodesAtRows(self.scales.weight, mean, var, [link] * len(self.nodes))
 
     def latent(self, *rows):
         """Return moments of the linear predictor: means (n,) and variances (n,), or (n, K) and

@@ -10,8 +10,8 @@ from .._engine.likelihoods import Logit
 from .._engine.noisy_argmax import SOFTMAX
 from .._estimator.checks import check_choice, checked_weights
 from .._estimator.fitting import one_or_stack
-from .._estimator.latents import committee, label_log_prob, separate_interval
-from .._estimator.proba_intervals import interval_of_joint, nodes_at
+from .._estimator.latents import committee, label_log_prob
+from .._estimator.proba_intervals import interval_of_joint, interval_of_separate, nodes_at
 from . import _factors
 from ._posterior import is_joint
 
@@ -129,7 +129,7 @@ def proba_interval(posteriors, rows, level):
     if is_joint(posteriors):
         return interval_of_joint(nodes_at(posteriors[0], SOFTMAX, *rows), level)
     pairs = zip(posteriors, links_of(posteriors), strict=True)
-    return separate_interval([nodes_at(p, link, *rows) for p, link in pairs], level)
+    return interval_of_separate([nodes_at(p, link, *rows) for p, link in pairs], level)
 
 
 def proba_of_draws(posteriors, rows, n_samples, rng):

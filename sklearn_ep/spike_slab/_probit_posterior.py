@@ -85,7 +85,7 @@ class ProbitMixture(AveragedPosterior):
     def intercept(self, level=None):
         """Return mean and standard deviation of the intercept, or its central interval (2,)."""
         origin = np.zeros((1, len(self.posteriors[0].part.units.scale)))
-        _, mean, var, _ = self.at_nodes(origin)
+        mean, var = self.moments(origin)
         if level is None:
             mean, var = mixture_moments(self.weight, mean, var)
             return float(mean[0]), float(np.sqrt(var[0]))

@@ -250,8 +250,8 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     def predict_proba_interval(self, X, level=0.9):
         """Intervals of the class probabilities: the weighted mean of those of the parts.
 
-        That is the interval of the mixture if the parts err together, and wider than it if they do
-        not.
+        That is exact where the probabilities of the parts rise and fall together, and as a rule too
+        wide elsewhere.
 
         Parameters
         ----------

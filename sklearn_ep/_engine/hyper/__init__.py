@@ -23,7 +23,7 @@ from .nodes import (
     star_about,
 )
 from .search import Search, Summit, ascend, learned_curvature, minimise_where_finite
-from .smooth import Axes, SmoothDistribution, normal_distribution
+from .smooth import Axes, SmoothDistribution, even_points, normal_distribution
 
 __all__ = [
     "Average",
@@ -41,6 +41,7 @@ __all__ = [
     "ascend",
     "average_of",
     "draw_mixture",
+    "even_points",
     "find_mode",
     "integrate",
     "learned_curvature",

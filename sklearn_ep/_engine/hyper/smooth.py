@@ -44,9 +44,9 @@ class Axes(NamedTuple):
 
 
 @lru_cache
-def _even_points(t: int) -> np.ndarray:
-    """Return evenly spread points (N, T) of the unit cube."""
-    points = qmc.Sobol(t, scramble=False).random_base2(_FINE.log2_points)
+def even_points(t: int, log2_points: int) -> np.ndarray:
+    """Return 2 ** log2_points evenly spread points (N, T) of the open unit cube."""
+    points = qmc.Sobol(t, scramble=False).random_base2(log2_points)
     return points + 0.5 / len(points)
 
 
@@ -116,7 +116,7 @@ def normal_distribution(mean: np.ndarray, cov: np.ndarray) -> SmoothDistribution
         return SmoothDistribution(np.zeros((1, 0)), np.ones(1))
     values, vectors = np.linalg.eigh(cov)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
-    points = mean + norm.ppf(_even_points(t)) @ root.T
+    points = mean + norm.ppf(even_points(t, _FINE.log2_points)) @ root.T
     return SmoothDistribution(points, np.full(len(points), 1.0 / len(points)))
 
 
@@ -140,7 +140,7 @@ def _smoothed(
     `log_density` maps zeta (N, T) to its log density; along are log densities on the `meshes` of
     each axis, from whose product the points are drawn that are then weighed.
     """
-    u, log_proposal = _even_points(len(meshes)), np.zeros(1)
+    u, log_proposal = even_points(len(meshes), _FINE.log2_points), np.zeros(1)
     zeta = np.empty_like(u)
     for k, (mesh, values) in enumerate(zip(meshes, along, strict=True)):
         power = _FINE.wider if len(meshes) > 1 else 1.0
