@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._engine.gaussian import ImproperPosterior
-from .._engine.loop import Anderson, Evaluation, Result, Trace, reason_to_end
+from .._engine.loop import Evaluation, Result, Trace, reason_to_end
 from ._double_loop import minimise
 from ._parameters import GROUP_SHARE
 from ._sampled_rows import (
@@ -47,6 +47,7 @@ class _Tolerances(NamedTuple):
     first_samples: float = 0.05  # samples of the first outer step
     samples: float = 0.005  # those of later ones: on real text .1 leaves new rows .3 off, .01 .15
     intercept: float = 1e-3  # the column of the intercept
+    stretch: tuple = (0.5, 4.0)  # of a fixed-point step of the scale, which are too short
 
 
 class _Samples(NamedTuple):
@@ -269,8 +270,8 @@ class SampledLoop:
     def __post_init__(self):
         self.place = _Position(self.rows, self.prior, len(self.noise))
         self._form = getattr(_Draws(self.place, self.noise), self.variance)
-        self._learning = Anderson(depth=2, mixing=1.0, max_change=2.0)
-        self.size = 1.0
+        self._moved: Any = None
+        self.size = self.tol = 1.0
 
     def minimise(self, tol, data, line):
         """Move u to the minimum at the present variances, from a `_Line`; return that there.
@@ -340,7 +341,7 @@ class SampledLoop:
         `last` is the state of an earlier fit to start from: coefficients, scale of the prior, and
         the unit of gradients.
         """
-        trace, reason = Trace(monitor), None
+        trace, reason, self.tol = Trace(monitor), None, tol
         self._begin(last)
         while reason is None:
             trace.begin()
@@ -356,26 +357,34 @@ class SampledLoop:
         return self.place.point.u, self.place.scale, self.size
 
     def _new_prior(self, predictor, dof):
-        """Renew what the prior depends on; return its change as a residual.
-
-        The scale is the one thing that moves slowly, and is accelerated.
-        """
+        """Renew what the prior depends on; return its change as a residual."""
         place, m, moved = self.place, self.prior.n_sites, 0.0
         if m:
             before, place.own = place.own, predictor.coefficient_variance()[:m]
             moved = float(np.mean(np.log(place.own / before) ** 2))
-        if not self.prior.learn:
-            return moved
-        scale, u = place.scale, place.point.u
+        return max(moved, self._new_scale(predictor, dof)) if self.prior.learn else moved
+
+    def _new_scale(self, predictor, dof):
+        """Move the scale of the prior towards the largest bound; return the change as a residual.
+
+        Fixed-point steps are too short. They are stretched by a secant: what the last move has left
+        of the step. Draws differ from scale to scale by the errors of their solves, hence limits.
+        """
+        place = self.place
         # errors of variances do not settle where the bound has no top, as on separable classes
-        args = u, place.penalty(), scale, predictor, dof, self.prior.of_scale
-        new = self.prior.new_scale(*args)
-        target = np.log(np.atleast_1d(self.prior.clipped(new)))
-        x = np.log(np.atleast_1d(scale))
-        change = float(np.max(np.abs(target - x)))
-        x = self._learning(x, Evaluation(target, change))
-        place.scale = self.prior.clipped(np.exp(x if np.ndim(new) else x[0]))
-        return max(moved, GROUP_SHARE * change)
+        args = place.point.u, place.penalty(), place.scale, predictor, dof, self.prior.of_scale
+        step = np.log(self.prior.clipped(self.prior.new_scale(*args)) / place.scale)
+        move = step
+        if self._moved is not None:
+            last_step, last_move = self._moved
+            fallen = np.where(last_step == step, TINY, last_step - step)
+            move = step * np.clip(last_move / fallen, *_TOL.stretch)
+        change = GROUP_SHARE * float(np.max(np.abs(move)))
+        if change < self.tol:
+            return 0.0
+        self._moved = step, move
+        place.scale = self.prior.clipped(place.scale * np.exp(move))
+        return change
 
     def finish(self, step, probes):
         """Return the bound on the log evidence and its standard error at the end.

@@ -11,6 +11,8 @@ from plain_logistic import plain_logistic
 from scipy.special import expit
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.preprocessing import normalize
 
 from sklearn_ep import ConvexVariationalLogistic
 from sklearn_ep.datasets import make_sparse_logistic
@@ -632,3 +634,26 @@ def test_sparse_rows_of_any_form_are_the_dense_ones():
         fit(some, labels).coef_, fit(some.toarray(), labels).coef_, rtol=1e-9
     )
     assert unsorted.nnz == 6
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_sampled_variances_learn_the_scale_of_weak_words(seed):
+    """Draws change from step to step; the learned scale has to settle all the same."""
+    rng = np.random.RandomState(0)
+    n, d, length = 2000, 3000, 20
+    often = 1.0 / np.arange(1, d + 1)
+    words = rng.choice(d, size=(n, length), p=often / often.sum())
+    ends = np.arange(n + 1) * length
+    counts = sp.csr_matrix((np.ones(n * length), words.ravel(), ends), shape=(n, d))
+    counts.sum_duplicates()
+    counts.data = 1.0 + np.log(counts.data)
+    rarity = np.log(n / np.maximum((counts > 0).sum(axis=0).A1, 1))
+    X = normalize(counts @ sp.diags(rarity))
+    coef = 0.9 * rng.randn(d)
+    y = rng.rand(n) < expit(X @ coef)
+    est = ConvexVariationalLogistic(variance="calibrated", random_state=seed).fit(
+        X[:1000], y[:1000]
+    )
+    assert est.converged_ and est.prior_variance_ < 5.0  # that of the words is .81
+    loss = log_loss(y[1000:], est.predict_proba(X[1000:]))
+    assert loss < 0.691  # even odds have .693
