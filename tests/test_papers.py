@@ -52,3 +52,16 @@ def test_a_page_is_made_of_items_with_and_without_results(driver, name):
         if item.name in results:
             lines = driver.item_lines(name, item, json.loads(json.dumps(results[item.name])))
             assert any("CPU minutes" in line for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_items_without_data_run(driver, name, tmp_path):
+    from paper_items.item import Setting
+
+    setting = Setting(quick=True, data=None, out=tmp_path)
+    for item in driver.paper_of(name).ITEMS:
+        if not item.needs_data:
+            result = driver.run_item(item, setting, "")
+            assert result["rows"], item.name
+            json.dumps(result, default=float)

@@ -13,8 +13,8 @@ from sparse_gpc import AMPLITUDE, digits, ep_row, first_points, start_kernel
 from sklearn_ep import EPGaussianProcessClassifier
 from sklearn_ep._engine.loop import Trace
 from sklearn_ep._engine.partition import Part, PartMap
-from sklearn_ep.gaussian_process.inducing.learning import evidence_at, learn_by_passes
-from sklearn_ep.gaussian_process.inducing.learning import SignRate
+from sklearn_ep.gaussian_process.inducing.ep import InducingEP
+from sklearn_ep.gaussian_process.inducing.learning import SignRate, evidence_at, learn_by_passes
 
 from .item import Item, Row, mean_and_error
 
@@ -134,7 +134,7 @@ def figure_1(setting):
                 at = evidence_at(ep, hyper, state, **plan.solver(1e-3, 100))
                 for _ in range(n_steps):
                     point = at(vector)
-                    trail.end({"log_evidence": point.value}, None)
+                    trail.end({"log_evidence": point.log_evidence}, None)
                     vector = hyper.clip(vector + rule.step(point.gradient))
         panel.plot(trail.times, trail.values, label=f"{how} updates")
         ends[how] = trail
@@ -237,6 +237,11 @@ def figure_3(setting):
 BANDWIDTH, LATENCY = 125e6, 1e-3
 
 
+def engine_of(plan, run, sizes):
+    """Return EP of a plan over other partitions of the rows."""
+    return InducingEP(run, sizes, plan.data.classes, plan.n_problems, plan.factor, plan.rule)
+
+
 def workers(setting, panel, rows):
     """Add the time of a pass over digits by the number of workers."""
     X, y, _, _ = digits(setting.data)
@@ -251,8 +256,7 @@ def workers(setting, panel, rows):
     for k in (1, 2, 4, 6, 8, 12):
         own = slice(0, n // k)
         with PartMap([Part(X[own], y[own], np.ones(n // k))]) as run:
-            ep = plan.engine(run)
-            ep.sizes = [n // k]
+            ep = engine_of(plan, run, [n // k])
             model, sites = ep.model(state), [state.sites[0][:, :, own]]
             answer, seconds = cpu(
                 lambda e=ep, a=model, s=sites: e.one_pass(a, s, gradient="fresh", inputs=True)
@@ -268,8 +272,7 @@ def workers(setting, panel, rows):
     parts = [Part(X[::2], y[::2], np.ones(n // 2)), Part(X[1::2], y[1::2], np.ones(n // 2))]
     for k in (1, 2):
         with PartMap(parts, k) as run:
-            ep = plan.engine(run)
-            ep.sizes = [n // 2] * 2
+            ep = engine_of(plan, run, [n // 2] * 2)
             sites = [state.sites[0][:, :, ::2], state.sites[0][:, :, 1::2]]
             model = ep.model(state)
             ep.one_pass(model, sites, gradient="fresh", inputs=True)
