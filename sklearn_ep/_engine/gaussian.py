@@ -287,6 +287,13 @@ def eigen_curvature(rows: np.ndarray, least: float) -> tuple[np.ndarray, np.ndar
     return np.maximum(values, least), vectors
 
 
+def covariance_root(cov: np.ndarray) -> np.ndarray:
+    """Return R (.., p, p) with R R' = cov, which may be singular."""
+    values, vectors = np.linalg.eigh(cov)
+    # eigenvalues of a singular matrix are zero but for rounding
+    return vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
+
+
 def weighted_gram(B: Any, weight: np.ndarray) -> np.ndarray:
     """Return B' diag(weight) B as a dense matrix (q, q)."""
     if hasattr(B, "weighted_gram"):

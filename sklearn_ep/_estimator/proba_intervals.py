@@ -9,12 +9,13 @@ import numpy as np
 from scipy.special import ndtri
 from sklearn.utils import gen_batches
 
+from .._engine.gaussian import covariance_root
 from .._engine.hyper import even_points, mixture_quantiles
+from .row_statistics import BLOCK
 
 # 1024 points: 90 % intervals of 360 rows of generated posteriors, 3 to 10 classes at 1 or 8 nodes,
 # hold .88 to .92 of draws, .90 in the mean; half as many points .86 to .93
 _LOG2_POINTS = 10
-_BLOCK = 2**22  # most numbers of a block of rows, 32 MB
 
 
 class NodesAtRows(NamedTuple):
@@ -82,7 +83,7 @@ def _interval_of_points(problems, level, proba_of):
     points = even_points(sum(widths) + len(widths), _LOG2_POINTS)
     own = np.split(points, np.cumsum(widths[:-1]) + np.arange(1, len(widths)), axis=1)
     out = []
-    for rows in gen_batches(problems[0].mean.shape[1], max(1, _BLOCK // points.size)):
+    for rows in gen_batches(problems[0].mean.shape[1], max(1, BLOCK // points.size)):
         log_p = [_log_proba_at(p.take(rows), u) for p, u in zip(problems, own, strict=True)]
         out.append(np.quantile(proba_of(np.concatenate(log_p, axis=2)), _ends(level), axis=1))
     return np.moveaxis(np.concatenate(out, axis=1), 0, -1)
@@ -99,16 +100,9 @@ def _log_proba_at(nodes, points):
     for m in np.unique(chosen):
         own, link = chosen == m, nodes.links[m]
         if joint:
-            away = np.einsum("nij,sj->nsi", _roots(nodes.var[m]), normal[own])
+            away = np.einsum("nij,sj->nsi", covariance_root(nodes.var[m]), normal[own])
             out[:, own] = link.log_prob(nodes.mean[m][:, None] + away)
         else:
             away = np.sqrt(nodes.var[m])[:, None] * normal[own, 0]
             out[:, own, 0] = link.log_prob(1.0, nodes.mean[m][:, None] + away)
     return out
-
-
-def _roots(cov):
-    """Return roots R (n, K, K) with R R' = cov, which may be singular."""
-    values, vectors = np.linalg.eigh(cov)
-    # eigenvalues of a singular matrix are zero but for rounding
-    return vectors * np.sqrt(np.maximum(values, 0.0))[:, None, :]

@@ -14,8 +14,8 @@ from sklearn.utils import gen_batches
 
 from .row_parts import read_part
 
-# Numbers of a block of rows that enters the factor at a time, 16 MB.
-_BLOCK = 2**21
+# Numbers of a block of rows that is worked on at a time, 16 MB.
+BLOCK = 2**21
 _LARGEST_BYTES = 2**31
 
 
@@ -86,7 +86,7 @@ def statistics_of_rows(X, y, weight):
         return _of_sparse(X, y, weight)
     blocks = (
         _of_block(X[rows].toarray() if sp.issparse(X) else X[rows], y[rows], weight[rows])
-        for rows in gen_batches(len(y), max(2 * d + 2, _BLOCK // (d + 1)))
+        for rows in gen_batches(len(y), max(2 * d + 2, BLOCK // (d + 1)))
     )
     return functools.reduce(merged, blocks)
 

@@ -16,6 +16,8 @@ from scipy.ndimage import map_coordinates
 from scipy.special import logsumexp
 from scipy.stats import norm, qmc
 
+from ..gaussian import covariance_root
+
 
 class _Resolution(NamedTuple):
     """How finely distributions are resolved: their quantiles are then within .002 sd."""
@@ -114,9 +116,7 @@ def normal_distribution(mean: np.ndarray, cov: np.ndarray) -> SmoothDistribution
     t = len(mean)
     if t == 0:
         return SmoothDistribution(np.zeros((1, 0)), np.ones(1))
-    values, vectors = np.linalg.eigh(cov)
-    root = vectors * np.sqrt(np.maximum(values, 0.0))
-    points = mean + norm.ppf(even_points(t, _FINE.log2_points)) @ root.T
+    points = mean + norm.ppf(even_points(t, _FINE.log2_points)) @ covariance_root(cov).T
     return SmoothDistribution(points, np.full(len(points), 1.0 / len(points)))
 
 
