@@ -553,7 +553,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
             return -np.log(len(self.classes_))
         before = copy.copy(self)
         before._posteriors = self._predictors
-        log_proba = before.predict_log_proba(X)
+        log_proba = before._latents().log_proba(X)  # X was checked, and has no names any more
         own = log_proba[np.arange(len(y)), np.searchsorted(self.classes_, y)]
         return float(weight @ own) / max(float(weight.sum()), np.finfo(float).tiny)
 
