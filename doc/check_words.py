@@ -15,6 +15,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 PUBLIC = [
     "sklearn_ep",
     *(f"sklearn_ep.{room}" for room in ("active_learning", "datasets", "inspection", "sites")),
