@@ -161,7 +161,7 @@ def main():
     pages = [
         p
         for p in ROOT.glob("doc/**/*.rst")
-        if not {"_build", "generated", "auto_examples"} & set(p.parts)
+        if not {"_build", "generated", "auto_examples", "_templates"} & set(p.parts)
     ]
     for path in sorted([*pages, ROOT / "README.md", *ROOT.glob("examples/**/*.rst")]):
         text = path.read_text()
