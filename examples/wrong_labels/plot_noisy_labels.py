@@ -3,9 +3,9 @@ Learning from labels that are wrong
 ===================================
 
 :class:`~sklearn_ep.RelaxedEPClassifier` gives every label a probability of being wrong and learns
-it. This example begins with a list of labels to review. It then shows the decision boundary with 20 %
-wrong labels, how error and flags change with the share of wrong labels, and the posterior of a tiny
-problem beside the exact one.
+it. This example begins with a list of labels to review and a decision boundary with 20 % wrong
+labels. It then shows how error and flags change with the share of wrong labels, and the posterior
+of a tiny problem beside the exact one.
 """
 
 import matplotlib.pyplot as plt
