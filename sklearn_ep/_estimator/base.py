@@ -9,7 +9,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from .._engine.diagnostics import importance_check
-from .checks import check_number
+from .checks import check_number, check_seen
 from .diagnosis import diagnose_fit
 from .saving import packed, unpacked
 
@@ -118,9 +118,7 @@ class VersionedEstimator(SavedEstimator):
     def _check_seen(self, y):
         """Raise a ValueError where y has labels that a classifier has not seen."""
         if hasattr(self, "classes_"):
-            unknown = np.setdiff1d(y, self.classes_)
-            if len(unknown):
-                raise ValueError(f"y has labels that were not seen in fit: {unknown}.")
+            check_seen(self.classes_, y)
 
     def _log_weights(self, rows, n_draws, rng):
         """Return log weights of draws to the true posterior, or None, and remarks.

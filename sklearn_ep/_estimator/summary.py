@@ -146,6 +146,13 @@ class Table(Printed):
         """
         return frame_of(self.columns)
 
+    def framed(self):
+        """Return the data frame, or the table itself where pandas is not installed."""
+        try:
+            return self.to_frame()
+        except ImportError:
+            return self
+
     def __str__(self):
         return f"{self.title}\n\n{text_table(self.columns)}"
 
