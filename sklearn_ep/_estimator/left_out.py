@@ -1,14 +1,8 @@
 """What a fitted classifier says of labels of its training rows when their rows are left out."""
 
 import numpy as np
-from sklearn.pipeline import Pipeline
 
-
-def last_step(estimator):
-    """Return the last step of a pipeline, and any other estimator as it is."""
-    while isinstance(estimator, Pipeline):
-        estimator = estimator[-1]
-    return estimator
+from .pipelines import last_step
 
 
 def leave_one_out(name, classifier, y):

@@ -5,9 +5,9 @@ from sklearn.model_selection import cross_val_predict
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from .._estimator.checks import check_seen
-from .._estimator.left_out import last_step, leave_one_out
+from .._estimator.left_out import leave_one_out
 from .._estimator.summary import Table
-from ._coefficient_displays import check_can
+from ._drawing import step_with
 
 
 def review_list(estimator, X, y, *, cv=None):
@@ -66,10 +66,10 @@ def review_list(estimator, X, y, *, cv=None):
     51       1          0   0.88         0.22
     69       1          0   0.87         0.36
     """
-    check_can(estimator, "predict_proba", "classifier")
-    check_is_fitted(estimator)
+    model = step_with(estimator, "predict_proba", "classifier")
+    check_is_fitted(model)
     check_consistent_length(X, y)
-    y, model = np.asarray(y), last_step(estimator)
+    y = np.asarray(y)
     check_seen(estimator.classes_, y)
     name, place = type(model).__name__, np.searchsorted(estimator.classes_, y)
     if cv is None:

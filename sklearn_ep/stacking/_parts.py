@@ -8,7 +8,8 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import has_fit_parameter
 
-from .._estimator.left_out import last_step, leave_one_out
+from .._estimator.left_out import leave_one_out
+from .._estimator.pipelines import last_step, rows_at_last_step
 from ..convex import ConvexVariationalLogistic
 from ..gaussian_process import EPGaussianProcessClassifier
 
@@ -40,7 +41,7 @@ def proba_interval(name, part, X, level):
     last = last_step(part)
     if not hasattr(last, "predict_proba_interval"):
         raise ValueError(f"the part {name!r} has no predict_proba_interval.")
-    return last.predict_proba_interval(X if last is part else part[:-1].transform(X), level)
+    return last.predict_proba_interval(rows_at_last_step(part, X), level)
 
 
 def _weight_arguments(name, part, sample_weight):
