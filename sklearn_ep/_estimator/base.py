@@ -27,14 +27,7 @@ class SavedEstimator(BaseEstimator):
     """Estimator whose pickles know the version that wrote them, and say so when it differs.
 
     They name public classes only.
-
-    The HTML view of scikit-learn links to our pages and shows our docstrings.
     """
-
-    _doc_link_module = "sklearn_ep"
-    _doc_link_template = (
-        "https://sklearn-ep.readthedocs.io/en/stable/generated/sklearn_ep.{estimator_name}.html"
-    )
 
     def __getstate__(self):
         from .. import __version__
