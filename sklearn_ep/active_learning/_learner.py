@@ -8,11 +8,12 @@ from sklearn.utils import check_random_state
 
 from .._estimator.checks import check_number
 from .._estimator.summary import Printed
+from .._estimator.tables import rows_at
 from ._design import design_rows
 from ._lookahead import look_ahead
 from ._posterior import posterior_of
 from ._query import query, reference_of
-from ._rows import best_first, row_numbers, rows_of, take
+from ._rows import best_first, row_numbers, rows_of
 from ._strategies import (
     LOOK_AHEAD,
     OF_PROBA,
@@ -428,7 +429,7 @@ class Learner(Printed):
         rows, y = self.labelled_, self.y_
         if self.estimator_ is not None and self._n_fitted == len(rows):
             return self
-        model = clone(self._estimator).fit(take(self._pool, rows), y)
+        model = clone(self._estimator).fit(rows_at(self._pool, rows), y)
         self.estimator_, self.classes_ = model, getattr(model, "classes_", None)
         self._n_fitted, self._posterior = len(rows), None
         self.history_.append(
@@ -461,7 +462,7 @@ class Learner(Printed):
         if not new or self.classes_ is None or not self._has_posterior():
             return self.estimator_.predict_proba(X)
         rows = self.labelled_[self._n_fitted :]
-        posterior = posterior_of(self.estimator_, take(self._pool, rows), X)
+        posterior = posterior_of(self.estimator_, rows_at(self._pool, rows), X)
         for k, i in enumerate(new):
             posterior = posterior.including(k, self._coded(self._labels[i]))
         return posterior.reference_proba()

@@ -5,6 +5,7 @@ from scipy.special import expit, ndtri
 
 from .._estimator.checks import check_choice
 from .._estimator.pipelines import last_step, names_at_last_step, rows_at_last_step
+from .._estimator.tables import column_at, names_of
 from ._drawing import MOST_LABELS, axes_or_new, percent, pyplot, some_of, step_with
 
 
@@ -570,9 +571,7 @@ def _labels_of(estimator, X, groups, factor):
     column = column[factor] if isinstance(column, list) else column
     if isinstance(column, tuple):
         return None
-    if hasattr(X, "iloc"):
-        return X[column] if isinstance(column, str) else X.iloc[:, column]
-    return np.asarray(X)[:, column]
+    return column_at(X, names_of(X).index(column) if isinstance(column, str) else column)
 
 
 def _steps(known, labels, p, positive):

@@ -4,6 +4,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from .._estimator.pipelines import rows_at_last_step
+from .._estimator.tables import table_like
 from ._drawing import axes_or_new, step_with
 
 
@@ -233,8 +234,7 @@ class LatentDisplay:
         x0, x1 = np.meshgrid(*sides)
         grid = np.column_stack([x0.ravel(), x1.ravel()])
         names = getattr(estimator, "feature_names_in_", ("feature 0", "feature 1"))
-        if hasattr(estimator, "feature_names_in_"):
-            grid = type(X)(grid, columns=list(names))
+        grid = table_like(X, grid)
         std = np.sqrt(model.latent_mean_and_variance(rows_at_last_step(estimator, grid))[1])
         display = cls(
             x0,
