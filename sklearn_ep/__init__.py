@@ -16,7 +16,7 @@ if _typing.TYPE_CHECKING:
     from .spike_slab import SpikeSlabClassifier, SpikeSlabRegressor
     from .stacking import BayesianStackingClassifier
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "BayesianStackingClassifier",

@@ -9,7 +9,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from .._engine.diagnostics import importance_check
-from .checks import check_number
+from .checks import check_number, check_seen
 from .diagnosis import diagnose_fit
 from .saving import packed, unpacked
 
@@ -27,14 +27,7 @@ class SavedEstimator(BaseEstimator):
     """Estimator whose pickles know the version that wrote them, and say so when it differs.
 
     They name public classes only.
-
-    The HTML view of scikit-learn links to our pages and shows our docstrings.
     """
-
-    _doc_link_module = "sklearn_ep"
-    _doc_link_template = (
-        "https://sklearn-ep.readthedocs.io/en/stable/generated/sklearn_ep.{estimator_name}.html"
-    )
 
     def __getstate__(self):
         from .. import __version__
@@ -118,9 +111,7 @@ class VersionedEstimator(SavedEstimator):
     def _check_seen(self, y):
         """Raise a ValueError where y has labels that a classifier has not seen."""
         if hasattr(self, "classes_"):
-            unknown = np.setdiff1d(y, self.classes_)
-            if len(unknown):
-                raise ValueError(f"y has labels that were not seen in fit: {unknown}.")
+            check_seen(self.classes_, y)
 
     def _log_weights(self, rows, n_draws, rng):
         """Return log weights of draws to the true posterior, or None, and remarks.

@@ -69,6 +69,13 @@ def check_choice(name, value, choices, other=""):
         raise ValueError(f"{name} must be {which}{allowed}, got {value!r}.")
 
 
+def check_seen(classes, y):
+    """Raise a ValueError where y has labels that are none of the classes of the fit."""
+    unknown = np.setdiff1d(y, classes)
+    if len(unknown):
+        raise ValueError(f"y has labels that were not seen in fit: {unknown}.")
+
+
 def check_flag(name, value):
     """Raise a TypeError that names the parameter unless it is a bool."""
     if not isinstance(value, bool | np.bool_):

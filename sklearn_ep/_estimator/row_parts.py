@@ -8,6 +8,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from .._engine.partition import Part, load_part, split_rows
 from .checks import LARGEST_ENTRY, check_column_sizes, column_sizes
+from .tables import names_of
 
 
 class CheckedRows(Part):
@@ -86,8 +87,7 @@ def names_of_part(part):
     """Return the names of the columns of a partition whose X is a table, None otherwise."""
     if isinstance(part, CheckedRows):
         return None
-    X = load_part(part)[0]
-    return list(X.columns) if hasattr(X, "columns") else None
+    return names_of(load_part(part)[0])
 
 
 def check_alike(shapes):

@@ -146,6 +146,13 @@ class Table(Printed):
         """
         return frame_of(self.columns)
 
+    def framed(self):
+        """Return the data frame, or the table itself where pandas is not installed."""
+        try:
+            return self.to_frame()
+        except ImportError:
+            return self
+
     def __str__(self):
         return f"{self.title}\n\n{text_table(self.columns)}"
 
@@ -203,7 +210,9 @@ class Summary(Printed):
 
     def _heading(self):
         figures = [f"{name} {_cell(value)}" for name, value in self.figures.items()]
-        return [self.title, ", ".join(figures), f"intervals of {self.level:.0%}"]
+        lines = [self.title, ", ".join(figures)]
+        has_intervals = any("lower" in table for table in self._printed())
+        return [*lines, f"intervals of {self.level:.0%}"] if has_intervals else lines
 
     def _printed(self):
         return [t for t in (self.ranking.printed(self._first), self.scales) if t]

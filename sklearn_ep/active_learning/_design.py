@@ -4,7 +4,7 @@ import numpy as np
 from scipy.linalg import cholesky, solve_triangular
 from sklearn.utils import check_array
 
-from ._rows import take
+from .._estimator.tables import rows_at
 
 # Rows of the pool that a design looks at, for two matrices of so many squared numbers.
 MOST_ROWS = 2000
@@ -43,7 +43,7 @@ def design_rows(X, labelled, candidates, n_rows):
     count = max(n_rows, min(len(candidates), MOST_ROWS - min(len(labelled), MOST_ROWS // 2)))
     seen = candidates[np.linspace(0, len(candidates) - 1, count).round().astype(int)]
     known = labelled[: MOST_ROWS // 2]
-    rows = take(X, np.concatenate([known, seen]))
+    rows = rows_at(X, np.concatenate([known, seen]))
     K = _kernel(check_array(rows, accept_sparse="csr", dtype=np.float64, input_name="X"))
     if len(known):
         _include_first(K, len(known))

@@ -7,11 +7,13 @@ from sklearn.base import clone, is_regressor
 from sklearn.utils import check_random_state
 
 from .._estimator.checks import check_number
+from .._estimator.summary import Printed
+from .._estimator.tables import rows_at
 from ._design import design_rows
 from ._lookahead import look_ahead
 from ._posterior import posterior_of
 from ._query import query, reference_of
-from ._rows import best_first, row_numbers, rows_of, take
+from ._rows import best_first, row_numbers, rows_of
 from ._strategies import (
     LOOK_AHEAD,
     OF_PROBA,
@@ -25,7 +27,7 @@ from ._strategies import (
 )
 
 
-class Learner:
+class Learner(Printed):
     """Ask which rows of a pool to label, tell the labels, and have a model of all of them.
 
     Before there is a model, while fewer than two classes have a label (of regressors, fewer than
@@ -184,6 +186,22 @@ class Learner:
             outside = sorted({str(v) for v in labels if v not in self._allowed})
             if outside:
                 raise ValueError(f"labels {outside} are not among classes.")
+
+    def __str__(self):
+        fitted, told = self._n_fitted, len(self._rows)
+        lines = [
+            f"Learner of {type(self._estimator).__name__}: {told} of {self._n} rows labelled",
+            f"strategy {self._strategy!r}, objective {self._objective!r}",
+            "no model yet: rows come from a fixed design"
+            if self.estimator_ is None
+            else f"fitted to {fitted} labels, again at {fitted + self._refit_every}",
+        ]
+        if told and not is_regressor(self._estimator):
+            counts = zip(*np.unique(self.y_, return_counts=True), strict=True)
+            lines.insert(1, "labels " + ", ".join(f"{label}: {n}" for label, n in counts))
+        if np.isfinite(self.expected_gain_):
+            lines.append(f"expected gain of the row asked first {self.expected_gain_:.3g} nats")
+        return "\n".join(lines)
 
     # ------------------------------------------------------------------ asking
 
@@ -411,7 +429,7 @@ class Learner:
         rows, y = self.labelled_, self.y_
         if self.estimator_ is not None and self._n_fitted == len(rows):
             return self
-        model = clone(self._estimator).fit(take(self._pool, rows), y)
+        model = clone(self._estimator).fit(rows_at(self._pool, rows), y)
         self.estimator_, self.classes_ = model, getattr(model, "classes_", None)
         self._n_fitted, self._posterior = len(rows), None
         self.history_.append(
@@ -444,7 +462,7 @@ class Learner:
         if not new or self.classes_ is None or not self._has_posterior():
             return self.estimator_.predict_proba(X)
         rows = self.labelled_[self._n_fitted :]
-        posterior = posterior_of(self.estimator_, take(self._pool, rows), X)
+        posterior = posterior_of(self.estimator_, rows_at(self._pool, rows), X)
         for k, i in enumerate(new):
             posterior = posterior.including(k, self._coded(self._labels[i]))
         return posterior.reference_proba()

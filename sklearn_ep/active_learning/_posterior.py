@@ -15,8 +15,8 @@ from sklearn.base import is_regressor
 
 from .._engine.gaussian import positive_variance
 from .._engine.likelihoods import PROBIT_SLOPE, Probit
+from .._estimator.tables import rows_at
 from ._links import ClassResponse, NormalResponse, calibration_of, response_of
-from ._rows import take
 
 # Entries of one block of covariances: small enough for what is computed from it to stay in cache.
 _BLOCK = 100_000
@@ -66,7 +66,7 @@ class Posterior:
         for start in range(0, len(rows), outer):
             part = rows[start : start + outer]
             if self._cross is None:
-                C = of_rows(take(self.X, part))
+                C = of_rows(rows_at(self.X, part))
             else:
                 C = self._cross[:, part]
             for first in range(0, len(part), inner):
@@ -83,7 +83,7 @@ class Posterior:
 
         One column of covariances, and n m flops a problem where there are reference rows.
         """
-        row, new = take(self.X, [i]), copy.copy(self)
+        row, new = rows_at(self.X, [i]), copy.copy(self)
         d = self.source.covariance(self.X, row)[:, :, 0].T
         d_reference = None
         if self.reference is not None:

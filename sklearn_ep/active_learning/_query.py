@@ -7,9 +7,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from .._estimator.checks import check_number
+from .._estimator.tables import rows_at
 from ._design import design_rows
 from ._posterior import posterior_of
-from ._rows import allowed_rows, best_first, reference_rows, rows_of, take
+from ._rows import allowed_rows, best_first, reference_rows, rows_of
 from ._strategies import (
     check_objective,
     check_strategy,
@@ -238,7 +239,7 @@ def query(
         labelled = np.setdiff1d(np.arange(n), allowed_rows(n, None, exclude))
         chosen, values = design_rows(X_pool, labelled, allowed, n_instances)
         return (chosen, values) if return_scores else chosen
-    strategy, X = resolved(strategy, estimator, objective), take(X_pool, allowed)
+    strategy, X = resolved(strategy, estimator, objective), rows_at(X_pool, allowed)
     reference = reference_of(strategy, X_pool, X_reference, n_reference, random_state)
     if is_greedy(strategy, diversify, n_instances):
         _check_greedy(estimator, strategy)

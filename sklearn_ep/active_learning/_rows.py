@@ -5,6 +5,7 @@ import scipy.sparse as sp
 from sklearn.utils import check_random_state
 
 from .._estimator.checks import check_number
+from .._estimator.tables import rows_at
 
 
 def rows_of(X):
@@ -12,13 +13,6 @@ def rows_of(X):
     if sp.issparse(X):
         return X.tocsr()
     return X if hasattr(X, "shape") else np.asarray(X)
-
-
-def take(X, index):
-    """Return the rows of an array, CSR matrix or table."""
-    if hasattr(X, "iloc"):
-        return X.iloc[index]
-    return X[index]
 
 
 def reference_rows(X, X_reference, n_reference, random_state):
@@ -35,9 +29,9 @@ def reference_rows(X, X_reference, n_reference, random_state):
     if n <= n_reference:
         return X
     if random_state is None:
-        return take(X, np.linspace(0, n - 1, n_reference).round().astype(int))
+        return rows_at(X, np.linspace(0, n - 1, n_reference).round().astype(int))
     rng = check_random_state(random_state)
-    return take(X, np.sort(rng.choice(n, n_reference, replace=False)))
+    return rows_at(X, np.sort(rng.choice(n, n_reference, replace=False)))
 
 
 def allowed_rows(n, candidates, exclude):

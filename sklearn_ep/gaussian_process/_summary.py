@@ -77,8 +77,8 @@ def _weights(est):
 
 
 def _how_averaged(est):
-    effective = ", ".join(f"{1.0 / np.sum(w**2):.1f}" for w in _weights(est))
-    return f"averaged, effective nodes {effective}"
+    each = [f"{len(w)} nodes ({1.0 / np.sum(w**2):.1f} effective)" for w in _weights(est)]
+    return f"averaged over {', '.join(each)}"
 
 
 def _problems(est):

@@ -9,6 +9,8 @@ import numpy as np
 from scipy.sparse import issparse
 from sklearn.utils.validation import column_or_1d
 
+from .._estimator.tables import column_at, columns_at, names_of
+
 _REMEDY = (
     "where a selector or a transformer comes before the model or around it, pass that column "
     "through a ColumnTransformer with set_output(transform='pandas'), or hand groups to fit by "
@@ -26,7 +28,7 @@ def column_position(column, X, n_columns, parameter):
                 f"or go missing under selection{remedy}."
             )
         return int(column) % n_columns
-    names = list(X.columns) if hasattr(X, "columns") else None
+    names = names_of(X)
     if names is None:
         raise ValueError(
             f"{parameter}={column!r} is the name of a column, but X has no column names; "
@@ -191,24 +193,9 @@ class FactorColumns(NamedTuple):
         return bool(np.any(self.n_effects > 1))
 
 
-def column_at(X, position):
-    """Return a column of an array or a table: numbers as an array, anything else as a list."""
-    if not hasattr(X, "columns"):
-        column = X[:, position]
-    else:
-        column = X.iloc[:, position] if hasattr(X, "iloc") else X[:, position]
-        if not (isinstance(column.dtype, np.dtype) and column.dtype.kind in "iuf"):
-            return column.to_list()
-        column = column.to_numpy()
-    return column if column.dtype.kind in "iuf" else column.tolist()
-
-
 def take_labels(X, taken):
     """Return X without some of its columns."""
-    keep = [k for k in range(X.shape[1]) if k not in taken]
-    if hasattr(X, "columns"):
-        return X.iloc[:, keep] if hasattr(X, "iloc") else X[:, keep]
-    return X[:, keep]
+    return columns_at(X, [k for k in range(X.shape[1]) if k not in taken])
 
 
 class GroupsForgotten:

@@ -15,6 +15,7 @@ from sklearn.utils import check_array, column_or_1d
 
 from .._engine.partition import load_part
 from .._estimator.checks import checked_weights
+from .._estimator.tables import names_of
 from . import _factors
 
 STATE = "site_precision", "site_shift", "prior_precision", "prior_shift", "partition", "group_keys"
@@ -146,7 +147,7 @@ class RawRows(NamedTuple):
 def shape_of(part, message):
     """Return (number of columns, their names or None) of a raw part (worker)."""
     X = raw_arrays(load_part(part))[0]
-    return X.shape[1], list(X.columns) if hasattr(X, "columns") else None
+    return X.shape[1], names_of(X)
 
 
 class PartLevels(NamedTuple):

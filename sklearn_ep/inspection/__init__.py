@@ -1,8 +1,12 @@
-"""Pictures of fitted estimators; matplotlib is imported when one is drawn."""
+"""Pictures of fitted estimators, and the list of labels to look at again.
+
+matplotlib is imported when a picture is drawn.
+"""
 
 from ._calibration_displays import HyperparameterDisplay, ReliabilityDisplay
 from ._coefficient_displays import CoefficientIntervalDisplay, GroupEffectsDisplay, InclusionDisplay
 from ._posterior_displays import ConvergenceDisplay, LatentDisplay
+from ._review import review_list
 
 __all__ = [
     "CoefficientIntervalDisplay",
@@ -12,4 +16,5 @@ __all__ = [
     "InclusionDisplay",
     "LatentDisplay",
     "ReliabilityDisplay",
+    "review_list",
 ]

@@ -6,12 +6,13 @@ from scipy.stats import norm
 from sklearn.utils.validation import check_consistent_length
 
 from .._estimator.checks import check_number
-from ._coefficient_displays import axes_or_new, check_can
+from ._drawing import axes_or_new, percent, step_with
 
 # how a coordinate is shown: its prefix, the map to the value itself, and the scale of the axis
 _SCALES = (("log_", np.exp, "log"), ("logit_", expit, "logit"))
 _AREA = 600.0  # points^2 of a node that has all the weight
-_COUNTS_AT = -0.1  # height of the numbers of cases, below all shares
+# heights of the numbers of cases, below all shares: of the first model, and between two models
+_COUNTS_AT, _COUNTS_APART = -0.1, 0.05
 
 
 def _shown(name, values):
@@ -20,6 +21,16 @@ def _shown(name, values):
         if name.startswith(prefix):
             return name.removeprefix(prefix).replace("_", " "), back(values), scale
     return name.replace("_", " "), values, "linear"
+
+
+def _plain_ticks(axis):
+    """Label an axis in logs or logits by the numbers themselves, not by powers of ten."""
+    if axis.get_scale() == "linear":
+        return
+    if axis.get_scale() == "log":
+        axis.get_major_locator().set_params(subs=(1.0, 2.0, 5.0))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("")
 
 
 class HyperparameterDisplay:
@@ -63,7 +74,7 @@ class HyperparameterDisplay:
         Parameters
         ----------
         estimator : estimator
-            Fitted; `hyper_nodes_` and `hyper_weights_` are drawn.
+            Fitted, or a pipeline that ends in one; `hyper_nodes_` and `hyper_weights_` are drawn.
         parameters : tuple of two str, default=None
             Two of `hyper_names_`; None takes the two that are known least.
         problem : int, default=0
@@ -83,13 +94,14 @@ class HyperparameterDisplay:
         ValueError
             If the fit has no hyperparameters that were learned, or `parameters` are none of them.
         """
-        check_can(estimator, "hyper_nodes_", "estimator that averages over hyperparameters")
-        nodes, weights = estimator.hyper_nodes_, estimator.hyper_weights_
+        models = "estimator that averages over hyperparameters"
+        model = step_with(estimator, "hyper_nodes_", models)
+        nodes, weights = model.hyper_nodes_, model.hyper_weights_
         if isinstance(nodes, list):
             nodes, weights = nodes[problem], weights[problem]
-        name = type(estimator).__name__
+        name = type(model).__name__
         display = cls(
-            nodes, weights, estimator.hyper_names_, parameters=parameters, estimator_name=name
+            nodes, weights, model.hyper_names_, parameters=parameters, estimator_name=name
         )
         return display.plot(ax=ax, **kwargs)
 
@@ -134,6 +146,8 @@ class HyperparameterDisplay:
         else:
             ax.vlines(values, 0.0, self.weights, **{"color": "C0", "lw": 2, **kwargs})
             ax.set(ylabel="weight", ylim=(0.0, None))
+        for axis in (ax.xaxis, ax.yaxis):
+            _plain_ticks(axis)
         self.ax_, self.figure_ = ax, ax.figure
         return self
 
@@ -176,7 +190,9 @@ class ReliabilityDisplay:
         self.estimator_name = estimator_name
 
     @classmethod
-    def from_estimator(cls, estimator, X, y, *, n_bins=10, level=0.9, ax=None, **kwargs):
+    def from_estimator(
+        cls, estimator, X, y, *, n_bins=10, level=0.9, pos_label=None, name=None, ax=None, **kwargs
+    ):
         """Draw the reliability of a fitted classifier of any package on held-out rows.
 
         Parameters
@@ -191,30 +207,44 @@ class ReliabilityDisplay:
             Bins of equal width.
         level : float, default=0.9
             Probability of the band.
+        pos_label : int, float, bool or str, default=None
+            Class whose probability is drawn; None takes the second of two, and the most probable
+            one of a row where there are more.
+        name : str, default=None
+            Label of the points; None takes the class of the estimator, or of the last step.
         ax : matplotlib Axes, default=None
-            Where to draw; None makes a figure.
+            Where to draw; None makes a figure. Axes with other models get one more, in the next
+            colour.
         **kwargs : dict
             Passed to `Axes.errorbar`.
 
         Returns
         -------
         display : ReliabilityDisplay
-            The drawn display: of the second class, or of the most probable one where there are more
-            than two.
+            The drawn display.
+
+        Raises
+        ------
+        ValueError
+            If `pos_label` is no class of the fit.
         """
-        check_can(estimator, "predict_proba", "classifier")
-        proba = estimator.predict_proba(X)
-        name = type(estimator).__name__
-        if proba.shape[1] == 2:
-            stated, true = proba[:, 1], np.asarray(y) == estimator.classes_[1]
+        model = step_with(estimator, "predict_proba", "classifier")
+        proba, classes = estimator.predict_proba(X), estimator.classes_
+        if pos_label is None and len(classes) > 2:
+            place = proba.argmax(axis=1)
         else:
-            stated, true = proba.max(1), np.asarray(y) == estimator.classes_[proba.argmax(1)]
-        options = dict(n_bins=n_bins, level=level, estimator_name=name)
+            found = [1] if pos_label is None else np.flatnonzero(classes == pos_label)
+            if len(found) == 0:
+                known = classes.tolist()
+                raise ValueError(f"pos_label must be one of {known}, got {pos_label!r}.")
+            place = np.full(len(proba), found[0])
+        stated, true = proba[np.arange(len(proba)), place], np.asarray(y) == classes[place]
+        options = dict(n_bins=n_bins, level=level, name=name or type(model).__name__)
         return cls.from_predictions(stated, true, ax=ax, **options, **kwargs)
 
     @classmethod
     def from_predictions(
-        cls, stated, true, *, n_bins=10, level=0.9, estimator_name=None, ax=None, **kwargs
+        cls, stated, true, *, n_bins=10, level=0.9, pos_label=None, name=None, ax=None, **kwargs
     ):
         """Draw the reliability of any stated probabilities, such as inclusion or flags.
 
@@ -228,10 +258,13 @@ class ReliabilityDisplay:
             Bins of equal width.
         level : float, default=0.9
             Probability of the band.
-        estimator_name : str, default=None
+        pos_label : int, float, bool or str, default=None
+            Label that `true` has where they came true; None where `true` says so itself.
+        name : str, default=None
             Label of the points.
         ax : matplotlib Axes, default=None
-            Where to draw; None makes a figure.
+            Where to draw; None makes a figure. Axes with other models get one more, in the next
+            colour.
         **kwargs : dict
             Passed to `Axes.errorbar`.
 
@@ -243,14 +276,15 @@ class ReliabilityDisplay:
         check_number("n_bins", n_bins, 1, integer=True)
         check_number("level", level, 0, 1, boundaries="neither")
         check_consistent_length(stated, true)
-        stated, true = np.asarray(stated, dtype=float), np.asarray(true, dtype=float)
+        true = np.asarray(true) if pos_label is None else np.asarray(true) == pos_label
+        stated, true = np.asarray(stated, dtype=float), true.astype(float)
         place = np.minimum((stated * n_bins).astype(int), n_bins - 1)
         counts = np.bincount(place, minlength=n_bins)
         kept = counts > 0
         sums = (np.bincount(place, v, n_bins)[kept] for v in (stated, true, stated * (1 - stated)))
         mean, share, variance = (total / counts[kept] for total in sums)
         band = norm.ppf(0.5 + 0.5 * level) * np.sqrt(variance / counts[kept])
-        display = cls(mean, share, band, counts[kept], level=level, estimator_name=estimator_name)
+        display = cls(mean, share, band, counts[kept], level=level, estimator_name=name)
         return display.plot(ax=ax, **kwargs)
 
     def plot(self, ax=None, **kwargs):
@@ -259,7 +293,8 @@ class ReliabilityDisplay:
         Parameters
         ----------
         ax : matplotlib Axes, default=None
-            Where to draw; None makes a figure.
+            Where to draw; None makes a figure. Axes with other models get one more, in the next
+            colour.
         **kwargs : dict
             Passed to `Axes.errorbar`.
 
@@ -269,16 +304,25 @@ class ReliabilityDisplay:
             The display itself.
         """
         ax = axes_or_new(ax)
+        before = len(ax.containers)  # models that are there already
+        style = {
+            "fmt": "o-",
+            "ms": 4,
+            "color": f"C{before}",
+            "label": self.estimator_name,
+            **kwargs,
+        }
         low, high = np.clip([self.stated - self.band, self.stated + self.band], 0.0, 1.0)
+        band = None if before else f"{percent(self.level)} band"
+        color, counts_at = style["color"], _COUNTS_AT - before * _COUNTS_APART
         ax.plot([0, 1], [0, 1], color="0.7", lw=1, zorder=0)
-        ax.vlines(self.stated, low, high, color="0.8", lw=5, label=f"{self.level:.0%} band")
-        style = {"fmt": "o-", "ms": 4, "color": "C0", "label": self.estimator_name, **kwargs}
+        ax.vlines(self.stated, low, high, color=color, alpha=0.25, lw=5, label=band)
         ax.errorbar(self.stated, self.observed, **style)
         for x, count in zip(self.stated, self.counts, strict=True):
-            ax.text(x, _COUNTS_AT, str(count), ha="center", va="center", fontsize=7, color="0.4")
-        ax.set(xlim=(-0.03, 1.03), ylim=(1.4 * _COUNTS_AT, 1.06))
-        ax.set(xlabel="stated probability", ylabel="observed share")
+            ax.text(x, counts_at, str(count), ha="center", va="center", fontsize=7, color=color)
+        ax.set(xlim=(-0.03, 1.03), ylim=(counts_at - _COUNTS_APART, 1.06))
+        ax.set(xlabel="stated probability", ylabel="observed share", yticks=np.linspace(0, 1, 6))
         # below the axes, since a curve may run anywhere
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize="small")
         self.ax_, self.figure_ = ax, ax.figure
         return self

@@ -2,40 +2,11 @@
 
 import numpy as np
 from scipy.special import expit, ndtri
-from sklearn.utils.validation import check_is_fitted
 
-# What a page can hold: inches a labelled row takes, and rows whose labels can be read.
-_ROW_HEIGHT, _MOST_LABELS = 0.22, 40
-
-
-def check_can(estimator, name, model):
-    """Raise unless the estimator is fitted and has what a display draws, as `model` says."""
-    if not hasattr(estimator, name):
-        check_is_fitted(estimator)
-        raise TypeError(f"{type(estimator).__name__} has no {name}: give a fitted {model}.")
-
-
-def axes_or_new(ax, n_rows=0):
-    """Return the axes to draw on, new ones if there are none.
-
-    Parameters
-    ----------
-    ax : matplotlib Axes or None
-        Where to draw, if anywhere.
-    n_rows : int, default=0
-        Labelled rows that will be drawn on top of each other; a new figure is high enough.
-
-    Returns
-    -------
-    ax : matplotlib Axes
-        The same, or the axes of a new figure.
-    """
-    if ax is not None:
-        return ax
-    import matplotlib.pyplot as plt
-
-    height = max(4.8, 1.2 + _ROW_HEIGHT * n_rows)
-    return plt.subplots(figsize=(6.4, height), layout="constrained")[1]
+from .._estimator.checks import check_choice
+from .._estimator.pipelines import last_step, names_at_last_step, rows_at_last_step
+from .._estimator.tables import column_at, names_of
+from ._drawing import MOST_LABELS, axes_or_new, percent, pyplot, some_of, step_with
 
 
 class InclusionDisplay:
@@ -92,7 +63,7 @@ class InclusionDisplay:
         Parameters
         ----------
         estimator : SpikeSlabRegressor or SpikeSlabClassifier
-            Fitted.
+            Fitted, or a pipeline that ends in one.
         threshold : float, default=0.5
             Probability above which a feature is in the model.
         level : float, default=0.9
@@ -109,14 +80,15 @@ class InclusionDisplay:
         display : InclusionDisplay
             The drawn display.
         """
-        check_can(estimator, "inclusion_proba_", "SpikeSlabRegressor or SpikeSlabClassifier")
+        models = "SpikeSlabRegressor or SpikeSlabClassifier"
+        model = step_with(estimator, "inclusion_proba_", models)
         display = cls(
-            estimator.inclusion_proba_,
-            np.ravel(estimator.coef_),
-            estimator.coef_interval(level).reshape(-1, 2),
+            model.inclusion_proba_,
+            np.ravel(model.coef_),
+            model.coef_interval(level).reshape(-1, 2),
             level=level,
             threshold=threshold,
-            feature_names=getattr(estimator, "feature_names_in_", None),
+            feature_names=names_at_last_step(estimator),
             sets=sets,
         )
         return display.plot(ax=ax, **kwargs)
@@ -136,10 +108,8 @@ class InclusionDisplay:
         display : InclusionDisplay
             The display itself.
         """
-        import matplotlib.pyplot as plt
-
         if ax is None:
-            figure, (ax, below) = plt.subplots(2, sharex=True, layout="constrained")
+            figure, (ax, below) = pyplot().subplots(2, sharex=True, layout="constrained")
             self._draw_coefficients(below)
             self.ax_, self.figure_ = np.array([ax, below]), figure
         else:
@@ -159,7 +129,7 @@ class InclusionDisplay:
         if self.sets is None or not len(self.sets):
             return
         for k, (members, share) in enumerate(zip(self.sets, self.sets.probability, strict=True)):
-            label = f"set {k}: {len(members)} features, {_percent(share)}"
+            label = f"set {k}: {len(members)} features, {percent(share)}"
             ax.plot(members, self.inclusion[members], "o", color=f"C{k % 10}", label=label)
         ax.legend(fontsize="small")
 
@@ -168,12 +138,12 @@ class InclusionDisplay:
         ax.vlines(place, *self.interval[place].T, color="C3", linewidth=1.5)
         ax.plot(place, self.coef[place], "o", color="C3", markersize=4)
         ax.axhline(0, color="0.5", linewidth=0.8)
-        ax.set(xlabel="feature", ylabel=f"coefficient, {_percent(self.level)} interval")
+        ax.set(xlabel="feature", ylabel=f"coefficient, {percent(self.level)} interval")
         self._name(ax, place)
 
     def _name(self, ax, place):
         """Label the features that are in by their names, if they have any."""
-        if self.feature_names is not None and len(place) <= _MOST_LABELS:
+        if self.feature_names is not None and len(place) <= MOST_LABELS:
             names = [self.feature_names[i] for i in place]
             ax.set_xticks(place, labels=names, rotation=90 if _crowded(place) else 45, ha="right")
 
@@ -195,6 +165,8 @@ class CoefficientIntervalDisplay:
         How many coefficients the model has, where it has more than are drawn: the title says so.
     estimator_name : str, default=None
         Title.
+    class_name : str, default=None
+        Class whose probability the coefficients raise, for the axis.
 
     Attributes
     ----------
@@ -205,27 +177,30 @@ class CoefficientIntervalDisplay:
     """
 
     def __init__(
-        self, mean, interval, names, *, level=0.9, n_coefficients=None, estimator_name=None
-    ):
+        self, mean, interval, names, *, level=0.9, n_coefficients=None, estimator_name=None,
+        class_name=None,
+    ):  # fmt: skip
         self.mean = mean
         self.interval = interval
         self.names = names
         self.level = level
         self.n_coefficients = n_coefficients
         self.estimator_name = estimator_name
+        self.class_name = class_name
 
     @classmethod
     def from_estimator(
-        cls, estimator, *, feature_names=None, class_index=0, n_largest=30, level=0.9, ax=None, **kw
-    ):
+        cls, estimator, *, feature_names=None, class_index=0, n_largest=30, level=0.9,
+        sort="strength", ax=None, **kw,
+    ):  # fmt: skip
         """Draw the coefficients of any fitted linear estimator of this package.
 
         Parameters
         ----------
         estimator : estimator
-            Fitted, with `coef_`, `coef_std_` and `coef_interval`.
+            Fitted, with `coef_`, `coef_std_` and `coef_interval`; or a pipeline that ends in one.
         feature_names : sequence of str, default=None
-            Labels; None takes `feature_names_in_`, or numbers.
+            Labels; None takes the names of the columns of the fit, or numbers.
         class_index : int, default=0
             Row of `coef_` for more than two classes.
         n_largest : int, default=30
@@ -233,6 +208,8 @@ class CoefficientIntervalDisplay:
             more do not fit a page.
         level : float, default=0.9
             Probability of the intervals.
+        sort : {"strength", "column"}, default="strength"
+            Order from top to bottom: by the same measure, or that of the columns.
         ax : matplotlib Axes, default=None
             Where to draw; None makes a figure.
         **kw : dict
@@ -246,27 +223,24 @@ class CoefficientIntervalDisplay:
         Raises
         ------
         ValueError
-            If the number of names is not that of the coefficients.
+            If the number of names is not that of the coefficients, or `sort` is none of the above.
         """
-        check_can(estimator, "coef_std_", "linear model of this package")
-        mean = np.atleast_2d(estimator.coef_)[class_index]
-        std = np.atleast_2d(estimator.coef_std_)[class_index]
-        if feature_names is None:
-            known = getattr(estimator, "feature_names_in_", ())
-            # a group column is no coefficient: names that do not match would label the wrong ones
-            numbered = [f"feature {j}" for j in range(len(mean))]
-            feature_names = known if len(known) == len(mean) else numbered
-        if len(feature_names) != len(mean):
-            raise ValueError(f"{len(feature_names)} feature_names for {len(mean)} coefficients.")
-        top = np.sort(np.argsort(-np.abs(mean) / std, kind="stable")[:n_largest])
-        interval = estimator.coef_interval(level).reshape(-1, len(mean), 2)[class_index]
+        model = step_with(estimator, "coef_std_", "linear model of this package")
+        check_choice("sort", sort, ["strength", "column"])
+        mean = np.atleast_2d(model.coef_)[class_index]
+        std = np.atleast_2d(model.coef_std_)[class_index]
+        names = _names_of_coefficients(estimator, len(mean), class_index, feature_names)
+        top = np.argsort(-np.abs(mean) / std, kind="stable")[:n_largest]
+        top = np.sort(top) if sort == "column" else top
+        interval = model.coef_interval(level).reshape(-1, len(mean), 2)[class_index]
         display = cls(
             mean[top],
             interval[top],
-            [str(feature_names[j]) for j in top],
+            [str(names[j]) for j in top],
             level=level,
             n_coefficients=len(mean),
-            estimator_name=type(estimator).__name__,
+            estimator_name=type(model).__name__,
+            class_name=_class_of(model, class_index),
         )
         return display.plot(ax=ax, **kw)
 
@@ -291,10 +265,11 @@ class CoefficientIntervalDisplay:
         ax.errorbar(self.mean, rows, xerr=_arms(self.mean, self.interval), **style)
         ax.axvline(0.0, color="0.5", linewidth=0.8)
         ax.set_yticks(rows, self.names)
-        title = self.estimator_name
-        if self.n_coefficients is not None and self.n_coefficients > len(rows):
-            title = f"{title or ''}\n{len(rows)} of {self.n_coefficients} shown".lstrip()
-        ax.set(xlabel=f"coefficient, {_percent(self.level)} interval", title=title)
+        of_class = "" if self.class_name is None else f" for class {self.class_name}"
+        ax.set(
+            xlabel=f"coefficient{of_class}, {percent(self.level)} interval",
+            title=some_of(self.estimator_name, len(rows), self.n_coefficients),
+        )
         self.ax_, self.figure_ = ax, ax.figure
         return self
 
@@ -374,7 +349,7 @@ class GroupEffectsDisplay:
         Parameters
         ----------
         estimator : HierarchicalEPLogistic
-            Fitted with groups.
+            Fitted with groups, or a pipeline that ends in one.
         X, y : array-like of shape (n, d) and (n,), default=None
             The training rows and labels. With them the plot shows the raw effects too, those that
             the rows of a group alone would give: how far the model pools them. Two classes.
@@ -415,32 +390,30 @@ class GroupEffectsDisplay:
         A raw effect is one step of maximum likelihood from the posterior mean of the effect: the
         sum of residuals over the sum of p (1 - p), p being the probabilities of the group's rows.
         """
-        check_can(estimator, "group_labels_", "HierarchicalEPLogistic")
-        known, means, stds = _effects_of(estimator, factor, class_index)
+        model = step_with(estimator, "group_labels_", "HierarchicalEPLogistic")
+        known, means, stds = _effects_of(model, factor, class_index)
         if len(known) == 0:
             raise ValueError("the estimator was fitted without groups: there are no effects.")
         mean, std, raw = means[:, effect], stds[:, effect], None
         if X is not None:
-            labels = _labels_of(estimator, X, groups, factor) if labels is None else labels
+            rows = rows_at_last_step(estimator, X)
+            labels = _labels_of(model, rows, groups, factor) if labels is None else labels
             usable = effect == 0 and y is not None and labels is not None
-            if not usable or len(estimator.classes_) > 2:
+            if not usable or len(model.classes_) > 2:
                 raise ValueError(
                     "raw effects need X, y and labels of the rows, effect=0 and two classes."
                 )
-            row_mean = estimator.decision_function(
-                X, **({} if groups is None else {"groups": groups})
-            )
-            raw = mean + _steps(
-                known, labels, expit(row_mean), np.asarray(y) == estimator.classes_[1]
-            )
+            p = expit(model.decision_function(rows, groups=groups))
+            raw = mean + _steps(known, labels, p, np.asarray(y) == model.classes_[1])
         n_groups = len(known)
         if most is not None and n_groups > most:
             top = np.argsort(-np.abs(mean) / std, kind="stable")[:most]
             mean, std, known = mean[top], std[top], known[top]
             raw = raw if raw is None else raw[top]
-        factor_name, effect_name = _names_of(estimator, factor, effect)
-        if len(estimator.classes_) > 2:
-            effect_name += f", class {estimator.classes_[class_index]}"
+        names = names_at_last_step(estimator)
+        factor_name, effect_name = _names_of(model, factor, effect, names)
+        if len(model.classes_) > 2:
+            effect_name += f", class {model.classes_[class_index]}"
         display = cls(
             mean,
             std,
@@ -448,7 +421,7 @@ class GroupEffectsDisplay:
             raw=raw,
             effect_name=effect_name,
             level=level,
-            estimator_name=type(estimator).__name__,
+            estimator_name=type(model).__name__,
             factor_name=factor_name,
             n_groups=n_groups,
         )
@@ -470,7 +443,7 @@ class GroupEffectsDisplay:
             The display itself.
         """
         order = np.argsort(self.mean)
-        labelled = len(order) <= _MOST_LABELS
+        labelled = len(order) <= MOST_LABELS
         ax = axes_or_new(ax, len(order) if labelled else 0)
         half = ndtri(0.5 + 0.5 * self.level) * self.std[order]
         style = {"fmt": "o", "markersize": 3, "elinewidth": 1, "color": "C0", "label": "pooled"}
@@ -486,7 +459,7 @@ class GroupEffectsDisplay:
             ax.set_yticks([])
         name = "group" if self.factor_name is None else self.factor_name
         ax.set(
-            xlabel=f"{self.effect_name}, {_percent(self.level)} interval",
+            xlabel=f"{self.effect_name}, {percent(self.level)} interval",
             ylabel=name if labelled else f"{len(order)} groups",
             title=self._title(),
         )
@@ -497,14 +470,35 @@ class GroupEffectsDisplay:
     def _title(self):
         """Return estimator, factor, and how many of its levels are drawn."""
         title = ": ".join(n for n in (self.estimator_name, self.factor_name) if n is not None)
-        if self.n_groups is not None and self.n_groups > len(self.mean):
-            title = f"{title}\n{len(self.mean)} of {self.n_groups} shown".lstrip()
-        return title or None
+        return some_of(title, len(self.mean), self.n_groups)
 
 
-def _percent(level):
-    """Return a level in words."""
-    return f"{100 * level:g} %"
+def _names_of_coefficients(estimator, d, class_index, given):
+    """Return the names (d,) of coefficients: those given, of the columns, or numbers."""
+    if given is not None:
+        if len(given) != d:
+            raise ValueError(f"{len(given)} feature_names for {d} coefficients.")
+        return given
+    names = names_at_last_step(estimator)
+    if names is None:
+        return [f"feature {j}" for j in range(d)]
+    if len(names) == d:
+        return names
+    # a group column is no coefficient; the summary knows which columns have one
+    model = last_step(estimator)
+    table = model.summary(feature_names=names).coefficients["name"]
+    several = len(model.classes_) > 2
+    first = class_index * (len(table) // len(model.classes_)) if several else 0
+    prefix = f"{model.classes_[class_index]}: " if several else ""
+    return [name.removeprefix(prefix) for name in table[first : first + d]]
+
+
+def _class_of(model, index):
+    """Return the class whose probability a row of coefficients raises; None of a regressor."""
+    classes = getattr(model, "classes_", None)
+    if classes is None:
+        return None
+    return str(classes[1] if len(classes) == 2 else classes[index])
 
 
 def _arms(mean, interval):
@@ -539,19 +533,33 @@ def _effects_of(estimator, factor, class_index):
     return known, *(v[class_index] if by_class else v for v in (means, stds))
 
 
-def _names_of(estimator, factor, effect):
-    """Return the name of a factor, and what its effect is on, in words."""
-    effects, scales = estimator.group_effects_, estimator.summary().scales
+def _names_of(estimator, factor, effect, names):
+    """Return the name of a factor, and what its effect is on, in words.
+
+    `names` are those of the columns of X, None if they have none.
+    """
+    effects, scales = estimator.group_effects_, estimator.summary(feature_names=names).scales
     effects = effects if isinstance(effects, list) else [effects]
     widths = [e.shape[-1] for e in effects]
     # scales go factor by factor; numbers may count both from the end
     first, column = np.cumsum([0, *widths])[:-1][factor], np.arange(widths[factor])[effect]
     name = str(scales["effect"][first + column])
     words = "the intercept" if column == 0 else f"the slope of {name}"
-    of = str(scales["factor"][first])
-    if of.isdigit():  # a bare number says nothing on an axis
-        of = f"factor {of}" if estimator.group_column is None else f"column {of}"
-    return of, f"effect on {words}"
+    if estimator.group_column is None:
+        of = str(scales["factor"][first])  # a bare number says nothing on an axis
+        return (f"factor {of}" if of.isdigit() else of), f"effect on {words}"
+    columns = estimator.group_column
+    column = columns[factor] if isinstance(columns, list) else columns
+    return _name_of_column(column, names), f"effect on {words}"
+
+
+def _name_of_column(column, names):
+    """Return the name of a group column in words, of a combination those of its columns."""
+    if isinstance(column, tuple):
+        return ":".join(_name_of_column(c, names) for c in column)
+    if isinstance(column, str):
+        return column
+    return f"column {column}" if names is None else str(names[column])
 
 
 def _labels_of(estimator, X, groups, factor):
@@ -563,9 +571,7 @@ def _labels_of(estimator, X, groups, factor):
     column = column[factor] if isinstance(column, list) else column
     if isinstance(column, tuple):
         return None
-    if hasattr(X, "iloc"):
-        return X[column] if isinstance(column, str) else X.iloc[:, column]
-    return np.asarray(X)[:, column]
+    return column_at(X, names_of(X).index(column) if isinstance(column, str) else column)
 
 
 def _steps(known, labels, p, positive):

@@ -3,7 +3,9 @@
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from ._coefficient_displays import axes_or_new, check_can
+from .._estimator.pipelines import rows_at_last_step
+from .._estimator.tables import table_like
+from ._drawing import axes_or_new, step_with
 
 
 class ConvergenceDisplay:
@@ -51,7 +53,7 @@ class ConvergenceDisplay:
         Parameters
         ----------
         estimator : estimator
-            Fitted; its `history_` is drawn.
+            Fitted, or a pipeline that ends in one; its `history_` is drawn.
         ax : matplotlib Axes, default=None
             Where to draw; None makes a figure.
         **kwargs : dict
@@ -62,16 +64,16 @@ class ConvergenceDisplay:
         display : ConvergenceDisplay
             The drawn display.
         """
-        check_can(estimator, "history_", "estimator of this package")
-        history = estimator.history_
+        model = step_with(estimator, "history_", "estimator of this package")
+        history = model.history_
         name = next((n for n in ("log_evidence", "objective") if n in history), None)
         display = cls(
             history["residual"],
-            tol=estimator.tol,
+            tol=model.tol,
             objective=None if name is None else history[name],
             objective_name=(name or "").replace("_", " "),
             phase=history["phase"],
-            estimator_name=type(estimator).__name__,
+            estimator_name=type(model).__name__,
         )
         return display.plot(ax=ax, **kwargs)
 
@@ -146,6 +148,8 @@ class LatentDisplay:
         Rows to ring, for instance relaxed or doubtful ones.
     feature_names : sequence of str, default=("feature 0", "feature 1")
         Labels of the axes.
+    class_names : sequence of two, default=None
+        Labels of the classes, for the legend.
 
     Attributes
     ----------
@@ -167,6 +171,7 @@ class LatentDisplay:
         y=None,
         marked=None,
         feature_names=("feature 0", "feature 1"),
+        class_names=None,
     ):
         self.x0 = x0
         self.x1 = x1
@@ -177,6 +182,7 @@ class LatentDisplay:
         self.y = y
         self.marked = marked
         self.feature_names = feature_names
+        self.class_names = class_names
 
     @classmethod
     def from_estimator(
@@ -187,7 +193,8 @@ class LatentDisplay:
         Parameters
         ----------
         estimator : estimator
-            Fitted on two features and two classes, with `latent_mean_and_variance`.
+            Fitted on two features and two classes, with `latent_mean_and_variance`; or a pipeline
+            that ends in one. Inducing points are then left out, which are in other columns.
         X : array-like of shape (n, 2)
             Rows that fix the range of the picture.
         y : array-like of shape (n,), default=None
@@ -213,8 +220,8 @@ class LatentDisplay:
         ValueError
             If the estimator has not two classes and two features.
         """
-        check_is_fitted(estimator)
-        check_can(estimator, "latent_mean_and_variance", "classifier of this package")
+        model = step_with(estimator, "latent_mean_and_variance", "classifier of this package")
+        check_is_fitted(model)
         rows = np.asarray(X, dtype=float)
         if rows.ndim != 2 or rows.shape[1] != 2 or len(estimator.classes_) != 2:
             raise ValueError("LatentDisplay needs two features and two classes.")
@@ -227,9 +234,8 @@ class LatentDisplay:
         x0, x1 = np.meshgrid(*sides)
         grid = np.column_stack([x0.ravel(), x1.ravel()])
         names = getattr(estimator, "feature_names_in_", ("feature 0", "feature 1"))
-        if hasattr(estimator, "feature_names_in_"):
-            grid = type(X)(grid, columns=list(names))
-        std = np.sqrt(estimator.latent_mean_and_variance(grid)[1])
+        grid = table_like(X, grid)
+        std = np.sqrt(model.latent_mean_and_variance(rows_at_last_step(estimator, grid))[1])
         display = cls(
             x0,
             x1,
@@ -240,6 +246,7 @@ class LatentDisplay:
             y=None if y is None else np.searchsorted(estimator.classes_, y),
             marked=marked,
             feature_names=names,
+            class_names=estimator.classes_,
         )
         return display.plot(ax=ax, **kwargs)
 
@@ -261,7 +268,8 @@ class LatentDisplay:
         ax = axes_or_new(ax)
         style = {"levels": np.linspace(0, 1, 21), "cmap": "RdBu_r", "alpha": 0.75, **kwargs}
         filled = ax.contourf(self.x0, self.x1, self.proba, **style)
-        ax.figure.colorbar(filled, ax=ax, label="probability of the second class")
+        names = ("0", "1") if self.class_names is None else self.class_names
+        ax.figure.colorbar(filled, ax=ax, label=f"probability of class {names[1]}")
         ax.contour(self.x0, self.x1, self.proba, levels=[0.5], colors="k", linewidths=1.5)
         sd = ax.contour(
             self.x0, self.x1, self.std, levels=5, colors="0.25", linewidths=0.6, linestyles=":"
@@ -269,8 +277,10 @@ class LatentDisplay:
         ax.clabel(sd, fontsize=7, fmt="sd %.2g")
         if self.y is not None:
             for label, color in ((0, "C0"), (1, "C3")):
+                style = dict(color=color, edgecolors="w", linewidths=0.4)
                 rows = self.X[self.y == label]
-                ax.scatter(*rows.T, s=14, color=color, edgecolors="w", linewidths=0.4)
+                ax.scatter(*rows.T, s=14, label=f"class {names[label]}", **style)
+            ax.legend(fontsize="small")
         if self.marked is not None and np.any(self.marked):
             ring = self.X[np.asarray(self.marked, dtype=bool)]
             ax.scatter(*ring.T, s=60, facecolors="none", edgecolors="k", linewidths=1.2)

@@ -8,6 +8,8 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import has_fit_parameter
 
+from .._estimator.left_out import leave_one_out
+from .._estimator.pipelines import last_step, rows_at_last_step
 from ..convex import ConvexVariationalLogistic
 from ..gaussian_process import EPGaussianProcessClassifier
 
@@ -29,44 +31,24 @@ def fit_part(name, part, X, y, sample_weight, cv):
     weights = _weight_arguments(name, part, sample_weight)
     fitted = clone(part).fit(X, y, **weights)
     if cv is None:
-        return fitted, leave_one_out(name, fitted, y)
+        return fitted, leave_one_out(f"the part {name!r}", fitted, y)
     proba = cross_val_predict(part, X, y, cv=cv, params=weights, method="predict_proba")
     return fitted, proba[np.arange(len(y)), np.searchsorted(fitted.classes_, y)]
 
 
-def _last_step(part):
-    return part[-1] if isinstance(part, Pipeline) else part
-
-
 def proba_interval(name, part, X, level):
     """Return the intervals of class probabilities of a fitted part."""
-    last = _last_step(part)
+    last = last_step(part)
     if not hasattr(last, "predict_proba_interval"):
         raise ValueError(f"the part {name!r} has no predict_proba_interval.")
-    return last.predict_proba_interval(X if last is part else part[:-1].transform(X), level)
+    return last.predict_proba_interval(rows_at_last_step(part, X), level)
 
 
 def _weight_arguments(name, part, sample_weight):
     """Return the keywords by which `part.fit` takes sample_weight."""
     if sample_weight is None:
         return {}
-    if not has_fit_parameter(_last_step(part), "sample_weight"):
+    if not has_fit_parameter(last_step(part), "sample_weight"):
         raise ValueError(f"the part {name!r} takes no sample_weight: leave out one of the two.")
     step = f"{part.steps[-1][0]}__" if isinstance(part, Pipeline) else ""
     return {f"{step}sample_weight": sample_weight}
-
-
-def leave_one_out(name, part, y):
-    """Return the probability (n,) that a fitted part gives each label when its row is left out."""
-    proba = getattr(_last_step(part), "loo_proba_", None)
-    if proba is None:
-        raise ValueError(
-            f"the part {name!r} has no loo_proba_, leave-one-out probabilities of its training "
-            "rows: set cv=5 to weigh all parts by folds."
-        )
-    if proba.ndim == 1:
-        return proba
-    # one class against the rest: each problem gives its own label, this class or another
-    own = part.classes_[:, None] == y
-    of_class = np.where(own, proba, 1.0 - proba)
-    return of_class.T[own.T] / of_class.sum(axis=0)

@@ -453,3 +453,19 @@ def test_modal_form_of_a_learner_that_is_not_fitted(n):
     chosen, rated = modal_query_strategy()(ConvexVariationalLogistic(), X, n_instances=n)
     assert len(chosen) == len(rated) == n
     np.testing.assert_array_equal(chosen, query(None, X, n))
+
+
+def test_a_learner_prints_where_it_stands():
+    learner = Learner(LINEAR, X)
+    start = "Learner of ConvexVariationalLogistic: 0 of 120 rows labelled"
+    assert repr(learner).splitlines()[0] == start and "no model yet" in repr(learner)
+    learner.tell(range(20), np.array(["<no>", "yes"])[Y[:20]])
+    learner.ask()
+    lines = str(learner).splitlines()
+    n_no = 20 - Y[:20].sum()
+    assert lines[:2] == [start.replace(" 0 of", " 20 of"), f"labels <no>: {n_no}, yes: {20 - n_no}"]
+    assert lines[3] == "fitted to 20 labels, again at 25"
+    assert lines[4].startswith("expected gain of the row asked first")
+    assert f"&lt;no&gt;: {n_no}" in learner._repr_html_()
+    regressor = Learner(ConvexVariationalRegressor(), X, X[:, 0])
+    assert "rows labelled\nstrategy" in repr(regressor)

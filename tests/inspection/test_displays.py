@@ -1,5 +1,7 @@
 """Displays hold what they draw, draw where they are told, and label their axes."""
 
+import sys
+
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -7,6 +9,8 @@ import pytest
 from sklearn.datasets import make_moons
 from sklearn.gaussian_process.kernels import RBF
 from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 from sklearn_ep import (
     ConvexVariationalLogistic,
@@ -129,14 +133,16 @@ def test_coefficient_intervals():
     est = ConvexVariationalLogistic(1.0).fit(X, X[:, 2] > 0)
     display = CoefficientIntervalDisplay.from_estimator(est, n_largest=2, level=0.8)
     ratio = np.abs(np.ravel(est.coef_)) / np.ravel(est.coef_std_)
-    top = np.sort(np.argsort(-ratio)[:2])
-    assert display.names == [f"feature {j}" for j in top] and 2 in top
+    top = np.argsort(-ratio)[:2]
+    assert display.names == [f"feature {j}" for j in top] and top[0] == 2
     np.testing.assert_array_equal(display.mean, np.ravel(est.coef_)[top])
     bars = display.ax_.collections[0].get_segments()
     np.testing.assert_allclose([bar[:, 0] for bar in bars], est.coef_interval(0.8)[0, top])
     assert [t.get_text() for t in display.ax_.get_yticklabels()] == display.names
-    assert display.ax_.get_xlabel() == "coefficient, 80 % interval"
+    assert display.ax_.get_xlabel() == "coefficient for class True, 80 % interval"
     assert display.ax_.get_title() == "ConvexVariationalLogistic\n2 of 4 shown"
+    by_column = CoefficientIntervalDisplay.from_estimator(est, n_largest=2, sort="column")
+    assert by_column.names == [f"feature {j}" for j in np.sort(top)]
     ax = plt.subplots()[1]
     assert display.plot(ax=ax) is display and display.ax_ is ax
     with pytest.raises(ValueError, match="3 feature_names for 4 coefficients"):
@@ -325,3 +331,117 @@ def test_group_effects_of_one_class_among_three():
     assert display.ax_.get_xlabel() == "effect on the intercept, class c, 90 % interval"
     with pytest.raises(ValueError, match="two classes"):
         GroupEffectsDisplay.from_estimator(est, X, np.zeros(180))
+
+
+def test_reliability_of_several_models_on_one_axes(moons):
+    X, y, est = moons
+    names = np.array(["no", "yes"])
+    plain = LogisticRegression().fit(X, names[y])
+    first = ReliabilityDisplay.from_estimator(est, X, y)
+    second = ReliabilityDisplay.from_estimator(
+        plain, X, names[y], pos_label="no", name="plain", ax=first.ax_
+    )
+    assert second.ax_ is first.ax_
+    labels = [text.get_text() for text in first.ax_.get_legend().get_texts()]
+    assert labels == ["90 % band", "EPGaussianProcessClassifier", "plain"]
+    colors = [drawn.lines[0].get_color() for drawn in first.ax_.containers]
+    assert colors == ["C0", "C1"]
+    counts = {text.get_position()[1] for text in first.ax_.texts}
+    assert len(counts) == 2 and first.ax_.get_ylim()[0] < min(counts)
+    proba = plain.predict_proba(X)[:, 0]
+    again = ReliabilityDisplay.from_predictions(proba, names[y], pos_label="no")
+    np.testing.assert_array_equal(again.stated, second.stated)
+    np.testing.assert_array_equal(again.observed, second.observed)
+    with pytest.raises(ValueError, match="pos_label must be one of .*'yes'"):
+        ReliabilityDisplay.from_estimator(plain, X, names[y], pos_label="maybe")
+
+
+def test_reliability_of_one_class_among_three():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(90, 2)), rng.integers(3, size=90)
+    est = LogisticRegression().fit(X, y)
+    display = ReliabilityDisplay.from_estimator(est, X, y, pos_label=2, n_bins=1)
+    np.testing.assert_allclose(display.stated, est.predict_proba(X)[:, 2].mean())
+    np.testing.assert_allclose(display.observed, np.mean(y == 2))
+
+
+def test_numbers_and_not_powers_stand_at_ticks():
+    nodes = np.column_stack([np.log([0.3, 0.7, 2.5]), np.array([-3.0, -2.0, -1.0])])
+    names = "log_length_scale", "logit_label_noise"
+    display = HyperparameterDisplay(nodes, np.full(3, 1 / 3), names).plot()
+    display.figure_.canvas.draw()
+    for axis in (display.ax_.xaxis, display.ax_.yaxis):
+        words = [t.get_text() for t in axis.get_ticklabels(which="both") if t.get_text()]
+        assert len(words) >= 2 and all(float(word) >= 0 for word in words)
+
+
+def steps_before(table):
+    """A scaler that keeps names, or not, before the last step."""
+    return StandardScaler().set_output(transform="pandas" if table else "default")
+
+
+@pytest.mark.parametrize("table", [True, False])
+def test_displays_look_through_pipelines(table):
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame(rng.normal(size=(60, 3)), columns=["a", "b", "c"])
+    y = X["b"] - X["c"] + 0.3 * rng.normal(size=60)
+    reg = make_pipeline(steps_before(table), SpikeSlabRegressor()).fit(X, y)
+    assert list(InclusionDisplay.from_estimator(reg).feature_names) == ["a", "b", "c"]
+    names = CoefficientIntervalDisplay.from_estimator(reg, sort="column").names
+    assert names == ["a", "b", "c"]
+    assert ConvergenceDisplay.from_estimator(reg).ax_.get_title() == "SpikeSlabRegressor"
+    nodes = HyperparameterDisplay.from_estimator(reg).nodes
+    np.testing.assert_array_equal(nodes, reg[-1].hyper_nodes_)
+    nameless = make_pipeline(FunctionTransformer(np.asarray), reg[-1]).fit(X, y)
+    names = CoefficientIntervalDisplay.from_estimator(nameless, sort="column").names
+    assert names == ["feature 0", "feature 1", "feature 2"]
+
+
+def test_the_latent_function_of_a_pipeline_is_drawn_over_the_columns_that_go_in(moons):
+    X, y, est = moons
+    model = make_pipeline(StandardScaler(), est).fit(10 * X, y)
+    display = LatentDisplay.from_estimator(model, 10 * X, y, grid_resolution=6)
+    corner = [[display.x0[0, 0], display.x1[0, 0]]]
+    np.testing.assert_allclose(display.proba[0, 0], model.predict_proba(corner)[0, 1])
+    scaled = model[:-1].transform(corner)
+    variance = est.latent_mean_and_variance(scaled)[1]
+    np.testing.assert_allclose(display.std[0, 0] ** 2, variance)
+    assert [t.get_text() for t in display.ax_.get_legend().get_texts()] == ["class 0", "class 1"]
+    labels = [ax.get_ylabel() for ax in display.figure_.axes]
+    assert "probability of class 1" in labels
+    assert ReliabilityDisplay.from_estimator(model, 10 * X, y).estimator_name == type(est).__name__
+
+
+def test_groups_and_columns_of_a_pipeline_have_their_names():
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"hours": rng.normal(size=120), "school": rng.integers(8, size=120)})
+    y = rng.integers(2, size=120)
+    last = HierarchicalEPLogistic(1, random_slopes=[0], refine=False)
+    keep = FunctionTransformer(np.asarray, feature_names_out="one-to-one")
+    model = make_pipeline(keep, last).fit(X, y)
+    display = GroupEffectsDisplay.from_estimator(model, effect=1)
+    assert display.ax_.get_ylabel() == "school"
+    assert display.ax_.get_xlabel() == "effect on the slope of hours, 90 % interval"
+    assert CoefficientIntervalDisplay.from_estimator(model).names == ["hours"]
+    raw = GroupEffectsDisplay.from_estimator(model, X, y).raw
+    np.testing.assert_allclose(raw, GroupEffectsDisplay.from_estimator(last, X.values, y).raw)
+
+
+def test_coefficients_of_one_class_among_three_beside_groups():
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"school": rng.integers(8, size=180), "hours": rng.normal(size=180)})
+    est = HierarchicalEPLogistic("school").fit(X, rng.choice(["a", "b", "c"], size=180))
+    display = CoefficientIntervalDisplay.from_estimator(est, class_index=1)
+    assert display.names == ["hours"]
+    assert display.ax_.get_xlabel() == "coefficient for class b, 90 % interval"
+    np.testing.assert_array_equal(display.mean, est.coef_[1])
+
+
+def test_without_matplotlib_the_error_says_what_to_install(moons, monkeypatch):
+    *_, est = moons
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ImportError, match=r'pip install "sklearn-ep\[plot\]"'):
+        ConvergenceDisplay.from_estimator(est)
+    inclusion = InclusionDisplay(np.ones(2), np.ones(2), np.ones((2, 2)))
+    with pytest.raises(ImportError, match=r"sklearn-ep\[plot\]"):
+        inclusion.plot()

@@ -1,0 +1,69 @@
+"""What all displays share: which estimators they take, where they draw, and words on axes."""
+
+from sklearn.utils.validation import check_is_fitted
+
+from .._estimator.pipelines import last_step
+
+# What a page can hold: inches a labelled row takes, and rows whose labels can be read.
+_ROW_HEIGHT, MOST_LABELS = 0.22, 40
+
+
+def step_with(estimator, name, model):
+    """Return the fitted estimator, or last step of a pipeline, that has what a display draws.
+
+    Raises
+    ------
+    TypeError
+        If it has no attribute of that name; `model` says what has.
+    NotFittedError
+        If that is because it is not fitted.
+    """
+    step = last_step(estimator)
+    if not hasattr(step, name):
+        check_is_fitted(step)
+        raise TypeError(f"{type(step).__name__} has no {name}: give a fitted {model}.")
+    return step
+
+
+def pyplot():
+    """Return `matplotlib.pyplot`; an ImportError says how to install it."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError(
+            'Displays are drawn by matplotlib: pip install "sklearn-ep[plot]"'
+        ) from error
+    return plt
+
+
+def axes_or_new(ax, n_rows=0):
+    """Return the axes to draw on, new ones if there are none.
+
+    Parameters
+    ----------
+    ax : matplotlib Axes or None
+        Where to draw, if anywhere.
+    n_rows : int, default=0
+        Labelled rows that will be drawn on top of each other; a new figure is high enough.
+
+    Returns
+    -------
+    ax : matplotlib Axes
+        The same, or the axes of a new figure.
+    """
+    if ax is not None:
+        return ax
+    height = max(4.8, 1.2 + _ROW_HEIGHT * n_rows)
+    return pyplot().subplots(figsize=(6.4, height), layout="constrained")[1]
+
+
+def percent(level):
+    """Return a level in words."""
+    return f"{100 * level:g} %"
+
+
+def some_of(title, n_drawn, n):
+    """Return a title with a second line where fewer than n (None: not known) are drawn."""
+    if n is None or n <= n_drawn:
+        return title or None
+    return f"{title or ''}\n{n_drawn} of {n} shown".lstrip()
