@@ -433,10 +433,9 @@ that of the other 4900.
 Log loss falls with time and with m = 4, 50, 200 as in the paper; 50 points are nearly as good as
 200 at a quarter of the time. Our curve alone, one split in place of 100. Workers: a pass over
 60,000 digits gets faster up to six workers, and no further, as in the paper. These seconds are
-computed. They add the CPU time of a pass over a worker's share (12,000 digits, five times), the time of
-the master, and 7 MB for each message both ways at 125 MB/s. The wall times of one and two
-workers were measured on two cores that did other work as well; they show that two workers run, not
-how fast.
+computed: the CPU time of a pass over a worker's share (12,000 digits, five times), the time of the
+master, and 7 MB for each message both ways at 125 MB/s. The wall times of one and two workers were
+measured on two cores that did other work as well; they show that two workers run, not how fast.
 """,
         True,
     ),
