@@ -184,8 +184,8 @@ class Workers:
             except (BrokenProcessPool, CancelledError) as error:
                 if n_lost == _RESTARTS:
                     raise type(error)(
-                        f"worker processes were killed in each of {n_lost + 1} attempts, as the "
-                        "system does where memory runs out: use fewer jobs or smaller partitions."
+                        f"worker processes were killed in each of {n_lost + 1} attempts, "
+                        "probably for lack of memory: use fewer jobs or smaller partitions."
                     ) from error
                 self._open_anew()
 

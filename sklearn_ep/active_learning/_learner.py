@@ -424,7 +424,7 @@ class Learner(Printed):
             If there are fewer than two classes (of regressors, rows).
         """
         if not self._can_fit():
-            raise ValueError("a refit needs labels of two classes, of a regressor of two rows.")
+            raise ValueError("a refit needs labels of two classes (for a regressor, of two rows).")
         rows, y = self.labelled_, self.y_
         if self.estimator_ is not None and self._n_fitted == len(rows):
             return self

@@ -329,7 +329,7 @@ def _foreign_links(estimator, mean, var, proba):
         if error > (_MISFIT if mean.shape[1] == 1 else 1e-3):
             raise TypeError(
                 f"no link explains the probabilities of {type(estimator).__name__} by its latent "
-                f"means and variances (misfit {error:.2g}); let it tell its link by latent_links."
+                f"means and variances (misfit {error:.2g}); define its method latent_links."
             )
     return [factor] * mean.shape[1]
 

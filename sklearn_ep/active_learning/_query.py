@@ -258,7 +258,7 @@ def query(
 def _check_greedy(estimator, strategy):
     if not works_on_posterior(strategy):
         raise ValueError(
-            f"diversify=True works through the variances, which strategy={strategy!r} does not use."
+            f"diversify=True lowers variances, which strategy={strategy!r} does not use."
         )
     if is_regressor(estimator) and strategy not in ("uncertainty", "variance_reduction"):
         raise ValueError(f"strategy={strategy!r} needs a classifier, not a regressor.")
