@@ -1,6 +1,6 @@
 """
-Active learning: a labelling session from the first label on
-============================================================
+Labelling: a session from the first label on
+============================================
 
 Two hundred images of the digits 3 and 8, and no labels. The session below asks for one label at a
 time, is saved in the middle and resumed, and ends when a label is expected to bring little. Copy

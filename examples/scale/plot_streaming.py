@@ -1,6 +1,6 @@
 """
-Streaming with partial_fit
-==========================
+Streams: rows that are seen once
+================================
 
 Rows arrive in batches and are not kept. `partial_fit` updates the posterior at the inducing points
 with each batch, every row seen once, in memory that does not grow.

@@ -18,15 +18,21 @@ from sklearn.model_selection import cross_val_predict
 
 from sklearn_ep import RelaxedEPClassifier
 from sklearn_ep.datasets import make_noisy_labels_classification
+from sklearn_ep.inspection import review_list
 
 # %%
-# Four hundred points, 20 % of the labels exchanged. Circles mark labels that the fit holds to be
-# wrong more likely than not.
+# Four hundred points, 20 % of the labels exchanged. The list begins with the labels that are most
+# probably wrong.
 
 X, y, clean, flipped = make_noisy_labels_classification(400, return_flipped=True, random_state=3)
 X_new, _, y_new = make_noisy_labels_classification(4000, flip=0.0, random_state=10)
 robust = RelaxedEPClassifier().fit(X, y)
 trusting = GaussianProcessClassifier(ConstantKernel(1.0) * RBF(1.0)).fit(X, y)
+
+print(review_list(robust, X, y).head(6).round(2).to_string())
+
+# %%
+# Circles mark labels that are wrong with a probability above one half.
 
 grid = np.stack(np.meshgrid(np.linspace(-4.5, 4.5, 90), np.linspace(-3.5, 3.5, 70)), axis=-1)
 fig, axes = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained", sharey=True)
@@ -41,7 +47,7 @@ for ax, clf in zip(axes, [robust, trusting], strict=True):
     ax.set(title=f"{type(clf).__name__}\nlog loss on clean labels {loss:.3f}")
 suspect = robust.noise_proba_ > 0.5
 axes[0].scatter(
-    *X[suspect].T, s=60, facecolors="none", edgecolors="k", label="label held to be wrong"
+    *X[suspect].T, s=60, facecolors="none", edgecolors="k", label="probably wrong label"
 )
 axes[0].legend()
 plt.show()
