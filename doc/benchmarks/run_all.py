@@ -137,7 +137,7 @@ def write_page():
         "too, then shows it. Log loss is the mean negative log probability of held-out labels:",
         "lower is better, and a sure mistake costs most. Times are ratios of CPU seconds of fits",
         "that alternate in one process on one thread; below one means faster than the peer.",
-        "Everything can be had again with the command under its tables, or all of it with",
+        "The command under a table measures it again; all of them are measured by",
         "``python doc/benchmarks/run_all.py``; FOLDER holds data sets as .npz files.",
         "",
     ]
