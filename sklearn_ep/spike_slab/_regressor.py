@@ -1,7 +1,7 @@
 """Sparse linear regression with spike-and-slab priors by convergent expectation propagation."""
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -394,6 +394,16 @@ class SpikeSlabRegressor(
     def _check_new(self, X):
         check_is_fitted(self)
         return validate_data(self, X, reset=False, dtype=np.float64, accept_sparse=ACCEPT_SPARSE)
+
+    @overload
+    def predict(
+        self, X: Rows, return_std: Literal[False] = ..., mixture: bool = ...
+    ) -> np.ndarray: ...
+
+    @overload
+    def predict(
+        self, X: Rows, return_std: Literal[True], mixture: bool = ...
+    ) -> tuple[np.ndarray, np.ndarray]: ...
 
     @in_precision_of_rows
     def predict(self, X: Rows, return_std: bool = False, mixture: bool = False) -> Any:
