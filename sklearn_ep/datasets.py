@@ -1,5 +1,7 @@
 """Generators of the experiments in the papers, with the truth returned."""
 
+from typing import Any
+
 import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.linalg import LinearOperator
@@ -7,6 +9,7 @@ from scipy.special import expit
 from sklearn.preprocessing import normalize
 from sklearn.utils import check_random_state
 
+from ._estimator.annotations import Seed
 from ._estimator.checks import check_number as _check_number
 
 __all__ = [
@@ -19,14 +22,14 @@ __all__ = [
 
 
 def make_sparse_logistic(
-    n_samples=1000,
-    n_features=2000,
+    n_samples: int = 1000,
+    n_features: int = 2000,
     *,
-    n_per_row=40,
-    n_informative=100,
-    signal=3.0,
-    random_state=None,
-):
+    n_per_row: int = 40,
+    n_informative: int = 100,
+    signal: float = 3.0,
+    random_state: Seed = None,
+) -> tuple[sp.csr_matrix, np.ndarray, np.ndarray]:
     """Generate documents-like sparse rows with labels from a sparse linear model.
 
     Columns are drawn like words: column j with a frequency proportional to 1 / j, so that a few are
@@ -93,8 +96,14 @@ def make_sparse_logistic(
 
 
 def make_hierarchical_logistic(
-    n_groups=50, n_per_group=50, n_features=50, *, tau=2.0, coef_scale=1.0, random_state=None
-):
+    n_groups: int = 50,
+    n_per_group: int = 50,
+    n_features: int = 50,
+    *,
+    tau: float = 2.0,
+    coef_scale: float = 1.0,
+    random_state: Seed = None,
+) -> Any:
     """Generate a binary response with a random intercept in each group.
 
     Log odds are x' beta + a_g with standard normal x, beta ~ N(0, coef_scale^2) and
@@ -151,16 +160,16 @@ def make_hierarchical_logistic(
 
 
 def make_spike_slab_regression(
-    n_samples=60,
-    n_features=200,
+    n_samples: int = 60,
+    n_features: int = 200,
     *,
-    n_informative=8,
-    noise=0.1,
-    slab_std=1.0,
-    correlation=0.0,
-    intercept=0.0,
-    random_state=None,
-):
+    n_informative: int = 8,
+    noise: float = 0.1,
+    slab_std: float = 1.0,
+    correlation: float = 0.0,
+    intercept: float = 0.0,
+    random_state: Seed = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draw a sparse linear regression: compressed sensing with Gaussian measurements.
 
     Parameters
@@ -222,8 +231,13 @@ def make_spike_slab_regression(
 
 
 def make_noisy_labels_classification(
-    n_samples=400, *, flip=0.2, spread=0.8, return_flipped=False, random_state=None
-):
+    n_samples: int = 400,
+    *,
+    flip: float = 0.2,
+    spread: float = 0.8,
+    return_flipped: bool = False,
+    random_state: Seed = None,
+) -> Any:
     """Generate two overlapping classes in the plane, some of whose labels are exchanged.
 
     Class 1 is one Gaussian cloud, class 0 two clouds on either side of it, so that the boundary is
@@ -276,7 +290,9 @@ def make_noisy_labels_classification(
     return (X, y, y_clean, flipped) if return_flipped else (X, y, y_clean)
 
 
-def make_fourier_operator(size=64, *, share=0.3, random_state=None):
+def make_fourier_operator(
+    size: int = 64, *, share: float = 0.3, random_state: Seed | np.random.Generator = None
+) -> Any:
     """Draw a measurement of an image: some of its Fourier coefficients, as in magnetic resonance.
 
     A coefficient of frequency r (cycles a pixel) is kept with a chance that falls as r^-1.5, in
@@ -328,7 +344,7 @@ def make_fourier_operator(size=64, *, share=0.3, random_state=None):
     _check_number("size", size, 1, integer=True)
     _check_number("share", share, 0, 1)
     is_generator = isinstance(random_state, np.random.Generator)
-    rng = random_state if is_generator else check_random_state(random_state)
+    rng: Any = random_state if is_generator else check_random_state(random_state)
     frequency = np.hypot(*np.meshgrid(*[np.fft.fftfreq(size)] * 2)).ravel()
     # the first of waiting times with these rates: as likely as the rates say, and in this number
     order = np.argsort(rng.exponential(size=size**2) * np.maximum(frequency, 0.01) ** 1.5)

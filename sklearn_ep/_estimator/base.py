@@ -4,13 +4,15 @@ import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from .._engine.diagnostics import importance_check
+from .annotations import Rows, Seed
 from .checks import check_number, check_seen
-from .diagnosis import diagnose_fit
+from .diagnosis import Diagnosis, diagnose_fit
 from .saving import packed, unpacked
 
 
@@ -57,8 +59,15 @@ class VersionedEstimator(SavedEstimator):
         return "_posteriors" in vars(self)
 
     def diagnose(
-        self, n_draws=1000, random_state=0, *, X=None, y=None, groups=None, sample_weight=None
-    ):
+        self,
+        n_draws: int = 1000,
+        random_state: Seed = 0,
+        *,
+        X: Rows | None = None,
+        y: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> Diagnosis:
         """Say how far to trust the fit.
 
         Parameters

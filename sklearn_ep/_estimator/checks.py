@@ -7,7 +7,7 @@ import functools
 import numbers
 import os
 import warnings
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import scipy.sparse as sp
@@ -18,6 +18,7 @@ from sklearn.utils.sparsefuncs import min_max_axis
 from sklearn.utils.validation import validate_data
 
 from .._engine.partition import Part
+from .annotations import Method
 
 # Largest entry of a column, and its inverse the smallest one: sums of squares over any number of
 # rows, and their inverses, stay within double precision (1e308) with room for a prior variance.
@@ -336,7 +337,7 @@ def is_single(X):
     return bool(kinds) and all(kind == np.float32 for kind in kinds)
 
 
-def in_precision_of_rows(predict):
+def in_precision_of_rows(predict: Method) -> Method:
     """Let a method answer in ``float32`` where its rows and those of the fit were.
 
     The fit leaves what it saw in ``estimator._fitted_single``. All is computed in double precision
@@ -352,4 +353,4 @@ def in_precision_of_rows(predict):
             return tuple(values.astype(np.float32) for values in found)
         return found.astype(np.float32)
 
-    return wrapper
+    return cast(Method, wrapper)

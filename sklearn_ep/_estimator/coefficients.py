@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from .checks import check_number
@@ -40,7 +41,7 @@ class CoefficientReport:
     _figures: Any
     n_features_in_: int
 
-    def coef_interval(self, level=0.9):
+    def coef_interval(self, level: float = 0.9) -> np.ndarray:
         """Central posterior intervals of the coefficients.
 
         Parameters
@@ -63,7 +64,13 @@ class CoefficientReport:
         check_number("level", level, 0, 1, boundaries="neither")
         return self._coefficients(level)[2][..., : self.n_features_in_, :]
 
-    def summary(self, level=0.9, top=20, sort="strength", feature_names=None):
+    def summary(
+        self,
+        level: float = 0.9,
+        top: int | None = 20,
+        sort: str = "strength",
+        feature_names: ArrayLike | None = None,
+    ) -> Summary:
         """Tabulate what was learned: coefficients with intervals, and key figures.
 
         Parameters

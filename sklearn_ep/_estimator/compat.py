@@ -1,7 +1,10 @@
 """The only place that knows versions of scikit-learn: callbacks, with stand-ins before 1.9."""
 
+from .annotations import Method
+
 try:
-    from sklearn.callback import CallbackSupportMixin, with_callbacks
+    from sklearn.callback import CallbackSupportMixin
+    from sklearn.callback import with_callbacks as _with_callbacks
 except ImportError:  # scikit-learn < 1.9
 
     class _NoContext:
@@ -22,6 +25,10 @@ except ImportError:  # scikit-learn < 1.9
         def _init_callback_context(self, **kwargs):
             return _NoContext()
 
-    def with_callbacks(method):
-        """Return the method unchanged: there is nothing to tear down."""
+    def _with_callbacks(method):
         return method
+
+
+def with_callbacks(method: Method) -> Method:
+    """Let a fit tear down its callbacks at the end; unchanged where there are none."""
+    return _with_callbacks(method)

@@ -5,7 +5,7 @@ import inspect
 import time
 import warnings
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
@@ -13,10 +13,11 @@ from sklearn.exceptions import ConvergenceWarning
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import REASONS, SILENT, Reason
 from .._engine.partition import Workers
+from .annotations import Method
 from .checks import numerical_cause
 
 
-def restore_on_error(method):
+def restore_on_error(method: Method) -> Method:
     """Make a method leave the estimator exactly as it was when it raises, whatever it raises.
 
     A posterior that has no Cholesky factor in double precision, whatever the steps, or numbers
@@ -40,7 +41,7 @@ def restore_on_error(method):
                 raise ValueError(f"{type(self).__name__}: {error}. {cause}") from error
             raise
 
-    return wrapper
+    return cast(Method, wrapper)
 
 
 # Why a run ended, and what to do where only the run itself can be blamed.

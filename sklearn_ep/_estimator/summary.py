@@ -131,7 +131,7 @@ class Table(Printed):
     title: str
     columns: dict[str, Any]
 
-    def to_frame(self):
+    def to_frame(self) -> Any:
         """Return the columns as a data frame, indexed by the first.
 
         Returns
@@ -146,7 +146,7 @@ class Table(Printed):
         """
         return frame_of(self.columns)
 
-    def framed(self):
+    def framed(self) -> Any:
         """Return the data frame, or the table itself where pandas is not installed."""
         try:
             return self.to_frame()
@@ -189,7 +189,7 @@ class Summary(Printed):
     scales: dict[str, np.ndarray] = field(default_factory=dict)
     figures: dict[str, object] = field(default_factory=dict)
 
-    def to_frame(self):
+    def to_frame(self) -> Any:
         """Return the coefficients, or the parameters of the kernel, as a data frame.
 
         Returns

@@ -1,11 +1,15 @@
 """The strategies in the forms that modAL and scikit-activeml ask for."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import scipy.sparse as sp
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
+from .._estimator.annotations import Seed
 from .._estimator.checks import check_number, checked_weights
 from ._design import design_rows
 from ._posterior import posterior_of
@@ -13,7 +17,7 @@ from ._query import query, reference_of, scores
 from ._strategies import LOOK_AHEAD, greedy, resolved
 
 
-def modal_query_strategy(strategy="auto"):
+def modal_query_strategy(strategy: str | Callable[..., Any] = "auto") -> Callable[..., Any]:
     """Make a strategy for modAL's `ActiveLearner`.
 
     Parameters
@@ -54,7 +58,13 @@ def _fitted_estimator_of(learner):
     return None
 
 
-def SkactivemlQuery(strategy="auto", *, missing_label=np.nan, n_reference=None, random_state=None):
+def SkactivemlQuery(
+    strategy: str | Callable[..., Any] = "auto",
+    *,
+    missing_label: Any = np.nan,
+    n_reference: int | None = None,
+    random_state: Seed = None,
+) -> Any:
     """Make a query strategy of scikit-activeml, which is imported here and nowhere else.
 
     Parameters

@@ -1,11 +1,14 @@
 """A labelling session: ask for rows, tell their labels, from the first label on."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import clone, is_regressor
 from sklearn.utils import check_random_state
 
+from .._estimator.annotations import Rows, Seed
 from .._estimator.checks import check_number
 from .._estimator.summary import Printed
 from .._estimator.tables import rows_at
@@ -115,18 +118,18 @@ class Learner(Printed):
 
     def __init__(
         self,
-        estimator,
-        X_pool,
-        y=None,
+        estimator: Any,
+        X_pool: Rows,
+        y: ArrayLike | None = None,
         *,
-        classes=None,
-        strategy="auto",
-        objective="log_loss",
-        refit_every=5,
-        n_reference=None,
-        missing_label=np.nan,
-        random_state=None,
-    ):
+        classes: ArrayLike | None = None,
+        strategy: str | Callable[..., Any] = "auto",
+        objective: str = "log_loss",
+        refit_every: int = 5,
+        n_reference: int | None = None,
+        missing_label: Any = np.nan,
+        random_state: Seed = None,
+    ) -> None:
         check_strategy(strategy, estimator)
         check_objective(objective, strategy)
         check_number("refit_every", refit_every, 1, integer=True)
@@ -143,8 +146,10 @@ class Learner(Printed):
         self._fixed = random_state is None
         self._seed = int(check_random_state(random_state).randint(2**31 - 2**24))
         self.estimator_, self.classes_ = None, None
-        self.expected_gain_, self.history_ = np.nan, []
-        self._rows, self._labels = [], []
+        self.expected_gain_ = np.nan
+        self.history_: list[dict[str, Any]] = []
+        self._rows: list[int] = []
+        self._labels: list[Any] = []
         self._posterior: Any = None
         self._n_fitted = self._n_included = 0
         if y is not None:
@@ -204,7 +209,7 @@ class Learner(Printed):
 
     # ------------------------------------------------------------------ asking
 
-    def ask(self, n_instances=1):
+    def ask(self, n_instances: int = 1) -> np.ndarray:
         """Choose rows to label next.
 
         Parameters
@@ -314,7 +319,7 @@ class Learner(Printed):
 
     # ------------------------------------------------------------------ telling
 
-    def tell(self, indices, labels):
+    def tell(self, indices: ArrayLike, labels: ArrayLike) -> Self:
         """Take labels in, all or none.
 
         Parameters
@@ -337,15 +342,15 @@ class Learner(Printed):
             or there are not as many labels as rows. Nothing has changed then. What a refit raises
             leaves the labels told and the last refit in place.
         """
-        rows, labels = self._told(indices, labels)
+        rows, told = self._told(indices, labels)
         again = sorted(set(rows) & set(self._rows))
         if again:
             raise ValueError(f"rows {again} of indices have a label already: use `correct`.")
-        self._rows, self._labels = self._rows + rows, self._labels + labels
+        self._rows, self._labels = self._rows + rows, self._labels + told
         self._refit_if_due()
         return self
 
-    def correct(self, indices, labels):
+    def correct(self, indices: ArrayLike, labels: ArrayLike) -> Self:
         """Replace labels that were told wrongly, all or none.
 
         Parameters
@@ -367,11 +372,11 @@ class Learner(Printed):
             If a row has no label yet or comes twice, a label is missing or not among `classes`, or
             there are not as many labels as rows. Nothing has changed then.
         """
-        rows, labels = self._told(indices, labels)
+        rows, told = self._told(indices, labels)
         unknown = sorted(set(rows) - set(self._rows))
         if unknown:
             raise ValueError(f"rows {unknown} of indices have no label yet: use `tell`.")
-        corrected = dict(zip(rows, labels, strict=True))
+        corrected = dict(zip(rows, told, strict=True))
         kept = zip(self._rows, self._labels, strict=True)
         self._labels = [corrected.get(row, label) for row, label in kept]
         had_model, self._posterior, self._n_fitted = self.estimator_ is not None, None, 0
@@ -411,7 +416,7 @@ class Learner(Printed):
             return len(self._rows) >= 2
         return len(np.unique(self.y_)) >= 2
 
-    def refit(self):
+    def refit(self) -> Self:
         """Fit a clone of the estimator to all labels now, unless the last refit had them all.
 
         Returns
@@ -436,7 +441,7 @@ class Learner(Printed):
         )
         return self
 
-    def predict_proba(self, X=None):
+    def predict_proba(self, X: Rows | None = None) -> np.ndarray:
         """Class probabilities with all labels so far, those since the last refit included.
 
         Parameters
@@ -468,8 +473,16 @@ class Learner(Printed):
 
 
 def learn(
-    estimator, X_pool, oracle, n_queries, *, batch_size=1, score=None, y=None, **learner_keywords
-):
+    estimator: Any,
+    X_pool: Rows,
+    oracle: Callable[..., Any],
+    n_queries: int,
+    *,
+    batch_size: int = 1,
+    score: Callable[..., Any] | None = None,
+    y: ArrayLike | None = None,
+    **learner_keywords: Any,
+) -> Learner:
     """Buy labels for a pool: the loop around a `Learner`.
 
     Parameters

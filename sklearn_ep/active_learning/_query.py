@@ -1,11 +1,16 @@
 """The public calls: rate rows, choose rows."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import is_regressor
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from .._estimator.annotations import Rows, Seed
 from .._estimator.checks import check_number
 from .._estimator.tables import rows_at
 from ._design import design_rows
@@ -44,14 +49,14 @@ def reference_of(strategy, X, X_reference, n_reference, random_state):
 
 
 def scores(
-    estimator,
-    X,
+    estimator: Any,
+    X: Rows,
     *,
-    strategy="auto",
-    X_reference=None,
-    n_reference=None,
-    random_state=None,
-):
+    strategy: str | Callable[..., Any] = "auto",
+    X_reference: Rows | None = None,
+    n_reference: int | None = None,
+    random_state: Seed = None,
+) -> np.ndarray:
     """Rate rows by the information expected from their label.
 
     Parameters
@@ -141,20 +146,20 @@ def scores(
 
 
 def query(
-    estimator,
-    X_pool,
-    n_instances=1,
+    estimator: Any,
+    X_pool: Rows,
+    n_instances: int = 1,
     *,
-    strategy="auto",
-    candidates=None,
-    exclude=None,
-    objective="log_loss",
-    diversify="auto",
-    X_reference=None,
-    n_reference=None,
-    return_scores=False,
-    random_state=None,
-):
+    strategy: str | Callable[..., Any] = "auto",
+    candidates: ArrayLike | None = None,
+    exclude: ArrayLike | None = None,
+    objective: str = "log_loss",
+    diversify: bool | str = "auto",
+    X_reference: Rows | None = None,
+    n_reference: int | None = None,
+    return_scores: bool = False,
+    random_state: Seed = None,
+) -> Any:
     """Choose the rows of a pool to label next.
 
     Parameters

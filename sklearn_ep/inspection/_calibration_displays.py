@@ -1,10 +1,15 @@
 """Pictures of what a fit does not know: nodes of hyperparameters, and whether chances are right."""
 
+from collections.abc import Sequence
+from typing import Any, Self
+
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import expit
 from scipy.stats import norm
 from sklearn.utils.validation import check_consistent_length
 
+from .._estimator.annotations import Rows
 from .._estimator.checks import check_number
 from ._drawing import axes_or_new, percent, step_with
 
@@ -60,7 +65,15 @@ class HyperparameterDisplay:
         Figure that holds the axes.
     """
 
-    def __init__(self, nodes, weights, names, *, parameters=None, estimator_name=None):
+    def __init__(
+        self,
+        nodes: np.ndarray,
+        weights: np.ndarray,
+        names: Sequence[str],
+        *,
+        parameters: tuple[str, ...] | None = None,
+        estimator_name: str | None = None,
+    ) -> None:
         self.nodes = nodes
         self.weights = weights
         self.names = names
@@ -68,7 +81,15 @@ class HyperparameterDisplay:
         self.estimator_name = estimator_name
 
     @classmethod
-    def from_estimator(cls, estimator, *, parameters=None, problem=0, ax=None, **kwargs):
+    def from_estimator(
+        cls,
+        estimator: Any,
+        *,
+        parameters: tuple[str, ...] | None = None,
+        problem: int = 0,
+        ax: Any = None,
+        **kwargs: Any,
+    ) -> Self:
         """Draw the nodes of a fitted estimator of this package.
 
         Parameters
@@ -119,7 +140,7 @@ class HyperparameterDisplay:
             raise ValueError(f"parameters must be two of {names}, got {self.parameters!r}.")
         return [names.index(p) for p in self.parameters]
 
-    def plot(self, ax=None, **kwargs):
+    def plot(self, ax: Any = None, **kwargs: Any) -> Self:
         """Draw the display.
 
         Parameters
@@ -181,7 +202,16 @@ class ReliabilityDisplay:
         Figure that holds the axes.
     """
 
-    def __init__(self, stated, observed, band, counts, *, level=0.9, estimator_name=None):
+    def __init__(
+        self,
+        stated: np.ndarray,
+        observed: np.ndarray,
+        band: np.ndarray,
+        counts: np.ndarray,
+        *,
+        level: float = 0.9,
+        estimator_name: str | None = None,
+    ) -> None:
         self.stated = stated
         self.observed = observed
         self.band = band
@@ -191,8 +221,18 @@ class ReliabilityDisplay:
 
     @classmethod
     def from_estimator(
-        cls, estimator, X, y, *, n_bins=10, level=0.9, pos_label=None, name=None, ax=None, **kwargs
-    ):
+        cls,
+        estimator: Any,
+        X: Rows,
+        y: ArrayLike,
+        *,
+        n_bins: int = 10,
+        level: float = 0.9,
+        pos_label: Any = None,
+        name: str | None = None,
+        ax: Any = None,
+        **kwargs: Any,
+    ) -> Self:
         """Draw the reliability of a fitted classifier of any package on held-out rows.
 
         Parameters
@@ -239,13 +279,24 @@ class ReliabilityDisplay:
                 raise ValueError(f"pos_label must be one of {known}, got {pos_label!r}.")
             place = np.full(len(proba), found[0])
         stated, true = proba[np.arange(len(proba)), place], np.asarray(y) == classes[place]
-        options = dict(n_bins=n_bins, level=level, name=name or type(model).__name__)
-        return cls.from_predictions(stated, true, ax=ax, **options, **kwargs)
+        name = name or type(model).__name__
+        return cls.from_predictions(
+            stated, true, n_bins=n_bins, level=level, name=name, ax=ax, **kwargs
+        )
 
     @classmethod
     def from_predictions(
-        cls, stated, true, *, n_bins=10, level=0.9, pos_label=None, name=None, ax=None, **kwargs
-    ):
+        cls,
+        stated: ArrayLike,
+        true: ArrayLike,
+        *,
+        n_bins: int = 10,
+        level: float = 0.9,
+        pos_label: Any = None,
+        name: str | None = None,
+        ax: Any = None,
+        **kwargs: Any,
+    ) -> Self:
         """Draw the reliability of any stated probabilities, such as inclusion or flags.
 
         Parameters
@@ -276,18 +327,18 @@ class ReliabilityDisplay:
         check_number("n_bins", n_bins, 1, integer=True)
         check_number("level", level, 0, 1, boundaries="neither")
         check_consistent_length(stated, true)
-        true = np.asarray(true) if pos_label is None else np.asarray(true) == pos_label
-        stated, true = np.asarray(stated, dtype=float), true.astype(float)
-        place = np.minimum((stated * n_bins).astype(int), n_bins - 1)
+        told = np.asarray(true) if pos_label is None else np.asarray(true) == pos_label
+        p, came = np.asarray(stated, dtype=float), told.astype(float)
+        place = np.minimum((p * n_bins).astype(int), n_bins - 1)
         counts = np.bincount(place, minlength=n_bins)
         kept = counts > 0
-        sums = (np.bincount(place, v, n_bins)[kept] for v in (stated, true, stated * (1 - stated)))
+        sums = (np.bincount(place, v, n_bins)[kept] for v in (p, came, p * (1 - p)))
         mean, share, variance = (total / counts[kept] for total in sums)
         band = norm.ppf(0.5 + 0.5 * level) * np.sqrt(variance / counts[kept])
         display = cls(mean, share, band, counts[kept], level=level, estimator_name=name)
         return display.plot(ax=ax, **kwargs)
 
-    def plot(self, ax=None, **kwargs):
+    def plot(self, ax: Any = None, **kwargs: Any) -> Self:
         """Draw the display.
 
         Parameters

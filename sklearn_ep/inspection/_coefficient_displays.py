@@ -1,8 +1,13 @@
 """Pictures of coefficients: intervals, inclusion probabilities, group effects."""
 
+from collections.abc import Sequence
+from typing import Any, Self
+
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import expit, ndtri
 
+from .._estimator.annotations import Rows
 from .._estimator.checks import check_choice
 from .._estimator.pipelines import last_step, names_at_last_step, rows_at_last_step
 from .._estimator.tables import column_at, names_of
@@ -39,15 +44,15 @@ class InclusionDisplay:
 
     def __init__(
         self,
-        inclusion,
-        coef,
-        interval,
+        inclusion: np.ndarray,
+        coef: np.ndarray,
+        interval: np.ndarray,
         *,
-        level=0.9,
-        threshold=0.5,
-        feature_names=None,
-        sets=None,
-    ):
+        level: float = 0.9,
+        threshold: float = 0.5,
+        feature_names: Sequence[str] | None = None,
+        sets: Any = None,
+    ) -> None:
         self.inclusion = inclusion
         self.coef = coef
         self.interval = interval
@@ -57,7 +62,16 @@ class InclusionDisplay:
         self.sets = sets
 
     @classmethod
-    def from_estimator(cls, estimator, *, threshold=0.5, level=0.9, sets=None, ax=None, **kwargs):
+    def from_estimator(
+        cls,
+        estimator: Any,
+        *,
+        threshold: float = 0.5,
+        level: float = 0.9,
+        sets: Any = None,
+        ax: Any = None,
+        **kwargs: Any,
+    ) -> Self:
         """Draw the inclusion probabilities of a fitted regressor.
 
         Parameters
@@ -93,7 +107,7 @@ class InclusionDisplay:
         )
         return display.plot(ax=ax, **kwargs)
 
-    def plot(self, ax=None, **kwargs):
+    def plot(self, ax: Any = None, **kwargs: Any) -> Self:
         """Draw the display.
 
         Parameters
@@ -177,9 +191,16 @@ class CoefficientIntervalDisplay:
     """
 
     def __init__(
-        self, mean, interval, names, *, level=0.9, n_coefficients=None, estimator_name=None,
-        class_name=None,
-    ):  # fmt: skip
+        self,
+        mean: np.ndarray,
+        interval: np.ndarray,
+        names: Sequence[str],
+        *,
+        level: float = 0.9,
+        n_coefficients: int | None = None,
+        estimator_name: str | None = None,
+        class_name: str | None = None,
+    ) -> None:
         self.mean = mean
         self.interval = interval
         self.names = names
@@ -190,9 +211,17 @@ class CoefficientIntervalDisplay:
 
     @classmethod
     def from_estimator(
-        cls, estimator, *, feature_names=None, class_index=0, n_largest=30, level=0.9,
-        sort="strength", ax=None, **kw,
-    ):  # fmt: skip
+        cls,
+        estimator: Any,
+        *,
+        feature_names: Sequence[str] | None = None,
+        class_index: int = 0,
+        n_largest: int = 30,
+        level: float = 0.9,
+        sort: str = "strength",
+        ax: Any = None,
+        **kw: Any,
+    ) -> Self:
         """Draw the coefficients of any fitted linear estimator of this package.
 
         Parameters
@@ -244,7 +273,7 @@ class CoefficientIntervalDisplay:
         )
         return display.plot(ax=ax, **kw)
 
-    def plot(self, ax=None, **kw):
+    def plot(self, ax: Any = None, **kw: Any) -> Self:
         """Draw the display.
 
         Parameters
@@ -306,17 +335,17 @@ class GroupEffectsDisplay:
 
     def __init__(
         self,
-        mean,
-        std,
-        labels,
+        mean: np.ndarray,
+        std: np.ndarray,
+        labels: Any,
         *,
-        raw=None,
-        effect_name="group effect",
-        level=0.9,
-        estimator_name=None,
-        factor_name=None,
-        n_groups=None,
-    ):
+        raw: np.ndarray | None = None,
+        effect_name: str = "group effect",
+        level: float = 0.9,
+        estimator_name: str | None = None,
+        factor_name: str | None = None,
+        n_groups: int | None = None,
+    ) -> None:
         self.mean = mean
         self.std = std
         self.labels = labels
@@ -330,20 +359,20 @@ class GroupEffectsDisplay:
     @classmethod
     def from_estimator(
         cls,
-        estimator,
-        X=None,
-        y=None,
+        estimator: Any,
+        X: Rows | None = None,
+        y: ArrayLike | None = None,
         *,
-        labels=None,
-        groups=None,
-        factor=0,
-        effect=0,
-        class_index=0,
-        level=0.9,
-        most=30,
-        ax=None,
-        **kwargs,
-    ):
+        labels: Any = None,
+        groups: ArrayLike | None = None,
+        factor: int = 0,
+        effect: int = 0,
+        class_index: int = 0,
+        level: float = 0.9,
+        most: int | None = 30,
+        ax: Any = None,
+        **kwargs: Any,
+    ) -> Self:
         """Draw the group effects of a fitted hierarchical model.
 
         Parameters
@@ -427,7 +456,7 @@ class GroupEffectsDisplay:
         )
         return display.plot(ax=ax, **kwargs)
 
-    def plot(self, ax=None, **kwargs):
+    def plot(self, ax: Any = None, **kwargs: Any) -> Self:
         """Draw the display.
 
         Parameters

@@ -1,6 +1,10 @@
 """Pictures of any fit and of Gaussian processes: convergence and the latent function."""
 
+from collections.abc import Sequence
+from typing import Any, Self
+
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from .._estimator.pipelines import rows_at_last_step
@@ -36,9 +40,15 @@ class ConvergenceDisplay:
     """
 
     def __init__(
-        self, residual, *, tol, objective=None, objective_name="log evidence", phase=None,
-        estimator_name=None,
-    ):  # fmt: skip
+        self,
+        residual: np.ndarray,
+        *,
+        tol: float,
+        objective: np.ndarray | None = None,
+        objective_name: str = "log evidence",
+        phase: np.ndarray | None = None,
+        estimator_name: str | None = None,
+    ) -> None:
         self.residual = residual
         self.tol = tol
         self.objective = objective
@@ -47,7 +57,7 @@ class ConvergenceDisplay:
         self.estimator_name = estimator_name
 
     @classmethod
-    def from_estimator(cls, estimator, *, ax=None, **kwargs):
+    def from_estimator(cls, estimator: Any, *, ax: Any = None, **kwargs: Any) -> Self:
         """Draw the history of any fitted estimator of this package.
 
         Parameters
@@ -77,7 +87,7 @@ class ConvergenceDisplay:
         )
         return display.plot(ax=ax, **kwargs)
 
-    def plot(self, ax=None, **kwargs):
+    def plot(self, ax: Any = None, **kwargs: Any) -> Self:
         """Draw the display.
 
         Parameters
@@ -161,18 +171,18 @@ class LatentDisplay:
 
     def __init__(
         self,
-        x0,
-        x1,
-        proba,
-        std,
+        x0: np.ndarray,
+        x1: np.ndarray,
+        proba: np.ndarray,
+        std: np.ndarray,
         *,
-        inducing_points=None,
-        X=None,
-        y=None,
-        marked=None,
-        feature_names=("feature 0", "feature 1"),
-        class_names=None,
-    ):
+        inducing_points: np.ndarray | None = None,
+        X: np.ndarray | None = None,
+        y: np.ndarray | None = None,
+        marked: ArrayLike | None = None,
+        feature_names: Sequence[str] = ("feature 0", "feature 1"),
+        class_names: Sequence[Any] | None = None,
+    ) -> None:
         self.x0 = x0
         self.x1 = x1
         self.proba = proba
@@ -186,8 +196,17 @@ class LatentDisplay:
 
     @classmethod
     def from_estimator(
-        cls, estimator, X, y=None, *, marked=None, grid_resolution=80, margin=0.3, ax=None, **kwargs
-    ):
+        cls,
+        estimator: Any,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        marked: ArrayLike | None = None,
+        grid_resolution: int = 80,
+        margin: float = 0.3,
+        ax: Any = None,
+        **kwargs: Any,
+    ) -> Self:
         """Evaluate a fitted two-class estimator on a grid around X and draw it.
 
         Parameters
@@ -250,7 +269,7 @@ class LatentDisplay:
         )
         return display.plot(ax=ax, **kwargs)
 
-    def plot(self, ax=None, **kwargs):
+    def plot(self, ax: Any = None, **kwargs: Any) -> Self:
         """Draw the display.
 
         Parameters
@@ -275,13 +294,13 @@ class LatentDisplay:
             self.x0, self.x1, self.std, levels=5, colors="0.25", linewidths=0.6, linestyles=":"
         )
         ax.clabel(sd, fontsize=7, fmt="sd %.2g")
-        if self.y is not None:
+        if self.y is not None and self.X is not None:
             for label, color in ((0, "C0"), (1, "C3")):
                 style = dict(color=color, edgecolors="w", linewidths=0.4)
                 rows = self.X[self.y == label]
                 ax.scatter(*rows.T, s=14, label=f"class {names[label]}", **style)
             ax.legend(fontsize="small")
-        if self.marked is not None and np.any(self.marked):
+        if self.marked is not None and self.X is not None and np.any(self.marked):
             ring = self.X[np.asarray(self.marked, dtype=bool)]
             ax.scatter(*ring.T, s=60, facecolors="none", edgecolors="k", linewidths=1.2)
         if self.inducing_points is not None:

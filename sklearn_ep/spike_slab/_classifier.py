@@ -1,9 +1,13 @@
 """Sparse classification with spike-and-slab priors by expectation propagation."""
 
+from typing import Self
+
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from .._estimator.annotations import Rows, Seed
 from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import check_common, check_number, check_number_or_auto, is_single
 from .._estimator.coefficients import CoefficientReport
@@ -141,17 +145,17 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
     def __init__(
         self,
         *,
-        slab_variance="auto",
-        prior_inclusion="auto",
-        hyperparameters="auto",
-        fit_intercept=True,
-        standardize=True,
-        damping=0.7,
-        max_iter=100,
-        tol=1e-4,
-        n_jobs=None,
-        verbose=0,
-    ):
+        slab_variance: float | str = "auto",
+        prior_inclusion: float | str = "auto",
+        hyperparameters: str = "auto",
+        fit_intercept: bool = True,
+        standardize: bool = True,
+        damping: float = 0.7,
+        max_iter: int = 100,
+        tol: float = 1e-4,
+        n_jobs: int | None = None,
+        verbose: int = 0,
+    ) -> None:
         self.slab_variance = slab_variance
         self.prior_inclusion = prior_inclusion
         self.hyperparameters = hyperparameters
@@ -165,7 +169,7 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
 
     @restore_on_error
     @with_callbacks
-    def fit(self, X, y, sample_weight=None):
+    def fit(self, X: Rows, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fit the classifier.
 
         Parameters
@@ -235,7 +239,9 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
     def _log_weights(self, rows, n_draws, rng):
         return None, self._remarks
 
-    def sample_posterior(self, n_samples=1, random_state=None, exact_zeros=False):
+    def sample_posterior(
+        self, n_samples: int = 1, random_state: Seed = None, exact_zeros: bool = False
+    ) -> np.ndarray:
         """Draw coefficients from the approximate posterior, each draw from one of the nodes.
 
         Parameters

@@ -57,7 +57,7 @@ class CredibleSets(Printed):
             "probability": np.repeat(self.probability, size),
         }
 
-    def to_frame(self):
+    def to_frame(self) -> Any:
         """Return the members as a data frame, one row a member, indexed by set.
 
         Returns

@@ -1,10 +1,15 @@
 """Sparse linear regression with spike-and-slab priors by convergent expectation propagation."""
 
+from collections.abc import Sequence
+from typing import Any, Literal, Self, overload
+
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from .._estimator.annotations import Rows, Seed, TrainingRows
 from .._estimator.base import VersionedEstimator
 from .._estimator.checks import check_number, in_precision_of_rows
 from .._estimator.coefficients import CoefficientReport
@@ -12,7 +17,7 @@ from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import FitMonitor, restore_on_error, warn_not_converged
 from .._estimator.summary import column_names
 from ._chain_fit import DrawsSoFar, chain_attributes, warn_not_mixed
-from ._credible_sets import find_sets
+from ._credible_sets import CredibleSets, find_sets
 from ._fit import fit_plan, fitted_attributes, state_attributes
 from ._plan import ACCEPT_SPARSE, make_plan
 from ._support import FeatureSupport
@@ -227,24 +232,24 @@ class SpikeSlabRegressor(
     def __init__(
         self,
         *,
-        noise_variance="auto",
-        slab_variance="auto",
-        prior_inclusion="auto",
-        hyperparameters="auto",
-        fit_intercept=True,
-        standardize=True,
-        algorithm="auto",
-        damping=0.5,
-        max_iter=200,
-        tol=1e-4,
-        n_init=1,
-        noise_starts=(0.3, 0.01, 0.001),
-        copy_X=True,
-        warm_start=False,
-        n_jobs=None,
-        random_state=None,
-        verbose=0,
-    ):
+        noise_variance: float | str = "auto",
+        slab_variance: float | str = "auto",
+        prior_inclusion: float | str = "auto",
+        hyperparameters: str = "auto",
+        fit_intercept: bool = True,
+        standardize: bool = True,
+        algorithm: str = "auto",
+        damping: float = 0.5,
+        max_iter: int = 200,
+        tol: float = 1e-4,
+        n_init: int = 1,
+        noise_starts: Sequence[float] = (0.3, 0.01, 0.001),
+        copy_X: bool = True,
+        warm_start: bool = False,
+        n_jobs: int | None = None,
+        random_state: Seed = None,
+        verbose: int = 0,
+    ) -> None:
         self.noise_variance = noise_variance
         self.slab_variance = slab_variance
         self.prior_inclusion = prior_inclusion
@@ -265,7 +270,13 @@ class SpikeSlabRegressor(
 
     @restore_on_error
     @with_callbacks
-    def fit(self, X, y=None, sample_weight=None, groups=None):
+    def fit(
+        self,
+        X: TrainingRows,
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+    ) -> Self:
         """Fit the regression.
 
         Parameters
@@ -325,7 +336,16 @@ class SpikeSlabRegressor(
             (warn_not_mixed if self.algorithm_used_ == "chains" else warn_not_converged)(self)
         return self
 
-    def fit_statistics(self, XtX, Xty, yty, n_samples, X_mean=None, y_mean=0.0, groups=None):
+    def fit_statistics(
+        self,
+        XtX: ArrayLike,
+        Xty: ArrayLike,
+        yty: float,
+        n_samples: int,
+        X_mean: ArrayLike | None = None,
+        y_mean: float = 0.0,
+        groups: ArrayLike | None = None,
+    ) -> Self:
         """Fit to sums of products of rows that may not be shared.
 
         Parameters
@@ -370,8 +390,18 @@ class SpikeSlabRegressor(
         check_is_fitted(self)
         return validate_data(self, X, reset=False, dtype=np.float64, accept_sparse=ACCEPT_SPARSE)
 
+    @overload
+    def predict(
+        self, X: Rows, return_std: Literal[False] = ..., mixture: bool = ...
+    ) -> np.ndarray: ...
+
+    @overload
+    def predict(
+        self, X: Rows, return_std: Literal[True], mixture: bool = ...
+    ) -> tuple[np.ndarray, np.ndarray]: ...
+
     @in_precision_of_rows
-    def predict(self, X, return_std=False, mixture=False):
+    def predict(self, X: Rows, return_std: bool = False, mixture: bool = False) -> Any:
         """Predict responses.
 
         Parameters
@@ -401,7 +431,7 @@ class SpikeSlabRegressor(
             return mean
         return mean, np.sqrt(np.concatenate([v for _, v in parts]))
 
-    def predict_interval(self, X, level=0.9):
+    def predict_interval(self, X: Rows, level: float = 0.9) -> np.ndarray:
         """Central intervals of new responses, the noise included.
 
         Parameters
@@ -450,7 +480,7 @@ class SpikeSlabRegressor(
             "expected model size": self.expected_model_size_,
         }
 
-    def latent_covariance(self, X1, X2=None):
+    def latent_covariance(self, X1: Rows, X2: Rows | None = None) -> np.ndarray:
         """Posterior covariance of the noise-free responses at rows.
 
         Parameters
@@ -469,7 +499,9 @@ class SpikeSlabRegressor(
         X2 = X1 if X2 is None else dense_rows(self._check_new(X2))
         return self._posteriors[0].responses.latent_covariance(X1, X2)
 
-    def sample_posterior(self, n_samples=1, random_state=None, exact_zeros=False):
+    def sample_posterior(
+        self, n_samples: int = 1, random_state: Seed = None, exact_zeros: bool = False
+    ) -> np.ndarray:
         """Draw coefficients from the approximate posterior, each draw from one of the nodes.
 
         Parameters
@@ -514,7 +546,7 @@ class SpikeSlabRegressor(
     def _log_weights(self, rows, n_draws, rng):
         return None, self._remarks
 
-    def credible_sets(self, level=0.95, purity=0.5):
+    def credible_sets(self, level: float = 0.95, purity: float = 0.5) -> CredibleSets:
         """Sets of correlated features of which at least one is in the model.
 
         Where features are correlated the data may say that one of five is in, and not which one. No

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from .._estimator.checks import check_number
@@ -15,7 +16,7 @@ class FeatureSupport:
     inclusion_proba_: np.ndarray
     _posteriors: Any
 
-    def get_support(self, threshold=0.5, fdr=None):
+    def get_support(self, threshold: float = 0.5, fdr: float | None = None) -> np.ndarray:
         """Features that are in the model with more than a given probability.
 
         Parameters
@@ -40,7 +41,7 @@ class FeatureSupport:
         check_number("fdr", fdr, 0, 1, boundaries="neither")
         return expected_false(self.inclusion_proba_, fdr)
 
-    def covariance(self, features):
+    def covariance(self, features: ArrayLike) -> np.ndarray:
         """Posterior covariance of some coefficients.
 
         Parameters

@@ -1,6 +1,10 @@
 """Bayesian stacking: a mixture of classifiers by what they say of rows left out."""
 
+from collections.abc import Sequence
+from typing import Any, Self
+
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin, is_classifier
 from sklearn.utils import Bunch, check_array, check_random_state, column_or_1d, get_tags
 from sklearn.utils.metaestimators import _BaseComposition
@@ -9,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._engine.hyper import log_mixture
 from .._engine.partition import Workers
+from .._estimator.annotations import Rows, Seed
 from .._estimator.base import SavedEstimator
 from .._estimator.checks import check_number, checked_weights
 from .._estimator.fitting import restore_on_error
@@ -99,14 +104,22 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     array([0, 0])
     """
 
-    def __init__(self, estimators=None, *, cv=None, n_jobs=None, random_state=None, verbose=0):
+    def __init__(
+        self,
+        estimators: Sequence[tuple[str, Any]] | None = None,
+        *,
+        cv: Any = None,
+        n_jobs: int | None = None,
+        random_state: Seed = None,
+        verbose: int = 0,
+    ) -> None:
         self.estimators = estimators
         self.cv = cv
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
 
-    def get_params(self, deep=True):
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the parameters, and with `deep` the parts by name with theirs.
 
         Parameters
@@ -121,7 +134,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         """
         return self._get_params("estimators", deep=deep)
 
-    def set_params(self, **params):
+    def set_params(self, **params: Any) -> Self:
         """Set parameters, those of parts as ``name__parameter``, or a whole part by its name.
 
         Parameters
@@ -138,7 +151,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         return self
 
     @restore_on_error
-    def fit(self, X, y, sample_weight=None):
+    def fit(self, X: Rows, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fit all parts, and weigh them.
 
         Parameters
@@ -214,7 +227,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
             raise AttributeError(f"{type(self).__name__} is not fitted yet.")
         return self.estimators_[0]
 
-    def predict_proba(self, X):
+    def predict_proba(self, X: Rows) -> np.ndarray:
         """Probabilities of the classes: the weighted mean of those of the parts.
 
         Parameters
@@ -230,7 +243,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         check_is_fitted(self)
         return np.tensordot(self.weights_, [part.predict_proba(X) for part in self.estimators_], 1)
 
-    def predict_log_proba(self, X):
+    def predict_log_proba(self, X: Rows) -> np.ndarray:
         """Log probabilities of the classes, mixed in logs.
 
         Parameters
@@ -248,7 +261,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
             self.weights_, np.array([p.predict_log_proba(X) for p in self.estimators_])
         )
 
-    def predict_proba_interval(self, X, level=0.9):
+    def predict_proba_interval(self, X: Rows, level: float = 0.9) -> np.ndarray:
         """Intervals of the class probabilities: the weighted mean of those of the parts.
 
         This is exact where the probabilities of the parts rise and fall together, and usually too
@@ -275,7 +288,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         parts = zip(self._names, self.estimators_, strict=True)
         return np.tensordot(self.weights_, [proba_interval(*p, X, level) for p in parts], 1)
 
-    def predict(self, X):
+    def predict(self, X: Rows) -> np.ndarray:
         """Most probable class.
 
         Parameters
@@ -291,7 +304,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         proba = self.predict_proba(X)
         return self.classes_[np.argmax(proba, axis=1)]
 
-    def summary(self):
+    def summary(self) -> Table:
         """Return the parts with their weights and leave-one-out scores, as a table that prints.
 
         Returns
