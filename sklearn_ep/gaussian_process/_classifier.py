@@ -66,25 +66,25 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         so.
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix of the rows; "sparse" goes through inducing points
-        (FITC), with cost linear in the rows. "auto" is dense up to 2000 rows, where it is both
-        faster to tune and more accurate, unless `inducing_points`, `batch_size`, an averaged site
-        or an optimizer of the sparse method are asked for.
+        (FITC), with cost linear in the rows. "auto" is dense up to 2000 rows, where it is faster to
+        tune and more accurate. It is sparse beyond, and where `inducing_points`, `batch_size`, an
+        averaged site or an optimizer of the sparse method are given.
     likelihood : {"probit", "logit"} or Factor, default="probit"
         p(y | f). The probit has the cheapest closed form. Any `Factor` of the engine is accepted.
     power : float, default=1.0
         Share of each factor whose moments are matched, in (0, 1]. 1 is expectation propagation;
         towards 0 it becomes variational inference, which minimises the reverse divergence [5]_.
-        Below 1 classes are fitted one against the rest, and a row costs a quadrature of some 1000
-        nodes a sweep, which is most of the time with inducing points. Compare powers by held-out
-        scores: the evidence of each is another approximation of log p(y).
+        Below 1 classes are fitted one against the rest, and each row costs a quadrature of some
+        1000 nodes a sweep. Compare powers by held-out scores: each has another approximation of the
+        evidence.
     n_inducing : int, default=None
         Number of inducing points m of the sparse method. None is 100, or all distinct rows where
         those are fewer; with 100 a pass costs about as much in the kernel as in the algebra. A
-        UserWarning tells where more are asked for than there are distinct rows.
+        UserWarning says so where there are fewer distinct rows than asked for.
     inducing_points : array-like of shape (m, d), default=None
-        Inducing points to start from; None chooses them by a few steps of k-means from random rows,
-        in the lengths of a constant times RBF or Matern with one a column, of other kernels in
-        units of the spread of each column.
+        Inducing points to start from; None chooses them by a few steps of k-means from random rows.
+        Distances are in units of the length scales where an RBF or Matern kernel has one for each
+        column, otherwise of the spread of each column.
     learn_inducing : bool or "auto", default="auto"
         Move the inducing points along the gradient of the evidence. "auto" does so from 2000 rows
         on, where the evidence no longer overfits them, for kernels of constants, RBF and Matern.
@@ -127,9 +127,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         "scalars" keeps two numbers a row. "average" gives every row the average of all sites (Li et
         al. 2015): m^2 numbers whatever n, and nearly the same posterior once n is many times m.
     n_partitions : int, default=None
-        Pieces in which passes of the sparse method go over the rows, for `n_jobs` workers; None is
-        one piece. The answer does not depend on it beyond rounding, except for the rows that meet
-        in a minibatch, of which every piece has its share.
+        Pieces of the rows in passes of the sparse method, for `n_jobs` workers; None is one piece.
+        The answer does not depend on it beyond rounding, except that every piece has its share of
+        the rows of a minibatch.
     jitter : float, default=1e-6
         Relative addition to the diagonal of the covariance of inducing points.
     copy_X_train : bool, default=True
@@ -138,32 +138,33 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     warm_start : bool, default=False
         Start from the sites and kernel of the last fit where the number of rows is the same.
     multi_class : {"auto", "joint", "one_vs_rest"}, default="auto"
-        What is done with more than two classes. "joint" has one latent function a class under one
-        kernel, and the label is the class with the largest noisy value (multinomial probit, or
+        How more than two classes are fitted. "joint" has one latent function for each class under
+        one kernel, and the label is the class with the largest noisy value (multinomial probit, or
         softmax with likelihood="logit"): better where classes overlap or enclose each other.
         "one_vs_rest" fits one binary problem a class, each with a kernel of its own. "auto" is
-        joint for the dense method with a likelihood given by name, and one_vs_rest otherwise.
-        Two classes are one binary problem, which "joint" code answers alike.
+        joint for the dense method with a likelihood given by name, and one_vs_rest otherwise. Two
+        classes are one binary problem in either case.
     class_weight : dict, "balanced" or None, default=None
         Weight of each class, positive, by which the copies of its rows are multiplied as by
         `sample_weight`; 1 for a class that a dict leaves out. "balanced" makes the copies of all
         classes equal, their sum kept. Lists of partitions take None, `partial_fit` a dict or None.
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
         "mode" predicts with the kernel of the largest evidence. "integrate" averages over variance
-        and length of the kernel by their posterior, and over the ratios of the lengths where it
-        has several: probabilities no longer pretend that the kernel is known. Of latent values at
-        40 rows 90 % intervals cover .65 with the mode and .90 with the average. "auto" averages
-        for dense fits to at most 1000 rows, and then gives ``kernel=None`` a length scale for each
-        of 2 to 500 columns, as free to differ as the evidence says: log loss .319 after .440 on 200
-        rows of splice, .146 after .208 on 250 of image segments, .565 after .686 on 300 of six
-        classes jointly. It is "mode" otherwise, where the evidence is sharp: with more rows, and of
-        several classes jointly under one length. Through inducing points it is the mode, up to 1000
-        rows with a prior of the lengths (see Notes); above 2000 rows, where a step rule learns, it
-        gives ``kernel=None`` a length for each of 2 to 500 columns under that prior: log loss .257
-        after .336 on 20,000 generated rows of 20 columns, .134 after .263 on 2001 rows of splice.
-        "integrate" averages over the kernel with the points where the mode put them: 90 % intervals
-        at 60 rows cover .92. Averages are of a constant times RBF or Matern; a UserWarning names
-        what leaves only the mode.
+        and length of the kernel by their posterior, and over the ratios of the lengths where it has
+        several: probabilities then allow for a kernel that is not known. For latent values at 40
+        rows 90 % intervals cover .65 with the mode and .90 with the average. "auto" averages for
+        dense fits to at most 1000 rows, and then gives ``kernel=None`` a length scale for each of 2
+        to 500 columns, as free to differ as the evidence says. This lowers the log loss from .440
+        to .319 on 200 rows of splice, and from .208 to .146 on 250 of image segments. With six
+        classes jointly (300 rows) it falls from .686 to .565. It is "mode" otherwise, where the
+        evidence is sharp: with more rows, and of several classes jointly under one length. Through
+        inducing points it is the mode, up to 1000 rows with a prior of the lengths (see Notes);
+        above 2000 rows, where a step rule learns, it gives ``kernel=None`` a length for each of 2
+        to 500 columns under that prior. The log loss falls from .336 to .257 on 20,000 generated
+        rows of 20 columns, and from .263 to .134 on 2001 rows of splice. "integrate" averages over
+        the kernel with the points where the mode put them: 90 % intervals at 60 rows cover .92.
+        Averages need a constant times RBF or Matern; a UserWarning names settings that allow the
+        mode only.
     n_jobs : int or None, default=None
         Workers: if dense for the nodes of an average, or for one-versus-rest problems; if sparse
         for the partitions of the rows.
@@ -219,11 +220,11 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     site_shift_ : ndarray of shape (n,), or (n_classes, n)
         Precision times mean of the site of each row; absent with an averaged site.
     loo_proba_ : ndarray of shape (n,)
-        Probability of each row's own label under its cavity: leave-one-out prediction for free,
-        with the weights of nodes kept; nan for rows of weight zero, absent with an averaged site.
+        Probability of each row's own label given the other rows, with kernel and weights of nodes
+        kept; nan for rows of weight zero, absent with an averaged site.
     stream_log_score_ : ndarray of shape (n_calls,)
         Mean log probability of the labels of each call of `partial_fit` before they were learned;
-        nan where there was no model before. A fall says that the stream drifts. Only of streams.
+        nan where there was no model before. A fall is a sign of drift. Only for streams.
     n_sweeps_ : int
         Sweeps of the last run at fixed kernel parameters.
     n_iter_ : int
@@ -250,46 +251,45 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     evidence with its gradient four to six sweeps. Prediction costs O(n^2) a row.
 
     An average weighs its nodes by evidence times prior. The prior of the variance is log-normal
-    with median 4, in units of the noise of the link, and standard deviation 1.5 of its log, 2 where
-    columns have lengths of their own; that of the length log-normal about the root of the total
-    variance of the columns with 1. Of more than two classes jointly they are 6 and 2, nearly flat:
-    where classes are separable variances in the hundreds predict best. Nodes are a lattice about
-    the mode [4]_, 10 to 20 of them, each two or three sweeps from the next, and from 300 rows on
-    four about it. Where there are several lengths, the deviations of their logs from the
-    mean are N(0, s^2) with s = 0, 0.5, 1, 2 as probable as each other: each s has four nodes about
-    its mode, with the weights of importance sampling from the normal distribution of the expected
-    curvature, and together the weight of its evidence times the volume of the deviations; s = 0
-    keeps at least 0.2, and where this is all, its mode alone. Below 100 rows s = 0 has a lattice,
-    whose covariance the nodes of the others have, with equal weights. From 300 rows on each s has
-    its mode alone. Of more than two classes jointly the lattice is short, and ends at 300 rows.
+    with median 4, in units of the noise of the link. The standard deviation of its log is 1.5, or 2
+    where columns have lengths of their own. The prior of the length is log-normal about the root of
+    the total variance of the columns, with standard deviation 1. With more than two classes jointly
+    the standard deviations are 6 and 2, nearly flat: where classes are separable variances in the
+    hundreds predict best. Nodes are a lattice about the mode [4]_, 10 to 20 of them, each two or
+    three sweeps from the next, and from 300 rows on four about it. Where there are several lengths,
+    the deviations of their logs from the mean are N(0, s^2) with s = 0, 0.5, 1, 2 as probable as
+    each other: each s has four nodes about its mode, weighed by importance sampling. Together they
+    have the weight of the evidence of s times the volume of the deviations; s = 0 keeps at least
+    0.2, and where this is all, its mode alone. Below 100 rows s = 0 has a lattice; the nodes of the
+    others take its covariance and equal weights. From 300 rows on each s has its mode alone. With
+    more than two classes jointly the lattice is short, and is used below 300 rows.
     `decision_function` is the mean over all nodes, and `predict` follows the mixed probabilities,
     so that at the boundary the two may differ. A fit takes 1 to 2 times as long as one with the
-    mode of a common length, with lengths of their own 1.3 to 3 times, the more the more columns,
-    and memory and predictions grow with the nodes.
+    mode of a common length. With lengths for each column it takes 1.3 to 3 times as long, more with
+    more columns. Memory and predictions grow with the nodes.
 
     A sparse sweep costs 3 n m^2 flops, one with the gradient 7 n m^2, besides O(n m d) for the
     kernel. Rows are taken in blocks: memory beyond X is a few numbers a row and m^2, so that X may
     be a memory map. Classes share kernel, inducing points and passes. An additive noise variance
     would only rescale the kernel and is no parameter.
 
-    From 10,000 rows on the step rules take 40, 40 and 27 % of `max_iter` steps in passes over a
-    tenth, a quarter and half of the rows, which `history_` leaves out, and 13.5 % over all of them:
-    2.5 times as fast as with all rows throughout. Passes of learning over
-    so many rows are in single precision, whose rounding moves a step in its fourth digit; sweeps at
-    the learned kernel are in double.
+    From 10,000 rows on the step rules begin with passes over a tenth, a quarter and half of the
+    rows, 40, 40 and 27 % of `max_iter` steps, which `history_` leaves out. The last 13.5 % are over
+    all rows. This is 2.5 times as fast as with all rows throughout. These passes are in single
+    precision; sweeps at the learned kernel are in double.
 
-    Up to 1000 rows, of which the evidence of inducing points overfits many lengths, and where
-    ``kernel=None`` has a length for each column, learning goes up log evidence plus the log density
-    of a multivariate t distribution of the log lengths about their mean (scale .75, 4 degrees of
-    freedom); with ``hyperparameters="mode"`` up the evidence
-    alone. `log_evidence_` is without it.
+    Through inducing points many lengths overfit the evidence of few rows. Up to 1000 rows, and
+    where ``kernel=None`` has a length for each column, learning therefore adds a log prior: a
+    multivariate t distribution of the log lengths about their mean (scale .75, 4 degrees of
+    freedom). ``hyperparameters="mode"`` learns by the evidence alone. `log_evidence_` is without
+    the prior.
 
     L-BFGS-B ends by its own rules, at relative changes of the evidence below 1e-6. The step rules
     end once 15 passes raise it by less than 1e-5 of its value; at `max_iter` they count as
     converged if the last 15 raised it by less than .005 nats a row, beyond which further passes
     hardly change predictions. Epochs of minibatches are a budget, and using it up is their end.
 
-    With labels that the kernel can separate the evidence keeps rising with the amplitude, which
+    Where the kernel can separate the labels the evidence keeps rising with the amplitude, which
     then ends at its bound; EP itself converges there.
 
     References
@@ -311,10 +311,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     >>> from sklearn_ep import EPGaussianProcessClassifier
     >>> X, y = make_moons(80, noise=0.2, random_state=0)
     >>> clf = EPGaussianProcessClassifier().fit(X, y)
-    >>> clf.converged_
-    True
-    >>> clf.predict_proba([[0.5, 0.25]]).shape
-    (1, 2)
+    >>> clf.predict_proba([[0.5, 0.25], [9.0, 9.0]]).round(1)  # far from all rows nothing is known
+    array([[0.4, 0.6],
+           [0.5, 0.5]])
     """
 
     def __init__(
@@ -515,10 +514,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         more than 1000 rows were seen; inducing points stay. The sparse method is used whatever
         `method` says; after a dense fit its rows are taken in again, once, before the new ones.
 
-        Cost 3 n m^2 flops a sweep, at most `max_sweeps` of them, and for learning 20 to 40 passes
-        of 7 n m^2, which are two once 10,000 rows were seen: linear in the rows of a call, in one
-        piece or many. Memory is m^2 numbers, and with ``site_memory="scalars"`` two numbers for
-        every row that was ever seen; "average" keeps none of them.
+        Cost is linear in the rows of a call. A sweep takes 3 n m^2 flops, and there are at most
+        `max_sweeps`. Learning takes 20 to 40 passes of 7 n m^2, and two passes once 10,000 rows
+        were seen. Memory is m^2 numbers, and with ``site_memory="scalars"`` two numbers for every
+        row that was ever seen; "average" keeps none of them.
         """
         self._check_parameters()
         check_number("forgetting", forgetting, 0, 1, boundaries="right")

@@ -87,12 +87,12 @@ class RelaxedEPClassifier(GaussianProcessBase):
     Parameters
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, default=None
-        Prior covariance of the latent function f. None is ``ConstantKernel * RBF(l)`` with l 1.25
-        times the root of the total variance of the columns and an amplitude of 5 times the latent
-        noise (3 and 1 with ``optimizer=None``), at most 20, beyond which EP becomes unreliable. A
-        kernel that does not require vectors (strings, graphs) takes the rows of X as they are, with
-        the dense method. Where learning ends at a bound of a given kernel a ConvergenceWarning says
-        so.
+        Prior covariance of the latent function f. None is ``ConstantKernel * RBF(l)``. The length l
+        starts at 1.25 times the root of the total variance of the columns, the amplitude at 5 times
+        the latent noise (3 and 1 with ``optimizer=None``). The amplitude is at most 20, since EP is
+        unreliable beyond. A kernel that does not require vectors (strings, graphs) takes the rows
+        of X as they are, with the dense method. Where learning ends at a bound of a given kernel a
+        ConvergenceWarning says so.
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix, "sparse" goes through inducing points. "auto" is
         sparse beyond 2000 rows or where inducing points are given.
@@ -102,9 +102,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
     inducing_points : array-like of shape (m, d) or None, default=None
         Inducing points, instead of chosen ones.
     n_partitions : int or None, default=None
-        Pieces in which a fit through inducing points goes over the rows, for `n_jobs` workers; any
-        answer is that of one piece beyond rounding. None keeps the covariances of all rows with the
-        inducing points in memory, where the convergent double loop is the last resort.
+        Pieces of the rows in a fit through inducing points, for `n_jobs` workers. The answer does
+        not depend on it beyond rounding. None keeps the covariances of all rows with the inducing
+        points in memory, where the convergent double loop is the last resort.
     learn_inducing : bool, default=False
         Move the inducing points along the gradient of the evidence while the kernel is learned.
         False, because with wrong labels moving them tends to overfit.
@@ -121,23 +121,22 @@ class RelaxedEPClassifier(GaussianProcessBase):
     power : float, default=0.5
         Share of the factor that ``rule="power"`` matches, in (0, 1].
     label_noise : float or "learn", default="learn"
-        Probability of a wrong label, in [0, 0.5). "learn" averages over it by its posterior, or
-        with the mode maximises the evidence, under a Beta(3, 9) prior, which binds on few rows
-        only.
+        Probability of a wrong label, in [0, 0.5). "learn" averages over its posterior, or with the
+        mode maximises the evidence, under a Beta(3, 9) prior that matters with few rows only.
     no_errors : float, default=0.05
-        Prior probability in [0, 1) that no label is wrong, where an average is over the rate. It
-        bounds what is lost where labels are right but ambiguous; 0 suits labels of which some are
-        known to be wrong.
+        Prior probability in [0, 1) that no label is wrong, used where the rate is averaged over. It
+        limits the loss where labels are right but ambiguous; set 0 where some are known to be
+        wrong.
     latent_noise : float, default=1.0
         Variance of the white noise between f and the sign; only the ratio of the kernel to it
-        matters. Values near zero make the bare step likelihood. The default kernel scales with it,
-        so that another value says nothing without a kernel, which a UserWarning tells.
+        matters. Values near zero give the plain step likelihood. The default kernel scales with it,
+        so that another value has no effect without a kernel; a UserWarning says so.
     optimizer : {"fmin_l_bfgs_b"} or None, default="fmin_l_bfgs_b"
         How the kernel is learned from the evidence; None keeps it.
     n_restarts_optimizer : int, default=0
         Further starts drawn within the bounds of the kernel.
     freeze_after : int, default=15
-        Sweeps after which the relaxation of each row is kept: which rows relax may flip for ever.
+        Sweeps after which the relaxation of each row is kept, since it may alternate without end.
     predict_clean : bool, default=True
         Predict the true class; False predicts the label as it would be observed. Score against
         labels that may be wrong, such as in a grid search, with ``predict_clean=False``.
@@ -161,15 +160,16 @@ class RelaxedEPClassifier(GaussianProcessBase):
         classes equal, their sum kept.
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
         "mode" predicts with the kernel and the rate of the largest posterior. The others average
-        over variance and length of the kernel and the rate of wrong labels, and over there being
-        no errors. "auto" is for dense fits to at most 1000 rows and expects a fifth of wrong labels
-        or so; "integrate" is for any number, through inducing points of rows in memory, too, and
-        expects fewer, by a Beta(1, 9) prior of the rate. Flags then mean what they say: of those
-        between .5 and .65 .57 were right with "auto" where a fifth of the labels was wrong, and .60
-        with "integrate" where a tenth was, but .38 with "auto" there; of rows flagged with .8 by
-        the mode under half were wrong. Mean log loss of six sets without wrong labels .322 after
-        .349, with a fifth of them wrong .441 after .451; "integrate" .311 and .458. Averages over a
-        kernel are of a constant times RBF or Matern; a UserWarning names what leaves only the mode.
+        over variance and length of the kernel and the rate of wrong labels, and over there being no
+        errors. "auto" is for dense fits to at most 1000 rows and expects about a fifth of wrong
+        labels. "integrate" is for any number of rows in memory, inducing points included, and
+        expects a tenth, by a Beta(1, 9) prior of the rate. `noise_proba_` is then calibrated. Of
+        rows between .5 and .65, .57 were wrong with "auto" where a fifth of the labels was wrong,
+        and .60 with "integrate" where a tenth was, but .38 with "auto" there. With the mode under
+        half of the rows at .8 were wrong. The mean log loss of six sets without wrong labels is
+        .349 with the mode, .322 with "auto" and .311 with "integrate". With a fifth of the labels
+        wrong it is .451, .441 and .458. Averages need a constant times RBF or Matern; a UserWarning
+        names settings that allow the mode only.
     n_jobs : int or None, default=None
         Workers for the binary problems of more than two classes, for the nodes of an average of
         two, or for the partitions of the rows.
@@ -190,8 +190,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         Probability of a wrong label, the posterior mean of an average; one of each one-versus-rest
         problem.
     no_errors_proba_ : float, or ndarray of shape (n_classes,)
-        Posterior probability that no label is wrong, 0 with the mode. It compares rates under one
-        and the same kind of kernel.
+        Posterior probability that no label is wrong, 0 with the mode.
     hyperparameters_used_ : {"integrate", "mode"}
         What was done with the hyperparameters.
     hyper_nodes_ : ndarray of shape (M, T), or list of them
@@ -207,13 +206,12 @@ class RelaxedEPClassifier(GaussianProcessBase):
     hyper_anisotropy_ : ndarray of shape (M,), or list of them
         0, or infinite where a kernel has several lengths, whose ratios are those of the mode.
     noise_proba_ : ndarray of shape (n,)
-        Posterior probability that the label of the row is wrong, given all other rows: the flag of
-        suspect labels. Of the problem of the row's own class where there are several; nan for rows
-        of weight zero.
+        Posterior probability that the label of the row is wrong, given all other rows. With several
+        classes it is from the problem of the row's own class; nan for rows of weight zero.
     relaxation_ : ndarray of shape (n,), or (n_classes, n)
         Relaxation of each row, 0 for exact moment matching. A diagnostic of the algorithm: rows
-        with right labels relax as well. Of an average at its heaviest node, as `solver_path_` and
-        the sites; at the others moments are matched exactly, or by a power.
+        with right labels relax as well. For an average it is from the heaviest node, as
+        `solver_path_` and the sites; at the others moments are matched exactly, or by a power.
     solver_path_ : list of str
         The rules and fallbacks that ran, in order; one list a class for more than two.
     log_evidence_ : float
@@ -249,9 +247,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
         Whether learning ended by the rules of L-BFGS-B, at relative changes of the evidence below
         3e-4, and the residual of an undamped sweep fell below `tol`.
     history_ : dict of str to ndarray of shape (n_iter_,)
-        "residual" and "log_evidence" at each iteration, and its "phase": "learning step", "pass",
-        "epoch", "iteration", a sweep, or "integration over hyperparameters", whose residual is that
-        at the heaviest node and whose evidence is that of all.
+        "residual" and "log_evidence" at each iteration. "phase" is its kind: "learning step",
+        "pass", "epoch", "iteration" (a sweep), or "integration over hyperparameters", with the
+        residual of the heaviest node and the evidence of all.
     n_features_in_ : int
         Number of columns of X.
     feature_names_in_ : ndarray of shape (n_features_in_,)
@@ -265,11 +263,12 @@ class RelaxedEPClassifier(GaussianProcessBase):
     the inducing values. Over partitions memory beyond X is a few numbers a row and m^2.
 
     An average weighs nodes by evidence times prior. The variance has a log-normal prior with median
-    4 times the latent noise and standard deviation 1.5 of its log, the length one about the root of
-    the total variance of the columns with 0.7; the rate is at most 0.45. Nodes are a lattice about
-    the mode [4]_, some 10 of three coordinates. Beside them are the nodes of
-    `EPGaussianProcessClassifier` for labels without errors, with a common length of the columns; as
-    one mode where their share is below .02. The average takes 2.6 to 3.9 times as long as the mode.
+    4 times the latent noise, and standard deviation 1.5 of its log. The length has one about the
+    root of the total variance of the columns, with 0.7. The rate is at most 0.45. Nodes are a
+    lattice about the mode [4]_, some 10 of three coordinates. The nodes of
+    `EPGaussianProcessClassifier` for labels without errors, with a common length of the columns,
+    are added; as one mode where their share is below .02. The average takes 2.6 to 3.9 times as
+    long as the mode.
 
     With the mode, kernel and rate are learned by EP (or power EP), whose evidence is stationary in
     the sites; relaxed EP then runs at these values. Learning adds weak log priors to the evidence:
@@ -277,7 +276,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
     length scale log-Cauchy around three times the root of the total variance.
 
     A run that does not converge in its share of the sweeps is continued with less damping, by power
-    EP, and by a convergent double loop; `solver_path_` tells.
+    EP, and by a convergent double loop; `solver_path_` lists what ran.
 
     References
     ----------
@@ -297,8 +296,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
     >>> y = (X[:, 0] > 0).astype(int)
     >>> y[np.argmax(X[:, 0])] = 0
     >>> clf = RelaxedEPClassifier().fit(X, y)
-    >>> bool(np.argmax(clf.noise_proba_) == np.argmax(X[:, 0]))
-    True
+    >>> print(f"most suspect: row {np.argmax(clf.noise_proba_)}, wrong: row {np.argmax(X[:, 0])}")
+    most suspect: row 37, wrong: row 37
     """
 
     def __init__(

@@ -60,9 +60,9 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         scale.
     tau_prior : tuple of float, or dict, default=(0.0, 1.5)
         Mean and standard deviation of the normal prior of log tau, tau being the standard deviation
-        of the group effects: within a factor of 20 of one. With `random_slopes` the same for each,
-        and the standard deviation also of the off-diagonal entries of the Cholesky factor of S.
-        With a list of factors a dict may give some of them a prior of their own.
+        of the group effects. The default is within a factor of 20 of one. With `random_slopes` the
+        same for each, and the standard deviation also of the off-diagonal entries of the Cholesky
+        factor of S. With a list of factors a dict may give some of them a prior of their own.
     n_partitions : int or "auto", default="auto"
         Number of sites of partitioned EP, for one factor. "auto" fits all rows at once where
         nothing asks for partitions: ``engine="ep"``, `schedule` and `damping` at their defaults, no
@@ -87,14 +87,13 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         exact ones at the end, and warns where they differ by more than 10 %. In partitions sums
         over levels travel, never rows.
 
-        With one factor, how a partition answers: "laplace" stops at the mode of the marginal
-        posterior: faster and less accurate, means up to 1.2 posterior standard deviations off on
-        50 groups of 50 rows with 50 columns. "importance" corrects the answers of "ep" by weighted
-        draws over which group effects are integrated by quadrature: slower, noisy, and free of the
-        Gaussian approximation within a group. "nuts" takes the moments of a Hamiltonian chain in
-        each partition instead, and so needs no proposal near the answer: slower still, with draws
-        that depend on each other. It needs the optional package nutpie,
-        ``pip install 'sklearn-ep[nuts]'``. Both draw 800 times a partition.
+        The other engines are for partitions of one factor. "laplace" stops at the mode of the
+        marginal posterior. It is faster and less accurate: means are up to 1.2 posterior standard
+        deviations off on 50 groups of 50 rows with 50 columns. "importance" corrects "ep" by
+        weighted draws, with group effects integrated by quadrature. It is slower and noisy, without
+        the Gaussian approximation within a group. "nuts" takes the moments of a Hamiltonian chain
+        in each partition, and is slower still. It needs the optional package nutpie, ``pip install
+        'sklearn-ep[nuts]'``. Both draw 800 times a partition.
     refine : bool, default=True
         Whether nodes in theta, the coordinates of the scales, are weighted by the evidence at each.
         In partitions False keeps the normal distribution of theta that the messages give: cheaper,
@@ -112,18 +111,17 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         as it arrives. "asynchronous" has the same fixed point, but with several workers the path to
         it, and so the last digits, depend on their timing. For one factor, not in a list.
     multi_class : {"auto", "joint", "one_vs_rest"}, default="auto"
-        More than two classes: "joint" is one softmax model in which every level of every factor has
-        an effect for each class, with one scale for all of them. "auto" is that with groups, and
-        one against the rest without. Jointly classes may have 4000 coefficients and effects
-        together, and rows times classes may be 400,000; beyond, wrap the estimator in
+        How more than two classes are fitted. "joint" is one softmax model. Every level of every
+        factor has an effect for each class, with one scale for all classes. "auto" is joint with
+        groups, and one against the rest without. Jointly classes may have 4000 coefficients and
+        effects together, and rows times classes may be 400,000; beyond, wrap the estimator in
         ``sklearn.multiclass.OneVsRestClassifier``. For ``engine="ep"`` without partitions.
     power : float, default=1.0
         Share u of each row's likelihood that is matched at a time, in (0, 1]: cavities leave out u
         times the site, tilted distributions have the likelihood to the power u. 1 is EP; towards 0
-        it becomes variational Bayes, whose standard deviations of group effects and scales are
-        shorter; between, less is made of the tails of a likelihood. With powers below one no group
-        is integrated exactly. For the engines "ep" and "messages"; a search may
-        choose it by `log_evidence_` or held-out log loss.
+        it becomes variational Bayes, with smaller standard deviations of group effects and scales.
+        With powers below one no group is integrated exactly. For the engines "ep" and "messages"; a
+        search may choose it by `log_evidence_` or held-out log loss.
     damping : float, default=1.0
         Share of an update that is taken, in (0, 1]. Steps are shortened on their own where a cavity
         would become improper, and parallel sweeps are mixed by Anderson acceleration.
@@ -189,7 +187,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         The engine that ran.
     theta_rule_ : {"grid", "star", "gaussian", "mode", "none"}
         How theta was treated at the end: by a lattice of EP fits, by a star of them, by a normal
-        distribution, by its mode alone, or not at all for want of groups.
+        distribution, by its mode alone, or not at all without groups.
     hyperparameters_used_ : {"integrate", "mode"}
         Whether theta was integrated over.
     hyper_nodes_ : ndarray of shape (M, T), or list of them
@@ -232,24 +230,23 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     coefficient, 45 for two (3 and 27 where the last log scale is known within 0.1), 2 T + 1 for
     more. Local effects are eliminated group by group. A message has P (P + 3) / 2 numbers.
 
-    Few partitions of few groups may have no fixed point with proper cavities. The steps then shrink
-    to nothing at the border; after three of those the partitions answer as one for the group
-    scales, by way of the nodes in theta, and `site_precision_` and `site_shift_` are equal shares.
+    Few partitions of few groups may have no fixed point with proper cavities, so that steps shrink
+    to nothing. After three such steps the group scales are found by nodes in theta for all
+    partitions together, and `site_precision_` and `site_shift_` are equal shares.
 
     Where groups have a handful of rows and tau is above 4 or so, sites of single rows are wrong,
-    and a fit over partitions says so in a warning. Without partitions groups of at most eight rows
-    are integrated exactly, where only the intercept varies. All rows are then one site, whose
-    message is that of the normal distribution with the moments of the posterior.
+    and a fit over partitions warns. Without partitions groups of at most eight rows are integrated
+    exactly, where only the intercept varies. All rows are then one site, whose message is that of
+    the normal distribution with the moments of the posterior.
 
     The factor with most effects is eliminated group by group; coefficients and the effects of all
     others are one vector of S entries. A pass costs O(n (D + F)^2 + S p + S^3) for F factors and p
     pairs of a group with another level. A fit has 10 to 20 passes with a star, and some 100 with
-    the lattice of two scales.
-    "messages" costs O(n (D + F)) a pass, 12 + D doubles a row, and a few linear systems that
-    conjugate gradients solve in 5 to 20 steps whatever n. In partitions a step is two messages each
-    way with a number for each level that has rows in the part, and a fit has 500 to 800 messages.
-    What rows keep in between stays with the part; where a worker has lost it, it is sent the steps
-    so far again. Draws then leave out what `latent_covariance` does.
+    the lattice of two scales. "messages" costs O(n (D + F)) a pass, 12 + D doubles a row, and a few
+    linear systems that conjugate gradients solve in 5 to 20 steps whatever n. In partitions a step
+    is two messages each way with a number for each level that has rows in the part, and a fit has
+    500 to 800 messages. The state of rows stays with the part; a worker that has lost it is sent
+    the steps so far again. Draws then make the same approximation as `latent_covariance`.
 
     `partition_`, `site_precision_`, `site_shift_`, `phi_mean_`, `phi_cov_`, `n_skipped_` and
     `n_cut_steps_` are of partitions: a fit to a list of factors, or by messages, has none.
@@ -733,8 +730,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         Returns
         -------
         frame : pandas.DataFrame, or dict of str to ndarray without pandas
-            Columns factor, level, effect ("intercept" or the column whose slope varies), mean, sd,
-            lower, upper, and rows, the number of training rows of the level.
+            Columns factor, level, effect, mean, sd, lower, upper and rows. effect is "intercept" or
+            the column whose slope varies; rows counts the training rows of the level.
 
         Raises
         ------
