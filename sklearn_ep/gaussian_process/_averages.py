@@ -241,11 +241,33 @@ def levels(nodes, isotropic):
     """Return the `Level` of each spread above zero, as far as the path is worth going.
 
     `isotropic` is the mode of spread zero of `Nodes` in `KernelScales`; log masses are on the scale
-    of its objective. With many rows each mode is first looked for with some of them.
+    of its objective. With many rows the path is that of some of them, and only the spread that is
+    then foretold to be the best has a mode of all rows.
     """
-    problem, scales, found = nodes.problem, nodes.space, list[Level]()
-    near, best, path = isotropic, isotropic.objective, _path(problem, isotropic)
-    expected = path.curvature
+    rows = nodes.problem.plan.some_rows()
+    if rows is not None:
+        small = Nodes(nodes.problem.of_rows(rows), nodes.space)
+        near = small.evaluate(isotropic.phi, None, slopes=False)
+        if near is not None:
+            return _best_level(nodes, rows, near, _walked(small, near))
+    return [step.level for step in _walked(nodes, isotropic)]
+
+
+class _Step(NamedTuple):
+    """A spread on the path: its `Deviations`, their mode, the curvature there, and its `Level`."""
+
+    own: Deviations
+    mode: Node
+    expected: np.ndarray
+    level: Level
+
+
+def _walked(nodes, isotropic):
+    """Return the `_Step` of each spread above zero, as far as the path is worth going."""
+    problem, scales, found = nodes.problem, nodes.space, list[_Step]()
+    expected = expected_curvature(problem, isotropic)
+    near, best = isotropic, isotropic.objective
+    path = _Path(isotropic.payload.theta, expected, expected)
     for s in SPREADS:
         own = Deviations(problem, LengthSpace(scales.kernel, scales, s))
         start = own.nodes.evaluate(near.payload.theta, near)
@@ -253,31 +275,37 @@ def levels(nodes, isotropic):
         floor = best - PATH.depth
         if start is None or own.log_mass(start, own.curvature(expected)) < floor:
             break
-        mode = path.mode_of(own, start)
+        mode = own.mode_from(start, path.curvature)
         if mode is None:
             break
         expected = path.curvature_at(own, mode)
-        found.append(own.level(mode, expected))
-        log_mass = found[-1].log_mass
+        found.append(_Step(own, mode, expected, own.level(mode, expected)))
+        log_mass = found[-1].level.log_mass
         if log_mass < floor:
             break
         near, best = mode, max(best, log_mass)
     return found
 
 
-def _path(problem, isotropic):
-    """Return what leads from mode to mode: with many rows a `_Ladder`, else a `_Path`."""
-    rows = problem.plan.some_rows()
-    if rows is not None:
-        small, theta = problem.of_rows(rows), isotropic.payload.theta
-        kept = small.at(theta, None, slopes=False)
-        if kept is not None:
-            flat = 0.0, np.zeros(len(theta))
-            near = Node(theta, kept.log_evidence, *flat, kept.residual, kept)
-            expected = expected_curvature(small, near)
-            return _Ladder(small, problem.plan.share(rows), near, expected)
-    expected = expected_curvature(problem, isotropic)
-    return _Path(isotropic.payload.theta, expected, expected)
+def _best_level(nodes, rows, near, walked):
+    """Return the `Level` of all rows, if any, whose spread is the best of those of some rows.
+
+    Their gain of log evidence over the isotropic `near` is foretold to grow as the rows do, and
+    their expected curvature, which the search corrects.
+    """
+    problem, share = nodes.problem, nodes.problem.plan.share(rows)
+
+    def foretold(step):
+        gain = step.mode.log_evidence - near.log_evidence
+        return step.level.log_mass + (1.0 / share - 1.0) * gain
+
+    best = max(walked, key=foretold, default=None)
+    if best is None or foretold(best) < near.objective - PATH.depth:
+        return []
+    own = replace(best.own, problem=problem.from_rows(rows, best.mode))
+    expected = best.expected / share
+    mode = own.mode_from(None, expected, best.mode.payload.theta)
+    return [] if mode is None else [own.level(mode, _with_sum_at(own, mode, expected))]
 
 
 @dataclass
@@ -290,10 +318,6 @@ class _Path:
     theta: np.ndarray
     known: np.ndarray
     curvature: np.ndarray
-
-    def mode_of(self, own, near):
-        """Return the `Node` at the mode of `Deviations`, or None."""
-        return own.mode_from(near, self.curvature)
 
     def curvature_at(self, own, mode):
         """Return the expected curvature at a `Node`, about.
@@ -322,45 +346,3 @@ def _with_sum_at(own, mode, curvature):
     about = curvature[np.ix_(lengths, lengths)].sum()
     right = expected_curvature(own.problem, mode, together=True)[-1, -1]
     return curvature * (right / about) if about > 0 else curvature
-
-
-@dataclass
-class _Ladder:
-    """Modes with some of the rows, one spread after another, from which those of all rows start.
-
-    The expected curvature of these rows over their share stands for that of all; the search
-    corrects it.
-    """
-
-    problem: Any
-    share: float
-    near: Node
-    expected: np.ndarray
-
-    @property
-    def curvature(self):
-        """The expected curvature of the log evidence of all rows, about."""
-        return self.expected / self.share
-
-    def curvature_at(self, own, mode):
-        """Return the expected curvature at a `Node` of all rows, about.
-
-        It is in proportion to that of some of the rows where `mode_of` left them.
-        """
-        return _with_sum_at(own, mode, self.curvature)
-
-    def mode_of(self, own, near):
-        """Return the `Node` at the mode of `Deviations` of all rows, or None.
-
-        The ratios of the lengths start where those of `near` are, and move as with some of the
-        rows.
-        """
-        below = replace(own, problem=self.problem).mode_from(self.near, self.expected)
-        if below is None:
-            return None
-        lengths = own.space.scales.lengths
-        moved = (below.payload.theta - self.near.payload.theta)[lengths]
-        self.near, self.expected = below, expected_curvature(self.problem, below)
-        theta = near.payload.theta.copy()
-        theta[lengths] += moved - moved.mean()
-        return own.mode_from(near, self.curvature, np.clip(theta, *own.space.bounds.T))

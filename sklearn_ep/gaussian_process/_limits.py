@@ -33,6 +33,8 @@ class ProcessLimits(NamedTuple):
     # classes with 300 rows a search that ends at the first step without one is twelve nats lower
     # (log loss .685 after .637); beyond an evaluation takes many seconds
     patient: int = 1000
+    # of two classes from which a search for nodes is in single precision, in half the time
+    single: int = 300
     # of several classes above which single precision saves time that counts
     single_classes: int = 150
     # from which passes of learning are in single precision, and begin with some of the rows; of
