@@ -84,8 +84,8 @@ def _average_over_spreads(nodes, mode, monitor, flat):
     log_mass = np.array([level.log_mass for level in found])
     share = np.exp(log_mass - logsumexp(log_mass))
     n_rows, exact = len(nodes.problem.y), nodes.problem.plan.model.exact_gradient
-    several = n_rows > LIMITS.several
-    few = flat or n_rows < LIMITS.lattice or not (exact or several)
+    several = n_rows > (LIMITS.several if exact else LIMITS.several_classes)
+    few = flat or n_rows < LIMITS.lattice
     known = 0 if few else int(np.argmax(share))
     singles = set(range(len(found))) if several else set()
     if share[0] < PATH.insurance:
@@ -241,15 +241,18 @@ def levels(nodes, isotropic):
     """Return the `Level` of each spread above zero, as far as the path is worth going.
 
     `isotropic` is the mode of spread zero of `Nodes` in `KernelScales`; log masses are on the scale
-    of its objective. With many rows the path is that of some of them, and only the spread that is
-    then foretold to be the best has a mode of all rows.
+    of its objective. With many rows the path is that of some of them, and only a spread that may
+    then be the best has a mode of all rows.
     """
     rows = nodes.problem.plan.some_rows()
     if rows is not None:
         small = Nodes(nodes.problem.of_rows(rows), nodes.space)
         near = small.evaluate(isotropic.phi, None, slopes=False)
         if near is not None:
-            return _best_level(nodes, rows, near, _walked(small, near))
+            walked = _walked(small, near)
+            best = _best_of(walked, near, nodes.problem.plan.share(rows))
+            found = [_with_all_rows(nodes, rows, walked[k], isotropic) for k in best]
+            return [level for level in found if level is not None]
     return [step.level for step in _walked(nodes, isotropic)]
 
 
@@ -287,25 +290,34 @@ def _walked(nodes, isotropic):
     return found
 
 
-def _best_level(nodes, rows, near, walked):
-    """Return the `Level` of all rows, if any, whose spread is the best of those of some rows.
+def _best_of(walked, near, share):
+    """Return which of the spreads walked with a share of the rows are the best, if any is good.
 
-    Their gain of log evidence over the isotropic `near` is foretold to grow as the rows do, and
-    their expected curvature, which the search corrects.
+    The one that is best with these, and the one that is foretold to be with all: the gain of log
+    evidence over the isotropic `near` grows at most as the rows do.
     """
-    problem, share = nodes.problem, nodes.problem.plan.share(rows)
+    best = set[int]()
+    gains = np.array([step.mode.log_evidence for step in walked]) - near.log_evidence
+    for growth in (1.0, 1.0 / share):
+        log_mass = [step.level.log_mass for step in walked] + (growth - 1.0) * gains
+        if len(walked) and log_mass.max() > near.objective - PATH.depth:
+            best.add(int(np.argmax(log_mass)))
+    return sorted(best)
 
-    def foretold(step):
-        gain = step.mode.log_evidence - near.log_evidence
-        return step.level.log_mass + (1.0 / share - 1.0) * gain
 
-    best = max(walked, key=foretold, default=None)
-    if best is None or foretold(best) < near.objective - PATH.depth:
-        return []
-    own = replace(best.own, problem=problem.from_rows(rows, best.mode))
-    expected = best.expected / share
-    mode = own.mode_from(None, expected, best.mode.payload.theta)
-    return [] if mode is None else [own.level(mode, _with_sum_at(own, mode, expected))]
+def _with_all_rows(nodes, rows, step, isotropic):
+    """Return the `Level` of all rows from the `_Step` of some of them, or None.
+
+    The search starts from the `isotropic` mode of all rows with the ratios of lengths of some,
+    whose expected curvature is in proportion.
+    """
+    problem = nodes.problem
+    own, expected = replace(step.own, problem=problem), step.expected / problem.plan.share(rows)
+    lengths, theta = nodes.space.lengths, isotropic.payload.theta.copy()
+    apart = step.mode.payload.theta[lengths]
+    theta[lengths] += apart - apart.mean()
+    mode = own.mode_from(isotropic, expected, theta)
+    return None if mode is None else own.level(mode, _with_sum_at(own, mode, expected))
 
 
 @dataclass

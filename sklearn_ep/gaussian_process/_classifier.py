@@ -18,8 +18,10 @@ from ._hyperparameters import wants_average
 from .inducing.fit import InducingRun, fit_inducing, gp_fit, posteriors_of
 from .inducing.learning import STEP_RULES
 from .inducing.plan import (
+    begins_with_some_rows,
     check_part_list,
     described,
+    kernel_of_some_rows,
     new_stream,
     plan_inducing,
     plan_stream,
@@ -66,9 +68,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         so.
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix of the rows; "sparse" goes through inducing points
-        (FITC), with cost linear in the rows. "auto" is dense up to 2000 rows, where it is both
-        faster to tune and more accurate, unless `inducing_points`, `batch_size`, an averaged site
-        or an optimizer of the sparse method are asked for.
+        (FITC), with cost linear in the rows. "auto" is dense up to 1000 rows of two classes with
+        ``kernel=None``, where it is more accurate, and up to 2000 otherwise, unless
+        `inducing_points`, `batch_size`, an averaged site or an optimizer of the sparse method are
+        asked for.
     likelihood : {"probit", "logit"} or Factor, default="probit"
         p(y | f). The probit has the cheapest closed form. Any `Factor` of the engine is accepted.
     power : float, default=1.0
@@ -79,7 +82,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         scores: the evidence of each is another approximation of log p(y).
     n_inducing : int, default=None
         Number of inducing points m of the sparse method. None is 100, or all distinct rows where
-        those are fewer; with 100 a pass costs about as much in the kernel as in the algebra. A
+        those are fewer; with 100 a pass costs about as much in the kernel as in the algebra. Where
+        ``kernel=None`` is learned on some rows first (see Notes) it is 200 up to 4000 rows, and
+        falls to 100 at 16,000. A
         UserWarning tells where more are asked for than there are distinct rows.
     inducing_points : array-like of shape (m, d), default=None
         Inducing points to start from; None chooses them by a few steps of k-means from random rows,
@@ -87,7 +92,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         units of the spread of each column.
     learn_inducing : bool or "auto", default="auto"
         Move the inducing points along the gradient of the evidence. "auto" does so from 2000 rows
-        on, where the evidence no longer overfits them, for kernels of constants, RBF and Matern.
+        on, where the evidence no longer overfits them, for kernels of constants, RBF and Matern; of
+        two classes with ``kernel=None`` above 1000.
     optimizer : {"auto", "fmin_l_bfgs_b", "adam", "adadelta", "sign_rate"}, callable or None, \
             default="auto"
         How the kernel parameters (and inducing points) are learned from the evidence; None keeps
@@ -158,10 +164,11 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         rows of splice, .146 after .208 on 250 of image segments, .565 after .686 on 300 of six
         classes jointly. It is "mode" otherwise, where the evidence is sharp: with more rows, and of
         several classes jointly under one length. Through inducing points it is the mode, up to 1000
-        rows with a prior of the lengths (see Notes); above 2000 rows, where a step rule learns, it
-        gives ``kernel=None`` a length for each of 2 to 500 columns under that prior: log loss .257
-        after .336 on 20,000 generated rows of 20 columns, .134 after .263 on 2001 rows of splice.
-        "integrate" averages over the kernel with the points where the mode put them: 90 % intervals
+        rows with a prior of the lengths (see Notes). With more, where a step rule learns (of more
+        than two classes above 2000), it gives ``kernel=None`` a length for each of 2 to 500 columns
+        under that prior, and of two classes starts from the average over 800 of the rows: log loss
+        .141 after .269 on 1200 rows of splice, .060 after .089 of image segments. "integrate"
+        averages over the kernel with the points where the mode put them: 90 % intervals
         at 60 rows cover .92. Averages are of a constant times RBF or Matern; a UserWarning names
         what leaves only the mode.
     n_jobs : int or None, default=None
@@ -261,7 +268,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     curvature, and together the weight of its evidence times the volume of the deviations; s = 0
     keeps at least 0.2, and where this is all, its mode alone. Below 100 rows s = 0 has a lattice,
     whose covariance the nodes of the others have, with equal weights. From 300 rows on each s has
-    its mode alone. Of more than two classes jointly the lattice is short, and ends at 300 rows.
+    its mode alone, found on a third of the rows first: only the s that is best with these, or is
+    foretold to be with all, and s = 0 are then looked at with all rows. Of more than two classes
+    jointly the lattice is short, and the modes count alone from 150 rows on.
     `decision_function` is the mean over all nodes, and `predict` follows the mixed probabilities,
     so that at the boundary the two may differ. A fit takes 1 to 2 times as long as one with the
     mode of a common length, with lengths of their own 1.3 to 3 times, the more the more columns,
@@ -272,11 +281,13 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     be a memory map. Classes share kernel, inducing points and passes. An additive noise variance
     would only rescale the kernel and is no parameter.
 
-    From 10,000 rows on the step rules take 40, 40 and 27 % of `max_iter` steps in passes over a
+    Above 1000 rows of two classes ``kernel=None`` starts from the heaviest node of the dense
+    average over about 800 distinct rows. The step rules then take 13.5 % of `max_iter` steps in
+    passes over all rows, and before these as below, less the share of the rows that they see.
+    Otherwise, from 10,000 rows on, they take 40, 40 and 27 % of `max_iter` steps in passes over a
     tenth, a quarter and half of the rows, which `history_` leaves out, and 13.5 % over all of them:
-    2.5 times as fast as with all rows throughout. Passes of learning over
-    so many rows are in single precision, whose rounding moves a step in its fourth digit; sweeps at
-    the learned kernel are in double.
+    2.5 times as fast as with all rows throughout. Such passes of learning are in single precision,
+    whose rounding moves a step in its fourth digit; sweeps at the learned kernel are in double.
 
     Up to 1000 rows, of which the evidence of inducing points overfits many lengths, and where
     ``kernel=None`` has a length for each column, learning goes up log evidence plus the log density
@@ -412,6 +423,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         """Whether parameters other than `method` ask for the dense method."""
         return callable(self.optimizer) or self._takes_objects
 
+    def _has_many(self, n_rows):
+        """Return whether so many rows are seen through inducing points, if nothing else asks."""
+        return begins_with_some_rows(self, n_rows) or super()._has_many(n_rows)
+
     def _initial_kernel(self, total_variance):
         return smooth_kernel(total_variance) if self.kernel is None else clone(self.kernel)
 
@@ -471,8 +486,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         seed = draw_seed(self.random_state)
         with PartMap(parts, self.n_jobs) as run:
             data, kept = described(self, run, kept, seed)
-            plan = plan_inducing(self, data, self._factor(), seed)
             monitor = FitMonitor(self, X, y, None, lambda m: {"_posteriors": posteriors_of(m)})
+            known = kernel_of_some_rows(self, run, data, monitor)
+            plan = plan_inducing(self, data, self._factor(), seed, known)
             fit = fit_inducing(plan, run, monitor)
             monitor.finish()
         return self._store(plan, fit, kept, learn_inducing_=plan.learn_inducing)

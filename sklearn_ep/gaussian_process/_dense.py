@@ -21,7 +21,6 @@ from .._engine.class_sites import (
 from .._engine.class_weights import MOST_WEIGHTS
 from .._engine.loop import SILENT, StepsOfPhase, Trace
 from .._engine.noisy_argmax import CLASS_LIKELIHOODS
-from .._engine.row_order import minibatches, row_keys
 from .._engine.rules import rule_of_power
 from .._engine.sites import Sites
 from .._engine.whole import WholeEP
@@ -39,6 +38,7 @@ from ._base import (
     left_out_signs,
     mixed_logs,
     spread_of,
+    third_of_rows,
     watch_of_sweeps,
 )
 from ._dense_gp import DenseGPPosterior, KernelGP
@@ -290,20 +290,13 @@ class DensePlan:
         return log_evidence < of_frequencies + max(2.0, -0.05 * of_frequencies)
 
     def some_rows(self):
-        """Return a third of the rows, to begin with; None for few rows and warm starts.
-
-        The choice depends on their ranks in each column alone: not on their order, nor on units,
-        and equal rows stay together.
-        """
+        """Return a third of the rows, to begin with; None for few rows and warm starts."""
         vectors = np.issubdtype(self.X.dtype, np.number)
         two = isinstance(self.model, BinaryModel)
         least = LIMITS.thirds if two else LIMITS.thirds_classes
         if len(self.y) < least or not self.fresh or not vectors:
             return None
-        ranks = [np.unique(column, return_inverse=True)[1] for column in self.X.T]
-        keys = row_keys(np.column_stack(ranks).astype(float), 0)
-        rows = next(minibatches(keys, self.weight, self.weight.sum() / 3.0))
-        return rows if len(np.unique(self.y[rows])) == len(np.unique(self.y)) else None
+        return third_of_rows(self.X, self.y, self.weight)
 
     def share(self, rows):
         """Return the share of the copies that some of the rows have."""
