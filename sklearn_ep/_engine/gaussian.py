@@ -176,7 +176,7 @@ def inverse_from_triangular(inverse: np.ndarray) -> np.ndarray:
     """Return the same from the inverse of the lower Cholesky factor (n^3 / 3 flops)."""
     if not len(inverse):
         return inverse
-    product = lapack.dlauum(inverse, lower=1)[0]
+    product = (lapack.slauum if inverse.dtype == np.float32 else lapack.dlauum)(inverse, lower=1)[0]
     # both factor and result have zeros above the diagonal
     full = product + product.T
     np.einsum("ii->i", full)[...] *= 0.5

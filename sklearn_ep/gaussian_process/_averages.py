@@ -84,8 +84,8 @@ def _average_over_spreads(nodes, mode, monitor, flat):
     log_mass = np.array([level.log_mass for level in found])
     share = np.exp(log_mass - logsumexp(log_mass))
     n_rows, exact = len(nodes.problem.y), nodes.problem.plan.model.exact_gradient
-    several = n_rows > LIMITS.several
-    few = flat or n_rows < LIMITS.lattice or not (exact or several)
+    several = n_rows > (LIMITS.several if exact else LIMITS.several_classes)
+    few = flat or n_rows < LIMITS.lattice
     known = 0 if few else int(np.argmax(share))
     singles = set(range(len(found))) if several else set()
     if share[0] < PATH.insurance:
@@ -241,11 +241,36 @@ def levels(nodes, isotropic):
     """Return the `Level` of each spread above zero, as far as the path is worth going.
 
     `isotropic` is the mode of spread zero of `Nodes` in `KernelScales`; log masses are on the scale
-    of its objective. With many rows each mode is first looked for with some of them.
+    of its objective. With many rows the path is that of some of them, and only a spread that may
+    then be the best has a mode of all rows.
     """
-    problem, scales, found = nodes.problem, nodes.space, list[Level]()
-    near, best, path = isotropic, isotropic.objective, _path(problem, isotropic)
-    expected = path.curvature
+    rows = nodes.problem.plan.some_rows()
+    if rows is not None:
+        small = Nodes(nodes.problem.of_rows(rows), nodes.space)
+        near = small.evaluate(isotropic.phi, None, slopes=False)
+        if near is not None:
+            walked = _walked(small, near)
+            best = _best_of(walked, near, nodes.problem.plan.share(rows))
+            found = [_with_all_rows(nodes, rows, walked[k], isotropic) for k in best]
+            return [level for level in found if level is not None]
+    return [step.level for step in _walked(nodes, isotropic)]
+
+
+class _Step(NamedTuple):
+    """A spread on the path: its `Deviations`, their mode, the curvature there, and its `Level`."""
+
+    own: Deviations
+    mode: Node
+    expected: np.ndarray
+    level: Level
+
+
+def _walked(nodes, isotropic):
+    """Return the `_Step` of each spread above zero, as far as the path is worth going."""
+    problem, scales, found = nodes.problem, nodes.space, list[_Step]()
+    expected = expected_curvature(problem, isotropic)
+    near, best = isotropic, isotropic.objective
+    path = _Path(isotropic.payload.theta, expected, expected)
     for s in SPREADS:
         own = Deviations(problem, LengthSpace(scales.kernel, scales, s))
         start = own.nodes.evaluate(near.payload.theta, near)
@@ -253,31 +278,46 @@ def levels(nodes, isotropic):
         floor = best - PATH.depth
         if start is None or own.log_mass(start, own.curvature(expected)) < floor:
             break
-        mode = path.mode_of(own, start)
+        mode = own.mode_from(start, path.curvature)
         if mode is None:
             break
         expected = path.curvature_at(own, mode)
-        found.append(own.level(mode, expected))
-        log_mass = found[-1].log_mass
+        found.append(_Step(own, mode, expected, own.level(mode, expected)))
+        log_mass = found[-1].level.log_mass
         if log_mass < floor:
             break
         near, best = mode, max(best, log_mass)
     return found
 
 
-def _path(problem, isotropic):
-    """Return what leads from mode to mode: with many rows a `_Ladder`, else a `_Path`."""
-    rows = problem.plan.some_rows()
-    if rows is not None:
-        small, theta = problem.of_rows(rows), isotropic.payload.theta
-        kept = small.at(theta, None, slopes=False)
-        if kept is not None:
-            flat = 0.0, np.zeros(len(theta))
-            near = Node(theta, kept.log_evidence, *flat, kept.residual, kept)
-            expected = expected_curvature(small, near)
-            return _Ladder(small, problem.plan.share(rows), near, expected)
-    expected = expected_curvature(problem, isotropic)
-    return _Path(isotropic.payload.theta, expected, expected)
+def _best_of(walked, near, share):
+    """Return which of the spreads walked with a share of the rows are the best, if any is good.
+
+    The one that is best with these, and the one that is foretold to be with all: the gain of log
+    evidence over the isotropic `near` grows at most as the rows do.
+    """
+    best = set[int]()
+    gains = np.array([step.mode.log_evidence for step in walked]) - near.log_evidence
+    for growth in (1.0, 1.0 / share):
+        log_mass = [step.level.log_mass for step in walked] + (growth - 1.0) * gains
+        if len(walked) and log_mass.max() > near.objective - PATH.depth:
+            best.add(int(np.argmax(log_mass)))
+    return sorted(best)
+
+
+def _with_all_rows(nodes, rows, step, isotropic):
+    """Return the `Level` of all rows from the `_Step` of some of them, or None.
+
+    The search starts from the `isotropic` mode of all rows with the ratios of lengths of some,
+    whose expected curvature is in proportion.
+    """
+    problem = nodes.problem
+    own, expected = replace(step.own, problem=problem), step.expected / problem.plan.share(rows)
+    lengths, theta = nodes.space.lengths, isotropic.payload.theta.copy()
+    apart = step.mode.payload.theta[lengths]
+    theta[lengths] += apart - apart.mean()
+    mode = own.mode_from(isotropic, expected, theta)
+    return None if mode is None else own.level(mode, _with_sum_at(own, mode, expected))
 
 
 @dataclass
@@ -290,10 +330,6 @@ class _Path:
     theta: np.ndarray
     known: np.ndarray
     curvature: np.ndarray
-
-    def mode_of(self, own, near):
-        """Return the `Node` at the mode of `Deviations`, or None."""
-        return own.mode_from(near, self.curvature)
 
     def curvature_at(self, own, mode):
         """Return the expected curvature at a `Node`, about.
@@ -322,45 +358,3 @@ def _with_sum_at(own, mode, curvature):
     about = curvature[np.ix_(lengths, lengths)].sum()
     right = expected_curvature(own.problem, mode, together=True)[-1, -1]
     return curvature * (right / about) if about > 0 else curvature
-
-
-@dataclass
-class _Ladder:
-    """Modes with some of the rows, one spread after another, from which those of all rows start.
-
-    The expected curvature of these rows over their share stands for that of all; the search
-    corrects it.
-    """
-
-    problem: Any
-    share: float
-    near: Node
-    expected: np.ndarray
-
-    @property
-    def curvature(self):
-        """The expected curvature of the log evidence of all rows, about."""
-        return self.expected / self.share
-
-    def curvature_at(self, own, mode):
-        """Return the expected curvature at a `Node` of all rows, about.
-
-        It is in proportion to that of some of the rows where `mode_of` left them.
-        """
-        return _with_sum_at(own, mode, self.curvature)
-
-    def mode_of(self, own, near):
-        """Return the `Node` at the mode of `Deviations` of all rows, or None.
-
-        The ratios of the lengths start where those of `near` are, and move as with some of the
-        rows.
-        """
-        below = replace(own, problem=self.problem).mode_from(self.near, self.expected)
-        if below is None:
-            return None
-        lengths = own.space.scales.lengths
-        moved = (below.payload.theta - self.near.payload.theta)[lengths]
-        self.near, self.expected = below, expected_curvature(self.problem, below)
-        theta = near.payload.theta.copy()
-        theta[lengths] += moved - moved.mean()
-        return own.mode_from(near, self.curvature, np.clip(theta, *own.space.bounds.T))

@@ -17,6 +17,7 @@ from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
 from .._engine.hyper import Node, average_of, log_mixture
 from .._engine.loop import SILENT, worst_reason
+from .._engine.row_order import minibatches, row_keys
 from .._engine.sites import Sites, cavity
 from .._estimator.averaged import average_remarks, check_hyperparameters, hyper_attributes
 from .._estimator.checks import (
@@ -81,6 +82,18 @@ def column_spread(X, weight):
 def root_variance(X, weight):
     """Return the root of the total variance of the columns, 1 where that is 0."""
     return float(np.linalg.norm(column_spread(X, weight))) or 1.0
+
+
+def third_of_rows(X, y, weight):
+    """Return a third of the rows, by their numbers; None unless they have all labels.
+
+    The choice depends on their ranks in each column alone: not on their order, nor on units, and
+    equal rows stay together.
+    """
+    ranks = [np.unique(column, return_inverse=True)[1] for column in X.T]
+    keys = row_keys(np.column_stack(ranks).astype(float), 0)
+    rows = next(minibatches(keys, weight, weight.sum() / 3.0))
+    return rows if len(np.unique(y[rows])) == len(np.unique(y)) else None
 
 
 def check_input_gradient(kernel):
@@ -458,8 +471,12 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
 
     def _through_points(self, n_rows):
         """Return whether a fit to so many rows goes through inducing points."""
-        many = self._asks_for_inducing or (n_rows > LIMITS.dense and not self._needs_all_rows)
+        many = self._asks_for_inducing or (self._has_many(n_rows) and not self._needs_all_rows)
         return self.method == "sparse" or (self.method == "auto" and many)
+
+    def _has_many(self, n_rows):
+        """Return whether so many rows are seen through inducing points, if nothing else asks."""
+        return n_rows > LIMITS.dense
 
     def _check_new(self, X):
         check_is_fitted(self)

@@ -21,7 +21,6 @@ from .._engine.class_sites import (
 from .._engine.class_weights import MOST_WEIGHTS
 from .._engine.loop import SILENT, StepsOfPhase, Trace
 from .._engine.noisy_argmax import CLASS_LIKELIHOODS
-from .._engine.row_order import minibatches, row_keys
 from .._engine.rules import rule_of_power
 from .._engine.sites import Sites
 from .._engine.whole import WholeEP
@@ -39,6 +38,7 @@ from ._base import (
     left_out_signs,
     mixed_logs,
     spread_of,
+    third_of_rows,
     watch_of_sweeps,
 )
 from ._dense_gp import DenseGPPosterior, KernelGP
@@ -78,10 +78,14 @@ _JOINT_TOL, _JOINT_ACCURACY = 2e-2, Accuracy(2e-6, 1e-2, 1.0, 6, 0.4, True)
 
 @dataclass(frozen=True)
 class BinaryModel:
-    """One latent function, and labels in {-1, +1}."""
+    """One latent function, and labels in {-1, +1}.
+
+    `searching` says that sites are only passed, on the way to others.
+    """
 
     factor: Any
     rule: Any
+    searching: bool = field(default=False, kw_only=True)
     learning_tol: ClassVar[float] = LEARNING_TOL
     accuracy: ClassVar[Accuracy] = Accuracy()
     exact_gradient: ClassVar[bool] = True
@@ -90,15 +94,19 @@ class BinaryModel:
 
     def ep(self, kernel, X, sign, weight, squares=None):
         """Return the fixed-point map of EP."""
-        return WholeEP(KernelGP(kernel, X, squares), self.factor, sign, weight, self.rule)
+        latent = KernelGP(kernel, X, squares, self.searching and len(X) >= LIMITS.single)
+        return WholeEP(latent, self.factor, sign, weight, self.rule)
 
     def gradient(self, ep, payload):
         """Return the gradient of the log evidence in theta at a fixed point."""
         return ep.evidence_gradient(payload[0])
 
-    def rough(self):
-        """Return the model for sites that a search passes: its factor costs next to nothing."""
-        return self
+    def rough(self, averages):
+        """Return the model for sites that a search passes, to nodes of an average or to a mode.
+
+        Its factor costs next to nothing, and a mode asks for more digits.
+        """
+        return replace(self, searching=averages)
 
     def no_sites(self, sign):
         """Return sites (2, n) that say nothing."""
@@ -136,7 +144,7 @@ class ClassModel:
         """Whether `gradient` is that of the log evidence, and not without the moves of sites."""
         return self.n_classes == 2
 
-    def rough(self):
+    def rough(self, averages):
         """Return the model for sites that a search passes."""
         return replace(self, factor=self.factor.rough(), searching=True)
 
@@ -282,20 +290,13 @@ class DensePlan:
         return log_evidence < of_frequencies + max(2.0, -0.05 * of_frequencies)
 
     def some_rows(self):
-        """Return a third of the rows, to begin with; None for few rows and warm starts.
-
-        The choice depends on their ranks in each column alone: not on their order, nor on units,
-        and equal rows stay together.
-        """
+        """Return a third of the rows, to begin with; None for few rows and warm starts."""
         vectors = np.issubdtype(self.X.dtype, np.number)
         two = isinstance(self.model, BinaryModel)
         least = LIMITS.thirds if two else LIMITS.thirds_classes
         if len(self.y) < least or not self.fresh or not vectors:
             return None
-        ranks = [np.unique(column, return_inverse=True)[1] for column in self.X.T]
-        keys = row_keys(np.column_stack(ranks).astype(float), 0)
-        rows = next(minibatches(keys, self.weight, self.weight.sum() / 3.0))
-        return rows if len(np.unique(self.y[rows])) == len(np.unique(self.y)) else None
+        return third_of_rows(self.X, self.y, self.weight)
 
     def share(self, rows):
         """Return the share of the copies that some of the rows have."""
@@ -320,7 +321,7 @@ class DensePlan:
 
     def passing(self):
         """Return the plan of a search, whose sites are only passed."""
-        return replace(self, model=self.model.rough())
+        return replace(self, model=self.model.rough(isinstance(self.space, KernelScales)))
 
     def log_evidence(self, theta, fit, n_jobs):
         """Return log evidence at theta, EP run from the sites of the fit."""
@@ -645,6 +646,8 @@ def _mode_from(nodes, phi, starts, trace, watch=SILENT):
     plan, bounds = nodes.problem.plan, nodes.space.bounds
     averages = isinstance(plan.space, KernelScales)
     accuracy = TO_THE_MODE if averages else plan.model.accuracy
+    if averages and len(plan.space.lengths) > 1 and len(plan.y) > LIMITS.several:
+        accuracy = accuracy._replace(gain=0.25)  # half an sd: one part of a mixture
     options: dict[str, Any] = dict(max_iter=plan.search.max_iter, starts=starts, monitor=trace)
     optimizer, rows = plan.search.optimizer, plan.some_rows()
     if optimizer is not None or rows is None:

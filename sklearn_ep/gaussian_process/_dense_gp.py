@@ -67,10 +67,16 @@ class _NegativeSites:
 
 def _factor_of_sites(block, root):
     """Return the Cholesky factor of B = I + S K S for a block of K and S = diag(root)."""
+    root = root.astype(block.dtype, copy=False)
     B = root[:, None] * block
     B *= root
     add_to_diagonal(B, 1.0)
     return checked_cholesky(B)
+
+
+def _times(matrix, vector):
+    """Return the product of a matrix and a vector in the precision of the matrix, as doubles."""
+    return (matrix @ vector.astype(matrix.dtype, copy=False)).astype(np.float64, copy=False)
 
 
 class DenseState:
@@ -80,7 +86,7 @@ class DenseState:
     `rows` are those whose site precision is not negative, `root` the square roots of these
     precisions and `inverse` that of the Cholesky factor of B for these rows. `log_evidence` is the
     log of the integral of prior times sites, `extra_var` 0: the sites are on the latent values
-    themselves.
+    themselves. All matrices have the precision of K.
     """
 
     extra_var = 0.0
@@ -93,7 +99,7 @@ class DenseState:
         block = K[self.rows][:, self.rows] if len(minus) else K
         lower = _factor_of_sites(block, root)
         self.inverse = inverse = triangular_inverse(lower)
-        log_det = np.sum(np.log(np.diagonal(lower)))
+        log_det = np.sum(np.log(np.diagonal(lower)), dtype=np.float64)
         self.var = np.empty(len(K))
         self.var[self.rows], strong, halves = explained_variances(block, tau, root, inverse)
         self._negative: Any = None
@@ -104,10 +110,11 @@ class DenseState:
         if self.var.min() < 0:
             raise ImproperPosterior("prior and explained variances cancel to below zero")
         self.alpha = shift.copy()
-        self.alpha[self.rows] -= root * (inverse.T @ (inverse @ (root * (K @ shift)[self.rows])))
+        explained = _times(inverse, root * _times(K, shift)[self.rows])
+        self.alpha[self.rows] -= root * _times(inverse.T, explained)
         if len(minus):
             self._pull()
-        self.mean = K @ self.alpha
+        self.mean = _times(K, self.alpha)
         self.log_evidence = 0.5 * shift @ self.mean - log_det
 
     def _widen(self, K, strong, halves):
@@ -184,11 +191,12 @@ class KernelGP(DenseGP):
 
     A constant times RBF is its own derivative in the squared distances, which are then formed once
     for both. `squares` are the squared distances (n, n) of the rows in lengths, for a constant
-    times RBF or Matern, where the caller has them; they are overwritten.
+    times RBF or Matern, where the caller has them; they are overwritten. `single` posteriors are in
+    single precision, for half of the time.
     """
 
-    def __init__(self, kernel, X, squares=None):
-        self.kernel, self.X, self._kept = kernel, X, None
+    def __init__(self, kernel, X, squares=None, single=False):
+        self.kernel, self.X, self._kept, self.single = kernel, X, None, single
         self._cross = cross_covariance(kernel, X)
         if squares is None:
             if not (isinstance(self._cross, StationaryCross) and self._cross.is_rbf):
@@ -198,6 +206,15 @@ class KernelGP(DenseGP):
         K, slope = self._cross.of_squares(squares)
         super().__init__(K)
         self._kept = self._cross.B, K, slope
+
+    def posterior(self, precision, shift):
+        """Return the `DenseState` for site parameters (n,), copies of tied rows counted."""
+        return DenseState(self._given, precision, shift)
+
+    @cached_property
+    def _given(self):
+        """The prior covariance in the precision of the posteriors."""
+        return self.K.astype(np.float32) if self.single else self.K
 
     def evidence_gradient(self, state):
         """Return d log evidence / d theta (p,) at a fixed point of the sites."""

@@ -57,8 +57,8 @@ def kernel_prior(kernel, factor, root_variance, joint=False):
     return scale_prior(factor, root_variance, 2.0 if several else 1.5)
 
 
-def wants_average(estimator, n_rows, excluding, sharp=False):
-    """Return whether a fit averages over hyperparameters.
+def wants_average(estimator, n_rows, excluding, sharp=False, most=LIMITS.averaged):
+    """Return whether a fit averages over hyperparameters, by itself up to so many rows.
 
     `excluding` are the settings of the estimator that leave only the mode; a UserWarning names
     them where the average was asked for. Where the evidence is `sharp`, it has to be.
@@ -74,7 +74,7 @@ def wants_average(estimator, n_rows, excluding, sharp=False):
         )
     if excluding or estimator.hyperparameters == "integrate":
         return not excluding
-    return n_rows <= LIMITS.averaged and not sharp
+    return n_rows <= most and not sharp
 
 
 def n_length_scales(kernel):

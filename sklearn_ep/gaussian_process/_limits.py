@@ -14,25 +14,28 @@ class ProcessLimits(NamedTuple):
     # numbers each. On ten sets of 130 to 300 columns the log loss is .24 in the mean, and .34 with
     # one length for all: lower on seven, by up to .39, higher by .02 on three of text and pixels
     lengths: int = 500
-    # below which variance and mean length are so open that equal lengths have a lattice; of more
-    # than two classes it is the number below (without it, iris has a log loss .003 higher, wine
-    # .002 lower)
+    # below which variance and mean length are so open that equal lengths have a lattice
     lattice: int = 100
     # above which variance and mean length are known well enough: four nodes about the mode do, and
     # where lengths differ the modes alone count (on twelve sets of 300 to 400 rows the mean log
-    # loss changes by .0003, at most by .002), and of more than two classes (on five splits of six
-    # classes with 300 rows it changes by .0003)
+    # loss changes by .0003, at most by .002)
     several: int = 299
+    # of more than two classes above which the modes alone count
+    several_classes: int = 149
     # from which a search begins with a third of the rows, whose evidence costs a thirtieth: 500
     # rows of diabetes are learned in .17 s for .60 s; on 330 rows of splice modes with lengths of
     # their own are else ten nats lower (log loss .209 after .201)
     thirds: int = 300
     # the same of several classes: 270 rows take .5 s for .8 (waves) and .7 s for 1.4 (rings)
     thirds_classes: int = 150
+    # the same of labels that may be wrong: 160 rows take .10 s for .12, 120 as long as without
+    thirds_errors: int = 150
     # of several classes up to which a search from there steps on until the gain is small: on six
     # classes with 300 rows a search that ends at the first step without one is twelve nats lower
     # (log loss .685 after .637); beyond an evaluation takes many seconds
     patient: int = 1000
+    # of two classes from which a search for nodes is in single precision, in half the time
+    single: int = 300
     # of several classes above which single precision saves time that counts
     single_classes: int = 150
     # from which passes of learning are in single precision, and begin with some of the rows; of
@@ -44,6 +47,13 @@ class ProcessLimits(NamedTuple):
     # up to which lengths of columns have a prior through inducing points: of fewer their evidence
     # overfits (at 240 rows of heart log loss .43 after .51, at 1300 of image .068 after .061)
     prior_of_lengths: int = 1000
+    # with which the average is made whose kernel passes of more rows than `averaged` start from
+    first_rows: int = 800
+    # inducing points of many rows, and the most of fewer rows whose kernel some of them have found
+    points: tuple = (100, 200)
+    # from which on these have no more points than many: 5000 rows of 20 columns have a log loss of
+    # .279 with 179 (.285 with 100, .282 after 150 passes from equal lengths)
+    few_points: int = 16_000
     # that k-means looks at: more move the centres by less than learning does
     k_means: int = 20_000
     # entries of them from which on it goes in single precision, in half the time

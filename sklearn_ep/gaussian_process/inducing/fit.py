@@ -39,6 +39,7 @@ class InducingPlan(ValueWithGradient):
 
     data: PartitionedRows
     kernel: Kernel
+    begun: bool
     inducing_points: np.ndarray
     factor: Any
     rule: Any
@@ -209,7 +210,7 @@ def _without_views(state):
 def _learned(plan, ep, hyper, state, trace):
     """Return the state at the learned hyperparameters and the `LearningEnd`."""
     weight = plan.data.weight
-    kind = np.float32 if weight >= LIMITS.single_passes else np.float64
+    kind = np.float32 if plan.begun or weight >= LIMITS.single_passes else np.float64
     start = ep, hyper, hyper.start, state
     shared = dict(max_iter=plan.max_iter, trace=trace, kind=kind)
     if plan.batch_size is not None:
@@ -228,9 +229,9 @@ def _learned(plan, ep, hyper, state, trace):
     if plan.sites is None:
         steps = dict(seed=plan.seed, damping=plan.damping, max_iter=plan.max_iter, kind=kind)
         first = ep, hyper, hyper.start, rule, plan.data, trace.monitor
-        begun = learn_on_more_and_more_rows(*first, **steps)
+        begun = learn_on_more_and_more_rows(*first, known=plan.begun, **steps)
         if begun is not None:
-            start, shared["max_iter"] = (ep, hyper, *begun[:2]), begun[2]
+            start, shared["max_iter"] = (ep, hyper, begun[0], begun[1] or state), begun[2]
             shared["settled"] = LEARNING.settled_after
     state, _, end = learn_by_passes(*start, rule, weight=weight, **shared)
     return state, end

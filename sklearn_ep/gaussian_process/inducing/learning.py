@@ -19,7 +19,7 @@ from .._limits import LIMITS
 from .ep import InducingEP, PassState, add_sums, largest_change, read_rows
 from .hyperparameters import Hyperparameters
 from .passes import PassModel, PassRows, PassStep, evaluate_rows
-from .rows import standard_keys
+from .rows import smallest_keys, standard_keys
 from .values import block_rows, rebase
 
 
@@ -197,15 +197,39 @@ def rows_of_part(part, message, classes, units, seed, largest):
     return np.asarray(X[chosen], dtype=np.float64), y[chosen], weight[chosen]
 
 
-def _rows(ep, data, share, seed):
-    """Return a share of the rows of all partitions.
+def _rows_up_to(run, data, largest, seed):
+    """Return the rows of all partitions of an open map that have keys up to `largest`.
 
     They are chosen by content alone: not by their order, nor by partitions.
     """
-    largest = np.uint64(share * float(np.iinfo(np.uint64).max))
-    messages = [None] * len(ep.sizes)
-    pieces = ep.run(rows_of_part, messages, ep.classes, data.units, seed, largest)
+    messages = [None] * len(data.sizes)
+    pieces = run(rows_of_part, messages, data.classes, data.units, seed, largest)
     return [np.concatenate(p) for p in zip(*pieces, strict=True)]
+
+
+def _rows(ep, data, share, seed):
+    """Return a share of the rows."""
+    largest = np.uint64(min(share, 1.0 - 2.0**-53) * 2.0**64)
+    return _rows_up_to(ep.run, data, largest, seed)
+
+
+def distinct_rows(run, data, count, seed):
+    """Return about `count` distinct rows with class indices and numbers of copies, in their order.
+
+    That of their keys: neither choice nor order depends on whether copies are written out.
+    """
+    checks = data.classes is not None
+    found = run(smallest_keys, [checks] * len(data.sizes), data.units, seed, count)
+    largest = np.unique(np.concatenate([keys for keys, _ in found]))[:count][-1]
+    X, y, weight = _rows_up_to(run, data, largest, seed)
+    keys = standard_keys(X, data.units, seed)
+    order = np.lexsort((y, keys))
+    new = np.diff(keys[order]).astype(bool) | np.diff(y[order]).astype(bool)
+    first = np.flatnonzero(np.append(True, new))
+    copies, chosen = np.add.reduceat(weight[order], first), order[first]
+    # rows of one content with several labels stay together
+    within = keys[chosen] <= keys[chosen[: count + 1][-1]] - (len(chosen) > count)
+    return X[chosen[within]], y[chosen[within]], copies[within]
 
 
 def _with_sites(ep, model):
@@ -214,19 +238,23 @@ def _with_sites(ep, model):
 
 
 def learn_on_more_and_more_rows(
-    ep, hyper, vector, rule, data, monitor, *, seed, damping, max_iter, kind
+    ep, hyper, vector, rule, data, monitor, *, known, seed, damping, max_iter, kind
 ):
     """Learn by passes over some of the rows, then over more.
 
     The rule is told gradients of the scale of all rows, and goes on with them. Returns vector and
     state of all rows to go on from, and how many passes over them are due; None where rows are few.
+    A kernel that is `known` by some of the rows needs fewer passes, the fewer the larger the share
+    of the rows that they see; without any the state is None.
     """
-    if data.weight < LIMITS.some_passes or ep.copies is not None:
+    if not known and (data.weight < LIMITS.some_passes or ep.copies is not None):
         return None
     model, asked = None, False
     for share, of_passes in LEARNING.rungs:
-        X, y, weight = _rows(ep, data, max(share, LIMITS.least_passes / data.weight), seed)
-        if asked or len(np.unique(y)) < len(data.labels):
+        share = min(1.0, max(share, LIMITS.least_passes / data.weight))
+        n_passes = round(of_passes * max_iter * (1.0 - share if known else 1.0))
+        X, y, weight = _rows(ep, data, share, seed)
+        if asked or not n_passes or len(np.unique(y)) < len(data.labels):
             continue
         with PartMap([Part(X, y, weight)], None) as run, monitor.phase("some rows first") as told:
             small = InducingEP(run, [len(y)], None, ep.n_problems, ep.factor, ep.rule)
@@ -234,13 +262,14 @@ def learn_on_more_and_more_rows(
             state = small.zero(hyper.prior(vector)) if cold else _with_sites(small, model)
             trace = Trace(StepsOfPhase(told))
             options = dict(weight=weight.sum(), damping=damping, trace=trace, kind=kind)
-            options |= dict(max_iter=max(1, round(of_passes * max_iter)))
+            options |= dict(max_iter=n_passes)
             options |= dict(scale=data.weight / weight.sum())
             state, vector, _ = learn_by_passes(small, hyper, vector, state, rule, **options)
             model, asked = small.model(state), trace.asked
-    if model is None:
+    if model is None and not known:
         return None
-    return vector, _with_sites(ep, model), max(1, round(LEARNING.last * max_iter))
+    n_passes = max(1, round(LEARNING.last * max_iter))
+    return vector, None if model is None else _with_sites(ep, model), n_passes
 
 
 @dataclass

@@ -1,8 +1,12 @@
 """From the parameters of an estimator and its data to plans of fits through inducing points."""
 
+from dataclasses import replace
+
 import numpy as np
 
+from ..._engine.loop import SILENT
 from ..._engine.rules import rule_of_power
+from ..._estimator.checks import Training
 from ..._estimator.row_parts import set_columns
 from .._base import (
     check_input_gradient,
@@ -10,11 +14,12 @@ from .._base import (
     column_spread,
     draw_seed,
 )
+from .._dense import fit_dense, plan_dense
 from .._hyperparameters import kernel_prior, kernel_settings, random_starts, wants_average
-from .._kernels import column_lengths, has_input_gradient, with_own_lengths
+from .._kernels import column_lengths, has_input_gradient, with_own_lengths, with_theta
 from .._limits import LIMITS
 from .fit import InducingPlan, InducingRun
-from .learning import STEP_RULES
+from .learning import STEP_RULES, distinct_rows
 from .rows import PartitionedRows, describe, first_points, inducing_count, n_candidate_rows
 from .stream import StreamPlan, start_stream
 
@@ -31,18 +36,50 @@ def _optimizer(estimator, factor):
     return estimator.optimizer
 
 
-def _has_own_lengths(estimator, data, optimizer):
+def begins_with_some_rows(estimator, n_rows):
+    """Return whether the default kernel of so many rows is first learned with some of them."""
+    default = estimator.kernel is None and estimator.hyperparameters == "auto"
+    binary = len(estimator.classes_) == 2 and estimator.multi_class != "joint"
+    by_passes = estimator.batch_size is None and estimator.site_memory == "scalars"
+    by_steps = estimator.optimizer in STEP_RULES or estimator.optimizer == "auto"
+    wanted = default and binary and by_passes and by_steps and n_rows > LIMITS.averaged
+    return wanted and estimator._factor().log_concave
+
+
+def kernel_of_some_rows(estimator, run, data, monitor):
+    """Return the kernel that weighs most in an average over some of the rows.
+
+    None where these are of one class, or where it is not wanted.
+    """
+    wanted = begins_with_some_rows(estimator, sum(data.sizes))
+    if not wanted or estimator._last_fit is not None:
+        return None
+    X, y, weight = distinct_rows(run, data, LIMITS.first_rows, 0)
+    if len(np.unique(y)) < 2:
+        return None
+    with monitor.phase("some rows first") as told:
+        training = Training(X, y, weight, np.ones(len(y), dtype=bool))
+        plan = replace(plan_dense(estimator, training, False, False), n_jobs=None)
+        fit = fit_dense(plan, np.where(y == 1, 1.0, -1.0), SILENT, 0)
+        told({"log_evidence": fit.log_evidence})
+    own = fit.attributes
+    if "average" not in own:
+        return own["kernel"]
+    return with_theta(plan.kernel, own["theta"][np.argmax(own["average"].weight)])
+
+
+def _has_own_lengths(estimator, data, optimizer, begins):
     """Return whether the default kernel gets a length for each column, as in dense fits."""
     default = estimator.kernel is None and estimator.hyperparameters == "auto"
     learned = optimizer in STEP_RULES and data.weight > LIMITS.dense
-    return default and learned and 1 < len(data.var) <= LIMITS.lengths
+    return (begins or (default and learned)) and 1 < len(data.var) <= LIMITS.lengths
 
 
-def _moves_inducing(estimator, kernel, weight):
+def _moves_inducing(estimator, kernel, many):
     if estimator.optimizer is None:
         return False
     if estimator.learn_inducing == "auto":
-        return weight >= LIMITS.dense and has_input_gradient(kernel)
+        return many and has_input_gradient(kernel)
     if estimator.learn_inducing:
         check_input_gradient(kernel)
     return bool(estimator.learn_inducing)
@@ -73,26 +110,33 @@ def check_part_list(estimator, sample_weight):
         raise ValueError("class_weight must be None for a list of partitions.")
 
 
-def plan_inducing(estimator, data: PartitionedRows, factor, seed):
-    """Return the `InducingPlan` for rows in partitions, from the last fit where that is wanted."""
-    kernel = estimator._initial_kernel(float(data.var.sum()))
+def plan_inducing(estimator, data: PartitionedRows, factor, seed, known=None):
+    """Return the `InducingPlan` for rows in partitions, from the last fit where that is wanted.
+
+    `known` is the kernel of some of the rows, None where it is not known.
+    """
+    begun, n_rows = known is not None, sum(data.sizes)
+    begins = begins_with_some_rows(estimator, n_rows)
+    kernel = known if begun else estimator._initial_kernel(float(data.var.sum()))
     lengths = column_lengths(kernel, len(data.var))
-    Z = first_points(estimator, data.candidates, data.candidate_weight, seed, lengths)
+    m = inducing_count(estimator, n_rows if begins else None)
+    Z = first_points(estimator, data.candidates, data.candidate_weight, seed, lengths, m=m)
     check_kernel(kernel, kernel(Z, Z))
     optimizer = _optimizer(estimator, factor)
-    own_lengths = _has_own_lengths(estimator, data, optimizer)
-    if own_lengths:
+    own_lengths = _has_own_lengths(estimator, data, optimizer, begins)
+    if own_lengths and not begun:
         kernel = with_own_lengths(kernel, len(data.var))
     n_restarts = estimator.n_restarts_optimizer if optimizer == "fmin_l_bfgs_b" else 0
     plan = InducingPlan(
         data=data,
         kernel=kernel,
+        begun=begun,
         inducing_points=Z,
         factor=factor,
         rule=rule_of_power(estimator.power),
         n_problems=estimator._n_problems,
         optimizer=optimizer,
-        learn_inducing=_moves_inducing(estimator, kernel, data.weight),
+        learn_inducing=_moves_inducing(estimator, kernel, begins or data.weight >= LIMITS.dense),
         restarts=random_starts(kernel.bounds, n_restarts, np.random.RandomState(seed)),
         sites=None,
         batch_size=estimator.batch_size,

@@ -258,12 +258,20 @@ def n_candidate_rows(inducing_points):
     return LIMITS.k_means if inducing_points is None else 0
 
 
-def inducing_count(estimator):
-    """Return the number of inducing points that an estimator asks for."""
-    return 100 if estimator.n_inducing is None else estimator.n_inducing
+def inducing_count(estimator, n_rows=None):
+    """Return the number of inducing points that an estimator asks for.
+
+    Of so many rows, None for any number, the default has such a number that rows times its square
+    never fall, nor the cost of a pass.
+    """
+    if estimator.n_inducing is not None:
+        return estimator.n_inducing
+    few, most = LIMITS.points
+    share = 1.0 if n_rows is None else (LIMITS.few_points / n_rows) ** 0.5
+    return round(np.clip(few * share, few, most))
 
 
-def first_points(estimator, rows, weight, seed, lengths=None, told=True):
+def first_points(estimator, rows, weight, seed, lengths=None, told=True, m=None):
     """Return the inducing points (m, d) that were given, or chosen from the rows.
 
     `lengths` (d,) are those of the kernel. A UserWarning may be `told` where n_inducing asks for
@@ -271,7 +279,8 @@ def first_points(estimator, rows, weight, seed, lengths=None, told=True):
     """
     given = estimator.inducing_points
     if given is None:
-        Z = choose_inducing_points(rows, weight, inducing_count(estimator), seed, lengths)
+        m = inducing_count(estimator) if m is None else m
+        Z = choose_inducing_points(rows, weight, m, seed, lengths)
     else:
         Z = check_array(given, dtype=np.float64, input_name="inducing_points").copy()
         if Z.shape[1] != rows.shape[1]:

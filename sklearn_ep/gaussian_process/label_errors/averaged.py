@@ -4,13 +4,13 @@ Without wrong labels the problem is the same at a rate of zero, under a prior of
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from scipy.special import betainc, betaln, expit, log_expit, logit
 
-from ..._engine.hyper import Average, Spacing, average_of, integrate
+from ..._engine.hyper import Average, Spacing, average_of, integrate, sample_about
 from ..._engine.loop import SILENT, Trace
 from ..._estimator.averaged import AveragedPosterior
 from .._base import (
@@ -18,17 +18,21 @@ from .._base import (
     fit_of_sites,
     left_out_signs,
     mixed_logs,
+    third_of_rows,
     watch_of_sweeps,
 )
 from .._hyperparameters import (
     TO_THE_MODE,
     KernelScales,
     Nodes,
+    curvature_at,
     find_mode,
+    find_mode_from_rows,
     learned_coordinates,
     settled,
 )
 from .._kernels import with_theta
+from .._limits import LIMITS
 from ..inducing.averaged import AveragedInducing
 from .ladder import climb
 from .problem import (
@@ -40,10 +44,9 @@ from .problem import (
 )
 from .step import LabelErrorStep
 
-# Step, depth and most nodes of the lattice in kernel and rate, and in the kernel alone, in the main
-# the neighbours of the mode: on ten splits with and without wrong labels the log loss is that of a
-# finer one within .001.
-_SPACING, _PLAIN_SPACING = Spacing(2.0, 3.5, 20), Spacing(2.0, 3.5, 9)
+# Step, depth and most nodes of the lattice in kernel and rate, in the main the neighbours of the
+# mode: on ten splits with and without wrong labels the log loss is that of a finer one within .001.
+_SPACING = Spacing(2.0, 3.5, 20)
 
 
 def log_rate_density(x, counts):
@@ -156,7 +159,17 @@ class NodeProblem:
 
         x = self.x if near is None else near.sites
         result = settled(solve, x, np.zeros_like(self.x))
-        return None if result is None else self.plan.node(setting, ep, result)
+        return None if result is None else self.plan.node(setting, ep, result, slopes)
+
+    def of_rows(self, rows):
+        """Return the problem of some of the rows."""
+        return NodeProblem(self.plan.part(rows), self.sign[rows], self.x[:, rows])
+
+    def from_rows(self, rows, node):
+        """Return the problem whose sites start at those of a `Node` of some rows, others empty."""
+        x = np.zeros_like(self.x)
+        x[:, rows] = node.payload.sites
+        return replace(self, x=x)
 
 
 def fit_averaged_errors(plan, sign, monitor, k):
@@ -168,18 +181,20 @@ def fit_averaged_errors(plan, sign, monitor, k):
     scales = _scales(first, plan.averaging.prior) if plan.learn else None
     counts = plan.averaging.rate_counts if plan.learn_rate else None
     nodes = Nodes(NodeProblem(plan, sign, plan.sites[k]), ErrorSpace(first, scales, counts))
-    found = _mode(nodes, trace)
+    rows = None
+    if first.points is None and len(sign) >= LIMITS.thirds_errors:
+        rows = third_of_rows(plan.X, sign, plan.weight)
+    found = _mode(nodes, rows, trace)
     if found is None:
         return fit_label_errors(plan, sign, monitor, k)
-    mode, end = found
+    mode, end, curvature = found
     if end.reason == "asked":
         lattice, without = average_of([mode], np.array([mode.log_evidence])), _NONE
     else:
         # of iterations that ran out none is left that a phase could lead to
         watch = SILENT if end.reason == "max_iter" else monitor
-        workers, spacing = plan.averaging.n_jobs, _SPACING if len(mode.phi) == 3 else None
-        lattice = integrate(nodes.evaluate, mode, nodes.space.bounds, workers, watch, spacing)
-        without = without_errors(nodes, lattice, watch)
+        lattice = _average_about(nodes, mode, curvature, watch)
+        without = without_errors(nodes, rows, lattice, watch)
     return _mixed(nodes, lattice, without, trace, end)
 
 
@@ -188,10 +203,44 @@ def _scales(setting, prior=None):
     return KernelScales.at(setting.kernel, setting.kernel.theta, prior)
 
 
-def _mode(nodes, monitor=SILENT):
-    space = nodes.space
-    search = dict(accuracy=TO_THE_MODE, max_iter=nodes.problem.plan.max_iter, monitor=monitor)
-    return find_mode(nodes.evaluate, space.start, space.bounds, **search)
+def _mode(nodes, rows, monitor=SILENT):
+    """Return the mode, how its search ended and the curvature there, None of few rows, or None.
+
+    A search of all rows starts from the mode of some `rows`, whose curvature is in proportion.
+    """
+    space, plan = nodes.space, nodes.problem.plan
+    search = dict(accuracy=TO_THE_MODE, max_iter=plan.max_iter, monitor=monitor)
+    if rows is None or not len(space.start):
+        found = find_mode(nodes.evaluate, space.start, space.bounds, **search)
+        return found and (*found, None)
+    small = Nodes(nodes.problem.of_rows(rows), space).evaluate
+    share = float(plan.weight[rows].sum() / plan.weight.sum())
+
+    def evaluate_from(node):
+        return Nodes(nodes.problem.from_rows(rows, node), space).evaluate
+
+    args = evaluate_from, small, share, space.start, space.bounds
+    found = find_mode_from_rows(*args, **search)
+    if found is None:
+        return None
+    near = small(found[0].phi, None)
+    curvature = None if near is None else curvature_at(small, near, space.bounds)[0] / share
+    return *found, curvature
+
+
+def _average_about(nodes, mode, curvature, monitor):
+    """Return the `Average` about a mode: of few rows over a lattice, of more over nodes about it.
+
+    Of one coordinate a lattice is as cheap.
+    """
+    about, workers = (mode, nodes.space.bounds), nodes.problem.plan.averaging.n_jobs
+    if len(mode.phi) < 2 or len(nodes.problem.sign) < LIMITS.lattice:
+        spacing = _SPACING if len(mode.phi) == 3 else None
+        return integrate(nodes.evaluate, *about, workers, monitor, spacing)
+    if curvature is None:
+        curvature = curvature_at(nodes.evaluate, *about)[0]
+    evaluate = partial(nodes.evaluate, slopes=False)
+    return sample_about(evaluate, *about, curvature, workers, monitor)
 
 
 class WithoutErrors(NamedTuple):
@@ -204,7 +253,7 @@ class WithoutErrors(NamedTuple):
 _NONE = WithoutErrors(None, -np.inf)
 
 
-def without_errors(nodes, lattice, monitor):
+def without_errors(nodes, rows, lattice, monitor):
     """Return the `WithoutErrors`: the average over nodes whose rate is zero, and its odds."""
     plan, space = nodes.problem.plan, nodes.space
     if not (plan.learn_rate and plan.averaging.no_errors):
@@ -217,7 +266,7 @@ def without_errors(nodes, lattice, monitor):
     first = Setting(with_theta(kernel, theta), 0.0, space.first.points)
     problem = replace(nodes.problem, x=np.zeros_like(nodes.problem.x))
     plain = Nodes(problem, ErrorSpace(first, scales, None))
-    found = _mode(plain)
+    found = _mode(plain, rows)
     if found is None:
         return _NONE
     mode, average = found[0], average_of([found[0]], np.array([found[0].objective]))
@@ -231,9 +280,7 @@ def without_errors(nodes, lattice, monitor):
             return _NONE
         average = average_of([mode], np.array([log_mass]))
         if share >= 0.02:
-            spacing = _PLAIN_SPACING if len(mode.phi) == 2 else None
-            about = plain.evaluate, mode, plain.space.bounds
-            average = integrate(*about, plan.averaging.n_jobs, monitor, spacing)
+            average = _average_about(plain, mode, np.linalg.inv(cov), monitor)
     return WithoutErrors(average, float(odds + average.log_evidence))
 
 

@@ -302,15 +302,21 @@ class LabelErrorPlan(ValueWithGradient):
         """Return the sites (precision, shift) on the latent values of the rows, problem 0."""
         return fit.sites[0] / (1.0 + self.noise * fit.sites[0][0])
 
-    def node(self, setting, ep, result):
-        """Return the `ErrorNode` of a `Result` of the rule of learning."""
+    def part(self, rows):
+        """Return the plan of some of the rows."""
+        return replace(self, X=self.X[rows], y=self.y[rows], weight=self.weight[rows])
+
+    def node(self, setting, ep, result, slopes=True):
+        """Return the `ErrorNode` of a `Result` of the rule of learning, maybe without `slopes`."""
         (state, _), slope, towards = result.evaluation.payload, np.empty(0), 0.0
+        figures = result.evaluation.record["log_evidence"], result.residual
+        if not slopes:
+            return ErrorNode(setting, state, result.x, *figures, result=result)
         if self.learn or self.move_points:
             slope, towards = self.slopes(ep.structure.structure, state)
         rate = self.rate_slope(ep, Sites(*result.x), state) if self.learn_rate else 0.0
-        slopes = Slopes(slope, rate, towards)
-        figures = result.evaluation.record["log_evidence"], result.residual
-        return ErrorNode(setting, state, result.x, *figures, slopes, result=result)
+        told = Slopes(slope, rate, towards)
+        return ErrorNode(setting, state, result.x, *figures, told, result=result)
 
     def rate_slope(self, ep, sites, state):
         """Return d log evidence / d logit(rate): expected minus assumed number of wrong labels."""
