@@ -1,6 +1,7 @@
 """Bayesian stacking: a mixture of classifiers by what they say of rows left out."""
 
 import numpy as np
+import scipy.sparse as sp
 from sklearn.base import ClassifierMixin, is_classifier
 from sklearn.utils import Bunch, check_array, check_random_state, column_or_1d, get_tags
 from sklearn.utils.metaestimators import _BaseComposition
@@ -29,8 +30,9 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     estimators : list of (str, classifier), default=None
         Parts with their names. Each needs `loo_proba_` after `fit`, as the classifiers of this
         package have it, or `cv`; a pipeline is asked for that of its last step. None stands for
-        `EPGaussianProcessClassifier` and `ConvexVariationalLogistic` at their defaults, and for the
-        linear model alone where X is sparse: on most data one of the two is near the best.
+        `EPGaussianProcessClassifier`, `ConvexVariationalLogistic` and, up to 500 columns, the same
+        linear model of cubic splines of the columns, an additive model. Where X is sparse it is the
+        linear model alone. On most data one of the three is near the best.
     cv : int, splitter or None, default=None
         Folds by which all parts are weighed instead, as in scikit-learn: for parts without
         `loo_proba_`, at the price of a fit a fold. None is leave-one-out, which costs nothing.
@@ -74,7 +76,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     See Also
     --------
     EPGaussianProcessClassifier : Non-linear part.
-    ConvexVariationalLogistic : Linear part.
+    ConvexVariationalLogistic : Linear and additive part.
 
     Notes
     -----
@@ -143,11 +145,13 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         Parameters
         ----------
         X : {array-like, sparse matrix} of shape (n, d)
-            Rows; handed to the parts as they are.
+            Rows; handed to the parts as they are. The default parts take columns of a data frame
+            that hold text, categories or bools as categories, see `EPGaussianProcessClassifier`.
         y : array-like of shape (n,)
             Labels.
         sample_weight : array-like of shape (n,), default=None
-            How often each row was seen; every part has to take weights.
+            How often each row was seen; every part has to take weights, and steps before it get
+            them where they take any.
 
         Returns
         -------
@@ -161,9 +165,12 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         y = column_or_1d(check_array(y, ensure_2d=False, dtype=None, input_name="y"), warn=True)
         check_classification_targets(y)
         named = self._checked_parts(X)
+        weight = checked_weights(sample_weight, y)
+        if self.estimators is None and not sp.issparse(X):
+            # knots of splines without weights are elsewhere than with weights of one
+            sample_weight = weight
         tasks = [(fit_part, name, part, X, y, sample_weight, self.cv) for name, part in named]
         parts, proba = zip(*Workers(self.n_jobs)(tasks), strict=True)
-        weight = checked_weights(sample_weight, y)
         seen = weight > 0
         with np.errstate(divide="ignore"):  # a part may be certain, and wrong
             log_p = np.log(np.array(proba))
