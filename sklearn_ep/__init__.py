@@ -9,7 +9,7 @@ import sys as _sys
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
-    from . import active_learning, datasets, sites
+    from . import active_learning, datasets, kernels, sites
     from .convex import ConvexVariationalLogistic, ConvexVariationalRegressor
     from .gaussian_process import EPGaussianProcessClassifier, RelaxedEPClassifier
     from .hierarchical import HierarchicalEPLogistic
@@ -30,6 +30,7 @@ __all__ = [
     "__version__",
     "active_learning",
     "datasets",
+    "kernels",
     "sites",
 ]
 

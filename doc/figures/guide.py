@@ -146,10 +146,8 @@ def draw_stacking(fig, ink):
     model = BayesianStackingClassifier(random_state=0).fit(x[:, None], y)
     line = np.linspace(-6, 6, 200)[:, None]
     ax = fig.add_subplot()
-    names = [
-        name for name, _ in zip(("Gaussian process", "linear"), model.estimators_, strict=True)
-    ]
-    for name, part, colour in zip(names, model.estimators_, (FIRST, SECOND), strict=True):
+    names = ("Gaussian process", "linear", "additive")
+    for name, part, colour in zip(names, model.estimators_, (FIRST, SECOND, ACCENT), strict=True):
         ax.plot(line, part.predict_proba(line)[:, 1], color=colour, linewidth=1.2, label=name)
     ax.plot(line, model.predict_proba(line)[:, 1], color=ink, linewidth=2.2, label="mixture")
     ax.scatter(x, y * 1.1 - 0.05, s=12, marker="|", color=ACCENT)

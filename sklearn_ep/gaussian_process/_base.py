@@ -8,9 +8,9 @@ import scipy.sparse as sp
 from scipy.special import logit
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel, Kernel
-from sklearn.utils import check_random_state
+from sklearn.utils import check_array, check_random_state
 from sklearn.utils.class_weight import compute_class_weight
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._engine.class_sites import ClassSites, class_log_weights
 from .._engine.diagnostics import site_log_weights
@@ -20,6 +20,7 @@ from .._engine.loop import SILENT, worst_reason
 from .._engine.row_order import minibatches, row_keys
 from .._engine.sites import Sites, cavity
 from .._estimator.averaged import average_remarks, check_hyperparameters, hyper_attributes
+from .._estimator.categories import CategoryCoder, category_columns
 from .._estimator.checks import (
     check_choice,
     check_number,
@@ -42,6 +43,7 @@ from ._hyperparameters import learned_coordinates
 from ._joint_gp import JointGPPosterior
 from ._kernels import has_input_gradient, with_theta
 from ._limits import LIMITS
+from ._structured import GroupedRBF
 from ._summary import KernelReport
 
 # Attributes that not every fit has.
@@ -105,8 +107,10 @@ def check_input_gradient(kernel):
         )
 
 
-def smooth_kernel(total_variance):
+def smooth_kernel(total_variance, coder=None):
     """Return ConstantKernel(1) * RBF(l) with l three times the root of the total variance.
+
+    The indicators of a `CategoryCoder` have lengths by category.
 
     The total variance of the columns measures distances without drawing pairs (l / 3 is about the
     median distance over sqrt(2)) and does not change when weights are written out as repeated rows.
@@ -114,7 +118,9 @@ def smooth_kernel(total_variance):
     and an unlearned kernel does not fall back to the prior between the rows.
     """
     scale = 3.0 * float(np.sqrt(total_variance)) or 1.0
-    return ConstantKernel(1.0, (1e-3, 1e3)) * RBF(scale, (1e-2 * scale, 1e3 * scale))
+    bounds = (1e-2 * scale, 1e3 * scale)
+    rbf = RBF(scale, bounds) if coder is None else GroupedRBF(scale, bounds, coder.groups_)
+    return ConstantKernel(1.0, (1e-3, 1e3)) * rbf
 
 
 def check_kernel(kernel, K):
@@ -420,6 +426,7 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
     """
 
     classes_: Any
+    _coder: Any = None
 
     def _check_gp_parameters(self):
         if self.kernel is not None and not isinstance(self.kernel, Kernel):
@@ -486,18 +493,31 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         of_rows = isinstance(posterior, DenseGPPosterior | JointGPPosterior)
         if of_rows and not posterior.kernel.requires_vector_input:
             return object_rows(X)
-        return super()._check_new(X)
+        if self._coder is None:
+            return super()._check_new(X)
+        return check_array(self._coder.transform(X), estimator=self, input_name="X")
 
     def _training(self, X, y, sample_weight, dtype=np.float64):
         """Return the checked `Training` with weights of rows times those of classes."""
+        self._coder = None
         if self._takes_objects:
             free = dict(ensure_2d=False, allow_nd=True, ensure_all_finite=False)
             training = validate_training(self, object_rows(X), y, sample_weight, None, **free)
         else:
-            training = validate_training(self, X, y, sample_weight, dtype)
+            coded = self._coded(X)
+            training = validate_training(self, coded, y, sample_weight, dtype)
+            if coded is not X:  # names and number of columns are those of the caller
+                validate_data(self, X, skip_check_array=True)
             if self.kernel is None:
                 warn_of_spreads(self, training.X)
         return training._replace(weight=self._class_weighted(training.y, training.weight))
+
+    def _coded(self, X):
+        """Return rows with categories of a data frame as indicators, for the default kernel."""
+        if self.kernel is not None or not category_columns(X):
+            return X
+        self._coder = CategoryCoder().fit(X)
+        return self._coder.transform(X)
 
     @property
     def _n_problems(self):

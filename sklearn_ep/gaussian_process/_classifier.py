@@ -62,7 +62,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, default=None
         Prior covariance of the latent function. None is ``ConstantKernel(1) * RBF(l)`` with l three
-        times the root of the total variance of the columns, a smooth start on any scale of X. A
+        times the root of the total variance of the columns, a smooth start on any scale of X.
+        Columns of a pandas or polars data frame that hold text, categories or bools are coded as
+        indicators, which share a length by column (`kernels.GroupedRBF`): a missing value is a
+        level, and unseen levels are as far from each level as two levels are from each other. A
         kernel that does not require vectors (strings, graphs) takes the rows of X as they are, with
         the dense method. Where learning ends at a bound of a given kernel a ConvergenceWarning says
         so.
@@ -427,7 +430,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         return begins_with_some_rows(self, n_rows) or super()._has_many(n_rows)
 
     def _initial_kernel(self, total_variance):
-        return smooth_kernel(total_variance) if self.kernel is None else clone(self.kernel)
+        if self.kernel is None:
+            return smooth_kernel(total_variance, self._coder)
+        return clone(self.kernel)
 
     @restore_on_error
     @with_callbacks
@@ -463,6 +468,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         if is_part_list(X, y):
             check_part_list(self, sample_weight)
             refuse_joint(self, "a list of partitions")
+            self._coder = None
             return self._fit_inducing(checked_parts(X), None, X, y)
         training = self._training(X, y, sample_weight, dtype=(np.float64, np.float32))
         through_points = self._through_points(len(training.y))

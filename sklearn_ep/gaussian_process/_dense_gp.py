@@ -199,7 +199,7 @@ class KernelGP(DenseGP):
         self.kernel, self.X, self._kept, self.single = kernel, X, None, single
         self._cross = cross_covariance(kernel, X)
         if squares is None:
-            if not (isinstance(self._cross, StationaryCross) and self._cross.is_rbf):
+            if not (self._cross.of_distances and self._cross.is_rbf):
                 super().__init__(kernel(X))
                 return
             squares = squares_among(self._cross.B)

@@ -25,7 +25,13 @@ from .._engine.gaussian import ImproperPosterior, eigen_curvature
 from .._engine.hyper import Evaluate, Node, NormalPrior, ascend, minimise_where_finite
 from .._engine.likelihoods import PROBIT_SLOPE
 from .._engine.loop import SILENT, FitWatch, Monitor, Reason, StepsOfPhase
-from ._kernels import constant_and_stationary, n_lengths, squares_among, with_theta
+from ._kernels import (
+    constant_and_stationary,
+    cross_covariance,
+    n_lengths,
+    squares_among,
+    with_theta,
+)
 from ._limits import LIMITS
 
 _NAMES = ("log_variance", "log_length_scale")
@@ -206,8 +212,8 @@ class KernelScales:
         Where lengths are fixed, in these.
         """
         origin = with_theta(self.kernel, self.point(np.zeros(len(self.kept))))
-        length = constant_and_stationary(origin)[1].length_scale
-        return squares_among((X - X.mean(axis=0)) / length)
+        cross = cross_covariance(origin, X)
+        return squares_among(cross.B) if cross.of_distances else None
 
     def squares(self, phi, unit):
         """Return the squared distances in lengths at phi, from those of `unit_squares`."""

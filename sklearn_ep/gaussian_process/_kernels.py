@@ -11,6 +11,7 @@ from copy import copy
 
 import numpy as np
 from scipy.spatial.distance import cdist, pdist, squareform
+from sklearn.base import clone
 from sklearn.gaussian_process.kernels import (
     RBF,
     CompoundKernel,
@@ -59,7 +60,7 @@ def _walk(kernel, X, G, Z, inputs):
         value = np.array([kernel.noise_level * np.trace(G) if Z is None else 0.0])
         return (value[:0] if kernel.hyperparameter_noise_level.fixed else value), 0.0
     if constant_and_stationary(kernel) is not None:
-        leaf = StationaryCross(kernel, X if Z is None else Z)
+        leaf = cross_covariance(kernel, X if Z is None else Z)
         return leaf.contract(leaf.block(X)[1], G, inputs)
     if inputs:
         raise TypeError(f"no derivative in the inputs for the kernel {kernel}")
@@ -148,7 +149,12 @@ def squares_among(A):
 
 
 class GeneralCross:
-    """Covariances between blocks of rows and fixed points Z, for any scikit-learn kernel."""
+    """Covariances between blocks of rows and fixed points Z, for any scikit-learn kernel.
+
+    `of_distances` says whether they are a function of distances in lengths.
+    """
+
+    of_distances = False
 
     def __init__(self, kernel, Z):
         self.kernel, self.Z = kernel, Z
@@ -183,18 +189,20 @@ class StationaryCross(GeneralCross):
     of columns with a large offset would lose the digits of their differences.
     """
 
+    of_distances = True
+
     def __init__(self, kernel, Z):
         super().__init__(kernel, Z)
         constant, self.part, self.constant_first = constant_and_stationary(kernel)
         self.amplitude = 1.0 if constant is None else constant.constant_value
         fixed = constant is None or constant.hyperparameter_constant_value.fixed
         self.n_constant = 0 if fixed else 1
-        self.scale = np.broadcast_to(self.part.length_scale, (Z.shape[1],))
+        self.scale, self.groups = lengths_and_groups(self.part, Z.shape[1])
         self.centre = np.add.reduce(Z, axis=0) / len(Z)
         self.B = (Z - self.centre) / self.scale
         self.B_norms = np.einsum("ij,ij->i", self.B, self.B)
         self.is_wide = self.B_norms.max() > _LARGE_NORM
-        self.is_rbf = type(self.part) is RBF or self.part.nu == np.inf
+        self.is_rbf = not isinstance(self.part, Matern) or self.part.nu == np.inf
 
     def diagonal(self, X):
         """Return the constant prior variances (n,)."""
@@ -224,9 +232,16 @@ class StationaryCross(GeneralCross):
         P = G * slope
         squares, pulls = self._moments(P, A)
         total = P.sum() if self.is_rbf else np.sum(G * K)
-        pieces = [np.full(self.n_constant, total), self._length_gradient(squares)]
-        gradient = np.concatenate(pieces if self.constant_first else pieces[::-1])
+        gradient = self._in_order(total, np.bincount(self.groups, squares))
         return gradient, pulls / self.scale if inputs else 0.0
+
+    def _in_order(self, total, squares):
+        """Return the gradient (p,) from those in log amplitude and log lengths of groups."""
+        lengths = squares if self.part.anisotropic else np.array([squares.sum()])
+        if self.part.hyperparameter_length_scale.fixed:
+            lengths = np.empty(0)
+        pieces = [np.full(self.n_constant, total), lengths]
+        return np.concatenate(pieces if self.constant_first else pieces[::-1])
 
     def derivatives(self, kept, kind, together=False):
         """Yield the derivatives (n, m) of a block in theta, one after another, of a float type.
@@ -236,25 +251,38 @@ class StationaryCross(GeneralCross):
         They are rounded at the end: columns far from their origin leave the range of single
         precision, their differences times slopes do not.
         """
-        A, K, slope = kept
-        constant = [K.astype(kind, copy=False)] * self.n_constant
+        constant = [kept[1].astype(kind, copy=False)] * self.n_constant
         if self.constant_first:
             yield from constant
-        if self.part.anisotropic and not together:
-            D = np.empty_like(slope)
-            for a, b in zip(A.T, self.B.T, strict=True):
-                np.subtract.outer(a, b, out=D)
-                D *= D
+        if self.part.hyperparameter_length_scale.fixed:
+            pass
+        elif self.part.anisotropic and not together:
+            for _, D, slope in self._group_slopes(kept):
                 yield np.multiply(D, slope, out=np.empty(D.shape, kind), casting="same_kind")
-        elif not self.part.hyperparameter_length_scale.fixed:
-            yield (slope * cdist(A, self.B, "sqeuclidean")).astype(kind, copy=False)
+        else:
+            yield self._slope_together(kept).astype(kind, copy=False)
         if not self.constant_first:
             yield from constant
 
-    def _length_gradient(self, squares):
-        if self.part.hyperparameter_length_scale.fixed:
-            return np.empty(0)
-        return squares if self.part.anisotropic else np.array([squares.sum()])
+    def _group_squares(self, A):
+        """Yield the columns of each group and the squared distances (n, m) there, in one array."""
+        D, total = np.empty((2, len(A), len(self.B)))
+        for g in range(self.groups.max(initial=-1) + 1):
+            columns = np.flatnonzero(self.groups == g)
+            for i, k in enumerate(columns):
+                np.subtract.outer(A[:, k], self.B[:, k], out=D)
+                np.multiply(D, D, out=D if i else total)
+                if i:
+                    total += D
+            yield columns, total
+
+    def _group_slopes(self, kept):
+        """Yield the same and -2 times the derivatives (n, m) of the block in these distances."""
+        return ((columns, D, kept[2]) for columns, D in self._group_squares(kept[0]))
+
+    def _slope_together(self, kept):
+        """Return the derivative (n, m) of the block in the logs of all lengths together."""
+        return kept[2] * cdist(kept[0], self.B, "sqeuclidean")
 
     def _moments(self, P, A):
         """Return sum_ij P_ij (A_ik - B_jk)^2 (d,) and sum_i P_ij (A_ik - B_jk) (m, d)."""
@@ -295,14 +323,18 @@ def _matern(nu, r, amplitude):
 
 
 def constant_and_stationary(kernel):
-    """Split a kernel into (constant or None, RBF or Matern, constant first), or return None."""
+    """Split a kernel into (constant or None, RBF or Matern, constant first), or return None.
+
+    Kernels with lengths that name their `cross` covariances count as RBF.
+    """
     constant, part, first = None, kernel, True
     if isinstance(kernel, Product):
         first = isinstance(kernel.k1, ConstantKernel)
         constant, part = (kernel.k1, kernel.k2) if first else (kernel.k2, kernel.k1)
         if not isinstance(constant, ConstantKernel):
             return None
-    if type(part) is RBF or (type(part) is Matern and part.nu in (0.5, 1.5, 2.5, np.inf)):
+    smooth = type(part) is Matern and part.nu in (0.5, 1.5, 2.5, np.inf)
+    if type(part) is RBF or smooth or hasattr(part, "cross"):
         return constant, part, first
     return None
 
@@ -310,8 +342,10 @@ def constant_and_stationary(kernel):
 def column_lengths(kernel, n_columns):
     """Return the lengths (d,) of a constant times RBF or Matern with one a column, else None."""
     split = constant_and_stationary(kernel)
-    own = split is not None and split[1].anisotropic and len(split[1].length_scale) == n_columns
-    return np.asarray(split[1].length_scale, dtype=float) if own else None
+    if split is None or not split[1].anisotropic:
+        return None
+    own = hasattr(split[1], "cross") or len(split[1].length_scale) == n_columns
+    return np.asarray(lengths_and_groups(split[1], n_columns)[0], dtype=float) if own else None
 
 
 def finite_or_named(method):
@@ -334,16 +368,26 @@ def finite_or_named(method):
     return wrapper
 
 
+def lengths_and_groups(part, n_columns):
+    """Return the lengths (d,) of all columns of an RBF or Matern, and the group (d,) of each."""
+    if hasattr(part, "cross"):
+        return part.column_lengths(n_columns), part.column_groups(n_columns)
+    return np.broadcast_to(part.length_scale, (n_columns,)), np.arange(n_columns)
+
+
 def cross_covariance(kernel, Z):
     """Return the cross covariances with Z in the fastest form that the kernel has."""
     split = constant_and_stationary(kernel)
-    return (GeneralCross if split is None else StationaryCross)(kernel, Z)
+    if split is None:
+        return GeneralCross(kernel, Z)
+    return getattr(split[1], "cross", StationaryCross)(kernel, Z)
 
 
 def with_own_lengths(kernel, n_columns):
-    """Return a constant times RBF or Matern of one length with that length for each column."""
+    """Return a constant times RBF or Matern of one length with that length for each group."""
     constant, part, constant_first = constant_and_stationary(kernel)
-    own = part.__class__(np.full(n_columns, part.length_scale), part.length_scale_bounds)
+    n_groups = lengths_and_groups(part, n_columns)[1].max() + 1
+    own = clone(part).set_params(length_scale=np.full(n_groups, part.length_scale))
     return constant * own if constant_first else own * constant
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin, is_classifier
 from sklearn.utils import Bunch, check_array, check_random_state, column_or_1d, get_tags
@@ -34,8 +35,9 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     estimators : list of (str, classifier), default=None
         Parts with their names. Without `cv` each needs `loo_proba_` after `fit`, as the classifiers
         of this package have it; a pipeline uses its last step. None is
-        `EPGaussianProcessClassifier` and `ConvexVariationalLogistic` at their defaults, since one
-        of the two is near the best on most data. Where X is sparse it is the linear model alone.
+        `EPGaussianProcessClassifier`, `ConvexVariationalLogistic` and, up to 500 columns, an
+        additive model: the linear one of cubic splines of the columns. On most data one of the
+        three is near the best. Where X is sparse it is the linear model alone.
     cv : int, splitter or None, default=None
         Folds by which all parts are weighed, as in scikit-learn. They serve for parts without
         `loo_proba_` and take one more fit for each fold. None is leave-one-out, which costs
@@ -80,7 +82,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     See Also
     --------
     EPGaussianProcessClassifier : Non-linear part.
-    ConvexVariationalLogistic : Linear part.
+    ConvexVariationalLogistic : Linear and additive part.
 
     Notes
     -----
@@ -157,11 +159,13 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         Parameters
         ----------
         X : {array-like, sparse matrix} of shape (n, d)
-            Rows; handed to the parts as they are.
+            Rows; handed to the parts as they are. The default parts take columns of a data frame
+            that hold text, categories or bools as categories, see `EPGaussianProcessClassifier`.
         y : array-like of shape (n,)
             Labels.
         sample_weight : array-like of shape (n,), default=None
-            How often each row was seen; every part has to take weights.
+            How often each row was seen; every part has to take weights, and steps before it get
+            them where they take any.
 
         Returns
         -------
@@ -175,9 +179,12 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         y = column_or_1d(check_array(y, ensure_2d=False, dtype=None, input_name="y"), warn=True)
         check_classification_targets(y)
         named = self._checked_parts(X)
+        weight = checked_weights(sample_weight, y)
+        if self.estimators is None and not sp.issparse(X):
+            # knots of splines without weights are elsewhere than with weights of one
+            sample_weight = weight
         tasks = [(fit_part, name, part, X, y, sample_weight, self.cv) for name, part in named]
         parts, proba = zip(*Workers(self.n_jobs)(tasks), strict=True)
-        weight = checked_weights(sample_weight, y)
         seen = weight > 0
         with np.errstate(divide="ignore"):  # a part may be certain, and wrong
             log_p = np.log(np.array(proba))

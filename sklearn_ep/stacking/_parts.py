@@ -2,25 +2,80 @@
 
 import numpy as np
 import scipy.sparse as sp
-from sklearn.base import clone
+from scipy.interpolate import BSpline
+from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.model_selection import cross_val_predict
-from sklearn.pipeline import Pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import SplineTransformer, StandardScaler
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import has_fit_parameter
+from sklearn.utils.validation import has_fit_parameter, validate_data
 
+from .._estimator.categories import CategoryCoder, category_columns
 from .._estimator.left_out import leave_one_out
 from .._estimator.pipelines import last_step, rows_at_last_step
 from ..convex import ConvexVariationalLogistic
 from ..gaussian_process import EPGaussianProcessClassifier
 
+# Columns up to which there is an additive part: of 2000 and 6033 genes with 43 and 71 rows it
+# raises the log loss of the stack by .015 (two splits each).
+_MOST_ADDITIVE = 500
+
+
+class ColumnSplines(TransformerMixin, BaseEstimator):
+    """Cubic splines of each column with knots at quantiles, constant beyond the rows of the fit.
+
+    Those of `SplineTransformer`, of which only knots are kept: a saved stack has no other objects.
+    Constant columns, which have no splines, come first as they are.
+    """
+
+    def fit(self, X, y=None, sample_weight=None):
+        """Place the knots for the rows of X (n, d)."""
+        X = validate_data(self, X, dtype=np.float64)
+        seen = slice(None) if sample_weight is None else np.asarray(sample_weight) > 0
+        self.varies_, self.knots_ = np.ptp(X[seen], axis=0) > 0, []
+        if np.any(self.varies_):
+            splines = SplineTransformer(knots="quantile")
+            splines.fit(X[:, self.varies_], sample_weight=sample_weight)
+            self.degree_, self.knots_ = splines.degree, [b.t for b in splines.bsplines_]
+        return self
+
+    def transform(self, X):
+        """Return the splines (n, p) of all columns."""
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        blocks = [X[:, ~self.varies_]]
+        for x, t in zip(X[:, self.varies_].T, self.knots_, strict=True):
+            k = self.degree_
+            basis = BSpline(t, np.eye(len(t) - k - 1), k)
+            blocks.append(basis(np.clip(x, t[k], t[-k - 1])))
+        return np.hstack(blocks)
+
+
+class OwnPipeline(Pipeline):
+    """Pipeline of steps of this package, which a saved stack takes apart."""
+
 
 def default_parts(X, random_state):
-    """Return [(name, classifier)]: a linear model, and beside it a Gaussian process for dense X."""
+    """Return [(name, classifier)]: a Gaussian process, a linear and an additive model.
+
+    Of sparse X the linear model alone, of many columns without the additive one.
+    """
     seed = check_random_state(random_state).randint(np.iinfo(np.int32).max)
-    linear = ("linear", ConvexVariationalLogistic(random_state=seed))
+    linear = ConvexVariationalLogistic(random_state=seed)
     if sp.issparse(X):
-        return [linear]
-    return [("gaussian_process", EPGaussianProcessClassifier(random_state=seed)), linear]
+        return [("linear", linear)]
+    process = EPGaussianProcessClassifier(random_state=seed)
+    parts = [("gaussian_process", process), ("linear", _of_numbers(X, linear))]
+    shape = getattr(X, "shape", None) or np.asarray(X).shape
+    if shape[-1:] <= (_MOST_ADDITIVE,):
+        parts.append(("additive", _of_numbers(X, ColumnSplines(), StandardScaler(), linear)))
+    return parts
+
+
+def _of_numbers(X, *steps):
+    """Return a classifier by its steps, after indicators for the categories of a data frame."""
+    coder = [CategoryCoder()] if category_columns(X) else []
+    own = make_pipeline(*coder, *map(clone, steps))
+    return OwnPipeline(own.steps) if len(own) > 1 else own[0]
 
 
 def fit_part(name, part, X, y, sample_weight, cv):
@@ -50,5 +105,7 @@ def _weight_arguments(name, part, sample_weight):
         return {}
     if not has_fit_parameter(last_step(part), "sample_weight"):
         raise ValueError(f"the part {name!r} takes no sample_weight: leave out one of the two.")
-    step = f"{part.steps[-1][0]}__" if isinstance(part, Pipeline) else ""
-    return {f"{step}sample_weight": sample_weight}
+    if not isinstance(part, Pipeline):
+        return {"sample_weight": sample_weight}
+    takers = [step for step, own in part.steps if has_fit_parameter(own, "sample_weight")]
+    return {f"{step}__sample_weight": sample_weight for step in takers}

@@ -11,7 +11,7 @@ from sklearn.datasets import load_iris, make_classification
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import SplineTransformer, StandardScaler
 
 from sklearn_ep import (
     BayesianStackingClassifier,
@@ -19,6 +19,7 @@ from sklearn_ep import (
     EPGaussianProcessClassifier,
 )
 from sklearn_ep.active_learning import query
+from sklearn_ep.stacking._parts import ColumnSplines
 
 
 class Told(LogisticRegression):
@@ -104,7 +105,7 @@ def default(data):
 def test_the_mixture_of_the_parts(data, default):
     X, _ = data
     parts = list(default.named_estimators_.values())
-    assert [type(p) for p in parts] == [EPGaussianProcessClassifier, ConvexVariationalLogistic]
+    assert list(default.named_estimators_) == ["gaussian_process", "linear", "additive"]
     proba = sum(w * p.predict_proba(X) for w, p in zip(default.weights_, parts, strict=True))
     assert_allclose(default.predict_proba(X), proba, rtol=1e-12)
     assert_allclose(np.exp(default.predict_log_proba(X)), proba, rtol=1e-9)
@@ -151,6 +152,37 @@ def test_sparse_rows_are_for_the_linear_part(data):
     found = BayesianStackingClassifier(random_state=0).fit(sp.csr_array(X), y)
     assert list(found.named_estimators_) == ["linear"]
     assert_array_equal(found.weights_, [1.0])
+
+
+def test_an_additive_part_bends_columns(data):
+    X = np.random.default_rng(0).normal(size=(300, 3))
+    y = (np.abs(X[:, 0]) + np.abs(X[:, 1]) > 1.5).astype(int)
+    parts = BayesianStackingClassifier(random_state=0).fit(X[:150], y[:150]).named_estimators_
+    assert parts["additive"].score(X[150:], y[150:]) > 0.9 > parts["linear"].score(X, y)
+    wide = np.random.default_rng(1).normal(size=(20, 501))
+    found = BayesianStackingClassifier(random_state=0).fit(wide, np.arange(20) % 2)
+    assert list(found.named_estimators_) == ["gaussian_process", "linear"]
+
+
+def test_splines_are_those_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.normal(size=50), rng.integers(0, 2, 50), rng.integers(0, 4, 50)])
+    new = np.vstack([X, 2.0 * X])
+    expected = SplineTransformer(knots="quantile").fit(X).transform(new)
+    assert_allclose(ColumnSplines().fit(X).transform(new), expected, atol=1e-12)
+    constant = ColumnSplines().fit(np.insert(X, 1, 3.0, axis=1))
+    assert_allclose(constant.transform(np.insert(new, 1, 3.0, axis=1))[:, 1:], expected, atol=1e-12)
+    assert ColumnSplines().fit_transform(np.ones((9, 2))).shape == (9, 2)
+
+
+def test_weights_are_repeated_rows_in_the_default_parts(data):
+    X, y = data
+    X = np.column_stack([X, X[:, 0] > 0])
+    count = np.random.default_rng(0).integers(0, 3, len(y))
+    weighed = BayesianStackingClassifier(random_state=0).fit(X, y, count)
+    repeated = BayesianStackingClassifier(random_state=0)
+    repeated.fit(np.repeat(X, count, axis=0), np.repeat(y, count))
+    assert_allclose(weighed.predict_proba(X), repeated.predict_proba(X), atol=2e-3)
 
 
 def test_names_reach_the_parts(data):

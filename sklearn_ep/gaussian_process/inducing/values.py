@@ -106,8 +106,8 @@ class InducingPrior:
     @cached_property
     def single(self):
         """Covariances with the points and L^-1, both in single precision where there is a way."""
-        stationary = isinstance(self.cross, StationaryCross)
-        cross = SingleCross(self.cross) if stationary else self.cross
+        by_distance = getattr(self.cross, "of_distances", False)
+        cross = SingleCross(self.cross) if by_distance else self.cross
         return cross, self.inverse.astype(np.float32)
 
     def parts(self, kind):

@@ -1,0 +1,77 @@
+"""Columns of data frames that are categories, coded as indicators of their levels."""
+
+import numpy as np
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.preprocessing import OneHotEncoder
+from sklearn.utils.validation import check_array, validate_data
+
+
+def category_columns(X):
+    """Return the indices of the columns of a data frame that hold text, categories or bools.
+
+    None for other X, and for frames of numbers and dates alone.
+    """
+    if not (hasattr(X, "columns") and hasattr(X, "dtypes")):
+        return []
+    return [j for j, kind in enumerate(X.dtypes) if _is_category(kind)]
+
+
+def _is_category(kind):
+    """Return whether a type of pandas or polars is one of categories."""
+    if hasattr(kind, "kind"):
+        return kind.kind in "ObUS"
+    return str(kind).startswith(("Categorical", "Enum", "String", "Utf8", "Boolean", "Object"))
+
+
+def _column(X, j):
+    """Return the values (n,) of a column as objects, None where they are missing."""
+    column = X.iloc[:, j] if hasattr(X, "iloc") else X[:, j]
+    values = np.array(list(column), dtype=object)
+    if hasattr(column, "isna"):
+        values[np.asarray(column.isna(), dtype=bool)] = None
+    return values
+
+
+class CategoryCoder(TransformerMixin, BaseEstimator):
+    """Transformer of data frames to the columns that are numbers, and indicators of the others.
+
+    A missing value of a category is a level of its own. Levels that were not seen have an indicator
+    in common, which is zero in the rows of the fit: they are as far from every level as two levels
+    are from each other.
+
+    Fitted, `groups_` has the index of the column of the frame, counted without gaps, that each
+    column of the result is of, and `n_numbers_` the number of those that come first.
+    """
+
+    def fit(self, X, y=None):
+        """Learn the levels of the categories of X (n, d)."""
+        validate_data(self, X, skip_check_array=True)
+        self.columns_ = category_columns(X)
+        self.numbers_ = [j for j in range(self.n_features_in_) if j not in self.columns_]
+        encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+        self.encoder_ = encoder.fit(self._categories(X))
+        sizes = [len(levels) + 1 for levels in encoder.categories_]
+        first = np.arange(len(self.numbers_))
+        of_categories = np.arange(len(first), self.n_features_in_)
+        self.n_numbers_ = len(first)
+        self.groups_ = np.concatenate([first, np.repeat(of_categories, sizes)])
+        return self
+
+    def transform(self, X):
+        """Return numbers and indicators (n, p)."""
+        validate_data(self, X, reset=False, skip_check_array=True)
+        indicators = self.encoder_.transform(self._categories(X))
+        blocks = [self._numbers(X)]
+        stops = np.cumsum([len(levels) for levels in self.encoder_.categories_])
+        for own in np.split(indicators, stops[:-1], axis=1):
+            blocks += [own, 1.0 - own.sum(axis=1, keepdims=True)]
+        return np.hstack(blocks)
+
+    def _categories(self, X):
+        return np.column_stack([_column(X, j) for j in self.columns_])
+
+    def _numbers(self, X):
+        if not self.numbers_:
+            return np.empty((len(X), 0))
+        own = X.iloc[:, self.numbers_] if hasattr(X, "iloc") else X[:, self.numbers_]
+        return check_array(own, dtype=np.float64, ensure_all_finite=False)  # the model says where

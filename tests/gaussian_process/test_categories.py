@@ -1,0 +1,120 @@
+"""Categories of data frames in the default kernel: levels, missing values, unseen ones."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from sklearn_ep import (
+    BayesianStackingClassifier,
+    EPGaussianProcessClassifier,
+    RelaxedEPClassifier,
+)
+from sklearn_ep._estimator.categories import CategoryCoder, category_columns
+
+NAMES = np.array(["red", "green", "blue", "grey"])
+
+
+@pytest.fixture(scope="module")
+def shades():
+    """Frame of which a number, the colour and whether it is known tell the label."""
+    rng = np.random.default_rng(0)
+    n = 120
+    level, z = rng.integers(0, 4, n), rng.normal(size=(n, 2))
+    colour = np.where(rng.uniform(size=n) < 0.2, None, NAMES[level])
+    effect = {"red": 2.0, "green": -2.0, "blue": 2.0, "grey": -2.0, None: 3.0}
+    f = np.array([effect[c] for c in colour]) + z[:, 0] + rng.normal(size=n)
+    frame = pd.DataFrame(
+        {"x": z[:, 0], "colour": pd.Categorical(colour), "ok": z[:, 1] > 0, "z": z[:, 1]}
+    )
+    return frame, np.where(f > 0, "yes", "no")
+
+
+def test_which_columns_are_categories(shades):
+    frame = shades[0]
+    assert category_columns(frame) == category_columns(pl.from_pandas(frame)) == [1, 2]
+    text = frame.assign(colour=frame["colour"].astype("string"), z=frame["z"].astype(object))
+    assert category_columns(text) == [1, 2, 3]
+    assert category_columns(frame[["x", "z"]]) == category_columns(frame.to_numpy()) == []
+
+
+def test_codes_are_a_hamming_distance(shades):
+    frame = shades[0]
+    coder = CategoryCoder().fit(frame)
+    new = frame.iloc[:3].assign(colour=["red", "violet", None])
+    coded = coder.transform(pd.concat([frame, new], ignore_index=True))
+    assert_array_equal(coder.groups_, [0, 1, *[2] * 6, *[3] * 3])
+    assert_array_equal(coded[:-3, :2], frame[["x", "z"]])
+    own = coded[:, coder.groups_ == 2]
+    apart = np.sum((own[:, None] - own[None]) ** 2, axis=2)
+    known = [*frame["colour"].astype(object).where(frame["colour"].notna(), "none")]
+    values = np.array([*known, "red", "violet", "none"])
+    assert_array_equal(apart, 2.0 * (values[:, None] != values[None]))
+
+
+def test_frames_of_any_kind_have_one_answer(shades):
+    frame, y = shades
+    first = EPGaussianProcessClassifier().fit(frame, y)
+    expected = first.predict_proba(frame)
+    stacked = BayesianStackingClassifier(random_state=0).fit(frame, y).predict_proba(frame)
+    text = frame.assign(colour=frame["colour"].astype("string"), ok=frame["ok"].astype("boolean"))
+    for other in (pl.from_pandas(frame), text):
+        assert_allclose(EPGaussianProcessClassifier().fit(other, y).predict_proba(other), expected)
+        assert_allclose(first.predict_proba(other), expected)
+        stack = BayesianStackingClassifier(random_state=0).fit(other, y)
+        assert_allclose(stack.predict_proba(frame), stacked)
+        assert_allclose(pickle.loads(pickle.dumps(stack)).predict_proba(frame), stacked)
+    assert first.n_features_in_ == 4
+    assert_array_equal(first.feature_names_in_, frame.columns)
+    colour, ok = first.kernel_.k2.length_scale[2:]
+    assert colour < ok
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        EPGaussianProcessClassifier(),
+        EPGaussianProcessClassifier(method="sparse", n_inducing=30, random_state=0),
+        RelaxedEPClassifier(label_noise=0.05),
+        BayesianStackingClassifier(random_state=0),
+    ],
+    ids=str,
+)
+def test_levels_missing_values_and_unseen_ones(model, shades):
+    frame, y = shades
+    model.fit(frame, y)
+    rows = frame.iloc[:5].assign(
+        colour=["red", "green", None, "violet", "white"], ok=True, x=0.0, z=0.5
+    )
+    yes = model.predict_proba(rows)[:, 1]
+    assert yes[0] > 0.8 and yes[1] < 0.2 and yes[2] > 0.8
+    assert 0.2 < yes[3] < 0.8
+    assert_allclose(yes[3], yes[4])
+    assert np.mean(np.log(model.loo_proba_)) > -0.5
+    assert model.predict_proba_interval(rows).shape == (5, 2)
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(rows.rename(columns={"x": "u"}))
+
+
+@pytest.mark.parametrize("kind", [EPGaussianProcessClassifier, BayesianStackingClassifier])
+def test_numbers_that_are_missing_are_refused(kind, shades):
+    frame, y = shades
+    holed = frame.assign(x=np.where(np.arange(len(y)) == 3, np.nan, frame["x"]))
+    with pytest.raises(ValueError, match="(?s)contains NaN.*imputer"):
+        kind().fit(holed, y)
+    model = kind(random_state=0).fit(frame, y)
+    with pytest.raises(ValueError, match="(?s)contains NaN.*imputer"):
+        model.predict(holed)
+
+
+def test_a_later_fit_to_numbers_forgets_the_levels(shades):
+    frame, y = shades
+    numbers = frame[["x", "z"]]
+    model = EPGaussianProcessClassifier(random_state=0).fit(frame, y).fit(numbers, y)
+    assert_allclose(
+        model.predict_proba(numbers),
+        EPGaussianProcessClassifier(random_state=0).fit(numbers, y).predict_proba(numbers),
+    )

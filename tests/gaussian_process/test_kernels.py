@@ -1,0 +1,168 @@
+"""Kernels of structure: derivatives, equivalences, and fits with them."""
+
+import pickle
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from sklearn.base import clone
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+from sklearn_ep import EPGaussianProcessClassifier
+from sklearn_ep.gaussian_process._kernels import contract, contract_diagonal, cross_covariance
+from sklearn_ep.kernels import AdditiveRBF, GroupedRBF
+
+GROUPS = [0, 0, 1, 2, 1]
+KERNELS = [
+    2.0 * GroupedRBF([1.0, 2.0, 0.7], groups=GROUPS),
+    GroupedRBF(1.5, groups=GROUPS) * 2.0,
+    2.0 * GroupedRBF([1.0, 2.0, 0.7, 1.1, 3.0]),
+    2.0 * AdditiveRBF([1.0, 2.0, 0.7], groups=GROUPS),
+    AdditiveRBF([1.0, 2.0, 0.7, 1.1, 3.0], product_share=0.0),
+    2.0 * AdditiveRBF(2.0, groups=GROUPS, product_share=0.2),
+    2.0 * AdditiveRBF([1.0, 2.0, 0.7], "fixed", GROUPS),
+]
+every = pytest.mark.parametrize("kernel", KERNELS, ids=str)
+
+
+@pytest.fixture
+def rows():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(9, 5)), rng.normal(size=(4, 5)), rng
+
+
+def differences(value, x, step=1e-5):
+    """Derivatives of value(x) in the entries of x, along the last axes."""
+    slopes = np.array(
+        [
+            (value(x + e.reshape(x.shape)) - value(x - e.reshape(x.shape))) / (2 * step)
+            for e in step * np.eye(x.size)
+        ]
+    )
+    return slopes
+
+
+@every
+def test_gradients_against_differences(kernel, rows):
+    X, Z, rng = rows
+    K, tensor = kernel(X, eval_gradient=True)
+    of_theta = differences(lambda t: kernel.clone_with_theta(t)(X), kernel.theta)
+    assert_allclose(np.moveaxis(tensor, 2, 0), of_theta.reshape(-1, 9, 9), atol=1e-8)
+    G, g = rng.normal(size=(9, 9)), rng.normal(size=9)
+    assert_allclose(contract(kernel, X, G), np.tensordot(G, tensor, 2), atol=1e-12)
+    assert_allclose(contract_diagonal(kernel, X, g), np.einsum("i,iij->j", g, tensor), atol=1e-12)
+    G = rng.normal(size=(9, 4))
+    of_theta, of_inputs = contract(kernel, X, G, Z, inputs=True)
+    value = lambda t: np.sum(G * kernel.clone_with_theta(t)(X, Z))  # noqa: E731
+    assert_allclose(of_theta, differences(value, kernel.theta).ravel(), atol=1e-8)
+    moved = differences(lambda z: np.sum(G * kernel(X, z)), Z)
+    assert_allclose(of_inputs.ravel(), moved, atol=1e-8)
+    assert kernel.n_dims == len(kernel.theta) == len(kernel.bounds)
+
+
+@every
+def test_derivatives_of_an_average(kernel, rows):
+    X = rows[0]
+    cross = cross_covariance(kernel, X)
+    K, kept = cross.block(X)
+    assert_allclose(K, kernel(X), atol=1e-14)
+    tensor = kernel(X, eval_gradient=True)[1]
+    assert_allclose(np.stack(list(cross.derivatives(kept, float)), 2), tensor, atol=1e-12)
+    together = np.stack(list(cross.derivatives(kept, float, True)), 2)
+    assert_allclose(together.sum(axis=2), tensor.sum(axis=2), atol=1e-12)
+
+
+@every
+def test_interface_of_scikit_learn(kernel, rows):
+    X, Z, _ = rows
+    K = kernel(X)
+    assert np.linalg.eigvalsh(K)[0] > 0 and np.array_equal(K, K.T)
+    assert_allclose(kernel.diag(X), np.diagonal(K), rtol=1e-14)
+    assert_allclose(kernel(X, Z), kernel(np.vstack([X, Z]))[:9, 9:], atol=1e-14)
+    for copy in (clone(kernel), pickle.loads(pickle.dumps(kernel))):
+        assert copy == kernel and copy is not kernel
+        assert_allclose(copy(X), K, rtol=0)
+    assert kernel.is_stationary()
+    assert b"_structured" not in pickle.dumps(kernel)
+
+
+def test_one_column_a_group_is_an_rbf(rows):
+    X, Z, _ = rows
+    lengths = [1.0, 2.0, 0.7, 1.1, 3.0]
+    for kernel in (GroupedRBF(lengths), AdditiveRBF(lengths, product_share=1.0)):
+        assert_allclose(kernel(X, Z), RBF(lengths)(X, Z), atol=1e-14)
+
+
+def test_an_additive_kernel_is_a_mean_over_columns(rows):
+    X, Z, _ = rows
+    lengths = np.array([1.0, 2.0, 0.7, 1.1, 3.0])
+    of_columns = [RBF(s / np.sqrt(5))(X[:, [k]], Z[:, [k]]) for k, s in enumerate(lengths)]
+    expected = 0.7 * np.mean(of_columns, axis=0) + 0.3 * RBF(lengths)(X, Z)
+    assert_allclose(AdditiveRBF(lengths, product_share=0.3)(X, Z), expected, atol=1e-14)
+
+
+def test_indicators_of_a_category_share_a_length_as_in_a_hamming_distance():
+    levels = np.random.default_rng(1).integers(0, 4, size=(30, 3))
+    indicators = np.hstack([np.eye(4)[column] for column in levels.T])
+    lengths = np.array([0.5, 1.0, 3.0])
+    differ = levels[:, None] != levels[None]
+    hamming = np.exp(-np.sum(differ / lengths**2, axis=2))
+    assert_allclose(GroupedRBF(lengths, groups=np.repeat(range(3), 4))(indicators), hamming)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (GroupedRBF(groups=[0, 1]), "groups has shape"),
+        (GroupedRBF(groups=[0, 0, 0, 2, 2]), "without a gap"),
+        (GroupedRBF([1.0, 2.0], groups=GROUPS), "2 entries for 3 groups"),
+        (AdditiveRBF(product_share=1.5), "product_share"),
+    ],
+)
+def test_refusals(kernel, message, rows):
+    with pytest.raises(ValueError, match=message):
+        kernel(rows[0])
+    with pytest.raises(ValueError, match="Y is None"):
+        GroupedRBF()(rows[0], rows[1], eval_gradient=True)
+
+
+def additive_rows(n, rng):
+    """Rows of two categories and three numbers, of which one of each counts; one-hot."""
+    levels, numbers = rng.integers(0, 4, size=(n, 2)), rng.normal(size=(n, 3))
+    f = np.array([2.0, -2.0, 2.0, -2.0])[levels[:, 0]] + 2.0 * np.sin(2.0 * numbers[:, 0])
+    X = np.hstack([np.eye(4)[levels[:, 0]], np.eye(4)[levels[:, 1]], numbers])
+    return X, (f + rng.normal(size=n) > 0).astype(int)
+
+
+@pytest.mark.parametrize("kind", [GroupedRBF, AdditiveRBF])
+def test_fits_by_all_methods(kind):
+    rng = np.random.default_rng(2)
+    X, y = additive_rows(200, rng)
+    groups = np.repeat(range(5), [4, 4, 1, 1, 1])
+    kernel = ConstantKernel(1.0, (1e-3, 1e3)) * kind(np.full(5, 5.0), groups=groups)
+    new, labels = additive_rows(1000, rng)
+    for parameters in (
+        dict(),
+        dict(method="sparse", n_inducing=60, learn_inducing=True),
+        dict(method="sparse", n_inducing=60, optimizer="fmin_l_bfgs_b"),
+    ):
+        model = EPGaussianProcessClassifier(kernel, random_state=0, **parameters).fit(X, y)
+        proba = model.predict_proba(new)[np.arange(1000), labels]
+        assert -np.mean(np.log(proba)) < 0.5, parameters
+        found = model.kernel_.k2
+        assert type(found) is kind and found.length_scale[[0, 2]].max() < np.min(
+            found.length_scale[[1, 3, 4]]
+        )
+    assert model.hyperparameters_used_ == "mode"
+
+
+def test_groups_of_one_column_are_the_default_kernel():
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(80, 3))
+    y = (X[:, 0] > 0).astype(int)
+    fits = [
+        EPGaussianProcessClassifier(2.0 * kind(np.full(3, 2.0))).fit(X, y)
+        for kind in (RBF, GroupedRBF)
+    ]
+    assert_allclose(fits[0].predict_proba(X), fits[1].predict_proba(X), atol=1e-6)
+    assert fits[1].hyperparameters_used_ == "integrate"
