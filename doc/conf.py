@@ -110,7 +110,7 @@ def escape_markup(app, what, name, obj, options, lines):
         if " : " in line:
             line = re.sub(r"(?<=[(, ])(\w+)_(?=[,)])", r"\1\\_", line)
         if "``" not in line and ">>>" not in line:
-            line = re.sub(r"\|(\w+)\|", r"\|\1\|", line)
+            line = re.sub(r"\|([\w -]+)\|", r"\|\1\|", line)
         lines[i] = line
 
 
