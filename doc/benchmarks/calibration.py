@@ -357,7 +357,7 @@ def main():
         ("--only", dict(nargs="*", default=list(MODELS), help="names of models")),
         ("--jobs", dict(type=int, default=1, help="data sets in parallel")),
     )
-    rows = stored_rows(args, "calibration", "model")
+    rows = [r for r in stored_rows(args, "calibration") if r["model"] not in args.only]
     for model in args.only:
         simulate, settings, n_sets = MODELS[model]
         for how in settings:

@@ -96,11 +96,10 @@ def save(args, name, rows):
     print(f"saved {path.name}")
 
 
-def stored_rows(args, name, key):
-    """Return the rows of NAME.json, those whose `key` is in args.only left out."""
+def stored_rows(args, name):
+    """Return the rows of NAME.json, none where there is no such file."""
     path = pathlib.Path(args.out) / f"{name}.json"
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
-    return [r for r in rows if r[key] not in args.only]
+    return json.loads(path.read_text())["rows"] if path.exists() else []
 
 
 def figure(args, name, fig):
