@@ -36,7 +36,6 @@ from ._base import (
 from ._dense import last_sites
 from ._hyperparameters import kernel_settings, random_starts, scale_prior, wants_average
 from ._kernels import with_theta
-from ._limits import LIMITS
 from .inducing.plan import check_part_list, described
 from .inducing.rows import array_parts, checked_parts, first_points
 from .label_errors.averaged import fit_averaged_errors
@@ -163,7 +162,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
         "mode" predicts with the kernel and the rate of the largest posterior. The others average
         over variance and length of the kernel and the rate of wrong labels, and over there being
-        no errors. "auto" is for dense fits to at most 2000 rows and expects a fifth of wrong labels
+        no errors. "auto" is for dense fits to at most 1000 rows and expects a fifth of wrong labels
         or so; "integrate" is for any number, through inducing points of rows in memory, too, and
         expects fewer, by a Beta(1, 9) prior of the rate. Flags then mean what they say: of those
         between .5 and .65 .57 were right with "auto" where a fifth of the labels was wrong, and .60
@@ -546,8 +545,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             **(kernel_settings(kernel) if learn else {}),
         }
         excluding = [setting for setting, excludes in checks.items() if excludes]
-        rows = dict(n_rows=len(training.y), most=LIMITS.dense)
-        if not wants_average(self, excluding=excluding, sharp=Z is not None, **rows):
+        if not wants_average(self, len(training.y), excluding, sharp=Z is not None):
             return None
         noise, spread, plain = float(self.latent_noise), spread_of(self, training), None
         link = LabelNoise(0.0, noise)

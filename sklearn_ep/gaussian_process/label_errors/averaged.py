@@ -151,7 +151,8 @@ class NodeProblem:
 
     def at(self, setting, near, slopes=True, squares=None):
         """Return the `ErrorNode` at a setting, or None where EP has no fixed point."""
-        ep = self.plan.ep(setting, self.sign, squares)
+        single = len(self.sign) >= LIMITS.single
+        ep = self.plan.ep(setting, self.sign, squares, single)
 
         def solve(start, share):
             # sites start close to their fixed points
