@@ -28,7 +28,8 @@ class ProcessLimits(NamedTuple):
     thirds: int = 300
     # the same of several classes: 270 rows take .5 s for .8 (waves) and .7 s for 1.4 (rings)
     thirds_classes: int = 150
-    # the same of labels that may be wrong: 160 rows take .10 s for .12, 120 as long as without
+    # the same of labels that may be wrong, in single precision: 160 rows take .10 s for .12, 120 as
+    # long as without
     thirds_errors: int = 150
     # of several classes up to which a search from there steps on until the gain is small, the less
     # patiently the more rows: on six classes with 300 rows a search that ends at the first step
