@@ -84,8 +84,8 @@ def _average_over_spreads(nodes, mode, monitor, flat):
     log_mass = np.array([level.log_mass for level in found])
     share = np.exp(log_mass - logsumexp(log_mass))
     n_rows, exact = len(nodes.problem.y), nodes.problem.plan.model.exact_gradient
-    several = n_rows > (LIMITS.several if exact else LIMITS.several_classes)
     few = flat or n_rows < LIMITS.lattice
+    several = n_rows > LIMITS.several if exact else not few
     known = 0 if few else int(np.argmax(share))
     singles = set(range(len(found))) if several else set()
     if share[0] < PATH.insurance:

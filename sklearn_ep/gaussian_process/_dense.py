@@ -663,7 +663,7 @@ def _mode_from(nodes, phi, starts, trace, watch=SILENT):
 
     args = evaluate_from, of_rows.evaluate, plan.share(rows), phi, bounds
     exact = plan.model.exact_gradient
-    patient = len(plan.y) <= LIMITS.patient
+    patient = LIMITS.patient / len(plan.y)
     options |= dict(accuracy=accuracy, exact_gradient=exact, patient=patient, watch=watch)
     found = find_mode_from_rows(*args, **options)
     return found and (own, *found)

@@ -49,7 +49,7 @@ class _NegativeSites:
     def __init__(self, K, others, rows, precision, root, inverse):
         self.rows, self.root = rows, np.sqrt(-precision)
         self.columns = columns = K[:, rows]
-        self.half = inverse @ (root[:, None] * columns[others])
+        self.half = inverse @ (root.astype(K.dtype, copy=False)[:, None] * columns[others])
         self.back = inverse.T @ self.half
         self.prior = columns[rows] - self.half.T @ self.half
         B = -self.root[:, None] * self.prior * self.root

@@ -22,7 +22,7 @@ from scipy.linalg import helmert
 from sklearn.gaussian_process.kernels import Kernel
 
 from .._engine.gaussian import ImproperPosterior, eigen_curvature
-from .._engine.hyper import Evaluate, Node, NormalPrior, ascend, minimise_where_finite
+from .._engine.hyper import PATIENCE, Evaluate, Node, NormalPrior, ascend, minimise_where_finite
 from .._engine.likelihoods import PROBIT_SLOPE
 from .._engine.loop import SILENT, FitWatch, Monitor, Reason, StepsOfPhase
 from ._kernels import (
@@ -63,8 +63,8 @@ def kernel_prior(kernel, factor, root_variance, joint=False):
     return scale_prior(factor, root_variance, 2.0 if several else 1.5)
 
 
-def wants_average(estimator, n_rows, excluding, sharp=False, most=LIMITS.averaged):
-    """Return whether a fit averages over hyperparameters, by itself up to so many rows.
+def wants_average(estimator, n_rows, excluding, sharp=False):
+    """Return whether a fit averages over hyperparameters.
 
     `excluding` are the settings of the estimator that leave only the mode; a UserWarning names
     them where the average was asked for. Where the evidence is `sharp`, it has to be.
@@ -80,7 +80,7 @@ def wants_average(estimator, n_rows, excluding, sharp=False, most=LIMITS.average
         )
     if excluding or estimator.hyperparameters == "integrate":
         return not excluding
-    return n_rows <= most and not sharp
+    return n_rows <= LIMITS.averaged and not sharp
 
 
 def n_length_scales(kernel):
@@ -507,14 +507,14 @@ def find_mode_from_rows(
     watch: FitWatch = SILENT,
     accuracy=LEARNING,
     exact_gradient=True,
-    patient=True,
+    patient=np.inf,
 ):
     """Return the same from the mode of a share of the rows, for many rows: a few steps are left.
 
     `evaluate_from` takes the `Node` there and gives the evidence of all rows, of which each step
     costs 1 / share^3 times as much. Their curvature is about that of some of the rows, by
     differences of gradients, over the share. Gradients that are not exact lead on as long as a
-    `patient` search finds a gain; else the first step without one ends it.
+    search finds a gain, or fails to so often as it is `patient`, if more than once.
     """
     options: dict[str, Any] = dict(max_iter=max_iter)
     ends: dict[str, Any] = dict(ftol=max(1e-4, accuracy.ftol), gtol=max(1e-2, accuracy.gtol))
@@ -531,8 +531,9 @@ def find_mode_from_rows(
     curvature, lacking = curvature_at(of_rows, below, bounds, difference)
     climb = _EvidenceClimb(evaluate_from(below), monitor)
     limits: dict[str, Any] = dict(gain=accuracy.gain, max_iter=max_iter, ended=climb.told)
-    if not exact_gradient and patient:
-        limits |= dict(gain=0.1, lacking=lacking / share)
+    if not exact_gradient and patient >= 1.0:
+        tries = int(min(PATIENCE, np.ceil(2.0 * patient)))
+        limits |= dict(gain=0.1, lacking=lacking / share, patience=tries)
     elif not exact_gradient:
         # gradients that are not exact are off by as much as longer steps promise; what they lack
         # grows as the evidence itself: both come from rows in doubt

@@ -14,25 +14,27 @@ class ProcessLimits(NamedTuple):
     # numbers each. On ten sets of 130 to 300 columns the log loss is .24 in the mean, and .34 with
     # one length for all: lower on seven, by up to .39, higher by .02 on three of text and pixels
     lengths: int = 500
-    # below which variance and mean length are so open that equal lengths have a lattice
+    # below which variance and mean length are so open that equal lengths have a lattice; from which
+    # of more than two classes the modes alone count (with 149 to 299 rows of five classes the log
+    # loss changes by .0001, the cost by a third)
     lattice: int = 100
     # above which variance and mean length are known well enough: four nodes about the mode do, and
     # where lengths differ the modes alone count (on twelve sets of 300 to 400 rows the mean log
     # loss changes by .0003, at most by .002)
     several: int = 299
-    # of more than two classes above which the modes alone count
-    several_classes: int = 149
     # from which a search begins with a third of the rows, whose evidence costs a thirtieth: 500
     # rows of diabetes are learned in .17 s for .60 s; on 330 rows of splice modes with lengths of
     # their own are else ten nats lower (log loss .209 after .201)
     thirds: int = 300
     # the same of several classes: 270 rows take .5 s for .8 (waves) and .7 s for 1.4 (rings)
     thirds_classes: int = 150
-    # the same of labels that may be wrong: 160 rows take .10 s for .12, 120 as long as without
+    # the same of labels that may be wrong, in single precision: 160 rows take .10 s for .12, 120 as
+    # long as without
     thirds_errors: int = 150
-    # of several classes up to which a search from there steps on until the gain is small: on six
-    # classes with 300 rows a search that ends at the first step without one is twelve nats lower
-    # (log loss .685 after .637); beyond an evaluation takes many seconds
+    # of several classes up to which a search from there steps on until the gain is small, the less
+    # patiently the more rows: on six classes with 300 rows a search that ends at the first step
+    # without one is twelve nats lower (log loss .685 after .637); beyond, where an evaluation takes
+    # many seconds, it ends there
     patient: int = 1000
     # of two classes from which a search for nodes is in single precision, in half the time
     single: int = 300

@@ -36,7 +36,6 @@ from ._base import (
 from ._dense import last_sites
 from ._hyperparameters import kernel_settings, random_starts, scale_prior, wants_average
 from ._kernels import with_theta
-from ._limits import LIMITS
 from .inducing.plan import check_part_list, described
 from .inducing.rows import array_parts, checked_parts, first_points
 from .label_errors.averaged import fit_averaged_errors
@@ -162,7 +161,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
         "mode" predicts with the kernel and the rate of the largest posterior. The others average
         over variance and length of the kernel and the rate of wrong labels, and over there being no
-        errors. "auto" is for dense fits to at most 2000 rows and expects about a fifth of wrong
+        errors. "auto" is for dense fits to at most 1000 rows and expects about a fifth of wrong
         labels. "integrate" is for any number of rows in memory, inducing points included, and
         expects a tenth, by a Beta(1, 9) prior of the rate. `noise_proba_` is then calibrated. Of
         rows between .5 and .65, .57 were wrong with "auto" where a fifth of the labels was wrong,
@@ -544,8 +543,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             **(kernel_settings(kernel) if learn else {}),
         }
         excluding = [setting for setting, excludes in checks.items() if excludes]
-        rows = dict(n_rows=len(training.y), most=LIMITS.dense)
-        if not wants_average(self, excluding=excluding, sharp=Z is not None, **rows):
+        if not wants_average(self, len(training.y), excluding, sharp=Z is not None):
             return None
         noise, spread, plain = float(self.latent_noise), spread_of(self, training), None
         link = LabelNoise(0.0, noise)

@@ -9,6 +9,7 @@ from sklearn_ep import EPGaussianProcessClassifier
 from sklearn_ep.gaussian_process import _dense
 from sklearn_ep.gaussian_process.inducing import fit as inducing_fit
 from sklearn_ep.gaussian_process.inducing import learning
+from sklearn_ep.gaussian_process.inducing import plan as inducing_plan
 
 # weights make labels look less noisy than they are, and the amplitude then ends at its bound
 pytestmark = pytest.mark.filterwarnings("ignore:The optimal value")
@@ -110,3 +111,56 @@ def test_passes_over_some_rows_are_steps_of_a_phase(data, few_are_many, capsys):
     told = capsys.readouterr().out
     assert told.count("some rows first") == 3
     assert told.count("pass") == clf.n_iter_ - clf.n_sweeps_
+
+
+@pytest.fixture
+def few_are_averaged(monkeypatch):
+    few = inducing_plan.LIMITS._replace(averaged=200, first_rows=120)
+    monkeypatch.setattr(inducing_plan, "LIMITS", few)
+
+
+def default_fit(X, y=None, weight=None, **settings):
+    settings = dict(n_inducing=30, random_state=0) | settings
+    return EPGaussianProcessClassifier(**settings).fit(X, y, sample_weight=weight)
+
+
+def test_one_row_more_keeps_the_lengths_of_the_columns(few_are_averaged):
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((700, 4))
+    y = (np.sin(2.0 * X[:, 0]) + X[:, 1] + 0.3 * rng.standard_normal(700) > 0).astype(int)
+    loss = {}
+    for n in (200, 201, 300):
+        clf = EPGaussianProcessClassifier(random_state=0).fit(X[:n], y[:n])
+        loss[n] = -np.mean(np.log(clf.predict_proba(X[300:])[np.arange(400), y[300:]]))
+        lengths = clf.kernel_.k2.length_scale
+        assert clf.method_ == ("dense" if n == 200 else "sparse")
+        assert min(lengths[2:]) > 1.5 * max(lengths[:2])
+    assert loss[201] < loss[200] + 0.01 and loss[300] < loss[201]
+
+
+def test_what_some_rows_tell_depends_on_content_alone(data, few_are_averaged):
+    X, y = data
+    first, order = default_fit(X, y).predict_proba(X), np.random.default_rng(0).permutation(len(y))
+    moved = default_fit(X[order], y[order]).predict_proba(X)
+    parts = default_fit([(X[order[:100]], y[order[:100]]), (X[order[100:]], y[order[100:]])])
+    scaled = default_fit(4.0 * X, y).predict_proba(4.0 * X)
+    weight = np.random.default_rng(1).integers(1, 3, size=len(y))
+    weighed = default_fit(X, y, weight).predict_proba(X)
+    repeated = default_fit(np.repeat(X, weight, axis=0), np.repeat(y, weight)).predict_proba(X)
+    for other, same in ((moved, first), (parts.predict_proba(X), first), (scaled, first)):
+        np.testing.assert_allclose(other, same, atol=1e-4)
+    np.testing.assert_allclose(repeated, weighed, atol=1e-4)
+
+
+def test_one_label_among_some_rows_leaves_the_kernel_to_the_passes(few_are_averaged):
+    X = np.random.default_rng(0).standard_normal((300, 2))
+    y = np.zeros(300, dtype=int)
+    y[np.argmax(X[:, 0])] = 1
+    clf = default_fit(X, y)
+    assert clf.method_ == "sparse" and np.all(np.isfinite(clf.predict_proba(X)))
+
+
+def test_a_warm_start_above_the_average_goes_on(data, few_are_averaged):
+    clf = default_fit(*data, warm_start=True)
+    before = clf.log_evidence_
+    assert clf.fit(*data).method_ == "sparse" and clf.log_evidence_ > before - 0.1

@@ -22,10 +22,11 @@ from .nodes import (
     sample_about,
     star_about,
 )
-from .search import Search, Summit, ascend, learned_curvature, minimise_where_finite
+from .search import PATIENCE, Search, Summit, ascend, learned_curvature, minimise_where_finite
 from .smooth import Axes, SmoothDistribution, even_points, normal_distribution
 
 __all__ = [
+    "PATIENCE",
     "Average",
     "Axes",
     "Evaluate",

@@ -17,7 +17,7 @@ from ..loop import Reason
 _MOST_CUTS, _SHORTEST, _SHORTER = 50, 1e-12, 0.25
 # Evaluations in turn without a gain that counts, after which a search near the top or by inexact
 # gradients ends: it would begin again and again from points that differ by the noise.
-_PATIENCE = 8
+PATIENCE = 8
 # What the status of scipy's search means; any other is a line search that found nothing better.
 _REASONS: dict[int, Reason] = {0: "converged", 1: "max_iter"}
 
@@ -128,7 +128,7 @@ def minimise_where_finite(
     `first_step` is the length of the first step: L-BFGS-B itself takes the whole gradient where all
     parameters are bounded, which may be far too long, and an evaluation wasted.
     """
-    patience = np.inf if exact_gradient else _PATIENCE
+    patience = np.inf if exact_gradient else PATIENCE
     best = _Remembered(objective, tie, negligible, patience)
     n_steps, n_cut, no_better = 0, 0, False
     reason: Reason | None = None
@@ -228,7 +228,7 @@ def ascend(
     gain: float,
     max_iter: int,
     lacking: np.ndarray | None = None,
-    patience: int = _PATIENCE,
+    patience: int = PATIENCE,
     longest: float = _LONGEST,
     ended: Callable[[Any], bool] | None = None,
 ) -> Summit | None:

@@ -231,8 +231,9 @@ def _learned(plan, ep, hyper, state, trace):
         first = ep, hyper, hyper.start, rule, plan.data, trace.monitor
         begun = learn_on_more_and_more_rows(*first, known=plan.begun, **steps)
         if begun is not None:
-            start, shared["max_iter"] = (ep, hyper, begun[0], begun[1] or state), begun[2]
-            shared["settled"] = LEARNING.settled_after
+            start, due = (ep, hyper, begun[0], begun[1] or state), begun[2]
+            shared |= dict(settled=LEARNING.settled_after, due=due)
+            shared["max_iter"] = plan.max_iter if plan.begun else due
     state, _, end = learn_by_passes(*start, rule, weight=weight, **shared)
     return state, end
 

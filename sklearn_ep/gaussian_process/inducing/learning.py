@@ -132,15 +132,16 @@ def learn_by_passes(
     scale=1.0,
     settled=LEARNING.settled,
     kind=np.float64,
+    due=None,
 ):
     """Alternate one damped pass of EP with one step of the hyperparameters.
 
     Learning starts at `vector`, with the sites of `state`, by a `rule` of `step_rules`, and goes up
     log evidence plus log prior; `weight` counts the copies of all rows. `damping` is the share of
     the site updates; the first pass from empty sites takes them whole. The rule is told `scale`
-    times the gradient. At the end of `max_iter` it has converged if the last passes gained less
-    than `settled` nats a row. `kind` is the float type of the passes. Returns the state at the
-    learned hyperparameters, their vector and the `LearningEnd`.
+    times the gradient. At the end of `max_iter`, and from `due` passes on, it has converged if the
+    last passes gained less than `settled` nats a row. `kind` is the float type of the passes.
+    Returns the state at the learned hyperparameters, their vector and the `LearningEnd`.
 
     A pass uses the sites of the previous one under the new prior, which are stale by one step; the
     fresh form of the gradient tolerates that. The figures of a pass are those of the state that it
@@ -168,15 +169,15 @@ def learn_by_passes(
         gram, shift = rebase(gram, shift, state.prior, prior)
         state = PassState(prior, gram, shift, None if averaged else [r.sites for r in each])
         asked = trace.end(figures, model)
-        reason = "asked" if asked else _end_of_passes(values, settled * weight, max_iter)
+        reason = "asked" if asked else _end_of_passes(values, settled * weight, max_iter, due)
     return state, vector, LearningEnd(reason, trace.n_iter, float(np.max(np.abs(left))))
 
 
-def _end_of_passes(values, small, max_iter) -> Reason | None:
+def _end_of_passes(values, small, max_iter, due=None) -> Reason | None:
     """Return why learning by passes ends, or None: it stalls, or max_iter is used up.
 
-    `values` are log evidence plus log prior so far. At max_iter it has converged if the last passes
-    gained less than a `small` one.
+    `values` are log evidence plus log prior so far. At max_iter, or from `due` on, it has converged
+    if the last passes gained less than a `small` one.
     """
     before, last = (
         max(values[: -LEARNING.patience] or values[:1]),
@@ -185,9 +186,9 @@ def _end_of_passes(values, small, max_iter) -> Reason | None:
     gain = last - before
     if len(values) > LEARNING.patience and gain < LEARNING.stalled * abs(before):
         return "converged"
-    if len(values) < max_iter:
-        return None
-    return "converged" if len(values) > LEARNING.patience and gain < small else "max_iter"
+    if len(values) >= (due or max_iter) and len(values) > LEARNING.patience and gain < small:
+        return "converged"
+    return "max_iter" if len(values) >= max_iter else None
 
 
 def rows_of_part(part, message, classes, units, seed, largest):

@@ -151,7 +151,8 @@ class NodeProblem:
 
     def at(self, setting, near, slopes=True, squares=None):
         """Return the `ErrorNode` at a setting, or None where EP has no fixed point."""
-        ep = self.plan.ep(setting, self.sign, squares)
+        single = len(self.sign) >= LIMITS.thirds_errors
+        ep = self.plan.ep(setting, self.sign, squares, single)
 
         def solve(start, share):
             # sites start close to their fixed points
@@ -181,9 +182,7 @@ def fit_averaged_errors(plan, sign, monitor, k):
     scales = _scales(first, plan.averaging.prior) if plan.learn else None
     counts = plan.averaging.rate_counts if plan.learn_rate else None
     nodes = Nodes(NodeProblem(plan, sign, plan.sites[k]), ErrorSpace(first, scales, counts))
-    rows = None
-    if first.points is None and len(sign) >= LIMITS.thirds_errors:
-        rows = third_of_rows(plan.X, sign, plan.weight)
+    rows = _some_rows(plan, sign, k)
     found = _mode(nodes, rows, trace)
     if found is None:
         return fit_label_errors(plan, sign, monitor, k)
@@ -196,6 +195,14 @@ def fit_averaged_errors(plan, sign, monitor, k):
         lattice = _average_about(nodes, mode, curvature, watch)
         without = without_errors(nodes, rows, lattice, watch)
     return _mixed(nodes, lattice, without, trace, end)
+
+
+def _some_rows(plan, sign, k):
+    """Return a third of the rows; None for few rows, warm starts, objects and inducing points."""
+    few = len(sign) < LIMITS.thirds_errors or plan.settings[k].points is not None
+    if few or np.any(plan.sites[k]) or not np.issubdtype(plan.X.dtype, np.number):
+        return None
+    return third_of_rows(plan.X, sign, plan.weight)
 
 
 def _scales(setting, prior=None):
@@ -213,6 +220,8 @@ def _mode(nodes, rows, monitor=SILENT):
     if rows is None or not len(space.start):
         found = find_mode(nodes.evaluate, space.start, space.bounds, **search)
         return found and (*found, None)
+    # nodes about it are weighed: a posterior sd away it does as well
+    search["accuracy"] = TO_THE_MODE._replace(gain=0.5)
     small = Nodes(nodes.problem.of_rows(rows), space).evaluate
     share = float(plan.weight[rows].sum() / plan.weight.sum())
 

@@ -208,14 +208,15 @@ class LabelErrorPlan(ValueWithGradient):
             return structure.evidence_gradient(state.latent), 0.0
         return structure.evidence_gradient(state.latent, state.noise_slope, self.move_points)
 
-    def ep(self, setting, sign, squares=None):
+    def ep(self, setting, sign, squares=None, single=False):
         """Return the fixed-point map of the rule of learning at a setting.
 
-        `squares` are the squared distances (n, n) of the rows in lengths, where they are known.
+        `squares` are the squared distances (n, n) of the rows in lengths, where they are known;
+        see `KernelGP`.
         """
         latent: Any
         if setting.points is None:
-            latent = KernelGP(setting.kernel, self.X, squares)
+            latent = KernelGP(setting.kernel, self.X, squares, single)
         else:
             latent = InducingGP(setting.kernel, self.X, setting.points, self.jitter)
         structure = LatentNoise(latent, self.noise, self.weight)
