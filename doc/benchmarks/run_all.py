@@ -136,8 +136,8 @@ def write_page():
         "**How to read this page.** Each section says first what was found, where others lead",
         "too, then shows it. Log loss is the mean negative log probability of held-out labels:",
         "lower is better, and a sure mistake costs most. Times are ratios of CPU seconds of fits",
-        "that took turns in one process on one thread; below one means faster than the peer.",
-        "Everything can be had again with the command under its tables, or all of it with",
+        "that alternate in one process on one thread; below one means faster than the peer.",
+        "The command under a table measures it again; all of them are measured by",
         "``python doc/benchmarks/run_all.py``; FOLDER holds data sets as .npz files.",
         "",
     ]

@@ -24,10 +24,11 @@ PARTS = {
             "standardised. Peers run in the form that tunes itself.",
             "The Gaussian process at its defaults has the lowest mean rank by log loss, 2.9 of "
             "nine models. The better of it and the linear model is level with the best model of "
-            "all on 81 % of the sets. Others lead on five: gradient boosting where few columns "
-            "carry thresholds (spambase .228 against .261, splice .147 against .199, prostate "
-            "tumours with 6033 columns .276 against .365), tuned support vectors on ionosphere "
-            "(.165 against .231) and tuned logistic regression on iris (.075 against .085). A "
+            "all on 81 % of the sets. Others lead on five. Gradient boosting leads where few "
+            "columns carry thresholds: spambase .228 against .261, splice .147 against .199, "
+            "prostate tumours with 6033 columns .276 against .365. Tuned support vectors lead on "
+            "ionosphere (.165 against .231) and tuned logistic regression on iris (.075 against "
+            ".085). A "
             "fit of the process takes .32 CPU seconds in the mean, one of scikit-learn's .37, "
             "of gradient boosting .16.",
         ),
@@ -37,8 +38,9 @@ PARTS = {
             "Data drawn from each model's own prior, with hyperparameters known, drawn from their "
             "priors and learned, and fixed and learned; rates of wrong labels fixed at .2 and .1.",
             "249 of 261 figures lie within 2.6 standard errors of what is stated, or within .05 "
-            "at a fixed truth, where no exact posterior is nominal; cases of one data set err "
-            "together, so that sets are what is independent. Outside at truths from the priors: "
+            "at a fixed truth, where no exact posterior is nominal. Errors within a data set are "
+            "correlated, so that sets count as independent and not rows. Outside at truths from "
+            "the priors: "
             "50 % intervals with wrong labels at a known rate, .462: EP is a little too sure "
             "there. Outside at fixed truths: 50 % intervals of group effects at a scale of .5, "
             ".44 and .45, as those of the exact posterior (see crossed factors below), and .44 of "
@@ -65,9 +67,10 @@ PARTS = {
             "Gaussian processes: EP against Laplace",
             "Generated rows with ten columns and 5 % random labels, 2000 held-out rows, the same "
             "kernel and start for both.",
-            "EP has the lower log loss at seven of eight sizes (.341 against .358 at 250 rows) in "
-            ".5 to .7 of the CPU time of scikit-learn's classifier with one length scale, and in "
-            ".2 of it with a length scale a column. At 4000 rows both are level.",
+            "EP has the lower log loss at seven of eight sizes (.341 against .358 at 250 rows). "
+            "With one length scale it takes .5 to .7 of the CPU time of scikit-learn's "
+            "classifier, and .2 of it with a length scale for each column. At 4000 "
+            "rows both are level.",
         ),
         Section(
             "classes",
@@ -147,7 +150,7 @@ PARTS = {
             "(lower rows) of their Fourier coefficients, low ones more often, with noise .02; "
             "Laplace priors on wavelets and differences. Exact posterior by Gibbs sampling.",
             "At 32 x 32 the Kullback-Leibler bound has .96 and .97 of the exact standard "
-            "deviations (the local bound .83) for a thousandth of the time, and its 90 % intervals "
+            "deviations (the local bound .83) for a thousandth of the time. Its 90 % intervals "
             "cover .89 and .91 of the pixels, exact ones .91 and .91. How standard deviations "
             "differ from pixel to pixel it knows in part only: their logarithms correlate by .34 "
             "and .55 with the exact ones, since 16 samples carry an error of a third each. Three "
@@ -167,9 +170,9 @@ PARTS = {
             "partitions",
             "Linear models from partitions",
             "Generated rows in parts, one and two workers.",
-            "The answer has the same bits for any number of workers, and two take .64 to .73 of "
-            "the wall time of one on two idle cores, but for the spike and slab, which sees its "
-            "rows once and takes 1.2 times as long. What travels is counted in bytes; "
+            "The answer has the same bits for any number of workers. Two take .64 to .73 of the "
+            "wall time of one on two idle cores. The spike and slab sees its rows once and takes "
+            "1.2 times as long. What travels is counted in bytes; "
             ":doc:`scaling_out` has the table.",
         ),
     ],
@@ -188,7 +191,7 @@ PARTS = {
             "600 rows with 30 and 12 crossed levels, forty sets with scales drawn from their prior "
             "and forty with scales of one half; Gibbs sampling gives the exact posterior.",
             "Intervals of 50 and 90 % cover what the exact ones do, to .004, over draws from the "
-            "prior, among which are scales of ten and more, as at the fixed scale, where both "
+            "prior, scales of ten and more included. So they do at the fixed scale, where both "
             "cover .45 and .87: one true value is no draw from the prior. Standard deviations of "
             "effects agree to a quarter of a percent in the median, for a tenth of the time.",
         ),
@@ -285,11 +288,11 @@ PARTS = {
             ".91 and .96. In large pools little is gained with "
             "200 labels: a9a .98 and 1.00 for the default, .98 and 1.01 for uncertainty, review "
             "sentences 1.01 and 1.00, .99 and 1.00, generated text .98 and 1.00, .95 and 1.00. "
-            "Hyperparameters govern the log loss: with "
-            "the default strategy on heart, german and digits it is 1.37, 1.29 and .50 with the "
-            "prior variance learned at the mode, 1.04, 1.07 and .80 with it fixed, 1.02, .99 "
-            "and .73 averaged over it, 1.06, 1.01 and .33 averaged and calibrated (random rows "
-            "with it fixed are 1); on 800 review sentences it is 1.00 to 1.02 whatever is done.",
+            "The prior variance matters most for the log loss. With the default strategy on "
+            "heart, german and digits it is 1.37, 1.29 and .50 at the mode, and 1.04, 1.07 and "
+            ".80 with a fixed variance. It is 1.02, .99 and .73 averaged, and 1.06, 1.01 and .33 "
+            "averaged and calibrated. Random rows with a fixed variance are 1. On 800 review "
+            "sentences it is 1.00 to 1.02 whatever is done.",
         ),
     ],
     "Does anything break it?": [

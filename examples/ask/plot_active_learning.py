@@ -1,10 +1,11 @@
 """
-Active learning: a labelling session from the first label on
-============================================================
+Labelling: a session from the first label on
+============================================
 
-Two hundred images of the digits 3 and 8, and no labels. The session below asks for one label at a
-time, is saved in the middle and resumed, and ends when a label is expected to bring little. Copy
-it, and let ``oracle`` show the rows to a person.
+A data frame with two hundred images of the digits 3 and 8, and no labels. The session below asks
+for one label at a time, is saved in the middle and resumed, and ends when a label is expected to
+bring little. Copy it, and let ``oracle`` show the rows to a person. Out comes a data frame of the
+pool with labels and probabilities.
 """
 
 import pathlib
@@ -13,6 +14,7 @@ import tempfile
 import joblib
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -23,7 +25,7 @@ X, y = load_digits(return_X_y=True)
 keep = np.isin(y, (3, 8))
 X, X_test, y, y_test = train_test_split(X[keep] / 16.0, y[keep], test_size=0.4, random_state=0)
 center = X.mean(axis=0)
-X, X_test = X - center, X_test - center
+X, X_test = (pd.DataFrame(rows - center).add_prefix("pixel ") for rows in (X, X_test))
 
 
 def oracle(rows):
@@ -57,9 +59,14 @@ while len(learner.labelled_) < 80:
         break
     learner.tell(rows, oracle(rows))
 learner.refit()
-for entry in learner.history_:
-    print(f"{entry['n_labels']:3d} labels, expected gain {entry['expected_gain']:.5f} nats")
+print(pd.DataFrame(learner.history_)[["n_labels", "expected_gain"]].round(5).to_string(index=False))
 print(f"{len(learner.labelled_)} labels, accuracy {learner.estimator_.score(X_test, y_test):.3f}")
+
+# %%
+# The pool with what is known of each image: its label, or the probability of an 8.
+pool = pd.DataFrame({"label": pd.Series(learner.y_, index=learner.labelled_)}, index=X.index)
+pool["proba of 8"] = learner.predict_proba()[:, 1].round(2)
+print(pool.head(6))
 
 # %%
 # What it was worth: the same number of random rows, five times. ``learn`` is the loop in one call.

@@ -1,9 +1,9 @@
-"""What the parts of expectation propagation owe each other, and the check where they meet.
+"""What the parts of expectation propagation need from each other, and the check where they meet.
 
-A *factor* (`factor.Factor`) says what one likelihood or prior term does to a one-dimensional
-Gaussian, a *structure* what joint posterior all sites imply, a *rule* how a factor seen from its
-cavity becomes a new site. None knows of the classes of the others. A recipe says by `require` which
-methods it will call; a part that lacks one is refused by name, before any work.
+A *factor* (`factor.Factor`) is one likelihood or prior term and its action on a one-dimensional
+Gaussian. A *structure* has the joint posterior that all sites imply. A *rule* turns a factor and
+its cavity into a new site. None knows of the classes of the others. A recipe says by `require`
+which methods it will call; a part that lacks one is refused by name, before any work.
 """
 
 from collections.abc import Sequence

@@ -4,9 +4,9 @@ Partitions are made once and one `Parallel` stays open for the whole fit: joblib
 to other processes once, and not at every sweep. Results come back in the order of the parts, so
 that sums do not depend on the backend or on the number of workers.
 
-What a part returns and what the driver combines: a worker answers with a named tuple of sums over
-the rows of its part, `add_up` adds them field by field in part order, and what a row needs is a
-function of the message, computed where the row is. A worker may keep what it computed in a
+A worker answers with a named tuple of sums over the rows of its part. `add_up` adds them field by
+field in the order of the parts. What a row needs is a function of the message, computed where the
+row is. A worker may keep what it computed in a
 `PartMemory`; an answer never depends on whether it did.
 """
 
@@ -184,8 +184,8 @@ class Workers:
             except (BrokenProcessPool, CancelledError) as error:
                 if n_lost == _RESTARTS:
                     raise type(error)(
-                        f"worker processes were killed in each of {n_lost + 1} attempts, as the "
-                        "system does where memory runs out: use fewer jobs or smaller partitions."
+                        f"worker processes were killed in each of {n_lost + 1} attempts, "
+                        "probably for lack of memory: use fewer jobs or smaller partitions."
                     ) from error
                 self._open_anew()
 

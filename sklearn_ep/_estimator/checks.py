@@ -224,7 +224,7 @@ def check_column_sizes(estimator, size, largest=LARGEST_ENTRY, smallest=_SMALLES
     j = int(bad[0])
     raise ValueError(
         f"X has a largest absolute value of {size[j]:.3g} in column {_column_name(estimator, j)}, "
-        "whose powers double precision cannot carry: scale the columns of X to between "
+        "whose powers overflow double precision: scale the columns of X to between "
         f"{smallest:g} and {largest:g}, best to unit variance."
     )
 
@@ -263,8 +263,8 @@ def checked_weights(sample_weight, X):
     least = np.min(weight, where=weight > 0, initial=np.inf)
     if weight.max() > _MOST_WEIGHT * least:
         raise ValueError(
-            f"sample_weight goes from {least:.3g} to {weight.max():.3g}, further apart than double "
-            "precision can carry: give the rows that hardly count a weight of zero."
+            f"sample_weight goes from {least:.3g} to {weight.max():.3g}, too far apart for double "
+            "precision: give the rows that hardly count a weight of zero."
         )
     return weight
 

@@ -226,10 +226,9 @@ class PosteriorMonitor:
 class BinaryFit(NamedTuple):
     """Outcome of one binary problem, before it becomes attributes.
 
-    `posterior` predicts, `history` maps names to arrays of length n_iter whose last entries are
-    those of the final state, `reason` says why the fit ended, `attributes` maps names to whatever
-    else the estimator makes fitted attributes of, `remark` says what besides the residual is not as
-    it should be.
+    `posterior` predicts. `history` maps names to arrays of length n_iter; their last entries are
+    those of the final state. `reason` says why the fit ended, and `remark` what is wrong besides
+    the residual. `attributes` maps names to further fitted attributes.
     """
 
     posterior: Any

@@ -62,10 +62,10 @@ def covariance_with(posterior, X2, *classes):
 class SeparateLatents:
     """One latent function for two classes, or one a class, each of a problem of its own.
 
-    A posterior offers `latent(X)` -> mean and variance (n,), `covariance(X1, X2)` -> (n1, n2), may
-    offer `draw(X, n_samples, rng)` -> joint draws (n_samples, n) and `covariance_with(X2)` -> map
-    from X1 to covariances, and has the `factor` whose log Z is the log probability of a label; one
-    that is not Gaussian offers `log_proba(signs, X, link)`, one whose nodes differ in their factors
+    A posterior offers `latent(X)` -> mean and variance (n,) and `covariance(X1, X2)` -> (n1, n2).
+    It may offer `draw(X, n_samples, rng)` -> joint draws (n_samples, n), and `covariance_with(X2)`
+    -> map from X1 to covariances. Log Z of its `factor` is the log probability of a label. One that
+    is not Gaussian offers `log_proba(signs, X, link)`, one whose nodes differ in their factors
     `draw_log_prob(link, X, n_samples, rng)`.
     """
 
@@ -117,9 +117,9 @@ class JointLatents:
     """One latent function a class with a joint posterior.
 
     The posterior offers `n_classes`, `latent(X)` -> means (n, K) and covariances (n, K, K),
-    `covariance(X1, X2, c, j)` -> (n1, n2) between two classes, `draw(X, n_samples, rng)` ->
-    (S, n, K), may offer `covariance_with(X2, c, j)`, and has the `factor` of all classes; one that
-    is not Gaussian offers `latent_and_log_proba(X, factor)`. Of two classes only the contrast
+    `covariance(X1, X2, c, j)` -> (n1, n2) between two classes, and `draw(X, n_samples, rng)` ->
+    (S, n, K). It has the `factor` of all classes, and may offer `covariance_with(X2, c, j)`. One
+    that is not Gaussian offers `latent_and_log_proba(X, factor)`. Of two classes only the contrast
     (f_1 - f_0) / sqrt(2) matters, which is the latent function of the binary model.
     """
 

@@ -112,10 +112,10 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         -------
         links : list of Factor
             One for two classes, otherwise one a class. ``log_prob(1, f)`` of a link is the log
-            probability of the second class (of this class) at a latent value f, and
-            ``tilted(1, mean, variance)`` its logarithm averaged over a normal latent value, with
-            two derivatives in the mean. For several classes with a joint posterior these are the
-            binary links that stand in for the joint one; probabilities do not come from them.
+            probability of the second class (of this class) at a latent value f. ``tilted(1, mean,
+            variance)`` is the log of its average over a normal latent value, with two derivatives
+            in the mean. For several classes with a joint posterior these are binary approximations
+            of the joint link; probabilities do not come from them.
         """
         check_is_fitted(self)
         return links_of(self._posteriors) if observed else self._links()
@@ -164,7 +164,7 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
 
     @in_precision_of_rows
     def predict_proba_interval(self, X: Rows, level: float = 0.9) -> np.ndarray:
-        """Intervals of the class probabilities: what the rows leave open of them.
+        """Intervals of the class probabilities under the posterior of the latent function.
 
         Parameters
         ----------
@@ -177,9 +177,9 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         Returns
         -------
         interval : ndarray of shape (n, 2), or (n, n_classes, 2) for more than two classes
-            Lower and upper end, of two classes for the second one. They are quantiles, so that
-            half of what is left out lies beyond either end. With more than two classes they are
-            quantiles over 1024 evenly spread points of the posterior; O(n K) memory a point.
+            Lower and upper end, with two classes for the second one. They are quantiles with equal
+            probabilities beyond both ends. With more than two classes they are quantiles over 1024
+            evenly spread points of the posterior, with O(n K) memory for each point.
 
         Raises
         ------

@@ -29,9 +29,8 @@ def modal_query_strategy(strategy: str | Callable[..., Any] = "auto") -> Callabl
     -------
     query_strategy : callable
         `query_strategy(learner, X_pool, n_instances=1, **kwargs)` returns the indices and the
-        scores of the chosen rows, always both: modAL unpacks whatever it is given, and would take
-        two bare indices for such a pair. Keywords go to `query`. A learner that is not fitted yet
-        gets the rows of a fixed design.
+        scores of the chosen rows, always both, since modAL unpacks a pair. Keywords go to `query`.
+        A learner that is not fitted yet gets the rows of a fixed design.
 
     Examples
     --------

@@ -33,34 +33,33 @@ from ._strategies import (
 class Learner(Printed):
     """Ask which rows of a pool to label, tell the labels, and have a model of all of them.
 
-    Before there is a model, while fewer than two classes have a label (of regressors, fewer than
-    two rows), rows come from a fixed design over the pool. From then on the strategy chooses.
-    Labels enter the posterior at once, by rank-one updates; every `refit_every` labels a clone of
-    the estimator is fitted to all of them.
+    While fewer than two classes have a label (for regressors, fewer than two rows) there is no
+    model, and rows come from a fixed design over the pool. Later the strategy chooses. Labels enter
+    the posterior at once, by rank-one updates. After every `refit_every` labels a clone of the
+    estimator is fitted to all of them.
 
     Parameters
     ----------
     estimator : estimator
         Classifier or regressor, fitted or not; it is cloned and never touched. A Gaussian process
-        learns its kernel anew at every refit: give it bounds, since with few and selected labels an
-        unbounded amplitude runs away.
+        learns its kernel anew at every refit: give it bounds, since with few and selected labels
+        the amplitude grows without limit.
     X_pool : array-like, CSR/CSC matrix or table of shape (n, d)
         All rows, labelled or not. Standardise columns first unless they share a unit.
     y : array-like of shape (n,), default=None
         Labels known so far, with a missing mark elsewhere; None is no label. NaN, None and pandas'
         NA are always missing.
     classes : array-like, default=None
-        The labels that may come; None takes any, and others are refused. While one of them has no
-        label every second row comes from the fixed design: a posterior of the classes that it has
-        seen is sure of the rows of others, and does not ask for them.
+        The labels that may come; None takes any. Others are refused. While one of these classes has
+        no label every second row comes from the fixed design. A model that has not seen a class is
+        sure about its rows, and does not ask for them.
     strategy : str or callable, default="auto"
         See `scores`.
     objective : {"log_loss", "error"}, default="log_loss"
         See `query`.
     refit_every : int, default=5
-        Labels between refits. The updates between them are those of a fit with the present
-        hyperparameters, up to the moment matching of one label: after four labels they were off by
-        3 to 8 % of what the labels changed.
+        Labels between refits. Updates between them keep the hyperparameters and match moments label
+        by label. After four labels they were off by 3 to 8 % of what the labels changed.
     n_reference : int or None, default=None
         See `scores`.
     missing_label : scalar, str or None, default=np.nan
@@ -79,9 +78,9 @@ class Learner(Printed):
     classes_ : ndarray or None
         Classes of the last refit; None before it, and for regressors.
     expected_gain_ : float
-        What the label of the row asked first is expected to take from the mean log loss of the
-        pool, in nats ("epig" of it). A figure to look at, not a rule of when to stop. NaN for
-        rows of the fixed design, and with strategies that do not look ahead.
+        Expected fall of the mean log loss of the pool, in nats, by the label of the row asked first
+        (its "epig" score). A figure to look at, not a rule of when to stop. NaN for rows of the
+        fixed design, and with strategies that do not look ahead.
     history_ : list of dict
         One entry a refit: "n_labels", "expected_gain" at that time and "score", which is None
         unless `learn` was given one.
@@ -430,7 +429,7 @@ class Learner(Printed):
             If there are fewer than two classes (of regressors, rows).
         """
         if not self._can_fit():
-            raise ValueError("a refit needs labels of two classes, of a regressor of two rows.")
+            raise ValueError("a refit needs labels of two classes (for a regressor, of two rows).")
         rows, y = self.labelled_, self.y_
         if self.estimator_ is not None and self._n_fitted == len(rows):
             return self

@@ -128,7 +128,7 @@ class Mixture:
     low, high : float, default=0 and 1
         Limits of the link: e and 1 - e.
     temper : float, default=1.0
-        Multiplies variances.
+        Scale of the variances.
     """
 
     def __init__(self, weights, centres, scales, low=0.0, high=1.0, temper=1.0):
@@ -139,7 +139,7 @@ class Mixture:
         self.terms = list(zip(map(float, weights), map(float, centres), squares, strict=True))
 
     def calibrated(self, slope, temper):
-        """Return the same link of slope times a value whose variance is multiplied by temper."""
+        """Return the same link of `slope` times a value whose variance is scaled by `temper`."""
         centres = np.asarray(self.centres) / slope
         return Mixture(self.weights, centres, self.scales / slope, self.low, self.high, temper)
 
@@ -215,8 +215,8 @@ class ClassResponse:
         Links of the predictions, and of the labels that are received: they differ where labels may
         be wrong.
     slope, temper : ndarray of shape (K,), default=1.0
-        A calibration of the predictions: they are those at slope times the latent mean and slope^2
-        temper times its variance. What labels do to latent values does not have it.
+        Scales of mean and variance of a calibration: predictions are at `slope` times the latent
+        mean and slope^2 `temper` times its variance. Labels act on latent values without it.
     """
 
     def __init__(self, clean, observed, slope=1.0, temper=1.0):
@@ -305,7 +305,7 @@ def response_of(estimator, X, source):
 
 
 def calibration_of(estimator):
-    """Return slope and temper, one a problem, that an estimator of this package puts on predictors.
+    """Return the scales of mean and variance of a calibrated estimator, one for each problem.
 
     Its latent means and variances have them.
     """
@@ -329,7 +329,7 @@ def _foreign_links(estimator, mean, var, proba):
         if error > (_MISFIT if mean.shape[1] == 1 else 1e-3):
             raise TypeError(
                 f"no link explains the probabilities of {type(estimator).__name__} by its latent "
-                f"means and variances (misfit {error:.2g}); let it tell its link by latent_links."
+                f"means and variances (misfit {error:.2g}); define its method latent_links."
             )
     return [factor] * mean.shape[1]
 

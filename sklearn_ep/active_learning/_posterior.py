@@ -139,7 +139,7 @@ def _stacked(C):
 
 
 class _Uncalibrated:
-    """Latent values of a source as they are before the slope and the temper of a calibration.
+    """Latent values of a source as they are before a calibration.
 
     Labels are included here, since it is the posterior that they tell of; a refit finds a
     calibration of its own.

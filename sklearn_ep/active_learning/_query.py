@@ -57,7 +57,7 @@ def scores(
     n_reference: int | None = None,
     random_state: Seed = None,
 ) -> np.ndarray:
-    """Rate rows by how much their label would tell.
+    """Rate rows by the information expected from their label.
 
     Parameters
     ----------
@@ -105,15 +105,14 @@ def scores(
 
     Notes
     -----
-    All closed forms, O(n) once means and variances are known; with m reference rows n m covariances
-    and, for look-ahead scores, two (probit) or four (logistic) n m normal distribution functions a
-    problem. With more than two classes "bald", "information_gain" and "variance_reduction" are
-    averaged over the one-versus-rest problems with the class probabilities as weights; look-ahead
-    scores are those of the normalised probabilities, found in single precision: to about 5e-6 of
-    the largest score. Of a joint posterior of several classes the
-    problems are each class against the mean of the others, with the probabilities of the joint
-    posterior. For "bald" and the two after it a probit latent is put on the scale of the logistic
-    one, within 1 % of the probabilities.
+    All scores have closed forms, O(n) once means and variances are known. With m reference rows
+    there are n m covariances. Look-ahead scores take two (probit) or four (logistic) normal
+    distribution functions for each. With more than two classes "bald", "information_gain" and
+    "variance_reduction" are averaged over the one-versus-rest problems with the class probabilities
+    as weights. Look-ahead scores use the normalised probabilities, in single precision: to about
+    5e-6 of the largest score. With a joint posterior of several classes each class is set against
+    the mean of the others. For "bald" and the two after it a probit latent is put on the scale of
+    the logistic one, within 1 % of the probabilities.
 
     References
     ----------
@@ -132,8 +131,8 @@ def scores(
     >>> from sklearn_ep.datasets import make_sparse_logistic
     >>> X, y, _ = make_sparse_logistic(300, 50, random_state=0)
     >>> clf = ConvexVariationalLogistic().fit(X[:40], y[:40])
-    >>> scores(clf, X[40:], strategy="bald").shape
-    (260,)
+    >>> print(scores(clf, X[40:43], strategy="bald").round(1))
+    [0.4 0.5 0.5]
     """
     _check_fitted(estimator)
     check_strategy(strategy)
@@ -183,7 +182,7 @@ def query(
     exclude : array-like of int, or mask of shape (n,), default=None
         Rows that may not, such as those labelled already.
     diversify : "auto" or bool, default="auto"
-        True chooses one row after another, each time lowering the variances as the label of the
+        True chooses one row after another. Each time it lowers the variances as the label of the
         last choice will, so that near duplicates are not bought twice. "auto" is True for the
         look-ahead scores, where it pays, and False for all others, where it did not. Needs
         `latent_covariance`, and a strategy other than "random", "margin" and callables.
@@ -264,7 +263,7 @@ def query(
 def _check_greedy(estimator, strategy):
     if not works_on_posterior(strategy):
         raise ValueError(
-            f"diversify=True works through the variances, which strategy={strategy!r} does not use."
+            f"diversify=True lowers variances, which strategy={strategy!r} does not use."
         )
     if is_regressor(estimator) and strategy not in ("uncertainty", "variance_reduction"):
         raise ValueError(f"strategy={strategy!r} needs a classifier, not a regressor.")

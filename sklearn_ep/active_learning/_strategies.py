@@ -117,8 +117,8 @@ def require_method(estimator, strategy, method):
     if not hasattr(estimator, method):
         raise TypeError(
             f"strategy={strategy!r} needs an estimator with {method}, which "
-            f"{type(estimator).__name__} has not; margin, uncertainty, entropy and random do "
-            "without."
+            f"{type(estimator).__name__} lacks; 'margin', 'uncertainty', 'entropy' and 'random' do "
+            "not need it."
         )
 
 

@@ -1,9 +1,9 @@
 """Calibration of a linear classifier by leave-one-out: two numbers from the cavities of the rows.
 
-Slope a and temper t turn the posterior N(m, v) of a predictor into N(a m, a^2 t v). One prior
-variance for all columns is often wrong where there are many: what leaving a row out tells of its
-label then says by how much (stacking of cavities, Opper and Winther 2000; a tempered posterior,
-Gruenwald 2012).
+A scale a of the mean (`slope`) and a scale t of the variance (`temper`) turn the posterior N(m, v)
+of a predictor into N(a m, a^2 t v). One prior variance for all columns is often wrong where there
+are many. How well rows are predicted from the others shows by how much (stacking of cavities, Opper
+and Winther 2000; a tempered posterior, Gruenwald 2012).
 """
 
 from typing import Any, NamedTuple
@@ -15,13 +15,13 @@ from .._engine.quadrature import logistic_moments
 
 
 class _Choices(NamedTuple):
-    """Priors of slope a and temper t, and how closely their maximum is found.
+    """Priors of the scales a of the mean and t of the variance, and the accuracy of their maximum.
 
     Normal priors of log a and of log t above zero keep both near one where rows are few, and where
-    labels are separable and any slope would do. Below zero, where a temper makes predictions surer
-    than the posterior, log t has a Cauchy prior: log loss knows no end of what false certainty
-    costs, and rows that all happen to be foretold well ask for it without end. Tails as heavy still
-    yield to the many rows of a text.
+    labels are separable and any a would do. Below zero, where predictions become surer than the
+    posterior, log t has a Cauchy prior: rows that all happen to be predicted well would push it
+    without end, and false certainty has an unlimited log loss. Its heavy tails still give way to
+    the many rows of a text.
     """
 
     slope_sd: float = 0.3
@@ -50,9 +50,9 @@ class Cavities(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """Slope and temper, and what the other rows say of each: `log_proba` (n,) of its own label.
+    """Both scales, and `log_proba` (n,) of each row's own label given the other rows.
 
-    Of rows in partitions nothing is known but the two numbers.
+    Rows in partitions have the two numbers only.
     """
 
     slope: float
@@ -111,7 +111,7 @@ def one_node(sign, weight, left):
 
 
 class ScoreSums(NamedTuple):
-    """Sums over rows at (log a, log t), from which slope and temper are found.
+    """Sums over rows at (log a, log t), from which both scales are found.
 
     Of the log chances of their labels, the slopes (2,) of these, and the squares (2, 2) of slopes.
     """
@@ -187,8 +187,8 @@ def calibrated(sign, weight, node_weight, nodes, how, moments=None):
     """Return the `LeftOut` of rows with labels in {-1, +1} and weight (n,) copies.
 
     `nodes` are the `Cavities` of nodes with weights (M,), `moments` their `label_moments` if known.
-    `how` is "loo", or None for a slope and a temper of one. Without a row a node that foretold its
-    label has less weight: p(phi_k | the others) is proportional to
+    `how` is "loo", or None for scales of one. Without a row a node that predicted its label has
+    less weight: p(phi_k | the others) is proportional to
     weight_k / p(y_i | the others, phi_k).
     """
     if len(nodes) == 1:
@@ -301,11 +301,11 @@ def _maximum(theta, at, scores, close=_BY.close, blind=False):
 
 
 def noise_temper(gap, var, noise, weight):
-    """Return the factor of a noise variance at which rows are best foretold from the others.
+    """Return the factor of a noise variance at which rows are best predicted from the others.
 
-    gap (n,) are responses less the means that the other rows foretell, var (n,) the variances of
-    the latter, weight (n,) the copies of each. The prior of the factor is that of the temper of a
-    classifier.
+    gap (n,) are responses minus their means given the other rows, var (n,) the variances of these
+    means, weight (n,) the copies of each. The prior of the factor is that of the scale of the
+    variance of a classifier.
     """
 
     def scores(theta):

@@ -68,49 +68,47 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     """Bayesian logistic regression with posterior variances, at the scale of point estimates.
 
     The posterior of the coefficients is approximated by a Gaussian that maximises a convex lower
-    bound of the log evidence: an outer loop over the marginal variances of the rows around a
-    penalised logistic regression solved by Newton's method.
+    bound of the log evidence. An outer loop updates the marginal variances of the rows; inside,
+    Newton's method solves a penalised logistic regression.
 
     Parameters
     ----------
     prior_variance : "learn", float or array-like of shape (n_features,), default="learn"
-        Variance of the Gaussian prior of each coefficient; plays the part of `C` in
-        `LogisticRegression`. "learn" gives all columns one variance, which the evidence tells,
-        whatever the units of the columns; numbers are kept. With bound="local", and in a stream
-        that no `fit` came before, "learn" is a variance of 1.
+        Variance of the Gaussian prior of each coefficient, as `C` in `LogisticRegression`. "learn"
+        learns one variance for all columns from the evidence. Numbers are kept. With bound="local",
+        and in a stream without a `fit` before it, "learn" is a variance of 1.
     calibration : {"loo", None}, default="loo"
-        "loo" gives predictors a slope and a temper, the two numbers by which each row is best
-        foretold from the others (see Notes). It matters where one prior variance for all columns is
-        wrong: on text it takes a third off the log loss. What is said of coefficients never has
-        them. None leaves predictions as the posterior has them. Not there for streams.
+        "loo" scales mean and variance of the linear predictor by `slope_` and `temper_`, chosen so
+        that each row is predicted best from the others (see Notes). It matters where one prior
+        variance for all columns is wrong: on text it lowers the log loss by a third. Coefficients
+        are not scaled. None leaves predictions as the posterior has them. Not available for
+        streams.
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
-        What becomes of a learned scale of the prior. "integrate" averages over it (see Notes):
-        intervals of coefficients then cover what they say, where those at the mode are too narrow
-        with few rows. "mode" takes the value with the largest evidence, for several classes
-        jointly and with sampled variances times its prior (see Notes). "auto" integrates where
-        variances are exact and the matrix that is factorised has up to 1000 rows, and takes the
-        mode beyond, with sampled variances, for several classes jointly, for partitions and for
-        streams. Says what ran in `hyperparameters_used_`.
+        How a learned scale of the prior is treated. "integrate" averages over it (see Notes).
+        Intervals of coefficients then have their level; at the mode they are too narrow with few
+        rows. "mode" takes the value with the largest evidence, times its prior for several classes
+        jointly and with sampled variances (see Notes). "auto" integrates where variances are exact
+        and the matrix that is factorised has up to 1000 rows. It takes the mode with sampled
+        variances, for several classes jointly, for partitions and for streams.
+        `hyperparameters_used_` says which it was.
     bound : {"kl", "local"}, default="kl"
         "kl" is the Kullback-Leibler bound of a Gaussian posterior. "local" is the published
-        quadratic bound [1]_: it understates posterior standard deviations by 5 to 50 %, and does
-        not become right with more data, hence not the default.
+        quadratic bound [1]_: it understates posterior standard deviations by 5 to 50 %, also with
+        much data.
     prior : {"gaussian", "laplace"} or SuperGaussianSite, default="gaussian"
-        Prior of the coefficients, a name or an instance of a class of `sklearn_ep.sites`, which
-        brings its own bound; the intercept always has a Gaussian one.
+        Prior of the coefficients, a name or an instance of a class of `sklearn_ep.sites`, which has
+        its own bound. The intercept always has a Gaussian prior.
     laplace_scale : float or "learn", default=1.0
         b of the Laplace prior exp(-|u| / b) / (2 b), used with prior="laplace"; "learn" maximises
         the bound.
     learn_prior : bool, default=False
-        Learn the Gaussian prior variance: what is in `prior_variance` is multiplied by a common
-        factor. Nothing else than the default with prior_variance="learn".
-        Refused with bound="local", which shrinks far too much. Of a `prior` from `sklearn_ep.sites`
-        the scale is learned.
+        Learn a common factor of the numbers in `prior_variance`, or the scale of a `prior` from
+        `sklearn_ep.sites`. Not needed with prior_variance="learn". Refused with bound="local",
+        which shrinks far too much.
     prior_groups : array-like of shape (n_features,), default=None
-        Labels of groups of columns: where the variance is learned each has a factor of its own,
-        which the bound chooses. Averages are over a common factor of all groups, whose proportions
-        stay at the mode, so that `log_evidence_` is too high, by 1 to 1.5 nats for two
-        groups. Gaussian prior only.
+        Labels of groups of columns. Each group learns a factor of its own, which maximises the
+        bound. Averages are over a common factor of all groups, with proportions at the mode.
+        `log_evidence_` is therefore too high, by 1 to 1.5 nats for two groups. Gaussian prior only.
     fit_intercept : bool, default=True
         Add an intercept.
     intercept_prior_variance : float, default=100.0
@@ -121,11 +119,10 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         every step. "calibrated" takes the shape of the variances from the diagonal of the posterior
         precision and their level from a few samples. "monte_carlo" is the mean square of the
         samples alone, with a relative error of sqrt(2 / n_variance_samples). "lanczos" is the
-        published choice, kept for comparison: it finds the directions of least variance first, and
-        on text or other data with many columns keeps a few per cent of the variance, so that the
-        fit becomes the posterior mode.
-        "auto" is "exact" up to 4000 rows or columns (columns for a Laplace prior), "calibrated"
-        beyond.
+        published choice, kept for comparison. It finds the directions of least variance first. On
+        text and other data with many columns it keeps a few per cent of the variance, so that the
+        fit becomes the posterior mode. "auto" is "exact" up to 4000 rows or columns (columns for a
+        Laplace prior), "calibrated" beyond.
     n_variance_samples : int, default=8
         Samples for "calibrated" and "monte_carlo"; 16 if columns are strongly correlated. "lanczos"
         takes 16 steps for each.
@@ -139,7 +136,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         columns). Sampled variances always go with conjugate gradients. With an infinite
         `intercept_prior_variance` there is no "dual".
     damping : float, default=1.0
-        Share of an outer step that is taken, in (0, 1]. 1 is undamped, for the bound rises anyway.
+        Share of an outer step that is taken, in (0, 1]. 1 is undamped; the bound rises with it,
+        too.
     max_iter : int, default=20
         Largest number of outer steps; three to ten are usual. The cheaper steps of exact fits on
         partitions and in streams may be three times as many, and so may those that learn a scale
@@ -149,22 +147,22 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         than 1e-3. With sampled variances the mean square change is compared, the scale of their
         own errors.
     inner_tol : float, default=1e-4
-        Relative gradient at which Newton stops; ten times this with calibrated variances, whose own
-        errors are larger. With exact variances its systems are solved exactly, convergence is
-        quadratic, and the square of it is used.
+        Relative gradient at which Newton's method stops. With calibrated variances, whose errors
+        are larger, ten times this is used. With exact variances convergence is quadratic, and the
+        square is used.
     max_inner_iter : int, default=50
         Largest number of Newton steps in one outer step; one to five are usual.
     class_weight : dict, "balanced" or None, default=None
         Weights of the classes, as in `LogisticRegression`. Not used by `partial_fit`.
     multi_class : {"auto", "joint", "one_vs_rest"}, default="auto"
-        What is done with more than two classes. "joint" is the softmax with a posterior of the
+        How more than two classes are fitted. "joint" is the softmax with one posterior of the
         coefficients of all classes, by expectation propagation, for a Gaussian prior. Up to 4000
-        coefficients in all variances are exact, O(n d^2 K^2 + (K d)^3) a sweep; beyond, or with
-        variance="calibrated", means are solved for by conjugate gradients and variances calibrated
-        by samples, O(K nnz) a product, without a matrix of coefficients and without `condition_on`.
-        "one_vs_rest" fits a problem a class, normalised. "auto" is joint where that can be had:
-        with no other `variance` or `solver` asked for, without partitions, and up to 2**25 rows
-        times squared classes (256 MB a matrix); beyond it warns and is one_vs_rest.
+        coefficients in all variances are exact, O(n d^2 K^2 + (K d)^3) a sweep. Beyond, or with
+        variance="calibrated", means come from conjugate gradients and variances are calibrated by
+        samples, O(K nnz) a product, without `condition_on`. "one_vs_rest" fits one problem for each
+        class and normalises. "auto" is joint without partitions and without another `variance` or
+        `solver`, up to 2**25 rows times squared classes (256 MB a matrix). Beyond it warns and is
+        one_vs_rest.
     forgetting : float, default=1.0
         Share in (0, 1] that the rows of earlier batches keep at each call of `partial_fit`, for
         streams that drift; 1 forgets nothing. Compare values by `log_evidence_`.
@@ -178,7 +176,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     warm_start : bool, default=False
         Start from the last fit if the shapes agree.
     n_jobs : int or None, default=None
-        One-versus-rest problems, or partitions, worked on at a time; None is one. Partitions are
+        One-versus-rest problems, or partitions, fitted at a time; None is one. Partitions are
         worked on by threads unless a `joblib.parallel_config` says otherwise. Never changes the
         result.
     random_state : int, RandomState instance or None, default=None
@@ -198,24 +196,25 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     coef_std_ : ndarray of the shape of `coef_`
         Posterior standard deviations of the coefficients.
     prior_variance_ : float, ndarray of shape (n_features,) or (n_classes, ...)
-        Prior variances used, learnt ones where they were learnt, of an average exp of the mean of
-        their logs; 2 b^2 of a Laplace prior.
+        Prior variances used: given or learned, for an average exp of the mean of their logs; 2 b^2
+        for a Laplace prior.
     laplace_scale_ : float or ndarray of shape (n_classes,)
         Scale b, only with prior="laplace".
     slope_ : float or ndarray of shape (n_classes,)
-        Factor of predictors found by the calibration, 1 without one. Not of a stream.
+        Scale of the mean of the linear predictor, by the calibration; 1 without one. Not for
+        streams.
     temper_ : float or ndarray of shape (n_classes,)
-        Factor of their variances: a posterior N(m, v) predicts as N(slope m, slope^2 temper v). Not
-        of a stream.
+        Scale of its variance: a posterior N(m, v) predicts as N(`slope_` m, `slope_`^2 `temper_`
+        v). Not for streams.
     loo_mean_ : ndarray of shape (n,) or (n_classes, n)
-        Mean of the predictor of each training row given the labels of the others, before slope and
-        temper. nan for rows of weight zero, and where a sampled variance leaves no proper one. For
-        rows in memory only; so are the two that follow.
+        Mean of the predictor of each training row given the labels of the others, before the
+        calibration. nan for rows of weight zero, and where a sampled variance leaves no proper one.
+        For rows in memory only; so are the two that follow.
     loo_variance_ : ndarray of shape (n,) or (n_classes, n)
         Variance of the same.
     loo_proba_ : ndarray of shape (n,) or (n_classes, n)
-        Probability of each training row's own label given the others, by slope and temper, to 1e-6
-        from 10,000 rows on; (n,) for several classes jointly.
+        Probability of each training row's own label given the others, after the calibration, to
+        1e-6 from 10,000 rows on; (n,) for several classes jointly.
     hyper_nodes_ : ndarray of shape (M, T), or list of such
         The log prior variance at each node of the average (of several variances the mean log), or
         the log scale of another prior; one node at the mode, without a column where nothing was
@@ -229,11 +228,11 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     log_evidence_ : float
         Lower bound on log p(y), summed over one-versus-rest problems, and over the batches of a
         stream, each given those before it. Where a Gaussian prior variance is averaged over it is
-        not a bound, but the integral of what expectation propagation says (see Notes). nan
-        where the intercept is flat, or on request (n_evidence_probes=0).
+        no bound, but the integral of the evidence of expectation propagation (see Notes). nan where
+        the intercept is flat, or on request (n_evidence_probes=0).
     stream_log_score_ : ndarray of shape (n_batches,)
-        Mean log probability of the labels of each batch of a stream before it was learned; the
-        prior's where nothing was. A fall tells of drift, see `forgetting`. `fit` takes it away.
+        Mean log probability of the labels of each batch of a stream, predicted before the batch was
+        learned. A fall is a sign of drift, see `forgetting`. `fit` removes it.
     log_evidence_std_ : float
         Standard error of `log_evidence_` by the random probes of a log determinant, 0 with exact
         variances. The same `random_state` makes differences between priors surer than this.
@@ -241,8 +240,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         Effective number of parameters, the sum of site precisions times marginal variances.
     site_precision_ : ndarray of shape (n,) or (n_classes, n)
         Precision that each training row adds along its predictor, all copies together, at the
-        heaviest node. Of a joint posterior that of the links to the winner: precisions p of the
-        classes add diag(p) - p p' / sum(p). For rows in memory only.
+        heaviest node. In a joint posterior precisions p of the classes add diag(p) - p p' / sum(p).
+        For rows in memory only.
     marginal_variance_ : ndarray of shape (n,) or (n_classes, n)
         Posterior variance of the predictor of each training row. For rows in memory only.
     multi_class_ : str
@@ -256,8 +255,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     n_newton_iter_ : int
         Newton steps over all outer steps.
     n_passes_ : int
-        Visits to the partitions, 0 for rows in memory; those of the calibration included, which are
-        to a few numbers a row but for the first.
+        Visits to the partitions, 0 for rows in memory, visits of the calibration included.
     n_iter_ : int
         Outer steps, and one for an integration over the scale of the prior; of several classes the
         largest number.
@@ -267,10 +265,10 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         Why the fit ended: "converged", "max_iter", "stuck" (no shorter step leads to a proper
         posterior) or "asked" (by a callback); of several classes the worst one.
     history_ : dict of str to ndarray of shape (n_iter_,)
-        "residual" and, with exact variances, "objective", the bound on the log evidence, of the
-        search for the mode of the scale, like all figures about iterations. Where no scale is
-        learned the bound does not fall, up to rounding. "phase" says what kind of iteration each
-        was; an integration has the figures of the run at the mode.
+        "residual" and, with exact variances, "objective", the bound on the log evidence. They are
+        those of the search for the mode of the scale. Where no scale is learned the bound does not
+        fall, up to rounding. "phase" is the kind of each iteration; an integration has the figures
+        of the run at the mode.
     n_features_in_ : int
         Number of columns seen in fit.
     feature_names_in_ : ndarray of shape (n_features_in_,)
@@ -285,34 +283,32 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     Rows in partitions: nothing per row is sent or kept by the process that calls `fit`. With exact
     variances, up to 4000 coefficients, a visit costs O(n d^2) and sends O(d^2) numbers a partition
     each way, for some 8 to 15 visits a fit. With sampled ones a visit sends O(d) numbers, O(d k) in
-    some, for 40 to 130 visits; draws and covariances are then those of features that are
-    independent given the intercept, for the rows are not at hand. The calibration adds 3 to 6
-    visits, in which two numbers go to a partition and seven come back.
+    some, for 40 to 130 visits; draws and covariances then take features as independent given the
+    intercept. The calibration adds 3 to 6 visits, in which two numbers go to a partition and seven
+    come back.
 
-    The average (hyperparameters) is over a lattice of 5 to 8 fits in the log of the prior variance
-    v, weighted by their evidence and a half-Cauchy prior (median 2.5) of sqrt(v sum_j var x_j), the
-    prior standard deviation of the predictor, so that units do not matter [5]_. The evidence is the
-    one of expectation propagation at the optimum of the bound, which is higher by what the bound of
-    each row by itself lacks (of another prior the bound): weights by the bound favour small
-    variances. It costs as much as one to three fits; memory and predictions cost as many times more
-    as there are nodes.
+    The average over hyperparameters is a lattice of 5 to 8 fits in the log of the prior variance v
+    [5]_. Their weights are evidence times a half-Cauchy prior (median 2.5) of the prior standard
+    deviation of the predictor, sqrt(v sum_j var x_j), so that units do not matter. The evidence is
+    that of expectation propagation at the optimum of the bound, since weights by the bound would
+    favour small variances. For other priors it is the bound. The average takes as long as one to
+    three fits; memory and predictions cost as many times more as there are nodes.
 
-    The calibration takes each row's site out of the posterior, which leaves N(m_i, v_i), and finds
-    slope a and temper t at the maximum of sum_i log E sigma(y_i a s), s ~ N(m_i, t v_i), less
-    (log a / .3)^2 / 2 and, where t is above one, (log t)^2 / 2. To be surer than the posterior
-    takes more evidence than to doubt it: below one it is log(1 + (log t / .4)^2), Cauchy's prior.
-    Of an average this is a mixture, whose weights are those without the row as well, and
-    a (m + sqrt(t) (s - m)) is what predicts, m the mean of the mixture: the moments of the mixture
-    would do, but trust labels that are nearly separable too much. O(n) and some six integrals for
-    each row and node.
+    The calibration removes each row's site from the posterior, which leaves N(m_i, v_i) for its
+    predictor [6]_. The scales a of the mean (`slope_`) and t of the variance (`temper_`) maximise
+    sum_i log E sigma(y_i a s), s ~ N(m_i, t v_i), minus two penalties. These are (log a / .3)^2 /
+    2, and (log t)^2 / 2 where t is above one. Below one, where predictions become surer than the
+    posterior, the second is log(1 + (log t / .4)^2), Cauchy's prior. For an average the predictor
+    without the row is a mixture with mean m, and a (m + sqrt(t) (s - m)) predicts. The calibration
+    takes O(n) and some six integrals for each row and node.
 
     Averaging over the posterior gains most where rows are more than, or comparable to, columns.
     With many more columns than rows and one prior variance for all, it can cost log loss against
     the posterior mode; compare on held-out data. The Gaussian posterior understates standard
     deviations by up to 18 % where the posterior is skew (few rows, wide prior), and is rough for a
-    Laplace prior. For Student's t and other sites of heavy tails, which have the local bound alone,
-    they may be two thirds of the true ones and less, and means a fifth of a standard deviation off:
-    `diagnose` says so.
+    Laplace prior. Student's t and other heavy-tailed sites have the local bound alone. Standard
+    deviations may then be two thirds of the true ones and less, and means .2 standard deviations
+    off: `diagnose` says so.
 
     References
     ----------
@@ -553,7 +549,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
             return -np.log(len(self.classes_))
         before = copy.copy(self)
         before._posteriors = self._predictors
-        log_proba = before.predict_log_proba(X)
+        log_proba = before._latents().log_proba(X)  # X was checked, and has no names any more
         own = log_proba[np.arange(len(y)), np.searchsorted(self.classes_, y)]
         return float(weight @ own) / max(float(weight.sum()), np.finfo(float).tiny)
 

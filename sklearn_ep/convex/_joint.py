@@ -80,7 +80,7 @@ class JointWeightPosterior:
     """Posterior of the weights (K, q) of the linear predictors of all classes.
 
     `spread` is a `ClassSpread`, or offers the same without an array. What the posterior says of
-    predictors has a slope and a temper, what it says of weights never has.
+    predictors may be scaled by a calibration, weights never are.
     """
 
     factor = SOFTMAX

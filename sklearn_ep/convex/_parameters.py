@@ -92,7 +92,7 @@ def check_parameters(estimator):
     check_number("max_inner_iter", estimator.max_inner_iter, 1, integer=True)
     check_number("n_evidence_probes", estimator.n_evidence_probes, 0, integer=True)
     if estimator.n_evidence_probes == 1:
-        raise ValueError("n_evidence_probes must be 0 or at least 2, of which there is an error.")
+        raise ValueError("n_evidence_probes must be 0, or at least 2 to state a standard error.")
     check_number("forgetting", estimator.forgetting, 0, 1, boundaries="right")
     check_number("stream_rank", estimator.stream_rank, 0, integer=True, optional=True)
     check_number("n_partitions", estimator.n_partitions, 1, integer=True, optional=True)
@@ -115,8 +115,8 @@ def _check_learning(estimator):
         raise ValueError("prior_groups are for the Gaussian prior.")
     if estimator.learn_prior and estimator.prior == "gaussian" and estimator.bound == "local":
         raise ValueError(
-            'learn_prior=True needs bound="kl": the local bound is so much looser for wide '
-            "priors that its maximum shrinks the coefficients far too much."
+            'learn_prior=True needs bound="kl": the local bound is loose for wide priors, '
+            "so that its maximum shrinks the coefficients far too much."
         )
 
 
@@ -191,7 +191,7 @@ def _is_apart(estimator, n_rows):
     warnings.warn(
         f"{type(estimator).__name__}: {n_classes} classes of {n_rows} rows are fitted one against "
         f"the rest: together they would take {n_rows * n_classes**2 * 8 / 2**30:.1f} GiB and more. "
-        "multi_class='joint' asks for that, and 'one_vs_rest' for no warning.",
+        "Give multi_class='joint' to fit them jointly, or 'one_vs_rest' to silence this warning.",
         UserWarning,
         stacklevel=4,
     )

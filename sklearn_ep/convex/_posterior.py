@@ -1,7 +1,7 @@
 """Predictions from posteriors of weights, and new rows by rank-one updates.
 
-A posterior is a Gaussian, or a mixture of them over nodes of hyperparameters. What it says of
-predictors may have a slope and a temper, what it says of weights never has.
+A posterior is a Gaussian, or a mixture of them over nodes of hyperparameters. Mean and variance of
+predictors may be scaled by a calibration, those of weights never are.
 """
 
 import copy
@@ -133,7 +133,7 @@ class WeightPosterior:
 class TemperedPredictors:
     """Predictors a (c'x + sqrt(t) (u - c)'x) of the weights u of a posterior.
 
-    centre c (n,) are the weights, slope a and temper t the two numbers of a calibration.
+    centre c (n,) are the weights, a and t the scales of mean and variance of a calibration.
     """
 
     factor = WeightPosterior.factor
@@ -176,8 +176,8 @@ def mixed_weights(nodes, weight, slope, temper):
 class AveragedWeights(AveragedPosterior):
     """Mixture with weight (M,) of the posteriors of the weights at several hyperparameters.
 
-    Predictors have a slope and a temper about the mean of the mixture, so that their mean and
-    variance are those of the mixture times the slope, and times slope^2 temper.
+    Predictors are scaled about the mean of the mixture: their mean is that of the mixture times
+    `slope`, their variance times slope^2 `temper`.
     """
 
     def __init__(self, nodes, weight, slope=1.0, temper=1.0):
@@ -256,7 +256,7 @@ class AveragedWeights(AveragedPosterior):
     def joined(self, X, sites):
         """Return the mixture with rows included in every node, and log p of their labels.
 
-        Nodes that foretold the labels better gain weight.
+        Nodes that predicted the labels better gain weight.
         """
         pairs = [node.joined(X, sites) for node in self.nodes]
         log_mass = np.log(self.weight) + np.array([log_prob for _, log_prob in pairs])

@@ -268,7 +268,7 @@ def _of_parts(problem, rows, attributes, form, *state):
 
 
 def _tempered(posterior, left_out, result, log_evidence, attributes):
-    """Return the `BinaryFit` of one posterior with slope and temper."""
+    """Return the `BinaryFit` of one posterior with its calibration."""
     posterior = mixed_weights([posterior], np.ones(1), left_out.slope, left_out.temper)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
 

@@ -316,7 +316,7 @@ class RegressionLoop:
         U, BU = U * (level / np.sqrt(k)), BU * (level / np.sqrt(k))
         sampled = np.sum(BU[n:] ** 2, axis=1)
         # later rows keep their neighbours: a row whose variance grows would go on to neighbours of
-        # larger ones, and the loop never come to rest
+        # larger ones, and the loop would never end
         if len(self._orders) < 4:
             self._orders.append(np.argsort(precision, kind="stable"))
         smooth = _smoothed(sampled, self._orders[-1], k)
@@ -484,7 +484,7 @@ class RegressionPlan:
                 gap, var = _left_out_primal(rows, step, flat)
         except ImproperPosterior:  # noise is lost beside what the prior allows: rows tell nothing
             return 1.0
-        # without digits where a row is foretold by itself alone
+        # without digits where only the row itself predicts it
         proper = var < _BY.most_noise * loop.size / np.finfo(float).eps
         if not np.any(proper):
             return 1.0
@@ -515,7 +515,7 @@ def _lone_columns(rows, flat):
 
 
 def _left_out_dual(rows, noise, centres, precision, flat):
-    """Return y less what the other rows foretell, and variances of that, by a matrix of the rows.
+    """Return y minus its mean given the other rows, and the variance of that, by a matrix of rows.
 
     One copy of each row is taken out, of a weight below one all. The sites of the coefficients are
     N(centres, 1 / precision); O(n^2 d + n^3), well conditioned however small the noise is. `flat`

@@ -42,10 +42,10 @@ class ConvexVariationalRegressor(
 ):
     """Linear regression y = X u + noise with a super-Gaussian prior, in matrix-vector products.
 
-    The posterior is approximated by a Gaussian that maximises a lower bound of the log evidence, so
-    that every coefficient has a variance besides its mean, at the cost of products with X and its
-    transpose. X may be a `scipy.sparse.linalg.LinearOperator`, and the prior may be on linear
-    images C u, such as wavelet coefficients and differences of neighbouring pixels.
+    The posterior is approximated by a Gaussian that maximises a lower bound of the log evidence.
+    Every coefficient has a mean and a variance, from products with X and its transpose alone. X may
+    be a `scipy.sparse.linalg.LinearOperator`, and the prior may be on linear images C u, such as
+    wavelet coefficients and differences of neighbouring pixels.
 
     Parameters
     ----------
@@ -56,8 +56,7 @@ class ConvexVariationalRegressor(
     prior_operator : array-like, sparse matrix or LinearOperator of shape (m, d), default=None
         C; None is the identity.
     noise_variance : float or "auto", default="auto"
-        Variance of the noise; "auto" learns it by the bound, as a table asks for. Of a
-        measurement it may be known.
+        Variance of the noise; "auto" learns it by the bound. With measurements it may be known.
     fit_intercept : bool or "auto", default="auto"
         Whether to add an intercept with a flat prior. "auto" is True for arrays and sparse
         matrices, unless `noise_variance` is a number or there is a `prior_operator`: then y = X u +
@@ -74,8 +73,8 @@ class ConvexVariationalRegressor(
     max_iter : int, default=50
         Largest number of outer steps; five to twenty are usual.
     tol : float, default=1e-3
-        Outer steps stop when no log variance changes by more; of sampled ones, when their mean
-        square change is smaller.
+        Outer steps stop when no log variance changes by more. With sampled variances the mean
+        square change is compared.
     random_state : int, RandomState instance or None, default=None
         Seed of the samples, drawn once a fit.
 
@@ -90,16 +89,16 @@ class ConvexVariationalRegressor(
     noise_variance_ : float
         Variance of the noise, given or learned.
     temper_ : float
-        Factor of the noise variance in predictions, which leaving rows out tells where columns vary
-        in one row alone. Otherwise 1, as where the noise is given, variances are sampled, there is
-        a `prior_operator`, or X has more than 2**25 entries, and after `partial_fit`.
+        Scale of the noise variance in predictions, learned by leaving rows out where columns vary
+        in one row alone. Otherwise 1, as with a given noise, sampled variances, a `prior_operator`,
+        more than 2**25 entries of X, and after `partial_fit`.
     prior_ : SuperGaussianSite
         The prior used.
     prior_scale_ : float
         Learned factor of its scale, 1 where it was given.
     log_evidence_ : float
-        Lower bound on log p(y); with an intercept that of y less its mean, n - 1 numbers. nan
-        where `prior_operator` is not square, whose prior has no known normaliser.
+        Lower bound on log p(y); with an intercept, of y minus its mean, n - 1 numbers. nan where
+        `prior_operator` is not square, since the normaliser of the prior is not known.
     log_evidence_std_ : float
         Its standard error by the random numbers of the fit; 0 with exact variances.
     variance_method_ : str
@@ -122,19 +121,18 @@ class ConvexVariationalRegressor(
 
     Notes
     -----
-    At the defaults, noise and scale of the prior are learned and the fit goes with the units: for
-    ``c * y`` all answers are c times as large. With more columns than rows the bound may rise until
-    there is no noise at all; a prior that counts as a hundredth of a row then keeps the noise
-    variance at about a millionth of the mean square of y.
+    At the defaults noise and scale of the prior are learned, so that for ``c * y`` all answers are
+    c times as large. With more columns than rows the bound may rise until there is no noise at all;
+    a prior that counts as a hundredth of a row then keeps the noise variance at about a millionth
+    of the mean square of y.
 
     Cost with exact variances O(n d^2 + d^3) a weighted least-squares step, of which there are one
     to thirty an outer step. Otherwise some hundreds to thousands of products with X and C, most of
     them in blocks of `n_variance_samples` columns, and memory for 4 (n + m + d) k numbers.
 
-    The local bound, the one that every prior has, understates standard deviations by 2 to 36 %;
+    The local bound, which every prior has, understates standard deviations by 2 to 36 %;
     ``LaplaceSite(bound="kl")`` by a few per cent at most. Priors that are not log-concave
-    (Student's t, horseshoe) may have several optima, of which the one nearest to a wide start is
-    found.
+    (Student's t, horseshoe) may have several optima; the one nearest to a wide start is found.
 
     References
     ----------

@@ -3,8 +3,8 @@
 Nothing per row leaves a worker: the site of a row is a function of its mean and variance, and these
 are functions of the posterior that comes with the message. Rows in memory are one partition.
 
-For slope and temper a worker takes the sites of its rows out of the posterior once, and keeps what
-that leaves. After that two numbers go to a partition in a visit and seven come back. A worker that
+For a calibration a worker removes the sites of its rows from the posterior once, and keeps the
+result. After that two numbers go to a partition in a visit and seven come back. A worker that
 has nothing, or has lost it, says so and is sent the posterior.
 """
 
@@ -27,7 +27,7 @@ MEMORY = PartMemory(2**28)  # numbers of prepared rows that a process keeps, 2 G
 class RowSpec(NamedTuple):
     """How a worker reads rows: as classes (K,) with weights, in this fit, for this bound.
 
-    `positive` is the index of the class that is told from all others. For sampled variances
+    `positive` is the index of the class that is set against all others. For sampled variances
     besides: the number of the first row of each part, the seed of the noise that belongs to rows,
     and whether products with many columns are in single precision.
     """

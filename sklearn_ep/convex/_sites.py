@@ -27,8 +27,8 @@ class SuperGaussianSite:
     Attributes
     ----------
     growth : float
-        How fast the loss grows far out: about as |s|^growth. It only sets the step with which a
-        scale is learned, 2 is the careful one.
+        The loss grows about as |s|^growth for large s. It only sets the step with which a scale is
+        learned; 2 is the careful choice.
     """
 
     growth = 2.0
@@ -297,8 +297,8 @@ class StudentTSite(SuperGaussianSite):
 class HorseshoeSite(SuperGaussianSite):
     """Horseshoe-like prior log(1 + 4 scale^2 / s^2), peaked at zero and with Cauchy's tails.
 
-    Small coefficients are drawn to zero much harder than large ones: the continuous cousin of spike
-    and slab. There may be several local optima.
+    Small coefficients shrink to zero much more than large ones; it is a continuous relative of
+    spike and slab. There may be several local optima.
 
     Parameters
     ----------

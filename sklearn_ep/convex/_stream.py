@@ -85,7 +85,7 @@ def plan_stream(estimator, d):
     if len(prior) > SIZES.stream and estimator.stream_rank is None:
         raise ValueError(
             f"stream_rank must be given for more than {SIZES.stream} coefficients, got "
-            f"{len(prior)}: 0 keeps a diagonal precision, 30 much of what is beside it."
+            f"{len(prior)}: 0 keeps the diagonal of the precision, 30 much of the rest, too."
         )
     of_fit = bool(estimator.fit_intercept), estimator.bound, estimator.forgetting
     limits = Limits.of(estimator, SIZES.visits_a_step).outer

@@ -560,7 +560,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         scores, new = getattr(self, "stream_log_score_", np.empty(0)), np.nan
         if hasattr(self, "_fitted"):
             self._posteriors = self._fitted.posteriors  # hidden while rows are taken in
-            new = np.mean(self._log_proba(X)[np.arange(len(y)), y])
+            new = np.mean(self._latents().log_proba(X)[np.arange(len(y)), y])  # X was checked
             del self._posteriors
         return np.append(scores, new)
 

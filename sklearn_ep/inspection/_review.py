@@ -21,15 +21,15 @@ def review_list(estimator: Any, X: Rows, y: ArrayLike, *, cv: Any = None) -> Any
     ----------
     estimator : classifier
         Fitted to these rows, or a pipeline that ends in one. `RelaxedEPClassifier` models wrong
-        labels. Any other classifier says how improbable the given label is for such a row, which
-        orders the rows as well but is large for ambiguous rows, too.
+        labels. With any other classifier "wrong" is the probability of another label for such a
+        row, which is large for ambiguous rows, too.
     X : array-like of shape (n, d)
         The rows of the fit.
     y : array-like of shape (n,)
         Their labels as given.
     cv : int, splitter or None, default=None
-        Folds from which the probabilities of the given labels come, at the price of a fit a fold.
-        None takes `loo_proba_` of the fit, which costs nothing.
+        Folds for the probabilities of the given labels, with one more fit for each fold. None takes
+        `loo_proba_` of the fit, which costs nothing.
 
     Returns
     -------
@@ -37,9 +37,9 @@ def review_list(estimator: Any, X: Rows, y: ArrayLike, *, cv: Any = None) -> Any
         One row a training row, the most suspect first; those of weight zero are left out. It has
         "row", the place in X (the index of the frame); the label "given" and the most probable
         other one, "suggested"; "wrong", the probability that the given label is wrong; and
-        "given_proba" and "suggested_proba", what the other rows say of both labels. With
-        `RelaxedEPClassifier` also "false_flags": how many right labels are expected among this row
-        and those above it, if all of them are flagged.
+        "given_proba" and "suggested_proba", the probabilities of both labels given the other rows.
+        With `RelaxedEPClassifier` also "false_flags": how many right labels are expected among this
+        row and those above it, if all of them are flagged.
 
     Raises
     ------
@@ -52,8 +52,8 @@ def review_list(estimator: Any, X: Rows, y: ArrayLike, *, cv: Any = None) -> Any
     Notes
     -----
     A review of the first k rows costs k looks, of which "false_flags" are expected to find a right
-    label. The expectation is on the careful side: on twelve sets of
-    `make_noisy_labels_classification` of 200 rows, a fifth of the labels wrong, 9.8 of the first 30
+    label. The expectation tends to be too high. On twelve sets of
+    `make_noisy_labels_classification` (200 rows, a fifth of the labels wrong) 9.8 of the first 30
     were expected to be right, and 7.6 were.
 
     Examples

@@ -90,7 +90,7 @@ def warn_not_mixed(estimator):
         f"{type(estimator).__name__}: the chains over models have not mixed "
         f"({estimator.stop_reason_}): after {estimator.n_iter_} rounds the largest standard error "
         f"of an inclusion is {estimator.history_['residual'][-1]:.2g}. The fitted model is usable; "
-        "what credible_sets() says of columns together is surer than the inclusion of one.",
+        "credible_sets(), which takes columns together, is more reliable than single inclusions.",
         ConvergenceWarning,
         stacklevel=3,
     )

@@ -6,7 +6,7 @@ correlated columns as between the columns of a single effect (Wang et al. 2020),
 drawn and not averaged. What the step knows of all columns is kept: inclusion is the mean of these
 probabilities.
 
-Many chains go side by side, from different models. Rounds grow twofold and only the last one
+Many chains run in parallel, from different models. Rounds grow twofold and only the last one
 counts, so that half of all steps are thrown away. How far the chains differ is the error.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 
 
 class _Lengths(NamedTuple):
-    """How long chains go, and how many side by side."""
+    """How long chains are, and how many run in parallel."""
 
     entries: int = 2**14  # columns of all chains together: of fewer numpy's calls cost more
     chains: tuple = (8, 32)
@@ -118,7 +118,7 @@ class ModelDraws:
 
 
 class ModelChains:
-    """Markov chains over models, side by side."""
+    """Markov chains over models, run in parallel."""
 
     def __init__(self, law, rng):
         d, n = law.d, len(law.problem.model.X)

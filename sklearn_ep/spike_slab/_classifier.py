@@ -23,25 +23,25 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
     """Probit classification of two classes in which each coefficient may be exactly zero.
 
     p(second class) = Phi(X w + intercept); w_j is zero with probability 1 - `prior_inclusion` and
-    normal with variance `slab_variance` otherwise. The posterior is that of expectation
-    propagation, with a site on each row and on each coefficient; slab and inclusion are integrated
-    out unless given.
+    normal with variance `slab_variance` otherwise. The posterior is approximated by expectation
+    propagation, with a site on each row and on each coefficient. Slab variance and inclusion are
+    averaged over unless given.
 
     Parameters
     ----------
     slab_variance : float or "auto", default="auto"
         Variance of a coefficient that is not zero, on the scale of the standardised columns; "auto"
-        integrates it out or learns it.
+        averages over it or learns it.
     prior_inclusion : float or "auto", default="auto"
-        Prior probability in (0, 1) that a coefficient is not zero; "auto" integrates it out or
+        Prior probability in (0, 1) that a coefficient is not zero; "auto" averages over it or
         learns it.
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
-        What becomes of the two above that are not given. "integrate" averages over them, by a
-        lattice of some 10 to 16 fits from each other's sites. Their priors are those of
-        `SpikeSlabRegressor` with a noise variance of one: r = slab variance times the mean square
-        of the columns has the density (1 + r)^(-3/2) / 2, the inclusion Beta(1, sqrt(d)). "mode"
-        takes those of largest evidence times prior, in a third of the time. "auto" is "integrate"
-        up to two million entries of X, for each fit keeps a copy of them, and "mode" beyond.
+        How the two above are treated where they are not given. "integrate" averages over them, by a
+        lattice of some 10 to 16 fits. Their priors are those of `SpikeSlabRegressor` with a noise
+        variance of one: r = slab variance times the mean square of the columns has the density (1 +
+        r)^(-3/2) / 2, the inclusion Beta(1, sqrt(d)). "mode" takes those of largest evidence times
+        prior, in a third of the time. "auto" is "integrate" up to two million entries of X, since
+        each fit keeps a copy of them, and "mode" beyond.
     fit_intercept : bool, default=True
         Fit an intercept, with a normal prior of standard deviation 10 at the mean of the columns.
     standardize : bool, default=True
@@ -113,13 +113,13 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
     A sweep costs O(n^2 d) for d > n, with memory for two copies of X and no d x d matrix, and
     O(n d^2 + d^3) otherwise; a default fit takes some 200 sweeps. A sparse X is made dense.
 
-    Where hardly any of many correlated columns stands out, and few are expected to be in, EP has no
-    fixed point that parallel sweeps find. Nodes there are left out of the average. Of the mode a
-    ``ConvergenceWarning`` says so, after sweeps with positive sites, which stay near.
+    Parallel sweeps may find no fixed point where hardly any of many correlated columns stands out
+    and few are expected to be in. Such nodes are left out of the average. At the mode a
+    ``ConvergenceWarning`` says so.
 
-    `coef_std_`, `covariance`, draws without zeros and predictions are those of Gaussian posteriors.
-    Intervals know that coefficients may be zero: `coef_interval` and `summary` give quantiles of
-    prior times cavity. Correlated columns share a signal, each with too small an inclusion.
+    `coef_std_`, `covariance`, draws without zeros and predictions come from Gaussian posteriors.
+    Intervals allow for coefficients that are zero. Correlated columns share an effect, each with
+    too small an inclusion.
 
     References
     ----------

@@ -162,7 +162,7 @@ def regular_ep(
 ):  # fmt: skip
     """Run parallel EP with positive sites; return the loop's Result, its payload the last state.
 
-    Where the fixed point wants a negative site the iteration comes to rest elsewhere: the residual,
+    Where the fixed point wants a negative site the iteration ends elsewhere: the residual,
     which knows no bound on the sites, then stays large. Only next to a fixed point `signed` sites
     are safe. Roots of the inverse map start from those of the state `before`; without `energies`,
     which cost half a sweep each, none is recorded.

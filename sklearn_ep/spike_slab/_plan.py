@@ -177,7 +177,7 @@ def _rows(estimator, X, y, sample_weight):
     check_column_scales(estimator, training.X)
     _check_scale_of(training.y)
     if estimator.fit_intercept and training.weight.sum() <= 1:
-        raise ValueError("sample_weight adds up to at most one row, which the intercept takes.")
+        raise ValueError("sample_weight adds up to at most one row, which only fits an intercept.")
     return training
 
 
@@ -186,8 +186,8 @@ def _check_scale_of(y):
     size = np.abs(y).max()
     if size > LARGEST_ENTRY or 0 < size < 1.0 / LARGEST_ENTRY:
         raise ValueError(
-            f"y has a largest absolute value of {size:.3g}, whose square double precision cannot "
-            f"carry: scale y to between {1.0 / LARGEST_ENTRY:g} and {LARGEST_ENTRY:g}."
+            f"y has a largest absolute value of {size:.3g}, whose square overflows double "
+            f"precision: scale y to between {1.0 / LARGEST_ENTRY:g} and {LARGEST_ENTRY:g}."
         )
 
 

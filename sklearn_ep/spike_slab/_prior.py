@@ -217,7 +217,7 @@ class _InverseMap:
             u[todo] = new
             if not left.any():
                 break
-            # a gather costs as much as an evaluation: not before half of them have come to rest
+            # a gather costs as much as an evaluation: not before half of them have converged
             if self.factor.groups is None and 2 * np.count_nonzero(left) < len(left):
                 todo = np.arange(len(u))[todo][left]
         return self._cavity(u)

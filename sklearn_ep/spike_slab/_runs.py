@@ -31,7 +31,7 @@ LEAST_SITE = 1e-3  # in slab precisions: next to flat, warm sites are lifted to 
 
 @dataclass
 class RunSettings:
-    """What a run is told by the user."""
+    """What the user asks of a run."""
 
     algorithm: str
     damping: float

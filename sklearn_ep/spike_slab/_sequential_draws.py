@@ -5,7 +5,7 @@ of the next one, is its cavity, and it is drawn from prior times cavity. The cha
 joint distribution, whose only approximation is that the sites of coefficients to come stay those of
 EP. So what earlier coefficients leave of a signal is taken by later ones, and sums of coefficients
 have the spread that the data give them. A map of draws from Q to these marginals, one coefficient
-at a time, would widen sums of correlated columns: with zeros there is less correlation to be had.
+at a time, would widen sums of correlated columns: with zeros there is less correlation.
 Draws depend on the order a little, so that it is random, but for the first columns of many.
 
 A group that is in is normal in all its columns: it is drawn at once from the slab times its joint

@@ -42,7 +42,7 @@ def statistics_of_products(XtX, Xty, yty, n_samples, X_mean=None, y_mean=0.0):
     scatter = products - n_samples * np.outer(mean, mean)
     values, directions = axes_of(scatter)
     if values[0] < _LEAST_EIGENVALUE or np.any(np.diagonal(scatter) < 0):
-        raise ValueError("XtX, Xty, yty and the means are not positive semidefinite: of no rows.")
+        raise ValueError("XtX, Xty, yty and the means of no rows: not positive semidefinite.")
     held = values > 10 * len(values) * np.finfo(float).eps
     root = np.sqrt(values[held])[:, None] * directions[held]
     return RowStatistics(int(n_samples), float(n_samples), mean, root)

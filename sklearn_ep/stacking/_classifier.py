@@ -32,13 +32,14 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     Parameters
     ----------
     estimators : list of (str, classifier), default=None
-        Parts with their names. Each needs `loo_proba_` after `fit`, as the classifiers of this
-        package have it, or `cv`; a pipeline is asked for that of its last step. None stands for
-        `EPGaussianProcessClassifier` and `ConvexVariationalLogistic` at their defaults, and for the
-        linear model alone where X is sparse: on most data one of the two is near the best.
+        Parts with their names. Without `cv` each needs `loo_proba_` after `fit`, as the classifiers
+        of this package have it; a pipeline uses its last step. None is
+        `EPGaussianProcessClassifier` and `ConvexVariationalLogistic` at their defaults, since one
+        of the two is near the best on most data. Where X is sparse it is the linear model alone.
     cv : int, splitter or None, default=None
-        Folds by which all parts are weighed instead, as in scikit-learn: for parts without
-        `loo_proba_`, at the price of a fit a fold. None is leave-one-out, which costs nothing.
+        Folds by which all parts are weighed, as in scikit-learn. They serve for parts without
+        `loo_proba_` and take one more fit for each fold. None is leave-one-out, which costs
+        nothing.
     n_jobs : int or None, default=None
         Workers for the parts. Answers do not depend on it.
     random_state : int, RandomState instance or None, default=None
@@ -73,8 +74,8 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     Raises
     ------
     ValueError
-        If a part has no `loo_proba_` and `cv` is None, if two parts share a name, if a part takes
-        no `sample_weight` and there are some, or if a part refuses the data.
+        If a part has no `loo_proba_` and `cv` is None, or takes no `sample_weight` and there are
+        some. If two parts share a name, or a part refuses the data.
 
     See Also
     --------
@@ -83,9 +84,9 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
 
     Notes
     -----
-    Cost: that of the parts, and O(n K) for the weights of K parts. Leave-one-out probabilities of
-    a part are those of its cavities with its hyperparameters kept, and a little optimistic where
-    few rows decide many hyperparameters.
+    Cost: the fits of the parts, and O(n K) for the weights of K parts. Leave-one-out probabilities
+    of a part keep its hyperparameters. They are a little optimistic where few rows decide many
+    hyperparameters.
 
     References
     ----------
@@ -263,7 +264,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     def predict_proba_interval(self, X: Rows, level: float = 0.9) -> np.ndarray:
         """Intervals of the class probabilities: the weighted mean of those of the parts.
 
-        That is exact where the probabilities of the parts rise and fall together, and as a rule too
+        This is exact where the probabilities of the parts rise and fall together, and usually too
         wide elsewhere.
 
         Parameters

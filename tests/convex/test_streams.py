@@ -3,6 +3,7 @@
 import types
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 from oracles import oracle
@@ -142,3 +143,9 @@ def test_every_batch_is_scored_before_it_is_learned(n_classes, after_fit):
         est.partial_fit(X[rows], y[rows], sample_weight=weight[rows])
     np.testing.assert_allclose(est.stream_log_score_, expected, rtol=1e-12)
     assert not hasattr(est.fit(X, y), "stream_log_score_")
+
+
+def test_batches_of_a_data_frame_keep_their_names():
+    frame = pd.DataFrame(B).add_prefix("column ")
+    est = stream(frame, Y, 50)
+    assert list(est.feature_names_in_) == list(frame) and np.all(np.isfinite(est.stream_log_score_))

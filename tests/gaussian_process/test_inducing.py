@@ -5,6 +5,7 @@ import pickle
 
 import joblib
 import numpy as np
+import pandas as pd
 import pytest
 from oracles import oracle
 from sklearn.base import clone
@@ -708,3 +709,13 @@ def test_more_inducing_points_than_distinct_rows_are_told():
         assert len(est.set_params(n_inducing=None).fit(X, y).inducing_points_) == 30
         with pytest.warns(UserWarning, match="n_inducing=20 .* inducing_points are given"):
             est.set_params(n_inducing=20, inducing_points=X[:5]).fit(X, y)
+
+
+def test_batches_of_a_data_frame_keep_their_names():
+    X, y = make_classification(120, 3, n_redundant=0, random_state=0)
+    frame = pd.DataFrame(X).add_prefix("column ")
+    stream = EPGaussianProcessClassifier(n_inducing=10, optimizer=None, random_state=0)
+    for i in range(0, 120, 40):
+        stream.partial_fit(frame[i : i + 40], y[i : i + 40], classes=[0, 1])
+    assert list(stream.feature_names_in_) == list(frame)
+    assert np.isfinite(stream.stream_log_score_[1:]).all()

@@ -211,12 +211,12 @@ H. Nickisch and M. W. Seeger, "Convex variational Bayesian inference for large s
 linear models", ICML 2009.
 
 The claim: a variational relaxation of models with super-Gaussian sites is convex if and only if the
-posterior is log-concave, and a double loop minimises it in matrix-vector products alone, with
-variances by Lanczos' method, whose errors hardly matter. Our verdict: both theorems hold and are
-tests of ours, and the double loop is as cheap as claimed. The bound, though, understates standard
-deviations however much data there is, so that our default is another one with the same loop; and
-errors of Lanczos variances do matter where uncertainty is used: where most variance is missing, the
-method becomes the posterior mode.
+posterior is log-concave. A double loop minimises it in matrix-vector products alone, with variances
+by Lanczos' method, whose errors hardly matter. Our verdict: both theorems hold and are tests of
+ours, and the double loop is as cheap as claimed. The bound, though, understates standard deviations
+however much data there is, so that our default is another one with the same loop; and errors of
+Lanczos variances do matter where uncertainty is used: where most variance is missing, the method
+becomes the posterior mode.
 """
 ITEMS = [
     Item(
@@ -243,8 +243,8 @@ Newton steps of scikit-learn, which does not tell products.
 **Reproduces:** Lanczos' method finds variances from below, and with two thirds as many vectors as
 columns (a9a) the fit is not much affected by what is missing.
 
-**Does not:** on text some hundred vectors find a few per cent of the variance, the mean moves by a
-tenth, and what is left has the log loss of the posterior mode. That loss happens to be the smaller
+**Does not:** on text some hundred vectors find a few per cent of the variance, and the mean moves
+by a tenth. The result has the log loss of the posterior mode. That loss happens to be the smaller
 one on these text rows, ten times as many columns as rows under a prior that was not learned; it is
 that of another model than the one asked for. Calibrated variances keep the loss of exact ones.
 
@@ -279,12 +279,12 @@ uncertainty. Variances are exact here, where the paper's scores are made of thos
 vectors; information gain with these was not run.
 
 **Protocol.** As in the paper: local bound, prior variance 1 on a9a (9 on text in place of a slope
-of 3), pools of 16,000 rows, blocks of 3 (20 on text) within which labels enter by rank-one updates,
-100 labels (500) to begin with. Fewer than the paper's: two random orders, labels to 250 (700), and
-a pool of 4,000 rows of rt_polarity for its two text sets; the paper's curves go to some thousand
-labels, where its sparse prior takes the lead. The paper prints no numbers of this figure. Its
-Laplace prior has a scale found on the full set, ours is .5. Random rows are the first of the same
-order that the start comes from.
+of 3), pools of 16,000 rows, 100 labels (500 on text) to begin with. Within blocks of 3 (20 on text)
+labels enter by rank-one updates. Fewer than the paper's: two random orders, labels to 250 (700),
+and a pool of 4,000 rows of rt_polarity for its two text sets; the paper's curves go to some
+thousand labels, where its sparse prior takes the lead. The paper prints no numbers of this figure.
+Its Laplace prior has a scale found on the full set, ours is .5. Random rows are the first of the
+same order that the start comes from.
 """,
         needs_data=True,
     ),

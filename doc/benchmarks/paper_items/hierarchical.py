@@ -300,10 +300,10 @@ ITEMS = [
         figure_1,
         """
 The sketch says that a part on its own knows little, and that working under the cavity keeps each
-part where all of them overlap. On the sets of Figure 4 that is so: the posterior of a part alone
-is 17 times as wide as that of all, and multiplying the Gaussians of parts alone, with the
-prior counted once, gives an error of the coefficients nine times that of EP. The picture
-itself, with five drawn ovals, is not repeated.
+part where all of them overlap. On the sets of Figure 4 that is so. The posterior of a part alone is
+17 times as wide as the posterior of all. The product of the Gaussians of parts alone, with the
+prior counted once, has nine times the error of EP. The picture itself, with five drawn ovals, is
+not repeated.
 """,
     ),
     Item(
@@ -313,9 +313,9 @@ itself, with five drawn ovals, is not repeated.
         """
 The example of the section, which the paper counts and does not run: 3,000 groups of 100 rows, slope
 and intercept of each, 20 shared parameters. We run it at its own size on one core, with the rows in
-60 parts, 17 coefficients and three coordinates of the covariance being the shared parameters, and
-with the quadrature rule of a normal posterior for the latter (``refine=False``). The section
-divides the rows into as many pieces as groups, which costs more on one core.
+60 parts. The shared parameters are 17 coefficients and three coordinates of the covariance, with
+the quadrature rule of a normal posterior for the latter (``refine=False``). The section divides the
+rows into as many pieces as groups, which costs more on one core.
 """,
     ),
     Item(
@@ -337,7 +337,7 @@ core, since each has its own nodes in the scale.
 The section hopes that fractional EP helps where the family is not flexible enough. Here it does
 not: distances are from a fit in which groups of at most eight rows are integrated exactly, and
 every power has sites of rows, one too. Where groups have four rows and a large scale, a power below
-one makes log tau, means, standard deviations and evidence worse, the more the nearer it is to zero,
+one makes log tau, means, standard deviations and evidence worse. The loss is largest near zero,
 which is variational Bayes. On the set of Figure 4 no power matters. A power of the likelihood of a
 row is taken, not of a part.
 """,
@@ -361,15 +361,15 @@ of EP. Hamiltonian chains in each part are ``engine="nuts"``, not run here.
         figure_4,
         """
 Reproduces: means and standard deviations settle within three sweeps, from the mode and from the
-paper's wide start alike, and the paper's counts of coverage, which are for one set, hold within two
-standard errors over twelve sets with the prior from which the coefficients were drawn. Does not
-reproduce with our default prior, 2.5 times as wide as the coefficients are: log odds have a
-standard deviation above seven, labels are nearly separated, and the common scale of all
-coefficients rests on the prior, so that they come out too large together. GPBoost (Laplace, no
-prior) is covered no better than that, and statsmodels (variational, factorised, the default's
-prior) worst of all, its standard errors being too short. Protocol: twelve sets in place of
-one; the scale of the effects is nearly known to the first prior, and learned with the default; the
-inner EP in place of 200 draws of Stan in each part. Sweep 0 is the start; the paper shows six.
+paper's wide start alike. The paper's counts of coverage, for one set, hold within two standard
+errors over twelve sets with the prior from which the coefficients were drawn. Does not reproduce
+with our default prior, 2.5 times as wide as the coefficients are: log odds have a standard
+deviation above seven, labels are nearly separated, and the common scale of all coefficients rests
+on the prior, so that they come out too large together. GPBoost (Laplace, no prior) is covered no
+better than that, and statsmodels (variational, factorised, the default's prior) worst of all, its
+standard errors being too short. Protocol: twelve sets in place of one; the scale of the effects is
+nearly known to the first prior, and learned with the default; the inner EP in place of 200 draws of
+Stan in each part. Sweep 0 is the start; the paper shows six.
 """,
     ),
     Item(
@@ -379,9 +379,9 @@ inner EP in place of 200 draws of Stan in each part. Sweep 0 is the start; the p
         """
 Reproduces, with the protocol of Figure 4, and the paper's partition of 20 groups in each of 50
 parts. Two of the twelve sets are fitted over 50 parts, the others with all rows as one, which gives
-the same answer (section 4.1). The paper gives no counts here. The last row is the race against
-GPBoost with standard errors, the median of five rounds that alternate on one core, of our default
-fit, which takes all rows as one part and integrates over the scale.
+the same answer (section 4.1). The paper gives no counts here. The last row is the time of our
+default fit over GPBoost's with standard errors, the median of five rounds that alternate on one
+core. The default takes all rows as one part and integrates over the scale.
 """,
     ),
     Item(

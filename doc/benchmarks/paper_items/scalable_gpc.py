@@ -370,10 +370,10 @@ D. Hernandez-Lobato and J. M. Hernandez-Lobato, "Scalable Gaussian process class
 expectation propagation", AISTATS 2016. The paper's claim: EP through inducing points (SEP) that
 moves kernel, points and sites together is as good as generalised FITC and stochastic variational
 inference (SVI), and faster. Our verdict: distribution and minibatches reproduce, accuracy on five
-of seven sets and within the errors on the others; that a step after each pass is faster than
-steps at fixed points does not, once these are warm-started and accelerated. There is no library
-of the paper's peers here: FITC is our own L-BFGS at fixed points, SVI our power EP at a small
-power, whose limit it is, and figures of GFITC and SVI are the paper's where a column says so.
+of seven sets and within the errors on the others; that a step after each pass is faster than steps
+at fixed points does not, once these are warm-started and accelerated. There is no library of the
+paper's peers here. FITC is our own L-BFGS at fixed points, and SVI our power EP at a small power,
+whose limit it is. Figures of GFITC and SVI are the paper's where a column says so.
 """
 ITEMS = [
     Item(
@@ -382,16 +382,16 @@ ITEMS = [
         table_1,
         """
 Not above the paper's SEP, but for rounding, in 17 of 21 cells by Adam: australian by far (the
-paper's .69 is that of a coin), breast_wisconsin, pima532, crabs, ionosphere, and heart at 25 and
-50 %. Above it: sonar by .01 to .04 and heart at 15 % by .03, which is within two standard errors of
+paper's .69 is that of a coin), breast_wisconsin, pima532, crabs, ionosphere, and heart at 25 and 50
+%. Above it: sonar by .01 to .04 and heart at 15 % by .03, which is within two standard errors of
 our figures. By the sign rule and by L-BFGS ionosphere and sonar at 15 % are above as well, on eight
 and six splits. The paper learns by the evidence alone; here several lengths have a prior up to 1000
 rows, as by default, without which heart has .515, ionosphere .291 and sonar .385 at 15 % by Adam.
 The splits and first points of the paper are random and not at hand; ours are nine tenths for
-training, columns standardised, amplitude one, one length a column and points at random rows. No
-noise variance is learned: it would only rescale the kernel. Fewer splits than the paper's 20 where
-the row says so, and 30 steps of L-BFGS, each at a fixed point. The paper's GFITC and SVI are copied
-from it, not run.
+training, columns standardised, amplitude one, a length scale for each column and points at random
+rows. No noise variance is learned: it would only rescale the kernel. Fewer splits than the paper's
+20 where the row says so, and 30 steps of L-BFGS, each at a fixed point. The paper's GFITC and SVI
+are copied from it, not run.
 """,
         True,
     ),
@@ -402,11 +402,11 @@ from it, not run.
         """
 Both ways reach the same evidence, as in the paper. That inner updates, a step of the
 hyperparameters after each pass, get there sooner does not reproduce: steps at fixed points are
-within a nat of the end after .8 CPU seconds, inner ones after 1.1. Here a fixed point is found
-from the last one by Anderson acceleration in a few sweeps. In the first steps, where the sites
-are still moving, the evidence of the inner updates jumps, as in the paper. Pima, m = 300 and the
-sign rule as in the paper, on nine tenths of the 532 complete rows; 100 outer steps, 300 inner
-ones. The right panel of the paper is a drawing of the scheme.
+within a nat of the end in .8 CPU seconds, inner ones in 1.1. Here a fixed point is found from the
+last one by Anderson acceleration in a few sweeps. In the first steps, where the sites are still
+moving, the evidence of the inner updates jumps, as in the paper. Pima, m = 300 and the sign rule as
+in the paper, on nine tenths of the 532 complete rows; 100 outer steps, 300 inner ones. The right
+panel of the paper is a drawing of the scheme.
 """,
         True,
     ),
@@ -433,10 +433,9 @@ that of the other 4900.
 Log loss falls with time and with m = 4, 50, 200 as in the paper; 50 points are nearly as good as
 200 at a quarter of the time. Our curve alone, one split in place of 100. Workers: a pass over
 60,000 digits gets faster up to six workers, and no further, as in the paper. These seconds are
-computed: the CPU time of a pass over the share of a worker (of 12,000 digits, taken five times),
-that of the master, and 7 MB a message there and back at 125 MB/s, one after another. The wall
-times of one and two workers were measured on two cores that did other work as well; they show
-that two workers run, not how fast.
+computed: the CPU time of a pass over a worker's share (12,000 digits, five times), the time of the
+master, and 7 MB for each message both ways at 125 MB/s. The wall times of one and two workers were
+measured on two cores that did other work as well; they show that two workers run, not how fast.
 """,
         True,
     ),
@@ -446,15 +445,15 @@ that two workers run, not how fast.
         figure_4,
         """
 Minibatches of 200 with m = 200 reach the accuracy that the paper's SEP has in batches (log loss
-.0694, error 2.7 %; SVI .0655 and 2.2 %) after a single epoch of the digits, and are better after
-two, each followed by up to four full passes at fixed hyperparameters, of which the paper has
-none. On flights they outperform the linear model, as in the paper; three epochs of batches of 1000
-end lower than one of 200 in as many CPU seconds, 11, and twelve with m = 300 at .535 in a minute.
-The paper's flights, 2,127,068 of early
-2008, are not at hand: there are all 203,853 for training of New York in 2013 with the same eight
-attributes, and as many generated ones as the paper has, with known chances of delay, of which EP
-loses .0006 nats a row in one epoch of 26 CPU seconds (m = 50, one averaged site, up to three full
-passes). The paper prints no numbers for flights. Adam in place of Adadelta.
+.0694, error 2.7 %; SVI .0655 and 2.2 %) after a single epoch of the digits, and are better with
+two. Each epoch is followed by up to four full passes at fixed hyperparameters; the paper has none.
+On flights they outperform the linear model, as in the paper; three epochs of batches of 1000 end
+lower than one of 200 in as many CPU seconds, 11, and twelve with m = 300 at .535 in a minute. The
+paper's flights, 2,127,068 of early 2008, are not at hand. We take all 203,853 of New York in 2013
+with the same eight attributes, and as many generated ones as the paper has, with known chances of
+delay. On those EP loses .0006 nats for each row in one epoch of 26 CPU seconds (m = 50, one
+averaged site, up to three full passes). The paper prints no numbers for flights. Adam in place of
+Adadelta.
 """,
         True,
     ),

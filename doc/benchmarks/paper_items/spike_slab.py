@@ -196,10 +196,10 @@ with spike-and-slab priors", 2011.
 
 The claim: regular EP with damping may fail to converge when there are few rows; a double loop on an
 energy that is bounded below, by constraints that keep sites and cavities positive, always does, and
-its errors are smaller where regular EP fails. Our verdict: the double loop comes to rest on nearly
-all sets, and errors where regular EP converges are those of the paper; but the constraint is not
-needed for a bound (the energy that ``algorithm="convergent"`` descends has one without), it moves
-the stationary points away from the fixed points of EP, and which of several fixed points is found
+its errors are smaller where regular EP fails. Our verdict: the double loop converges on nearly all
+sets, and errors where regular EP converges are those of the paper. But the constraint is not needed
+for a bound: the energy that ``algorithm="convergent"`` descends has one without. The constraint
+moves the stationary points away from the fixed points of EP. Which of several fixed points is found
 matters more for the error than whether one is.
 """
 ITEMS = [
@@ -233,10 +233,10 @@ default of ``SpikeSlabRegressor`` on the same sets.
         section_3,
         """
 **Reproduces:** the energy never rises and stays above n/2 log(2 pi noise) - d/2 log 2; the
-algorithm comes to rest (residual 1e-4) on nearly all sets within 200 outer steps. Each step lowers
-the energy at least by its guarantee, the Kullback-Leibler divergences between old and new
-marginals; as they add up to no more than the height above the bound, the smallest of the first T is
-at most that height over T: the paper's proof as a certificate of each run.
+algorithm converges (residual 1e-4) on nearly all sets within 200 outer steps. Each step lowers the
+energy at least by its guarantee, the Kullback-Leibler divergences between old and new marginals; as
+they add up to no more than the height above the bound, the smallest of the first T is at most that
+height over T: the paper's proof as a certificate of each run.
 
 **Does not:** the claim that stationary points are those of regular EP. It holds where no bound is
 active; the rows show how often that is. The residual judges the constrained problem: what an outer
@@ -254,14 +254,14 @@ energy by at least what the published step guarantees.
         section_4,
         """
 What the paper's experiment says of our variants and default, on 40 of its sets. Ten rows and 25
-columns with next to no noise leave several fixed points, and the mean error is that of the few sets
-on which a run ends at a poor one: medians are far smaller than means. The default, "auto", ends at
-one fixed point, found at decreasing noise, and takes no second look. It has the largest evidence of
+columns with hardly any noise leave several fixed points. A few sets on which a run ends at a poor
+one decide the mean error: medians are far smaller than means. The default, "auto", ends at one
+fixed point, found at decreasing noise, and takes no second look. It has the largest evidence of
 those that do not, by a nat and more, and no larger median; its mean error is larger on these sets,
 by one standard error of the paired difference, which a few sets make. Ten starts, of which the
 fixed point of largest evidence is kept (``n_init=10``), or averaged (``predict(X, mixture=True)``),
-have the smallest errors and the largest evidence, at ten times the price. The default keeps to
-one start. LassoCV, which is told nothing, is there for the scale.
+have the smallest errors and the largest evidence, at ten times the price. The default keeps to one
+start. LassoCV, which knows no hyperparameters, is there for the scale.
 """,
     ),
 ]
