@@ -42,20 +42,21 @@ models = {
     "logistic": LogisticRegression(),
     "boosting": HistGradientBoostingClassifier(random_state=0),
 }
+fitted = {}
 print(f"{'':10}{'log loss':>10}{'error':>10}{'calibration error':>20}")
 for name, classifier in models.items():
     model = make_pipeline(StandardScaler(), classifier).fit(X_train, y_train)
-    proba = model.predict_proba(X_test)
+    fitted[name], proba = model, model.predict_proba(X_test)
     error = np.mean(model.predict(X_test) != y_test)
     gap = calibration_error(y_test, proba[:, 1])
     print(f"{name:10}{log_loss(y_test, proba):10.4f}{error:10.4f}{gap:20.4f}")
 
 # %%
-# The picture: reliability on held-out rows, with the number of rows behind each point and the band
-# in which chance leaves a calibrated model; then a fit to two features of 250 rows: how it
-# converged, first to the best kernel, then to the average over kernels, whose evidence is lower
-# since it counts that the kernel is not known; and its latent function, whose standard deviation
-# grows where there are no rows.
+# The picture: reliability of three models on held-out rows, with the number of rows behind each
+# point and the bands in which chance leaves calibrated ones; then a fit to two features of 250
+# rows: how it converged, first to the best kernel, then to the average over kernels, whose evidence
+# is lower since it counts that the kernel is not known; and its latent function, whose standard
+# deviation grows where there are no rows.
 
 scaler = StandardScaler().fit(X_train)
 names = ["mean radius", "mean texture"]
@@ -63,9 +64,8 @@ pair, labels = scaler.transform(X_train)[:250, :2], y_train[:250]
 small = EPGaussianProcessClassifier().fit(pair, labels)
 
 fig, axes = plt.subplots(1, 3, figsize=(15, 4.8), layout="constrained")
-ReliabilityDisplay.from_estimator(
-    models["EP"], scaler.transform(X_test), y_test, n_bins=5, ax=axes[0]
-)
+for name in ("EP", "logistic", "boosting"):
+    ReliabilityDisplay.from_estimator(fitted[name], X_test, y_test, n_bins=5, name=name, ax=axes[0])
 ConvergenceDisplay.from_estimator(small, ax=axes[1])
 display = LatentDisplay.from_estimator(small, pair, labels, ax=axes[2])
 display.ax_.set(

@@ -8,9 +8,9 @@ import scipy.sparse as sp
 from numpy.typing import ArrayLike
 
 # arrays, lists, and tables, which turn into arrays; and sparse rows
-Rows: TypeAlias = ArrayLike | sp.sparray | sp.spmatrix
+RowsLike: TypeAlias = ArrayLike | sp.sparray | sp.spmatrix
 # the same in memory, or partitions: (X, y), functions that load them, futures
-TrainingRows: TypeAlias = Rows | Sequence[Any]
+TrainingRows: TypeAlias = RowsLike | Sequence[Any]
 Seed: TypeAlias = int | np.random.RandomState | None
 # a method that a decorator leaves with its signature
 Method = TypeVar("Method", bound=Callable[..., Any])

@@ -10,7 +10,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from .._engine.diagnostics import importance_check
-from .annotations import Rows, Seed
+from .annotations import RowsLike, Seed
 from .checks import check_number, check_seen
 from .diagnosis import Diagnosis, diagnose_fit
 from .saving import packed, unpacked
@@ -63,7 +63,7 @@ class VersionedEstimator(SavedEstimator):
         n_draws: int = 1000,
         random_state: Seed = 0,
         *,
-        X: Rows | None = None,
+        X: RowsLike | None = None,
         y: ArrayLike | None = None,
         groups: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,

@@ -7,7 +7,8 @@ import functools
 import numbers
 import os
 import warnings
-from typing import Any, NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 import scipy.sparse as sp
@@ -315,7 +316,7 @@ def refuse_joint(estimator, setting):
         )
 
 
-def is_part_list(X, y):
+def is_part_list(X: Any, y: Any) -> TypeGuard[Sequence[Any]]:
     """Return whether `fit(X, y)` was given a list of partitions in place of arrays."""
     if y is not None or not isinstance(X, list | tuple) or len(X) == 0:
         return False

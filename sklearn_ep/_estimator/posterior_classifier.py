@@ -7,7 +7,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .annotations import Rows, Seed
+from .annotations import RowsLike, Seed
 from .base import VersionedEstimator
 from .checks import check_number, in_precision_of_rows
 from .compat import CallbackSupportMixin
@@ -37,7 +37,7 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
             self, X, reset=False, dtype=np.float64, accept_sparse=self._accept_sparse
         )
 
-    def latent_mean_and_variance(self, X: Rows) -> tuple[np.ndarray, np.ndarray]:
+    def latent_mean_and_variance(self, X: RowsLike) -> tuple[np.ndarray, np.ndarray]:
         """Posterior mean and variance of the latent function at new rows.
 
         Parameters
@@ -53,7 +53,7 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         X = self._check_new(X)
         return self._latents().mean_and_variance(X)
 
-    def latent_covariance(self, X1: Rows, X2: Rows | None = None) -> np.ndarray:
+    def latent_covariance(self, X1: RowsLike, X2: RowsLike | None = None) -> np.ndarray:
         """Posterior covariance of the latent function between new rows.
 
         Parameters
@@ -85,7 +85,7 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         return self._latents().variance_and_log_proba(self._check_new(X))
 
     @in_precision_of_rows
-    def decision_function(self, X: Rows) -> np.ndarray:
+    def decision_function(self, X: RowsLike) -> np.ndarray:
         """Posterior mean of the latent function.
 
         Parameters
@@ -127,7 +127,7 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         return latents_of(self._posteriors, self._links())
 
     @in_precision_of_rows
-    def predict_log_proba(self, X: Rows) -> np.ndarray:
+    def predict_log_proba(self, X: RowsLike) -> np.ndarray:
         """Log probabilities of the classes, computed in logs throughout.
 
         Parameters
@@ -147,7 +147,7 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         return self._latents().log_proba(X)
 
     @in_precision_of_rows
-    def predict_proba(self, X: Rows) -> np.ndarray:
+    def predict_proba(self, X: RowsLike) -> np.ndarray:
         """Probabilities of the classes, averaged over the posterior of the latent function.
 
         Parameters
@@ -163,7 +163,7 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         return probabilities(self._log_proba(X))
 
     @in_precision_of_rows
-    def predict_proba_interval(self, X: Rows, level: float = 0.9) -> np.ndarray:
+    def predict_proba_interval(self, X: RowsLike, level: float = 0.9) -> np.ndarray:
         """Intervals of the class probabilities under the posterior of the latent function.
 
         Parameters
@@ -190,7 +190,7 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         X = self._check_new(X)
         return self._latents().proba_interval(X, level)
 
-    def predict(self, X: Rows) -> np.ndarray:
+    def predict(self, X: RowsLike) -> np.ndarray:
         """Most probable class.
 
         Parameters
@@ -206,7 +206,9 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         log_proba = self._log_proba(X)
         return self.classes_[np.argmax(log_proba, axis=1)]
 
-    def sample_proba(self, X: Rows, n_samples: int = 10, random_state: Seed = None) -> np.ndarray:
+    def sample_proba(
+        self, X: RowsLike, n_samples: int = 10, random_state: Seed = None
+    ) -> np.ndarray:
         """Draw class probabilities from the posterior: a committee of functions.
 
         Parameters

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import clone, is_regressor
 from sklearn.utils import check_random_state
 
-from .._estimator.annotations import Rows, Seed
+from .._estimator.annotations import RowsLike, Seed
 from .._estimator.checks import check_number
 from .._estimator.summary import Printed
 from .._estimator.tables import rows_at
@@ -119,7 +119,7 @@ class Learner(Printed):
     def __init__(
         self,
         estimator: Any,
-        X_pool: Rows,
+        X_pool: RowsLike,
         y: ArrayLike | None = None,
         *,
         classes: ArrayLike | None = None,
@@ -441,7 +441,7 @@ class Learner(Printed):
         )
         return self
 
-    def predict_proba(self, X: Rows | None = None) -> np.ndarray:
+    def predict_proba(self, X: RowsLike | None = None) -> np.ndarray:
         """Class probabilities with all labels so far, those since the last refit included.
 
         Parameters
@@ -474,7 +474,7 @@ class Learner(Printed):
 
 def learn(
     estimator: Any,
-    X_pool: Rows,
+    X_pool: RowsLike,
     oracle: Callable[..., Any],
     n_queries: int,
     *,

@@ -10,7 +10,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from .._estimator.annotations import Rows, Seed
+from .._estimator.annotations import RowsLike, Seed
 from .._estimator.checks import check_number
 from .._estimator.tables import rows_at
 from ._design import design_rows
@@ -50,10 +50,10 @@ def reference_of(strategy, X, X_reference, n_reference, random_state):
 
 def scores(
     estimator: Any,
-    X: Rows,
+    X: RowsLike,
     *,
     strategy: str | Callable[..., Any] = "auto",
-    X_reference: Rows | None = None,
+    X_reference: RowsLike | None = None,
     n_reference: int | None = None,
     random_state: Seed = None,
 ) -> np.ndarray:
@@ -147,7 +147,7 @@ def scores(
 
 def query(
     estimator: Any,
-    X_pool: Rows,
+    X_pool: RowsLike,
     n_instances: int = 1,
     *,
     strategy: str | Callable[..., Any] = "auto",
@@ -155,7 +155,7 @@ def query(
     exclude: ArrayLike | None = None,
     objective: str = "log_loss",
     diversify: bool | str = "auto",
-    X_reference: Rows | None = None,
+    X_reference: RowsLike | None = None,
     n_reference: int | None = None,
     return_scores: bool = False,
     random_state: Seed = None,

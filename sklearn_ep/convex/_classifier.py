@@ -3,8 +3,10 @@
 import copy
 import functools
 import warnings
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -13,6 +15,7 @@ from .._engine.class_sites import ClassSites
 from .._engine.diagnostics import weight_space_log_weights
 from .._engine.partition import Part, PartMap
 from .._engine.super_gaussian import LogisticSites
+from .._estimator.annotations import RowsLike, Seed, TrainingRows
 from .._estimator.averaged import average_remarks, hyper_attributes
 from .._estimator.checks import (
     LARGEST_IN_UNITS,
@@ -341,36 +344,36 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
 
     def __init__(
         self,
-        prior_variance="learn",
+        prior_variance: ArrayLike = "learn",
         *,
-        calibration="loo",
-        hyperparameters="auto",
-        bound="kl",
-        prior="gaussian",
-        laplace_scale=1.0,
-        learn_prior=False,
-        prior_groups=None,
-        fit_intercept=True,
-        intercept_prior_variance=100.0,
-        variance="auto",
-        n_variance_samples=8,
-        n_evidence_probes=8,
-        solver="auto",
-        damping=1.0,
-        max_iter=20,
-        tol=1e-3,
-        inner_tol=1e-4,
-        max_inner_iter=50,
-        class_weight=None,
-        multi_class="auto",
-        forgetting=1.0,
-        stream_rank=None,
-        n_partitions=None,
-        warm_start=False,
-        n_jobs=None,
-        random_state=None,
-        verbose=0,
-    ):
+        calibration: str | None = "loo",
+        hyperparameters: str = "auto",
+        bound: str = "kl",
+        prior: Any = "gaussian",
+        laplace_scale: float | str = 1.0,
+        learn_prior: bool = False,
+        prior_groups: ArrayLike | None = None,
+        fit_intercept: bool = True,
+        intercept_prior_variance: float = 100.0,
+        variance: str = "auto",
+        n_variance_samples: int = 8,
+        n_evidence_probes: int = 8,
+        solver: str = "auto",
+        damping: float = 1.0,
+        max_iter: int = 20,
+        tol: float = 1e-3,
+        inner_tol: float = 1e-4,
+        max_inner_iter: int = 50,
+        class_weight: dict[Any, float] | str | None = None,
+        multi_class: str = "auto",
+        forgetting: float = 1.0,
+        stream_rank: int | None = None,
+        n_partitions: int | None = None,
+        warm_start: bool = False,
+        n_jobs: int | None = None,
+        random_state: Seed = None,
+        verbose: int = 0,
+    ) -> None:
         self.prior_variance = prior_variance
         self.calibration = calibration
         self.hyperparameters = hyperparameters
@@ -402,7 +405,9 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
 
     @restore_on_error
     @with_callbacks
-    def fit(self, X, y=None, sample_weight=None):
+    def fit(
+        self, X: TrainingRows, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> Self:
         """Fit the classifier.
 
         Parameters
@@ -473,7 +478,13 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
 
     @available_if(_may_stream)
     @restore_on_error
-    def partial_fit(self, X, y, classes=None, sample_weight=None):
+    def partial_fit(
+        self,
+        X: RowsLike,
+        y: ArrayLike,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> Self:
         """Go on with further rows: the posterior so far is their prior.
 
         Parameters
@@ -535,7 +546,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         attributes = _of_any_fit(self, plan, fits)
         attributes["prior_variance_"] = getattr(self, "prior_variance_", given_variance(self))
         attributes["log_evidence_"] += getattr(self, "log_evidence_", 0.0)
-        attributes["_n_rows"] = len(y) + getattr(self, "_n_rows", 0)
+        attributes["_n_rows"] = np.size(y) + getattr(self, "_n_rows", 0)
         before = getattr(self, "stream_log_score_", np.empty(0))
         attributes["stream_log_score_"] = np.append(before, log_score)
         _replace(self, attributes)
@@ -566,7 +577,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         return tags
 
     @in_precision_of_rows
-    def decision_function(self, X):
+    def decision_function(self, X: RowsLike) -> np.ndarray:
         """Posterior mean of the linear predictor, or log odds of one class against the rest.
 
         Parameters
@@ -586,7 +597,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
             return self._latents().log_odds(X)
         return self._posteriors[0].latent_mean(X)
 
-    def sample_posterior(self, n_samples=1, random_state=None):
+    def sample_posterior(self, n_samples: int = 1, random_state: Seed = None) -> np.ndarray:
         """Draw coefficients from the posterior.
 
         Parameters
@@ -668,7 +679,7 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         prior = 1.0 / np.broadcast_to(given, d)
         return np.append(prior, [1.0 / self.intercept_prior_variance] * bool(self.fit_intercept))
 
-    def condition_on(self, X, y):
+    def condition_on(self, X: RowsLike, y: ArrayLike) -> Self:
         """Include labelled rows by rank-one updates, without a refit.
 
         Each row gets the Gaussian site that is best given the posterior so far; the sites of

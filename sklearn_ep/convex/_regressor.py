@@ -1,13 +1,17 @@
 """Linear regression with super-Gaussian priors, on matrices and linear operators."""
 
+from typing import Any, Literal, Self, overload
+
 import numpy as np
 import scipy.sparse as sp
+from numpy.typing import ArrayLike
 from scipy.sparse.linalg import LinearOperator
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from .._engine.loop import SILENT
+from .._estimator.annotations import RowsLike, Seed, TrainingRows
 from .._estimator.base import VersionedEstimator
 from .._estimator.checks import (
     LARGEST_IN_UNITS,
@@ -159,18 +163,18 @@ class ConvexVariationalRegressor(
 
     def __init__(
         self,
-        prior=None,
+        prior: Any = None,
         *,
-        prior_operator=None,
-        noise_variance="auto",
-        fit_intercept="auto",
-        variance="auto",
-        n_variance_samples=16,
-        learn_prior="auto",
-        max_iter=50,
-        tol=1e-3,
-        random_state=None,
-    ):
+        prior_operator: Any = None,
+        noise_variance: float | str = "auto",
+        fit_intercept: bool | str = "auto",
+        variance: str = "auto",
+        n_variance_samples: int = 16,
+        learn_prior: bool | str = "auto",
+        max_iter: int = 50,
+        tol: float = 1e-3,
+        random_state: Seed = None,
+    ) -> None:
         self.prior = prior
         self.prior_operator = prior_operator
         self.noise_variance = noise_variance
@@ -184,7 +188,9 @@ class ConvexVariationalRegressor(
 
     @restore_on_error
     @with_callbacks
-    def fit(self, X, y=None, sample_weight=None):
+    def fit(
+        self, X: TrainingRows, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> Self:
         """Fit the regression.
 
         Parameters
@@ -229,7 +235,9 @@ class ConvexVariationalRegressor(
         return self._stored(plan, fitted, X)
 
     @restore_on_error
-    def partial_fit(self, X, y, sample_weight=None):
+    def partial_fit(
+        self, X: RowsLike, y: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> Self:
         """Go on with further rows: the answer is that of a fit to all rows so far.
 
         Parameters
@@ -347,8 +355,14 @@ class ConvexVariationalRegressor(
         tags.input_tags.sparse = True
         return tags
 
+    @overload
+    def predict(self, X: RowsLike, return_std: Literal[False] = ...) -> np.ndarray: ...
+
+    @overload
+    def predict(self, X: RowsLike, return_std: Literal[True]) -> tuple[np.ndarray, np.ndarray]: ...
+
     @in_precision_of_rows
-    def predict(self, X, return_std=False):
+    def predict(self, X: Any, return_std: bool = False) -> Any:
         """Predict responses.
 
         Parameters
@@ -373,7 +387,7 @@ class ConvexVariationalRegressor(
         mean, variance = posterior.predict(X.tocsr() if sp.issparse(X) else X)
         return mean, np.sqrt(variance + posterior.new_noise)
 
-    def predict_interval(self, X, level=0.9):
+    def predict_interval(self, X: RowsLike, level: float = 0.9) -> np.ndarray:
         """Central intervals of new responses, the noise included.
 
         Parameters
@@ -410,7 +424,7 @@ class ConvexVariationalRegressor(
         noise = float(np.sqrt(self.noise_variance_))
         return {"log evidence": self.log_evidence_, "noise sd": noise}
 
-    def sample_posterior(self, n_samples=1, random_state=None):
+    def sample_posterior(self, n_samples: int = 1, random_state: Seed = None) -> np.ndarray:
         """Draw coefficients from the posterior.
 
         Parameters

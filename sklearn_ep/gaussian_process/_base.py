@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
+from numpy.typing import ArrayLike
 from scipy.special import logit
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel, Kernel
@@ -556,7 +557,9 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
             warn_at_bounds(fit.kernel)
         return self
 
-    def log_marginal_likelihood(self, theta=None, eval_gradient=False, clone_kernel=True):
+    def log_marginal_likelihood(
+        self, theta: ArrayLike | None = None, eval_gradient: bool = False, clone_kernel: bool = True
+    ) -> Any:
         """Log evidence of the training data at given kernel parameters.
 
         Parameters

@@ -1,6 +1,10 @@
 """Gaussian-process classification by expectation propagation."""
 
+from collections.abc import Callable
+from typing import Any, Self
+
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import clone
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
@@ -9,6 +13,7 @@ from .._engine.contracts import FACTOR_NEEDS, require
 from .._engine.likelihoods import LIKELIHOODS
 from .._engine.partition import PartMap
 from .._engine.rules import Power
+from .._estimator.annotations import RowsLike, Seed, TrainingRows
 from .._estimator.checks import check_choice, check_common, check_number, is_part_list, refuse_joint
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_problems, restore_on_error
@@ -332,35 +337,35 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
 
     def __init__(
         self,
-        kernel=None,
+        kernel: Any = None,
         *,
-        method="auto",
-        likelihood="probit",
-        power=1.0,
-        n_inducing=None,
-        inducing_points=None,
-        learn_inducing="auto",
-        optimizer="auto",
-        n_restarts_optimizer=0,
-        batch_size=None,
-        learning_rate=0.05,
-        damping=0.7,
-        acceleration="anderson",
-        max_iter=150,
-        max_sweeps=100,
-        tol=1e-3,
-        site_memory="scalars",
-        n_partitions=None,
-        jitter=1e-6,
-        copy_X_train=True,
-        warm_start=False,
-        multi_class="auto",
-        class_weight=None,
-        hyperparameters="auto",
-        n_jobs=None,
-        random_state=None,
-        verbose=0,
-    ):
+        method: str = "auto",
+        likelihood: str = "probit",
+        power: float = 1.0,
+        n_inducing: int | None = None,
+        inducing_points: ArrayLike | None = None,
+        learn_inducing: bool | str = "auto",
+        optimizer: str | Callable[..., Any] | None = "auto",
+        n_restarts_optimizer: int = 0,
+        batch_size: int | None = None,
+        learning_rate: float = 0.05,
+        damping: float = 0.7,
+        acceleration: str | None = "anderson",
+        max_iter: int = 150,
+        max_sweeps: int = 100,
+        tol: float = 1e-3,
+        site_memory: str = "scalars",
+        n_partitions: int | None = None,
+        jitter: float = 1e-6,
+        copy_X_train: bool = True,
+        warm_start: bool = False,
+        multi_class: str = "auto",
+        class_weight: dict[Any, float] | str | None = None,
+        hyperparameters: str = "auto",
+        n_jobs: int | None = None,
+        random_state: Seed = None,
+        verbose: int = 0,
+    ) -> None:
         self.kernel = kernel
         self.method = method
         self.likelihood = likelihood
@@ -436,7 +441,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
 
     @restore_on_error
     @with_callbacks
-    def fit(self, X, y=None, sample_weight=None):
+    def fit(
+        self, X: TrainingRows, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> Self:
         """Fit the classifier.
 
         Parameters
@@ -499,7 +506,14 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         return self._store(plan, fit, kept, learn_inducing_=plan.learn_inducing)
 
     @restore_on_error
-    def partial_fit(self, X, y, classes=None, *, forgetting=1.0):
+    def partial_fit(
+        self,
+        X: RowsLike,
+        y: ArrayLike,
+        classes: ArrayLike | None = None,
+        *,
+        forgetting: float = 1.0,
+    ) -> Self:
         """Take in further rows, each seen once.
 
         Parameters

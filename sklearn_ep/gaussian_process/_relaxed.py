@@ -1,9 +1,11 @@
 """Gaussian-process classification when labels may be wrong."""
 
 import warnings
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.utils import check_random_state
@@ -11,6 +13,7 @@ from sklearn.utils import check_random_state
 from .._engine.likelihoods import LabelNoise
 from .._engine.partition import PartMap
 from .._engine.rules import MomentMatching, Power
+from .._estimator.annotations import Seed, TrainingRows
 from .._estimator.checks import (
     check_choice,
     check_common,
@@ -302,36 +305,36 @@ class RelaxedEPClassifier(GaussianProcessBase):
 
     def __init__(
         self,
-        kernel=None,
+        kernel: Any = None,
         *,
-        method="auto",
-        n_inducing=None,
-        inducing_points=None,
-        n_partitions=None,
-        learn_inducing=False,
-        rule="relaxed",
-        relaxation=0.2,
-        cost="mass",
-        power=0.5,
-        label_noise="learn",
-        no_errors=0.05,
-        latent_noise=1.0,
-        optimizer="fmin_l_bfgs_b",
-        n_restarts_optimizer=0,
-        freeze_after=15,
-        predict_clean=True,
-        damping=0.5,
-        max_iter=200,
-        tol=1e-3,
-        jitter=1e-6,
-        warm_start=False,
-        multi_class="auto",
-        class_weight=None,
-        hyperparameters="auto",
-        n_jobs=None,
-        random_state=None,
-        verbose=0,
-    ):
+        method: str = "auto",
+        n_inducing: int | None = None,
+        inducing_points: ArrayLike | None = None,
+        n_partitions: int | None = None,
+        learn_inducing: bool | str = False,
+        rule: str = "relaxed",
+        relaxation: float = 0.2,
+        cost: str = "mass",
+        power: float = 0.5,
+        label_noise: float | str = "learn",
+        no_errors: float = 0.05,
+        latent_noise: float = 1.0,
+        optimizer: str | Callable[..., Any] | None = "fmin_l_bfgs_b",
+        n_restarts_optimizer: int = 0,
+        freeze_after: int = 15,
+        predict_clean: bool = True,
+        damping: float = 0.5,
+        max_iter: int = 200,
+        tol: float = 1e-3,
+        jitter: float = 1e-6,
+        warm_start: bool = False,
+        multi_class: str = "auto",
+        class_weight: dict[Any, float] | str | None = None,
+        hyperparameters: str = "auto",
+        n_jobs: int | None = None,
+        random_state: Seed = None,
+        verbose: int = 0,
+    ) -> None:
         self.kernel = kernel
         self.method = method
         self.n_inducing = n_inducing
@@ -384,7 +387,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
 
     @restore_on_error
     @with_callbacks
-    def fit(self, X, y=None, sample_weight=None):
+    def fit(
+        self, X: TrainingRows, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> Self:
         """Fit the classifier.
 
         Parameters

@@ -1,6 +1,7 @@
 """What a Gaussian process has learned, as a table: the parameters of its kernel."""
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from .._estimator.summary import (
     Ranking,
@@ -18,7 +19,13 @@ class KernelReport:
     hyperparameters_used_: str
     log_evidence_: float
 
-    def summary(self, level=0.9, top=20, sort="strength", feature_names=None):
+    def summary(
+        self,
+        level: float = 0.9,
+        top: int | None = 20,
+        sort: str = "strength",
+        feature_names: ArrayLike | None = None,
+    ) -> Summary:
         """Tabulate what was learned: parameters of the kernel, and key figures.
 
         Parameters

@@ -1,11 +1,14 @@
 """Hierarchical logistic regression by expectation propagation: one factor, or several."""
 
+import os
 import warnings
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils import Bunch, check_random_state
@@ -13,12 +16,14 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._engine.partition import PartMap
 from .._estimator import fitting
+from .._estimator.annotations import RowsLike, Seed, TrainingRows
 from .._estimator.averaged import hyper_attributes
 from .._estimator.base import VersionedEstimator
 from .._estimator.checks import check_number
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.latents import log_normalise
 from .._estimator.posterior_classifier import probabilities
+from .._estimator.summary import Summary
 from . import _plan, _prediction, _scales
 from ._factors import GroupsForgotten, split_intercept
 from ._parts import check_checkpoint, checked_state, going_on, state_of
@@ -287,27 +292,27 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
 
     def __init__(
         self,
-        group_column=None,
+        group_column: Any = None,
         *,
-        random_slopes=None,
-        fit_intercept=True,
-        prior_scale=2.5,
-        tau_prior=(0.0, 1.5),
-        n_partitions="auto",
-        engine="auto",
-        refine=True,
-        hyperparameters="auto",
-        schedule="parallel",
-        multi_class="auto",
-        power=1.0,
-        damping=1.0,
-        max_iter=50,
-        tol=1e-3,
-        warm_start=False,
-        n_jobs=None,
-        random_state=None,
-        verbose=0,
-    ):
+        random_slopes: Any = None,
+        fit_intercept: bool = True,
+        prior_scale: ArrayLike = 2.5,
+        tau_prior: Any = (0.0, 1.5),
+        n_partitions: int | str = "auto",
+        engine: str = "auto",
+        refine: bool = True,
+        hyperparameters: str = "auto",
+        schedule: str = "parallel",
+        multi_class: str = "auto",
+        power: float = 1.0,
+        damping: float = 1.0,
+        max_iter: int = 50,
+        tol: float = 1e-3,
+        warm_start: bool = False,
+        n_jobs: int | None = None,
+        random_state: Seed = None,
+        verbose: int = 0,
+    ) -> None:
         self.group_column = group_column
         self.random_slopes = random_slopes
         self.fit_intercept = fit_intercept
@@ -330,7 +335,14 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
 
     @fitting.restore_on_error
     @with_callbacks
-    def fit(self, X, y=None, groups=None, sample_weight=None, checkpoint=None):
+    def fit(
+        self,
+        X: TrainingRows,
+        y: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ) -> Self:
         """Fit the classifier.
 
         Parameters
@@ -378,6 +390,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         has_groups = self.group_column is not None or groups is not None
         self._warn(_plan.remarks_on_parameters(self, has_groups))
         previous = getattr(self, "_state", None) if self.warm_start else None
+        data: Any
         with np.errstate(over="raise", invalid="raise"), self._pool(X, raw) as run:
             if raw:
                 plan, data = _plan.plan_parts(self, run, checkpoint is not None), (None, None)
@@ -412,7 +425,9 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             self.__dict__.pop(name, None)
         self.__dict__.update(attributes, _of_fit=tuple(attributes))
 
-    def latent_mean_and_variance(self, X, groups=None, kind="conditional"):
+    def latent_mean_and_variance(
+        self, X: RowsLike, groups: ArrayLike | None = None, kind: str = "conditional"
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Posterior mean and variance of the linear predictor at new rows.
 
         Parameters
@@ -433,7 +448,13 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         rows = _prediction.new_rows(self, X, groups, kind)
         return _prediction.latent_moments(self._posteriors, rows)
 
-    def latent_covariance(self, X1, X2=None, groups1=None, groups2=None):
+    def latent_covariance(
+        self,
+        X1: RowsLike,
+        X2: RowsLike | None = None,
+        groups1: ArrayLike | None = None,
+        groups2: ArrayLike | None = None,
+    ) -> np.ndarray:
         """Posterior covariance of the linear predictor between new rows.
 
         Parameters
@@ -454,7 +475,9 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         pairs = _prediction.row_pairs(self, X1, X2, groups1, groups2)
         return fitting.one_or_stack([p.covariance(*pairs) for p in self._posteriors])
 
-    def decision_function(self, X, groups=None, kind="conditional"):
+    def decision_function(
+        self, X: RowsLike, groups: ArrayLike | None = None, kind: str = "conditional"
+    ) -> np.ndarray:
         """Posterior mean of the linear predictor.
 
         Parameters
@@ -473,7 +496,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         """
         return self.latent_mean_and_variance(X, groups, kind)[0]
 
-    def latent_links(self, observed=False):
+    def latent_links(self, observed: bool = False) -> list[Any]:
         """Link between latent function and label, as the predictions use it.
 
         Parameters
@@ -491,7 +514,9 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         check_is_fitted(self)
         return _prediction.links_of(self._posteriors)
 
-    def predict_log_proba(self, X, groups=None, kind="conditional"):
+    def predict_log_proba(
+        self, X: RowsLike, groups: ArrayLike | None = None, kind: str = "conditional"
+    ) -> np.ndarray:
         """Log probabilities of the classes, computed in logs throughout.
 
         Parameters
@@ -514,7 +539,9 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             return pairs[0]
         return log_normalise(np.column_stack([p[:, 1] for p in pairs]))
 
-    def predict_proba(self, X, groups=None, kind="conditional"):
+    def predict_proba(
+        self, X: RowsLike, groups: ArrayLike | None = None, kind: str = "conditional"
+    ) -> np.ndarray:
         """Probabilities of the classes, averaged over the posterior of coefficients and effects.
 
         Parameters
@@ -534,7 +561,13 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         """
         return probabilities(self.predict_log_proba(X, groups, kind))
 
-    def predict_proba_interval(self, X, level=0.9, groups=None, kind="conditional"):
+    def predict_proba_interval(
+        self,
+        X: RowsLike,
+        level: float = 0.9,
+        groups: ArrayLike | None = None,
+        kind: str = "conditional",
+    ) -> np.ndarray:
         """Intervals of the class probabilities: what coefficients and effects leave open of them.
 
         Parameters
@@ -563,7 +596,9 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         rows = _prediction.new_rows(self, X, groups, kind)
         return _prediction.proba_interval(self._posteriors, rows, level)
 
-    def predict(self, X, groups=None, kind="conditional"):
+    def predict(
+        self, X: RowsLike, groups: ArrayLike | None = None, kind: str = "conditional"
+    ) -> np.ndarray:
         """Most probable class.
 
         Parameters
@@ -583,7 +618,13 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         log_proba = self.predict_log_proba(X, groups, kind)
         return self.classes_[np.argmax(log_proba, axis=1)]
 
-    def score(self, X, y, sample_weight=None, groups=None):
+    def score(
+        self,
+        X: RowsLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+    ) -> float:
         """Accuracy of `predict`.
 
         Parameters
@@ -604,7 +645,13 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         """
         return accuracy_score(y, self.predict(X, groups), sample_weight=sample_weight)
 
-    def sample_proba(self, X, n_samples=10, random_state=None, groups=None):
+    def sample_proba(
+        self,
+        X: RowsLike,
+        n_samples: int = 10,
+        random_state: Seed = None,
+        groups: ArrayLike | None = None,
+    ) -> np.ndarray:
         """Draw class probabilities from the posterior: a committee of models.
 
         Parameters
@@ -628,7 +675,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         rng = _generator(check_random_state(random_state))
         return _prediction.proba_of_draws(self._posteriors, rows, n_samples, rng)
 
-    def sample_posterior(self, n_samples=1, random_state=None):
+    def sample_posterior(self, n_samples: int = 1, random_state: Seed = None) -> Bunch:
         """Draw all parameters jointly from the posterior.
 
         Parameters
@@ -662,7 +709,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             found.group_effects = found.group_effects[0]
         return found
 
-    def coef_interval(self, level=0.9):
+    def coef_interval(self, level: float = 0.9) -> np.ndarray:
         """Posterior intervals of the shared coefficients.
 
         Parameters
@@ -685,7 +732,13 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         check_is_fitted(self)
         return intervals(self._posteriors, level)[:, : self.coef_.shape[1]]
 
-    def summary(self, level=0.9, top=20, sort="strength", feature_names=None):
+    def summary(
+        self,
+        level: float = 0.9,
+        top: int | None = 20,
+        sort: str = "strength",
+        feature_names: ArrayLike | None = None,
+    ) -> Summary:
         """Tables of what was learned, for reading.
 
         Parameters
@@ -719,7 +772,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         """
         return summarise(self, level, top, sort, feature_names)
 
-    def group_effects_frame(self, level=0.9):
+    def group_effects_frame(self, level: float = 0.9) -> Any:
         """Effects of all groups as a table, one row an effect.
 
         Parameters
@@ -773,7 +826,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             return ()
         return trust_in_parts(self, again, n_draws, _generator(rng))
 
-    def get_state(self):
+    def get_state(self) -> dict[str, Any]:
         """Return all that is needed to go on after a crash.
 
         Returns
@@ -785,7 +838,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         check_is_fitted(self)
         return {name: np.array(value) for name, value in self._state.items()}
 
-    def set_state(self, state):
+    def set_state(self, state: Any) -> Self:
         """Take over a state; with ``warm_start=True`` the next fit goes on from it.
 
         Parameters

@@ -9,7 +9,7 @@ from scipy.special import expit
 from scipy.stats import norm
 from sklearn.utils.validation import check_consistent_length
 
-from .._estimator.annotations import Rows
+from .._estimator.annotations import RowsLike
 from .._estimator.checks import check_number
 from ._drawing import axes_or_new, percent, step_with
 
@@ -223,7 +223,7 @@ class ReliabilityDisplay:
     def from_estimator(
         cls,
         estimator: Any,
-        X: Rows,
+        X: RowsLike,
         y: ArrayLike,
         *,
         n_bins: int = 10,

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit, ndtri
 
-from .._estimator.annotations import Rows
+from .._estimator.annotations import RowsLike
 from .._estimator.checks import check_choice
 from .._estimator.pipelines import last_step, names_at_last_step, rows_at_last_step
 from .._estimator.tables import column_at, names_of
@@ -360,7 +360,7 @@ class GroupEffectsDisplay:
     def from_estimator(
         cls,
         estimator: Any,
-        X: Rows | None = None,
+        X: RowsLike | None = None,
         y: ArrayLike | None = None,
         *,
         labels: Any = None,

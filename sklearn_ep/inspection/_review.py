@@ -7,14 +7,14 @@ from numpy.typing import ArrayLike
 from sklearn.model_selection import cross_val_predict
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
-from .._estimator.annotations import Rows
+from .._estimator.annotations import RowsLike
 from .._estimator.checks import check_seen
 from .._estimator.left_out import leave_one_out
 from .._estimator.summary import Table
 from ._drawing import step_with
 
 
-def review_list(estimator: Any, X: Rows, y: ArrayLike, *, cv: Any = None) -> Any:
+def review_list(estimator: Any, X: RowsLike, y: ArrayLike, *, cv: Any = None) -> Any:
     """List the training rows by the probability that their label is wrong.
 
     Parameters

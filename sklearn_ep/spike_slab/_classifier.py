@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from .._estimator.annotations import Rows, Seed
+from .._estimator.annotations import RowsLike, Seed
 from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import check_common, check_number, check_number_or_auto, is_single
 from .._estimator.coefficients import CoefficientReport
@@ -169,7 +169,7 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
 
     @restore_on_error
     @with_callbacks
-    def fit(self, X: Rows, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    def fit(self, X: RowsLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fit the classifier.
 
         Parameters

@@ -9,7 +9,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._estimator.annotations import Rows, Seed, TrainingRows
+from .._estimator.annotations import RowsLike, Seed, TrainingRows
 from .._estimator.base import VersionedEstimator
 from .._estimator.checks import check_number, in_precision_of_rows
 from .._estimator.coefficients import CoefficientReport
@@ -392,16 +392,16 @@ class SpikeSlabRegressor(
 
     @overload
     def predict(
-        self, X: Rows, return_std: Literal[False] = ..., mixture: bool = ...
+        self, X: RowsLike, return_std: Literal[False] = ..., mixture: bool = ...
     ) -> np.ndarray: ...
 
     @overload
     def predict(
-        self, X: Rows, return_std: Literal[True], mixture: bool = ...
+        self, X: RowsLike, return_std: Literal[True], mixture: bool = ...
     ) -> tuple[np.ndarray, np.ndarray]: ...
 
     @in_precision_of_rows
-    def predict(self, X: Rows, return_std: bool = False, mixture: bool = False) -> Any:
+    def predict(self, X: RowsLike, return_std: bool = False, mixture: bool = False) -> Any:
         """Predict responses.
 
         Parameters
@@ -431,7 +431,7 @@ class SpikeSlabRegressor(
             return mean
         return mean, np.sqrt(np.concatenate([v for _, v in parts]))
 
-    def predict_interval(self, X: Rows, level: float = 0.9) -> np.ndarray:
+    def predict_interval(self, X: RowsLike, level: float = 0.9) -> np.ndarray:
         """Central intervals of new responses, the noise included.
 
         Parameters
@@ -480,7 +480,7 @@ class SpikeSlabRegressor(
             "expected model size": self.expected_model_size_,
         }
 
-    def latent_covariance(self, X1: Rows, X2: Rows | None = None) -> np.ndarray:
+    def latent_covariance(self, X1: RowsLike, X2: RowsLike | None = None) -> np.ndarray:
         """Posterior covariance of the noise-free responses at rows.
 
         Parameters

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._engine.hyper import log_mixture
 from .._engine.partition import Workers
-from .._estimator.annotations import Rows, Seed
+from .._estimator.annotations import RowsLike, Seed
 from .._estimator.base import SavedEstimator
 from .._estimator.checks import check_number, checked_weights
 from .._estimator.fitting import restore_on_error
@@ -153,7 +153,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         return self
 
     @restore_on_error
-    def fit(self, X: Rows, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    def fit(self, X: RowsLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fit all parts, and weigh them.
 
         Parameters
@@ -234,7 +234,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
             raise AttributeError(f"{type(self).__name__} is not fitted yet.")
         return self.estimators_[0]
 
-    def predict_proba(self, X: Rows) -> np.ndarray:
+    def predict_proba(self, X: RowsLike) -> np.ndarray:
         """Probabilities of the classes: the weighted mean of those of the parts.
 
         Parameters
@@ -250,7 +250,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         check_is_fitted(self)
         return np.tensordot(self.weights_, [part.predict_proba(X) for part in self.estimators_], 1)
 
-    def predict_log_proba(self, X: Rows) -> np.ndarray:
+    def predict_log_proba(self, X: RowsLike) -> np.ndarray:
         """Log probabilities of the classes, mixed in logs.
 
         Parameters
@@ -268,7 +268,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
             self.weights_, np.array([p.predict_log_proba(X) for p in self.estimators_])
         )
 
-    def predict_proba_interval(self, X: Rows, level: float = 0.9) -> np.ndarray:
+    def predict_proba_interval(self, X: RowsLike, level: float = 0.9) -> np.ndarray:
         """Intervals of the class probabilities: the weighted mean of those of the parts.
 
         This is exact where the probabilities of the parts rise and fall together, and usually too
@@ -295,7 +295,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         parts = zip(self._names, self.estimators_, strict=True)
         return np.tensordot(self.weights_, [proba_interval(*p, X, level) for p in parts], 1)
 
-    def predict(self, X: Rows) -> np.ndarray:
+    def predict(self, X: RowsLike) -> np.ndarray:
         """Most probable class.
 
         Parameters
