@@ -160,7 +160,7 @@ def _hermite_moments(
     The poles of the logistic are pi from the real line, so few nodes do for a small variance.
     """
     sd = np.sqrt(var)
-    z_sum, first, second = (np.zeros(mean.shape) for _ in range(3))
+    z_sum, first, second = np.zeros((3, *mean.shape))
     for node, weight in zip(*gauss_hermite(n), strict=True):
         odds = np.exp(-mean - node * sd)
         sigma = 1.0 / (1.0 + odds)
@@ -185,7 +185,7 @@ def _mixture_moments(
     """
     slowest = scales.max()
     shift = 0.5 * (np.minimum(mean, 0.0) / np.sqrt(var + slowest)) ** 2
-    z_sum, first, second = (np.zeros(mean.shape) for _ in range(3))
+    z_sum, first, second = np.zeros((3, *mean.shape))
     left = mean < 0
     for scale, weight in zip(scales, weights, strict=True):
         d2 = var + scale

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._engine import hyper
-from .._engine.gaussian import ImproperPosterior, eigen_curvature
+from .._engine.gaussian import ImproperPosterior, eigen_curvature, learned_curvature
 from .._engine.loop import Reason, Trace, reason_to_end, worst_reason
 
 
@@ -198,7 +198,7 @@ def find_mode(model, start, tol, final_tol, max_iter, monitor, cov=None):
             new = evaluate(model, site_tol, theta, node)
             if new is not None and _no_worse(new, node, curvature):
                 moved, lost = new.phi - node.phi, node.gradient - new.gradient
-                curvature = hyper.learned_curvature(curvature, moved, lost)
+                curvature = learned_curvature(curvature, moved, lost)
                 node, share = new, 1.0
             else:  # where rough sites may have misled, finer ones are asked
                 share, site_tol = 0.4 * share, max(tol, 0.3 * site_tol)
@@ -266,7 +266,7 @@ def lattice_about(model, axes, first, tol, told):
     first is a `Node` to start sites from; `told` hears of each node.
     """
     spacing = hyper.Spacing(_LIMITS.step, _LIMITS.depth, _LIMITS.most[len(axes.centre)])
-    visits = hyper.Visits(partial(evaluate, model, tol), _bounds(model, axes.centre), 1, told)
+    visits = hyper.Visits(partial(evaluate, model, tol), _bounds(model, axes.centre), told)
     origin = visits.evaluate(axes.centre, first)
     if origin is None:  # a Newton step from the mode that leads to no posterior
         origin = first
@@ -286,7 +286,7 @@ def star_at(model, mode, cov, tol, told):
         cost = _LIMITS.checks * t * _LIMITS.a_node * model.flops()
         rounds = min(_LIMITS.rounds, int(_LIMITS.flops / max(cost, 1.0)))
     bounds = np.tile([-np.inf, np.inf], (t, 1))
-    visits = hyper.Visits(partial(evaluate, model, tol), bounds, 1, told)
+    visits = hyper.Visits(partial(evaluate, model, tol), bounds, told)
     return hyper.star_about(visits, mode, cov, _least_curvature(model), rounds)
 
 

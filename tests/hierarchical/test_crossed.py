@@ -777,7 +777,7 @@ def test_places_without_posterior_are_counted_in_the_summary():
     posterior = est._posteriors[0]
     mode = posterior.scales.average.nodes[0]
     visits = hyper.Visits(
-        lambda phi, near: None if phi[0] > mode.phi[0] else near, np.tile([-9.0, 9.0], (2, 1)), 1,
+        lambda phi, near: None if phi[0] > mode.phi[0] else near, np.tile([-9.0, 9.0], (2, 1)),
         lambda record: False,
     )  # fmt: skip
     n = hyper.star_about(visits, mode, 0.01 * np.eye(2), 1e-3).n_without

@@ -12,8 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from joblib import parallel_config
 
-from ..._engine.gaussian import checked_cholesky, eigen_curvature, triangular_inverse
-from ..._engine.hyper import learned_curvature
+from ..._engine.gaussian import (
+    checked_cholesky,
+    eigen_curvature,
+    learned_curvature,
+    triangular_inverse,
+)
 from ..._engine.loop import Reason, Trace, reason_to_end
 from ..._engine.partition import PartMap
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
