@@ -17,7 +17,7 @@ from .._estimator.averaged import hyper_attributes
 from .._estimator.base import VersionedEstimator
 from .._estimator.checks import check_number
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
-from .._estimator.latents import log_normalise
+from .._estimator.latents import latents_of, links_of
 from .._estimator.posterior_classifier import probabilities
 from . import _plan, _prediction, _scales
 from ._factors import GroupsForgotten, split_intercept
@@ -415,6 +415,11 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             self.__dict__.pop(name, None)
         self.__dict__.update(attributes, _of_fit=tuple(attributes))
 
+    @property
+    def _latents(self):
+        """What predicts from the posteriors."""
+        return latents_of(self._posteriors, links_of(self._posteriors))
+
     def latent_mean_and_variance(self, X, groups=None, kind="conditional"):
         """Posterior mean and variance of the linear predictor at new rows.
 
@@ -434,7 +439,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             On the scale of log odds.
         """
         rows = _prediction.new_rows(self, X, groups, kind)
-        return _prediction.latent_moments(self._posteriors, rows)
+        return self._latents.mean_and_variance(rows)
 
     def latent_covariance(self, X1, X2=None, groups1=None, groups2=None):
         """Posterior covariance of the linear predictor between new rows.
@@ -492,7 +497,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             ``tilted(1, mean, variance)`` its logarithm averaged over a normal latent value.
         """
         check_is_fitted(self)
-        return _prediction.links_of(self._posteriors)
+        return links_of(self._posteriors)
 
     def predict_log_proba(self, X, groups=None, kind="conditional"):
         """Log probabilities of the classes, computed in logs throughout.
@@ -512,10 +517,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             Columns in the order of `classes_`.
         """
         rows = _prediction.new_rows(self, X, groups, kind)
-        pairs = [p.log_proba(*rows) for p in self._posteriors]
-        if len(pairs) == 1:
-            return pairs[0]
-        return log_normalise(np.column_stack([p[:, 1] for p in pairs]))
+        return self._latents.log_proba(rows)
 
     def predict_proba(self, X, groups=None, kind="conditional"):
         """Probabilities of the classes, averaged over the posterior of coefficients and effects.
@@ -564,7 +566,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         """
         check_number("level", level, 0, 1, boundaries="neither")
         rows = _prediction.new_rows(self, X, groups, kind)
-        return _prediction.proba_interval(self._posteriors, rows, level)
+        return self._latents.proba_interval(rows, level)
 
     def predict(self, X, groups=None, kind="conditional"):
         """Most probable class.
@@ -629,7 +631,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         rows = _prediction.new_rows(self, X, groups)
         check_number("n_samples", n_samples, 1, integer=True)
         rng = _generator(check_random_state(random_state))
-        return _prediction.proba_of_draws(self._posteriors, rows, n_samples, rng)
+        return self._latents.committee(rows, n_samples, rng)
 
     def sample_posterior(self, n_samples=1, random_state=None):
         """Draw all parameters jointly from the posterior.
@@ -654,7 +656,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         rng = _generator(check_random_state(random_state))
         draws = []
         for posterior in self._posteriors:
-            beta, effects, theta, _ = posterior.draw(n_samples, rng)
+            beta, effects, theta, _ = posterior.draw_parameters(n_samples, rng)
             effects = effects or [np.empty((n_samples, 0, 0))]
             coef, intercept = split_intercept(beta, self._columns)
             draws.append((coef, intercept, posterior.scales.sds(theta), effects))

@@ -8,13 +8,13 @@ from scipy.special import log_expit
 from .._engine.gaussian import Moments, backward, forward
 from .._engine.hyper import log_mixture, mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
+from .._estimator.latents import is_joint
 from .._estimator.proba_intervals import NodesAtRows
 from . import _scales
 from .exact.layout import EffectPlaces
 
 BLOCK = 8192  # rows predicted at once
 CELLS = 4_000_000  # values of the linear predictor held at once, draws times rows
-_LINK = Logit()
 
 
 class GroupScales(NamedTuple):
@@ -98,43 +98,50 @@ class NodePosterior(NamedTuple):
         return self.mean[:d], np.linalg.norm(self.root[:, :d], axis=0)
 
     def effects(self):
-        """Return (means, variances), both (L_f, q_f), of the effects of each factor."""
-        out: list[Any] = [None] * len(self.places.n_effects)
-        root, mean, local = self.root, self.mean, self.local
-        for f, span in self.places.shared_spans().items():
-            shape = self.places.n_levels[f], self.places.n_effects[f]
-            out[f] = mean[span].reshape(shape), np.sum(root[:, span] ** 2, axis=0).reshape(shape)
-        if self.places.local is None:
-            return out
-        scale = self.scales[self.places.local]
-        u = local.offset - local.gain.dot(mean)
-        within = local.gain.against(root.T @ root)[1]
-        eye = np.broadcast_to(np.eye(len(scale)), local.lower.shape)
-        within += np.einsum("jab,jac->jbc", *[forward(local.lower, eye)] * 2)
-        var = np.einsum("ab,jbc,ac->ja", scale, within, scale)
-        order = self.places.order
-        out[self.places.local] = (u @ scale.T)[order], var[order]
+        """Return (means, variances), both (L_f, q_f), of the effects of each factor.
+
+        An effect is the linear predictor of a row that has nothing else.
+        """
+        p, out = self.places, []
+        for f, (n, q) in enumerate(zip(p.n_named, p.n_effects, strict=True)):
+            designs = [np.zeros((n * q, width)) for width in p.n_effects]
+            codes = np.full((n * q, len(designs)), -1)
+            designs[f], codes[:, f] = np.tile(np.eye(q), (n, 1)), np.repeat(np.arange(n), q)
+            rows = RowsToPredict(np.zeros((n * q, p.n_dense)), designs, codes)
+            out.append([a.reshape(n, q) for a in self.at_rows(rows)])
         return out
+
+    def _of_groups(self, rows, place):
+        """Return what known local groups, numbered by place, add to rows, sorted by group.
+
+        That is which rows, the number of the group of each, their designs of u, the roots of what
+        is left of u given b, and offset and gain of these groups.
+        """
+        local, f = self.local, self.places.local
+        at = np.flatnonzero(place >= 0)
+        at = at[np.argsort(place[at], kind="stable")]
+        groups, number = np.unique(place[at], return_inverse=True)
+        c = rows.designs[f][at] @ self.scales[f]
+        own = forward(local.lower[groups][number], c[..., None])[..., 0]
+        return at, number, c, own, local.offset[groups], local.gain.take(groups)
+
+    def _unseen(self, rows, known):
+        """Return for each factor the designs (n, q) of whitened effects of levels not known."""
+        pairs = enumerate(zip(rows.designs, self.scales, strict=True))
+        return [np.where(known[:, f, None], 0.0, w @ lower) for f, (w, lower) in pairs]
 
     def at_rows(self, rows):
         """Return means and variances (n,) of the linear predictor."""
         shared, place, known = self.places.seen(rows)
         mean, cov = self.mean, self.root.T @ self.root
         z, var = shared.dot(mean), shared.variances(cov)
-        for f, lower in enumerate(self.scales):
-            var += np.where(known[:, f], 0.0, np.sum((rows.designs[f] @ lower) ** 2, axis=1))
-        at = np.flatnonzero(place >= 0)
-        at = at[np.argsort(place[at], kind="stable")]
-        if len(at):
-            groups, number = np.unique(place[at], return_inverse=True)
-            local = self.local
+        for unseen in self._unseen(rows, known):
+            var += np.sum(unseen**2, axis=1)
+        if self.places.local is not None:
+            at, number, c, own, offset, gain = self._of_groups(rows, place)
             ends = np.r_[0, np.cumsum(np.bincount(number))]
-            gain = local.gain.take(groups)
             across, within = gain.against(cov, shared.take(at), ends)
-            c = rows.designs[self.places.local][at] @ self.scales[self.places.local]
-            u = local.offset[groups] - gain.dot(mean)
-            z[at] += np.einsum("na,na->n", c, u[number])
-            own = forward(local.lower[groups][number], c[..., None])[..., 0]
+            z[at] += np.einsum("na,na->n", c, (offset - gain.dot(mean))[number])
             var[at] += np.sum(own**2, 1) - 2.0 * np.einsum("na,na->n", c, across)
             var[at] += np.einsum("na,nab,nb->n", c, within[number], c)
         return z, var
@@ -142,29 +149,14 @@ class NodePosterior(NamedTuple):
     def apart(self, rows):
         """Return means, root z (n, S), and for each factor the root of what is its own (n, q)."""
         shared, place, known = self.places.seen(rows)
-        p, local = self.places, self.local
-        dense = np.zeros((len(rows.X), len(self.mean)))
-        dense[:, : p.n_dense] = rows.X
-        at = np.arange(len(dense))
-        for e in range(shared.at.shape[1]):
-            dense[at, p.n_dense + shared.at[:, e]] += shared.value[:, e]
-        own = [
-            np.where(known[:, f, None], 0.0, rows.designs[f] @ lower)
-            for f, lower in enumerate(self.scales)
-        ]
-        mean, seen = np.zeros(len(dense)), np.flatnonzero(place >= 0)
-        if len(seen):
-            groups, number = np.unique(place[seen], return_inverse=True)
-            c = rows.designs[p.local][seen] @ self.scales[p.local]
-            gain = local.gain.take(groups)
+        dense, own = shared.full(len(self.mean)), self._unseen(rows, known)
+        mean = np.zeros(len(dense))
+        if self.places.local is not None:
+            at, number, c, left, offset, gain = self._of_groups(rows, place)
             for a in range(c.shape[1]):
-                dense[seen, : p.n_dense] -= c[:, a, None] * gain.dense[number, a]
-                if p_width := gain.width:
-                    lines = np.zeros((len(groups), p_width))
-                    lines[gain.pair_group, gain.pair_column] = gain.values[a]
-                    dense[seen, p.n_dense :] -= c[:, a, None] * lines[number]
-            mean[seen] = np.einsum("na,na->n", c, local.offset[groups][number])
-            own[p.local][seen] = forward(local.lower[groups][number], c[..., None])[..., 0]
+                dense[at] -= c[:, a, None] * gain.full(a)[number]
+            mean[at] = np.einsum("na,na->n", c, offset[number])
+            own[self.places.local][at] = left
         return mean + dense @ self.mean, dense @ self.root.T, own
 
     def draw(self, n_samples, rng):
@@ -205,14 +197,14 @@ class EffectsMixture:
 
     scales are the `GroupScales`, n_named the numbers of levels with a name, the first ones. Nodes
     have Cholesky factors `scales` of the covariances of effects, `beta()`, `effects()`,
-    `at_rows(rows)`, `between(rows, others, same)`, and draws of coefficients and effects.
+    `at_rows(rows)`, `between(rows, others, same)`, and draws of coefficients and effects. Follows
+    the contract of `latents.SeparateLatents`, of several classes that of `latents.JointLatents`:
+    rows are `RowsToPredict`.
     """
 
     n_classes = 1
-    # of a kind of posterior: rows by its columns, and a block's moments, chances and log weights
-    laid_out: Any
-    _moments: Any
-    _log_chances: Any
+    factor: Any = Logit()
+    # log weights of draws from a node, of a kind of posterior
     _log_weight: Any
 
     def __init__(self, average, n_effects, n_named, nodes):
@@ -236,36 +228,46 @@ class EffectsMixture:
             pairs.append(mixture_moments(self.scales.weight, *sides))
         return [mean for mean, _ in pairs], [np.sqrt(var) for _, var in pairs]
 
-    def _over_blocks(self, rows, combine):
-        """Return combine(means, variances) of all rows, with the nodes as first axis of both."""
-        layout, out = self.laid_out(*rows), []
-        for start in range(0, len(rows[0]), BLOCK):
+    def laid_out(self, rows):
+        """Return rows as nodes take them."""
+        return rows
+
+    def _over_blocks(self, rows, combine, axis=0):
+        """Return combine(means, variances) of all rows, with the nodes as first axis of both.
+
+        Rows of the arrays that it returns are along `axis`.
+        """
+        layout, out = self.laid_out(rows), []
+        for start in range(0, len(rows.X), BLOCK):
             some = layout.take(slice(start, start + BLOCK))
             sides = zip(*(node.at_rows(some) for node in self.nodes), strict=True)
             out.append(combine(*map(np.stack, sides)))
-        return out
+        return [np.concatenate(a, axis=axis) for a in zip(*out, strict=True)]
 
-    def at_nodes(self, link, *rows):
-        """Return the `NodesAtRows`, of rows as in `latent`."""
-        found = self._over_blocks(rows, lambda *sides: sides)
-        mean, var = (np.concatenate(a, axis=1) for a in zip(*found, strict=True))
+    def at_nodes(self, link, rows):
+        """Return the `NodesAtRows`."""
+        mean, var = self._over_blocks(rows, lambda *sides: sides, axis=1)
         return NodesAtRows(self.scales.weight, mean, var, [link] * len(self.nodes))
 
-    def latent(self, *rows):
+    def _moments(self, means, variances):
+        return mixture_moments(self.scales.weight, means, variances)
+
+    def latent(self, rows):
         """Return moments of the linear predictor: means (n,) and variances (n,), or (n, K) and
 
-        (n, K, K) of several classes. Rows are X (n, D), the intercept last, designs (n, q_f) of the
-        factors and codes (n, F): anything but a position among the named levels means a level that
-        is not known, whose effects are integrated over the population.
+        (n, K, K) of several classes. Effects of levels that are not known are integrated over the
+        population.
         """
-        found = self._over_blocks(rows, self._moments)
-        mean, var = map(np.concatenate, zip(*found, strict=True))
-        return mean, var
+        return self._over_blocks(rows, self._moments)
 
-    def log_proba(self, *rows):
-        """Return log probabilities (n, K) of the classes; rows as in `latent`."""
-        found = self._over_blocks(rows, self._log_chances)
-        return np.concatenate([log_mixture(self.scales.weight, part) for part in found])
+    def log_proba(self, signs, rows, link):
+        """Return log probabilities (n, len(signs)) of the labels -1 and 1."""
+
+        def chances(*sides):
+            log_p = np.stack([link.tilted(s, *sides).log_z for s in signs], axis=-1)
+            return (log_mixture(self.scales.weight, log_p),)
+
+        return self._over_blocks(rows, chances)[0]
 
     def covariance(self, first, second, same):
         """Return covariances (n1, n2), or (K, n1, n2), of the linear predictor of two sets of rows.
@@ -273,7 +275,7 @@ class EffectsMixture:
         same (F, n1, n2) says of each factor whether two rows share their level. Rows are taken
         apart into columns of the weights, O(n S^2).
         """
-        both = [self.laid_out(*rows) for rows in (first, second)]
+        both = [self.laid_out(rows) for rows in (first, second)]
         out = left = right = np.zeros(())
         for weight, node in zip(self.scales.weight, self.nodes, strict=True):
             cov, a, b = node.between(*both, same)
@@ -287,7 +289,7 @@ class EffectsMixture:
         picked = np.sort(rng.choice(len(weight), size=n_samples, p=weight))
         return picked, list(zip(*np.unique(picked, return_counts=True), strict=True))
 
-    def draw(self, n_samples, rng):
+    def draw_parameters(self, n_samples, rng):
         """Return joint draws: coefficients (S, D), effects of each factor, theta, node (S,).
 
         Of several classes the coefficients are (S, K, D), the effects (S, K, L_f, q_f).
@@ -299,14 +301,17 @@ class EffectsMixture:
         named = [e[..., :n, :] for e, n in zip(effects, self.n_named, strict=True)]
         return beta, named, theta[order], picked[order]
 
-    def draw_latent(self, X, designs, codes, n_samples, rng):
+    def scales_of_draws(self, theta, number):
+        """Return the Cholesky factors (S, q_f, q_f) that go with draws: those of their nodes."""
+        return [np.array(a)[number] for a in zip(*(n.scales for n in self.nodes), strict=True)]
+
+    def draw(self, rows, n_samples, rng):
         """Return joint draws (S, n) or (S, n, K) of the linear predictor.
 
         Rows of one new level share it.
         """
-        beta, effects, _, number = self.draw(n_samples, rng)
-        scales = [np.array(a)[number] for a in zip(*(n.scales for n in self.nodes), strict=True)]
-        rows = RowsToPredict(X, designs, codes)
+        beta, effects, *drawn = self.draw_parameters(n_samples, rng)
+        scales = self.scales_of_draws(*drawn)
         return np.moveaxis(draws_at_rows(beta, effects, scales, rows, rng), -1, 1)
 
     def log_weights(self, X, designs, codes, y, weight, n_samples, rng):
@@ -332,22 +337,11 @@ class GroupPosterior(EffectsMixture):
     `GivenScales` has; places are the `EffectPlaces`.
     """
 
-    laid_out = RowsToPredict
-
     def __init__(self, average, places):
         self.places = places
-        nodes = [
-            NodePosterior(
-                f.mean,
-                f.root,
-                f.local,
-                f.log_z,
-                _scales.factors(node.phi, places.n_effects),
-                places,
-            )
-            for node in average.nodes
-            for f in [node.payload]
-        ]
+        scales = [_scales.factors(node.phi, places.n_effects) for node in average.nodes]
+        found = zip((node.payload for node in average.nodes), scales, strict=True)
+        nodes = [NodePosterior(f.mean, f.root, f.local, f.log_z, L, places) for f, L in found]
         super().__init__(average, places.n_effects, places.n_named, nodes)
 
     def beta_moments(self):
@@ -367,12 +361,6 @@ class GroupPosterior(EffectsMixture):
         cov[:d, :d] = self.beta_moments().cov
         return Moments(mean, cov)
 
-    def _moments(self, means, variances):
-        return mixture_moments(self.scales.weight, means, variances)
-
-    def _log_chances(self, means, variances):
-        return np.stack([_LINK.tilted(s, means, variances).log_z for s in (-1.0, 1.0)], axis=-1)
-
     def _log_weight(self, node, rows, sign, weight, n_samples, rng):
         b, u, log_density = node.draw(n_samples, rng)
         (X, designs, codes), of_b = rows, self.places.prior_at(node.scales)
@@ -388,11 +376,6 @@ def _between(weight, points):
     mean = weight @ points
     apart = np.sqrt(weight)[:, None] * (points - mean)
     return mean, apart.T @ apart
-
-
-def is_joint(posteriors):
-    """Say whether there is one posterior of all classes."""
-    return posteriors[0].n_classes > 1
 
 
 def moments_by_class(posteriors):

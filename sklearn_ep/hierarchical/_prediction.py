@@ -6,18 +6,14 @@ import numpy as np
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._engine.likelihoods import Logit
-from .._engine.noisy_argmax import SOFTMAX
 from .._estimator.checks import check_choice, checked_weights
-from .._estimator.fitting import one_or_stack
-from .._estimator.latents import committee, label_log_prob
-from .._estimator.proba_intervals import interval_of_joint, interval_of_separate, nodes_at
+from .._estimator.latents import is_joint
 from . import _factors
-from ._posterior import is_joint
+from ._posterior import RowsToPredict
 
 
 def new_rows(est, X, groups=None, kind="conditional"):
-    """Return checked (shared design, designs, codes (n, F)) of rows to predict.
+    """Return checked `RowsToPredict`.
 
     The estimator is fitted, or has what it needs for predictions in the middle of a fit:
     `_posteriors`, `_columns`, `_levels`, `_forgotten`; X, groups and kind as in `predict`.
@@ -45,7 +41,8 @@ def new_rows(est, X, groups=None, kind="conditional"):
         codes = np.column_stack(own)
     elif kind == "conditional" and columns.has_groups:
         est._forgotten.warn(est)
-    return *_factors.design_of_factors(X, columns), codes
+    shared, designs = _factors.design_of_factors(X, columns)
+    return RowsToPredict(shared, designs, codes)
 
 
 def _beside(columns, groups, n_rows):
@@ -105,37 +102,3 @@ def all_known(est, code):
     """Say whether all rows are of named levels of each factor."""
     n_named = [len(known) for known in est._levels]
     return bool(np.all((code >= 0) & (code < n_named)))
-
-
-def latent_moments(posteriors, rows):
-    """Return means and variances of the linear predictor, (n,) or (n, K)."""
-    pairs = [p.latent(*rows) for p in posteriors]
-    if is_joint(posteriors):
-        mean, cov = pairs[0]
-        return mean, np.einsum("ncc->nc", cov).copy()
-    means, variances = zip(*pairs, strict=True)
-    return one_or_stack(means, axis=1), one_or_stack(variances, axis=1)
-
-
-def links_of(posteriors):
-    """Return the link of the one linear predictor, or of each class."""
-    if is_joint(posteriors):
-        return [SOFTMAX.against_rest] * posteriors[0].n_classes
-    return [Logit()] * len(posteriors)
-
-
-def proba_interval(posteriors, rows, level):
-    """Return central intervals (n, 2), or (n, K, 2) of several classes, of the probabilities."""
-    if is_joint(posteriors):
-        return interval_of_joint(nodes_at(posteriors[0], SOFTMAX, *rows), level)
-    pairs = zip(posteriors, links_of(posteriors), strict=True)
-    return interval_of_separate([nodes_at(p, link, *rows) for p, link in pairs], level)
-
-
-def proba_of_draws(posteriors, rows, n_samples, rng):
-    """Return class probabilities (S, n, K) of joint draws."""
-    draws = [p.draw_latent(*rows, n_samples, rng) for p in posteriors]
-    if is_joint(posteriors):
-        return np.exp(SOFTMAX.log_prob(draws[0]))
-    pairs = zip(links_of(posteriors), draws, strict=True)
-    return committee([label_log_prob(link, f) for link, f in pairs])

@@ -6,7 +6,8 @@ from sklearn.utils.validation import check_is_fitted
 from .._estimator import summary
 from .._estimator.checks import check_number
 from .._estimator.coefficients import strength_of
-from ._posterior import is_joint, moments_by_class
+from .._estimator.latents import is_joint
+from ._posterior import moments_by_class
 
 _CLOSE = 0.5  # effective share of points of a density that is near another
 

@@ -323,7 +323,7 @@ def test_covariance_between_rows(engine):
     if engine == "ep":
         z = est._posteriors[0]
 
-        draws = z.draw_latent(*prediction.new_rows(est, rows), 20_000, np.random.default_rng(0))
+        draws = z.draw(prediction.new_rows(est, rows), 20_000, np.random.default_rng(0))
         sd = np.sqrt(var)
         np.testing.assert_allclose(
             np.cov(draws.T) / np.outer(sd, sd), cov / np.outer(sd, sd), atol=0.05
@@ -446,9 +446,7 @@ def test_partitions_are_the_fit_of_all_rows():
 
 def test_draws_without_rows_have_the_moments_of_predictions():
     est, Z = HierarchicalEPLogistic([2, 3]).fit(spread()), spread()[0][0][:20]
-    draws = est._posteriors[0].draw_latent(
-        *prediction.new_rows(est, Z), 4000, np.random.default_rng(0)
-    )
+    draws = est._posteriors[0].draw(prediction.new_rows(est, Z), 4000, np.random.default_rng(0))
     mean, var = est.latent_mean_and_variance(Z)
     assert np.max(np.abs(draws.mean(0) - mean) / np.sqrt(var)) < 0.08
     np.testing.assert_allclose(draws.var(0), var, rtol=0.15)

@@ -6,6 +6,7 @@ has in each of these factors. Products with the latter are sums over entries; th
 are never formed.
 """
 
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,40 +73,31 @@ class SharedRows(NamedTuple):
             out += self.value[:, e] * b[d + self.at[:, e]]
         return out
 
-    def turned(self, cov):
-        """Return (X cov_DD, value cov_sD), each (n, D); of no entries the latter is 0."""
-        d = self.X.shape[1]
-        beyond: Any = np.zeros_like(self.X) if self.at.shape[1] else 0.0
+    def full(self, size):
+        """Return the rows as a matrix (n, size)."""
+        out, d = np.zeros((len(self.X), size)), self.X.shape[1]
+        out[:, :d] = self.X
         for e in range(self.at.shape[1]):
-            beyond += self.value[:, e, None] * cov[d + self.at[:, e], :d]
-        return self.X @ cov[:d, :d], beyond
+            out[np.arange(len(out)), d + self.at[:, e]] += self.value[:, e]
+        return out
 
     def variances(self, cov):
         """Return z' cov z of each row."""
-        out = np.empty(len(self.X))
-        for rows in _blocks(*self.X.shape):
-            some = self.take(rows)
-            turned, beyond = some.turned(cov)
-            out[rows] = np.einsum("nd,nd->n", turned + 2.0 * beyond, some.X)
-        if self.at.shape[1]:
-            columns = self.X.shape[1] + self.at
-            pairs = cov[columns[:, :, None], columns[:, None, :]]
-            out += np.einsum("nef,ne,nf->n", pairs, self.value, self.value)
-        return out
+        blocks = (self.take(rows).block_covariances(cov, 1) for rows in _blocks(*self.X.shape))
+        return np.concatenate([np.zeros(0), *(own[:, 0, 0] for own in blocks)])
 
     def block_covariances(self, cov, size):
         """Return z' cov z (G, size, size) between the rows of consecutive blocks of rows."""
         (n, d), e = self.X.shape, self.at.shape[1]
-        turned, beyond = self.turned(cov)
-        X = self.X.reshape(-1, size, d)
-        out = X @ turned.reshape(X.shape).swapaxes(1, 2)
-        if not e:
-            return 0.5 * (out + out.swapaxes(1, 2))
-        cross = beyond.reshape(X.shape) @ X.swapaxes(1, 2)
-        out += cross + cross.swapaxes(1, 2)
-        columns, value = (a.reshape(n // size, size, e) for a in (d + self.at, self.value))
-        pairs = cov[columns[:, :, None, :, None], columns[:, None, :, None, :]]
-        out += np.einsum("gklef,gke,glf->gkl", pairs, value, value)
+        turned, columns, value = self.X @ cov[:d, :d], d + self.at, self.value
+        for a in range(e):  # twice, since the product is made symmetric
+            turned += 2.0 * value[:, a, None] * cov[columns[:, a], :d]
+        X, turned = (a.reshape(n // size, size, d) for a in (self.X, turned))
+        out = np.einsum("gkd,gld->gkl", turned, X) if size == 1 else turned @ X.swapaxes(1, 2)
+        columns, value = (a.reshape(n // size, size, e) for a in (columns, value))
+        for a, b in product(range(e), repeat=2):
+            pairs = cov[columns[:, :, None, a], columns[:, None, :, b]]
+            out += pairs * value[:, :, None, a] * value[:, None, :, b]
         return 0.5 * (out + out.swapaxes(1, 2))
 
 
@@ -223,6 +215,12 @@ class GroupColumns(NamedTuple):
         matrix = csr_array((self.values[a], self.pair_column, indptr), shape=(j, self.width))
         return matrix if len(self.pair_group) < _SPARSE * j * self.width else matrix.toarray()
 
+    def full(self, a):
+        """Return the entries as a matrix (J, D + width)."""
+        beyond = self.beyond(a)
+        beyond = beyond if isinstance(beyond, np.ndarray) else beyond.toarray()
+        return np.hstack([self.dense[:, a], beyond])
+
     def take(self, groups):
         """Return some of the groups, by an increasing array of their numbers."""
         place = np.full(len(self.dense), -1)
@@ -248,13 +246,13 @@ class GroupColumns(NamedTuple):
         values = solve(lower[self.pair_group], self.values.T[..., None])[..., 0].T
         return self._replace(dense=solve(lower, self.dense), values=values)
 
-    def against(self, cov, rows=None, ends=None):
+    def against(self, cov, rows, ends):
         """Return (h cov z (n, q) of each row with its group, h cov h' (J, q, q)).
 
         rows are `SharedRows` sorted by group, those of group j from ends[j] to ends[j + 1].
         """
-        (j, q, d), n = self.dense.shape, 0 if rows is None else len(rows.X)
-        across, within = np.empty((n, q)), np.empty((j, q, q))
+        j, q, d = self.dense.shape
+        across, within = np.empty((len(rows.X), q)), np.empty((j, q, q))
         size = max(1, _HELD // (cov.shape[0] * q))
         beyond = [self.beyond(a) for a in range(q)] if self.width and j else []
         for first in range(0, j, size):
@@ -264,11 +262,10 @@ class GroupColumns(NamedTuple):
                 if beyond:
                     held += beyond[a][some] @ cov[d:]
                 self._within(held, some, within[some, a])
-                if rows is not None:
-                    own = slice(ends[first], ends[some.stop])
-                    counts = np.diff(ends[first : some.stop + 1])
-                    group = np.repeat(np.arange(len(counts)), counts)
-                    across[own, a] = _dots(held, rows.take(own), group)
+                own = slice(ends[first], ends[some.stop])
+                counts = np.diff(ends[first : some.stop + 1])
+                group = np.repeat(np.arange(len(counts)), counts)
+                across[own, a] = _dots(held, rows.take(own), group)
         return across, within
 
     def _within(self, held, some, out):
