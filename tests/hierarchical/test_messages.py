@@ -98,7 +98,7 @@ def test_variances_along_a_tree_are_exact():
         messages_rows.find_chains(Asked(rows, 1), rows.n_levels),
         np.array([0.7, 0.4, 1.5]),
     )
-    state = messages_rows.first_state(rows, leaves=chains.leaves)
+    state = messages_rows.Start(tuple(chains.leaves)).advance(rows, None)
     assert state.messages[1] is None and state.messages[2] is None
     tree, state = settled_tree(rows, chains, tau2, state)
     Z, t = dense_design(rows)[:, 1:], state.sites.precision

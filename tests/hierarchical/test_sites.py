@@ -223,7 +223,7 @@ def nuts_case(name, n_draws):
     case = next(c for c in ORACLE["exact_cases"] if c["name"] == name)
     precision = np.array(case["cavity_precision"])
     cavity = gaussian.Natural(precision, precision @ np.array(case["cavity_mean"]))
-    state = draws.ChainState(nodes.SiteState(None, np.zeros(1), np.ones((1, 1))), 0)
+    state = draws.DrawState(nodes.SiteState(None, np.zeros(1), np.ones((1, 1))), 0)
     return case, case_rows(case), cavity, state, draws.ImportanceSettings(n_draws, 0.5, 0)
 
 
@@ -384,7 +384,7 @@ def _safe_moments(factor):
 def test_messages_at_the_mode_are_the_laplace_approximation():
     rows = rows_of(n=80, q=1, seed=7)
     prior = gaussian.Natural(np.diag([0.16, 0.16, 0.16, 0.4]), np.zeros(4))
-    mode = partitions_mode.find_mode(
+    mode, trace, reason, _ = partitions_mode.find_mode(
         lambda phi: [partitions_mode.marginal_terms(rows, phi, 1, np.zeros((len(rows.starts), 1)))],
         prior,
         np.zeros(4),
@@ -399,8 +399,8 @@ def test_messages_at_the_mode_are_the_laplace_approximation():
     np.testing.assert_allclose(
         gaussian.natural(found).precision, prior.precision - mode.terms[0].hessian
     )
-    assert mode.reason == "converged"
-    assert mode.history["residual"][-1] < 1e-8
+    assert reason == "converged"
+    assert trace.history["residual"][-1] < 1e-8
 
 
 def test_a_trial_point_without_value_shortens_the_step():
@@ -416,12 +416,14 @@ def test_a_trial_point_without_value_shortens_the_step():
 
     border = np.inf
     free = partitions_mode.find_mode(evaluate, prior, np.zeros(1), 1, tol=1e-6, max_iter=50)
-    assert free.reason == "converged"
+    assert free[2] == "converged"
     border, first = 0.999 * tried[1], tried[1]
     tried.clear()
-    held = partitions_mode.find_mode(evaluate, prior, np.zeros(1), 1, tol=1e-6, max_iter=50)
+    held, _, reason, _ = partitions_mode.find_mode(
+        evaluate, prior, np.zeros(1), 1, tol=1e-6, max_iter=50
+    )
     assert tried[1] == first and tried[2] == 0.4 * first  # one step shorter, no error
-    assert held.reason in ("stuck", "max_iter") and 0 < held.phi[0] <= border
+    assert reason in ("stuck", "max_iter") and 0 < held.phi[0] <= border
 
 
 def dying_worker(part, message, folder):

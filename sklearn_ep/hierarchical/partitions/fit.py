@@ -16,7 +16,7 @@ from .._posterior import GroupPosterior, of_sites
 from .._scales import explore, lattice_about, star_at
 from ..exact.layout import EffectPlaces
 from .arrow import arrow_rows, half_partition
-from .draws import ChainState, DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
+from .draws import DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
 from .messages import Messages, is_proper, propagate, shared, total_of
 from .mode import find_mode, laplace_messages
 from .nodes import PartsGivenTheta, PartsNode, SiteState, no_groups, node_rule, tilted_by_nodes
@@ -26,11 +26,8 @@ _MOST_ON_GRID = 2  # coordinates of theta of a lattice; a star beyond
 # Coordinates that messages between parts carry: with three varying coefficients, six of them, the
 # few nodes of a part made messages that converged on one data set of three.
 _MOST_IN_MESSAGES = 3
-# engines that draw, their first state, and the share of effective draws below which they draw again
-_DRAWING = {
-    "importance": (tilted_by_importance, DrawState, 0.3),
-    "nuts": (tilted_by_nuts, ChainState, 0.5),
-}
+# engines that draw, and the share of effective draws below which they draw again
+_DRAWING = {"importance": (tilted_by_importance, 0.3), "nuts": (tilted_by_nuts, 0.5)}
 
 
 def parts_in_memory(plan, sign):
@@ -76,17 +73,16 @@ class PartAnswers:
         self.states: list[Any] = [None] * len(run.parts)
         self.inner_tol = 0.1 * plan.settings.tol  # looser, and sweeps are spent on inner noise
         self.inner = dict(tol=self.inner_tol, max_passes=30, power=plan.settings.power)
-        self.first: Any = None
         tilted: Any = tilted_by_nodes
         options = dict(self.inner, q=self.q)
         if plan.engine in _DRAWING:
-            tilted, self.first, share = _DRAWING[plan.engine]
+            tilted, share = _DRAWING[plan.engine]
             draws = ImportanceSettings(800, share, plan.settings.seed)
             options = dict(q=self.q, settings=draws)
         self.shared = reader, tilted, options
 
     def find_mode(self, tol, max_iter, damping=1.0, monitor=SILENT):
-        """Return the mode of the marginal posterior, started at the prior mean."""
+        """Return what `mode.find_mode` does, started at the prior mean."""
         modes, d = [None] * len(self.states), len(self.plan.beta_sd)
 
         def evaluate(phi):
@@ -101,7 +97,8 @@ class PartAnswers:
     def prepare(self, theta):
         """Place the nodes, or the first draws, of every site by the moments of theta so far."""
         place, n = SiteState(None, *theta), len(self.states)
-        self.states = [place if self.first is None else self.first(place, k) for k in range(n)]
+        draws = self.plan.engine in _DRAWING
+        self.states = [DrawState(place, k) if draws else place for k in range(n)]
 
     def tilted(self, cavities):
         """Return the tilted sites of all parts."""
@@ -166,14 +163,13 @@ class GroupedFit:
         if self.plan.engine == "laplace":
             at_mode = partial(laplace_messages, prior=prior, with_cavities=False)
             watch = self._watch(monitor, save, at_mode)
-            mode = answers.find_mode(s.tol, s.max_iter, s.damping, watch)
-            ended = mode.history, mode.reason, mode.log_evidence
-            return self._outcome(monitor, at_mode(mode), *ended)
+            mode, trace, *ended = answers.find_mode(s.tol, s.max_iter, s.damping, watch)
+            return self._outcome(monitor, at_mode(mode), trace.history, *ended)
         if self.plan.engine == "ep" and len(self.plan.theta_prior.mean) > _MOST_IN_MESSAGES:
             return self._by_nodes(start, monitor, save)
         if start is None:
             # the messages at the mode contain one more Newton step anyway
-            start = laplace_messages(answers.find_mode(0.1, 50), prior)
+            start = laplace_messages(answers.find_mode(0.1, 50)[0], prior)
         check_precise(total_of(prior, start).precision)
         answers.prepare(self._theta_moments(start))
         watch = self._watch(monitor, save, lambda messages: messages)

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import expit, log_expit, logsumexp
 
 from ..._engine.gaussian import backward, checked_cholesky, forward, log_partition
-from ..._engine.loop import SILENT, Reason, Trace, reason_to_end
+from ..._engine.loop import SILENT, Trace, reason_to_end
 from ..._engine.quadrature import gauss_hermite
 from .. import _scales
 from .arrow import segment_products, weighted_gram
@@ -28,20 +28,6 @@ class SiteTerms(NamedTuple):
     gradient: np.ndarray
     hessian: np.ndarray
     modes: np.ndarray
-
-
-class Mode(NamedTuple):
-    """Outcome of `find_mode`.
-
-    phi (P,) is the last point, terms the list of `SiteTerms` there; the residual in the history is
-    the length of the next Newton step in posterior sd.
-    """
-
-    phi: np.ndarray
-    terms: list[SiteTerms]
-    log_evidence: float
-    reason: Reason
-    history: dict[str, np.ndarray]
 
 
 def effect_rule(q):
@@ -146,12 +132,14 @@ class Ascent(NamedTuple):
     length: float
 
 
-def _ascent(prior, phi, terms, value, d):
+def _ascent(evaluate, prior, phi, d):
     """Return the `Ascent` at phi: a Newton step made uphill by flipping negative curvatures.
 
     Curvatures are compared in coordinates scaled by their diagonal, so that units of columns do not
     matter. The whole step is shortened where a log scale would move by more than one.
     """
+    terms = evaluate(phi)
+    value = sum(t.value for t in terms) - 0.5 * phi @ prior.precision @ phi + prior.shift @ phi
     hessian = prior.precision - sum(t.hessian for t in terms)
     gradient = prior.shift - prior.precision @ phi + sum(t.gradient for t in terms)
     scale = 1.0 / np.sqrt(np.maximum(np.abs(np.diagonal(hessian)), 1e-300))
@@ -161,20 +149,20 @@ def _ascent(prior, phi, terms, value, d):
     length = float(np.sqrt(step @ turned))
     step = scale * (vectors @ step)
     step /= max(1.0, np.max(np.abs(step[d:]), initial=0.0))
-    return Ascent(phi, terms, value, step, step @ gradient, length)
+    return Ascent(phi, terms, float(value), step, step @ gradient, length)
 
 
 def find_mode(evaluate, prior, phi, d, *, tol, max_iter, damping=1.0, monitor=SILENT):
-    """Climb to the `Mode` of the marginal posterior by Newton steps with a line search.
+    """Climb to the mode of the marginal posterior by Newton steps with a line search.
 
     evaluate maps phi, whose first d entries are coefficients and the rest coordinates of the group
     scales, to a list of `SiteTerms`. It stops once the Newton step is shorter than tol posterior
     sd; damping is the first trial of the line search. The monitor is told of each iteration, with
-    the `Ascent` at the point it led to.
+    the `Ascent` at the point it led to. Returns the last one, and the `Trace`, the `Reason` and the
+    log evidence.
     """
-    trace, reason = Trace(monitor), None
-    terms, value = _objective(evaluate, prior, phi)
-    here = _ascent(prior, phi, terms, value, d)
+    trace, reason, evidence = Trace(monitor), None, 0.0
+    here = _ascent(evaluate, prior, phi, d)
     while reason is None:
         trace.begin()
         settled, stuck = here.length < tol, False
@@ -185,7 +173,7 @@ def find_mode(evaluate, prior, phi, d, *, tol, max_iter, damping=1.0, monitor=SI
         evidence = _laplace_evidence(here.value, here.terms, prior)
         trace.end({"residual": here.length, "log_evidence": evidence}, here)
         reason = reason_to_end(trace, here.length < tol, settled, stuck, max_iter)
-    return Mode(here.phi, here.terms, evidence, reason, trace.history)
+    return here, trace, reason, evidence
 
 
 def _climbed(evaluate, prior, here, damping, d):
@@ -196,21 +184,14 @@ def _climbed(evaluate, prior, here, damping, d):
     """
     share = damping
     for _ in range(12):
-        phi = here.phi + share * here.step
         try:
-            terms, value = _objective(evaluate, prior, phi)
+            there = _ascent(evaluate, prior, here.phi + share * here.step, d)
+            if there.value >= here.value + 1e-4 * share * here.gain - 1e-9 * abs(here.value):
+                return there
         except (FloatingPointError, np.linalg.LinAlgError):
-            value = -np.inf
-        if value >= here.value + 1e-4 * share * here.gain - 1e-9 * abs(here.value):
-            return _ascent(prior, phi, terms, value, d)
+            pass
         share *= 0.4
     return None
-
-
-def _objective(evaluate, prior, phi):
-    terms = evaluate(phi)
-    value = sum(t.value for t in terms) - 0.5 * phi @ prior.precision @ phi + prior.shift @ phi
-    return terms, float(value)
 
 
 def _site_precisions(terms):
@@ -241,7 +222,7 @@ def _laplace_evidence(value, terms, prior):
 
 
 def laplace_messages(mode, prior, *, with_cavities=True):
-    """Return the `Messages` of the sites at a `Mode`, or at an `Ascent` on the way.
+    """Return the `Messages` of the sites at an `Ascent`, that at the mode or one on the way.
 
     Their product with the prior is the Laplace approximation. Where that is improper, or leaves a
     cavity improper and `with_cavities` asks for those, all messages are weakened by the same share,
