@@ -826,40 +826,36 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
     monitor = fitting.FitMonitor(
         estimator, data[0], data[1], most, lambda posterior: {"_posteriors": [posterior()], **known}
     )
+    fit = partial(_fit_problem, plan, run, save, previous, classes[-n_problems:])
     if plan.joint:
         fits = [fit_classes(plan, monitor, previous, save)]
     elif run is None:
-        fit = partial(_fit_signs, plan, previous, save, n_problems)
         fits = fitting.fit_one_versus_rest(fit, plan.y, len(classes), estimator.n_jobs, monitor)
     else:
-        fit = partial(_fit_raw, plan, previous, save, run, classes[-n_problems:])
-        fits = fitting.fit_each_problem(fit, n_problems, monitor)
+        fits = fitting.fit_each_problem(partial(fit, None), n_problems, monitor)
     if n_problems == 1:
         fits = [monitor.completed_fit(fits[0], **known)]
     monitor.finish()
     return fits
 
 
-def _fit_signs(plan, previous, save, n_problems, sign, monitor, k):
-    """Return the `BinaryFit` of rows in memory with labels in {-1, +1}, problem k."""
+def _fit_problem(plan, run, save, previous, positives, sign, monitor, k):
+    """Return the `BinaryFit` of problem k, whose label +1 is positives[k].
+
+    run is as in `fit_plan`; sign are the labels in {-1, +1} of rows in memory.
+    """
     if plan.engine == "messages":
-        return fit_by_messages(plan, sign, None, monitor, previous, save)
+        return fit_by_messages(plan, sign, run, monitor, previous, save)
     if plan.parts is None:
         return fit_exact(plan, sign, monitor, previous, save)
-    n_jobs = plan.settings.n_jobs if n_problems == 1 else None
-    mine = _of_problem(previous, k, n_problems)
+    mine = _of_problem(previous, k, len(positives))
+    if run is not None:
+        reader = plan.parts.reader._replace(positive=positives[k])
+        return fit_parts(plan, run, reader, monitor, mine, save)
+    n_jobs = plan.settings.n_jobs if len(positives) == 1 else None
     unordered = plan.settings.schedule == "asynchronous"
     with PartMap(parts_in_memory(plan, sign), n_jobs, unordered) as run:
-        return fit_parts(plan, run, plan.parts.reader, monitor, mine, save)
-
-
-def _fit_raw(plan, previous, save, run, positives, monitor, k):
-    """Return the `BinaryFit` of raw parts, problem k."""
-    if plan.engine == "messages":
-        return fit_by_messages(plan, None, run, monitor, previous, save)
-    reader = plan.parts.reader._replace(positive=positives[k])
-    mine = _of_problem(previous, k, len(positives))
-    return fit_parts(plan, run, reader, monitor, mine, save)
+        return fit_parts(plan, run, None, monitor, mine, save)
 
 
 def attributes_of(plan, fits):

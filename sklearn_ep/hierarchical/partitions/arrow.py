@@ -63,14 +63,11 @@ class LocalEffects(NamedTuple):
 class ConditionalPosterior(NamedTuple):
     """Gaussian posterior of one partition at each of M nodes.
 
-    precision (M, D, D) and shift (M, D) are the natural parameters of beta with the local effects
-    integrated out, cavity included; mean (M, D) is that of beta and root (M, D, D) the lower
-    triangular R with covariance R' R; sites are the row sites (M, n), one update ahead of the rest;
-    log_z (M,) is the log of the mass of the rows under the normalised cavity.
+    mean (M, D) is that of beta, cavity included, and root (M, D, D) the lower triangular R with
+    covariance R' R; sites are the row sites (M, n), one update ahead of the rest; log_z (M,) is the
+    log of the mass of the rows under the normalised cavity.
     """
 
-    precision: np.ndarray
-    shift: np.ndarray
     mean: np.ndarray
     root: np.ndarray
     local: LocalEffects
@@ -172,7 +169,7 @@ def _marginals(rows, design, group, sites, precision, shift):
     spread = forward(local.lower[:, group], design[..., None])[..., 0]
     row_var = _row_quadratic(rows, design, group, local.gain, root)
     row_var += np.einsum("mnq,mnq->mn", spread, spread)
-    found = ConditionalPosterior(total, pull, mean, root, local, sites, log_mass + log_beta)
+    found = ConditionalPosterior(mean, root, local, sites, log_mass + log_beta)
     return found, row_mean, row_var
 
 

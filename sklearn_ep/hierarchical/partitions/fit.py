@@ -11,16 +11,17 @@ from ..._engine.hyper import Average, Axes, Node, normal_distribution
 from ..._engine.loop import SILENT
 from ..._engine.partition import Part
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
+from .. import _scales
 from .._parts import state_of
 from .._posterior import GroupPosterior, of_sites
 from .._scales import explore, lattice_about, star_at
 from ..exact.layout import EffectPlaces
-from .arrow import arrow_rows, half_partition
+from .arrow import arrow_rows, conditional_ep, half_partition
 from .draws import DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
 from .messages import Messages, is_proper, propagate, shared, total_of
-from .mode import find_mode, laplace_messages
+from .mode import find_mode, laplace_messages, marginal_terms
 from .nodes import PartsGivenTheta, PartsNode, SiteState, no_groups, node_rule, tilted_by_nodes
-from .parts import mode_worker, nodes_worker, tilted_worker
+from .parts import part_worker
 
 _MOST_ON_GRID = 2  # coordinates of theta of a lattice; a star beyond
 # Coordinates that messages between parts carry: with three varying coefficients, six of them, the
@@ -86,7 +87,8 @@ class PartAnswers:
         modes, d = [None] * len(self.states), len(self.plan.beta_sd)
 
         def evaluate(phi):
-            terms = self.run(mode_worker, modes, self.reader, phi, self.q)
+            messages = [(phi, self.q, own) for own in modes]
+            terms = self.run(part_worker, messages, self.reader, marginal_terms, {})
             modes[:] = [t.modes for t in terms]
             return terms
 
@@ -103,7 +105,7 @@ class PartAnswers:
     def tilted(self, cavities):
         """Return the tilted sites of all parts."""
         messages = list(zip(cavities, self.states, strict=True))
-        sites = self.run(tilted_worker, messages, *self.shared)
+        sites = self.run(part_worker, messages, *self.shared)
         self.states = [s.state for s in sites]
         return sites
 
@@ -115,17 +117,19 @@ class PartAnswers:
             used[k] = cavity_of(k)
             return used[k], self.states[k]
 
-        answers = self.run.as_completed(tilted_worker, message_of, *self.shared)
+        answers = self.run.as_completed(part_worker, message_of, *self.shared)
         if self.plan.settings.schedule == "serial":
             order, one = range(len(self.states)), self.run.one
-            answers = ((k, one(k, tilted_worker, message_of(k), *self.shared)) for k in order)
+            answers = ((k, one(k, part_worker, message_of(k), *self.shared)) for k in order)
         for k, site in answers:
             self.states[k] = site.state
             yield k, used[k], site
 
-    def given_theta(self, theta, messages):
-        """Return what the parts say of beta at nodes in theta, under their cavities."""
-        return self.run(nodes_worker, messages, self.reader, theta, self.q, self.inner)
+    def given_theta(self, theta, cavities, sites):
+        """Return what the parts say of beta at theta, under their cavities, from row sites."""
+        scale, pairs = _scales.factor(theta[None], self.q), zip(cavities, sites, strict=True)
+        messages = [(scale, c.precision[None], c.shift[None], own) for c, own in pairs]
+        return self.run(part_worker, messages, self.reader, conditional_ep, self.inner)
 
     def row_sites(self):
         """Return the sites of the rows of each part at its nodes, None where there are none."""

@@ -74,15 +74,15 @@ def _louis(score, share):
     return mean.sum(0), spread.T @ spread
 
 
-def marginal_terms(rows, phi, q, modes):
+def marginal_terms(rows, phi, q, modes=None):
     """Return the `SiteTerms` of the rows at phi = (beta, theta) with q varying coefficients.
 
     Adaptive Gauss-Hermite quadrature about the modes of the effects, whose search starts at modes
-    (J, q); gradient and Hessian by Louis' identity over the same nodes. O(n D^2) and a product with
-    X for each of the 9 nodes (5^2 for q = 2).
+    (J, q), None for zero; gradient and Hessian by Louis' identity over the same nodes. O(n D^2) and
+    a product with X for each of the 9 nodes (5^2 for q = 2).
     """
     d = rows.X.shape[1]
-    offset = rows.X @ phi[:d]
+    offset, modes = rows.X @ phi[:d], np.zeros((len(rows.starts), q)) if modes is None else modes
     if q == 0:
         p = expit(offset)
         residual = rows.weight * (0.5 * (1.0 + rows.sign) - p)

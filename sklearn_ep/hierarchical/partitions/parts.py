@@ -7,10 +7,8 @@ import numpy as np
 
 from ..._engine.partition import load_part
 from ..._engine.row_order import row_keys
-from .. import _scales
 from .._factors import group_keys
-from .arrow import ArrowRows, arrow_rows, conditional_ep
-from .mode import marginal_terms
+from .arrow import ArrowRows, arrow_rows
 
 _AUTO_SITES = 8  # few large partitions: as accurate as many small ones and several times faster
 # Total weight that makes one more partition worth while: with groups; without, where a partition is
@@ -130,20 +128,6 @@ def read_rows(part, reader):
     return arrow_rows(X, sign, weight, local, codes[0] if codes else np.zeros(len(X), int))[0]
 
 
-def mode_worker(part, modes, reader, phi, q):
-    """Return the `SiteTerms` of a partition."""
-    rows = read_rows(part, reader)
-    if modes is None:
-        modes = np.zeros((len(rows.starts), q))
-    return marginal_terms(rows, phi, q, modes)
-
-
-def tilted_worker(part, message, reader, tilted, options):
-    """Return the `TiltedSite` of a partition under its cavity by an engine with its options."""
-    return tilted(read_rows(part, reader), *message, **options)
-
-
-def nodes_worker(part, message, reader, theta, q, inner):
-    """Return the `ConditionalPosterior` of a partition at nodes in theta."""
-    rows, scale = read_rows(part, reader), _scales.factor(theta, q)
-    return conditional_ep(rows, scale, *message, **inner)
+def part_worker(part, message, reader, function, options):
+    """Return function(rows, *message, **options) of a partition."""
+    return function(read_rows(part, reader), *message, **options)
