@@ -3,7 +3,6 @@
 import warnings
 from contextlib import nullcontext
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 from sklearn.base import ClassifierMixin
@@ -659,7 +658,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             beta, effects, theta, _ = posterior.draw_parameters(n_samples, rng)
             effects = effects or [np.empty((n_samples, 0, 0))]
             coef, intercept = split_intercept(beta, self._columns)
-            draws.append((coef, intercept, posterior.scales.sds(theta), effects))
+            draws.append((coef, intercept, posterior.sds(theta), effects))
         arrays = [fitting.one_or_stack(a, axis=1) for a in zip(*draws, strict=True)]
         names = "coef", "intercept", "tau", "group_effects"
         found = Bunch(**dict(zip(names, arrays, strict=True)))
@@ -758,23 +757,15 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         if self.engine_ == "messages":
             names = [f.name for f in self._columns.factors]
             return None, remarks + remarks_on_agreement(self._posteriors[0].check, names)
-        if rows is None:
-            remarks.append("Give X, y and groups of the training rows for importance weights.")
-            return None, remarks
-        again = _prediction.rows_again(self, rows)
-        if len(self._posteriors) > 1:
-            return None, remarks
-        if self._columns.has_groups and not _prediction.all_known(self, again[2]):
-            remarks.append("Some rows are of no named group of the fit: no importance weights.")
-            return None, remarks
+        again, missing = _prediction.rows_again(self, rows)
+        if missing or len(self._posteriors) > 1:
+            return None, [*remarks, missing] if missing else remarks
         return self._posteriors[0].log_weights(*again, n_draws, _generator(rng)), remarks
 
     def _parts_of(self, rows, n_draws, rng):
         """Hold the tilted distribution of each part against the global Gaussian, O(200 S n)."""
-        if rows is None or len(self._posteriors) > 1 or "site_precision" not in self._state:
-            return ()
-        again = _prediction.rows_again(self, rows)
-        if self._columns.has_groups and not _prediction.all_known(self, again[2]):
+        again, _ = _prediction.rows_again(self, rows)
+        if again is None or len(self._posteriors) > 1 or "site_precision" not in self._state:
             return ()
         return trust_in_parts(self, again, n_draws, _generator(rng))
 
@@ -888,10 +879,11 @@ def _of_coefficients(columns, posteriors):
 def _of_scales(columns, posteriors, rule):
     quantiles = np.empty((3, 0))
     if columns.has_groups:
-        quantiles = posteriors[0].scales.quantiles(_LEVELS)
-    nodes = [SimpleNamespace(phi=p.scales.theta, weight=p.scales.weight) for p in posteriors]
+        quantiles = posteriors[0].scale_quantiles(_LEVELS)
     used = "mode" if rule in ("mode", "none") else "integrate"
-    out = hyper_attributes(nodes, _names_of_theta(columns), used) | {"theta_rule_": rule}
+    out = hyper_attributes([p.average for p in posteriors], _names_of_theta(columns), used) | {
+        "theta_rule_": rule
+    }
     return out | {"tau_": quantiles[1], "tau_interval_": quantiles[[0, 2]].T}
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import log_expit
 
-from .._engine.gaussian import Moments, backward, forward
+from .._engine.gaussian import Moments, Natural, backward, forward, over
 from .._engine.hyper import log_mixture, mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
 from .._estimator.latents import is_joint
@@ -15,31 +15,6 @@ from .exact.layout import EffectPlaces
 
 BLOCK = 8192  # rows predicted at once
 CELLS = 4_000_000  # values of the linear predictor held at once, draws times rows
-
-
-class GroupScales(NamedTuple):
-    """Posterior of the sds of effects: `Average` over theta, n_effects a level of each factor."""
-
-    average: Any
-    n_effects: list[int]
-
-    @property
-    def theta(self):
-        """Nodes (M, T)."""
-        return self.average.phi
-
-    @property
-    def weight(self):
-        """Weights (M,) of the nodes."""
-        return self.average.weight
-
-    def sds(self, theta):
-        """Return the sds (..., Q) of the effects, factor by factor, for coordinates theta."""
-        return _scales.scales(theta, self.n_effects)
-
-    def quantiles(self, levels):
-        """Return quantiles (len(levels), Q) of the sds."""
-        return self.average.smooth.quantiles(levels, self.sds)
 
 
 class RowsToPredict(NamedTuple):
@@ -195,7 +170,8 @@ class NodePosterior(NamedTuple):
 class EffectsMixture:
     """Mixture over nodes in the scales: what is the same for any number of classes.
 
-    scales are the `GroupScales`, n_named the numbers of levels with a name, the first ones. Nodes
+    average is the `Average` over theta; n_effects are those a level of each factor, n_named the
+    numbers of levels with a name, the first ones. Nodes
     have Cholesky factors `scales` of the covariances of effects, `beta()`, `effects()`,
     `at_rows(rows)`, `between(rows, others, same)`, and draws of coefficients and effects. Follows
     the contract of `latents.SeparateLatents`, of several classes that of `latents.JointLatents`:
@@ -208,13 +184,21 @@ class EffectsMixture:
     _log_weight: Any
 
     def __init__(self, average, n_effects, n_named, nodes):
-        self.scales, self.n_named, self.nodes = GroupScales(average, n_effects), n_named, nodes
+        self.average, self.n_effects, self.n_named, self.nodes = average, n_effects, n_named, nodes
+
+    def sds(self, theta):
+        """Return the sds (..., Q) of the effects, factor by factor, for coordinates theta."""
+        return _scales.scales(theta, self.n_effects)
+
+    def scale_quantiles(self, levels):
+        """Return quantiles (len(levels), Q) of these sds."""
+        return self.average.smooth.quantiles(levels, self.sds)
 
     def beta_quantiles(self, levels):
         """Return quantiles (len(levels), D), or (., K, D), of the coefficients."""
         mean, sd = (np.array(a) for a in zip(*(n.beta() for n in self.nodes), strict=True))
         flat = mean.reshape(len(mean), -1), sd.reshape(len(sd), -1)
-        found = mixture_quantiles(self.scales.weight, *flat, levels)
+        found = mixture_quantiles(self.average.weight, *flat, levels)
         return found.reshape(len(levels), *mean.shape[1:])
 
     def group_effects(self):
@@ -225,7 +209,7 @@ class EffectsMixture:
         by_factor, pairs = zip(*(node.effects() for node in self.nodes), strict=True), []
         for n, found in zip(self.n_named, by_factor, strict=True):
             sides = (np.array(a)[..., :n, :] for a in zip(*found, strict=True))
-            pairs.append(mixture_moments(self.scales.weight, *sides))
+            pairs.append(mixture_moments(self.average.weight, *sides))
         return [mean for mean, _ in pairs], [np.sqrt(var) for _, var in pairs]
 
     def laid_out(self, rows):
@@ -247,10 +231,10 @@ class EffectsMixture:
     def at_nodes(self, link, rows):
         """Return the `NodesAtRows`."""
         mean, var = self._over_blocks(rows, lambda *sides: sides, axis=1)
-        return NodesAtRows(self.scales.weight, mean, var, [link] * len(self.nodes))
+        return NodesAtRows(self.average.weight, mean, var, [link] * len(self.nodes))
 
     def _moments(self, means, variances):
-        return mixture_moments(self.scales.weight, means, variances)
+        return mixture_moments(self.average.weight, means, variances)
 
     def latent(self, rows):
         """Return moments of the linear predictor: means (n,) and variances (n,), or (n, K) and
@@ -265,7 +249,7 @@ class EffectsMixture:
 
         def chances(*sides):
             log_p = np.stack([link.tilted(s, *sides).log_z for s in signs], axis=-1)
-            return (log_mixture(self.scales.weight, log_p),)
+            return (log_mixture(self.average.weight, log_p),)
 
         return self._over_blocks(rows, chances)[0]
 
@@ -277,7 +261,7 @@ class EffectsMixture:
         """
         both = [self.laid_out(rows) for rows in (first, second)]
         out = left = right = np.zeros(())
-        for weight, node in zip(self.scales.weight, self.nodes, strict=True):
+        for weight, node in zip(self.average.weight, self.nodes, strict=True):
             cov, a, b = node.between(*both, same)
             out = out + weight * (cov + a[..., :, None] * b[..., None, :])
             left, right = left + weight * a, right + weight * b
@@ -285,7 +269,7 @@ class EffectsMixture:
 
     def _picked(self, n_samples, rng):
         """Return nodes for draws, as (sorted numbers (S,), [(number, draws of it)])."""
-        weight = self.scales.weight
+        weight = self.average.weight
         picked = np.sort(rng.choice(len(weight), size=n_samples, p=weight))
         return picked, list(zip(*np.unique(picked, return_counts=True), strict=True))
 
@@ -296,7 +280,7 @@ class EffectsMixture:
         """
         picked, counts = self._picked(n_samples, rng)
         drawn = [self.nodes[m].draw_effects(n, rng) for m, n in counts]
-        theta, order = self.scales.average.draw_near(picked, rng), rng.permutation(n_samples)
+        theta, order = self.average.draw_near(picked, rng), rng.permutation(n_samples)
         beta, *effects = (np.concatenate(a)[order] for a in zip(*drawn, strict=True))
         named = [e[..., :n, :] for e, n in zip(effects, self.n_named, strict=True)]
         return beta, named, theta[order], picked[order]
@@ -346,19 +330,18 @@ class GroupPosterior(EffectsMixture):
 
     def beta_moments(self):
         """Return mean (D,) and covariance (D, D) of the coefficients."""
-        d, weight = self.places.n_dense, self.scales.weight
-        mean, cov = _between(weight, np.array([n.mean[:d] for n in self.nodes]))
-        roots = (n.root[:, :d] for n in self.nodes)
-        return Moments(mean, cov + sum(w * (r.T @ r) for w, r in zip(weight, roots, strict=True)))
+        (mean, cov), d = self.phi_moments(), self.places.n_dense
+        return Moments(mean[:d], cov[:d, :d])
 
     def phi_moments(self):
         """Return the `Moments` of (coefficients, theta), at one node by its axes."""
-        d, average = self.places.n_dense, self.scales.average
-        means = np.array([n.mean[:d] for n in self.nodes])
-        mean, cov = _between(average.weight, np.hstack([means, average.phi]))
-        if len(average.weight) == 1:
+        d, average = self.places.n_dense, self.average
+        points = np.hstack([np.array([n.mean[:d] for n in self.nodes]), average.phi])
+        mean, cov = between(average.weight, points)
+        if len(points) == 1:
             cov[d:, d:] = average.axes.root @ average.axes.root.T
-        cov[:d, :d] = self.beta_moments().cov
+        roots = (n.root[:, :d] for n in self.nodes)
+        cov[:d, :d] += sum(w * (r.T @ r) for w, r in zip(average.weight, roots, strict=True))
         return Moments(mean, cov)
 
     def _log_weight(self, node, rows, sign, weight, n_samples, rng):
@@ -367,11 +350,11 @@ class GroupPosterior(EffectsMixture):
         z = b[:, : X.shape[1]] @ X.T
         for f, effects in enumerate(node.effects_of(b, u)):
             z += np.einsum("snq,nq->sn", effects[:, codes[:, f]], designs[f])
-        log_joint = 0.5 * (of_b.log_det() - of_b.quadratic(b)) - 0.5 * np.sum(u**2, (1, 2))
+        log_joint = 0.5 * (of_b.log_det - of_b.quadratic(b)) - 0.5 * np.sum(u**2, (1, 2))
         return log_joint + log_expit(sign * z) @ weight - log_density - node.log_z
 
 
-def _between(weight, points):
+def between(weight, points):
     """Return mean and covariance of points (M, .) with weights (M,)."""
     mean = weight @ points
     apart = np.sqrt(weight)[:, None] * (points - mean)
@@ -385,6 +368,13 @@ def moments_by_class(posteriors):
         return found
     means, cov = found[0]
     return [Moments(mean, cov[c, :, c]) for c, mean in enumerate(means)]
+
+
+def shared(total, prior, n_sites):
+    """Return equal messages whose product with the prior is the total, with proper cavities."""
+    precision, shift = over(total, prior)
+    precision = 0.5 * (precision + precision.T)
+    return Natural(*(np.repeat(a[None] / n_sites, n_sites, axis=0) for a in (precision, shift)))
 
 
 def of_sites(messages, phi, n_skipped=0, n_cut=0):

@@ -9,6 +9,7 @@ from .._estimator import summary
 from .._estimator.checks import check_number
 from .._estimator.coefficients import strength_of
 from .._estimator.latents import is_joint
+from ._factors import objects
 from ._posterior import moments_by_class
 
 _CLOSE = 0.5  # effective share of points of a density that is near another
@@ -60,20 +61,20 @@ def summarise(est, level, top, sort, feature_names):
 
 def what_was_averaged(est):
     """Return in words what the posterior of the scales is made of."""
-    rule, scales = est.theta_rule_, est._posteriors[0].scales
-    weight = scales.weight
+    rule, average = est.theta_rule_, est._posteriors[0].average
+    weight = average.weight
     if rule == "mode":
         return "kept at their mode"
     if len(weight) == 1:
         return "a normal distribution of their logarithms"
-    share, checked = getattr(scales.average, "agreement", None), ""
+    share, checked = getattr(average, "agreement", None), ""
     if share is not None:
         words = "close to" if share > _CLOSE else "coarse against"
         checked = (
             f"; the density between them is {words} the evidence (effective share {share:.2f})"
         )
     kind = {"grid": "a lattice", "star": "a star about their mode"}.get(rule, "a quadrature rule")
-    n = getattr(scales.average, "n_without", 0)
+    n = getattr(average, "n_without", 0)
     without = f"; at {n} more places the sites left no posterior" if n else ""
     effective = f"{1.0 / np.sum(weight**2):.1f} of them effective"
     return f"{len(weight)} nodes of {kind}, {effective}{checked}{without}"
@@ -97,7 +98,7 @@ def _scales(est, names, level):
     if not factors:
         return {}
     ends = 0.5 - 0.5 * level, 0.5 + 0.5 * level
-    lower, upper = est._posteriors[0].scales.quantiles(ends)
+    lower, upper = est._posteriors[0].scale_quantiles(ends)
     rows = [(factor, effect, n) for factor, effects, n in factors for effect in effects]
     factor, effect, n_levels = zip(*rows, strict=True)
     several = len(factors) > 1
@@ -163,8 +164,7 @@ def _blocks(est, level):
     values = values if est._columns.listed else [[value] for value in values]
     told = zip(_factors(est, _shared_names(est)), est._level_rows, *values, strict=False)
     for (factor, effects, n), rows, labels, *moments in told:
-        known = np.empty(n, dtype=object)
-        known[:] = labels.tolist()  # a tuple stays one label
+        known = objects(labels.tolist())
         by_class = (m.reshape(-1, n, len(effects)) for m in moments)
         for label, means, sds in zip(est.classes_, *by_class, strict=False):
             for effect, mean, sd in zip(effects, means.T, sds.T, strict=True):

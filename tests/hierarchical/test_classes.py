@@ -260,7 +260,7 @@ def test_two_classes_are_the_binary_model(levels):
     sd = np.sqrt(np.diag(contrast))[:-1]
     assert np.max(np.abs((mean[1] - mean[0])[:-1] - est.coef_[0]) / est.coef_std_[0]) < 0.05
     np.testing.assert_allclose(sd, est.coef_std_[0], rtol=0.03)
-    tau = np.sqrt(2) * posterior.scales.quantiles([0.5])[0]
+    tau = np.sqrt(2) * posterior.scale_quantiles([0.5])[0]
     np.testing.assert_allclose(tau, np.ravel(est.tau_), rtol=0.03)
 
 
@@ -443,7 +443,7 @@ def test_probabilities_are_proper_and_survive_pickling():
     np.testing.assert_allclose(np.exp(log_proba).sum(1), 1.0, atol=1e-10)
     again = pickle.loads(pickle.dumps(fit.posterior))
     np.testing.assert_array_equal(log_proba_of(again, rows), log_proba)
-    quantiles = fit.posterior.scales.quantiles([0.05, 0.5, 0.95])
+    quantiles = fit.posterior.scale_quantiles([0.05, 0.5, 0.95])
     assert np.all(np.diff(quantiles, axis=0) > 0) and np.all(quantiles > 0)
 
 

@@ -773,13 +773,12 @@ def test_places_without_posterior_are_counted_in_the_summary():
     est = HierarchicalEPLogistic([2, 3], refine=False).fit(np.column_stack([X, G]), y)
     assert "no posterior" not in str(est.summary())
     posterior = est._posteriors[0]
-    mode = posterior.scales.average.nodes[0]
+    mode = posterior.average.nodes[0]
     visits = hyper.Visits(
         lambda phi, near: None if phi[0] > mode.phi[0] else near, np.tile([-9.0, 9.0], (2, 1)),
         lambda record: False,
     )  # fmt: skip
     n = hyper.star_about(visits, mode, 0.01 * np.eye(2), 1e-3).n_without
-    average = posterior.scales.average._replace(n_without=n)
-    posterior.scales = posterior.scales._replace(average=average)
+    posterior.average = posterior.average._replace(n_without=n)
     said = f"at {n} more places the sites left no posterior"
     assert n > 0 and said in str(est.summary()) and said in " ".join(est.diagnose().remarks)

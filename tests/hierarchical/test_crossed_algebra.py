@@ -272,10 +272,10 @@ def after_messages(rows, state, prior):
     for _ in range(3):
         sums = messages_rows.message_sums(held, state)
         totals = [p + s for p, s in zip(prior.levels, sums, strict=True)]
-        state = messages_rows.Send(totals).advance(rows, state)
+        state = messages_rows.send(rows, state, totals)
     sums = messages_rows.message_sums(held, state)
     totals = [p + s for p, s in zip(prior.levels, sums, strict=True)]
-    state = messages_rows.Linearise(totals).advance(rows, state)
+    state = messages_rows.linearise(rows, state, totals)
     cov = np.linalg.inv(messages_rows.known_precision(held, state) + np.diag(prior.beta))
     return state.cavity + np.einsum("nd,de,ne->n", rows.X, cov, rows.X), state
 
@@ -340,7 +340,7 @@ def test_messages_are_exact_on_a_tree():
     rows = factor_rows(90, (30,), 5)
     no_columns = rows._replace(X=np.zeros((90, 1)))
     prior = messages_schur.Effects(np.ones(1), [np.full(30, 0.7)])
-    state = messages_rows.Start((0,)).advance(no_columns, None)
+    state = messages_rows.start(no_columns, None, (0,))
     for _ in range(3):
         cavity, state = after_messages(no_columns, state, prior)
     total = 0.7 + np.bincount(rows.codes[0], rows.weight * state.sites.precision)

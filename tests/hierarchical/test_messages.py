@@ -49,9 +49,9 @@ def settled_tree(rows, chains, tau2, state, rounds=6):
     held = schur.SystemRows.of(rows, 0)
     for _ in range(rounds):
         tree = chains.walk(tau2, messages_rows.message_sums(held, state))
-        state = messages_rows.Send(chains.at_leaves(tree.whole)).advance(rows, state)
+        state = messages_rows.send(rows, state, chains.at_leaves(tree.whole))
     tree = chains.walk(tau2, messages_rows.message_sums(held, state))
-    return tree, messages_rows.Linearise(chains.at_leaves(tree.whole)).advance(rows, state)
+    return tree, messages_rows.linearise(rows, state, chains.at_leaves(tree.whole))
 
 
 # ---------------------------------------------------------------------------- trees of levels
@@ -98,7 +98,7 @@ def test_variances_along_a_tree_are_exact():
         messages_rows.find_chains(Asked(rows, 1), rows.n_levels),
         np.array([0.7, 0.4, 1.5]),
     )
-    state = messages_rows.Start(tuple(chains.leaves)).advance(rows, None)
+    state = messages_rows.start(rows, None, chains.leaves)
     assert state.messages[1] is None and state.messages[2] is None
     tree, state = settled_tree(rows, chains, tau2, state)
     Z, t = dense_design(rows)[:, 1:], state.sites.precision

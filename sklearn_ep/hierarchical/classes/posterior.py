@@ -113,7 +113,7 @@ class ClassMixture(EffectsMixture):
 
     def _mixed(self, values):
         """Return the average over the nodes of one array for each of them."""
-        return sum(w * value for w, value in zip(self.scales.weight, values, strict=True))
+        return sum(w * value for w, value in zip(self.average.weight, values, strict=True))
 
     def beta_moments(self):
         """Return means (K, D) and covariance (K, D, K, D) of the coefficients."""
@@ -136,7 +136,7 @@ class ClassMixture(EffectsMixture):
         def moments_and_chances(means, covs):
             pairs = zip(means, covs, strict=True)
             log_p = np.array([factor.log_proba(m, contrast_variances(S)) for m, S in pairs])
-            return *self._moments(means, covs), log_mixture(self.scales.weight, log_p)
+            return *self._moments(means, covs), log_mixture(self.average.weight, log_p)
 
         return self._over_blocks(rows, moments_and_chances)
 

@@ -54,6 +54,20 @@ def row_mismatch(old, new, mean, var):
     return float(np.max(worst, initial=0.0))
 
 
+def group_factors(weight, design, starts):
+    """Return Cholesky factors (..., J, q, q) of I + sum over rows of each group of weight c c'.
+
+    weight (..., n) and the lines c of design (..., n, q) are of rows sorted by group, of which each
+    begins at starts (J,).
+    """
+    q = design.shape[-1]
+    block = np.empty((*weight.shape[:-1], len(starts), q, q))
+    for a, b in product(range(q), repeat=2):
+        terms = weight * design[..., a] * design[..., b]
+        block[..., a, b] = np.add.reduceat(terms, starts, axis=-1) + (a == b)
+    return np.sqrt(block) if q == 1 else np.linalg.cholesky(block)
+
+
 class SharedRows(NamedTuple):
     """Rows by the columns of b: X (n, D), and entries value (n, E) in columns D + at (n, E)."""
 
@@ -102,43 +116,23 @@ class SharedRows(NamedTuple):
 
 
 class SharedPrior(NamedTuple):
-    """Prior N(0, B0^-1) of b: precisions (D,) of the dense part, inverse covariances (q_f, q_f).
+    """Prior N(0, B0^-1) of b by the entries `value` of B0 in rows `row` and columns `column`.
 
-    n_levels are the numbers of levels of the shared factors.
+    log_det is log|B0|.
     """
 
-    dense: np.ndarray
-    inverse: list[np.ndarray]
-    n_levels: list[int]
-
-    def log_det(self):
-        """Return log|B0|."""
-        pairs = zip(self.n_levels, self.inverse, strict=True)
-        return float(
-            np.sum(np.log(self.dense)) + sum(n * np.linalg.slogdet(s)[1] for n, s in pairs)
-        )
+    row: np.ndarray
+    column: np.ndarray
+    value: np.ndarray
+    log_det: float
 
     def add_to(self, precision):
         """Add B0 to a matrix, in place."""
-        start = len(self.dense)
-        precision[np.arange(start), np.arange(start)] += self.dense
-        for n, block in zip(self.n_levels, self.inverse, strict=True):
-            q = len(block)
-            first = start + q * np.arange(n)
-            for a in range(q):
-                for b in range(q):
-                    precision[first + a, first + b] += block[a, b]
-            start += q * n
+        precision[self.row, self.column] += self.value
 
     def quadratic(self, b):
         """Return b' B0 b for b (m, S)."""
-        start = len(self.dense)
-        out = b[:, :start] ** 2 @ self.dense
-        for n, block in zip(self.n_levels, self.inverse, strict=True):
-            own = b[:, start : start + n * len(block)].reshape(len(b), n, len(block))
-            out += np.einsum("mnq,qp,mnp->m", own, block, own, optimize=True)
-            start += n * len(block)
-        return out
+        return (b[:, self.row] * b[:, self.column]) @ self.value
 
 
 class EffectPlaces(NamedTuple):
@@ -172,9 +166,17 @@ class EffectPlaces(NamedTuple):
 
     def prior_at(self, lower):
         """Return the `SharedPrior` for the Cholesky factors of all effects' covariances."""
-        shared = self.shared_spans()
-        inverse = [np.linalg.inv(lower[f] @ lower[f].T) for f in shared]
-        return SharedPrior(self.beta_precision, inverse, [self.n_levels[f] for f in shared])
+        dense = np.arange(self.n_dense)
+        row, column, value = [dense], [dense], [self.beta_precision]
+        log_det = np.sum(np.log(self.beta_precision))
+        for f, span in self.shared_spans().items():
+            at, q = np.arange(span.start, span.stop), self.n_effects[f]
+            row.append(np.repeat(at, q))
+            column.append(np.repeat(at.reshape(-1, q), q, axis=0).ravel())
+            value.append(np.tile(np.linalg.inv(lower[f] @ lower[f].T).ravel(), self.n_levels[f]))
+            log_det -= 2.0 * self.n_levels[f] * np.sum(np.log(np.diagonal(lower[f])))
+        entries = [np.concatenate(own) for own in (row, column, value)]
+        return SharedPrior(entries[0], entries[1], entries[2], float(log_det))
 
     def seen(self, rows):
         """Return (`SharedRows`, place of the local group or -1, known (n, F)) of rows."""
@@ -294,12 +296,12 @@ def _dots(held, rows, group):
 class LocalPart(NamedTuple):
     """Local effects given b: u_j ~ N(offset - gain b, (lower lower')^-1), groups as laid out.
 
-    lower (J, q, q), offset (J, q), gain a `GroupColumns`.
+    lower (J, q, q), offset (J, q), gain a `GroupColumns`, or an array.
     """
 
     lower: np.ndarray
     offset: np.ndarray
-    gain: GroupColumns
+    gain: Any
 
 
 class SmallGroups(NamedTuple):
@@ -397,23 +399,11 @@ def lay_out(X, sign, weight, designs, codes, n_levels, local, largest=LARGEST_GR
     n, e = shared.at.shape
     entries = shared.value.ravel(), (shared.at.ravel(), np.repeat(np.arange(n), e))
     products, product_value = _entry_products(shared, bounds[n_plain], small, width)
-    return Layout(
-        shared,
-        sign,
-        copies,
-        width,
-        designs[local][rows],
-        bounds[: n_plain + 1],
-        group,
-        order,
-        small,
-        pair.reshape(n, e),
-        pair_group,
-        pair_column,
-        csr_array(entries, shape=(width, n)),
-        products,
-        product_value,
-    )
+    of_rows = shared, sign, copies, width, designs[local][rows]
+    groups = bounds[: n_plain + 1], group, order, small
+    pairs_of = pair.reshape(n, e), pair_group, pair_column
+    sums = csr_array(entries, shape=(width, n)), products, product_value
+    return Layout(*of_rows, *groups, *pairs_of, *sums)
 
 
 def _row_order(shared, sign, weight, design, code, n_groups, largest):

@@ -7,7 +7,7 @@ them exactly. Conjugate gradients find the log determinant of the system on thei
 """
 
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,17 +28,15 @@ class ScaleUncertainty(NamedTuple):
 class LevelsNode(NamedTuple):
     """Gaussian posterior that is known by levels, not as a matrix, with the scales' uncertainty.
 
-    mean are `Effects`; tree is the `Tree` of the effects given the coefficients, cov (D, D) the
-    covariance of the coefficients, lines (L_f, D) such that an effect is lines beta and something
-    independent; spread a `ScaleUncertainty`. Effects of different chains of factors are independent
-    given coefficients and scales, which leaves out a share of their covariance of order one over
-    the rows of a level.
+    mean are `Effects`; tree is the `Tree` of the effects given the coefficients, coupling the
+    `Coupling` of both; spread a `ScaleUncertainty`. Effects of different chains of factors are
+    independent given coefficients and scales, which leaves out a share of their covariance of order
+    one over the rows of a level.
     """
 
     mean: Effects
     tree: Tree
-    cov: np.ndarray
-    lines: list[np.ndarray]
+    coupling: Any
     spread: ScaleUncertainty
     n_named: list[int]
 
@@ -49,7 +47,7 @@ class LevelsNode(NamedTuple):
     def beta_moments(self):
         """Return mean (D,) and covariance (D, D) of the coefficients."""
         moves = self.moves()
-        return Moments(self.mean.beta, self.cov + moves.T @ self.spread.cov @ moves)
+        return Moments(self.mean.beta, self.coupling.cov + moves.T @ self.spread.cov @ moves)
 
     def beta(self):
         """Return means and sds (D,) of the coefficients."""
@@ -58,11 +56,10 @@ class LevelsNode(NamedTuple):
 
     def effects(self):
         """Return (means, variances), both (L_f, 1), of the effects of each factor."""
-        out, triples = [], zip(self.mean.levels, self.tree.own, self.lines, strict=True)
-        for f, (mean, own, lines) in enumerate(triples):
+        out, known = [], self.coupling.variances(self.tree.own)
+        for f, (mean, var) in enumerate(zip(self.mean.levels, known, strict=True)):
             moves = self.moves(f)
-            var = 1.0 / own + np.einsum("ld,de,le->l", lines, self.cov, lines)
-            var += np.einsum("fl,fg,gl->l", moves, self.spread.cov, moves)
+            var = var + np.einsum("fl,fg,gl->l", moves, self.spread.cov, moves)
             out.append((mean[:, None], var[:, None]))
         return out
 
@@ -77,7 +74,7 @@ class LevelsNode(NamedTuple):
             known = code >= 0
             at = code[known]
             mean[known] += self.mean.levels[f][at]
-            columns[known] += self.lines[f][at]
+            columns[known] += self.coupling.lines[f][at]
             slopes[known] += self.moves(f)[:, at].T
         return mean, columns, slopes, codes
 
@@ -86,20 +83,21 @@ class LevelsNode(NamedTuple):
         mean, columns, slopes, codes = self._seen(rows)
         own, _ = self.tree.of_rows(codes)
         var = own[:, self.tree.chains.leaves].sum(1)
-        var += np.einsum("nd,de,ne->n", columns, self.cov, columns)
+        var += np.einsum("nd,de,ne->n", columns, self.coupling.cov, columns)
         return mean, var + np.einsum("nf,fg,ng->n", slopes, self.spread.cov, slopes)
 
     def between(self, rows, others, same):
         """Return the covariance (n1, n2) of the linear predictor of two sets of rows, and means."""
         (mean1, *one, codes1), (mean2, *two, codes2) = self._seen(rows), self._seen(others)
-        triples = zip(one, (self.cov, self.spread.cov), two, strict=True)
+        triples = zip(one, (self.coupling.cov, self.spread.cov), two, strict=True)
         own = self.tree.covariance(codes1, codes2, same)
         return sum((a @ cov @ b.T for a, cov, b in triples), start=own), mean1, mean2
 
     def draw_by_levels(self, rng):
         """Return a draw, about zero, from what is known of levels: the moments of `at_rows`."""
-        beta = rng.multivariate_normal(np.zeros(len(self.cov)), self.cov, method="cholesky")
-        pairs = zip(self.tree.draw(rng), self.lines, strict=True)
+        cov, lines = self.coupling
+        beta = rng.multivariate_normal(np.zeros(len(cov)), cov, method="cholesky")
+        pairs = zip(self.tree.draw(rng), lines, strict=True)
         return Effects(beta, [c @ beta + drawn for drawn, c in pairs])
 
 
@@ -111,7 +109,7 @@ class MessagesPosterior(EffectsMixture):
 
     def __init__(self, solved, coupling, spread, system, n_named, check):
         self.system, self.check = system, check
-        node = LevelsNode(solved.mean, solved.tree, coupling.cov, coupling.lines, spread, n_named)
+        node = LevelsNode(solved.mean, solved.tree, coupling, spread, n_named)
         theta, smooth = solved.theta[None], normal_distribution(solved.theta, spread.cov)
         alone = SimpleNamespace(phi=theta, weight=np.ones(1), smooth=smooth)
         super().__init__(alone, [1] * len(solved.theta), n_named, [node])
@@ -124,7 +122,7 @@ class MessagesPosterior(EffectsMixture):
         """Return joint draws: coefficients (S, D), effects, theta, node (S,)."""
         (node,) = self.nodes
         draw = node.draw_by_levels if self.system is None else self.system.draw
-        noise = rng.multivariate_normal(np.zeros(len(node.lines)), node.spread.cov, n_samples)
+        noise = rng.multivariate_normal(np.zeros(len(node.spread.cov)), node.spread.cov, n_samples)
         beta = np.empty((n_samples, len(node.mean.beta)))
         effects = [np.empty((n_samples, n, 1)) for n in self.n_named]
         for s in range(n_samples):
@@ -134,7 +132,7 @@ class MessagesPosterior(EffectsMixture):
             beta[s] = drawn.beta
             for out, levels in zip(effects, drawn.levels, strict=True):
                 out[s, :, 0] = levels[: out.shape[1]]
-        return beta, effects, self.scales.theta + noise, np.zeros(n_samples, dtype=int)
+        return beta, effects, self.average.phi + noise, np.zeros(n_samples, dtype=int)
 
     def scales_of_draws(self, theta, number):
         """Return the Cholesky factors (S, 1, 1) of each factor at draws of theta."""

@@ -5,8 +5,8 @@ of belief propagation would give exact variances; sparse crossed data are nearly
 is the cavity of each row, the variance of its predictor without its own site, always positive.
 
 What a row keeps, its site and its messages, is no function of the level values of one moment, but
-it is one of all that went before: `RowState` changes by steps alone, each of which says in values
-of levels what every row is to do. Whoever has the rows and the steps has the state.
+it is one of all that went before: `RowState` changes by steps alone, functions of rows, state and
+values of levels. Whoever has the rows and the steps has the state.
 
 A factor is nested in another if all rows of each of its levels are of one level of the other. The
 effects of a level and of those above it then go together: their sum is well known and each is not,
@@ -223,74 +223,44 @@ def _sent(t, variances):
     return [None if v is None else t / (1.0 + t * (total - v)) for v in variances]
 
 
-class Start(NamedTuple):
+def start(rows, state, leaves):
     """Step: start from weak sites that lean to the labels; leaves are factors that get messages."""
-
-    leaves: tuple[int, ...]
-
-    def advance(self, rows, state):
-        """Return the next `RowState` of rows."""
-        sites = Sites(np.full(len(rows.sign), 0.15), 0.5 * rows.sign)
-        first = _START * sites.precision
-        return RowState(
-            sites, [first if f in self.leaves else None for f in range(len(rows.codes))]
-        )
+    sites = Sites(np.full(len(rows.sign), 0.15), 0.5 * rows.sign)
+    first = _START * sites.precision
+    return RowState(sites, [first if f in leaves else None for f in range(len(rows.codes))])
 
 
-class Send(NamedTuple):
+def send(rows, state, totals):
     """Step: send messages at total precisions (L_f,) of the levels, None for those without."""
-
-    totals: list[Any]
-
-    def advance(self, rows, state):
-        """Return the next `RowState` of rows."""
-        variances = _inverse_cavities(rows, state.messages, self.totals)
-        return state._replace(messages=_sent(state.sites.precision, variances))
+    variances = _inverse_cavities(rows, state.messages, totals)
+    return state._replace(messages=_sent(state.sites.precision, variances))
 
 
-class Linearise(NamedTuple):
+def linearise(rows, state, totals):
     """Step: take cavities, at total precisions (L_f,) of the levels, and sites as they now are."""
-
-    totals: list[Any]
-
-    def advance(self, rows, state):
-        """Return the next `RowState` of rows."""
-        cavity = _total(_inverse_cavities(rows, state.messages, self.totals))
-        return state._replace(cavity=cavity, precision=rows.weight * state.sites.precision)
+    cavity = _total(_inverse_cavities(rows, state.messages, totals))
+    return state._replace(cavity=cavity, precision=rows.weight * state.sites.precision)
 
 
-class Update(NamedTuple):
+def update(rows, state, root, mean, power):
     """Step: match the tilted moments at means, an `Effects`.
 
     root (D, D) is R, where R'R is the covariance of the dense columns; power the share of a row's
     likelihood that is matched.
     """
-
-    root: np.ndarray
-    mean: Any
-    power: float
-
-    def advance(self, rows, state):
-        """Return the next `RowState` of rows."""
-        told = rows.predictor(self.mean), _cavities(rows, state, self.root), self.power
-        sites, mismatch = updated_sites(rows, state.sites, *told)
-        return state._replace(sites=sites, mismatch=mismatch)
+    told = rows.predictor(mean), _cavities(rows, state, root), power
+    sites, mismatch = updated_sites(rows, state.sites, *told)
+    return state._replace(sites=sites, mismatch=mismatch)
 
 
-class Mark(NamedTuple):
+def mark(rows, state):
     """Step: remember the state."""
-
-    def advance(self, rows, state):
-        """Return the next `RowState` of rows."""
-        return state._replace(marked=state)
+    return state._replace(marked=state)
 
 
-class Back(NamedTuple):
+def go_back(rows, state):
     """Step: go back to the state that was remembered."""
-
-    def advance(self, rows, state):
-        """Return the next `RowState` of rows."""
-        return state.marked._replace(marked=state.marked)
+    return state.marked._replace(marked=state.marked)
 
 
 def message_sums(held, state):
@@ -307,11 +277,11 @@ def known_precision(held, state):
 
 
 def row_evidence(held, state, root, mean, power):
-    """Return the sum of the rows' terms of the log evidence; parameters as for `Update`."""
+    """Return the sum of the rows' terms of the log evidence; parameters as for `update`."""
     rows = held.rows
     cavity = _cavities(rows, state, root)
     found = _updates(rows, state.sites, rows.predictor(mean), cavity, power)
-    return float(sum(rows.weight[some] @ update.log_term for some, *_, update in found))
+    return float(sum(rows.weight[some] @ new.log_term for some, *_, new in found))
 
 
 def row_mismatch(held, state):
@@ -347,7 +317,7 @@ def updated_sites(rows, sites, mean, cavity_var, power=1.0):
     matched.
     """
     new, worst = Sites(np.empty_like(mean), np.empty_like(mean)), 0.0
-    for some, old, var, update in _updates(rows, sites, mean, cavity_var, power):
-        new.precision[some], new.shift[some] = update.sites
-        worst = max(worst, layout.row_mismatch(old, update.sites, mean[some], var))
+    for some, old, var, found in _updates(rows, sites, mean, cavity_var, power):
+        new.precision[some], new.shift[some] = found.sites
+        worst = max(worst, layout.row_mismatch(old, found.sites, mean[some], var))
     return new, worst

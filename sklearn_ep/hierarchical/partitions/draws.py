@@ -24,7 +24,7 @@ from ..._engine.diagnostics import importance_check
 from ..._engine.gaussian import Moments, backward, checked_cholesky, log_partition, natural
 from ..._engine.quadrature import gauss_legendre_panels
 from .. import _scales
-from .arrow import arrow_rows
+from .arrow import arrow_rows, of_one_factor
 from .mode import effect_modes, effect_rule
 from .nodes import SiteState, TiltedSite, tilted_by_nodes
 
@@ -384,8 +384,7 @@ def trust_in_parts(est, rows, n_draws, rng):
     none. Draws of the global Gaussian serve all parts; O(200 S n) for S of them.
     """
     design, designs, codes, sign, weight = rows
-    local = designs[0] if designs else np.empty((len(sign), 0))
-    code = codes[:, 0] if designs else np.zeros(len(sign), dtype=int)
+    local, code = of_one_factor(len(sign), designs, codes.T)
     precision, shift = est.site_precision_, est.site_shift_
     shared = len(precision) > 1 and not np.ptp(precision, axis=0).any()
     own = est.partition_[code] if local.shape[1] else est.partition_

@@ -6,19 +6,19 @@ from typing import Any
 import numpy as np
 from scipy.stats import multivariate_normal
 
-from ..._engine.gaussian import Moments, check_precise, moments, natural
+from ..._engine.gaussian import Moments, Natural, check_precise, moments, natural
 from ..._engine.hyper import Average, Axes, Node, normal_distribution
 from ..._engine.loop import SILENT
 from ..._engine.partition import Part
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .. import _scales
 from .._parts import state_of
-from .._posterior import GroupPosterior, of_sites
+from .._posterior import GroupPosterior, of_sites, shared
 from .._scales import explore, lattice_about, star_at
 from ..exact.layout import EffectPlaces
-from .arrow import arrow_rows, conditional_ep, half_partition
+from .arrow import arrow_rows, conditional_ep, half_partition, of_one_factor
 from .draws import DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
-from .messages import Messages, is_proper, propagate, shared, total_of
+from .messages import is_proper, propagate, total_of
 from .mode import find_mode, laplace_messages, marginal_terms
 from .nodes import PartsGivenTheta, PartsNode, SiteState, no_groups, node_rule, tilted_by_nodes
 from .parts import part_worker
@@ -33,10 +33,8 @@ _DRAWING = {"importance": (tilted_by_importance, 0.3), "nuts": (tilted_by_nuts, 
 
 def parts_in_memory(plan, sign):
     """Return the parts of rows in memory with labels in {-1, +1}."""
-    n = len(sign)
-    local = plan.designs[0] if plan.designs else np.empty((n, 0))
-    code = plan.codes[0] if plan.codes else np.zeros(n, dtype=int)
-    arrays = plan.X, sign, plan.weight, local, code
+    own = of_one_factor(len(sign), plan.designs, plan.codes)
+    arrays = plan.X, sign, plan.weight, *own
     return [Part(*arrow_rows(*(a[m] for a in arrays))[0]) for m in plan.parts.members]
 
 
@@ -63,7 +61,7 @@ def _start_of(plan, previous):
         return None
     precision = np.concatenate([precision, np.zeros((new, size, size))])
     shift = np.concatenate([shift, np.zeros((new, size))])
-    return Messages(precision, shift) if is_proper(prior, precision) else None
+    return Natural(precision, shift) if is_proper(prior, precision) else None
 
 
 class PartAnswers:
@@ -179,10 +177,9 @@ class GroupedFit:
         watch = self._watch(monitor, save, lambda messages: messages)
         stream = None if s.schedule == "parallel" else answers.stream
         options = dict(max_iter=s.max_iter, tol=s.tol, damping=s.damping, stream=stream)
-        run = propagate(
+        result, counts = propagate(
             answers.tilted, prior, start, monitor=watch, accelerate=not self.draws, **options
         )
-        result, counts = run.result, (run.n_skipped, run.n_cut)
         found = result.evaluation.payload
         if result.reason == "stuck" and self.plan.n_effects and not self.draws:
             return self._by_nodes(found, monitor, save, result.history, counts)

@@ -7,18 +7,19 @@ centre makes the Newton steps. What the partitions say at the mode are the site 
 propagation, which is where expectation propagation starts from.
 """
 
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import expit, log_expit, logsumexp
 
-from ..._engine.gaussian import backward, checked_cholesky, forward, log_partition
+from ..._engine import gaussian
+from ..._engine.gaussian import backward, forward
 from ..._engine.loop import SILENT, Trace, reason_to_end
-from ..._engine.quadrature import gauss_hermite
+from ..._engine.quadrature import hermite_product
 from .. import _scales
-from .arrow import segment_products, weighted_gram
-from .messages import Messages, is_proper
+from ..exact.layout import group_factors
+from .arrow import segment_products
+from .messages import is_proper
 
 
 class SiteTerms(NamedTuple):
@@ -32,9 +33,7 @@ class SiteTerms(NamedTuple):
 
 def effect_rule(q):
     """Return nodes (k, q) and log weights of a product Gauss-Hermite rule for N(0, I_q)."""
-    x, w = gauss_hermite({1: 9, 2: 5}.get(q, 3))
-    nodes = np.array(list(product(x, repeat=q)))
-    return nodes, np.array([np.sum(np.log(c)) for c in product(w, repeat=q)])
+    return hermite_product(({1: 9, 2: 5}.get(q, 3),) * q)
 
 
 def effect_modes(rows, offset, design, modes, tol=1e-6):
@@ -45,25 +44,24 @@ def effect_modes(rows, offset, design, modes, tol=1e-6):
     prior sd: the factor is log-concave, and the bound keeps the first steps of a large scale from
     overshooting.
     """
-    group, q = rows.group, design.shape[-1]
-    block = np.empty((*modes.shape, q))
+    group = rows.group
     for _ in range(50):
         z = offset + np.sum(design * modes[..., group, :], -1)
-        p = expit(z)
-        residual = rows.weight * (0.5 * (1.0 + rows.sign) - p)
-        curvature = rows.weight * p * (1.0 - p)
+        residual, curvature = _derivatives(rows, z)
         slope = np.add.reduceat(residual[..., None] * design, rows.starts, axis=-2) - modes
-        for a in range(q):
-            for b in range(q):
-                bend = curvature * design[..., a] * design[..., b]
-                block[..., a, b] = np.add.reduceat(bend, rows.starts, axis=-1) + (a == b)
-        lower = np.sqrt(block) if q == 1 else np.linalg.cholesky(block)
+        lower = group_factors(curvature, design, rows.starts)
         step = backward(lower, forward(lower, slope[..., None]))[..., 0]
         longest = np.abs(step).max(-1, keepdims=True)
         modes = modes + step * np.minimum(1.0, 2.0 / np.maximum(longest, 1e-300))
         if longest.max() < tol:
             break
     return modes, lower
+
+
+def _derivatives(rows, z):
+    """Return slope and negative curvature (..., n) of the log likelihood in predictors z."""
+    p = expit(z)
+    return rows.weight * (0.5 * (1.0 + rows.sign) - p), rows.weight * p * (1.0 - p)
 
 
 def _louis(score, share):
@@ -84,11 +82,11 @@ def marginal_terms(rows, phi, q, modes=None):
     d = rows.X.shape[1]
     offset, modes = rows.X @ phi[:d], np.zeros((len(rows.starts), q)) if modes is None else modes
     if q == 0:
-        p = expit(offset)
-        residual = rows.weight * (0.5 * (1.0 + rows.sign) - p)
+        residual, curvature = _derivatives(rows, offset)
         value = rows.weight @ log_expit(rows.sign * offset)
-        gram = weighted_gram(rows.X, (rows.weight * p * (1.0 - p))[None])[0]
-        return SiteTerms(value, residual @ rows.X, -gram, modes)
+        return SiteTerms(
+            value, residual @ rows.X, -gaussian.weighted_gram(rows.X, curvature), modes
+        )
     design = rows.local @ _scales.factor(phi[d:], q)
     modes, lower = effect_modes(rows, offset, design, modes)
     x, log_weight = effect_rule(q)
@@ -100,15 +98,14 @@ def marginal_terms(rows, phi, q, modes=None):
     density -= 0.5 * np.sum(u**2, 2) + np.log(lower[:, k, k]).sum(1)
     total = logsumexp(density, axis=0)
     share = np.exp(density - total)
-    p = expit(z)
-    residual = rows.weight * (0.5 * (1.0 + rows.sign) - p)
-    curvature = rows.weight * p * (1.0 - p) * share[:, group]
+    residual, curvature = _derivatives(rows, z)
+    curvature *= share[:, group]
     slope = np.einsum("tnq,knq->tkn", rows.local @ _scales.tangent(phi[d:], q), u[:, group])
     of_theta = np.moveaxis(np.add.reduceat(residual * slope, rows.starts, axis=2), 0, -1)
     score = np.concatenate([segment_products(rows, residual), of_theta], axis=2)
     gradient, hessian = _louis(score, share)
     cross = np.einsum("kn,tkn->tn", curvature, slope) @ rows.X
-    hessian[:d, :d] -= weighted_gram(rows.X, curvature.sum(0)[None])[0]
+    hessian[:d, :d] -= gaussian.weighted_gram(rows.X, curvature.sum(0))
     hessian[d:, :d] -= cross
     hessian[:d, d:] -= cross.T
     hessian[d:, d:] -= np.einsum("kn,skn,tkn->st", curvature, slope, slope, optimize=True)
@@ -217,12 +214,12 @@ def _laplace_evidence(value, terms, prior):
     """
     precision = _site_precisions(terms)
     share = _proper_share(prior, precision, with_cavities=False)
-    lower = checked_cholesky(prior.precision + share * precision.sum(0))
-    return float(value - np.sum(np.log(np.diagonal(lower))) - log_partition(prior))
+    lower = gaussian.checked_cholesky(prior.precision + share * precision.sum(0))
+    return float(value - np.sum(np.log(np.diagonal(lower))) - gaussian.log_partition(prior))
 
 
 def laplace_messages(mode, prior, *, with_cavities=True):
-    """Return the `Messages` of the sites at an `Ascent`, that at the mode or one on the way.
+    """Return the messages of the sites at an `Ascent`, that at the mode or one on the way.
 
     Their product with the prior is the Laplace approximation. Where that is improper, or leaves a
     cavity improper and `with_cavities` asks for those, all messages are weakened by the same share,
@@ -231,4 +228,4 @@ def laplace_messages(mode, prior, *, with_cavities=True):
     precision = _site_precisions(mode.terms)
     shift = np.stack([t.gradient for t in mode.terms]) + precision @ mode.phi
     share = _proper_share(prior, precision, with_cavities)
-    return Messages(share * precision, share * shift)
+    return gaussian.Natural(share * precision, share * shift)

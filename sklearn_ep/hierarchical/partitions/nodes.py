@@ -9,7 +9,6 @@ engine.
 """
 
 from functools import lru_cache
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,12 +17,13 @@ from scipy.special import logsumexp
 
 from ..._engine import gaussian
 from ..._engine.hyper import Node
-from ..._engine.quadrature import gauss_hermite, star_rule
+from ..._engine.quadrature import hermite_product, star_rule
 from ..._engine.sites import Sites
 from .. import _scales
+from .._posterior import between
 from ..exact.layout import GroupColumns, LocalPart
 from .arrow import conditional_ep, half_partition
-from .messages import Messages, propagate, total_of, unpack
+from .messages import propagate, total_of, unpack
 
 # sd of a log scale below which the posterior given it is nearly linear in it: fewer nodes do
 _NARROW = 0.1
@@ -60,9 +60,7 @@ def node_rule(t, narrow=False):
     """
     if t > 3:
         return star_rule(t)
-    rules = [gauss_hermite(3)] * (t - 1) + [gauss_hermite(3 if narrow else 5)] * (t > 0)
-    log_weights = np.array([np.sum(np.log(c)) for c in product(*(w for _, w in rules))])
-    return np.array(list(product(*(x for x, _ in rules)))).reshape(len(log_weights), t), log_weights
+    return hermite_product((3,) * (t - 1) + (3 if narrow else 5,) * (t > 0))
 
 
 def cavity_of_theta(cavity, d):
@@ -99,10 +97,7 @@ def _mixture(log_weight, theta, posterior):
     """Return log Z and moments of (beta, theta) for log weights (M,) of the nodes."""
     log_z = logsumexp(log_weight)
     weight = np.exp(log_weight - log_z)
-    points = np.hstack([posterior.mean, theta])
-    mean = weight @ points
-    apart = np.sqrt(weight)[:, None] * (points - mean)
-    cov = apart.T @ apart
+    mean, cov = between(weight, np.hstack([posterior.mean, theta]))
     d = posterior.mean.shape[1]
     roots = (np.sqrt(weight)[:, None, None] * posterior.root).reshape(-1, d)
     cov[:d, :d] += roots.T @ roots
@@ -187,7 +182,7 @@ class PartsGivenTheta:
         """Return the `Node` at theta, from messages about phi, and the sites of rows of parts."""
         theta, (precision, shift), d = np.asarray(theta, float), messages, len(self.prior.shift)
         # what Gaussian messages about (beta, theta) imply of beta given theta
-        start = Messages(precision[:, :d, :d], shift[:, :d] - theta @ precision[:, d:, :d])
+        start = gaussian.Natural(precision[:, :d, :d], shift[:, :d] - theta @ precision[:, d:, :d])
         rows = [None if s is None else middle_sites(s, 1) for s in row_sites]
         return self.evaluate(theta, (rows, start), tol)
 
@@ -198,7 +193,7 @@ class PartsGivenTheta:
         semi-definite, so that their cavities stay proper.
         """
         k, d = len(self.where), len(self.prior.shift)
-        none = [None] * k, Messages(np.zeros((k, d, d)), np.zeros((k, d)))
+        none = [None] * k, gaussian.Natural(np.zeros((k, d, d)), np.zeros((k, d)))
         rows, start = none if sites is None else sites
         parts: list[Any] = []
 
@@ -210,7 +205,7 @@ class PartsGivenTheta:
             return [TiltedSite(p.log_z[0], m, None) for p, m in zip(parts, moments, strict=True)]
 
         options = dict(max_iter=max_rounds - 1, tol=tol, accelerate=False)
-        found = propagate(tilted, self.prior, start, **options).result
+        found = propagate(tilted, self.prior, start, **options)[0]
         total, evidence = total_of(self.prior, found.evaluation.payload), found.evaluation.record
         root, mean, _ = half_partition(*(a[None] for a in total))
         local = self._assembled([p.local for p in parts])
@@ -222,7 +217,7 @@ class PartsGivenTheta:
     def _assembled(self, blocks):
         """Return the `LocalPart` of the named groups, in the order of their labels."""
         named = np.argsort(np.concatenate(self.where), kind="stable")[: self.n_named]
-        lower, gain, offset = (
+        lower, offset, gain = (
             np.concatenate(a, axis=1)[0][named] for a in zip(*blocks, strict=True)
         )
         return LocalPart(lower, offset, GroupColumns.without_pairs(gain))
