@@ -212,9 +212,7 @@ def column_at(X, position):
 def take_labels(X, taken):
     """Return X without some of its columns."""
     keep = [k for k in range(X.shape[1]) if k not in taken]
-    if hasattr(X, "columns"):
-        return X.iloc[:, keep] if hasattr(X, "iloc") else X[:, keep]
-    return X[:, keep]
+    return X.iloc[:, keep] if hasattr(X, "iloc") else X[:, keep]
 
 
 class GroupsForgotten:

@@ -212,7 +212,6 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     if est.group_column is not None and groups is not None:
         raise ValueError("give group_column or groups, not both.")
     columns, table, training = _checked(est, X, y, groups, sample_weight)
-    checks.warn_of_spreads(est, training.X)
     levels, codes = _numbered(columns, table, training.kept)
     sizes = [np.bincount(code) for code in codes]
     n_levels = [len(size) for size in sizes]
@@ -284,17 +283,27 @@ def _fingerprint(est, columns, engine, data):
 def _checked(est, X, y, groups, sample_weight):
     """Return (`FactorColumns`, table of labels, `Training`) of checked data."""
     if est.group_column is None:
-        training = checks.validate_training(est, X, y, sample_weight)
+        training = _training(est, X, y, sample_weight)
         table = None if groups is None else _factors.label_table(groups, len(training.kept))
         return _factors.factor_columns(est, X, table), table, training
     validate_data(est, X, skip_check_array=True)
     X = _factors.array_of(X)
     columns = _factors.factor_columns(est, X, None)
-    fewest = 0 if est.fit_intercept else 1
     design = _factors.take_labels(X, columns.taken)
-    training = checks.validate_training(est, design, y, sample_weight, ensure_min_features=fewest)
+    training = _training(
+        est, design, y, sample_weight, ensure_min_features=int(not est.fit_intercept)
+    )
     validate_data(est, X, skip_check_array=True)
     return columns, X, training
+
+
+def _training(est, design, y, sample_weight, **options):
+    """Return the `Training` of rows without labels, having warned of the units of columns."""
+    training = checks.validate_training(est, design, y, sample_weight, **options)
+    told = checks.warn_of_spreads(est, training.X)
+    if not told and _at_default(est, "prior_scale"):
+        checks.warn_of_narrow_prior(est, training.X, training.weight, est.prior_scale)
+    return training
 
 
 def _numbered(columns, table, kept):

@@ -8,7 +8,6 @@ from scipy.special import log_expit
 from .._engine.gaussian import Moments, Natural, backward, forward, over
 from .._engine.hyper import log_mixture, mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
-from .._estimator.latents import is_joint
 from .._estimator.proba_intervals import NodesAtRows
 from . import _scales
 from .exact.layout import EffectPlaces
@@ -364,7 +363,7 @@ def between(weight, points):
 def moments_by_class(posteriors):
     """Return the `Moments` of the coefficients of the one problem, or of each class."""
     found = [p.beta_moments() for p in posteriors]
-    if not is_joint(posteriors):
+    if posteriors[0].n_classes == 1:
         return found
     means, cov = found[0]
     return [Moments(mean, cov[c, :, c]) for c, mean in enumerate(means)]

@@ -128,3 +128,19 @@ def test_groups_for_a_model_without():
         est = HierarchicalEPLogistic().fit(X, Y)
     with pytest.raises(ValueError, match="the model was fitted without groups"):
         est.predict(X, groups=DISTRICT)
+
+
+def test_columns_in_other_units_than_the_prior():
+    """Where the default prior outweighs all rows, the fit says so."""
+    rows = pd.DataFrame({"school": DISTRICT, "hours": X[:, 0], "age": X[:, 1]})
+    small = rows.assign(hours=1e-8 * rows["hours"], age=2e-8 * rows["age"])
+    est = HierarchicalEPLogistic("school", hyperparameters="mode")
+    there = est.fit(rows, Y).predict_proba(rows)
+    with pytest.warns(
+        UserWarning, match="2.5 is in units of the columns, and column 'hours' is so"
+    ):
+        est.fit(small, Y)
+    assert np.max(np.abs(est.coef_)) < 1e-3
+    est.set_params(prior_scale=[2.5e8, 1.25e8]).fit(small, Y)
+    # the order in which rows of a small group are taken in depends on their entries
+    np.testing.assert_allclose(est.predict_proba(small), there, atol=5e-3)

@@ -97,8 +97,10 @@ class SharedRows(NamedTuple):
 
     def variances(self, cov):
         """Return z' cov z of each row."""
-        blocks = (self.take(rows).block_covariances(cov, 1) for rows in _blocks(*self.X.shape))
-        return np.concatenate([np.zeros(0), *(own[:, 0, 0] for own in blocks)])
+        out = np.empty(len(self.X))
+        for rows in _blocks(*self.X.shape):
+            out[rows] = self.take(rows).block_covariances(cov, 1)[:, 0, 0]
+        return out
 
     def block_covariances(self, cov, size):
         """Return z' cov z (G, size, size) between the rows of consecutive blocks of rows."""

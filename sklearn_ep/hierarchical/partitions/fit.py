@@ -15,12 +15,12 @@ from .. import _scales
 from .._parts import state_of
 from .._posterior import GroupPosterior, of_sites, shared
 from .._scales import explore, lattice_about, star_at
-from ..exact.layout import EffectPlaces
+from ..exact.layout import EffectPlaces, GroupColumns, LocalPart
 from .arrow import arrow_rows, conditional_ep, half_partition, of_one_factor
 from .draws import DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
 from .messages import is_proper, propagate, total_of
 from .mode import find_mode, laplace_messages, marginal_terms
-from .nodes import PartsGivenTheta, PartsNode, SiteState, no_groups, node_rule, tilted_by_nodes
+from .nodes import PartsGivenTheta, PartsNode, SiteState, node_rule, tilted_by_nodes
 from .parts import part_worker
 
 _MOST_ON_GRID = 2  # coordinates of theta of a lattice; a star beyond
@@ -236,7 +236,8 @@ class GroupedFit:
         if self.rule == "none":
             total = total_of(self.prior, messages)
             root, mean, _ = half_partition(total.precision[None], total.shift[None])
-            found = PartsNode(mean[0], root[0], no_groups(self.d), 0.0, None)
+            none = np.zeros((0, 0)), GroupColumns.without_pairs(np.zeros((0, 0, self.d)))
+            found = PartsNode(mean[0], root[0], LocalPart(none[0][None][:0], *none), 0.0, None)
             alone = Average.alone(Node(np.zeros(0), 0.0, 0.0, np.zeros(0), 0.0, found))
             return self._posterior(alone), None
         model, tol = PartsGivenTheta(self.answers.given_theta, self.plan), self.answers.inner_tol

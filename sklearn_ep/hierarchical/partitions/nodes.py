@@ -233,9 +233,3 @@ class PartsGivenTheta:
         cov = turned @ turned.swapaxes(1, 2) + inverse.swapaxes(1, 2) @ inverse
         moment = (cov + mean[:, :, None] * mean[:, None]).mean(0) - np.eye(q)
         return _scales.slope(theta, q, self.n_levels[0] * moment)
-
-
-def no_groups(d):
-    """Return the `LocalPart` of a model without groups, for d coefficients."""
-    none = np.zeros((0, 0))
-    return LocalPart(none[None][:0], none, GroupColumns.without_pairs(np.zeros((0, 0, d))))
