@@ -43,11 +43,12 @@ class ImportanceSettings(NamedTuple):
 class DrawState(NamedTuple):
     """What a partition keeps between sweeps.
 
-    nodes is the state of the EP engine that says where to draw; site is the number of the
-    partition and n_fresh how often it has drawn, which with the seed make its random stream;
-    proposal is the Gaussian to draw from where EP is not to be asked. Draws phi (S, P) are of the
-    density that a cavity times exp(-base) times a constant with the log log_z has, base (S,): those
-    of a chain have the cavity they were made for. None where draws are due.
+    nodes is the state of the EP engine that says where to draw; site is the number of the partition
+    and n_fresh how often it has drawn, which with the seed make its random stream; proposal is the
+    Gaussian to draw from where EP is not to be asked. Draws phi (S, P), None where they are due,
+    weigh exp(log cavity - base) under a cavity, base (S,): importance sampling has the likelihood
+    in it, a chain the cavity it was made for. log_z is what the log of their mean weight lacks of
+    log Z.
     """
 
     nodes: SiteState
