@@ -660,7 +660,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             beta, effects, theta, _ = posterior.draw_parameters(n_samples, rng)
             effects = effects or [np.empty((n_samples, 0, 0))]
             coef, intercept = split_intercept(beta, self._columns)
-            draws.append((coef, intercept, posterior.sds(theta), effects))
+            draws.append((coef, intercept, _scales.scales(theta, posterior.n_effects), effects))
         arrays = [fitting.one_or_stack(a, axis=1) for a in zip(*draws, strict=True)]
         names = "coef", "intercept", "tau", "group_effects"
         found = Bunch(**dict(zip(names, arrays, strict=True)))
@@ -879,7 +879,7 @@ def _of_coefficients(columns, posteriors):
 
 
 def _of_scales(columns, posteriors, rule):
-    quantiles = posteriors[0].scale_quantiles(_LEVELS)
+    quantiles = _scales.quantiles(posteriors[0].average, posteriors[0].n_effects, _LEVELS)
     used = "mode" if rule in ("mode", "none") else "integrate"
     out = hyper_attributes([p.average for p in posteriors], _names_of_theta(columns), used) | {
         "theta_rule_": rule

@@ -1,5 +1,6 @@
 """Posterior of coefficients and group effects: a mixture over nodes in the scales."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -185,14 +186,6 @@ class EffectsMixture:
     def __init__(self, average, n_effects, n_named, nodes):
         self.average, self.n_effects, self.n_named, self.nodes = average, n_effects, n_named, nodes
 
-    def sds(self, theta):
-        """Return the sds (..., Q) of the effects, factor by factor, for coordinates theta."""
-        return _scales.scales(theta, self.n_effects)
-
-    def scale_quantiles(self, levels):
-        """Return quantiles (len(levels), Q) of these sds."""
-        return self.average.smooth.quantiles(levels, self.sds)
-
     def beta_quantiles(self, levels):
         """Return quantiles (len(levels), D), or (., K, D), of the coefficients."""
         mean, sd = (np.array(a) for a in zip(*(n.beta() for n in self.nodes), strict=True))
@@ -232,16 +225,13 @@ class EffectsMixture:
         mean, var = self._over_blocks(rows, lambda *sides: sides, axis=1)
         return NodesAtRows(self.average.weight, mean, var, [link] * len(self.nodes))
 
-    def _moments(self, means, variances):
-        return mixture_moments(self.average.weight, means, variances)
-
     def latent(self, rows):
         """Return moments of the linear predictor: means (n,) and variances (n,), or (n, K) and
 
         (n, K, K) of several classes. Effects of levels that are not known are integrated over the
         population.
         """
-        return self._over_blocks(rows, self._moments)
+        return self._over_blocks(rows, partial(mixture_moments, self.average.weight))
 
     def log_proba(self, signs, rows, link):
         """Return log probabilities (n, len(signs)) of the labels -1 and 1."""
@@ -266,35 +256,26 @@ class EffectsMixture:
             left, right = left + weight * a, right + weight * b
         return out - left[..., :, None] * right[..., None, :]
 
-    def _picked(self, n_samples, rng):
-        """Return nodes for draws, as (sorted numbers (S,), [(number, draws of it)])."""
-        weight = self.average.weight
-        picked = np.sort(rng.choice(len(weight), size=n_samples, p=weight))
-        return picked, list(zip(*np.unique(picked, return_counts=True), strict=True))
-
     def draw_parameters(self, n_samples, rng):
-        """Return joint draws: coefficients (S, D), effects of each factor, theta, node (S,).
+        """Return joint draws: coefficients (S, D), effects of each factor, theta, and scales.
 
-        Of several classes the coefficients are (S, K, D), the effects (S, K, L_f, q_f).
+        Those are the Cholesky factors (S, q_f, q_f) that go with them. Of several classes the
+        coefficients are (S, K, D), the effects (S, K, L_f, q_f).
         """
-        picked, counts = self._picked(n_samples, rng)
+        picked, counts = _picked(self.average.weight, n_samples, rng)
         drawn = [self.nodes[m].draw_effects(n, rng) for m, n in counts]
         theta, order = self.average.draw_near(picked, rng), rng.permutation(n_samples)
         beta, *effects = (np.concatenate(a)[order] for a in zip(*drawn, strict=True))
         named = [e[..., :n, :] for e, n in zip(effects, self.n_named, strict=True)]
-        return beta, named, theta[order], picked[order]
-
-    def scales_of_draws(self, theta, number):
-        """Return the Cholesky factors (S, q_f, q_f) that go with draws: those of their nodes."""
-        return [np.array(a)[number] for a in zip(*(n.scales for n in self.nodes), strict=True)]
+        scales = zip(*(node.scales for node in self.nodes), strict=True)
+        return beta, named, theta[order], [np.array(a)[picked[order]] for a in scales]
 
     def draw(self, rows, n_samples, rng):
         """Return joint draws (S, n) or (S, n, K) of the linear predictor.
 
         Rows of one new level share it.
         """
-        beta, effects, *drawn = self.draw_parameters(n_samples, rng)
-        scales = self.scales_of_draws(*drawn)
+        beta, effects, _, scales = self.draw_parameters(n_samples, rng)
         return np.moveaxis(draws_at_rows(beta, effects, scales, rows, rng), -1, 1)
 
     def log_weights(self, X, designs, codes, y, weight, n_samples, rng):
@@ -305,11 +286,17 @@ class EffectsMixture:
         both sides.
         """
         block, rows, out = max(1, CELLS // (len(X) * self.n_classes)), (X, designs, codes), []
-        for m, n in self._picked(n_samples, rng)[1]:
+        for m, n in _picked(self.average.weight, n_samples, rng)[1]:
             for start in range(0, n, block):
                 some = min(block, n - start)
                 out.append(self._log_weight(self.nodes[m], rows, y, weight, some, rng))
         return np.concatenate(out)
+
+
+def _picked(weight, n_samples, rng):
+    """Return nodes for draws, as (sorted numbers (S,), [(number, draws of it)])."""
+    picked = np.sort(rng.choice(len(weight), size=n_samples, p=weight))
+    return picked, list(zip(*np.unique(picked, return_counts=True), strict=True))
 
 
 class GroupPosterior(EffectsMixture):

@@ -75,6 +75,11 @@ def scales(theta, n_effects):
     return np.concatenate(parts, axis=-1)
 
 
+def quantiles(average, n_effects, levels):
+    """Return quantiles (len(levels), Q) of the sds of effects by an `Average` over theta."""
+    return average.smooth.quantiles(levels, partial(scales, n_effects=n_effects))
+
+
 def slope(theta, q, moment):
     """Return the derivatives (T,) of a log evidence in the coordinates of one factor.
 

@@ -11,6 +11,7 @@ from .._estimator.coefficients import strength_of
 from .._estimator.latents import is_joint
 from ._factors import objects
 from ._posterior import moments_by_class
+from ._scales import quantiles
 
 _CLOSE = 0.5  # effective share of points of a density that is near another
 
@@ -98,7 +99,8 @@ def _scales(est, names, level):
     if not factors:
         return {}
     ends = 0.5 - 0.5 * level, 0.5 + 0.5 * level
-    lower, upper = est._posteriors[0].scale_quantiles(ends)
+    posterior = est._posteriors[0]
+    lower, upper = quantiles(posterior.average, posterior.n_effects, ends)
     rows = [(factor, effect, n) for factor, effects, n in factors for effect in effects]
     factor, effect, n_levels = zip(*rows, strict=True)
     several = len(factors) > 1

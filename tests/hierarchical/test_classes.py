@@ -13,8 +13,7 @@ from scipy.special import log_softmax, logsumexp, softmax
 
 from sklearn_ep import HierarchicalEPLogistic
 from sklearn_ep._engine import class_weights, hyper, loop
-from sklearn_ep.hierarchical import _scales
-from sklearn_ep.hierarchical._posterior import RowsToPredict
+from sklearn_ep.hierarchical import _prediction, _scales
 from sklearn_ep.hierarchical.classes import fit as classes_fit
 from sklearn_ep.hierarchical.classes import model as classes_model
 from sklearn_ep.hierarchical.classes import posterior as classes_posterior
@@ -64,7 +63,7 @@ def new_rows(plan, n=60, seed=5):
     designs = [X[:, [-1, 0]][:, : w.shape[1]] for w in plan.designs]
     codes = np.column_stack([rng.integers(k, size=n) for k in plan.n_levels])
     codes[::3] = -1
-    return RowsToPredict(X, designs, codes)
+    return _prediction.RowsToPredict(X, designs, codes)
 
 
 def log_proba_of(posterior, rows):
@@ -252,7 +251,7 @@ def test_two_classes_are_the_binary_model(levels):
     est = HierarchicalEPLogistic(list(range(d, d + len(levels))))
     est.fit(np.column_stack([plan.X[:, :-1], codes]), plan.y)
     posterior = classes_fit.fit_classes(plan, loop.SILENT).posterior
-    proba = np.exp(log_proba_of(posterior, RowsToPredict(plan.X, plan.designs, codes)))
+    proba = np.exp(log_proba_of(posterior, _prediction.RowsToPredict(plan.X, plan.designs, codes)))
     other = est.predict_proba(np.column_stack([plan.X[:, :-1], codes]))
     assert np.max(np.abs(proba - other)) < 5e-3
     mean, cov = posterior.beta_moments()
@@ -260,7 +259,7 @@ def test_two_classes_are_the_binary_model(levels):
     sd = np.sqrt(np.diag(contrast))[:-1]
     assert np.max(np.abs((mean[1] - mean[0])[:-1] - est.coef_[0]) / est.coef_std_[0]) < 0.05
     np.testing.assert_allclose(sd, est.coef_std_[0], rtol=0.03)
-    tau = np.sqrt(2) * posterior.scale_quantiles([0.5])[0]
+    tau = np.sqrt(2) * _scales.quantiles(posterior.average, posterior.n_effects, [0.5])[0]
     np.testing.assert_allclose(tau, np.ravel(est.tau_), rtol=0.03)
 
 
@@ -389,8 +388,8 @@ def test_draws_have_the_moments(name):
     plan, fit = fitted(name)
     posterior, S = fit.posterior, 6000
     rng = np.random.default_rng(0)
-    beta, effects, theta, node = posterior.draw_parameters(S, rng)
-    assert theta.shape == (S, len(plan.theta_prior.mean)) and node.shape == (S,)
+    beta, effects, theta, scales = posterior.draw_parameters(S, rng)
+    assert theta.shape == (S, len(plan.theta_prior.mean)) and len(scales[0]) == S
     mean, cov = posterior.beta_moments()
     within(beta, mean, np.sqrt(np.einsum("cqcq->cq", cov)))
     for drawn, m, s in zip(effects, *posterior.group_effects(), strict=True):
@@ -425,7 +424,7 @@ def test_rows_of_a_new_level_share_its_effects():
     same = np.array([np.equal.outer(c, c) & (c >= 0) for c in codes.T])
     for alike in same:
         np.fill_diagonal(alike, True)
-    rows = RowsToPredict(X, designs, codes)
+    rows = _prediction.RowsToPredict(X, designs, codes)
     cov = fit.posterior.covariance(rows, rows, same)
     own = np.einsum("ncc->nc", fit.posterior.latent(rows)[1])
     np.testing.assert_allclose(np.einsum("knn->nk", cov), own)
@@ -443,7 +442,7 @@ def test_probabilities_are_proper_and_survive_pickling():
     np.testing.assert_allclose(np.exp(log_proba).sum(1), 1.0, atol=1e-10)
     again = pickle.loads(pickle.dumps(fit.posterior))
     np.testing.assert_array_equal(log_proba_of(again, rows), log_proba)
-    quantiles = fit.posterior.scale_quantiles([0.05, 0.5, 0.95])
+    quantiles = _scales.quantiles(fit.posterior.average, [1, 1], [0.05, 0.5, 0.95])
     assert np.all(np.diff(quantiles, axis=0) > 0) and np.all(quantiles > 0)
 
 
@@ -475,7 +474,7 @@ def test_without_groups_there_is_nothing_but_coefficients():
     plan = problem(n=80, levels=())
     fit = classes_fit.fit_classes(plan, loop.SILENT)
     assert fit.reason == "converged" and fit.posterior.group_effects() == ([], [])
-    rows = RowsToPredict(plan.X, [], np.zeros((80, 0), dtype=int))
+    rows = _prediction.RowsToPredict(plan.X, [], np.zeros((80, 0), dtype=int))
     found = fit.posterior.log_weights(*rows, plan.y, plan.weight, 2000, np.random.default_rng(0))
     assert abs(logsumexp(found) - np.log(2000)) < 0.1
     proba = np.exp(log_proba_of(fit.posterior, rows))

@@ -119,7 +119,7 @@ class MessagesPosterior(EffectsMixture):
         return self.nodes[0].beta_moments()
 
     def draw_parameters(self, n_samples, rng):
-        """Return joint draws: coefficients (S, D), effects, theta, node (S,)."""
+        """Return joint draws: coefficients (S, D), effects, theta, and scales (S, 1, 1)."""
         (node,) = self.nodes
         draw = node.draw_by_levels if self.system is None else self.system.draw
         noise = rng.multivariate_normal(np.zeros(len(node.spread.cov)), node.spread.cov, n_samples)
@@ -132,11 +132,8 @@ class MessagesPosterior(EffectsMixture):
             beta[s] = drawn.beta
             for out, levels in zip(effects, drawn.levels, strict=True):
                 out[s, :, 0] = levels[: out.shape[1]]
-        return beta, effects, self.average.phi + noise, np.zeros(n_samples, dtype=int)
-
-    def scales_of_draws(self, theta, number):
-        """Return the Cholesky factors (S, 1, 1) of each factor at draws of theta."""
-        return np.exp(theta.T)[..., None, None]
+        theta = self.average.phi + noise
+        return beta, effects, theta, list(np.exp(theta.T)[..., None, None])
 
 
 class CheckLimits(NamedTuple):
