@@ -287,6 +287,15 @@ def eigen_curvature(rows: np.ndarray, least: float) -> tuple[np.ndarray, np.ndar
     return np.maximum(values, least), vectors
 
 
+def learned_curvature(curvature: np.ndarray, moved: np.ndarray, lost: np.ndarray) -> np.ndarray:
+    """Return the curvature after a step that made the gradient lose so much (BFGS)."""
+    along = curvature @ moved
+    if moved @ lost <= 1e-3 * (moved @ along):
+        return curvature
+    out = curvature - np.outer(along, along) / (moved @ along)
+    return out + np.outer(lost, lost) / (moved @ lost)
+
+
 def covariance_root(cov: np.ndarray) -> np.ndarray:
     """Return R (.., p, p) with R R' = cov, which may be singular."""
     values, vectors = np.linalg.eigh(cov)

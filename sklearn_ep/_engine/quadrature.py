@@ -11,6 +11,7 @@ hence the trapezoidal rule in log k converges geometrically: 22 terms give eleve
 
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,15 @@ def gauss_hermite(n: int) -> tuple[np.ndarray, np.ndarray]:
     """Return nodes and weights of E[f(x)], x ~ N(0, 1), as two arrays (n,)."""
     x, w = np.polynomial.hermite_e.hermegauss(n)
     return x, w / w.sum()
+
+
+@lru_cache
+def hermite_product(sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Return nodes (M, t) and log weights of E[f(x)], x ~ N(0, I_t), by a grid of these sizes."""
+    rules = [gauss_hermite(n) for n in sizes]
+    log_weights = np.array([np.sum(np.log(c)) for c in product(*(w for _, w in rules))])
+    nodes = np.array(list(product(*(x for x, _ in rules)))).reshape(len(log_weights), len(rules))
+    return nodes, log_weights
 
 
 @lru_cache
@@ -160,7 +170,7 @@ def _hermite_moments(
     The poles of the logistic are pi from the real line, so few nodes do for a small variance.
     """
     sd = np.sqrt(var)
-    z_sum, first, second = (np.zeros(mean.shape) for _ in range(3))
+    z_sum, first, second = np.zeros((3, *mean.shape))
     for node, weight in zip(*gauss_hermite(n), strict=True):
         odds = np.exp(-mean - node * sd)
         sigma = 1.0 / (1.0 + odds)
@@ -185,7 +195,7 @@ def _mixture_moments(
     """
     slowest = scales.max()
     shift = 0.5 * (np.minimum(mean, 0.0) / np.sqrt(var + slowest)) ** 2
-    z_sum, first, second = (np.zeros(mean.shape) for _ in range(3))
+    z_sum, first, second = np.zeros((3, *mean.shape))
     left = mean < 0
     for scale, weight in zip(scales, weights, strict=True):
         d2 = var + scale

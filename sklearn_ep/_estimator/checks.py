@@ -136,22 +136,24 @@ _FEWEST_ENTRIES = 10
 def warn_of_spreads(estimator, X):
     """Warn, and name a column, where columns of X differ so much that they share no unit.
 
+    Return whether they do.
+
     For models whose prior or first length scale is in units of the columns: one column at a scale
     of 1e6 beside others at 1 leaves nothing to learn from these. X is dense, CSR or CSC. Few rows
     tell nothing, nor do sparse columns with few entries: their range is chance.
     """
     if X.shape[0] < _FEWEST_ENTRIES:
-        return
+        return False
     low, high = min_max_axis(X, axis=0) if sp.issparse(X) else (X.min(axis=0), X.max(axis=0))
     told = high > low
     if sp.issparse(X):
         told &= np.asarray((X != 0).sum(axis=0)).ravel() >= _FEWEST_ENTRIES
     varies = np.flatnonzero(told)
     if len(varies) < 2:
-        return
+        return False
     spread = 0.5 * high[varies] - 0.5 * low[varies]  # half of it, which does not overflow
     if spread.max() / _MOST_SPREAD <= spread.min():
-        return
+        return False
     far = np.abs(np.log(spread) - np.median(np.log(spread)))
     j = int(varies[np.argmax(far)])
     warnings.warn(
@@ -162,6 +164,27 @@ def warn_of_spreads(estimator, X):
         UserWarning,
         stacklevel=4,
     )
+    return True
+
+
+def warn_of_narrow_prior(estimator, X, weight, sd):
+    """Warn, and name a column, where a prior in units of the columns outweighs all rows.
+
+    For coefficients of a logistic model with prior standard deviation sd: a row adds at most a
+    quarter of its squared distance from the mean of the column to the precision of its coefficient.
+    """
+    with np.errstate(over="ignore"):  # where squares are beyond double precision nothing is narrow
+        squares = weight @ (X - np.average(X, axis=0, weights=weight)) ** 2
+    held = np.flatnonzero((squares > 0) & (0.25 * squares * sd**2 < 1.0))
+    if len(held):
+        j = int(held[np.argmin(squares[held])])
+        warnings.warn(
+            f"{type(estimator).__name__}: prior_scale={sd:g} is in units of the columns, and "
+            f"column {_column_name(estimator, j)} is so narrow that it outweighs what all rows say "
+            "of the coefficient: standardise the columns, or give prior_scale a value for each.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 # Loss of digits, as a ratio, from which data explain a posterior that is not positive definite.

@@ -179,13 +179,14 @@ class JointLatents:
         return np.exp(self.posterior.factor.log_prob(self.posterior.draw(X, n_samples, rng)))
 
 
-def _is_joint(posteriors):
+def is_joint(posteriors):
+    """Say whether there is one posterior of all classes."""
     return getattr(posteriors[0], "n_classes", 1) > 1
 
 
 def links_of(posteriors):
     """Return the binary links of the posteriors, or what stands in for them: one a latent value."""
-    if not _is_joint(posteriors):
+    if not is_joint(posteriors):
         return [p.factor for p in posteriors]
     n_classes = posteriors[0].n_classes
     return [posteriors[0].factor.against_rest] * (1 if n_classes == 2 else n_classes)
@@ -193,6 +194,6 @@ def links_of(posteriors):
 
 def latents_of(posteriors, links):
     """Return what predicts from the posteriors of an estimator."""
-    if _is_joint(posteriors):
+    if is_joint(posteriors):
         return JointLatents(posteriors[0])
     return SeparateLatents(posteriors, links)

@@ -1,5 +1,6 @@
 """Partitions of rows: read, checked, and described where the rows are."""
 
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -7,7 +8,7 @@ from sklearn.utils import check_array, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
 from .._engine.partition import Part, load_part, split_rows
-from .checks import LARGEST_ENTRY, check_column_sizes, column_sizes
+from .checks import LARGEST_ENTRY, check_column_sizes, checked_weights, column_sizes
 from .tables import names_of
 
 
@@ -48,16 +49,25 @@ def read_part(part, k, classifier, accept_sparse="csr", dtype=np.float64):
     """
     if isinstance(part, CheckedRows):
         return part.arrays
+    with naming_part(k):
+        return checked_arrays(load_part(part), classifier, accept_sparse, dtype)
+
+
+@contextmanager
+def naming_part(k=None):
+    """Name partition k, where its number is known, in what is wrong with it."""
     try:
-        return _checked(load_part(part), classifier, accept_sparse, dtype)
+        yield
     except ValueError as error:
         which = "a partition" if k is None else f"partition {k}"
         raise ValueError(f"{which}: {error}") from error
 
 
-def _checked(arrays, classifier, accept_sparse, dtype):
-    if len(arrays) != 2:
-        raise ValueError(f"it must be a pair (X, y), got {len(arrays)} objects.")
+def checked_arrays(arrays, classifier, accept_sparse="csr", dtype=np.float64, weighted=False):
+    """Return X (dense or CSR), y and weights of raw arrays, which have their own if `weighted`."""
+    if len(arrays) != 2 and not (weighted and len(arrays) == 3):
+        kind = "(X, y) or (X, y, sample_weight)" if weighted else "a pair (X, y)"
+        raise ValueError(f"it must be {kind}, got {len(arrays)} objects.")
     X = check_array(arrays[0], dtype=dtype, accept_sparse=accept_sparse, input_name="X")
     y = column_or_1d(arrays[1], warn=True)
     if X.shape[0] != len(y):
@@ -66,7 +76,7 @@ def _checked(arrays, classifier, accept_sparse, dtype):
         check_classification_targets(y)
     else:
         y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
-    return X, y, np.ones(len(y))
+    return X, y, checked_weights(arrays[2], X) if len(arrays) == 3 else np.ones(len(y))
 
 
 def facts_of_part(part, k, classifier):

@@ -4,7 +4,6 @@ import os
 import warnings
 from contextlib import nullcontext
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
@@ -21,7 +20,7 @@ from .._estimator.averaged import hyper_attributes
 from .._estimator.base import VersionedEstimator
 from .._estimator.checks import check_number
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
-from .._estimator.latents import log_normalise
+from .._estimator.latents import latents_of, links_of
 from .._estimator.posterior_classifier import probabilities
 from .._estimator.summary import Summary
 from . import _plan, _prediction, _scales
@@ -60,9 +59,11 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     fit_intercept : bool, default=True
         Add a shared intercept. The intercept varies by group in either case.
     prior_scale : float or array-like of shape (n_columns,), default=2.5
-        Prior standard deviation of each shared coefficient on the scale of the data, and of the
-        intercept (2.5 where an array is given). 2.5 is weakly informative for columns of unit
-        scale.
+        Prior standard deviation of each shared coefficient, in log odds for one unit of its column,
+        and of the intercept (2.5 where an array is given). 2.5 is weakly informative for columns of
+        unit scale. It is the one prior of this package that depends on the units of X: columns of
+        standard deviation .001 have to be standardised, or given a scale of 2500. A fit at the
+        default warns of a column for which the prior outweighs all rows.
     tau_prior : tuple of float, or dict, default=(0.0, 1.5)
         Mean and standard deviation of the normal prior of log tau, tau being the standard deviation
         of the group effects. The default is within a factor of 20 of one. With `random_slopes` the
@@ -425,6 +426,11 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             self.__dict__.pop(name, None)
         self.__dict__.update(attributes, _of_fit=tuple(attributes))
 
+    @property
+    def _latents(self):
+        """What predicts from the posteriors."""
+        return latents_of(self._posteriors, links_of(self._posteriors))
+
     def latent_mean_and_variance(
         self, X: RowsLike, groups: ArrayLike | None = None, kind: str = "conditional"
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -446,7 +452,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             On the scale of log odds.
         """
         rows = _prediction.new_rows(self, X, groups, kind)
-        return _prediction.latent_moments(self._posteriors, rows)
+        return self._latents.mean_and_variance(rows)
 
     def latent_covariance(
         self,
@@ -512,7 +518,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             ``tilted(1, mean, variance)`` its logarithm averaged over a normal latent value.
         """
         check_is_fitted(self)
-        return _prediction.links_of(self._posteriors)
+        return links_of(self._posteriors)
 
     def predict_log_proba(
         self, X: RowsLike, groups: ArrayLike | None = None, kind: str = "conditional"
@@ -534,10 +540,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
             Columns in the order of `classes_`.
         """
         rows = _prediction.new_rows(self, X, groups, kind)
-        pairs = [p.log_proba(*rows) for p in self._posteriors]
-        if len(pairs) == 1:
-            return pairs[0]
-        return log_normalise(np.column_stack([p[:, 1] for p in pairs]))
+        return self._latents.log_proba(rows)
 
     def predict_proba(
         self, X: RowsLike, groups: ArrayLike | None = None, kind: str = "conditional"
@@ -594,7 +597,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         """
         check_number("level", level, 0, 1, boundaries="neither")
         rows = _prediction.new_rows(self, X, groups, kind)
-        return _prediction.proba_interval(self._posteriors, rows, level)
+        return self._latents.proba_interval(rows, level)
 
     def predict(
         self, X: RowsLike, groups: ArrayLike | None = None, kind: str = "conditional"
@@ -673,7 +676,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         rows = _prediction.new_rows(self, X, groups)
         check_number("n_samples", n_samples, 1, integer=True)
         rng = _generator(check_random_state(random_state))
-        return _prediction.proba_of_draws(self._posteriors, rows, n_samples, rng)
+        return self._latents.committee(rows, n_samples, rng)
 
     def sample_posterior(self, n_samples: int = 1, random_state: Seed = None) -> Bunch:
         """Draw all parameters jointly from the posterior.
@@ -698,10 +701,10 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         rng = _generator(check_random_state(random_state))
         draws = []
         for posterior in self._posteriors:
-            beta, effects, theta, _ = posterior.draw(n_samples, rng)
+            beta, effects, theta, _ = posterior.draw_parameters(n_samples, rng)
             effects = effects or [np.empty((n_samples, 0, 0))]
             coef, intercept = split_intercept(beta, self._columns)
-            draws.append((coef, intercept, posterior.scales.sds(theta), effects))
+            draws.append((coef, intercept, _scales.scales(theta, posterior.n_effects), effects))
         arrays = [fitting.one_or_stack(a, axis=1) for a in zip(*draws, strict=True)]
         names = "coef", "intercept", "tau", "group_effects"
         found = Bunch(**dict(zip(names, arrays, strict=True)))
@@ -806,23 +809,15 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         if self.engine_ == "messages":
             names = [f.name for f in self._columns.factors]
             return None, remarks + remarks_on_agreement(self._posteriors[0].check, names)
-        if rows is None:
-            remarks.append("Give X, y and groups of the training rows for importance weights.")
-            return None, remarks
-        again = _prediction.rows_again(self, rows)
-        if len(self._posteriors) > 1:
-            return None, remarks
-        if self._columns.has_groups and not _prediction.all_known(self, again[2]):
-            remarks.append("Some rows are of no named group of the fit: no importance weights.")
-            return None, remarks
+        again, missing = _prediction.rows_again(self, rows)
+        if missing or len(self._posteriors) > 1:
+            return None, [*remarks, missing] if missing else remarks
         return self._posteriors[0].log_weights(*again, n_draws, _generator(rng)), remarks
 
     def _parts_of(self, rows, n_draws, rng):
         """Hold the tilted distribution of each part against the global Gaussian, O(200 S n)."""
-        if rows is None or len(self._posteriors) > 1 or "site_precision" not in self._state:
-            return ()
-        again = _prediction.rows_again(self, rows)
-        if self._columns.has_groups and not _prediction.all_known(self, again[2]):
+        again, _ = _prediction.rows_again(self, rows)
+        if again is None or len(self._posteriors) > 1 or "site_precision" not in self._state:
             return ()
         return trust_in_parts(self, again, n_draws, _generator(rng))
 
@@ -874,40 +869,36 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
     monitor = fitting.FitMonitor(
         estimator, data[0], data[1], most, lambda posterior: {"_posteriors": [posterior()], **known}
     )
+    fit = partial(_fit_problem, plan, run, save, previous, classes[-n_problems:])
     if plan.joint:
         fits = [fit_classes(plan, monitor, previous, save)]
     elif run is None:
-        fit = partial(_fit_signs, plan, previous, save, n_problems)
         fits = fitting.fit_one_versus_rest(fit, plan.y, len(classes), estimator.n_jobs, monitor)
     else:
-        fit = partial(_fit_raw, plan, previous, save, run, classes[-n_problems:])
-        fits = fitting.fit_each_problem(fit, n_problems, monitor)
+        fits = fitting.fit_each_problem(partial(fit, None), n_problems, monitor)
     if n_problems == 1:
         fits = [monitor.completed_fit(fits[0], **known)]
     monitor.finish()
     return fits
 
 
-def _fit_signs(plan, previous, save, n_problems, sign, monitor, k):
-    """Return the `BinaryFit` of rows in memory with labels in {-1, +1}, problem k."""
+def _fit_problem(plan, run, save, previous, positives, sign, monitor, k):
+    """Return the `BinaryFit` of problem k, whose label +1 is positives[k].
+
+    run is as in `fit_plan`; sign are the labels in {-1, +1} of rows in memory.
+    """
     if plan.engine == "messages":
-        return fit_by_messages(plan, sign, None, monitor, previous, save)
+        return fit_by_messages(plan, sign, run, monitor, previous, save)
     if plan.parts is None:
         return fit_exact(plan, sign, monitor, previous, save)
-    n_jobs = plan.settings.n_jobs if n_problems == 1 else None
-    mine = _of_problem(previous, k, n_problems)
+    mine = _of_problem(previous, k, len(positives))
+    if run is not None:
+        reader = plan.parts.reader._replace(positive=positives[k])
+        return fit_parts(plan, run, reader, monitor, mine, save)
+    n_jobs = plan.settings.n_jobs if len(positives) == 1 else None
     unordered = plan.settings.schedule == "asynchronous"
     with PartMap(parts_in_memory(plan, sign), n_jobs, unordered) as run:
-        return fit_parts(plan, run, plan.parts.reader, monitor, mine, save)
-
-
-def _fit_raw(plan, previous, save, run, positives, monitor, k):
-    """Return the `BinaryFit` of raw parts, problem k."""
-    if plan.engine == "messages":
-        return fit_by_messages(plan, None, run, monitor, previous, save)
-    reader = plan.parts.reader._replace(positive=positives[k])
-    mine = _of_problem(previous, k, len(positives))
-    return fit_parts(plan, run, reader, monitor, mine, save)
+        return fit_parts(plan, run, None, monitor, mine, save)
 
 
 def attributes_of(plan, fits):
@@ -938,12 +929,11 @@ def _of_coefficients(columns, posteriors):
 
 
 def _of_scales(columns, posteriors, rule):
-    quantiles = np.empty((3, 0))
-    if columns.has_groups:
-        quantiles = posteriors[0].scales.quantiles(_LEVELS)
-    nodes = [SimpleNamespace(phi=p.scales.theta, weight=p.scales.weight) for p in posteriors]
+    quantiles = _scales.quantiles(posteriors[0].average, posteriors[0].n_effects, _LEVELS)
     used = "mode" if rule in ("mode", "none") else "integrate"
-    out = hyper_attributes(nodes, _names_of_theta(columns), used) | {"theta_rule_": rule}
+    out = hyper_attributes([p.average for p in posteriors], _names_of_theta(columns), used) | {
+        "theta_rule_": rule
+    }
     return out | {"tau_": quantiles[1], "tau_interval_": quantiles[[0, 2]].T}
 
 

@@ -59,6 +59,8 @@ def array_of(X):
     if not hasattr(X, "columns") and not isinstance(X, np.ndarray):
         kinds = {type(value) for row in X for value in row}
         X = np.array(X, dtype=object if str in kinds or type(None) in kinds else None)
+    if len(X.shape) != 2:
+        raise ValueError(f"Expected 2D array, got {len(X.shape)}D array instead.")
     return X
 
 
@@ -95,8 +97,13 @@ def label_array(labels):
         table = np.array(labels)
         if table.tolist() == labels:
             return table
-    out = np.empty(len(labels), dtype=object)
-    out[:] = labels
+    return objects(labels)
+
+
+def objects(values):
+    """Return a list as an array of its objects, of which a tuple is one."""
+    out = np.empty(len(values), dtype=object)
+    out[:] = values
     return out
 
 
@@ -113,12 +120,12 @@ def group_keys(table):
 
 
 def numbered_levels(labels):
-    """Return (distinct labels (L,), code (n,)) of an array of numbers or a list of labels.
+    """Return (distinct labels (L,), code (n,)) of an array of numbers, or of objects.
 
     They are sorted where they can be compared, otherwise in order of appearance. Rows whose label
     is missing are numbered from L on, one each.
     """
-    if isinstance(labels, np.ndarray):
+    if getattr(labels, "dtype", np.dtype(object)).kind in "iuf":
         missing, code = np.isnan(labels), np.empty(len(labels), dtype=int)
         table, code[~missing] = np.unique(labels[~missing], return_inverse=True)
         distinct = table.tolist()
@@ -139,9 +146,9 @@ def numbered_levels(labels):
 
 def codes_among(labels, known):
     """Return codes (n,) of labels among known ones, as `look_up` does."""
-    alike = isinstance(labels, np.ndarray) and known.dtype.kind == labels.dtype.kind
-    if not (alike and known.dtype.kind in "iuf" and len(known)):
-        return look_up(labels if isinstance(labels, list) else labels.tolist(), known)
+    kind = labels.dtype.kind
+    if not (kind == known.dtype.kind and kind in "iuf" and len(known)):
+        return look_up(labels.tolist(), known)
     missing = np.isnan(labels)
     place = np.minimum(np.searchsorted(known, labels), len(known) - 1)
     code = np.where(missing, -1, place)
@@ -193,6 +200,12 @@ class FactorColumns(NamedTuple):
         return bool(np.any(self.n_effects > 1))
 
 
+def values_at(X, place):
+    """Return a column of an array or a table: numbers as such, anything else as objects."""
+    column = column_at(X, place)
+    return column if isinstance(column, np.ndarray) else objects(column)
+
+
 def take_labels(X, taken):
     """Return X without some of its columns."""
     return columns_at(X, [k for k in range(X.shape[1]) if k not in taken])
@@ -239,9 +252,7 @@ def label_table(groups, n_rows):
         return groups
     if np.ndim(groups) == 2 and hasattr(groups, "iloc"):
         groups = groups.iloc[:, 0]
-    table = np.empty((n_rows, 1), dtype=object)
-    table[:, 0] = label_list(groups, n_rows)
-    return table
+    return objects(label_list(groups, n_rows))[:, None]
 
 
 def _table_of_rows(rows):
@@ -257,20 +268,11 @@ def _table_of_rows(rows):
 
 def labels_of(table, factor):
     """Return the labels (n,) of a factor; of several columns the combinations, as tuples."""
-    columns = [column_at(table, p) for p in factor.positions]
+    columns = [values_at(table, p) for p in factor.positions]
     if len(columns) == 1:
         return columns[0]
-    rows = zip(*(c.tolist() if isinstance(c, np.ndarray) else c for c in columns), strict=True)
-    return [None if any(map(is_missing, row)) else row for row in rows]
-
-
-def some_labels(labels, kept):
-    """Return the labels of the rows that are kept."""
-    if kept.all():
-        return labels
-    if isinstance(labels, np.ndarray):
-        return labels[kept]
-    return [g for g, k in zip(labels, kept, strict=True) if k]
+    rows = zip(*(c.tolist() for c in columns), strict=True)
+    return objects([None if any(map(is_missing, row)) else row for row in rows])
 
 
 def check_measured(table, factor):
@@ -281,9 +283,8 @@ def check_measured(table, factor):
     """
     names = factor.name if isinstance(factor.name, tuple) else (factor.name,)
     for column, position in zip(names, factor.positions, strict=True):
-        values = column_at(table, position)
-        is_index = isinstance(column, numbers.Integral)
-        if not (is_index and isinstance(values, np.ndarray) and values.dtype.kind == "f"):
+        values = values_at(table, position)
+        if not (isinstance(column, numbers.Integral) and values.dtype.kind == "f"):
             continue
         known = values[~np.isnan(values)]
         if np.all(known != np.round(known)) and len(np.unique(known)) == len(known) > 2:
@@ -330,12 +331,17 @@ def factor_columns(est, X, groups):
         taken = tuple(sorted(set().union(*(positions for _, positions in pairs))))
     else:
         listed = listed or groups.shape[1] > 1
-        names = list(getattr(groups, "columns", range(groups.shape[1]))) if listed else ["groups"]
-        pairs = [(name, (k,)) for k, name in enumerate(names)]
+        pairs = _factors_beside(groups, listed)
     slopes = _slopes(est, X, [name for name, _ in pairs], taken)
     both = zip(pairs, slopes, strict=True)
     factors = [GroupingFactor(name, positions, own) for (name, positions), own in both]
     return FactorColumns(tuple(factors), taken, est.fit_intercept, listed)
+
+
+def _factors_beside(groups, listed):
+    """Return (name, positions in the table) of the factors of labels beside X."""
+    names = list(getattr(groups, "columns", range(groups.shape[1]))) if listed else ["groups"]
+    return [(name, (k,)) for k, name in enumerate(names)]
 
 
 def _named_factors(est, X):

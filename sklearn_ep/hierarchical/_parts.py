@@ -11,10 +11,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.utils import check_array, column_or_1d
 
 from .._engine.partition import load_part
-from .._estimator.checks import checked_weights
+from .._estimator.row_parts import checked_arrays, naming_part
 from .._estimator.tables import names_of
 from . import _factors
 
@@ -30,12 +29,10 @@ def state_of(plan, precision, shift):
 
 def checked_state(state):
     """Return the arrays of a state, of one factor or of several, or raise a ValueError."""
-    if "theta" in state:  # several factors: sites at the mode of theta
-        return {name: np.array(value) for name, value in state.items()}
-    missing = [name for name in STATE if name not in state]
-    if missing:
+    names = state if "theta" in state else STATE  # several factors: sites at the mode of theta
+    if missing := [name for name in names if name not in state]:
         raise ValueError(f"state lacks {missing}.")
-    return {name: np.array(state[name]) for name in STATE}
+    return {name: np.array(state[name]) for name in names}
 
 
 def digest(*arrays):
@@ -107,27 +104,15 @@ def load_checkpoint(path, fingerprint):
     return state
 
 
-def raw_arrays(arrays):
-    """Return (X as a table of two dimensions, y, weight or None) of a raw partition."""
-    if len(arrays) not in (2, 3):
-        raise ValueError("a partition must be (X, y) or (X, y, sample_weight).")
-    X, y = arrays[0], column_or_1d(np.asarray(arrays[1]))
-    X = X if hasattr(X, "columns") else np.asarray(X)
-    if len(X.shape) != 2:
-        raise ValueError(f"X of a partition must be 2D, got {len(X.shape)} dimensions.")
-    return X, y, arrays[2] if len(arrays) == 3 else None
-
-
 def checked_part(arrays, columns):
     """Return (X without labels, y, weight, labels of each factor) of a raw part, checked."""
-    table, y, weight = raw_arrays(arrays)
-    labels = [_factors.labels_of(table, f) for f in columns.factors]
-    X = check_array(_factors.take_labels(table, columns.taken), dtype=np.float64)
-    if len(y) != len(X):
-        raise ValueError(f"a partition has {len(X)} samples in X and {len(y)} in y.")
-    weight = checked_weights(weight, X)
+    with naming_part():
+        table = _factors.array_of(arrays[0])
+        labels = [_factors.labels_of(table, f) for f in columns.factors]
+        X = _factors.take_labels(table, columns.taken)
+        X, y, weight = checked_arrays((X, *arrays[1:]), True, False, weighted=True)
     kept = weight > 0
-    return X[kept], y[kept], weight[kept], [_factors.some_labels(own, kept) for own in labels]
+    return X[kept], y[kept], weight[kept], [own[kept] for own in labels]
 
 
 class RawRows(NamedTuple):
@@ -146,7 +131,7 @@ class RawRows(NamedTuple):
 
 def shape_of(part, message):
     """Return (number of columns, their names or None) of a raw part (worker)."""
-    X = raw_arrays(load_part(part))[0]
+    X = _factors.array_of(load_part(part)[0])
     return X.shape[1], names_of(X)
 
 
@@ -163,9 +148,8 @@ class PartLevels(NamedTuple):
 def describe_part(part, message, columns, with_digest):
     """Return the `PartLevels` of a raw part (worker)."""
     arrays = load_part(part)
-    table = raw_arrays(arrays)[0]
     for factor in columns.factors:
-        _factors.check_measured(table, factor)
+        _factors.check_measured(_factors.array_of(arrays[0]), factor)
     X, y, weight, labels = checked_part(arrays, columns)
     pairs = [_factors.numbered_levels(own) for own in labels]
     known, codes = [k for k, _ in pairs], [c for _, c in pairs]
@@ -183,7 +167,7 @@ def join_levels(told):
     where: list[list[Any]] = [[] for _ in told]
     for f in range(len(told[0].labels)):
         every = [np.asarray(t.labels[f]) for t in told]
-        known, code = _factors.numbered_levels(_joined(every))
+        known, code = _factors.numbered_levels([g for own in every for g in own.tolist()])
         ends = np.cumsum([len(own) for own in every])
         free = len(known)
         for k, (own, t) in enumerate(zip(np.split(code, ends[:-1]), told, strict=True)):
@@ -196,10 +180,3 @@ def join_levels(told):
         levels.append(known)
         sizes.append(total)
     return levels, sizes, where
-
-
-def _joined(labels):
-    """Return the labels of all parts as an array of numbers, or as a list."""
-    if all(own.dtype.kind in "iuf" for own in labels):
-        return np.concatenate(labels)
-    return [g for own in labels for g in own.tolist()]

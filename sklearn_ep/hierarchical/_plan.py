@@ -27,6 +27,30 @@ from .partitions.parts import Placement, place_raw, place_rows
 _MOST_DENSE, _MOST_CROSSED = 4000, 500
 
 
+class Engine(NamedTuple):
+    """What an engine takes besides one factor, and which parameters do nothing with it, and why.
+
+    lists says whether it takes several factors, powers whether it takes shares of rows, and draws
+    whether it has random draws of theta too.
+    """
+
+    idle: dict[str, str]
+    lists: bool = False
+    powers: bool = False
+    draws: bool = False
+
+
+_NO_GRID = {"refine": "which goes without a grid in any case"}
+_OF_DRAWS = Engine(_NO_GRID | {"hyperparameters": "whose draws are of theta too"}, draws=True)
+ENGINES = {
+    "ep": Engine({}, lists=True, powers=True),
+    "messages": Engine(_NO_GRID, lists=True, powers=True),
+    "laplace": Engine({"schedule": "which climbs to the mode of all sites together"}),
+    "importance": _OF_DRAWS,
+    "nuts": _OF_DRAWS,
+}
+
+
 class Settings(NamedTuple):
     """Parameters of the estimator that the engines use.
 
@@ -95,12 +119,10 @@ def check_parameters(est):
     """Raise an error that names the first parameter of the estimator that is not usable."""
     checks.check_common(est)
     check_hyperparameters(est.hyperparameters)
-    checks.check_choice(
-        "engine", est.engine, ["auto", "ep", "messages", "laplace", "importance", "nuts"]
-    )
+    checks.check_choice("engine", est.engine, ["auto", *ENGINES])
     checks.check_number("power", est.power, 0, 1, boundaries="right")
     checks.check_choice("multi_class", est.multi_class, ["auto", "joint", "one_vs_rest"])
-    if est.power != 1 and est.engine in ("laplace", "importance", "nuts"):
+    if est.power != 1 and not _declared(est).powers:
         raise ValueError(
             f"power={est.power!r} takes engine='ep' or 'messages': engine={est.engine!r} has no "
             "sites of rows."
@@ -131,23 +153,18 @@ def _check_by_factor(est):
         raise ValueError("random_slopes may be a dict where group_column is a list of factors.")
 
 
+def _declared(est):
+    """Return what the engine asked for declares; "auto" takes all that "ep" does."""
+    return ENGINES["ep" if est.engine == "auto" else est.engine]
+
+
 def remarks_on_parameters(est, has_groups):
     """Return a sentence on each parameter that is not at its default and does nothing."""
-    engine = "ep" if est.engine == "auto" else est.engine
-    draws = engine in ("importance", "nuts")
-    idle = {
-        "schedule": (engine == "laplace", "which climbs to the mode of all sites together"),
-        "refine": (draws or engine == "messages", "which goes without a grid in any case"),
-        "hyperparameters": (
-            draws and est.hyperparameters == "mode",
-            "whose draws are of theta too",
-        ),
-    }
     found = [
         f"{name}={getattr(est, name)!r} does nothing with engine={est.engine!r}, {reason}; leave "
         "it at its default."
-        for name, (does_nothing, reason) in idle.items()
-        if does_nothing and not _at_default(est, name)
+        for name, reason in _declared(est).idle.items()
+        if not _at_default(est, name) and getattr(est, name) != "integrate"
     ]
     if not has_groups:
         found.append(
@@ -176,7 +193,7 @@ def prior_sd(est, width):
 
 def _settings(est):
     seed = 0
-    if est.engine in ("importance", "nuts"):
+    if _declared(est).draws:
         seed = check_random_state(est.random_state).randint(2**31)
     rule = "grid" if est.refine else "star"
     rule = "mode" if est.hyperparameters == "mode" else rule
@@ -195,26 +212,29 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     if est.group_column is not None and groups is not None:
         raise ValueError("give group_column or groups, not both.")
     columns, table, training = _checked(est, X, y, groups, sample_weight)
-    checks.warn_of_spreads(est, training.X)
     levels, codes = _numbered(columns, table, training.kept)
     sizes = [np.bincount(code) for code in codes]
     n_levels = [len(size) for size in sizes]
     shared, designs = _factors.design_of_factors(training.X, columns)
     saves_parts = with_digest and len(est.classes_) == 2  # of more classes the joint fit saves
     engine, parted = _engine_of(est, columns, codes, n_levels, saves_parts)
-    takes_joint = engine == "ep" and not (parted and codes)
-    joint = _is_joint(est, takes_joint, columns, (shared, designs, n_levels))
+    joint = _is_joint(est, engine, parted, columns, (shared, designs, n_levels))
     parts: Any = None
-    if engine == "messages":
-        parts = parts_of_rows(codes, n_levels, est.n_partitions)
-    elif parted and not joint:
-        parts = place_rows(est, training, levels, codes, previous)
+    if parted and not joint:
+        parts = _placed(est, engine, training, levels, codes, previous)
     data = training.X, training.y, training.weight, *codes
     fingerprint = _fingerprint(est, columns, engine, data) if with_digest else ""
     known = columns, engine, parts, len(training.y), levels, n_levels, sizes
     known += _priors(est, columns, training.X.shape[1])
     rows = shared, training.y, training.weight, designs, codes
     return Plan._make([*known, fingerprint, joint, *rows])
+
+
+def _placed(est, engine, training, levels, codes, previous):
+    """Return the parts of rows in memory, by messages or as sites; levels are the named ones."""
+    if engine == "messages":
+        return parts_of_rows(codes, [code.max() + 1 for code in codes], est.n_partitions)
+    return place_rows(est, _declared(est).draws, training, levels, codes, previous)
 
 
 def plan_parts(est, run, with_digest):
@@ -263,17 +283,27 @@ def _fingerprint(est, columns, engine, data):
 def _checked(est, X, y, groups, sample_weight):
     """Return (`FactorColumns`, table of labels, `Training`) of checked data."""
     if est.group_column is None:
-        training = checks.validate_training(est, X, y, sample_weight)
+        training = _training(est, X, y, sample_weight)
         table = None if groups is None else _factors.label_table(groups, len(training.kept))
         return _factors.factor_columns(est, X, table), table, training
     validate_data(est, X, skip_check_array=True)
     X = _factors.array_of(X)
     columns = _factors.factor_columns(est, X, None)
-    fewest = 0 if est.fit_intercept else 1
     design = _factors.take_labels(X, columns.taken)
-    training = checks.validate_training(est, design, y, sample_weight, ensure_min_features=fewest)
+    training = _training(
+        est, design, y, sample_weight, ensure_min_features=int(not est.fit_intercept)
+    )
     validate_data(est, X, skip_check_array=True)
     return columns, X, training
+
+
+def _training(est, design, y, sample_weight, **options):
+    """Return the `Training` of rows without labels, having warned of the units of columns."""
+    training = checks.validate_training(est, design, y, sample_weight, **options)
+    told = checks.warn_of_spreads(est, training.X)
+    if not told and _at_default(est, "prior_scale"):
+        checks.warn_of_narrow_prior(est, training.X, training.weight, est.prior_scale)
+    return training
 
 
 def _numbered(columns, table, kept):
@@ -282,7 +312,7 @@ def _numbered(columns, table, kept):
     for factor in columns.factors:
         _factors.check_measured(table, factor)
         labels = _factors.labels_of(table, factor)
-        pairs.append(_factors.numbered_levels(_factors.some_labels(labels, kept)))
+        pairs.append(_factors.numbered_levels(labels[kept]))
     return [known for known, _ in pairs], [code for _, code in pairs]
 
 
@@ -296,20 +326,21 @@ def check_binary(est, reason="multi_class='one_vs_rest' is for models without gr
         )
 
 
-def _is_joint(est, takes_joint, columns, rows):
+def _is_joint(est, engine, parted, columns, rows):
     """Return whether more than two classes are fitted jointly, or raise a ValueError.
 
-    rows are (shared design, designs, n_levels). Without groups "auto" is one against the rest.
+    rows are (shared design, designs, n_levels); without groups they do not need their parts.
+    Without groups "auto" is one against the rest.
     """
-    n_classes, asked = len(est.classes_), est.multi_class == "joint"
-    if n_classes == 2 or est.multi_class == "one_vs_rest" or not (columns.has_groups or asked):
+    wanted = {"auto": columns.has_groups, "joint": True, "one_vs_rest": False}[est.multi_class]
+    if len(est.classes_) == 2 or not wanted:
         if columns.has_groups:
             check_binary(est)
         return False
     reason = "it takes engine='ep' and no partitions"
-    if takes_joint:
-        reason = why_not_joint(n_classes, rows[0], rows[1], rows[2], est.power)
-    if reason and asked:
+    if engine == "ep" and not (parted and columns.has_groups):
+        reason = why_not_joint(len(est.classes_), rows[0], rows[1], rows[2], est.power)
+    if reason and est.multi_class == "joint":
         raise ValueError(
             f"multi_class='joint' is not possible: {reason}. Give multi_class='one_vs_rest'."
         )
@@ -324,20 +355,17 @@ def _engine_of(est, columns, codes, n_levels, with_checkpoint):
 
     codes are those of rows in memory, None for a list of partitions.
     """
-    asked, listed = codes is None or est.n_partitions != "auto", columns.listed
-    if listed and est.engine not in ("auto", "ep", "messages"):
-        raise ValueError(
-            f"engine={est.engine!r} takes one factor, given without a list; with a list it must be "
-            "'ep', 'messages' or 'auto'."
-        )
-    if est.engine == "messages" or (listed and (asked or est.schedule != "parallel")):
+    parted = codes is None or est.n_partitions != "auto"
+    if columns.listed:
+        engine = _engine_of_list(est, columns, codes, n_levels, parted)
+        parted = engine == "messages"
+    else:
+        engine = "ep" if est.engine == "auto" else est.engine
+        plain = (engine, est.schedule, est.damping) == ("ep", "parallel", 1)
+        parted = parted or with_checkpoint or not (columns.has_groups and plain)
+    if engine == "messages":
         _check_messages(est, columns, codes)
-        return "messages", True
-    if listed:
-        return _engine_of_list(est, columns, codes, n_levels)
-    plain = est.engine in ("auto", "ep") and est.schedule == "parallel" and est.damping == 1
-    parted = asked or with_checkpoint or not (columns.has_groups and plain)
-    return ("ep" if est.engine == "auto" else est.engine), parted
+    return engine, parted
 
 
 def _check_messages(est, columns, codes):
@@ -358,19 +386,32 @@ def _check_messages(est, columns, codes):
         raise ValueError("engine='messages' takes no random_slopes; give engine='ep'.")
 
 
-def _engine_of_list(est, columns, codes, n_levels):
-    """Return what `_engine_of` does of rows in memory and a list of factors."""
+def _engine_of_list(est, columns, codes, n_levels, parted):
+    """Return the engine of a list of factors; parted says whether parts were asked for."""
+    if not _declared(est).lists:
+        raise ValueError(
+            f"engine={est.engine!r} takes one factor, given without a list; with a list it must be "
+            "'ep', 'messages' or 'auto'."
+        )
+    if est.engine == "messages" or parted or est.schedule != "parallel":
+        return "messages"
     sizes = columns.n_effects * np.array(n_levels)
-    dense, must = int(sizes.sum() - sizes.max()), est.engine == "ep" or columns.has_slopes
-    if must and dense > _MOST_DENSE:
+    dense = int(sizes.sum() - sizes.max())
+    if est.engine == "ep" or columns.has_slopes:
+        _check_dense(columns, dense)
+        return "ep"
+    nested = dense > _MOST_CROSSED and _factors.any_nested(codes)
+    return "ep" if dense <= (_MOST_DENSE if nested else _MOST_CROSSED) else "messages"
+
+
+def _check_dense(columns, dense):
+    """Raise a ValueError where the effects of all factors but the largest are too many."""
+    if dense > _MOST_DENSE:
         raise ValueError(
             f"{'random_slopes' if columns.has_slopes else 'engine=ep'} with {dense} effects of "
             f"factors besides the largest one: the limit is {_MOST_DENSE}; give engine='messages', "
             "which takes no random_slopes."
         )
-    if must or dense <= _MOST_CROSSED or (dense <= _MOST_DENSE and _factors.any_nested(codes)):
-        return "ep", False
-    return "messages", True
 
 
 def _theta_prior(est, columns):
@@ -414,8 +455,8 @@ def remarks_on_plan(plan, tau):
                 f"{name} has no label in {missing} of {plan.n_rows} rows: each of them is taken as "
                 "a group of its own."
             )
-        for j in range(k if plan.codes is not None else 0):
-            if _same_partition(plan.codes[k], plan.codes[j]):
+        for j in range(k):
+            if _same_groups(plan, k, j):
                 found.append(_remark_on_same_groups(plan.columns.factors[j], factor))
     return tuple(remark for remark in found if remark)
 
@@ -436,10 +477,7 @@ def _remark_on_scale(plan, k, name, tau):
             "engine='messages' then finds tau a few hundredths too small; compare with "
             "engine='ep' where it is not too large."
         )
-    # whether no site integrates a small group's effect exactly
-    by_rows = plan.parts is not None or plan.settings.power != 1.0
-    gaussian = plan.engine in ("ep", "laplace") and by_rows and plan.codes is not None
-    return _remark_on_small_groups(plan, name, median, tau) if gaussian else ""
+    return _remark_on_small_groups(plan, name, median, tau)
 
 
 def _remark_on_same_groups(first, second):
@@ -461,6 +499,9 @@ def _remark_on_same_groups(first, second):
 
 def _remark_on_small_groups(plan, name, median, tau):
     """Return a sentence where sites of partitions see small groups of one class as Gaussian."""
+    by_rows = plan.parts is not None or plan.settings.power != 1.0
+    if plan.engine not in ("ep", "laplace") or not by_rows or plan.codes is None:
+        return ""
     ones = np.bincount(plan.codes[0], weights=plan.y)
     share = np.mean((ones == 0) | (ones == plan.sizes[0]))
     if median >= 5 or (tau <= 4 and share <= 0.5):
@@ -474,6 +515,11 @@ def _remark_on_small_groups(plan, name, median, tau):
     )
 
 
-def _same_partition(a, b):
+def _same_groups(plan, k, j):
+    """Say whether two factors have the same groups; of parts where one is a combination of both."""
+    if plan.codes is None:
+        (one, n), (other, m) = ((plan.columns.factors[f], plan.n_levels[f]) for f in (k, j))
+        return n == m and set(other.positions) < set(one.positions)
+    a, b = plan.codes[k], plan.codes[j]
     n = len(np.unique(a))
     return n == len(np.unique(b)) and n == len(np.unique(a * (b.max() + 1) + b))

@@ -1,11 +1,12 @@
 """Posterior of coefficients and group effects: a mixture over nodes in the scales."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import log_expit
 
-from .._engine.gaussian import Moments, backward, forward
+from .._engine.gaussian import Moments, Natural, backward, forward, over
 from .._engine.hyper import log_mixture, mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
 from .._estimator.proba_intervals import NodesAtRows
@@ -14,32 +15,6 @@ from .exact.layout import EffectPlaces
 
 BLOCK = 8192  # rows predicted at once
 CELLS = 4_000_000  # values of the linear predictor held at once, draws times rows
-_LINK = Logit()
-
-
-class GroupScales(NamedTuple):
-    """Posterior of the sds of effects: `Average` over theta, n_effects a level of each factor."""
-
-    average: Any
-    n_effects: list[int]
-
-    @property
-    def theta(self):
-        """Nodes (M, T)."""
-        return self.average.phi
-
-    @property
-    def weight(self):
-        """Weights (M,) of the nodes."""
-        return self.average.weight
-
-    def sds(self, theta):
-        """Return the sds (..., Q) of the effects, factor by factor, for coordinates theta."""
-        return _scales.scales(theta, self.n_effects)
-
-    def quantiles(self, levels):
-        """Return quantiles (len(levels), Q) of the sds."""
-        return self.average.smooth.quantiles(levels, self.sds)
 
 
 class RowsToPredict(NamedTuple):
@@ -98,43 +73,50 @@ class NodePosterior(NamedTuple):
         return self.mean[:d], np.linalg.norm(self.root[:, :d], axis=0)
 
     def effects(self):
-        """Return (means, variances), both (L_f, q_f), of the effects of each factor."""
-        out: list[Any] = [None] * len(self.places.n_effects)
-        root, mean, local = self.root, self.mean, self.local
-        for f, span in self.places.shared_spans().items():
-            shape = self.places.n_levels[f], self.places.n_effects[f]
-            out[f] = mean[span].reshape(shape), np.sum(root[:, span] ** 2, axis=0).reshape(shape)
-        if self.places.local is None:
-            return out
-        scale = self.scales[self.places.local]
-        u = local.offset - local.gain.dot(mean)
-        within = local.gain.against(root.T @ root)[1]
-        eye = np.broadcast_to(np.eye(len(scale)), local.lower.shape)
-        within += np.einsum("jab,jac->jbc", *[forward(local.lower, eye)] * 2)
-        var = np.einsum("ab,jbc,ac->ja", scale, within, scale)
-        order = self.places.order
-        out[self.places.local] = (u @ scale.T)[order], var[order]
+        """Return (means, variances), both (L_f, q_f), of the effects of each factor.
+
+        An effect is the linear predictor of a row that has nothing else.
+        """
+        p, out = self.places, []
+        for f, (n, q) in enumerate(zip(p.n_named, p.n_effects, strict=True)):
+            designs = [np.zeros((n * q, width)) for width in p.n_effects]
+            codes = np.full((n * q, len(designs)), -1)
+            designs[f], codes[:, f] = np.tile(np.eye(q), (n, 1)), np.repeat(np.arange(n), q)
+            rows = RowsToPredict(np.zeros((n * q, p.n_dense)), designs, codes)
+            out.append([a.reshape(n, q) for a in self.at_rows(rows)])
         return out
+
+    def _of_groups(self, rows, place):
+        """Return what known local groups, numbered by place, add to rows, sorted by group.
+
+        That is which rows, the number of the group of each, their designs of u, the roots of what
+        is left of u given b, and offset and gain of these groups.
+        """
+        local, f = self.local, self.places.local
+        at = np.flatnonzero(place >= 0)
+        at = at[np.argsort(place[at], kind="stable")]
+        groups, number = np.unique(place[at], return_inverse=True)
+        c = rows.designs[f][at] @ self.scales[f]
+        own = forward(local.lower[groups][number], c[..., None])[..., 0]
+        return at, number, c, own, local.offset[groups], local.gain.take(groups)
+
+    def _unseen(self, rows, known):
+        """Return for each factor the designs (n, q) of whitened effects of levels not known."""
+        pairs = enumerate(zip(rows.designs, self.scales, strict=True))
+        return [np.where(known[:, f, None], 0.0, w @ lower) for f, (w, lower) in pairs]
 
     def at_rows(self, rows):
         """Return means and variances (n,) of the linear predictor."""
         shared, place, known = self.places.seen(rows)
         mean, cov = self.mean, self.root.T @ self.root
         z, var = shared.dot(mean), shared.variances(cov)
-        for f, lower in enumerate(self.scales):
-            var += np.where(known[:, f], 0.0, np.sum((rows.designs[f] @ lower) ** 2, axis=1))
-        at = np.flatnonzero(place >= 0)
-        at = at[np.argsort(place[at], kind="stable")]
-        if len(at):
-            groups, number = np.unique(place[at], return_inverse=True)
-            local = self.local
+        for unseen in self._unseen(rows, known):
+            var += np.sum(unseen**2, axis=1)
+        if self.places.local is not None:
+            at, number, c, own, offset, gain = self._of_groups(rows, place)
             ends = np.r_[0, np.cumsum(np.bincount(number))]
-            gain = local.gain.take(groups)
             across, within = gain.against(cov, shared.take(at), ends)
-            c = rows.designs[self.places.local][at] @ self.scales[self.places.local]
-            u = local.offset[groups] - gain.dot(mean)
-            z[at] += np.einsum("na,na->n", c, u[number])
-            own = forward(local.lower[groups][number], c[..., None])[..., 0]
+            z[at] += np.einsum("na,na->n", c, (offset - gain.dot(mean))[number])
             var[at] += np.sum(own**2, 1) - 2.0 * np.einsum("na,na->n", c, across)
             var[at] += np.einsum("na,nab,nb->n", c, within[number], c)
         return z, var
@@ -142,29 +124,14 @@ class NodePosterior(NamedTuple):
     def apart(self, rows):
         """Return means, root z (n, S), and for each factor the root of what is its own (n, q)."""
         shared, place, known = self.places.seen(rows)
-        p, local = self.places, self.local
-        dense = np.zeros((len(rows.X), len(self.mean)))
-        dense[:, : p.n_dense] = rows.X
-        at = np.arange(len(dense))
-        for e in range(shared.at.shape[1]):
-            dense[at, p.n_dense + shared.at[:, e]] += shared.value[:, e]
-        own = [
-            np.where(known[:, f, None], 0.0, rows.designs[f] @ lower)
-            for f, lower in enumerate(self.scales)
-        ]
-        mean, seen = np.zeros(len(dense)), np.flatnonzero(place >= 0)
-        if len(seen):
-            groups, number = np.unique(place[seen], return_inverse=True)
-            c = rows.designs[p.local][seen] @ self.scales[p.local]
-            gain = local.gain.take(groups)
+        dense, own = shared.full(len(self.mean)), self._unseen(rows, known)
+        mean = np.zeros(len(dense))
+        if self.places.local is not None:
+            at, number, c, left, offset, gain = self._of_groups(rows, place)
             for a in range(c.shape[1]):
-                dense[seen, : p.n_dense] -= c[:, a, None] * gain.dense[number, a]
-                if p_width := gain.width:
-                    lines = np.zeros((len(groups), p_width))
-                    lines[gain.pair_group, gain.pair_column] = gain.values[a]
-                    dense[seen, p.n_dense :] -= c[:, a, None] * lines[number]
-            mean[seen] = np.einsum("na,na->n", c, local.offset[groups][number])
-            own[p.local][seen] = forward(local.lower[groups][number], c[..., None])[..., 0]
+                dense[at] -= c[:, a, None] * gain.full(a)[number]
+            mean[at] = np.einsum("na,na->n", c, offset[number])
+            own[self.places.local][at] = left
         return mean + dense @ self.mean, dense @ self.root.T, own
 
     def draw(self, n_samples, rng):
@@ -203,26 +170,27 @@ class NodePosterior(NamedTuple):
 class EffectsMixture:
     """Mixture over nodes in the scales: what is the same for any number of classes.
 
-    scales are the `GroupScales`, n_named the numbers of levels with a name, the first ones. Nodes
+    average is the `Average` over theta; n_effects are those a level of each factor, n_named the
+    numbers of levels with a name, the first ones. Nodes
     have Cholesky factors `scales` of the covariances of effects, `beta()`, `effects()`,
-    `at_rows(rows)`, `between(rows, others, same)`, and draws of coefficients and effects.
+    `at_rows(rows)`, `between(rows, others, same)`, and draws of coefficients and effects. Follows
+    the contract of `latents.SeparateLatents`, of several classes that of `latents.JointLatents`:
+    rows are `RowsToPredict`.
     """
 
     n_classes = 1
-    # of a kind of posterior: rows by its columns, and a block's moments, chances and log weights
-    laid_out: Any
-    _moments: Any
-    _log_chances: Any
+    factor: Any = Logit()
+    # log weights of draws from a node, of a kind of posterior
     _log_weight: Any
 
     def __init__(self, average, n_effects, n_named, nodes):
-        self.scales, self.n_named, self.nodes = GroupScales(average, n_effects), n_named, nodes
+        self.average, self.n_effects, self.n_named, self.nodes = average, n_effects, n_named, nodes
 
     def beta_quantiles(self, levels):
         """Return quantiles (len(levels), D), or (., K, D), of the coefficients."""
         mean, sd = (np.array(a) for a in zip(*(n.beta() for n in self.nodes), strict=True))
         flat = mean.reshape(len(mean), -1), sd.reshape(len(sd), -1)
-        found = mixture_quantiles(self.scales.weight, *flat, levels)
+        found = mixture_quantiles(self.average.weight, *flat, levels)
         return found.reshape(len(levels), *mean.shape[1:])
 
     def group_effects(self):
@@ -233,39 +201,46 @@ class EffectsMixture:
         by_factor, pairs = zip(*(node.effects() for node in self.nodes), strict=True), []
         for n, found in zip(self.n_named, by_factor, strict=True):
             sides = (np.array(a)[..., :n, :] for a in zip(*found, strict=True))
-            pairs.append(mixture_moments(self.scales.weight, *sides))
+            pairs.append(mixture_moments(self.average.weight, *sides))
         return [mean for mean, _ in pairs], [np.sqrt(var) for _, var in pairs]
 
-    def _over_blocks(self, rows, combine):
-        """Return combine(means, variances) of all rows, with the nodes as first axis of both."""
-        layout, out = self.laid_out(*rows), []
-        for start in range(0, len(rows[0]), BLOCK):
+    def laid_out(self, rows):
+        """Return rows as nodes take them."""
+        return rows
+
+    def _over_blocks(self, rows, combine, axis=0):
+        """Return combine(means, variances) of all rows, with the nodes as first axis of both.
+
+        Rows of the arrays that it returns are along `axis`.
+        """
+        layout, out = self.laid_out(rows), []
+        for start in range(0, len(rows.X), BLOCK):
             some = layout.take(slice(start, start + BLOCK))
             sides = zip(*(node.at_rows(some) for node in self.nodes), strict=True)
             out.append(combine(*map(np.stack, sides)))
-        return out
+        return [np.concatenate(a, axis=axis) for a in zip(*out, strict=True)]
 
-    def at_nodes(self, link, *rows):
-        """Return the `NodesAtRows`, of rows as in `latent`."""
-        found = self._over_blocks(rows, lambda *sides: sides)
-        mean, var = (np.concatenate(a, axis=1) for a in zip(*found, strict=True))
-        return NodesAtRows(self.scales.weight, mean, var, [link] * len(self.nodes))
+    def at_nodes(self, link, rows):
+        """Return the `NodesAtRows`."""
+        mean, var = self._over_blocks(rows, lambda *sides: sides, axis=1)
+        return NodesAtRows(self.average.weight, mean, var, [link] * len(self.nodes))
 
-    def latent(self, *rows):
+    def latent(self, rows):
         """Return moments of the linear predictor: means (n,) and variances (n,), or (n, K) and
 
-        (n, K, K) of several classes. Rows are X (n, D), the intercept last, designs (n, q_f) of the
-        factors and codes (n, F): anything but a position among the named levels means a level that
-        is not known, whose effects are integrated over the population.
+        (n, K, K) of several classes. Effects of levels that are not known are integrated over the
+        population.
         """
-        found = self._over_blocks(rows, self._moments)
-        mean, var = map(np.concatenate, zip(*found, strict=True))
-        return mean, var
+        return self._over_blocks(rows, partial(mixture_moments, self.average.weight))
 
-    def log_proba(self, *rows):
-        """Return log probabilities (n, K) of the classes; rows as in `latent`."""
-        found = self._over_blocks(rows, self._log_chances)
-        return np.concatenate([log_mixture(self.scales.weight, part) for part in found])
+    def log_proba(self, signs, rows, link):
+        """Return log probabilities (n, len(signs)) of the labels -1 and 1."""
+
+        def chances(*sides):
+            log_p = np.stack([link.tilted(s, *sides).log_z for s in signs], axis=-1)
+            return (log_mixture(self.average.weight, log_p),)
+
+        return self._over_blocks(rows, chances)[0]
 
     def covariance(self, first, second, same):
         """Return covariances (n1, n2), or (K, n1, n2), of the linear predictor of two sets of rows.
@@ -273,40 +248,34 @@ class EffectsMixture:
         same (F, n1, n2) says of each factor whether two rows share their level. Rows are taken
         apart into columns of the weights, O(n S^2).
         """
-        both = [self.laid_out(*rows) for rows in (first, second)]
+        both = [self.laid_out(rows) for rows in (first, second)]
         out = left = right = np.zeros(())
-        for weight, node in zip(self.scales.weight, self.nodes, strict=True):
+        for weight, node in zip(self.average.weight, self.nodes, strict=True):
             cov, a, b = node.between(*both, same)
             out = out + weight * (cov + a[..., :, None] * b[..., None, :])
             left, right = left + weight * a, right + weight * b
         return out - left[..., :, None] * right[..., None, :]
 
-    def _picked(self, n_samples, rng):
-        """Return nodes for draws, as (sorted numbers (S,), [(number, draws of it)])."""
-        weight = self.scales.weight
-        picked = np.sort(rng.choice(len(weight), size=n_samples, p=weight))
-        return picked, list(zip(*np.unique(picked, return_counts=True), strict=True))
+    def draw_parameters(self, n_samples, rng):
+        """Return joint draws: coefficients (S, D), effects of each factor, theta, and scales.
 
-    def draw(self, n_samples, rng):
-        """Return joint draws: coefficients (S, D), effects of each factor, theta, node (S,).
-
-        Of several classes the coefficients are (S, K, D), the effects (S, K, L_f, q_f).
+        Those are the Cholesky factors (S, q_f, q_f) that go with them. Of several classes the
+        coefficients are (S, K, D), the effects (S, K, L_f, q_f).
         """
-        picked, counts = self._picked(n_samples, rng)
+        picked, counts = _picked(self.average.weight, n_samples, rng)
         drawn = [self.nodes[m].draw_effects(n, rng) for m, n in counts]
-        theta, order = self.scales.average.draw_near(picked, rng), rng.permutation(n_samples)
+        theta, order = self.average.draw_near(picked, rng), rng.permutation(n_samples)
         beta, *effects = (np.concatenate(a)[order] for a in zip(*drawn, strict=True))
         named = [e[..., :n, :] for e, n in zip(effects, self.n_named, strict=True)]
-        return beta, named, theta[order], picked[order]
+        scales = zip(*(node.scales for node in self.nodes), strict=True)
+        return beta, named, theta[order], [np.array(a)[picked[order]] for a in scales]
 
-    def draw_latent(self, X, designs, codes, n_samples, rng):
+    def draw(self, rows, n_samples, rng):
         """Return joint draws (S, n) or (S, n, K) of the linear predictor.
 
         Rows of one new level share it.
         """
-        beta, effects, _, number = self.draw(n_samples, rng)
-        scales = [np.array(a)[number] for a in zip(*(n.scales for n in self.nodes), strict=True)]
-        rows = RowsToPredict(X, designs, codes)
+        beta, effects, _, scales = self.draw_parameters(n_samples, rng)
         return np.moveaxis(draws_at_rows(beta, effects, scales, rows, rng), -1, 1)
 
     def log_weights(self, X, designs, codes, y, weight, n_samples, rng):
@@ -317,11 +286,17 @@ class EffectsMixture:
         both sides.
         """
         block, rows, out = max(1, CELLS // (len(X) * self.n_classes)), (X, designs, codes), []
-        for m, n in self._picked(n_samples, rng)[1]:
+        for m, n in _picked(self.average.weight, n_samples, rng)[1]:
             for start in range(0, n, block):
                 some = min(block, n - start)
                 out.append(self._log_weight(self.nodes[m], rows, y, weight, some, rng))
         return np.concatenate(out)
+
+
+def _picked(weight, n_samples, rng):
+    """Return nodes for draws, as (sorted numbers (S,), [(number, draws of it)])."""
+    picked = np.sort(rng.choice(len(weight), size=n_samples, p=weight))
+    return picked, list(zip(*np.unique(picked, return_counts=True), strict=True))
 
 
 class GroupPosterior(EffectsMixture):
@@ -332,46 +307,28 @@ class GroupPosterior(EffectsMixture):
     `GivenScales` has; places are the `EffectPlaces`.
     """
 
-    laid_out = RowsToPredict
-
     def __init__(self, average, places):
         self.places = places
-        nodes = [
-            NodePosterior(
-                f.mean,
-                f.root,
-                f.local,
-                f.log_z,
-                _scales.factors(node.phi, places.n_effects),
-                places,
-            )
-            for node in average.nodes
-            for f in [node.payload]
-        ]
+        scales = [_scales.factors(node.phi, places.n_effects) for node in average.nodes]
+        found = zip((node.payload for node in average.nodes), scales, strict=True)
+        nodes = [NodePosterior(f.mean, f.root, f.local, f.log_z, L, places) for f, L in found]
         super().__init__(average, places.n_effects, places.n_named, nodes)
 
     def beta_moments(self):
         """Return mean (D,) and covariance (D, D) of the coefficients."""
-        d, weight = self.places.n_dense, self.scales.weight
-        mean, cov = _between(weight, np.array([n.mean[:d] for n in self.nodes]))
-        roots = (n.root[:, :d] for n in self.nodes)
-        return Moments(mean, cov + sum(w * (r.T @ r) for w, r in zip(weight, roots, strict=True)))
+        (mean, cov), d = self.phi_moments(), self.places.n_dense
+        return Moments(mean[:d], cov[:d, :d])
 
     def phi_moments(self):
         """Return the `Moments` of (coefficients, theta), at one node by its axes."""
-        d, average = self.places.n_dense, self.scales.average
-        means = np.array([n.mean[:d] for n in self.nodes])
-        mean, cov = _between(average.weight, np.hstack([means, average.phi]))
-        if len(average.weight) == 1:
+        d, average = self.places.n_dense, self.average
+        points = np.hstack([np.array([n.mean[:d] for n in self.nodes]), average.phi])
+        mean, cov = between(average.weight, points)
+        if len(points) == 1:
             cov[d:, d:] = average.axes.root @ average.axes.root.T
-        cov[:d, :d] = self.beta_moments().cov
+        roots = (n.root[:, :d] for n in self.nodes)
+        cov[:d, :d] += sum(w * (r.T @ r) for w, r in zip(average.weight, roots, strict=True))
         return Moments(mean, cov)
-
-    def _moments(self, means, variances):
-        return mixture_moments(self.scales.weight, means, variances)
-
-    def _log_chances(self, means, variances):
-        return np.stack([_LINK.tilted(s, means, variances).log_z for s in (-1.0, 1.0)], axis=-1)
 
     def _log_weight(self, node, rows, sign, weight, n_samples, rng):
         b, u, log_density = node.draw(n_samples, rng)
@@ -379,29 +336,31 @@ class GroupPosterior(EffectsMixture):
         z = b[:, : X.shape[1]] @ X.T
         for f, effects in enumerate(node.effects_of(b, u)):
             z += np.einsum("snq,nq->sn", effects[:, codes[:, f]], designs[f])
-        log_joint = 0.5 * (of_b.log_det() - of_b.quadratic(b)) - 0.5 * np.sum(u**2, (1, 2))
+        log_joint = 0.5 * (of_b.log_det - of_b.quadratic(b)) - 0.5 * np.sum(u**2, (1, 2))
         return log_joint + log_expit(sign * z) @ weight - log_density - node.log_z
 
 
-def _between(weight, points):
+def between(weight, points):
     """Return mean and covariance of points (M, .) with weights (M,)."""
     mean = weight @ points
     apart = np.sqrt(weight)[:, None] * (points - mean)
     return mean, apart.T @ apart
 
 
-def is_joint(posteriors):
-    """Say whether there is one posterior of all classes."""
-    return posteriors[0].n_classes > 1
-
-
 def moments_by_class(posteriors):
     """Return the `Moments` of the coefficients of the one problem, or of each class."""
     found = [p.beta_moments() for p in posteriors]
-    if not is_joint(posteriors):
+    if posteriors[0].n_classes == 1:
         return found
     means, cov = found[0]
     return [Moments(mean, cov[c, :, c]) for c, mean in enumerate(means)]
+
+
+def shared(total, prior, n_sites):
+    """Return equal messages whose product with the prior is the total, with proper cavities."""
+    precision, shift = over(total, prior)
+    precision = 0.5 * (precision + precision.T)
+    return Natural(*(np.repeat(a[None] / n_sites, n_sites, axis=0) for a in (precision, shift)))
 
 
 def of_sites(messages, phi, n_skipped=0, n_cut=0):

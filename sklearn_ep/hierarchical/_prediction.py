@@ -6,18 +6,14 @@ import numpy as np
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .._engine.likelihoods import Logit
-from .._engine.noisy_argmax import SOFTMAX
 from .._estimator.checks import check_choice, checked_weights
-from .._estimator.fitting import one_or_stack
-from .._estimator.latents import committee, label_log_prob
-from .._estimator.proba_intervals import interval_of_joint, interval_of_separate, nodes_at
+from .._estimator.latents import is_joint
 from . import _factors
-from ._posterior import is_joint
+from ._posterior import RowsToPredict
 
 
 def new_rows(est, X, groups=None, kind="conditional"):
-    """Return checked (shared design, designs, codes (n, F)) of rows to predict.
+    """Return checked `RowsToPredict`.
 
     The estimator is fitted, or has what it needs for predictions in the middle of a fit:
     `_posteriors`, `_columns`, `_levels`, `_forgotten`; X, groups and kind as in `predict`.
@@ -25,27 +21,37 @@ def new_rows(est, X, groups=None, kind="conditional"):
     check_is_fitted(est)
     check_choice("kind", kind, ("conditional", "population"))
     X, groups, columns = _factors.in_memory(X), _factors.in_memory(groups), est._columns
-    if groups is not None and not columns.has_groups:
-        raise ValueError("groups were given, but the model was fitted without groups.")
-    if columns.taken:
-        if groups is not None:
-            raise ValueError("groups= was given although group_column names columns of X.")
-        validate_data(est, X, reset=False, skip_check_array=True)
-        table = _factors.array_of(X)
-        X = _factors.take_labels(table, columns.taken)
-        X = check_array(X, dtype=np.float64, ensure_min_features=0)
-    else:
-        X = validate_data(est, X, reset=False, dtype=np.float64)
-        table = None if groups is None else _beside(columns, groups, len(X))
+    X, table = _split(est, X, groups)
     codes = np.full((len(X), len(columns.factors)), -1)
     if kind == "conditional" and table is not None:
         # unseen labels have numbers from the number of levels on, alike for alike
-        pairs = zip(columns.factors, est._levels, strict=True)
-        own = [_factors.codes_among(_factors.labels_of(table, f), known) for f, known in pairs]
-        codes = np.column_stack(own)
+        labels = (_factors.labels_of(table, f) for f in columns.factors)
+        codes = np.column_stack(list(map(_factors.codes_among, labels, est._levels)))
     elif kind == "conditional" and columns.has_groups:
         est._forgotten.warn(est)
-    return *_factors.design_of_factors(X, columns), codes
+    shared, designs = _factors.design_of_factors(X, columns)
+    return RowsToPredict(shared, designs, codes)
+
+
+def _split(est, X, groups):
+    """Return (X without labels, the table of labels or None), checked."""
+    columns = est._columns
+    if groups is not None and not columns.has_groups:
+        raise ValueError("groups were given, but the model was fitted without groups.")
+    if not columns.taken:
+        X = validate_data(est, X, reset=False, dtype=np.float64)
+        return X, None if groups is None else _beside(columns, groups, len(X))
+    if groups is not None:
+        raise ValueError("groups= was given although group_column names columns of X.")
+    table = _factors.array_of(X)
+    if table.shape[1] == est.n_features_in_ - len(columns.taken):
+        raise ValueError(
+            f"X has {table.shape[1]} features, but {type(est).__name__} is expecting "
+            f"{est.n_features_in_}, group_column={est.group_column!r} among them."
+        )
+    validate_data(est, X, reset=False, skip_check_array=True)
+    X = _factors.take_labels(table, columns.taken)
+    return check_array(X, dtype=np.float64, ensure_min_features=0), table
 
 
 def _beside(columns, groups, n_rows):
@@ -83,59 +89,27 @@ def _numbered_together(est, tables):
         tables = [_factors.array_of(table) for table in tables]
     else:
         tables = [_factors.label_table(table, len(table)) for table in tables]
-    own = [[list(_factors.labels_of(t, f)) for t in tables] for f in est._columns.factors]
-    pairs = zip(own, est._levels, strict=True)
-    codes = np.array([_factors.codes_among(a + b, known) for (a, b), known in pairs])
-    return np.split(codes, [len(own[0][0])], axis=1)
+    labels = ([list(_factors.labels_of(t, f)) for t in tables] for f in est._columns.factors)
+    both = [_factors.objects(a + b) for a, b in labels]
+    codes = np.array(list(map(_factors.codes_among, both, est._levels)))
+    return np.split(codes, [len(tables[0])], axis=1)
 
 
 def rows_again(est, rows):
-    """Return (design, local, code, sign, weight) of training rows that are given again."""
+    """Return (design, designs, codes, sign, weight) of training rows that are given again, and "".
+
+    Or None and what is missing for importance weights.
+    """
+    if rows is None:
+        return None, "Give X, y and groups of the training rows for importance weights."
     design, local, code = new_rows(est, rows.X, rows.groups)
     y, weight = column_or_1d(rows.y), checked_weights(rows.sample_weight, design)
     check_consistent_length(design, y)
+    if not np.all((code >= 0) & (code < [len(known) for known in est._levels])):
+        return None, "Some rows are of no named group of the fit: no importance weights."
     sign = np.where(y == est.classes_[1], 1.0, -1.0)
     if is_joint(est._posteriors):
         sign = np.searchsorted(est.classes_, y)  # of several classes jointly: class indices
     kept = weight > 0
-    return design[kept], [w[kept] for w in local], code[kept], sign[kept], weight[kept]
-
-
-def all_known(est, code):
-    """Say whether all rows are of named levels of each factor."""
-    n_named = [len(known) for known in est._levels]
-    return bool(np.all((code >= 0) & (code < n_named)))
-
-
-def latent_moments(posteriors, rows):
-    """Return means and variances of the linear predictor, (n,) or (n, K)."""
-    pairs = [p.latent(*rows) for p in posteriors]
-    if is_joint(posteriors):
-        mean, cov = pairs[0]
-        return mean, np.einsum("ncc->nc", cov).copy()
-    means, variances = zip(*pairs, strict=True)
-    return one_or_stack(means, axis=1), one_or_stack(variances, axis=1)
-
-
-def links_of(posteriors):
-    """Return the link of the one linear predictor, or of each class."""
-    if is_joint(posteriors):
-        return [SOFTMAX.against_rest] * posteriors[0].n_classes
-    return [Logit()] * len(posteriors)
-
-
-def proba_interval(posteriors, rows, level):
-    """Return central intervals (n, 2), or (n, K, 2) of several classes, of the probabilities."""
-    if is_joint(posteriors):
-        return interval_of_joint(nodes_at(posteriors[0], SOFTMAX, *rows), level)
-    pairs = zip(posteriors, links_of(posteriors), strict=True)
-    return interval_of_separate([nodes_at(p, link, *rows) for p, link in pairs], level)
-
-
-def proba_of_draws(posteriors, rows, n_samples, rng):
-    """Return class probabilities (S, n, K) of joint draws."""
-    draws = [p.draw_latent(*rows, n_samples, rng) for p in posteriors]
-    if is_joint(posteriors):
-        return np.exp(SOFTMAX.log_prob(draws[0]))
-    pairs = zip(links_of(posteriors), draws, strict=True)
-    return committee([label_log_prob(link, f) for link, f in pairs])
+    rows = design[kept], [w[kept] for w in local], code[kept], sign[kept], weight[kept]
+    return rows, ""

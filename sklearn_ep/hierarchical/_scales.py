@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._engine import hyper
-from .._engine.gaussian import ImproperPosterior, eigen_curvature
+from .._engine.gaussian import ImproperPosterior, eigen_curvature, learned_curvature
 from .._engine.loop import Reason, Trace, reason_to_end, worst_reason
 
 
@@ -73,6 +73,11 @@ def scales(theta, n_effects):
         return np.zeros(theta.shape)
     parts = [np.sqrt(np.sum(lower**2, axis=-1)) for lower in factors(theta, n_effects)]
     return np.concatenate(parts, axis=-1)
+
+
+def quantiles(average, n_effects, levels):
+    """Return quantiles (len(levels), Q) of the sds of effects by an `Average` over theta."""
+    return average.smooth.quantiles(levels, partial(scales, n_effects=n_effects))
 
 
 def slope(theta, q, moment):
@@ -141,25 +146,25 @@ def explore(model, start, tol, max_iter, rule, monitor, cov=None):
     affordable and a star elsewhere, "star", or "mode" for the mode alone.
     """
     loose = _LIMITS.loose * tol
-    search = find_mode(model, start, loose, tol, max_iter, monitor, cov)
-    mode = search.node
+    found = find_mode(model, start, loose, tol, max_iter, monitor, cov)
+    mode, curvature, trace, reason = found
     if rule == "mode":
         alone = hyper.Average.alone(mode, axes_at(model, mode, loose))
-        return Exploration(alone, mode, search.trace, search.reason, "", rule)
+        return Exploration(alone, mode, trace, reason, "", rule)
     by_lattice = rule == "grid" and affords_lattice(model)
     with monitor.phase("integration over theta") as told:
         if by_lattice:
             average = lattice_about(model, axes_at(model, mode, loose), mode, loose, told)
         else:
-            average = star_at(model, mode, np.linalg.inv(search.curvature), loose, told)
+            average = star_at(model, mode, np.linalg.inv(curvature), loose, told)
     pairs = zip(average.nodes, average.weight, strict=True)
     worst = max(node.residual for node, weight in pairs if weight > _LIMITS.counts)
-    reason, remark = search.reason, ""
+    remark = ""
     if worst >= max(loose, _LIMITS.settled):
         reason = worst_reason([reason, "max_iter"])
         remark = f"at a node in the scales the residual is {worst:.3g}"
     rule = "grid" if by_lattice else "star"
-    return Exploration(average, mode, search.trace, reason, remark, rule)
+    return Exploration(average, mode, trace, reason, remark, rule)
 
 
 def affords_lattice(model):
@@ -171,34 +176,25 @@ def affords_lattice(model):
     )
 
 
-class ModeSearch(NamedTuple):
-    """Node at the mode, curvature there, history of the search, and why it ended."""
-
-    node: hyper.Node
-    curvature: np.ndarray
-    trace: Trace
-    reason: Reason
-
-
 def find_mode(model, start, tol, final_tol, max_iter, monitor, cov=None):
-    """Return the `ModeSearch` for theta by BFGS on free gradients, a step an iteration.
+    """Return the `Node` at the mode of theta by BFGS on free gradients, a step an iteration.
+
+    Also the curvature there, the `Trace`, and why the search ended.
 
     start is (theta, sites). The first curvature is that of cov, or of scales whose effects were
     known. Far from the mode a pass or two of the sites are enough; they are brought to `tol` on the
     way to it and to `final_tol` at the end.
     """
     trace, share, site_tol, last = Trace(monitor), 1.0, _LIMITS.rough, np.inf
-    curvature = np.diag(_known_curvature(model)) if cov is None else np.linalg.inv(cov)
-    trace.begin()
-    node = model.evaluate(*start, _LIMITS.rough)
-    while True:
+    curvature = np.linalg.inv(np.diag(1.0 / _known_curvature(model)) if cov is None else cov)
+    node, reason = model.evaluate(*start, _LIMITS.rough), None
+    while reason is None:
+        trace.begin()
         if _decrement(node, curvature) >= _LIMITS.decrement:
-            step = np.linalg.solve(curvature, node.gradient)
-            theta = node.phi + share * step / max(1.0, np.max(np.abs(step)))
-            new = evaluate(model, site_tol, theta, node)
-            if new is not None and _no_worse(new, node, curvature):
+            new = _stepped(model, node, curvature, share, site_tol)
+            if new is not None:
                 moved, lost = new.phi - node.phi, node.gradient - new.gradient
-                curvature = hyper.learned_curvature(curvature, moved, lost)
+                curvature = learned_curvature(curvature, moved, lost)
                 node, share = new, 1.0
             else:  # where rough sites may have misled, finer ones are asked
                 share, site_tol = 0.4 * share, max(tol, 0.3 * site_tol)
@@ -214,12 +210,10 @@ def find_mode(model, start, tol, final_tol, max_iter, monitor, cov=None):
         trace.end({"residual": node.residual, "log_evidence": node.objective}, node)
         below = settled and node.residual < final_tol
         # sites that still come nearer to their fixed point are given another iteration
-        stuck = settled and not below and node.residual > _LIMITS.nearer * last
+        stuck = settled and node.residual > _LIMITS.nearer * last
         last = node.residual if settled else np.inf
         reason = reason_to_end(trace, below, True, stuck, max_iter)
-        if reason is not None:
-            return ModeSearch(node, curvature, trace, reason)
-        trace.begin()
+    return node, curvature, trace, reason
 
 
 def _decrement(node, curvature):
@@ -227,10 +221,17 @@ def _decrement(node, curvature):
     return float(np.sqrt(node.gradient @ np.linalg.solve(curvature, node.gradient)))
 
 
-def _no_worse(new, node, curvature):
-    """Return whether a step is taken: uphill, or to a smaller slope where values are rough."""
-    uphill = new.objective > node.objective - _LIMITS.level
-    return uphill or _decrement(new, curvature) < 0.5 * _decrement(node, curvature)
+def _stepped(model, node, curvature, share, site_tol):
+    """Return the `Node` a share of a step from another, None where that is not taken.
+
+    It is where it leads uphill, or to a smaller slope where values are rough.
+    """
+    step = np.linalg.solve(curvature, node.gradient)
+    theta = node.phi + share * step / max(1.0, np.max(np.abs(step)))
+    new = evaluate(model, site_tol, theta, node)
+    if new is None or new.objective > node.objective - _LIMITS.level:
+        return new
+    return new if _decrement(new, curvature) < 0.5 * _decrement(node, curvature) else None
 
 
 def _known_curvature(model):
@@ -266,7 +267,7 @@ def lattice_about(model, axes, first, tol, told):
     first is a `Node` to start sites from; `told` hears of each node.
     """
     spacing = hyper.Spacing(_LIMITS.step, _LIMITS.depth, _LIMITS.most[len(axes.centre)])
-    visits = hyper.Visits(partial(evaluate, model, tol), _bounds(model, axes.centre), 1, told)
+    visits = hyper.Visits(partial(evaluate, model, tol), _bounds(model, axes.centre), told)
     origin = visits.evaluate(axes.centre, first)
     if origin is None:  # a Newton step from the mode that leads to no posterior
         origin = first
@@ -286,7 +287,7 @@ def star_at(model, mode, cov, tol, told):
         cost = _LIMITS.checks * t * _LIMITS.a_node * model.flops()
         rounds = min(_LIMITS.rounds, int(_LIMITS.flops / max(cost, 1.0)))
     bounds = np.tile([-np.inf, np.inf], (t, 1))
-    visits = hyper.Visits(partial(evaluate, model, tol), bounds, 1, told)
+    visits = hyper.Visits(partial(evaluate, model, tol), bounds, told)
     return hyper.star_about(visits, mode, cov, _least_curvature(model), rounds)
 
 

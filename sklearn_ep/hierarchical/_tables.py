@@ -1,12 +1,17 @@
 """What was learned, as tables: coefficients, scales, and the effects of groups."""
 
+from typing import Any
+
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from .._estimator import summary
 from .._estimator.checks import check_number
 from .._estimator.coefficients import strength_of
-from ._posterior import is_joint, moments_by_class
+from .._estimator.latents import is_joint
+from ._factors import objects
+from ._posterior import moments_by_class
+from ._scales import quantiles
 
 _CLOSE = 0.5  # effective share of points of a density that is near another
 
@@ -39,10 +44,10 @@ def summarise(est, level, top, sort, feature_names):
     slopes = np.ones((len(beta), len(own) // len(beta)), dtype=bool)
     slopes[:, len(names) :] = False
     keys = strength_of(coefficients, slopes.ravel())
-    factors = _factors(est)
-    n_levels = [n for _, _, n in factors]
-    figures = {"rows": est._n_rows, "groups": n_levels[0] if len(n_levels) == 1 else n_levels}
-    figures["groups"] = figures["groups"] if n_levels else 0
+    factors = _factors(est, names)
+    n_levels = [n for *_, n in factors]
+    groups = n_levels[0] if len(n_levels) == 1 else n_levels or 0
+    figures = {"rows": est._n_rows, "groups": groups}
     figures |= {"log evidence": est.log_evidence_, "engine": est.engine_}
     figures |= {"scales": what_was_averaged(est)} if factors else {}
     return summary.Summary(
@@ -57,53 +62,52 @@ def summarise(est, level, top, sort, feature_names):
 
 def what_was_averaged(est):
     """Return in words what the posterior of the scales is made of."""
-    rule, scales = est.theta_rule_, est._posteriors[0].scales
-    weight = scales.weight
+    rule, average = est.theta_rule_, est._posteriors[0].average
+    weight = average.weight
     if rule == "mode":
         return "kept at their mode"
     if len(weight) == 1:
         return "a normal distribution of their logarithms"
-    share, checked = getattr(scales.average, "agreement", None), ""
+    share, checked = getattr(average, "agreement", None), ""
     if share is not None:
         words = "close to" if share > _CLOSE else "coarse against"
         checked = (
             f"; the density between them is {words} the evidence (effective share {share:.2f})"
         )
     kind = {"grid": "a lattice", "star": "a star about their mode"}.get(rule, "a quadrature rule")
-    n = getattr(scales.average, "n_without", 0)
+    n = getattr(average, "n_without", 0)
     without = f"; at {n} more places the sites left no posterior" if n else ""
     effective = f"{1.0 / np.sum(weight**2):.1f} of them effective"
     return f"{len(weight)} nodes of {kind}, {effective}{checked}{without}"
 
 
-def _factors(est):
-    """Return (name, positions of slopes, number of named levels) of each factor."""
-    pairs = zip(est._columns.factors, est._levels, strict=True)
-    return [(f.name, f.slopes, len(known)) for f, known in pairs]
+def _factors(est, names):
+    """Return (name, names of its effects, number of named levels) of each factor.
+
+    names are those of the columns with shared coefficients.
+    """
+    found = []
+    for (name, _, slopes), known in zip(est._columns.factors, est._levels, strict=True):
+        text = ":".join(map(str, name)) if isinstance(name, tuple) else str(name)
+        found.append((text, ["intercept", *(names[k] for k in slopes)], len(known)))
+    return found
 
 
 def _scales(est, names, level):
     """Return the table of the standard deviations of the group effects, empty without groups."""
-    factors = _factors(est)
+    factors = _factors(est, names)
     if not factors:
         return {}
     ends = 0.5 - 0.5 * level, 0.5 + 0.5 * level
-    lower, upper = est._posteriors[0].scales.quantiles(ends)
-    rows = [
-        (factor, effect, n)
-        for factor, slopes, n in factors
-        for effect in ["intercept", *(names[k] for k in slopes)]
-    ]
+    posterior = est._posteriors[0]
+    lower, upper = quantiles(posterior.average, posterior.n_effects, ends)
+    rows = [(factor, effect, n) for factor, effects, n in factors for effect in effects]
     factor, effect, n_levels = zip(*rows, strict=True)
-    texts = [_text(f) for f in factor]
     several = len(factors) > 1
-    name = [f"{f}: {e}" for f, e in zip(texts, effect, strict=True)] if several else effect
-    columns = dict(name=name, factor=texts, effect=effect)
+    name = [f"{f}: {e}" for f, e in zip(factor, effect, strict=True)] if several else effect
+    columns = dict(name=name, factor=factor, effect=effect)
     table = {key: np.array(values, dtype=object) for key, values in columns.items()}
     return table | dict(tau=est.tau_, lower=lower, upper=upper, n_levels=np.array(n_levels))
-
-
-_NUMBERS = "mean", "sd", "lower", "upper"
 
 
 def effects_frame(est, level):
@@ -131,7 +135,7 @@ def effects_frame(est, level):
         - "effect": "intercept", or the name of the column whose slope varies;
         - "mean", "sd": posterior mean and standard deviation;
         - "lower", "upper": ends of the central interval of the normal distribution with these;
-        - "rows": training rows of the level, -1 where the fit did not keep their number.
+        - "rows": training rows of the level.
 
         All are empty after a fit without groups.
 
@@ -141,17 +145,14 @@ def effects_frame(est, level):
         If `level` is no probability between zero and one.
     """
     check_is_fitted(est)
-    names = _shared_names(est)
-    several = len(est.classes_) > 2
-    parts = [_empty(several)]
-    for factor, labels, mean, sd, rows in zip(_factors(est), *_by_factor(est), strict=True):
-        name, slopes, _ = factor
-        effects = ["intercept", *(names[k] for k in slopes)]
-        by_class = zip(est.classes_, mean, sd, strict=True) if several else [(None, mean, sd)]
-        for label, center, spread in by_class:
-            own = _part(_text(name), effects, level, labels, center, spread, rows)
-            parts.append(own | ({"class": np.full(len(own["mean"]), label)} if several else {}))
-    table = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    words = "class", "factor", "level", "effect"
+    kinds: dict[str, Any] = dict.fromkeys(words[len(est.classes_) == 2 :], object)
+    kinds |= dict.fromkeys(("mean", "sd", "lower", "upper"), float) | {"rows": int}
+    blocks = list(_blocks(est, level))
+    table = {
+        name: np.concatenate([np.empty(0, kind), *(block[name] for block in blocks)])
+        for name, kind in kinds.items()
+    }
     try:
         import pandas as pd
     except ImportError:
@@ -159,40 +160,19 @@ def effects_frame(est, level):
     return pd.DataFrame(table)
 
 
-def _empty(several):
-    """Return a table without rows, which gives the columns their types."""
-    names = [*(["class"] if several else []), "factor", "level", "effect"]
-    words = {key: np.empty(0, dtype=object) for key in names}
-    return words | {key: np.empty(0) for key in _NUMBERS} | {"rows": np.empty(0, dtype=int)}
-
-
-def _part(factor, effects, level, labels, mean, sd, rows):
-    """Return the table of one factor; mean and sd are (levels, effects)."""
-    n, q = mean.shape
-    known = np.empty(n, dtype=object)
-    known[:] = labels.tolist()  # a tuple stays one label
-    words = dict(factor=[factor] * (n * q), effect=np.repeat(effects, n).tolist())
-    table = {key: np.array(values, dtype=object) for key, values in words.items()}
-    mean, sd = mean.T.ravel(), sd.T.ravel()
-    numbers = mean, sd, *summary.interval_of(mean, sd, level).T
-    table |= {"level": np.tile(known, q), "rows": np.tile(rows, q)}
-    return table | dict(zip(_NUMBERS, numbers, strict=True))
-
-
-def _by_factor(est):
-    """Return labels, means, sds and rows of the levels, each a list over factors."""
+def _blocks(est, level):
+    """Yield the columns of the table of effects for each factor, class and effect."""
     values = [est.group_labels_, est.group_effects_, est.group_effects_std_]
-    if not est._columns.has_groups:
-        return [[]] * 4
-    if not isinstance(est.group_labels_, list):
-        values = [[value] for value in values]
-    # levels without a label come after the named ones, and have no row in the table
-    counts = est._level_rows  # None of a state that was written before rows were counted
-    rows = [np.full(len(known), -1) for known in values[0]]
-    if counts is not None:
-        rows = [n[: len(known)].astype(int) for n, known in zip(counts, values[0], strict=True)]
-    return *values, rows
-
-
-def _text(name):
-    return ":".join(map(str, name)) if isinstance(name, tuple) else str(name)
+    values = values if est._columns.listed else [[value] for value in values]
+    told = zip(_factors(est, _shared_names(est)), est._level_rows, *values, strict=False)
+    for (factor, effects, n), rows, labels, *moments in told:
+        known = objects(labels.tolist())
+        by_class = (m.reshape(-1, n, len(effects)) for m in moments)
+        for label, means, sds in zip(est.classes_, *by_class, strict=False):
+            for effect, mean, sd in zip(effects, means.T, sds.T, strict=True):
+                lower, upper = summary.interval_of(mean, sd, level).T
+                words = {"class": label, "factor": factor, "effect": effect}
+                block = {key: np.full(n, word, dtype=object) for key, word in words.items()}
+                block |= dict(level=known, mean=mean, sd=sd, lower=lower, upper=upper)
+                # levels without a label come after the named ones, and have no row in the table
+                yield block | dict(rows=rows[:n].astype(int))

@@ -13,7 +13,7 @@ from scipy.special import log_softmax, logsumexp, softmax
 
 from sklearn_ep import HierarchicalEPLogistic
 from sklearn_ep._engine import class_weights, hyper, loop
-from sklearn_ep.hierarchical import _scales
+from sklearn_ep.hierarchical import _prediction, _scales
 from sklearn_ep.hierarchical.classes import fit as classes_fit
 from sklearn_ep.hierarchical.classes import model as classes_model
 from sklearn_ep.hierarchical.classes import posterior as classes_posterior
@@ -63,7 +63,12 @@ def new_rows(plan, n=60, seed=5):
     designs = [X[:, [-1, 0]][:, : w.shape[1]] for w in plan.designs]
     codes = np.column_stack([rng.integers(k, size=n) for k in plan.n_levels])
     codes[::3] = -1
-    return X, designs, codes
+    return _prediction.RowsToPredict(X, designs, codes)
+
+
+def log_proba_of(posterior, rows):
+    """Log probabilities of the classes at rows."""
+    return posterior.latent_and_log_proba(rows, posterior.factor)[2]
 
 
 PROBLEMS = {
@@ -214,9 +219,9 @@ def test_against_sampling(name):
     close(mean, sd, truth, "beta", 0.05, 0.03)
     for f, (m, s) in enumerate(zip(*fit.posterior.group_effects(), strict=True)):
         close(m, s, truth, f"effects{f}", 0.08, 0.06)
-    theta = fit.posterior.draw(20_000, np.random.default_rng(0))[2]
+    theta = fit.posterior.draw_parameters(20_000, np.random.default_rng(0))[2]
     close(theta.mean(0), theta.std(0), truth, "theta", 0.12, 0.25)
-    proba = np.exp(fit.posterior.log_proba(*new_rows(plan)))
+    proba = np.exp(log_proba_of(fit.posterior, new_rows(plan)))
     assert np.max(np.abs(proba - truth["proba"])) < 0.012
 
 
@@ -246,7 +251,7 @@ def test_two_classes_are_the_binary_model(levels):
     est = HierarchicalEPLogistic(list(range(d, d + len(levels))))
     est.fit(np.column_stack([plan.X[:, :-1], codes]), plan.y)
     posterior = classes_fit.fit_classes(plan, loop.SILENT).posterior
-    proba = np.exp(posterior.log_proba(plan.X, plan.designs, codes))
+    proba = np.exp(log_proba_of(posterior, _prediction.RowsToPredict(plan.X, plan.designs, codes)))
     other = est.predict_proba(np.column_stack([plan.X[:, :-1], codes]))
     assert np.max(np.abs(proba - other)) < 5e-3
     mean, cov = posterior.beta_moments()
@@ -254,7 +259,7 @@ def test_two_classes_are_the_binary_model(levels):
     sd = np.sqrt(np.diag(contrast))[:-1]
     assert np.max(np.abs((mean[1] - mean[0])[:-1] - est.coef_[0]) / est.coef_std_[0]) < 0.05
     np.testing.assert_allclose(sd, est.coef_std_[0], rtol=0.03)
-    tau = np.sqrt(2) * posterior.scales.quantiles([0.5])[0]
+    tau = np.sqrt(2) * _scales.quantiles(posterior.average, posterior.n_effects, [0.5])[0]
     np.testing.assert_allclose(tau, np.ravel(est.tau_), rtol=0.03)
 
 
@@ -356,7 +361,7 @@ def test_names_of_classes_and_order_of_rows_change_nothing():
     assert abs(node.log_evidence - again.log_evidence) < 1e-6
     np.testing.assert_allclose(node.gradient, again.gradient, atol=1e-5)
     rows = new_rows(plan)
-    a, b = posterior.log_proba(*rows), posterior2.log_proba(*rows)
+    a, b = log_proba_of(posterior, rows), log_proba_of(posterior2, rows)
     np.testing.assert_allclose(a, b[:, names], atol=1e-6)
 
 
@@ -372,7 +377,7 @@ def test_weights_are_repeated_rows():
     (a, one), (b, other) = at_one_theta(weighted), at_one_theta(repeated)
     assert abs(a.log_evidence - b.log_evidence) < 1e-6
     rows = new_rows(plan)
-    np.testing.assert_allclose(one.log_proba(*rows), other.log_proba(*rows), atol=1e-6)
+    np.testing.assert_allclose(log_proba_of(one, rows), log_proba_of(other, rows), atol=1e-6)
 
 
 # ---------------------------------------------------------------------------- what it answers
@@ -383,14 +388,14 @@ def test_draws_have_the_moments(name):
     plan, fit = fitted(name)
     posterior, S = fit.posterior, 6000
     rng = np.random.default_rng(0)
-    beta, effects, theta, node = posterior.draw(S, rng)
-    assert theta.shape == (S, len(plan.theta_prior.mean)) and node.shape == (S,)
+    beta, effects, theta, scales = posterior.draw_parameters(S, rng)
+    assert theta.shape == (S, len(plan.theta_prior.mean)) and len(scales[0]) == S
     mean, cov = posterior.beta_moments()
     within(beta, mean, np.sqrt(np.einsum("cqcq->cq", cov)))
     for drawn, m, s in zip(effects, *posterior.group_effects(), strict=True):
         within(drawn, m, s)
     rows = new_rows(plan, n=24)
-    eta, (m, S_rows) = posterior.draw_latent(*rows, S, rng), posterior.latent(*rows)
+    eta, (m, S_rows) = posterior.draw(rows, S, rng), posterior.latent(rows)
     within(eta, m, np.sqrt(np.einsum("ncc->nc", S_rows)))
     away = eta - eta.mean(0)
     drawn = np.einsum("snc,snj->ncj", away, away) / S
@@ -402,7 +407,7 @@ def test_draws_have_the_moments(name):
         np.mean((beta > quantiles[0]) & (beta < quantiles[1]), axis=0), 0.9, atol=0.02
     )
     chances = np.mean(softmax(eta, axis=2), axis=0)
-    assert np.max(np.abs(chances - np.exp(posterior.log_proba(*rows)))) < 0.02
+    assert np.max(np.abs(chances - np.exp(log_proba_of(posterior, rows)))) < 0.02
 
 
 def within(draws, mean, sd):
@@ -419,10 +424,11 @@ def test_rows_of_a_new_level_share_its_effects():
     same = np.array([np.equal.outer(c, c) & (c >= 0) for c in codes.T])
     for alike in same:
         np.fill_diagonal(alike, True)
-    cov = fit.posterior.covariance((X, designs, codes), (X, designs, codes), same)
-    own = np.einsum("ncc->nc", fit.posterior.latent(X, designs, codes)[1])
+    rows = _prediction.RowsToPredict(X, designs, codes)
+    cov = fit.posterior.covariance(rows, rows, same)
+    own = np.einsum("ncc->nc", fit.posterior.latent(rows)[1])
     np.testing.assert_allclose(np.einsum("knn->nk", cov), own)
-    draws = fit.posterior.draw_latent(X, designs, codes, 8000, np.random.default_rng(0))
+    draws = fit.posterior.draw(rows, 8000, np.random.default_rng(0))
     away = draws - draws.mean(0)
     drawn = np.einsum("snk,smk->knm", away, away) / len(draws)
     scale = np.sqrt(own.T)
@@ -432,11 +438,11 @@ def test_rows_of_a_new_level_share_its_effects():
 def test_probabilities_are_proper_and_survive_pickling():
     plan, fit = fitted("two")
     rows = new_rows(plan)
-    log_proba = fit.posterior.log_proba(*rows)
+    log_proba = log_proba_of(fit.posterior, rows)
     np.testing.assert_allclose(np.exp(log_proba).sum(1), 1.0, atol=1e-10)
     again = pickle.loads(pickle.dumps(fit.posterior))
-    np.testing.assert_array_equal(again.log_proba(*rows), log_proba)
-    quantiles = fit.posterior.scales.quantiles([0.05, 0.5, 0.95])
+    np.testing.assert_array_equal(log_proba_of(again, rows), log_proba)
+    quantiles = _scales.quantiles(fit.posterior.average, [1, 1], [0.05, 0.5, 0.95])
     assert np.all(np.diff(quantiles, axis=0) > 0) and np.all(quantiles > 0)
 
 
@@ -446,7 +452,7 @@ def test_groups_of_one_class_and_a_class_of_one_row():
     plan.y[-1] = 2
     fit = classes_fit.fit_classes(plan, loop.SILENT)
     assert fit.reason == "converged" and np.isfinite(fit.log_evidence)
-    proba = np.exp(fit.posterior.log_proba(*new_rows(plan)))
+    proba = np.exp(log_proba_of(fit.posterior, new_rows(plan)))
     assert np.all(np.isfinite(proba)) and np.all(proba > 0)
     means, sds = fit.posterior.group_effects()
     assert np.all(np.isfinite(means[0])) and np.all(sds[0] > 0)
@@ -468,10 +474,10 @@ def test_without_groups_there_is_nothing_but_coefficients():
     plan = problem(n=80, levels=())
     fit = classes_fit.fit_classes(plan, loop.SILENT)
     assert fit.reason == "converged" and fit.posterior.group_effects() == ([], [])
-    rows = plan.X, [], np.zeros((80, 0), dtype=int)
+    rows = _prediction.RowsToPredict(plan.X, [], np.zeros((80, 0), dtype=int))
     found = fit.posterior.log_weights(*rows, plan.y, plan.weight, 2000, np.random.default_rng(0))
     assert abs(logsumexp(found) - np.log(2000)) < 0.1
-    proba = np.exp(fit.posterior.log_proba(*rows))
+    proba = np.exp(log_proba_of(fit.posterior, rows))
     assert proba.shape == (80, 3) and np.mean(proba[np.arange(80), plan.y]) > 0.4
 
 

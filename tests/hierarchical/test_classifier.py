@@ -155,7 +155,7 @@ def again(X, y, groups, sample_weight=None):
 def test_diagnose_weights_lead_to_the_exact_evidence():
     X, y, g = stored("sparse")
     clf = HierarchicalEPLogistic(fit_intercept=False).fit(X, y, groups=g)
-    rows = prediction.rows_again(clf, again(X, y, g))
+    rows = prediction.rows_again(clf, again(X, y, g))[0]
     rng = np.random.default_rng(0)
     log_w = clf._posteriors[0].log_weights(*rows, 10_000, rng)
     correction = diagnostics.importance_check(log_w).log_mean
@@ -165,8 +165,8 @@ def test_diagnose_weights_lead_to_the_exact_evidence():
     n = len(y)
     weight = np.r_[np.full(n, 2.0), np.zeros(5)]
     more = np.r_[X, X[:5]], np.r_[y, y[:5]], np.r_[g, g[:5]], weight
-    weighted = prediction.rows_again(clf, again(*more))
-    twice = prediction.rows_again(clf, again(np.r_[X, X], np.r_[y, y], np.r_[g, g]))
+    weighted = prediction.rows_again(clf, again(*more))[0]
+    twice = prediction.rows_again(clf, again(np.r_[X, X], np.r_[y, y], np.r_[g, g]))[0]
     a, b = (
         clf._posteriors[0].log_weights(*r, 50, np.random.default_rng(1)) for r in (weighted, twice)
     )

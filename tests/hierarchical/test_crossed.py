@@ -323,7 +323,7 @@ def test_covariance_between_rows(engine):
     if engine == "ep":
         z = est._posteriors[0]
 
-        draws = z.draw_latent(*prediction.new_rows(est, rows), 20_000, np.random.default_rng(0))
+        draws = z.draw(prediction.new_rows(est, rows), 20_000, np.random.default_rng(0))
         sd = np.sqrt(var)
         np.testing.assert_allclose(
             np.cov(draws.T) / np.outer(sd, sd), cov / np.outer(sd, sd), atol=0.05
@@ -446,9 +446,7 @@ def test_partitions_are_the_fit_of_all_rows():
 
 def test_draws_without_rows_have_the_moments_of_predictions():
     est, Z = HierarchicalEPLogistic([2, 3]).fit(spread()), spread()[0][0][:20]
-    draws = est._posteriors[0].draw_latent(
-        *prediction.new_rows(est, Z), 4000, np.random.default_rng(0)
-    )
+    draws = est._posteriors[0].draw(prediction.new_rows(est, Z), 4000, np.random.default_rng(0))
     mean, var = est.latent_mean_and_variance(Z)
     assert np.max(np.abs(draws.mean(0) - mean) / np.sqrt(var)) < 0.08
     np.testing.assert_allclose(draws.var(0), var, rtol=0.15)
@@ -775,13 +773,12 @@ def test_places_without_posterior_are_counted_in_the_summary():
     est = HierarchicalEPLogistic([2, 3], refine=False).fit(np.column_stack([X, G]), y)
     assert "no posterior" not in str(est.summary())
     posterior = est._posteriors[0]
-    mode = posterior.scales.average.nodes[0]
+    mode = posterior.average.nodes[0]
     visits = hyper.Visits(
-        lambda phi, near: None if phi[0] > mode.phi[0] else near, np.tile([-9.0, 9.0], (2, 1)), 1,
+        lambda phi, near: None if phi[0] > mode.phi[0] else near, np.tile([-9.0, 9.0], (2, 1)),
         lambda record: False,
     )  # fmt: skip
     n = hyper.star_about(visits, mode, 0.01 * np.eye(2), 1e-3).n_without
-    average = posterior.scales.average._replace(n_without=n)
-    posterior.scales = posterior.scales._replace(average=average)
+    posterior.average = posterior.average._replace(n_without=n)
     said = f"at {n} more places the sites left no posterior"
     assert n > 0 and said in str(est.summary()) and said in " ".join(est.diagnose().remarks)

@@ -272,10 +272,10 @@ def after_messages(rows, state, prior):
     for _ in range(3):
         sums = messages_rows.message_sums(held, state)
         totals = [p + s for p, s in zip(prior.levels, sums, strict=True)]
-        state = messages_rows.Send(totals).advance(rows, state)
+        state = messages_rows.send(rows, state, totals)
     sums = messages_rows.message_sums(held, state)
     totals = [p + s for p, s in zip(prior.levels, sums, strict=True)]
-    state = messages_rows.Linearise(totals).advance(rows, state)
+    state = messages_rows.linearise(rows, state, totals)
     cov = np.linalg.inv(messages_rows.known_precision(held, state) + np.diag(prior.beta))
     return state.cavity + np.einsum("nd,de,ne->n", rows.X, cov, rows.X), state
 
@@ -320,7 +320,7 @@ def test_messages_along_rows_against_a_dense_inverse():
     rows = factor_rows(6000, (2000, 200), 2)._replace(weight=np.ones(6000))
     prior = messages_schur.Effects(np.full(3, 0.16), [np.full(2000, 1.0), np.full(200, 1.0)])
     sites = engine_sites.Sites(np.random.default_rng(0).uniform(0.1, 0.24, 6000), np.zeros(6000))
-    state = messages_rows.first_state(rows, sites)
+    state = messages_rows.RowState(sites, [0.7 * sites.precision] * 2)
     for _ in range(4):
         cavity, state = after_messages(rows, state, prior)
     user, item = rows.codes[0] + 3, rows.codes[1] + 2003
@@ -340,7 +340,7 @@ def test_messages_are_exact_on_a_tree():
     rows = factor_rows(90, (30,), 5)
     no_columns = rows._replace(X=np.zeros((90, 1)))
     prior = messages_schur.Effects(np.ones(1), [np.full(30, 0.7)])
-    state = messages_rows.first_state(no_columns)
+    state = messages_rows.start(no_columns, None, (0,))
     for _ in range(3):
         cavity, state = after_messages(no_columns, state, prior)
     total = 0.7 + np.bincount(rows.codes[0], rows.weight * state.sites.precision)

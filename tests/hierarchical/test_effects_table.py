@@ -70,8 +70,6 @@ def test_rows_are_those_of_the_named_levels():
     counts = X["school"].value_counts().sort_index().to_numpy()
     est._level_rows = [np.r_[counts, 1, 1]]  # two rows without label after the named levels
     np.testing.assert_array_equal(dict(est.group_effects_frame(0.9))["rows"], counts)
-    est._level_rows = None
-    np.testing.assert_array_equal(dict(est.group_effects_frame(0.9))["rows"], -1)
 
 
 def test_without_pandas_the_frame_is_the_table(monkeypatch):

@@ -8,6 +8,7 @@ from message_rows import dense_design, flat, in_parts
 from scipy.special import expit
 
 from sklearn_ep import HierarchicalEPLogistic
+from sklearn_ep.hierarchical import _prediction
 from sklearn_ep.hierarchical.messages import fit as messages_fit
 from sklearn_ep.hierarchical.messages import posterior as messages_posterior
 from sklearn_ep.hierarchical.messages import rows as messages_rows
@@ -48,9 +49,9 @@ def settled_tree(rows, chains, tau2, state, rounds=6):
     held = schur.SystemRows.of(rows, 0)
     for _ in range(rounds):
         tree = chains.walk(tau2, messages_rows.message_sums(held, state))
-        state = messages_rows.Send(chains.at_leaves(tree.whole)).advance(rows, state)
+        state = messages_rows.send(rows, state, chains.at_leaves(tree.whole))
     tree = chains.walk(tau2, messages_rows.message_sums(held, state))
-    return tree, messages_rows.Linearise(chains.at_leaves(tree.whole)).advance(rows, state)
+    return tree, messages_rows.linearise(rows, state, chains.at_leaves(tree.whole))
 
 
 # ---------------------------------------------------------------------------- trees of levels
@@ -97,7 +98,7 @@ def test_variances_along_a_tree_are_exact():
         messages_rows.find_chains(Asked(rows, 1), rows.n_levels),
         np.array([0.7, 0.4, 1.5]),
     )
-    state = messages_rows.first_state(rows, leaves=chains.leaves)
+    state = messages_rows.start(rows, None, chains.leaves)
     assert state.messages[1] is None and state.messages[2] is None
     tree, state = settled_tree(rows, chains, tau2, state)
     Z, t = dense_design(rows)[:, 1:], state.sites.precision
@@ -264,11 +265,13 @@ def test_draws_without_rows_have_the_moments_of_a_chain():
     parts = [(Z[:240], y[:240]), (Z[240:], y[240:])]
     posterior = fitted(parts)[0]._posteriors[0]
     assert posterior.system is None
-    beta, effects, _, _ = posterior.draw(4000, np.random.default_rng(0))
+    beta, effects, _, _ = posterior.draw_parameters(4000, np.random.default_rng(0))
     school = np.arange(100) // 5
     sums = effects[0][:, school, 0] + effects[1][:, :, 0] + (beta @ [0.5, 1.0])[:, None]
     X = np.tile([0.5, 1.0], (100, 1))
-    _, var = posterior.latent(X, None, np.column_stack([school, np.arange(100)]))
+    _, var = posterior.latent(
+        _prediction.RowsToPredict(X, [], np.column_stack([school, np.arange(100)]))
+    )
     assert np.mean(sums.var(0) / var) == pytest.approx(1.0, abs=0.05)
 
 

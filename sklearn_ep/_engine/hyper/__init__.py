@@ -22,7 +22,7 @@ from .nodes import (
     sample_about,
     star_about,
 )
-from .search import PATIENCE, Search, Summit, ascend, learned_curvature, minimise_where_finite
+from .search import PATIENCE, Search, Summit, ascend, minimise_where_finite
 from .smooth import Axes, SmoothDistribution, even_points, normal_distribution
 
 __all__ = [
@@ -45,7 +45,6 @@ __all__ = [
     "even_points",
     "find_mode",
     "integrate",
-    "learned_curvature",
     "log_mixture",
     "minimise_where_finite",
     "mixture_covariance",

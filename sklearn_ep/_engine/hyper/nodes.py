@@ -276,7 +276,7 @@ def integrate(
     if len(mode.phi) == 0:
         return Average([mode], np.ones(1), mode.objective)
     with monitor.phase("integration over hyperparameters") as told:
-        visits = Visits(evaluate, np.asarray(bounds), n_jobs, told)
+        visits = Visits(evaluate, np.asarray(bounds), told, Workers(n_jobs))
         for modes_left in reversed(range(_LATTICE.modes)):
             axes = _axes_at(visits, mode)
             if len(mode.phi) not in _SPACINGS:
@@ -293,11 +293,12 @@ def integrate(
 
 
 class Visits:
-    """Evaluations of the model at points within bounds, those of one call in parallel."""
+    """Evaluations of the model at points within bounds, those of one call by `workers`, if any."""
 
-    def __init__(self, evaluate: Evaluate, bounds: np.ndarray, n_jobs: int | None, told: Told):
-        self.evaluate, self.bounds, self.told = evaluate, bounds, told
-        self.workers = Workers(n_jobs)
+    def __init__(
+        self, evaluate: Evaluate, bounds: np.ndarray, told: Told, workers: Workers | None = None
+    ):
+        self.evaluate, self.bounds, self.told, self.workers = evaluate, bounds, told, workers
         self.n_evaluations, self.n_without, self.asked = 0, 0, False
 
     def inside(self, phi: np.ndarray) -> bool:
@@ -309,9 +310,12 @@ class Visits:
         points = list(points)
         inside = [self.inside(phi) for phi in points]
         pairs = zip(points, near, inside, strict=True)
-        tasks = [(self.evaluate, phi, node) for phi, node, here in pairs if here]
+        tasks = [(phi, node) for phi, node, here in pairs if here]
         self.n_evaluations += len(tasks)
-        found = iter(self.workers(tasks))
+        if self.workers is None:
+            found = iter([self.evaluate(*task) for task in tasks])
+        else:
+            found = iter(self.workers([(self.evaluate, *task) for task in tasks]))
         nodes = [next(found) if here else None for here in inside]
         for node, here in zip(nodes, inside, strict=True):
             self.n_without += here and node is None
@@ -351,7 +355,7 @@ def sample_about(
     # eigenvectors would turn far where the curvature changes little, this root does not
     axes = np.linalg.inv(np.linalg.cholesky((vectors * values) @ vectors.T)).T
     with monitor.phase("integration over hyperparameters") as told:
-        visits = Visits(evaluate, np.asarray(bounds), n_jobs, told)
+        visits = Visits(evaluate, np.asarray(bounds), told, Workers(n_jobs))
         steps = np.sqrt(t) * np.concatenate([axes.T, -axes.T])
         nodes = _drawn_in(visits, mode, steps, 0.5 * t)
     log_volume = float(np.linalg.slogdet(axes)[1]) + 0.5 * t * np.log(2.0 * np.pi)

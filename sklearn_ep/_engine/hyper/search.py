@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import minimize
 
+from ..gaussian import learned_curvature
 from ..loop import Reason
 
 # How often one search may be cut short at a point without a value, the relative length at which it
@@ -344,15 +345,6 @@ class _AscentState:
         if value > self.top + _LEVEL:
             self.top, self.n_level = value, 0
         return gradient
-
-
-def learned_curvature(curvature: np.ndarray, moved: np.ndarray, lost: np.ndarray) -> np.ndarray:
-    """Return the curvature after a step that made the gradient lose so much (BFGS)."""
-    along = curvature @ moved
-    if moved @ lost <= 1e-3 * (moved @ along):
-        return curvature
-    out = curvature - np.outer(along, along) / (moved @ along)
-    return out + np.outer(lost, lost) / (moved @ lost)
 
 
 def _missed(

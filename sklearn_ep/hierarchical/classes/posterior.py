@@ -8,6 +8,7 @@ from scipy.special import log_softmax
 from ..._engine.class_sites import contrast_variances
 from ..._engine.class_weights import class_covariances
 from ..._engine.gaussian import Moments, checked_cholesky
+from ..._engine.hyper import log_mixture
 from ..._engine.noisy_argmax import SOFTMAX
 from .. import _scales
 from .._posterior import EffectsMixture
@@ -103,13 +104,16 @@ class ClassMixture(EffectsMixture):
             nodes.append(WeightsAt(coef, spread, scales, node.payload.log_z, d, spans))
         super().__init__(average, model.n_effects, n_named, nodes)
 
-    def laid_out(self, X, designs, codes):
+    factor = SOFTMAX
+
+    def laid_out(self, rows):
         """Return the `EffectLayout` of rows to predict."""
-        return lay_out_effects(X, designs, codes, self.model.n_levels, self.n_named)
+        sizes = self.model.n_levels, self.n_named
+        return lay_out_effects(rows.X, rows.designs, rows.codes, *sizes)
 
     def _mixed(self, values):
         """Return the average over the nodes of one array for each of them."""
-        return sum(w * value for w, value in zip(self.scales.weight, values, strict=True))
+        return sum(w * value for w, value in zip(self.average.weight, values, strict=True))
 
     def beta_moments(self):
         """Return means (K, D) and covariance (K, D, K, D) of the coefficients."""
@@ -126,9 +130,19 @@ class ClassMixture(EffectsMixture):
         apart = means - mean
         return mean, self._mixed(covs + apart[..., :, None] * apart[..., None, :])
 
-    def _log_chances(self, means, covs):
-        pairs = zip(means, covs, strict=True)
-        return np.array([SOFTMAX.log_proba(m, contrast_variances(S)) for m, S in pairs])
+    def latent(self, rows):
+        """Return means (n, K) and covariances (n, K, K) of the linear predictors."""
+        return self._over_blocks(rows, self._moments)
+
+    def latent_and_log_proba(self, rows, factor):
+        """Return the moments of `latent`, and log probabilities (n, K) by a factor."""
+
+        def moments_and_chances(means, covs):
+            pairs = zip(means, covs, strict=True)
+            log_p = np.array([factor.log_proba(m, contrast_variances(S)) for m, S in pairs])
+            return *self._moments(means, covs), log_mixture(self.average.weight, log_p)
+
+        return self._over_blocks(rows, moments_and_chances)
 
     def _log_weight(self, node, rows, y, weight, n_samples, rng):
         X, designs, codes = rows

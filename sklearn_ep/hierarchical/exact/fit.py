@@ -13,23 +13,16 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from ..._engine import gaussian
-from ..._engine.hyper import Average, Node, NormalPrior
+from ..._engine.hyper import Average, Node
 from ..._engine.likelihoods import Logit
 from ..._engine.rules import rule_of_power
 from ..._engine.sites import Sites
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .. import _scales
-from .._posterior import GroupPosterior, of_sites
+from .._posterior import GroupPosterior, of_sites, shared
 from .._scales import explore
+from . import group_sites
 from . import layout as layouts
-from .group_sites import (
-    LARGEST_GROUP,
-    GroupSites,
-    cavities,
-    log_site_masses,
-    new_sites,
-    tilted_groups,
-)
 
 _GROWTH, _FALL = 1.2, 0.75  # of the mismatch, at which steps are halved and doubled again
 _LEAST_STEP = 1 / 64  # which is not taken back
@@ -64,7 +57,8 @@ def first_sites(layout):
     out: list[Any] = [Sites(np.full(n, 0.05), 0.25 * layout.sign[:n])]
     for small in layout.small:
         lean = 0.25 * layout.sign[small.rows].reshape(-1, small.size)
-        out.append(GroupSites(np.tile(0.05 * np.eye(small.size), (len(lean), 1, 1)), lean))
+        weak = np.tile(0.05 * np.eye(small.size), (len(lean), 1, 1))
+        out.append(group_sites.GroupSites(weak, lean))
     return tuple(out)
 
 
@@ -81,7 +75,8 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power
     neighbour that leave no proper posterior here give way to weak ones.
     """
     design, rule = layout.local @ scale, partial(rule_of_power(power), Logit())
-    kept, step, n_passes, start, end = None, 1.0, 0, sites, sites
+    kept: Any = None
+    step, n_passes, start, end = 1.0, 0, sites, sites
     while True:
         n_passes += 1
         try:
@@ -92,15 +87,23 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power
             step *= 0.5
             sites = first_sites(layout) if kept is None else _towards(start, end, step)
             continue
-        last = np.inf if kept is None else kept.mismatch
-        if kept is None or found.mismatch <= _GROWTH * last or step <= _LEAST_STEP:
-            kept, start, end = found, sites, target
-            step = min(1.0, 2.0 * step) if found.mismatch < _FALL * last else step
-        else:
+        longer = _step_after(found, kept, step)
+        if longer is None:
             step *= 0.5
+        else:
+            kept, start, end, step = found, sites, target, longer
         sites = _towards(start, end, step)
         if kept.mismatch < tol or n_passes >= max_passes:
             return kept._replace(sites=sites, n_passes=n_passes)
+
+
+def _step_after(found, kept, step):
+    """Return the step after a pass, None where that is to be taken back."""
+    if kept is None:
+        return step
+    if found.mismatch > _GROWTH * kept.mismatch and step > _LEAST_STEP:
+        return None
+    return min(1.0, 2.0 * step) if found.mismatch < _FALL * kept.mismatch else step
 
 
 def _towards(old, new, step):
@@ -122,7 +125,7 @@ def _one_pass(layout, design, prior, tau, sites, rule):
     lower = gaussian.checked_cholesky(precision)
     root, mean = gaussian.triangular_inverse(lower), gaussian.cholesky_solve(lower, pull)
     cov = root.T @ root
-    log_z = 0.5 * (pull @ mean + prior.log_det()) - np.sum(np.log(np.diagonal(lower)))
+    log_z = 0.5 * (pull @ mean + prior.log_det) - np.sum(np.log(np.diagonal(lower)))
     log_z += 0.5 * np.sum(local.pulled**2) - np.sum(np.log(np.einsum("jaa->ja", local.lower)))
 
     row_mean, row_var, moment = _plain_rows(layout, design, local, mean, cov)
@@ -133,11 +136,11 @@ def _one_pass(layout, design, prior, tau, sites, rule):
     for small, site in zip(layout.small, of_groups, strict=True):
         rows = layout.rows.take(small.rows)
         m, V = rows.dot(mean).reshape(-1, small.size), rows.block_covariances(cov, small.size)
-        wide, left = cavities(site, m, V)
-        tilted = tilted_groups(layout.sign[small.rows].reshape(m.shape), wide, tau)
-        log_z += np.sum(tilted.log_z - log_site_masses(site, wide))
+        wide, left = group_sites.cavities(site, m, V)
+        tilted = group_sites.tilted_groups(layout.sign[small.rows].reshape(m.shape), wide, tau)
+        log_z += np.sum(tilted.log_z - group_sites.log_site_masses(site, wide))
         slope += float(np.sum(tilted.slope))
-        groups.append(new_sites(tilted, wide))
+        groups.append(group_sites.new_sites(tilted, wide))
         worst = max(worst, _group_mismatch(tilted, m, V, wide))
         # Cov(u, b) = weight' Z cov
         weights = (left.swapaxes(1, 2) @ tilted.weight[..., None])[..., 0]
@@ -188,7 +191,7 @@ def _eliminated(layout, design, tau, nu):
     """Eliminate the local effects for sites (n,) of the plain rows, their copies counted."""
     n, j, q = layout.n_plain, layout.n_plain_groups, design.shape[1]
     c, rows, group = design[:n], layout.rows.take(slice(0, n)), layout.group[:n]
-    block, pull = np.zeros((j, q, q)), np.empty((j, q, 1))
+    pull = np.empty((j, q, 1))
     dense, values = np.empty((j, q, rows.X.shape[1])), np.empty((q, layout.n_plain_pairs))
     for a in range(q):
         weighted = tau * c[:, a]
@@ -196,10 +199,7 @@ def _eliminated(layout, design, tau, nu):
         pull[:, a, 0] = np.bincount(group, nu * c[:, a], minlength=j)
         spread = (weighted[:, None] * rows.value).ravel()
         values[a] = np.bincount(layout.pair[:n].ravel(), spread, minlength=values.shape[1])
-        for b in range(a + 1):
-            block[:, a, b] = np.bincount(group, weighted * c[:, b], minlength=j)
-    block[:, np.arange(q), np.arange(q)] += 1.0
-    lower = np.sqrt(block) if q == 1 else np.linalg.cholesky(block)
+    lower = layouts.group_factors(tau, c, layout.ends[:-1])
     pair_group, pair_column = (
         a[: values.shape[1]] for a in (layout.pair_group, layout.pair_column)
     )
@@ -286,27 +286,16 @@ def _store_small(layout, small, part, tilted, weights, m, V):
 _ROW_FLOPS = 500  # of the moments of a row, in units of what BLAS does meanwhile
 
 
-class CrossedModel(NamedTuple):
+class CrossedModel:
     """Rows as laid out, where the effects are, and the priors.
 
     theta_prior is that of the scales, factor by factor; power is the share of a row's likelihood
     that is matched.
     """
 
-    layout: layouts.Layout
-    places: layouts.EffectPlaces
-    theta_prior: NormalPrior
-    power: float = 1.0
-
-    @property
-    def n_effects(self):
-        """Number of effects a level of each factor."""
-        return self.places.n_effects
-
-    @property
-    def n_levels(self):
-        """Number of levels of each factor."""
-        return self.places.n_levels
+    def __init__(self, layout, places, theta_prior, power=1.0):
+        self.layout, self.places, self.theta_prior = layout, places, theta_prior
+        self.n_effects, self.n_levels, self.power = places.n_effects, places.n_levels, power
 
     def flops(self):
         """Return about how many operations a pass takes."""
@@ -356,7 +345,8 @@ def fit_exact(plan, sign, monitor, previous, save):
     """
     rows = plan.X, sign, plan.weight, plan.designs, plan.codes, plan.n_levels
     # with powers of rows no group has a site of its own
-    layout = layouts.lay_out(*rows, plan.local, LARGEST_GROUP if plan.settings.power == 1.0 else 0)
+    largest = group_sites.LARGEST_GROUP if plan.settings.power == 1.0 else 0
+    layout = layouts.lay_out(*rows, plan.local, largest)
     n_named = [len(known) for known in plan.levels]
     sizes = plan.n_effects, plan.n_levels, n_named, plan.local
     places = layouts.EffectPlaces(plan.beta_sd**-2.0, *sizes, layout.order)
@@ -374,16 +364,9 @@ def fit_exact(plan, sign, monitor, previous, save):
     more = dict(theta_rule=found.rule, state=state_of_sites(found.mode))
     if not plan.columns.listed:
         history = dict(history, n_skipped=np.zeros(found.trace.n_iter))
-        more |= _of_one_site(posterior, plan.prior())
+        phi = posterior.phi_moments()
+        more |= of_sites(shared(gaussian.natural(phi), plan.prior(), 1), phi)
     return BinaryFit(posterior, history, found.reason, evidence, more, found.remark)
-
-
-def _of_one_site(posterior, prior):
-    """Return the attributes of one site of all rows: what it makes of the prior."""
-    phi = posterior.phi_moments()
-    precision, shift = gaussian.over(gaussian.natural(phi), prior)
-    site = gaussian.Natural(0.5 * (precision + precision.T)[None], shift[None])
-    return of_sites(site, phi)
 
 
 def state_of_sites(node):

@@ -6,6 +6,7 @@ has in each of these factors. Products with the latter are sums over entries; th
 are never formed.
 """
 
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +54,20 @@ def row_mismatch(old, new, mean, var):
     return float(np.max(worst, initial=0.0))
 
 
+def group_factors(weight, design, starts):
+    """Return Cholesky factors (..., J, q, q) of I + sum over rows of each group of weight c c'.
+
+    weight (..., n) and the lines c of design (..., n, q) are of rows sorted by group, of which each
+    begins at starts (J,).
+    """
+    q = design.shape[-1]
+    block = np.empty((*weight.shape[:-1], len(starts), q, q))
+    for a, b in product(range(q), repeat=2):
+        terms = weight * design[..., a] * design[..., b]
+        block[..., a, b] = np.add.reduceat(terms, starts, axis=-1) + (a == b)
+    return np.sqrt(block) if q == 1 else np.linalg.cholesky(block)
+
+
 class SharedRows(NamedTuple):
     """Rows by the columns of b: X (n, D), and entries value (n, E) in columns D + at (n, E)."""
 
@@ -72,81 +87,54 @@ class SharedRows(NamedTuple):
             out += self.value[:, e] * b[d + self.at[:, e]]
         return out
 
-    def turned(self, cov):
-        """Return (X cov_DD, value cov_sD), each (n, D); of no entries the latter is 0."""
-        d = self.X.shape[1]
-        beyond: Any = np.zeros_like(self.X) if self.at.shape[1] else 0.0
+    def full(self, size):
+        """Return the rows as a matrix (n, size)."""
+        out, d = np.zeros((len(self.X), size)), self.X.shape[1]
+        out[:, :d] = self.X
         for e in range(self.at.shape[1]):
-            beyond += self.value[:, e, None] * cov[d + self.at[:, e], :d]
-        return self.X @ cov[:d, :d], beyond
+            out[np.arange(len(out)), d + self.at[:, e]] += self.value[:, e]
+        return out
 
     def variances(self, cov):
         """Return z' cov z of each row."""
         out = np.empty(len(self.X))
         for rows in _blocks(*self.X.shape):
-            some = self.take(rows)
-            turned, beyond = some.turned(cov)
-            out[rows] = np.einsum("nd,nd->n", turned + 2.0 * beyond, some.X)
-        if self.at.shape[1]:
-            columns = self.X.shape[1] + self.at
-            pairs = cov[columns[:, :, None], columns[:, None, :]]
-            out += np.einsum("nef,ne,nf->n", pairs, self.value, self.value)
+            out[rows] = self.take(rows).block_covariances(cov, 1)[:, 0, 0]
         return out
 
     def block_covariances(self, cov, size):
         """Return z' cov z (G, size, size) between the rows of consecutive blocks of rows."""
         (n, d), e = self.X.shape, self.at.shape[1]
-        turned, beyond = self.turned(cov)
-        X = self.X.reshape(-1, size, d)
-        out = X @ turned.reshape(X.shape).swapaxes(1, 2)
-        if not e:
-            return 0.5 * (out + out.swapaxes(1, 2))
-        cross = beyond.reshape(X.shape) @ X.swapaxes(1, 2)
-        out += cross + cross.swapaxes(1, 2)
-        columns, value = (a.reshape(n // size, size, e) for a in (d + self.at, self.value))
-        pairs = cov[columns[:, :, None, :, None], columns[:, None, :, None, :]]
-        out += np.einsum("gklef,gke,glf->gkl", pairs, value, value)
+        turned, columns, value = self.X @ cov[:d, :d], d + self.at, self.value
+        for a in range(e):  # twice, since the product is made symmetric
+            turned += 2.0 * value[:, a, None] * cov[columns[:, a], :d]
+        X, turned = (a.reshape(n // size, size, d) for a in (self.X, turned))
+        out = np.einsum("gkd,gld->gkl", turned, X) if size == 1 else turned @ X.swapaxes(1, 2)
+        columns, value = (a.reshape(n // size, size, e) for a in (columns, value))
+        for a, b in product(range(e), repeat=2):
+            pairs = cov[columns[:, :, None, a], columns[:, None, :, b]]
+            out += pairs * value[:, :, None, a] * value[:, None, :, b]
         return 0.5 * (out + out.swapaxes(1, 2))
 
 
 class SharedPrior(NamedTuple):
-    """Prior N(0, B0^-1) of b: precisions (D,) of the dense part, inverse covariances (q_f, q_f).
+    """Prior N(0, B0^-1) of b by the entries `value` of B0 in rows `row` and columns `column`.
 
-    n_levels are the numbers of levels of the shared factors.
+    log_det is log|B0|.
     """
 
-    dense: np.ndarray
-    inverse: list[np.ndarray]
-    n_levels: list[int]
-
-    def log_det(self):
-        """Return log|B0|."""
-        pairs = zip(self.n_levels, self.inverse, strict=True)
-        return float(
-            np.sum(np.log(self.dense)) + sum(n * np.linalg.slogdet(s)[1] for n, s in pairs)
-        )
+    row: np.ndarray
+    column: np.ndarray
+    value: np.ndarray
+    log_det: float
 
     def add_to(self, precision):
         """Add B0 to a matrix, in place."""
-        start = len(self.dense)
-        precision[np.arange(start), np.arange(start)] += self.dense
-        for n, block in zip(self.n_levels, self.inverse, strict=True):
-            q = len(block)
-            first = start + q * np.arange(n)
-            for a in range(q):
-                for b in range(q):
-                    precision[first + a, first + b] += block[a, b]
-            start += q * n
+        precision[self.row, self.column] += self.value
 
     def quadratic(self, b):
         """Return b' B0 b for b (m, S)."""
-        start = len(self.dense)
-        out = b[:, :start] ** 2 @ self.dense
-        for n, block in zip(self.n_levels, self.inverse, strict=True):
-            own = b[:, start : start + n * len(block)].reshape(len(b), n, len(block))
-            out += np.einsum("mnq,qp,mnp->m", own, block, own, optimize=True)
-            start += n * len(block)
-        return out
+        return (b[:, self.row] * b[:, self.column]) @ self.value
 
 
 class EffectPlaces(NamedTuple):
@@ -180,9 +168,17 @@ class EffectPlaces(NamedTuple):
 
     def prior_at(self, lower):
         """Return the `SharedPrior` for the Cholesky factors of all effects' covariances."""
-        shared = self.shared_spans()
-        inverse = [np.linalg.inv(lower[f] @ lower[f].T) for f in shared]
-        return SharedPrior(self.beta_precision, inverse, [self.n_levels[f] for f in shared])
+        dense = np.arange(self.n_dense)
+        row, column, value = [dense], [dense], [self.beta_precision]
+        log_det = np.sum(np.log(self.beta_precision))
+        for f, span in self.shared_spans().items():
+            at, q = np.arange(span.start, span.stop), self.n_effects[f]
+            row.append(np.repeat(at, q))
+            column.append(np.repeat(at.reshape(-1, q), q, axis=0).ravel())
+            value.append(np.tile(np.linalg.inv(lower[f] @ lower[f].T).ravel(), self.n_levels[f]))
+            log_det -= 2.0 * self.n_levels[f] * np.sum(np.log(np.diagonal(lower[f])))
+        entries = [np.concatenate(own) for own in (row, column, value)]
+        return SharedPrior(entries[0], entries[1], entries[2], float(log_det))
 
     def seen(self, rows):
         """Return (`SharedRows`, place of the local group or -1, known (n, F)) of rows."""
@@ -223,6 +219,12 @@ class GroupColumns(NamedTuple):
         matrix = csr_array((self.values[a], self.pair_column, indptr), shape=(j, self.width))
         return matrix if len(self.pair_group) < _SPARSE * j * self.width else matrix.toarray()
 
+    def full(self, a):
+        """Return the entries as a matrix (J, D + width)."""
+        beyond = self.beyond(a)
+        beyond = beyond if isinstance(beyond, np.ndarray) else beyond.toarray()
+        return np.hstack([self.dense[:, a], beyond])
+
     def take(self, groups):
         """Return some of the groups, by an increasing array of their numbers."""
         place = np.full(len(self.dense), -1)
@@ -248,13 +250,13 @@ class GroupColumns(NamedTuple):
         values = solve(lower[self.pair_group], self.values.T[..., None])[..., 0].T
         return self._replace(dense=solve(lower, self.dense), values=values)
 
-    def against(self, cov, rows=None, ends=None):
+    def against(self, cov, rows, ends):
         """Return (h cov z (n, q) of each row with its group, h cov h' (J, q, q)).
 
         rows are `SharedRows` sorted by group, those of group j from ends[j] to ends[j + 1].
         """
-        (j, q, d), n = self.dense.shape, 0 if rows is None else len(rows.X)
-        across, within = np.empty((n, q)), np.empty((j, q, q))
+        j, q, d = self.dense.shape
+        across, within = np.empty((len(rows.X), q)), np.empty((j, q, q))
         size = max(1, _HELD // (cov.shape[0] * q))
         beyond = [self.beyond(a) for a in range(q)] if self.width and j else []
         for first in range(0, j, size):
@@ -264,11 +266,10 @@ class GroupColumns(NamedTuple):
                 if beyond:
                     held += beyond[a][some] @ cov[d:]
                 self._within(held, some, within[some, a])
-                if rows is not None:
-                    own = slice(ends[first], ends[some.stop])
-                    counts = np.diff(ends[first : some.stop + 1])
-                    group = np.repeat(np.arange(len(counts)), counts)
-                    across[own, a] = _dots(held, rows.take(own), group)
+                own = slice(ends[first], ends[some.stop])
+                counts = np.diff(ends[first : some.stop + 1])
+                group = np.repeat(np.arange(len(counts)), counts)
+                across[own, a] = _dots(held, rows.take(own), group)
         return across, within
 
     def _within(self, held, some, out):
@@ -297,12 +298,12 @@ def _dots(held, rows, group):
 class LocalPart(NamedTuple):
     """Local effects given b: u_j ~ N(offset - gain b, (lower lower')^-1), groups as laid out.
 
-    lower (J, q, q), offset (J, q), gain a `GroupColumns`.
+    lower (J, q, q), offset (J, q), gain a `GroupColumns`, or an array.
     """
 
     lower: np.ndarray
     offset: np.ndarray
-    gain: GroupColumns
+    gain: Any
 
 
 class SmallGroups(NamedTuple):
@@ -400,23 +401,11 @@ def lay_out(X, sign, weight, designs, codes, n_levels, local, largest=LARGEST_GR
     n, e = shared.at.shape
     entries = shared.value.ravel(), (shared.at.ravel(), np.repeat(np.arange(n), e))
     products, product_value = _entry_products(shared, bounds[n_plain], small, width)
-    return Layout(
-        shared,
-        sign,
-        copies,
-        width,
-        designs[local][rows],
-        bounds[: n_plain + 1],
-        group,
-        order,
-        small,
-        pair.reshape(n, e),
-        pair_group,
-        pair_column,
-        csr_array(entries, shape=(width, n)),
-        products,
-        product_value,
-    )
+    of_rows = shared, sign, copies, width, designs[local][rows]
+    groups = bounds[: n_plain + 1], group, order, small
+    pairs_of = pair.reshape(n, e), pair_group, pair_column
+    sums = csr_array(entries, shape=(width, n)), products, product_value
+    return Layout(*of_rows, *groups, *pairs_of, *sums)
 
 
 def _row_order(shared, sign, weight, design, code, n_groups, largest):

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from joblib import parallel_config
 
-from ..._engine.gaussian import checked_cholesky, eigen_curvature, triangular_inverse
-from ..._engine.hyper import learned_curvature
+from ..._engine import gaussian
 from ..._engine.loop import Reason, Trace, reason_to_end
 from ..._engine.partition import PartMap
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
@@ -93,7 +92,7 @@ class MessagesModel:
 
     def send(self, theta, tree):
         """Have rows send messages once and return the `Tree` after that."""
-        self.rows.step(steps.Send(self.chains.at_leaves(tree.whole)))
+        self.rows.step(steps.send, self.chains.at_leaves(tree.whole))
         return self.tree(theta)
 
     def solve(self, theta, mean, tol, least=1, most=30):
@@ -104,7 +103,7 @@ class MessagesModel:
                 tree = self.send(theta, tree)
             solved = self.linearised(theta, tree, mean, self.most_dense)
             mean = solved.mean
-            self.rows.step(steps.Update(solved.root, mean, self.power))
+            self.rows.step(steps.update, solved.root, mean, self.power)
             worst, n_passes = max(self.rows.each(steps.row_mismatch)), n_passes + 1
         return solved._replace(mismatch=worst)
 
@@ -114,7 +113,7 @@ class MessagesModel:
         mean is a first guess; most of the levels may be in the dense block of the system.
         """
         rows = self.rows
-        rows.step(steps.Linearise(self.chains.at_leaves(tree.whole)))
+        rows.step(steps.linearise, self.chains.at_leaves(tree.whole))
         root = self._dense_root()
         system = SchurSystem(rows, int(np.argmax(self.levels)), self.prior(theta), most)
         mean = system.solve(rows.ask(right_side), mean)
@@ -132,7 +131,9 @@ class MessagesModel:
         """Return R (D, D), R'R being the covariance of the columns, effects integrated out."""
         precision = self.rows.ask(steps.known_precision)
         precision[np.diag_indices_from(precision)] += self.beta_precision
-        return triangular_inverse(checked_cholesky(0.5 * (precision + precision.T)))
+        return gaussian.triangular_inverse(
+            gaussian.checked_cholesky(0.5 * (precision + precision.T))
+        )
 
     def note(self, system):
         """Keep whether all linear systems were solved."""
@@ -195,9 +196,9 @@ def _fit_rows(plan, rows, monitor, previous, save):
     known, state = plan.settings.theta == "mode", state_of_levels(solved)
     spread: Any = None
     if not known:
-        rows.step(steps.Mark())
+        rows.step(steps.mark)
         spread = _uncertainty(model, solved, coupling, 0.1 * _SITES * plan.settings.tol)
-        rows.step(steps.Back())
+        rows.step(steps.go_back)
     evidence = posteriors.log_evidence(model, solved, check, None if known else spread.cov)
     posterior = posterior_of(solved, coupling, spread, check)
     reason, remark = search.reason, ""
@@ -269,7 +270,7 @@ def find_scales(model, start, tol, max_iter, trace):
             coupling, looked, away, same = model.coupling(solved), theta, False, False
         gradient = model.gradient(solved, coupling)
         if same:
-            curvature = learned_curvature(curvature, step, last - gradient)
+            curvature = gaussian.learned_curvature(curvature, step, last - gradient)
         last, step = gradient, np.linalg.solve(curvature, gradient)
         far = float(np.max(np.abs(step)))
         step = step / max(1.0, far / 0.7)
@@ -286,7 +287,7 @@ def _start(plan, model, previous):
 
     The scales are kept where there are as many, the values of levels where they suit.
     """
-    model.rows.step(steps.Start(tuple(model.chains.leaves)))
+    model.rows.step(steps.start, tuple(model.chains.leaves))
     previous, d = {} if previous is None else previous, len(model.beta_precision)
     if np.shape(previous.get("theta")) != model.theta_prior.mean.shape:
         return model.theta_prior.mean, None
@@ -303,13 +304,13 @@ def _uncertainty(model, solved, coupling, tol, apart=0.1):
     curvature = np.empty((len(solved.theta), len(solved.theta)))
     for f in range(len(solved.theta)):
         theta = solved.theta + apart * (np.arange(len(solved.theta)) == f)
-        model.rows.step(steps.Back())
+        model.rows.step(steps.go_back)
         near = model.solve(theta, solved.mean, tol, least=4)
         curvature[f] = (gradient - model.gradient(near, coupling)) / apart
         change = near.mean.plus(solved.mean, -1.0)
         moves.append(Effects(change.beta / apart, [a / apart for a in change.levels]))
     least = 0.3 / np.max(model.theta_prior.sd) ** 2  # of the prior's curvature
-    values, vectors = eigen_curvature(curvature, least)
+    values, vectors = gaussian.eigen_curvature(curvature, least)
     return posteriors.ScaleUncertainty((vectors / values) @ vectors.T, moves)
 
 

@@ -106,8 +106,8 @@ def work(part, message, token, reader, big, function):
         rows = rows_of(part, reader)
         kept = Kept(SystemRows.of(rows, big))
         MEMORY.keep(token, message.k, kept, rows.X.size + (5 * len(rows.codes) + 8) * len(rows.X))
-    for step in message.steps[kept.n_steps - message.start :]:
-        kept.state, kept.n_steps = step.advance(kept.held.rows, kept.state), kept.n_steps + 1
+    for step, *values in message.steps[kept.n_steps - message.start :]:
+        kept.state, kept.n_steps = step(kept.held.rows, kept.state, *values), kept.n_steps + 1
     return function(kept.held, kept.state, *message.values)
 
 
@@ -126,23 +126,23 @@ def _of_part(value, k, where):
 def _add(answers, where, n_levels):
     """Return the sum of the answers of all parts, lists over factors put at their levels."""
     first = answers[0]
-    if first is None:
-        return None
     if isinstance(first, list):
-        out: list[Any] = []
-        for f, n in enumerate(n_levels):
-            if first[f] is None:
-                out.append(None)
-                continue
-            total = np.zeros((*first[f].shape[:-1], n))
-            for answer, at in zip(answers, where, strict=True):
-                total[..., at[f]] += answer[f]
-            out.append(total)
-        return out
+        pairs = zip(zip(*answers, strict=True), zip(*where, strict=True), n_levels, strict=True)
+        return [_add_levels(*pair) for pair in pairs]
     if isinstance(first, tuple):
         fields = zip(*answers, strict=True)
         return type(first)(*(_add(list(f), where, n_levels) for f in fields))
-    return sum(answers[1:], start=first)
+    return None if first is None else sum(answers[1:], start=first)
+
+
+def _add_levels(answers, where, n):
+    """Return the sum (..., n) of what parts say of some of n levels of a factor, None of None."""
+    if answers[0] is None:
+        return None
+    total = np.zeros((*answers[0].shape[:-1], n))
+    for answer, at in zip(answers, where, strict=True):
+        total[..., at] += answer
+    return total
 
 
 class LevelNumbers(NamedTuple):
@@ -168,9 +168,9 @@ class LoggedRows:
         self.token, self.steps = secrets.token_hex(8), []
         self._sent = [0] * len(run.parts)
 
-    def step(self, step):
-        """Have all rows go through a step, when they are next asked."""
-        self.steps.append(step)
+    def step(self, function, *values):
+        """Have all rows go on to function(rows, state, *values), when they are next asked."""
+        self.steps.append((function, *values))
 
     def each(self, function, *values):
         """Return function(rows, state, *values) of each part."""
@@ -179,7 +179,8 @@ class LoggedRows:
         while lacking:
             messages: list[Any] = [None] * len(starts)
             for k in lacking:
-                steps = [self.numbers.of_part(k, s) for s in self.steps[starts[k] :]]
+                lacks = self.steps[starts[k] :]
+                steps = [tuple(self.numbers.of_part(k, v) for v in step) for step in lacks]
                 local = tuple(self.numbers.of_part(k, v) for v in values)
                 messages[k] = Message(k, starts[k], steps, local)
             told = self.run(work, messages, self.token, self.reader, self.big, function)

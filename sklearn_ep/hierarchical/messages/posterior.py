@@ -7,20 +7,15 @@ them exactly. Conjugate gradients find the log determinant of the system on thei
 """
 
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import ndtri
 
 from ..._engine.gaussian import Moments
 from ..._engine.hyper import normal_distribution
-from ..._engine.likelihoods import Logit
-from .._posterior import GroupScales, RowsToPredict, draws_at_rows
-from .rows import row_evidence
+from .._posterior import EffectsMixture
+from .rows import Tree, row_evidence
 from .schur import Effects, right_side
-
-_BLOCK = 1 << 17  # rows predicted at once
-_LINK = Logit()
 
 
 class ScaleUncertainty(NamedTuple):
@@ -30,130 +25,115 @@ class ScaleUncertainty(NamedTuple):
     moves: list[Effects]
 
 
-def named_codes(codes, n_named):
-    """Return codes (n, F) with -1 for levels outside the named ones, which are new."""
-    return np.where((codes >= 0) & (codes < n_named), codes, -1)
+class LevelsNode(NamedTuple):
+    """Gaussian posterior that is known by levels, not as a matrix, with the scales' uncertainty.
 
-
-class MessagesPosterior:
-    """Gaussian posterior that is known by levels, not as a matrix.
-
-    theta (F,) are the log scales; mean the `Effects`; tree the `Tree` of the effects given the
-    coefficients, cov (D, D) the covariance of the coefficients, lines (L_f, D) such that an effect
-    is lines beta and something independent; spread a `ScaleUncertainty`; system the `SchurSystem`
-    that draws, None where the rows are elsewhere. Effects of different chains of factors are
+    mean are `Effects`; tree is the `Tree` of the effects given the coefficients, coupling the
+    `Coupling` of both; spread a `ScaleUncertainty`. Effects of different chains of factors are
     independent given coefficients and scales, which leaves out a share of their covariance of order
-    one over the rows of a level; draws without a system leave it out as well. check is the
-    `VarianceCheck` of the fit.
+    one over the rows of a level.
     """
 
-    n_classes = 1
+    mean: Effects
+    tree: Tree
+    coupling: Any
+    spread: ScaleUncertainty
+    n_named: list[int]
 
-    def __init__(self, solved, coupling, spread, system, n_named, check):
-        self.mean, self.tree, (self.cov, self.lines) = solved.mean, solved.tree, coupling
-        self.spread, self.system, self.n_named, self.check = spread, system, n_named, check
-        theta, smooth = solved.theta[None], normal_distribution(solved.theta, spread.cov)
-        alone = SimpleNamespace(phi=theta, weight=np.ones(1), smooth=smooth)
-        self.scales = GroupScales(alone, [1] * len(solved.theta))
-
-    def _moves(self, levels=None):
+    def moves(self, levels=None):
         """Return the derivatives (F, ...) of the coefficients, or of a factor's effects."""
-        parts = (m.beta if levels is None else m.levels[levels] for m in self.spread.moves)
-        return np.array(list(parts))
+        return np.array([m.beta if levels is None else m.levels[levels] for m in self.spread.moves])
 
     def beta_moments(self):
         """Return mean (D,) and covariance (D, D) of the coefficients."""
-        moves = self._moves()
-        return Moments(self.mean.beta, self.cov + moves.T @ self.spread.cov @ moves)
+        moves = self.moves()
+        return Moments(self.mean.beta, self.coupling.cov + moves.T @ self.spread.cov @ moves)
 
-    def beta_quantiles(self, levels):
-        """Return quantiles (len(levels), D) of the coefficients."""
+    def beta(self):
+        """Return means and sds (D,) of the coefficients."""
         mean, cov = self.beta_moments()
-        return mean + ndtri(np.asarray(levels))[:, None] * np.sqrt(np.diagonal(cov))
+        return mean, np.sqrt(np.diagonal(cov))
 
-    def group_effects(self):
-        """Return posterior means and sds, each a list of arrays (levels, 1) over factors."""
-        means, sds = [], []
-        for f, (mean, own, lines, n) in enumerate(
-            zip(self.mean.levels, self.tree.own, self.lines, self.n_named, strict=True)
-        ):
-            moves = self._moves(f)
-            var = 1.0 / own + np.einsum("ld,de,le->l", lines, self.cov, lines)
-            var += np.einsum("fl,fg,gl->l", moves, self.spread.cov, moves)
-            means.append(mean[:n, None])
-            sds.append(np.sqrt(var)[:n, None])
-        return means, sds
+    def effects(self):
+        """Return (means, variances), both (L_f, 1), of the effects of each factor."""
+        out, known = [], self.coupling.variances(self.tree.own)
+        for f, (mean, var) in enumerate(zip(self.mean.levels, known, strict=True)):
+            moves = self.moves(f)
+            var = var + np.einsum("fl,fg,gl->l", moves, self.spread.cov, moves)
+            out.append((mean[:, None], var[:, None]))
+        return out
 
-    def _seen(self, X, codes):
-        """Return means, columns (n, D) with the effects' lines, and derivatives (n, F).
+    def _seen(self, rows):
+        """Return means, columns (n, D) with the effects' lines, derivatives (n, F), and codes.
 
-        codes (n, F) are -1 for new levels.
+        codes (n, F) are -1 for levels outside the named ones, which are new.
         """
-        mean, columns, slopes = X @ self.mean.beta, X.copy(), X @ self._moves().T
+        X, codes = rows.X, np.where(rows.codes < self.n_named, np.maximum(rows.codes, -1), -1)
+        mean, columns, slopes = X @ self.mean.beta, X.copy(), X @ self.moves().T
         for f, code in enumerate(codes.T):
             known = code >= 0
             at = code[known]
             mean[known] += self.mean.levels[f][at]
-            columns[known] += self.lines[f][at]
-            slopes[known] += self._moves(f)[:, at].T
-        return mean, columns, slopes
+            columns[known] += self.coupling.lines[f][at]
+            slopes[known] += self.moves(f)[:, at].T
+        return mean, columns, slopes, codes
 
-    def latent(self, X, designs, codes):
-        """Return mean and variance (n,) of the linear predictor of rows X (n, D), codes (n, F)."""
-        mean, var = np.empty(len(X)), np.empty(len(X))
-        codes = named_codes(codes, self.n_named)
-        for start in range(0, len(X), _BLOCK):
-            some = slice(start, start + _BLOCK)
-            mean[some], columns, slopes = self._seen(X[some], codes[some])
-            own, _ = self.tree.of_rows(codes[some])
-            var[some] = own[:, self.tree.chains.leaves].sum(1)
-            var[some] += np.einsum("nd,de,ne->n", columns, self.cov, columns)
-            var[some] += np.einsum("nf,fg,ng->n", slopes, self.spread.cov, slopes)
-        return mean, var
+    def at_rows(self, rows):
+        """Return means and variances (n,) of the linear predictor."""
+        mean, columns, slopes, codes = self._seen(rows)
+        own, _ = self.tree.of_rows(codes)
+        var = own[:, self.tree.chains.leaves].sum(1)
+        var += np.einsum("nd,de,ne->n", columns, self.coupling.cov, columns)
+        return mean, var + np.einsum("nf,fg,ng->n", slopes, self.spread.cov, slopes)
 
-    def log_proba(self, X, designs, codes):
-        """Return log probabilities (n, 2) of the labels -1 and +1."""
-        mean, var = self.latent(X, designs, codes)
-        return np.column_stack([_LINK.tilted(s, mean, var).log_z for s in (-1.0, 1.0)])
+    def between(self, rows, others, same):
+        """Return the covariance (n1, n2) of the linear predictor of two sets of rows, and means."""
+        (mean1, *one, codes1), (mean2, *two, codes2) = self._seen(rows), self._seen(others)
+        triples = zip(one, (self.coupling.cov, self.spread.cov), two, strict=True)
+        own = self.tree.covariance(codes1, codes2, same)
+        return sum((a @ cov @ b.T for a, cov, b in triples), start=own), mean1, mean2
 
-    def covariance(self, first, second, same):
-        """Return the covariance (n1, n2) of the linear predictor between two sets of rows.
+    def draw_by_levels(self, rng):
+        """Return a draw, about zero, from what is known of levels: the moments of `at_rows`."""
+        cov, lines = self.coupling
+        beta = rng.multivariate_normal(np.zeros(len(cov)), cov, method="cholesky")
+        pairs = zip(self.tree.draw(rng), lines, strict=True)
+        return Effects(beta, [c @ beta + drawn for drawn, c in pairs])
 
-        Each is (X, designs, codes); same (F, n1, n2) says whether two rows share their level.
-        """
-        both = [named_codes(codes, self.n_named) for _, _, codes in (first, second)]
-        (_, columns1, slopes1), (_, columns2, slopes2) = (
-            self._seen(rows[0], codes) for rows, codes in zip((first, second), both, strict=True)
-        )
-        out = columns1 @ self.cov @ columns2.T + slopes1 @ self.spread.cov @ slopes2.T
-        return out + self.tree.covariance(*both, same)
 
-    def draw(self, n_samples, rng):
-        """Return joint draws: coefficients (S, D), effects, theta, node (S,)."""
-        noise = rng.multivariate_normal(np.zeros(len(self.lines)), self.spread.cov, n_samples)
-        beta = np.empty((n_samples, len(self.mean.beta)))
+class MessagesPosterior(EffectsMixture):
+    """One `LevelsNode`, and the `SchurSystem` that draws, None where the rows are elsewhere.
+
+    Draws without a system leave out what the node does. check is the `VarianceCheck` of the fit.
+    """
+
+    def __init__(self, solved, coupling, spread, system, n_named, check):
+        self.system, self.check = system, check
+        node = LevelsNode(solved.mean, solved.tree, coupling, spread, n_named)
+        theta, smooth = solved.theta[None], normal_distribution(solved.theta, spread.cov)
+        alone = SimpleNamespace(phi=theta, weight=np.ones(1), smooth=smooth)
+        super().__init__(alone, [1] * len(solved.theta), n_named, [node])
+
+    def beta_moments(self):
+        """Return mean (D,) and covariance (D, D) of the coefficients."""
+        return self.nodes[0].beta_moments()
+
+    def draw_parameters(self, n_samples, rng):
+        """Return joint draws: coefficients (S, D), effects, theta, and scales (S, 1, 1)."""
+        (node,) = self.nodes
+        draw = node.draw_by_levels if self.system is None else self.system.draw
+        noise = rng.multivariate_normal(np.zeros(len(node.spread.cov)), node.spread.cov, n_samples)
+        beta = np.empty((n_samples, len(node.mean.beta)))
         effects = [np.empty((n_samples, n, 1)) for n in self.n_named]
         for s in range(n_samples):
-            around = self._draw_by_levels(rng) if self.system is None else self.system.draw(rng)
-            drawn = self.mean.plus(around)
-            for step, move in zip(noise[s], self.spread.moves, strict=True):
+            drawn = node.mean.plus(draw(rng))
+            for step, move in zip(noise[s], node.spread.moves, strict=True):
                 drawn = drawn.plus(move, step)
             beta[s] = drawn.beta
             for out, levels in zip(effects, drawn.levels, strict=True):
                 out[s, :, 0] = levels[: out.shape[1]]
-        return beta, effects, self.scales.theta + noise, np.zeros(n_samples, dtype=int)
-
-    def _draw_by_levels(self, rng):
-        """Return a draw, about zero, from what is known of levels: the moments of `latent`."""
-        beta = rng.multivariate_normal(np.zeros(len(self.cov)), self.cov, method="cholesky")
-        pairs = zip(self.tree.draw(rng), self.lines, strict=True)
-        return Effects(beta, [c @ beta + drawn for drawn, c in pairs])
-
-    def draw_latent(self, X, designs, codes, n_samples, rng):
-        """Return joint draws (S, n) of the linear predictor; rows of one new level share it."""
-        beta, effects, theta, _ = self.draw(n_samples, rng)
-        scales = np.exp(theta.T)[..., None, None]
-        return draws_at_rows(beta, effects, scales, RowsToPredict(X, designs, codes), rng)
+        theta = self.average.phi + noise
+        return beta, effects, theta, list(np.exp(theta.T)[..., None, None])
 
 
 class CheckLimits(NamedTuple):

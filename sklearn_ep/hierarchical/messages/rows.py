@@ -5,8 +5,8 @@ of belief propagation would give exact variances; sparse crossed data are nearly
 is the cavity of each row, the variance of its predictor without its own site, always positive.
 
 What a row keeps, its site and its messages, is no function of the level values of one moment, but
-it is one of all that went before: `RowState` changes by steps alone, each of which says in values
-of levels what every row is to do. Whoever has the rows and the steps has the state.
+it is one of all that went before: `RowState` changes by steps alone, functions of rows, state and
+values of levels. Whoever has the rows and the steps has the state.
 
 A factor is nested in another if all rows of each of its levels are of one level of the other. The
 effects of a level and of those above it then go together: their sum is well known and each is not,
@@ -206,18 +206,6 @@ class RowState(NamedTuple):
     marked: Any = None
 
 
-def first_state(rows, sites=None, leaves=None):
-    """Return the `RowState` to start from, with weak sites that lean to the labels if none.
-
-    leaves are the factors that rows send messages to, None for all.
-    """
-    if sites is None:
-        sites = Sites(np.full(len(rows.sign), 0.15), 0.5 * rows.sign)
-    leaves = range(len(rows.codes)) if leaves is None else leaves
-    first = _START * sites.precision
-    return RowState(sites, [first if f in leaves else None for f in range(len(rows.codes))])
-
-
 def _inverse_cavities(rows, messages, totals):
     """Return for each factor the variance (n,) of each row's level, or chain, without the row."""
     triples = zip(totals, rows.codes, messages, strict=True)
@@ -235,72 +223,44 @@ def _sent(t, variances):
     return [None if v is None else t / (1.0 + t * (total - v)) for v in variances]
 
 
-class Start(NamedTuple):
-    """Step: start from weak sites; leaves are the factors that get messages."""
-
-    leaves: tuple[int, ...]
-
-    def advance(self, rows, state):
-        """Return the next `RowState` of rows."""
-        return first_state(rows, leaves=self.leaves)
+def start(rows, state, leaves):
+    """Step: start from weak sites that lean to the labels; leaves are factors that get messages."""
+    sites = Sites(np.full(len(rows.sign), 0.15), 0.5 * rows.sign)
+    first = _START * sites.precision
+    return RowState(sites, [first if f in leaves else None for f in range(len(rows.codes))])
 
 
-class Send(NamedTuple):
+def send(rows, state, totals):
     """Step: send messages at total precisions (L_f,) of the levels, None for those without."""
-
-    totals: list[Any]
-
-    def advance(self, rows, state):
-        """Return the next `RowState` of rows."""
-        variances = _inverse_cavities(rows, state.messages, self.totals)
-        return state._replace(messages=_sent(state.sites.precision, variances))
+    variances = _inverse_cavities(rows, state.messages, totals)
+    return state._replace(messages=_sent(state.sites.precision, variances))
 
 
-class Linearise(NamedTuple):
+def linearise(rows, state, totals):
     """Step: take cavities, at total precisions (L_f,) of the levels, and sites as they now are."""
-
-    totals: list[Any]
-
-    def advance(self, rows, state):
-        """Return the next `RowState` of rows."""
-        cavity = _total(_inverse_cavities(rows, state.messages, self.totals))
-        return state._replace(cavity=cavity, precision=rows.weight * state.sites.precision)
+    cavity = _total(_inverse_cavities(rows, state.messages, totals))
+    return state._replace(cavity=cavity, precision=rows.weight * state.sites.precision)
 
 
-class Update(NamedTuple):
+def update(rows, state, root, mean, power):
     """Step: match the tilted moments at means, an `Effects`.
 
     root (D, D) is R, where R'R is the covariance of the dense columns; power the share of a row's
     likelihood that is matched.
     """
-
-    root: np.ndarray
-    mean: Any
-    power: float
-
-    def advance(self, rows, state):
-        """Return the next `RowState` of rows."""
-        turned = rows.X @ self.root.T
-        cavity_var = state.cavity + np.einsum("nd,nd->n", turned, turned)
-        predictor = rows.predictor(self.mean)
-        sites, mismatch = updated_sites(rows, state.sites, predictor, cavity_var, self.power)
-        return state._replace(sites=sites, mismatch=mismatch)
+    told = rows.predictor(mean), _cavities(rows, state, root), power
+    sites, mismatch = updated_sites(rows, state.sites, *told)
+    return state._replace(sites=sites, mismatch=mismatch)
 
 
-class Mark(NamedTuple):
+def mark(rows, state):
     """Step: remember the state."""
-
-    def advance(self, rows, state):
-        """Return the next `RowState` of rows."""
-        return state._replace(marked=state)
+    return state._replace(marked=state)
 
 
-class Back(NamedTuple):
+def go_back(rows, state):
     """Step: go back to the state that was remembered."""
-
-    def advance(self, rows, state):
-        """Return the next `RowState` of rows."""
-        return state.marked._replace(marked=state.marked)
+    return state.marked._replace(marked=state.marked)
 
 
 def message_sums(held, state):
@@ -317,17 +277,11 @@ def known_precision(held, state):
 
 
 def row_evidence(held, state, root, mean, power):
-    """Return the sum of the rows' terms of the log evidence; parameters as for `Update`."""
-    rows, rule, total = held.rows, partial(rule_of_power(power), Logit()), 0.0
-    predictor = rows.predictor(mean)
-    for start in range(0, len(predictor), _BLOCK):
-        some = slice(start, start + _BLOCK)
-        sites = Sites(state.sites.precision[some], state.sites.shift[some])
-        turned = rows.X[some] @ root.T
-        cavity = state.cavity[some] + np.einsum("nd,nd->n", turned, turned)
-        var = cavity / (1.0 + sites.precision * cavity)
-        total += rows.weight[some] @ rule(rows.sign[some], sites, predictor[some], var).log_term
-    return float(total)
+    """Return the sum of the rows' terms of the log evidence; parameters as for `update`."""
+    rows = held.rows
+    cavity = _cavities(rows, state, root)
+    found = _updates(rows, state.sites, rows.predictor(mean), cavity, power)
+    return float(sum(rows.weight[some] @ new.log_term for some, *_, new in found))
 
 
 def row_mismatch(held, state):
@@ -340,19 +294,30 @@ def row_precision(held, state):
     return state.precision
 
 
+def _cavities(rows, state, root):
+    """Return the variances (n,) of rows without their own sites, R'R being that of the columns."""
+    turned = rows.X @ root.T
+    return state.cavity + np.einsum("nd,nd->n", turned, turned)
+
+
+def _updates(rows, sites, mean, cavity_var, power):
+    """Yield (rows, their sites, variances, `SiteUpdate`) in blocks."""
+    rule = partial(rule_of_power(power), Logit())
+    for start in range(0, len(mean), _BLOCK):
+        some = slice(start, start + _BLOCK)
+        old, cavity = Sites(sites.precision[some], sites.shift[some]), cavity_var[some]
+        var = cavity / (1.0 + old.precision * cavity)
+        yield some, old, var, rule(rows.sign[some], old, mean[some], var)
+
+
 def updated_sites(rows, sites, mean, cavity_var, power=1.0):
     """Return (new sites, largest distance of tilted from current moments in sds).
 
     mean (n,) are the predictor's, under all sites; power is the share of a row's likelihood that is
-    matched. Rows are taken in blocks.
+    matched.
     """
-    rule, worst = partial(rule_of_power(power), Logit()), 0.0
-    new = Sites(np.empty_like(mean), np.empty_like(mean))
-    for start in range(0, len(mean), _BLOCK):
-        some = slice(start, start + _BLOCK)
-        old = Sites(sites.precision[some], sites.shift[some])
-        var = cavity_var[some] / (1.0 + old.precision * cavity_var[some])
-        found = rule(rows.sign[some], old, mean[some], var).sites
-        new.precision[some], new.shift[some] = found
-        worst = max(worst, layout.row_mismatch(old, found, mean[some], var))
+    new, worst = Sites(np.empty_like(mean), np.empty_like(mean)), 0.0
+    for some, old, var, found in _updates(rows, sites, mean, cavity_var, power):
+        new.precision[some], new.shift[some] = found.sites
+        worst = max(worst, layout.row_mismatch(old, found.sites, mean[some], var))
     return new, worst

@@ -152,7 +152,8 @@ def dense_sums(held, state, places, size):
     """
     rows, big, t = held.rows, held.big, state.precision
     dense = [f for f, at in enumerate(places) if at is not None and f != big]
-    entries = [_pair_sums(held, t, f, places) for f in dense]
+    sums = [(f, *_pair_sums(held, t, f)) for f in dense]
+    entries = [(mass, places[big][other], places[f][code]) for f, mass, other, code in sums]
     data, row, column = (np.concatenate(part) for part in zip(*entries, strict=True))
     across = csr_array((data, (row, column)), size)
     within, along = np.zeros((size[1], size[1])), np.zeros((rows.X.shape[1], size[1]))
@@ -169,15 +170,14 @@ def dense_sums(held, state, places, size):
     return DenseSums(across, within, along)
 
 
-def _pair_sums(held, precision, f, places):
+def _pair_sums(held, precision, f):
     """Return (sums, levels of the big factor, levels of f) of the pairs of levels that occur."""
     rows, big = held.rows, held.big
     if held.pairs[f] is None:
-        return precision, places[big][rows.codes[big]], places[f][rows.codes[f]]
+        return precision, rows.codes[big], rows.codes[f]
     number, levels = held.pairs[f]
     code, other = np.divmod(levels, rows.n_levels[big])
-    masses = np.bincount(number, precision, minlength=len(levels))
-    return masses, places[big][other], places[f][code]
+    return np.bincount(number, precision, minlength=len(levels)), other, code
 
 
 def taken(held, state, eliminated):
@@ -186,17 +186,11 @@ def taken(held, state, eliminated):
     eliminated has the diagonal of the big factor, None for others. A pair of levels whose rows are
     in several parts counts as several: the preconditioner is then nearly the diagonal.
     """
-    rows, big, precision = held.rows, held.big, state.precision
-    out: list[Any] = [None] * len(rows.codes)
-    for f, pairs in enumerate(held.pairs):
-        if f != big and pairs is None:
-            out[f] = rows.sums(f, precision**2 / eliminated[big][rows.codes[big]])
-        elif f != big:
-            number, levels = pairs
-            masses = np.bincount(number, precision, minlength=len(levels))
-            code, other = np.divmod(levels, rows.n_levels[big])
-            squares = masses**2 / eliminated[big][other]
-            out[f] = np.bincount(code, squares, minlength=rows.n_levels[f])
+    out: list[Any] = [None] * len(held.rows.codes)
+    for f, n in enumerate(held.rows.n_levels):
+        if f != held.big:
+            masses, other, code = _pair_sums(held, state.precision, f)
+            out[f] = np.bincount(code, masses**2 / eliminated[held.big][other], minlength=n)
     return out
 
 

@@ -16,7 +16,7 @@ from ..._engine.gaussian import ImproperPosterior, backward, forward, triangular
 from ..._engine.likelihoods import Logit
 from ..._engine.rules import rule_of_power
 from ..._engine.sites import Sites
-from ..exact.layout import row_mismatch
+from ..exact.layout import LocalPart, group_factors, row_mismatch
 
 _BLOCK = 150_000  # doubles of a temporary: one core's cache, measured best on 50 columns
 
@@ -42,6 +42,13 @@ class ArrowRows(NamedTuple):
         return np.repeat(np.arange(len(self.starts)), ends - self.starts)
 
 
+def of_one_factor(n, designs, codes):
+    """Return design (n, q) and codes (n,) of the one factor, or of rows without groups."""
+    if not len(designs):
+        return np.empty((n, 0)), np.zeros(n, dtype=int)
+    return designs[0], codes[0]
+
+
 def arrow_rows(X, sign, weight, local, group):
     """Return (rows sorted by group, order), where group (n,) numbers the groups from 0."""
     order = np.argsort(group, kind="stable")
@@ -49,31 +56,18 @@ def arrow_rows(X, sign, weight, local, group):
     return ArrowRows(X[order], sign[order], weight[order], local[order], starts), order
 
 
-class LocalEffects(NamedTuple):
-    """Group effects given beta at each node: u_j ~ N(offset - gain beta, (lower lower')^-1).
-
-    lower (M, J, q, q), gain (M, J, q, D), offset (M, J, q).
-    """
-
-    lower: np.ndarray
-    gain: np.ndarray
-    offset: np.ndarray
-
-
 class ConditionalPosterior(NamedTuple):
     """Gaussian posterior of one partition at each of M nodes.
 
-    precision (M, D, D) and shift (M, D) are the natural parameters of beta with the local effects
-    integrated out, cavity included; mean (M, D) is that of beta and root (M, D, D) the lower
-    triangular R with covariance R' R; sites are the row sites (M, n), one update ahead of the rest;
-    log_z (M,) is the log of the mass of the rows under the normalised cavity.
+    mean (M, D) is that of beta, cavity included, and root (M, D, D) the lower triangular R with
+    covariance R' R; sites are the row sites (M, n), one update ahead of the rest; log_z (M,) is the
+    log of the mass of the rows under the normalised cavity; local has the effects given beta, gain
+    as an array (M, J, q, D).
     """
 
-    precision: np.ndarray
-    shift: np.ndarray
     mean: np.ndarray
     root: np.ndarray
-    local: LocalEffects
+    local: LocalPart
     sites: Sites
     log_z: np.ndarray
 
@@ -112,15 +106,11 @@ def _eliminate(rows, design, precision, shift):
     """
     m, q = design.shape[0], design.shape[2]
     j, d = len(rows.starts), rows.X.shape[1]
-    block, cross, pull = np.zeros((m, j, q, q)), np.empty((m, j, q, d)), np.empty((m, j, q, 1))
+    cross, pull = np.empty((m, j, q, d)), np.empty((m, j, q, 1))
     for a in range(q):
-        weighted = precision * design[:, :, a]
-        cross[:, :, a] = segment_products(rows, weighted)
+        cross[:, :, a] = segment_products(rows, precision * design[:, :, a])
         pull[:, :, a, 0] = np.add.reduceat(shift * design[:, :, a], rows.starts, axis=1)
-        for b in range(a + 1):
-            block[:, :, a, b] = np.add.reduceat(weighted * design[:, :, b], rows.starts, axis=1)
-    block[..., np.arange(q), np.arange(q)] += 1.0
-    lower = np.sqrt(block) if q == 1 else np.linalg.cholesky(block)
+    lower = group_factors(precision, design, rows.starts)
     return lower, forward(lower, cross), forward(lower, pull)[..., 0]
 
 
@@ -164,7 +154,7 @@ def _marginals(rows, design, group, sites, precision, shift):
     pull = shift + nu @ rows.X - np.einsum("mkd,mk->md", half, pulled.reshape(m, j * q))
     log_mass = 0.5 * np.sum(pulled**2, (1, 2)) - np.sum(np.log(lower[..., k, k]), (1, 2))
     offset = backward(lower, pulled[..., None])[..., 0]
-    local = LocalEffects(lower, backward(lower, cross), offset)
+    local = LocalPart(lower, offset, backward(lower, cross))
     total = 0.5 * (total + total.swapaxes(1, 2))
     root, mean, log_beta = half_partition(total, pull)
     effect = local.offset - np.einsum("mjqd,md->mjq", local.gain, mean)
@@ -172,7 +162,7 @@ def _marginals(rows, design, group, sites, precision, shift):
     spread = forward(local.lower[:, group], design[..., None])[..., 0]
     row_var = _row_quadratic(rows, design, group, local.gain, root)
     row_var += np.einsum("mnq,mnq->mn", spread, spread)
-    found = ConditionalPosterior(total, pull, mean, root, local, sites, log_mass + log_beta)
+    found = ConditionalPosterior(mean, root, local, sites, log_mass + log_beta)
     return found, row_mean, row_var
 
 

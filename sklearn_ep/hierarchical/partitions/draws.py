@@ -21,10 +21,10 @@ from scipy.linalg import solve_triangular
 from scipy.special import expit, log_expit, logsumexp
 
 from ..._engine.diagnostics import importance_check
-from ..._engine.gaussian import Moments, Natural, backward, checked_cholesky, log_partition
+from ..._engine.gaussian import Moments, backward, checked_cholesky, log_partition, natural
 from ..._engine.quadrature import gauss_legendre_panels
 from .. import _scales
-from .arrow import arrow_rows
+from .arrow import arrow_rows, of_one_factor
 from .mode import effect_modes, effect_rule
 from .nodes import SiteState, TiltedSite, tilted_by_nodes
 
@@ -43,10 +43,12 @@ class ImportanceSettings(NamedTuple):
 class DrawState(NamedTuple):
     """What a partition keeps between sweeps.
 
-    nodes is the state of the EP engine that makes the first proposal; site is the number of the
-    partition and n_fresh how often it has drawn, which with the seed make its random stream;
-    proposal is the Gaussian of the draws phi (S, P), whose log likelihood (S,) is computed once;
-    the last three are None where draws are due.
+    nodes is the state of the EP engine that says where to draw; site is the number of the partition
+    and n_fresh how often it has drawn, which with the seed make its random stream; proposal is the
+    Gaussian to draw from where EP is not to be asked. Draws phi (S, P), None where they are due,
+    weigh exp(log cavity - base) under a cavity, base (S,): importance sampling has the likelihood
+    in it, a chain the cavity it was made for. log_z is what the log of their mean weight lacks of
+    log Z.
     """
 
     nodes: SiteState
@@ -54,7 +56,8 @@ class DrawState(NamedTuple):
     n_fresh: int = 0
     proposal: Moments | None = None
     phi: np.ndarray | None = None
-    log_likelihood: np.ndarray | None = None
+    base: np.ndarray | None = None
+    log_z: float = 0.0
 
 
 def marginal_log_likelihood(rows, phi, q):
@@ -124,13 +127,6 @@ def draws_of(proposal, n_draws, rng):
     return proposal.mean + np.vstack([half, -half])[:n_draws] @ lower.T
 
 
-def log_density(phi, m):
-    """Return log N(phi; m) without its constant (2 pi)."""
-    lower = checked_cholesky(m.cov)
-    white = solve_triangular(lower, (phi - m.mean).T, lower=True)
-    return -0.5 * np.sum(white**2, 0) - np.log(np.diagonal(lower)).sum()
-
-
 def log_factor(cavity, phi):
     """Return the log of the normalised cavity at draws (S, P), without its constant (2 pi)."""
     square = np.einsum("sp,pr,sr->s", phi, cavity.precision, phi)
@@ -165,10 +161,9 @@ def tilted_by_importance(rows, cavity, state, *, q, settings, rounds=6):
         if state.phi is None:
             rng = np.random.default_rng([settings.seed, state.site, state.n_fresh])
             phi = draws_of(state.proposal, settings.n_draws, rng)
-            likelihood = marginal_log_likelihood(rows, phi, q)
-            state = state._replace(phi=phi, log_likelihood=likelihood, n_fresh=state.n_fresh + 1)
-        log_target = state.log_likelihood + log_factor(cavity, state.phi)
-        log_weight = log_target - log_density(state.phi, state.proposal)
+            base = log_factor(natural(state.proposal), phi) - marginal_log_likelihood(rows, phi, q)
+            state = state._replace(phi=phi, base=base, n_fresh=state.n_fresh + 1)
+        log_weight = log_factor(cavity, state.phi) - state.base
         weight, share = normalised(log_weight)
         if share > settings.min_share or attempt == rounds - 1:
             break
@@ -176,11 +171,20 @@ def tilted_by_importance(rows, cavity, state, *, q, settings, rounds=6):
         stale = attempt == 0 and state.n_fresh > 1
         tempered = _tempered(log_weight, settings.min_share)
         adapted = None if stale else _controlled_moments(state, *tempered)
-        state = state._replace(proposal=adapted, phi=None, log_likelihood=None)
-    log_z = float(logsumexp(log_weight) - np.log(len(log_weight)))
+        state = state._replace(proposal=adapted, phi=None)
     tilted = _controlled_moments(state, weight, share)
-    if share * len(weight) < 2 * len(tilted.mean):  # fewer effective draws than make a covariance
+    return _weighed(state, log_weight, tilted, 2 * len(tilted.mean))
+
+
+def _weighed(state, log_weight, tilted, least):
+    """Return the `TiltedSite` with a covariance of nan where effective draws are fewer than least.
+
+    That many make a covariance.
+    """
+    n = len(log_weight)
+    if normalised(log_weight)[1] * n < least:
         tilted = Moments(tilted.mean, np.full_like(tilted.cov, np.nan))
+    log_z = state.log_z + float(logsumexp(log_weight) - np.log(n))
     return TiltedSite(log_z, tilted, state)
 
 
@@ -211,23 +215,6 @@ def _controlled_moments(state, weight, share):
     second = (white * (weight - control)[:, None]).T @ white + share * np.eye(white.shape[1])
     cov = second - np.outer(mean, mean)
     return Moments(state.proposal.mean + lower @ mean, lower @ cov @ lower.T)
-
-
-class ChainState(NamedTuple):
-    """What a partition keeps between sweeps.
-
-    nodes is the state of the EP engine that makes the coordinates; site is the number of the
-    partition and n_fresh how often it has drawn, which with the seed make its random stream; the
-    draws phi (S, P) are from the tilted distribution under `cavity`, whose log mass is log_z; the
-    last three are None before the first draws.
-    """
-
-    nodes: SiteState
-    site: int
-    n_fresh: int = 0
-    cavity: Natural | None = None
-    phi: np.ndarray | None = None
-    log_z: float = 0.0
 
 
 def load_sampler():
@@ -299,17 +286,16 @@ def _chain(rows, cavity, coordinates, q, n_draws, seed):
     return mean + trace.posterior["x"].values[0] @ lower.T
 
 
-def _weighted_moments(phi, weight):
-    mean = weight @ phi
-    apart = np.sqrt(weight)[:, None] * (phi - mean)
-    return Moments(mean, apart.T @ apart / (1.0 - weight @ weight))
-
-
 def _log_mass(rows, cavity, moments, q, n_draws, rng):
     """Return log Z by importance sampling from the Gaussian that the chain found."""
     phi = draws_of(moments, n_draws, rng)
     log_weight = marginal_log_likelihood(rows, phi, q) + log_factor(cavity, phi)
-    return float(logsumexp(log_weight - log_density(phi, moments)) - np.log(n_draws))
+    log_weight -= log_factor(natural(moments), phi)
+    return float(logsumexp(log_weight) - np.log(n_draws))
+
+
+def _moments_of(phi, weight):
+    return Moments(weight @ phi, np.atleast_2d(np.cov(phi.T, aweights=weight)))
 
 
 def _fresh(rows, cavity, state, q, settings):
@@ -318,15 +304,17 @@ def _fresh(rows, cavity, state, q, settings):
     stream = np.random.SeedSequence([settings.seed, state.site, state.n_fresh])
     seed = int(stream.generate_state(1)[0])
     phi = _chain(rows, cavity, site.moments, q, settings.n_draws, seed)
-    found = _weighted_moments(phi, np.full(len(phi), 1.0 / len(phi)))
+    found = _moments_of(phi, np.full(len(phi), 1.0 / len(phi)))
     log_z = _log_mass(rows, cavity, found, q, settings.n_draws, np.random.default_rng(stream))
-    return ChainState(site.state, state.site, state.n_fresh + 1, cavity, phi, log_z)
+    return DrawState(
+        site.state, state.site, state.n_fresh + 1, None, phi, log_factor(cavity, phi), log_z
+    )
 
 
 def tilted_by_nuts(rows, cavity, state, *, q, settings):
     """Return the tilted distribution of one partition under a cavity.
 
-    Called as `tilted_by_importance`, with a `ChainState`.
+    Called as `tilted_by_importance`.
 
     Notes
     -----
@@ -336,20 +324,15 @@ def tilted_by_nuts(rows, cavity, state, *, q, settings):
     whole precision and not to the share of the site, and sites add that up. Draws of a chain depend
     on each other, those of log scales most (one in four counts); the factor takes them as they are.
     """
-    log_weight = np.zeros(settings.n_draws)
-    if state.phi is not None:
-        log_weight = log_factor(cavity, state.phi) - log_factor(state.cavity, state.phi)
-    if state.phi is None or normalised(log_weight)[1] <= settings.min_share:
+    log_weight = None if state.phi is None else log_factor(cavity, state.phi) - state.base
+    if log_weight is None or normalised(log_weight)[1] <= settings.min_share:
         state = _fresh(rows, cavity, state, q, settings)
         log_weight = np.zeros(settings.n_draws)
     weight, share = normalised(log_weight)
-    tilted = _weighted_moments(state.phi, weight)
-    n_effective, p = share * len(weight), len(tilted.mean)
-    if n_effective < 2 * (p + 2):  # fewer effective draws than make a covariance
-        return TiltedSite(state.log_z, Moments(tilted.mean, np.full((p, p), np.nan)), state)
-    unbiased = (n_effective - 1.0) / (n_effective - p - 2.0)
-    log_z = state.log_z + float(logsumexp(log_weight) - np.log(len(log_weight)))
-    return TiltedSite(log_z, Moments(tilted.mean, unbiased * tilted.cov), state)
+    n, p = share * len(weight), state.phi.shape[1]
+    tilted = _moments_of(state.phi, weight)
+    unbiased = (n - 1.0) / (n - p - 2.0)
+    return _weighed(state, log_weight, tilted._replace(cov=unbiased * tilted.cov), 2 * (p + 2))
 
 
 class TrustLimits(NamedTuple):
@@ -402,8 +385,7 @@ def trust_in_parts(est, rows, n_draws, rng):
     none. Draws of the global Gaussian serve all parts; O(200 S n) for S of them.
     """
     design, designs, codes, sign, weight = rows
-    local = designs[0] if designs else np.empty((len(sign), 0))
-    code = codes[:, 0] if designs else np.zeros(len(sign), dtype=int)
+    local, code = of_one_factor(len(sign), designs, codes.T)
     precision, shift = est.site_precision_, est.site_shift_
     shared = len(precision) > 1 and not np.ptp(precision, axis=0).any()
     own = est.partition_[code] if local.shape[1] else est.partition_

@@ -6,39 +6,35 @@ from typing import Any
 import numpy as np
 from scipy.stats import multivariate_normal
 
-from ..._engine.gaussian import Moments, check_precise, moments, natural
+from ..._engine.gaussian import Moments, Natural, check_precise, moments, natural
 from ..._engine.hyper import Average, Axes, Node, normal_distribution
 from ..._engine.loop import SILENT
 from ..._engine.partition import Part
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
+from .. import _scales
 from .._parts import state_of
-from .._posterior import GroupPosterior, of_sites
+from .._posterior import GroupPosterior, of_sites, shared
 from .._scales import explore, lattice_about, star_at
-from ..exact.layout import EffectPlaces
-from .arrow import arrow_rows, half_partition
-from .draws import ChainState, DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
-from .messages import Messages, is_proper, propagate, shared, total_of
-from .mode import find_mode, laplace_messages
-from .nodes import PartsGivenTheta, PartsNode, SiteState, no_groups, node_rule, tilted_by_nodes
-from .parts import mode_worker, nodes_worker, tilted_worker
+from ..exact.layout import EffectPlaces, GroupColumns, LocalPart
+from .arrow import arrow_rows, conditional_ep, half_partition, of_one_factor
+from .draws import DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
+from .messages import is_proper, propagate, total_of
+from .mode import find_mode, laplace_messages, marginal_terms
+from .nodes import PartsGivenTheta, PartsNode, SiteState, node_rule, tilted_by_nodes
+from .parts import part_worker
 
 _MOST_ON_GRID = 2  # coordinates of theta of a lattice; a star beyond
 # Coordinates that messages between parts carry: with three varying coefficients, six of them, the
 # few nodes of a part made messages that converged on one data set of three.
 _MOST_IN_MESSAGES = 3
-# engines that draw, their first state, and the share of effective draws below which they draw again
-_DRAWING = {
-    "importance": (tilted_by_importance, DrawState, 0.3),
-    "nuts": (tilted_by_nuts, ChainState, 0.5),
-}
+# engines that draw, and the share of effective draws below which they draw again
+_DRAWING = {"importance": (tilted_by_importance, 0.3), "nuts": (tilted_by_nuts, 0.5)}
 
 
 def parts_in_memory(plan, sign):
     """Return the parts of rows in memory with labels in {-1, +1}."""
-    n = len(sign)
-    local = plan.designs[0] if plan.designs else np.empty((n, 0))
-    code = plan.codes[0] if plan.codes else np.zeros(n, dtype=int)
-    arrays = plan.X, sign, plan.weight, local, code
+    own = of_one_factor(len(sign), plan.designs, plan.codes)
+    arrays = plan.X, sign, plan.weight, *own
     return [Part(*arrow_rows(*(a[m] for a in arrays))[0]) for m in plan.parts.members]
 
 
@@ -65,7 +61,7 @@ def _start_of(plan, previous):
         return None
     precision = np.concatenate([precision, np.zeros((new, size, size))])
     shift = np.concatenate([shift, np.zeros((new, size))])
-    return Messages(precision, shift) if is_proper(prior, precision) else None
+    return Natural(precision, shift) if is_proper(prior, precision) else None
 
 
 class PartAnswers:
@@ -76,21 +72,21 @@ class PartAnswers:
         self.states: list[Any] = [None] * len(run.parts)
         self.inner_tol = 0.1 * plan.settings.tol  # looser, and sweeps are spent on inner noise
         self.inner = dict(tol=self.inner_tol, max_passes=30, power=plan.settings.power)
-        self.first: Any = None
         tilted: Any = tilted_by_nodes
         options = dict(self.inner, q=self.q)
         if plan.engine in _DRAWING:
-            tilted, self.first, share = _DRAWING[plan.engine]
+            tilted, share = _DRAWING[plan.engine]
             draws = ImportanceSettings(800, share, plan.settings.seed)
             options = dict(q=self.q, settings=draws)
         self.shared = reader, tilted, options
 
     def find_mode(self, tol, max_iter, damping=1.0, monitor=SILENT):
-        """Return the mode of the marginal posterior, started at the prior mean."""
+        """Return what `mode.find_mode` does, started at the prior mean."""
         modes, d = [None] * len(self.states), len(self.plan.beta_sd)
 
         def evaluate(phi):
-            terms = self.run(mode_worker, modes, self.reader, phi, self.q)
+            messages = [(phi, self.q, own) for own in modes]
+            terms = self.run(part_worker, messages, self.reader, marginal_terms, {})
             modes[:] = [t.modes for t in terms]
             return terms
 
@@ -101,12 +97,13 @@ class PartAnswers:
     def prepare(self, theta):
         """Place the nodes, or the first draws, of every site by the moments of theta so far."""
         place, n = SiteState(None, *theta), len(self.states)
-        self.states = [place if self.first is None else self.first(place, k) for k in range(n)]
+        draws = self.plan.engine in _DRAWING
+        self.states = [DrawState(place, k) if draws else place for k in range(n)]
 
     def tilted(self, cavities):
         """Return the tilted sites of all parts."""
         messages = list(zip(cavities, self.states, strict=True))
-        sites = self.run(tilted_worker, messages, *self.shared)
+        sites = self.run(part_worker, messages, *self.shared)
         self.states = [s.state for s in sites]
         return sites
 
@@ -118,17 +115,19 @@ class PartAnswers:
             used[k] = cavity_of(k)
             return used[k], self.states[k]
 
-        answers = self.run.as_completed(tilted_worker, message_of, *self.shared)
+        answers = self.run.as_completed(part_worker, message_of, *self.shared)
         if self.plan.settings.schedule == "serial":
             order, one = range(len(self.states)), self.run.one
-            answers = ((k, one(k, tilted_worker, message_of(k), *self.shared)) for k in order)
+            answers = ((k, one(k, part_worker, message_of(k), *self.shared)) for k in order)
         for k, site in answers:
             self.states[k] = site.state
             yield k, used[k], site
 
-    def given_theta(self, theta, messages):
-        """Return what the parts say of beta at nodes in theta, under their cavities."""
-        return self.run(nodes_worker, messages, self.reader, theta, self.q, self.inner)
+    def given_theta(self, theta, cavities, sites):
+        """Return what the parts say of beta at theta, under their cavities, from row sites."""
+        scale, pairs = _scales.factor(theta[None], self.q), zip(cavities, sites, strict=True)
+        messages = [(scale, c.precision[None], c.shift[None], own) for c, own in pairs]
+        return self.run(part_worker, messages, self.reader, conditional_ep, self.inner)
 
     def row_sites(self):
         """Return the sites of the rows of each part at its nodes, None where there are none."""
@@ -166,23 +165,21 @@ class GroupedFit:
         if self.plan.engine == "laplace":
             at_mode = partial(laplace_messages, prior=prior, with_cavities=False)
             watch = self._watch(monitor, save, at_mode)
-            mode = answers.find_mode(s.tol, s.max_iter, s.damping, watch)
-            ended = mode.history, mode.reason, mode.log_evidence
-            return self._outcome(monitor, at_mode(mode), *ended)
+            mode, trace, *ended = answers.find_mode(s.tol, s.max_iter, s.damping, watch)
+            return self._outcome(monitor, at_mode(mode), trace.history, *ended)
         if self.plan.engine == "ep" and len(self.plan.theta_prior.mean) > _MOST_IN_MESSAGES:
             return self._by_nodes(start, monitor, save)
         if start is None:
             # the messages at the mode contain one more Newton step anyway
-            start = laplace_messages(answers.find_mode(0.1, 50), prior)
+            start = laplace_messages(answers.find_mode(0.1, 50)[0], prior)
         check_precise(total_of(prior, start).precision)
         answers.prepare(self._theta_moments(start))
         watch = self._watch(monitor, save, lambda messages: messages)
         stream = None if s.schedule == "parallel" else answers.stream
         options = dict(max_iter=s.max_iter, tol=s.tol, damping=s.damping, stream=stream)
-        run = propagate(
+        result, counts = propagate(
             answers.tilted, prior, start, monitor=watch, accelerate=not self.draws, **options
         )
-        result, counts = run.result, (run.n_skipped, run.n_cut)
         found = result.evaluation.payload
         if result.reason == "stuck" and self.plan.n_effects and not self.draws:
             return self._by_nodes(found, monitor, save, result.history, counts)
@@ -239,7 +236,8 @@ class GroupedFit:
         if self.rule == "none":
             total = total_of(self.prior, messages)
             root, mean, _ = half_partition(total.precision[None], total.shift[None])
-            found = PartsNode(mean[0], root[0], no_groups(self.d), 0.0, None)
+            none = np.zeros((0, 0)), GroupColumns.without_pairs(np.zeros((0, 0, self.d)))
+            found = PartsNode(mean[0], root[0], LocalPart(none[0][None][:0], *none), 0.0, None)
             alone = Average.alone(Node(np.zeros(0), 0.0, 0.0, np.zeros(0), 0.0, found))
             return self._posterior(alone), None
         model, tol = PartsGivenTheta(self.answers.given_theta, self.plan), self.answers.inner_tol

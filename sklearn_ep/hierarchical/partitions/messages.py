@@ -1,6 +1,7 @@
 """Expectation propagation between partitions: Gaussian messages about the shared parameters.
 
-Each partition k holds a site N(phi; site_k) in natural parameters. A sweep gives every partition
+Each partition k holds a site N(phi; site_k) in natural parameters: messages are a `Natural` of
+precisions (K, P, P) and shifts (K, P). A sweep gives every partition
 its cavity, receives the moments of its tilted distribution, and steps to the messages that would
 reproduce them. Site precisions need not be positive definite and are never forced to be; only the
 cavities and the whole have to be proper, and the step is bounded by exactly that.
@@ -11,34 +12,14 @@ the proper set, no damping or order of updates helps, and the scales have to be 
 together.
 """
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.linalg import eigh
 
 from ..._engine import gaussian
-from ..._engine.loop import SILENT, Anderson, Evaluation, Monitor, Result, Trace, iterate
-
-
-class Messages(NamedTuple):
-    """Site messages: precision (K, P, P) and shift (K, P)."""
-
-    precision: np.ndarray
-    shift: np.ndarray
-
-
-class Propagation(NamedTuple):
-    """Outcome of `propagate`.
-
-    `result` is that of the loop, with `Messages` for payload and the history of all sweeps; `n_cut`
-    counts steps that were cut, `n_skipped` messages that were left as they were.
-    """
-
-    result: Result
-    n_cut: int
-    n_skipped: int
+from ..._engine.loop import SILENT, Anderson, Evaluation, Trace, iterate
 
 
 def pack(messages):
@@ -48,7 +29,7 @@ def pack(messages):
 
 def unpack(x):
     """Return the messages of a state."""
-    return Messages(x[..., :-1], x[..., -1])
+    return gaussian.Natural(x[..., :-1], x[..., -1])
 
 
 def total_of(prior, messages):
@@ -56,13 +37,6 @@ def total_of(prior, messages):
     return gaussian.Natural(
         prior.precision + messages.precision.sum(0), prior.shift + messages.shift.sum(0)
     )
-
-
-def shared(total, prior, n_sites):
-    """Return equal messages whose product with the prior is the total, with proper cavities."""
-    precision, shift = gaussian.over(total, prior)
-    precision = 0.5 * (precision + precision.T)
-    return Messages(*(np.repeat(a[None] / n_sites, n_sites, axis=0) for a in (precision, shift)))
 
 
 def is_proper(prior, precision, with_cavities=True):
@@ -108,14 +82,16 @@ def _residual(total, change):
     return float(max(np.max(np.abs(shifted) / sd), np.max(np.abs(spread)))), sd
 
 
+def cavities_of(total, messages):
+    """Return what is left of the product of prior and messages without each of the latter."""
+    return [gaussian.over(total, gaussian.Natural(*site)) for site in zip(*messages, strict=True)]
+
+
 def log_evidence(prior, total, messages, log_z):
     """Return the EP approximation of log p(y) for tilted normalisers log Z of the sites (K,)."""
     whole = gaussian.log_partition(total)
-    terms = [
-        z + gaussian.log_partition(gaussian.over(total, gaussian.Natural(*site))) - whole
-        for z, site in zip(log_z, zip(*messages, strict=True), strict=True)
-    ]
-    return float(whole - gaussian.log_partition(prior) + sum(terms))
+    terms = map(gaussian.log_partition, cavities_of(total, messages))
+    return float(whole - gaussian.log_partition(prior) + sum(log_z) + sum(t - whole for t in terms))
 
 
 def _new_message(cavity, site):
@@ -148,9 +124,7 @@ class Sweeps:
         total = total_of(prior, messages)
         gaussian.checked_cholesky(total.precision)
         if self.stream is None:
-            cavities = [
-                gaussian.over(total, gaussian.Natural(*s)) for s in zip(*messages, strict=True)
-            ]
+            cavities = cavities_of(total, messages)
             sites = self.tilted(cavities)
             updates = [_new_message(c, s) for c, s in zip(cavities, sites, strict=True)]
         else:
@@ -189,17 +163,17 @@ class Sweeps:
 
 
 def propagate(
-    tilted: Callable[[list[gaussian.Natural]], list[Any]],
-    prior: gaussian.Natural,
-    start: Messages,
+    tilted,
+    prior,
+    start,
     *,
-    max_iter: int,
-    tol: float,
-    damping: float = 1.0,
-    stream: Callable[[Callable[[int], gaussian.Natural]], Iterable[Any]] | None = None,
-    accelerate: bool = True,
-    monitor: Monitor = SILENT,
-) -> Propagation:
+    max_iter,
+    tol,
+    damping=1.0,
+    stream=None,
+    accelerate=True,
+    monitor=SILENT,
+):
     """Find the fixed point of the site messages.
 
     tilted maps the list of cavities to the tilted sites, objects with `log_z` and `moments`; start
@@ -211,6 +185,8 @@ def propagate(
     what `cavity_of(k)` said when the work on k began. If given, each answer is used as it comes,
     and partitions begun later see it.
 
+    Returns the `Result`, with messages for payload and the history of all sweeps, and how many
+    messages were left as they were and steps cut.
     """
     trace = Trace(monitor)
     sweeps = Sweeps(tilted, prior, stream, damping, trace)
@@ -229,7 +205,7 @@ def propagate(
     at_border = result.reason == "asked" and not trace.asked
     if at_border:
         result = replace(result, reason="max_iter" if spent else "stuck")
-    return Propagation(result, sweeps.n_cut, sweeps.n_skipped)
+    return result, (sweeps.n_skipped, sweeps.n_cut)
 
 
 def _as_they_come(stream, prior, messages, damping):
@@ -255,10 +231,10 @@ def _as_they_come(stream, prior, messages, damping):
 
 def _after_one(prior, messages, k, update, step):
     """Return the messages after a step of site k towards its update, no longer than is proper."""
-    target = Messages(messages.precision.copy(), messages.shift.copy())
+    target = gaussian.Natural(messages.precision.copy(), messages.shift.copy())
     target.precision[k], target.shift[k] = update
     change = target.precision - messages.precision
     if not is_proper(prior, messages.precision + step / 0.9 * change):
         step = min(step, 0.9 * step_limit(total_of(prior, messages), messages, change))
     pairs = zip(messages, target, strict=True)
-    return Messages(*(old + step * (new - old) for old, new in pairs))
+    return gaussian.Natural(*(old + step * (new - old) for old, new in pairs))

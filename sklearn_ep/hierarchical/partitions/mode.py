@@ -7,18 +7,19 @@ centre makes the Newton steps. What the partitions say at the mode are the site 
 propagation, which is where expectation propagation starts from.
 """
 
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import expit, log_expit, logsumexp
 
-from ..._engine.gaussian import backward, checked_cholesky, forward, log_partition
-from ..._engine.loop import SILENT, Reason, Trace, reason_to_end
-from ..._engine.quadrature import gauss_hermite
+from ..._engine import gaussian
+from ..._engine.gaussian import backward, forward
+from ..._engine.loop import SILENT, Trace, reason_to_end
+from ..._engine.quadrature import hermite_product
 from .. import _scales
-from .arrow import segment_products, weighted_gram
-from .messages import Messages, is_proper
+from ..exact.layout import group_factors
+from .arrow import segment_products
+from .messages import is_proper
 
 
 class SiteTerms(NamedTuple):
@@ -30,25 +31,9 @@ class SiteTerms(NamedTuple):
     modes: np.ndarray
 
 
-class Mode(NamedTuple):
-    """Outcome of `find_mode`.
-
-    phi (P,) is the last point, terms the list of `SiteTerms` there; the residual in the history is
-    the length of the next Newton step in posterior sd.
-    """
-
-    phi: np.ndarray
-    terms: list[SiteTerms]
-    log_evidence: float
-    reason: Reason
-    history: dict[str, np.ndarray]
-
-
 def effect_rule(q):
     """Return nodes (k, q) and log weights of a product Gauss-Hermite rule for N(0, I_q)."""
-    x, w = gauss_hermite({1: 9, 2: 5}.get(q, 3))
-    nodes = np.array(list(product(x, repeat=q)))
-    return nodes, np.array([np.sum(np.log(c)) for c in product(w, repeat=q)])
+    return hermite_product(({1: 9, 2: 5}.get(q, 3),) * q)
 
 
 def effect_modes(rows, offset, design, modes, tol=1e-6):
@@ -59,25 +44,24 @@ def effect_modes(rows, offset, design, modes, tol=1e-6):
     prior sd: the factor is log-concave, and the bound keeps the first steps of a large scale from
     overshooting.
     """
-    group, q = rows.group, design.shape[-1]
-    block = np.empty((*modes.shape, q))
+    group = rows.group
     for _ in range(50):
         z = offset + np.sum(design * modes[..., group, :], -1)
-        p = expit(z)
-        residual = rows.weight * (0.5 * (1.0 + rows.sign) - p)
-        curvature = rows.weight * p * (1.0 - p)
+        residual, curvature = _derivatives(rows, z)
         slope = np.add.reduceat(residual[..., None] * design, rows.starts, axis=-2) - modes
-        for a in range(q):
-            for b in range(q):
-                bend = curvature * design[..., a] * design[..., b]
-                block[..., a, b] = np.add.reduceat(bend, rows.starts, axis=-1) + (a == b)
-        lower = np.sqrt(block) if q == 1 else np.linalg.cholesky(block)
+        lower = group_factors(curvature, design, rows.starts)
         step = backward(lower, forward(lower, slope[..., None]))[..., 0]
         longest = np.abs(step).max(-1, keepdims=True)
         modes = modes + step * np.minimum(1.0, 2.0 / np.maximum(longest, 1e-300))
         if longest.max() < tol:
             break
     return modes, lower
+
+
+def _derivatives(rows, z):
+    """Return slope and negative curvature (..., n) of the log likelihood in predictors z."""
+    p = expit(z)
+    return rows.weight * (0.5 * (1.0 + rows.sign) - p), rows.weight * p * (1.0 - p)
 
 
 def _louis(score, share):
@@ -88,21 +72,21 @@ def _louis(score, share):
     return mean.sum(0), spread.T @ spread
 
 
-def marginal_terms(rows, phi, q, modes):
+def marginal_terms(rows, phi, q, modes=None):
     """Return the `SiteTerms` of the rows at phi = (beta, theta) with q varying coefficients.
 
     Adaptive Gauss-Hermite quadrature about the modes of the effects, whose search starts at modes
-    (J, q); gradient and Hessian by Louis' identity over the same nodes. O(n D^2) and a product with
-    X for each of the 9 nodes (5^2 for q = 2).
+    (J, q), None for zero; gradient and Hessian by Louis' identity over the same nodes. O(n D^2) and
+    a product with X for each of the 9 nodes (5^2 for q = 2).
     """
     d = rows.X.shape[1]
-    offset = rows.X @ phi[:d]
+    offset, modes = rows.X @ phi[:d], np.zeros((len(rows.starts), q)) if modes is None else modes
     if q == 0:
-        p = expit(offset)
-        residual = rows.weight * (0.5 * (1.0 + rows.sign) - p)
+        residual, curvature = _derivatives(rows, offset)
         value = rows.weight @ log_expit(rows.sign * offset)
-        gram = weighted_gram(rows.X, (rows.weight * p * (1.0 - p))[None])[0]
-        return SiteTerms(value, residual @ rows.X, -gram, modes)
+        return SiteTerms(
+            value, residual @ rows.X, -gaussian.weighted_gram(rows.X, curvature), modes
+        )
     design = rows.local @ _scales.factor(phi[d:], q)
     modes, lower = effect_modes(rows, offset, design, modes)
     x, log_weight = effect_rule(q)
@@ -114,15 +98,14 @@ def marginal_terms(rows, phi, q, modes):
     density -= 0.5 * np.sum(u**2, 2) + np.log(lower[:, k, k]).sum(1)
     total = logsumexp(density, axis=0)
     share = np.exp(density - total)
-    p = expit(z)
-    residual = rows.weight * (0.5 * (1.0 + rows.sign) - p)
-    curvature = rows.weight * p * (1.0 - p) * share[:, group]
+    residual, curvature = _derivatives(rows, z)
+    curvature *= share[:, group]
     slope = np.einsum("tnq,knq->tkn", rows.local @ _scales.tangent(phi[d:], q), u[:, group])
     of_theta = np.moveaxis(np.add.reduceat(residual * slope, rows.starts, axis=2), 0, -1)
     score = np.concatenate([segment_products(rows, residual), of_theta], axis=2)
     gradient, hessian = _louis(score, share)
     cross = np.einsum("kn,tkn->tn", curvature, slope) @ rows.X
-    hessian[:d, :d] -= weighted_gram(rows.X, curvature.sum(0)[None])[0]
+    hessian[:d, :d] -= gaussian.weighted_gram(rows.X, curvature.sum(0))
     hessian[d:, :d] -= cross
     hessian[:d, d:] -= cross.T
     hessian[d:, d:] -= np.einsum("kn,skn,tkn->st", curvature, slope, slope, optimize=True)
@@ -146,12 +129,14 @@ class Ascent(NamedTuple):
     length: float
 
 
-def _ascent(prior, phi, terms, value, d):
+def _ascent(evaluate, prior, phi, d):
     """Return the `Ascent` at phi: a Newton step made uphill by flipping negative curvatures.
 
     Curvatures are compared in coordinates scaled by their diagonal, so that units of columns do not
     matter. The whole step is shortened where a log scale would move by more than one.
     """
+    terms = evaluate(phi)
+    value = sum(t.value for t in terms) - 0.5 * phi @ prior.precision @ phi + prior.shift @ phi
     hessian = prior.precision - sum(t.hessian for t in terms)
     gradient = prior.shift - prior.precision @ phi + sum(t.gradient for t in terms)
     scale = 1.0 / np.sqrt(np.maximum(np.abs(np.diagonal(hessian)), 1e-300))
@@ -161,20 +146,20 @@ def _ascent(prior, phi, terms, value, d):
     length = float(np.sqrt(step @ turned))
     step = scale * (vectors @ step)
     step /= max(1.0, np.max(np.abs(step[d:]), initial=0.0))
-    return Ascent(phi, terms, value, step, step @ gradient, length)
+    return Ascent(phi, terms, float(value), step, step @ gradient, length)
 
 
 def find_mode(evaluate, prior, phi, d, *, tol, max_iter, damping=1.0, monitor=SILENT):
-    """Climb to the `Mode` of the marginal posterior by Newton steps with a line search.
+    """Climb to the mode of the marginal posterior by Newton steps with a line search.
 
     evaluate maps phi, whose first d entries are coefficients and the rest coordinates of the group
     scales, to a list of `SiteTerms`. It stops once the Newton step is shorter than tol posterior
     sd; damping is the first trial of the line search. The monitor is told of each iteration, with
-    the `Ascent` at the point it led to.
+    the `Ascent` at the point it led to. Returns the last one, and the `Trace`, the `Reason` and the
+    log evidence.
     """
-    trace, reason = Trace(monitor), None
-    terms, value = _objective(evaluate, prior, phi)
-    here = _ascent(prior, phi, terms, value, d)
+    trace, reason, evidence = Trace(monitor), None, 0.0
+    here = _ascent(evaluate, prior, phi, d)
     while reason is None:
         trace.begin()
         settled, stuck = here.length < tol, False
@@ -185,7 +170,7 @@ def find_mode(evaluate, prior, phi, d, *, tol, max_iter, damping=1.0, monitor=SI
         evidence = _laplace_evidence(here.value, here.terms, prior)
         trace.end({"residual": here.length, "log_evidence": evidence}, here)
         reason = reason_to_end(trace, here.length < tol, settled, stuck, max_iter)
-    return Mode(here.phi, here.terms, evidence, reason, trace.history)
+    return here, trace, reason, evidence
 
 
 def _climbed(evaluate, prior, here, damping, d):
@@ -196,21 +181,14 @@ def _climbed(evaluate, prior, here, damping, d):
     """
     share = damping
     for _ in range(12):
-        phi = here.phi + share * here.step
         try:
-            terms, value = _objective(evaluate, prior, phi)
+            there = _ascent(evaluate, prior, here.phi + share * here.step, d)
+            if there.value >= here.value + 1e-4 * share * here.gain - 1e-9 * abs(here.value):
+                return there
         except (FloatingPointError, np.linalg.LinAlgError):
-            value = -np.inf
-        if value >= here.value + 1e-4 * share * here.gain - 1e-9 * abs(here.value):
-            return _ascent(prior, phi, terms, value, d)
+            pass
         share *= 0.4
     return None
-
-
-def _objective(evaluate, prior, phi):
-    terms = evaluate(phi)
-    value = sum(t.value for t in terms) - 0.5 * phi @ prior.precision @ phi + prior.shift @ phi
-    return terms, float(value)
 
 
 def _site_precisions(terms):
@@ -236,12 +214,12 @@ def _laplace_evidence(value, terms, prior):
     """
     precision = _site_precisions(terms)
     share = _proper_share(prior, precision, with_cavities=False)
-    lower = checked_cholesky(prior.precision + share * precision.sum(0))
-    return float(value - np.sum(np.log(np.diagonal(lower))) - log_partition(prior))
+    lower = gaussian.checked_cholesky(prior.precision + share * precision.sum(0))
+    return float(value - np.sum(np.log(np.diagonal(lower))) - gaussian.log_partition(prior))
 
 
 def laplace_messages(mode, prior, *, with_cavities=True):
-    """Return the `Messages` of the sites at a `Mode`, or at an `Ascent` on the way.
+    """Return the messages of the sites at an `Ascent`, that at the mode or one on the way.
 
     Their product with the prior is the Laplace approximation. Where that is improper, or leaves a
     cavity improper and `with_cavities` asks for those, all messages are weakened by the same share,
@@ -250,4 +228,4 @@ def laplace_messages(mode, prior, *, with_cavities=True):
     precision = _site_precisions(mode.terms)
     shift = np.stack([t.gradient for t in mode.terms]) + precision @ mode.phi
     share = _proper_share(prior, precision, with_cavities)
-    return Messages(share * precision, share * shift)
+    return gaussian.Natural(share * precision, share * shift)

@@ -8,8 +8,7 @@ effects given theta; the search, the nodes and the smooth distribution are then 
 engine.
 """
 
-from functools import lru_cache, partial
-from itertools import product
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,13 +17,13 @@ from scipy.special import logsumexp
 
 from ..._engine import gaussian
 from ..._engine.hyper import Node
-from ..._engine.loop import Evaluation, iterate
-from ..._engine.quadrature import gauss_hermite, star_rule
+from ..._engine.quadrature import hermite_product, star_rule
 from ..._engine.sites import Sites
 from .. import _scales
+from .._posterior import between
 from ..exact.layout import GroupColumns, LocalPart
 from .arrow import conditional_ep, half_partition
-from .messages import Messages, pack, total_of, unpack
+from .messages import propagate, total_of, unpack
 
 # sd of a log scale below which the posterior given it is nearly linear in it: fewer nodes do
 _NARROW = 0.1
@@ -44,11 +43,11 @@ class SiteState(NamedTuple):
 
 
 class TiltedSite(NamedTuple):
-    """log Z, moments of (beta, theta) and the state for the next sweep."""
+    """log Z, moments of (beta, theta), or of beta, and the state for the next sweep."""
 
     log_z: float
     moments: gaussian.Moments
-    state: SiteState
+    state: Any
 
 
 @lru_cache
@@ -61,9 +60,7 @@ def node_rule(t, narrow=False):
     """
     if t > 3:
         return star_rule(t)
-    rules = [gauss_hermite(3)] * (t - 1) + [gauss_hermite(3 if narrow else 5)] * (t > 0)
-    log_weights = np.array([np.sum(np.log(c)) for c in product(*(w for _, w in rules))])
-    return np.array(list(product(*(x for x, _ in rules)))).reshape(len(log_weights), t), log_weights
+    return hermite_product((3,) * (t - 1) + (3 if narrow else 5,) * (t > 0))
 
 
 def cavity_of_theta(cavity, d):
@@ -100,10 +97,7 @@ def _mixture(log_weight, theta, posterior):
     """Return log Z and moments of (beta, theta) for log weights (M,) of the nodes."""
     log_z = logsumexp(log_weight)
     weight = np.exp(log_weight - log_z)
-    points = np.hstack([posterior.mean, theta])
-    mean = weight @ points
-    apart = np.sqrt(weight)[:, None] * (points - mean)
-    cov = apart.T @ apart
+    mean, cov = between(weight, np.hstack([posterior.mean, theta]))
     d = posterior.mean.shape[1]
     roots = (np.sqrt(weight)[:, None, None] * posterior.root).reshape(-1, d)
     cov[:d, :d] += roots.T @ roots
@@ -170,8 +164,8 @@ class PartsNode(NamedTuple):
 class PartsGivenTheta:
     """The model as a function of theta, for the search of nodes.
 
-    answers(theta, messages) maps nodes (1, T) and, for each part, (precision (1, D, D), shift (1,
-    D), row sites) to a list of `ConditionalPosterior`.
+    answers(theta, cavities, sites) gives for each part, by its cavity of beta and its row sites, a
+    `ConditionalPosterior` at the one node theta.
     """
 
     def __init__(self, answers, plan):
@@ -188,23 +182,42 @@ class PartsGivenTheta:
         """Return the `Node` at theta, from messages about phi, and the sites of rows of parts."""
         theta, (precision, shift), d = np.asarray(theta, float), messages, len(self.prior.shift)
         # what Gaussian messages about (beta, theta) imply of beta given theta
-        start = Messages(precision[:, :d, :d], shift[:, :d] - theta @ precision[:, d:, :d])
+        start = gaussian.Natural(precision[:, :d, :d], shift[:, :d] - theta @ precision[:, d:, :d])
         rows = [None if s is None else middle_sites(s, 1) for s in row_sites]
-        return self.evaluate(theta, (rows, pack(start)[:, None]), tol)
+        return self.evaluate(theta, (rows, start), tol)
 
     def evaluate(self, theta, sites, tol, max_rounds=30):
-        """Return the `Node` at theta, with a `PartsNode`, started at the sites of another."""
-        solve, k, d = partial(self.answers, theta[None]), len(self.where), len(self.prior.shift)
-        rows, x = ([None] * k, np.zeros((k, 1, d, d + 1))) if sites is None else sites
-        (found, local), residual = conditional_node(solve, self.prior, rows, x, tol, max_rounds)
-        node = found._replace(local=self._assembled(local))
-        told = node.log_z, self._slope(theta, node), residual, node
+        """Return the `Node` at theta, with a `PartsNode`, started at the sites of another.
+
+        Those are row sites and messages about beta. Messages of later rounds are positive
+        semi-definite, so that their cavities stay proper.
+        """
+        k, d = len(self.where), len(self.prior.shift)
+        none = [None] * k, gaussian.Natural(np.zeros((k, d, d)), np.zeros((k, d)))
+        rows, start = none if sites is None else sites
+        parts: list[Any] = []
+
+        def tilted(cavities):
+            nonlocal parts, rows
+            parts = self.answers(theta, cavities, rows)
+            rows = [p.sites for p in parts]
+            moments = [gaussian.Moments(p.mean[0], p.root[0].T @ p.root[0]) for p in parts]
+            return [TiltedSite(p.log_z[0], m, None) for p, m in zip(parts, moments, strict=True)]
+
+        options = dict(max_iter=max_rounds - 1, tol=tol, accelerate=False)
+        found = propagate(tilted, self.prior, start, **options)[0]
+        total, evidence = total_of(self.prior, found.evaluation.payload), found.evaluation.record
+        root, mean, _ = half_partition(*(a[None] for a in total))
+        local = self._assembled([p.local for p in parts])
+        known = local, evidence["log_evidence"], (rows, unpack(found.onwards))
+        node = PartsNode(mean[0], root[0], *known)
+        told = node.log_z, self._slope(theta, node), found.residual, node
         return Node.under(self.theta_prior, theta, *told)
 
     def _assembled(self, blocks):
         """Return the `LocalPart` of the named groups, in the order of their labels."""
         named = np.argsort(np.concatenate(self.where), kind="stable")[: self.n_named]
-        lower, gain, offset = (
+        lower, offset, gain = (
             np.concatenate(a, axis=1)[0][named] for a in zip(*blocks, strict=True)
         )
         return LocalPart(lower, offset, GroupColumns.without_pairs(gain))
@@ -220,43 +233,3 @@ class PartsGivenTheta:
         cov = turned @ turned.swapaxes(1, 2) + inverse.swapaxes(1, 2) @ inverse
         moment = (cov + mean[:, :, None] * mean[:, None]).mean(0) - np.eye(q)
         return _scales.slope(theta, q, self.n_levels[0] * moment)
-
-
-def no_groups(d):
-    """Return the `LocalPart` of a model without groups, for d coefficients."""
-    none = np.zeros((0, 0))
-    return LocalPart(none[None][:0], none, GroupColumns.without_pairs(np.zeros((0, 0, d))))
-
-
-def conditional_node(solve, prior, sites, x, tol, max_rounds):
-    """Run partitioned EP over beta; return ((`PartsNode`, effects of each part), residual).
-
-    solve maps a list of (precision (1, D, D), shift (1, D), sites), one a part, to a list of
-    `ConditionalPosterior`; prior is that of beta; sites are the row sites of each part, x the
-    packed messages (K, 1, D, D + 1) to start from, whose whole and cavities must be proper.
-    Messages of later rounds are positive semi-definite, so properness is kept. It stops once no
-    mean moves by more than tol sd, and no sd by a share of tol.
-    """
-
-    def evaluate(x):
-        nonlocal sites
-        total = total_of(prior, unpack(x))
-        cavities = [
-            gaussian.over(total, gaussian.Natural(*site)) for site in zip(*unpack(x), strict=True)
-        ]
-        parts = solve([(*c, s) for c, s in zip(cavities, sites, strict=True)])
-        sites = [p.sites for p in parts]
-        answers = list(zip(parts, cavities, strict=True))
-        target = np.stack([pack(gaussian.over(p, c)) for p, c in answers])
-        old_root, old_mean, mass = half_partition(*total)
-        log_z = mass - gaussian.log_partition(prior)
-        log_z = log_z + sum(p.log_z + half_partition(*c)[2] - mass for p, c in answers)
-        root, mean, _ = half_partition(*total_of(prior, unpack(target)))
-        old_var, var = np.sum(old_root**2, axis=1), np.sum(root**2, axis=1)
-        moved = np.max(np.abs(mean - old_mean) / np.sqrt(var))
-        residual = max(moved, 0.5 * np.max(np.abs(np.log(var / old_var))))
-        node = PartsNode(mean[0], root[0], None, float(log_z[0]), (sites, target))
-        return Evaluation(target, residual, payload=(node, [p.local for p in parts]))
-
-    found = iterate(evaluate, x, max_iter=max_rounds - 1, tol=tol)
-    return found.evaluation.payload, found.evaluation.residual

@@ -7,10 +7,8 @@ import numpy as np
 
 from ..._engine.partition import load_part
 from ..._engine.row_order import row_keys
-from .. import _scales
 from .._factors import group_keys
-from .arrow import ArrowRows, arrow_rows, conditional_ep
-from .mode import marginal_terms
+from .arrow import ArrowRows, arrow_rows, of_one_factor
 
 _AUTO_SITES = 8  # few large partitions: as accurate as many small ones and several times faster
 # Total weight that makes one more partition worth while: with groups; without, where a partition is
@@ -32,21 +30,21 @@ class Placement(NamedTuple):
     members: Any = None
 
 
-def place_rows(est, training, levels, codes, previous):
+def place_rows(est, draws, training, levels, codes, previous):
     """Return the `Placement` of rows in memory.
 
-    levels (the named ones) and codes are of each factor, of which there is at most one; previous is
-    the state of an earlier fit or None: groups stay in their sites, new ones share a site of their
-    own.
+    draws says whether the engine draws; levels (the named ones) and codes are of each factor, of
+    which there is at most one; previous is the state of an earlier fit or None: groups stay in
+    their sites, new ones share a site of their own.
     """
     weight = training.weight
     if not levels:
-        n_sites = _n_sites(est, weight.sum(), None)
+        n_sites = _n_sites(est, draws, weight.sum(), None)
         row_site = site = spread_by_content(training.X, training.y, weight, n_sites)
         group_site = np.empty(0, dtype=int)
     else:
         load = np.bincount(codes[0], weights=weight)
-        group_site = _place_groups(est, levels[0], load, previous)
+        group_site = _place_groups(est, draws, levels[0], load, previous)
         row_site, site = group_site[codes[0]], group_site[: len(levels[0])]
     members = [np.flatnonzero(row_site == k) for k in np.unique(row_site)]
     where = [np.flatnonzero(group_site == k) for k in np.unique(row_site)]
@@ -73,17 +71,17 @@ def place_raw(n_rows, levels, n_levels, where, reader):
     return Placement(site[: len(levels[0])], groups, reader)
 
 
-def _n_sites(est, total_weight, n_groups):
+def _n_sites(est, draws, total_weight, n_groups):
     wanted = est.n_partitions
     if wanted == "auto":
         kind = "rows" if n_groups is None else "groups"
-        kind = "draws" if est.engine in ("importance", "nuts") else kind
+        kind = "draws" if draws else kind
         least = 2 if kind == "groups" else 1
         wanted = min(_AUTO_SITES, max(least, int(total_weight // _WEIGHT_A_SITE[kind])))
     return wanted if n_groups is None else min(wanted, n_groups)
 
 
-def _place_groups(est, table, load, previous):
+def _place_groups(est, draws, table, load, previous):
     """Return the site of each group; those of an earlier fit stay where they are."""
     if previous is not None and "group_keys" in previous and len(load) == len(table):
         known = dict(zip(previous["group_keys"].tolist(), previous["partition"], strict=True))
@@ -92,7 +90,7 @@ def _place_groups(est, table, load, previous):
         if np.any(fixed >= 0) and est.n_partitions in ("auto", n_sites):
             fixed[fixed < 0] = n_sites
             return fixed
-    return balance(load, _n_sites(est, load.sum(), len(load)))
+    return balance(load, _n_sites(est, draws, load.sum(), len(load)))
 
 
 def balance(load, n_sites):
@@ -126,24 +124,9 @@ def read_rows(part, reader):
     if reader is None:
         return ArrowRows(*arrays)
     X, sign, weight, designs, codes = reader(arrays)
-    local = designs[0] if designs else np.empty((len(X), 0))
-    return arrow_rows(X, sign, weight, local, codes[0] if codes else np.zeros(len(X), int))[0]
+    return arrow_rows(X, sign, weight, *of_one_factor(len(X), designs, codes))[0]
 
 
-def mode_worker(part, modes, reader, phi, q):
-    """Return the `SiteTerms` of a partition."""
-    rows = read_rows(part, reader)
-    if modes is None:
-        modes = np.zeros((len(rows.starts), q))
-    return marginal_terms(rows, phi, q, modes)
-
-
-def tilted_worker(part, message, reader, tilted, options):
-    """Return the `TiltedSite` of a partition under its cavity by an engine with its options."""
-    return tilted(read_rows(part, reader), *message, **options)
-
-
-def nodes_worker(part, message, reader, theta, q, inner):
-    """Return the `ConditionalPosterior` of a partition at nodes in theta."""
-    rows, scale = read_rows(part, reader), _scales.factor(theta, q)
-    return conditional_ep(rows, scale, *message, **inner)
+def part_worker(part, message, reader, function, options):
+    """Return function(rows, *message, **options) of a partition."""
+    return function(read_rows(part, reader), *message, **options)
