@@ -39,7 +39,7 @@ from ._systems import TINY
 # Limits of a fit near the mode of the scale: no closer than weights of nodes need.
 _ROUGH = dict(tol=3e-2, inner_tol=1e-2)
 # Of the nodes: posteriors of four small sets are as near to quadrature as at steps of 1.1.
-_SPACING = Spacing(1.2, 5.0, 13)
+_SPACING = Spacing(1.7, 5.5, 13)
 # Slope of the log density at which a warm start keeps the place it has: nodes need no more.
 _FLAT = 0.2
 
