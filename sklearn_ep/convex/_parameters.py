@@ -23,9 +23,6 @@ class Sizes(NamedTuple):
     """Sizes from which on another way is taken."""
 
     exact: int = 4000  # largest matrix that "auto" factorises: some 10 s a step
-    # Larger side of it up to which the scale of the prior is averaged over: the more coefficients
-    # have learned it, the less it leaves open.
-    averaged: int = 1000
     # Outer steps in place of one where a scale is learned from sampled variances: each new scale
     # brings errors of its own into them, and the two settle slowly together.
     longer_learning: int = 3
@@ -281,6 +278,10 @@ class PredictorPrior(NamedTuple):
     def slope(self, phi):
         """Return the derivative of the log density in phi."""
         return -self.rate * float(np.tanh(self._log_ratio(phi)))
+
+    def curvature(self, phi):
+        """Return minus the second derivative of the log density in phi."""
+        return self.rate**2 - self.slope(phi) ** 2
 
     @classmethod
     def of(cls, prior, column_variances):

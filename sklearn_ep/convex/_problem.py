@@ -17,6 +17,7 @@ from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_jo
 from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
 from ._calibration import Cavities, LeftOut, calibrated, cavities
+from ._costs import dual_pays, sampling_pays
 from ._double_loop import ExactFit, Last
 from ._natural import NaturalGradient
 from ._parameters import SIZES, Limits, is_flat, make_prior, prior_mode, refuse_integration
@@ -133,24 +134,21 @@ def fit_exact(problem, sign, monitor, k):
 
     At one scale of the prior or averaged over it.
     """
-    rows, mode, last = problem.rows, None, problem.lasts[k]
+    rows, last, averaged = problem.rows, problem.lasts[k], None
     fits = ExactFit(
         rows.design, rows.sites(sign), problem.prior, SYSTEMS[problem.solver], problem.limits
     )
-    at, apart = fits, last is not None and last.phi is not None
+    apart = last is not None and last.phi is not None
     if rows.averaged:
-        averaged, start = fits.averaged(last if apart else None)
-        mode = None if averaged is None else averaged.mode(start, monitor)
-    if mode is not None:
-        phi = float(mode.phi[0])
-        at, last = averaged.at(phi), mode.payload.last
+        averaged, last = fits.averaged(last if apart else None, monitor)
     elif apart:
         last = None
+    at = fits if averaged is None else averaged.at(last.phi)
     loop, result = at.solved(last, monitor)
     step = result.evaluation.payload
     log_evidence = np.nan if np.any(np.isinf(at.prior.variance)) else step.objective
-    last = step.mean, result.x
-    if mode is None:
+    phi, last = (None if averaged is None else last.phi), (step.mean, result.x)
+    if averaged is None:
         average, nodes = single_node(at.prior, step.scale, log_evidence), [at.node_fit(step)]
         scale = at.prior.spread(step.scale)
     else:
@@ -343,7 +341,7 @@ def make_problem(estimator, training):
     warn_of_spreads(estimator, training.X)
     q, d = training.X.shape
     weight = training.weight * class_weights(estimator, training)
-    variance, solver = _methods(estimator, q, d)
+    variance, solver = _methods(estimator, training.X)
     X, copies = training.X, None
     if variance != "exact":
         copies = find_copies(X, training.y, weight)
@@ -351,7 +349,7 @@ def make_problem(estimator, training):
     design = Design(X, bool(estimator.fit_intercept))
     q, n = design.shape
     prior = make_prior(estimator, d, lambda: weighted_variances(X, weight))
-    averaged = _is_averaged(estimator, variance, prior, min(n, q) if solver == "dual" else n)
+    averaged = _is_averaged(estimator, variance, prior)
     n_problems = 1 if len(estimator.classes_) == 2 else len(estimator.classes_)
     shape = (q, n, n_problems, variance, prior_mode(estimator), averaged)
     rng, sampled = check_random_state(estimator.random_state), variance != "exact"
@@ -441,17 +439,14 @@ def evidence_probes(estimator, n, rng):
     return rademacher(n, estimator.n_evidence_probes, rng) if estimator.n_evidence_probes else None
 
 
-def _is_averaged(estimator, variance, prior, size):
-    """Return whether the scale of the prior is averaged over, or raise a ValueError.
-
-    `size` is that of the matrix that is factorised at every step.
-    """
+def _is_averaged(estimator, variance, prior):
+    """Return whether the scale of the prior is averaged over, or raise a ValueError."""
     if not prior.learn or estimator.hyperparameters == "mode":
         return False
     if variance != "exact":
         refuse_integration(estimator, f"variance={variance!r}, whose evidence is sampled")
         return False
-    return estimator.hyperparameters == "integrate" or size <= SIZES.averaged
+    return True
 
 
 def weighted_variances(X, weight):
@@ -480,13 +475,14 @@ def checked_class_weights(estimator, y, weight):
     return weights
 
 
-def _methods(estimator, q, d):
-    """Return the way to variances and the solver for q rows and d columns in memory."""
+def _methods(estimator, X):
+    """Return the way to variances and the solver for rows X (q, d) in memory."""
     # far from zero a heavy-tailed prior has next to no precision, and the dual form divides by it
-    primal = is_flat(estimator) or estimator.prior != "gaussian" or d <= q
-    variance, solver = estimator.variance, estimator.solver
+    primal = is_flat(estimator) or estimator.prior != "gaussian" or not dual_pays(X, SIZES.exact)
+    variance, solver, side = estimator.variance, estimator.solver, X.shape[1 if primal else 0]
     if variance == "auto":
-        variance = "exact" if (d if primal else q) <= SIZES.exact else "calibrated"
+        spare = estimator.hyperparameters != "integrate" and sampling_pays(X, side)
+        variance = "calibrated" if spare or side > SIZES.exact else "exact"
     if variance != "exact":
         return variance, "cg"
     return variance, solver if solver in SYSTEMS else "primal" if primal else "dual"

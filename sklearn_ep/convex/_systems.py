@@ -21,6 +21,7 @@ from .._engine.gaussian import (
     checked_cholesky,
     explained_variances,
     inverse_from_cholesky,
+    inverse_from_triangular,
     positive_variance,
     triangular_inverse,
 )
@@ -224,6 +225,12 @@ class PrimalSystem:
         """Return diag(A^-1)."""
         return np.einsum("ij,ij->j", self.half, self.half)
 
+    def squared_shrinkage(self, diagonal):
+        """Return |I - A^-1 D|^2, the sum of squared shrinkage factors under a prior D. O(n^3)."""
+        root = np.sqrt(diagonal)
+        rest = root[:, None] * inverse_from_triangular(self.half.copy(order="F")) * root
+        return len(rest) - 2.0 * float(np.trace(rest)) + float(np.sum(rest**2))
+
     def covariance(self, B1, B2):
         """Return B1 A^-1 B2'."""
         first = B1 @ self.half.T
@@ -269,6 +276,11 @@ class DualSystem:
         half = triangular_inverse(self.lower)
         var, *_ = explained_variances(self.K, self.weight, self.root, half)
         return positive_variance(var, np.diagonal(self.K))
+
+    def squared_shrinkage(self, diagonal):
+        """Return |I - M^-1|^2, the sum of squared shrinkage factors. O(q^3)."""
+        rest = inverse_from_cholesky(self.lower.copy(order="F"))
+        return len(rest) - 2.0 * float(np.trace(rest)) + float(np.sum(rest**2))
 
     def _explained(self, B):
         """Return L^-1 W B D^-1 C' for rows C."""

@@ -173,24 +173,23 @@ def log_determinant(product, diagonal, probes, n_steps=12):
     Notes
     -----
     log |A| = sum log M + trace of the logarithm, whose mean over probes a Gauss rule
-    gives (Ubaru, Chen and Saad 2017). All probes run as one block, each with its own recursion and
-    full reorthogonalisation; O(n_steps n p) memory.
+    gives (Ubaru, Chen and Saad 2017). All probes run as one block, each with its own recursion of
+    three terms: so few steps need no reorthogonalisation. O(n p) memory.
     """
     n, p = probes.shape
     half = 1.0 / np.sqrt(diagonal)[:, None]
     q = probes / np.sqrt(n)
-    basis, alpha, beta = [], [], []
+    last, length = np.zeros_like(q), np.zeros(p)
+    alpha, beta = [], []
     for _ in range(min(n_steps, n)):
-        basis.append(q)
         image = half * product(half * q)
+        image -= length * last
         alpha.append(np.einsum("ij,ij->j", q, image))
-        for _ in range(2):  # twice is enough for orthogonality to rounding
-            for b in basis:
-                image -= b * np.einsum("ij,ij->j", b, image)
+        image -= alpha[-1] * q
         length = np.linalg.norm(image, axis=0)
         beta.append(length)
         # a recursion that has found all of its space goes on from zero, which adds nothing
-        q = image / np.where(length > 1e-12, length, np.inf)
+        last, q = q, image / np.where(length > 1e-12, length, np.inf)
     terms = np.empty(p)
     for j in range(p):
         b = np.array([length[j] for length in beta])

@@ -118,7 +118,9 @@ def test_nodes_weigh_by_the_evidence_of_ep_at_the_sites_of_the_bound(case):
         assert np.ptp(ep - bound) > 0.3
     mass = ep + prior
     # what is foretold beyond goes to the outermost nodes
-    inner = np.abs(mass - mass[np.argmax(w)]) < 2
+    phi = e.hyper_nodes_[:, 0]
+    inner = (phi > phi.min()) & (phi < phi.max())
+    assert inner.sum() > 2
     np.testing.assert_allclose(
         np.log(w[inner] / w.max()), (mass - mass[np.argmax(w)])[inner], atol=0.01
     )
@@ -282,9 +284,26 @@ def test_what_is_given_is_kept_and_names_what_ran():
         rows.partial_fit(X, y)
     assert ConvexVariationalLogistic().fit([(X, y)]).hyperparameters_used_ == "mode"
     assert ConvexVariationalLogistic().partial_fit(X, y).prior_variance_ == 1.0
-    wide = np.random.default_rng(0).standard_normal((1100, 1100))
-    big = fit(wide, (wide[:, 0] > 0).astype(int), max_iter=1, tol=1e9)
-    assert big.hyperparameters_used_ == "mode"
+
+
+def test_auto_takes_the_cheaper_way_to_variances():
+    rng = np.random.default_rng(0)
+    rough = dict(max_iter=1, tol=1e9, random_state=0)
+    few = fit(*sparse_rows(rng, 300, 20_000), **rough)
+    assert (few.variance_method_, few.hyperparameters_used_) == ("exact", "integrate")
+    texts, y = sparse_rows(rng, 1200, 20_000)
+    many = fit(texts, y, **rough)
+    assert (many.variance_method_, many.hyperparameters_used_) == ("calibrated", "mode")
+    asked = fit(texts, y, hyperparameters="integrate", **rough)
+    assert (asked.variance_method_, asked.hyperparameters_used_) == ("exact", "integrate")
+    dense = rng.standard_normal((1100, 1100))  # whose products are dear
+    big = fit(dense, (dense[:, 0] > 0).astype(int), **rough)
+    assert (big.variance_method_, big.hyperparameters_used_) == ("exact", "integrate")
+
+
+def sparse_rows(rng, n, d):
+    X = sp.random_array((n, d), density=40 / d, format="csr", rng=rng)
+    return X, np.arange(n) % 2
 
 
 @pytest.mark.filterwarnings("ignore:.*StandardScaler:UserWarning")

@@ -548,7 +548,9 @@ def test_condition_on_refuses_unknown_labels():
 def test_attributes_say_what_ran():
     X, y = make(60, 4, seed=19)
     assert (fit(X, y).solver_, fit(X, y).variance_method_) == ("primal", "exact")
-    assert fit(X[:20], y[:20]).solver_ == "primal" and fit(X[:4], [0, 1, 0, 1]).solver_ == "primal"
+    assert fit(X[:20], y[:20]).solver_ == "primal" and fit(X[:6], [0, 1] * 3).solver_ == "primal"
+    assert fit(X[:5], [0, 1, 0, 1, 1]).solver_ == "dual"  # each step has all rows in the primal
+    assert fit(sp.csr_array(X[:5]), [0, 1, 0, 1, 1]).solver_ == "primal"
     assert fit(X[:3], [0, 1, 0]).solver_ == "dual"
     assert fit(X[:3], [0, 1, 0], prior="laplace").solver_ == "primal"
     sampled = fit(X, y, variance="calibrated", random_state=0)

@@ -249,6 +249,7 @@ def integrate(
     n_jobs: int | None = None,
     monitor: FitWatch = SILENT,
     spacing: Spacing | None = None,
+    curvature: np.ndarray | None = None,
 ) -> Average:
     """Return the `Average` over hyperparameters about their mode.
 
@@ -267,6 +268,9 @@ def integrate(
         Told of each node, in a phase of its own.
     spacing : Spacing or None, default=None
         Of the lattice, for one to three coordinates; None takes the one measured for their number.
+    curvature : ndarray of shape (T, T) or None, default=None
+        Minus the Hessian of the log density at the mode, or about that; None takes it from
+        differences of gradients, T evaluations.
 
     Notes
     -----
@@ -278,7 +282,8 @@ def integrate(
     with monitor.phase("integration over hyperparameters") as told:
         visits = Visits(evaluate, np.asarray(bounds), told, Workers(n_jobs))
         for modes_left in reversed(range(_LATTICE.modes)):
-            axes = _axes_at(visits, mode)
+            axes = _axes_of(_curvature_at(visits, mode) if curvature is None else curvature)
+            curvature = None
             if len(mode.phi) not in _SPACINGS:
                 return star_about(visits, mode, axes @ axes.T, _LATTICE.longest**-2)
             used = _SPACINGS[len(mode.phi)] if spacing is None else spacing
@@ -382,11 +387,17 @@ def _drawn_in(visits: Visits, mode: Node, steps: np.ndarray, gaussian_drop: floa
     return [node for node in found if node is not None]
 
 
-def _axes_at(visits: Visits, mode: Node) -> np.ndarray:
-    """Return axes (T, T), in columns, in which the posterior near the mode is about N(0, I).
+def _axes_of(curvature: np.ndarray) -> np.ndarray:
+    """Return axes (T, T), in columns, in which the posterior near the mode is about N(0, I)."""
+    values, vectors = eigen_curvature(curvature, _LATTICE.longest**-2)
+    return vectors / np.sqrt(values)
 
-    The Hessian is that of forward differences of the gradient, backward ones at an upper bound; a
-    coordinate whose neighbour has no posterior counts as known to one unit.
+
+def _curvature_at(visits: Visits, mode: Node) -> np.ndarray:
+    """Return minus the Hessian (T, T) of the log density at the mode.
+
+    By forward differences of the gradient, backward ones at an upper bound; a coordinate whose
+    neighbour has no posterior counts as known to one unit.
     """
     t = len(mode.phi)
     step = _LATTICE.difference
@@ -396,8 +407,7 @@ def _axes_at(visits: Visits, mode: Node) -> np.ndarray:
     for k, node in enumerate(nodes):
         if node is not None:
             hessian[k] = (mode.gradient - node.gradient) / steps[k]
-    values, vectors = eigen_curvature(hessian, _LATTICE.longest**-2)
-    return vectors / np.sqrt(values)
+    return hessian
 
 
 def _fitted_axes(
