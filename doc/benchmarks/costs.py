@@ -1,7 +1,9 @@
 """CPU seconds of a fit at defaults against rows and columns, beside scikit-learn's models.
 
-    python doc/benchmarks/costs.py            to 100,000 rows and 10,000 columns, five minutes
+    python doc/benchmarks/costs.py            to 100,000 rows and 10,000 columns, six minutes
     python doc/benchmarks/costs.py --quick    to 1,000 rows and 500 columns
+
+Rows of ten columns, columns of 300 rows, and sparse texts of 20,000 words.
 
 A curve ends where the next fit would take longer than a minute if time grew with the size. Writes
 costs.json, costs.png and the table of the page "What it costs" (costs.inc).
@@ -13,15 +15,26 @@ import functools
 import pathlib
 
 import numpy as np
+import scipy.sparse as sp
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.linear_model import LassoCV, LogisticRegression
+from sklearn.preprocessing import normalize
 
 import sklearn_ep
 
-ROWS, AT_COLUMNS = (100, 300, 1000, 3000, 10_000, 30_000, 100_000), 10
+ROWS, AT_COLUMNS = (100, 300, 1000, 2000, 3000, 10_000, 30_000, 100_000), 10
 COLUMNS, AT_ROWS = (5, 20, 100, 500, 2000, 10_000), 300
+TEXTS, WORDS = (300, 1000, 4000, 16_000), 20_000
+# what a panel goes along: its sizes, of which so many with --quick, what is fixed, and its models
+PANELS = {
+    "rows": (ROWS, 3, f"{AT_COLUMNS} columns", None),
+    "columns": (COLUMNS, 4, f"{AT_ROWS} rows", None),
+    "texts": (
+        TEXTS, 2, f"{WORDS:,} words, sparse", ("ConvexVariationalLogistic", "LogisticRegression"),
+    ),
+}  # fmt: skip
 LONGEST = 60.0  # CPU seconds
 
 
@@ -33,6 +46,22 @@ def data(n, d):
     y = rng.random(n) < 1.0 / (1.0 + np.exp(-2.0 * f))
     z = X[:, :5] @ np.array([2.0, -1.5, 1.0, 1.0, -0.5]) + 0.5 * rng.normal(size=n)
     return X, y.astype(int), z, rng.permutation(np.arange(n) // 20)
+
+
+def texts(n):
+    """Return sparse counts of words in n texts of two topics, scaled to unit length, and topics."""
+    rng = np.random.default_rng(0)
+    y, share = rng.integers(2, size=n), 1.0 / np.arange(1, WORDS + 1)
+    own = np.where(rng.random((2, WORDS)) < 0.05, np.exp(rng.normal(size=(2, WORDS))), 1.0)
+    rows, words = [], []
+    for topic in range(2):
+        p = share * own[topic]
+        lengths = 8 + rng.poisson(40, size=np.count_nonzero(y == topic))
+        rows.append(np.repeat(np.flatnonzero(y == topic), lengths))
+        words.append(rng.choice(WORDS, size=lengths.sum(), p=p / p.sum()))
+    rows, words = np.concatenate(rows), np.concatenate(words)
+    counts = sp.csr_array((np.ones(len(rows)), (rows, words)), shape=(n, WORDS))
+    return normalize(counts), y, None, None
 
 
 def laplace(d):
@@ -79,44 +108,47 @@ COLORS = {
 }  # fmt: skip
 
 
-def course(against, sizes, repeats):
-    """Return the rows of one panel: all models in turns at each size, as long as they are quick."""
-    rows, last = [], {name: (None, 0.0) for name in MODELS}
+def course(against, sizes, names, repeats):
+    """Return the rows of one panel: its models in turns at each size, as long as they are quick."""
+    rows, last = [], {name: (None, 0.0) for name in names}
     for size in sizes:
-        n, d = (size, AT_COLUMNS) if against == "rows" else (AT_ROWS, size)
-        given = data(n, d)
+        if against == "texts":
+            given = texts(size)
+        else:
+            given = data(*((size, AT_COLUMNS) if against == "rows" else (AT_ROWS, size)))
         calls = {}
-        for name, (fit, _) in MODELS.items():
+        for name in names:
             smaller, seconds = last[name]
             growth = 1.0 if smaller is None else size / smaller
             if smaller is not None and seconds * growth > LONGEST:
                 continue
-            calls[name] = functools.partial(fit, *given)
-        last = {name: (size, np.inf) for name in MODELS}
+            calls[name] = functools.partial(MODELS[name][0], *given)
+        last = {name: (size, np.inf) for name in names}
         for name, (_, seconds) in alternate(calls, repeats).items():
             rows.append({"against": against, "size": size, "model": name, "CPU s": seconds})
             last[name] = (size, seconds)
     return rows
 
 
+def courses(rows, against):
+    """Return what is measured along a panel: {model: {size: CPU s}}."""
+    found = {}
+    for r in rows:
+        if r["against"] == against:
+            found.setdefault(r["model"], {})[r["size"]] = r["CPU s"]
+    return found
+
+
 def draw(args, rows):
     """Draw both panels."""
     import matplotlib.pyplot as plt
 
-    fig, axes = plt.subplots(1, 2, figsize=(11, 5.2), sharey=True, layout="constrained")
-    for ax, against, fixed in (
-        (axes[0], "rows", f"{AT_COLUMNS} columns"), (axes[1], "columns", f"{AT_ROWS} rows"),
-    ):  # fmt: skip
-        for name, (_, ours) in MODELS.items():
-            at = [
-                (r["size"], r["CPU s"])
-                for r in rows
-                if (r["against"], r["model"]) == (against, name)
-            ]
-            style = "-" if ours else "--"
-            ax.loglog(
-                *zip(*at, strict=True), style, marker="o", ms=3, color=COLORS[name], label=name
-            )
+    size = dict(figsize=(13, 5.2), sharey=True, layout="constrained")
+    fig, axes = plt.subplots(1, len(PANELS), **size)
+    for ax, (against, (_, _, fixed, _)) in zip(axes, PANELS.items(), strict=True):
+        for name, at in courses(rows, against).items():
+            style = dict(ls="-" if MODELS[name][1] else "--", color=COLORS[name], label=name)
+            ax.loglog(list(at), list(at.values()), marker="o", ms=3, **style)
         ax.set(xlabel=f"{against} ({fixed})")
         ax.grid(alpha=0.3)
     axes[0].set_ylabel("CPU seconds of a fit at defaults")
@@ -127,14 +159,12 @@ def draw(args, rows):
 def write_include(path, rows):
     """Write a table for each panel as reStructuredText, models down and sizes across."""
     lines = []
-    for against, fixed in (("rows", f"{AT_COLUMNS} columns"), ("columns", f"{AT_ROWS} rows")):
-        sizes = sorted({r["size"] for r in rows if r["against"] == against})
+    for against, (_, _, fixed, _) in PANELS.items():
+        found = courses(rows, against)
+        sizes = sorted({size for at in found.values() for size in at})
         lines += [f"CPU seconds against {against}, {fixed}:", "", ".. list-table::"]
         lines += ["   :header-rows: 1", "", "   * - model", *(f"     - {s:,}" for s in sizes)]
-        for name in MODELS:
-            at = {
-                r["size"]: r["CPU s"] for r in rows if (r["against"], r["model"]) == (against, name)
-            }
+        for name, at in found.items():
             cells = [f"{at[s]:.2g}" if s in at else "" for s in sizes]
             lines += [f"   * - {name}", *(f"     - {cell}".rstrip() for cell in cells)]
         lines.append("")
@@ -143,10 +173,11 @@ def write_include(path, rows):
 
 def main():
     args = arguments(__doc__.splitlines()[0])
-    rows_at, columns_at = (ROWS[:3], COLUMNS[:4]) if args.quick else (ROWS, COLUMNS)
     for fit, _ in MODELS.values():  # first fits import what they need
         fit(*data(50, 5))
-    rows = [*course("rows", rows_at, 1), *course("columns", columns_at, 1)]
+    rows = []
+    for against, (sizes, quick, _, names) in PANELS.items():
+        rows += course(against, sizes[:quick] if args.quick else sizes, names or tuple(MODELS), 1)
     save(args, "costs", rows)
     draw(args, rows)
     write_include(pathlib.Path(args.out) / "costs.inc", rows)
