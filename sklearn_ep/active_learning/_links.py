@@ -118,7 +118,7 @@ class FactorLink:
         return total
 
 
-class Mixture:
+class ProbitMixture:
     """A link as e + (1 - 2 e) sum_k w_k Phi((f - t_k) / s_k), whose normal averages are the same.
 
     Parameters
@@ -141,7 +141,9 @@ class Mixture:
     def calibrated(self, slope, temper):
         """Return the same link of `slope` times a value whose variance is scaled by `temper`."""
         centres = np.asarray(self.centres) / slope
-        return Mixture(self.weights, centres, self.scales / slope, self.low, self.high, temper)
+        return ProbitMixture(
+            self.weights, centres, self.scales / slope, self.low, self.high, temper
+        )
 
     def proba(self, mean, var):
         """Return the probability of +1 for normal latent values, arrays of any shape.
@@ -162,7 +164,7 @@ class Mixture:
 
 # Two terms for the logistic function, largest error 5e-4: one term, 1e-2, puts look-ahead scores
 # off by a tenth of their largest.
-_LOGISTIC = Mixture(
+_LOGISTIC = ProbitMixture(
     (0.564435306788094, 0.4355646932119059),
     (0.0, 0.0),
     (1.3010498695491055, 2.2974979348390105),
@@ -172,13 +174,13 @@ _MISFIT = 0.03
 
 
 def mixture_of(factor):
-    """Return the `Mixture` that a likelihood is, or that stands in for it."""
+    """Return the `ProbitMixture` that a likelihood is, or that stands in for it."""
     if isinstance(factor, Probit):
-        return Mixture([1.0], [0.0], [1.0])
+        return ProbitMixture([1.0], [0.0], [1.0])
     if isinstance(factor, Logit):
         return _LOGISTIC
     if isinstance(factor, LabelNoise):
-        return Mixture([1.0], [0.0], [np.sqrt(factor.noise)], factor.rate, 1.0 - factor.rate)
+        return ProbitMixture([1.0], [0.0], [np.sqrt(factor.noise)], factor.rate, 1.0 - factor.rate)
     return _fitted_mixture(factor)
 
 
@@ -189,7 +191,7 @@ def _fitted_mixture(factor):
 
     def built(x):
         share = expit(x[4])
-        return Mixture([share, 1.0 - share], x[:2], np.exp(x[2:4]), x[5], x[6])
+        return ProbitMixture([share, 1.0 - share], x[:2], np.exp(x[2:4]), x[5], x[6])
 
     starts = [[t, t + 1.0, 0.0, 0.5, 0.0, wanted[0], wanted[-1]] for t in (-2.0, -0.5, 1.0)]
     fits = [least_squares(lambda x: built(x).proba(mean, var) - wanted, x0) for x0 in starts]
@@ -227,7 +229,7 @@ class ClassResponse:
 
     @cached_property
     def mixtures(self):
-        """One `Mixture` a problem, of the predictions."""
+        """One `ProbitMixture` a problem, of the predictions."""
         each = zip(self.links, self.slope, self.temper, strict=True)
         return [mixture_of(link.factor).calibrated(a, t) for link, a, t in each]
 
