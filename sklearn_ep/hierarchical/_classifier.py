@@ -59,11 +59,11 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     fit_intercept : bool, default=True
         Add a shared intercept. The intercept varies by group in either case.
     prior_scale : float or array-like of shape (n_columns,), default=2.5
-        Prior standard deviation of each shared coefficient, in log odds for one unit of its column,
-        and of the intercept (2.5 where an array is given). 2.5 is weakly informative for columns of
-        unit scale. It is the one prior of this package that depends on the units of X: columns of
-        standard deviation .001 have to be standardised, or given a scale of 2500. A fit at the
-        default warns of a column for which the prior outweighs all rows.
+        Prior standard deviation of each shared coefficient, in log odds for one unit of its column.
+        That of the intercept is the same number, and 2.5 where an array is given. 2.5 is weakly
+        informative for columns of unit scale. It is the one prior of this package that depends on
+        the units of X: columns of standard deviation .001 have to be standardised, or given a scale
+        of 2500. A fit at the default warns of a column for which the prior outweighs all rows.
     tau_prior : tuple of float, or dict, default=(0.0, 1.5)
         Mean and standard deviation of the normal prior of log tau, tau being the standard deviation
         of the group effects. The default is within a factor of 20 of one. With `random_slopes` the
