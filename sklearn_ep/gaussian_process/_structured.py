@@ -1,6 +1,7 @@
 """Kernels of which columns share lengths, and of sums over columns."""
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.gaussian_process.kernels import RBF
 
 from .._estimator.checks import check_number
@@ -89,11 +90,16 @@ class GroupedRBF(RBF):
 
     cross = StationaryCross
 
-    def __init__(self, length_scale=1.0, length_scale_bounds=(1e-5, 1e5), groups=None):
+    def __init__(
+        self,
+        length_scale: ArrayLike = 1.0,
+        length_scale_bounds: tuple[float, float] | str = (1e-5, 1e5),
+        groups: ArrayLike | None = None,
+    ) -> None:
         super().__init__(length_scale, length_scale_bounds)
         self.groups = groups
 
-    def column_groups(self, n_columns):
+    def column_groups(self, n_columns: int) -> np.ndarray:
         """Return the group of each column.
 
         Parameters
@@ -123,7 +129,7 @@ class GroupedRBF(RBF):
             )
         return groups
 
-    def column_lengths(self, n_columns):
+    def column_lengths(self, n_columns: int) -> np.ndarray:
         """Return the length scale of each column.
 
         Parameters
@@ -215,15 +221,15 @@ class AdditiveRBF(GroupedRBF):
 
     def __init__(
         self,
-        length_scale=1.0,
-        length_scale_bounds=(1e-5, 1e5),
-        groups=None,
-        product_share=0.5,
-    ):
+        length_scale: ArrayLike = 1.0,
+        length_scale_bounds: tuple[float, float] | str = (1e-5, 1e5),
+        groups: ArrayLike | None = None,
+        product_share: float = 0.5,
+    ) -> None:
         super().__init__(length_scale, length_scale_bounds, groups)
         self.product_share = product_share
 
-    def column_groups(self, n_columns):
+    def column_groups(self, n_columns: int) -> np.ndarray:
         """Return the group of each column, see `GroupedRBF.column_groups`.
 
         Parameters
