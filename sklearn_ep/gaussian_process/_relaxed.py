@@ -415,6 +415,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
         if is_part_list(X, y):
             check_part_list(self, sample_weight)
             wants_average(self, 0, ["a list of partitions"])
+            self._coder = None
             return self._fit_parts(checked_parts(X), None, X, y)
         training = self._training(X, y, sample_weight)
         if self.n_partitions is not None and self._through_points(len(training.y)):

