@@ -26,7 +26,7 @@ PARTS = {
             "level means within .005.",
             "The stacked classifier at its defaults has the lowest mean rank by log loss, 2.5 of "
             "twelve models (2.1 to 3.0 over bootstrapped sets), and is level with the best on 22 "
-            "of 26 sets. The Gaussian process alone has 4.2, the best peer, scikit-learn's process, "
+            "of 26 sets. The Gaussian process alone has 4.2, the best peer, that of scikit-learn, "
             "6.6. Others lead on four: gradient boosting on splice, nucleotides that "
             "are given as numbers (.147 against .187), support vectors on ionosphere (.165 "
             "against .213), logistic regression on iris (.075 against .106) and the forest on "
