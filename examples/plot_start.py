@@ -75,6 +75,6 @@ fig.savefig("sklearn_ep_start.png", dpi=110)
 print("figure saved as sklearn_ep_start.png")
 # %%
 # EP has a lower log loss than the Laplace approximation of the same model and than boosting, and
-# the mixture of a Gaussian process and a linear model is a little better. The boundary between
-# these classes is nearly linear, and logistic regression is better still: where a simpler model
-# holds, it is hard to beat.
+# the mixture of a Gaussian process, a linear and an additive model is a little better. The boundary
+# between these classes is nearly linear, and logistic regression is better still: where a simpler
+# model holds, it is hard to beat.
