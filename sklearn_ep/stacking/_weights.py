@@ -17,7 +17,7 @@ from scipy.special import log_softmax, logsumexp
 from .._engine.hyper import Node, Spacing, find_mode, integrate, mixture_moments
 
 _CONCENTRATION = 0.5  # of the Dirichlet prior: Jeffreys' of a share
-# Of a lattice whose tails are long for few rows. On six sets of the arena weights of three parts
+# Of a lattice with long tails, for few rows. On six sets of the arena the weights of three parts
 # are within .008 of those of seven times the nodes, in .03 CPU s; a step of 1 has .004 in .07.
 _SPACING = Spacing(1.3, 7.0, 500)
 _LARGEST = 40.0  # log ratio of two weights, where the smaller one no longer counts
