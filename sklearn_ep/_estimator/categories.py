@@ -5,6 +5,8 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.preprocessing import OneHotEncoder
 from sklearn.utils.validation import check_array, validate_data
 
+from .tables import columns_at, is_missing, objects, values_at
+
 
 def category_columns(X):
     """Return the indices of the columns of a data frame that hold text, categories or bools.
@@ -25,11 +27,7 @@ def _is_category(kind):
 
 def _column(X, j):
     """Return the values (n,) of a column as objects, None where they are missing."""
-    column = X.iloc[:, j] if hasattr(X, "iloc") else X[:, j]
-    values = np.array(list(column), dtype=object)
-    if hasattr(column, "isna"):
-        values[np.asarray(column.isna(), dtype=bool)] = None
-    return values
+    return objects([None if is_missing(value) else value for value in values_at(X, j).tolist()])
 
 
 class CategoryCoder(TransformerMixin, BaseEstimator):
@@ -73,5 +71,5 @@ class CategoryCoder(TransformerMixin, BaseEstimator):
     def _numbers(self, X):
         if not self.numbers_:
             return np.empty((len(X), 0))
-        own = X.iloc[:, self.numbers_] if hasattr(X, "iloc") else X[:, self.numbers_]
+        own = columns_at(X, self.numbers_)
         return check_array(own, dtype=np.float64, ensure_all_finite=False)  # the model says where

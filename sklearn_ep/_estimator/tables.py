@@ -1,5 +1,11 @@
 """Rows, columns and names of tables: of pandas, polars and pyarrow, none of which is imported."""
 
+import numbers
+from decimal import Decimal
+
+import numpy as np
+from scipy.sparse import issparse
+
 
 def names_of(X):
     """Return the list of names of the columns of a table, None of an array."""
@@ -35,6 +41,50 @@ def column_at(X, place):
             return column.to_list()
         column = column.to_numpy()
     return column if column.dtype.kind in "iuf" else column.tolist()
+
+
+def values_at(X, place):
+    """Return a column of an array or a table: numbers as such, anything else as objects."""
+    column = column_at(X, place)
+    return column if isinstance(column, np.ndarray) else objects(column)
+
+
+def objects(values):
+    """Return a list as an array of its objects, of which a tuple is one."""
+    out = np.empty(len(values), dtype=object)
+    out[:] = values
+    return out
+
+
+def is_missing(label):
+    """Say whether a label is None, nan of any type, or the missing value of a table library."""
+    if label is None or type(label).__name__ in ("NAType", "NaTType"):
+        return True
+    if isinstance(label, Decimal):  # some of whose nan refuse to be compared
+        return label.is_nan()
+    return isinstance(label, numbers.Number) and label != label
+
+
+def in_memory(data):
+    """Return what a dask collection stands for, anything else as it is.
+
+    Computed once and before all checks: names of columns are those of the result.
+    """
+    return data.compute() if hasattr(data, "__dask_graph__") else data
+
+
+def array_of(X):
+    """Return a table as it is, anything else of two dimensions as an array; refuse sparse input."""
+    if issparse(X):
+        raise TypeError(
+            "Sparse data was passed, but dense data is required; use .toarray() to convert."
+        )
+    if not hasattr(X, "columns") and not isinstance(X, np.ndarray):
+        kinds = {type(value) for row in X for value in row}
+        X = np.array(X, dtype=object if str in kinds or type(None) in kinds else None)
+    if len(X.shape) != 2:
+        raise ValueError(f"Expected 2D array, got {len(X.shape)}D array instead.")
+    return X
 
 
 def table_like(X, values):

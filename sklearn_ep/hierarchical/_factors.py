@@ -2,14 +2,12 @@
 
 import numbers
 import warnings
-from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import issparse
 from sklearn.utils.validation import column_or_1d
 
-from .._estimator.tables import column_at, columns_at, names_of
+from .._estimator.tables import columns_at, is_missing, names_of, objects, values_at
 
 _REMEDY = (
     "where a selector or a transformer comes before the model or around it, pass that column "
@@ -42,28 +40,6 @@ def column_position(column, X, n_columns, parameter):
     return names.index(column)
 
 
-def in_memory(data):
-    """Return what a dask collection stands for, anything else as it is.
-
-    Computed once and before all checks: names of columns are those of the result.
-    """
-    return data.compute() if hasattr(data, "__dask_graph__") else data
-
-
-def array_of(X):
-    """Return a table as it is, anything else of two dimensions as an array; refuse sparse input."""
-    if issparse(X):
-        raise TypeError(
-            "Sparse data was passed, but dense data is required; use .toarray() to convert."
-        )
-    if not hasattr(X, "columns") and not isinstance(X, np.ndarray):
-        kinds = {type(value) for row in X for value in row}
-        X = np.array(X, dtype=object if str in kinds or type(None) in kinds else None)
-    if len(X.shape) != 2:
-        raise ValueError(f"Expected 2D array, got {len(X.shape)}D array instead.")
-    return X
-
-
 def label_list(groups, n_rows):
     """Return labels as a list of Python objects, or raise a ValueError naming `groups`."""
     if hasattr(groups, "to_list"):
@@ -75,15 +51,6 @@ def label_list(groups, n_rows):
     if len(labels) != n_rows:
         raise ValueError(f"groups has {len(labels)} labels, but X has {n_rows} samples.")
     return labels
-
-
-def is_missing(label):
-    """Say whether a label is None, nan of any type, or the missing value of a table library."""
-    if label is None or type(label).__name__ in ("NAType", "NaTType"):
-        return True
-    if isinstance(label, Decimal):  # some of whose nan refuse to be compared
-        return label.is_nan()
-    return isinstance(label, numbers.Number) and label != label
 
 
 def label_array(labels):
@@ -98,13 +65,6 @@ def label_array(labels):
         if table.tolist() == labels:
             return table
     return objects(labels)
-
-
-def objects(values):
-    """Return a list as an array of its objects, of which a tuple is one."""
-    out = np.empty(len(values), dtype=object)
-    out[:] = values
-    return out
 
 
 def look_up(labels, table):
@@ -198,12 +158,6 @@ class FactorColumns(NamedTuple):
     def has_slopes(self):
         """Whether coefficients besides the intercept vary by group."""
         return bool(np.any(self.n_effects > 1))
-
-
-def values_at(X, place):
-    """Return a column of an array or a table: numbers as such, anything else as objects."""
-    column = column_at(X, place)
-    return column if isinstance(column, np.ndarray) else objects(column)
 
 
 def take_labels(X, taken):

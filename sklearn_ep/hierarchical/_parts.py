@@ -14,7 +14,7 @@ import numpy as np
 
 from .._engine.partition import load_part
 from .._estimator.row_parts import checked_arrays, naming_part
-from .._estimator.tables import names_of
+from .._estimator.tables import array_of, names_of
 from . import _factors
 
 STATE = "site_precision", "site_shift", "prior_precision", "prior_shift", "partition", "group_keys"
@@ -107,7 +107,7 @@ def load_checkpoint(path, fingerprint):
 def checked_part(arrays, columns):
     """Return (X without labels, y, weight, labels of each factor) of a raw part, checked."""
     with naming_part():
-        table = _factors.array_of(arrays[0])
+        table = array_of(arrays[0])
         labels = [_factors.labels_of(table, f) for f in columns.factors]
         X = _factors.take_labels(table, columns.taken)
         X, y, weight = checked_arrays((X, *arrays[1:]), True, False, weighted=True)
@@ -131,7 +131,7 @@ class RawRows(NamedTuple):
 
 def shape_of(part, message):
     """Return (number of columns, their names or None) of a raw part (worker)."""
-    X = _factors.array_of(load_part(part)[0])
+    X = array_of(load_part(part)[0])
     return X.shape[1], names_of(X)
 
 
@@ -149,7 +149,7 @@ def describe_part(part, message, columns, with_digest):
     """Return the `PartLevels` of a raw part (worker)."""
     arrays = load_part(part)
     for factor in columns.factors:
-        _factors.check_measured(_factors.array_of(arrays[0]), factor)
+        _factors.check_measured(array_of(arrays[0]), factor)
     X, y, weight, labels = checked_part(arrays, columns)
     pairs = [_factors.numbered_levels(own) for own in labels]
     known, codes = [k for k, _ in pairs], [c for _, c in pairs]

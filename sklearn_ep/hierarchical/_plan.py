@@ -14,6 +14,7 @@ from .._engine.hyper import NormalPrior
 from .._estimator import checks
 from .._estimator.averaged import check_hyperparameters
 from .._estimator.row_parts import set_columns
+from .._estimator.tables import array_of, in_memory
 from . import _factors, _scales
 from ._parts import RawRows, describe_part, digest, join_levels, shape_of
 from .classes.fit import why_not_joint
@@ -208,7 +209,7 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     previous is the state of an earlier fit or None: groups stay in their sites, new ones share a
     site of their own; with_digest says that there is a checkpoint.
     """
-    X, y, groups, sample_weight = map(_factors.in_memory, (X, y, groups, sample_weight))
+    X, y, groups, sample_weight = map(in_memory, (X, y, groups, sample_weight))
     if est.group_column is not None and groups is not None:
         raise ValueError("give group_column or groups, not both.")
     columns, table, training = _checked(est, X, y, groups, sample_weight)
@@ -287,7 +288,7 @@ def _checked(est, X, y, groups, sample_weight):
         table = None if groups is None else _factors.label_table(groups, len(training.kept))
         return _factors.factor_columns(est, X, table), table, training
     validate_data(est, X, skip_check_array=True)
-    X = _factors.array_of(X)
+    X = array_of(X)
     columns = _factors.factor_columns(est, X, None)
     design = _factors.take_labels(X, columns.taken)
     training = _training(

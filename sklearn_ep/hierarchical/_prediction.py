@@ -8,6 +8,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .._estimator.checks import check_choice, checked_weights
 from .._estimator.latents import is_joint
+from .._estimator.tables import array_of, in_memory, objects
 from . import _factors
 from ._posterior import RowsToPredict
 
@@ -20,7 +21,7 @@ def new_rows(est, X, groups=None, kind="conditional"):
     """
     check_is_fitted(est)
     check_choice("kind", kind, ("conditional", "population"))
-    X, groups, columns = _factors.in_memory(X), _factors.in_memory(groups), est._columns
+    X, groups, columns = in_memory(X), in_memory(groups), est._columns
     X, table = _split(est, X, groups)
     codes = np.full((len(X), len(columns.factors)), -1)
     if kind == "conditional" and table is not None:
@@ -43,7 +44,7 @@ def _split(est, X, groups):
         return X, None if groups is None else _beside(columns, groups, len(X))
     if groups is not None:
         raise ValueError("groups= was given although group_column names columns of X.")
-    table = _factors.array_of(X)
+    table = array_of(X)
     if table.shape[1] == est.n_features_in_ - len(columns.taken):
         raise ValueError(
             f"X has {table.shape[1]} features, but {type(est).__name__} is expecting "
@@ -56,7 +57,7 @@ def _split(est, X, groups):
 
 def _beside(columns, groups, n_rows):
     """Return labels beside X as a table with a column a factor."""
-    groups = _factors.array_of(groups) if np.ndim(groups) == 2 else groups
+    groups = array_of(groups) if np.ndim(groups) == 2 else groups
     table = _factors.label_table(groups, n_rows)
     if table.shape[1] != len(columns.factors):
         raise ValueError(
@@ -67,7 +68,7 @@ def _beside(columns, groups, n_rows):
 
 def row_pairs(est, X1, X2, groups1, groups2):
     """Return two sets of rows to predict, and whether two rows share their levels, (F, n1, n2)."""
-    X1, X2, groups1, groups2 = map(_factors.in_memory, (X1, X2, groups1, groups2))
+    X1, X2, groups1, groups2 = map(in_memory, (X1, X2, groups1, groups2))
     first = new_rows(est, X1, groups1)
     second = first if X2 is None else new_rows(est, X2, groups2)
     tables = (X1, X2) if est._columns.taken else (groups1, groups2)
@@ -86,11 +87,11 @@ def _numbered_together(est, tables):
     Each table alone numbers unseen levels on its own.
     """
     if est._columns.taken:
-        tables = [_factors.array_of(table) for table in tables]
+        tables = [array_of(table) for table in tables]
     else:
         tables = [_factors.label_table(table, len(table)) for table in tables]
     labels = ([list(_factors.labels_of(t, f)) for t in tables] for f in est._columns.factors)
-    both = [_factors.objects(a + b) for a, b in labels]
+    both = [objects(a + b) for a, b in labels]
     codes = np.array(list(map(_factors.codes_among, both, est._levels)))
     return np.split(codes, [len(tables[0])], axis=1)
 
