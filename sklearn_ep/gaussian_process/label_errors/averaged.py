@@ -46,7 +46,8 @@ from .step import LabelErrorStep
 
 # Step, depth and most nodes of the lattice in kernel and rate, in the main the neighbours of the
 # mode: on ten splits with and without wrong labels the log loss is that of a finer one within .001.
-_SPACING = Spacing(2.0, 3.5, 20)
+# With many rows they are ever fewer, to a depth that has the neighbours alone.
+_SPACING, _ENDS = Spacing(2.0, 3.5, 20), 0.5
 
 
 def log_rate_density(x, counts):
@@ -238,18 +239,24 @@ def _mode(nodes, rows, monitor=SILENT):
 
 
 def _average_about(nodes, mode, curvature, monitor):
-    """Return the `Average` about a mode: of few rows over a lattice, of more over nodes about it.
+    """Return the `Average` about a mode: of few rows over a lattice, of many over nodes about it.
 
     Of one coordinate a lattice is as cheap.
     """
     about, workers = (mode, nodes.space.bounds), nodes.problem.plan.averaging.n_jobs
-    if len(mode.phi) < 2 or len(nodes.problem.sign) < LIMITS.lattice:
-        spacing = _SPACING if len(mode.phi) == 3 else None
+    n_rows, spacing = len(nodes.problem.sign), None
+    if len(mode.phi) < 2 or n_rows <= LIMITS.lattice_errors[1] or curvature is None:
+        if len(mode.phi) == 3:
+            depth = np.interp(n_rows, LIMITS.lattice_errors, (_SPACING.depth, _ENDS))
+            spacing = _SPACING._replace(depth=float(depth))
         return integrate(nodes.evaluate, *about, workers, monitor, spacing)
-    if curvature is None:
-        curvature = curvature_at(nodes.evaluate, *about)[0]
-    evaluate = partial(nodes.evaluate, slopes=False)
-    return sample_about(evaluate, *about, curvature, workers, monitor)
+    return _weighed_about(nodes, mode, curvature, monitor)
+
+
+def _weighed_about(nodes, mode, curvature, monitor):
+    """Return the `Average` over two nodes along each axis of a curvature at the mode."""
+    evaluate, workers = partial(nodes.evaluate, slopes=False), nodes.problem.plan.averaging.n_jobs
+    return sample_about(evaluate, mode, nodes.space.bounds, curvature, workers, monitor)
 
 
 class WithoutErrors(NamedTuple):
@@ -289,7 +296,7 @@ def without_errors(nodes, rows, lattice, monitor):
             return _NONE
         average = average_of([mode], np.array([log_mass]))
         if share >= 0.02:
-            average = _average_about(plain, mode, np.linalg.inv(cov), monitor)
+            average = _weighed_about(plain, mode, np.linalg.inv(cov), monitor)
     return WithoutErrors(average, float(odds + average.log_evidence))
 
 
