@@ -44,10 +44,10 @@ from .problem import (
 )
 from .step import LabelErrorStep
 
-# Step, depth and most nodes of the lattice in kernel and rate, in the main the neighbours of the
-# mode: on ten splits with and without wrong labels the log loss is that of a finer one within .001.
-# With many rows they are ever fewer, to a depth that has the neighbours alone.
-_SPACING, _ENDS = Spacing(2.0, 3.5, 20), 0.5
+# Step, depth and most nodes of the lattice in kernel and rate, and in the kernel alone, in the main
+# the neighbours of the mode: on ten splits with and without wrong labels the log loss is that of a
+# finer one within .001. With many rows they are ever fewer, to a depth of the neighbours alone.
+_SPACING, _PLAIN_SPACING, _ENDS = Spacing(2.0, 3.5, 20), Spacing(2.0, 3.5, 9), 0.5
 
 
 def log_rate_density(x, counts):
@@ -193,7 +193,7 @@ def fit_averaged_errors(plan, sign, monitor, k):
     else:
         # of iterations that ran out none is left that a phase could lead to
         watch = SILENT if end.reason == "max_iter" else monitor
-        lattice = _average_about(nodes, mode, curvature, watch)
+        lattice = _average_about(nodes, mode, curvature, watch, {3: _SPACING})
         without = without_errors(nodes, rows, lattice, watch)
     return _mixed(nodes, lattice, without, trace, end)
 
@@ -238,25 +238,20 @@ def _mode(nodes, rows, monitor=SILENT):
     return *found, curvature
 
 
-def _average_about(nodes, mode, curvature, monitor):
+def _average_about(nodes, mode, curvature, monitor, short):
     """Return the `Average` about a mode: of few rows over a lattice, of many over nodes about it.
 
-    Of one coordinate a lattice is as cheap.
+    Of one coordinate a lattice is as cheap. One of as many as `short` has is that `Spacing`.
     """
     about, workers = (mode, nodes.space.bounds), nodes.problem.plan.averaging.n_jobs
-    n_rows, spacing = len(nodes.problem.sign), None
+    n_rows, spacing = len(nodes.problem.sign), short.get(len(mode.phi))
     if len(mode.phi) < 2 or n_rows <= LIMITS.lattice_errors[1] or curvature is None:
-        if len(mode.phi) == 3:
-            depth = np.interp(n_rows, LIMITS.lattice_errors, (_SPACING.depth, _ENDS))
-            spacing = _SPACING._replace(depth=float(depth))
+        if spacing is not None:
+            depth = np.interp(n_rows, LIMITS.lattice_errors, (spacing.depth, _ENDS))
+            spacing = spacing._replace(depth=float(depth))
         return integrate(nodes.evaluate, *about, workers, monitor, spacing)
-    return _weighed_about(nodes, mode, curvature, monitor)
-
-
-def _weighed_about(nodes, mode, curvature, monitor):
-    """Return the `Average` over two nodes along each axis of a curvature at the mode."""
-    evaluate, workers = partial(nodes.evaluate, slopes=False), nodes.problem.plan.averaging.n_jobs
-    return sample_about(evaluate, mode, nodes.space.bounds, curvature, workers, monitor)
+    evaluate = partial(nodes.evaluate, slopes=False)
+    return sample_about(evaluate, *about, curvature, workers, monitor)
 
 
 class WithoutErrors(NamedTuple):
@@ -296,7 +291,8 @@ def without_errors(nodes, rows, lattice, monitor):
             return _NONE
         average = average_of([mode], np.array([log_mass]))
         if share >= 0.02:
-            average = _weighed_about(plain, mode, np.linalg.inv(cov), monitor)
+            about = plain, mode, np.linalg.inv(cov), monitor
+            average = _average_about(*about, {2: _PLAIN_SPACING})
     return WithoutErrors(average, float(odds + average.log_evidence))
 
 
