@@ -2,6 +2,7 @@
 
     python doc/benchmarks/costs.py            to 100,000 rows and 10,000 columns, six minutes
     python doc/benchmarks/costs.py --quick    to 1,000 rows and 500 columns
+    python doc/benchmarks/costs.py --steps    on either side of each change of method, with log loss
 
 Rows of ten columns, columns of 300 rows, and sparse texts of 20,000 words.
 
@@ -9,13 +10,14 @@ A curve ends where the next fit would take longer than a minute if time grew wit
 costs.json, costs.png and the table of the page "What it costs" (costs.inc).
 """
 
-from common import alternate, arguments, figure, save
+from common import alternate, arguments, cpu, figure, log_loss, save
 
 import functools
 import pathlib
 
 import numpy as np
 import scipy.sparse as sp
+from sklearn.datasets import make_classification
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
@@ -139,6 +141,28 @@ def courses(rows, against):
     return found
 
 
+# sizes on either side of a change of method of the Gaussian processes: estimator, classes, columns
+# and share of labels by chance with the numbers of rows
+STEPS = {
+    ("EPGaussianProcessClassifier", 2, 20, 0.05): (299, 300, 1000, 1001, 2000, 2001, 9999, 10_000),
+    ("EPGaussianProcessClassifier", 5, 10, 0.05): (99, 100, 149, 150, 299, 300),
+    ("RelaxedEPClassifier", 2, 10, 0.2): (149, 150, 299, 300, 1000, 1001),
+}
+
+
+def steps():
+    """Print CPU seconds and log loss of fits to the first rows of generated tables."""
+    for (name, n_classes, d, flip), sizes in STEPS.items():
+        shape = dict(n_classes=n_classes, n_clusters_per_class=3 if n_classes == 2 else 1)
+        shape |= dict(n_informative=10, n_redundant=0, class_sep=0.8, flip_y=flip, random_state=0)
+        X, y = make_classification(sizes[-1] + 2000, d, **shape)
+        X, tested = (X - X.mean(0)) / X.std(0), slice(sizes[-1], None)
+        for n in sizes:
+            clf, seconds = cpu(functools.partial(getattr(sklearn_ep, name)().fit, X[:n], y[:n]))
+            loss = log_loss(clf.predict_proba(X[tested]), y[tested])
+            print(f"{name}, {n_classes} classes, {n} rows: {seconds:.2f} s, {loss:.4f}", flush=True)
+
+
 def draw(args, rows):
     """Draw both panels."""
     import matplotlib.pyplot as plt
@@ -172,7 +196,10 @@ def write_include(path, rows):
 
 
 def main():
-    args = arguments(__doc__.splitlines()[0])
+    told = "CPU and log loss on either side of each change of method, and nothing else"
+    args = arguments(__doc__.splitlines()[0], ("--steps", dict(action="store_true", help=told)))
+    if args.steps:
+        return steps()
     for fit, _ in MODELS.values():  # first fits import what they need
         fit(*data(50, 5))
     rows = []

@@ -249,8 +249,9 @@ def levels(nodes, isotropic):
         small = Nodes(nodes.problem.of_rows(rows), nodes.space)
         near = small.evaluate(isotropic.phi, None, slopes=False)
         if near is not None:
-            walked = _walked(small, near)
-            best = _best_of(walked, near, nodes.problem.plan.share(rows))
+            share = nodes.problem.plan.share(rows)
+            walked = _walked(small, near, PATH.depth / share)
+            best = _best_of(walked, near, share)
             found = [_with_all_rows(nodes, rows, walked[k], isotropic) for k in best]
             return [level for level in found if level is not None]
     return [step.level for step in _walked(nodes, isotropic)]
@@ -265,8 +266,11 @@ class _Step(NamedTuple):
     level: Level
 
 
-def _walked(nodes, isotropic):
-    """Return the `_Step` of each spread above zero, as far as the path is worth going."""
+def _walked(nodes, isotropic, depth=PATH.depth):
+    """Return the `_Step` of each spread above zero, as far as the path is worth going.
+
+    It ends where log masses are so many nats below the best.
+    """
     problem, scales, found = nodes.problem, nodes.space, list[_Step]()
     expected = expected_curvature(problem, isotropic)
     near, best = isotropic, isotropic.objective
@@ -275,7 +279,7 @@ def _walked(nodes, isotropic):
         own = Deviations(problem, LengthSpace(scales.kernel, scales, s))
         start = own.nodes.evaluate(near.payload.theta, near)
         # where the last curvature foretells no mass the search is not worth its time
-        floor = best - PATH.depth
+        floor = best - depth
         if start is None or own.log_mass(start, own.curvature(expected)) < floor:
             break
         mode = own.mode_from(start, path.curvature)
@@ -293,12 +297,12 @@ def _walked(nodes, isotropic):
 def _best_of(walked, near, share):
     """Return which of the spreads walked with a share of the rows are the best, if any is good.
 
-    The one that is best with these, and the one that is foretold to be with all: the gain of log
+    The one that is best with these, and those that are foretold to be with all: the gain of log
     evidence over the isotropic `near` grows at most as the rows do.
     """
     best = set[int]()
     gains = np.array([step.mode.log_evidence for step in walked]) - near.log_evidence
-    for growth in (1.0, 1.0 / share):
+    for growth in (1.0, share**-0.5, 1.0 / share):
         log_mass = [step.level.log_mass for step in walked] + (growth - 1.0) * gains
         if len(walked) and log_mass.max() > near.objective - PATH.depth:
             best.add(int(np.argmax(log_mass)))

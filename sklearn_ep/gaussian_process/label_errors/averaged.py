@@ -44,9 +44,10 @@ from .problem import (
 )
 from .step import LabelErrorStep
 
-# Step, depth and most nodes of the lattice in kernel and rate, in the main the neighbours of the
-# mode: on ten splits with and without wrong labels the log loss is that of a finer one within .001.
-_SPACING = Spacing(2.0, 3.5, 20)
+# Step, depth and most nodes of the lattice in kernel and rate, and in the kernel alone, in the main
+# the neighbours of the mode: on ten splits with and without wrong labels the log loss is that of a
+# finer one within .001. With many rows they are ever fewer, to a depth of the neighbours alone.
+_SPACING, _PLAIN_SPACING, _ENDS = Spacing(2.0, 3.5, 20), Spacing(2.0, 3.5, 9), 0.5
 
 
 def log_rate_density(x, counts):
@@ -192,7 +193,7 @@ def fit_averaged_errors(plan, sign, monitor, k):
     else:
         # of iterations that ran out none is left that a phase could lead to
         watch = SILENT if end.reason == "max_iter" else monitor
-        lattice = _average_about(nodes, mode, curvature, watch)
+        lattice = _average_about(nodes, mode, curvature, watch, {3: _SPACING})
         without = without_errors(nodes, rows, lattice, watch)
     return _mixed(nodes, lattice, without, trace, end)
 
@@ -237,17 +238,18 @@ def _mode(nodes, rows, monitor=SILENT):
     return *found, curvature
 
 
-def _average_about(nodes, mode, curvature, monitor):
-    """Return the `Average` about a mode: of few rows over a lattice, of more over nodes about it.
+def _average_about(nodes, mode, curvature, monitor, short):
+    """Return the `Average` about a mode: of few rows over a lattice, of many over nodes about it.
 
-    Of one coordinate a lattice is as cheap.
+    Of one coordinate a lattice is as cheap. One of as many as `short` has is that `Spacing`.
     """
     about, workers = (mode, nodes.space.bounds), nodes.problem.plan.averaging.n_jobs
-    if len(mode.phi) < 2 or len(nodes.problem.sign) < LIMITS.lattice:
-        spacing = _SPACING if len(mode.phi) == 3 else None
+    n_rows, spacing = len(nodes.problem.sign), short.get(len(mode.phi))
+    if len(mode.phi) < 2 or n_rows <= LIMITS.lattice_errors[1] or curvature is None:
+        if spacing is not None:
+            depth = np.interp(n_rows, LIMITS.lattice_errors, (spacing.depth, _ENDS))
+            spacing = spacing._replace(depth=float(depth))
         return integrate(nodes.evaluate, *about, workers, monitor, spacing)
-    if curvature is None:
-        curvature = curvature_at(nodes.evaluate, *about)[0]
     evaluate = partial(nodes.evaluate, slopes=False)
     return sample_about(evaluate, *about, curvature, workers, monitor)
 
@@ -289,7 +291,8 @@ def without_errors(nodes, rows, lattice, monitor):
             return _NONE
         average = average_of([mode], np.array([log_mass]))
         if share >= 0.02:
-            average = _average_about(plain, mode, np.linalg.inv(cov), monitor)
+            about = plain, mode, np.linalg.inv(cov), monitor
+            average = _average_about(*about, {2: _PLAIN_SPACING})
     return WithoutErrors(average, float(odds + average.log_evidence))
 
 
