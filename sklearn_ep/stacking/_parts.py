@@ -3,6 +3,7 @@
 import numpy as np
 import scipy.sparse as sp
 from scipy.interpolate import BSpline
+from sklearn import get_config
 from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.model_selection import cross_val_predict
 from sklearn.pipeline import Pipeline, make_pipeline
@@ -74,8 +75,15 @@ def default_parts(X, random_state):
 def _of_numbers(X, *steps):
     """Return a classifier by its steps, after indicators for the categories of a data frame."""
     coder = [CategoryCoder()] if category_columns(X) else []
-    own = make_pipeline(*coder, *map(clone, steps))
+    own = make_pipeline(*coder, *map(_asking, steps))
     return OwnPipeline(own.steps) if len(own) > 1 else own[0]
+
+
+def _asking(step):
+    """Return a copy of a step that asks for sample weights where they are routed."""
+    own, routed = clone(step), get_config()["enable_metadata_routing"]
+    asks = routed and has_fit_parameter(own, "sample_weight")
+    return own.set_fit_request(sample_weight=True) if asks else own
 
 
 def fit_part(name, part, X, y, sample_weight, cv):
@@ -105,7 +113,7 @@ def _weight_arguments(name, part, sample_weight):
         return {}
     if not has_fit_parameter(last_step(part), "sample_weight"):
         raise ValueError(f"the part {name!r} takes no sample_weight: leave out one of the two.")
-    if not isinstance(part, Pipeline):
+    if not isinstance(part, Pipeline) or get_config()["enable_metadata_routing"]:
         return {"sample_weight": sample_weight}
     takers = [step for step, own in part.steps if has_fit_parameter(own, "sample_weight")]
     return {f"{step}__sample_weight": sample_weight for step in takers}
