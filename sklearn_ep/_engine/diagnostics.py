@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import logsumexp
 from scipy.stats import genpareto
 
-from .factor import Factor
+from .likelihoods import Factor
 
 
 class ImportanceCheck(NamedTuple):

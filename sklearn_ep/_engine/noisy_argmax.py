@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import log_ndtr, log_softmax, logsumexp, ndtr
 
-from .factor import Factor
 from .gaussian import ImproperPosterior
-from .likelihoods import Logit, Probit, normal_hazard
+from .likelihoods import Factor, Logit, Probit, normal_hazard
 
 _NEWTON_STEPS = 25
 # Chances below which digits are lost.

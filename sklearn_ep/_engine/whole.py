@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from .contracts import LearnableStructure, Rule, Structure, require, require_parts
-from .factor import Factor
+from .likelihoods import Factor
 from .loop import SILENT, Anderson, Evaluation, Monitor, Result, iterate
 from .sites import Sites, site_change, site_metric
 

@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike
 RowsLike: TypeAlias = ArrayLike | sp.sparray | sp.spmatrix
 # the same in memory, or partitions: (X, y), functions that load them, futures
 TrainingRows: TypeAlias = RowsLike | Sequence[Any]
+# labels of the groups of rows, where they are not in a column of X
+Labels: TypeAlias = ArrayLike | None
 Seed: TypeAlias = int | np.random.RandomState | None
 # a method that a decorator leaves with its signature
 Method = TypeVar("Method", bound=Callable[..., Any])

@@ -378,3 +378,11 @@ def in_precision_of_rows(predict: Method) -> Method:
         return found.astype(np.float32)
 
     return cast(Method, wrapper)
+
+
+def check_parts(parts: Any) -> None:
+    """Raise a ValueError where a list can be no list of partitions."""
+    if len(parts) == 0:
+        raise ValueError("the list of partitions is empty: X has 0 samples and there is no y.")
+    if not is_part_list(parts, None):
+        raise ValueError("y is None, but X is no list of partitions such as (X, y) pairs.")

@@ -15,10 +15,10 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._engine.partition import PartMap
 from .._estimator import fitting
-from .._estimator.annotations import RowsLike, Seed, TrainingRows
+from .._estimator.annotations import Labels, RowsLike, Seed, TrainingRows
 from .._estimator.averaged import hyper_attributes
 from .._estimator.base import VersionedEstimator
-from .._estimator.checks import check_number
+from .._estimator.checks import check_number, check_parts
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.latents import latents_of, links_of
 from .._estimator.posterior_classifier import probabilities
@@ -340,7 +340,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         self,
         X: TrainingRows,
         y: ArrayLike | None = None,
-        groups: ArrayLike | None = None,
+        groups: Labels = None,
         sample_weight: ArrayLike | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> Self:
@@ -414,7 +414,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         """Return the pool over a list of raw partitions, None for rows in memory."""
         if not raw:
             return nullcontext()
-        _plan.check_parts(X)
+        check_parts(X)
         # a step of messages takes too little time for processes; sites of parts take enough
         by_messages = self.engine == "messages" or isinstance(self.group_column, list)
         prefer = "threads" if by_messages else None
@@ -432,7 +432,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         return latents_of(self._posteriors, links_of(self._posteriors))
 
     def latent_mean_and_variance(
-        self, X: RowsLike, groups: ArrayLike | None = None, kind: str = "conditional"
+        self, X: RowsLike, groups: Labels = None, kind: str = "conditional"
     ) -> tuple[np.ndarray, np.ndarray]:
         """Posterior mean and variance of the linear predictor at new rows.
 
@@ -458,8 +458,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         self,
         X1: RowsLike,
         X2: RowsLike | None = None,
-        groups1: ArrayLike | None = None,
-        groups2: ArrayLike | None = None,
+        groups1: Labels = None,
+        groups2: Labels = None,
     ) -> np.ndarray:
         """Posterior covariance of the linear predictor between new rows.
 
@@ -482,7 +482,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         return fitting.one_or_stack([p.covariance(*pairs) for p in self._posteriors])
 
     def decision_function(
-        self, X: RowsLike, groups: ArrayLike | None = None, kind: str = "conditional"
+        self, X: RowsLike, groups: Labels = None, kind: str = "conditional"
     ) -> np.ndarray:
         """Posterior mean of the linear predictor.
 
@@ -521,7 +521,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         return links_of(self._posteriors)
 
     def predict_log_proba(
-        self, X: RowsLike, groups: ArrayLike | None = None, kind: str = "conditional"
+        self, X: RowsLike, groups: Labels = None, kind: str = "conditional"
     ) -> np.ndarray:
         """Log probabilities of the classes, computed in logs throughout.
 
@@ -543,7 +543,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         return self._latents.log_proba(rows)
 
     def predict_proba(
-        self, X: RowsLike, groups: ArrayLike | None = None, kind: str = "conditional"
+        self, X: RowsLike, groups: Labels = None, kind: str = "conditional"
     ) -> np.ndarray:
         """Probabilities of the classes, averaged over the posterior of coefficients and effects.
 
@@ -565,11 +565,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         return probabilities(self.predict_log_proba(X, groups, kind))
 
     def predict_proba_interval(
-        self,
-        X: RowsLike,
-        level: float = 0.9,
-        groups: ArrayLike | None = None,
-        kind: str = "conditional",
+        self, X: RowsLike, level: float = 0.9, groups: Labels = None, kind: str = "conditional"
     ) -> np.ndarray:
         """Intervals of the class probabilities: what coefficients and effects leave open of them.
 
@@ -599,9 +595,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         rows = _prediction.new_rows(self, X, groups, kind)
         return self._latents.proba_interval(rows, level)
 
-    def predict(
-        self, X: RowsLike, groups: ArrayLike | None = None, kind: str = "conditional"
-    ) -> np.ndarray:
+    def predict(self, X: RowsLike, groups: Labels = None, kind: str = "conditional") -> np.ndarray:
         """Most probable class.
 
         Parameters
@@ -626,7 +620,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         X: RowsLike,
         y: ArrayLike,
         sample_weight: ArrayLike | None = None,
-        groups: ArrayLike | None = None,
+        groups: Labels = None,
     ) -> float:
         """Accuracy of `predict`.
 
@@ -649,11 +643,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         return accuracy_score(y, self.predict(X, groups), sample_weight=sample_weight)
 
     def sample_proba(
-        self,
-        X: RowsLike,
-        n_samples: int = 10,
-        random_state: Seed = None,
-        groups: ArrayLike | None = None,
+        self, X: RowsLike, n_samples: int = 10, random_state: Seed = None, groups: Labels = None
     ) -> np.ndarray:
         """Draw class probabilities from the posterior: a committee of models.
 

@@ -221,21 +221,16 @@ def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
     engine, parted = _engine_of(est, columns, codes, n_levels, saves_parts)
     joint = _is_joint(est, engine, parted, columns, (shared, designs, n_levels))
     parts: Any = None
-    if parted and not joint:
-        parts = _placed(est, engine, training, levels, codes, previous)
+    if parted and not joint and engine == "messages":
+        parts = parts_of_rows(codes, n_levels, est.n_partitions)
+    elif parted and not joint:
+        parts = place_rows(est, _declared(est).draws, training, levels, codes, previous)
     data = training.X, training.y, training.weight, *codes
     fingerprint = _fingerprint(est, columns, engine, data) if with_digest else ""
     known = columns, engine, parts, len(training.y), levels, n_levels, sizes
     known += _priors(est, columns, training.X.shape[1])
     rows = shared, training.y, training.weight, designs, codes
     return Plan._make([*known, fingerprint, joint, *rows])
-
-
-def _placed(est, engine, training, levels, codes, previous):
-    """Return the parts of rows in memory, by messages or as sites; levels are the named ones."""
-    if engine == "messages":
-        return parts_of_rows(codes, [code.max() + 1 for code in codes], est.n_partitions)
-    return place_rows(est, _declared(est).draws, training, levels, codes, previous)
 
 
 def plan_parts(est, run, with_digest):
@@ -312,8 +307,7 @@ def _numbered(columns, table, kept):
     pairs = []
     for factor in columns.factors:
         _factors.check_measured(table, factor)
-        labels = _factors.labels_of(table, factor)
-        pairs.append(_factors.numbered_levels(labels[kept]))
+        pairs.append(_factors.numbered_levels(_factors.labels_of(table, factor)[kept]))
     return [known for known, _ in pairs], [code for _, code in pairs]
 
 
@@ -432,14 +426,6 @@ def _theta_prior(est, columns):
         means.append(mean)
         sds.append(np.full(len(mean), float(prior[1])))
     return NormalPrior(np.concatenate([[], *means]), np.concatenate([[], *sds]))
-
-
-def check_parts(parts):
-    """Raise a ValueError where a list can be no list of partitions."""
-    if len(parts) == 0:
-        raise ValueError("the list of partitions is empty: X has 0 samples and there is no y.")
-    if not checks.is_part_list(parts, None):
-        raise ValueError("y is None, but X is no list of partitions such as (X, y) pairs.")
 
 
 def remarks_on_plan(plan, tau):

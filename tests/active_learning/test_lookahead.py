@@ -14,8 +14,7 @@ from sklearn_ep import (
     EPGaussianProcessClassifier,
     RelaxedEPClassifier,
 )
-from sklearn_ep._engine.factor import Factor
-from sklearn_ep._engine.likelihoods import LabelNoise, Logit, Probit
+from sklearn_ep._engine.likelihoods import Factor, LabelNoise, Logit, Probit
 from sklearn_ep.active_learning import query, scores
 from sklearn_ep.active_learning._links import mixture_of
 from sklearn_ep.active_learning._posterior import posterior_of

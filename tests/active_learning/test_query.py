@@ -16,7 +16,7 @@ from sklearn_ep import (
     EPGaussianProcessClassifier,
     RelaxedEPClassifier,
 )
-from sklearn_ep._engine.factor import Factor
+from sklearn_ep._engine.likelihoods import Factor
 from sklearn_ep._estimator.averaged import AveragedPosterior
 from sklearn_ep.active_learning import SkactivemlQuery, modal_query_strategy, query, scores
 from sklearn_ep.active_learning._design import design_rows

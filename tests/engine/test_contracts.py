@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from sklearn_ep._engine.contracts import require, require_parts
-from sklearn_ep._engine.factor import Factor
-from sklearn_ep._engine.likelihoods import Probit
+from sklearn_ep._engine.likelihoods import Factor, Probit
 from sklearn_ep._engine.rules import MomentMatching, Power
 from sklearn_ep._engine.whole import WholeEP
 

@@ -6,8 +6,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.special import expit, log_expit, log_ndtr, ndtr
 
-from sklearn_ep._engine.factor import Factor
-from sklearn_ep._engine.likelihoods import LabelNoise, Logit, Probit, normal_hazard
+from sklearn_ep._engine.likelihoods import Factor, LabelNoise, Logit, Probit, normal_hazard
 from sklearn_ep._engine.quadrature import (
     gauss_hermite,
     logistic_mixture,

@@ -26,8 +26,7 @@ from sklearn.preprocessing import StandardScaler
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.diagnostics import importance_check
-from sklearn_ep._engine.factor import Factor
-from sklearn_ep._engine.likelihoods import Probit
+from sklearn_ep._engine.likelihoods import Factor, Probit
 from sklearn_ep._engine.rules import MomentMatching
 from sklearn_ep._engine.sites import Sites
 from sklearn_ep.gaussian_process._dense_gp import DenseGP

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
-from ..._engine.factor import Factor, Tilted
-from ..._engine.likelihoods import normal_hazard
+from ..._engine.likelihoods import Factor, Tilted, normal_hazard
 
 _PEAK = 1.0 / math.sqrt(2.0 * math.pi)
 
