@@ -338,7 +338,7 @@ def test_a_numerical_failure_names_the_data_only_where_they_explain_it(by_name):
     for rows, weight, match in (
         (X, None, "so that the model is to blame"),
         (X, even, "so that the model is to blame"),
-        (X, far, "The weights differ by a factor of a million"),
+        (X, far, "sample_weight differs by a factor of a million"),
         (X * [1.0, 1e8, 1.0], None, "columns of X are very large, differ in size"),
         (X + 1e9, even, "far from zero for their spread: standardise"),
     ):

@@ -46,7 +46,7 @@ def test_what_a_longer_run_found(seed):
 # scales at the ends of double precision and far origins: constant columns whose spread was
 # rounding, and gradients of rows at distances whose squares overflow
 @pytest.mark.parametrize(
-    "seed", half_nightly(402, 751, 787, 1169, 1341, 1436, 1776, 1911, 2413, 2492)
+    "seed", half_nightly(402, 751, 787, 1169, 1341, 1436, 1776, 1911, 2413, 2492, 20107, 20393)
 )
 def test_what_far_scales_and_origins_found(seed):
     assert attempt(seed, stretch=True) is None

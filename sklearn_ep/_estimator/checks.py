@@ -216,7 +216,9 @@ def numerical_cause(X, sample_weight):
         )
     positive = weight[weight > 0]
     if positive.max() > _DIGITS_LOST * positive.min():
-        return "The weights differ by a factor of a million and more: bring them nearer together."
+        return (
+            "sample_weight differs by a factor of a million and more: bring its entries together."
+        )
     return (
         "No column of X and no weight is out of proportion, so that the model is to blame: make "
         "the prior narrower or lower damping, and please report it with the data."

@@ -298,6 +298,11 @@ class DensePlan:
             return None
         return third_of_rows(self.X, self.y, self.weight)
 
+    @property
+    def response_share(self):
+        """Share of a factor that its site matches, None for several classes jointly."""
+        return self.model.rule.exponent if isinstance(self.model, BinaryModel) else None
+
     def share(self, rows):
         """Return the share of the copies that some of the rows have."""
         return float(self.weight[rows].sum() / self.weight.sum())

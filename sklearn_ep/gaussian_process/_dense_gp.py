@@ -82,7 +82,8 @@ def _times(matrix, vector):
 class DenseState:
     """Posterior of the latent values given all sites, of either sign.
 
-    `mean` and `var` (n,) are the marginals, `alpha` (n,) is K^-1 mean, computed without K^-1.
+    `precision` (n,) are those of the sites, copies of tied rows counted. `mean` and `var` (n,) are
+    the marginals, `alpha` (n,) is K^-1 mean, computed without K^-1.
     `rows` are those whose site precision is not negative, `root` the square roots of these
     precisions and `inverse` that of the Cholesky factor of B for these rows. `log_evidence` is the
     log of the integral of prior times sites, `extra_var` 0: the sites are on the latent values
@@ -94,6 +95,7 @@ class DenseState:
     def __init__(self, K, precision, shift):
         minus = np.flatnonzero(precision < 0)
         self.rows: Any = np.flatnonzero(precision >= 0) if len(minus) else slice(None)
+        self.precision = precision
         tau = precision[self.rows]
         self.root = root = np.sqrt(tau)
         block = K[self.rows][:, self.rows] if len(minus) else K
@@ -260,6 +262,7 @@ class DenseGPPosterior:
     def __init__(self, kernel, X, state, factor):
         self.kernel, self.X, self.factor = kernel, X, factor
         self.alpha, self.root = state.alpha, state.root
+        self.precision = state.precision
         self.rows, self.added = state.rows, state.added()
 
     def __getstate__(self):

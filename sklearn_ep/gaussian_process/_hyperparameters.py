@@ -490,7 +490,10 @@ def find_mode(
 def or_refuse(found):
     """Return what a search found, or raise a ValueError where it had nowhere to start from."""
     if found is None:
-        raise ValueError("the evidence is not finite at the initial kernel: change its parameters.")
+        raise ValueError(
+            "the evidence of X is not finite at the initial kernel, or EP does not settle there: "
+            "change the parameters of the kernel, or lower damping."
+        )
     return found
 
 

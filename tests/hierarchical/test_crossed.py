@@ -178,6 +178,18 @@ def test_order_of_factors_and_rows_and_the_kind_of_labels_do_not_matter():
         outside.predict_proba(X)
 
 
+def test_names_of_levels_do_not_matter():
+    rng = np.random.default_rng(2)
+    X, G = rng.normal(size=(70, 2)), np.column_stack([rng.integers(n, size=70) for n in (25, 8)])
+    effects = rng.normal(size=25)[G[:, 0]] + rng.normal(size=8)[G[:, 1]]
+    y = X[:, 0] + effects + rng.logistic(size=70) > 0
+    renamed = np.column_stack([rng.permutation(n)[g] for n, g in zip((25, 8), G.T, strict=True)])
+    model = HierarchicalEPLogistic(hyperparameters="mode")
+    base, other = (clone(model).fit(X, y, groups=g) for g in (G, renamed))
+    proba = other.predict_proba(X, groups=renamed)
+    np.testing.assert_allclose(proba, base.predict_proba(X, groups=G), atol=1e-9)
+
+
 def test_nested_levels_by_combination_or_by_labels_of_their_own():
     X, y, G = people_and_items(300, (25, 5))
     district, region = G[:, 0], G[:, 0] // 5

@@ -299,6 +299,11 @@ class LabelErrorPlan(ValueWithGradient):
 
         return evidence_of_problems(at, self.y, theta, fit)
 
+    @property
+    def response_share(self):
+        """Share of a factor that its site matches, None where sites are not those of EP."""
+        return 1.0 if self.rule.exponent == 1 and not np.isfinite(self.penalty) else None
+
     def latent_sites(self, fit):
         """Return the sites (precision, shift) on the latent values of the rows, problem 0."""
         return fit.sites[0] / (1.0 + self.noise * fit.sites[0][0])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.sparse import csr_array
 
-from ..._engine.row_order import row_keys
+from ..._engine.row_order import row_keys, spread_bits
 from .group_sites import LARGEST_GROUP
 
 _CACHED = 100_000  # doubles of a temporary
@@ -424,11 +424,21 @@ def _row_order(shared, sign, weight, design, code, n_groups, largest):
     small = is_small[code]
     content = np.zeros(len(code), dtype=np.uint64)
     if small.any():
-        seen = np.column_stack([shared.X[small], shared.at[small]])
-        content[small] = row_keys(seen, 0, sign[small] > 0)
+        content[small] = _content(shared.take(small), sign[small])
     rows = np.lexsort((content, order[code]))
     repeats = np.where(small, np.round(weight), 1).astype(int)[rows]
     return order, size, np.repeat(rows, repeats)
+
+
+def _content(shared, sign):
+    """Return keys (n,) of rows with labels: of their columns, and of which rows share a level.
+
+    The number of a level is no part of it, so that names of levels change nothing.
+    """
+    keys = row_keys(shared.X, 0, sign > 0)
+    of_level = np.zeros(np.max(shared.at, initial=0) + 1, dtype=np.uint64)
+    np.maximum.at(of_level, shared.at, keys[:, None])
+    return spread_bits(keys + spread_bits(of_level[shared.at]).sum(axis=1, dtype=np.uint64))
 
 
 def _small_groups(size, order, bounds):
