@@ -289,20 +289,20 @@ def test_what_is_given_is_kept_and_names_what_ran():
 def test_auto_takes_the_cheaper_way_to_variances():
     rng = np.random.default_rng(0)
     rough = dict(max_iter=1, tol=1e9, random_state=0)
-    few = fit(*sparse_rows(rng, 300, 20_000), **rough)
+    few = fit(*sparse_rows(rng, 300, 5000), **rough)
     assert (few.variance_method_, few.hyperparameters_used_) == ("exact", "integrate")
-    texts, y = sparse_rows(rng, 1200, 20_000)
+    texts, y = sparse_rows(rng, 700, 5000)
     many = fit(texts, y, **rough)
     assert (many.variance_method_, many.hyperparameters_used_) == ("calibrated", "mode")
     asked = fit(texts, y, hyperparameters="integrate", **rough)
     assert (asked.variance_method_, asked.hyperparameters_used_) == ("exact", "integrate")
-    dense = rng.standard_normal((1100, 1100))  # whose products are dear
+    dense = rng.standard_normal((700, 600))  # whose products are dear
     big = fit(dense, (dense[:, 0] > 0).astype(int), **rough)
     assert (big.variance_method_, big.hyperparameters_used_) == ("exact", "integrate")
 
 
 def sparse_rows(rng, n, d):
-    X = sp.random_array((n, d), density=40 / d, format="csr", rng=rng)
+    X = sp.random_array((n, d), density=20 / d, format="csr", rng=rng)
     return X, np.arange(n) % 2
 
 
