@@ -16,7 +16,7 @@ from sklearn_ep._engine.partition import Part, PartMap
 from sklearn_ep.gaussian_process.inducing.ep import InducingEP
 from sklearn_ep.gaussian_process.inducing.learning import SignRate, evidence_at, learn_by_passes
 
-from .item import Item, Row, mean_and_error
+from .item import Claim, Item, Row, mean_and_error
 
 TITLE = "Scalable GP classification by EP (Hernandez-Lobato and Hernandez-Lobato, 2016)"
 
@@ -34,9 +34,9 @@ TABLE_1 = {
 }
 # How kernel and points are learned, and repeats at 15, 25 and 50 %.
 LEARNING = {
-    "Adam": (dict(optimizer="adam"), (20, 8, 3)),
-    "sign rule": (dict(optimizer="sign_rate"), (8, 3, 0)),
-    "L-BFGS": (dict(optimizer="fmin_l_bfgs_b", max_iter=30), (6, 0, 0)),
+    "kernel of the average": (None, (20, 20, 20)),
+    "Adam, prior of lengths": (dict(optimizer="adam"), (20, 0, 0)),
+    "the paper's recipe": (dict(optimizer="sign_rate", hyperparameters="mode"), (20, 0, 0)),
 }
 
 
@@ -69,33 +69,54 @@ def scalable(X, m, **kw):
     )
 
 
+def points_of_the_average(X, y, m, **kw):
+    """Return points learned under the kernel of largest weight in the default average of all rows.
+
+    A few hundred rows say more of the kernel than inducing points do: the average is dense.
+    """
+    dense = EPGaussianProcessClassifier().fit(X, y)
+    theta = dense.hyper_theta_[np.argmax(dense.hyper_weights_)]
+    kernel = dense.kernel_.clone_with_theta(theta)
+    kept = {name: "fixed" for name in kernel.get_params() if name.endswith("_bounds")}
+    return scalable(X, m, **kw).set_params(kernel=kernel.set_params(**kept)).fit(X, y)
+
+
 def table_1(setting):
     """Held-out log loss on the seven sets."""
-    rows, worse = [], {name: [] for name in LEARNING}
+    rows, gaps = [], {name: [] for name in LEARNING}
     for name, paper in TABLE_1.items():
         data = setting.load(name)
         X, y = np.asarray(data["X"], float), np.asarray(data["y"]).astype(int)
         for j, share in enumerate(SHARES[:1] if setting.quick else SHARES):
             told = {"GFITC (paper)": paper[3 * j], "SVI (paper)": paper[3 * j + 2]}
             for how, (kw, repeats) in LEARNING.items():
-                if setting.quick:
-                    kw, repeats = {**kw, "max_iter": 20}, (int(how == "Adam"),)
                 losses = []
-                for seed in range(repeats[j]):
+                for seed in range(min(repeats[j], 2 if setting.quick else 20)):
                     Xa, ya, Xb, yb = split_of(X, y, seed)
-                    clf = scalable(Xa, int(round(share * len(ya))), **kw).fit(Xa, ya)
+                    m, steps = int(round(share * len(ya))), 20 if setting.quick else 250
+                    if kw is None:
+                        clf = points_of_the_average(Xa, ya, m, max_iter=steps)
+                    else:
+                        clf = scalable(Xa, m, **kw, max_iter=steps).fit(Xa, ya)
                     losses.append(log_loss(clf.predict_proba(Xb), yb))
                 if losses:
-                    mean = mean_and_error(losses)
-                    worse[how].append(mean[0] > paper[3 * j + 1] + 0.005)
-                    head = f"{name}, m = {share:.0%}, {how}, {len(losses)} splits"
-                    rows.append(Row(head, paper[3 * j + 1], *mean, peers=told))
-    counts = [
-        Row(f"{how}: cells above the paper's SEP, of {len(w)}", None, float(sum(w)))
-        for how, w in worse.items()
-        if w
-    ]
-    return counts + rows
+                    mean, error, of = mean_and_error(losses)
+                    gaps[how].append((mean - paper[3 * j + 1], error))
+                    head = f"{name}, m = {share:.0%}, {how}"
+                    rows.append(Row(head, paper[3 * j + 1], mean, error, of, told))
+    return counts_above(gaps) + rows
+
+
+def counts_above(gaps):
+    """Return how many cells are above the paper's, by mean and by two standard errors."""
+    rows = []
+    for how, cells in gaps.items():
+        gap, error = np.transpose(cells)
+        head = f"{how}: cells above the paper's SEP"
+        rows.append(Row(f"{head} by more than .005", None, int(np.sum(gap > 0.005)), of=len(gap)))
+        far = int(np.sum(gap > 2 * error))
+        rows.append(Row(f"{head} by two standard errors", None, far, of=len(gap)))
+    return rows
 
 
 class Trail:
@@ -393,7 +414,8 @@ rows. No noise variance is learned: it would only rescale the kernel. Fewer spli
 20 where the row says so, and 30 steps of L-BFGS, each at a fixed point. The paper's GFITC and SVI
 are copied from it, not run.
 """,
-        True,
+        needs_data=True,
+        claims=(Claim(", m = ", high=0.005, beside_paper=True),),
     ),
     Item(
         "Figure 1",
@@ -408,7 +430,8 @@ moving, the evidence of the inner updates jumps, as in the paper. Pima, m = 300 
 in the paper, on nine tenths of the 532 complete rows; 100 outer steps, 300 inner ones. The right
 panel of the paper is a drawing of the scheme.
 """,
-        True,
+        needs_data=True,
+        claims=(Claim("inner updates: CPU seconds until", high=0.0),),
     ),
     Item(
         "Figure 2",
@@ -455,6 +478,7 @@ delay. On those EP loses .0006 nats for each row in one epoch of 26 CPU seconds 
 averaged site, up to three full passes). The paper prints no numbers for flights. Adam in place of
 Adadelta.
 """,
-        True,
+        needs_data=True,
+        claims=(Claim("digits, .*(log loss|error)", high=0.0, beside_paper=True),),
     ),
 ]
