@@ -141,6 +141,9 @@ def stand_ins(folder):
     for name, n, d in (("pima532", 200, 7), ("image", 300, 18), ("flights_nyc2013", 11_000, 8)):
         X, y = made(n, d)
         np.savez(folder / f"{name}.npz", X=X, y=y)
+    for name in ("australian", "breast_wisconsin", "crabs", "heart", "ionosphere", "sonar"):
+        X, y = made(80, 4)
+        np.savez(folder / f"{name}.npz", X=X, y=y)
     X, y = made(300, 2)
     np.savez(folder / "banana.npz", X=X, y=y, train_idx=np.arange(200)[None])
     X, y = made(2200, 30)
@@ -153,7 +156,14 @@ def stand_ins(folder):
 
 
 @pytest.mark.parametrize(
-    "name", ["Figure 1", "Figure 2", "Figure 3", pytest.param("Figure 4", marks=pytest.mark.slow)]
+    "name",
+    [
+        "Figure 1",
+        "Figure 2",
+        "Figure 3",
+        pytest.param("Figure 4", marks=pytest.mark.slow),
+        pytest.param("Table 1", marks=pytest.mark.slow),
+    ],
 )
 def test_items_that_need_data_run_on_generated_sets(driver, name, tmp_path):
     from paper_items.item import Setting
