@@ -56,14 +56,14 @@ def test_stored_rows_are_of_the_code_of_today(driver, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_claim_is_about_stored_rows_and_each_printed_figure_has_a_verdict(driver, name):
+def test_claims_are_about_stored_rows_and_printed_figures_have_one(driver, name):
     stored = driver.stored(driver.RESULTS, name)
     for item in driver.paper_of(name).ITEMS:
         rows = stored[item.name]["rows"]
         for claim in item.claims:
             assert any(re.search(claim.rows, row["quantity"]) for row in rows), claim
         printed = [row for row in rows if isinstance(row["paper"], (int, float))]
-        assert all(item.verdict(row) for row in printed), item.name
+        assert all(item.claim_on(row) for row in printed), item.name
 
 
 def test_a_verdict_is_by_the_whole_interval(driver):

@@ -117,11 +117,16 @@ class Item:
     def slug(self):
         return slug_of(self.name)
 
+    def claim_on(self, row):
+        """Return the first claim about a stored row, None where there is none."""
+        return next((c for c in self.claims if re.search(c.rows, row["quantity"])), None)
+
     def verdict(self, row):
-        """Return the verdict on a stored row, nothing where the paper claims nothing."""
-        found = (claim for claim in self.claims if re.search(claim.rows, row["quantity"]))
-        claim = next(found, None)
-        return "" if claim is None else claim.verdict(row)
+        """Return the verdict on a stored row, nothing where the paper says nothing."""
+        claim = self.claim_on(row)
+        if claim is None:
+            return "" if row["paper"] is None else "cannot tell"
+        return claim.verdict(row)
 
     @property
     def digest(self):
