@@ -225,8 +225,8 @@ ITEMS = [
         figure_1,
         """
 **Reproduces:** two or three outer steps and five or six Newton steps in all; scikit-learn's search
-for the posterior mode takes ten on a9a and seven on text. The figure is a scheme of reductions with a table of costs; the rows count
-what it counts.
+for the posterior mode takes ten on a9a and seven on text. The figure is a scheme of reductions with
+a table of costs; the rows count what it counts.
 
 **Differences.** Local bound, conjugate gradients for all systems, tolerances at our defaults.
 rt_polarity, sentences of film reviews, stands for the paper's text sets. *Calibrated* is our

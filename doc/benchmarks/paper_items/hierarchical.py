@@ -370,10 +370,11 @@ default prior, 2.5 times as wide as the coefficients are: log odds have a standa
 deviation above seven, labels are nearly separated, and the common scale of all coefficients rests
 on the prior, so that they come out too large together. GPBoost (Laplace, no prior) is covered no
 better than that, and statsmodels (variational, factorised, the default's prior) worst of all, its
-standard errors being too short. Protocol: sixty sets in place of one, of which twelve are fitted
-over 50 parts and by the other packages, the others with all rows as one, which gives the same
-answer (section 4.1); the scale of the effects is nearly known to the first prior, and learned with
-the default; the inner EP in place of 200 draws of Stan in each part. Sweep 0 is the start; the paper shows six.
+standard errors being too short. Protocol: sixty sets in place of one.
+Twelve of them are fitted over 50 parts and by the other packages, the others with all rows as one,
+which gives the same answer (section 4.1). The scale of the effects is nearly known to the first
+prior, and learned with the default. The moments are those of the inner EP, in place of 200 draws of
+Stan in each part. Sweep 0 is the start; the paper shows six.
 """,
         claims=(
             Claim("within 1 sd", 0.617, 0.717),

@@ -390,9 +390,10 @@ ABOUT = """
 D. Hernandez-Lobato and J. M. Hernandez-Lobato, "Scalable Gaussian process classification via
 expectation propagation", AISTATS 2016. The paper's claim: EP through inducing points (SEP) that
 moves kernel, points and sites together is as good as generalised FITC and stochastic variational
-inference (SVI), and faster. Our verdict: distribution and minibatches reproduce, accuracy on five
-of seven sets and within the errors on the others; that a step after each pass is faster than steps
-at fixed points does not, once these are warm-started and accelerated. There is no library of the
+inference (SVI), and faster. Our verdict: distribution and minibatches reproduce. So does accuracy,
+once the kernel is that of an average; by the paper's recipe it does on four of seven sets. That a
+step after each pass is faster than steps at fixed points does not show, once these are warm-started
+and accelerated. There is no library of the
 paper's peers here. FITC is our own L-BFGS at fixed points, and SVI our power EP at a small power,
 whose limit it is. Figures of GFITC and SVI are the paper's where a column says so.
 """
@@ -402,17 +403,18 @@ ITEMS = [
         "held-out log loss on seven sets",
         table_1,
         """
-Not above the paper's SEP, but for rounding, in 17 of 21 cells by Adam: australian by far (the
-paper's .69 is that of a coin), breast_wisconsin, pima532, crabs, ionosphere, and heart at 25 and 50
-%. Above it: sonar by .01 to .04 and heart at 15 % by .03, which is within two standard errors of
-our figures. By the sign rule and by L-BFGS ionosphere and sonar at 15 % are above as well, on eight
-and six splits. The paper learns by the evidence alone; here several lengths have a prior up to 1000
-rows, as by default, without which heart has .515, ionosphere .291 and sonar .385 at 15 % by Adam.
-The splits and first points of the paper are random and not at hand; ours are nine tenths for
-training, columns standardised, amplitude one, a length scale for each column and points at random
-rows. No noise variance is learned: it would only rescale the kernel. Fewer splits than the paper's
-20 where the row says so, and 30 steps of L-BFGS, each at a fixed point. The paper's GFITC and SVI
-are copied from it, not run.
+Over 20 splits in every cell no mean is above the paper's SEP by two standard errors, and two of 21
+by more than .005, the rounding of the paper: sonar at 25 and 50 %, by .006 and .032. Australian is
+below by far (the paper's .69 is that of a coin), and so is pima532. On the other sets intervals
+over the splits are too wide to tell. These rows learn the points only, under the kernel of largest
+weight in the default average over all rows: at these sizes the full rows say more of the kernel
+than inducing points do. At 15 % two other ways stand beside it. Where Adam moves lengths, under
+their default prior, and points together, heart and sonar are above the paper by .030 and .021. The
+paper's recipe, the sign rule and the evidence alone, overfits here: heart has .492, sonar .407 and
+ionosphere .303. The splits and first points of the paper are random and not at hand. Ours are nine
+tenths for training, columns standardised, a length scale for each column and points at random rows,
+250 passes. No noise variance is learned: it would only rescale the kernel. The paper's GFITC and
+SVI are copied from it, not run.
 """,
         needs_data=True,
         claims=(Claim(", m = ", high=0.005, beside_paper=True),),
@@ -424,11 +426,11 @@ are copied from it, not run.
         """
 Both ways reach the same evidence, as in the paper. That inner updates, a step of the
 hyperparameters after each pass, get there sooner did not show in this one run: steps at fixed
-points are within a nat of the end in .5 CPU seconds, inner ones in .7. Here a fixed point is found from the
-last one by Anderson acceleration in a few sweeps. In the first steps, where the sites are still
-moving, the evidence of the inner updates jumps, as in the paper. Pima, m = 300 and the sign rule as
-in the paper, on nine tenths of the 532 complete rows; 100 outer steps, 300 inner ones. The right
-panel of the paper is a drawing of the scheme.
+points are within a nat of the end in .5 CPU seconds, inner ones in .7. Here a fixed point is found
+from the last one by Anderson acceleration in a few sweeps. In the first steps, where the sites are
+still moving, the evidence of the inner updates jumps, as in the paper. Pima, m = 300 and the sign
+rule as in the paper, on nine tenths of the 532 complete rows; 100 outer steps, 300 inner ones. The
+right panel of the paper is a drawing of the scheme.
 """,
         needs_data=True,
     ),
