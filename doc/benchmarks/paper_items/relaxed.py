@@ -462,15 +462,15 @@ by cross-validation) are not given, ours is 1. The error is that on 39,600 rows 
         "changes of the posterior along the sweeps",
         figure_3,
         """
-With the bare step relaxed EP does not converge where EP fails. Over ten draws, all sites at once
-and with a damping of one half, EP, power EP and relaxed EP at .2 and at .05 come to rest on 0, 1, 0
-and 1 with a tenth of wrong labels, and on 3, 8, 3 and 3 with a fifth; a run that stops early has
-reached a state that no shortened step leaves. In the paper's loop, site by site and undamped, they
-are 0, 1, 0 and 0, and 3, 7, 0 and 0. So EP often fails, as in the paper, a power helps with a fifth
-of wrong labels, and "relaxed EP always converges" does not hold. In the paper's loop a sweep counts
-only where every site had a proper update, and 80 sweeps are its limit, the paper's for EP; ours has
-1,500. No acceleration and no fallbacks; R is the change of alpha from sweep to sweep, drawn for the
-first draw.
+With the bare step relaxed EP does not converge where EP fails. The counts are of ten draws, for EP,
+power EP and relaxed EP at .2 and at .05 in this order. All sites at once, with a damping of one
+half, 0, 1, 0 and 1 come to rest with a tenth of wrong labels, and 3, 8, 3 and 3 with a fifth. In
+the paper's loop, site by site and undamped, they are 0, 1, 0 and 0, and 3, 7, 0 and 0. So EP often
+fails, as in the paper, a power helps with a fifth of wrong labels, and "relaxed EP always
+converges" does not hold. A run that stops early has reached a state that no shortened step leaves.
+In the paper's loop a sweep counts only where every site had a proper update, and 80 sweeps are its
+limit, the paper's for EP; ours has 1,500. There is no acceleration and no fallback. R is the change
+of alpha from sweep to sweep; the first draw is drawn.
 """,
         claims=(
             Claim("REP .*draws with", low=0.9),

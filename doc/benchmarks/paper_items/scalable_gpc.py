@@ -393,9 +393,9 @@ moves kernel, points and sites together is as good as generalised FITC and stoch
 inference (SVI), and faster. Our verdict: distribution and minibatches reproduce. So does accuracy,
 once the kernel is that of an average; by the paper's recipe it does on four of seven sets. That a
 step after each pass is faster than steps at fixed points does not show, once these are warm-started
-and accelerated. There is no library of the
-paper's peers here. FITC is our own L-BFGS at fixed points, and SVI our power EP at a small power,
-whose limit it is. Figures of GFITC and SVI are the paper's where a column says so.
+and accelerated. There is no library of the paper's peers here. FITC is our own L-BFGS at fixed
+points, and SVI our power EP at a small power, whose limit it is. Figures of GFITC and SVI are the
+paper's where a column says so.
 """
 ITEMS = [
     Item(
