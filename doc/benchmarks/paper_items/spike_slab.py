@@ -272,7 +272,7 @@ damping parameter shows with all sites at once, 19 to 25 at .001, and site by si
 **Reproduces:** errors where R-EP converges are those of the paper within the standard errors, and
 the two methods are level there.
 
-**Does not:** where R-EP does not converge errors are a tenth to a third of the paper's, and the
+**Differs:** where R-EP does not converge errors are a tenth to a third of the paper's, and the
 double loop (PC-EP) is not better there. In pairs R-EP has the smaller mean error at all five
 dampings, by .001 to .016, each time within two standard errors. Some of the sets on which R-EP
 rests are at no fixed point of EP: a site that wants to be negative rests on its bound. Rows named
