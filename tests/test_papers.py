@@ -1,7 +1,9 @@
 """The items of the papers' experiments: each has words, and each stored result an item."""
 
+import importlib
 import json
 import pathlib
+import re
 import sys
 
 import numpy as np
@@ -42,7 +44,63 @@ def test_items_have_words_and_results_have_items(driver, name):
     assert set(stored) <= set(items)
     for result in stored.values():
         assert result["rows"] and not result["quick"]
-        assert all(set(row) >= {"quantity", "paper", "ours"} for row in result["rows"])
+        assert all(set(row) >= {"quantity", "paper", "ours", "of"} for row in result["rows"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stored_rows_are_of_the_code_of_today(driver, name):
+    stored = driver.stored(driver.RESULTS, name)
+    stale = [i.name for i in driver.paper_of(name).ITEMS if stored[i.name]["digest"] != i.digest]
+    assert not stale, f"run again: papers.py --paper {name} --item ..."
+    assert all(result["versions"]["sklearn-ep"][0].isdigit() for result in stored.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_claims_are_about_stored_rows_and_printed_figures_have_one(driver, name):
+    stored = driver.stored(driver.RESULTS, name)
+    for item in driver.paper_of(name).ITEMS:
+        rows = stored[item.name]["rows"]
+        for claim in item.claims:
+            assert any(re.search(claim.rows, row["quantity"]) for row in rows), claim
+        printed = [row for row in rows if isinstance(row["paper"], (int, float))]
+        assert all(item.claim_on(row) for row in printed), item.name
+
+
+def test_a_verdict_is_by_the_whole_interval(driver):
+    from paper_items.item import Claim, Row
+
+    below = Claim("error", high=0.2)
+
+    def verdict(claim, *given, **named):
+        return claim.verdict(Row("error", *given, **named).as_dict())
+
+    # t of nine degrees of freedom is 2.26
+    assert verdict(below, None, 0.15, 0.02, 10) == "holds"
+    assert verdict(below, None, 0.16, 0.02, 10) == "cannot tell"
+    assert verdict(below, None, 0.26, 0.02, 10) == "does not"
+    assert verdict(below, None, 0.1) == verdict(below, None, 0.1, None, 1) == "cannot tell"
+    # a count by Clopper and Pearson: none of ten may be 30.8 %
+    assert verdict(Claim("error", high=0.31), None, 0, of=10) == "holds"
+    assert verdict(Claim("error", high=0.3), None, 0, of=10) == "cannot tell"
+    assert verdict(Claim("error", low=0.32), None, 0, of=10) == "does not"
+    # beside the paper's number, whose own error counts
+    near = Claim("error", -0.1, 0.1, beside_paper=True)
+    assert verdict(near, 0.3, 0.3, 0.03, 10) == "holds"
+    assert verdict(near, "0.3 ± 0.04", 0.3, 0.03, 10) == "cannot tell"
+
+
+def test_a_digest_is_of_what_an_item_uses(driver, tmp_path, monkeypatch):
+    from paper_items.item import Item
+
+    source = "LIMIT = 3\nOTHER = 1\ndef run(setting):\n    return LIMIT\n"
+    digests = []
+    for k, text in enumerate([source, source.replace("= 1", "=  2"), source.replace("3", "4")]):
+        (tmp_path / f"made_{k}.py").write_text(text)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        module = importlib.import_module(f"made_{k}")
+        digests.append(Item("Figure", "", module.run, "").digest)
+        del sys.modules[f"made_{k}"]
+    assert digests[0] == digests[1] != digests[2]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -83,6 +141,9 @@ def stand_ins(folder):
     for name, n, d in (("pima532", 200, 7), ("image", 300, 18), ("flights_nyc2013", 11_000, 8)):
         X, y = made(n, d)
         np.savez(folder / f"{name}.npz", X=X, y=y)
+    for name in ("australian", "breast_wisconsin", "crabs", "heart", "ionosphere", "sonar"):
+        X, y = made(80, 4)
+        np.savez(folder / f"{name}.npz", X=X, y=y)
     X, y = made(300, 2)
     np.savez(folder / "banana.npz", X=X, y=y, train_idx=np.arange(200)[None])
     X, y = made(2200, 30)
@@ -95,7 +156,14 @@ def stand_ins(folder):
 
 
 @pytest.mark.parametrize(
-    "name", ["Figure 1", "Figure 2", "Figure 3", pytest.param("Figure 4", marks=pytest.mark.slow)]
+    "name",
+    [
+        "Figure 1",
+        "Figure 2",
+        "Figure 3",
+        pytest.param("Figure 4", marks=pytest.mark.slow),
+        pytest.param("Table 1", marks=pytest.mark.slow),
+    ],
 )
 def test_items_that_need_data_run_on_generated_sets(driver, name, tmp_path):
     from paper_items.item import Setting

@@ -17,6 +17,8 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np  # noqa: E402
 
+from sklearn_ep import __version__  # noqa: E402
+
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -72,8 +74,8 @@ def table(rows, columns):
 
 def versions():
     """Return the versions of the packages that decide a result."""
-    found = {}
-    for package in ("numpy", "scipy", "scikit-learn", "joblib", "sklearn-ep"):
+    found = {"sklearn-ep": __version__}
+    for package in ("numpy", "scipy", "scikit-learn", "joblib"):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -41,7 +41,7 @@ def stored(folder, name):
 
 def run_item(item, setting, command):
     """Run one item and return what is stored of it."""
-    start = time.process_time()
+    start, digest = time.process_time(), item.digest  # of the code before anyone edits it
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         rows = item.run(setting)
@@ -50,6 +50,7 @@ def run_item(item, setting, command):
         cpu_minutes=round((time.process_time() - start) / 60, 2),
         quick=setting.quick,
         command=command,
+        digest=digest,
         cores=os.cpu_count(),
         versions=versions(),
     )
@@ -85,19 +86,34 @@ def number(value, error=None):
     return f"{value:.3g}" if error is None else f"{value:.3g} ± {error:.1g}"
 
 
-def table(rows):
-    """Return the lines of one table; a column a peer."""
+def counted(row):
+    """Format our figure: a mean with its error, or a count of repeats."""
+    if row["of"] and row["error"] is None and not isinstance(row["ours"], str):
+        return f"{row['ours']:g} of {row['of']}" if row["of"] > 1 else number(row["ours"])
+    return number(row["ours"], row["error"])
+
+
+def who_ran(peers):
+    """Say who ran the peers of a row: names of figures that are copied end in "(paper)"."""
+    copied = {peer.endswith("(paper)") for peer in peers}
+    return " and ".join({True: "the paper", False: "us"}[c] for c in sorted(copied))
+
+
+def table(item, rows):
+    """Return the lines of one table; a column a peer, and one that says who ran them."""
     peers = list(dict.fromkeys(peer for row in rows for peer in row["peers"]))
     lines = [".. list-table::", "   :header-rows: 1", ""]
-    head = ["Quantity", "Paper", "Ours", *peers]
+    head = ["Quantity", "Paper", "Ours", "Verdict", *peers, *(["Peers run by"] if peers else [])]
     for cells in [
         head,
         *(
             [
                 row["quantity"].replace("|", "\\|"),  # no substitution
                 number(row["paper"]),
-                number(row["ours"], row["error"]),
+                counted(row),
+                item.verdict(row),
                 *(number(row["peers"].get(peer)) for peer in peers),
+                *([who_ran(row["peers"])] if peers else []),
             ]
             for row in rows
         ),
@@ -122,12 +138,12 @@ def item_lines(name, item, result):
     if picture.exists():
         lines += [f".. image:: {picture.relative_to(PAGE.parent).as_posix()}", ""]
     size = "Small size" if result["quick"] else "Full size"
-    folded = table(result["rows"])
+    folded = table(item, result["rows"])
     if len(result["rows"]) > 12:
         folded = [*raw(f"<details><summary>{len(result['rows'])} rows</summary>"), *folded]
         folded += raw("</details>")
-    minutes = f"{result['cpu_minutes']:.3g}"
-    return [*lines, *folded, f"*{size}, {minutes} CPU minutes.* ``{result['command']}``", ""]
+    made = f"{result['cpu_minutes']:.3g} CPU minutes, version {result['versions']['sklearn-ep']}"
+    return [*lines, *folded, f"*{size}, {made}.* ``{result['command']}``", ""]
 
 
 def write_page():
@@ -142,7 +158,11 @@ def write_page():
         "puts the papers' figures beside ours: what reproduces, what does not, and why. A figure",
         "of the paper is as printed or, from a picture, as read off it; where our protocol",
         "differs from the paper's the text says how. The number after ± is a standard error over",
-        "repeats. FOLDER holds the data sets as .npz files.",
+        "repeats. A verdict is on what the paper says of a row, by the 95 % interval over draws or",
+        "splits: it *holds* where all of the interval lies where the paper has it, *does not*",
+        "where none of it does, and otherwise we *cannot tell*, as from a single draw. The bounds",
+        "of a claim stand with its item in ``doc/benchmarks/paper_items``. FOLDER holds the data",
+        "sets as .npz files.",
         "",
     ]
     for name in PAPERS:

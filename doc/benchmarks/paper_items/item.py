@@ -1,11 +1,15 @@
 """What a table or figure of a paper is made of here: an item that runs, and its rows."""
 
+import ast
 import dataclasses
+import hashlib
+import inspect
 import pathlib
 import re
 from collections.abc import Callable
 
 import numpy as np
+from scipy.stats import beta, t
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,18 +35,67 @@ class Row:
     """One entry of a table or point of a figure.
 
     ``paper`` is the paper's figure (None where it prints none, words where it has no number),
-    ``ours`` what was measured, ``error`` its standard error over repeats, ``peers`` what other
-    packages give under the same protocol.
+    ``ours`` what was measured, ``error`` its standard error over ``of`` repeats; without an error
+    ``ours`` may be a count of so many repeats. ``peers`` are what other packages give under the
+    same protocol.
     """
 
     quantity: str
     paper: float | str | None
     ours: float | str
     error: float | None = None
+    of: int | None = None
     peers: dict = dataclasses.field(default_factory=dict)
 
     def as_dict(self):
         return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What a paper says of some rows: they lie between ``low`` and ``high``.
+
+    ``rows`` is a pattern that the quantity contains. With ``beside_paper`` the bounds are those of
+    ours minus the paper's number. Bounds of a count of repeats are shares. With ``no_chance`` the
+    row would be the same in any other draw, a size for instance, and is its own interval.
+    """
+
+    rows: str
+    low: float = -np.inf
+    high: float = np.inf
+    beside_paper: bool = False
+    no_chance: bool = False
+
+    def verdict(self, row):
+        """Return "holds", "does not" or "cannot tell" by the 95 % interval of a stored row."""
+        paper, paper_error = number_of(row["paper"]) if self.beside_paper else (0.0, 0.0)
+        found = interval(row, paper, paper_error)
+        low, high = (row["ours"] - paper,) * 2 if self.no_chance else found
+        if self.low <= low and high <= self.high:
+            return "holds"
+        return "does not" if high < self.low or low > self.high else "cannot tell"
+
+
+def number_of(text):
+    """Return the number and the standard error of a figure of a paper, "0.24 ± 0.09"."""
+    parts = [float(part) for part in str(text).split("±")]
+    return parts[0], parts[1] if len(parts) > 1 else 0.0
+
+
+def interval(row, paper=0.0, paper_error=0.0):
+    """Return the 95 % interval of a stored row, less the number of the paper.
+
+    By the t distribution of the repeats, of a count that of Clopper and Pearson; one draw has none.
+    """
+    ours, error, of = row["ours"], row["error"], row["of"]
+    if isinstance(ours, str) or not of:
+        return -np.inf, np.inf
+    if error is not None:
+        reach = t.ppf(0.975, of - 1) * np.hypot(error, paper_error)
+        return ours - paper - reach, ours - paper + reach
+    low = beta.ppf(0.025, ours, of - ours + 1) if ours else 0.0
+    high = beta.ppf(0.975, ours + 1, of - ours) if ours < of else 1.0
+    return low - paper / of, high - paper / of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +111,44 @@ class Item:
     run: Callable[[Setting], list[Row]]
     words: str
     needs_data: bool = False
+    claims: tuple[Claim, ...] = ()
 
     @property
     def slug(self):
         return slug_of(self.name)
+
+    def claim_on(self, row):
+        """Return the first claim about a stored row, None where there is none."""
+        return next((c for c in self.claims if re.search(c.rows, row["quantity"])), None)
+
+    def verdict(self, row):
+        """Return the verdict on a stored row, nothing where the paper says nothing."""
+        claim = self.claim_on(row)
+        if claim is None:
+            return "" if row["paper"] is None else "cannot tell"
+        return claim.verdict(row)
+
+    @property
+    def digest(self):
+        """Digest of the item's function and of all that it uses of its module, but for layout."""
+        source = inspect.getsource(inspect.getmodule(self.run))
+        parts = {name: node for node in ast.parse(source).body for name in names_of(node)}
+        todo, used = [self.run.__name__], {}
+        while todo:
+            name = todo.pop()
+            if name in parts and name not in used:
+                used[name] = "".join(ast.get_source_segment(source, parts[name]).split())
+                todo += [n.id for n in ast.walk(parts[name]) if isinstance(n, ast.Name)]
+        return hashlib.sha256("\n".join(map(used.get, sorted(used))).encode()).hexdigest()[:12]
+
+
+def names_of(node):
+    """Return the names that a statement of a module defines, but for imports."""
+    if isinstance(node, ast.Assign):
+        return [
+            n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)
+        ]
+    return [node.name] if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else []
 
 
 def slug_of(name):
@@ -70,7 +157,7 @@ def slug_of(name):
 
 
 def mean_and_error(values):
-    """Return the mean over repeats and its standard error (None for a single repeat)."""
+    """Return the mean over repeats, its standard error (None for one repeat) and their number."""
     values = np.asarray(values, dtype=float)
     error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else None
-    return float(values.mean()), None if error is None else float(error)
+    return float(values.mean()), None if error is None else float(error), len(values)

@@ -16,7 +16,7 @@ from sklearn_ep._engine.partition import Part, PartMap
 from sklearn_ep.gaussian_process.inducing.ep import InducingEP
 from sklearn_ep.gaussian_process.inducing.learning import SignRate, evidence_at, learn_by_passes
 
-from .item import Item, Row, mean_and_error
+from .item import Claim, Item, Row, mean_and_error
 
 TITLE = "Scalable GP classification by EP (Hernandez-Lobato and Hernandez-Lobato, 2016)"
 
@@ -34,9 +34,9 @@ TABLE_1 = {
 }
 # How kernel and points are learned, and repeats at 15, 25 and 50 %.
 LEARNING = {
-    "Adam": (dict(optimizer="adam"), (20, 8, 3)),
-    "sign rule": (dict(optimizer="sign_rate"), (8, 3, 0)),
-    "L-BFGS": (dict(optimizer="fmin_l_bfgs_b", max_iter=30), (6, 0, 0)),
+    "kernel of the average": (None, (20, 20, 20)),
+    "Adam, prior of lengths": (dict(optimizer="adam"), (20, 0, 0)),
+    "the paper's recipe": (dict(optimizer="sign_rate", hyperparameters="mode"), (20, 0, 0)),
 }
 
 
@@ -69,33 +69,54 @@ def scalable(X, m, **kw):
     )
 
 
+def points_of_the_average(X, y, m, **kw):
+    """Return points learned under the kernel of largest weight in the default average of all rows.
+
+    A few hundred rows say more of the kernel than inducing points do: the average is dense.
+    """
+    dense = EPGaussianProcessClassifier().fit(X, y)
+    theta = dense.hyper_theta_[np.argmax(dense.hyper_weights_)]
+    kernel = dense.kernel_.clone_with_theta(theta)
+    kept = {name: "fixed" for name in kernel.get_params() if name.endswith("_bounds")}
+    return scalable(X, m, **kw).set_params(kernel=kernel.set_params(**kept)).fit(X, y)
+
+
 def table_1(setting):
     """Held-out log loss on the seven sets."""
-    rows, worse = [], {name: [] for name in LEARNING}
+    rows, gaps = [], {name: [] for name in LEARNING}
     for name, paper in TABLE_1.items():
         data = setting.load(name)
         X, y = np.asarray(data["X"], float), np.asarray(data["y"]).astype(int)
         for j, share in enumerate(SHARES[:1] if setting.quick else SHARES):
             told = {"GFITC (paper)": paper[3 * j], "SVI (paper)": paper[3 * j + 2]}
             for how, (kw, repeats) in LEARNING.items():
-                if setting.quick:
-                    kw, repeats = {**kw, "max_iter": 20}, (int(how == "Adam"),)
                 losses = []
-                for seed in range(repeats[j]):
+                for seed in range(min(repeats[j], 2 if setting.quick else 20)):
                     Xa, ya, Xb, yb = split_of(X, y, seed)
-                    clf = scalable(Xa, int(round(share * len(ya))), **kw).fit(Xa, ya)
+                    m, steps = int(round(share * len(ya))), 20 if setting.quick else 250
+                    if kw is None:
+                        clf = points_of_the_average(Xa, ya, m, max_iter=steps)
+                    else:
+                        clf = scalable(Xa, m, **kw, max_iter=steps).fit(Xa, ya)
                     losses.append(log_loss(clf.predict_proba(Xb), yb))
                 if losses:
-                    mean = mean_and_error(losses)
-                    worse[how].append(mean[0] > paper[3 * j + 1] + 0.005)
-                    head = f"{name}, m = {share:.0%}, {how}, {len(losses)} splits"
-                    rows.append(Row(head, paper[3 * j + 1], *mean, peers=told))
-    counts = [
-        Row(f"{how}: cells above the paper's SEP, of {len(w)}", None, float(sum(w)))
-        for how, w in worse.items()
-        if w
-    ]
-    return counts + rows
+                    mean, error, of = mean_and_error(losses)
+                    gaps[how].append((mean - paper[3 * j + 1], error))
+                    head = f"{name}, m = {share:.0%}, {how}"
+                    rows.append(Row(head, paper[3 * j + 1], mean, error, of, told))
+    return counts_above(gaps) + rows
+
+
+def counts_above(gaps):
+    """Return how many cells are above the paper's, by mean and by two standard errors."""
+    rows = []
+    for how, cells in gaps.items():
+        gap, error = np.transpose(cells)
+        head = f"{how}: cells above the paper's SEP"
+        rows.append(Row(f"{head} by more than .005", None, int(np.sum(gap > 0.005)), of=len(gap)))
+        far = int(np.sum(gap > 2 * error))
+        rows.append(Row(f"{head} by two standard errors", None, far, of=len(gap)))
+    return rows
 
 
 class Trail:
@@ -369,11 +390,12 @@ ABOUT = """
 D. Hernandez-Lobato and J. M. Hernandez-Lobato, "Scalable Gaussian process classification via
 expectation propagation", AISTATS 2016. The paper's claim: EP through inducing points (SEP) that
 moves kernel, points and sites together is as good as generalised FITC and stochastic variational
-inference (SVI), and faster. Our verdict: distribution and minibatches reproduce, accuracy on five
-of seven sets and within the errors on the others; that a step after each pass is faster than steps
-at fixed points does not, once these are warm-started and accelerated. There is no library of the
-paper's peers here. FITC is our own L-BFGS at fixed points, and SVI our power EP at a small power,
-whose limit it is. Figures of GFITC and SVI are the paper's where a column says so.
+inference (SVI), and faster. Our verdict: distribution and minibatches reproduce. So does accuracy,
+once the kernel is that of an average; by the paper's recipe it does on four of seven sets. That a
+step after each pass is faster than steps at fixed points does not show, once these are warm-started
+and accelerated. There is no library of the paper's peers here. FITC is our own L-BFGS at fixed
+points, and SVI our power EP at a small power, whose limit it is. Figures of GFITC and SVI are the
+paper's where a column says so.
 """
 ITEMS = [
     Item(
@@ -381,19 +403,21 @@ ITEMS = [
         "held-out log loss on seven sets",
         table_1,
         """
-Not above the paper's SEP, but for rounding, in 17 of 21 cells by Adam: australian by far (the
-paper's .69 is that of a coin), breast_wisconsin, pima532, crabs, ionosphere, and heart at 25 and 50
-%. Above it: sonar by .01 to .04 and heart at 15 % by .03, which is within two standard errors of
-our figures. By the sign rule and by L-BFGS ionosphere and sonar at 15 % are above as well, on eight
-and six splits. The paper learns by the evidence alone; here several lengths have a prior up to 1000
-rows, as by default, without which heart has .515, ionosphere .291 and sonar .385 at 15 % by Adam.
-The splits and first points of the paper are random and not at hand; ours are nine tenths for
-training, columns standardised, amplitude one, a length scale for each column and points at random
-rows. No noise variance is learned: it would only rescale the kernel. Fewer splits than the paper's
-20 where the row says so, and 30 steps of L-BFGS, each at a fixed point. The paper's GFITC and SVI
-are copied from it, not run.
+Over 20 splits in every cell no mean is above the paper's SEP by two standard errors, and two of 21
+by more than .005, the rounding of the paper: sonar at 25 and 50 %, by .006 and .032. Australian is
+below by far (the paper's .69 is that of a coin), and so is pima532. On the other sets intervals
+over the splits are too wide to tell. These rows learn the points only, under the kernel of largest
+weight in the default average over all rows: at these sizes the full rows say more of the kernel
+than inducing points do. At 15 % two other ways stand beside it. Where Adam moves lengths, under
+their default prior, and points together, heart and sonar are above the paper by .030 and .021. The
+paper's recipe, the sign rule and the evidence alone, overfits here: heart has .492, sonar .407 and
+ionosphere .303. The splits and first points of the paper are random and not at hand. Ours are nine
+tenths for training, columns standardised, a length scale for each column and points at random rows,
+250 passes. No noise variance is learned: it would only rescale the kernel. The paper's GFITC and
+SVI are copied from it, not run.
 """,
-        True,
+        needs_data=True,
+        claims=(Claim(", m = ", high=0.005, beside_paper=True),),
     ),
     Item(
         "Figure 1",
@@ -401,14 +425,14 @@ are copied from it, not run.
         figure_1,
         """
 Both ways reach the same evidence, as in the paper. That inner updates, a step of the
-hyperparameters after each pass, get there sooner does not reproduce: steps at fixed points are
-within a nat of the end in .8 CPU seconds, inner ones in 1.1. Here a fixed point is found from the
-last one by Anderson acceleration in a few sweeps. In the first steps, where the sites are still
-moving, the evidence of the inner updates jumps, as in the paper. Pima, m = 300 and the sign rule as
-in the paper, on nine tenths of the 532 complete rows; 100 outer steps, 300 inner ones. The right
-panel of the paper is a drawing of the scheme.
+hyperparameters after each pass, get there sooner did not show in this one run: steps at fixed
+points are within a nat of the end in .5 CPU seconds, inner ones in .7. Here a fixed point is found
+from the last one by Anderson acceleration in a few sweeps. In the first steps, where the sites are
+still moving, the evidence of the inner updates jumps, as in the paper. Pima, m = 300 and the sign
+rule as in the paper, on nine tenths of the 532 complete rows; 100 outer steps, 300 inner ones. The
+right panel of the paper is a drawing of the scheme.
 """,
-        True,
+        needs_data=True,
     ),
     Item(
         "Figure 2",
@@ -431,8 +455,8 @@ that of the other 4900.
         figure_3,
         """
 Log loss falls with time and with m = 4, 50, 200 as in the paper; 50 points are nearly as good as
-200 at a quarter of the time. Our curve alone, one split in place of 100. Workers: a pass over
-60,000 digits gets faster up to six workers, and no further, as in the paper. These seconds are
+200 at a sixth of the time. Our curve alone, one split in place of 100. Workers: a pass over 60,000
+digits gets faster up to four workers, and no further beyond six, as in the paper. These seconds are
 computed: the CPU time of a pass over a worker's share (12,000 digits, five times), the time of the
 master, and 7 MB for each message both ways at 125 MB/s. The wall times of one and two workers were
 measured on two cores that did other work as well; they show that two workers run, not how fast.
@@ -455,6 +479,7 @@ delay. On those EP loses .0006 nats for each row in one epoch of 26 CPU seconds 
 averaged site, up to three full passes). The paper prints no numbers for flights. Adam in place of
 Adadelta.
 """,
-        True,
+        needs_data=True,
+        claims=(Claim("digits, .*(log loss|error)", high=0.0, beside_paper=True),),
     ),
 ]
