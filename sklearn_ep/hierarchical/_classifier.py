@@ -921,10 +921,8 @@ def _of_coefficients(columns, posteriors):
 def _of_scales(columns, posteriors, rule):
     quantiles = _scales.quantiles(posteriors[0].average, posteriors[0].n_effects, _LEVELS)
     used = "mode" if rule in ("mode", "none") else "integrate"
-    out = hyper_attributes([p.average for p in posteriors], _names_of_theta(columns), used) | {
-        "theta_rule_": rule
-    }
-    return out | {"tau_": quantiles[1], "tau_interval_": quantiles[[0, 2]].T}
+    out = hyper_attributes([p.average for p in posteriors], _names_of_theta(columns), used)
+    return out | {"theta_rule_": rule, "tau_": quantiles[1], "tau_interval_": quantiles[[0, 2]].T}
 
 
 def _names_of_theta(columns):

@@ -285,10 +285,8 @@ def _checked(est, X, y, groups, sample_weight):
     validate_data(est, X, skip_check_array=True)
     X = array_of(X)
     columns = _factors.factor_columns(est, X, None)
-    design = _factors.take_labels(X, columns.taken)
-    training = _training(
-        est, design, y, sample_weight, ensure_min_features=int(not est.fit_intercept)
-    )
+    design, least = _factors.take_labels(X, columns.taken), int(not est.fit_intercept)
+    training = _training(est, design, y, sample_weight, ensure_min_features=least)
     validate_data(est, X, skip_check_array=True)
     return columns, X, training
 
@@ -296,8 +294,7 @@ def _checked(est, X, y, groups, sample_weight):
 def _training(est, design, y, sample_weight, **options):
     """Return the `Training` of rows without labels, having warned of the units of columns."""
     training = checks.validate_training(est, design, y, sample_weight, **options)
-    told = checks.warn_of_spreads(est, training.X)
-    if not told and _at_default(est, "prior_scale"):
+    if not checks.warn_of_spreads(est, training.X) and _at_default(est, "prior_scale"):
         checks.warn_of_narrow_prior(est, training.X, training.weight, est.prior_scale)
     return training
 
