@@ -262,8 +262,17 @@ class DenseGPPosterior:
     def __init__(self, kernel, X, state, factor):
         self.kernel, self.X, self.factor = kernel, X, factor
         self.alpha, self.root = state.alpha, state.root
-        self.precision = state.precision
+        self.negative = state.precision[state.precision < 0]
         self.rows, self.added = state.rows, state.added()
+
+    @property
+    def precision(self):
+        """Precisions (n,) of the sites, copies of tied rows counted."""
+        out = np.empty(len(self.alpha))
+        out[self.rows] = self.root**2
+        if len(self.negative):
+            out[np.setdiff1d(np.arange(len(out)), self.rows)] = self.negative
+        return out
 
     def __getstate__(self):
         return {name: value for name, value in vars(self).items() if name != "inverse"}
