@@ -338,10 +338,8 @@ class ExactFit:
         """Return the `Node` at phi (1,) from a neighbour; None where there is none."""
         last = self.first if near is None else near.payload.last
         damping = self.limits.damping
-        for start, share in (
-            (last, damping),
-            (None, 0.5 * damping),
-        ):  # a careful one where it fails
+        # where a start fails there is a careful one
+        for start, share in ((last, damping), (None, 0.5 * damping)):
             try:
                 result = self.at(phi[0]).solved(start, damping=share, **_ROUGH)[1]
             except ImproperPosterior:
