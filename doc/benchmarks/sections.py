@@ -41,7 +41,7 @@ PARTS = {
             "Do intervals cover what they say?",
             "Data drawn from each model's own prior, with hyperparameters known, drawn from their "
             "priors and learned, and fixed and learned; rates of wrong labels fixed at .2 and .1.",
-            "258 of 270 figures lie within 2.6 standard errors of what is stated, or within .05 "
+            "262 of 273 figures lie within 2.6 standard errors of what is stated, or within .05 "
             "at a fixed truth, where no exact posterior is nominal. Errors within a data set are "
             "correlated, so that sets count as independent and not rows. Outside at truths from "
             "the priors: "
