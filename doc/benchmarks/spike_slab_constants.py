@@ -35,6 +35,7 @@ CONSTANTS = {
         "INNER_ITER": "learned",
         "INNER_TOL": "learned",
         "INNER_GAIN": "learned",
+        "SEARCH_ALL": "wide",
         "GRADIENT_TOL": "learned",
     },
     "hyperparameters": {"NOISE_FLOOR": "wide", "DENSE": "wide"},

@@ -131,9 +131,9 @@ class SpikeSlabRegressor(
         "ep", "convergent" or "double_loop": what ended the run; for correlated columns "chains" or
         "enumeration".
     search_used_ : str
-        Where the search for the largest evidence began. "best" is the best of the noise starts
-        after a few coarse steps of EM. "warm" is the last fit, and "none" means that nothing was to
-        be learned.
+        Where the search for the largest evidence began. "all" are all noise starts, up to 20,000
+        entries of X. "best" is the best of them after a few coarse steps of EM, for larger X.
+        "warm" is the last fit, and "none" means that nothing was to be learned.
     dense_start_used_ : bool
         Whether the fit comes from a dense start, because single models did not confirm the evidence
         of sparse ones; see Notes.

@@ -426,7 +426,7 @@ def test_attributes_say_how_the_hyperparameters_were_learned():
     assert SpikeSlabRegressor(**given).fit(X, y).search_used_ == "none"
     assert SpikeSlabRegressor().fit(X, y).search_used_ == "best"
     reg = SpikeSlabRegressor(warm_start=True).fit(X[:, :50], y)
-    assert reg.search_used_ == "best" and not reg.dense_start_used_
+    assert reg.search_used_ == "all" and not reg.dense_start_used_
     assert reg.fit(X[:, :50], y).search_used_ == "warm"
     X, y, _ = make_spike_slab_regression(12, 60, n_informative=6, random_state=3)
     assert SpikeSlabRegressor(hyperparameters="mode").fit(X, y).dense_start_used_
