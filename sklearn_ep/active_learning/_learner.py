@@ -12,11 +12,9 @@ from .._estimator.annotations import RowsLike, Seed
 from .._estimator.checks import check_number
 from .._estimator.summary import Printed
 from .._estimator.tables import rows_at
-from ._design import design_rows
-from ._lookahead import look_ahead
 from ._posterior import posterior_of
 from ._query import query, reference_of
-from ._rows import best_first, row_numbers, rows_of
+from ._rows import best_first, design_rows, row_numbers, rows_of
 from ._strategies import (
     LOOK_AHEAD,
     OF_PROBA,
@@ -25,6 +23,7 @@ from ._strategies import (
     greedy,
     is_greedy,
     latent_scores,
+    look_ahead,
     resolved,
     works_on_posterior,
 )

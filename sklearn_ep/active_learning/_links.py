@@ -118,7 +118,7 @@ class FactorLink:
         return total
 
 
-class ProbitMixture:
+class LinkMixture:
     """A link as e + (1 - 2 e) sum_k w_k Phi((f - t_k) / s_k), whose normal averages are the same.
 
     Parameters
@@ -141,9 +141,7 @@ class ProbitMixture:
     def calibrated(self, slope, temper):
         """Return the same link of `slope` times a value whose variance is scaled by `temper`."""
         centres = np.asarray(self.centres) / slope
-        return ProbitMixture(
-            self.weights, centres, self.scales / slope, self.low, self.high, temper
-        )
+        return LinkMixture(self.weights, centres, self.scales / slope, self.low, self.high, temper)
 
     def proba(self, mean, var):
         """Return the probability of +1 for normal latent values, arrays of any shape.
@@ -164,7 +162,7 @@ class ProbitMixture:
 
 # Two terms for the logistic function, largest error 5e-4: one term, 1e-2, puts look-ahead scores
 # off by a tenth of their largest.
-_LOGISTIC = ProbitMixture(
+_LOGISTIC = LinkMixture(
     (0.564435306788094, 0.4355646932119059),
     (0.0, 0.0),
     (1.3010498695491055, 2.2974979348390105),
@@ -174,13 +172,13 @@ _MISFIT = 0.03
 
 
 def mixture_of(factor):
-    """Return the `ProbitMixture` that a likelihood is, or that stands in for it."""
+    """Return the `LinkMixture` that a likelihood is, or that stands in for it."""
     if isinstance(factor, Probit):
-        return ProbitMixture([1.0], [0.0], [1.0])
+        return LinkMixture([1.0], [0.0], [1.0])
     if isinstance(factor, Logit):
         return _LOGISTIC
     if isinstance(factor, LabelNoise):
-        return ProbitMixture([1.0], [0.0], [np.sqrt(factor.noise)], factor.rate, 1.0 - factor.rate)
+        return LinkMixture([1.0], [0.0], [np.sqrt(factor.noise)], factor.rate, 1.0 - factor.rate)
     return _fitted_mixture(factor)
 
 
@@ -191,7 +189,7 @@ def _fitted_mixture(factor):
 
     def built(x):
         share = expit(x[4])
-        return ProbitMixture([share, 1.0 - share], x[:2], np.exp(x[2:4]), x[5], x[6])
+        return LinkMixture([share, 1.0 - share], x[:2], np.exp(x[2:4]), x[5], x[6])
 
     starts = [[t, t + 1.0, 0.0, 0.5, 0.0, wanted[0], wanted[-1]] for t in (-2.0, -0.5, 1.0)]
     fits = [least_squares(lambda x: built(x).proba(mean, var) - wanted, x0) for x0 in starts]
@@ -229,7 +227,7 @@ class ClassResponse:
 
     @cached_property
     def mixtures(self):
-        """One `ProbitMixture` a problem, of the predictions."""
+        """One `LinkMixture` a problem, of the predictions."""
         each = zip(self.links, self.slope, self.temper, strict=True)
         return [mixture_of(link.factor).calibrated(a, t) for link, a, t in each]
 

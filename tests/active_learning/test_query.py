@@ -10,6 +10,7 @@ from sklearn.datasets import make_moons
 from sklearn.exceptions import NotFittedError
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.linear_model import BayesianRidge, LogisticRegression
+from sklearn_ep.active_learning._design import design_rows
 
 from sklearn_ep import (
     ConvexVariationalLogistic,
@@ -19,7 +20,6 @@ from sklearn_ep import (
 from sklearn_ep._engine.likelihoods import Factor
 from sklearn_ep._estimator.averaged import AveragedPosterior
 from sklearn_ep.active_learning import SkactivemlQuery, modal_query_strategy, query, scores
-from sklearn_ep.active_learning._design import design_rows
 from sklearn_ep.active_learning._posterior import posterior_of
 
 ORACLE = oracle("convex_variational")
