@@ -75,21 +75,6 @@ class Diagnosis(Printed):
         return "\n".join([*lines, *parts, *self.remarks])
 
 
-def diagnose_fit(estimator, check=None, remarks=(), parts=()):
-    """Return the `Diagnosis` of a fitted estimator, with its `ImportanceCheck` if there is one."""
-    return Diagnosis(
-        type(estimator).__name__,
-        bool(estimator.converged_),
-        float(estimator.history_["residual"][-1]),
-        float(estimator.tol),
-        int(estimator.n_iter_),
-        None if check is None else check.ess_share,
-        None if check is None else check.pareto_k,
-        remarks=tuple(remarks),
-        parts=tuple(parts),
-    )
-
-
 class RowsAgain(NamedTuple):
     """Training rows as a user gives them once more; groups and sample_weight may be None."""
 
@@ -189,7 +174,17 @@ class VersionedEstimator(SavedEstimator):
             self._check_seen(rows.y)
         log_weights, remarks = self._log_weights(rows, n_draws, rng)
         check = None if log_weights is None else importance_check(log_weights)
-        return diagnose_fit(self, check, remarks, self._parts_of(rows, n_draws, rng))
+        return Diagnosis(
+            type(self).__name__,
+            bool(self.converged_),
+            float(self.history_["residual"][-1]),
+            float(self.tol),
+            int(self.n_iter_),
+            check and check.ess_share,
+            check and check.pareto_k,
+            tuple(remarks),
+            tuple(self._parts_of(rows, n_draws, rng)),
+        )
 
     def _check_seen(self, y):
         """Raise a ValueError where y has labels that a classifier has not seen."""

@@ -253,14 +253,15 @@ class JointLatents:
         return lambda X1: np.stack([of_rows(X1) for of_rows in each])
 
     def variance_and_log_proba(self, X):
-        """Return variances (n, K) and log probabilities (n, K) for scores, from one pass.
+        """Return variances and log probabilities (n, K) for scores, from one pass.
 
-        Those of a softmax to 1e-6 as a rule, for half of the nodes.
+        Variances of each class less the mean of all; probabilities of a softmax to 1e-6 as a rule,
+        for half of the nodes.
         """
         factor = self.posterior.factor
         factor = QUICK_SOFTMAX if factor is SOFTMAX else factor
         _, cov, log_proba = self._latent_and_log_proba(X, factor)
-        return np.einsum("ncc->nc", cov), log_proba
+        return np.einsum("ncc->nc", cov) - cov.mean((1, 2))[:, None], log_proba
 
     def log_proba(self, X):
         """Return log probabilities of the classes (n, K)."""

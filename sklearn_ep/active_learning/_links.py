@@ -15,11 +15,56 @@ from scipy.optimize import least_squares
 from scipy.special import entr, expit, ndtr
 
 from .._engine.likelihoods import LabelNoise, Logit, Probit
-from .._engine.quadrature import expectation_by_panels, logistic_mixture, quick_ndtr
+from .._engine.quadrature import logistic_mixture, quick_ndtr, tilted_by_panels
 from .._engine.super_gaussian import local_site_precision
 
 
-class LogisticLink:
+class FactorLink:
+    """Any likelihood, by its own probabilities.
+
+    Parameters
+    ----------
+    factor : Factor
+    """
+
+    def __init__(self, factor):
+        self.factor, self.slope = factor, factor.logistic_slope or 1.0
+
+    def _labels(self, mean, var):
+        """Return (probability, `Tilted`) of the labels +1 and -1."""
+        tilted = [self.factor.tilted(y, mean, var) for y in (1.0, -1.0)]
+        return [(np.exp(t.log_z), t) for t in tilted]
+
+    def proba(self, mean, var):
+        """Return the probability (n,) of the label +1."""
+        return np.exp(self.factor.tilted(1.0, mean, var).log_z)
+
+    def precision(self, mean, var):
+        """Return the precision (n,) that takes from the variance what a label does on average."""
+        fall = var * sum(p * t.curvature for p, t in self._labels(mean, var))
+        return np.maximum(fall, 0.0) / (var * np.maximum(1.0 - fall, np.finfo(float).tiny))
+
+    def bald(self, mean, var):
+        """Return the mutual information (n,) of label and latent value, by quadrature."""
+
+        def log_entropy(f):
+            found = sum(entr(np.exp(self.factor.log_prob(y, f))) for y in (1.0, -1.0))
+            return np.log(np.maximum(found, np.finfo(float).tiny))
+
+        p = self.proba(mean, var)
+        known = np.exp(tilted_by_panels(log_entropy, mean, var)[0])
+        return np.maximum(entr(p) + entr(1.0 - p) - known, 0.0)
+
+    def information_gain(self, mean, var):
+        """Return the expected Kullback-Leibler divergence (n,) after a label, moments matched."""
+        total = 0.0
+        for p, t in self._labels(mean, var):
+            left = 1.0 - var * t.curvature
+            total = total + p * 0.5 * (left - 1.0 - np.log(left) + var * t.gradient**2)
+        return total
+
+
+class LogisticLink(FactorLink):
     """A link that a logistic function of slope times latent value stands for, or is.
 
     Parameters
@@ -28,17 +73,8 @@ class LogisticLink:
         The link itself, with a `logistic_slope`.
     """
 
-    def __init__(self, factor):
-        self.slope, self.factor = factor.logistic_slope, factor
-
     def _logistic(self, mean, var):
         return self.slope * mean, self.slope**2 * var
-
-    def proba(self, mean, var):
-        """Return the probability (n,) of the label +1."""
-        if isinstance(self.factor, Logit):
-            return logistic_mixture(*self._logistic(mean, var))[0]
-        return np.exp(self.factor.tilted(1.0, mean, var).log_z)
 
     def precision(self, mean, var):
         """Return the precision (n,) that a label of unknown value adds on average."""
@@ -69,52 +105,6 @@ class LogisticLink:
             kappa = 1.0 + var * precision
             moved = (shift - mean * precision) ** 2 / kappa - precision
             total = total + proba * 0.5 * (np.log(kappa) + var / kappa * moved)
-        return total
-
-
-class FactorLink:
-    """Any other likelihood, by its own probabilities.
-
-    Parameters
-    ----------
-    factor : Factor
-    """
-
-    slope = 1.0
-
-    def __init__(self, factor):
-        self.factor = factor
-
-    def _labels(self, mean, var):
-        """Return (probability, `Tilted`) of the labels +1 and -1."""
-        tilted = [self.factor.tilted(y, mean, var) for y in (1.0, -1.0)]
-        return [(np.exp(t.log_z), t) for t in tilted]
-
-    def proba(self, mean, var):
-        """Return the probability (n,) of the label +1."""
-        return np.exp(self.factor.tilted(1.0, mean, var).log_z)
-
-    def precision(self, mean, var):
-        """Return the precision (n,) that takes from the variance what a label does on average."""
-        fall = var * sum(p * t.curvature for p, t in self._labels(mean, var))
-        return np.maximum(fall, 0.0) / (var * np.maximum(1.0 - fall, np.finfo(float).tiny))
-
-    def bald(self, mean, var):
-        """Return the mutual information (n,) of label and latent value, by quadrature."""
-
-        def entropy(f):
-            return sum(entr(np.exp(self.factor.log_prob(y, f))) for y in (1.0, -1.0))
-
-        p = self.proba(mean, var)
-        known = expectation_by_panels(entropy, mean, var)
-        return np.maximum(entr(p) + entr(1.0 - p) - known, 0.0)
-
-    def information_gain(self, mean, var):
-        """Return the expected Kullback-Leibler divergence (n,) after a label, moments matched."""
-        total = 0.0
-        for p, t in self._labels(mean, var):
-            left = 1.0 - var * t.curvature
-            total = total + p * 0.5 * (left - 1.0 - np.log(left) + var * t.gradient**2)
         return total
 
 

@@ -45,7 +45,6 @@ def look_ahead(posterior, name, rows=None):
     # class 1 is the +1 of the only problem where there are two classes
     sites = [response.sites(sign, posterior.mean[rows], posterior.var[rows]) for sign in (-1, 1)]
     proba = response.label_proba(posterior.mean[rows], posterior.var[rows])
-    labels = _TwoClasses if posterior.mean.shape[1] == 1 else _ManyClasses
     measure = _expected_error if name == "expected_error" else _information
     out = np.empty(len(rows))
     for block, cross in posterior.cross(rows):
@@ -53,7 +52,7 @@ def look_ahead(posterior, name, rows=None):
             _moved(posterior, cross, gradient[block].T, curvature[block].T)
             for gradient, curvature in sites
         ]
-        out[block] = measure(labels(moved, proba[block]))
+        out[block] = measure(_Labels(moved, proba[block]))
     if name == "epig_entropy":
         own = proba if response.predicts_labels else posterior.proba(rows)
         out *= -_p_log_p(own).sum(axis=1)
@@ -93,33 +92,18 @@ def _p_log_p(p):
     return out
 
 
-class _TwoClasses:
-    """Probabilities at the reference rows, (n, m) each, under the labels -1 and +1."""
-
-    def __init__(self, moved, proba):
-        self.weight, self.plus = proba.T, [p for (p,) in moved]
-        before = sum(w[:, None] * p for w, p in zip(self.weight, self.plus, strict=True))
-        self.before = [1.0 - before, before]
-
-    def __iter__(self):
-        """Yield the weight (n,) of a label, and the probabilities of both classes under it."""
-        for weight, p in zip(self.weight, self.plus, strict=True):
-            yield weight, [1.0 - p, p]
-
-    def negative_entropy(self):
-        """Return the mean over labels and reference rows (n,) of sum_k p_k log p_k."""
-        return sum(weight * _mean_of(map(_p_log_p, after)) for weight, after in self)
-
-
-class _ManyClasses:
+class _Labels:
     """Normalised probabilities at the reference rows, (n, m) each, under a label of each class.
 
     A label of class y is +1 for problem y and -1 for all others: of the numbers before
-    normalisation, one is exchanged.
+    normalisation, one is exchanged. The one problem of two classes stands for two that are alike.
     """
 
     def __init__(self, moved, proba):
         self.weight, (self.minus, self.plus) = proba.T, moved
+        if len(self.minus) == 1:
+            (minus,), (plus,) = moved
+            self.minus, self.plus = [1.0 - plus, minus], [1.0 - minus, plus]
         self.norm = _exchanged(self.minus, self.plus)
         shares = [w[:, None] / norm for w, norm in zip(self.weight, self.norm, strict=True)]
         whole = sum(shares)
