@@ -146,8 +146,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         too.
     max_iter : int, default=20
         Largest number of outer steps; three to ten are usual. The cheaper steps of exact fits on
-        partitions and in streams may be three times as many, and so may those that learn a scale
-        from sampled variances.
+        partitions may be three times as many, and so may those that learn a scale from sampled
+        variances.
     tol : float, default=1e-3
         Outer steps stop when no log variance changes by more, which moves probabilities by less
         than 1e-3. With sampled variances the mean square change is compared, the scale of their
