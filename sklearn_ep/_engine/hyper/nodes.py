@@ -481,12 +481,6 @@ class Lattice:
         log_det = float(np.linalg.slogdet(self.axes)[1])
         return len(self.axes) * float(np.log(self.spacing.step)) + log_det
 
-    @property
-    def complete(self) -> bool:
-        """Whether no place is left that is foretold to have mass."""
-        floor = self.floor()
-        return all(value <= floor for value, _ in self._foretold().values())
-
     def visited(self) -> list[Node]:
         """Return the nodes so far, in the order of visits."""
         return [node for node in self.nodes.values() if node is not None]
