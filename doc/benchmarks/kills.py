@@ -8,6 +8,7 @@ the fit. A fault is an answer that differs in a bit from the undisturbed one, or
 than joblib's TerminatedWorkerError with the advice to use fewer jobs.
 """
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -96,9 +97,10 @@ def workers():
     found = []
     for task in pathlib.Path("/proc/self/task").iterdir():
         for pid in (task / "children").read_text().split():
-            command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
-            if b"popen_loky_posix" in command:
-                found.append(int(pid))
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+                if b"popen_loky_posix" in command:
+                    found.append(int(pid))
     return sorted(found)
 
 
@@ -110,9 +112,10 @@ def kill_one(after, rng, done, killed):
         alive = workers()
         if alive:
             pid = alive[rng.integers(len(alive))]
-            os.kill(pid, signal.SIGKILL)
-            killed.append(pid)
-            return
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+                return
         time.sleep(0.01)
 
 
@@ -151,9 +154,11 @@ def main():
             again = answer()
             seconds = time.perf_counter() - start
             counts = {} if np.array_equal(truth, again) else {"differs undisturbed": 1}
-            for _ in range(-(-args.kills // len(every))):
+            left = -(-args.kills // len(every))
+            while left > 0:
                 outcome = attempt(answer, truth, seconds, rng)
                 counts[outcome] = counts.get(outcome, 0) + 1
+                left -= 1 if outcome != "not killed" else 0.2
             rows.append(dict(kind=name, seconds=seconds, **counts))
             print(name, f"{seconds:.2f} s", counts, flush=True)
     save(args, "kills", rows)
