@@ -61,7 +61,7 @@ def kinds():
         "GP partitions": lambda: GP(**sparse, **jobs).fit(parts(X, y)),
         "wrong labels": lambda: RelaxedEPClassifier(**jobs).fit(X[:120], y[:120]),
         "wrong labels, partitions": lambda: RelaxedEPClassifier(
-            label_noise=0.1, n_inducing=12, method="sparse", optimizer=None, **jobs
+            label_noise=0.1, **sparse, **jobs
         ).fit(parts(X, y)),
         "spike and slab": lambda: SpikeSlabRegressor(**jobs).fit(X, z),
         "spike and slab, partitions": lambda: SpikeSlabRegressor(**jobs).fit(parts(X, z)),
