@@ -71,9 +71,9 @@ def kinds():
             X, y
         ),
         "linear sampled": lambda: Linear(
-            variance="monte_carlo", n_partitions=3, hyperparameters="mode", random_state=0, **jobs
+            variance="calibrated", n_partitions=3, hyperparameters="mode", random_state=0, **jobs
         ).fit(X, y),
-        "regression partitions": lambda: ConvexVariationalRegressor(n_partitions=3).fit(X, z),
+        "regression partitions": lambda: ConvexVariationalRegressor().fit(parts(X, z)),
         "groups, partitions": lambda: Groups(n_partitions=3, **jobs).fit(X, y, groups),
         "groups, messages": lambda: Groups(
             engine="messages", n_partitions=3, hyperparameters="mode", **jobs
@@ -143,10 +143,11 @@ def main():
         __doc__.splitlines()[0],
         ("--kills", dict(type=int, default=200, help="number of kills")),
         ("--first", dict(type=int, default=0, help="seed")),
+        ("--only", dict(nargs="+", default=[], help="kinds of fits, all if none is named")),
     )
     warnings.simplefilter("ignore")
     rng, rows = np.random.default_rng(args.first), []
-    every = list(kinds())
+    every = [(name, answer) for name, answer in kinds() if name in args.only or not args.only]
     with joblib.parallel_config(backend="loky", n_jobs=2):
         for name, answer in every:
             truth = answer()
