@@ -28,9 +28,10 @@ from ._strategies import (
     works_on_posterior,
 )
 
-# Labels of a classifier until which rows of the design and drawn ones come in turn. Five sets, each
-# by a Gaussian process and a linear model: log loss at ten labels .99 of that of random rows, at
-# worst 1.10. Where the strategy chooses from the second class on it is 1.04, at worst 1.32.
+# Labels of a classifier until which rows of the design and drawn ones come in turn. On ten sets, by
+# a Gaussian process and a linear model: log loss at ten labels .94 of that of random rows, at worst
+# 1.24, error .74. Where the strategy chooses from the second class on .95, 1.32 and .76. Pools with
+# one label in twenty of the other class: .99, at worst 1.11, after .93 and 1.21.
 _FEW = 10
 
 
