@@ -120,9 +120,8 @@ class LogisticSites:
 
     def penalty(self, s: np.ndarray, z: np.ndarray) -> Penalty:
         """Return the `Penalty` at means s and variances z, both (q,)."""
-        return self._kl(s, z) if self.bound == "kl" else self._local(s, z)
-
-    def _kl(self, s: np.ndarray, z: np.ndarray) -> Penalty:
+        if self.bound == "local":
+            return self._local(s, z)
         wrong, loss, slope = logistic_mixture(-self.sign * s, z)
         curvature = self.weight * slope
         return Penalty(self.weight * loss, -self.sign * self.weight * wrong, curvature, curvature)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import logsumexp
 
+from .._engine.gaussian import learned_curvature
 from .._engine.quadrature import logistic_moments
 
 
@@ -291,12 +292,8 @@ def _maximum(theta, at, scores, close=_BY.close, blind=False):
             new = scores(theta + step)
         turned = at.gradient - new.gradient
         theta, at = theta + step, new
-        if turned @ step > 0:
-            image = curvature @ step
-            curvature = curvature - np.outer(image, image) / (step @ image)
-            curvature = curvature + np.outer(turned, turned) / (turned @ step)
-        else:
-            curvature = at.curvature
+        bent = turned @ step > 0
+        curvature = learned_curvature(curvature, step, turned) if bent else at.curvature
     return theta, at
 
 

@@ -10,14 +10,14 @@ double loop. One visit to the rows a step, and nothing a row has to remember (Kh
 the step for conjugate computations).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ._parameters import in_log_scales
-from ._rows import SiteSums, WholePosterior
+from ._rows import PartRows, WholePosterior
 from ._systems import PrimalSystem
 
 
@@ -35,21 +35,19 @@ class NaturalStep(NamedTuple):
 class NaturalGradient:
     """The fixed-point map of one binary problem.
 
-    `visit(posterior)` returns the `SiteSums` of all rows at a `WholePosterior`; `prior` is one of
-    `_priors`; n is the number of coefficients.
+    `rows` are `PartedRows`, `prior` is one of `_parameters`.
     """
 
-    visit: Any
+    rows: Any
     prior: Any
-    n: int
-    n_visits: int = field(default=0, init=False)
 
     def __post_init__(self):
+        self.n = len(self.prior.variance)
         self._lower = np.tril_indices(self.n)
 
-    def _visited(self, mean, root) -> SiteSums:
-        self.n_visits += 1
-        return self.visit(WholePosterior(mean, root))
+    def _visited(self, mean, root):
+        """Return the `SiteSums` of all rows."""
+        return self.rows.visit(PartRows.sums, WholePosterior(mean, root))
 
     def start(self):
         """Return the state to start from, by one visit at zero."""

@@ -354,7 +354,7 @@ class GaussianPrior(LearnedScale):
     def precision(self, scale):
         """Return the prior precisions."""
         precision = 1.0 / self.variance
-        precision[: self.n_features] /= self.spread(scale)
+        precision[: self.n_features] /= scale if self.groups is None else scale[self.groups]
         return precision
 
     start_precision = precision

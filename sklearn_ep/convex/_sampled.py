@@ -15,24 +15,23 @@ import numpy as np
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import Evaluation, Result, Trace, reason_to_end
 from ._double_loop import minimise
-from ._sampled_rows import (
+from ._rows import (
     Anchor,
     Candidate,
     Point,
     advance_sums,
-    answered,
     calibration_sums,
     diagonal_sums,
     line_sums,
     product_sums,
     right_sums,
 )
-from ._systems import START_INFLATION, TINY, HalfCovariance, conjugate_gradients
+from ._systems import START_INFLATION, TINY, HalfCovariance, ScaledJacobi, conjugate_gradients
 from ._variances import (
-    ScaledJacobi,
     coefficient_variances,
     lanczos_factor,
     log_determinant,
+    spread_and_share,
 )
 
 
@@ -100,7 +99,7 @@ class _Position:
         self.tags = itertools.count()
         self.point, self.own = self.new_point(np.zeros(n)), None
         self.anchors: list[Anchor] = []
-        self.n_visits = self.n_products = 0
+        self.n_products = 0
 
     def new_point(self, u):
         """Return the `Point` of coefficients u."""
@@ -108,10 +107,9 @@ class _Position:
 
     def visit(self, what, extra=None, point=None, products=0):
         """Return the sum of what the rows answer here, or at another point."""
-        self.n_visits += 1
         self.n_products += products
         point = self.point if point is None else point
-        return self.rows.visit(answered, what, point, extra, *self.anchors)
+        return self.rows.visit(what, point, extra, *self.anchors)
 
     def images(self, diagonal, curvature):
         """Return the map V -> A V for columns, with curvatures or precisions of the sites."""
@@ -215,12 +213,11 @@ class _Draws:
             if intercept:
                 variances[-1] = 0.0
             candidate = Candidate(next(place.tags), variances, U, column)
-            level, spread = _level_and_spread(
-                place.visit(calibration_sums, candidate, products=k), k
-            )
+            sums = place.visit(calibration_sums, candidate, products=k)
+            level, variance = _level_and_variance(sums)
+            spread, shrink = spread_and_share(variance, k)
             if spread < (_SAMPLES.spread if k > 2 else _SAMPLES.spread_of_two):
                 break
-        shrink = spread / (spread + (1.0 + spread) * 2.0 / k)
         shrink = 0.0 if spread < _SAMPLES.spread_to_shrink else shrink
         features = slice(None, -1 if intercept else None)
         coefficients = coefficient_variances(U[features], diagonal[features], data[features])
@@ -246,6 +243,25 @@ class _Draws:
         candidate = Candidate(next(self.place.tags), 1.0 / (diagonal + data), samples, None)
         anchor = Anchor(candidate, self.place.point.u, 1.0, 1.0, damping)
         return _Formed(anchor, HalfCovariance(factor.T), data)
+
+
+class _Newton(NamedTuple):
+    """The inner problem at a `_Position`, `data` (n,) is the diagonal of B' Pi B, or near it."""
+
+    place: _Position
+    data: np.ndarray
+
+    def moved(self, line, d, length):
+        """Return the `_Line` along a direction."""
+        return self.place.line(line.at.u + length * d[0])
+
+    def direction(self, line, gradient, rtol):
+        """Return the Newton step, by conjugate gradients."""
+        self.place.point, diagonal = line.at, line.prior.curvature
+        right, d = -gradient[:, None], np.zeros((len(diagonal), 1))
+        times = self.place.images(diagonal, curvature=True)
+        conjugate_gradients(times, (diagonal + self.data)[:, None], right, d, right.copy(), rtol)
+        return (d[:, 0],)
 
 
 @dataclass
@@ -276,22 +292,10 @@ class SampledLoop:
 
         `data` (n,) is the diagonal of B' Pi B, near enough for the preconditioner.
         """
-        place = self.place
-
-        def direction(line, gradient, rtol):
-            place.point, diagonal = line.at, line.prior.curvature
-            d, right = np.zeros((len(gradient), 1)), -gradient[:, None]
-            times, scale = place.images(diagonal, curvature=True), (diagonal + data)[:, None]
-            conjugate_gradients(times, scale, right, d, right.copy(), rtol)
-            return (d[:, 0],)
-
-        def moved(line, d, length):
-            return place.line(line.at.u + length * d[0])
-
         unit = 1.0 / np.sqrt(line.prior.curvature + data)
         limits = dict(unit=unit, scale=self.size, tol=tol, max_iter=self.max_inner_iter)
-        end, n = minimise(line, lambda line: line.gradient, direction, moved, **limits)
-        place.point, self.n_newton = end.at, self.n_newton + n
+        end, n = minimise(_Newton(self.place, data), line, **limits)
+        self.place.point, self.n_newton = end.at, self.n_newton + n
         return end
 
     def _begin(self, last):
@@ -399,19 +403,15 @@ class SampledLoop:
         return bound, 0.5 * error
 
 
-def _level_and_spread(sums, k):
-    """Return the level c of the variances and the spread of sampled over calibrated ones.
+def _level_and_variance(sums):
+    """Return the level c of the variances and the variance of sampled over calibrated ones.
 
-    The ratio of a row is a / c + b, whose mean c makes one; the share of its variance over rows
-    that k samples do not explain is the spread.
+    The ratio of a row is a / c + b, whose mean c makes one.
     """
     if not sums.weight > 0:
         return 1.0, 0.0
-    a, b = sums.a / sums.weight, sums.b / sums.weight
+    a, b, aa, ab, bb = (x / sums.weight for x in sums[1:])
     level = a / max(1.0 - b, 0.01)
     if not level > 0:
         return 1.0, 0.0
-    mean = a / level + b
-    second = (sums.aa / level**2 + 2.0 * sums.ab / level + sums.bb) / sums.weight
-    noise = 2.0 / k
-    return level, max((second - mean**2 - noise) / (1.0 + noise), 0.0)
+    return level, (aa / level + 2.0 * ab) / level + bb - (a / level + b) ** 2

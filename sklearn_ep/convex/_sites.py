@@ -7,6 +7,7 @@ import numbers
 from typing import Any
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import erf, gammaln
 
 from .._engine.super_gaussian import BOUNDS, Penalty
@@ -89,12 +90,12 @@ class SuperGaussianSite:
         precision : float
             That of the point of contact x with x precision(x) = 1.
         """
-        low, high = -200.0, 200.0
-        for _ in range(80):
-            middle = 0.5 * (low + high)
-            x = np.exp([middle])
-            low, high = (middle, high) if (x * self.precision(x))[0] < 1.0 else (low, middle)
-        return float(np.exp(-0.5 * (low + high)))
+
+        def slope(log_x):
+            x = np.exp(np.array([log_x]))
+            return float(np.log(x * self.precision(x))[0])
+
+        return float(np.exp(-brentq(slope, -200.0, 200.0, xtol=1e-13)))
 
     def penalty(self, s: np.ndarray, z: np.ndarray) -> Penalty:
         """Return the variational penalty of coefficients.

@@ -21,6 +21,7 @@ from .._engine.gaussian import (
     explained_variances,
     inverse_from_cholesky,
     inverse_from_triangular,
+    invert_triangular,
     positive_variance,
     triangular_inverse,
 )
@@ -76,10 +77,6 @@ class Design:
         variances = 1.0 / (diagonal + self.squares_tdot(precision * weight))
         j = START_INFLATION * leave_one_out(self.B, variances, precision)
         return np.maximum(j / (1.0 + precision * j), TINY), variances
-
-    def gram(self, weight):
-        """Return B' diag(weight) B as a dense matrix (n, n)."""
-        return weighted_gram(self.B, weight)
 
     def kernel(self, prior):
         """Return the prior covariance (q, q) of the rows, kept while the prior stays the same."""
@@ -200,7 +197,7 @@ class PrimalSystem(HalfCovariance):
     """
 
     def __init__(self, design, prior, weight):
-        A, own = design.gram(weight), getattr(prior, "precision", prior)
+        A, own = weighted_gram(design.B, weight), getattr(prior, "precision", prior)
         if own.ndim == 1:
             A[np.diag_indices_from(A)] += own
         else:
@@ -241,7 +238,9 @@ class PrimalSystem(HalfCovariance):
     @cached_property
     def half(self):
         """L^-1 of A = L L', made when it is needed."""
-        return triangular_inverse(self.lower)
+        half = self.lower.copy(order="F")
+        invert_triangular(half)
+        return half
 
     def solve(self, right):
         """Return A^-1 right."""
@@ -336,7 +335,7 @@ class DualSystem:
     @property
     def precision(self):
         """A itself, n x n."""
-        return self.prior.precision + self.design.gram(self.weight)
+        return self.prior.precision + weighted_gram(self.design.B, self.weight)
 
     def diagonal(self):
         """Return the diagonal of A."""
@@ -426,13 +425,13 @@ def low_rank_system(diagonal, factor):
     return DualSystem(Design(factor.T, False), diagonal, np.ones(factor.shape[1]))
 
 
-def conjugate_gradients(times, scale, b, x, r, rtol, moved=None):
+def conjugate_gradients(times, scale, b, x, r, rtol):
     """Solve A x = b in each column of x (n, k), in place, from residuals r = b - A x.
 
     `times(V)` is A V, `scale` (n, 1) the diagonal of the preconditioner, `rtol` the relative
-    residual, in its norm, at which a column ends, one number or more; `moved(active, alpha)` is
-    told of steps. Every column runs its own recursion with its own end, so that an answer does not
-    depend on which columns are solved together; only the products are shared.
+    residual, in its norm, at which a column ends, one number or more. Every column runs its own
+    recursion with its own end, so that an answer does not depend on which columns are solved
+    together; only the products are shared.
     """
     wanted = rtol**2 * np.einsum("ij,ij->j", b, b / scale)
     step = r / scale
@@ -446,8 +445,6 @@ def conjugate_gradients(times, scale, b, x, r, rtol, moved=None):
         image = times(direction)
         alpha = rho[active] / np.einsum("ij,ij->j", direction, image)
         x[:, active] += alpha * direction
-        if moved is not None:
-            moved(active, alpha)
         residual = r[:, active] - alpha * image
         r[:, active] = residual
         step = residual / scale
@@ -457,57 +454,39 @@ def conjugate_gradients(times, scale, b, x, r, rtol, moved=None):
         left = left[new > wanted[active]]
 
 
-class IterativeSystem:
+class SolvedByProducts:
+    """A known by `times(V)`, its products with columns, and a diagonal `preconditioner` (n,)."""
+
+    times: Any
+    preconditioner: np.ndarray
+
+    def solve(self, right, rtol=1e-8, start=None):
+        """Return A^-1 right to a relative residual of `rtol` in each column, from a start if any.
+
+        Stops early where the residual does not fall any more to working precision.
+        """
+        b = right.reshape(len(right), -1)
+        x = np.zeros_like(b) if start is None else start.reshape(b.shape).copy()
+        r = b.copy() if start is None else b - self.times(x)
+        conjugate_gradients(self.times, self.preconditioner[:, None], b, x, r, rtol)
+        return x.reshape(right.shape)
+
+
+class IterativeSystem(SolvedByProducts):
     """A by conjugate gradients with a diagonal preconditioner. O(nnz) a step and column.
 
     `data` (n,) is the diagonal of B' diag(pi) B for the preconditioner, possibly of other site
-    precisions nearby; None computes it, one product with the squares.
+    precisions nearby.
     """
 
-    def __init__(self, design, diagonal, weight, data=None):
+    def __init__(self, design, diagonal, weight, data):
         self.design, self.diagonal, self.weight = design, diagonal, weight
-        self.data = design.squares_tdot(weight) if data is None else data
-        self.preconditioner = diagonal + self.data
+        self.preconditioner = diagonal + data
 
     def times(self, V):
         """Return A V for columns."""
         product = self.weight[:, None] * self.design.dot(V)
         return self.diagonal[:, None] * V + self.design.tdot(product)
-
-    def solve(self, right, rtol=1e-8):
-        """Return A^-1 right to a relative residual of `rtol` in each column."""
-        return self.solve_with_product(right, rtol)[0]
-
-    def solve_with_product(self, right, rtol, start=None):
-        """Return (x, B x), A x = right, from a `start` of the same form.
-
-        Stops early where the residual does not fall any more to working precision.
-        """
-        single, design = right.ndim == 1, self.design
-        b = right[:, None] if single else right
-        scale = self.preconditioner[:, None]
-        x, Bx, r = self._begin(design, b, start)
-        follow: dict = {}
-
-        def image(direction):
-            follow["product"] = design.dot(direction)
-            out = design.tdot(self.weight[:, None] * follow["product"])
-            out += self.diagonal[:, None] * direction
-            return out
-
-        def moved(active, alpha):
-            Bx[:, active] += alpha * follow["product"]
-
-        conjugate_gradients(image, scale, b, x, r, rtol, moved)
-        return (x[:, 0], Bx[:, 0]) if single else (x, Bx)
-
-    def _begin(self, design, b, start):
-        """Return x, B x and the residual to begin with."""
-        if start is None:
-            return np.zeros(b.shape), np.zeros((design.shape[0], b.shape[1])), b.copy()
-        x, Bx = (np.array(a, dtype=float).reshape(len(a), -1) for a in start)
-        r = b - self.diagonal[:, None] * x - design.tdot(self.weight[:, None] * Bx)
-        return x, Bx, r
 
     def covariance(self, B1, B2):
         """Return B1 A^-1 B2' by one solve a row of B2."""
@@ -521,3 +500,45 @@ class IterativeSystem:
     def draw(self, n_samples, rng):
         """Return draws (n_samples, n) from N(0, A^-1)."""
         return _perturbed(self, self.diagonal, n_samples, rng)
+
+
+class ScaledJacobi(DiagonalCovariance):
+    """Variances of new rows sum_l x_l^2 v_l, plus the exact share of an intercept.
+
+    It is a Gaussian as well, that of independent features given the intercept, which stands for the
+    posterior where rows are not at hand.
+
+    The v (n,) are scaled so that rows are right in the mean, 0 for an intercept; `coefficients` are
+    the variances of those of features given the intercept, and `column` (n,), or None, is the
+    column of A^-1 that belongs to it.
+    """
+
+    def __init__(self, variances, coefficients, column):
+        super().__init__(variances)
+        self.coefficients = coefficients
+        # rows (0 or 1, n) that make up what goes with the intercept
+        self.shared = np.empty((0, len(variances)))
+        if column is not None:
+            self.shared = column[None] / np.sqrt(column[-1])
+            self.coefficients = np.append(coefficients, 0.0) + self.shared[0] ** 2
+
+    def row_variance(self, B):
+        """Return the variances of rows."""
+        return np.maximum(super().row_variance(B) + np.sum((B @ self.shared.T) ** 2, 1), TINY)
+
+    def coefficient_variance(self):
+        """Return the variances of the coefficients."""
+        return self.coefficients
+
+    def solve(self, right):
+        """Return the product of the covariance with a vector or columns."""
+        return super().solve(right) + self.shared.T @ (self.shared @ right)
+
+    def covariance(self, B1, B2):
+        """Return the covariance of two sets of rows."""
+        return super().covariance(B1, B2) + (B1 @ self.shared.T) @ (B2 @ self.shared.T).T
+
+    def draw(self, n_samples, rng):
+        """Return draws (n_samples, n) of the coefficients about their mean."""
+        out = super().draw(n_samples, rng)
+        return out + rng.standard_normal((n_samples, len(self.shared))) @ self.shared

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.linalg import eigh_tridiagonal, norm
 
 from .._engine.gaussian import ImproperPosterior
-from ._systems import TINY, DiagonalCovariance
+from ._systems import TINY
 
 
 def coefficient_variances(U, diagonal, data):
@@ -18,17 +18,16 @@ def coefficient_variances(U, diagonal, data):
     """
     sampled = np.mean(U**2, axis=1)
     variances = 1.0 / (diagonal + _share(sampled, diagonal, data) * data)
-    equal = np.full(len(data), 1.0 / len(data))
-    return np.maximum(towards_samples(variances, sampled, equal, U.shape[1]), TINY)
+    ratio = sampled / variances
+    shrink = spread_and_share(np.var(ratio), U.shape[1])[1]
+    return np.maximum(variances * (1.0 + shrink * (ratio - 1.0)), TINY)
 
 
-def towards_samples(z, sampled, weight, n_samples):
-    """Move estimates z towards sampled variances by the share of the spread that is not noise."""
-    ratio = sampled / z
+def spread_and_share(variance, n_samples):
+    """Return the spread of ratios of sampled variances without their noise, and its share."""
     noise = 2.0 / n_samples
-    spread = max((float(weight @ (ratio - weight @ ratio) ** 2) - noise) / (1.0 + noise), 0.0)
-    shrink = spread / (spread + (1.0 + spread) * noise)
-    return z * (1.0 + shrink * (ratio - 1.0))
+    spread = np.maximum((variance - noise) / (1.0 + noise), 0.0)
+    return spread, spread / (spread + (1.0 + spread) * noise)
 
 
 def _share(sampled, diagonal, data):
@@ -41,48 +40,6 @@ def _share(sampled, diagonal, data):
         return 1.0
     t = (1.0 - np.mean(sampled[seen] * diagonal[seen])) / np.mean(sampled[seen] * data[seen])
     return float(min(max(t, 0.0), 1.0))
-
-
-class ScaledJacobi(DiagonalCovariance):
-    """Variances of new rows sum_l x_l^2 v_l, plus the exact share of an intercept.
-
-    It is a Gaussian as well, that of independent features given the intercept, which stands for the
-    posterior where rows are not at hand.
-
-    The v (n,) are scaled so that rows are right in the mean, 0 for an intercept; `coefficients` are
-    the variances of those of features given the intercept, and `column` (n,), or None, is the
-    column of A^-1 that belongs to it.
-    """
-
-    def __init__(self, variances, coefficients, column):
-        super().__init__(variances)
-        self.coefficients = coefficients
-        # rows (0 or 1, n) that make up what goes with the intercept
-        self.shared = np.empty((0, len(variances)))
-        if column is not None:
-            self.shared = column[None] / np.sqrt(column[-1])
-            self.coefficients = np.append(coefficients, 0.0) + self.shared[0] ** 2
-
-    def row_variance(self, B):
-        """Return the variances of rows."""
-        return np.maximum(super().row_variance(B) + np.sum((B @ self.shared.T) ** 2, 1), TINY)
-
-    def coefficient_variance(self):
-        """Return the variances of the coefficients."""
-        return self.coefficients
-
-    def solve(self, right):
-        """Return the product of the covariance with a vector or columns."""
-        return super().solve(right) + self.shared.T @ (self.shared @ right)
-
-    def covariance(self, B1, B2):
-        """Return the covariance of two sets of rows."""
-        return super().covariance(B1, B2) + (B1 @ self.shared.T) @ (B2 @ self.shared.T).T
-
-    def draw(self, n_samples, rng):
-        """Return draws (n_samples, n) of the coefficients about their mean."""
-        out = super().draw(n_samples, rng)
-        return out + rng.standard_normal((n_samples, len(self.shared))) @ self.shared
 
 
 def lanczos_factor(times, start, n_steps):
