@@ -20,11 +20,12 @@ from ._systems import (
     START_INFLATION,
     START_PRECISION,
     SolvedByProducts,
+    coefficient_variances,
     leave_one_out,
+    log_determinant,
     row_blocks,
     weighted_inner,
 )
-from ._variances import coefficient_variances, log_determinant
 
 
 class _JointTolerances(NamedTuple):

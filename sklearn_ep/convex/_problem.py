@@ -18,13 +18,11 @@ from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
 from ._calibration import Cavities, LeftOut, calibrated, cavities
 from ._double_loop import ExactFit, Last
-from ._natural import NaturalGradient
 from ._parameters import SIZES, Limits, is_flat, make_prior, prior_mode, refuse_integration
 from ._posterior import WeightPosterior, mixed_weights
 from ._rows import PartedRows, RowSpec, SampledRows, WholePosterior, surely_positive
-from ._sampled import SampledLoop
-from ._systems import SYSTEMS, Design, IterativeSystem
-from ._variances import rademacher
+from ._systems import SYSTEMS, Design, IterativeSystem, rademacher
+from ._visits import NaturalGradient, SampledLoop
 
 
 @dataclass

@@ -34,11 +34,13 @@ from ._systems import (
     HalfCovariance,
     IterativeSystem,
     PrimalSystem,
+    log_determinant,
+    rademacher,
+    spread_and_share,
     squared,
     weighted_gram,
     with_ones,
 )
-from ._variances import log_determinant, rademacher, spread_and_share
 
 
 class _Measured(NamedTuple):

@@ -1,9 +1,18 @@
-"""The double loop with sampled variances, by visits to rows in partitions or in memory.
+"""Loops that visit rows, in partitions or in memory, and hold nothing per row.
 
-Per column the driver holds the coefficients u, the random numbers E1, and the chain of anchors that
-the variances of rows are functions of; per row it holds nothing. An outer step solves for a few
-draws of N(0, A^-1) at the present sites, calibrates with them the variances that the diagonal of A
-gives, and ends with Newton's method at the new ones.
+`NaturalGradient` has exact variances. Its state is the precision A and the shift h of the posterior
+N(u, A^-1), u = A^-1 h. Given what the rows and the prior say at (u, A), an undamped step is
+
+    A+ = P + B' diag(pi) B,   h+ = P m0 + B' diag(pi) B u - B' f',
+
+the natural-gradient step of length one on the bound, whose fixed points are the optima of the
+double loop. One visit to the rows a step (Khan and Lin 2017 give the step for conjugate
+computations).
+
+`SampledLoop` is the double loop with sampled variances. Per column the driver holds the
+coefficients u, the random numbers E1, and the chain of anchors that the variances of rows are
+functions of. An outer step solves for a few draws of N(0, A^-1) at the present sites, calibrates
+with them the variances that the diagonal of A gives, and ends with Newton's method at the new ones.
 """
 
 import itertools
@@ -13,12 +22,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._engine.gaussian import ImproperPosterior
-from .._engine.loop import Evaluation, Result, Trace, reason_to_end
+from .._engine.loop import SILENT, Anderson, Evaluation, Result, Trace, iterate, reason_to_end
 from ._double_loop import minimise
+from ._parameters import in_log_scales
 from ._rows import (
     Anchor,
     Candidate,
+    PartRows,
     Point,
+    WholePosterior,
     advance_sums,
     calibration_sums,
     diagonal_sums,
@@ -26,9 +38,14 @@ from ._rows import (
     product_sums,
     right_sums,
 )
-from ._systems import START_INFLATION, TINY, HalfCovariance, ScaledJacobi, conjugate_gradients
-from ._variances import (
+from ._systems import (
+    START_INFLATION,
+    TINY,
+    HalfCovariance,
+    PrimalSystem,
+    ScaledJacobi,
     coefficient_variances,
+    conjugate_gradients,
     lanczos_factor,
     log_determinant,
     spread_and_share,
@@ -415,3 +432,110 @@ def _level_and_variance(sums):
     if not level > 0:
         return 1.0, 0.0
     return level, (aa / level + 2.0 * ab) / level + bb - (a / level + b) ** 2
+
+
+class NaturalStep(NamedTuple):
+    """A state of the loop: mean, the factorised precision, and what follows from a visit."""
+
+    mean: np.ndarray
+    system: Any
+    scale: Any
+    dof: float
+    objective: float
+
+
+@dataclass
+class NaturalGradient:
+    """The fixed-point map of one binary problem.
+
+    `rows` are `PartedRows`, `prior` is one of `_parameters`.
+    """
+
+    rows: Any
+    prior: Any
+
+    def __post_init__(self):
+        self.n = len(self.prior.variance)
+        self._lower = np.tril_indices(self.n)
+
+    def _visited(self, mean, root):
+        """Return the `SiteSums` of all rows."""
+        return self.rows.visit(PartRows.sums, WholePosterior(mean, root))
+
+    def start(self):
+        """Return the state to start from, by one visit at zero."""
+        scale, diagonal = self.prior.start_scale, np.diag_indices(self.n)
+        sums = self._visited(np.zeros(self.n), None)
+        # sites are weaker where their predictors have a variance; halved or doubled, the share
+        # costs visits on nine sets, from 300 rows of a9a to separable ones; so do numbers below
+        A = 0.4 * sums.gram
+        A[diagonal] += self.prior.start_precision(scale)
+        return self._pack(A, -sums.slope, scale)
+
+    def _pack(self, A, h, scale):
+        tail = np.log(np.atleast_1d(scale)) if self.prior.learn else []
+        return np.concatenate([A[self._lower], h, tail])
+
+    def _unpack(self, x):
+        n, m = self.n, len(self._lower[0])
+        A = np.zeros((n, n))
+        A[self._lower] = x[:m]
+        A += np.tril(A, -1).T
+        return A, x[m : m + n], in_log_scales(self.prior, x[m + n :])
+
+    def evaluate(self, x):
+        """Map a state to its `Evaluation` by one visit; the payload is a `NaturalStep`."""
+        A, h, scale = self._unpack(x)
+        system = PrimalSystem.of(A)
+        root, mean = system.half, system.solve(h)
+        sums = self._visited(mean, root)
+        m, variances = self.prior.n_sites, system.coefficient_variance()
+        prior = self.prior.penalty(mean, variances[:m], scale)
+        target = sums.gram
+        target[np.diag_indices(self.n)] += prior.precision
+        shift = target @ mean - sums.slope - prior.slope
+        new_scale, change = scale, 0.0
+        if self.prior.learn:
+            new_scale = self.prior.new_scale(mean, prior, scale, system, sums.dof)
+            new_scale = self.prior.clipped(new_scale)
+            change = self.prior.scale_share * np.max(np.abs(np.log(new_scale / scale)))
+        residual = max(
+            np.max(np.abs(root @ (target - A) @ root.T)),
+            np.max(np.abs(root @ (sums.slope + prior.slope))),
+            change,
+        )
+        loss = sums.value + np.sum(prior.value) + 0.5 * prior.precision[m:] @ variances[m:]
+        objective = 0.5 * (self.n - system.log_det) + self.prior.log_normaliser(scale) - loss
+        step = NaturalStep(mean, system, scale, sums.dof, float(objective))
+        record = {"objective": step.objective}
+        metric = self._metric(np.diagonal(A))
+        return Evaluation(
+            self._pack(target, shift, new_scale), float(residual), metric, record, step
+        )
+
+    def _metric(self, diagonal):
+        """Weights of Anderson's least squares: entries in posterior units, mirrored ones twice."""
+        q = 1.0 / np.sqrt(diagonal)
+        rows, columns = self._lower
+        matrix = np.where(rows == columns, 1.0, np.sqrt(2.0)) * q[rows] * q[columns]
+        n_scales = np.size(self.prior.start_scale) if self.prior.learn else 0
+        return np.concatenate([matrix, q, np.full(n_scales, np.sqrt(self.n))])
+
+    def solve(self, x, *, tol, max_iter, damping=1.0, monitor=SILENT):
+        """Iterate from state x; see `loop.iterate` for the result."""
+        return iterate(
+            self.evaluate, x, max_iter=max_iter, tol=tol, damping=damping, monitor=monitor,
+            acceleration=Anderson(depth=5, mixing=damping), accept=_no_fall,
+        )  # fmt: skip
+
+
+def _no_fall(current, candidate):
+    """Accept an accelerated step unless it leads away.
+
+    That is where it loses a share of the bound and makes the residual several times larger. Other
+    falls are let through: plain steps in their place would cost the memory, and several times the
+    visits.
+    """
+    before, after = current.record["objective"], candidate.record["objective"]
+    grown = candidate.residual > 3.0 * current.residual
+    return not (grown and after < before - 1e-3 * abs(before))
