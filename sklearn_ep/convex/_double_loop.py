@@ -261,7 +261,7 @@ class NodeFit(NamedTuple):
     """What a node is asked for: its posterior, and per row what the mixture needs.
 
     `last` is what a neighbour starts from; mean and var (n,) are those of the predictors, precision
-    (n,) is that of the sites; `moments` (3, n) are the `label_moments` of the cavities where known.
+    (n,) is that of the sites.
     """
 
     posterior: WeightPosterior
@@ -271,7 +271,6 @@ class NodeFit(NamedTuple):
     precision: np.ndarray
     cavities: Cavities
     dof: float
-    moments: Any = None
 
 
 @dataclass
@@ -399,22 +398,17 @@ class ExactFit:
         Its logs are higher by the sum over rows of log Z given the cavity, less the bound on that.
         """
         fits = [node.payload for node in average.nodes]
-        moments = label_moments(self.sites.sign, [fit.cavities for fit in fits])
+        log_z = label_moments(self.sites.sign, [fit.cavities for fit in fits])[0]
         mean, var = (np.array([getattr(fit, name) for fit in fits]) for name in ("mean", "var"))
         left = zip(*(fit.cavities for fit in fits), strict=True)
         left_mean, left_var = (np.array(values) for values in left)
         share, weight = var / left_var, self.sites.weight
         divergence = 0.5 * (share - 1.0 - np.log(share) + (mean - left_mean) ** 2 / left_var)
-        gap = moments[0] + logistic_mixture(-self.sites.sign * mean, var)[1] + divergence
+        gap = log_z + logistic_mixture(-self.sites.sign * mean, var)[1] + divergence
         # of part of a copy it is about the square of the part
         lacking = np.where(np.isfinite(gap), gap, 0.0) @ (weight * np.minimum(weight, 1.0))
-        weighed = [
-            node._replace(
-                log_evidence=node.log_evidence + more,
-                payload=node.payload._replace(moments=moments[:, m]),
-            )
-            for m, (node, more) in enumerate(zip(average.nodes, lacking, strict=True))
-        ]
+        pairs = zip(average.nodes, lacking, strict=True)
+        weighed = [n._replace(log_evidence=n.log_evidence + more) for n, more in pairs]
         log_mass = np.log(average.weight) + average.log_evidence + lacking
         return average_of(weighed, log_mass, average.foretold, average.n_evaluations)
 

@@ -143,15 +143,12 @@ def _of_rows(problem, sign, fits, weight):
     """Return what is known of training rows from the `NodeFit` of each node, and the dof."""
     left = [f.cavities for f in fits]
     means, variances = (np.array([getattr(f, name) for f in fits]) for name in ("mean", "var"))
-    moments = None
-    if fits[0].moments is not None:
-        moments = np.stack([f.moments for f in fits], axis=1)
     of_rows = sign, problem.rows.weight, weight, left, problem.calibration
     return dict(
         site_precision=fits[int(np.argmax(weight))].precision,
         marginal_variance=mixture_moments(weight, means, variances)[1],
         dof=float(weight @ np.array([f.dof for f in fits])),
-        left_out=calibrated(*of_rows, moments),
+        left_out=calibrated(*of_rows),
     )
 
 

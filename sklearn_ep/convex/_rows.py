@@ -245,11 +245,6 @@ class SampledRows(PartRows):
             self._memo[name] = key, make()
         return self._memo[name][1]
 
-    def noise(self, columns):
-        """Return the normals (q, k) of the rows for a slice of samples, times root weights."""
-        normals = row_normals(self.first, self.B.shape[0], columns, self.seed)
-        return np.sqrt(self.sites.weight)[:, None] * normals
-
     def variances(self, anchors):
         """Return the variances z (q,) of the last anchor, or None without any."""
         if self.n_anchors > len(anchors):
@@ -381,8 +376,8 @@ def _column_sums(part, k, spec):
     return ColumnSums(float(weight.sum()), B.T @ weight, squared(B).T @ weight)
 
 
-def score_sums(part, k, spec, question, form, *state):
-    """Return the `ScoreSums` of partition k at `question`, theta and whether roughly.
+def score_sums(part, k, spec, theta, form, *state):
+    """Return the `ScoreSums` of partition k at theta.
 
     None where nothing is kept and no state is given from which `form` gives the `RowsLeftOut`.
     """
@@ -393,8 +388,7 @@ def score_sums(part, k, spec, question, form, *state):
             return None
         left = form(_rows_of(part, k, spec), *state)
         MEMORY.keep(key, k, left, sum(values.size for values in left))
-    theta, rough = question
-    return ScoreSums.of(theta, left, rough)
+    return ScoreSums.of(theta, left)
 
 
 @dataclass
@@ -437,8 +431,8 @@ class PartedRows:
         """
         begun = self.n_visits
 
-        def sums(*question):
-            ask = score_sums, range(self.n_parts), self.spec, question, form
+        def sums(theta):
+            ask = score_sums, range(self.n_parts), self.spec, theta, form
             answers = self.run(*ask, *(state if self.n_visits == begun else ()))
             if None in answers:
                 answers = self.run(*ask, *state)
@@ -492,8 +486,8 @@ def product_sums(rows, point, columns, *anchors):
 def right_sums(rows, point, columns, *anchors):
     """Return the `RightSums` for a slice of samples."""
     precision = rows.penalty(point, anchors).precision
-    root = np.sqrt(precision / rows.sites.weight)
-    right = rows.B.T @ (root[:, None] * rows.noise(columns))
+    normals = row_normals(rows.first, rows.B.shape[0], columns, rows.seed)
+    right = rows.B.T @ (np.sqrt(precision)[:, None] * normals)
     return RightSums(_diagonal(rows, precision), right)
 
 

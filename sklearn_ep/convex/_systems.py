@@ -201,11 +201,11 @@ class PrimalSystem(HalfCovariance):
     """
 
     def __init__(self, design, prior, weight):
-        A, own = weighted_gram(design.B, weight), getattr(prior, "precision", prior)
-        if own.ndim == 1:
-            A[np.diag_indices_from(A)] += own
+        A = weighted_gram(design.B, weight)
+        if isinstance(prior, np.ndarray):
+            A[np.diag_indices_from(A)] += prior
         else:
-            A += own
+            A += prior.precision if isinstance(prior, PrimalSystem) else prior.times(np.eye(len(A)))
         self.lower = checked_cholesky(A)
 
     @classmethod
@@ -220,7 +220,7 @@ class PrimalSystem(HalfCovariance):
         """Log |A|."""
         return 2.0 * np.sum(np.log(np.diagonal(self.lower)))
 
-    @property
+    @cached_property
     def precision(self):
         """A itself."""
         return self.lower @ self.lower.T
@@ -277,11 +277,6 @@ class DiagonalCovariance:
         """Log determinant of the precision."""
         return -float(np.sum(np.log(self.variances)))
 
-    @property
-    def precision(self):
-        """The precision, n x n."""
-        return np.diag(self.diagonal())
-
     def diagonal(self):
         """Return the diagonal of the precision."""
         return 1.0 / self.variances
@@ -315,15 +310,34 @@ class DiagonalCovariance:
         return np.sqrt(self.variances) * rng.standard_normal((n_samples, len(self.variances)))
 
 
-class DualSystem:
+class PerturbedDraws:
+    """Draws of N(0, A^-1) by perturbed right-hand sides (Papandreou and Yuille 2011).
+
+    For A = diag(D) + B' diag(pi) B: `prior_precision` D (n,), `design` of B and `weight` pi (q,).
+    """
+
+    solve: Any
+    design: Any
+    weight: np.ndarray
+    prior_precision: np.ndarray
+
+    def draw(self, n_samples, rng):
+        """Return draws (n_samples, n) of the weights about their mean."""
+        q, n = self.design.shape
+        right = np.sqrt(self.prior_precision)[:, None] * rng.standard_normal((n, n_samples))
+        noise = np.sqrt(self.weight)[:, None] * rng.standard_normal((q, n_samples))
+        return self.solve(right + self.design.tdot(noise)).T
+
+
+class DualSystem(PerturbedDraws):
     """A by the q x q matrix M = I + W B P^-1 B' W, W = diag(sqrt(pi)). O(q^2 n + q^3).
 
-    The prior P is its precisions (n,), positive, or a system.
+    The prior P is its precisions (n,), positive, or a system; then there are no draws.
     """
 
     def __init__(self, design, prior, weight):
         if isinstance(prior, np.ndarray):
-            prior = DiagonalCovariance(1.0 / prior)
+            self.prior_precision, prior = prior, DiagonalCovariance(1.0 / prior)
         self.design, self.prior, self.weight = design, prior, weight
         self.root = np.sqrt(weight)
         self.K = design.kernel(prior)
@@ -335,11 +349,6 @@ class DualSystem:
     def log_det(self):
         """Log |A| = log |M| + log |P|."""
         return 2.0 * np.sum(np.log(np.diagonal(self.lower))) + self.prior.log_det
-
-    @property
-    def precision(self):
-        """A itself, n x n."""
-        return self.prior.precision + weighted_gram(self.design.B, self.weight)
 
     def diagonal(self):
         """Return the diagonal of A."""
@@ -408,18 +417,6 @@ class DualSystem:
         second = first if B2 is B1 else self._explained(B2)
         return self.prior.covariance(B1, B2) - first.T @ second
 
-    def draw(self, n_samples, rng):
-        """Return draws (n_samples, n) from N(0, A^-1) under a diagonal prior."""
-        return _perturbed(self, self.prior.diagonal(), n_samples, rng)
-
-
-def _perturbed(system, diagonal, n_samples, rng):
-    """Draws of N(0, A^-1) by perturbed right-hand sides (Papandreou and Yuille 2011)."""
-    q, n = system.design.shape
-    right = np.sqrt(diagonal)[:, None] * rng.standard_normal((n, n_samples))
-    noise = np.sqrt(system.weight)[:, None] * rng.standard_normal((q, n_samples))
-    return system.solve(right + system.design.tdot(noise)).T
-
 
 SYSTEMS = {"primal": PrimalSystem, "dual": DualSystem}
 
@@ -476,7 +473,7 @@ class SolvedByProducts:
         return x.reshape(right.shape)
 
 
-class IterativeSystem(SolvedByProducts):
+class IterativeSystem(SolvedByProducts, PerturbedDraws):
     """A by conjugate gradients with a diagonal preconditioner. O(nnz) a step and column.
 
     `data` (n,) is the diagonal of B' diag(pi) B for the preconditioner, possibly of other site
@@ -484,13 +481,13 @@ class IterativeSystem(SolvedByProducts):
     """
 
     def __init__(self, design, diagonal, weight, data):
-        self.design, self.diagonal, self.weight = design, diagonal, weight
+        self.design, self.prior_precision, self.weight = design, diagonal, weight
         self.preconditioner = diagonal + data
 
     def times(self, V):
         """Return A V for columns."""
         product = self.weight[:, None] * self.design.dot(V)
-        return self.diagonal[:, None] * V + self.design.tdot(product)
+        return self.prior_precision[:, None] * V + self.design.tdot(product)
 
     def covariance(self, B1, B2):
         """Return B1 A^-1 B2' by one solve a row of B2."""
@@ -500,10 +497,6 @@ class IterativeSystem(SolvedByProducts):
             right = block.toarray() if sp.issparse(block) else np.ascontiguousarray(block)
             out[:, rows] = B1 @ self.solve(right)
         return out
-
-    def draw(self, n_samples, rng):
-        """Return draws (n_samples, n) from N(0, A^-1)."""
-        return _perturbed(self, self.diagonal, n_samples, rng)
 
 
 class ScaledJacobi(DiagonalCovariance):
