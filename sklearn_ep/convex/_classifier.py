@@ -29,7 +29,6 @@ from .._estimator.checks import (
     spread_rows,
     validate_training,
 )
-from .._estimator.coefficients import CoefficientReport
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import (
     FitMonitor,
@@ -42,6 +41,7 @@ from .._estimator.fitting import (
 )
 from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.row_parts import array_parts
+from .._estimator.summary import CoefficientReport
 from ._joint import (
     JointWeightPosterior,
     fit_joint,

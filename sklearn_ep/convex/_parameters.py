@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._engine.class_weights import MOST_WEIGHTS
+from .._engine.class_sites import MOST_WEIGHTS
 from .._engine.super_gaussian import BOUNDS, Penalty
 from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import check_choice, check_common, check_number, refuse_joint

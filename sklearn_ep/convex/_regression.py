@@ -23,8 +23,14 @@ from .._engine.gaussian import ImproperPosterior, checked_cholesky
 from .._engine.loop import Anderson, Evaluation, iterate
 from .._engine.partition import PartMap
 from .._estimator.checks import LARGEST_IN_UNITS
-from .._estimator.row_parts import check_facts, facts_of_part, read_part
-from .._estimator.row_statistics import RowStatistics, statistics_of_parts, statistics_of_rows
+from .._estimator.row_parts import (
+    RowStatistics,
+    check_facts,
+    facts_of_part,
+    read_part,
+    statistics_of_parts,
+    statistics_of_rows,
+)
 from ._calibration import noise_temper
 from ._parameters import SitePrior
 from ._problem import find_copies

@@ -18,7 +18,7 @@ import scipy.sparse as sp
 from scipy.linalg import cho_solve, eigh_tridiagonal, norm, solve_triangular
 from sklearn.utils import gen_batches
 
-from .._engine.class_weights import weighted_gram
+from .._engine.class_sites import weighted_gram
 from .._engine.gaussian import (
     ImproperPosterior,
     checked_cholesky,
