@@ -30,10 +30,10 @@ from .._engine.gaussian import ImproperPosterior
 from .._engine.hyper import Average, Node, Spacing, average_of, integrate
 from .._engine.loop import SILENT, Anderson, Evaluation, StepsOfPhase, iterate
 from .._engine.quadrature import logistic_mixture
-from .._engine.super_gaussian import Penalty
 from ._calibration import Cavities, cavities, label_moments
 from ._parameters import in_log_scales
 from ._posterior import WeightPosterior
+from ._sites import Penalty
 from ._systems import TINY
 
 # Limits of a fit near the mode of the scale: no closer than weights of nodes need.
@@ -123,7 +123,7 @@ class InnerProblem(NamedTuple):
         return d, loop.design.dot(d)
 
 
-class Step(NamedTuple):
+class OuterStep(NamedTuple):
     """One evaluation of the outer map: the solution at z and the posterior it implies.
 
     `var` are the new variances of the rows, `prior` is the penalty of the prior, and `own` the
@@ -208,7 +208,7 @@ class DoubleLoop:
         return np.exp(x[:q]), np.exp(x[q : q + m]), scale
 
     def evaluate(self, x):
-        """Map log variances to their `Evaluation`; the payload is a `Step`."""
+        """Map log variances to their `Evaluation`; the payload is an `OuterStep`."""
         z, own, scale = self._unpack(x)
         problem = InnerProblem(self, z, own, scale)
         limits = dict(unit=self.unit, scale=self.size, tol=self.inner_tol**2)
@@ -228,7 +228,7 @@ class DoubleLoop:
         target = self._pack(new, own, new_scale)
         if not np.all(np.isfinite(target)):
             raise ImproperPosterior("variances are beyond the range of double precision")
-        step = Step(inner, system, new, scale, dof, prior, own, np.nan)
+        step = OuterStep(inner, system, new, scale, dof, prior, own, np.nan)
         step = step._replace(objective=self._bound(step))
         n_scales = np.size(self.prior.start_scale) if self.prior.learn else 0
         change = np.abs(target - x)
@@ -318,7 +318,7 @@ class ExactFit:
         return replace(fits, first=last), last._replace(phi=phi + move)
 
     def _curvature(self, phi, step):
-        """Return about the curvature of the log density of the log scale phi, from a `Step` there.
+        """Return about the curvature of the log density of the log scale phi, at an `OuterStep`.
 
         Half the sum of squared shrinkage factors: the Fisher information of the log of a variance
         that all coefficients share.
@@ -346,7 +346,7 @@ class ExactFit:
         return loop, loop.evaluate, loop.start(last), steps
 
     def node_fit(self, step):
-        """Return the `NodeFit` of a `Step`."""
+        """Return the `NodeFit` of an `OuterStep`."""
         inner, site = step.inner, step.inner.site
         left = cavities(inner.s, step.var, site.slope, site.precision, self.sites.weight)
         posterior = WeightPosterior(inner.u, self.design.intercept, step.system, step.system)

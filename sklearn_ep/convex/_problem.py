@@ -12,7 +12,6 @@ import scipy.sparse as sp
 from sklearn.utils import check_random_state, compute_class_weight
 
 from .._engine.hyper import Average, Node, mixture_moments
-from .._engine.super_gaussian import LogisticSites
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint, warn_of_spreads
 from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
@@ -21,6 +20,7 @@ from ._double_loop import ExactFit, Last
 from ._parameters import SIZES, Limits, is_flat, make_prior, prior_mode, refuse_integration
 from ._posterior import WeightPosterior, mixed_weights
 from ._rows import PartedRows, RowSpec, SampledRows, WholePosterior, surely_positive
+from ._sites import LogisticSites
 from ._systems import SYSTEMS, Design, IterativeSystem, rademacher
 from ._visits import NaturalGradient, SampledLoop
 

@@ -21,9 +21,9 @@ import scipy.sparse as sp
 
 from .._engine.partition import PartMemory, add_up
 from .._engine.row_order import spread_bits
-from .._engine.super_gaussian import LogisticSites
 from .._estimator.row_parts import read_part
 from ._calibration import LeftOut, ScoreSums, best_of_sums, cavities, one_node
+from ._sites import LogisticSites
 from ._systems import (
     START_PRECISION,
     TINY,

@@ -7,9 +7,9 @@ from oracles import oracle
 from plain_logistic import plain_logistic
 from sklearn.base import clone
 
-from sklearn_ep._engine.super_gaussian import LogisticSites
 from sklearn_ep.convex._double_loop import DoubleLoop
 from sklearn_ep.convex._parameters import make_prior
+from sklearn_ep.convex._sites import LogisticSites
 from sklearn_ep.convex._systems import (
     Design,
     IterativeSystem,
