@@ -96,7 +96,7 @@ def learned(problem, first, rows, trace):
     found = _mode(nodes, rows, _LEARNING, trace, plan.restarts)
     if found is None:
         return first, problem.x, LearningEnd("stuck", 0, np.nan)
-    mode, end, _ = found
+    mode, end = found
     return mode.payload.setting, mode.payload.sites, end
 
 
@@ -110,12 +110,13 @@ def _averaged(problem, first, rows, trace, monitor):
     found = _mode(nodes, rows, TO_THE_MODE, trace)
     if found is None:
         return None
-    mode, end, curvature = found
+    mode, end = found
     if end.reason == "asked":
         average = average_of([mode], np.array([mode.log_evidence]))
         return _mixed(nodes, average, None, -np.inf, trace, end)
     # of iterations that ran out none is left that a phase could lead to
     watch = SILENT if end.reason == "max_iter" else monitor
+    curvature = _curvature(nodes, rows, mode)
     average, without, log_odds = _average_about(nodes, mode, curvature, watch), None, -np.inf
     if plan.learn_rate and plan.averaging.no_errors:
         without, log_odds = _without_errors(nodes, rows, average, watch)
@@ -140,43 +141,49 @@ def _some_rows(problem, first):
 
 
 def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
-    """Return the mode, how its search ended and the curvature there, None of few rows, or None.
-
-    A search of all rows starts from the mode of some `rows`, whose curvature is in proportion, and
-    which need no inducing points.
-    """
+    """Return the mode and how its search ended, or None; it begins with some `rows`, or None."""
     space, plan = nodes.space, nodes.problem.plan
     starts = [space.start(theta) for theta in (space.first.kernel.theta, *restarts)]
     search = dict(accuracy=accuracy, max_iter=plan.max_iter, starts=starts[1:], monitor=monitor)
     if rows is None or not len(starts[0]):
-        found = find_mode(nodes.evaluate, starts[0], space.bounds, **search)
-        return found and (*found, None)
+        return find_mode(nodes.evaluate, starts[0], space.bounds, **search)
     if accuracy is TO_THE_MODE:
         # nodes about it are weighed: a posterior sd away it does as well
         search["accuracy"] = TO_THE_MODE._replace(gain=0.5)
-    dense = replace(space, first=space.first._replace(points=None))
-    small = Nodes(nodes.problem.of_rows(rows), dense).evaluate
-    share = float(plan.weight[rows].sum() / plan.weight.sum())
 
     def evaluate_from(node):
         return Nodes(nodes.problem.from_rows(rows, node), space).evaluate
 
-    found = find_mode_from_rows(evaluate_from, small, share, starts[0], space.bounds, **search)
-    if found is None:
+    small, share = _of_rows(nodes, rows)
+    args = evaluate_from, small, share, starts[0], space.bounds
+    return find_mode_from_rows(*args, **search)
+
+
+def _of_rows(nodes, rows):
+    """Return `evaluate` of some of the rows, which need no inducing points, and their share."""
+    plan, space = nodes.problem.plan, nodes.space
+    dense = replace(space, first=space.first._replace(points=None))
+    share = float(plan.weight[rows].sum() / plan.weight.sum())
+    return Nodes(nodes.problem.of_rows(rows), dense).evaluate, share
+
+
+def _curvature(nodes, rows, mode):
+    """Return the curvature at a mode, in proportion to that of some rows; None of few rows."""
+    if rows is None or len(nodes.problem.sign) <= LIMITS.lattice_errors[1]:
         return None
-    near = small(found[0].phi, None)
-    curvature = None if near is None else curvature_at(small, near, space.bounds)[0] / share
-    return *found, curvature
+    evaluate, share = _of_rows(nodes, rows)
+    near = evaluate(mode.phi, None)
+    return None if near is None else curvature_at(evaluate, near, nodes.space.bounds)[0] / share
 
 
 def _average_about(nodes, mode, curvature, monitor):
-    """Return the `Average` about a mode: of few rows over a lattice, of many over nodes about it.
+    """Return the `Average` about a mode: over a lattice, or nodes where it has a curvature.
 
     Of one coordinate a lattice is as cheap.
     """
     about, workers = (mode, nodes.space.bounds), nodes.problem.plan.averaging.n_jobs
     n_rows, spacing = len(nodes.problem.sign), _SPACINGS.get(len(mode.phi))
-    if len(mode.phi) < 2 or n_rows <= LIMITS.lattice_errors[1] or curvature is None:
+    if len(mode.phi) < 2 or curvature is None:
         if spacing is not None:
             depth = np.interp(n_rows, LIMITS.lattice_errors, (spacing.depth, _ENDS))
             spacing = spacing._replace(depth=float(depth))
@@ -211,7 +218,8 @@ def _without_errors(nodes, rows, average, monitor):
     log_mass += 0.5 * np.linalg.slogdet(2.0 * np.pi * cov)[1]
     if expit(log_odds + log_mass) < 0.02:
         return average_of([mode], np.array([log_mass])), log_odds + log_mass
-    without = _average_about(plain, mode, np.linalg.inv(cov), monitor)
+    known = len(nodes.problem.sign) > LIMITS.lattice_errors[1]
+    without = _average_about(plain, mode, np.linalg.inv(cov) if known else None, monitor)
     return without, log_odds + without.log_evidence
 
 
