@@ -93,8 +93,9 @@ class LabelErrorStep(Factor):
 
     def tilted(self, y, mean, var):
         """Return log Z and derivatives in closed form."""
-        m = self.moments(y, mean, var)
-        return Tilted(m.log_z, y * m.slope / np.sqrt(var), m.beta / var)
+        root = np.sqrt(var)
+        m = step_moments(y * mean / root, *self.log_weights)
+        return Tilted(m.log_z, y * m.slope / root, m.beta / var)
 
     def contraction(self, y, mean, var, extra_var, curvature):
         """Return 1 - var * curvature; a certain label far out needs its own formula for it."""
