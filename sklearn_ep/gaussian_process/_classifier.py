@@ -18,21 +18,14 @@ from .._estimator.checks import check_choice, check_common, check_number, is_par
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_problems, restore_on_error
 from ._base import GaussianProcessBase, draw_seed, joined_fits, smooth_kernel
-from ._dense import fit_dense, plan_dense, takes_joint
+from ._dense import plan_dense, takes_joint
+from ._dense_fit import fit_dense
 from ._hyperparameters import wants_average
-from .inducing.fit import InducingRun, fit_inducing, gp_fit, posteriors_of
+from ._limits import LIMITS
+from .inducing.fit import fit_inducing, kernel_of_some_rows, plan_inducing, posteriors_of
 from .inducing.learning import STEP_RULES
-from .inducing.plan import (
-    begins_with_some_rows,
-    check_part_list,
-    described,
-    kernel_of_some_rows,
-    new_stream,
-    plan_inducing,
-    plan_stream,
-)
-from .inducing.rows import array_parts, checked_parts
-from .inducing.stream import StreamRun, absorb, forgotten, stream_of_fit
+from .inducing.rows import array_parts, check_part_list, checked_parts, described
+from .inducing.stream import fit_stream, plan_stream
 
 
 def _check_inducing_parameters(estimator):
@@ -432,7 +425,16 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
 
     def _has_many(self, n_rows):
         """Return whether so many rows are seen through inducing points, if nothing else asks."""
-        return begins_with_some_rows(self, n_rows) or super()._has_many(n_rows)
+        return self._begins_with_some_rows(n_rows) or super()._has_many(n_rows)
+
+    def _begins_with_some_rows(self, n_rows):
+        """Return whether the default kernel of so many rows is first learned with some of them."""
+        default = self.kernel is None and self.hyperparameters == "auto"
+        binary = len(self.classes_) == 2 and self.multi_class != "joint"
+        by_passes = self.batch_size is None and self.site_memory == "scalars"
+        by_steps = self.optimizer in STEP_RULES or self.optimizer == "auto"
+        wanted = default and binary and by_passes and by_steps and n_rows > LIMITS.averaged
+        return wanted and self._factor().log_concave
 
     def _initial_kernel(self, total_variance):
         if self.kernel is None:
@@ -563,32 +565,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
                 "a dict."
             )
         wants_average(self, 0, ["partial_fit"])
-        plan, last = plan_stream(self, self._factor()), getattr(self, "_fitted", None)
+        plan = plan_stream(self)
         refuse_joint(self, "partial_fit")
         X, y = self._checked_stream_rows(X, y, classes)
-        score = self._score_before(X, y)
-        before = None if last is None else last.runs[0]
-        weight = self._class_weighted(y, np.ones(len(X)))
-        if isinstance(before, StreamRun):
-            stream = before.stream
-        elif isinstance(before, InducingRun):
-            stream = stream_of_fit(self._plan, before)
-        else:
-            if before is not None:
-                X, y = np.vstack([self._plan.X, X]), np.concatenate([self._plan.y, y])
-                weight = np.concatenate([forgetting * self._plan.weight, weight])
-            stream, last = new_stream(self, X, weight), None
-        run = absorb(forgotten(stream, forgetting), X, y, weight, plan)
-        sites, loo = None, None
-        if self.site_memory == "scalars":
-            sites, loo = run.sites, np.exp(run.loo)
-            if last is not None and last.sites is not None:
-                seen = forgetting * np.stack([self.site_precision_, self.site_shift_], axis=-2)
-                sites = np.concatenate([seen.reshape(len(sites), 2, -1), sites], axis=2)
-                loo = np.concatenate([self.loo_proba_, loo])
-        fit = gp_fit(run, sites, loo)
-        told = dict(learn_inducing_=False, stream_log_score_=score)
-        return self._store(None, fit, np.ones(len(X), dtype=bool), **told)
+        told = dict(learn_inducing_=False, stream_log_score_=self._score_before(X, y))
+        fit, kept = fit_stream(self, plan, X, y, forgetting), np.ones(len(X), dtype=bool)
+        return self._store(None, fit, kept, **told)
 
     def _score_before(self, X, y):
         """Return the log scores of the stream, with that of rows and class indices to come."""

@@ -39,8 +39,7 @@ from ._base import (
 from ._dense import last_sites
 from ._hyperparameters import kernel_settings, random_starts, scale_prior, wants_average
 from ._kernels import with_theta
-from .inducing.plan import check_part_list, described
-from .inducing.rows import array_parts, checked_parts, first_points
+from .inducing.rows import array_parts, check_part_list, checked_parts, described, first_points
 from .label_errors.averaged import fit_averaged_errors
 from .label_errors.parted import PartedErrors, fit_parted_errors, labels_of_parts
 from .label_errors.problem import (

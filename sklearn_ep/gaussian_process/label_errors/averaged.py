@@ -33,7 +33,7 @@ from .._hyperparameters import (
 )
 from .._kernels import with_theta
 from .._limits import LIMITS
-from ..inducing.averaged import AveragedInducing
+from ..inducing.values import AveragedInducing
 from .ladder import climb
 from .problem import (
     RATE_BOUNDS,
@@ -122,16 +122,6 @@ class ErrorSpace:
         more, steep = log_rate_density(phi[-1], self.rate_counts)
         return value + more, np.append(slope, steep)
 
-    def unit_squares(self, X):
-        """Return the `unit_squares` of the kernel, None where it is kept or sees points."""
-        through_points = self.first.points is not None
-        return None if self.scales is None or through_points else self.scales.unit_squares(X)
-
-    def squares(self, phi, unit):
-        """Return the squared distances in lengths at phi."""
-        scales: Any = self.scales
-        return scales.squares(self._of_kernel(phi), unit)
-
 
 @dataclass
 class NodeProblem:
@@ -145,15 +135,10 @@ class NodeProblem:
     x: np.ndarray
     tol: ClassVar[float] = 2e-2
 
-    @property
-    def rows(self):
-        """The rows."""
-        return self.plan.X
-
-    def at(self, setting, near, slopes=True, squares=None):
+    def at(self, setting, near, slopes=True):
         """Return the `ErrorNode` at a setting, or None where EP has no fixed point."""
         single = len(self.sign) >= LIMITS.thirds_errors
-        ep = self.plan.ep(setting, self.sign, squares, single)
+        ep = self.plan.ep(setting, self.sign, single)
 
         def solve(start, share):
             # sites start close to their fixed points

@@ -18,9 +18,8 @@ from ..._engine.sites import Sites, cavity
 from .._base import WithLearned, fit_of_sites, watch_of_sweeps
 from .._hyperparameters import KEPT, ValueWithGradient
 from .._kernels import contract_diagonal, with_theta
-from ..inducing.ep import InducingEP, read_rows
-from ..inducing.passes import evidence_gradient
-from ..inducing.rows import PartitionedRows, dense_copies
+from ..inducing.ep import InducingEP, evidence_gradient
+from ..inducing.rows import PartitionedRows, dense_copies, read_rows
 from ..inducing.values import InducingGPPosterior, InducingPrior, block_rows
 from .ladder import climb
 from .noise import OfNoise, noisy_marginals, on_means, on_noisy
@@ -214,7 +213,7 @@ class PartedErrorProblem:
     tol: float = 5e-3
     damping: float = 0.8
 
-    def at(self, setting, near, slopes=True, squares=None):
+    def at(self, setting, near, slopes=True):
         """Return the `ErrorNode` at a setting, None where it has no posterior."""
         plan, data = self.errors.plan, self.errors.data
         options = dict(tol=self.tol, max_iter=plan.max_iter, damping=self.damping, accelerate=True)

@@ -208,15 +208,11 @@ class LabelErrorPlan(ValueWithGradient):
             return structure.evidence_gradient(state.latent), 0.0
         return structure.evidence_gradient(state.latent, state.noise_slope, self.move_points)
 
-    def ep(self, setting, sign, squares=None, single=False):
-        """Return the fixed-point map of the rule of learning at a setting.
-
-        `squares` are the squared distances (n, n) of the rows in lengths, where they are known;
-        see `KernelGP`.
-        """
+    def ep(self, setting, sign, single=False):
+        """Return the fixed-point map of the rule of learning at a setting; see `KernelGP`."""
         latent: Any
         if setting.points is None:
-            latent = KernelGP(setting.kernel, self.X, squares, single)
+            latent = KernelGP(setting.kernel, self.X, single)
         else:
             latent = InducingGP(setting.kernel, self.X, setting.points, self.jitter)
         structure = LatentNoise(latent, self.noise, self.weight)
@@ -354,7 +350,7 @@ class ErrorProblem:
     tol: float = 5e-2
     damping: float = 0.8
 
-    def at(self, setting, near, slopes=True, squares=None):
+    def at(self, setting, near, slopes=True):
         """Return the `ErrorNode` at a setting, None where it has no posterior."""
         plan = self.plan
         options = dict(tol=self.tol, max_iter=plan.max_iter, damping=self.damping, accelerate=True)
