@@ -5,7 +5,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.base import clone
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
@@ -17,11 +16,16 @@ from .._estimator.annotations import RowsLike, Seed, TrainingRows
 from .._estimator.checks import check_choice, check_common, check_number, is_part_list, refuse_joint
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_problems, restore_on_error
-from ._base import GaussianProcessBase, draw_seed, joined_fits, smooth_kernel
+from ._base import (
+    GaussianProcessBase,
+    begins_with_some_rows,
+    draw_seed,
+    factor_of,
+    joined_fits,
+)
 from ._dense import plan_dense, takes_joint
 from ._dense_fit import fit_dense
 from ._hyperparameters import wants_average
-from ._limits import LIMITS
 from .inducing.fit import fit_inducing, kernel_of_some_rows, plan_inducing, posteriors_of
 from .inducing.learning import STEP_RULES
 from .inducing.rows import array_parts, check_part_list, checked_parts, described
@@ -399,15 +403,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             )
         check_number("power", self.power, 0, 1, boundaries="right")
         if self.power < 1:
-            require("factor", self._factor(), Power.factor_needs, f"power={self.power}")
+            require("factor", factor_of(self), Power.factor_needs, f"power={self.power}")
         check_choice("multi_class", self.multi_class, ["auto", "joint", "one_vs_rest"])
         check_choice("acceleration", self.acceleration, ["anderson", None])
         check_number("max_sweeps", self.max_sweeps, 1, integer=True)
-
-    def _factor(self):
-        if isinstance(self.likelihood, str):
-            return LIKELIHOODS[self.likelihood]()
-        return self.likelihood
 
     @property
     def _asks_for_inducing(self):
@@ -423,23 +422,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         """Whether parameters other than `method` ask for the dense method."""
         return callable(self.optimizer) or self._takes_objects
 
-    def _has_many(self, n_rows):
-        """Return whether so many rows are seen through inducing points, if nothing else asks."""
-        return self._begins_with_some_rows(n_rows) or super()._has_many(n_rows)
-
-    def _begins_with_some_rows(self, n_rows):
-        """Return whether the default kernel of so many rows is first learned with some of them."""
-        default = self.kernel is None and self.hyperparameters == "auto"
-        binary = len(self.classes_) == 2 and self.multi_class != "joint"
-        by_passes = self.batch_size is None and self.site_memory == "scalars"
-        by_steps = self.optimizer in STEP_RULES or self.optimizer == "auto"
-        wanted = default and binary and by_passes and by_steps and n_rows > LIMITS.averaged
-        return wanted and self._factor().log_concave
-
-    def _initial_kernel(self, total_variance):
-        if self.kernel is None:
-            return smooth_kernel(total_variance, self._coder)
-        return clone(self.kernel)
+    def _through_points(self, n_rows):
+        """Return whether a fit to so many rows goes through inducing points."""
+        free = self.method == "auto" and not self._asks_for_inducing
+        if free and self._needs_all_rows:
+            return False
+        return (free and begins_with_some_rows(self, n_rows)) or super()._through_points(n_rows)
 
     @restore_on_error
     @with_callbacks
@@ -502,7 +490,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             data, kept = described(self, run, kept, seed)
             monitor = FitMonitor(self, X, y, None, lambda m: {"_posteriors": posteriors_of(m)})
             known = kernel_of_some_rows(self, run, data, monitor)
-            plan = plan_inducing(self, data, self._factor(), seed, known)
+            plan = plan_inducing(self, data, factor_of(self), seed, known)
             fit = fit_inducing(plan, run, monitor)
             monitor.finish()
         return self._store(plan, fit, kept, learn_inducing_=plan.learn_inducing)

@@ -19,7 +19,6 @@ from .._engine.class_sites import (
     empty_sites,
 )
 from .._engine.class_weights import MOST_WEIGHTS
-from .._engine.loop import SILENT
 from .._engine.noisy_argmax import CLASS_LIKELIHOODS
 from .._engine.rules import rule_of_power
 from .._engine.sites import Sites
@@ -31,9 +30,12 @@ from ._base import (
     check_kernel,
     draw_seed,
     evidence_of_problems,
+    factor_of,
+    initial_kernel,
     left_out_labels,
     left_out_signs,
     spread_of,
+    sweeps_of,
     third_of_rows,
 )
 from ._dense_gp import DenseGPPosterior, KernelGP
@@ -61,7 +63,7 @@ from .inducing.values import InducingPrior, JointInducingGP, JointInducingPoster
 _NODE_TOL, _JOINT_NODE_TOL = 1e-2, 3e-2
 # Residual of sites of several classes while the kernel moves, and what ends learning there: the
 # gradient of the evidence is itself off by tenths of a nat and more.
-_JOINT_TOL, _JOINT_ACCURACY = 2e-2, Accuracy(2e-6, 1e-2, 1.0, 6, 0.4, True)
+_JOINT_TOL, _JOINT_ACCURACY = 2e-2, Accuracy(2e-6, 1e-2, 1.0, 6, 0.4, False)
 
 
 @dataclass(frozen=True)
@@ -219,15 +221,6 @@ class KernelNode(NamedTuple):
         return self.result.residual
 
 
-class SweepLimits(NamedTuple):
-    """How EP runs at a kernel: to which residual, in how many sweeps, by which steps."""
-
-    tol: float
-    most: int
-    damping: float
-    accelerate: bool
-
-
 class KernelSearch(NamedTuple):
     """How learning searches.
 
@@ -249,9 +242,9 @@ class DensePlan:
     `X` are rows of numbers, or whatever objects the kernel compares; `y` holds class indices.
     `model` has factor, rule and structure of a problem, `space` the parameters of the kernel that
     are learned with their prior: a `ThetaSpace` for the mode, `KernelScales` that are averaged
-    over, None for a kernel that is kept. `starts` and `sites` have one entry a problem: the initial
-    theta and the initial sites, which are `fresh` if of no earlier fit. `n_jobs` are workers for
-    the nodes of an average.
+    over, None for a kernel that is kept. `sweeps` are keywords of `WholeEP.solve`. `starts` and
+    `sites` have one entry a problem: the initial theta and the initial sites, which are `fresh` if
+    of no earlier fit. `n_jobs` are workers for the nodes of an average.
     """
 
     X: np.ndarray
@@ -261,7 +254,7 @@ class DensePlan:
     model: BinaryModel | JointModel | JointInducingModel
     space: ThetaSpace | KernelScales | None
     search: KernelSearch
-    sweeps: SweepLimits
+    sweeps: dict[str, Any]
     starts: list
     sites: list
     fresh: bool = True
@@ -303,37 +296,31 @@ class DensePlan:
         """Return the fixed-point map of EP at a kernel for the labels of a problem."""
         return self.model.ep(kernel, self.X, y, self.weight)
 
-    def solve(self, ep, x, tol, max_sweeps, monitor=SILENT, share=1.0):
+    def solve(self, ep, x, share=1.0, **other):
         """Run EP from sites x (2, n) or (2, n, K), with a share of the damping."""
-        damping, accelerate = share * self.sweeps.damping, self.sweeps.accelerate
-        steps = dict(damping=damping, accelerate=accelerate, monitor=monitor)
-        return ep.solve(x, tol=tol, max_iter=max_sweeps, **steps)
-
-    def passing(self):
-        """Return the plan of a search, whose sites are only passed."""
-        return replace(self, model=self.model.rough(isinstance(self.space, KernelScales)))
+        steps = self.sweeps | other
+        return ep.solve(x, **steps | dict(damping=share * steps["damping"]))
 
     def log_evidence(self, theta, fit, n_jobs):
         """Return log evidence at theta, EP run from the sites of the fit."""
-        if isinstance(self.model, BinaryModel):
-            return self.value_and_gradient(theta, fit, n_jobs)[0]
-        return self._value_and_gradient(self.y, fit.sites[0], theta)[0]
+        return self.value_and_gradient(theta, fit, n_jobs, slopes=False)[0]
 
-    def value_and_gradient(self, theta, fit, n_jobs):
+    def value_and_gradient(self, theta, fit, n_jobs, slopes=True):
         """Return the same and its gradient, which is dear for several classes."""
         if isinstance(self.model, BinaryModel):
-            at = self._value_and_gradient
-            return evidence_of_problems(lambda k, *problem: at(*problem), self.y, theta, fit)
-        value, gradient, x = self._value_and_gradient(self.y, fit.sites[0], theta, ends=True)
-        return value, gradient if self.model.exact_gradient else _slopes(self, theta, x)
+            at = self._evaluated
+            return evidence_of_problems(lambda k, *problem: at(*problem)[:2], self.y, theta, fit)
+        value, gradient, x = self._evaluated(self.y, fit.sites[0], theta)
+        if slopes and not self.model.exact_gradient:
+            gradient = _slopes(self, theta, x)
+        return value, gradient
 
-    def _value_and_gradient(self, y, x, theta, ends=False):
-        """Return log evidence of a problem at theta from sites x, its gradient, and maybe sites."""
+    def _evaluated(self, y, x, theta, **steps):
+        """Return log evidence of a problem at theta from sites x, a gradient, and sites."""
         ep = self.ep(with_theta(self.kernel, theta), y)
-        result = self.solve(ep, x, self.sweeps.tol, self.sweeps.most)
+        result = self.solve(ep, x, **steps)
         payload, value = result.evaluation.payload, result.evaluation.record["log_evidence"]
-        found = value, self.model.gradient(ep, payload)
-        return (*found, result.onwards) if ends else found
+        return value, self.model.gradient(ep, payload), result.onwards
 
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
@@ -350,14 +337,12 @@ def _slopes(plan, theta, x, step=0.01):
 
     Of evidences at fixed points, which are run from sites x near by to a small residual.
     """
-    tol = min(plan.sweeps.tol, 1e-6)
-
-    def evidence(at):
-        result = plan.solve(plan.ep(with_theta(plan.kernel, at), plan.y), x, tol, 300)
-        return result.evaluation.record["log_evidence"]
-
+    steps = dict(tol=min(plan.sweeps["tol"], 1e-6), max_iter=300)
     moves = step * np.eye(len(theta))
-    rises = [evidence(theta + move) - evidence(theta - move) for move in moves]
+    rises = [
+        np.subtract(*(plan._evaluated(plan.y, x, theta + m, **steps)[0] for m in (move, -move)))
+        for move in moves
+    ]
     return np.array(rises) / (2.0 * step)
 
 
@@ -377,34 +362,29 @@ class DenseProblem:
 
         From what a neighbour keeps.
         """
+        plan, found = self.plan, near
         known = near is not None and np.array_equal(theta, near.theta)
         if known and not (slopes and near.slope is None):
             return near
-        kernel = near.kernel if known else with_theta(self.plan.kernel, theta)
-        ep, found = self.plan.ep(kernel, self.y), near
+        kernel = near.kernel if known else with_theta(plan.kernel, theta)
+        ep = plan.ep(kernel, self.y)
         if not known:
             result = self._solved(ep, self.x if near is None else near.result.x)
             if result is None:
                 return None
             found = KernelNode(kernel, result.evaluation.payload[0], theta, result)
         if slopes:
-            gradient = self.plan.model.gradient(ep, found.result.evaluation.payload)
-            found = found._replace(slope=gradient)
+            found = found._replace(slope=plan.model.gradient(ep, found.result.evaluation.payload))
         return found
 
     def _solved(self, ep, x):
         """Return the `Result` at a kernel; at nodes of an average sites have to settle."""
         plan, model = self.plan, self.plan.model
         if not isinstance(plan.space, KernelScales) or isinstance(model, JointInducingModel):
-            tol = max(plan.sweeps.tol, model.learning_tol)
-            return plan.solve(ep, x, tol, plan.sweeps.most)
+            return plan.solve(ep, x, tol=max(plan.sweeps["tol"], model.learning_tol))
         # near neighbours need two to six sweeps
-        solve = partial(plan.solve, ep, tol=model.node_tol, max_sweeps=40)
+        solve = partial(plan.solve, ep, tol=model.node_tol, max_iter=40)
         return settled(solve, x, model.no_sites(self.y))
-
-    def structure(self, theta):
-        """Return the structure of the posteriors under the kernel parameters theta (p,)."""
-        return self.plan.ep(with_theta(self.plan.kernel, theta), self.y).structure
 
     def of_rows(self, rows):
         """Return the problem of some of the rows."""
@@ -473,14 +453,14 @@ def _without_all_rows(estimator):
 
 def plan_dense(estimator, training, joint, through_points):
     """Return the `DensePlan` of an `EPGaussianProcessClassifier`."""
-    kernel = estimator._initial_kernel(spread_of(estimator, training) ** 2)
+    kernel = initial_kernel(estimator, spread_of(estimator, training) ** 2)
     kernel, space = _space(estimator, training, kernel, joint, through_points)
     rng = check_random_state(estimator.random_state)
     if through_points:
         model: Any = _model_through_points(estimator, training, kernel, draw_seed(rng))
     else:
         check_kernel(kernel, kernel(training.X))
-        model = BinaryModel(estimator._factor(), rule_of_power(estimator.power))
+        model = BinaryModel(factor_of(estimator), rule_of_power(estimator.power))
         if joint:
             model = JointModel(CLASS_LIKELIHOODS[estimator.likelihood], len(estimator.classes_))
     if joint:
@@ -489,7 +469,6 @@ def plan_dense(estimator, training, joint, through_points):
         empty = np.zeros((estimator._n_problems, 2, len(training.y)))
     starts, sites = last_sites(estimator._last_fit, kernel, empty)
     pairs = zip(sites, empty, strict=True)
-    steps = estimator.damping, estimator.acceleration is not None
     return DensePlan(
         X=training.X,
         y=training.y,
@@ -498,7 +477,7 @@ def plan_dense(estimator, training, joint, through_points):
         model=model,
         space=space,
         search=_search(estimator, kernel, space, rng),
-        sweeps=SweepLimits(estimator.tol, estimator.max_sweeps, *steps),
+        sweeps=sweeps_of(estimator),
         starts=starts,
         sites=sites,
         fresh=all(np.array_equal(*pair) for pair in pairs),
@@ -520,7 +499,7 @@ def _space(estimator, training, kernel, joint, through_points):
         if own_lengths:
             kernel = with_own_lengths(kernel, training.X.shape[1])
         spread = spread_of(estimator, training)
-        prior = kernel_prior(kernel, estimator._factor(), spread, several)
+        prior = kernel_prior(kernel, factor_of(estimator), spread, several)
         lengths = KernelScales.at(kernel, kernel.theta).lengths
         return kernel, KernelScales(kernel, np.zeros(len(lengths)), prior)
     learns = estimator.optimizer is not None and kernel.n_dims > 0

@@ -7,7 +7,7 @@ volume of the posterior of the deviations follows from the expected curvature of
 number. Mean length and variance have about the same volume at every s, which cancels.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -65,10 +65,10 @@ def fit_dense(plan, y, monitor, k):
     """
     trace, averages = Trace(monitor), isinstance(plan.space, KernelScales)
     kernel, x, end = with_theta(plan.kernel, plan.starts[k]), plan.sites[k], KEPT
-    most, average = min(plan.sweeps.most, plan.search.max_iter), None
+    most, average = min(plan.sweeps["max_iter"], plan.search.max_iter), None
     if plan.space is not None:
         nodes, mode, end = or_refuse(_mode(plan, y, k, trace, monitor))
-        most = plan.sweeps.most
+        most = plan.sweeps["max_iter"]
         if averages:
             average = _averaged(nodes, mode, end, monitor)
             mode = average.heaviest  # the sites of the estimator are its own, refined
@@ -80,7 +80,7 @@ def fit_dense(plan, y, monitor, k):
     ends = () if averages else ("converged", "stuck", "max_iter")
     # a search that was stopped still ends at converged sites, in sweeps that nobody counts
     watch = watch_of_sweeps(trace, end, kernel, ends)
-    result = plan.solve(plan.ep(kernel, y), x, plan.sweeps.tol, most, watch)
+    result = plan.solve(plan.ep(kernel, y), x, max_iter=most, monitor=watch)
     if average is not None:
         return _mixed_fit(plan, average, trace, end, result)
     posterior = plan.posterior((kernel, result.evaluation.payload[0]))
@@ -119,7 +119,8 @@ def _mode(plan, y, k, trace, monitor):
     A search that ends flat is made again from shorter lengths: the evidence may have a mode with
     and one without structure, far apart.
     """
-    space, problem = plan.space, DenseProblem(plan.passing(), y, plan.sites[k])
+    space, passing = plan.space, plan.model.rough(isinstance(plan.space, KernelScales))
+    problem = DenseProblem(replace(plan, model=passing), y, plan.sites[k])
     starts = [space.phi(theta) for theta in plan.search.restarts]
     place = Nodes(problem, space), space.phi(plan.starts[k])
     found = _mode_from(*place, starts, trace, monitor)
@@ -209,24 +210,33 @@ def _average_over_spreads(nodes, mode, monitor, flat):
     """
     found = [isotropic_level(nodes, mode), *levels(nodes, mode)]
     log_mass = np.array([level.log_mass for level in found])
-    n_rows, exact = len(nodes.problem.y), nodes.problem.plan.model.exact_gradient
-    few = flat or n_rows < LIMITS.lattice
-    several = n_rows > LIMITS.several if exact else not few
+    exact = nodes.problem.plan.model.exact_gradient
+    few, several = _how_many(nodes.problem, flat)
     parts: dict[int, Average] = {}
     if few:
         parts[0] = _lattice(nodes, mode, monitor, _COARSE if exact else _SHORT)
         found = [level.with_spread_of(parts[0]) for level in found]
     known, share = 0 if few else int(np.argmax(log_mass)), _insured(softmax(log_mass))
-    for k in map(int, np.flatnonzero(share > PATH.worth)):
-        if k not in parts and (several or (k == 0 and share[0] == PATH.insurance)):
-            parts[k] = found[k].alone()
-        elif k not in parts:
-            parts[k] = found[k].average_about(monitor, weighed=not few)
+    for k in sorted(set(map(int, np.flatnonzero(share > PATH.worth))) - parts.keys()):
+        single = several or (k == 0 and share[0] == PATH.insurance)
+        parts[k] = found[k].alone() if single else found[k].average_about(monitor, not few)
     # a level that was not reached has no mass, but its share of the prior
     log_evidence = logsumexp(log_mass) + parts[known].log_evidence - found[known].mode.objective
-    return _mixture(parts, share)._replace(
-        log_evidence=float(log_evidence - np.log(1 + len(SPREADS)))
-    )
+    return _mixture(parts, share, float(log_evidence - np.log(1 + len(SPREADS))))
+
+
+def _how_many(problem, flat):
+    """Return whether rows are so few that equal lengths have a lattice, so many that modes do."""
+    few = flat or len(problem.y) < LIMITS.lattice
+    exact = problem.plan.model.exact_gradient
+    return few, len(problem.y) > LIMITS.several if exact else not few
+
+
+def _mixture(parts, share, log_evidence):
+    """Return the `Average` over those of several levels, which have shares of the mass."""
+    nodes = [node for part in parts.values() for node in part.nodes]
+    masses = [np.log(share[k] * part.weight) for k, part in parts.items()]
+    return average_of(nodes, np.concatenate(masses))._replace(log_evidence=log_evidence)
 
 
 def _insured(share):
@@ -234,13 +244,6 @@ def _insured(share):
     if share[0] >= PATH.insurance:
         return share
     return np.append(PATH.insurance, (1.0 - PATH.insurance) * share[1:] / share[1:].sum())
-
-
-def _mixture(parts, share):
-    """Return the `Average` over those of several levels, which have shares of the mass."""
-    nodes = [node for part in parts.values() for node in part.nodes]
-    masses = [np.log(share[k] * part.weight) for k, part in parts.items()]
-    return average_of(nodes, np.concatenate(masses))
 
 
 class Level(NamedTuple):
@@ -287,23 +290,15 @@ def expected_curvature(problem, mode, together=False):
     That of `together` is in the phi of `KernelScales` (T, T).
     """
     theta, state = mode.payload.theta, mode.payload.state
-    curvature = problem.structure(theta).expected_curvature(state, together)
+    structure = problem.plan.ep(mode.payload.kernel, problem.y).structure
+    curvature = structure.expected_curvature(state, together)
     if together and np.array_equal(KernelScales.at(problem.plan.kernel, theta).lengths[:1], [0]):
         return curvature[::-1, ::-1]
     return curvature
 
 
-@dataclass
-class Deviations:
-    """One spread of the deviations of a `DenseProblem`, in a `LengthSpace`."""
-
-    problem: Any
-    space: LengthSpace
-
-    @property
-    def nodes(self):
-        """Nodes in all parameters of the kernel."""
-        return Nodes(self.problem, self.space)
+class Deviations(Nodes):
+    """One spread of the deviations of a `DenseProblem`: nodes in a `LengthSpace`."""
 
     def log_mass(self, node, curvature, most=np.inf):
         """Return the log posterior mass about the mode: objective there, volume of deviations.
@@ -344,7 +339,7 @@ class Deviations:
         if not self.problem.plan.model.exact_gradient:
             # how the evidence rises corrects them
             limits |= dict(lacking=np.zeros(len(start)), patience=3)
-        climb = EvidenceClimb(self.nodes.evaluate, SILENT, near=near)
+        climb = EvidenceClimb(self.evaluate, SILENT, near=near)
         found = ascend(climb, start, self.space.bounds, curvature, **limits)
         return None if found is None else found.payload
 
@@ -389,7 +384,7 @@ def _walked(nodes, isotropic, depth):
     near, best = isotropic, isotropic.objective
     for s in SPREADS:
         own = Deviations(problem, LengthSpace(scales.kernel, scales, s))
-        start = own.nodes.evaluate(near.payload.theta, near)
+        start = own.evaluate(near.payload.theta, near)
         # where the last curvature foretells no mass the search is not worth its time
         foretold = expected + own.space.prior_precision()
         if start is None or own.log_mass(start, foretold) < best - depth:

@@ -309,9 +309,9 @@ class Accuracy(NamedTuple):
     """Where a search ends, and how it steps; see `minimise_where_finite`.
 
     Relative changes of the evidence below 1e-6 are within the error of EP run to a residual of
-    1e-3, and where evaluations are noisy, more of them in a line search cannot help. `gain` is what
-    a search from near the mode may leave in nats, at first a thirtieth of a posterior sd; of a
-    `rough` one, so is what a line search does not find.
+    1e-3, and where evaluations are noisy, more of them in a line search cannot help. Where the
+    gradient is not exact, nor can what a line search does not find. `gain` is what a search from
+    near the mode may leave in nats, at first a thirtieth of a posterior sd.
     """
 
     ftol: float = 1e-6
@@ -319,12 +319,19 @@ class Accuracy(NamedTuple):
     first_step: float | None = None
     max_line_search: int = 20
     gain: float = 5e-4
-    rough: bool = False
+    exact_gradient: bool = True
+
+    @property
+    def of_search(self):
+        """Keywords of `minimise_where_finite`."""
+        own = self._asdict()
+        del own["gain"]
+        return own
 
 
 # Of a mode that predicts, and of one that only says where nodes lie.
 LEARNING = Accuracy()
-TO_THE_MODE = Accuracy(1e-4, 0.1, 1.0, 6, 0.05, True)
+TO_THE_MODE = Accuracy(1e-4, 0.1, 1.0, 6, 0.05, False)
 
 
 class ValueWithGradient:
@@ -429,21 +436,17 @@ def find_mode(
         climb,
         bounds=bounds,
         max_iter=max_iter,
-        ftol=accuracy.ftol,
-        gtol=accuracy.gtol,
-        first_step=accuracy.first_step,
         negligible=0.01,  # a gain that is not missed if no better step is found: odds of 1 %
         tie=1e-10,
-        max_line_search=accuracy.max_line_search,
-        exact_gradient=not accuracy.rough,
+        **accuracy.of_search,
     )
-    runs = [run(t) for t in (phi, *starts)] if len(starts) else []
-    runs = sorted((r for r in runs if r is not None), key=lambda r: r.value)
-    found = run(runs[0].x if runs else phi, ended=lambda best: climb.told(best.payload))
+    runs = filter(None, map(run, (phi, *starts) if len(starts) else ()))
+    first = min(runs, key=lambda r: r.value, default=None)
+    found = run(first.x if first else phi, ended=lambda best: climb.told(best.payload))
     if found is None:
         return None
     # a run without a step left nothing to polish: then the end is that of the run before
-    reason = found.reason if found.n_steps or not runs else runs[0].reason
+    reason = found.reason if found.n_steps or not first else first.reason
     return found.payload, LearningEnd(reason, found.n_steps, found.gradient)
 
 

@@ -14,7 +14,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ma
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.hyper import Node, average_of
-from sklearn_ep.gaussian_process._dense import BinaryModel, DenseProblem
+from sklearn_ep.gaussian_process._dense import DenseProblem
 from sklearn_ep.gaussian_process._dense_fit import (
     Deviations,
     Level,
@@ -70,9 +70,9 @@ def differences(evaluate, x, near, step=1e-4):
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_slopes_of_nodes_are_differences(kernel, monkeypatch):
-    monkeypatch.setattr(BinaryModel, "node_tol", 1e-10)
     X, y = rows(30, 3)
     nodes = nodes_of(kernel, X, y)
+    monkeypatch.setattr(type(nodes.problem.plan.model), "node_tol", 1e-10)
     scales = nodes.space
     phi = scales.phi(kernel.theta)
     np.testing.assert_allclose(scales.point(phi), kernel.theta)
@@ -80,7 +80,7 @@ def test_slopes_of_nodes_are_differences(kernel, monkeypatch):
     slopes = differences(nodes.evaluate, phi, node)
     np.testing.assert_allclose(node.gradient, slopes, rtol=1e-5, atol=1e-6)
     if len(scales.lengths) > 1:
-        lengths = free(nodes, 0.7).nodes
+        lengths = free(nodes, 0.7)
         node = lengths.evaluate(kernel.theta, node)
         slopes = differences(lengths.evaluate, kernel.theta, node)
         np.testing.assert_allclose(node.gradient, slopes, rtol=1e-5, atol=1e-6)
@@ -98,7 +98,7 @@ def test_the_prior_is_a_density(kernel):
 def test_curvature_and_volume_are_those_of_differences(kernel):
     X, y = rows(30, 3)
     scales, lengths = nodes_of(kernel, X, y).space, free(nodes_of(kernel, X, y), 0.7)
-    node = lengths.nodes.evaluate(kernel.theta, None)
+    node = lengths.evaluate(kernel.theta, None)
     result = node.payload.result
     B = np.linalg.inv(kernel(X) + np.diag(1.0 / result.x[0]))
     steps = 1e-5 * np.eye(len(kernel.theta))
@@ -134,7 +134,7 @@ def modes_and_masses_are_right(nodes, isotropic):
     assert found
     for level in found:
         lengths = free(nodes, level.nodes.space.s)
-        mode = lengths.nodes.evaluate(level.mode.payload.theta, level.mode)
+        mode = lengths.evaluate(level.mode.payload.theta, level.mode)
         exact = expected_curvature(nodes.problem, mode) + lengths.space.prior_precision()
         assert level.log_mass == pytest.approx(lengths.log_mass(mode, exact), abs=0.5)
         assert 0.5 * mode.gradient @ np.linalg.solve(exact, mode.gradient) < 3 * 0.1
@@ -368,7 +368,7 @@ def test_sites_that_do_not_settle_make_no_node():
 
     def solve(x, share):
         starts.append((np.any(x), share))
-        result = plan.solve(plan.ep(plan.kernel, problem.y), x, 1e-2, 1)
+        result = plan.solve(plan.ep(plan.kernel, problem.y), x, tol=1e-2, max_iter=1)
         result.evaluation.residual = 1.0
         return result
 

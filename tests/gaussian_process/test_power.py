@@ -140,7 +140,7 @@ def test_both_forms_of_the_gradient_in_kernel_and_inducing_points():
     hyper = plan.hyperparameters()
     with PartMap(plan.data.parts) as run:
         ep = plan.engine(run)
-        at = Nodes(plan.problem(ep, est._fitted.runs[0].state, 1e-11, 1000), hyper).evaluate
+        at = Nodes(plan.problem(ep, est._fitted.runs[0].state), hyper).evaluate
         gradient = at(hyper.start, None).gradient
         moves = h * np.eye(len(hyper.start))
         values = [[at(hyper.start + s * m, None).log_evidence for s in (1, -1)] for m in moves]

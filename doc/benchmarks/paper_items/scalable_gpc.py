@@ -153,7 +153,7 @@ def figure_1(setting):
             if how == "inner":
                 trail.values, trail.times = inner_steps(ep, hyper, state, vector, rule, 3 * n_steps)
             else:
-                at, point = Nodes(plan.problem(ep, state, 1e-3, 100), hyper).evaluate, None
+                at, point = Nodes(plan.problem(ep, state), hyper).evaluate, None
                 for _ in range(n_steps):
                     point = at(vector, point)
                     trail.end({"log_evidence": point.log_evidence}, None)

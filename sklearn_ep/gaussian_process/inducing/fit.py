@@ -22,7 +22,16 @@ from ..._engine.loop import SILENT, Reason, StepsOfPhase, Trace, worst_reason
 from ..._engine.partition import PartMap
 from ..._engine.rules import rule_of_power
 from ..._estimator.checks import Training
-from .._base import GPFit, attributes_of_nodes, check_input_gradient, check_kernel, ending_in
+from .._base import (
+    GPFit,
+    attributes_of_nodes,
+    begins_with_some_rows,
+    check_input_gradient,
+    check_kernel,
+    ending_in,
+    initial_kernel,
+    sweeps_of,
+)
 from .._dense import plan_dense
 from .._dense_fit import fit_dense
 from .._hyperparameters import (
@@ -69,7 +78,8 @@ class InducingPlan(ValueWithGradient):
     `n_problems` binary problems, one for two classes and one a class otherwise, share kernel,
     inducing points and every pass over the rows. `sites` (C, 2, n) are those to start from, None
     for empty ones. `flat` asks for the kernel of the largest evidence, without a prior. `averaging`
-    is the `NormalPrior` of an average over variance and length, None for the mode.
+    is the `NormalPrior` of an average over variance and length, None for the mode. `sweeps` are
+    keywords of `InducingEP.solve`.
     """
 
     data: PartitionedRows
@@ -88,13 +98,16 @@ class InducingPlan(ValueWithGradient):
     averaged: bool
     flat: bool
     averaging: Any
-    damping: float
-    accelerate: bool
+    sweeps: dict[str, Any]
     max_iter: int
-    max_sweeps: int
-    tol: float
     jitter: float
     seed: int
+
+    @property
+    def kind(self):
+        """Float type of the passes of learning."""
+        single = self.begun or self.data.weight >= LIMITS.single_passes
+        return np.float32 if single else np.float64
 
     def hyperparameters(self):
         """Return what is learned; a column without spread keeps its inducing coordinates."""
@@ -117,23 +130,18 @@ class InducingPlan(ValueWithGradient):
             run, data.sizes, data.classes, self.n_problems, self.factor, self.rule, copies
         )
 
-    def solver(self, tol, max_iter):
-        """Return the keywords of `InducingEP.solve`."""
-        return dict(tol=tol, max_iter=max_iter, damping=self.damping, accelerate=self.accelerate)
-
-    def problem(self, ep, state, tol, max_iter, points=None):
+    def problem(self, ep, state, points=None, **steps):
         """Return the `InducingProblem` of all that is learned, or of the kernel at given points."""
         hyper = self.hyperparameters()
         if points is not None:
             alone = dict(learn_kernel=True, learn_inputs=False, decoupled=False, density=None)
             hyper = replace(hyper, Z=points, **alone)
-        return InducingProblem(ep, hyper, state, self.solver(tol, max_iter))
+        return InducingProblem(ep, hyper, state, self.sweeps | steps)
 
     def value_and_gradient(self, theta, fit, n_jobs):
         """Return log evidence at theta, EP run from the state of the fit, and its gradient."""
-        limits = self.tol, self.max_sweeps, fit.inducing_points
         with PartMap(self.data.parts, n_jobs) as run:
-            problem = self.problem(self.engine(run), fit.runs[0].state, *limits)
+            problem = self.problem(self.engine(run), fit.runs[0].state, fit.inducing_points)
             node = or_refuse(problem.at(theta, None))
         return float(node.log_evidence), node.slope
 
@@ -155,7 +163,7 @@ def kernel_of_some_rows(estimator, run, data, monitor):
 
     None where these are of one class, or where it is not wanted.
     """
-    wanted = estimator._begins_with_some_rows(sum(data.sizes))
+    wanted = begins_with_some_rows(estimator, sum(data.sizes))
     if not wanted or estimator._last_fit is not None:
         return None
     X, y, weight = distinct_rows(run, data, LIMITS.first_rows, 0)
@@ -195,8 +203,8 @@ def plan_inducing(estimator, data: PartitionedRows, factor, seed, known=None):
     `known` is the kernel of some of the rows, None where it is not known.
     """
     begun, n_rows = known is not None, sum(data.sizes)
-    begins = estimator._begins_with_some_rows(n_rows)
-    kernel = known if begun else estimator._initial_kernel(float(data.var.sum()))
+    begins = begins_with_some_rows(estimator, n_rows)
+    kernel = known if begun else initial_kernel(estimator, float(data.var.sum()))
     lengths = column_lengths(kernel, len(data.var))
     m = inducing_count(estimator, n_rows if begins else None)
     Z = first_points(estimator, data.candidates, data.candidate_weight, seed, lengths, m=m)
@@ -224,11 +232,8 @@ def plan_inducing(estimator, data: PartitionedRows, factor, seed, known=None):
         flat=estimator.hyperparameters == "mode"
         or (data.weight > LIMITS.prior_of_lengths and not own_lengths),
         averaging=_averaging(estimator, kernel, data, factor),
-        damping=estimator.damping,
-        accelerate=estimator.acceleration is not None,
+        sweeps=sweeps_of(estimator),
         max_iter=estimator.max_iter,
-        max_sweeps=estimator.max_sweeps,
-        tol=estimator.tol,
         jitter=estimator.jitter,
         seed=seed,
     )
@@ -300,15 +305,11 @@ def gp_fit(run, sites=None, loo_proba=None):
 
 def fit_inducing(plan, run, monitor):
     """Learn the hyperparameters if asked, converge EP on an open map, and return the `GPFit`."""
-    ep, hyper, trace = plan.engine(run), plan.hyperparameters(), Trace(monitor)
+    ep, hyper, trace, average = plan.engine(run), plan.hyperparameters(), Trace(monitor), None
     state, end = _learned(plan, ep, hyper, trace)
-    asked, average = end.reason == "asked", None
+    asked = end.reason == "asked"
     if end.n_steps and state.sites is not None:
-        # between minibatches the posterior runs ahead of the sites; it tells what they would be
-        if plan.batch_size is not None and hyper.learns and not asked:
-            state = ep.renew(ep.model(state), state.sites)
-        else:
-            state = ep.restate(state.prior, state.sites)
+        state = _renewed(ep, state, plan.batch_size is not None and hyper.learns and not asked)
     if plan.averaging is not None and not asked:
         average = average_over_kernel(plan, ep, state, monitor)
     if average is not None:
@@ -317,11 +318,22 @@ def fit_inducing(plan, run, monitor):
     own = _converged(plan, ep, state, end, trace)
     if own.state.sites is None:
         return gp_fit(own)
-    sites = np.concatenate(own.state.sites, axis=2)
+    fit = gp_fit(own, np.concatenate(own.state.sites, axis=2))
     if average is None:
-        return gp_fit(own, sites, np.exp(ep.leave_one_out(own.model, own.state.sites)))
+        loo = ep.leave_one_out(own.model, own.state.sites)
+        return fit._replace(loo_proba=np.exp(loo))
     own.log_evidence = average.log_evidence
-    return gp_fit(own, sites)._replace(**_mixed_nodes(plan, ep, average, own))
+    return fit._replace(**_mixed_nodes(plan, ep, average, own))
+
+
+def _renewed(ep, state, ahead):
+    """Return the state with its sums made afresh from its sites.
+
+    Between minibatches the posterior runs `ahead` of the sites; it tells what they would be.
+    """
+    if ahead:
+        return ep.renew(ep.model(state), state.sites)
+    return ep.restate(state.prior, state.sites)
 
 
 def _converged(plan, ep, state, end, trace):
@@ -335,8 +347,9 @@ def _converged(plan, ep, state, end, trace):
         final = ep.figures(model, ep.one_pass(model, state.sites)[0])
         told = ending_in(trace.history, final), end.reason, 0
     else:
-        n_left = plan.max_sweeps if end.n_steps else min(plan.max_sweeps, plan.max_iter)
-        result, state, model = ep.solve(state, monitor=trace, **plan.solver(plan.tol, n_left))
+        most = plan.sweeps["max_iter"]
+        limits = dict(max_iter=most if end.n_steps else min(most, plan.max_iter), monitor=trace)
+        result, state, model = ep.solve(state, **plan.sweeps | limits)
         final = result.evaluation.record
         told = trace.history, worst_reason([end.reason, result.reason]), result.n_iter
     return InducingRun(state, model, *told, float(final["log_evidence"]), end.remark)
@@ -344,37 +357,32 @@ def _converged(plan, ep, state, end, trace):
 
 def _learned(plan, ep, hyper, trace):
     """Return the state at the learned hyperparameters and the `LearningEnd`."""
-    prior, weight = hyper.prior(hyper.start), plan.data.weight
+    prior, vector = hyper.prior(hyper.start), hyper.start
     state = ep.zero(prior)
     if plan.sites is not None:
         state = ep.restate(prior, np.split(plan.sites, np.cumsum(ep.sizes)[:-1], axis=2))
-    kind = np.float32 if plan.begun or weight >= LIMITS.single_passes else np.float64
     rule = STEP_RULES.get(plan.optimizer, STEP_RULES["adam"])(plan.learning_rate)
     if plan.batch_size is not None:
-        kind = kind if hyper.learns else np.float64  # the sites of the epochs are the answer
-        return learn_by_minibatches(ep, hyper, state, rule, plan, trace, kind)
+        return learn_by_minibatches(ep, hyper, state, rule, plan, trace)
     if not hyper.learns:
         return state, KEPT
     if plan.optimizer == "fmin_l_bfgs_b":
         return _learned_at_fixed_points(plan, ep, hyper, state, trace)
     limits: dict[str, Any] = dict(max_iter=plan.max_iter)
-    vector, begun = (
-        hyper.start,
-        learn_on_more_and_more_rows(ep, hyper, rule, plan, trace.monitor, kind),
-    )
+    begun = learn_on_more_and_more_rows(ep, hyper, rule, plan, trace.monitor)
     if begun is not None:
         vector, state, due = begun[0], begun[1] or state, begun[2]
         most = plan.max_iter if plan.begun else due
         limits = dict(max_iter=most, due=due, enough=LEARNING.settled_after)
-    limits |= dict(weight=weight, damping=plan.damping, trace=trace, kind=kind)
-    state, _, end = learn_by_passes(ep, hyper, vector, state, rule, **limits)
+    limits |= dict(weight=plan.data.weight, damping=plan.sweeps["damping"], kind=plan.kind)
+    state, _, end = learn_by_passes(ep, hyper, vector, state, rule, trace=trace, **limits)
     return state, end
 
 
 def _learned_at_fixed_points(plan, ep, hyper, state, trace):
     """Search by L-BFGS-B; the final run starts from the first sites, whatever path was taken."""
     free = hyper.start[hyper.n_theta :]
-    problem = plan.problem(ep, state, max(plan.tol, LEARNING_TOL), plan.max_sweeps)
+    problem = plan.problem(ep, state, tol=max(plan.sweeps["tol"], LEARNING_TOL))
     found = find_mode(
         Nodes(problem, hyper).evaluate,
         hyper.start,
@@ -396,7 +404,7 @@ def average_over_kernel(plan, ep, state, monitor):
     theta = state.prior.kernel.theta
     _, _, apart = learned_coordinates(state.prior.kernel)
     space = KernelScales.at(plan.kernel, theta, plan.averaging, apart)
-    evaluate = Nodes(plan.problem(ep, state, 1e-2, 40, state.prior.Z), space).evaluate
+    evaluate = Nodes(plan.problem(ep, state, state.prior.Z, tol=1e-2, max_iter=40), space).evaluate
     with monitor.phase("integration over hyperparameters") as told:
         search: dict[str, Any] = dict(accuracy=TO_THE_MODE, monitor=StepsOfPhase(told))
         found = find_mode(

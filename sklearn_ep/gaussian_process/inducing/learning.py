@@ -200,7 +200,9 @@ def _end_of_passes(values, small, max_iter, due=None) -> Reason | None:
 
 
 def _with_sites(ep, model):
-    """Return the state of the rows of `ep` with the sites that the posterior of others asks for."""
+    """Return the state of rows with the sites that the posterior of others, if any, asks for."""
+    if model is None:
+        return None
     return ep.renew(model, [np.zeros((ep.n_problems, 2, n)) for n in ep.sizes])
 
 
@@ -216,7 +218,7 @@ def _rungs(run, plan):
             yield X, y, weight, n_passes
 
 
-def learn_on_more_and_more_rows(ep, hyper, rule, plan, monitor, kind):
+def learn_on_more_and_more_rows(ep, hyper, rule, plan, monitor):
     """Learn by passes over some of the rows, then over more.
 
     The rule is told gradients of the scale of all rows, and goes on with them. Returns vector and
@@ -227,23 +229,21 @@ def learn_on_more_and_more_rows(ep, hyper, rule, plan, monitor, kind):
     many = plan.data.weight >= LIMITS.some_passes and ep.copies is None
     if plan.sites is not None or not (plan.begun or many):
         return None
-    model, vector = None, hyper.start
+    model, vector, fixed = None, hyper.start, dict(damping=plan.sweeps["damping"], kind=plan.kind)
     for X, y, weight, n_passes in _rungs(ep.run, plan):
         with PartMap([Part(X, y, weight)], None) as run, monitor.phase("some rows first") as told:
             small = InducingEP(run, [len(y)], None, ep.n_problems, ep.factor, ep.rule)
-            cold = model is None
-            state = small.zero(hyper.prior(vector)) if cold else _with_sites(small, model)
+            state = _with_sites(small, model) or small.zero(hyper.prior(vector))
             trace, own = Trace(StepsOfPhase(told)), weight.sum()
-            options = dict(weight=own, damping=plan.damping, max_iter=n_passes, trace=trace)
-            options |= dict(scale=plan.data.weight / own, kind=kind)
+            limits = dict(weight=own, scale=plan.data.weight / own, max_iter=n_passes, trace=trace)
+            options = fixed | limits
             state, vector, _ = learn_by_passes(small, hyper, vector, state, rule, **options)
             model = small.model(state)
             if trace.asked:
                 break
     if model is None and not plan.begun:
         return None
-    n_passes = max(1, round(LEARNING.last * plan.max_iter))
-    return vector, None if model is None else _with_sites(ep, model), n_passes
+    return vector, _with_sites(ep, model), max(1, round(LEARNING.last * plan.max_iter))
 
 
 def keys_of_part(part, seed, classes, units):
@@ -298,33 +298,42 @@ class BatchLearning:
     is done with a batch.
     """
 
-    def __init__(self, ep, hyper, vector, state, rule, total, n_steps, how):
-        self.ep, self.hyper, self.rule, self.how = ep, hyper, rule, how
-        self.total, self.n_steps, self.n_done = total, n_steps, 0
-        self.vector = self.average = vector
+    def __init__(self, ep, hyper, state, rule, plan):
+        self.ep, self.hyper, self.rule, self.total = ep, hyper, rule, plan.data.weight
+        self.n_steps, self.n_done = plan.max_iter * max(1.0, self.total / plan.batch_size), 0
+        # the sites of the epochs are the answer where nothing is learned
+        form, kind = ("fresh", plan.kind) if hyper.learns else (None, np.float64)
+        self.how = PassStep(plan.sweeps["damping"], form, hyper.learn_inputs, kind)
+        self.vector = self.average = hyper.start
         sites = None if state.sites is None else [s.copy() for s in state.sites]
         self.state = replace(state, sites=sites)
 
     def epoch(self, batches):
-        """Go once through all partitions; return residuals and log evidences of the steps.
+        """Go once through all partitions; return the residual and the mean log evidence.
 
         Each step is a batch that is spread over the partitions, which work side by side under the
         same posterior and kernel, and their sums make the step.
         """
-        told, sites = [], self.state.sites
-        for each in rounds_of_batches(batches):
-            model, messages = self.ep.model(self.state), []
-            for k, rows in enumerate(each):
-                own = None if sites is None or rows is None else sites[k][:, :, rows]
-                messages.append(None if rows is None else (rows, own))
-            answers = self.ep.run(batch_of_part, messages, model, self.ep.classes, self.how)
-            sums, copies = zip(*filter(None, answers), strict=True)
-            if sites is not None:
-                for own, rows, answer in zip(sites, each, answers, strict=True):
-                    if answer is not None:
-                        own[:, :, rows] = answer[0].sites
-            told.append(self._step(model, add_sums(sums), sum(copies)))
-        return np.transpose(told)
+        before, sites = self.state, self.state.sites
+        told = [self._round(each, sites) for each in rounds_of_batches(batches)]
+        residuals, log_evidence = np.transpose(told)
+        residual = _drift(before, self.state) if sites is None else max(residuals)
+        if sites is not None and not self.hyper.learns:
+            self.state = self.ep.restate(self.state.prior, sites)
+        return {"residual": residual, "log_evidence": np.mean(log_evidence)}
+
+    def _round(self, each, sites):
+        """Take a step by the batch of each partition, which may be None; keep its new sites."""
+        model, messages = self.ep.model(self.state), []
+        for k, rows in enumerate(each):
+            own = None if sites is None or rows is None else sites[k][:, :, rows]
+            messages.append(None if rows is None else (rows, own))
+        answers = self.ep.run(batch_of_part, messages, model, self.ep.classes, self.how)
+        for k, answer in enumerate(answers):
+            if answer is not None and sites is not None:
+                sites[k][:, :, each[k]] = answer[0].sites
+        sums, copies = zip(*filter(None, answers), strict=True)
+        return self._step(model, add_sums(sums), sum(copies))
 
     def _step(self, model, sums, weight):
         """Take in the sums of so many copies and move the hyperparameters.
@@ -351,41 +360,33 @@ class BatchLearning:
         return sums.residual, model.log_evidence + scale * sums.log_term
 
 
-def learn_by_minibatches(ep, hyper, state, rule, plan, trace, kind):
+def learn_by_minibatches(ep, hyper, state, rule, plan, trace):
     """Epochs of minibatches, followed by sums made afresh from stored sites if nothing is learned.
 
     While hyperparameters move, running sums are better: stored sites are those of other kernels.
-    `rule` and `kind` are those of `learn_by_passes`. `max_iter` of the plan counts epochs; with
-    nothing to learn they end once no update of a batch exceeds `tol`. Returns the state at the
-    averaged hyperparameters, with the running sums where it has learned, and the `LearningEnd`.
+    `rule` is that of `learn_by_passes`. `max_iter` of the plan counts epochs; with nothing to learn
+    they end once no update of a batch exceeds `tol`. Returns the state at the averaged
+    hyperparameters, with the running sums where it has learned, and the `LearningEnd`.
 
     A batch is spread over all partitions, whoever works on them, so that the answer does not depend
     on workers.
     """
-    total, rng = plan.data.weight, check_random_state(plan.seed)
-    share, drawn = plan.batch_size / total, np.iinfo(np.int32).max
-    how = PassStep(plan.damping, "fresh" if hyper.learns else None, hyper.learn_inputs, kind)
-    n_steps = plan.max_iter * max(1.0, 1.0 / share)
-    learning = BatchLearning(ep, hyper, hyper.start, state, rule, total, n_steps, how)
+    rng, share = check_random_state(plan.seed), plan.batch_size / plan.data.weight
+    learning = BatchLearning(ep, hyper, state, rule, plan)
+    drawn = np.iinfo(np.int32).max
     seeds = [int(rng.randint(drawn))] * len(ep.sizes)
     of_rows = ep.run(keys_of_part, seeds, ep.classes, plan.data.units)
     reason: Reason | None = None
     while reason is None:
         trace.begin("epoch")
-        seed, before = int(rng.randint(drawn)), learning.state
+        seed = int(rng.randint(drawn))
         keys = [other_keys(k, seed) for k in of_rows]
-        told = learning.epoch(ep.run(batches_of_part, keys, ep.classes, share))
-        now = learning.state
-        if ep.copies is not None:
-            residual = _drift(before, now)
-        else:
-            residual = max(told[0])
-            if not hyper.learns:
-                learning.state = now = ep.restate(now.prior, now.sites)
-        record = {"residual": residual, "log_evidence": np.mean(told[1])}
-        if trace.end(record, ep.model(now) if trace.watched else None):
+        record = learning.epoch(ep.run(batches_of_part, keys, ep.classes, share))
+        if trace.end(record, ep.model(learning.state) if trace.watched else None):
             reason = "asked"
-        elif trace.n_iter >= plan.max_iter or (not hyper.learns and residual < plan.tol):
+        elif trace.n_iter >= plan.max_iter or (
+            not hyper.learns and record["residual"] < plan.sweeps["tol"]
+        ):
             # Epochs are a budget that the user chose, over which the steps fall to zero: to have
             # used them up is the end of a schedule, not a failure.
             reason = "converged"
@@ -418,14 +419,14 @@ class InducingNode(NamedTuple):
 class InducingProblem:
     """EP of all binary problems under one kernel, at any vector of its hyperparameters.
 
-    `state` is that to start from where there is no neighbour, `solver` are keywords of
+    `state` is that to start from where there is no neighbour, `sweeps` are keywords of
     `InducingEP.solve`.
     """
 
     ep: InducingEP
     hyper: Hyperparameters
     state: PassState
-    solver: dict[str, Any]
+    sweeps: dict[str, Any]
 
     def at(self, vector, near, slopes=True):
         """Return the `InducingNode` at a vector, or None where EP has no fixed point.
@@ -438,7 +439,7 @@ class InducingProblem:
             return None
 
         def solve(state, share):
-            steps = self.solver | dict(damping=share * self.solver["damping"])
+            steps = self.sweeps | dict(damping=share * self.sweeps["damping"])
             return self.ep.solve(self.ep.moved(state, prior), **steps).result
 
         result = settled(solve, self.state if near is None else near.state, self.ep.zero(prior))

@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from ..._engine.partition import Part, load_part, split_rows
 from ..._engine.row_order import row_keys
-from ..._estimator.row_parts import check_alike, names_of_part, read_part, set_columns
+from ..._estimator.row_parts import CheckedRows, check_alike, names_of_part, read_part, set_columns
 from .._base import check_scale, weighted_mean
 from .._limits import LIMITS
 
@@ -106,7 +106,7 @@ class PartitionedRows:
     def rows_up_to(self, run, seed, largest):
         """Return X, class indices and weights of the rows with keys up to `largest`."""
         checks = self.classes is not None
-        X, y, weight = rows_up_to(run, checks, self.units, seed, largest)
+        X, y, weight = rows_up_to(run, self.units, seed, largest)
         return X, np.searchsorted(self.classes, y) if checks else y, weight
 
 
@@ -120,7 +120,7 @@ def array_parts(training, n_partitions):
         y = y.astype(np.int8)
     if np.all(weight == 1.0):
         weight = np.broadcast_to(1.0, weight.shape)
-    return [Part(X[s], y[s], weight[s]) for s in split_rows(len(y), n_partitions or 1)]
+    return [CheckedRows(X[s], y[s], weight[s]) for s in split_rows(len(y), n_partitions or 1)]
 
 
 def dense_copies(weight):
@@ -133,13 +133,16 @@ def dense_copies(weight):
 
 
 def _checked_rows(part):
-    """Return X, y and weights of a partition that came from the user, or raise a ValueError."""
+    """Return X, y and weights of a partition, or raise a ValueError if it is not as it should be.
+
+    Those of `array_parts` are given back as they are.
+    """
     return read_part(part, None, True, accept_sparse=False, dtype=(np.float64, np.float32))
 
 
-def describe_part(part, checks):
-    """Return the `PartDescription` of a partition, checked first if it came from the user."""
-    X, y, weight = _checked_rows(part) if checks else load_part(part)
+def describe_part(part, _):
+    """Return the `PartDescription` of a partition."""
+    X, y, weight = _checked_rows(part)
     total = float(weight.sum())
     with np.errstate(over="ignore", invalid="ignore"):
         origin, centre, spread = np.asarray(X[0], dtype=np.float64), *np.zeros((2, X.shape[1]))
@@ -148,7 +151,7 @@ def describe_part(part, checks):
         centre /= total
         for rows in gen_batches(len(X), max(1, 2**17 // X.shape[1])):
             spread += dense_copies(weight[rows]) @ (X[rows] - origin - centre) ** 2
-    names = names_of_part(part) if checks else None
+    names = names_of_part(part)
     return PartDescription(len(y), X.shape[1], names, np.unique(y), total, origin, centre, spread)
 
 
@@ -165,45 +168,45 @@ def read_rows(part, classes):
     return X, np.searchsorted(classes, y), np.ones(len(X))
 
 
-def smallest_keys(part, checks, units, seed, count):
+def smallest_keys(part, _, units, seed, count):
     """Return the `count` smallest distinct keys of the rows of a partition."""
-    X = (_checked_rows(part) if checks else load_part(part))[0]
+    X = _checked_rows(part)[0]
     return np.unique(standard_keys(X, units, seed))[:count]
 
 
-def rows_of_part(part, checks, units, seed, largest):
+def rows_of_part(part, _, units, seed, largest):
     """Return X, y and weights of the rows of a partition with keys up to `largest`, if not None."""
-    X, y, weight = _checked_rows(part) if checks else load_part(part)
+    X, y, weight = _checked_rows(part)
     chosen: Any = slice(None)
     if largest is not None:
         chosen = np.flatnonzero(standard_keys(X, units, seed) <= largest)
     return np.asarray(X[chosen], dtype=np.float64), y[chosen], weight[chosen]
 
 
-def rows_up_to(run, checks, units, seed, largest):
+def rows_up_to(run, units, seed, largest):
     """Return X, y and weights of the rows of all partitions with keys up to `largest`, if not None.
 
     They are chosen by content alone: not by their order, nor by partitions.
     """
-    pieces = run(rows_of_part, [checks] * len(run.parts), units, seed, largest)
+    pieces = run(rows_of_part, range(len(run.parts)), units, seed, largest)
     return [np.concatenate(p) for p in zip(*pieces, strict=True)]
 
 
-def key_of_rank(run, checks, units, seed, count):
+def key_of_rank(run, units, seed, count):
     """Return the key up to which there are `count` distinct rows in all partitions."""
-    found = run(smallest_keys, [checks] * len(run.parts), units, seed, count)
+    found = run(smallest_keys, range(len(run.parts)), units, seed, count)
     return np.unique(np.concatenate(found))[:count][-1]
 
 
-def candidate_rows(run, checks, units, seed, n_rows, count):
+def candidate_rows(run, units, seed, n_rows, count):
     """Return `count` distinct rows of all partitions, with their copies, and weights.
 
     They are those of the smallest keys, so that no more than these rows travel.
     """
     if count == 0:
         return np.empty((0, len(units.origin))), np.empty(0)
-    largest = key_of_rank(run, checks, units, seed, count) if n_rows > count else None
-    rows, _, weight = rows_up_to(run, checks, units, seed, largest)
+    largest = key_of_rank(run, units, seed, count) if n_rows > count else None
+    rows, _, weight = rows_up_to(run, units, seed, largest)
     order = _content_order(rows, units, seed)
     return rows[order], weight[order]
 
@@ -213,7 +216,7 @@ def distinct_rows(run, data, count, seed):
 
     That of their keys: neither choice nor order depends on whether copies are written out.
     """
-    largest = key_of_rank(run, data.classes is not None, data.units, seed, count)
+    largest = key_of_rank(run, data.units, seed, count)
     X, y, weight = data.rows_up_to(run, seed, largest)
     keys = standard_keys(X, data.units, seed)
     order = np.lexsort((y, keys))
@@ -225,13 +228,13 @@ def distinct_rows(run, data, count, seed):
     return X[chosen[within]], y[chosen[within]], copies[within]
 
 
-def describe(run, checks, seed, n_candidates):
+def describe(run, own, seed, n_candidates):
     """Return the `PartitionedRows` of the partitions of an open `PartMap`.
 
     Raises a ValueError if a partition is not usable, has another number of features than the
     first, or if the scale of the columns is beyond double precision.
     """
-    parts = run(describe_part, [checks] * len(run.parts))
+    parts = run(describe_part, range(len(run.parts)))
     check_alike([(p.n_features, p.names) for p in parts])
     weight = sum(p.weight for p in parts)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -245,13 +248,13 @@ def describe(run, checks, seed, n_candidates):
     check_scale(total_variance, varies=False)
     units = Units.of_moments(origin, centre, spread / weight)
     n_rows = sum(p.n_rows for p in parts)
-    rows, copies = candidate_rows(run, checks, units, seed, n_rows, n_candidates)
+    rows, copies = candidate_rows(run, units, seed, n_rows, n_candidates)
     check_scale(total_variance, varies=np.any(rows != rows[:1]))
     labels = np.unique(np.concatenate([p.labels for p in parts]))
     return PartitionedRows(
         parts=run.parts,
         sizes=[p.n_rows for p in parts],
-        classes=labels if checks else None,
+        classes=None if own else labels,
         weight=weight,
         units=units,
         var=spread / weight,
@@ -267,7 +270,9 @@ def described(estimator, run, kept, seed):
 
     `kept` is None for partitions of the user, from which labels and columns are learned.
     """
-    data = describe(run, kept is None, seed, n_candidate_rows(estimator.inducing_points))
+    # the choice of inducing points looks at no rows if they are given
+    n_candidates = LIMITS.k_means if estimator.inducing_points is None else 0
+    data = describe(run, kept is not None, seed, n_candidates)
     if kept is not None:
         return data, kept
     if len(data.labels) < 2:
@@ -321,11 +326,6 @@ def choose_inducing_points(rows, weight, n_inducing, seed, lengths=None):
         )
         centres.fit(standard, sample_weight=weight)
     return units.mean + units.spread * centres.cluster_centers_
-
-
-def n_candidate_rows(inducing_points):
-    """Return how many rows the choice of inducing points looks at: none if they are given."""
-    return LIMITS.k_means if inducing_points is None else 0
 
 
 def inducing_count(estimator, n_rows=None):

@@ -10,7 +10,7 @@ from ..._engine.loop import Reason, worst_reason
 from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import minibatches, row_keys
 from ..._engine.rules import rule_of_power
-from .._base import check_kernel, column_spread, draw_seed
+from .._base import check_kernel, column_spread, draw_seed, factor_of, initial_kernel, sweeps_of
 from .._kernels import column_lengths
 from .ep import InducingEP, PassState
 from .fit import InducingRun, checked_optimizer, gp_fit
@@ -74,7 +74,7 @@ class StreamPlan:
     batch_size: int | None
     n_inducing: int
     jitter: float
-    solver: dict[str, Any]
+    sweeps: dict[str, Any]
 
 
 class StreamRun(NamedTuple):
@@ -100,7 +100,7 @@ class StreamRun(NamedTuple):
 
 def plan_stream(estimator):
     """Return the `StreamPlan` of the next call."""
-    factor = estimator._factor()
+    factor, sweeps = factor_of(estimator), sweeps_of(estimator)
     if estimator._needs_all_rows:
         raise ValueError(
             "partial_fit goes through inducing points, which need rows of numbers and an optimizer "
@@ -117,18 +117,13 @@ def plan_stream(estimator):
         batch_size=estimator.batch_size,
         n_inducing=inducing_count(estimator) if estimator.inducing_points is None else 0,
         jitter=estimator.jitter,
-        solver=dict(
-            tol=estimator.tol,
-            max_iter=min(estimator.max_sweeps, estimator.max_iter),
-            damping=estimator.damping,
-            accelerate=estimator.acceleration is not None,
-        ),
+        sweeps=sweeps | dict(max_iter=min(sweeps["max_iter"], estimator.max_iter)),
     )
 
 
 def new_stream(estimator, X, weight):
     """Return the stream before any row, with kernel and inducing points after its first rows."""
-    kernel = estimator._initial_kernel(float(np.sum(column_spread(X, weight) ** 2)))
+    kernel = initial_kernel(estimator, float(np.sum(column_spread(X, weight) ** 2)))
     seed = draw_seed(estimator.random_state)
     lengths = column_lengths(kernel, X.shape[1])
     Z = first_points(estimator, X, weight, seed, lengths, told=False)
@@ -223,7 +218,7 @@ def _absorb_batch(stream, part, plan):
             prior, sites = _learn_from_batch(stream, X, y, weight, rule, plan)
             ep.base = rebase(stream.gram, stream.shift, stream.prior, prior)
             state = ep.restate(prior, [sites])
-        solution = ep.solve(state, **plan.solver)
+        solution = ep.solve(state, **plan.sweeps)
         state, model, result = solution.state, solution.model, solution.result
         log_p = ep.leave_one_out(model, state.sites)
     value = result.evaluation.record["log_evidence"]
@@ -276,7 +271,7 @@ def _moved_kernel(ep, state, seen, own, rule, plan):
     vector, scale = hyper.start, (seen + own) / own
     for k in range(STEPS.of_block(own, seen)):
         model = ep.model(state)
-        share = plan.solver["damping"] if k else 1.0
+        share = plan.sweeps["damping"] if k else 1.0
         sums, each, _ = ep.one_pass(model, state.sites, step=share, gradient="fresh")
         gradient = hyper.gradient(model, sums.scaled(scale), fresh=True)
         vector = hyper.clip(vector + rule.step(gradient))
