@@ -16,7 +16,7 @@ from ..._engine.gaussian import ImproperPosterior, backward, forward, triangular
 from ..._engine.likelihoods import Logit
 from ..._engine.rules import rule_of_power
 from ..._engine.sites import Sites
-from ..exact.layout import LocalPart, group_factors, row_mismatch
+from .._layout import LocalPart, group_factors, row_mismatch
 
 _BLOCK = 150_000  # doubles of a temporary: one core's cache, measured best on 50 columns
 

@@ -12,10 +12,10 @@ from ..._engine.loop import SILENT
 from ..._engine.partition import Part
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .. import _scales
+from .._layout import EffectPlaces, LocalPart
 from .._parts import state_of
 from .._posterior import GroupPosterior, of_sites, shared
 from .._scales import explore, lattice_about, star_at
-from ..exact.layout import EffectPlaces, GroupColumns, LocalPart
 from .arrow import arrow_rows, conditional_ep, half_partition, of_one_factor
 from .draws import DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
 from .messages import is_proper, propagate, total_of
@@ -236,8 +236,9 @@ class GroupedFit:
         if self.rule == "none":
             total = total_of(self.prior, messages)
             root, mean, _ = half_partition(total.precision[None], total.shift[None])
-            none = np.zeros((0, 0)), GroupColumns.without_pairs(np.zeros((0, 0, self.d)))
-            found = PartsNode(mean[0], root[0], LocalPart(none[0][None][:0], *none), 0.0, None)
+            sizes = (0, 1, 1), (0, 1), (0, 1, self.d)
+            none = LocalPart.of_columns(*map(np.zeros, sizes))
+            found = PartsNode(mean[0], root[0], none, 0.0, None)
             alone = Average.alone(Node(np.zeros(0), 0.0, 0.0, np.zeros(0), 0.0, found))
             return self._posterior(alone), None
         model, tol = PartsGivenTheta(self.answers.given_theta, self.plan), self.answers.inner_tol

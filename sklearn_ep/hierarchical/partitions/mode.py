@@ -17,7 +17,7 @@ from ..._engine.gaussian import backward, forward
 from ..._engine.loop import SILENT, Trace, reason_to_end
 from ..._engine.quadrature import hermite_product
 from .. import _scales
-from ..exact.layout import group_factors
+from .._layout import group_factors
 from .arrow import segment_products
 from .messages import is_proper
 

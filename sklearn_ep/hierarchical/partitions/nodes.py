@@ -20,8 +20,8 @@ from ..._engine.hyper import Node
 from ..._engine.quadrature import hermite_product, star_rule
 from ..._engine.sites import Sites
 from .. import _scales
+from .._layout import LocalPart
 from .._posterior import between
-from ..exact.layout import GroupColumns, LocalPart
 from .arrow import conditional_ep, half_partition
 from .messages import propagate, total_of, unpack
 
@@ -220,16 +220,11 @@ class PartsGivenTheta:
         lower, offset, gain = (
             np.concatenate(a, axis=1)[0][named] for a in zip(*blocks, strict=True)
         )
-        return LocalPart(lower, offset, GroupColumns.without_pairs(gain))
+        return LocalPart.of_columns(lower, offset, gain)
 
     def _slope(self, theta, node):
         """Return the derivatives (T,) of the log evidence; of unnamed groups those of the named."""
-        (q,), (lower, offset, gain) = self.n_effects, node.local
-        if not len(offset):
-            return np.zeros(len(theta))
-        mean = offset - gain.dot(node.mean)
-        turned = gain.dense @ node.root.T
-        inverse = np.linalg.inv(lower)
-        cov = turned @ turned.swapaxes(1, 2) + inverse.swapaxes(1, 2) @ inverse
-        moment = (cov + mean[:, :, None] * mean[:, None]).mean(0) - np.eye(q)
-        return _scales.slope(theta, q, self.n_levels[0] * moment)
+        (q,), (n, _) = self.n_effects, node.local.offset.shape
+        turned = (node.local.gain @ node.root.T).reshape(n, q, len(node.root))
+        moment = node.local.second_moment(node.mean, turned @ turned.swapaxes(1, 2))
+        return _scales.slope(theta, q, self.n_levels[0] / max(n, 1) * moment)
