@@ -32,20 +32,19 @@ class GivenScales(NamedTuple):
     """Posterior given the scales, at the sites of one pass.
 
     mean (S,) and root (S, S) are those of b, its covariance root' root; log_z is the evidence given
-    the scales; local_moment (q, q) the sum over groups with sites of rows of E uu' - I, and slope
-    the derivative of log_z in log tau through the small groups; sites are one update ahead;
-    mismatch is the largest distance of tilted from current moments, in sds.
+    the scales; sites are one update ahead; mismatch is the largest distance of tilted from current
+    moments, in sds; local_moment (q, q) the sum over groups with sites of rows of E uu' - I, and
+    slope the derivative of log_z in log tau through the small groups.
     """
 
     mean: np.ndarray
     root: np.ndarray
     local: layouts.LocalPart
     log_z: float
-    local_moment: np.ndarray
-    slope: float
-    sites: tuple[Any, ...]
-    mismatch: float
-    n_passes: int
+    sites: Any = None
+    mismatch: float = 0.0
+    local_moment: Any = None
+    slope: float = 0.0
 
 
 def first_sites(layout):
@@ -65,7 +64,7 @@ def first_sites(layout):
 def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power=1.0):
     """Run EP and return `GivenScales`.
 
-    layout is the `Layout`, prior the `SharedPrior`, scale (q, q) the Cholesky factor of the
+    layout is the `Layout`, prior what `prior_at` returns, scale (q, q) the Cholesky factor of the
     covariance of the local effects, sites those to start from, as `first_sites` gives them, power
     the share of a row's likelihood that is matched. One pass costs O(n (D + F)^2 + S times the
     number of pairs + S^3).
@@ -94,7 +93,7 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power
             kept, start, end, step = found, sites, target, longer
         sites = _towards(start, end, step)
         if kept.mismatch < tol or n_passes >= max_passes:
-            return kept._replace(sites=sites, n_passes=n_passes)
+            return kept._replace(sites=sites)
 
 
 def _step_after(found, kept, step):
@@ -117,7 +116,7 @@ def _towards(old, new, step):
 
 def _one_pass(layout, design, prior, tau, sites, rule):
     """Return the `GivenScales` that sites imply, and their undamped update."""
-    n, (of_rows, *of_groups) = layout.n_plain, sites
+    n, (of_rows, *of_groups), (prior, log_det) = layout.n_plain, sites, prior
     weight, group = layout.weight[:n], layout.group[:n]
     precisions = layout.precisions(
         weight * of_rows.precision, [site.precision for site in of_groups]
@@ -125,11 +124,10 @@ def _one_pass(layout, design, prior, tau, sites, rule):
     shift = np.concatenate([weight * of_rows.shift, *(s.shift.ravel() for s in of_groups)])
     c = design[:n]
     lower, half, pulled = _eliminated(layout, c, *(weight * part for part in of_rows))
-    precision = layout.rows.gram(precisions) - half.gram()
-    prior.add_to(precision)
+    precision = layout.rows.gram(precisions) - half.gram() + prior
     pull = layout.rows.rmatvec(shift) - half.rmatvec(pulled.ravel())
     root = gaussian.checked_cholesky(precision)
-    log_z = 0.5 * prior.log_det - np.sum(np.log(np.diagonal(root)))
+    log_z = 0.5 * log_det - np.sum(np.log(np.diagonal(root)))
     log_z += 0.5 * np.sum(pulled**2) - np.sum(np.log(np.einsum("jaa->ja", lower)))
     mean, root = gaussian.cholesky_solve(root, pull), gaussian.triangular_inverse(root)
     log_z, cov = log_z + 0.5 * pull @ mean, root.T @ root
@@ -155,7 +153,7 @@ def _one_pass(layout, design, prior, tau, sites, rule):
         # Cov(u, b) = weight' Z cov
         weights = (left.swapaxes(1, 2) @ tilted.weight[..., None])[..., 0]
         parts.append(_effects_of_small(rows, tilted, weights, m, V))
-    found = GivenScales(mean, root, _joined(parts), float(log_z), moment, slope, sites, worst, 0)
+    found = GivenScales(mean, root, _joined(parts), float(log_z), sites, worst, moment, slope)
     return found, (update.sites, *groups)
 
 

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_array
+from scipy.sparse import block_diag, csr_array
 from scipy.sparse.linalg import LinearOperator
 
 from .._engine.gaussian import forward
@@ -202,26 +202,6 @@ class SharedRows(LinearOperator):
         return 0.5 * (out + out.swapaxes(1, 2))
 
 
-class SharedPrior(NamedTuple):
-    """Prior N(0, B0^-1) of b by the entries `value` of B0 in rows `row` and columns `column`.
-
-    log_det is log|B0|.
-    """
-
-    row: np.ndarray
-    column: np.ndarray
-    value: np.ndarray
-    log_det: float
-
-    def add_to(self, precision):
-        """Add B0 to a matrix, in place."""
-        precision[self.row, self.column] += self.value
-
-    def quadratic(self, b):
-        """Return b' B0 b for b (m, S)."""
-        return (b[:, self.row] * b[:, self.column]) @ self.value
-
-
 class EffectPlaces(NamedTuple):
     """Which numbers in the nodes belong to which effects.
 
@@ -252,18 +232,17 @@ class EffectPlaces(NamedTuple):
         return spans
 
     def prior_at(self, lower):
-        """Return the `SharedPrior` for the Cholesky factors of all effects' covariances."""
-        dense = np.arange(self.n_dense)
-        row, column, value = [dense], [dense], [self.beta_precision]
+        """Return the prior precision of b as a sparse matrix, and its log determinant.
+
+        lower are the Cholesky factors of the covariances of all effects.
+        """
+        blocks = [block_diagonal(self.beta_precision[:, None, None])]
         log_det = np.sum(np.log(self.beta_precision))
-        for f, span in self.shared_spans().items():
-            at, q = np.arange(span.start, span.stop), self.n_effects[f]
-            row.append(np.repeat(at, q))
-            column.append(np.repeat(at.reshape(-1, q), q, axis=0).ravel())
-            value.append(np.tile(np.linalg.inv(lower[f] @ lower[f].T).ravel(), self.n_levels[f]))
-            log_det -= 2.0 * self.n_levels[f] * np.sum(np.log(np.diagonal(lower[f])))
-        entries = [np.concatenate(own) for own in (row, column, value)]
-        return SharedPrior(entries[0], entries[1], entries[2], float(log_det))
+        for f in self.shared_spans():
+            n, inner = self.n_levels[f], np.linalg.inv(lower[f] @ lower[f].T)
+            blocks.append(block_diagonal(np.broadcast_to(inner, (n, *inner.shape))))
+            log_det -= 2.0 * n * np.sum(np.log(np.diagonal(lower[f])))
+        return block_diag(blocks, format="csr"), float(log_det)
 
     def seen(self, rows):
         """Return the `SharedRows` of `RowsToPredict`, and the place of the local group or -1."""

@@ -302,11 +302,11 @@ class GroupPosterior(EffectsMixture):
 
     def _log_weight(self, node, rows, sign, weight, n_samples, rng):
         b, u, log_density = node.draw(n_samples, rng)
-        (X, designs, codes), of_b = rows, self.places.prior_at(node.scales)
+        (X, designs, codes), (prior, log_det) = rows, self.places.prior_at(node.scales)
         z = b[:, : X.shape[1]] @ X.T
         for f, effects in enumerate(node.effects_of(b, u)):
             z += np.einsum("snq,nq->sn", effects[:, codes[:, f]], designs[f])
-        log_joint = 0.5 * (of_b.log_det - of_b.quadratic(b)) - 0.5 * np.sum(u**2, (1, 2))
+        log_joint = 0.5 * (log_det - np.sum(b.T * (prior @ b.T), axis=0) - np.sum(u**2, (1, 2)))
         return log_joint + log_expit(sign * z) @ weight - log_density - node.log_z
 
 
