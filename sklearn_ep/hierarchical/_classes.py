@@ -20,8 +20,15 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import log_softmax
 
-from .._engine.class_sites import ClassSites, JointEP, contrast_variances, empty_sites
-from .._engine.class_weights import MOST_WEIGHTS, ClassWeights, class_covariances
+from .._engine.class_sites import (
+    MOST_WEIGHTS,
+    ClassSites,
+    ClassWeights,
+    JointEP,
+    class_covariances,
+    contrast_variances,
+    empty_sites,
+)
 from .._engine.gaussian import Moments, checked_cholesky
 from .._engine.hyper import Node, log_mixture
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
