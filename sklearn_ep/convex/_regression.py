@@ -439,18 +439,26 @@ class RegressionPosterior:
         """Return means (n,) of noise-free responses."""
         return X @ self.mean + self.intercept
 
+    def _factor_at(self, X):
+        """Return the factor (n, r) of the covariance at rows of a matrix or an operator."""
+        c = self.centre
+        if c is not None and isinstance(X, np.ndarray):
+            return (X - c.columns) @ self.factor  # before the product, which would cancel digits
+        product = X @ self.factor
+        return product if c is None else product - c.columns @ self.factor
+
     def predict(self, X):
         """Return mean and variance (n,) of noise-free responses."""
         out, c = np.empty(X.shape[0]), self.centre
         for rows in row_blocks(X.shape[0], self.factor.shape[1]):
-            block = X[rows]
-            if c is not None and not sp.issparse(block):
-                block = block - c.columns  # before the product, which would cancel digits
-            product = block @ self.factor
-            if c is not None and sp.issparse(block):
-                product -= c.columns @ self.factor
+            product = self._factor_at(X[rows])
             out[rows] = np.einsum("ij,ij->i", product, product)
         return self.latent_mean(X), out if c is None else out + self.noise / c.weight
+
+    def latent_covariance(self, X1, X2):
+        """Return the covariance (n1, n2) of noise-free responses at rows."""
+        out, c = self._factor_at(X1) @ self._factor_at(X2).T, self.centre
+        return out if c is None else out + self.noise / c.weight
 
 
 @dataclass
