@@ -348,9 +348,7 @@ def _local_second(x: np.ndarray) -> np.ndarray:
     return np.where(small, 2.0 / 3.0 - 8.0 * v2 / 15.0 + 34.0 * v2 * v2 / 105.0, closed) / 64.0
 
 
-def local_site_precision(
-    mean: np.ndarray, var: np.ndarray, shift: Any, max_iter: int = 60
-) -> np.ndarray:
+def local_site_precision(mean: np.ndarray, var: np.ndarray, shift: Any) -> np.ndarray:
     """Precision of the local site that joins N(mean, var), by Newton on its contact point.
 
     Parameters
@@ -359,8 +357,6 @@ def local_site_precision(
         Marginal of the predictor before the site is there; the variance may be zero.
     shift : ndarray or float
         Linear part of the site, half the label.
-    max_iter : int, default=60
-        Bound on the steps; nine are enough for twelve digits nearly everywhere.
 
     Returns
     -------
@@ -373,7 +369,7 @@ def local_site_precision(
     """
     total = mean + var * shift
     x = np.maximum(var + total**2, 1e-300)
-    for _ in range(max_iter):
+    for _ in range(60):  # nine are enough for twelve digits nearly everywhere
         kappa = 1.0 + var * local_precision(x)
         moment = var / kappa + (total / kappa) ** 2
         slope = 2.0 * var * _local_second(x) * (var / kappa**2 + 2.0 * total**2 / kappa**3)

@@ -244,11 +244,6 @@ def needs_reference(strategy):
     return not callable(strategy) and (strategy in LOOK_AHEAD or strategy == "variance_reduction")
 
 
-def default_n_reference(strategy):
-    """Return the number of reference rows of a strategy."""
-    return N_REFERENCE_OF_VARIANCE if strategy == "variance_reduction" else N_REFERENCE
-
-
 def is_greedy(strategy, diversify, n_instances):
     """Return whether a batch is built up one row after another."""
     if isinstance(diversify, str) and diversify == "auto":
