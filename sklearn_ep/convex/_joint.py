@@ -53,10 +53,6 @@ class ClassSpread:
         """Return the covariances (n, K, K) of the predictors of rows."""
         return class_covariances(self.array, B)
 
-    def between(self, B1, B2, c, j):
-        """Return the covariance (n1, n2) of class c at rows and class j at other rows."""
-        return np.asarray((B2 @ (B1 @ self.array[c, :, j]).T).T)
-
     def weights_with(self, B, c, j):
         """Return the covariance (q, n) of the weights of class c with class j at rows."""
         return np.ascontiguousarray(np.asarray(B @ self.array[j, :, c]).T)
@@ -107,8 +103,9 @@ class JointWeightPosterior:
 
     def covariance(self, X1, X2, c, j):
         """Return the covariance (n1, n2) of the predictors of classes c and j between new rows."""
-        B1, B2 = with_ones(X1, self.intercept), with_ones(X2, self.intercept)
-        return self.slope**2 * self.temper * self.spread.between(B1, B2, c, j)
+        if X1.shape[0] < X2.shape[0]:  # sampled ones solve a system for each row of the second
+            return self.covariance(X2, X1, j, c).T
+        return self.covariance_with(X2, c, j)(X1)
 
     def covariance_with(self, X2, c, j):
         """Return the map from rows X1 to `covariance(X1, X2, c, j)`; q n2 numbers are kept."""

@@ -183,15 +183,6 @@ class SampledClassSpread:
         var = np.maximum(np.asarray(squares @ self.of_rows), 1e-8)
         return var[:, :, None] * np.eye(var.shape[1])
 
-    def between(self, B1, B2, c, j):
-        """Return the covariance (n1, n2) of class c at rows and class j at other rows.
-
-        One system a row of the shorter side.
-        """
-        if B1.shape[0] < B2.shape[0]:
-            return self.between(B2, B1, j, c).T
-        return np.asarray(B1 @ self.weights_with(B2, c, j))
-
     def weights_with(self, B, c, j):
         """Return the covariance (q, n) of the weights of class c with class j at rows.
 

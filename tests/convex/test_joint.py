@@ -268,7 +268,7 @@ def test_many_draws_give_the_variances_of_the_matrix(monkeypatch, prior, weight)
     # by a matrix of the training rows, and by a system for each row
     for most in (0, 3000):
         monkeypatch.setattr("sklearn_ep.convex._joint_sampled._MOST_DUAL", most)
-        got = spread.between(B[:5], B[5:9], 0, 2)
+        got = B[:5] @ spread.weights_with(B[5:9], 0, 2)
         np.testing.assert_allclose(got, between, rtol=1e-6, atol=1e-6)
         own = spread.weights_with(sp.csr_matrix(B[5:9]), 1, 1)
         truth = np.einsum("qp,mp->qm", classes[:, 1, :, 1], B[5:9])
