@@ -11,7 +11,6 @@ from scipy.stats import t as student
 from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import ConvexVariationalRegressor
-from sklearn_ep.convex._systems import log_determinant
 from sklearn_ep.sites import HorseshoeSite, LaplaceSite, StudentTSite, SuperGaussianSite
 
 ORACLE = oracle("linear_scale")
@@ -221,20 +220,6 @@ def test_sites_are_priors_of_the_classifier():
         assert other.log_evidence_ < learned.log_evidence_
     shrunk = CVL(prior=HorseshoeSite(0.05), **kw).fit(Z, y)
     assert np.abs(shrunk.coef_[0, 2:]).mean() < 0.2 * np.abs(gaussian.coef_[0, 2:]).mean()
-
-
-def test_log_determinants():
-    rng = np.random.RandomState(0)
-    W = rng.standard_normal((60, 40))
-    A = W.T @ W / 10 + np.diag(rng.uniform(0.5, 2, 40))
-    truth = np.linalg.slogdet(A)[1]
-    value, error = log_determinant(lambda V: A @ V, np.diag(A), rng.choice([-1.0, 1.0], (40, 200)))
-    assert abs(value - truth) < 4 * error and error < 0.5
-    diagonal = np.exp(rng.standard_normal(5))
-    value, error = log_determinant(
-        lambda V: diagonal[:, None] * V, np.ones(5), rng.choice([-1.0, 1.0], (5, 3))
-    )
-    assert value == pytest.approx(np.sum(np.log(diagonal))) and error < 1e-12
 
 
 def test_what_is_refused():
