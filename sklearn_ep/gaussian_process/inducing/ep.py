@@ -506,7 +506,8 @@ class InducingEP:
         sums, each, roots = self.one_pass(model, state.sites)
         if not np.isfinite(model.log_evidence + sums.log_term):
             raise ValueError(f"kernel {prior.kernel} gives NaN or infinity on these data.")
-        figures, sites, metric = self.figures(model, sums), None, 1.0
+        figures, sites = self.figures(model, sums), None
+        metric: Any = 1.0
         if state.sites is not None:
             # changes of sites are made dimensionless; the sums only follow them
             metric, sites = np.zeros(len(x)), [r.sites for r in each]
