@@ -443,7 +443,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             unless they share a unit. For the sparse method also a list of partitions, with `y`
             None: each a tuple (X, y) of arrays or memory maps, a function without arguments that
             returns one, or a dask future of one. Partitions are sent to the workers once, loaders
-            run there at every pass, and of several with `batch_size` at every step.
+            run there at every pass, with `batch_size` at every step.
         y : array-like of shape (n,), default=None
             Class labels; None only for a list of partitions.
         sample_weight : array-like of shape (n,), default=None

@@ -506,31 +506,36 @@ class InducingEP:
         sums, each, roots = self.one_pass(model, state.sites)
         if not np.isfinite(model.log_evidence + sums.log_term):
             raise ValueError(f"kernel {prior.kernel} gives NaN or infinity on these data.")
-        figures, sites, metric = self.figures(model, sums), None, 1.0
+        figures, sites = self.figures(model, sums), None
+        metric: Any = 1.0
         if state.sites is not None:
             # changes of sites are made dimensionless; the sums only follow them
-            pairs = zip(each, roots, strict=True)
-            roots = [root * np.stack([r.var, np.sqrt(r.var)], axis=1) for r, root in pairs]
-            metric = PassState(prior, 0.0 * sums.gram, 0.0 * sums.shift, roots).packed()
-            sites = [r.sites for r in each]
+            metric, sites = np.zeros(len(x)), [r.sites for r in each]
+            views = self.unpack(metric, prior).sites
+            for view, var, root in zip(views, [r.var for r in each], roots, strict=True):
+                np.multiply(var, root, out=view[:, 0])
+                np.multiply(np.sqrt(var), root, out=view[:, 1])
+        del each, state  # arrays as long as the rows are what limits the memory of a fit
         target = PassState(prior, sums.gram, sums.shift, sites).packed()
         return Evaluation(target, figures.pop("residual"), metric, record=figures, payload=model)
 
     def solve(self, state, *, tol, max_iter, damping, accelerate, monitor=SILENT):
-        """Iterate to the fixed point at the prior of a state.
+        """Iterate to the fixed point at the prior of a state, which is used up.
 
         See `loop.iterate` for the parameters. Acceleration may lead through sites of negative
         precision: to mend them, in a pass of its own, saved no sweep on eight sets.
         """
         prior = state.prior
         cold = not (np.any(state.shift) if state.sites is None else any(map(np.any, state.sites)))
+        x, state.sites = state.packed(), None
         result = iterate(
             lambda x: self._evaluate(x, prior),
-            state.packed(),
+            x,
             max_iter=max_iter,
             tol=tol,
             damping=damping,
             acceleration=Anderson(mixing=damping) if accelerate else None,
+            repair=lambda proposal, x, target: proposal,  # the loop then holds no target
             monitor=monitor,
             undamped_start=accelerate and cold,
         )
