@@ -211,7 +211,7 @@ def find_mode(
     phi: np.ndarray,
     bounds: np.ndarray,
     near: Node | None = None,
-    max_evaluations: int = 25,
+    max_iter: int = 25,
 ) -> Node | None:
     """Return the `Node` at the mode, by L-BFGS-B from phi (T,) within bounds (T, 2).
 
@@ -232,8 +232,7 @@ def find_mode(
         objective,
         phi,
         bounds,
-        max_iter=max_evaluations,
-        max_evaluations=max_evaluations,
+        max_iter=max_iter,
         gtol=0.1,  # the mode only says where the nodes lie
         negligible=_NEGLIGIBLE,
         max_line_search=6,
@@ -297,6 +296,11 @@ def integrate(
     return lattice.average(visits)
 
 
+def _in_turn(tasks: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Return [function(*args) for function, *args in tasks], as `Workers` do."""
+    return [function(*args) for function, *args in tasks]
+
+
 class Visits:
     """Evaluations of the model at points within bounds, those of one call by `workers`, if any."""
 
@@ -315,18 +319,15 @@ class Visits:
         points = list(points)
         inside = [self.inside(phi) for phi in points]
         pairs = zip(points, near, inside, strict=True)
-        tasks = [(phi, node) for phi, node, here in pairs if here]
+        tasks = [(self.evaluate, phi, node) for phi, node, here in pairs if here]
+        found = (self.workers or _in_turn)(tasks)
         self.n_evaluations += len(tasks)
-        if self.workers is None:
-            found = iter([self.evaluate(*task) for task in tasks])
-        else:
-            found = iter(self.workers([(self.evaluate, *task) for task in tasks]))
-        nodes = [next(found) if here else None for here in inside]
-        for node, here in zip(nodes, inside, strict=True):
-            self.n_without += here and node is None
+        for node in found:
+            self.n_without += node is None
             if node is not None:
                 self.asked |= self.told({"log_density": node.objective})
-        return nodes
+        answers = iter(found)
+        return [next(answers) if here else None for here in inside]
 
     def better_mode(self, node: Node) -> Node:
         """Return the mode that a search from a node finds."""
@@ -479,12 +480,6 @@ class Lattice:
         """Log volume of a cell."""
         log_det = float(np.linalg.slogdet(self.axes)[1])
         return len(self.axes) * float(np.log(self.spacing.step)) + log_det
-
-    @property
-    def complete(self) -> bool:
-        """Whether no place is left that is foretold to have mass."""
-        floor = self.floor()
-        return all(value <= floor for value, _ in self._foretold().values())
 
     def visited(self) -> list[Node]:
         """Return the nodes so far, in the order of visits."""

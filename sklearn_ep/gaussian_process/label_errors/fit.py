@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, logit
 
+from ..._engine.contracts import WholeEP
 from ..._engine.gaussian import ImproperPosterior
 from ..._engine.hyper import (
     Spacing,
@@ -26,7 +27,6 @@ from ..._engine.hyper import (
 )
 from ..._engine.loop import SILENT, Anderson, Evaluation, Result, Trace, iterate
 from ..._engine.sites import Sites, cavity
-from ..._engine.whole import WholeEP
 from ..._estimator.averaged import AveragedPosterior
 from .._base import (
     attributes_of_nodes,

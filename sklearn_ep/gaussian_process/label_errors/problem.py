@@ -8,12 +8,12 @@ import numpy as np
 from scipy.special import betainc, betaln, expit, log_expit, logit
 from sklearn.gaussian_process.kernels import Kernel
 
+from ..._engine.contracts import WholeEP
 from ..._engine.gaussian import ImproperPosterior
 from ..._engine.hyper import NormalPrior
 from ..._engine.likelihoods import LabelNoise
 from ..._engine.rules import Power
 from ..._engine.sites import Sites, cavity
-from ..._engine.whole import WholeEP
 from .._base import evidence_of_problems
 from .._dense_gp import DenseGPPosterior, KernelGP
 from .._hyperparameters import (
