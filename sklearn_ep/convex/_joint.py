@@ -250,21 +250,18 @@ def joint_problem(estimator, training):
 
 
 class JointFit(NamedTuple):
-    """The end of a joint fit: sites (2, n, K), payload, and what is known besides.
+    """The end of a joint fit: sites (2, n, K), payload, attributes, and what `BinaryFit` has.
 
-    `left_var` (n, K) are variances of the cavities as far as labels can tell.
+    `left_var` (n, K) are variances of the cavities as far as labels can tell, or None.
     """
 
     x: np.ndarray
     payload: tuple
     left_var: Any
-    scale: float
-    dof: Any
-    evidence: tuple
-    n_newton: int
+    log_evidence: float
     history: dict
     reason: Reason
-    last: Any = None
+    attributes: dict
 
 
 def fit_joint(problem, y, monitor, k):
@@ -279,21 +276,16 @@ def fit_joint(problem, y, monitor, k):
     left = Cavities(without.mean.T, left_var.T)
     left_out = calibrated_classes(QUICK_SOFTMAX, y, weight, left, problem.calibration)
     posterior.slope, posterior.temper = left_out.slope, left_out.temper
-    evidence, error = fit.evidence
     attributes = dict(
+        **fit.attributes,
         marginal_variance=np.einsum("ncc->cn", state.cov),
-        scale=fit.scale,
-        dof=fit.dof,
         n_mvm=0,
-        n_newton=fit.n_newton,
         n_passes=0,
-        evidence_std=error,
-        last=fit.last,
-        average=single_node(problem.prior, fit.scale, evidence),
+        average=single_node(problem.prior, fit.attributes["scale"], fit.log_evidence),
         left_out=left_out,
     )
     attributes = problem.copies.of_class_rows(attributes, fit.x)
-    return BinaryFit(posterior, fit.history, fit.reason, evidence, attributes)
+    return BinaryFit(posterior, fit.history, fit.reason, fit.log_evidence, attributes)
 
 
 def _fit_exact(problem, y, monitor):
@@ -330,8 +322,9 @@ def _fit_exact(problem, y, monitor):
     prior, result = solved(at, nearest(at), limits.tol, monitor)
     payload, evidence = result.evaluation.payload, result.evaluation.record["log_evidence"]
     dof = len(prior) - ClassSpread(payload[0].spread).variance() @ prior
-    told = (float(evidence), 0.0), 0, result.history, result.reason, result.x
-    return JointFit(result.x, payload, None, float(np.exp(at)), dof, *told)
+    told = dict(scale=float(np.exp(at)), dof=dof, n_newton=0, evidence_std=0.0, last=result.x)
+    how = float(evidence), result.history, result.reason, told
+    return JointFit(result.x, payload, None, *how)
 
 
 def _fit_sampled(problem, y, monitor):
@@ -353,8 +346,10 @@ def _fit_sampled(problem, y, monitor):
         payload = fit.result.evaluation.payload[0], spread
         trace.end({"residual": residual}, payload)
         reason = reason_to_end(trace, residual < limits.tol, False, False, limits.max_iter)
-    told = fit.evidence(), fit.n_sweeps, trace.history, reason
-    return JointFit(fit.x, payload, fit.variances, fit.scale, spread.dof, *told)
+    evidence, error = fit.evidence()
+    told = dict(scale=fit.scale, dof=spread.dof, n_newton=fit.n_sweeps, evidence_std=error)
+    how = evidence, trace.history, reason, told | dict(last=None)
+    return JointFit(fit.x, payload, fit.variances, *how)
 
 
 class _FactorSearch(NamedTuple):

@@ -19,12 +19,13 @@ from .._engine.noisy_argmax import QUICK_SOFTMAX
 from ._systems import (
     START_INFLATION,
     START_PRECISION,
-    conjugate_gradients,
+    SolvedByProducts,
+    coefficient_variances,
     leave_one_out,
+    log_determinant,
     row_blocks,
     weighted_inner,
 )
-from ._variances import coefficient_variances, log_determinant
 
 
 class _JointTolerances(NamedTuple):
@@ -34,8 +35,7 @@ class _JointTolerances(NamedTuple):
     sites: float = 1e-2
     sweeps: int = 40
     mean: float = 1e-4  # relative residual of the solves for means, ...
-    samples: float = 1e-2  # ... for samples, ...
-    predictions: float = 1e-8  # ... and for predictions
+    samples: float = 1e-2  # ... and for samples
 
 
 _TOL = _JointTolerances()
@@ -46,7 +46,7 @@ MIXING = 0.7
 _MOST_DUAL = 3000
 
 
-class StarSystem:
+class StarSystem(SolvedByProducts):
     """A = D + sum_i T_i (x) b_i b_i' of the weights of all classes, known by its products.
 
     diagonal D (q,) is that of the prior, the same for each class; precision d (n, K) are those of
@@ -74,13 +74,6 @@ class StarSystem:
         """Return A V for columns (q K, k)."""
         out = self.pull(star_times(self.precision, self.predictors(V)))
         return self.diagonal[:, None] * V + out
-
-    def solve(self, right, rtol=_TOL.predictions, start=None):
-        """Return A^-1 right (q K, k) to a relative residual in each column."""
-        x = np.zeros_like(right) if start is None else start.copy()
-        r = right.copy() if start is None else right - self.times(x)
-        conjugate_gradients(self.times, self.preconditioner[:, None], right, x, r, rtol)
-        return x
 
     def right(self, of_weights, of_rows):
         """Return columns of N(0, A) from standard normals (q K, k) and (n, K, k)."""

@@ -448,5 +448,5 @@ class ConvexVariationalRegressor(
         posterior = self._posteriors[0]
         if not posterior.exact:
             raise ValueError("draws need variance='exact'.")
-        noise = check_random_state(random_state).standard_normal((n_samples, len(posterior.mean)))
-        return posterior.mean + noise @ posterior.factor.T
+        rng = check_random_state(random_state)
+        return posterior.mean + posterior.spread.draw(n_samples, rng)

@@ -65,6 +65,9 @@ class ProcessLimits(NamedTuple):
     # from which on these have no more points than many: 5000 rows of 20 columns have a log loss of
     # .279 with 179 (.285 with 100, .282 after 150 passes from equal lengths)
     few_points: int = 16_000
+    # the same of labels that may be wrong, of any number of rows
+    points_errors: tuple = (100, 400)
+    few_points_errors: int = 32_000
     # that k-means looks at: more move the centres by less than learning does
     k_means: int = 20_000
     # entries of them from which on it goes in single precision, in half the time

@@ -7,9 +7,9 @@ from oracles import oracle
 from plain_logistic import plain_logistic
 from sklearn.base import clone
 
-from sklearn_ep._engine.super_gaussian import LogisticSites
 from sklearn_ep.convex._double_loop import DoubleLoop
 from sklearn_ep.convex._parameters import make_prior
+from sklearn_ep.convex._sites import LogisticSites
 from sklearn_ep.convex._systems import (
     Design,
     IterativeSystem,
@@ -171,7 +171,7 @@ def test_posteriors_are_those_of_dense_algebra_with_the_sites(kind, how):
 
 def test_columns_of_a_block_are_solved_independently(problem):
     design, diagonal, weight, _, _ = problem
-    system = IterativeSystem(design, diagonal, weight)
+    system = IterativeSystem(design, diagonal, weight, design.squares_tdot(weight))
     right = np.random.default_rng(7).standard_normal((13, 4)) * np.array([1.0, 1e-6, 1e6, 0.0])
     together = system.solve(right)
     for k in range(4):

@@ -11,7 +11,7 @@ from scipy.stats import t as student
 from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import ConvexVariationalRegressor
-from sklearn_ep.convex._variances import log_determinant
+from sklearn_ep.convex._systems import log_determinant
 from sklearn_ep.sites import HorseshoeSite, LaplaceSite, StudentTSite, SuperGaussianSite
 
 ORACLE = oracle("linear_scale")

@@ -6,9 +6,9 @@ from plain_logistic import plain_logistic
 from scipy.optimize import brentq
 
 from sklearn_ep import ConvexVariationalLogistic
-from sklearn_ep._engine.super_gaussian import LogisticSites
 from sklearn_ep.convex._double_loop import DoubleLoop
 from sklearn_ep.convex._parameters import make_prior
+from sklearn_ep.convex._sites import LogisticSites
 from sklearn_ep.convex._systems import Design, PrimalSystem
 from sklearn_ep.sites import LaplaceSite, StudentTSite
 

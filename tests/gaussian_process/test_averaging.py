@@ -7,8 +7,8 @@ import joblib
 import numpy as np
 import pytest
 from oracles import oracle
-from scipy.special import logit
-from scipy.stats import norm
+from scipy.special import expit, logit
+from scipy.stats import beta, norm
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern
 
@@ -27,11 +27,7 @@ from sklearn_ep.gaussian_process._hyperparameters import (
     Nodes,
     settled,
 )
-from sklearn_ep.gaussian_process.label_errors.averaged import (
-    ErrorSpace,
-    NodeProblem,
-    log_rate_density,
-)
+from sklearn_ep.gaussian_process.label_errors.problem import ErrorProblem
 
 GP, Relaxed = EPGaussianProcessClassifier, RelaxedEPClassifier
 KERNELS = [
@@ -398,7 +394,7 @@ def test_rates_of_wrong_labels_against_the_exact_average(k):
 @pytest.mark.parametrize("learn", [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("rule", ["ep", "power"])
 def test_slopes_of_nodes_with_label_errors_are_differences(learn, rule, monkeypatch):
-    monkeypatch.setattr(NodeProblem, "tol", 1e-10)
+    monkeypatch.setattr(ErrorProblem, "tol", 1e-10)
     X, y = rows(30, 2)
     of_kernel, of_rate = learn
     clf = Relaxed(
@@ -409,25 +405,14 @@ def test_slopes_of_nodes_with_label_errors_are_differences(learn, rule, monkeypa
     )
     clf.classes_ = np.array([0, 1])
     plan = clf._plan_of(clf._training(X, y, None))
-    first = plan.settings[0]
-    prior = plan.averaging.prior
-    scales = KernelScales.at(first.kernel, first.kernel.theta, prior) if of_kernel else None
-    space = ErrorSpace(first, scales, plan.averaging.rate_counts if of_rate else None)
-    nodes = Nodes(NodeProblem(plan, np.where(y == 1, 1.0, -1.0), plan.sites[0]), space)
-    phi = space.start - 0.3
+    first, sign = plan.settings[0], np.where(y == 1, 1.0, -1.0)
+    space = plan.space_of_average(first)
+    nodes = Nodes(ErrorProblem(plan, sign, plan.sites[0]), space)
+    phi = space.start(first.kernel.theta) - 0.3
     node = nodes.evaluate(phi, None)
     assert len(phi) == len(space.names) == len(space.bounds)
     slopes = differences(nodes.evaluate, phi, node)
     np.testing.assert_allclose(node.gradient, slopes, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("counts", [(1.0, 9.0), (3.0, 9.0)])
-def test_the_prior_of_the_rate_is_a_density(counts):
-    x = np.linspace(-30.0, logit(0.45), 200001)
-    log_density, slope = log_rate_density(x, counts)
-    assert np.trapezoid(np.exp(log_density), x) == pytest.approx(1.0, abs=1e-4)
-    steps = np.gradient(log_density, x)
-    np.testing.assert_allclose(slope[1:-1], steps[1:-1], atol=1e-5)
 
 
 def wrong_labels(n, flip, seed=0):
@@ -480,6 +465,19 @@ def test_a_given_rate_is_kept():
     assert clf.label_noise_ == pytest.approx(0.1) and clf.no_errors_proba_ == 0.0
     kept = Relaxed(label_noise=0.1, optimizer=None).fit(X, y)
     assert kept.hyperparameters_used_ == "mode" and kept.hyper_nodes_.shape == (1, 0)
+
+
+@pytest.mark.parametrize(("how", "counts"), [("auto", (3, 9)), ("integrate", (1, 9))])
+def test_the_evidence_of_a_kernel_is_the_integral_over_rates(how, counts):
+    X, y, _ = wrong_labels(40, 0.2)
+    kernel = ConstantKernel(4.0) * RBF(1.5)
+    clf = Relaxed(kernel, optimizer=None, no_errors=0.0, hyperparameters=how, rule="ep").fit(X, y)
+    rates = expit(np.linspace(-7.0, logit(0.45), 40))
+    given = dict(optimizer=None, rule="ep")
+    log_z = [Relaxed(kernel, label_noise=rate, **given).fit(X, y).log_evidence_ for rate in rates]
+    density = beta(*counts).pdf(rates) / beta(*counts).cdf(0.45)
+    expected = np.log(np.trapezoid(np.exp(log_z) * density, rates))
+    assert clf.log_evidence_ == pytest.approx(expected, abs=0.05)
 
 
 def test_the_mode_of_label_errors_is_one_node():

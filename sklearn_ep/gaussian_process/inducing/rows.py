@@ -258,16 +258,16 @@ def n_candidate_rows(inducing_points):
     return LIMITS.k_means if inducing_points is None else 0
 
 
-def inducing_count(estimator, n_rows=None):
+def inducing_count(estimator, n_rows=None, points=LIMITS.points, many=LIMITS.few_points):
     """Return the number of inducing points that an estimator asks for.
 
     Of so many rows, None for any number, the default has such a number that rows times its square
-    never fall, nor the cost of a pass.
+    never fall, nor the cost of a pass: between those of `points`, the fewer of `many` rows.
     """
     if estimator.n_inducing is not None:
         return estimator.n_inducing
-    few, most = LIMITS.points
-    share = 1.0 if n_rows is None else (LIMITS.few_points / n_rows) ** 0.5
+    few, most = points
+    share = 1.0 if n_rows is None else (many / n_rows) ** 0.5
     return round(np.clip(few * share, few, most))
 
 
