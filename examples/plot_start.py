@@ -4,9 +4,8 @@ Honest probabilities in one call
 
 The stacked classifier and its peers on all sets that ship with scikit-learn and have fewer than a
 thousand rows: breast cancer, iris and wine. Every row is predicted once, by a fit to the other two
-of three folds. All models are at their defaults: the stacked classifier, the Gaussian process that
-is one of its parts, scikit-learn's own Gaussian process, which uses the Laplace approximation,
-logistic regression, and gradient boosting.
+of three folds. All models are at their defaults: the stacked classifier, scikit-learn's own Gaussian
+process, which uses the Laplace approximation, logistic regression, and gradient boosting.
 """
 
 import matplotlib.pyplot as plt
@@ -31,7 +30,6 @@ sets = {
 }
 models = {
     "stacked": BayesianStackingClassifier(random_state=0),
-    "EP": EPGaussianProcessClassifier(),
     "Laplace": GaussianProcessClassifier(1.0 * RBF(5.0)),
     "logistic": LogisticRegression(),
     "boosting": HistGradientBoostingClassifier(random_state=0),
@@ -73,7 +71,6 @@ display.ax_.set(
 fig.savefig("sklearn_ep_start.png", dpi=110)
 print("figure saved as sklearn_ep_start.png")
 # %%
-# EP has a lower log loss than the Laplace approximation of the same model and than boosting. The
-# mixture of a Gaussian process, a linear and an additive model is a little better. The boundary
-# between these classes is nearly linear, and logistic regression is better still: where a simpler
-# model holds, it is hard to beat.
+# The stacked classifier leads on iris and wine, and on average over the sets. Logistic regression
+# leads on the breast cancer data, where the boundary between the classes is nearly linear: a simpler
+# model that holds is hard to beat. Boosting is sure of itself where it should not be.

@@ -318,24 +318,3 @@ def tilted_by_panels(
         ends = ends[:2] + [centre + np.sqrt(spread) * _BULK]
     log_z = (top + np.log(total) - np.log(sd))[:, 0] - 0.5 * _LOG_2PI
     return log_z, centre[:, 0], spread[:, 0]
-
-
-def expectation_by_panels(
-    function: Callable[[np.ndarray], np.ndarray], mean: np.ndarray, var: np.ndarray
-) -> np.ndarray:
-    """Return E[function(f)] (n,) for f ~ N(mean, var) by the panels of `tilted_by_panels`.
-
-    Parameters
-    ----------
-    function : callable
-        Maps an array (n, q) of latent values to values of the same shape.
-    mean, var : ndarray of shape (n,)
-    """
-    mean, sd = (
-        np.asarray(mean, dtype=float)[:, None],
-        np.sqrt(np.asarray(var, dtype=float))[:, None],
-    )
-    ends = [np.broadcast_to(_ORIGIN, (len(mean), len(_ORIGIN))), mean + sd * _BULK]
-    nodes, weights = gauss_legendre_panels(np.sort(np.hstack(ends), axis=1))
-    density = np.exp(-0.5 * ((nodes - mean) / sd) ** 2) / (sd * np.sqrt(2.0 * np.pi))
-    return np.sum(weights * density * function(nodes), axis=1)

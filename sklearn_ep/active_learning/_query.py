@@ -13,9 +13,8 @@ from sklearn.utils.validation import check_is_fitted
 from .._estimator.annotations import RowsLike, Seed
 from .._estimator.checks import check_number
 from .._estimator.tables import rows_at
-from ._design import design_rows
 from ._posterior import posterior_of
-from ._rows import allowed_rows, best_first, reference_rows, rows_of
+from ._rows import allowed_rows, best_first, design_rows, reference_rows, rows_of
 from ._strategies import (
     check_objective,
     check_strategy,

@@ -29,7 +29,6 @@ from .._estimator.checks import (
     spread_rows,
     validate_training,
 )
-from .._estimator.coefficients import CoefficientReport
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import (
     FitMonitor,
@@ -42,6 +41,7 @@ from .._estimator.fitting import (
 )
 from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.row_parts import array_parts
+from .._estimator.summary import CoefficientReport
 from ._joint import (
     JointWeightPosterior,
     fit_joint,
@@ -146,8 +146,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         too.
     max_iter : int, default=20
         Largest number of outer steps; three to ten are usual. The cheaper steps of exact fits on
-        partitions and in streams may be three times as many, and so may those that learn a scale
-        from sampled variances.
+        partitions may be three times as many, and so may those that learn a scale from sampled
+        variances.
     tol : float, default=1e-3
         Outer steps stop when no log variance changes by more, which moves probabilities by less
         than 1e-3. With sampled variances the mean square change is compared, the scale of their

@@ -146,14 +146,15 @@ class DoubleLoop:
     def __post_init__(self):
         user = "the double loop"
         require("factor", self.sites, ["penalty", "shift", "weight"], user)
-        needed = ("penalty", "start_precision", "log_normaliser", "new_scale", "n_sites", "learn")
+        needed = ("penalty", "start_precision", "log_normaliser", "n_sites", "learn")
         require("prior", self.prior, needed, user)
-        self.weight, (q, n) = self.sites.weight, self.design.shape
+        self.weight, n = self.sites.weight, self.design.shape[1]
         squares = self.design.squares_tdot(self.weight)
         self.unit = 1.0 / np.sqrt(np.where(squares > 0, squares, 1.0))
         size = float(np.linalg.norm(self.unit * self.design.tdot(self.sites.shift)))
         self.size = max(size, np.finfo(float).tiny)
-        self.u, self.s = np.zeros(n), np.zeros(q)
+        self.u = getattr(self.prior, "mean", np.zeros(n))
+        self.s = self.design.B @ self.u
 
     def start(self, last=None):
         """Return the state to start from: that of an earlier fit, or Jacobi variances."""
@@ -230,7 +231,9 @@ class DoubleLoop:
     def _bound(self, step):
         """Return the bound on the log evidence, with the variances of this very posterior."""
         site = self.sites.penalty(step.inner.s, step.var)
-        explained = step.dof + float(step.inner.prior.precision[: len(step.own)] @ step.own)
+        explained = step.dof
+        if self.prior.n_sites:
+            explained += float(step.inner.prior.precision[: len(step.own)] @ step.own)
         loss = float(np.sum(site.value) + np.sum(step.prior.value))
         normaliser = self.prior.log_normaliser(step.scale)
         return 0.5 * (explained - step.system.log_det) + normaliser - loss

@@ -19,14 +19,15 @@ from sklearn.utils import check_random_state
 
 from .._engine.class_sites import (
     ClassSites,
+    ClassWeights,
     JointEP,
     class_cavities,
+    class_covariances,
     class_log_weights,
     class_update,
     contrast_variances,
     empty_sites,
 )
-from .._engine.class_weights import ClassWeights, class_covariances
 from .._engine.loop import SILENT, Reason, Trace, reason_to_end
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, warn_of_spreads

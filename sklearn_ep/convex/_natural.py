@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._engine.loop import SILENT, Anderson, Evaluation, iterate
-from ._parameters import PriorTerms, in_log_scales
+from ._parameters import in_log_scales
 from ._rows import SiteSums, WholePosterior
 from ._systems import PrimalSystem
 
@@ -51,16 +51,15 @@ class NaturalGradient:
         self.n_visits += 1
         return self.visit(WholePosterior(mean, root))
 
-    def start(self, mean=None):
-        """Return the state to start from, by one visit at the prior mean (n,), zeros for None."""
-        scale = self.prior.start_scale
-        mean = np.zeros(self.n) if mean is None else mean
-        sums = self._visited(mean, None)
+    def start(self):
+        """Return the state to start from, by one visit at zero."""
+        scale, diagonal = self.prior.start_scale, np.diag_indices(self.n)
+        sums = self._visited(np.zeros(self.n), None)
         # sites are weaker where their predictors have a variance; halved or doubled, the share
         # costs visits on nine sets, from 300 rows of a9a to separable ones; so do numbers below
         A = 0.4 * sums.gram
-        _add(A, self.prior.start_precision(scale))
-        return self._pack(A, A @ mean - sums.slope, scale)
+        A[diagonal] += self.prior.start_precision(scale)
+        return self._pack(A, -sums.slope, scale)
 
     def _pack(self, A, h, scale):
         tail = np.log(np.atleast_1d(scale)) if self.prior.learn else []
@@ -79,33 +78,29 @@ class NaturalGradient:
         system = PrimalSystem.of(A)
         root, mean = system.half, system.solve(h)
         sums = self._visited(mean, root)
-        prior: PriorTerms = self.prior.terms(mean, scale, root)
+        m, variances = self.prior.n_sites, system.coefficient_variance()
+        prior = self.prior.penalty(mean, variances[:m], scale)
         target = sums.gram
-        shift = prior.shift + target @ mean - sums.slope
-        _add(target, prior.precision)
-        new_scale, change = self._new_scale(mean, scale, system, sums.dof)
+        target[np.diag_indices(self.n)] += prior.precision
+        shift = target @ mean - sums.slope - prior.slope
+        new_scale, change = scale, 0.0
+        if self.prior.learn:
+            new_scale = self.prior.new_scale(mean, prior, scale, system, sums.dof)
+            new_scale = self.prior.clipped(new_scale)
+            change = self.prior.scale_share * np.max(np.abs(np.log(new_scale / scale)))
         residual = max(
             np.max(np.abs(root @ (target - A) @ root.T)),
             np.max(np.abs(root @ (sums.slope + prior.slope))),
             change,
         )
-        objective = 0.5 * (self.n - system.log_det) + self.prior.log_normaliser(scale)
-        objective -= sums.value + prior.loss
+        loss = sums.value + np.sum(prior.value) + 0.5 * prior.precision[m:] @ variances[m:]
+        objective = 0.5 * (self.n - system.log_det) + self.prior.log_normaliser(scale) - loss
         step = NaturalStep(mean, system, scale, sums.dof, float(objective))
         record = {"objective": step.objective}
         metric = self._metric(np.diagonal(A))
         return Evaluation(
             self._pack(target, shift, new_scale), float(residual), metric, record, step
         )
-
-    def _new_scale(self, mean, scale, system, dof):
-        """Return the next scale of the prior and the largest change of a log scale."""
-        if not self.prior.learn:
-            return scale, 0.0
-        variances = np.einsum("ij,ij->j", system.half, system.half)
-        penalty = self.prior.penalty(mean, variances[: self.prior.n_sites], scale)
-        new = self.prior.clipped(self.prior.new_scale(mean, penalty, scale, system, dof))
-        return new, self.prior.scale_share * float(np.max(np.abs(np.log(new / scale))))
 
     def _metric(self, diagonal):
         """Weights of Anderson's least squares: entries in posterior units, mirrored ones twice."""
@@ -133,11 +128,3 @@ def _no_fall(current, candidate):
     before, after = current.record["objective"], candidate.record["objective"]
     grown = candidate.residual > 3.0 * current.residual
     return not (grown and after < before - 1e-3 * abs(before))
-
-
-def _add(A, precision):
-    """Add a diagonal (n,) or a matrix (n, n) to A, in place."""
-    if precision.ndim == 1:
-        A[np.diag_indices_from(A)] += precision
-    else:
-        A += precision

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._engine.class_weights import MOST_WEIGHTS
+from .._engine.class_sites import MOST_WEIGHTS
 from .._engine.super_gaussian import BOUNDS, Penalty
 from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import check_choice, check_common, check_number, refuse_joint
@@ -228,32 +228,11 @@ SCALE_RANGE = (1e-6, 1e6)
 GROUP_SHARE = 0.05
 
 
-class PriorTerms(NamedTuple):
-    """What a prior adds to the natural parameters of a posterior N(u, A^-1), and to its bound.
-
-    precision, (n,) or (n, n), and shift (n,) are those of the Gaussian that stands for it, slope
-    (n,) is the gradient of the expected loss in u, `loss` that loss.
-    """
-
-    precision: np.ndarray
-    shift: np.ndarray
-    slope: np.ndarray
-    loss: float
-
-
 def in_log_scales(prior, logs):
     """Return the scale of a prior by the logs of what is learned of it."""
     if not prior.learn:
         return prior.start_scale
     return np.exp(logs) if np.ndim(prior.start_scale) else float(np.exp(logs[0]))
-
-
-def _site_terms(prior, u, scale, root):
-    """Return the `PriorTerms` of independent coefficients; the covariance is root' root."""
-    m, variances = prior.n_sites, np.einsum("ij,ij->j", root, root)
-    p = prior.penalty(u, variances[:m], scale)
-    loss = float(np.sum(p.value)) + 0.5 * float(p.precision[m:] @ variances[m:])
-    return PriorTerms(p.precision, p.precision * u - p.slope, p.slope, loss)
 
 
 class PredictorPrior(NamedTuple):
@@ -379,7 +358,6 @@ class GaussianPrior(LearnedScale):
         return precision
 
     start_precision = precision
-    terms = _site_terms
 
     def unit_variances(self):
         """Return the prior variances (n_features,) at a scale of one."""
@@ -461,8 +439,6 @@ class SitePrior(LearnedScale):
         """Return the scale of each feature: one for all of them."""
         return scale
 
-    terms = _site_terms
-
     def unit_variances(self):
         """Return variances (n_features,) of about the width of the sites at a scale of one."""
         return np.full(self.n_features, 1.0 / self.site.start_precision())
@@ -520,27 +496,25 @@ class SitePrior(LearnedScale):
 
 
 class CarriedPrior:
-    """The Gaussian N(mean, precision^-1) that a stream carries from batch to batch."""
+    """The Gaussian with a mean and a system that a stream carries from batch to batch."""
 
-    n_sites, learn, groups, start_scale = 0, False, None, 1.0
+    n_sites, learn, start_scale, scale_share = 0, False, 1.0, 1.0
 
-    def __init__(self, mean, precision, log_det):
-        self.mean, self.matrix, self.log_det = mean, precision, log_det
+    def __init__(self, mean, system):
+        self.mean, self.system = mean, system
 
     def start_precision(self, scale):
-        """Return the precision (n, n)."""
-        return self.matrix
+        """Return the diagonal of the precision."""
+        return self.system.diagonal()
 
     def log_normaliser(self, scale):
-        """Return what the prior adds to the bound besides its expected loss."""
-        return 0.5 * self.log_det
+        """Return what the prior adds to the bound besides its penalty."""
+        return 0.5 * self.system.log_det
 
-    def terms(self, u, scale, root):
-        """Return the `PriorTerms` of a posterior whose covariance is root' root."""
-        slope = self.matrix @ (u - self.mean)
-        loss = 0.5 * (u - self.mean) @ slope
-        loss += 0.5 * np.einsum("ij,ij->", root @ self.matrix, root)
-        return PriorTerms(self.matrix, self.matrix @ self.mean, slope, float(loss))
+    def penalty(self, u, variances, scale):
+        """Return the `Penalty` of weights u, with one value; the system is the precision."""
+        slope = self.system.times(u - self.mean)
+        return Penalty(0.5 * (u - self.mean) @ slope, slope, self.system, self.system)
 
 
 def _checked_prior_variance(prior_variance, d):

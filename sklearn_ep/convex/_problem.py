@@ -33,10 +33,8 @@ from ._rows import (
 )
 from ._sampled import SampledLoop
 from ._sampled_rows import SampledRows, left_out_of_anchors
-from ._systems import Design, DualSystem, IterativeSystem, PrimalSystem
+from ._systems import SYSTEMS, Design, IterativeSystem
 from ._variances import rademacher
-
-SYSTEMS = {"primal": PrimalSystem, "dual": DualSystem}
 
 
 @dataclass

@@ -22,14 +22,28 @@ from .._engine.gaussian import ImproperPosterior, checked_cholesky
 from .._engine.loop import Anderson, Evaluation, iterate
 from .._engine.partition import PartMap
 from .._estimator.checks import LARGEST_IN_UNITS
-from .._estimator.row_parts import check_facts, facts_of_part, read_part
-from .._estimator.row_statistics import RowStatistics, statistics_of_parts, statistics_of_rows
+from .._estimator.row_parts import (
+    RowStatistics,
+    check_facts,
+    facts_of_part,
+    read_part,
+    statistics_of_parts,
+    statistics_of_rows,
+)
 from ._calibration import noise_temper
 from ._parameters import SitePrior
 from ._problem import find_copies
 from ._sites import LaplaceSite
-from ._systems import TINY, IterativeSystem, PrimalSystem, row_blocks, squared, weighted_gram
-from ._variances import LowRankVariance, log_determinant, rademacher
+from ._systems import (
+    TINY,
+    HalfCovariance,
+    IterativeSystem,
+    PrimalSystem,
+    row_blocks,
+    squared,
+    weighted_gram,
+)
+from ._variances import log_determinant, rademacher
 
 
 class _Measured(NamedTuple):
@@ -236,7 +250,11 @@ class RegressionLoop:
             right = self.Xy / noise
             right = right + (below if self.design.C is None else self.design.C.T @ below)
             system, weight = self._system(noise, pi)
-            u, new = system.solve_with_product(self.design, right, _BY.mean_rtol, (self.u, Bu))
+            if self.exact:
+                u = system.solve(right)
+                new = self.design.dot(u)
+            else:
+                u, new = system.solve_with_product(right, _BY.mean_rtol, (self.u, Bu))
             moved = float(weight @ (new - Bu) ** 2)
             self.u, Bu = u, new
             if moved <= (1e-3 * min(self.tol, 1e-2)) ** 2 * len(u):
@@ -307,7 +325,7 @@ class RegressionLoop:
             return system, np.maximum(own, TINY), dof / weight[0]
         noise = np.sqrt(weight)[:, None] * np.concatenate([self.noise_rows, self.noise_sites])
         right = self.design.tdot(noise)
-        self._last = system.solve_with_product(self.design, right, _BY.sample_rtol, self._last)
+        self._last = system.solve_with_product(right, _BY.sample_rtol, self._last)
         U, BU = self._last
         # u' A u of a sample has mean d: scaling to it takes out what unfinished solves lack
         energy = weight @ BU**2
@@ -320,7 +338,7 @@ class RegressionLoop:
         if len(self._orders) < 4:
             self._orders.append(np.argsort(precision, kind="stable"))
         smooth = _smoothed(sampled, self._orders[-1], k)
-        return LowRankVariance(U), smooth, float(np.sum(BU[:n] ** 2))
+        return HalfCovariance(U.T), smooth, float(np.sum(BU[:n] ** 2))
 
 
 def _asked(loop):
@@ -452,7 +470,7 @@ class RegressionPlan:
     def posterior(self, step, calibrated=False):
         """Return what predicts from a `RegressionStep`."""
         exact, temper = self.loop.exact, self._temper(step) if calibrated else 1.0
-        factor = step.variances.half.T if exact else step.variances.factor
+        factor = step.variances.half.T
         return RegressionPosterior(step.u, factor, step.noise, exact, self.centre, temper)
 
     def _temper(self, step):

@@ -26,7 +26,6 @@ from .._estimator.checks import (
     validate_training,
     warn_of_spreads,
 )
-from .._estimator.coefficients import CoefficientReport
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import (
     BinaryFit,
@@ -35,8 +34,8 @@ from .._estimator.fitting import (
     run_attributes,
     warn_not_converged,
 )
-from .._estimator.row_statistics import merged, statistics_of_rows
-from .._estimator.summary import interval_of
+from .._estimator.row_parts import merged, statistics_of_rows
+from .._estimator.summary import CoefficientReport, interval_of
 from ._regression import Rows, fit_regression, plan_regression, rows_of_parts, takes_exact
 from ._sites import SITES, SuperGaussianSite
 

@@ -27,9 +27,8 @@ from ._sampled_rows import (
     product_sums,
     right_sums,
 )
-from ._systems import START_INFLATION, TINY, conjugate_gradients
+from ._systems import START_INFLATION, TINY, HalfCovariance, conjugate_gradients
 from ._variances import (
-    LowRankVariance,
     ScaledJacobi,
     coefficient_variances,
     lanczos_factor,
@@ -246,7 +245,7 @@ class _Draws:
         samples = factor * np.sqrt(factor.shape[1])
         candidate = Candidate(next(self.place.tags), 1.0 / (diagonal + data), samples, None)
         anchor = Anchor(candidate, self.place.point.u, 1.0, 1.0, damping)
-        return _Formed(anchor, LowRankVariance(factor), data)
+        return _Formed(anchor, HalfCovariance(factor.T), data)
 
 
 @dataclass

@@ -3,8 +3,7 @@
 The posterior precision is A = diag(D) + B' diag(pi) B: D from the prior (with the sites of a
 Laplace prior in it), pi from the sites of the rows. Systems answer the same questions:
 `PrimalSystem` factorises A (n x n), `DualSystem` the q x q matrix of the rows, and
-`IterativeSystem` multiplies with B only. `LowRankSystem` is for a posterior that is kept as a
-diagonal plus a matrix of low rank.
+`IterativeSystem` multiplies with B only. A system may be the prior of further rows.
 """
 
 import copy
@@ -16,7 +15,7 @@ import scipy.sparse as sp
 from scipy.linalg import cho_solve, solve_triangular
 from sklearn.utils import gen_batches
 
-from .._engine.class_weights import weighted_gram
+from .._engine.class_sites import weighted_gram
 from .._engine.gaussian import (
     checked_cholesky,
     explained_variances,
@@ -36,7 +35,7 @@ class Design:
     """The matrix B of rows, ones appended for an intercept, that counts products with it."""
 
     def __init__(self, X, intercept):
-        self.sparse, self.intercept = sp.issparse(X), intercept
+        self.intercept = intercept
         self.B = with_ones(X, intercept)
         self.shape = self.B.shape
         self.n_products = 0
@@ -82,10 +81,11 @@ class Design:
         """Return B' diag(weight) B as a dense matrix (n, n)."""
         return weighted_gram(self.B, weight)
 
-    def kernel(self, variances):
-        """Return B diag(variances) B' (q, q), which is there while the prior stays the same."""
-        if self._kernel is None or not np.array_equal(self._kernel[0], variances):
-            self._kernel = variances, weighted_inner(self.B, variances, self.B)
+    def kernel(self, prior):
+        """Return the prior covariance (q, q) of the rows, kept while the prior stays the same."""
+        of_prior = getattr(prior, "variances", prior)
+        if self._kernel is None or not np.array_equal(self._kernel[0], of_prior):
+            self._kernel = of_prior, prior.covariance(self.B, self.B)
         return self._kernel[1]
 
 
@@ -130,11 +130,6 @@ def weighted_inner(B, variances, C):
     return out.toarray() if sp.issparse(out) else np.asarray(out)
 
 
-def weighted_row_sums(B, variances):
-    """Return diag(B diag(variances) B') for a dense or CSR matrix."""
-    return squared(B) @ variances
-
-
 def leave_one_out(B, variances, copy_precision):
     """Return j_i = sum_l b_il^2 / (A_ll - pi_i b_il^2): Jacobi variances without the row's share.
 
@@ -170,12 +165,46 @@ def row_blocks(n_rows, width, most=2_000_000):
     return gen_batches(n_rows, max(1, most // max(width, 1)))
 
 
-class PrimalSystem:
-    """A by its Cholesky factor, from `diagonal` D and `weight` pi. O(q n^2 + n^3)."""
+class HalfCovariance:
+    """Covariance H'H of the weights by its half H (r, n)."""
 
-    def __init__(self, design, diagonal, weight):
-        A = design.gram(weight)
-        A[np.diag_indices_from(A)] += diagonal
+    def __init__(self, half):
+        self.half = half
+
+    def row_variance(self, B):
+        """Return the variances of the predictors of any rows."""
+        out, half = np.empty(B.shape[0]), self.half.T
+        for rows in row_blocks(B.shape[0], half.shape[1]):
+            block = B[rows] @ half
+            out[rows] = np.einsum("ij,ij->i", block, block)
+        return out
+
+    def coefficient_variance(self):
+        """Return the variances of the weights."""
+        return np.einsum("ij,ij->j", self.half, self.half)
+
+    def covariance(self, B1, B2):
+        """Return the covariance of the predictors of two sets of rows."""
+        first = B1 @ self.half.T
+        return first @ (first if B2 is B1 else B2 @ self.half.T).T
+
+    def draw(self, n_samples, rng):
+        """Return draws (n_samples, n) of the weights about their mean."""
+        return rng.standard_normal((n_samples, len(self.half))) @ self.half
+
+
+class PrimalSystem(HalfCovariance):
+    """A by its Cholesky factor, from a prior and `weight` pi. O(q n^2 + n^3).
+
+    The prior is its precisions (n,), or a system.
+    """
+
+    def __init__(self, design, prior, weight):
+        A, own = design.gram(weight), getattr(prior, "precision", prior)
+        if own.ndim == 1:
+            A[np.diag_indices_from(A)] += own
+        else:
+            A += own
         self.lower = checked_cholesky(A)
 
     @classmethod
@@ -195,6 +224,20 @@ class PrimalSystem:
         """A itself."""
         return self.lower @ self.lower.T
 
+    def diagonal(self):
+        """Return the diagonal of A."""
+        return np.einsum("ij,ij->i", self.lower, self.lower)
+
+    def times(self, right):
+        """Return A right."""
+        return self.lower @ (self.lower.T @ right)
+
+    def weakened(self, share, more):
+        """Return the system of `share` A and further precisions (n,)."""
+        A = share * self.precision
+        A[np.diag_indices_from(A)] += more
+        return PrimalSystem.of(A)
+
     @cached_property
     def half(self):
         """L^-1 of A = L L', made when it is needed."""
@@ -204,72 +247,116 @@ class PrimalSystem:
         """Return A^-1 right."""
         return cho_solve((self.lower, True), right, check_finite=False)
 
-    def solve_with_product(self, design, right, rtol, start):
-        """Return (x, B x) with A x = right; `rtol` and `start` are for systems that iterate."""
-        x = self.solve(right)
-        return x, design.dot(x)
-
     def training_variance(self, design):
         """Return diag(B A^-1 B') of the training rows."""
         return self.row_variance(design.B)
 
-    def row_variance(self, B):
-        """Return diag(B A^-1 B') of any rows."""
-        out, half = np.empty(B.shape[0]), self.half.T
-        for rows in row_blocks(B.shape[0], len(half)):
-            block = B[rows] @ half
-            out[rows] = np.einsum("ij,ij->i", block, block)
-        return out
-
-    def coefficient_variance(self):
-        """Return diag(A^-1)."""
-        return np.einsum("ij,ij->j", self.half, self.half)
-
     def squared_shrinkage(self, diagonal):
         """Return |I - A^-1 D|^2, the sum of squared shrinkage factors under a prior D. O(n^3)."""
         root = np.sqrt(diagonal)
-        rest = root[:, None] * inverse_from_triangular(self.half.copy(order="F")) * root
-        return len(rest) - 2.0 * float(np.trace(rest)) + float(np.sum(rest**2))
+        inverse = inverse_from_triangular(self.half.copy(order="F"))
+        return _squares_off_identity(root[:, None] * inverse * root)
+
+
+def _squares_off_identity(matrix):
+    """Return |I - M|^2 of a symmetric matrix."""
+    return len(matrix) - 2.0 * float(np.trace(matrix)) + float(np.sum(matrix**2))
+
+
+class DiagonalCovariance:
+    """Independent weights with variances (n,)."""
+
+    def __init__(self, variances):
+        self.variances = variances
+
+    @property
+    def log_det(self):
+        """Log determinant of the precision."""
+        return -float(np.sum(np.log(self.variances)))
+
+    @property
+    def precision(self):
+        """The precision, n x n."""
+        return np.diag(self.diagonal())
+
+    def diagonal(self):
+        """Return the diagonal of the precision."""
+        return 1.0 / self.variances
+
+    def times(self, right):
+        """Return the product of the precision with a vector or columns."""
+        return (right.T / self.variances).T
+
+    def weakened(self, share, more):
+        """Return that of `share` of the precisions and further ones (n,)."""
+        return DiagonalCovariance(1.0 / (share / self.variances + more))
+
+    def solve(self, right):
+        """Return the product of the covariance with a vector or columns."""
+        return (right.T * self.variances).T
+
+    def row_variance(self, B):
+        """Return the variances of the predictors of rows."""
+        return squared(B) @ self.variances
+
+    def coefficient_variance(self):
+        """Return the variances of the weights."""
+        return self.variances
 
     def covariance(self, B1, B2):
-        """Return B1 A^-1 B2'."""
-        first = B1 @ self.half.T
-        return first @ (first if B2 is B1 else B2 @ self.half.T).T
+        """Return the covariance of the predictors of two sets of rows."""
+        return weighted_inner(B1, self.variances, B2)
 
     def draw(self, n_samples, rng):
-        """Return draws (n_samples, n) from N(0, A^-1)."""
-        return rng.standard_normal((n_samples, len(self.half))) @ self.half
+        """Return draws (n_samples, n) of the weights about their mean."""
+        return np.sqrt(self.variances) * rng.standard_normal((n_samples, len(self.variances)))
 
 
 class DualSystem:
-    """A by the q x q matrix M = I + W B D^-1 B' W, W = diag(sqrt(pi)). O(q^2 n + q^3), D > 0."""
+    """A by the q x q matrix M = I + W B P^-1 B' W, W = diag(sqrt(pi)). O(q^2 n + q^3).
 
-    def __init__(self, design, diagonal, weight):
-        self.design, self.prior_variance, self.weight = design, 1.0 / diagonal, weight
+    The prior P is its precisions (n,), positive, or a system.
+    """
+
+    def __init__(self, design, prior, weight):
+        if isinstance(prior, np.ndarray):
+            prior = DiagonalCovariance(1.0 / prior)
+        self.design, self.prior, self.weight = design, prior, weight
         self.root = np.sqrt(weight)
-        self.K = design.kernel(self.prior_variance)
+        self.K = design.kernel(prior)
         M = self.root[:, None] * self.K * self.root
         M[np.diag_indices_from(M)] += 1.0
         self.lower = checked_cholesky(M)
 
     @property
     def log_det(self):
-        """Log |A| = log |M| + log |D|."""
-        return 2.0 * np.sum(np.log(np.diagonal(self.lower))) - np.sum(np.log(self.prior_variance))
+        """Log |A| = log |M| + log |P|."""
+        return 2.0 * np.sum(np.log(np.diagonal(self.lower))) + self.prior.log_det
 
     @property
     def precision(self):
         """A itself, n x n."""
-        return np.diag(1.0 / self.prior_variance) + self.design.gram(self.weight)
+        return self.prior.precision + self.design.gram(self.weight)
+
+    def diagonal(self):
+        """Return the diagonal of A."""
+        return self.prior.diagonal() + self.design.squares_tdot(self.weight)
+
+    def times(self, right):
+        """Return A right."""
+        rows = (self.weight * self.design.dot(right).T).T
+        return self.prior.times(right) + self.design.tdot(rows)
+
+    def weakened(self, share, more):
+        """Return the system of `share` A and further precisions (n,)."""
+        return DualSystem(self.design, self.prior.weakened(share, more), share * self.weight)
 
     def solve(self, right):
         """Return A^-1 right by the matrix inversion lemma."""
-        single = right.ndim == 1
-        root = self.root if single else self.root[:, None]
-        scale = self.prior_variance if single else self.prior_variance[:, None]
-        prior = scale * right
-        inner = cho_solve((self.lower, True), root * self.design.dot(prior), check_finite=False)
-        return prior - scale * self.design.tdot(root * inner)
+        prior = self.prior.solve(right)
+        rows = (self.root * self.design.dot(prior).T).T
+        inner = cho_solve((self.lower, True), rows, check_finite=False)
+        return prior - self.prior.solve(self.design.tdot((self.root * inner.T).T))
 
     def training_variance(self, design):
         """Return diag(B A^-1 B') of the training rows."""
@@ -279,50 +366,48 @@ class DualSystem:
 
     def squared_shrinkage(self, diagonal):
         """Return |I - M^-1|^2, the sum of squared shrinkage factors. O(q^3)."""
-        rest = inverse_from_cholesky(self.lower.copy(order="F"))
-        return len(rest) - 2.0 * float(np.trace(rest)) + float(np.sum(rest**2))
+        return _squares_off_identity(inverse_from_cholesky(self.lower.copy(order="F")))
 
     def _explained(self, B):
-        """Return L^-1 W B D^-1 C' for rows C."""
-        cross = self.root[:, None] * weighted_inner(self.design.B, self.prior_variance, B)
+        """Return L^-1 W B P^-1 C' for rows C."""
+        cross = self.root[:, None] * self.prior.covariance(self.design.B, B)
         return solve_triangular(self.lower, cross, lower=True, check_finite=False)
 
     def row_variance(self, B):
         """Return diag(C A^-1 C') of any rows C."""
-        prior = weighted_row_sums(B, self.prior_variance)
-        out = np.empty(B.shape[0])
+        prior, out = self.prior.row_variance(B), np.empty(B.shape[0])
         for rows in row_blocks(B.shape[0], len(self.K)):
             half = self._explained(B[rows])
             out[rows] = prior[rows] - np.einsum("ij,ij->j", half, half)
         return positive_variance(out, prior)
 
     def coefficient_variance(self):
-        """Return diag(A^-1); for CSR rows O(nnz q) instead of O(n q^2)."""
+        """Return diag(A^-1) under a diagonal prior; for CSR rows O(nnz q) instead of O(n q^2)."""
         inner = inverse_from_cholesky(self.lower.copy(order="F"))
         inner *= self.root[:, None]
         inner *= self.root
         B = self.design.B
         out = np.empty(B.shape[1])
-        columns = B.tocsc() if self.design.sparse else B
+        columns = B.tocsc() if sp.issparse(B) else B
         for cols in row_blocks(B.shape[1], B.shape[0]):
             block = columns[:, cols]
-            if self.design.sparse:
+            if sp.issparse(B):
                 product = (block.T @ inner).T
                 out[cols] = np.asarray(block.multiply(product).sum(axis=0)).ravel()
             else:
                 out[cols] = np.einsum("ij,ij->j", block, inner @ block)
-        prior = self.prior_variance
+        prior = self.prior.coefficient_variance()
         return positive_variance(prior - prior**2 * out, prior)
 
     def covariance(self, B1, B2):
         """Return B1 A^-1 B2'."""
         first = self._explained(B1)
         second = first if B2 is B1 else self._explained(B2)
-        return weighted_inner(B1, self.prior_variance, B2) - first.T @ second
+        return self.prior.covariance(B1, B2) - first.T @ second
 
     def draw(self, n_samples, rng):
-        """Return draws (n_samples, n) from N(0, A^-1)."""
-        return _perturbed(self, 1.0 / self.prior_variance, n_samples, rng)
+        """Return draws (n_samples, n) from N(0, A^-1) under a diagonal prior."""
+        return _perturbed(self, self.prior.diagonal(), n_samples, rng)
 
 
 def _perturbed(system, diagonal, n_samples, rng):
@@ -333,59 +418,12 @@ def _perturbed(system, diagonal, n_samples, rng):
     return system.solve(right + system.design.tdot(noise)).T
 
 
-class LowRankSystem:
-    """A = diag(D) + F F' with F (n, r); everything costs O(n r)."""
+SYSTEMS = {"primal": PrimalSystem, "dual": DualSystem}
 
-    def __init__(self, diagonal, factor):
-        self.diagonal, self.factor = diagonal, factor
-        scaled = factor / diagonal[:, None]
-        inner = factor.T @ scaled
-        inner[np.diag_indices_from(inner)] += 1.0
-        self.lower = checked_cholesky(inner) if inner.size else inner
-        self.half = triangular_inverse(self.lower) @ scaled.T
 
-    @property
-    def log_det(self):
-        """Log |A|."""
-        inner = 2.0 * np.sum(np.log(np.diagonal(self.lower)))
-        return float(np.sum(np.log(self.diagonal)) + inner)
-
-    @property
-    def precision(self):
-        """A itself, n x n."""
-        return np.diag(self.diagonal) + self.factor @ self.factor.T
-
-    def times(self, x):
-        """Return A x for a vector."""
-        return self.diagonal * x + self.factor @ (self.factor.T @ x)
-
-    def solve(self, right):
-        """Return A^-1 right."""
-        scale = self.diagonal if right.ndim == 1 else self.diagonal[:, None]
-        return right / scale - self.half.T @ (self.half @ right)
-
-    def row_variance(self, B):
-        """Return diag(B A^-1 B') of any rows."""
-        prior = weighted_row_sums(B, 1.0 / self.diagonal)
-        product = B @ self.half.T
-        return positive_variance(prior - np.einsum("ij,ij->i", product, product), prior)
-
-    def coefficient_variance(self):
-        """Return diag(A^-1)."""
-        prior = 1.0 / self.diagonal
-        return positive_variance(prior - np.einsum("ij,ij->j", self.half, self.half), prior)
-
-    def covariance(self, B1, B2):
-        """Return B1 A^-1 B2'."""
-        prior = weighted_inner(B1, 1.0 / self.diagonal, B2)
-        return prior - (B1 @ self.half.T) @ (B2 @ self.half.T).T
-
-    def draw(self, n_samples, rng):
-        """Return draws (n_samples, n) from N(0, A^-1)."""
-        n, r = self.factor.shape
-        right = np.sqrt(self.diagonal)[:, None] * rng.standard_normal((n, n_samples))
-        right += self.factor @ rng.standard_normal((r, n_samples))
-        return self.solve(right).T
+def low_rank_system(diagonal, factor):
+    """Return the system of A = diag(D) + F F' with F (n, r): that of r rows."""
+    return DualSystem(Design(factor.T, False), diagonal, np.ones(factor.shape[1]))
 
 
 def conjugate_gradients(times, scale, b, x, r, rtol, moved=None):
@@ -438,14 +476,14 @@ class IterativeSystem:
 
     def solve(self, right, rtol=1e-8):
         """Return A^-1 right to a relative residual of `rtol` in each column."""
-        return self.solve_with_product(self.design, right, rtol)[0]
+        return self.solve_with_product(right, rtol)[0]
 
-    def solve_with_product(self, design, right, rtol, start=None):
+    def solve_with_product(self, right, rtol, start=None):
         """Return (x, B x), A x = right, from a `start` of the same form.
 
         Stops early where the residual does not fall any more to working precision.
         """
-        single = right.ndim == 1
+        single, design = right.ndim == 1, self.design
         b = right[:, None] if single else right
         scale = self.preconditioner[:, None]
         x, Bx, r = self._begin(design, b, start)

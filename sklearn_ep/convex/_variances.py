@@ -8,25 +8,7 @@ import numpy as np
 from scipy.linalg import eigh_tridiagonal, norm
 
 from .._engine.gaussian import ImproperPosterior
-from ._systems import TINY, row_blocks, weighted_inner, weighted_row_sums
-
-
-class LowRankVariance:
-    """Variances under the covariance F F'."""
-
-    def __init__(self, factor):
-        self.factor = factor
-
-    def row_variance(self, B):
-        """Return diag(B F F' B')."""
-        out = np.empty(B.shape[0])
-        for rows in row_blocks(B.shape[0], self.factor.shape[1]):
-            out[rows] = np.einsum("ij,ij->i", *2 * [B[rows] @ self.factor])
-        return np.maximum(out, TINY)
-
-    def coefficient_variance(self):
-        """Return diag(F F')."""
-        return np.maximum(np.einsum("ij,ij->i", self.factor, self.factor), TINY)
+from ._systems import TINY, DiagonalCovariance
 
 
 def coefficient_variances(U, diagonal, data):
@@ -61,7 +43,7 @@ def _share(sampled, diagonal, data):
     return float(min(max(t, 0.0), 1.0))
 
 
-class ScaledJacobi:
+class ScaledJacobi(DiagonalCovariance):
     """Variances of new rows sum_l x_l^2 v_l, plus the exact share of an intercept.
 
     It is a Gaussian as well, that of independent features given the intercept, which stands for the
@@ -73,42 +55,34 @@ class ScaledJacobi:
     """
 
     def __init__(self, variances, coefficients, column):
-        self.variances, self.coefficients, self.column = variances, coefficients, column
+        super().__init__(variances)
+        self.coefficients = coefficients
+        # rows (0 or 1, n) that make up what goes with the intercept
+        self.shared = np.empty((0, len(variances)))
+        if column is not None:
+            self.shared = column[None] / np.sqrt(column[-1])
+            self.coefficients = np.append(coefficients, 0.0) + self.shared[0] ** 2
 
     def row_variance(self, B):
         """Return the variances of rows."""
-        out = weighted_row_sums(B, self.variances)
-        if self.column is not None:
-            out = out + (B @ self.column) ** 2 / self.column[-1]
-        return np.maximum(out, TINY)
+        return np.maximum(super().row_variance(B) + np.sum((B @ self.shared.T) ** 2, 1), TINY)
 
     def coefficient_variance(self):
         """Return the variances of the coefficients."""
-        if self.column is None:
-            return self.coefficients
-        return np.append(self.coefficients, 0.0) + self.column**2 / self.column[-1]
+        return self.coefficients
 
     def solve(self, right):
-        """Return the product of the covariance with a vector."""
-        out = self.variances * right
-        if self.column is not None:
-            out = out + self.column * ((self.column @ right) / self.column[-1])
-        return out
+        """Return the product of the covariance with a vector or columns."""
+        return super().solve(right) + self.shared.T @ (self.shared @ right)
 
     def covariance(self, B1, B2):
         """Return the covariance of two sets of rows."""
-        out = weighted_inner(B1, self.variances, B2)
-        if self.column is not None:
-            out = out + np.outer(B1 @ self.column, B2 @ self.column) / self.column[-1]
-        return out
+        return super().covariance(B1, B2) + (B1 @ self.shared.T) @ (B2 @ self.shared.T).T
 
     def draw(self, n_samples, rng):
         """Return draws (n_samples, n) of the coefficients about their mean."""
-        out = np.sqrt(self.variances) * rng.standard_normal((n_samples, len(self.variances)))
-        if self.column is not None:
-            scale = rng.standard_normal(n_samples) / np.sqrt(self.column[-1])
-            out += np.outer(scale, self.column)
-        return out
+        out = super().draw(n_samples, rng)
+        return out + rng.standard_normal((n_samples, len(self.shared))) @ self.shared
 
 
 def lanczos_factor(times, start, n_steps):

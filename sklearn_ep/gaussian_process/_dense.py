@@ -13,17 +13,17 @@ from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
 
 from .._engine.class_sites import (
+    MOST_WEIGHTS,
     ClassSites,
     JointEP,
     class_update,
     empty_sites,
 )
-from .._engine.class_weights import MOST_WEIGHTS
+from .._engine.contracts import WholeEP
 from .._engine.loop import SILENT, StepsOfPhase, Trace
 from .._engine.noisy_argmax import CLASS_LIKELIHOODS
 from .._engine.rules import rule_of_power
 from .._engine.sites import Sites
-from .._engine.whole import WholeEP
 from .._estimator.averaged import AveragedClasses, AveragedPosterior
 from .._estimator.checks import refuse_joint
 from .._estimator.fitting import BinaryFit

@@ -9,7 +9,7 @@ from scipy.special import log_expit
 from .._engine.gaussian import Moments, Natural, backward, forward, over
 from .._engine.hyper import log_mixture, mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
-from .._estimator.proba_intervals import NodesAtRows
+from .._estimator.latents import NodesAtRows
 from . import _scales
 from .exact.layout import EffectPlaces
 

@@ -25,7 +25,7 @@ from .._estimator.checks import (
     is_single,
     validate_training,
 )
-from .._estimator.row_statistics import RowStatistics
+from .._estimator.row_parts import RowStatistics
 from ._correlation import different_rows, is_correlated
 from ._energy import EPEnergy
 from ._hyperparameters import HyperPrior, Space

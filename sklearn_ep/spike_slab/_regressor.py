@@ -12,10 +12,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from .._estimator.annotations import RowsLike, Seed, TrainingRows
 from .._estimator.base import VersionedEstimator
 from .._estimator.checks import check_number, in_precision_of_rows
-from .._estimator.coefficients import CoefficientReport
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import FitMonitor, restore_on_error, warn_not_converged
-from .._estimator.summary import column_names
+from .._estimator.summary import CoefficientReport, column_names
 from ._chain_fit import DrawsSoFar, chain_attributes, warn_not_mixed
 from ._credible_sets import CredibleSets, find_sets
 from ._fit import fit_plan, fitted_attributes, state_attributes

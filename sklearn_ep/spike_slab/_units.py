@@ -8,10 +8,11 @@ from sklearn.utils import check_array
 
 from .._engine.partition import PartMap
 from .._estimator.checks import check_number
-from .._estimator.row_parts import check_facts, facts_of_part
-from .._estimator.row_statistics import (
+from .._estimator.row_parts import (
     RowStatistics,
     axes_of,
+    check_facts,
+    facts_of_part,
     statistics_of_parts,
     statistics_of_rows,
 )

@@ -40,7 +40,7 @@ def stacking_weights(log_p, count):
     bounds = np.tile([-_LARGEST, _LARGEST], (log_p.shape[1] - 1, 1))
     mode = evaluate(np.zeros(len(bounds)), None)
     if len(bounds):
-        mode = find_mode(evaluate, mode.phi, bounds, mode, max_evaluations=100)
+        mode = find_mode(evaluate, mode.phi, bounds, mode, max_iter=100)
     average = integrate(evaluate, mode, bounds, spacing=_SPACING)
     weights = np.exp([node.payload for node in average.nodes])
     mean, variance = mixture_moments(average.weight, weights, np.zeros(weights.shape))

@@ -6,13 +6,13 @@ from oracles import oracle
 from scipy.special import log_ndtr, ndtr
 from sklearn.gaussian_process.kernels import RBF
 
+from sklearn_ep._engine.contracts import WholeEP
 from sklearn_ep._engine.gaussian import ImproperPosterior
 from sklearn_ep._engine.hyper import Node
 from sklearn_ep._engine.likelihoods import LabelNoise, Probit
 from sklearn_ep._engine.loop import Anderson, Evaluation, Result, iterate
 from sklearn_ep._engine.rules import MomentMatching, Power
 from sklearn_ep._engine.sites import Sites
-from sklearn_ep._engine.whole import WholeEP
 from sklearn_ep.gaussian_process._dense_gp import DenseGP, DenseGPPosterior
 from sklearn_ep.gaussian_process._hyperparameters import Accuracy, find_mode, or_refuse
 from sklearn_ep.gaussian_process.label_errors.ladder import MarginalDoubleLoop, Rung, climb

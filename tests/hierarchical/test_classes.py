@@ -12,7 +12,7 @@ from oracles import DATA, oracle
 from scipy.special import log_softmax, logsumexp, softmax
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep._engine import class_weights, hyper, loop
+from sklearn_ep._engine import class_sites, hyper, loop
 from sklearn_ep.hierarchical import _prediction, _scales
 from sklearn_ep.hierarchical.classes import fit as classes_fit
 from sklearn_ep.hierarchical.classes import model as classes_model
@@ -288,12 +288,12 @@ def test_rows_are_those_of_a_matrix():
     np.testing.assert_allclose(dense_rows(layout, lowers), B)
     np.testing.assert_allclose(rows.T @ pull, B.T @ pull)
     np.testing.assert_allclose(
-        class_weights.weighted_gram(rows, weight), B.T @ (weight[:, None] * B), atol=1e-12
+        class_sites.weighted_gram(rows, weight), B.T @ (weight[:, None] * B), atol=1e-12
     )
     root = rng.normal(size=(57, 57))
     spread = (root @ root.T).reshape(3, 19, 3, 19)
     np.testing.assert_allclose(
-        class_weights.class_covariances(spread, rows), class_weights.class_covariances(spread, B)
+        class_sites.class_covariances(spread, rows), class_sites.class_covariances(spread, B)
     )
     unseen = np.where(codes[:, 0] < 0, np.sum((plan.designs[0] @ lowers[0]) ** 2, 1), 0.0)
     unseen += np.where(codes[:, 1] > 3, 0.25, 0.0)
@@ -308,7 +308,7 @@ def test_posterior_is_that_of_sparse_rows():
     sites = np.random.default_rng(0).uniform(0.1, 1.0, size=(2, 80, 3))
     sites[1] -= sites[1].mean(1, keepdims=True)
     ours = model.structure(theta).posterior(*sites)
-    theirs = class_weights.ClassWeights(B, model.prior()).posterior(*sites)
+    theirs = class_sites.ClassWeights(B, model.prior()).posterior(*sites)
     for name in ("coef", "spread", "mean", "cov", "log_evidence"):
         np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), atol=1e-11)
 

@@ -9,7 +9,7 @@ from sklearn.base import clone
 
 from sklearn_ep import SpikeSlabRegressor
 from sklearn_ep._estimator import row_statistics
-from sklearn_ep._estimator.row_statistics import merged, statistics_of_part
+from sklearn_ep._estimator.row_parts import merged, statistics_of_part
 
 
 def make(n=400, d=12, off=0.0, seed=0):

@@ -211,7 +211,7 @@ def find_mode(
     phi: np.ndarray,
     bounds: np.ndarray,
     near: Node | None = None,
-    max_evaluations: int = 25,
+    max_iter: int = 25,
 ) -> Node | None:
     """Return the `Node` at the mode, by L-BFGS-B from phi (T,) within bounds (T, 2).
 
@@ -232,8 +232,7 @@ def find_mode(
         objective,
         phi,
         bounds,
-        max_iter=max_evaluations,
-        max_evaluations=max_evaluations,
+        max_iter=max_iter,
         gtol=0.1,  # the mode only says where the nodes lie
         negligible=_NEGLIGIBLE,
         max_line_search=6,

@@ -8,7 +8,7 @@ memory.
 import numpy as np
 from sklearn.utils import gen_batches
 
-from ..._engine.class_weights import ClassWeights, class_covariances
+from ..._engine.class_sites import ClassWeights, class_covariances
 from ..._engine.gaussian import add_to_diagonal, checked_cholesky
 from .values import InducingPrior, block_rows
 

@@ -8,13 +8,13 @@ import numpy as np
 from scipy.special import expit, logit
 from sklearn.gaussian_process.kernels import Kernel
 
+from ..._engine.contracts import WholeEP
 from ..._engine.gaussian import ImproperPosterior
 from ..._engine.hyper import NormalPrior
 from ..._engine.likelihoods import LabelNoise
 from ..._engine.loop import Trace, iterate
 from ..._engine.rules import Power
 from ..._engine.sites import Sites, cavity
-from ..._engine.whole import WholeEP
 from .._base import (
     column_spread,
     evidence_of_problems,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..._engine.class_weights import MOST_WEIGHTS
+from ..._engine.class_sites import MOST_WEIGHTS
 from ..._engine.gaussian import Moments, check_precise, natural
 from ..._engine.hyper import Average
 from ..._engine.loop import Reason, Trace

@@ -22,8 +22,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import LinearOperator
 
-from ..._engine.class_sites import JointEP, empty_sites
-from ..._engine.class_weights import ClassWeights
+from ..._engine.class_sites import ClassWeights, JointEP, empty_sites
 from ..._engine.hyper import Node, NormalPrior
 from ..._engine.noisy_argmax import QUICK_SOFTMAX
 from .. import _scales

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import log_softmax
 
-from ..._engine.class_sites import contrast_variances
-from ..._engine.class_weights import class_covariances
+from ..._engine.class_sites import class_covariances, contrast_variances
 from ..._engine.gaussian import Moments, checked_cholesky
 from ..._engine.hyper import log_mixture
 from ..._engine.noisy_argmax import SOFTMAX
