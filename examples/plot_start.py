@@ -4,8 +4,8 @@ Honest probabilities in one call
 
 The stacked classifier and its peers on all sets that ship with scikit-learn and have fewer than a
 thousand rows: breast cancer, iris and wine. Every row is predicted once, by a fit to the other two
-of three folds. All models are at their defaults: the stacked classifier, scikit-learn's own Gaussian
-process, which uses the Laplace approximation, logistic regression, and gradient boosting.
+of three folds. All models are at their defaults: the stacked classifier, scikit-learn's own
+Gaussian process, which uses the Laplace approximation, logistic regression, and gradient boosting.
 """
 
 import matplotlib.pyplot as plt
@@ -72,5 +72,5 @@ fig.savefig("sklearn_ep_start.png", dpi=110)
 print("figure saved as sklearn_ep_start.png")
 # %%
 # The stacked classifier leads on iris and wine, and on average over the sets. Logistic regression
-# leads on the breast cancer data, where the boundary between the classes is nearly linear: a simpler
-# model that holds is hard to beat. Boosting is sure of itself where it should not be.
+# leads on the breast cancer data, where the boundary between the classes is nearly linear: a
+# simpler model that holds is hard to beat. Boosting is sure of itself where it should not be.

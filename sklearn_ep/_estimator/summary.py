@@ -281,6 +281,9 @@ class CoefficientReport:
     _coefficients: Any
     _figures: Any
     n_features_in_: int
+    coef_: np.ndarray
+    coef_std_: np.ndarray
+    intercept_: Any
 
     def coef_interval(self, level: float = 0.9) -> np.ndarray:
         """Central posterior intervals of the coefficients.
