@@ -1,11 +1,13 @@
-"""Load every page of the built site in a headless browser, at the width of a desk and of a phone.
+"""Load every page of the built site in a headless browser: at a desk, by night, and on a phone.
 
     python -m sphinx -W doc doc/_build/html
     python doc/check_site.py doc/_build/html [--browser /usr/bin/chromium] [--pictures FOLDER]
 
 Asserts of each page: it does not scroll sideways, no picture is missing, headings get smaller with
 their level, every link to the site itself finds its page and its place, and the console tells of no
-error. Needs the package playwright and a Chromium; what is not part of the site is not loaded.
+error. At a desk no page but those of the API is higher than 12,000 pixels. In dark colours the
+pictures are dark, and on every page text stands out from what is behind it. Needs the package
+playwright and a Chromium; what is not part of the site is not loaded.
 """
 
 import argparse
@@ -17,8 +19,14 @@ import sys
 import threading
 import urllib.parse
 
-WIDTHS = {1280: 900, 390: 844}  # pixels, with the height
-MEASURE = """() => {
+VIEWS = {  # width and height in pixels, colours
+    "desk": (1280, 900, "light"),
+    "dark": (1280, 900, "dark"),
+    "phone": (390, 844, "light"),
+}
+HIGHEST = 12_000  # pixels at a desk
+LEAST_CONTRAST = 4.5  # of text and background: level AA of the accessibility guidelines WCAG 2
+MEASURE = """least => {
   const size = tag => {
     const found = [...document.querySelectorAll('article ' + tag)]
       .filter(e => e.getClientRects().length);
@@ -34,7 +42,47 @@ MEASURE = """() => {
     }
     return false;
   }
+  const seen = e => e.getClientRects().length && getComputedStyle(e).visibility !== 'hidden';
+  // numbers of a colour as the browser writes it: rgb(…), rgba(…) and color(srgb …)
+  const numbers = text => {
+    const found = text.match(/[\\d.]+/g).map(Number);
+    const unit = text.startsWith('color') ? 1 : 255;
+    return [...found.slice(0, 3).map(v => v / unit), found[3] ?? 1];
+  };
+  const light = rgb => rgb.slice(0, 3)
+    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = e => {  // the first opaque colour behind
+    for (let p = e; p; p = p.parentElement) {
+      const colour = numbers(getComputedStyle(p).backgroundColor);
+      if (colour[3] > 0.5) return colour;
+    }
+    return [1, 1, 1];
+  };
+  const contrast = e => {
+    const both = [light(numbers(getComputedStyle(e).color)), light(behind(e))];
+    return (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
+  };
+  const words = e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+  const texts = [...document.querySelectorAll('article *')].filter(
+    e => seen(e) && words(e) && !e.closest('mjx-container'));
+  const bright = i => {  // mean lightness of a picture as it is shown
+    const canvas = document.createElement('canvas');
+    canvas.width = canvas.height = 32;
+    const draw = canvas.getContext('2d');
+    draw.filter = getComputedStyle(i).filter;
+    draw.fillStyle = `rgb(${behind(i).slice(0, 3).map(v => 255 * v).join()})`;
+    draw.fillRect(0, 0, 32, 32);
+    draw.drawImage(i, 0, 0, 32, 32);
+    const all = draw.getImageData(0, 0, 32, 32).data;
+    return all.reduce((sum, v, k) => k % 4 === 3 ? sum : sum + v, 0) / (3 * 1024 * 255);
+  };
   return {
+    height: document.documentElement.scrollHeight,
+    faint: [...new Set(texts.map(e => [contrast(e), e]).filter(([c]) => c < least)
+      .map(([c, e]) => `${e.tagName}.${e.className} ${c.toFixed(1)}`))].slice(0, 5),
+    bright: [...document.querySelectorAll('article img')].filter(i => seen(i) && i.naturalWidth)
+      .map(i => [bright(i), i.src]).filter(([b]) => b > 0.5).map(([, source]) => source),
     overflow: document.documentElement.scrollWidth - innerWidth,
     wide: wide.slice(0, 3).map(e => e.tagName + '.' + e.className),
     missing: [...document.images].filter(i => !i.complete || !i.naturalWidth).map(i => i.src),
@@ -82,13 +130,17 @@ def look_at(page, address, origin):
     page.evaluate(
         "document.querySelectorAll('img[loading=lazy]').forEach(i => i.loading = 'eager')"
     )
-    page.wait_for_load_state("networkidle")
-    return page.evaluate(MEASURE), errors
+    page.wait_for_function("[...document.images].every(i => i.complete)")
+    return page.evaluate(MEASURE, LEAST_CONTRAST), errors
 
 
-def faults_of(found, errors):
-    """Return what is wrong with a page, in words, and how many things were asked."""
-    faults = []
+def faults_of(name, view, found, errors):
+    """Return what is wrong with a page, in words."""
+    faults = [f"text hardly stands out: {what}" for what in found["faint"]]
+    if view == "dark":
+        faults += [f"picture is not dark: {source}" for source in found["bright"]]
+    if view == "desk" and found["height"] > HIGHEST and not name.startswith("generated/"):
+        faults.append(f"is {found['height']} pixels high")
     if found["overflow"] > 1:
         faults.append(f"scrolls sideways by {found['overflow']} pixels: {found['wide']}")
     faults += [f"missing picture {source}" for source in found["missing"]]
@@ -129,16 +181,17 @@ def main():
     faults, pages = [], {}
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=args.browser, args=["--no-sandbox"])
-        for width, height in WIDTHS.items():
-            context = browser.new_context(viewport={"width": width, "height": height})
+        for view, (width, height, colours) in VIEWS.items():
+            size = {"width": width, "height": height}
+            context = browser.new_context(viewport=size, color_scheme=colours)
             context.route(lambda url: not url.startswith(origin), lambda route: route.abort())
             for name in names:
                 page = context.new_page()
                 found, errors = look_at(page, f"{origin}/{name}", origin)
-                faults += [f"{name} at {width}: {f}" for f in faults_of(found, errors)]
+                faults += [f"{name}, {view}: {f}" for f in faults_of(name, view, found, errors)]
                 pages[name] = found
                 if args.pictures:
-                    target = args.pictures / f"{width}" / name.replace("/", "_")
+                    target = args.pictures / view / name.replace("/", "_")
                     target.parent.mkdir(parents=True, exist_ok=True)
                     page.screenshot(path=str(target.with_suffix(".png")), full_page=True)
                 page.close()
@@ -146,7 +199,7 @@ def main():
     faults += broken_links(pages, origin)
     for fault in faults:
         print(fault)
-    print(f"{len(names)} pages at {len(WIDTHS)} widths, {len(faults)} faults")
+    print(f"{len(names)} pages in {len(VIEWS)} views, {len(faults)} faults")
     sys.exit(bool(faults))
 
 

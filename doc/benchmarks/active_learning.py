@@ -373,28 +373,38 @@ def area(labels, values):
     return np.trapezoid(values, labels) / (labels[-1] - labels[0])
 
 
+def ratios(record, who):
+    """Return the areas of error and log loss of a strategy over those of random rows.
+
+    Where classifiers differ, random rows are those of the first.
+    """
+    labels, found = record["labels"], record["curves"]
+    base = found[next(other for other in found if other.endswith("random"))]
+    both = "error", "log loss"
+    return [area(labels, found[who][what]) / area(labels, base[what]) for what in both]
+
+
 def summary(records):
     """Return a row a part and strategy: geometric means of areas over those of random rows.
 
-    Where classifiers differ, random rows are those of the first. Large pools have a row a set.
+    Large pools have a row a set.
     """
     groups = {}
     for record in records:
         part, labels, found = record["part"], record["labels"], record["curves"]
-        base = next(found[who] for who in found if who.endswith("random"))
         own = record["set"] if part.startswith("large") else ""
         for who, one in found.items():
             group = groups.setdefault((part, own, who), {"error": [], "log loss": [], "curves": {}})
             group["curves"][record["set"]] = {"labels": labels, **one}
-            for what in ("error", "log loss"):
-                group[what].append(area(labels, one[what]) / area(labels, base[what]))
+            for what, ratio in zip(("error", "log loss"), ratios(record, who), strict=True):
+                group[what].append(ratio)
     rows = []
     for (part, own, who), group in groups.items():
         row = {"part": part, "set": own or f"mean of {len(group['error'])}", "strategy": who}
         for what in ("error", "log loss"):
-            ratios = np.array(group[what])
-            row[what] = float(np.exp(np.mean(np.log(ratios))))
-            row[f"{what} below random"] = float(np.mean(ratios < 1))
+            of_sets = np.array(group[what])
+            row[what] = float(np.exp(np.mean(np.log(of_sets))))
+            row[f"{what} below random"] = float(np.mean(of_sets < 1))
         rows.append({**row, "curves": group["curves"]})
     return rows
 
@@ -416,54 +426,29 @@ def main():
     draw(args, results.sets)
 
 
-COLORS = dict(zip(STRATEGIES, ("0.4", "black", "C0", "C1", "C2"), strict=True)) | {
-    "skactiveml entropy": "C3",
-    "skactiveml BatchBALD": "C4",
-    "skactiveml CoreSet": "C5",
-}
-
-
-def styles_of(names):
-    """Return colour and line of each curve of a set, the same in all sets.
-
-    Strategies have their own colours, dashed those of others; where classifiers differ they have
-    the colours, and random rows are dashed.
-    """
-    if all(name in COLORS for name in names):
-        return {who: (COLORS[who], "--" if who.startswith("skactiveml") else "-") for who in names}
-    classifiers = list(dict.fromkeys(who.rsplit(": ", 1)[0] for who in names))
-    return {
-        who: (f"C{classifiers.index(who.rsplit(': ', 1)[0])}", "--" if "random" in who else "-")
-        for who in names
-    }
-
-
 def draw(args, records):
-    """Draw the curves of each set, with bands of two standard errors over the seeds."""
+    """Draw areas under the curves over those of random rows: a dot a set, and geometric means."""
     import matplotlib.pyplot as plt
 
-    shape = (2 * len(records) + 5) // 6, 6
+    shown = {}
+    for record in records:
+        for who in record["curves"]:
+            label = f"{record['part']}: {who.replace('skactiveml', 'scikit-activeml')}"
+            shown.setdefault(label, []).append(ratios(record, who))
     fig, axes = plt.subplots(
-        *shape, figsize=(20, 2.8 * shape[0] + 1.5), squeeze=False, layout="constrained"
+        1, 2, figsize=(9, 0.2 * len(shown) + 1), sharey=True, layout="constrained"
     )
-    for ax in axes.flat[2 * len(records) :]:
-        ax.set_visible(False)
-    lines = {}
-    for k, record in enumerate(records):
-        part, styles = record["part"], styles_of(record["curves"])
-        legend = lines.setdefault(part if part.startswith("settings") else "strategies", {})
-        for column, what in enumerate(("error", "log loss")):
-            ax = axes.flat[2 * k + column]
-            for who, one in record["curves"].items():
-                mean, half = np.array(one[what]), 2.0 * np.array(one[f"se of {what}"])
-                color, style = styles[who]
-                legend[who] = ax.plot(record["labels"], mean, style, color=color, lw=1.2)[0]
-                if who.endswith(("random", "epig_entropy")):
-                    ends = mean - half, mean + half
-                    ax.fill_between(record["labels"], *ends, alpha=0.12, color=color, lw=0)
-            ax.set(xlabel="labels", ylabel=what, title=f"{record['set']} ({part})")
-    for (name, legend), side in zip(lines.items(), ("left", "center", "right"), strict=False):
-        fig.legend(legend.values(), legend, title=name, loc=f"outside lower {side}", ncols=2)
+    for column, (ax, what) in enumerate(zip(axes, ("error", "log loss"), strict=True)):
+        for place, values in enumerate(shown.values()):
+            values = np.array(values)[:, column]
+            ax.plot(values, np.full(len(values), place), "o", color="0.7", ms=4)
+            ax.plot(np.exp(np.log(values).mean()), place, "o", color="tab:blue", ms=6)
+        ax.axvline(1.0, color="0.6", lw=1, zorder=0)
+        ax.set(xlabel=f"mean {what}, random rows = 1", xscale="log")
+        ax.set_xticks(*2 * [[0.5, 0.7, 1.0, 1.4]])
+        ax.minorticks_off()
+    axes[0].set_yticks(range(len(shown)), list(shown), fontsize=8)
+    axes[0].set_ylim(len(shown) - 0.5, -0.5)
     figure(args, "active_learning", fig)
 
 

@@ -344,7 +344,7 @@ def draw(args, rows):
 
     shown = [r for r in rows if "level" in r]
     labels = list(dict.fromkeys((r["model"], r["setting"], r["quantity"]) for r in shown))
-    size = (9, 0.27 * len(labels) + 1.0)
+    size = (9, 0.16 * len(labels) + 1.0)
     fig, axes = plt.subplots(1, len(LEVELS), figsize=size, sharey=True, layout="constrained")
     for ax, level in zip(axes, LEVELS, strict=True):
         for i, label in enumerate(labels):
@@ -353,12 +353,12 @@ def draw(args, rows):
                 if (r["model"], r["setting"], r["quantity"]) == label and r["level"] == level
             )  # fmt: skip
             colour = "tab:blue" if r["inside"] else "tab:red"
-            ax.errorbar(r["coverage"] - level, i, xerr=r["band"], fmt="o", ms=4, color=colour)
+            ax.errorbar(r["coverage"] - level, i, xerr=r["band"], fmt="o", ms=3, color=colour)
         ax.axvline(0.0, color="0.6", lw=1, zorder=0)
         ax.set_title(f"{level:.0%} intervals", fontsize=10)
         ax.set_xlabel("coverage less level")
-    axes[0].set_yticks(range(len(labels)), [", ".join(label) for label in labels], fontsize=8)
-    axes[0].invert_yaxis()
+    axes[0].set_yticks(range(len(labels)), [", ".join(label) for label in labels], fontsize=7)
+    axes[0].set_ylim(len(labels) - 0.5, -0.5)
     figure(args, "calibration", fig)
 
 

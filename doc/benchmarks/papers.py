@@ -1,10 +1,10 @@
-"""Tables and figures of the five papers, the paper's figure beside ours, and the page "Papers".
+"""Tables and figures of the five papers, the paper's figure beside ours, and the pages "Papers".
 
     python doc/benchmarks/papers.py                        every item at the paper's protocol
     python doc/benchmarks/papers.py --quick                fewer sets, rows and repeats
     python doc/benchmarks/papers.py --paper spike_slab     one paper
     python doc/benchmarks/papers.py --paper spike_slab --item "Figure 1"    one item
-    python doc/benchmarks/papers.py --page                 no runs, the page from stored results
+    python doc/benchmarks/papers.py --page                 no runs, the pages from stored results
 
 Each module of paper_items/ is one paper: a list of items, each of which runs one table or figure
 and returns its rows. Results are stored item by item in results/papers/, so that a run of one
@@ -24,7 +24,7 @@ from common import HERE, versions  # first: it sets one thread for numerical lib
 from paper_items.item import Setting
 
 PAPERS = ("hierarchical", "spike_slab", "scalable_gpc", "relaxed", "convex")
-PAGE = HERE.parent / "papers.rst"
+PAGES = HERE.parent / "papers"
 RESULTS = HERE / "results" / "papers"
 
 
@@ -131,12 +131,12 @@ def raw(html):
 def item_lines(name, item, result):
     """Return the lines about one table or figure: what reproduces first, then its numbers."""
     title = f"{item.name}: {item.title}"
-    lines = [title, "~" * len(title), "", *item.words.strip().splitlines(), ""]
+    lines = [title, "-" * len(title), "", *item.words.strip().splitlines(), ""]
     if result is None:
         return [*lines, "*Not run.*", ""]
     picture = RESULTS / f"{name}_{item.slug}.png"
     if picture.exists():
-        lines += [f".. image:: {picture.relative_to(PAGE.parent).as_posix()}", ""]
+        lines += [f".. image:: /{picture.relative_to(HERE.parent).as_posix()}", ""]
     size = "Small size" if result["quick"] else "Full size"
     folded = table(item, result["rows"])
     if len(result["rows"]) > 12:
@@ -146,16 +146,25 @@ def item_lines(name, item, result):
     return [*lines, *folded, f"*{size}, {made}.* ``{result['command']}``", ""]
 
 
-def write_page():
-    """Write the page from whatever results are stored."""
+def write_page(path, title, lines):
+    """Write a page with a title."""
+    head = ".. Written by doc/benchmarks/papers.py: change the scripts, not this page."
+    text = "\n".join([head, "", title, "=" * len(title), "", *lines])
+    path.write_text(text.rstrip() + "\n")
+
+
+def write_pages():
+    """Write the page of each paper, and the one that leads to them, from stored results."""
+    PAGES.mkdir(exist_ok=True)
+    for name in PAPERS:
+        paper, results = paper_of(name), stored(RESULTS, name)
+        lines = [*paper.ABOUT.strip().splitlines(), ""]
+        for item in paper.ITEMS:
+            lines += item_lines(name, item, results.get(item.name))
+        write_page(PAGES / f"{name}.rst", paper.TITLE, lines)
     lines = [
-        ".. Written by doc/benchmarks/papers.py: change the scripts, not this page.",
-        "",
-        "The five papers",
-        "===============",
-        "",
-        "Each method here comes from a paper. This page repeats the experiments of the five and",
-        "puts the papers' figures beside ours: what reproduces, what does not, and why. A figure",
+        "Each method here comes from a paper. These pages repeat the experiments of the five and",
+        "put the papers' figures beside ours: what reproduces, what does not, and why. A figure",
         "of the paper is as printed or, from a picture, as read off it; where our protocol",
         "differs from the paper's the text says how. The number after ± is a standard error over",
         "repeats. A verdict is on what the paper says of a row, by the 95 % interval over draws or",
@@ -164,14 +173,13 @@ def write_page():
         "of a claim stand with its item in ``doc/benchmarks/paper_items``. FOLDER holds the data",
         "sets as .npz files.",
         "",
+        ".. toctree::",
+        "   :maxdepth: 2",
+        "",
+        *(f"   {PAGES.name}/{name}" for name in PAPERS),
     ]
-    for name in PAPERS:
-        paper, results = paper_of(name), stored(RESULTS, name)
-        lines += [paper.TITLE, "-" * len(paper.TITLE), "", *paper.ABOUT.strip().splitlines(), ""]
-        for item in paper.ITEMS:
-            lines += item_lines(name, item, results.get(item.name))
-    PAGE.write_text("\n".join(lines).rstrip() + "\n")
-    print(f"wrote {PAGE.name}")
+    write_page(PAGES.with_suffix(".rst"), "The five papers", lines)
+    print(f"wrote {PAGES.name}")
 
 
 def main():
@@ -181,7 +189,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="the small size")
     parser.add_argument("--data", type=pathlib.Path, help="folder with data sets as .npz files")
     parser.add_argument("--out", type=pathlib.Path, default=None, help="folder for results")
-    parser.add_argument("--page", action="store_true", help="write the page, run nothing")
+    parser.add_argument("--page", action="store_true", help="write the pages, run nothing")
     args = parser.parse_args()
     out = args.out or (RESULTS / "quick" if args.quick else RESULTS)
     out.mkdir(parents=True, exist_ok=True)
@@ -189,7 +197,7 @@ def main():
         for name in args.paper:
             run_paper(name, args.item, Setting(args.quick, args.data, out))
     if args.page or out == RESULTS:
-        write_page()
+        write_pages()
 
 
 if __name__ == "__main__":

@@ -120,9 +120,9 @@ def section_lines(section):
     picture = stored.with_suffix(".png")
     if picture.exists():
         lines += [f".. image:: {picture.relative_to(PAGE.parent).as_posix()}", ""]
-    lines += [f"*Data.* {section.data}", ""]
+    data = [f"*Data.* {section.data}", ""]
     tables = [*list_tables(result["rows"], stored), about_run(path, stored, result["about"]), ""]
-    return [*lines, *fold(tables, "Tables, and how to run it again")]
+    return [*lines, *fold([*data, *tables], "Data, tables, and how to run it again")]
 
 
 def write_page():

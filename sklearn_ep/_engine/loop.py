@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 from scipy.linalg import blas
+from sklearn.utils import gen_batches
 
 from .gaussian import ImproperPosterior
 
@@ -154,10 +155,6 @@ class Trace:
         self.asked = bool(self.monitor.end(figures, payload))
         return self.asked
 
-    def latest(self, name: str) -> list[float]:
-        """Return the figures of one name so far."""
-        return self._figures.get(name, [])
-
     @property
     def history(self) -> dict[str, np.ndarray]:
         """Arrays of length `n_iter`, one for each name, and the kinds of iterations, "phase"."""
@@ -199,6 +196,7 @@ class Result:
         return self.evaluation.residual
 
 
+@dataclass(eq=False)
 class Anderson:
     """Anderson acceleration of a fixed point, type II, with its guards.
 
@@ -221,16 +219,13 @@ class Anderson:
     x + mixing f - (dX + mixing dF) gamma (Walker and Ni 2011). O(depth) copies of x in memory.
     """
 
-    def __init__(
-        self,
-        depth: int = 3,
-        mixing: float = 0.7,
-        growth: float = 30.0,
-        rcond: float = 1e-09,
-        max_change: float = np.inf,
-    ) -> None:
-        self.depth, self.mixing, self.growth = depth, mixing, growth
-        self.rcond, self.max_change = rcond, max_change
+    depth: int = 3
+    mixing: float = 0.7
+    growth: float = 30.0
+    rcond: float = 1e-09
+    max_change: float = np.inf
+
+    def __post_init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
@@ -287,7 +282,7 @@ class Anderson:
 
 
 def _weighted_products(
-    metric: Any, columns: list[np.ndarray], f: Any, entries: int = 1 << 14
+    metric: Any, columns: list[np.ndarray], f: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return inner products of columns with each other and with f, weighted by metric^2.
 
@@ -296,55 +291,89 @@ def _weighted_products(
     flat = [c.reshape(-1) for c in (*columns, f)]
     metric = np.broadcast_to(metric, f.shape).reshape(-1)
     products = np.zeros((len(flat), len(flat)))
-    for start in range(0, len(metric), entries):
-        part = slice(start, start + entries)
+    for part in gen_batches(len(metric), 1 << 14):
         block = metric[part] * np.array([c[part] for c in flat])
         products += block @ block.T
     return products[:-1, :-1], products[:-1, -1]
 
 
-def _proposal(
-    x: np.ndarray, current: Evaluation, step: float, whole: bool, acceleration: Anderson | None
-) -> np.ndarray:
-    """Return the next state by the schedule: the whole step, acceleration, or the damped step."""
-    if whole:
-        return current.target
-    if acceleration is not None:
-        return acceleration(x, current)
-    return x + step * (current.target - x)
+class _Iteration:
+    """State of `iterate`, and the way to the next one."""
 
+    def __init__(
+        self,
+        evaluate: Evaluate,
+        x: np.ndarray,
+        damping: float,
+        step: float,
+        acceleration: Anderson | None,
+        repair: Repair | None,
+        accept: Callable[[Evaluation, Evaluation], bool] | None,
+        halvings: int,
+    ) -> None:
+        self.evaluate, self.x, self.damping, self.step = evaluate, x, damping, step
+        self.acceleration, self.repair, self.accept = acceleration, repair, accept
+        self.halvings, self.n_halved, self.stuck = halvings, 0, False
+        self.current: Any = None
 
-def _admitted(
-    repair: Repair | None, x: np.ndarray, target: Any, proposal: np.ndarray
-) -> np.ndarray:
-    return proposal if repair is None else repair(proposal, x, target)
+    def advance(self, whole: bool, fast: bool) -> None:
+        """Go to the next state, by the whole step or a `fast` one, or stay where none is proper."""
+        before, target = self.current, self.current.target
+        proposal = self._proposal(whole, fast)
+        # States may be as long as the data: nothing is held that a second look can bring back,
+        # and where proposals are repaired the target is hardly ever needed once more.
+        self.current = None
+        proposal = self._admitted(proposal, target)
+        if self.accept is None:
+            before, target = None, target if self.repair is None else None
+        new, current, halved = self._proper(proposal, target, self.step)
+        if self._refused(before, current):
+            plain = self._admitted(self.x + self.damping * (target - self.x), target)
+            new, current, halved = self._proper(plain, target, self.damping)
+        if halved and self.acceleration is not None:
+            self.acceleration.reset()
+        self.n_halved += halved
+        self.stuck = current is None
+        self.x = self.x if self.stuck else new
+        self.current = self.evaluate(self.x) if self.stuck else current
 
+    def _proposal(self, whole: bool, fast: bool) -> np.ndarray:
+        target = self.current.target
+        if whole:
+            return target
+        if fast and self.acceleration is not None:
+            return self.acceleration(self.x, self.current)
+        return self.x + self.step * (target - self.x)
 
-def _proper_step(
-    evaluate: Evaluate,
-    x: np.ndarray,
-    proposal: np.ndarray,
-    target: Any,
-    step: float,
-    repair: Repair | None,
-    halvings: int,
-) -> tuple[Any, Evaluation | None, int]:
-    """Evaluate the proposal, then the plain step and its halves, until a state is proper.
+    def _admitted(self, proposal: np.ndarray, target: Any) -> np.ndarray:
+        return proposal if self.repair is None else self.repair(proposal, self.x, target)
 
-    Returns the new state, its evaluation and how many candidates were improper; None in place of
-    state and evaluation if all of them were. `target` is None where it was not worth keeping.
-    """
-    try:
-        return proposal, evaluate(proposal), 0
-    except ImproperPosterior:
-        target = evaluate(x).target if target is None else target
-    for k in range(halvings + 1):
-        candidate = _admitted(repair, x, target, x + 0.5**k * step * (target - x))
+    def _refused(self, before: Any, current: Evaluation | None) -> bool:
+        """Forget the past where an accelerated step is not accepted; return whether it is so."""
+        if self.acceleration is None or self.accept is None or current is None:
+            return False
+        refused = not self.accept(before, current)
+        if refused:
+            self.acceleration.reset()
+        return refused
+
+    def _proper(self, proposal: Any, target: Any, step: float) -> tuple[Any, Any, int]:
+        """Evaluate the proposal, then the plain step and its halves, until a state is proper.
+
+        Returns the new state, its evaluation and how many candidates were improper; None in place
+        of state and evaluation if all were. `target` is None where it was not worth keeping.
+        """
         try:
-            return candidate, evaluate(candidate), k + 1
+            return proposal, self.evaluate(proposal), 0
         except ImproperPosterior:
-            continue
-    return None, None, halvings + 2
+            target = self.evaluate(self.x).target if target is None else target
+        for k in range(self.halvings + 1):
+            candidate = self._admitted(self.x + 0.5**k * step * (target - self.x), target)
+            try:
+                return candidate, self.evaluate(candidate), k + 1
+            except ImproperPosterior:
+                continue
+        return None, None, self.halvings + 2
 
 
 def iterate(
@@ -401,47 +430,20 @@ def iterate(
         convergence: such a run ends for "max_iter" whatever its residual. The loop also ends at a
         state that no shortened step leaves for a proper one.
     """
-    trace, n_halved, reason = Trace(monitor), 0, None
-    current: Evaluation | None = None
+    step = damping if acceleration is None else min(damping, fallback_damping)
+    run = _Iteration(evaluate, x, damping, step, acceleration, repair, accept, halvings)
+    trace, reason = Trace(monitor), None
     while reason is None:
         trace.begin()
-        if current is None:
-            current = evaluate(x)
-        settled, stuck = current.residual < tol, False
+        if run.current is None:
+            run.current = evaluate(x)
+        settled = run.current.residual < tol
         if not settled:
-            before: Any = current
-            target: Any = current.target
-            step = damping if acceleration is None else min(damping, fallback_damping)
-            whole = undamped_start and trace.n_iter == 0
-            used = acceleration if trace.n_iter < give_up_after else None
-            proposal = _proposal(x, current, step, whole, used)
-            # States may be as long as the data: nothing is held that a second look can bring back,
-            # and where proposals are repaired the target is hardly ever needed once more.
-            current = None
-            if accept is None:
-                before = None
-            proposal = _admitted(repair, x, target, proposal)
-            if accept is None:
-                target = target if repair is None else None
-            new, current, halved = _proper_step(
-                evaluate, x, proposal, target, step, repair, halvings
-            )
-            if acceleration is not None and accept is not None and current is not None:
-                if not accept(before, current):
-                    acceleration.reset()
-                    plain = _admitted(repair, x, target, x + damping * (target - x))
-                    new, current, halved = _proper_step(
-                        evaluate, x, plain, target, damping, repair, halvings
-                    )
-            n_halved += halved
-            stuck = current is None
-            x, current = (x, evaluate(x)) if current is None else (new, current)
-            if halved and acceleration is not None:
-                acceleration.reset()
-        trace.end({"residual": current.residual, **current.record}, current.payload)
-        reason = reason_to_end(trace, current.residual < tol, settled, stuck, max_iter)
-    assert current is not None
-    return Result(x, current, trace.n_iter, reason, trace.history, n_halved)
+            run.advance(undamped_start and trace.n_iter == 0, trace.n_iter < give_up_after)
+        residual = run.current.residual
+        trace.end({"residual": residual, **run.current.record}, run.current.payload)
+        reason = reason_to_end(trace, residual < tol, settled, run.stuck, max_iter)
+    return Result(run.x, run.current, trace.n_iter, reason, trace.history, run.n_halved)
 
 
 def worst_reason(reasons: Iterable[Reason]) -> Reason:

@@ -186,7 +186,7 @@ class NoisyArgmax:
         return rows, race, joined
 
 
-class _Race:
+class _Race(NamedTuple):
     r"""Integrals over the winner's utility t of p(t) times the chance that all others stay below.
 
     `own` and `own_var` (n,) are mean and variance of the winner, `others` and `others_var`
@@ -203,18 +203,13 @@ class _Race:
     the nodes, in logs; `_linked` and `_bent` sum their product and what it averages.
     """
 
-    def __init__(
-        self,
-        noise: Noise,
-        nodes: Trapezoid,
-        matched: bool,
-        own: Any,
-        own_var: Any,
-        others: np.ndarray,
-        others_var: np.ndarray,
-    ) -> None:
-        self.noise, self.nodes, self.matched = noise, nodes, matched
-        self.own, self.own_var, self.others, self.others_var = own, own_var, others, others_var
+    noise: Noise
+    nodes: Trapezoid
+    matched: bool
+    own: Any
+    own_var: Any
+    others: np.ndarray
+    others_var: np.ndarray
 
     def integrals(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return log Z, E hazard, slopes of losers (n, K - 1) and winner, by the trapezoid rule.
@@ -309,8 +304,6 @@ class _Race:
             logs.append(-0.5 * (z2 + np.log(2 * np.pi * var)) + np.log(share))
             aways.append(away)
             bends.append((z2 - 1.0) / var if bent else 0.0)
-        if len(logs) == 1:
-            return logs[0], -aways[0], bends[0]
         top = functools.reduce(np.maximum, logs)
         shares = [np.exp(each - top) for each in logs]
         total = sum(shares)
@@ -348,59 +341,26 @@ class _Race:
         runs far without a stop.
         """
         mean, var = self.others[i].T[:, :, None], self.others_var[i].T[:, :, None]
-        if len(self.noise.weight) == 1:
-            root = np.sqrt(var + self.noise.var[0])
-            z = (t - mean) / root
-            rate = normal_hazard(z)[0] / root
-            return log_ndtr(z), rate, -z * rate / root if bent else None
         root = np.sqrt(var[..., None] + self.noise.var)
         centre = mean[..., None] + self.noise.mean
-        below, density, bend = self._mixed(t, centre, root, bent)
+        below, density, bend = _mixed(self.noise.weight, t, centre, root, bent)
         # far out the sums of the mixture leave double precision: there they are taken in logs
         far = np.flatnonzero(below.min(axis=(0, 2)) < _TINY)
         with np.errstate(divide="ignore", invalid="ignore"):
             log_F, rate, bend = np.log(below), density / below, bend / below
         if len(far):
             z = (t[far, :, None] - centre[:, far]) / root[:, far]
-            log_F[:, far], rate[:, far], bends = self._mixed_in_logs(z, root[:, far])
+            log_F[:, far], rate[:, far], bends = _mixed_in_logs(self.noise.weight, z, root[:, far])
             if bent:
                 bend[:, far] = bends
         return log_F, rate, bend
-
-    def _mixed(self, t: Any, centre: Any, root: Any, bent: bool) -> tuple[Any, Any, Any]:
-        """F_j, F_j' and, if `bent`, F_j'' at t, by direct sums over the normals of the noise.
-
-        t (rows, nodes) meets centres and roots of variances (losers, rows, 1, normals); all that
-        comes out is (losers, rows, nodes). Sums grow one normal at a time, which takes a fifth of
-        the memory of all at once.
-        """
-        below, density, bend = 0.0, 0.0, 0.0
-        for c, share in enumerate(self.noise.weight):
-            z = (t - centre[..., c]) * (1.0 / root[..., c])
-            below = below + share * ndtr(z)
-            own = z * z
-            own *= -0.5
-            np.exp(own, out=own)
-            own *= (share / np.sqrt(2 * np.pi)) / root[..., c]
-            density = density + own
-            if bent:
-                bend = bend - own * z / root[..., c]
-        return below, density, bend
-
-    def _mixed_in_logs(self, z: np.ndarray, root: np.ndarray) -> tuple[Any, Any, Any]:
-        """Log chance below, density over chance, and the slope of the density over chance."""
-        log_w = np.log(self.noise.weight)
-        log_F = logsumexp(log_ndtr(z) + log_w, axis=-1)
-        log_each = -0.5 * (z**2 + np.log(2 * np.pi)) - np.log(root) + log_w
-        each = np.exp(log_each - log_F[..., None])
-        return log_F, each.sum(-1), -np.sum(each * z / root, axis=-1)
 
     def range(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Ends of the integral and nodes wanted (n,), located with one matched normal noise."""
         (shift, matched), depth = self.noise.moments, self.nodes.depth
         own, V = self.own + shift, self.own_var + matched
         centre, var = self.others + shift, self.others_var + matched
-        mode, curvature, height = self._mode(own, V, centre, var)
+        mode, curvature, height = _mode(own, V, centre, var)
         widest = self.own_var + self.noise.var.max()
         beyond = float(self.noise.mean.max()) if len(self.noise.weight) > 1 else 0.0
         left = mode - np.sqrt(2 * depth / curvature)
@@ -417,27 +377,57 @@ class _Race:
         counts = (right - left) * np.sqrt(fine) / self.nodes.spacing
         return left, right, counts * (matched / self.noise.var.min()) ** 0.25
 
-    @staticmethod
-    def _mode(
-        own: Any, V: Any, centre: np.ndarray, var: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Mode, negative curvature and log height of the integrand over its prior part.
 
-        The slope is convex and decreasing, so Newton from the prior mean climbs without overshoot.
-        """
-        root, t = np.sqrt(var), own.copy()
-        for _ in range(_NEWTON_STEPS):
-            r, r_plus_z = normal_hazard((t[:, None] - centre) / root)
-            slope = -(t - own) / V + np.sum(r / root, axis=1)
-            curvature = 1 / V + np.sum(r * r_plus_z / var, axis=1)
-            move = slope / curvature
-            t += move
-            if np.all(np.abs(move) * np.sqrt(curvature) < 1e-3):
-                break
-        z = (t[:, None] - centre) / root
-        r, r_plus_z = normal_hazard(z)
+def _mode(
+    own: Any, V: Any, centre: np.ndarray, var: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mode, negative curvature and log height of the integrand over its prior part.
+
+    The slope is convex and decreasing, so Newton from the prior mean climbs without overshoot.
+    """
+    root, t = np.sqrt(var), own.copy()
+    for _ in range(_NEWTON_STEPS):
+        r, r_plus_z = normal_hazard((t[:, None] - centre) / root)
+        slope = -(t - own) / V + np.sum(r / root, axis=1)
         curvature = 1 / V + np.sum(r * r_plus_z / var, axis=1)
-        return t, curvature, -((t - own) ** 2) / (2 * V) + log_ndtr(z).sum(1)
+        move = slope / curvature
+        t += move
+        if np.all(np.abs(move) * np.sqrt(curvature) < 1e-3):
+            break
+    z = (t[:, None] - centre) / root
+    r, r_plus_z = normal_hazard(z)
+    curvature = 1 / V + np.sum(r * r_plus_z / var, axis=1)
+    return t, curvature, -((t - own) ** 2) / (2 * V) + log_ndtr(z).sum(1)
+
+
+def _mixed(weight: np.ndarray, t: Any, centre: Any, root: Any, bent: bool) -> tuple[Any, Any, Any]:
+    """F_j, F_j' and, if `bent`, F_j'' at t, by direct sums over the normals of the noise.
+
+    t (rows, nodes) meets centres and roots of variances (losers, rows, 1, normals); all that
+    comes out is (losers, rows, nodes). Sums grow one normal at a time, which takes a fifth of
+    the memory of all at once.
+    """
+    below, density, bend = 0.0, 0.0, 0.0
+    for c, share in enumerate(weight):
+        z = (t - centre[..., c]) * (1.0 / root[..., c])
+        below = below + share * ndtr(z)
+        own = z * z
+        own *= -0.5
+        np.exp(own, out=own)
+        own *= (share / np.sqrt(2 * np.pi)) / root[..., c]
+        density = density + own
+        if bent:
+            bend = bend - own * z / root[..., c]
+    return below, density, bend
+
+
+def _mixed_in_logs(weight: np.ndarray, z: np.ndarray, root: np.ndarray) -> tuple[Any, Any, Any]:
+    """Log chance below, density over chance, and the slope of the density over chance."""
+    log_w = np.log(weight)
+    log_F = logsumexp(log_ndtr(z) + log_w, axis=-1)
+    log_each = -0.5 * (z**2 + np.log(2 * np.pi)) - np.log(root) + log_w
+    each = np.exp(log_each - log_F[..., None])
+    return log_F, each.sum(-1), -np.sum(each * z / root, axis=-1)
 
 
 def _matched(

@@ -10,8 +10,7 @@ from .._engine.hyper import (
     mixture_moments,
 )
 from .checks import check_choice
-from .latents import draw_latent, label_log_prob
-from .proba_intervals import NodesAtRows
+from .latents import NodesAtRows, draw_latent, label_log_prob
 
 _MUCH_FORETOLD = 0.1  # share of the mass beyond the nodes that is worth a remark
 

@@ -1,6 +1,7 @@
-"""What the estimators share whatever they predict: pickles and diagnosis."""
+"""What the estimators share whatever they predict: pickles, and how far to trust a fit."""
 
 import warnings
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +13,66 @@ from sklearn.utils.validation import check_is_fitted
 from .._engine.diagnostics import importance_check
 from .annotations import RowsLike, Seed
 from .checks import check_number, check_seen
-from .diagnosis import Diagnosis, diagnose_fit
 from .saving import packed, unpacked
+from .summary import Printed
+
+
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Printed):
+    """How far to trust a fit; printing it gives a summary in words.
+
+    Attributes
+    ----------
+    estimator_name : str
+        Class of the estimator.
+    converged : bool
+        Whether the fixed point was reached.
+    residual, tol : float
+        Residual of an undamped sweep and the tolerance it was held against.
+    n_iter : int
+        Iterations of the fit.
+    ess_share : float or None
+        Effective share of draws from the approximate posterior when they are weighted to the true
+        one; None where that is not cheap.
+    pareto_k : float or None
+        Tail shape of those weights: below 0.5 good, above 0.7 not to be trusted.
+    remarks : tuple of str
+        Further findings in words.
+    parts : tuple
+        What is known of each part of rows that has a site of its own, by its number; empty where
+        there are no such parts. Those that ask for something are printed.
+    """
+
+    estimator_name: str
+    converged: bool
+    residual: float
+    tol: float
+    n_iter: int
+    ess_share: float | None = None
+    pareto_k: float | None = None
+    remarks: tuple[str, ...] = ()
+    parts: tuple[Any, ...] = ()
+
+    def __str__(self):
+        reached = "reached" if self.converged else "did NOT reach"
+        lines = [
+            f"{self.estimator_name} {reached} its fixed point in {self.n_iter} iterations "
+            f"(residual {self.residual:.2g}, tolerance {self.tol:g})."
+        ]
+        if self.pareto_k is not None:
+            verdict = (
+                "close to the true posterior"
+                if self.pareto_k < 0.5
+                else "usable, with errors in the tails"
+                if self.pareto_k < 0.7
+                else "not a reliable stand-in for the true posterior in all directions at once"
+            )
+            lines.append(
+                f"The approximate posterior is {verdict} (Pareto k {self.pareto_k:.2f}, "
+                f"effective share of draws {self.ess_share:.2f})."
+            )
+        parts = [f"{part}." for part in self.parts if part.advice]
+        return "\n".join([*lines, *parts, *self.remarks])
 
 
 class RowsAgain(NamedTuple):
@@ -52,7 +111,18 @@ class SavedEstimator(BaseEstimator):
 
 
 class VersionedEstimator(SavedEstimator):
-    """The same, with a fit that can be diagnosed."""
+    """The same, with a fit that can be diagnosed.
+
+    Here and in other classes fitted attributes are declared for completion in editors.
+    """
+
+    converged_: bool
+    stop_reason_: str
+    n_iter_: int
+    history_: dict[str, np.ndarray]
+    log_evidence_: float
+    n_features_in_: int
+    feature_names_in_: np.ndarray
 
     def __sklearn_is_fitted__(self):
         # what predicts is stored last; attributes of the data are there in the middle of a fit too
@@ -115,7 +185,17 @@ class VersionedEstimator(SavedEstimator):
             self._check_seen(rows.y)
         log_weights, remarks = self._log_weights(rows, n_draws, rng)
         check = None if log_weights is None else importance_check(log_weights)
-        return diagnose_fit(self, check, remarks, self._parts_of(rows, n_draws, rng))
+        return Diagnosis(
+            type(self).__name__,
+            bool(self.converged_),
+            float(self.history_["residual"][-1]),
+            float(self.tol),
+            int(self.n_iter_),
+            check and check.ess_share,
+            check and check.pareto_k,
+            tuple(remarks),
+            tuple(self._parts_of(rows, n_draws, rng)),
+        )
 
     def _check_seen(self, y):
         """Raise a ValueError where y has labels that a classifier has not seen."""

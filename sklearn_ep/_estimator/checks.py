@@ -119,11 +119,6 @@ def check_column_scales(estimator, X, largest=LARGEST_ENTRY):
     Columns of zeros pass; X is dense, CSR or CSC. `largest` is `LARGEST_IN_UNITS` for models that
     do not rescale the columns themselves. O(nnz), without a copy of X.
     """
-    if sp.issparse(X) and X.nnz:
-        # without a look at the columns where no entry is large or small
-        size = np.abs(X.data)
-        if size.max() <= largest and np.min(size, where=size > 0, initial=1.0) >= _SMALLEST:
-            return
     check_column_sizes(estimator, column_sizes(X), largest)
 
 

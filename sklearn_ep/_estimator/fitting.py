@@ -257,15 +257,10 @@ def fit_one_versus_rest(fit_binary, y, n_classes, n_jobs, monitor):
     if n_classes == 2:
         return [fit_binary(np.where(y == 1, 1.0, -1.0), monitor, 0)]
     # a generator, so that the monitor hears of each class when it is done
-    workers, fits = Workers(n_jobs, return_as="generator"), []
-    answers = workers.completed(
+    answers = Workers(n_jobs, return_as="generator").completed(
         lambda k: (fit_binary, np.where(y == k, 1.0, -1.0), SILENT, k), n_classes
     )
-    for k in range(n_classes):
-        monitor.begin("class")
-        fits.append(next(answers)[1])
-        monitor.end({"residual": fits[k].history["residual"][-1]}, None)
-    return fits
+    return _each_told((fit for _, fit in answers), n_classes, monitor)
 
 
 def fit_each_problem(fit_one, n_problems, monitor):
@@ -275,11 +270,16 @@ def fit_each_problem(fit_one, n_problems, monitor):
     """
     if n_problems == 1:
         return [fit_one(monitor, 0)]
+    return _each_told((fit_one(SILENT, k) for k in range(n_problems)), n_problems, monitor)
+
+
+def _each_told(answers, n_problems, monitor):
+    """Return the fits of several problems, the monitor told of each as a task."""
     fits = []
-    for k in range(n_problems):
+    for _ in range(n_problems):
         monitor.begin("class")
-        fits.append(fit_one(SILENT, k))
-        monitor.end({"residual": fits[k].history["residual"][-1]}, None)
+        fits.append(next(answers))
+        monitor.end({"residual": fits[-1].history["residual"][-1]}, None)
     return fits
 
 

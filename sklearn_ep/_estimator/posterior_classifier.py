@@ -28,6 +28,12 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
     item offers.
     """
 
+    classes_: np.ndarray
+    loo_proba_: np.ndarray
+    hyperparameters_used_: str
+    hyper_names_: Any
+    hyper_nodes_: Any
+    hyper_weights_: Any
     _accept_sparse: Any = False
 
     def _check_new(self, X):
@@ -71,18 +77,6 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
         X1 = self._check_new(X1)
         X2 = X1 if X2 is None else self._check_new(X2)
         return self._latents().covariance(X1, X2)
-
-    def _latent_covariance_with(self, X2):
-        """Return the map from rows X1 to `latent_covariance(X1, X2)`.
-
-        What X2 alone decides is worked out once, for a pool that comes in blocks.
-        """
-        covariance = self._latents().covariance_with(self._check_new(X2))
-        return lambda X1: covariance(self._check_new(X1))
-
-    def _variance_and_log_proba(self, X):
-        """Return what `JointLatents.variance_and_log_proba` says of new rows."""
-        return self._latents().variance_and_log_proba(self._check_new(X))
 
     @in_precision_of_rows
     def decision_function(self, X: RowsLike) -> np.ndarray:

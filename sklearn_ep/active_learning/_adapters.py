@@ -11,9 +11,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._estimator.annotations import Seed
 from .._estimator.checks import check_number, checked_weights
-from ._design import design_rows
 from ._posterior import posterior_of
 from ._query import query, reference_of, scores
+from ._rows import design_rows
 from ._strategies import LOOK_AHEAD, greedy, resolved
 
 

@@ -11,12 +11,10 @@ from sklearn.utils import check_random_state
 from .._estimator.annotations import RowsLike, Seed
 from .._estimator.checks import check_number
 from .._estimator.summary import Printed
-from .._estimator.tables import rows_at
-from ._design import design_rows
-from ._lookahead import look_ahead
+from .._estimator.tables import is_missing, rows_at
 from ._posterior import posterior_of
 from ._query import query, reference_of
-from ._rows import best_first, row_numbers, rows_of
+from ._rows import best_first, design_rows, row_numbers, rows_of
 from ._strategies import (
     LOOK_AHEAD,
     OF_PROBA,
@@ -25,18 +23,135 @@ from ._strategies import (
     greedy,
     is_greedy,
     latent_scores,
+    look_ahead,
     resolved,
     works_on_posterior,
 )
+
+# Labels of a classifier until which rows of the design and drawn ones come in turn. On ten sets, by
+# a Gaussian process and a linear model: log loss at ten labels .94 of that of random rows, at worst
+# 1.24, error .74. Where the strategy chooses from the second class on .95, 1.32 and .76. Pools with
+# one label in twenty of the other class: .99, at worst 1.11, after .93 and 1.21.
+_FEW = 10
+
+
+class _PoolLabels:
+    """Labels of some of n rows, in the order of arrival, and which labels may come."""
+
+    def __init__(self, n, classes, missing, y=None):
+        self.n, self.missing = n, missing
+        self.allowed = None if classes is None else set(np.asarray(classes).tolist())
+        self.rows: list[int] = []
+        self.values: list[Any] = []
+        if y is None:
+            return
+        y = np.asarray(y, dtype=object)
+        if y.shape != (n,):
+            raise ValueError(f"y has shape {y.shape}, for a pool of {n} rows.")
+        self.rows = [i for i, label in enumerate(y) if not self._lacks(label)]
+        self.values = list(y[self.rows])
+        self._check(self.values)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def _lacks(self, label):
+        return is_missing(label) or (type(label) is not bool and bool(label == self.missing))
+
+    def _check(self, labels):
+        if self.allowed is not None:
+            outside = sorted({str(v) for v in labels if v not in self.allowed})
+            if outside:
+                raise ValueError(f"labels {outside} are not among classes.")
+
+    def first_turns(self, n, estimator, model):
+        """Return which of n rows come from the design (0) and by chance (1), None if neither do."""
+        told = len(self)
+        if told < _FEW and not is_regressor(estimator):
+            return (told + np.arange(n)) % 2
+        # no posterior asks for a class that has no label yet
+        unseen = self.allowed is not None and not self.allowed.issubset(self.values)
+        return np.zeros(n, dtype=int) if model is None or (unseen and told % 2) else None
+
+    def enough(self, estimator):
+        """Return whether there are two classes, or for a regressor two rows."""
+        return len(self.rows if is_regressor(estimator) else np.unique(np.array(self.values))) >= 2
+
+    def free(self):
+        """Return which rows (n,) have no label."""
+        free = np.ones(self.n, dtype=bool)
+        free[self.rows] = False
+        return free
+
+    def told(self, indices, labels):
+        """Return rows and labels as lists, checked for what does not hang on earlier labels."""
+        rows = row_numbers("indices", np.atleast_1d(np.asarray(indices)), self.n).tolist()
+        labels = list(np.atleast_1d(np.asarray(labels, dtype=object)))
+        if len(rows) != len(labels):
+            raise ValueError(f"{len(labels)} labels were told for {len(rows)} indices.")
+        if len(set(rows)) < len(rows):
+            raise ValueError("indices name a row twice.")
+        if any(map(self._lacks, labels)):
+            raise ValueError("labels hold a missing label.")
+        self._check(labels)
+        return rows, labels
+
+    def correct(self, rows, labels):
+        """Replace the labels of rows that have one."""
+        corrected = dict(zip(rows, labels, strict=True))
+        kept = zip(self.rows, self.values, strict=True)
+        self.values = [corrected.get(row, label) for row, label in kept]
+
+
+def _sees_labels(strategy, model):
+    """Return whether a strategy can see the labels since the last refit of a model."""
+    return _by_proba(strategy, model) or (_has_posterior(model) and works_on_posterior(strategy))
+
+
+def _by_proba(strategy, model):
+    return strategy in OF_PROBA and hasattr(model, "predict_proba")
+
+
+def _has_posterior(model):
+    needed = "predict" if is_regressor(model) else "latent_mean_and_variance"
+    return hasattr(model, "latent_covariance") and hasattr(model, needed)
+
+
+def _drawn(free, n, seed):
+    """Return n rows out of those that are free, a mask."""
+    return np.random.RandomState(seed).permutation(np.flatnonzero(free))[:n]
+
+
+def _first_rows(pool, labelled, free, turns, seed):
+    """Return rows of the fixed design where turns (k,) are 0, drawn ones where they are 1."""
+    chosen, is_drawn = np.empty(len(turns), dtype=np.intp), turns == 1
+    chosen[is_drawn] = _drawn(free, is_drawn.sum(), seed)
+    if not is_drawn.all():
+        left = np.setdiff1d(np.flatnonzero(free), chosen[is_drawn])
+        chosen[~is_drawn] = design_rows(pool, labelled, left, int(np.sum(~is_drawn)))[0]
+    return chosen
+
+
+def _coded(model, label):
+    """Return the class index of a label, of a regressor the response itself.
+
+    None for a class that the last refit does not know, which there is only after one failed.
+    """
+    if not hasattr(model, "classes_"):
+        return float(label)
+    found = np.flatnonzero(model.classes_ == label)
+    return int(found[0]) if len(found) else None
 
 
 class Learner(Printed):
     """Ask which rows of a pool to label, tell the labels, and have a model of all of them.
 
-    While fewer than two classes have a label (for regressors, fewer than two rows) there is no
-    model, and rows come from a fixed design over the pool. Later the strategy chooses. Labels enter
-    the posterior at once, by rank-one updates. After every `refit_every` labels a clone of the
-    estimator is fitted to all of them.
+    The first ten rows of a classifier come from a fixed design over the pool and by chance, in
+    turn, whatever is labelled then: rows that are chosen by a model of few labels mislead it more
+    than they tell. So do all rows while fewer than two classes have a label. For a regressor the
+    first two rows are those of the design. Later the strategy chooses. Labels enter the posterior
+    at once, by rank-one updates. After every `refit_every` labels a clone of the estimator is
+    fitted to all of them.
 
     Parameters
     ----------
@@ -79,8 +194,8 @@ class Learner(Printed):
         Classes of the last refit; None before it, and for regressors.
     expected_gain_ : float
         Expected fall of the mean log loss of the pool, in nats, by the label of the row asked first
-        (its "epig" score). A figure to look at, not a rule of when to stop. NaN for rows of the
-        fixed design, and with strategies that do not look ahead.
+        (its "epig" score). A figure to look at, not a rule of when to stop. NaN for the first rows,
+        and with strategies that do not look ahead.
     history_ : list of dict
         One entry a refit: "n_labels", "expected_gain" at that time and "score", which is None
         unless `learn` was given one.
@@ -139,62 +254,33 @@ class Learner(Printed):
         if not self._pool.shape or self._pool.shape[0] == 0:
             raise ValueError("X_pool has no rows.")
         self._estimator = clone(estimator)
-        self._allowed = None if classes is None else set(np.asarray(classes).tolist())
         self._strategy, self._objective, self._refit_every = strategy, objective, refit_every
-        self._n_reference, self._missing = n_reference, missing_label
+        self._n_reference = n_reference
         # one number for the whole session, so that asking twice gives the same rows
-        self._fixed = random_state is None
         self._seed = int(check_random_state(random_state).randint(2**31 - 2**24))
+        self._reference_seed = None if random_state is None else self._seed
         self.estimator_, self.classes_ = None, None
         self.expected_gain_ = np.nan
         self.history_: list[dict[str, Any]] = []
-        self._rows: list[int] = []
-        self._labels: list[Any] = []
+        self._labels = _PoolLabels(self._pool.shape[0], classes, missing_label, y)
         self._posterior: Any = None
         self._n_fitted = self._n_included = 0
-        if y is not None:
-            self._take_known(y)
         self._refit_if_due()
-
-    def _take_known(self, y):
-        y = np.asarray(y, dtype=object)
-        if y.shape != (self._n,):
-            raise ValueError(f"y has shape {y.shape}, for a pool of {self._n} rows.")
-        known = [i for i, label in enumerate(y) if not self._is_missing(label)]
-        self._check_labels(y[known])
-        self._rows, self._labels = known, list(y[known])
-
-    @property
-    def _n(self):
-        return self._pool.shape[0]
 
     @property
     def labelled_(self):
         """Rows with a label, in the order of arrival."""
-        return np.array(self._rows, dtype=np.intp)
+        return np.array(self._labels.rows, dtype=np.intp)
 
     @property
     def y_(self):
         """Labels of the rows in `labelled_`."""
-        return np.array(self._labels)
-
-    def _is_missing(self, label):
-        if label is None or type(label).__name__ in ("NAType", "NaTType"):
-            return True
-        if isinstance(label, float | np.floating) and np.isnan(label):
-            return True
-        return type(label) is not bool and bool(label == self._missing)
-
-    def _check_labels(self, labels):
-        if self._allowed is not None:
-            outside = sorted({str(v) for v in labels if v not in self._allowed})
-            if outside:
-                raise ValueError(f"labels {outside} are not among classes.")
+        return np.array(self._labels.values)
 
     def __str__(self):
-        fitted, told = self._n_fitted, len(self._rows)
+        fitted, told, n = self._n_fitted, len(self._labels), self._labels.n
         lines = [
-            f"Learner of {type(self._estimator).__name__}: {told} of {self._n} rows labelled",
+            f"Learner of {type(self._estimator).__name__}: {told} of {n} rows labelled",
             f"strategy {self._strategy!r}, objective {self._objective!r}",
             "no model yet: rows come from a fixed design"
             if self.estimator_ is None
@@ -228,24 +314,24 @@ class Learner(Printed):
             If fewer rows are left.
         """
         check_number("n_instances", n_instances, 1, integer=True)
-        free = np.ones(self._n, dtype=bool)
-        free[self._rows] = False
+        free, n_told = self._labels.free(), len(self._labels)
         if n_instances > free.sum():
             raise ValueError(f"n_instances={n_instances} is more than the {free.sum()} rows left.")
         if self._strategy == "random":
-            rng = np.random.RandomState(self._seed + len(self._rows))
-            return rng.permutation(np.flatnonzero(free))[:n_instances]
-        if self.estimator_ is None or (self._unseen() and len(self._rows) % 2):
+            return _drawn(free, n_instances, self._seed + n_told)
+        turns = self._labels.first_turns(n_instances, self._estimator, self.estimator_)
+        if turns is not None:
             self.expected_gain_ = np.nan
-            return design_rows(self._pool, self.labelled_, np.flatnonzero(free), n_instances)[0]
+            seed = (self._reference_seed or 0) + n_told
+            return _first_rows(self._pool, self.labelled_, free, turns, seed)
         strategy = resolved(self._strategy, self.estimator_, self._objective)
-        if not self._counts_all_labels(strategy):
+        if not _sees_labels(strategy, self.estimator_):
             return query(
                 self.estimator_,
                 self._pool,
                 n_instances,
                 strategy=strategy,
-                exclude=self._rows,
+                exclude=self.labelled_,
                 n_reference=self._n_reference,
                 random_state=self._reference_seed,
             )
@@ -254,20 +340,9 @@ class Learner(Printed):
             self.expected_gain_ = float(look_ahead(self._posterior, "epig", chosen[:1])[0])
         return chosen
 
-    def _unseen(self):
-        """Return whether a class that may come has no label yet: no posterior can ask for it."""
-        return self._allowed is not None and not self._allowed.issubset(self._labels)
-
-    def _by_proba(self, strategy):
-        return strategy in OF_PROBA and hasattr(self.estimator_, "predict_proba")
-
-    def _counts_all_labels(self, strategy):
-        """Return whether a strategy can see the labels since the last refit."""
-        return self._by_proba(strategy) or (self._has_posterior() and works_on_posterior(strategy))
-
     def _best(self, strategy, free, n_instances):
         rows = np.flatnonzero(free)
-        if self._by_proba(strategy):
+        if _by_proba(strategy, self.estimator_):
             rated = OF_PROBA[strategy](self.predict_proba())[rows]
             return rows[best_first(rated)[:n_instances]]
         posterior = self._up_to_date()
@@ -278,15 +353,6 @@ class Learner(Printed):
         else:
             rated = latent_scores(posterior, strategy)[rows]
         return rows[best_first(rated)[:n_instances]]
-
-    def _has_posterior(self):
-        model = self.estimator_
-        needed = "predict" if is_regressor(model) else "latent_mean_and_variance"
-        return hasattr(model, "latent_covariance") and hasattr(model, needed)
-
-    @property
-    def _reference_seed(self):
-        return None if self._fixed else self._seed
 
     def _up_to_date(self):
         """Return the posterior of the pool with all labels in."""
@@ -301,21 +367,11 @@ class Learner(Printed):
             )
             self._posterior = posterior_of(self.estimator_, self._pool, reference)
             self._n_included = self._n_fitted
-        while self._n_included < len(self._rows):
-            row, label = (a[self._n_included] for a in (self._rows, self._labels))
-            self._posterior = self._posterior.including(row, self._coded(label))
+        new = slice(self._n_included, None)
+        for row, label in zip(self._labels.rows[new], self._labels.values[new], strict=True):
+            self._posterior = self._posterior.including(row, _coded(self.estimator_, label))
             self._n_included += 1
         return self._posterior
-
-    def _coded(self, label):
-        """Return the class index of a label, of a regressor the response itself.
-
-        None for a class that the last refit does not know, which there is only after one failed.
-        """
-        if self.classes_ is None:
-            return float(label)
-        found = np.flatnonzero(self.classes_ == label)
-        return int(found[0]) if len(found) else None
 
     # ------------------------------------------------------------------ telling
 
@@ -342,11 +398,12 @@ class Learner(Printed):
             or there are not as many labels as rows. Nothing has changed then. What a refit raises
             leaves the labels told and the last refit in place.
         """
-        rows, told = self._told(indices, labels)
-        again = sorted(set(rows) & set(self._rows))
+        rows, told = self._labels.told(indices, labels)
+        again = sorted(set(rows) & set(self._labels.rows))
         if again:
             raise ValueError(f"rows {again} of indices have a label already: use `correct`.")
-        self._rows, self._labels = self._rows + rows, self._labels + told
+        self._labels.rows += rows
+        self._labels.values += told
         self._refit_if_due()
         return self
 
@@ -372,15 +429,13 @@ class Learner(Printed):
             If a row has no label yet or comes twice, a label is missing or not among `classes`, or
             there are not as many labels as rows. Nothing has changed then.
         """
-        rows, told = self._told(indices, labels)
-        unknown = sorted(set(rows) - set(self._rows))
+        rows, told = self._labels.told(indices, labels)
+        unknown = sorted(set(rows) - set(self._labels.rows))
         if unknown:
             raise ValueError(f"rows {unknown} of indices have no label yet: use `tell`.")
-        corrected = dict(zip(rows, told, strict=True))
-        kept = zip(self._rows, self._labels, strict=True)
-        self._labels = [corrected.get(row, label) for row, label in kept]
+        self._labels.correct(rows, told)
         had_model, self._posterior, self._n_fitted = self.estimator_ is not None, None, 0
-        if not self._can_fit():
+        if not self._labels.enough(self._estimator):
             self.estimator_, self.classes_ = None, None
         elif had_model:
             self.refit()
@@ -388,33 +443,15 @@ class Learner(Printed):
             self._refit_if_due()
         return self
 
-    def _told(self, indices, labels):
-        """Return rows and labels as lists, checked for what does not hang on earlier labels."""
-        rows = row_numbers("indices", np.atleast_1d(np.asarray(indices)), self._n).tolist()
-        labels = list(np.atleast_1d(np.asarray(labels, dtype=object)))
-        if len(rows) != len(labels):
-            raise ValueError(f"{len(labels)} labels were told for {len(rows)} indices.")
-        if len(set(rows)) < len(rows):
-            raise ValueError("indices name a row twice.")
-        if any(self._is_missing(label) for label in labels):
-            raise ValueError("labels hold a missing label.")
-        self._check_labels(labels)
-        return rows, labels
-
     def _refit_if_due(self):
         if self.estimator_ is None:
-            due = self._can_fit()
+            due = self._labels.enough(self._estimator)
         else:
-            new = self._labels[self._n_fitted :]
+            new = self._labels.values[self._n_fitted :]
             unknown = self.classes_ is not None and not np.all(np.isin(new, self.classes_))
             due = len(new) >= self._refit_every or unknown
         if due:
             self.refit()
-
-    def _can_fit(self):
-        if is_regressor(self._estimator):
-            return len(self._rows) >= 2
-        return len(np.unique(self.y_)) >= 2
 
     def refit(self) -> Self:
         """Fit a clone of the estimator to all labels now, unless the last refit had them all.
@@ -428,7 +465,7 @@ class Learner(Printed):
         ValueError
             If there are fewer than two classes (of regressors, rows).
         """
-        if not self._can_fit():
+        if not self._labels.enough(self._estimator):
             raise ValueError("a refit needs labels of two classes (for a regressor, of two rows).")
         rows, y = self.labelled_, self.y_
         if self.estimator_ is not None and self._n_fitted == len(rows):
@@ -462,13 +499,13 @@ class Learner(Printed):
         """
         if self.estimator_ is None:
             raise ValueError("there is no model before labels of two classes are told.")
-        X, new = self._pool if X is None else rows_of(X), range(self._n_fitted, len(self._rows))
-        if not new or self.classes_ is None or not self._has_posterior():
+        X, new = self._pool if X is None else rows_of(X), slice(self._n_fitted, None)
+        rows, labels = self.labelled_[new], self._labels.values[new]
+        if not labels or self.classes_ is None or not _has_posterior(self.estimator_):
             return self.estimator_.predict_proba(X)
-        rows = self.labelled_[self._n_fitted :]
         posterior = posterior_of(self.estimator_, rows_at(self._pool, rows), X)
-        for k, i in enumerate(new):
-            posterior = posterior.including(k, self._coded(self._labels[i]))
+        for k, label in enumerate(labels):
+            posterior = posterior.including(k, _coded(self.estimator_, label))
         return posterior.reference_proba()
 
 
@@ -528,7 +565,7 @@ def learn(
     check_number("n_queries", n_queries, 1, integer=True)
     check_number("batch_size", batch_size, 1, integer=True)
     learner = Learner(estimator, X_pool, y, **learner_keywords)
-    n_free = learner._n - len(learner.labelled_)
+    n_free = int(learner._labels.free().sum())
     if n_queries > n_free:
         raise ValueError(f"n_queries={n_queries} is more than the {n_free} rows without label.")
     left = n_queries

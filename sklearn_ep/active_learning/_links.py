@@ -15,11 +15,60 @@ from scipy.optimize import least_squares
 from scipy.special import entr, expit, ndtr
 
 from .._engine.likelihoods import LabelNoise, Logit, Probit
-from .._engine.quadrature import expectation_by_panels, logistic_mixture, quick_ndtr
-from .._engine.super_gaussian import local_site_precision
+from .._engine.quadrature import (
+    local_site_precision,
+    logistic_mixture,
+    quick_ndtr,
+    tilted_by_panels,
+)
 
 
-class LogisticLink:
+class FactorLink:
+    """Any likelihood, by its own probabilities.
+
+    Parameters
+    ----------
+    factor : Factor
+    """
+
+    def __init__(self, factor):
+        self.factor, self.slope = factor, factor.logistic_slope or 1.0
+
+    def _labels(self, mean, var):
+        """Return (probability, `Tilted`) of the labels +1 and -1."""
+        tilted = [self.factor.tilted(y, mean, var) for y in (1.0, -1.0)]
+        return [(np.exp(t.log_z), t) for t in tilted]
+
+    def proba(self, mean, var):
+        """Return the probability (n,) of the label +1."""
+        return np.exp(self.factor.tilted(1.0, mean, var).log_z)
+
+    def precision(self, mean, var):
+        """Return the precision (n,) that takes from the variance what a label does on average."""
+        fall = var * sum(p * t.curvature for p, t in self._labels(mean, var))
+        return np.maximum(fall, 0.0) / (var * np.maximum(1.0 - fall, np.finfo(float).tiny))
+
+    def bald(self, mean, var):
+        """Return the mutual information (n,) of label and latent value, by quadrature."""
+
+        def log_entropy(f):
+            found = sum(entr(np.exp(self.factor.log_prob(y, f))) for y in (1.0, -1.0))
+            return np.log(np.maximum(found, np.finfo(float).tiny))
+
+        p = self.proba(mean, var)
+        known = np.exp(tilted_by_panels(log_entropy, mean, var)[0])
+        return np.maximum(entr(p) + entr(1.0 - p) - known, 0.0)
+
+    def information_gain(self, mean, var):
+        """Return the expected Kullback-Leibler divergence (n,) after a label, moments matched."""
+        total = 0.0
+        for p, t in self._labels(mean, var):
+            left = 1.0 - var * t.curvature
+            total = total + p * 0.5 * (left - 1.0 - np.log(left) + var * t.gradient**2)
+        return total
+
+
+class LogisticLink(FactorLink):
     """A link that a logistic function of slope times latent value stands for, or is.
 
     Parameters
@@ -28,17 +77,8 @@ class LogisticLink:
         The link itself, with a `logistic_slope`.
     """
 
-    def __init__(self, factor):
-        self.slope, self.factor = factor.logistic_slope, factor
-
     def _logistic(self, mean, var):
         return self.slope * mean, self.slope**2 * var
-
-    def proba(self, mean, var):
-        """Return the probability (n,) of the label +1."""
-        if isinstance(self.factor, Logit):
-            return logistic_mixture(*self._logistic(mean, var))[0]
-        return np.exp(self.factor.tilted(1.0, mean, var).log_z)
 
     def precision(self, mean, var):
         """Return the precision (n,) that a label of unknown value adds on average."""
@@ -72,53 +112,7 @@ class LogisticLink:
         return total
 
 
-class FactorLink:
-    """Any other likelihood, by its own probabilities.
-
-    Parameters
-    ----------
-    factor : Factor
-    """
-
-    slope = 1.0
-
-    def __init__(self, factor):
-        self.factor = factor
-
-    def _labels(self, mean, var):
-        """Return (probability, `Tilted`) of the labels +1 and -1."""
-        tilted = [self.factor.tilted(y, mean, var) for y in (1.0, -1.0)]
-        return [(np.exp(t.log_z), t) for t in tilted]
-
-    def proba(self, mean, var):
-        """Return the probability (n,) of the label +1."""
-        return np.exp(self.factor.tilted(1.0, mean, var).log_z)
-
-    def precision(self, mean, var):
-        """Return the precision (n,) that takes from the variance what a label does on average."""
-        fall = var * sum(p * t.curvature for p, t in self._labels(mean, var))
-        return np.maximum(fall, 0.0) / (var * np.maximum(1.0 - fall, np.finfo(float).tiny))
-
-    def bald(self, mean, var):
-        """Return the mutual information (n,) of label and latent value, by quadrature."""
-
-        def entropy(f):
-            return sum(entr(np.exp(self.factor.log_prob(y, f))) for y in (1.0, -1.0))
-
-        p = self.proba(mean, var)
-        known = expectation_by_panels(entropy, mean, var)
-        return np.maximum(entr(p) + entr(1.0 - p) - known, 0.0)
-
-    def information_gain(self, mean, var):
-        """Return the expected Kullback-Leibler divergence (n,) after a label, moments matched."""
-        total = 0.0
-        for p, t in self._labels(mean, var):
-            left = 1.0 - var * t.curvature
-            total = total + p * 0.5 * (left - 1.0 - np.log(left) + var * t.gradient**2)
-        return total
-
-
-class ProbitMixture:
+class LinkMixture:
     """A link as e + (1 - 2 e) sum_k w_k Phi((f - t_k) / s_k), whose normal averages are the same.
 
     Parameters
@@ -141,9 +135,7 @@ class ProbitMixture:
     def calibrated(self, slope, temper):
         """Return the same link of `slope` times a value whose variance is scaled by `temper`."""
         centres = np.asarray(self.centres) / slope
-        return ProbitMixture(
-            self.weights, centres, self.scales / slope, self.low, self.high, temper
-        )
+        return LinkMixture(self.weights, centres, self.scales / slope, self.low, self.high, temper)
 
     def proba(self, mean, var):
         """Return the probability of +1 for normal latent values, arrays of any shape.
@@ -164,7 +156,7 @@ class ProbitMixture:
 
 # Two terms for the logistic function, largest error 5e-4: one term, 1e-2, puts look-ahead scores
 # off by a tenth of their largest.
-_LOGISTIC = ProbitMixture(
+_LOGISTIC = LinkMixture(
     (0.564435306788094, 0.4355646932119059),
     (0.0, 0.0),
     (1.3010498695491055, 2.2974979348390105),
@@ -174,13 +166,13 @@ _MISFIT = 0.03
 
 
 def mixture_of(factor):
-    """Return the `ProbitMixture` that a likelihood is, or that stands in for it."""
+    """Return the `LinkMixture` that a likelihood is, or that stands in for it."""
     if isinstance(factor, Probit):
-        return ProbitMixture([1.0], [0.0], [1.0])
+        return LinkMixture([1.0], [0.0], [1.0])
     if isinstance(factor, Logit):
         return _LOGISTIC
     if isinstance(factor, LabelNoise):
-        return ProbitMixture([1.0], [0.0], [np.sqrt(factor.noise)], factor.rate, 1.0 - factor.rate)
+        return LinkMixture([1.0], [0.0], [np.sqrt(factor.noise)], factor.rate, 1.0 - factor.rate)
     return _fitted_mixture(factor)
 
 
@@ -191,7 +183,7 @@ def _fitted_mixture(factor):
 
     def built(x):
         share = expit(x[4])
-        return ProbitMixture([share, 1.0 - share], x[:2], np.exp(x[2:4]), x[5], x[6])
+        return LinkMixture([share, 1.0 - share], x[:2], np.exp(x[2:4]), x[5], x[6])
 
     starts = [[t, t + 1.0, 0.0, 0.5, 0.0, wanted[0], wanted[-1]] for t in (-2.0, -0.5, 1.0)]
     fits = [least_squares(lambda x: built(x).proba(mean, var) - wanted, x0) for x0 in starts]
@@ -229,7 +221,7 @@ class ClassResponse:
 
     @cached_property
     def mixtures(self):
-        """One `ProbitMixture` a problem, of the predictions."""
+        """One `LinkMixture` a problem, of the predictions."""
         each = zip(self.links, self.slope, self.temper, strict=True)
         return [mixture_of(link.factor).calibrated(a, t) for link, a, t in each]
 

@@ -15,6 +15,7 @@ from sklearn.base import is_regressor
 
 from .._engine.gaussian import positive_variance
 from .._engine.likelihoods import PROBIT_SLOPE, Probit
+from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.tables import rows_at
 from ._links import ClassResponse, NormalResponse, calibration_of, response_of
 
@@ -126,10 +127,14 @@ class _SeparateProblems:
 
 
 def _latent_covariance_with(estimator, X2):
-    """Return the map from rows X1 to covariances with X2, by the estimator's own way if any."""
-    if hasattr(estimator, "_latent_covariance_with"):
-        return estimator._latent_covariance_with(X2)
-    return lambda X1: estimator.latent_covariance(X1, X2)
+    """Return the map from rows X1 to covariances with X2.
+
+    What X2 alone decides is worked out once by an estimator of this package.
+    """
+    if not isinstance(estimator, PosteriorClassifier):
+        return lambda X1: estimator.latent_covariance(X1, X2)
+    covariance = estimator._latents().covariance_with(estimator._check_new(X2))
+    return lambda X1: covariance(estimator._check_new(X1))
 
 
 def _stacked(C):
@@ -177,10 +182,9 @@ class _JointClasses:
         self.scale = K / ((K - 1.0) * sd)
 
     def moments(self, X):
-        estimator = self.estimator
-        common = _prior_variances(estimator, X)[:, None] / len(estimator.classes_)
-        var, log_proba = estimator._variance_and_log_proba(X)
-        var = positive_variance(self.scale**2 * (var - common), var)
+        rows = self.estimator._check_new(X)
+        var, log_proba = self.estimator._latents().variance_and_log_proba(rows)
+        var = self.scale**2 * var
         # a probability of one has no finite mean: the last double below it
         log_proba = np.minimum(log_proba, -np.finfo(float).epsneg)
         return np.sqrt(1.0 + var) * ndtri_exp(log_proba), var
@@ -208,16 +212,6 @@ class _JointClasses:
 def _array(X):
     """Return the rows of a table as a kernel takes them."""
     return X.to_numpy() if hasattr(X, "iloc") else X
-
-
-def _prior_variances(estimator, X):
-    """Return the prior variance (n,) that each class of a joint posterior has at rows."""
-    X = _array(X)
-    if hasattr(estimator, "kernel_"):
-        return sum(w * kernel.diag(X) for w, kernel in _kernels(estimator))
-    squares = X.multiply(X) if sp.issparse(X) else np.square(X)
-    plain = squares @ _coefficient_variances(estimator) + _intercept_variance(estimator)
-    return _tempering(estimator) * plain
 
 
 def _kernels(estimator):

@@ -1,10 +1,10 @@
-"""Rows of a pool: taking them, checking their numbers, ordering them by scores."""
+"""Rows of a pool: taking them, checking their numbers, ordering them; a fixed design of them."""
 
 import numpy as np
 import scipy.sparse as sp
-from sklearn.utils import check_random_state
+from scipy.linalg import cholesky, solve_triangular
+from sklearn.utils import check_array
 
-from .._estimator.checks import check_number
 from .._estimator.tables import rows_at
 
 
@@ -13,25 +13,6 @@ def rows_of(X):
     if sp.issparse(X):
         return X.tocsr()
     return X if hasattr(X, "shape") else np.asarray(X)
-
-
-def reference_rows(X, X_reference, n_reference, random_state):
-    """Return the reference rows: given ones, or a sample of the pool."""
-    if X_reference is not None:
-        X_reference = rows_of(X_reference)
-        if X_reference.shape[1:] != X.shape[1:]:
-            raise ValueError(
-                f"X_reference has rows of shape {X_reference.shape[1:]}, the pool of {X.shape[1:]}."
-            )
-        return X_reference
-    check_number("n_reference", n_reference, 1, integer=True)
-    n = X.shape[0]
-    if n <= n_reference:
-        return X
-    if random_state is None:
-        return rows_at(X, np.linspace(0, n - 1, n_reference).round().astype(int))
-    rng = check_random_state(random_state)
-    return rows_at(X, np.sort(rng.choice(n, n_reference, replace=False)))
 
 
 def allowed_rows(n, candidates, exclude):
@@ -65,3 +46,78 @@ def best_first(values):
     scale = np.max(np.abs(values), initial=0.0, where=finite)
     rounded = np.round(values / scale, 14) if scale > 0 else values
     return np.argsort(-rounded, kind="stable")
+
+
+# Rows of the pool that a design looks at, for two matrices of so many squared numbers.
+MOST_ROWS = 2000
+# Share of the prior variance that a label leaves.
+_NOISE = 0.1
+
+
+def design_rows(X, labelled, candidates, n_rows):
+    """Return the candidates (n_rows,) that tell most about the pool, and what each tells.
+
+    A Gaussian process with the kernel exp(-|x - x'|^2 / D), D the mean squared distance of two
+    rows, gets one row after another: the one that lowers the mean variance over the pool most,
+    given the rows that are labelled already. No label enters. Columns of larger scale count for
+    more: standardise them first. O(MOST_ROWS^2) memory, the same rows for sparse and dense X.
+
+    Parameters
+    ----------
+    X : ndarray, CSR matrix or table of shape (n, d)
+    labelled, candidates : ndarray of int
+        Rows that have a label, and rows that may be chosen.
+    n_rows : int
+        At most the number of candidates; ties go to the lowest index.
+
+    Returns
+    -------
+    chosen : ndarray of int of shape (n_rows,)
+    gain : ndarray of shape (n_rows,)
+        Fall of the mean variance, in units of the prior variance.
+
+    Raises
+    ------
+    ValueError
+        If X is not finite and numeric.
+    """
+    # evenly spaced candidates stand for the pool, so that the choice needs no random numbers
+    count = max(n_rows, min(len(candidates), MOST_ROWS - min(len(labelled), MOST_ROWS // 2)))
+    seen = candidates[np.linspace(0, len(candidates) - 1, count).round().astype(int)]
+    known = labelled[: MOST_ROWS // 2]
+    rows = rows_at(X, np.concatenate([known, seen]))
+    K = _kernel(check_array(rows, accept_sparse="csr", dtype=np.float64, input_name="X"))
+    if len(known):
+        _include_first(K, len(known))
+    allowed, chosen, gains = np.arange(len(K)) >= len(known), [], []
+    for _ in range(n_rows):
+        gain = np.mean(K**2, axis=1) / (np.diagonal(K) + _NOISE)
+        # differences at rounding level are ties
+        best = np.flatnonzero(allowed & (gain >= gain[allowed].max() * (1.0 - 1e-12)))[0]
+        allowed[best] = False
+        chosen.append(seen[best - len(known)])
+        gains.append(gain[best])
+        _include(K, best)
+    return np.array(chosen), np.array(gains)
+
+
+def _kernel(X):
+    """Return the covariance matrix of rows; distances come from inner products."""
+    products = X @ X.T
+    products = np.asarray(products.todense() if hasattr(products, "todense") else products)
+    squares = np.diagonal(products)
+    distances = np.maximum(squares[:, None] + squares - 2.0 * products, 0.0)
+    scale = distances.mean()
+    return np.exp(-distances / scale) if scale > 0 else np.ones_like(distances)
+
+
+def _include_first(K, n):
+    """Condition the covariance on labels of the first n rows, in place."""
+    noisy = K[:n, :n] + _NOISE * np.eye(n)
+    half = solve_triangular(cholesky(noisy, lower=True), K[:n], lower=True)
+    K -= half.T @ half
+
+
+def _include(K, j):
+    """Condition the covariance on a label of row j, in place."""
+    K -= np.outer(K[:, j], K[j]) / (K[j, j] + _NOISE)

@@ -14,7 +14,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from .._engine.class_sites import ClassSites
 from .._engine.diagnostics import weight_space_log_weights
 from .._engine.partition import Part, PartMap
-from .._engine.super_gaussian import LogisticSites
 from .._estimator.annotations import RowsLike, Seed, TrainingRows
 from .._estimator.averaged import average_remarks, hyper_attributes
 from .._estimator.checks import (
@@ -29,7 +28,6 @@ from .._estimator.checks import (
     spread_rows,
     validate_training,
 )
-from .._estimator.coefficients import CoefficientReport
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import (
     FitMonitor,
@@ -42,6 +40,7 @@ from .._estimator.fitting import (
 )
 from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.row_parts import array_parts
+from .._estimator.summary import CoefficientReport
 from ._joint import (
     JointWeightPosterior,
     fit_joint,
@@ -57,6 +56,7 @@ from ._parameters import (
     takes_joint,
 )
 from ._problem import fit_exact, fit_parted, fit_sampled, make_parted, make_problem
+from ._sites import LogisticSites
 from ._stream import plan_stream
 
 
@@ -146,8 +146,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         too.
     max_iter : int, default=20
         Largest number of outer steps; three to ten are usual. The cheaper steps of exact fits on
-        partitions and in streams may be three times as many, and so may those that learn a scale
-        from sampled variances.
+        partitions may be three times as many, and so may those that learn a scale from sampled
+        variances.
     tol : float, default=1e-3
         Outer steps stop when no log variance changes by more, which moves probabilities by less
         than 1e-3. With sampled variances the mean square change is compared, the scale of their
@@ -344,6 +344,9 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     """
 
     _accept_sparse = ("csr", "csc")
+    prior_variance_: Any
+    slope_: float
+    temper_: float
 
     def __init__(
         self,

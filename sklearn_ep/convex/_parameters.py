@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._engine.class_weights import MOST_WEIGHTS
-from .._engine.super_gaussian import BOUNDS, Penalty
+from .._engine.class_sites import MOST_WEIGHTS
 from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import check_choice, check_common, check_number, refuse_joint
-from ._sites import SITES, LaplaceSite, SuperGaussianSite
+from ._sites import BOUNDS, SITES, LaplaceSite, Penalty, SuperGaussianSite
 from ._systems import TINY
 
 
@@ -228,32 +227,11 @@ SCALE_RANGE = (1e-6, 1e6)
 GROUP_SHARE = 0.05
 
 
-class PriorTerms(NamedTuple):
-    """What a prior adds to the natural parameters of a posterior N(u, A^-1), and to its bound.
-
-    precision, (n,) or (n, n), and shift (n,) are those of the Gaussian that stands for it, slope
-    (n,) is the gradient of the expected loss in u, `loss` that loss.
-    """
-
-    precision: np.ndarray
-    shift: np.ndarray
-    slope: np.ndarray
-    loss: float
-
-
 def in_log_scales(prior, logs):
     """Return the scale of a prior by the logs of what is learned of it."""
     if not prior.learn:
         return prior.start_scale
     return np.exp(logs) if np.ndim(prior.start_scale) else float(np.exp(logs[0]))
-
-
-def _site_terms(prior, u, scale, root):
-    """Return the `PriorTerms` of independent coefficients; the covariance is root' root."""
-    m, variances = prior.n_sites, np.einsum("ij,ij->j", root, root)
-    p = prior.penalty(u, variances[:m], scale)
-    loss = float(np.sum(p.value)) + 0.5 * float(p.precision[m:] @ variances[m:])
-    return PriorTerms(p.precision, p.precision * u - p.slope, p.slope, loss)
 
 
 class PredictorPrior(NamedTuple):
@@ -310,7 +288,9 @@ class LearnedScale:
 
     learn: bool
     evidence_slope: Any
-    update: Any
+    rate: float
+    n_sites: int
+    growth = 1.0  # a scale of which the loss has so many powers needs so much shorter steps
     of_scale: PredictorPrior | None = None
     start_scale: Any = 1.0
     groups = None
@@ -327,7 +307,9 @@ class LearnedScale:
         """Return the scale after a fixed-point step to the largest bound, times a prior if any."""
         slope = self.evidence_slope(u, penalty, scale, predictor, dof)
         own_slope = 0.0 if of_scale is None else of_scale.slope(np.log(scale))
-        return float(scale * np.exp(self.update(slope, own_slope, dof)))
+        count = (self.n_sites or dof) + 1.0  # one more on both sides: neither is ever negative
+        ratio = (slope / self.rate + count) / (count - own_slope / self.rate)
+        return float(scale * ratio ** (1.0 / self.growth))
 
     def clipped(self, scale):
         """Return a learned scale within its range."""
@@ -375,11 +357,10 @@ class GaussianPrior(LearnedScale):
     def precision(self, scale):
         """Return the prior precisions."""
         precision = 1.0 / self.variance
-        precision[: self.n_features] /= self.spread(scale)
+        precision[: self.n_features] /= scale if self.groups is None else scale[self.groups]
         return precision
 
     start_precision = precision
-    terms = _site_terms
 
     def unit_variances(self):
         """Return the prior variances (n_features,) at a scale of one."""
@@ -425,14 +406,6 @@ class GaussianPrior(LearnedScale):
         size, dof = self._size_and_dof(u, penalty, predictor, dof)
         return 0.5 * (size / scale - dof)
 
-    def update(self, slope, own_slope, dof):
-        """Return the step in the log scale that MacKay's update is with a prior of the scale.
-
-        `slope` is that of the bound, `own_slope` that of the prior; one more is added to both
-        sides, so that neither is ever negative.
-        """
-        return np.log((2.0 * slope + dof + 1.0) / (dof + 1.0 - 2.0 * own_slope))
-
     def _size_and_dof(self, u, penalty, predictor, dof):
         """Return |u|^2 over the prior variances at a scale of one, and the dof of features."""
         d = self.n_features
@@ -455,13 +428,11 @@ class SitePrior(LearnedScale):
 
     def __init__(self, site, variance, n_features, learn):
         self.site, self.variance, self.n_features, self.learn = site, variance, n_features, learn
-        self.n_sites = n_features
+        self.n_sites, self.growth = n_features, site.growth
 
     def spread(self, scale):
         """Return the scale of each feature: one for all of them."""
         return scale
-
-    terms = _site_terms
 
     def unit_variances(self):
         """Return variances (n_features,) of about the width of the sites at a scale of one."""
@@ -501,17 +472,12 @@ class SitePrior(LearnedScale):
         normaliser asks to be one a coefficient.
         """
         slopes = self._loss_slopes(u, penalty, variances)
-        return float(scale * (slopes / self.n_features) ** (1.0 / self.site.growth))
+        return float(scale * (slopes / self.n_features) ** (1.0 / self.growth))
 
     def evidence_slope(self, u, penalty, scale, predictor, dof):
         """Return the derivative of the bound in the log scale, at its optimum."""
         variances = predictor.coefficient_variance()[: self.n_features]
         return float(self._loss_slopes(u, penalty, variances)) - self.n_features
-
-    def update(self, slope, own_slope, dof):
-        """Return the step in the log scale that `new_scale` is with a prior of the scale."""
-        d = self.n_features
-        return np.log((slope + d + 1.0) / (d + 1.0 - own_slope)) / self.site.growth
 
     def _loss_slopes(self, u, penalty, variances):
         """Return minus the derivative of the expected loss in the log scale."""
@@ -520,27 +486,25 @@ class SitePrior(LearnedScale):
 
 
 class CarriedPrior:
-    """The Gaussian N(mean, precision^-1) that a stream carries from batch to batch."""
+    """The Gaussian with a mean and a system that a stream carries from batch to batch."""
 
-    n_sites, learn, groups, start_scale = 0, False, None, 1.0
+    n_sites, learn, start_scale, scale_share = 0, False, 1.0, 1.0
 
-    def __init__(self, mean, precision, log_det):
-        self.mean, self.matrix, self.log_det = mean, precision, log_det
+    def __init__(self, mean, system):
+        self.mean, self.system = mean, system
 
     def start_precision(self, scale):
-        """Return the precision (n, n)."""
-        return self.matrix
+        """Return the diagonal of the precision."""
+        return self.system.diagonal()
 
     def log_normaliser(self, scale):
-        """Return what the prior adds to the bound besides its expected loss."""
-        return 0.5 * self.log_det
+        """Return what the prior adds to the bound besides its penalty."""
+        return 0.5 * self.system.log_det
 
-    def terms(self, u, scale, root):
-        """Return the `PriorTerms` of a posterior whose covariance is root' root."""
-        slope = self.matrix @ (u - self.mean)
-        loss = 0.5 * (u - self.mean) @ slope
-        loss += 0.5 * np.einsum("ij,ij->", root @ self.matrix, root)
-        return PriorTerms(self.matrix, self.matrix @ self.mean, slope, float(loss))
+    def penalty(self, u, variances, scale):
+        """Return the `Penalty` of weights u, with one value; the system is the precision."""
+        slope = self.system.times(u - self.mean)
+        return Penalty(0.5 * (u - self.mean) @ slope, slope, self.system, self.system)
 
 
 def _checked_prior_variance(prior_variance, d):

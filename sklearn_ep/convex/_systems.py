@@ -3,8 +3,10 @@
 The posterior precision is A = diag(D) + B' diag(pi) B: D from the prior (with the sites of a
 Laplace prior in it), pi from the sites of the rows. Systems answer the same questions:
 `PrimalSystem` factorises A (n x n), `DualSystem` the q x q matrix of the rows, and
-`IterativeSystem` multiplies with B only. `LowRankSystem` is for a posterior that is kept as a
-diagonal plus a matrix of low rank.
+`IterativeSystem` multiplies with B only. A system may be the prior of further rows.
+
+Where no factorisation is affordable draws of the posterior tell the level of variances whose shape
+a diagonal gives, and probes the log determinant.
 """
 
 import copy
@@ -13,15 +15,17 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.linalg import cho_solve, solve_triangular
+from scipy.linalg import cho_solve, eigh_tridiagonal, norm, solve_triangular
 from sklearn.utils import gen_batches
 
-from .._engine.class_weights import weighted_gram
+from .._engine.class_sites import weighted_gram
 from .._engine.gaussian import (
+    ImproperPosterior,
     checked_cholesky,
     explained_variances,
     inverse_from_cholesky,
     inverse_from_triangular,
+    invert_triangular,
     positive_variance,
     triangular_inverse,
 )
@@ -36,7 +40,7 @@ class Design:
     """The matrix B of rows, ones appended for an intercept, that counts products with it."""
 
     def __init__(self, X, intercept):
-        self.sparse, self.intercept = sp.issparse(X), intercept
+        self.intercept = intercept
         self.B = with_ones(X, intercept)
         self.shape = self.B.shape
         self.n_products = 0
@@ -78,14 +82,11 @@ class Design:
         j = START_INFLATION * leave_one_out(self.B, variances, precision)
         return np.maximum(j / (1.0 + precision * j), TINY), variances
 
-    def gram(self, weight):
-        """Return B' diag(weight) B as a dense matrix (n, n)."""
-        return weighted_gram(self.B, weight)
-
-    def kernel(self, variances):
-        """Return B diag(variances) B' (q, q), which is there while the prior stays the same."""
-        if self._kernel is None or not np.array_equal(self._kernel[0], variances):
-            self._kernel = variances, weighted_inner(self.B, variances, self.B)
+    def kernel(self, prior):
+        """Return the prior covariance (q, q) of the rows, kept while the prior stays the same."""
+        of_prior = getattr(prior, "variances", prior)
+        if self._kernel is None or not np.array_equal(self._kernel[0], of_prior):
+            self._kernel = of_prior, prior.covariance(self.B, self.B)
         return self._kernel[1]
 
 
@@ -130,11 +131,6 @@ def weighted_inner(B, variances, C):
     return out.toarray() if sp.issparse(out) else np.asarray(out)
 
 
-def weighted_row_sums(B, variances):
-    """Return diag(B diag(variances) B') for a dense or CSR matrix."""
-    return squared(B) @ variances
-
-
 def leave_one_out(B, variances, copy_precision):
     """Return j_i = sum_l b_il^2 / (A_ll - pi_i b_il^2): Jacobi variances without the row's share.
 
@@ -170,12 +166,46 @@ def row_blocks(n_rows, width, most=2_000_000):
     return gen_batches(n_rows, max(1, most // max(width, 1)))
 
 
-class PrimalSystem:
-    """A by its Cholesky factor, from `diagonal` D and `weight` pi. O(q n^2 + n^3)."""
+class HalfCovariance:
+    """Covariance H'H of the weights by its half H (r, n)."""
 
-    def __init__(self, design, diagonal, weight):
-        A = design.gram(weight)
-        A[np.diag_indices_from(A)] += diagonal
+    def __init__(self, half):
+        self.half = half
+
+    def row_variance(self, B):
+        """Return the variances of the predictors of any rows."""
+        out, half = np.empty(B.shape[0]), self.half.T
+        for rows in row_blocks(B.shape[0], half.shape[1]):
+            block = B[rows] @ half
+            out[rows] = np.einsum("ij,ij->i", block, block)
+        return out
+
+    def coefficient_variance(self):
+        """Return the variances of the weights."""
+        return np.einsum("ij,ij->j", self.half, self.half)
+
+    def covariance(self, B1, B2):
+        """Return the covariance of the predictors of two sets of rows."""
+        first = B1 @ self.half.T
+        return first @ (first if B2 is B1 else B2 @ self.half.T).T
+
+    def draw(self, n_samples, rng):
+        """Return draws (n_samples, n) of the weights about their mean."""
+        return rng.standard_normal((n_samples, len(self.half))) @ self.half
+
+
+class PrimalSystem(HalfCovariance):
+    """A by its Cholesky factor, from a prior and `weight` pi. O(q n^2 + n^3).
+
+    The prior is its precisions (n,), or a system.
+    """
+
+    def __init__(self, design, prior, weight):
+        A = weighted_gram(design.B, weight)
+        if isinstance(prior, np.ndarray):
+            A[np.diag_indices_from(A)] += prior
+        else:
+            A += prior.precision if isinstance(prior, PrimalSystem) else prior.times(np.eye(len(A)))
         self.lower = checked_cholesky(A)
 
     @classmethod
@@ -190,86 +220,155 @@ class PrimalSystem:
         """Log |A|."""
         return 2.0 * np.sum(np.log(np.diagonal(self.lower)))
 
-    @property
+    @cached_property
     def precision(self):
         """A itself."""
         return self.lower @ self.lower.T
 
+    def diagonal(self):
+        """Return the diagonal of A."""
+        return np.einsum("ij,ij->i", self.lower, self.lower)
+
+    def times(self, right):
+        """Return A right."""
+        return self.lower @ (self.lower.T @ right)
+
+    def weakened(self, share, more):
+        """Return the system of `share` A and further precisions (n,)."""
+        A = share * self.precision
+        A[np.diag_indices_from(A)] += more
+        return PrimalSystem.of(A)
+
     @cached_property
     def half(self):
         """L^-1 of A = L L', made when it is needed."""
-        return triangular_inverse(self.lower)
+        half = self.lower.copy(order="F")
+        invert_triangular(half)
+        return half
 
     def solve(self, right):
         """Return A^-1 right."""
         return cho_solve((self.lower, True), right, check_finite=False)
 
-    def solve_with_product(self, design, right, rtol, start):
-        """Return (x, B x) with A x = right; `rtol` and `start` are for systems that iterate."""
-        x = self.solve(right)
-        return x, design.dot(x)
-
     def training_variance(self, design):
         """Return diag(B A^-1 B') of the training rows."""
         return self.row_variance(design.B)
 
-    def row_variance(self, B):
-        """Return diag(B A^-1 B') of any rows."""
-        out, half = np.empty(B.shape[0]), self.half.T
-        for rows in row_blocks(B.shape[0], len(half)):
-            block = B[rows] @ half
-            out[rows] = np.einsum("ij,ij->i", block, block)
-        return out
-
-    def coefficient_variance(self):
-        """Return diag(A^-1)."""
-        return np.einsum("ij,ij->j", self.half, self.half)
-
     def squared_shrinkage(self, diagonal):
         """Return |I - A^-1 D|^2, the sum of squared shrinkage factors under a prior D. O(n^3)."""
         root = np.sqrt(diagonal)
-        rest = root[:, None] * inverse_from_triangular(self.half.copy(order="F")) * root
-        return len(rest) - 2.0 * float(np.trace(rest)) + float(np.sum(rest**2))
+        inverse = inverse_from_triangular(self.half.copy(order="F"))
+        return _squares_off_identity(root[:, None] * inverse * root)
+
+
+def _squares_off_identity(matrix):
+    """Return |I - M|^2 of a symmetric matrix."""
+    return len(matrix) - 2.0 * float(np.trace(matrix)) + float(np.sum(matrix**2))
+
+
+class DiagonalCovariance:
+    """Independent weights with variances (n,)."""
+
+    def __init__(self, variances):
+        self.variances = variances
+
+    @property
+    def log_det(self):
+        """Log determinant of the precision."""
+        return -float(np.sum(np.log(self.variances)))
+
+    def diagonal(self):
+        """Return the diagonal of the precision."""
+        return 1.0 / self.variances
+
+    def times(self, right):
+        """Return the product of the precision with a vector or columns."""
+        return (right.T / self.variances).T
+
+    def weakened(self, share, more):
+        """Return that of `share` of the precisions and further ones (n,)."""
+        return DiagonalCovariance(1.0 / (share / self.variances + more))
+
+    def solve(self, right):
+        """Return the product of the covariance with a vector or columns."""
+        return (right.T * self.variances).T
+
+    def row_variance(self, B):
+        """Return the variances of the predictors of rows."""
+        return squared(B) @ self.variances
+
+    def coefficient_variance(self):
+        """Return the variances of the weights."""
+        return self.variances
 
     def covariance(self, B1, B2):
-        """Return B1 A^-1 B2'."""
-        first = B1 @ self.half.T
-        return first @ (first if B2 is B1 else B2 @ self.half.T).T
+        """Return the covariance of the predictors of two sets of rows."""
+        return weighted_inner(B1, self.variances, B2)
 
     def draw(self, n_samples, rng):
-        """Return draws (n_samples, n) from N(0, A^-1)."""
-        return rng.standard_normal((n_samples, len(self.half))) @ self.half
+        """Return draws (n_samples, n) of the weights about their mean."""
+        return np.sqrt(self.variances) * rng.standard_normal((n_samples, len(self.variances)))
 
 
-class DualSystem:
-    """A by the q x q matrix M = I + W B D^-1 B' W, W = diag(sqrt(pi)). O(q^2 n + q^3), D > 0."""
+class PerturbedDraws:
+    """Draws of N(0, A^-1) by perturbed right-hand sides (Papandreou and Yuille 2011).
 
-    def __init__(self, design, diagonal, weight):
-        self.design, self.prior_variance, self.weight = design, 1.0 / diagonal, weight
+    For A = diag(D) + B' diag(pi) B: `prior_precision` D (n,), `design` of B and `weight` pi (q,).
+    """
+
+    solve: Any
+    design: Any
+    weight: np.ndarray
+    prior_precision: np.ndarray
+
+    def draw(self, n_samples, rng):
+        """Return draws (n_samples, n) of the weights about their mean."""
+        q, n = self.design.shape
+        right = np.sqrt(self.prior_precision)[:, None] * rng.standard_normal((n, n_samples))
+        noise = np.sqrt(self.weight)[:, None] * rng.standard_normal((q, n_samples))
+        return self.solve(right + self.design.tdot(noise)).T
+
+
+class DualSystem(PerturbedDraws):
+    """A by the q x q matrix M = I + W B P^-1 B' W, W = diag(sqrt(pi)). O(q^2 n + q^3).
+
+    The prior P is its precisions (n,), positive, or a system; then there are no draws.
+    """
+
+    def __init__(self, design, prior, weight):
+        if isinstance(prior, np.ndarray):
+            self.prior_precision, prior = prior, DiagonalCovariance(1.0 / prior)
+        self.design, self.prior, self.weight = design, prior, weight
         self.root = np.sqrt(weight)
-        self.K = design.kernel(self.prior_variance)
+        self.K = design.kernel(prior)
         M = self.root[:, None] * self.K * self.root
         M[np.diag_indices_from(M)] += 1.0
         self.lower = checked_cholesky(M)
 
     @property
     def log_det(self):
-        """Log |A| = log |M| + log |D|."""
-        return 2.0 * np.sum(np.log(np.diagonal(self.lower))) - np.sum(np.log(self.prior_variance))
+        """Log |A| = log |M| + log |P|."""
+        return 2.0 * np.sum(np.log(np.diagonal(self.lower))) + self.prior.log_det
 
-    @property
-    def precision(self):
-        """A itself, n x n."""
-        return np.diag(1.0 / self.prior_variance) + self.design.gram(self.weight)
+    def diagonal(self):
+        """Return the diagonal of A."""
+        return self.prior.diagonal() + self.design.squares_tdot(self.weight)
+
+    def times(self, right):
+        """Return A right."""
+        rows = (self.weight * self.design.dot(right).T).T
+        return self.prior.times(right) + self.design.tdot(rows)
+
+    def weakened(self, share, more):
+        """Return the system of `share` A and further precisions (n,)."""
+        return DualSystem(self.design, self.prior.weakened(share, more), share * self.weight)
 
     def solve(self, right):
         """Return A^-1 right by the matrix inversion lemma."""
-        single = right.ndim == 1
-        root = self.root if single else self.root[:, None]
-        scale = self.prior_variance if single else self.prior_variance[:, None]
-        prior = scale * right
-        inner = cho_solve((self.lower, True), root * self.design.dot(prior), check_finite=False)
-        return prior - scale * self.design.tdot(root * inner)
+        prior = self.prior.solve(right)
+        rows = (self.root * self.design.dot(prior).T).T
+        inner = cho_solve((self.lower, True), rows, check_finite=False)
+        return prior - self.prior.solve(self.design.tdot((self.root * inner.T).T))
 
     def training_variance(self, design):
         """Return diag(B A^-1 B') of the training rows."""
@@ -279,122 +378,61 @@ class DualSystem:
 
     def squared_shrinkage(self, diagonal):
         """Return |I - M^-1|^2, the sum of squared shrinkage factors. O(q^3)."""
-        rest = inverse_from_cholesky(self.lower.copy(order="F"))
-        return len(rest) - 2.0 * float(np.trace(rest)) + float(np.sum(rest**2))
+        return _squares_off_identity(inverse_from_cholesky(self.lower.copy(order="F")))
 
     def _explained(self, B):
-        """Return L^-1 W B D^-1 C' for rows C."""
-        cross = self.root[:, None] * weighted_inner(self.design.B, self.prior_variance, B)
+        """Return L^-1 W B P^-1 C' for rows C."""
+        cross = self.root[:, None] * self.prior.covariance(self.design.B, B)
         return solve_triangular(self.lower, cross, lower=True, check_finite=False)
 
     def row_variance(self, B):
         """Return diag(C A^-1 C') of any rows C."""
-        prior = weighted_row_sums(B, self.prior_variance)
-        out = np.empty(B.shape[0])
+        prior, out = self.prior.row_variance(B), np.empty(B.shape[0])
         for rows in row_blocks(B.shape[0], len(self.K)):
             half = self._explained(B[rows])
             out[rows] = prior[rows] - np.einsum("ij,ij->j", half, half)
         return positive_variance(out, prior)
 
     def coefficient_variance(self):
-        """Return diag(A^-1); for CSR rows O(nnz q) instead of O(n q^2)."""
+        """Return diag(A^-1) under a diagonal prior; for CSR rows O(nnz q) instead of O(n q^2)."""
         inner = inverse_from_cholesky(self.lower.copy(order="F"))
         inner *= self.root[:, None]
         inner *= self.root
         B = self.design.B
         out = np.empty(B.shape[1])
-        columns = B.tocsc() if self.design.sparse else B
+        columns = B.tocsc() if sp.issparse(B) else B
         for cols in row_blocks(B.shape[1], B.shape[0]):
             block = columns[:, cols]
-            if self.design.sparse:
+            if sp.issparse(B):
                 product = (block.T @ inner).T
                 out[cols] = np.asarray(block.multiply(product).sum(axis=0)).ravel()
             else:
                 out[cols] = np.einsum("ij,ij->j", block, inner @ block)
-        prior = self.prior_variance
+        prior = self.prior.coefficient_variance()
         return positive_variance(prior - prior**2 * out, prior)
 
     def covariance(self, B1, B2):
         """Return B1 A^-1 B2'."""
         first = self._explained(B1)
         second = first if B2 is B1 else self._explained(B2)
-        return weighted_inner(B1, self.prior_variance, B2) - first.T @ second
-
-    def draw(self, n_samples, rng):
-        """Return draws (n_samples, n) from N(0, A^-1)."""
-        return _perturbed(self, 1.0 / self.prior_variance, n_samples, rng)
+        return self.prior.covariance(B1, B2) - first.T @ second
 
 
-def _perturbed(system, diagonal, n_samples, rng):
-    """Draws of N(0, A^-1) by perturbed right-hand sides (Papandreou and Yuille 2011)."""
-    q, n = system.design.shape
-    right = np.sqrt(diagonal)[:, None] * rng.standard_normal((n, n_samples))
-    noise = np.sqrt(system.weight)[:, None] * rng.standard_normal((q, n_samples))
-    return system.solve(right + system.design.tdot(noise)).T
+SYSTEMS = {"primal": PrimalSystem, "dual": DualSystem}
 
 
-class LowRankSystem:
-    """A = diag(D) + F F' with F (n, r); everything costs O(n r)."""
-
-    def __init__(self, diagonal, factor):
-        self.diagonal, self.factor = diagonal, factor
-        scaled = factor / diagonal[:, None]
-        inner = factor.T @ scaled
-        inner[np.diag_indices_from(inner)] += 1.0
-        self.lower = checked_cholesky(inner) if inner.size else inner
-        self.half = triangular_inverse(self.lower) @ scaled.T
-
-    @property
-    def log_det(self):
-        """Log |A|."""
-        inner = 2.0 * np.sum(np.log(np.diagonal(self.lower)))
-        return float(np.sum(np.log(self.diagonal)) + inner)
-
-    @property
-    def precision(self):
-        """A itself, n x n."""
-        return np.diag(self.diagonal) + self.factor @ self.factor.T
-
-    def times(self, x):
-        """Return A x for a vector."""
-        return self.diagonal * x + self.factor @ (self.factor.T @ x)
-
-    def solve(self, right):
-        """Return A^-1 right."""
-        scale = self.diagonal if right.ndim == 1 else self.diagonal[:, None]
-        return right / scale - self.half.T @ (self.half @ right)
-
-    def row_variance(self, B):
-        """Return diag(B A^-1 B') of any rows."""
-        prior = weighted_row_sums(B, 1.0 / self.diagonal)
-        product = B @ self.half.T
-        return positive_variance(prior - np.einsum("ij,ij->i", product, product), prior)
-
-    def coefficient_variance(self):
-        """Return diag(A^-1)."""
-        prior = 1.0 / self.diagonal
-        return positive_variance(prior - np.einsum("ij,ij->j", self.half, self.half), prior)
-
-    def covariance(self, B1, B2):
-        """Return B1 A^-1 B2'."""
-        prior = weighted_inner(B1, 1.0 / self.diagonal, B2)
-        return prior - (B1 @ self.half.T) @ (B2 @ self.half.T).T
-
-    def draw(self, n_samples, rng):
-        """Return draws (n_samples, n) from N(0, A^-1)."""
-        n, r = self.factor.shape
-        right = np.sqrt(self.diagonal)[:, None] * rng.standard_normal((n, n_samples))
-        right += self.factor @ rng.standard_normal((r, n_samples))
-        return self.solve(right).T
+def low_rank_system(diagonal, factor):
+    """Return the system of A = diag(D) + F F' with F (n, r): that of r rows."""
+    return DualSystem(Design(factor.T, False), diagonal, np.ones(factor.shape[1]))
 
 
-def conjugate_gradients(times, scale, b, x, r, rtol, moved=None):
+def conjugate_gradients(times, scale, b, x, r, rtol):
     """Solve A x = b in each column of x (n, k), in place, from residuals r = b - A x.
 
     `times(V)` is A V, `scale` (n, 1) the diagonal of the preconditioner, `rtol` the relative
-    residual, in its norm, at which a column ends, one number or more; `moved(active, alpha)` is
-    told of steps. Every column runs its own recursion with its own end, so that an answer does not
-    depend on which columns are solved together; only the products are shared.
+    residual, in its norm, at which a column ends, one number or more. Every column runs its own
+    recursion with its own end, so that an answer does not depend on which columns are solved
+    together; only the products are shared.
     """
     wanted = rtol**2 * np.einsum("ij,ij->j", b, b / scale)
     step = r / scale
@@ -408,8 +446,6 @@ def conjugate_gradients(times, scale, b, x, r, rtol, moved=None):
         image = times(direction)
         alpha = rho[active] / np.einsum("ij,ij->j", direction, image)
         x[:, active] += alpha * direction
-        if moved is not None:
-            moved(active, alpha)
         residual = r[:, active] - alpha * image
         r[:, active] = residual
         step = residual / scale
@@ -419,57 +455,39 @@ def conjugate_gradients(times, scale, b, x, r, rtol, moved=None):
         left = left[new > wanted[active]]
 
 
-class IterativeSystem:
+class SolvedByProducts:
+    """A known by `times(V)`, its products with columns, and a diagonal `preconditioner` (n,)."""
+
+    times: Any
+    preconditioner: np.ndarray
+
+    def solve(self, right, rtol=1e-8, start=None):
+        """Return A^-1 right to a relative residual of `rtol` in each column, from a start if any.
+
+        Stops early where the residual does not fall any more to working precision.
+        """
+        b = right.reshape(len(right), -1)
+        x = np.zeros_like(b) if start is None else start.reshape(b.shape).copy()
+        r = b.copy() if start is None else b - self.times(x)
+        conjugate_gradients(self.times, self.preconditioner[:, None], b, x, r, rtol)
+        return x.reshape(right.shape)
+
+
+class IterativeSystem(SolvedByProducts, PerturbedDraws):
     """A by conjugate gradients with a diagonal preconditioner. O(nnz) a step and column.
 
     `data` (n,) is the diagonal of B' diag(pi) B for the preconditioner, possibly of other site
-    precisions nearby; None computes it, one product with the squares.
+    precisions nearby.
     """
 
-    def __init__(self, design, diagonal, weight, data=None):
-        self.design, self.diagonal, self.weight = design, diagonal, weight
-        self.data = design.squares_tdot(weight) if data is None else data
-        self.preconditioner = diagonal + self.data
+    def __init__(self, design, diagonal, weight, data):
+        self.design, self.prior_precision, self.weight = design, diagonal, weight
+        self.preconditioner = diagonal + data
 
     def times(self, V):
         """Return A V for columns."""
         product = self.weight[:, None] * self.design.dot(V)
-        return self.diagonal[:, None] * V + self.design.tdot(product)
-
-    def solve(self, right, rtol=1e-8):
-        """Return A^-1 right to a relative residual of `rtol` in each column."""
-        return self.solve_with_product(self.design, right, rtol)[0]
-
-    def solve_with_product(self, design, right, rtol, start=None):
-        """Return (x, B x), A x = right, from a `start` of the same form.
-
-        Stops early where the residual does not fall any more to working precision.
-        """
-        single = right.ndim == 1
-        b = right[:, None] if single else right
-        scale = self.preconditioner[:, None]
-        x, Bx, r = self._begin(design, b, start)
-        follow: dict = {}
-
-        def image(direction):
-            follow["product"] = design.dot(direction)
-            out = design.tdot(self.weight[:, None] * follow["product"])
-            out += self.diagonal[:, None] * direction
-            return out
-
-        def moved(active, alpha):
-            Bx[:, active] += alpha * follow["product"]
-
-        conjugate_gradients(image, scale, b, x, r, rtol, moved)
-        return (x[:, 0], Bx[:, 0]) if single else (x, Bx)
-
-    def _begin(self, design, b, start):
-        """Return x, B x and the residual to begin with."""
-        if start is None:
-            return np.zeros(b.shape), np.zeros((design.shape[0], b.shape[1])), b.copy()
-        x, Bx = (np.array(a, dtype=float).reshape(len(a), -1) for a in start)
-        r = b - self.diagonal[:, None] * x - design.tdot(self.weight[:, None] * Bx)
-        return x, Bx, r
+        return self.prior_precision[:, None] * V + self.design.tdot(product)
 
     def covariance(self, B1, B2):
         """Return B1 A^-1 B2' by one solve a row of B2."""
@@ -480,6 +498,165 @@ class IterativeSystem:
             out[:, rows] = B1 @ self.solve(right)
         return out
 
+
+class ScaledJacobi(DiagonalCovariance):
+    """Variances of new rows sum_l x_l^2 v_l, plus the exact share of an intercept.
+
+    It is a Gaussian as well, that of independent features given the intercept, which stands for the
+    posterior where rows are not at hand.
+
+    The v (n,) are scaled so that rows are right in the mean, 0 for an intercept; `coefficients` are
+    the variances of those of features given the intercept, and `column` (n,), or None, is the
+    column of A^-1 that belongs to it.
+    """
+
+    def __init__(self, variances, coefficients, column):
+        super().__init__(variances)
+        self.coefficients = coefficients
+        # rows (0 or 1, n) that make up what goes with the intercept
+        self.shared = np.empty((0, len(variances)))
+        if column is not None:
+            self.shared = column[None] / np.sqrt(column[-1])
+            self.coefficients = np.append(coefficients, 0.0) + self.shared[0] ** 2
+
+    def row_variance(self, B):
+        """Return the variances of rows."""
+        return np.maximum(super().row_variance(B) + np.sum((B @ self.shared.T) ** 2, 1), TINY)
+
+    def coefficient_variance(self):
+        """Return the variances of the coefficients."""
+        return self.coefficients
+
+    def solve(self, right):
+        """Return the product of the covariance with a vector or columns."""
+        return super().solve(right) + self.shared.T @ (self.shared @ right)
+
+    def covariance(self, B1, B2):
+        """Return the covariance of two sets of rows."""
+        return super().covariance(B1, B2) + (B1 @ self.shared.T) @ (B2 @ self.shared.T).T
+
     def draw(self, n_samples, rng):
-        """Return draws (n_samples, n) from N(0, A^-1)."""
-        return _perturbed(self, self.diagonal, n_samples, rng)
+        """Return draws (n_samples, n) of the coefficients about their mean."""
+        out = super().draw(n_samples, rng)
+        return out + rng.standard_normal((n_samples, len(self.shared))) @ self.shared
+
+
+def coefficient_variances(U, diagonal, data):
+    """Return the variances of coefficients from draws U (n, k) and diag(A) = diagonal + data.
+
+    Draws are taken as spread about 1 / (D_j + t data_j), t the share that suits them all.
+    """
+    sampled = np.mean(U**2, axis=1)
+    variances = 1.0 / (diagonal + _share(sampled, diagonal, data) * data)
+    ratio = sampled / variances
+    shrink = spread_and_share(np.var(ratio), U.shape[1])[1]
+    return np.maximum(variances * (1.0 + shrink * (ratio - 1.0)), TINY)
+
+
+def spread_and_share(variance, n_samples):
+    """Return the spread of ratios of sampled variances without their noise, and its share."""
+    noise = 2.0 / n_samples
+    spread = np.maximum((variance - noise) / (1.0 + noise), 0.0)
+    return spread, spread / (spread + (1.0 + spread) * noise)
+
+
+def _share(sampled, diagonal, data):
+    """Return t with mean of sampled_j (D_j + t data_j) = 1, t in [0, 1].
+
+    t = 1 is Jacobi, which is never above the variances; t = 0 is the prior, never below.
+    """
+    seen = (data > 0) & (diagonal > 0)
+    if not np.any(seen):
+        return 1.0
+    t = (1.0 - np.mean(sampled[seen] * diagonal[seen])) / np.mean(sampled[seen] * data[seen])
+    return float(min(max(t, 0.0), 1.0))
+
+
+def lanczos_factor(times, start, n_steps):
+    """Return F (n, r) with F F' about A^-1: the space that Lanczos' method finds, from below.
+
+    `times` maps columns V to A V, `start` (n,) is the first direction; two products a step and
+    O(n steps) memory. This is the published choice of variances. The method converges to the
+    largest eigenvalues of A, the directions of LEAST posterior variance. Where most of the variance
+    is in the many directions near the prior, as in text, a few per cent of it are found, and with
+    variances near zero the fit becomes the posterior mode.
+    """
+    q = start / np.linalg.norm(start)
+    steps = min(n_steps, len(q))
+    Q, alpha, beta = np.empty((steps, len(q))), [], []
+    for k in range(steps):
+        Q[k] = q
+        image = times(q[:, None])[:, 0]
+        alpha.append(float(q @ image))
+        basis = Q[: k + 1]
+        for _ in range(2):  # twice is enough for orthogonality to rounding
+            image -= basis.T @ (basis @ image)
+        length = float(norm(image, check_finite=False))  # squares may overflow
+        if length <= 1e-12 * max(alpha):
+            break
+        beta.append(length)
+        q = image / length
+    values, vectors = _positive_eigen(alpha, beta[: len(alpha) - 1])
+    return Q[: len(alpha)].T @ (vectors / np.sqrt(values))
+
+
+def _positive_eigen(alpha, beta):
+    """Return eigenvalues and eigenvectors of a tridiagonal matrix, which have to be positive."""
+    values, vectors = eigh_tridiagonal(np.array(alpha), np.array(beta))
+    if not values[0] > 0:
+        raise ImproperPosterior("a direction of the posterior is lost to rounding")
+    return values, vectors
+
+
+def rademacher(n, n_probes, rng):
+    """Return probes (n, n_probes) of independent signs."""
+    return np.where(rng.random_sample((n, n_probes)) < 0.5, -1.0, 1.0)
+
+
+def log_determinant(product, diagonal, probes, n_steps=12):
+    """Return log |A| and its standard error by stochastic Lanczos quadrature.
+
+    Parameters
+    ----------
+    product : callable
+        A V for columns V (n, p).
+    diagonal : ndarray of shape (n,)
+        Diagonal M of A, or near it: the quadrature is of log (M^-1/2 A M^-1/2).
+    probes : ndarray of shape (n, p)
+        Independent signs; the same ones at other precisions make differences surer than values.
+    n_steps : int, default=12
+        Steps for each probe; twice as many change the answer by less than a third of its error.
+
+    Returns
+    -------
+    value, std : float
+
+    Notes
+    -----
+    log |A| = sum log M + trace of the logarithm, whose mean over probes a Gauss rule
+    gives (Ubaru, Chen and Saad 2017). All probes run as one block, each with its own recursion of
+    three terms: so few steps need no reorthogonalisation. O(n p) memory.
+    """
+    n, p = probes.shape
+    half = 1.0 / np.sqrt(diagonal)[:, None]
+    q = probes / np.sqrt(n)
+    last, length = np.zeros_like(q), np.zeros(p)
+    alpha, beta = [], []
+    for _ in range(min(n_steps, n)):
+        image = half * product(half * q)
+        image -= length * last
+        alpha.append(np.einsum("ij,ij->j", q, image))
+        image -= alpha[-1] * q
+        length = np.linalg.norm(image, axis=0)
+        beta.append(length)
+        # a recursion that has found all of its space goes on from zero, which adds nothing
+        last, q = q, image / np.where(length > 1e-12, length, np.inf)
+    terms = np.empty(p)
+    for j in range(p):
+        b = np.array([length[j] for length in beta])
+        ends = np.flatnonzero(b <= 1e-12)
+        m = len(b) if not len(ends) else int(ends[0]) + 1
+        values, vectors = _positive_eigen([a[j] for a in alpha[:m]], b[: m - 1])
+        terms[j] = n * float(vectors[0] ** 2 @ np.log(values))
+    error = np.std(terms, ddof=1) / np.sqrt(p)
+    return float(np.sum(np.log(diagonal)) + np.mean(terms)), float(error)

@@ -7,8 +7,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._estimator import summary
 from .._estimator.checks import check_number
-from .._estimator.coefficients import strength_of
 from .._estimator.latents import is_joint
+from .._estimator.summary import strength_of
 from .._estimator.tables import objects
 from ._posterior import moments_by_class
 from ._scales import quantiles

@@ -1,6 +1,7 @@
 """Pictures of what a fit does not know: nodes of hyperparameters, and whether chances are right."""
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -38,6 +39,7 @@ def _plain_ticks(axis):
     axis.set_minor_formatter("")
 
 
+@dataclass(eq=False, repr=False)
 class HyperparameterDisplay:
     """Nodes over which hyperparameters were averaged, with their weights.
 
@@ -65,20 +67,12 @@ class HyperparameterDisplay:
         Figure that holds the axes.
     """
 
-    def __init__(
-        self,
-        nodes: np.ndarray,
-        weights: np.ndarray,
-        names: Sequence[str],
-        *,
-        parameters: tuple[str, ...] | None = None,
-        estimator_name: str | None = None,
-    ) -> None:
-        self.nodes = nodes
-        self.weights = weights
-        self.names = names
-        self.parameters = parameters
-        self.estimator_name = estimator_name
+    nodes: np.ndarray
+    weights: np.ndarray
+    names: Sequence[str]
+    _: KW_ONLY
+    parameters: tuple[str, ...] | None = None
+    estimator_name: str | None = None
 
     @classmethod
     def from_estimator(
@@ -173,6 +167,7 @@ class HyperparameterDisplay:
         return self
 
 
+@dataclass(eq=False, repr=False)
 class ReliabilityDisplay:
     """Observed share against stated probability, with the band in which chance leaves it.
 
@@ -202,22 +197,13 @@ class ReliabilityDisplay:
         Figure that holds the axes.
     """
 
-    def __init__(
-        self,
-        stated: np.ndarray,
-        observed: np.ndarray,
-        band: np.ndarray,
-        counts: np.ndarray,
-        *,
-        level: float = 0.9,
-        estimator_name: str | None = None,
-    ) -> None:
-        self.stated = stated
-        self.observed = observed
-        self.band = band
-        self.counts = counts
-        self.level = level
-        self.estimator_name = estimator_name
+    stated: np.ndarray
+    observed: np.ndarray
+    band: np.ndarray
+    counts: np.ndarray
+    _: KW_ONLY
+    level: float = 0.9
+    estimator_name: str | None = None
 
     @classmethod
     def from_estimator(

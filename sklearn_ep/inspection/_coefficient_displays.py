@@ -1,6 +1,7 @@
 """Pictures of coefficients: intervals, inclusion probabilities, group effects."""
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -14,6 +15,7 @@ from .._estimator.tables import column_at, names_of
 from ._drawing import MOST_LABELS, axes_or_new, percent, pyplot, some_of, step_with
 
 
+@dataclass(eq=False, repr=False)
 class InclusionDisplay:
     """Posterior inclusion probabilities with the coefficients of the features that are in.
 
@@ -42,24 +44,14 @@ class InclusionDisplay:
         Figure that holds the axes.
     """
 
-    def __init__(
-        self,
-        inclusion: np.ndarray,
-        coef: np.ndarray,
-        interval: np.ndarray,
-        *,
-        level: float = 0.9,
-        threshold: float = 0.5,
-        feature_names: Sequence[str] | None = None,
-        sets: Any = None,
-    ) -> None:
-        self.inclusion = inclusion
-        self.coef = coef
-        self.interval = interval
-        self.level = level
-        self.threshold = threshold
-        self.feature_names = feature_names
-        self.sets = sets
+    inclusion: np.ndarray
+    coef: np.ndarray
+    interval: np.ndarray
+    _: KW_ONLY
+    level: float = 0.9
+    threshold: float = 0.5
+    feature_names: Sequence[str] | None = None
+    sets: Any = None
 
     @classmethod
     def from_estimator(
@@ -162,6 +154,7 @@ class InclusionDisplay:
             ax.set_xticks(place, labels=names, rotation=90 if _crowded(place) else 45, ha="right")
 
 
+@dataclass(eq=False, repr=False)
 class CoefficientIntervalDisplay:
     """Posterior means of coefficients with their intervals.
 
@@ -190,24 +183,14 @@ class CoefficientIntervalDisplay:
         Figure that holds the axes.
     """
 
-    def __init__(
-        self,
-        mean: np.ndarray,
-        interval: np.ndarray,
-        names: Sequence[str],
-        *,
-        level: float = 0.9,
-        n_coefficients: int | None = None,
-        estimator_name: str | None = None,
-        class_name: str | None = None,
-    ) -> None:
-        self.mean = mean
-        self.interval = interval
-        self.names = names
-        self.level = level
-        self.n_coefficients = n_coefficients
-        self.estimator_name = estimator_name
-        self.class_name = class_name
+    mean: np.ndarray
+    interval: np.ndarray
+    names: Sequence[str]
+    _: KW_ONLY
+    level: float = 0.9
+    n_coefficients: int | None = None
+    estimator_name: str | None = None
+    class_name: str | None = None
 
     @classmethod
     def from_estimator(
@@ -303,6 +286,7 @@ class CoefficientIntervalDisplay:
         return self
 
 
+@dataclass(eq=False, repr=False)
 class GroupEffectsDisplay:
     """Caterpillar plot: posterior mean and interval of each group's effect, in increasing order.
 
@@ -333,28 +317,16 @@ class GroupEffectsDisplay:
         Figure that holds the axes.
     """
 
-    def __init__(
-        self,
-        mean: np.ndarray,
-        std: np.ndarray,
-        labels: Any,
-        *,
-        raw: np.ndarray | None = None,
-        effect_name: str = "group effect",
-        level: float = 0.9,
-        estimator_name: str | None = None,
-        factor_name: str | None = None,
-        n_groups: int | None = None,
-    ) -> None:
-        self.mean = mean
-        self.std = std
-        self.labels = labels
-        self.raw = raw
-        self.effect_name = effect_name
-        self.level = level
-        self.estimator_name = estimator_name
-        self.factor_name = factor_name
-        self.n_groups = n_groups
+    mean: np.ndarray
+    std: np.ndarray
+    labels: Any
+    _: KW_ONLY
+    raw: np.ndarray | None = None
+    effect_name: str = "group effect"
+    level: float = 0.9
+    estimator_name: str | None = None
+    factor_name: str | None = None
+    n_groups: int | None = None
 
     @classmethod
     def from_estimator(
@@ -427,13 +399,8 @@ class GroupEffectsDisplay:
         if X is not None:
             rows = rows_at_last_step(estimator, X)
             labels = _labels_of(model, rows, groups, factor) if labels is None else labels
-            usable = effect == 0 and y is not None and labels is not None
-            if not usable or len(model.classes_) > 2:
-                raise ValueError(
-                    "raw effects need X, y and labels of the rows, effect=0 and two classes."
-                )
-            p = expit(model.decision_function(rows, groups=groups))
-            raw = mean + _steps(known, labels, p, np.asarray(y) == model.classes_[1])
+            labels = None if effect else labels  # rows alone say nothing of a slope
+            raw = mean + _steps(model, known, labels, rows, groups, y)
         n_groups = len(known)
         if most is not None and n_groups > most:
             top = np.argsort(-np.abs(mean) / std, kind="stable")[:most]
@@ -603,8 +570,12 @@ def _labels_of(estimator, X, groups, factor):
     return column_at(X, names_of(X).index(column) if isinstance(column, str) else column)
 
 
-def _steps(known, labels, p, positive):
+def _steps(model, known, labels, rows, groups, y):
     """Return the Newton step of each group's intercept by its own rows (J,), nan without any."""
+    if y is None or labels is None or len(model.classes_) > 2:
+        raise ValueError("raw effects need X, y and labels of the rows, effect=0 and two classes.")
+    p = expit(model.decision_function(rows, groups=groups))
+    positive = np.asarray(y) == model.classes_[1]
     place = {label: k for k, label in enumerate(np.asarray(known).tolist())}
     code = np.array([place.get(label, len(place)) for label in np.asarray(labels).tolist()])
     gap, slope = (

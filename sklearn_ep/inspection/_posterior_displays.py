@@ -1,6 +1,7 @@
 """Pictures of any fit and of Gaussian processes: convergence and the latent function."""
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -12,6 +13,7 @@ from .._estimator.tables import table_like
 from ._drawing import axes_or_new, step_with
 
 
+@dataclass(eq=False, repr=False)
 class ConvergenceDisplay:
     """Residual, and log evidence or objective, against iterations, phases of the fit marked.
 
@@ -39,22 +41,13 @@ class ConvergenceDisplay:
         Figure that holds the axes.
     """
 
-    def __init__(
-        self,
-        residual: np.ndarray,
-        *,
-        tol: float,
-        objective: np.ndarray | None = None,
-        objective_name: str = "log evidence",
-        phase: np.ndarray | None = None,
-        estimator_name: str | None = None,
-    ) -> None:
-        self.residual = residual
-        self.tol = tol
-        self.objective = objective
-        self.objective_name = objective_name
-        self.phase = phase
-        self.estimator_name = estimator_name
+    residual: np.ndarray
+    _: KW_ONLY
+    tol: float
+    objective: np.ndarray | None = None
+    objective_name: str = "log evidence"
+    phase: np.ndarray | None = None
+    estimator_name: str | None = None
 
     @classmethod
     def from_estimator(cls, estimator: Any, *, ax: Any = None, **kwargs: Any) -> Self:
@@ -139,6 +132,7 @@ class ConvergenceDisplay:
         ax.set_title(ax.get_title(), pad=18)
 
 
+@dataclass(eq=False, repr=False)
 class LatentDisplay:
     """Class probability and standard deviation of the latent function over two features.
 
@@ -169,30 +163,17 @@ class LatentDisplay:
         Figure that holds the axes.
     """
 
-    def __init__(
-        self,
-        x0: np.ndarray,
-        x1: np.ndarray,
-        proba: np.ndarray,
-        std: np.ndarray,
-        *,
-        inducing_points: np.ndarray | None = None,
-        X: np.ndarray | None = None,
-        y: np.ndarray | None = None,
-        marked: ArrayLike | None = None,
-        feature_names: Sequence[str] = ("feature 0", "feature 1"),
-        class_names: Sequence[Any] | None = None,
-    ) -> None:
-        self.x0 = x0
-        self.x1 = x1
-        self.proba = proba
-        self.std = std
-        self.inducing_points = inducing_points
-        self.X = X
-        self.y = y
-        self.marked = marked
-        self.feature_names = feature_names
-        self.class_names = class_names
+    x0: np.ndarray
+    x1: np.ndarray
+    proba: np.ndarray
+    std: np.ndarray
+    _: KW_ONLY
+    inducing_points: np.ndarray | None = None
+    X: np.ndarray | None = None
+    y: np.ndarray | None = None
+    marked: ArrayLike | None = None
+    feature_names: Sequence[str] = ("feature 0", "feature 1")
+    class_names: Sequence[Any] | None = None
 
     @classmethod
     def from_estimator(

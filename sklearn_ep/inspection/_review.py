@@ -9,7 +9,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from .._estimator.annotations import RowsLike
 from .._estimator.checks import check_seen
-from .._estimator.left_out import leave_one_out
+from .._estimator.pipelines import leave_one_out
 from .._estimator.summary import Table
 from ._drawing import step_with
 

@@ -11,10 +11,10 @@ from .._engine.hyper import mixture_moments, mixture_quantiles
 from .._estimator.annotations import RowsLike, Seed
 from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import check_common, check_number, check_number_or_auto, is_single
-from .._estimator.coefficients import CoefficientReport
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, restore_on_error, warn_not_converged
 from .._estimator.posterior_classifier import PosteriorClassifier
+from .._estimator.summary import CoefficientReport
 from ._plan import ACCEPT_SPARSE
 from ._probit import fitted_attributes, make_plan, state_attributes
 from ._support import FeatureSupport

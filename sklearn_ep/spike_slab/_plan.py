@@ -26,10 +26,11 @@ from .._estimator.checks import (
     is_single,
     validate_training,
 )
-from .._estimator.row_parts import check_facts, facts_of_part
-from .._estimator.row_statistics import (
+from .._estimator.row_parts import (
     RowStatistics,
     axes_of,
+    check_facts,
+    facts_of_part,
     statistics_of_parts,
     statistics_of_rows,
 )

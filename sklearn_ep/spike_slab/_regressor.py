@@ -12,10 +12,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from .._estimator.annotations import RowsLike, Seed, TrainingRows
 from .._estimator.base import VersionedEstimator
 from .._estimator.checks import check_number, in_precision_of_rows
-from .._estimator.coefficients import CoefficientReport
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import FitMonitor, restore_on_error, warn_not_converged
-from .._estimator.summary import column_names
+from .._estimator.summary import CoefficientReport, column_names
 from ._fit import DrawsSoFar, chain_attributes, ep_attributes, state_attributes, warn_not_mixed
 from ._plan import ACCEPT_SPARSE, dense_blocks, dense_rows, make_plan, statistics_of_products
 from ._support import CredibleSets, FeatureSupport, find_sets
@@ -224,6 +223,11 @@ class SpikeSlabRegressor(
     [14 30 46 77] [14 30 46 77]
     >>> mean, std = reg.predict(X, return_std=True)
     """
+
+    noise_variance_: float
+    hyper_names_: Any
+    hyper_nodes_: Any
+    hyper_weights_: Any
 
     def __init__(
         self,

@@ -12,8 +12,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import has_fit_parameter, validate_data
 
 from .._estimator.categories import CategoryCoder, category_columns
-from .._estimator.left_out import leave_one_out
-from .._estimator.pipelines import last_step, rows_at_last_step
+from .._estimator.pipelines import last_step, leave_one_out, rows_at_last_step
 from ..convex import ConvexVariationalLogistic
 from ..gaussian_process import EPGaussianProcessClassifier
 

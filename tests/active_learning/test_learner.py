@@ -156,18 +156,31 @@ MODELS = {
 def test_a_session_from_no_labels(name):
     learner = Learner(MODELS[name], X, refit_every=4)
     assert learner.estimator_ is None and np.isnan(learner.expected_gain_)
-    np.testing.assert_array_equal(learner.ask(3), query(None, X, 3))
-    for _ in range(12):
+    np.testing.assert_array_equal(learner.ask(), query(None, X))
+    for _ in range(16):
         rows = learner.ask()
         np.testing.assert_array_equal(rows, learner.ask())
         learner.tell(rows, Y[rows])
-    assert len(set(learner.labelled_)) == 12
+    assert len(set(learner.labelled_)) == 16
     np.testing.assert_array_equal(learner.y_, Y[learner.labelled_])
     np.testing.assert_array_equal(learner.classes_, [0, 1])
     assert learner.estimator_.score(X, Y) > 0.5
     assert not hasattr(MODELS[name], "classes_") or MODELS[name] in (GP, LINEAR)
-    gains = [entry["expected_gain"] for entry in learner.history_[1:]]
+    gains = [entry["expected_gain"] for entry in learner.history_ if entry["n_labels"] > 11]
     assert np.all(np.isnan(gains)) if name in ("plain", "margins") else np.all(np.array(gains) > 0)
+
+
+def test_the_first_rows_are_those_of_the_design_and_drawn_ones_in_turn():
+    """Also where a model is there: until ten labels, and the same in every session."""
+    learner = Learner(LINEAR, X, known(Y, 4))
+    assert learner.estimator_ is not None
+    rows = learner.ask(5)
+    np.testing.assert_array_equal(rows, Learner(LINEAR, X, known(Y, 4)).ask(5))
+    left = np.setdiff1d(np.arange(4, 120), rows[1::2])
+    designed = query(None, X, 3, candidates=left, exclude=range(4))
+    np.testing.assert_array_equal(rows[::2], designed)
+    other = Learner(LINEAR, X, known(Y, 4), random_state=1).ask(5)
+    assert set(other[1::2]) != set(rows[1::2]) and len(set(other)) == 5
 
 
 @pytest.mark.parametrize(
@@ -299,10 +312,10 @@ def test_a_new_class_refits_at_once():
 def test_classes_without_a_label_are_looked_for():
     A, y = load_iris(return_X_y=True)
     A = (A - A.mean(0)) / A.std(0)
-    two = np.where((np.arange(150) % 50 < 4) & (y < 2), y.astype(float), np.nan)
+    two = np.where((np.arange(150) % 50 < 6) & (y < 2), y.astype(float), np.nan)
     learner = Learner(LINEAR, A, two, classes=[0, 1, 2], refit_every=100)
     np.testing.assert_array_equal(learner.ask(2), Learner(LINEAR, A, two).ask(2))
-    learner.tell([4], [0])  # an odd number of labels: the fixed design
+    learner.tell([6], [0])  # an odd number of labels: the fixed design
     np.testing.assert_array_equal(learner.ask(2), query(None, A, 2, exclude=learner.labelled_))
     assert np.isnan(learner.expected_gain_)
     found = learn(ConvexVariationalLogistic(), A, lambda rows: y[rows], 8, classes=[0, 1, 2])

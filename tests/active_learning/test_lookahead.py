@@ -209,7 +209,7 @@ def test_single_precision_rates_rows_as_double_does(monkeypatch, multi_class, na
     X, y = iris()
     clf = ConvexVariationalLogistic(multi_class=multi_class).fit(X[:40], y[:40])
     got = scores(clf, X, strategy=name)
-    monkeypatch.setattr("sklearn_ep.active_learning._lookahead._OF_MANY_CLASSES", np.float64)
+    monkeypatch.setattr("sklearn_ep.active_learning._strategies._OF_MANY_CLASSES", np.float64)
     truth = scores(clf, X, strategy=name)
     np.testing.assert_allclose(got, truth, atol=1e-4 * truth.max())
     assert got.min() >= 0.0 and np.argmax(got) == np.argmax(truth)
@@ -226,7 +226,7 @@ def test_covariances_with_kept_reference_rows_are_the_covariances(multi_class, s
     X = sp.csr_matrix(X) if sparse else X
     clf = ConvexVariationalLogistic(multi_class=multi_class, **settings).fit(X[:40], y[:40])
     truth = clf.latent_covariance(X[60:], X[:9])
-    kept = clf._latent_covariance_with(X[:9])(X[60:])
+    kept = clf._latents().covariance_with(X[:9])(X[60:])
     np.testing.assert_allclose(kept, truth, rtol=1e-9, atol=1e-12)
     source = posterior_of(clf, X, X[:9]).source
     np.testing.assert_allclose(

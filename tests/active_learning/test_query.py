@@ -19,7 +19,6 @@ from sklearn_ep import (
 from sklearn_ep._engine.likelihoods import Factor
 from sklearn_ep._estimator.averaged import AveragedPosterior
 from sklearn_ep.active_learning import SkactivemlQuery, modal_query_strategy, query, scores
-from sklearn_ep.active_learning._design import design_rows
 from sklearn_ep.active_learning._posterior import posterior_of
 
 ORACLE = oracle("convex_variational")
@@ -576,15 +575,13 @@ def dense_design(X, labelled, candidates, n_rows):
 def test_the_design_is_the_same_for_sparse_pools_and_bounded_for_large_ones():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(300, 5)) * (rng.random((300, 5)) < 0.5)
-    labelled, free = np.array([7]), np.setdiff1d(np.arange(300), [7])
-    rows = design_rows(X, labelled, free, 6)[0]
+    free = np.setdiff1d(np.arange(300), [7])
+    rows = query(None, X, 6, exclude=[7])
     np.testing.assert_array_equal(rows, dense_design(X, [7], free, 6))
-    np.testing.assert_array_equal(design_rows(sp.csr_array(X), labelled, free, 6)[0], rows)
-    many = rng.normal(size=(30_000, 2))
-    chosen = design_rows(many, np.array([], dtype=int), np.arange(30_000), 5)[0]
+    np.testing.assert_array_equal(query(None, sp.csr_array(X), 6, exclude=[7]), rows)
+    chosen = query(None, rng.normal(size=(30_000, 2)), 5)
     assert len(set(chosen)) == 5
-    same = design_rows(np.ones((9, 2)), np.array([], dtype=int), np.arange(9), 3)[0]
-    np.testing.assert_array_equal(same, [0, 1, 2])
+    np.testing.assert_array_equal(query(None, np.ones((9, 2)), 3), [0, 1, 2])
 
 
 def test_skactiveml_query_refuses_what_it_cannot_use(small):

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from sklearn_ep._engine.contracts import require, require_parts
+from sklearn_ep._engine.contracts import WholeEP, require, require_parts
 from sklearn_ep._engine.likelihoods import Factor, Probit
 from sklearn_ep._engine.rules import MomentMatching, Power
-from sklearn_ep._engine.whole import WholeEP
 
 
 class Bare:

@@ -13,7 +13,6 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn_ep import EPGaussianProcessClassifier
 from sklearn_ep._engine.noisy_argmax import NoisyArgmax
 from sklearn_ep.active_learning import scores
-from sklearn_ep.active_learning._posterior import _prior_variances
 from sklearn_ep.gaussian_process._dense import JointModel
 from sklearn_ep.gaussian_process._joint_gp import JointGP
 
@@ -245,4 +244,3 @@ def test_the_common_level_of_the_classes_keeps_its_prior():
     mean, cov = est._posteriors[0].latent(new)
     prior = est.hyper_weights_ @ [np.exp(theta[0]) for theta in est.hyper_theta_]
     np.testing.assert_allclose(cov.sum((1, 2)) / 9.0, prior / 3.0, rtol=1e-6)
-    np.testing.assert_allclose(_prior_variances(est, new), prior, rtol=1e-12)

@@ -35,27 +35,55 @@ class _NothingBetter(Exception):
     """Raised where a search has gone on for long without a gain, to get out of scipy's search."""
 
 
-class _Remembered:
-    """An objective -> (value, gradient, payload) that keeps its best point and stops at infinity.
+class Search(NamedTuple):
+    """Outcome of `minimise_where_finite`.
 
-    `x`, `value`, `gradient` and `payload` are those of the best point; `failed` is the last point
-    without a value. With `patience` it also stops after so many evaluations in turn that together
-    gain no more than `negligible`.
+    The best point with its value and payload, why the search ended, its steps, the largest entry
+    of the projected gradient, and how often a step was cut short because it led to no value.
     """
 
-    x: Any = None
+    x: np.ndarray
+    value: float
+    payload: Any
+    reason: Reason
+    n_steps: int
+    gradient: float
+    n_cut: int
+
+
+class _BoxSearch:
+    """State of `minimise_where_finite`: the best point so far, and what is known of its steps.
+
+    `x`, `value`, `gradient` and `payload` are those of the best point, `moved` is the last step;
+    `failed` is the last point without a value. With `patience` it also ends after so many
+    evaluations in turn that together gain no more than `negligible`.
+    """
+
     gradient: Any = None
     payload: Any = None
     failed: Any = None
 
     def __init__(
-        self, objective: Objective, tie: float, negligible: float, patience: float = np.inf
+        self,
+        objective: Objective,
+        x: np.ndarray,
+        bounds: np.ndarray,
+        first_step: float | None,
+        tie: float,
+        negligible: float,
+        patience: float,
+        ended: Callable[[Any], bool] | None,
     ) -> None:
-        self.objective, self.tie, self.value = objective, tie, np.inf
-        self.negligible, self.patience = negligible, patience
+        self.objective, self.bounds, self.first_step = objective, bounds, first_step
+        self.tie, self.negligible, self.patience, self.ended = tie, negligible, patience, ended
+        self.x, self.value = np.clip(x, *bounds.T), np.inf
+        self.start, self.moved = self.x, np.zeros(len(x))
+        self.reason: Reason | None = None
+        self.n_steps, self.n_cut, self.no_better = 0, 0, False
         self._level, self._n_level = np.inf, 0
 
-    def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+    def at(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return value and gradient, and keep the point if it is the best."""
         value, gradient, payload = self.objective(x)
         if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
             self.failed = x.copy()
@@ -73,21 +101,56 @@ class _Remembered:
             raise _NothingBetter
         return value, gradient
 
+    def run(self, limits: dict[str, Any]) -> None:
+        """Run scipy's search from the best point, with a first step of a length."""
+        # only the start is taken from memory: a search judges noisy values by how they differ
+        known = np.isfinite(self.value)
+        value, gradient = (self.value, self.gradient) if known else self.at(self.x)
+        self.start = self.x
+        norm, unit = np.linalg.norm(gradient), 1.0
+        if self.first_step is not None and norm > 0:
+            unit = float(np.sqrt(min(1.0, float(self.first_step / norm))))
+        first = self.x / unit
 
-class Search(NamedTuple):
-    """Outcome of `minimise_where_finite`.
+        def scaled(t: np.ndarray) -> tuple[float, np.ndarray]:
+            v, g = (value, gradient) if np.array_equal(t, first) else self.at(t * unit)
+            return v, g * unit
 
-    The best point with its value and payload, why the search ended, its steps, the largest entry
-    of the projected gradient, and how often a step was cut short because it led to no value.
-    """
+        options = limits | dict(gtol=limits["gtol"] * unit)
+        search: Any = dict(bounds=self.bounds / unit, callback=self._stepped, options=options)
+        status = minimize(scaled, first, jac=True, method="L-BFGS-B", **search).status
+        self.no_better = self.reason is None and status not in _REASONS
+        self.reason = self.reason or _REASONS.get(status, "stuck")
 
-    x: np.ndarray
-    value: float
-    payload: Any
-    reason: Reason
-    n_steps: int
-    gradient: float
-    n_cut: int
+    def _stepped(self, intermediate_result: Any) -> None:
+        self.n_steps += 1
+        self.moved, self.start = np.abs(self.x - self.start), self.x
+        if self.ended is not None and self.ended(self):
+            self.reason = "asked"
+            raise StopIteration
+
+    def cut_short(self, max_iter: int) -> None:
+        """Make the next first step shorter than the one that led to no value."""
+        self.n_cut += 1
+        length = _SHORTER * float(np.linalg.norm(self.failed - self.x))
+        # without a box L-BFGS-B starts with a step as long as the unit of `run`
+        boxed = np.all(np.isfinite(self.bounds))
+        self.first_step = length if boxed else float(np.linalg.norm(self.gradient)) * length**2
+        if self.n_steps >= max_iter:
+            self.reason = "max_iter"
+        elif self.n_cut > _MOST_CUTS or length <= _SHORTEST * (1.0 + np.linalg.norm(self.x)):
+            self.reason = "stuck"
+
+    def outcome(self, ftol: float, exact_gradient: bool) -> "Search":
+        """Return the `Search`; one that found nothing better has converged if little is left."""
+        projected = np.abs(np.clip(self.x - self.gradient, *self.bounds.T) - self.x)
+        reason = self.reason or "stuck"
+        if self.no_better:
+            enough = max(ftol * max(abs(self.value), 1.0), self.negligible)
+            found_all = projected @ self.moved <= enough or not exact_gradient
+            reason = "converged" if self.n_steps and found_all else "stuck"
+        left = float(np.max(projected, initial=0.0))
+        return Search(self.x, self.value, self.payload, reason, self.n_steps, left, self.n_cut)
 
 
 def minimise_where_finite(
@@ -103,7 +166,6 @@ def minimise_where_finite(
     tie: float = 0.0,
     ended: Callable[[Any], bool] | None = None,
     max_line_search: int = 20,
-    max_evaluations: int = 15000,
     exact_gradient: bool = True,
 ) -> Search | None:
     """Minimise by L-BFGS-B a function that has no value at some points.
@@ -114,9 +176,9 @@ def minimise_where_finite(
 
     `objective` maps x (p,) to (value, gradient, payload); a value or gradient that is not finite
     means none, and None is returned where the first point has none. `bounds` is (p, 2), `max_iter`
-    counts accepted steps, `max_line_search` the evaluations of one line search, `max_evaluations`
-    those between two points without a value. `ended` is told of the best point after each step, as
-    an object with `x`, `value` and `payload`; the search ends where it returns True.
+    counts accepted steps, `max_line_search` the evaluations of one line search. `ended` is told of
+    the best point after each step, as an object with `x`, `value` and `payload`; the search ends
+    where it returns True.
 
     It has converged where a step lowers the value by less than the share `ftol`, or at `gtol` for
     the largest entry of the projected gradient. It has so, too, where a line search finds nothing
@@ -130,73 +192,18 @@ def minimise_where_finite(
     parameters are bounded, which may be far too long, and an evaluation wasted.
     """
     patience = np.inf if exact_gradient else PATIENCE
-    best = _Remembered(objective, tie, negligible, patience)
-    n_steps, n_cut, no_better = 0, 0, False
-    reason: Reason | None = None
-    moved = np.zeros(len(x))
-    x, boxed = np.clip(x, bounds[:, 0], bounds[:, 1]), np.all(np.isfinite(bounds))
-
-    def step(intermediate_result: Any) -> None:
-        nonlocal n_steps, reason, moved, x
-        n_steps += 1
-        moved, x = np.abs(best.x - x), best.x
-        if ended is not None and ended(best):
-            reason = "asked"
-            raise StopIteration
-
-    while reason is None:
+    search = _BoxSearch(objective, x, bounds, first_step, tie, negligible, patience, ended)
+    while search.reason is None:
+        limits = dict(maxiter=max_iter - search.n_steps, ftol=ftol, gtol=gtol)
         try:
-            limits = dict(maxiter=max_iter - n_steps, maxfun=max_evaluations, ftol=ftol, gtol=gtol)
-            limits["maxls"] = max_line_search
-            status = _lbfgsb(best, x, bounds, first_step, step, limits)
-            no_better = reason is None and status not in _REASONS
-            reason = reason or _REASONS.get(status, "stuck")
+            search.run(limits | dict(maxls=max_line_search))
         except _NothingBetter:
-            reason, no_better = "stuck", True
+            search.reason, search.no_better = "stuck", True
         except _NoValue:
-            if best.x is None:
+            if search.gradient is None:
                 return None
-            x, n_cut = best.x, n_cut + 1
-            length = _SHORTER * float(np.linalg.norm(best.failed - x))
-            # without a box L-BFGS-B starts with a step as long as the unit of `_lbfgsb`
-            first_step = length if boxed else float(np.linalg.norm(best.gradient)) * length**2
-            if n_steps >= max_iter:
-                reason = "max_iter"
-            elif n_cut > _MOST_CUTS or length <= _SHORTEST * (1.0 + np.linalg.norm(x)):
-                reason = "stuck"
-    projected = np.abs(np.clip(best.x - best.gradient, bounds[:, 0], bounds[:, 1]) - best.x)
-    if no_better:
-        enough = max(ftol * max(abs(best.value), 1.0), negligible)
-        found_all = projected @ moved <= enough or not exact_gradient
-        reason = "converged" if n_steps and found_all else "stuck"
-    left = float(np.max(projected, initial=0.0))
-    return Search(best.x, best.value, best.payload, reason, n_steps, left, n_cut)
-
-
-def _lbfgsb(
-    best: _Remembered,
-    x: np.ndarray,
-    bounds: np.ndarray,
-    first_step: float | None,
-    step: Callable[[Any], None],
-    options: dict[str, Any],
-) -> int:
-    """Run scipy's search with a first step of a length, by the unit of x, and return its status."""
-    again = best.x is not None and np.array_equal(x, best.x)
-    # only the start is taken from memory: a search judges noisy values by how they differ
-    value, gradient = (best.value, best.gradient) if again else best(x)
-    norm, unit = np.linalg.norm(gradient), 1.0
-    if first_step is not None and norm > 0:
-        unit = float(np.sqrt(min(1.0, float(first_step / norm))))
-    first = x / unit
-
-    def scaled(t: np.ndarray) -> tuple[float, np.ndarray]:
-        v, g = (value, gradient) if np.array_equal(t, first) else best(t * unit)
-        return v, g * unit
-
-    options = {**options, "gtol": options["gtol"] * unit}
-    search = dict(method="L-BFGS-B", bounds=bounds / unit, callback=step, options=options)
-    return minimize(scaled, first, jac=True, **search).status
+            search.cut_short(max_iter)
+    return search.outcome(ftol, exact_gradient)
 
 
 class Summit(NamedTuple):

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from sklearn.gaussian_process.kernels import RBF
 
+from sklearn_ep._engine.contracts import WholeEP
 from sklearn_ep._engine.gaussian import ImproperPosterior
 from sklearn_ep._engine.likelihoods import LabelNoise, Logit, Probit
-from sklearn_ep._engine.linear_response import response, tilted_shape
 from sklearn_ep._engine.rules import rule_of_power
 from sklearn_ep._engine.sites import Sites, cavity
-from sklearn_ep._engine.whole import WholeEP
 from sklearn_ep.gaussian_process._dense_gp import DenseGP
+from sklearn_ep.gaussian_process._response import response, tilted_shape
 
 
 class Pushed(DenseGP):
