@@ -119,7 +119,9 @@ class Learner:
     In the `EPEnergy` y has variance one; its hyperparameters may be any. `fractions` are the noise
     starts, as shares of the variance of y; one is enough where the noise is given. `seed` draws the
     single models that check the evidence. `told` hears of each step; where it asks to stop, the
-    best place so far stands. A `wary` search that begins on confirmed ground ends there.
+    best place so far stands. A `wary` search that begins on confirmed ground ends there, and the
+    best single model is a start as well where there is `doubt`: where single models did not confirm
+    what would have won.
     """
 
     problem: Any
@@ -131,6 +133,7 @@ class Learner:
     told: Told = unheard
     wary: bool = False
     asked: bool = field(default=False, init=False)
+    doubt: bool = field(default=False, init=False)
 
     def learn(self, warm=None):
         """Return the `Place`, where the search for it began, and whether it is a dense one.
@@ -175,13 +178,18 @@ class Learner:
         """Maximum reached from the best of the noise starts, or the best one reached from all."""
         place: Any = None
         for fraction in self.fractions if space.free[0] else self.fractions[:1]:
-            new = self._coarse(space, fraction, None if self._all else place)
-            if self._all and (place is None or not new.same_mean(place)):
-                new = self._refined(new)
+            new = self._from_start(space, fraction, place)
             place = new if place is None or self._wins(new, place) else place
             if self.asked:
                 break
         return place if self._all else self._refined(place)
+
+    def _from_start(self, space, fraction, best):
+        """Place reached from one noise start, searched if all are and it differs from the best."""
+        if not self._all:
+            return self._coarse(space, fraction, best)
+        new = self._coarse(space, fraction, None)
+        return new if best is not None and new.same_mean(best) else self._refined(new)
 
     def _wins(self, new, best):
         """Whether a later start is better, if searched by more than the error of the evidence."""
@@ -190,7 +198,9 @@ class Learner:
         if not self.wary:
             return new.energy < best.energy - EVIDENCE_ERROR
         limit = best.trusted_energy - EVIDENCE_ERROR
-        return new.energy < limit and new.trusted_energy < limit
+        wins = new.energy < limit
+        self.doubt |= wins and not new.confirmed
+        return wins and new.trusted_energy < limit
 
     def _coarse(self, space, fraction, known):
         """Place reached from one noise start by a few steps of EM."""
@@ -204,7 +214,7 @@ class Learner:
 
     def _from_models(self, place):
         """Return a confirmed place or, if better, what a start at the best model leads to."""
-        if self.problem.factor.groups is not None or place.confirmed:
+        if self.problem.factor.groups is not None or (place.confirmed and not self.doubt):
             return place
         columns, *at = best_model(ModelLaw(self.problem, self.space, self.prior), self.seed)
         self._tell(columns=len(columns))
