@@ -303,7 +303,7 @@ class ExactFit:
         fits = replace(self, prior=prior)
         with monitor.phase("search for the scale of the prior") as told:
             watch = StepsOfPhase(told)
-            if last is not None:
+            if last is not None and last.phi is not None:
                 result = fits.at(last.phi).solved(last, watch, **_ROUGH)[1]
                 if abs(fits.node(last.phi, result).gradient[0]) < _FLAT:
                     return replace(fits, first=last), last

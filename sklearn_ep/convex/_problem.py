@@ -106,11 +106,8 @@ def fit_exact(problem, sign, monitor, k):
     fits = ExactFit(
         rows.design, rows.sites(sign), problem.prior, SYSTEMS[problem.solver], problem.limits
     )
-    apart = last is not None and last.phi is not None
     if rows.averaged:
-        averaged, last = fits.averaged(last if apart else None, monitor)
-    elif apart:
-        last = None
+        averaged, last = fits.averaged(last, monitor)
     at = fits if averaged is None else averaged.at(last.phi)
     loop, result = at.solved(last, monitor)
     step = result.evaluation.payload
