@@ -159,6 +159,8 @@ class ConvexVariationalRegressor(
     """
 
     _accept_sparse = ("csr", "csc")
+    noise_variance_: float
+    prior_: Any
 
     def __init__(
         self,

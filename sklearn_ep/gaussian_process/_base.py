@@ -465,6 +465,10 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
     """
 
     classes_: Any
+    method_: str
+    inducing_points_: Any
+    site_precision_: Any
+    site_shift_: Any
     _coder: Any = None
 
     def _check_gp_parameters(self):

@@ -308,6 +308,10 @@ class RelaxedEPClassifier(GaussianProcessBase):
     most suspect: row 37, wrong: row 37
     """
 
+    noise_proba_: np.ndarray
+    label_noise_: Any
+    no_errors_proba_: Any
+
     def __init__(
         self,
         kernel: Any = None,
