@@ -117,8 +117,15 @@ class SharedRows(LinearOperator):
     """
 
     def __init__(self, X, beyond):
+        if isinstance(beyond, tuple):
+            beyond = csr_array(beyond[:3], shape=beyond[3])
         super().__init__(np.float64, (len(X), X.shape[1] + beyond.shape[1]))
         self.X, self.beyond = X, beyond
+
+    def __reduce__(self):
+        own = self.beyond
+        # arrays: sparse matrices of scipy are none of the types that skops trusts
+        return type(self), (self.X, (own.data, own.indices, own.indptr, own.shape))
 
     @cached_property
     def transposed(self):
