@@ -291,6 +291,16 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     ([(12, 1), (8, 1)], (2,))
     """
 
+    classes_: np.ndarray
+    coef_: np.ndarray
+    coef_std_: np.ndarray
+    intercept_: np.ndarray
+    tau_: np.ndarray
+    tau_interval_: np.ndarray
+    group_labels_: Any
+    group_effects_: Any
+    group_effects_std_: Any
+
     def __init__(
         self,
         group_column: Any = None,
