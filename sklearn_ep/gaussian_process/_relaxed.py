@@ -536,7 +536,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             kernel=kernel,
             rule=Power(self.power) if self.rule == "power" else MomentMatching(),
             learn=learn,
-            restarts=random_starts(kernel.bounds, n_restarts, rng) if n_restarts else [],
+            restarts=random_starts(kernel.bounds, n_restarts, rng),
             settings=settings,
             sites=sites,
             tol=self.tol,
