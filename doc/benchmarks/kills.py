@@ -78,7 +78,6 @@ def kinds():
         "groups, messages": lambda: Groups(
             engine="messages", n_partitions=3, hyperparameters="mode", **jobs
         ).fit(X, y, groups),
-        "groups, three classes": lambda: Groups(**jobs).fit(X, y3, groups),
         "stack": lambda: BayesianStackingClassifier(**jobs).fit(X, y),
     }
     for name, fit in fits.items():
@@ -159,7 +158,7 @@ def main():
             while left > 0:
                 outcome = attempt(answer, truth, seconds, rng)
                 counts[outcome] = counts.get(outcome, 0) + 1
-                left -= 1 if outcome != "not killed" else 0.2
+                left -= 1 if outcome != "not killed" else 0.5
             rows.append(dict(kind=name, seconds=seconds, **counts))
             print(name, f"{seconds:.2f} s", counts, flush=True)
     save(args, "kills", rows)

@@ -297,7 +297,7 @@ def _weighted_products(
     return products[:-1, :-1], products[:-1, -1]
 
 
-class _Run:
+class _Iteration:
     """State of `iterate`, and the way to the next one."""
 
     def __init__(
@@ -431,7 +431,7 @@ def iterate(
         state that no shortened step leaves for a proper one.
     """
     step = damping if acceleration is None else min(damping, fallback_damping)
-    run = _Run(evaluate, x, damping, step, acceleration, repair, accept, halvings)
+    run = _Iteration(evaluate, x, damping, step, acceleration, repair, accept, halvings)
     trace, reason = Trace(monitor), None
     while reason is None:
         trace.begin()

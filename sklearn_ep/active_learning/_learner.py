@@ -35,7 +35,7 @@ from ._strategies import (
 _FEW = 10
 
 
-class _Labels:
+class _PoolLabels:
     """Labels of some of n rows, in the order of arrival, and which labels may come."""
 
     def __init__(self, n, classes, missing, y=None):
@@ -262,7 +262,7 @@ class Learner(Printed):
         self.estimator_, self.classes_ = None, None
         self.expected_gain_ = np.nan
         self.history_: list[dict[str, Any]] = []
-        self._labels = _Labels(self._pool.shape[0], classes, missing_label, y)
+        self._labels = _PoolLabels(self._pool.shape[0], classes, missing_label, y)
         self._posterior: Any = None
         self._n_fitted = self._n_included = 0
         self._refit_if_due()
