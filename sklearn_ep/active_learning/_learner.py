@@ -31,7 +31,7 @@ from ._strategies import (
 # Labels of a classifier until which rows of the design and drawn ones come in turn. 36 means over
 # seeds of ten sets, by Gaussian processes and linear models: log loss at ten labels .91 of that of
 # random rows, at worst 1.24, error .76 and 1.24. Where the strategy chooses from the second class
-# on .92 and 1.32, .71 and 1.86. Pools with one row in twenty of a class: .99, 1.11, after .93, 1.21.
+# on .92 and 1.32, .71 and 1.86. With one row in twenty of a class .99 and 1.11, after .93 and 1.21.
 _FEW = 10
 
 
