@@ -70,11 +70,13 @@ reveal_type(BayesianStackingClassifier().fit(X, y).predict_proba_interval(X))
 reveal_type(scores(EPGaussianProcessClassifier(), X))
 reveal_type(Learner(ConvexVariationalLogistic(), X).ask(2))
 reveal_type(ReliabilityDisplay.from_predictions([0.2, 0.9], [0, 1]))
+reveal_type(ConvexVariationalLogistic().fit(X, y).coef_)
+reveal_type(HierarchicalEPLogistic("a").fit(X, y).tau_interval_)
 EPGaussianProcessClassifier(max_iter="many")
 EPGaussianProcessClassifier().predict_proba_interval(X, level="high")
 """
 SEEN = "ndarray Summary ndarray ConvexVariationalLogistic ndarray ndarray ndarray".split()
-SEEN += "ndarray ndarray ndarray ndarray ReliabilityDisplay".split()
+SEEN += "ndarray ndarray ndarray ndarray ReliabilityDisplay ndarray ndarray".split()
 
 
 @pytest.mark.slow

@@ -3,7 +3,9 @@
     python doc/benchmarks/arena.py [--quick] [--data FOLDER] [--only SET ...] [--splits 5]
 
 Twenty-four sets and more with two or several classes, and sets with numbers to predict. Each split
-is drawn anew, stratified; columns are standardised by the training rows. Training sizes are those
+is drawn anew, stratified; columns are standardised by the training rows. Six sets are tables with
+categories: ours, boosting, LightGBM and CatBoost take those as they are, the other peers and the
+linear model one-hot. Training sizes are those
 of the collection of Raetsch et al. (2001), at most 500; at most 2000 rows are tested. Peers that
 have a form which tunes itself are used in it: LogisticRegressionCV, LassoCV, and grids by
 three-fold log loss for the support vector machine, boosting and the forest. LightGBM and CatBoost
@@ -19,11 +21,13 @@ import pathlib
 import warnings
 
 import numpy as np
+import pandas as pd
 import scipy.sparse as sp
 from common import arguments, cpu, figure, save, stored_rows, table
 from joblib import Parallel, delayed
 from scipy.stats import norm, rankdata
 from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import make_column_selector, make_column_transformer
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_wine
 from sklearn.ensemble import (
     HistGradientBoostingClassifier,
@@ -36,7 +40,7 @@ from sklearn.gaussian_process.kernels import RBF
 from sklearn.linear_model import BayesianRidge, LassoCV, LogisticRegressionCV
 from sklearn.model_selection import GridSearchCV, ShuffleSplit, StratifiedShuffleSplit
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import SplineTransformer, StandardScaler
+from sklearn.preprocessing import OneHotEncoder, SplineTransformer, StandardScaler
 from sklearn.svm import SVC
 
 from sklearn_ep import (
@@ -58,6 +62,12 @@ FROM_FOLDER = {
 }  # fmt: skip
 FROM_SCIKIT_LEARN = {
     "breast_cancer": load_breast_cancer, "iris": load_iris, "wine": load_wine,
+}  # fmt: skip
+# columns of codes without an order, or of ranges as the original tables have them
+CATEGORIES = {
+    "australian": [3, 4, 5, 11], "breast_cancer_ljubljana": range(9),
+    "german": [0, 2, 3, 5, 6, 8, 9, 11, 13, 14, 16, 18, 19], "heart": [2, 6, 12],
+    "splice": range(60), "titanic": [0],
 }  # fmt: skip
 NUMBERS = {"diabetes": 0, "eyedata": 0, "radon": 0, "riboflavin": 0}
 QUICK = ("heart", "thyroid", "crabs", "iris", "diabetes")
@@ -88,6 +98,27 @@ def load(name, folder):
         return np.log(X) if name == "colon" else X, y
 
 
+def standardised(X, train, test, categories):
+    """Return training and test rows, columns that vary in units of the training rows.
+
+    Where some columns are categories both are data frames.
+    """
+    if sp.issparse(X):
+        return X[train], X[test]
+    varies = (X[train].std(0) > 0) & ~np.isin(np.arange(X.shape[1]), categories)
+    parts = [pd.DataFrame(X[rows][:, varies]) for rows in (train, test)]
+    if varies.any():
+        scaler = StandardScaler().fit(parts[0])
+        parts = [pd.DataFrame(scaler.transform(part)) for part in parts]
+    if not len(categories):
+        return [part.to_numpy() for part in parts]
+    for column in categories:
+        kind = pd.CategoricalDtype([f"{v:.3g}" for v in np.unique(X[:, column])])
+        for part, rows in zip(parts, (train, test), strict=True):
+            part[f"c{column}"] = pd.Series([f"{v:.3g}" for v in X[rows, column]], dtype=kind)
+    return [part.rename(columns=str) for part in parts]
+
+
 def splits(X, y, name, n_splits):
     """Yield standardised training and test parts."""
     numbers = name in NUMBERS
@@ -100,18 +131,22 @@ def splits(X, y, name, n_splits):
     ):
         if numbers:  # in units of the training rows, as the columns
             y = (y - y[train].mean()) / y[train].std()
-        if sp.issparse(X):
-            yield X[train], y[train], X[test], y[test]
-        else:
-            varies = X[train].std(0) > 0
-            scaler = StandardScaler().fit(X[train][:, varies])
-            parts = (scaler.transform(X[rows][:, varies]) for rows in (train, test))
-            yield next(parts), y[train], next(parts), y[test]
+        own, new = standardised(X, train, test, CATEGORIES.get(name, ()))
+        yield own, y[train], new, y[test]
 
 
 def tuned(model, grid):
     """Choose settings by three-fold log loss."""
     return GridSearchCV(model, grid, scoring="neg_log_loss", cv=3)
+
+
+def one_hot(X):
+    """Return what codes the categories of a data frame; "passthrough" for other X."""
+    if not isinstance(X, pd.DataFrame):
+        return "passthrough"
+    chosen = make_column_selector(dtype_include="category")
+    coder = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+    return make_column_transformer((coder, chosen), remainder="passthrough")
 
 
 def additive():
@@ -120,7 +155,7 @@ def additive():
     return make_pipeline(*splines, ConvexVariationalLogistic(random_state=0))
 
 
-def installed_peers():
+def installed_peers(X):
     """Return those of the optional peers that are installed."""
     found = {}
     if importlib.util.find_spec("lightgbm"):
@@ -131,38 +166,43 @@ def installed_peers():
         from catboost import CatBoostClassifier
 
         quiet = dict(verbose=False, allow_writing_files=False, thread_count=1)
+        if isinstance(X, pd.DataFrame):
+            quiet["cat_features"] = list(X.select_dtypes("category"))
         found["CatBoost"] = CatBoostClassifier(random_state=0, **quiet)
     return found
 
 
 def classifiers(X):
     """Return classifiers by name; those without sparse input are left out for sparse X."""
-    d = X.shape[1]
-    found = {
-        "BayesianStackingClassifier": BayesianStackingClassifier(random_state=0),
+    coder = one_hot(X)
+    coded = X if coder == "passthrough" else coder.fit_transform(X)
+    d = coded.shape[1] if sp.issparse(X) else coded.shape[1] * coded.var()  # total variance
+    svm = GridSearchCV(SVC(), {"C": [1, 10, 100], "gamma": [0.1 / d, 0.3 / d, 1.0 / d]}, cv=3)
+    forest = RandomForestClassifier(200, random_state=0)
+    on_numbers = {
         "ConvexVariationalLogistic": ConvexVariationalLogistic(random_state=0),
         "LogisticRegressionCV": LogisticRegressionCV(
             scoring="neg_log_loss", max_iter=2000, l1_ratios=(0.0,), use_legacy_attributes=False
         ),
-    }
-    svm = GridSearchCV(SVC(), {"C": [1, 10, 100], "gamma": [0.1 / d, 0.3 / d, 1.0 / d]}, cv=3)
-    forest = RandomForestClassifier(200, random_state=0)
-    found |= {
         "calibrated SVC": CalibratedClassifierCV(svm, ensemble=False, cv=3),
         "random forest": tuned(forest, {"min_samples_leaf": [1, 5]}),
     }
+    if not sp.issparse(X):
+        on_numbers["GaussianProcessClassifier"] = GaussianProcessClassifier(1.0 * RBF(np.sqrt(d)))
+        if X.shape[1] <= 500:
+            on_numbers["additive part of the stack"] = additive()
+    found = {"BayesianStackingClassifier": BayesianStackingClassifier(random_state=0)}
+    found |= {name: make_pipeline(one_hot(X), model) for name, model in on_numbers.items()}
     if not sp.issparse(X):
         boosting = HistGradientBoostingClassifier(random_state=0)
         grid = {"learning_rate": [0.03, 0.1], "max_leaf_nodes": [4, 31]}
         found |= {
             "EPGaussianProcessClassifier": EPGaussianProcessClassifier(random_state=0),
             "RelaxedEPClassifier": RelaxedEPClassifier(random_state=0, predict_clean=False),
-            "GaussianProcessClassifier": GaussianProcessClassifier(1.0 * RBF(np.sqrt(d))),
             "gradient boosting": boosting,
             "gradient boosting, tuned": tuned(boosting, grid),
         }
-        found |= {"additive part of the stack": additive()} if d <= 500 else {}
-        found |= installed_peers()
+        found |= installed_peers(X)
     return found
 
 
@@ -286,7 +326,7 @@ def draw(args, rows):
     labels = list(dict.fromkeys(r["model"] for r in shown))
     order = sorted(labels, key=lambda m: np.mean([r["rank"] for r in shown if r["model"] == m]))
     best = {n: min(r["loss"] for r in shown if r["set"] == n) for n in names}
-    fig, ax = plt.subplots(figsize=(8, 0.45 * len(order) + 1.2), layout="constrained")
+    fig, ax = plt.subplots(figsize=(8, 0.36 * len(order) + 1.2), layout="constrained")
     for i, label in enumerate(order):
         apart = [r["loss"] - best[r["set"]] for r in shown if r["model"] == label]
         ours = label in OURS

@@ -344,7 +344,7 @@ def draw(args, rows):
 
     shown = [r for r in rows if "level" in r]
     labels = list(dict.fromkeys((r["model"], r["setting"], r["quantity"]) for r in shown))
-    size = (9, 0.17 * len(labels) + 1.0)
+    size = (9, 0.16 * len(labels) + 1.0)
     fig, axes = plt.subplots(1, len(LEVELS), figsize=size, sharey=True, layout="constrained")
     for ax, level in zip(axes, LEVELS, strict=True):
         for i, label in enumerate(labels):

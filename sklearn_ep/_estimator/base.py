@@ -111,7 +111,18 @@ class SavedEstimator(BaseEstimator):
 
 
 class VersionedEstimator(SavedEstimator):
-    """The same, with a fit that can be diagnosed."""
+    """The same, with a fit that can be diagnosed.
+
+    Here and in other classes fitted attributes are declared for completion in editors.
+    """
+
+    converged_: bool
+    stop_reason_: str
+    n_iter_: int
+    history_: dict[str, np.ndarray]
+    log_evidence_: float
+    n_features_in_: int
+    feature_names_in_: np.ndarray
 
     def __sklearn_is_fitted__(self):
         # what predicts is stored last; attributes of the data are there in the middle of a fit too

@@ -28,6 +28,12 @@ class PosteriorClassifier(CallbackSupportMixin, ClassifierMixin, VersionedEstima
     item offers.
     """
 
+    classes_: np.ndarray
+    loo_proba_: np.ndarray
+    hyperparameters_used_: str
+    hyper_names_: Any
+    hyper_nodes_: Any
+    hyper_weights_: Any
     _accept_sparse: Any = False
 
     def _check_new(self, X):

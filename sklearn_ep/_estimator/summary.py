@@ -261,12 +261,13 @@ def text_table(columns):
 def strength_of(columns, of_column):
     """Return the keys of a `Ranking` of a table of coefficients, of which some are of a column.
 
-    Inclusion where the table has it, then |mean| / sd.
+    Inclusion where the table has it, to the four digits that are printed: the last bits of several
+    that are one depend on the machine. Then |mean| / sd.
     """
     mean, sd = np.abs(columns["mean"]), columns["sd"]
     ratio = np.divide(mean, sd, out=np.zeros(len(mean)), where=sd > 0)
     ratio[~of_column] = np.nan
-    return [columns["inclusion"], ratio] if "inclusion" in columns else [ratio]
+    return [columns["inclusion"].round(4), ratio] if "inclusion" in columns else [ratio]
 
 
 class CoefficientReport:
@@ -280,6 +281,9 @@ class CoefficientReport:
     _coefficients: Any
     _figures: Any
     n_features_in_: int
+    coef_: np.ndarray
+    coef_std_: np.ndarray
+    intercept_: Any
 
     def coef_interval(self, level: float = 0.9) -> np.ndarray:
         """Central posterior intervals of the coefficients.

@@ -189,7 +189,7 @@ def calibrated(sign, weight, node_weight, nodes, how):
         rows, proper = _mixed(sign, weight, node_weight, nodes)
     n, theta = len(rows.centre), np.zeros(2)
     if how == "loo":
-        theta = best_of_sums(n, lambda theta: ScoreSums.of(theta, rows))
+        theta = best_of_sums(n, lambda theta: ScoreSums.of(theta, rows), n >= _BY.many_rows)
     log_proba, _ = _each(theta, rows, rough=n >= _BY.many_rows)
     total = np.sum(np.exp(rows.log_share) * (rows.var + (rows.mean - rows.centre) ** 2), axis=0)
     out = np.full((3, len(sign)), np.nan)
@@ -209,7 +209,7 @@ def _mixed(sign, weight, node_weight, nodes):
     return RowsLeftOut(mean, var, log_share, centre, weight[proper]), proper
 
 
-def best_of_sums(n, sums):
+def best_of_sums(n, sums, blind=True):
     """Return theta = (log a, log t) of highest density, by few looks at the rows.
 
     `sums(theta)` are the `ScoreSums` of n rows, which may be anywhere.
@@ -218,8 +218,8 @@ def best_of_sums(n, sums):
     def scores(theta):
         return _Scores.at(theta, sums(theta))
 
-    start, close = np.zeros(2), max(_BY.close, _BY.close_a_row * n)
-    return _maximum(start, scores(start), scores, close, blind=True)[0]
+    start, close = np.zeros(2), _BY.close_a_row * n if blind else _BY.close
+    return _maximum(start, scores(start), scores, close, blind)[0]
 
 
 def calibrated_classes(factor, y, weight, left, how):

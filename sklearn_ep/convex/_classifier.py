@@ -344,6 +344,9 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     """
 
     _accept_sparse = ("csr", "csc")
+    prior_variance_: Any
+    slope_: float
+    temper_: float
 
     def __init__(
         self,

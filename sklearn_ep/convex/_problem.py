@@ -38,8 +38,8 @@ class RowsInMemory:
     weight: np.ndarray
     bound: str
     copies: Any
-    averaged: bool
-    seed: int
+    averaged: bool = False
+    seed: int = 0
 
     def sites(self, sign):
         """Return the sites for labels in {-1, +1} of the rows that are kept apart."""
@@ -297,27 +297,29 @@ def _differ(X, rows, others):
     return np.diff((X[rows] != X[others]).tocsr().indptr) > 0
 
 
-def make_problem(estimator, training):
-    """Return the `Problem` of checked training data: matrices, prior, solver and variances."""
+def rows_and_prior(estimator, training, merge):
+    """Return `RowsInMemory` of checked training data, copies as one to `merge`, and the prior."""
     check_column_scales(estimator, training.X, LARGEST_IN_UNITS)
     warn_of_spreads(estimator, training.X)
-    q, d = training.X.shape
-    weight = training.weight * class_weights(estimator, training)
-    variance, solver = _methods(estimator, training.X)
     X, copies = training.X, None
-    if variance != "exact":
+    weight = training.weight * class_weights(estimator, training)
+    if merge:
         copies = find_copies(X, training.y, weight)
         X, weight = X[copies.first], copies.weight
     design = Design(X, bool(estimator.fit_intercept))
-    prior = make_prior(estimator, d, lambda: weighted_variances(X, weight))
-    averaged, rng = (
-        _is_averaged(estimator, variance, prior),
-        check_random_state(estimator.random_state),
-    )
-    rows = RowsInMemory(design, weight, estimator.bound, copies, averaged, _seed(rng))
-    longer = SIZES.longer_learning if prior.learn and variance != "exact" else 1
-    how = variance, solver, Limits.of(estimator, longer)
-    return _problem(estimator, rows, prior, how, len(training.y), (design.shape[0], averaged), rng)
+    prior = make_prior(estimator, X.shape[1], lambda: weighted_variances(X, weight))
+    return RowsInMemory(design, weight, estimator.bound, copies), prior
+
+
+def make_problem(estimator, training):
+    """Return the `Problem` of checked training data: matrices, prior, solver and variances."""
+    variance, solver = _methods(estimator, training.X)
+    sampled, rng = variance != "exact", check_random_state(estimator.random_state)
+    rows, prior = rows_and_prior(estimator, training, merge=sampled)
+    rows.averaged, rows.seed = _is_averaged(estimator, variance, prior), _seed(rng)
+    longer = SIZES.longer_learning if prior.learn and sampled else 1
+    how, state = (variance, solver, Limits.of(estimator, longer)), rows.design.shape[0]
+    return _problem(estimator, rows, prior, how, len(training.y), (state, rows.averaged), rng)
 
 
 def _problem(estimator, rows, prior, how, n_rows, state, rng):

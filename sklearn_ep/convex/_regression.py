@@ -42,10 +42,10 @@ from ._systems import (
     PrimalSystem,
     log_determinant,
     rademacher,
+    row_blocks,
     spread_and_share,
     squared,
     weighted_gram,
-    with_ones,
 )
 
 
@@ -426,17 +426,26 @@ class RegressionPosterior:
         """Return means (n,) of noise-free responses."""
         return X @ self.mean + self.intercept
 
+    def _factor_at(self, X):
+        """Return the factor (n, r) of the covariance at rows of a matrix or an operator."""
+        c, factor = self.centre, self.spread.half.T
+        if c is not None and isinstance(X, np.ndarray):
+            return (X - c.columns) @ factor  # before the product, which would cancel digits
+        product = X @ factor
+        return product if c is None else product - c.columns @ factor
+
     def predict(self, X):
         """Return mean and variance (n,) of noise-free responses."""
-        c, mean = self.centre, self.latent_mean(X)
-        if c is None:
-            return mean, self.spread.row_variance(X)
-        if sp.issparse(X):
-            half = np.column_stack([self.spread.half, -(self.spread.half @ c.columns)])
-            variance = HalfCovariance(half).row_variance(with_ones(X, True))
-        else:  # before the product, which would cancel digits
-            variance = self.spread.row_variance(X - c.columns)
-        return mean, variance + self.noise / c.weight
+        out, c = np.empty(X.shape[0]), self.centre
+        for rows in row_blocks(X.shape[0], len(self.spread.half)):
+            product = self._factor_at(X[rows])
+            out[rows] = np.einsum("ij,ij->i", product, product)
+        return self.latent_mean(X), out if c is None else out + self.noise / c.weight
+
+    def latent_covariance(self, X1, X2):
+        """Return the covariance (n1, n2) of noise-free responses at rows."""
+        out, c = self._factor_at(X1) @ self._factor_at(X2).T, self.centre
+        return out if c is None else out + self.noise / c.weight
 
 
 @dataclass

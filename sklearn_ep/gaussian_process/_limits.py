@@ -1,9 +1,10 @@
 """The sizes at which the Gaussian processes change their method, each with what was measured."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class ProcessLimits(NamedTuple):
+@dataclass
+class ProcessLimits:
     """Numbers of rows (copies for passes through inducing points), columns or entries."""
 
     # up to which "auto" keeps the full covariance matrix, and inducing points stay where they are,
@@ -72,8 +73,6 @@ class ProcessLimits(NamedTuple):
     k_means: int = 20_000
     # entries of them from which on it goes in single precision, in half the time
     k_means_single: int = 2**20
-    # numbers that passes after learning keep of the rows where these are longer still, 256 MB
-    kept: int = 2**25
     # columns from which distances are cheaper by one matrix product than by differences
     products: int = 7
 

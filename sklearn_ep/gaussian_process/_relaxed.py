@@ -41,8 +41,14 @@ from ._dense import last_sites
 from ._hyperparameters import kernel_settings, random_starts, scale_prior, wants_average
 from ._kernels import with_theta
 from ._limits import LIMITS
-from .inducing.plan import check_part_list, described
-from .inducing.rows import array_parts, checked_parts, first_points, inducing_count
+from .inducing.rows import (
+    array_parts,
+    check_part_list,
+    checked_parts,
+    described,
+    first_points,
+    inducing_count,
+)
 from .label_errors.fit import fit_label_errors
 from .label_errors.parted import PartedErrors, fit_parted_errors, labels_of_parts
 from .label_errors.problem import RATE_COUNTS, ErrorAveraging, LabelErrorPlan, Setting
@@ -302,6 +308,10 @@ class RelaxedEPClassifier(GaussianProcessBase):
     most suspect: row 37, wrong: row 37
     """
 
+    noise_proba_: np.ndarray
+    label_noise_: Any
+    no_errors_proba_: Any
+
     def __init__(
         self,
         kernel: Any = None,
@@ -461,10 +471,11 @@ class RelaxedEPClassifier(GaussianProcessBase):
     def _asks_for_inducing(self):
         return self.n_inducing is not None or self.inducing_points is not None
 
-    def _has_many(self, n_rows):
+    def _through_points(self, n_rows):
         # an average through points is as dear as a dense one where it takes over, a mode cheaper
         averages = self.hyperparameters != "mode" and self.optimizer is not None
-        return n_rows > LIMITS.averaged if averages else super()._has_many(n_rows)
+        many = averages and self.method == "auto" and n_rows > LIMITS.averaged
+        return (many and not self._takes_objects) or super()._through_points(n_rows)
 
     def _inducing_count(self, weight):
         return inducing_count(self, weight, LIMITS.points_errors, LIMITS.few_points_errors)

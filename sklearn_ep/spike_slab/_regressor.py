@@ -228,6 +228,11 @@ class SpikeSlabRegressor(
     >>> mean, std = reg.predict(X, return_std=True)
     """
 
+    noise_variance_: float
+    hyper_names_: Any
+    hyper_nodes_: Any
+    hyper_weights_: Any
+
     def __init__(
         self,
         *,

@@ -14,6 +14,9 @@ class FeatureSupport:
     """Selection of features by the `inclusion_proba_` of a fitted estimator, and covariances."""
 
     inclusion_proba_: np.ndarray
+    expected_model_size_: float
+    slab_variance_: Any
+    prior_inclusion_: Any
     _posteriors: Any
 
     def get_support(self, threshold: float = 0.5, fdr: float | None = None) -> np.ndarray:

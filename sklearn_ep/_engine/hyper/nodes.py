@@ -18,7 +18,7 @@ A lattice, since the trapezoidal rule of a Gaussian errs by 2 exp(-2 pi^2 / h^2)
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import product
+from itertools import product, starmap
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -296,11 +296,6 @@ def integrate(
     return lattice.average(visits)
 
 
-def _in_turn(tasks: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Return [function(*args) for function, *args in tasks], as `Workers` do."""
-    return [function(*args) for function, *args in tasks]
-
-
 class Visits:
     """Evaluations of the model at points within bounds, those of one call by `workers`, if any."""
 
@@ -319,8 +314,11 @@ class Visits:
         points = list(points)
         inside = [self.inside(phi) for phi in points]
         pairs = zip(points, near, inside, strict=True)
-        tasks = [(self.evaluate, phi, node) for phi, node, here in pairs if here]
-        found = (self.workers or _in_turn)(tasks)
+        tasks = [(phi, node) for phi, node, here in pairs if here]
+        if self.workers is None:
+            found = list(starmap(self.evaluate, tasks))
+        else:
+            found = self.workers([(self.evaluate, *task) for task in tasks])
         self.n_evaluations += len(tasks)
         for node in found:
             self.n_without += node is None

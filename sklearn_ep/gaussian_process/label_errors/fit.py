@@ -48,7 +48,7 @@ from .._hyperparameters import (
 )
 from .._kernels import with_theta
 from .._limits import LIMITS
-from ..inducing.averaged import AveragedInducing
+from ..inducing.values import AveragedInducing
 from .problem import ErrorProblem, ErrorSpace, Rung, Setting
 from .step import LabelErrorStep
 

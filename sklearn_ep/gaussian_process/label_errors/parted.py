@@ -19,9 +19,8 @@ from ..._engine.sites import Sites, cavity
 from .._base import WithLearned, fit_of_sites, watch_of_sweeps
 from .._hyperparameters import ValueWithGradient
 from .._kernels import with_theta
-from ..inducing.ep import InducingEP, read_rows
-from ..inducing.passes import evidence_gradient
-from ..inducing.rows import PartitionedRows, dense_copies
+from ..inducing.ep import InducingEP, evidence_gradient
+from ..inducing.rows import PartitionedRows, dense_copies, read_rows
 from ..inducing.values import InducingGPPosterior, InducingPrior, block_rows
 from .fit import ENDS_BEFORE_SWEEPS, attributes_of_setting, climb, learned
 from .problem import ErrorNode, LabelErrorPlan, Rung, Slopes
@@ -190,7 +189,7 @@ class PartedErrorProblem:
         """The `LabelErrorPlan`."""
         return self.errors.plan
 
-    def at(self, setting, near, slopes=True, squares=None):
+    def at(self, setting, near, slopes=True):
         """Return the `ErrorNode` at a setting, None where it has no posterior."""
         plan, classes = self.plan, self.errors.data.classes
         options = dict(tol=self.tol, max_iter=plan.max_iter, damping=self.damping, accelerate=True)

@@ -182,16 +182,6 @@ class ErrorSpace:
             value, slope = value + more, np.append(slope, steep)
         return value, np.append(slope, np.zeros(len(moves)))
 
-    def unit_squares(self, X):
-        """Return the `unit_squares` of the kernel, None where it is kept or sees points."""
-        through_points = self.first.points is not None
-        return None if self.kernel is None or through_points else self.kernel.unit_squares(X)
-
-    def squares(self, phi, unit):
-        """Return the squared distances in lengths at phi."""
-        scales: Any = self.kernel
-        return scales.squares(self._parts(phi)[0], unit)
-
 
 class ErrorAveraging(NamedTuple):
     """How to average over kernel and rate.
@@ -272,15 +262,11 @@ class LabelErrorPlan(ValueWithGradient):
             scales = KernelScales.at(first.kernel, first.kernel.theta, averaging.prior)
         return ErrorSpace(first, scales, counts)
 
-    def ep(self, setting, sign, squares=None, single=False):
-        """Return the fixed-point map of the rule of learning at a setting.
-
-        `squares` are the squared distances (n, n) of the rows in lengths, where they are known;
-        see `KernelGP`.
-        """
+    def ep(self, setting, sign, single=False):
+        """Return the fixed-point map of the rule of learning at a setting; see `KernelGP`."""
         latent: Any
         if setting.points is None:
-            latent = KernelGP(setting.kernel, self.X, squares, single)
+            latent = KernelGP(setting.kernel, self.X, single)
         else:
             latent = InducingGP(setting.kernel, self.X, setting.points, self.jitter)
         structure = LatentNoise(latent, self.noise, self.weight)
@@ -380,17 +366,12 @@ class ErrorProblem:
     x: np.ndarray
     tol: ClassVar[float] = 2e-2
 
-    @property
-    def rows(self):
-        """The rows."""
-        return self.plan.X
-
-    def at(self, setting, near, slopes=True, squares=None):
+    def at(self, setting, near, slopes=True):
         """Return the `ErrorNode` at a setting, or None where EP has no fixed point."""
         averages = self.plan.averaging is not None
         single = averages and len(self.sign) >= LIMITS.thirds_errors
         try:
-            ep = self.plan.ep(setting, self.sign, squares, single)
+            ep = self.plan.ep(setting, self.sign, single)
         except ImproperPosterior:  # inducing points that have met
             return None
 

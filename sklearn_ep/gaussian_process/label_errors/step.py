@@ -193,12 +193,15 @@ def relaxed_gamma(z0, mubar, c, rate, cost="mass"):
     for _ in range(2):  # there may be two minima: nearer to the best one
         grid = low + np.linspace(0.0, 1.0, 17)[:, None] * (high - low)
         best = np.clip(np.argmin(relaxed_cost(grid, *args), axis=0), 1, 15)
-        low, high = (grid[best + k, np.arange(len(best))] for k in (-1, 1))
-    for _ in range(50):  # to the last digit: rounding would show in everything that follows
-        middle = 0.5 * (low + high)
-        falls = _cost_and_slope(middle, *args)[1] < 0
-        low, high = np.where(falls, middle, low), np.where(falls, high, middle)
-    gamma[rows] = high
+        low, middle, high = (grid[best + k, np.arange(len(best))] for k in (-1, 0, 1))
+    # a minimum is flat, and its place only known to half of the digits from the cost: by secants
+    last, now = (1.0 + 1e-4) * middle, middle
+    for _ in range(3):
+        before, slope = _cost_and_slope(np.array([last, now]), *args)[1]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            step = slope * (last - now) / (slope - before)
+        last, now = now, now + np.where(np.abs(step) <= 0.03 * now, step, 0.0)
+    gamma[rows] = now
     return gamma
 
 
