@@ -146,7 +146,7 @@ def courses(rows, against):
 STEPS = {
     ("EPGaussianProcessClassifier", 2, 20, 0.05): (299, 300, 1000, 1001, 2000, 2001, 9999, 10_000),
     ("EPGaussianProcessClassifier", 5, 10, 0.05): (99, 100, 149, 150, 299, 300),
-    ("RelaxedEPClassifier", 2, 10, 0.2): (149, 150, 299, 300, 1000, 1001),
+    ("RelaxedEPClassifier", 2, 10, 0.2): (149, 150, 299, 300, 1000, 1001, 2000, 2001),
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 from scipy.linalg import blas
+from sklearn.utils import gen_batches
 
 from .gaussian import ImproperPosterior
 
@@ -154,10 +155,6 @@ class Trace:
         self.asked = bool(self.monitor.end(figures, payload))
         return self.asked
 
-    def latest(self, name: str) -> list[float]:
-        """Return the figures of one name so far."""
-        return self._figures.get(name, [])
-
     @property
     def history(self) -> dict[str, np.ndarray]:
         """Arrays of length `n_iter`, one for each name, and the kinds of iterations, "phase"."""
@@ -285,7 +282,7 @@ class Anderson:
 
 
 def _weighted_products(
-    metric: Any, columns: list[np.ndarray], f: Any, entries: int = 1 << 14
+    metric: Any, columns: list[np.ndarray], f: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return inner products of columns with each other and with f, weighted by metric^2.
 
@@ -294,14 +291,13 @@ def _weighted_products(
     flat = [c.reshape(-1) for c in (*columns, f)]
     metric = np.broadcast_to(metric, f.shape).reshape(-1)
     products = np.zeros((len(flat), len(flat)))
-    for start in range(0, len(metric), entries):
-        part = slice(start, start + entries)
+    for part in gen_batches(len(metric), 1 << 14):
         block = metric[part] * np.array([c[part] for c in flat])
         products += block @ block.T
     return products[:-1, :-1], products[:-1, -1]
 
 
-class _Run:
+class _Iteration:
     """State of `iterate`, and the way to the next one."""
 
     def __init__(
@@ -435,7 +431,7 @@ def iterate(
         state that no shortened step leaves for a proper one.
     """
     step = damping if acceleration is None else min(damping, fallback_damping)
-    run = _Run(evaluate, x, damping, step, acceleration, repair, accept, halvings)
+    run = _Iteration(evaluate, x, damping, step, acceleration, repair, accept, halvings)
     trace, reason = Trace(monitor), None
     while reason is None:
         trace.begin()

@@ -318,3 +318,65 @@ def tilted_by_panels(
         ends = ends[:2] + [centre + np.sqrt(spread) * _BULK]
     log_z = (top + np.log(total) - np.log(sd))[:, 0] - 0.5 * _LOG_2PI
     return log_z, centre[:, 0], spread[:, 0]
+
+
+def _tanh_over(v: np.ndarray) -> np.ndarray:
+    """Return tanh(v) / v, smooth at zero."""
+    small = v < 1e-4
+    safe = np.where(small, 1.0, v)
+    return np.where(small, 1.0 - v * v / 3.0, np.tanh(safe) / safe)
+
+
+def density_at_double(v: np.ndarray) -> np.ndarray:
+    """Return the logistic density at 2 v, without overflow."""
+    e = np.exp(-2.0 * v)
+    return e / (1.0 + e) ** 2
+
+
+def local_precision(x: np.ndarray) -> np.ndarray:
+    """Return the precision of the Gaussian that supports the logistic function at s^2 = x."""
+    return 0.25 * _tanh_over(0.5 * np.sqrt(x))
+
+
+def _local_second(x: np.ndarray) -> np.ndarray:
+    """Return minus half of its derivative in x."""
+    v = 0.5 * np.sqrt(x)
+    small = v < 1e-2
+    v2 = v * v
+    safe = np.where(small, 1.0, v)
+    closed = (_tanh_over(safe) - 4.0 * density_at_double(safe)) / safe**2
+    return np.where(small, 2.0 / 3.0 - 8.0 * v2 / 15.0 + 34.0 * v2 * v2 / 105.0, closed) / 64.0
+
+
+def local_site_precision(mean: np.ndarray, var: np.ndarray, shift: Any) -> np.ndarray:
+    """Precision of the local site that joins N(mean, var), by Newton on its contact point.
+
+    Parameters
+    ----------
+    mean, var : ndarray of shape (n,)
+        Marginal of the predictor before the site is there; the variance may be zero.
+    shift : ndarray or float
+        Linear part of the site, half the label.
+
+    Returns
+    -------
+    precision : ndarray of shape (n,)
+
+    Notes
+    -----
+    Solves x = T(x), T(x) the second moment of the predictor once the site of contact point x is
+    included. Where Newton leaves (0, inf) the plain step x <- T(x) takes its place.
+    """
+    total = mean + var * shift
+    x = np.maximum(var + total**2, 1e-300)
+    for _ in range(60):  # nine are enough for twelve digits nearly everywhere
+        kappa = 1.0 + var * local_precision(x)
+        moment = var / kappa + (total / kappa) ** 2
+        slope = 2.0 * var * _local_second(x) * (var / kappa**2 + 2.0 * total**2 / kappa**3)
+        step = (moment - x) / np.where(slope < 1.0, 1.0 - slope, 1.0)
+        new = np.maximum(np.where(x + step > 0.0, x + step, moment), 1e-300)
+        done = np.all(np.abs(new - x) <= 1e-13 * x)
+        x = new
+        if done:
+            break
+    return local_precision(x)

@@ -15,8 +15,12 @@ from scipy.optimize import least_squares
 from scipy.special import entr, expit, ndtr
 
 from .._engine.likelihoods import LabelNoise, Logit, Probit
-from .._engine.quadrature import logistic_mixture, quick_ndtr, tilted_by_panels
-from .._engine.super_gaussian import local_site_precision
+from .._engine.quadrature import (
+    local_site_precision,
+    logistic_mixture,
+    quick_ndtr,
+    tilted_by_panels,
+)
 
 
 class FactorLink:

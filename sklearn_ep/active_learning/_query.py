@@ -14,11 +14,12 @@ from .._estimator.annotations import RowsLike, Seed
 from .._estimator.checks import check_number
 from .._estimator.tables import rows_at
 from ._posterior import posterior_of
-from ._rows import allowed_rows, best_first, design_rows, reference_rows, rows_of
+from ._rows import allowed_rows, best_first, design_rows, rows_of
 from ._strategies import (
+    N_REFERENCE,
+    N_REFERENCE_OF_VARIANCE,
     check_objective,
     check_strategy,
-    default_n_reference,
     greedy,
     is_greedy,
     needs_reference,
@@ -40,11 +41,26 @@ def _check_fitted(estimator):
 
 
 def reference_of(strategy, X, X_reference, n_reference, random_state):
-    """Return the reference rows of a strategy, or None where it needs none."""
+    """Return the reference rows of a strategy, given or a sample of X; None if it needs none."""
     if not needs_reference(strategy):
         return None
-    count = default_n_reference(strategy) if n_reference is None else n_reference
-    return reference_rows(X, X_reference, count, random_state)
+    if X_reference is not None:
+        X_reference = rows_of(X_reference)
+        if X_reference.shape[1:] != X.shape[1:]:
+            raise ValueError(
+                f"X_reference has rows of shape {X_reference.shape[1:]}, the pool of {X.shape[1:]}."
+            )
+        return X_reference
+    if n_reference is None:
+        n_reference = N_REFERENCE_OF_VARIANCE if strategy == "variance_reduction" else N_REFERENCE
+    check_number("n_reference", n_reference, 1, integer=True)
+    n = X.shape[0]
+    if n <= n_reference:
+        return X
+    if random_state is None:
+        return rows_at(X, np.linspace(0, n - 1, n_reference).round().astype(int))
+    rng = check_random_state(random_state)
+    return rows_at(X, np.sort(rng.choice(n, n_reference, replace=False)))
 
 
 def scores(

@@ -3,9 +3,8 @@
 import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import cholesky, solve_triangular
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import check_array
 
-from .._estimator.checks import check_number
 from .._estimator.tables import rows_at
 
 
@@ -14,25 +13,6 @@ def rows_of(X):
     if sp.issparse(X):
         return X.tocsr()
     return X if hasattr(X, "shape") else np.asarray(X)
-
-
-def reference_rows(X, X_reference, n_reference, random_state):
-    """Return the reference rows: given ones, or a sample of the pool."""
-    if X_reference is not None:
-        X_reference = rows_of(X_reference)
-        if X_reference.shape[1:] != X.shape[1:]:
-            raise ValueError(
-                f"X_reference has rows of shape {X_reference.shape[1:]}, the pool of {X.shape[1:]}."
-            )
-        return X_reference
-    check_number("n_reference", n_reference, 1, integer=True)
-    n = X.shape[0]
-    if n <= n_reference:
-        return X
-    if random_state is None:
-        return rows_at(X, np.linspace(0, n - 1, n_reference).round().astype(int))
-    rng = check_random_state(random_state)
-    return rows_at(X, np.sort(rng.choice(n, n_reference, replace=False)))
 
 
 def allowed_rows(n, candidates, exclude):

@@ -52,7 +52,7 @@ def look_ahead(posterior, name, rows=None):
             _moved(posterior, cross, gradient[block].T, curvature[block].T)
             for gradient, curvature in sites
         ]
-        out[block] = measure(_Labels(moved, proba[block]))
+        out[block] = measure(_Outcomes(moved, proba[block]))
     if name == "epig_entropy":
         own = proba if response.predicts_labels else posterior.proba(rows)
         out *= -_p_log_p(own).sum(axis=1)
@@ -92,7 +92,7 @@ def _p_log_p(p):
     return out
 
 
-class _Labels:
+class _Outcomes:
     """Normalised probabilities at the reference rows, (n, m) each, under a label of each class.
 
     A label of class y is +1 for problem y and -1 for all others: of the numbers before
@@ -242,11 +242,6 @@ def resolved(strategy, estimator, objective="log_loss"):
 def needs_reference(strategy):
     """Return whether a strategy counts what happens at reference rows."""
     return not callable(strategy) and (strategy in LOOK_AHEAD or strategy == "variance_reduction")
-
-
-def default_n_reference(strategy):
-    """Return the number of reference rows of a strategy."""
-    return N_REFERENCE_OF_VARIANCE if strategy == "variance_reduction" else N_REFERENCE
 
 
 def is_greedy(strategy, diversify, n_instances):

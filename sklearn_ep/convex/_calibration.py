@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import logsumexp
 
+from .._engine.gaussian import learned_curvature
 from .._engine.quadrature import logistic_moments
 
 
@@ -29,11 +30,9 @@ class _Choices(NamedTuple):
     certainty_width: float = 0.4
     close: float = 1e-6  # nats that a further step may gain, ...
     close_classes: float = 1e-3  # ... of several classes, whose integrals are rougher and dearer
-    # Rows from which rough integrals do, with errors below 1e-6 of a chance. Where rows are many,
-    # or elsewhere, another look at them is not worth so few nats a row: the last step is taken
-    # without.
-    many_rows: int = 10_000
+    # Where rows are many, or elsewhere, another look at them is not worth so few nats a row.
     close_a_row: float = 1e-8
+    many_rows: int = 10_000  # from which rough integrals do for chances, too
 
 
 _BY = _Choices()
@@ -121,9 +120,9 @@ class ScoreSums(NamedTuple):
     square: np.ndarray
 
     @classmethod
-    def of(cls, theta, rows, rough=False):
-        """Return the sums over `RowsLeftOut`."""
-        log_proba, slopes = _each(theta, rows, None, rough)
+    def of(cls, theta, rows):
+        """Return the sums over `RowsLeftOut`, by rough integrals: to 1e-6 of a chance."""
+        log_proba, slopes = _each(theta, rows, rough=True)
         return cls.over(log_proba, slopes, rows.weight)
 
     @classmethod
@@ -162,12 +161,12 @@ def _prior_terms(theta):
     return float(loss), np.array([_BY.slope_sd**-2.0, precision])
 
 
-def _each(theta, rows, moments, rough):
+def _each(theta, rows, rough):
     """Return log chances (n,) at theta = (log a, log t) and their slopes (2, n)."""
     slope, root = np.exp(theta[0]), np.exp(0.5 * theta[1])
     apart = slope * root * (rows.mean - rows.centre)
     m, v = slope * rows.centre + apart, (slope * root) ** 2 * rows.var
-    log_z, gradient, curvature = logistic_moments(m, v, rough) if moments is None else moments
+    log_z, gradient, curvature = logistic_moments(m, v, rough)
     by_variance = 0.5 * (gradient**2 - curvature) * v
     each = np.stack([gradient * m + 2.0 * by_variance, 0.5 * gradient * apart + by_variance])
     if len(log_z) == 1:
@@ -177,71 +176,50 @@ def _each(theta, rows, moments, rough):
     return log_proba, np.sum(share * each, axis=1)
 
 
-def _scores(theta, rows, moments=None, rough=False):
-    """Return the `_Scores` at theta = (log a, log t), `moments` those of the nodes if known."""
-    log_proba, each = _each(theta, rows, moments, rough)
-    return _Scores.at(theta, ScoreSums.over(log_proba, each, rows.weight), log_proba)
-
-
-def calibrated(sign, weight, node_weight, nodes, how, moments=None):
+def calibrated(sign, weight, node_weight, nodes, how):
     """Return the `LeftOut` of rows with labels in {-1, +1} and weight (n,) copies.
 
-    `nodes` are the `Cavities` of nodes with weights (M,), `moments` their `label_moments` if known.
-    `how` is "loo", or None for scales of one. Without a row a node that predicted its label has
-    less weight: p(phi_k | the others) is proportional to
-    weight_k / p(y_i | the others, phi_k).
+    `nodes` are the `Cavities` of nodes with weights (M,). `how` is "loo", or None for scales of
+    one. Without a row a node that predicted its label has less weight: p(phi_k | the others) is
+    proportional to weight_k / p(y_i | the others, phi_k).
     """
     if len(nodes) == 1:
         rows, proper = one_node(sign, weight, nodes[0])
-        moments = None
     else:
-        moments = label_moments(sign, nodes) if moments is None else moments
-        rows, proper = _mixed(sign, weight, node_weight, nodes, moments[0])
-        moments = moments[:, :, proper]
-    theta = np.zeros(2)
+        rows, proper = _mixed(sign, weight, node_weight, nodes)
+    n, theta = len(rows.centre), np.zeros(2)
     if how == "loo":
-        theta, at = _calibration(rows, moments)
-    else:
-        at = _scores(theta, rows, moments)
+        theta = best_of_sums(n, lambda theta: ScoreSums.of(theta, rows), n >= _BY.many_rows)
+    log_proba, _ = _each(theta, rows, rough=n >= _BY.many_rows)
     total = np.sum(np.exp(rows.log_share) * (rows.var + (rows.mean - rows.centre) ** 2), axis=0)
     out = np.full((3, len(sign)), np.nan)
-    out[:, proper] = sign[proper] * rows.centre, total, at.log_proba
+    out[:, proper] = sign[proper] * rows.centre, total, log_proba
     slope, temper = np.exp(theta)
     return LeftOut(float(slope), float(temper), Cavities(out[0], out[1]), out[2])
 
 
-def _mixed(sign, weight, node_weight, nodes, log_z):
+def _mixed(sign, weight, node_weight, nodes):
     """Return the `RowsLeftOut` of several nodes, and which of all rows these are."""
     mean, var = _of_nodes(sign, nodes)
     proper = np.all(np.isfinite(var), axis=0)
     mean, var = mean[:, proper], var[:, proper]
-    log_share = np.log(node_weight)[:, None] - log_z[:, proper]
+    log_share = np.log(node_weight)[:, None] - logistic_moments(mean, var, rough=True)[0]
     log_share = log_share - logsumexp(log_share, axis=0)
     centre = np.sum(np.exp(log_share) * mean, axis=0)
     return RowsLeftOut(mean, var, log_share, centre, weight[proper]), proper
 
 
-def _calibration(rows, moments):
-    """Return the theta of highest density and the `_Scores` there; `moments` are those at zero."""
-    n = len(rows.centre)
-    if n < _BY.many_rows:
-        start = _scores(np.zeros(2), rows, moments)
-        return _maximum(np.zeros(2), start, lambda theta: _scores(theta, rows))
-    theta = best_of_sums(n, lambda theta, rough: ScoreSums.of(theta, rows, rough))
-    return theta, _scores(theta, rows, rough=True)
-
-
-def best_of_sums(n, sums):
+def best_of_sums(n, sums, blind=True):
     """Return theta = (log a, log t) of highest density, by few looks at the rows.
 
-    `sums(theta, rough)` are the `ScoreSums` of n rows, which may be anywhere.
+    `sums(theta)` are the `ScoreSums` of n rows, which may be anywhere.
     """
 
     def scores(theta):
-        return _Scores.at(theta, sums(theta, n >= _BY.many_rows))
+        return _Scores.at(theta, sums(theta))
 
-    start = np.zeros(2)
-    return _maximum(start, scores(start), scores, _BY.close_a_row * n, blind=True)[0]
+    start, close = np.zeros(2), _BY.close_a_row * n if blind else _BY.close
+    return _maximum(start, scores(start), scores, close, blind)[0]
 
 
 def calibrated_classes(factor, y, weight, left, how):
@@ -291,12 +269,8 @@ def _maximum(theta, at, scores, close=_BY.close, blind=False):
             new = scores(theta + step)
         turned = at.gradient - new.gradient
         theta, at = theta + step, new
-        if turned @ step > 0:
-            image = curvature @ step
-            curvature = curvature - np.outer(image, image) / (step @ image)
-            curvature = curvature + np.outer(turned, turned) / (turned @ step)
-        else:
-            curvature = at.curvature
+        bent = turned @ step > 0
+        curvature = learned_curvature(curvature, step, turned) if bent else at.curvature
     return theta, at
 
 

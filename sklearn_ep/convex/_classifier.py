@@ -14,7 +14,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from .._engine.class_sites import ClassSites
 from .._engine.diagnostics import weight_space_log_weights
 from .._engine.partition import Part, PartMap
-from .._engine.super_gaussian import LogisticSites
 from .._estimator.annotations import RowsLike, Seed, TrainingRows
 from .._estimator.averaged import average_remarks, hyper_attributes
 from .._estimator.checks import (
@@ -57,6 +56,7 @@ from ._parameters import (
     takes_joint,
 )
 from ._problem import fit_exact, fit_parted, fit_sampled, make_parted, make_problem
+from ._sites import LogisticSites
 from ._stream import plan_stream
 
 

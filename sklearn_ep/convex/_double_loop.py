@@ -30,10 +30,10 @@ from .._engine.gaussian import ImproperPosterior
 from .._engine.hyper import Average, Node, Spacing, average_of, integrate
 from .._engine.loop import SILENT, Anderson, Evaluation, StepsOfPhase, iterate
 from .._engine.quadrature import logistic_mixture
-from .._engine.super_gaussian import Penalty
 from ._calibration import Cavities, cavities, label_moments
 from ._parameters import in_log_scales
 from ._posterior import WeightPosterior
+from ._sites import Penalty
 from ._systems import TINY
 
 # Limits of a fit near the mode of the scale: no closer than weights of nodes need.
@@ -44,36 +44,36 @@ _SPACING = Spacing(1.7, 5.5, 13)
 _FLAT = 0.2
 
 
-def minimise(point, gradient, direction, moved, *, unit, scale, tol, max_iter):
+def minimise(problem, point, *, unit, scale, tol, max_iter):
     """Minimise a convex function from a point; return where that led, and the steps it took.
 
-    A point has a `value`. `gradient(point)` is the gradient there, `direction(point, gradient,
-    rtol)` a tuple whose first entry is d with H d = -gradient to a relative residual of `rtol`, H
-    the Hessian, and `moved(point, direction, length)` the point along it. Ends once the norm of
-    the gradient times `unit` (n,) is below tol * scale.
+    A point has a `value` and its `gradient`. `problem.direction(point, gradient, rtol)` is a tuple
+    whose first entry is d with H d = -gradient to a relative residual of `rtol`, H the Hessian, and
+    `problem.moved(point, direction, length)` the point along it. Ends once the norm of the gradient
+    times `unit` (n,) is below tol * scale.
 
     Inexact Newton with the forcing term min(0.1, sqrt(|g| / scale)) and Armijo backtracking. When
     the expected decrease is below the resolution of the objective one last full step is taken: it
     is within rounding of the minimum.
     """
     for n_steps in range(max_iter):
-        slopes = gradient(point)
+        slopes = point.gradient
         # of Python floats: beyond their range the ratio is infinite, and says what it should
         size = float(np.linalg.norm(unit * slopes)) / float(scale)
         if size <= tol:
             return point, n_steps
-        d = direction(point, slopes, max(min(0.1, np.sqrt(size)), 0.3 * tol / size))
+        d = problem.direction(point, slopes, max(min(0.1, np.sqrt(size)), 0.3 * tol / size))
         slope = float(slopes @ d[0])
         resolution = np.finfo(float).eps * (1.0 + abs(point.value))
         if -slope <= 64.0 * resolution:
-            return moved(point, d, 1.0), n_steps + 1
+            return problem.moved(point, d, 1.0), n_steps + 1
         slack, length = 8.0 * resolution, 1.0
-        new = moved(point, d, length)
+        new = problem.moved(point, d, length)
         while new.value > point.value + 1e-4 * length * slope + slack:  # Armijo's share, as usual
             length *= 0.5
             if length < 1e-12:  # rounding hides any decrease
                 return point, n_steps + 1
-            new = moved(point, d, length)
+            new = problem.moved(point, d, length)
         point = new
     return point, max_iter
 
@@ -81,18 +81,49 @@ def minimise(point, gradient, direction, moved, *, unit, scale, tol, max_iter):
 class Inner(NamedTuple):
     """A point of the inner problem: weights u (n,) and predictors s = B u (q,).
 
-    `prior` and `site` are the penalties of the weights and of the rows, with their derivatives,
-    `value` the penalised loss.
+    `prior` and `site` are the penalties of the weights and of the rows, with their derivatives.
     """
 
     u: np.ndarray
     s: np.ndarray
     prior: Any
     site: Any
-    value: float
+    design: Any
+
+    @property
+    def value(self):
+        """The penalised loss."""
+        return float(np.sum(self.prior.value) + np.sum(self.site.value))
+
+    @property
+    def gradient(self):
+        """Its gradient (n,) in u, one product."""
+        return self.prior.slope + self.design.tdot(self.site.slope)
 
 
-class Step(NamedTuple):
+class InnerProblem(NamedTuple):
+    """The penalised loss of a `DoubleLoop` at fixed variances of rows and coefficients."""
+
+    loop: Any
+    z: np.ndarray
+    coefficients: np.ndarray
+    scale: Any
+
+    def moved(self, point, d, length):
+        """Return the `Inner` along a direction (of weights, and of predictors)."""
+        u, s = point.u + length * d[0], point.s + length * d[1]
+        prior = self.loop.prior.penalty(u, self.coefficients, self.scale)
+        return Inner(u, s, prior, self.loop.sites.penalty(s, self.z), self.loop.design)
+
+    def direction(self, point, gradient, rtol):
+        """Return the Newton step of weights and predictors; `rtol` is for those that iterate."""
+        loop = self.loop
+        system = loop.system(loop.design, point.prior.curvature, point.site.curvature)
+        d = system.solve(-gradient)
+        return d, loop.design.dot(d)
+
+
+class OuterStep(NamedTuple):
     """One evaluation of the outer map: the solution at z and the posterior it implies.
 
     `var` are the new variances of the rows, `prior` is the penalty of the prior, and `own` the
@@ -176,34 +207,15 @@ class DoubleLoop:
         scale = in_log_scales(self.prior, x[q + m :])
         return np.exp(x[:q]), np.exp(x[q : q + m]), scale
 
-    def _solve_inner(self, z, coefficients, scale):
-        """Minimise the penalised loss at fixed variances, from the last solution."""
-
-        def moved(point, d, length):
-            u, s = point.u + length * d[0], point.s + length * d[1]
-            prior, site = self.prior.penalty(u, coefficients, scale), self.sites.penalty(s, z)
-            return Inner(u, s, prior, site, float(np.sum(prior.value) + np.sum(site.value)))
-
-        def gradient(point):
-            return point.prior.slope + self.design.tdot(point.site.slope)
-
-        def direction(point, slopes, rtol):
-            system = self.system(self.design, point.prior.curvature, point.site.curvature)
-            d = system.solve(-slopes)
-            return d, self.design.dot(d)
-
+    def evaluate(self, x):
+        """Map log variances to their `Evaluation`; the payload is an `OuterStep`."""
+        z, own, scale = self._unpack(x)
+        problem = InnerProblem(self, z, own, scale)
         limits = dict(unit=self.unit, scale=self.size, tol=self.inner_tol**2)
-        limits["max_iter"] = self.max_inner_iter
-        start, still = Inner(self.u, self.s, None, None, np.nan), (0.0, 0.0)
-        inner, n_newton = minimise(moved(start, still, 0.0), gradient, direction, moved, **limits)
+        start = problem.moved(self, (0.0, 0.0), 0.0)
+        inner, n_newton = minimise(problem, start, max_iter=self.max_inner_iter, **limits)
         self.u, self.s = inner.u, inner.s
         self.n_newton += n_newton
-        return inner
-
-    def evaluate(self, x):
-        """Map log variances to their `Evaluation`; the payload is a `Step`."""
-        z, own, scale = self._unpack(x)
-        inner = self._solve_inner(z, own, scale)
         system = self.system(self.design, inner.prior.precision, inner.site.precision)
         new = np.maximum(system.training_variance(self.design), TINY)
         if self.prior.n_sites:
@@ -216,7 +228,7 @@ class DoubleLoop:
         target = self._pack(new, own, new_scale)
         if not np.all(np.isfinite(target)):
             raise ImproperPosterior("variances are beyond the range of double precision")
-        step = Step(inner, system, new, scale, dof, prior, own, np.nan)
+        step = OuterStep(inner, system, new, scale, dof, prior, own, np.nan)
         step = step._replace(objective=self._bound(step))
         n_scales = np.size(self.prior.start_scale) if self.prior.learn else 0
         change = np.abs(target - x)
@@ -249,7 +261,7 @@ class NodeFit(NamedTuple):
     """What a node is asked for: its posterior, and per row what the mixture needs.
 
     `last` is what a neighbour starts from; mean and var (n,) are those of the predictors, precision
-    (n,) is that of the sites; `moments` (3, n) are the `label_moments` of the cavities where known.
+    (n,) is that of the sites.
     """
 
     posterior: WeightPosterior
@@ -259,7 +271,6 @@ class NodeFit(NamedTuple):
     precision: np.ndarray
     cavities: Cavities
     dof: float
-    moments: Any = None
 
 
 @dataclass
@@ -307,7 +318,7 @@ class ExactFit:
         return replace(fits, first=last), last._replace(phi=phi + move)
 
     def _curvature(self, phi, step):
-        """Return about the curvature of the log density of the log scale phi, from a `Step` there.
+        """Return about the curvature of the log density of the log scale phi, at an `OuterStep`.
 
         Half the sum of squared shrinkage factors: the Fisher information of the log of a variance
         that all coefficients share.
@@ -321,16 +332,21 @@ class ExactFit:
 
     def solved(self, last=None, monitor=SILENT, of_scale=None, **changes):
         """Return the `DoubleLoop` and its result from a `Last`; `changes` are those of limits."""
+        loop, *start, steps = self._prepared(last, monitor, of_scale, **changes)
+        return loop, iterate(*start, **steps)
+
+    def _prepared(self, last, monitor=SILENT, of_scale=None, **changes):
+        """Return the `DoubleLoop`, and what `iterate` is to be given."""
         limits = self.limits._replace(**changes)
         inner = limits.inner_tol, limits.max_inner_iter
         about = self.design.counting(), self.sites, self.prior, self.system
         loop = DoubleLoop(*about, *inner, of_scale)
         acceleration = Anderson(depth=5, mixing=limits.damping, max_change=3.0)
         steps = dict(acceleration=acceleration, accept=_not_lower, monitor=monitor, **limits.outer)
-        return loop, iterate(loop.evaluate, loop.start(last), **steps)
+        return loop, loop.evaluate, loop.start(last), steps
 
     def node_fit(self, step):
-        """Return the `NodeFit` of a `Step`."""
+        """Return the `NodeFit` of an `OuterStep`."""
         inner, site = step.inner, step.inner.site
         left = cavities(inner.s, step.var, site.slope, site.precision, self.sites.weight)
         posterior = WeightPosterior(inner.u, self.design.intercept, step.system, step.system)
@@ -344,7 +360,8 @@ class ExactFit:
         # where a start fails there is a careful one
         for start, share in ((last, damping), (None, 0.5 * damping)):
             try:
-                result = self.at(phi[0]).solved(start, damping=share, **_ROUGH)[1]
+                _, *begin, steps = self.at(phi[0])._prepared(start, damping=share, **_ROUGH)
+                result = iterate(*begin, **steps)
             except ImproperPosterior:
                 continue
             if result.residual < 1e-1:
@@ -381,22 +398,17 @@ class ExactFit:
         Its logs are higher by the sum over rows of log Z given the cavity, less the bound on that.
         """
         fits = [node.payload for node in average.nodes]
-        moments = label_moments(self.sites.sign, [fit.cavities for fit in fits])
+        log_z = label_moments(self.sites.sign, [fit.cavities for fit in fits])[0]
         mean, var = (np.array([getattr(fit, name) for fit in fits]) for name in ("mean", "var"))
         left = zip(*(fit.cavities for fit in fits), strict=True)
         left_mean, left_var = (np.array(values) for values in left)
         share, weight = var / left_var, self.sites.weight
         divergence = 0.5 * (share - 1.0 - np.log(share) + (mean - left_mean) ** 2 / left_var)
-        gap = moments[0] + logistic_mixture(-self.sites.sign * mean, var)[1] + divergence
+        gap = log_z + logistic_mixture(-self.sites.sign * mean, var)[1] + divergence
         # of part of a copy it is about the square of the part
         lacking = np.where(np.isfinite(gap), gap, 0.0) @ (weight * np.minimum(weight, 1.0))
-        weighed = [
-            node._replace(
-                log_evidence=node.log_evidence + more,
-                payload=node.payload._replace(moments=moments[:, m]),
-            )
-            for m, (node, more) in enumerate(zip(average.nodes, lacking, strict=True))
-        ]
+        pairs = zip(average.nodes, lacking, strict=True)
+        weighed = [n._replace(log_evidence=n.log_evidence + more) for n, more in pairs]
         log_mass = np.log(average.weight) + average.log_evidence + lacking
         return average_of(weighed, log_mass, average.foretold, average.n_evaluations)
 

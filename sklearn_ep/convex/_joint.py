@@ -30,21 +30,13 @@ from .._engine.class_sites import (
 )
 from .._engine.loop import SILENT, Reason, Trace, reason_to_end
 from .._engine.noisy_argmax import QUICK_SOFTMAX, SOFTMAX
-from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, warn_of_spreads
 from .._estimator.fitting import BinaryFit
 from .._estimator.summary import interval_of
 from ._calibration import Cavities, calibrated_classes
 from ._joint_sampled import MIXING, SampledClassSpread, SampledJoint
-from ._parameters import Limits, make_prior, refuse_integration, takes_joint
-from ._problem import (
-    Copies,
-    class_weights,
-    evidence_probes,
-    find_copies,
-    single_node,
-    weighted_variances,
-)
-from ._systems import Design, with_ones
+from ._parameters import Limits, refuse_integration, takes_joint
+from ._problem import Problem, evidence_probes, rows_and_prior, single_node
+from ._systems import with_ones
 
 
 class ClassSpread:
@@ -60,10 +52,6 @@ class ClassSpread:
     def rows(self, B):
         """Return the covariances (n, K, K) of the predictors of rows."""
         return class_covariances(self.array, B)
-
-    def between(self, B1, B2, c, j):
-        """Return the covariance (n1, n2) of class c at rows and class j at other rows."""
-        return np.asarray((B2 @ (B1 @ self.array[c, :, j]).T).T)
 
     def weights_with(self, B, c, j):
         """Return the covariance (q, n) of the weights of class c with class j at rows."""
@@ -115,8 +103,9 @@ class JointWeightPosterior:
 
     def covariance(self, X1, X2, c, j):
         """Return the covariance (n1, n2) of the predictors of classes c and j between new rows."""
-        B1, B2 = with_ones(X1, self.intercept), with_ones(X2, self.intercept)
-        return self.slope**2 * self.temper * self.spread.between(B1, B2, c, j)
+        if X1.shape[0] < X2.shape[0]:  # sampled ones solve a system for each row of the second
+            return self.covariance(X2, X1, j, c).T
+        return self.covariance_with(X2, c, j)(X1)
 
     def covariance_with(self, X2, c, j):
         """Return the map from rows X1 to `covariance(X1, X2, c, j)`; q n2 numbers are kept."""
@@ -167,110 +156,77 @@ class JointWeightPosterior:
         return self.latent_mean(X) + self.slope * np.sqrt(self.temper) * away
 
 
-class JointNoise(NamedTuple):
-    """Random numbers of a fit with sampled variances: of weights, of rows, of a determinant."""
-
-    of_weights: np.ndarray
-    of_rows: np.ndarray
-    evidence_probes: Any
-
-
 @dataclass
-class JointProblem:
-    """Everything the joint fit needs; rows are merged, `copies` says how.
+class JointProblem(Problem):
+    """The `Problem` of all classes; rows are merged, and only that of exact variances starts warm.
 
-    `last` are the sites (2, n, K) of an earlier fit, or None; `noise` is that of sampled variances,
-    None with exact ones.
+    `noise` are random numbers of the weights (q K, k) and of the rows (n, K, k).
     """
 
-    design: Design
-    copies: Copies
-    prior: Any
-    limits: Limits
-    shape: tuple
-    calibration: str | None
-    n_classes: int
-    last: Any = None
-    noise: JointNoise | None = None
-
-    @property
-    def variance(self):
-        """The way to variances."""
-        return "exact" if self.noise is None else "calibrated"
-
-    @property
-    def solver(self):
-        """What solves for the coefficients."""
-        return "primal" if self.noise is None else "cg"
-
-    @property
-    def n_rows(self):
-        """Number of all rows that were given."""
-        return len(self.copies.group)
-
-    @property
-    def max_iter(self):
-        """Bound of the iterations."""
-        return self.limits.max_iter
+    n_classes: int = 0
 
     def posterior(self, payload):
         """Return what predicts as if the fit ended with this payload."""
         state, coef = payload[0], payload[0].coef
-        if self.noise is None:
+        if self.variance == "exact":
             spread: Any = ClassSpread(state.spread)
         else:
             spread = SampledClassSpread(state.system, payload[1].of_rows, payload[1].of_weights)
             coef = coef.reshape(-1, self.n_classes).T
-        return JointWeightPosterior(coef, spread, self.design.intercept)
+        return JointWeightPosterior(coef, spread, self.intercept)
 
 
 def joint_problem(estimator, training):
     """Return the `JointProblem` of checked training data."""
-    check_column_scales(estimator, training.X, LARGEST_IN_UNITS)
-    warn_of_spreads(estimator, training.X)
     refuse_integration(estimator, "several classes jointly")
-    copies = find_copies(
-        training.X, training.y, training.weight * class_weights(estimator, training)
-    )
-    design = Design(training.X[copies.first], bool(estimator.fit_intercept))
-    (n, q), K = design.shape, len(estimator.classes_)
-    noise, last, longer = None, None, 3  # sweeps for an outer step, which is several of Newton's
-    sampled = takes_joint(estimator, *training.X.shape) == "sampled"
+    rows, prior = rows_and_prior(estimator, training, merge=True)
+    (n, q), K = rows.design.shape, len(estimator.classes_)
+    sampled, noise, probes = takes_joint(estimator, *training.X.shape) == "sampled", None, None
     shape = (n, q, K, "joint sampled" if sampled else "joint", None)
+    lasts, last_shape = getattr(estimator, "_warm_state", ([], None))
+    if sampled or not estimator.warm_start or shape != last_shape:
+        lasts = [None]
     if sampled:
-        k, rng, longer = estimator.n_variance_samples, check_random_state(estimator.random_state), 1
-        normals = rng.standard_normal((q * K, k)), rng.standard_normal((n, K, k))
-        noise = JointNoise(*normals, evidence_probes(estimator, q * K, rng))
-    elif estimator.warm_start and getattr(estimator, "_warm_state", ([], None))[1] == shape:
-        last = estimator._warm_state[0][0]
-    d, X = training.X.shape[1], training.X[copies.first]
-    prior = make_prior(estimator, d, lambda: weighted_variances(X, copies.weight))
-    limits = Limits.of(estimator, longer)
-    return JointProblem(design, copies, prior, limits, shape, estimator.calibration, K, last, noise)
+        k, rng = estimator.n_variance_samples, check_random_state(estimator.random_state)
+        noise = rng.standard_normal((q * K, k)), rng.standard_normal((n, K, k))
+        probes = evidence_probes(estimator, q * K, rng)
+    return JointProblem(
+        rows=rows,
+        prior=prior,
+        variance="calibrated" if sampled else "exact",
+        solver="cg" if sampled else "primal",
+        # three sweeps for an outer step, which is several of Newton's
+        limits=Limits.of(estimator, 1 if sampled else 3),
+        calibration=estimator.calibration,
+        intercept=rows.design.intercept,
+        n_rows=len(training.y),
+        lasts=lasts,
+        shape=shape,
+        noise=noise,
+        evidence_probes=probes,
+        n_classes=K,
+    )
 
 
 class JointFit(NamedTuple):
-    """The end of a joint fit: sites (2, n, K), payload, and what is known besides.
+    """The end of a joint fit: sites (2, n, K), payload, attributes, and what `BinaryFit` has.
 
-    `left_var` (n, K) are variances of the cavities as far as labels can tell.
+    `left_var` (n, K) are variances of the cavities as far as labels can tell, or None.
     """
 
     x: np.ndarray
     payload: tuple
     left_var: Any
-    scale: float
-    dof: Any
-    evidence: tuple
-    n_newton: int
+    log_evidence: float
     history: dict
     reason: Reason
-    last: Any = None
+    attributes: dict
 
 
 def fit_joint(problem, y, monitor, k):
     """Learn the prior variance if asked, converge EP, and return the one `BinaryFit`."""
-    y, weight = y[problem.copies.first], problem.copies.weight
-    fit = (_fit_exact if problem.noise is None else _fit_sampled)(problem, y, monitor)
+    y, weight = y[problem.rows.copies.first], problem.rows.weight
+    fit = (_fit_exact if problem.variance == "exact" else _fit_sampled)(problem, y, monitor)
     state, posterior = fit.payload[0], problem.posterior(fit.payload)
     without = class_cavities(ClassSites(*fit.x), state.mean, state.cov)
     left_var = fit.left_var
@@ -279,33 +235,29 @@ def fit_joint(problem, y, monitor, k):
     left = Cavities(without.mean.T, left_var.T)
     left_out = calibrated_classes(QUICK_SOFTMAX, y, weight, left, problem.calibration)
     posterior.slope, posterior.temper = left_out.slope, left_out.temper
-    evidence, error = fit.evidence
     attributes = dict(
+        **fit.attributes,
         marginal_variance=np.einsum("ncc->cn", state.cov),
-        scale=fit.scale,
-        dof=fit.dof,
         n_mvm=0,
-        n_newton=fit.n_newton,
         n_passes=0,
-        evidence_std=error,
-        last=fit.last,
-        average=single_node(problem.prior, fit.scale, evidence),
+        average=single_node(problem.prior, fit.attributes["scale"], fit.log_evidence),
         left_out=left_out,
     )
-    attributes = problem.copies.of_class_rows(attributes, fit.x)
-    return BinaryFit(posterior, fit.history, fit.reason, evidence, attributes)
+    attributes = problem.rows.copies.of_class_rows(attributes, fit.x)
+    return BinaryFit(posterior, fit.history, fit.reason, fit.log_evidence, attributes)
 
 
 def _fit_exact(problem, y, monitor):
     """Run EP with the covariance of all weights; return the `JointFit`."""
-    limits, weight, d = problem.limits, problem.copies.weight, problem.prior.n_features
-    first = empty_sites(y, problem.n_classes) if problem.last is None else problem.last
+    limits, weight, d = problem.limits, problem.rows.weight, problem.prior.n_features
+    last = problem.lasts[0]
+    first = empty_sites(y, problem.n_classes) if last is None else last
     of_scale = problem.prior.of_scale
     found = {0.0: first}
 
     def solved(at, sites, tol, monitor=SILENT, max_iter=limits.max_iter):
         prior = problem.prior.precision(float(np.exp(at)))
-        ep = JointEP(ClassWeights(problem.design.B, prior), QUICK_SOFTMAX, y, weight)
+        ep = JointEP(ClassWeights(problem.rows.design.B, prior), QUICK_SOFTMAX, y, weight)
         # where acceleration has not settled: with rows of weight 1000 steps of a half go on to
         # oscillate after hundreds of sweeps, and smaller ones have not arrived
         steps = dict(damping=min(limits.damping, 0.2), mixing=MIXING, accelerate=True)
@@ -330,8 +282,9 @@ def _fit_exact(problem, y, monitor):
     prior, result = solved(at, nearest(at), limits.tol, monitor)
     payload, evidence = result.evaluation.payload, result.evaluation.record["log_evidence"]
     dof = len(prior) - ClassSpread(payload[0].spread).variance() @ prior
-    told = (float(evidence), 0.0), 0, result.history, result.reason, result.x
-    return JointFit(result.x, payload, None, float(np.exp(at)), dof, *told)
+    told = dict(scale=float(np.exp(at)), dof=dof, n_newton=0, evidence_std=0.0, last=result.x)
+    how = float(evidence), result.history, result.reason, told
+    return JointFit(result.x, payload, None, *how)
 
 
 def _fit_sampled(problem, y, monitor):
@@ -353,8 +306,10 @@ def _fit_sampled(problem, y, monitor):
         payload = fit.result.evaluation.payload[0], spread
         trace.end({"residual": residual}, payload)
         reason = reason_to_end(trace, residual < limits.tol, False, False, limits.max_iter)
-    told = fit.evidence(), fit.n_sweeps, trace.history, reason
-    return JointFit(fit.x, payload, fit.variances, fit.scale, spread.dof, *told)
+    evidence, error = fit.evidence()
+    told = dict(scale=fit.scale, dof=spread.dof, n_newton=fit.n_sweeps, evidence_std=error)
+    how = evidence, trace.history, reason, told | dict(last=None)
+    return JointFit(fit.x, payload, fit.variances, *how)
 
 
 class _FactorSearch(NamedTuple):

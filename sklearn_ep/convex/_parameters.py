@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._engine.class_sites import MOST_WEIGHTS
-from .._engine.super_gaussian import BOUNDS, Penalty
 from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import check_choice, check_common, check_number, refuse_joint
-from ._sites import SITES, LaplaceSite, SuperGaussianSite
+from ._sites import BOUNDS, SITES, LaplaceSite, Penalty, SuperGaussianSite
 from ._systems import TINY
 
 
@@ -289,7 +288,9 @@ class LearnedScale:
 
     learn: bool
     evidence_slope: Any
-    update: Any
+    rate: float
+    n_sites: int
+    growth = 1.0  # a scale of which the loss has so many powers needs so much shorter steps
     of_scale: PredictorPrior | None = None
     start_scale: Any = 1.0
     groups = None
@@ -306,7 +307,9 @@ class LearnedScale:
         """Return the scale after a fixed-point step to the largest bound, times a prior if any."""
         slope = self.evidence_slope(u, penalty, scale, predictor, dof)
         own_slope = 0.0 if of_scale is None else of_scale.slope(np.log(scale))
-        return float(scale * np.exp(self.update(slope, own_slope, dof)))
+        count = (self.n_sites or dof) + 1.0  # one more on both sides: neither is ever negative
+        ratio = (slope / self.rate + count) / (count - own_slope / self.rate)
+        return float(scale * ratio ** (1.0 / self.growth))
 
     def clipped(self, scale):
         """Return a learned scale within its range."""
@@ -354,7 +357,7 @@ class GaussianPrior(LearnedScale):
     def precision(self, scale):
         """Return the prior precisions."""
         precision = 1.0 / self.variance
-        precision[: self.n_features] /= self.spread(scale)
+        precision[: self.n_features] /= scale if self.groups is None else scale[self.groups]
         return precision
 
     start_precision = precision
@@ -403,14 +406,6 @@ class GaussianPrior(LearnedScale):
         size, dof = self._size_and_dof(u, penalty, predictor, dof)
         return 0.5 * (size / scale - dof)
 
-    def update(self, slope, own_slope, dof):
-        """Return the step in the log scale that MacKay's update is with a prior of the scale.
-
-        `slope` is that of the bound, `own_slope` that of the prior; one more is added to both
-        sides, so that neither is ever negative.
-        """
-        return np.log((2.0 * slope + dof + 1.0) / (dof + 1.0 - 2.0 * own_slope))
-
     def _size_and_dof(self, u, penalty, predictor, dof):
         """Return |u|^2 over the prior variances at a scale of one, and the dof of features."""
         d = self.n_features
@@ -433,7 +428,7 @@ class SitePrior(LearnedScale):
 
     def __init__(self, site, variance, n_features, learn):
         self.site, self.variance, self.n_features, self.learn = site, variance, n_features, learn
-        self.n_sites = n_features
+        self.n_sites, self.growth = n_features, site.growth
 
     def spread(self, scale):
         """Return the scale of each feature: one for all of them."""
@@ -477,17 +472,12 @@ class SitePrior(LearnedScale):
         normaliser asks to be one a coefficient.
         """
         slopes = self._loss_slopes(u, penalty, variances)
-        return float(scale * (slopes / self.n_features) ** (1.0 / self.site.growth))
+        return float(scale * (slopes / self.n_features) ** (1.0 / self.growth))
 
     def evidence_slope(self, u, penalty, scale, predictor, dof):
         """Return the derivative of the bound in the log scale, at its optimum."""
         variances = predictor.coefficient_variance()[: self.n_features]
         return float(self._loss_slopes(u, penalty, variances)) - self.n_features
-
-    def update(self, slope, own_slope, dof):
-        """Return the step in the log scale that `new_scale` is with a prior of the scale."""
-        d = self.n_features
-        return np.log((slope + d + 1.0) / (d + 1.0 - own_slope)) / self.site.growth
 
     def _loss_slopes(self, u, penalty, variances):
         """Return minus the derivative of the expected loss in the log scale."""

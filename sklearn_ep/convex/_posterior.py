@@ -141,7 +141,6 @@ class TemperedPredictors:
     def __init__(self, posterior, centre, slope, temper):
         self.posterior, self.centre = posterior, centre
         self.slope, self.spread = slope, np.sqrt(temper)
-        self.alone = centre is posterior.mean
 
     def _moved(self, X, values):
         centre = with_ones(X, self.posterior.intercept) @ self.centre
@@ -150,9 +149,7 @@ class TemperedPredictors:
     def latent(self, X):
         """Return mean and variance (n_new,) at new rows."""
         mean, var = self.posterior.latent(X)
-        # the mean of a posterior that is the only one is the centre itself
-        mean = self.slope * mean if self.alone else self._moved(X, mean)
-        return mean, (self.slope * self.spread) ** 2 * var
+        return self._moved(X, mean), (self.slope * self.spread) ** 2 * var
 
     def covariance(self, X1, X2):
         """Return the covariance (n1, n2) between new rows."""

@@ -5,36 +5,24 @@ ones by natural gradients, or sampled ones by the same loop as in memory, whose 
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from sklearn.utils import check_random_state, compute_class_weight
 
 from .._engine.hyper import Average, Node, mixture_moments
-from .._engine.super_gaussian import LogisticSites
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint, warn_of_spreads
 from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
 from ._calibration import Cavities, LeftOut, calibrated, cavities
-from ._costs import dual_pays, sampling_pays
 from ._double_loop import ExactFit, Last
-from ._natural import NaturalGradient
 from ._parameters import SIZES, Limits, is_flat, make_prior, prior_mode, refuse_integration
 from ._posterior import WeightPosterior, mixed_weights
-from ._rows import (
-    PartedRows,
-    RowSpec,
-    WholePosterior,
-    column_sums,
-    left_out_of_posterior,
-    site_sums,
-    surely_positive,
-)
-from ._sampled import SampledLoop
-from ._sampled_rows import SampledRows, left_out_of_anchors
-from ._systems import SYSTEMS, Design, IterativeSystem
-from ._variances import rademacher
+from ._rows import PartedRows, RowSpec, SampledRows, WholePosterior, surely_positive
+from ._sites import LogisticSites
+from ._systems import SYSTEMS, Design, IterativeSystem, rademacher
+from ._visits import NaturalGradient, SampledLoop
 
 
 @dataclass
@@ -50,8 +38,8 @@ class RowsInMemory:
     weight: np.ndarray
     bound: str
     copies: Any
-    averaged: bool
-    seed: int
+    averaged: bool = False
+    seed: int = 0
 
     def sites(self, sign):
         """Return the sites for labels in {-1, +1} of the rows that are kept apart."""
@@ -61,7 +49,7 @@ class RowsInMemory:
         """Return the `SampledRows`, and the same as `PartedRows`."""
         B, single = self.design.B, is_large(self.design.B.size)
         rows = SampledRows(B, self.sites(sign), 0, self.seed, single)
-        spec = RowSpec("", None, None, self.design.intercept, self.bound, single=single)
+        spec = RowSpec(None, None, self.design.intercept, self.bound, single=single)
 
         def run(worker, numbers, *message):
             return [worker(rows, 0, *message)]
@@ -103,28 +91,10 @@ class Problem:
         """Return what predicts as if a loop ended with this step."""
         return WeightPosterior(step.mean, self.intercept, step.system, step.system)
 
-    def sampled(self, rows, last, monitor):
-        """Run the loop with sampled variances on `PartedRows`.
-
-        Returns it with its result, the evidence, and what is known besides.
-        """
-        limits, prior = self.limits, self.prior
-        inner = limits.inner_tol, limits.max_inner_iter
-        loop = SampledLoop(rows, prior, self.noise, *inner, self.variance)
-        result = loop.solve(monitor=monitor, last=last, **limits.outer)
-        step = result.evaluation.payload
-        log_evidence, error = loop.finish(step, self.evidence_probes)
-        attributes = dict(
-            scale=prior.spread(step.scale),
-            dof=step.dof,
-            n_mvm=loop.place.n_products,
-            n_newton=loop.n_newton,
-            n_passes=loop.place.n_visits,
-            evidence_std=error,
-            last=loop.state(),
-            average=single_node(prior, step.scale, log_evidence),
-        )
-        return loop, result, log_evidence, attributes
+    def known(self, step, log_evidence, **more):
+        """Return the attributes that the last step of a loop at one scale tells, and more."""
+        scale, average = step.scale, single_node(self.prior, step.scale, log_evidence)
+        return dict(scale=self.prior.spread(scale), dof=step.dof, average=average, **more)
 
 
 def fit_exact(problem, sign, monitor, k):
@@ -173,98 +143,92 @@ def _of_rows(problem, sign, fits, weight):
     """Return what is known of training rows from the `NodeFit` of each node, and the dof."""
     left = [f.cavities for f in fits]
     means, variances = (np.array([getattr(f, name) for f in fits]) for name in ("mean", "var"))
-    moments = None
-    if fits[0].moments is not None:
-        moments = np.stack([f.moments for f in fits], axis=1)
     of_rows = sign, problem.rows.weight, weight, left, problem.calibration
     return dict(
         site_precision=fits[int(np.argmax(weight))].precision,
         marginal_variance=mixture_moments(weight, means, variances)[1],
         dof=float(weight @ np.array([f.dof for f in fits])),
-        left_out=calibrated(*of_rows, moments),
+        left_out=calibrated(*of_rows),
     )
 
 
 def fit_sampled(problem, sign, monitor, k):
     """Fit binary problem k by visits to the rows, which are all in one part."""
-    copies = problem.rows.copies
-    sign = sign[copies.first]
-    own, rows = problem.rows.one_part(sign)
-    loop, result, log_evidence, attributes = problem.sampled(rows, problem.lasts[k], monitor)
-    step, place, weight = result.evaluation.payload, loop.place, problem.rows.weight
+    memory = problem.rows
+    sign = sign[memory.copies.first]
+    own, rows = memory.one_part(sign)
+    loop, result, log_evidence, attributes = _sampled(problem, rows, monitor, problem.lasts[k])
+    step, place, weight = result.evaluation.payload, loop.place, memory.weight
     site, variances = own.penalty(place.point, place.anchors), own.variances(place.anchors)
-    mean = own.predictors(place.point)
-    left = cavities(mean, variances, site.slope, site.precision, weight)
-    left_out = calibrated(sign, weight, np.ones(1), [left], problem.calibration)
+    left = cavities(own.predictors(place.point), variances, site.slope, site.precision, weight)
     attributes |= dict(
         site_precision=site.precision,
         marginal_variance=variances,
         n_passes=0,
-        left_out=left_out,
+        left_out=calibrated(sign, weight, np.ones(1), [left], problem.calibration),
     )
-    diagonal, design = step.prior.precision, problem.rows.design
-    system = IterativeSystem(design, diagonal, site.precision, step.data)
-    posterior = WeightPosterior(step.mean, problem.intercept, system, step.system)
-    attributes = copies.of_rows(attributes)
-    return _tempered(posterior, left_out, result, log_evidence, attributes)
+    posterior = problem.posterior(step)
+    posterior.system = IterativeSystem(
+        memory.design, step.prior.precision, site.precision, step.data
+    )
+    attributes = memory.copies.of_rows(attributes)
+    return _finished(posterior, result, log_evidence, attributes)
+
+
+def _sampled(problem, rows, monitor, last):
+    """Run the loop with sampled variances on `PartedRows`.
+
+    Returns it with its result, the evidence, and what is known besides.
+    """
+    limits, prior = problem.limits, problem.prior
+    inner = limits.inner_tol, limits.max_inner_iter
+    loop = SampledLoop(rows, prior, problem.noise, *inner, problem.variance)
+    result = loop.solve(monitor=monitor, last=last, **limits.outer)
+    step = result.evaluation.payload
+    log_evidence, error = loop.finish(step, problem.evidence_probes)
+    counts = dict(n_mvm=loop.place.n_products, n_newton=loop.n_newton)
+    told = dict(evidence_std=error, last=loop.state(), **counts)
+    return loop, result, log_evidence, problem.known(step, log_evidence, **told)
 
 
 def fit_parted(problem, monitor, k):
     """Fit binary problem k to rows in partitions and return its `BinaryFit`."""
-    rows = problem.rows
-    if len(problem.lasts) > 1:  # class k against the rest, else the second of two classes
-        rows = rows.of_class(k)
+    # class k against the rest, else the second of two classes
+    rows = problem.rows.of_class(k if len(problem.lasts) > 1 else 1)
     fit = _natural_parts if problem.variance == "exact" else _sampled_parts
     try:
-        return fit(problem, rows, monitor, problem.lasts[k])
+        result, log_evidence, attributes, how = fit(problem, rows, monitor, problem.lasts[k])
+        left_out = LeftOut(1.0, 1.0) if problem.calibration is None else rows.left_out(*how)
     finally:
-        rows.spec.forget()
+        rows.forget()
+    posterior = problem.posterior(result.evaluation.payload)
+    attributes |= dict(left_out=left_out, n_passes=rows.n_visits)
+    return _finished(posterior, result, log_evidence, attributes)
 
 
 def _sampled_parts(problem, rows, monitor, last):
-    """Fit with sampled variances."""
-    loop, result, log_evidence, attributes = problem.sampled(rows, last, monitor)
-    state = loop.place.point, loop.place.anchors
-    left_out = _of_parts(problem, rows, attributes, left_out_of_anchors, *state)
-    posterior = problem.posterior(result.evaluation.payload)
-    return _tempered(posterior, left_out, result, log_evidence, attributes)
+    """Fit with sampled variances; the last answer is how rows are left out."""
+    loop, *fit = _sampled(problem, rows, monitor, last)
+    return *fit, (SampledRows.left_out_of_anchors, loop.place.point, loop.place.anchors)
 
 
 def _natural_parts(problem, rows, monitor, last):
-    """Fit with exact variances."""
+    """Do the same with exact variances."""
     prior = problem.prior
-    loop = NaturalGradient(lambda at: rows.visit(site_sums, at), prior, len(prior.variance))
+    loop = NaturalGradient(rows, prior)
     state = loop.start() if last is None else last
     result = loop.solve(state, monitor=monitor, **problem.limits.outer)
     step = result.evaluation.payload
     log_evidence = np.nan if np.any(np.isinf(prior.variance)) else step.objective
-    attributes = dict(
-        scale=prior.spread(step.scale),
-        dof=step.dof,
-        n_mvm=2 * loop.n_visits,
-        n_newton=0,
-        n_passes=loop.n_visits,
-        last=result.x,
-        evidence_std=0.0,
-        average=single_node(prior, step.scale, log_evidence),
-    )
-    whole = WholePosterior(step.mean, step.system.half)
-    left_out = _of_parts(problem, rows, attributes, left_out_of_posterior, whole)
-    posterior = problem.posterior(step)
-    return _tempered(posterior, left_out, result, log_evidence, attributes)
+    counts = dict(n_mvm=2 * rows.n_visits, n_newton=0)
+    attributes = problem.known(step, log_evidence, evidence_std=0.0, last=result.x, **counts)
+    how = SampledRows.left_out, WholePosterior(step.mean, step.system.half)
+    return result, log_evidence, attributes, how
 
 
-def _of_parts(problem, rows, attributes, form, *state):
-    """Return the `LeftOut` of rows in partitions, and add it and its visits to the attributes."""
-    left_out, n_visits = LeftOut(1.0, 1.0), 0
-    if problem.calibration is not None:
-        left_out, n_visits = rows.left_out(form, *state)
-    attributes |= dict(left_out=left_out, n_passes=attributes["n_passes"] + n_visits)
-    return left_out
-
-
-def _tempered(posterior, left_out, result, log_evidence, attributes):
+def _finished(posterior, result, log_evidence, attributes):
     """Return the `BinaryFit` of one posterior with its calibration."""
+    left_out = attributes["left_out"]
     posterior = mixed_weights([posterior], np.ones(1), left_out.slope, left_out.temper)
     return BinaryFit(posterior, result.history, result.reason, log_evidence, attributes)
 
@@ -333,45 +297,47 @@ def _differ(X, rows, others):
     return np.diff((X[rows] != X[others]).tocsr().indptr) > 0
 
 
-def make_problem(estimator, training):
-    """Return the `Problem` of checked training data: matrices, prior, solver and variances."""
+def rows_and_prior(estimator, training, merge):
+    """Return `RowsInMemory` of checked training data, copies as one to `merge`, and the prior."""
     check_column_scales(estimator, training.X, LARGEST_IN_UNITS)
     warn_of_spreads(estimator, training.X)
-    q, d = training.X.shape
-    weight = training.weight * class_weights(estimator, training)
-    variance, solver = _methods(estimator, training.X)
     X, copies = training.X, None
-    if variance != "exact":
+    weight = training.weight * class_weights(estimator, training)
+    if merge:
         copies = find_copies(X, training.y, weight)
         X, weight = X[copies.first], copies.weight
     design = Design(X, bool(estimator.fit_intercept))
-    q, n = design.shape
-    prior = make_prior(estimator, d, lambda: weighted_variances(X, weight))
-    averaged = _is_averaged(estimator, variance, prior)
-    n_problems = 1 if len(estimator.classes_) == 2 else len(estimator.classes_)
-    shape = (q, n, n_problems, variance, prior_mode(estimator), averaged)
-    rng, sampled = check_random_state(estimator.random_state), variance != "exact"
-    rows = RowsInMemory(design, weight, estimator.bound, copies, averaged, _seed(rng))
+    prior = make_prior(estimator, X.shape[1], lambda: weighted_variances(X, weight))
+    return RowsInMemory(design, weight, estimator.bound, copies), prior
+
+
+def make_problem(estimator, training):
+    """Return the `Problem` of checked training data: matrices, prior, solver and variances."""
+    variance, solver = _methods(estimator, training.X)
+    sampled, rng = variance != "exact", check_random_state(estimator.random_state)
+    rows, prior = rows_and_prior(estimator, training, merge=sampled)
+    rows.averaged, rows.seed = _is_averaged(estimator, variance, prior), _seed(rng)
     longer = SIZES.longer_learning if prior.learn and sampled else 1
-    how = variance, solver, Limits.of(estimator, longer)
-    n_jobs = estimator.n_jobs if n_problems == 1 else None
-    return _problem(estimator, rows, prior, how, len(training.y), (n_problems, shape), rng, n_jobs)
+    how, state = (variance, solver, Limits.of(estimator, longer)), rows.design.shape[0]
+    return _problem(estimator, rows, prior, how, len(training.y), (state, rows.averaged), rng)
 
 
-def _problem(estimator, rows, prior, how, n_rows, fits, rng, n_jobs=None):
+def _problem(estimator, rows, prior, how, n_rows, state, rng):
     """Return a `Problem`.
 
-    `how` are variance, solver and limits, `fits` the number of binary problems and the shape that a
-    warm start has to have.
+    `how` are variance, solver and limits; `state` is what the shape of its state depends on besides
+    them.
     """
-    (variance, solver, limits), (n_problems, shape) = how, fits
+    (variance, solver, limits), n = how, len(prior.variance)
+    n_problems = 1 if len(estimator.classes_) == 2 else len(estimator.classes_)
+    shape = (*state, n, n_problems, variance, prior_mode(estimator))
     lasts, last_shape = getattr(estimator, "_warm_state", (None, None))
     if not estimator.warm_start or shape != last_shape:
         lasts = [None] * n_problems
-    random_numbers, n = {}, len(prior.variance)
+    noise = probes = None
     if variance != "exact":
         noise = rng.standard_normal((n, estimator.n_variance_samples))
-        random_numbers = dict(noise=noise, evidence_probes=evidence_probes(estimator, n, rng))
+        probes = evidence_probes(estimator, n, rng)
     return Problem(
         rows=rows,
         prior=prior,
@@ -383,8 +349,9 @@ def _problem(estimator, rows, prior, how, n_rows, fits, rng, n_jobs=None):
         n_rows=n_rows,
         lasts=lasts,
         shape=shape,
-        n_jobs=n_jobs,
-        **random_numbers,
+        noise=noise,
+        evidence_probes=probes,
+        n_jobs=estimator.n_jobs if n_problems == 1 else None,
     )
 
 
@@ -402,24 +369,21 @@ def make_parted(estimator, run, from_user):
         estimator.classes_ = labels
     refuse_integration(estimator, "partitions")
     classes, d = estimator.classes_, estimator.n_features_in_
-    n, intercept = d + bool(estimator.fit_intercept), bool(estimator.fit_intercept)
-    variance = _variance_on_parts(estimator, n)
+    intercept = bool(estimator.fit_intercept)
+    variance = _variance_on_parts(estimator, d + intercept)
     weights = checked_class_weights(estimator, classes, counts)
-    n_problems = 1 if len(classes) == 2 else len(classes)
-    if n_problems > 1:
+    if len(classes) > 2:
         refuse_joint(estimator, "partitions")
-    shape = ("partitions", d, estimator.fit_intercept, variance, prior_mode(estimator), n_problems)
     sizes, sampled = [f.n_rows for f in facts], variance == "calibrated"
     rng, firsts = check_random_state(estimator.random_state), np.cumsum([0, *sizes[:-1]])
-    spec = RowSpec.of(
-        labels, weights, intercept, estimator.bound, tuple(firsts.tolist()), _seed(rng),
-        is_large(sum(f.n_entries for f in facts)),
-    )  # fmt: skip
+    seed, single = _seed(rng), is_large(sum(f.n_entries for f in facts))
+    spec = RowSpec(labels, weights, intercept, estimator.bound, firsts, seed if sampled else None)
+    spec = spec._replace(single=single)
     rows = PartedRows(run, len(facts), spec, sum(sizes), float(counts @ weights))
-    prior = make_prior(estimator, d, lambda: rows.visit(column_sums).variances[:d])
+    prior = make_prior(estimator, d, lambda: rows.column_sums().variances[:d])
     longer = (SIZES.longer_learning if prior.learn else 1) if sampled else SIZES.visits_a_step
     how = variance, "cg" if sampled else "primal", Limits.of(estimator, longer)
-    return _problem(estimator, rows, prior, how, sum(sizes), (n_problems, shape), rng)
+    return _problem(estimator, rows, prior, how, sum(sizes), ("partitions",), rng)
 
 
 def is_large(n_entries):
@@ -473,13 +437,55 @@ def checked_class_weights(estimator, y, weight):
     return weights
 
 
+class _Rates(NamedTuple):
+    """Seconds of one core for each unit of work; only the order of two ways counts.
+
+    Fitted to both ways on texts, reviews and news of 250 to 4000 rows by 300 to 47,000 columns:
+    right within a factor of two. There log losses of both were .0006 apart in the mean of 13 fits.
+    """
+
+    factorised: float = 0.7e-9  # a cubed side of the matrix that is factorised
+    explained: float = 1e-8  # an entry of X times that side
+    entry: float = 6e-6  # an entry of X, in 2000 products of a sampled fit
+    column: float = 2e-5  # a column of X there
+    begun: float = 0.1  # of a sampled fit, besides
+    # Columns over rows from which the dual form of dense rows is cheaper, measured with 400 and
+    # with 1000 rows: the primal one multiplies all rows at each step.
+    dual: float = 0.7
+
+
+_RATES = _Rates()
+
+
+def _sampling_pays(X, side):
+    """Return whether sampled variances cost less than exact ones for sparse X (q, d).
+
+    Exact ones factorise a matrix of `side` rows. Products with dense rows cost more than they are
+    worth there: of those False.
+    """
+    if not sp.issparse(X):
+        return False
+    exact = _RATES.factorised * side**3 + _RATES.explained * X.nnz * side
+    sampled = _RATES.begun + _RATES.entry * X.nnz + _RATES.column * X.shape[1]
+    return sampled < exact
+
+
+def _dual_pays(X, most):
+    """Return whether a matrix of the rows of X (q, d) is cheaper than one of the columns.
+
+    Where it has more rows than columns only up to `most` of them.
+    """
+    q, d = X.shape
+    return d > q or (not sp.issparse(X) and d > _RATES.dual * q and q <= most)
+
+
 def _methods(estimator, X):
     """Return the way to variances and the solver for rows X (q, d) in memory."""
     # far from zero a heavy-tailed prior has next to no precision, and the dual form divides by it
-    primal = is_flat(estimator) or estimator.prior != "gaussian" or not dual_pays(X, SIZES.exact)
+    primal = is_flat(estimator) or estimator.prior != "gaussian" or not _dual_pays(X, SIZES.exact)
     variance, solver, side = estimator.variance, estimator.solver, X.shape[1 if primal else 0]
     if variance == "auto":
-        spare = estimator.hyperparameters != "integrate" and sampling_pays(X, side)
+        spare = estimator.hyperparameters != "integrate" and _sampling_pays(X, side)
         variance = "calibrated" if spare or side > SIZES.exact else "exact"
     if variance != "exact":
         return variance, "cg"

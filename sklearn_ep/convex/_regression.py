@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import cho_solve
+from scipy.ndimage import uniform_filter1d
 from scipy.sparse.linalg import LinearOperator, aslinearoperator
 from sklearn.utils import check_array, check_random_state
 
@@ -39,11 +40,13 @@ from ._systems import (
     HalfCovariance,
     IterativeSystem,
     PrimalSystem,
+    log_determinant,
+    rademacher,
     row_blocks,
+    spread_and_share,
     squared,
     weighted_gram,
 )
-from ._variances import log_determinant, rademacher
 
 
 class _Measured(NamedTuple):
@@ -57,6 +60,7 @@ class _Measured(NamedTuple):
     # steps of the inner loop: with samples, whose noise is larger than what is left, and at most
     sampled_steps: int = 3
     exact_steps: int = 30
+    window: int = 128  # neighbours of a row whose sampled variance is smoothed
     # A noise variance is learned within this range, in units of the mean square of y. Its prior
     # counts as a hundredth of a row whose squared residual is a millionth: it stops the fall of the
     # noise where there are more columns than rows and the bound rises for ever, and else changes
@@ -250,11 +254,8 @@ class RegressionLoop:
             right = self.Xy / noise
             right = right + (below if self.design.C is None else self.design.C.T @ below)
             system, weight = self._system(noise, pi)
-            if self.exact:
-                u = system.solve(right)
-                new = self.design.dot(u)
-            else:
-                u, new = system.solve_with_product(right, _BY.mean_rtol, (self.u, Bu))
+            u = system.solve(right, *(() if self.exact else (_BY.mean_rtol, self.u)))
+            new = self.design.dot(u)
             moved = float(weight @ (new - Bu) ** 2)
             self.u, Bu = u, new
             if moved <= (1e-3 * min(self.tol, 1e-2)) ** 2 * len(u):
@@ -325,8 +326,8 @@ class RegressionLoop:
             return system, np.maximum(own, TINY), dof / weight[0]
         noise = np.sqrt(weight)[:, None] * np.concatenate([self.noise_rows, self.noise_sites])
         right = self.design.tdot(noise)
-        self._last = system.solve_with_product(right, _BY.sample_rtol, self._last)
-        U, BU = self._last
+        U = self._last = system.solve(right, _BY.sample_rtol, self._last)
+        BU = self.design.dot(U)
         # u' A u of a sample has mean d: scaling to it takes out what unfinished solves lack
         energy = weight @ BU**2
         level = np.sqrt(len(U) / np.maximum(energy, TINY))
@@ -373,23 +374,13 @@ def _smoothed(sampled, order, n_samples):
     `order` sorts the rows so that neighbours have like precisions; the window slides along it.
     """
     r = np.maximum(sampled[order], TINY)
-    mean = _sliding_mean(r)
+    mean = uniform_filter1d(r, _BY.window, mode="nearest")
     ratio = r / mean
-    noise = 2.0 / n_samples
-    spread = _sliding_mean(ratio**2) - _sliding_mean(ratio) ** 2
-    spread = np.maximum((spread - noise) / (1.0 + noise), 0.0)
-    shrink = spread / (spread + (1.0 + spread) * noise)
+    squares, means = (uniform_filter1d(x, _BY.window, mode="nearest") for x in (ratio**2, ratio))
     out = np.empty(len(r))
+    shrink = spread_and_share(squares - means**2, n_samples)[1]
     out[order] = mean * (1.0 + shrink * (ratio - 1.0))
     return np.maximum(out, TINY)
-
-
-def _sliding_mean(values, half=64):
-    """Return means over windows of 2 `half` values about each one, shorter at the ends."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    at = np.arange(len(values))
-    low, high = np.maximum(at - half, 0), np.minimum(at + half, len(values))
-    return (sums[high] - sums[low]) / (high - low)
 
 
 class Centre(NamedTuple):
@@ -402,7 +393,7 @@ class Centre(NamedTuple):
 
 @dataclass
 class RegressionPosterior:
-    """Coefficients N(mean, F F') with the factor F (d, r), and an intercept if there is a centre.
+    """Coefficients with a mean (d,) and a `HalfCovariance`, and an intercept if there is a centre.
 
     Given the coefficients u the intercept is that of the centre less columns' u, with variance
     noise / weight. `exact` tells a factor of the precision matrix from sampled ones. Of new
@@ -410,7 +401,7 @@ class RegressionPosterior:
     """
 
     mean: np.ndarray
-    factor: np.ndarray
+    spread: HalfCovariance
     noise: float
     exact: bool
     centre: Centre | None
@@ -429,28 +420,32 @@ class RegressionPosterior:
 
     def intercept_std(self):
         """Return the standard deviation of the intercept, 0 if there is none."""
-        c = self.centre
-        if c is None:
-            return 0.0
-        at = c.columns @ self.factor
-        return float(np.sqrt(self.noise / c.weight + at @ at))
+        return float(np.sqrt(self.predict(np.zeros((1, len(self.mean))))[1][0]))
 
     def latent_mean(self, X):
         """Return means (n,) of noise-free responses."""
         return X @ self.mean + self.intercept
 
+    def _factor_at(self, X):
+        """Return the factor (n, r) of the covariance at rows of a matrix or an operator."""
+        c, factor = self.centre, self.spread.half.T
+        if c is not None and isinstance(X, np.ndarray):
+            return (X - c.columns) @ factor  # before the product, which would cancel digits
+        product = X @ factor
+        return product if c is None else product - c.columns @ factor
+
     def predict(self, X):
         """Return mean and variance (n,) of noise-free responses."""
         out, c = np.empty(X.shape[0]), self.centre
-        for rows in row_blocks(X.shape[0], self.factor.shape[1]):
-            block = X[rows]
-            if c is not None and not sp.issparse(block):
-                block = block - c.columns  # before the product, which would cancel digits
-            product = block @ self.factor
-            if c is not None and sp.issparse(block):
-                product -= c.columns @ self.factor
+        for rows in row_blocks(X.shape[0], len(self.spread.half)):
+            product = self._factor_at(X[rows])
             out[rows] = np.einsum("ij,ij->i", product, product)
         return self.latent_mean(X), out if c is None else out + self.noise / c.weight
+
+    def latent_covariance(self, X1, X2):
+        """Return the covariance (n1, n2) of noise-free responses at rows."""
+        out, c = self._factor_at(X1) @ self._factor_at(X2).T, self.centre
+        return out if c is None else out + self.noise / c.weight
 
 
 @dataclass
@@ -470,8 +465,7 @@ class RegressionPlan:
     def posterior(self, step, calibrated=False):
         """Return what predicts from a `RegressionStep`."""
         exact, temper = self.loop.exact, self._temper(step) if calibrated else 1.0
-        factor = step.variances.half.T
-        return RegressionPosterior(step.u, factor, step.noise, exact, self.centre, temper)
+        return RegressionPosterior(step.u, step.variances, step.noise, exact, self.centre, temper)
 
     def _temper(self, step):
         """Return the factor of a learned noise variance that leave-one-out predictions ask for.
@@ -595,16 +589,13 @@ def plan_regression(estimator, rows, statistics=None):
     C, log_det_C = _prior_operator(estimator.prior_operator, d, estimator.learn_prior)
     square, noise = C is None or C.shape[0] == d, estimator.noise_variance
     noise = None if isinstance(noise, str) else float(noise)
-    operator = rows is not None and _is_operator(rows.X)
-    flat = estimator.fit_intercept
+    operator, flat = rows is not None and _is_operator(rows.X), estimator.fit_intercept
     if isinstance(flat, str):  # where y = X u + noise is not the measurement in full
-        flat = noise is None and C is None and not operator
+        flat = not any((noise is not None, C is not None, operator))
     exact = takes_exact(estimator, d, not operator)
-    if exact:
-        statistics = statistics or statistics_of_rows(*_merged_copies(rows))
-        design, y, centre = _exact_design(statistics, C, flat)
-    else:
-        design, y, centre = _sampled_design(_merged_copies(rows), C, flat)
+    if exact and statistics is None:
+        statistics = statistics_of_rows(*_merged_copies(rows))
+    design, y, centre = _design_of(rows, statistics, C, flat)
     prior = _site_prior(estimator, design.n_sites, square)
     n_free = max(centre.weight - bool(flat), 0.0)
     loop = RegressionLoop(design, y, prior, noise, estimator.tol, centre.weight, n_free, log_det_C)
@@ -632,20 +623,17 @@ def _merged_copies(rows):
     return Rows(rows.X[copies.first], rows.y[copies.first], copies.weight)
 
 
-def _exact_design(statistics, C, flat):
-    """Return the `StackedDesign` of rows with these statistics, their responses, the `Centre`."""
-    root, mean = statistics.root if flat else statistics.about_zero(), statistics.mean
-    centre = Centre(mean[:-1], float(mean[-1]), statistics.weight)
-    return StackedDesign(root[:, :-1], C), root[:, -1], centre
-
-
-def _sampled_design(rows, C, flat):
+def _design_of(rows, statistics, C, flat):
     """Return the `StackedDesign` of rows, their responses, and the `Centre`.
 
-    Rows and responses are multiplied by the roots of the weights, and about their means with
-    `flat`.
+    With exact variances that of a root of their scatter. Otherwise rows and responses are
+    multiplied by the roots of the weights, and about their means with `flat`.
     """
-    X, y, weight = rows
+    if statistics is not None:
+        root, mean = statistics.root if flat else statistics.about_zero(), statistics.mean
+        centre = Centre(mean[:-1], float(mean[-1]), statistics.weight)
+        return StackedDesign(root[:, :-1], C), root[:, -1], centre
+    X, y, weight = _merged_copies(rows)
     root, total, offset = np.sqrt(weight), float(weight.sum()), None
     centre = Centre(np.asarray(X.T @ weight) / total, float(weight @ y) / total, total)
     if flat:

@@ -381,12 +381,64 @@ class ConvexVariationalRegressor(
             Predictive standard deviations, only with `return_std`.
         """
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=np.float64, accept_sparse=self._accept_sparse)
-        posterior = self._posteriors[0]
+        X, posterior = self._check_new(X), self._posteriors[0]
         if not return_std:
-            return posterior.latent_mean(X.tocsr() if sp.issparse(X) else X)
-        mean, variance = posterior.predict(X.tocsr() if sp.issparse(X) else X)
+            return posterior.latent_mean(X)
+        mean, variance = posterior.predict(X)
         return mean, np.sqrt(variance + posterior.new_noise)
+
+    def _check_new(self, X):
+        """Return new rows, dense or CSR."""
+        X = validate_data(self, X, reset=False, dtype=np.float64, accept_sparse=self._accept_sparse)
+        return X.tocsr() if sp.issparse(X) else X
+
+    def latent_covariance(self, X1: Any, X2: Any = None) -> np.ndarray:
+        """Posterior covariance of the noise-free responses at rows.
+
+        Parameters
+        ----------
+        X1 : array-like, CSR/CSC matrix or LinearOperator of shape (n1, d)
+            Rows.
+        X2 : array-like, CSR/CSC matrix or LinearOperator of shape (n2, d), default=None
+            Rows; None stands for X1.
+
+        Returns
+        -------
+        covariance : ndarray of shape (n1, n2)
+            The intercept's uncertainty included. With sampled variances its rank is
+            `n_variance_samples`.
+        """
+        check_is_fitted(self)
+        X1 = self._matrix_or_operator(X1)
+        X2 = X1 if X2 is None else self._matrix_or_operator(X2)
+        return self._posteriors[0].latent_covariance(X1, X2)
+
+    def information_gain(self, X: Any) -> float:
+        """Information about the coefficients that responses to rows would give together.
+
+        Parameters
+        ----------
+        X : array-like, CSR/CSC matrix or LinearOperator of shape (n, d)
+            Rows to be measured as one block, such as a line of Fourier coefficients.
+
+        Returns
+        -------
+        gain : float
+            Fall of the entropy of the Gaussian posterior in nats, 1/2 log det(I + C / s2), with the
+            `latent_covariance` C of the rows and the noise variance s2. Measure the block of the
+            largest gain next, and fit again [1]_. O(n^3), and a product with X for each of
+            the d columns of the posterior's factor, or of `n_variance_samples`.
+        """
+        C = self.latent_covariance(X) / self.noise_variance_
+        return float(0.5 * np.linalg.slogdet(np.eye(len(C)) + C)[1])
+
+    def _matrix_or_operator(self, X):
+        """Return new rows, which may be an operator."""
+        if not isinstance(X, LinearOperator):
+            return self._check_new(X)
+        if X.shape[1] != self.n_features_in_:
+            raise ValueError(f"X has {X.shape[1]} columns, expected {self.n_features_in_}.")
+        return X
 
     def predict_interval(self, X: RowsLike, level: float = 0.9) -> np.ndarray:
         """Central intervals of new responses, the noise included.
@@ -450,5 +502,5 @@ class ConvexVariationalRegressor(
         posterior = self._posteriors[0]
         if not posterior.exact:
             raise ValueError("draws need variance='exact'.")
-        noise = check_random_state(random_state).standard_normal((n_samples, len(posterior.mean)))
-        return posterior.mean + noise @ posterior.factor.T
+        rng = check_random_state(random_state)
+        return posterior.mean + posterior.spread.draw(n_samples, rng)

@@ -1,7 +1,10 @@
-"""What a worker does with the rows of one partition when all columns fit into a matrix.
+"""What a worker does with the rows of one partition.
 
 Nothing per row leaves a worker: the site of a row is a function of its mean and variance, and these
-are functions of the posterior that comes with the message. Rows in memory are one partition.
+are functions of what comes with the message. With exact variances that is the posterior. With
+sampled ones it is a chain of `Anchor` objects, numbers per column each of which refers to the one
+before. A worker that has lost what it kept goes along that chain again; what it answers does not
+depend on that. Rows in memory are one partition.
 
 For a calibration a worker removes the sites of its rows from the posterior once, and keeps the
 result. After that two numbers go to a partition in a visit and seven come back. A worker that
@@ -9,17 +12,28 @@ has nothing, or has lost it, says so and is sent the posterior.
 """
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 
 from .._engine.partition import PartMemory, add_up
-from .._engine.super_gaussian import LogisticSites
+from .._engine.row_order import spread_bits
 from .._estimator.row_parts import read_part
 from ._calibration import LeftOut, ScoreSums, best_of_sums, cavities, one_node
-from ._systems import row_blocks, squared, weighted_gram, with_ones
+from ._sites import LogisticSites
+from ._systems import (
+    START_PRECISION,
+    TINY,
+    leave_one_out,
+    row_blocks,
+    squared,
+    weighted_gram,
+    with_data,
+    with_ones,
+)
 
 MEMORY = PartMemory(2**28)  # numbers of prepared rows that a process keeps, 2 GB
 
@@ -32,32 +46,19 @@ class RowSpec(NamedTuple):
     and whether products with many columns are in single precision.
     """
 
-    token: str
     classes: Any
     class_weight: Any
     intercept: bool
     bound: str
-    firsts: tuple = ()
-    seed: int = 0
+    firsts: Any = (0,)
+    seed: int | None = None
     single: bool = False
     positive: int = 1
-
-    @classmethod
-    def of(cls, *args):
-        """Return the `RowSpec` of a new fit; arguments are the fields after the token."""
-        return cls(secrets.token_hex(8), *args)
+    token: str = ""
 
     def of_class(self, k):
-        """Return the `RowSpec` of class k against the rest, a fit of its own to workers."""
-        return self.renamed()._replace(positive=k)
-
-    def renamed(self):
-        """Return the same under which workers have kept nothing."""
-        return self._replace(token=secrets.token_hex(8))
-
-    def forget(self):
-        """Drop what this process keeps for the fit."""
-        MEMORY.forget(self.token)
+        """Return the `RowSpec` of a new fit of class k against the rest."""
+        return self._replace(positive=k, token=secrets.token_hex(8))
 
 
 class WholePosterior(NamedTuple):
@@ -76,11 +77,102 @@ class SiteSums(NamedTuple):
     dof: float
 
 
-class PartRows(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """Numbers per column from which variances of rows are formed.
+
+    variances (n,) are 1 / diag(A), 0 for an intercept; samples (n, k), or None, are draws of N(0,
+    A^-1) given the intercept; column (n,), or None, is that of A^-1 that belongs to the intercept.
+    """
+
+    tag: int
+    variances: np.ndarray
+    samples: np.ndarray | None
+    column: np.ndarray | None
+
+
+@dataclass(frozen=True, eq=False)
+class Anchor:
+    """A `Candidate` with its calibration: level c, the share of samples, at the coefficients u.
+
+    `damping` is the share of the step in log z that is taken.
+    """
+
+    candidate: Candidate
+    point: np.ndarray
+    level: float
+    shrink: float
+    damping: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """Coefficients u (n,) with the number by which workers know them."""
+
+    tag: int
+    u: np.ndarray
+
+
+class LineSums(NamedTuple):
+    """Expected loss, its gradient in u, and pi' z, summed over rows.
+
+    After a new anchor the sum of squared changes of log z besides, and pi' z of the sites before.
+    """
+
+    value: float
+    slope: np.ndarray
+    dof: float
+    change: float = 0.0
+    dof_before: float = 0.0
+
+
+class Calibration(NamedTuple):
+    """Sums over rows with variance that the level and the share of samples follow from.
+
+    With a = r / j and b = r pi of sampled variances r: weight, and weighted a, b, a^2, ab, b^2.
+    """
+
+    weight: float
+    a: float
+    b: float
+    aa: float
+    ab: float
+    bb: float
+
+
+class RightSums(NamedTuple):
+    """Diagonal of B' Pi B, and B' pi^1/2 E2 for some samples."""
+
+    diagonal: np.ndarray
+    right: np.ndarray
+
+
+class VectorSum(NamedTuple):
+    """A sum over rows of numbers per column."""
+
+    total: np.ndarray
+
+
+def row_normals(first, n_rows, columns, seed):
+    """Return standard normals (n_rows, k) that belong to rows by their number in all rows.
+
+    So they do not depend on how rows are cut into parts. `columns` is a slice of samples.
+    """
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    with np.errstate(over="ignore"):
+        rows = np.arange(first, first + n_rows, dtype=np.uint64)[:, None] << np.uint64(20)
+        number = rows + np.arange(columns.start, columns.stop, dtype=np.uint64)
+        x = spread_bits(number * golden + spread_bits(np.array([seed], dtype=np.uint64)))
+        y = spread_bits(x + golden)
+    u, angle = ((a >> np.uint64(11)).astype(float) * 2.0**-53 for a in (x, y))
+    return np.sqrt(-2.0 * np.log1p(-u)) * np.cos(2.0 * np.pi * angle)
+
+
+class PartRows:
     """Rows of a partition: B with ones for an intercept, and their logistic sites."""
 
-    B: np.ndarray
-    sites: LogisticSites
+    def __init__(self, B, sites):
+        self.B, self.sites = B, sites
 
     def sums(self, posterior):
         """Return the `SiteSums` of the rows at a `WholePosterior`, in blocks of rows."""
@@ -96,10 +188,16 @@ class PartRows(NamedTuple):
             dof += float(f.precision @ z)
         return SiteSums(value, slope, gram, dof)
 
-    def marginals(self, posterior):
-        """Return means and variances (q,) of the predictors under a `WholePosterior`."""
+    def left_out(self, posterior):
+        """Return the `RowsLeftOut` of the rows without their sites in a `WholePosterior`."""
         each = [_marginals(self.B[block], posterior) for block in row_blocks(*self.B.shape)]
-        return tuple(np.concatenate(values) for values in zip(*each, strict=True))
+        return self._without_sites(*(np.concatenate(v) for v in zip(*each, strict=True)))
+
+    def _without_sites(self, s, z):
+        """Return the `RowsLeftOut` of rows with predictors of mean s and variance z."""
+        f = self.sites.penalty(s, z)
+        left = cavities(s, z, f.slope, f.precision, self.sites.weight)
+        return one_node(self.sites.sign, self.sites.weight, left)[0]
 
 
 def _marginals(B, posterior):
@@ -110,24 +208,146 @@ def _marginals(B, posterior):
     return s, z
 
 
-def part_rows(part, k, spec, keep=True):
-    """Return the `PartRows` of partition k, from memory if this process has kept them."""
+class SampledRows(PartRows):
+    """Rows of a part with the state that follows from the messages, kept between visits.
+
+    `first` is the number of the first row among all and `seed` that of the normals which belong to
+    rows; with `single` products with many columns are in single precision.
+    """
+
+    def __init__(self, B, sites, first, seed, single):
+        super().__init__(B, sites)
+        self.first, self.seed, self.single = first, seed, single
+        self.n_anchors, self.z = 0, None
+        self._memo: dict[str, Any] = {}
+
+    @cached_property
+    def fast(self):
+        """B in the precision of products."""
+        kind = np.float32 if self.single else np.float64
+        if self.B.dtype == kind:
+            return self.B
+        # `astype` of a sparse matrix would copy its structure too
+        return (
+            with_data(self.B, self.B.data.astype(kind))
+            if sp.issparse(self.B)
+            else self.B.astype(kind)
+        )
+
+    @cached_property
+    def squares(self):
+        """Squares of the entries, in the same precision."""
+        return squared(self.fast)
+
+    def _kept(self, name, key, make):
+        """Return what was made for this key, or make it in the place of that for another one."""
+        if self._memo.get(name, (None, None))[0] != key:
+            self._memo[name] = key, make()
+        return self._memo[name][1]
+
+    def variances(self, anchors):
+        """Return the variances z (q,) of the last anchor, or None without any."""
+        if self.n_anchors > len(anchors):
+            self.n_anchors, self.z = 0, None
+        for anchor in anchors[self.n_anchors :]:
+            self.z = self._next(anchor)
+            self.n_anchors += 1
+        return self.z
+
+    def predictors(self, point):
+        """Return s = B u (q,) at a `Point`."""
+        return self._kept("predictors", point.tag, lambda: self.B @ point.u)
+
+    def penalty(self, point, anchors):
+        """Return the `Penalty` of the rows."""
+        z, s = self.variances(anchors), self.predictors(point)
+        return self._kept("penalty", (point.tag, len(anchors)), lambda: self.sites.penalty(s, z))
+
+    def weight(self, point, anchors, curvature):
+        """Return the weights of rows in products: curvatures, or precisions of their sites."""
+
+        def make():
+            f = self.penalty(point, anchors)
+            return (f.curvature if curvature else f.precision).astype(self.fast.dtype)
+
+        return self._kept("weight", (point.tag, len(anchors), curvature), make)
+
+    def _copy_precision(self, u):
+        """Return the precision of one copy of each row at coefficients u and the variances kept."""
+        if self.z is None:
+            return np.full(len(self.sites.weight), START_PRECISION)
+        return self.sites.penalty(self.B @ u, self.z).precision / self.sites.weight
+
+    def formed(self, candidate, u, precision=None):
+        """Return what a `Candidate` says at coefficients u, with the variances kept.
+
+        These are precisions p of one copy of each row, leave-one-out sums j, sampled variances r
+        and products with the column, None where there are none. `precision` (q,) is that of the
+        sites where it is known.
+        """
+
+        def make():
+            p = self._copy_precision(u) if precision is None else precision / self.sites.weight
+            r = x = None
+            if candidate.samples is None:
+                # without calibration the row's own share is left in: it matters less than the level
+                j = self.squares @ candidate.variances.astype(self.squares.dtype)
+                j = j.astype(float)
+            else:
+                j = leave_one_out(self.fast, candidate.variances, p)
+                product = self.fast @ candidate.samples.astype(self.fast.dtype)
+                r = np.einsum("ij,ij->i", product, product).astype(float) / product.shape[1]
+            if candidate.column is not None:
+                x = self.B @ candidate.column
+            return p, j, r, x
+
+        return self._kept("formed", candidate.tag, make)
+
+    def _next(self, anchor):
+        """Return the variances of an anchor, from those of the one before."""
+        candidate = anchor.candidate
+        p, j, r, x = self.formed(candidate, anchor.point)
+        del self._memo["formed"]
+        z = anchor.level * j / (1.0 + p * anchor.level * j)
+        if r is not None and anchor.shrink > 0:
+            z += anchor.shrink * (r - z)
+        if x is not None:
+            z += x**2 / candidate.column[-1]
+        z = np.maximum(z, TINY)
+        if anchor.damping < 1.0 and self.z is not None:
+            z = self.z ** (1.0 - anchor.damping) * z**anchor.damping
+        return z
+
+    def left_out_of_anchors(self, point, anchors):
+        """Return the `RowsLeftOut` of the rows without their sites in a sampled posterior."""
+        return self._without_sites(self.predictors(point), self.variances(anchors))
+
+
+def _read(part, k, spec):
+    """Return the `SampledRows` of partition k."""
+    X, y, weight = read_part(part, k, classifier=True)
+    index = np.searchsorted(spec.classes, y)
+    sign = np.where(index == spec.positive, 1.0, -1.0)
+    sites = LogisticSites(sign, weight * spec.class_weight[index], spec.bound)
+    return SampledRows(with_ones(X, spec.intercept), sites, spec.firsts[k], spec.seed, spec.single)
+
+
+def _rows_of(part, k, spec):
+    """Return the same, from memory if this process has kept them; those in memory as they are."""
+    if isinstance(part, SampledRows):
+        return part
     rows = MEMORY.find(spec.token, k)
     if rows is None:
-        X, y, weight = read_part(part, k, classifier=True)
-        index = np.searchsorted(spec.classes, y)
-        B = with_ones(X, spec.intercept)
-        weight = weight * spec.class_weight[index]
-        sign = np.where(index == spec.positive, 1.0, -1.0)
-        rows = PartRows(B, LogisticSites(sign, weight, spec.bound))
-        if keep:
-            MEMORY.keep(spec.token, k, rows, 2 * B.nnz if sp.issparse(B) else B.size)
+        rows = _read(part, k, spec)
+        n_copies, sparse = 1 if spec.seed is None else 3, sp.issparse(rows.B)
+        size = (n_copies + 1) * rows.B.nnz if sparse else n_copies * rows.B.size
+        MEMORY.keep(spec.token, k, rows, size)
     return rows
 
 
-def site_sums(part, k, spec, posterior):
-    """Return the `SiteSums` of partition k; O(n d^2) flops for n rows, O(d^2) numbers."""
-    return part_rows(part, k, spec).sums(posterior)
+def _answered(part, k, spec, what, *message):
+    """Return what a function of `SampledRows` says of the rows of partition k."""
+    return what(_rows_of(part, k, spec), *message)
 
 
 class ColumnSums(NamedTuple):
@@ -149,49 +369,26 @@ def surely_positive(variances, squares):
     return np.where(variances > 64.0 * np.finfo(float).eps * squares, variances, 0.0)
 
 
-def column_sums(part, k, spec):
+def _column_sums(part, k, spec):
     """Return the `ColumnSums` of partition k, before anything is kept of it."""
-    B, sites = part_rows(part, k, spec, keep=False)
-    return ColumnSums(float(sites.weight.sum()), B.T @ sites.weight, squared(B).T @ sites.weight)
+    rows = _read(part, k, spec)
+    B, weight = rows.B, rows.sites.weight
+    return ColumnSums(float(weight.sum()), B.T @ weight, squared(B).T @ weight)
 
 
-class Question(NamedTuple):
-    """What is asked of rows left out: their `ScoreSums` at theta, rough or not.
+def score_sums(part, k, spec, theta, form, *state):
+    """Return the `ScoreSums` of partition k at theta.
 
-    `token` is what workers keep them under.
+    None where nothing is kept and no state is given from which `form` gives the `RowsLeftOut`.
     """
-
-    token: str
-    theta: np.ndarray
-    rough: bool
-
-
-def left_out_of_posterior(part, k, spec, posterior):
-    """Return the `RowsLeftOut` of partition k without their sites in a `WholePosterior`."""
-    rows = part_rows(part, k, spec)
-    return rows_left_out(rows.sites, *rows.marginals(posterior))
-
-
-def rows_left_out(sites, s, z):
-    """Return the `RowsLeftOut` of rows with predictors of mean s and variance z."""
-    f = sites.penalty(s, z)
-    left = cavities(s, z, f.slope, f.precision, sites.weight)
-    return one_node(sites.sign, sites.weight, left)[0]
-
-
-def score_sums(part, k, question, source):
-    """Return the `ScoreSums` of partition k, or None where it keeps nothing and has no `source`.
-
-    That is a function that gives the `RowsLeftOut`, and what it takes besides partition and k.
-    """
-    rows: Any = MEMORY.find(question.token, k)
-    if rows is None:
-        if source is None:
+    key = spec.token + " left out"
+    left: Any = MEMORY.find(key, k)
+    if left is None:
+        if not state:
             return None
-        form, *args = source
-        rows = form(part, k, *args)
-        MEMORY.keep(question.token, k, rows, sum(values.size for values in rows))
-    return ScoreSums.of(question.theta, rows, question.rough)
+        left = form(_rows_of(part, k, spec), *state)
+        MEMORY.keep(key, k, left, sum(values.size for values in left))
+    return ScoreSums.of(theta, left)
 
 
 @dataclass
@@ -207,37 +404,98 @@ class PartedRows:
     spec: RowSpec
     n_rows: int
     weight: float
+    n_visits: int = field(default=0, init=False)
 
     def of_class(self, k):
-        """Return the same for class k against the rest."""
+        """Return the same for class k against the rest, a fit of its own to workers."""
         return replace(self, spec=self.spec.of_class(k))
 
-    def visit(self, worker, *message):
-        """Return what all parts answer, added up."""
-        return add_up(self.run(worker, range(self.n_parts), self.spec, *message))
+    def forget(self):
+        """Drop what this process keeps for the fit."""
+        for key in (self.spec.token, self.spec.token + " left out"):
+            MEMORY.forget(key)
+
+    def column_sums(self):
+        """Return the `ColumnSums` of all parts."""
+        return add_up(self.run(_column_sums, range(self.n_parts), self.spec))
+
+    def visit(self, what, *message):
+        """Return what a function of `SampledRows` says of all parts, added up."""
+        self.n_visits += 1
+        return add_up(self.run(_answered, range(self.n_parts), self.spec, what, *message))
 
     def left_out(self, form, *state):
-        """Return the `LeftOut` of the rows, and the number of visits.
+        """Return the `LeftOut` of the rows.
 
-        `form` gives the `RowsLeftOut` of a partition, `state` is the posterior it takes.
+        `form` gives the `RowsLeftOut` of `SampledRows`, `state` is the posterior it takes.
         """
-        own, n_visits = self.spec.renamed(), 0
-        full = form, self.spec, *state
+        begun = self.n_visits
 
-        def sums(theta, rough):
-            nonlocal n_visits
-            question = Question(own.token, theta, rough)
-            answers = self.run(
-                score_sums, range(self.n_parts), question, None if n_visits else full
-            )
-            n_visits += 1
-            for k, answer in enumerate(answers):
-                if answer is None:
-                    answers[k] = self.run.one(k, score_sums, k, question, full)
+        def sums(theta):
+            ask = score_sums, range(self.n_parts), self.spec, theta, form
+            answers = self.run(*ask, *(state if self.n_visits == begun else ()))
+            if None in answers:
+                answers = self.run(*ask, *state)
+            self.n_visits += 1
             return add_up(answers)
 
-        try:
-            slope, temper = np.exp(best_of_sums(self.n_rows, sums))
-        finally:
-            own.forget()
-        return LeftOut(float(slope), float(temper)), n_visits
+        slope, temper = np.exp(best_of_sums(self.n_rows, sums))
+        return LeftOut(float(slope), float(temper))
+
+
+def _diagonal(rows, precision):
+    """Return the diagonal of B' diag(precision) B."""
+    return (rows.squares.T @ precision.astype(rows.squares.dtype)).astype(float)
+
+
+def diagonal_sums(rows, point, _, *anchors):
+    """Return (B.^2)' pi, with the start's precision before any anchor."""
+    start = START_PRECISION * rows.sites.weight
+    return VectorSum(_diagonal(rows, rows.penalty(point, anchors).precision if anchors else start))
+
+
+def line_sums(rows, point, _, *anchors):
+    """Return the `LineSums`, in double precision."""
+    f = rows.penalty(point, anchors)
+    dof = float(f.precision @ rows.variances(anchors))
+    return LineSums(float(np.sum(f.value)), rows.B.T @ f.slope, dof)
+
+
+def advance_sums(rows, point, _, *anchors):
+    """Return the `LineSums` where variances go on to the last anchor."""
+    before, old = rows.penalty(point, anchors[:-1]).precision, rows.variances(anchors[:-1])
+    z = rows.variances(anchors)
+    change = float(rows.sites.weight @ np.log(z / old) ** 2)
+    sums = line_sums(rows, point, _, *anchors)
+    return sums._replace(change=change, dof_before=float(before @ z))
+
+
+def product_sums(rows, point, columns, *anchors):
+    """Return B' diag(weight) B V; `columns` are V and whether curvatures weigh."""
+    V, curvature = columns
+    weight = rows.weight(point, anchors, curvature)
+    if V.ndim == 2 and V.shape[1] == 2 and sp.issparse(rows.fast):
+        # scipy takes longer for two columns at once than for one after the other
+        each = [rows.fast.T @ (weight * (rows.fast @ v)) for v in V.T.copy()]
+        return VectorSum(np.column_stack(each))
+    product = rows.fast @ V
+    product *= weight if V.ndim == 1 else weight[:, None]
+    return VectorSum(rows.fast.T @ product)
+
+
+def right_sums(rows, point, columns, *anchors):
+    """Return the `RightSums` for a slice of samples."""
+    precision = rows.penalty(point, anchors).precision
+    normals = row_normals(rows.first, rows.B.shape[0], columns, rows.seed)
+    right = rows.B.T @ (np.sqrt(precision)[:, None] * normals)
+    return RightSums(_diagonal(rows, precision), right)
+
+
+def calibration_sums(rows, point, candidate, *anchors):
+    """Return the `Calibration` for a `Candidate`."""
+    pi, j, r, _ = rows.formed(candidate, point.u, rows.penalty(point, anchors).precision)
+    seen = j > 0
+    w, a, b = rows.sites.weight[seen], r[seen] / j[seen], r[seen] * pi[seen]
+    wa, wb = w * a, w * b
+    sums = (w.sum(), wa.sum(), wb.sum(), wa @ a, wa @ b, wb @ b)
+    return Calibration(*map(float, sums))

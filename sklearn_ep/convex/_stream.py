@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .._engine.super_gaussian import LogisticSites
 from .._estimator.fitting import BinaryFit
 from ._double_loop import ExactFit
 from ._parameters import SIZES, CarriedPrior, Limits, given_variance, is_flat, prior_variances
 from ._posterior import WeightPosterior
 from ._problem import given_node
+from ._sites import LogisticSites
 from ._systems import SYSTEMS, Design, DualSystem, PrimalSystem, low_rank_system
 
 

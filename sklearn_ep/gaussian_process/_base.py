@@ -7,6 +7,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike
 from scipy.special import logit
+from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, CompoundKernel, ConstantKernel, Kernel
 from sklearn.utils import check_array, check_random_state
@@ -16,7 +17,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from .._engine.class_sites import ClassSites, class_log_weights
 from .._engine.diagnostics import site_log_weights
 from .._engine.gaussian import ImproperPosterior, jittered_cholesky
-from .._engine.hyper import Node, average_of, log_mixture
+from .._engine.hyper import Average, Node, log_mixture
+from .._engine.likelihoods import LIKELIHOODS
 from .._engine.loop import SILENT, worst_reason
 from .._engine.row_order import minibatches, row_keys
 from .._engine.sites import Sites, cavity
@@ -89,15 +91,15 @@ def root_variance(X, weight):
     return float(np.linalg.norm(column_spread(X, weight))) or 1.0
 
 
-def third_of_rows(X, y, weight):
+def third_of_rows(X, y, weight, most=np.inf):
     """Return a third of the rows, by their numbers; None unless they have all labels.
 
-    The choice depends on their ranks in each column alone: not on their order, nor on units, and
-    equal rows stay together.
+    Of many rows they are `most` copies. The choice depends on their ranks in each column alone: not
+    on their order, nor on units, and equal rows stay together.
     """
     ranks = [np.unique(column, return_inverse=True)[1] for column in X.T]
     keys = row_keys(np.column_stack(ranks).astype(float), 0)
-    rows = next(minibatches(keys, weight, weight.sum() / 3.0))
+    rows = next(minibatches(keys, weight, min(weight.sum() / 3.0, most)))
     return rows if len(np.unique(y[rows])) == len(np.unique(y)) else None
 
 
@@ -124,6 +126,29 @@ def smooth_kernel(total_variance, coder=None):
     bounds = (1e-2 * scale, 1e3 * scale)
     rbf = RBF(scale, bounds) if coder is None else GroupedRBF(scale, bounds, coder.groups_)
     return ConstantKernel(1.0, (1e-3, 1e3)) * rbf
+
+
+def initial_kernel(estimator, total_variance):
+    """Return the kernel that was given, or the default one."""
+    if estimator.kernel is None:
+        return smooth_kernel(total_variance, estimator._coder)
+    return clone(estimator.kernel)
+
+
+def factor_of(estimator):
+    """Return the factor of a likelihood that was given by name or as it is."""
+    likelihood = estimator.likelihood
+    return LIKELIHOODS[likelihood]() if isinstance(likelihood, str) else likelihood
+
+
+def begins_with_some_rows(estimator, n_rows):
+    """Return whether the default kernel of so many rows is first learned with some of them."""
+    default = estimator.kernel is None and estimator.hyperparameters == "auto"
+    binary = len(estimator.classes_) == 2 and estimator.multi_class != "joint"
+    by_passes = estimator.batch_size is None and estimator.site_memory == "scalars"
+    by_steps = estimator.optimizer not in ("fmin_l_bfgs_b", None)
+    wanted = default and binary and by_passes and by_steps and n_rows > LIMITS.averaged
+    return wanted and factor_of(estimator).log_concave
 
 
 def check_kernel(kernel, K):
@@ -160,20 +185,22 @@ def warn_at_bounds(kernel):
     """Warn of each parameter that learning left at a bound which the user gave."""
     kernels = kernel.kernels if isinstance(kernel, CompoundKernel) else [kernel]
     free = [(k, h) for k in kernels for h in k.hyperparameters if not h.fixed]
-    told = {}
-    for k, parameter in free:
-        values = np.atleast_1d(k.get_params()[parameter.name])
-        for j, value in enumerate(values):
-            low, high = parameter.bounds[j if len(parameter.bounds) > 1 else 0]
-            for side, bound, change in (("lower", low, "Decreas"), ("upper", high, "Increas")):
-                if bound > 0 and np.isclose(np.log(value), np.log(bound), atol=1e-5):
-                    told[parameter.name, j, side] = (
-                        f"The optimal value found for dimension {j} of parameter {parameter.name} "
-                        f"is close to the specified {side} bound {bound}. {change}ing the bound "
-                        "and calling fit again may find a better value."
-                    )
-    for message in told.values():
+    told = dict.fromkeys(m for k, h in free for m in _ends_at_bounds(k, h))
+    for message in told:
         warnings.warn(message, ConvergenceWarning, stacklevel=3)
+
+
+def _ends_at_bounds(kernel, parameter):
+    """Yield what to tell of each dimension of a parameter that is at a bound."""
+    for j, value in enumerate(np.atleast_1d(kernel.get_params()[parameter.name])):
+        low, high = parameter.bounds[j if len(parameter.bounds) > 1 else 0]
+        for side, bound, change in (("lower", low, "Decreas"), ("upper", high, "Increas")):
+            if bound > 0 and np.isclose(np.log(value), np.log(bound), atol=1e-5):
+                yield (
+                    f"The optimal value found for dimension {j} of parameter {parameter.name} is "
+                    f"close to the specified {side} bound {bound}. {change}ing the bound and "
+                    "calling fit again may find a better value."
+                )
 
 
 def whole_theta(kernel, theta):
@@ -190,6 +217,16 @@ def whole_theta(kernel, theta):
 def spread_of(estimator, training):
     """Return the root of the total variance of the rows, 1 for rows that have none."""
     return 1.0 if estimator._takes_objects else root_variance(training.X, training.weight)
+
+
+def sweeps_of(estimator):
+    """Return how EP runs at a kernel, as keywords of `solve`."""
+    return dict(
+        tol=estimator.tol,
+        max_iter=estimator.max_sweeps,
+        damping=estimator.damping,
+        accelerate=estimator.acceleration is not None,
+    )
 
 
 def check_same_rows(estimator, rows):
@@ -332,8 +369,7 @@ def _modes(fit, own, learned, learned_rate):
 
 def _single(phi, log_evidence):
     """Return the `Average` of one node at phi (T,)."""
-    node = Node(phi, log_evidence, 0.0, np.zeros(len(phi)), 0.0, None)
-    return average_of([node], np.array([log_evidence]))
+    return Average.alone(Node(phi, log_evidence, 0.0, np.zeros(len(phi)), 0.0, None))
 
 
 def ending_in(history, record):
@@ -458,17 +494,13 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         """
         if self.class_weight is None:
             return weight
-        if isinstance(self.class_weight, dict):
-            args = dict(classes=self.classes_, y=self.classes_)
-            of_class = compute_class_weight(self.class_weight, **args)
-            if not np.all(np.isfinite(of_class) & (of_class > 0)):
-                raise ValueError(
-                    f"class_weight must be positive and finite, got {self.class_weight}; leave out "
-                    "the rows of a class that should not count."
-                )
-        else:
-            copies = np.bincount(y, weight, len(self.classes_))
-            of_class = weight.sum() / (len(copies) * copies)
+        args = dict(classes=self.classes_, y=self.classes_[y], sample_weight=weight)
+        of_class = compute_class_weight(self.class_weight, **args)
+        if not np.all(np.isfinite(of_class) & (of_class > 0)):
+            raise ValueError(
+                f"class_weight must be positive and finite, got {self.class_weight}; leave out the "
+                "rows of a class that should not count."
+            )
         return weight * of_class[y]
 
     @property
@@ -478,19 +510,12 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
             return False
         return self.kernel is not None and not self.kernel.requires_vector_input
 
-    @property
-    def _needs_all_rows(self):
-        """Whether parameters other than `method` ask for the dense method."""
-        return self._takes_objects
-
     def _through_points(self, n_rows):
         """Return whether a fit to so many rows goes through inducing points."""
-        many = self._asks_for_inducing or (self._has_many(n_rows) and not self._needs_all_rows)
-        return self.method == "sparse" or (self.method == "auto" and many)
-
-    def _has_many(self, n_rows):
-        """Return whether so many rows are seen through inducing points, if nothing else asks."""
-        return n_rows > LIMITS.dense
+        many = n_rows > LIMITS.dense and not self._takes_objects
+        return self.method == "sparse" or (
+            self.method == "auto" and (self._asks_for_inducing or many)
+        )
 
     def _check_new(self, X):
         check_is_fitted(self)
@@ -511,20 +536,16 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
             free = dict(ensure_2d=False, allow_nd=True, ensure_all_finite=False)
             training = validate_training(self, object_rows(X), y, sample_weight, None, **free)
         else:
-            coded = self._coded(X)
+            coded = X
+            if self.kernel is None and category_columns(X):  # they become indicators
+                self._coder = CategoryCoder().fit(X)
+                coded = self._coder.transform(X)
             training = validate_training(self, coded, y, sample_weight, dtype)
             if coded is not X:  # names and number of columns are those of the caller
                 validate_data(self, X, skip_check_array=True)
             if self.kernel is None:
                 warn_of_spreads(self, training.X)
         return training._replace(weight=self._class_weighted(training.y, training.weight))
-
-    def _coded(self, X):
-        """Return rows with categories of a data frame as indicators, for the default kernel."""
-        if self.kernel is not None or not category_columns(X):
-            return X
-        self._coder = CategoryCoder().fit(X)
-        return self._coder.transform(X)
 
     @property
     def _n_problems(self):

@@ -5,7 +5,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.base import clone
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
@@ -17,22 +16,20 @@ from .._estimator.annotations import RowsLike, Seed, TrainingRows
 from .._estimator.checks import check_choice, check_common, check_number, is_part_list, refuse_joint
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_problems, restore_on_error
-from ._base import GaussianProcessBase, draw_seed, joined_fits, smooth_kernel
-from ._dense import fit_dense, plan_dense, takes_joint
-from ._hyperparameters import wants_average
-from .inducing.fit import InducingRun, fit_inducing, gp_fit, posteriors_of
-from .inducing.learning import STEP_RULES
-from .inducing.plan import (
+from ._base import (
+    GaussianProcessBase,
     begins_with_some_rows,
-    check_part_list,
-    described,
-    kernel_of_some_rows,
-    new_stream,
-    plan_inducing,
-    plan_stream,
+    draw_seed,
+    factor_of,
+    joined_fits,
 )
-from .inducing.rows import array_parts, checked_parts
-from .inducing.stream import StreamRun, absorb, forgotten, stream_of_fit
+from ._dense import plan_dense, takes_joint
+from ._dense_fit import fit_dense
+from ._hyperparameters import wants_average
+from .inducing.fit import fit_inducing, kernel_of_some_rows, plan_inducing, posteriors_of
+from .inducing.learning import STEP_RULES
+from .inducing.rows import array_parts, check_part_list, checked_parts, described
+from .inducing.stream import fit_stream, plan_stream
 
 
 def _check_inducing_parameters(estimator):
@@ -406,15 +403,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             )
         check_number("power", self.power, 0, 1, boundaries="right")
         if self.power < 1:
-            require("factor", self._factor(), Power.factor_needs, f"power={self.power}")
+            require("factor", factor_of(self), Power.factor_needs, f"power={self.power}")
         check_choice("multi_class", self.multi_class, ["auto", "joint", "one_vs_rest"])
         check_choice("acceleration", self.acceleration, ["anderson", None])
         check_number("max_sweeps", self.max_sweeps, 1, integer=True)
-
-    def _factor(self):
-        if isinstance(self.likelihood, str):
-            return LIKELIHOODS[self.likelihood]()
-        return self.likelihood
 
     @property
     def _asks_for_inducing(self):
@@ -430,14 +422,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         """Whether parameters other than `method` ask for the dense method."""
         return callable(self.optimizer) or self._takes_objects
 
-    def _has_many(self, n_rows):
-        """Return whether so many rows are seen through inducing points, if nothing else asks."""
-        return begins_with_some_rows(self, n_rows) or super()._has_many(n_rows)
-
-    def _initial_kernel(self, total_variance):
-        if self.kernel is None:
-            return smooth_kernel(total_variance, self._coder)
-        return clone(self.kernel)
+    def _through_points(self, n_rows):
+        """Return whether a fit to so many rows goes through inducing points."""
+        free = self.method == "auto" and not self._asks_for_inducing
+        if free and self._needs_all_rows:
+            return False
+        return (free and begins_with_some_rows(self, n_rows)) or super()._through_points(n_rows)
 
     @restore_on_error
     @with_callbacks
@@ -453,7 +443,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             unless they share a unit. For the sparse method also a list of partitions, with `y`
             None: each a tuple (X, y) of arrays or memory maps, a function without arguments that
             returns one, or a dask future of one. Partitions are sent to the workers once, loaders
-            run there at every pass, and of several with `batch_size` at every step.
+            run there at every pass, with `batch_size` at every step.
         y : array-like of shape (n,), default=None
             Class labels; None only for a list of partitions.
         sample_weight : array-like of shape (n,), default=None
@@ -500,7 +490,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             data, kept = described(self, run, kept, seed)
             monitor = FitMonitor(self, X, y, None, lambda m: {"_posteriors": posteriors_of(m)})
             known = kernel_of_some_rows(self, run, data, monitor)
-            plan = plan_inducing(self, data, self._factor(), seed, known)
+            plan = plan_inducing(self, data, factor_of(self), seed, known)
             fit = fit_inducing(plan, run, monitor)
             monitor.finish()
         return self._store(plan, fit, kept, learn_inducing_=plan.learn_inducing)
@@ -563,32 +553,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
                 "a dict."
             )
         wants_average(self, 0, ["partial_fit"])
-        plan, last = plan_stream(self, self._factor()), getattr(self, "_fitted", None)
+        plan = plan_stream(self)
         refuse_joint(self, "partial_fit")
         X, y = self._checked_stream_rows(X, y, classes)
-        score = self._score_before(X, y)
-        before = None if last is None else last.runs[0]
-        weight = self._class_weighted(y, np.ones(len(X)))
-        if isinstance(before, StreamRun):
-            stream = before.stream
-        elif isinstance(before, InducingRun):
-            stream = stream_of_fit(self._plan, before)
-        else:
-            if before is not None:
-                X, y = np.vstack([self._plan.X, X]), np.concatenate([self._plan.y, y])
-                weight = np.concatenate([forgetting * self._plan.weight, weight])
-            stream, last = new_stream(self, X, weight), None
-        run = absorb(forgotten(stream, forgetting), X, y, weight, plan)
-        sites, loo = None, None
-        if self.site_memory == "scalars":
-            sites, loo = run.sites, np.exp(run.loo)
-            if last is not None and last.sites is not None:
-                seen = forgetting * np.stack([self.site_precision_, self.site_shift_], axis=-2)
-                sites = np.concatenate([seen.reshape(len(sites), 2, -1), sites], axis=2)
-                loo = np.concatenate([self.loo_proba_, loo])
-        fit = gp_fit(run, sites, loo)
-        told = dict(learn_inducing_=False, stream_log_score_=score)
-        return self._store(None, fit, np.ones(len(X), dtype=bool), **told)
+        told = dict(learn_inducing_=False, stream_log_score_=self._score_before(X, y))
+        fit, kept = fit_stream(self, plan, X, y, forgetting), np.ones(len(X), dtype=bool)
+        return self._store(None, fit, kept, **told)
 
     def _score_before(self, X, y):
         """Return the log scores of the stream, with that of rows and class indices to come."""

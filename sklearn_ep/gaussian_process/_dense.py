@@ -1,7 +1,7 @@
-"""Fits with sites on the rows in memory: what one is made of, and the recipe.
+"""What fits with sites on the rows in memory are made of.
 
 A problem is binary, or has all classes jointly, with the full covariance of the rows or seen
-through inducing points; the recipe is one for all: find the mode, average, converge, predict.
+through inducing points.
 """
 
 from dataclasses import dataclass, field, replace
@@ -20,42 +20,33 @@ from .._engine.class_sites import (
     empty_sites,
 )
 from .._engine.contracts import WholeEP
-from .._engine.loop import SILENT, StepsOfPhase, Trace
 from .._engine.noisy_argmax import CLASS_LIKELIHOODS
 from .._engine.rules import rule_of_power
 from .._engine.sites import Sites
 from .._estimator.averaged import AveragedClasses, AveragedPosterior
 from .._estimator.checks import refuse_joint
 from .._estimator.fitting import BinaryFit
-from ._averages import alone, average_about
 from ._base import (
-    attributes_of_nodes,
     check_kernel,
     draw_seed,
     evidence_of_problems,
-    fit_of_sites,
+    factor_of,
+    initial_kernel,
     left_out_labels,
     left_out_signs,
-    mixed_logs,
     spread_of,
+    sweeps_of,
     third_of_rows,
-    watch_of_sweeps,
 )
 from ._dense_gp import DenseGPPosterior, KernelGP
 from ._hyperparameters import (
-    KEPT,
     LEARNING_TOL,
-    TO_THE_MODE,
     Accuracy,
     KernelScales,
-    Nodes,
     ThetaSpace,
-    find_mode,
-    find_mode_from_rows,
     kernel_prior,
     kernel_settings,
     n_length_scales,
-    or_refuse,
     random_starts,
     settled,
     wants_average,
@@ -63,17 +54,16 @@ from ._hyperparameters import (
 from ._joint_gp import JointGP, JointGPPosterior
 from ._kernels import with_own_lengths, with_theta
 from ._limits import LIMITS
-from .inducing.joint import JointInducingGP, JointInducingPosterior
 from .inducing.learning import STEP_RULES
 from .inducing.rows import first_points, inducing_count
-from .inducing.values import InducingPrior
+from .inducing.values import InducingPrior, JointInducingGP, JointInducingPosterior
 
 # Residual to which sites are refined at the nodes of an average: the error of the evidence is of
 # second order in it. Of several classes it is below a hundredth of a nat as a rule.
 _NODE_TOL, _JOINT_NODE_TOL = 1e-2, 3e-2
 # Residual of sites of several classes while the kernel moves, and what ends learning there: the
 # gradient of the evidence is itself off by tenths of a nat and more.
-_JOINT_TOL, _JOINT_ACCURACY = 2e-2, Accuracy(2e-6, 1e-2, 1.0, 6, 0.4, True)
+_JOINT_TOL, _JOINT_ACCURACY = 2e-2, Accuracy(2e-6, 1e-2, 1.0, 6, 0.4, False)
 
 
 @dataclass(frozen=True)
@@ -92,9 +82,9 @@ class BinaryModel:
     node_tol: ClassVar[float] = _NODE_TOL
     mixture: ClassVar[type] = AveragedPosterior
 
-    def ep(self, kernel, X, sign, weight, squares=None):
+    def ep(self, kernel, X, sign, weight):
         """Return the fixed-point map of EP."""
-        latent = KernelGP(kernel, X, squares, self.searching and len(X) >= LIMITS.single)
+        latent = KernelGP(kernel, X, self.searching and len(X) >= LIMITS.single)
         return WholeEP(latent, self.factor, sign, weight, self.rule)
 
     def gradient(self, ep, payload):
@@ -166,9 +156,9 @@ class JointModel(ClassModel):
     node_tol: ClassVar[float] = _JOINT_NODE_TOL
     mixture: ClassVar[type] = AveragedClasses
 
-    def ep(self, kernel, X, y, weight, squares=None):
+    def ep(self, kernel, X, y, weight):
         """Return the fixed-point map of EP."""
-        return JointEP(JointGP(kernel, X, squares, self.searching), self.factor, y, weight)
+        return JointEP(JointGP(kernel, X, self.searching), self.factor, y, weight)
 
     def gradient(self, ep, payload):
         """Return the gradient of the log evidence in theta at a fixed point."""
@@ -190,7 +180,7 @@ class JointInducingModel(ClassModel):
     points: np.ndarray
     jitter: float
 
-    def ep(self, kernel, X, y, weight, squares=None):
+    def ep(self, kernel, X, y, weight):
         """Return the fixed-point map of EP."""
         structure = JointInducingGP(kernel, X, self.points, self.jitter)
         return JointEP(structure, self.factor, y, weight)
@@ -231,15 +221,6 @@ class KernelNode(NamedTuple):
         return self.result.residual
 
 
-class SweepLimits(NamedTuple):
-    """How EP runs at a kernel: to which residual, in how many sweeps, by which steps."""
-
-    tol: float
-    most: int
-    damping: float
-    accelerate: bool
-
-
 class KernelSearch(NamedTuple):
     """How learning searches.
 
@@ -261,9 +242,9 @@ class DensePlan:
     `X` are rows of numbers, or whatever objects the kernel compares; `y` holds class indices.
     `model` has factor, rule and structure of a problem, `space` the parameters of the kernel that
     are learned with their prior: a `ThetaSpace` for the mode, `KernelScales` that are averaged
-    over, None for a kernel that is kept. `starts` and `sites` have one entry a problem: the initial
-    theta and the initial sites, which are `fresh` if of no earlier fit. `n_jobs` are workers for
-    the nodes of an average.
+    over, None for a kernel that is kept. `sweeps` are keywords of `WholeEP.solve`. `starts` and
+    `sites` have one entry a problem: the initial theta and the initial sites, which are `fresh` if
+    of no earlier fit. `n_jobs` are workers for the nodes of an average.
     """
 
     X: np.ndarray
@@ -273,7 +254,7 @@ class DensePlan:
     model: BinaryModel | JointModel | JointInducingModel
     space: ThetaSpace | KernelScales | None
     search: KernelSearch
-    sweeps: SweepLimits
+    sweeps: dict[str, Any]
     starts: list
     sites: list
     fresh: bool = True
@@ -311,44 +292,35 @@ class DensePlan:
         """Return the plan of some of the rows."""
         return replace(self, X=self.X[rows], y=self.y[rows], weight=self.weight[rows])
 
-    def ep(self, kernel, y, squares=None):
-        """Return the fixed-point map of EP at a kernel for the labels of a problem.
+    def ep(self, kernel, y):
+        """Return the fixed-point map of EP at a kernel for the labels of a problem."""
+        return self.model.ep(kernel, self.X, y, self.weight)
 
-        `squares` are the squared distances (n, n) of the rows in lengths, where they are known.
-        """
-        return self.model.ep(kernel, self.X, y, self.weight, squares)
-
-    def solve(self, ep, x, tol, max_sweeps, monitor=SILENT, share=1.0):
+    def solve(self, ep, x, share=1.0, **other):
         """Run EP from sites x (2, n) or (2, n, K), with a share of the damping."""
-        damping, accelerate = share * self.sweeps.damping, self.sweeps.accelerate
-        steps = dict(damping=damping, accelerate=accelerate, monitor=monitor)
-        return ep.solve(x, tol=tol, max_iter=max_sweeps, **steps)
-
-    def passing(self):
-        """Return the plan of a search, whose sites are only passed."""
-        return replace(self, model=self.model.rough(isinstance(self.space, KernelScales)))
+        steps = self.sweeps | other
+        return ep.solve(x, **steps | dict(damping=share * steps["damping"]))
 
     def log_evidence(self, theta, fit, n_jobs):
         """Return log evidence at theta, EP run from the sites of the fit."""
-        if isinstance(self.model, BinaryModel):
-            return self.value_and_gradient(theta, fit, n_jobs)[0]
-        return self._value_and_gradient(self.y, fit.sites[0], theta)[0]
+        return self.value_and_gradient(theta, fit, n_jobs, slopes=False)[0]
 
-    def value_and_gradient(self, theta, fit, n_jobs):
+    def value_and_gradient(self, theta, fit, n_jobs, slopes=True):
         """Return the same and its gradient, which is dear for several classes."""
         if isinstance(self.model, BinaryModel):
-            at = self._value_and_gradient
-            return evidence_of_problems(lambda k, *problem: at(*problem), self.y, theta, fit)
-        value, gradient, x = self._value_and_gradient(self.y, fit.sites[0], theta, ends=True)
-        return value, gradient if self.model.exact_gradient else _slopes(self, theta, x)
+            at = self._evaluated
+            return evidence_of_problems(lambda k, *problem: at(*problem)[:2], self.y, theta, fit)
+        value, gradient, x = self._evaluated(self.y, fit.sites[0], theta)
+        if slopes and not self.model.exact_gradient:
+            gradient = _slopes(self, theta, x)
+        return value, gradient
 
-    def _value_and_gradient(self, y, x, theta, ends=False):
-        """Return log evidence of a problem at theta from sites x, its gradient, and maybe sites."""
+    def _evaluated(self, y, x, theta, **steps):
+        """Return log evidence of a problem at theta from sites x, a gradient, and sites."""
         ep = self.ep(with_theta(self.kernel, theta), y)
-        result = self.solve(ep, x, self.sweeps.tol, self.sweeps.most)
+        result = self.solve(ep, x, **steps)
         payload, value = result.evaluation.payload, result.evaluation.record["log_evidence"]
-        found = value, self.model.gradient(ep, payload)
-        return (*found, result.onwards) if ends else found
+        return value, self.model.gradient(ep, payload), result.onwards
 
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
@@ -365,14 +337,12 @@ def _slopes(plan, theta, x, step=0.01):
 
     Of evidences at fixed points, which are run from sites x near by to a small residual.
     """
-    tol = min(plan.sweeps.tol, 1e-6)
-
-    def evidence(at):
-        result = plan.solve(plan.ep(with_theta(plan.kernel, at), plan.y), x, tol, 300)
-        return result.evaluation.record["log_evidence"]
-
+    steps = dict(tol=min(plan.sweeps["tol"], 1e-6), max_iter=300)
     moves = step * np.eye(len(theta))
-    rises = [evidence(theta + move) - evidence(theta - move) for move in moves]
+    rises = [
+        np.subtract(*(plan._evaluated(plan.y, x, theta + m, **steps)[0] for m in (move, -move)))
+        for move in moves
+    ]
     return np.array(rises) / (2.0 * step)
 
 
@@ -387,44 +357,34 @@ class DenseProblem:
     y: np.ndarray
     x: np.ndarray
 
-    @property
-    def rows(self):
-        """The rows."""
-        return self.plan.X
-
-    def at(self, theta, near, slopes=True, squares=None):
+    def at(self, theta, near, slopes=True):
         """Return the `KernelNode` at kernel parameters (p,), None where EP has no fixed point.
 
-        From what a neighbour keeps; `squares` are those of `KernelGP`.
+        From what a neighbour keeps.
         """
+        plan, found = self.plan, near
         known = near is not None and np.array_equal(theta, near.theta)
         if known and not (slopes and near.slope is None):
             return near
-        kernel = near.kernel if known else with_theta(self.plan.kernel, theta)
-        ep, found = self.plan.ep(kernel, self.y, squares), near
+        kernel = near.kernel if known else with_theta(plan.kernel, theta)
+        ep = plan.ep(kernel, self.y)
         if not known:
             result = self._solved(ep, self.x if near is None else near.result.x)
             if result is None:
                 return None
             found = KernelNode(kernel, result.evaluation.payload[0], theta, result)
         if slopes:
-            gradient = self.plan.model.gradient(ep, found.result.evaluation.payload)
-            found = found._replace(slope=gradient)
+            found = found._replace(slope=plan.model.gradient(ep, found.result.evaluation.payload))
         return found
 
     def _solved(self, ep, x):
         """Return the `Result` at a kernel; at nodes of an average sites have to settle."""
         plan, model = self.plan, self.plan.model
         if not isinstance(plan.space, KernelScales) or isinstance(model, JointInducingModel):
-            tol = max(plan.sweeps.tol, model.learning_tol)
-            return plan.solve(ep, x, tol, plan.sweeps.most)
+            return plan.solve(ep, x, tol=max(plan.sweeps["tol"], model.learning_tol))
         # near neighbours need two to six sweeps
-        solve = partial(plan.solve, ep, tol=model.node_tol, max_sweeps=40)
+        solve = partial(plan.solve, ep, tol=model.node_tol, max_iter=40)
         return settled(solve, x, model.no_sites(self.y))
-
-    def structure(self, theta):
-        """Return the structure of the posteriors under the kernel parameters theta (p,)."""
-        return self.plan.ep(with_theta(self.plan.kernel, theta), self.y).structure
 
     def of_rows(self, rows):
         """Return the problem of some of the rows."""
@@ -493,14 +453,14 @@ def _without_all_rows(estimator):
 
 def plan_dense(estimator, training, joint, through_points):
     """Return the `DensePlan` of an `EPGaussianProcessClassifier`."""
-    kernel = estimator._initial_kernel(spread_of(estimator, training) ** 2)
+    kernel = initial_kernel(estimator, spread_of(estimator, training) ** 2)
     kernel, space = _space(estimator, training, kernel, joint, through_points)
     rng = check_random_state(estimator.random_state)
     if through_points:
         model: Any = _model_through_points(estimator, training, kernel, draw_seed(rng))
     else:
         check_kernel(kernel, kernel(training.X))
-        model = BinaryModel(estimator._factor(), rule_of_power(estimator.power))
+        model = BinaryModel(factor_of(estimator), rule_of_power(estimator.power))
         if joint:
             model = JointModel(CLASS_LIKELIHOODS[estimator.likelihood], len(estimator.classes_))
     if joint:
@@ -509,7 +469,6 @@ def plan_dense(estimator, training, joint, through_points):
         empty = np.zeros((estimator._n_problems, 2, len(training.y)))
     starts, sites = last_sites(estimator._last_fit, kernel, empty)
     pairs = zip(sites, empty, strict=True)
-    steps = estimator.damping, estimator.acceleration is not None
     return DensePlan(
         X=training.X,
         y=training.y,
@@ -518,7 +477,7 @@ def plan_dense(estimator, training, joint, through_points):
         model=model,
         space=space,
         search=_search(estimator, kernel, space, rng),
-        sweeps=SweepLimits(estimator.tol, estimator.max_sweeps, *steps),
+        sweeps=sweeps_of(estimator),
         starts=starts,
         sites=sites,
         fresh=all(np.array_equal(*pair) for pair in pairs),
@@ -540,7 +499,7 @@ def _space(estimator, training, kernel, joint, through_points):
         if own_lengths:
             kernel = with_own_lengths(kernel, training.X.shape[1])
         spread = spread_of(estimator, training)
-        prior = kernel_prior(kernel, estimator._factor(), spread, several)
+        prior = kernel_prior(kernel, factor_of(estimator), spread, several)
         lengths = KernelScales.at(kernel, kernel.theta).lengths
         return kernel, KernelScales(kernel, np.zeros(len(lengths)), prior)
     learns = estimator.optimizer is not None and kernel.n_dims > 0
@@ -578,134 +537,3 @@ def _only_the_mode(estimator, kernel, through_points):
         **kernel_settings(kernel),
     }
     return [setting for setting, excludes in checks.items() if excludes]
-
-
-def fit_dense(plan, y, monitor, k):
-    """Learn the kernel or average over it if asked, converge EP; return the `BinaryFit`.
-
-    y are the labels of problem k.
-    """
-    if isinstance(plan.space, KernelScales):
-        fit = _fit_average(plan, y, monitor, k)
-        if fit is not None:
-            return fit
-    x, trace, end = plan.sites[k], Trace(monitor), KEPT
-    kernel, most = (
-        with_theta(plan.kernel, plan.starts[k]),
-        min(plan.sweeps.most, plan.search.max_iter),
-    )
-    if plan.space is not None:
-        nodes, mode, end = or_refuse(_mode(plan, y, k, trace, monitor))
-        kernel, most = mode.payload.kernel, plan.sweeps.most
-        # the first sites, so that the answer depends on the kernel alone and not on the path that
-        # led to it; from where a few steps of many rows ended that is not worth its time
-        if nodes.problem.x is not x:
-            x = mode.payload.result.onwards
-    # a search that was stopped still ends at converged sites, in sweeps that nobody counts
-    watch = watch_of_sweeps(trace, end, kernel, ends=("converged", "stuck", "max_iter"))
-    result = plan.solve(plan.ep(kernel, y), x, plan.sweeps.tol, most, watch)
-    posterior = plan.posterior((kernel, result.evaluation.payload[0]))
-    left_out, points = plan.model.left_out(result), getattr(plan.model, "points", None)
-    return fit_of_sites(posterior, trace, end, result, kernel, left_out, points)
-
-
-def _mode(plan, y, k, trace, monitor):
-    """Return the `Nodes` of problem k, the one at the mode and how the search ended, or None.
-
-    A search that ends flat is made again from shorter lengths: the evidence may have a mode with
-    and one without structure, far apart.
-    """
-    space, problem = plan.space, DenseProblem(plan.passing(), y, plan.sites[k])
-    starts = [space.phi(theta) for theta in plan.search.restarts]
-    place = Nodes(problem, space), space.phi(plan.starts[k])
-    found = _mode_from(*place, starts, trace, monitor)
-    if found is None or plan.search.shorter is None or found[2].reason == "asked":
-        return found
-    if not plan.ends_flat(y, found[1].log_evidence):
-        return found
-    if not isinstance(space, KernelScales):
-        return _higher(found, _from_shorter(place[0], trace))
-    with monitor.phase("integration over hyperparameters") as told:
-        nodes, mode, _ = _higher(found, _from_shorter(place[0], StepsOfPhase(told)))
-    return nodes, mode, found[2]
-
-
-def _from_shorter(nodes, trace):
-    """Return the same as `_mode_from` from the best of shorter lengths."""
-    space, shorter = nodes.space, nodes.problem.plan.search.shorter
-    tried = [nodes.evaluate(space.phi(theta), None, slopes=False) for theta in shorter]
-    best = max(filter(None, tried), key=lambda node: node.objective, default=None)
-    return None if best is None else _mode_from(nodes, best.phi, (), trace)
-
-
-def _higher(found, other):
-    """Return the one of two ends of searches whose mode is higher; the other may be None."""
-    return found if other is None or other[1].objective < found[1].objective else other
-
-
-def _mode_from(nodes, phi, starts, trace, watch=SILENT):
-    """Return the same from phi (T,); with many rows a search begins with some of them.
-
-    What their sites tell those of the others to be is where the `Nodes` start.
-    """
-    plan, bounds = nodes.problem.plan, nodes.space.bounds
-    averages = isinstance(plan.space, KernelScales)
-    accuracy = TO_THE_MODE if averages else plan.model.accuracy
-    if averages and len(plan.space.lengths) > 1 and len(plan.y) > LIMITS.several:
-        accuracy = accuracy._replace(gain=0.25)  # half an sd: one part of a mixture
-    options: dict[str, Any] = dict(max_iter=plan.search.max_iter, starts=starts, monitor=trace)
-    optimizer, rows = plan.search.optimizer, plan.some_rows()
-    if optimizer is not None or rows is None:
-        options |= dict(accuracy=accuracy, optimizer=optimizer)
-        found = find_mode(nodes.evaluate, phi, bounds, **options)
-        return found and (nodes, *found)
-    of_rows, own = Nodes(nodes.problem.of_rows(rows), plan.space), nodes
-
-    def evaluate_from(node):
-        nonlocal own
-        own = Nodes(nodes.problem.from_rows(rows, node), plan.space)
-        return own.evaluate
-
-    args = evaluate_from, of_rows.evaluate, plan.share(rows), phi, bounds
-    exact = plan.model.exact_gradient
-    patient = LIMITS.patient / len(plan.y)
-    options |= dict(accuracy=accuracy, exact_gradient=exact, patient=patient, watch=watch)
-    found = find_mode_from_rows(*args, **options)
-    return found and (own, *found)
-
-
-def _fit_average(plan, y, monitor, k):
-    """Average over the kernel of problem k and return its `BinaryFit`.
-
-    None where EP has no fixed point at the first kernel.
-    """
-    trace = Trace(monitor)
-    found = _mode(plan, y, k, trace, monitor)
-    if found is None:
-        return None
-    nodes, mode, end = found
-    asked = end.reason == "asked"
-    average = alone(mode)
-    if not asked:
-        # also where lengths alone are compared, without a lattice
-        with monitor.phase("integration over hyperparameters"):
-            average = average_about(nodes, mode, monitor)
-    heaviest = average.heaviest
-    kept = heaviest.payload
-    # the sites of the estimator are those of the heaviest node, refined
-    watch = watch_of_sweeps(trace, end, kept.kernel)
-    start = plan.ep(kept.kernel, y), kept.result.x
-    result = plan.solve(*start, plan.sweeps.tol, plan.sweeps.most, watch)
-    results = [result if n is heaviest else n.payload.result for n in average.nodes]
-    pairs = [
-        (n.payload.kernel, r.evaluation.payload[0])
-        for n, r in zip(average.nodes, results, strict=True)
-    ]
-    posteriors = [plan.posterior(pair) for pair in pairs]
-    mixed = mixed_logs(average.weight, [plan.model.left_out(r) for r in results])
-    more = attributes_of_nodes(average, [n.payload.theta for n in average.nodes], plan.space.names)
-    more |= dict(posterior_of_sites=posteriors[int(np.argmax(average.weight))])
-    mean = with_theta(plan.kernel, average.weight @ more["theta"])
-    posterior = plan.model.mixture(posteriors, average.weight)
-    fit: BinaryFit = fit_of_sites(posterior, trace, end, result, mean, mixed, **more)
-    return fit if asked else fit._replace(log_evidence=average.log_evidence)

@@ -192,20 +192,16 @@ class KernelGP(DenseGP):
     """The same for rows X (n, d) under a kernel, with the gradient of the evidence.
 
     A constant times RBF is its own derivative in the squared distances, which are then formed once
-    for both. `squares` are the squared distances (n, n) of the rows in lengths, for a constant
-    times RBF or Matern, where the caller has them; they are overwritten. `single` posteriors are in
-    single precision, for half of the time.
+    for both. `single` posteriors are in single precision, for half of the time.
     """
 
-    def __init__(self, kernel, X, squares=None, single=False):
+    def __init__(self, kernel, X, single=False):
         self.kernel, self.X, self._kept, self.single = kernel, X, None, single
         self._cross = cross_covariance(kernel, X)
-        if squares is None:
-            if not (self._cross.of_distances and self._cross.is_rbf):
-                super().__init__(kernel(X))
-                return
-            squares = squares_among(self._cross.B)
-        K, slope = self._cross.of_squares(squares)
+        if not (self._cross.of_distances and self._cross.is_rbf):
+            super().__init__(kernel(X))
+            return
+        K, slope = self._cross.of_squares(squares_among(self._cross.B))
         super().__init__(K)
         self._kept = self._cross.B, K, slope
 

@@ -3,9 +3,7 @@
 A space maps coordinates phi (T,) to the `point` where a problem is evaluated, and the gradient
 there back to phi; it has `names`, `bounds` (T, 2), the `log_prior` of phi with its gradient, and
 the spread `s` that the log lengths have about their mean. A problem does nothing but run EP at a
-point: `at(point, near, slopes, squares)` from what a neighbour keeps gives what a node keeps, or
-None; `squares` are the squared distances of its `rows` in lengths, where it has these and the space
-knows them.
+point: `at(point, near, slopes)` from what a neighbour keeps gives what a node keeps, or None.
 
 Of a constant times RBF or Matern, which has one variance and one length scale a column, averages
 run over the logs of the variance and of the geometric mean of the lengths.
@@ -18,7 +16,6 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import helmert
 from sklearn.gaussian_process.kernels import Kernel
 
 from .._engine.gaussian import ImproperPosterior, eigen_curvature
@@ -27,10 +24,7 @@ from .._engine.likelihoods import PROBIT_SLOPE
 from .._engine.loop import SILENT, FitWatch, Monitor, Reason, StepsOfPhase
 from ._kernels import (
     constant_and_stationary,
-    cross_covariance,
     n_lengths,
-    squares_among,
-    with_theta,
 )
 from ._limits import LIMITS
 
@@ -121,10 +115,6 @@ class ThetaSpace:
         """Return a flat log density and its gradient."""
         return 0.0, 0.0
 
-    def unit_squares(self, X):
-        """Return that no distances are known beforehand."""
-        return None
-
 
 @dataclass(frozen=True)
 class KernelScales:
@@ -206,19 +196,6 @@ class KernelScales:
             return 0.0, 0.0
         return self.prior.log_density(phi), self.prior.slope(phi)
 
-    def unit_squares(self, X):
-        """Return the squared distances (n, n) of rows where the geometric mean of lengths is one.
-
-        Where lengths are fixed, in these.
-        """
-        origin = with_theta(self.kernel, self.point(np.zeros(len(self.kept))))
-        cross = cross_covariance(origin, X)
-        return squares_among(cross.B) if cross.of_distances else None
-
-    def squares(self, phi, unit):
-        """Return the squared distances in lengths at phi, from those of `unit_squares`."""
-        return unit * (np.exp(-2.0 * phi[-1]) if len(self.lengths) else 1.0)
-
 
 @dataclass(frozen=True)
 class LengthSpace(ThetaSpace):
@@ -240,26 +217,15 @@ class LengthSpace(ThetaSpace):
         slope[lengths] = of_phi[-1] / len(lengths) - away / self.s**2
         return value - 0.5 * away @ away / self.s**2, slope
 
-    def directions(self):
-        """Return directions (p, p) in theta, one a row, and the prior precision along each.
-
-        The variance where it is free, all lengths together, and an orthonormal basis of the
-        deviations.
-        """
-        variance, lengths = self.scales.variance, self.scales.lengths
-        p = len(variance) + len(lengths)
-        basis = np.zeros((p, p))
-        basis[range(len(variance)), variance] = 1.0
-        basis[len(variance), lengths] = 1.0
-        basis[len(variance) + 1 :, lengths] = helmert(len(lengths))
-        of_phi = self.scales.prior.sd**-2.0
-        return basis, np.append(of_phi, np.full(len(lengths) - 1, self.s**-2.0))
-
     def prior_precision(self):
         """Return the prior precision (p, p) of theta."""
-        basis, precision = self.directions()
-        dual = basis.T / np.sum(basis**2, axis=1)  # its inverse, since its rows are orthogonal
-        return (dual * precision) @ dual.T
+        scales, n = self.scales, len(self.scales.lengths)
+        *of_variance, of_length = scales.prior.sd**-2.0
+        total = np.zeros((len(scales.variance) + n,) * 2)
+        total[scales.variance, scales.variance] = of_variance
+        deviations = (np.eye(n) - 1.0 / n) / self.s**2
+        total[np.ix_(scales.lengths, scales.lengths)] = deviations + of_length / n**2
+        return total
 
 
 def learned_coordinates(kernel):
@@ -317,20 +283,13 @@ class Nodes:
     problem: Any
     space: Any
 
-    @cached_property
-    def _unit_squares(self):
-        rows = getattr(self.problem, "rows", None)
-        return None if rows is None else self.space.unit_squares(rows)
-
     def evaluate(self, phi, near, slopes=True):
         """Return the `Node` at phi (T,), or None where EP has no fixed point.
 
         Without `slopes` it has no gradient.
         """
         space, kept = self.space, None if near is None else near.payload
-        unit = self._unit_squares
-        squares = None if unit is None else space.squares(phi, unit)
-        found = self.problem.at(space.point(phi), kept, slopes, squares)
+        found = self.problem.at(space.point(phi), kept, slopes)
         if found is None:
             return None
         log_prior, of_prior = space.log_prior(phi)
@@ -350,9 +309,9 @@ class Accuracy(NamedTuple):
     """Where a search ends, and how it steps; see `minimise_where_finite`.
 
     Relative changes of the evidence below 1e-6 are within the error of EP run to a residual of
-    1e-3, and where evaluations are noisy, more of them in a line search cannot help. `gain` is what
-    a search from near the mode may leave in nats, at first a thirtieth of a posterior sd; of a
-    `rough` one, so is what a line search does not find.
+    1e-3, and where evaluations are noisy, more of them in a line search cannot help. Where the
+    gradient is not exact, nor can what a line search does not find. `gain` is what a search from
+    near the mode may leave in nats, at first a thirtieth of a posterior sd.
     """
 
     ftol: float = 1e-6
@@ -360,12 +319,19 @@ class Accuracy(NamedTuple):
     first_step: float | None = None
     max_line_search: int = 20
     gain: float = 5e-4
-    rough: bool = False
+    exact_gradient: bool = True
+
+    @property
+    def of_search(self):
+        """Keywords of `minimise_where_finite`."""
+        own = self._asdict()
+        del own["gain"]
+        return own
 
 
 # Of a mode that predicts, and of one that only says where nodes lie.
 LEARNING = Accuracy()
-TO_THE_MODE = Accuracy(1e-4, 0.1, 1.0, 6, 0.05, True)
+TO_THE_MODE = Accuracy(1e-4, 0.1, 1.0, 6, 0.05, False)
 
 
 class ValueWithGradient:
@@ -404,20 +370,21 @@ class LearningEnd(NamedTuple):
 KEPT = LearningEnd("converged", 0, 0.0)
 
 
-class _EvidenceClimb:
+class EvidenceClimb:
     """A log density as the searches want it: from the best node so far, told of its steps.
 
     A point without node has the value minus infinity. The payload of a node is that of an
-    iteration. `sign` is -1 for a search that goes down.
+    iteration. `sign` is -1 for a search that goes down; the first node starts from one that is
+    `near`, maybe of another density.
     """
 
-    def __init__(self, evaluate: Evaluate, monitor: Monitor, sign=1.0):
-        self.evaluate, self.monitor, self.sign = evaluate, monitor, sign
+    def __init__(self, evaluate: Evaluate, monitor: Monitor, sign=1.0, near=None):
+        self.evaluate, self.monitor, self.sign, self.near = evaluate, monitor, sign, near
         self.best: Node | None = None
 
     def __call__(self, phi):
         """Return value, gradient and node at phi (T,)."""
-        node = self.evaluate(phi, self.best)
+        node = self.evaluate(phi, self.best or self.near)
         if node is None:
             return -self.sign * np.inf, np.full(len(phi), np.nan), None
         if self.best is None or node.objective > self.best.objective:
@@ -461,7 +428,7 @@ def find_mode(
     if not len(phi):
         node = evaluate(phi, None)
         return node and (node, KEPT)
-    climb = _EvidenceClimb(evaluate, monitor, sign=-1.0)
+    climb = EvidenceClimb(evaluate, monitor, sign=-1.0)
     if optimizer is not None:
         return _by_function(optimizer, climb, phi, bounds, starts)
     run: Any = partial(
@@ -469,21 +436,17 @@ def find_mode(
         climb,
         bounds=bounds,
         max_iter=max_iter,
-        ftol=accuracy.ftol,
-        gtol=accuracy.gtol,
-        first_step=accuracy.first_step,
         negligible=0.01,  # a gain that is not missed if no better step is found: odds of 1 %
         tie=1e-10,
-        max_line_search=accuracy.max_line_search,
-        exact_gradient=not accuracy.rough,
+        **accuracy.of_search,
     )
-    runs = [run(t) for t in (phi, *starts)] if len(starts) else []
-    runs = sorted((r for r in runs if r is not None), key=lambda r: r.value)
-    found = run(runs[0].x if runs else phi, ended=lambda best: climb.told(best.payload))
+    runs = filter(None, map(run, (phi, *starts) if len(starts) else ()))
+    first = min(runs, key=lambda r: r.value, default=None)
+    found = run(first.x if first else phi, ended=lambda best: climb.told(best.payload))
     if found is None:
         return None
     # a run without a step left nothing to polish: then the end is that of the run before
-    reason = found.reason if found.n_steps or not runs else runs[0].reason
+    reason = found.reason if found.n_steps or not first else first.reason
     return found.payload, LearningEnd(reason, found.n_steps, found.gradient)
 
 
@@ -532,7 +495,7 @@ def find_mode_from_rows(
     below = found[0]
     difference = 0.1 if exact_gradient else 0.2
     curvature, lacking = curvature_at(of_rows, below, bounds, difference)
-    climb = _EvidenceClimb(evaluate_from(below), monitor)
+    climb = EvidenceClimb(evaluate_from(below), monitor)
     limits: dict[str, Any] = dict(gain=accuracy.gain, max_iter=max_iter, ended=climb.told)
     if not exact_gradient and patient >= 1.0:
         tries = int(min(PATIENCE, np.ceil(2.0 * patient)))

@@ -6,9 +6,7 @@ D_c the precisions of class c, E_c = (K + D_c^-1)^-1 and M = chol(sum_c E_c); th
 same algebra (Rasmussen and Williams 2006, section 3.5).
 """
 
-import weakref
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from scipy.linalg import blas, lapack
@@ -27,21 +25,9 @@ from ._dense_gp import KernelGP
 from ._limits import LIMITS
 
 
-class ClassArrays:
-    """Memory of a `ClassCovariance`, that a later one may take over: fresh memory is not free.
-
-    `shape` is (n, K), `kind` a float type. `explained` and `halves` have an array (n, n) a class,
-    `roots` too in single precision and one in double; `offset` and `level` are one each. All are in
-    the order of LAPACK.
-    """
-
-    def __init__(self, shape, kind):
-        (n, n_classes), self.kind, self.single = shape, kind, kind == np.float32
-        n_roots = n_classes if self.single else 1
-        counts = n_classes, n_classes, n_roots
-        arrays = (np.empty((count, n, n), kind).transpose(0, 2, 1) for count in counts)
-        self.explained, self.halves, self.roots = arrays
-        self.level, self.offset = (np.empty((n, n), kind, order="F") for _ in range(2))
+def _stack(count, n, kind):
+    """Return an array (count, n, n) of a float type, each matrix in the order of LAPACK."""
+    return np.empty((count, n, n), kind).transpose(0, 2, 1)
 
 
 class ClassCovariance:
@@ -51,21 +37,24 @@ class ClassCovariance:
     covariances k (n, m) with the training rows, class c has covariance k** - k'E_c k + Q_c'Q_c and
     covariance Q_c'Q_j with class j, where Q_c = M^-1 E_c k.
 
-    Found for a prior covariance K (n, n) and site precisions (n, K) in the precision and the memory
-    of `arrays`. `log_det` is half the log determinant of prior covariance times sites plus the
-    identity. In single precision the roots of the E_c stay, whose products with a vector keep
-    digits that those of E_c lose.
+    Found for a prior covariance K (n, n), in its precision, and site precisions (n, K). `log_det`
+    is half the log determinant of prior covariance times sites plus the identity. In single
+    precision the roots of the E_c stay, whose products with a vector keep digits that those of E_c
+    lose.
     """
 
-    def __init__(self, K, precision, arrays):
-        self.arrays, self.explained = arrays, arrays.explained
-        root_of, self.log_det = arrays.roots, -0.5 * np.sum(np.log(precision.sum(1)))
+    def __init__(self, K, precision):
+        n, n_classes = precision.shape
+        self.kind, self.single = K.dtype.type, K.dtype == np.float32
+        self.explained = _stack(n_classes, n, self.kind)
+        self.roots = _stack(n_classes if self.single else 1, n, self.kind)
+        self.log_det = -0.5 * np.sum(np.log(precision.sum(1)))
         for c, (E, d) in enumerate(zip(self.explained, precision.T, strict=True)):
-            self.log_det += _explain(K, d, root_of[c % len(root_of)], E)
-        np.sum(self.explained, axis=0, out=arrays.level)
-        self.level, self.offset = checked_cholesky(arrays.level, overwrite=True), arrays.offset
+            self.log_det += _explain(K, d, self.roots[c % len(self.roots)], E)
+        level = np.sum(self.explained, axis=0, out=_stack(1, n, self.kind)[0])
+        self.level = checked_cholesky(level, overwrite=True)
         self.log_det += _log_diagonal(self.level)
-        self.offset[:] = self.level
+        self.offset = self.level.copy(order="F")
         invert_triangular(self.offset)
 
     def weights(self, Ks, shift):
@@ -76,10 +65,10 @@ class ClassCovariance:
 
     def _times_explained(self, vectors):
         """Return E_c x_c (n, K) of vectors x_c (n,), one a class."""
-        if not self.arrays.single:
+        if not self.single:
             pairs = zip(self.explained, vectors, strict=True)
             return np.column_stack([E @ x for E, x in pairs])
-        pairs = zip(self.arrays.roots, vectors, strict=True)
+        pairs = zip(self.roots, vectors, strict=True)
         return np.column_stack([R.T @ (R @ x.astype(np.float32)) for R, x in pairs])
 
     def halves(self, c, k):
@@ -105,15 +94,10 @@ class ClassCovariance:
         return np.ascontiguousarray(cov.transpose(2, 0, 1))
 
     def offset_parts(self):
-        """Yield M^-1 E_c of each class, which add up to M', so that the last takes no product.
-
-        An array that is yielded may be written to, and holds until the next call.
-        """
-        *first, left = self.arrays.halves
-        left[:] = self.level.T
-        for E, part in zip(self.explained, first, strict=False):
-            part[:] = E
-            part = lower_times(self.offset, part)
+        """Yield M^-1 E_c of each class, which add up to M', so that the last takes no product."""
+        left = self.level.T.copy(order="F")
+        for E in self.explained[:-1]:
+            part = lower_times(self.offset, E.copy(order="F"))
             left -= part
             yield part
         yield left
@@ -125,11 +109,13 @@ class ClassCovariance:
         the digits of its site however little that says: a product is needed only for rows with
         next to no site, and the diagonal of one for weak ones, where the difference loses digits.
         """
-        halves, prior, own = self.arrays.halves, np.diagonal(K), np.empty(precision.shape)
+        n, n_classes = precision.shape
+        halves, prior = _stack(n_classes, n, self.kind), np.diagonal(K)
+        own = np.empty(precision.shape)
         for c, (E, part) in enumerate(zip(self.explained, halves, strict=True)):
-            tau = precision[:, c].astype(self.arrays.kind)
+            tau = precision[:, c].astype(self.kind)
             given = tau * prior >= 1e-10  # a weaker site is as good as none
-            share = 1.0 / np.where(given, tau, self.arrays.kind(1.0))
+            share = 1.0 / np.where(given, tau, self.kind(1.0))
             kept = 1.0 - share * np.diagonal(E)
             kept = np.where(tau * prior < 0.1, np.einsum("ij,ij->j", E, K), kept)
             own[:, c] = share * kept
@@ -197,26 +183,26 @@ class JointState:
     of the integral of prior times sites, `extra_var` 0: the sites are on the latent values
     themselves.
 
-    The covariances are found for `rounded`, which is K (n, n) in the precision of `arrays`; the
+    The covariances are found for `rounded`, which is K (n, n) in single or double precision; the
     mean is that of double precision in either case.
     """
 
     extra_var = 0.0
 
-    def __init__(self, K, rounded, precision, shift, arrays):
+    def __init__(self, K, rounded, precision, shift):
         self.precision = precision
-        self.spread = ClassCovariance(rounded, precision, arrays)
+        self.spread = ClassCovariance(rounded, precision)
         self.alpha = self._alpha(K, shift)
         self.mean = K @ self.alpha
         self.cov = self.spread.own_blocks(rounded, precision)
-        if arrays.single and not np.einsum("ncc->nc", self.cov).min() > 0:
+        if self.spread.single and not np.einsum("ncc->nc", self.cov).min() > 0:
             raise ImproperPosterior("single precision does not hold the posterior variances")
         self.log_evidence = 0.5 * float(np.sum(shift * self.mean)) - self.spread.log_det
 
     def _alpha(self, K, shift):
         """Return K^-1 mean; what single precision leaves of it is solved for once more."""
         alpha = self.spread.weights(K @ shift, shift)
-        if not self.spread.arrays.single:
+        if not self.spread.single:
             return alpha
         size = np.abs(shift).max() or 1.0
         for _ in range(8):
@@ -270,11 +256,10 @@ class JointGP(KernelGP):
     it in single precision, and 3 K + 2 arrays of these, for more rows than a few.
     """
 
-    def __init__(self, kernel, X, squares=None, single=False):
-        super().__init__(kernel, X, squares)
+    def __init__(self, kernel, X, single=False):
+        super().__init__(kernel, X)
         single = single and len(X) > LIMITS.single_classes and np.diagonal(self.K).max() < 1e9
         self._rounded = self.K.astype(np.float32) if single else self.K
-        self._last: tuple[Any, Any] = None, None
 
     def posterior(self, precision, shift):
         """Return the `JointState` for site parameters (n, K), copies of tied rows counted.
@@ -284,20 +269,10 @@ class JointGP(KernelGP):
         """
         if self._rounded is not self.K:
             try:
-                return self._state(precision, shift)
+                return JointState(self.K, self._rounded, precision, shift)
             except ImproperPosterior:
-                self._rounded, self._last = self.K, (None, None)
-        return self._state(precision, shift)
-
-    def _state(self, precision, shift):
-        """Return the `JointState`, in the memory of the last one if nobody holds that any more."""
-        last, arrays = self._last
-        if arrays is None or (last is not None and last() is not None):
-            arrays = ClassArrays(precision.shape, self._rounded.dtype.type)
-        self._last = None, arrays
-        state = JointState(self.K, self._rounded, precision, shift, arrays)
-        self._last = weakref.ref(state), arrays
-        return state
+                self._rounded = self.K
+        return JointState(self.K, self.K, precision, shift)
 
     def expected_curvature(self, state, together=False):
         """Return the expected curvature (p, p) of the log evidence in theta, as with two classes.
@@ -327,8 +302,7 @@ class JointGPPosterior:
 
         Found at first use from what is kept, hence alike before and after a pickle; O(K n^3).
         """
-        arrays = ClassArrays(self.precision.shape, np.float64)
-        return ClassCovariance(self.kernel(self.X), self.precision, arrays)
+        return ClassCovariance(self.kernel(self.X), self.precision)
 
     @property
     def n_classes(self):

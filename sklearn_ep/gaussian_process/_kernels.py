@@ -38,33 +38,39 @@ def contract(kernel, X, G, Z=None, inputs=False):
     Cost O(n m d) for these kernels; other leaves take n m p memory with Z None, (n + m)^2 p
     otherwise.
     """
-    gradient, input_gradient = _walk(kernel, X, G, Z, inputs)
+
+    def of_leaf(leaf, G):
+        if isinstance(leaf, ConstantKernel):
+            return np.full(leaf.n_dims, leaf.constant_value * G.sum()), 0.0
+        if isinstance(leaf, WhiteKernel):
+            return np.full(leaf.n_dims, leaf.noise_level * np.trace(G) if Z is None else 0.0), 0.0
+        if constant_and_stationary(leaf) is not None:
+            cross = cross_covariance(leaf, X if Z is None else Z)
+            return cross.contract(cross.block(X)[1], G, inputs)
+        if inputs:
+            raise TypeError(f"no derivative in the inputs for the kernel {leaf}")
+        return _by_tensor(leaf, X, G, Z), 0.0
+
+    gradient, input_gradient = _walk(kernel, G, lambda part: part(X, Z), of_leaf)
     return (gradient, input_gradient) if inputs else gradient
 
 
-def _walk(kernel, X, G, Z, inputs):
+def _walk(kernel, G, value, of_leaf):
+    """Pass G back to the leaves of a kernel, and add up what they answer: two gradients each.
+
+    `value` gives what G contracts with of a part of the kernel: its matrix, or its diagonal.
+    """
     if isinstance(kernel, Sum | Product):
         first, second = G, G
         if isinstance(kernel, Product):
-            first, second = G * kernel.k2(X, Z), G * kernel.k1(X, Z)
-        g1, z1 = _walk(kernel.k1, X, first, Z, inputs)
-        g2, z2 = _walk(kernel.k2, X, second, Z, inputs)
+            first, second = G * value(kernel.k2), G * value(kernel.k1)
+        g1, z1 = _walk(kernel.k1, first, value, of_leaf)
+        g2, z2 = _walk(kernel.k2, second, value, of_leaf)
         return np.concatenate([g1, g2]), z1 + z2
     if isinstance(kernel, Exponentiation):
-        power = kernel.exponent
-        return _walk(kernel.kernel, X, G * power * kernel.kernel(X, Z) ** (power - 1), Z, inputs)
-    if isinstance(kernel, ConstantKernel):
-        value = np.array([kernel.constant_value * G.sum()])
-        return (value[:0] if kernel.hyperparameter_constant_value.fixed else value), 0.0
-    if isinstance(kernel, WhiteKernel):
-        value = np.array([kernel.noise_level * np.trace(G) if Z is None else 0.0])
-        return (value[:0] if kernel.hyperparameter_noise_level.fixed else value), 0.0
-    if constant_and_stationary(kernel) is not None:
-        leaf = cross_covariance(kernel, X if Z is None else Z)
-        return leaf.contract(leaf.block(X)[1], G, inputs)
-    if inputs:
-        raise TypeError(f"no derivative in the inputs for the kernel {kernel}")
-    return _by_tensor(kernel, X, G, Z), 0.0
+        power, inner = kernel.exponent, kernel.kernel
+        return _walk(inner, G * power * value(inner) ** (power - 1), value, of_leaf)
+    return of_leaf(kernel, G)
 
 
 def has_input_gradient(kernel):
@@ -97,28 +103,19 @@ def contract_diagonal(kernel, X, g):
 
     Stationary kernels have a constant diagonal; others go through single rows in blocks.
     """
-    if isinstance(kernel, Sum | Product):
-        first, second = g, g
-        if isinstance(kernel, Product):
-            first, second = g * kernel.k2.diag(X), g * kernel.k1.diag(X)
-        parts = contract_diagonal(kernel.k1, X, first), contract_diagonal(kernel.k2, X, second)
-        return np.concatenate(parts)
-    if isinstance(kernel, Exponentiation):
-        power, inner = kernel.exponent, kernel.kernel
-        return contract_diagonal(inner, X, g * power * inner.diag(X) ** (power - 1))
-    if isinstance(kernel, RBF | Matern):
-        return np.zeros(n_lengths(kernel))
-    if isinstance(kernel, ConstantKernel):
-        fixed = kernel.hyperparameter_constant_value.fixed
-        return np.full(0 if fixed else 1, kernel.constant_value * g.sum())
-    if isinstance(kernel, WhiteKernel):
-        fixed = kernel.hyperparameter_noise_level.fixed
-        return np.full(0 if fixed else 1, kernel.noise_level * g.sum())
-    total = np.zeros(kernel.n_dims)
-    for rows in gen_batches(len(X), 256):
-        tensor = kernel(X[rows], eval_gradient=True)[1]
-        total += np.einsum("i,iij->j", g[rows], tensor)
-    return total
+
+    def of_leaf(leaf, g):
+        if isinstance(leaf, RBF | Matern):
+            return np.zeros(leaf.n_dims), 0.0
+        if isinstance(leaf, ConstantKernel | WhiteKernel):
+            return np.full(leaf.n_dims, g @ leaf.diag(X)), 0.0
+        total = np.zeros(leaf.n_dims)
+        for rows in gen_batches(len(X), 256):
+            tensor = leaf(X[rows], eval_gradient=True)[1]
+            total += np.einsum("i,iij->j", g[rows], tensor)
+        return total, 0.0
+
+    return _walk(kernel, g, lambda part: part.diag(X), of_leaf)[0]
 
 
 # Squared norms beyond which the product form would lose the digits of short distances.
@@ -214,6 +211,10 @@ class StationaryCross(GeneralCross):
         K, slope = self.of_squares(_squared_distances(A, self.B, self.B_norms))
         return K, (A, K, slope)
 
+    def contract_diagonal(self, X, g):
+        """Return sum_i g_i d k(x_i, x_i) / dtheta (p,), which is that of the amplitude alone."""
+        return self._in_order(self.amplitude * g.sum(), np.zeros(self.groups.max() + 1))
+
     def of_squares(self, D):
         """Return covariances and -2 times their derivative in D, the squared distances in lengths.
 
@@ -286,13 +287,13 @@ class StationaryCross(GeneralCross):
 
     def _moments(self, P, A):
         """Return sum_ij P_ij (A_ik - B_jk)^2 (d,) and sum_i P_ij (A_ik - B_jk) (m, d)."""
-        B = self.B
-        if self.is_wide or (A is not B and np.any(np.abs(A) > np.sqrt(_LARGE_NORM))):
-            return _moments_of_differences(P, A, B)
-        rows, cols = P @ np.ones(P.shape[1]), np.ones(len(P)) @ P
+        if self.is_wide or (A is not self.B and np.any(np.abs(A) > np.sqrt(_LARGE_NORM))):
+            return _moments_of_differences(P, A, self.B)
+        P, B = P.astype(A.dtype, copy=False), self.B.astype(A.dtype, copy=False)
+        rows, cols = P @ np.ones(len(B), A.dtype), np.ones(len(P), A.dtype) @ P
         towards = P.T @ A
-        squares = rows @ A**2 + cols @ B**2 - 2.0 * np.sum(B * towards, axis=0)
-        return squares, towards - cols[:, None] * B
+        pulls = towards - cols[:, None] * B
+        return rows @ A**2 - np.einsum("ij,ij->j", B, towards + pulls), pulls
 
 
 def _moments_of_differences(P, A, B):

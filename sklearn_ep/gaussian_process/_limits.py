@@ -1,9 +1,10 @@
 """The sizes at which the Gaussian processes change their method, each with what was measured."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class ProcessLimits(NamedTuple):
+@dataclass
+class ProcessLimits:
     """Numbers of rows (copies for passes through inducing points), columns or entries."""
 
     # up to which "auto" keeps the full covariance matrix, and inducing points stay where they are,
@@ -65,12 +66,13 @@ class ProcessLimits(NamedTuple):
     # from which on these have no more points than many: 5000 rows of 20 columns have a log loss of
     # .279 with 179 (.285 with 100, .282 after 150 passes from equal lengths)
     few_points: int = 16_000
+    # the same of labels that may be wrong, of any number of rows
+    points_errors: tuple = (100, 400)
+    few_points_errors: int = 32_000
     # that k-means looks at: more move the centres by less than learning does
     k_means: int = 20_000
     # entries of them from which on it goes in single precision, in half the time
     k_means_single: int = 2**20
-    # numbers that passes after learning keep of the rows where these are longer still, 256 MB
-    kept: int = 2**25
     # columns from which distances are cheaper by one matrix product than by differences
     products: int = 7
 

@@ -33,23 +33,25 @@ from ._base import (
     GaussianProcessBase,
     check_input_gradient,
     check_kernel,
+    column_spread,
     joined_fits,
     spread_of,
 )
 from ._dense import last_sites
 from ._hyperparameters import kernel_settings, random_starts, scale_prior, wants_average
 from ._kernels import with_theta
-from .inducing.plan import check_part_list, described
-from .inducing.rows import array_parts, checked_parts, first_points
-from .label_errors.averaged import fit_averaged_errors
-from .label_errors.parted import PartedErrors, fit_parted_errors, labels_of_parts
-from .label_errors.problem import (
-    RATE_COUNTS,
-    ErrorAveraging,
-    LabelErrorPlan,
-    Setting,
-    fit_label_errors,
+from ._limits import LIMITS
+from .inducing.rows import (
+    array_parts,
+    check_part_list,
+    checked_parts,
+    described,
+    first_points,
+    inducing_count,
 )
+from .label_errors.fit import fit_label_errors
+from .label_errors.parted import PartedErrors, fit_parted_errors, labels_of_parts
+from .label_errors.problem import RATE_COUNTS, ErrorAveraging, LabelErrorPlan, Setting
 
 
 class ErrorDefaults(NamedTuple):
@@ -98,10 +100,12 @@ class RelaxedEPClassifier(GaussianProcessBase):
         ConvergenceWarning says so.
     method : {"auto", "dense", "sparse"}, default="auto"
         "dense" keeps the full covariance matrix, "sparse" goes through inducing points. "auto" is
-        sparse beyond 2000 rows or where inducing points are given.
+        sparse beyond 1000 rows, beyond 2000 where nothing is averaged over, or where inducing
+        points are given.
     n_inducing : int or None, default=None
-        Number of inducing points, chosen by k-means in units of the spread of each column; None
-        stands for 100.
+        Number of inducing points, chosen by k-means in units of the spread of each column. None
+        stands for 400 up to 2000 rows and ever fewer for more, so that the cost does not fall: 100
+        from 32,000 rows on.
     inducing_points : array-like of shape (m, d) or None, default=None
         Inducing points, instead of chosen ones.
     n_partitions : int or None, default=None
@@ -164,15 +168,14 @@ class RelaxedEPClassifier(GaussianProcessBase):
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
         "mode" predicts with the kernel and the rate of the largest posterior. The others average
         over variance and length of the kernel and the rate of wrong labels, and over there being no
-        errors. "auto" is for dense fits to at most 1000 rows and expects about a fifth of wrong
-        labels. "integrate" is for any number of rows in memory, inducing points included, and
-        expects a tenth, by a Beta(1, 9) prior of the rate. `noise_proba_` is then calibrated. Of
-        rows between .5 and .65, .57 were wrong with "auto" where a fifth of the labels was wrong,
-        and .60 with "integrate" where a tenth was, but .38 with "auto" there. With the mode under
-        half of the rows at .8 were wrong. The mean log loss of six sets without wrong labels is
-        .349 with the mode, .322 with "auto" and .311 with "integrate". With a fifth of the labels
-        wrong it is .451, .441 and .458. Averages need a constant times RBF or Matern; a UserWarning
-        names settings that allow the mode only.
+        errors, for any number of rows in memory. "auto" expects about a fifth of wrong labels,
+        "integrate" a tenth, by a Beta(1, 9) prior of the rate. `noise_proba_` is then calibrated.
+        Of rows between .5 and .65, .57 were wrong with "auto" where a fifth of the labels was
+        wrong, and .60 with "integrate" where a tenth was, but .38 with "auto" there. With the mode
+        under half of the rows at .8 were wrong. The mean log loss of six sets without wrong labels
+        is .349 with the mode, .322 with "auto" and .311 with "integrate". With a fifth of the
+        labels wrong it is .451, .441 and .458. Averages need a constant times RBF or Matern; a
+        UserWarning names settings that allow the mode only.
     n_jobs : int or None, default=None
         Workers for the binary problems of more than two classes, for the nodes of an average of
         two, or for the partitions of the rows.
@@ -270,17 +273,18 @@ class RelaxedEPClassifier(GaussianProcessBase):
     root of the total variance of the columns, with 0.7. The rate is at most 0.45. Nodes are a
     lattice about the mode [4]_, some 10 of three coordinates, and fewer from 300 rows on. From 601
     on they are two along each axis about it, weighed by importance sampling. From 150 rows on the
-    mode is found on a third of the rows first. Nodes for labels without errors, with a common
-    length of the columns, are added; as one mode where their share is below .02. The average takes
-    1.2 times as long as the mode with 1000 rows, and 2.7 times with 215.
+    mode is found on a third of the rows first, at most 800 and without inducing points. Nodes for
+    labels without errors, with a common length of the columns, are added; as one mode where their
+    share is below .02.
 
     With the mode, kernel and rate are learned by EP (or power EP), whose evidence is stationary in
     the sites; relaxed EP then runs at these values. Learning adds weak log priors to the evidence:
     amplitude over latent noise log-normal around 4, rate Beta(3, 9), and for the default kernel a
     length scale log-Cauchy around three times the root of the total variance.
 
-    A run that does not converge in its share of the sweeps is continued with less damping, by power
-    EP, and by a convergent double loop; `solver_path_` lists what ran.
+    A run that does not converge in its share of the sweeps is continued with less damping, and then
+    by a double loop, whose log evidence never falls and which therefore comes to rest [3]_; over
+    partitions by power EP. `solver_path_` lists what ran.
 
     References
     ----------
@@ -433,9 +437,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
         if np.may_share_memory(training.X, X):
             training = training._replace(X=training.X.copy())
         plan = self._plan_of(training)
-        recipe = fit_label_errors if plan.averaging is None else fit_averaged_errors
-        fits = fit_problems(self, plan, recipe, training.y, None, (X, y))
-        fit = joined_fits(fits, training.y, own_points=plan.move_points)
+        fits = fit_problems(self, plan, fit_label_errors, training.y, None, (X, y))
+        fit = joined_fits(fits, training.y, own_points=plan.unit is not None)
         more = self._label_attributes(fit, training.y, training.kept)
         return self._store(plan, fit, training.kept, **more)
 
@@ -446,9 +449,10 @@ class RelaxedEPClassifier(GaussianProcessBase):
             seed = int(rng.randint(np.iinfo(np.int32).max))
             data, kept = described(self, run, kept, seed)
             spread = float(np.sqrt(data.var.sum())) or 1.0
-            Z = first_points(self, data.candidates, data.candidate_weight, seed)
+            rows = data.candidates, data.candidate_weight
+            Z = first_points(self, *rows, seed, m=self._inducing_count(data.weight))
             kernel = self._initial_kernel(spread)
-            plan = self._plan_with(kernel, Z, rng, spread, sum(data.sizes))
+            plan = self._plan_with(kernel, Z, rng, spread, sum(data.sizes), data.units.spread)
             problem = PartedErrors(plan, data)
             monitor = FitMonitor(
                 self, X, y, None, lambda p: {"_posteriors": [problem.posterior(p)]}
@@ -460,12 +464,21 @@ class RelaxedEPClassifier(GaussianProcessBase):
             )
             labels = labels_of_parts(problem, run)
             monitor.finish()
-        fit = joined_fits(fits, labels, own_points=plan.move_points)
+        fit = joined_fits(fits, labels, own_points=plan.unit is not None)
         return self._store(problem, fit, kept, **self._label_attributes(fit, labels, kept))
 
     @property
     def _asks_for_inducing(self):
         return self.n_inducing is not None or self.inducing_points is not None
+
+    def _through_points(self, n_rows):
+        # an average through points is as dear as a dense one where it takes over, a mode cheaper
+        averages = self.hyperparameters != "mode" and self.optimizer is not None
+        many = averages and self.method == "auto" and n_rows > LIMITS.averaged
+        return (many and not self._takes_objects) or super()._through_points(n_rows)
+
+    def _inducing_count(self, weight):
+        return inducing_count(self, weight, LIMITS.points_errors, LIMITS.few_points_errors)
 
     def _initial_kernel(self, spread):
         if self.kernel is not None:
@@ -508,15 +521,20 @@ class RelaxedEPClassifier(GaussianProcessBase):
         kernel, rng = self._initial_kernel(spread), check_random_state(self.random_state)
         seed, Z = int(rng.randint(np.iinfo(np.int32).max)), None
         if self._through_points(len(X)):
-            Z = first_points(self, X, training.weight, seed)
+            m = self._inducing_count(training.weight.sum())
+            Z = first_points(self, X, training.weight, seed, m=m)
         else:
             check_kernel(kernel, kernel(X))
-        averaging = self._averaging(training, kernel, Z)
+        averaging = self._averaging(training, kernel)
         rows = dict(X=X, y=training.y, weight=training.weight, averaging=averaging)
-        return self._plan_with(kernel, Z, rng, spread, len(X), **rows)
+        unit = None if Z is None else column_spread(X, training.weight)
+        return self._plan_with(kernel, Z, rng, spread, len(X), unit, **rows)
 
-    def _plan_with(self, kernel, Z, rng, spread, n_rows, **rows):
-        """Return the `LabelErrorPlan` of a kernel and inducing points; rows may be elsewhere."""
+    def _plan_with(self, kernel, Z, rng, spread, n_rows, unit, **rows):
+        """Return the `LabelErrorPlan` of a kernel and inducing points; rows may be elsewhere.
+
+        `unit` (d,) is the spread of the columns.
+        """
         if Z is not None:
             check_kernel(kernel, kernel(Z))
         settings, sites = self._first_settings(n_rows, kernel, Z)
@@ -541,12 +559,12 @@ class RelaxedEPClassifier(GaussianProcessBase):
             cost=self.cost,
             freeze_after=self.freeze_after,
             length_centre=DEFAULTS.smooth * spread if self.kernel is None else None,
-            move_points=move_points,
+            unit=unit if move_points else None,
             jitter=float(self.jitter),
             **rows,
         )
 
-    def _averaging(self, training, kernel, Z):
+    def _averaging(self, training, kernel):
         """Return how to average over hyperparameters, None for the mode."""
         learn, learn_rate = self.optimizer is not None, self.label_noise == "learn"
         checks = {
@@ -554,7 +572,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             **(kernel_settings(kernel) if learn else {}),
         }
         excluding = [setting for setting, excludes in checks.items() if excludes]
-        if not wants_average(self, len(training.y), excluding, sharp=Z is not None):
+        if not wants_average(self, 0, excluding):
             return None
         noise, spread, plain = float(self.latent_noise), spread_of(self, training), None
         link = LabelNoise(0.0, noise)

@@ -20,6 +20,7 @@ class AdditiveCross(StationaryCross):
     def block(self, X):
         """Return the covariances (n, m) with Z and what `contract` wants back."""
         A, share = (X - self.centre) / self.scale, self.part.product_share
+        check_number("product_share", share, 0, 1)
         apart, sums = np.zeros((2, len(X), len(self.B)))
         for _, D in self._group_squares(A):
             apart += D
@@ -228,19 +229,3 @@ class AdditiveRBF(GroupedRBF):
     ) -> None:
         super().__init__(length_scale, length_scale_bounds, groups)
         self.product_share = product_share
-
-    def column_groups(self, n_columns: int) -> np.ndarray:
-        """Return the group of each column, see `GroupedRBF.column_groups`.
-
-        Parameters
-        ----------
-        n_columns : int
-            Number of columns of X.
-
-        Returns
-        -------
-        groups : ndarray of int of shape (n_columns,)
-            Counted from 0.
-        """
-        check_number("product_share", self.product_share, 0, 1)
-        return super().column_groups(n_columns)

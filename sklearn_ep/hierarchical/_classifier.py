@@ -24,12 +24,12 @@ from .._estimator.latents import latents_of, links_of
 from .._estimator.posterior_classifier import probabilities
 from .._estimator.summary import Summary
 from . import _plan, _prediction, _scales
+from ._classes import ClassesModel
+from ._exact import fit_exact, fit_model
 from ._factors import GroupsForgotten, split_intercept
 from ._parts import check_checkpoint, checked_state, going_on, state_of
 from ._posterior import moments_by_class
 from ._tables import effects_frame, intervals, summarise, what_was_averaged
-from .classes.fit import fit_classes
-from .exact.fit import fit_exact
 from .messages.fit import fit_by_messages
 from .messages.posterior import remarks_on_agreement
 from .partitions.draws import trust_in_parts
@@ -871,7 +871,7 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
     )
     fit = partial(_fit_problem, plan, run, save, previous, classes[-n_problems:])
     if plan.joint:
-        fits = [fit_classes(plan, monitor, previous, save)]
+        fits = [fit_model(ClassesModel(plan), plan.settings, monitor, previous, save)]
     elif run is None:
         fits = fitting.fit_one_versus_rest(fit, plan.y, len(classes), estimator.n_jobs, monitor)
     else:

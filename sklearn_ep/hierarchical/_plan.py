@@ -16,11 +16,19 @@ from .._estimator.averaged import check_hyperparameters
 from .._estimator.row_parts import set_columns
 from .._estimator.tables import array_of, in_memory
 from . import _factors, _scales
-from ._parts import RawRows, describe_part, digest, join_levels, shape_of
-from .classes.fit import why_not_joint
+from ._classes import why_not_joint
+from ._parts import (
+    Placement,
+    RawRows,
+    describe_part,
+    digest,
+    join_levels,
+    place_raw,
+    place_rows,
+    shape_of,
+)
 from .messages.parts import FactorParts, LevelNumbers, parts_of_rows
 from .partitions.draws import load_sampler
-from .partitions.parts import Placement, place_raw, place_rows
 
 # Effects of all factors but the largest up to which EP keeps them in one dense matrix: with 4000 a
 # pass is six seconds of one core. From 500 on crossed factors go by messages, which are as right

@@ -11,25 +11,10 @@ from .._engine.hyper import log_mixture, mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
 from .._estimator.latents import NodesAtRows
 from . import _scales
-from .exact.layout import EffectPlaces
+from ._layout import EffectPlaces, RowsToPredict
 
 BLOCK = 8192  # rows predicted at once
 CELLS = 4_000_000  # values of the linear predictor held at once, draws times rows
-
-
-class RowsToPredict(NamedTuple):
-    """Rows to predict: dense columns X (n, D), designs (n, q_f) and codes (n, F) of the factors.
-
-    A code is the position among the named levels, anything else means a level that is not known.
-    """
-
-    X: np.ndarray
-    designs: list[np.ndarray]
-    codes: np.ndarray
-
-    def take(self, rows):
-        """Return some of the rows."""
-        return RowsToPredict(self.X[rows], [w[rows] for w in self.designs], self.codes[rows])
 
 
 def draws_at_rows(beta, effects, scales, rows, rng):
@@ -89,49 +74,39 @@ class NodePosterior(NamedTuple):
     def _of_groups(self, rows, place):
         """Return what known local groups, numbered by place, add to rows, sorted by group.
 
-        That is which rows, the number of the group of each, their designs of u, the roots of what
-        is left of u given b, and offset and gain of these groups.
+        That is which rows, the number of the group of each, their designs of u, and the `LocalPart`
+        of these groups.
         """
-        local, f = self.local, self.places.local
         at = np.flatnonzero(place >= 0)
         at = at[np.argsort(place[at], kind="stable")]
         groups, number = np.unique(place[at], return_inverse=True)
-        c = rows.designs[f][at] @ self.scales[f]
-        own = forward(local.lower[groups][number], c[..., None])[..., 0]
-        return at, number, c, own, local.offset[groups], local.gain.take(groups)
-
-    def _unseen(self, rows, known):
-        """Return for each factor the designs (n, q) of whitened effects of levels not known."""
-        pairs = enumerate(zip(rows.designs, self.scales, strict=True))
-        return [np.where(known[:, f, None], 0.0, w @ lower) for f, (w, lower) in pairs]
+        f = self.places.local
+        return at, number, rows.designs[f][at] @ self.scales[f], self.local.take(groups)
 
     def at_rows(self, rows):
         """Return means and variances (n,) of the linear predictor."""
-        shared, place, known = self.places.seen(rows)
+        shared, place = self.places.seen(rows)
         mean, cov = self.mean, self.root.T @ self.root
-        z, var = shared.dot(mean), shared.variances(cov)
-        for unseen in self._unseen(rows, known):
-            var += np.sum(unseen**2, axis=1)
+        z, var = shared @ mean, shared.variances(cov)
         if self.places.local is not None:
-            at, number, c, own, offset, gain = self._of_groups(rows, place)
-            ends = np.r_[0, np.cumsum(np.bincount(number))]
-            across, within = gain.against(cov, shared.take(at), ends)
-            z[at] += np.einsum("na,na->n", c, (offset - gain.dot(mean))[number])
-            var[at] += np.sum(own**2, 1) - 2.0 * np.einsum("na,na->n", c, across)
-            var[at] += np.einsum("na,nab,nb->n", c, within[number], c)
+            at, number, c, local = self._of_groups(rows, place)
+            z[at], var[at], _ = local.row_moments(shared.take(at), number, c, mean, cov)
+        for unseen in rows.unseen(self.places.n_named, self.scales):
+            var += np.sum(unseen**2, axis=1)
         return z, var
 
     def apart(self, rows):
         """Return means, root z (n, S), and for each factor the root of what is its own (n, q)."""
-        shared, place, known = self.places.seen(rows)
-        dense, own = shared.full(len(self.mean)), self._unseen(rows, known)
+        shared, place = self.places.seen(rows)
+        dense, own = shared.full(), rows.unseen(self.places.n_named, self.scales)
         mean = np.zeros(len(dense))
         if self.places.local is not None:
-            at, number, c, left, offset, gain = self._of_groups(rows, place)
+            at, number, c, local = self._of_groups(rows, place)
+            gain = local.gain.full().reshape(-1, c.shape[1], dense.shape[1])
             for a in range(c.shape[1]):
-                dense[at] -= c[:, a, None] * gain.full(a)[number]
-            mean[at] = np.einsum("na,na->n", c, offset[number])
-            own[self.places.local][at] = left
+                dense[at] -= c[:, a, None] * gain[number, a]
+            mean[at] = np.einsum("na,na->n", c, local.offset[number])
+            own[self.places.local][at] = forward(local.lower[number], c[..., None])[..., 0]
         return mean + dense @ self.mean, dense @ self.root.T, own
 
     def draw(self, n_samples, rng):
@@ -140,7 +115,7 @@ class NodePosterior(NamedTuple):
         white = rng.standard_normal((n_samples, len(root)))
         b = self.mean + white @ root
         noise = rng.standard_normal((n_samples, *local.offset.shape))
-        u = local.offset - local.gain.dot(b) + backward(local.lower, noise[..., None])[..., 0]
+        u = local.given(b) + backward(local.lower, noise[..., None])[..., 0]
         log_density = np.sum(np.log(np.einsum("jaa->ja", local.lower)))
         log_density = log_density - np.sum(np.log(np.diagonal(root)))
         return b, u, log_density - 0.5 * (np.sum(white**2, 1) + np.sum(noise**2, (1, 2)))
@@ -204,18 +179,14 @@ class EffectsMixture:
             pairs.append(mixture_moments(self.average.weight, *sides))
         return [mean for mean, _ in pairs], [np.sqrt(var) for _, var in pairs]
 
-    def laid_out(self, rows):
-        """Return rows as nodes take them."""
-        return rows
-
     def _over_blocks(self, rows, combine, axis=0):
         """Return combine(means, variances) of all rows, with the nodes as first axis of both.
 
         Rows of the arrays that it returns are along `axis`.
         """
-        layout, out = self.laid_out(rows), []
+        out = []
         for start in range(0, len(rows.X), BLOCK):
-            some = layout.take(slice(start, start + BLOCK))
+            some = rows.take(slice(start, start + BLOCK))
             sides = zip(*(node.at_rows(some) for node in self.nodes), strict=True)
             out.append(combine(*map(np.stack, sides)))
         return [np.concatenate(a, axis=axis) for a in zip(*out, strict=True)]
@@ -248,10 +219,9 @@ class EffectsMixture:
         same (F, n1, n2) says of each factor whether two rows share their level. Rows are taken
         apart into columns of the weights, O(n S^2).
         """
-        both = [self.laid_out(rows) for rows in (first, second)]
         out = left = right = np.zeros(())
         for weight, node in zip(self.average.weight, self.nodes, strict=True):
-            cov, a, b = node.between(*both, same)
+            cov, a, b = node.between(first, second, same)
             out = out + weight * (cov + a[..., :, None] * b[..., None, :])
             left, right = left + weight * a, right + weight * b
         return out - left[..., :, None] * right[..., None, :]
@@ -332,11 +302,11 @@ class GroupPosterior(EffectsMixture):
 
     def _log_weight(self, node, rows, sign, weight, n_samples, rng):
         b, u, log_density = node.draw(n_samples, rng)
-        (X, designs, codes), of_b = rows, self.places.prior_at(node.scales)
+        (X, designs, codes), (prior, log_det) = rows, self.places.prior_at(node.scales)
         z = b[:, : X.shape[1]] @ X.T
         for f, effects in enumerate(node.effects_of(b, u)):
             z += np.einsum("snq,nq->sn", effects[:, codes[:, f]], designs[f])
-        log_joint = 0.5 * (of_b.log_det - of_b.quadratic(b)) - 0.5 * np.sum(u**2, (1, 2))
+        log_joint = 0.5 * (log_det - np.sum(b.T * (prior @ b.T), axis=0) - np.sum(u**2, (1, 2)))
         return log_joint + log_expit(sign * z) @ weight - log_density - node.log_z
 
 

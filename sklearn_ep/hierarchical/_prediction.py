@@ -10,7 +10,7 @@ from .._estimator.checks import check_choice, checked_weights
 from .._estimator.latents import is_joint
 from .._estimator.tables import array_of, in_memory, objects
 from . import _factors
-from ._posterior import RowsToPredict
+from ._layout import RowsToPredict
 
 
 def new_rows(est, X, groups=None, kind="conditional"):

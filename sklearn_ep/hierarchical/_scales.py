@@ -127,7 +127,7 @@ class Exploration(NamedTuple):
     """`Average` over theta, the node at the mode, history of the search, and why it ended.
 
     remark says what besides the residual of the mode is not as it should be; rule how theta was
-    treated: "grid", "star" or "mode".
+    treated: "grid", "star", "mode", or "none" without scales.
     """
 
     average: hyper.Average
@@ -148,9 +148,9 @@ def explore(model, start, tol, max_iter, rule, monitor, cov=None):
     loose = _LIMITS.loose * tol
     found = find_mode(model, start, loose, tol, max_iter, monitor, cov)
     mode, curvature, trace, reason = found
-    if rule == "mode":
-        alone = hyper.Average.alone(mode, axes_at(model, mode, loose))
-        return Exploration(alone, mode, trace, reason, "", rule)
+    if rule == "mode" or not len(mode.phi):
+        axes, rule = (axes_at(model, mode, loose), "mode") if len(mode.phi) else (None, "none")
+        return Exploration(hyper.Average.alone(mode, axes), mode, trace, reason, "", rule)
     by_lattice = rule == "grid" and affords_lattice(model)
     with monitor.phase("integration over theta") as told:
         if by_lattice:

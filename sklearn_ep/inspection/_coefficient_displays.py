@@ -399,13 +399,8 @@ class GroupEffectsDisplay:
         if X is not None:
             rows = rows_at_last_step(estimator, X)
             labels = _labels_of(model, rows, groups, factor) if labels is None else labels
-            usable = effect == 0 and y is not None and labels is not None
-            if not usable or len(model.classes_) > 2:
-                raise ValueError(
-                    "raw effects need X, y and labels of the rows, effect=0 and two classes."
-                )
-            p = expit(model.decision_function(rows, groups=groups))
-            raw = mean + _steps(known, labels, p, np.asarray(y) == model.classes_[1])
+            labels = None if effect else labels  # rows alone say nothing of a slope
+            raw = mean + _steps(model, known, labels, rows, groups, y)
         n_groups = len(known)
         if most is not None and n_groups > most:
             top = np.argsort(-np.abs(mean) / std, kind="stable")[:most]
@@ -575,8 +570,12 @@ def _labels_of(estimator, X, groups, factor):
     return column_at(X, names_of(X).index(column) if isinstance(column, str) else column)
 
 
-def _steps(known, labels, p, positive):
+def _steps(model, known, labels, rows, groups, y):
     """Return the Newton step of each group's intercept by its own rows (J,), nan without any."""
+    if y is None or labels is None or len(model.classes_) > 2:
+        raise ValueError("raw effects need X, y and labels of the rows, effect=0 and two classes.")
+    p = expit(model.decision_function(rows, groups=groups))
+    positive = np.asarray(y) == model.classes_[1]
     place = {label: k for k, label in enumerate(np.asarray(known).tolist())}
     code = np.array([place.get(label, len(place)) for label in np.asarray(labels).tolist()])
     gap, slope = (

@@ -1,18 +1,28 @@
-"""Bayesian stacking: a mixture of classifiers by what they say of rows left out."""
+"""Bayesian stacking: a mixture of classifiers by what they say of rows left out.
+
+Part k gives row i the probability p_ik when the row is left out. The weights w have the posterior
+
+    p(w | y)  proportional to  Dirichlet(w; 1/2, ..., 1/2) prod_i (sum_k w_k p_ik)^c_i
+
+with counts c_i. Predictions are linear in w, so that its mean is all they need (Yao, Vehtari,
+Simpson and Gelman 2018 maximise the product instead, which leaves out any part that is second).
+"""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike
+from scipy.special import log_softmax, logsumexp
 from sklearn.base import ClassifierMixin, is_classifier
 from sklearn.utils import Bunch, check_array, check_random_state, column_or_1d, get_tags
 from sklearn.utils.metaestimators import _BaseComposition
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from .._engine.hyper import log_mixture
+from .._engine.hyper import Node, Spacing, find_mode, integrate, log_mixture, mixture_moments
 from .._engine.partition import Workers
 from .._estimator.annotations import RowsLike, Seed
 from .._estimator.base import SavedEstimator
@@ -20,7 +30,42 @@ from .._estimator.checks import check_number, checked_weights
 from .._estimator.fitting import restore_on_error
 from .._estimator.summary import Table
 from ._parts import default_parts, fit_part, proba_interval
-from ._weights import stacking_weights
+
+_CONCENTRATION = 0.5  # of the Dirichlet prior: Jeffreys' of a share
+# Of a lattice with long tails, for few rows. On six sets of the arena the weights of three parts
+# are within .008 of those of seven times the nodes, in .03 CPU s; a step of 1 has .004 in .07.
+_SPACING = Spacing(1.3, 7.0, 500)
+_LARGEST = 40.0  # log ratio of two weights, where the smaller one no longer counts
+
+
+def _posterior_of_weights(log_p, count):
+    """Return mean and sd (K,) of weights, from log probabilities (n, K) of rows seen count times.
+
+    The coordinates are log ratios to the last weight; O(n K) a node, some 80 of three parts.
+    """
+    tells = np.isfinite(log_p).any(axis=1)  # a row that no part expects says nothing of weights
+    evaluate = partial(_node, log_p[tells], count[tells])
+    bounds = np.tile([-_LARGEST, _LARGEST], (log_p.shape[1] - 1, 1))
+    mode = evaluate(np.zeros(len(bounds)), None)
+    if len(bounds):
+        mode = find_mode(evaluate, mode.phi, bounds, mode, max_iter=100)
+    average = integrate(evaluate, mode, bounds, spacing=_SPACING)
+    weights = np.exp([node.payload for node in average.nodes])
+    mean, variance = mixture_moments(average.weight, weights, np.zeros(weights.shape))
+    return mean / mean.sum(), np.sqrt(variance)
+
+
+def _node(log_p, count, phi, near):
+    """Return the `Node` at log ratios phi (K - 1,), whose payload are the log weights (K,)."""
+    log_w = log_softmax(np.append(phi, 0.0))
+    joint = log_p + log_w
+    total = logsumexp(joint, axis=1)
+    share = count @ np.exp(joint - total[:, None])
+    w, n = np.exp(log_w), count.sum()
+    # the density of log ratios: that of the weights times their product
+    log_prior = _CONCENTRATION * log_w.sum()
+    slope = share - n * w + _CONCENTRATION * (1.0 - len(w) * w)
+    return Node(phi, float(count @ total), float(log_prior), slope[:-1], 0.0, log_w)
 
 
 class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseComposition):
@@ -188,13 +233,18 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         seen = weight > 0
         with np.errstate(divide="ignore"):  # a part may be certain, and wrong
             log_p = np.log(np.array(proba))
-        self.weights_, self.weights_std_ = stacking_weights(log_p.T[seen], weight[seen])
+        self.weights_, self.weights_std_ = _posterior_of_weights(log_p.T[seen], weight[seen])
         log_mean = log_mixture(self.weights_, log_p)
         self.classes_ = np.unique(y)
         self.loo_proba_ = np.exp(log_mean)
         self.log_score_ = np.average(log_mean[seen], weights=weight[seen])
         self.part_log_scores_ = np.average(log_p[:, seen], weights=weight[seen], axis=1)
         self._names, self.estimators_ = list(dict(named)), list(parts)
+        for name in ("n_features_in_", "feature_names_in_"):
+            if hasattr(self, name):
+                delattr(self, name)
+            if hasattr(parts[0], name):
+                setattr(self, name, getattr(parts[0], name))
         if self.verbose:
             print(self.summary())
         return self
@@ -218,21 +268,6 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     def named_estimators_(self):
         """The fitted parts by name."""
         return Bunch(**dict(zip(self._names, self.estimators_, strict=True)))
-
-    @property
-    def n_features_in_(self):
-        """Columns of X."""
-        return self._first_part().n_features_in_
-
-    @property
-    def feature_names_in_(self):
-        """Names of the columns of X, where it had them."""
-        return self._first_part().feature_names_in_
-
-    def _first_part(self):
-        if not hasattr(self, "estimators_"):
-            raise AttributeError(f"{type(self).__name__} is not fitted yet.")
-        return self.estimators_[0]
 
     def predict_proba(self, X: RowsLike) -> np.ndarray:
         """Probabilities of the classes: the weighted mean of those of the parts.

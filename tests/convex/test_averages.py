@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 from joblib import parallel_config
 from oracles import oracle
-from plain_logistic import plain_logistic
+from plain_logistic import log_half_cauchy, plain_logistic
 from scipy.optimize import minimize
 from scipy.special import expit, logsumexp
 from scipy.stats import multivariate_normal, multivariate_t, norm
@@ -17,7 +17,6 @@ from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import ConvexVariationalLogistic
 from sklearn_ep.convex._calibration import calibrated
-from sklearn_ep.convex._parameters import PredictorPrior, make_prior
 from sklearn_ep.sites import LaplaceSite, StudentTSite
 
 ORACLE = oracle("linear_average")
@@ -109,8 +108,7 @@ def test_nodes_weigh_by_the_evidence_of_ep_at_the_sites_of_the_bound(case):
     X, y = make() if case == "clear" else make(40, 4, seed=1, scale=20.0)
     e = fit(X, y, calibration=None)
     parts, w = nodes_one_by_one(e, X, y), e.hyper_weights_
-    unit = 0.5 * np.log(X.var(axis=0).sum())
-    prior = [PredictorPrior(unit, 0.5).log_density(phi) for phi in e.hyper_nodes_[:, 0]]
+    prior = log_half_cauchy(e.hyper_nodes_[:, 0], X)
     bound = np.array([p.log_evidence_ for p in parts])
     ep = np.array([evidence_of_ep(p, X, y) for p in parts])
     assert np.all(ep > bound)
@@ -158,10 +156,9 @@ def test_weights_of_nodes_are_nearer_to_the_truth_than_the_bound(copies):
     u = np.sinh(np.linspace(-12.0, 12.0, 20_001))
     log_lik = -copies * np.sum(np.logaddexp(0.0, -np.outer(np.where(y, x, -x), u)), axis=0)
     exact, bound, prior = np.empty((3, len(inner)))
-    of_scale = PredictorPrior(0.5 * np.log(x.var()), 0.5)
     for k, phi in enumerate(inner):
         density = np.exp(log_lik) * norm.pdf(u, scale=np.exp(0.5 * phi))
-        exact[k], prior[k] = np.log(np.trapezoid(density, u)), of_scale.log_density(phi)
+        exact[k], prior[k] = np.log(np.trapezoid(density, u)), log_half_cauchy(phi, x[:, None])
         one = plain_logistic(np.exp(phi), fit_intercept=False, tol=1e-6, inner_tol=1e-7)
         bound[k] = one.fit(x[:, None], y, weight).log_evidence_
     ours = np.log(e.hyper_weights_[order]) - prior
@@ -194,7 +191,7 @@ def test_draws_intervals_and_summary_are_of_the_mixture():
     "kind",
     ["gaussian", "kl", "local", ""],
 )
-def test_slopes_of_bound_and_prior_are_differences(kind):
+def test_scales_are_learned_where_the_bound_is_flat(kind):
     X, y = make(60, 4, seed=3)
     settings = {
         "gaussian": lambda s: dict(prior_variance=0.7 * s),
@@ -202,37 +199,33 @@ def test_slopes_of_bound_and_prior_are_differences(kind):
         "local": lambda s: dict(prior=LaplaceSite(0.6 * s, "local")),
         "": lambda s: dict(prior=StudentTSite(3.0, 0.6 * s)),
     }[kind]
-    tight = dict(tol=1e-10, inner_tol=1e-11, max_iter=500, fit_intercept=True)
-    fits = [plain_logistic(**settings(np.exp(h)), **tight).fit(X, y) for h in (-1e-3, 0.0, 1e-3)]
-    e, h = fits[1], 2e-3
-    difference = (fits[2].log_evidence_ - fits[0].log_evidence_) / h
-    u = np.append(e.coef_[0], e.intercept_)
-    own = make_prior(plain_logistic(**settings(1.0)), 4)
-    system = e._posteriors[0].system
-    penalty = own.penalty(u, system.coefficient_variance()[: own.n_sites], 1.0)
-    slope = own.evidence_slope(u, penalty, 1.0, system, e.effective_dof_)
+    tight = dict(tol=1e-8, inner_tol=1e-11, max_iter=500)
+    learned = plain_logistic(learn_prior=True, **settings(1.0), **tight).fit(X, y)
+    given = plain_logistic(**settings(1.0), **tight).fit(X, y)
+    scale = learned.prior_variance_ / given.prior_variance_
+    scale = scale if kind == "gaussian" else np.sqrt(scale)
+    low, top, high = (
+        plain_logistic(**settings(scale * np.exp(h)), **tight).fit(X, y).log_evidence_
+        for h in (-0.05, 0.0, 0.05)
+    )
+    assert learned.log_evidence_ == pytest.approx(top, abs=1e-6)
     # the bound's own quadrature is good to 1e-5
-    assert slope == pytest.approx(difference, abs=2e-3)
-    p = PredictorPrior(0.3, own.rate)
-    for phi in (-30.0, -1.0, 0.4, 20.0):
-        numeric = (p.log_density(phi + 1e-5) - p.log_density(phi - 1e-5)) / 2e-5
-        assert p.slope(phi) == pytest.approx(numeric, abs=1e-6)
-    grid = np.linspace(-200, 200, 400_001)
-    mass = np.trapezoid(np.exp([p.log_density(x) for x in grid[::10]]), grid[::10])
-    assert mass == pytest.approx(1.0, abs=1e-6)
+    assert (high - low) / 0.1 == pytest.approx(0.0, abs=2e-3)
+    assert max(high, low) < top
+    phi = np.linspace(-200, 200, 40_001)  # the density that averages have besides
+    assert np.trapezoid(np.exp(log_half_cauchy(phi, X)), phi) == pytest.approx(1.0, abs=1e-6)
 
 
 def test_mode_is_the_top_of_bound_times_prior():
     X, y = make(80, 5, seed=4)
     e = fit(X, y, tol=1e-8, inner_tol=1e-9, max_iter=200)
-    prior = PredictorPrior(0.5 * np.log(X.var(axis=0).sum()), 0.5)
     step = np.diff(np.sort(e.hyper_nodes_[:, 0]))
     np.testing.assert_allclose(step, step[0], rtol=1e-9)  # a lattice
     mode = e.hyper_nodes_[np.argmax(e.hyper_weights_), 0]
 
     def density(phi):
         one = plain_logistic(np.exp(phi), tol=1e-8, inner_tol=1e-9, max_iter=100).fit(X, y)
-        return one.log_evidence_ + prior.log_density(phi)
+        return one.log_evidence_ + log_half_cauchy(phi, X)
 
     assert density(mode) > max(density(mode - 0.1), density(mode + 0.1))
 

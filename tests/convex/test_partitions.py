@@ -21,7 +21,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import ConvexVariationalLogistic
 from sklearn_ep._engine.partition import PartMap, PartMemory, add_up
-from sklearn_ep.convex._sampled_rows import row_normals
+from sklearn_ep.convex._rows import row_normals
 from sklearn_ep.datasets import make_sparse_logistic
 from sklearn_ep.sites import LaplaceSite, StudentTSite
 

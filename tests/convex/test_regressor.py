@@ -11,7 +11,6 @@ from scipy.stats import t as student
 from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import ConvexVariationalRegressor
-from sklearn_ep.convex._variances import log_determinant
 from sklearn_ep.sites import HorseshoeSite, LaplaceSite, StudentTSite, SuperGaussianSite
 
 ORACLE = oracle("linear_scale")
@@ -223,20 +222,6 @@ def test_sites_are_priors_of_the_classifier():
     assert np.abs(shrunk.coef_[0, 2:]).mean() < 0.2 * np.abs(gaussian.coef_[0, 2:]).mean()
 
 
-def test_log_determinants():
-    rng = np.random.RandomState(0)
-    W = rng.standard_normal((60, 40))
-    A = W.T @ W / 10 + np.diag(rng.uniform(0.5, 2, 40))
-    truth = np.linalg.slogdet(A)[1]
-    value, error = log_determinant(lambda V: A @ V, np.diag(A), rng.choice([-1.0, 1.0], (40, 200)))
-    assert abs(value - truth) < 4 * error and error < 0.5
-    diagonal = np.exp(rng.standard_normal(5))
-    value, error = log_determinant(
-        lambda V: diagonal[:, None] * V, np.ones(5), rng.choice([-1.0, 1.0], (5, 3))
-    )
-    assert value == pytest.approx(np.sum(np.log(diagonal))) and error < 1e-12
-
-
 def test_what_is_refused():
     CVR = ConvexVariationalRegressor
     operator = aslinearoperator(X)
@@ -266,3 +251,30 @@ def test_what_is_refused():
         CVR(max_iter=1).fit(X, Y)
     bad = LinearOperator((60, 30), matvec=lambda v: X @ v, rmatvec=lambda v: X.T @ v)
     assert CVR(random_state=0).fit(bad, Y).n_features_in_ == 30
+
+
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_covariances_at_rows_are_those_of_draws_and_predictions(fit_intercept):
+    est = ConvexVariationalRegressor(LaplaceSite(0.3), fit_intercept=fit_intercept, **TIGHT)
+    est.fit(X, Y)
+    few, other = X[:4], X[10:13]
+    covariance = est.latent_covariance(np.vstack([few, other]))
+    np.testing.assert_allclose(covariance[:4, 4:], est.latent_covariance(few, other), rtol=1e-12)
+    sparse = est.latent_covariance(sp.csr_matrix(few), aslinearoperator(other))
+    np.testing.assert_allclose(covariance[:4, 4:], sparse, atol=1e-12)
+    _, std = est.predict(few, return_std=True)
+    noise = est.noise_variance_ * est.temper_
+    np.testing.assert_allclose(np.diag(covariance)[:4] + noise, std**2, rtol=1e-10)
+    with pytest.raises(ValueError, match="X has 3 columns"):
+        est.latent_covariance(aslinearoperator(X[:, :3]))
+
+
+def test_information_of_a_block_is_that_of_its_rows_one_after_another():
+    # of a Gaussian posterior: each row conditions the covariance that the next one meets
+    est = ConvexVariationalRegressor(LaplaceSite(0.3), **TIGHT).fit(X, Y)
+    C, told = est.latent_covariance(X[:5]), 0.0
+    for i in range(5):
+        told += 0.5 * np.log1p(C[i, i] / NOISE)
+        C = C - np.outer(C[i], C[i]) / (C[i, i] + NOISE)
+    np.testing.assert_allclose(est.information_gain(X[:5]), told, rtol=1e-10)
+    np.testing.assert_allclose(est.information_gain(aslinearoperator(X[:5])), told, rtol=1e-10)

@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-from plain_logistic import plain_logistic
+from plain_logistic import NormalPrior
 from scipy.optimize import brentq
 
 from sklearn_ep import ConvexVariationalLogistic
-from sklearn_ep._engine.super_gaussian import LogisticSites
 from sklearn_ep.convex._double_loop import DoubleLoop
-from sklearn_ep.convex._parameters import make_prior
+from sklearn_ep.convex._sites import LogisticSites
 from sklearn_ep.convex._systems import Design, PrimalSystem
 from sklearn_ep.sites import LaplaceSite, StudentTSite
 
@@ -99,7 +98,7 @@ def test_theorem_2_log_concave_sites_and_no_others_have_convex_heights():
 def test_every_outer_step_raises_the_bound(q, n, bound):
     for seed in range(2):
         B, sign = problem(seed, q, n)
-        prior = make_prior(plain_logistic(3.0, fit_intercept=False), n)
+        prior = NormalPrior(3.0, n)
         sites = LogisticSites(sign, np.ones(q), bound)
         loop = DoubleLoop(Design(B, False), sites, prior, PrimalSystem, 1e-8, 100)
         x, values = loop.start(), []

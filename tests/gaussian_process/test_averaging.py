@@ -7,31 +7,27 @@ import joblib
 import numpy as np
 import pytest
 from oracles import oracle
-from scipy.special import logit
-from scipy.stats import norm
+from scipy.special import expit, logit
+from scipy.stats import beta, norm
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern
 
 from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.hyper import Node, average_of
-from sklearn_ep.gaussian_process._averages import (
+from sklearn_ep.gaussian_process._dense import DenseProblem
+from sklearn_ep.gaussian_process._dense_fit import (
     Deviations,
     Level,
     expected_curvature,
     levels,
 )
-from sklearn_ep.gaussian_process._dense import BinaryModel, DenseProblem
 from sklearn_ep.gaussian_process._hyperparameters import (
     KernelScales,
     LengthSpace,
     Nodes,
     settled,
 )
-from sklearn_ep.gaussian_process.label_errors.averaged import (
-    ErrorSpace,
-    NodeProblem,
-    log_rate_density,
-)
+from sklearn_ep.gaussian_process.label_errors.problem import ErrorProblem
 
 GP, Relaxed = EPGaussianProcessClassifier, RelaxedEPClassifier
 KERNELS = [
@@ -70,9 +66,9 @@ def differences(evaluate, x, near, step=1e-4):
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_slopes_of_nodes_are_differences(kernel, monkeypatch):
-    monkeypatch.setattr(BinaryModel, "node_tol", 1e-10)
     X, y = rows(30, 3)
     nodes = nodes_of(kernel, X, y)
+    monkeypatch.setattr(type(nodes.problem.plan.model), "node_tol", 1e-10)
     scales = nodes.space
     phi = scales.phi(kernel.theta)
     np.testing.assert_allclose(scales.point(phi), kernel.theta)
@@ -80,7 +76,7 @@ def test_slopes_of_nodes_are_differences(kernel, monkeypatch):
     slopes = differences(nodes.evaluate, phi, node)
     np.testing.assert_allclose(node.gradient, slopes, rtol=1e-5, atol=1e-6)
     if len(scales.lengths) > 1:
-        lengths = free(nodes, 0.7).nodes
+        lengths = free(nodes, 0.7)
         node = lengths.evaluate(kernel.theta, node)
         slopes = differences(lengths.evaluate, kernel.theta, node)
         np.testing.assert_allclose(node.gradient, slopes, rtol=1e-5, atol=1e-6)
@@ -98,7 +94,7 @@ def test_the_prior_is_a_density(kernel):
 def test_curvature_and_volume_are_those_of_differences(kernel):
     X, y = rows(30, 3)
     scales, lengths = nodes_of(kernel, X, y).space, free(nodes_of(kernel, X, y), 0.7)
-    node = lengths.nodes.evaluate(kernel.theta, None)
+    node = lengths.evaluate(kernel.theta, None)
     result = node.payload.result
     B = np.linalg.inv(kernel(X) + np.diag(1.0 / result.x[0]))
     steps = 1e-5 * np.eye(len(kernel.theta))
@@ -114,9 +110,9 @@ def test_curvature_and_volume_are_those_of_differences(kernel):
     )
     C, own = np.eye(3) - 1.0 / 3.0, np.ix_(scales.lengths, scales.lengths)
     volume = -0.5 * np.linalg.slogdet(np.eye(3) + 0.7**2 * C @ F[own] @ C)[1]
-    mass, curvature = lengths.log_mass(node, lengths.curvature(F)), lengths.curvature(F)
-    slope = lengths.space.directions()[0] @ node.gradient
-    gain = 0.5 * slope @ np.linalg.solve(curvature, slope)
+    curvature = F + lengths.space.prior_precision()
+    gain = 0.5 * node.gradient @ np.linalg.solve(curvature, node.gradient)
+    mass = lengths.log_mass(node, curvature)
     assert mass - node.objective == pytest.approx(volume + gain, rel=1e-6)
     assert lengths.log_mass(node, curvature, 0.0) - node.objective == pytest.approx(volume)
 
@@ -134,16 +130,14 @@ def modes_and_masses_are_right(nodes, isotropic):
     assert found
     for level in found:
         lengths = free(nodes, level.nodes.space.s)
-        mode = lengths.nodes.evaluate(level.mode.payload.theta, level.mode)
-        exact = lengths.curvature(expected_curvature(nodes.problem, mode))
+        mode = lengths.evaluate(level.mode.payload.theta, level.mode)
+        exact = expected_curvature(nodes.problem, mode) + lengths.space.prior_precision()
         assert level.log_mass == pytest.approx(lengths.log_mass(mode, exact), abs=0.5)
-        slope = lengths.space.directions()[0] @ mode.gradient
-        assert 0.5 * slope @ np.linalg.solve(exact, slope) < 3 * 0.1
+        assert 0.5 * mode.gradient @ np.linalg.solve(exact, mode.gradient) < 3 * 0.1
         assert mode.residual < 0.05
 
 
-def test_curvatures_that_follow_short_moves_give_volumes_about_right():
-    """The first modes are near the isotropic one: there nothing is computed anew."""
+def test_modes_of_many_lengths_have_their_masses():
     X, y = rows(120, 12)
     nodes = nodes_of(1.0 * RBF([1.0] * 12), X, y)
     modes_and_masses_are_right(nodes, nodes.evaluate(np.array([1.0, 1.2]), None))
@@ -370,7 +364,7 @@ def test_sites_that_do_not_settle_make_no_node():
 
     def solve(x, share):
         starts.append((np.any(x), share))
-        result = plan.solve(plan.ep(plan.kernel, problem.y), x, 1e-2, 1)
+        result = plan.solve(plan.ep(plan.kernel, problem.y), x, tol=1e-2, max_iter=1)
         result.evaluation.residual = 1.0
         return result
 
@@ -398,7 +392,7 @@ def test_rates_of_wrong_labels_against_the_exact_average(k):
 @pytest.mark.parametrize("learn", [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("rule", ["ep", "power"])
 def test_slopes_of_nodes_with_label_errors_are_differences(learn, rule, monkeypatch):
-    monkeypatch.setattr(NodeProblem, "tol", 1e-10)
+    monkeypatch.setattr(ErrorProblem, "tol", 1e-10)
     X, y = rows(30, 2)
     of_kernel, of_rate = learn
     clf = Relaxed(
@@ -409,25 +403,14 @@ def test_slopes_of_nodes_with_label_errors_are_differences(learn, rule, monkeypa
     )
     clf.classes_ = np.array([0, 1])
     plan = clf._plan_of(clf._training(X, y, None))
-    first = plan.settings[0]
-    prior = plan.averaging.prior
-    scales = KernelScales.at(first.kernel, first.kernel.theta, prior) if of_kernel else None
-    space = ErrorSpace(first, scales, plan.averaging.rate_counts if of_rate else None)
-    nodes = Nodes(NodeProblem(plan, np.where(y == 1, 1.0, -1.0), plan.sites[0]), space)
-    phi = space.start - 0.3
+    first, sign = plan.settings[0], np.where(y == 1, 1.0, -1.0)
+    space = plan.space_of_average(first)
+    nodes = Nodes(ErrorProblem(plan, sign, plan.sites[0]), space)
+    phi = space.start(first.kernel.theta) - 0.3
     node = nodes.evaluate(phi, None)
     assert len(phi) == len(space.names) == len(space.bounds)
     slopes = differences(nodes.evaluate, phi, node)
     np.testing.assert_allclose(node.gradient, slopes, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("counts", [(1.0, 9.0), (3.0, 9.0)])
-def test_the_prior_of_the_rate_is_a_density(counts):
-    x = np.linspace(-30.0, logit(0.45), 200001)
-    log_density, slope = log_rate_density(x, counts)
-    assert np.trapezoid(np.exp(log_density), x) == pytest.approx(1.0, abs=1e-4)
-    steps = np.gradient(log_density, x)
-    np.testing.assert_allclose(slope[1:-1], steps[1:-1], atol=1e-5)
 
 
 def wrong_labels(n, flip, seed=0):
@@ -480,6 +463,19 @@ def test_a_given_rate_is_kept():
     assert clf.label_noise_ == pytest.approx(0.1) and clf.no_errors_proba_ == 0.0
     kept = Relaxed(label_noise=0.1, optimizer=None).fit(X, y)
     assert kept.hyperparameters_used_ == "mode" and kept.hyper_nodes_.shape == (1, 0)
+
+
+@pytest.mark.parametrize(("how", "counts"), [("auto", (3, 9)), ("integrate", (1, 9))])
+def test_the_evidence_of_a_kernel_is_the_integral_over_rates(how, counts):
+    X, y, _ = wrong_labels(40, 0.2)
+    kernel = ConstantKernel(4.0) * RBF(1.5)
+    clf = Relaxed(kernel, optimizer=None, no_errors=0.0, hyperparameters=how, rule="ep").fit(X, y)
+    rates = expit(np.linspace(-7.0, logit(0.45), 40))
+    given = dict(optimizer=None, rule="ep")
+    log_z = [Relaxed(kernel, label_noise=rate, **given).fit(X, y).log_evidence_ for rate in rates]
+    density = beta(*counts).pdf(rates) / beta(*counts).cdf(0.45)
+    expected = np.log(np.trapezoid(np.exp(log_z) * density, rates))
+    assert clf.log_evidence_ == pytest.approx(expected, abs=0.05)
 
 
 def test_the_mode_of_label_errors_is_one_node():

@@ -186,3 +186,15 @@ def test_label_errors_are_found_through_few_points():
         assert len(clf.hyper_weights_) > 3 and clf.inducing_points_.shape == (20, 2)
         assert np.mean(clf.noise_proba_[wrong]) > np.mean(clf.noise_proba_[~wrong]) + 0.3
         assert abs(clf.label_noise_ - 0.15) < 0.06
+
+
+def test_label_errors_of_many_rows_go_through_points_without_a_step():
+    X, y = rows(1001)
+    y = np.where(np.random.default_rng(1).uniform(size=1001) < 0.15, 1 - y, y)
+    through = RelaxedEPClassifier(random_state=0).fit(X, y)
+    assert through.method_ == "sparse" and through.hyperparameters_used_ == "integrate"
+    assert len(through.inducing_points_) == 400 and through.converged_
+    dense = RelaxedEPClassifier(method="dense", random_state=0).fit(X, y)
+    new, _ = rows(200, seed=2)
+    np.testing.assert_allclose(through.predict_proba(new), dense.predict_proba(new), atol=0.04)
+    assert through.label_noise_ == pytest.approx(dense.label_noise_, abs=0.01)

@@ -61,22 +61,6 @@ def test_single_precision_is_given_up_where_it_does_not_reach():
     np.testing.assert_array_equal(found.cov, truth.cov)
 
 
-def test_memory_is_taken_over_from_states_that_nobody_holds():
-    X, d, b = problem(160, 3)
-    structure = JointGP(KERNEL, X, single=True)
-    first = structure.posterior(d, b)
-    memory, curvature = first.spread.arrays, first.evidence_curvature()
-    second = structure.posterior(2.0 * d, b)
-    assert second.spread.arrays is not memory
-    np.testing.assert_array_equal(first.evidence_curvature(), curvature)
-    latest = second.spread.arrays
-    del second
-    third = structure.posterior(d, b)
-    assert third.spread.arrays is latest
-    np.testing.assert_array_equal(third.evidence_curvature(), curvature)
-    np.testing.assert_array_equal(third.cov, first.cov)
-
-
 def test_a_run_tells_the_state_that_a_longer_one_goes_on_to():
     X = np.random.default_rng(0).normal(size=(60, 2))
     y = np.digitize(X[:, 0], [-0.5, 0.5])

@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Wh
 
 from sklearn_ep import ConvexVariationalLogistic, EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.partition import PartMap
-from sklearn_ep.gaussian_process.inducing.learning import evidence_at
+from sklearn_ep.gaussian_process._hyperparameters import Nodes
 from sklearn_ep.gaussian_process.label_errors.step import LabelErrorStep
 
 KERNEL = ConstantKernel(3.0) * RBF(1.2)
@@ -140,11 +140,10 @@ def test_both_forms_of_the_gradient_in_kernel_and_inducing_points():
     hyper = plan.hyperparameters()
     with PartMap(plan.data.parts) as run:
         ep = plan.engine(run)
-        at = evidence_at(ep, hyper, est._fitted.runs[0].state, **plan.solver(1e-11, 1000))
-        gradient = at(hyper.start).gradient
-        rows = np.eye(len(hyper.start))
-        values = [[at(hyper.start + s * h * row).log_evidence for s in (1, -1)] for row in rows]
-        at(hyper.start)
+        at = Nodes(plan.problem(ep, est._fitted.runs[0].state), hyper).evaluate
+        gradient = at(hyper.start, None).gradient
+        moves = h * np.eye(len(hyper.start))
+        values = [[at(hyper.start + s * m, None).log_evidence for s in (1, -1)] for m in moves]
         model = ep.model(est._fitted.runs[0].state)
         sums = ep.one_pass(model, est._fitted.runs[0].state.sites, gradient="fresh", inputs=True)[0]
         fresh = hyper.gradient(model, sums, fresh=True)

@@ -18,8 +18,8 @@ from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
 from sklearn_ep._engine.likelihoods import LabelNoise
 from sklearn_ep.datasets import make_noisy_labels_classification
 from sklearn_ep.gaussian_process._hyperparameters import Nodes
-from sklearn_ep.gaussian_process.label_errors.problem import Coordinates, ErrorProblem
-from sklearn_ep.gaussian_process.label_errors.relaxed_rule import relaxed_gamma
+from sklearn_ep.gaussian_process.label_errors.problem import ErrorProblem
+from sklearn_ep.gaussian_process.label_errors.step import relaxed_gamma
 
 ORACLES = oracle("relaxed_ep")
 PROBIT = oracle("gp_classification")
@@ -233,26 +233,24 @@ def test_gradient_in_the_kernel(kw):
 
 @pytest.mark.parametrize("rule", ["ep", "power"])
 @pytest.mark.parametrize("points", [None, 6])
-def test_gradient_of_what_is_learned(rule, points):
+def test_gradient_of_what_is_learned(rule, points, monkeypatch):
     X, y = small(40, 1)
     kw = dict(rule=rule, tol=1e-9, optimizer=None, max_iter=500, random_state=0)
     clf = RelaxedEPClassifier(n_inducing=points, **kw).fit(X, y)
-    problem, sign = clf._plan, np.where(y == 1, 1.0, -1.0)
-    problem.learn, problem.move_points = True, points is not None
-    unit = None if points is None else np.array([0.7, 1.3])
+    plan, sign = clf._plan, np.where(y == 1, 1.0, -1.0)
+    plan.learn, plan.unit = True, None if points is None else np.array([0.7, 1.3])
+    monkeypatch.setattr(ErrorProblem, "tol", 1e-10)
     first = clf._fitted.runs[0].attributes["setting"]
-    coordinates = Coordinates(first, True, True, unit, problem.log_prior)
-    moving = ErrorProblem(problem, sign, np.zeros((2, 40)), tol=1e-10, damping=0.5)
-    evaluate = Nodes(moving, coordinates).evaluate
-    at = coordinates.start(clf.kernel_.theta)
+    nodes = Nodes(ErrorProblem(plan, sign, np.zeros((2, 40))), plan.space_of_mode(first))
+    at = nodes.space.start(clf.kernel_.theta)
     at += 0.2 * np.random.RandomState(0).randn(len(at))
-    assert len(at) == len(coordinates.bounds) == 3 + 2 * (points or 0)
-    gradient = evaluate(at, None).gradient
+    assert len(at) == len(nodes.space.bounds) == 3 + 2 * (points or 0)
+    near = nodes.evaluate(at, None)
     for i in range(len(at)):
         h = np.zeros_like(at)
         h[i] = 1e-4
-        up, down = (evaluate(at + s * h, None).objective for s in (1, -1))
-        assert abs((up - down) / 2e-4 - gradient[i]) < 1e-6
+        up, down = (nodes.evaluate(at + s * h, near).objective for s in (1, -1))
+        assert abs((up - down) / 2e-4 - near.gradient[i]) < 1e-6
 
 
 def test_moving_inducing_points_raises_the_evidence():
@@ -356,6 +354,8 @@ def test_ladder_is_reported_and_honest():
     assert len(said) == (0 if clf.converged_ else 1)
     assert clf.solver_path_[0] == "ep" and np.isfinite(clf.log_evidence_)
     assert len(clf.history_["residual"]) == clf.n_iter_ <= 150
+    # each rung has at least sixty iterations, and what is left is the last one's
+    assert len(clf.solver_path_) == 1 + (clf.n_iter_ > 60) + (clf.n_iter_ > 120)
     with pytest.warns(ConvergenceWarning, match="max_iter"):
         short = fixed(max_iter=2).fit(X, y)
     assert not short.converged_ and np.all(np.isfinite(short.predict_log_proba(X)))
@@ -484,6 +484,17 @@ def test_what_a_fit_says_of_its_rows_follows_from_its_sites():
     gamma = relaxed_gamma(sign * mean / sd, sign * nu / tau / sd, 0.1, 0.2, "mass")
     assert clf.relaxation_.max() > 0.1
     np.testing.assert_allclose(clf.relaxation_, gamma, atol=1e-4)
+    # q r is the moment projection of t r q_cavity: by brute force on a grid
+    i = int(np.argmax(clf.relaxation_))
+    more, centre = clf.relaxation_[i] / var[i], nu[i] / tau[i]
+    g = np.linspace(-60, 60, 400001)
+    log_tilted = -0.5 * (g - mean[i]) ** 2 / var[i] - 0.5 * more * (g - centre) ** 2
+    tilted = np.exp(log_tilted - log_tilted.max()) * np.where(sign[i] * g > 0, 0.8, 0.2)
+    tilted /= tilted.sum()
+    m = tilted @ g
+    v = tilted @ (g - m) ** 2
+    assert abs(1 / v - (1 / var[i] + more + tau[i])) < 1e-3
+    assert abs(m / v - (mean[i] / var[i] + more * centre + nu[i])) < 1e-3
 
 
 @pytest.mark.parametrize(("seed", "flip"), [(1, 0.2), (2, 0.1)])

@@ -9,16 +9,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from sklearn_ep import RelaxedEPClassifier
-from sklearn_ep._engine.gaussian import ImproperPosterior
 from sklearn_ep._engine.partition import PartMap
-from sklearn_ep._engine.rules import MomentMatching, Power
-from sklearn_ep._engine.sites import Sites
 from sklearn_ep.datasets import make_noisy_labels_classification
 from sklearn_ep.gaussian_process._hyperparameters import Nodes
-from sklearn_ep.gaussian_process.label_errors.noise import OfNoise, on_means, on_noisy
 from sklearn_ep.gaussian_process.label_errors.parted import PartedErrorProblem
-from sklearn_ep.gaussian_process.label_errors.problem import Coordinates
-from sklearn_ep.gaussian_process.label_errors.step import LabelErrorStep
 
 KERNEL = ConstantKernel(4.0) * RBF(1.0)
 SETTLED = dict(optimizer=None, label_noise=0.1, tol=1e-9, max_iter=800, random_state=0)
@@ -112,13 +106,13 @@ def test_gradient_of_what_is_learned(rule):
     X, y = rows(40, 1)
     clf = fixed(X, rule=rule, n_partitions=3).fit(X, y)
     problem = clf._plan
-    problem.plan.learn = problem.plan.learn_rate = problem.plan.move_points = True
-    first, unit = problem.plan.settings[0], np.array([0.7, 1.3])
+    problem.plan.learn = problem.plan.learn_rate = True
+    problem.plan.unit = np.array([0.7, 1.3])
     with PartMap(problem.data.parts) as run:
-        coordinates = Coordinates(first, True, True, unit, problem.log_prior(run))
+        space = problem.plan.space_of_mode(problem.plan.settings[0])
         moving = PartedErrorProblem(problem, run, 0, problem.start(run, 0), tol=1e-10, damping=0.5)
-        evaluate = Nodes(moving, coordinates).evaluate
-        at = coordinates.start(KERNEL.theta)
+        evaluate = Nodes(moving, space).evaluate
+        at = space.start(KERNEL.theta)
         at += 0.2 * np.random.RandomState(0).randn(len(at))
         gradient = evaluate(at, None).gradient
         for i in np.r_[0:8, len(at) - 1]:
@@ -150,28 +144,6 @@ def test_fallbacks_run_on_parts():
         hard.fit(cut(X, y, (20, 40)))
     assert len(hard.solver_path_) > 1 and "double loop" not in hard.solver_path_
     assert np.all(np.isfinite(hard.predict_proba(X)))
-
-
-def test_sites_go_between_noisy_values_and_their_means():
-    rng = np.random.RandomState(0)
-    own, noise = Sites(rng.randn(20) * 0.2, rng.randn(20)), 0.5 + rng.rand(20)
-    for a, b in zip(own, on_noisy(on_means(own, noise), noise), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-12)
-    with pytest.raises(ImproperPosterior):
-        on_noisy(Sites(np.full(20, 3.0), np.zeros(20)), noise)
-
-
-@pytest.mark.parametrize("rule", [MomentMatching(), Power(0.5)])
-def test_the_rule_of_noise_is_the_rule_of_a_smoother_factor(rule):
-    # with a certain label a step on f plus noise is a probit on f, which has one site either way
-    factor, noise = LabelErrorStep(0.1), 0.7
-    mean, var = np.array([-1.0, 0.3, 2.0]), np.array([0.5, 1.0, 2.0])
-    extra = np.array([0.1, 0.0, 0.4])
-    empty = Sites.zero(3)
-    update = OfNoise(rule, noise)(factor, np.ones(3), empty, mean, var, extra)
-    told = rule(factor, np.ones(3), empty, mean, var + noise + extra)
-    np.testing.assert_allclose(update.log_term, told.log_term, atol=1e-12)
-    np.testing.assert_allclose(on_noisy(update.sites, noise + extra), told.sites, atol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,7 @@ from sklearn.datasets import make_classification
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from sklearn_ep import EPGaussianProcessClassifier
-from sklearn_ep.gaussian_process import _dense
-from sklearn_ep.gaussian_process.inducing import fit as inducing_fit
-from sklearn_ep.gaussian_process.inducing import learning
-from sklearn_ep.gaussian_process.inducing import plan as inducing_plan
+from sklearn_ep.gaussian_process._limits import LIMITS
 
 # weights make labels look less noisy than they are, and the amplitude then ends at its bound
 pytestmark = pytest.mark.filterwarnings("ignore:The optimal value")
@@ -30,7 +27,7 @@ def fit(X, y, length=2.0, **settings):
 @pytest.mark.parametrize("length", [2.0, np.full(4, 2.0)])
 def test_the_evidence_is_that_of_a_search_on_all_rows(data, length, monkeypatch):
     some = fit(*data, length)
-    monkeypatch.setattr(_dense, "LIMITS", _dense.LIMITS._replace(thirds=np.inf))
+    monkeypatch.setattr(LIMITS, "thirds", np.inf)
     whole = fit(*data, length)
     assert some.converged_ and some.log_evidence_ > whole.log_evidence_ - 0.01
     assert np.max(np.abs(some.predict_proba(data[0]) - whole.predict_proba(data[0]))) < 0.01
@@ -50,17 +47,17 @@ def test_neither_order_nor_units_nor_repetition_change_it(data):
     np.testing.assert_allclose(weighted, repeated, atol=1e-5)
 
 
-def test_a_warm_start_goes_on_from_all_rows(data, monkeypatch):
-    est = fit(*data, warm_start=True)
-    monkeypatch.setattr(_dense.DensePlan, "part", None)
+def test_a_warm_start_goes_on_from_all_rows(data, capsys):
+    est = fit(*data, warm_start=True, verbose=1)
+    assert "some rows first" in capsys.readouterr().out
     again = est.fit(*data)
-    assert again.converged_
+    assert again.converged_ and "some rows first" not in capsys.readouterr().out
 
 
 @pytest.fixture
 def few_are_many(monkeypatch):
-    few = learning.LIMITS._replace(some_passes=300, least_passes=60)
-    monkeypatch.setattr(learning, "LIMITS", few)
+    monkeypatch.setattr(LIMITS, "some_passes", 300)
+    monkeypatch.setattr(LIMITS, "least_passes", 60)
 
 
 def passes(X, y, weight=None, **settings):
@@ -72,7 +69,7 @@ def passes(X, y, weight=None, **settings):
 def test_passes_begin_with_some_rows(data, few_are_many, monkeypatch):
     some = passes(*data, max_iter=150)
     assert some.n_iter_ < 40
-    monkeypatch.setattr(learning, "LIMITS", learning.LIMITS._replace(some_passes=np.inf))
+    monkeypatch.setattr(LIMITS, "some_passes", np.inf)
     whole = passes(*data, max_iter=150)
     assert some.log_evidence_ > whole.log_evidence_ - 2.0
     difference = some.predict_proba(data[0]) - whole.predict_proba(data[0])
@@ -97,8 +94,7 @@ def test_neither_order_nor_partitions_nor_repetition_change_passes(data, few_are
 @pytest.mark.parametrize("settings", [{}, dict(batch_size=60, max_iter=5)])
 def test_learning_in_single_precision_ends_where_double_does(data, settings, monkeypatch):
     double = passes(*data, **settings)
-    few = inducing_fit.LIMITS._replace(single_passes=0)
-    monkeypatch.setattr(inducing_fit, "LIMITS", few)
+    monkeypatch.setattr(LIMITS, "single_passes", 0)
     single = passes(*data, **settings)
     assert not np.array_equal(single.kernel_.theta, double.kernel_.theta)
     assert abs(single.log_evidence_ - double.log_evidence_) < 0.5
@@ -115,8 +111,8 @@ def test_passes_over_some_rows_are_steps_of_a_phase(data, few_are_many, capsys):
 
 @pytest.fixture
 def few_are_averaged(monkeypatch):
-    few = inducing_plan.LIMITS._replace(averaged=200, first_rows=120)
-    monkeypatch.setattr(inducing_plan, "LIMITS", few)
+    monkeypatch.setattr(LIMITS, "averaged", 200)
+    monkeypatch.setattr(LIMITS, "first_rows", 120)
 
 
 def default_fit(X, y=None, weight=None, **settings):

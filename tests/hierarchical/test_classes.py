@@ -13,10 +13,7 @@ from scipy.special import log_softmax, logsumexp, softmax
 
 from sklearn_ep import HierarchicalEPLogistic
 from sklearn_ep._engine import class_sites, hyper, loop
-from sklearn_ep.hierarchical import _prediction, _scales
-from sklearn_ep.hierarchical.classes import fit as classes_fit
-from sklearn_ep.hierarchical.classes import model as classes_model
-from sklearn_ep.hierarchical.classes import posterior as classes_posterior
+from sklearn_ep.hierarchical import _classes, _exact, _layout, _scales
 
 # ---------------------------------------------------------------------------- problems
 
@@ -56,6 +53,11 @@ def plan_of(X, y, designs, codes, n_levels, **given):
     return SimpleNamespace(**fields | given, settings=SimpleNamespace(**settings | own))
 
 
+def fit_classes(plan, previous=None):
+    model = _classes.ClassesModel(plan)
+    return _exact.fit_model(model, plan.settings, loop.SILENT, previous)
+
+
 def new_rows(plan, n=60, seed=5):
     """Rows to predict, every third of them of a level that is not known."""
     rng = np.random.default_rng(seed)
@@ -63,7 +65,7 @@ def new_rows(plan, n=60, seed=5):
     designs = [X[:, [-1, 0]][:, : w.shape[1]] for w in plan.designs]
     codes = np.column_stack([rng.integers(k, size=n) for k in plan.n_levels])
     codes[::3] = -1
-    return _prediction.RowsToPredict(X, designs, codes)
+    return _layout.RowsToPredict(X, designs, codes)
 
 
 def log_proba_of(posterior, rows):
@@ -205,7 +207,7 @@ def sampled(name, n_chains=64, n_warm=300, n_draws=1200):
 @functools.cache
 def fitted(name):
     plan = problem(**PROBLEMS[name])
-    return plan, classes_fit.fit_classes(plan, loop.SILENT)
+    return plan, fit_classes(plan)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -250,8 +252,8 @@ def test_two_classes_are_the_binary_model(levels):
     codes, d = np.column_stack(plan.codes), plan.X.shape[1] - 1
     est = HierarchicalEPLogistic(list(range(d, d + len(levels))))
     est.fit(np.column_stack([plan.X[:, :-1], codes]), plan.y)
-    posterior = classes_fit.fit_classes(plan, loop.SILENT).posterior
-    proba = np.exp(log_proba_of(posterior, _prediction.RowsToPredict(plan.X, plan.designs, codes)))
+    posterior = fit_classes(plan).posterior
+    proba = np.exp(log_proba_of(posterior, _layout.RowsToPredict(plan.X, plan.designs, codes)))
     other = est.predict_proba(np.column_stack([plan.X[:, :-1], codes]))
     assert np.max(np.abs(proba - other)) < 5e-3
     mean, cov = posterior.beta_moments()
@@ -266,17 +268,14 @@ def test_two_classes_are_the_binary_model(levels):
 # ---------------------------------------------------------------------------- algebra
 
 
-def dense_rows(layout, lowers):
-    return np.asarray(layout.whitened(lowers) @ np.eye(layout.X.shape[1] + layout.width))
-
-
 def test_rows_are_those_of_a_matrix():
     plan = problem(n=40, levels=(6, 4), slope=True)
     codes = np.column_stack(plan.codes)
     codes[::5, 0], codes[::7, 1] = -1, 99
     lowers = [np.array([[0.7, 0.0], [0.3, 1.2]]), np.array([[0.5]])]
-    layout = classes_model.lay_out_effects(plan.X, plan.designs, codes, plan.n_levels)
-    rows, B = layout.whitened(lowers), np.zeros((40, 3 + 12 + 4))
+    known = _layout.RowsToPredict(plan.X, plan.designs, codes)
+    rows = _classes.class_rows(known, plan.n_levels, plan.n_levels, lowers)
+    B = np.zeros((40, 3 + 12 + 4))
     B[:, :3] = plan.X
     for i, (a, b) in enumerate(codes):
         if a >= 0:
@@ -285,7 +284,7 @@ def test_rows_are_those_of_a_matrix():
             B[i, 15 + b] = 0.5
     rng = np.random.default_rng(0)
     weight, pull = rng.normal(size=40), rng.normal(size=(40, 3))
-    np.testing.assert_allclose(dense_rows(layout, lowers), B)
+    np.testing.assert_allclose(rows @ np.eye(19), B)
     np.testing.assert_allclose(rows.T @ pull, B.T @ pull)
     np.testing.assert_allclose(
         class_sites.weighted_gram(rows, weight), B.T @ (weight[:, None] * B), atol=1e-12
@@ -297,18 +296,19 @@ def test_rows_are_those_of_a_matrix():
     )
     unseen = np.where(codes[:, 0] < 0, np.sum((plan.designs[0] @ lowers[0]) ** 2, 1), 0.0)
     unseen += np.where(codes[:, 1] > 3, 0.25, 0.0)
-    np.testing.assert_allclose(sum(np.sum(w**2, axis=1) for w in layout.unseen(lowers)), unseen)
+    found = known.unseen(plan.n_levels, lowers)
+    np.testing.assert_allclose(sum(np.sum(w**2, axis=1) for w in found), unseen)
 
 
 def test_posterior_is_that_of_sparse_rows():
     plan = problem(n=80, levels=(7,), slope=True)
-    model = classes_fit.class_model(plan)
-    theta = np.array([-0.3, 0.4, 0.1])
-    B = sp.csr_matrix(dense_rows(model.layout, _scales.factors(theta, model.n_effects)))
+    model = _classes.ClassesModel(plan)
+    ours = model.structure(np.array([-0.3, 0.4, 0.1]))
+    B = sp.csr_matrix(ours.B @ np.eye(ours.B.shape[1]))
     sites = np.random.default_rng(0).uniform(0.1, 1.0, size=(2, 80, 3))
     sites[1] -= sites[1].mean(1, keepdims=True)
-    ours = model.structure(theta).posterior(*sites)
-    theirs = class_sites.ClassWeights(B, model.prior()).posterior(*sites)
+    theirs = class_sites.ClassWeights(B, model.prior).posterior(*sites)
+    ours = ours.posterior(*sites)
     for name in ("coef", "spread", "mean", "cov", "log_evidence"):
         np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), atol=1e-11)
 
@@ -324,7 +324,7 @@ def test_posterior_is_that_of_sparse_rows():
     ],
 )
 def test_gradient_against_differences(given, bound):
-    model = classes_fit.class_model(problem(**given))
+    model = _classes.ClassesModel(problem(**given))
     theta, h = model.theta_prior.mean - 0.3, 0.05
     base = model.evaluate(theta, model.first_sites(), 1e-7, 200)
     for k, away in enumerate(h * np.eye(len(theta))):
@@ -341,11 +341,10 @@ def test_gradient_against_differences(given, bound):
 
 def at_one_theta(plan, tol=1e-8):
     """The posterior given theta, with sites at their fixed point."""
-    model = classes_fit.class_model(plan)
+    model = _classes.ClassesModel(plan)
     node = model.evaluate(model.theta_prior.mean - 0.2, model.first_sites(), tol, 400)
     assert node.residual < tol
-    named = [len(known) for known in plan.levels]
-    return node, classes_posterior.ClassMixture(model, hyper.Average.alone(node), named)
+    return node, model.posterior(hyper.Average.alone(node))
 
 
 def test_names_of_classes_and_order_of_rows_change_nothing():
@@ -424,7 +423,7 @@ def test_rows_of_a_new_level_share_its_effects():
     same = np.array([np.equal.outer(c, c) & (c >= 0) for c in codes.T])
     for alike in same:
         np.fill_diagonal(alike, True)
-    rows = _prediction.RowsToPredict(X, designs, codes)
+    rows = _layout.RowsToPredict(X, designs, codes)
     cov = fit.posterior.covariance(rows, rows, same)
     own = np.einsum("ncc->nc", fit.posterior.latent(rows)[1])
     np.testing.assert_allclose(np.einsum("knn->nk", cov), own)
@@ -450,7 +449,7 @@ def test_groups_of_one_class_and_a_class_of_one_row():
     plan = problem(n=90, K=3, levels=(9,), seed=7)
     plan.y = np.where(plan.codes[0] < 4, 0, plan.y % 2)
     plan.y[-1] = 2
-    fit = classes_fit.fit_classes(plan, loop.SILENT)
+    fit = fit_classes(plan)
     assert fit.reason == "converged" and np.isfinite(fit.log_evidence)
     proba = np.exp(log_proba_of(fit.posterior, new_rows(plan)))
     assert np.all(np.isfinite(proba)) and np.all(proba > 0)
@@ -462,19 +461,19 @@ def test_groups_of_one_class_and_a_class_of_one_row():
 
 def test_a_state_is_gone_on_from():
     plan, fit = fitted("one")
-    again = classes_fit.fit_classes(plan, loop.SILENT, fit.attributes["state"])
+    again = fit_classes(plan, fit.attributes["state"])
     assert len(again.history["residual"]) <= len(fit.history["residual"])
     assert abs(again.log_evidence - fit.log_evidence) < 0.02
-    strange = {"theta": np.zeros(7), "class_sites": np.zeros((2, 3, 3))}
-    other = classes_fit.fit_classes(plan, loop.SILENT, strange)
+    strange = {"theta": np.zeros(7), "precision_0": np.zeros((3, 3))}
+    other = fit_classes(plan, strange)
     assert other.log_evidence == fit.log_evidence
 
 
 def test_without_groups_there_is_nothing_but_coefficients():
     plan = problem(n=80, levels=())
-    fit = classes_fit.fit_classes(plan, loop.SILENT)
+    fit = fit_classes(plan)
     assert fit.reason == "converged" and fit.posterior.group_effects() == ([], [])
-    rows = _prediction.RowsToPredict(plan.X, [], np.zeros((80, 0), dtype=int))
+    rows = _layout.RowsToPredict(plan.X, [], np.zeros((80, 0), dtype=int))
     found = fit.posterior.log_weights(*rows, plan.y, plan.weight, 2000, np.random.default_rng(0))
     assert abs(logsumexp(found) - np.log(2000)) < 0.1
     proba = np.exp(log_proba_of(fit.posterior, rows))
@@ -483,10 +482,10 @@ def test_without_groups_there_is_nothing_but_coefficients():
 
 def test_what_is_too_large_is_refused():
     plan = problem(n=60, levels=(6,))
-    assert classes_fit.why_not_joint(3, plan.X, plan.designs, [6], 1.0) == ""
-    text = classes_fit.why_not_joint(3, plan.X, plan.designs, [2000], 1.0)
+    assert _classes.why_not_joint(3, plan.X, plan.designs, [6], 1.0) == ""
+    text = _classes.why_not_joint(3, plan.X, plan.designs, [2000], 1.0)
     assert "6009 coefficients and effects; the limit is 4000" in text
-    assert "power=0.5" in classes_fit.why_not_joint(3, plan.X, plan.designs, [6], 0.5)
+    assert "power=0.5" in _classes.why_not_joint(3, plan.X, plan.designs, [6], 0.5)
 
 
 def test_estimator_fits_classes_jointly_and_goes_on_from_its_checkpoint(tmp_path):

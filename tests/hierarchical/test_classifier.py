@@ -25,7 +25,7 @@ from sklearn_ep import HierarchicalEPLogistic
 from sklearn_ep._engine import diagnostics, gaussian
 from sklearn_ep.datasets import make_hierarchical_logistic
 from sklearn_ep.hierarchical import _prediction as prediction
-from sklearn_ep.hierarchical.partitions import nodes as theta_nodes
+from sklearn_ep.hierarchical.partitions import part
 from sklearn_ep.inspection import GroupEffectsDisplay
 
 ORACLE = oracle("hierarchical")["sets"]
@@ -844,7 +844,7 @@ def test_warnings_name_the_regime():
 
 def test_a_message_that_is_no_gaussian_is_skipped(monkeypatch):
     X, y, g = grouped()
-    real, calls = theta_nodes.tilted_by_nodes, []
+    real, calls = part.tilted_by_nodes, []
 
     def broken(rows, cavity, state, **kwargs):
         site = real(rows, cavity, state, **kwargs)

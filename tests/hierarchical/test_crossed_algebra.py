@@ -8,9 +8,7 @@ from scipy.stats import norm
 
 from sklearn_ep._engine import hyper, likelihoods
 from sklearn_ep._engine import sites as engine_sites
-from sklearn_ep.hierarchical import _scales
-from sklearn_ep.hierarchical.exact import fit, group_sites
-from sklearn_ep.hierarchical.exact import layout as exact_layout
+from sklearn_ep.hierarchical import _exact, _group_sites, _layout, _scales
 from sklearn_ep.hierarchical.messages import rows as messages_rows
 from sklearn_ep.hierarchical.messages import schur as messages_schur
 
@@ -26,11 +24,11 @@ def crossed_model(n, levels, q, seed, D=3):
     )
     weight = np.ones(n)
     local = int(np.argmax(np.multiply(q, levels)))
-    layout = exact_layout.lay_out(X, sign, weight, designs, codes, levels, local)
+    layout = _layout.lay_out(X, sign, weight, designs, codes, levels, local)
     T = sum(k * (k + 1) // 2 for k in q)
     sizes = list(q), list(levels), list(levels), local
-    places = exact_layout.EffectPlaces(np.full(D, 0.16), *sizes, layout.order)
-    model = fit.CrossedModel(layout, places, hyper.NormalPrior(np.zeros(T), np.full(T, 1.5)))
+    places = _layout.EffectPlaces(np.full(D, 0.16), *sizes, layout.order)
+    model = _exact.CrossedModel(layout, places, hyper.NormalPrior(np.zeros(T), np.full(T, 1.5)))
     return model, (X, sign, designs, codes)
 
 
@@ -95,15 +93,12 @@ def test_given_sites_the_posterior_is_that_of_dense_algebra(q):
     assert node.payload.log_z == pytest.approx(evidence, abs=1e-8)
     # local effects given b
     local = node.payload.local
-    u = (local.offset - local.gain.dot(node.payload.mean)).ravel()
+    u = local.given(node.payload.mean).ravel()
     np.testing.assert_allclose(u, mean[S:], atol=1e-10)
     q_local = local.offset.shape[1]
+    gains = local.gain.full().reshape(-1, q_local, S)
     for j in range(len(local.offset)):
-        gain = np.zeros((q_local, S))
-        gain[:, :3] = local.gain.dense[j]
-        for a in range(q_local):
-            pairs = local.gain.pair_group == j
-            gain[a, 3 + local.gain.pair_column[pairs]] = local.gain.values[a, pairs]
+        gain = gains[j]
         inner = local.lower[j] @ local.lower[j].T
         own = slice(S + j * q_local, S + (j + 1) * q_local)
         total = np.linalg.inv(inner) + gain @ cov[:S, :S] @ gain.T
@@ -125,7 +120,7 @@ def test_sites_of_small_groups_are_as_good_as_their_rows_together():
             own[:, :, None] * own[:, None] * (tau2 / (1 + tau2 * own.sum(1)))[:, None, None]
         )
         precision = np.einsum("gk,kl->gkl", own, np.eye(s.size)) - eliminated
-        groups.append(group_sites.GroupSites(precision, np.zeros(own.shape)))
+        groups.append(_group_sites.GroupSites(precision, np.zeros(own.shape)))
         blocks.append(precision)
     node = model.evaluate(theta, (engine_sites.Sites(t[:0], t[:0]), *groups), 1e-9, max_passes=1)
     Z, B = dense_model(model, theta, rows)
@@ -152,7 +147,7 @@ def test_gradient_of_the_scales_against_differences(levels, q, theta):
     model, _ = crossed_model(240, levels, q, 3)
     assert model.layout.n_plain == 240
     theta = np.array(theta)
-    node = model.evaluate(theta, fit.first_sites(model.layout), 1e-8, 300)
+    node = model.evaluate(theta, model.first_sites(), 1e-8, 300)
     for k in range(len(theta)):
         step = 1e-3 * (np.arange(len(theta)) == k)
         ends = [model.evaluate(theta + s * step, node.payload.sites, 1e-8, 300) for s in (1, -1)]
@@ -164,7 +159,7 @@ def test_gradient_with_small_groups():
     model, _ = crossed_model(160, (60, 5), (1, 1), 4)
     assert sum(s.rows.stop - s.rows.start for s in model.layout.small) > 100
     for theta in ([0.5, -0.5], [1.5, 0.0]):
-        node = model.evaluate(np.array(theta), fit.first_sites(model.layout), 1e-8, 300)
+        node = model.evaluate(np.array(theta), model.first_sites(), 1e-8, 300)
         for k in range(2):
             step = 1e-3 * (np.arange(2) == k)
             ends = [
@@ -204,8 +199,8 @@ def test_tilted_groups_against_cubature(k, tau):
     root = rng.normal(size=(2, k, k))
     cov = 0.3 * root @ root.swapaxes(1, 2) / k
     mean, sign = rng.normal(size=(2, k)), rng.choice([-1.0, 1.0], size=(2, k))
-    wide = group_sites.GroupCavities(mean, cov)
-    found = group_sites.tilted_groups(sign, wide, tau)
+    wide = _group_sites.GroupCavities(mean, cov)
+    found = _group_sites.tilted_groups(sign, wide, tau)
     for g in range(2):
         log_z, centre, spread, effect, var, along = by_cubature(sign[g], mean[g], cov[g], tau)
         sd = np.sqrt(np.diagonal(spread))
@@ -218,16 +213,18 @@ def test_tilted_groups_against_cubature(k, tau):
         assert found.effect_mean[g] == pytest.approx(effect, abs=1e-3)
         assert found.effect_var[g] == pytest.approx(var, rel=5e-3)
         np.testing.assert_allclose(cov[g] @ found.weight[g], along, atol=1e-3)
-    ends = [group_sites.tilted_groups(sign, wide, tau * np.exp(s * 1e-4)).log_z for s in (1, -1)]
+    ends = [_group_sites.tilted_groups(sign, wide, tau * np.exp(s * 1e-4)).log_z for s in (1, -1)]
     np.testing.assert_allclose(found.slope, (ends[0] - ends[1]) / 2e-4, atol=2e-4)
     # the new site times the cavity has the tilted moments, and its mass is what is subtracted
-    site = group_sites.new_sites(found, wide)
+    site = _group_sites.new_sites(found, wide)
     joint = np.linalg.inv(np.linalg.inv(cov) + site.precision)
     np.testing.assert_allclose(joint, cov + cov @ found.hessian @ cov, atol=1e-9)
-    back, left = group_sites.cavities(site, mean + (cov @ found.gradient[..., None])[..., 0], joint)
+    back, left = _group_sites.cavities(
+        site, mean + (cov @ found.gradient[..., None])[..., 0], joint
+    )
     np.testing.assert_allclose(back.mean, mean, atol=1e-8)
     np.testing.assert_allclose(left @ joint, cov, atol=1e-8)
-    mass = group_sites.log_site_masses(site, wide)
+    mass = _group_sites.log_site_masses(site, wide)
     half = 0.5 * np.einsum("gi,gij,gj->g", mean, np.linalg.inv(cov), mean)
     pull = site.shift + np.linalg.solve(cov, mean[..., None])[..., 0]
     exact = 0.5 * np.einsum("gi,gij,gj->g", pull, joint, pull) - half
@@ -238,15 +235,15 @@ def test_tilted_groups_against_cubature(k, tau):
 def test_equal_rows_of_a_group_are_no_problem():
     """The covariance of eta is then singular: every row the same linear predictor."""
     sign, mean = np.array([[1.0, 1.0, -1.0]]), np.full((1, 3), 0.4)
-    found = group_sites.tilted_groups(
-        sign, group_sites.GroupCavities(mean, np.full((1, 3, 3), 0.5)), 2.0
+    found = _group_sites.tilted_groups(
+        sign, _group_sites.GroupCavities(mean, np.full((1, 3, 3), 0.5)), 2.0
     )
-    near = group_sites.tilted_groups(
-        sign, group_sites.GroupCavities(mean, np.full((1, 3, 3), 0.5) + 1e-7 * np.eye(3)), 2.0
+    near = _group_sites.tilted_groups(
+        sign, _group_sites.GroupCavities(mean, np.full((1, 3, 3), 0.5) + 1e-7 * np.eye(3)), 2.0
     )
     for a, b in zip(found, near, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
-    site = group_sites.new_sites(found, group_sites.GroupCavities(mean, np.full((1, 3, 3), 0.5)))
+    site = _group_sites.new_sites(found, _group_sites.GroupCavities(mean, np.full((1, 3, 3), 0.5)))
     assert np.all(np.isfinite(site.precision))
 
 
@@ -371,10 +368,10 @@ def test_group_sites_of_a_large_scale_against_a_fine_rule(monkeypatch):
     rng = np.random.default_rng(0)
     roots = rng.normal(size=(30, 4, 4))
     sign, mean = rng.choice([-1.0, 1.0], size=(30, 4)), 20.0 * rng.normal(size=(30, 4))
-    wide = group_sites.GroupCavities(mean, roots @ roots.transpose(0, 2, 1))
-    panels = group_sites.tilted_groups(sign, wide, 100.0)
-    monkeypatch.setattr(group_sites, "_LARGE", np.inf)
-    monkeypatch.setattr(group_sites, "_POLES", 0.5)
-    even = group_sites.tilted_groups(sign, wide, 100.0)
+    wide = _group_sites.GroupCavities(mean, roots @ roots.transpose(0, 2, 1))
+    panels = _group_sites.tilted_groups(sign, wide, 100.0)
+    monkeypatch.setattr(_group_sites, "_LARGE", np.inf)
+    monkeypatch.setattr(_group_sites, "_POLES", 0.5)
+    even = _group_sites.tilted_groups(sign, wide, 100.0)
     for found, exact in zip(panels, even, strict=True):
         assert np.max(np.abs(found - exact) / (np.abs(exact) + 0.01)) < 2e-3

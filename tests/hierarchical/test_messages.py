@@ -8,7 +8,7 @@ from message_rows import dense_design, flat, in_parts
 from scipy.special import expit
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep.hierarchical import _prediction
+from sklearn_ep.hierarchical import _layout
 from sklearn_ep.hierarchical.messages import fit as messages_fit
 from sklearn_ep.hierarchical.messages import posterior as messages_posterior
 from sklearn_ep.hierarchical.messages import rows as messages_rows
@@ -270,7 +270,7 @@ def test_draws_without_rows_have_the_moments_of_a_chain():
     sums = effects[0][:, school, 0] + effects[1][:, :, 0] + (beta @ [0.5, 1.0])[:, None]
     X = np.tile([0.5, 1.0], (100, 1))
     _, var = posterior.latent(
-        _prediction.RowsToPredict(X, [], np.column_stack([school, np.arange(100)]))
+        _layout.RowsToPredict(X, [], np.column_stack([school, np.arange(100)]))
     )
     assert np.mean(sums.var(0) / var) == pytest.approx(1.0, abs=0.05)
 

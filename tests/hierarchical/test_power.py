@@ -9,7 +9,7 @@ from sklearn.model_selection import GridSearchCV
 
 from sklearn_ep import HierarchicalEPLogistic
 from sklearn_ep._engine import likelihoods
-from sklearn_ep.hierarchical.partitions import arrow
+from sklearn_ep.hierarchical.partitions import part
 
 GRID = np.linspace(-1.0, 1.0, 6001)
 
@@ -64,14 +64,14 @@ def problem(seed=0):
     rng = np.random.default_rng(seed)
     X, group = rng.normal(size=(24, 2)), np.sort(rng.integers(0, 4, 24))
     sign = np.where(rng.uniform(size=24) < expit(X @ [1.5, -1] + group - 1.5), 1.0, -1.0)
-    rows = arrow.arrow_rows(X, sign, np.ones(24), np.ones((24, 1)), group)[0]
+    rows = part.arrow_rows(X, sign, np.ones(24), np.ones((24, 1)), group)[0]
     design = np.hstack([rows.X, 1.3 * np.eye(4)[rows.group]])
     return rows, design, np.diag([0.5, 0.5, 1.0, 1.0, 1.0, 1.0])
 
 
 def fit_at(rows, power):
     args = np.full((1, 1, 1), 1.3), 0.5 * np.eye(2)[None], np.zeros((1, 2)), None
-    return arrow.conditional_ep(rows, *args, tol=1e-11, max_passes=500, power=power)
+    return part.conditional_ep(rows, *args, tol=1e-11, max_passes=500, power=power)
 
 
 def test_the_fixed_point_is_that_of_one_row_after_the_other():

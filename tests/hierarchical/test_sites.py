@@ -12,12 +12,9 @@ from scipy.special import log_expit, logsumexp
 
 from sklearn_ep._engine import gaussian, likelihoods, partition, rules
 from sklearn_ep._engine import sites as engine_sites
-from sklearn_ep.hierarchical import _factors, _scales
-from sklearn_ep.hierarchical import _parts as checkpoint
-from sklearn_ep.hierarchical.partitions import arrow, draws, nodes
+from sklearn_ep.hierarchical import _factors, _parts, _scales
+from sklearn_ep.hierarchical.partitions import draws, part
 from sklearn_ep.hierarchical.partitions import messages as partitions_messages
-from sklearn_ep.hierarchical.partitions import mode as partitions_mode
-from sklearn_ep.hierarchical.partitions import parts as placing
 
 ORACLE = oracle("hierarchical")
 
@@ -30,7 +27,7 @@ def rows_of(n=40, d=3, q=1, j=6, seed=0, weights=False):
     z = X @ rng.standard_normal(d) + rng.standard_normal(j)[group]
     sign = np.where(rng.uniform(size=n) < 1 / (1 + np.exp(-z)), 1.0, -1.0)
     weight = rng.integers(1, 4, n).astype(float) if weights else np.ones(n)
-    return arrow.arrow_rows(X, sign, weight, local, group)[0]
+    return part.arrow_rows(X, sign, weight, local, group)[0]
 
 
 def dense_ep(A, sign, weight, precision, shift, sweeps=200):
@@ -55,7 +52,7 @@ def test_arrow_equals_dense_ep(q, weights):
     scale = _scales.factor(theta, q)
     precision = np.diag([0.5, 1.0, 2.0]) + 0.1
     shift = np.array([[0.3, -0.2, 0.5], [0.0, 0.4, -0.1]])
-    out = arrow.conditional_ep(rows, scale, precision[None], shift, None, tol=1e-12, max_passes=300)
+    out = part.conditional_ep(rows, scale, precision[None], shift, None, tol=1e-12, max_passes=300)
     for m in range(2):
         c = rows.local @ scale[m]
         j = len(rows.starts)
@@ -86,7 +83,7 @@ def test_arrow_equals_dense_ep(q, weights):
 def test_weights_are_repeated_rows():
     rows = rows_of(weights=True)
     times = rows.weight.astype(int)
-    copies = arrow.arrow_rows(
+    copies = part.arrow_rows(
         np.repeat(rows.X, times, 0),
         np.repeat(rows.sign, times),
         np.ones(times.sum()),
@@ -94,7 +91,7 @@ def test_weights_are_repeated_rows():
         np.repeat(rows.group, times),
     )[0]
     args = (np.ones((1, 1, 1)), np.eye(3)[None], np.zeros((1, 3)), None)
-    a, b = (arrow.conditional_ep(r, *args, tol=1e-12, max_passes=200) for r in (rows, copies))
+    a, b = (part.conditional_ep(r, *args, tol=1e-12, max_passes=200) for r in (rows, copies))
     np.testing.assert_allclose(a.mean, b.mean, atol=1e-11)
     np.testing.assert_allclose(a.log_z, b.log_z, atol=1e-10)
 
@@ -115,10 +112,10 @@ def test_log_cholesky_is_a_covariance_with_its_tangent():
 def test_marginal_derivatives(q, tolerance):
     rows = rows_of(n=60, q=q, weights=True, seed=3)
     phi = np.r_[0.3, -0.2, 0.1, np.linspace(-0.4, 0.1, _scales.n_coordinates(q))]
-    at = partitions_mode.marginal_terms(rows, phi, q, np.zeros((len(rows.starts), q)))
+    at = part.marginal_terms(rows, phi, q, np.zeros((len(rows.starts), q)))
     h = 1e-5 * np.eye(len(phi))
-    up = [partitions_mode.marginal_terms(rows, phi + s, q, at.modes) for s in h]
-    down = [partitions_mode.marginal_terms(rows, phi - s, q, at.modes) for s in h]
+    up = [part.marginal_terms(rows, phi + s, q, at.modes) for s in h]
+    down = [part.marginal_terms(rows, phi - s, q, at.modes) for s in h]
     gradient = [(a.value - b.value) / 2e-5 for a, b in zip(up, down, strict=True)]
     hessian = [(a.gradient - b.gradient) / 2e-5 for a, b in zip(up, down, strict=True)]
     np.testing.assert_allclose(at.gradient, gradient, atol=tolerance, rtol=tolerance)
@@ -133,7 +130,7 @@ def test_marginal_likelihood_against_a_dense_integral():
     density = np.add.reduceat(log_expit(rows.sign[:, None] * z), rows.starts, axis=0)
     density += -0.5 * u**2 - 0.5 * np.log(2 * np.pi) + np.log(u[1] - u[0])
     exact = logsumexp(density, axis=1).sum()
-    value = partitions_mode.marginal_terms(rows, phi, 1, np.zeros((3, 1))).value
+    value = part.marginal_terms(rows, phi, 1, np.zeros((3, 1))).value
     assert value == pytest.approx(exact, abs=1e-4)
     assert draws.marginal_log_likelihood(rows, phi[None], 1)[0] == pytest.approx(exact, abs=1e-8)
 
@@ -157,7 +154,7 @@ def test_group_integral_is_safe_for_any_scale(tau):
 
 def case_rows(case):
     X, y = np.array(case["X"]), np.array(case["y"])
-    return arrow.arrow_rows(
+    return part.arrow_rows(
         X, 2.0 * y - 1, np.ones(len(y)), np.ones((len(y), 1)), np.array(case["groups"])
     )[0]
 
@@ -168,8 +165,8 @@ def test_tilted_distribution_against_exact_integrals(case):
         np.array(case["cavity_precision"]),
         np.array(case["cavity_precision"]) @ np.array(case["cavity_mean"]),
     )
-    state = nodes.SiteState(None, np.zeros(1), np.ones((1, 1)))
-    site = nodes.tilted_by_nodes(case_rows(case), cavity, state, q=1, tol=1e-6)
+    state = part.SiteState(None, np.zeros(1), np.ones((1, 1)))
+    site = part.tilted_by_nodes(case_rows(case), cavity, state, q=1, tol=1e-6)
     cov, mean = np.array(case["cov"]), np.array(case["mean"])
     sd = np.sqrt(np.diag(cov))
     one_class = case["name"] == "one_class_groups"  # where EP itself is inaccurate
@@ -185,7 +182,7 @@ def test_importance_against_exact_integrals(case):
         np.array(case["cavity_precision"]),
         np.array(case["cavity_precision"]) @ np.array(case["cavity_mean"]),
     )
-    state = draws.DrawState(nodes.SiteState(None, np.zeros(1), np.ones((1, 1))), 0)
+    state = draws.DrawState(part.SiteState(None, np.zeros(1), np.ones((1, 1))), 0)
     settings = draws.ImportanceSettings(4000, 0.3, 0)
     site = draws.tilted_by_importance(case_rows(case), cavity, state, q=1, settings=settings)
     sd = np.sqrt(np.diag(case["cov"]))
@@ -223,7 +220,7 @@ def nuts_case(name, n_draws):
     case = next(c for c in ORACLE["exact_cases"] if c["name"] == name)
     precision = np.array(case["cavity_precision"])
     cavity = gaussian.Natural(precision, precision @ np.array(case["cavity_mean"]))
-    state = draws.DrawState(nodes.SiteState(None, np.zeros(1), np.ones((1, 1))), 0)
+    state = draws.DrawState(part.SiteState(None, np.zeros(1), np.ones((1, 1))), 0)
     return case, case_rows(case), cavity, state, draws.ImportanceSettings(n_draws, 0.5, 0)
 
 
@@ -261,7 +258,7 @@ def test_nuts_keeps_its_draws_while_they_serve():
 
 @pytest.mark.parametrize("t", [1, 2, 3, 6])
 def test_node_rules_have_the_moments_of_a_standard_normal(t):
-    x, log_weight = nodes.node_rule(t)
+    x, log_weight = part.node_rule(t)
     w = np.exp(log_weight)
     np.testing.assert_allclose(w.sum(), 1.0)
     np.testing.assert_allclose(w @ x, 0.0, atol=1e-12)
@@ -382,8 +379,8 @@ def _safe_moments(factor):
 def test_messages_at_the_mode_are_the_laplace_approximation():
     rows = rows_of(n=80, q=1, seed=7)
     prior = gaussian.Natural(np.diag([0.16, 0.16, 0.16, 0.4]), np.zeros(4))
-    mode, trace, reason, _ = partitions_mode.find_mode(
-        lambda phi: [partitions_mode.marginal_terms(rows, phi, 1, np.zeros((len(rows.starts), 1)))],
+    mode, trace, reason, _ = partitions_messages.find_mode(
+        lambda phi: [part.marginal_terms(rows, phi, 1, np.zeros((len(rows.starts), 1)))],
         prior,
         np.zeros(4),
         3,
@@ -391,7 +388,7 @@ def test_messages_at_the_mode_are_the_laplace_approximation():
         max_iter=50,
     )
     found = gaussian.moments(
-        partitions_messages.total_of(prior, partitions_mode.laplace_messages(mode, prior))
+        partitions_messages.total_of(prior, partitions_messages.laplace_messages(mode, prior))
     )
     np.testing.assert_allclose(found.mean, mode.phi, atol=1e-6)
     np.testing.assert_allclose(
@@ -410,14 +407,14 @@ def test_a_trial_point_without_value_shortens_the_step():
         tried.append(phi[0])
         if tried[-1] - tried[0] > border:
             raise FloatingPointError("overflow")
-        return [partitions_mode.marginal_terms(rows, phi, 0, np.zeros((0, 0)))]
+        return [part.marginal_terms(rows, phi, 0, np.zeros((0, 0)))]
 
     border = np.inf
-    free = partitions_mode.find_mode(evaluate, prior, np.zeros(1), 1, tol=1e-6, max_iter=50)
+    free = partitions_messages.find_mode(evaluate, prior, np.zeros(1), 1, tol=1e-6, max_iter=50)
     assert free[2] == "converged"
     border, first = 0.999 * tried[1], tried[1]
     tried.clear()
-    held, _, reason, _ = partitions_mode.find_mode(
+    held, _, reason, _ = partitions_messages.find_mode(
         evaluate, prior, np.zeros(1), 1, tol=1e-6, max_iter=50
     )
     assert tried[1] == first and tried[2] == 0.4 * first  # one step shorter, no error
@@ -487,7 +484,7 @@ def test_labels_of_any_kind():
 
 def test_balance_keeps_groups_whole_and_loads_even():
     load = np.array([50.0, 1, 1, 1, 47, 3, 20, 25])
-    site = placing.balance(load, 3)
+    site = _parts.balance(load, 3)
     totals = np.bincount(site, weights=load)
     assert totals.sum() == load.sum() and totals.max() <= 50
 
@@ -496,26 +493,26 @@ def test_partition_by_content_ignores_order_and_copies():
     rng = np.random.default_rng(0)
     X, y = rng.standard_normal((50, 3)), rng.integers(0, 2, 50)
     w = rng.integers(1, 4, 50).astype(float)
-    site = placing.spread_by_content(X, y, w, 4)
+    site = _parts.spread_by_content(X, y, w, 4)
     order = rng.permutation(50)
-    assert np.array_equal(placing.spread_by_content(X[order], y[order], w[order], 4), site[order])
+    assert np.array_equal(_parts.spread_by_content(X[order], y[order], w[order], 4), site[order])
     i = np.repeat(np.arange(50), w.astype(int))
-    assert np.array_equal(placing.spread_by_content(X[i], y[i], np.ones(len(i)), 4), site[i])
+    assert np.array_equal(_parts.spread_by_content(X[i], y[i], np.ones(len(i)), 4), site[i])
     assert len(np.unique(site)) == 4
-    assert np.all(placing.spread_by_content(np.zeros((5, 1)), np.zeros(5), np.ones(5), 3) == 0)
+    assert np.all(_parts.spread_by_content(np.zeros((5, 1)), np.zeros(5), np.ones(5), 3) == 0)
 
 
 def test_checkpoint_is_whole_and_tied_to_its_data(tmp_path):
     path = tmp_path / "state.npz"
-    assert checkpoint.load_checkpoint(path, "a") is None
-    checkpoint.save_checkpoint(path, "a", {"x": np.arange(3)})
-    checkpoint.save_checkpoint(path, "a", {"x": np.arange(4)})
+    assert _parts.load_checkpoint(path, "a") is None
+    _parts.save_checkpoint(path, "a", {"x": np.arange(3)})
+    _parts.save_checkpoint(path, "a", {"x": np.arange(4)})
     assert [f.name for f in tmp_path.iterdir()] == ["state.npz"]
-    assert checkpoint.load_checkpoint(path, "a")["x"].tolist() == [0, 1, 2, 3]
+    assert _parts.load_checkpoint(path, "a")["x"].tolist() == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="other data"):
-        checkpoint.load_checkpoint(path, "b")
+        _parts.load_checkpoint(path, "b")
     path.write_bytes(b"no archive")
     with pytest.raises(ValueError, match="cannot be read"):
-        checkpoint.load_checkpoint(path, "a")
-    one = checkpoint.digest(np.arange(4), np.array(["a"]))
-    assert one != checkpoint.digest(np.arange(4), np.array(["b"]))
+        _parts.load_checkpoint(path, "a")
+    one = _parts.digest(np.arange(4), np.array(["a"]))
+    assert one != _parts.digest(np.arange(4), np.array(["b"]))

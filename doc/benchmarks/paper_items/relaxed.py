@@ -10,8 +10,7 @@ from sklearn_ep._engine.sites import Sites
 from sklearn_ep._engine.contracts import WholeEP
 from sklearn_ep.datasets import make_noisy_labels_classification
 from sklearn_ep.gaussian_process._dense_gp import DenseGP
-from sklearn_ep.gaussian_process.label_errors.noise import LatentNoise
-from sklearn_ep.gaussian_process.label_errors.relaxed_rule import Relaxed
+from sklearn_ep.gaussian_process.label_errors.rules import LatentNoise, Relaxed
 from sklearn_ep.gaussian_process.label_errors.step import LabelErrorStep
 
 from .item import Claim, Item, Row, mean_and_error

@@ -13,8 +13,9 @@ from sparse_gpc import AMPLITUDE, digits, ep_row, first_points, start_kernel
 from sklearn_ep import EPGaussianProcessClassifier
 from sklearn_ep._engine.loop import Trace
 from sklearn_ep._engine.partition import Part, PartMap
+from sklearn_ep.gaussian_process._hyperparameters import Nodes
 from sklearn_ep.gaussian_process.inducing.ep import InducingEP
-from sklearn_ep.gaussian_process.inducing.learning import SignRate, evidence_at, learn_by_passes
+from sklearn_ep.gaussian_process.inducing.learning import SignRate, learn_by_passes
 
 from .item import Claim, Item, Row, mean_and_error
 
@@ -152,9 +153,9 @@ def figure_1(setting):
             if how == "inner":
                 trail.values, trail.times = inner_steps(ep, hyper, state, vector, rule, 3 * n_steps)
             else:
-                at = evidence_at(ep, hyper, state, **plan.solver(1e-3, 100))
+                at, point = Nodes(plan.problem(ep, state), hyper).evaluate, None
                 for _ in range(n_steps):
-                    point = at(vector)
+                    point = at(vector, point)
                     trail.end({"log_evidence": point.log_evidence}, None)
                     vector = hyper.clip(vector + rule.step(point.gradient))
         panel.plot(trail.times, trail.values, label=f"{how} updates")

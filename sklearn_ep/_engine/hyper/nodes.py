@@ -18,7 +18,7 @@ A lattice, since the trapezoidal rule of a Gaussian errs by 2 exp(-2 pi^2 / h^2)
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import product
+from itertools import product, starmap
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -315,17 +315,17 @@ class Visits:
         inside = [self.inside(phi) for phi in points]
         pairs = zip(points, near, inside, strict=True)
         tasks = [(phi, node) for phi, node, here in pairs if here]
-        self.n_evaluations += len(tasks)
         if self.workers is None:
-            found = iter([self.evaluate(*task) for task in tasks])
+            found = list(starmap(self.evaluate, tasks))
         else:
-            found = iter(self.workers([(self.evaluate, *task) for task in tasks]))
-        nodes = [next(found) if here else None for here in inside]
-        for node, here in zip(nodes, inside, strict=True):
-            self.n_without += here and node is None
+            found = self.workers([(self.evaluate, *task) for task in tasks])
+        self.n_evaluations += len(tasks)
+        for node in found:
+            self.n_without += node is None
             if node is not None:
                 self.asked |= self.told({"log_density": node.objective})
-        return nodes
+        answers = iter(found)
+        return [next(answers) if here else None for here in inside]
 
     def better_mode(self, node: Node) -> Node:
         """Return the mode that a search from a node finds."""
@@ -478,12 +478,6 @@ class Lattice:
         """Log volume of a cell."""
         log_det = float(np.linalg.slogdet(self.axes)[1])
         return len(self.axes) * float(np.log(self.spacing.step)) + log_det
-
-    @property
-    def complete(self) -> bool:
-        """Whether no place is left that is foretold to have mass."""
-        floor = self.floor()
-        return all(value <= floor for value, _ in self._foretold().values())
 
     def visited(self) -> list[Node]:
         """Return the nodes so far, in the order of visits."""

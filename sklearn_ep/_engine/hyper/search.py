@@ -51,7 +51,7 @@ class Search(NamedTuple):
     n_cut: int
 
 
-class _Descent:
+class _BoxSearch:
     """State of `minimise_where_finite`: the best point so far, and what is known of its steps.
 
     `x`, `value`, `gradient` and `payload` are those of the best point, `moved` is the last step;
@@ -192,18 +192,18 @@ def minimise_where_finite(
     parameters are bounded, which may be far too long, and an evaluation wasted.
     """
     patience = np.inf if exact_gradient else PATIENCE
-    descent = _Descent(objective, x, bounds, first_step, tie, negligible, patience, ended)
-    while descent.reason is None:
-        limits = dict(maxiter=max_iter - descent.n_steps, ftol=ftol, gtol=gtol)
+    search = _BoxSearch(objective, x, bounds, first_step, tie, negligible, patience, ended)
+    while search.reason is None:
+        limits = dict(maxiter=max_iter - search.n_steps, ftol=ftol, gtol=gtol)
         try:
-            descent.run(limits | dict(maxls=max_line_search))
+            search.run(limits | dict(maxls=max_line_search))
         except _NothingBetter:
-            descent.reason, descent.no_better = "stuck", True
+            search.reason, search.no_better = "stuck", True
         except _NoValue:
-            if descent.gradient is None:
+            if search.gradient is None:
                 return None
-            descent.cut_short(max_iter)
-    return descent.outcome(ftol, exact_gradient)
+            search.cut_short(max_iter)
+    return search.outcome(ftol, exact_gradient)
 
 
 class Summit(NamedTuple):

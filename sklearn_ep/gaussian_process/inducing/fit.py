@@ -1,30 +1,74 @@
-"""Recipe of a fit through inducing points: learn, converge, predict."""
+"""Fits through inducing points: what one is made of, and the recipe.
+
+Learn kernel and points, average over the kernel where that is asked for, converge, predict. Points
+stay where the mode put them while the kernel is averaged over.
+"""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+from joblib import parallel_config
 from sklearn.gaussian_process.kernels import Kernel
-from sklearn.utils import check_random_state
 
-from ..._engine.loop import Reason, Trace, worst_reason
+from ..._engine.hyper import (
+    average_of,
+    integrate,
+    log_mixture,
+    sample_about,
+)
+from ..._engine.loop import SILENT, Reason, StepsOfPhase, Trace, worst_reason
 from ..._engine.partition import PartMap
-from .._base import GPFit, ending_in
-from .._hyperparameters import KEPT, LEARNING_TOL, ValueWithGradient, find_mode, or_refuse
+from ..._engine.rules import rule_of_power
+from ..._estimator.checks import Training
+from .._base import (
+    GPFit,
+    attributes_of_nodes,
+    begins_with_some_rows,
+    check_input_gradient,
+    check_kernel,
+    ending_in,
+    initial_kernel,
+    sweeps_of,
+)
+from .._dense import plan_dense
+from .._dense_fit import fit_dense
+from .._hyperparameters import (
+    KEPT,
+    LEARNING_TOL,
+    TO_THE_MODE,
+    KernelScales,
+    Nodes,
+    ValueWithGradient,
+    curvature_at,
+    find_mode,
+    kernel_prior,
+    kernel_settings,
+    learned_coordinates,
+    or_refuse,
+    random_starts,
+    wants_average,
+)
+from .._kernels import column_lengths, has_input_gradient, with_own_lengths, with_theta
 from .._limits import LIMITS
-from .averaged import average_over_kernel, mixed_nodes
 from .ep import InducingEP, PassState
 from .hyperparameters import Hyperparameters, prior_of_lengths
 from .learning import (
     LEARNING,
     STEP_RULES,
-    evidence_at,
+    InducingProblem,
     learn_by_minibatches,
     learn_by_passes,
     learn_on_more_and_more_rows,
 )
-from .rows import PartitionedRows
-from .values import InducingGPPosterior
+from .rows import (
+    PartitionedRows,
+    distinct_rows,
+    first_points,
+    inducing_count,
+)
+from .values import AveragedInducing, InducingGPPosterior
 
 
 @dataclass
@@ -34,7 +78,8 @@ class InducingPlan(ValueWithGradient):
     `n_problems` binary problems, one for two classes and one a class otherwise, share kernel,
     inducing points and every pass over the rows. `sites` (C, 2, n) are those to start from, None
     for empty ones. `flat` asks for the kernel of the largest evidence, without a prior. `averaging`
-    is the `NormalPrior` of an average over variance and length, None for the mode.
+    is the `NormalPrior` of an average over variance and length, None for the mode. `sweeps` are
+    keywords of `InducingEP.solve`.
     """
 
     data: PartitionedRows
@@ -53,13 +98,16 @@ class InducingPlan(ValueWithGradient):
     averaged: bool
     flat: bool
     averaging: Any
-    damping: float
-    accelerate: bool
+    sweeps: dict[str, Any]
     max_iter: int
-    max_sweeps: int
-    tol: float
     jitter: float
     seed: int
+
+    @property
+    def kind(self):
+        """Float type of the passes of learning."""
+        single = self.begun or self.data.weight >= LIMITS.single_passes
+        return np.float32 if single else np.float64
 
     def hyperparameters(self):
         """Return what is learned; a column without spread keeps its inducing coordinates."""
@@ -74,11 +122,6 @@ class InducingPlan(ValueWithGradient):
             density=None if self.flat else prior_of_lengths(self.kernel),
         )
 
-    def kernel_alone(self, Z):
-        """Return the parameters of the kernel as what is learned, with inducing points Z (m, d)."""
-        alone = dict(learn_kernel=True, learn_inputs=False, decoupled=False, density=None)
-        return replace(self.hyperparameters(), Z=Z, **alone)
-
     def engine(self, run):
         """Return EP over the partitions of an open map."""
         data = self.data
@@ -87,25 +130,148 @@ class InducingPlan(ValueWithGradient):
             run, data.sizes, data.classes, self.n_problems, self.factor, self.rule, copies
         )
 
-    def solver(self, tol, max_iter):
-        """Return the keywords of `InducingEP.solve`."""
-        return dict(tol=tol, max_iter=max_iter, damping=self.damping, accelerate=self.accelerate)
+    def problem(self, ep, state, points=None, **steps):
+        """Return the `InducingProblem` of all that is learned, or of the kernel at given points."""
+        hyper = self.hyperparameters()
+        if points is not None:
+            alone = dict(learn_kernel=True, learn_inputs=False, decoupled=False, density=None)
+            hyper = replace(hyper, Z=points, **alone)
+        return InducingProblem(ep, hyper, state, self.sweeps | steps)
 
     def value_and_gradient(self, theta, fit, n_jobs):
         """Return log evidence at theta, EP run from the state of the fit, and its gradient."""
-        hyper = self.kernel_alone(fit.inducing_points)
         with PartMap(self.data.parts, n_jobs) as run:
-            ep, solver = self.engine(run), self.solver(self.tol, self.max_sweeps)
-            node = or_refuse(evidence_at(ep, hyper, fit.runs[0].state, **solver)(theta))
-        return float(node.log_evidence), node.gradient
+            problem = self.problem(self.engine(run), fit.runs[0].state, fit.inducing_points)
+            node = or_refuse(problem.at(theta, None))
+        return float(node.log_evidence), node.slope
+
+
+def checked_optimizer(estimator, factor):
+    """Return the optimizer in use; only log-concave factors stay proper between passes."""
+    if estimator.optimizer == "auto":
+        return "adam" if factor.log_concave else "fmin_l_bfgs_b"
+    if estimator.optimizer in STEP_RULES and not factor.log_concave:
+        raise ValueError(
+            f"optimizer={estimator.optimizer!r} needs a log-concave likelihood; "
+            "use 'fmin_l_bfgs_b'."
+        )
+    return estimator.optimizer
+
+
+def kernel_of_some_rows(estimator, run, data, monitor):
+    """Return the kernel that weighs most in an average over some of the rows.
+
+    None where these are of one class, or where it is not wanted.
+    """
+    wanted = begins_with_some_rows(estimator, sum(data.sizes))
+    if not wanted or estimator._last_fit is not None:
+        return None
+    X, y, weight = distinct_rows(run, data, LIMITS.first_rows, 0)
+    if len(np.unique(y)) < 2:
+        return None
+    with monitor.phase("some rows first") as told:
+        training = Training(X, y, weight, np.ones(len(y), dtype=bool))
+        plan = replace(plan_dense(estimator, training, False, False), n_jobs=None)
+        fit = fit_dense(plan, np.where(y == 1, 1.0, -1.0), SILENT, 0)
+        told({"log_evidence": fit.log_evidence})
+    own = fit.attributes
+    if "average" not in own:
+        return own["kernel"]
+    return with_theta(plan.kernel, own["theta"][np.argmax(own["average"].weight)])
+
+
+def _has_own_lengths(estimator, data, optimizer, begins):
+    """Return whether the default kernel gets a length for each column, as in dense fits."""
+    default = estimator.kernel is None and estimator.hyperparameters == "auto"
+    learned = optimizer in STEP_RULES and data.weight > LIMITS.dense
+    return (begins or (default and learned)) and 1 < len(data.var) <= LIMITS.lengths
+
+
+def _moves_inducing(estimator, kernel, many):
+    if estimator.optimizer is None:
+        return False
+    if estimator.learn_inducing == "auto":
+        return many and has_input_gradient(kernel)
+    if estimator.learn_inducing:
+        check_input_gradient(kernel)
+    return bool(estimator.learn_inducing)
+
+
+def plan_inducing(estimator, data: PartitionedRows, factor, seed, known=None):
+    """Return the `InducingPlan` for rows in partitions, from the last fit where that is wanted.
+
+    `known` is the kernel of some of the rows, None where it is not known.
+    """
+    begun, n_rows = known is not None, sum(data.sizes)
+    begins = begins_with_some_rows(estimator, n_rows)
+    kernel = known if begun else initial_kernel(estimator, float(data.var.sum()))
+    lengths = column_lengths(kernel, len(data.var))
+    m = inducing_count(estimator, n_rows if begins else None)
+    Z = first_points(estimator, data.candidates, data.candidate_weight, seed, lengths, m=m)
+    check_kernel(kernel, kernel(Z, Z))
+    optimizer = checked_optimizer(estimator, factor)
+    own_lengths = _has_own_lengths(estimator, data, optimizer, begins)
+    if own_lengths and not begun:
+        kernel = with_own_lengths(kernel, len(data.var))
+    n_restarts = estimator.n_restarts_optimizer if optimizer == "fmin_l_bfgs_b" else 0
+    plan = InducingPlan(
+        data=data,
+        kernel=kernel,
+        begun=begun,
+        inducing_points=Z,
+        factor=factor,
+        rule=rule_of_power(estimator.power),
+        n_problems=estimator._n_problems,
+        optimizer=optimizer,
+        learn_inducing=_moves_inducing(estimator, kernel, begins or data.weight >= LIMITS.dense),
+        restarts=random_starts(kernel.bounds, n_restarts, np.random.RandomState(seed)),
+        sites=None,
+        batch_size=estimator.batch_size,
+        learning_rate=estimator.learning_rate,
+        averaged=estimator.site_memory == "average",
+        flat=estimator.hyperparameters == "mode"
+        or (data.weight > LIMITS.prior_of_lengths and not own_lengths),
+        averaging=_averaging(estimator, kernel, data, factor),
+        sweeps=sweeps_of(estimator),
+        max_iter=estimator.max_iter,
+        jitter=estimator.jitter,
+        seed=seed,
+    )
+    _start_from(plan, estimator._last_fit, estimator.inducing_points is None)
+    return plan
+
+
+def _averaging(estimator, kernel, data, factor):
+    """Return the `NormalPrior` of an average over variance and length, None for the mode."""
+    checks = {
+        "site_memory='average'": estimator.site_memory == "average",
+        "optimizer=None": estimator.optimizer is None,
+        **kernel_settings(kernel),
+    }
+    excluding = [setting for setting, excludes in checks.items() if excludes]
+    if not wants_average(estimator, sum(data.sizes), excluding, sharp=True):
+        return None
+    return kernel_prior(kernel, factor, float(np.sqrt(data.var.sum())) or 1.0)
+
+
+def _start_from(plan, last, move_points):
+    """Let a plan start from the last `GPFit` where that had the same shape."""
+    if last is None or last.sites is None or plan.averaged:
+        return
+    if not isinstance(last.runs[0], InducingRun) or last.kernel.n_dims != plan.kernel.n_dims:
+        return
+    if last.sites.shape != (plan.n_problems, 2, sum(plan.data.sizes)):
+        return
+    plan.sites, plan.kernel = last.sites, plan.kernel.clone_with_theta(last.kernel.theta)
+    if last.inducing_points.shape == plan.inducing_points.shape and move_points:
+        plan.inducing_points = last.inducing_points
 
 
 @dataclass
 class InducingRun:
     """Outcome of passes that all binary problems share, before it becomes attributes.
 
-    `loo` is (n,), the leave-one-out log probability of each row's label, or None. `attributes` are
-    what an average adds; state and model are those of its heaviest node.
+    `attributes` are what an average adds; state and model are those of its heaviest node.
     """
 
     state: PassState
@@ -114,17 +280,17 @@ class InducingRun:
     reason: Reason
     n_sweeps: int
     log_evidence: float
-    loo: Any
     remark: str
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
-def posteriors_of(model):
-    """Return one `InducingGPPosterior` a binary problem."""
+def posteriors_of(payload):
+    """Return one `InducingGPPosterior` a binary problem of a model, or of a node that has one."""
+    model = getattr(payload, "model", payload)
     return [InducingGPPosterior(model.prior, p, model.factor) for p in model.posteriors]
 
 
-def gp_fit(run, sites, loo_proba):
+def gp_fit(run, sites=None, loo_proba=None):
     """Return the `GPFit` of a run with `model`, with sites (C, 2, n) of rows or None."""
     return GPFit(
         runs=[run],
@@ -139,26 +305,25 @@ def gp_fit(run, sites, loo_proba):
 
 def fit_inducing(plan, run, monitor):
     """Learn the hyperparameters if asked, converge EP on an open map, and return the `GPFit`."""
-    ep, hyper, trace = plan.engine(run), plan.hyperparameters(), Trace(monitor)
-    prior = hyper.prior(hyper.start)
-    if plan.sites is None:
-        state = ep.zero(prior)
-    else:
-        state = ep.restate(prior, np.split(plan.sites, np.cumsum(ep.sizes)[:-1], axis=2))
-    state, end = _learned(plan, ep, hyper, state, trace)
+    ep, hyper, trace, average = plan.engine(run), plan.hyperparameters(), Trace(monitor), None
+    state, end = _learned(plan, ep, hyper, trace)
     asked = end.reason == "asked"
-    ep.keep_rows(len(state.prior.Z), len(plan.data.var))
     if end.n_steps and state.sites is not None:
         state = _renewed(ep, state, plan.batch_size is not None and hyper.learns and not asked)
     if plan.averaging is not None and not asked:
         average = average_over_kernel(plan, ep, state, monitor)
-        if average is not None:
-            return _averaged(plan, ep, average, end, trace)
+    if average is not None:
+        heaviest = average.heaviest.payload.state
+        state = ep.restate(heaviest.prior, heaviest.sites)
     own = _converged(plan, ep, state, end, trace)
     if own.state.sites is None:
-        return gp_fit(own, None, None)
-    own = replace(own, loo=ep.leave_one_out(own.model, own.state.sites))
-    return gp_fit(own, np.concatenate(own.state.sites, axis=2), np.exp(own.loo))
+        return gp_fit(own)
+    fit = gp_fit(own, np.concatenate(own.state.sites, axis=2))
+    if average is None:
+        loo = ep.leave_one_out(own.model, own.state.sites)
+        return fit._replace(loo_proba=np.exp(loo))
+    own.log_evidence = average.log_evidence
+    return fit._replace(**_mixed_nodes(plan, ep, average, own))
 
 
 def _renewed(ep, state, ahead):
@@ -168,17 +333,7 @@ def _renewed(ep, state, ahead):
     """
     if ahead:
         return ep.renew(ep.model(state), state.sites)
-    return ep.collect(state.prior, state.sites)
-
-
-def _averaged(plan, ep, average, end, trace):
-    """Return the `GPFit` of an `Average`, whose run is that of the heaviest node."""
-    heaviest = average.heaviest.payload
-    state = ep.collect(heaviest.model.prior, [s.copy() for s in heaviest.sites])
-    own = _converged(plan, ep, state, end, trace)
-    mixed, loo, more = mixed_nodes(plan, ep, average, own.state, own.model)
-    own = replace(own, log_evidence=average.log_evidence, loo=loo, attributes=more)
-    return gp_fit(own, np.concatenate(own.state.sites, axis=2), np.exp(loo))._replace(**mixed)
+    return ep.restate(state.prior, state.sites)
 
 
 def _converged(plan, ep, state, end, trace):
@@ -192,58 +347,44 @@ def _converged(plan, ep, state, end, trace):
         final = ep.figures(model, ep.one_pass(model, state.sites)[0])
         told = ending_in(trace.history, final), end.reason, 0
     else:
-        n_left = plan.max_sweeps if end.n_steps else min(plan.max_sweeps, plan.max_iter)
-        solution = ep.solve(state, monitor=trace, **plan.solver(plan.tol, n_left))
-        state, model, result = solution.state, solution.model, solution.result
+        most = plan.sweeps["max_iter"]
+        limits = dict(max_iter=most if end.n_steps else min(most, plan.max_iter), monitor=trace)
+        result, state, model = ep.solve(state, **plan.sweeps | limits)
         final = result.evaluation.record
         told = trace.history, worst_reason([end.reason, result.reason]), result.n_iter
-    value = float(final["log_evidence"])
-    return InducingRun(_without_views(state), model, *told, value, None, end.remark)
+    return InducingRun(state, model, *told, float(final["log_evidence"]), end.remark)
 
 
-def _without_views(state):
-    """Return the state with arrays of its own: the vector of the loop is not kept alive."""
-    sites = None if state.sites is None else [s.copy() for s in state.sites]
-    return PassState(state.prior, state.gram.copy(), state.shift.copy(), sites)
-
-
-def _learned(plan, ep, hyper, state, trace):
+def _learned(plan, ep, hyper, trace):
     """Return the state at the learned hyperparameters and the `LearningEnd`."""
-    weight = plan.data.weight
-    kind = np.float32 if plan.begun or weight >= LIMITS.single_passes else np.float64
-    start = ep, hyper, hyper.start, state
-    shared = dict(max_iter=plan.max_iter, trace=trace, kind=kind)
+    prior, vector = hyper.prior(hyper.start), hyper.start
+    state = ep.zero(prior)
+    if plan.sites is not None:
+        state = ep.restate(prior, np.split(plan.sites, np.cumsum(ep.sizes)[:-1], axis=2))
+    rule = STEP_RULES.get(plan.optimizer, STEP_RULES["adam"])(plan.learning_rate)
     if plan.batch_size is not None:
-        rule = STEP_RULES.get(plan.optimizer, STEP_RULES["adam"])(plan.learning_rate)
-        rng, size = check_random_state(plan.seed), plan.batch_size
-        shared |= dict(total=weight, size=size, units=plan.data.units, damping=plan.damping)
-        if not hyper.learns:  # the sites of the epochs are the answer
-            shared["kind"] = np.float64
-        return learn_by_minibatches(*start, rule, rng=rng, tol=plan.tol, **shared)
+        return learn_by_minibatches(ep, hyper, state, rule, plan, trace)
     if not hyper.learns:
         return state, KEPT
     if plan.optimizer == "fmin_l_bfgs_b":
         return _learned_at_fixed_points(plan, ep, hyper, state, trace)
-    rule = STEP_RULES[plan.optimizer](plan.learning_rate)
-    shared |= dict(damping=plan.damping)
-    if plan.sites is None:
-        steps = dict(seed=plan.seed, damping=plan.damping, max_iter=plan.max_iter, kind=kind)
-        first = ep, hyper, hyper.start, rule, plan.data, trace.monitor
-        begun = learn_on_more_and_more_rows(*first, known=plan.begun, **steps)
-        if begun is not None:
-            start, due = (ep, hyper, begun[0], begun[1] or state), begun[2]
-            shared |= dict(settled=LEARNING.settled_after, due=due)
-            shared["max_iter"] = plan.max_iter if plan.begun else due
-    state, _, end = learn_by_passes(*start, rule, weight=weight, **shared)
+    limits: dict[str, Any] = dict(max_iter=plan.max_iter)
+    begun = learn_on_more_and_more_rows(ep, hyper, rule, plan, trace.monitor)
+    if begun is not None:
+        vector, state, due = begun[0], begun[1] or state, begun[2]
+        most = plan.max_iter if plan.begun else due
+        limits = dict(max_iter=most, due=due, enough=LEARNING.settled_after)
+    limits |= dict(weight=plan.data.weight, damping=plan.sweeps["damping"], kind=plan.kind)
+    state, _, end = learn_by_passes(ep, hyper, vector, state, rule, trace=trace, **limits)
     return state, end
 
 
 def _learned_at_fixed_points(plan, ep, hyper, state, trace):
     """Search by L-BFGS-B; the final run starts from the first sites, whatever path was taken."""
     free = hyper.start[hyper.n_theta :]
-    solver = plan.solver(max(plan.tol, LEARNING_TOL), plan.max_sweeps)
+    problem = plan.problem(ep, state, tol=max(plan.sweeps["tol"], LEARNING_TOL))
     found = find_mode(
-        evidence_at(ep, hyper, state, **solver),
+        Nodes(problem, hyper).evaluate,
         hyper.start,
         hyper.bounds,
         max_iter=plan.max_iter,
@@ -251,6 +392,47 @@ def _learned_at_fixed_points(plan, ep, hyper, state, trace):
         monitor=trace,
     )
     mode, end = or_refuse(found)
-    prior = mode.payload.prior
-    start = ep.zero(prior) if state.sites is None else ep.restate(prior, state.sites)
-    return start, end
+    prior = mode.payload.state.prior
+    return ep.zero(prior) if state.sites is None else ep.restate(prior, state.sites), end
+
+
+def average_over_kernel(plan, ep, state, monitor):
+    """Return the `Average` about the kernel of a state, None where EP has no fixed point there.
+
+    The payload of its nodes are `InducingNode`s. The evidence is that of all binary problems.
+    """
+    theta = state.prior.kernel.theta
+    _, _, apart = learned_coordinates(state.prior.kernel)
+    space = KernelScales.at(plan.kernel, theta, plan.averaging, apart)
+    evaluate = Nodes(plan.problem(ep, state, state.prior.Z, tol=1e-2, max_iter=40), space).evaluate
+    with monitor.phase("integration over hyperparameters") as told:
+        search: dict[str, Any] = dict(accuracy=TO_THE_MODE, monitor=StepsOfPhase(told))
+        found = find_mode(
+            evaluate, space.phi(theta), space.bounds, max_iter=plan.max_iter, **search
+        )
+    if found is None:
+        return None
+    mode, end = found
+    if end.reason == "asked":
+        return average_of([mode], np.array([mode.objective]))
+    # workers have the partitions, whose pool is open: nodes come one after another
+    with parallel_config(backend="sequential"):
+        if sum(ep.sizes) <= LIMITS.several:
+            return integrate(evaluate, mode, space.bounds, monitor=monitor)
+        curvature, _ = curvature_at(evaluate, mode, space.bounds)
+        without_slopes = partial(evaluate, slopes=False)
+        return sample_about(without_slopes, mode, space.bounds, curvature, monitor=monitor)
+
+
+def _mixed_nodes(plan, ep, average, run):
+    """Return the fields of a `GPFit` that are of all nodes; the run is of the heaviest, refined."""
+    own = [n.payload for n in average.nodes]
+    heaviest, weight = int(np.argmax(average.weight)), average.weight
+    own[heaviest] = own[heaviest]._replace(state=run.state, model=run.model)
+    theta, each = np.array([n.theta for n in own]), [posteriors_of(n) for n in own]
+    loo = [ep.leave_one_out(n.model, n.state.sites) for n in own]
+    kernel = with_theta(plan.kernel, weight @ theta)
+    run.attributes = attributes_of_nodes(average, theta, learned_coordinates(kernel)[0])
+    mixtures = [AveragedInducing(list(parts), weight) for parts in zip(*each, strict=True)]
+    loo_proba = np.exp(log_mixture(weight, np.array(loo)))
+    return dict(posteriors=mixtures, kernel=kernel, loo_proba=loo_proba)

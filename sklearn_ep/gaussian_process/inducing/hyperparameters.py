@@ -8,7 +8,7 @@ import numpy as np
 
 from .._hyperparameters import KernelScales
 from .._kernels import constant_and_stationary, with_theta
-from .passes import evidence_gradient
+from .ep import evidence_gradient
 from .values import InducingPrior
 
 
@@ -39,46 +39,6 @@ def prior_of_lengths(kernel):
         return None
     places = KernelScales.at(kernel, kernel.theta).lengths
     return LengthsApart(places) if len(places) > 1 else None
-
-
-class SlopeCoordinates:
-    """Log standard deviation and log slopes in place of theta = (log variance, log lengths l).
-
-    The log variance, whose place in theta is `first`, is twice entry `first`, and log l_k is that
-    entry minus entry k, so that l_k = sd / slope_k. Both ways cost O(p).
-    """
-
-    def __init__(self, first):
-        self.first = first
-
-    def theta(self, vector):
-        """Return theta (p,) of a vector."""
-        theta = vector[self.first] - vector
-        theta[self.first] = 2.0 * vector[self.first]
-        return theta
-
-    def vector(self, theta):
-        """Return the vector (p,) of theta."""
-        vector = 0.5 * theta[self.first] - theta
-        vector[self.first] = 0.5 * theta[self.first]
-        return vector
-
-    def gradient(self, gradient):
-        """Return the gradient in the vector (p,) from that in theta."""
-        moved = -gradient
-        moved[self.first] = gradient.sum() + gradient[self.first]
-        return moved
-
-
-def slope_coordinates(kernel):
-    """Return the `SlopeCoordinates` of a learned constant times RBF or Matern with learned lengths.
-
-    None for other kernels.
-    """
-    split = constant_and_stationary(kernel)
-    if split is None or split[0] is None or not (split[0].n_dims and split[1].n_dims):
-        return None
-    return SlopeCoordinates(0 if split[2] else kernel.n_dims - 1)
 
 
 @dataclass
@@ -118,14 +78,30 @@ class Hyperparameters:
         return self.n_theta > 0 or self.learn_inputs
 
     @cached_property
-    def _slopes(self):
-        """Coordinates of the kernel part of the vector, None where it is theta itself."""
-        return slope_coordinates(self.kernel) if self.decoupled else None
+    def _maps(self):
+        """Matrix (p, p) from the kernel part of a vector to theta, and its inverse.
+
+        Decoupled, the log variance is twice the entry `first` of the vector, and log l_k is that
+        entry minus entry k, so that l_k = sd / slope_k.
+        """
+        to_theta, split = np.eye(self.n_theta), constant_and_stationary(self.kernel)
+        if (
+            self.decoupled
+            and self.n_theta
+            and split
+            and split[0]
+            and split[0].n_dims
+            and split[1].n_dims
+        ):
+            first = 0 if split[2] else self.n_theta - 1
+            to_theta *= -1.0
+            to_theta[:, first] = 1.0
+            to_theta[first, first] = 2.0
+        return to_theta, np.linalg.inv(to_theta)
 
     def theta(self, vector):
         """Return the kernel parameters of a vector."""
-        part = vector[: self.n_theta]
-        return part if self._slopes is None else self._slopes.theta(part)
+        return self._maps[0] @ vector[: self.n_theta]
 
     @property
     def start(self):
@@ -136,9 +112,7 @@ class Hyperparameters:
     def _joined(self, theta, moved):
         if not self.n_theta:
             return moved
-        theta = np.clip(theta, *self._box)
-        part = theta if self._slopes is None else self._slopes.vector(theta)
-        return np.concatenate([part, moved])
+        return np.concatenate([self._maps[1] @ np.clip(theta, *self._box), moved])
 
     @property
     def bounds(self):
@@ -162,21 +136,27 @@ class Hyperparameters:
             Z = Z + vector[self.n_theta :].reshape(Z.shape) * self.unit
         return InducingPrior(kernel, Z, self.jitter)
 
-    def log_density(self, vector):
+    s = 0.0
+
+    def point(self, vector):
+        """Return the vector itself, where a problem is evaluated."""
+        return vector
+
+    slopes = point
+
+    def log_prior(self, vector):
         """Return the log density of the prior at a vector and its gradient (p,); 0 if flat."""
         if self.density is None or not self.n_theta:
             return 0.0, 0.0
         gradient = np.zeros(len(vector))
         value, theta = self.density.log_density(self.theta(vector))
-        gradient[: self.n_theta] = theta if self._slopes is None else self._slopes.gradient(theta)
+        gradient[: self.n_theta] = self._maps[0].T @ theta
         return value, gradient
 
     def gradient(self, model, sums, fresh, kind=np.float64):
         """Return the gradient of the log evidence in the vector, from sums of a float type."""
         theta, towards = evidence_gradient(model, sums, fresh, self.learn_inputs, kind)
-        if self._slopes is not None:
-            theta = self._slopes.gradient(theta)
-        pieces = [theta] if self.n_theta else []
+        pieces = [self._maps[0].T @ theta] if self.n_theta else []
         if self.learn_inputs:
             pieces.append((towards * self.unit).ravel())
         return np.concatenate(pieces)

@@ -4,23 +4,31 @@ Three drivers of one gradient: steps between the passes of EP, steps between min
 evaluations at the fixed point for a quasi-Newton search.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from sklearn.utils import check_random_state
 
 from ..._engine.gaussian import ImproperPosterior
-from ..._engine.hyper import Node
 from ..._engine.loop import Reason, StepsOfPhase, Trace
 from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import minibatches, other_keys
-from .._hyperparameters import LearningEnd
+from .._hyperparameters import LearningEnd, settled
 from .._limits import LIMITS
-from .ep import InducingEP, PassState, add_sums, largest_change, read_rows
+from .ep import (
+    InducingEP,
+    PassModel,
+    PassRows,
+    PassState,
+    PassStep,
+    add_sums,
+    evaluate_rows,
+    largest_change,
+)
 from .hyperparameters import Hyperparameters
-from .passes import PassModel, PassRows, PassStep, evaluate_rows
-from .rows import smallest_keys, standard_keys
-from .values import block_rows, rebase
+from .rows import read_rows, standard_keys
+from .values import rebase
 
 
 class LearningLimits(NamedTuple):
@@ -130,7 +138,7 @@ def learn_by_passes(
     max_iter,
     trace,
     scale=1.0,
-    settled=LEARNING.settled,
+    enough=LEARNING.settled,
     kind=np.float64,
     due=None,
 ):
@@ -140,7 +148,7 @@ def learn_by_passes(
     log evidence plus log prior; `weight` counts the copies of all rows. `damping` is the share of
     the site updates; the first pass from empty sites takes them whole. The rule is told `scale`
     times the gradient. At the end of `max_iter`, and from `due` passes on, it has converged if the
-    last passes gained less than `settled` nats a row. `kind` is the float type of the passes.
+    last passes gained less than `enough` nats a row. `kind` is the float type of the passes.
     Returns the state at the learned hyperparameters, their vector and the `LearningEnd`.
 
     A pass uses the sites of the previous one under the new prior, which are stale by one step; the
@@ -157,7 +165,7 @@ def learn_by_passes(
         averaged = state.sites is None
         sums, each, _ = ep.one_pass(model, state.sites, step=1.0 if averaged else share, **options)
         figures = ep.figures(model, sums)
-        log_prior, slopes = hyper.log_density(vector)
+        log_prior, slopes = hyper.log_prior(vector)
         values.append(figures["log_evidence"] + log_prior)
         gradient = hyper.gradient(model, sums, fresh=True) + slopes
         left = hyper.clip(vector + gradient) - vector
@@ -169,7 +177,7 @@ def learn_by_passes(
         gram, shift = rebase(gram, shift, state.prior, prior)
         state = PassState(prior, gram, shift, None if averaged else [r.sites for r in each])
         asked = trace.end(figures, model)
-        reason = "asked" if asked else _end_of_passes(values, settled * weight, max_iter, due)
+        reason = "asked" if asked else _end_of_passes(values, enough * weight, max_iter, due)
     return state, vector, LearningEnd(reason, trace.n_iter, float(np.max(np.abs(left))))
 
 
@@ -191,168 +199,51 @@ def _end_of_passes(values, small, max_iter, due=None) -> Reason | None:
     return "max_iter" if len(values) >= max_iter else None
 
 
-def rows_of_part(part, message, classes, units, seed, largest):
-    """Return X, class indices and weights of the rows of a partition with keys up to `largest`."""
-    X, y, weight = read_rows(part, classes)
-    chosen = np.flatnonzero(standard_keys(X, units, seed) <= largest)
-    return np.asarray(X[chosen], dtype=np.float64), y[chosen], weight[chosen]
-
-
-def _rows_up_to(run, data, largest, seed):
-    """Return the rows of all partitions of an open map that have keys up to `largest`.
-
-    They are chosen by content alone: not by their order, nor by partitions.
-    """
-    messages = [None] * len(data.sizes)
-    pieces = run(rows_of_part, messages, data.classes, data.units, seed, largest)
-    return [np.concatenate(p) for p in zip(*pieces, strict=True)]
-
-
-def _rows(ep, data, share, seed):
-    """Return a share of the rows."""
-    largest = np.uint64(min(share, 1.0 - 2.0**-53) * 2.0**64)
-    return _rows_up_to(ep.run, data, largest, seed)
-
-
-def distinct_rows(run, data, count, seed):
-    """Return about `count` distinct rows with class indices and numbers of copies, in their order.
-
-    That of their keys: neither choice nor order depends on whether copies are written out.
-    """
-    checks = data.classes is not None
-    found = run(smallest_keys, [checks] * len(data.sizes), data.units, seed, count)
-    largest = np.unique(np.concatenate([keys for keys, _ in found]))[:count][-1]
-    X, y, weight = _rows_up_to(run, data, largest, seed)
-    keys = standard_keys(X, data.units, seed)
-    order = np.lexsort((y, keys))
-    new = np.diff(keys[order]).astype(bool) | np.diff(y[order]).astype(bool)
-    first = np.flatnonzero(np.append(True, new))
-    copies, chosen = np.add.reduceat(weight[order], first), order[first]
-    # rows of one content with several labels stay together
-    within = keys[chosen] <= keys[chosen[: count + 1][-1]] - (len(chosen) > count)
-    return X[chosen[within]], y[chosen[within]], copies[within]
-
-
 def _with_sites(ep, model):
-    """Return the state of the rows of `ep` with the sites that the posterior of others asks for."""
+    """Return the state of rows with the sites that the posterior of others, if any, asks for."""
+    if model is None:
+        return None
     return ep.renew(model, [np.zeros((ep.n_problems, 2, n)) for n in ep.sizes])
 
 
-def learn_on_more_and_more_rows(
-    ep, hyper, vector, rule, data, monitor, *, known, seed, damping, max_iter, kind
-):
+def _rungs(run, plan):
+    """Yield shares of the rows, each with the passes over it: X, class indices, weights, number."""
+    data = plan.data
+    for share, of_passes in LEARNING.rungs:
+        share = min(1.0, max(share, LIMITS.least_passes / data.weight))
+        n_passes = round(of_passes * plan.max_iter * (1.0 - share if plan.begun else 1.0))
+        largest = np.uint64(min(share, 1.0 - 2.0**-53) * 2.0**64)
+        X, y, weight = data.rows_up_to(run, plan.seed, largest)
+        if n_passes and len(np.unique(y)) == len(data.labels):
+            yield X, y, weight, n_passes
+
+
+def learn_on_more_and_more_rows(ep, hyper, rule, plan, monitor):
     """Learn by passes over some of the rows, then over more.
 
     The rule is told gradients of the scale of all rows, and goes on with them. Returns vector and
     state of all rows to go on from, and how many passes over them are due; None where rows are few.
-    A kernel that is `known` by some of the rows needs fewer passes, the fewer the larger the share
-    of the rows that they see; without any the state is None.
+    A kernel that is known by some of the rows needs fewer passes, the fewer the larger the share of
+    the rows that they see; without any the state is None.
     """
-    if not known and (data.weight < LIMITS.some_passes or ep.copies is not None):
+    many = plan.data.weight >= LIMITS.some_passes and ep.copies is None
+    if plan.sites is not None or not (plan.begun or many):
         return None
-    model, asked = None, False
-    for share, of_passes in LEARNING.rungs:
-        share = min(1.0, max(share, LIMITS.least_passes / data.weight))
-        n_passes = round(of_passes * max_iter * (1.0 - share if known else 1.0))
-        X, y, weight = _rows(ep, data, share, seed)
-        if asked or not n_passes or len(np.unique(y)) < len(data.labels):
-            continue
+    model, vector, fixed = None, hyper.start, dict(damping=plan.sweeps["damping"], kind=plan.kind)
+    for X, y, weight, n_passes in _rungs(ep.run, plan):
         with PartMap([Part(X, y, weight)], None) as run, monitor.phase("some rows first") as told:
             small = InducingEP(run, [len(y)], None, ep.n_problems, ep.factor, ep.rule)
-            cold = model is None
-            state = small.zero(hyper.prior(vector)) if cold else _with_sites(small, model)
-            trace = Trace(StepsOfPhase(told))
-            options = dict(weight=weight.sum(), damping=damping, trace=trace, kind=kind)
-            options |= dict(max_iter=n_passes)
-            options |= dict(scale=data.weight / weight.sum())
+            state = _with_sites(small, model) or small.zero(hyper.prior(vector))
+            trace, own = Trace(StepsOfPhase(told)), weight.sum()
+            limits = dict(weight=own, scale=plan.data.weight / own, max_iter=n_passes, trace=trace)
+            options = fixed | limits
             state, vector, _ = learn_by_passes(small, hyper, vector, state, rule, **options)
-            model, asked = small.model(state), trace.asked
-    if model is None and not known:
+            model = small.model(state)
+            if trace.asked:
+                break
+    if model is None and not plan.begun:
         return None
-    n_passes = max(1, round(LEARNING.last * max_iter))
-    return vector, None if model is None else _with_sites(ep, model), n_passes
-
-
-@dataclass
-class Stream:
-    """All that travels from one minibatch to the next: hyperparameters with their rule, and sums.
-
-    The sums are those of a `PassState` without sites, which forgets old rows at a rate that falls
-    with the steps: a running average can never lose its definiteness, as differences would.
-    `average` is the mean of the vectors so far, late ones weighted most.
-    """
-
-    vector: np.ndarray
-    rule: Any
-    state: PassState
-    average: np.ndarray
-    n_steps: int = 0
-
-
-@dataclass
-class BatchSettings:
-    """What the minibatches of a fit share."""
-
-    hyper: Hyperparameters
-    factor: Any
-    rule: Any
-    copies: float | None
-    total: float
-    size: int
-    n_steps: float
-    damping: float
-    kind: Any
-
-
-def sums_of_batch(model, X, y, weight, sites, rows, settings):
-    """Return the `RowSums` of some rows, with their new sites; `sites` are those of all rows."""
-    own = None if sites is None else sites[:, :, rows]
-    seen = own is not None and np.any(own)
-    how = PassStep(
-        step=settings.damping if seen else 1.0,
-        gradient="fresh" if settings.hyper.learns else None,
-        inputs=settings.hyper.learn_inputs,
-        kind=settings.kind,
-        block=block_rows(len(model.prior.Z), settings.kind),
-    )
-    own = PassRows(np.asarray(X[rows], dtype=np.float64), y[rows], weight[rows], own)
-    return evaluate_rows(model, own, how)
-
-
-def model_of_stream(stream, settings):
-    """Return what a batch needs to know of the stream so far."""
-    posteriors = stream.state.posteriors()
-    shared = settings.factor, settings.rule, settings.copies
-    return PassModel(stream.state.prior, posteriors, *shared)
-
-
-def step_of_batch(stream, model, sums, weight, settings):
-    """Take the sums of a batch, of so many copies, into the stream and move the hyperparameters.
-
-    Returns the stream, and the residual with the log evidence that is estimated from this batch.
-    """
-    hyper, state = settings.hyper, stream.state
-    scale = settings.total / weight
-    forget = min(1.0, max(3.0 / scale, (stream.n_steps + 1.0) ** -0.6))
-    gram = state.gram + forget * (scale * sums.gram - state.gram)
-    shift = state.shift + forget * (scale * sums.shift - state.shift)
-    prior, vector = state.prior, stream.vector
-    if hyper.learns:
-        scaled = sums._replace(
-            theta=scale * sums.theta, inputs=scale * sums.inputs, inner=scale * sums.inner
-        )
-        gradient = hyper.gradient(model, scaled, fresh=True, kind=settings.kind)
-        step = stream.rule.step(gradient + hyper.log_density(vector)[1])
-        # long steps first, then ever shorter ones: the noise of the batches averages out
-        step *= LEARNING.first_step * max(0.0, 1.0 - stream.n_steps / settings.n_steps)
-        vector = hyper.clip(vector + step)
-        prior = hyper.prior(vector)
-        gram, shift = rebase(gram, shift, state.prior, prior)
-    share = (LEARNING.tail + 1.0) / (stream.n_steps + 1.0 + LEARNING.tail)
-    average = stream.average + share * (vector - stream.average)
-    state = PassState(prior, gram, shift, None)
-    moved = Stream(vector, stream.rule, state, average, stream.n_steps + 1)
-    return moved, (sums.residual, model.log_evidence + scale * sums.log_term)
+    return vector, _with_sites(ep, model), max(1, round(LEARNING.last * plan.max_iter))
 
 
 def keys_of_part(part, seed, classes, units):
@@ -361,36 +252,16 @@ def keys_of_part(part, seed, classes, units):
     return standard_keys(X, units, seed, y)
 
 
-def minibatches_of_part(part, message, classes, stream, settings):
-    """Go once through a partition; return sites, stream and [(residual, log evidence), ...].
-
-    `message` are the keys of its rows and their sites or None.
-    """
-    X, y, weight = read_rows(part, classes)
-    keys, sites = message
-    sites = None if sites is None else sites.copy()
-    figures = []
-    for rows in minibatches(keys, weight, settings.size):
-        model = model_of_stream(stream, settings)
-        sums = sums_of_batch(model, X, y, weight, sites, rows, settings)
-        stream, told = step_of_batch(stream, model, sums, weight[rows].sum(), settings)
-        if sites is not None:
-            sites[:, :, rows] = sums.sites
-        figures.append(told)
-    return sites, stream, figures
-
-
-def batches_of_part(part, keys, classes, settings):
+def batches_of_part(part, keys, classes, share):
     """Return the minibatches of a partition, arrays of row numbers, in the order of its keys.
 
-    Each is the share of the partition in a step.
+    Each has a share of its copies, the same in all partitions.
     """
     weight = read_rows(part, classes)[2]
-    share = max(1.0, settings.size * weight.sum() / settings.total)
-    return list(minibatches(keys, weight, share))
+    return list(minibatches(keys, weight, max(1.0, share * weight.sum())))
 
 
-def batch_of_part(part, message, model, classes, settings):
+def batch_of_part(part, message, model, classes, how):
     """Return the `RowSums` of a batch of a partition and its copies, None where there is none.
 
     `message` is (row numbers, their sites or None), or None.
@@ -399,8 +270,10 @@ def batch_of_part(part, message, model, classes, settings):
         return None
     X, y, weight = read_rows(part, classes)
     rows, sites = message
-    batch, copies = (X[rows], y[rows]), weight[rows]
-    return sums_of_batch(model, *batch, copies, sites, slice(None), settings), copies.sum()
+    if sites is None or not np.any(sites):
+        how = how._replace(step=1.0)
+    own = PassRows(np.asarray(X[rows], dtype=np.float64), y[rows], weight[rows], sites)
+    return evaluate_rows(model, own, how), weight[rows].sum()
 
 
 def rounds_of_batches(batches):
@@ -416,98 +289,111 @@ def rounds_of_batches(batches):
     return rounds
 
 
-def minibatches_of_rounds(ep, batches, sites, stream, settings):
-    """Go once through all partitions, each step a batch that is spread over them.
+class BatchLearning:
+    """Minibatches: all that travels from one to the next, hyperparameters and sums of all rows.
 
-    The partitions work side by side under the same posterior and kernel, and their sums make the
-    step. Arguments and answer are those of `minibatches_of_part`, with a list of sites.
+    The sums of `state` forget old rows at a rate that falls with the `n_done` steps of `n_steps`: a
+    running average can never lose its definiteness, as differences would. `average` is the mean of
+    the vectors so far, late ones weighted most. `total` is the weight of all rows, `how` says what
+    is done with a batch.
     """
-    sites = None if sites is None else [s.copy() for s in sites]
-    figures = []
-    for each in rounds_of_batches(batches):
-        model = model_of_stream(stream, settings)
-        messages: list = [None] * len(each)
-        here = [k for k, rows in enumerate(each) if rows is not None]
-        for k in here:
-            messages[k] = each[k], None if sites is None else sites[k][:, :, each[k]]
-        answers = ep.run(batch_of_part, messages, model, ep.classes, settings)
-        sums, copies = zip(*(answers[k] for k in here), strict=True)
-        stream, told = step_of_batch(stream, model, add_sums(sums), sum(copies), settings)
-        figures.append(told)
-        if sites is not None:
-            for k in here:
-                sites[k][:, :, each[k]] = answers[k][0].sites
-    return sites, stream, figures
+
+    def __init__(self, ep, hyper, state, rule, plan):
+        self.ep, self.hyper, self.rule, self.total = ep, hyper, rule, plan.data.weight
+        self.n_steps, self.n_done = plan.max_iter * max(1.0, self.total / plan.batch_size), 0
+        # the sites of the epochs are the answer where nothing is learned
+        form, kind = ("fresh", plan.kind) if hyper.learns else (None, np.float64)
+        self.how = PassStep(plan.sweeps["damping"], form, hyper.learn_inputs, kind)
+        self.vector = self.average = hyper.start
+        sites = None if state.sites is None else [s.copy() for s in state.sites]
+        self.state = replace(state, sites=sites)
+
+    def epoch(self, batches):
+        """Go once through all partitions; return the residual and the mean log evidence.
+
+        Each step is a batch that is spread over the partitions, which work side by side under the
+        same posterior and kernel, and their sums make the step.
+        """
+        before, sites = self.state, self.state.sites
+        told = [self._round(each, sites) for each in rounds_of_batches(batches)]
+        residuals, log_evidence = np.transpose(told)
+        residual = _drift(before, self.state) if sites is None else max(residuals)
+        if sites is not None and not self.hyper.learns:
+            self.state = self.ep.restate(self.state.prior, sites)
+        return {"residual": residual, "log_evidence": np.mean(log_evidence)}
+
+    def _round(self, each, sites):
+        """Take a step by the batch of each partition, which may be None; keep its new sites."""
+        model, messages = self.ep.model(self.state), []
+        for k, rows in enumerate(each):
+            own = None if sites is None or rows is None else sites[k][:, :, rows]
+            messages.append(None if rows is None else (rows, own))
+        answers = self.ep.run(batch_of_part, messages, model, self.ep.classes, self.how)
+        for k, answer in enumerate(answers):
+            if answer is not None and sites is not None:
+                sites[k][:, :, each[k]] = answer[0].sites
+        sums, copies = zip(*filter(None, answers), strict=True)
+        return self._step(model, add_sums(sums), sum(copies))
+
+    def _step(self, model, sums, weight):
+        """Take in the sums of so many copies and move the hyperparameters.
+
+        Returns the residual, and the log evidence that is estimated from this batch.
+        """
+        state, scale = self.state, self.total / weight
+        forget = min(1.0, max(3.0 / scale, (self.n_done + 1.0) ** -0.6))
+        gram = state.gram + forget * (scale * sums.gram - state.gram)
+        shift = state.shift + forget * (scale * sums.shift - state.shift)
+        if self.hyper.learns:
+            gradient = self.hyper.gradient(model, sums.scaled(scale), True, self.how.kind)
+            step = self.rule.step(gradient + self.hyper.log_prior(self.vector)[1])
+            # long steps first, then ever shorter ones: the noise of the batches averages out
+            step *= LEARNING.first_step * max(0.0, 1.0 - self.n_done / self.n_steps)
+            self.vector = self.hyper.clip(self.vector + step)
+            prior = self.hyper.prior(self.vector)
+            gram, shift = rebase(gram, shift, state.prior, prior)
+            state = replace(state, prior=prior)
+        self.state = replace(state, gram=gram, shift=shift)
+        share = (LEARNING.tail + 1.0) / (self.n_done + 1.0 + LEARNING.tail)
+        self.average = self.average + share * (self.vector - self.average)
+        self.n_done += 1
+        return sums.residual, model.log_evidence + scale * sums.log_term
 
 
-def learn_by_minibatches(
-    ep,
-    hyper,
-    vector,
-    state,
-    rule,
-    *,
-    total,
-    size,
-    units,
-    rng,
-    tol,
-    damping,
-    max_iter,
-    trace,
-    kind=np.float64,
-):
+def learn_by_minibatches(ep, hyper, state, rule, plan, trace):
     """Epochs of minibatches, followed by sums made afresh from stored sites if nothing is learned.
 
     While hyperparameters move, running sums are better: stored sites are those of other kernels.
-    The first arguments and `kind` are those of `learn_by_passes`. `total` is the weight of all
-    rows, `size` counts the copies of rows in a batch, `units` are those of the columns, `rng` draws
-    the order of each epoch, `damping` is the share of the updates of sites that are not empty, and
-    `max_iter` counts epochs; with nothing to learn they end once no update of a batch exceeds
-    `tol`. Returns the state at the averaged hyperparameters, with the running sums where it has
-    learned, and the `LearningEnd`.
+    `rule` is that of `learn_by_passes`. `max_iter` of the plan counts epochs; with nothing to learn
+    they end once no update of a batch exceeds `tol`. Returns the state at the averaged
+    hyperparameters, with the running sums where it has learned, and the `LearningEnd`.
 
     A batch is spread over all partitions, whoever works on them, so that the answer does not depend
     on workers.
     """
-    n_steps = max_iter * max(1.0, total / size)
-    settings = BatchSettings(
-        hyper, ep.factor, ep.rule, ep.copies, total, size, n_steps, damping, kind
-    )
-    stream, sites = Stream(vector, rule, state, vector), state.sites
+    rng, share = check_random_state(plan.seed), plan.batch_size / plan.data.weight
+    learning = BatchLearning(ep, hyper, state, rule, plan)
     drawn = np.iinfo(np.int32).max
     seeds = [int(rng.randint(drawn))] * len(ep.sizes)
-    of_rows = ep.run(keys_of_part, seeds, ep.classes, units)
+    of_rows = ep.run(keys_of_part, seeds, ep.classes, plan.data.units)
     reason: Reason | None = None
     while reason is None:
         trace.begin("epoch")
-        seed, before = int(rng.randint(drawn)), stream.state
+        seed = int(rng.randint(drawn))
         keys = [other_keys(k, seed) for k in of_rows]
-        sites, stream, figures = _epoch(ep, keys, sites, stream, settings)
-        if sites is not None and not hyper.learns:
-            stream.state = ep.collect(stream.state.prior, sites)
-        residual = max(f[0] for f in figures) if sites is not None else _drift(before, stream.state)
-        record = {"residual": residual, "log_evidence": np.mean([f[1] for f in figures])}
-        if trace.end(record, ep.model(stream.state) if trace.watched else None):
+        record = learning.epoch(ep.run(batches_of_part, keys, ep.classes, share))
+        if trace.end(record, ep.model(learning.state) if trace.watched else None):
             reason = "asked"
-        elif trace.n_iter >= max_iter or (not hyper.learns and residual < tol):
+        elif trace.n_iter >= plan.max_iter or (
+            not hyper.learns and record["residual"] < plan.sweeps["tol"]
+        ):
             # Epochs are a budget that the user chose, over which the steps fall to zero: to have
             # used them up is the end of a schedule, not a failure.
             reason = "converged"
-    prior = hyper.prior(stream.average) if hyper.learns else stream.state.prior
-    gram, shift = rebase(stream.state.gram, stream.state.shift, stream.state.prior, prior)
-    return PassState(prior, gram, shift, sites), LearningEnd(reason, trace.n_iter, 0.0)
-
-
-def _epoch(ep, keys, sites, stream, settings):
-    """Go once through all partitions; return sites, stream and what each step told."""
-    if len(ep.sizes) > 1:
-        batches = ep.run(batches_of_part, keys, ep.classes, settings)
-        return minibatches_of_rounds(ep, batches, sites, stream, settings)
-    # where its rows are, steps need not be told to anybody
-    message = keys[0], None if sites is None else sites[0]
-    own, *rest = ep.run.one(0, minibatches_of_part, message, ep.classes, stream, settings)
-    return None if own is None else [own], *rest
+    state = learning.state
+    prior = hyper.prior(learning.average) if hyper.learns else state.prior
+    gram, shift = rebase(state.gram, state.shift, state.prior, prior)
+    return PassState(prior, gram, shift, state.sites), LearningEnd(reason, trace.n_iter, 0.0)
 
 
 def _drift(before, after):
@@ -517,35 +403,52 @@ def _drift(before, after):
     return largest_change(old, after.gram, after.shift)
 
 
-def stored_gradient(ep, hyper, model, sites):
-    """Return the gradient (p,) of the log evidence at a fixed point of the sites; one pass."""
-    sums, _, _ = ep.one_pass(model, sites, gradient="stored", inputs=hyper.learn_inputs)
-    return hyper.gradient(model, sums, fresh=False)
+class InducingNode(NamedTuple):
+    """What a node keeps: parameters (p,), state and model of the passes; the others see `Nodes`."""
+
+    theta: np.ndarray
+    state: PassState
+    model: PassModel
+    log_evidence: float
+    residual: float
+    slope: np.ndarray | None = None
+    s: float = 0.0
 
 
-def evidence_at(ep, hyper, state, **solver):
-    """Return the `Evaluate` of vectors, at fixed points that start from the last one.
+@dataclass
+class InducingProblem:
+    """EP of all binary problems under one kernel, at any vector of its hyperparameters.
 
-    The payload is the model. Hyperparameters without a proper prior or posterior have no node.
+    `state` is that to start from where there is no neighbour, `sweeps` are keywords of
+    `InducingEP.solve`.
     """
-    last = [state]
 
-    def evaluate(vector, near=None):
+    ep: InducingEP
+    hyper: Hyperparameters
+    state: PassState
+    sweeps: dict[str, Any]
+
+    def at(self, vector, near, slopes=True):
+        """Return the `InducingNode` at a vector, or None where EP has no fixed point.
+
+        From what a neighbour keeps. The gradient is worth two passes.
+        """
         try:
-            prior = hyper.prior(vector)
-            if last[0].sites is None:
-                gram, shift = rebase(last[0].gram, last[0].shift, last[0].prior, prior)
-                start = PassState(prior, gram, shift, None)
-            else:
-                start = ep.restate(prior, last[0].sites)
-            solution = ep.solve(start, **solver)
-        except ImproperPosterior:
+            prior = self.hyper.prior(vector)
+        except ImproperPosterior:  # such as inducing points that have met
             return None
-        last[0], model = solution.state, solution.model
-        gradient = stored_gradient(ep, hyper, model, last[0].sites)
-        evaluation = solution.result.evaluation
-        log_prior, slopes = hyper.log_density(vector)
-        figures = evaluation.record["log_evidence"], log_prior, gradient + slopes
-        return Node(vector, *figures, evaluation.residual, model)
 
-    return evaluate
+        def solve(state, share):
+            steps = self.sweeps | dict(damping=share * self.sweeps["damping"])
+            return self.ep.solve(self.ep.moved(state, prior), **steps).result
+
+        result = settled(solve, self.state if near is None else near.state, self.ep.zero(prior))
+        if result is None:
+            return None
+        state, model, slope = self.ep.unpack(result.x, prior), result.evaluation.payload, None
+        if slopes:
+            options = dict(gradient="stored", inputs=self.hyper.learn_inputs)
+            sums = self.ep.one_pass(model, state.sites, **options)[0]
+            slope = self.hyper.gradient(model, sums, fresh=False)
+        figures = result.evaluation.record["log_evidence"], result.residual
+        return InducingNode(vector, state, model, *figures, slope)

@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from ..._engine.partition import Part, load_part, split_rows
 from ..._engine.row_order import row_keys
-from ..._estimator.row_parts import check_alike, names_of_part, read_part
+from ..._estimator.row_parts import CheckedRows, check_alike, names_of_part, read_part, set_columns
 from .._base import check_scale, weighted_mean
 from .._limits import LIMITS
 
@@ -103,6 +103,12 @@ class PartitionedRows:
     labels: np.ndarray
     names: Any
 
+    def rows_up_to(self, run, seed, largest):
+        """Return X, class indices and weights of the rows with keys up to `largest`."""
+        checks = self.classes is not None
+        X, y, weight = rows_up_to(run, self.units, seed, largest)
+        return X, np.searchsorted(self.classes, y) if checks else y, weight
+
 
 def array_parts(training, n_partitions):
     """Return partitions of a `Training` in memory or mapped: views, made once.
@@ -114,7 +120,7 @@ def array_parts(training, n_partitions):
         y = y.astype(np.int8)
     if np.all(weight == 1.0):
         weight = np.broadcast_to(1.0, weight.shape)
-    return [Part(X[s], y[s], weight[s]) for s in split_rows(len(y), n_partitions or 1)]
+    return [CheckedRows(X[s], y[s], weight[s]) for s in split_rows(len(y), n_partitions or 1)]
 
 
 def dense_copies(weight):
@@ -127,13 +133,16 @@ def dense_copies(weight):
 
 
 def _checked_rows(part):
-    """Return X, y and weights of a partition that came from the user, or raise a ValueError."""
+    """Return X, y and weights of a partition, or raise a ValueError if it is not as it should be.
+
+    Those of `array_parts` are given back as they are.
+    """
     return read_part(part, None, True, accept_sparse=False, dtype=(np.float64, np.float32))
 
 
-def describe_part(part, checks):
-    """Return the `PartDescription` of a partition, checked first if it came from the user."""
-    X, y, weight = _checked_rows(part) if checks else load_part(part)
+def describe_part(part, _):
+    """Return the `PartDescription` of a partition."""
+    X, y, weight = _checked_rows(part)
     total = float(weight.sum())
     with np.errstate(over="ignore", invalid="ignore"):
         origin, centre, spread = np.asarray(X[0], dtype=np.float64), *np.zeros((2, X.shape[1]))
@@ -142,51 +151,90 @@ def describe_part(part, checks):
         centre /= total
         for rows in gen_batches(len(X), max(1, 2**17 // X.shape[1])):
             spread += dense_copies(weight[rows]) @ (X[rows] - origin - centre) ** 2
-    names = names_of_part(part) if checks else None
+    names = names_of_part(part)
     return PartDescription(len(y), X.shape[1], names, np.unique(y), total, origin, centre, spread)
 
 
-def smallest_keys(part, checks, units, seed, count):
-    """Return the rows of a partition with its `count` smallest distinct keys: keys, row numbers."""
-    X = (_checked_rows(part) if checks else load_part(part))[0]
-    keys = standard_keys(X, units, seed)
-    largest = np.unique(keys)[:count][-1]
-    chosen = np.flatnonzero(keys <= largest)
-    return keys[chosen], chosen
+def read_rows(part, classes):
+    """Return X, class indices and weights of a partition.
+
+    A partition of two arrays holds labels, which are looked up in `classes`; one of three holds
+    class indices and weights.
+    """
+    arrays = load_part(part)
+    if len(arrays) == 3:
+        return arrays
+    X, y = np.asarray(arrays[0]), np.asarray(arrays[1])
+    return X, np.searchsorted(classes, y), np.ones(len(X))
 
 
-def rows_at(part, chosen, checks):
-    """Return rows of a partition, all of them for None, and their weights."""
-    arrays = _checked_rows(part) if checks else load_part(part)
-    chosen = slice(None) if chosen is None else chosen
-    return np.asarray(arrays[0][chosen], dtype=np.float64), arrays[2][chosen]
+def smallest_keys(part, _, units, seed, count):
+    """Return the `count` smallest distinct keys of the rows of a partition."""
+    X = _checked_rows(part)[0]
+    return np.unique(standard_keys(X, units, seed))[:count]
 
 
-def candidate_rows(run, checks, units, seed, n_rows, count):
+def rows_of_part(part, _, units, seed, largest):
+    """Return X, y and weights of the rows of a partition with keys up to `largest`, if not None."""
+    X, y, weight = _checked_rows(part)
+    chosen: Any = slice(None)
+    if largest is not None:
+        chosen = np.flatnonzero(standard_keys(X, units, seed) <= largest)
+    return np.asarray(X[chosen], dtype=np.float64), y[chosen], weight[chosen]
+
+
+def rows_up_to(run, units, seed, largest):
+    """Return X, y and weights of the rows of all partitions with keys up to `largest`, if not None.
+
+    They are chosen by content alone: not by their order, nor by partitions.
+    """
+    pieces = run(rows_of_part, range(len(run.parts)), units, seed, largest)
+    return [np.concatenate(p) for p in zip(*pieces, strict=True)]
+
+
+def key_of_rank(run, units, seed, count):
+    """Return the key up to which there are `count` distinct rows in all partitions."""
+    found = run(smallest_keys, range(len(run.parts)), units, seed, count)
+    return np.unique(np.concatenate(found))[:count][-1]
+
+
+def candidate_rows(run, units, seed, n_rows, count):
     """Return `count` distinct rows of all partitions, with their copies, and weights.
 
     They are those of the smallest keys, so that no more than these rows travel.
     """
     if count == 0:
         return np.empty((0, len(units.origin))), np.empty(0)
-    chosen = [None] * len(run.parts)
-    if n_rows > count:
-        small = run(smallest_keys, [checks] * len(run.parts), units, seed, count)
-        largest = np.unique(np.concatenate([keys for keys, _ in small]))[:count][-1]
-        chosen = [rows[keys <= largest] for keys, rows in small]
-    pieces = run(rows_at, chosen, checks)
-    rows, weight = (np.concatenate(p) for p in zip(*pieces, strict=True))
+    largest = key_of_rank(run, units, seed, count) if n_rows > count else None
+    rows, _, weight = rows_up_to(run, units, seed, largest)
     order = _content_order(rows, units, seed)
     return rows[order], weight[order]
 
 
-def describe(run, checks, seed, n_candidates):
+def distinct_rows(run, data, count, seed):
+    """Return about `count` distinct rows with class indices and numbers of copies, in their order.
+
+    That of their keys: neither choice nor order depends on whether copies are written out.
+    """
+    largest = key_of_rank(run, data.units, seed, count)
+    X, y, weight = data.rows_up_to(run, seed, largest)
+    keys = standard_keys(X, data.units, seed)
+    order = np.lexsort((y, keys))
+    new = np.diff(keys[order]).astype(bool) | np.diff(y[order]).astype(bool)
+    first = np.flatnonzero(np.append(True, new))
+    copies, chosen = np.add.reduceat(weight[order], first), order[first]
+    # rows of one content with several labels stay together
+    within = keys[chosen] <= keys[chosen[: count + 1][-1]] - (len(chosen) > count)
+    return X[chosen[within]], y[chosen[within]], copies[within]
+
+
+def describe(run, own, seed, n_candidates):
     """Return the `PartitionedRows` of the partitions of an open `PartMap`.
 
     Raises a ValueError if a partition is not usable, has another number of features than the
     first, or if the scale of the columns is beyond double precision.
     """
-    parts = run(describe_part, [checks] * len(run.parts))
+    parts = run(describe_part, range(len(run.parts)))
     check_alike([(p.n_features, p.names) for p in parts])
     weight = sum(p.weight for p in parts)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -200,13 +248,13 @@ def describe(run, checks, seed, n_candidates):
     check_scale(total_variance, varies=False)
     units = Units.of_moments(origin, centre, spread / weight)
     n_rows = sum(p.n_rows for p in parts)
-    rows, copies = candidate_rows(run, checks, units, seed, n_rows, n_candidates)
+    rows, copies = candidate_rows(run, units, seed, n_rows, n_candidates)
     check_scale(total_variance, varies=np.any(rows != rows[:1]))
     labels = np.unique(np.concatenate([p.labels for p in parts]))
     return PartitionedRows(
         parts=run.parts,
         sizes=[p.n_rows for p in parts],
-        classes=labels if checks else None,
+        classes=None if own else labels,
         weight=weight,
         units=units,
         var=spread / weight,
@@ -215,6 +263,33 @@ def describe(run, checks, seed, n_candidates):
         labels=labels,
         names=parts[0].names,
     )
+
+
+def described(estimator, run, kept, seed):
+    """Return the `PartitionedRows` of an open map and the rows that they keep of the caller's.
+
+    `kept` is None for partitions of the user, from which labels and columns are learned.
+    """
+    # the choice of inducing points looks at no rows if they are given
+    n_candidates = LIMITS.k_means if estimator.inducing_points is None else 0
+    data = describe(run, kept is not None, seed, n_candidates)
+    if kept is not None:
+        return data, kept
+    if len(data.labels) < 2:
+        raise ValueError(f"y has only one class, {data.labels[0]!r}; a classifier needs two.")
+    estimator.classes_ = data.labels
+    set_columns(estimator, [(len(data.var), data.names)])
+    return data, np.ones(sum(data.sizes), dtype=bool)
+
+
+def check_part_list(estimator, sample_weight):
+    """Raise a ValueError where parameters do not go with a list of partitions."""
+    if sample_weight is not None:
+        raise ValueError("sample_weight must be None for a list of partitions.")
+    if estimator.method == "dense":
+        raise ValueError("method='dense' does not take a list of partitions as X.")
+    if estimator.class_weight is not None:
+        raise ValueError("class_weight must be None for a list of partitions.")
 
 
 def checked_parts(parts):
@@ -253,21 +328,16 @@ def choose_inducing_points(rows, weight, n_inducing, seed, lengths=None):
     return units.mean + units.spread * centres.cluster_centers_
 
 
-def n_candidate_rows(inducing_points):
-    """Return how many rows the choice of inducing points looks at: none if they are given."""
-    return LIMITS.k_means if inducing_points is None else 0
-
-
-def inducing_count(estimator, n_rows=None):
+def inducing_count(estimator, n_rows=None, points=LIMITS.points, many=LIMITS.few_points):
     """Return the number of inducing points that an estimator asks for.
 
     Of so many rows, None for any number, the default has such a number that rows times its square
-    never fall, nor the cost of a pass.
+    never fall, nor the cost of a pass: between those of `points`, the fewer of `many` rows.
     """
     if estimator.n_inducing is not None:
         return estimator.n_inducing
-    few, most = LIMITS.points
-    share = 1.0 if n_rows is None else (LIMITS.few_points / n_rows) ** 0.5
+    few, most = points
+    share = 1.0 if n_rows is None else (many / n_rows) ** 0.5
     return round(np.clip(few * share, few, most))
 
 

@@ -9,10 +9,14 @@ import numpy as np
 from ..._engine.loop import Reason, worst_reason
 from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import minibatches, row_keys
+from ..._engine.rules import rule_of_power
+from .._base import check_kernel, column_spread, draw_seed, factor_of, initial_kernel, sweeps_of
 from .._kernels import column_lengths
 from .ep import InducingEP, PassState
+from .fit import InducingRun, checked_optimizer, gp_fit
 from .hyperparameters import Hyperparameters
-from .rows import Units, choose_inducing_points, standard_keys
+from .learning import STEP_RULES
+from .rows import Units, choose_inducing_points, first_points, inducing_count, standard_keys
 from .values import InducingPrior, rebase
 
 
@@ -70,7 +74,7 @@ class StreamPlan:
     batch_size: int | None
     n_inducing: int
     jitter: float
-    solver: dict[str, Any]
+    sweeps: dict[str, Any]
 
 
 class StreamRun(NamedTuple):
@@ -94,11 +98,71 @@ class StreamRun(NamedTuple):
         return len(self.history["residual"])
 
 
-def start_stream(kernel, Z, jitter, n_problems, seed):
-    """Return the stream before any row."""
-    prior, m = InducingPrior(kernel, Z, jitter), len(Z)
-    gram, shift = np.zeros((n_problems, m, m)), np.zeros((n_problems, m))
-    return StreamPosterior(prior, gram, shift, 0.0, 0.0, seed)
+def plan_stream(estimator):
+    """Return the `StreamPlan` of the next call."""
+    factor, sweeps = factor_of(estimator), sweeps_of(estimator)
+    if estimator._needs_all_rows:
+        raise ValueError(
+            "partial_fit goes through inducing points, which need rows of numbers and an optimizer "
+            "that takes steps: give a kernel of vectors, and optimizer='auto' or None."
+        )
+    optimizer = checked_optimizer(estimator, factor)
+    if optimizer == "fmin_l_bfgs_b":
+        optimizer = "adam"
+    return StreamPlan(
+        factor=factor,
+        rule=rule_of_power(estimator.power),
+        step_rule=None if optimizer is None else STEP_RULES[optimizer],
+        learning_rate=estimator.learning_rate,
+        batch_size=estimator.batch_size,
+        n_inducing=inducing_count(estimator) if estimator.inducing_points is None else 0,
+        jitter=estimator.jitter,
+        sweeps=sweeps | dict(max_iter=min(sweeps["max_iter"], estimator.max_iter)),
+    )
+
+
+def new_stream(estimator, X, weight):
+    """Return the stream before any row, with kernel and inducing points after its first rows."""
+    kernel = initial_kernel(estimator, float(np.sum(column_spread(X, weight) ** 2)))
+    seed = draw_seed(estimator.random_state)
+    lengths = column_lengths(kernel, X.shape[1])
+    Z = first_points(estimator, X, weight, seed, lengths, told=False)
+    check_kernel(kernel, kernel(Z, Z))
+    C, m = estimator._n_problems, len(Z)
+    prior = InducingPrior(kernel, Z, estimator.jitter)
+    return StreamPosterior(prior, np.zeros((C, m, m)), np.zeros((C, m)), 0.0, 0.0, seed)
+
+
+def fit_stream(estimator, plan, X, y, forgetting):
+    """Return the `GPFit` after new rows with class indices, the older ones counted as a share.
+
+    After a dense fit its rows are taken in again.
+    """
+    last, weight = (
+        getattr(estimator, "_fitted", None),
+        estimator._class_weighted(y, np.ones(len(X))),
+    )
+    before = None if last is None else last.runs[0]
+    if isinstance(before, StreamRun):
+        stream = before.stream
+    elif isinstance(before, InducingRun):
+        stream = stream_of_fit(estimator._plan, before)
+    else:
+        if before is not None:
+            rows = estimator._plan
+            X, y = np.vstack([rows.X, X]), np.concatenate([rows.y, y])
+            weight = np.concatenate([forgetting * rows.weight, weight])
+        stream, last = new_stream(estimator, X, weight), None
+    run = absorb(forgotten(stream, forgetting), X, y, weight, plan)
+    if estimator.site_memory == "average":
+        return gp_fit(run)
+    sites, loo_proba = run.sites, np.exp(run.loo)
+    if last is not None and last.sites is not None:
+        seen = np.stack([estimator.site_precision_, estimator.site_shift_], axis=-2)
+        seen = forgetting * seen.reshape(len(sites), 2, -1)
+        sites = np.concatenate([seen, sites], axis=2)
+        loo_proba = np.concatenate([estimator.loo_proba_, loo_proba])
+    return gp_fit(run, sites, loo_proba)
 
 
 def stream_of_fit(plan, run):
@@ -154,7 +218,7 @@ def _absorb_batch(stream, part, plan):
             prior, sites = _learn_from_batch(stream, X, y, weight, rule, plan)
             ep.base = rebase(stream.gram, stream.shift, stream.prior, prior)
             state = ep.restate(prior, [sites])
-        solution = ep.solve(state, **plan.solver)
+        solution = ep.solve(state, **plan.sweeps)
         state, model, result = solution.state, solution.model, solution.result
         log_p = ep.leave_one_out(model, state.sites)
     value = result.evaluation.record["log_evidence"]
@@ -207,10 +271,10 @@ def _moved_kernel(ep, state, seen, own, rule, plan):
     vector, scale = hyper.start, (seen + own) / own
     for k in range(STEPS.of_block(own, seen)):
         model = ep.model(state)
-        share = plan.solver["damping"] if k else 1.0
+        share = plan.sweeps["damping"] if k else 1.0
         sums, each, _ = ep.one_pass(model, state.sites, step=share, gradient="fresh")
-        scaled = sums._replace(theta=scale * sums.theta, inner=scale * sums.inner)
-        vector = hyper.clip(vector + rule.step(hyper.gradient(model, scaled, fresh=True)))
+        gradient = hyper.gradient(model, sums.scaled(scale), fresh=True)
+        vector = hyper.clip(vector + rule.step(gradient))
         prior = hyper.prior(vector)
         ep.base = rebase(ep.base[0], ep.base[1], state.prior, prior)
         gram, shift = rebase(sums.gram, sums.shift, state.prior, prior)

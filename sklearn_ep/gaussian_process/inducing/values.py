@@ -4,6 +4,9 @@ Inducing values u ~ N(0, Kzz), Kzz = L L', are represented by e = L^-1 u ~ N(0, 
 w_i = L^-1 k(Z, x_i), and its latent value is w_i' e plus an independent N(0, s_i) (FITC). The
 posterior precision of e is I plus a positive semidefinite matrix, so it cannot be badly conditioned
 from below.
+
+Structures at rows in memory are here, too. Classes share points and kernel, hence the whitened rows
+W: the sites of `_engine.class_sites` sit on the projected values W e_c and join the classes.
 """
 
 from functools import cached_property
@@ -11,13 +14,17 @@ from functools import cached_property
 import numpy as np
 from sklearn.utils import gen_batches
 
+from ..._engine.class_sites import ClassWeights, class_covariances
 from ..._engine.gaussian import (
+    add_to_diagonal,
     checked_cholesky,
     jittered_cholesky,
     lower_times,
     positive_variance,
     triangular_inverse,
 )
+from ..._engine.hyper import mixture_covariance
+from ..._estimator.averaged import AveragedPosterior
 from .._kernels import StationaryCross, cross_covariance, finite_or_named
 
 
@@ -78,15 +85,6 @@ class SingleCross(StationaryCross):
         _, K, slope = kept
         own = K.astype(np.float32)
         return self.rounded, own, own if slope is K else slope.astype(np.float32)
-
-    def _moments(self, P, A):
-        if A.dtype != np.float32:
-            return super()._moments(P, A)
-        P, B = P.astype(np.float32, copy=False), self.rounded
-        rows, cols = P @ np.ones(len(B), np.float32), np.ones(len(P), np.float32) @ P
-        towards = P.T @ A
-        pulls = towards - cols[:, None] * B
-        return rows @ A**2 - np.einsum("ij,ij->j", B, towards + pulls), pulls
 
 
 class InducingPrior:
@@ -239,6 +237,22 @@ class InducingGPPosterior:
         return prior - W1 @ W2.T + self.posterior.root(W1) @ self.posterior.root(W2).T
 
 
+class AveragedInducing(AveragedPosterior):
+    """Mixture of the posteriors through the same inducing points under several kernels."""
+
+    @property
+    def inducing_mean(self):
+        """Posterior mean of the inducing values (m,)."""
+        return self.weight @ np.array([p.inducing_mean for p in self.posteriors])
+
+    @property
+    def inducing_cov(self):
+        """Posterior covariance of the inducing values (m, m), by the law of total covariance."""
+        mean = np.array([p.inducing_mean for p in self.posteriors])
+        cov = np.array([p.inducing_cov for p in self.posteriors])
+        return mixture_covariance(self.weight, cov, mean, mean)
+
+
 class InducingState:
     """Posterior of the conditional means t = E[f | u] given sites on them, copies counted.
 
@@ -288,3 +302,86 @@ class InducingGP:
         diagonal = self.prior.cross.contract_diagonal(self.X, noise_slope)
         of_prior, towards_prior = self.prior.contract(M, inputs)
         return theta + diagonal + of_prior, towards + towards_prior
+
+
+class JointInducingGP(ClassWeights):
+    """Structure of one Gaussian process a class at rows X, seen through points Z (FITC)."""
+
+    def __init__(self, kernel, X, Z, jitter):
+        self.X, self.of_points = X, InducingPrior(kernel, Z, jitter)
+        W, extra_var, self._kept = self.of_points.whiten(X, keep=True)
+        super().__init__(W, np.ones(W.shape[1]), extra_var)
+
+    def evidence_gradient(self, state, noise_slope):
+        """Return d log evidence / d theta (p,) at a fixed point of the sites, the points kept.
+
+        `noise_slope` (n,) are the derivatives of the log evidence in the extra variances. As for
+        dense sites of several classes the gradient is close, not exact.
+        """
+        W, C = self.B, state.precision.shape[1]
+        scaled = noise_slope[:, None] * W
+        towards_w, M = state.pull() @ state.coef, W.T @ scaled
+        share = (state.precision / state.precision.sum(1, keepdims=True))[:, :, None]
+        for c in range(C):
+            smoothed = np.stack([W @ state.spread[j, :, c] for j in range(C)], axis=1)
+            common = np.sum(share * smoothed, axis=1)
+            towards_w -= state.precision[:, c : c + 1] * (smoothed[:, c] - common)
+            M -= 0.5 * (state.spread[c, :, c] + np.outer(state.coef[c], state.coef[c]))
+        add_to_diagonal(M, 0.5 * C)
+        G = (towards_w - 2.0 * scaled) @ self.of_points.inverse
+        theta, _ = self.of_points.cross.contract(self._kept, G, False)
+        diagonal = self.of_points.cross.contract_diagonal(self.X, noise_slope)
+        return theta + diagonal + self.of_points.contract(M, False)[0]
+
+
+class JointInducingPosterior:
+    """Predictions of all classes from inducing points."""
+
+    def __init__(self, prior, state, factor):
+        self.prior, self.factor = prior, factor
+        self.coef, self.spread, self.inverse = state.coef, state.spread, state.inverse
+
+    @property
+    def n_classes(self):
+        """Number of classes."""
+        return len(self.coef)
+
+    @property
+    def inducing_mean(self):
+        """Posterior means of the inducing values (K, m)."""
+        return self.coef @ self.prior.lower.T
+
+    @property
+    def inducing_cov(self):
+        """Posterior covariances of the inducing values of each class (K, m, m)."""
+        lower = self.prior.lower
+        return np.stack([lower @ S[:, c] @ lower.T for c, S in enumerate(self.spread)])
+
+    def latent(self, X):
+        """Return means (n_new, K) and covariances (n_new, K, K) of the classes at new rows."""
+        C = self.n_classes
+        mean, cov = np.empty((len(X), C)), np.empty((len(X), C, C))
+        for rows in gen_batches(len(X), block_rows(len(self.prior.Z))):
+            W, extra_var, _ = self.prior.whiten(X[rows])
+            mean[rows] = W @ self.coef.T
+            cov[rows] = class_covariances(self.spread, W)
+            np.einsum("ncc->nc", cov[rows])[:] += extra_var[:, None]
+        return mean, cov
+
+    def covariance(self, X1, X2, c, j):
+        """Return the posterior covariance (n1, n2) of classes c and j between new rows."""
+        W1, W2 = self.prior.whiten(X1)[0], self.prior.whiten(X2)[0]
+        shared = W1 @ self.spread[c, :, j] @ W2.T
+        return shared + self.prior.kernel(X1, X2) - W1 @ W2.T if c == j else shared
+
+    def draw(self, X, n_samples, rng):
+        """Return joint draws (n_samples, n_new, K): common inducing values, the rest a class."""
+        W = self.prior.whiten(X)[0]
+        left = self.prior.kernel(X) - W @ W.T
+        add_to_diagonal(left, 1e-10 * (1.0 + np.diagonal(left).max()))
+        lower = checked_cholesky(left)
+        e = (rng.standard_normal((n_samples, len(self.inverse))) @ self.inverse).reshape(
+            n_samples, *self.coef.shape
+        )
+        own = rng.standard_normal((n_samples, self.n_classes, len(X))) @ lower.T
+        return ((self.coef + e) @ W.T + own).transpose(0, 2, 1)

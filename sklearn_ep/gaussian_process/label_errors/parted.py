@@ -13,19 +13,18 @@ from sklearn.utils import gen_batches
 from ..._engine.gaussian import ImproperPosterior
 from ..._engine.likelihoods import LabelNoise
 from ..._engine.loop import Trace
-from ..._engine.partition import PartMap, add_up
+from ..._engine.partition import PartMap
+from ..._engine.rules import Power
 from ..._engine.sites import Sites, cavity
 from .._base import WithLearned, fit_of_sites, watch_of_sweeps
-from .._hyperparameters import KEPT, ValueWithGradient
-from .._kernels import contract_diagonal, with_theta
-from ..inducing.ep import InducingEP, read_rows
-from ..inducing.passes import evidence_gradient
-from ..inducing.rows import PartitionedRows, dense_copies
+from .._hyperparameters import ValueWithGradient
+from .._kernels import with_theta
+from ..inducing.ep import InducingEP, evidence_gradient
+from ..inducing.rows import PartitionedRows, dense_copies, read_rows
 from ..inducing.values import InducingGPPosterior, InducingPrior, block_rows
-from .ladder import climb
-from .noise import OfNoise, noisy_marginals, on_means, on_noisy
-from .problem import ENDS_BEFORE_SWEEPS, ErrorNode, LabelErrorPlan, Slopes, learn_setting
-from .relaxed_rule import Relaxed
+from .fit import ENDS_BEFORE_SWEEPS, attributes_of_setting, climb, learned
+from .problem import ErrorNode, LabelErrorPlan, Rung, Slopes
+from .rules import OfNoise, Relaxed, noisy_marginals, on_means, on_noisy
 from .step import LabelErrorStep
 
 
@@ -47,28 +46,9 @@ class RowLabels(NamedTuple):
     relaxation: np.ndarray
 
 
-class PriorVariance(NamedTuple):
-    """Sums over rows of the prior variance and of its derivatives (p,)."""
-
-    total: float
-    slopes: np.ndarray
-
-
 def labels_of_part(part, _, classes):
     """Return the class indices of the rows of a partition."""
     return np.asarray(read_rows(part, classes)[1], dtype=np.intp)
-
-
-def prior_variance_of_part(part, _, kernel, classes):
-    """Return the `PriorVariance` of a partition."""
-    X, _, weight = read_rows(part, classes)
-    total, slopes = 0.0, np.zeros(kernel.n_dims)
-    for rows in gen_batches(len(X), 4096):
-        block = np.asarray(X[rows], dtype=np.float64)
-        own = dense_copies(weight[rows])
-        total += float(own @ kernel.diag(block))
-        slopes += contract_diagonal(kernel, block, own)
-    return PriorVariance(total, slopes)
 
 
 def project_part(part, sites, prior, noise, classes):
@@ -136,16 +116,6 @@ class PartedErrors(ValueWithGradient):
         factor = LabelNoise(setting.rate, self.plan.noise)
         return InducingGPPosterior(model.prior, model.posteriors[0], factor)
 
-    def log_prior(self, run):
-        """Return the `log_prior` of learning, whose sums over rows the workers make."""
-
-        def log_prior(kernel, rate):
-            parts = run(prior_variance_of_part, self.data.sizes, kernel, self.data.classes)
-            total, slopes = add_up(parts)
-            return self.plan.log_prior_at(kernel, rate, total / self.data.weight, slopes / total)
-
-        return log_prior
-
     def start(self, run, k):
         """Return the sites on t, part by part, at which problem k starts."""
         setting, sites = self.plan.settings[k], self.plan.sites[k]
@@ -201,7 +171,7 @@ class PartedErrors(ValueWithGradient):
 
 @dataclass
 class PartedErrorProblem:
-    """EP of problem k over an open map while its setting moves, from the last sites on t.
+    """EP of problem k over an open map while its setting moves, from the last sites x on t.
 
     Changes of sites on t are small in the standard deviations of t where the noise is large: the
     tolerance has to be the smaller for it.
@@ -210,30 +180,34 @@ class PartedErrorProblem:
     errors: PartedErrors
     run: Any
     k: int
-    sites: list
+    x: list
     tol: float = 5e-3
     damping: float = 0.8
 
-    def at(self, setting, near, slopes=True, squares=None):
+    @property
+    def plan(self):
+        """The `LabelErrorPlan`."""
+        return self.errors.plan
+
+    def at(self, setting, near, slopes=True):
         """Return the `ErrorNode` at a setting, None where it has no posterior."""
-        plan, data = self.errors.plan, self.errors.data
+        plan, classes = self.plan, self.errors.data.classes
         options = dict(tol=self.tol, max_iter=plan.max_iter, damping=self.damping, accelerate=True)
         ep = self.errors.ep(self.run, self.k, setting.rate, plan.rule)
         try:
-            solution = self.errors.solve(ep, setting, self.sites, **options)
+            solution = self.errors.solve(ep, setting, self.x, **options)
         except ImproperPosterior:  # such as inducing points that have met
             return None
-        model, slope, towards, rate_slope = solution.model, np.empty(0), 0.0, 0.0
-        self.sites = sites = solution.state.sites
-        if plan.learn or plan.move_points:
-            moves = plan.move_points
-            sums = ep.one_pass(model, sites, gradient="stored", inputs=moves)[0]
+        model, self.x, moves = solution.model, solution.state.sites, plan.unit is not None
+        slope, towards, rate_slope = np.empty(0), 0.0, 0.0
+        if plan.learn or moves:
+            sums = ep.one_pass(model, self.x, gradient="stored", inputs=moves)[0]
             slope, towards = evidence_gradient(model, sums, False, moves)
         if plan.learn_rate:
-            rate_slope = sum(self.run(rate_slope_of_part, sites, model, data.classes))
-        result, slopes = solution.result, Slopes(slope, rate_slope, towards)
+            rate_slope = sum(self.run(rate_slope_of_part, self.x, model, classes))
+        result, told = solution.result, Slopes(slope, rate_slope, towards)
         figures = float(result.evaluation.record["log_evidence"]), result.residual
-        return ErrorNode(setting, model, sites, *figures, slopes)
+        return ErrorNode(setting, model, self.x, *figures, told)
 
 
 def labels_of_parts(problem, run):
@@ -241,37 +215,28 @@ def labels_of_parts(problem, run):
     return np.concatenate(run(labels_of_part, problem.data.sizes, problem.data.classes))
 
 
-def fit_parted_errors(problem, run, monitor, k):
+def fit_parted_errors(errors, run, monitor, k):
     """Learn what is asked for, converge the sites, and return the `BinaryFit` of problem k."""
-    plan, trace, sites = problem.plan, Trace(monitor), problem.start(run, k)
-    unit = problem.data.units.spread if plan.move_points else None
-    moving = PartedErrorProblem(problem, run, k, sites)
-    found = learn_setting(plan, k, unit, moving, problem.log_prior(run), trace)
-    setting, sites, end = found or (plan.settings[k], sites, KEPT)
-    last: list[Any] = []
+    plan, trace = errors.plan, Trace(monitor)
+    problem, last = PartedErrorProblem(errors, run, k, errors.start(run, k)), list[Any]()
+    setting, sites, end = learned(problem, plan.settings[k], None, trace)
 
-    def own_run(rule, damping, accelerate, sites, max_iter, watch):
-        ep = problem.ep(run, k, setting.rate, rule)
-        options = dict(tol=plan.tol, max_iter=max_iter, damping=damping, accelerate=accelerate)
-        solution = problem.solve(ep, setting, sites, monitor=watch, **options)
+    def own_run(rung, sites, max_iter, watch):
+        ep = errors.ep(run, k, setting.rate, rung.rule)
+        options = dict(damping=rung.damping, accelerate=rung.accelerate, monitor=watch)
+        solution = errors.solve(ep, setting, sites, tol=plan.tol, max_iter=max_iter, **options)
         last[:] = [ep]
         return replace(solution.result, x=solution.state.sites)
 
     watch = watch_of_sweeps(trace, end, setting, ENDS_BEFORE_SWEEPS, AtSetting)
-    result, path = climb(plan.rungs_by(own_run), sites, plan.max_iter, watch)
+    rungs = plan.rungs(Rung("power 0.5", Power(0.5), 0.9))
+    result, path = climb(rungs, own_run, sites, plan.max_iter, watch)
     model, memory = result.evaluation.payload, last[0].memory
     messages = list(zip(result.x, memory or [None] * len(result.x), strict=True))
-    told = run(row_labels, messages, model, problem.data.classes)
-    told = RowLabels(*(np.concatenate(f, axis=-1) for f in zip(*told, strict=True)))
-    more = dict(
-        label_noise=setting.rate,
-        no_errors_proba=0.0,
-        relaxation=told.relaxation,
-        wrong_proba=told.wrong,
-        setting=setting,
-        path=path,
-    )
-    left_out = {"loo_log_plus": told.plus, "loo_log_minus": told.minus}
-    ended = trace, end, replace(result, x=told.sites), setting.kernel, left_out
-    posterior = problem.posterior((setting, model))
-    return fit_of_sites(posterior, *ended, setting.points, **more)
+    parts = run(row_labels, messages, model, errors.data.classes)
+    told = RowLabels(*(np.concatenate(f, axis=-1) for f in zip(*parts, strict=True)))
+    more = attributes_of_setting(setting, told.relaxation, path)
+    more |= dict(loo_log_plus=told.plus, loo_log_minus=told.minus, wrong_proba=told.wrong)
+    ended = trace, end, replace(result, x=told.sites), setting.kernel
+    posterior = errors.posterior((setting, model))
+    return fit_of_sites(posterior, *ended, more, setting.points)

@@ -1,68 +1,48 @@
-"""One binary problem of Gaussian-process classification whose labels may be wrong."""
+"""A binary problem of Gaussian-process classification whose labels may be wrong: plan, nodes."""
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from scipy.special import expit, logit
+from scipy.special import betainc, betaln, expit, log_expit, logit
 from sklearn.gaussian_process.kernels import Kernel
 
 from ..._engine.contracts import WholeEP
 from ..._engine.gaussian import ImproperPosterior
 from ..._engine.hyper import NormalPrior
 from ..._engine.likelihoods import LabelNoise
-from ..._engine.loop import Trace, iterate
 from ..._engine.rules import Power
 from ..._engine.sites import Sites, cavity
-from .._base import (
-    column_spread,
-    evidence_of_problems,
-    fit_of_sites,
-    left_out_signs,
-    watch_of_sweeps,
-)
+from .._base import evidence_of_problems
 from .._dense_gp import DenseGPPosterior, KernelGP
 from .._hyperparameters import (
-    KEPT,
-    Accuracy,
-    Nodes,
+    KernelScales,
+    ThetaSpace,
     ValueWithGradient,
-    find_mode,
-    or_refuse,
+    learned_coordinates,
+    settled,
 )
 from .._kernels import contract_diagonal, with_theta
+from .._limits import LIMITS
 from ..inducing.values import InducingGP, InducingGPPosterior, InducingPrior
-from .ladder import MarginalDoubleLoop, Rung, climb
-from .noise import LatentNoise
-from .relaxed_rule import Relaxed
+from .rules import LatentNoise, Relaxed
 from .step import LabelErrorStep
 
 RATE_BOUNDS = (1e-4, 0.45)
-# Relative changes of the evidence below that, or what a line search still finds after five
-# evaluations, are within the error of sites in passing.
-_LEARNING = Accuracy(ftol=3e-4, first_step=1.0, max_line_search=5)
 # Counts of the prior of the rate. Few rows with wrong labels leave amplitude, length scale and rate
 # nearly free: without priors a wiggly function without errors often explains them best.
 RATE_COUNTS = (3.0, 9.0)
-# Ends of learning that leave iterations for sweeps: both share one budget.
-ENDS_BEFORE_SWEEPS = ("converged", "stuck")
 
 
-def log_rate_prior(rate):
-    """Return the log density of the rate of wrong labels and its derivative in logit(rate)."""
-    a, b = RATE_COUNTS[0] - 1.0, RATE_COUNTS[1] - 1.0
-    return a * np.log(rate) + b * np.log1p(-rate), a * (1.0 - rate) - b * rate
+def log_rate_density(x, counts):
+    """Return the log density of the logit of a rate that is Beta of these counts, and its slope.
 
-
-def log_length_prior(log_length, centre, spread=0.4):
-    """Return the log density of a length scale, log-Cauchy around a centre, and its derivative.
-
-    Heavy tails: a smooth function is preferred where the rows do not tell, and given up without
-    resistance where they do.
+    The rate is within the bounds of learning.
     """
-    z = (log_length - np.log(centre)) / spread
-    return -np.log1p(z**2), -2.0 * z / (1.0 + z**2) / spread
+    a, b = counts
+    total = betaln(a, b) + np.log(betainc(a, b, RATE_BOUNDS[1]))
+    return a * x + (a + b) * log_expit(-x) - total, a - (a + b) * expit(x)
 
 
 class Setting(NamedTuple):
@@ -97,58 +77,110 @@ class ErrorNode(NamedTuple):
     result: Any = None
 
 
-class Coordinates:
-    """The space of all that is learned: theta, logit of the rate, moves of inducing points.
+@dataclass(frozen=True)
+class WeakScales(ThetaSpace):
+    """All parameters of a kernel under the weak priors of a mode.
 
-    `first` is the `Setting` where learning starts, and what is kept of it; `unit` (d,) the length
-    of a move of size one in each column, None where the inducing points are kept; `log_prior_of`
-    maps kernel and rate to the log prior density with its slopes.
+    The mean variance at `rows` with copies `weight` is log-normal about four times the noise. The
+    last parameter is the log length of the default kernel, log-Cauchy about that of `length`, which
+    is None for other kernels: a smooth function is preferred where the rows do not tell, and given
+    up without resistance where they do.
     """
 
-    s = 0.0
+    rows: Any
+    weight: np.ndarray
+    noise: float
+    length: float | None
 
-    def __init__(self, first, learn_kernel, learn_rate, unit, log_prior_of):
-        self.first, self.unit, self.log_prior_of = first, unit, log_prior_of
-        self.n_theta = first.kernel.n_dims if learn_kernel else 0
-        self.n_rate = int(learn_rate)
-        self.n_moves = 0 if unit is None else first.points.size
+    def log_prior(self, theta):
+        """Return the log prior density of theta, but for a constant, and its gradient."""
+        kernel = with_theta(self.kernel, theta)
+        total = self.weight @ kernel.diag(self.rows)
+        away = np.log(total / self.weight.sum() / self.noise / 4.0)
+        slope = -away * contract_diagonal(kernel, self.rows, self.weight / total)
+        if self.length is None:
+            return -0.5 * away**2, slope
+        spread = 0.4
+        z = (theta[-1] - np.log(self.length)) / spread
+        slope[-1] -= 2.0 * z / (1.0 + z**2) / spread
+        return -0.5 * away**2 - np.log1p(z**2), slope
+
+
+@dataclass(frozen=True)
+class ErrorSpace:
+    """What is learned of the kernel, the logit of the rate, and moves of inducing points.
+
+    `first` is a `Setting` with what is kept; `kernel` the space of the kernel, None for one that is
+    kept; `rate_counts` are those of the Beta prior of the rate, None for a rate that is kept;
+    `unit` (d,) is the length of a move of size one in each column, None for points that stay.
+    """
+
+    first: Setting
+    kernel: WeakScales | KernelScales | None
+    rate_counts: tuple[float, float] | None
+    unit: np.ndarray | None = None
+
+    @cached_property
+    def s(self):
+        """Spread of the log lengths, infinite where they are those that learning found."""
+        return learned_coordinates(self.first.kernel)[2]
+
+    @property
+    def names(self):
+        """What phi consists of, where kernels are averaged over."""
+        scales: Any = self.kernel
+        names = () if scales is None else scales.names
+        return (*names, "logit_label_noise") if self.rate_counts else names
+
+    @property
+    def _n_moves(self):
+        return 0 if self.unit is None else self.first.points.size
+
+    def _parts(self, phi):
+        """Return what phi says of the kernel, the rate and the inducing points."""
+        end = len(phi) - self._n_moves
+        return np.split(phi, [end - (self.rate_counts is not None), end])
 
     def start(self, theta):
-        """Return the vector of the first setting with other kernel parameters."""
-        rate = np.full(self.n_rate, logit(self.first.rate) if self.n_rate else 0.0)
-        return np.concatenate([theta[: self.n_theta], rate, np.zeros(self.n_moves)])
+        """Return the phi (T,) of the first setting with other kernel parameters."""
+        of_kernel = [] if self.kernel is None else self.kernel.phi(theta)
+        rate = [logit(self.first.rate)] if self.rate_counts else []
+        return np.concatenate([of_kernel, rate, np.zeros(self._n_moves)])
 
     @property
     def bounds(self):
-        """Bounds (p, 2) of the vector; none for inducing points."""
-        theta = self.first.kernel.bounds if self.n_theta else np.empty((0, 2))
-        free = np.full((self.n_moves, 2), [-np.inf, np.inf])
-        rate = np.tile(logit(RATE_BOUNDS), (self.n_rate, 1))
-        return np.vstack([theta, rate, free])
+        """Bounds (T, 2) of phi; none for inducing points."""
+        of_kernel = np.empty((0, 2)) if self.kernel is None else self.kernel.bounds
+        rate = np.tile(logit(RATE_BOUNDS), (int(self.rate_counts is not None), 1))
+        return np.vstack([of_kernel, rate, np.full((self._n_moves, 2), [-np.inf, np.inf])])
 
-    def point(self, vector):
-        """Return the `Setting` of a vector."""
+    def point(self, phi):
+        """Return the `Setting` at phi."""
         kernel, rate, points = self.first
-        theta, logit_rate, moves = np.split(vector, [self.n_theta, self.n_theta + self.n_rate])
-        if self.n_theta:
-            kernel = with_theta(kernel, theta)
-        if self.n_rate:
+        of_kernel, logit_rate, moves = self._parts(phi)
+        if self.kernel is not None:
+            kernel = with_theta(kernel, self.kernel.point(of_kernel))
+        if len(logit_rate):
             rate = float(expit(logit_rate[0]))
-        if self.n_moves:
+        if len(moves):
             points = points + moves.reshape(points.shape) * self.unit
         return Setting(kernel, rate, points)
 
     def slopes(self, slope):
-        """Return the gradient in the vector from `Slopes`."""
-        moves = (slope.points * self.unit).ravel() if self.n_moves else np.empty(0)
-        rate = np.full(self.n_rate, slope.rate)
-        return np.concatenate([slope.theta[: self.n_theta], rate, moves])
+        """Return the gradient in phi from `Slopes`."""
+        of_kernel = [] if self.kernel is None else self.kernel.slopes(slope.theta)
+        rate = [slope.rate] if self.rate_counts else []
+        moves = [] if self.unit is None else (slope.points * self.unit).ravel()
+        return np.concatenate([of_kernel, rate, moves])
 
-    def log_prior(self, vector):
-        """Return the log prior density of a vector and its gradient."""
-        kernel, rate, points = self.point(vector)
-        value, theta, of_rate = self.log_prior_of(kernel, rate)
-        return value, self.slopes(Slopes(theta, of_rate, np.zeros(np.shape(points))))
+    def log_prior(self, phi):
+        """Return the log prior density of phi, flat in moves, and its gradient."""
+        of_kernel, logit_rate, moves = self._parts(phi)
+        value, slope = (0.0, []) if self.kernel is None else self.kernel.log_prior(of_kernel)
+        if self.rate_counts is not None:
+            more, steep = log_rate_density(logit_rate[0], self.rate_counts)
+            value, slope = value + more, np.append(slope, steep)
+        return value, np.append(slope, np.zeros(len(moves)))
 
 
 class ErrorAveraging(NamedTuple):
@@ -167,15 +199,24 @@ class ErrorAveraging(NamedTuple):
     n_jobs: int | None
 
 
+class Rung(NamedTuple):
+    """One way to the fixed point: name, rule of the sites (None: the double loop), and steps."""
+
+    name: str
+    rule: Any
+    damping: float = 1.0
+    accelerate: bool = False
+
+
 @dataclass
 class LabelErrorPlan(ValueWithGradient):
     """Everything the binary problems need besides their signs; sent to workers as it is.
 
-    Sites are on g = f + noise. `y` holds class indices; `settings` and `sites`
-    have one entry a binary problem, where it starts. `learn`, `learn_rate` and `move_points` say
-    whether kernel, rates of wrong labels and inducing points are learned.
-    `rule` is that of learning, `penalty` finite if relaxed sites come after it. `length_centre`
-    centres the prior of the length scale of the default kernel, its last parameter; None for other
+    Sites are on g = f + noise. `y` holds class indices; `settings` and `sites` have one entry a
+    binary problem, where it starts. `learn` and `learn_rate` say whether kernel and rates of wrong
+    labels are learned, `unit` (d,) is the spread of the columns where inducing points are moved,
+    else None. `rule` is that of learning, `penalty` finite if relaxed sites come after it.
+    `length_centre` centres the prior of the length scale of the default kernel; None for other
     kernels, of which nothing is known. `averaging` is None where the mode is used. `X`, `y` and
     `weight` are None where the rows are in partitions.
     """
@@ -195,107 +236,76 @@ class LabelErrorPlan(ValueWithGradient):
     cost: str
     freeze_after: int
     length_centre: float | None
-    move_points: bool
+    unit: np.ndarray | None
     jitter: float
     X: Any = None
     y: Any = None
     weight: Any = None
     averaging: ErrorAveraging | None = None
 
-    def slopes(self, structure, state):
-        """Return d log evidence / d theta and / d Z at a fixed point of the sites."""
-        if isinstance(structure, KernelGP):
-            return structure.evidence_gradient(state.latent), 0.0
-        return structure.evidence_gradient(state.latent, state.noise_slope, self.move_points)
+    def space_of_mode(self, first):
+        """Return the `ErrorSpace` of all that is learned, from a first setting."""
+        counts = (RATE_COUNTS[0] - 1.0, RATE_COUNTS[1] - 1.0)  # those of the rate's own density
+        scales = None
+        if self.learn:
+            seen = self.X, self.weight
+            if first.points is not None:
+                seen = first.points, np.ones(len(first.points))
+            scales = WeakScales(first.kernel, *seen, self.noise, self.length_centre)
+        return ErrorSpace(first, scales, counts if self.learn_rate else None, self.unit)
 
-    def ep(self, setting, sign, squares=None, single=False):
-        """Return the fixed-point map of the rule of learning at a setting.
+    def space_of_average(self, first):
+        """Return the `ErrorSpace` that is averaged over; ratios of lengths and points stay."""
+        averaging: Any = self.averaging
+        scales, counts = None, averaging.rate_counts if self.learn_rate else None
+        if self.learn:
+            scales = KernelScales.at(first.kernel, first.kernel.theta, averaging.prior)
+        return ErrorSpace(first, scales, counts)
 
-        `squares` are the squared distances (n, n) of the rows in lengths, where they are known;
-        see `KernelGP`.
-        """
+    def ep(self, setting, sign, single=False):
+        """Return the fixed-point map of the rule of learning at a setting; see `KernelGP`."""
         latent: Any
         if setting.points is None:
-            latent = KernelGP(setting.kernel, self.X, squares, single)
+            latent = KernelGP(setting.kernel, self.X, single)
         else:
             latent = InducingGP(setting.kernel, self.X, setting.points, self.jitter)
         structure = LatentNoise(latent, self.noise, self.weight)
         return WholeEP(structure, LabelErrorStep(setting.rate), sign, self.weight, self.rule)
 
-    def rungs(self, setting, sign, tol):
-        """Return the ladder of `climb`: the rule, less damping, a power, the double loop."""
-        ep = self.ep(setting, sign)
-
-        def run(rule, damping, accelerate, x, max_iter, monitor):
-            own = WholeEP(ep.structure, ep.factor, ep.y, ep.weight, rule)
-            steps = dict(damping=damping, accelerate=accelerate, monitor=monitor)
-            return own.solve(x, tol=tol, max_iter=max_iter, **steps)
-
-        def descend(x, max_iter, monitor):
-            evaluate = MarginalDoubleLoop(ep, self.rule.exponent).evaluate
-            return iterate(evaluate, x, max_iter=max_iter, tol=tol, monitor=monitor)
-
-        return [*self.rungs_by(run), Rung("double loop", descend)]
-
-    def rungs_by(self, run):
-        """Return the rungs that are a rule, by `run(rule, damping, accelerate, x, ...)`."""
-        relaxed = np.isfinite(self.penalty)
-
-        def rung(name, rule, damping, accelerate, share=0.3):
-            return Rung(name, lambda *run_args: run(rule(), damping, accelerate, *run_args), share)
-
-        def own_rule():
-            return Relaxed(self.penalty, self.cost, self.freeze_after) if relaxed else self.rule
-
+    def rungs(self, last):
+        """Return the ladder of `climb`: the rule, less damping, and a last `Rung`."""
         if isinstance(self.rule, Power):
             # a fraction of the factor is damping of its own: more of it only makes it slow
             large = max(0.9, self.damping)
-            return [
-                rung("power", own_rule, self.damping, True),
-                rung(f"power, damping {large:g}", own_rule, large, False, 0.6),
-            ]
-        name = "relaxed" if relaxed else "ep"
+            slow = Rung(f"power, damping {large:g}", self.rule, large)
+            return [Rung("power", self.rule, self.damping, True), slow, last]
+        name, rules = "ep", [self.rule, self.rule]
+        if np.isfinite(self.penalty):
+            relaxed = self.penalty, self.cost, self.freeze_after
+            name, rules = "relaxed", [Relaxed(*relaxed), Relaxed(*relaxed)]
         small = min(0.25, 0.5 * self.damping)
-        return [
-            rung(name, own_rule, self.damping, True),
-            rung(f"{name}, damping {small:g}", own_rule, small, False),
-            rung("power 0.5", partial(Power, 0.5), 0.9, False),
-        ]
-
-    def log_prior(self, kernel, rate):
-        """Return the log prior density of what is learned, its slopes in theta and logit rate."""
-        variances = kernel.diag(self.X)
-        share = self.weight / (self.weight @ variances)
-        log_slope = contract_diagonal(kernel, self.X, share) if self.learn else 0.0
-        mean = self.weight @ variances / self.weight.sum()
-        return self.log_prior_at(kernel, rate, mean, log_slope)
-
-    def log_prior_at(self, kernel, rate, mean_variance, log_slope):
-        """Return the same from the mean prior variance and the slope (p,) of its log."""
-        away, spread = np.log(mean_variance / self.noise / 4.0), 1.0
-        value, slope = -0.5 * (away / spread) ** 2, np.zeros(0)
-        if self.learn:
-            slope = -away / spread**2 * log_slope
-            if self.length_centre is not None:
-                more, steep = log_length_prior(np.log(kernel.k2.length_scale), self.length_centre)
-                value += more
-                slope[-1] += steep
-        if not self.learn_rate:
-            return value, slope, 0.0
-        more, rate_slope = log_rate_prior(rate)
-        return value + more, slope, rate_slope
+        slow = Rung(f"{name}, damping {small:g}", rules[1], small)
+        return [Rung(name, rules[0], self.damping, True), slow, last]
 
     def value_and_gradient(self, theta, fit, n_jobs):
         """Return log evidence at theta, EP run from the sites of the fit, and its gradient.
 
         Rates of wrong labels and inducing points are those of the fit.
         """
+        own = replace(self, learn=True)
+        steps = dict(tol=self.tol, max_iter=self.max_iter, damping=self.damping, accelerate=True)
 
         def at(k, sign, x, part):
-            setting = fit.runs[k].attributes["setting"]
-            problem = ErrorProblem(replace(self, learn=True), sign, x, self.tol, self.damping)
-            found = problem.at(setting._replace(kernel=with_theta(self.kernel, part)), None)
-            return found.log_evidence, found.slope.theta
+            setting = (
+                fit.runs[k].attributes["setting"]._replace(kernel=with_theta(self.kernel, part))
+            )
+            ep = self.ep(setting, sign)
+            try:
+                result = ep.solve(x, **steps)
+            except ImproperPosterior:  # these sites are no start for this kernel
+                result = ep.solve(np.zeros_like(x), **steps)
+            node = own.node(setting, ep, result)
+            return node.log_evidence, node.slope.theta
 
         return evidence_of_problems(at, self.y, theta, fit)
 
@@ -314,22 +324,24 @@ class LabelErrorPlan(ValueWithGradient):
 
     def node(self, setting, ep, result, slopes=True):
         """Return the `ErrorNode` of a `Result` of the rule of learning, maybe without `slopes`."""
-        (state, _), slope, towards = result.evaluation.payload, np.empty(0), 0.0
+        state, told = result.evaluation.payload[0], None
+        if slopes:
+            told = self._slopes(ep, Sites(*result.x), state)
         figures = result.evaluation.record["log_evidence"], result.residual
-        if not slopes:
-            return ErrorNode(setting, state, result.x, *figures, result=result)
-        if self.learn or self.move_points:
-            slope, towards = self.slopes(ep.structure.structure, state)
-        rate = self.rate_slope(ep, Sites(*result.x), state) if self.learn_rate else 0.0
-        told = Slopes(slope, rate, towards)
         return ErrorNode(setting, state, result.x, *figures, told, result=result)
 
-    def rate_slope(self, ep, sites, state):
-        """Return d log evidence / d logit(rate): expected minus assumed number of wrong labels."""
+    def _slopes(self, ep, sites, state):
+        """Return the `Slopes` of the log evidence at a fixed point of the sites."""
+        structure, theta, towards = ep.structure.structure, np.empty(0), 0.0
+        if isinstance(structure, InducingGP):
+            moved = self.unit is not None
+            theta, towards = structure.evidence_gradient(state.latent, state.noise_slope, moved)
+        elif self.learn:
+            theta = structure.evidence_gradient(state.latent)
+        # of the rate: the expected minus the assumed number of wrong labels
         cav = cavity(sites, state.mean, state.var, self.rule.exponent)
-        factor = ep.factor.powered(self.rule.exponent)
-        wrong = factor.wrong_proba(ep.y, cav.mean, cav.var)
-        return self.weight @ (wrong - ep.factor.rate)
+        wrong = ep.factor.powered(self.rule.exponent).wrong_proba(ep.y, cav.mean, cav.var)
+        return Slopes(theta, self.weight @ (wrong - ep.factor.rate), towards)
 
     def posterior(self, payload):
         """Return the predicting posterior that belongs to the payload of an iteration."""
@@ -343,88 +355,40 @@ class LabelErrorPlan(ValueWithGradient):
 
 @dataclass
 class ErrorProblem:
-    """EP of the labels of one problem while its setting moves, from the sites of the last point.
+    """EP of the labels of one problem at any setting, from the sites of a neighbour.
 
-    In passing sites are refined to a residual whose error of the evidence learning leaves.
+    `x` are sites to start from where there is no neighbour. In passing sites are refined to a
+    residual whose error of the evidence learning leaves.
     """
 
     plan: LabelErrorPlan
     sign: np.ndarray
     x: np.ndarray
-    tol: float = 5e-2
-    damping: float = 0.8
+    tol: ClassVar[float] = 2e-2
 
-    def at(self, setting, near, slopes=True, squares=None):
-        """Return the `ErrorNode` at a setting, None where it has no posterior."""
-        plan = self.plan
-        options = dict(tol=self.tol, max_iter=plan.max_iter, damping=self.damping, accelerate=True)
+    def at(self, setting, near, slopes=True):
+        """Return the `ErrorNode` at a setting, or None where EP has no fixed point."""
+        averages = self.plan.averaging is not None
+        single = averages and len(self.sign) >= LIMITS.thirds_errors
         try:
-            ep = plan.ep(setting, self.sign)
-            try:
-                result = ep.solve(self.x, **options)
-            except ImproperPosterior:  # the last sites are no start for this kernel
-                result = ep.solve(np.zeros_like(self.x), **options)
-        except ImproperPosterior:  # such as inducing points that have met
+            ep = self.plan.ep(setting, self.sign, single)
+        except ImproperPosterior:  # inducing points that have met
             return None
-        self.x = result.x
-        return plan.node(setting, ep, result)
 
+        def solve(start, share):
+            # sites start close to their fixed points
+            return ep.solve(start, tol=self.tol, max_iter=40, damping=share, accelerate=True)
 
-def learn_hyperparameters(plan, sign, trace, k):
-    """Return (setting, sites of EP there, `LearningEnd`) of problem k."""
-    unit = column_spread(plan.X, plan.weight) if plan.move_points else None
-    problem = ErrorProblem(plan, sign, plan.sites[k])
-    found = learn_setting(plan, k, unit, problem, plan.log_prior, trace)
-    return found or (plan.settings[k], plan.sites[k], KEPT)
+        x = self.x if near is None else near.sites
+        result = settled(solve, x, np.zeros_like(self.x))
+        return None if result is None else self.plan.node(setting, ep, result, slopes)
 
+    def of_rows(self, rows):
+        """Return the problem of some of the rows."""
+        return ErrorProblem(self.plan.part(rows), self.sign[rows], self.x[:, rows])
 
-def learn_setting(plan, k, unit, problem, log_prior, trace):
-    """Return (setting, sites of EP there, `LearningEnd`) of problem k, None if nothing is learned.
-
-    `unit` (d,) is the spread of the columns where inducing points are moved; `log_prior` is that of
-    `Coordinates`.
-    """
-    first = plan.settings[k]
-    space = Coordinates(first, plan.learn, plan.learn_rate, unit, log_prior)
-    start = space.start(first.kernel.theta)
-    if not len(start):
-        return None
-    found = find_mode(
-        Nodes(problem, space).evaluate,
-        start,
-        space.bounds,
-        max_iter=plan.max_iter,
-        starts=[space.start(s) for s in plan.restarts if space.n_theta],
-        monitor=trace,
-        accuracy=_LEARNING,
-    )
-    mode, end = or_refuse(found)
-    return mode.payload.setting, mode.payload.sites, end
-
-
-def wrong_proba(factor, sign, result):
-    """Return the probability (n,) that labels are wrong, given all other rows."""
-    state = result.evaluation.payload[0]
-    cav = cavity(Sites(*result.x), state.mean, state.var)
-    return factor.wrong_proba(sign, cav.mean, cav.var)
-
-
-def fit_label_errors(plan, sign, monitor, k):
-    """Learn what is asked for, converge the sites, and return the `BinaryFit` of problem k."""
-    trace = Trace(monitor)
-    setting, sites, end = learn_hyperparameters(plan, sign, trace, k)
-    watch = watch_of_sweeps(trace, end, setting, ends=ENDS_BEFORE_SWEEPS)
-    result, path = climb(plan.rungs(setting, sign, plan.tol), sites, plan.max_iter, watch)
-    state, update = result.evaluation.payload
-    factor = LabelErrorStep(setting.rate)
-    more = dict(
-        label_noise=setting.rate,
-        no_errors_proba=0.0,
-        relaxation=np.zeros(len(sign)) if update.relaxation is None else update.relaxation,
-        wrong_proba=wrong_proba(factor, sign, result),
-        setting=setting,
-        path=path,
-    )
-    left_out = left_out_signs(factor, result)
-    run = trace, end, result, setting.kernel, left_out, setting.points
-    return fit_of_sites(plan.posterior((setting, state)), *run, **more)
+    def from_rows(self, rows, node):
+        """Return the problem whose sites start at those of a `Node` of some rows, others empty."""
+        x = np.zeros_like(self.x)
+        x[:, rows] = node.payload.sites
+        return replace(self, x=x)

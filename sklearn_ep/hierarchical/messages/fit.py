@@ -13,7 +13,7 @@ import numpy as np
 from joblib import parallel_config
 
 from ..._engine import gaussian
-from ..._engine.loop import Reason, Trace, reason_to_end
+from ..._engine.loop import Trace, reason_to_end
 from ..._engine.partition import PartMap
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from . import posterior as posteriors
@@ -189,10 +189,9 @@ def _fit_rows(plan, rows, monitor, previous, save):
     keep = save and (lambda found: save(state_of_levels(found[0])))
     watch = PosteriorMonitor(monitor, lambda found: posterior_of(*found, None, None), keep)
     start, trace = _start(plan, model, previous), Trace(watch)
-    search, check, corrected = find_right_scales(
+    solved, coupling, reason, check, corrected = find_right_scales(
         model, start, plan.settings.tol, plan.settings.max_iter, trace
     )
-    solved, coupling = search.solved, search.coupling
     known, state = plan.settings.theta == "mode", state_of_levels(solved)
     spread: Any = None
     if not known:
@@ -201,15 +200,11 @@ def _fit_rows(plan, rows, monitor, previous, save):
         rows.step(steps.go_back)
     evidence = posteriors.log_evidence(model, solved, check, None if known else spread.cov)
     posterior = posterior_of(solved, coupling, spread, check)
-    reason, remark = search.reason, ""
+    settled, remark = reason == "converged", ""
     if not model.solved_all:
         reason, remark = "stuck", "a linear system was not solved in 200 steps"
     names = [factor.name for factor in plan.columns.factors]
-    told = (
-        posteriors.remarks_on_variances(check, corrected, names)
-        if search.reason == "converged"
-        else ()
-    )
+    told = posteriors.remarks_on_variances(check, corrected, names) if settled else ()
     more = dict(theta_rule="mode" if known else "gaussian", state=state)
     more |= dict(evidence_std=0.5 * check.log_det_std, remarks=told)
     return BinaryFit(posterior, trace.history, reason, evidence, more, remark)
@@ -220,36 +215,27 @@ def state_of_levels(solved):
     return dict(theta=solved.theta, mean=np.concatenate([solved.mean.beta, *solved.mean.levels]))
 
 
-class ScaleSearch(NamedTuple):
-    """Where the gradient in the scales vanishes, and why the search ended."""
-
-    solved: Solved
-    coupling: Coupling
-    reason: Reason
-
-
 def find_right_scales(model, start, tol, max_iter, trace):
-    """Return (`ScaleSearch`, its `VarianceCheck`, whether (F,) scales were corrected).
+    """Return what `find_scales` does, its `VarianceCheck`, whether (F,) scales were corrected.
 
     Where variances by messages would put a scale off, it is found again with the right ones' share
     in them, which moves with the scales, and the search changes little: up to three times.
     """
     corrected = np.zeros(len(model.levels), dtype=bool)
     for left in range(3, -1, -1):
-        search = find_scales(model, start, tol, max_iter, trace)
-        solved = model.settled(search.solved)
-        search = search._replace(solved=solved)
-        check = posteriors.check_variances(model, solved, search.coupling)
-        if search.reason != "converged" or not left or not check.matters.any():
+        solved, coupling, reason = find_scales(model, start, tol, max_iter, trace)
+        solved = model.settled(solved)
+        check = posteriors.check_variances(model, solved, coupling)
+        if reason != "converged" or not left or not check.matters.any():
             break
         corrected |= check.matters
         model.shares = np.where(corrected, check.share, model.shares)
         start = solved.theta, solved.mean
-    return search, check, corrected
+    return solved, coupling, reason, check, corrected
 
 
 def find_scales(model, start, tol, max_iter, trace):
-    """Return the `ScaleSearch` by BFGS on the gradient of the log evidence.
+    """Return (`Solved`, `Coupling`, `Reason`) by BFGS on the gradient of the log evidence.
 
     start is (theta, `Effects` or None), the rows being where they start; trace goes on. The fixed
     point tau^2 = mean(a^2 + v) has the same root and crawls to it. Sites are tightened as the steps
@@ -278,7 +264,7 @@ def find_scales(model, start, tol, max_iter, trace):
         below = far < _STEPS * tol and solved.mismatch < fine and not away
         reason = reason_to_end(trace, below, True, False, max_iter)
         if reason is not None:
-            return ScaleSearch(solved, coupling, reason)
+            return solved, coupling, reason
         site_tol, theta = float(np.clip(0.1 * far, fine, site_tol)), theta + step
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from ..._engine.likelihoods import Logit
 from ..._engine.rules import rule_of_power
 from ..._engine.sites import Sites
-from ..exact import layout
+from .. import _layout as layout
 
 
 class Chains(NamedTuple):

@@ -24,9 +24,15 @@ from ..._engine.diagnostics import importance_check
 from ..._engine.gaussian import Moments, backward, checked_cholesky, log_partition, natural
 from ..._engine.quadrature import gauss_legendre_panels
 from .. import _scales
-from .arrow import arrow_rows, of_one_factor
-from .mode import effect_modes, effect_rule
-from .nodes import SiteState, TiltedSite, tilted_by_nodes
+from .part import (
+    SiteState,
+    TiltedSite,
+    arrow_rows,
+    effect_modes,
+    effect_rule,
+    of_one_factor,
+    tilted_by_nodes,
+)
 
 _BLOCK = 1_000_000  # row values held at once
 _GRADED = np.array([0.0, 1, 2.2, 3.6, 5.2, 7.5, 11, 16, 24, 36, 54, 81, 120, 180, 270, 1e9])

@@ -12,16 +12,26 @@ from ..._engine.loop import SILENT
 from ..._engine.partition import Part
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .. import _scales
+from .._exact import GivenScales
+from .._layout import EffectPlaces, LocalPart
 from .._parts import state_of
 from .._posterior import GroupPosterior, of_sites, shared
 from .._scales import explore, lattice_about, star_at
-from ..exact.layout import EffectPlaces, GroupColumns, LocalPart
-from .arrow import arrow_rows, conditional_ep, half_partition, of_one_factor
 from .draws import DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
-from .messages import is_proper, propagate, total_of
-from .mode import find_mode, laplace_messages, marginal_terms
-from .nodes import PartsGivenTheta, PartsNode, SiteState, node_rule, tilted_by_nodes
-from .parts import part_worker
+from .messages import find_mode, is_proper, laplace_messages, propagate, total_of, unpack
+from .part import (
+    SiteState,
+    TiltedSite,
+    arrow_rows,
+    conditional_ep,
+    half_partition,
+    marginal_terms,
+    middle_sites,
+    node_rule,
+    of_one_factor,
+    part_worker,
+    tilted_by_nodes,
+)
 
 _MOST_ON_GRID = 2  # coordinates of theta of a lattice; a star beyond
 # Coordinates that messages between parts carry: with three varying coefficients, six of them, the
@@ -81,7 +91,7 @@ class PartAnswers:
         self.shared = reader, tilted, options
 
     def find_mode(self, tol, max_iter, damping=1.0, monitor=SILENT):
-        """Return what `mode.find_mode` does, started at the prior mean."""
+        """Return what `find_mode` does, started at the prior mean."""
         modes, d = [None] * len(self.states), len(self.plan.beta_sd)
 
         def evaluate(phi):
@@ -133,6 +143,75 @@ class PartAnswers:
         """Return the sites of the rows of each part at its nodes, None where there are none."""
         places = [s if isinstance(s, SiteState | None) else s.nodes for s in self.states]
         return [None if place is None else place.sites for place in places]
+
+
+class PartsGivenTheta:
+    """The model as a function of theta, for the search of nodes.
+
+    answers(theta, cavities, sites) gives for each part, by its cavity of beta and its row sites, a
+    `ConditionalPosterior` at the one node theta.
+    """
+
+    def __init__(self, answers, plan):
+        self.answers, self.where, self.theta_prior = answers, plan.parts.where, plan.theta_prior
+        self.n_effects, self.n_levels = plan.n_effects, plan.n_levels
+        self.n_named = len(plan.levels[0])
+        self.prior = Natural(np.diag(plan.beta_sd**-2.0), np.zeros(len(plan.beta_sd)))
+
+    def flops(self):
+        """Return 0: what parts are for is not to be measured by one core."""
+        return 0.0
+
+    def first(self, theta, messages, row_sites, tol):
+        """Return the `Node` at theta, from messages about phi, and the sites of rows of parts."""
+        theta, (precision, shift), d = np.asarray(theta, float), messages, len(self.prior.shift)
+        # what Gaussian messages about (beta, theta) imply of beta given theta
+        start = Natural(precision[:, :d, :d], shift[:, :d] - theta @ precision[:, d:, :d])
+        rows = [None if s is None else middle_sites(s, 1) for s in row_sites]
+        return self.evaluate(theta, (rows, start), tol)
+
+    def evaluate(self, theta, sites, tol, max_rounds=30):
+        """Return the `Node` at theta, with `GivenScales`, started at the sites of another.
+
+        Those are row sites of each part and messages about beta. Messages of later rounds are
+        positive semi-definite, so that their cavities stay proper.
+        """
+        k, d = len(self.where), len(self.prior.shift)
+        none = [None] * k, Natural(np.zeros((k, d, d)), np.zeros((k, d)))
+        rows, start = none if sites is None else sites
+        parts: list[Any] = []
+
+        def tilted(cavities):
+            nonlocal parts, rows
+            parts = self.answers(theta, cavities, rows)
+            rows = [p.sites for p in parts]
+            moments = [Moments(p.mean[0], p.root[0].T @ p.root[0]) for p in parts]
+            return [TiltedSite(p.log_z[0], m, None) for p, m in zip(parts, moments, strict=True)]
+
+        options = dict(max_iter=max_rounds - 1, tol=tol, accelerate=False)
+        found = propagate(tilted, self.prior, start, **options)[0]
+        total, evidence = total_of(self.prior, found.evaluation.payload), found.evaluation.record
+        root, mean, _ = half_partition(*(a[None] for a in total))
+        local = self._assembled([p.local for p in parts])
+        known = local, evidence["log_evidence"], (rows, unpack(found.onwards))
+        node = GivenScales(mean[0], root[0], *known)
+        told = node.log_z, self._slope(theta, node), found.residual, node
+        return Node.under(self.theta_prior, theta, *told)
+
+    def _assembled(self, blocks):
+        """Return the `LocalPart` of the named groups, in the order of their labels."""
+        named = np.argsort(np.concatenate(self.where), kind="stable")[: self.n_named]
+        lower, offset, gain = (
+            np.concatenate(a, axis=1)[0][named] for a in zip(*blocks, strict=True)
+        )
+        return LocalPart.of_columns(lower, offset, gain)
+
+    def _slope(self, theta, node):
+        """Return the derivatives (T,) of the log evidence; of unnamed groups those of the named."""
+        (q,), (n, _) = self.n_effects, node.local.offset.shape
+        turned = (node.local.gain @ node.root.T).reshape(n, q, len(node.root))
+        moment = node.local.second_moment(node.mean, turned @ turned.swapaxes(1, 2))
+        return _scales.slope(theta, q, self.n_levels[0] / max(n, 1) * moment)
 
 
 class GroupedFit:
@@ -236,8 +315,9 @@ class GroupedFit:
         if self.rule == "none":
             total = total_of(self.prior, messages)
             root, mean, _ = half_partition(total.precision[None], total.shift[None])
-            none = np.zeros((0, 0)), GroupColumns.without_pairs(np.zeros((0, 0, self.d)))
-            found = PartsNode(mean[0], root[0], LocalPart(none[0][None][:0], *none), 0.0, None)
+            sizes = (0, 1, 1), (0, 1), (0, 1, self.d)
+            none = LocalPart.of_columns(*map(np.zeros, sizes))
+            found = GivenScales(mean[0], root[0], none, 0.0)
             alone = Average.alone(Node(np.zeros(0), 0.0, 0.0, np.zeros(0), 0.0, found))
             return self._posterior(alone), None
         model, tol = PartsGivenTheta(self.answers.given_theta, self.plan), self.answers.inner_tol

@@ -10,16 +10,19 @@ A fixed point with proper cavities need not exist: two halves of few groups may 
 indefinite message that the prior cannot make up for. The steps then shrink towards the border of
 the proper set, no damping or order of updates helps, and the scales have to be found from all parts
 together.
+
+Sweeps start at the mode of the marginal posterior, local effects integrated out: what the parts say
+there are the site messages of Laplace propagation.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import eigh
 
 from ..._engine import gaussian
-from ..._engine.loop import SILENT, Anderson, Evaluation, Trace, iterate
+from ..._engine.loop import SILENT, Anderson, Evaluation, Trace, iterate, reason_to_end
 
 
 def pack(messages):
@@ -238,3 +241,120 @@ def _after_one(prior, messages, k, update, step):
         step = min(step, 0.9 * step_limit(total_of(prior, messages), messages, change))
     pairs = zip(messages, target, strict=True)
     return gaussian.Natural(*(old + step * (new - old) for old, new in pairs))
+
+
+class Ascent(NamedTuple):
+    """A point of the climb, and the Newton step from it.
+
+    value is the objective, terms what the partitions say, step the next Newton step, gain the
+    slope along it, length its length in posterior sd.
+    """
+
+    phi: np.ndarray
+    terms: list[Any]
+    value: float
+    step: np.ndarray
+    gain: float
+    length: float
+
+
+def _ascent(evaluate, prior, phi, d):
+    """Return the `Ascent` at phi: a Newton step made uphill by flipping negative curvatures.
+
+    Curvatures are compared in coordinates scaled by their diagonal, so that units of columns do not
+    matter. The whole step is shortened where a log scale would move by more than one.
+    """
+    terms = evaluate(phi)
+    value = sum(t.value for t in terms) - 0.5 * phi @ prior.precision @ phi + prior.shift @ phi
+    hessian = prior.precision - sum(t.hessian for t in terms)
+    gradient = prior.shift - prior.precision @ phi + sum(t.gradient for t in terms)
+    scale = 1.0 / np.sqrt(np.maximum(np.abs(np.diagonal(hessian)), 1e-300))
+    values, vectors = np.linalg.eigh(hessian * scale * scale[:, None])
+    turned = vectors.T @ (scale * gradient)
+    step = turned / np.maximum(np.abs(values), 1e-8)
+    length = float(np.sqrt(step @ turned))
+    step = scale * (vectors @ step)
+    step /= max(1.0, np.max(np.abs(step[d:]), initial=0.0))
+    return Ascent(phi, terms, float(value), step, step @ gradient, length)
+
+
+def find_mode(evaluate, prior, phi, d, *, tol, max_iter, damping=1.0, monitor=SILENT):
+    """Climb to the mode of the marginal posterior by Newton steps with a line search.
+
+    evaluate maps phi, whose first d entries are coefficients and the rest coordinates of the group
+    scales, to a list of `SiteTerms`. It stops once the Newton step is shorter than tol posterior
+    sd; damping is the first trial of the line search. The monitor is told of each iteration, with
+    the `Ascent` at the point it led to. Returns the last one, and the `Trace`, the `Reason` and the
+    log evidence.
+    """
+    trace, reason, evidence = Trace(monitor), None, 0.0
+    here = _ascent(evaluate, prior, phi, d)
+    while reason is None:
+        trace.begin()
+        settled, stuck = here.length < tol, False
+        if not settled:
+            there = _climbed(evaluate, prior, here, damping, d)
+            stuck = there is None
+            here = here if there is None else there
+        evidence = _laplace_evidence(here.value, here.terms, prior)
+        trace.end({"residual": here.length, "log_evidence": evidence}, here)
+        reason = reason_to_end(trace, here.length < tol, settled, stuck, max_iter)
+    return here, trace, reason, evidence
+
+
+def _climbed(evaluate, prior, here, damping, d):
+    """Return where a line search along the Newton step leads, or None if nothing is gained.
+
+    A point without a value is infinitely low. Where no step gains, quadrature and derivatives
+    disagree: nothing is left to gain.
+    """
+    share = damping
+    for _ in range(12):
+        try:
+            there = _ascent(evaluate, prior, here.phi + share * here.step, d)
+            if there.value >= here.value + 1e-4 * share * here.gain - 1e-9 * abs(here.value):
+                return there
+        except (FloatingPointError, np.linalg.LinAlgError):
+            pass
+        share *= 0.4
+    return None
+
+
+def _site_precisions(terms):
+    return np.stack([-0.5 * (t.hessian + t.hessian.T) for t in terms])
+
+
+def _proper_share(prior, precision, with_cavities):
+    """Return the largest of 1, 0.7, 0.49, ... by which the sites have to be weakened to be proper.
+
+    A share small enough always exists, because the prior is proper.
+    """
+    share = 1.0
+    while not is_proper(prior, share * precision, with_cavities):
+        share *= 0.7
+    return share
+
+
+def _laplace_evidence(value, terms, prior):
+    """Return log of the Laplace integral of the posterior; the prior is normalised here.
+
+    Before the mode is reached the posterior may bend the wrong way; the Gaussian is then that of
+    `laplace_messages`.
+    """
+    precision = _site_precisions(terms)
+    share = _proper_share(prior, precision, with_cavities=False)
+    lower = gaussian.checked_cholesky(prior.precision + share * precision.sum(0))
+    return float(value - np.sum(np.log(np.diagonal(lower))) - gaussian.log_partition(prior))
+
+
+def laplace_messages(mode, prior, *, with_cavities=True):
+    """Return the messages of the sites at an `Ascent`, that at the mode or one on the way.
+
+    Their product with the prior is the Laplace approximation. Where that is improper, or leaves a
+    cavity improper and `with_cavities` asks for those, all messages are weakened by the same share,
+    which keeps the mode.
+    """
+    precision = _site_precisions(mode.terms)
+    shift = np.stack([t.gradient for t in mode.terms]) + precision @ mode.phi
+    share = _proper_share(prior, precision, with_cavities)
+    return gaussian.Natural(share * precision, share * shift)

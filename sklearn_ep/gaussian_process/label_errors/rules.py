@@ -1,4 +1,4 @@
-"""White noise between the latent values and the variables that carry the sites.
+"""Rules of the sites of labels that may be wrong: relaxed moment matching, and sites under noise.
 
 Sites on g = f + noise become sites on f, so that any structure of f serves, and copies of a row
 share f while each has a noise of its own. Where f is seen through inducing points, passes over rows
@@ -11,7 +11,69 @@ from functools import cached_property
 import numpy as np
 
 from ..._engine.gaussian import ImproperPosterior
-from ..._engine.sites import Sites
+from ..._engine.rules import match_moments
+from ..._engine.sites import Cavity, Sites, cavity
+from .step import relaxed_cost, relaxed_gamma
+
+
+class Relaxed:
+    """Relaxed moment matching (Qi and Guo 2012) for a `LabelErrorStep`; one object serves one run.
+
+    Each row may multiply its cavity by a factor exp(-b (g - m)^2 / 2) around the centre m of its
+    old site before moments are matched, where that lowers the divergence by more than the penalty,
+    the price of a unit of gamma = b times the variance of the cavity. The factor is no part of the
+    posterior. `cost` is that of `relaxed_cost`.
+
+    `memory` holds b and b m of the rows. After `freeze_after` sweeps they stay as they are, or are
+    released for good where they no longer pay. Which rows relax may flip for ever, since m jumps
+    where a site precision changes sign.
+
+    A site without precision has no centre: rows below one per cent of the precision of their cavity
+    do not relax. That bounds the centres, so that penalties from about 50 on are moment matching.
+    """
+
+    factor_needs = ("rate",)
+    exponent = 1.0
+
+    def __init__(self, penalty, cost, freeze_after):
+        self.penalty, self.cost, self.freeze_after = penalty, cost, freeze_after
+        self.n_sweeps = 0
+        self.memory: tuple[np.ndarray, np.ndarray] | None = None
+
+    def resumed(self, memory):
+        """Return the rule for some of the rows, of which b and b m are given as (2, n)."""
+        rule = Relaxed(self.penalty, self.cost, self.freeze_after)
+        rule.n_sweeps = self.n_sweeps
+        rule.memory = (memory[0], memory[1]) if self.n_sweeps else None
+        return rule
+
+    def advance(self):
+        """Count a sweep whose rows were all visited by resumed rules."""
+        self.n_sweeps += 1
+
+    def __call__(self, factor, y, sites, mean, var, extra_var=0.0):
+        """Return the `SiteUpdate` of the rows; parameters as for `MomentMatching`."""
+        cav = cavity(sites, mean, var)
+        gamma, pull = self._relax(factor, y, sites, cav)
+        self.advance()
+        mean = (cav.mean + pull * cav.var) / (1.0 + gamma)
+        relaxed = Cavity(mean, cav.var / (1.0 + gamma), cav.proper)
+        return match_moments(factor, y, sites, relaxed, extra_var, relaxation=gamma)
+
+    def _relax(self, factor, y, sites, cav):
+        """Return gamma and b m of each row."""
+        told = np.abs(sites.precision) * cav.var > 1e-2
+        centre = np.divide(sites.shift, sites.precision, out=np.zeros_like(cav.mean), where=told)
+        root = np.sqrt(cav.var)
+        scalars = y * cav.mean / root, y * centre / root, self.penalty, factor.rate, self.cost
+        if self.n_sweeps < self.freeze_after or self.memory is None:
+            gamma = np.where(told, relaxed_gamma(*scalars), 0.0)
+            self.memory = gamma / cav.var, gamma * centre / cav.var
+            return gamma, self.memory[1]
+        gamma = self.memory[0] * cav.var
+        pays = relaxed_cost(gamma, *scalars) <= relaxed_cost(0.0, *scalars)
+        self.memory = np.where(pays, self.memory[0], 0.0), np.where(pays, self.memory[1], 0.0)
+        return np.where(pays, gamma, 0.0), self.memory[1]
 
 
 def noisy_marginals(precision, shift, noise, mean, var):
@@ -86,15 +148,12 @@ def on_means(sites, noise):
 
 
 def _proper_step(old, new, noise):
-    """Return new sites on g, steps halved where they leave the noise improper, and their number."""
+    """Return new sites on g, at most half the way to improper noise, and how many were beyond."""
     bad = 1.0 + noise * new.precision <= 0
-    n_bad = int(np.sum(bad))
-    for _ in range(12):  # then a site stays where it was
-        if not np.any(bad):
-            return new, n_bad
-        new = Sites(*(np.where(bad, 0.5 * (a + b), b) for a, b in zip(old, new, strict=True)))
-        bad = 1.0 + noise * new.precision <= 0
-    return Sites(*(np.where(bad, a, b) for a, b in zip(old, new, strict=True))), n_bad
+    fall = np.where(bad, old.precision - new.precision, 1.0)
+    share = np.where(bad, 0.5 * (old.precision + 1.0 / noise) / fall, 1.0)
+    pairs = zip(old, new, strict=True)
+    return Sites(*((1.0 - share) * a + share * b for a, b in pairs)), int(np.sum(bad))
 
 
 class OfNoise:

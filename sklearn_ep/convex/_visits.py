@@ -1,9 +1,18 @@
-"""The double loop with sampled variances, by visits to rows in partitions or in memory.
+"""Loops that visit rows, in partitions or in memory, and hold nothing per row.
 
-Per column the driver holds the coefficients u, the random numbers E1, and the chain of anchors that
-the variances of rows are functions of; per row it holds nothing. An outer step solves for a few
-draws of N(0, A^-1) at the present sites, calibrates with them the variances that the diagonal of A
-gives, and ends with Newton's method at the new ones.
+`NaturalGradient` has exact variances. Its state is the precision A and the shift h of the posterior
+N(u, A^-1), u = A^-1 h. Given what the rows and the prior say at (u, A), an undamped step is
+
+    A+ = P + B' diag(pi) B,   h+ = P m0 + B' diag(pi) B u - B' f',
+
+the natural-gradient step of length one on the bound, whose fixed points are the optima of the
+double loop. One visit to the rows a step (Khan and Lin 2017 give the step for conjugate
+computations).
+
+`SampledLoop` is the double loop with sampled variances. Per column the driver holds the
+coefficients u, the random numbers E1, and the chain of anchors that the variances of rows are
+functions of. An outer step solves for a few draws of N(0, A^-1) at the present sites, calibrates
+with them the variances that the diagonal of A gives, and ends with Newton's method at the new ones.
 """
 
 import itertools
@@ -13,26 +22,33 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._engine.gaussian import ImproperPosterior
-from .._engine.loop import Evaluation, Result, Trace, reason_to_end
+from .._engine.loop import SILENT, Anderson, Evaluation, Result, Trace, iterate, reason_to_end
 from ._double_loop import minimise
-from ._sampled_rows import (
+from ._parameters import in_log_scales
+from ._rows import (
     Anchor,
     Candidate,
+    PartRows,
     Point,
+    WholePosterior,
     advance_sums,
-    answered,
     calibration_sums,
     diagonal_sums,
     line_sums,
     product_sums,
     right_sums,
 )
-from ._systems import START_INFLATION, TINY, HalfCovariance, conjugate_gradients
-from ._variances import (
+from ._systems import (
+    START_INFLATION,
+    TINY,
+    HalfCovariance,
+    PrimalSystem,
     ScaledJacobi,
     coefficient_variances,
+    conjugate_gradients,
     lanczos_factor,
     log_determinant,
+    spread_and_share,
 )
 
 
@@ -100,7 +116,7 @@ class _Position:
         self.tags = itertools.count()
         self.point, self.own = self.new_point(np.zeros(n)), None
         self.anchors: list[Anchor] = []
-        self.n_visits = self.n_products = 0
+        self.n_products = 0
 
     def new_point(self, u):
         """Return the `Point` of coefficients u."""
@@ -108,10 +124,9 @@ class _Position:
 
     def visit(self, what, extra=None, point=None, products=0):
         """Return the sum of what the rows answer here, or at another point."""
-        self.n_visits += 1
         self.n_products += products
         point = self.point if point is None else point
-        return self.rows.visit(answered, what, point, extra, *self.anchors)
+        return self.rows.visit(what, point, extra, *self.anchors)
 
     def images(self, diagonal, curvature):
         """Return the map V -> A V for columns, with curvatures or precisions of the sites."""
@@ -215,12 +230,11 @@ class _Draws:
             if intercept:
                 variances[-1] = 0.0
             candidate = Candidate(next(place.tags), variances, U, column)
-            level, spread = _level_and_spread(
-                place.visit(calibration_sums, candidate, products=k), k
-            )
+            sums = place.visit(calibration_sums, candidate, products=k)
+            level, variance = _level_and_variance(sums)
+            spread, shrink = spread_and_share(variance, k)
             if spread < (_SAMPLES.spread if k > 2 else _SAMPLES.spread_of_two):
                 break
-        shrink = spread / (spread + (1.0 + spread) * 2.0 / k)
         shrink = 0.0 if spread < _SAMPLES.spread_to_shrink else shrink
         features = slice(None, -1 if intercept else None)
         coefficients = coefficient_variances(U[features], diagonal[features], data[features])
@@ -246,6 +260,25 @@ class _Draws:
         candidate = Candidate(next(self.place.tags), 1.0 / (diagonal + data), samples, None)
         anchor = Anchor(candidate, self.place.point.u, 1.0, 1.0, damping)
         return _Formed(anchor, HalfCovariance(factor.T), data)
+
+
+class _Newton(NamedTuple):
+    """The inner problem at a `_Position`, `data` (n,) is the diagonal of B' Pi B, or near it."""
+
+    place: _Position
+    data: np.ndarray
+
+    def moved(self, line, d, length):
+        """Return the `_Line` along a direction."""
+        return self.place.line(line.at.u + length * d[0])
+
+    def direction(self, line, gradient, rtol):
+        """Return the Newton step, by conjugate gradients."""
+        self.place.point, diagonal = line.at, line.prior.curvature
+        right, d = -gradient[:, None], np.zeros((len(diagonal), 1))
+        times = self.place.images(diagonal, curvature=True)
+        conjugate_gradients(times, (diagonal + self.data)[:, None], right, d, right.copy(), rtol)
+        return (d[:, 0],)
 
 
 @dataclass
@@ -276,22 +309,10 @@ class SampledLoop:
 
         `data` (n,) is the diagonal of B' Pi B, near enough for the preconditioner.
         """
-        place = self.place
-
-        def direction(line, gradient, rtol):
-            place.point, diagonal = line.at, line.prior.curvature
-            d, right = np.zeros((len(gradient), 1)), -gradient[:, None]
-            times, scale = place.images(diagonal, curvature=True), (diagonal + data)[:, None]
-            conjugate_gradients(times, scale, right, d, right.copy(), rtol)
-            return (d[:, 0],)
-
-        def moved(line, d, length):
-            return place.line(line.at.u + length * d[0])
-
         unit = 1.0 / np.sqrt(line.prior.curvature + data)
         limits = dict(unit=unit, scale=self.size, tol=tol, max_iter=self.max_inner_iter)
-        end, n = minimise(line, lambda line: line.gradient, direction, moved, **limits)
-        place.point, self.n_newton = end.at, self.n_newton + n
+        end, n = minimise(_Newton(self.place, data), line, **limits)
+        self.place.point, self.n_newton = end.at, self.n_newton + n
         return end
 
     def _begin(self, last):
@@ -399,19 +420,122 @@ class SampledLoop:
         return bound, 0.5 * error
 
 
-def _level_and_spread(sums, k):
-    """Return the level c of the variances and the spread of sampled over calibrated ones.
+def _level_and_variance(sums):
+    """Return the level c of the variances and the variance of sampled over calibrated ones.
 
-    The ratio of a row is a / c + b, whose mean c makes one; the share of its variance over rows
-    that k samples do not explain is the spread.
+    The ratio of a row is a / c + b, whose mean c makes one.
     """
     if not sums.weight > 0:
         return 1.0, 0.0
-    a, b = sums.a / sums.weight, sums.b / sums.weight
+    a, b, aa, ab, bb = (x / sums.weight for x in sums[1:])
     level = a / max(1.0 - b, 0.01)
     if not level > 0:
         return 1.0, 0.0
-    mean = a / level + b
-    second = (sums.aa / level**2 + 2.0 * sums.ab / level + sums.bb) / sums.weight
-    noise = 2.0 / k
-    return level, max((second - mean**2 - noise) / (1.0 + noise), 0.0)
+    return level, (aa / level + 2.0 * ab) / level + bb - (a / level + b) ** 2
+
+
+class NaturalStep(NamedTuple):
+    """A state of the loop: mean, the factorised precision, and what follows from a visit."""
+
+    mean: np.ndarray
+    system: Any
+    scale: Any
+    dof: float
+    objective: float
+
+
+@dataclass
+class NaturalGradient:
+    """The fixed-point map of one binary problem.
+
+    `rows` are `PartedRows`, `prior` is one of `_parameters`.
+    """
+
+    rows: Any
+    prior: Any
+
+    def __post_init__(self):
+        self.n = len(self.prior.variance)
+        self._lower = np.tril_indices(self.n)
+
+    def _visited(self, mean, root):
+        """Return the `SiteSums` of all rows."""
+        return self.rows.visit(PartRows.sums, WholePosterior(mean, root))
+
+    def start(self):
+        """Return the state to start from, by one visit at zero."""
+        scale, diagonal = self.prior.start_scale, np.diag_indices(self.n)
+        sums = self._visited(np.zeros(self.n), None)
+        # sites are weaker where their predictors have a variance; halved or doubled, the share
+        # costs visits on nine sets, from 300 rows of a9a to separable ones; so do numbers below
+        A = 0.4 * sums.gram
+        A[diagonal] += self.prior.start_precision(scale)
+        return self._pack(A, -sums.slope, scale)
+
+    def _pack(self, A, h, scale):
+        tail = np.log(np.atleast_1d(scale)) if self.prior.learn else []
+        return np.concatenate([A[self._lower], h, tail])
+
+    def _unpack(self, x):
+        n, m = self.n, len(self._lower[0])
+        A = np.zeros((n, n))
+        A[self._lower] = x[:m]
+        A += np.tril(A, -1).T
+        return A, x[m : m + n], in_log_scales(self.prior, x[m + n :])
+
+    def evaluate(self, x):
+        """Map a state to its `Evaluation` by one visit; the payload is a `NaturalStep`."""
+        A, h, scale = self._unpack(x)
+        system = PrimalSystem.of(A)
+        root, mean = system.half, system.solve(h)
+        sums = self._visited(mean, root)
+        m, variances = self.prior.n_sites, system.coefficient_variance()
+        prior = self.prior.penalty(mean, variances[:m], scale)
+        target = sums.gram
+        target[np.diag_indices(self.n)] += prior.precision
+        shift = target @ mean - sums.slope - prior.slope
+        new_scale, change = scale, 0.0
+        if self.prior.learn:
+            new_scale = self.prior.new_scale(mean, prior, scale, system, sums.dof)
+            new_scale = self.prior.clipped(new_scale)
+            change = self.prior.scale_share * np.max(np.abs(np.log(new_scale / scale)))
+        residual = max(
+            np.max(np.abs(root @ (target - A) @ root.T)),
+            np.max(np.abs(root @ (sums.slope + prior.slope))),
+            change,
+        )
+        loss = sums.value + np.sum(prior.value) + 0.5 * prior.precision[m:] @ variances[m:]
+        objective = 0.5 * (self.n - system.log_det) + self.prior.log_normaliser(scale) - loss
+        step = NaturalStep(mean, system, scale, sums.dof, float(objective))
+        record = {"objective": step.objective}
+        metric = self._metric(np.diagonal(A))
+        return Evaluation(
+            self._pack(target, shift, new_scale), float(residual), metric, record, step
+        )
+
+    def _metric(self, diagonal):
+        """Weights of Anderson's least squares: entries in posterior units, mirrored ones twice."""
+        q = 1.0 / np.sqrt(diagonal)
+        rows, columns = self._lower
+        matrix = np.where(rows == columns, 1.0, np.sqrt(2.0)) * q[rows] * q[columns]
+        n_scales = np.size(self.prior.start_scale) if self.prior.learn else 0
+        return np.concatenate([matrix, q, np.full(n_scales, np.sqrt(self.n))])
+
+    def solve(self, x, *, tol, max_iter, damping=1.0, monitor=SILENT):
+        """Iterate from state x; see `loop.iterate` for the result."""
+        return iterate(
+            self.evaluate, x, max_iter=max_iter, tol=tol, damping=damping, monitor=monitor,
+            acceleration=Anderson(depth=5, mixing=damping), accept=_no_fall,
+        )  # fmt: skip
+
+
+def _no_fall(current, candidate):
+    """Accept an accelerated step unless it leads away.
+
+    That is where it loses a share of the bound and makes the residual several times larger. Other
+    falls are let through: plain steps in their place would cost the memory, and several times the
+    visits.
+    """
+    before, after = current.record["objective"], candidate.record["objective"]
+    grown = candidate.residual > 3.0 * current.residual
+    return not (grown and after < before - 1e-3 * abs(before))

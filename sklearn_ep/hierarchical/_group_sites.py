@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import logsumexp
 
-from ..._engine.gaussian import ImproperPosterior
-from ..._engine.quadrature import gauss_legendre_panels, logistic_moments
+from .._engine.gaussian import ImproperPosterior
+from .._engine.quadrature import gauss_legendre_panels, logistic_moments
 
 LARGEST_GROUP = 8  # rows up to which the filter costs less than it gives
 _REACH = 7.0  # nodes in u lie within this many prior sds

@@ -1,0 +1,389 @@
+"""Recipe of a fit to labels that may be wrong: learn or average, converge the sites, tell of rows.
+
+An average is over the kernel and the rate of wrong labels, and over there being none: the problem
+is then the same at a rate of zero, under a prior of its own.
+
+Where an iteration does not converge a dearer one takes over. The last resort is the convergent
+double loop for scalar sites: slow, but its bound only falls. The outer loop holds the marginals
+that cavities are taken from; the inner one minimises what is then a convex function of the sites
+(Heskes and Zoeter 2002; Opper and Winther 2005).
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from scipy.special import expit, logit
+
+from ..._engine.contracts import WholeEP
+from ..._engine.gaussian import ImproperPosterior
+from ..._engine.hyper import (
+    Spacing,
+    average_of,
+    integrate,
+    minimise_where_finite,
+    sample_about,
+)
+from ..._engine.loop import SILENT, Anderson, Evaluation, Result, Trace, iterate
+from ..._engine.sites import Sites, cavity
+from ..._estimator.averaged import AveragedPosterior
+from .._base import (
+    attributes_of_nodes,
+    fit_of_sites,
+    left_out_signs,
+    mixed_logs,
+    third_of_rows,
+    watch_of_sweeps,
+)
+from .._hyperparameters import (
+    KEPT,
+    TO_THE_MODE,
+    Accuracy,
+    LearningEnd,
+    Nodes,
+    curvature_at,
+    find_mode,
+    find_mode_from_rows,
+)
+from .._kernels import with_theta
+from .._limits import LIMITS
+from ..inducing.values import AveragedInducing
+from .problem import ErrorProblem, ErrorSpace, Rung, Setting
+from .step import LabelErrorStep
+
+# Of a search for what predicts: relative changes of the evidence below that, or what a line search
+# still finds after five evaluations, are within the error of sites in passing.
+_LEARNING = Accuracy(ftol=3e-4, first_step=1.0, max_line_search=5)
+# Ends of learning that leave iterations for sweeps: both share one budget.
+ENDS_BEFORE_SWEEPS = ("converged", "stuck")
+# Step, depth and most nodes of the lattice in kernel and rate, and in two of these alone, in the
+# main the neighbours of the mode: on ten splits with and without wrong labels the log loss is that
+# of a finer one within .001. With many rows they are ever fewer, to a depth of neighbours alone.
+_SPACINGS, _ENDS = {2: Spacing(2.0, 3.5, 9), 3: Spacing(2.0, 3.5, 20)}, 0.5
+
+
+def fit_label_errors(plan, sign, monitor, k):
+    """Learn or average, converge the sites, and return the `BinaryFit` of problem k."""
+    problem, first, trace = (
+        ErrorProblem(plan, sign, plan.sites[k]),
+        plan.settings[k],
+        Trace(monitor),
+    )
+    rows = _some_rows(problem, first)
+    if plan.averaging is not None:
+        fit = _averaged(problem, first, rows, trace, monitor)
+        if fit is not None:
+            return fit
+    setting, sites, end = learned(problem, first, rows, trace)
+    watch = watch_of_sweeps(trace, end, setting, ends=ENDS_BEFORE_SWEEPS)
+    result, path = _converged(problem, setting, sites, watch)
+    posteriors, _, told = _parts(problem, [(setting, result)], np.ones(1))
+    told |= attributes_of_setting(setting, _relaxation(result), path)
+    run = posteriors[0], trace, end, result, setting.kernel
+    return fit_of_sites(*run, told, setting.points)
+
+
+def learned(problem, first, rows, trace):
+    """Return (setting, sites of EP there, `LearningEnd`) of a problem from a first `Setting`.
+
+    The search begins with some `rows`, None for all.
+    """
+    plan = problem.plan
+    nodes = Nodes(problem, plan.space_of_mode(first))
+    if not len(nodes.space.start(first.kernel.theta)):
+        return first, problem.x, KEPT
+    found = _mode(nodes, rows, _LEARNING, trace, plan.restarts)
+    if found is None:
+        return first, problem.x, LearningEnd("stuck", 0, np.nan)
+    mode, end = found
+    return mode.payload.setting, mode.payload.sites, end
+
+
+def _averaged(problem, first, rows, trace, monitor):
+    """Return the `BinaryFit` of an average, None where EP has no fixed point to begin with."""
+    plan, space = problem.plan, problem.plan.space_of_average(first)
+    if plan.unit is not None or (plan.learn and len(space.kernel.lengths) > 1):
+        # ratios of lengths, and places of inducing points, are those that learning finds
+        space = plan.space_of_average(learned(problem, first, rows, Trace())[0])
+    nodes = Nodes(problem, space)
+    found = _mode(nodes, rows, TO_THE_MODE, trace)
+    if found is None:
+        return None
+    mode, end = found
+    if end.reason == "asked":
+        average = average_of([mode], np.array([mode.log_evidence]))
+        return _mixed(nodes, average, None, -np.inf, trace, end)
+    # of iterations that ran out none is left that a phase could lead to
+    watch = SILENT if end.reason == "max_iter" else monitor
+    curvature = _curvature(nodes, rows, mode)
+    average, without, log_odds = _average_about(nodes, mode, curvature, watch), None, -np.inf
+    if plan.learn_rate and plan.averaging.no_errors:
+        without, log_odds = _without_errors(nodes, rows, average, watch)
+    fit = _mixed(nodes, average, without, log_odds, trace, end)
+    log_evidence = average.log_evidence
+    if plan.learn_rate:
+        log_evidence += np.log1p(-plan.averaging.no_errors) + np.logaddexp(0.0, log_odds)
+    return fit._replace(log_evidence=float(log_evidence))
+
+
+def _some_rows(problem, first):
+    """Return a third of the rows, to begin with; None for few rows, warm starts and objects.
+
+    Through inducing points these are none that are moved.
+    """
+    plan = problem.plan
+    least = LIMITS.thirds_errors if first.points is None else LIMITS.averaged + 1
+    vectors = np.issubdtype(plan.X.dtype, np.number) and plan.unit is None
+    if len(problem.sign) < least or np.any(problem.x) or not vectors:
+        return None
+    return third_of_rows(plan.X, problem.sign, plan.weight, LIMITS.first_rows)
+
+
+def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
+    """Return the mode and how its search ended, or None; it begins with some `rows`, or None."""
+    space, plan = nodes.space, nodes.problem.plan
+    starts = [space.start(theta) for theta in (space.first.kernel.theta, *restarts)]
+    search = dict(accuracy=accuracy, max_iter=plan.max_iter, starts=starts[1:], monitor=monitor)
+    if rows is None or not len(starts[0]):
+        return find_mode(nodes.evaluate, starts[0], space.bounds, **search)
+    if accuracy is TO_THE_MODE:
+        # nodes about it are weighed: a posterior sd away it does as well
+        search["accuracy"] = TO_THE_MODE._replace(gain=0.5)
+
+    def evaluate_from(node):
+        return Nodes(nodes.problem.from_rows(rows, node), space).evaluate
+
+    small, share = _of_rows(nodes, rows)
+    args = evaluate_from, small, share, starts[0], space.bounds
+    return find_mode_from_rows(*args, **search)
+
+
+def _of_rows(nodes, rows):
+    """Return `evaluate` of some of the rows, which need no inducing points, and their share."""
+    plan, space = nodes.problem.plan, nodes.space
+    dense = replace(space, first=space.first._replace(points=None))
+    share = float(plan.weight[rows].sum() / plan.weight.sum())
+    return Nodes(nodes.problem.of_rows(rows), dense).evaluate, share
+
+
+def _curvature(nodes, rows, mode):
+    """Return the curvature at a mode, in proportion to that of some rows; None of few rows."""
+    if rows is None or len(nodes.problem.sign) <= LIMITS.lattice_errors[1]:
+        return None
+    evaluate, share = _of_rows(nodes, rows)
+    near = evaluate(mode.phi, None)
+    return None if near is None else curvature_at(evaluate, near, nodes.space.bounds)[0] / share
+
+
+def _average_about(nodes, mode, curvature, monitor):
+    """Return the `Average` about a mode: over a lattice, or nodes where it has a curvature.
+
+    Of one coordinate a lattice is as cheap.
+    """
+    about, workers = (mode, nodes.space.bounds), nodes.problem.plan.averaging.n_jobs
+    n_rows, spacing = len(nodes.problem.sign), _SPACINGS.get(len(mode.phi))
+    if len(mode.phi) < 2 or curvature is None:
+        if spacing is not None:
+            depth = np.interp(n_rows, LIMITS.lattice_errors, (spacing.depth, _ENDS))
+            spacing = spacing._replace(depth=float(depth))
+        return integrate(nodes.evaluate, *about, workers, monitor, spacing)
+    evaluate = partial(nodes.evaluate, slopes=False)
+    return sample_about(evaluate, *about, curvature, workers, monitor)
+
+
+def _without_errors(nodes, rows, average, monitor):
+    """Return the `Average` of a model without label errors, None if it has none, and its log odds.
+
+    `average` is that of nodes with errors.
+    """
+    plan, space = nodes.problem.plan, nodes.space
+    log_odds = logit(plan.averaging.no_errors) - average.log_evidence
+    theta, scales = average.heaviest.payload.setting.kernel.theta, space.kernel
+    kernel = plan.averaging.plain_kernel or space.first.kernel
+    if scales is not None:
+        scales = replace(scales, kernel=kernel, both=plan.averaging.plain_prior)
+    first = Setting(with_theta(kernel, theta), 0.0, space.first.points)
+    problem = replace(nodes.problem, x=np.zeros_like(nodes.problem.x))
+    plain = Nodes(problem, ErrorSpace(first, scales, None))
+    found = _mode(plain, rows, TO_THE_MODE)
+    if found is None:
+        return None, -np.inf
+    mode, log_mass = found[0], found[0].objective
+    if scales is None:
+        return average_of([mode], np.array([log_mass])), log_odds + log_mass
+    # where its share is small it is the mode alone, with the volume of kernels with errors
+    phi = average.phi[:, : len(scales.names)]
+    cov = np.atleast_2d(np.cov(phi.T, aweights=average.weight, ddof=0))
+    log_mass += 0.5 * np.linalg.slogdet(2.0 * np.pi * cov)[1]
+    if expit(log_odds + log_mass) < 0.02:
+        return average_of([mode], np.array([log_mass])), log_odds + log_mass
+    known = len(nodes.problem.sign) > LIMITS.lattice_errors[1]
+    without = _average_about(plain, mode, np.linalg.inv(cov) if known else None, monitor)
+    return without, log_odds + without.log_evidence
+
+
+def climb(rungs, run, x, max_iter, monitor=SILENT):
+    """Run the rungs from sites x until one converges or max_iter iterations are used up.
+
+    `run(rung, x, max_iter, monitor)` returns a `Result`. The rungs are in order of cost; each
+    starts where the last one stopped and gets three tenths of the iterations, at least 60, the last
+    one whatever is left. Returns the `Result` of the last rung, with its reason and the iterations
+    and the history of all, and the names of the rungs that ran.
+    """
+    trace, names, n_halved = Trace(monitor), [], 0
+    for rung in rungs:
+        left, quota = max_iter - trace.n_iter, max(60, int(0.3 * max_iter))
+        result = run(rung, x, left if rung is rungs[-1] else min(quota, left), trace)
+        names.append(rung.name)
+        x, n_halved = result.x, n_halved + result.n_halved
+        if result.reason in ("converged", "asked") or trace.n_iter >= max_iter:
+            break
+    merged = Result(x, result.evaluation, trace.n_iter, result.reason, trace.history, n_halved)
+    return merged, names
+
+
+class MarginalDoubleLoop:
+    """The map of one outer step, for `loop.iterate` without damping.
+
+    `exponent` is the power of the rule of the `WholeEP` ep, 1 for moment matching; `inner_steps`
+    are those of L-BFGS-B on the sites: the outer loop makes up for what they leave. A step costs
+    about 20 posteriors. Its fixed points are those of `ep`. The log evidence it records is the
+    minimum of the inner problem, which is that of `ep` at a fixed point and never falls before: the
+    certificate of convergence.
+    """
+
+    def __init__(self, ep, exponent=1.0, inner_steps=15):
+        self.ep, self.exponent, self.inner_steps = ep, exponent, inner_steps
+        self.factor = ep.factor if exponent == 1.0 else ep.factor.powered(exponent)
+
+    def solve(self, x, *, max_iter, tol, monitor):
+        """Return the `Result` of steps from sites x, accelerated where the evidence rises."""
+        limits = dict(max_iter=max_iter, tol=tol, monitor=monitor, give_up_after=max_iter)
+        faster = Anderson(depth=8, mixing=1.0)
+        return iterate(self.evaluate, x, acceleration=faster, accept=_rises, **limits)
+
+    def evaluate(self, x):
+        """Map sites (2, n) to an `Evaluation` whose target ends the inner minimisation."""
+        plain = self.ep.evaluate(x)
+        state = plain.payload[0]
+        target, value = self._minimise(x, state.mean, state.var)
+        own = 0.5 * (state.mean**2 / state.var + np.log(state.var)) / self.exponent
+        record = {"log_evidence": value - self.ep.weight @ own}
+        return Evaluation(target, plain.residual, plain.metric, record, plain.payload)
+
+    def _minimise(self, x, mean, var):
+        """Return the sites that minimise the bound while the marginals stay, and its value."""
+        scale = np.stack([1.0 / var, 1.0 / np.sqrt(var)])
+
+        def objective(scaled):
+            try:
+                value, gradient = self._bound(scaled.reshape(x.shape) * scale, mean, var)
+            except ImproperPosterior:
+                return np.inf, np.zeros(scaled.size), None
+            return value, (gradient * scale).ravel(), None
+
+        free = np.tile([-np.inf, np.inf], (x.size, 1))
+        steps = dict(max_iter=self.inner_steps)
+        found: Any = minimise_where_finite(objective, (x / scale).ravel(), free, **steps)
+        if found is None:  # these sites leave no cavity; empty ones do
+            found = minimise_where_finite(objective, np.zeros(x.size), free, **steps)
+        return found.x.reshape(x.shape) * scale, found.value
+
+    def _bound(self, x, mean, var):
+        """Return the inner function and its gradient (2, n) in precisions and shifts."""
+        ep, u = self.ep, self.exponent
+        precision = 1.0 / var - u * x[0]
+        if np.any(precision <= 0):
+            raise ImproperPosterior("a cavity of the outer marginals is improper")
+        shift = mean / var - u * x[1]
+        cavity_mean, cavity_var = shift / precision, 1.0 / precision
+        state = ep.structure.posterior(ep.weight * x[0], ep.weight * x[1])
+        log_z, g, h = self.factor.tilted(ep.y, cavity_mean, cavity_var)
+        left = self.factor.contraction(ep.y, cavity_mean, cavity_var, 0.0, h)
+        tilted_mean, tilted_var = cavity_mean + cavity_var * g, cavity_var * left
+        partition = 0.5 * (shift * cavity_mean - np.log(precision))
+        value = state.log_evidence + ep.weight @ (log_z + partition) / u
+        second = state.var + state.mean**2 - tilted_var - tilted_mean**2
+        gradient = ep.weight * np.stack([-0.5 * second, state.mean - tilted_mean])
+        return value, gradient
+
+
+def _rises(current, candidate):
+    """Return whether an accelerated step may be taken: by rounding the evidence may fall."""
+    before, after = (e.record["log_evidence"] for e in (current, candidate))
+    return after >= before - 1e-9 * (1.0 + abs(before))
+
+
+def _converged(problem, setting, x, monitor):
+    """Return the `Result` of the rule of the fit at a setting, and the rungs that led to it."""
+    plan, ep = problem.plan, problem.plan.ep(setting, problem.sign)
+
+    def run(rung, x, max_iter, monitor):
+        limits = dict(tol=plan.tol, max_iter=max_iter, monitor=monitor)
+        if rung.rule is None:
+            return MarginalDoubleLoop(ep, plan.rule.exponent).solve(x, **limits)
+        own = WholeEP(ep.structure, ep.factor, ep.y, ep.weight, rung.rule)
+        return own.solve(x, damping=rung.damping, accelerate=rung.accelerate, **limits)
+
+    rungs = plan.rungs(Rung("double loop", None))
+    return climb(rungs, run, x, plan.max_iter, monitor)
+
+
+def _parts(problem, pairs, weight):
+    """Return posteriors and weight of pairs of a setting and its `Result`, and the mixture of rows.
+
+    The last tells what leaving each row out says of its label.
+    """
+    # of labels that a kernel separates one side may take all weight, to the last digit
+    pairs = [pair for pair, w in zip(pairs, weight, strict=True) if w > 0]
+    weight, told, wrong = weight[weight > 0], [], []
+    for setting, result in pairs:
+        state = result.evaluation.payload[0]
+        factor = LabelErrorStep(setting.rate)
+        told.append(left_out_signs(factor, result))
+        cav = cavity(Sites(*result.x), state.mean, state.var)
+        wrong.append(factor.wrong_proba(problem.sign, cav.mean, cav.var))
+    posteriors = [problem.plan.posterior((s, r.evaluation.payload[0])) for s, r in pairs]
+    return posteriors, weight, mixed_logs(weight, told) | dict(wrong_proba=weight @ wrong)
+
+
+def attributes_of_setting(setting, relaxation, path):
+    """Return what the sites at one `Setting` leave in the attributes of a fit."""
+    own = dict(label_noise=setting.rate, no_errors_proba=0.0, setting=setting, path=path)
+    return own | dict(relaxation=relaxation)
+
+
+def _mixed(nodes, average, without, log_odds, trace, end):
+    """Return the `BinaryFit` of nodes with label errors, and of nodes without them.
+
+    Sites and relaxation of the estimator are those of the heaviest node, refined by its own rule.
+    """
+    problem, heaviest = nodes.problem, average.heaviest
+    setting = heaviest.payload.setting
+    watch = watch_of_sweeps(trace, end, setting)
+    result, path = _converged(problem, setting, heaviest.payload.sites, watch)
+    pairs = [
+        (n.payload.setting, result if n is heaviest else n.payload.result) for n in average.nodes
+    ]
+    share, weight = float(expit(log_odds)), average.weight
+    theta, rates = np.array([s.kernel.theta for s, _ in pairs]), [s.rate for s, _ in pairs]
+    more = attributes_of_nodes(average, theta, nodes.space.names)
+    more |= attributes_of_setting(setting, _relaxation(result), path)
+    more |= dict(label_noise=(1.0 - share) * float(weight @ rates), no_errors_proba=share)
+    if without is not None:
+        pairs += [(n.payload.setting, n.payload.result) for n in without.nodes]
+        weight = np.concatenate([(1.0 - share) * weight, share * without.weight])
+    posteriors, weight, told = _parts(problem, pairs, weight)
+    mixture = AveragedPosterior if setting.points is None else AveragedInducing
+    state = setting, result.evaluation.payload[0]
+    more |= dict(posterior_of_sites=problem.plan.posterior(state), **told)
+    mean = with_theta(problem.plan.kernel, average.weight @ theta)
+    run = mixture(posteriors, weight), trace, end, result, mean
+    return fit_of_sites(*run, more, setting.points)
+
+
+def _relaxation(result):
+    """Return the relaxation (n,) of each row at the end of a run, 0 by other rules."""
+    relaxation = result.evaluation.payload[1].relaxation
+    return np.zeros(result.x.shape[1]) if relaxation is None else relaxation

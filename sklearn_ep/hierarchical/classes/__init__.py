@@ -1,1 +1,0 @@
-"""More than two classes jointly: softmax with an effect of every level for every class."""
