@@ -49,7 +49,7 @@ from .._hyperparameters import (
 from .._kernels import with_theta
 from .._limits import LIMITS
 from ..inducing.values import AveragedInducing
-from .problem import ErrorProblem, ErrorSpace, Rung, Setting
+from .problem import ErrorProblem, ErrorSpace, Setting
 from .step import LabelErrorStep
 
 # Of a search for what predicts: relative changes of the evidence below that, or what a line search
@@ -326,8 +326,7 @@ def _converged(problem, setting, x, monitor):
         own = WholeEP(ep.structure, ep.factor, ep.y, ep.weight, rung.rule)
         return own.solve(x, damping=rung.damping, accelerate=rung.accelerate, **limits)
 
-    rungs = plan.rungs(Rung("double loop", None))
-    return climb(rungs, run, x, plan.max_iter, monitor)
+    return climb(plan.rungs(), run, x, plan.max_iter, monitor)
 
 
 def _parts(problem, pairs, weight):
