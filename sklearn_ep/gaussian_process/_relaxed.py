@@ -283,8 +283,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
     length scale log-Cauchy around three times the root of the total variance.
 
     A run that does not converge in its share of the sweeps is continued with less damping, by power
-    EP, and by a double loop whose log evidence rises, to within .001 [3]_. `solver_path_` lists
-    what ran.
+    EP, and by a double loop [3]_. The log evidence of the last rises, to within .001.
+    `solver_path_` lists what ran.
 
     References
     ----------
