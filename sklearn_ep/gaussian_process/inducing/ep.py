@@ -404,6 +404,11 @@ class PassState:
             return room
         return np.concatenate([*(a.ravel() for a in sites), sums])
 
+    def used_up(self):
+        """Return the same, the only one to hold the sites from now on."""
+        x, self.sites = self.packed(), None
+        return x
+
 
 def _fill_metric(views, each, roots):
     """Write what makes changes of sites (C, 2, n) dimensionless into views of that shape."""
@@ -540,10 +545,9 @@ class InducingEP:
         """
         prior = state.prior
         cold = not (np.any(state.shift) if state.sites is None else any(map(np.any, state.sites)))
-        x, state.sites = state.packed(), None
         result = iterate(
             lambda x: self._evaluate(x, prior),
-            x,
+            state.used_up(),
             max_iter=max_iter,
             tol=tol,
             damping=damping,
