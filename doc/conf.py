@@ -83,7 +83,9 @@ html_title = f"sklearn-ep {version}"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
 html_show_sourcelink = False
-html_sidebars = {"start": [], "which_estimator": []}
+html_sidebars = {
+    page: [] for page in ("start", "which_estimator", "active_learning", "scaling_out")
+}
 html_theme_options = {
     "show_nav_level": 1,
     "show_toc_level": 2,

@@ -119,8 +119,8 @@ def standardised(X, train, test, categories):
     return [part.rename(columns=str) for part in parts]
 
 
-def splits(X, y, name, n_splits):
-    """Yield standardised training and test parts."""
+def splits(X, y, name, n_splits, categories=()):
+    """Yield standardised training and test parts, with named columns as categories."""
     numbers = name in NUMBERS
     asked = 0 if name in FROM_SCIKIT_LEARN or numbers else FROM_FOLDER[name]
     n_train = min(asked or int(0.7 * len(y)), MOST_TRAINED)
@@ -131,7 +131,7 @@ def splits(X, y, name, n_splits):
     ):
         if numbers:  # in units of the training rows, as the columns
             y = (y - y[train].mean()) / y[train].std()
-        own, new = standardised(X, train, test, CATEGORIES.get(name, ()))
+        own, new = standardised(X, train, test, categories)
         yield own, y[train], new, y[test]
 
 
@@ -360,7 +360,8 @@ def main():
             print(f"{name} is left out: it is read from --data")
             continue
         run = functools.partial(run_split, name, args.models)
-        found = Parallel(args.jobs)(delayed(run)(part) for part in splits(*data, name, n_splits))
+        parts = splits(*data, name, n_splits, CATEGORIES.get(name, ()))
+        found = Parallel(args.jobs)(delayed(run)(part) for part in parts)
         if not found[0]:  # no model of those that were asked for
             rows += [r for r in kept if r["set"] == name]
             continue
