@@ -3,7 +3,6 @@
 import numpy as np
 
 from sklearn_ep.hierarchical.messages import parts, schur
-from sklearn_ep.hierarchical.messages.rows import RowState
 
 
 def dense_design(rows):
@@ -19,7 +18,7 @@ def in_parts(rows, big, precision, n_parts):
     """The rows spread over parts at random, each with numbers of its own for its levels."""
     if n_parts == 1:
         numbers = parts.LevelNumbers([[np.arange(n) for n in rows.n_levels]], rows.n_levels)
-        state = RowState(None, [], precision=precision)
+        state = parts.RowState(None, [], precision=precision)
         return parts.HeldRows([(schur.SystemRows.of(rows, big), state)], numbers)
     part = np.random.default_rng(0).integers(n_parts, size=len(rows.sign))
     pairs, where = [], []
@@ -28,6 +27,6 @@ def in_parts(rows, big, precision, n_parts):
         where.append([at for at, _ in both])
         arrays = rows.X[own], rows.sign[own], rows.weight[own]
         local = schur.FactorRows(*arrays, [code for _, code in both], [len(at) for at, _ in both])
-        state = RowState(None, [], precision=precision[own])
+        state = parts.RowState(None, [], precision=precision[own])
         pairs.append((schur.SystemRows.of(local, big), state))
     return parts.HeldRows(pairs, parts.LevelNumbers(where, rows.n_levels))

@@ -2,7 +2,7 @@
 
     python doc/benchmarks/spike_slab_constants.py            all sets
     python doc/benchmarks/spike_slab_constants.py --quick    half of them
-    python doc/benchmarks/spike_slab_constants.py --only REACH SEARCHES    these constants only
+    python doc/benchmarks/spike_slab_constants.py --only INNER_TOL TAIL    these constants only
 
 One row a constant, on the kind of sets where it has a part. Differences of the log evidence are in
 nats a set, those of the log density of held-out rows in nats a row; larger is better. "changed"
@@ -31,8 +31,6 @@ CONSTANTS = {
         "SAME_MEAN": "wide",
         "HOPELESS": "wide",
         "COARSE_TOL": "learned",
-        "REACH": "learned",
-        "SEARCHES": "learned",
         "EVALUATIONS": "learned",
         "INNER_ITER": "learned",
         "INNER_TOL": "learned",
@@ -41,7 +39,7 @@ CONSTANTS = {
         "GRADIENT_TOL": "learned",
     },
     "hyperparameters": {"NOISE_FLOOR": "wide", "DENSE": "wide"},
-    "model_evidence": {
+    "model_law": {
         "EVIDENCE_ERROR": "wide",
         "N_DOUBTFUL": "wide",
         "N_MODELS": "wide",

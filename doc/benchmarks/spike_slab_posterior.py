@@ -21,8 +21,8 @@ from sklearn.model_selection import KFold
 from sklearn_ep import SpikeSlabRegressor
 from sklearn_ep.spike_slab._chains import ModelChains
 from sklearn_ep.spike_slab._model_law import ModelLaw
-from sklearn_ep.spike_slab._model_mixture import mixture_of_draws
 from sklearn_ep.spike_slab._plan import make_plan
+from sklearn_ep.spike_slab._posterior import mixture_of_draws
 
 
 def long_chain(X, y, X_new, y_new, seed, n_steps):
@@ -33,7 +33,7 @@ def long_chain(X, y, X_new, y_new, seed, n_steps):
     chains.round(n_steps // 4)
     draws = chains.round(n_steps)
     mixture = mixture_of_draws(plan.units, law, draws, seed)
-    mean, var = mixture.responses.predictive(X_new, True)
+    mean, var = mixture.predictive(X_new, True)
     return mean, -norm.logpdf(y_new, mean, np.sqrt(var)).mean(), mixture.inclusion
 
 

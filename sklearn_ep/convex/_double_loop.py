@@ -27,7 +27,7 @@ import numpy as np
 
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior
-from .._engine.hyper import Average, Node, Spacing, average_of, integrate
+from .._engine.hyper import Average, Node, Spacing, average_of
 from .._engine.loop import SILENT, Anderson, Evaluation, StepsOfPhase, iterate
 from .._engine.quadrature import logistic_mixture
 from ._calibration import Cavities, cavities, label_moments
@@ -303,7 +303,7 @@ class ExactFit:
         fits = replace(self, prior=prior)
         with monitor.phase("search for the scale of the prior") as told:
             watch = StepsOfPhase(told)
-            if last is not None:
+            if last is not None and last.phi is not None:
                 result = fits.at(last.phi).solved(last, watch, **_ROUGH)[1]
                 if abs(fits.node(last.phi, result).gradient[0]) < _FLAT:
                     return replace(fits, first=last), last
@@ -379,24 +379,26 @@ class ExactFit:
         told = of_scale.log_density(phi), gradient, result.residual, fit
         return Node(np.array([phi]), step.objective, *told)
 
-    def average(self, phi, result, n_jobs, monitor):
-        """Return the `Average` about the log scale of a result of the double loop.
+    def at_mode(self, phi, result):
+        """Return the `Average` of the one node at a result of the double loop."""
+        mode = self.node(phi, result)
+        return Average([mode], np.ones(1), mode.objective)
 
-        That alone where a callback asked to stop. `n_jobs` nodes are worked on at once.
-        """
-        mode, bounds = self.node(phi, result), self.prior.of_scale.bounds()[None]
-        if result.reason == "asked":
-            return Average([mode], np.ones(1), mode.objective)
-        curvature = np.array([[self._curvature(phi, result.evaluation.payload)]])
-        average = integrate(self, mode, bounds, n_jobs, monitor, _SPACING, curvature)
-        # what the bounds of coefficients with sites of their own lack is not known
-        return average if self.prior.n_sites else self._weighed_by_ep(average)
+    def about(self, phi, step):
+        """Return how nodes are laid about the log scale phi of a step."""
+        curvature = np.array([[self._curvature(phi, step)]])
+        return dict(
+            bounds=self.prior.of_scale.bounds()[None], spacing=_SPACING, curvature=curvature
+        )
 
-    def _weighed_by_ep(self, average):
+    def weighed(self, average):
         """Return an `Average` with the evidence of expectation propagation in place of the bound.
 
         Its logs are higher by the sum over rows of log Z given the cavity, less the bound on that.
+        What the bounds of coefficients with sites of their own lack is not known.
         """
+        if self.prior.n_sites:
+            return average
         fits = [node.payload for node in average.nodes]
         log_z = label_moments(self.sites.sign, [fit.cavities for fit in fits])[0]
         mean, var = (np.array([getattr(fit, name) for fit in fits]) for name in ("mean", "var"))

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 from sklearn.utils import check_random_state, compute_class_weight
 
-from .._engine.hyper import Average, Node, mixture_moments
+from .._engine.hyper import Average, Node, integrate, mixture_moments
 from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint, warn_of_spreads
 from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
@@ -106,22 +106,23 @@ def fit_exact(problem, sign, monitor, k):
     fits = ExactFit(
         rows.design, rows.sites(sign), problem.prior, SYSTEMS[problem.solver], problem.limits
     )
-    apart = last is not None and last.phi is not None
     if rows.averaged:
-        averaged, last = fits.averaged(last if apart else None, monitor)
-    elif apart:
-        last = None
+        averaged, last = fits.averaged(last, monitor)
     at = fits if averaged is None else averaged.at(last.phi)
     loop, result = at.solved(last, monitor)
     step = result.evaluation.payload
     log_evidence = np.nan if np.any(np.isinf(at.prior.variance)) else step.objective
-    phi, last = (None if averaged is None else last.phi), (step.mean, result.x)
     if averaged is None:
+        last, scale = Last(step.mean, result.x), at.prior.spread(step.scale)
         average, nodes = single_node(at.prior, step.scale, log_evidence), [at.node_fit(step)]
-        scale = at.prior.spread(step.scale)
     else:
-        average = averaged.average(phi, result, problem.n_jobs, monitor)
-        nodes, last = [node.payload for node in average.nodes], (*last, phi)
+        last = Last(step.mean, result.x, last.phi)
+        average = averaged.at_mode(last.phi, result)
+        if result.reason != "asked":
+            about = averaged.about(last.phi, step)
+            told = dict(n_jobs=problem.n_jobs, monitor=monitor)
+            average = averaged.weighed(integrate(averaged, average.nodes[0], **about, **told))
+        nodes = [node.payload for node in average.nodes]
         scale, average = averaged.mean_scale(average, problem.prior), _kept(average, averaged.prior)
         log_evidence = average.log_evidence if np.isfinite(log_evidence) else log_evidence
     attributes = dict(
@@ -131,7 +132,7 @@ def fit_exact(problem, sign, monitor, k):
         n_newton=loop.n_newton,
         n_passes=0,
         evidence_std=0.0,
-        last=Last(*last),
+        last=last,
         average=average,
     )
     left_out, posteriors = attributes["left_out"], [fit.posterior for fit in nodes]

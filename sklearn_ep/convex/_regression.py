@@ -92,6 +92,13 @@ class Rows(NamedTuple):
     y: np.ndarray
     weight: np.ndarray
 
+    def about(self, centre):
+        """Return dense rows about a `Centre`, or about zero for None."""
+        X = self.X.toarray() if sp.issparse(self.X) else self.X
+        if centre is None:
+            return Rows(X, self.y, self.weight)
+        return Rows(X - centre.columns, self.y - centre.response, self.weight)
+
 
 class StackedDesign:
     """The rows of X above those of C (the identity for None), that counts products with X.
@@ -359,7 +366,7 @@ def _scale_from_data(loop):
     to rest at an optimum where all but the largest columns are shrunk away.
     """
     asked = _asked(loop)
-    if not asked > 0:
+    if not (loop.prior.learn and asked > 0):
         return 1.0
     if _is_matrix(loop.design.X):
         squares = loop.design.squares()
@@ -479,21 +486,15 @@ class RegressionPlan:
         learned = loop.noise is None and loop.exact and loop.design.C is None
         if not learned or rows is None or np.prod(rows.X.shape) > _BY.entries_for_noise:
             return 1.0
-        X, y, weight = rows
-        X = X.toarray() if sp.issparse(X) else X
-        if centre is not None:
-            X, y = X - centre.columns, y - centre.response
-        rows, (n, d) = Rows(X, y, weight), X.shape
+        rows = rows.about(centre)
+        weight, n = rows.weight, len(rows.y)
         lone, row, apart = _lone_columns(rows, flat)
         if not np.any(lone):
             return 1.0
         precision = step.weight[loop.design.n_rows :]
         centres = self._centres_of_sites(step, precision)
         try:
-            if n <= d + _BY.exact // 2:
-                gap, var = _left_out_dual(rows, step.noise, centres, precision, flat)
-            else:
-                gap, var = _left_out_primal(rows, step, flat)
+            gap, var = _left_out(rows, step, centres, precision, flat)
         except ImproperPosterior:  # noise is lost beside what the prior allows: rows tell nothing
             return 1.0
         # without digits where only the row itself predicts it
@@ -526,14 +527,19 @@ def _lone_columns(rows, flat):
     return lone, row[lone], X[row, j][lone] / varies[lone]
 
 
-def _left_out_dual(rows, noise, centres, precision, flat):
-    """Return y minus its mean given the other rows, and the variance of that, by a matrix of rows.
+def _left_out(rows, step, centres, precision, flat):
+    """Return y minus its mean given the other rows, and the variance of that.
 
     One copy of each row is taken out, of a weight below one all. The sites of the coefficients are
-    N(centres, 1 / precision); O(n^2 d + n^3), well conditioned however small the noise is. `flat`
-    tells of an intercept.
+    N(centres, 1 / precision); `flat` tells of an intercept. By a matrix of rows, O(n^2 d + n^3),
+    well conditioned however small the noise is, or where they are many O(n d^2).
     """
-    X, y, weight = rows
+    (X, y, weight), noise = rows, step.noise
+    n, d = X.shape
+    if n > d + _BY.exact // 2:
+        var = step.system.row_variance(X) + flat * noise / weight.sum()
+        left = np.maximum(1.0 - np.minimum(weight, 1.0) * var / noise, np.finfo(float).eps)
+        return (y - X @ step.u) / left, var / left
     own, copy = noise / weight, np.minimum(weight, 1.0) / weight
     K = (X / precision) @ X.T
     K[np.diag_indices_from(K)] += own
@@ -545,14 +551,6 @@ def _left_out_dual(rows, noise, centres, precision, flat):
     # zero where an intercept fits one row alone
     left = np.maximum(1.0 - copy + copy * free, 1e-100)
     return own * (inverse @ (y - X @ centres)) / left, own * (1.0 - free) / left
-
-
-def _left_out_primal(rows, step, flat):
-    """Return the same where rows are many: O(n d^2)."""
-    X, y, weight = rows
-    var = step.system.row_variance(X) + flat * step.noise / weight.sum()
-    left = np.maximum(1.0 - np.minimum(weight, 1.0) * var / step.noise, np.finfo(float).eps)
-    return (y - X @ step.u) / left, var / left
 
 
 def rows_of_parts(estimator, parts):
@@ -587,8 +585,7 @@ def plan_regression(estimator, rows, statistics=None):
     """Return the `RegressionPlan` of checked parameters and `Rows`, or `RowStatistics` alone."""
     d = len(statistics.mean) - 1 if rows is None else rows.X.shape[1]
     C, log_det_C = _prior_operator(estimator.prior_operator, d, estimator.learn_prior)
-    square, noise = C is None or C.shape[0] == d, estimator.noise_variance
-    noise = None if isinstance(noise, str) else float(noise)
+    noise = None if estimator.noise_variance == "auto" else float(estimator.noise_variance)
     operator, flat = rows is not None and _is_operator(rows.X), estimator.fit_intercept
     if isinstance(flat, str):  # where y = X u + noise is not the measurement in full
         flat = not any((noise is not None, C is not None, operator))
@@ -596,21 +593,21 @@ def plan_regression(estimator, rows, statistics=None):
     if exact and statistics is None:
         statistics = statistics_of_rows(*_merged_copies(rows))
     design, y, centre = _design_of(rows, statistics, C, flat)
-    prior = _site_prior(estimator, design.n_sites, square)
+    prior = _site_prior(estimator, design.n_sites, d)
     n_free = max(centre.weight - bool(flat), 0.0)
     loop = RegressionLoop(design, y, prior, noise, estimator.tol, centre.weight, n_free, log_det_C)
     rng = check_random_state(estimator.random_state)
     if not exact:
         loop.draw(estimator.n_variance_samples, rng)
-    if prior.learn and estimator.prior is None:
+    if estimator.prior is None:
         prior.start_scale = _scale_from_data(loop)
     return RegressionPlan(loop, centre if flat else None, rng, estimator.max_iter, rows, statistics)
 
 
-def _site_prior(estimator, n_sites, square):
-    """Return the `SitePrior` of an estimator; its scale is learned for a `square` C only."""
+def _site_prior(estimator, n_sites, d):
+    """Return the `SitePrior` of an estimator; its scale is learned for a square C only."""
     given, learn = estimator.prior is not None, estimator.learn_prior
-    learn = square and not given if isinstance(learn, str) else bool(learn)
+    learn = n_sites == d and not given if isinstance(learn, str) else bool(learn)
     site = estimator.prior if given else LaplaceSite(1.0, bound="kl")
     return SitePrior(site, np.empty(n_sites), n_sites, learn)
 

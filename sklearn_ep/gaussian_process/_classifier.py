@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
+from .._engine.class_sites import MOST_WEIGHTS
 from .._engine.contracts import FACTOR_NEEDS, require
 from .._engine.likelihoods import LIKELIHOODS
 from .._engine.partition import PartMap
@@ -23,12 +24,18 @@ from ._base import (
     factor_of,
     joined_fits,
 )
-from ._dense import plan_dense, takes_joint
+from ._dense import plan_dense
 from ._dense_fit import fit_dense
 from ._hyperparameters import wants_average
 from .inducing.fit import fit_inducing, kernel_of_some_rows, plan_inducing, posteriors_of
 from .inducing.learning import STEP_RULES
-from .inducing.rows import array_parts, check_part_list, checked_parts, described
+from .inducing.rows import (
+    array_parts,
+    check_part_list,
+    checked_parts,
+    described,
+    inducing_count,
+)
 from .inducing.stream import fit_stream, plan_stream
 
 
@@ -55,6 +62,42 @@ def _check_inducing_parameters(estimator):
             f"optimizer={estimator.optimizer!r} belongs to method='sparse'; the dense method "
             "learns by 'fmin_l_bfgs_b'."
         )
+
+
+def _takes_joint(estimator, through_points):
+    """Return whether all classes get one joint posterior; refuse settings that exclude it."""
+    for name, apart in (
+        ("likelihood", not isinstance(estimator.likelihood, str)),
+        ("power", estimator.power < 1),
+    ):
+        if apart:
+            refuse_joint(estimator, f"{name}={getattr(estimator, name)!r}")
+            return False
+    asked, several = estimator.multi_class == "joint", len(estimator.classes_) > 2
+    wanted = asked or (several and estimator.multi_class == "auto")
+    if not (wanted and through_points):
+        return wanted
+    excluding = _without_all_rows(estimator)
+    for setting in excluding:
+        refuse_joint(estimator, setting)
+    # with a kernel to learn, passes of one class against the rest are the cheaper default
+    return asked or (not excluding and estimator.optimizer is None)
+
+
+def _without_all_rows(estimator):
+    """Return the settings of a fit through inducing points that a joint posterior cannot have."""
+    given = estimator.inducing_points
+    m = inducing_count(estimator) if given is None else len(given)
+    checks = {
+        f"batch_size={estimator.batch_size}": estimator.batch_size is not None,
+        "site_memory='average'": estimator.site_memory == "average",
+        f"n_partitions={estimator.n_partitions}": estimator.n_partitions is not None,
+        f"optimizer={estimator.optimizer!r}": estimator.optimizer in STEP_RULES,
+        "learn_inducing=True": estimator.learn_inducing is True,
+        f"more than {MOST_WEIGHTS} classes times inducing points": m * len(estimator.classes_)
+        > MOST_WEIGHTS,
+    }
+    return [setting for setting, excludes in checks.items() if excludes]
 
 
 class EPGaussianProcessClassifier(GaussianProcessBase):
@@ -469,7 +512,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             return self._fit_inducing(checked_parts(X), None, X, y)
         training = self._training(X, y, sample_weight, dtype=(np.float64, np.float32))
         through_points = self._through_points(len(training.y))
-        joint = takes_joint(self, through_points)
+        joint = _takes_joint(self, through_points)
         if through_points and not joint:
             parts, kept = array_parts(training, self.n_partitions), training.kept
             del training

@@ -13,7 +13,6 @@ from sklearn.gaussian_process.kernels import Kernel
 from sklearn.utils import check_random_state
 
 from .._engine.class_sites import (
-    MOST_WEIGHTS,
     ClassSites,
     JointEP,
     class_update,
@@ -24,7 +23,6 @@ from .._engine.noisy_argmax import CLASS_LIKELIHOODS
 from .._engine.rules import rule_of_power
 from .._engine.sites import Sites
 from .._estimator.averaged import AveragedClasses, AveragedPosterior
-from .._estimator.checks import refuse_joint
 from .._estimator.fitting import BinaryFit
 from ._base import (
     check_kernel,
@@ -54,8 +52,7 @@ from ._hyperparameters import (
 from ._joint_gp import JointGP, JointGPPosterior
 from ._kernels import with_own_lengths, with_theta
 from ._limits import LIMITS
-from .inducing.learning import STEP_RULES
-from .inducing.rows import first_points, inducing_count
+from .inducing.rows import first_points
 from .inducing.values import InducingPrior, JointInducingGP, JointInducingPosterior
 
 # Residual to which sites are refined at the nodes of an average: the error of the evidence is of
@@ -413,42 +410,6 @@ def last_sites(last, kernel, empty):
         if len(thetas[0]) == kernel.n_dims:
             return thetas, list(last.sites)
     return [kernel.theta] * len(empty), list(empty)
-
-
-def takes_joint(estimator, through_points):
-    """Return whether all classes get one joint posterior; refuse settings that exclude it."""
-    for name, apart in (
-        ("likelihood", not isinstance(estimator.likelihood, str)),
-        ("power", estimator.power < 1),
-    ):
-        if apart:
-            refuse_joint(estimator, f"{name}={getattr(estimator, name)!r}")
-            return False
-    asked, several = estimator.multi_class == "joint", len(estimator.classes_) > 2
-    wanted = asked or (several and estimator.multi_class == "auto")
-    if not (wanted and through_points):
-        return wanted
-    excluding = _without_all_rows(estimator)
-    for setting in excluding:
-        refuse_joint(estimator, setting)
-    # with a kernel to learn, passes of one class against the rest are the cheaper default
-    return asked or (not excluding and estimator.optimizer is None)
-
-
-def _without_all_rows(estimator):
-    """Return the settings of a fit through inducing points that a joint posterior cannot have."""
-    given = estimator.inducing_points
-    m = inducing_count(estimator) if given is None else len(given)
-    checks = {
-        f"batch_size={estimator.batch_size}": estimator.batch_size is not None,
-        "site_memory='average'": estimator.site_memory == "average",
-        f"n_partitions={estimator.n_partitions}": estimator.n_partitions is not None,
-        f"optimizer={estimator.optimizer!r}": estimator.optimizer in STEP_RULES,
-        "learn_inducing=True": estimator.learn_inducing is True,
-        f"more than {MOST_WEIGHTS} classes times inducing points": m * len(estimator.classes_)
-        > MOST_WEIGHTS,
-    }
-    return [setting for setting, excludes in checks.items() if excludes]
 
 
 def plan_dense(estimator, training, joint, through_points):

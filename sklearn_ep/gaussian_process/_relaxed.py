@@ -282,9 +282,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
     amplitude over latent noise log-normal around 4, rate Beta(3, 9), and for the default kernel a
     length scale log-Cauchy around three times the root of the total variance.
 
-    A run that does not converge in its share of the sweeps is continued with less damping, and then
-    by a double loop, whose log evidence never falls and which therefore comes to rest [3]_; over
-    partitions by power EP. `solver_path_` lists what ran.
+    A run that does not converge in its share of the sweeps is continued with less damping. Then
+    follows a double loop, whose log evidence never falls [3]_, or over partitions power EP.
+    `solver_path_` lists what ran.
 
     References
     ----------
@@ -547,7 +547,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
             kernel=kernel,
             rule=Power(self.power) if self.rule == "power" else MomentMatching(),
             learn=learn,
-            restarts=random_starts(kernel.bounds, n_restarts, rng) if n_restarts else [],
+            restarts=random_starts(kernel.bounds, n_restarts, rng),
             settings=settings,
             sites=sites,
             tol=self.tol,

@@ -31,7 +31,8 @@ _LEAST_STEP = 1 / 64  # which is not taken back
 class GivenScales(NamedTuple):
     """Posterior given the scales, at the sites of one pass.
 
-    mean (S,) and root (S, S) are those of b, its covariance root' root; log_z is the evidence given
+    mean (S,) and root (S, S) are those of b, its covariance root' root; local is the `LocalPart`,
+    after a pass what `_joined` makes it of; log_z is the evidence given
     the scales; sites are one update ahead; mismatch is the largest distance of tilted from current
     moments, in sds; local_moment (q, q) the sum over groups with sites of rows of E uu' - I, and
     slope the derivative of log_z in log tau through the small groups.
@@ -39,7 +40,7 @@ class GivenScales(NamedTuple):
 
     mean: np.ndarray
     root: np.ndarray
-    local: layouts.LocalPart
+    local: Any
     log_z: float
     sites: Any = None
     mismatch: float = 0.0
@@ -93,7 +94,7 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power
             kept, start, end, step = found, sites, target, longer
         sites = _towards(start, end, step)
         if kept.mismatch < tol or n_passes >= max_passes:
-            return kept._replace(sites=sites)
+            return kept._replace(local=_joined(*kept.local), sites=sites)
 
 
 def _step_after(found, kept, step):
@@ -140,7 +141,7 @@ def _one_pass(layout, design, prior, tau, sites, rule):
     update = rule(layout.sign[:n], of_rows, row_mean, row_var)
     log_z += update.log_term @ weight
     worst, slope = layouts.row_mismatch(of_rows, update.sites, row_mean, row_var), 0.0
-    parts, groups = [local], []
+    of_small, groups = [], []
     for small, site in zip(layout.small, of_groups, strict=True):
         rows = small.shared
         m, V = (rows @ mean).reshape(-1, small.size), rows.block_covariances(cov, small.size)
@@ -152,8 +153,8 @@ def _one_pass(layout, design, prior, tau, sites, rule):
         worst = max(worst, _group_mismatch(tilted, m, V, wide))
         # Cov(u, b) = weight' Z cov
         weights = (left.swapaxes(1, 2) @ tilted.weight[..., None])[..., 0]
-        parts.append(_effects_of_small(rows, tilted, weights, m, V))
-    found = GivenScales(mean, root, _joined(parts), float(log_z), sites, worst, moment, slope)
+        of_small.append((rows, tilted, weights, m, V))
+    found = GivenScales(mean, root, (local, of_small), float(log_z), sites, worst, moment, slope)
     return found, (update.sites, *groups)
 
 
@@ -197,10 +198,11 @@ def _effects_of_small(rows, tilted, weights, m, V):
     return layouts.LocalPart(1.0 / np.sqrt(rest)[:, None, None], offset[:, None], gain)
 
 
-def _joined(parts):
-    """Return one `LocalPart` of several kinds of groups."""
-    if len(parts) == 1:
-        return parts[0]
+def _joined(local, of_small):
+    """Return one `LocalPart` of that of plain rows, and what is known of each kind of groups."""
+    if not of_small:
+        return local
+    parts = [local, *(_effects_of_small(*known) for known in of_small)]
     lower, offset, gain = zip(*parts, strict=True)
     beyond = csr_array(vstack([g.beyond for g in gain]))
     gain = layouts.SharedRows(np.concatenate([g.X for g in gain]), beyond)

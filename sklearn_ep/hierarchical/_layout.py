@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import block_diag, csr_array
+from scipy.sparse import coo_array, csr_array
 from scipy.sparse.linalg import LinearOperator
 
 from .._engine.gaussian import forward
@@ -117,8 +117,15 @@ class SharedRows(LinearOperator):
     """
 
     def __init__(self, X, beyond):
+        if isinstance(beyond, tuple):
+            beyond = csr_array(beyond[:3], shape=beyond[3])
         super().__init__(np.float64, (len(X), X.shape[1] + beyond.shape[1]))
         self.X, self.beyond = X, beyond
+
+    def __reduce__(self):
+        own = self.beyond
+        # arrays: sparse matrices of scipy are none of the types that skops trusts
+        return type(self), (self.X, (own.data, own.indices, own.indptr, own.shape))
 
     @cached_property
     def transposed(self):
@@ -133,6 +140,8 @@ class SharedRows(LinearOperator):
 
     def take(self, rows):
         """Return some of the rows."""
+        if isinstance(rows, slice) and len(range(len(self.X))[rows]) == len(self.X):
+            return self  # a copy of the sparse part would be a tenth of a pass over small data
         return SharedRows(self.X[rows], self.beyond[rows])
 
     def weighed(self, left):
@@ -222,6 +231,11 @@ class EffectPlaces(NamedTuple):
         """Number of coefficients."""
         return len(self.beta_precision)
 
+    @property
+    def n_shared(self):
+        """Number of entries of b."""
+        return max([self.n_dense, *(span.stop for span in self.shared_spans().values())])
+
     def shared_spans(self):
         """Return {factor: its slice of b} of the shared factors."""
         spans, start = {}, self.n_dense
@@ -236,13 +250,16 @@ class EffectPlaces(NamedTuple):
 
         lower are the Cholesky factors of the covariances of all effects.
         """
-        blocks = [block_diagonal(self.beta_precision[:, None, None])]
+        dense = np.arange(self.n_dense)
+        entries = [(self.beta_precision, dense, dense)]
         log_det = np.sum(np.log(self.beta_precision))
-        for f in self.shared_spans():
+        for f, span in self.shared_spans().items():
             n, inner = self.n_levels[f], np.linalg.inv(lower[f] @ lower[f].T)
-            blocks.append(block_diagonal(np.broadcast_to(inner, (n, *inner.shape))))
+            at = np.repeat(np.arange(span.start, span.stop).reshape(n, -1), len(inner), axis=0)
+            entries.append((np.tile(inner.ravel(), n), np.sort(at, axis=None), at.ravel()))
             log_det -= 2.0 * n * np.sum(np.log(np.diagonal(lower[f])))
-        return block_diag(blocks, format="csr"), float(log_det)
+        value, row, column = (np.concatenate(a) for a in zip(*entries, strict=True))
+        return coo_array((value, (row, column)), shape=(self.n_shared,) * 2), float(log_det)
 
     def seen(self, rows):
         """Return the `SharedRows` of `RowsToPredict`, and the place of the local group or -1."""

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from .._engine.hyper import mixture_moments, mixture_quantiles
 from .._estimator.annotations import RowsLike, Seed
 from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import check_common, check_number, check_number_or_auto, is_single
@@ -15,7 +16,7 @@ from .._estimator.fitting import FitMonitor, restore_on_error, warn_not_converge
 from .._estimator.posterior_classifier import PosteriorClassifier
 from .._estimator.summary import CoefficientReport
 from ._plan import ACCEPT_SPARSE
-from ._probit_fit import fit_plan, fitted_attributes, make_plan, state_attributes
+from ._probit import fitted_attributes, make_plan, state_attributes
 from ._support import FeatureSupport
 
 
@@ -199,11 +200,10 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
         check_number_or_auto("prior_inclusion", self.prior_inclusion, 0, 1)
         plan = make_plan(self, X, y, sample_weight)
         monitor = FitMonitor(self, X, y, self.max_iter, lambda state: state_attributes(plan, state))
-        fit = fit_plan(plan, self, monitor)
-        found = fitted_attributes(plan, fit)
-        history = monitor.completed(fit.history, found["log_evidence_"], found)
+        found = fitted_attributes(plan, self, monitor)
+        history = monitor.completed(found["history_"], found["log_evidence_"], found)
         monitor.finish()
-        found = {"history_": history, "n_iter_": len(history["residual"]), **found}
+        found |= {"history_": history, "n_iter_": len(history["residual"])}
         for name, value in found.items():
             setattr(self, name, value)
         self._fitted_single = is_single(X)
@@ -219,13 +219,15 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
 
     def _coefficients(self, level):
         """Return means, deviations (1, q) and intervals (1, q, 2), those of an intercept last."""
-        mixture = self._posteriors[0]
-        mean, std = self.coef_, self.coef_std_
-        interval = mixture.coefficients.coef_interval(level)
-        if mixture.coefficients.units.fit_intercept:
-            centre, spread = mixture.intercept()
-            mean, std = np.append(mean, centre)[None], np.append(std, spread)[None]
-            interval = np.vstack([interval, mixture.intercept(level)])
+        mixture, mean, std = self._posteriors[0], self.coef_, self.coef_std_
+        interval = mixture.coef_interval(level)
+        if mixture.units.fit_intercept:
+            centre, var = mixture.moments(np.zeros((1, self.n_features_in_)))
+            levels = [0.5 - 0.5 * level, 0.5 + 0.5 * level]
+            ends = mixture_quantiles(mixture.weight, centre, np.sqrt(var), levels)
+            spread = np.sqrt(mixture_moments(mixture.weight, centre, var)[1])
+            mean, std = np.append(mean, self.intercept_)[None], np.append(std, spread)[None]
+            interval = np.vstack([interval, ends.T])
         return mean, std, interval[None]
 
     def _figures(self):
@@ -264,4 +266,4 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
         check_is_fitted(self)
         check_number("n_samples", n_samples, 1, integer=True)
         rng = check_random_state(random_state)
-        return self._posteriors[0].coefficients.draw(n_samples, rng, exact_zeros)
+        return self._posteriors[0].coefficients(n_samples, rng, exact_zeros)

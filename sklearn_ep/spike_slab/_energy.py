@@ -18,10 +18,11 @@ natural gradient (infinity), a descent direction at any sites.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import lapack
+from scipy.special import expit
 
 from .._engine.contracts import require
 from .._engine.gaussian import ImproperPosterior, checked_cholesky, cholesky_solve
@@ -61,6 +62,15 @@ class EPEnergy:
         return replace(self, noise=np.exp(h[0]), factor=factor)
 
 
+class SlabStatistics(NamedTuple):
+    """Expected squared error, squared slab coefficients, included features and indicators."""
+
+    squares: float
+    second: float
+    features: float
+    indicators: float
+
+
 class EnergyState:
     """Sites with all that EP and the descent of its energy want to know; parts made on demand."""
 
@@ -86,6 +96,30 @@ class EnergyState:
         fit = p.constant + 0.5 * p.n_rows * np.log(2 * np.pi * p.noise)
         fit += 0.5 * (q.squared_error + q.trace) / p.noise
         return float(fit + 0.5 * (np.log(self.var).sum() + q.log_det) + self.matched.kl.sum())
+
+    @property
+    def log_evidence(self):
+        """EP approximation of log p(y)."""
+        return -self.energy
+
+    @property
+    def evidence_gradient(self):
+        """Derivative (3,) of the log evidence in the hyperparameters at a fixed point."""
+        p, s = self.problem, self.slab_statistics
+        noise = 0.5 * (s.squares / p.noise - p.n_rows)
+        slab = 0.5 * (s.second / p.factor.slab_variance - s.features)
+        expected = p.factor.n_indicators(len(self.mean)) * expit(p.factor.logit)
+        return np.array([noise, slab, s.indicators - expected])
+
+    @property
+    def slab_statistics(self):
+        """What hyperparameters are learned from, by the tilted distributions."""
+        q, t = self.marginals, self.matched_tilted
+        # one indicator a group: its members agree, so each counts its share
+        indicators = self.problem.factor.per_indicator(t.inclusion).sum()
+        second = t.inclusion @ (t.slab_var + t.slab_mean**2)
+        squares = q.squared_error + q.trace
+        return SlabStatistics(squares, second, t.inclusion.sum(), indicators)
 
     @cached_property
     def gradient(self):

@@ -186,31 +186,12 @@ class NodeCoordinates:
         return np.column_stack([low, high])[self.space.free]
 
 
-def _statistics(state):
-    """Expected squared error, squared slab coefficients, included features and indicators."""
-    q, factor, t = state.marginals, state.problem.factor, state.matched_tilted
-    # one indicator a group: its members agree, so each counts its share
-    share = factor.per_indicator(t.inclusion).sum()
-    second = t.inclusion @ (t.slab_var + t.slab_mean**2)
-    return q.squared_error + q.trace, second, t.inclusion.sum(), share
-
-
-def energy_gradient(state, h):
-    """Return the derivative of the energy in the hyperparameters at a fixed point."""
-    squares, second, features, indicators = _statistics(state)
-    p = state.problem
-    noise = 0.5 * (p.n_rows - squares / p.noise)
-    slab = 0.5 * (features - second / p.factor.slab_variance)
-    expected = p.factor.n_indicators(len(state.mean)) * expit(h[2])
-    return np.array([noise, slab, expected - indicators])
-
-
 def em_target(state, h, prior):
     """Return the maximiser of the expected log density of data, coefficients and h at a state.
 
     The pull of the prior on the ratio of slab to noise is taken at h.
     """
-    squares, second, features, indicators = _statistics(state)
+    squares, second, features, indicators = state.slab_statistics
     p = state.problem
     share = (indicators + 1.0) / (p.factor.n_indicators(len(state.mean)) + 1.0 + prior.misses)
     tiny = np.finfo(float).tiny

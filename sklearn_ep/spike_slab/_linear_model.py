@@ -22,6 +22,13 @@ from .._engine.gaussian import (
     triangular_solve,
 )
 
+# Correlation from which EP's inclusions are off: on 120 sets of 10 columns, against enumeration,
+# the largest error is above .02 for one set in fifteen at .4 to .8, for two in five beyond.
+_CORRELATED = 0.7
+# Probability that independent columns of as many rows are as correlated by chance, at most.
+_CHANCE = 0.01
+# Columns looked at, those that go with the response: others carry no inclusion.
+_ASSOCIATED = 64
 LEAST_DIRECT = 1e-10  # of the floor; 1 / precision below it exhausts double precision
 # A block of scaled columns: large enough for BLAS, small next to a large X. Halved: 1.04 times the
 # CPU of a posterior at 100 x 40,000; doubled: .89, for twice the memory.
@@ -58,17 +65,6 @@ class LinearModel:
         model._set(X, y, 0.0)
         return model
 
-    @classmethod
-    def of_root(cls, root):
-        """Return the model of rows (r, d + 1) of [X y] that are a triangular factor, or few."""
-        model = cls.__new__(cls)
-        if root.shape[0] == root.shape[1]:
-            root = np.linalg.qr(root, mode="r")
-            model._set(root[:-1, :-1], root[:-1, -1], root[-1, -1] ** 2)
-        else:
-            model._set(root[:, :-1], root[:, -1], 0.0)
-        return model
-
     def _set(self, X, y, rest):
         self.X, self.y, self.rest = X, y, rest
         self.Xy = X.T @ y
@@ -79,6 +75,42 @@ class LinearModel:
         """Mean square of the entries of X for `total` rows, repetition counted."""
         parts = (self.X[:, b] for b in column_blocks(self.X))
         return sum(np.einsum("ij,ij->", x, x) for x in parts) / (total * self.X.shape[1])
+
+    @cached_property
+    def _sizes(self):
+        """Lengths of the columns, 1 where they are zero."""
+        size = np.sqrt(np.einsum("ij,ij->j", self.X, self.X))
+        return np.where(size > 0, size, 1.0)
+
+    @property
+    def association(self):
+        """How well each column goes with the response."""
+        return np.abs(self.Xy) / self._sizes
+
+    def correlations(self, first, second=slice(None)):
+        """Return absolute correlations of some columns with others."""
+        X, size = self.X, self._sizes
+        return np.abs((X[:, first] / size[first]).T @ (X[:, second] / size[second]))
+
+    def is_correlated(self, n_rows):
+        """Say whether a column that goes with the response is correlated with another; O(n d).
+
+        The number of different rows tells what correlation there is by chance.
+        """
+        top = np.argsort(-self.association, kind="stable")[:_ASSOCIATED]
+        found = self.correlations(top)
+        found[np.arange(len(top)), top] = 0.0
+        share = (_CHANCE / len(self.Xy) ** 2) ** (2.0 / max(n_rows - 2.0, 1.0))
+        return bool(found.max() > max(_CORRELATED, np.sqrt(1.0 - share)))
+
+    def n_independent(self, n_rows):
+        """Return how many independent columns have as large a sum of squared correlations.
+
+        What independent columns of as many rows have by chance is taken off. O(r^2 d), r rows.
+        """
+        unit, d = self.X / self._sizes, len(self.Xy)
+        squares = np.sum((unit @ unit.T) ** 2) - d * (d - 1) / n_rows
+        return float(np.clip(d**2 / max(squares, d), 1.0, d))
 
     def marginals(self, precision, shift, noise, floor=0.0):
         """Return the posterior for given sites and noise variance.

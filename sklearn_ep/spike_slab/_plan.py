@@ -1,4 +1,4 @@
-"""Checked parameters and data of a spike-and-slab fit."""
+"""From checked parameters and data of a user to the working problem of a spike-and-slab fit."""
 
 import inspect
 import numbers
@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from sklearn.utils import check_random_state
+from sklearn.utils import check_array, check_random_state, gen_batches
 
+from .._engine.partition import PartMap
 from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import (
     LARGEST_ENTRY,
@@ -25,26 +26,99 @@ from .._estimator.checks import (
     is_single,
     validate_training,
 )
-from .._estimator.row_parts import RowStatistics
-from ._correlation import different_rows, is_correlated
+from .._estimator.row_parts import (
+    RowStatistics,
+    axes_of,
+    check_facts,
+    facts_of_part,
+    statistics_of_parts,
+    statistics_of_rows,
+)
 from ._energy import EPEnergy
 from ._hyperparameters import HyperPrior, Space
+from ._linear_model import BLOCK_BYTES, LinearModel
 from ._prior import SpikeSlab
 from ._runs import RunSettings
-from ._units import (
-    Standardisation,
-    standardise,
-    standardise_statistics,
-    statistics_of_user_parts,
-)
 
 ACCEPT_SPARSE = ("csr", "csc")
+# Least eigenvalue of products with unit diagonal, by rounding; below it they are those of no rows.
+_LEAST_EIGENVALUE = -1e-8
 # Without random_state the models that check the evidence are drawn by this seed: they only decide
 # between starts, and equal fits are to be equal.
 DEFAULT_SEED = 0
 # Entries of the working rows up to which hyperparameters="auto" integrates: some 30 posteriors of
 # as many columns beside X, and as many fits, are dear beyond.
 LARGEST_INTEGRATED = 10_000_000
+
+
+@dataclass
+class Standardisation:
+    """A regression in working units: columns of unit scale, y of unit variance.
+
+    A working column is (x - offset) / scale, and y likewise. `total` is the total weight, the
+    number of rows with repetition; `n_rows` in the likelihood are one less with an intercept, which
+    has a flat prior.
+    """
+
+    offset: np.ndarray
+    scale: np.ndarray
+    y_offset: float
+    y_scale: float
+    total: float
+    n_rows: float
+    fit_intercept: bool
+
+    def rows(self, X):
+        """Bring new rows to working units."""
+        return (X - self.offset) / self.scale
+
+    def to_coef(self, w):
+        """Bring working coefficients (..., d) to the units of the user."""
+        return w * (self.y_scale / self.scale)
+
+    def response(self, signal):
+        """Bring working responses, offset left out, to the units of the user."""
+        return self.y_offset + self.y_scale * signal
+
+    def intercept(self, coef):
+        """Return the intercept (...) that belongs to coefficients (..., d) of the user."""
+        return self.y_offset - coef @ self.offset
+
+    def with_intercept(self, coef, noise, rng):
+        """Return draws of coefficients (S, d) of the user, an intercept drawn last if there is one.
+
+        `noise` is its variance in the units of the user, (S,) or one for all draws.
+        """
+        if not self.fit_intercept:
+            return coef
+        sd = np.sqrt(self.intercept_variance(noise))
+        return np.column_stack([coef, self.intercept(coef) + sd * rng.standard_normal(len(coef))])
+
+    def intercept_variance(self, noise):
+        """Variance of the mean of y given the coefficients, for noise in the user's units."""
+        return noise / self.total if self.fit_intercept else 0.0
+
+
+def dense_rows(X):
+    """Return rows as a dense array: a sparse matrix has no zeros left once it is centred."""
+    return X.toarray(order="C") if sp.issparse(X) else X
+
+
+def dense_blocks(X):
+    """Yield the rows as dense arrays, those of a sparse matrix about BLOCK_BYTES at a time."""
+    if not sp.issparse(X):
+        yield X
+        return
+    X = X.tocsr()
+    for rows in gen_batches(X.shape[0], max(1, BLOCK_BYTES // (8 * X.shape[1]))):
+        yield X[rows].toarray()
+
+
+def _different_rows(X):
+    """Return how many rows are different: a projection of each tells, to rounding."""
+    place = np.sort(X @ np.cos(np.arange(1.0, X.shape[1] + 1.0)))
+    size = np.abs(place).max(initial=0.0)
+    return 1 + int(np.count_nonzero(np.diff(place) > 1e-9 * size))
 
 
 @dataclass
@@ -122,7 +196,7 @@ def make_plan(estimator, X, y, sample_weight, groups):
         space=space,
         prior=prior,
         integrates=integrates,
-        by_chains=plain and is_correlated(model, n_different),
+        by_chains=plain and model.is_correlated(n_different),
         n_different=n_different,
         settings=RunSettings(*settings),
         noise_starts=list(estimator.noise_starts),
@@ -139,34 +213,43 @@ def _data(estimator, X, y, sample_weight):
 
     Of rows that are not in memory all count as different.
     """
-    intercept, standardize = estimator.fit_intercept, estimator.standardize
-    if isinstance(X, RowStatistics) or is_part_list(X, y):
-        stats = _statistics(estimator, X, sample_weight)
+    intercept, plain = estimator.fit_intercept, None
+    if isinstance(X, RowStatistics):
+        _check_scale_of(np.linalg.norm(X.root[:, -1:], axis=0) / np.sqrt(X.n_rows))
+        estimator.n_features_in_ = len(X.mean) - 1
+        vars(estimator).pop("feature_names_in_", None)
+        stats, n_different = X, X.n_rows
+    elif is_part_list(X, y):
+        if sample_weight is not None:
+            raise ValueError("sample_weight is for rows in memory: give repeated rows instead.")
+        stats = _statistics_of_user_parts(estimator, X)
         n_different = stats.n_rows
-        units, model = standardise_statistics(stats, intercept, standardize)
     else:
         training = _rows(estimator, X, y, sample_weight)
-        n_different = different_rows(training.X)
-        # what is made dense is nobody else's
-        owned = not estimator.copy_X or sp.issparse(training.X)
-        owned = owned or not np.may_share_memory(training.X, X)
-        units, model = standardise(training, intercept, standardize, owned)
+        n_different = _different_rows(training.X)
+        rows = training.X.tocsr() if sp.issparse(training.X) else training.X
+        stats = statistics_of_rows(rows, training.y, training.weight)
+        if not intercept and not sp.issparse(rows):  # taking means off and back costs digits
+            plain = np.column_stack([rows, training.y]) * np.sqrt(training.weight)[:, None]
+    units, model = _standardised(stats, intercept, estimator.standardize, plain)
     # columns that kept a size of their own
     limits = LARGEST_IN_UNITS, 1.0 / LARGEST_IN_UNITS
     check_column_sizes(estimator, column_sizes(model.X), *limits)
     return units, model, n_different
 
 
-def _statistics(estimator, X, sample_weight):
-    """Return the checked `RowStatistics` that are given, or those of partitions."""
-    if isinstance(X, RowStatistics):
-        _check_scale_of(np.linalg.norm(X.root[:, -1:], axis=0) / np.sqrt(X.n_rows))
-        estimator.n_features_in_ = len(X.mean) - 1
-        vars(estimator).pop("feature_names_in_", None)
-        return X
-    if sample_weight is not None:
-        raise ValueError("sample_weight is for rows in memory: give repeated rows instead.")
-    return statistics_of_user_parts(estimator, X, _check_scale_of)
+def _statistics_of_user_parts(estimator, parts):
+    """Return the `RowStatistics` of a user's partitions, in part order."""
+    with PartMap(parts, estimator.n_jobs, prefer="threads") as run:
+        facts = run(facts_of_part, range(len(run.parts)), False)
+        check_facts(estimator, facts)
+        _check_scale_of(np.concatenate([f.labels for f in facts]))
+        n = sum(f.n_rows for f in facts)
+        if n < 2:
+            raise ValueError(
+                f"all partitions together have n_samples={n}, a minimum of 2 is needed."
+            )
+        return statistics_of_parts(run, facts)
 
 
 def _rows(estimator, X, y, sample_weight):
@@ -222,3 +305,57 @@ def _warm(estimator, units, d, groups):
     unit = units.y_scale
     h = estimator._warm_h - np.array([2 * np.log(unit), 2 * np.log(unit), 0.0])
     return h, np.stack([estimator.site_shift_ * unit, estimator.site_precision_ * unit**2])
+
+
+def _standardised(stats, fit_intercept, standardize, plain=None):
+    """Return (Standardisation, LinearModel) of rows, of which these are the statistics.
+
+    Without an intercept `plain` rows [X y], if they are known, take the place of the statistics.
+    """
+    total, mean, root = stats.weight, stats.mean, stats.root
+    rounding = 10 * np.finfo(float).eps * np.sqrt(stats.n_rows)
+    sd = np.sqrt(np.einsum("ij,ij->j", root[:, :-1], root[:, :-1]) / total)
+    sd[sd <= rounding * np.abs(mean[:-1])] = 0.0
+    if fit_intercept:
+        root[:, :-1][:, sd == 0] = 0.0
+    else:
+        root = stats.about_zero() if plain is None else plain
+        mean = np.zeros_like(mean)
+    scale = np.where(sd > 0, sd, 1.0) if standardize else np.ones(len(sd))
+    y_scale = float(np.linalg.norm(root[:, -1]) / np.sqrt(total))
+    if y_scale <= rounding * abs(mean[-1]):
+        y_scale, root[:, -1] = 1.0, 0.0
+    root[:, :-1] /= scale
+    root[:, -1] /= y_scale
+    units = Standardisation(
+        mean[:-1], scale, float(mean[-1]), y_scale, total,
+        total - 1 if fit_intercept else total, fit_intercept,
+    )  # fmt: skip
+    return units, LinearModel(root[:, :-1], root[:, -1])
+
+
+def statistics_of_products(XtX, Xty, yty, n_samples, X_mean=None, y_mean=0.0):
+    """Return the `RowStatistics` of rows of which sums of products and means are known.
+
+    A ValueError names what cannot be that of any rows.
+    """
+    check_number("n_samples", n_samples, 2, integer=True)
+    XtX = check_array(XtX, dtype=np.float64, input_name="XtX")
+    d = XtX.shape[1]
+    known = {"Xty": (Xty, (d,)), "yty": (yty, ()), "y_mean": (y_mean, ())}
+    known["X_mean"] = (np.zeros(d) if X_mean is None else X_mean), (d,)
+    for name, (value, shape) in known.items():
+        if np.shape(value) != shape or not np.all(np.isfinite(value)):
+            raise ValueError(f"{name} must be finite and of shape {shape}, got {np.shape(value)}.")
+    size = np.sqrt(np.abs(np.diagonal(XtX)))
+    if len(XtX) != d or np.any(np.abs(XtX - XtX.T) > 1e-8 * np.outer(size, size)):
+        raise ValueError("XtX must be a symmetric matrix.")
+    products = np.block([[XtX, np.reshape(Xty, (d, 1))], [np.reshape(Xty, (1, d)), yty]])
+    mean = np.append(known["X_mean"][0], y_mean).astype(float)
+    scatter = products - n_samples * np.outer(mean, mean)
+    values, directions = axes_of(scatter)
+    if values[0] < _LEAST_EIGENVALUE or np.any(np.diagonal(scatter) < 0):
+        raise ValueError("XtX, Xty, yty and the means of no rows: not positive semidefinite.")
+    held = values > 10 * len(values) * np.finfo(float).eps
+    root = np.sqrt(values[held])[:, None] * directions[held]
+    return RowStatistics(int(n_samples), float(n_samples), mean, root)

@@ -1,7 +1,8 @@
-"""What fixed points of EP predict, in the units of the user: one of them, or a weighted average.
+"""What a fit predicts, in the units of the user: a weighted average of posteriors.
 
-Moments are those of Gaussian posteriors. Quantiles know that coefficients may be zero, and so do
-draws where that is asked for; quantiles of responses are brought to the Gaussian mean and variance.
+The parts are fixed points of EP, or models that were drawn. Moments are those of Gaussian
+posteriors. Quantiles know that coefficients may be zero, and so do draws where that is asked for;
+quantiles of responses are brought to the Gaussian mean and variance.
 
 A fixed point describes a coefficient twice, with one mean and variance: by the Gaussian of all
 coefficients, and by its tilted distribution, prior times cavity, which is zero with positive
@@ -9,18 +10,19 @@ probability and normal otherwise. Intervals of a coefficient are those of the ti
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.special import expit, ndtr, ndtri
+from scipy.special import expit, gammaincinv, ndtr, ndtri
 from sklearn.utils import gen_batches
 
 from .._engine.hyper import draw_mixture, mixture_moments, mixture_quantiles
-from ._correlation import correlations
+from .._estimator.averaged import AveragedPosterior
 from ._linear_model import BLOCK_BYTES
+from ._plan import Standardisation, dense_blocks, dense_rows
 from ._sequential_draws import SequentialDraws
-from ._units import Standardisation
 
 
 class TiltedMarginals(NamedTuple):
@@ -51,6 +53,9 @@ def tilted_quantiles(weight, tilted, levels):
 
 # Draws that tell the quantiles of responses, of the noise for each of them, and rows at a time.
 N_DRAWS, N_NOISE, ROWS = 1000, 4, 512
+# Inclusion from which a column may be in a credible set: less adds nothing to any level.
+CANDIDATE = 1e-3
+_NOISES = 2000  # draws of the noise, about, for models by their weights
 
 
 @dataclass
@@ -59,7 +64,8 @@ class CoefficientPosterior:
 
     `tilted` marginals and `draws` are in working units, as the Gaussian `marginals` are, the
     variances `noise` and `slab` in those of the user; `prior_inclusion` is the probability of a
-    coefficient not to be zero before the data.
+    coefficient not to be zero before the data. `factor` is the link from responses to labels, for
+    those who have labels.
     """
 
     units: Standardisation
@@ -68,31 +74,53 @@ class CoefficientPosterior:
     noise: float
     slab: float
     prior_inclusion: float
+    factor: Any = None
 
     @classmethod
-    def of(cls, units, state):
-        """Return the posterior of an `EnergyState` at a fixed point."""
-        factor, unit = state.problem.factor, units.y_scale**2
-        noise, slab = float(state.problem.noise * unit), float(factor.slab_variance * unit)
-        slabs = state.matched_tilted
-        sd = np.sqrt(slabs.slab_var)
-        tilted = TiltedMarginals(state.matched.inclusion, slabs.slab_mean, sd)
-        p, cavity = state.problem, np.stack([state.matched.shift, state.matched.precision])
-        own = np.stack([state.mean, np.ones_like(state.mean)]) / state.var - cavity
-        at = state.marginals, state.sites, own, state.matched.inclusion
-        draws = SequentialDraws(p.model, p.factor, p.noise, *at)
-        return cls(units, tilted, draws, noise, slab, float(expit(factor.logit)))
+    def of(cls, units, draws, tilted, link=None):
+        """Return the posterior of `SequentialDraws` and the tilted distributions beside them."""
+        prior, unit = draws.factor, units.y_scale**2
+        slabs = TiltedMarginals(draws.inclusion, tilted.slab_mean, np.sqrt(tilted.slab_var))
+        noise, slab = float(draws.noise * unit), float(prior.slab_variance * unit)
+        return cls(units, slabs, draws, noise, slab, float(expit(prior.logit)), link)
 
     @property
     def marginals(self) -> Any:
         """Gaussian posterior in working units: DenseMarginals or LowRankMarginals."""
         return self.draws.marginals
 
-    def draw(self, n_samples, rng, exact_zeros):
+    def coefficients(self, n_samples, rng, exact_zeros):
         """Return draws of the coefficients, an intercept in the last column if there is one."""
         drawn_from = self.draws if exact_zeros else self.marginals
         coef = self.units.to_coef(drawn_from.draw(n_samples, rng))
         return self.units.with_intercept(coef, self.noise, rng)
+
+    # The responses at rows as a latent function, in units of the working response.
+
+    @property
+    def _intercept_variance(self):
+        return self.units.intercept_variance(self.noise)
+
+    def latent(self, X):
+        """Return mean and variance (n,) at rows."""
+        pairs = [self._latent(self.units.rows(block)) for block in dense_blocks(X)]
+        mean, var = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+        return mean, var
+
+    def _latent(self, rows):
+        mean, var = rows @ self.marginals.mean, self.marginals.covariance(rows)
+        return self.units.response(mean), var + self._intercept_variance
+
+    def covariance(self, X1, X2):
+        """Return the covariance (n1, n2) between rows."""
+        first, second = (self.units.rows(dense_rows(X)) for X in (X1, X2))
+        return self.marginals.covariance(first, second) + self._intercept_variance
+
+    def draw(self, X, n_samples, rng):
+        """Return joint draws (n_samples, n) at rows."""
+        free = np.sqrt(self._intercept_variance) * rng.standard_normal((n_samples, 1))
+        signal = self.marginals.draw(n_samples, rng) @ self.units.rows(dense_rows(X)).T
+        return self.units.response(signal) + free
 
 
 class SparseMixture:
@@ -106,22 +134,28 @@ class SparseMixture:
     units: Any
     weight: np.ndarray
     means: Any
+    inclusion: Any
     noise: np.ndarray
     slab: np.ndarray
     prior_inclusion: np.ndarray
-    # means and variances (d,), what `tilted_quantiles` wants of some columns, mean covariance
-    _moments: Any
+    # means and variances (d,), what `tilted_quantiles` wants of some columns, mean covariance of
+    # coefficients and at rows, draws of responses
+    _coef_moments: Any
     _tilted: Any
     _block: Any
+    within: Any
+    signals: Any
 
-    def coef_moments(self):
-        """Return means and standard deviations (d,) of the coefficients."""
-        mean, var = self._moments()
-        return self.units.to_coef(mean), self.units.to_coef(np.sqrt(var))
-
-    def hyperparameters(self):
-        """Return the fitted attributes of variances, by means of logs, and of the inclusion."""
+    def attributes(self):
+        """Return the fitted attributes that are moments, of variances by means of logs."""
+        mean, var = self._coef_moments()
+        coef, inclusion = self.units.to_coef(mean), self.inclusion
         return {
+            "coef_": coef,
+            "coef_std_": self.units.to_coef(np.sqrt(var)),
+            "intercept_": float(self.units.intercept(coef)),
+            "inclusion_proba_": inclusion,
+            "expected_model_size_": float(inclusion.sum()),
             "noise_variance_": _geometric_mean(self.weight, self.noise),
             "slab_variance_": _geometric_mean(self.weight, self.slab),
             "prior_inclusion_": float(self.weight @ self.prior_inclusion),
@@ -139,125 +173,41 @@ class SparseMixture:
         unit, mean = self.units.to_coef(np.ones(self.means.shape[1]))[index], self.means[:, index]
         if sp.issparse(mean):
             mean = mean.toarray()
-        return self.covariance(self._block(index), mean, mean) * np.outer(unit, unit)
+        return self._total(self._block(index), mean, mean) * np.outer(unit, unit)
 
-    def covariance(self, within, left, right):
+    def _total(self, within, left, right):
         """Return the covariance (n1, n2) of what has means (M, .) and this one within parts."""
         apart, other = left - self.weight @ left, right - self.weight @ right
         return within + (self.weight * apart.T) @ other
 
+    # Responses at rows of the user, of which the one at zero is the intercept.
+
     @property
-    def intercept_variances(self):
+    def _of_intercept(self):
         """Variances (M,) of the intercept given the coefficients."""
         return self.units.intercept_variance(self.noise) + np.zeros_like(self.noise)
 
-    @property
-    def responses(self):
-        """What the coefficients say of responses at rows."""
-        return ResponseMixture(self)
-
-
-@dataclass
-class CoefficientMixture(SparseMixture):
-    """Fixed points of EP on the same data with weights (M,); one of weight one as well."""
-
-    parts: list[CoefficientPosterior]
-    weight: np.ndarray
-
-    def __post_init__(self):
-        self.units = self.parts[0].units
-        self.noise, self.slab, self.prior_inclusion = (
-            np.array([getattr(p, name) for p in self.parts])
-            for name in ("noise", "slab", "prior_inclusion")
-        )
-
-    def _stacked(self, of_one):
-        return np.stack([of_one(p) for p in self.parts])
-
-    def _mean(self, of_one):
-        return sum(w * of_one(p) for w, p in zip(self.weight, self.parts, strict=True))
-
-    @property
-    def means(self):
-        """Means (M, d) of the coefficients, in working units."""
-        return self._stacked(lambda p: p.marginals.mean)
-
-    @property
-    def inclusion(self):
-        """Probabilities (d,) that coefficients are not zero."""
-        total = self.weight @ self._stacked(lambda p: p.tilted.inclusion)
-        return np.minimum(total, 1.0)  # rounding
-
-    def _moments(self):
-        return mixture_moments(self.weight, self.means, self._stacked(lambda p: p.marginals.var))
-
-    def _tilted(self, tail):
-        parts = [p.tilted for p in self.parts]
-        return slice(None), TiltedMarginals(*map(np.stack, zip(*parts, strict=True)))
-
-    def _block(self, index):
-        return self._mean(lambda p: p.marginals.block(index))
-
-    def within(self, first, second=None):
-        """Return the mean covariance (n1, n2) or variance (n,) of the parts at rows."""
-        return self._mean(lambda p: p.marginals.covariance(first, second))
-
-    def draw(self, n_samples, rng, exact_zeros):
-        """Return draws of the coefficients, an intercept in the last column if there is one."""
-        return draw_mixture(
-            self.weight, lambda m, size: self.parts[m].draw(size, rng, exact_zeros), n_samples, rng
-        )
-
-    def candidates(self):
-        """Return columns (u,), which are in what model (S, u), weights, absolute correlations."""
-        draws = self.draw(N_DRAWS, np.random.RandomState(0), exact_zeros=True)
-        on = draws[:, : self.means.shape[1]] != 0
-        columns = np.flatnonzero(on.any(axis=0))
-        among = correlations(self.parts[0].draws.model, columns, columns)
-        return columns, on[:, columns], np.full(N_DRAWS, 1.0 / N_DRAWS), among
-
-    def signals(self, rows, rng):
-        """Draw noise-free responses (S, n) at rows, of the parts (S,), by their weights."""
-        counts = np.diff(np.rint(np.cumsum([0.0, *self.weight]) * N_DRAWS).astype(int))
-        step, out = max(1, BLOCK_BYTES // (8 * rows.shape[1])), []
-        for part, count in zip(self.parts, counts, strict=True):
-            for batch in gen_batches(int(count), step):
-                out.append(part.draws.draw(batch.stop - batch.start, rng) @ rows.T)
-        return np.repeat(np.arange(len(counts)), counts), np.concatenate(out)
-
-
-@dataclass
-class ResponseMixture:
-    """A `SparseMixture` at rows of the user, of which the one at zero is the intercept."""
-
-    mixture: Any
-
-    @property
-    def _extra(self):
-        """Variances (M,) of noise and intercept in new responses."""
-        return self.mixture.noise + self.mixture.intercept_variances
-
     def predictive(self, X, with_variance):
         """Return mean and variance (n,), or None, of new responses."""
-        mixture, rows = self.mixture, self.mixture.units.rows(X)
+        rows = self.units.rows(X)
         if not with_variance:
-            return mixture.units.response(rows @ (mixture.weight @ mixture.means)), None
-        return self._moments(rows, self._extra)
+            return self.units.response(rows @ (self.weight @ self.means)), None
+        return self._moments_at(rows, self.noise + self._of_intercept)
 
-    def _moments(self, rows, extra):
+    def _moments_at(self, rows, extra):
         """Mean and variance (n,) at rows in working units, `extra` (M,) added."""
-        mixture, parts = self.mixture, []
-        for batch in gen_batches(len(rows), mixture.rows_at_a_time):
-            at = mixture.means @ rows[batch].T
-            parts.append(mixture_moments(mixture.weight, at, mixture.within(rows[batch])))
+        parts = []
+        for batch in gen_batches(len(rows), self.rows_at_a_time):
+            at = self.means @ rows[batch].T
+            parts.append(mixture_moments(self.weight, at, self.within(rows[batch])))
         mean, var = (np.concatenate(p) for p in zip(*parts, strict=True))
-        unit = mixture.units.y_scale**2
-        return mixture.units.response(mean), unit * var + mixture.weight @ extra
+        return self.units.response(mean), self.units.y_scale**2 * var + self.weight @ extra
 
     def predictive_interval(self, X, level):
         """Return central intervals (n, 2) of new responses."""
-        blocks = [self.mixture.units.rows(X[b]) for b in gen_batches(X.shape[0], ROWS)]
-        return np.concatenate([self._interval(rows, level, self._extra) for rows in blocks])
+        blocks = [self.units.rows(X[b]) for b in gen_batches(X.shape[0], ROWS)]
+        extra = self.noise + self._of_intercept
+        return np.concatenate([self._interval(rows, level, extra) for rows in blocks])
 
     def _interval(self, rows, level, extra):
         """Return central intervals (n, 2) of responses with variances `extra` (M,) added.
@@ -265,10 +215,10 @@ class ResponseMixture:
         Their shape is that of draws, their mean and variance those of the mixture. Draws have a
         seed of their own, so that an interval is a function of the fit.
         """
-        mean, var = self._moments(rows, extra)
+        mean, var = self._moments_at(rows, extra)
         rng = np.random.RandomState(0)
-        part, signal = self.mixture.signals(rows, rng)
-        sd = np.sqrt(extra[part]) / self.mixture.units.y_scale
+        part, signal = self.signals(rows, rng)
+        sd = np.sqrt(extra[part]) / self.units.y_scale
         # normal draws that fill their distribution evenly
         place = (rng.permutation(N_NOISE * len(part)) + 0.5) / (N_NOISE * len(part))
         noise = sd[:, None] * ndtri(place).reshape(N_NOISE, -1, 1)
@@ -278,25 +228,226 @@ class ResponseMixture:
         ends = (ends - sums.mean(axis=0)) / np.where(spread > 0, spread, 1.0)  # a row may be zero
         return (mean + np.sqrt(var) * ends).T
 
-    def latent_covariance(self, A, B):
-        """Return the covariance (n1, n2) of the noise-free responses at rows of the user."""
-        mixture = self.mixture
-        first, second = (mixture.units.rows(rows) for rows in (A, B))
-        left, right = (mixture.means @ rows.T for rows in (first, second))
-        cov = mixture.covariance(mixture.within(first, second), left, right)
-        return mixture.units.y_scale**2 * cov + mixture.weight @ mixture.intercept_variances
+    def response_covariance(self, A, B):
+        """Return the covariance (n1, n2) of the noise-free responses at rows."""
+        first, second = (self.units.rows(rows) for rows in (A, B))
+        left, right = (self.means @ rows.T for rows in (first, second))
+        cov = self._total(self.within(first, second), left, right)
+        return self.units.y_scale**2 * cov + self.weight @ self._of_intercept
 
-    def _origin(self):
-        return self.mixture.units.rows(np.zeros((1, self.mixture.means.shape[1])))
+    def intercept(self, level):
+        """Return standard deviation and central interval (2,) of the intercept."""
+        origin, extra = self.units.rows(np.zeros((1, self.means.shape[1]))), self._of_intercept
+        sd = float(np.sqrt(self._moments_at(origin, extra)[1][0]))
+        return sd, self._interval(origin, level, extra)[0]
 
-    def intercept_std(self):
-        """Return the standard deviation of the intercept, the response at zero."""
-        extra = self.mixture.intercept_variances
-        return float(np.sqrt(self._moments(self._origin(), extra)[1][0]))
 
-    def intercept_interval(self, level):
-        """Return the central interval (2,) of the intercept."""
-        return self._interval(self._origin(), level, self.mixture.intercept_variances)[0]
+class CoefficientMixture(SparseMixture, AveragedPosterior):
+    """Fixed points of EP with weights (M,); one of weight one as well.
+
+    For coefficients they share their units. As a latent function each has units of its own.
+    """
+
+    def __init__(self, posteriors: list[CoefficientPosterior], weight: np.ndarray):
+        super().__init__(posteriors, weight)
+        self.units = posteriors[0].units
+        self.noise, self.slab, self.prior_inclusion = (
+            np.array([getattr(p, name) for p in posteriors])
+            for name in ("noise", "slab", "prior_inclusion")
+        )
+
+    def _mean(self, of_one):
+        return sum(w * of_one(p) for w, p in zip(self.weight, self.posteriors, strict=True))
+
+    @property
+    def means(self):
+        """Means (M, d) of the coefficients, in working units."""
+        return np.stack([p.marginals.mean for p in self.posteriors])
+
+    @property
+    def inclusion(self):
+        """Probabilities (d,) that coefficients are not zero."""
+        return np.minimum(self._mean(lambda p: p.tilted.inclusion), 1.0)  # rounding
+
+    def _coef_moments(self):
+        variances = np.stack([p.marginals.var for p in self.posteriors])
+        return mixture_moments(self.weight, self.means, variances)
+
+    def _tilted(self, tail):
+        parts = [p.tilted for p in self.posteriors]
+        return slice(None), TiltedMarginals(*map(np.stack, zip(*parts, strict=True)))
+
+    def _block(self, index):
+        return self._mean(lambda p: p.marginals.block(index))
+
+    def within(self, first, second=None):
+        """Return the mean covariance (n1, n2) or variance (n,) of the parts at rows."""
+        return self._mean(lambda p: p.marginals.covariance(first, second))
+
+    def coefficients(self, n_samples, rng, exact_zeros):
+        """Return draws of the coefficients, an intercept in the last column if there is one."""
+        return draw_mixture(
+            self.weight,
+            lambda m, size: self.posteriors[m].coefficients(size, rng, exact_zeros),
+            n_samples,
+            rng,
+        )
+
+    def candidates(self):
+        """Return columns (u,), which are in what model (S, u), weights, absolute correlations."""
+        draws = self.coefficients(N_DRAWS, np.random.RandomState(0), exact_zeros=True)
+        on = draws[:, : self.means.shape[1]] != 0
+        columns = np.flatnonzero(on.any(axis=0))
+        among = self.posteriors[0].draws.model.correlations(columns, columns)
+        return columns, on[:, columns], np.full(N_DRAWS, 1.0 / N_DRAWS), among
+
+    def signals(self, rows, rng):
+        """Draw noise-free responses (S, n) at rows, of the parts (S,), by their weights."""
+        counts = np.diff(np.rint(np.cumsum([0.0, *self.weight]) * N_DRAWS).astype(int))
+        step, out = max(1, BLOCK_BYTES // (8 * rows.shape[1])), []
+        for part, count in zip(self.posteriors, counts, strict=True):
+            for batch in gen_batches(int(count), step):
+                out.append(part.draws.draw(batch.stop - batch.start, rng) @ rows.T)
+        return np.repeat(np.arange(len(counts)), counts), np.concatenate(out)
+
+
+@dataclass
+class ModelMixture(SparseMixture):
+    """Normal posteriors of the coefficients given models (S, K), with weights (S,).
+
+    A model is a row of numbers of columns, d in the place of none; `mean` (S, K) and `root`, of
+    covariance root'root, are those of its coefficients in working units. `nodes` (S, 3) are logs of
+    `noise` and `slab` variance in the units of the user, and the logit of `prior_inclusion`.
+    `inclusion` (d,) knows more than the models that are kept. `columns` may be in a credible set,
+    with absolute `correlation` among them.
+    """
+
+    rows_at_a_time = 64  # each is held for every model
+
+    units: Standardisation
+    weight: np.ndarray
+    models: np.ndarray
+    mean: np.ndarray
+    root: np.ndarray
+    nodes: np.ndarray
+    noise: np.ndarray
+    slab: np.ndarray
+    prior_inclusion: np.ndarray
+    inclusion: np.ndarray
+    columns: np.ndarray
+    correlation: np.ndarray
+
+    @cached_property
+    def means(self):
+        """Means (S, d) of the coefficients as a sparse matrix."""
+        return self._spread_out(self.mean, np.arange(len(self.mean)))
+
+    @cached_property
+    def _roots(self):
+        """Rows (S K, d) whose squares, summed by model, are the covariances."""
+        width = self.models.shape[1]
+        models = np.repeat(np.arange(len(self.models)), width)
+        return self._spread_out(self.root.reshape(-1, width), models)
+
+    @property
+    def _each(self):
+        """Weights (S K,) of the roots."""
+        return np.repeat(self.weight, self.models.shape[1])
+
+    def _spread_out(self, values, chosen):
+        """Return values (R, K) in the columns of chosen models (R,), sparse."""
+        models, d = self.models[chosen], len(self.inclusion)
+        rows, places = np.nonzero(models < d)
+        at = rows, models[rows, places]
+        return sp.csr_array((values[rows, places], at), (len(values), d))
+
+    def candidates(self):
+        """Return columns (u,), which are in what model (S, u), weights, absolute correlations."""
+        place = np.full(len(self.inclusion) + 1, len(self.columns))
+        place[self.columns] = np.arange(len(self.columns))
+        out = np.zeros((len(self.models), len(self.columns) + 1), dtype=bool)
+        np.put_along_axis(out, place[self.models], True, axis=1)
+        return self.columns, out[:, :-1], self.weight, self.correlation
+
+    def _coef_moments(self):
+        mean = self.weight @ self.means
+        second = self.weight @ self.means.power(2) + self._each @ self._roots.power(2)
+        return mean, np.maximum(second - mean**2, 0.0)
+
+    def _tilted(self, tail):
+        d = len(self.inclusion)
+        share = np.bincount(self.models.ravel(), self._each, minlength=d + 1)[:d]
+        doubt = np.flatnonzero(share > tail)  # the others are zero at both ends
+        roots = self._roots[:, doubt].toarray().reshape(*self.models.shape, len(doubt))
+        sd = np.sqrt(np.sum(roots**2, axis=1))
+        means = self.means[:, doubt].toarray()
+        return doubt, TiltedMarginals(sd > 0, means, np.where(sd > 0, sd, 1.0))
+
+    def _block(self, index):
+        rows = np.zeros((len(index), len(self.inclusion)))
+        rows[np.arange(len(index)), index] = 1.0
+        return self.within(rows, rows)
+
+    def within(self, first, second=None):
+        """Return the mean covariance (n1, n2) or variance (n,) given models at rows."""
+        left, each = self._roots @ first.T, self._each
+        return each @ left**2 if second is None else (left.T * each) @ (self._roots @ second.T)
+
+    def _coefficients(self, chosen, rng):
+        """Draw coefficients (len(chosen), d) of models, sparse, in working units."""
+        free = rng.standard_normal((len(chosen), self.models.shape[1]))
+        values = self.mean[chosen] + np.einsum("sij,si->sj", self.root[chosen], free)
+        return self._spread_out(values, chosen)
+
+    def coefficients(self, n_samples, rng, exact_zeros):
+        """Return draws of the coefficients, zeros exact, an intercept last if there is one."""
+        chosen = rng.choice(len(self.weight), n_samples, p=self.weight)
+        coef = self.units.to_coef(self._coefficients(chosen, rng).toarray())
+        return self.units.with_intercept(coef, self.noise[chosen], rng)
+
+    def signals(self, rows, rng):
+        """Draw noise-free responses (S, n) at rows, of the models (S,), by their weights."""
+        place = (np.arange(N_DRAWS) + 0.5) / N_DRAWS
+        chosen = np.minimum(np.searchsorted(np.cumsum(self.weight), place), len(self.weight) - 1)
+        return chosen, self._coefficients(chosen, rng) @ rows.T
+
+
+def mixture_of_draws(units, law, draws, seed):
+    """Return the `ModelMixture` of `ModelDraws`; noise and inclusion are drawn given models."""
+    rng, d, (models, log_ratio, weight) = np.random.default_rng(seed), law.d, draws.kept
+    square, mean, root = law.solved(models, log_ratio)
+    log_noise = law.log_noise(log_ratio)
+    if law.space.free[:2].all():
+        again, weight, level = _repeated(weight, rng)
+        square, mean, root = square[again], mean[again], root[again]
+        models, log_ratio = models[again], log_ratio[again]
+        log_noise = np.log(0.5 * square / gammaincinv(0.5 * law.n_rows, level))
+    logit, inside = np.full(len(square), law.space.value[2]), models < d
+    if law.space.free[2]:
+        size = inside.sum(axis=1)
+        p, q = rng.standard_gamma(1.0 + size), rng.standard_gamma(law.prior.misses + d - size)
+        logit = np.log(p) - np.log(q)
+    root = np.exp(0.5 * log_noise)[:, None, None] * root
+    inclusion = draws.inclusion[np.argsort(law.order)]
+    columns = np.flatnonzero(inclusion > CANDIDATE)
+    log_noise = log_noise + 2 * np.log(units.y_scale)
+    nodes = np.column_stack([log_noise, log_noise + log_ratio, logit])
+    return ModelMixture(
+        units, weight, np.append(law.order, d)[models], mean * inside, root * inside[:, None, :],
+        nodes, np.exp(nodes[:, 0]), np.exp(nodes[:, 1]), expit(logit),
+        inclusion, columns, law.problem.model.correlations(columns, columns),
+    )  # fmt: skip
+
+
+def _repeated(weight, rng):
+    """Return places of models, heavy ones several times, weights and levels of a draw for each.
+
+    The levels of one model are spread evenly over (0, 1).
+    """
+    times = np.maximum(1, np.rint(_NOISES * weight).astype(int))
+    again = np.repeat(np.arange(len(weight)), times)
+    turn = np.arange(len(again)) - np.repeat(np.cumsum(times) - times, times)
+    return again, (weight / times)[again], (turn + rng.random(len(again))) / times[again]
 
 
 def _geometric_mean(weight, values):

@@ -15,12 +15,9 @@ from .._estimator.checks import check_number, in_precision_of_rows
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import FitMonitor, restore_on_error, warn_not_converged
 from .._estimator.summary import CoefficientReport, column_names
-from ._chain_fit import DrawsSoFar, chain_attributes, warn_not_mixed
-from ._credible_sets import CredibleSets, find_sets
-from ._fit import fit_plan, fitted_attributes, state_attributes
-from ._plan import ACCEPT_SPARSE, make_plan
-from ._support import FeatureSupport
-from ._units import dense_blocks, dense_rows, statistics_of_products
+from ._fit import DrawsSoFar, chain_attributes, ep_attributes, state_attributes, warn_not_mixed
+from ._plan import ACCEPT_SPARSE, dense_blocks, dense_rows, make_plan, statistics_of_products
+from ._support import CredibleSets, FeatureSupport, find_sets
 
 
 class SpikeSlabRegressor(
@@ -81,7 +78,7 @@ class SpikeSlabRegressor(
         Shares of the variance of y at which the search for the noise variance begins. The small
         ones find almost noise-free signals, which the large one alone may take for noise.
     copy_X : bool, default=True
-        Copy X; otherwise it may be overwritten.
+        Without effect since 0.3: X is never overwritten, and one working copy is made.
     warm_start : bool, default=False
         Begin with sites and hyperparameters of the last fit if the number of columns is the same.
     n_jobs : int or None, default=None
@@ -134,9 +131,8 @@ class SpikeSlabRegressor(
         "enumeration".
     search_used_ : str
         Where the search for the largest evidence began. "all" are all noise starts, up to 20,000
-        entries of X. "best" is the best of them after a few coarse steps of EM, for larger X and
-        with algorithm="ep". "warm" is the last fit, and "none" means that nothing was to be
-        learned.
+        entries of X. "best" is the best of them after a few coarse steps of EM, for larger X.
+        "warm" is the last fit, and "none" means that nothing was to be learned.
     dense_start_used_ : bool
         Whether the fit comes from a dense start, because single models did not confirm the evidence
         of sparse ones; see Notes.
@@ -322,12 +318,15 @@ class SpikeSlabRegressor(
         number of workers.
         """
         plan = make_plan(self, X, y, sample_weight, groups)
-        monitor = FitMonitor(
-            self, X, y, self.max_iter, lambda state: attributes_so_far(plan.units, state)
-        )
+
+        def attributes(state):
+            chains = isinstance(state, DrawsSoFar)
+            return state.attributes() if chains else state_attributes(plan.units, state)
+
+        monitor = FitMonitor(self, X, y, self.max_iter, attributes)
         found = chain_attributes(plan, monitor) if plan.by_chains else None
         if found is None:
-            found = fitted_attributes(plan, fit_plan(plan, monitor))
+            found = ep_attributes(plan, monitor)
         history = monitor.completed(found["history_"], found["log_evidence_"], found)
         monitor.finish()
         found |= {"history_": history, "n_iter_": len(history["residual"])}
@@ -429,7 +428,7 @@ class SpikeSlabRegressor(
         """
         X = self._check_new(X)
         posterior = self._posteriors[-1 if mixture else 0]
-        parts = [posterior.responses.predictive(rows, return_std) for rows in dense_blocks(X)]
+        parts = [posterior.predictive(rows, return_std) for rows in dense_blocks(X)]
         mean = np.concatenate([m for m, _ in parts])
         if not return_std:
             return mean
@@ -462,7 +461,7 @@ class SpikeSlabRegressor(
         check_is_fitted(self)
         check_number("level", level, 0, 1, boundaries="neither")
         X, posterior = self._check_new(X), self._posteriors[0]
-        blocks = [posterior.responses.predictive_interval(rows, level) for rows in dense_blocks(X)]
+        blocks = [posterior.predictive_interval(rows, level) for rows in dense_blocks(X)]
         return np.concatenate(blocks)
 
     def _coefficients(self, level):
@@ -470,9 +469,9 @@ class SpikeSlabRegressor(
         posterior = self._posteriors[0]
         mean, std, interval = self.coef_, self.coef_std_, posterior.coef_interval(level)
         if posterior.units.fit_intercept:
-            responses = posterior.responses
-            mean, std = np.append(mean, self.intercept_), np.append(std, responses.intercept_std())
-            interval = np.vstack([interval, responses.intercept_interval(level)])
+            spread, ends = posterior.intercept(level)
+            mean, std = np.append(mean, self.intercept_), np.append(std, spread)
+            interval = np.vstack([interval, ends])
         return mean, std, interval
 
     def _figures(self):
@@ -501,7 +500,7 @@ class SpikeSlabRegressor(
         """
         X1 = dense_rows(self._check_new(X1))
         X2 = X1 if X2 is None else dense_rows(self._check_new(X2))
-        return self._posteriors[0].responses.latent_covariance(X1, X2)
+        return self._posteriors[0].response_covariance(X1, X2)
 
     def sample_posterior(
         self, n_samples: int = 1, random_state: Seed = None, exact_zeros: bool = False
@@ -545,7 +544,7 @@ class SpikeSlabRegressor(
         check_is_fitted(self)
         check_number("n_samples", n_samples, 1, integer=True)
         rng = check_random_state(random_state)
-        return self._posteriors[0].draw(n_samples, rng, exact_zeros)
+        return self._posteriors[0].coefficients(n_samples, rng, exact_zeros)
 
     def _log_weights(self, rows, n_draws, rng):
         return None, self._remarks
@@ -589,10 +588,3 @@ class SpikeSlabRegressor(
         names = np.array(column_names(self), dtype=object)
         candidates = self._posteriors[0].candidates()
         return find_sets(candidates, self.inclusion_proba_, names, level, purity)
-
-
-def attributes_so_far(units, state):
-    """Return the attributes that predict as if a fit ended at a state of EP or of chains."""
-    if isinstance(state, DrawsSoFar):
-        return state.attributes()
-    return state_attributes(units, state)

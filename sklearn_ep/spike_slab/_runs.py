@@ -1,17 +1,18 @@
 """Runs of the spike-and-slab regressor at given hyperparameters: phases, starts, fixed points."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import expit
 
 from .._engine.gaussian import ImproperPosterior
-from .._engine.loop import SILENT, Reason, Trace
+from .._engine.loop import SILENT, Reason, Silent, Trace
 from .._engine.partition import Workers
 from ._double_loop import double_loop
-from ._energy import descend, regular_ep
+from ._energy import descend, regular_ep, sites_at
 
 # Halved and doubled by doc/benchmarks/spike_slab_constants.py on 20 sets of the published protocol:
 # mean nats of evidence, and sweeps as a ratio.
@@ -218,3 +219,80 @@ def distinct(runs, slab_variance):
         if all(far):
             kept.append(r)
     return kept
+
+
+# ------------------------------------------------------------------------- next to a neighbour
+
+
+class _NextTo(NamedTuple):
+    """How the fixed point is found from the sites at other hyperparameters: first by sweeps.
+
+    The descent goes on where the least residual of these is above `settled`. It begins at the
+    neighbour's sites where they never came nearer than `lost`, and ends at a residual of
+    `descent_tol`, or where three steps in a row gain less than `gain` nats of evidence. A node that
+    gains more to the end does not count. Without the descent: -.35 nats a set of 32, .84 of the
+    CPU. Without weaker sites: as good on 28, worse on 4, 1.25.
+    """
+
+    sweeps: int = 12
+    tol: float = 5e-4
+    away: float = 3.0  # times the least residual: sweeps that lead there end
+    settled: float = 5e-3
+    damping: float = 0.8
+    weaker: tuple = (1.0, 0.6, 0.3)  # shares tried of negative sites, which may leave no posterior
+    lost: float = 0.3
+    descent_tol: float = 1e-3
+    gain: float = 0.01
+    steps: int = 20
+    block: int = 20
+
+
+_NEXT = _NextTo()
+
+
+class _Nearest(Silent):
+    """Monitor of sweeps: keeps the state of least residual, and stops where it is left behind."""
+
+    def __init__(self):
+        self.residual, self.state = np.inf, None
+
+    def end(self, record, payload):
+        if record["residual"] < self.residual:
+            self.residual, self.state = record["residual"], payload
+        return record["residual"] > _NEXT.away * self.residual
+
+
+def settled_near(problem, near):
+    """Return the state at rest next to a neighbour's, None where there is none.
+
+    By sweeps of EP or, where they lead away, by the descent.
+    """
+    sites, nearest = first_sites(problem, near), _Nearest()
+    for share in _NEXT.weaker:
+        start = np.where(sites[1] < 0, share * sites, sites)
+        with suppress(ImproperPosterior):
+            regular_ep(
+                problem, start, max_iter=_NEXT.sweeps, tol=_NEXT.tol, damping=_NEXT.damping,
+                energies=False, signed=True, monitor=nearest,
+            )  # fmt: skip
+        if nearest.state is not None:
+            break
+    if nearest.residual < _NEXT.settled:
+        return nearest.state
+    state = proper_state(problem, start) if nearest.residual > _NEXT.lost else nearest.state
+    limits = dict(tol=_NEXT.descent_tol, max_block=_NEXT.block, least_gain=_NEXT.gain)
+    out = descend(state, max_iter=_NEXT.steps, **limits)
+    return None if out.reason == "max_iter" else out.evaluation.payload
+
+
+def first_sites(problem, near):
+    """Sites by which the prior of a problem answers the cavities of a neighbour.
+
+    Cavities are what the data say, and follow the noise; the prior, which changes most from one
+    node to the next, needs no posterior to be taken into account.
+    """
+    there = near.problem
+    cavity = near.cavity * (there.noise / problem.noise)
+    # in slab variances sites change least from one node to the next
+    sites = near.sites * (there.factor.slab_variance / problem.factor.slab_variance)
+    return sites_at(problem.factor, cavity, sites)

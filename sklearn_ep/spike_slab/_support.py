@@ -1,5 +1,6 @@
-"""What posteriors of both sparse models say of features: which are in, and how they covary."""
+"""Which features are in: those that stand alone, and sets of which one is in."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from .._estimator.checks import check_number
-from ._credible_sets import expected_false
+from .._estimator.summary import Printed, frame_of, text_table
 
 
 class FeatureSupport:
@@ -60,3 +61,132 @@ class FeatureSupport:
         check_is_fitted(self)
         index = np.arange(len(self.inclusion_proba_))[np.asarray(features)]
         return self._posteriors[0].block(index)
+
+
+@dataclass(frozen=True, repr=False)
+class CredibleSets(Printed):
+    """Sets of columns that hold an effect; printing shows them.
+
+    Attributes
+    ----------
+    level : float
+        Least probability of a set.
+    purity : float
+        Least absolute correlation within a set.
+    members : list of ndarray
+        Numbers of the columns of each set, the most probable one first.
+    inclusion : list of ndarray
+        Inclusion probability of each member.
+    correlation : ndarray of shape (s,)
+        Least absolute correlation of two members; 1 for a set of one.
+    probability : ndarray of shape (s,)
+        Posterior probability that a set holds an effect.
+    names : list of ndarray
+        Names of the members.
+    """
+
+    level: float
+    purity: float
+    members: list[np.ndarray]
+    inclusion: list[np.ndarray]
+    correlation: np.ndarray
+    probability: np.ndarray
+    names: list[np.ndarray]
+
+    def __len__(self):
+        return len(self.members)
+
+    def __iter__(self):
+        return iter(self.members)
+
+    @property
+    def columns(self):
+        """Set, name, column, inclusion of each member; correlation and probability of its set."""
+        size = [len(m) for m in self.members]
+        return {
+            "set": np.repeat(np.arange(len(size)), size),
+            "name": _joined(self.names, object),
+            "column": _joined(self.members, int),
+            "inclusion": _joined(self.inclusion, float),
+            "correlation": np.repeat(self.correlation, size),
+            "probability": np.repeat(self.probability, size),
+        }
+
+    def to_frame(self) -> Any:
+        """Return the members as a data frame, one row a member, indexed by set.
+
+        Returns
+        -------
+        frame : pandas.DataFrame
+            Columns name, column, inclusion, correlation and probability.
+
+        Raises
+        ------
+        ImportError
+            If pandas is not installed.
+        """
+        return frame_of(self.columns)
+
+    def __str__(self):
+        title = f"{len(self)} credible sets of level {self.level:g}, purity {self.purity:g}"
+        return f"{title}\n\n{text_table(self.columns)}" if len(self) else title
+
+
+def _joined(parts, kind):
+    return np.concatenate([np.zeros(0, kind), *parts])
+
+
+def find_sets(candidates, inclusion, names, level, purity):
+    """Return the `CredibleSets` of a posterior.
+
+    `candidates` are columns (u,), which of them are in what model, bool (S, u), weights (S,) of the
+    models, and absolute correlations (u, u). A set begins with the most probable column that is in
+    none yet. It takes, of the columns correlated with all its members, the one that is in most of
+    the models that have no member yet, until enough models have one. O(S u) a member.
+    """
+    columns, on, weight, correlation = candidates
+    found: list[Any] = []
+    free = np.ones(len(columns), dtype=bool)
+    for lead in np.argsort(-inclusion[columns], kind="stable"):
+        if not free[lead]:
+            continue
+        members, probability = _grown(lead, free, on, weight, correlation, level, purity)
+        if probability >= level:
+            free[members] = False
+            found.append((members, probability))
+    order = [np.array(m)[np.argsort(-inclusion[columns[m]], kind="stable")] for m, _ in found]
+    members = [columns[m] for m in order]
+    return CredibleSets(
+        level, purity, members, [inclusion[m] for m in members],
+        np.array([correlation[np.ix_(m, m)].min() for m in order]),
+        np.array([p for _, p in found]), [names[m] for m in members],
+    )  # fmt: skip
+
+
+def _grown(lead, free, on, weight, correlation, level, purity):
+    """Return the places of the members of a set and its probability; cut short where hopeless."""
+    members, allowed = [lead], free & (correlation[lead] >= purity)
+    allowed[lead] = False
+    left, total = weight * ~on[:, lead], weight.sum()
+    if on[:, allowed | (np.arange(len(free)) == lead)].any(axis=1) @ weight < level * total:
+        return members, 0.0
+    while left.sum() > (1.0 - level) * total and allowed.any():
+        places = np.flatnonzero(allowed)
+        gain = left @ on[:, places]
+        new = places[np.argmax(gain)]
+        if gain.max() <= 0:
+            break
+        members.append(new)
+        left = left * ~on[:, new]
+        allowed &= correlation[new] >= purity
+        allowed[new] = False
+    return members, float(1.0 - left.sum() / total)
+
+
+def expected_false(inclusion, share):
+    """Return the most columns (d,) of which at most a share is expected to be out of the model."""
+    order = np.argsort(-inclusion, kind="stable")
+    wrong = np.cumsum(1.0 - inclusion[order]) / np.arange(1, len(order) + 1)
+    chosen = np.zeros(len(order), dtype=bool)
+    chosen[order[: np.count_nonzero(wrong <= share)]] = True
+    return chosen

@@ -56,7 +56,7 @@ def test_full_rank_and_the_space_of_the_rows_give_the_exact_stream(monkeypatch, 
     kw = dict(forgetting=forgetting, tol=1e-9, max_iter=100)
     X = sp.csr_matrix(B) if sparse else B
     exact = stream(X, Y, 60, **kw)
-    small = types.SimpleNamespace(stream=3, visits_a_step=3)
+    small = types.SimpleNamespace(stream=3)
     monkeypatch.setattr("sklearn_ep.convex._stream.SIZES", small)
     d = B.shape[1] + 1
     rows = stream(X, Y, 60, stream_rank=d, **kw)

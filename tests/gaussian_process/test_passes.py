@@ -24,8 +24,7 @@ from sklearn_ep.gaussian_process._kernels import (
 )
 from sklearn_ep.gaussian_process.inducing import ep as inducing_ep
 from sklearn_ep.gaussian_process.inducing.ep import InducingEP, evidence_gradient
-from sklearn_ep.gaussian_process.inducing.hyperparameters import Hyperparameters, prior_of_lengths
-from sklearn_ep.gaussian_process.inducing.learning import InducingProblem
+from sklearn_ep.gaussian_process.inducing.learning import Hyperparameters, InducingProblem
 from sklearn_ep.gaussian_process.inducing.values import (
     InducingGPPosterior,
     InducingPosterior,
@@ -330,8 +329,7 @@ def test_minibatches_are_the_same_for_weights_and_copies():
 @pytest.mark.parametrize("kernel", [ConstantKernel(2.0) * RBF([0.5, 1.0, 4.0]), Matern([2.0, 0.3])])
 def test_prior_of_lengths_has_the_gradient_of_its_differences(kernel, decoupled):
     d = len(kernel.theta) - isinstance(kernel, type(ConstantKernel() * RBF()))
-    density = prior_of_lengths(kernel)
-    settings = dict(learn_kernel=True, learn_inputs=True, decoupled=decoupled, density=density)
+    settings = dict(learn_kernel=True, learn_inputs=True, decoupled=decoupled, lengths_near=True)
     hyper = Hyperparameters(kernel, np.zeros((4, d)), np.ones(d), 1e-6, **settings)
     vector = hyper.start + 0.1
     steps = 1e-5 * np.eye(len(vector))
@@ -341,15 +339,24 @@ def test_prior_of_lengths_has_the_gradient_of_its_differences(kernel, decoupled)
     )
 
 
+def log_prior_of(kernel):
+    """Return the log prior of the parameters of a kernel, with its gradient."""
+    learned = dict(learn_kernel=True, learn_inputs=False, lengths_near=True)
+    return Hyperparameters(kernel, np.zeros((2, 3)), np.ones(3), 1e-6, **learned).log_prior
+
+
 def test_prior_of_lengths_knows_their_ratios_alone():
-    theta, kernel = np.log([3.0, 0.5, 1.0, 4.0]), ConstantKernel() * RBF(np.ones(3))
-    density = prior_of_lengths(kernel)
-    value, gradient = density.log_density(theta)
-    scaled = density.log_density(theta + [2.0, 1.0, 1.0, 1.0])
+    theta, log_prior = (
+        np.log([3.0, 0.5, 1.0, 4.0]),
+        log_prior_of(ConstantKernel() * RBF(np.ones(3))),
+    )
+    value, gradient = log_prior(theta)
+    scaled = log_prior(theta + [2.0, 1.0, 1.0, 1.0])
     assert scaled[0] == pytest.approx(value) and gradient[0] == 0
-    assert density.log_density(np.zeros(4))[0] > value
-    assert prior_of_lengths(ConstantKernel() * RBF(1.0)) is None
-    assert prior_of_lengths(RationalQuadratic()) is None
+    assert log_prior(np.zeros(4))[0] > value
+    for kernel in (ConstantKernel() * RBF(1.0), RationalQuadratic()):
+        value, gradient = log_prior_of(kernel)(kernel.theta + 0.5)
+        assert value == 0 and not np.any(gradient)
 
 
 SINGLE = {

@@ -75,8 +75,8 @@ def test_leave_one_out_is_near_that_of_refits():
 
 def solved(h, X, y, tol=1e-11, max_iter=1000):
     factor = SpikeSlab(np.exp(h[0]), h[1])
-    problem = ProbitRegression(X, y, np.ones(len(y)), factor, True)
-    out = problem.solve(problem.start(), tol=tol, max_iter=max_iter, damping=0.7)
+    problem = ProbitRegression(X, y, np.ones(len(y)), factor, True, damping=0.7)
+    out = problem.solve(problem.start(), tol=tol, max_iter=max_iter)
     return out.evaluation.payload
 
 
@@ -88,7 +88,7 @@ def test_gradient_of_the_evidence_is_that_of_differences(shape):
         (solved(h + e, X, sign).log_evidence - solved(h - e, X, sign).log_evidence) / (2 * eps)
         for e in eps * np.eye(2)
     ]
-    gradient = solved(h, X, sign).evidence_gradient()
+    gradient = solved(h, X, sign).evidence_gradient
     np.testing.assert_allclose(gradient[1:], numeric, atol=1e-6)
 
 

@@ -17,9 +17,9 @@ from sklearn_ep import SpikeSlabRegressor
 from sklearn_ep._engine.gaussian import ImproperPosterior
 from sklearn_ep.datasets import make_spike_slab_regression
 from sklearn_ep.spike_slab import _fit as integration
+from sklearn_ep.spike_slab import _runs
 from sklearn_ep.spike_slab._hyperparameters import HyperPrior, Space
 from sklearn_ep.spike_slab._plan import make_plan
-from sklearn_ep.spike_slab._runs import run
 
 EXACT = oracle("spike_slab_integrated")["problems"]
 GIVEN = dict(noise_variance=0.3, slab_variance=1.0, prior_inclusion=0.2)
@@ -34,6 +34,13 @@ def data(n=40, d=6, seed=0):
 def moments(reg):
     mean = reg.hyper_weights_ @ reg.hyper_nodes_
     return mean, np.sqrt(reg.hyper_weights_ @ (reg.hyper_nodes_ - mean) ** 2)
+
+
+def runs_of(reg, X, y, groups=None):
+    """The plan of a fit, and EP at any hyperparameters of it."""
+    plan = make_plan(reg, X, y, None, groups)
+    at = plan.problem, integration.NodeCoordinates(plan.space), plan.prior
+    return plan, integration.NodeRuns(*at, _runs.settled_near)
 
 
 # ---------------------------------------------------------------------------- exact posteriors
@@ -131,17 +138,16 @@ def test_slopes_of_priors_are_their_differences(prior):
 @pytest.mark.parametrize("given", [{}, dict(noise_variance=0.2), dict(slab_variance=1.0)])
 @pytest.mark.parametrize("groups", [None, np.array([0, 0, 1, 2, 2, 3])])
 def test_gradients_of_nodes_are_differences_of_their_objectives(given, groups, monkeypatch):
-    settled = integration._NODE._replace(tol=1e-10, sweeps=300)
-    monkeypatch.setattr(integration, "_NODE", settled)
+    monkeypatch.setattr(_runs, "_NEXT", _runs._NEXT._replace(tol=1e-10, sweeps=300))
     X, y = data()
     reg = SpikeSlabRegressor(**given)
-    plan = make_plan(reg, X, y, None, groups)
-    coordinates = integration.NodeCoordinates(plan.space)
-    runs = integration.NodeRuns(plan.problem, plan.units, coordinates, plan.prior, plan.settings, 0)
+    plan, runs = runs_of(reg, X, y, groups)
+    coordinates = runs.coordinates
     h = plan.space.value + np.where(plan.space.free, [0.1, -0.2, 0.3], 0.0)
     phi = coordinates.of(h)
     np.testing.assert_allclose(coordinates.h(phi), h)
-    start = runs.node(h, plan.problem.with_parameters(h).at(np.ones((2, 6)) * [[0.0], [5.0]]))
+    at = plan.problem.with_parameters(h).at(np.ones((2, 6)) * [[0.0], [5.0]])
+    start = runs.node(phi, at)
     node = runs.evaluate(phi, start)
     for k, slope in enumerate(node.gradient):
         e = 1e-3 * (np.arange(len(phi)) == k)
@@ -155,7 +161,7 @@ def test_gradients_of_nodes_are_differences_of_their_objectives(given, groups, m
 def test_answers_are_those_of_the_mixture():
     X, y = data()
     reg = SpikeSlabRegressor().fit(X, y)
-    w, parts = reg.hyper_weights_, reg._posteriors[0].parts
+    w, parts = reg.hyper_weights_, reg._posteriors[0].posteriors
     assert reg.hyperparameters_used_ == "integrate" and len(w) == len(parts) > 10
     assert reg.hyper_names_ == (
         "log_noise_variance", "log_slab_variance", "logit_prior_inclusion",
@@ -251,10 +257,10 @@ def test_other_fixed_points_join_the_nodes():
     X, y, _ = make_spike_slab_regression(14, 30, n_informative=4, noise=0.02, random_state=3)
     reg = SpikeSlabRegressor(n_init=5, random_state=0).fit(X, y)
     nodes, whole = reg._posteriors
-    assert len(whole.parts) == len(nodes.parts) + reg.n_fixed_points_ - 1
+    assert len(whole.posteriors) == len(nodes.posteriors) + reg.n_fixed_points_ - 1
     share = np.exp(np.diff(reg.fixed_point_log_evidences_[:2]))
     if reg.n_fixed_points_ > 1:
-        first = whole.weight[len(nodes.parts)] / whole.weight[: len(nodes.parts)].sum()
+        first = whole.weight[len(nodes.posteriors)] / whole.weight[: len(nodes.posteriors)].sum()
         assert first == pytest.approx(share[0], rel=1e-6)
     mean, std = reg.predict(X, return_std=True, mixture=True)
     assert np.all(np.isfinite(mean)) and np.all(std > 0)
@@ -326,15 +332,11 @@ def test_a_node_begins_where_the_prior_answers_what_the_data_said_to_its_neighbo
     orthogonal = np.linalg.qr(X - X.mean(0))[0]
     h = np.array([-1.0, -1.0, -1.5])
     for rows, steps, exact in ((X, 0.0, True), (orthogonal, 0.5, True), (X, 0.5, False)):
-        plan = make_plan(SpikeSlabRegressor(tol=1e-10, max_iter=5000), rows, y, None, None)
-        coordinates = integration.NodeCoordinates(plan.space)
-        runs = integration.NodeRuns(
-            plan.problem, plan.units, coordinates, plan.prior, plan.settings, 0
-        )
-        near = runs.node(h, run(plan.problem.with_parameters(h), plan.settings).state)
+        plan, _ = runs_of(SpikeSlabRegressor(tol=1e-10, max_iter=5000), rows, y)
+        near = _runs.run(plan.problem.with_parameters(h), plan.settings).state
         there = plan.problem.with_parameters(h + steps * np.array([not exact, 1.0, -1.0]))
-        first = there.at(integration._first_sites(there, near.payload)).residual
-        scaled = near.payload.sites * (near.payload.slab_variance / there.factor.slab_variance)
+        first = there.at(_runs.first_sites(there, near)).residual
+        scaled = near.sites * (near.problem.factor.slab_variance / there.factor.slab_variance)
         assert first < (1e-8 if exact else 0.2 * there.at(scaled).residual)
 
 
@@ -342,28 +344,29 @@ def test_a_node_begins_at_weaker_sites_where_those_of_its_neighbour_leave_no_pos
     """Columns in doubt have negative sites, which a wider slab or more noise makes too strong."""
 
     def scaled(there, near):
-        return near.sites * (near.slab_variance / there.factor.slab_variance)
+        return near.sites * (near.problem.factor.slab_variance / there.factor.slab_variance)
 
-    monkeypatch.setattr(integration, "_first_sites", scaled)
+    monkeypatch.setattr(_runs, "first_sites", scaled)
     X, y, _ = make_spike_slab_regression(60, 40, n_informative=6, noise=1.0, random_state=2)
-    plan = make_plan(SpikeSlabRegressor(), X, y, None, None)
-    coordinates = integration.NodeCoordinates(plan.space)
-    runs = integration.NodeRuns(plan.problem, plan.units, coordinates, plan.prior, plan.settings, 0)
+    plan, runs = runs_of(SpikeSlabRegressor(), X, y)
+    coordinates = runs.coordinates
     h = np.array([-2.0, -1.0, -1.5])
-    near = runs.node(h, run(plan.problem.with_parameters(h), plan.settings).state)
-    monkeypatch.setattr(integration, "descend", None)  # sweeps of EP are to be enough
+    state = _runs.run(plan.problem.with_parameters(h), plan.settings).state
+    near = runs.node(coordinates.of(h), state)
     refused = 0
     for step in product((-1.0, 0.0, 1.0), repeat=3):
         phi = near.phi + np.array(step)
         there = plan.problem.with_parameters(coordinates.h(phi))
         try:
-            there.at(scaled(there, near.payload))
+            there.at(scaled(there, state))
         except ImproperPosterior:
             refused += 1
         else:
             continue
-        node = runs.evaluate(phi, near)
-        cold = run(there, plan.settings)
+        with monkeypatch.context() as sweeps_only:  # they are to be enough
+            sweeps_only.setattr(_runs, "descend", None)
+            node = runs.evaluate(phi, near)
+        cold = _runs.run(there, plan.settings)
         assert cold.converged
         assert node.log_evidence == pytest.approx(cold.log_evidence, abs=2e-3)
     assert refused > 3

@@ -8,7 +8,7 @@ import scipy.sparse as sp
 from sklearn.base import clone
 
 from sklearn_ep import SpikeSlabRegressor
-from sklearn_ep._estimator import row_statistics
+from sklearn_ep._estimator import row_parts
 from sklearn_ep._estimator.row_parts import merged, statistics_of_part
 
 
@@ -108,7 +108,7 @@ def test_what_is_refused(monkeypatch):
             fitted.fit(parts)
     with pytest.raises(ValueError, match="sample_weight"):
         fitted.fit([(X, y)], sample_weight=np.ones(400))
-    monkeypatch.setattr(row_statistics, "_LARGEST_BYTES", 1000)
+    monkeypatch.setattr(row_parts, "_LARGEST_BYTES", 1000)
     with pytest.raises(ValueError, match="GiB"):
         fitted.fit([(X, y)])
     assert fitted.coef_ is before

@@ -53,10 +53,10 @@ from .._hyperparameters import (
 from .._kernels import column_lengths, has_input_gradient, with_own_lengths, with_theta
 from .._limits import LIMITS
 from .ep import InducingEP, PassState
-from .hyperparameters import Hyperparameters, prior_of_lengths
 from .learning import (
     LEARNING,
     STEP_RULES,
+    Hyperparameters,
     InducingProblem,
     learn_by_minibatches,
     learn_by_passes,
@@ -119,7 +119,7 @@ class InducingPlan(ValueWithGradient):
             learn_kernel=self.optimizer is not None,
             learn_inputs=self.learn_inducing,
             decoupled=self.optimizer in STEP_RULES,
-            density=None if self.flat else prior_of_lengths(self.kernel),
+            lengths_near=not self.flat,
         )
 
     def engine(self, run):
@@ -134,7 +134,7 @@ class InducingPlan(ValueWithGradient):
         """Return the `InducingProblem` of all that is learned, or of the kernel at given points."""
         hyper = self.hyperparameters()
         if points is not None:
-            alone = dict(learn_kernel=True, learn_inputs=False, decoupled=False, density=None)
+            alone = dict(learn_kernel=True, learn_inputs=False, decoupled=False, lengths_near=False)
             hyper = replace(hyper, Z=points, **alone)
         return InducingProblem(ep, hyper, state, self.sweeps | steps)
 

@@ -1,11 +1,12 @@
-"""Learning kernel parameters and inducing points from the evidence of EP.
+"""Learning kernel parameters and inducing points, as one vector, from the evidence of EP.
 
 Three drivers of one gradient: steps between the passes of EP, steps between minibatches, and
 evaluations at the fixed point for a quasi-Newton search.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from sklearn.utils import check_random_state
@@ -14,7 +15,8 @@ from ..._engine.gaussian import ImproperPosterior
 from ..._engine.loop import Reason, StepsOfPhase, Trace
 from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import minibatches, other_keys
-from .._hyperparameters import LearningEnd, settled
+from .._hyperparameters import KernelScales, LearningEnd, settled
+from .._kernels import constant_and_stationary, with_theta
 from .._limits import LIMITS
 from .ep import (
     InducingEP,
@@ -24,11 +26,150 @@ from .ep import (
     PassStep,
     add_sums,
     evaluate_rows,
+    evidence_gradient,
     largest_change,
 )
-from .hyperparameters import Hyperparameters
 from .rows import read_rows, standard_keys
-from .values import rebase
+from .values import InducingPrior, rebase
+
+
+@dataclass
+class Hyperparameters:
+    """What is learned, as one vector: kernel parameters, then inducing points in units of `unit`.
+
+    The kernel parameters are theta itself, within its box of bounds, or for the rules that step in
+    every coordinate alike (`decoupled`) the logs of standard deviation and slopes. The evidence of
+    smooth functions knows the slopes well and has a long flat ridge in theta, which such rules
+    would cross many times. Z (m, d) are the first inducing points, `unit` (d,) is the length of a
+    step of size one in each column.
+
+    The prior is flat, or with `lengths_near` that of the ratios of several lengths of a constant
+    times RBF or Matern: their logs deviate from their mean by N(0, s^2). The spread s is not known,
+    which makes it a multivariate t distribution: few rows leave the lengths near each other, and
+    where the evidence wants some of them apart, all of them are free. `scale` and `freedom`, the
+    degrees of it, are those of the deviations.
+    """
+
+    kernel: Any
+    Z: np.ndarray
+    unit: np.ndarray
+    jitter: float
+    learn_kernel: bool
+    learn_inputs: bool
+    decoupled: bool = False
+    lengths_near: bool = False
+    scale: ClassVar[float] = 0.75
+    freedom: ClassVar[float] = 4.0
+
+    @cached_property
+    def n_theta(self):
+        """Number of learned kernel parameters."""
+        return self.kernel.n_dims if self.learn_kernel else 0
+
+    @cached_property
+    def _box(self):
+        """Bounds (2, p) of theta; scikit-learn looks them up by name, which takes long."""
+        return self.kernel.bounds.T
+
+    @property
+    def learns(self):
+        """Whether there is anything to learn."""
+        return self.n_theta > 0 or self.learn_inputs
+
+    @cached_property
+    def _maps(self):
+        """Matrix (p, p) from the kernel part of a vector to theta, and its inverse.
+
+        Decoupled, the log variance is twice the entry `first` of the vector, and log l_k is that
+        entry minus entry k, so that l_k = sd / slope_k.
+        """
+        to_theta, split = np.eye(self.n_theta), constant_and_stationary(self.kernel)
+        if (
+            self.decoupled
+            and self.n_theta
+            and split
+            and split[0]
+            and split[0].n_dims
+            and split[1].n_dims
+        ):
+            first = 0 if split[2] else self.n_theta - 1
+            to_theta *= -1.0
+            to_theta[:, first] = 1.0
+            to_theta[first, first] = 2.0
+        return to_theta, np.linalg.inv(to_theta)
+
+    def theta(self, vector):
+        """Return the kernel parameters of a vector."""
+        return self._maps[0] @ vector[: self.n_theta]
+
+    @property
+    def start(self):
+        """Vector of the first kernel and inducing points."""
+        moved = np.zeros(self.Z.size if self.learn_inputs else 0)
+        return self._joined(self.kernel.theta, moved)
+
+    def _joined(self, theta, moved):
+        if not self.n_theta:
+            return moved
+        return np.concatenate([self._maps[1] @ np.clip(theta, *self._box), moved])
+
+    @property
+    def bounds(self):
+        """Bounds (p, 2) of a vector that is not decoupled; none for inducing points."""
+        free = np.full((self.Z.size if self.learn_inputs else 0, 2), [-np.inf, np.inf])
+        theta = self.kernel.bounds if self.n_theta else np.empty((0, 2))
+        return np.vstack([theta, free])
+
+    def clip(self, vector):
+        """Return the vector with its theta moved into the bounds."""
+        if not self.n_theta:
+            return vector
+        return self._joined(self.theta(vector), vector[self.n_theta :])
+
+    def prior(self, vector):
+        """Return the `InducingPrior` of a vector."""
+        kernel, Z = self.kernel, self.Z
+        if self.n_theta:
+            kernel = with_theta(kernel, self.theta(vector))
+        if self.learn_inputs:
+            Z = Z + vector[self.n_theta :].reshape(Z.shape) * self.unit
+        return InducingPrior(kernel, Z, self.jitter)
+
+    s = 0.0
+
+    def point(self, vector):
+        """Return the vector itself, where a problem is evaluated."""
+        return vector
+
+    slopes = point
+
+    @cached_property
+    def _lengths(self):
+        """Places of several lengths in theta that have a prior, none where it is flat."""
+        prior = self.lengths_near and self.n_theta
+        if not prior or constant_and_stationary(self.kernel) is None:
+            return np.arange(0)
+        lengths = KernelScales.at(self.kernel, self.kernel.theta).lengths
+        return lengths if len(lengths) > 1 else lengths[:0]
+
+    def log_prior(self, vector):
+        """Return the log prior at a vector, but for a constant, and its gradient (p,)."""
+        gradient, lengths = np.zeros(len(vector)), self._lengths
+        if not len(lengths):
+            return 0.0, gradient
+        apart = self.theta(vector)[lengths]
+        apart = apart - apart.mean()
+        total, n = self.freedom * self.scale**2 + apart @ apart, self.freedom + len(apart)
+        gradient[: self.n_theta] = -n / total * apart @ self._maps[0][lengths]
+        return -0.5 * n * float(np.log(total)), gradient
+
+    def gradient(self, model, sums, fresh, kind=np.float64):
+        """Return the gradient of the log evidence in the vector, from sums of a float type."""
+        theta, towards = evidence_gradient(model, sums, fresh, self.learn_inputs, kind)
+        pieces = [self._maps[0].T @ theta] if self.n_theta else []
+        if self.learn_inputs:
+            pieces.append((towards * self.unit).ravel())
+        return np.concatenate(pieces)
 
 
 class LearningLimits(NamedTuple):

@@ -14,8 +14,7 @@ from .._base import check_kernel, column_spread, draw_seed, factor_of, initial_k
 from .._kernels import column_lengths
 from .ep import InducingEP, PassState
 from .fit import InducingRun, checked_optimizer, gp_fit
-from .hyperparameters import Hyperparameters
-from .learning import STEP_RULES
+from .learning import STEP_RULES, Hyperparameters
 from .rows import Units, choose_inducing_points, first_points, inducing_count, standard_keys
 from .values import InducingPrior, rebase
 

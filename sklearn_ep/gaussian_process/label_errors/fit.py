@@ -148,8 +148,8 @@ def _mode(nodes, rows, accuracy, monitor=SILENT, restarts=()):
     if rows is None or not len(starts[0]):
         return find_mode(nodes.evaluate, starts[0], space.bounds, **search)
     if accuracy is TO_THE_MODE:
-        # nodes about it are weighed: a posterior sd away it does as well
-        search["accuracy"] = TO_THE_MODE._replace(gain=0.5)
+        # nodes about it are weighed: half a posterior sd away it does as well
+        search["accuracy"] = TO_THE_MODE._replace(gain=0.1)
 
     def evaluate_from(node):
         return Nodes(nodes.problem.from_rows(rows, node), space).evaluate

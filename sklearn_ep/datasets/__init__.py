@@ -9,8 +9,8 @@ from scipy.special import expit
 from sklearn.preprocessing import normalize
 from sklearn.utils import check_random_state
 
-from ._estimator.annotations import Seed
-from ._estimator.checks import check_number as _check_number
+from .._estimator.annotations import Seed
+from .._estimator.checks import check_number as _check_number
 
 __all__ = [
     "make_fourier_operator",
