@@ -426,8 +426,8 @@ class ConvexVariationalRegressor(
         gain : float
             Fall of the entropy of the Gaussian posterior in nats, 1/2 log det(I + C / s2), with the
             `latent_covariance` C of the rows and the noise variance s2. Measure the block of the
-            largest gain next, and fit again [1]_. O(n^3), and a product with X for each of
-            the d columns of the posterior's factor, or of `n_variance_samples`.
+            largest gain next, and fit again (Seeger and Nickisch 2011). O(n^3), and a product with
+            X for each of the d columns of the posterior's factor, or of `n_variance_samples`.
         """
         C = self.latent_covariance(X) / self.noise_variance_
         return float(0.5 * np.linalg.slogdet(np.eye(len(C)) + C)[1])
