@@ -17,6 +17,7 @@ from sklearn_ep.gaussian_process._hyperparameters import Nodes
 from sklearn_ep.gaussian_process.inducing.ep import InducingEP
 from sklearn_ep.gaussian_process.inducing.learning import SignRate, learn_by_passes
 
+from .gpc_peers import GFITC, HAS_GPYTORCH, SVI, Curve
 from .item import Claim, Item, Row, mean_and_error
 
 TITLE = "Scalable GP classification by EP (Hernandez-Lobato and Hernandez-Lobato, 2016)"
@@ -229,30 +230,67 @@ def figure_2(setting):
     return rows
 
 
+def same_start(peer, X, y, m):
+    """Return a peer with the points and the kernel that `scalable` starts from."""
+    clf = scalable(X, m)
+    return peer(X, y, clf.inducing_points, clf.kernel.k2.length_scale)
+
+
 def figure_3(setting):
-    """Image: log loss against time; rows over workers: measured on two, computed beyond."""
+    """Image: log loss against time, peers beside ours; rows over workers."""
     data = setting.load("image")
-    X, y, X_new, y_new = split_of(np.asarray(data["X"], float), data["y"].astype(int), 0)
-    fig, (left, right) = panels_of(2, 4.0)
+    X, y = np.asarray(data["X"], float), data["y"].astype(int)
+    fig, (left, right) = panels_of(2, 4.6)
     rows = []
     sizes, passes = ((4,), (5,)) if setting.quick else ((4, 50, 200), (5, 15, 50, 150))
-    for m in sizes:
-        curve = []
-        for max_iter in passes:
-            clf, seconds = cpu(lambda m=m, k=max_iter: scalable(X, m, max_iter=k).fit(X, y))
-            proba = clf.predict_proba(X_new)
-            curve.append((seconds, log_loss(proba, y_new)))
-            error = float(np.mean(proba.argmax(1) != y_new))
+    for i, m in enumerate(sizes):
+        runs = [race(split_of(X, y, seed), m, passes) for seed in range(2 if setting.quick else 10)]
+        own = np.array([run["SEP"] for run in runs])
+        for k, max_iter in enumerate(passes):
             head = f"image, m = {m}, {max_iter} passes"
-            rows.append(Row(f"{head}: log loss", None, curve[-1][1]))
-            rows.append(Row(f"{head}: error", None, error))
-            rows.append(Row(f"{head}: CPU seconds", None, seconds))
-        left.semilogx(*zip(*curve, strict=True), "o-", label=f"m = {m}")
-    left.set(xlabel="CPU seconds", ylabel="held-out log loss")
-    left.legend()
+            for j, what in enumerate(("CPU seconds", "log loss", "error")):
+                rows.append(Row(f"{head}: {what}", None, *mean_and_error(own[:, k, j])))
+            for peer in own_peers():
+                less = [run["SEP"][k][1] - at(run[peer], run["SEP"][k][0])[0] for run in runs]
+                told = f"{head}: log loss less that of {peer} in the same time"
+                rows.append(Row(told, None, *mean_and_error(less)))
+        left.semilogx(*own.mean(0).T[:2], "o-", color=f"C{i}", label=f"SEP, m = {m}")
+        grid = np.geomspace(own[:, 0, 0].mean(), own[:, -1, 0].mean(), 40)
+        for peer, style in zip(own_peers(), ("--", ":"), strict=False):
+            curve = np.mean([[at(run[peer], t)[0] for t in grid] for run in runs], axis=0)
+            left.semilogx(grid, curve, style, color=f"C{i}", label=peer if i == 0 else None)
+    left.set(xlabel="CPU seconds", ylabel="held-out log loss", ylim=(0, 0.75))
+    left.legend(fontsize=8)
     workers(setting, right, rows)
     setting.save(fig, PAPER, "Figure 3")
     return rows
+
+
+def own_peers():
+    """Return the peers that run here, by name."""
+    return {"GFITC": GFITC, "SVI": SVI} if HAS_GPYTORCH else {"GFITC": GFITC}
+
+
+def race(split, m, passes):
+    """Return {method: [(CPU seconds, log loss, error)]}; peers have the time of our longest fit."""
+    X, y, X_new, y_new = split
+    found = {"SEP": []}
+    for max_iter in passes:
+        clf, seconds = cpu(lambda k=max_iter: scalable(X, m, max_iter=k).fit(X, y))
+        proba = clf.predict_proba(X_new)
+        wrong = float(np.mean(proba.argmax(1) != y_new))
+        found["SEP"].append((seconds, log_loss(proba, y_new), wrong))
+    for name, peer in own_peers().items():
+        curve = Curve(X_new, y_new, until=found["SEP"][-1][0])
+        same_start(peer, X, y, m).fit(100_000, curve)
+        found[name] = curve.points
+    return found
+
+
+def at(points, seconds):
+    """Return log loss and error of a curve after so many seconds, of a coin before its first."""
+    known = [point for point in points if point[0] <= seconds]
+    return known[-1][1:] if known else (float(np.log(2.0)), 0.5)
 
 
 # A usual network, in bytes a second, and the time of a message.
@@ -392,11 +430,13 @@ D. Hernandez-Lobato and J. M. Hernandez-Lobato, "Scalable Gaussian process class
 expectation propagation", AISTATS 2016. The paper's claim: EP through inducing points (SEP) that
 moves kernel, points and sites together is as good as generalised FITC and stochastic variational
 inference (SVI), and faster. Our verdict: distribution and minibatches reproduce. So does accuracy,
-once the kernel is that of an average; by the paper's recipe it does on four of seven sets. That a
-step after each pass is faster than steps at fixed points does not show, once these are warm-started
-and accelerated. There is no library of the paper's peers here. FITC is our own L-BFGS at fixed
-points, and SVI our power EP at a small power, whose limit it is. Figures of GFITC and SVI are the
-paper's where a column says so.
+once the kernel is that of an average; by the paper's recipe it does on four of seven sets. A
+step after each pass is faster than the steps of GFITC at fixed points (Figure 3), though not than
+our own, which are accelerated (Figure 1). GFITC is written out beside the items, and at a fixed
+kernel has the evidence of our fit to ten digits; SVI is that of GPyTorch. Both start from our
+points and kernel, on our splits. In Figure 2 GFITC is our
+own L-BFGS at fixed points, and SVI our power EP at a small power, whose limit it is. Figures of
+GFITC and SVI are the paper's where a column says so.
 """
 ITEMS = [
     Item(
@@ -455,14 +495,21 @@ that of the other 4900.
         "time on the image set, and workers",
         figure_3,
         """
-Log loss falls with time and with m = 4, 50, 200 as in the paper; 50 points are nearly as good as
-200 at a sixth of the time. Our curve alone, one split in place of 100. Workers: a pass over 60,000
-digits gets faster up to four workers, and no further beyond six, as in the paper. These seconds are
-computed: the CPU time of a pass over a worker's share (12,000 digits, five times), the time of the
-master, and 7 MB for each message both ways at 125 MB/s. The wall times of one and two workers were
-measured on two cores that did other work as well; they show that two workers run, not how fast.
+**Reproduces:** with 50 and 200 points SEP has the smaller held-out log loss in the same CPU time,
+over ten splits. With 200 it is .017 below GFITC's and .034 below SVI's at the end (4 seconds), and
+with 50 points .036 and .085 (.6 seconds). SVI is the slowest at any size. **Does not** with four
+points, where GFITC is level with SEP or ahead of it.
+
+**Protocol.** All three have the same first points and kernel. GFITC and SVI take L-BFGS steps, as
+in the paper, for as long as our longest fit takes; a point of their curves is at most a tenth
+older. Ten splits in place of 100. Workers: a pass over 60,000 digits gets faster up to four
+workers, and no further beyond six, as in the paper. These seconds are computed: the CPU time of a
+pass over a worker's share (12,000 digits, five times), the time of the master, and 7 MB for each
+message both ways at 125 MB/s. The wall times of one and two workers were measured on two cores that
+did other work as well; they show that two workers run, not how fast.
 """,
         True,
+        (Claim("log loss less that of", high=0.0),),
     ),
     Item(
         "Figure 4",
