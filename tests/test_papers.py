@@ -171,3 +171,34 @@ def test_items_that_need_data_run_on_generated_sets(driver, name, tmp_path):
     stand_ins(tmp_path)
     (item,) = (i for i in driver.paper_of("scalable_gpc").ITEMS if i.name == name)
     assert_has_rows(driver.run_item(item, Setting(True, tmp_path, tmp_path), ""))
+
+
+def test_the_peer_fitc_is_ep_through_the_same_points_and_its_gradient_is_that_of_its_evidence(
+    driver,
+):
+    from paper_items.gpc_peers import GFITC
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+    from sklearn_ep import EPGaussianProcessClassifier
+
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((40, 2))
+    y = (X[:, 0] * X[:, 1] + 0.4 * rng.standard_normal(40) > 0).astype(int)
+    points, lengths = X[:6] + 0.01, np.array([1.0, 1.5])
+    peer = GFITC(X, y, points, lengths, 3.0)
+
+    def evidence(vector):
+        peer.prior(vector)
+        peer.converge(tol=1e-10, max_sweeps=1000)
+        return peer.evidence()
+
+    steps = 1e-5 * np.eye(len(peer.start))
+    by_differences = [(evidence(peer.start + h) - evidence(peer.start - h)) / 2e-5 for h in steps]
+    value = evidence(peer.start)
+    np.testing.assert_allclose(peer.gradient(), by_differences, atol=1e-6)
+    clf = EPGaussianProcessClassifier(
+        ConstantKernel(3.0) * RBF(lengths), inducing_points=points, optimizer=None,
+        max_iter=1000, tol=1e-10,
+    ).fit(X, y)  # fmt: skip
+    np.testing.assert_allclose(clf.log_evidence_, value, rtol=1e-10)
+    np.testing.assert_allclose(clf.predict_proba(X), peer.predict_proba(X), atol=1e-8)

@@ -102,7 +102,7 @@ def _named(method, batch):
 class SVGP:
     """GPyTorch's stochastic variational classifier, trained an epoch at a time."""
 
-    def __init__(self, problem, points, natural, batch=BATCH):
+    def __init__(self, problem, points, natural, batch=BATCH, amplitude=AMPLITUDE):
         import gpytorch
         import torch
 
@@ -113,7 +113,8 @@ class SVGP:
         self.batch = batch
         self.torch, self.y_new = torch, problem[3]
         self.X, self.y, self.X_new = (torch.as_tensor(a, dtype=torch.float64) for a in problem[:3])
-        self.model = _variational_model(problem[0], points, natural)
+        lengths = start_kernel(problem[0], amplitude).k2.length_scale
+        self.model = variational_model(points, lengths, amplitude, natural)
         self.likelihood = gpytorch.likelihoods.BernoulliLikelihood()
         self.bound = gpytorch.mlls.VariationalELBO(self.likelihood, self.model, len(self.X))
         variational = self.model.variational_parameters()
@@ -124,9 +125,27 @@ class SVGP:
             self.rules.append(torch.optim.Adam(variational, lr=0.01))
         self.epochs, self.seconds = 0, 0.0
 
-    def _epoch(self):
+    def fit(self, seen):
+        """Train until `seen(predict_proba)`, called after each step, raises StopIteration."""
+        try:
+            while True:
+                self._epoch(seen)
+        except StopIteration:
+            return self
+
+    def predict_proba(self, X_new):
+        """Return the probabilities of both classes."""
+        self.model.eval()
+        with self.torch.no_grad():
+            rows = self.torch.as_tensor(X_new, dtype=self.torch.float64).split(1000)
+            p = self.torch.cat([self.likelihood(self.model(a)).probs for a in rows]).numpy()
+        self.model.train()
+        return np.column_stack([1 - p, p])
+
+    def _epoch(self, seen=lambda predict_proba: None):
         self.model.train()
         for batch in self.torch.randperm(len(self.X)).split(self.batch):
+            seen(self.predict_proba)
             for rule in self.rules:
                 rule.zero_grad()
             (-self.bound(self.model(self.X[batch]), self.y[batch])).backward()
@@ -139,16 +158,12 @@ class SVGP:
         while self.seconds < seconds:
             self.seconds += cpu(self._epoch)[1]
             self.epochs += 1
-            self.model.eval()
-            with self.torch.no_grad():
-                parts = [self.likelihood(self.model(a)).probs for a in self.X_new.split(1000)]
-            p = self.torch.cat(parts).numpy()
-            proba = np.column_stack([1 - p, p])
+            proba = self.predict_proba(self.X_new)
             rows.append(outcome(self.name, self.epochs, self.seconds, proba, self.y_new))
         return rows
 
 
-def _variational_model(X, points, natural):
+def variational_model(points, lengths, amplitude, natural):
     """Return the GPyTorch model of kernel and points that EP starts from, points learned."""
     import gpytorch
     import torch
@@ -166,9 +181,9 @@ def _variational_model(X, points, natural):
             super().__init__(variational.VariationalStrategy(self, Z, family(len(Z))))
             self.mean_module = gpytorch.means.ZeroMean()
             base = gpytorch.kernels.RBFKernel(ard_num_dims=Z.shape[1])
-            base.lengthscale = torch.as_tensor(start_kernel(X, AMPLITUDE).k2.length_scale)
+            base.lengthscale = torch.as_tensor(lengths)
             self.covar_module = gpytorch.kernels.ScaleKernel(base)
-            self.covar_module.outputscale = AMPLITUDE
+            self.covar_module.outputscale = amplitude
 
         def forward(self, x):
             normal = gpytorch.distributions.MultivariateNormal

@@ -17,6 +17,7 @@ from sklearn_ep.gaussian_process._hyperparameters import Nodes
 from sklearn_ep.gaussian_process.inducing.ep import InducingEP
 from sklearn_ep.gaussian_process.inducing.learning import SignRate, learn_by_passes
 
+from .gpc_peers import GFITC, HAS_GPYTORCH, SVI, Curve
 from .item import Claim, Item, Row, mean_and_error
 
 TITLE = "Scalable GP classification by EP (Hernandez-Lobato and Hernandez-Lobato, 2016)"
@@ -32,12 +33,6 @@ TABLE_1 = {
     "ionosphere": (0.30, 0.26, 0.26, 0.29, 0.27, 0.27, 0.30, 0.27, 0.26),
     "pima532": (0.54, 0.52, 0.49, 0.53, 0.51, 0.50, 0.53, 0.50, 0.49),
     "sonar": (0.35, 0.33, 0.40, 0.35, 0.32, 0.40, 0.35, 0.29, 0.35),
-}
-# How kernel and points are learned, and repeats at 15, 25 and 50 %.
-LEARNING = {
-    "kernel of the average": (None, (20, 20, 20)),
-    "Adam, prior of lengths": (dict(optimizer="adam"), (20, 0, 0)),
-    "the paper's recipe": (dict(optimizer="sign_rate", hyperparameters="mode"), (20, 0, 0)),
 }
 
 
@@ -82,41 +77,122 @@ def points_of_the_average(X, y, m, **kw):
     return scalable(X, m, **kw).set_params(kernel=kernel.set_params(**kept)).fit(X, y)
 
 
+def learned(X, y, m, **kw):
+    """Return the classifier fitted from random points."""
+    return scalable(X, m, **kw).fit(X, y)
+
+
+def paper_recipe(X, y, m, **kw):
+    """Return the fit by the sign rule and the evidence alone."""
+    return learned(X, y, m, optimizer="sign_rate", hyperparameters="mode", **kw)
+
+
+def same_start(peer, X, y, m):
+    """Return a peer with the points and the kernel that `scalable` starts from."""
+    clf = scalable(X, m)
+    return peer(X, y, clf.inducing_points, clf.kernel.k2.length_scale)
+
+
+def gfitc(X, y, m, max_iter):
+    """Return generalised FITC from the same start."""
+    return same_start(GFITC, X, y, m).fit(max_iter)
+
+
+def svi(X, y, m, max_iter):
+    """Return the variational fit from the same start."""
+    return same_start(SVI, X, y, m).fit(max_iter)
+
+
+AVERAGE, RECIPE = "kernel of the average", "the paper's recipe"
+# How kernel and points are learned, and splits at 15, 25 and 50 %.
+LEARNING = {
+    AVERAGE: (points_of_the_average, (20, 20, 20)),
+    "Adam, prior of lengths": (learned, (20, 0, 0)),
+    RECIPE: (paper_recipe, (20, 0, 0)),
+}
+PEERS = {"GFITC": (gfitc, (5, 5, 0))}
+if HAS_GPYTORCH:
+    PEERS["SVI"] = (svi, (5, 5, 0))
+
+
+def cell(X, y, share, steps, most):
+    """Return {method: (held-out log losses, CPU seconds)} over the splits of one cell."""
+    found = {}
+    for how, (fit, repeats) in {**LEARNING, **PEERS}.items():
+        done = []
+        for seed in range(min(repeats[SHARES.index(share)], most)):
+            Xa, ya, Xb, yb = split_of(X, y, seed)
+            m = int(round(share * len(ya)))
+            clf, seconds = cpu(lambda f=fit, a=Xa, b=ya, m=m: f(a, b, m, max_iter=steps))
+            done.append((log_loss(clf.predict_proba(Xb), yb), seconds))
+        if done:
+            found[how] = np.transpose(done)
+    return found
+
+
+def own_of(found):
+    """Return our ways of learning that a cell has."""
+    return [how for how in LEARNING if how in found]
+
+
 def table_1(setting):
-    """Held-out log loss on the seven sets."""
-    rows, gaps = [], {name: [] for name in LEARNING}
+    """Held-out log loss on the seven sets, of ours and of the peers on the same splits."""
+    rows, cells = [], {}
     for name, paper in TABLE_1.items():
         data = setting.load(name)
         X, y = np.asarray(data["X"], float), np.asarray(data["y"]).astype(int)
         for j, share in enumerate(SHARES[:1] if setting.quick else SHARES):
+            quick = (20, 2) if setting.quick else (250, 20)
+            found = cells[name, share] = cell(X, y, share, *quick)
             told = {"GFITC (paper)": paper[3 * j], "SVI (paper)": paper[3 * j + 2]}
-            for how, (kw, repeats) in LEARNING.items():
-                losses = []
-                for seed in range(min(repeats[j], 2 if setting.quick else 20)):
-                    Xa, ya, Xb, yb = split_of(X, y, seed)
-                    m, steps = int(round(share * len(ya))), 20 if setting.quick else 250
-                    if kw is None:
-                        clf = points_of_the_average(Xa, ya, m, max_iter=steps)
-                    else:
-                        clf = scalable(Xa, m, **kw, max_iter=steps).fit(Xa, ya)
-                    losses.append(log_loss(clf.predict_proba(Xb), yb))
-                if losses:
-                    mean, error, of = mean_and_error(losses)
-                    gaps[how].append((mean - paper[3 * j + 1], error))
-                    head = f"{name}, m = {share:.0%}, {how}"
-                    rows.append(Row(head, paper[3 * j + 1], mean, error, of, told))
-    return counts_above(gaps) + rows
+            told |= {f"{p}, first splits": found[p][0].mean() for p in PEERS if p in found}
+            for how in own_of(found):
+                stats = mean_and_error(found[how][0])
+                rows.append(Row(f"{name}, m = {share:.0%}, {how}", paper[3 * j + 1], *stats, told))
+    return [*counts_above(cells), *seconds_of(cells), *paired(cells), *rows]
 
 
-def counts_above(gaps):
+def counts_above(cells):
     """Return how many cells are above the paper's, by mean and by two standard errors."""
     rows = []
-    for how, cells in gaps.items():
-        gap, error = np.transpose(cells)
+    for how in LEARNING:
+        gaps = []
+        for (name, share), found in cells.items():
+            if how in found:
+                mean, error, _ = mean_and_error(found[how][0])
+                gaps.append((mean - TABLE_1[name][3 * SHARES.index(share) + 1], error))
+        gap, error = np.transpose(gaps)
         head = f"{how}: cells above the paper's SEP"
         rows.append(Row(f"{head} by more than .005", None, int(np.sum(gap > 0.005)), of=len(gap)))
         far = int(np.sum(gap > 2 * error))
         rows.append(Row(f"{head} by two standard errors", None, far, of=len(gap)))
+    return rows
+
+
+def seconds_of(cells):
+    """Return CPU seconds of a fit, over the sets, by share of points."""
+    rows = []
+    for share in dict.fromkeys(share for _, share in cells):
+        by_set = [found for (_, s), found in cells.items() if s == share]
+        has = [peer for peer in PEERS if peer in by_set[0]]
+        peers = {peer: np.mean([found[peer][1].mean() for found in by_set]) for peer in has}
+        for how in own_of(by_set[0]):
+            seconds = np.mean([found[how][1].mean() for found in by_set])
+            rows.append(
+                Row(f"CPU seconds of a fit, {share:.0%}, {how}", None, seconds, peers=peers)
+            )
+    return rows
+
+
+def paired(cells):
+    """Return the log loss of ours less that of each peer, on the splits that the peer has."""
+    rows = []
+    for (name, share), found in cells.items():
+        for how in own_of(found):
+            for peer in [peer for peer in PEERS if peer in found]:
+                theirs = found[peer][0]
+                less = mean_and_error(found[how][0][: len(theirs)] - theirs)
+                rows.append(Row(f"{name}, {share:.0%}, {how}, less {peer}", None, *less))
     return rows
 
 
@@ -230,29 +306,60 @@ def figure_2(setting):
 
 
 def figure_3(setting):
-    """Image: log loss against time; rows over workers: measured on two, computed beyond."""
+    """Image: log loss against time, peers beside ours; rows over workers."""
     data = setting.load("image")
-    X, y, X_new, y_new = split_of(np.asarray(data["X"], float), data["y"].astype(int), 0)
-    fig, (left, right) = panels_of(2, 4.0)
+    X, y = np.asarray(data["X"], float), data["y"].astype(int)
+    fig, (left, right) = panels_of(2, 4.6)
     rows = []
     sizes, passes = ((4,), (5,)) if setting.quick else ((4, 50, 200), (5, 15, 50, 150))
-    for m in sizes:
-        curve = []
-        for max_iter in passes:
-            clf, seconds = cpu(lambda m=m, k=max_iter: scalable(X, m, max_iter=k).fit(X, y))
-            proba = clf.predict_proba(X_new)
-            curve.append((seconds, log_loss(proba, y_new)))
-            error = float(np.mean(proba.argmax(1) != y_new))
+    for i, m in enumerate(sizes):
+        runs = [race(split_of(X, y, seed), m, passes) for seed in range(2 if setting.quick else 10)]
+        own = np.array([run["SEP"] for run in runs])
+        for k, max_iter in enumerate(passes):
             head = f"image, m = {m}, {max_iter} passes"
-            rows.append(Row(f"{head}: log loss", None, curve[-1][1]))
-            rows.append(Row(f"{head}: error", None, error))
-            rows.append(Row(f"{head}: CPU seconds", None, seconds))
-        left.semilogx(*zip(*curve, strict=True), "o-", label=f"m = {m}")
-    left.set(xlabel="CPU seconds", ylabel="held-out log loss")
-    left.legend()
+            for j, what in enumerate(("CPU seconds", "log loss", "error")):
+                rows.append(Row(f"{head}: {what}", None, *mean_and_error(own[:, k, j])))
+            for peer in own_peers():
+                less = [run["SEP"][k][1] - at(run[peer], run["SEP"][k][0])[0] for run in runs]
+                told = f"{head}: log loss less that of {peer} in the same time"
+                rows.append(Row(told, None, *mean_and_error(less)))
+        left.semilogx(*own.mean(0).T[:2], "o-", color=f"C{i}", label=f"SEP, m = {m}")
+        grid = np.geomspace(own[:, 0, 0].mean(), own[:, -1, 0].mean(), 40)
+        for peer, style in zip(own_peers(), ("--", ":"), strict=False):
+            curve = np.mean([[at(run[peer], t)[0] for t in grid] for run in runs], axis=0)
+            left.semilogx(grid, curve, style, color=f"C{i}", label=peer if i == 0 else None)
+    left.set(xlabel="CPU seconds", ylabel="held-out log loss", ylim=(0, 0.75))
+    left.legend(fontsize=8)
     workers(setting, right, rows)
     setting.save(fig, PAPER, "Figure 3")
     return rows
+
+
+def own_peers():
+    """Return the peers that run here, by name."""
+    return {"GFITC": GFITC, "SVI": SVI} if HAS_GPYTORCH else {"GFITC": GFITC}
+
+
+def race(split, m, passes):
+    """Return {method: [(CPU seconds, log loss, error)]}; peers have the time of our longest fit."""
+    X, y, X_new, y_new = split
+    found = {"SEP": []}
+    for max_iter in passes:
+        clf, seconds = cpu(lambda k=max_iter: scalable(X, m, max_iter=k).fit(X, y))
+        proba = clf.predict_proba(X_new)
+        wrong = float(np.mean(proba.argmax(1) != y_new))
+        found["SEP"].append((seconds, log_loss(proba, y_new), wrong))
+    for name, peer in own_peers().items():
+        curve = Curve(X_new, y_new, until=found["SEP"][-1][0])
+        same_start(peer, X, y, m).fit(100_000, curve)
+        found[name] = curve.points
+    return found
+
+
+def at(points, seconds):
+    """Return log loss and error of a curve after so many seconds, of a coin before its first."""
+    known = [point for point in points if point[0] <= seconds]
+    return known[-1][1:] if known else (float(np.log(2.0)), 0.5)
 
 
 # A usual network, in bytes a second, and the time of a message.
@@ -392,11 +499,13 @@ D. Hernandez-Lobato and J. M. Hernandez-Lobato, "Scalable Gaussian process class
 expectation propagation", AISTATS 2016. The paper's claim: EP through inducing points (SEP) that
 moves kernel, points and sites together is as good as generalised FITC and stochastic variational
 inference (SVI), and faster. Our verdict: distribution and minibatches reproduce. So does accuracy,
-once the kernel is that of an average; by the paper's recipe it does on four of seven sets. That a
-step after each pass is faster than steps at fixed points does not show, once these are warm-started
-and accelerated. There is no library of the paper's peers here. FITC is our own L-BFGS at fixed
-points, and SVI our power EP at a small power, whose limit it is. Figures of GFITC and SVI are the
-paper's where a column says so.
+once the kernel is that of an average; by the paper's recipe it does on four of seven sets. A
+step after each pass is faster than the steps of GFITC at fixed points (Figure 3), though not than
+our own, which are accelerated (Figure 1). GFITC is written out beside the items, and at a fixed
+kernel has the evidence of our fit to ten digits; SVI is that of GPyTorch. Both start from our
+points and kernel, on our splits. In Figure 2 GFITC is our
+own L-BFGS at fixed points, and SVI our power EP at a small power, whose limit it is. Figures of
+GFITC and SVI are the paper's where a column says so.
 """
 ITEMS = [
     Item(
@@ -414,11 +523,16 @@ their default prior, and points together, heart and sonar are above the paper by
 paper's recipe, the sign rule and the evidence alone, overfits here: heart has .492, sonar .407 and
 ionosphere .303. The splits and first points of the paper are random and not at hand. Ours are nine
 tenths for training, columns standardised, a length scale for each column and points at random rows,
-250 passes. No noise variance is learned: it would only rescale the kernel. The paper's GFITC and
-SVI are copied from it, not run.
+250 passes. No noise variance is learned: it would only rescale the kernel.
+GFITC and SVI were run with L-BFGS on the first five splits at 15 and 25 %; rows "less" a peer are
+paired over these. By the mean over these 14 cells ours are .032 below GFITC and level with SVI
+(-.001), in a quarter of their CPU time; the paper's recipe is .022 above SVI in seven.
 """,
         needs_data=True,
-        claims=(Claim(", m = ", high=0.005, beside_paper=True),),
+        claims=(
+            Claim(", m = ", high=0.005, beside_paper=True),
+            Claim(", less ", high=0.005),
+        ),
     ),
     Item(
         "Figure 1",
@@ -427,7 +541,7 @@ SVI are copied from it, not run.
         """
 Both ways reach the same evidence, as in the paper. That inner updates, a step of the
 hyperparameters after each pass, get there sooner did not show in this one run: steps at fixed
-points are within a nat of the end in .5 CPU seconds, inner ones in .7. Here a fixed point is found
+points are within a nat of the end in .5 CPU seconds, inner ones in .8. Here a fixed point is found
 from the last one by Anderson acceleration in a few sweeps. In the first steps, where the sites are
 still moving, the evidence of the inner updates jumps, as in the paper. Pima, m = 300 and the sign
 rule as in the paper, on nine tenths of the 532 complete rows; 100 outer steps, 300 inner ones. The
@@ -455,14 +569,21 @@ that of the other 4900.
         "time on the image set, and workers",
         figure_3,
         """
-Log loss falls with time and with m = 4, 50, 200 as in the paper; 50 points are nearly as good as
-200 at a sixth of the time. Our curve alone, one split in place of 100. Workers: a pass over 60,000
-digits gets faster up to four workers, and no further beyond six, as in the paper. These seconds are
-computed: the CPU time of a pass over a worker's share (12,000 digits, five times), the time of the
-master, and 7 MB for each message both ways at 125 MB/s. The wall times of one and two workers were
-measured on two cores that did other work as well; they show that two workers run, not how fast.
+**Reproduces:** with 50 and 200 points SEP has the smaller held-out log loss in the same CPU time,
+over ten splits. With 200 it is .017 below GFITC's and .034 below SVI's at the end (4 seconds), and
+with 50 points .036 and .085 (.6 seconds). SVI is the slowest at any size. **Does not** with four
+points, where GFITC is level with SEP or ahead of it.
+
+**Protocol.** All three have the same first points and kernel. GFITC and SVI take L-BFGS steps, as
+in the paper, for as long as our longest fit takes; a point of their curves is at most a tenth
+older. Ten splits in place of 100. Workers: a pass over 60,000 digits gets faster up to four
+workers, and no further beyond six, as in the paper. These seconds are computed: the CPU time of a
+pass over a worker's share (12,000 digits, five times), the time of the master, and 7 MB for each
+message both ways at 125 MB/s. The wall times of one and two workers were measured on two cores that
+did other work as well; they show that two workers run, not how fast.
 """,
         True,
+        (Claim("log loss less that of", high=0.0),),
     ),
     Item(
         "Figure 4",
