@@ -18,7 +18,7 @@ from .._estimator.averaged import average_remarks, hyper_attributes
 from .._estimator.fitting import run_attributes
 from ._chains import sample_models
 from ._hyperparameters import HyperPrior, NodeCoordinates
-from ._learning import Learner
+from ._learning import EvidenceSearch
 from ._model_law import ModelLaw, overrated
 from ._posterior import CoefficientMixture, CoefficientPosterior, mixture_of_draws
 from ._runs import SHORT, distinct, explore, run, run_start, settled_near
@@ -133,12 +133,12 @@ def ep_attributes(plan, monitor):
     searched, dense, asked = "none", False, False
     if plan.space.free.any():
         with monitor.phase("learning") as told:
-            learner = Learner(
+            search = EvidenceSearch(
                 plan.problem, plan.space, plan.settings, plan.prior, plan.evidence_seed,
                 plan.noise_starts, told, plan.integrates,
             )  # fmt: skip
-            place, searched, dense = learner.learn(plan.warm)
-        h, sites, asked = place.h, place.state.sites, learner.asked
+            place, searched, dense = search.learn(plan.warm)
+        h, sites, asked = place.h, place.state.sites, search.asked
     problem, coordinates = plan.problem.with_parameters(h), NodeCoordinates(plan.space)
     best, *others = _points(plan, problem, sites, monitor)
     runs = NodeRuns(problem, coordinates, plan.prior, settled_near, plan.evidence_seed)

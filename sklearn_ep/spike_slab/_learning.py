@@ -117,7 +117,7 @@ class Place:
 
 
 @dataclass
-class Learner:
+class EvidenceSearch:
     """Maximisation of evidence times `prior` over what is free in `space`, from several starts.
 
     In the `EPEnergy` y has variance one; its hyperparameters may be any. `fractions` are the noise
