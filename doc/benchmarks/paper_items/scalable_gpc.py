@@ -34,12 +34,6 @@ TABLE_1 = {
     "pima532": (0.54, 0.52, 0.49, 0.53, 0.51, 0.50, 0.53, 0.50, 0.49),
     "sonar": (0.35, 0.33, 0.40, 0.35, 0.32, 0.40, 0.35, 0.29, 0.35),
 }
-# How kernel and points are learned, and repeats at 15, 25 and 50 %.
-LEARNING = {
-    "kernel of the average": (None, (20, 20, 20)),
-    "Adam, prior of lengths": (dict(optimizer="adam"), (20, 0, 0)),
-    "the paper's recipe": (dict(optimizer="sign_rate", hyperparameters="mode"), (20, 0, 0)),
-}
 
 
 def panels_of(n, width=3.2):
@@ -83,41 +77,122 @@ def points_of_the_average(X, y, m, **kw):
     return scalable(X, m, **kw).set_params(kernel=kernel.set_params(**kept)).fit(X, y)
 
 
+def learned(X, y, m, **kw):
+    """Return the classifier fitted from random points."""
+    return scalable(X, m, **kw).fit(X, y)
+
+
+def paper_recipe(X, y, m, **kw):
+    """Return the fit by the sign rule and the evidence alone."""
+    return learned(X, y, m, optimizer="sign_rate", hyperparameters="mode", **kw)
+
+
+def same_start(peer, X, y, m):
+    """Return a peer with the points and the kernel that `scalable` starts from."""
+    clf = scalable(X, m)
+    return peer(X, y, clf.inducing_points, clf.kernel.k2.length_scale)
+
+
+def gfitc(X, y, m, max_iter):
+    """Return generalised FITC from the same start."""
+    return same_start(GFITC, X, y, m).fit(max_iter)
+
+
+def svi(X, y, m, max_iter):
+    """Return the variational fit from the same start."""
+    return same_start(SVI, X, y, m).fit(max_iter)
+
+
+AVERAGE, RECIPE = "kernel of the average", "the paper's recipe"
+# How kernel and points are learned, and splits at 15, 25 and 50 %.
+LEARNING = {
+    AVERAGE: (points_of_the_average, (20, 20, 20)),
+    "Adam, prior of lengths": (learned, (20, 0, 0)),
+    RECIPE: (paper_recipe, (20, 0, 0)),
+}
+PEERS = {"GFITC": (gfitc, (5, 5, 0))}
+if HAS_GPYTORCH:
+    PEERS["SVI"] = (svi, (5, 5, 0))
+
+
+def cell(X, y, share, steps, most):
+    """Return {method: (held-out log losses, CPU seconds)} over the splits of one cell."""
+    found = {}
+    for how, (fit, repeats) in {**LEARNING, **PEERS}.items():
+        done = []
+        for seed in range(min(repeats[SHARES.index(share)], most)):
+            Xa, ya, Xb, yb = split_of(X, y, seed)
+            m = int(round(share * len(ya)))
+            clf, seconds = cpu(lambda f=fit, a=Xa, b=ya, m=m: f(a, b, m, max_iter=steps))
+            done.append((log_loss(clf.predict_proba(Xb), yb), seconds))
+        if done:
+            found[how] = np.transpose(done)
+    return found
+
+
+def own_of(found):
+    """Return our ways of learning that a cell has."""
+    return [how for how in LEARNING if how in found]
+
+
 def table_1(setting):
-    """Held-out log loss on the seven sets."""
-    rows, gaps = [], {name: [] for name in LEARNING}
+    """Held-out log loss on the seven sets, of ours and of the peers on the same splits."""
+    rows, cells = [], {}
     for name, paper in TABLE_1.items():
         data = setting.load(name)
         X, y = np.asarray(data["X"], float), np.asarray(data["y"]).astype(int)
         for j, share in enumerate(SHARES[:1] if setting.quick else SHARES):
+            quick = (20, 2) if setting.quick else (250, 20)
+            found = cells[name, share] = cell(X, y, share, *quick)
             told = {"GFITC (paper)": paper[3 * j], "SVI (paper)": paper[3 * j + 2]}
-            for how, (kw, repeats) in LEARNING.items():
-                losses = []
-                for seed in range(min(repeats[j], 2 if setting.quick else 20)):
-                    Xa, ya, Xb, yb = split_of(X, y, seed)
-                    m, steps = int(round(share * len(ya))), 20 if setting.quick else 250
-                    if kw is None:
-                        clf = points_of_the_average(Xa, ya, m, max_iter=steps)
-                    else:
-                        clf = scalable(Xa, m, **kw, max_iter=steps).fit(Xa, ya)
-                    losses.append(log_loss(clf.predict_proba(Xb), yb))
-                if losses:
-                    mean, error, of = mean_and_error(losses)
-                    gaps[how].append((mean - paper[3 * j + 1], error))
-                    head = f"{name}, m = {share:.0%}, {how}"
-                    rows.append(Row(head, paper[3 * j + 1], mean, error, of, told))
-    return counts_above(gaps) + rows
+            told |= {f"{p}, first splits": found[p][0].mean() for p in PEERS if p in found}
+            for how in own_of(found):
+                stats = mean_and_error(found[how][0])
+                rows.append(Row(f"{name}, m = {share:.0%}, {how}", paper[3 * j + 1], *stats, told))
+    return [*counts_above(cells), *seconds_of(cells), *paired(cells), *rows]
 
 
-def counts_above(gaps):
+def counts_above(cells):
     """Return how many cells are above the paper's, by mean and by two standard errors."""
     rows = []
-    for how, cells in gaps.items():
-        gap, error = np.transpose(cells)
+    for how in LEARNING:
+        gaps = []
+        for (name, share), found in cells.items():
+            if how in found:
+                mean, error, _ = mean_and_error(found[how][0])
+                gaps.append((mean - TABLE_1[name][3 * SHARES.index(share) + 1], error))
+        gap, error = np.transpose(gaps)
         head = f"{how}: cells above the paper's SEP"
         rows.append(Row(f"{head} by more than .005", None, int(np.sum(gap > 0.005)), of=len(gap)))
         far = int(np.sum(gap > 2 * error))
         rows.append(Row(f"{head} by two standard errors", None, far, of=len(gap)))
+    return rows
+
+
+def seconds_of(cells):
+    """Return CPU seconds of a fit, over the sets, by share of points."""
+    rows = []
+    for share in dict.fromkeys(share for _, share in cells):
+        by_set = [found for (_, s), found in cells.items() if s == share]
+        has = [peer for peer in PEERS if peer in by_set[0]]
+        peers = {peer: np.mean([found[peer][1].mean() for found in by_set]) for peer in has}
+        for how in own_of(by_set[0]):
+            seconds = np.mean([found[how][1].mean() for found in by_set])
+            rows.append(
+                Row(f"CPU seconds of a fit, {share:.0%}, {how}", None, seconds, peers=peers)
+            )
+    return rows
+
+
+def paired(cells):
+    """Return the log loss of ours less that of each peer, on the splits that the peer has."""
+    rows = []
+    for (name, share), found in cells.items():
+        for how in own_of(found):
+            for peer in [peer for peer in PEERS if peer in found]:
+                theirs = found[peer][0]
+                less = mean_and_error(found[how][0][: len(theirs)] - theirs)
+                rows.append(Row(f"{name}, {share:.0%}, {how}, less {peer}", None, *less))
     return rows
 
 
@@ -228,12 +303,6 @@ def figure_2(setting):
         axes[i][0].set_ylabel(name, fontsize=13)
     setting.save(fig, PAPER, "Figure 2")
     return rows
-
-
-def same_start(peer, X, y, m):
-    """Return a peer with the points and the kernel that `scalable` starts from."""
-    clf = scalable(X, m)
-    return peer(X, y, clf.inducing_points, clf.kernel.k2.length_scale)
 
 
 def figure_3(setting):
@@ -454,11 +523,16 @@ their default prior, and points together, heart and sonar are above the paper by
 paper's recipe, the sign rule and the evidence alone, overfits here: heart has .492, sonar .407 and
 ionosphere .303. The splits and first points of the paper are random and not at hand. Ours are nine
 tenths for training, columns standardised, a length scale for each column and points at random rows,
-250 passes. No noise variance is learned: it would only rescale the kernel. The paper's GFITC and
-SVI are copied from it, not run.
+250 passes. No noise variance is learned: it would only rescale the kernel.
+GFITC and SVI were run with L-BFGS on the first five splits at 15 and 25 %; rows "less" a peer are
+paired over these. By the mean over these 14 cells ours are .032 below GFITC and level with SVI
+(-.001), in about a quarter of their CPU time; the paper's recipe is .022 above SVI in seven.
 """,
         needs_data=True,
-        claims=(Claim(", m = ", high=0.005, beside_paper=True),),
+        claims=(
+            Claim(", m = ", high=0.005, beside_paper=True),
+            Claim(", less ", high=0.005),
+        ),
     ),
     Item(
         "Figure 1",
@@ -467,7 +541,7 @@ SVI are copied from it, not run.
         """
 Both ways reach the same evidence, as in the paper. That inner updates, a step of the
 hyperparameters after each pass, get there sooner did not show in this one run: steps at fixed
-points are within a nat of the end in .5 CPU seconds, inner ones in .7. Here a fixed point is found
+points are within a nat of the end in .5 CPU seconds, inner ones in .8. Here a fixed point is found
 from the last one by Anderson acceleration in a few sweeps. In the first steps, where the sites are
 still moving, the evidence of the inner updates jumps, as in the paper. Pima, m = 300 and the sign
 rule as in the paper, on nine tenths of the 532 complete rows; 100 outer steps, 300 inner ones. The
