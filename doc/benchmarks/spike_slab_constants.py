@@ -31,6 +31,8 @@ CONSTANTS = {
         "SAME_MEAN": "wide",
         "HOPELESS": "wide",
         "COARSE_TOL": "learned",
+        "REACH": "learned",
+        "SEARCHES": "learned",
         "EVALUATIONS": "learned",
         "INNER_ITER": "learned",
         "INNER_TOL": "learned",

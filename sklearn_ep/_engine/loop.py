@@ -433,10 +433,11 @@ def iterate(
     step = damping if acceleration is None else min(damping, fallback_damping)
     run = _Iteration(evaluate, x, damping, step, acceleration, repair, accept, halvings)
     trace, reason = Trace(monitor), None
+    del x  # the start, too, may be as long as the data
     while reason is None:
         trace.begin()
         if run.current is None:
-            run.current = evaluate(x)
+            run.current = evaluate(run.x)
         settled = run.current.residual < tol
         if not settled:
             run.advance(undamped_start and trace.n_iter == 0, trace.n_iter < give_up_after)

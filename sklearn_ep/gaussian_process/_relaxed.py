@@ -282,8 +282,8 @@ class RelaxedEPClassifier(GaussianProcessBase):
     amplitude over latent noise log-normal around 4, rate Beta(3, 9), and for the default kernel a
     length scale log-Cauchy around three times the root of the total variance.
 
-    A run that does not converge in its share of the sweeps is continued with less damping. Then
-    follows a double loop, whose log evidence never falls [3]_, or over partitions power EP.
+    A run that does not converge in its share of the sweeps is continued with less damping, by power
+    EP, and by a double loop [3]_. The log evidence of the last rises, to within .001.
     `solver_path_` lists what ran.
 
     References

@@ -54,8 +54,12 @@ class _Learning(NamedTuple):
     coarse_tol: float = 0.05
     # Largest damping of learning, the default of `damping`: undamped parallel EP oscillates.
     coarse_damping: float = 0.5
-    # Evaluations of the search at most. Halved: none, .99. Doubled: none, 1.0.
-    evaluations: int = 40
+    # Reach of one quasi-Newton search, in logs, and searches at most. Halved: none, 1.07 and .86;
+    # on twelve other sets -.5 for either one (two of 12, -3 at worst). Doubled: none, .99 and 1.15.
+    reach: float = 0.5
+    searches: int = 6
+    # Evaluations of each at most. Halved: none, .99. Doubled: none, 1.0.
+    evaluations: int = 20
     # Descent steps of one evaluation, which starts next to its fixed point, and their tolerance.
     # Halved: none, 1.05 and 1.02. Doubled: none, 1.10 and .98.
     inner_iter: int = 10
@@ -119,7 +123,9 @@ class Learner:
     In the `EPEnergy` y has variance one; its hyperparameters may be any. `fractions` are the noise
     starts, as shares of the variance of y; one is enough where the noise is given. `seed` draws the
     single models that check the evidence. `told` hears of each step; where it asks to stop, the
-    best place so far stands. A `wary` search that begins on confirmed ground ends there.
+    best place so far stands. A `wary` search that begins on confirmed ground ends there, and the
+    best single model is a start as well where there is `doubt`: where single models did not confirm
+    what would have won.
     """
 
     problem: Any
@@ -131,6 +137,7 @@ class Learner:
     told: Told = unheard
     wary: bool = False
     asked: bool = field(default=False, init=False)
+    doubt: bool = field(default=False, init=False)
 
     def learn(self, warm=None):
         """Return the `Place`, where the search for it began, and whether it is a dense one.
@@ -175,13 +182,18 @@ class Learner:
         """Maximum reached from the best of the noise starts, or the best one reached from all."""
         place: Any = None
         for fraction in self.fractions if space.free[0] else self.fractions[:1]:
-            new = self._coarse(space, fraction, None if self._all else place)
-            if self._all and (place is None or not new.same_mean(place)):
-                new = self._refined(new)
+            new = self._from_start(space, fraction, place)
             place = new if place is None or self._wins(new, place) else place
             if self.asked:
                 break
         return place if self._all else self._refined(place)
+
+    def _from_start(self, space, fraction, best):
+        """Place reached from one noise start, searched if all are and it differs from the best."""
+        if not self._all:
+            return self._coarse(space, fraction, best)
+        new = self._coarse(space, fraction, None)
+        return new if best is not None and new.same_mean(best) else self._refined(new)
 
     def _wins(self, new, best):
         """Whether a later start is better, if searched by more than the error of the evidence."""
@@ -190,7 +202,9 @@ class Learner:
         if not self.wary:
             return new.energy < best.energy - EVIDENCE_ERROR
         limit = best.trusted_energy - EVIDENCE_ERROR
-        return new.energy < limit and new.trusted_energy < limit
+        wins = new.energy < limit
+        self.doubt |= wins and not new.confirmed
+        return wins and new.trusted_energy < limit
 
     def _coarse(self, space, fraction, known):
         """Place reached from one noise start by a few steps of EM."""
@@ -204,7 +218,7 @@ class Learner:
 
     def _from_models(self, place):
         """Return a confirmed place or, if better, what a start at the best model leads to."""
-        if self.problem.factor.groups is not None or place.confirmed:
+        if self.problem.factor.groups is not None or (place.confirmed and not self.doubt):
             return place
         columns, *at = best_model(ModelLaw(self.problem, self.space, self.prior), self.seed)
         self._tell(columns=len(columns))
@@ -269,7 +283,13 @@ class Learner:
 
     def _refined(self, place):
         """Maximum of the evidence near the place where coarse steps ended."""
-        return self._search(self._monotone_em(place))
+        place = self._monotone_em(place)
+        for _ in range(_LEARNING.searches):
+            centre = np.clip(place.h, self.space.low, self.space.high)
+            place = self._search(place, centre)
+            if self.asked or np.abs(place.h - centre).max() < 0.99 * _LEARNING.reach:
+                break
+        return place
 
     def _monotone_em(self, place):
         """EM steps after descent steps: the energy falls in both. Leads into reach of a search."""
@@ -283,8 +303,8 @@ class Learner:
                 break
         return place
 
-    def _search(self, place):
-        """Quasi-Newton search, each evaluation from the sites of the best one so far."""
+    def _search(self, place, centre):
+        """Quasi-Newton search in a box: a far step may leave the fixed point for a worse one."""
         free, best = self.space.free, self._place(place.h, _settled(place.state))
         scale = np.sqrt(np.maximum(completed_curvature(best.state, best.h)[free], 1e-2))
         first, path = best, [(best.h, best.state.sites)]
@@ -303,8 +323,9 @@ class Learner:
             slope = -new.state.evidence_gradient - self.prior.slope(h)
             return new.energy, slope[free] / scale
 
-        bounds = np.column_stack([self.space.low, self.space.high])[free] * scale[:, None]
-        start = np.clip(place.h[free] * scale, *bounds.T)
+        low = np.maximum(self.space.low, centre - _LEARNING.reach)[free] * scale
+        high = np.minimum(self.space.high, centre + _LEARNING.reach)[free] * scale
+        bounds, start = np.column_stack([low, high]), centre[free] * scale
         options = dict(gtol=_LEARNING.gradient_tol, ftol=1e-11, maxfun=_LEARNING.evaluations)
         # where no posterior can be had on the way the best place so far stands
         with suppress(ImproperPosterior, StopIteration):

@@ -229,8 +229,10 @@ def _data(estimator, X, y, sample_weight):
         n_different = _different_rows(training.X)
         rows = training.X.tocsr() if sp.issparse(training.X) else training.X
         stats = statistics_of_rows(rows, training.y, training.weight)
-        if not intercept and not sp.issparse(rows):  # taking means off and back costs digits
-            plain = np.column_stack([rows, training.y]) * np.sqrt(training.weight)[:, None]
+        if not intercept and not (sp.issparse(rows) and rows.shape[0] > 2 * rows.shape[1]):
+            # taking means off and back costs digits
+            plain = np.column_stack([dense_rows(rows), training.y])
+            plain *= np.sqrt(training.weight)[:, None]
     units, model = _standardised(stats, intercept, estimator.standardize, plain)
     # columns that kept a size of their own
     limits = LARGEST_IN_UNITS, 1.0 / LARGEST_IN_UNITS

@@ -230,7 +230,9 @@ class _PassSums:
         self.model, self.rows, self.how = model, rows, how
         C, m, n = len(model.posteriors), len(model.prior.Z), len(rows.X)
         self.averaged = rows.sites is None
-        self.moved: Any = None if self.averaged else np.empty((C, 2, n))
+        # the head of a vector with room for gram and shift, see `PassState.packed`
+        room = C * (2 * n + m * m + m)
+        self.moved: Any = None if self.averaged else np.empty(room)[: 2 * C * n].reshape(C, 2, n)
         self.variances: Any = None if self.averaged else np.empty((C, n))
         self.memory: Any = None if rows.memory is None else np.empty_like(rows.memory)
         self.gram, self.shift = np.zeros((C, m, m)), np.zeros((C, m))
@@ -391,9 +393,29 @@ class PassState:
         return [InducingPosterior(g, s) for g, s in zip(self.gram, self.shift, strict=True)]
 
     def packed(self):
-        """Return the state as one vector: sites part by part, then grams and shifts."""
-        pieces = *(self.sites or ()), self.gram, self.shift
-        return np.concatenate([a.ravel() for a in pieces])
+        """Return the state as one vector: sites part by part, then grams and shifts.
+
+        Sites that a pass over one partition made stay where they are.
+        """
+        sites, sums = self.sites or [], np.concatenate([self.gram.ravel(), self.shift.ravel()])
+        room = sites[0].base if len(sites) == 1 else None
+        if isinstance(room, np.ndarray) and room.shape == (sites[0].size + sums.size,):
+            room[sites[0].size :] = sums
+            return room
+        return np.concatenate([*(a.ravel() for a in sites), sums])
+
+    def used_up(self):
+        """Return the same, the only one to hold the sites from now on."""
+        x, self.sites = self.packed(), None
+        return x
+
+
+def _fill_metric(views, each, roots):
+    """Write what makes changes of sites (C, 2, n) dimensionless into views of that shape."""
+    for view, result, root in zip(views, each, roots, strict=True):
+        np.multiply(result.var, root, out=view[:, 0])
+        np.sqrt(result.var, out=view[:, 1])
+        view[:, 1] *= root
 
 
 class Solution(NamedTuple):
@@ -451,9 +473,9 @@ class InducingEP:
         return PassState(prior, gram, shift, sites)
 
     def moved(self, state, prior):
-        """Return a state under another prior, its sites kept."""
+        """Return a state under another prior, with copies of its sites."""
         if state.sites is not None:
-            return self.restate(prior, state.sites)
+            return self.restate(prior, [s.copy() for s in state.sites])
         gram, shift = rebase(state.gram, state.shift, state.prior, prior)
         return PassState(prior, gram, shift, None)
 
@@ -509,12 +531,8 @@ class InducingEP:
         figures, sites = self.figures(model, sums), None
         metric: Any = 1.0
         if state.sites is not None:
-            # changes of sites are made dimensionless; the sums only follow them
-            metric, sites = np.zeros(len(x)), [r.sites for r in each]
-            views = self.unpack(metric, prior).sites
-            for view, var, root in zip(views, [r.var for r in each], roots, strict=True):
-                np.multiply(var, root, out=view[:, 0])
-                np.multiply(np.sqrt(var), root, out=view[:, 1])
+            metric, sites = np.zeros(len(x)), [r.sites for r in each]  # sums follow the sites
+            _fill_metric(self.unpack(metric, prior).sites, each, roots)
         del each, state  # arrays as long as the rows are what limits the memory of a fit
         target = PassState(prior, sums.gram, sums.shift, sites).packed()
         return Evaluation(target, figures.pop("residual"), metric, record=figures, payload=model)
@@ -527,10 +545,9 @@ class InducingEP:
         """
         prior = state.prior
         cold = not (np.any(state.shift) if state.sites is None else any(map(np.any, state.sites)))
-        x, state.sites = state.packed(), None
         result = iterate(
             lambda x: self._evaluate(x, prior),
-            x,
+            state.used_up(),
             max_iter=max_iter,
             tol=tol,
             damping=damping,

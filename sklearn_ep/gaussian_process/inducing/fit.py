@@ -314,7 +314,7 @@ def fit_inducing(plan, run, monitor):
         average = average_over_kernel(plan, ep, state, monitor)
     if average is not None:
         heaviest = average.heaviest.payload.state
-        state = ep.restate(heaviest.prior, heaviest.sites)
+        state = ep.moved(heaviest, heaviest.prior)
     own = _converged(plan, ep, state, end, trace)
     if own.state.sites is None:
         return gp_fit(own)

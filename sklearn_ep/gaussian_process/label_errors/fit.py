@@ -49,7 +49,7 @@ from .._hyperparameters import (
 from .._kernels import with_theta
 from .._limits import LIMITS
 from ..inducing.values import AveragedInducing
-from .problem import ErrorProblem, ErrorSpace, Rung, Setting
+from .problem import ErrorProblem, ErrorSpace, Setting
 from .step import LabelErrorStep
 
 # Of a search for what predicts: relative changes of the evidence below that, or what a line search
@@ -249,8 +249,8 @@ class MarginalDoubleLoop:
     `exponent` is the power of the rule of the `WholeEP` ep, 1 for moment matching; `inner_steps`
     are those of L-BFGS-B on the sites: the outer loop makes up for what they leave. A step costs
     about 20 posteriors. Its fixed points are those of `ep`. The log evidence it records is the
-    minimum of the inner problem, which is that of `ep` at a fixed point and never falls before: the
-    certificate of convergence.
+    minimum of the inner problem, that of `ep` at a fixed point. It never falls before but for what
+    the inner steps leave, 5e-4 with 400 rows: the certificate of convergence.
     """
 
     def __init__(self, ep, exponent=1.0, inner_steps=15):
@@ -326,8 +326,7 @@ def _converged(problem, setting, x, monitor):
         own = WholeEP(ep.structure, ep.factor, ep.y, ep.weight, rung.rule)
         return own.solve(x, damping=rung.damping, accelerate=rung.accelerate, **limits)
 
-    rungs = plan.rungs(Rung("double loop", None))
-    return climb(rungs, run, x, plan.max_iter, monitor)
+    return climb(plan.rungs(), run, x, plan.max_iter, monitor)
 
 
 def _parts(problem, pairs, weight):

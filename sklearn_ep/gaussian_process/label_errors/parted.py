@@ -14,7 +14,6 @@ from ..._engine.gaussian import ImproperPosterior
 from ..._engine.likelihoods import LabelNoise
 from ..._engine.loop import Trace
 from ..._engine.partition import PartMap
-from ..._engine.rules import Power
 from ..._engine.sites import Sites, cavity
 from .._base import WithLearned, fit_of_sites, watch_of_sweeps
 from .._hyperparameters import ValueWithGradient
@@ -23,7 +22,7 @@ from ..inducing.ep import InducingEP, evidence_gradient
 from ..inducing.rows import PartitionedRows, dense_copies, read_rows
 from ..inducing.values import InducingGPPosterior, InducingPrior, block_rows
 from .fit import ENDS_BEFORE_SWEEPS, attributes_of_setting, climb, learned
-from .problem import ErrorNode, LabelErrorPlan, Rung, Slopes
+from .problem import ErrorNode, LabelErrorPlan, Slopes
 from .rules import OfNoise, Relaxed, noisy_marginals, on_means, on_noisy
 from .step import LabelErrorStep
 
@@ -229,7 +228,7 @@ def fit_parted_errors(errors, run, monitor, k):
         return replace(solution.result, x=solution.state.sites)
 
     watch = watch_of_sweeps(trace, end, setting, ENDS_BEFORE_SWEEPS, AtSetting)
-    rungs = plan.rungs(Rung("power 0.5", Power(0.5), 0.9))
+    rungs = [rung for rung in plan.rungs() if rung.rule is not None]
     result, path = climb(rungs, own_run, sites, plan.max_iter, watch)
     model, memory = result.evaluation.payload, last[0].memory
     messages = list(zip(result.x, memory or [None] * len(result.x), strict=True))

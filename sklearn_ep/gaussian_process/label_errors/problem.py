@@ -272,8 +272,9 @@ class LabelErrorPlan(ValueWithGradient):
         structure = LatentNoise(latent, self.noise, self.weight)
         return WholeEP(structure, LabelErrorStep(setting.rate), sign, self.weight, self.rule)
 
-    def rungs(self, last):
-        """Return the ladder of `climb`: the rule, less damping, and a last `Rung`."""
+    def rungs(self):
+        """Return the ladder of `climb`: the rule, less damping, a power, the double loop."""
+        last = Rung("double loop", None)
         if isinstance(self.rule, Power):
             # a fraction of the factor is damping of its own: more of it only makes it slow
             large = max(0.9, self.damping)
@@ -285,7 +286,8 @@ class LabelErrorPlan(ValueWithGradient):
             name, rules = "relaxed", [Relaxed(*relaxed), Relaxed(*relaxed)]
         small = min(0.25, 0.5 * self.damping)
         slow = Rung(f"{name}, damping {small:g}", rules[1], small)
-        return [Rung(name, rules[0], self.damping, True), slow, last]
+        power = Rung("power 0.5", Power(0.5), 0.9)
+        return [Rung(name, rules[0], self.damping, True), slow, power, last]
 
     def value_and_gradient(self, theta, fit, n_jobs):
         """Return log evidence at theta, EP run from the sites of the fit, and its gradient.
