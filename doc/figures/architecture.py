@@ -26,12 +26,12 @@ PLACES = {
     "_estimator": (6.2, 2.6, 2.9, 1.7),
     "_engine": (7.55, 0.65, 15.0, 1.3),
     "active_learning": (13.8, 4.55, 2.5, 1.5),
-    "inspection": (13.8, 6.2, 2.5, 1.2),
+    "inspection": (13.8, 6.08, 2.5, 1.44),
 }
 # where the arrow from a room to the engine goes down, beside the room of the estimators' base
 DOWN = {"spike_slab": 4.2, "convex": 8.2, "_estimator": 6.2}
 # corners of arrows that would go behind other rooms, the first on the border of the room
-CORNERS = {"inspection": [(12.55, 6.2), (12.33, 6.2), (12.33, 3.65)]}
+CORNERS = {"inspection": [(12.55, 6.08), (12.33, 6.08), (12.33, 3.65)]}
 
 
 def modules(room):

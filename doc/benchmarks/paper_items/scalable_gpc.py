@@ -526,7 +526,7 @@ tenths for training, columns standardised, a length scale for each column and po
 250 passes. No noise variance is learned: it would only rescale the kernel.
 GFITC and SVI were run with L-BFGS on the first five splits at 15 and 25 %; rows "less" a peer are
 paired over these. By the mean over these 14 cells ours are .032 below GFITC and level with SVI
-(-.001), in a quarter of their CPU time; the paper's recipe is .022 above SVI in seven.
+(-.001), in about a quarter of their CPU time; the paper's recipe is .022 above SVI in seven.
 """,
         needs_data=True,
         claims=(
