@@ -328,13 +328,14 @@ def _scaled(training, fit_intercept, standardize):
     Constant columns become zero where an intercept is fitted.
     """
     X = dense_rows(training.X)
-    scaler = StandardScaler().fit(X, sample_weight=training.weight)
-    constant = scaler.scale_ != np.sqrt(scaler.var_)
-    offset = scaler.mean_ if fit_intercept else np.zeros(X.shape[1])
+    first = X[0].copy()  # from which a constant column differs by nothing, not even by rounding
+    moved = X - first
+    scaler = StandardScaler().fit(moved, sample_weight=training.weight)
+    offset = first + scaler.mean_ if fit_intercept else np.zeros(X.shape[1])
     scale = scaler.scale_ if standardize else np.ones(X.shape[1])
-    columns = (X - offset) / scale
+    columns = (moved - scaler.mean_ if fit_intercept else X) / scale
     if fit_intercept:
-        columns[:, constant] = 0.0
+        columns[:, scaler.scale_ != np.sqrt(scaler.var_)] = 0.0
     return columns, offset, scale
 
 
