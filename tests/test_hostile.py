@@ -72,3 +72,7 @@ def test_sparse_classifiers_end_in_finite_numbers_or_a_named_error():
 def test_more_sparse_classifiers_end_in_finite_numbers_or_a_named_error():
     cases = [(seed, stretch) for seed in range(20, 400) for stretch in (False, True)]
     assert not [f for f in (attempt(*case, sparse_classifier) for case in cases) if f]
+
+
+def test_scales_that_are_found_again_stay_within_the_largest_number_of_steps():
+    assert attempt_kind(31840) is None  # the first search takes all of them

@@ -226,7 +226,10 @@ def find_right_scales(model, start, tol, max_iter, trace):
         solved, coupling, reason = find_scales(model, start, tol, max_iter, trace)
         solved = model.settled(solved)
         check = posteriors.check_variances(model, solved, coupling)
-        if reason != "converged" or not left or not check.matters.any():
+        again = reason == "converged" and left and check.matters.any()
+        if again and trace.n_iter >= max_iter:  # what was found is no root of the right gradient
+            again, reason = False, "max_iter"
+        if not again:
             break
         corrected |= check.matters
         model.shares = np.where(corrected, check.share, model.shares)
