@@ -531,7 +531,7 @@ class Lattice:
         kept = sorted(
             (place, node)
             for place, node in self.nodes.items()
-            if node is not None and node.objective > floor
+            if node is not None and node.objective >= floor
         )
         places, nodes = zip(*kept, strict=True)
         log_density = np.array([node.objective for node in nodes])
