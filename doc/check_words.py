@@ -21,17 +21,19 @@ MAX_WORDS = 32
 doctest.register_optionflag("NUMBER")  # of pytest
 # what only this project says, and words that make a reader ask "of what?"
 PRIVATE = (
-    r"rulers?", r"foret(?:el|old)\w*", r"ow(?:es|ed)", r"go(?:es|ne)? over (?:the )?(?:rows|parts)",
+    r"rulers?", r"foret(?:el|old)\w*", r"ow(?:e|es|ed)",
+    r"go(?:es|ne)? over (?:the )?(?:rows|parts)",
     r"gone over", r"lengths? (?:a|per) column", r"tak(?:e|es|en|ing) turns", r"took turns",
     r"dense truth", r"truth is dense", r"err together", r"rooms? of the package",
     r"(?:that|those) of (?:that|those) of", r"is told (?!which)", r"told one from", r"lies in the",
     r"temper", r"stands for the posterior", r"nothing to learn beyond", r"drawn to the common mean",
     r"price of none", r"at the price of", r"side by side", r"to be had", r"after \.\d+",
     r"speaks? the", r"what \w+ gives away", r"knows? next to nothing", r"runs away",
-    r"come(?:s)? to rest", r"held to be",
+    r"(?:comes?|came) to rest", r"held to be", r"lattices?", r"in earnest", r"nobody has to",
+    r"for anybody", r"next to nothing", r"makes? of it", r"of one's own",
 )  # fmt: skip
 IDIOMS = re.compile(rf"\b(?:{'|'.join(PRIVATE)})\b", re.IGNORECASE)
-SHAPE = re.compile(r"(?:True|False|\(\d+,( ?\d+,?)*\))")
+SHAPE = re.compile(r"\(?(?:True|False)(?:, (?:True|False))*\)?|\(\d+,( ?\d+,?)*\)")
 
 
 def clean(text):

@@ -33,9 +33,9 @@ X_test, y_test = crescents(2000, 1)
 
 # %%
 # Each panel starts from k-means and learns amplitude, length scale and the points themselves. Four
-# points cannot bend the boundary enough; eight follow both crescents, and from there on more points
-# only add to the cost, as the evidence says without any held-out rows. Learning is cut short on
-# purpose, here and below, of which the estimator would warn.
+# points cannot bend the boundary enough; eight follow both crescents. More points only add to the
+# cost, and the evidence says so without any held-out rows. Learning ends early on purpose, here and
+# below; the warning about it is switched off.
 
 warnings.simplefilter("ignore", ConvergenceWarning)
 sizes = (4, 8, 16, 32, 64, 128)
@@ -55,8 +55,8 @@ for m, ax in zip(sizes, axes.ravel(), strict=True):
 plt.show()
 
 # %%
-# Full passes or minibatches? With few rows a full pass is cheap; with many, minibatches have
-# learned a kernel after a few looks at the rows. The last sweeps are full ones in both.
+# Full passes or minibatches? With few rows a full pass is cheap. With many, minibatches have
+# learned a kernel after reading the rows a few times. The last sweeps are full ones in both.
 
 X, y = crescents(40_000, 2)
 fig, ax = plt.subplots(figsize=(6, 4), layout="constrained")
@@ -84,4 +84,4 @@ ax.legend()
 plt.show()
 
 # %%
-# A few inducing points carry a smooth boundary: beyond them only the price of a pass grows.
+# A smooth boundary needs few inducing points: with more of them only the cost of a pass grows.
