@@ -34,8 +34,14 @@ DOC = pathlib.Path(__file__).resolve().parent.parent
 STATIC = DOC / "_static"
 THEMES = {"light": ("white", "#222832"), "dark": ("#14181e", "#ced6dd")}
 FIRST, SECOND, ACCENT = "#2b7bba", "#d9662b", "#8a8f98"
-OURS = ("EPGaussianProcessClassifier", "RelaxedEPClassifier", "ConvexVariationalLogistic")
+OURS = (
+    "BayesianStackingClassifier",
+    "EPGaussianProcessClassifier",
+    "RelaxedEPClassifier",
+    "ConvexVariationalLogistic",
+)
 NAMES = {
+    "BayesianStackingClassifier": "stacked classifier",
     "EPGaussianProcessClassifier": "GP, expectation propagation",
     "RelaxedEPClassifier": "GP, labels may be wrong",
     "ConvexVariationalLogistic": "Bayesian logistic regression",
@@ -75,6 +81,7 @@ def surface(ax, clf, X, y, margin=0.9):
     proba = proba.reshape(grid[0].shape)
     levels = np.linspace(0, 1, 21)
     drawn = ax.contourf(*grid, proba, levels, cmap="RdBu_r", alpha=0.85)
+    drawn.set_edgecolor("face")  # no seams between levels on a dark background
     for label, colour in ((0, "#12508a"), (1, "#9b2c10")):
         ax.scatter(*X[y == label].T, s=11, color=colour, edgecolor="white", linewidth=0.5)
     ax.set(xticks=[], yticks=[], xlim=(low[0], high[0]), ylim=(low[1], high[1]))

@@ -2,7 +2,7 @@
 Watching a fit and stopping it early
 ====================================
 
-All estimators take the callbacks of scikit-learn 1.9, which hear of each iteration. scikit-learn
+The estimators take the callbacks of scikit-learn 1.9, which hear of each iteration. scikit-learn
 has a progress bar and a monitor of scores. Your own rule is a class with four methods. Here one
 stops a fit when the probabilities of held-out rows no longer change, long before its tight
 tolerance.

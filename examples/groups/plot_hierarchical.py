@@ -67,6 +67,7 @@ best = np.bincount(draws.group_effects[:, :, 0].argmax(1), minlength=40) / 4000
 fig, axes = plt.subplots(1, 2, figsize=(11, 6), layout="constrained")
 GroupEffectsDisplay.from_estimator(model, table[train], y[train], labels=clinic[train], ax=axes[0])
 axes[0].tick_params(axis="y", labelsize=6)
+axes[0].set(ylabel="clinic", title="Effects of clinics, 30 of 40")
 top = np.argsort(best)[::-1][:8]
 axes[1].bar([str(int(model.group_labels_[k])) for k in top], best[top])
 axes[1].set(xlabel="clinic", ylabel="probability", title="Which clinic has the largest effect?")

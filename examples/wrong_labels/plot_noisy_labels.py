@@ -131,6 +131,6 @@ plt.show()
 
 # %%
 # The gain in log loss comes from the probability of a wrong label in the likelihood: labels that
-# contradict their neighbours count less. The flags come with the fit. They rank wrong labels about
-# as well as cross-validation of a classifier without them, which takes five more fits. Relaxing the
-# matching of moments changes little: on the five points the ellipses nearly coincide.
+# contradict their neighbours count less. The flags come with the fit. They rank wrong labels
+# nearly as well as cross-validation of a classifier without them, which takes five more fits.
+# Relaxing the matching of moments changes little: on the five points the ellipses nearly coincide.

@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit
+from sklearn.isotonic import isotonic_regression
 
 from .._estimator.annotations import RowsLike
 from .._estimator.checks import check_number
@@ -23,6 +24,8 @@ from ._drawing import (
     step_with,
     strongest,
 )
+
+_MOST_NAMES = 36  # of features that stand upright below an axis and can be read
 
 
 @dataclass(eq=False, repr=False)
@@ -159,10 +162,15 @@ class InclusionDisplay:
         self._name(ax, place)
 
     def _name(self, ax, place):
-        """Label the features that are in by their names, if they have any."""
-        if self.feature_names is not None and len(place) <= MOST_LABELS:
-            names = [self.feature_names[i] for i in place]
-            ax.set_xticks(place, labels=names, rotation=90 if _crowded(place) else 45, ha="right")
+        """Label the features that are in by their names, if they have any, and mark their places."""
+        if self.feature_names is None or not 0 < len(place) <= _MOST_NAMES:
+            return
+        beside = _apart(place, len(self.inclusion))
+        names = [str(self.feature_names[i]) for i in place]
+        ax.set_xticks(beside, labels=names, rotation=90, fontsize="small")
+        ax.tick_params(axis="x", which="major", length=0, pad=5)
+        ax.xaxis.remove_overlapping_locs = False
+        ax.set_xticks(place, minor=True)
 
 
 @dataclass(eq=False, repr=False)
@@ -514,9 +522,10 @@ def _arms(mean, interval):
     return np.abs(interval.T - mean)
 
 
-def _crowded(place):
-    """Return whether slanted names of neighbouring features would overlap."""
-    return len(place) > 1 and np.diff(place).min() < 0.04 * np.ptp(place)
+def _apart(place, n):
+    """Return places in 0 to n - 1, in order, moved as little as names need to be read."""
+    steps = (n - 1) / _MOST_NAMES * np.arange(len(place))
+    return isotonic_regression(place - steps, y_min=0.0, y_max=n - 1 - steps[-1]) + steps
 
 
 def _name_of(label):

@@ -511,3 +511,20 @@ def test_a_search_is_told_to_give_its_best_estimator(moons):
         ConvergenceDisplay.from_estimator(search)
     best = ConvergenceDisplay.from_estimator(search.best_estimator_)
     assert best.ax_.get_title() == "EPGaussianProcessClassifier"
+
+
+@pytest.mark.parametrize("place", [[80, 83], [0, 1, 2], np.arange(164, 200), [5, 60, 61, 62, 199]])
+def test_names_of_neighbouring_features_do_not_overlap(place):
+    inclusion = np.zeros(200)
+    inclusion[place] = 0.9
+    names = [f"gene {k}" for k in range(200)]
+    display = InclusionDisplay(inclusion, inclusion, np.zeros((200, 2)), feature_names=names).plot()
+    display.figure_.canvas.draw()
+    for ax in display.ax_[1:]:
+        shown = ax.get_xticklabels()
+        assert [text.get_text() for text in shown] == [names[k] for k in place]
+        boxes = [text.get_window_extent() for text in shown]
+        assert all(a.x1 <= b.x0 + 1 for a, b in zip(boxes, boxes[1:], strict=False))
+        np.testing.assert_array_equal(ax.get_xticks(minor=True), place)
+        low, high = ax.get_xlim()
+        assert low <= 0 and high >= 199
