@@ -162,7 +162,7 @@ class InclusionDisplay:
         self._name(ax, place)
 
     def _name(self, ax, place):
-        """Label the features that are in by their names, if they have any, and mark their places."""
+        """Mark the places of features that are in, and name them if they have names."""
         if self.feature_names is None or not 0 < len(place) <= _MOST_NAMES:
             return
         beside = _apart(place, len(self.inclusion))
