@@ -90,6 +90,8 @@ html_theme_options = {
     "show_nav_level": 1,
     "show_toc_level": 2,
     "navbar_align": "left",
+    "navbar_persistent": ["search-button"],  # a field would leave no room for all links
+    "header_links_before_dropdown": 8,
     "navigation_with_keys": False,
     "footer_start": ["copyright"],
     "footer_end": [],

@@ -23,10 +23,9 @@ PLACES = {
     "spike_slab": (4.95, 5.7, 2.9, 2.2),
     "convex": (7.8, 5.7, 2.5, 2.2),
     "hierarchical": (10.65, 5.7, 2.9, 2.2),
-    "stacking": (13.8, 2.95, 2.5, 1.0),
     "_estimator": (6.2, 2.6, 2.9, 1.7),
     "_engine": (7.55, 0.65, 15.0, 1.3),
-    "active_learning": (13.8, 4.45, 2.5, 1.5),
+    "active_learning": (13.8, 4.55, 2.5, 1.5),
     "inspection": (13.8, 6.08, 2.5, 1.44),
 }
 # where the arrow from a room to the engine goes down, beside the room of the estimators' base
