@@ -56,7 +56,8 @@ while len(chosen) < N_LINES:
     posterior = fit(chosen)
     gains = {at: posterior.information_gain(line(*at)) for at in lines if at not in chosen}
     chosen.append(max(gains, key=gains.get))
-print("lines (axis, frequency) in the order of their choice:", chosen)
+print("lines (axis, frequency) in the order of their choice:")
+print(*chosen)
 
 # %%
 # Errors with as many lines by other rules.
