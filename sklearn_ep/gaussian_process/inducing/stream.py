@@ -171,7 +171,7 @@ def fit_stream(estimator, plan, X, y, forgetting):
         stream, last, rows = new_stream(estimator, so_far, known), None, so_far
     young = known is None and _waits(estimator, so_far)
     stream = replace(forgotten(stream, forgetting), first=so_far if young else None)
-    run = absorb(stream, *rows.arrays, plan)
+    run = absorb(stream, rows, plan)
     if estimator.site_memory == "average":
         return gp_fit(run)
     sites, loo_proba = run.sites, np.exp(run.loo)
@@ -241,19 +241,19 @@ def forgotten(stream, share):
     return replace(stream, **{name: share * getattr(stream, name) for name in names})
 
 
-def absorb(stream, X, y, weight, plan):
-    """Take in rows with class indices and copies, batch by batch; return the `StreamRun`."""
+def absorb(stream, rows, plan):
+    """Take in a `Part` of rows with class indices and copies, batch by batch; return the run."""
+    X, y, weight = rows.arrays
     batches = [np.arange(len(X))]
     if plan.batch_size is not None:
         keys = standard_keys(X, Units.of_rows(X, weight), stream.seed, y)
         batches = [np.sort(b) for b in minibatches(keys, weight, plan.batch_size)]
     sites, loo = np.empty((len(stream.gram), 2, len(X))), np.empty(len(X))
     histories, reasons = [], []
-    for rows in batches:
-        part = Part(X[rows], y[rows], weight[rows])
-        stream = _grown(stream, X[rows], weight[rows], plan)
-        stream, model, result, own, log_p = _absorb_batch(stream, part, plan)
-        sites[:, :, rows], loo[rows] = own, log_p
+    for own in batches:
+        part = Part(X[own], y[own], weight[own])
+        stream = _grown(stream, X[own], weight[own], plan)
+        stream, model, result, sites[:, :, own], loo[own] = _absorb_batch(stream, part, plan)
         histories.append(result.history)
         reasons.append(result.reason)
     log_evidence = stream.log_terms + sum(p.log_evidence for p in model.posteriors)
