@@ -142,12 +142,17 @@ def factor_of(estimator):
 
 
 def begins_with_some_rows(estimator, n_rows):
-    """Return whether the default kernel of so many rows is first learned with some of them."""
+    """Return whether `fit` learns the default kernel of so many rows with some of them first."""
+    by_passes = estimator.batch_size is None and estimator.site_memory == "scalars"
+    return by_passes and takes_some_rows(estimator, n_rows)
+
+
+def takes_some_rows(estimator, n_rows):
+    """Return whether some of so many rows tell the default kernel, whatever goes over the rest."""
     default = estimator.kernel is None and estimator.hyperparameters == "auto"
     binary = len(estimator.classes_) == 2 and estimator.multi_class != "joint"
-    by_passes = estimator.batch_size is None and estimator.site_memory == "scalars"
     by_steps = estimator.optimizer not in ("fmin_l_bfgs_b", None)
-    wanted = default and binary and by_passes and by_steps and n_rows > LIMITS.averaged
+    wanted = default and binary and by_steps and n_rows > LIMITS.averaged
     return wanted and factor_of(estimator).log_concave
 
 

@@ -532,7 +532,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         with PartMap(parts, self.n_jobs) as run:
             data, kept = described(self, run, kept, seed)
             monitor = FitMonitor(self, X, y, None, lambda m: {"_posteriors": posteriors_of(m)})
-            known = kernel_of_some_rows(self, run, data, monitor)
+            known = None
+            if self._last_fit is None and begins_with_some_rows(self, sum(data.sizes)):
+                known = kernel_of_some_rows(self, run, data, monitor)
             plan = plan_inducing(self, data, factor_of(self), seed, known)
             fit = fit_inducing(plan, run, monitor)
             monitor.finish()
@@ -582,11 +584,13 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         stochastic step for every ten rows, block by block of some 200, and the more rarely the
         more than 1000 rows were seen; inducing points stay. The sparse method is used whatever
         `method` says; after a dense fit its rows are taken in again, once, before the new ones.
+        So are, at the default kernel and two classes, the first rows of a stream once there are
+        more than 1000: like `fit` it then learns a length for each column from 800 of them.
 
         Cost is linear in the rows of a call. A sweep takes 3 n m^2 flops, and there are at most
         `max_sweeps`. Learning takes 20 to 40 passes of 7 n m^2, and two passes once 10,000 rows
         were seen. Memory is m^2 numbers, and with ``site_memory="scalars"`` two numbers for every
-        row that was ever seen; "average" keeps none of them.
+        row that was ever seen; "average" keeps none of them. Up to 1000 rows wait for the lengths.
         """
         self._check_parameters()
         check_number("forgetting", forgetting, 0, 1, boundaries="right")
