@@ -85,6 +85,17 @@ class HyperparameterDisplay:
         Axes with the nodes.
     figure_ : matplotlib Figure
         Figure that holds the axes.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_moons
+    >>> from sklearn_ep import EPGaussianProcessClassifier
+    >>> from sklearn_ep.inspection import HyperparameterDisplay
+    >>> X, y = make_moons(60, noise=0.2, random_state=0)
+    >>> clf = EPGaussianProcessClassifier().fit(X, y)
+    >>> display = HyperparameterDisplay.from_estimator(clf)
+    >>> print(display.ax_.get_xlabel(), "and", display.ax_.get_ylabel())
+    variance and length scale
     """
 
     nodes: np.ndarray
@@ -217,6 +228,17 @@ class ReliabilityDisplay:
         Axes with the points.
     figure_ : matplotlib Figure
         Figure that holds the axes.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_moons
+    >>> from sklearn_ep import EPGaussianProcessClassifier
+    >>> from sklearn_ep.inspection import ReliabilityDisplay
+    >>> X, y = make_moons(600, noise=0.3, random_state=0)
+    >>> clf = EPGaussianProcessClassifier(hyperparameters="mode").fit(X[:100], y[:100])
+    >>> display = ReliabilityDisplay.from_estimator(clf, X[100:], y[100:], n_bins=2)
+    >>> print("stated", display.stated.round(1), "observed", display.observed.round(1))
+    stated [0.1 0.9] observed [0.1 0.9]
     """
 
     stated: np.ndarray

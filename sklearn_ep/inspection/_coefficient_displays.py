@@ -55,6 +55,16 @@ class InclusionDisplay:
         Probabilities above, coefficients below; one Axes when one was given.
     figure_ : matplotlib Figure
         Figure that holds the axes.
+
+    Examples
+    --------
+    >>> from sklearn_ep import SpikeSlabRegressor
+    >>> from sklearn_ep.datasets import make_spike_slab_regression
+    >>> from sklearn_ep.inspection import InclusionDisplay
+    >>> X, y, coef = make_spike_slab_regression(40, 30, n_informative=3, random_state=0)
+    >>> display = InclusionDisplay.from_estimator(SpikeSlabRegressor().fit(X, y))
+    >>> print((display.inclusion > display.threshold).sum(), "features are in")
+    3 features are in
     """
 
     inclusion: np.ndarray
@@ -200,6 +210,19 @@ class CoefficientIntervalDisplay:
         Axes of the picture.
     figure_ : matplotlib Figure
         Figure that holds the axes.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from sklearn.preprocessing import StandardScaler
+    >>> from sklearn_ep import ConvexVariationalLogistic
+    >>> from sklearn_ep.inspection import CoefficientIntervalDisplay
+    >>> X, y = load_breast_cancer(return_X_y=True, as_frame=True)
+    >>> X = StandardScaler().set_output(transform="pandas").fit_transform(X)
+    >>> clf = ConvexVariationalLogistic().fit(X, y)
+    >>> display = CoefficientIntervalDisplay.from_estimator(clf, top=2)
+    >>> print(*display.names, sep=", ")
+    worst texture, worst symmetry
     """
 
     mean: np.ndarray
@@ -334,6 +357,18 @@ class GroupEffectsDisplay:
         Axes with the plot.
     figure_ : matplotlib Figure
         Figure that holds the axes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn_ep import HierarchicalEPLogistic
+    >>> from sklearn_ep.datasets import make_hierarchical_logistic
+    >>> from sklearn_ep.inspection import GroupEffectsDisplay
+    >>> X, y, groups, _, _ = make_hierarchical_logistic(8, 20, 2, random_state=0)
+    >>> clf = HierarchicalEPLogistic().fit(X, y, groups=groups)
+    >>> display = GroupEffectsDisplay.from_estimator(clf, top=3)
+    >>> print("furthest from zero are groups", np.sort(display.labels))
+    furthest from zero are groups [2 5 6]
     """
 
     mean: np.ndarray

@@ -40,6 +40,17 @@ class ConvergenceDisplay:
         Axes with the residual.
     figure_ : matplotlib Figure
         Figure that holds the axes.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_moons
+    >>> from sklearn_ep import EPGaussianProcessClassifier
+    >>> from sklearn_ep.inspection import ConvergenceDisplay
+    >>> X, y = make_moons(60, noise=0.2, random_state=0)
+    >>> clf = EPGaussianProcessClassifier().fit(X, y)
+    >>> display = ConvergenceDisplay.from_estimator(clf)
+    >>> print(display.ax_.get_ylabel(), "against", display.ax_.get_xlabel())
+    residual against iteration
     """
 
     residual: np.ndarray
@@ -162,6 +173,17 @@ class LatentDisplay:
         Axes of the picture.
     figure_ : matplotlib Figure
         Figure that holds the axes.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_moons
+    >>> from sklearn_ep import EPGaussianProcessClassifier
+    >>> from sklearn_ep.inspection import LatentDisplay
+    >>> X, y = make_moons(60, noise=0.2, random_state=0)
+    >>> clf = EPGaussianProcessClassifier().fit(X, y)
+    >>> display = LatentDisplay.from_estimator(clf, X, y, grid_resolution=20)
+    >>> print(display.figure_.axes[-1].get_ylabel())
+    probability of class 1
     """
 
     x0: np.ndarray
