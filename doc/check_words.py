@@ -3,7 +3,8 @@
     python doc/check_words.py
 
 It reads all pages, README.md, texts and comments of the examples, public docstrings of the package,
-and the texts of its errors and warnings. The exit status is 0 where nothing is found.
+and the sentences that it prints, in errors and warnings too. The exit status is 0 where nothing is
+found.
 """
 
 import ast
@@ -145,14 +146,15 @@ def texts(node):
 
 
 def messages(tree):
-    """Yield (line, text) of errors that are raised and warnings that are given."""
-    for node in ast.walk(tree):
-        call = node.exc if isinstance(node, ast.Raise) else node
-        warns = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("warn")
-        if isinstance(call, ast.Call) and (isinstance(node, ast.Raise) or warns):
-            for argument in call.args:
-                if texts(argument):
-                    yield argument.lineno, texts(argument)
+    """Yield (line, text) of strings that are sentences: errors, warnings, and what is printed."""
+    nodes = list(ast.walk(tree))
+    docstrings = [node.value for node in nodes if isinstance(node, ast.Expr)]
+    built = [node for node in nodes if isinstance(node, ast.JoinedStr | ast.BinOp)]
+    inner = [part for node in built for part in ast.walk(node) if part is not node]
+    skipped = {id(node) for node in [*docstrings, *inner]}
+    for node in nodes:
+        if id(node) not in skipped and len(texts(node).split()) > 3:
+            yield node.lineno, texts(node)
 
 
 def main():

@@ -65,7 +65,7 @@ class Diagnosis(Printed):
                 if self.pareto_k < 0.5
                 else "usable, with errors in the tails"
                 if self.pareto_k < 0.7
-                else "not a reliable stand-in for the true posterior in all directions at once"
+                else "not reliable for all parameters together"
             )
             lines.append(
                 f"The approximate posterior is {verdict} (Pareto k {self.pareto_k:.2f}, "

@@ -331,8 +331,8 @@ def refuse_joint(estimator, setting):
     """Raise a ValueError where `multi_class` asks for a joint posterior that a setting excludes."""
     if estimator.multi_class == "joint":
         raise ValueError(
-            f"multi_class='joint' does not go with {setting}: use multi_class='auto', which fits "
-            "one class against the rest there."
+            f"multi_class='joint' cannot be combined with {setting}: use multi_class='auto', which "
+            "fits one class against the rest there."
         )
 
 

@@ -121,7 +121,7 @@ class JointWeightPosterior:
         if not isinstance(self.spread, ClassSpread):
             raise ValueError(
                 "condition_on needs the covariance of the coefficients of all classes, which is "
-                "not there where variances are sampled: fit with multi_class='one_vs_rest'."
+                "not known where variances are sampled: fit with multi_class='one_vs_rest'."
             )
         new, spread, log_prob = copy.copy(self), self.spread.array, 0.0
         B = with_ones(X, self.intercept)

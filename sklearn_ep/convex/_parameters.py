@@ -147,8 +147,8 @@ def refuse_integration(estimator, setting):
     """Raise a ValueError where integration is asked for and a setting excludes it."""
     if estimator.hyperparameters == "integrate":
         raise ValueError(
-            f"hyperparameters='integrate' does not go with {setting}: use hyperparameters='auto', "
-            "which takes the mode there."
+            f"hyperparameters='integrate' cannot be combined with {setting}: use "
+            "hyperparameters='auto', which takes the mode there."
         )
 
 

@@ -50,6 +50,9 @@ class ConvexVariationalRegressor(
     be a `scipy.sparse.linalg.LinearOperator`, and the prior may be on linear images C u, such as
     wavelet coefficients and differences of neighbouring pixels.
 
+    **You will set** `prior`, `noise_variance`, `prior_operator` and `learn_prior`. Leave the other
+    parameters at their defaults.
+
     Parameters
     ----------
     prior : SuperGaussianSite or None, default=None

@@ -604,7 +604,7 @@ def _positive_eigen(alpha, beta):
     """Return eigenvalues and eigenvectors of a tridiagonal matrix, which have to be positive."""
     values, vectors = eigh_tridiagonal(np.array(alpha), np.array(beta))
     if not values[0] > 0:
-        raise ImproperPosterior("a direction of the posterior is lost to rounding")
+        raise ImproperPosterior("rounding errors exceed the smallest posterior variance")
     return values, vectors
 
 

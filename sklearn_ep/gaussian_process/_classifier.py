@@ -103,6 +103,9 @@ def _without_all_rows(estimator):
 class EPGaussianProcessClassifier(GaussianProcessBase):
     """Gaussian-process classifier with the posterior of expectation propagation.
 
+    **You will set** `kernel`, `hyperparameters`, `n_inducing`, `multi_class` and `class_weight`.
+    Leave the other parameters at their defaults.
+
     Parameters
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, default=None
@@ -309,16 +312,16 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     where columns have lengths of their own. The prior of the length is log-normal about the root of
     the total variance of the columns, with standard deviation 1. With more than two classes jointly
     the standard deviations are 6 and 2, nearly flat: where classes are separable variances in the
-    hundreds predict best. Nodes are a lattice about the mode [4]_, 10 to 20 of them, each two or
+    hundreds predict best. Nodes are a grid about the mode [4]_, 10 to 20 of them, each two or
     three sweeps from the next, and from 300 rows on four about it. Where there are several lengths,
     the deviations of their logs from the mean are N(0, s^2) with s = 0, 0.5, 1, 2 as probable as
     each other: each s has four nodes about its mode, weighed by importance sampling. Together they
     have the weight of the evidence of s times the volume of the deviations; s = 0 keeps at least
-    0.2, and where this is all, its mode alone. Below 100 rows s = 0 has a lattice; the nodes of the
+    0.2, and where this is all, its mode alone. Below 100 rows s = 0 has a grid; the nodes of the
     others take its covariance and equal weights. From 300 rows on each s has its mode alone, found
     on a third of the rows first. Only the s that is best with these, or is predicted to be best
     with all, and s = 0 are then evaluated with all rows. With more than two classes jointly the
-    lattice is short, and from 150 rows on there are modes only. `decision_function` is the mean
+    grid is short, and from 150 rows on there are modes only. `decision_function` is the mean
     over all nodes, and `predict` follows the mixed probabilities, so that at the boundary the two
     may differ. A fit takes 1 to 2 times as long as one with the mode of a common length. With
     lengths for each column it takes 1.3 to 3 times as long, more with more columns. Memory and

@@ -45,6 +45,9 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     w is one and the `random_slopes` columns. With several grouping factors, nested or crossed, each
     adds such a term. beta and S have a posterior, not a point estimate.
 
+    **You will set** `group_column`, `random_slopes`, `tau_prior` and `prior_scale`. Leave the other
+    parameters at their defaults.
+
     Parameters
     ----------
     group_column : int, str or list, default=None
@@ -104,11 +107,11 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         Whether nodes in theta, the coordinates of the scales, are weighted by the evidence at each.
         In partitions False keeps the normal distribution of theta that the messages give: cheaper,
         without the long left tail of tau that few or small groups leave. Elsewhere False takes the
-        star also where a lattice would be affordable. "importance", "nuts" and "messages" go
+        star also where a grid would be affordable. "importance", "nuts" and "messages" go
         without.
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
         Whether the scales are averaged over or kept at their mode (in partitions at the posterior
-        mean of theta). The average is over a lattice for one or two scales where passes are cheap,
+        mean of theta). The average is over a grid for one or two scales where passes are cheap,
         and else over a star: the mode and two nodes along each axis, with a smooth density through
         their values and gradients. Quantiles and draws of tau come from it. "auto" averages, since
         a mode makes intervals too short where groups are few. The engines that draw know no mode.
@@ -192,7 +195,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     engine_ : {"ep", "messages", "laplace", "importance", "nuts"}
         The engine that ran.
     theta_rule_ : {"grid", "star", "gaussian", "mode", "none"}
-        How theta was treated at the end: by a lattice of EP fits, by a star of them, by a normal
+        How theta was treated at the end: by a grid of EP fits, by a star of them, by a normal
         distribution, by its mode alone, or not at all without groups.
     hyperparameters_used_ : {"integrate", "mode"}
         Whether theta was integrated over.
@@ -248,7 +251,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     The factor with most effects is eliminated group by group; coefficients and the effects of all
     others are one vector of S entries. A pass costs O(n (D + F)^2 + S p + S^3) for F factors and p
     pairs of a group with another level. A fit has 10 to 20 passes with a star, and some 100 with
-    the lattice of two scales. "messages" costs O(n (D + F)) a pass, 12 + D doubles a row, and a few
+    the grid of two scales. "messages" costs O(n (D + F)) a pass, 12 + D doubles a row, and a few
     linear systems that conjugate gradients solve in 5 to 20 steps whatever n. In partitions a step
     is two messages each way with a number for each level that has rows in the part, and a fit has
     500 to 800 messages. The state of rows stays with the part; a worker that has lost it is sent
@@ -277,18 +280,18 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
     >>> log_odds = X[:, 0] + 1.5 * rng.normal(size=12)[site]
     >>> y = rng.uniform(size=240) < 1 / (1 + np.exp(-log_odds))
     >>> clf = HierarchicalEPLogistic(group_column=1).fit(X, y)
-    >>> clf.converged_, clf.group_effects_.shape
-    (True, (12, 1))
-    >>> clf.predict_proba([[0.5, 3], [0.5, 99]]).shape  # a known and a new group
-    (2, 2)
+    >>> print(f"sd of the groups {clf.tau_[0]:.1f}, in truth 1.5")
+    sd of the groups 1.9, in truth 1.5
+    >>> clf.predict_proba([[0.5, 3], [0.5, 99]])[:, 1].round(1)  # a known and a new group
+    array([0.4, 0.6])
 
     Persons who answer items, two crossed factors:
 
     >>> item = rng.integers(8, size=240)
     >>> rows = np.column_stack([X, item])
     >>> both = HierarchicalEPLogistic(group_column=[1, 2]).fit(rows, y)
-    >>> [effects.shape for effects in both.group_effects_], both.tau_.shape
-    ([(12, 1), (8, 1)], (2,))
+    >>> print("sds of the effects:", both.tau_.round(1))
+    sds of the effects: [1.9 0.2]
     """
 
     classes_: np.ndarray

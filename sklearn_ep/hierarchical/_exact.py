@@ -192,7 +192,7 @@ def _effects_of_small(rows, tilted, weights, m, V):
     # positive at a fixed point; on the way there at least a small share of the variance is left
     rest = np.maximum(tilted.effect_var - explained, 1e-6 * tilted.effect_var)
     if not np.all(rest > 0):
-        raise gaussian.ImproperPosterior("the variance of a group's effect is lost to rounding")
+        raise gaussian.ImproperPosterior("rounding errors exceed the variance of a group's effect")
     offset = tilted.effect_mean - np.sum(weights * m, axis=1)
     gain = rows.weighed(layouts.block_diagonal(-weights[:, None]))
     return layouts.LocalPart(1.0 / np.sqrt(rest)[:, None, None], offset[:, None], gain)

@@ -10,9 +10,9 @@ from sklearn.utils.validation import column_or_1d
 from .._estimator.tables import columns_at, is_missing, names_of, objects, values_at
 
 _REMEDY = (
-    "where a selector or a transformer comes before the model or around it, pass that column "
-    "through a ColumnTransformer with set_output(transform='pandas'), or hand groups to fit by "
-    "metadata routing (set_fit_request(groups=True))"
+    "where a selector or a transformer changes the columns, pass that column through a "
+    "ColumnTransformer with set_output(transform='pandas'), or hand groups to fit by metadata "
+    "routing (set_fit_request(groups=True))"
 )
 
 

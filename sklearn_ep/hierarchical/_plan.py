@@ -462,7 +462,7 @@ def _remark_on_scale(plan, k, name, tau):
     if n < 5:
         return f"{name} has {n} levels: its tau rests on its prior."
     if size.max() == 1:
-        return f"{name}: every group has one row, so the data say next to nothing about its tau."
+        return f"{name}: every group has one row, so the data say hardly anything about its tau."
     if plan.engine == "messages" and tau > 2 and median < 5:
         return (
             f"{name} has tau {tau:.2g} and {median:g} rows a level in the median: "

@@ -176,7 +176,7 @@ def _floored(precision, floor, n):
     if low.size > n:
         highest = np.partition(precision[low], n)[n]
         if highest < LEAST_DIRECT * floor:
-            raise ImproperPosterior("more flat sites than rows")
+            raise ImproperPosterior("more coefficients without a proper prior than rows")
         floor = highest
         low = np.flatnonzero(precision < floor)
     return low, np.maximum(precision, floor)
@@ -210,7 +210,7 @@ class LowRankMarginals:
             self._prepare(floored[low] - precision[low])
         self.var = scale * (1.0 - self._sweep(parts))
         if not np.all(self.var > 0):
-            raise ImproperPosterior("a posterior variance is lost to rounding")
+            raise ImproperPosterior("rounding errors exceed a posterior variance")
         self.residual = noise * self._dual
         if low.size:  # X times the correction, without forming X mean
             self.residual -= noise * (self._root.T @ (self._half_low @ self._dual_low))

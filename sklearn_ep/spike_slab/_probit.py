@@ -178,7 +178,7 @@ class ProbitState:
         q = self.marginals
         self.cavity = np.stack([q.mean / q.var, 1.0 / q.var]) - self.columns
         if np.any(self.cavity[1] < LEAST_CAVITY / problem.factor.slab_variance):
-            raise ImproperPosterior("a cavity is improper")
+            raise ImproperPosterior("the posterior without one coefficient has no variance")
         self.mean = self.intercept.base + self._centred(slice(None)) @ self.marginals.mean
         self.var = self._latent_variance()
         self.update = MATCH(PROBIT, problem.y, self.rows, self.mean, self.var)

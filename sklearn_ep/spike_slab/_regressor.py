@@ -30,6 +30,9 @@ class SpikeSlabRegressor(
     with a method that always converges. Where columns are correlated, Markov chains draw models
     instead. Hyperparameters that are not given are averaged over, or learned from the evidence.
 
+    **You will set** `noise_variance`, `slab_variance`, `prior_inclusion`, `hyperparameters` and
+    `n_init`. Leave the other parameters at their defaults.
+
     Parameters
     ----------
     noise_variance : float or "auto", default="auto"
@@ -42,7 +45,7 @@ class SpikeSlabRegressor(
         averages over it or learns it.
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
         How the three above are treated where they are not given. "integrate" averages over them, by
-        a lattice of some 20 to 35 fits [3]_. Their priors do not depend on units. The log noise
+        a grid of some 20 to 35 fits [3]_. Their priors do not depend on units. The log noise
         variance is flat. The ratio r of slab variance (times the mean square of the columns) to
         noise variance is hyper-g/n, (1 + r)^(-3/2) / 2 [4]_. The inclusion is Beta(1, sqrt(d)), so
         that about sqrt(d) columns are expected. "mode" takes the values of largest evidence, with a

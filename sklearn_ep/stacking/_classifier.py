@@ -75,6 +75,8 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     Dirichlet(1/2) prior and the leave-one-out probabilities of the training rows as likelihood;
     predictions use their posterior mean.
 
+    **You will set** `estimators`, `cv` and `n_jobs`. Leave the other parameters at their defaults.
+
     Parameters
     ----------
     estimators : list of (str, classifier), default=None

@@ -237,7 +237,7 @@ def test_several_classes_are_told_one_from_the_rest(kw):
     np.testing.assert_allclose(parts.predict_proba(X), whole.predict_proba(X), atol=1e-6)
     again = plain_logistic(n_jobs=2, **kw, **TIGHT).fit(cut(X, labels, 3))
     np.testing.assert_array_equal(again.coef_, parts.coef_)
-    with pytest.raises(ValueError, match="multi_class='joint' does not go with partitions"):
+    with pytest.raises(ValueError, match="multi_class='joint' cannot be combined with partitions"):
         plain_logistic(multi_class="joint").fit(cut(X, labels, 3))
 
 

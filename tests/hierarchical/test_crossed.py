@@ -792,5 +792,5 @@ def test_places_without_posterior_are_counted_in_the_summary():
     )  # fmt: skip
     n = hyper.star_about(visits, mode, 0.01 * np.eye(2), 1e-3).n_without
     posterior.average = posterior.average._replace(n_without=n)
-    said = f"at {n} more places the sites left no posterior"
+    said = f"at {n} more values of the scales there was no posterior"
     assert n > 0 and said in str(est.summary()) and said in " ".join(est.diagnose().remarks)
