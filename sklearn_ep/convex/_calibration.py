@@ -9,7 +9,6 @@ and Winther 2000; a tempered posterior, Gruenwald 2012).
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp
 
 from .._engine.gaussian import learned_curvature
 from .._engine.quadrature import logistic_moments
@@ -171,7 +170,7 @@ def _each(theta, rows, rough):
     each = np.stack([gradient * m + 2.0 * by_variance, 0.5 * gradient * apart + by_variance])
     if len(log_z) == 1:
         return log_z[0], each[:, 0]
-    log_proba = logsumexp(rows.log_share + log_z, axis=0)
+    log_proba = np.logaddexp.reduce(rows.log_share + log_z, axis=0)
     share = np.exp(rows.log_share + log_z - log_proba)
     return log_proba, np.sum(share * each, axis=1)
 
@@ -204,7 +203,7 @@ def _mixed(sign, weight, node_weight, nodes):
     proper = np.all(np.isfinite(var), axis=0)
     mean, var = mean[:, proper], var[:, proper]
     log_share = np.log(node_weight)[:, None] - logistic_moments(mean, var, rough=True)[0]
-    log_share = log_share - logsumexp(log_share, axis=0)
+    log_share = log_share - np.logaddexp.reduce(log_share, axis=0)
     centre = np.sum(np.exp(log_share) * mean, axis=0)
     return RowsLeftOut(mean, var, log_share, centre, weight[proper]), proper
 
