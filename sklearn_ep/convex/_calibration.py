@@ -32,6 +32,7 @@ class _Choices(NamedTuple):
     # Where rows are many, or elsewhere, another look at them is not worth so few nats a row.
     close_a_row: float = 1e-8
     many_rows: int = 10_000  # from which rough integrals do for chances, too
+    noise_step: float = 1.0  # between logs of noise from which its maximum is looked for
 
 
 _BY = _Choices()
@@ -288,5 +289,7 @@ def noise_temper(gap, var, noise, weight):
         slopes = np.stack([np.zeros(len(gap)), 0.5 * (square - 1.0) * own / (var + own)])
         return _Scores.at(theta, ScoreSums.over(log_proba, slopes, weight))
 
-    start = np.zeros(2)
-    return float(np.exp(_maximum(start, scores(start), scores)[0][1]))
+    # a noise that is small beside the variances leaves the density flat up to another maximum
+    most = max(np.log(np.max(gap**2, initial=noise) / noise), _BY.noise_step)
+    each = [(t, scores(t)) for t in np.outer(np.arange(0.0, most, _BY.noise_step), [0.0, 1.0])]
+    return float(np.exp(_maximum(*max(each, key=lambda pair: pair[1].value), scores)[0][1]))
