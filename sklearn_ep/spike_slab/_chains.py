@@ -6,8 +6,8 @@ correlated columns as between the columns of a single effect (Wang et al. 2020),
 drawn and not averaged. What the step knows of all columns is kept: inclusion is the mean of these
 probabilities.
 
-Many chains run in parallel, from different models. Rounds grow twofold and only the last one
-counts, so that half of all steps are thrown away. How far the chains differ is the error.
+Many chains run in parallel, from different models. The first quarter of their steps, which lead
+there, is thrown away. How far the chains differ is the error.
 """
 
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ class _Lengths(NamedTuple):
 
     entries: int = 2**14  # columns of all chains together: of fewer numpy's calls cost more
     chains: tuple = (8, 32)
-    first: int = 100  # steps of the first round
-    work: float = 8e7  # of all steps: columns of all chains times (1 + k / 4)^2 with k in
-    step: float = 3e4  # of this a step is at least
+    round: int = 200  # steps
+    work: float = 6e7  # of all steps: columns of all chains times 1 + k / 8 with k in on average
+    step: float = 2e4  # of this a step is at least
     patience: int = 4  # times that, where chains do not agree
-    rounds: tuple = (3, 7)
+    rounds: tuple = (4, 64)
     all_models: int = 12  # columns of which all models are looked at
     spacing: float = 0.25  # of log ratios then: a tenth of what a single column tells of its own
     ratio_every: int = 4  # steps: the ratio moves slowly and alone
@@ -62,6 +62,16 @@ class ModelDraws:
     weight: list
     by_chain: np.ndarray
     log_density: float
+
+    @classmethod
+    def joined(cls, rounds):
+        """Return the draws of rounds of as many steps."""
+        models, ratios, weights, by_chain, density = (
+            [getattr(r, name) for r in rounds]
+            for name in ("models", "log_ratio", "weight", "by_chain", "log_density")
+        )
+        lists = (sum(parts, []) for parts in (models, ratios, weights))
+        return cls(*lists, np.mean(by_chain, axis=0), float(np.mean(density)))
 
     @cached_property
     def kept(self):
@@ -193,7 +203,7 @@ class ModelChains:
     @property
     def work(self):
         """Work of a step."""
-        entries = len(self.size) * self.law.d * (1.0 + self.size.max() / 4.0) ** 2
+        entries = len(self.size) * self.law.d * (1.0 + self.size.mean() / 8.0)
         return max(entries, _LENGTHS.step)
 
     def round(self, n_steps):
@@ -212,7 +222,7 @@ class ModelChains:
 
 
 def sample_models(law, seed, max_rounds, told):
-    """Return the last `ModelDraws`, or None where models are dense.
+    """Return the `ModelDraws`, or None where models are dense.
 
     `told` hears of each round and may end the chains. Of few columns all models are looked at.
     """
@@ -220,16 +230,17 @@ def sample_models(law, seed, max_rounds, told):
         draws = all_models(law)
         told(draws)
         return draws
-    chains, work = ModelChains(law, np.random.default_rng(seed)), 0.0
-    for k in range(min(max_rounds, _LENGTHS.rounds[1])):
-        draws = chains.round(_LENGTHS.first * 2**k)
+    chains, rounds, work = ModelChains(law, np.random.default_rng(seed)), list[ModelDraws](), 0.0
+    least, most = _LENGTHS.rounds
+    while len(rounds) < min(max_rounds, most):
+        rounds.append(chains.round(_LENGTHS.round))
+        draws = ModelDraws.joined(rounds[(len(rounds) + 2) // 4 :])
         if draws.inclusion.sum() > max(_LENGTHS.dense, law.d / 2):
             return None
-        work += len(draws.models) * chains.work
-        most = _LENGTHS.work * (1 if draws.mixed else _LENGTHS.patience)
-        done = draws.error < _LENGTHS.error
-        # the next round costs twice as much
-        if told(draws) or done or (k + 1 >= _LENGTHS.rounds[0] and 3 * work > most):
+        work += _LENGTHS.round * chains.work
+        enough = work > _LENGTHS.work * (1 if draws.mixed else _LENGTHS.patience)
+        done = enough or draws.error < _LENGTHS.error
+        if told(draws) or (done and len(rounds) >= least):
             break
     return draws
 

@@ -26,6 +26,7 @@ from ._hyperparameters import NOISE_FLOOR
 _RATIOS = 1e-6, 1e8  # of slab variance to noise; the prior has a mass of .0007 beyond
 _FINE = 0.05  # of log ratios: an integral over them to the last digit
 _BATCH = 256  # models that are solved at a time
+_WIDTHS = 2  # parts of models, by size: zeros that fill them up are multiplied as well
 _STORED = 2**24  # entries of products of columns
 _SINGLE_ROWS = 1e5  # rows for which logs in single precision will do
 # Nats that single models may be short of the evidence of EP, which overrates interpolation with
@@ -47,29 +48,39 @@ class _Products:
     """
 
     def __init__(self, X):
-        self._X, self._rows = X, dict[int, np.ndarray]()
-        self._most = max(_STORED // X.shape[1], 2 * _BATCH)
+        n, width = X.shape
+        self._X = X
         self.squares = np.einsum("ij,ij->j", X, X)
-        self._of(np.arange(min(4 * X.shape[0], X.shape[1], self._most)))
+        self._rows = np.empty((min(width, max(_STORED // width, 2 * _BATCH)), width))
+        self._place, self._used = np.full(width, -1), 0
+        self._make(np.arange(min(4 * n, len(self._rows))))
 
-    def _of(self, columns):
-        """Products (u, d + 1) of different columns (u,)."""
-        if len(self._rows) > self._most:
-            self._rows.clear()
-        new = [j for j in columns.tolist() if j not in self._rows]
-        self._rows.update(zip(new, self._X[:, new].T @ self._X, strict=True))
-        return np.array([self._rows[j] for j in columns.tolist()])
+    def _make(self, columns):
+        """Make the products of columns that are missing; where they find no room others go."""
+        if self._used + len(columns) > len(self._rows):
+            self._place[:], self._used = -1, 0
+        end = self._used + len(columns)
+        np.matmul(self._X[:, columns].T, self._X, out=self._rows[self._used : end])
+        self._place[columns], self._used = np.arange(self._used, end), end
+
+    def _places(self, columns):
+        places = self._place[columns]
+        if places.min() < 0:
+            distinct = np.unique(columns)
+            missing = distinct[self._place[distinct] < 0]
+            # where they have no room beside others, all that is asked for is made again
+            fits = self._used + len(missing) <= len(self._rows)
+            self._make(missing if fits else distinct)
+            places = self._place[columns]
+        return places
 
     def with_all(self, columns):
         """Products (..., d + 1) of columns (...) with all."""
-        distinct, place = np.unique(columns, return_inverse=True)
-        return self._of(distinct)[place.reshape(columns.shape)]
+        return self._rows[self._places(columns)]
 
     def within(self, columns):
         """Products (M, K, K) of columns (M, K) with each other."""
-        distinct, place = np.unique(columns, return_inverse=True)
-        place = place.reshape(columns.shape)
-        return self._of(distinct)[:, distinct][place[:, :, None], place[:, None, :]]
+        return self._rows[self._places(columns)[:, :, None], columns[:, None, :]]
 
 
 class Given(NamedTuple):
@@ -172,15 +183,22 @@ class ModelLaw:
 
         In single precision, where it is fast and good to 1e-5, for up to some thousand rows.
         """
-        image = given.root @ self.products.with_all(models)
+        ratio = np.exp(log_ratio)[:, None]
         # 1 + ratio x'C^-1 x, and what a column takes of the square, by x'C^-1 y
-        pivot = np.maximum(self.products.squares - np.einsum("mij,mij->mj", image, image), 0.0)
-        pivot *= np.exp(log_ratio)[:, None]
+        pivot, fall = np.empty((2, len(models), self.d + 1))
+        size = np.count_nonzero(models < self.d, axis=1)
+        for some in np.array_split(np.argsort(size), _WIDTHS):
+            own = slice(max(int(size[some].max(initial=0)), 1))
+            root = given.root[some, own, own]
+            image = root @ self.products.with_all(models[some, own])
+            pivot[some] = self.products.squares - np.einsum("mij,mij->mj", image, image)
+            fall[some] = self.Xy - (given.half[some, None, own] @ image)[:, 0]
+        np.maximum(pivot, 0.0, out=pivot)
+        pivot *= ratio
         pivot += 1.0
-        fall = self.Xy - (given.half[:, None, :] @ image)[:, 0]
         fall *= fall
         fall /= pivot
-        fall *= np.exp(log_ratio)[:, None]
+        fall *= ratio
         single = np.float32 if self.n_rows < _SINGLE_ROWS else np.float64
         gain = np.log(pivot, dtype=single, casting="same_kind")
         if self._free_noise and self._free_slab:
