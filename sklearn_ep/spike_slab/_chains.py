@@ -14,7 +14,7 @@ there, is thrown away. How far the chains differ is the error.
 
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -71,7 +71,7 @@ class ModelDraws:
     @classmethod
     def joined(cls, rounds):
         """Return the draws of rounds of as many steps."""
-        parts = [[getattr(r, f.name) for r in rounds] for f in fields(cls)]
+        parts: Any = [[getattr(r, f.name) for r in rounds] for f in fields(cls)]
         lists = (sum(part, []) for part in parts[:3])
         return cls(*lists, *(np.mean(part, axis=0) for part in parts[3:]))
 
