@@ -72,8 +72,8 @@ class ModelDraws:
     def joined(cls, rounds):
         """Return the draws of rounds of as many steps."""
         parts: Any = [[getattr(r, f.name) for r in rounds] for f in fields(cls)]
-        lists = (sum(part, []) for part in parts[:3])
-        return cls(*lists, *(np.mean(part, axis=0) for part in parts[3:]))
+        values: list[Any] = [sum(part, []) for part in parts[:3]]
+        return cls(*values, *[np.mean(part, axis=0) for part in parts[3:]])
 
     @cached_property
     def by_chain(self):
