@@ -24,7 +24,6 @@ from .._estimator.checks import (
     is_part_list,
     is_single,
     validate_training,
-    warn_of_spreads,
 )
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import (
@@ -351,7 +350,6 @@ class ConvexVariationalRegressor(
         )
         X = training.X
         check_column_scales(self, X, LARGEST_IN_UNITS)
-        warn_of_spreads(self, X)
         return Rows(X.tocsr() if sp.issparse(X) else X, training.y, training.weight)
 
     def __sklearn_tags__(self):

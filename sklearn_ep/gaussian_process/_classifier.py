@@ -14,7 +14,14 @@ from .._engine.likelihoods import LIKELIHOODS
 from .._engine.partition import PartMap
 from .._engine.rules import Power
 from .._estimator.annotations import RowsLike, Seed, TrainingRows
-from .._estimator.checks import check_choice, check_common, check_number, is_part_list, refuse_joint
+from .._estimator.checks import (
+    check_choice,
+    check_common,
+    check_number,
+    is_part_list,
+    refuse_joint,
+    warn_of_spreads,
+)
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_problems, restore_on_error
 from ._base import (
@@ -625,6 +632,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         if first and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64)
+        if first and self.kernel is None:
+            warn_of_spreads(self, X)
         check_classification_targets(y)
         known = np.unique(classes) if first else self.classes_
         if len(known) < 2:

@@ -32,6 +32,7 @@ from .._estimator.checks import (
     column_sizes,
     spread_rows,
     validate_training,
+    warn_of_spreads,
 )
 from ._energy import LOW_SITE
 from ._fit import NodeRuns, average_attributes
@@ -307,6 +308,8 @@ def make_plan(estimator, X, y, sample_weight):
             f"{len(estimator.classes_)} classes."
         )
     check_column_scales(estimator, training.X)
+    if not estimator.standardize:
+        warn_of_spreads(estimator, training.X)
     intercept, weight = bool(estimator.fit_intercept), training.weight
     columns, offset, scale = _scaled(training, intercept, estimator.standardize)
     check_column_sizes(estimator, column_sizes(columns), LARGEST_IN_UNITS, 1.0 / LARGEST_IN_UNITS)
