@@ -146,7 +146,7 @@ def test_checkpoints_of_two_processes_do_not_meet(tmp_path):
 
 def test_a_checkpoint_without_a_folder_is_named_before_work(tmp_path):
     X, y, groups = grouped()
-    for path in (tmp_path / "missing" / "state.npz", tmp_path):
+    for path in (tmp_path / "missing" / "state.npz", tmp_path, "", tmp_path / (250 * "n"), 3):
         with pytest.raises(ValueError, match="checkpoint=.*cannot be written"):
             HierarchicalEPLogistic().fit(X, y[:-1], groups, checkpoint=path)
 
@@ -318,20 +318,26 @@ WEIGHTED = [e for e in ESTIMATORS if "sample_weight" in inspect.signature(e.fit)
 
 @pytest.mark.parametrize("estimator", WEIGHTED, ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize(
-    ("far", "match"), [(1j, "sample_weight must hold real"), (1e200, "sample_weight goes from")]
+    ("far", "near", "match"),
+    [
+        (1j, 1.0, "sample_weight must hold real"),
+        (1e200, 1.0, "sample_weight goes from"),
+        (1e300, 1e300, "sample_weight goes from"),
+    ],
 )
-def test_weights_that_cannot_be_are_named(estimator, far, match):
+def test_weights_that_cannot_be_are_named(estimator, far, near, match):
     X, y = data()
     with pytest.raises(ValueError, match=match):
-        clone(estimator).fit(X, y, sample_weight=np.where(y > 0, far, 1.0))
+        clone(estimator).fit(X, y, sample_weight=np.where(y > 0, far, near))
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_a_numerical_failure_names_the_data_only_where_they_explain_it(by_name):
+@pytest.mark.parametrize("error", [FloatingPointError, np.linalg.LinAlgError])
+def test_a_numerical_failure_names_the_data_only_where_they_explain_it(by_name, error):
     class Failing:
         @restore_on_error
         def fit(self, X, y, sample_weight=None):
-            raise FloatingPointError("overflow")
+            raise error("overflow")
 
     X, y = data()
     even, far = np.ones(len(X)), np.where(y > 0, 1.0, 1e9)
@@ -349,20 +355,43 @@ def test_a_numerical_failure_names_the_data_only_where_they_explain_it(by_name):
                 Failing().fit(rows, y, weight)
 
 
-@every
-def test_a_column_in_another_unit_is_named(estimator):
+WAYS = {
+    "rows": lambda est, X, y: est.fit(X, y),
+    "partitions": lambda est, X, y: est.fit([(X[::2], y[::2]), (X[1::2], y[1::2])]),
+    "a stream": lambda est, X, y: est.partial_fit(X, y, **STREAMED.get(type(est), {})),
+}
+STREAMED = {
+    model: {"classes": [0, 1]} for model in (EPGaussianProcessClassifier, ConvexVariationalLogistic)
+}
+
+
+def ways_of(estimator):
+    """Return the ways to give an estimator its rows."""
+    dense = getattr(estimator, "method", "sparse") in ("dense", "auto")
+    parted = not isinstance(estimator, SpikeSlabClassifier) and not dense
+    streamed = hasattr(estimator, "partial_fit") and not dense
+    return ["rows", *["partitions"] * parted, *["a stream"] * streamed]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "way"),
+    [(e, way) for e in ESTIMATORS for way in ways_of(e)],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_a_column_in_another_unit_is_named(estimator, way):
     """Models whose prior is in the unit of the columns say which column is far from the others."""
     X, y = data()
-    X = X * [1.0, 1e6, 1.0]
-    if hasattr(estimator, "standardize"):
+    X, est, standard = X * [1.0, 1e6, 1.0], clone(estimator), hasattr(estimator, "standardize")
+    if standard:
         clone(estimator).fit(X, y)  # warnings are errors
-        return
+        est.set_params(standardize=False)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        clone(estimator).fit(X, y)
+        WAYS[way](est, X, y)
     told = [str(w.message) for w in told if "StandardScaler" in str(w.message)]
-    assert len(told) == 1 and "column 1 is farthest" in told[0]
-    assert type(estimator).__name__ in told[0]
+    assert len(told) == (way == "rows" or not standard)
+    for message in told:
+        assert "column 1 is farthest" in message and type(estimator).__name__ in message
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,13 @@ def test_names_of_files_are_told_to_need_a_loader(estimator):
         estimator.fit(["first.npz", "second.npz"])
 
 
+@every
+@pytest.mark.parametrize("loaded", [None, {"X": 1, "y": 2}])
+def test_a_loader_that_gives_no_pair_is_named(estimator, loaded):
+    with pytest.raises(ValueError, match="a partition must be .X, y. or load such a pair"):
+        estimator.fit([lambda: loaded])
+
+
 class CountedRows(np.ndarray):
     """Rows that count how often they are made ready to be sent."""
 

@@ -42,12 +42,16 @@ class Part:
 
 def load_part(part: Any) -> tuple[Any, ...]:
     """Return the arrays of a partition: a `Part`, a tuple, a loader, or a delayed value of dask."""
+    if hasattr(part, "__dask_graph__"):
+        part = part.compute()
+    elif callable(part):
+        part = part()
     if isinstance(part, Part):
         return part.arrays
-    if hasattr(part, "__dask_graph__"):
-        return tuple(part.compute())
-    if callable(part):
-        return tuple(part())
+    if not isinstance(part, tuple | list):
+        raise ValueError(
+            f"a partition must be (X, y) or load such a pair, got {type(part).__name__}."
+        )
     return tuple(part)
 
 

@@ -28,7 +28,8 @@ _SMALLEST = 1.0 / LARGEST_ENTRY
 # The same for columns that enter a model in their own units, next to priors and noise in others:
 # fourth powers of them, times such a ratio, stay within double precision.
 LARGEST_IN_UNITS = 1e30
-# Ratio of two weights whose squares stay within double precision beside sums of squares.
+# Largest weight, in units of one and of the smallest, whose square stays within double precision
+# beside sums of squares.
 _MOST_WEIGHT = 1e60
 
 
@@ -117,8 +118,10 @@ def check_column_scales(estimator, X, largest=LARGEST_ENTRY):
     """Raise a ValueError that names the column where squares of X would over- or underflow.
 
     Columns of zeros pass; X is dense, CSR or CSC. `largest` is `LARGEST_IN_UNITS` for models that
-    do not rescale the columns themselves. O(nnz), without a copy of X.
+    do not rescale the columns themselves; these warn of units as `warn_of_spreads` does. O(nnz).
     """
+    if largest == LARGEST_IN_UNITS:
+        warn_of_spreads(estimator, X)
     check_column_sizes(estimator, column_sizes(X), largest)
 
 
@@ -128,22 +131,44 @@ _MOST_SPREAD = 1e3
 _FEWEST_ENTRIES = 10
 
 
+class ColumnRanges(NamedTuple):
+    """Smallest and largest value (d,) of each column, and of how many entries that are not zero."""
+
+    low: np.ndarray
+    high: np.ndarray
+    n_entries: np.ndarray
+
+    @classmethod
+    def of_rows(cls, X):
+        """Return those of a dense, CSR or CSC X."""
+        if not sp.issparse(X):
+            return cls(X.min(axis=0), X.max(axis=0), np.full(X.shape[1], X.shape[0]))
+        low, high = min_max_axis(X, axis=0)
+        return cls(low, high, np.asarray((X != 0).sum(axis=0)).ravel())
+
+    @classmethod
+    def of_parts(cls, parts):
+        """Return those of all rows, from the ranges of parts of them."""
+        low, high, n_entries = zip(*parts, strict=True)
+        return cls(np.min(low, axis=0), np.max(high, axis=0), np.sum(n_entries, axis=0))
+
+    @property
+    def sizes(self):
+        """Largest absolute values (d,)."""
+        return np.maximum(-self.low, self.high)
+
+
 def warn_of_spreads(estimator, X):
     """Warn, and name a column, where columns of X differ so much that they share no unit.
 
-    Return whether they do.
+    Return whether they do. X is dense, CSR or CSC, or its `ColumnRanges`.
 
     For models whose prior or first length scale is in units of the columns: one column at a scale
-    of 1e6 beside others at 1 leaves nothing to learn from these. X is dense, CSR or CSC. Few rows
-    tell nothing, nor do sparse columns with few entries: their range is chance.
+    of 1e6 beside others at 1 leaves nothing to learn from these. Few rows tell nothing, nor do
+    sparse columns with few entries: their range is chance.
     """
-    if X.shape[0] < _FEWEST_ENTRIES:
-        return False
-    low, high = min_max_axis(X, axis=0) if sp.issparse(X) else (X.min(axis=0), X.max(axis=0))
-    told = high > low
-    if sp.issparse(X):
-        told &= np.asarray((X != 0).sum(axis=0)).ravel() >= _FEWEST_ENTRIES
-    varies = np.flatnonzero(told)
+    low, high, n_entries = X if isinstance(X, ColumnRanges) else ColumnRanges.of_rows(X)
+    varies = np.flatnonzero((high > low) & (n_entries >= _FEWEST_ENTRIES))
     if len(varies) < 2:
         return False
     spread = 0.5 * high[varies] - 0.5 * low[varies]  # half of it, which does not overflow
@@ -282,10 +307,10 @@ def checked_weights(sample_weight, X):
     if not np.any(weight > 0):
         raise ValueError("sample_weight is zero for every row: there is nothing to fit.")
     least = np.min(weight, where=weight > 0, initial=np.inf)
-    if weight.max() > _MOST_WEIGHT * least:
+    if weight.max() > _MOST_WEIGHT * min(least, 1.0):
         raise ValueError(
-            f"sample_weight goes from {least:.3g} to {weight.max():.3g}, too far apart for double "
-            "precision: give the rows that hardly count a weight of zero."
+            f"sample_weight goes from {least:.3g} to {weight.max():.3g}, too far for double "
+            "precision: bring the weights near one, and give rows that hardly count a zero."
         )
     return weight
 

@@ -20,8 +20,9 @@ from .checks import numerical_cause
 def restore_on_error(method: Method) -> Method:
     """Make a method leave the estimator exactly as it was when it raises, whatever it raises.
 
-    A posterior that has no Cholesky factor in double precision, whatever the steps, or numbers
-    beyond its range become a ValueError that names what the data have to do with it. Goes outside
+    A posterior that has no Cholesky factor in double precision, whatever the steps, other failures
+    of linear algebra, or numbers beyond its range become a ValueError that names what the data have
+    to do with it. Goes outside
     `with_callbacks`, whose clean-up has to see the state of the fit.
     """
 
@@ -35,7 +36,7 @@ def restore_on_error(method: Method) -> Method:
         except BaseException as error:
             vars(self).clear()
             vars(self).update(before)
-            if isinstance(error, ImproperPosterior | FloatingPointError):
+            if isinstance(error, ImproperPosterior | FloatingPointError | np.linalg.LinAlgError):
                 given = inspect.signature(method).bind(self, *args, **kwargs).arguments
                 cause = numerical_cause(given.get("X"), given.get("sample_weight"))
                 raise ValueError(f"{type(self).__name__}: {error}. {cause}") from error

@@ -16,7 +16,14 @@ from sklearn.utils import check_array, column_or_1d, gen_batches
 from sklearn.utils.multiclass import check_classification_targets
 
 from .._engine.partition import Part, load_part, split_rows
-from .checks import LARGEST_ENTRY, check_column_sizes, checked_weights, column_sizes
+from .checks import (
+    LARGEST_ENTRY,
+    LARGEST_IN_UNITS,
+    ColumnRanges,
+    check_column_sizes,
+    checked_weights,
+    warn_of_spreads,
+)
 from .tables import names_of
 
 
@@ -29,8 +36,7 @@ class PartFacts(NamedTuple):
 
     `n_entries` are those that are stored, the zeros of a sparse X left out.
     `labels` and `counts` are the classes of a classifier with their total weight, the range of y
-    otherwise; `sizes` (d,) are the largest absolute values of the columns, `names` those of a
-    table.
+    otherwise; `names` of the columns are those of a table.
     """
 
     n_rows: int
@@ -38,7 +44,7 @@ class PartFacts(NamedTuple):
     n_entries: int
     labels: np.ndarray
     counts: np.ndarray
-    sizes: np.ndarray
+    columns: ColumnRanges
     names: list[Any] | None
 
 
@@ -96,9 +102,8 @@ def facts_of_part(part, k, classifier):
     else:
         labels, counts = np.array([y.min(), y.max()]), np.array([weight.sum()])
     n_entries = X.nnz if hasattr(X, "nnz") else X.size
-    return PartFacts(
-        len(y), X.shape[1], n_entries, labels, counts, column_sizes(X), names_of_part(part)
-    )
+    columns = ColumnRanges.of_rows(X)
+    return PartFacts(len(y), X.shape[1], n_entries, labels, counts, columns, names_of_part(part))
 
 
 def names_of_part(part):
@@ -133,10 +138,18 @@ def set_columns(estimator, shapes):
         estimator.feature_names_in_ = np.array(names, dtype=object)
 
 
-def check_facts(estimator, facts, largest=LARGEST_ENTRY):
-    """Set the attributes of the columns; raise where partitions disagree or scales are lost."""
-    set_columns(estimator, [(f.n_features, f.names) for f in facts])
-    check_column_sizes(estimator, np.max([f.sizes for f in facts], axis=0), largest)
+def check_facts(estimator, facts, largest=LARGEST_ENTRY, from_user=True):
+    """Check the scales of columns as `check_column_scales` does for rows.
+
+    The attributes of the columns, which partitions have to agree on, are set if they are the
+    user's: those of rows in memory are set already.
+    """
+    if from_user:
+        set_columns(estimator, [(f.n_features, f.names) for f in facts])
+    columns = ColumnRanges.of_parts([f.columns for f in facts])
+    if largest == LARGEST_IN_UNITS:
+        warn_of_spreads(estimator, columns)
+    check_column_sizes(estimator, columns.sizes, largest)
 
 
 def class_counts(facts):

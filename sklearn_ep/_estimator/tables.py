@@ -62,7 +62,7 @@ def is_missing(label):
         return True
     if isinstance(label, Decimal):  # some of whose nan refuse to be compared
         return label.is_nan()
-    return isinstance(label, numbers.Number) and label != label
+    return isinstance(label, numbers.Number | np.datetime64 | np.timedelta64) and label != label
 
 
 def in_memory(data):

@@ -286,15 +286,15 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     Notes
     -----
     Cost for n rows, d columns, k samples: exact variances O(n d^2) or O(n^2 d) an outer step, with
-    memory for the smaller square matrix; otherwise O(nnz k) an outer step, some 150 to 400 products
-    with X a fit, and memory O(nnz + (n + d) k).
+    memory for the smaller square matrix; otherwise O(nnz k) an outer step, some 150 to 600 products
+    with X a fit, 1000 to 1600 where a scale is learned, and memory O(nnz + (n + d) k).
 
     Rows in partitions: nothing per row is sent or kept by the process that calls `fit`. With exact
     variances, up to 4000 coefficients, a visit costs O(n d^2) and sends O(d^2) numbers a partition
     each way, for some 8 to 15 visits a fit. With sampled ones a visit sends O(d) numbers, O(d k) in
-    some, for 40 to 130 visits; draws and covariances then take features as independent given the
-    intercept. The calibration adds 3 to 6 visits, in which two numbers go to a partition and seven
-    come back.
+    some, for 40 to 130 visits, or 300 to 450 where a scale is learned. Draws and covariances then
+    take features as independent given the intercept. The calibration adds 3 to 6 visits, in which
+    two numbers go to a partition and seven come back.
 
     The average over hyperparameters is a grid of 4 to 8 fits in the log of the prior variance v
     [5]_. Their weights are evidence times a half-Cauchy prior (median 2.5) of the prior standard

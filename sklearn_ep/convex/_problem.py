@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from sklearn.utils import check_random_state, compute_class_weight
 
 from .._engine.hyper import Average, Node, integrate, mixture_moments
-from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint, warn_of_spreads
+from .._estimator.checks import LARGEST_IN_UNITS, check_column_scales, refuse_joint
 from .._estimator.fitting import BinaryFit
 from .._estimator.row_parts import check_facts, class_counts, facts_of_part
 from ._calibration import Cavities, LeftOut, calibrated, cavities
@@ -301,7 +301,6 @@ def _differ(X, rows, others):
 def rows_and_prior(estimator, training, merge):
     """Return `RowsInMemory` of checked training data, copies as one to `merge`, and the prior."""
     check_column_scales(estimator, training.X, LARGEST_IN_UNITS)
-    warn_of_spreads(estimator, training.X)
     X, copies = training.X, None
     weight = training.weight * class_weights(estimator, training)
     if merge:
@@ -363,8 +362,8 @@ def make_parted(estimator, run, from_user):
     """
     facts = run(facts_of_part, range(len(run.parts)), True)
     labels, counts = class_counts(facts)
+    check_facts(estimator, facts, LARGEST_IN_UNITS, from_user)
     if from_user:
-        check_facts(estimator, facts, LARGEST_IN_UNITS)
         if len(labels) < 2:
             raise ValueError(f"all partitions together have one class, {labels.tolist()[0]!r}.")
         estimator.classes_ = labels

@@ -24,7 +24,6 @@ from .._estimator.checks import (
     is_part_list,
     is_single,
     validate_training,
-    warn_of_spreads,
 )
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.fitting import (
@@ -351,7 +350,6 @@ class ConvexVariationalRegressor(
         )
         X = training.X
         check_column_scales(self, X, LARGEST_IN_UNITS)
-        warn_of_spreads(self, X)
         return Rows(X.tocsr() if sp.issparse(X) else X, training.y, training.weight)
 
     def __sklearn_tags__(self):
@@ -456,7 +454,8 @@ class ConvexVariationalRegressor(
         Returns
         -------
         interval : ndarray of shape (n, 2)
-            Lower and upper end, in units of y.
+            Lower and upper end, in units of y. A learned noise variance makes them Student's t,
+            with the degrees of freedom that rows leave to the noise.
 
         Raises
         ------
@@ -465,8 +464,7 @@ class ConvexVariationalRegressor(
         """
         check_is_fitted(self)
         check_number("level", level, 0, 1, boundaries="neither")
-        mean, std = self.predict(X, return_std=True)
-        return interval_of(mean, std, level)
+        return self._posteriors[0].interval(self._check_new(X), level)
 
     def _coefficients(self, level):
         """Return means, standard deviations and intervals, that of an intercept last."""

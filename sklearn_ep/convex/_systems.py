@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import cho_solve, eigh_tridiagonal, norm, solve_triangular
-from sklearn.utils import gen_batches
 
 from .._engine.class_sites import weighted_gram
 from .._engine.gaussian import (
@@ -163,7 +162,8 @@ def leave_one_out(B, variances, copy_precision):
 
 def row_blocks(n_rows, width, most=2_000_000):
     """Return slices of rows whose dense blocks of `width` columns have at most so many numbers."""
-    return gen_batches(n_rows, max(1, most // max(width, 1)))
+    size = max(1, most // max(width, 1))
+    return [slice(first, min(first + size, n_rows)) for first in range(0, n_rows, size)]
 
 
 class HalfCovariance:

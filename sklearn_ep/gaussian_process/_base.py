@@ -27,6 +27,7 @@ from .._estimator.averaged import average_remarks, check_hyperparameters, hyper_
 from .._estimator.categories import CategoryCoder, category_columns
 from .._estimator.checks import (
     check_choice,
+    check_flag,
     check_number,
     checked_weights,
     spread_rows,
@@ -620,6 +621,7 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         .. [1] M. Opper and O. Winther, "Variational linear response", NIPS 2003.
         """
         mean, var = super().latent_mean_and_variance(X)
+        check_flag("corrected", corrected)
         if not corrected:
             return mean, var
         check_responds(self)

@@ -14,7 +14,14 @@ from .._engine.likelihoods import LIKELIHOODS
 from .._engine.partition import PartMap
 from .._engine.rules import Power
 from .._estimator.annotations import RowsLike, Seed, TrainingRows
-from .._estimator.checks import check_choice, check_common, check_number, is_part_list, refuse_joint
+from .._estimator.checks import (
+    check_choice,
+    check_common,
+    check_number,
+    is_part_list,
+    refuse_joint,
+    warn_of_spreads,
+)
 from .._estimator.compat import with_callbacks
 from .._estimator.fitting import FitMonitor, fit_problems, restore_on_error
 from ._base import (
@@ -66,36 +73,26 @@ def _check_inducing_parameters(estimator):
 
 def _takes_joint(estimator, through_points):
     """Return whether all classes get one joint posterior; refuse settings that exclude it."""
-    for name, apart in (
-        ("likelihood", not isinstance(estimator.likelihood, str)),
-        ("power", estimator.power < 1),
-    ):
-        if apart:
-            refuse_joint(estimator, f"{name}={getattr(estimator, name)!r}")
-            return False
-    asked, several = estimator.multi_class == "joint", len(estimator.classes_) > 2
-    wanted = asked or (several and estimator.multi_class == "auto")
-    if not (wanted and through_points):
-        return wanted
-    excluding = _without_all_rows(estimator)
+    excluding = _without_joint(estimator, through_points)
     for setting in excluding:
         refuse_joint(estimator, setting)
+    asked, several = estimator.multi_class == "joint", len(estimator.classes_) > 2
+    wanted = asked or (several and estimator.multi_class == "auto")
     # with a kernel to learn, passes of one class against the rest are the cheaper default
-    return asked or (not excluding and estimator.optimizer is None)
+    affordable = asked or not through_points or estimator.optimizer is None
+    return wanted and affordable and not excluding
 
 
-def _without_all_rows(estimator):
-    """Return the settings of a fit through inducing points that a joint posterior cannot have."""
+def _without_joint(estimator, through_points):
+    """Return the settings of a fit that a joint posterior cannot have."""
     given = estimator.inducing_points
     m = inducing_count(estimator) if given is None else len(given)
     checks = {
-        f"batch_size={estimator.batch_size}": estimator.batch_size is not None,
-        "site_memory='average'": estimator.site_memory == "average",
-        f"n_partitions={estimator.n_partitions}": estimator.n_partitions is not None,
-        f"optimizer={estimator.optimizer!r}": estimator.optimizer in STEP_RULES,
-        "learn_inducing=True": estimator.learn_inducing is True,
-        f"more than {MOST_WEIGHTS} classes times inducing points": m * len(estimator.classes_)
-        > MOST_WEIGHTS,
+        f"likelihood={estimator.likelihood!r}": not isinstance(estimator.likelihood, str),
+        f"power={estimator.power!r}": estimator.power < 1,
+        "site_memory='average'": through_points and estimator.site_memory == "average",
+        f"more than {MOST_WEIGHTS} classes times inducing points": through_points
+        and m * len(estimator.classes_) > MOST_WEIGHTS,
     }
     return [setting for setting, excludes in checks.items() if excludes]
 
@@ -510,13 +507,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         self._check_parameters()
         if is_part_list(X, y):
             check_part_list(self, sample_weight)
-            refuse_joint(self, "a list of partitions")
             self._coder = None
             return self._fit_inducing(checked_parts(X), None, X, y)
         training = self._training(X, y, sample_weight, dtype=(np.float64, np.float32))
-        through_points = self._through_points(len(training.y))
-        joint = _takes_joint(self, through_points)
-        if through_points and not joint:
+        if self._through_points(len(training.y)):
             parts, kept = array_parts(training, self.n_partitions), training.kept
             del training
             return self._fit_inducing(parts, kept, X, y)
@@ -524,21 +518,22 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             training = training._replace(X=training.X.astype(np.float64, copy=False))
         if self.copy_X_train and np.may_share_memory(training.X, X):
             training = training._replace(X=training.X.copy())
-        plan = plan_dense(self, training, joint, through_points)
+        joint = _takes_joint(self, False)
+        plan = plan_dense(self, training, joint)
         fits = fit_problems(self, plan, fit_dense, training.y, None, (X, y), joint)
-        more = dict(learn_inducing_=False) if through_points else {}
-        return self._store(plan, joined_fits(fits, training.y, joint), training.kept, **more)
+        return self._store(plan, joined_fits(fits, training.y, joint), training.kept)
 
     def _fit_inducing(self, parts, kept, X, y):
         """Fit to partitions; `kept` marks the rows of the caller, None for the user's own."""
         seed = draw_seed(self.random_state)
         with PartMap(parts, self.n_jobs) as run:
             data, kept = described(self, run, kept, seed)
+            joint = _takes_joint(self, True)
             monitor = FitMonitor(self, X, y, None, lambda m: {"_posteriors": posteriors_of(m)})
             known = None
             if self._last_fit is None and begins_with_some_rows(self, sum(data.sizes)):
                 known = kernel_of_some_rows(self, run, data, monitor)
-            plan = plan_inducing(self, data, factor_of(self), seed, known)
+            plan = plan_inducing(self, data, joint, seed, known)
             fit = fit_inducing(plan, run, monitor)
             monitor.finish()
         return self._store(plan, fit, kept, learn_inducing_=plan.learn_inducing)
@@ -603,9 +598,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
                 "a dict."
             )
         wants_average(self, 0, ["partial_fit"])
-        plan = plan_stream(self)
-        refuse_joint(self, "partial_fit")
         X, y = self._checked_stream_rows(X, y, classes)
+        plan = plan_stream(self, _takes_joint(self, True))
         told = dict(learn_inducing_=False, stream_log_score_=self._score_before(X, y))
         fit, kept = fit_stream(self, plan, X, y, forgetting), np.ones(len(X), dtype=bool)
         return self._store(None, fit, kept, **told)
@@ -625,6 +619,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         if first and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64)
+        if first and self.kernel is None:
+            warn_of_spreads(self, X)
         check_classification_targets(y)
         known = np.unique(classes) if first else self.classes_
         if len(known) < 2:

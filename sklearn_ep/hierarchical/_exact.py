@@ -117,7 +117,7 @@ def _towards(old, new, step):
 
 def _one_pass(layout, design, prior, tau, sites, rule):
     """Return the `GivenScales` that sites imply, and their undamped update."""
-    n, (of_rows, *of_groups), (prior, log_det) = layout.n_plain, sites, prior
+    n, (of_rows, *of_groups) = layout.n_plain, sites
     weight, group = layout.weight[:n], layout.group[:n]
     precisions = layout.precisions(
         weight * of_rows.precision, [site.precision for site in of_groups]
@@ -125,15 +125,15 @@ def _one_pass(layout, design, prior, tau, sites, rule):
     shift = np.concatenate([weight * of_rows.shift, *(s.shift.ravel() for s in of_groups)])
     c = design[:n]
     lower, half, pulled = _eliminated(layout, c, *(weight * part for part in of_rows))
-    precision = layout.rows.gram(precisions) - half.gram() + prior
+    precision = prior.added_to(layout.rows.gram(precisions) - half.gram())
     pull = layout.rows.rmatvec(shift) - half.rmatvec(pulled.ravel())
     root = gaussian.checked_cholesky(precision)
-    log_z = 0.5 * log_det - np.sum(np.log(np.diagonal(root)))
+    log_z = 0.5 * prior.log_det - np.sum(np.log(np.diagonal(root)))
     log_z += 0.5 * np.sum(pulled**2) - np.sum(np.log(np.einsum("jaa->ja", lower)))
     mean, root = gaussian.cholesky_solve(root, pull), gaussian.triangular_inverse(root)
     log_z, cov = log_z + 0.5 * pull @ mean, root.T @ root
 
-    turned = layouts.block_diagonal(gaussian.backward(lower, np.eye(lower.shape[1])))
+    turned = layout.turns.filled(gaussian.backward(lower, np.eye(lower.shape[1])))
     offset = gaussian.backward(lower, pulled[..., None])[..., 0]
     local = layouts.LocalPart(lower, offset, half.weighed(turned))
     row_mean, row_var, within = local.row_moments(layout.plain, group, c, mean, cov)
@@ -164,13 +164,11 @@ def _eliminated(layout, design, tau, nu):
     Return the Cholesky factors lower (J_r, q, q) of I + sum tau c c', lower^-1 sum tau c z' as
     `SharedRows`, and lower^-1 sum nu c, (J_r, q).
     """
-    q, j, group = design.shape[1], layout.n_plain_groups, layout.group[: len(design)]
+    j, group = layout.n_plain_groups, layout.group[: len(design)]
     lower = layouts.group_factors(tau, design, layout.ends[:-1])
     turned = gaussian.forward(lower[group], design[..., None])[..., 0]
-    at = group[:, None] * q + np.arange(q)
-    weighted = layouts.even_rows(tau[:, None] * turned, at, j * q)
     pulled = np.stack([np.bincount(group, nu * c, minlength=j) for c in turned.T], axis=1)
-    return lower, layout.plain.weighed(weighted.T.tocsr()), pulled
+    return lower, layout.plain.weighed(layout.sums.filled(tau[:, None] * turned)), pulled
 
 
 def _group_mismatch(tilted, mean, V, wide):
@@ -263,9 +261,8 @@ class CrossedModel:
                 moment = found.local_moment
                 out[span.start] += found.slope
             else:
-                mean, halves = found.mean[shared[f]].reshape(n, q), found.root[:, shared[f]]
-                halves = halves.reshape(-1, n, q)
-                second = mean.T @ mean + np.einsum("snq,snp->qp", halves, halves, optimize=True)
+                halves = np.vstack([found.mean[shared[f]], found.root[:, shared[f]]]).reshape(-1, q)
+                second = halves.T @ halves
                 inner = np.linalg.solve(lower, second)
                 moment = np.linalg.solve(lower, inner.T) - n * np.eye(q)
             out[span] += _scales.slope(theta[span], q, moment)

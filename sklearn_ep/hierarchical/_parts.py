@@ -15,6 +15,7 @@ import numpy as np
 
 from .._engine.partition import load_part
 from .._engine.row_order import row_keys
+from .._estimator.checks import ColumnRanges
 from .._estimator.row_parts import checked_arrays, naming_part
 from .._estimator.tables import array_of, names_of
 from . import _factors
@@ -47,14 +48,19 @@ def digest(*arrays):
     return out.hexdigest()
 
 
+def _file_beside(path):
+    """Return handle and name of a new file beside another, for this process alone."""
+    folder, name = os.path.split(os.path.abspath(path))
+    return tempfile.mkstemp(".partial", f"{name}.", folder)
+
+
 def save_checkpoint(path, fingerprint, state):
     """Write a state so that a reader sees the old file or the new one, never a part of it.
 
     Each writer has a file of its own beside the target, which nobody else can read or has put
     there; a process that is killed while it writes leaves it behind.
     """
-    folder, name = os.path.split(os.path.abspath(path))
-    handle, unfinished = tempfile.mkstemp(".partial", f"{name}.", folder)
+    handle, unfinished = _file_beside(path)
     try:
         with open(handle, "wb") as file:
             np.savez(file, fingerprint=np.array(fingerprint), **state)
@@ -68,12 +74,17 @@ def save_checkpoint(path, fingerprint, state):
 
 def check_checkpoint(path):
     """Raise a ValueError that names the checkpoint where no file can be written there."""
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder) or os.path.isdir(path) or not os.access(folder, os.W_OK):
+    try:
+        if os.path.isdir(os.path.abspath(path)):
+            raise IsADirectoryError("it is a folder")
+        handle, unfinished = _file_beside(path)
+    except (OSError, TypeError) as error:
         raise ValueError(
-            f"checkpoint={os.fspath(path)!r} cannot be written: its folder must exist and be "
-            "writable, and it must not be a folder itself."
-        )
+            f"checkpoint={path!r} cannot be written ({error}): it must name a file in a folder "
+            "that exists and is writable."
+        ) from error
+    os.close(handle)
+    os.remove(unfinished)
 
 
 def going_on(path, fingerprint, previous):
@@ -142,6 +153,7 @@ class PartLevels(NamedTuple):
 
     n_rows: int
     classes: np.ndarray
+    columns: ColumnRanges
     labels: list[Any]
     sizes: list[np.ndarray]
     digest: str
@@ -157,7 +169,8 @@ def describe_part(part, message, columns, with_digest):
     known, codes = [k for k, _ in pairs], [c for _, c in pairs]
     text = np.asarray(y).astype(str)
     content = digest(X, text, weight, *codes) if with_digest else ""
-    return PartLevels(len(y), np.unique(y), list(known), [np.bincount(c) for c in codes], content)
+    ranges, n_rows = ColumnRanges.of_rows(X), [np.bincount(c) for c in codes]
+    return PartLevels(len(y), np.unique(y), ranges, list(known), n_rows, content)
 
 
 def join_levels(told):

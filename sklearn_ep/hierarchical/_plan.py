@@ -255,6 +255,7 @@ def plan_parts(est, run, with_digest):
     est.classes_ = np.unique(np.concatenate([t.classes for t in told]))
     if len(est.classes_) < 2:
         raise ValueError("a list of partitions needs at least two classes, got 1 class.")
+    checks.warn_of_spreads(est, checks.ColumnRanges.of_parts([t.columns for t in told]))
     if columns.factors:
         check_binary(est, "rows are a list of partitions")
     levels, sizes, where = join_levels(told)

@@ -25,6 +25,7 @@ from .._estimator.checks import (
     is_part_list,
     is_single,
     validate_training,
+    warn_of_spreads,
 )
 from .._estimator.row_parts import (
     RowStatistics,
@@ -260,6 +261,8 @@ def _rows(estimator, X, y, sample_weight):
         estimator, X, y, sample_weight, ensure_min_samples=2, accept_sparse=ACCEPT_SPARSE
     )
     check_column_scales(estimator, training.X)
+    if not estimator.standardize:
+        warn_of_spreads(estimator, training.X)
     _check_scale_of(training.y)
     if estimator.fit_intercept and training.weight.sum() <= 1:
         raise ValueError("sample_weight adds up to at most one row, which only fits an intercept.")

@@ -32,6 +32,7 @@ from .._estimator.checks import (
     column_sizes,
     spread_rows,
     validate_training,
+    warn_of_spreads,
 )
 from ._energy import LOW_SITE
 from ._fit import NodeRuns, average_attributes
@@ -113,11 +114,14 @@ class ProbitRegression:
         if first.reason != "max_iter" or not left:
             return first
         if left > 1:
-            free = replace(self, largest_lack=FREE_LACK)
-            second = free._swept(first.x, max_iter=left - 1, **limits)
+            second = self.resumed(first.x, max_iter=left - 1, **limits)
             if second.residual < first.residual or second.reason == "asked":
                 return second
         return self._swept(first.x, max_iter=1, **limits)
+
+    def resumed(self, x, **limits):
+        """Iterate from the sites of a fixed point nearby, where negative ones lead nowhere else."""
+        return replace(self, largest_lack=FREE_LACK)._swept(x, **limits)
 
     def _swept(self, x, monitor=SILENT, **limits):
         limits = dict(damping=self.damping, halvings=HALVINGS, monitor=monitor, **limits)
@@ -256,12 +260,14 @@ _SWEEPS = _ProbitSweeps()
 
 def settled_near(problem, near):
     """Return the `ProbitState` at rest next to a neighbour's, None where there is none."""
-    x = problem.start() if near is None else problem.near(near)
+    limits = dict(tol=_SWEEPS.tol, max_iter=_SWEEPS.most)
     try:
-        state = problem.solve(x, tol=_SWEEPS.tol, max_iter=_SWEEPS.most).evaluation.payload
+        if near is None:
+            return problem.solve(problem.start(), **limits).evaluation.payload
+        state = problem.resumed(problem.near(near), **limits).evaluation.payload
     except ImproperPosterior:
         return None
-    return None if near is not None and state.residual > _SWEEPS.settled else state
+    return state if state.residual <= _SWEEPS.settled else None
 
 
 @dataclass
@@ -302,6 +308,8 @@ def make_plan(estimator, X, y, sample_weight):
             f"{len(estimator.classes_)} classes."
         )
     check_column_scales(estimator, training.X)
+    if not estimator.standardize:
+        warn_of_spreads(estimator, training.X)
     intercept, weight = bool(estimator.fit_intercept), training.weight
     columns, offset, scale = _scaled(training, intercept, estimator.standardize)
     check_column_sizes(estimator, column_sizes(columns), LARGEST_IN_UNITS, 1.0 / LARGEST_IN_UNITS)

@@ -286,12 +286,16 @@ def test_slope_and_temper_of_parts_are_those_of_the_rows_in_memory(kw):
 
 def test_slope_and_temper_of_sampled_parts():
     X, y, _ = make_sparse_logistic(600, 400, random_state=0)
-    est = ConvexVariationalLogistic(4.0, variance="calibrated", random_state=0)
-    parts, memory = clone(est).fit(cut(X, y, 3)), clone(est).fit(X, y)
+    est = ConvexVariationalLogistic(4.0, variance="calibrated")
     exact = clone(est).set_params(variance="exact").fit(X, y)
-    for other in (memory, exact):
-        assert abs(np.log(parts.slope_ / other.slope_)) < 0.02
-        assert abs(np.log(parts.temper_ / other.temper_)) < 0.05
+    logs = []
+    for seed in range(12):  # one fit's temper is .06 off by its samples, in memory and in parts
+        est.set_params(random_state=seed)
+        parts, memory = clone(est).fit(cut(X, y, 3)), clone(est).fit(X, y)
+        logs.append([[np.log(e.slope_), np.log(e.temper_)] for e in (parts, memory)])
+    parts_gap, memory_gap = np.mean(logs, axis=0) - np.log([exact.slope_, exact.temper_])
+    for gap in (parts_gap, memory_gap, parts_gap - memory_gap):
+        assert abs(gap[0]) < 0.02 and abs(gap[1]) < 0.05
     more = parts.condition_on(X[:1], y[:1])
     assert (more.slope_, more.temper_) == (parts.slope_, parts.temper_)
     assert more.latent_mean_and_variance(X[:1])[1] < parts.latent_mean_and_variance(X[:1])[1]

@@ -91,3 +91,9 @@ def test_a_column_of_seconds_gives_a_finite_fit():
 def test_variances_that_leave_double_precision_are_an_error_that_says_so(unit):
     with pytest.raises(ValueError, match="columns of X"):
         ConvexVariationalLogistic(1.0).fit(unit * X, Y)
+
+
+def test_columns_beyond_double_precision_are_named_in_partitions_too():
+    for unit, parts in ((1e200, None), (1e200, 2), (1e35, 2)):
+        with pytest.raises(ValueError, match="X has a largest absolute value .* in column 0"):
+            ConvexVariationalLogistic(n_partitions=parts).fit(unit * X[50:], Y[50:])

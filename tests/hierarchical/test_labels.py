@@ -45,7 +45,9 @@ def test_labels_that_differ_are_two_groups(pair, as_array):
 
 
 @pytest.mark.parametrize(
-    "missing", [None, float("nan"), np.float32("nan"), Decimal("nan"), Decimal("sNaN")], ids=repr
+    "missing",
+    [None, float("nan"), np.float32("nan"), Decimal("nan"), Decimal("sNaN"), np.datetime64("NaT")],
+    ids=repr,
 )
 def test_a_missing_label_of_any_type_is_no_name(missing):
     groups = np.empty(60, dtype=object)

@@ -11,6 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from ..._engine.partition import Part, load_part, split_rows
 from ..._engine.row_order import row_keys
+from ..._estimator.checks import warn_of_spreads
 from ..._estimator.row_parts import CheckedRows, check_alike, names_of_part, read_part, set_columns
 from .._base import check_scale, weighted_mean
 from .._limits import LIMITS
@@ -279,6 +280,8 @@ def described(estimator, run, kept, seed):
         raise ValueError(f"y has only one class, {data.labels[0]!r}; a classifier needs two.")
     estimator.classes_ = data.labels
     set_columns(estimator, [(len(data.var), data.names)])
+    if estimator.kernel is None and len(data.candidates):
+        warn_of_spreads(estimator, data.candidates)
     return data, np.ones(sum(data.sizes), dtype=bool)
 
 

@@ -9,13 +9,11 @@ import numpy as np
 from ..._engine.loop import SILENT, Reason, worst_reason
 from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import minibatches, row_keys
-from ..._engine.rules import rule_of_power
 from ..._estimator.row_parts import CheckedRows
 from .._base import (
     check_kernel,
     column_spread,
     draw_seed,
-    factor_of,
     initial_kernel,
     sweeps_of,
     takes_some_rows,
@@ -23,7 +21,7 @@ from .._base import (
 from .._kernels import column_lengths
 from .._limits import LIMITS
 from .ep import InducingEP, PassState
-from .fit import InducingRun, checked_optimizer, gp_fit, kernel_of_some_rows
+from .fit import InducingRun, checked_optimizer, gp_fit, kernel_of_some_rows, labels_of
 from .learning import STEP_RULES, Hyperparameters
 from .rows import (
     Units,
@@ -33,7 +31,7 @@ from .rows import (
     inducing_count,
     standard_keys,
 )
-from .values import InducingPrior, rebase
+from .values import InducingPrior, grown, rebase
 
 
 class StreamSteps(NamedTuple):
@@ -65,7 +63,7 @@ STEPS = StreamSteps()
 class StreamPosterior:
     """Posterior after the rows so far, kept between calls.
 
-    gram (C, m, m) and shift (C, m) are the sums of all sites under the prior, `log_terms` is that
+    gram (P, q, q) and shift (P, q) are the sums of all sites under the prior, `log_terms` is that
     of the terms of the rows in the log evidence, each as of the time it was seen, and `weight` the
     rows seen. `rule` is the step rule of the kernel parameters with its memory, or None. `first`
     are the rows so far while there are too few to learn a length for each column from them.
@@ -85,8 +83,7 @@ class StreamPosterior:
 class StreamPlan:
     """What the estimator decides for a stream; `n_inducing` is 0 where points are fixed."""
 
-    factor: Any
-    rule: Any
+    labels: Any
     step_rule: Any
     learning_rate: float
     batch_size: int | None
@@ -116,20 +113,19 @@ class StreamRun(NamedTuple):
         return len(self.history["residual"])
 
 
-def plan_stream(estimator):
-    """Return the `StreamPlan` of the next call."""
-    factor, sweeps = factor_of(estimator), sweeps_of(estimator)
+def plan_stream(estimator, joint):
+    """Return the `StreamPlan` of the next call, of all classes jointly or of binary problems."""
+    labels, sweeps = labels_of(estimator, joint), sweeps_of(estimator)
     if estimator._needs_all_rows:
         raise ValueError(
             "partial_fit goes through inducing points, which need rows of numbers and an optimizer "
             "that takes steps: give a kernel of vectors, and optimizer='auto' or None."
         )
-    optimizer = checked_optimizer(estimator, factor)
+    optimizer = checked_optimizer(estimator, labels.factor)
     if optimizer == "fmin_l_bfgs_b":
         optimizer = "adam"
     return StreamPlan(
-        factor=factor,
-        rule=rule_of_power(estimator.power),
+        labels=labels,
         step_rule=None if optimizer is None else STEP_RULES[optimizer],
         learning_rate=estimator.learning_rate,
         batch_size=estimator.batch_size,
@@ -139,7 +135,7 @@ def plan_stream(estimator):
     )
 
 
-def new_stream(estimator, rows, known=None):
+def new_stream(estimator, rows, labels, known=None):
     """Return the stream before any of its first `rows`, with kernel and inducing points from them.
 
     `known` is the kernel of some of them, None where it is not known.
@@ -150,9 +146,9 @@ def new_stream(estimator, rows, known=None):
     lengths = column_lengths(kernel, X.shape[1])
     Z = first_points(estimator, X, weight, seed, lengths, told=False)
     check_kernel(kernel, kernel(Z, Z))
-    C, m = estimator._n_problems, len(Z)
+    P, q = labels.n_posteriors, labels.n_latents * len(Z)
     prior = InducingPrior(kernel, Z, estimator.jitter)
-    return StreamPosterior(prior, np.zeros((C, m, m)), np.zeros((C, m)), 0.0, 0.0, seed)
+    return StreamPosterior(prior, np.zeros((P, q, q)), np.zeros((P, q)), 0.0, 0.0, seed)
 
 
 def fit_stream(estimator, plan, X, y, forgetting):
@@ -168,7 +164,7 @@ def fit_stream(estimator, plan, X, y, forgetting):
     so_far = _rows_so_far(estimator, before, rows, forgetting)
     known = _kernel_of(estimator, so_far)
     if stream is None or known is not None:
-        stream, last, rows = new_stream(estimator, so_far, known), None, so_far
+        stream, last, rows = new_stream(estimator, so_far, plan.labels, known), None, so_far
     young = known is None and _waits(estimator, so_far)
     stream = replace(forgotten(stream, forgetting), first=so_far if young else None)
     run = absorb(stream, rows, plan)
@@ -225,7 +221,7 @@ def stream_of_fit(plan, run):
     state = run.state
     # that of an average is an integral, what the passes told last is of this state
     log_evidence = run.history["log_evidence"][-1]
-    log_terms = log_evidence - sum(p.log_evidence for p in state.posteriors())
+    log_terms = log_evidence - run.model.log_evidence
     return StreamPosterior(
         state.prior, state.gram, state.shift, log_terms, plan.data.weight, plan.seed
     )
@@ -248,7 +244,7 @@ def absorb(stream, rows, plan):
     if plan.batch_size is not None:
         keys = standard_keys(X, Units.of_rows(X, weight), stream.seed, y)
         batches = [np.sort(b) for b in minibatches(keys, weight, plan.batch_size)]
-    sites, loo = np.empty((len(stream.gram), 2, len(X))), np.empty(len(X))
+    sites, loo = np.empty((plan.labels.n_sites, 2, len(X))), np.empty(len(X))
     histories, reasons = [], []
     for own in batches:
         part = Part(X[own], y[own], weight[own])
@@ -291,8 +287,7 @@ def _absorb_batch(stream, part, plan):
 
 def _batch_ep(run, n_rows, stream, plan):
     """Return EP over the rows of an open map, with the sums of the stream beside theirs."""
-    shared, base = (len(stream.gram), plan.factor, plan.rule), (stream.gram, stream.shift)
-    return InducingEP(run, [n_rows], None, *shared, base=base)
+    return InducingEP(run, [n_rows], None, plan.labels, base=(stream.gram, stream.shift))
 
 
 def _learn_from_batch(stream, X, y, weight, rule, plan):
@@ -302,7 +297,7 @@ def _learn_from_batch(stream, X, y, weight, rule, plan):
     passes over a row do not grow with the batch and what is learned does not hang on how a stream
     is cut.
     """
-    sites = np.empty((len(stream.gram), 2, len(X)))
+    sites = np.empty((plan.labels.n_sites, 2, len(X)))
     keys = standard_keys(X, Units.of_rows(X, weight), stream.seed, y)
     for rows in minibatches(keys, weight, STEPS.block):
         rows = np.sort(rows)
@@ -353,11 +348,5 @@ def _grown(stream, X, weight, plan):
     wanted = plan.n_inducing - m
     added = choose_inducing_points(X[fresh], weight[fresh], wanted, stream.seed, lengths)
     prior = InducingPrior(old.kernel, np.vstack([old.Z, added]), plan.jitter)
-    T = old.inverse @ prior.lower[:m, :m]
-    grow = (0, len(added))
-    return replace(
-        stream,
-        prior=prior,
-        gram=np.pad(T.T @ stream.gram @ T, ((0, 0), grow, grow)),
-        shift=np.pad(stream.shift @ T, ((0, 0), grow)),
-    )
+    gram, shift = grown(stream.gram, stream.shift, old, prior)
+    return replace(stream, prior=prior, gram=gram, shift=shift)

@@ -208,9 +208,8 @@ class PartsGivenTheta:
 
     def _slope(self, theta, node):
         """Return the derivatives (T,) of the log evidence; of unnamed groups those of the named."""
-        (q,), (n, _) = self.n_effects, node.local.offset.shape
-        turned = (node.local.gain @ node.root.T).reshape(n, q, len(node.root))
-        moment = node.local.second_moment(node.mean, turned @ turned.swapaxes(1, 2))
+        (q,), n = self.n_effects, len(node.local.offset)
+        moment = node.local.second_moment(node.mean, node.local.explained(node.root))
         return _scales.slope(theta, q, self.n_levels[0] / max(n, 1) * moment)
 
 
