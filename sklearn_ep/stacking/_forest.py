@@ -9,7 +9,7 @@ Trees see the distinct rows in an order of their own, and bags are drawn by copi
 neither on the order of the rows nor on whether weights are written out as repeated rows.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -93,7 +93,8 @@ class OutOfBagForest(ClassifierMixin, BaseEstimator):
     def _grow(self, rows, own, count):
         """Grow the trees; return out-of-bag log probabilities (m, K) of distinct rows (m, d)."""
         rng, label = check_random_state(self.random_state), np.eye(len(self.classes_))[own]
-        grown, votes, absent = [], np.zeros(label.shape), np.zeros(len(own))
+        grown: list[Any] = []
+        votes, absent = np.zeros(label.shape), np.zeros(len(own))
         while len(grown) < _TREES:
             bag = _bag(count, rng)
             if np.any(bag):
