@@ -147,13 +147,14 @@ def draw_stacking(fig, ink):
     model = BayesianStackingClassifier(random_state=0).fit(x[:, None], y)
     line = np.linspace(-6, 6, 200)[:, None]
     ax = fig.add_subplot()
-    names = ("Gaussian process", "linear", "additive")
-    for name, part, colour in zip(names, model.estimators_, (FIRST, SECOND, ACCENT), strict=True):
-        ax.plot(line, part.predict_proba(line)[:, 1], color=colour, linewidth=1.2, label=name)
+    colours = (FIRST, SECOND, ACCENT, "#3f9c5f")
+    for (name, part), colour in zip(model.named_estimators_.items(), colours, strict=True):
+        label = name.replace("_", " ").replace("gaussian", "Gaussian")
+        ax.plot(line, part.predict_proba(line)[:, 1], color=colour, linewidth=1.2, label=label)
     ax.plot(line, model.predict_proba(line)[:, 1], color=ink, linewidth=2.2, label="mixture")
     ax.scatter(x, y * 1.1 - 0.05, s=12, marker="|", color=ACCENT)
     plain(ax, xlabel="column", ylabel="probability of the second class")
-    ax.legend(frameon=False, fontsize=8, loc="lower right")
+    ax.legend(frameon=False, fontsize=8, loc="upper left")
 
 
 def draw_priors(fig, ink):
