@@ -165,7 +165,8 @@ def main():
         for p in ROOT.glob("doc/**/*.rst")
         if not {"_build", "generated", "auto_examples", "_templates"} & set(p.parts)
     ]
-    for path in sorted([*pages, ROOT / "README.md", *ROOT.glob("examples/**/*.rst")]):
+    pages += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "doc/README.md")]
+    for path in sorted([*pages, *ROOT.glob("examples/**/*.rst")]):
         text = path.read_text()
         name = path.relative_to(ROOT)
         found += in_prose(name, text) + in_blocks(name, text)
