@@ -541,15 +541,14 @@ class ScaledJacobi(DiagonalCovariance):
         return out + rng.standard_normal((n_samples, len(self.shared))) @ self.shared
 
 
-def coefficient_variances(U, diagonal, data):
-    """Return the variances of coefficients from draws U (n, k) and diag(A) = diagonal + data.
+def coefficient_variances(sampled, n_draws, diagonal, data):
+    """Return the variances of coefficients from those of draws and diag(A) = diagonal + data.
 
     Draws are taken as spread about 1 / (D_j + t data_j), t the share that suits them all.
     """
-    sampled = np.mean(U**2, axis=1)
     variances = 1.0 / (diagonal + _share(sampled, diagonal, data) * data)
     ratio = sampled / variances
-    shrink = spread_and_share(np.var(ratio), U.shape[1])[1]
+    shrink = spread_and_share(np.var(ratio), n_draws)[1]
     return np.maximum(variances * (1.0 + shrink * (ratio - 1.0)), TINY)
 
 

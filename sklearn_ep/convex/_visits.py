@@ -48,7 +48,6 @@ from ._systems import (
     conjugate_gradients,
     lanczos_factor,
     log_determinant,
-    spread_and_share,
 )
 
 
@@ -73,11 +72,11 @@ class _Samples(NamedTuple):
     two tell it to .01 or .02 of many rows, and where it is below .03 eight are of no use to a row.
     """
 
-    few: int = 4  # four tell the level, ...
-    few_drawn: int = 2000  # ... or so many samples times coefficients, ...
-    many_rows: int = 25_000  # ... and of so many rows two do
-    spread: float = 0.01  # from which all samples are drawn, once the scale of the prior is found
-    spread_of_two: float = 0.03  # from which they are where two told the spread
+    few: int = 2  # two tell the level, ...
+    few_drawn: int = 1000  # ... or so many draws times coefficients
+    # spread, or error of the level, from which all are drawn once the scale of the prior is found
+    spread: float = 0.03
+    error: float = 0.01
     spread_to_shrink: float = 0.005  # from which rows are drawn towards their own samples
 
 
@@ -182,21 +181,17 @@ class _Draws:
         self._samples: Any = None
         self._diagonal: Any = None  # prior precisions of which they are
         self._column: Any = None
-        self._wanted = 0
+        self._left, self._wanted = 0.0, 0
 
-    def drawn(self, diagonal, data, right, rtol, column_too):
-        """Return draws (n, k), with u'A u scaled to its mean, and the column.
-
-        `right` (n, k) has covariance A. The column of A^-1 that belongs to an intercept is solved
-        for beside them, None without one.
-        """
-        n, k = right.shape
-        scale, tolerances = (diagonal + data)[:, None], np.full(k, rtol)
-        x = np.zeros((n, k))
+    def solved(self, diagonal, data, right, rtol, column_too):
+        """Return A^-1 right (n, m) and the column of A^-1 that belongs to an intercept, or None."""
+        n, m = right.shape
+        scale, tolerances = (diagonal + data)[:, None], np.full(m, rtol)
+        x = np.zeros((n, m))
         if self._samples is not None:
             # a draw of a coefficient that rows tell nothing of goes with its prior deviation
             start = np.sqrt(self._diagonal / diagonal)[:, None] * self._samples
-            x[:, : start.shape[1]] = start[:, :k]
+            x[:, : start.shape[1]] = start[:, :m]
         if column_too:
             unit = np.zeros((n, 1))
             unit[-1] = 1.0
@@ -206,58 +201,77 @@ class _Draws:
         times = self.place.images(diagonal, curvature=False)
         r = right - times(x) if self._samples is not None else right.copy()
         conjugate_gradients(times, scale, right, x, r, tolerances)
-        self._samples, self._diagonal = x[:, :k].copy(), diagonal
-        energy = np.einsum("ij,ij->j", x, right - r)[:k]
-        U = self._samples * np.sqrt(n / np.maximum(energy, TINY))
+        self._samples, self._diagonal = x[:, :m].copy(), diagonal
+        features = slice(None, -1 if column_too else None)  # given the intercept only these matter
+        self._left = float(np.sum((r[:, 1:m:2] ** 2 / scale)[features])) / (m // 2)
         if not column_too:
-            return U, None
-        self._column = x[:, k].copy()
+            return self._samples, None
+        self._column = x[:, m].copy()
         # given the intercept: draws without what goes with it
-        U = U - np.outer(self._column, U[-1] / self._column[-1])
+        U = self._samples - np.outer(self._column, self._samples[-1] / self._column[-1])
         U[-1] = 0.0
         return U, self._column
 
-    def right(self, diagonal, right, k):
-        """Return the diagonal of B' Pi B and k columns of N(0, A), of which some may be there."""
-        columns = slice(right.shape[1], k)
-        data, more = self.place.visit(right_sums, columns, products=1 + k - columns.start)
-        more += np.sqrt(diagonal)[:, None] * self.noise[:, columns]
-        return data, np.hstack([right, more])
+    def right(self, diagonal, first, last):
+        """Return the diagonal of B' Pi B and right sides (n, 2 (last - first)) of draws.
+
+        What the noise of rows gives, and what that of columns does, in turns: their sum is N(0, A).
+        """
+        columns = slice(first, last)
+        data, of_rows = self.place.visit(right_sums, columns, products=1 + last - first)
+        of_columns = np.sqrt(diagonal)[:, None] * self.noise[:, columns]
+        return data, np.stack([of_rows, of_columns], axis=2).reshape(len(data), -1)
 
     def calibrated(self, diagonal, rtol, damping, whole):
         """Return the `_Formed` whose shape is that of the diagonal of A, and whose level draws'.
 
         First by a few, and if `whole` by all of them where rows differ in the level.
         """
-        place, most = self.place, self.noise.shape[1]
+        place, most = self.place, (self.noise.shape[1] + 1) // 2
         right, intercept = np.empty((len(diagonal), 0)), place.rows.spec.intercept
-        least = _SAMPLES.few if place.rows.weight < _SAMPLES.many_rows else 2
-        few = min(max(least, _SAMPLES.few_drawn // len(diagonal), self._wanted), most)
+        few = min(max(_SAMPLES.few, _SAMPLES.few_drawn // len(diagonal), self._wanted), most)
         for k in dict.fromkeys((few, most)):
-            data, right = self.right(diagonal, right, k)
-            U, column = self.drawn(diagonal, data, right, rtol, intercept)
+            data, more = self.right(diagonal, right.shape[1] // 2, k)
+            right = np.hstack([right, more])
+            U, column = self.solved(diagonal, data, right, rtol, intercept)
             variances = 1.0 / (diagonal + data)
             if intercept:
                 variances[-1] = 0.0
-            candidate = Candidate(next(place.tags), variances, U, column)
-            sums = place.visit(calibration_sums, candidate, products=k)
-            level, variance = _level_and_variance(sums)
-            spread, shrink = spread_and_share(variance, k)
-            told = spread < (_SAMPLES.spread if k > 2 else _SAMPLES.spread_of_two) or k == most
+            candidate = Candidate(next(place.tags), variances, U, column, k, True)
+            extra = candidate, place.anchors[-1].level
+            sums = place.visit(calibration_sums, extra, products=2 * k)
+            energy = np.einsum("ij,ij->j", self._samples, right).reshape(k, 2)
+            features = slice(None, -1 if intercept else None)
+            # u' A u of a draw has the mean n, which takes out some of its noise
+            weight = np.repeat(len(diagonal) / np.maximum(energy.sum(axis=1), TINY), 2)
+            squares = U[features] ** 2 @ weight / k
+            coefficients = coefficient_variances(squares, k, diagonal[features], data[features])
+            known = 1.0 - diagonal[features] * coefficients
+            own = np.sqrt(diagonal[features, None]) * U[features, 1::2]
+            beside = float(np.sum((self.noise[features, :k] - own) ** 2)) / k
+            # where all of it is rounding, as beside tiny columns, it is nothing
+            rounding = (64.0 * np.finfo(float).eps) ** 2 * len(diagonal)
+            beside, rest = (max(value - rounding, 0.0) for value in (beside, self._left))
+            level, error = _level_and_error(sums, beside, rest, float(known @ known))
+            spread, shrink = _spread_and_share(sums, level, k)
+            near = spread < _SAMPLES.spread and error < _SAMPLES.error * np.sqrt(k)
+            told = near or k == most
             if told or not whole:
                 break
             self._wanted = most
         shrink = 0.0 if spread < _SAMPLES.spread_to_shrink else shrink
-        features = slice(None, -1 if intercept else None)
-        coefficients = coefficient_variances(U[features], diagonal[features], data[features])
         predictor = ScaledJacobi(level * variances, coefficients, column)
         anchor = Anchor(candidate, place.point.u, level, shrink, damping)
         return _Formed(anchor, predictor, data, told)
 
     def monte_carlo(self, diagonal, rtol, damping, _):
         """Return the `_Formed` by mean squares alone, with a relative error of sqrt(2 / k)."""
-        data, right = self.right(diagonal, np.empty((len(diagonal), 0)), self.noise.shape[1])
-        U, _ = self.drawn(diagonal, data, right, rtol, False)
+        data, halves = self.right(diagonal, 0, self.noise.shape[1])
+        right = halves[:, ::2] + halves[:, 1::2]
+        U = self.solved(diagonal, data, right, rtol, False)[0]
+        # u' A u of a draw has the mean n: scaling to it takes out what unfinished solves lack
+        energy = np.einsum("ij,ij->j", U, right)
+        U = U * np.sqrt(len(U) / np.maximum(energy, TINY))
         return self._low_rank(U / np.sqrt(U.shape[1]), diagonal, data, damping)
 
     def lanczos(self, diagonal, rtol, damping, _):
@@ -269,8 +283,7 @@ class _Draws:
         return self._low_rank(unit * factor, diagonal, data, damping)
 
     def _low_rank(self, factor, diagonal, data, damping):
-        samples = factor * np.sqrt(factor.shape[1])
-        candidate = Candidate(next(self.place.tags), 1.0 / (diagonal + data), samples, None)
+        candidate = Candidate(next(self.place.tags), 1.0 / (diagonal + data), factor, None)
         anchor = Anchor(candidate, self.place.point.u, 1.0, 1.0, damping)
         return _Formed(anchor, HalfCovariance(factor.T), data)
 
@@ -452,18 +465,37 @@ class SampledLoop:
         return bound, 0.5 * error
 
 
-def _level_and_variance(sums):
-    """Return the level c of the variances and the variance of sampled over calibrated ones.
+def _level_and_error(sums, beside, rest, own):
+    """Return the level c of the variances, and its relative error with one draw.
 
-    The ratio of a row is a / c + b, whose mean c makes one.
+    Signs of rows tell the degrees of freedom, the sum of eigenvalues s, with a variance of the sum
+    of s^2 less the squares of single rows. Those of columns do with `own` in place of the latter,
+    and with `rest`, which their solves leave: `beside` is the part that rows do not add up. The
+    ratio of a row is a / c + b, whose mean over what both say c makes one.
     """
-    if not sums.weight > 0:
-        return 1.0, 0.0
-    a, b, aa, ab, bb = (x / sums.weight for x in sums[1:])
-    level = a / max(1.0 - b, 0.01)
-    if not level > 0:
-        return 1.0, 0.0
-    return level, (aa / level + 2.0 * ab) / level + bb - (a / level + b) ** 2
+    if not sums.told_a > 0:
+        return 1.0, np.inf
+    of_rows, of_columns = sums.told, sums.of_columns + beside
+    errors = np.maximum(sums.squared - np.array([sums.own, own]), 0.02 * sums.squared)
+    errors[1] += rest**2
+    share = errors[0] / errors.sum() if errors.sum() > 0 else 1.0  # squares of tiny columns are 0
+    more = max(1.0 + share * (of_columns / of_rows - 1.0), 0.1)
+    error = np.sqrt(2.0 * share * errors[1]) / sums.dof
+    return more * sums.told_a / max(sums.dof - more * sums.told_b, 0.01 * sums.dof), error
+
+
+def _spread_and_share(sums, level, n_draws):
+    """Return the spread of sampled over calibrated variances, and its share in that of the draws.
+
+    Independent draws tell it without their noise; one draw tells nothing.
+    """
+    if n_draws == 1 or not sums.weight > 0:
+        return 0.0, 0.0
+    forms = np.array([1.0 / level**2, 2.0 / level, 1.0]) / sums.weight
+    square, mean = ((sums.a / level + sums.b) / sums.weight) ** 2, forms @ sums.mean
+    apart = (n_draws * mean - forms @ sums.each) / (n_draws - 1)
+    spread = max(apart - square, 0.0)
+    return spread, spread / (mean - square) if spread > 0 else 0.0
 
 
 class NaturalStep(NamedTuple):

@@ -21,7 +21,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import ConvexVariationalLogistic
 from sklearn_ep._engine.partition import PartMap, PartMemory, add_up
-from sklearn_ep.convex._rows import row_normals
+from sklearn_ep.convex._rows import row_signs
 from sklearn_ep.datasets import make_sparse_logistic
 from sklearn_ep.sites import LaplaceSite, StudentTSite
 
@@ -162,15 +162,15 @@ def test_calibrated_parts_learn_priors_and_start_warm():
     assert warm.fit(cut(X, y, 2)).n_passes_ < first
 
 
-def test_noise_belongs_to_rows_and_is_normal():
-    whole = row_normals(0, 1000, slice(0, 8), 7)
-    np.testing.assert_array_equal(whole[400:], row_normals(400, 600, slice(0, 8), 7))
-    np.testing.assert_array_equal(whole[:, 4:], row_normals(0, 1000, slice(4, 8), 7))
-    assert abs(whole.mean()) < 0.04 and abs(whole.std() - 1) < 0.03
-    assert abs(np.mean(whole**4) - 3) < 0.3
+def test_signs_belong_to_rows_and_are_random():
+    whole = row_signs(0, 1000, slice(0, 8), 7)
+    np.testing.assert_array_equal(whole[400:], row_signs(400, 600, slice(0, 8), 7))
+    np.testing.assert_array_equal(whole[:, 4:], row_signs(0, 1000, slice(4, 8), 7))
+    assert set(whole.ravel()) == {-1.0, 1.0} and abs(whole.mean()) < 0.04
     gram = whole.T @ whole / 1000
-    assert np.max(np.abs(gram - np.diag(np.diag(gram)))) < 0.12
-    assert np.max(np.abs(whole - row_normals(0, 1000, slice(0, 8), 8))) > 1
+    assert np.max(np.abs(gram - np.eye(8))) < 0.12
+    assert abs(np.mean(whole[1:] * whole[:-1])) < 0.04
+    assert 0.4 < np.mean(whole != row_signs(0, 1000, slice(0, 8), 8)) < 0.6
 
 
 def test_sums_and_memory_of_parts():
