@@ -26,7 +26,7 @@ class _Lengths(NamedTuple):
     chains: tuple = (8, 32)
     round: int = 200  # steps
     work: float = 8e7  # of all steps: columns of all chains times 1 + k / 8 with k in on average
-    step: float = 2e4  # of this a step is at least
+    step: float = 4e4  # of this a step is at least
     patience: int = 4  # times that, where chains do not agree
     rounds: tuple = (4, 64)
     all_models: int = 12  # columns of which all models are looked at

@@ -16,9 +16,9 @@ from .._engine.gaussian import (
     ImproperPosterior,
     checked_cholesky,
     cholesky_solve,
+    invert_triangular,
     lower_times,
     positive_variance,
-    triangular_inverse,
     triangular_solve,
 )
 
@@ -136,11 +136,11 @@ class DenseMarginals:
     def __init__(self, model, precision, shift, noise, floor):
         A = model.gram / noise
         A[np.diag_indices_from(A)] += precision
-        lower = checked_cholesky(A)
-        self.root = triangular_inverse(lower)
+        self.root = checked_cholesky(A)
+        self.log_det = 2 * np.log(np.diagonal(self.root)).sum()
+        invert_triangular(self.root)
         self.mean = self.root.T @ (self.root @ (shift + model.Xy / noise))
         self.var = np.einsum("ij,ij->j", self.root, self.root)
-        self.log_det = 2 * np.log(np.diagonal(lower)).sum()
         self.residual = model.y - model.X @ self.mean
         self.squared_error = self.residual @ self.residual + model.rest
         self.trace = max(noise * (len(shift) - precision @ self.var), 0.0)
@@ -198,14 +198,14 @@ class LowRankMarginals:
         self._low, self._scale = low, 1.0 / floored
         scale = self._scale
         C, parts = self._build()
-        lower = checked_cholesky(C)
-        self._root = triangular_inverse(lower)
+        self._root = checked_cholesky(C)
+        self.log_det = np.log(floored).sum() + 2 * np.log(np.diagonal(self._root)).sum()
+        self.log_det -= len(C) * np.log(noise)
+        invert_triangular(self._root)
         prior_mean = scale * shift
         gap = model.y - model.X @ prior_mean
         self._dual = self._root.T @ (self._root @ gap)
         self.mean = prior_mean + scale * (model.X.T @ self._dual)
-        self.log_det = np.log(floored).sum() + 2 * np.log(np.diagonal(lower)).sum()
-        self.log_det -= len(C) * np.log(noise)
         if low.size:
             self._prepare(floored[low] - precision[low])
         self.var = scale * (1.0 - self._sweep(parts))
