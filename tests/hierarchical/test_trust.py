@@ -96,11 +96,10 @@ def test_adaptive_parts_stay_where_their_sites_can_be_trusted():
     assert found.log_evidence_ == pytest.approx(given.log_evidence_, abs=1e-3)
 
 
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_adaptive_parts_carry_out_mergers(monkeypatch, rounds):
-    """Where every merger of two parts of fewer than some divergence is advised, parts are halved."""
+@pytest.mark.parametrize("n_left", [3, 1])
+def test_adaptive_parts_carry_out_mergers(monkeypatch, n_left):
+    """Mergers of neighbours are advised until so many parts are left, of five two pairs at once."""
     X, y = in_memory()
-    n_left = {1: 3, 3: 1}[rounds]  # of five parts two pairs are merged at a time
     advised = trusts.trust_of
 
     def trust_of(rows, *args):

@@ -16,7 +16,14 @@ import numpy as np
 from scipy.linalg import solve_triangular
 from scipy.special import expit, log_expit, logsumexp
 
-from ..._engine.gaussian import Moments, backward, checked_cholesky, log_partition, natural
+from ..._engine.gaussian import (
+    Moments,
+    backward,
+    checked_cholesky,
+    forward,
+    log_partition,
+    natural,
+)
 from ..._engine.quadrature import gauss_legendre_panels
 from .. import _scales
 from .part import (
@@ -47,7 +54,7 @@ class DrawState(NamedTuple):
     Gaussian to draw from where EP is not to be asked. Draws phi (S, P), None where they are due,
     weigh exp(log cavity - base) under a cavity, base (S,): importance sampling has the likelihood
     in it, a chain the cavity it was made for. log_z is what the log of their mean weight lacks of
-    log Z.
+    log Z. score (S, P) of a chain are the slopes of its log density without the cavity.
     """
 
     nodes: SiteState
@@ -57,6 +64,7 @@ class DrawState(NamedTuple):
     phi: np.ndarray | None = None
     base: np.ndarray | None = None
     log_z: float = 0.0
+    score: np.ndarray | None = None
 
 
 def marginal_log_likelihood(rows, phi, q):
@@ -257,32 +265,82 @@ def joint_log_density(rows, cavity, phi, u, q):
 
 
 def _chain(rows, cavity, coordinates, q, n_draws, seed):
-    """Return draws (n_draws, P) of phi from the tilted distribution, of one chain."""
+    """Return draws (n_draws, P) of phi from the tilted distribution, of one chain, and scores.
+
+    Scores are slopes without the cavity, as `_moments_by_scores` needs them.
+    """
     sample, from_pyfunc = load_sampler()
     mean, lower = coordinates.mean, checked_cholesky(coordinates.cov)
     p, n_groups = len(mean), len(rows.starts)
     size = p + n_groups * q
 
+    def slopes(x):
+        phi, u = mean + lower @ x[:p], x[p:].reshape(n_groups, q)
+        value, slope, slope_u = joint_log_density(rows, cavity, phi, u, q)
+        return value, np.concatenate([lower.T @ slope, slope_u.ravel()])
+
     def log_prob(x):
         # far steps of the adaptation may overflow; the sampler turns back from such points
         with np.errstate(over="ignore", invalid="ignore"):
-            phi, u = mean + lower @ x[:p], x[p:].reshape(n_groups, q)
-            value, slope, slope_u = joint_log_density(rows, cavity, phi, u, q)
-            return value, np.concatenate([lower.T @ slope, slope_u.ravel()])
+            return slopes(x)
 
     model = from_pyfunc(
         size,
         lambda: log_prob,
-        lambda *_: lambda x: {"x": np.array(x[:p])},
+        lambda *_: lambda x: {"x": np.array(x)},
         [np.dtype("float64")],
-        [(p,)],
+        [(size,)],
         ["x"],
         make_initial_point_fn=lambda s: np.random.default_rng(s).standard_normal(size),
     )
     # 400 draws to adapt by: the coordinates are nearly right already
     silent = dict(save_warmup=False, progress_bar=False)
     trace = sample(model, draws=n_draws, tune=400, chains=1, cores=1, seed=seed, **silent)
-    return mean + trace.posterior["x"].values[0] @ lower.T
+    x = trace.posterior["x"].values[0]
+    phi, slope = mean + x[:, :p] @ lower.T, np.array([slopes(own)[1] for own in x])
+    score = slope[:, :p] + slope[:, p:] @ _effects_along(slopes, rows, coordinates, lower, q)
+    return phi, solve_triangular(lower, score.T, lower=True, trans=1).T - _slope_of(cavity, phi)
+
+
+def _effects_along(slopes, rows, coordinates, lower, q):
+    """Return how the modes (J q,) of the effects go along with white coordinates, (J q, P)."""
+    d, p, step = rows.X.shape[1], len(lower), 1e-4
+    if q == 0:
+        return np.zeros((0, p))
+    phi = coordinates.mean
+    design = rows.local @ _scales.factor(phi[d:], q)
+    modes, own = effect_modes(rows, rows.X @ phi[:d], design, np.zeros((len(rows.starts), q)))
+    places = np.r_[np.zeros(p), modes.ravel()] + step * np.eye(p, p + modes.size)[:, None] * [
+        [1],
+        [-1],
+    ]
+    ends = np.array([[slopes(x)[1][p:] for x in pair] for pair in places])
+    change = (ends[:, 0] - ends[:, 1]).reshape(p, *modes.shape) / (2.0 * step)
+    along = backward(own, forward(own, np.moveaxis(change, 0, -1)))
+    return along.reshape(-1, p)
+
+
+def _slope_of(cavity, phi):
+    """Return the slopes (S, P) of the log of a cavity at draws."""
+    return cavity.shift - phi @ cavity.precision
+
+
+def _moments_by_scores(state, weight, cavity):
+    """Return tilted moments under a cavity by weights (S,) of the draws of a chain.
+
+    With white x = L^-1 (phi - m) and scores g, E g = 0 and E x g' = -I whatever the distribution
+    (integration by parts), so that x + g has the mean of x, and its covariance with x is that of x
+    less I. Both hardly vary where the distribution is nearly N(m, L L'), the one EP finds: what a
+    plain covariance is off, relative to the whole precision, adds up over sites. Scores are those
+    along a line on which the effects move with phi, which is as right and varies less.
+    """
+    mean, lower = state.proposal.mean, checked_cholesky(state.proposal.cov)
+    white = solve_triangular(lower, (state.phi - mean).T, lower=True).T
+    steady = white + (state.score + _slope_of(cavity, state.phi)) @ lower
+    centre = weight @ steady
+    across = (weight[:, None] * (white - centre)).T @ (steady - centre)
+    cov = np.eye(len(centre)) + 0.5 * (across + across.T)
+    return Moments(mean + lower @ centre, lower @ cov @ lower.T)
 
 
 def _log_mass(rows, cavity, moments, q, n_draws, rng):
@@ -302,12 +360,12 @@ def _fresh(rows, cavity, state, q, settings):
     site = tilted_by_nodes(rows, cavity, state.nodes, q=q, tol=1e-2)
     stream = np.random.SeedSequence([settings.seed, state.site, state.n_fresh])
     seed = int(stream.generate_state(1)[0])
-    phi = _chain(rows, cavity, site.moments, q, settings.n_draws, seed)
-    found = _moments_of(phi, np.full(len(phi), 1.0 / len(phi)))
-    log_z = _log_mass(rows, cavity, found, q, settings.n_draws, np.random.default_rng(stream))
-    return DrawState(
-        site.state, state.site, state.n_fresh + 1, None, phi, log_factor(cavity, phi), log_z
-    )
+    phi, score = _chain(rows, cavity, site.moments, q, settings.n_draws, seed)
+    known = site.moments, phi, log_factor(cavity, phi), 0.0, score
+    new = DrawState(site.state, state.site, state.n_fresh + 1, *known)
+    found = _moments_by_scores(new, np.full(len(phi), 1.0 / len(phi)), cavity)
+    rng = np.random.default_rng(stream)
+    return new._replace(log_z=_log_mass(rows, cavity, found, q, settings.n_draws, rng))
 
 
 def tilted_by_nuts(rows, cavity, state, *, q, settings):
@@ -318,17 +376,11 @@ def tilted_by_nuts(rows, cavity, state, *, q, settings):
     Notes
     -----
     Draws made for an earlier cavity are weighted by the new one over the old one, until too few
-    stay effective. The covariance is the one whose inverse is an unbiased precision: the inverse of
-    a plain sample covariance of s draws is too large by (s - 1) / (s - P - 2), relative to the
-    whole precision and not to the share of the site, and sites add that up. Draws of a chain depend
-    on each other, those of log scales most (one in four counts); the factor takes them as they are.
+    stay effective.
     """
     log_weight = None if state.phi is None else log_factor(cavity, state.phi) - state.base
     if log_weight is None or normalised(log_weight)[1] <= settings.min_share:
         state = _fresh(rows, cavity, state, q, settings)
         log_weight = np.zeros(settings.n_draws)
-    weight, share = normalised(log_weight)
-    n, p = share * len(weight), state.phi.shape[1]
-    tilted = _moments_of(state.phi, weight)
-    unbiased = (n - 1.0) / (n - p - 2.0)
-    return _weighed(state, log_weight, tilted._replace(cov=unbiased * tilted.cov), 2 * (p + 2))
+    tilted = _moments_by_scores(state, normalised(log_weight)[0], cavity)
+    return _weighed(state, log_weight, tilted, 2 * (state.phi.shape[1] + 2))
