@@ -461,6 +461,7 @@ def remarks_on_plan(plan, tau):
     for k, factor in enumerate(plan.columns.factors):
         name = f"factor {factor.name!r}"
         found.append(_remark_on_scale(plan, k, name, float(tau[first[k]])))
+        found += _remarks_on_slopes(plan, k, name)
         if missing := plan.n_levels[k] - len(plan.levels[k]):
             found.append(
                 f"{name} has no label in {missing} of {plan.n_rows} rows: each of them is taken as "
@@ -489,6 +490,20 @@ def _remark_on_scale(plan, k, name, tau):
             "engine='ep' where it is not too large."
         )
     return _remark_on_small_groups(plan, name, median, tau)
+
+
+def _remarks_on_slopes(plan, k, name):
+    """Return sentences on slopes of factor k whose columns do not vary within its groups."""
+    if plan.codes is None:
+        return []
+    first = np.unique(plan.codes[k], return_index=True)[1]  # a row of each group
+    same = np.all(plan.designs[k] == plan.designs[k][first][plan.codes[k]], axis=0)
+    return [
+        f"{name}: the column of slope {number} in random_slopes does not vary within groups, so "
+        "that its effects cannot be told from those of the intercept: leave it out of "
+        "random_slopes; its shared coefficient stays."
+        for number in np.flatnonzero(same[1:]) + 1
+    ]
 
 
 def _remark_on_same_groups(first, second):

@@ -38,12 +38,27 @@ _BLOCK = 1_000_000  # row values held at once
 _GRADED = np.array([0.0, 1, 2.2, 3.6, 5.2, 7.5, 11, 16, 24, 36, 54, 81, 120, 180, 270, 1e9])
 
 
+_MOST_DOUBLED = 3  # times that fresh draws are twice as many
+
+
 class ImportanceSettings(NamedTuple):
     """Draws in a site, share of effective draws below which fresh ones are made, and the seed."""
 
     n_draws: int
     min_share: float
     seed: int
+
+    def number(self, n_fresh):
+        """Return how many draws to make after others: twice as many each time.
+
+        Where draws do not serve for long, their noise would otherwise go on as that of all messages
+        that a new set of them moves.
+        """
+        return self.n_draws * 2 ** min(n_fresh, _MOST_DOUBLED)
+
+    def enough(self, share, n):
+        """Say whether this share of n draws is as many effective ones as fresh draws have to be."""
+        return share * n > self.min_share * self.n_draws
 
 
 class DrawState(NamedTuple):
@@ -167,12 +182,12 @@ def tilted_by_importance(rows, cavity, state, *, q, settings, rounds=6):
             state = state._replace(nodes=site.state, proposal=site.moments)
         if state.phi is None:
             rng = np.random.default_rng([settings.seed, state.site, state.n_fresh])
-            phi = draws_of(state.proposal, settings.n_draws, rng)
+            phi = draws_of(state.proposal, settings.number(state.n_fresh), rng)
             base = log_factor(natural(state.proposal), phi) - marginal_log_likelihood(rows, phi, q)
             state = state._replace(phi=phi, base=base, n_fresh=state.n_fresh + 1)
         log_weight = log_factor(cavity, state.phi) - state.base
         weight, share = normalised(log_weight)
-        if share > settings.min_share or attempt == rounds - 1:
+        if settings.enough(share, len(weight)) or attempt == rounds - 1:
             break
         # stale draws: a new proposal; a new proposal that missed: adapt it
         stale = attempt == 0 and state.n_fresh > 1
