@@ -102,7 +102,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         weighted draws, with group effects integrated by quadrature. It is slower and noisy, without
         the Gaussian approximation within a group. "nuts" takes the moments of a Hamiltonian chain
         in each partition, and is slower still. It needs the optional package nutpie, ``pip install
-        'sklearn-ep[nuts]'``. Both draw 800 times a partition.
+        'sklearn-ep[nuts]'``. Both draw 800 times a partition; draws of "importance" that do not
+        serve for long are followed by twice as many.
     refine : bool, default=True
         Whether nodes in theta, the coordinates of the scales, are weighted by the evidence at each.
         In partitions False keeps the normal distribution of theta that the messages give: cheaper,
