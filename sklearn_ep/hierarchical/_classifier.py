@@ -32,8 +32,8 @@ from ._posterior import moments_by_class
 from ._tables import effects_frame, intervals, summarise, what_was_averaged
 from .messages.fit import fit_by_messages
 from .messages.posterior import remarks_on_agreement
-from .partitions.draws import trust_in_parts
-from .partitions.fit import fit_parts, parts_in_memory
+from .partitions.fit import fit_in_memory, fit_parts
+from .partitions.trust import fit_adaptively, trust_in_parts
 
 _LEVELS = 0.05, 0.5, 0.95  # of the medians and the intervals of tau
 
@@ -72,13 +72,16 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         of the group effects. The default is within a factor of 20 of one. With `random_slopes` the
         same for each, and the standard deviation also of the off-diagonal entries of the Cholesky
         factor of S. With a list of factors a dict may give some of them a prior of their own.
-    n_partitions : int or "auto", default="auto"
+    n_partitions : int, "auto" or "adaptive", default="auto"
         Number of sites of partitioned EP, for one factor. "auto" fits all rows at once where
         nothing asks for partitions: ``engine="ep"``, `schedule` and `damping` at their defaults, no
         checkpoint, rows in memory. Where something does, it is one for every 100 rows with groups
         (1000 without), at most eight: few large partitions are as accurate as many small ones and
         faster. With the engines that draw it is one for every 5000 rows, because their noise adds
-        up over sites. It does not depend on `n_jobs`, so neither does the result. With a list of
+        up over sites. It does not depend on `n_jobs`, so neither does the result. "adaptive" begins
+        with at most 50 parts and carries out the advice of `diagnose`: parts whose sites are poor
+        stand-ins are merged, and the fit goes on, until no merger helps [1]_. It is for two classes
+        and rows in memory, without checkpoint; `max_iter` is that of each round. With a list of
         factors a number asks for ``engine="messages"`` on that many parts of the rows, whose answer
         is that of all rows at once.
     engine : {"auto", "ep", "messages", "laplace", "importance", "nuts"}, default="auto"
@@ -102,7 +105,8 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         weighted draws, with group effects integrated by quadrature. It is slower and noisy, without
         the Gaussian approximation within a group. "nuts" takes the moments of a Hamiltonian chain
         in each partition, and is slower still. It needs the optional package nutpie, ``pip install
-        'sklearn-ep[nuts]'``. Both draw 800 times a partition.
+        'sklearn-ep[nuts]'``. Both draw 800 times a partition; draws of "importance" that do not
+        serve for long are followed by twice as many.
     refine : bool, default=True
         Whether nodes in theta, the coordinates of the scales, are weighted by the evidence at each.
         In partitions False keeps the normal distribution of theta that the messages give: cheaper,
@@ -898,10 +902,10 @@ def _fit_problem(plan, run, save, previous, positives, sign, monitor, k):
     if run is not None:
         reader = plan.parts.reader._replace(positive=positives[k])
         return fit_parts(plan, run, reader, monitor, mine, save)
-    n_jobs = plan.settings.n_jobs if len(positives) == 1 else None
-    unordered = plan.settings.schedule == "asynchronous"
-    with PartMap(parts_in_memory(plan, sign), n_jobs, unordered) as run:
-        return fit_parts(plan, run, None, monitor, mine, save)
+    if len(positives) > 1:  # the problems are shared out, not their parts
+        plan = plan._replace(settings=plan.settings._replace(n_jobs=None))
+    fit_one = fit_adaptively if plan.settings.adaptive else fit_in_memory
+    return fit_one(plan, sign, monitor, mine, save)
 
 
 def attributes_of(plan, fits):
@@ -952,6 +956,7 @@ def _of_sites(plan, fits):
     out = {name: fitting.one_or_stack([a["sites"][name] for a in own]) for name in sites}
     out |= {name: sum(a["counts"][name] for a in own) for name in counts}
     if "state" not in own[0]:
+        plan = plan._replace(parts=own[0].get("parts", plan.parts))
         state = state_of(plan, out["site_precision_"], out["site_shift_"])
         return out | {"partition_": plan.parts.site, "_state": state}
     if sites:  # all rows are one

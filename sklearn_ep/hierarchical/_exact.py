@@ -24,7 +24,9 @@ from . import _scales
 from ._posterior import GroupPosterior, of_sites, shared
 from ._scales import explore
 
-_GROWTH, _FALL = 1.2, 0.75  # of the mismatch, at which steps are halved and doubled again
+# Mismatch over the least so far above which a step is halved: over the last, sites creep away by a
+# tenth a pass. And over the last, below which it is doubled again.
+_GROWTH, _FALL = 1.2, 0.75
 _LEAST_STEP = 1 / 64  # which is not taken back
 
 
@@ -69,14 +71,14 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power
     covariance of the local effects, sites those to start from, as `first_sites` gives them, power
     the share of a row's likelihood that is matched. One pass costs O(n (D + F)^2 + S times the
     number of pairs + S^3).
-    Steps are undamped; one after which the mismatch has grown, or that leaves no proper posterior,
-    is taken back and halved, and steps are doubled again where it falls: with levels of one class
-    only and scales of ten and more undamped steps run away from the fixed point. Sites of a
-    neighbour that leave no proper posterior here give way to weak ones.
+    Steps are undamped; one after which the mismatch is above the least so far, or that leaves no
+    proper posterior, is taken back and halved, and steps are doubled again where it falls: with
+    levels of one class only and scales of ten and more undamped steps run away from the fixed
+    point. Sites of a neighbour that leave no proper posterior here give way to weak ones.
     """
     design, rule = layout.local @ scale, partial(rule_of_power(power), Logit())
     kept: Any = None
-    step, n_passes, start, end = 1.0, 0, sites, sites
+    step, least, n_passes, start, end = 1.0, np.inf, 0, sites, sites
     while True:
         n_passes += 1
         try:
@@ -87,23 +89,15 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power
             step *= 0.5
             sites = first_sites(layout) if kept is None else _towards(start, end, step)
             continue
-        longer = _step_after(found, kept, step)
-        if longer is None:
+        if found.mismatch > _GROWTH * least and step > _LEAST_STEP:
             step *= 0.5
         else:
-            kept, start, end, step = found, sites, target, longer
+            fell = kept is not None and found.mismatch < _FALL * kept.mismatch
+            step, least = min(1.0, 2.0 * step) if fell else step, min(least, found.mismatch)
+            kept, start, end = found, sites, target
         sites = _towards(start, end, step)
         if kept.mismatch < tol or n_passes >= max_passes:
             return kept._replace(local=_joined(*kept.local), sites=sites)
-
-
-def _step_after(found, kept, step):
-    """Return the step after a pass, None where that is to be taken back."""
-    if kept is None:
-        return step
-    if found.mismatch > _GROWTH * kept.mismatch and step > _LEAST_STEP:
-        return None
-    return min(1.0, 2.0 * step) if found.mismatch < _FALL * kept.mismatch else step
 
 
 def _towards(old, new, step):
