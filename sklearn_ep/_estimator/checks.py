@@ -143,7 +143,8 @@ class ColumnRanges(NamedTuple):
         """Return those of a dense, CSR or CSC X."""
         if not sp.issparse(X):
             return cls(X.min(axis=0), X.max(axis=0), np.full(X.shape[1], X.shape[0]))
-        return cls(*min_max_axis(X, axis=0), np.asarray((X != 0).sum(axis=0)).ravel())
+        low, high = min_max_axis(X, axis=0)
+        return cls(low, high, np.asarray((X != 0).sum(axis=0)).ravel())
 
     @classmethod
     def of_parts(cls, parts):

@@ -184,20 +184,21 @@ def remarks_on_parameters(est, has_groups):
 
 
 def _at_default(est, name):
-    default, value = inspect.signature(type(est)).parameters[name].default, getattr(est, name)
-    return tuple(value) == default if isinstance(default, tuple) else value == default
+    default = inspect.signature(type(est)).parameters[name].default
+    return np.array_equal(getattr(est, name), default)
 
 
 def prior_sd(est, width):
     """Return the prior sds of the shared coefficients, the intercept last."""
-    scale = np.asarray(est.prior_scale, dtype=float)
+    scale = np.asarray(est.prior_scale)
+    known = scale.dtype.kind in "iuf" and scale.shape in ((), (width,))
+    if not (known and np.all((scale > 0) & np.isfinite(scale))):
+        raise ValueError(
+            f"prior_scale must be a positive number or {width} of them, got {est.prior_scale!r}."
+        )
     if scale.ndim == 0:
         return np.full(width + est.fit_intercept, float(scale))
-    if scale.shape != (width,) or not np.all(scale > 0) or not np.all(np.isfinite(scale)):
-        raise ValueError(
-            f"prior_scale must be a positive number or {width} of them, got {scale!r}."
-        )
-    return np.r_[scale, 2.5] if est.fit_intercept else scale
+    return np.r_[scale, 2.5] if est.fit_intercept else scale.astype(float)
 
 
 def _settings(est):
