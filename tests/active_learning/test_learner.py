@@ -176,7 +176,7 @@ def test_the_first_ten_rows_are_those_of_one_design():
     assert learner.estimator_ is not None
     designed = query(None, X, 6, exclude=range(4))
     np.testing.assert_array_equal(learner.ask(2), designed[:2])
-    for row in designed:
+    for _ in designed:
         asked = learner.ask()
         assert asked in designed
         learner.tell(asked, Y[asked])
