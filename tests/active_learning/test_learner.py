@@ -220,6 +220,20 @@ def test_sparse_pools_and_tables_ask_for_the_same_rows():
     np.testing.assert_array_equal(asked[2], asked[0])
 
 
+# the kernel of two labels is determined by hardly anything
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_categories_are_asked_for_as_their_indicators(n_classes):
+    pd = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"size": rng.normal(size=60), "kind": rng.choice(list("xyz"), 60)})
+    z = table["size"] + 2 * (table["kind"] == "x")
+    y = np.digitize(z, np.quantile(z, np.arange(1, n_classes) / n_classes))
+    clf = EPGaussianProcessClassifier(hyperparameters="mode")
+    learner = learn(clf, table, lambda rows: y[rows], 20, batch_size=2, classes=np.unique(y))
+    assert learner.estimator_.score(table, y) > 0.6 and learner.expected_gain_ > 0
+
+
 @pytest.mark.parametrize("missing", [np.nan, None, -1, "?"])
 def test_missing_marks(missing):
     y = Y.astype(str).astype(object) if missing == "?" else Y.astype(object)
