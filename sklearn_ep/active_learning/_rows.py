@@ -93,7 +93,7 @@ def design_rows(X, labelled, candidates, n_rows):
     distances = _distances(rows_at(X, np.concatenate([known, seen])))
     allowed = np.arange(len(distances)) >= len(known)
     chosen, _ = _greedy(distances, len(known), allowed, n_rows)
-    chosen = _exchanged(distances, len(known), chosen)
+    chosen = _nearer(distances, len(known), chosen)
     chosen, gains = _greedy(distances, len(known), np.isin(np.arange(len(allowed)), chosen), n_rows)
     return seen[np.array(chosen) - len(known)], np.array(gains)
 
@@ -138,7 +138,7 @@ def _greedy(distances, n_known, allowed, n_rows):
     return chosen, gains
 
 
-def _exchanged(distances, n_known, chosen):
+def _nearer(distances, n_known, chosen):
     """Return the chosen rows, each moved to the middle of the rows that are nearest to it."""
 
     def total(rows):

@@ -253,10 +253,7 @@ def plan_parts(est, run, with_digest):
     table = None if named is None else SimpleNamespace(columns=list(named))
     columns = _factors.factor_columns(est, table, None)
     told = run(describe_part, none, columns, with_digest)
-    est.classes_ = np.unique(np.concatenate([t.classes for t in told]))
-    if len(est.classes_) < 2:
-        raise ValueError("a list of partitions needs at least two classes, got 1 class.")
-    checks.warn_of_spreads(est, checks.ColumnRanges.of_parts([t.columns for t in told]))
+    _look_at(est, told)
     if columns.factors:
         check_binary(est, "rows are a list of partitions")
     levels, sizes, where = join_levels(told)
@@ -271,6 +268,14 @@ def plan_parts(est, run, with_digest):
     known = columns, engine, parts, sum(n_rows), levels, n_levels, sizes
     known += _priors(est, columns, est.n_features_in_ - len(columns.taken))
     return Plan._make([*known, fingerprint, False, *[None] * 5])
+
+
+def _look_at(est, told):
+    """Set the classes of all parts, warn of the units of their columns; told are `PartLevels`."""
+    est.classes_ = np.unique(np.concatenate([t.classes for t in told]))
+    if len(est.classes_) < 2:
+        raise ValueError("a list of partitions needs at least two classes, got 1 class.")
+    checks.warn_of_spreads(est, checks.ColumnRanges.of_parts([t.columns for t in told]))
 
 
 def _priors(est, columns, width):
