@@ -128,7 +128,10 @@ def test_a_fitted_estimator_shows_itself_in_a_notebook(name):
     html = estimator.fit(rows, response_of(estimator))._repr_html_()
     assert name in html and "<q>" not in html
     addresses = set(re.findall(r'href="(http[^"]*)"', html))
-    assert all(address.startswith("https://scikit-learn.org/") for address in addresses)
+    own = "https://github.com/sklearn-ep/sklearn-ep/blob/main/sklearn_ep/"
+    assert all(address.startswith(("https://scikit-learn.org/", own)) for address in addresses)
+    if hasattr(estimator, "set_callbacks"):  # scikit-learn 1.9, whose view shows what they mean
+        assert all(f"--doc-link-{k};" in html for k in estimator.get_params(deep=False))
     last = make_pipeline(StandardScaler(), clone(estimator)).fit(X, response_of(estimator))
     assert name in last._repr_html_()
 

@@ -76,5 +76,14 @@ def test_files_of_github_are_yaml():
 
 
 @pytest.mark.parametrize("name", [n for n in sklearn_ep.__all__ if n[0].isupper()])
-def test_the_html_view_links_to_no_page_that_is_not_there(name):
-    assert getattr(sklearn_ep, name)()._get_doc_link() == ""
+def test_the_html_view_links_to_the_source_of_the_class(name):
+    estimator = getattr(sklearn_ep, name)()
+    link = estimator._get_doc_link()
+    assert link.startswith(f"{REPOSITORY}/blob/main/")
+    source = (ROOT / link.removeprefix(f"{REPOSITORY}/blob/main/")).read_text()
+    assert f"\nclass {name}(" in source
+
+    class Own(type(estimator)):
+        __module__ = "elsewhere"
+
+    assert Own()._get_doc_link() == ""

@@ -2,14 +2,15 @@
 
     python doc/benchmarks/active_learning.py [--data FOLDER]   all parts, five seeds, to 200 labels
     python doc/benchmarks/active_learning.py --quick           three sets, two seeds, to 40 labels
-    python doc/benchmarks/active_learning.py --parts large     some of: small, large, settings
+    python doc/benchmarks/active_learning.py --parts large     of: first, small, large, settings
     python doc/benchmarks/active_learning.py --resume          sets that are stored already are kept
     python doc/benchmarks/active_learning.py --figure          the figure anew, from stored results
 
 Every strategy starts from the same ten labels. Ours choose one row after another in a `Learner`,
 with a refit at every fifth label; scikit-activeml's are refitted after every label, which is the
 best use of them, and after every fifth from 60 labels on. Areas are those under the curve from 15
-labels on, over that of random rows.
+labels on, over that of random rows. "first" are the first ten labels of a session that starts from
+none, four times as many seeds.
 
 "small" are pools of 400 rows, "large" pools of 16,000 (of 8,000 review sentences: there are no
 more), "settings" pools of 400 whose classifier treats its hyperparameters in different ways.
@@ -38,6 +39,8 @@ from sklearn_ep.datasets import make_sparse_logistic
 STRATEGIES = ("random", "epig_entropy", "bald", "variance_reduction", "uncertainty")
 MARKS = (15, 20, 30, 40, 60, 80, 100, 150, 200)
 BLOCK, START, RANDOM_DRAWS = 5, 10, 2
+FIRST = """breast_cancer digits_3_8 heart waveform german twonorm image thyroid ionosphere sonar
+    pima532 breast_wisconsin australian spambase banana crabs""".split()
 TEXT = ("rt_polarity", "generated_text")
 SMALL = {
     "linear": ("breast_cancer", "digits_3_8", "generated_40", "heart", "german", "image",
@@ -216,8 +219,26 @@ def first_rows(y, seed):
     return both + [int(i) for i in order if i not in both][: START - 2]
 
 
+def share_of(model, P, y, T):
+    """Return probabilities of rows by a model, or the share of the only class that is labelled."""
+    if len(np.unique(y)) > 1:
+        return model.fit(P, y).predict_proba(T)
+    share = (y.sum() + 0.5) / (len(y) + 1)
+    return np.tile([1.0 - share, share], (T.shape[0], 1))
+
+
+def first_ten(choose, model, data, seed):
+    """Return error and log loss (1, 2) at ten labels of a session that starts from none."""
+    P, y, T, t = data
+    have = choose(model, P, y, [], START)
+    proba = share_of(clone(model), P[have], y[have], T)
+    return np.array([(np.mean(proba.argmax(1) != t), log_loss(proba, t))])
+
+
 def curve(choose, model, data, marks, seed):
     """Return error and log loss (marks, 2); a kernel is learned at marks and kept between."""
+    if marks == [START]:
+        return first_ten(choose, model, data, seed)
     P, y, T, t = data
     have, out, kept = first_rows(y, seed), [], model
     for mark in marks:
@@ -309,7 +330,22 @@ def settings_part(args, add):
                 )
 
 
-PARTS = {"settings": settings_part, "large": large_part, "small": small_part}
+def first_part(args, add):
+    """Pools of 300 rows: the first ten of a session, and random ones; models at their defaults."""
+    models = {"linear": ConvexVariationalLogistic(), "gp": EPGaussianProcessClassifier()}
+    for kind, model in models.items():
+        for name in FIRST if not args.quick else QUICK[:2]:
+            add(
+                f"first, {kind}",
+                name,
+                300,
+                lambda P, kind=kind, model=model: {kind: model},
+                lambda seed: choosers(("auto",), {}, seed),
+                most=START,
+            )
+
+
+PARTS = {"first": first_part, "settings": settings_part, "large": large_part, "small": small_part}
 
 
 class Results:
@@ -325,14 +361,15 @@ class Results:
         known = any((part, name) == (record["part"], record["set"]) for record in self.sets)
         if found is None or known or name not in (self.args.sets or [name]):
             return
-        marks = [m for m in MARKS if m <= min(self.most, most or self.most)]
+        marks = [m for m in (START, *MARKS) if m <= min(self.most, most or self.most)]
+        marks = marks[:1] if most == START else marks[1:]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             reached, values = curves(
                 lambda seed: split(name, *found, seed, n_pool),
                 models_of,
                 choosers_of,
-                self.seeds,
+                self.seeds * (4 if most == START else 1),
                 marks,
             )
         each = {who: curve_record(v) for who, v in values.items()}
@@ -370,6 +407,8 @@ def curve_record(values):
 
 def area(labels, values):
     """Return the mean of a curve over the number of labels."""
+    if len(labels) == 1:
+        return values[0]
     return np.trapezoid(values, labels) / (labels[-1] - labels[0])
 
 

@@ -87,8 +87,16 @@ class RowsAgain(NamedTuple):
 class SavedEstimator(BaseEstimator):
     """Estimator whose pickles know the version that wrote them, and say so when it differs.
 
-    They name public classes only.
+    They name public classes only. The view in a notebook, which shows what a parameter means where
+    it has a link, links to the source of the class.
     """
+
+    _doc_link_module = "sklearn_ep"
+    _doc_link_template = "https://github.com/sklearn-ep/sklearn-ep/blob/main/{path}"
+
+    def _doc_link_url_param_generator(self):
+        own = type(self).__init__.__module__  # that of the class itself is the public one
+        return {"path": f"{own.replace('.', '/')}.py"}
 
     def __getstate__(self):
         from .. import __version__

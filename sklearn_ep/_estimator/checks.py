@@ -120,9 +120,14 @@ def check_column_scales(estimator, X, largest=LARGEST_ENTRY):
     Columns of zeros pass; X is dense, CSR or CSC. `largest` is `LARGEST_IN_UNITS` for models that
     do not rescale the columns themselves; these warn of units as `warn_of_spreads` does. O(nnz).
     """
+    check_column_ranges(estimator, ColumnRanges.of_rows(X), largest)
+
+
+def check_column_ranges(estimator, columns, largest=LARGEST_ENTRY):
+    """The same by the `ColumnRanges`."""
     if largest == LARGEST_IN_UNITS:
-        warn_of_spreads(estimator, X)
-    check_column_sizes(estimator, column_sizes(X), largest)
+        warn_of_spreads(estimator, columns)
+    check_column_sizes(estimator, columns.sizes, largest)
 
 
 # Ratio of the spreads of two columns beyond which they can hardly share a unit, and how many
@@ -132,7 +137,10 @@ _FEWEST_ENTRIES = 10
 
 
 class ColumnRanges(NamedTuple):
-    """Smallest and largest value (d,) of each column, and of how many entries that are not zero."""
+    """Smallest and largest value (d,) of each column, and of how many entries that are not zero.
+
+    Zero is taken to be among the values of sparse columns.
+    """
 
     low: np.ndarray
     high: np.ndarray
@@ -143,8 +151,17 @@ class ColumnRanges(NamedTuple):
         """Return those of a dense, CSR or CSC X."""
         if not sp.issparse(X):
             return cls(X.min(axis=0), X.max(axis=0), np.full(X.shape[1], X.shape[0]))
-        low, high = min_max_axis(X, axis=0)
-        return cls(low, high, np.asarray((X != 0).sum(axis=0)).ravel())
+        if X.format != "csr":
+            low, high = min_max_axis(X, axis=0)
+            return cls(low, high, np.asarray((X != 0).sum(axis=0)).ravel())
+        n, d = X.shape  # without a copy by columns
+        low, high, n_entries = np.full(d, np.inf), np.full(d, -np.inf), np.zeros(d)
+        np.minimum.at(low, X.indices, X.data)
+        np.maximum.at(high, X.indices, X.data)
+        np.add.at(n_entries, X.indices, X.data != 0)
+        zeros = np.bincount(X.indices, minlength=d) < n
+        low[zeros], high[zeros] = np.minimum(low[zeros], 0.0), np.maximum(high[zeros], 0.0)
+        return cls(low, high, n_entries)
 
     @classmethod
     def of_parts(cls, parts):
@@ -248,18 +265,6 @@ def numerical_cause(X, sample_weight):
 def _column_name(estimator, j):
     names = getattr(estimator, "feature_names_in_", None)
     return str(j) if names is None else repr(str(names[j]))
-
-
-def column_sizes(X):
-    """Return the largest absolute value (d,) of each column of a dense, CSR or CSC X."""
-    if not sp.issparse(X):
-        return np.maximum(-X.min(axis=0), X.max(axis=0))
-    if X.format != "csr":
-        low, high = min_max_axis(X, axis=0)
-        return np.maximum(-low, high)
-    size = np.zeros(X.shape[1])
-    np.maximum.at(size, X.indices, np.abs(X.data))
-    return size
 
 
 def check_column_sizes(estimator, size, largest=LARGEST_ENTRY, smallest=_SMALLEST):

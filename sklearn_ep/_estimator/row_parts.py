@@ -16,14 +16,7 @@ from sklearn.utils import check_array, column_or_1d, gen_batches
 from sklearn.utils.multiclass import check_classification_targets
 
 from .._engine.partition import Part, load_part, split_rows
-from .checks import (
-    LARGEST_ENTRY,
-    LARGEST_IN_UNITS,
-    ColumnRanges,
-    check_column_sizes,
-    checked_weights,
-    warn_of_spreads,
-)
+from .checks import LARGEST_ENTRY, ColumnRanges, check_column_ranges, checked_weights
 from .tables import names_of
 
 
@@ -146,10 +139,7 @@ def check_facts(estimator, facts, largest=LARGEST_ENTRY, from_user=True):
     """
     if from_user:
         set_columns(estimator, [(f.n_features, f.names) for f in facts])
-    columns = ColumnRanges.of_parts([f.columns for f in facts])
-    if largest == LARGEST_IN_UNITS:
-        warn_of_spreads(estimator, columns)
-    check_column_sizes(estimator, columns.sizes, largest)
+    check_column_ranges(estimator, ColumnRanges.of_parts([f.columns for f in facts]), largest)
 
 
 def class_counts(facts):

@@ -28,10 +28,7 @@ from ._strategies import (
     works_on_posterior,
 )
 
-# Labels of a classifier until which rows of the design and drawn ones come in turn. 36 means over
-# seeds of ten sets, by Gaussian processes and linear models: log loss at ten labels .91 of that of
-# random rows, at worst 1.24, error .76 and 1.24. Where the strategy chooses from the second class
-# on .92 and 1.32, .71 and 1.86. With one row in twenty of a class .99 and 1.11, after .93 and 1.21.
+# Labels of a classifier until which rows come from the design, which is made for so many.
 _FEW = 10
 
 
@@ -64,14 +61,13 @@ class _PoolLabels:
             if outside:
                 raise ValueError(f"labels {outside} are not among classes.")
 
-    def first_turns(self, n, estimator, model):
-        """Return which of n rows come from the design (0) and by chance (1), None if neither do."""
+    def wants_design(self, estimator, model):
+        """Return whether the next rows come from the design."""
         told = len(self)
-        if told < _FEW and not is_regressor(estimator):
-            return (told + np.arange(n)) % 2
         # no posterior asks for a class that has no label yet
         unseen = self.allowed is not None and not self.allowed.issubset(self.values)
-        return np.zeros(n, dtype=int) if model is None or (unseen and told % 2) else None
+        few = told < _FEW and not is_regressor(estimator)
+        return few or model is None or (unseen and told % 2 == 1)
 
     def enough(self, estimator):
         """Return whether there are two classes, or for a regressor two rows."""
@@ -117,21 +113,6 @@ def _has_posterior(model):
     return hasattr(model, "latent_covariance") and hasattr(model, needed)
 
 
-def _drawn(free, n, seed):
-    """Return n rows out of those that are free, a mask."""
-    return np.random.RandomState(seed).permutation(np.flatnonzero(free))[:n]
-
-
-def _first_rows(pool, labelled, free, turns, seed):
-    """Return rows of the fixed design where turns (k,) are 0, drawn ones where they are 1."""
-    chosen, is_drawn = np.empty(len(turns), dtype=np.intp), turns == 1
-    chosen[is_drawn] = _drawn(free, is_drawn.sum(), seed)
-    if not is_drawn.all():
-        left = np.setdiff1d(np.flatnonzero(free), chosen[is_drawn])
-        chosen[~is_drawn] = design_rows(pool, labelled, left, int(np.sum(~is_drawn)))[0]
-    return chosen
-
-
 def _coded(model, label):
     """Return the class index of a label, of a regressor the response itself.
 
@@ -146,12 +127,11 @@ def _coded(model, label):
 class Learner(Printed):
     """Ask which rows of a pool to label, tell the labels, and have a model of all of them.
 
-    The first ten rows of a classifier come from a fixed design over the pool and by chance, in
-    turn, whatever is labelled then: rows that are chosen by a model of few labels mislead it more
-    than they tell. So do all rows while fewer than two classes have a label. For a regressor the
-    first two rows are those of the design. Later the strategy chooses. Labels enter the posterior
-    at once, by rank-one updates. After every `refit_every` labels a clone of the estimator is
-    fitted to all of them.
+    The first ten rows of a classifier are a fixed design, the ten medoids of the pool, whatever is
+    labelled then: rows that are chosen by a model of few labels mislead it more than they tell. All
+    rows are those of a design while fewer than two classes have a label, and the first two of a
+    regressor. Later the strategy chooses. Labels enter the posterior at once, by rank-one updates.
+    After every `refit_every` labels a clone of the estimator is fitted to all of them.
 
     Parameters
     ----------
@@ -317,13 +297,13 @@ class Learner(Printed):
         free, n_told = self._labels.free(), len(self._labels)
         if n_instances > free.sum():
             raise ValueError(f"n_instances={n_instances} is more than the {free.sum()} rows left.")
+        rows = np.flatnonzero(free)
         if self._strategy == "random":
-            return _drawn(free, n_instances, self._seed + n_told)
-        turns = self._labels.first_turns(n_instances, self._estimator, self.estimator_)
-        if turns is not None:
+            return np.random.RandomState(self._seed + n_told).permutation(rows)[:n_instances]
+        if self._labels.wants_design(self._estimator, self.estimator_):
             self.expected_gain_ = np.nan
-            seed = (self._reference_seed or 0) + n_told
-            return _first_rows(self._pool, self.labelled_, free, turns, seed)
+            count = max(n_instances, min(_FEW - n_told, len(rows)))
+            return design_rows(self._pool, self.labelled_, rows, count)[0][:n_instances]
         strategy = resolved(self._strategy, self.estimator_, self._objective)
         if not _sees_labels(strategy, self.estimator_):
             return query(

@@ -209,11 +209,6 @@ class _JointClasses:
         return covariance
 
 
-def _array(X):
-    """Return the rows of a table as a kernel takes them."""
-    return X.to_numpy() if hasattr(X, "iloc") else X
-
-
 def _kernels(estimator):
     """Return weights and kernels of what a joint posterior is averaged over.
 
@@ -226,10 +221,11 @@ def _kernels(estimator):
 
 def _prior_covariance_with(estimator, X2):
     """Return the map from rows X1 to the prior covariance (n1, n2) of each class of a joint one."""
-    X2 = _array(X2)
+    rows = estimator._check_new  # arrays, in which categories are coded
+    X2 = rows(X2)
     if hasattr(estimator, "kernel_"):
         kernels = _kernels(estimator)
-        return lambda X1: sum(w * kernel(_array(X1), X2) for w, kernel in kernels)
+        return lambda X1: sum(w * kernel(rows(X1), X2) for w, kernel in kernels)
     variances = _tempering(estimator) * _coefficient_variances(estimator)
     level = _tempering(estimator) * _intercept_variance(estimator)
     scaled = X2.multiply(variances).tocsr() if sp.issparse(X2) else X2 * variances
@@ -238,7 +234,7 @@ def _prior_covariance_with(estimator, X2):
     scaled = scaled.T.tocsr() if sp.issparse(scaled) else np.ascontiguousarray(scaled.T)
 
     def covariance(X1):
-        product = _array(X1) @ scaled
+        product = rows(X1) @ scaled
         return (product.toarray() if sp.issparse(product) else np.asarray(product)) + level
 
     return covariance

@@ -181,8 +181,8 @@ def query(
     ----------
     estimator : estimator or None
         Fitted; see `scores` for what the strategies need. None, while there is no model: rows then
-        come from a fixed design over the pool, to which those of `exclude` belong already. Columns
-        of larger scale count for more in it: standardise them first.
+        are a fixed design, the medoids of the pool, to which those of `exclude` belong already.
+        Columns of larger scale count for more in it: standardise them first.
     X_pool : array-like, CSR/CSC matrix or table of shape (n, d)
         Rows to choose from; labelled ones may be in it if they are excluded.
     n_instances : int, default=1

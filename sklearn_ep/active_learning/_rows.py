@@ -2,9 +2,9 @@
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.linalg import cholesky, solve_triangular
 from sklearn.utils import check_array
 
+from .._estimator.categories import CategoryCoder, category_columns
 from .._estimator.tables import rows_at
 
 
@@ -50,17 +50,17 @@ def best_first(values):
 
 # Rows of the pool that a design looks at, for two matrices of so many squared numbers.
 MOST_ROWS = 2000
-# Share of the prior variance that a label leaves.
-_NOISE = 0.1
+# Differences of sums of distances that are rounding.
+_ROUNDING = 1e-12
 
 
 def design_rows(X, labelled, candidates, n_rows):
-    """Return the candidates (n_rows,) that tell most about the pool, and what each tells.
+    """Return the candidates (n_rows,) that stand for the pool best, and what each adds.
 
-    A Gaussian process with the kernel exp(-|x - x'|^2 / D), D the mean squared distance of two
-    rows, gets one row after another: the one that lowers the mean variance over the pool most,
-    given the rows that are labelled already. No label enters. Columns of larger scale count for
-    more: standardise them first. O(MOST_ROWS^2) memory, the same rows for sparse and dense X.
+    They are its medoids [1]_: with them, the mean distance of a row of the pool to the nearest row
+    that is labelled or chosen is as small as exchanges within the neighbourhoods of the rows make
+    it. No label enters. Columns of larger scale count for more: standardise them first. O(MOST_ROWS
+    ^2) memory, the same rows for sparse and dense X.
 
     Parameters
     ----------
@@ -73,51 +73,88 @@ def design_rows(X, labelled, candidates, n_rows):
     Returns
     -------
     chosen : ndarray of int of shape (n_rows,)
+        Those that lower the mean distance most come first.
     gain : ndarray of shape (n_rows,)
-        Fall of the mean variance, in units of the prior variance.
+        Fall of the mean distance, in units of the largest one in the pool.
 
     Raises
     ------
     ValueError
         If X is not finite and numeric.
+
+    References
+    ----------
+    .. [1] L. Kaufman and P. J. Rousseeuw, "Finding groups in data", Wiley, 1990, chapter 2.
     """
     # evenly spaced candidates stand for the pool, so that the choice needs no random numbers
     count = max(n_rows, min(len(candidates), MOST_ROWS - min(len(labelled), MOST_ROWS // 2)))
     seen = candidates[np.linspace(0, len(candidates) - 1, count).round().astype(int)]
     known = labelled[: MOST_ROWS // 2]
-    rows = rows_at(X, np.concatenate([known, seen]))
-    K = _kernel(check_array(rows, accept_sparse="csr", dtype=np.float64, input_name="X"))
-    if len(known):
-        _include_first(K, len(known))
-    allowed, chosen, gains = np.arange(len(K)) >= len(known), [], []
-    for _ in range(n_rows):
-        gain = np.mean(K**2, axis=1) / (np.diagonal(K) + _NOISE)
-        # differences at rounding level are ties
-        best = np.flatnonzero(allowed & (gain >= gain[allowed].max() * (1.0 - 1e-12)))[0]
-        allowed[best] = False
-        chosen.append(seen[best - len(known)])
-        gains.append(gain[best])
-        _include(K, best)
-    return np.array(chosen), np.array(gains)
+    distances = _distances(rows_at(X, np.concatenate([known, seen])))
+    allowed = np.arange(len(distances)) >= len(known)
+    chosen, _ = _greedy(distances, len(known), allowed, n_rows)
+    chosen = _nearer(distances, len(known), chosen)
+    chosen, gains = _greedy(distances, len(known), np.isin(np.arange(len(allowed)), chosen), n_rows)
+    return seen[np.array(chosen) - len(known)], np.array(gains)
 
 
-def _kernel(X):
-    """Return the covariance matrix of rows; distances come from inner products."""
+def _distances(rows):
+    """Return the matrix of distances of rows, by inner products, in units of the largest."""
+    if category_columns(rows):
+        rows = CategoryCoder().fit_transform(rows)
+    X = check_array(rows, accept_sparse="csr", dtype=np.float64, input_name="X")
+    size = np.abs(X).max()
+    X = X / size if size > 0 else X  # no square over- or underflows
+    X = X if sp.issparse(X) else X - X.mean(axis=0)
     products = X @ X.T
-    products = np.asarray(products.todense() if hasattr(products, "todense") else products)
+    products = products.toarray() if sp.issparse(products) else products
     squares = np.diagonal(products)
-    distances = np.maximum(squares[:, None] + squares - 2.0 * products, 0.0)
-    scale = distances.mean()
-    return np.exp(-distances / scale) if scale > 0 else np.ones_like(distances)
+    distances = np.sqrt(np.maximum(squares[:, None] + squares - 2.0 * products, 0.0))
+    np.fill_diagonal(distances, 0.0)
+    longest = distances.max()
+    return distances / longest if longest > 0 else distances
 
 
-def _include_first(K, n):
-    """Condition the covariance on labels of the first n rows, in place."""
-    noisy = K[:n, :n] + _NOISE * np.eye(n)
-    half = solve_triangular(cholesky(noisy, lower=True), K[:n], lower=True)
-    K -= half.T @ half
+def _least(sums):
+    """Return the first place of the smallest sum, up to rounding."""
+    return int(np.flatnonzero(sums <= sums.min() + _ROUNDING * np.abs(sums).max())[0])
 
 
-def _include(K, j):
-    """Condition the covariance on a label of row j, in place."""
-    K -= np.outer(K[:, j], K[j]) / (K[j, j] + _NOISE)
+def _greedy(distances, n_known, allowed, n_rows):
+    """Return rows that lower the mean distance to the nearest row most, and by how much each does.
+
+    The first n_known rows are chosen already.
+    """
+    near = distances[:, :n_known].min(axis=1, initial=1.0)
+    allowed, chosen, gains = allowed.copy(), [], []
+    for _ in range(n_rows):
+        free = np.flatnonzero(allowed)
+        left = np.minimum(distances[:, free], near[:, None]).mean(axis=0)
+        best = free[_least(left)]
+        gains.append(near.mean() - np.minimum(near, distances[:, best]).mean())
+        near = np.minimum(near, distances[:, best])
+        allowed[best] = False
+        chosen.append(best)
+    return chosen, gains
+
+
+def _nearer(distances, n_known, chosen):
+    """Return the chosen rows, each moved to the middle of the rows that are nearest to it."""
+
+    def total(rows):
+        return distances[:, [*range(n_known), *rows]].min(axis=1).sum()
+
+    while True:
+        nearest = distances[:, [*range(n_known), *chosen]].argmin(axis=1)
+        moved = [
+            _middle(distances, n_known, nearest == n_known + k, j) for k, j in enumerate(chosen)
+        ]
+        if len(set(moved)) < len(moved) or total(moved) >= total(chosen) * (1.0 - _ROUNDING):
+            return chosen
+        chosen = moved
+
+
+def _middle(distances, n_known, own, row):
+    """Return the row with the smallest sum of distances to its own, a mask; `row` without any."""
+    free = np.flatnonzero(own[n_known:]) + n_known
+    return free[_least(distances[np.ix_(own, free)].sum(axis=0))] if len(free) else row

@@ -198,12 +198,11 @@ class SharedRows(LinearOperator):
         out = self.X @ b[:d]
         return out + self.beyond @ b[d:] if len(b) > d else out
 
-    def _rmatvec(self, pull):  # which scipy finds by the product of matrices from 1.16 on only
-        return self._rmatmat(pull.reshape(-1, 1))
-
     def _rmatmat(self, pull):
         out = self.X.T @ pull
-        return np.vstack([out, self.by_column @ pull]) if self.beyond.shape[1] else out
+        return np.concatenate([out, self.by_column @ pull]) if self.beyond.shape[1] else out
+
+    _rmatvec = _rmatmat  # scipy finds the one by the other from 1.16 on only
 
     def gram(self, weight=None):
         """Return Z' weight Z for weights (n,), a sparse symmetric (n, n), or None for ones."""

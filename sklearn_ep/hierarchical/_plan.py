@@ -186,20 +186,21 @@ def remarks_on_parameters(est, has_groups):
 
 
 def _at_default(est, name):
-    default, value = inspect.signature(type(est)).parameters[name].default, getattr(est, name)
-    return tuple(value) == default if isinstance(default, tuple) else value == default
+    default = inspect.signature(type(est)).parameters[name].default
+    return np.array_equal(getattr(est, name), default)
 
 
 def prior_sd(est, width):
     """Return the prior sds of the shared coefficients, the intercept last."""
-    scale = np.asarray(est.prior_scale, dtype=float)
+    scale = np.asarray(est.prior_scale)
+    known = scale.dtype.kind in "iuf" and scale.shape in ((), (width,))
+    if not (known and np.all((scale > 0) & np.isfinite(scale))):
+        raise ValueError(
+            f"prior_scale must be a positive number or {width} of them, got {est.prior_scale!r}."
+        )
     if scale.ndim == 0:
         return np.full(width + est.fit_intercept, float(scale))
-    if scale.shape != (width,) or not np.all(scale > 0) or not np.all(np.isfinite(scale)):
-        raise ValueError(
-            f"prior_scale must be a positive number or {width} of them, got {scale!r}."
-        )
-    return np.r_[scale, 2.5] if est.fit_intercept else scale
+    return np.r_[scale, 2.5] if est.fit_intercept else scale.astype(float)
 
 
 def _settings(est):
@@ -255,10 +256,7 @@ def plan_parts(est, run, with_digest):
     table = None if named is None else SimpleNamespace(columns=list(named))
     columns = _factors.factor_columns(est, table, None)
     told = run(describe_part, none, columns, with_digest)
-    est.classes_ = np.unique(np.concatenate([t.classes for t in told]))
-    if len(est.classes_) < 2:
-        raise ValueError("a list of partitions needs at least two classes, got 1 class.")
-    checks.warn_of_spreads(est, checks.ColumnRanges.of_parts([t.columns for t in told]))
+    _look_at(est, told)
     if columns.factors:
         check_binary(est, "rows are a list of partitions")
     levels, sizes, where = join_levels(told)
@@ -273,6 +271,14 @@ def plan_parts(est, run, with_digest):
     known = columns, engine, parts, sum(n_rows), levels, n_levels, sizes
     known += _priors(est, columns, est.n_features_in_ - len(columns.taken))
     return Plan._make([*known, fingerprint, False, *[None] * 5])
+
+
+def _look_at(est, told):
+    """Set the classes of all parts, warn of the units of their columns; told are `PartLevels`."""
+    est.classes_ = np.unique(np.concatenate([t.classes for t in told]))
+    if len(est.classes_) < 2:
+        raise ValueError("a list of partitions needs at least two classes, got 1 class.")
+    checks.warn_of_spreads(est, checks.ColumnRanges.of_parts([t.columns for t in told]))
 
 
 def _priors(est, columns, width):

@@ -15,13 +15,13 @@ from .._estimator.averaged import check_hyperparameters
 from .._estimator.checks import (
     LARGEST_ENTRY,
     LARGEST_IN_UNITS,
+    ColumnRanges,
     check_choice,
     check_column_scales,
     check_column_sizes,
     check_common,
     check_number,
     check_number_or_auto,
-    column_sizes,
     is_part_list,
     is_single,
     validate_training,
@@ -237,7 +237,7 @@ def _data(estimator, X, y, sample_weight):
     units, model = _standardised(stats, intercept, estimator.standardize, plain)
     # columns that kept a size of their own
     limits = LARGEST_IN_UNITS, 1.0 / LARGEST_IN_UNITS
-    check_column_sizes(estimator, column_sizes(model.X), *limits)
+    check_column_sizes(estimator, ColumnRanges.of_rows(model.X).sizes, *limits)
     return units, model, n_different
 
 

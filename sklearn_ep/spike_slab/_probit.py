@@ -27,9 +27,9 @@ from .._engine.rules import MomentMatching
 from .._engine.sites import Sites, cavity, site_change
 from .._estimator.checks import (
     LARGEST_IN_UNITS,
+    ColumnRanges,
     check_column_scales,
     check_column_sizes,
-    column_sizes,
     spread_rows,
     validate_training,
     warn_of_spreads,
@@ -312,7 +312,9 @@ def make_plan(estimator, X, y, sample_weight):
         warn_of_spreads(estimator, training.X)
     intercept, weight = bool(estimator.fit_intercept), training.weight
     columns, offset, scale = _scaled(training, intercept, estimator.standardize)
-    check_column_sizes(estimator, column_sizes(columns), LARGEST_IN_UNITS, 1.0 / LARGEST_IN_UNITS)
+    check_column_sizes(
+        estimator, ColumnRanges.of_rows(columns).sizes, LARGEST_IN_UNITS, 1.0 / LARGEST_IN_UNITS
+    )
     labels = np.where(training.y == 1, 1.0, -1.0)
     given = estimator.slab_variance, estimator.prior_inclusion
     model = LinearModel.of_rows(np.sqrt(weight)[:, None] * columns, labels)

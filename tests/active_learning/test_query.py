@@ -546,8 +546,7 @@ def test_skactiveml_query_starts_without_two_classes(small, name, labelled):
     chosen, utilities = strategy.query(
         pool, labels, ConvexVariationalLogistic(), batch_size=4, return_utilities=True
     )
-    free = np.setdiff1d(np.arange(len(pool)), labelled)
-    np.testing.assert_array_equal(chosen, dense_design(pool, labelled, free, 4))
+    np.testing.assert_array_equal(chosen, query(None, pool, 4, exclude=labelled))
     assert utilities.shape == (4, len(pool)) and np.all(np.isnan(utilities[:, labelled]))
     texts = np.full(len(pool), None, dtype=object)
     texts[labelled] = "yes"
@@ -556,32 +555,51 @@ def test_skactiveml_query_starts_without_two_classes(small, name, labelled):
     np.testing.assert_array_equal(again.query(pool, texts, clf, batch_size=4), chosen)
 
 
-def dense_design(X, labelled, candidates, n_rows):
-    """The design by conditioning from scratch at every row."""
-    D = ((X[:, None] - X) ** 2).sum(2)
-    K, included, chosen = np.exp(-D / D.mean()), list(labelled), []
-    for _ in range(n_rows):
-        C = K
-        if included:
-            A = K[np.ix_(included, included)] + 0.1 * np.eye(len(included))
-            C = K - K[:, included] @ np.linalg.solve(A, K[included])
-        gain = (C**2).mean(1) / (np.diag(C) + 0.1)
-        free = [i for i in candidates if i not in chosen]
-        chosen.append(free[int(np.argmax(gain[free]))])
-        included.append(chosen[-1])
-    return chosen
+def mean_distance(X, rows):
+    """Mean distance of the rows of X to the nearest of some of them."""
+    return np.sqrt(((X[:, None] - X[rows]) ** 2).sum(2)).min(axis=1).mean()
+
+
+def test_the_design_stands_for_the_pool():
+    """Its rows are medoids: none of their neighbours does better, nor does any of many draws."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(120, 3)) * rng.choice([0.3, 2.0], size=(120, 1))
+    known, free = [7, 30], np.setdiff1d(np.arange(120), [7, 30])
+    rows, gains = query(None, X, 5, exclude=known, return_scores=True)
+    at = [mean_distance(X, [*known, *rows[:k]]) for k in range(6)]
+    longest = np.sqrt(((X[:, None] - X) ** 2).sum(2)).max()
+    np.testing.assert_allclose(gains, -np.diff(at) / longest)
+    assert np.all(np.diff(gains) < 0)
+    nearest = ((X[:, None] - X[[*known, *rows]]) ** 2).sum(2).argmin(axis=1)
+    for k in range(5):
+        for other in np.setdiff1d(np.flatnonzero(nearest == 2 + k), rows):
+            assert mean_distance(X, [*known, *rows[:k], other, *rows[k + 1 :]]) >= at[-1]
+    draws = [mean_distance(X, [*known, *rng.choice(free, 5, replace=False)]) for _ in range(300)]
+    assert at[-1] < min(draws)
+
+
+@pytest.mark.parametrize("unit, origin", [(1e-200, 0.0), (1e200, 0.0), (1.0, 1e9), (1e6, -1e13)])
+def test_the_design_depends_on_no_unit_and_no_origin(unit, origin):
+    X = np.random.default_rng(0).normal(size=(80, 3))
+    np.testing.assert_array_equal(query(None, origin + unit * X, 6), query(None, X, 6))
 
 
 def test_the_design_is_the_same_for_sparse_pools_and_bounded_for_large_ones():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(300, 5)) * (rng.random((300, 5)) < 0.5)
-    free = np.setdiff1d(np.arange(300), [7])
     rows = query(None, X, 6, exclude=[7])
-    np.testing.assert_array_equal(rows, dense_design(X, [7], free, 6))
     np.testing.assert_array_equal(query(None, sp.csr_array(X), 6, exclude=[7]), rows)
     chosen = query(None, rng.normal(size=(30_000, 2)), 5)
     assert len(set(chosen)) == 5
-    np.testing.assert_array_equal(query(None, np.ones((9, 2)), 3), [0, 1, 2])
+    for pool in (np.ones((9, 2)), np.zeros((9, 2))):
+        np.testing.assert_array_equal(query(None, pool, 3), [0, 1, 2])
+
+
+def test_the_design_takes_categories():
+    pd = pytest.importorskip("pandas")
+    table = pd.DataFrame({"size": np.zeros(30), "kind": list("aaaabbbccc") * 3})
+    kinds = [table["kind"][row] for row in query(None, table, 3)]
+    assert kinds[0] == "a" and set(kinds) == {"a", "b", "c"}
 
 
 def test_skactiveml_query_refuses_what_it_cannot_use(small):
