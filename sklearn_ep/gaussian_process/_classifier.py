@@ -36,7 +36,7 @@ from .inducing.rows import (
     described,
     inducing_count,
 )
-from .inducing.stream import fit_stream, plan_stream
+from .inducing.stream import check_stream, fit_stream, plan_stream
 
 
 def _check_inducing_parameters(estimator):
@@ -584,6 +584,7 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
                 "a dict."
             )
         wants_average(self, 0, ["partial_fit"])
+        check_stream(self)
         X, y = self._checked_stream_rows(X, y, classes)
         plan = plan_stream(self, _takes_joint(self, True))
         told = dict(learn_inducing_=False, stream_log_score_=self._score_before(X, y))
