@@ -78,15 +78,16 @@ def _takes_joint(estimator, through_points):
 
 def _without_joint(estimator, through_points):
     """Return the settings of a fit that a joint posterior cannot have."""
-    given = estimator.inducing_points
-    m = inducing_count(estimator) if given is None else len(given)
     checks = {
         f"likelihood={estimator.likelihood!r}": not isinstance(estimator.likelihood, str),
         f"power={estimator.power!r}": estimator.power < 1,
-        "site_memory='average'": through_points and estimator.site_memory == "average",
-        f"more than {MOST_WEIGHTS} classes times inducing points": through_points
-        and m * len(estimator.classes_) > MOST_WEIGHTS,
     }
+    if through_points:
+        given = estimator.inducing_points
+        m = inducing_count(estimator) if given is None else len(given)
+        most = f"more than {MOST_WEIGHTS} classes times inducing points"
+        checks["site_memory='average'"] = estimator.site_memory == "average"
+        checks[most] = m * len(estimator.classes_) > MOST_WEIGHTS
     return [setting for setting, excludes in checks.items() if excludes]
 
 

@@ -9,7 +9,7 @@ from sklearn_ep._engine.class_sites import ClassSites, JointEP, class_pull, clas
 from sklearn_ep._engine.noisy_argmax import CLASS_LIKELIHOODS
 from sklearn_ep._engine.partition import Part, PartMap
 from sklearn_ep.gaussian_process._joint_gp import JointGP
-from sklearn_ep.gaussian_process.inducing.classes import JointClasses
+from sklearn_ep.gaussian_process.inducing.classes import JointLabels
 from sklearn_ep.gaussian_process.inducing.ep import InducingEP, evidence_gradient
 from sklearn_ep.gaussian_process.inducing.values import InducingPrior, grown, rebase
 
@@ -97,7 +97,7 @@ def fixed_point(n_classes, kernel, form, points=10, jitter=1e-8, inputs=False):
     weight = np.random.RandomState(4).randint(1, 3, 60).astype(float)
     prior = InducingPrior(kernel, X[:points] + 0.1 * (points < 60), jitter)
     with PartMap([Part(X, y, weight)]) as run:
-        ep = InducingEP(run, [60], None, JointClasses(PROBIT, n_classes))
+        ep = InducingEP(run, [60], None, JointLabels(PROBIT, n_classes))
         options = dict(tol=1e-10, max_iter=200, damping=0.7, accelerate=True)
         state, model = ep.solve(ep.zero(prior), **options)[1:]
         sums = ep.one_pass(model, state.sites, gradient=form, inputs=inputs)[0]
@@ -124,7 +124,7 @@ def test_gradients_in_the_points_are_differences():
     (X, y, weight), _, _, _, towards = fixed_point(2, KERNEL, "fresh", **given)
     Z, slopes = X[:6] + 0.1, []
     with PartMap([Part(X, y, weight)]) as run:
-        ep = InducingEP(run, [60], None, JointClasses(PROBIT, 2))
+        ep = InducingEP(run, [60], None, JointLabels(PROBIT, 2))
         for step in (1e-4, -1e-4):
             moved = Z.copy()
             moved[2, 1] += step
