@@ -23,7 +23,6 @@ from ..._engine.class_sites import (
 )
 from ..._engine.contracts import require
 from ..._engine.gaussian import add_to_diagonal, checked_cholesky
-from ..._engine.loop import Anderson
 from .._hyperparameters import JOINT_ACCURACY, Accuracy
 from .ep import RowSlopes, Visit
 from .values import InducingPosterior, block_rows, rows_times, times_rows
@@ -79,7 +78,7 @@ class ClassPosterior(InducingPosterior):
 
 
 @dataclass(frozen=True)
-class JointClasses:
+class JointLabels:
     """Labels of K classes with one posterior: the class with the largest noisy value.
 
     Sites (K, 2, n) are links and shifts of `_engine.class_sites`; links that are all zero say
@@ -164,10 +163,6 @@ class JointClasses:
                 gram[c, :, c] = -gram[c].sum(axis=1)
         return grams
 
-    def acceleration(self, damping):
-        """Return the acceleration of sweeps, which mixes whole steps as that of dense sites."""
-        return Anderson(depth=4)
-
     def admissible(self, proposal, x, target):
         """Return sites (K, 2, n) that a posterior may have."""
         last = (sites.transpose(1, 2, 0) for sites in (proposal, x, target))
@@ -178,14 +173,6 @@ class JointClasses:
         mean, cov, _ = posteriors[0].marginals(rows.W)
         old = _class_sites(rows.sites, rows.y)
         return class_update(self.factor, rows.y, old, mean, cov, rows.extra_var).tilted.log_z
-
-    def told(self, sites):
-        """Return sites (K, 2, n) as a fit tells them: those of one problem, classes last."""
-        return sites.transpose(1, 2, 0)[None]
-
-    def taken(self, sites):
-        """Return sites that a fit told, None where they are of another kind."""
-        return np.ascontiguousarray(sites[0].transpose(2, 0, 1)) if sites.ndim == 4 else None
 
     def predictors(self, prior, posteriors):
         """Return what predicts all classes."""

@@ -48,8 +48,8 @@ def _weighted_gram(W, v):
 
 
 # What passes ask of labels.
-LABEL_NEEDS = ["n_posteriors", "n_latents", "n_sites", "own_sites", "linear", "copies", "posterior"]
-LABEL_NEEDS += ["visit", "add_sums", "completed", "log_left_out", "rows_at_once", "acceleration"]
+LABEL_NEEDS = ["n_posteriors", "n_latents", "own_sites", "linear", "copies", "posterior"]
+LABEL_NEEDS += ["visit", "add_sums", "completed", "log_left_out", "rows_at_once"]
 
 
 class RowBlock(NamedTuple):
@@ -177,10 +177,6 @@ class BinaryProblems:
         """Return grams that were added up, as a posterior wants them."""
         return gram
 
-    def acceleration(self, damping):
-        """Return the acceleration of sweeps."""
-        return Anderson(mixing=damping)
-
     def log_left_out(self, posteriors, rows):
         """Return log probabilities (b,) of labels under cavities, normalised over the classes."""
         columns = []
@@ -192,14 +188,6 @@ class BinaryProblems:
         if len(columns) == 1:
             return columns[0]
         return np.stack(columns)[rows.y, np.arange(len(rows.y))] - logsumexp(columns, axis=0)
-
-    def told(self, sites):
-        """Return sites (C, 2, n) as a fit tells them."""
-        return sites
-
-    def taken(self, sites):
-        """Return sites that a fit told, None where they are of another kind."""
-        return sites if sites.ndim == 3 else None
 
     def predictors(self, prior, posteriors):
         """Return what predicts, one a problem."""
@@ -553,9 +541,9 @@ class InducingEP:
         require("labels", labels, LABEL_NEEDS, "expectation propagation through inducing points")
         self.run, self.sizes, self.classes, self.labels = run, list(sizes), classes, labels
         self.base = (0.0, 0.0) if base is None else base
-        self.memory, self._ends = memory, np.zeros(1, dtype=int)
+        self.memory, self.ends = memory, np.zeros(1, dtype=int)
         if labels.copies is None:
-            self._ends = np.cumsum([2 * labels.n_sites * n for n in sizes])
+            self.ends = np.cumsum([2 * labels.n_sites * n for n in sizes])
 
     def empty_sites(self):
         """Return sites that say nothing, None with an averaged site."""
@@ -620,51 +608,81 @@ class InducingEP:
         return {"residual": residual, "log_evidence": model.log_evidence + sums.log_term}
 
     def state_of(self, result):
-        """Return the state in which a `Result` of the loop ends, as views."""
+        """Return the state in which a `Result` of `solve` ends."""
         model = result.evaluation.payload
         gram, shift = (
             np.stack([getattr(p, s) for p in model.posteriors]) for s in ("gram", "shift")
         )
-        return PassState(model.prior, gram, shift, self._sites(result.x))
+        return PassState(model.prior, gram, shift, _FixedPoint(self, model.prior).sites(result.x))
 
-    def _sites(self, x):
-        """Return the sites in x, part by part, as views."""
-        if self.labels.copies is not None:
-            return None
-        return [s.reshape(self.labels.n_sites, 2, -1) for s in np.split(x, self._ends)[:-1]]
+    def solve(self, state, *, tol, max_iter, damping, accelerate, monitor=SILENT):
+        """Iterate to the fixed point at the prior of a state, which is used up.
 
-    def _state(self, x, prior):
-        """Return the state that is packed in x, as views; sums that it lacks are made afresh."""
-        sites = self._sites(x)
-        if not self.labels.linear:
-            return self.restate(prior, sites)
-        P, q = self.labels.n_posteriors, len(prior.Z)
-        gram, shift = np.split(x[self._ends[-1] :], [P * q * q])
-        return PassState(prior, gram.reshape(P, q, q), shift.reshape(P, q), sites)
+        See `loop.iterate` for the parameters. Acceleration mixes whole steps where sums are made
+        afresh, as that of dense sites of several classes does.
+        """
+        sweeps, linear = _FixedPoint(self, state.prior), self.labels.linear
+        cold = not (np.any(state.shift) if state.sites is None else any(map(np.any, state.sites)))
+        acceleration = Anderson(mixing=damping) if linear else Anderson(depth=4)
+        result = iterate(
+            sweeps.evaluate,
+            sweeps.packed(state),
+            max_iter=max_iter,
+            tol=tol,
+            damping=damping,
+            acceleration=acceleration if accelerate else None,
+            repair=sweeps.admissible,
+            monitor=monitor,
+            undamped_start=accelerate and cold,
+        )
+        return Solution(result, self.state_of(result), result.evaluation.payload)
 
-    def _packed(self, state):
-        """Return a state, which is used up, as a vector of its sites and, if linear, its sums."""
+
+class _FixedPoint:
+    """The fixed-point map under a prior, of vectors: the sites and, if linear, their sums."""
+
+    def __init__(self, ep, prior):
+        self.ep, self.prior, self.labels = ep, prior, ep.labels
+
+    def packed(self, state):
+        """Return a state, which is used up, as a vector."""
         if self.labels.linear:
             x, state.sites = state.packed(), None
             return x
         return np.concatenate([s.ravel() for s in state.sites])
 
-    def _evaluate(self, x, prior):
-        state, linear = self._state(x, prior), self.labels.linear
-        model = self.model(state)
-        sums, each, roots = self.one_pass(model, state.sites, sums=linear)
+    def sites(self, x):
+        """Return the sites in a vector, part by part, as views; None with an averaged site."""
+        if self.labels.copies is not None:
+            return None
+        return [s.reshape(self.labels.n_sites, 2, -1) for s in np.split(x, self.ep.ends)[:-1]]
+
+    def state(self, x):
+        """Return the state of a vector, as views; sums that it lacks are made afresh."""
+        sites = self.sites(x)
+        if not self.labels.linear:
+            return self.ep.restate(self.prior, sites)
+        P, m = self.labels.n_posteriors, len(self.prior.Z)
+        gram, shift = np.split(x[self.ep.ends[-1] :], [P * m * m])
+        return PassState(self.prior, gram.reshape(P, m, m), shift.reshape(P, m), sites)
+
+    def evaluate(self, x):
+        """Return the `Evaluation` of a vector; the payload is the `PassModel`."""
+        state, ep = self.state(x), self.ep
+        model = ep.model(state)
+        sums, each, roots = ep.one_pass(model, state.sites, sums=self.labels.linear)
         if not np.isfinite(model.log_evidence + sums.log_term):
-            raise ValueError(f"kernel {prior.kernel} gives NaN or infinity on these data.")
-        figures, sites = self.figures(model, sums), None
+            raise ValueError(f"kernel {self.prior.kernel} gives NaN or infinity on these data.")
+        figures, sites = ep.figures(model, sums), None
         metric: Any = 1.0
         if state.sites is not None:
             metric, sites = np.zeros(len(x)), [r.sites for r in each]  # sums follow the sites
-            _fill_metric(self._sites(metric), each, roots)
+            _fill_metric(self.sites(metric), each, roots)
         del each, state  # arrays as long as the rows are what limits the memory of a fit
-        target = self._packed(PassState(prior, sums.gram, sums.shift, sites))
+        target = self.packed(PassState(self.prior, sums.gram, sums.shift, sites))
         return Evaluation(target, figures.pop("residual"), metric, record=figures, payload=model)
 
-    def _admissible(self, proposal, x, target):
+    def admissible(self, proposal, x, target):
         """Return a proposal with sites that a posterior may have.
 
         Acceleration may lead through sites of negative precision: to mend them where sums travel
@@ -672,28 +690,8 @@ class InducingEP:
         """
         if self.labels.linear:  # the loop then holds no target
             return proposal
-        parts = zip(*(self._sites(v) for v in (proposal, x, target)), strict=True)
+        parts = zip(*(self.sites(v) for v in (proposal, x, target)), strict=True)
         return np.concatenate([self.labels.admissible(*p).ravel() for p in parts])
-
-    def solve(self, state, *, tol, max_iter, damping, accelerate, monitor=SILENT):
-        """Iterate to the fixed point at the prior of a state, which is used up.
-
-        See `loop.iterate` for the parameters.
-        """
-        prior = state.prior
-        cold = not (np.any(state.shift) if state.sites is None else any(map(np.any, state.sites)))
-        result = iterate(
-            lambda x: self._evaluate(x, prior),
-            self._packed(state),
-            max_iter=max_iter,
-            tol=tol,
-            damping=damping,
-            acceleration=self.labels.acceleration(damping) if accelerate else None,
-            repair=self._admissible,
-            monitor=monitor,
-            undamped_start=accelerate and cold,
-        )
-        return Solution(result, self.state_of(result), result.evaluation.payload)
 
 
 def largest_change(posteriors, gram, shift):

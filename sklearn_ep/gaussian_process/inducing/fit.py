@@ -54,7 +54,7 @@ from .._hyperparameters import (
 )
 from .._kernels import column_lengths, has_input_gradient, with_own_lengths, with_theta
 from .._limits import LIMITS
-from .classes import JointClasses
+from .classes import JointLabels
 from .ep import BinaryProblems, InducingEP, PassState
 from .learning import (
     LEARNING,
@@ -82,7 +82,8 @@ class InducingPlan(ValueWithGradient):
     which share kernel, inducing points and every pass over the rows, or all classes jointly.
     `sites` (C, 2, n) are those to start from, None for empty ones. `flat` asks for the kernel of
     the largest evidence, without a prior. `averaging` is the `NormalPrior` of an average over
-    variance and length, None for the mode. `sweeps` are keywords of `InducingEP.solve`.
+    variance and length, None for the mode. `sweeps` are keywords of `InducingEP.solve`, `kind` is
+    the float type of the passes of learning.
     """
 
     data: PartitionedRows
@@ -102,12 +103,7 @@ class InducingPlan(ValueWithGradient):
     max_iter: int
     jitter: float
     seed: int
-
-    @property
-    def kind(self):
-        """Float type of the passes of learning."""
-        single = self.begun or self.data.weight >= LIMITS.single_passes
-        return np.float32 if single else np.float64
+    kind: Any
 
     def hyperparameters(self):
         """Return what is learned; a column without spread keeps its inducing coordinates."""
@@ -198,7 +194,7 @@ def labels_of(estimator, joint, copies=None):
     These are None unless one averaged site stands for all.
     """
     if joint:
-        return JointClasses(CLASS_LIKELIHOODS[estimator.likelihood], len(estimator.classes_))
+        return JointLabels(CLASS_LIKELIHOODS[estimator.likelihood], len(estimator.classes_))
     factor, rule = factor_of(estimator), rule_of_power(estimator.power)
     return BinaryProblems(factor, rule, estimator._n_problems, copies)
 
@@ -242,6 +238,7 @@ def plan_inducing(estimator, data: PartitionedRows, joint, seed, known=None):
         max_iter=estimator.max_iter,
         jitter=estimator.jitter,
         seed=seed,
+        kind=np.float32 if begun or data.weight >= LIMITS.single_passes else np.float64,
     )
     _start_from(plan, estimator._last_fit, estimator.inducing_points is None)
     return plan
@@ -267,8 +264,12 @@ def _start_from(plan, last, move_points):
         return
     if not isinstance(last.runs[0], InducingRun) or last.kernel.n_dims != plan.kernel.n_dims:
         return
-    sites = plan.labels.taken(last.sites)
-    if sites is None or sites.shape != (plan.labels.n_sites, 2, sum(plan.data.sizes)):
+    sites = np.moveaxis(last.sites[0], -1, 0) if last.joint else last.sites
+    if last.joint != isinstance(plan.labels, JointLabels) or sites.shape != (
+        plan.labels.n_sites,
+        2,
+        sum(plan.data.sizes),
+    ):
         return
     plan.sites, plan.kernel = sites, plan.kernel.clone_with_theta(last.kernel.theta)
     if last.inducing_points.shape == plan.inducing_points.shape and move_points:
@@ -300,15 +301,17 @@ def posteriors_of(payload):
 
 def gp_fit(run, sites=None, loo_proba=None):
     """Return the `GPFit` of a run with `model`, with sites (C, 2, n) of rows or None."""
+    joint = isinstance(run.model.labels, JointLabels)
     return GPFit(
         runs=[run],
         posteriors=posteriors_of(run.model),
         kernel=run.model.prior.kernel,
         n_sweeps=run.n_sweeps,
-        sites=None if sites is None else run.model.labels.told(sites),
+        # as dense ones: those of a joint problem have classes last
+        sites=np.moveaxis(sites, 0, -1)[None] if joint and sites is not None else sites,
         loo_proba=loo_proba,
         inducing_points=run.model.prior.Z,
-        joint=isinstance(run.model.labels, JointClasses),
+        joint=joint,
     )
 
 

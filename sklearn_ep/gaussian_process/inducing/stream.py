@@ -113,14 +113,18 @@ class StreamRun(NamedTuple):
         return len(self.history["residual"])
 
 
-def plan_stream(estimator, joint):
-    """Return the `StreamPlan` of the next call, of all classes jointly or of binary problems."""
-    labels, sweeps = labels_of(estimator, joint), sweeps_of(estimator)
+def check_stream(estimator):
+    """Raise a ValueError where parameters do not go with a stream."""
     if estimator._needs_all_rows:
         raise ValueError(
             "partial_fit goes through inducing points, which need rows of numbers and an optimizer "
             "that takes steps: give a kernel of vectors, and optimizer='auto' or None."
         )
+
+
+def plan_stream(estimator, joint):
+    """Return the `StreamPlan` of the next call, of all classes jointly or of binary problems."""
+    labels, sweeps = labels_of(estimator, joint), sweeps_of(estimator)
     optimizer = checked_optimizer(estimator, labels.factor)
     if optimizer == "fmin_l_bfgs_b":
         optimizer = "adam"

@@ -15,6 +15,7 @@ from sklearn.utils import gen_batches
 
 from ..._engine.gaussian import (
     checked_cholesky,
+    inverse_from_triangular,
     jittered_cholesky,
     lower_times,
     positive_variance,
@@ -155,7 +156,7 @@ class InducingPosterior:
     @cached_property
     def cov(self):
         """Covariance A^-1 (m, m)."""
-        return self.inverse.T @ self.inverse
+        return inverse_from_triangular(self.inverse)
 
     @cached_property
     def _single(self):
