@@ -274,7 +274,7 @@ def run_split(name, asked, part):
 
 
 def rows_of(name, shape, found, kept):
-    """Return one row a model: means over splits, and whether it is level with the best.
+    """Return one row a model, with means over splits.
 
     `kept` are stored rows of models that did not run.
     """
@@ -284,6 +284,11 @@ def rows_of(name, shape, found, kept):
         means = {k: float(np.mean(values)) for k, values in figures.items()}
         place = dict(set=name, rows=shape[0], columns=shape[1], model=label)
         rows.append(place | means | dict(losses=figures["loss"]))
+    return ranked(rows)
+
+
+def ranked(rows):
+    """Return the rows of one set with their ranks, and whether they are level with the best."""
     peers = [r for r in rows if r["model"] not in OURS]
     for row, rank in zip(rows, rankdata([r["loss"] for r in rows]), strict=True):
         better = sum(r["loss"] < row["loss"] for r in peers)
@@ -360,7 +365,8 @@ def main():
     names = args.only or every
     n_splits = min(args.splits, 2) if args.quick else args.splits
     stored = [r for r in stored_rows(args, "arena") if r["set"] in every]
-    rows = [r for r in stored if r["set"] not in names]
+    others = [n for n in every if n not in names]
+    rows = [r for n in others for r in ranked([r for r in stored if r["set"] == n])]
     kept = stored if args.models else []
     for name in names:
         data = load(name, args.data)

@@ -146,8 +146,9 @@ def draw_stacking(fig, ink):
     model = BayesianStackingClassifier(random_state=0).fit(x[:, None], y)
     line = np.linspace(-6, 6, 200)[:, None]
     ax = fig.add_subplot()
-    names = ("Gaussian process", "linear", "additive")
-    for name, part, colour in zip(names, model.estimators_, (FIRST, SECOND, ACCENT), strict=True):
+    names = ("Gaussian process", "linear", "additive", "forest")
+    colours = (FIRST, SECOND, ACCENT, "0.6")
+    for name, part, colour in zip(names, model.estimators_, colours, strict=True):
         ax.plot(line, part.predict_proba(line)[:, 1], color=colour, linewidth=1.2, label=name)
     ax.plot(line, model.predict_proba(line)[:, 1], color=ink, linewidth=2.2, label="mixture")
     ax.scatter(x, y * 1.1 - 0.05, s=12, marker="|", color=ACCENT)
