@@ -147,10 +147,10 @@ def draw_stacking(fig, ink):
     model = BayesianStackingClassifier(random_state=0).fit(x[:, None], y)
     line = np.linspace(-6, 6, 200)[:, None]
     ax = fig.add_subplot()
-    colours = (FIRST, SECOND, ACCENT, "#3f9c5f")
-    for (name, part), colour in zip(model.named_estimators_.items(), colours, strict=True):
-        label = name.replace("_", " ").replace("gaussian", "Gaussian")
-        ax.plot(line, part.predict_proba(line)[:, 1], color=colour, linewidth=1.2, label=label)
+    names = ("Gaussian process", "linear", "additive", "forest")
+    colours = (FIRST, SECOND, ACCENT, "0.6")
+    for name, part, colour in zip(names, model.estimators_, colours, strict=True):
+        ax.plot(line, part.predict_proba(line)[:, 1], color=colour, linewidth=1.2, label=name)
     ax.plot(line, model.predict_proba(line)[:, 1], color=ink, linewidth=2.2, label="mixture")
     ax.scatter(x, y * 1.1 - 0.05, s=12, marker="|", color=ACCENT)
     plain(ax, xlabel="column", ylabel="probability of the second class")

@@ -29,7 +29,7 @@ from .._estimator.base import SavedEstimator
 from .._estimator.checks import check_number, checked_weights
 from .._estimator.fitting import restore_on_error
 from .._estimator.summary import Table
-from ._parts import default_parts, fit_part, proba_interval
+from ._parts import default_parts, fit_part, proba_intervals
 
 _CONCENTRATION = 0.5  # of the Dirichlet prior: Jeffreys' of a share
 # Of a lattice with long tails, for few rows: weights of two to four parts are within .008 of those
@@ -100,7 +100,8 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     n_jobs : int or None, default=None
         Workers for the parts. Answers do not depend on it.
     random_state : int, RandomState instance or None, default=None
-        Seed of the default parts; parts that are given have their own.
+        Seed of the default parts; parts that are given have their own. The trees of the forest have
+        the seed zero where this is None, so that fits to the same rows agree.
     verbose : int, default=0
         1 prints the `summary` at the end of a fit.
 
@@ -145,7 +146,7 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     of a part keep its hyperparameters. They are a little optimistic where few rows decide many
     hyperparameters.
 
-    A tree of the forest sees 63 % of the rows, at most 2000. The rest of them tell what the trees
+    A tree of the forest sees 63 % of the rows, at most 4000. The rest of them tell what the trees
     without a row say of it. The slope of the log probabilities, whose log is standard normal a
     priori, is learned from this.
 
@@ -325,8 +326,9 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         """Intervals of the class probabilities: the weighted mean of those of the parts.
 
         This is exact where the probabilities of the parts rise and fall together, and usually too
-        wide elsewhere. The forest has no posterior: its interval is that of a Beta distribution
-        about its probability, with as many rows as its leaves effectively average over.
+        wide elsewhere. A part that states no interval, as the forest, is taken to be as sure as the
+        others: its ends are as far from its probability, in log odds, as theirs are in the weighted
+        mean.
 
         Parameters
         ----------
@@ -343,11 +345,11 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
         Raises
         ------
         ValueError
-            If `level` is not between 0 and 1, or a part has no `predict_proba_interval`.
+            If `level` is not between 0 and 1, or no part has a `predict_proba_interval`.
         """
         check_is_fitted(self)
-        parts = zip(self._names, self.estimators_, strict=True)
-        return np.tensordot(self.weights_, [proba_interval(*p, X, level) for p in parts], 1)
+        found = proba_intervals(self._names, self.estimators_, self.weights_, X, level)
+        return np.tensordot(self.weights_, found, 1)
 
     def predict(self, X: RowsLike) -> np.ndarray:
         """Most probable class.

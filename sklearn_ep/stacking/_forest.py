@@ -9,40 +9,43 @@ Trees see the distinct rows in an order of their own, and bags are drawn by copi
 neither on the order of the rows nor on whether weights are written out as repeated rows.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import scipy.sparse as sp
 from scipy.optimize import minimize_scalar
-from scipy.special import expit, log_softmax, logit
-from scipy.stats import beta
+from scipy.special import log_softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.tree import ExtraTreeClassifier
 from sklearn.utils import check_random_state, gen_batches
 from sklearn.utils.validation import validate_data
 
-from .._estimator.checks import check_number, checked_weights
+from .._estimator.checks import checked_weights
 
 _TREES = 100
 _IN_BAG = 0.632  # share of the copies that a tree sees: that of distinct rows in a bootstrap sample
-_MOST_IN_BAG = 2000  # copies, which bounds the time of a tree and the memory that it keeps
-_MOST_TRIED = 500  # columns at a split, of which there are half: on two sets of genes as good as it
+# Rows, which bounds the time and the memory of a tree: 10,000 rows of 20 columns take .3, .5 and
+# .7 CPU s with 1000, 2000 and 4000, and have a log loss of .507, .510 and .488.
+_MOST_IN_BAG = 4000
+# Columns tried at a split: half of them, at most these. Of prostate tumours, with 6033 genes of 71
+# rows, the log loss of the stack is .351 with 500 and .325 with 3000 (five splits, three seeds).
+_MOST_TRIED = 3000
+_MOST_COPIES = 1e9  # of a row that are drawn one by one: beyond, the rest is in a bag or not
 _BLOCK = 2000  # rows that go through all trees at a time
 _LOG_SLOPES = (-3.0, 3.0)
 
 
 class _Trees(NamedTuple):
-    """Nodes of all trees: where each sends a row, and the share that leaves have of the rows.
+    """Nodes of all trees: where each sends a row, and the classes of the rows that it holds.
 
     feature (N,) is -1 in leaves, child (N, 2) has the nodes of values up to the threshold (N,) and
-    beyond it; share (N, m) is sparse, and its rows sum to one in leaves.
+    beyond it; share (N, K) is that of the classes in leaves.
     """
 
     root: np.ndarray
     feature: np.ndarray
     threshold: np.ndarray
     child: np.ndarray
-    share: sp.csr_array
+    share: np.ndarray
 
     def leaves(self, rows):
         """Return the leaves (n, T) of rows (n, d) in single precision."""
@@ -92,38 +95,30 @@ class OutOfBagForest(ClassifierMixin, BaseEstimator):
 
     def _grow(self, rows, own, count):
         """Grow the trees; return out-of-bag log probabilities (m, K) of distinct rows (m, d)."""
-        rng, label = check_random_state(self.random_state), np.eye(len(self.classes_))[own]
-        grown: list[Any] = []
-        votes, absent = np.zeros(label.shape), np.zeros(len(own))
+        rng, k = check_random_state(self.random_state), len(self.classes_)
+        grown = list[_Trees]()
+        votes, absent = np.zeros((len(own), k)), np.zeros(len(own))
         while len(grown) < _TREES:
             bag = _bag(count, rng)
             if np.any(bag):
-                tree, leaf = _grown(rows, own, bag, rng)
+                tree, leaf = _grown(rows, own, k, bag, rng)
                 grown.append(tree)
                 out = 1.0 - bag / count
-                votes += out[:, None] * (tree.share @ label)[leaf]
+                votes += out[:, None] * tree.share[leaf]
                 absent += out
         self.trees_ = _joined(grown)
-        self.of_class_ = self.trees_.share @ label
         return self._smoothed(votes, absent)
 
     def _smoothed(self, votes, n_trees):
         """Return log probabilities (n, K): the mean of trees (n,), and of the prior as one more."""
         return np.log((votes + self.prior_) / (np.reshape(n_trees, (-1, 1)) + 1.0))
 
-    def _in_blocks(self, X, of_leaves):
-        """Return what `of_leaves` makes of the leaves (n, T) of rows, block by block."""
-        rows = self._scaled(validate_data(self, X, reset=False, dtype=np.float64))
-        blocks = gen_batches(len(rows), _BLOCK)
-        return np.concatenate([of_leaves(self.trees_.leaves(rows[block])) for block in blocks])
-
-    def _log_means(self, leaves):
-        """Return the log probabilities (n, K) before the slope."""
-        return self._smoothed(self.of_class_[leaves].sum(axis=1), leaves.shape[1])
-
     def predict_log_proba(self, X):
         """Return log probabilities (n, K) of classes."""
-        return log_softmax(self.slope_ * self._in_blocks(X, self._log_means), axis=1)
+        rows = self._scaled(validate_data(self, X, reset=False, dtype=np.float64))
+        trees, blocks = self.trees_, gen_batches(len(rows), _BLOCK)
+        votes = [trees.share[trees.leaves(rows[block])].sum(axis=1) for block in blocks]
+        return log_softmax(self.slope_ * self._smoothed(np.concatenate(votes), _TREES), axis=1)
 
     def predict_proba(self, X):
         """Return probabilities (n, K) of classes."""
@@ -133,52 +128,27 @@ class OutOfBagForest(ClassifierMixin, BaseEstimator):
         """Return labels (n,)."""
         return self.classes_[self.predict_log_proba(X).argmax(axis=1)]
 
-    def predict_proba_interval(self, X, level=0.9):
-        """Return intervals of class probabilities, of as many rows as the leaves effectively hold.
-
-        A forest is a mean of labels, with a weight for each training row. The probability of a
-        class has a Beta distribution about it, with the effective number of these rows as count;
-        the slope is applied to the log odds of its quantiles.
-        """
-        check_number("level", level, 0, 1, boundaries="neither")
-        found = self._in_blocks(X, lambda leaves: self._quantiles(leaves, level))
-        return found[:, 1] if len(self.classes_) == 2 else found
-
-    def _quantiles(self, leaves, level):
-        """Return intervals (n, K, 2)."""
-        n, n_trees = leaves.shape
-        start = np.arange(n + 1) * n_trees
-        sent = sp.csr_array(
-            (np.full(leaves.size, 1.0 / n_trees), leaves.ravel(), start),
-            shape=(n, len(self.of_class_)),
-        )
-        size = 1.0 / (sent @ self.trees_.share).power(2).sum(axis=1)[:, None, None]
-        log_p = self._log_means(leaves)
-        p, moved = np.exp(log_p)[:, :, None], log_softmax(self.slope_ * log_p, axis=1)
-        ends = beta.ppf(
-            [0.5 - 0.5 * level, 0.5 + 0.5 * level], (size + 1) * p, (size + 1) * (1 - p)
-        )
-        return expit(logit(np.exp(moved))[:, :, None] + self.slope_ * (logit(ends) - logit(p)))
-
 
 def _bag(count, rng):
     """Return the copies (m,) that a tree sees of rows with count (m,) of them."""
-    share, whole = min(_IN_BAG, _MOST_IN_BAG / count.sum()), np.floor(count)
+    share = min(_IN_BAG, _MOST_IN_BAG / len(count))
+    whole = np.floor(np.minimum(count, _MOST_COPIES))
     rest = (count - whole) * (rng.uniform(size=len(count)) < share)
     return rng.binomial(whole.astype(np.int64), share) + rest
 
 
-def _grown(rows, own, bag, rng):
+def _grown(rows, own, n_classes, bag, rng):
     """Return the `_Trees` of one tree for a bag (m,), and the leaves (m,) of all rows."""
     tried = min((rows.shape[1] + 1) // 2, _MOST_TRIED)
     grower = ExtraTreeClassifier(max_features=tried, random_state=rng.randint(2**31 - 1))
     tree = grower.fit(rows, own, sample_weight=bag, check_input=False).tree_
-    leaf, here = tree.apply(rows), np.flatnonzero(bag)
-    held = np.bincount(leaf, bag, tree.node_count)
-    share = (bag[here] / held[leaf[here]], (leaf[here], here))
-    share = sp.csr_array(share, shape=(tree.node_count, len(rows)))
+    leaf = tree.apply(rows)
+    held = np.bincount(leaf * n_classes + own, bag, tree.node_count * n_classes)
+    held = held.reshape(-1, n_classes)
     child = np.column_stack([tree.children_left, tree.children_right])
-    feature = np.where(child[:, 0] < 0, -1, tree.feature)
+    inner = child[:, 0] >= 0
+    share = held / (held.sum(axis=1, keepdims=True) + inner[:, None])
+    feature = np.where(inner, tree.feature, -1)
     return _Trees(np.zeros(1, int), feature, tree.threshold, child, share), leaf
 
 
@@ -186,15 +156,14 @@ def _joined(grown):
     """Return the `_Trees` of several."""
     start = np.cumsum([0] + [len(tree.feature) for tree in grown[:-1]])
     child = [tree.child + first for tree, first in zip(grown, start, strict=True)]
-    feature, threshold = (np.concatenate([t[i] for t in grown]) for i in (1, 2))
-    share = sp.vstack([tree.share for tree in grown], format="csr")
+    feature, threshold, share = (np.concatenate([tree[i] for tree in grown]) for i in (1, 2, 4))
     return _Trees(start, feature, threshold, np.concatenate(child), share)
 
 
 def _slope(log_p, own, count):
-    """Return the slope of log probabilities (m, K) whose log has a standard normal posterior mode.
+    """Return the posterior mode of the slope of log probabilities (m, K) of labels (m,).
 
-    The prior of the log slope is standard normal.
+    The prior of its log is standard normal.
     """
 
     def loss(log_slope):
