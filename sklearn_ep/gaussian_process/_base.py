@@ -48,7 +48,7 @@ from ._hyperparameters import learned_coordinates
 from ._joint_gp import JointGPPosterior
 from ._kernels import has_input_gradient, with_theta
 from ._limits import LIMITS
-from ._response import added_variance, check_responds
+from ._response import added_log_evidence, added_variance, check_responds
 from ._structured import GroupedRBF
 from ._summary import KernelReport
 
@@ -624,11 +624,29 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         check_flag("corrected", corrected)
         if not corrected:
             return mean, var
-        check_responds(self)
-        plan, X, n = self._plan, self._check_new(X), len(self._posteriors)
-        args = [(p, X, signs_of(plan.y, k, n)) for k, p in enumerate(self._posteriors)]
-        each = [added_variance(*a, plan.weight, plan.response_share) for a in args]
+        check_responds(self, "corrected")
+        X = self._check_new(X)
+        each = [added_variance(p, X, *args) for p, args in self._site_problems()]
         return mean, var + one_or_stack(each, axis=1)
+
+    def _site_problems(self):
+        """Return posterior, and signs, weights and exponent of the rows, of each problem."""
+        plan, n = self._plan, len(self._posteriors)
+        return [
+            (p, (signs_of(plan.y, k, n), plan.weight, plan.response_share))
+            for k, p in enumerate(self._posteriors)
+        ]
+
+    def _corrections(self):
+        """Return log evidence and largest relative change of a standard deviation of a row."""
+        check_responds(self, "correct")
+        evidence, most = 0.0, 0.0
+        for posterior, args in self._site_problems():
+            evidence += added_log_evidence(posterior, *args)
+            added = added_variance(posterior, self._plan.X, *args)
+            grown = np.sqrt(1.0 + added / posterior.latent(self._plan.X)[1]) - 1.0
+            most = max(most, float(np.max(np.abs(grown))))
+        return evidence, most
 
     def log_marginal_likelihood(
         self, theta: ArrayLike | None = None, eval_gradient: bool = False, clone_kernel: bool = True
