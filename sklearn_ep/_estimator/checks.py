@@ -125,9 +125,9 @@ def check_column_scales(estimator, X, largest=LARGEST_ENTRY):
 
 def check_column_ranges(estimator, columns, largest=LARGEST_ENTRY):
     """The same by the `ColumnRanges`."""
+    check_column_sizes(estimator, columns.sizes, largest)
     if largest == LARGEST_IN_UNITS:
         warn_of_spreads(estimator, columns)
-    check_column_sizes(estimator, columns.sizes, largest)
 
 
 # Ratio of the spreads of two columns beyond which they can hardly share a unit, and how many
