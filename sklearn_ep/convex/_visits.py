@@ -241,9 +241,10 @@ class _Draws:
             extra = candidate, place.anchors[-1].level
             sums = place.visit(calibration_sums, extra, products=2 * k)
             features = slice(None, -1 if intercept else None)
-            halves = self._samples, right, U, diagonal, data
-            coefficients = _coefficients_of_halves(*(x[features] for x in halves))
-            columns = self._of_columns(diagonal[features], U[features], coefficients)
+            energy = np.einsum("ij,ij->j", self._samples, right) / len(diagonal)
+            halves = U[features], diagonal[features], data[features]
+            coefficients = _coefficients_of_halves(*halves, energy)
+            columns = self._of_columns(*halves[:2], coefficients)
             level, error = _level_and_error(sums, *columns)
             spread, shrink = _spread_and_share(sums, level, k)
             near = spread < _SAMPLES.spread and error < _SAMPLES.error * np.sqrt(k)
@@ -256,7 +257,7 @@ class _Draws:
         anchor = Anchor(candidate, place.point.u, level, shrink, damping)
         return _Formed(anchor, predictor, data, told)
 
-    def _of_columns(self, diagonal, U, coefficients):
+    def _of_columns(self, U, diagonal, coefficients):
         """Return what the signs of columns tell of the degrees of freedom, beside the rows.
 
         That is what rows do not add up, what solves leave, and the squares of what single columns
@@ -470,15 +471,14 @@ class SampledLoop:
         return bound, 0.5 * error
 
 
-def _coefficients_of_halves(samples, right, U, diagonal, data):
+def _coefficients_of_halves(U, diagonal, data, energy):
     """Return the variances of coefficients from U, which are halves of draws, two a draw.
 
-    u' A u of the `samples` of a draw has the mean n, which takes out some of its noise.
+    `energy`, u' A u / n of each half, has a mean of one for a draw, which takes out some noise.
     """
-    n, k = len(U), U.shape[1] // 2
-    energy = np.einsum("ij,ij->j", samples, right).reshape(k, 2).sum(axis=1)
-    squares = U**2 @ np.repeat(n / np.maximum(energy, TINY), 2) / k
-    return coefficient_variances(squares, k, diagonal, data)
+    k = U.shape[1] // 2
+    energy = np.repeat(np.maximum(energy.reshape(k, 2).sum(axis=1), TINY), 2)
+    return coefficient_variances(U**2 @ (1.0 / energy) / k, k, diagonal, data)
 
 
 def _level_and_error(sums, beside, rest, own):
