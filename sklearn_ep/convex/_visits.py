@@ -10,9 +10,12 @@ double loop. One visit to the rows a step (Khan and Lin 2017 give the step for c
 computations).
 
 `SampledLoop` is the double loop with sampled variances. Per column the driver holds the
-coefficients u, the random numbers E1, and the chain of anchors that the variances of rows are
+coefficients u, the random signs E1, and the chain of anchors that the variances of rows are
 functions of. An outer step solves for a few draws of N(0, A^-1) at the present sites, calibrates
 with them the variances that the diagonal of A gives, and ends with Newton's method at the new ones.
+A draw has two halves, A^-1 B' Pi^1/2 E2 with signs E2 of the rows, and A^-1 D^1/2 E1. Each by
+itself tells the degrees of freedom with a far smaller variance than the sum of both: entries that
+signs leave out are squares of the diagonal, which on text are most of all squares.
 """
 
 import itertools
