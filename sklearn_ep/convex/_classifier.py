@@ -132,8 +132,8 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
         that costs less by a formula of rows, columns and entries: texts of 20,000 words have
         "exact" up to 850 rows. Log losses of both are .0006 apart in the mean of 13 fits.
     n_variance_samples : int, default=8
-        Samples for "calibrated" and "monte_carlo"; 16 if columns are strongly correlated. "lanczos"
-        takes 16 steps for each.
+        Samples of "monte_carlo", and systems solved for "calibrated", which takes two a draw; 16 if
+        columns are strongly correlated. "lanczos" takes 16 steps for each.
     n_evidence_probes : int, default=8
         Random probes of the log determinant in `log_evidence_` where variances are sampled, at
         least 2 for its standard error; each costs some 24 products with X. 0 saves them, and the

@@ -83,8 +83,7 @@ class Candidate:
 
     variances (n,) are 1 / diag(A), 0 for an intercept; samples (n, m), or None, are vectors whose
     squares add up to n_draws times A^-1 given the intercept; column (n,), or None, is that of A^-1
-    that belongs to the intercept. With `halves` samples are pairs of what the noise of rows gives,
-    and what that of columns does.
+    that belongs to the intercept.
     """
 
     tag: int
@@ -92,7 +91,6 @@ class Candidate:
     samples: np.ndarray | None
     column: np.ndarray | None
     n_draws: int = 1
-    halves: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,7 +305,7 @@ class SampledRows(PartRows):
                 j = j.astype(float)
             else:
                 j = leave_one_out(self.fast, candidate.variances, p)
-                product = (self.fast @ candidate.samples.astype(self.fast.dtype)).astype(float)
+                product = self.fast @ candidate.samples.astype(self.fast.dtype)
             if candidate.column is not None:
                 x = self.B @ candidate.column
             return p, j, product, x
@@ -504,10 +502,11 @@ def right_sums(rows, point, columns, *anchors):
 
 
 def calibration_sums(rows, point, extra, *anchors):
-    """Return the `Calibration` for a `Candidate` with halves, `extra` with the last level.
+    """Return the `Calibration`; `extra` are a `Candidate` and the last level.
 
-    Signs e of rows make e' Pi^1/2 B w, of what they give, the degrees of freedom without what rows
-    tell of each other. Rows weigh by their shares of these at the last level.
+    Its samples are, in turns, what the signs of rows give and what those of columns do. Signs e of
+    rows and what they give, w, tell the degrees of freedom, e' Pi^1/2 B w. Rows weigh by their
+    shares of these at the last level.
     """
     candidate, level = extra
     weight, precision = rows.sites.weight, rows.penalty(point, anchors).precision

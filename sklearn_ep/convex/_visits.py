@@ -10,9 +10,12 @@ double loop. One visit to the rows a step (Khan and Lin 2017 give the step for c
 computations).
 
 `SampledLoop` is the double loop with sampled variances. Per column the driver holds the
-coefficients u, the random numbers E1, and the chain of anchors that the variances of rows are
+coefficients u, the random signs E1, and the chain of anchors that the variances of rows are
 functions of. An outer step solves for a few draws of N(0, A^-1) at the present sites, calibrates
 with them the variances that the diagonal of A gives, and ends with Newton's method at the new ones.
+A draw has two halves, A^-1 B' Pi^1/2 E2 with signs E2 of the rows, and A^-1 D^1/2 E1. Each by
+itself tells the degrees of freedom with a far smaller variance than the sum of both: entries that
+signs leave out are squares of the diagonal, which on text are most of all squares.
 """
 
 import itertools
@@ -66,10 +69,10 @@ class _Tolerances(NamedTuple):
 
 
 class _Samples(NamedTuple):
-    """How many samples the level of the variances, one number for all rows, needs.
+    """How many draws the level of the variances, one number for all rows, needs.
 
-    Where the spread of the ratios over rows is larger than a limit, rows need samples of their own:
-    two tell it to .01 or .02 of many rows, and where it is below .03 eight are of no use to a row.
+    Each takes two systems. Where the spread of the ratios over rows is larger than a limit, rows
+    need draws of their own: below it four are of no use to a row.
     """
 
     few: int = 2  # two tell the level, ...
@@ -181,7 +184,8 @@ class _Draws:
         self._samples: Any = None
         self._diagonal: Any = None  # prior precisions of which they are
         self._column: Any = None
-        self._left, self._wanted = 0.0, 0
+        self._left: Any = None  # squares of residuals, in units of the preconditioner
+        self._wanted = 0
 
     def solved(self, diagonal, data, right, rtol, column_too):
         """Return A^-1 right (n, m) and the column of A^-1 that belongs to an intercept, or None."""
@@ -202,8 +206,7 @@ class _Draws:
         r = right - times(x) if self._samples is not None else right.copy()
         conjugate_gradients(times, scale, right, x, r, tolerances)
         self._samples, self._diagonal = x[:, :m].copy(), diagonal
-        features = slice(None, -1 if column_too else None)  # given the intercept only these matter
-        self._left = float(np.sum((r[:, 1:m:2] ** 2 / scale)[features])) / (m // 2)
+        self._left = r[:, :m] ** 2 / scale
         if not column_too:
             return self._samples, None
         self._column = x[:, m].copy()
@@ -237,22 +240,15 @@ class _Draws:
             variances = 1.0 / (diagonal + data)
             if intercept:
                 variances[-1] = 0.0
-            candidate = Candidate(next(place.tags), variances, U, column, k, True)
+            candidate = Candidate(next(place.tags), variances, U, column, k)
             extra = candidate, place.anchors[-1].level
             sums = place.visit(calibration_sums, extra, products=2 * k)
-            energy = np.einsum("ij,ij->j", self._samples, right).reshape(k, 2)
             features = slice(None, -1 if intercept else None)
-            # u' A u of a draw has the mean n, which takes out some of its noise
-            weight = np.repeat(len(diagonal) / np.maximum(energy.sum(axis=1), TINY), 2)
-            squares = U[features] ** 2 @ weight / k
-            coefficients = coefficient_variances(squares, k, diagonal[features], data[features])
-            known = 1.0 - diagonal[features] * coefficients
-            own = np.sqrt(diagonal[features, None]) * U[features, 1::2]
-            beside = float(np.sum((self.noise[features, :k] - own) ** 2)) / k
-            # where all of it is rounding, as beside tiny columns, it is nothing
-            rounding = (64.0 * np.finfo(float).eps) ** 2 * len(diagonal)
-            beside, rest = (max(value - rounding, 0.0) for value in (beside, self._left))
-            level, error = _level_and_error(sums, beside, rest, float(known @ known))
+            energy = np.einsum("ij,ij->j", self._samples, right) / len(diagonal)
+            halves = U[features], diagonal[features], data[features]
+            coefficients = _coefficients_of_halves(*halves, energy)
+            columns = self._of_columns(*halves[:2], coefficients)
+            level, error = _level_and_error(sums, *columns)
             spread, shrink = _spread_and_share(sums, level, k)
             near = spread < _SAMPLES.spread and error < _SAMPLES.error * np.sqrt(k)
             told = near or k == most
@@ -263,6 +259,19 @@ class _Draws:
         predictor = ScaledJacobi(level * variances, coefficients, column)
         anchor = Anchor(candidate, place.point.u, level, shrink, damping)
         return _Formed(anchor, predictor, data, told)
+
+    def _of_columns(self, U, diagonal, coefficients):
+        """Return what the signs of columns tell of the degrees of freedom, beside the rows.
+
+        That is what rows do not add up, what solves leave, and the squares of what single columns
+        have. Where one of the first two is rounding, as beside tiny columns, it is nothing.
+        """
+        n, k = len(U), U.shape[1] // 2
+        left = self.noise[:n, :k] - np.sqrt(diagonal)[:, None] * U[:, 1::2]
+        residuals = np.sum(self._left[:n, 1::2])
+        rounding = (64.0 * np.finfo(float).eps) ** 2 * n
+        beside, rest = (max(float(x) / k - rounding, 0.0) for x in (np.sum(left**2), residuals))
+        return beside, rest, float(np.sum((1.0 - diagonal * coefficients) ** 2))
 
     def monte_carlo(self, diagonal, rtol, damping, _):
         """Return the `_Formed` by mean squares alone, with a relative error of sqrt(2 / k)."""
@@ -463,6 +472,16 @@ class SampledLoop:
         explained = step.dof + (float(diagonal[:m] @ step.own) if m else 0.0)
         bound = 0.5 * (explained - log_det) + self.prior.log_normaliser(step.scale) - step.value
         return bound, 0.5 * error
+
+
+def _coefficients_of_halves(U, diagonal, data, energy):
+    """Return the variances of coefficients from U, which are halves of draws, two a draw.
+
+    `energy`, u' A u / n of each half, has a mean of one for a draw, which takes out some noise.
+    """
+    k = U.shape[1] // 2
+    energy = np.repeat(np.maximum(energy.reshape(k, 2).sum(axis=1), TINY), 2)
+    return coefficient_variances(U**2 @ (1.0 / energy) / k, k, diagonal, data)
 
 
 def _level_and_error(sums, beside, rest, own):
