@@ -95,7 +95,7 @@ def group_lines(group, q):
     return Pattern(lines, lines.data)
 
 
-@lru_cache
+@lru_cache(4)
 def _no_columns(n):
     """Return the sparse matrix (n, 0)."""
     return csr_array((n, 0))
