@@ -81,9 +81,9 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         up over sites. It does not depend on `n_jobs`, so neither does the result. "adaptive" begins
         with at most 50 parts and carries out the advice of `diagnose`: parts whose sites are poor
         stand-ins are merged, and the fit goes on, until no merger helps [1]_. It is for two classes
-        and rows in memory, without checkpoint; `max_iter` is that of each round. With a list of
-        factors a number asks for ``engine="messages"`` on that many parts of the rows, whose answer
-        is that of all rows at once.
+        and rows in memory, without checkpoint; `max_iter` and the history are those of a round.
+        With a list of factors a number asks for ``engine="messages"`` on that many parts of the
+        rows, whose answer is that of all rows at once.
     engine : {"auto", "ep", "messages", "laplace", "importance", "nuts"}, default="auto"
         "auto" is "ep", or "messages" for a list of factors with very many levels: where all factors
         but the largest have more than 500 effects together, unless levels of one are nested in

@@ -92,12 +92,17 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power
         if found.mismatch > _GROWTH * least and step > _LEAST_STEP:
             step *= 0.5
         else:
-            fell = kept is not None and found.mismatch < _FALL * kept.mismatch
-            step, least = min(1.0, 2.0 * step) if fell else step, min(least, found.mismatch)
-            kept, start, end = found, sites, target
+            step = _step_after(found, kept, step)
+            kept, start, end, least = found, sites, target, min(least, found.mismatch)
         sites = _towards(start, end, step)
         if kept.mismatch < tol or n_passes >= max_passes:
             return kept._replace(local=_joined(*kept.local), sites=sites)
+
+
+def _step_after(found, kept, step):
+    """Return the step after a pass that is taken; kept is the one before, None for the first."""
+    fell = kept is not None and found.mismatch < _FALL * kept.mismatch
+    return min(1.0, 2.0 * step) if fell else step
 
 
 def _towards(old, new, step):

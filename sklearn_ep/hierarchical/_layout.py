@@ -95,7 +95,7 @@ def group_lines(group, q):
     return Pattern(lines, lines.data)
 
 
-@lru_cache
+@lru_cache(4)
 def _no_columns(n):
     """Return the sparse matrix (n, 0)."""
     return csr_array((n, 0))
@@ -158,17 +158,13 @@ class SharedRows(LinearOperator):
         return type(self), (self.X, (own.data, own.indices, own.indptr, own.shape))
 
     @cached_property
-    def by_column(self):
-        """The sparse matrix turned, for products with vectors."""
-        return self.beyond.T
-
-    @cached_property
     def transposed(self):
         """The sparse matrix turned, for products with sparse ones."""
-        return self.by_column.tocsr()
+        return self.beyond.T.tocsr()
 
     @cached_property
-    def _pattern(self):
+    def pattern(self):
+        """The `Pattern` of the sparse matrix."""
         own = self.beyond
         return Pattern(csr_array((own.data, own.indices, own.indptr), shape=own.shape))
 
@@ -200,7 +196,7 @@ class SharedRows(LinearOperator):
 
     def _rmatmat(self, pull):
         out = self.X.T @ pull
-        return np.concatenate([out, self.by_column @ pull]) if self.beyond.shape[1] else out
+        return np.concatenate([out, self.beyond.T @ pull]) if self.beyond.shape[1] else out
 
     _rmatvec = _rmatmat  # scipy finds the one by the other from 1.16 on only
 
@@ -208,7 +204,8 @@ class SharedRows(LinearOperator):
         """Return Z' weight Z for weights (n,), a sparse symmetric (n, n), or None for ones."""
         (X, beyond), d = (self.X, self.beyond), self.X.shape[1]
         out = np.empty((self.shape[1], self.shape[1]))
-        heavy = X if weight is None else self._times(weight, X)
+        weight = np.ones(len(X)) if weight is None else weight
+        heavy = _weighted(weight, X, None)
         out[:d, :d] = X.T @ heavy
         if len(out) > d:
             if beyond.nnz > _SPARSE * np.prod(beyond.shape):
@@ -218,19 +215,11 @@ class SharedRows(LinearOperator):
                 turned = self.transposed
             out[d:, :d] = turned @ heavy
             out[:d, d:] = out[d:, :d].T
-            within = turned @ (beyond if weight is None else self._times(weight, beyond))
+            within = turned @ _weighted(weight, beyond, self.pattern)
             out[d:, d:] = within if isinstance(within, np.ndarray) else within.toarray()
         return 0.5 * (out + out.T)
 
     weighted_gram = gram
-
-    def _times(self, weight, columns):
-        """Return weights, (n,) or a matrix (n, n), times dense or sparse columns (n, .)."""
-        if weight.ndim > 1:
-            return weight @ columns
-        if isinstance(columns, np.ndarray):
-            return weight[:, None] * columns
-        return self._pattern.filled(columns.data * np.repeat(weight, np.diff(columns.indptr)))
 
     def quadratic(self, matrix):
         """Return z' matrix z (n,) of each row of data for any matrix."""
@@ -296,11 +285,6 @@ class EffectPlaces(NamedTuple):
     def n_dense(self):
         """Number of coefficients."""
         return len(self.beta_precision)
-
-    @property
-    def n_shared(self):
-        """Number of entries of b."""
-        return max([self.n_dense, *(span.stop for span in self.shared_spans().values())])
 
     def shared_spans(self):
         """Return {factor: its slice of b} of the shared factors."""
@@ -412,6 +396,15 @@ class LocalPart(NamedTuple):
         effect, inverse = self.given(mean), forward(self.lower, np.eye(self.lower.shape[1]))
         inner = np.einsum("jab,jac->bc", inverse, inverse)
         return effect.T @ effect + inner + within.sum(0) - len(effect) * np.eye(len(inner))
+
+
+def _weighted(weight, columns, pattern):
+    """Return weights, (n,) or a matrix (n, n), times dense or sparse columns of a `Pattern`."""
+    if weight.ndim > 1:
+        return weight @ columns
+    if isinstance(columns, np.ndarray):
+        return weight[:, None] * columns
+    return pattern.filled(columns.data * np.repeat(weight, np.diff(columns.indptr)))
 
 
 def _dots(held, rows, group):

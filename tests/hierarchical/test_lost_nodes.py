@@ -5,7 +5,6 @@ import pytest
 from scipy.special import expit
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep._engine.gaussian import ImproperPosterior
 from sklearn_ep.hierarchical import _exact as exact
 
 
@@ -51,7 +50,7 @@ def test_where_slopes_have_no_posterior_the_star_is_drawn_in(monkeypatch):
 
     def losing(self, theta, *args):
         if theta[2] > limit:
-            raise ImproperPosterior("no posterior here")
+            raise exact.gaussian.ImproperPosterior("no posterior here")
         return evaluate(self, theta, *args)
 
     monkeypatch.setattr(exact.CrossedModel, "evaluate", losing)

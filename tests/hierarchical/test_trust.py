@@ -89,11 +89,9 @@ def in_memory():
 def test_adaptive_parts_stay_where_their_sites_can_be_trusted():
     X, y = in_memory()
     given, found = (HierarchicalEPLogistic(3, n_partitions=k).fit(X, y) for k in (5, "adaptive"))
-    np.testing.assert_array_equal(found.partition_, given.partition_)
-    assert found.converged_ and found.theta_rule_ == given.theta_rule_ == "grid"
-    np.testing.assert_allclose(found.coef_, given.coef_, atol=1e-3 * given.coef_std_.min())
-    np.testing.assert_allclose(found.tau_interval_, given.tau_interval_, rtol=1e-3)
-    assert found.log_evidence_ == pytest.approx(given.log_evidence_, abs=1e-3)
+    assert found.converged_ and found.theta_rule_ == "grid"
+    for name in ("partition_", "coef_", "tau_interval_", "site_precision_"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(given, name))
 
 
 @pytest.mark.parametrize("n_left", [3, 1])

@@ -366,10 +366,6 @@ def _log_mass(rows, cavity, moments, q, n_draws, rng):
     return float(logsumexp(log_weight) - np.log(n_draws))
 
 
-def _moments_of(phi, weight):
-    return Moments(weight @ phi, np.atleast_2d(np.cov(phi.T, aweights=weight)))
-
-
 def _fresh(rows, cavity, state, q, settings):
     """Return the state with draws made for this cavity."""
     site = tilted_by_nodes(rows, cavity, state.nodes, q=q, tol=1e-2)

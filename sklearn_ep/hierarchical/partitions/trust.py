@@ -13,7 +13,6 @@ from scipy.special import logsumexp
 
 from ..._engine.diagnostics import importance_check
 from ..._engine.gaussian import Moments
-from ..._estimator.fitting import BinaryFit
 from .draws import draws_of, marginal_log_likelihood, normalised
 from .fit import fit_in_memory, parts_in_memory
 from .part import ArrowRows, arrow_rows, of_one_factor
@@ -130,35 +129,19 @@ _DRAWS = 400  # of the global Gaussian, by which parts are held against it
 
 
 def fit_adaptively(plan, sign, monitor, previous, save):
-    """Return the `BinaryFit` over parts that are merged as long as that is advised.
+    """Return the `BinaryFit` over parts that are merged as long as that is advised, the last one.
 
-    The site of a merged part is the product of both, from which the fit goes on. Scales are
-    integrated over once the parts are known. Parameters are those of `fit_in_memory`.
+    The site of a merged part is the product of both, from which the fit goes on. Parameters are
+    those of `fit_in_memory`.
     """
-    rng, before = np.random.default_rng(plan.settings.seed), list[BinaryFit]()
-    rough = plan.settings if plan.settings.theta == "mode" else plan.settings._replace(theta="star")
+    rng = np.random.default_rng(plan.settings.seed)
     while True:
-        fit = fit_in_memory(plan._replace(settings=rough), sign, monitor, previous, save)
-        sites, before = fit.attributes["sites"], [*before, fit]
-        parts = [part.arrays for part in parts_in_memory(plan, sign)]
-        trusts = trust_of([ArrowRows(*arrays) for arrays in parts], sites, _DRAWS, rng)
-        joined = merged_numbers(trusts)
+        fit = fit_in_memory(plan, sign, monitor, previous, save)
+        parts = [ArrowRows(*part.arrays) for part in parts_in_memory(plan, sign)]
+        joined = merged_numbers(trust_of(parts, fit.attributes["sites"], _DRAWS, rng))
         if fit.reason == "asked" or len(set(joined)) == len(joined):
-            break
-        plan, previous = merged(plan, sites, joined)
-    if rough is not plan.settings and fit.reason != "asked":
-        start = _state(*(sites[name] for name in SITE_NAMES[:2]))
-        before.append(fit_in_memory(plan, sign, monitor, start, save))
-    return _as_one(before, plan.parts)
-
-
-def _as_one(fits, parts):
-    """Return the last of fits, with the history and the counts of all."""
-    *_, last = fits
-    history = {n: np.concatenate([f.history[n] for f in fits]) for n in last.history}
-    told = [f.attributes["counts"] for f in fits]
-    more = dict(counts={name: sum(own[name] for own in told) for name in told[0]}, parts=parts)
-    return last._replace(history=history, attributes=last.attributes | more)
+            return fit._replace(attributes=fit.attributes | dict(parts=plan.parts))
+        plan, previous = merged(plan, fit.attributes["sites"], joined)
 
 
 def merged_numbers(trusts):
@@ -181,12 +164,7 @@ def merged(plan, sites, joined):
         [np.sort(np.concatenate([arrays[j] for j in own])) for own in both]
         for arrays in (plan.parts.members, plan.parts.where)
     )
+    precision, shift = ([sites[name][own].sum(0) for own in both] for name in SITE_NAMES[:2])
     parts = plan.parts._replace(site=joined[plan.parts.site], members=members, where=where)
-    return plan._replace(parts=parts), _state(
-        *(np.array([sites[name][own].sum(0) for own in both]) for name in SITE_NAMES[:2])
-    )
-
-
-def _state(precision, shift):
-    """Return messages as the state of an earlier fit."""
-    return dict(site_precision=precision, site_shift=shift)
+    state = dict(site_precision=np.array(precision), site_shift=np.array(shift))
+    return plan._replace(parts=parts), state
