@@ -5,7 +5,8 @@
 
 Asserts of each page: it does not scroll sideways, no picture is missing, headings get smaller with
 their level, every link to the site itself finds its page and its place, and the console tells of no
-error. At a desk no page but those of the API is higher than 12,000 pixels. In dark colours the
+error. At a desk no page but those of the API is higher than 12,000 pixels, and no line of code is
+cut. In dark colours the
 pictures are dark, and on every page text stands out from what is behind it. Needs the package
 playwright and a Chromium; what is not part of the site is not loaded.
 """
@@ -85,6 +86,10 @@ MEASURE = """least => {
       .map(i => [bright(i), i.src]).filter(([b]) => b > 0.5).map(([, source]) => source),
     overflow: document.documentElement.scrollWidth - innerWidth,
     wide: wide.slice(0, 3).map(e => e.tagName + '.' + e.className),
+    cut: [...document.querySelectorAll('article pre')]
+      .filter(e => seen(e) && e.scrollWidth > e.clientWidth + 1)
+      .map(e => `${e.scrollWidth - e.clientWidth} px of ` + e.innerText.split('\\n')
+        .reduce((a, b) => b.length > a.length ? b : a).slice(0, 90)),
     missing: [...document.images].filter(i => !i.complete || !i.naturalWidth).map(i => i.src),
     sizes: ['h1', 'h2', 'h3'].map(size),
     links: [...document.querySelectorAll('a[href]')].map(a => a.href),
@@ -141,6 +146,8 @@ def faults_of(name, view, found, errors):
         faults += [f"picture is not dark: {source}" for source in found["bright"]]
     if view == "desk" and found["height"] > HIGHEST and not name.startswith("generated/"):
         faults.append(f"is {found['height']} pixels high")
+    if view == "desk":
+        faults += [f"code is cut: {line}" for line in found["cut"]]
     if found["overflow"] > 1:
         faults.append(f"scrolls sideways by {found['overflow']} pixels: {found['wide']}")
     faults += [f"missing picture {source}" for source in found["missing"]]

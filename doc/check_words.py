@@ -3,7 +3,8 @@
     python doc/check_words.py
 
 It reads all pages, README.md, texts and comments of the examples, public docstrings of the package,
-and the texts of its errors and warnings. The exit status is 0 where nothing is found.
+and the sentences that it prints, in errors and warnings too. The exit status is 0 where nothing is
+found.
 """
 
 import ast
@@ -21,17 +22,19 @@ MAX_WORDS = 32
 doctest.register_optionflag("NUMBER")  # of pytest
 # what only this project says, and words that make a reader ask "of what?"
 PRIVATE = (
-    r"rulers?", r"foret(?:el|old)\w*", r"ow(?:es|ed)", r"go(?:es|ne)? over (?:the )?(?:rows|parts)",
+    r"rulers?", r"foret(?:el|old)\w*", r"ow(?:e|es|ed)",
+    r"go(?:es|ne)? over (?:the )?(?:rows|parts)",
     r"gone over", r"lengths? (?:a|per) column", r"tak(?:e|es|en|ing) turns", r"took turns",
     r"dense truth", r"truth is dense", r"err together", r"rooms? of the package",
     r"(?:that|those) of (?:that|those) of", r"is told (?!which)", r"told one from", r"lies in the",
     r"temper", r"stands for the posterior", r"nothing to learn beyond", r"drawn to the common mean",
     r"price of none", r"at the price of", r"side by side", r"to be had", r"after \.\d+",
     r"speaks? the", r"what \w+ gives away", r"knows? next to nothing", r"runs away",
-    r"come(?:s)? to rest", r"held to be",
+    r"(?:comes?|came) to rest", r"held to be", r"lattices?", r"in earnest", r"nobody has to",
+    r"for anybody", r"next to nothing", r"makes? of it", r"of one's own",
 )  # fmt: skip
 IDIOMS = re.compile(rf"\b(?:{'|'.join(PRIVATE)})\b", re.IGNORECASE)
-SHAPE = re.compile(r"(?:True|False|\(\d+,( ?\d+,?)*\))")
+SHAPE = re.compile(r"\(?(?:True|False)(?:, (?:True|False))*\)?|\(\d+,( ?\d+,?)*\)")
 
 
 def clean(text):
@@ -143,14 +146,15 @@ def texts(node):
 
 
 def messages(tree):
-    """Yield (line, text) of errors that are raised and warnings that are given."""
-    for node in ast.walk(tree):
-        call = node.exc if isinstance(node, ast.Raise) else node
-        warns = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("warn")
-        if isinstance(call, ast.Call) and (isinstance(node, ast.Raise) or warns):
-            for argument in call.args:
-                if texts(argument):
-                    yield argument.lineno, texts(argument)
+    """Yield (line, text) of strings that are sentences: errors, warnings, and what is printed."""
+    nodes = list(ast.walk(tree))
+    docstrings = [node.value for node in nodes if isinstance(node, ast.Expr)]
+    built = [node for node in nodes if isinstance(node, ast.JoinedStr | ast.BinOp)]
+    inner = [part for node in built for part in ast.walk(node) if part is not node]
+    skipped = {id(node) for node in [*docstrings, *inner]}
+    for node in nodes:
+        if id(node) not in skipped and len(texts(node).split()) > 3:
+            yield node.lineno, texts(node)
 
 
 def main():
@@ -161,7 +165,8 @@ def main():
         for p in ROOT.glob("doc/**/*.rst")
         if not {"_build", "generated", "auto_examples", "_templates"} & set(p.parts)
     ]
-    for path in sorted([*pages, ROOT / "README.md", *ROOT.glob("examples/**/*.rst")]):
+    pages += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "doc/README.md")]
+    for path in sorted([*pages, *ROOT.glob("examples/**/*.rst")]):
         text = path.read_text()
         name = path.relative_to(ROOT)
         found += in_prose(name, text) + in_blocks(name, text)

@@ -90,6 +90,8 @@ html_theme_options = {
     "show_nav_level": 1,
     "show_toc_level": 2,
     "navbar_align": "left",
+    "navbar_persistent": ["search-button"],  # a field would leave no room for all links
+    "header_links_before_dropdown": 8,
     "navigation_with_keys": False,
     "footer_start": ["copyright"],
     "footer_end": [],
@@ -116,32 +118,6 @@ def escape_markup(app, what, name, obj, options, lines):
         lines[i] = line
 
 
-# The parameters that a user sets, of each estimator; the others can stay.
-SETTINGS = {
-    "BayesianStackingClassifier": "estimators cv n_jobs",
-    "EPGaussianProcessClassifier": "kernel hyperparameters n_inducing multi_class class_weight",
-    "RelaxedEPClassifier": "hyperparameters label_noise no_errors predict_clean n_inducing",
-    "SpikeSlabRegressor": "noise_variance slab_variance prior_inclusion hyperparameters n_init",
-    "SpikeSlabClassifier": "slab_variance prior_inclusion hyperparameters",
-    "ConvexVariationalLogistic": "prior_variance prior calibration multi_class class_weight",
-    "ConvexVariationalRegressor": "prior noise_variance prior_operator learn_prior",
-    "HierarchicalEPLogistic": "group_column random_slopes tau_prior prior_scale",
-}
-
-
-def group_parameters(app, what, name, obj, options, lines):
-    """Say before the parameters of an estimator which of them a user sets."""
-    chosen = SETTINGS.get(name.rpartition(".")[2], "").split()
-    if what == "class" and chosen and "Parameters" in lines:
-        known = obj().get_params()
-        assert set(chosen) <= set(known), f"{name} has no such parameters: {chosen}"
-        place = lines.index("Parameters")
-        named = ", ".join(f"`{parameter}`" for parameter in chosen)
-        text = f"**You will set these:** {named}. Leave the other {len(known) - len(chosen)}"
-        lines[place:place] = [f"{text} at their defaults unless a fit asks for more.", ""]
-
-
 def setup(app):
     """Run before numpydoc, which turns the docstring into reStructuredText."""
     app.connect("autodoc-process-docstring", escape_markup, priority=100)
-    app.connect("autodoc-process-docstring", group_parameters, priority=100)

@@ -47,11 +47,12 @@ for name, row, rank in zip(models, losses, ranks, strict=True):
     print(f"{name:10}" + "".join(f"{loss:15.4f}" for loss in row) + f"{rank:15.1f}")
 
 # %%
-# The picture: reliability of three models on the breast cancer data, with the number of rows behind
-# each point and the bands in which chance leaves calibrated ones; then a fit to two features of 250
-# rows: how it converged, first to the best kernel, then to the average over kernels, whose evidence
-# is lower since it counts that the kernel is not known; and its latent function, whose standard
-# deviation grows where there are no rows.
+# The picture has three parts. Left: the share of rows that came true against the stated
+# probability, for three models on the breast cancer data, with numbers of rows below and bands in
+# which calibrated models would be. Middle: how a fit to two features of 250 rows converged, first
+# to the best kernel, then to an average over kernels. The evidence of the average is lower, since
+# the kernel is unknown. Right: the probability of that fit, and the standard deviation of its
+# latent function, which grows where there are no rows.
 
 X, y = sets["breast cancer"]
 names = ["mean radius", "mean texture"]
@@ -72,5 +73,5 @@ fig.savefig("sklearn_ep_start.png", dpi=110)
 print("figure saved as sklearn_ep_start.png")
 # %%
 # The stacked classifier leads on iris and wine, and on average over the sets. Logistic regression
-# leads on the breast cancer data, where the boundary between the classes is nearly linear: a
-# simpler model that holds is hard to beat. Boosting is sure of itself where it should not be.
+# leads on the breast cancer data, where the boundary between the classes is nearly linear. Boosting
+# states probabilities near zero and one that are wrong too often.

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from sklearn_ep.datasets import make_fourier_operator
+from sklearn_ep.datasets import (
+    make_fourier_operator,
+    make_hierarchical_logistic,
+    make_noisy_labels_classification,
+    make_sparse_logistic,
+    make_spike_slab_regression,
+)
 
 
 def test_fourier_rows_are_waves_of_an_image():
@@ -47,3 +53,19 @@ def test_fourier_operator_prefers_low_frequencies_and_keeps_its_seed():
 def test_fourier_operator_names_what_is_wrong(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         make_fourier_operator(**bad)
+
+
+@pytest.mark.parametrize(
+    "make, wrong",
+    [
+        (make_sparse_logistic, dict(n_informative=0)),
+        (make_sparse_logistic, dict(signal=-1.0)),
+        (make_hierarchical_logistic, dict(n_groups=0)),
+        (make_hierarchical_logistic, dict(tau=-1.0)),
+        (make_noisy_labels_classification, dict(flip=2.0)),
+        (make_spike_slab_regression, dict(n_informative=300)),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_by_name(make, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        make(random_state=0, **wrong)

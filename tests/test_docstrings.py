@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pkgutil
+import re
 
 import numpy as np
 import pytest
@@ -63,3 +64,11 @@ def test_estimators_describe_what_they_learn(name):
         assert {"n_iter_", "converged_", "history_", "log_evidence_", "n_features_in_"} <= learned
     assert learned <= described
     assert ">>>" in "".join(doc["Examples"]) and doc["References"]
+
+
+@pytest.mark.parametrize("name", [n for n in sklearn_ep.__all__ if n[0].isupper()])
+def test_estimators_name_the_few_parameters_that_users_set(name):
+    estimator = getattr(sklearn_ep, name)()
+    sentence = re.search(r"\*\*You will set\*\* ([^.]*)\.", inspect.getdoc(estimator)).group(1)
+    named = re.findall(r"`(\w+)`", sentence)
+    assert 3 <= len(named) <= 5 and set(named) <= set(estimator.get_params())

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.special import expit, ndtr, ndtri
+from scipy.special import expit, logit, ndtr, ndtri
 from sklearn.datasets import load_iris
 from sklearn.gaussian_process.kernels import RBF
 from sklearn.linear_model import LogisticRegression
@@ -134,10 +134,30 @@ def test_a_stack_weighs_the_intervals_of_its_parts():
     np.testing.assert_allclose(stack.predict_proba_interval(rows, 0.5), expected)
 
 
-def test_a_part_without_intervals_is_named():
-    parts = [("gp", EPGaussianProcessClassifier(**FIXED)), ("plain", LogisticRegression())]
-    stack = BayesianStackingClassifier(parts, cv=3).fit(X, TWO)
-    with pytest.raises(ValueError, match="the part 'plain' has no predict_proba_interval"):
+@pytest.mark.parametrize("y", [TWO, THREE])
+def test_a_part_without_intervals_is_as_sure_as_the_others(y):
+    parts = [(str(a), EPGaussianProcessClassifier(a * RBF(2.0), optimizer=None)) for a in (1, 4)]
+    parts += [("plain", LogisticRegression())]
+    stack = BayesianStackingClassifier(parts, cv=3).fit(X, y)
+    plain = stack.estimators_.pop().predict_proba(NEW)
+    proba = [part.predict_proba(NEW) for part in stack.estimators_]
+    ends = [part.predict_proba_interval(NEW, 0.6) for part in stack.estimators_]
+    if len(stack.classes_) == 2:
+        plain, proba = plain[:, 1], [p[:, 1] for p in proba]
+    first, second, third = stack.weights_
+    apart = [logit(e) - logit(p)[..., None] for e, p in zip(ends, proba, strict=True)]
+    mean = (first * apart[0] + second * apart[1]) / (first + second)
+    expected = third * expit(logit(plain)[..., None] + mean)
+    stack.estimators_.append(parts[-1][1].fit(X, y))
+    expected += first * ends[0] + second * ends[1]
+    np.testing.assert_allclose(stack.predict_proba_interval(NEW, 0.6), expected)
+
+
+def test_parts_that_all_lack_intervals_are_named():
+    stack = BayesianStackingClassifier([("plain", LogisticRegression())], cv=3).fit(X, TWO)
+    with pytest.raises(
+        ValueError, match=r"none of the parts \['plain'\] has a predict_proba_inter"
+    ):
         stack.predict_proba_interval(NEW)
 
 

@@ -10,6 +10,7 @@ from sklearn_ep import (
     EPGaussianProcessClassifier,
     RelaxedEPClassifier,
 )
+from sklearn_ep._estimator.summary import Ranking, Summary
 
 X, Y = load_iris(return_X_y=True)
 TWO = X[:100], Y[:100]
@@ -40,6 +41,17 @@ def test_the_parameters_of_a_kernel_with_intervals():
     mode = EPGaussianProcessClassifier(hyperparameters="mode").fit(*TWO).summary()
     assert list(mode.hyperparameters) == ["name", "value"]
     assert "averaged over 16 nodes (" in str(est.summary()) and "intervals of" not in str(mode)
+
+
+def test_figures_stand_in_lines_that_fit_a_page():
+    figures = {f"figure {k}": 1.0 + k for k in range(12)} | {"long": "x" * 120, "last": 1}
+    ranking = Ranking([np.zeros(1)], "strength", None)
+    found = Summary("title", 0.9, ranking, {"name": ["a"], "mean": [0.0]}, figures=figures)
+    title, *lines, empty, _, _ = str(found).splitlines()
+    assert [len(line) > 98 for line in lines] == [False, False, True, False] and not empty
+    assert " ".join(lines) == ", ".join(
+        f"{name} {v:g}" if name != "long" else f"long {v}" for name, v in figures.items()
+    )
 
 
 def test_what_a_summary_tells_besides():

@@ -11,7 +11,8 @@ have a form which tunes itself are used in it: LogisticRegressionCV, LassoCV, an
 three-fold log loss for the support vector machine, boosting and the forest. LightGBM and CatBoost
 take part at their defaults where they are installed. Scores are means over splits; "level" counts
 the sets on which a model is within .005 or two standard errors of the best, "above" is the mean
-log loss above the best, and the mean rank has a 90 % interval by a bootstrap over sets. A run of
+log loss above the best, and the mean rank has a 90 % interval by a bootstrap over sets. "Among
+peers" is without the other models of this package. A run of
 some sets or models keeps the stored rows of the others: splits are the same in every run.
 """
 
@@ -273,7 +274,7 @@ def run_split(name, asked, part):
 
 
 def rows_of(name, shape, found, kept):
-    """Return one row a model: means over splits, and whether it is level with the best.
+    """Return one row a model, with means over splits.
 
     `kept` are stored rows of models that did not run.
     """
@@ -283,16 +284,27 @@ def rows_of(name, shape, found, kept):
         means = {k: float(np.mean(values)) for k, values in figures.items()}
         place = dict(set=name, rows=shape[0], columns=shape[1], model=label)
         rows.append(place | means | dict(losses=figures["loss"]))
-    best = min(rows, key=lambda r: r["loss"])
+    return ranked(rows)
+
+
+def ranked(rows):
+    """Return the rows of one set with their ranks, and whether they are level with the best."""
+    peers = [r for r in rows if r["model"] not in OURS]
     for row, rank in zip(rows, rankdata([r["loss"] for r in rows]), strict=True):
-        own, others = row.get("losses", []), best.get("losses", [])
-        error = 0.0
-        if 1 < len(own) == len(others):  # rows of old runs have no losses of splits
-            apart = np.subtract(own, others)
-            error = apart.std(ddof=1) / np.sqrt(len(apart))
-        level = bool(row["loss"] - best["loss"] <= max(LEVEL, 2.0 * error))
-        row |= dict(rank=float(rank), level=level)
+        better = sum(r["loss"] < row["loss"] for r in peers)
+        row |= dict(rank=float(rank), level=is_level(row, rows))
+        row |= {"rank among peers": 1.0 + better, "level with peers": is_level(row, peers)}
     return rows
+
+
+def is_level(row, others):
+    """Return whether a model is within .005, or two standard errors, of the best of others."""
+    best = min(others, key=lambda r: r["loss"])
+    own, other, error = row.get("losses", []), best.get("losses", []), 0.0
+    if 1 < len(own) == len(other):  # rows of old runs have no losses of splits
+        apart = np.subtract(own, other)
+        error = apart.std(ddof=1) / np.sqrt(len(apart))
+    return bool(row["loss"] - best["loss"] <= max(LEVEL, 2.0 * error))
 
 
 def summary(rows):
@@ -302,7 +314,8 @@ def summary(rows):
     found = []
     for label in dict.fromkeys(r["model"] for r in rows if r["set"] in names):
         own = [r for r in rows if r["model"] == label and r["set"] in names]
-        means = {k: np.mean([r[k] for r in own]) for k in ("loss", "rank", "level")}
+        shown = "loss", "rank", "level", "rank among peers", "level with peers"
+        means = {k: np.mean([r[k] for r in own]) for k in shown}
         means["above"] = np.mean([r["loss"] - best[r["set"]] for r in own])
         draws = np.random.default_rng(0).choice([r["rank"] for r in own], (2000, len(own)))
         low, high = np.quantile(draws.mean(axis=1), [0.05, 0.95])
@@ -352,7 +365,8 @@ def main():
     names = args.only or every
     n_splits = min(args.splits, 2) if args.quick else args.splits
     stored = [r for r in stored_rows(args, "arena") if r["set"] in every]
-    rows = [r for r in stored if r["set"] not in names]
+    others = [n for n in every if n not in names]
+    rows = [r for n in others for r in ranked([r for r in stored if r["set"] == n])]
     kept = stored if args.models else []
     for name in names:
         data = load(name, args.data)

@@ -2,6 +2,7 @@
 
     python doc/benchmarks/fine_mapping.py --data FOLDER      200 replicates on n3finemapping.npz
     python doc/benchmarks/fine_mapping.py --quick            10 replicates on simulated columns
+    python doc/benchmarks/fine_mapping.py --data FOLDER --only SpikeSlab SuSiE     others as stored
 
 Columns are those of 574 people and 1,001 genetic variants (susieR's N3finemapping); without data
 they are made, each correlated with its neighbours. Effects are 1 to 5, normal, at random columns,
@@ -15,7 +16,7 @@ import warnings
 from functools import partial
 from importlib.util import find_spec
 
-from common import arguments, cpu, figure, save, table
+from common import arguments, cpu, figure, save, stored_rows, table
 
 import matplotlib
 import numpy as np
@@ -145,13 +146,21 @@ def summed(name, out, truths, seconds):
 
 def main():
     """Fit every replicate by every method and tabulate."""
-    args = arguments(__doc__.splitlines()[0], ("--replicates", dict(type=int, default=200)))
+    args = arguments(
+        __doc__.splitlines()[0],
+        ("--replicates", dict(type=int, default=200)),
+        ("--only", dict(nargs="+", help="methods to run; the rows of others stay as stored")),
+    )
     methods = dict(SpikeSlab=(spike_slab, 1))
     if find_spec("pysusie"):
         methods["SuSiE"] = (susie, 1)
     if find_spec("abess"):
         methods["abess"] = (abess, 1)
     methods["Lasso, stability"] = (stability, 10)
+    stored = []
+    if args.only:
+        methods = {name: methods[name] for name in args.only}
+        stored = [r for r in stored_rows(args, "fine_mapping") if r["method"] not in methods]
     X, found = columns(args), {name: ([], [], []) for name in methods}
     for seed in range(0, 80, 8) if args.quick else range(args.replicates):
         y, truth = replicate(X, seed)
@@ -167,7 +176,9 @@ def main():
         rows.append(summed(name, out, truths, seconds))
         if out[0][0] is not None:
             tenths += calibration(name, np.concatenate([o[0] for o in out]), np.concatenate(truths))
-    peer = "SuSiE" if "SuSiE" in found else "Lasso, stability"
+    rows += [r for r in stored if "inclusion" not in r]
+    tenths += [r for r in stored if "inclusion" in r]
+    peer = "SuSiE" if any(r["method"] == "SuSiE" for r in rows) else "Lasso, stability"
     unit = next(r["CPU s, median"] for r in rows if r["method"] == peer)
     for row in rows:
         row[f"CPU / {peer}"] = row["CPU s, median"] / unit

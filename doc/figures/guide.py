@@ -81,12 +81,13 @@ def draw_relaxed(fig, ink):
     axes[0].set(xticks=[], yticks=[], title="circles: probably wrong")
     order = np.argsort(-clf.noise_proba_)[:30]
     seen = np.arange(1, 31)
-    axes[1].plot(seen, seen, color=ACCENT, linewidth=0.8, label="every row a hit")
-    axes[1].plot(seen, np.cumsum(wrong[order]), color=SECOND, label="wrong labels found")
+    axes[1].plot(seen, seen, color=ACCENT, linewidth=0.8, label="if every row were wrong")
+    axes[1].plot(seen, np.cumsum(wrong[order]), color=SECOND, label="found")
     expected = np.cumsum(clf.noise_proba_[order])
     axes[1].plot(seen, expected, "--", color=FIRST, label="expected by the list")
-    axes[1].axhline(wrong.sum(), color=ACCENT, linewidth=0.8, linestyle=":")
-    plain(axes[1], xlabel="rows reviewed, in the order of the list", ylim=(0, 20))
+    axes[1].axhline(wrong.sum(), color=ACCENT, linewidth=0.8, linestyle=":", label="all of them")
+    plain(axes[1], xlabel="rows reviewed, in the order of the list", ylabel="wrong labels")
+    axes[1].set(ylim=(0, 20), yticks=range(0, 21, 5))
     axes[1].legend(frameon=False, fontsize=8, loc="lower right")
 
 
@@ -133,7 +134,7 @@ def draw_hierarchical(fig, ink):
     ax, order = fig.add_subplot(), np.argsort(mean)
     names = [f"H{k}" for k in order]
     ends = (mean - 1.645 * sd)[order], (mean + 1.645 * sd)[order]
-    ax.scatter(alone[order], np.arange(15)[::-1], s=18, color=ACCENT, label="raw log odds")
+    ax.scatter(alone[order], np.arange(15)[::-1], s=18, color=ACCENT, label="its rows alone")
     bars(ax, mean[order], *ends, (effect - np.mean(clf.intercept_))[order], names, ink)
     plain(ax, xlabel="effect of a hospital in log odds, 90 % interval")
     ax.legend(frameon=False, fontsize=8)
@@ -146,19 +147,20 @@ def draw_stacking(fig, ink):
     model = BayesianStackingClassifier(random_state=0).fit(x[:, None], y)
     line = np.linspace(-6, 6, 200)[:, None]
     ax = fig.add_subplot()
-    names = ("Gaussian process", "linear", "additive")
-    for name, part, colour in zip(names, model.estimators_, (FIRST, SECOND, ACCENT), strict=True):
+    names = ("Gaussian process", "linear", "additive", "forest")
+    colours = (FIRST, SECOND, ACCENT, "0.6")
+    for name, part, colour in zip(names, model.estimators_, colours, strict=True):
         ax.plot(line, part.predict_proba(line)[:, 1], color=colour, linewidth=1.2, label=name)
     ax.plot(line, model.predict_proba(line)[:, 1], color=ink, linewidth=2.2, label="mixture")
     ax.scatter(x, y * 1.1 - 0.05, s=12, marker="|", color=ACCENT)
     plain(ax, xlabel="column", ylabel="probability of the second class")
-    ax.legend(frameon=False, fontsize=8, loc="lower right")
+    ax.legend(frameon=False, fontsize=8, loc="upper left")
 
 
 def draw_priors(fig, ink):
     axes = fig.subplots(1, 2)
     ends = np.linspace(0, 4, 41)
-    axes[0].plot(ends, ends, color=ACCENT, linewidth=0.8)
+    axes[0].plot(ends, ends, color=ACCENT, linewidth=0.8, label="no shrinkage")
     sites = {
         "Laplace": LaplaceSite(0.5, "kl"),
         "Student's t": StudentTSite(2.0, 0.3),
@@ -186,7 +188,7 @@ def draw_priors(fig, ink):
     axes[1].plot(place, reg.coef_, color=FIRST, label="estimate")
     axes[1].plot(place, signal, "--", color=ink, linewidth=0.9, label="truth")
     axes[1].scatter(place, seen, s=8, color=ACCENT, label="measured")
-    plain(axes[1], xlabel="place")
+    plain(axes[1], xlabel="place", ylabel="signal")
     axes[1].legend(frameon=False, fontsize=8)
 
 
@@ -224,7 +226,8 @@ def draw_active(fig, ink):
     kept = np.isin(digit, [3, 8])
     X, y = images[kept] / 16.0, digit[kept]
     ax, labels = fig.add_subplot(), np.arange(6, 61)
-    for strategy, colour in (("random", ACCENT), ("auto", FIRST)):
+    kinds = ("random", ACCENT, "random rows"), ("auto", FIRST, "rows that the learner asks for")
+    for strategy, colour, label in kinds:
         curves = []
         for seed in range(8):
             order = np.random.default_rng(seed).permutation(len(y))
@@ -241,7 +244,7 @@ def draw_active(fig, ink):
             )
             found = [(entry["n_labels"], entry["score"]) for entry in learner.history_]
             curves.append(np.interp(labels, *np.transpose(found)))
-        ax.plot(labels, np.mean(curves, axis=0), color=colour, label=f"{strategy} rows")
+        ax.plot(labels, np.mean(curves, axis=0), color=colour, label=label)
     plain(ax, xlabel="labels", ylabel="held-out log loss, mean of 8 splits", ylim=(0, None))
     ax.legend(frameon=False, fontsize=8)
 

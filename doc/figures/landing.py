@@ -15,6 +15,7 @@ import numpy as np
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
+from matplotlib.colors import to_rgba
 from sklearn.datasets import make_moons
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import log_loss
@@ -34,8 +35,14 @@ DOC = pathlib.Path(__file__).resolve().parent.parent
 STATIC = DOC / "_static"
 THEMES = {"light": ("white", "#222832"), "dark": ("#14181e", "#ced6dd")}
 FIRST, SECOND, ACCENT = "#2b7bba", "#d9662b", "#8a8f98"
-OURS = ("EPGaussianProcessClassifier", "RelaxedEPClassifier", "ConvexVariationalLogistic")
+OURS = (
+    "BayesianStackingClassifier",
+    "EPGaussianProcessClassifier",
+    "RelaxedEPClassifier",
+    "ConvexVariationalLogistic",
+)
 NAMES = {
+    "BayesianStackingClassifier": "stacked classifier",
     "EPGaussianProcessClassifier": "GP, expectation propagation",
     "RelaxedEPClassifier": "GP, labels may be wrong",
     "ConvexVariationalLogistic": "Bayesian logistic regression",
@@ -74,7 +81,11 @@ def surface(ax, clf, X, y, margin=0.9):
     proba = clf.predict_proba(np.stack([g.ravel() for g in grid], axis=1))[:, 1]
     proba = proba.reshape(grid[0].shape)
     levels = np.linspace(0, 1, 21)
-    drawn = ax.contourf(*grid, proba, levels, cmap="RdBu_r", alpha=0.85)
+    # opaque, with edges of the same colour: no seams between levels on a dark background
+    behind = np.array(to_rgba(ax.figure.get_facecolor()))
+    colours = 0.85 * plt.get_cmap("RdBu_r")(np.linspace(0, 1, 20)) + 0.15 * behind
+    drawn = ax.contourf(*grid, proba, levels, colors=colours)
+    drawn.set_edgecolor("face")
     for label, colour in ((0, "#12508a"), (1, "#9b2c10")):
         ax.scatter(*X[y == label].T, s=11, color=colour, edgecolor="white", linewidth=0.5)
     ax.set(xticks=[], yticks=[], xlim=(low[0], high[0]), ylim=(low[1], high[1]))
@@ -114,12 +125,14 @@ def draw_ranks(fig, ink):
         for k, model in enumerate(order):
             ranks[model].append(k + 1)
     models = sorted(ranks, key=lambda m: -np.mean(ranks[m]))
+    name_of_ours = FIRST if ink == THEMES["light"][1] else "#5fa8e0"  # to be read on dark, too
+    style = dict(ha="center", size=9)
     for k, model in enumerate(models):
         ours = model in OURS
         mean, error = np.mean(ranks[model]), np.std(ranks[model]) / np.sqrt(len(ranks[model]))
         colour = FIRST if ours else ACCENT
         ax.errorbar(mean, k, xerr=error, fmt="o", color=colour, markersize=7)
-        ax.text(mean, k + 0.2, NAMES[model], color=colour if ours else ink, ha="center", size=9)
+        ax.text(mean, k + 0.2, NAMES[model], color=name_of_ours if ours else ink, **style)
     ax.set(yticks=[], ylim=(-0.5, len(models) - 0.2), xlim=(1, len(models)))
     ax.spines[["left", "right", "top"]].set_visible(False)
     ax.set_xlabel("mean rank of held-out log loss (1 is best)")

@@ -3,9 +3,9 @@ Labelling: a session from the first label on
 ============================================
 
 A data frame with two hundred images of the digits 3 and 8, and no labels. The session below asks
-for one label at a time, is saved in the middle and resumed, and ends when a label is expected to
-bring little. Copy it, and let ``oracle`` show the rows to a person. Out comes a data frame of the
-pool with labels and probabilities.
+for one label at a time, is saved in the middle and resumed, and ends when one more label is
+expected to gain little. Copy it, and let ``oracle`` show the rows to a person. The result is a data
+frame of the pool with labels and probabilities.
 """
 
 import pathlib
@@ -69,7 +69,7 @@ pool["proba of 8"] = learner.predict_proba()[:, 1].round(2)
 print(pool.head(6))
 
 # %%
-# What it was worth: the same number of random rows, five times. ``learn`` is the loop in one call.
+# What is gained: the same number of random rows, five times. ``learn`` is the loop in one call.
 
 
 def error(estimator):

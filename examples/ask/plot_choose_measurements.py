@@ -3,10 +3,11 @@ Which lines of an image to measure next
 =======================================
 
 In magnetic resonance imaging an image is measured line by line, each a row or a column of its
-Fourier transform, and time is spent by the line. A posterior says what each line would tell, by
-:meth:`~sklearn_ep.ConvexVariationalRegressor.information_gain` of its block of rows. The line of
-the largest gain is measured, the model is fitted again, and so on. No response of a line is needed
-to rate it. Beside it stand lines drawn at random, and as many of the lowest frequencies.
+Fourier transform, and each line takes time. From the posterior,
+:meth:`~sklearn_ep.ConvexVariationalRegressor.information_gain` says how much a line would reduce
+the uncertainty, before it is measured. The line of the largest gain is measured, the model is
+fitted again, and so on. For comparison there are lines drawn at random, and lines of the lowest
+frequencies.
 """
 
 import matplotlib.pyplot as plt
@@ -33,7 +34,7 @@ def line(axis, k):
     return np.vstack([block.real, block.imag])
 
 
-# lines of opposite frequencies tell the same of a real image
+# lines of opposite frequencies have the same information about a real image
 lines = [(axis, k) for k in range(SIZE // 2 + 1) for axis in (0, 1)]
 measured = {at: line(*at) @ image + NOISE * rng.standard_normal(2 * SIZE) for at in lines}
 
@@ -55,7 +56,8 @@ while len(chosen) < N_LINES:
     posterior = fit(chosen)
     gains = {at: posterior.information_gain(line(*at)) for at in lines if at not in chosen}
     chosen.append(max(gains, key=gains.get))
-print("lines (axis, frequency) in the order of their choice:", chosen)
+print("lines (axis, frequency) in the order of their choice:")
+print(*chosen)
 
 # %%
 # Errors with as many lines by other rules.

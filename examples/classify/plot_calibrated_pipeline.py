@@ -2,9 +2,9 @@
 Calibrated probabilities in a pipeline
 ======================================
 
-A table as it comes: numbers with gaps and a column of strings. A pipeline fills, scales and
-encodes, and a Gaussian-process classifier at its end gives probabilities that can be used as they
-are. Beside it, three classifiers on the same folds.
+A table of numbers with gaps and a column of strings. A pipeline fills, scales and encodes it, and a
+Gaussian-process classifier at its end gives calibrated probabilities without a calibration step.
+Three other classifiers are fitted to the same folds.
 """
 
 import matplotlib.pyplot as plt

@@ -2,10 +2,10 @@
 Watching a fit and stopping it early
 ====================================
 
-The estimators speak scikit-learn's callback protocol: one task an iteration. A progress bar or a
-monitor of scores is scikit-learn's own; a rule of one's own is a class with four methods. Here one
-stops a fit, whose tolerance was set needlessly tight, when the probabilities of held-out rows have
-settled. (Callbacks came with scikit-learn 1.9.)
+The estimators take the callbacks of scikit-learn 1.9, which hear of each iteration. scikit-learn
+has a progress bar and a monitor of scores. Your own rule is a class with four methods. Here one
+stops a fit when the probabilities of held-out rows no longer change, long before its tight
+tolerance.
 """
 
 import warnings
@@ -24,7 +24,7 @@ X_train, X_held, y_train, y_held = train_test_split(X, y, test_size=0.5, random_
 
 # %%
 # A progress bar needs one line, ``est.set_callbacks(sklearn.callback.ProgressBar())``, and the
-# package rich. A rule of one's own looks at the model as it would be if the fit ended now:
+# package rich. Your own rule sees the model as it would be if the fit ended now:
 
 
 class StopWhenSettled:
@@ -78,5 +78,5 @@ ax.legend()
 plt.show()
 
 # %%
-# The stopped fit saves more than half of the sweeps and gives the same probabilities to the
-# accuracy that was asked for.
+# The stopped fit saves more than half of the sweeps. Its probabilities are those of the full fit to
+# the accuracy that was asked for.

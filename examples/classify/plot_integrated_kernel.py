@@ -1,11 +1,11 @@
 """
-What forty rows do not know of a kernel
-=======================================
+Few rows leave the kernel uncertain
+===================================
 
-Forty labels say little about how quickly a function may vary. The kernel with the largest evidence
-is one of many that explain them, and a fit that takes it for granted is too sure of itself. By
-default amplitude and length scale are averaged over: the fit keeps a lattice of kernels, each
-weighted by evidence times prior.
+Forty labels say little about how quickly a function varies. The kernel with the largest evidence is
+one of many that explain them, and a fit that uses it alone is too sure of itself. By default the
+fit averages over amplitude and length scale: it keeps a grid of kernels, each weighted by evidence
+times prior.
 """
 
 # %%
@@ -60,13 +60,13 @@ fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", nco
 plt.show()
 
 # %%
-# These forty labels look much like coin tosses: a small amplitude explains them best, and the left
-# fit believes it.
+# These forty labels look much like coin tosses. A kernel of small amplitude explains them best, and
+# the fit on the left uses that kernel alone.
 #
 # The kernels behind the average
 # ------------------------------
-# Each point is a kernel, its area the weight. Variances from .1 to 10 and lengths from .1 to 10 are
-# all in question.
+# Each point is a kernel, its area the weight. Variances and length scales from .1 to 10 are all
+# possible.
 
 HyperparameterDisplay.from_estimator(fits["averaged over kernels"])
 plt.show()
@@ -74,8 +74,8 @@ plt.show()
 # %%
 # Not one unlucky set
 # -------------------
-# How often do bands hold the truth, over thirty functions and all levels? On the diagonal a band is
-# what it says.
+# How often do bands hold the truth, over thirty functions and all levels? On the diagonal a band
+# holds the truth as often as its level says.
 
 levels = np.array([0.25, 0.5, 0.75, 0.9, 0.95, 0.99])
 coverage = {name: [] for name in fits}

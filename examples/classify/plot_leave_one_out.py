@@ -2,10 +2,9 @@
 Leave-one-out diagnostics from one fit
 ======================================
 
-The cavity of a row is the posterior without that row. Expectation propagation computes it for
-every row in every sweep, so a fit comes with a leave-one-out prediction of each training row:
-`loo_proba_`. Here it is checked against actually leaving rows out, and used to find labels that
-were flipped.
+Expectation propagation computes the posterior without each row, the cavity of the row, in every
+sweep. So a fit comes with a leave-one-out prediction of each training row, `loo_proba_`. Here it is
+compared with fits that leave rows out, and used to find labels that were exchanged.
 """
 
 import matplotlib.pyplot as plt
@@ -24,7 +23,7 @@ y = np.where(flipped, 1 - clean, clean)
 clf = EPGaussianProcessClassifier().fit(X, y)
 
 # %%
-# Leaving each row out in earnest, at the learned kernel: 150 fits.
+# Leaving each row out and fitting again, at the learned kernel: 150 fits.
 
 fixed = clone(clf).set_params(kernel=clf.kernel_, optimizer=None)
 refitted = np.empty(len(y))
@@ -48,5 +47,5 @@ fig.colorbar(shown, ax=axes[1], label="leave-one-out probability of the own labe
 plt.show()
 
 # %%
-# One fit says what 150 refits say, and the rows it finds most surprising are nearly all those
-# whose label was flipped.
+# One fit has the predictions of 150 refits. The rows of smallest probability are nearly all those
+# whose label was exchanged.

@@ -2,10 +2,10 @@
 Several classes: one posterior, or one against the rest
 =======================================================
 
-One against the rest asks of each class whether a row belongs to it, as if nothing were known of the
-other classes, and divides the answers by their sum. A joint posterior asks which class has the
-largest latent value. Where classes enclose each other that is another question: a ring between two
-rings is not on one side of anything.
+One against the rest fits each class against all others, and divides the probabilities by their sum.
+A joint posterior has a latent function for each class, and the class of the largest value wins. The
+two differ most where classes enclose each other, as rings do: no single boundary separates a ring
+from the rings inside and outside of it.
 """
 
 import matplotlib.pyplot as plt
@@ -49,9 +49,9 @@ fig.colorbar(drawn, ax=axes, label="probability of the most probable class")
 plt.show()
 
 # %%
-# The classifier with a joint posterior has one kernel, `kernel_`, and its probabilities of three
-# rings at once are what they are without a division. Draws from its posterior show what the data
-# leave open at a point between two rings:
+# The classifier with a joint posterior has one kernel, `kernel_`, and its probabilities add up to
+# one by themselves. Draws from its posterior show how uncertain they are at a point between two
+# rings:
 
 draws = models["one posterior of all classes"].sample_proba([[1.0, 1.0]], 2000, random_state=0)
 print("probabilities of the four rings at (1, 1), 5 to 95 %:")

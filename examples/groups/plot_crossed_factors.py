@@ -2,9 +2,9 @@
 Persons and items: crossed factors
 ==================================
 
-Two hundred persons each answer some of thirty items. An answer depends on who is asked and on what
-is asked, and neither is nested in the other. How much do persons differ, how much do items, and how
-sure is that? What will somebody new answer?
+Two hundred persons each answer some of thirty items. An answer depends on the person and on the
+item, and neither is nested in the other. How much do persons differ, how much do items, and how
+certain is that? What will a new person answer?
 """
 
 import matplotlib.pyplot as plt
@@ -38,8 +38,8 @@ draws = model.sample_posterior(4000, random_state=0)
 print(f"persons differ more: probability {np.mean(draws.tau[:, 0] > draws.tau[:, 1]):.3f}")
 
 # %%
-# A new label integrates over the population of its factor only: somebody new on known items, a new
-# item for known persons, or both.
+# For a new label the effect is averaged over the population of its factor: a new person with known
+# items, a new item for known persons, or both.
 
 for name, rows in {
     "known persons, known items": test,
@@ -50,8 +50,9 @@ for name, rows in {
     print(f"{name:28}log loss {log_loss(right[held], model.predict_proba(rows)):.4f}")
 
 # %%
-# What a person's or an item's own answers say, beside what the model makes of it: persons with few
-# answers are drawn towards the others, items with many hardly at all.
+# Crosses are estimates from the answers of one person or item alone, dots those of the model.
+# Effects of persons, who have few answers, shrink towards zero; those of items, which have many,
+# hardly do.
 
 fig, axes = plt.subplots(1, 2, figsize=(11, 6), layout="constrained")
 for ax, factor, name in zip(axes, (0, 1), ("person", "item"), strict=True):

@@ -57,9 +57,9 @@ low, high = model.tau_interval_[0]
 print(f"sd between clinics: {model.tau_[0]:.2f}, 90 % between {low:.2f} and {high:.2f}; true 1.3")
 
 # %%
-# The caterpillar plot has what each clinic's own patients say as crosses: small clinics are drawn
-# towards the population. Joint draws answer questions about ranks that intervals of single effects
-# cannot: how sure is it which clinic is best?
+# Crosses are estimates from the patients of one clinic alone, dots those of the model. Effects of
+# small clinics shrink most towards the population. Joint draws answer questions about ranks that
+# intervals of single effects cannot: how certain is it which clinic is best?
 
 draws = model.sample_posterior(4000, random_state=0)
 best = np.bincount(draws.group_effects[:, :, 0].argmax(1), minlength=40) / 4000
@@ -67,6 +67,7 @@ best = np.bincount(draws.group_effects[:, :, 0].argmax(1), minlength=40) / 4000
 fig, axes = plt.subplots(1, 2, figsize=(11, 6), layout="constrained")
 GroupEffectsDisplay.from_estimator(model, table[train], y[train], labels=clinic[train], ax=axes[0])
 axes[0].tick_params(axis="y", labelsize=6)
+axes[0].set(ylabel="clinic", title="Effects of clinics, 30 of 40")
 top = np.argsort(best)[::-1][:8]
 axes[1].bar([str(int(model.group_labels_[k])) for k in top], best[top])
 axes[1].set(xlabel="clinic", ylabel="probability", title="Which clinic has the largest effect?")

@@ -35,7 +35,7 @@ y = rng.uniform(size=len(group)) < 1 / (1 + np.exp(-X["severity"] - effect[group
 # %%
 # Three ways to treat the hospital: forget it, make it dummy columns, or model it. Rows held out at
 # random are from known hospitals; with `GroupKFold` whole hospitals are held out. A pooled model
-# has no use for the name, dummy columns have nothing to say about a new hospital.
+# does not use the name, and dummy columns are all zero for a new hospital.
 
 dummies = make_column_transformer(
     (OneHotEncoder(handle_unknown="ignore"), ["hospital"]), remainder="passthrough"
@@ -57,7 +57,7 @@ for split_name, split in splits.items():
         print(f"{split_name:16} {model_name:13} log loss {loss[split_name, model_name]:.3f}")
 
 # %%
-# Estimated effects are drawn to the population mean, the more so the smaller the hospital.
+# Estimated effects shrink to the population mean, most of all those of small hospitals.
 
 clf = HierarchicalEPLogistic(group_column="hospital").fit(X, y)
 print(f"sd of the hospitals: {clf.tau_[0]:.2f}, 90 % interval {clf.tau_interval_[0].round(2)}")
@@ -78,6 +78,6 @@ fig.colorbar(dots, ax=axes[1], label="rows of the hospital")
 plt.show()
 
 # %%
-# For known hospitals the hierarchical model beats dummy columns, because small hospitals borrow
-# from the others; for new ones it is as good as the pooled model or better, because it knows that
-# it does not know the hospital.
+# For known hospitals the hierarchical model beats dummy columns, because estimates of small
+# hospitals use those of the others. For new ones it is as good as the pooled model or better,
+# because it averages over the effect that a new hospital may have.

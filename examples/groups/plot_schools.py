@@ -3,8 +3,8 @@ Schools: pupils in classes in schools
 =====================================
 
 A data frame of pupils: hours of work, school, class, and whether they passed. Classes are numbered
-anew in every school. How much do schools differ, how much do classes within them, and what is the
-chance of a pupil in a class that does not exist yet? Tables go in and tables come out.
+anew in every school. How much do schools differ, how much do classes within them, and with which
+probability will a pupil of a new class pass? Input and output are data frames.
 """
 
 import matplotlib.pyplot as plt
@@ -50,4 +50,4 @@ print(new.assign(passes=model.predict_proba(new)[:, 1], low=low, high=high).roun
 # %%
 # With twelve schools the interval of their standard deviation is wide, and so is that of classes.
 # The less is known about the class and the school of a pupil, the wider is the interval of the
-# chance.
+# probability.

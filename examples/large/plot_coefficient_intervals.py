@@ -2,9 +2,9 @@
 Coefficients with intervals
 ===========================
 
-The point estimate of a logistic regression does not say which coefficients it is sure of. Here the
-breast cancer data: ten measurements, with the mean, the standard error and the worst value of each,
-so that columns are strongly correlated and most coefficients are uncertain one by one.
+The point estimate of a logistic regression does not say which coefficients are certain. The breast
+cancer data have ten measurements, and of each the mean, the standard error and the worst value. So
+columns are strongly correlated, and most coefficients are uncertain one by one.
 """
 
 import matplotlib.pyplot as plt
@@ -28,8 +28,8 @@ CoefficientIntervalDisplay.from_estimator(clf, ax=ax)
 plt.show()
 
 # %%
-# Draws show what intervals cannot: coefficients of columns that measure the same thing are known
-# together better than one by one. The most strongly tied pair:
+# Draws show what intervals cannot: of two columns that measure the same, the sum of the
+# coefficients is known better than each of them. The pair with the strongest correlation:
 
 draws = clf.sample_posterior(2000, random_state=0)[:, : X.shape[1]]
 correlation = np.corrcoef(draws.T) - np.eye(X.shape[1])

@@ -5,9 +5,9 @@ An error bar for every pixel
 An image is measured through a third of its Fourier coefficients, as in magnetic resonance imaging.
 The prior says that wavelet coefficients and differences of neighbouring pixels are mostly small. No
 matrix is ever formed: the measurement is a `LinearOperator`
-(:func:`~sklearn_ep.datasets.make_fourier_operator`), and the posterior comes from products
-with it. For the picture alone a point estimate would do; what is new is the standard deviation of
-each pixel.
+(:func:`~sklearn_ep.datasets.make_fourier_operator`), and the posterior comes from products with it.
+For the picture alone a point estimate is enough; a posterior adds the standard deviation of each
+pixel.
 """
 
 import matplotlib.pyplot as plt
@@ -67,8 +67,8 @@ print(f"{X.shape[0]} measurements of {SIZE * SIZE} pixels, {reg.n_mvm_} products
 print(f"intervals of 90 % cover {covered:.0%} of the pixels")
 
 # %%
-# The posterior mean, its error, and what it thinks of its error: uncertain are the edges, not the
-# flat parts.
+# The posterior mean, its error, and the standard deviation that the posterior states. Edges are
+# uncertain, flat parts are not.
 
 fig, axes = plt.subplots(1, 4, figsize=(12, 3.4), layout="constrained")
 error = np.abs(reg.coef_ - image)

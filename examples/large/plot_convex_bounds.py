@@ -3,8 +3,8 @@ Two bounds against the exact posterior
 ======================================
 
 Both bounds fit a Gaussian to the posterior of two coefficients. The published quadratic bound
-("local") is too narrow, however much data there is; the Kullback-Leibler bound ("kl", the default)
-is right up to the skewness of the posterior. The exact posterior is evaluated on a grid.
+("local") is too narrow, however much data there is. The Kullback-Leibler bound ("kl", the default)
+is right but for the skewness of the posterior. The exact posterior is evaluated on a grid.
 """
 
 import matplotlib.pyplot as plt
@@ -55,5 +55,5 @@ for ax, n in zip(axes, (30, 300), strict=True):
 plt.show()
 
 # %%
-# The bound of Kullback and Leibler follows the exact posterior, and the closer the more rows there
-# are. The local bound stays too narrow with ten times as many rows.
+# The Kullback-Leibler bound follows the exact posterior, and more closely with more rows. The local
+# bound is still too narrow with ten times as many rows.

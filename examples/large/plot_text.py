@@ -74,5 +74,5 @@ ReliabilityDisplay.from_predictions(found["proba"], test["good"], n_bins=8, ax=r
 plt.show()
 
 # %%
-# Words that carry an opinion come first. The log loss is about that of the plain model; what comes
-# on top is an interval for each word and for each probability.
+# Words that carry an opinion come first. The log loss is about that of the plain model. The
+# posterior adds an interval for each word and for each probability.

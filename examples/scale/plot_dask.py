@@ -2,10 +2,10 @@
 The same fit on a dask cluster
 ==============================
 
-Scaling out is a context manager around `fit` and nothing else. Data that no single machine holds
-are given as a list of partitions: pairs (X, y), functions that load one on the worker, or dask
-futures. The answer does not depend on where it is computed. Here the cluster is two processes of
-this machine.
+A context manager around `fit` sends the work to a cluster. Data that no single machine holds are
+given as a list of partitions: pairs (X, y), functions that load one on the worker, or dask futures.
+The answer does not depend on where it is computed. Here the cluster is two processes of this
+machine.
 """
 
 import matplotlib.pyplot as plt

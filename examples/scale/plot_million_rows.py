@@ -1,10 +1,11 @@
 """
-A million rows, seen once, in a world that changes
-==================================================
+A million rows, each seen once, and a coefficient that changes
+==============================================================
 
 Rows arrive in batches of two thousand and are not kept. `partial_fit` takes the posterior of the
-rows so far as the prior of the next batch; with ``forgetting`` below one old rows count less and
-less, so that coefficients can follow a change. Half way, one of the twenty coefficients jumps.
+rows so far as the prior of the next batch. With ``forgetting`` below one old rows count less and
+less, so that coefficients can follow a change. After half of the rows one of twenty coefficients
+jumps.
 """
 
 import matplotlib.pyplot as plt
@@ -52,9 +53,9 @@ for name, values in losses.items():
     print(f"{name:20} mean log loss {np.mean(values):.4f}")
 
 # %%
-# Above: log loss of the next batch, averaged over twenty. Below: what the model that forgets knows
-# of the coefficient that jumps; its standard deviation does not shrink for ever, since it trusts
-# no row for ever.
+# Above: log loss of the next batch, a moving average over twenty. Below: the coefficient that
+# jumps, in the model that forgets. Its standard deviation does not shrink to zero, since old rows
+# count less and less.
 
 fig, (above, below) = plt.subplots(2, figsize=(7, 6), sharex=True, layout="constrained")
 rows = size * np.arange(1, n_batches) / 1e6
@@ -74,5 +75,5 @@ below.legend(loc="upper left")
 plt.show()
 
 # %%
-# Forgetting costs little while nothing changes, and saves much once something does. The first
-# batches of the stochastic gradients lie above the picture.
+# Forgetting costs little while nothing changes, and gains much once something does. The first
+# batches of `SGDClassifier` have losses above the range of the picture.

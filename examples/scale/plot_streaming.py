@@ -52,4 +52,4 @@ ax.legend()
 plt.show()
 
 # %%
-# The stream ends where the fit with all rows does, without having kept any of them.
+# The stream ends at the log loss of the fit to all rows, and has kept none of them.

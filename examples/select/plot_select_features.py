@@ -2,8 +2,8 @@
 Selecting features by their inclusion probability
 =================================================
 
-`inclusion_proba_` is the posterior probability that a column belongs into the model. It plugs into
-scikit-learn's `SelectFromModel`, where a threshold is a probability and not a tuning parameter.
+`inclusion_proba_` is the posterior probability that the coefficient of a column is not zero.
+scikit-learn's `SelectFromModel` takes it, and the threshold is a probability: it needs no tuning.
 """
 
 import matplotlib.pyplot as plt
@@ -57,5 +57,5 @@ axes[1].set(xlabel="column", ylabel="|lasso coefficient|")
 plt.show()
 
 # %%
-# The lasso keeps the active columns and many others with them; the inclusion probabilities
-# separate the two by a wide gap, and the threshold needs no search.
+# The lasso keeps the active columns and many others with them. Inclusion probabilities of active
+# columns and of the others are far apart, and the threshold needs no search.

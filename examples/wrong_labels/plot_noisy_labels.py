@@ -56,8 +56,8 @@ print(f"of {suspect.sum()} suspects {flipped[suspect].sum()} are wrong labels")
 
 # %%
 # Against the share of wrong labels: error, log loss, and how well each ranks the labels that are
-# wrong. A classifier that trusts its labels flags by cross-validation, and cleanlab, if it is
-# installed, then leaves the flagged rows out.
+# wrong. The classifier without a model of wrong labels flags them by cross-validation. cleanlab, if
+# it is installed, leaves the flagged rows out and fits again.
 
 try:
     from cleanlab.classification import CleanLearning
@@ -94,9 +94,9 @@ axes[1].legend(loc="upper left")
 plt.show()
 
 # %%
-# Five points, one of them mislabelled. With a linear kernel the latent function is w'x, and the
-# exact posterior of w is piecewise: a factor 0.8 for each point on the right side of the plane, 0.2
-# for each on the wrong side. Expectation propagation and its variants put one Gaussian over it.
+# Five points, one of them with a wrong label. With a linear kernel the latent function is w'x. The
+# exact posterior of w has a factor 0.8 for each point on the right side of the plane, and 0.2 for
+# each on the wrong side. Expectation propagation and its variants approximate it by one Gaussian.
 
 points = np.array([[1.2, 0.3], [0.8, 1.0], [-1.0, 0.2], [-0.6, -0.9], [1.0, -0.2]])
 labels = np.array([1, 1, -1, -1, -1])
@@ -130,7 +130,7 @@ ax.legend()
 plt.show()
 
 # %%
-# The gain in log loss comes from the probability of a wrong label in the likelihood, which keeps
-# the classifier from believing labels that contradict their neighbours. The flags come with the fit
-# and rank the wrong labels about as well as five more fits of a trusting classifier do. Relaxing
-# the matching of moments changes little: on the five points the ellipses nearly coincide.
+# The gain in log loss comes from the probability of a wrong label in the likelihood: labels that
+# contradict their neighbours count less. The flags come with the fit. They rank wrong labels
+# nearly as well as cross-validation of a classifier without them, which takes five more fits.
+# Relaxing the matching of moments changes little: on the five points the ellipses nearly coincide.

@@ -57,14 +57,14 @@ class ClassUpdate(NamedTuple):
     """What one pass over the rows gives.
 
     sites are the undamped targets; log_term (n,) is the contribution of each row to the log
-    evidence; tilted is that of the factor under the cavities; n_improper counts rows whose cavity
-    was improper and was replaced by the marginal.
+    evidence; tilted is that of the factor under the cavities; proper (n,) marks rows whose cavity
+    was so, and was not replaced by the marginal.
     """
 
     sites: ClassSites
     log_term: np.ndarray
     tilted: ClassTilted
-    n_improper: int
+    proper: np.ndarray
 
     @property
     def noise_slope(self) -> np.ndarray:
@@ -156,7 +156,42 @@ def class_update(
     d = tilted.slope / left
     new = ClassSites(d, star_times(d, m + v * tilted.gradient) + tilted.gradient)
     log_term = tilted.log_z - _log_mass(sites, m, v)
-    return ClassUpdate(new, log_term, tilted, int(np.sum(~proper)))
+    return ClassUpdate(new, log_term, tilted, proper)
+
+
+def class_change(
+    factor: Any, y: np.ndarray, old: ClassSites, new: ClassSites, var: np.ndarray
+) -> float:
+    """Return the largest dimensionless change of a site that says something.
+
+    `var` (n, K) are the variances of the marginals.
+    """
+    links = np.abs(new.precision - old.precision) * var / (1.0 + var * old.precision)
+    if factor.fixed_winner:
+        links[np.arange(len(y)), y] = 0.0
+    shifts = np.abs(new.shift - old.shift) * np.sqrt(var)
+    return float(max(links.max(initial=0.0), shifts.max(initial=0.0)))
+
+
+def class_pull(
+    sites: ClassSites, update: ClassUpdate, mean: np.ndarray, cov: np.ndarray, fresh: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return pulls a (n, K) and couplings Q (n, K, K): how log Z moves with the rows.
+
+    The latent values of a row b are W b, for weights with means M (K, q) and covariances S_kc (q,
+    q) of classes k and c; the derivative of the log evidence in b is a'M + sum_kc Q_kc S_ck b. With
+    `fresh` it is that of log Z under the cavities, which the curvature of the star stands for, else
+    that of prior times sites; at a fixed point of up to three classes they are the same.
+    """
+    T = _stars(sites.precision)
+    lack = sites.shift - np.einsum("ncj,nj->nc", T, mean)
+    if not fresh:
+        return lack, -T
+    T[~update.proper], lack[~update.proper] = 0.0, 0.0
+    _, g, e = update.tilted
+    right = (g - lack)[:, :, None] * g[:, None, :] - _stars(e)
+    left = np.eye(mean.shape[1]) - T @ cov
+    return g, np.linalg.solve(left, right)
 
 
 def _log_mass(sites: ClassSites, m: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -224,19 +259,11 @@ class JointEP:
         log_evidence = state.log_evidence + self.weight @ update.log_term
         return Evaluation(
             target=np.array(update.sites),
-            residual=self._change(sites, update.sites, var),
+            residual=class_change(self.factor, self.y, sites, update.sites, var),
             metric=np.array([var, np.sqrt(var)]) * np.sqrt(self._copies),
             record={"log_evidence": float(log_evidence)},
             payload=(state, update),
         )
-
-    def _change(self, old: ClassSites, new: ClassSites, var: np.ndarray) -> float:
-        """Return the largest dimensionless change of a site that says something."""
-        links = np.abs(new.precision - old.precision) * var / (1.0 + var * old.precision)
-        if self.factor.fixed_winner:
-            links[np.arange(len(self.y)), self.y] = 0.0
-        shifts = np.abs(new.shift - old.shift) * np.sqrt(var)
-        return float(max(links.max(), shifts.max()))
 
     def solve(
         self,
@@ -263,18 +290,21 @@ class JointEP:
             tol=tol,
             damping=damping,
             acceleration=acceleration,
-            repair=_admissible,
+            repair=admissible,
             monitor=monitor,
             undamped_start=accelerate and not np.any(x[1]),
         )
         if acceleration is None or not result.converged:
             return result
         x, target = result.x, result.evaluation.target
-        return replace(result, ahead=_admissible(acceleration(x, result.evaluation), x, target))
+        return replace(result, ahead=admissible(acceleration(x, result.evaluation), x, target))
 
 
-def _admissible(proposal: np.ndarray, x: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Replace extrapolated negative links by half the plain step; centre the shifts."""
+def admissible(proposal: np.ndarray, x: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Replace extrapolated negative links by half the plain step; centre the shifts.
+
+    All are sites (2, n, K).
+    """
     bad = proposal[0] < 0
     new = proposal.copy()
     new[0][bad] = 0.5 * (x + target)[0][bad]

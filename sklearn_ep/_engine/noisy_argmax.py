@@ -96,6 +96,8 @@ class NoisyArgmax:
     too small where latent values are known to less than the noise.
     """
 
+    log_concave = True
+
     def __init__(
         self, noise: Noise, against_rest: Factor, nodes: Trapezoid = _FINE, matched: bool = False
     ) -> None:

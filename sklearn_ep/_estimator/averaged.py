@@ -45,8 +45,8 @@ def average_remarks(averages):
     foretold = max(a.foretold for a in several)
     if foretold > _MUCH_FORETOLD:
         remarks.append(
-            f"The lattice of nodes ends too early: a share of {foretold:.2f} of the mass is "
-            "foretold beyond it, and intervals are too narrow."
+            f"The grid of nodes ends too early: a share of {foretold:.2f} of the mass is "
+            "expected beyond it, and intervals are too narrow."
         )
     return tuple(remarks)
 

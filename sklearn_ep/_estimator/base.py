@@ -41,6 +41,11 @@ class Diagnosis(Printed):
     parts : tuple
         What is known of each part of rows that has a site of its own, by its number; empty where
         there are no such parts. Those that ask for something are printed.
+    log_evidence_correction : float or None
+        What pairs of rows add to the log evidence of expectation propagation; None unless
+        corrections were asked for.
+    sd_correction : float or None
+        Largest relative change of a latent standard deviation of a training row by linear response.
     """
 
     estimator_name: str
@@ -52,6 +57,8 @@ class Diagnosis(Printed):
     pareto_k: float | None = None
     remarks: tuple[str, ...] = ()
     parts: tuple[Any, ...] = ()
+    log_evidence_correction: float | None = None
+    sd_correction: float | None = None
 
     def __str__(self):
         reached = "reached" if self.converged else "did NOT reach"
@@ -65,11 +72,16 @@ class Diagnosis(Printed):
                 if self.pareto_k < 0.5
                 else "usable, with errors in the tails"
                 if self.pareto_k < 0.7
-                else "not a reliable stand-in for the true posterior in all directions at once"
+                else "not reliable for all parameters together"
             )
             lines.append(
                 f"The approximate posterior is {verdict} (Pareto k {self.pareto_k:.2f}, "
                 f"effective share of draws {self.ess_share:.2f})."
+            )
+        if self.log_evidence_correction is not None:
+            lines.append(
+                f"Corrections: {self.log_evidence_correction:+.2g} nats to the log evidence, "
+                f"{self.sd_correction:.2g} of itself to a latent standard deviation at most."
             )
         parts = [f"{part}." for part in self.parts if part.advice]
         return "\n".join([*lines, *parts, *self.remarks])
@@ -145,6 +157,7 @@ class VersionedEstimator(SavedEstimator):
         y: ArrayLike | None = None,
         groups: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
+        correct: bool = False,
     ) -> Diagnosis:
         """Say how far to trust the fit.
 
@@ -163,6 +176,10 @@ class VersionedEstimator(SavedEstimator):
             Their group labels, where the fit had any beside X.
         sample_weight : array-like of shape (n,), default=None
             Their weights in the fit.
+        correct : bool, default=False
+            Also say what the next order after expectation propagation changes: the log evidence by
+            pairs of rows [1]_, latent standard deviations by linear response [2]_. For dense
+            Gaussian processes; O(n^3) for each node of an average. No answer of the fit changes.
 
         Returns
         -------
@@ -175,7 +192,14 @@ class VersionedEstimator(SavedEstimator):
         Raises
         ------
         ValueError
-            If `n_draws` or the rows are not usable, or y has labels that the fit has not seen.
+            If `n_draws` or the rows are not usable, y has labels that the fit has not seen, or
+            `correct` is True for a fit without sites of expectation propagation on its rows.
+
+        References
+        ----------
+        .. [1] M. Opper, U. Paquet and O. Winther, "Perturbative corrections for approximate
+           inference in Gaussian latent variable models", JMLR 14, 2013.
+        .. [2] M. Opper and O. Winther, "Variational linear response", NIPS 2003.
         """
         check_is_fitted(self)
         check_number("n_draws", n_draws, 25, integer=True)
@@ -203,6 +227,7 @@ class VersionedEstimator(SavedEstimator):
             check and check.pareto_k,
             tuple(remarks),
             tuple(self._parts_of(rows, n_draws, rng)),
+            *(self._corrections() if correct else ()),
         )
 
     def _check_seen(self, y):
@@ -216,6 +241,10 @@ class VersionedEstimator(SavedEstimator):
         `rows` are `RowsAgain`, or None if the user gave none.
         """
         return None, ()
+
+    def _corrections(self):
+        """Return corrections of the log evidence and, relative and largest, of latent sds."""
+        raise ValueError("correct=True needs a Gaussian process classifier, dense and by EP.")
 
     def _parts_of(self, rows, n_draws, rng):
         """Return what `Diagnosis` says of parts with sites of their own; rows as above."""

@@ -153,11 +153,14 @@ class ColumnRanges(NamedTuple):
             return cls(X.min(axis=0), X.max(axis=0), np.full(X.shape[1], X.shape[0]))
         if X.format != "csr":
             low, high = min_max_axis(X, axis=0)
-            return cls(low, high, X.count_nonzero(axis=0))
-        low, high, n_entries = np.zeros((3, X.shape[1]))  # without a copy by columns
+            return cls(low, high, np.asarray((X != 0).sum(axis=0)).ravel())
+        n, d = X.shape  # without a copy by columns
+        low, high, n_entries = np.full(d, np.inf), np.full(d, -np.inf), np.zeros(d)
         np.minimum.at(low, X.indices, X.data)
         np.maximum.at(high, X.indices, X.data)
         np.add.at(n_entries, X.indices, X.data != 0)
+        zeros = np.bincount(X.indices, minlength=d) < n
+        low[zeros], high[zeros] = np.minimum(low[zeros], 0.0), np.maximum(high[zeros], 0.0)
         return cls(low, high, n_entries)
 
     @classmethod
@@ -358,8 +361,8 @@ def refuse_joint(estimator, setting):
     """Raise a ValueError where `multi_class` asks for a joint posterior that a setting excludes."""
     if estimator.multi_class == "joint":
         raise ValueError(
-            f"multi_class='joint' does not go with {setting}: use multi_class='auto', which fits "
-            "one class against the rest there."
+            f"multi_class='joint' cannot be combined with {setting}: use multi_class='auto', which "
+            "fits one class against the rest there."
         )
 
 

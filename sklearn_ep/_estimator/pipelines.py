@@ -30,6 +30,12 @@ def names_at_last_step(estimator):
         return None
 
 
+def check_rows_of_fit(name, n, y):
+    """Raise a ValueError unless y has as many labels as the fit, here called `name`, had rows."""
+    if len(y) != n:
+        raise ValueError(f"{name} was fitted to {n} rows, y has {len(y)}.")
+
+
 def leave_one_out(name, classifier, y):
     """Return the probability (n,) that a fitted classifier gives each label, its row left out.
 
@@ -44,8 +50,7 @@ def leave_one_out(name, classifier, y):
             f"{name} has no loo_proba_, leave-one-out probabilities of its training rows: set cv=5 "
             "to leave out folds."
         )
-    if proba.shape[-1] != len(y):
-        raise ValueError(f"{name} was fitted to {proba.shape[-1]} rows, y has {len(y)}.")
+    check_rows_of_fit(name, proba.shape[-1], y)
     if proba.ndim == 1:
         return proba
     # one class against the rest: each problem gives its own label, this class or another

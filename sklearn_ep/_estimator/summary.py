@@ -11,6 +11,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from .checks import check_choice, check_number
 
+_WIDTH = 98  # characters of the widest line of figures above a table
+
 
 class Printed:
     """What shows its text in a console and in a notebook."""
@@ -202,7 +204,7 @@ class Summary(Printed):
 
     def _heading(self):
         figures = [f"{name} {_cell(value)}" for name, value in self.figures.items()]
-        lines = [self.title, ", ".join(figures)]
+        lines = [self.title, *_in_lines(figures)]
         has_intervals = any("lower" in table for table in self._printed())
         return [*lines, f"intervals of {self.level:.0%}"] if has_intervals else lines
 
@@ -218,6 +220,16 @@ class Summary(Printed):
         first, *rest = map(_html_table, self._printed())
         lines = "<br>".join(map(escape, self._heading()))
         return "".join([f"<p>{lines}</p>", first, escape(self.ranking.remark()), *rest])
+
+
+def _in_lines(words):
+    """Return lines of words with commas between them, no line longer than the widest that fits."""
+    lines = [""]
+    for k, word in enumerate(words):
+        word += "," * (k < len(words) - 1)
+        fits = not lines[-1] or len(lines[-1]) + 1 + len(word) <= _WIDTH
+        lines[-1:] = [f"{lines[-1]} {word}".lstrip()] if fits else [lines[-1], word]
+    return lines
 
 
 def _cell(value):

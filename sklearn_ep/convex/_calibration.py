@@ -9,7 +9,6 @@ and Winther 2000; a tempered posterior, Gruenwald 2012).
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp
 
 from .._engine.gaussian import learned_curvature
 from .._engine.quadrature import logistic_moments
@@ -33,6 +32,7 @@ class _Choices(NamedTuple):
     # Where rows are many, or elsewhere, another look at them is not worth so few nats a row.
     close_a_row: float = 1e-8
     many_rows: int = 10_000  # from which rough integrals do for chances, too
+    noise_step: float = 1.0  # between logs of noise from which its maximum is looked for
 
 
 _BY = _Choices()
@@ -171,7 +171,7 @@ def _each(theta, rows, rough):
     each = np.stack([gradient * m + 2.0 * by_variance, 0.5 * gradient * apart + by_variance])
     if len(log_z) == 1:
         return log_z[0], each[:, 0]
-    log_proba = logsumexp(rows.log_share + log_z, axis=0)
+    log_proba = np.logaddexp.reduce(rows.log_share + log_z, axis=0)
     share = np.exp(rows.log_share + log_z - log_proba)
     return log_proba, np.sum(share * each, axis=1)
 
@@ -204,7 +204,7 @@ def _mixed(sign, weight, node_weight, nodes):
     proper = np.all(np.isfinite(var), axis=0)
     mean, var = mean[:, proper], var[:, proper]
     log_share = np.log(node_weight)[:, None] - logistic_moments(mean, var, rough=True)[0]
-    log_share = log_share - logsumexp(log_share, axis=0)
+    log_share = log_share - np.logaddexp.reduce(log_share, axis=0)
     centre = np.sum(np.exp(log_share) * mean, axis=0)
     return RowsLeftOut(mean, var, log_share, centre, weight[proper]), proper
 
@@ -289,5 +289,7 @@ def noise_temper(gap, var, noise, weight):
         slopes = np.stack([np.zeros(len(gap)), 0.5 * (square - 1.0) * own / (var + own)])
         return _Scores.at(theta, ScoreSums.over(log_proba, slopes, weight))
 
-    start = np.zeros(2)
-    return float(np.exp(_maximum(start, scores(start), scores)[0][1]))
+    # a noise that is small beside the variances leaves the density flat up to another maximum
+    most = max(np.log(np.max(gap**2, initial=noise) / noise), _BY.noise_step)
+    each = [(t, scores(t)) for t in np.outer(np.arange(0.0, most, _BY.noise_step), [0.0, 1.0])]
+    return float(np.exp(_maximum(*max(each, key=lambda pair: pair[1].value), scores)[0][1]))

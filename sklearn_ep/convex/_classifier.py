@@ -74,6 +74,9 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     bound of the log evidence. An outer loop updates the marginal variances of the rows; inside,
     Newton's method solves a penalised logistic regression.
 
+    **You will set** `prior_variance`, `prior`, `calibration`, `multi_class` and `class_weight`.
+    Leave the other parameters at their defaults.
+
     Parameters
     ----------
     prior_variance : "learn", float or array-like of shape (n_features,), default="learn"
@@ -283,17 +286,17 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     Notes
     -----
     Cost for n rows, d columns, k samples: exact variances O(n d^2) or O(n^2 d) an outer step, with
-    memory for the smaller square matrix; otherwise O(nnz k) an outer step, some 150 to 400 products
-    with X a fit, and memory O(nnz + (n + d) k).
+    memory for the smaller square matrix; otherwise O(nnz k) an outer step, some 150 to 600 products
+    with X a fit, 1000 to 1600 where a scale is learned, and memory O(nnz + (n + d) k).
 
     Rows in partitions: nothing per row is sent or kept by the process that calls `fit`. With exact
     variances, up to 4000 coefficients, a visit costs O(n d^2) and sends O(d^2) numbers a partition
     each way, for some 8 to 15 visits a fit. With sampled ones a visit sends O(d) numbers, O(d k) in
-    some, for 40 to 130 visits; draws and covariances then take features as independent given the
-    intercept. The calibration adds 3 to 6 visits, in which two numbers go to a partition and seven
-    come back.
+    some, for 40 to 130 visits, or 300 to 450 where a scale is learned. Draws and covariances then
+    take features as independent given the intercept. The calibration adds 3 to 6 visits, in which
+    two numbers go to a partition and seven come back.
 
-    The average over hyperparameters is a lattice of 4 to 8 fits in the log of the prior variance v
+    The average over hyperparameters is a grid of 4 to 8 fits in the log of the prior variance v
     [5]_. Their weights are evidence times a half-Cauchy prior (median 2.5) of the prior standard
     deviation of the predictor, sqrt(v sum_j var x_j), so that units do not matter. The evidence is
     that of expectation propagation at the optimum of the bound, since weights by the bound would
@@ -336,11 +339,11 @@ class ConvexVariationalLogistic(CoefficientReport, PosteriorClassifier):
     >>> from sklearn_ep.datasets import make_sparse_logistic
     >>> X, y, coef = make_sparse_logistic(200, 30, random_state=0)
     >>> clf = ConvexVariationalLogistic(prior_variance=4.0).fit(X, y)
-    >>> clf.converged_, clf.variance_method_
-    (True, 'exact')
-    >>> mean, variance = clf.latent_mean_and_variance(X[:2])
-    >>> mean.shape, bool((variance > 0).all())
-    ((2,), True)
+    >>> print(clf.predict_proba(X[:2])[:, 1].round(1))
+    [0.7 0.5]
+    >>> print(clf.predict_proba_interval(X[:2]).round(1))
+    [[0.3 0.9]
+     [0.2 0.8]]
     """
 
     _accept_sparse = ("csr", "csc")

@@ -121,7 +121,7 @@ class JointWeightPosterior:
         if not isinstance(self.spread, ClassSpread):
             raise ValueError(
                 "condition_on needs the covariance of the coefficients of all classes, which is "
-                "not there where variances are sampled: fit with multi_class='one_vs_rest'."
+                "not known where variances are sampled: fit with multi_class='one_vs_rest'."
             )
         new, spread, log_prob = copy.copy(self), self.spread.array, 0.0
         B = with_ones(X, self.intercept)
@@ -252,8 +252,8 @@ def _fit_exact(problem, y, monitor):
     limits, weight, d = problem.limits, problem.rows.weight, problem.prior.n_features
     last = problem.lasts[0]
     first = empty_sites(y, problem.n_classes) if last is None else last
-    of_scale = problem.prior.of_scale
-    found = {0.0: first}
+    of_scale, at = problem.prior.of_scale, 0.0
+    found = {at: first}
 
     def solved(at, sites, tol, monitor=SILENT, max_iter=limits.max_iter):
         prior = problem.prior.precision(float(np.exp(at)))
@@ -278,7 +278,11 @@ def _fit_exact(problem, y, monitor):
         evidence = result.evaluation.record["log_evidence"]
         return FactorAt.of(at, of_scale, evidence, squares, known)
 
-    at = best_log_factor(place, of_scale) if of_scale is not None else 0.0
+    if of_scale is not None:
+        search = LogFactorSearch(of_scale)
+        while search.going:
+            search.add(place(search.at, search.rough))
+        at = search.at
     prior, result = solved(at, nearest(at), limits.tol, monitor)
     payload, evidence = result.evaluation.payload, result.evaluation.record["log_evidence"]
     dof = len(prior) - ClassSpread(payload[0].spread).variance() @ prior
@@ -299,7 +303,10 @@ def _fit_sampled(problem, y, monitor):
         return FactorAt.of(at, of_scale, fit.bound(spread), squares, known)
 
     if of_scale is not None:
-        fit.move_to(float(np.exp(best_log_factor(place, of_scale))))
+        search = LogFactorSearch(of_scale)
+        while search.going:
+            search.add(place(search.at, search.rough))
+        fit.move_to(float(np.exp(search.at)))
     while reason is None:
         trace.begin()
         spread, residual = fit.advance()
@@ -377,36 +384,43 @@ def _next(places, bounds):
     return (at, gain) if gain > _FACTOR.little else (here.at, 0.0)
 
 
-def best_log_factor(place, of_scale):
-    """Return the log factor with the largest evidence times the prior `of_scale`.
+class LogFactorSearch:
+    """The search for the log factor with the largest evidence times the prior `of_scale`.
 
-    `place(at, rough)` gives the `FactorAt` at a log factor, or None where there is no fit; the
-    search then goes half of the way back. `rough` tells that nats do not matter yet.
+    `at` is the one to look at next, or where it ended; `rough` tells that nats do not matter yet.
     """
-    start, bounds = of_scale.centre(), of_scale.bounds()
-    here = place(start, True)
-    if here is None:
-        return start
-    direction = -1.0 if here.step < -_FACTOR.clear else 1.0
-    places, gain = [here], np.inf
-    at = start + direction * max(abs(here.step), _FACTOR.shortest)
-    for _ in range(12):
+
+    def __init__(self, of_scale):
+        self.at, self.bounds = of_scale.centre(), of_scale.bounds()
+        self.places: list[FactorAt] = []
+        self.gain, self.n_left, self.going = np.inf, 13, True
+
+    @property
+    def rough(self):
+        """Whether a rough fit does."""
+        return self.gain > _FACTOR.large
+
+    def add(self, here):
+        """Go on from the `FactorAt` there, or half of the way back where there is none."""
+        self.n_left -= 1
+        if here is not None:
+            self.places.append(here)
+            self._go_on(here)
+        elif self.places:
+            self.at = 0.5 * (self.at + max(self.places, key=lambda place: place.evidence).at)
+        self.going = self.going and self.n_left > 0 and len(self.places) > 0
+        if self.going:
+            self.going = min(abs(self.at - place.at) for place in self.places) > _FACTOR.close
+
+    def _go_on(self, here):
         if not np.isfinite(here.evidence):
-            at = float(np.clip(here.at + here.step, *bounds))
-        nearest = min(abs(at - p.at) for p in places)
-        if nearest <= _FACTOR.close:
-            break
-        new = place(at, gain > _FACTOR.large)
-        if new is None:
-            at = 0.5 * (at + max(places, key=lambda p: p.evidence).at)
-            continue
-        here = new
-        places.append(here)
-        if np.isfinite(here.evidence):
-            at, gain = _next(places, bounds)
-            if gain <= _FACTOR.little:
-                break
-    return at
+            self.at = float(np.clip(here.at + here.step, *self.bounds))
+        elif len(self.places) > 1:
+            self.at, self.gain = _next(self.places, self.bounds)
+            self.going = self.gain > _FACTOR.little
+        else:
+            direction = -1.0 if here.step < -_FACTOR.clear else 1.0
+            self.at += direction * max(abs(here.step), _FACTOR.shortest)
 
 
 def joint_log_weights(posterior, X, y, weight, sites, n_draws, rng):

@@ -271,7 +271,8 @@ class SampledJoint:
         seen = np.einsum("nck,nck->n", F, star_times(1.0 / j, F)) / k
         explained = np.einsum("nck,nck->n", F, star_times(system.precision, F)) / k
         level = float(copies @ seen) / left
-        of_weights = coefficient_variances(U, system.diagonal, system.data.ravel())
+        squares = np.mean(U**2, axis=1)
+        of_weights = coefficient_variances(squares, k, system.diagonal, system.data.ravel())
         of_weights = of_weights.reshape(-1, self.K).T
         return _Spread(level * j, level * variances, of_weights, float(explained.sum()))
 

@@ -147,8 +147,8 @@ def refuse_integration(estimator, setting):
     """Raise a ValueError where integration is asked for and a setting excludes it."""
     if estimator.hyperparameters == "integrate":
         raise ValueError(
-            f"hyperparameters='integrate' does not go with {setting}: use hyperparameters='auto', "
-            "which takes the mode there."
+            f"hyperparameters='integrate' cannot be combined with {setting}: use "
+            "hyperparameters='auto', which takes the mode there."
         )
 
 
@@ -222,9 +222,9 @@ def takes_joint(estimator, n_rows, d):
 
 # Of the factor of a prior variance, or of a scale, in learning, in units of where it starts.
 SCALE_RANGE = (1e-6, 1e6)
-# A change by 2 % of the variance of a group counts like the default tolerance of variances: it is
-# small in the posterior, and groups without effect drift to zero slowly.
-GROUP_SHARE = 0.05
+# A change by 2 % of a prior variance counts like the default tolerance of variances: it is small in
+# the posterior, and groups without effect drift to zero slowly.
+SCALE_SHARE = 0.05
 
 
 def in_log_scales(prior, logs):
@@ -333,7 +333,7 @@ class GaussianPrior(LearnedScale):
     rate = 0.5  # of the prior sd of a predictor in the scale, which multiplies variances
 
     def __init__(self, variance, n_features, learn, groups=None):
-        self.scale_share = 1.0 if groups is None else GROUP_SHARE
+        self.scale_share = 1.0 if groups is None else SCALE_SHARE
         self.variance, self.n_features, self.learn = variance, n_features, learn
         self.groups = groups
         if groups is not None:

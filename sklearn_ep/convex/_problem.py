@@ -336,7 +336,7 @@ def _problem(estimator, rows, prior, how, n_rows, state, rng):
         lasts = [None] * n_problems
     noise = probes = None
     if variance != "exact":
-        noise = rng.standard_normal((n, estimator.n_variance_samples))
+        noise = rademacher(n, estimator.n_variance_samples, rng)
         probes = evidence_probes(estimator, n, rng)
     return Problem(
         rows=rows,

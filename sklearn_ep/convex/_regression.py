@@ -17,6 +17,7 @@ import scipy.sparse as sp
 from scipy.linalg import cho_solve
 from scipy.ndimage import uniform_filter1d
 from scipy.sparse.linalg import LinearOperator, aslinearoperator
+from scipy.special import stdtrit
 from sklearn.utils import check_array, check_random_state
 
 from .._engine.gaussian import ImproperPosterior, checked_cholesky
@@ -169,7 +170,7 @@ class RegressionStep(NamedTuple):
     """One evaluation of the outer map: the mean at given variances, and the posterior it implies.
 
     `variances` gives those of rows and coefficients, `objective` is the bound, nan where it is not
-    computed; `weight` is that of the rows of [X; C] in A.
+    computed; `weight` is that of the rows of [X; C] in A, `dof` the effective number of parameters.
     """
 
     u: np.ndarray
@@ -178,6 +179,7 @@ class RegressionStep(NamedTuple):
     noise: float
     scale: float
     weight: np.ndarray
+    dof: float
     loss: float
     objective: float
 
@@ -292,7 +294,8 @@ class RegressionLoop:
         size = float(np.max(np.abs(change)) if self.exact else np.mean(change**2))
         loss = 0.5 * (error + trace) / noise + float(np.sum(site.value))
         loss += 0.5 * self.n_free * np.log(2.0 * np.pi * noise)
-        step = RegressionStep(self.u.copy(), variances, system, noise, scale, weight, loss, np.nan)
+        about = system, noise, scale, weight, trace / noise, loss, np.nan
+        step = RegressionStep(self.u.copy(), variances, *about)
         record = {}
         if self.exact:
             step = step._replace(objective=self.bound(step, system.log_det))
@@ -404,7 +407,9 @@ class RegressionPosterior:
 
     Given the coefficients u the intercept is that of the centre less columns' u, with variance
     noise / weight. `exact` tells a factor of the precision matrix from sampled ones. Of new
-    responses the noise variance is `temper` times as large.
+    responses the noise variance is `temper` times as large, and learned from so many rows as
+    `freedom` says, infinitely many where it is given; `share` (in [0, 1]) of the variance of the
+    mean goes with it.
     """
 
     mean: np.ndarray
@@ -413,6 +418,8 @@ class RegressionPosterior:
     exact: bool
     centre: Centre | None
     temper: float = 1.0
+    freedom: float = np.inf
+    share: float = 1.0
 
     @property
     def new_noise(self):
@@ -449,6 +456,18 @@ class RegressionPosterior:
             out[rows] = np.einsum("ij,ij->i", product, product)
         return self.latent_mean(X), out if c is None else out + self.noise / c.weight
 
+    def interval(self, X, level):
+        """Return central intervals (n, 2) of new responses, by Student's t.
+
+        Its degrees of freedom are those of the noise, and more where part of the variance does not
+        depend on that (Welch 1947).
+        """
+        mean, var = self.predict(X)
+        total = var + self.new_noise
+        freedom = self.freedom * (total / (self.share * var + self.new_noise)) ** 2
+        half = stdtrit(np.minimum(freedom, 1e10), 0.5 + 0.5 * level) * np.sqrt(total)
+        return np.stack([mean - half, mean + half], axis=-1)
+
     def latent_covariance(self, X1, X2):
         """Return the covariance (n1, n2) of noise-free responses at rows."""
         out, c = self._factor_at(X1) @ self._factor_at(X2).T, self.centre
@@ -471,11 +490,18 @@ class RegressionPlan:
 
     def posterior(self, step, calibrated=False):
         """Return what predicts from a `RegressionStep`."""
-        exact, temper = self.loop.exact, self._temper(step) if calibrated else 1.0
-        return RegressionPosterior(step.u, step.variances, step.noise, exact, self.centre, temper)
+        loop, temper, freedom = self.loop, 1.0, np.inf
+        if loop.noise is None:
+            freedom = max(loop.n_free - step.dof, 1.0)
+            temper, told = self._temper(step) if calibrated else (1.0, 0.0)
+            freedom = max(freedom, told)
+        about = step.noise, loop.exact, self.centre, temper, freedom, step.dof / len(step.u)
+        return RegressionPosterior(step.u, step.variances, *about)
 
     def _temper(self, step):
         """Return the factor of a learned noise variance that leave-one-out predictions ask for.
+
+        And the weight of the rows that told it, zero where it is one.
 
         A column that varies in one row alone takes up the noise of that row, which new rows have
         without it. Rows with such columns are left out, where enough others tell the noise;
@@ -483,29 +509,30 @@ class RegressionPlan:
         noise is what leaving rows out asks for: the two conditions are the same.
         """
         loop, rows, centre, flat = self.loop, self.rows, self.centre, self.centre is not None
-        learned = loop.noise is None and loop.exact and loop.design.C is None
+        learned = loop.exact and loop.design.C is None
         if not learned or rows is None or np.prod(rows.X.shape) > _BY.entries_for_noise:
-            return 1.0
+            return 1.0, 0.0
         rows = rows.about(centre)
         weight, n = rows.weight, len(rows.y)
         lone, row, apart = _lone_columns(rows, flat)
         if not np.any(lone):
-            return 1.0
+            return 1.0, 0.0
         precision = step.weight[loop.design.n_rows :]
         centres = self._centres_of_sites(step, precision)
         try:
             gap, var = _left_out(rows, step, centres, precision, flat)
         except ImproperPosterior:  # noise is lost beside what the prior allows: rows tell nothing
-            return 1.0
+            return 1.0, 0.0
         # without digits where only the row itself predicts it
         proper = var < _BY.most_noise * loop.size / np.finfo(float).eps
         if not np.any(proper):
-            return 1.0
+            return 1.0, 0.0
         gap = gap + np.bincount(row, apart * centres[lone], minlength=n)
         var = var - np.bincount(row, apart**2 / precision[lone], minlength=n)
         shared = proper & (np.bincount(row, minlength=n) == 0)
         told = shared if np.sum(weight[shared]) >= _BY.rows_for_noise else proper
-        return noise_temper(gap[told], np.maximum(var[told], 0.0), step.noise, weight[told])
+        of_rows = gap[told], np.maximum(var[told], 0.0), step.noise, weight[told]
+        return noise_temper(*of_rows), float(weight[told].sum())
 
     def _centres_of_sites(self, step, precision):
         """Return the means (d,) of the sites of the coefficients, of these precisions."""

@@ -49,6 +49,9 @@ class ConvexVariationalRegressor(
     be a `scipy.sparse.linalg.LinearOperator`, and the prior may be on linear images C u, such as
     wavelet coefficients and differences of neighbouring pixels.
 
+    **You will set** `prior`, `noise_variance`, `prior_operator` and `learn_prior`. Leave the other
+    parameters at their defaults.
+
     Parameters
     ----------
     prior : SuperGaussianSite or None, default=None
@@ -451,7 +454,8 @@ class ConvexVariationalRegressor(
         Returns
         -------
         interval : ndarray of shape (n, 2)
-            Lower and upper end, in units of y.
+            Lower and upper end, in units of y. A learned noise variance makes them Student's t,
+            with the degrees of freedom that rows leave to the noise.
 
         Raises
         ------
@@ -460,8 +464,7 @@ class ConvexVariationalRegressor(
         """
         check_is_fitted(self)
         check_number("level", level, 0, 1, boundaries="neither")
-        mean, std = self.predict(X, return_std=True)
-        return interval_of(mean, std, level)
+        return self._posteriors[0].interval(self._check_new(X), level)
 
     def _coefficients(self, level):
         """Return means, standard deviations and intervals, that of an intercept last."""

@@ -81,14 +81,18 @@ class SiteSums(NamedTuple):
 class Candidate:
     """Numbers per column from which variances of rows are formed.
 
-    variances (n,) are 1 / diag(A), 0 for an intercept; samples (n, k), or None, are draws of N(0,
-    A^-1) given the intercept; column (n,), or None, is that of A^-1 that belongs to the intercept.
+    variances (n,) are 1 / diag(A), 0 for an intercept; samples (n, m), or None, are vectors whose
+    squares add up to n_draws times A^-1 given the intercept; column (n,), or None, is that of A^-1
+    that belongs to the intercept. With `halves` samples are pairs of what the noise of rows gives,
+    and what that of columns does.
     """
 
     tag: int
     variances: np.ndarray
     samples: np.ndarray | None
     column: np.ndarray | None
+    n_draws: int = 1
+    halves: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,19 +133,29 @@ class LineSums(NamedTuple):
 class Calibration(NamedTuple):
     """Sums over rows with variance that the level and the share of samples follow from.
 
-    With a = r / j and b = r pi of sampled variances r: weight, and weighted a, b, a^2, ab, b^2.
+    `dof` are the degrees of freedom at the last level, `own` the squares of those of each row;
+    `told`, `told_a` and `told_b` are what signs of rows tell of them, `squared` what these tell of
+    the squares of eigenvalues, and `of_columns` the sum of pi r for what the columns give. With a =
+    r / j and b = r pi of sampled variances r: weight, and weighted a, b, a^2, ab, b^2, the squares
+    of r of each draw and of their mean.
     """
 
+    dof: float
+    own: float
+    told: float
+    told_a: float
+    told_b: float
+    squared: float
+    of_columns: float
     weight: float
     a: float
     b: float
-    aa: float
-    ab: float
-    bb: float
+    each: np.ndarray
+    mean: np.ndarray
 
 
 class RightSums(NamedTuple):
-    """Diagonal of B' Pi B, and B' pi^1/2 E2 for some samples."""
+    """Diagonal of B' Pi B, and B' pi^1/2 E2 for signs E2 of some samples."""
 
     diagonal: np.ndarray
     right: np.ndarray
@@ -153,8 +167,8 @@ class VectorSum(NamedTuple):
     total: np.ndarray
 
 
-def row_normals(first, n_rows, columns, seed):
-    """Return standard normals (n_rows, k) that belong to rows by their number in all rows.
+def row_signs(first, n_rows, columns, seed):
+    """Return random signs (n_rows, k) that belong to rows by their number in all rows.
 
     So they do not depend on how rows are cut into parts. `columns` is a slice of samples.
     """
@@ -162,10 +176,8 @@ def row_normals(first, n_rows, columns, seed):
     with np.errstate(over="ignore"):
         rows = np.arange(first, first + n_rows, dtype=np.uint64)[:, None] << np.uint64(20)
         number = rows + np.arange(columns.start, columns.stop, dtype=np.uint64)
-        x = spread_bits(number * golden + spread_bits(np.array([seed], dtype=np.uint64)))
-        y = spread_bits(x + golden)
-    u, angle = ((a >> np.uint64(11)).astype(float) * 2.0**-53 for a in (x, y))
-    return np.sqrt(-2.0 * np.log1p(-u)) * np.cos(2.0 * np.pi * angle)
+        bits = spread_bits(number * golden + spread_bits(np.array([seed], dtype=np.uint64)))
+    return np.where(bits >> np.uint64(63), 1.0, -1.0)
 
 
 class PartRows:
@@ -211,7 +223,7 @@ def _marginals(B, posterior):
 class SampledRows(PartRows):
     """Rows of a part with the state that follows from the messages, kept between visits.
 
-    `first` is the number of the first row among all and `seed` that of the normals which belong to
+    `first` is the number of the first row among all and `seed` that of the signs which belong to
     rows; with `single` products with many columns are in single precision.
     """
 
@@ -281,36 +293,36 @@ class SampledRows(PartRows):
     def formed(self, candidate, u, precision=None):
         """Return what a `Candidate` says at coefficients u, with the variances kept.
 
-        These are precisions p of one copy of each row, leave-one-out sums j, sampled variances r
+        These are precisions p of one copy of each row, leave-one-out sums j, products with samples
         and products with the column, None where there are none. `precision` (q,) is that of the
         sites where it is known.
         """
 
         def make():
             p = self._copy_precision(u) if precision is None else precision / self.sites.weight
-            r = x = None
+            product = x = None
             if candidate.samples is None:
                 # without calibration the row's own share is left in: it matters less than the level
                 j = self.squares @ candidate.variances.astype(self.squares.dtype)
                 j = j.astype(float)
             else:
                 j = leave_one_out(self.fast, candidate.variances, p)
-                product = self.fast @ candidate.samples.astype(self.fast.dtype)
-                r = np.einsum("ij,ij->i", product, product).astype(float) / product.shape[1]
+                product = (self.fast @ candidate.samples.astype(self.fast.dtype)).astype(float)
             if candidate.column is not None:
                 x = self.B @ candidate.column
-            return p, j, r, x
+            return p, j, product, x
 
         return self._kept("formed", candidate.tag, make)
 
     def _next(self, anchor):
         """Return the variances of an anchor, from those of the one before."""
         candidate = anchor.candidate
-        p, j, r, x = self.formed(candidate, anchor.point)
+        p, j, product, x = self.formed(candidate, anchor.point)
         del self._memo["formed"]
         z = anchor.level * j / (1.0 + p * anchor.level * j)
-        if r is not None and anchor.shrink > 0:
-            z += anchor.shrink * (r - z)
+        if product is not None and anchor.shrink > 0:
+            sampled = np.einsum("ij,ij->i", product, product) / candidate.n_draws
+            z += anchor.shrink * (sampled - z)
         if x is not None:
             z += x**2 / candidate.column[-1]
         z = np.maximum(z, TINY)
@@ -486,16 +498,33 @@ def product_sums(rows, point, columns, *anchors):
 def right_sums(rows, point, columns, *anchors):
     """Return the `RightSums` for a slice of samples."""
     precision = rows.penalty(point, anchors).precision
-    normals = row_normals(rows.first, rows.B.shape[0], columns, rows.seed)
-    right = rows.B.T @ (np.sqrt(precision)[:, None] * normals)
+    signs = row_signs(rows.first, rows.B.shape[0], columns, rows.seed)
+    right = rows.B.T @ (np.sqrt(precision)[:, None] * signs)
     return RightSums(_diagonal(rows, precision), right)
 
 
-def calibration_sums(rows, point, candidate, *anchors):
-    """Return the `Calibration` for a `Candidate`."""
-    pi, j, r, _ = rows.formed(candidate, point.u, rows.penalty(point, anchors).precision)
+def calibration_sums(rows, point, extra, *anchors):
+    """Return the `Calibration` for a `Candidate` with halves, `extra` with the last level.
+
+    Signs e of rows make e' Pi^1/2 B w, of what they give, the degrees of freedom without what rows
+    tell of each other. Rows weigh by their shares of these at the last level.
+    """
+    candidate, level = extra
+    weight, precision = rows.sites.weight, rows.penalty(point, anchors).precision
+    p, j, product, _ = rows.formed(candidate, point.u, precision)
+    n_draws = candidate.n_draws
+    signs = row_signs(rows.first, len(p), slice(0, n_draws), rows.seed)
+    told = np.sqrt(precision) * np.einsum("ij,ij->i", signs, product[:, ::2]) / n_draws
+    left = 1.0 + p * level * j
+    share = p * level * j / left
+    halves = np.einsum("i,ij,ij->j", precision, product, product)
+    each = halves[::2].sum() / n_draws, halves[1::2].sum() / n_draws
+    of_signs = told.sum(), told @ (level / left), told @ share, *each
     seen = j > 0
-    w, a, b = rows.sites.weight[seen], r[seen] / j[seen], r[seen] * pi[seen]
-    wa, wb = w * a, w * b
-    sums = (w.sum(), wa.sum(), wb.sum(), wa @ a, wa @ b, wb @ b)
-    return Calibration(*map(float, sums))
+    w, j, p = weight[seen], j[seen], p[seen]
+    draws = product[seen, ::2] ** 2 + product[seen, 1::2] ** 2
+    r, squares = np.mean(draws, axis=1), np.mean(draws**2, axis=1)
+    a, b, forms = r / j, r * p, np.stack([w / j**2, w * p / j, w * p**2])
+    totals = w.sum(), w @ a, w @ b
+    dof = weight * share
+    return Calibration(dof.sum(), dof @ dof, *of_signs, *totals, forms @ squares, forms @ r**2)

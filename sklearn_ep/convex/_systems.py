@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import cho_solve, eigh_tridiagonal, norm, solve_triangular
-from sklearn.utils import gen_batches
 
 from .._engine.class_sites import weighted_gram
 from .._engine.gaussian import (
@@ -163,7 +162,8 @@ def leave_one_out(B, variances, copy_precision):
 
 def row_blocks(n_rows, width, most=2_000_000):
     """Return slices of rows whose dense blocks of `width` columns have at most so many numbers."""
-    return gen_batches(n_rows, max(1, most // max(width, 1)))
+    size = max(1, most // max(width, 1))
+    return [slice(first, min(first + size, n_rows)) for first in range(0, n_rows, size)]
 
 
 class HalfCovariance:
@@ -541,15 +541,14 @@ class ScaledJacobi(DiagonalCovariance):
         return out + rng.standard_normal((n_samples, len(self.shared))) @ self.shared
 
 
-def coefficient_variances(U, diagonal, data):
-    """Return the variances of coefficients from draws U (n, k) and diag(A) = diagonal + data.
+def coefficient_variances(sampled, n_draws, diagonal, data):
+    """Return the variances of coefficients from those of draws and diag(A) = diagonal + data.
 
     Draws are taken as spread about 1 / (D_j + t data_j), t the share that suits them all.
     """
-    sampled = np.mean(U**2, axis=1)
     variances = 1.0 / (diagonal + _share(sampled, diagonal, data) * data)
     ratio = sampled / variances
-    shrink = spread_and_share(np.var(ratio), U.shape[1])[1]
+    shrink = spread_and_share(np.var(ratio), n_draws)[1]
     return np.maximum(variances * (1.0 + shrink * (ratio - 1.0)), TINY)
 
 
@@ -604,7 +603,7 @@ def _positive_eigen(alpha, beta):
     """Return eigenvalues and eigenvectors of a tridiagonal matrix, which have to be positive."""
     values, vectors = eigh_tridiagonal(np.array(alpha), np.array(beta))
     if not values[0] > 0:
-        raise ImproperPosterior("a direction of the posterior is lost to rounding")
+        raise ImproperPosterior("rounding errors exceed the smallest posterior variance")
     return values, vectors
 
 

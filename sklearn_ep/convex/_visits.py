@@ -24,7 +24,7 @@ import numpy as np
 from .._engine.gaussian import ImproperPosterior
 from .._engine.loop import SILENT, Anderson, Evaluation, Result, Trace, iterate, reason_to_end
 from ._double_loop import minimise
-from ._parameters import in_log_scales
+from ._parameters import SCALE_SHARE, in_log_scales
 from ._rows import (
     Anchor,
     Candidate,
@@ -48,7 +48,6 @@ from ._systems import (
     conjugate_gradients,
     lanczos_factor,
     log_determinant,
-    spread_and_share,
 )
 
 
@@ -58,10 +57,12 @@ class _Tolerances(NamedTuple):
     round: float = 0.1  # Newton in the cheap first round, after which variances are formed anew
     first: float = 1e-2  # Newton at those
     share: float = 5.0  # of the user's `inner_tol`, at sampled variances: their errors are larger
-    first_samples: float = 0.05  # samples of the first outer step
-    samples: float = 0.005  # those of later ones: on real text .1 leaves new rows .3 off, .01 .15
+    # Samples of the first outer step, and of later ones: on real text .1 leaves new rows .3 off,
+    # .01 .15. Those that tell how far to move the scale of the prior, which steps multiply by ten.
+    samples: tuple = (0.05, 0.005)
+    samples_of_scale: tuple = (0.005, 0.0005)
     intercept: float = 1e-3  # the column of the intercept
-    stretch: tuple = (0.5, 4.0)  # of a fixed-point step of the scale, which are too short
+    stretch: tuple = (0.25, 3.0, 16.0)  # least, first and largest of a step of the scale
 
 
 class _Samples(NamedTuple):
@@ -71,11 +72,11 @@ class _Samples(NamedTuple):
     two tell it to .01 or .02 of many rows, and where it is below .03 eight are of no use to a row.
     """
 
-    few: int = 4  # four tell the level, ...
-    few_drawn: int = 2000  # ... or so many samples times coefficients, ...
-    many_rows: int = 25_000  # ... and of so many rows two do
-    spread: float = 0.01  # from which all samples are drawn
-    spread_of_two: float = 0.03  # from which they are where two told the spread
+    few: int = 2  # two tell the level, ...
+    few_drawn: int = 1000  # ... or so many draws times coefficients
+    # spread, or error of the level, from which all are drawn once the scale of the prior is found
+    spread: float = 0.03
+    error: float = 0.01
     spread_to_shrink: float = 0.005  # from which rows are drawn towards their own samples
 
 
@@ -158,35 +159,39 @@ class _Position:
 
 
 class _Formed(NamedTuple):
-    """Variances formed anew: as rows are told, as they predict, and the diagonal of B' Pi B."""
+    """Variances formed anew: as rows are told, as they predict, and the diagonal of B' Pi B.
+
+    `told` says that further samples would add nothing.
+    """
 
     anchor: Anchor
     predictor: Any
     data: np.ndarray
+    told: bool = True
 
 
 class _Draws:
     """Variances from draws of N(0, A^-1), which go on from those of the outer step before.
 
-    `noise` (n, k) are the random numbers E1 of the columns.
+    `noise` (n, k) are the random numbers E1 of the columns. Once all of them were wanted they are.
     """
 
     def __init__(self, place, noise):
         self.place, self.noise = place, noise
         self._samples: Any = None
+        self._diagonal: Any = None  # prior precisions of which they are
         self._column: Any = None
+        self._left, self._wanted = 0.0, 0
 
-    def drawn(self, diagonal, data, right, rtol, column_too):
-        """Return draws (n, k), with u'A u scaled to its mean, and the column.
-
-        `right` (n, k) has covariance A. The column of A^-1 that belongs to an intercept is solved
-        for beside them, None without one.
-        """
-        n, k = right.shape
-        scale, tolerances = (diagonal + data)[:, None], np.full(k, rtol)
-        x = np.zeros((n, k))
+    def solved(self, diagonal, data, right, rtol, column_too):
+        """Return A^-1 right (n, m) and the column of A^-1 that belongs to an intercept, or None."""
+        n, m = right.shape
+        scale, tolerances = (diagonal + data)[:, None], np.full(m, rtol)
+        x = np.zeros((n, m))
         if self._samples is not None:
-            x[:, : self._samples.shape[1]] = self._samples[:, :k]
+            # a draw of a coefficient that rows tell nothing of goes with its prior deviation
+            start = np.sqrt(self._diagonal / diagonal)[:, None] * self._samples
+            x[:, : start.shape[1]] = start[:, :m]
         if column_too:
             unit = np.zeros((n, 1))
             unit[-1] = 1.0
@@ -196,58 +201,80 @@ class _Draws:
         times = self.place.images(diagonal, curvature=False)
         r = right - times(x) if self._samples is not None else right.copy()
         conjugate_gradients(times, scale, right, x, r, tolerances)
-        self._samples = x[:, :k].copy()
-        energy = np.einsum("ij,ij->j", x, right - r)[:k]
-        U = self._samples * np.sqrt(n / np.maximum(energy, TINY))
+        self._samples, self._diagonal = x[:, :m].copy(), diagonal
+        features = slice(None, -1 if column_too else None)  # given the intercept only these matter
+        self._left = float(np.sum((r[:, 1:m:2] ** 2 / scale)[features])) / (m // 2)
         if not column_too:
-            return U, None
-        self._column = x[:, k].copy()
+            return self._samples, None
+        self._column = x[:, m].copy()
         # given the intercept: draws without what goes with it
-        U = U - np.outer(self._column, U[-1] / self._column[-1])
+        U = self._samples - np.outer(self._column, self._samples[-1] / self._column[-1])
         U[-1] = 0.0
         return U, self._column
 
-    def right(self, diagonal, right, k):
-        """Return the diagonal of B' Pi B and k columns of N(0, A), of which some may be there."""
-        columns = slice(right.shape[1], k)
-        data, more = self.place.visit(right_sums, columns, products=1 + k - columns.start)
-        more += np.sqrt(diagonal)[:, None] * self.noise[:, columns]
-        return data, np.hstack([right, more])
+    def right(self, diagonal, first, last):
+        """Return the diagonal of B' Pi B and right sides (n, 2 (last - first)) of draws.
 
-    def calibrated(self, diagonal, rtol, damping):
+        What the noise of rows gives, and what that of columns does, in turns: their sum is N(0, A).
+        """
+        columns = slice(first, last)
+        data, of_rows = self.place.visit(right_sums, columns, products=1 + last - first)
+        of_columns = np.sqrt(diagonal)[:, None] * self.noise[:, columns]
+        return data, np.stack([of_rows, of_columns], axis=2).reshape(len(data), -1)
+
+    def calibrated(self, diagonal, rtol, damping, whole):
         """Return the `_Formed` whose shape is that of the diagonal of A, and whose level draws'.
 
-        First by a few, and by all of them where rows differ in the level.
+        First by a few, and if `whole` by all of them where rows differ in the level.
         """
-        place, most = self.place, self.noise.shape[1]
+        place, most = self.place, (self.noise.shape[1] + 1) // 2
         right, intercept = np.empty((len(diagonal), 0)), place.rows.spec.intercept
-        least = _SAMPLES.few if place.rows.weight < _SAMPLES.many_rows else 2
-        few = min(max(least, _SAMPLES.few_drawn // len(diagonal)), most)
+        few = min(max(_SAMPLES.few, _SAMPLES.few_drawn // len(diagonal), self._wanted), most)
         for k in dict.fromkeys((few, most)):
-            data, right = self.right(diagonal, right, k)
-            U, column = self.drawn(diagonal, data, right, rtol, intercept)
+            data, more = self.right(diagonal, right.shape[1] // 2, k)
+            right = np.hstack([right, more])
+            U, column = self.solved(diagonal, data, right, rtol, intercept)
             variances = 1.0 / (diagonal + data)
             if intercept:
                 variances[-1] = 0.0
-            candidate = Candidate(next(place.tags), variances, U, column)
-            sums = place.visit(calibration_sums, candidate, products=k)
-            level, variance = _level_and_variance(sums)
-            spread, shrink = spread_and_share(variance, k)
-            if spread < (_SAMPLES.spread if k > 2 else _SAMPLES.spread_of_two):
+            candidate = Candidate(next(place.tags), variances, U, column, k, True)
+            extra = candidate, place.anchors[-1].level
+            sums = place.visit(calibration_sums, extra, products=2 * k)
+            energy = np.einsum("ij,ij->j", self._samples, right).reshape(k, 2)
+            features = slice(None, -1 if intercept else None)
+            # u' A u of a draw has the mean n, which takes out some of its noise
+            weight = np.repeat(len(diagonal) / np.maximum(energy.sum(axis=1), TINY), 2)
+            squares = U[features] ** 2 @ weight / k
+            coefficients = coefficient_variances(squares, k, diagonal[features], data[features])
+            known = 1.0 - diagonal[features] * coefficients
+            own = np.sqrt(diagonal[features, None]) * U[features, 1::2]
+            beside = float(np.sum((self.noise[features, :k] - own) ** 2)) / k
+            # where all of it is rounding, as beside tiny columns, it is nothing
+            rounding = (64.0 * np.finfo(float).eps) ** 2 * len(diagonal)
+            beside, rest = (max(value - rounding, 0.0) for value in (beside, self._left))
+            level, error = _level_and_error(sums, beside, rest, float(known @ known))
+            spread, shrink = _spread_and_share(sums, level, k)
+            near = spread < _SAMPLES.spread and error < _SAMPLES.error * np.sqrt(k)
+            told = near or k == most
+            if told or not whole:
                 break
+            self._wanted = most
         shrink = 0.0 if spread < _SAMPLES.spread_to_shrink else shrink
-        features = slice(None, -1 if intercept else None)
-        coefficients = coefficient_variances(U[features], diagonal[features], data[features])
         predictor = ScaledJacobi(level * variances, coefficients, column)
-        return _Formed(Anchor(candidate, place.point.u, level, shrink, damping), predictor, data)
+        anchor = Anchor(candidate, place.point.u, level, shrink, damping)
+        return _Formed(anchor, predictor, data, told)
 
-    def monte_carlo(self, diagonal, rtol, damping):
+    def monte_carlo(self, diagonal, rtol, damping, _):
         """Return the `_Formed` by mean squares alone, with a relative error of sqrt(2 / k)."""
-        data, right = self.right(diagonal, np.empty((len(diagonal), 0)), self.noise.shape[1])
-        U, _ = self.drawn(diagonal, data, right, rtol, False)
+        data, halves = self.right(diagonal, 0, self.noise.shape[1])
+        right = halves[:, ::2] + halves[:, 1::2]
+        U = self.solved(diagonal, data, right, rtol, False)[0]
+        # u' A u of a draw has the mean n: scaling to it takes out what unfinished solves lack
+        energy = np.einsum("ij,ij->j", U, right)
+        U = U * np.sqrt(len(U) / np.maximum(energy, TINY))
         return self._low_rank(U / np.sqrt(U.shape[1]), diagonal, data, damping)
 
-    def lanczos(self, diagonal, rtol, damping):
+    def lanczos(self, diagonal, rtol, damping, _):
         """Return the `_Formed` by 16 k Lanczos vectors, about as many products as k draws take."""
         data = self.place.visit(diagonal_sums, products=1).total
         times, (_, k) = self.place.images(diagonal, curvature=False), self.noise.shape
@@ -256,10 +283,29 @@ class _Draws:
         return self._low_rank(unit * factor, diagonal, data, damping)
 
     def _low_rank(self, factor, diagonal, data, damping):
-        samples = factor * np.sqrt(factor.shape[1])
-        candidate = Candidate(next(self.place.tags), 1.0 / (diagonal + data), samples, None)
+        candidate = Candidate(next(self.place.tags), 1.0 / (diagonal + data), factor, None)
         anchor = Anchor(candidate, self.place.point.u, 1.0, 1.0, damping)
         return _Formed(anchor, HalfCovariance(factor.T), data)
+
+
+class _ScaleSteps:
+    """Fixed-point steps of a log scale, or several, stretched by the secant of the last move.
+
+    Where columns are many a step is a tenth of the way.
+    """
+
+    def __init__(self):
+        # before the first move: no step, and a way of more than any tolerance
+        self.step, self.move, self.stretch = np.nan, 100.0, _TOL.stretch[1]
+
+    def stretched(self, step):
+        """Return the move in the place of a step."""
+        fallen, (least, _, most) = self.step - step, _TOL.stretch
+        told = fallen * self.move > 0  # else there is none, or draws' errors are all of it
+        secant = np.clip(np.where(told, self.move, 1.0) / np.where(told, fallen, 1.0), least, most)
+        self.stretch = np.where(told, secant, self.stretch)
+        self.step, self.move = step, step * self.stretch
+        return self.move
 
 
 class _Newton(NamedTuple):
@@ -301,7 +347,7 @@ class SampledLoop:
     def __post_init__(self):
         self.place = _Position(self.rows, self.prior, len(self.noise))
         self._form = getattr(_Draws(self.place, self.noise), self.variance)
-        self._moved: Any = None
+        self._steps, self._stays, self._learning = _ScaleSteps(), False, self.prior.learn
         self.size = 1.0
 
     def minimise(self, tol, data, line):
@@ -336,13 +382,14 @@ class SampledLoop:
             diagonal = self.minimise(tol, data, line).prior.precision
 
     def _advance(self, rtol, damping):
-        """Go on to the next variances and their minimum; return a `SampledStep` and its residual.
+        """Go on to the next variances and their minimum.
 
-        That is the mean square change of a log variance.
+        Return a `SampledStep`, its residual, which is the mean square change of a log variance, and
+        whether its samples are all that are wanted.
         """
         place = self.place
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the residual tells
-            formed = self._form(place.penalty().precision, rtol, damping)
+            formed = self._form(place.penalty().precision, rtol, damping, not self._learning)
             place.anchors = [*place.anchors, formed.anchor]
             sums = place.visit(advance_sums, products=2)
         moved = self._new_prior(formed.predictor, sums.dof_before)
@@ -352,7 +399,7 @@ class SampledLoop:
         if not np.isfinite(residual):
             raise ImproperPosterior("variances are beyond the range of double precision")
         about = formed.predictor, formed.data, place.scale, end.prior, place.own
-        return SampledStep(end.at.u, *about, end.dof, end.value), residual
+        return SampledStep(end.at.u, *about, end.dof, end.value), residual, formed.told
 
     def solve(self, *, tol, max_iter, damping, monitor, last=None):
         """Iterate to the fixed point and return the loop's kind of Result.
@@ -364,10 +411,13 @@ class SampledLoop:
         self._begin(last)
         while reason is None:
             trace.begin()
-            rtol = _TOL.samples if trace.n_iter else _TOL.first_samples
-            step, residual = self._advance(rtol, damping)
+            first, later = _TOL.samples_of_scale if self._learning else _TOL.samples
+            rtol = later if trace.n_iter else first
+            step, residual, told = self._advance(rtol, damping)
             trace.end({"residual": residual}, step)
-            reason = reason_to_end(trace, residual < tol, False, False, max_iter)
+            near = residual < tol
+            reason = reason_to_end(trace, near and told, False, False, max_iter)
+            self._learning = self._learning and not near
         evaluation = Evaluation(step.mean, residual, payload=step)
         return Result(step.mean, evaluation, trace.n_iter, reason, trace.history)
 
@@ -381,27 +431,22 @@ class SampledLoop:
         if m:
             before, place.own = place.own, predictor.coefficient_variance()[:m]
             moved = float(np.mean(np.log(place.own / before) ** 2))
-        return max(moved, self._new_scale(predictor, dof)) if self.prior.learn else moved
+        return max(moved, self._new_scale(predictor, dof)) if self._learning else moved
 
     def _new_scale(self, predictor, dof):
         """Move the scale of the prior towards the largest bound; return the move as a residual.
 
-        Fixed-point steps are too short. Each is stretched by what the secant of the last move says,
-        within limits, since draws change with the scale by the errors of their solves: Anderson's
-        extrapolation did not settle in 3 of 24 fits of generated texts, secants in all of them.
+        Variances follow a move within two steps, and foretell a shorter way until then. So of two
+        steps one stays where it is, and the residual is that of the last move.
         """
-        place = self.place
-        # errors of variances do not settle where the bound has no top, as on separable classes
-        args = place.point.u, place.penalty(), place.scale, predictor, dof, self.prior.of_scale
-        step = np.log(self.prior.clipped(self.prior.new_scale(*args)) / place.scale)
-        move = step
-        if self._moved is not None:
-            last_step, last_move = self._moved
-            fallen = np.where(last_step == step, TINY, last_step - step)
-            move = step * np.clip(last_move / fallen, *_TOL.stretch)
-        self._moved = step, move
-        place.scale = self.prior.clipped(place.scale * np.exp(move))
-        return self.prior.scale_share * float(np.max(np.abs(move)))
+        place, steps = self.place, self._steps
+        self._stays = not self._stays
+        if not self._stays:
+            # errors of variances do not settle where the bound has no top, as on separable classes
+            args = place.point.u, place.penalty(), place.scale, predictor, dof, self.prior.of_scale
+            step = np.log(self.prior.clipped(self.prior.new_scale(*args)) / place.scale)
+            place.scale = self.prior.clipped(place.scale * np.exp(steps.stretched(step)))
+        return SCALE_SHARE * float(np.max(np.abs(steps.move)))
 
     def finish(self, step, probes):
         """Return the bound on the log evidence and its standard error at the end.
@@ -420,18 +465,37 @@ class SampledLoop:
         return bound, 0.5 * error
 
 
-def _level_and_variance(sums):
-    """Return the level c of the variances and the variance of sampled over calibrated ones.
+def _level_and_error(sums, beside, rest, own):
+    """Return the level c of the variances, and its relative error with one draw.
 
-    The ratio of a row is a / c + b, whose mean c makes one.
+    Signs of rows tell the degrees of freedom, the sum of eigenvalues s, with a variance of the sum
+    of s^2 less the squares of single rows. Those of columns do with `own` in place of the latter,
+    and with `rest`, which their solves leave: `beside` is the part that rows do not add up. The
+    ratio of a row is a / c + b, whose mean over what both say c makes one.
     """
-    if not sums.weight > 0:
-        return 1.0, 0.0
-    a, b, aa, ab, bb = (x / sums.weight for x in sums[1:])
-    level = a / max(1.0 - b, 0.01)
-    if not level > 0:
-        return 1.0, 0.0
-    return level, (aa / level + 2.0 * ab) / level + bb - (a / level + b) ** 2
+    if not sums.told_a > 0:
+        return 1.0, np.inf
+    of_rows, of_columns = sums.told, sums.of_columns + beside
+    errors = np.maximum(sums.squared - np.array([sums.own, own]), 0.02 * sums.squared)
+    errors[1] += rest**2
+    share = errors[0] / errors.sum() if errors.sum() > 0 else 1.0  # squares of tiny columns are 0
+    more = max(1.0 + share * (of_columns / of_rows - 1.0), 0.1)
+    error = np.sqrt(2.0 * share * errors[1]) / sums.dof
+    return more * sums.told_a / max(sums.dof - more * sums.told_b, 0.01 * sums.dof), error
+
+
+def _spread_and_share(sums, level, n_draws):
+    """Return the spread of sampled over calibrated variances, and its share in that of the draws.
+
+    Independent draws tell it without their noise; one draw tells nothing.
+    """
+    if n_draws == 1 or not sums.weight > 0:
+        return 0.0, 0.0
+    forms = np.array([1.0 / level**2, 2.0 / level, 1.0]) / sums.weight
+    square, mean = ((sums.a / level + sums.b) / sums.weight) ** 2, forms @ sums.mean
+    apart = (n_draws * mean - forms @ sums.each) / (n_draws - 1)
+    spread = max(apart - square, 0.0)
+    return spread, spread / (mean - square) if spread > 0 else 0.0
 
 
 class NaturalStep(NamedTuple):

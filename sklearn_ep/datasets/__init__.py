@@ -1,4 +1,4 @@
-"""Generators of the experiments in the papers, with the truth returned."""
+"""Generators of data like those of the papers, which return the truth as well."""
 
 from typing import Any
 
@@ -21,6 +21,12 @@ __all__ = [
 ]
 
 
+def _check_counts(**counts):
+    """Raise an error that names the first of these parameters that is no positive integer."""
+    for name, value in counts.items():
+        _check_number(name, value, 1, integer=True)
+
+
 def make_sparse_logistic(
     n_samples: int = 1000,
     n_features: int = 2000,
@@ -30,7 +36,7 @@ def make_sparse_logistic(
     signal: float = 3.0,
     random_state: Seed = None,
 ) -> tuple[sp.csr_matrix, np.ndarray, np.ndarray]:
-    """Generate documents-like sparse rows with labels from a sparse linear model.
+    """Generate sparse rows like those of texts, with labels from a sparse linear model.
 
     Columns are drawn like words: column j with a frequency proportional to 1 / j, so that a few are
     nearly everywhere and most are rare. Entries are log counts weighted by inverse document
@@ -71,9 +77,12 @@ def make_sparse_logistic(
     --------
     >>> from sklearn_ep.datasets import make_sparse_logistic
     >>> X, y, coef = make_sparse_logistic(100, 500, random_state=0)
-    >>> X.shape, y.shape, coef.shape
-    ((100, 500), (100,), (501,))
+    >>> print(f"{X.nnz / 100:.0f} entries a row, {y.mean():.1f} of the labels are one")
+    28 entries a row, 0.5 of the labels are one
     """
+    _check_counts(n_samples=n_samples, n_features=n_features, n_informative=n_informative)
+    _check_number("n_per_row", n_per_row, 0, boundaries="neither")
+    _check_number("signal", signal, 0, boundaries="neither")
     rng = check_random_state(random_state)
     frequency = 1.0 / np.arange(1, n_features + 1)
     frequency /= frequency.sum()
@@ -145,11 +154,17 @@ def make_hierarchical_logistic(
 
     Examples
     --------
+    >>> import numpy as np
     >>> from sklearn_ep.datasets import make_hierarchical_logistic
     >>> X, y, groups, coef, effects = make_hierarchical_logistic(8, 10, 3, random_state=0)
-    >>> X.shape, coef.shape, effects.shape
-    ((80, 3), (3,), (8,))
+    >>> print("effects      ", effects.round(1))
+    effects       [-0.6 -0.6 -3.4  2.3  2.2 -1.6 -2.9  1. ]
+    >>> print("share of ones", np.bincount(groups, y) / 10)
+    share of ones [0.2 0.5 0.  0.8 0.8 0.2 0.1 0.8]
     """
+    _check_counts(n_groups=n_groups, n_per_group=n_per_group, n_features=n_features)
+    _check_number("tau", tau, 0)
+    _check_number("coef_scale", coef_scale, 0)
     rng = check_random_state(random_state)
     groups = np.repeat(np.arange(n_groups), n_per_group)
     X = rng.standard_normal((len(groups), n_features))
@@ -208,13 +223,13 @@ def make_spike_slab_regression(
 
     Examples
     --------
+    >>> import numpy as np
     >>> from sklearn_ep.datasets import make_spike_slab_regression
     >>> X, y, coef = make_spike_slab_regression(20, 50, n_informative=3, random_state=0)
-    >>> X.shape, int((coef != 0).sum())
-    ((20, 50), 3)
+    >>> print("columns", np.flatnonzero(coef), "have", coef[coef != 0].round(1))
+    columns [24 44 48] have [ 2.4 -0.7 -0.5]
     """
-    _check_number("n_samples", n_samples, 1, integer=True)
-    _check_number("n_features", n_features, 1, integer=True)
+    _check_counts(n_samples=n_samples, n_features=n_features)
     _check_number("n_informative", n_informative, 0, n_features, integer=True)
     _check_number("noise", noise, 0)
     _check_number("slab_std", slab_std, 0, boundaries="neither")
@@ -279,6 +294,9 @@ def make_noisy_labels_classification(
     >>> print(f"{(y != y_clean).mean():.1f} of the labels are wrong")
     0.2 of the labels are wrong
     """
+    _check_counts(n_samples=n_samples)
+    _check_number("flip", flip, 0, 1)
+    _check_number("spread", spread, 0)
     rng = check_random_state(random_state)
     y_clean = np.zeros(n_samples, dtype=int)
     y_clean[: n_samples // 2] = 1
@@ -341,7 +359,7 @@ def make_fourier_operator(
     >>> print(len(X @ image.ravel()), "numbers measured of", image.size, "pixels")
     128 numbers measured of 256 pixels
     """
-    _check_number("size", size, 1, integer=True)
+    _check_counts(size=size)
     _check_number("share", share, 0, 1)
     is_generator = isinstance(random_state, np.random.Generator)
     rng: Any = random_state if is_generator else check_random_state(random_state)

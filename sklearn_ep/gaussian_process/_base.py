@@ -48,7 +48,7 @@ from ._hyperparameters import learned_coordinates
 from ._joint_gp import JointGPPosterior
 from ._kernels import has_input_gradient, with_theta
 from ._limits import LIMITS
-from ._response import added_variance, check_responds
+from ._response import added_log_evidence, added_variance, check_responds
 from ._structured import GroupedRBF
 from ._summary import KernelReport
 
@@ -143,12 +143,17 @@ def factor_of(estimator):
 
 
 def begins_with_some_rows(estimator, n_rows):
-    """Return whether the default kernel of so many rows is first learned with some of them."""
+    """Return whether `fit` learns the default kernel of so many rows with some of them first."""
+    by_passes = estimator.batch_size is None and estimator.site_memory == "scalars"
+    return by_passes and takes_some_rows(estimator, n_rows)
+
+
+def takes_some_rows(estimator, n_rows):
+    """Return whether some of so many rows tell the default kernel, whatever goes over the rest."""
     default = estimator.kernel is None and estimator.hyperparameters == "auto"
     binary = len(estimator.classes_) == 2 and estimator.multi_class != "joint"
-    by_passes = estimator.batch_size is None and estimator.site_memory == "scalars"
     by_steps = estimator.optimizer not in ("fmin_l_bfgs_b", None)
-    wanted = default and binary and by_passes and by_steps and n_rows > LIMITS.averaged
+    wanted = default and binary and by_steps and n_rows > LIMITS.averaged
     return wanted and factor_of(estimator).log_concave
 
 
@@ -619,11 +624,29 @@ class GaussianProcessBase(KernelReport, PosteriorClassifier):
         check_flag("corrected", corrected)
         if not corrected:
             return mean, var
-        check_responds(self)
-        plan, X, n = self._plan, self._check_new(X), len(self._posteriors)
-        args = [(p, X, signs_of(plan.y, k, n)) for k, p in enumerate(self._posteriors)]
-        each = [added_variance(*a, plan.weight, plan.response_share) for a in args]
+        check_responds(self, "corrected")
+        X = self._check_new(X)
+        each = [added_variance(p, X, *args) for p, args in self._site_problems()]
         return mean, var + one_or_stack(each, axis=1)
+
+    def _site_problems(self):
+        """Return posterior, and signs, weights and exponent of the rows, of each problem."""
+        plan, n = self._plan, len(self._posteriors)
+        return [
+            (p, (signs_of(plan.y, k, n), plan.weight, plan.response_share))
+            for k, p in enumerate(self._posteriors)
+        ]
+
+    def _corrections(self):
+        """Return log evidence and largest relative change of a standard deviation of a row."""
+        check_responds(self, "correct")
+        evidence, most = 0.0, 0.0
+        for posterior, args in self._site_problems():
+            evidence += added_log_evidence(posterior, *args)
+            added = added_variance(posterior, self._plan.X, *args)
+            grown = np.sqrt(1.0 + added / posterior.latent(self._plan.X)[1]) - 1.0
+            most = max(most, float(np.max(np.abs(grown))))
+        return evidence, most
 
     def log_marginal_likelihood(
         self, theta: ArrayLike | None = None, eval_gradient: bool = False, clone_kernel: bool = True

@@ -43,7 +43,7 @@ from .inducing.rows import (
     described,
     inducing_count,
 )
-from .inducing.stream import fit_stream, plan_stream
+from .inducing.stream import check_stream, fit_stream, plan_stream
 
 
 def _check_inducing_parameters(estimator):
@@ -73,42 +73,36 @@ def _check_inducing_parameters(estimator):
 
 def _takes_joint(estimator, through_points):
     """Return whether all classes get one joint posterior; refuse settings that exclude it."""
-    for name, apart in (
-        ("likelihood", not isinstance(estimator.likelihood, str)),
-        ("power", estimator.power < 1),
-    ):
-        if apart:
-            refuse_joint(estimator, f"{name}={getattr(estimator, name)!r}")
-            return False
-    asked, several = estimator.multi_class == "joint", len(estimator.classes_) > 2
-    wanted = asked or (several and estimator.multi_class == "auto")
-    if not (wanted and through_points):
-        return wanted
-    excluding = _without_all_rows(estimator)
+    excluding = _without_joint(estimator, through_points)
     for setting in excluding:
         refuse_joint(estimator, setting)
+    asked, several = estimator.multi_class == "joint", len(estimator.classes_) > 2
+    wanted = asked or (several and estimator.multi_class == "auto")
     # with a kernel to learn, passes of one class against the rest are the cheaper default
-    return asked or (not excluding and estimator.optimizer is None)
+    affordable = asked or not through_points or estimator.optimizer is None
+    return wanted and affordable and not excluding
 
 
-def _without_all_rows(estimator):
-    """Return the settings of a fit through inducing points that a joint posterior cannot have."""
-    given = estimator.inducing_points
-    m = inducing_count(estimator) if given is None else len(given)
+def _without_joint(estimator, through_points):
+    """Return the settings of a fit that a joint posterior cannot have."""
     checks = {
-        f"batch_size={estimator.batch_size}": estimator.batch_size is not None,
-        "site_memory='average'": estimator.site_memory == "average",
-        f"n_partitions={estimator.n_partitions}": estimator.n_partitions is not None,
-        f"optimizer={estimator.optimizer!r}": estimator.optimizer in STEP_RULES,
-        "learn_inducing=True": estimator.learn_inducing is True,
-        f"more than {MOST_WEIGHTS} classes times inducing points": m * len(estimator.classes_)
-        > MOST_WEIGHTS,
+        f"likelihood={estimator.likelihood!r}": not isinstance(estimator.likelihood, str),
+        f"power={estimator.power!r}": estimator.power < 1,
     }
+    if through_points:
+        given = estimator.inducing_points
+        m = inducing_count(estimator) if given is None else len(given)
+        most = f"more than {MOST_WEIGHTS} classes times inducing points"
+        checks["site_memory='average'"] = estimator.site_memory == "average"
+        checks[most] = m * len(estimator.classes_) > MOST_WEIGHTS
     return [setting for setting, excludes in checks.items() if excludes]
 
 
 class EPGaussianProcessClassifier(GaussianProcessBase):
     """Gaussian-process classifier with the posterior of expectation propagation.
+
+    **You will set** `kernel`, `hyperparameters`, `n_inducing`, `multi_class` and `class_weight`.
+    Leave the other parameters at their defaults.
 
     Parameters
     ----------
@@ -201,9 +195,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         How more than two classes are fitted. "joint" has one latent function for each class under
         one kernel, and the label is the class with the largest noisy value (multinomial probit, or
         softmax with likelihood="logit"): better where classes overlap or enclose each other.
-        "one_vs_rest" fits one binary problem a class, each with a kernel of its own. "auto" is
-        joint for the dense method with a likelihood given by name, and one_vs_rest otherwise. Two
-        classes are one binary problem in either case.
+        "one_vs_rest" fits one binary problem a class, each with a kernel of its own if dense.
+        "auto" is joint for the dense method, and for the sparse one with ``optimizer=None``. It is
+        one_vs_rest otherwise, which is cheaper for many rows, see Notes. An averaged site, a
+        likelihood that is an object and a `power` below 1 are one_vs_rest, as are more than 4000
+        classes times inducing points: with "joint" a ValueError says so. Two classes are one binary
+        problem in either case.
     class_weight : dict, "balanced" or None, default=None
         Weight of each class, positive, by which the copies of its rows are multiplied as by
         `sample_weight`; 1 for a class that a dict leaves out. "balanced" makes the copies of all
@@ -316,16 +313,16 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     where columns have lengths of their own. The prior of the length is log-normal about the root of
     the total variance of the columns, with standard deviation 1. With more than two classes jointly
     the standard deviations are 6 and 2, nearly flat: where classes are separable variances in the
-    hundreds predict best. Nodes are a lattice about the mode [4]_, 10 to 20 of them, each two or
+    hundreds predict best. Nodes are a grid about the mode [4]_, 10 to 20 of them, each two or
     three sweeps from the next, and from 300 rows on four about it. Where there are several lengths,
     the deviations of their logs from the mean are N(0, s^2) with s = 0, 0.5, 1, 2 as probable as
     each other: each s has four nodes about its mode, weighed by importance sampling. Together they
     have the weight of the evidence of s times the volume of the deviations; s = 0 keeps at least
-    0.2, and where this is all, its mode alone. Below 100 rows s = 0 has a lattice; the nodes of the
+    0.2, and where this is all, its mode alone. Below 100 rows s = 0 has a grid; the nodes of the
     others take its covariance and equal weights. From 300 rows on each s has its mode alone, found
     on a third of the rows first. Only the s that is best with these, or is predicted to be best
     with all, and s = 0 are then evaluated with all rows. With more than two classes jointly the
-    lattice is short, and from 150 rows on there are modes only. `decision_function` is the mean
+    grid is short, and from 150 rows on there are modes only. `decision_function` is the mean
     over all nodes, and `predict` follows the mixed probabilities, so that at the boundary the two
     may differ. A fit takes 1 to 2 times as long as one with the mode of a common length. With
     lengths for each column it takes 1.3 to 3 times as long, more with more columns. Memory and
@@ -335,6 +332,12 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
     kernel. Rows are taken in blocks: memory beyond X is a few numbers a row and m^2, so that X may
     be a memory map. Classes share kernel, inducing points and passes. An additive noise variance
     would only rescale the kernel and is no parameter.
+
+    Of K classes jointly a sparse sweep costs some 3 K^2 m^2 flops a row, with or without the
+    gradient, and (K m)^3 for the posterior. One against the rest takes 3 K m^2 and 7 K m^2. Memory
+    is (K m)^2 numbers and 2 K a row. Partitions, minibatches and streams are those of two classes
+    [6]_. The gradient leaves out how the sites of more than two classes move, as that of the dense
+    method does. The kernel is not averaged over.
 
     From 10,000 rows on the step rules begin with passes over a tenth, a quarter and half of the
     rows, 40, 40 and 27 % of `max_iter` steps, which `history_` leaves out. The last 13.5 % are over
@@ -370,6 +373,8 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
        models by using integrated nested Laplace approximations", JRSS B 71, 2009, section 6.5.
     .. [5] T. D. Bui, J. Yan and R. E. Turner, "A unifying framework for Gaussian process
        pseudo-point approximations using power expectation propagation", JMLR 18, 2017.
+    .. [6] C. Villacampa-Calvo and D. Hernandez-Lobato, "Scalable multi-class Gaussian process
+       classification using expectation propagation", ICML 2017. Their sites keep classes apart.
 
     Examples
     --------
@@ -514,13 +519,10 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         self._check_parameters()
         if is_part_list(X, y):
             check_part_list(self, sample_weight)
-            refuse_joint(self, "a list of partitions")
             self._coder = None
             return self._fit_inducing(checked_parts(X), None, X, y)
         training = self._training(X, y, sample_weight, dtype=(np.float64, np.float32))
-        through_points = self._through_points(len(training.y))
-        joint = _takes_joint(self, through_points)
-        if through_points and not joint:
+        if self._through_points(len(training.y)):
             parts, kept = array_parts(training, self.n_partitions), training.kept
             del training
             return self._fit_inducing(parts, kept, X, y)
@@ -528,19 +530,22 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
             training = training._replace(X=training.X.astype(np.float64, copy=False))
         if self.copy_X_train and np.may_share_memory(training.X, X):
             training = training._replace(X=training.X.copy())
-        plan = plan_dense(self, training, joint, through_points)
+        joint = _takes_joint(self, False)
+        plan = plan_dense(self, training, joint)
         fits = fit_problems(self, plan, fit_dense, training.y, None, (X, y), joint)
-        more = dict(learn_inducing_=False) if through_points else {}
-        return self._store(plan, joined_fits(fits, training.y, joint), training.kept, **more)
+        return self._store(plan, joined_fits(fits, training.y, joint), training.kept)
 
     def _fit_inducing(self, parts, kept, X, y):
         """Fit to partitions; `kept` marks the rows of the caller, None for the user's own."""
         seed = draw_seed(self.random_state)
         with PartMap(parts, self.n_jobs) as run:
             data, kept = described(self, run, kept, seed)
+            joint = _takes_joint(self, True)
             monitor = FitMonitor(self, X, y, None, lambda m: {"_posteriors": posteriors_of(m)})
-            known = kernel_of_some_rows(self, run, data, monitor)
-            plan = plan_inducing(self, data, factor_of(self), seed, known)
+            known = None
+            if self._last_fit is None and begins_with_some_rows(self, sum(data.sizes)):
+                known = kernel_of_some_rows(self, run, data, monitor)
+            plan = plan_inducing(self, data, joint, seed, known)
             fit = fit_inducing(plan, run, monitor)
             monitor.finish()
         return self._store(plan, fit, kept, learn_inducing_=plan.learn_inducing)
@@ -589,11 +594,13 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
         stochastic step for every ten rows, block by block of some 200, and the more rarely the
         more than 1000 rows were seen; inducing points stay. The sparse method is used whatever
         `method` says; after a dense fit its rows are taken in again, once, before the new ones.
+        So are, at the default kernel and two classes, the first rows of a stream once there are
+        more than 1000: like `fit` it then learns a length for each column from 800 of them.
 
         Cost is linear in the rows of a call. A sweep takes 3 n m^2 flops, and there are at most
         `max_sweeps`. Learning takes 20 to 40 passes of 7 n m^2, and two passes once 10,000 rows
         were seen. Memory is m^2 numbers, and with ``site_memory="scalars"`` two numbers for every
-        row that was ever seen; "average" keeps none of them.
+        row that was ever seen; "average" keeps none of them. Up to 1000 rows wait for the lengths.
         """
         self._check_parameters()
         check_number("forgetting", forgetting, 0, 1, boundaries="right")
@@ -603,9 +610,9 @@ class EPGaussianProcessClassifier(GaussianProcessBase):
                 "a dict."
             )
         wants_average(self, 0, ["partial_fit"])
-        plan = plan_stream(self)
-        refuse_joint(self, "partial_fit")
+        check_stream(self)
         X, y = self._checked_stream_rows(X, y, classes)
+        plan = plan_stream(self, _takes_joint(self, True))
         told = dict(learn_inducing_=False, stream_log_score_=self._score_before(X, y))
         fit, kept = fit_stream(self, plan, X, y, forgetting), np.ones(len(X), dtype=bool)
         return self._store(None, fit, kept, **told)

@@ -1,7 +1,6 @@
 """What fits with sites on the rows in memory are made of.
 
-A problem is binary, or has all classes jointly, with the full covariance of the rows or seen
-through inducing points.
+A problem is binary, or has all classes jointly.
 """
 
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,6 @@ from .._estimator.averaged import AveragedClasses, AveragedPosterior
 from .._estimator.fitting import BinaryFit
 from ._base import (
     check_kernel,
-    draw_seed,
     evidence_of_problems,
     factor_of,
     initial_kernel,
@@ -38,10 +36,12 @@ from ._base import (
 )
 from ._dense_gp import DenseGPPosterior, KernelGP
 from ._hyperparameters import (
+    JOINT_ACCURACY,
     LEARNING_TOL,
     Accuracy,
     KernelScales,
     ThetaSpace,
+    central_differences,
     kernel_prior,
     kernel_settings,
     n_length_scales,
@@ -52,15 +52,13 @@ from ._hyperparameters import (
 from ._joint_gp import JointGP, JointGPPosterior
 from ._kernels import with_own_lengths, with_theta
 from ._limits import LIMITS
-from .inducing.rows import first_points
-from .inducing.values import InducingPrior, JointInducingGP, JointInducingPosterior
 
 # Residual to which sites are refined at the nodes of an average: the error of the evidence is of
 # second order in it. Of several classes it is below a hundredth of a nat as a rule.
 _NODE_TOL, _JOINT_NODE_TOL = 1e-2, 3e-2
-# Residual of sites of several classes while the kernel moves, and what ends learning there: the
-# gradient of the evidence is itself off by tenths of a nat and more.
-_JOINT_TOL, _JOINT_ACCURACY = 2e-2, Accuracy(2e-6, 1e-2, 1.0, 6, 0.4, False)
+# Residual of sites of several classes while the kernel moves: the gradient is itself off by tenths
+# of a nat and more.
+_JOINT_TOL = 2e-2
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ class BinaryModel:
 
 
 @dataclass(frozen=True)
-class ClassModel:
+class JointModel:
     """One latent function a class under one kernel, and class indices as labels.
 
     `searching` says that sites are only passed, on the way to others.
@@ -124,16 +122,34 @@ class ClassModel:
     n_classes: int
     searching: bool = field(default=False, kw_only=True)
     learning_tol: ClassVar[float] = _JOINT_TOL
-    accuracy: ClassVar[Accuracy] = _JOINT_ACCURACY
+    accuracy: ClassVar[Accuracy] = JOINT_ACCURACY
+    node_tol: ClassVar[float] = _JOINT_NODE_TOL
+    mixture: ClassVar[type] = AveragedClasses
 
     @property
     def exact_gradient(self):
         """Whether `gradient` is that of the log evidence, and not without the moves of sites."""
         return self.n_classes == 2
 
+    def ep(self, kernel, X, y, weight):
+        """Return the fixed-point map of EP."""
+        return JointEP(JointGP(kernel, X, self.searching), self.factor, y, weight)
+
+    def gradient(self, ep, payload):
+        """Return the gradient of the log evidence in theta at a fixed point."""
+        return ep.structure.evidence_gradient(payload[0])
+
     def rough(self, averages):
         """Return the model for sites that a search passes."""
         return replace(self, factor=self.factor.rough(), searching=True)
+
+    def no_sites(self, y):
+        """Return sites (2, n, K) that say nothing."""
+        return empty_sites(y, self.n_classes)
+
+    def posterior(self, kernel, X, state):
+        """Return what predicts."""
+        return JointGPPosterior(kernel, X, state, self.factor)
 
     def foretold_sites(self, posterior, X, y):
         """Return sites (2, n, K) of rows that a posterior of others asks for."""
@@ -144,53 +160,6 @@ class ClassModel:
     def left_out(self, result):
         """Return attributes that say how likely labels are from the other rows."""
         return left_out_labels(result)
-
-
-@dataclass(frozen=True)
-class JointModel(ClassModel):
-    """Classes with the full covariance of the rows."""
-
-    node_tol: ClassVar[float] = _JOINT_NODE_TOL
-    mixture: ClassVar[type] = AveragedClasses
-
-    def ep(self, kernel, X, y, weight):
-        """Return the fixed-point map of EP."""
-        return JointEP(JointGP(kernel, X, self.searching), self.factor, y, weight)
-
-    def gradient(self, ep, payload):
-        """Return the gradient of the log evidence in theta at a fixed point."""
-        return ep.structure.evidence_gradient(payload[0])
-
-    def no_sites(self, y):
-        """Return sites (2, n, K) that say nothing."""
-        return empty_sites(y, self.n_classes)
-
-    def posterior(self, kernel, X, state):
-        """Return what predicts."""
-        return JointGPPosterior(kernel, X, state, self.factor)
-
-
-@dataclass(frozen=True)
-class JointInducingModel(ClassModel):
-    """Classes seen through inducing points, which stay where they are."""
-
-    points: np.ndarray
-    jitter: float
-
-    def ep(self, kernel, X, y, weight):
-        """Return the fixed-point map of EP."""
-        structure = JointInducingGP(kernel, X, self.points, self.jitter)
-        return JointEP(structure, self.factor, y, weight)
-
-    def gradient(self, ep, payload):
-        """Return the gradient of the log evidence in theta at a fixed point."""
-        state, update = payload
-        return ep.structure.evidence_gradient(state, ep.weight * update.noise_slope)
-
-    def posterior(self, kernel, X, state):
-        """Return what predicts."""
-        prior = InducingPrior(kernel, self.points, self.jitter)
-        return JointInducingPosterior(prior, state, self.factor)
 
 
 class KernelNode(NamedTuple):
@@ -248,7 +217,7 @@ class DensePlan:
     y: np.ndarray
     weight: np.ndarray
     kernel: Kernel
-    model: BinaryModel | JointModel | JointInducingModel
+    model: BinaryModel | JointModel
     space: ThetaSpace | KernelScales | None
     search: KernelSearch
     sweeps: dict[str, Any]
@@ -309,7 +278,11 @@ class DensePlan:
             return evidence_of_problems(lambda k, *problem: at(*problem)[:2], self.y, theta, fit)
         value, gradient, x = self._evaluated(self.y, fit.sites[0], theta)
         if slopes and not self.model.exact_gradient:
-            gradient = _slopes(self, theta, x)
+            # of evidences at fixed points, run from sites near by to a small residual
+            steps: dict[str, Any] = dict(tol=min(self.sweeps["tol"], 1e-6), max_iter=300)
+            gradient = central_differences(
+                lambda moved: self._evaluated(self.y, x, moved, **steps)[0], theta
+            )
         return value, gradient
 
     def _evaluated(self, y, x, theta, **steps):
@@ -327,20 +300,6 @@ class DensePlan:
     def latent_sites(self, fit):
         """Return the sites (precision, shift) on the latent values of the rows, problem 0."""
         return fit.sites[0]
-
-
-def _slopes(plan, theta, x, step=0.01):
-    """Return the gradient (p,) of the log evidence at theta by central differences.
-
-    Of evidences at fixed points, which are run from sites x near by to a small residual.
-    """
-    steps = dict(tol=min(plan.sweeps["tol"], 1e-6), max_iter=300)
-    moves = step * np.eye(len(theta))
-    rises = [
-        np.subtract(*(plan._evaluated(plan.y, x, theta + m, **steps)[0] for m in (move, -move)))
-        for move in moves
-    ]
-    return np.array(rises) / (2.0 * step)
 
 
 @dataclass
@@ -377,7 +336,7 @@ class DenseProblem:
     def _solved(self, ep, x):
         """Return the `Result` at a kernel; at nodes of an average sites have to settle."""
         plan, model = self.plan, self.plan.model
-        if not isinstance(plan.space, KernelScales) or isinstance(model, JointInducingModel):
+        if not isinstance(plan.space, KernelScales):
             return plan.solve(ep, x, tol=max(plan.sweeps["tol"], model.learning_tol))
         # near neighbours need two to six sweeps
         solve = partial(plan.solve, ep, tol=model.node_tol, max_iter=40)
@@ -412,19 +371,15 @@ def last_sites(last, kernel, empty):
     return [kernel.theta] * len(empty), list(empty)
 
 
-def plan_dense(estimator, training, joint, through_points):
+def plan_dense(estimator, training, joint):
     """Return the `DensePlan` of an `EPGaussianProcessClassifier`."""
     kernel = initial_kernel(estimator, spread_of(estimator, training) ** 2)
-    kernel, space = _space(estimator, training, kernel, joint, through_points)
+    kernel, space = _space(estimator, training, kernel, joint)
     rng = check_random_state(estimator.random_state)
-    if through_points:
-        model: Any = _model_through_points(estimator, training, kernel, draw_seed(rng))
-    else:
-        check_kernel(kernel, kernel(training.X))
-        model = BinaryModel(factor_of(estimator), rule_of_power(estimator.power))
-        if joint:
-            model = JointModel(CLASS_LIKELIHOODS[estimator.likelihood], len(estimator.classes_))
+    check_kernel(kernel, kernel(training.X))
+    model: Any = BinaryModel(factor_of(estimator), rule_of_power(estimator.power))
     if joint:
+        model = JointModel(CLASS_LIKELIHOODS[estimator.likelihood], len(estimator.classes_))
         empty = empty_sites(training.y, len(estimator.classes_))[None]
     else:
         empty = np.zeros((estimator._n_problems, 2, len(training.y)))
@@ -446,7 +401,7 @@ def plan_dense(estimator, training, joint, through_points):
     )
 
 
-def _space(estimator, training, kernel, joint, through_points):
+def _space(estimator, training, kernel, joint):
     """Return the kernel of a fit, and the space of what is learned of it, None if nothing is."""
     own_lengths = estimator.kernel is None and estimator.hyperparameters == "auto"
     own_lengths = own_lengths and 1 < training.X.shape[1] <= LIMITS.lengths
@@ -455,7 +410,7 @@ def _space(estimator, training, kernel, joint, through_points):
     # over it move the log loss by .002 or less on four sets of five (iris, .011 lower), for up to
     # half of the time again
     sharp = several and not own_lengths and n_length_scales(kernel) == 1
-    excluding = _only_the_mode(estimator, kernel, through_points)
+    excluding = _only_the_mode(estimator, kernel)
     if wants_average(estimator, len(training.y), excluding, sharp):
         if own_lengths:
             kernel = with_own_lengths(kernel, training.X.shape[1])
@@ -481,20 +436,11 @@ def _search(estimator, kernel, space, rng):
     return KernelSearch(optimizer, restarts, shorter, estimator.max_iter)
 
 
-def _model_through_points(estimator, training, kernel, seed):
-    """Return the model of all classes through inducing points, which stay where they are."""
-    Z = first_points(estimator, training.X, training.weight, seed)
-    check_kernel(kernel, kernel(Z, Z))
-    factor: Any = CLASS_LIKELIHOODS[estimator.likelihood]
-    return JointInducingModel(factor, len(estimator.classes_), Z, estimator.jitter)
-
-
-def _only_the_mode(estimator, kernel, through_points):
+def _only_the_mode(estimator, kernel):
     """Return the settings of a fit with sites on the rows that leave no average over kernels."""
     checks = {
         "optimizer=None": estimator.optimizer is None,
         "an optimizer of your own": callable(estimator.optimizer),
-        "inducing points": through_points,
         **kernel_settings(kernel),
     }
     return [setting for setting, excludes in checks.items() if excludes]

@@ -84,8 +84,7 @@ def fit_dense(plan, y, monitor, k):
     if average is not None:
         return _mixed_fit(plan, average, trace, end, result)
     posterior = plan.posterior((kernel, result.evaluation.payload[0]))
-    left_out, points = plan.model.left_out(result), getattr(plan.model, "points", None)
-    return fit_of_sites(posterior, trace, end, result, kernel, left_out, points)
+    return fit_of_sites(posterior, trace, end, result, kernel, plan.model.left_out(result))
 
 
 def _averaged(nodes, mode, end, monitor):

@@ -89,6 +89,9 @@ class RelaxedEPClassifier(GaussianProcessBase):
     The observed label is the sign of a noisy latent function, exchanged with a probability that is
     learned. Sites may then have negative precision: a row can count against its own label.
 
+    **You will set** `hyperparameters`, `label_noise`, `no_errors`, `predict_clean` and
+    `n_inducing`. Leave the other parameters at their defaults.
+
     Parameters
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, default=None
@@ -168,7 +171,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
         "mode" predicts with the kernel and the rate of the largest posterior. The others average
         over variance and length of the kernel and the rate of wrong labels, and over there being no
-        errors, for any number of rows in memory. "auto" expects about a fifth of wrong labels,
+        errors, for any number of rows in memory. "auto" expects about a quarter of wrong labels,
         "integrate" a tenth, by a Beta(1, 9) prior of the rate. `noise_proba_` is then calibrated.
         Of rows between .5 and .65, .57 were wrong with "auto" where a fifth of the labels was
         wrong, and .60 with "integrate" where a tenth was, but .38 with "auto" there. With the mode
@@ -271,7 +274,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
     An average weighs nodes by evidence times prior. The variance has a log-normal prior with median
     4 times the latent noise, and standard deviation 1.5 of its log. The length has one about the
     root of the total variance of the columns, with 0.7. The rate is at most 0.45. Nodes are a
-    lattice about the mode [4]_, some 10 of three coordinates, and fewer from 300 rows on. From 601
+    grid about the mode [4]_, some 10 of three coordinates, and fewer from 300 rows on. From 601
     on they are two along each axis about it, weighed by importance sampling. From 150 rows on the
     mode is found on a third of the rows first, at most 800 and without inducing points. Nodes for
     labels without errors, with a common length of the columns, are added; as one mode where their

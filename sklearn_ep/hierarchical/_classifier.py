@@ -32,8 +32,8 @@ from ._posterior import moments_by_class
 from ._tables import effects_frame, intervals, summarise, what_was_averaged
 from .messages.fit import fit_by_messages
 from .messages.posterior import remarks_on_agreement
-from .partitions.draws import trust_in_parts
-from .partitions.fit import fit_parts, parts_in_memory
+from .partitions.fit import fit_in_memory, fit_parts
+from .partitions.trust import fit_adaptively, trust_in_parts
 
 _LEVELS = 0.05, 0.5, 0.95  # of the medians and the intervals of tau
 
@@ -44,6 +44,9 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
     The log odds of a row are x' beta + w' a_g, where a_g ~ N(0, S) is the effect of its group g and
     w is one and the `random_slopes` columns. With several grouping factors, nested or crossed, each
     adds such a term. beta and S have a posterior, not a point estimate.
+
+    **You will set** `group_column`, `random_slopes`, `tau_prior` and `prior_scale`. Leave the other
+    parameters at their defaults.
 
     Parameters
     ----------
@@ -69,13 +72,16 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
         of the group effects. The default is within a factor of 20 of one. With `random_slopes` the
         same for each, and the standard deviation also of the off-diagonal entries of the Cholesky
         factor of S. With a list of factors a dict may give some of them a prior of their own.
-    n_partitions : int or "auto", default="auto"
+    n_partitions : int, "auto" or "adaptive", default="auto"
         Number of sites of partitioned EP, for one factor. "auto" fits all rows at once where
         nothing asks for partitions: ``engine="ep"``, `schedule` and `damping` at their defaults, no
         checkpoint, rows in memory. Where something does, it is one for every 100 rows with groups
         (1000 without), at most eight: few large partitions are as accurate as many small ones and
         faster. With the engines that draw it is one for every 5000 rows, because their noise adds
-        up over sites. It does not depend on `n_jobs`, so neither does the result. With a list of
+        up over sites. It does not depend on `n_jobs`, so neither does the result. "adaptive" begins
+        with at most 50 parts and carries out the advice of `diagnose`: parts whose sites are poor
+        stand-ins are merged, and the fit goes on, until no merger helps [1]_. It is for two classes
+        and rows in memory, without checkpoint; `max_iter` is that of each round. With a list of
         factors a number asks for ``engine="messages"`` on that many parts of the rows, whose answer
         is that of all rows at once.
     engine : {"auto", "ep", "messages", "laplace", "importance", "nuts"}, default="auto"
@@ -99,16 +105,17 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
         weighted draws, with group effects integrated by quadrature. It is slower and noisy, without
         the Gaussian approximation within a group. "nuts" takes the moments of a Hamiltonian chain
         in each partition, and is slower still. It needs the optional package nutpie, ``pip install
-        'sklearn-ep[nuts]'``. Both draw 800 times a partition.
+        'sklearn-ep[nuts]'``. Both draw 800 times a partition; draws of "importance" that do not
+        serve for long are followed by twice as many.
     refine : bool, default=True
         Whether nodes in theta, the coordinates of the scales, are weighted by the evidence at each.
         In partitions False keeps the normal distribution of theta that the messages give: cheaper,
         without the long left tail of tau that few or small groups leave. Elsewhere False takes the
-        star also where a lattice would be affordable. "importance", "nuts" and "messages" go
+        star also where a grid would be affordable. "importance", "nuts" and "messages" go
         without.
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
         Whether the scales are averaged over or kept at their mode (in partitions at the posterior
-        mean of theta). The average is over a lattice for one or two scales where passes are cheap,
+        mean of theta). The average is over a grid for one or two scales where passes are cheap,
         and else over a star: the mode and two nodes along each axis, with a smooth density through
         their values and gradients. Quantiles and draws of tau come from it. "auto" averages, since
         a mode makes intervals too short where groups are few. The engines that draw know no mode.
@@ -192,7 +199,7 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
     engine_ : {"ep", "messages", "laplace", "importance", "nuts"}
         The engine that ran.
     theta_rule_ : {"grid", "star", "gaussian", "mode", "none"}
-        How theta was treated at the end: by a lattice of EP fits, by a star of them, by a normal
+        How theta was treated at the end: by a grid of EP fits, by a star of them, by a normal
         distribution, by its mode alone, or not at all without groups.
     hyperparameters_used_ : {"integrate", "mode"}
         Whether theta was integrated over.
@@ -248,7 +255,7 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
     The factor with most effects is eliminated group by group; coefficients and the effects of all
     others are one vector of S entries. A pass costs O(n (D + F)^2 + S p + S^3) for F factors and p
     pairs of a group with another level. A fit has 10 to 20 passes with a star, and some 100 with
-    the lattice of two scales. "messages" costs O(n (D + F)) a pass, 12 + D doubles a row, and a few
+    the grid of two scales. "messages" costs O(n (D + F)) a pass, 12 + D doubles a row, and a few
     linear systems that conjugate gradients solve in 5 to 20 steps whatever n. In partitions a step
     is two messages each way with a number for each level that has rows in the part, and a fit has
     500 to 800 messages. The state of rows stays with the part; a worker that has lost it is sent
@@ -277,18 +284,18 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
     >>> log_odds = X[:, 0] + 1.5 * rng.normal(size=12)[site]
     >>> y = rng.uniform(size=240) < 1 / (1 + np.exp(-log_odds))
     >>> clf = HierarchicalEPLogistic(group_column=1).fit(X, y)
-    >>> clf.converged_, clf.group_effects_.shape
-    (True, (12, 1))
-    >>> clf.predict_proba([[0.5, 3], [0.5, 99]]).shape  # a known and a new group
-    (2, 2)
+    >>> print(f"sd of the groups {clf.tau_[0]:.1f}, in truth 1.5")
+    sd of the groups 1.9, in truth 1.5
+    >>> clf.predict_proba([[0.5, 3], [0.5, 99]])[:, 1].round(1)  # a known and a new group
+    array([0.4, 0.6])
 
     Persons who answer items, two crossed factors:
 
     >>> item = rng.integers(8, size=240)
     >>> rows = np.column_stack([X, item])
     >>> both = HierarchicalEPLogistic(group_column=[1, 2]).fit(rows, y)
-    >>> [effects.shape for effects in both.group_effects_], both.tau_.shape
-    ([(12, 1), (8, 1)], (2,))
+    >>> print("sds of the effects:", both.tau_.round(1))
+    sds of the effects: [1.9 0.2]
     """
 
     classes_: np.ndarray
@@ -858,10 +865,10 @@ def _fit_problem(plan, run, save, previous, positives, sign, monitor, k):
     if run is not None:
         reader = plan.parts.reader._replace(positive=positives[k])
         return fit_parts(plan, run, reader, monitor, mine, save)
-    n_jobs = plan.settings.n_jobs if len(positives) == 1 else None
-    unordered = plan.settings.schedule == "asynchronous"
-    with PartMap(parts_in_memory(plan, sign), n_jobs, unordered) as run:
-        return fit_parts(plan, run, None, monitor, mine, save)
+    if len(positives) > 1:  # the problems are shared out, not their parts
+        plan = plan._replace(settings=plan.settings._replace(n_jobs=None))
+    fit_one = fit_adaptively if plan.settings.adaptive else fit_in_memory
+    return fit_one(plan, sign, monitor, mine, save)
 
 
 def attributes_of(plan, fits):
@@ -912,6 +919,7 @@ def _of_sites(plan, fits):
     out = {name: fitting.one_or_stack([a["sites"][name] for a in own]) for name in sites}
     out |= {name: sum(a["counts"][name] for a in own) for name in counts}
     if "state" not in own[0]:
+        plan = plan._replace(parts=own[0].get("parts", plan.parts))
         state = state_of(plan, out["site_precision_"], out["site_shift_"])
         return out | {"partition_": plan.parts.site, "_state": state}
     if sites:  # all rows are one

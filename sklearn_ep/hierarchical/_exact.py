@@ -24,7 +24,9 @@ from . import _scales
 from ._posterior import GroupPosterior, of_sites, shared
 from ._scales import explore
 
-_GROWTH, _FALL = 1.2, 0.75  # of the mismatch, at which steps are halved and doubled again
+# Mismatch over the least so far above which a step is halved: over the last, sites creep away by a
+# tenth a pass. And over the last, below which it is doubled again.
+_GROWTH, _FALL = 1.2, 0.75
 _LEAST_STEP = 1 / 64  # which is not taken back
 
 
@@ -69,14 +71,14 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power
     covariance of the local effects, sites those to start from, as `first_sites` gives them, power
     the share of a row's likelihood that is matched. One pass costs O(n (D + F)^2 + S times the
     number of pairs + S^3).
-    Steps are undamped; one after which the mismatch has grown, or that leaves no proper posterior,
-    is taken back and halved, and steps are doubled again where it falls: with levels of one class
-    only and scales of ten and more undamped steps run away from the fixed point. Sites of a
-    neighbour that leave no proper posterior here give way to weak ones.
+    Steps are undamped; one after which the mismatch is above the least so far, or that leaves no
+    proper posterior, is taken back and halved, and steps are doubled again where it falls: with
+    levels of one class only and scales of ten and more undamped steps run away from the fixed
+    point. Sites of a neighbour that leave no proper posterior here give way to weak ones.
     """
     design, rule = layout.local @ scale, partial(rule_of_power(power), Logit())
     kept: Any = None
-    step, n_passes, start, end = 1.0, 0, sites, sites
+    step, least, n_passes, start, end = 1.0, np.inf, 0, sites, sites
     while True:
         n_passes += 1
         try:
@@ -87,23 +89,15 @@ def solve_given_scales(layout, prior, scale, sites, *, tol, max_passes=30, power
             step *= 0.5
             sites = first_sites(layout) if kept is None else _towards(start, end, step)
             continue
-        longer = _step_after(found, kept, step)
-        if longer is None:
+        if found.mismatch > _GROWTH * least and step > _LEAST_STEP:
             step *= 0.5
         else:
-            kept, start, end, step = found, sites, target, longer
+            fell = kept is not None and found.mismatch < _FALL * kept.mismatch
+            step, least = min(1.0, 2.0 * step) if fell else step, min(least, found.mismatch)
+            kept, start, end = found, sites, target
         sites = _towards(start, end, step)
         if kept.mismatch < tol or n_passes >= max_passes:
             return kept._replace(local=_joined(*kept.local), sites=sites)
-
-
-def _step_after(found, kept, step):
-    """Return the step after a pass, None where that is to be taken back."""
-    if kept is None:
-        return step
-    if found.mismatch > _GROWTH * kept.mismatch and step > _LEAST_STEP:
-        return None
-    return min(1.0, 2.0 * step) if found.mismatch < _FALL * kept.mismatch else step
 
 
 def _towards(old, new, step):
@@ -117,7 +111,7 @@ def _towards(old, new, step):
 
 def _one_pass(layout, design, prior, tau, sites, rule):
     """Return the `GivenScales` that sites imply, and their undamped update."""
-    n, (of_rows, *of_groups), (prior, log_det) = layout.n_plain, sites, prior
+    n, (of_rows, *of_groups) = layout.n_plain, sites
     weight, group = layout.weight[:n], layout.group[:n]
     precisions = layout.precisions(
         weight * of_rows.precision, [site.precision for site in of_groups]
@@ -125,15 +119,15 @@ def _one_pass(layout, design, prior, tau, sites, rule):
     shift = np.concatenate([weight * of_rows.shift, *(s.shift.ravel() for s in of_groups)])
     c = design[:n]
     lower, half, pulled = _eliminated(layout, c, *(weight * part for part in of_rows))
-    precision = layout.rows.gram(precisions) - half.gram() + prior
+    precision = prior.added_to(layout.rows.gram(precisions) - half.gram())
     pull = layout.rows.rmatvec(shift) - half.rmatvec(pulled.ravel())
     root = gaussian.checked_cholesky(precision)
-    log_z = 0.5 * log_det - np.sum(np.log(np.diagonal(root)))
+    log_z = 0.5 * prior.log_det - np.sum(np.log(np.diagonal(root)))
     log_z += 0.5 * np.sum(pulled**2) - np.sum(np.log(np.einsum("jaa->ja", lower)))
     mean, root = gaussian.cholesky_solve(root, pull), gaussian.triangular_inverse(root)
     log_z, cov = log_z + 0.5 * pull @ mean, root.T @ root
 
-    turned = layouts.block_diagonal(gaussian.backward(lower, np.eye(lower.shape[1])))
+    turned = layout.turns.filled(gaussian.backward(lower, np.eye(lower.shape[1])))
     offset = gaussian.backward(lower, pulled[..., None])[..., 0]
     local = layouts.LocalPart(lower, offset, half.weighed(turned))
     row_mean, row_var, within = local.row_moments(layout.plain, group, c, mean, cov)
@@ -164,13 +158,11 @@ def _eliminated(layout, design, tau, nu):
     Return the Cholesky factors lower (J_r, q, q) of I + sum tau c c', lower^-1 sum tau c z' as
     `SharedRows`, and lower^-1 sum nu c, (J_r, q).
     """
-    q, j, group = design.shape[1], layout.n_plain_groups, layout.group[: len(design)]
+    j, group = layout.n_plain_groups, layout.group[: len(design)]
     lower = layouts.group_factors(tau, design, layout.ends[:-1])
     turned = gaussian.forward(lower[group], design[..., None])[..., 0]
-    at = group[:, None] * q + np.arange(q)
-    weighted = layouts.even_rows(tau[:, None] * turned, at, j * q)
     pulled = np.stack([np.bincount(group, nu * c, minlength=j) for c in turned.T], axis=1)
-    return lower, layout.plain.weighed(weighted.T.tocsr()), pulled
+    return lower, layout.plain.weighed(layout.sums.filled(tau[:, None] * turned)), pulled
 
 
 def _group_mismatch(tilted, mean, V, wide):
@@ -192,7 +184,7 @@ def _effects_of_small(rows, tilted, weights, m, V):
     # positive at a fixed point; on the way there at least a small share of the variance is left
     rest = np.maximum(tilted.effect_var - explained, 1e-6 * tilted.effect_var)
     if not np.all(rest > 0):
-        raise gaussian.ImproperPosterior("the variance of a group's effect is lost to rounding")
+        raise gaussian.ImproperPosterior("rounding errors exceed the variance of a group's effect")
     offset = tilted.effect_mean - np.sum(weights * m, axis=1)
     gain = rows.weighed(layouts.block_diagonal(-weights[:, None]))
     return layouts.LocalPart(1.0 / np.sqrt(rest)[:, None, None], offset[:, None], gain)
@@ -263,9 +255,8 @@ class CrossedModel:
                 moment = found.local_moment
                 out[span.start] += found.slope
             else:
-                mean, halves = found.mean[shared[f]].reshape(n, q), found.root[:, shared[f]]
-                halves = halves.reshape(-1, n, q)
-                second = mean.T @ mean + np.einsum("snq,snp->qp", halves, halves, optimize=True)
+                halves = np.vstack([found.mean[shared[f]], found.root[:, shared[f]]]).reshape(-1, q)
+                second = halves.T @ halves
                 inner = np.linalg.solve(lower, second)
                 moment = np.linalg.solve(lower, inner.T) - n * np.eye(q)
             out[span] += _scales.slope(theta[span], q, moment)

@@ -10,9 +10,9 @@ from sklearn.utils.validation import column_or_1d
 from .._estimator.tables import columns_at, is_missing, names_of, objects, values_at
 
 _REMEDY = (
-    "where a selector or a transformer comes before the model or around it, pass that column "
-    "through a ColumnTransformer with set_output(transform='pandas'), or hand groups to fit by "
-    "metadata routing (set_fit_request(groups=True))"
+    "where a selector or a transformer changes the columns, pass that column through a "
+    "ColumnTransformer with set_output(transform='pandas'), or hand groups to fit by metadata "
+    "routing (set_fit_request(groups=True))"
 )
 
 
@@ -161,8 +161,9 @@ class FactorColumns(NamedTuple):
 
 
 def take_labels(X, taken):
-    """Return X without some of its columns."""
-    return columns_at(X, [k for k in range(X.shape[1]) if k not in taken])
+    """Return X without some of its columns, an array where none is left."""
+    left = [k for k in range(X.shape[1]) if k not in taken]
+    return columns_at(X, left) if left else np.empty((len(X), 0))
 
 
 class GroupsForgotten:
@@ -192,19 +193,24 @@ class GroupsForgotten:
         )
 
 
+def is_table(groups):
+    """Say whether labels are an array or a data frame of columns: tuples in a list are labels."""
+    return len(getattr(groups, "shape", ())) == 2
+
+
 def label_table(groups, n_rows):
     """Return labels beside X as a table, or raise a ValueError naming `groups`.
 
     Those of one factor become a column of objects. A list of lists is a table row by row.
     """
     groups = _table_of_rows(groups)
-    if np.ndim(groups) == 2 and not isinstance(groups, list | tuple) and groups.shape[1] != 1:
+    if is_table(groups) and groups.shape[1] != 1:
         if len(groups) != n_rows:
             raise ValueError(
                 f"groups has {len(groups)} rows of labels, but X has {n_rows} samples."
             )
         return groups
-    if np.ndim(groups) == 2 and hasattr(groups, "iloc"):
+    if is_table(groups) and hasattr(groups, "iloc"):
         groups = groups.iloc[:, 0]
     return objects(label_list(groups, n_rows))[:, None]
 

@@ -193,7 +193,7 @@ def _filtered(sign, mean, cov, tau, u, log_weight):
     wr = np.sqrt(h * w)[:, None] * r
     mean_gamma = np.einsum("gu,mgu->gm", w, gamma)
     apart = gamma - mean_gamma.T[..., None]
-    spread = np.einsum("gu,lgu,mgu->glm", w, apart, apart, optimize=True)
+    spread = np.einsum("lgu,mgu->glm", w * apart, apart)
     hessian = spread - np.einsum("algu,amgu->glm", wr, wr)
     effect = np.sum(w * u, axis=1)
     var = np.sum(w * (u - effect[:, None]) ** 2, axis=1)

@@ -6,12 +6,12 @@ has in each of these factors. Products with the latter are sums over entries; th
 are never formed.
 """
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import coo_array, csr_array
+from scipy.sparse import csr_array
 from scipy.sparse.linalg import LinearOperator
 
 from .._engine.gaussian import forward
@@ -71,6 +71,36 @@ def even_rows(entries, at, width):
     return csr_array((entries.ravel(), at.ravel().astype(np.int32), ends), shape=(len(at), width))
 
 
+class Pattern:
+    """A sparse matrix whose entries change and whose places do not.
+
+    What scipy checks of a new matrix takes longer than its product with a thousand rows. `order`
+    is where each of its entries is among those that are given, None for the same order.
+    """
+
+    def __init__(self, matrix, order=None):
+        self.matrix, self.order = matrix, order
+
+    def filled(self, entries):
+        """Return the matrix with these entries: one matrix, until the next call."""
+        flat = entries.ravel()
+        self.matrix.data = flat if self.order is None else flat[self.order]
+        return self.matrix
+
+
+def group_lines(group, q):
+    """Return the `Pattern` (J q, n) of q lines for each group with entries (n, q) at its rows."""
+    at, size = group[:, None] * q + np.arange(q), q * (np.max(group, initial=-1) + 1)
+    lines = even_rows(np.arange(at.size).reshape(at.shape), at, size).T.tocsr()
+    return Pattern(lines, lines.data)
+
+
+@lru_cache
+def _no_columns(n):
+    """Return the sparse matrix (n, 0)."""
+    return csr_array((n, 0))
+
+
 def _blocks(n_rows, width):
     """Yield slices of rows whose temporaries stay in the cache."""
     step = max(1, _CACHED // max(width, 1))
@@ -128,9 +158,19 @@ class SharedRows(LinearOperator):
         return type(self), (self.X, (own.data, own.indices, own.indptr, own.shape))
 
     @cached_property
+    def by_column(self):
+        """The sparse matrix turned, for products with vectors."""
+        return self.beyond.T
+
+    @cached_property
     def transposed(self):
-        """The sparse matrix by columns."""
-        return self.beyond.T.tocsr()
+        """The sparse matrix turned, for products with sparse ones."""
+        return self.by_column.tocsr()
+
+    @cached_property
+    def _pattern(self):
+        own = self.beyond
+        return Pattern(csr_array((own.data, own.indices, own.indptr), shape=own.shape))
 
     @property
     def at(self):
@@ -146,10 +186,8 @@ class SharedRows(LinearOperator):
 
     def weighed(self, left):
         """Return the lines left Z for a sparse matrix (m, n)."""
-        beyond = self.beyond
-        if beyond.shape[1]:
-            return SharedRows(left @ self.X, left @ beyond)
-        return SharedRows(left @ self.X, csr_array((left.shape[0], 0)))
+        none = self.beyond.shape[1] == 0
+        return SharedRows(left @ self.X, _no_columns(left.shape[0]) if none else left @ self.beyond)
 
     def full(self):
         """Return the rows as a matrix."""
@@ -162,7 +200,7 @@ class SharedRows(LinearOperator):
 
     def _rmatmat(self, pull):
         out = self.X.T @ pull
-        return np.concatenate([out, self.transposed @ pull]) if self.beyond.shape[1] else out
+        return np.concatenate([out, self.by_column @ pull]) if self.beyond.shape[1] else out
 
     _rmatvec = _rmatmat  # scipy finds the one by the other from 1.16 on only
 
@@ -170,7 +208,7 @@ class SharedRows(LinearOperator):
         """Return Z' weight Z for weights (n,), a sparse symmetric (n, n), or None for ones."""
         (X, beyond), d = (self.X, self.beyond), self.X.shape[1]
         out = np.empty((self.shape[1], self.shape[1]))
-        heavy = X if weight is None else _times(weight, X)
+        heavy = X if weight is None else self._times(weight, X)
         out[:d, :d] = X.T @ heavy
         if len(out) > d:
             if beyond.nnz > _SPARSE * np.prod(beyond.shape):
@@ -180,11 +218,19 @@ class SharedRows(LinearOperator):
                 turned = self.transposed
             out[d:, :d] = turned @ heavy
             out[:d, d:] = out[d:, :d].T
-            within = turned @ (beyond if weight is None else _times(weight, beyond))
+            within = turned @ (beyond if weight is None else self._times(weight, beyond))
             out[d:, d:] = within if isinstance(within, np.ndarray) else within.toarray()
         return 0.5 * (out + out.T)
 
     weighted_gram = gram
+
+    def _times(self, weight, columns):
+        """Return weights, (n,) or a matrix (n, n), times dense or sparse columns (n, .)."""
+        if weight.ndim > 1:
+            return weight @ columns
+        if isinstance(columns, np.ndarray):
+            return weight[:, None] * columns
+        return self._pattern.filled(columns.data * np.repeat(weight, np.diff(columns.indptr)))
 
     def quadratic(self, matrix):
         """Return z' matrix z (n,) of each row of data for any matrix."""
@@ -211,6 +257,24 @@ class SharedRows(LinearOperator):
             pairs = cov[columns[:, :, None, a], columns[:, None, :, b]]
             out += pairs * value[:, :, None, a] * value[:, None, :, b]
         return 0.5 * (out + out.swapaxes(1, 2))
+
+
+class PriorPrecision(NamedTuple):
+    """Prior precision of b by its entries, all at places of their own, and its log determinant."""
+
+    value: np.ndarray
+    row: np.ndarray
+    column: np.ndarray
+    log_det: float
+
+    def added_to(self, matrix):
+        """Return a matrix (S, S), changed in place, with the entries added."""
+        matrix[self.row, self.column] += self.value
+        return matrix
+
+    def squares(self, b):
+        """Return b' precision b of draws (n, S)."""
+        return np.einsum("e,ne,ne->n", self.value, b[:, self.row], b[:, self.column])
 
 
 class EffectPlaces(NamedTuple):
@@ -248,7 +312,7 @@ class EffectPlaces(NamedTuple):
         return spans
 
     def prior_at(self, lower):
-        """Return the prior precision of b as a sparse matrix, and its log determinant.
+        """Return the `PriorPrecision` of b.
 
         lower are the Cholesky factors of the covariances of all effects.
         """
@@ -261,7 +325,7 @@ class EffectPlaces(NamedTuple):
             entries.append((np.tile(inner.ravel(), n), np.sort(at, axis=None), at.ravel()))
             log_det -= 2.0 * n * np.sum(np.log(np.diagonal(lower[f])))
         value, row, column = (np.concatenate(a) for a in zip(*entries, strict=True))
-        return coo_array((value, (row, column)), shape=(self.n_shared,) * 2), float(log_det)
+        return PriorPrecision(value, row, column, float(log_det))
 
     def seen(self, rows):
         """Return the `SharedRows` of `RowsToPredict`, and the place of the local group or -1."""
@@ -333,21 +397,21 @@ class LocalPart(NamedTuple):
             across[own] = _dots(held, rows.take(own), group[own] - first)
         return across, within
 
+    def explained(self, root):
+        """Return gain cov gain' (J, q, q) for the covariance root' root of b."""
+        (j, q), s = self.offset.shape, len(root)
+        out, step = np.empty((j, q, q)), max(1, _HELD // max(s * q, 1))
+        for first in range(0, j, step):
+            held = self.gain.take(slice(first * q, (first + step) * q)) @ root.T
+            held = held.reshape(-1, q, s)
+            out[first : first + step] = held @ held.swapaxes(1, 2)
+        return out
+
     def second_moment(self, mean, within):
         """Return the sum over groups of E uu' - I, given the mean of b and gain cov gain'."""
         effect, inverse = self.given(mean), forward(self.lower, np.eye(self.lower.shape[1]))
         inner = np.einsum("jab,jac->bc", inverse, inverse)
         return effect.T @ effect + inner + within.sum(0) - len(effect) * np.eye(len(inner))
-
-
-def _times(weight, columns):
-    """Return weights, (n,) or a matrix (n, n), times dense or sparse columns (n, .)."""
-    if weight.ndim > 1:
-        return weight @ columns
-    if isinstance(columns, np.ndarray):
-        return weight[:, None] * columns
-    entries = columns.data * np.repeat(weight, np.diff(columns.indptr))
-    return csr_array((entries, columns.indices, columns.indptr), shape=columns.shape)
 
 
 def _dots(held, rows, group):
@@ -389,8 +453,9 @@ class Layout(NamedTuple):
     small : list of SmallGroups
     plain : SharedRows
         Those that have a site of their own.
-    block_at, block_ends : ndarray
-        Columns, and ends of the lines, of the sparse matrix (n, n) of the precisions of all sites.
+    sums, turns, sites : Pattern
+        Of the sums of plain rows by group (J_r q, n), of a matrix a group (J_r q, J_r q), and of
+        the precisions of all sites (n, n).
     """
 
     rows: SharedRows
@@ -402,8 +467,9 @@ class Layout(NamedTuple):
     order: np.ndarray
     small: list[SmallGroups]
     plain: SharedRows
-    block_at: np.ndarray
-    block_ends: np.ndarray
+    sums: Pattern
+    turns: Pattern
+    sites: Pattern
 
     @property
     def n_plain(self):
@@ -419,9 +485,7 @@ class Layout(NamedTuple):
         """Return the precisions of all sites, of rows (n_plain,) and of groups, for a gram."""
         if not of_groups:
             return of_rows
-        entries = np.concatenate([of_rows, *(p.ravel() for p in of_groups)])
-        n = len(self.sign)
-        return csr_array((entries, self.block_at, self.block_ends), shape=(n, n))
+        return self.sites.filled(np.concatenate([of_rows, *(p.ravel() for p in of_groups)]))
 
 
 def lay_out(X, sign, weight, designs, codes, n_levels, local, largest=LARGEST_GROUP):
@@ -445,18 +509,22 @@ def lay_out(X, sign, weight, designs, codes, n_levels, local, largest=LARGEST_GR
     of_rows = shared, sign[rows], copies, designs[local][rows]
     plain = shared.take(slice(0, bounds[n_plain]))
     of_groups = bounds[: n_plain + 1], group, order, small
-    return Layout(*of_rows, *of_groups, plain, *_site_blocks(len(rows), small))
+    q, n_own = own[0].shape[1], len(plain.X)
+    turns = Pattern(block_diagonal(np.zeros((n_plain, q, q))))
+    patterns = group_lines(group[:n_own], q), turns, _site_blocks(len(rows), small)
+    return Layout(*of_rows, *of_groups, plain, *patterns)
 
 
 def _site_blocks(n, small):
-    """Return columns and ends of lines of a matrix (n, n) with a block for each site."""
+    """Return the `Pattern` (n, n) with a block for each site."""
     size, first = np.ones(n, dtype=int), np.arange(n)
     for own in small:
         size[own.rows] = own.size
         first[own.rows] -= np.arange(own.rows.stop - own.rows.start) % own.size
     ends = np.r_[0, np.cumsum(size)]
     at = np.arange(ends[-1]) + np.repeat(first - ends[:-1], size)
-    return at.astype(np.int32), ends.astype(np.int32)
+    places = np.zeros(len(at)), at.astype(np.int32), ends.astype(np.int32)
+    return Pattern(csr_array(places, shape=(n, n)))
 
 
 def _row_order(shared, sign, weight, design, code, n_groups, largest):

@@ -64,7 +64,8 @@ class Settings(NamedTuple):
     """Parameters of the estimator that the engines use.
 
     `theta` is how theta is treated at the end: by a "grid" where that is affordable, a "star" of
-    few nodes, or at its "mode"; power is the share of a row's likelihood that is matched.
+    few nodes, or at its "mode"; power is the share of a row's likelihood that is matched; adaptive
+    says whether parts are merged where that helps.
     """
 
     theta: str
@@ -75,6 +76,7 @@ class Settings(NamedTuple):
     seed: int
     power: float
     n_jobs: int | None
+    adaptive: bool
 
 
 class Plan(NamedTuple):
@@ -140,7 +142,7 @@ def check_parameters(est):
         load_sampler()
     checks.check_choice("schedule", est.schedule, ["parallel", "serial", "asynchronous"])
     if isinstance(est.n_partitions, str):
-        checks.check_choice("n_partitions", est.n_partitions, ["auto"], "a number")
+        checks.check_choice("n_partitions", est.n_partitions, ["auto", "adaptive"], "a number")
     else:
         checks.check_number("n_partitions", est.n_partitions, 1, integer=True)
     if isinstance(est.prior_scale, numbers.Real):
@@ -208,7 +210,8 @@ def _settings(est):
     rule = "grid" if est.refine else "star"
     rule = "mode" if est.hyperparameters == "mode" else rule
     steps = est.schedule, float(est.damping), int(est.max_iter), float(est.tol)
-    return Settings(rule, *steps, seed, float(est.power), est.n_jobs)
+    adaptive = est.n_partitions == "adaptive"
+    return Settings(rule, *steps, seed, float(est.power), est.n_jobs, adaptive)
 
 
 def plan_rows(est, X, y, groups, sample_weight, previous, with_digest):
@@ -363,6 +366,8 @@ def _engine_of(est, columns, codes, n_levels, with_checkpoint):
     codes are those of rows in memory, None for a list of partitions.
     """
     parted = codes is None or est.n_partitions != "auto"
+    if est.n_partitions == "adaptive":
+        _check_adaptive(est, columns, codes, with_checkpoint)
     if columns.listed:
         engine = _engine_of_list(est, columns, codes, n_levels, parted)
         parted = engine == "messages"
@@ -373,6 +378,20 @@ def _engine_of(est, columns, codes, n_levels, with_checkpoint):
     if engine == "messages":
         _check_messages(est, columns, codes)
     return engine, parted
+
+
+def _check_adaptive(est, columns, codes, with_checkpoint):
+    """Raise a ValueError that names what parts which are merged do not go together with."""
+    reasons = {
+        "a list of partitions": codes is None,
+        "a list of factors": columns.listed,
+        "engine='messages'": est.engine == "messages",
+        "a checkpoint": with_checkpoint,
+        "more than two classes": len(est.classes_) > 2,
+    }
+    for what, given in reasons.items():
+        if given:
+            raise ValueError(f"n_partitions='adaptive' does not take {what}; give a number.")
 
 
 def _check_messages(est, columns, codes):
@@ -449,6 +468,7 @@ def remarks_on_plan(plan, tau):
     for k, factor in enumerate(plan.columns.factors):
         name = f"factor {factor.name!r}"
         found.append(_remark_on_scale(plan, k, name, float(tau[first[k]])))
+        found += _remarks_on_slopes(plan, k, name)
         if missing := plan.n_levels[k] - len(plan.levels[k]):
             found.append(
                 f"{name} has no label in {missing} of {plan.n_rows} rows: each of them is taken as "
@@ -469,7 +489,7 @@ def _remark_on_scale(plan, k, name, tau):
     if n < 5:
         return f"{name} has {n} levels: its tau rests on its prior."
     if size.max() == 1:
-        return f"{name}: every group has one row, so the data say next to nothing about its tau."
+        return f"{name}: every group has one row, so the data say hardly anything about its tau."
     if plan.engine == "messages" and tau > 2 and median < 5:
         return (
             f"{name} has tau {tau:.2g} and {median:g} rows a level in the median: "
@@ -477,6 +497,20 @@ def _remark_on_scale(plan, k, name, tau):
             "engine='ep' where it is not too large."
         )
     return _remark_on_small_groups(plan, name, median, tau)
+
+
+def _remarks_on_slopes(plan, k, name):
+    """Return sentences on slopes of factor k whose columns do not vary within its groups."""
+    if plan.codes is None:
+        return []
+    first = np.unique(plan.codes[k], return_index=True)[1]  # a row of each group
+    same = np.all(plan.designs[k] == plan.designs[k][first][plan.codes[k]], axis=0)
+    return [
+        f"{name}: the column of slope {number} in random_slopes does not vary within groups, so "
+        "that its effects cannot be told from those of the intercept: leave it out of "
+        "random_slopes; its shared coefficient stays."
+        for number in np.flatnonzero(same[1:]) + 1
+    ]
 
 
 def _remark_on_same_groups(first, second):

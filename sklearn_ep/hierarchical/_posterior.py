@@ -11,7 +11,7 @@ from .._engine.hyper import log_mixture, mixture_moments, mixture_quantiles
 from .._engine.likelihoods import Logit
 from .._estimator.latents import NodesAtRows
 from . import _scales
-from ._layout import EffectPlaces, RowsToPredict
+from ._layout import EffectPlaces
 
 BLOCK = 8192  # rows predicted at once
 CELLS = 4_000_000  # values of the linear predictor held at once, draws times rows
@@ -58,18 +58,22 @@ class NodePosterior(NamedTuple):
         return self.mean[:d], np.linalg.norm(self.root[:, :d], axis=0)
 
     def effects(self):
-        """Return (means, variances), both (L_f, q_f), of the effects of each factor.
-
-        An effect is the linear predictor of a row that has nothing else.
-        """
+        """Return (means, variances), both (L_f, q_f), of the effects of each factor."""
         p, out = self.places, []
-        for f, (n, q) in enumerate(zip(p.n_named, p.n_effects, strict=True)):
-            designs = [np.zeros((n * q, width)) for width in p.n_effects]
-            codes = np.full((n * q, len(designs)), -1)
-            designs[f], codes[:, f] = np.tile(np.eye(q), (n, 1)), np.repeat(np.arange(n), q)
-            rows = RowsToPredict(np.zeros((n * q, p.n_dense)), designs, codes)
-            out.append([a.reshape(n, q) for a in self.at_rows(rows)])
+        means = self.effects_of(self.mean[None], self.local.given(self.mean)[None])
+        variances = self.effects_of(np.sum(self.root**2, axis=0)[None], None)
+        for f, n in enumerate(p.n_named):
+            var = self._local_variances() if f == p.local else variances[f][0]
+            out.append((means[f][0, :n], var[:n]))
         return out
+
+    def _local_variances(self):
+        """Return the variances (J, q) of the effects of the local factor."""
+        scale = self.scales[self.places.local]
+        turned = forward(self.local.lower, np.broadcast_to(scale.T, self.local.lower.shape))
+        own = np.sum(turned**2, axis=1)
+        across = np.einsum("ab,jbc,ac->ja", scale, self.local.explained(self.root), scale)
+        return (own + across)[self.places.order]
 
     def _of_groups(self, rows, place):
         """Return what known local groups, numbered by place, add to rows, sorted by group.
@@ -137,7 +141,7 @@ class NodePosterior(NamedTuple):
         out: list[Any] = [None] * len(p.n_effects)
         for f, span in p.shared_spans().items():
             out[f] = b[:, span].reshape(len(b), p.n_levels[f], p.n_effects[f])
-        if p.local is not None:
+        if u is not None and p.local is not None:
             out[p.local] = (u @ self.scales[p.local].T)[:, p.order]
         return out
 
@@ -302,11 +306,11 @@ class GroupPosterior(EffectsMixture):
 
     def _log_weight(self, node, rows, sign, weight, n_samples, rng):
         b, u, log_density = node.draw(n_samples, rng)
-        (X, designs, codes), (prior, log_det) = rows, self.places.prior_at(node.scales)
+        (X, designs, codes), prior = rows, self.places.prior_at(node.scales)
         z = b[:, : X.shape[1]] @ X.T
         for f, effects in enumerate(node.effects_of(b, u)):
             z += np.einsum("snq,nq->sn", effects[:, codes[:, f]], designs[f])
-        log_joint = 0.5 * (log_det - np.sum(b.T * (prior @ b.T), axis=0) - np.sum(u**2, (1, 2)))
+        log_joint = 0.5 * (prior.log_det - prior.squares(b) - np.sum(u**2, (1, 2)))
         return log_joint + log_expit(sign * z) @ weight - log_density - node.log_z
 
 

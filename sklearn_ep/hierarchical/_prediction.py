@@ -57,7 +57,7 @@ def _split(est, X, groups):
 
 def _beside(columns, groups, n_rows):
     """Return labels beside X as a table with a column a factor."""
-    groups = array_of(groups) if np.ndim(groups) == 2 else groups
+    groups = array_of(groups) if _factors.is_table(groups) else groups
     table = _factors.label_table(groups, n_rows)
     if table.shape[1] != len(columns.factors):
         raise ValueError(

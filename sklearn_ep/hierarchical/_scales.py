@@ -276,7 +276,7 @@ def lattice_about(model, axes, first, tol, told):
     average = lattice.smooth_average()._replace(n_without=visits.n_without)
     if len(average.nodes) == 1:
         # sites that cannot settle give each node an evidence of its own, and the lattice no width
-        raise ImproperPosterior("the evidence leaps between neighbouring scales of the groups")
+        raise ImproperPosterior("the evidence is not continuous in the scales of the groups")
     return average
 
 

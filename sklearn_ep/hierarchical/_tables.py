@@ -73,9 +73,9 @@ def what_was_averaged(est):
         checked = (
             f"; the density between them is {words} the evidence (effective share {share:.2f})"
         )
-    kind = {"grid": "a lattice", "star": "a star about their mode"}.get(rule, "a quadrature rule")
+    kind = {"grid": "a grid", "star": "a star about their mode"}.get(rule, "a quadrature rule")
     n = getattr(average, "n_without", 0)
-    without = f"; at {n} more places the sites left no posterior" if n else ""
+    without = f"; at {n} more values of the scales there was no posterior" if n else ""
     effective = f"{1.0 / np.sum(weight**2):.1f} of them effective"
     return f"{len(weight)} nodes of {kind}, {effective}{checked}{without}"
 

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit
 from scipy.stats import norm
-from sklearn.utils.validation import check_consistent_length
+from sklearn.utils.validation import check_consistent_length, column_or_1d
 
 from .._estimator.annotations import RowsLike
-from .._estimator.checks import check_number
-from ._drawing import axes_or_new, percent, step_with
+from .._estimator.checks import check_number, check_seen
+from ._drawing import axes_or_new, check_index, percent, step_with
 
 # how a coordinate is shown: its prefix, the map to the value itself, and the scale of the axis
 _SCALES = (("log_", np.exp, "log"), ("logit_", expit, "logit"))
@@ -27,6 +27,26 @@ def _shown(name, values):
         if name.startswith(prefix):
             return name.removeprefix(prefix).replace("_", " "), back(values), scale
     return name.replace("_", " "), values, "linear"
+
+
+def _probabilities(stated):
+    """Return stated probabilities (n,); a ValueError says what they must be."""
+    p = np.asarray(column_or_1d(stated), dtype=float)
+    if not (len(p) and np.all((p >= 0.0) & (p <= 1.0))):
+        raise ValueError("stated must hold probabilities between 0 and 1, one for each row.")
+    return p
+
+
+def _came_true(true, pos_label):
+    """Return as 0 and 1 (n,) whether stated probabilities came true."""
+    true = column_or_1d(true)
+    came = true if pos_label is None else true == pos_label
+    if not np.isin(came, [0, 1]).all():
+        raise ValueError(
+            "true must hold True or False, or 1 or 0, for each row; where it holds other labels, "
+            "give the one that was predicted as pos_label."
+        )
+    return came.astype(float)
 
 
 def _plain_ticks(axis):
@@ -65,6 +85,17 @@ class HyperparameterDisplay:
         Axes with the nodes.
     figure_ : matplotlib Figure
         Figure that holds the axes.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_moons
+    >>> from sklearn_ep import EPGaussianProcessClassifier
+    >>> from sklearn_ep.inspection import HyperparameterDisplay
+    >>> X, y = make_moons(60, noise=0.2, random_state=0)
+    >>> clf = EPGaussianProcessClassifier().fit(X, y)
+    >>> display = HyperparameterDisplay.from_estimator(clf)
+    >>> print(display.ax_.get_xlabel(), "and", display.ax_.get_ylabel())
+    variance and length scale
     """
 
     nodes: np.ndarray
@@ -113,6 +144,7 @@ class HyperparameterDisplay:
         model = step_with(estimator, "hyper_nodes_", models)
         nodes, weights = model.hyper_nodes_, model.hyper_weights_
         if isinstance(nodes, list):
+            check_index("problem", problem, len(nodes))
             nodes, weights = nodes[problem], weights[problem]
         name = type(model).__name__
         display = cls(
@@ -130,8 +162,9 @@ class HyperparameterDisplay:
             spread = self.weights @ (self.nodes - mean) ** 2
             return sorted(np.argsort(-spread, kind="stable")[:2])
         unknown = [p for p in self.parameters if p not in names]
-        if unknown or len(self.parameters) != min(2, len(names)):
-            raise ValueError(f"parameters must be two of {names}, got {self.parameters!r}.")
+        n_drawn = min(2, len(names))
+        if unknown or len(set(self.parameters)) != n_drawn:
+            raise ValueError(f"parameters must be {n_drawn} of {names}, got {self.parameters!r}.")
         return [names.index(p) for p in self.parameters]
 
     def plot(self, ax: Any = None, **kwargs: Any) -> Self:
@@ -195,6 +228,17 @@ class ReliabilityDisplay:
         Axes with the points.
     figure_ : matplotlib Figure
         Figure that holds the axes.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_moons
+    >>> from sklearn_ep import EPGaussianProcessClassifier
+    >>> from sklearn_ep.inspection import ReliabilityDisplay
+    >>> X, y = make_moons(600, noise=0.3, random_state=0)
+    >>> clf = EPGaussianProcessClassifier(hyperparameters="mode").fit(X[:100], y[:100])
+    >>> display = ReliabilityDisplay.from_estimator(clf, X[100:], y[100:], n_bins=2)
+    >>> print("stated", display.stated.round(1), "observed", display.observed.round(1))
+    stated [0.1 0.9] observed [0.1 0.9]
     """
 
     stated: np.ndarray
@@ -252,9 +296,10 @@ class ReliabilityDisplay:
         Raises
         ------
         ValueError
-            If `pos_label` is no class of the fit.
+            If `pos_label` is no class of the fit, or y has labels that were not in the fit.
         """
         model = step_with(estimator, "predict_proba", "classifier")
+        check_seen(estimator.classes_, y)
         proba, classes = estimator.predict_proba(X), estimator.classes_
         if pos_label is None and len(classes) > 2:
             place = proba.argmax(axis=1)
@@ -309,12 +354,26 @@ class ReliabilityDisplay:
         -------
         display : ReliabilityDisplay
             The drawn display.
+
+        Raises
+        ------
+        ValueError
+            If `stated` holds other numbers than probabilities, or `true` other values than True,
+            False, 1 and 0 without a `pos_label`.
+
+        Examples
+        --------
+        >>> from sklearn_ep.inspection import ReliabilityDisplay
+        >>> stated = [0.1, 0.2, 0.2, 0.7, 0.9, 0.9]
+        >>> came = ["no", "no", "yes", "yes", "yes", "yes"]
+        >>> display = ReliabilityDisplay.from_predictions(stated, came, pos_label="yes", n_bins=2)
+        >>> print(display.counts, display.observed.round(2))
+        [3 3] [0.33 1.  ]
         """
         check_number("n_bins", n_bins, 1, integer=True)
         check_number("level", level, 0, 1, boundaries="neither")
         check_consistent_length(stated, true)
-        told = np.asarray(true) if pos_label is None else np.asarray(true) == pos_label
-        p, came = np.asarray(stated, dtype=float), told.astype(float)
+        p, came = _probabilities(stated), _came_true(true, pos_label)
         place = np.minimum((p * n_bins).astype(int), n_bins - 1)
         counts = np.bincount(place, minlength=n_bins)
         kept = counts > 0

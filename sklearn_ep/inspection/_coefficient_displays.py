@@ -6,13 +6,26 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import expit, ndtri
+from scipy.special import expit
+from sklearn.isotonic import isotonic_regression
 
 from .._estimator.annotations import RowsLike
-from .._estimator.checks import check_choice
+from .._estimator.checks import check_number
 from .._estimator.pipelines import last_step, names_at_last_step, rows_at_last_step
+from .._estimator.summary import interval_of
 from .._estimator.tables import column_at, names_of
-from ._drawing import MOST_LABELS, axes_or_new, percent, pyplot, some_of, step_with
+from ._drawing import (
+    MOST_LABELS,
+    axes_or_new,
+    check_index,
+    percent,
+    pyplot,
+    some_of,
+    step_with,
+    strongest,
+)
+
+_MOST_NAMES = 36  # of features that stand upright below an axis and can be read
 
 
 @dataclass(eq=False, repr=False)
@@ -42,6 +55,16 @@ class InclusionDisplay:
         Probabilities above, coefficients below; one Axes when one was given.
     figure_ : matplotlib Figure
         Figure that holds the axes.
+
+    Examples
+    --------
+    >>> from sklearn_ep import SpikeSlabRegressor
+    >>> from sklearn_ep.datasets import make_spike_slab_regression
+    >>> from sklearn_ep.inspection import InclusionDisplay
+    >>> X, y, coef = make_spike_slab_regression(40, 30, n_informative=3, random_state=0)
+    >>> display = InclusionDisplay.from_estimator(SpikeSlabRegressor().fit(X, y))
+    >>> print((display.inclusion > display.threshold).sum(), "features are in")
+    3 features are in
     """
 
     inclusion: np.ndarray
@@ -86,6 +109,7 @@ class InclusionDisplay:
         display : InclusionDisplay
             The drawn display.
         """
+        check_number("threshold", threshold, 0, 1)
         models = "SpikeSlabRegressor or SpikeSlabClassifier"
         model = step_with(estimator, "inclusion_proba_", models)
         display = cls(
@@ -148,10 +172,15 @@ class InclusionDisplay:
         self._name(ax, place)
 
     def _name(self, ax, place):
-        """Label the features that are in by their names, if they have any."""
-        if self.feature_names is not None and len(place) <= MOST_LABELS:
-            names = [self.feature_names[i] for i in place]
-            ax.set_xticks(place, labels=names, rotation=90 if _crowded(place) else 45, ha="right")
+        """Mark the places of features that are in, and name them if they have names."""
+        if self.feature_names is None or not 0 < len(place) <= _MOST_NAMES:
+            return
+        beside = _apart(place, len(self.inclusion))
+        names = [str(self.feature_names[i]) for i in place]
+        ax.set_xticks(beside, labels=names, rotation=90, fontsize="small")
+        ax.tick_params(axis="x", which="major", length=0, pad=5)
+        ax.xaxis.remove_overlapping_locs = False
+        ax.set_xticks(place, minor=True)
 
 
 @dataclass(eq=False, repr=False)
@@ -181,6 +210,19 @@ class CoefficientIntervalDisplay:
         Axes of the picture.
     figure_ : matplotlib Figure
         Figure that holds the axes.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from sklearn.preprocessing import StandardScaler
+    >>> from sklearn_ep import ConvexVariationalLogistic
+    >>> from sklearn_ep.inspection import CoefficientIntervalDisplay
+    >>> X, y = load_breast_cancer(return_X_y=True, as_frame=True)
+    >>> X = StandardScaler().set_output(transform="pandas").fit_transform(X)
+    >>> clf = ConvexVariationalLogistic().fit(X, y)
+    >>> display = CoefficientIntervalDisplay.from_estimator(clf, top=2)
+    >>> print(*display.names, sep=", ")
+    worst texture, worst symmetry
     """
 
     mean: np.ndarray
@@ -199,7 +241,7 @@ class CoefficientIntervalDisplay:
         *,
         feature_names: Sequence[str] | None = None,
         class_index: int = 0,
-        n_largest: int = 30,
+        top: int | None = 30,
         level: float = 0.9,
         sort: str = "strength",
         ax: Any = None,
@@ -215,9 +257,9 @@ class CoefficientIntervalDisplay:
             Labels; None takes the names of the columns of the fit, or numbers.
         class_index : int, default=0
             Row of `coef_` for more than two classes.
-        n_largest : int, default=30
+        top : int or None, default=30
             Coefficients drawn, those whose means are largest in units of their standard deviation;
-            more do not fit a page.
+            more do not fit a page. None draws all.
         level : float, default=0.9
             Probability of the intervals.
         sort : {"strength", "column"}, default="strength"
@@ -235,20 +277,20 @@ class CoefficientIntervalDisplay:
         Raises
         ------
         ValueError
-            If the number of names is not that of the coefficients, or `sort` is none of the above.
+            If the number of names is not that of the coefficients, or `sort`, `top` or
+            `class_index` is none of the above.
         """
         model = step_with(estimator, "coef_std_", "linear model of this package")
-        check_choice("sort", sort, ["strength", "column"])
+        check_index("class_index", class_index, len(np.atleast_2d(model.coef_)))
         mean = np.atleast_2d(model.coef_)[class_index]
         std = np.atleast_2d(model.coef_std_)[class_index]
         names = _names_of_coefficients(estimator, len(mean), class_index, feature_names)
-        top = np.argsort(-np.abs(mean) / std, kind="stable")[:n_largest]
-        top = np.sort(top) if sort == "column" else top
         interval = model.coef_interval(level).reshape(-1, len(mean), 2)[class_index]
+        drawn = strongest(dict(mean=mean, sd=std, interval=interval, name=names), top, sort)
         display = cls(
-            mean[top],
-            interval[top],
-            [str(names[j]) for j in top],
+            drawn["mean"],
+            drawn["interval"],
+            [str(name) for name in drawn["name"]],
             level=level,
             n_coefficients=len(mean),
             estimator_name=type(model).__name__,
@@ -315,6 +357,18 @@ class GroupEffectsDisplay:
         Axes with the plot.
     figure_ : matplotlib Figure
         Figure that holds the axes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn_ep import HierarchicalEPLogistic
+    >>> from sklearn_ep.datasets import make_hierarchical_logistic
+    >>> from sklearn_ep.inspection import GroupEffectsDisplay
+    >>> X, y, groups, _, _ = make_hierarchical_logistic(8, 20, 2, random_state=0)
+    >>> clf = HierarchicalEPLogistic().fit(X, y, groups=groups)
+    >>> display = GroupEffectsDisplay.from_estimator(clf, top=3)
+    >>> print("furthest from zero are groups", np.sort(display.labels))
+    furthest from zero are groups [2 5 6]
     """
 
     mean: np.ndarray
@@ -341,7 +395,7 @@ class GroupEffectsDisplay:
         effect: int = 0,
         class_index: int = 0,
         level: float = 0.9,
-        most: int | None = 30,
+        top: int | None = 30,
         ax: Any = None,
         **kwargs: Any,
     ) -> Self:
@@ -367,7 +421,7 @@ class GroupEffectsDisplay:
             Whose effects, where each of more than two classes has its own.
         level : float, default=0.9
             Probability of the intervals.
-        most : int or None, default=30
+        top : int or None, default=30
             Groups drawn, those whose means are furthest from zero in units of their standard
             deviation; None draws all, without labels where there are too many to be read.
         ax : matplotlib Axes, default=None
@@ -383,8 +437,8 @@ class GroupEffectsDisplay:
         Raises
         ------
         ValueError
-            If the model was fitted without groups, or raw effects are asked for a slope or without
-            labels.
+            If the model was fitted without groups, if `factor`, `effect` or `class_index` counts
+            beyond what it has, or if raw effects are asked for a slope or without labels.
 
         Notes
         -----
@@ -395,31 +449,31 @@ class GroupEffectsDisplay:
         known, means, stds = _effects_of(model, factor, class_index)
         if len(known) == 0:
             raise ValueError("the estimator was fitted without groups: there are no effects.")
+        check_index("effect", effect, means.shape[1])
         mean, std, raw = means[:, effect], stds[:, effect], None
-        if X is not None:
+        if X is not None or y is not None:
+            if X is None or y is None:
+                raise ValueError("raw effects need both X and y, the training rows and labels.")
             rows = rows_at_last_step(estimator, X)
             labels = _labels_of(model, rows, groups, factor) if labels is None else labels
             labels = None if effect else labels  # rows alone say nothing of a slope
             raw = mean + _steps(model, known, labels, rows, groups, y)
-        n_groups = len(known)
-        if most is not None and n_groups > most:
-            top = np.argsort(-np.abs(mean) / std, kind="stable")[:most]
-            mean, std, known = mean[top], std[top], known[top]
-            raw = raw if raw is None else raw[top]
+        columns = dict(mean=mean, sd=std, label=known) | ({} if raw is None else {"raw": raw})
+        drawn = strongest(columns, top, "column")
         names = names_at_last_step(estimator)
         factor_name, effect_name = _names_of(model, factor, effect, names)
         if len(model.classes_) > 2:
             effect_name += f", class {model.classes_[class_index]}"
         display = cls(
-            mean,
-            std,
-            known,
-            raw=raw,
+            drawn["mean"],
+            drawn["sd"],
+            drawn["label"],
+            raw=drawn.get("raw"),
             effect_name=effect_name,
             level=level,
             estimator_name=type(model).__name__,
             factor_name=factor_name,
-            n_groups=n_groups,
+            n_groups=len(known),
         )
         return display.plot(ax=ax, **kwargs)
 
@@ -441,10 +495,11 @@ class GroupEffectsDisplay:
         order = np.argsort(self.mean)
         labelled = len(order) <= MOST_LABELS
         ax = axes_or_new(ax, len(order) if labelled else 0)
-        half = ndtri(0.5 + 0.5 * self.level) * self.std[order]
+        mean = self.mean[order]
+        arms = _arms(mean, interval_of(mean, self.std[order], self.level))
         style = {"fmt": "o", "markersize": 3, "elinewidth": 1, "color": "C0", "label": "pooled"}
         rank = np.arange(len(order))
-        ax.errorbar(self.mean[order], rank, xerr=half, **{**style, **kwargs})
+        ax.errorbar(mean, rank, xerr=arms, **{**style, **kwargs})
         if self.raw is not None:
             ax.plot(self.raw[order], rank, "x", color="C1", markersize=4, label="raw")
             ax.legend(loc="lower right")  # effects increase: there is nothing
@@ -502,9 +557,10 @@ def _arms(mean, interval):
     return np.abs(interval.T - mean)
 
 
-def _crowded(place):
-    """Return whether slanted names of neighbouring features would overlap."""
-    return len(place) > 1 and np.diff(place).min() < 0.04 * np.ptp(place)
+def _apart(place, n):
+    """Return places in 0 to n - 1, in order, moved as little as names need to be read."""
+    steps = (n - 1) / _MOST_NAMES * np.arange(len(place))
+    return isotonic_regression(place - steps, y_min=0.0, y_max=n - 1 - steps[-1]) + steps
 
 
 def _name_of(label):
@@ -517,15 +573,13 @@ def _name_of(label):
 
 def _effects_of(estimator, factor, class_index):
     """Return labels (J,), posterior means and sds (J, q) of the groups of a factor."""
-    known, means, stds = (
-        values[factor] if isinstance(estimator.group_labels_, list) else values
-        for values in (
-            estimator.group_labels_,
-            estimator.group_effects_,
-            estimator.group_effects_std_,
-        )
-    )
+    tables = [estimator.group_labels_, estimator.group_effects_, estimator.group_effects_std_]
+    if not isinstance(tables[0], list):
+        tables = [[table] for table in tables]
+    check_index("factor", factor, len(tables[0]))
+    known, means, stds = (table[factor] for table in tables)
     by_class = np.ndim(means) == 3
+    check_index("class_index", class_index, len(means) if by_class else 1)
     return known, *(v[class_index] if by_class else v for v in (means, stds))
 
 
@@ -572,8 +626,8 @@ def _labels_of(estimator, X, groups, factor):
 
 def _steps(model, known, labels, rows, groups, y):
     """Return the Newton step of each group's intercept by its own rows (J,), nan without any."""
-    if y is None or labels is None or len(model.classes_) > 2:
-        raise ValueError("raw effects need X, y and labels of the rows, effect=0 and two classes.")
+    if labels is None or len(model.classes_) > 2:
+        raise ValueError("raw effects need labels of the rows, effect=0 and two classes.")
     p = expit(model.decision_function(rows, groups=groups))
     positive = np.asarray(y) == model.classes_[1]
     place = {label: k for k, label in enumerate(np.asarray(known).tolist())}

@@ -1,8 +1,11 @@
 """What all displays share: which estimators they take, where they draw, and words on axes."""
 
+import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from .._estimator.checks import check_choice, check_number
 from .._estimator.pipelines import last_step
+from .._estimator.summary import Ranking, strength_of
 
 # What a page can hold: inches a labelled row takes, and rows whose labels can be read.
 _ROW_HEIGHT, MOST_LABELS = 0.22, 40
@@ -21,8 +24,25 @@ def step_with(estimator, name, model):
     step = last_step(estimator)
     if not hasattr(step, name):
         check_is_fitted(step)
-        raise TypeError(f"{type(step).__name__} has no {name}: give a fitted {model}.")
+        inside = ", such as its best_estimator_" if hasattr(step, "best_estimator_") else ""
+        raise TypeError(f"{type(step).__name__} has no {name}: give a fitted {model}{inside}.")
     return step
+
+
+def check_index(name, index, n):
+    """Raise an error that names the parameter unless it is the place of one of n things."""
+    check_number(name, index, -n, n - 1, integer=True)
+
+
+def strongest(columns, top, sort="strength"):
+    """Return the `top` rows (None: all) of columns "mean" and "sd" and others of equal length.
+
+    They are those with the largest |mean| / sd, in this order or ("column") in that of the rows.
+    """
+    check_choice("sort", sort, ["strength", "column"])
+    check_number("top", top, 1, integer=True, optional=True)
+    every = np.full(len(columns["mean"]), True)
+    return Ranking(strength_of(columns, every), sort, top).printed(columns)
 
 
 def pyplot():

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
+from .._estimator.checks import check_number, check_seen
 from .._estimator.pipelines import rows_at_last_step
 from .._estimator.tables import table_like
 from ._drawing import axes_or_new, step_with
@@ -39,6 +40,17 @@ class ConvergenceDisplay:
         Axes with the residual.
     figure_ : matplotlib Figure
         Figure that holds the axes.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_moons
+    >>> from sklearn_ep import EPGaussianProcessClassifier
+    >>> from sklearn_ep.inspection import ConvergenceDisplay
+    >>> X, y = make_moons(60, noise=0.2, random_state=0)
+    >>> clf = EPGaussianProcessClassifier().fit(X, y)
+    >>> display = ConvergenceDisplay.from_estimator(clf)
+    >>> print(display.ax_.get_ylabel(), "against", display.ax_.get_xlabel())
+    residual against iteration
     """
 
     residual: np.ndarray
@@ -161,6 +173,17 @@ class LatentDisplay:
         Axes of the picture.
     figure_ : matplotlib Figure
         Figure that holds the axes.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_moons
+    >>> from sklearn_ep import EPGaussianProcessClassifier
+    >>> from sklearn_ep.inspection import LatentDisplay
+    >>> X, y = make_moons(60, noise=0.2, random_state=0)
+    >>> clf = EPGaussianProcessClassifier().fit(X, y)
+    >>> display = LatentDisplay.from_estimator(clf, X, y, grid_resolution=20)
+    >>> print(display.figure_.axes[-1].get_ylabel())
+    probability of class 1
     """
 
     x0: np.ndarray
@@ -218,15 +241,19 @@ class LatentDisplay:
         Raises
         ------
         ValueError
-            If the estimator has not two classes and two features.
+            If the estimator has not two classes and two features, or y has labels that were not in
+            the fit.
         """
         model = step_with(estimator, "latent_mean_and_variance", "classifier of this package")
         check_is_fitted(model)
         rows = np.asarray(X, dtype=float)
         if rows.ndim != 2 or rows.shape[1] != 2 or len(estimator.classes_) != 2:
             raise ValueError("LatentDisplay needs two features and two classes.")
+        if y is not None:
+            check_seen(estimator.classes_, y)
+        check_number("grid_resolution", grid_resolution, 2, integer=True)
         low, high = rows.min(0), rows.max(0)
-        border = margin * (high - low)
+        border = margin * np.where(high > low, high - low, 1.0)
         sides = [
             np.linspace(a, b, grid_resolution)
             for a, b in zip(low - border, high + border, strict=True)
@@ -280,12 +307,14 @@ class LatentDisplay:
                 style = dict(color=color, edgecolors="w", linewidths=0.4)
                 rows = self.X[self.y == label]
                 ax.scatter(*rows.T, s=14, label=f"class {names[label]}", **style)
-            ax.legend(fontsize="small")
         if self.marked is not None and self.X is not None and np.any(self.marked):
             ring = self.X[np.asarray(self.marked, dtype=bool)]
-            ax.scatter(*ring.T, s=60, facecolors="none", edgecolors="k", linewidths=1.2)
+            style = dict(facecolors="none", edgecolors="k", linewidths=1.2)
+            ax.scatter(*ring.T, s=60, label="marked", **style)
         if self.inducing_points is not None:
             ax.scatter(*self.inducing_points.T, marker="x", color="k", s=30, label="inducing point")
+        if ax.get_legend_handles_labels()[1]:
+            ax.legend(fontsize="small")
         ax.set(xlabel=self.feature_names[0], ylabel=self.feature_names[1])
         ax.set_xlim(self.x0.min(), self.x0.max())
         ax.set_ylim(self.x1.min(), self.x1.max())

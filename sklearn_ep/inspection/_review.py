@@ -9,7 +9,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from .._estimator.annotations import RowsLike
 from .._estimator.checks import check_seen
-from .._estimator.pipelines import leave_one_out
+from .._estimator.pipelines import check_rows_of_fit, leave_one_out
 from .._estimator.summary import Table
 from ._drawing import step_with
 
@@ -47,7 +47,7 @@ def review_list(estimator: Any, X: RowsLike, y: ArrayLike, *, cv: Any = None) ->
         If the estimator has no `predict_proba`.
     ValueError
         If the classifier has no `loo_proba_` and `cv` is None, if it was fitted to another number
-        of rows, or if y has labels that it has not seen.
+        of rows, or if y has labels that were not in the fit.
 
     Notes
     -----
@@ -82,6 +82,7 @@ def review_list(estimator: Any, X: RowsLike, y: ArrayLike, *, cv: Any = None) ->
         proba = cross_val_predict(estimator, X, y, cv=cv, method="predict_proba")
         given = proba[np.arange(len(y)), place]
     wrong = getattr(model, "noise_proba_", 1.0 - given)
+    check_rows_of_fit(name, len(wrong), y)
     order = np.argsort(-wrong, kind="stable")
     order = order[~np.isnan(wrong[order])]
     other, share = _most_probable_others(proba, place)

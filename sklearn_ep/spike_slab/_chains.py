@@ -3,16 +3,18 @@
 A step takes a column that is in out of the model, or none, and draws what goes in, one of all
 columns or none, given the others: so a signal moves between copies in one step, and between
 correlated columns as between the columns of a single effect (Wang et al. 2020), with the others
-drawn and not averaged. What the step knows of all columns is kept: inclusion is the mean of these
-probabilities.
+drawn and not averaged. What the step knows of all columns is kept: its probabilities and the
+columns that stay in say what is in, and so do the probabilities alone, as a column of k is drawn in
+one of k + 2 steps. The first way hardly errs for columns that are nearly always in, the second one
+for the others, and inclusion is a weighted mean of both: with half of the error on genotypes.
 
-Many chains run in parallel, from different models. Rounds grow twofold and only the last one
-counts, so that half of all steps are thrown away. How far the chains differ is the error.
+Many chains run in parallel, from different models. The first quarter of their steps, which lead
+there, is thrown away. How far the chains differ is the error.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,11 +24,11 @@ class _Lengths(NamedTuple):
 
     entries: int = 2**14  # columns of all chains together: of fewer numpy's calls cost more
     chains: tuple = (8, 32)
-    first: int = 100  # steps of the first round
-    work: float = 8e7  # of all steps: columns of all chains times (1 + k / 4)^2 with k in
-    step: float = 3e4  # of this a step is at least
+    round: int = 200  # steps
+    work: float = 8e7  # of all steps: columns of all chains times 1 + k / 8 with k in on average
+    step: float = 4e4  # of this a step is at least
     patience: int = 4  # times that, where chains do not agree
-    rounds: tuple = (3, 7)
+    rounds: tuple = (4, 64)
     all_models: int = 12  # columns of which all models are looked at
     spacing: float = 0.25  # of log ratios then: a tenth of what a single column tells of its own
     ratio_every: int = 4  # steps: the ratio moves slowly and alone
@@ -52,16 +54,32 @@ class KeptModels(NamedTuple):
 
 @dataclass
 class ModelDraws:
-    """Draws: models (M, K), log ratios and weights (M,) of each step, inclusion by chain (M, d).
+    """Draws: models (M, K), log ratios and weights (M,) of each step.
 
-    `log_density` is the mean log density of models and responses, constants left out.
+    `seen` and `drawn` (M, d) are the inclusions of each chain, with the columns that stay in and by
+    probabilities of what is drawn alone. `log_density` is the mean log density of models and
+    responses, constants left out.
     """
 
     models: list
     log_ratio: list
     weight: list
-    by_chain: np.ndarray
+    seen: np.ndarray
+    drawn: np.ndarray
     log_density: float
+
+    @classmethod
+    def joined(cls, rounds):
+        """Return the draws of rounds of as many steps."""
+        parts: Any = [[getattr(r, f.name) for r in rounds] for f in fields(cls)]
+        values: list[Any] = [sum(part, []) for part in parts[:3]]
+        return cls(*values, *[np.mean(part, axis=0) for part in parts[3:]])
+
+    @cached_property
+    def by_chain(self):
+        """Inclusion (M, d) of each chain."""
+        share = self.seen.mean(axis=0)
+        return share * self.seen + (1.0 - share) * self.drawn
 
     @cached_property
     def kept(self):
@@ -90,12 +108,12 @@ class ModelDraws:
     @property
     def inclusion(self):
         """Inclusion (d,) of all chains."""
-        return np.minimum(self.by_chain.mean(axis=0), 1.0)
+        return np.clip(self.by_chain.mean(axis=0), 0.0, 1.0)
 
     @property
     def errors(self):
         """Standard errors (d,) of the inclusions, from chain to chain."""
-        return self.by_chain.std(axis=0, ddof=1) / np.sqrt(len(self.by_chain))
+        return _between(self.by_chain)
 
     @property
     def error(self):
@@ -108,6 +126,11 @@ class ModelDraws:
         return self.error < _LENGTHS.doubtful
 
     @property
+    def enough(self):
+        """Whether frequencies of columns among the models, which predict, are good as well."""
+        return _between(self.seen).max() < _LENGTHS.error
+
+    @property
     def effective_number(self):
         """Least effective number of draws, of the columns in doubt."""
         p = self.inclusion
@@ -115,6 +138,11 @@ class ModelDraws:
         doubt = spread >= _LENGTHS.doubtful
         square = np.maximum(self.errors[doubt] ** 2, np.finfo(float).tiny)
         return float(np.min(spread[doubt] / square, initial=np.inf))
+
+
+def _between(by_chain):
+    """Return the standard errors (d,) of means over chains (M, d)."""
+    return by_chain.std(axis=0, ddof=1) / np.sqrt(len(by_chain))
 
 
 class ModelChains:
@@ -142,8 +170,9 @@ class ModelChains:
         self.models[some, last] = self.law.d
 
     def _put_in(self):
-        """Put a column, or none, into each model; return probabilities (M, d + 1) and mean fit.
+        """Put a column, or none, into each model.
 
+        Returns probabilities (M, d + 1), the entries of what was in, their number (M,), mean fit.
         What goes in is weighted by how often a step takes it out again, against how often it takes
         none out, so that the posterior is kept.
         """
@@ -165,10 +194,9 @@ class ModelChains:
         share = np.exp(gain, out=gain)
         new = self._drawn(share)
         share /= share.sum(axis=1, keepdims=True)
-        share[inside] = 1.0
         self.models[self._chain, size] = new
         self.size = size + (new < law.d)
-        return share, density
+        return share, inside, size, density
 
     def _drawn(self, weight):
         """Draw a place in each row of weights."""
@@ -193,26 +221,30 @@ class ModelChains:
     @property
     def work(self):
         """Work of a step."""
-        entries = len(self.size) * self.law.d * (1.0 + self.size.max() / 4.0) ** 2
+        entries = len(self.size) * self.law.d * (1.0 + self.size.mean() / 8.0)
         return max(entries, _LENGTHS.step)
 
     def round(self, n_steps):
         """Go some steps; return the `ModelDraws`."""
-        total, density, models, ratios = 0.0, 0.0, [], []
+        seen, drawn = np.zeros((2, len(self.size), self.law.d))
+        density, models, ratios = 0.0, [], []
         for k in range(n_steps):
             self._take_out()
-            share, fit = self._put_in()
-            total, density = total + share[:, :-1], density + fit / n_steps
+            share, inside, size, fit = self._put_in()
+            seen += share[:, :-1]
+            seen[inside] += 1.0
+            drawn += share[:, :-1] * (size[:, None] + 3)
+            density += fit / n_steps
             if k % _LENGTHS.ratio_every == 0:
                 self._move_ratio()
             models.append(self.models.copy())
             ratios.append(self.log_ratio)
         weight = [np.ones(len(ratios[0]))] * n_steps
-        return ModelDraws(models, ratios, weight, total / n_steps, density)
+        return ModelDraws(models, ratios, weight, seen / n_steps, drawn / n_steps, density)
 
 
 def sample_models(law, seed, max_rounds, told):
-    """Return the last `ModelDraws`, or None where models are dense.
+    """Return the `ModelDraws`, or None where models are dense.
 
     `told` hears of each round and may end the chains. Of few columns all models are looked at.
     """
@@ -220,16 +252,17 @@ def sample_models(law, seed, max_rounds, told):
         draws = all_models(law)
         told(draws)
         return draws
-    chains, work = ModelChains(law, np.random.default_rng(seed)), 0.0
-    for k in range(min(max_rounds, _LENGTHS.rounds[1])):
-        draws = chains.round(_LENGTHS.first * 2**k)
+    chains, rounds, work = ModelChains(law, np.random.default_rng(seed)), list[ModelDraws](), 0.0
+    least, most = _LENGTHS.rounds
+    while len(rounds) < min(max_rounds, most):
+        rounds.append(chains.round(_LENGTHS.round))
+        draws = ModelDraws.joined(rounds[(len(rounds) + 2) // 4 :])
         if draws.inclusion.sum() > max(_LENGTHS.dense, law.d / 2):
             return None
-        work += len(draws.models) * chains.work
-        most = _LENGTHS.work * (1 if draws.mixed else _LENGTHS.patience)
-        done = draws.error < _LENGTHS.error
-        # the next round costs twice as much
-        if told(draws) or done or (k + 1 >= _LENGTHS.rounds[0] and 3 * work > most):
+        work += _LENGTHS.round * chains.work
+        most_work = _LENGTHS.work * (1 if draws.mixed else _LENGTHS.patience)
+        done = draws.enough or work > most_work
+        if told(draws) or (done and len(rounds) >= least):
             break
     return draws
 
@@ -249,8 +282,8 @@ def all_models(law):
         chosen = np.minimum(np.searchsorted(np.cumsum(weight), place), weight.size - 1)
         weight = np.bincount(chosen, minlength=weight.size).reshape(weight.shape)
     model, point = np.nonzero(weight)
-    by_chain = np.stack([inclusion, inclusion])  # without error
-    return ModelDraws([models[model]], [ratio[point]], [weight[model, point]], by_chain, level)
+    both = np.stack([inclusion, inclusion])  # without error
+    return ModelDraws([models[model]], [ratio[point]], [weight[model, point]], both, both, level)
 
 
 def best_model(law, seed):

@@ -28,6 +28,9 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
     propagation, with a site on each row and on each coefficient. Slab variance and inclusion are
     averaged over unless given.
 
+    **You will set** `slab_variance`, `prior_inclusion` and `hyperparameters`. Leave the other
+    parameters at their defaults.
+
     Parameters
     ----------
     slab_variance : float or "auto", default="auto"
@@ -38,7 +41,7 @@ class SpikeSlabClassifier(FeatureSupport, CoefficientReport, PosteriorClassifier
         learns it.
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
         How the two above are treated where they are not given. "integrate" averages over them, by a
-        lattice of some 10 to 16 fits. Their priors are those of `SpikeSlabRegressor` with a noise
+        grid of some 10 to 16 fits. Their priors are those of `SpikeSlabRegressor` with a noise
         variance of one: r = slab variance times the mean square of the columns has the density (1 +
         r)^(-3/2) / 2, the inclusion Beta(1, sqrt(d)). "mode" takes those of largest evidence times
         prior, in a third of the time. "auto" is "integrate" up to two million entries of X, since

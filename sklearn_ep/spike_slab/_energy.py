@@ -136,7 +136,8 @@ class EnergyState:
     @cached_property
     def tilted(self):
         """Tilted moments at the cavity; an improper one is flattened to the last proper one."""
-        return _tilted_at(self.problem.factor, self.cavity)
+        factor = self.problem.factor
+        return factor.tilted(*_flattened(factor, self.cavity))
 
     @cached_property
     def matched_tilted(self):
@@ -177,12 +178,12 @@ class EnergyState:
 
 def sites_at(factor, cavity, sites):
     """Undamped sites of EP of any sign at cavities (2, d); those whose cavity is improper stay."""
-    return _signed(factor, _tilted_at(factor, cavity), cavity, sites)
+    return _signed(factor, factor.tilted(*_flattened(factor, cavity)), cavity, sites)
 
 
-def _tilted_at(factor, cavity):
-    least = (SMALLEST_SITE - 1.0) / factor.slab_variance
-    return factor.tilted(cavity[0], np.maximum(cavity[1], least))
+def _flattened(factor, cavity):
+    """Shift and precision of cavities, those that are improper at the last proper precision."""
+    return cavity[0], np.maximum(cavity[1], (SMALLEST_SITE - 1.0) / factor.slab_variance)
 
 
 def _signed(factor, tilted, cavity, sites):

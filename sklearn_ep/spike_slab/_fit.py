@@ -77,16 +77,11 @@ class NodeRuns:
         return None if state is None else self.node(phi, state)
 
 
-def _integrated(runs, mode, n_jobs, monitor):
-    """Return the `Average` about a mode.
+def _confirmed(runs, average):
+    """Return an average of evidences that single models confirm.
 
     The heaviest node and that of least noise are tested, and all where one of them is overrated.
     """
-    mode = runs.tested(mode)
-    runs = replace(runs, top=mode.objective)
-    n_indicators = runs.problem.factor.n_indicators(runs.problem.model.X.shape[1])
-    bounds = runs.coordinates.bounds(n_indicators)
-    average = integrate(runs.evaluate, mode, bounds, n_jobs, monitor)
     quietest = min(average.nodes, key=lambda node: node.payload.state.problem.noise)
     if not any(runs.tested(node).payload.taken_back > 0 for node in (average.heaviest, quietest)):
         return average
@@ -145,7 +140,11 @@ def ep_attributes(plan, monitor):
     mode = runs.node(coordinates.of(h), best.state)
     average, used = Average.alone(mode), "mode"
     if plan.integrates and not asked and best.reason != "asked":
-        average, used = _integrated(runs, mode, plan.n_jobs, monitor), "integrate"
+        mode = runs.tested(mode)
+        runs = replace(runs, top=mode.objective)
+        bounds = coordinates.bounds(problem.factor.n_indicators(len(best.state.mean)))
+        average = integrate(runs.evaluate, mode, bounds, plan.n_jobs, monitor)
+        average, used = _confirmed(runs, average), "integrate"
     units = plan.units
     parts = [_posterior(units, node.payload.state) for node in average.nodes]
     mixture = CoefficientMixture(parts, average.weight)

@@ -16,9 +16,9 @@ from .._engine.gaussian import (
     ImproperPosterior,
     checked_cholesky,
     cholesky_solve,
+    invert_triangular,
     lower_times,
     positive_variance,
-    triangular_inverse,
     triangular_solve,
 )
 
@@ -136,11 +136,11 @@ class DenseMarginals:
     def __init__(self, model, precision, shift, noise, floor):
         A = model.gram / noise
         A[np.diag_indices_from(A)] += precision
-        lower = checked_cholesky(A)
-        self.root = triangular_inverse(lower)
+        self.root = checked_cholesky(A)
+        self.log_det = 2 * np.log(np.diagonal(self.root)).sum()
+        invert_triangular(self.root)
         self.mean = self.root.T @ (self.root @ (shift + model.Xy / noise))
         self.var = np.einsum("ij,ij->j", self.root, self.root)
-        self.log_det = 2 * np.log(np.diagonal(lower)).sum()
         self.residual = model.y - model.X @ self.mean
         self.squared_error = self.residual @ self.residual + model.rest
         self.trace = max(noise * (len(shift) - precision @ self.var), 0.0)
@@ -176,7 +176,7 @@ def _floored(precision, floor, n):
     if low.size > n:
         highest = np.partition(precision[low], n)[n]
         if highest < LEAST_DIRECT * floor:
-            raise ImproperPosterior("more flat sites than rows")
+            raise ImproperPosterior("more coefficients without a proper prior than rows")
         floor = highest
         low = np.flatnonzero(precision < floor)
     return low, np.maximum(precision, floor)
@@ -198,19 +198,19 @@ class LowRankMarginals:
         self._low, self._scale = low, 1.0 / floored
         scale = self._scale
         C, parts = self._build()
-        lower = checked_cholesky(C)
-        self._root = triangular_inverse(lower)
+        self._root = checked_cholesky(C)
+        self.log_det = np.log(floored).sum() + 2 * np.log(np.diagonal(self._root)).sum()
+        self.log_det -= len(C) * np.log(noise)
+        invert_triangular(self._root)
         prior_mean = scale * shift
         gap = model.y - model.X @ prior_mean
         self._dual = self._root.T @ (self._root @ gap)
         self.mean = prior_mean + scale * (model.X.T @ self._dual)
-        self.log_det = np.log(floored).sum() + 2 * np.log(np.diagonal(lower)).sum()
-        self.log_det -= len(C) * np.log(noise)
         if low.size:
             self._prepare(floored[low] - precision[low])
         self.var = scale * (1.0 - self._sweep(parts))
         if not np.all(self.var > 0):
-            raise ImproperPosterior("a posterior variance is lost to rounding")
+            raise ImproperPosterior("rounding errors exceed a posterior variance")
         self.residual = noise * self._dual
         if low.size:  # X times the correction, without forming X mean
             self.residual -= noise * (self._root.T @ (self._half_low @ self._dual_low))

@@ -26,8 +26,10 @@ from ._hyperparameters import NOISE_FLOOR
 _RATIOS = 1e-6, 1e8  # of slab variance to noise; the prior has a mass of .0007 beyond
 _FINE = 0.05  # of log ratios: an integral over them to the last digit
 _BATCH = 256  # models that are solved at a time
+_WIDTHS = 2  # parts of models, by size: zeros that fill them up are multiplied as well
 _STORED = 2**24  # entries of products of columns
-_SINGLE_ROWS = 1e5  # rows for which logs in single precision will do
+# Rows, and rows times ratio, up to which gains are had in single precision: within 3e-3.
+_SINGLE_ROWS, _SINGLE_RATIO = 1e5, 1e4
 # Nats that single models may be short of the evidence of EP, which overrates interpolation with
 # little noise by as much. Halved: none, 1.0. Doubled: none, .80.
 EVIDENCE_ERROR = 3.0
@@ -47,29 +49,42 @@ class _Products:
     """
 
     def __init__(self, X):
-        self._X, self._rows = X, dict[int, np.ndarray]()
-        self._most = max(_STORED // X.shape[1], 2 * _BATCH)
+        n, width = X.shape
+        self._X = X
         self.squares = np.einsum("ij,ij->j", X, X)
-        self._of(np.arange(min(4 * X.shape[0], X.shape[1], self._most)))
+        self._rows = np.empty((min(width, max(_STORED // width, 2 * _BATCH)), width))
+        self._single = np.empty(self._rows.shape, np.float32)
+        self._place, self._used = np.full(width, -1), 0
+        self._make(np.arange(min(4 * n, len(self._rows))))
 
-    def _of(self, columns):
-        """Products (u, d + 1) of different columns (u,)."""
-        if len(self._rows) > self._most:
-            self._rows.clear()
-        new = [j for j in columns.tolist() if j not in self._rows]
-        self._rows.update(zip(new, self._X[:, new].T @ self._X, strict=True))
-        return np.array([self._rows[j] for j in columns.tolist()])
+    def _make(self, columns):
+        """Make the products of columns that are missing; where they find no room others go."""
+        if self._used + len(columns) > len(self._rows):
+            self._place[:], self._used = -1, 0
+        end = self._used + len(columns)
+        rows = np.matmul(self._X[:, columns].T, self._X, out=self._rows[self._used : end])
+        self._single[self._used : end] = rows
+        self._place[columns], self._used = np.arange(self._used, end), end
 
-    def with_all(self, columns):
-        """Products (..., d + 1) of columns (...) with all."""
-        distinct, place = np.unique(columns, return_inverse=True)
-        return self._of(distinct)[place.reshape(columns.shape)]
+    def _places(self, columns):
+        places = self._place[columns]
+        if places.min() < 0:
+            distinct = np.unique(columns)
+            missing = distinct[self._place[distinct] < 0]
+            # where they have no room beside others, all that is asked for is made again
+            fits = self._used + len(missing) <= len(self._rows)
+            self._make(missing if fits else distinct)
+            places = self._place[columns]
+        return places
+
+    def with_all(self, columns, kind):
+        """Products (..., d + 1) of columns (...) with all, in single precision or double."""
+        places = self._places(columns)
+        return (self._single if kind is np.float32 else self._rows)[places]
 
     def within(self, columns):
         """Products (M, K, K) of columns (M, K) with each other."""
-        distinct, place = np.unique(columns, return_inverse=True)
-        place = place.reshape(columns.shape)
-        return self._of(distinct)[:, distinct][place[:, :, None], place[:, None, :]]
+        return self._rows[self._places(columns)[:, :, None], columns[:, None, :]]
 
 
 class Given(NamedTuple):
@@ -170,26 +185,37 @@ class ModelLaw:
     def gains(self, models, given, log_ratio):
         """Return what each column adds to the log fit of models (M, d + 1); O(K^2 d) each.
 
-        In single precision, where it is fast and good to 1e-5, for up to some thousand rows.
+        In single precision, where it is fast, for up to some thousand rows and no large ratio.
         """
-        image = given.root @ self.products.with_all(models)
+        ratio, size = np.exp(log_ratio)[:, None], np.count_nonzero(models < self.d, axis=1)
+        single = self.n_rows < min(_SINGLE_ROWS, _SINGLE_RATIO / ratio.max() / self.space.size)
+        kind = np.float32 if single else np.float64
         # 1 + ratio x'C^-1 x, and what a column takes of the square, by x'C^-1 y
-        pivot = np.maximum(self.products.squares - np.einsum("mij,mij->mj", image, image), 0.0)
-        pivot *= np.exp(log_ratio)[:, None]
-        pivot += 1.0
-        fall = self.Xy - (given.half[:, None, :] @ image)[:, 0]
+        pivot, fall = np.empty((2, len(models), self.d + 1), kind)
+        for some in np.array_split(np.argsort(size), _WIDTHS):
+            own = slice(max(int(size[some].max(initial=0)), 1))
+            root, half = (
+                a[some].astype(kind) for a in (given.root[:, own, own], given.half[:, own])
+            )
+            image = root @ self.products.with_all(models[some, own], kind)
+            fall[some] = self.Xy - (half[:, None] @ image)[:, 0]
+            pivot[some] = self.products.squares - np.einsum("mij,mij->mj", image, image)
+        np.maximum(pivot, 0.0, out=pivot)
+        ratio = ratio.astype(kind)
+        pivot *= ratio
+        pivot += kind(1.0)
         fall *= fall
         fall /= pivot
-        fall *= np.exp(log_ratio)[:, None]
-        single = np.float32 if self.n_rows < _SINGLE_ROWS else np.float64
-        gain = np.log(pivot, dtype=single, casting="same_kind")
+        fall *= ratio
+        gain = np.log(pivot, out=pivot)
         if self._free_noise and self._free_slab:
-            fall /= given.square[:, None]
-            left = np.maximum(1.0 - fall, (self.least / given.square)[:, None])
-            gain += single(self.n_rows) * np.log(left, dtype=single, casting="same_kind")
+            square = given.square[:, None]
+            fall /= square.astype(kind)
+            left = np.maximum(kind(1.0) - fall, (self.least / square).astype(kind))
+            gain += kind(self.n_rows) * np.log(left, out=left)
         else:
-            gain -= fall * np.exp(-self.log_noise(log_ratio))[:, None]
-        gain *= single(-0.5)
+            gain -= fall * np.exp(-self.log_noise(log_ratio))[:, None].astype(kind)
+        gain *= kind(-0.5)
         return gain
 
     def along_ratios(self, models, log_ratio):

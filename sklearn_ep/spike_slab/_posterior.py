@@ -317,7 +317,8 @@ class ModelMixture(SparseMixture):
 
     A model is a row of numbers of columns, d in the place of none; `mean` (S, K) and `root`, of
     covariance root'root, are those of its coefficients in working units. `nodes` (S, 3) are logs of
-    `noise` and `slab` variance in the units of the user, and the logit of `prior_inclusion`.
+    `noise` and `slab` variance in the units of the user, and the logit of the prior inclusion, of
+    which `prior_inclusion` is the mean given the model.
     `inclusion` (d,) knows more than the models that are kept. `columns` may be in a credible set,
     with absolute `correlation` among them.
     """
@@ -423,10 +424,12 @@ def mixture_of_draws(units, law, draws, seed):
         models, log_ratio = models[again], log_ratio[again]
         log_noise = np.log(0.5 * square / gammaincinv(0.5 * law.n_rows, level))
     logit, inside = np.full(len(square), law.space.value[2]), models < d
+    expected = expit(logit)
     if law.space.free[2]:
-        size = inside.sum(axis=1)
-        p, q = rng.standard_gamma(1.0 + size), rng.standard_gamma(law.prior.misses + d - size)
-        logit = np.log(p) - np.log(q)
+        size, misses = inside.sum(axis=1), law.prior.misses
+        expected = (1.0 + size) / (1.0 + misses + d)
+        logit = np.log(rng.standard_gamma(1.0 + size))
+        logit -= np.log(rng.standard_gamma(misses + d - size))
     root = np.exp(0.5 * log_noise)[:, None, None] * root
     inclusion = draws.inclusion[np.argsort(law.order)]
     columns = np.flatnonzero(inclusion > CANDIDATE)
@@ -434,7 +437,7 @@ def mixture_of_draws(units, law, draws, seed):
     nodes = np.column_stack([log_noise, log_noise + log_ratio, logit])
     return ModelMixture(
         units, weight, np.append(law.order, d)[models], mean * inside, root * inside[:, None, :],
-        nodes, np.exp(nodes[:, 0]), np.exp(nodes[:, 1]), expit(logit),
+        nodes, np.exp(nodes[:, 0]), np.exp(nodes[:, 1]), expected,
         inclusion, columns, law.problem.model.correlations(columns, columns),
     )  # fmt: skip
 

@@ -114,11 +114,14 @@ class ProbitRegression:
         if first.reason != "max_iter" or not left:
             return first
         if left > 1:
-            free = replace(self, largest_lack=FREE_LACK)
-            second = free._swept(first.x, max_iter=left - 1, **limits)
+            second = self.resumed(first.x, max_iter=left - 1, **limits)
             if second.residual < first.residual or second.reason == "asked":
                 return second
         return self._swept(first.x, max_iter=1, **limits)
+
+    def resumed(self, x, **limits):
+        """Iterate from the sites of a fixed point nearby, where negative ones lead nowhere else."""
+        return replace(self, largest_lack=FREE_LACK)._swept(x, **limits)
 
     def _swept(self, x, monitor=SILENT, **limits):
         limits = dict(damping=self.damping, halvings=HALVINGS, monitor=monitor, **limits)
@@ -179,7 +182,7 @@ class ProbitState:
         q = self.marginals
         self.cavity = np.stack([q.mean / q.var, 1.0 / q.var]) - self.columns
         if np.any(self.cavity[1] < LEAST_CAVITY / problem.factor.slab_variance):
-            raise ImproperPosterior("a cavity is improper")
+            raise ImproperPosterior("the posterior without one coefficient has no variance")
         self.mean = self.intercept.base + self._centred(slice(None)) @ self.marginals.mean
         self.var = self._latent_variance()
         self.update = MATCH(PROBIT, problem.y, self.rows, self.mean, self.var)
@@ -257,12 +260,14 @@ _SWEEPS = _ProbitSweeps()
 
 def settled_near(problem, near):
     """Return the `ProbitState` at rest next to a neighbour's, None where there is none."""
-    x = problem.start() if near is None else problem.near(near)
+    limits = dict(tol=_SWEEPS.tol, max_iter=_SWEEPS.most)
     try:
-        state = problem.solve(x, tol=_SWEEPS.tol, max_iter=_SWEEPS.most).evaluation.payload
+        if near is None:
+            return problem.solve(problem.start(), **limits).evaluation.payload
+        state = problem.resumed(problem.near(near), **limits).evaluation.payload
     except ImproperPosterior:
         return None
-    return None if near is not None and state.residual > _SWEEPS.settled else state
+    return state if state.residual <= _SWEEPS.settled else None
 
 
 @dataclass

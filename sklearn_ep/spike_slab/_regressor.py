@@ -30,6 +30,9 @@ class SpikeSlabRegressor(
     with a method that always converges. Where columns are correlated, Markov chains draw models
     instead. Hyperparameters that are not given are averaged over, or learned from the evidence.
 
+    **You will set** `noise_variance`, `slab_variance`, `prior_inclusion`, `hyperparameters` and
+    `n_init`. Leave the other parameters at their defaults.
+
     Parameters
     ----------
     noise_variance : float or "auto", default="auto"
@@ -42,7 +45,7 @@ class SpikeSlabRegressor(
         averages over it or learns it.
     hyperparameters : {"auto", "integrate", "mode"}, default="auto"
         How the three above are treated where they are not given. "integrate" averages over them, by
-        a lattice of some 20 to 35 fits [3]_. Their priors do not depend on units. The log noise
+        a grid of some 20 to 35 fits [3]_. Their priors do not depend on units. The log noise
         variance is flat. The ratio r of slab variance (times the mean square of the columns) to
         noise variance is hyper-g/n, (1 + r)^(-3/2) / 2 [4]_. The inclusion is Beta(1, sqrt(d)), so
         that about sqrt(d) columns are expected. "mode" takes the values of largest evidence, with a
@@ -177,9 +180,10 @@ class SpikeSlabRegressor(
     a correlation above .7 with another one, and above chance for so few rows. Then
     ``algorithm="auto"`` draws models by Markov chains, with coefficients and noise integrated out
     [5]_; up to 12 columns all models are enumerated. All results are then averages over these
-    models. Rounds end when every inclusion has a standard error below .005, or at a limit of work;
-    a ConvergenceWarning says when it is above .05. The prior of the root of r is then half-Cauchy,
-    since effects are often small. The expected number of columns is the root of the number of
+    models. Rounds of 200 steps end when the share of models with a column has a standard error
+    below .005 for every column, or at a limit of work; the first quarter is thrown away. A
+    ConvergenceWarning says when the error of an inclusion is above .05. The prior of the root of r
+    is then half-Cauchy, since effects are often small. About log(1 + m) columns are expected, for m
     independent columns with the same sum of squared correlations, so that copies of columns change
     nothing. Models of more than 50 columns, `groups`, ``hyperparameters="mode"`` and other
     algorithms use EP. A step costs O(k^2 d) with k columns in, whatever n: 574 rows of 1,001

@@ -21,7 +21,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import ConvexVariationalLogistic
 from sklearn_ep._engine.partition import PartMap, PartMemory, add_up
-from sklearn_ep.convex._rows import row_normals
+from sklearn_ep.convex._rows import row_signs
 from sklearn_ep.datasets import make_sparse_logistic
 from sklearn_ep.sites import LaplaceSite, StudentTSite
 
@@ -162,15 +162,15 @@ def test_calibrated_parts_learn_priors_and_start_warm():
     assert warm.fit(cut(X, y, 2)).n_passes_ < first
 
 
-def test_noise_belongs_to_rows_and_is_normal():
-    whole = row_normals(0, 1000, slice(0, 8), 7)
-    np.testing.assert_array_equal(whole[400:], row_normals(400, 600, slice(0, 8), 7))
-    np.testing.assert_array_equal(whole[:, 4:], row_normals(0, 1000, slice(4, 8), 7))
-    assert abs(whole.mean()) < 0.04 and abs(whole.std() - 1) < 0.03
-    assert abs(np.mean(whole**4) - 3) < 0.3
+def test_signs_belong_to_rows_and_are_random():
+    whole = row_signs(0, 1000, slice(0, 8), 7)
+    np.testing.assert_array_equal(whole[400:], row_signs(400, 600, slice(0, 8), 7))
+    np.testing.assert_array_equal(whole[:, 4:], row_signs(0, 1000, slice(4, 8), 7))
+    assert set(whole.ravel()) == {-1.0, 1.0} and abs(whole.mean()) < 0.04
     gram = whole.T @ whole / 1000
-    assert np.max(np.abs(gram - np.diag(np.diag(gram)))) < 0.12
-    assert np.max(np.abs(whole - row_normals(0, 1000, slice(0, 8), 8))) > 1
+    assert np.max(np.abs(gram - np.eye(8))) < 0.12
+    assert abs(np.mean(whole[1:] * whole[:-1])) < 0.04
+    assert 0.4 < np.mean(whole != row_signs(0, 1000, slice(0, 8), 8)) < 0.6
 
 
 def test_sums_and_memory_of_parts():
@@ -237,7 +237,7 @@ def test_several_classes_are_told_one_from_the_rest(kw):
     np.testing.assert_allclose(parts.predict_proba(X), whole.predict_proba(X), atol=1e-6)
     again = plain_logistic(n_jobs=2, **kw, **TIGHT).fit(cut(X, labels, 3))
     np.testing.assert_array_equal(again.coef_, parts.coef_)
-    with pytest.raises(ValueError, match="multi_class='joint' does not go with partitions"):
+    with pytest.raises(ValueError, match="multi_class='joint' cannot be combined with partitions"):
         plain_logistic(multi_class="joint").fit(cut(X, labels, 3))
 
 
@@ -286,12 +286,16 @@ def test_slope_and_temper_of_parts_are_those_of_the_rows_in_memory(kw):
 
 def test_slope_and_temper_of_sampled_parts():
     X, y, _ = make_sparse_logistic(600, 400, random_state=0)
-    est = ConvexVariationalLogistic(4.0, variance="calibrated", random_state=0)
-    parts, memory = clone(est).fit(cut(X, y, 3)), clone(est).fit(X, y)
+    est = ConvexVariationalLogistic(4.0, variance="calibrated")
     exact = clone(est).set_params(variance="exact").fit(X, y)
-    for other in (memory, exact):
-        assert abs(np.log(parts.slope_ / other.slope_)) < 0.02
-        assert abs(np.log(parts.temper_ / other.temper_)) < 0.05
+    logs = []
+    for seed in range(12):  # one fit's temper is .06 off by its samples, in memory and in parts
+        est.set_params(random_state=seed)
+        parts, memory = clone(est).fit(cut(X, y, 3)), clone(est).fit(X, y)
+        logs.append([[np.log(e.slope_), np.log(e.temper_)] for e in (parts, memory)])
+    parts_gap, memory_gap = np.mean(logs, axis=0) - np.log([exact.slope_, exact.temper_])
+    for gap in (parts_gap, memory_gap, parts_gap - memory_gap):
+        assert abs(gap[0]) < 0.02 and abs(gap[1]) < 0.05
     more = parts.condition_on(X[:1], y[:1])
     assert (more.slope_, more.temper_) == (parts.slope_, parts.temper_)
     assert more.latent_mean_and_variance(X[:1])[1] < parts.latent_mean_and_variance(X[:1])[1]

@@ -7,6 +7,7 @@ from scipy.optimize import minimize_scalar
 from scipy.sparse.linalg import aslinearoperator
 from scipy.special import logsumexp
 from scipy.stats import laplace, norm
+from scipy.stats import t as student_t
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 from sklearn.linear_model import BayesianRidge, LassoCV
 from sklearn.model_selection import train_test_split
@@ -224,3 +225,46 @@ def test_the_noise_of_new_rows_is_what_fits_without_each_row_tell(n, n_lone, fla
     assert np.log(est.temper_) == pytest.approx(best, abs=0.003) and abs(best) > 0.003
     std = est.predict(np.zeros((1, columns)), return_std=True)[1]
     assert std[0] ** 2 == pytest.approx(est.temper_ * noise + flat * np.linalg.inv(A)[-1, -1])
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # noise is lost
+@pytest.mark.parametrize("seed", range(4))
+def test_a_column_for_each_row_hides_no_noise_beside_columns_of_groups(seed):
+    """146 rows, 216 columns: six numbers, thirty groups, and a name that each row has alone."""
+    rng = np.random.RandomState(seed)
+    X = np.zeros((400, 216))
+    X[:, :6] = np.exp(rng.randn(400, 6)) if seed % 2 else rng.randn(400, 6)
+    often = 1.0 / np.arange(1, 31)
+    group = rng.choice(30, 400, p=often / often.sum())
+    X[np.arange(400), 6 + group] = 1.0
+    X[np.arange(180), 36 + np.arange(180)] = 1.0
+    y = X[:, :4] @ [2.0, 1.5, 1.0, 0.5] + 0.5 * rng.randn(30)[group] + 0.3 * rng.randn(400)
+    est, lasso = ConvexVariationalRegressor().fit(X[:146], y[:146]), LassoCV()
+    mean, std = est.predict(X[146:], return_std=True)
+    plain = lasso.fit(X[:146], y[:146]).predict(X)
+    left = np.sqrt(np.mean((y[:146] - plain[:146]) ** 2))
+    of_lasso = norm.logpdf(y[146:], plain[146:], left).mean()
+    assert norm.logpdf(y[146:], mean, std).mean() > of_lasso - 0.1
+    assert np.mean(np.abs(y[146:] - mean) < 1.645 * std) > 0.8
+
+
+def test_intervals_of_few_rows_are_those_of_student():
+    """Under a wide prior they are least squares' with the t distribution; else nearly at level."""
+    X, y = small(20, 4)
+    est = ConvexVariationalRegressor(StudentTSite(1e6, 1e4)).fit(X, y)
+    A = np.column_stack([X, np.ones(20)])
+    coef, rest = np.linalg.lstsq(A, y)[:2]
+    new = np.column_stack([np.random.RandomState(1).randn(5, 4), np.ones(5)])
+    leverage = np.sum(new @ np.linalg.inv(A.T @ A) * new, axis=1)
+    half = student_t.ppf(0.95, 15) * np.sqrt(rest[0] / 15 * (1.0 + leverage))
+    expected = np.column_stack([new @ coef - half, new @ coef + half])
+    np.testing.assert_allclose(est.predict_interval(new[:, :4], 0.9), expected, rtol=2e-3)
+    inside = []
+    for seed in range(40):
+        rng = np.random.RandomState(seed)
+        X, coef = rng.randn(420, 8), 0.5 * rng.standard_t(3, 8)
+        y = X @ coef + rng.randn(420)
+        est = ConvexVariationalRegressor().fit(X[:20], y[:20])
+        low, high = est.predict_interval(X[20:], 0.9).T
+        inside.append(np.mean((low < y[20:]) & (y[20:] < high)))
+    assert abs(np.mean(inside) - 0.9) < 0.02  # normal intervals .87

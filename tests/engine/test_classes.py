@@ -200,7 +200,7 @@ def test_an_improper_cavity_is_the_marginal_and_told():
     assert not proper[0]
     np.testing.assert_array_equal(m, mean)
     np.testing.assert_array_equal(V, cov)
-    assert class_update(PROBIT, np.array([0]), sites, mean, cov, 0.0).n_improper == 1
+    assert class_update(PROBIT, np.array([0]), sites, mean, cov, 0.0).proper.sum() == 0
 
 
 def test_log_term_is_that_of_the_evidence():

@@ -1,6 +1,7 @@
 """EPGaussianProcessClassifier, sparse: oracles, equivalences, learning, partitions, streams."""
 
 import functools
+import itertools
 import pickle
 
 import joblib
@@ -401,6 +402,38 @@ def test_stream_learns_kernel_and_inducing_points():
         est.partial_fit(X[i : i + 60], y[i : i + 60], classes=[0, 1])
     assert len(est.inducing_points_) == 30
     assert log_loss(est, Xs, ys) < log_loss(batch, Xs, ys) + 0.01
+
+
+def test_a_stream_learns_lengths_by_column_from_its_first_rows():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(3000, 8))
+    y = (np.sin(2 * X[:, 0]) + X[:, 1] + 0.5 * rng.normal(size=3000) > 0).astype(int)
+    Xs, ys, X, y = X[2000:], y[2000:], X[:2000], y[:2000]
+    kw = dict(n_inducing=50, random_state=0)
+    batch = EPGaussianProcessClassifier(method="sparse", **kw).fit(X, y)
+    streams = []
+    for cuts in ([600, 1200, 1600, 2000], [1200, 1600, 2000]):
+        streams.append(EPGaussianProcessClassifier(**kw))
+        for a, b in itertools.pairwise([0, *cuts]):
+            streams[-1].partial_fit(X[a:b], y[a:b], classes=[0, 1])
+    parted, whole = streams
+    # the first rows are taken in again when they are enough, so that their cut leaves no trace
+    np.testing.assert_array_equal(parted.predict_proba(Xs), whole.predict_proba(Xs))
+    np.testing.assert_array_equal(parted.loo_proba_, whole.loo_proba_)
+    lengths = whole.kernel_.k2.length_scale
+    assert np.min(lengths[2:]) > 2 * np.max(lengths[:2])
+    assert log_loss(whole, Xs, ys) < log_loss(batch, Xs, ys) + 0.01
+
+
+def test_a_stream_keeps_rows_only_until_they_are_enough():
+    X, y = toy(1600, 2, 3, noise=0.5)
+    stream = EPGaussianProcessClassifier(n_inducing=10, site_memory="scalars", random_state=0)
+    sizes = []
+    for i in range(0, 1600, 400):
+        stream.partial_fit(X[i : i + 400], y[i : i + 400], classes=[0, 1])
+        sizes.append(len(pickle.dumps(stream)) - 3 * 8 * (i + 400))  # sites and left-out values
+    assert sizes[1] - sizes[0] > 400 * 2 * 8 > abs(sizes[3] - sizes[2])
+    assert sizes[3] < sizes[1]
 
 
 def rows_evaluated(monkeypatch, X, y):

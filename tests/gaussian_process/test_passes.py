@@ -23,7 +23,7 @@ from sklearn_ep.gaussian_process._kernels import (
     cross_covariance,
 )
 from sklearn_ep.gaussian_process.inducing import ep as inducing_ep
-from sklearn_ep.gaussian_process.inducing.ep import InducingEP, evidence_gradient
+from sklearn_ep.gaussian_process.inducing.ep import BinaryProblems, InducingEP, evidence_gradient
 from sklearn_ep.gaussian_process.inducing.learning import Hyperparameters, InducingProblem
 from sklearn_ep.gaussian_process.inducing.values import (
     InducingGPPosterior,
@@ -44,7 +44,7 @@ def toy(n=60, d=3, seed=0):
 
 def fixed_point(prior, X, y, weight, factor=None, n_problems=1, tol=1e-12):
     with PartMap([Part(X, y, weight)]) as run:
-        ep = InducingEP(run, [len(X)], None, n_problems, factor or Probit(), RULE)
+        ep = InducingEP(run, [len(X)], None, BinaryProblems(factor or Probit(), RULE, n_problems))
         options = dict(tol=tol, max_iter=300, damping=0.7, accelerate=True)
         solution = ep.solve(ep.zero(prior), **options)
     assert solution.result.converged
@@ -54,7 +54,7 @@ def fixed_point(prior, X, y, weight, factor=None, n_problems=1, tol=1e-12):
 def one_pass(X, y, weight, model, sites, **how):
     """Return the sums of a pass over all rows in one partition."""
     with PartMap([Part(X, y, weight)]) as run:
-        ep = InducingEP(run, [len(X)], None, len(model.posteriors), model.factor, RULE)
+        ep = InducingEP(run, [len(X)], None, model.labels)
         sums, each, _ = ep.one_pass(model, [sites], **how)
     return sums._replace(sites=each[0].sites, var=each[0].var)
 
@@ -189,7 +189,7 @@ def test_sites_of_either_sign():
     precision = solution.state.sites[0][0, 0]
     assert precision.min() < 0
     with PartMap([Part(X, y, np.ones(40))]) as run:
-        ep = InducingEP(run, [40], None, 1, LabelNoise(0.1), RULE)
+        ep = InducingEP(run, [40], None, BinaryProblems(LabelNoise(0.1), RULE))
         fresh = ep.restate(solution.state.prior, solution.state.sites)
     np.testing.assert_allclose(fresh.gram, solution.state.gram, atol=1e-9)
 
@@ -214,7 +214,8 @@ def test_partitions_add_up():
     for n_parts in (1, 3, 7):
         parts = [Part(X[s], y[s], w[s]) for s in split_rows(200, n_parts)]
         with PartMap(parts) as run:
-            ep = InducingEP(run, [len(p.arrays[0]) for p in parts], None, 1, Probit(), RULE)
+            sizes = [len(p.arrays[0]) for p in parts]
+            ep = InducingEP(run, sizes, None, BinaryProblems(Probit(), RULE))
             model = ep.model(ep.zero(prior))
             sums, _, _ = ep.one_pass(model, ep.zero(prior).sites, gradient="fresh", inputs=True)
         results.append(sums)
@@ -246,7 +247,7 @@ def test_average_site_nears_the_sites_of_all_rows():
         each, average = (
             ep.solve(ep.zero(prior), **options)
             for ep in (
-                InducingEP(run, [1500], None, 1, Probit(), RULE, copies)
+                InducingEP(run, [1500], None, BinaryProblems(Probit(), RULE, 1, copies))
                 for copies in (None, 1500.0)
             )
         )
@@ -262,7 +263,7 @@ def test_quasi_newton_ends_where_the_gradient_vanishes():
     kernel = ConstantKernel(1.0, (1e-3, 1e3)) * RBF(1.0, (1e-2, 1e2))
     hyper = Hyperparameters(kernel, X[:5], np.ones(2), 1e-6, True, True)
     with PartMap([Part(X, y, w)]) as run:
-        ep = InducingEP(run, [50], None, 1, Probit(), RULE)
+        ep = InducingEP(run, [50], None, BinaryProblems(Probit(), RULE))
         state = ep.zero(hyper.prior(hyper.start))
         options = dict(tol=1e-8, max_iter=100, damping=0.7, accelerate=True)
         evaluate = Nodes(InducingProblem(ep, hyper, state, options), hyper).evaluate

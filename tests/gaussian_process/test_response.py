@@ -2,11 +2,15 @@
 
 import numpy as np
 import pytest
-from scipy.special import ndtr
+from scipy.special import ndtr, roots_hermitenorm
 from sklearn.datasets import make_moons
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
-from sklearn_ep import EPGaussianProcessClassifier, RelaxedEPClassifier
+from sklearn_ep import (
+    ConvexVariationalLogistic,
+    EPGaussianProcessClassifier,
+    RelaxedEPClassifier,
+)
 
 KERNEL = ConstantKernel(9.0) * RBF(1.0)
 X = np.array([[-1.0], [-0.2], [0.3], [1.1]])
@@ -132,6 +136,63 @@ def _both(posterior, clf, rows):
         clf._posteriors = whole
 
 
+def exact_log_evidence(rows, y, rate, n_nodes=50):
+    """Of three rows, by a product rule in independent coordinates; right to 1e-5."""
+    nodes, weight = roots_hermitenorm(n_nodes)
+    root = np.linalg.cholesky(KERNEL(rows))
+    grid = [axis.ravel() for axis in np.meshgrid(nodes, nodes, nodes)]
+    shares = np.prod(np.meshgrid(*[weight / weight.sum()] * 3), axis=0).ravel()
+    p = ndtr((np.transpose(grid) @ root.T) * np.where(y, 1.0, -1.0))
+    return np.log(shares @ np.prod(rate + (1.0 - 2.0 * rate) * p, axis=1))
+
+
+@pytest.mark.parametrize("rate, power, share", [(0.0, 1.0, 0.1), (0.0, 0.5, 0.1), (0.1, 1.0, 0.5)])
+def test_pairs_of_rows_bring_the_evidence_to_that_of_quadrature(rate, power, share):
+    rng, before, after = np.random.default_rng(0), [], []
+    for _ in range(8):
+        rows, y = rng.uniform(-1.5, 1.5, size=(3, 1)), rng.permutation([0, 1, rng.integers(2)])
+        given = dict(max_iter=1000, **({} if rate else dict(power=power)))
+        clf = model(rate or None, **given).fit(rows, y)
+        exact = exact_log_evidence(rows, y, rate)
+        before.append(clf.log_evidence_ - exact)
+        after.append(before[-1] + clf.diagnose(correct=True).log_evidence_correction)
+    assert np.mean(np.abs(before)) > 0.003
+    assert np.mean(np.abs(after)) < share * np.mean(np.abs(before))
+
+
+def test_corrections_of_copies_and_of_classes():
+    doubled = model(None).fit(np.repeat(X, 2, axis=0), np.repeat(Y, 2)).diagnose(correct=True)
+    weighted = model(None).fit(X, Y, sample_weight=np.full(4, 2.0)).diagnose(correct=True)
+    for name in ("log_evidence_correction", "sd_correction"):
+        np.testing.assert_allclose(getattr(weighted, name), getattr(doubled, name), rtol=1e-5)
+    labels = np.array([0, 1, 2, 1])
+    clf = model(None, multi_class="one_vs_rest").fit(X, labels)
+    each = [model(None).fit(X, labels == k).diagnose(correct=True) for k in range(3)]
+    found = clf.diagnose(correct=True)
+    total = sum(d.log_evidence_correction for d in each)
+    np.testing.assert_allclose(found.log_evidence_correction, total, rtol=1e-6)
+    np.testing.assert_allclose(found.sd_correction, max(d.sd_correction for d in each), rtol=1e-6)
+    assert f"{total:+.2g} nats" in str(found) and "Corrections" not in str(clf.diagnose())
+
+
+def test_an_average_is_corrected_by_the_mean_of_its_evidences():
+    clf = EPGaussianProcessClassifier().fit(np.linspace(-2, 2, 24)[:, None], [0, 0, 1, 1] * 6)
+    (average,) = clf._posteriors
+    each = [corrected_node(clf, node) for node in average.posteriors]
+    assert np.ptp(each) > 0.01
+    mean = np.log(average.weight @ np.exp(each))
+    np.testing.assert_allclose(clf.diagnose(correct=True).log_evidence_correction, mean, rtol=1e-9)
+
+
+def corrected_node(clf, node):
+    """Correction of the log evidence of one node."""
+    whole, clf._posteriors = clf._posteriors, [node]
+    try:
+        return clf.diagnose(correct=True).log_evidence_correction
+    finally:
+        clf._posteriors = whole
+
+
 @pytest.mark.parametrize(
     "clf, named",
     [
@@ -144,3 +205,11 @@ def test_what_has_no_response_is_told(clf, named):
     clf.fit(X, Y)
     with pytest.raises(ValueError, match=named):
         clf.latent_mean_and_variance(NEW, corrected=True)
+    with pytest.raises(ValueError, match=named):
+        clf.diagnose(correct=True)
+
+
+def test_models_without_such_sites_are_refused():
+    clf = ConvexVariationalLogistic().fit(X, Y)
+    with pytest.raises(ValueError, match="Gaussian process classifier"):
+        clf.diagnose(correct=True)

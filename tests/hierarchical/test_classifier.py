@@ -178,7 +178,7 @@ def test_diagnose_of_grouped_fits():
     clf = fitted()
     found = clf.diagnose(X=X, y=y, groups=g)
     assert found.pareto_k < 0.7 and found.ess_share > 0.2 and len(found.remarks) == 1
-    assert "nodes of a lattice" in found.remarks[0]
+    assert "nodes of a grid" in found.remarks[0]
     assert found == clf.diagnose(1000, 0, X=X, y=y, groups=g)
     assert clf.diagnose().pareto_k is None and "training rows" in str(clf.diagnose())
     slopes = HierarchicalEPLogistic(random_slopes=[0], max_iter=10, tol=1.0).fit(X, y, groups=g)

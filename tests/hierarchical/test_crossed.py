@@ -10,7 +10,7 @@ import pandas as pd
 import polars as pl
 import pytest
 from oracles import arrays, oracle
-from scipy.special import expit
+from scipy.special import expit, logit
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import StratifiedKFold, cross_val_predict, cross_val_score
@@ -18,8 +18,6 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep._engine import hyper, partition
-from sklearn_ep.hierarchical import _prediction as prediction
 from sklearn_ep.hierarchical.messages import parts as rows_in_parts
 from sklearn_ep.inspection import GroupEffectsDisplay
 
@@ -333,10 +331,7 @@ def test_covariance_between_rows(engine):
     alone = est.latent_covariance(rows[8:9], np.array([[*rows[9, :2], 98, rows[9, 3]]]))[0, 0]
     assert cov[8, 9] - alone == pytest.approx(est.tau_[0] ** 2, rel=0.25)
     if engine == "ep":
-        z = est._posteriors[0]
-
-        draws = z.draw(prediction.new_rows(est, rows), 20_000, np.random.default_rng(0))
-        sd = np.sqrt(var)
+        draws, sd = logit(est.sample_proba(rows, 20_000, random_state=0)[..., 1]), np.sqrt(var)
         np.testing.assert_allclose(
             np.cov(draws.T) / np.outer(sd, sd), cov / np.outer(sd, sd), atol=0.05
         )
@@ -458,7 +453,7 @@ def test_partitions_are_the_fit_of_all_rows():
 
 def test_draws_without_rows_have_the_moments_of_predictions():
     est, Z = HierarchicalEPLogistic([2, 3]).fit(spread()), spread()[0][0][:20]
-    draws = est._posteriors[0].draw(prediction.new_rows(est, Z), 4000, np.random.default_rng(0))
+    draws = logit(est.sample_proba(Z, 4000, random_state=0)[..., 1])
     mean, var = est.latent_mean_and_variance(Z)
     assert np.max(np.abs(draws.mean(0) - mean) / np.sqrt(var)) < 0.08
     np.testing.assert_allclose(draws.var(0), var, rtol=0.15)
@@ -480,9 +475,7 @@ def test_backends_give_the_same_bits(backend, n_jobs, dask_workers):
 def test_a_worker_that_lost_its_rows_goes_through_their_steps_again(monkeypatch):
     est = HierarchicalEPLogistic([2, 3], max_iter=2)
     kept = quiet(clone(est), spread())
-    monkeypatch.setattr(
-        rows_in_parts, "MEMORY", partition.PartMemory(5000)
-    )  # room for two of three parts
+    monkeypatch.setattr(rows_in_parts.MEMORY, "most", 5000)  # room for two of three parts
     lost = quiet(clone(est), spread())
     assert np.array_equal(kept.coef_cov_, lost.coef_cov_)
     assert np.array_equal(kept.group_effects_[0], lost.group_effects_[0])
@@ -778,19 +771,3 @@ def test_several_slopes_in_partitions_are_the_whole():
     assert parts.converged_ and parts.log_evidence_ == pytest.approx(whole.log_evidence_, abs=0.3)
     np.testing.assert_allclose(parts.tau_, whole.tau_, rtol=0.05)
     assert parts.site_precision_.shape == (4, 9, 9)
-
-
-def test_places_without_posterior_are_counted_in_the_summary():
-    X, y, G = people_and_items()
-    est = HierarchicalEPLogistic([2, 3], refine=False).fit(np.column_stack([X, G]), y)
-    assert "no posterior" not in str(est.summary())
-    posterior = est._posteriors[0]
-    mode = posterior.average.nodes[0]
-    visits = hyper.Visits(
-        lambda phi, near: None if phi[0] > mode.phi[0] else near, np.tile([-9.0, 9.0], (2, 1)),
-        lambda record: False,
-    )  # fmt: skip
-    n = hyper.star_about(visits, mode, 0.01 * np.eye(2), 1e-3).n_without
-    posterior.average = posterior.average._replace(n_without=n)
-    said = f"at {n} more places the sites left no posterior"
-    assert n > 0 and said in str(est.summary()) and said in " ".join(est.diagnose().remarks)

@@ -8,7 +8,6 @@ from message_rows import dense_design, flat, in_parts
 from scipy.special import expit
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep.hierarchical import _layout
 from sklearn_ep.hierarchical.messages import fit as messages_fit
 from sklearn_ep.hierarchical.messages import posterior as messages_posterior
 from sklearn_ep.hierarchical.messages import rows as messages_rows
@@ -263,15 +262,14 @@ def test_partitions_of_nested_factors_are_the_fit_of_all_rows(whole):
 def test_draws_without_rows_have_the_moments_of_a_chain():
     Z, y = nested_data(20)
     parts = [(Z[:240], y[:240]), (Z[240:], y[240:])]
-    posterior = fitted(parts)[0]._posteriors[0]
-    assert posterior.system is None
-    beta, effects, _, _ = posterior.draw_parameters(4000, np.random.default_rng(0))
-    school = np.arange(100) // 5
-    sums = effects[0][:, school, 0] + effects[1][:, :, 0] + (beta @ [0.5, 1.0])[:, None]
-    X = np.tile([0.5, 1.0], (100, 1))
-    _, var = posterior.latent(
-        _layout.RowsToPredict(X, [], np.column_stack([school, np.arange(100)]))
+    est, _ = fitted(parts)
+    drawn, school = est.sample_posterior(4000, 0), np.arange(100) // 5
+    of_schools, of_pupils = drawn.group_effects
+    sums = (
+        of_schools[:, school, 0] + of_pupils[:, :, 0] + 0.5 * drawn.coef + drawn.intercept[:, None]
     )
+    rows = np.column_stack([np.full(100, 0.5), school, np.arange(100)])
+    _, var = est.latent_mean_and_variance(rows)
     assert np.mean(sums.var(0) / var) == pytest.approx(1.0, abs=0.05)
 
 

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import signal
+import warnings
 
 import joblib
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 from oracles import oracle
 from scipy.special import log_expit, logsumexp
 
+from sklearn_ep import HierarchicalEPLogistic
 from sklearn_ep._engine import gaussian, likelihoods, partition, rules
 from sklearn_ep._engine import sites as engine_sites
-from sklearn_ep.hierarchical import _factors, _parts, _scales
+from sklearn_ep.hierarchical import _parts, _scales
 from sklearn_ep.hierarchical.partitions import draws, part
 from sklearn_ep.hierarchical.partitions import messages as partitions_messages
 
@@ -470,16 +472,32 @@ def test_log_site_mass_and_cavity_agree_with_quotients():
 # ---------------------------------------------------------------------------- groups, checkpoints
 
 
-def test_labels_of_any_kind():
-    table, code = _factors.numbered_levels(["b", None, "a", "b", float("nan")])
-    assert table.tolist() == ["a", "b"] and code.tolist() == [1, 2, 0, 1, 3]
-    table, code = _factors.numbered_levels([("x", 1), ("w", 2), ("x", 1)])
-    assert table.tolist() == [("w", 2), ("x", 1)] and code.tolist() == [1, 0, 1]
-    table, code = _factors.numbered_levels([3, "a", 3])
-    assert set(table.tolist()) == {3, "a"} and code[0] == code[2]
+@pytest.mark.parametrize(
+    ("labels", "named", "rows"),
+    [
+        (["b", None, "a", "b", float("nan")], ["a", "b"], [1, 2]),
+        ([("x", 1), ("w", 2), ("x", 1)], [("w", 2), ("x", 1)], [1, 2]),
+        ([3, "a", 3], [3, "a"], [2, 1]),
+    ],
+)
+def test_labels_of_any_kind(labels, named, rows):
+    y = np.arange(len(labels)) % 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # few groups
+        est = HierarchicalEPLogistic().fit(np.eye(len(y)), y, groups=labels)
+    table = est.group_effects_frame()
+    found = dict(zip(table["level"], table["rows"], strict=True))
+    assert est.group_labels_.tolist() == list(found)
+    assert found == dict(zip(named, rows, strict=True))
+    unseen = est.predict_proba(np.eye(len(y))[:3], groups=["new", None, named[0]])
+    assert np.all(np.isfinite(unseen)) and unseen[2, 1] != unseen[0, 1]
+
+
+def test_labels_that_are_not_hashable_are_named():
+    labels = np.empty(4, dtype=object)
+    labels[:] = [[1], [2], [1], [2]]
     with pytest.raises(TypeError, match="hashable"):
-        _factors.numbered_levels([[1], [2]])
-    assert _factors.look_up([2.0, 5, None, 5], np.array([1, 2])).tolist() == [1, 2, -1, 2]
+        HierarchicalEPLogistic().fit(np.eye(4), [0, 1, 0, 1], groups=labels)
 
 
 def test_balance_keeps_groups_whole_and_loads_even():

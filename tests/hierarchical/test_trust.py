@@ -5,7 +5,7 @@ import pytest
 from scipy.special import expit
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep.hierarchical.partitions import draws
+from sklearn_ep.hierarchical.partitions import trust as trusts
 
 
 def parts(separated):
@@ -72,11 +72,78 @@ def test_a_part_is_merged_where_that_helps_and_split_where_it_is_large():
     phi = np.random.default_rng(0).normal(size=4000)
     cubic = 0.25 * np.clip(phi**3, -8, 8)
     ratios = np.array([cubic, 0.01 * phi, -cubic])
-    trust = draws.PartTrust(0, 100, 5, draws.divergence_of(cubic), 0.4)
+    trust = trusts.PartTrust(0, 100, 5, trusts.divergence_of(cubic), 0.4)
     assert trust.divergence > 0.1
-    assert draws._advised(trust, ratios, 100)[5:] == ("merge", 2)
-    assert "merge it with part 2" in str(draws._advised(trust, ratios, 100))
-    assert draws._advised(trust, ratios[:2], 100).advice == "no Gaussian"
-    small = draws.PartTrust(1, 300, 5, draws.divergence_of(ratios[1]), 0.9)
-    assert draws._advised(small, ratios, 100).advice == "split"
-    assert draws._advised(small, ratios, 200).advice == ""
+    assert trusts._advised(trust, ratios, 100)[5:] == ("merge", 2)
+    assert "merge it with part 2" in str(trusts._advised(trust, ratios, 100))
+    assert trusts._advised(trust, ratios[:2], 100).advice == "no Gaussian"
+    small = trusts.PartTrust(1, 300, 5, trusts.divergence_of(ratios[1]), 0.9)
+    assert trusts._advised(small, ratios, 100).advice == "split"
+    assert trusts._advised(small, ratios, 200).advice == ""
+
+
+def in_memory():
+    return tuple(map(np.concatenate, zip(*parts(False), strict=True)))
+
+
+def test_adaptive_parts_stay_where_their_sites_can_be_trusted():
+    X, y = in_memory()
+    given, found = (HierarchicalEPLogistic(3, n_partitions=k).fit(X, y) for k in (5, "adaptive"))
+    np.testing.assert_array_equal(found.partition_, given.partition_)
+    assert found.converged_ and found.theta_rule_ == given.theta_rule_ == "grid"
+    np.testing.assert_allclose(found.coef_, given.coef_, atol=1e-3 * given.coef_std_.min())
+    np.testing.assert_allclose(found.tau_interval_, given.tau_interval_, rtol=1e-3)
+    assert found.log_evidence_ == pytest.approx(given.log_evidence_, abs=1e-3)
+
+
+@pytest.mark.parametrize("n_left", [3, 1])
+def test_adaptive_parts_carry_out_mergers(monkeypatch, n_left):
+    """Mergers of neighbours are advised until so many parts are left, of five two pairs at once."""
+    X, y = in_memory()
+    advised = trusts.trust_of
+
+    def trust_of(rows, *args):
+        own = [t._replace(advice="", partner=None) for t in advised(rows, *args)]
+        if len(own) == n_left:
+            return tuple(own)
+        last = len(own) - 1
+        return tuple(
+            t._replace(advice="merge", partner=t.part + 1) if t.part < last else t for t in own
+        )
+
+    monkeypatch.setattr(trusts, "trust_of", trust_of)
+    found = HierarchicalEPLogistic(3, n_partitions="adaptive", refine=False).fit(X, y)
+    assert len(found.site_shift_) == len(np.unique(found.partition_)) == n_left
+    assert found.converged_ and len(found.history_["residual"]) == found.n_iter_
+    # it is the fixed point of these parts: a list of them has the same
+    data = [
+        (X[own], y[own])
+        for own in (found.partition_[X[:, 3].astype(int)] == k for k in range(n_left))
+    ]
+    given = HierarchicalEPLogistic(3, refine=False).fit(data)
+    np.testing.assert_allclose(found.coef_, given.coef_, atol=2e-3 * given.coef_std_.min())
+    np.testing.assert_allclose(found.coef_std_, given.coef_std_, rtol=2e-3)
+    np.testing.assert_allclose(found.site_precision_, given.site_precision_, atol=0.02, rtol=0.02)
+    again = found.set_params(warm_start=True).fit(X, y)
+    assert again.n_iter_ <= 2 and len(again.site_shift_) == n_left
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (dict(group_column=[3]), "a list of factors"),
+        (dict(group_column=3, engine="messages"), "engine='messages'"),
+    ],
+)
+def test_adaptive_parts_name_what_they_do_not_take(given, words, tmp_path):
+    X, y = in_memory()
+    est = HierarchicalEPLogistic(n_partitions="adaptive", **given)
+    with pytest.raises(ValueError, match=f"adaptive.*{words}"):
+        est.fit(X, y)
+    est = HierarchicalEPLogistic(3, n_partitions="adaptive")
+    with pytest.raises(ValueError, match="adaptive.*a list of partitions"):
+        est.fit(parts(False))
+    with pytest.raises(ValueError, match="adaptive.*a checkpoint"):
+        est.fit(X, y, checkpoint=tmp_path / "state.npz")
+    with pytest.raises(ValueError, match="adaptive.*more than two classes"):
+        est.fit(X, np.arange(len(y)) % 3)

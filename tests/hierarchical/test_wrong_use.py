@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.special import expit
 
 from sklearn_ep import HierarchicalEPLogistic
 
@@ -144,3 +145,33 @@ def test_columns_in_other_units_than_the_prior():
     est.set_params(prior_scale=[2.5e8, 1.25e8]).fit(small, Y)
     # the order in which rows of a small group are taken in depends on their entries
     np.testing.assert_allclose(est.predict_proba(small), there, atol=5e-3)
+
+
+@pytest.mark.parametrize("by_group", [False, True])
+def test_slopes_that_do_not_vary_within_groups_are_told_of(by_group):
+    rng = np.random.default_rng(0)
+    g = np.repeat(np.arange(8), 12)
+    frame = pd.DataFrame(dict(x=rng.normal(size=96), c=0.3 * g if by_group else 1.0, g=g))
+    y = rng.integers(2, size=96)
+    with pytest.warns(UserWarning, match="slope 2 in random_slopes does not vary within groups"):
+        HierarchicalEPLogistic("g", random_slopes=["x", "c"], refine=False).fit(frame, y)
+
+
+def test_a_model_of_groups_alone():
+    """Intercept and groups without columns, from a data frame and from an array."""
+    rng = np.random.default_rng(1)
+    g = np.repeat(np.arange(10), 15)
+    y = (rng.uniform(size=150) < expit(rng.normal(size=10)[g])).astype(int)
+    frame, array = pd.DataFrame(dict(g=g)), g[:, None].astype(float)
+    by_name, by_index = (
+        HierarchicalEPLogistic("g").fit(frame, y),
+        HierarchicalEPLogistic(0).fit(array, y),
+    )
+    assert by_name.coef_.shape == (1, 0) and by_name.group_effects_.shape == (10, 1)
+    np.testing.assert_array_equal(by_name.group_effects_, by_index.group_effects_)
+    np.testing.assert_array_equal(by_name.predict_proba(frame), by_index.predict_proba(array))
+    assert len(by_name.summary().scales["tau"]) == 1
+    crossed = HierarchicalEPLogistic(["g", "h"]).fit(frame.assign(h=np.arange(150) % 6), y)
+    assert [e.shape for e in crossed.group_effects_] == [(10, 1), (6, 1)]
+    with pytest.raises(ValueError, match="0 feature"):
+        HierarchicalEPLogistic("g", fit_intercept=False).fit(frame, y)

@@ -9,6 +9,7 @@ import pytest
 from sklearn.datasets import make_moons
 from sklearn.gaussian_process.kernels import RBF
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
@@ -131,7 +132,7 @@ def test_coefficient_intervals():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(80, 4))
     est = ConvexVariationalLogistic(1.0).fit(X, X[:, 2] > 0)
-    display = CoefficientIntervalDisplay.from_estimator(est, n_largest=2, level=0.8)
+    display = CoefficientIntervalDisplay.from_estimator(est, top=2, level=0.8)
     ratio = np.abs(np.ravel(est.coef_)) / np.ravel(est.coef_std_)
     top = np.argsort(-ratio)[:2]
     assert display.names == [f"feature {j}" for j in top] and top[0] == 2
@@ -141,7 +142,7 @@ def test_coefficient_intervals():
     assert [t.get_text() for t in display.ax_.get_yticklabels()] == display.names
     assert display.ax_.get_xlabel() == "coefficient for class True, 80 % interval"
     assert display.ax_.get_title() == "ConvexVariationalLogistic\n2 of 4 shown"
-    by_column = CoefficientIntervalDisplay.from_estimator(est, n_largest=2, sort="column")
+    by_column = CoefficientIntervalDisplay.from_estimator(est, top=2, sort="column")
     assert by_column.names == [f"feature {j}" for j in np.sort(top)]
     ax = plt.subplots()[1]
     assert display.plot(ax=ax) is display and display.ax_ is ax
@@ -205,7 +206,7 @@ def test_hyperparameter_display_of_several_coordinates():
     assert display.plot(ax=ax) is display and display.ax_ is ax
     np.testing.assert_allclose(ax.collections[0].get_offsets()[:, 1], np.exp(nodes[:, 0]))
     display.parameters = "log_tau", "log_variance"
-    with pytest.raises(ValueError, match="parameters must be two of"):
+    with pytest.raises(ValueError, match="parameters must be 2 of"):
         display.plot()
     with pytest.raises(ValueError, match="nothing to draw"):
         HyperparameterDisplay(np.empty((1, 0)), np.ones(1), ()).plot()
@@ -267,7 +268,7 @@ def test_group_effects_furthest_from_zero_are_drawn_under_their_names():
     X, y = pupils()
     est = HierarchicalEPLogistic("school", random_slopes=["hours"], refine=False, n_partitions=1)
     est.fit(X.drop(columns="region"), y)
-    display = GroupEffectsDisplay.from_estimator(est, effect=1, most=12)
+    display = GroupEffectsDisplay.from_estimator(est, effect=1, top=12)
     mean, sd = est.group_effects_[:, 1], est.group_effects_std_[:, 1]
     top = np.argsort(-np.abs(mean / sd))[:12]
     top = top[np.argsort(mean[top])]
@@ -279,7 +280,7 @@ def test_group_effects_furthest_from_zero_are_drawn_under_their_names():
     assert display.ax_.get_ylabel() == "school"
     display = GroupEffectsDisplay.from_estimator(est, X.drop(columns="region"), y)
     assert len(display.raw) == 30 and np.corrcoef(display.raw, display.mean)[0, 1] > 0.9
-    display = GroupEffectsDisplay.from_estimator(est, most=None)
+    display = GroupEffectsDisplay.from_estimator(est, top=None)
     assert len(display.mean) == 100 and display.ax_.get_ylabel() == "100 groups"
     assert display.ax_.get_title() == "HierarchicalEPLogistic: school"
 
@@ -289,7 +290,7 @@ def test_group_effects_of_a_list_are_those_of_the_factor_that_was_asked_for():
     factors = ["region", ("region", "school")]
     slopes = {"region": ["hours"]}
     est = HierarchicalEPLogistic(factors, random_slopes=slopes, refine=False).fit(X, y)
-    display = GroupEffectsDisplay.from_estimator(est, factor=1, most=5)
+    display = GroupEffectsDisplay.from_estimator(est, factor=1, top=5)
     assert display.ax_.get_title() == "HierarchicalEPLogistic: region:school\n5 of 100 shown"
     label = display.ax_.get_yticklabels()[0].get_text()
     assert label.split(":s") == [str(int(label[-2:]) // 10), label[-2:]]
@@ -445,3 +446,85 @@ def test_without_matplotlib_the_error_says_what_to_install(moons, monkeypatch):
     inclusion = InclusionDisplay(np.ones(2), np.ones(2), np.ones((2, 2)))
     with pytest.raises(ImportError, match=r"sklearn-ep\[plot\]"):
         inclusion.plot()
+
+
+@pytest.mark.parametrize(
+    "stated, true, message",
+    [
+        ([True, False], [0.3, 0.8], "True or False"),  # the two exchanged
+        ([0.3, 0.8], [1, 2], "pos_label"),
+        ([0.3, 0.8], ["no", "yes"], "pos_label"),
+        ([0.3, np.nan], [0, 1], "between 0 and 1"),
+        ([0.3, 1.5], [0, 1], "between 0 and 1"),
+        ([], [], "one for each row"),
+    ],
+)
+def test_reliability_refuses_what_is_no_probability_and_no_answer(stated, true, message):
+    with pytest.raises(ValueError, match=message):
+        ReliabilityDisplay.from_predictions(stated, true)
+
+
+def test_displays_refuse_labels_that_were_not_in_the_fit(moons):
+    X, y, est = moons
+    for display in (ReliabilityDisplay, LatentDisplay):
+        with pytest.raises(ValueError, match="not seen in fit"):
+            display.from_estimator(est, X, y + 5)
+
+
+def test_the_legend_of_a_latent_function_names_rings_and_inducing_points():
+    X, y = make_moons(60, noise=0.2, random_state=0)
+    est = EPGaussianProcessClassifier(
+        4.0 * RBF(0.7), optimizer=None, method="sparse", n_inducing=6, random_state=0
+    ).fit(X, y)
+    display = LatentDisplay.from_estimator(est, X, y, marked=y == 1, grid_resolution=8)
+    words = [text.get_text() for text in display.ax_.get_legend().get_texts()]
+    assert words == ["class 0", "class 1", "marked", "inducing point"]
+    alone = LatentDisplay.from_estimator(est, X, grid_resolution=8)
+    assert [t.get_text() for t in alone.ax_.get_legend().get_texts()] == ["inducing point"]
+
+
+def test_what_a_display_is_asked_to_draw_must_be_there(moons):
+    X, y, _ = moons
+    linear = ConvexVariationalLogistic().fit(X, y)
+    groups = np.arange(60) % 6
+    est = HierarchicalEPLogistic(refine=False).fit(X, y, groups=groups)
+    for display, model, wrong in (
+        (CoefficientIntervalDisplay, linear, dict(class_index=1)),
+        (CoefficientIntervalDisplay, linear, dict(top=0)),
+        (GroupEffectsDisplay, est, dict(factor=1)),
+        (GroupEffectsDisplay, est, dict(effect=1)),
+        (GroupEffectsDisplay, est, dict(class_index=1)),
+        (GroupEffectsDisplay, est, dict(top=-1)),
+        (GroupEffectsDisplay, est, dict(level=90)),
+    ):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            display.from_estimator(model, **wrong)
+    for half in (dict(X=X), dict(y=y)):
+        with pytest.raises(ValueError, match="both X and y"):
+            GroupEffectsDisplay.from_estimator(est, **half)
+
+
+def test_a_search_is_told_to_give_its_best_estimator(moons):
+    X, y, est = moons
+    search = GridSearchCV(est, {"damping": [0.7]}, cv=2).fit(X, y)
+    with pytest.raises(TypeError, match="such as its best_estimator_"):
+        ConvergenceDisplay.from_estimator(search)
+    best = ConvergenceDisplay.from_estimator(search.best_estimator_)
+    assert best.ax_.get_title() == "EPGaussianProcessClassifier"
+
+
+@pytest.mark.parametrize("place", [[80, 83], [0, 1, 2], np.arange(164, 200), [5, 60, 61, 62, 199]])
+def test_names_of_neighbouring_features_do_not_overlap(place):
+    inclusion = np.zeros(200)
+    inclusion[place] = 0.9
+    names = [f"gene {k}" for k in range(200)]
+    display = InclusionDisplay(inclusion, inclusion, np.zeros((200, 2)), feature_names=names).plot()
+    display.figure_.canvas.draw()
+    for ax in display.ax_[1:]:
+        shown = ax.get_xticklabels()
+        assert [text.get_text() for text in shown] == [names[k] for k in place]
+        boxes = [text.get_window_extent() for text in shown]
+        assert all(a.x1 <= b.x0 + 1 for a, b in zip(boxes, boxes[1:], strict=False))
+        np.testing.assert_array_equal(ax.get_xticks(minor=True), place)
+        low, high = ax.get_xlim()
+        assert low <= 0 and high >= 199

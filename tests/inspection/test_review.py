@@ -98,8 +98,9 @@ def test_without_pandas_the_list_prints(clf, monkeypatch):
 
 
 def test_rows_that_are_not_those_of_the_fit_are_refused(clf):
-    with pytest.raises(ValueError, match="fitted to 120 rows, y has 119"):
-        review_list(clf, X[1:], Y[1:])
+    for cv in (None, 3):
+        with pytest.raises(ValueError, match="fitted to 120 rows, y has 119"):
+            review_list(clf, X[1:], Y[1:], cv=cv)
     with pytest.raises(ValueError, match="not seen in fit"):
         review_list(clf, X, Y + 1)
     with pytest.raises(TypeError, match="StandardScaler has no predict_proba"):

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 from scipy.special import betaln, gammaln, logsumexp
+from scipy.stats import kurtosis
 from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_ep import SpikeSlabRegressor
@@ -84,7 +85,7 @@ def test_noise_ratio_and_inclusion_are_integrated_out():
     assert reg.algorithm_used_ == "enumeration"
     size, d, n = np.mean(X**2), 4, len(y)
     worth = LinearModel(X, y).n_independent(n)
-    misses = max(1.0, d / np.sqrt(worth))
+    misses = max(1.0, d / np.log1p(worth))
     log_r, log_s = np.linspace(np.log(1e-6), np.log(1e8), 500), np.linspace(-4, 4, 400)
     total, on, noise = [], [], []
     for i in range(16):
@@ -138,7 +139,9 @@ def test_moments_intervals_and_predictions_are_those_of_the_draws(intercept):
     coef, rest = draws[:, :30], draws[:, 30:].sum(axis=1)
     sd = reg.coef_std_ + 1e-3
     assert np.abs((coef.mean(axis=0) - reg.coef_) / sd).max() < 0.05
-    np.testing.assert_allclose(coef.std(axis=0), reg.coef_std_, atol=0.02)
+    # coefficients that are rarely in have heavy tails: what 40,000 draws may be off by
+    error = coef.std(axis=0) * np.sqrt((kurtosis(coef) + 2) / (4 * 40_000))
+    assert np.all(np.abs(coef.std(axis=0) - reg.coef_std_) < 4 * error)
     assert np.abs(np.mean(coef != 0, axis=0) - reg.inclusion_proba_).max() < 0.03
     some = np.argsort(-reg.inclusion_proba_)[:5]
     np.testing.assert_allclose(reg.covariance(some), np.cov(coef[:, some].T), atol=0.03)

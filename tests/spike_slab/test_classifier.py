@@ -232,3 +232,32 @@ def test_two_classes_are_asked_for():
         SpikeSlabClassifier().fit(X, np.zeros(80))
     with pytest.raises(ValueError, match="Only binary classification"):
         SpikeSlabClassifier().fit(X, np.arange(80) % 3)
+
+
+def test_what_is_learned_is_calibrated():
+    """Slab variance and inclusion drawn from their priors, columns independent or correlated."""
+    n, d, rng = 80, 10, np.random.default_rng(0)
+    on, stated, proba, label = [], [], [], []
+    for k in range(60):
+        X, near = rng.normal(size=(n + 40, d)), 0.8 * (k % 2)
+        for j in range(1, d):
+            X[:, j] = near * X[:, j - 1] + np.sqrt(1 - near**2) * X[:, j]
+        slab, inside = (1 - rng.uniform()) ** -2.0 - 1.0, rng.uniform(size=d) < rng.beta(1, d**0.5)
+        w = np.where(inside, np.sqrt(slab) * rng.normal(size=d), 0.0)
+        y = X @ w + rng.normal(size=n + 40) > 0
+        if len(np.unique(y[:n])) < 2:
+            continue
+        clf = SpikeSlabClassifier(fit_intercept=False).fit(X[:n], y[:n])
+        on.append(inside), stated.append(clf.inclusion_proba_)
+        proba.append(clf.predict_proba(X[n:])[:, 1]), label.append(y[n:])
+    for p, seen, edges in (
+        (stated, on, (0.0, 0.05, 0.1, 0.3, 0.9, 1.01)),
+        (proba, label, (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.01)),
+    ):
+        p, gap = np.array(p), np.array(p) - np.array(seen)
+        for low, high in [(0.0, 1.01), *zip(edges, edges[1:], strict=False)]:
+            own = (p >= low) & (p < high)
+            # rows of one data set share what is learned: sums of sets are independent
+            sums = np.sum(np.where(own, gap, 0.0), axis=1)
+            variance = max(np.sum(sums**2), np.sum(p[own] * (1 - p[own])))
+            assert abs(sums.sum()) < 3.3 * np.sqrt(variance)

@@ -191,7 +191,9 @@ def test_the_second_step_is_no_larger_than_the_rows():
     np.testing.assert_allclose(q.var, np.diag(S), rtol=1e-7)
     np.testing.assert_allclose(q.mean, S @ (shift + X.T @ y / 0.3), rtol=1e-6, atol=1e-6)
     precision[: n + 1] = 1e-12
-    with pytest.raises(ImproperPosterior, match="more flat sites than rows"):
+    with pytest.raises(
+        ImproperPosterior, match="more coefficients without a proper prior than rows"
+    ):
         model.marginals(precision, shift, 0.3, 1.0)
 
 

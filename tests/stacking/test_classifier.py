@@ -105,7 +105,7 @@ def default(data):
 def test_the_mixture_of_the_parts(data, default):
     X, _ = data
     parts = list(default.named_estimators_.values())
-    assert list(default.named_estimators_) == ["gaussian_process", "linear", "additive"]
+    assert list(default.named_estimators_) == ["gaussian_process", "linear", "additive", "forest"]
     proba = sum(w * p.predict_proba(X) for w, p in zip(default.weights_, parts, strict=True))
     assert_allclose(default.predict_proba(X), proba, rtol=1e-12)
     assert_allclose(np.exp(default.predict_log_proba(X)), proba, rtol=1e-9)
@@ -161,7 +161,7 @@ def test_an_additive_part_bends_columns(data):
     assert parts["additive"].score(X[150:], y[150:]) > 0.9 > parts["linear"].score(X, y)
     wide = np.random.default_rng(1).normal(size=(20, 501))
     found = BayesianStackingClassifier(random_state=0).fit(wide, np.arange(20) % 2)
-    assert list(found.named_estimators_) == ["gaussian_process", "linear"]
+    assert list(found.named_estimators_) == ["gaussian_process", "linear", "forest"]
 
 
 def test_splines_are_those_of_scikit_learn():

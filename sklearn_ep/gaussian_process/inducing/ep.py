@@ -3,27 +3,33 @@
 Row i carries a site on t_i = w_i' e, e the whitened inducing values. A sweep is one pass over the
 rows, which come in blocks: nothing holds an (n, m) matrix, and what leaves a pass are sums.
 
-The posterior is a linear function of the sites, so its natural parameters travel in the state of
-the loop next to the sites: whatever mixture of past states and updates the loop proposes, its
+What a row says is a part that is plugged in, the *labels*: `BinaryProblems` here, all classes
+jointly in `classes`. They have `n_posteriors` posteriors of `n_latents` functions each and arrays
+(C, 2, n) of sites, `visit` a block of rows and `add_sums` of its sites.
+
+Where the posterior is a `linear` function of the sites, its natural parameters travel in the state
+of the loop next to the sites: whatever mixture of past states and updates the loop proposes, its
 posterior is the same mixture of matrices that the passes have already summed, and no second pass is
 needed to build it.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from scipy.linalg import blas, solve_triangular
 from scipy.special import logsumexp
 from sklearn.utils import gen_batches
 
-from ..._engine.contracts import require_parts
+from ..._engine.contracts import require, require_parts
 from ..._engine.gaussian import checked_cholesky, lower_times
 from ..._engine.loop import SILENT, Anderson, Evaluation, iterate
 from ..._engine.partition import add_up
 from ..._engine.sites import Sites, cavity, log_site_mass, site_change
+from .._hyperparameters import Accuracy
 from .rows import dense_copies, read_rows
 from .values import (
+    InducingGPPosterior,
     InducingPosterior,
     InducingPrior,
     block_rows,
@@ -41,45 +47,190 @@ def _weighted_gram(W, v):
     return W.T @ rows_times(W, v)
 
 
-@dataclass
-class PassModel:
-    """Prior, one posterior a binary problem, and what updates the sites of rows.
+# What passes ask of labels.
+LABEL_NEEDS = ["n_posteriors", "n_latents", "own_sites", "linear", "copies", "posterior"]
+LABEL_NEEDS += ["visit", "add_sums", "completed", "log_left_out", "rows_at_once"]
+
+
+class RowBlock(NamedTuple):
+    """Rows of a visit: whitened W (b, m), extra variances (b,), class indices, copies (b,).
+
+    `sites` (C, 2, b) are None with an averaged site, `memory` (k, b) where a rule keeps nothing.
+    """
+
+    W: np.ndarray
+    extra_var: np.ndarray
+    y: np.ndarray
+    weight: np.ndarray
+    sites: Any
+    memory: Any = None
+
+
+class RowSlopes(NamedTuple):
+    """The derivative of the log evidence in whitened rows, without that of the extra variances.
+
+    It is towards (b, m), which may be overwritten, plus alpha (k, b) times the means (k, m) of k
+    latent functions; noise (b,) are the derivatives in the extra variances.
+    """
+
+    towards: np.ndarray
+    alpha: np.ndarray
+    mean: np.ndarray
+    noise: np.ndarray
+
+
+class Visit(NamedTuple):
+    """What a visit to a block gives, for the sites (c, 2, b) of one posterior.
+
+    `old` and `target` are sites before and after a whole update, var (c, b) marginal variances,
+    log_term (b,) what rows add to the log evidence, `slopes` the `RowSlopes` if asked for.
+    """
+
+    old: np.ndarray
+    target: np.ndarray
+    var: np.ndarray
+    log_term: np.ndarray
+    residual: float
+    slopes: RowSlopes | None
+    memory: Any = None
+
+
+@dataclass(frozen=True)
+class BinaryProblems:
+    """Labels of binary problems with a posterior each: one of two classes, or one a class.
 
     `copies` is None with one site a row; otherwise every row carries the average of `copies` sites
     (Li et al. 2015), which needs no memory that grows with the rows. `positive` is the class index
     of label +1 where there is one problem only.
     """
 
-    prior: InducingPrior
-    posteriors: list[InducingPosterior]
     factor: Any
     rule: Any
+    n_posteriors: int = 1
     copies: float | None = None
     positive: int = 1
+    n_latents: ClassVar[int] = 1
+    linear: ClassVar[bool] = True
+    exact_gradient: ClassVar[bool] = True
+    accuracy: ClassVar[Accuracy] = Accuracy()
+
+    def __post_init__(self):
+        require_parts(self.factor, self.rule)
+
+    @property
+    def n_sites(self):
+        """Number of sites that a row has."""
+        return self.n_posteriors
+
+    def own_sites(self, k):
+        """Return where the sites of posterior k are."""
+        return slice(k, k + 1)
+
+    def signs(self, y, k):
+        """Return labels in {-1, +1} of problem k from class indices."""
+        return np.where(y == (self.positive if self.n_posteriors == 1 else k), 1.0, -1.0)
+
+    def rows_at_once(self, m):
+        """Return the number of rows of a block for m inducing points."""
+        return block_rows(m)
+
+    def posterior(self, gram, shift):
+        """Return the posterior of a problem from sums."""
+        return InducingPosterior(gram, shift)
+
+    def visit(self, k, posterior, rows, form):
+        """Return the `Visit` of problem k to a `RowBlock`, with a `form` of the gradient or None.
+
+        Where evidence and gradient want the site of the row itself, and it has the average of all,
+        that is the update.
+        """
+        averaged = rows.sites is None
+        mean, var, smoothed = posterior.marginals(rows.W, form is not None or averaged)
+        if averaged:
+            old = _average_sites(posterior, mean, var, smoothed, self.copies)
+        else:
+            old = Sites(*rows.sites[k])
+        rule = self.rule if rows.memory is None else self.rule.resumed(rows.memory)
+        update = rule(self.factor, self.signs(rows.y, k), old, mean, var, rows.extra_var)
+        log_term, stale = update.log_term, old
+        if averaged:
+            stale = update.sites
+            log_term = log_term + _log_mass_ratio(old, stale, mean, var, rule.exponent)
+        slopes = None
+        if form is not None:
+            fresh = form == "fresh"
+            args = stale, mean, var, update, rows.weight, rule.exponent, fresh
+            kappa, alpha, noise = _row_gradient(*args)
+            smoothed *= kappa.astype(smoothed.dtype, copy=False)[:, None]
+            slopes = RowSlopes(smoothed, alpha[None], posterior.mean[None], noise)
+        pairs = np.stack(old)[None], np.stack(update.sites)[None]
+        memory = None if rows.memory is None else rule.memory
+        change = 0.0 if averaged else site_change(old, update.sites, var)
+        return Visit(*pairs, var[None], log_term, change, slopes, memory)
+
+    def add_sums(self, gram, shift, W, weight, sites):
+        """Add gram and shift of sites (1, 2, b) with copies to sums (m, m) and (m,)."""
+        gram += _weighted_gram(W, weight * sites[0, 0])
+        shift += times_rows(weight * sites[0, 1], W)
+
+    def completed(self, gram):
+        """Return grams that were added up, as a posterior wants them."""
+        return gram
+
+    def log_left_out(self, posteriors, rows):
+        """Return log probabilities (b,) of labels under cavities, normalised over the classes."""
+        columns = []
+        for k, posterior in enumerate(posteriors):
+            mean, var, _ = posterior.marginals(rows.W)
+            cav = cavity(Sites(*rows.sites[k]), mean, var)
+            sign = self.signs(rows.y, 0) if self.n_posteriors == 1 else 1.0
+            columns.append(self.factor.tilted(sign, cav.mean, cav.var + rows.extra_var).log_z)
+        if len(columns) == 1:
+            return columns[0]
+        return np.stack(columns)[rows.y, np.arange(len(rows.y))] - logsumexp(columns, axis=0)
+
+    def predictors(self, prior, posteriors):
+        """Return what predicts, one a problem."""
+        return [InducingGPPosterior(prior, p, self.factor) for p in posteriors]
+
+
+@dataclass
+class PassModel:
+    """Prior, posteriors, and the labels, which update the sites of rows."""
+
+    prior: InducingPrior
+    posteriors: list[InducingPosterior]
+    labels: Any
 
     @property
     def log_evidence(self):
         """Log evidence without the terms of the rows."""
         return sum(p.log_evidence for p in self.posteriors)
 
-    def signs(self, y, c):
-        """Return labels in {-1, +1} of problem c from class indices."""
-        return np.where(y == (self.positive if len(self.posteriors) == 1 else c), 1.0, -1.0)
+    def blocks(self, rows, kind=np.float64, keep=False):
+        """Yield slices of `PassRows`, each with its `RowBlock` and what a contraction needs."""
+        for block in gen_batches(len(rows.X), self.labels.rows_at_once(len(self.prior.Z))):
+            X = np.asarray(rows.X[block], dtype=np.float64)
+            W, extra_var, kept = self.prior.whiten(X, keep, kind)
+            own = (None if a is None else a[..., block] for a in (rows.sites, rows.memory))
+            weight = dense_copies(rows.weight[block])
+            yield block, RowBlock(W, extra_var, rows.y[block], weight, *own), (X, kept)
 
 
 class RowSums(NamedTuple):
     """What a set of rows says about one model; sums add over sets of rows.
 
     sites (C, 2, n) after the step and var (C, n) of the marginals are per row (None with an
-    averaged site); gram (C, m, m), shift (C, m) and log_term are sums over rows; residual is the
-    largest change of an undamped update. theta (p,), inputs (m, d) and inner (m, m) are the sums of
-    the gradient, or None; memory (k, n) is what the rule keeps of each row, or None.
+    averaged site); gram (P, q, q), shift (P, q) of P posteriors of q = m n_latents numbers and
+    log_term are sums over rows; residual is the largest change of an undamped update. theta (p,),
+    inputs (m, d) and inner (m, m) are the sums of the gradient, or None; memory (k, n) is what the
+    rule keeps of each row, or None.
     """
 
     sites: Any
     var: Any
-    gram: np.ndarray
-    shift: np.ndarray
+    gram: Any
+    shift: Any
     log_term: float
     residual: float
     theta: Any = None
@@ -135,45 +286,42 @@ def _row_gradient(sites, mean, var, update, weight, exponent, fresh):
 class _Gradient:
     """Running sums of the gradient of log Z over blocks of rows."""
 
-    def __init__(self, model, fresh, inputs, kind):
-        self.exponent = model.rule.exponent
-        self.fresh, self.with_inputs = fresh, inputs
-        self.cross, self.inverse = model.prior.parts(kind)
+    def __init__(self, model, how):
+        self.fresh, self.with_inputs = how.gradient == "fresh", how.inputs
+        self.cross, self.inverse = model.prior.parts(how.kind)
         self.theta: Any = 0.0
         self.towards: Any = 0.0
         self.inner = np.zeros_like(model.prior.lower)
+        self.begin()
+
+    def begin(self):
+        """Start a block; posteriors of several classes share its contraction."""
         self.G: Any = None
-        self.begin(None, None)
+        self.noise: Any = 0.0
 
-    def begin(self, W, X):
-        """Start a block; problems of several classes share its contraction."""
-        self.W, self.X, self.G, self.gs = W, X, None, 0.0
-
-    def add(self, posterior, smoothed, sites, mean, var, update, weight):
-        """Add one binary problem of the block; `smoothed` is W A^-1 and is overwritten."""
-        kappa, alpha, gs = _row_gradient(
-            sites, mean, var, update, weight, self.exponent, self.fresh
-        )
-        towards_w, scaled = smoothed, rows_times(self.W, gs)
-        towards_w *= kappa.astype(self.W.dtype, copy=False)[:, None]
+    def add(self, W, slopes):
+        """Add the `RowSlopes` of one posterior at whitened rows W."""
+        towards_w, scaled = slopes.towards, rows_times(W, slopes.noise)
         towards_w -= scaled
         if self.fresh:
-            self.inner -= self.W.T @ towards_w
-            self.inner -= np.outer(times_rows(alpha, self.W), posterior.mean)
+            self.inner -= W.T @ towards_w
         else:
-            self.inner += self.W.T @ scaled
+            self.inner += W.T @ scaled
         towards_w -= scaled
         # what every row has of the same vector is added in place: blocks are what takes time
         ger = blas.dger if towards_w.dtype == np.float64 else blas.sger
-        towards_w = ger(1.0, posterior.mean, alpha, a=towards_w.T, overwrite_a=1).T
+        for alpha, mean in zip(slopes.alpha, slopes.mean, strict=True):
+            if self.fresh:
+                self.inner -= np.outer(times_rows(alpha, W), mean)
+            towards_w = ger(1.0, mean, alpha, a=towards_w.T, overwrite_a=1).T
         self.G = towards_w if self.G is None else self.G + towards_w
-        self.gs = self.gs + gs
+        self.noise = self.noise + slopes.noise
 
-    def end(self, kept):
-        """Contract the block with the derivatives of the kernel."""
+    def end(self, X, kept):
+        """Contract the block of rows X with the derivatives of the kernel."""
         G = lower_times(self.inverse, self.G.T, trans=True).T
         theta, towards = self.cross.contract(kept, G, self.with_inputs)
-        self.theta = self.theta + theta + self.cross.contract_diagonal(self.X, self.gs)
+        self.theta = self.theta + theta + self.cross.contract_diagonal(X, self.noise)
         self.towards = self.towards + towards
 
 
@@ -200,13 +348,14 @@ class PassStep(NamedTuple):
     Both are exact at a fixed point; the fresh form is the one that can drive learning while the
     sites still move. With `inputs` it comes with that in the inducing points. `kind` is the float
     type of what is (n, m); with single precision the sums have some four digits, which a step of
-    learning needs.
+    learning needs. `sums` says whether gram and shift are wanted.
     """
 
     step: float = 1.0
     gradient: str | None = None
     inputs: bool = False
     kind: Any = np.float64
+    sums: bool = True
 
 
 PASS = PassStep()
@@ -215,85 +364,59 @@ PASS = PassStep()
 def evaluate_rows(model, rows, how=PASS):
     """Update the sites of some rows under the marginals of a model; return their `RowSums`.
 
-    3 m^2 flops a row without gradient, 7 m^2 with it, and O(m d) for the kernel.
+    Of a binary problem 3 m^2 flops a row without gradient, 7 m^2 with it, and O(m d) for the
+    kernel.
     """
-    sums = _PassSums(model, rows, how)
-    for block in gen_batches(len(rows.X), block_rows(len(model.prior.Z))):
-        sums.add_block(block)
-    return sums.told()
+    sums, slopes = _PassSums(model, rows, how), _Gradient(model, how) if how.gradient else None
+    for block, own, (X, kept) in model.blocks(rows, how.kind, slopes is not None):
+        for k, posterior in enumerate(model.posteriors):
+            visit = model.labels.visit(k, posterior, own, how.gradient)
+            sums.add(k, block, own, visit)
+            if slopes is not None:
+                slopes.add(own.W, visit.slopes)
+        if slopes is not None:
+            slopes.end(X, kept)
+            slopes.begin()
+    return sums.told(slopes)
 
 
 class _PassSums:
     """Running sums of a pass over blocks of rows."""
 
     def __init__(self, model, rows, how):
-        self.model, self.rows, self.how = model, rows, how
-        C, m, n = len(model.posteriors), len(model.prior.Z), len(rows.X)
-        self.averaged = rows.sites is None
+        self.labels, self.how, n = model.labels, how, len(rows.X)
+        C, P, q = self.labels.n_sites, len(model.posteriors), len(model.posteriors[0].mean)
         # the head of a vector with room for gram and shift, see `PassState.packed`
-        room = C * (2 * n + m * m + m)
-        self.moved: Any = None if self.averaged else np.empty(room)[: 2 * C * n].reshape(C, 2, n)
-        self.variances: Any = None if self.averaged else np.empty((C, n))
+        room = 2 * C * n + (P * (q * q + q) if self.labels.linear else 0)
+        self.moved: Any = None
+        self.variances: Any = None
+        if rows.sites is not None:
+            self.moved = np.empty(room)[: 2 * C * n].reshape(C, 2, n)
+            self.variances = np.empty((C, n))
         self.memory: Any = None if rows.memory is None else np.empty_like(rows.memory)
-        self.gram, self.shift = np.zeros((C, m, m)), np.zeros((C, m))
+        self.gram: Any = np.zeros((P, q, q)) if how.sums else 0.0
+        self.shift: Any = np.zeros((P, q)) if how.sums else 0.0
         self.log_term, self.residual = 0.0, 0.0
-        fresh = how.gradient == "fresh"
-        self.slopes = _Gradient(model, fresh, how.inputs, how.kind) if how.gradient else None
 
-    def add_block(self, block):
-        """Add a block of rows."""
-        rows, slopes = self.rows, self.slopes
-        X, w = np.asarray(rows.X[block], dtype=np.float64), dense_copies(rows.weight[block])
-        W, extra_var, derivatives = self.model.prior.whiten(X, slopes is not None, self.how.kind)
-        if slopes is not None:
-            slopes.begin(W, X)
-        for c in range(len(self.gram)):
-            self._add_problem(c, block, W, extra_var, w)
-        if slopes is not None:
-            slopes.end(derivatives)
+    def add(self, k, block, rows, visit):
+        """Add the `Visit` of posterior k to a block of rows."""
+        new = visit.old + self.how.step * (visit.target - visit.old)
+        if self.how.sums:
+            self.labels.add_sums(self.gram[k], self.shift[k], rows.W, rows.weight, new)
+        self.log_term += float(rows.weight @ visit.log_term)
+        self.residual = max(self.residual, visit.residual)
+        if self.moved is not None:
+            own = self.labels.own_sites(k)
+            self.moved[own, :, block], self.variances[own, block] = new, visit.var
+        if self.memory is not None:
+            self.memory[:, block] = visit.memory
 
-    def _add_problem(self, c, block, W, extra_var, w):
-        """Add one binary problem of a block with whitened rows W and copies w."""
-        model, posterior, slopes = self.model, self.model.posteriors[c], self.slopes
-        smooth = slopes is not None or self.averaged
-        mean, var, smoothed = posterior.marginals(W, smooth)
-        if self.averaged:
-            old = _average_sites(posterior, mean, var, smoothed, model.copies)
-        else:
-            old = Sites(*self.rows.sites[c][:, block])
-        update = self._updated(c, block, old, mean, var, extra_var)
-        new = np.stack(old) + self.how.step * (np.stack(update.sites) - np.stack(old))
-        self.gram[c] += _weighted_gram(W, w * new[0])
-        self.shift[c] += times_rows(w * new[1], W)
-        self.log_term += float(w @ update.log_term)
-        if self.averaged:
-            # where evidence and gradient want the site of the row itself, it is the update
-            exponent = model.rule.exponent
-            self.log_term += float(w @ _log_mass_ratio(old, update.sites, mean, var, exponent))
-            old = update.sites
-        else:
-            self.moved[c][:, block], self.variances[c, block] = new, var
-            self.residual = max(self.residual, site_change(old, update.sites, var))
-        if slopes is not None:
-            slopes.add(posterior, smoothed, old, mean, var, update, w)
-
-    def _updated(self, c, block, old, mean, var, extra_var):
-        """Return the `SiteUpdate` of a block, by a rule that may remember its rows."""
-        model, rows, rule = self.model, self.rows, self.model.rule
-        if rows.memory is not None:
-            rule = rule.resumed(rows.memory[:, block])
-        update = rule(model.factor, model.signs(rows.y[block], c), old, mean, var, extra_var)
-        if rows.memory is not None:
-            self.memory[:, block] = rule.memory
-        return update
-
-    def told(self):
-        """Return the `RowSums`."""
-        slopes: Any = self.slopes
+    def told(self, slopes):
+        """Return the `RowSums`, with those of a gradient or None."""
         return RowSums(
             sites=self.moved,
             var=self.variances,
-            gram=self.gram,
+            gram=self.labels.completed(self.gram) if self.how.sums else 0.0,
             shift=self.shift,
             log_term=self.log_term,
             residual=self.residual,
@@ -310,10 +433,12 @@ def evidence_gradient(model, sums, fresh, inputs, kind=np.float64):
     `kind` is the float type in which those were made.
     """
     M = sums.inner + sums.inner.T if fresh else 2.0 * sums.inner
-    sign = -1.0 if fresh else 1.0
+    sign, m, n_latents = -1.0 if fresh else 1.0, len(model.prior.Z), model.labels.n_latents
     for posterior in model.posteriors:
-        prior_part = -posterior.cov - np.outer(posterior.mean, posterior.mean)
-        prior_part[np.diag_indices_from(prior_part)] += 1.0
+        mean = posterior.mean.reshape(n_latents, m)
+        own = np.einsum("kakb->ab", posterior.cov.reshape(n_latents, m, n_latents, m))
+        prior_part = -own - mean.T @ mean
+        prior_part[np.diag_indices_from(prior_part)] += n_latents
         M += sign * prior_part
     theta, towards = model.prior.contract(0.5 * M, inputs, kind)
     return sums.theta + theta, sums.inputs + towards
@@ -330,18 +455,18 @@ def evaluate_part(part, message, model, classes, how):
     return evaluate_rows(model, PassRows(X, y, weight, *message), how), root
 
 
-def collect_part(part, sites, prior, classes):
+def collect_part(part, sites, prior, labels, classes):
     """Return gram and shift of given sites (C, 2, n) of a partition."""
     X, _, weight = read_rows(part, classes)
-    C, m = len(sites), len(prior.Z)
-    gram, shift = np.zeros((C, m, m)), np.zeros((C, m))
-    for rows in gen_batches(len(X), block_rows(m)):
+    m = len(prior.Z)
+    q = labels.n_latents * m
+    gram, shift = np.zeros((labels.n_posteriors, q, q)), np.zeros((labels.n_posteriors, q))
+    for rows in gen_batches(len(X), labels.rows_at_once(m)):
         W, _, _ = prior.whiten(np.asarray(X[rows], dtype=np.float64))
-        w = weight[rows]
-        for c in range(C):
-            gram[c] += _weighted_gram(W, w * sites[c, 0, rows])
-            shift[c] += times_rows(w * sites[c, 1, rows], W)
-    return gram, shift
+        for k in range(len(gram)):
+            own = sites[labels.own_sites(k), :, rows]
+            labels.add_sums(gram[k], shift[k], W, weight[rows], own)
+    return labels.completed(gram), shift
 
 
 def leave_one_out_part(part, sites, model, classes):
@@ -349,25 +474,9 @@ def leave_one_out_part(part, sites, model, classes):
 
     They are normalised over the classes.
     """
-    X, y, _ = read_rows(part, classes)
-    loo = np.empty(len(X))
-    for rows in gen_batches(len(X), block_rows(len(model.prior.Z))):
-        W, extra_var, _ = model.prior.whiten(np.asarray(X[rows], dtype=np.float64))
-        loo[rows] = _own_label_log_proba(model, W, extra_var, y[rows], sites[:, :, rows])
-    return loo
-
-
-def _own_label_log_proba(model, W, extra_var, y, sites):
-    """Return log probabilities (b,) of class indices under the cavities of their rows."""
-    columns, C = [], len(sites)
-    for c, posterior in enumerate(model.posteriors):
-        mean, var, _ = posterior.marginals(W)
-        cav = cavity(Sites(*sites[c]), mean, var)
-        sign = model.signs(y, 0) if C == 1 else 1.0
-        columns.append(model.factor.tilted(sign, cav.mean, cav.var + extra_var).log_z)
-    if C == 1:
-        return columns[0]
-    return np.stack(columns)[y, np.arange(len(y))] - logsumexp(columns, axis=0)
+    X, y, weight = read_rows(part, classes)
+    blocks = model.blocks(PassRows(X, y, weight, sites))
+    return np.concatenate([model.labels.log_left_out(model.posteriors, b) for _, b, _ in blocks])
 
 
 def add_sums(results):
@@ -378,19 +487,16 @@ def add_sums(results):
 
 @dataclass
 class PassState:
-    """Sites of all rows, a list of (C, 2, n_k), and the posterior they make under a prior.
+    """Sites of all rows, a list of (C, 2, n_k), and the sums (P, q, q) and (P, q) that they make.
 
-    With an averaged site `sites` is None and the posterior is all there is.
+    The sums are under a prior, those of base rows among them. With an averaged site `sites` is None
+    and the posterior is all there is.
     """
 
     prior: InducingPrior
     gram: np.ndarray
     shift: np.ndarray
     sites: Any
-
-    def posteriors(self):
-        """Return one `InducingPosterior` a binary problem."""
-        return [InducingPosterior(g, s) for g, s in zip(self.gram, self.shift, strict=True)]
 
     def packed(self):
         """Return the state as one vector: sites part by part, then grams and shifts.
@@ -403,11 +509,6 @@ class PassState:
             room[sites[0].size :] = sums
             return room
         return np.concatenate([*(a.ravel() for a in sites), sums])
-
-    def used_up(self):
-        """Return the same, the only one to hold the sites from now on."""
-        x, self.sites = self.packed(), None
-        return x
 
 
 def _fill_metric(views, each, roots):
@@ -430,46 +531,39 @@ class InducingEP:
     """Passes and fixed points of EP through inducing points for one data set.
 
     `run` is an open `PartMap`, `sizes` are the rows of its partitions, `classes` the labels where
-    partitions hold labels. `n_problems` C binary problems share prior, blocks and passes. `copies`
-    is the weight of all rows if one averaged site stands for all, None for a site a row. `base` is
-    gram (C, m, m) and shift (C, m) of rows that were seen before and stay as they are. `positive`
-    is the class index of label +1 of a single problem. `memory`, a list of (k, n_k), is what a rule
-    with `resumed` keeps of the rows from one pass to the next.
+    partitions hold labels. `labels` are the part that knows what a row says, such as
+    `BinaryProblems`. `base` is gram (P, q, q) and shift (P, q) of rows that were seen before and
+    stay as they are. `memory`, a list of (k, n_k), is what a rule with `resumed` keeps of the rows
+    from one pass to the next.
     """
 
-    def __init__(
-        self,
-        run,
-        sizes,
-        classes,
-        n_problems,
-        factor,
-        rule,
-        copies=None,
-        base=None,
-        positive=1,
-        memory=None,
-    ):
-        self.run, self.sizes, self.classes = run, list(sizes), classes
-        require_parts(factor, rule)
+    def __init__(self, run, sizes, classes, labels, base=None, memory=None):
+        require("labels", labels, LABEL_NEEDS, "expectation propagation through inducing points")
+        self.run, self.sizes, self.classes, self.labels = run, list(sizes), classes, labels
         self.base = (0.0, 0.0) if base is None else base
-        self.positive, self.memory = positive, memory
-        self.n_problems, self.factor, self.rule, self.copies = n_problems, factor, rule, copies
-        self._ends = np.cumsum([2 * n_problems * n for n in sizes]) if copies is None else [0]
+        self.memory, self.ends = memory, np.zeros(1, dtype=int)
+        if labels.copies is None:
+            self.ends = np.cumsum([2 * labels.n_sites * n for n in sizes])
+
+    def empty_sites(self):
+        """Return sites that say nothing, None with an averaged site."""
+        C = self.labels.n_sites
+        return [np.zeros((C, 2, n)) for n in self.sizes] if self.labels.copies is None else None
 
     def zero(self, prior):
         """Return the state of empty sites."""
-        C, m = self.n_problems, len(prior.Z)
-        sites = [np.zeros((C, 2, n)) for n in self.sizes] if self.copies is None else None
-        gram, shift = np.zeros((C, m, m)) + self.base[0], np.zeros((C, m)) + self.base[1]
-        return PassState(prior, gram, shift, sites)
+        P, q = self.labels.n_posteriors, self.labels.n_latents * len(prior.Z)
+        gram, shift = np.zeros((P, q, q)) + self.base[0], np.zeros((P, q)) + self.base[1]
+        return PassState(prior, gram, shift, self.empty_sites())
 
     def restate(self, prior, sites):
         """Return the state of given sites under a prior, summed afresh in a pass over the rows."""
         if not any(np.any(s) for s in sites):
             return self.zero(prior)
-        sums = zip(*self.run(collect_part, sites, prior, self.classes), strict=True)
-        gram, shift = (sum(s) + base for s, base in zip(sums, self.base, strict=True))
+        sums = self.run(collect_part, sites, prior, self.labels, self.classes)
+        gram, shift = (
+            sum(s) + base for s, base in zip(zip(*sums, strict=True), self.base, strict=True)
+        )
         return PassState(prior, gram, shift, sites)
 
     def moved(self, state, prior):
@@ -490,10 +584,8 @@ class InducingEP:
 
     def model(self, state):
         """Return what a pass needs to know of a state."""
-        posteriors = state.posteriors()
-        return PassModel(
-            state.prior, posteriors, self.factor, self.rule, self.copies, self.positive
-        )
+        pairs = zip(state.gram, state.shift, strict=True)
+        return PassModel(state.prior, [self.labels.posterior(*p) for p in pairs], self.labels)
 
     def one_pass(self, model, sites, **options):
         """Return (sums over all rows, list of `RowSums`, list of root weights)."""
@@ -503,7 +595,7 @@ class InducingEP:
         each = [r[0] for r in results]
         if self.memory is not None:
             self.memory = [r.memory for r in each]
-            self.rule.advance()
+            self.labels.rule.advance()
         sums = add_sums(each)
         sums = sums._replace(gram=sums.gram + self.base[0], shift=sums.shift + self.base[1])
         return sums, each, [r[1] for r in results]
@@ -511,52 +603,95 @@ class InducingEP:
     def figures(self, model, sums):
         """Return log evidence of a model and undamped residual of a pass that took a whole step."""
         residual = sums.residual
-        if self.copies is not None:
+        if self.labels.copies is not None:
             residual = largest_change(model.posteriors, sums.gram, sums.shift)
         return {"residual": residual, "log_evidence": model.log_evidence + sums.log_term}
 
-    def unpack(self, x, prior):
-        """Return the state that is packed in x, as views."""
-        C, m = self.n_problems, len(prior.Z)
-        *sites, gram, shift = np.split(x, np.append(self._ends, self._ends[-1] + C * m * m))
-        own = [s.reshape(C, 2, -1) for s in sites] if self.copies is None else None
-        return PassState(prior, gram.reshape(C, m, m), shift.reshape(C, m), own)
-
-    def _evaluate(self, x, prior):
-        state = self.unpack(x, prior)
-        model = self.model(state)
-        sums, each, roots = self.one_pass(model, state.sites)
-        if not np.isfinite(model.log_evidence + sums.log_term):
-            raise ValueError(f"kernel {prior.kernel} gives NaN or infinity on these data.")
-        figures, sites = self.figures(model, sums), None
-        metric: Any = 1.0
-        if state.sites is not None:
-            metric, sites = np.zeros(len(x)), [r.sites for r in each]  # sums follow the sites
-            _fill_metric(self.unpack(metric, prior).sites, each, roots)
-        del each, state  # arrays as long as the rows are what limits the memory of a fit
-        target = PassState(prior, sums.gram, sums.shift, sites).packed()
-        return Evaluation(target, figures.pop("residual"), metric, record=figures, payload=model)
+    def state_of(self, result):
+        """Return the state in which a `Result` of `solve` ends."""
+        model = result.evaluation.payload
+        gram, shift = (
+            np.stack([getattr(p, s) for p in model.posteriors]) for s in ("gram", "shift")
+        )
+        return PassState(model.prior, gram, shift, _FixedPoint(self, model.prior).sites(result.x))
 
     def solve(self, state, *, tol, max_iter, damping, accelerate, monitor=SILENT):
         """Iterate to the fixed point at the prior of a state, which is used up.
 
-        See `loop.iterate` for the parameters. Acceleration may lead through sites of negative
-        precision: to mend them, in a pass of its own, saved no sweep on eight sets.
+        See `loop.iterate` for the parameters. Acceleration mixes whole steps where sums are made
+        afresh, as that of dense sites of several classes does.
         """
-        prior = state.prior
+        sweeps, linear = _FixedPoint(self, state.prior), self.labels.linear
         cold = not (np.any(state.shift) if state.sites is None else any(map(np.any, state.sites)))
+        acceleration = Anderson(mixing=damping) if linear else Anderson(depth=4)
         result = iterate(
-            lambda x: self._evaluate(x, prior),
-            state.used_up(),
+            sweeps.evaluate,
+            sweeps.packed(state),
             max_iter=max_iter,
             tol=tol,
             damping=damping,
-            acceleration=Anderson(mixing=damping) if accelerate else None,
-            repair=lambda proposal, x, target: proposal,  # the loop then holds no target
+            acceleration=acceleration if accelerate else None,
+            repair=sweeps.admissible,
             monitor=monitor,
             undamped_start=accelerate and cold,
         )
-        return Solution(result, self.unpack(result.x, prior), result.evaluation.payload)
+        return Solution(result, self.state_of(result), result.evaluation.payload)
+
+
+class _FixedPoint:
+    """The fixed-point map under a prior, of vectors: the sites and, if linear, their sums."""
+
+    def __init__(self, ep, prior):
+        self.ep, self.prior, self.labels = ep, prior, ep.labels
+
+    def packed(self, state):
+        """Return a state, which is used up, as a vector."""
+        if self.labels.linear:
+            x, state.sites = state.packed(), None
+            return x
+        return np.concatenate([s.ravel() for s in state.sites])
+
+    def sites(self, x):
+        """Return the sites in a vector, part by part, as views; None with an averaged site."""
+        if self.labels.copies is not None:
+            return None
+        return [s.reshape(self.labels.n_sites, 2, -1) for s in np.split(x, self.ep.ends)[:-1]]
+
+    def state(self, x):
+        """Return the state of a vector, as views; sums that it lacks are made afresh."""
+        sites = self.sites(x)
+        if not self.labels.linear:
+            return self.ep.restate(self.prior, sites)
+        P, m = self.labels.n_posteriors, len(self.prior.Z)
+        gram, shift = np.split(x[self.ep.ends[-1] :], [P * m * m])
+        return PassState(self.prior, gram.reshape(P, m, m), shift.reshape(P, m), sites)
+
+    def evaluate(self, x):
+        """Return the `Evaluation` of a vector; the payload is the `PassModel`."""
+        state, ep = self.state(x), self.ep
+        model = ep.model(state)
+        sums, each, roots = ep.one_pass(model, state.sites, sums=self.labels.linear)
+        if not np.isfinite(model.log_evidence + sums.log_term):
+            raise ValueError(f"kernel {self.prior.kernel} gives NaN or infinity on these data.")
+        figures, sites = ep.figures(model, sums), None
+        metric: Any = 1.0
+        if state.sites is not None:
+            metric, sites = np.zeros(len(x)), [r.sites for r in each]  # sums follow the sites
+            _fill_metric(self.sites(metric), each, roots)
+        del each, state  # arrays as long as the rows are what limits the memory of a fit
+        target = self.packed(PassState(self.prior, sums.gram, sums.shift, sites))
+        return Evaluation(target, figures.pop("residual"), metric, record=figures, payload=model)
+
+    def admissible(self, proposal, x, target):
+        """Return a proposal with sites that a posterior may have.
+
+        Acceleration may lead through sites of negative precision: to mend them where sums travel
+        with the sites, in a pass of its own, saved no sweep on eight sets.
+        """
+        if self.labels.linear:  # the loop then holds no target
+            return proposal
+        parts = zip(*(self.sites(v) for v in (proposal, x, target)), strict=True)
+        return np.concatenate([self.labels.admissible(*p).ravel() for p in parts])
 
 
 def largest_change(posteriors, gram, shift):

@@ -19,6 +19,7 @@ from ..._engine.hyper import (
     sample_about,
 )
 from ..._engine.loop import SILENT, Reason, StepsOfPhase, Trace, worst_reason
+from ..._engine.noisy_argmax import CLASS_LIKELIHOODS
 from ..._engine.partition import PartMap
 from ..._engine.rules import rule_of_power
 from ..._estimator.checks import Training
@@ -29,6 +30,7 @@ from .._base import (
     check_input_gradient,
     check_kernel,
     ending_in,
+    factor_of,
     initial_kernel,
     sweeps_of,
 )
@@ -52,7 +54,8 @@ from .._hyperparameters import (
 )
 from .._kernels import column_lengths, has_input_gradient, with_own_lengths, with_theta
 from .._limits import LIMITS
-from .ep import InducingEP, PassState
+from .classes import JointLabels
+from .ep import BinaryProblems, InducingEP, PassState
 from .learning import (
     LEARNING,
     STEP_RULES,
@@ -68,46 +71,39 @@ from .rows import (
     first_points,
     inducing_count,
 )
-from .values import AveragedInducing, InducingGPPosterior
+from .values import AveragedInducing
 
 
 @dataclass
 class InducingPlan(ValueWithGradient):
     """All of a fit through inducing points that is decided before it starts.
 
-    `n_problems` binary problems, one for two classes and one a class otherwise, share kernel,
-    inducing points and every pass over the rows. `sites` (C, 2, n) are those to start from, None
-    for empty ones. `flat` asks for the kernel of the largest evidence, without a prior. `averaging`
-    is the `NormalPrior` of an average over variance and length, None for the mode. `sweeps` are
-    keywords of `InducingEP.solve`.
+    `labels` are what rows say: binary problems, one for two classes and one a class otherwise,
+    which share kernel, inducing points and every pass over the rows, or all classes jointly.
+    `sites` (C, 2, n) are those to start from, None for empty ones. `flat` asks for the kernel of
+    the largest evidence, without a prior. `averaging` is the `NormalPrior` of an average over
+    variance and length, None for the mode. `sweeps` are keywords of `InducingEP.solve`, `kind` is
+    the float type of the passes of learning.
     """
 
     data: PartitionedRows
     kernel: Kernel
     begun: bool
     inducing_points: np.ndarray
-    factor: Any
-    rule: Any
-    n_problems: int
+    labels: Any
     optimizer: str | None
     learn_inducing: bool
     restarts: np.ndarray
     sites: Any
     batch_size: int | None
     learning_rate: float
-    averaged: bool
     flat: bool
     averaging: Any
     sweeps: dict[str, Any]
     max_iter: int
     jitter: float
     seed: int
-
-    @property
-    def kind(self):
-        """Float type of the passes of learning."""
-        single = self.begun or self.data.weight >= LIMITS.single_passes
-        return np.float32 if single else np.float64
+    kind: Any
 
     def hyperparameters(self):
         """Return what is learned; a column without spread keeps its inducing coordinates."""
@@ -124,11 +120,7 @@ class InducingPlan(ValueWithGradient):
 
     def engine(self, run):
         """Return EP over the partitions of an open map."""
-        data = self.data
-        copies = data.weight if self.averaged else None
-        return InducingEP(
-            run, data.sizes, data.classes, self.n_problems, self.factor, self.rule, copies
-        )
+        return InducingEP(run, self.data.sizes, self.data.classes, self.labels)
 
     def problem(self, ep, state, points=None, **steps):
         """Return the `InducingProblem` of all that is learned, or of the kernel at given points."""
@@ -143,6 +135,8 @@ class InducingPlan(ValueWithGradient):
         with PartMap(self.data.parts, n_jobs) as run:
             problem = self.problem(self.engine(run), fit.runs[0].state, fit.inducing_points)
             node = or_refuse(problem.at(theta, None))
+            if not self.labels.exact_gradient:
+                node = node._replace(slope=problem.differences(node))
         return float(node.log_evidence), node.slope
 
 
@@ -161,17 +155,14 @@ def checked_optimizer(estimator, factor):
 def kernel_of_some_rows(estimator, run, data, monitor):
     """Return the kernel that weighs most in an average over some of the rows.
 
-    None where these are of one class, or where it is not wanted.
+    None where these are of one class.
     """
-    wanted = begins_with_some_rows(estimator, sum(data.sizes))
-    if not wanted or estimator._last_fit is not None:
-        return None
     X, y, weight = distinct_rows(run, data, LIMITS.first_rows, 0)
     if len(np.unique(y)) < 2:
         return None
     with monitor.phase("some rows first") as told:
         training = Training(X, y, weight, np.ones(len(y), dtype=bool))
-        plan = replace(plan_dense(estimator, training, False, False), n_jobs=None)
+        plan = replace(plan_dense(estimator, training, False), n_jobs=None)
         fit = fit_dense(plan, np.where(y == 1, 1.0, -1.0), SILENT, 0)
         told({"log_evidence": fit.log_evidence})
     own = fit.attributes
@@ -197,11 +188,25 @@ def _moves_inducing(estimator, kernel, many):
     return bool(estimator.learn_inducing)
 
 
-def plan_inducing(estimator, data: PartitionedRows, factor, seed, known=None):
+def labels_of(estimator, joint, copies=None):
+    """Return what rows say to passes: all classes jointly or binary problems, of so many `copies`.
+
+    These are None unless one averaged site stands for all.
+    """
+    if joint:
+        return JointLabels(CLASS_LIKELIHOODS[estimator.likelihood], len(estimator.classes_))
+    factor, rule = factor_of(estimator), rule_of_power(estimator.power)
+    return BinaryProblems(factor, rule, estimator._n_problems, copies)
+
+
+def plan_inducing(estimator, data: PartitionedRows, joint, seed, known=None):
     """Return the `InducingPlan` for rows in partitions, from the last fit where that is wanted.
 
-    `known` is the kernel of some of the rows, None where it is not known.
+    `joint` says whether all classes share a posterior; `known` is the kernel of some of the rows,
+    None where it is not known.
     """
+    averaged = estimator.site_memory == "average"
+    labels = labels_of(estimator, joint, data.weight if averaged else None)
     begun, n_rows = known is not None, sum(data.sizes)
     begins = begins_with_some_rows(estimator, n_rows)
     kernel = known if begun else initial_kernel(estimator, float(data.var.sum()))
@@ -209,7 +214,7 @@ def plan_inducing(estimator, data: PartitionedRows, factor, seed, known=None):
     m = inducing_count(estimator, n_rows if begins else None)
     Z = first_points(estimator, data.candidates, data.candidate_weight, seed, lengths, m=m)
     check_kernel(kernel, kernel(Z, Z))
-    optimizer = checked_optimizer(estimator, factor)
+    optimizer = checked_optimizer(estimator, labels.factor)
     own_lengths = _has_own_lengths(estimator, data, optimizer, begins)
     if own_lengths and not begun:
         kernel = with_own_lengths(kernel, len(data.var))
@@ -219,57 +224,61 @@ def plan_inducing(estimator, data: PartitionedRows, factor, seed, known=None):
         kernel=kernel,
         begun=begun,
         inducing_points=Z,
-        factor=factor,
-        rule=rule_of_power(estimator.power),
-        n_problems=estimator._n_problems,
+        labels=labels,
         optimizer=optimizer,
         learn_inducing=_moves_inducing(estimator, kernel, begins or data.weight >= LIMITS.dense),
         restarts=random_starts(kernel.bounds, n_restarts, np.random.RandomState(seed)),
         sites=None,
         batch_size=estimator.batch_size,
         learning_rate=estimator.learning_rate,
-        averaged=estimator.site_memory == "average",
         flat=estimator.hyperparameters == "mode"
         or (data.weight > LIMITS.prior_of_lengths and not own_lengths),
-        averaging=_averaging(estimator, kernel, data, factor),
+        averaging=_averaging(estimator, kernel, data, joint),
         sweeps=sweeps_of(estimator),
         max_iter=estimator.max_iter,
         jitter=estimator.jitter,
         seed=seed,
+        kind=np.float32 if begun or data.weight >= LIMITS.single_passes else np.float64,
     )
     _start_from(plan, estimator._last_fit, estimator.inducing_points is None)
     return plan
 
 
-def _averaging(estimator, kernel, data, factor):
+def _averaging(estimator, kernel, data, joint):
     """Return the `NormalPrior` of an average over variance and length, None for the mode."""
     checks = {
         "site_memory='average'": estimator.site_memory == "average",
         "optimizer=None": estimator.optimizer is None,
+        "inducing points of several classes jointly": joint,
         **kernel_settings(kernel),
     }
     excluding = [setting for setting, excludes in checks.items() if excludes]
     if not wants_average(estimator, sum(data.sizes), excluding, sharp=True):
         return None
-    return kernel_prior(kernel, factor, float(np.sqrt(data.var.sum())) or 1.0)
+    return kernel_prior(kernel, factor_of(estimator), float(np.sqrt(data.var.sum())) or 1.0)
 
 
 def _start_from(plan, last, move_points):
     """Let a plan start from the last `GPFit` where that had the same shape."""
-    if last is None or last.sites is None or plan.averaged:
+    if last is None or last.sites is None or plan.labels.copies is not None:
         return
     if not isinstance(last.runs[0], InducingRun) or last.kernel.n_dims != plan.kernel.n_dims:
         return
-    if last.sites.shape != (plan.n_problems, 2, sum(plan.data.sizes)):
+    sites = np.moveaxis(last.sites[0], -1, 0) if last.joint else last.sites
+    if last.joint != isinstance(plan.labels, JointLabels) or sites.shape != (
+        plan.labels.n_sites,
+        2,
+        sum(plan.data.sizes),
+    ):
         return
-    plan.sites, plan.kernel = last.sites, plan.kernel.clone_with_theta(last.kernel.theta)
+    plan.sites, plan.kernel = sites, plan.kernel.clone_with_theta(last.kernel.theta)
     if last.inducing_points.shape == plan.inducing_points.shape and move_points:
         plan.inducing_points = last.inducing_points
 
 
 @dataclass
 class InducingRun:
-    """Outcome of passes that all binary problems share, before it becomes attributes.
+    """Outcome of passes that all problems share, before it becomes attributes.
 
     `attributes` are what an average adds; state and model are those of its heaviest node.
     """
@@ -285,21 +294,24 @@ class InducingRun:
 
 
 def posteriors_of(payload):
-    """Return one `InducingGPPosterior` a binary problem of a model, or of a node that has one."""
+    """Return what predicts from a model, or from a node that has one: one a posterior."""
     model = getattr(payload, "model", payload)
-    return [InducingGPPosterior(model.prior, p, model.factor) for p in model.posteriors]
+    return model.labels.predictors(model.prior, model.posteriors)
 
 
 def gp_fit(run, sites=None, loo_proba=None):
     """Return the `GPFit` of a run with `model`, with sites (C, 2, n) of rows or None."""
+    joint = isinstance(run.model.labels, JointLabels)
     return GPFit(
         runs=[run],
         posteriors=posteriors_of(run.model),
         kernel=run.model.prior.kernel,
         n_sweeps=run.n_sweeps,
-        sites=sites,
+        # as dense ones: those of a joint problem have classes last
+        sites=np.moveaxis(sites, 0, -1)[None] if joint and sites is not None else sites,
         loo_proba=loo_proba,
         inducing_points=run.model.prior.Z,
+        joint=joint,
     )
 
 
@@ -390,6 +402,7 @@ def _learned_at_fixed_points(plan, ep, hyper, state, trace):
         max_iter=plan.max_iter,
         starts=[np.concatenate([t, free]) for t in plan.restarts],
         monitor=trace,
+        accuracy=plan.labels.accuracy,
     )
     mode, end = or_refuse(found)
     prior = mode.payload.state.prior

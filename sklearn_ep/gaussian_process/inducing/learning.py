@@ -5,7 +5,7 @@ evaluations at the fixed point for a quasi-Newton search.
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -15,7 +15,13 @@ from ..._engine.gaussian import ImproperPosterior
 from ..._engine.loop import Reason, StepsOfPhase, Trace
 from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import minibatches, other_keys
-from .._hyperparameters import KernelScales, LearningEnd, settled
+from .._hyperparameters import (
+    KernelScales,
+    LearningEnd,
+    central_differences,
+    or_refuse,
+    settled,
+)
 from .._kernels import constant_and_stationary, with_theta
 from .._limits import LIMITS
 from .ep import (
@@ -30,7 +36,7 @@ from .ep import (
     largest_change,
 )
 from .rows import read_rows, standard_keys
-from .values import InducingPrior, rebase
+from .values import InducingPosterior, InducingPrior, rebase
 
 
 @dataclass
@@ -344,7 +350,7 @@ def _with_sites(ep, model):
     """Return the state of rows with the sites that the posterior of others, if any, asks for."""
     if model is None:
         return None
-    return ep.renew(model, [np.zeros((ep.n_problems, 2, n)) for n in ep.sizes])
+    return ep.renew(model, ep.empty_sites())
 
 
 def _rungs(run, plan):
@@ -367,13 +373,13 @@ def learn_on_more_and_more_rows(ep, hyper, rule, plan, monitor):
     A kernel that is known by some of the rows needs fewer passes, the fewer the larger the share of
     the rows that they see; without any the state is None.
     """
-    many = plan.data.weight >= LIMITS.some_passes and ep.copies is None
+    many = plan.data.weight >= LIMITS.some_passes and ep.labels.copies is None
     if plan.sites is not None or not (plan.begun or many):
         return None
     model, vector, fixed = None, hyper.start, dict(damping=plan.sweeps["damping"], kind=plan.kind)
     for X, y, weight, n_passes in _rungs(ep.run, plan):
         with PartMap([Part(X, y, weight)], None) as run, monitor.phase("some rows first") as told:
-            small = InducingEP(run, [len(y)], None, ep.n_problems, ep.factor, ep.rule)
+            small = InducingEP(run, [len(y)], None, ep.labels)
             state = _with_sites(small, model) or small.zero(hyper.prior(vector))
             trace, own = Trace(StepsOfPhase(told)), weight.sum()
             limits = dict(weight=own, scale=plan.data.weight / own, max_iter=n_passes, trace=trace)
@@ -540,7 +546,7 @@ def learn_by_minibatches(ep, hyper, state, rule, plan, trace):
 def _drift(before, after):
     """Return by how much an epoch moved the posteriors, the residual of an averaged site."""
     gram, shift = rebase(before.gram, before.shift, before.prior, after.prior)
-    old = PassState(after.prior, gram, shift, None).posteriors()
+    old = [InducingPosterior(*sums) for sums in zip(gram, shift, strict=True)]
     return largest_change(old, after.gram, after.shift)
 
 
@@ -558,7 +564,7 @@ class InducingNode(NamedTuple):
 
 @dataclass
 class InducingProblem:
-    """EP of all binary problems under one kernel, at any vector of its hyperparameters.
+    """EP of all problems or classes under one kernel, at any vector of its hyperparameters.
 
     `state` is that to start from where there is no neighbour, `sweeps` are keywords of
     `InducingEP.solve`.
@@ -586,10 +592,19 @@ class InducingProblem:
         result = settled(solve, self.state if near is None else near.state, self.ep.zero(prior))
         if result is None:
             return None
-        state, model, slope = self.ep.unpack(result.x, prior), result.evaluation.payload, None
+        state, model, slope = self.ep.state_of(result), result.evaluation.payload, None
         if slopes:
             options = dict(gradient="stored", inputs=self.hyper.learn_inputs)
             sums = self.ep.one_pass(model, state.sites, **options)[0]
             slope = self.hyper.gradient(model, sums, fresh=False)
         figures = result.evaluation.record["log_evidence"], result.residual
         return InducingNode(vector, state, model, *figures, slope)
+
+    def differences(self, node):
+        """Return the slope (p,) of the log evidence at a node, by differences.
+
+        Of evidences at fixed points, which are run from the sites of the node to a small residual.
+        """
+        steps = self.sweeps | dict(tol=min(self.sweeps["tol"], 1e-6), max_iter=300)
+        at = partial(replace(self, sweeps=steps).at, near=node, slopes=False)
+        return central_differences(lambda theta: or_refuse(at(theta)).log_evidence, node.theta)

@@ -6,17 +6,32 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._engine.loop import Reason, worst_reason
+from ..._engine.loop import SILENT, Reason, worst_reason
 from ..._engine.partition import Part, PartMap
 from ..._engine.row_order import minibatches, row_keys
-from ..._engine.rules import rule_of_power
-from .._base import check_kernel, column_spread, draw_seed, factor_of, initial_kernel, sweeps_of
+from ..._estimator.row_parts import CheckedRows
+from .._base import (
+    check_kernel,
+    column_spread,
+    draw_seed,
+    initial_kernel,
+    sweeps_of,
+    takes_some_rows,
+)
 from .._kernels import column_lengths
+from .._limits import LIMITS
 from .ep import InducingEP, PassState
-from .fit import InducingRun, checked_optimizer, gp_fit
+from .fit import InducingRun, checked_optimizer, gp_fit, kernel_of_some_rows, labels_of
 from .learning import STEP_RULES, Hyperparameters
-from .rows import Units, choose_inducing_points, first_points, inducing_count, standard_keys
-from .values import InducingPrior, rebase
+from .rows import (
+    Units,
+    choose_inducing_points,
+    describe,
+    first_points,
+    inducing_count,
+    standard_keys,
+)
+from .values import InducingPrior, grown, rebase
 
 
 class StreamSteps(NamedTuple):
@@ -48,9 +63,10 @@ STEPS = StreamSteps()
 class StreamPosterior:
     """Posterior after the rows so far, kept between calls.
 
-    gram (C, m, m) and shift (C, m) are the sums of all sites under the prior, `log_terms` is that
+    gram (P, q, q) and shift (P, q) are the sums of all sites under the prior, `log_terms` is that
     of the terms of the rows in the log evidence, each as of the time it was seen, and `weight` the
-    rows seen. `rule` is the step rule of the kernel parameters with its memory, or None.
+    rows seen. `rule` is the step rule of the kernel parameters with its memory, or None. `first`
+    are the rows so far while there are too few to learn a length for each column from them.
     """
 
     prior: InducingPrior
@@ -60,14 +76,14 @@ class StreamPosterior:
     weight: float
     seed: int
     rule: Any = None
+    first: Part | None = None
 
 
 @dataclass
 class StreamPlan:
     """What the estimator decides for a stream; `n_inducing` is 0 where points are fixed."""
 
-    factor: Any
-    rule: Any
+    labels: Any
     step_rule: Any
     learning_rate: float
     batch_size: int | None
@@ -97,20 +113,23 @@ class StreamRun(NamedTuple):
         return len(self.history["residual"])
 
 
-def plan_stream(estimator):
-    """Return the `StreamPlan` of the next call."""
-    factor, sweeps = factor_of(estimator), sweeps_of(estimator)
+def check_stream(estimator):
+    """Raise a ValueError where parameters do not go with a stream."""
     if estimator._needs_all_rows:
         raise ValueError(
             "partial_fit goes through inducing points, which need rows of numbers and an optimizer "
             "that takes steps: give a kernel of vectors, and optimizer='auto' or None."
         )
-    optimizer = checked_optimizer(estimator, factor)
+
+
+def plan_stream(estimator, joint):
+    """Return the `StreamPlan` of the next call, of all classes jointly or of binary problems."""
+    labels, sweeps = labels_of(estimator, joint), sweeps_of(estimator)
+    optimizer = checked_optimizer(estimator, labels.factor)
     if optimizer == "fmin_l_bfgs_b":
         optimizer = "adam"
     return StreamPlan(
-        factor=factor,
-        rule=rule_of_power(estimator.power),
+        labels=labels,
         step_rule=None if optimizer is None else STEP_RULES[optimizer],
         learning_rate=estimator.learning_rate,
         batch_size=estimator.batch_size,
@@ -120,39 +139,39 @@ def plan_stream(estimator):
     )
 
 
-def new_stream(estimator, X, weight):
-    """Return the stream before any row, with kernel and inducing points after its first rows."""
-    kernel = initial_kernel(estimator, float(np.sum(column_spread(X, weight) ** 2)))
+def new_stream(estimator, rows, labels, known=None):
+    """Return the stream before any of its first `rows`, with kernel and inducing points from them.
+
+    `known` is the kernel of some of them, None where it is not known.
+    """
+    X, _, weight = rows.arrays
+    kernel = known or initial_kernel(estimator, float(np.sum(column_spread(X, weight) ** 2)))
     seed = draw_seed(estimator.random_state)
     lengths = column_lengths(kernel, X.shape[1])
     Z = first_points(estimator, X, weight, seed, lengths, told=False)
     check_kernel(kernel, kernel(Z, Z))
-    C, m = estimator._n_problems, len(Z)
+    P, q = labels.n_posteriors, labels.n_latents * len(Z)
     prior = InducingPrior(kernel, Z, estimator.jitter)
-    return StreamPosterior(prior, np.zeros((C, m, m)), np.zeros((C, m)), 0.0, 0.0, seed)
+    return StreamPosterior(prior, np.zeros((P, q, q)), np.zeros((P, q)), 0.0, 0.0, seed)
 
 
 def fit_stream(estimator, plan, X, y, forgetting):
     """Return the `GPFit` after new rows with class indices, the older ones counted as a share.
 
-    After a dense fit its rows are taken in again.
+    After a dense fit its rows are taken in again, and so are those of a young stream once they
+    suffice to learn a length for each column.
     """
-    last, weight = (
-        getattr(estimator, "_fitted", None),
-        estimator._class_weighted(y, np.ones(len(X))),
-    )
+    last = getattr(estimator, "_fitted", None)
     before = None if last is None else last.runs[0]
-    if isinstance(before, StreamRun):
-        stream = before.stream
-    elif isinstance(before, InducingRun):
-        stream = stream_of_fit(estimator._plan, before)
-    else:
-        if before is not None:
-            rows = estimator._plan
-            X, y = np.vstack([rows.X, X]), np.concatenate([rows.y, y])
-            weight = np.concatenate([forgetting * rows.weight, weight])
-        stream, last = new_stream(estimator, X, weight), None
-    run = absorb(forgotten(stream, forgetting), X, y, weight, plan)
+    rows = Part(X, y, estimator._class_weighted(y, np.ones(len(X))))
+    stream = _stream_before(estimator, before)
+    so_far = _rows_so_far(estimator, before, rows, forgetting)
+    known = _kernel_of(estimator, so_far)
+    if stream is None or known is not None:
+        stream, last, rows = new_stream(estimator, so_far, plan.labels, known), None, so_far
+    young = known is None and _waits(estimator, so_far)
+    stream = replace(forgotten(stream, forgetting), first=so_far if young else None)
+    run = absorb(stream, rows, plan)
     if estimator.site_memory == "average":
         return gp_fit(run)
     sites, loo_proba = run.sites, np.exp(run.loo)
@@ -164,12 +183,49 @@ def fit_stream(estimator, plan, X, y, forgetting):
     return gp_fit(run, sites, loo_proba)
 
 
+def _stream_before(estimator, before):
+    """Return the stream that new rows continue, None where there is none yet."""
+    if isinstance(before, InducingRun):
+        return stream_of_fit(estimator._plan, before)
+    return before.stream if isinstance(before, StreamRun) else None
+
+
+def _rows_so_far(estimator, before, rows, forgetting):
+    """Return the `Part` of all rows with the new ones, None where older ones are no more known."""
+    if before is None:
+        return rows
+    if isinstance(before, InducingRun):
+        return None
+    if isinstance(before, StreamRun):
+        older = before.stream.first
+    else:
+        older = Part(estimator._plan.X, estimator._plan.y, estimator._plan.weight)
+    if older is None:
+        return None
+    (X, y, weight), new = older.arrays, rows.arrays
+    return Part(*map(np.concatenate, zip((X, y, forgetting * weight), new, strict=True)))
+
+
+def _waits(estimator, rows):
+    """Return whether rows so far, None for unknown, are too few and with more will be enough."""
+    few = rows is not None and len(rows.arrays[1]) <= LIMITS.averaged
+    return few and takes_some_rows(estimator, np.inf)
+
+
+def _kernel_of(estimator, rows):
+    """Return the kernel that `fit` begins with for so many rows, None for few or unknown ones."""
+    if rows is None or not takes_some_rows(estimator, len(rows.arrays[1])):
+        return None
+    with PartMap([CheckedRows(*rows.arrays)]) as run:
+        return kernel_of_some_rows(estimator, run, describe(run, True, 0, 0), SILENT)
+
+
 def stream_of_fit(plan, run):
     """Return the stream that continues a fit through inducing points."""
     state = run.state
     # that of an average is an integral, what the passes told last is of this state
     log_evidence = run.history["log_evidence"][-1]
-    log_terms = log_evidence - sum(p.log_evidence for p in state.posteriors())
+    log_terms = log_evidence - run.model.log_evidence
     return StreamPosterior(
         state.prior, state.gram, state.shift, log_terms, plan.data.weight, plan.seed
     )
@@ -185,19 +241,19 @@ def forgotten(stream, share):
     return replace(stream, **{name: share * getattr(stream, name) for name in names})
 
 
-def absorb(stream, X, y, weight, plan):
-    """Take in rows with class indices and copies, batch by batch; return the `StreamRun`."""
+def absorb(stream, rows, plan):
+    """Take in a `Part` of rows with class indices and copies, batch by batch; return the run."""
+    X, y, weight = rows.arrays
     batches = [np.arange(len(X))]
     if plan.batch_size is not None:
         keys = standard_keys(X, Units.of_rows(X, weight), stream.seed, y)
         batches = [np.sort(b) for b in minibatches(keys, weight, plan.batch_size)]
-    sites, loo = np.empty((len(stream.gram), 2, len(X))), np.empty(len(X))
+    sites, loo = np.empty((plan.labels.n_sites, 2, len(X))), np.empty(len(X))
     histories, reasons = [], []
-    for rows in batches:
-        part = Part(X[rows], y[rows], weight[rows])
-        stream = _grown(stream, X[rows], weight[rows], plan)
-        stream, model, result, own, log_p = _absorb_batch(stream, part, plan)
-        sites[:, :, rows], loo[rows] = own, log_p
+    for own in batches:
+        part = Part(X[own], y[own], weight[own])
+        stream = _grown(stream, X[own], weight[own], plan)
+        stream, model, result, sites[:, :, own], loo[own] = _absorb_batch(stream, part, plan)
         histories.append(result.history)
         reasons.append(result.reason)
     log_evidence = stream.log_terms + sum(p.log_evidence for p in model.posteriors)
@@ -235,8 +291,7 @@ def _absorb_batch(stream, part, plan):
 
 def _batch_ep(run, n_rows, stream, plan):
     """Return EP over the rows of an open map, with the sums of the stream beside theirs."""
-    shared, base = (len(stream.gram), plan.factor, plan.rule), (stream.gram, stream.shift)
-    return InducingEP(run, [n_rows], None, *shared, base=base)
+    return InducingEP(run, [n_rows], None, plan.labels, base=(stream.gram, stream.shift))
 
 
 def _learn_from_batch(stream, X, y, weight, rule, plan):
@@ -246,7 +301,7 @@ def _learn_from_batch(stream, X, y, weight, rule, plan):
     passes over a row do not grow with the batch and what is learned does not hang on how a stream
     is cut.
     """
-    sites = np.empty((len(stream.gram), 2, len(X)))
+    sites = np.empty((plan.labels.n_sites, 2, len(X)))
     keys = standard_keys(X, Units.of_rows(X, weight), stream.seed, y)
     for rows in minibatches(keys, weight, STEPS.block):
         rows = np.sort(rows)
@@ -297,11 +352,5 @@ def _grown(stream, X, weight, plan):
     wanted = plan.n_inducing - m
     added = choose_inducing_points(X[fresh], weight[fresh], wanted, stream.seed, lengths)
     prior = InducingPrior(old.kernel, np.vstack([old.Z, added]), plan.jitter)
-    T = old.inverse @ prior.lower[:m, :m]
-    grow = (0, len(added))
-    return replace(
-        stream,
-        prior=prior,
-        gram=np.pad(T.T @ stream.gram @ T, ((0, 0), grow, grow)),
-        shift=np.pad(stream.shift @ T, ((0, 0), grow)),
-    )
+    gram, shift = grown(stream.gram, stream.shift, old, prior)
+    return replace(stream, prior=prior, gram=gram, shift=shift)

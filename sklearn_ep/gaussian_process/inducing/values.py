@@ -5,8 +5,7 @@ w_i = L^-1 k(Z, x_i), and its latent value is w_i' e plus an independent N(0, s_
 posterior precision of e is I plus a positive semidefinite matrix, so it cannot be badly conditioned
 from below.
 
-Structures at rows in memory are here, too. Classes share points and kernel, hence the whitened rows
-W: the sites of `_engine.class_sites` sit on the projected values W e_c and join the classes.
+The structure at rows in memory is here, too.
 """
 
 from functools import cached_property
@@ -14,10 +13,9 @@ from functools import cached_property
 import numpy as np
 from sklearn.utils import gen_batches
 
-from ..._engine.class_sites import ClassWeights, class_covariances
 from ..._engine.gaussian import (
-    add_to_diagonal,
     checked_cholesky,
+    inverse_from_triangular,
     jittered_cholesky,
     lower_times,
     positive_variance,
@@ -158,7 +156,7 @@ class InducingPosterior:
     @cached_property
     def cov(self):
         """Covariance A^-1 (m, m)."""
-        return self.inverse.T @ self.inverse
+        return inverse_from_triangular(self.inverse)
 
     @cached_property
     def _single(self):
@@ -189,16 +187,34 @@ class InducingPosterior:
         return W @ self.mean, var, smoothed
 
 
-def rebase(gram, shift, old, new):
-    """Return the sums (C, m, m) and (C, m) that sites have under another prior.
+def _each(T, gram):
+    """Return T' times each block of rows of a gram (k m, k m), for T (m, m) lower triangular."""
+    blocks = np.split(gram, len(gram) // len(T))
+    return np.concatenate([lower_times(T, block.copy(), trans=True) for block in blocks])
 
-    The sites stay the same functions of u: with T = L_old^-1 L_new a gram becomes T' gram T.
+
+def rebase(gram, shift, old, new):
+    """Return the sums (P, q, q) and (P, q) that sites have under another prior.
+
+    The sites stay the same functions of u: with T = L_old^-1 L_new a gram becomes T' gram T, for
+    each of the q / m latent functions of a posterior.
     """
     if old is new:
         return gram, shift
     T = lower_times(old.inverse, new.lower.copy())  # triangular as well
-    halves = [lower_times(T, g.copy(), trans=True) for g in gram]
-    return np.stack([lower_times(T, h.T, trans=True) for h in halves]), shift @ T
+    grams = [_each(T, _each(T, g).T) for g in gram]
+    return np.stack(grams), (shift.reshape(-1, len(T)) @ T).reshape(shift.shape)
+
+
+def grown(gram, shift, old, new):
+    """Return the sums that sites have under a prior with further points after the old ones."""
+    m, added = len(old.Z), (0, len(new.Z) - len(old.Z))
+    P, k = len(gram), shift.shape[1] // m
+    T = np.kron(np.eye(k), old.inverse @ new.lower[:m, :m])
+    gram, shift = (T.T @ gram @ T).reshape(P, k, m, k, m), (shift @ T).reshape(P, k, m)
+    same, q = (0, 0), k * len(new.Z)
+    gram, shift = np.pad(gram, (same, same, added, same, added)), np.pad(shift, (same, same, added))
+    return gram.reshape(P, q, q), shift.reshape(P, q)
 
 
 class InducingGPPosterior:
@@ -302,86 +318,3 @@ class InducingGP:
         diagonal = self.prior.cross.contract_diagonal(self.X, noise_slope)
         of_prior, towards_prior = self.prior.contract(M, inputs)
         return theta + diagonal + of_prior, towards + towards_prior
-
-
-class JointInducingGP(ClassWeights):
-    """Structure of one Gaussian process a class at rows X, seen through points Z (FITC)."""
-
-    def __init__(self, kernel, X, Z, jitter):
-        self.X, self.of_points = X, InducingPrior(kernel, Z, jitter)
-        W, extra_var, self._kept = self.of_points.whiten(X, keep=True)
-        super().__init__(W, np.ones(W.shape[1]), extra_var)
-
-    def evidence_gradient(self, state, noise_slope):
-        """Return d log evidence / d theta (p,) at a fixed point of the sites, the points kept.
-
-        `noise_slope` (n,) are the derivatives of the log evidence in the extra variances. As for
-        dense sites of several classes the gradient is close, not exact.
-        """
-        W, C = self.B, state.precision.shape[1]
-        scaled = noise_slope[:, None] * W
-        towards_w, M = state.pull() @ state.coef, W.T @ scaled
-        share = (state.precision / state.precision.sum(1, keepdims=True))[:, :, None]
-        for c in range(C):
-            smoothed = np.stack([W @ state.spread[j, :, c] for j in range(C)], axis=1)
-            common = np.sum(share * smoothed, axis=1)
-            towards_w -= state.precision[:, c : c + 1] * (smoothed[:, c] - common)
-            M -= 0.5 * (state.spread[c, :, c] + np.outer(state.coef[c], state.coef[c]))
-        add_to_diagonal(M, 0.5 * C)
-        G = (towards_w - 2.0 * scaled) @ self.of_points.inverse
-        theta, _ = self.of_points.cross.contract(self._kept, G, False)
-        diagonal = self.of_points.cross.contract_diagonal(self.X, noise_slope)
-        return theta + diagonal + self.of_points.contract(M, False)[0]
-
-
-class JointInducingPosterior:
-    """Predictions of all classes from inducing points."""
-
-    def __init__(self, prior, state, factor):
-        self.prior, self.factor = prior, factor
-        self.coef, self.spread, self.inverse = state.coef, state.spread, state.inverse
-
-    @property
-    def n_classes(self):
-        """Number of classes."""
-        return len(self.coef)
-
-    @property
-    def inducing_mean(self):
-        """Posterior means of the inducing values (K, m)."""
-        return self.coef @ self.prior.lower.T
-
-    @property
-    def inducing_cov(self):
-        """Posterior covariances of the inducing values of each class (K, m, m)."""
-        lower = self.prior.lower
-        return np.stack([lower @ S[:, c] @ lower.T for c, S in enumerate(self.spread)])
-
-    def latent(self, X):
-        """Return means (n_new, K) and covariances (n_new, K, K) of the classes at new rows."""
-        C = self.n_classes
-        mean, cov = np.empty((len(X), C)), np.empty((len(X), C, C))
-        for rows in gen_batches(len(X), block_rows(len(self.prior.Z))):
-            W, extra_var, _ = self.prior.whiten(X[rows])
-            mean[rows] = W @ self.coef.T
-            cov[rows] = class_covariances(self.spread, W)
-            np.einsum("ncc->nc", cov[rows])[:] += extra_var[:, None]
-        return mean, cov
-
-    def covariance(self, X1, X2, c, j):
-        """Return the posterior covariance (n1, n2) of classes c and j between new rows."""
-        W1, W2 = self.prior.whiten(X1)[0], self.prior.whiten(X2)[0]
-        shared = W1 @ self.spread[c, :, j] @ W2.T
-        return shared + self.prior.kernel(X1, X2) - W1 @ W2.T if c == j else shared
-
-    def draw(self, X, n_samples, rng):
-        """Return joint draws (n_samples, n_new, K): common inducing values, the rest a class."""
-        W = self.prior.whiten(X)[0]
-        left = self.prior.kernel(X) - W @ W.T
-        add_to_diagonal(left, 1e-10 * (1.0 + np.diagonal(left).max()))
-        lower = checked_cholesky(left)
-        e = (rng.standard_normal((n_samples, len(self.inverse))) @ self.inverse).reshape(
-            n_samples, *self.coef.shape
-        )
-        own = rng.standard_normal((n_samples, self.n_classes, len(X))) @ lower.T
-        return ((self.coef + e) @ W.T + own).transpose(0, 2, 1)

@@ -295,7 +295,7 @@ class MarginalDoubleLoop:
         ep, u = self.ep, self.exponent
         precision = 1.0 / var - u * x[0]
         if np.any(precision <= 0):
-            raise ImproperPosterior("a cavity of the outer marginals is improper")
+            raise ImproperPosterior("the posterior without one row has no variance")
         shift = mean / var - u * x[1]
         cavity_mean, cavity_var = shift / precision, 1.0 / precision
         state = ep.structure.posterior(ep.weight * x[0], ep.weight * x[1])

@@ -18,7 +18,7 @@ from ..._engine.sites import Sites, cavity
 from .._base import WithLearned, fit_of_sites, watch_of_sweeps
 from .._hyperparameters import ValueWithGradient
 from .._kernels import with_theta
-from ..inducing.ep import InducingEP, evidence_gradient
+from ..inducing.ep import BinaryProblems, InducingEP, evidence_gradient
 from ..inducing.rows import PartitionedRows, dense_copies, read_rows
 from ..inducing.values import InducingGPPosterior, InducingPrior, block_rows
 from .fit import ENDS_BEFORE_SWEEPS, attributes_of_setting, climb, learned
@@ -63,8 +63,8 @@ def project_part(part, sites, prior, noise, classes):
 def rate_slope_of_part(part, sites, model, classes):
     """Return the expected minus the assumed number of wrong labels in a partition."""
     _, _, weight = read_rows(part, classes)
-    told = row_labels(part, (sites, None), model, classes, model.rule.exponent)
-    return float(dense_copies(weight) @ (told.wrong - model.factor.rate))
+    told = row_labels(part, (sites, None), model, classes, model.labels.rule.exponent)
+    return float(dense_copies(weight) @ (told.wrong - model.labels.factor.rate))
 
 
 def row_labels(part, message, model, classes, fraction=1.0):
@@ -73,13 +73,15 @@ def row_labels(part, message, model, classes, fraction=1.0):
     `message` are the sites on t and what the rule keeps of the rows, or None.
     """
     X, y, _ = read_rows(part, classes)
-    (sites, memory), rule, posterior = message, model.rule, model.posteriors[0]
-    factor = model.factor if fraction == 1.0 else model.factor.powered(fraction)
+    (sites, memory), rule, posterior = message, model.labels.rule, model.posteriors[0]
+    factor = model.labels.factor
+    if fraction != 1.0:
+        factor = factor.powered(fraction)
     told = RowLabels(np.empty((2, len(X))), *(np.zeros(len(X)) for _ in range(4)))
     for rows in gen_batches(len(X), block_rows(len(model.prior.Z))):
         W, extra_var, _ = model.prior.whiten(np.asarray(X[rows], dtype=np.float64))
         mean, var, _ = posterior.marginals(W)
-        noise, sign = rule.noise + extra_var, model.signs(y[rows], 0)
+        noise, sign = rule.noise + extra_var, model.labels.signs(y[rows], 0)
         own = on_noisy(Sites(*sites[0][:, rows]), noise)
         mean, var, _ = noisy_marginals(own.precision, own.shift, noise, mean, var)
         cav = cavity(own, mean, var, fraction)
@@ -130,16 +132,9 @@ class PartedErrors(ValueWithGradient):
         memory = None
         if isinstance(rule, Relaxed):
             memory = [np.zeros((2, n)) for n in self.data.sizes]
-        return InducingEP(
-            run,
-            self.data.sizes,
-            self.data.classes,
-            1,
-            LabelErrorStep(rate),
-            OfNoise(rule, self.plan.noise),
-            positive=self.positive_class(k),
-            memory=memory,
-        )
+        rule = OfNoise(rule, self.plan.noise)
+        labels = BinaryProblems(LabelErrorStep(rate), rule, positive=self.positive_class(k))
+        return InducingEP(run, self.data.sizes, self.data.classes, labels, memory=memory)
 
     def solve(self, ep, setting, sites, **options):
         """Return the `Solution` of EP at a setting from sites on t."""

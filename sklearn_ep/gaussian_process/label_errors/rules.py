@@ -84,7 +84,7 @@ def noisy_marginals(precision, shift, noise, mean, var):
     """
     left = 1.0 + noise * precision
     if np.any(left <= 0):
-        raise ImproperPosterior("a site leaves its own noise without a proper distribution")
+        raise ImproperPosterior("the noise of a row has no variance left")
     log_mass = 0.5 * (noise * shift**2 / left - np.log1p(noise * precision))
     return (mean + noise * shift) / left, noise / left + var / left**2, log_mass
 
@@ -103,7 +103,7 @@ class LatentNoiseState:
         tau, nu = precision / weight, shift / weight
         left = 1.0 + noise * tau
         if np.any(left <= 0):
-            raise ImproperPosterior("a site leaves its own noise without a proper distribution")
+            raise ImproperPosterior("the noise of a row has no variance left")
         self.latent = inner = structure.posterior(precision / left, shift / left)
         self.mean, self.var, own = noisy_marginals(tau, nu, noise, inner.mean, inner.var)
         self.log_evidence = inner.log_evidence + weight @ own
@@ -137,7 +137,7 @@ def on_noisy(sites, noise):
     """Return sites on g from sites on t; raise an `ImproperPosterior` where there is none."""
     left = 1.0 - noise * sites.precision
     if np.any(left <= 0):
-        raise ImproperPosterior("a site on the projected value is sharper than the noise allows")
+        raise ImproperPosterior("a row has more precision than its noise allows")
     return Sites(sites.precision / left, sites.shift / left)
 
 

@@ -1,4 +1,4 @@
-"""Tilted distributions of a part by draws: importance sampling, NUTS, and what weights say.
+"""Tilted distributions of a part by draws: importance sampling and NUTS.
 
 Importance sampling computes the log likelihood of a part once at draws from a Gaussian; later
 sweeps only weight the same draws for the new cavity. What EP takes for Gaussian, the group effects
@@ -7,10 +7,6 @@ sees the shared parameters, in coordinates where the tilted distribution that EP
 normal, and the group effects in units of their prior. Its draws are kept while the cavity stays
 near the one they were made for: a fit by fresh draws at every sweep would have no fixed point to
 stop at.
-
-How far to trust a part is by weights as well: its tilted distribution has the part's likelihood in
-place of its site, and where it differs much from the global Gaussian the site is no good stand-in,
-and so is what the other parts are told (Gelman and others 2014, section 6.2).
 """
 
 import warnings
@@ -20,22 +16,29 @@ import numpy as np
 from scipy.linalg import solve_triangular
 from scipy.special import expit, log_expit, logsumexp
 
-from ..._engine.diagnostics import importance_check
-from ..._engine.gaussian import Moments, backward, checked_cholesky, log_partition, natural
+from ..._engine.gaussian import (
+    Moments,
+    backward,
+    checked_cholesky,
+    forward,
+    log_partition,
+    natural,
+)
 from ..._engine.quadrature import gauss_legendre_panels
 from .. import _scales
 from .part import (
     SiteState,
     TiltedSite,
-    arrow_rows,
     effect_modes,
     effect_rule,
-    of_one_factor,
     tilted_by_nodes,
 )
 
 _BLOCK = 1_000_000  # row values held at once
 _GRADED = np.array([0.0, 1, 2.2, 3.6, 5.2, 7.5, 11, 16, 24, 36, 54, 81, 120, 180, 270, 1e9])
+
+
+_MOST_DOUBLED = 3  # times that fresh draws are twice as many
 
 
 class ImportanceSettings(NamedTuple):
@@ -44,6 +47,18 @@ class ImportanceSettings(NamedTuple):
     n_draws: int
     min_share: float
     seed: int
+
+    def number(self, n_fresh):
+        """Return how many draws to make after others: twice as many each time.
+
+        Where draws do not serve for long, their noise would otherwise go on as that of all messages
+        that a new set of them moves.
+        """
+        return self.n_draws * 2 ** min(n_fresh, _MOST_DOUBLED)
+
+    def enough(self, share, n):
+        """Say whether this share of n draws is as many effective ones as fresh draws have to be."""
+        return share * n > self.min_share * self.n_draws
 
 
 class DrawState(NamedTuple):
@@ -54,7 +69,7 @@ class DrawState(NamedTuple):
     Gaussian to draw from where EP is not to be asked. Draws phi (S, P), None where they are due,
     weigh exp(log cavity - base) under a cavity, base (S,): importance sampling has the likelihood
     in it, a chain the cavity it was made for. log_z is what the log of their mean weight lacks of
-    log Z.
+    log Z. score (S, P) of a chain are the slopes of its log density without the cavity.
     """
 
     nodes: SiteState
@@ -64,6 +79,7 @@ class DrawState(NamedTuple):
     phi: np.ndarray | None = None
     base: np.ndarray | None = None
     log_z: float = 0.0
+    score: np.ndarray | None = None
 
 
 def marginal_log_likelihood(rows, phi, q):
@@ -166,12 +182,12 @@ def tilted_by_importance(rows, cavity, state, *, q, settings, rounds=6):
             state = state._replace(nodes=site.state, proposal=site.moments)
         if state.phi is None:
             rng = np.random.default_rng([settings.seed, state.site, state.n_fresh])
-            phi = draws_of(state.proposal, settings.n_draws, rng)
+            phi = draws_of(state.proposal, settings.number(state.n_fresh), rng)
             base = log_factor(natural(state.proposal), phi) - marginal_log_likelihood(rows, phi, q)
             state = state._replace(phi=phi, base=base, n_fresh=state.n_fresh + 1)
         log_weight = log_factor(cavity, state.phi) - state.base
         weight, share = normalised(log_weight)
-        if share > settings.min_share or attempt == rounds - 1:
+        if settings.enough(share, len(weight)) or attempt == rounds - 1:
             break
         # stale draws: a new proposal; a new proposal that missed: adapt it
         stale = attempt == 0 and state.n_fresh > 1
@@ -264,32 +280,82 @@ def joint_log_density(rows, cavity, phi, u, q):
 
 
 def _chain(rows, cavity, coordinates, q, n_draws, seed):
-    """Return draws (n_draws, P) of phi from the tilted distribution, of one chain."""
+    """Return draws (n_draws, P) of phi from the tilted distribution, of one chain, and scores.
+
+    Scores are slopes without the cavity, as `_moments_by_scores` needs them.
+    """
     sample, from_pyfunc = load_sampler()
     mean, lower = coordinates.mean, checked_cholesky(coordinates.cov)
     p, n_groups = len(mean), len(rows.starts)
     size = p + n_groups * q
 
+    def slopes(x):
+        phi, u = mean + lower @ x[:p], x[p:].reshape(n_groups, q)
+        value, slope, slope_u = joint_log_density(rows, cavity, phi, u, q)
+        return value, np.concatenate([lower.T @ slope, slope_u.ravel()])
+
     def log_prob(x):
         # far steps of the adaptation may overflow; the sampler turns back from such points
         with np.errstate(over="ignore", invalid="ignore"):
-            phi, u = mean + lower @ x[:p], x[p:].reshape(n_groups, q)
-            value, slope, slope_u = joint_log_density(rows, cavity, phi, u, q)
-            return value, np.concatenate([lower.T @ slope, slope_u.ravel()])
+            return slopes(x)
 
     model = from_pyfunc(
         size,
         lambda: log_prob,
-        lambda *_: lambda x: {"x": np.array(x[:p])},
+        lambda *_: lambda x: {"x": np.array(x)},
         [np.dtype("float64")],
-        [(p,)],
+        [(size,)],
         ["x"],
         make_initial_point_fn=lambda s: np.random.default_rng(s).standard_normal(size),
     )
     # 400 draws to adapt by: the coordinates are nearly right already
     silent = dict(save_warmup=False, progress_bar=False)
     trace = sample(model, draws=n_draws, tune=400, chains=1, cores=1, seed=seed, **silent)
-    return mean + trace.posterior["x"].values[0] @ lower.T
+    x = trace.posterior["x"].values[0]
+    phi, slope = mean + x[:, :p] @ lower.T, np.array([slopes(own)[1] for own in x])
+    score = slope[:, :p] + slope[:, p:] @ _effects_along(slopes, rows, coordinates, lower, q)
+    return phi, solve_triangular(lower, score.T, lower=True, trans=1).T - _slope_of(cavity, phi)
+
+
+def _effects_along(slopes, rows, coordinates, lower, q):
+    """Return how the modes (J q,) of the effects go along with white coordinates, (J q, P)."""
+    d, p, step = rows.X.shape[1], len(lower), 1e-4
+    if q == 0:
+        return np.zeros((0, p))
+    phi = coordinates.mean
+    design = rows.local @ _scales.factor(phi[d:], q)
+    modes, own = effect_modes(rows, rows.X @ phi[:d], design, np.zeros((len(rows.starts), q)))
+    places = np.r_[np.zeros(p), modes.ravel()] + step * np.eye(p, p + modes.size)[:, None] * [
+        [1],
+        [-1],
+    ]
+    ends = np.array([[slopes(x)[1][p:] for x in pair] for pair in places])
+    change = (ends[:, 0] - ends[:, 1]).reshape(p, *modes.shape) / (2.0 * step)
+    along = backward(own, forward(own, np.moveaxis(change, 0, -1)))
+    return along.reshape(-1, p)
+
+
+def _slope_of(cavity, phi):
+    """Return the slopes (S, P) of the log of a cavity at draws."""
+    return cavity.shift - phi @ cavity.precision
+
+
+def _moments_by_scores(state, weight, cavity):
+    """Return tilted moments under a cavity by weights (S,) of the draws of a chain.
+
+    With white x = L^-1 (phi - m) and scores g, E g = 0 and E x g' = -I whatever the distribution
+    (integration by parts), so that x + g has the mean of x, and its covariance with x is that of x
+    less I. Both hardly vary where the distribution is nearly N(m, L L'), the one EP finds: what a
+    plain covariance is off, relative to the whole precision, adds up over sites. Scores are those
+    along a line on which the effects move with phi, which is as right and varies less.
+    """
+    mean, lower = state.proposal.mean, checked_cholesky(state.proposal.cov)
+    white = solve_triangular(lower, (state.phi - mean).T, lower=True).T
+    steady = white + (state.score + _slope_of(cavity, state.phi)) @ lower
+    centre = weight @ steady
+    across = (weight[:, None] * (white - centre)).T @ (steady - centre)
+    cov = np.eye(len(centre)) + 0.5 * (across + across.T)
+    return Moments(mean + lower @ centre, lower @ cov @ lower.T)
 
 
 def _log_mass(rows, cavity, moments, q, n_draws, rng):
@@ -309,12 +375,12 @@ def _fresh(rows, cavity, state, q, settings):
     site = tilted_by_nodes(rows, cavity, state.nodes, q=q, tol=1e-2)
     stream = np.random.SeedSequence([settings.seed, state.site, state.n_fresh])
     seed = int(stream.generate_state(1)[0])
-    phi = _chain(rows, cavity, site.moments, q, settings.n_draws, seed)
-    found = _moments_of(phi, np.full(len(phi), 1.0 / len(phi)))
-    log_z = _log_mass(rows, cavity, found, q, settings.n_draws, np.random.default_rng(stream))
-    return DrawState(
-        site.state, state.site, state.n_fresh + 1, None, phi, log_factor(cavity, phi), log_z
-    )
+    phi, score = _chain(rows, cavity, site.moments, q, settings.n_draws, seed)
+    known = site.moments, phi, log_factor(cavity, phi), 0.0, score
+    new = DrawState(site.state, state.site, state.n_fresh + 1, *known)
+    found = _moments_by_scores(new, np.full(len(phi), 1.0 / len(phi)), cavity)
+    rng = np.random.default_rng(stream)
+    return new._replace(log_z=_log_mass(rows, cavity, found, q, settings.n_draws, rng))
 
 
 def tilted_by_nuts(rows, cavity, state, *, q, settings):
@@ -325,111 +391,11 @@ def tilted_by_nuts(rows, cavity, state, *, q, settings):
     Notes
     -----
     Draws made for an earlier cavity are weighted by the new one over the old one, until too few
-    stay effective. The covariance is the one whose inverse is an unbiased precision: the inverse of
-    a plain sample covariance of s draws is too large by (s - 1) / (s - P - 2), relative to the
-    whole precision and not to the share of the site, and sites add that up. Draws of a chain depend
-    on each other, those of log scales most (one in four counts); the factor takes them as they are.
+    stay effective.
     """
     log_weight = None if state.phi is None else log_factor(cavity, state.phi) - state.base
     if log_weight is None or normalised(log_weight)[1] <= settings.min_share:
         state = _fresh(rows, cavity, state, q, settings)
         log_weight = np.zeros(settings.n_draws)
-    weight, share = normalised(log_weight)
-    n, p = share * len(weight), state.phi.shape[1]
-    tilted = _moments_of(state.phi, weight)
-    unbiased = (n - 1.0) / (n - p - 2.0)
-    return _weighed(state, log_weight, tilted._replace(cov=unbiased * tilted.cov), 2 * (p + 2))
-
-
-class TrustLimits(NamedTuple):
-    """When the site of a part misleads, and what helps."""
-
-    poor_kl: float = 0.1  # nats above which a site misleads
-    poor_k: float = 0.7  # shape of the weights above which half as many do
-    gain: float = 0.5  # share of its divergence that a merger may leave
-    good_kl: float = 0.01  # nats below which a part may be two
-    large: float = 2.0  # times the mean number of rows
-
-
-_TRUST = TrustLimits()
-
-
-class PartTrust(NamedTuple):
-    """What is known of one part.
-
-    `divergence` is the Kullback-Leibler divergence, in nats, of its tilted distribution of the
-    shared parameters from the global approximation; `pareto_k` the shape of the largest importance
-    weights between them, as in `Diagnosis`. `advice` is "merge" with the part `partner`, "no
-    Gaussian" where that would not help, since the posterior itself is none, "split", or empty.
-    """
-
-    part: int
-    n_rows: int
-    n_groups: int
-    divergence: float
-    pareto_k: float
-    advice: str = ""
-    partner: int | None = None
-
-    def __str__(self):
-        text = (
-            f"Part {self.part} ({self.n_rows} rows, {self.n_groups} groups): divergence "
-            f"{self.divergence:.2g}, Pareto k {self.pareto_k:.2f}"
-        )
-        more = {
-            "merge": f"; its site is a poor stand-in for it: merge it with part {self.partner}",
-            "no Gaussian": "; no merger would help: the posterior itself is no Gaussian here",
-            "split": "; large and well approximated: split it where that saves time",
-        }
-        return text + more.get(self.advice, "")
-
-
-def trust_in_parts(est, rows, n_draws, rng):
-    """Return the `PartTrust` of each part of a fit with sites of its own, none otherwise.
-
-    rows are (design, local, code, sign, weight) of the training rows, all of named groups or of
-    none. Draws of the global Gaussian serve all parts; O(200 S n) for S of them.
-    """
-    design, designs, codes, sign, weight = rows
-    local, code = of_one_factor(len(sign), designs, codes.T)
-    precision, shift = est.site_precision_, est.site_shift_
-    shared = len(precision) > 1 and not np.ptp(precision, axis=0).any()
-    own = est.partition_[code] if local.shape[1] else est.partition_
-    if shared or len(own) != len(sign):
-        return ()  # equal shares of one answer, or other rows than those of the fit
-    n_draws = min(n_draws, max(200, 4_000_000 // len(sign)))
-    phi = draws_of(Moments(est.phi_mean_, est.phi_cov_), n_draws, rng)
-    log_ratio, found = np.empty((len(precision), n_draws)), []
-    for k in range(len(precision)):
-        mine = own == k
-        part = arrow_rows(*(a[mine] for a in (design, sign, weight, local, code)))[0]
-        log_site = phi @ shift[k] - 0.5 * np.einsum("sp,pr,sr->s", phi, precision[k], phi)
-        log_ratio[k] = marginal_log_likelihood(part, phi, local.shape[1]) - log_site
-        tail = importance_check(log_ratio[k]).pareto_k
-        sizes = len(part.sign), len(part.starts) if designs else 0
-        found.append(PartTrust(k, *sizes, divergence_of(log_ratio[k]), tail))
-    mean_size = len(sign) / len(precision)
-    return tuple(_advised(trust, log_ratio, mean_size) for trust in found)
-
-
-def divergence_of(log_ratio):
-    """Return the divergence of a density from another by log ratios (S,) at draws of the other."""
-    log_mean = logsumexp(log_ratio) - np.log(len(log_ratio))
-    return float(normalised(log_ratio)[0] @ log_ratio - log_mean)
-
-
-def _advised(trust, log_ratio, mean_size):
-    """Return the `PartTrust` with advice.
-
-    What a merger would give is known beforehand: the ratios of two parts multiply.
-    """
-    k = trust.part
-    tail_matters = trust.pareto_k > _TRUST.poor_k and trust.divergence > 0.5 * _TRUST.poor_kl
-    if trust.divergence <= _TRUST.poor_kl and not tail_matters:
-        large = trust.n_rows > _TRUST.large * mean_size and trust.divergence < _TRUST.good_kl
-        return trust._replace(advice="split" if large else "")
-    others = [j for j in range(len(log_ratio)) if j != k]
-    merged = [divergence_of(log_ratio[k] + log_ratio[j]) for j in others]
-    if not others or min(merged) > _TRUST.gain * trust.divergence:
-        return trust._replace(advice="no Gaussian")
-    return trust._replace(advice="merge", partner=others[int(np.argmin(merged))])
+    tilted = _moments_by_scores(state, normalised(log_weight)[0], cavity)
+    return _weighed(state, log_weight, tilted, 2 * (state.phi.shape[1] + 2))

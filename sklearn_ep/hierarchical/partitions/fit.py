@@ -9,7 +9,7 @@ from scipy.stats import multivariate_normal
 from ..._engine.gaussian import Moments, Natural, check_precise, moments, natural
 from ..._engine.hyper import Average, Axes, Node, normal_distribution
 from ..._engine.loop import SILENT
-from ..._engine.partition import Part
+from ..._engine.partition import Part, PartMap
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .. import _scales
 from .._exact import GivenScales
@@ -46,6 +46,16 @@ def parts_in_memory(plan, sign):
     own = of_one_factor(len(sign), plan.designs, plan.codes)
     arrays = plan.X, sign, plan.weight, *own
     return [Part(*arrow_rows(*(a[m] for a in arrays))[0]) for m in plan.parts.members]
+
+
+def fit_in_memory(plan, sign, monitor, previous, save):
+    """Return the `BinaryFit` of a `Plan` with rows in memory and labels in {-1, +1}.
+
+    Other parameters as for `fit_parts`.
+    """
+    unordered = plan.settings.schedule == "asynchronous"
+    with PartMap(parts_in_memory(plan, sign), plan.settings.n_jobs, unordered) as run:
+        return fit_parts(plan, run, None, monitor, previous, save)
 
 
 def fit_parts(plan, run, reader, monitor, previous, save):
@@ -208,9 +218,8 @@ class PartsGivenTheta:
 
     def _slope(self, theta, node):
         """Return the derivatives (T,) of the log evidence; of unnamed groups those of the named."""
-        (q,), (n, _) = self.n_effects, node.local.offset.shape
-        turned = (node.local.gain @ node.root.T).reshape(n, q, len(node.root))
-        moment = node.local.second_moment(node.mean, turned @ turned.swapaxes(1, 2))
+        (q,), n = self.n_effects, len(node.local.offset)
+        moment = node.local.second_moment(node.mean, node.local.explained(node.root))
         return _scales.slope(theta, q, self.n_levels[0] / max(n, 1) * moment)
 
 

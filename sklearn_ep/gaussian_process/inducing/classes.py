@@ -1,0 +1,240 @@
+"""All classes jointly through inducing points: what a row says of them, and their predictions.
+
+Classes share points and kernel, hence the whitened rows W. The sites of `_engine.class_sites` sit
+on the values W e_c of the classes c, and join them in one posterior of K m numbers, whose gram has
+the blocks W' diag([c = j] d_c - d_c d_j / sum d) W. These are no linear function of the links d:
+every posterior of a sweep is summed from its sites.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from sklearn.utils import gen_batches
+
+from ..._engine.class_sites import (
+    ClassSites,
+    admissible,
+    class_change,
+    class_covariances,
+    class_pull,
+    class_update,
+)
+from ..._engine.contracts import require
+from ..._engine.gaussian import add_to_diagonal, checked_cholesky
+from .._hyperparameters import JOINT_ACCURACY, Accuracy
+from .ep import RowSlopes, Visit
+from .values import InducingPosterior, block_rows, rows_times, times_rows
+
+# Numbers of one temporary array of a visit: K^2 m a row.
+_ENTRIES = 4_000_000
+
+
+class ClassPosterior(InducingPosterior):
+    """Posterior of the whitened inducing values of K classes.
+
+    `coef` (K, m) are the means, `spread` (K, m, K, m) is the covariance.
+    """
+
+    def __init__(self, gram, shift, n_classes):
+        super().__init__(gram, shift)
+        self.coef = self.mean.reshape(n_classes, -1)
+
+    @property
+    def spread(self):
+        """Covariance of classes and points (K, m, K, m)."""
+        return self.cov.reshape(*self.coef.shape, *self.coef.shape)
+
+    @cached_property
+    def _beside(self):
+        """The covariance as (m, K K m): what a row has to do with each pair of classes."""
+        return np.ascontiguousarray(self.spread.transpose(1, 0, 2, 3)).reshape(len(self.coef.T), -1)
+
+    @cached_property
+    def _single(self):
+        return self._beside.astype(np.float32)
+
+    def smoothed(self, W):
+        """Return S_ck w (b, K, K, m) of rows, the places in that order: w' S_kc."""
+        beside = self._single if W.dtype == np.float32 else self._beside
+        return (W @ beside).reshape(len(W), len(self.coef), *self.coef.shape)
+
+    def marginals(self, W, smooth=False):
+        """Return means (b, K), covariances (b, K, K) and, if asked for, `smoothed`.
+
+        Of rows in single precision no variance is below what rounding leaves of it.
+        """
+        mean = (W @ self.coef.T.astype(W.dtype, copy=False)).astype(float)
+        if not smooth:
+            return mean, class_covariances(self.spread, W), None
+        smoothed, K = self.smoothed(W), len(self.coef)
+        cov = (smoothed.reshape(len(W), K * K, -1) @ W[:, :, None]).reshape(-1, K, K).astype(float)
+        cov = 0.5 * (cov + cov.transpose(0, 2, 1))
+        least = np.finfo(W.dtype).eps * np.einsum("ij,ij->i", W, W)
+        own = np.einsum("ncc->nc", cov)
+        own[:] = np.maximum(own, least[:, None])
+        return mean, cov, smoothed
+
+
+@dataclass(frozen=True)
+class JointLabels:
+    """Labels of K classes with one posterior: the class with the largest noisy value.
+
+    Sites (K, 2, n) are links and shifts of `_engine.class_sites`; links that are all zero say
+    nothing. A sweep takes 3 K^2 m^2 flops a row and 2 (K m)^3, one with the gradient 3 K^2 m^2 a
+    row.
+    """
+
+    factor: Any
+    n_sites: int
+    n_posteriors: ClassVar[int] = 1
+    copies: ClassVar[float | None] = None
+    linear: ClassVar[bool] = False
+    accuracy: ClassVar[Accuracy] = JOINT_ACCURACY
+
+    def __post_init__(self):
+        needs = ["tilted", "log_proba", "fixed_winner"]
+        require("factor", self.factor, needs, "expectation propagation for classes")
+
+    @property
+    def n_latents(self):
+        """Latent functions of a posterior: one a class."""
+        return self.n_sites
+
+    @property
+    def exact_gradient(self):
+        """Whether the gradient is that of the log evidence, and not without the moves of sites."""
+        return self.n_sites == 2
+
+    def own_sites(self, k):
+        """Return where the sites of the posterior are: all."""
+        return slice(None)
+
+    def rows_at_once(self, m):
+        """Return the number of rows of a block for m inducing points."""
+        return min(block_rows(m), max(16, _ENTRIES // (self.n_sites**2 * m)))
+
+    def posterior(self, gram, shift):
+        """Return the posterior of all classes from sums."""
+        return ClassPosterior(gram, shift, self.n_sites)
+
+    def visit(self, k, posterior, rows, form):
+        """Return the `Visit` of all classes to a `RowBlock`, with a `form` of the gradient."""
+        mean, cov, smoothed = posterior.marginals(rows.W, form is not None)
+        old, var = _class_sites(rows.sites, rows.y), np.einsum("ncc->nc", cov)
+        update = class_update(self.factor, rows.y, old, mean, cov, rows.extra_var)
+        slopes = None
+        if form is not None:
+            alpha, coupling = class_pull(old, update, mean, cov, form == "fresh")
+            w = rows.weight[:, None]
+            coupling = (w * coupling.reshape(len(w), -1)).astype(rows.W.dtype, copy=False)
+            towards = coupling[:, None] @ smoothed.reshape(*coupling.shape, -1)
+            noise = rows.weight * update.noise_slope
+            slopes = RowSlopes(towards[:, 0], (w * alpha).T, posterior.coef, noise)
+        change = class_change(self.factor, rows.y, old, update.sites, var)
+        before, after = (np.stack(s).transpose(2, 0, 1) for s in (old, update.sites))
+        return Visit(before, after, var.T, update.log_term, change, slopes)
+
+    def add_sums(self, gram, shift, W, weight, sites):
+        """Add gram and shift of sites (K, 2, b) with copies to sums (K m, K m) and (K m,).
+
+        Of the grams the blocks below the diagonal, which tell the others: see `completed`.
+        """
+        K, m = len(sites), W.shape[1]
+        links, gram = weight * sites[:, 0], gram.reshape(K, m, K, m)
+        total = sites[:, 0].sum(0)
+        share = sites[:, 0] / np.where(total > 0, total, 1.0)
+        for c in range(K):
+            for j in range(c):
+                half = rows_times(W, np.sqrt(links[c] * share[j]))
+                gram[c, :, j] -= half.T @ half
+        shift += np.concatenate([times_rows(weight * b, W) for b in sites[:, 1]])
+
+    def completed(self, grams):
+        """Return grams with the blocks of `add_sums`: they are symmetric, and rows sum to zero."""
+        K = self.n_sites
+        for gram in grams.reshape(-1, K, grams.shape[-1] // K, K, grams.shape[-1] // K):
+            for c in range(K):
+                for j in range(c):
+                    gram[j, :, c] = gram[c, :, j]
+                gram[c, :, c] = 0.0
+            for c in range(K):
+                gram[c, :, c] = -gram[c].sum(axis=1)
+        return grams
+
+    def admissible(self, proposal, x, target):
+        """Return sites (K, 2, n) that a posterior may have."""
+        last = (sites.transpose(1, 2, 0) for sites in (proposal, x, target))
+        return admissible(*last).transpose(2, 0, 1)
+
+    def log_left_out(self, posteriors, rows):
+        """Return log probabilities (b,) of labels under cavities."""
+        mean, cov, _ = posteriors[0].marginals(rows.W)
+        old = _class_sites(rows.sites, rows.y)
+        return class_update(self.factor, rows.y, old, mean, cov, rows.extra_var).tilted.log_z
+
+    def predictors(self, prior, posteriors):
+        """Return what predicts all classes."""
+        return [JointInducingPosterior(prior, p, self.factor) for p in posteriors]
+
+
+def _class_sites(sites, y):
+    """Return `ClassSites` (b, K) of sites (K, 2, b); the winner is linked where nobody is."""
+    d, b = np.array(sites.transpose(1, 2, 0), order="C")
+    nobody = ~np.any(d, axis=1)
+    d[nobody, y[nobody]] = 1.0
+    return ClassSites(d, b)
+
+
+class JointInducingPosterior:
+    """Predictions of all classes from inducing points."""
+
+    def __init__(self, prior, state, factor):
+        self.prior, self.factor = prior, factor
+        self.coef, self.spread, self.inverse = state.coef, state.spread, state.inverse
+
+    @property
+    def n_classes(self):
+        """Number of classes."""
+        return len(self.coef)
+
+    @property
+    def inducing_mean(self):
+        """Posterior means of the inducing values (K, m)."""
+        return self.coef @ self.prior.lower.T
+
+    @property
+    def inducing_cov(self):
+        """Posterior covariances of the inducing values of each class (K, m, m)."""
+        lower = self.prior.lower
+        return np.stack([lower @ S[:, c] @ lower.T for c, S in enumerate(self.spread)])
+
+    def latent(self, X):
+        """Return means (n_new, K) and covariances (n_new, K, K) of the classes at new rows."""
+        C = self.n_classes
+        mean, cov = np.empty((len(X), C)), np.empty((len(X), C, C))
+        for rows in gen_batches(len(X), block_rows(len(self.prior.Z))):
+            W, extra_var, _ = self.prior.whiten(X[rows])
+            mean[rows] = W @ self.coef.T
+            cov[rows] = class_covariances(self.spread, W)
+            np.einsum("ncc->nc", cov[rows])[:] += extra_var[:, None]
+        return mean, cov
+
+    def covariance(self, X1, X2, c, j):
+        """Return the posterior covariance (n1, n2) of classes c and j between new rows."""
+        W1, W2 = self.prior.whiten(X1)[0], self.prior.whiten(X2)[0]
+        shared = W1 @ self.spread[c, :, j] @ W2.T
+        return shared + self.prior.kernel(X1, X2) - W1 @ W2.T if c == j else shared
+
+    def draw(self, X, n_samples, rng):
+        """Return joint draws (n_samples, n_new, K): common inducing values, the rest a class."""
+        W = self.prior.whiten(X)[0]
+        left = self.prior.kernel(X) - W @ W.T
+        add_to_diagonal(left, 1e-10 * (1.0 + np.diagonal(left).max()))
+        lower = checked_cholesky(left)
+        e = (rng.standard_normal((n_samples, len(self.inverse))) @ self.inverse).reshape(
+            n_samples, *self.coef.shape
+        )
+        own = rng.standard_normal((n_samples, self.n_classes, len(X))) @ lower.T
+        return ((self.coef + e) @ W.T + own).transpose(0, 2, 1)
