@@ -406,8 +406,12 @@ def test_a_column_in_another_unit_is_named(estimator, way):
         (ConvexVariationalRegressor(prior="horseshoe"), "prior must be .*HorseshoeSite of sklearn"),
         (ConvexVariationalRegressor(noise_variance="learn"), "noise_variance must be 'auto' or a"),
         (SpikeSlabRegressor(slab_variance="learn"), "slab_variance must be 'auto' or a number"),
+        (SpikeSlabRegressor(noise_variance=None), "noise_variance must be 'auto' or a number"),
         (RelaxedEPClassifier(label_noise="auto"), "label_noise must be 'learn' or a number"),
-        (HierarchicalEPLogistic(n_partitions="all"), "n_partitions must be 'auto' or a number"),
+        (
+            HierarchicalEPLogistic(n_partitions="all"),
+            "n_partitions must be 'auto', 'adaptive' or a number",
+        ),
         (HierarchicalEPLogistic(prior_scale="auto"), "prior_scale must be a positive number or 3"),
     ],
     ids=lambda value: "" if isinstance(value, str) else type(value).__name__,

@@ -53,11 +53,11 @@ def check_number(
 
 def check_number_or_auto(name, value, low=None, high=None):
     """Raise an error that names the parameter unless it is "auto" or a finite number between."""
-    if isinstance(value, str):
+    if not isinstance(value, numbers.Real):
         check_choice(name, value, ["auto"], "a number")
         return
     check_number(name, value, low, high, boundaries="neither")
-    if not np.isfinite(value):
+    if not np.isfinite(float(value)):
         raise ValueError(f"{name} must be finite, got {value!r}.")
 
 

@@ -110,15 +110,6 @@ def _rows(columns, places):
     return {name: np.asarray(values)[places] for name, values in columns.items()}
 
 
-def check_summary(estimator, level, top, sort):
-    """Raise an error unless the estimator is fitted and these are parameters of its summary."""
-    check_is_fitted(estimator)
-    check_number("level", level, 0, 1, boundaries="neither")
-    check_choice("sort", sort, ["strength", "column"])
-    if top is not None:
-        check_number("top", top, 1, integer=True)
-
-
 @dataclass(frozen=True, repr=False)
 class Table(Printed):
     """Columns of equal length under a title, the first of them names; printing shows them.
@@ -282,7 +273,69 @@ def strength_of(columns, of_column):
     return [columns["inclusion"].round(4), ratio] if "inclusion" in columns else [ratio]
 
 
-class CoefficientReport:
+class Summarised:
+    """Estimator that shows what it has learned.
+
+    A subclass offers `_summarise(level, top, sort, feature_names)`, called once these are checked.
+    """
+
+    _summarise: Any
+
+    def summary(
+        self,
+        level: float = 0.9,
+        top: int | None = 20,
+        sort: str = "strength",
+        feature_names: ArrayLike | None = None,
+    ) -> Summary:
+        """Tabulate what was learned, with intervals, and key figures.
+
+        Parameters
+        ----------
+        level : float, default=0.9
+            Probability in (0, 1) that an interval covers what it is of.
+        top : int or None, default=20
+            How many rows that belong to columns are printed, the strongest; None for all. The
+            tables have all.
+        sort : {"strength", "column"}, default="strength"
+            Order in which they are printed: by inclusion where columns may be left out, then by
+            abs(mean) / sd, length scales from the shortest on; or that of the columns.
+        feature_names : array-like of shape (d,), default=None
+            Names of the columns, such as ``pipeline[:-1].get_feature_names_out()``. None takes
+            those of the rows of the fit, x0, x1, ... where they had none.
+
+        Returns
+        -------
+        summary : Summary
+            Printing it shows the tables; ``to_frame()`` gives the first to pandas. Linear models
+            have coefficients, under columns name, mean, sd, lower and upper, and inclusion where
+            columns may be left out (nan for the intercept). An intercept is the last row. With more
+            than two classes a name is "class: column", and the intercepts of all classes are last.
+
+            Gaussian processes have the parameters of their kernel: name, value (the exponential of
+            the mean log) and, where they are averaged over, lower and upper of a log-normal
+            distribution with the same moments. A class with a kernel of its own comes under its
+            label.
+
+            With groups there are also the standard deviations of their effects: factor, effect
+            (intercept or column), posterior median tau, its interval, and n_levels, the number of
+            named groups.
+
+        Raises
+        ------
+        ValueError
+            If `level` is not between 0 and 1, `top` or `sort` is none of the above, or
+            `feature_names` has another length.
+        """
+        check_is_fitted(self)
+        check_number("level", level, 0, 1, boundaries="neither")
+        check_choice("sort", sort, ["strength", "column"])
+        if top is not None:
+            check_number("top", top, 1, integer=True)
+        return self._summarise(level, top, sort, feature_names)
+
+
+class CoefficientReport(Summarised):
     """Intervals and summary of a linear estimator.
 
     A subclass offers `_coefficients(level)`: means and standard deviations (.., q) of its
@@ -320,44 +373,7 @@ class CoefficientReport:
         check_number("level", level, 0, 1, boundaries="neither")
         return self._coefficients(level)[2][..., : self.n_features_in_, :]
 
-    def summary(
-        self,
-        level: float = 0.9,
-        top: int | None = 20,
-        sort: str = "strength",
-        feature_names: ArrayLike | None = None,
-    ) -> Summary:
-        """Tabulate what was learned: coefficients with intervals, and key figures.
-
-        Parameters
-        ----------
-        level : float, default=0.9
-            Probability in (0, 1) that an interval covers its coefficient.
-        top : int or None, default=20
-            How many coefficients are printed, the strongest; None for all. The tables have all.
-        sort : {"strength", "column"}, default="strength"
-            Order in which they are printed: by inclusion where columns may be left out, then by
-            abs(mean) / sd; or that of the columns.
-        feature_names : array-like of shape (d,), default=None
-            Names of the columns, such as ``pipeline[:-1].get_feature_names_out()``. None takes
-            those of the rows of the fit, x0, x1, ... where they had none.
-
-        Returns
-        -------
-        summary : Summary
-            Printing it shows the table, ``to_frame()`` gives it to pandas. Columns are name, mean,
-            sd, lower and upper, and inclusion where columns may be left out (nan for the
-            intercept); an intercept is the last row. With more than two classes a name is "class:
-            column", and the intercepts of all classes are last. The figures are those that the
-            prior and the noise were learned to be.
-
-        Raises
-        ------
-        ValueError
-            If `level` is not between 0 and 1, `top` or `sort` is none of the above, or
-            `feature_names` has another length.
-        """
-        check_summary(self, level, top, sort)
+    def _summarise(self, level, top, sort, feature_names):
         d, names = self.n_features_in_, column_names(self, feature_names)
         mean, std, interval = self._coefficients(level)
         intercept = ["intercept"] * (mean.shape[-1] > d)

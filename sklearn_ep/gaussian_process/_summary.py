@@ -1,63 +1,17 @@
 """What a Gaussian process has learned, as a table: the parameters of its kernel."""
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from .._estimator.summary import (
-    Ranking,
-    Summary,
-    check_summary,
-    column_names,
-    interval_of,
-    title_of,
-)
+from .._estimator.summary import Ranking, Summarised, Summary, column_names, interval_of, title_of
 
 
-class KernelReport:
+class KernelReport(Summarised):
     """Summary of a Gaussian process."""
 
     hyperparameters_used_: str
     log_evidence_: float
 
-    def summary(
-        self,
-        level: float = 0.9,
-        top: int | None = 20,
-        sort: str = "strength",
-        feature_names: ArrayLike | None = None,
-    ) -> Summary:
-        """Tabulate what was learned: parameters of the kernel, and key figures.
-
-        Parameters
-        ----------
-        level : float, default=0.9
-            Probability in (0, 1) that an interval covers its parameter. Intervals are those of a
-            log-normal distribution with the moments of the average; the mode has none.
-        top : int or None, default=20
-            How many parameters that belong to one column each are printed, the shortest length
-            scales first; None for all. The table has all.
-        sort : {"strength", "column"}, default="strength"
-            Order in which they are printed: from the shortest length scale to the longest, or that
-            of the columns.
-        feature_names : array-like of shape (d,), default=None
-            Names of the columns; None takes those of the rows of the fit, x0, x1, ... where they
-            had none.
-
-        Returns
-        -------
-        summary : Summary
-            Its `hyperparameters` are the free parameters of the kernel: name, value (the
-            exponential of the mean log), and lower and upper if they were averaged over. Each class
-            with a kernel of its own comes under its label. ``print`` shows it, ``to_frame()`` gives
-            it to pandas.
-
-        Raises
-        ------
-        ValueError
-            If `level` is not between 0 and 1, `top` or `sort` is none of the above, or
-            `feature_names` has another length.
-        """
-        check_summary(self, level, top, sort)
+    def _summarise(self, level, top, sort, feature_names):
         columns = column_names(self, feature_names)
         each = [_table_of_kernel(columns, *problem) for problem in _problems(self)]
         names, logs, sd, keys = (np.concatenate(parts) for parts in zip(*each, strict=True))

@@ -22,7 +22,7 @@ from .._estimator.checks import check_number, check_parts
 from .._estimator.compat import CallbackSupportMixin, with_callbacks
 from .._estimator.latents import latents_of, links_of
 from .._estimator.posterior_classifier import probabilities
-from .._estimator.summary import Summary
+from .._estimator.summary import Summarised
 from . import _plan, _prediction, _scales
 from ._classes import ClassesModel
 from ._exact import fit_exact, fit_model
@@ -38,7 +38,7 @@ from .partitions.trust import fit_adaptively, trust_in_parts
 _LEVELS = 0.05, 0.5, 0.95  # of the medians and the intervals of tau
 
 
-class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEstimator):
+class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, VersionedEstimator):
     """Multilevel logistic regression: shared coefficients and effects of groups.
 
     The log odds of a row are x' beta + w' a_g, where a_g ~ N(0, S) is the effect of its group g and
@@ -742,44 +742,7 @@ class HierarchicalEPLogistic(CallbackSupportMixin, ClassifierMixin, VersionedEst
         check_is_fitted(self)
         return intervals(self._posteriors, level)[:, : self.coef_.shape[1]]
 
-    def summary(
-        self,
-        level: float = 0.9,
-        top: int | None = 20,
-        sort: str = "strength",
-        feature_names: ArrayLike | None = None,
-    ) -> Summary:
-        """Tables of what was learned, for reading.
-
-        Parameters
-        ----------
-        level : float, default=0.9
-            Posterior probability of the intervals, in (0, 1). 0.9 is that of `tau_interval_`.
-        top : int or None, default=20
-            How many coefficients are printed, the strongest; None for all. The tables have all.
-        sort : {"strength", "column"}, default="strength"
-            Order in which they are printed: by abs(mean) / sd, or that of the columns.
-        feature_names : array-like of shape (d,), default=None
-            Names of the columns of X; None takes those of the rows of the fit.
-
-        Returns
-        -------
-        summary : Summary
-            Its `coefficients` have the shared coefficients under the names of the columns of X (x0,
-            x1, ... by position where it had none), the intercept last; with more than two classes
-            as "class: column". Its `scales` have the standard deviations of the group effects:
-            factor, effect (intercept or column), posterior median tau, its interval, and n_levels,
-            the number of named groups. Its
-            `figures` are rows, groups, log evidence and engine. All on the scale of log odds;
-            intervals are quantiles of the posterior. ``print`` shows it, `to_frame` gives the
-            coefficients as a data frame.
-
-        Raises
-        ------
-        ValueError
-            If `level` is not between 0 and 1, `top` or `sort` is none of the above, or
-            `feature_names` has another length.
-        """
+    def _summarise(self, level, top, sort, feature_names):
         return summarise(self, level, top, sort, feature_names)
 
     def group_effects_frame(self, level: float = 0.9) -> Any:

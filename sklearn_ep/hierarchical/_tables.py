@@ -32,7 +32,6 @@ def _shared_names(est, given=None):
 
 def summarise(est, level, top, sort, feature_names):
     """Return the `Summary` of a fitted `HierarchicalEPLogistic`."""
-    summary.check_summary(est, level, top, sort)
     interval, columns = intervals(est._posteriors, level), est._columns
     names = _shared_names(est, feature_names)
     own = summary.names_by_class(est, [*names, "intercept"] if columns.fit_intercept else names)
