@@ -228,6 +228,14 @@ def test_weights_are_copies_and_a_warm_start_goes_on():
     assert weighted.fit(X, y, sample_weight=copies).n_sweeps_ <= 2 < first
 
 
+def test_labels_that_lack_a_part_are_refused_by_name():
+    class Rows:
+        linear, copies, n_posteriors, n_latents = True, None, 1, 1
+
+    with pytest.raises(TypeError, match="the labels Rows has no `own_sites` .* no `visit`"):
+        InducingEP(None, [3], None, Rows())
+
+
 @pytest.mark.filterwarnings("ignore:.*iterations ran out")
 def test_an_average_over_kernels_is_left_out_with_a_warning():
     X, y = toy()

@@ -50,10 +50,17 @@ class StreamSteps(NamedTuple):
     least: int = 2
     most: int = 40
 
+    def rows_a_step(self, seen):
+        """Return the number of rows that have a step, after those that were seen."""
+        return self.rows * max(1.0, seen / self.few_seen)
+
     def of_block(self, own, seen):
         """Return the number of steps for a block of so many copies after those that were seen."""
-        rows = self.rows * max(1.0, seen / self.few_seen)
-        return int(np.clip(np.ceil(own / rows), self.least, self.most))
+        return int(np.clip(np.ceil(own / self.rows_a_step(seen)), self.least, self.most))
+
+    def block_after(self, seen):
+        """Return the rows of a block after those that were seen."""
+        return max(self.block, self.least * self.rows_a_step(seen))
 
 
 STEPS = StreamSteps()
@@ -303,7 +310,7 @@ def _learn_from_batch(stream, X, y, weight, rule, plan):
     """
     sites = np.empty((plan.labels.n_sites, 2, len(X)))
     keys = standard_keys(X, Units.of_rows(X, weight), stream.seed, y)
-    for rows in minibatches(keys, weight, STEPS.block):
+    for rows in minibatches(keys, weight, STEPS.block_after(stream.weight)):
         rows = np.sort(rows)
         own = float(weight[rows].sum())
         with PartMap([Part(X[rows], y[rows], weight[rows])]) as run:
