@@ -491,7 +491,9 @@ def _remark_on_scale(plan, k, name, tau):
     if size.max() == 1:
         return f"{name}: every group has one row, so the data say hardly anything about its tau."
     if _share_of_one_class(plan, k) == 1.0:
-        return f"{name}: every group has rows of one class alone, so only its prior bounds tau."
+        return (
+            f"{name}: every group has rows of one class alone, so that only its prior bounds tau."
+        )
     if plan.engine == "messages" and tau > 2 and median < 5:
         return (
             f"{name} has tau {tau:.2g} and {median:g} rows a level in the median: "

@@ -146,9 +146,9 @@ class BayesianStackingClassifier(ClassifierMixin, SavedEstimator, _BaseCompositi
     of a part keep its hyperparameters. They are a little optimistic where few rows decide many
     hyperparameters.
 
-    A tree of the forest sees 63 % of the rows, at most 4000. The rest of them tell what the trees
-    without a row say of it. The slope of the log probabilities, whose log is standard normal a
-    priori, is learned from this.
+    A tree of the forest sees 63 % of the rows, at most 4000, and of each all copies or none. The
+    rest of the rows tell what trees say of rows that they lack. By that the slope of the log
+    probabilities is learned, whose log is standard normal a priori.
 
     References
     ----------

@@ -5,8 +5,10 @@ The trees that lack a row say what the forest would of it as a new one (Breiman 
 folds. By these probabilities one slope of the log probabilities is learned: averages over trees are
 too shy where classes are wide apart.
 
-Trees see the distinct rows in an order of their own, and bags are drawn by copies: a fit depends
-neither on the order of the rows nor on whether weights are written out as repeated rows.
+A tree sees all copies of a row or none: rows that are written several times, as by oversampling,
+would else tell of themselves (with each row of pima three times the forest took .98 of the weight,
+and the log loss of the stack rose from .571 to .695). Distinct rows have an order of their own, so
+that a fit depends neither on theirs nor on whether weights are written out as repeated rows.
 """
 
 from typing import NamedTuple
@@ -22,14 +24,13 @@ from sklearn.utils.validation import validate_data
 from .._estimator.checks import checked_weights
 
 _TREES = 100
-_IN_BAG = 0.632  # share of the copies that a tree sees: that of distinct rows in a bootstrap sample
+_IN_BAG = 0.632  # share of the rows that a tree sees: that of distinct ones in a bootstrap sample
 # Rows, which bounds the time and the memory of a tree: 10,000 rows of 20 columns take .3, .5 and
 # .7 CPU s with 1000, 2000 and 4000, and have a log loss of .507, .510 and .488.
 _MOST_IN_BAG = 4000
 # Columns tried at a split: half of them, at most these. Of prostate tumours, with 6033 genes of 71
 # rows, the log loss of the stack is .351 with 500 and .325 with 3000 (five splits, three seeds).
 _MOST_TRIED = 3000
-_MOST_COPIES = 1e9  # of a row that are drawn one by one: beyond, the rest is in a bag or not
 _BLOCK = 2000  # rows that go through all trees at a time
 _LOG_SLOPES = (-3.0, 3.0)
 
@@ -96,16 +97,17 @@ class OutOfBagForest(ClassifierMixin, BaseEstimator):
     def _grow(self, rows, own, count):
         """Grow the trees; return out-of-bag log probabilities (m, K) of distinct rows (m, d)."""
         rng, k = check_random_state(self.random_state), len(self.classes_)
-        grown = list[_Trees]()
+        # rows that differ in the label alone are one; they are sorted
+        number = np.append(0, np.cumsum(np.any(np.diff(rows, axis=0) != 0, axis=1)))
+        share, grown = min(_IN_BAG, _MOST_IN_BAG / (number[-1] + 1)), list[_Trees]()
         votes, absent = np.zeros((len(own), k)), np.zeros(len(own))
         while len(grown) < _TREES:
-            bag = _bag(count, rng)
-            if np.any(bag):
-                tree, leaf = _grown(rows, own, k, bag, rng)
+            seen = (rng.uniform(size=number[-1] + 1) < share)[number]
+            if np.any(seen):
+                tree, leaf = _grown(rows, own, k, seen * count, rng)
                 grown.append(tree)
-                out = 1.0 - bag / count
-                votes += out[:, None] * tree.share[leaf]
-                absent += out
+                votes[~seen] += tree.share[leaf[~seen]]
+                absent += ~seen
         self.trees_ = _joined(grown)
         return self._smoothed(votes, absent)
 
@@ -127,14 +129,6 @@ class OutOfBagForest(ClassifierMixin, BaseEstimator):
     def predict(self, X):
         """Return labels (n,)."""
         return self.classes_[self.predict_log_proba(X).argmax(axis=1)]
-
-
-def _bag(count, rng):
-    """Return the copies (m,) that a tree sees of rows with count (m,) of them."""
-    share = min(_IN_BAG, _MOST_IN_BAG / len(count))
-    whole = np.floor(np.minimum(count, _MOST_COPIES))
-    rest = (count - whole) * (rng.uniform(size=len(count)) < share)
-    return rng.binomial(whole.astype(np.int64), share) + rest
 
 
 def _grown(rows, own, n_classes, bag, rng):

@@ -89,3 +89,13 @@ def test_many_rows_are_seen_by_a_few_trees_each():
     forest = OutOfBagForest(0).fit(X[:8000], y[:8000])
     assert log_loss(forest, X[8000:], y[8000:]) < 0.25
     assert len(forest.trees_.feature) < 100 * 2 * 4300
+
+
+def test_rows_written_several_times_do_not_tell_of_themselves():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(200, 3)), rng.integers(0, 2, 200)
+    once, often = (OutOfBagForest(0).fit(X, y, np.full(200, c)) for c in (1.0, 9.0))
+    assert np.mean(np.log(once.loo_proba_)) < -0.68
+    assert np.mean(np.log(often.loo_proba_)) < -0.68
+    both = OutOfBagForest(0).fit(np.vstack([X, X]), np.append(y, 1 - y))
+    assert_allclose(both.loo_proba_[:200] + both.loo_proba_[200:], 1.0)
