@@ -8,6 +8,8 @@ The answer does not depend on where it is computed. Here the cluster is two proc
 machine.
 """
 
+import logging
+
 import matplotlib.pyplot as plt
 import numpy as np
 from dask.distributed import Client, LocalCluster
@@ -28,7 +30,8 @@ def load_partition(k, n_groups=15, n_rows=30):
 
 if __name__ == "__main__":
     serial = HierarchicalEPLogistic(group_column=3).fit([load_partition(k) for k in range(4)])
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+    local = dict(dashboard_address=None, silence_logs=logging.ERROR)  # slow ends are no matter
+    with LocalCluster(n_workers=2, threads_per_worker=1, **local) as cluster:
         with Client(cluster) as client:
             futures = client.map(load_partition, range(4))  # the data stay on the workers
             with parallel_config(backend="dask"):
