@@ -20,15 +20,15 @@ PARTS = {
             "arena",
             "All defaults on 26 real sets",
             "Sets of the collection of Raetsch and others, of the UCI repository and of "
-            "scikit-learn, 43 to 500 training rows, two or three classes, five splits, columns "
-            "standardised, six sets as tables with categories. Peers run in the form that tunes "
-            "itself, LightGBM and CatBoost at their defaults; CatBoost on 16 sets, since on sets of "
-            "many columns a fit takes up to 22 CPU seconds. Peers on sets of numbers are of "
-            "earlier runs of the same splits. Rows without losses of splits in the JSON count as "
+            "scikit-learn, 43 to 500 training rows, two or three classes, five splits. Columns "
+            "are standardised, six sets are tables with categories. Peers run in the form that "
+            "tunes itself, LightGBM and CatBoost at their defaults. CatBoost runs on 16 sets, "
+            "since on sets of many columns a fit takes up to 22 CPU seconds. Peers on sets of "
+            "numbers are of earlier runs of the same splits. Rows without losses of splits in the JSON count as "
             "level within .005.",
             "The stacked classifier at its defaults has the lowest mean rank by log loss, 2.3 of "
-            "thirteen models (1.9 to 2.7 over bootstrapped sets), and 1.7 where its rivals are the "
-            "peers alone. It is level with the best peer on 23 of 26 sets. The Gaussian process "
+            "thirteen models (1.9 to 2.7 over bootstrapped sets). Among the peers alone its mean "
+            "rank is 1.7. It is level with the best peer on 23 of 26 sets. The Gaussian process "
             "alone has 4.4, the best peer, that of scikit-learn, 7.0. Others lead on three. "
             "Support vectors lead on ionosphere (.165 against .198) and on breast cancer of "
             "Ljubljana (.525 against .543), logistic regression on iris (.075 against .103; over "
