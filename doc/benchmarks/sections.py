@@ -24,8 +24,8 @@ PARTS = {
             "are standardised, six sets are tables with categories. Peers run in the form that "
             "tunes itself, LightGBM and CatBoost at their defaults. CatBoost runs on 16 sets, "
             "since on sets of many columns a fit takes up to 22 CPU seconds. Peers on sets of "
-            "numbers are of earlier runs of the same splits. Rows without losses of splits in the JSON count as "
-            "level within .005.",
+            "numbers are of earlier runs of the same splits. Rows without losses of splits in the "
+            "JSON count as level within .005.",
             "The stacked classifier at its defaults has the lowest mean rank by log loss, 2.3 of "
             "thirteen models (1.9 to 2.7 over bootstrapped sets). Among the peers alone its mean "
             "rank is 1.7. It is level with the best peer on 23 of 26 sets. The Gaussian process "
