@@ -2,18 +2,17 @@
 
     python doc/benchmarks/arena.py [--quick] [--data FOLDER] [--only SET ...] [--splits 5]
 
-Twenty-four sets and more with two or several classes, and sets with numbers to predict. Each split
-is drawn anew, stratified; columns are standardised by the training rows. Six sets are tables with
+Twenty-six sets with two or several classes, and sets with numbers to predict. Each split is drawn
+anew, stratified; columns are standardised by the training rows. Six sets are tables with
 categories: ours, boosting, LightGBM and CatBoost take those as they are, the other peers and the
-linear model one-hot. Training sizes are those
-of the collection of Raetsch et al. (2001), at most 500; at most 2000 rows are tested. Peers that
-have a form which tunes itself are used in it: LogisticRegressionCV, LassoCV, and grids by
-three-fold log loss for the support vector machine, boosting and the forest. LightGBM and CatBoost
-take part at their defaults where they are installed. Scores are means over splits; "level" counts
-the sets on which a model is within .005 or two standard errors of the best, "above" is the mean
-log loss above the best, and the mean rank has a 90 % interval by a bootstrap over sets. "Among
-peers" is without the other models of this package. A run of
-some sets or models keeps the stored rows of the others: splits are the same in every run.
+linear model one-hot. Training sizes are those of the collection of Raetsch et al. (2001), at most
+500; at most 2000 rows are tested. Peers that have a form which tunes itself are used in it:
+LogisticRegressionCV, LassoCV, and grids by three-fold log loss for the support vector machine,
+boosting and the forest. LightGBM and CatBoost take part at their defaults where they are installed.
+Scores are means over splits; "level" counts the sets on which a model is within .005 or two
+standard errors of the best, "above" is the mean log loss above the best, and the mean rank has a
+90 % interval by a bootstrap over sets. "Among peers" is without the other models of this package. A
+run of some sets or models keeps the stored rows of the others: splits are the same in every run.
 """
 
 import functools

@@ -69,7 +69,7 @@ def default_parts(X, random_state):
     process = EPGaussianProcessClassifier(random_state=seed)
     parts = [("gaussian_process", process), ("linear", _of_numbers(X, linear))]
     shape = getattr(X, "shape", None) or np.asarray(X).shape
-    if shape[-1:] <= (_MOST_ADDITIVE,) and len(category_columns(X)) < shape[-1]:
+    if (len(category_columns(X)),) < shape[-1:] <= (_MOST_ADDITIVE,):
         parts.append(("additive", _of_numbers(X, ColumnSplines(), StandardScaler(), linear)))
     forest = OutOfBagForest(0 if random_state is None else seed)  # else every fit is another one
     return [*parts, ("forest", _of_numbers(X, forest))]
@@ -112,12 +112,14 @@ def proba_intervals(names, parts, weights, X, level):
     states = np.array([own is not None for own in found])
     if not np.any(states):
         raise ValueError(f"none of the parts {list(names)} has a predict_proba_interval.")
-    if np.all(states):
-        return found
+    return found if np.all(states) else _as_sure(found, states, parts, weights, X)
+
+
+def _as_sure(found, states, parts, weights, X):
+    """Return intervals with those that are None as wide, in log odds, as the others."""
     proba = [part.predict_proba(X) for part in parts]
     odds = [_log_odds(p[:, 1] if p.shape[1] == 2 else p)[..., None] for p in proba]
-    stated = zip(found, odds, weights, strict=True)
-    apart = [w * (_log_odds(own) - at) for own, at, w in stated if own is not None]
+    apart = [weights[k] * (_log_odds(found[k]) - odds[k]) for k in np.flatnonzero(states)]
     apart = np.sum(apart, axis=0) / weights[states].sum()
     pairs = zip(found, odds, strict=True)
     return [expit(at + apart) if own is None else own for own, at in pairs]

@@ -6,7 +6,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.datasets import make_classification
 from sklearn.ensemble import ExtraTreesClassifier
 
-from sklearn_ep.stacking._forest import OutOfBagForest
+from sklearn_ep import BayesianStackingClassifier
+
+SMALL = BayesianStackingClassifier().fit([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1])
+OutOfBagForest = type(SMALL.named_estimators_["forest"])
 
 
 def data(n=400, n_classes=2, seed=0):
