@@ -27,9 +27,6 @@ from .._hyperparameters import JOINT_ACCURACY, Accuracy
 from .ep import RowSlopes, Visit
 from .values import InducingPosterior, block_rows, rows_times, times_rows
 
-# Numbers of one temporary array of a visit: K^2 m a row.
-_ENTRIES = 4_000_000
-
 
 class ClassPosterior(InducingPosterior):
     """Posterior of the whitened inducing values of K classes.
@@ -111,9 +108,12 @@ class JointLabels:
         """Return where the sites of the posterior are: all."""
         return slice(None)
 
-    def rows_at_once(self, m):
-        """Return the number of rows of a block for m inducing points."""
-        return min(block_rows(m), max(16, _ENTRIES // (self.n_sites**2 * m)))
+    def rows_at_once(self, m, entries=4_000_000):
+        """Return the number of rows of a block for m inducing points.
+
+        No array of a visit, which has K^2 m numbers a row, has more than so many entries.
+        """
+        return min(block_rows(m), max(16, entries // (self.n_sites**2 * m)))
 
     def posterior(self, gram, shift):
         """Return the posterior of all classes from sums."""

@@ -187,7 +187,7 @@ class InducingPosterior:
         return W @ self.mean, var, smoothed
 
 
-def _each(T, gram):
+def _times_blocks(T, gram):
     """Return T' times each block of rows of a gram (k m, k m), for T (m, m) lower triangular."""
     blocks = np.split(gram, len(gram) // len(T))
     return np.concatenate([lower_times(T, block.copy(), trans=True) for block in blocks])
@@ -202,7 +202,7 @@ def rebase(gram, shift, old, new):
     if old is new:
         return gram, shift
     T = lower_times(old.inverse, new.lower.copy())  # triangular as well
-    grams = [_each(T, _each(T, g).T) for g in gram]
+    grams = [_times_blocks(T, _times_blocks(T, g).T) for g in gram]
     return np.stack(grams), (shift.reshape(-1, len(T)) @ T).reshape(shift.shape)
 
 
