@@ -378,7 +378,10 @@ def test_a_column_in_another_unit_is_named(estimator):
         (ConvexVariationalRegressor(noise_variance="learn"), "noise_variance must be 'auto' or a"),
         (SpikeSlabRegressor(slab_variance="learn"), "slab_variance must be 'auto' or a number"),
         (RelaxedEPClassifier(label_noise="auto"), "label_noise must be 'learn' or a number"),
-        (HierarchicalEPLogistic(n_partitions="all"), "n_partitions must be 'auto' or a number"),
+        (
+            HierarchicalEPLogistic(n_partitions="all"),
+            "n_partitions must be 'auto', 'adaptive' or a number",
+        ),
     ],
     ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
 )
