@@ -371,8 +371,8 @@ for random rows alone, at 250, 1,000 and 3,000 labels.
         """
 **Reproduces** on news stories (rcv1_small), over ten orders: with 200 labels the error by
 classifier uncertainty is .156 and by random rows .177, of .102 with all of the pool. That
-information gain does less well does **not show**: .159, a difference of .003 with a standard error of .007. Two
-orders of film reviews (rt_polarity) are too few to tell.
+information gain does less well does **not show**: .159, a difference of .003 with a standard error
+of .007. Two orders of film reviews (rt_polarity) are too few to tell.
 
 **Protocol.** The paper has real-sim and rcv1, with pools of 36,000 and 50,000 rows and curves to
 some thousand labels. Ours are 1,500 stories, 1,000 of them the pool, 100 labels to begin with, and

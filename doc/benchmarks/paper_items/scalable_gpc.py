@@ -377,7 +377,7 @@ BANDWIDTH, LATENCY = 125e6, 1e-3
 
 def engine_of(plan, run, sizes):
     """Return EP of a plan over other partitions of the rows."""
-    return InducingEP(run, sizes, plan.data.classes, plan.n_problems, plan.factor, plan.rule)
+    return InducingEP(run, sizes, plan.data.classes, plan.labels)
 
 
 def workers(setting, panel, rows):
