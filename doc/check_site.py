@@ -126,7 +126,8 @@ def look_at(page, address, origin):
     on_console = errors.append
 
     def on_message(message):
-        if message.type == "error" and origin in message.location.get("url", origin):
+        url = message.location.get("url", origin)
+        if message.type == "error" and origin in url and not url.endswith("favicon.ico"):
             on_console(message.text)
 
     page.on("console", on_message)

@@ -377,7 +377,7 @@ BANDWIDTH, LATENCY = 125e6, 1e-3
 
 def engine_of(plan, run, sizes):
     """Return EP of a plan over other partitions of the rows."""
-    return InducingEP(run, sizes, plan.data.classes, plan.n_problems, plan.factor, plan.rule)
+    return InducingEP(run, sizes, plan.data.classes, plan.labels)
 
 
 def workers(setting, panel, rows):
@@ -732,9 +732,9 @@ rows at once, on the first two splits. SVI on all rows at once was not run.
         "minibatches on flights of 2013",
         figure_4_flights,
         """
-**Reproduces:** an epoch of minibatches, 4.5 CPU seconds, outperforms the linear model, by .056 nats.
-That SEP improves faster than SVI we **cannot tell** from two splits: SVI is .015 above it after the
-same time.
+**Reproduces:** an epoch of minibatches, 4.5 CPU seconds, outperforms the linear model, by .056
+nats. That SEP improves faster than SVI we **cannot tell** from two splits: SVI is .015 above it
+after the same time.
 
 **Protocol.** The paper's flights, 2,127,068 of early 2008, are not at hand. We take all 203,853 of
 New York in 2013 with the same eight attributes, 10,000 held out. Batches of 1000 for both (200 in
