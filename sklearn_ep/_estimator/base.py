@@ -184,8 +184,8 @@ class VersionedEstimator(SavedEstimator):
         Raises
         ------
         ValueError
-            If `n_draws` or the rows are not usable, y has labels that the fit has not seen, or
-            `correct` is True for a fit without sites of expectation propagation on its rows.
+            If `n_draws` or the rows are not usable, or y has labels that the fit has not seen. If
+            `correct` is True for a fit that is not by EP on its rows.
 
         References
         ----------
