@@ -323,7 +323,10 @@ class Learner(Printed):
     def _best(self, strategy, free, n_instances):
         rows = np.flatnonzero(free)
         if _by_proba(strategy, self.estimator_):
-            rated = OF_PROBA[strategy](self._pool_proba())[rows]
+            # a label told since the last refit is taken in once
+            told = self._n_fitted < len(self._labels) and _has_posterior(self.estimator_)
+            proba = self._up_to_date().proba() if told else self.predict_proba()
+            rated = OF_PROBA[strategy](proba)[rows]
             return rows[best_first(rated)[:n_instances]]
         posterior = self._up_to_date()
         if is_greedy(strategy, "auto", n_instances):
@@ -333,12 +336,6 @@ class Learner(Printed):
         else:
             rated = latent_scores(posterior, strategy)[rows]
         return rows[best_first(rated)[:n_instances]]
-
-    def _pool_proba(self):
-        """Return `predict_proba` of the pool; a label told is taken in once."""
-        if self._n_fitted == len(self._labels) or not _has_posterior(self.estimator_):
-            return self.predict_proba()
-        return self._up_to_date().proba()
 
     def _up_to_date(self):
         """Return the posterior of the pool with all labels in."""

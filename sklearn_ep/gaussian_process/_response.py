@@ -110,6 +110,29 @@ def check_responds(estimator, option):
         )
 
 
+def signs_of(y, k, n_problems):
+    """Return labels in {-1, +1} of problem k from class indices."""
+    return np.where(y == (1 if n_problems == 1 else k), 1.0, -1.0)
+
+
+def site_problems(estimator):
+    """Return posterior, and signs, copies and exponent of the rows, of each problem of a fit."""
+    plan, posteriors = estimator._plan, estimator._posteriors
+    n, more = len(posteriors), (plan.weight, plan.response_share)
+    return [(p, (signs_of(plan.y, k, n), *more)) for k, p in enumerate(posteriors)]
+
+
+def corrections(estimator):
+    """Return that of the log evidence and, relative and largest, that of a row's latent sd."""
+    check_responds(estimator, "correct")
+    evidence, most, X = 0.0, 0.0, estimator._plan.X
+    for posterior, args in site_problems(estimator):
+        evidence += _added_log_evidence(posterior, *args)
+        grown = np.sqrt(1.0 + added_variance(posterior, X, *args) / posterior.latent(X)[1])
+        most = max(most, float(np.max(np.abs(grown - 1.0))))
+    return evidence, most
+
+
 def _parts(posterior):
     """Return pairs of weight and posterior: of the nodes of an average, or the one."""
     if hasattr(posterior, "posteriors"):
@@ -144,7 +167,7 @@ def added_variance(posterior, X, y, weight, exponent):
     return added
 
 
-def added_log_evidence(posterior, y, weight, exponent):
+def _added_log_evidence(posterior, y, weight, exponent):
     """Return what pairs of rows add to the log evidence; of an average, to that of its mixture."""
     shares, parts = zip(*_parts(posterior), strict=True)
     each = [evidence_of_pairs(*_shape_of_rows(p, y, weight, exponent)) for p in parts]

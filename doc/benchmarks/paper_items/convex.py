@@ -313,7 +313,7 @@ unit length.
         section_5,
         """
 a9a is the paper's set. real-sim and rcv1 are not at hand (the latter has 49,556,258 nonzeros);
-rt_polarity stands for them in the other items.
+rt_polarity and rcv1_small stand for them in the other items.
 """,
         needs_data=True,
         claims=(
@@ -350,9 +350,9 @@ start comes from. The paper prints no numbers of this figure.
         figure_2_lanczos,
         """
 **Cannot tell:** with variances of 80 Lanczos vectors (of 124 columns) information gain is level
-with classifier uncertainty. It is .0004 above it in the mean error to 250 labels, with a standard
-error of .0027. Random rows under the Laplace prior end at 3,000 labels with the error of the
-Gaussian prior (.154 both). The paper has its sparse prior ahead from about 2,800 labels on.
+with classifier uncertainty. Its mean error to 250 labels is .0004 higher, with a standard error of
+.0027. Random rows under the Laplace prior end at 3,000 labels with the error of the Gaussian prior
+(.154 both). The paper has its sparse prior ahead from about 2,800 labels on.
 
 **Protocol.** As in the item before, with the same six orders. Curves of chosen rows go to 250
 labels here. The paper's Laplace prior has a scale found on the full set, ours is .5, and we have it
