@@ -22,7 +22,7 @@ from ..._engine.class_sites import (
     class_update,
 )
 from ..._engine.contracts import require
-from ..._engine.gaussian import add_to_diagonal, checked_cholesky
+from ..._engine.gaussian import add_to_diagonal, checked_cholesky, inverse_from_triangular
 from .._hyperparameters import JOINT_ACCURACY, Accuracy
 from .ep import RowSlopes, Visit
 from .values import InducingPosterior, block_rows, rows_times, times_rows
@@ -37,6 +37,11 @@ class ClassPosterior(InducingPosterior):
     def __init__(self, gram, shift, n_classes):
         super().__init__(gram, shift)
         self.coef = self.mean.reshape(n_classes, -1)
+
+    @cached_property
+    def cov(self):
+        """Covariance A^-1 (K m, K m), in a third of the flops of a product."""
+        return inverse_from_triangular(self.inverse)
 
     @property
     def spread(self):

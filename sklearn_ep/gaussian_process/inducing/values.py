@@ -15,7 +15,6 @@ from sklearn.utils import gen_batches
 
 from ..._engine.gaussian import (
     checked_cholesky,
-    inverse_from_triangular,
     jittered_cholesky,
     lower_times,
     positive_variance,
@@ -156,7 +155,7 @@ class InducingPosterior:
     @cached_property
     def cov(self):
         """Covariance A^-1 (m, m)."""
-        return inverse_from_triangular(self.inverse)
+        return self.inverse.T @ self.inverse
 
     @cached_property
     def _single(self):
