@@ -490,10 +490,6 @@ def _remark_on_scale(plan, k, name, tau):
         return f"{name} has {n} levels: its tau rests on its prior."
     if size.max() == 1:
         return f"{name}: every group has one row, so the data say hardly anything about its tau."
-    if _share_of_one_class(plan, k) == 1.0:
-        return (
-            f"{name}: every group has rows of one class alone, so that only its prior bounds tau."
-        )
     if plan.engine == "messages" and tau > 2 and median < 5:
         return (
             f"{name} has tau {tau:.2g} and {median:g} rows a level in the median: "
@@ -534,21 +530,13 @@ def _remark_on_same_groups(first, second):
     )
 
 
-def _share_of_one_class(plan, k):
-    """Return the share of groups of factor k all of whose rows are of one class, 0 if not known."""
-    if plan.codes is None:
-        return 0.0
-    first = np.unique(plan.codes[k], return_index=True)[1]  # a row of each group
-    other = plan.y != plan.y[first][plan.codes[k]]
-    return float(np.mean(np.bincount(plan.codes[k], other) == 0))
-
-
 def _remark_on_small_groups(plan, name, median, tau):
     """Return a sentence where sites of partitions see small groups of one class as Gaussian."""
     by_rows = plan.parts is not None or plan.settings.power != 1.0
     if plan.engine not in ("ep", "laplace") or not by_rows or plan.codes is None:
         return ""
-    share = _share_of_one_class(plan, 0)
+    ones = np.bincount(plan.codes[0], weights=plan.y)
+    share = np.mean((ones == 0) | (ones == plan.sizes[0]))
     if median >= 5 or (tau <= 4 and share <= 0.5):
         return ""
     return (

@@ -175,11 +175,3 @@ def test_a_model_of_groups_alone():
     assert [e.shape for e in crossed.group_effects_] == [(10, 1), (6, 1)]
     with pytest.raises(ValueError, match="0 feature"):
         HierarchicalEPLogistic("g", fit_intercept=False).fit(frame, y)
-
-
-def test_groups_of_one_class_each_are_told_of():
-    rng = np.random.default_rng(0)
-    g = np.repeat(np.arange(8), 12)
-    rows = np.column_stack([rng.normal(size=96), g])
-    with pytest.warns(UserWarning, match="rows of one class alone, so that only its prior bounds"):
-        HierarchicalEPLogistic(1, refine=False).fit(rows, g > 3)
