@@ -240,6 +240,7 @@ def law_of(X, y, **kw):
     return ModelLaw(plan.problem, plan.space, plan.prior)
 
 
+@pytest.mark.filterwarnings("ignore:SpikeSlabRegressor. half the range:UserWarning")
 @pytest.mark.parametrize(("d", "units"), [(8, 1.0), (30, 1.0), (6, 1e-2)])
 def test_what_a_column_adds_is_the_change_of_the_density_of_the_rows(d, units):
     """Models of random columns, those of the last case in units that differ by 1e10."""
