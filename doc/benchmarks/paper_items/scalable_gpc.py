@@ -688,10 +688,10 @@ that of the other 4900.
         "time on the image set, and workers",
         figure_3,
         """
-**Reproduces:** with 50 and 200 points SEP has the smaller held-out log loss in the same CPU time,
-over ten splits. With 200 it is .017 below GFITC's and .034 below SVI's at the end (4 seconds), and
-with 50 points .036 and .085 (.6 seconds). SVI is the slowest at any size. **Does not** with four
-points, where GFITC is level with SEP or ahead of it.
+**Reproduces:** with 50 and 200 points SEP ends at a smaller held-out log loss in the same CPU time,
+over ten splits. With 200 it is .013 below GFITC's and .034 below SVI's at the end (3.2 seconds),
+and with 50 points .030 and .085 (.4 seconds); on the way GFITC is level with it. SVI is the slowest
+at any size. **Does not** with four points, where GFITC is level with SEP or ahead of it.
 
 **Protocol.** All three have the same first points and kernel. GFITC and SVI take L-BFGS steps, as
 in the paper, for as long as our longest fit takes; a point of their curves is at most a tenth
