@@ -245,7 +245,7 @@ class Learner(Printed):
         self._labels = _PoolLabels(self._pool.shape[0], classes, missing_label, y)
         self._posterior: Any = None
         self._n_fitted = self._n_included = 0
-        self._refit_if_due()
+        _refit_if_due(self)
 
     @property
     def labelled_(self):
@@ -387,7 +387,7 @@ class Learner(Printed):
             raise ValueError(f"rows {again} of indices have a label already: use `correct`.")
         self._labels.rows += rows
         self._labels.values += told
-        self._refit_if_due()
+        _refit_if_due(self)
         return self
 
     def correct(self, indices: ArrayLike, labels: ArrayLike) -> Self:
@@ -423,18 +423,8 @@ class Learner(Printed):
         elif had_model:
             self.refit()
         else:
-            self._refit_if_due()
+            _refit_if_due(self)
         return self
-
-    def _refit_if_due(self):
-        if self.estimator_ is None:
-            due = self._labels.enough(self._estimator)
-        else:
-            new = self._labels.values[self._n_fitted :]
-            unknown = self.classes_ is not None and not np.all(np.isin(new, self.classes_))
-            due = len(new) >= self._refit_every or unknown
-        if due:
-            self.refit()
 
     def refit(self) -> Self:
         """Fit a clone of the estimator to all labels now, unless the last refit had them all.
@@ -561,6 +551,18 @@ def learn(
         learner.refit()
         _keep_score(learner, score)
     return learner
+
+
+def _refit_if_due(learner):
+    """Refit a learner that has so many new labels, or a new class, or enough for its first fit."""
+    if learner.estimator_ is None:
+        due = learner._labels.enough(learner._estimator)
+    else:
+        new, known = learner._labels.values[learner._n_fitted :], learner.classes_
+        unknown = known is not None and not np.all(np.isin(new, known))
+        due = len(new) >= learner._refit_every or unknown
+    if due:
+        learner.refit()
 
 
 def _keep_score(learner, score):

@@ -6,7 +6,7 @@ is never formed: C = s2 I + X diag(1 / p0) X' with floored precisions p0, and a 
 correction puts the sites below the floor back.
 """
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -189,6 +189,12 @@ def _places(some, index):
     return inside, place[inside]
 
 
+def _scaled_columns(X, root):
+    """Yield (index, columns of X times the roots (d,) of their prior variances)."""
+    for block in column_blocks(X):
+        yield block, X[:, block] * root[block]
+
+
 class LowRankMarginals:
     """Posterior through the n x n matrix C and a correction for small and negative sites."""
 
@@ -221,16 +227,11 @@ class LowRankMarginals:
         """Return the lower half of C and an iterable of the scaled columns, to be used up."""
         C: Any = np.diag(np.full(len(self._X), self.noise)).T
         few = len(column_blocks(self._X)) == 1  # no copy of a large X
-        parts: Any = list(self._scaled()) if few else self._scaled()
+        scaled = partial(_scaled_columns, self._X, np.sqrt(self._scale))
+        parts: Any = list(scaled()) if few else scaled()
         for _, part in parts:
             C = _add_gram(C, part)
-        return C, parts if few else self._scaled()
-
-    def _scaled(self):
-        """Yield (index, columns times the roots of their prior variances)."""
-        root = np.sqrt(self._scale)
-        for block in column_blocks(self._X):
-            yield block, self._X[:, block] * root[block]
+        return C, parts if few else scaled()
 
     def _prepare(self, lack):
         """Second step: subtract `lack` from the floored precisions of the low sites."""
