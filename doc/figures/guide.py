@@ -148,7 +148,7 @@ def draw_stacking(fig, ink):
     line = np.linspace(-6, 6, 200)[:, None]
     ax = fig.add_subplot()
     names = ("Gaussian process", "linear", "additive", "forest")
-    colours = (FIRST, SECOND, ACCENT, "0.6")
+    colours = (FIRST, SECOND, ACCENT, "#3f9c5f")
     for name, part, colour in zip(names, model.estimators_, colours, strict=True):
         ax.plot(line, part.predict_proba(line)[:, 1], color=colour, linewidth=1.2, label=name)
     ax.plot(line, model.predict_proba(line)[:, 1], color=ink, linewidth=2.2, label="mixture")
