@@ -6,9 +6,8 @@
 Asserts of each page: it does not scroll sideways, no picture is missing, headings get smaller with
 their level, every link to the site itself finds its page and its place, and the console tells of no
 error. At a desk no page but those of the API is higher than 12,000 pixels, and no line of code is
-cut. In dark colours the
-pictures are dark, and on every page text stands out from what is behind it. Needs the package
-playwright and a Chromium; what is not part of the site is not loaded.
+cut. In dark colours the pictures are dark, and on every page text stands out from what is behind
+it. Needs the package playwright and a Chromium; what is not part of the site is not loaded.
 """
 
 import argparse
