@@ -12,6 +12,7 @@ import warnings
 import joblib
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -420,3 +421,14 @@ def test_errors_of_parameters_name_all_that_is_allowed(estimator, words):
     X, y = data()
     with pytest.raises((ValueError, TypeError), match=words):
         estimator.fit(X, y)
+
+
+def test_the_range_of_a_sparse_column_has_a_zero_only_where_it_has_one():
+    rng = np.random.default_rng(0)
+    X, y = rng.uniform(size=(40, 2)) + [5000.0, 1.0], np.arange(40) % 2
+    for kind in (np.asarray, sp.csr_array, sp.csc_array):
+        ConvexVariationalLogistic(1.0).fit(kind(X), y)  # a warning would be an error
+    X[0, 0] = 0.0
+    for kind in (np.asarray, sp.csr_array, sp.csc_array):
+        with pytest.warns(UserWarning, match="half the range"):
+            ConvexVariationalLogistic(1.0).fit(kind(X), y)

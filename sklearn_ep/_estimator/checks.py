@@ -137,10 +137,7 @@ _FEWEST_ENTRIES = 10
 
 
 class ColumnRanges(NamedTuple):
-    """Smallest and largest value (d,) of each column, and of how many entries that are not zero.
-
-    Zero is taken to be among the values of sparse columns.
-    """
+    """Smallest and largest value (d,) of each column, and how many entries are not zero."""
 
     low: np.ndarray
     high: np.ndarray

@@ -22,8 +22,7 @@ def restore_on_error(method: Method) -> Method:
 
     A posterior that has no Cholesky factor in double precision, whatever the steps, other failures
     of linear algebra, or numbers beyond its range become a ValueError that names what the data have
-    to do with it. Goes outside
-    `with_callbacks`, whose clean-up has to see the state of the fit.
+    to do with it. Goes outside `with_callbacks`, whose clean-up has to see the state of the fit.
     """
 
     @functools.wraps(method)
