@@ -148,7 +148,7 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
     warm_start : bool, default=False
         Go on from the messages of the last fit. New groups become a site of their own. Without
         partitions the scales are kept, and the sites of the rows where there are as many, or by
-        messages the values of levels.
+        messages the values of levels. Fits of one class against the rest start anew.
     n_jobs : int or None, default=None
         Workers for the partitions, threads for ``engine="messages"`` unless a backend is asked for.
         Worth while where a sweep over one takes well above 50 ms.
@@ -861,7 +861,7 @@ def _fit_problem(plan, run, save, previous, positives, sign, monitor, k):
         return fit_by_messages(plan, sign, run, monitor, previous, save)
     if plan.parts is None:
         return fit_exact(plan, sign, monitor, previous, save)
-    mine = _of_problem(previous, k, len(positives))
+    mine = previous if len(positives) == 1 else None
     if run is not None:
         reader = plan.parts.reader._replace(positive=positives[k])
         return fit_parts(plan, run, reader, monitor, mine, save)
@@ -925,14 +925,6 @@ def _of_sites(plan, fits):
     if sites:  # all rows are one
         out["partition_"] = np.zeros(len(plan.levels[0]), dtype=int)
     return out | {"_state": own[0]["state"]}
-
-
-def _of_problem(previous, k, n_problems):
-    """Return the part of the state of several problems that is about one of them."""
-    if previous is None or n_problems == 1:
-        return previous
-    own = {n: previous[n][k : k + 1] for n in ("site_precision", "site_shift") if n in previous}
-    return previous | {name: value[0] for name, value in own.items() if len(value)}
 
 
 def _generator(rng):
