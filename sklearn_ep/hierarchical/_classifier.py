@@ -24,8 +24,7 @@ from .._estimator.latents import latents_of, links_of
 from .._estimator.posterior_classifier import probabilities
 from .._estimator.summary import Summarised
 from . import _plan, _prediction, _scales
-from ._classes import ClassesModel
-from ._exact import fit_exact, fit_model
+from ._exact import fit_exact
 from ._factors import GroupsForgotten, split_intercept
 from ._parts import check_checkpoint, checked_state, going_on, state_of
 from ._posterior import moments_by_class
@@ -840,9 +839,7 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
         estimator, data[0], data[1], most, lambda posterior: {"_posteriors": [posterior()], **known}
     )
     fit = partial(_fit_problem, plan, run, save, previous, classes[-n_problems:])
-    if plan.joint:
-        fits = [fit_model(ClassesModel(plan), plan.settings, monitor, previous, save)]
-    elif run is None:
+    if run is None and not plan.joint:
         fits = fitting.fit_one_versus_rest(fit, plan.y, len(classes), estimator.n_jobs, monitor)
     else:
         fits = fitting.fit_each_problem(partial(fit, None), n_problems, monitor)
@@ -855,7 +852,8 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
 def _fit_problem(plan, run, save, previous, positives, sign, monitor, k):
     """Return the `BinaryFit` of problem k, whose label +1 is positives[k].
 
-    run is as in `fit_plan`; sign are the labels in {-1, +1} of rows in memory.
+    run is as in `fit_plan`; sign are the labels in {-1, +1} of rows in memory, unless classes are
+    fitted jointly.
     """
     if plan.engine == "messages":
         return fit_by_messages(plan, sign, run, monitor, previous, save)

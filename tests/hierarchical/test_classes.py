@@ -50,12 +50,12 @@ def plan_of(X, y, designs, codes, n_levels, **given):
     )
     settings = dict(tol=1e-3, max_iter=100, theta="grid", power=1.0)
     own = {name: given.pop(name) for name in list(given) if name in settings}
+    fields["joint"] = True
     return SimpleNamespace(**fields | given, settings=SimpleNamespace(**settings | own))
 
 
 def fit_classes(plan, previous=None):
-    model = _classes.ClassesModel(plan)
-    return _exact.fit_model(model, plan.settings, loop.SILENT, previous)
+    return _exact.fit_exact(plan, None, loop.SILENT, previous, None)
 
 
 def new_rows(plan, n=60, seed=5):
