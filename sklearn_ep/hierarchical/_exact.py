@@ -15,6 +15,7 @@ from scipy.sparse import csr_array, vstack
 from .._engine import gaussian
 from .._engine.hyper import Average, Node
 from .._engine.likelihoods import Logit
+from .._engine.loop import SILENT
 from .._engine.rules import rule_of_power
 from .._engine.sites import Sites
 from .._estimator.fitting import BinaryFit, PosteriorMonitor
@@ -269,7 +270,7 @@ class CrossedModel:
         return out
 
 
-def fit_exact(plan, sign, monitor, previous, save):
+def fit_exact(plan, sign=None, monitor=SILENT, previous=None, save=None):
     """Return the `BinaryFit` of a `Plan` with rows in memory.
 
     sign are their labels in {-1, +1}, None for several classes jointly; previous is the state of an
