@@ -19,7 +19,7 @@ def in_parts(rows, big, precision, n_parts):
     if n_parts == 1:
         numbers = parts.LevelNumbers([[np.arange(n) for n in rows.n_levels]], rows.n_levels)
         state = parts.RowState(None, [], precision=precision)
-        return parts.HeldRows([(schur.SystemRows.of(rows, big), state)], numbers)
+        return parts.HeldRows([(schur.SystemRows(rows, big), state)], numbers)
     part = np.random.default_rng(0).integers(n_parts, size=len(rows.sign))
     pairs, where = [], []
     for own in (part == k for k in range(n_parts)):
@@ -28,5 +28,5 @@ def in_parts(rows, big, precision, n_parts):
         arrays = rows.X[own], rows.sign[own], rows.weight[own]
         local = schur.FactorRows(*arrays, [code for _, code in both], [len(at) for at, _ in both])
         state = parts.RowState(None, [], precision=precision[own])
-        pairs.append((schur.SystemRows.of(local, big), state))
+        pairs.append((schur.SystemRows(local, big), state))
     return parts.HeldRows(pairs, parts.LevelNumbers(where, rows.n_levels))

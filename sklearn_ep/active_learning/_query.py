@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.base import is_regressor
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
@@ -150,7 +149,7 @@ def scores(
     [0.4 0.5 0.5]
     """
     _check_fitted(estimator)
-    check_strategy(strategy)
+    check_strategy(strategy, estimator)
     strategy, X = resolved(strategy, estimator), rows_of(X)
     if callable(strategy):
         return np.asarray(strategy(estimator, X))
@@ -246,7 +245,7 @@ def query(
     """
     if estimator is not None:
         _check_fitted(estimator)
-    check_strategy(strategy)
+    check_strategy(strategy, estimator)
     check_objective(objective, strategy)
     X_pool = rows_of(X_pool)
     n = X_pool.shape[0]
@@ -261,7 +260,11 @@ def query(
     strategy, X = resolved(strategy, estimator, objective), rows_at(X_pool, allowed)
     reference = reference_of(strategy, X_pool, X_reference, n_reference, random_state)
     if is_greedy(strategy, diversify, n_instances):
-        _check_greedy(estimator, strategy)
+        if not works_on_posterior(strategy):
+            raise ValueError(
+                f"diversify=True lowers variances, which strategy={strategy!r} does not use."
+            )
+        require_covariance(estimator, strategy)
         free = np.ones(len(allowed), dtype=bool)
         posterior = posterior_of(estimator, X, reference)
         chosen, rated = greedy(posterior, strategy, free, n_instances)
@@ -273,13 +276,3 @@ def query(
         chosen = best_first(rated)[:n_instances]
         values = rated[chosen]
     return (allowed[chosen], values) if return_scores else allowed[chosen]
-
-
-def _check_greedy(estimator, strategy):
-    if not works_on_posterior(strategy):
-        raise ValueError(
-            f"diversify=True lowers variances, which strategy={strategy!r} does not use."
-        )
-    if is_regressor(estimator) and strategy not in ("uncertainty", "variance_reduction"):
-        raise ValueError(f"strategy={strategy!r} needs a classifier, not a regressor.")
-    require_covariance(estimator, strategy)

@@ -205,7 +205,7 @@ def check_strategy(strategy, estimator=None):
             f"strategy must be a callable or one of {list(STRATEGIES)}, got {strategy!r}."
         )
     of_both = callable(strategy) or strategy in _OF_REGRESSORS
-    if estimator is not None and is_regressor(estimator) and not of_both:
+    if not of_both and estimator is not None and is_regressor(estimator):
         raise ValueError(f"strategy={strategy!r} needs a classifier, not a regressor.")
 
 
@@ -298,12 +298,9 @@ def latent_scores(posterior, strategy):
 
 def plain_scores(estimator, X, reference, strategy):
     """Scores (n,) of rows by a fitted estimator, whatever it offers."""
-    if is_regressor(estimator):
-        if strategy not in ("uncertainty", "variance_reduction"):
-            raise ValueError(f"strategy={strategy!r} needs a classifier, not a regressor.")
-        if strategy == "uncertainty":
-            return np.asarray(estimator.predict(X, return_std=True)[1])
-    elif strategy in OF_PROBA:
+    if is_regressor(estimator) and strategy == "uncertainty":
+        return np.asarray(estimator.predict(X, return_std=True)[1])
+    if strategy in OF_PROBA:
         return _proba_scores(estimator, X, strategy)
     if needs_reference(strategy):
         require_covariance(estimator, strategy)

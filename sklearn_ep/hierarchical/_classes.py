@@ -299,10 +299,6 @@ class ClassMixture(EffectsMixture):
         apart = means - mean
         return mean, self._mixed(covs + apart[..., :, None] * apart[..., None, :])
 
-    def latent(self, rows):
-        """Return means (n, K) and covariances (n, K, K) of the linear predictors."""
-        return self._over_blocks(rows, self._moments)
-
     def latent_and_log_proba(self, rows, factor):
         """Return the moments of `latent`, and log probabilities (n, K) by a factor."""
 

@@ -24,8 +24,7 @@ from .._estimator.latents import latents_of, links_of
 from .._estimator.posterior_classifier import probabilities
 from .._estimator.summary import Summarised
 from . import _plan, _prediction, _scales
-from ._classes import ClassesModel
-from ._exact import fit_exact, fit_model
+from ._exact import fit_exact
 from ._factors import GroupsForgotten, split_intercept
 from ._parts import check_checkpoint, checked_state, going_on, state_of
 from ._posterior import moments_by_class
@@ -148,7 +147,7 @@ class HierarchicalEPLogistic(Summarised, CallbackSupportMixin, ClassifierMixin, 
     warm_start : bool, default=False
         Go on from the messages of the last fit. New groups become a site of their own. Without
         partitions the scales are kept, and the sites of the rows where there are as many, or by
-        messages the values of levels.
+        messages the values of levels. Fits of one class against the rest start anew.
     n_jobs : int or None, default=None
         Workers for the partitions, threads for ``engine="messages"`` unless a backend is asked for.
         Worth while where a sweep over one takes well above 50 ms.
@@ -840,9 +839,7 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
         estimator, data[0], data[1], most, lambda posterior: {"_posteriors": [posterior()], **known}
     )
     fit = partial(_fit_problem, plan, run, save, previous, classes[-n_problems:])
-    if plan.joint:
-        fits = [fit_model(ClassesModel(plan), plan.settings, monitor, previous, save)]
-    elif run is None:
+    if run is None and not plan.joint:
         fits = fitting.fit_one_versus_rest(fit, plan.y, len(classes), estimator.n_jobs, monitor)
     else:
         fits = fitting.fit_each_problem(partial(fit, None), n_problems, monitor)
@@ -855,13 +852,14 @@ def fit_plan(estimator, plan, run, data, previous=None, checkpoint=None):
 def _fit_problem(plan, run, save, previous, positives, sign, monitor, k):
     """Return the `BinaryFit` of problem k, whose label +1 is positives[k].
 
-    run is as in `fit_plan`; sign are the labels in {-1, +1} of rows in memory.
+    run is as in `fit_plan`; sign are the labels in {-1, +1} of rows in memory, unless classes are
+    fitted jointly.
     """
     if plan.engine == "messages":
         return fit_by_messages(plan, sign, run, monitor, previous, save)
     if plan.parts is None:
         return fit_exact(plan, sign, monitor, previous, save)
-    mine = _of_problem(previous, k, len(positives))
+    mine = previous if len(positives) == 1 else None
     if run is not None:
         reader = plan.parts.reader._replace(positive=positives[k])
         return fit_parts(plan, run, reader, monitor, mine, save)
@@ -925,14 +923,6 @@ def _of_sites(plan, fits):
     if sites:  # all rows are one
         out["partition_"] = np.zeros(len(plan.levels[0]), dtype=int)
     return out | {"_state": own[0]["state"]}
-
-
-def _of_problem(previous, k, n_problems):
-    """Return the part of the state of several problems that is about one of them."""
-    if previous is None or n_problems == 1:
-        return previous
-    own = {n: previous[n][k : k + 1] for n in ("site_precision", "site_shift") if n in previous}
-    return previous | {name: value[0] for name, value in own.items() if len(value)}
 
 
 def _generator(rng):

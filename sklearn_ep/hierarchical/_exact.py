@@ -15,12 +15,14 @@ from scipy.sparse import csr_array, vstack
 from .._engine import gaussian
 from .._engine.hyper import Average, Node
 from .._engine.likelihoods import Logit
+from .._engine.loop import SILENT
 from .._engine.rules import rule_of_power
 from .._engine.sites import Sites
 from .._estimator.fitting import BinaryFit, PosteriorMonitor
 from . import _group_sites as group_sites
 from . import _layout as layouts
 from . import _scales
+from ._classes import ClassesModel
 from ._posterior import GroupPosterior, of_sites, shared
 from ._scales import explore
 
@@ -268,11 +270,22 @@ class CrossedModel:
         return out
 
 
-def fit_exact(plan, sign, monitor, previous, save):
-    """Return the `BinaryFit` of a `Plan` with rows in memory and labels in {-1, +1}.
+def fit_exact(plan, sign=None, monitor=SILENT, previous=None, save=None):
+    """Return the `BinaryFit` of a `Plan` with rows in memory.
 
-    Other parameters as for `fit_model`.
+    sign are their labels in {-1, +1}, None for several classes jointly; previous is the state of an
+    earlier fit to go on from, or None; `save`, if not None, is called with the state after each
+    iteration.
     """
+    model = ClassesModel(plan) if plan.joint else _model_of(plan, sign)
+    keep = save and (lambda node: save(state_of_sites(node)))
+    fit, mode = fit_model(model, plan.settings, monitor, start_of(model, previous), keep)
+    fit.attributes["state"] = state_of_sites(mode)
+    return fit if plan.joint or plan.columns.listed else as_messages(fit, plan.prior(), 1)
+
+
+def _model_of(plan, sign):
+    """Return the `CrossedModel` of a `Plan` for labels in {-1, +1}."""
     rows = plan.X, sign, plan.weight, plan.designs, plan.codes, plan.n_levels
     # with powers of rows no group has a site of its own
     largest = group_sites.LARGEST_GROUP if plan.settings.power == 1.0 else 0
@@ -280,35 +293,34 @@ def fit_exact(plan, sign, monitor, previous, save):
     n_named = [len(known) for known in plan.levels]
     sizes = plan.n_effects, plan.n_levels, n_named, plan.local
     places = layouts.EffectPlaces(plan.beta_sd**-2.0, *sizes, layout.order)
-    model = CrossedModel(layout, places, plan.theta_prior, plan.settings.power)
-    fit = fit_model(model, plan.settings, monitor, previous, save)
-    if plan.columns.listed:
-        return fit
-    phi = fit.posterior.phi_moments()
-    more = fit.attributes | of_sites(shared(gaussian.natural(phi), plan.prior(), 1), phi)
-    history = dict(fit.history, n_skipped=np.zeros(len(fit.history["residual"])))
-    return fit._replace(history=history, attributes=more)
+    return CrossedModel(layout, places, plan.theta_prior, plan.settings.power)
 
 
-def fit_model(model, settings, monitor, previous=None, save=None):
-    """Return the `BinaryFit` of a model of rows in memory, for two classes or several jointly.
+def fit_model(model, settings, monitor, start, keep=None, cov=None):
+    """Return (`BinaryFit`, `Node` at the mode) of a model that is a function of theta.
 
-    model has what `explore` asks of it, `first_sites()` and `posterior(average)`; settings are the
-    `Settings` of a plan; previous is the state of an earlier fit to go on from, or None; `save`, if
-    not None, is called with the state after each iteration.
+    model has what `explore` asks of it, and `posterior(average)`; start and cov are as there;
+    `keep`, if not None, is called with the node that each iteration led to.
     """
-    keep = save and (lambda node: save(state_of_sites(node)))
     watch = PosteriorMonitor(monitor, lambda node: model.posterior(Average.alone(node)), keep)
     limits = settings.tol, settings.max_iter, settings.theta
-    found = explore(model, start_of(model, previous), *limits, watch)
+    found = explore(model, start, *limits, watch, cov)
     posterior = model.posterior(found.average)
     mean, cov = posterior.beta_moments()
     if mean.size:
         flat = gaussian.Moments(mean.ravel(), cov.reshape(mean.size, mean.size))
         gaussian.check_precise(gaussian.natural(flat).precision)
-    history, evidence = found.trace.history, found.average.log_evidence
-    more = dict(theta_rule=found.rule, state=state_of_sites(found.mode))
-    return BinaryFit(posterior, history, found.reason, evidence, more, found.remark)
+    told = found.trace.history, found.reason, found.average.log_evidence
+    fit = BinaryFit(posterior, *told, dict(theta_rule=found.rule), found.remark)
+    return fit, found.mode
+
+
+def as_messages(fit, prior, n_sites, counts=(0, 0)):
+    """Return the `BinaryFit` with the messages of sites that are equal shares of its posterior."""
+    phi = fit.posterior.phi_moments()
+    more = of_sites(shared(gaussian.natural(phi), prior, n_sites), phi, *counts)
+    history = dict(fit.history, n_skipped=np.zeros(len(fit.history["residual"])))
+    return fit._replace(history=history, attributes=fit.attributes | more)
 
 
 def state_of_sites(node):

@@ -372,24 +372,27 @@ class LocalPart(NamedTuple):
         """
         (j, q), s = self.offset.shape, len(cov)
         across, within = np.empty((len(group), q)), np.empty((j, q, q))
-        step = max(1, _HELD // (s * q))
-        for first in range(0, j, step):
-            lines = self.gain.take(slice(first * q, (first + step) * q))
-            held = (lines @ cov).reshape(-1, q, s)
-            within[first : first + step] = held @ lines.full().reshape(-1, q, s).swapaxes(1, 2)
-            own = slice(*np.searchsorted(group, [first, first + step]))
-            across[own] = _dots(held, rows.take(own), group[own] - first)
+        for some, lines, held in self._products(cov):
+            within[some] = held @ lines.full().reshape(-1, q, s).swapaxes(1, 2)
+            own = slice(*np.searchsorted(group, [some.start, some.stop]))
+            across[own] = _dots(held, rows.take(own), group[own] - some.start)
         return across, within
 
     def explained(self, root):
         """Return gain cov gain' (J, q, q) for the covariance root' root of b."""
-        (j, q), s = self.offset.shape, len(root)
-        out, step = np.empty((j, q, q)), max(1, _HELD // max(s * q, 1))
-        for first in range(0, j, step):
-            held = self.gain.take(slice(first * q, (first + step) * q)) @ root.T
-            held = held.reshape(-1, q, s)
-            out[first : first + step] = held @ held.swapaxes(1, 2)
+        j, q = self.offset.shape
+        out = np.empty((j, q, q))
+        for some, _, held in self._products(root.T):
+            out[some] = held @ held.swapaxes(1, 2)
         return out
+
+    def _products(self, matrix):
+        """Yield (groups, lines of their gains, these times a matrix (S, S)) in blocks of groups."""
+        (j, q), s = self.offset.shape, len(matrix)
+        step = max(1, _HELD // max(s * q, 1))
+        for first in range(0, j, step):
+            lines = self.gain.take(slice(first * q, (first + step) * q))
+            yield slice(first, first + step), lines, (lines @ matrix).reshape(-1, q, s)
 
     def second_moment(self, mean, within):
         """Return the sum over groups of E uu' - I, given the mean of b and gain cov gain'."""

@@ -1,6 +1,5 @@
 """Posterior of coefficients and group effects: a mixture over nodes in the scales."""
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -201,12 +200,15 @@ class EffectsMixture:
         return NodesAtRows(self.average.weight, mean, var, [link] * len(self.nodes))
 
     def latent(self, rows):
-        """Return moments of the linear predictor: means (n,) and variances (n,), or (n, K) and
+        """Return means and variances (n,) of the linear predictor, or (n, K) and (n, K, K).
 
-        (n, K, K) of several classes. Effects of levels that are not known are integrated over the
-        population.
+        The latter are of several classes. Effects of levels that are not known are integrated over
+        the population.
         """
-        return self._over_blocks(rows, partial(mixture_moments, self.average.weight))
+        return self._over_blocks(rows, self._moments)
+
+    def _moments(self, means, variances):
+        return mixture_moments(self.average.weight, means, variances)
 
     def log_proba(self, signs, rows, link):
         """Return log probabilities (n, len(signs)) of the labels -1 and 1."""

@@ -16,8 +16,8 @@ from sklearn_ep import (
     EPGaussianProcessClassifier,
     RelaxedEPClassifier,
 )
+from sklearn_ep._engine.hyper import mixture_covariance
 from sklearn_ep._engine.likelihoods import Factor
-from sklearn_ep._estimator.averaged import AveragedPosterior
 from sklearn_ep.active_learning import SkactivemlQuery, modal_query_strategy, query, scores
 from sklearn_ep.active_learning._posterior import posterior_of
 
@@ -398,7 +398,9 @@ def test_covariances_of_averaged_weights_are_those_of_their_mixture(form, d):
     (posterior,) = e._posteriors
     assert len(posterior.nodes) > 1
     for first, second in ((X[50:], X[:20]), (X[:1], X[50:])):
-        want = AveragedPosterior.covariance(posterior, first, second)
+        cov = np.array([own.covariance(first, second) for own in posterior.posteriors])
+        sides = [[own.latent(rows)[0] for own in posterior.posteriors] for rows in (first, second)]
+        want = mixture_covariance(posterior.weight, cov, *map(np.array, sides))
         found = e.latent_covariance(form(first), form(second))
         np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-11)
 

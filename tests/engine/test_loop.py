@@ -135,6 +135,16 @@ def test_partition_map_keeps_part_order():
                 assert run(part_sum, [1, 2, 3], 7.0) == want
 
 
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_answers_as_completed(n_jobs):
+    with joblib.parallel_config(backend="threading"):
+        with PartMap([Part(np.full(1, k)) for k in range(5)], n_jobs, unordered=True) as run:
+            answers = dict(run.as_completed(part_sum, lambda k: k, 2))
+            assert answers == {k: k * k + 2 for k in range(5)}
+            assert run(part_sum, [1, 1, 1, 1, 1], 3) == [3, 4, 5, 6, 7]
+            assert run.one(2, part_sum, 5, 1) == 11
+
+
 def square_or_die(k, folder):
     """Return k squared; the process that is first to be asked for 2 or 5 is killed."""
     mark = pathlib.Path(folder, str(k))

@@ -12,7 +12,7 @@ from oracles import DATA, oracle
 from scipy.special import log_softmax, logsumexp, softmax
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep._engine import class_sites, hyper, loop
+from sklearn_ep._engine import hyper
 from sklearn_ep.hierarchical import _classes, _exact, _layout, _scales
 
 # ---------------------------------------------------------------------------- problems
@@ -50,12 +50,12 @@ def plan_of(X, y, designs, codes, n_levels, **given):
     )
     settings = dict(tol=1e-3, max_iter=100, theta="grid", power=1.0)
     own = {name: given.pop(name) for name in list(given) if name in settings}
+    fields["joint"] = True
     return SimpleNamespace(**fields | given, settings=SimpleNamespace(**settings | own))
 
 
 def fit_classes(plan, previous=None):
-    model = _classes.ClassesModel(plan)
-    return _exact.fit_model(model, plan.settings, loop.SILENT, previous)
+    return _exact.fit_exact(plan, previous=previous)
 
 
 def new_rows(plan, n=60, seed=5):
@@ -286,14 +286,9 @@ def test_rows_are_those_of_a_matrix():
     weight, pull = rng.normal(size=40), rng.normal(size=(40, 3))
     np.testing.assert_allclose(rows @ np.eye(19), B)
     np.testing.assert_allclose(rows.T @ pull, B.T @ pull)
-    np.testing.assert_allclose(
-        class_sites.weighted_gram(rows, weight), B.T @ (weight[:, None] * B), atol=1e-12
-    )
-    root = rng.normal(size=(57, 57))
-    spread = (root @ root.T).reshape(3, 19, 3, 19)
-    np.testing.assert_allclose(
-        class_sites.class_covariances(spread, rows), class_sites.class_covariances(spread, B)
-    )
+    np.testing.assert_allclose(rows.gram(weight), B.T @ (weight[:, None] * B), atol=1e-12)
+    matrix = rng.normal(size=(19, 19))
+    np.testing.assert_allclose(rows.quadratic(matrix), np.einsum("ni,ij,nj->n", B, matrix, B))
     unseen = np.where(codes[:, 0] < 0, np.sum((plan.designs[0] @ lowers[0]) ** 2, 1), 0.0)
     unseen += np.where(codes[:, 1] > 3, 0.25, 0.0)
     found = known.unseen(plan.n_levels, lowers)
@@ -307,7 +302,7 @@ def test_posterior_is_that_of_sparse_rows():
     B = sp.csr_matrix(ours.B @ np.eye(ours.B.shape[1]))
     sites = np.random.default_rng(0).uniform(0.1, 1.0, size=(2, 80, 3))
     sites[1] -= sites[1].mean(1, keepdims=True)
-    theirs = class_sites.ClassWeights(B, model.prior).posterior(*sites)
+    theirs = type(ours)(B, model.prior).posterior(*sites)
     ours = ours.posterior(*sites)
     for name in ("coef", "spread", "mean", "cov", "log_evidence"):
         np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), atol=1e-11)

@@ -23,7 +23,6 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep._engine import gaussian
 from sklearn_ep.datasets import make_hierarchical_logistic
 from sklearn_ep.hierarchical.partitions import part
 from sklearn_ep.inspection import GroupEffectsDisplay
@@ -847,7 +846,7 @@ def test_a_message_that_is_no_gaussian_is_skipped(monkeypatch):
         site = real(rows, cavity, state, **kwargs)
         calls.append(1)
         if len(calls) == 2:
-            site = site._replace(moments=gaussian.Moments(site.moments.mean, -site.moments.cov))
+            site = site._replace(moments=site.moments._replace(cov=-site.moments.cov))
         return site
 
     monkeypatch.setattr("sklearn_ep.hierarchical.partitions.fit.tilted_by_nodes", broken)

@@ -6,8 +6,9 @@ from message_rows import dense_design, flat, in_parts
 from scipy.special import expit
 from scipy.stats import norm
 
-from sklearn_ep._engine import hyper, likelihoods
-from sklearn_ep._engine import sites as engine_sites
+from sklearn_ep._engine import hyper
+from sklearn_ep._engine.likelihoods import Logit
+from sklearn_ep._engine.sites import Sites
 from sklearn_ep.hierarchical import _exact, _group_sites, _layout, _scales
 from sklearn_ep.hierarchical.messages import rows as messages_rows
 from sklearn_ep.hierarchical.messages import schur as messages_schur
@@ -68,7 +69,7 @@ def test_given_sites_the_posterior_is_that_of_dense_algebra(q):
     layout, n = model.layout, 150
     assert not layout.small
     t = np.array([0.2, -0.3, 0.1, 0.4, -0.2, 0.3, 0.1, -0.1, 0.2])[: len(model.theta_prior.mean)]
-    sites = (engine_sites.Sites(rng.uniform(0.05, 0.3, n), rng.normal(size=n)),)
+    sites = (Sites(rng.uniform(0.05, 0.3, n), rng.normal(size=n)),)
     node = model.evaluate(t, sites, 1e-9, max_passes=1)
     Z, B = dense_model(model, t, rows)
     at = np.lexsort((np.zeros(n), layout.order[rows[3][model.places.local]]))  # stable, as laid out
@@ -85,7 +86,7 @@ def test_given_sites_the_posterior_is_that_of_dense_algebra(q):
     z, v = Z @ mean, np.einsum("nd,de,ne->n", Z, cov, Z)
     c = v / (1 - sites[0].precision * v)
     m = (z - v * sites[0].shift) / (1 - sites[0].precision * v)
-    log_z, g, h = likelihoods.Logit().tilted(sign, m, c)
+    log_z, g, h = Logit().tilted(sign, m, c)
     np.testing.assert_allclose(node.payload.sites[0].precision, h / (1 - h * c), rtol=1e-8)
     np.testing.assert_allclose(node.payload.sites[0].shift, (g + h * m) / (1 - h * c), rtol=1e-6)
     evidence = 0.5 * (pull @ mean - np.linalg.slogdet(P)[1] + np.linalg.slogdet(B)[1])
@@ -122,7 +123,7 @@ def test_sites_of_small_groups_are_as_good_as_their_rows_together():
         precision = np.einsum("gk,kl->gkl", own, np.eye(s.size)) - eliminated
         groups.append(_group_sites.GroupSites(precision, np.zeros(own.shape)))
         blocks.append(precision)
-    node = model.evaluate(theta, (engine_sites.Sites(t[:0], t[:0]), *groups), 1e-9, max_passes=1)
+    node = model.evaluate(theta, (Sites(t[:0], t[:0]), *groups), 1e-9, max_passes=1)
     Z, B = dense_model(model, theta, rows)
     Z = Z[np.concatenate([np.flatnonzero(layout.order[rows[3][0]] == j) for j in range(16)])]
     # rows within a group are sorted by content; put the dense rows in that order
@@ -265,7 +266,7 @@ def factor_rows(n, levels, seed):
 
 def after_messages(rows, state, prior):
     """Cavity variances of rows after three rounds of messages, and the state that led to them."""
-    held, totals = messages_schur.SystemRows.of(rows, 0), None
+    held, totals = messages_schur.SystemRows(rows, 0), None
     for _ in range(3):
         sums = messages_rows.message_sums(held, state)
         totals = [p + s for p, s in zip(prior.levels, sums, strict=True)]
@@ -316,7 +317,7 @@ def test_systems_of_effects_against_dense_algebra(nested, n_parts):
 def test_messages_along_rows_against_a_dense_inverse():
     rows = factor_rows(6000, (2000, 200), 2)._replace(weight=np.ones(6000))
     prior = messages_schur.Effects(np.full(3, 0.16), [np.full(2000, 1.0), np.full(200, 1.0)])
-    sites = engine_sites.Sites(np.random.default_rng(0).uniform(0.1, 0.24, 6000), np.zeros(6000))
+    sites = Sites(np.random.default_rng(0).uniform(0.1, 0.24, 6000), np.zeros(6000))
     state = messages_rows.RowState(sites, [0.7 * sites.precision] * 2)
     for _ in range(4):
         cavity, state = after_messages(rows, state, prior)
@@ -349,14 +350,14 @@ def test_updated_sites_match_the_tilted_moments():
     rows = factor_rows(200, (20, 5), 7)
     rng = np.random.default_rng(0)
     sites, mean, cavity = (
-        engine_sites.Sites(rng.uniform(0.05, 0.2, 200), rng.normal(size=200)),
+        Sites(rng.uniform(0.05, 0.2, 200), rng.normal(size=200)),
         rng.normal(size=200),
         rng.uniform(0.2, 2, 200),
     )
     new, worst = messages_rows.updated_sites(rows, sites, mean, cavity)
     var = cavity / (1 + sites.precision * cavity)
     centre = (mean - var * sites.shift) / (1 - sites.precision * var)
-    _, g, h = likelihoods.Logit().tilted(rows.sign, centre, cavity)
+    _, g, h = Logit().tilted(rows.sign, centre, cavity)
     np.testing.assert_allclose(new.precision, h / (1 - h * cavity), rtol=1e-10)
     tilted_mean, tilted_var = centre + cavity * g, cavity - cavity**2 * h
     shifted = np.max(np.abs(tilted_mean - mean) / np.sqrt(var))

@@ -8,7 +8,6 @@ from message_rows import dense_design, flat, in_parts
 from scipy.special import expit
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep.hierarchical.messages import fit as messages_fit
 from sklearn_ep.hierarchical.messages import posterior as messages_posterior
 from sklearn_ep.hierarchical.messages import rows as messages_rows
 from sklearn_ep.hierarchical.messages import schur
@@ -45,7 +44,7 @@ def nested_rows(seed=0, n=400):
 
 def settled_tree(rows, chains, tau2, state, rounds=6):
     """Tree and state after messages at fixed sites."""
-    held = schur.SystemRows.of(rows, 0)
+    held = schur.SystemRows(rows, 0)
     for _ in range(rounds):
         tree = chains.walk(tau2, messages_rows.message_sums(held, state))
         state = messages_rows.send(rows, state, chains.at_leaves(tree.whole))
@@ -84,7 +83,7 @@ def test_of_several_factors_below_one_the_largest_is_in_its_chain():
 
 
 def test_levels_above_says_none_where_a_level_has_several():
-    held = schur.SystemRows.of(nested_rows(), 0)
+    held = schur.SystemRows(nested_rows(), 0)
     found = messages_rows.levels_above(held, None, ((0, 1), (0, 3)))
     np.testing.assert_array_equal(found[0], np.arange(60) // 5)
     assert found[1] is None
@@ -169,13 +168,13 @@ def test_the_dense_block_and_what_follows_of_it(n_parts, most):
     traces = []
     for _ in range(1 if system.direct else 200):
         system.draw(rng, tol=1e-10)
-        traces.append(system.path.traces())
-    trace, square = np.mean(traces, axis=0)
+        traces.append(system.path.trace())
+    trace, error = np.mean(traces), np.std(traces) / np.sqrt(len(traces))
     log_det = np.linalg.slogdet(Q)[1]
     if system.direct:
-        assert len(system.path.steps) <= 2 and square < 1e-12
+        assert len(system.path.steps) <= 2 and abs(trace) < 1e-6
         np.testing.assert_allclose(system.variance_sums(), exact, rtol=1e-9)
-    assert abs(system.log_det() + trace - log_det) < 1e-6 + 3.5 * np.sqrt(2 * square / len(traces))
+    assert abs(system.log_det() + trace - log_det) < 1e-6 + 3.5 * error
 
 
 # ---------------------------------------------------------------------------- whole fits
@@ -196,13 +195,9 @@ def nested_data(n_schools=80, pupils=5, answers=5, seed=0, near=0):
 
 
 def fitted(Z, y=None, **kw):
-    """Estimator and the `BinaryFit` behind it."""
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*messages along rows", UserWarning)
-        found, real = [], messages_fit.BinaryFit
-        patch.setattr(messages_fit, "BinaryFit", lambda *a: found.append(real(*a)) or found[-1])
-        est = HierarchicalEPLogistic([1, 2], engine="messages", **kw).fit(Z, y)
-    return est, found[-1]
+        return HierarchicalEPLogistic([1, 2], engine="messages", **kw).fit(Z, y)
 
 
 @pytest.fixture(scope="module")
@@ -216,11 +211,10 @@ def exact():
 
 
 def test_scales_and_evidence_of_nested_factors_are_those_of_the_other_engine(whole, exact):
-    est, found = whole
-    assert est.converged_ and not found.attributes["remarks"]
+    est = whole
+    assert est.converged_ and "Note" not in str(est.diagnose())
     np.testing.assert_allclose(np.log(est.tau_), np.log(exact.tau_), atol=0.05)
     np.testing.assert_allclose(est.coef_std_, exact.coef_std_, rtol=0.04)
-    assert found.attributes["evidence_std"] == 0.0
     assert est.log_evidence_ == pytest.approx(exact.log_evidence_, abs=0.5)
 
 
@@ -238,7 +232,7 @@ def test_nested_and_crossed_scales_are_found_in_few_steps():
 
 
 def test_predictions_have_the_variance_of_a_chain(whole, exact):
-    est, Z = whole[0], nested_data()[0][::37].copy()
+    est, Z = whole, nested_data()[0][::37].copy()
     Z[::3, 2] = 10_000  # pupils not seen before, in schools that were
     Z[::9, 1] = 10_000
     found, right = (e.latent_mean_and_variance(Z)[1] for e in (est, exact))
@@ -248,13 +242,13 @@ def test_predictions_have_the_variance_of_a_chain(whole, exact):
 def test_partitions_of_nested_factors_are_the_fit_of_all_rows(whole):
     Z, y = nested_data()
     own = np.random.default_rng(0).integers(3, size=len(y))
-    est, found = fitted([(Z[own == k], y[own == k]) for k in range(3)])
-    np.testing.assert_allclose(est.tau_interval_, whole[0].tau_interval_, rtol=1e-4)
-    np.testing.assert_allclose(est.coef_cov_, whole[0].coef_cov_, rtol=1e-4, atol=1e-7)
-    assert est.log_evidence_ == pytest.approx(whole[0].log_evidence_, abs=1e-3)
+    est = fitted([(Z[own == k], y[own == k]) for k in range(3)])
+    np.testing.assert_allclose(est.tau_interval_, whole.tau_interval_, rtol=1e-4)
+    np.testing.assert_allclose(est.coef_cov_, whole.coef_cov_, rtol=1e-4, atol=1e-7)
+    assert est.log_evidence_ == pytest.approx(whole.log_evidence_, abs=1e-3)
     assert np.allclose(
         est.latent_mean_and_variance(Z[:50])[1],
-        whole[0].latent_mean_and_variance(Z[:50])[1],
+        whole.latent_mean_and_variance(Z[:50])[1],
         rtol=1e-4,
     )
 
@@ -262,7 +256,7 @@ def test_partitions_of_nested_factors_are_the_fit_of_all_rows(whole):
 def test_draws_without_rows_have_the_moments_of_a_chain():
     Z, y = nested_data(20)
     parts = [(Z[:240], y[:240]), (Z[240:], y[240:])]
-    est, _ = fitted(parts)
+    est = fitted(parts)
     drawn, school = est.sample_posterior(4000, 0), np.arange(100) // 5
     of_schools, of_pupils = drawn.group_effects
     sums = (
@@ -275,27 +269,26 @@ def test_draws_without_rows_have_the_moments_of_a_chain():
 
 def test_almost_nested_factors_are_corrected_and_told_of():
     Z, y = nested_data(near=12)
-    est, found = fitted(Z, y)
+    est = fitted(Z, y)
     ep = HierarchicalEPLogistic([1, 2], engine="ep", refine=False).fit(Z, y)
     np.testing.assert_allclose(np.log(est.tau_), np.log(ep.tau_), atol=0.08)
-    assert any("factor 1" in remark for remark in found.attributes["remarks"])
+    assert any("Note: factor 1" in remark for remark in est.diagnose().remarks)
 
 
 def test_the_fit_is_the_same_each_time_where_variances_are_drawn(monkeypatch):
-    monkeypatch.setattr(messages_fit, "_MOST_NESTED", 0)
-    (one, found), (two, _) = (fitted(*nested_data(40)) for _ in range(2))
+    monkeypatch.setattr("sklearn_ep.hierarchical.messages.fit._MOST_NESTED", 0)
+    one, two = (fitted(*nested_data(40)) for _ in range(2))
     assert np.array_equal(one.tau_, two.tau_) and one.log_evidence_ == two.log_evidence_
     monkeypatch.undo()
-    sure = fitted(*nested_data(40))[0]
-    std = found.attributes["evidence_std"]
-    assert std > 0 and abs(one.log_evidence_ - sure.log_evidence_) < 4 * std + 0.1
+    sure = fitted(*nested_data(40))
+    assert 0.0 < abs(one.log_evidence_ - sure.log_evidence_) < 0.5
 
 
 def test_going_on_from_a_state_takes_fewer_iterations(whole):
     est = HierarchicalEPLogistic([1, 2], engine="messages", warm_start=True)
-    est.set_state(whole[0].get_state()).fit(*nested_data())
-    assert est.n_iter_ < whole[0].n_iter_
-    np.testing.assert_allclose(est.tau_, whole[0].tau_, rtol=2e-3)
+    est.set_state(whole.get_state()).fit(*nested_data())
+    assert est.n_iter_ < whole.n_iter_
+    np.testing.assert_allclose(est.tau_, whole.tau_, rtol=2e-3)
 
 
 def test_what_a_check_says_in_words():

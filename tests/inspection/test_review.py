@@ -10,7 +10,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from sklearn_ep import ConvexVariationalLogistic, RelaxedEPClassifier
-from sklearn_ep._estimator import summary
 from sklearn_ep.datasets import make_noisy_labels_classification
 from sklearn_ep.inspection import review_list
 
@@ -85,11 +84,11 @@ def test_a_classifier_without_wrong_labels_orders_by_rows_left_out():
 
 
 def test_without_pandas_the_list_prints(clf, monkeypatch):
-    def no_pandas(columns):
+    def no_pandas(*args, **kwargs):
         raise ImportError
 
     # only here: scikit-learn of old asks for pandas, too
-    monkeypatch.setattr(summary, "frame_of", no_pandas)
+    monkeypatch.setattr(pd.DataFrame, "set_index", no_pandas)
     table = review_list(clf, X, Y)
     lines = str(table).splitlines()
     assert lines[0] == "RelaxedEPClassifier: labels to look at again"

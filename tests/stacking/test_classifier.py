@@ -19,7 +19,6 @@ from sklearn_ep import (
     EPGaussianProcessClassifier,
 )
 from sklearn_ep.active_learning import query
-from sklearn_ep.stacking._parts import ColumnSplines
 
 
 class Told(LogisticRegression):
@@ -168,11 +167,16 @@ def test_splines_are_those_of_scikit_learn():
     rng = np.random.default_rng(0)
     X = np.column_stack([rng.normal(size=50), rng.integers(0, 2, 50), rng.integers(0, 4, 50)])
     new = np.vstack([X, 2.0 * X])
-    expected = SplineTransformer(knots="quantile").fit(X).transform(new)
-    assert_allclose(ColumnSplines().fit(X).transform(new), expected, atol=1e-12)
-    constant = ColumnSplines().fit(np.insert(X, 1, 3.0, axis=1))
-    assert_allclose(constant.transform(np.insert(new, 1, 3.0, axis=1))[:, 1:], expected, atol=1e-12)
-    assert ColumnSplines().fit_transform(np.ones((9, 2))).shape == (9, 2)
+    expected = SplineTransformer(knots="quantile").fit(X, sample_weight=np.ones(50)).transform(new)
+
+    def splines_of(X, new):
+        stack = BayesianStackingClassifier(random_state=0).fit(X, np.arange(len(X)) % 2)
+        return stack.named_estimators_["additive"][0].transform(new)
+
+    assert_allclose(splines_of(X, new), expected, atol=1e-12)
+    found = splines_of(np.insert(X, 1, 3.0, axis=1), np.insert(new, 1, 3.0, axis=1))
+    assert_allclose(found[:, 1:], expected, atol=1e-12)
+    assert splines_of(np.ones((10, 2)), np.ones((9, 2))).shape == (9, 2)
 
 
 def test_weights_are_repeated_rows_in_the_default_parts(data):

@@ -205,8 +205,7 @@ def _fit_rows(plan, rows, monitor, previous, save):
         reason, remark = "stuck", "a linear system was not solved in 200 steps"
     names = [factor.name for factor in plan.columns.factors]
     told = posteriors.remarks_on_variances(check, corrected, names) if settled else ()
-    more = dict(theta_rule="mode" if known else "gaussian", state=state)
-    more |= dict(evidence_std=0.5 * check.log_det_std, remarks=told)
+    more = dict(theta_rule="mode" if known else "gaussian", state=state, remarks=told)
     return BinaryFit(posterior, trace.history, reason, evidence, more, remark)
 
 

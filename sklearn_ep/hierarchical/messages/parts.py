@@ -14,7 +14,7 @@ import numpy as np
 
 from ..._engine.partition import Part, PartMemory, load_part, split_rows
 from .rows import RowState, row_precision
-from .schur import FactorRows, LastProduct, SystemRows
+from .schur import FactorRows, SystemRows
 
 # Numbers that a process keeps of rows and their state, 4 GB.
 MEMORY = PartMemory(2**29)
@@ -104,7 +104,7 @@ def work(part, message, token, reader, big, function):
         return Behind(n_known)
     if kept is None:
         rows = rows_of(part, reader)
-        kept = Kept(SystemRows.of(rows, big))
+        kept = Kept(SystemRows(rows, big))
         MEMORY.keep(token, message.k, kept, rows.X.size + (5 * len(rows.codes) + 8) * len(rows.X))
     for step, *values in message.steps[kept.n_steps - message.start :]:
         kept.state, kept.n_steps = step(kept.held.rows, kept.state, *values), kept.n_steps + 1
@@ -197,12 +197,8 @@ class LoggedRows:
         return self.numbers.add(self.each(function, *values))
 
     def held(self):
-        """Return the `HeldRows` of the parts in the state of the linear system.
-
-        Pairs of levels are of no more use: the system's preconditioner is known.
-        """
-        rows = [rows_of(p, self.reader) for p in self.run.parts]
-        parts = [SystemRows(r, self.big, [], LastProduct()) for r in rows]
+        """Return the `HeldRows` of the parts in the state of the linear system."""
+        parts = [SystemRows(rows_of(p, self.reader), self.big) for p in self.run.parts]
         states = [RowState(None, [], precision=t) for t in self.each(row_precision)]
         return HeldRows(list(zip(parts, states, strict=True)), self.numbers)
 

@@ -2,8 +2,8 @@
 
 It is Gaussian, with the scales' uncertainty added. Messages along rows leave out loops between
 chains of factors. A solve is a draw: a few dozen give the variances of a factor in sum, with a
-standard error of sqrt(2 / (draws x levels)), and of a small factor a solve for each level gives
-them exactly. Conjugate gradients find the log determinant of the system on their way.
+standard error of sqrt(2 / (draws x levels)): large of a small factor, whose scale needs them least.
+Conjugate gradients find the log determinant of the system on their way.
 """
 
 from types import SimpleNamespace
@@ -139,7 +139,6 @@ class MessagesPosterior(EffectsMixture):
 class CheckLimits(NamedTuple):
     """What a check of variances may cost, and what follows of it."""
 
-    solved: int = 50  # levels of factors whose variances are solved for one by one
     noise: float = 0.2  # sd of a log scale that draws of its effects' variances may put it off
     most: int = 30  # draws
     budget: float = 0.12  # of a fit's work, that draws may take
@@ -159,14 +158,13 @@ class VarianceCheck(NamedTuple):
     """Exact over messages' variances of each factor in sum, with error; what it does to the scales.
 
     shift (F,) is what log scales found with other shares are off, in sds; log_det is that of the
-    posterior precision, with the standard error log_det_std.
+    posterior precision.
     """
 
     share: np.ndarray
     error: np.ndarray
     shift: np.ndarray
     log_det: float
-    log_det_std: float
 
     @property
     def matters(self):
@@ -188,7 +186,7 @@ def check_variances(model, solved, coupling):
     totals = np.array([np.sum(v) for v in coupling.variances(solved.tree.own)])
     tau2 = np.exp(2.0 * solved.theta)
     if system.direct:
-        found = Sums(system.variance_sums(), 0.0 * levels, 0.0, 0.0)
+        found = Sums(system.variance_sums(), 0.0 * levels, 0.0)
     else:
         found = _by_solves(system, levels, totals / (levels * tau2), model.n_steps)
         model.note(system)
@@ -196,17 +194,15 @@ def check_variances(model, solved, coupling):
     known = 1.0 - np.minimum(found.variance / (levels * tau2), 1.0)
     curvature = 2.0 * levels * known**2 + model.theta_prior.sd**-2.0
     shift = (share - model.shares) * totals / tau2 / np.sqrt(curvature)
-    log_det = system.log_det() + found.trace
-    return VarianceCheck(share, found.error / totals, shift, log_det, found.trace_std)
+    return VarianceCheck(share, found.error / totals, shift, system.log_det() + found.trace)
 
 
 class Sums(NamedTuple):
-    """Variances (F,) summed over levels, their errors (F,); trace of log K, and its error."""
+    """Variances (F,) summed over levels, their errors (F,), and the trace of log K."""
 
     variance: np.ndarray
     error: np.ndarray
     trace: float
-    trace_std: float
 
 
 def _by_solves(system, levels, unknown, n_steps):
@@ -219,32 +215,23 @@ def _by_solves(system, levels, unknown, n_steps):
 
     def draw():
         squares.append([np.sum(a**2) for a in system.draw(rng).levels])
-        traces.append(system.path.traces())
+        traces.append(system.path.trace())
 
     draw()
     affordable = LIMITS.budget * n_steps / max(len(system.path.steps), 1)
-    small = levels <= min(LIMITS.solved, affordable)
-    odds = np.max((unknown / np.maximum(1.0 - unknown, 1e-3))[~small], initial=0.0)
+    odds = np.max(unknown / np.maximum(1.0 - unknown, 1e-3))
     for _ in range(1, int(np.clip(min((odds / LIMITS.noise) ** 2, affordable), 2, LIMITS.most))):
         draw()
-    s, variance, trace = len(squares), np.mean(squares, axis=0), np.mean(traces, axis=0)
+    variance = np.mean(squares, axis=0)
     # effects that go together are fewer than their number: what draws differ by says so
     error = np.maximum(variance * np.sqrt(2.0 / levels), np.std(squares, axis=0, ddof=1))
-    for f in np.flatnonzero(small):
-        variance[f] = error[f] = 0.0
-        for j in range(int(levels[f])):
-            unit = system.prior.plus(system.prior, -1.0)
-            unit.levels[f][j] = 1.0
-            variance[f] += system.solve(unit).levels[f][j]
-    spread = np.sqrt(2.0 * max(trace[1], 0.0) / s)
-    return Sums(variance, error / np.sqrt(s), float(trace[0]), float(spread))
+    return Sums(variance, error / np.sqrt(len(squares)), float(np.mean(traces)))
 
 
 def log_evidence(model, solved, check, scale_cov):
     """Return the log evidence: of EP at the scales, times what their Gaussian, if any, covers.
 
-    Its error by variances of rows is of second order; that of the determinant is half of what
-    `check` says.
+    Its error by variances of rows is of second order.
     """
     rows, prior, theta = model.rows, model.prior(solved.theta), solved.theta
     pulled = rows.ask(right_side).dot(solved.mean)

@@ -73,48 +73,44 @@ class FactorRows(NamedTuple):
         return Effects(values @ self.X, levels)
 
 
-class LastProduct:
-    """The rows' values T Z x of the last x, which two questions in turn are about."""
+class SystemRows:
+    """`FactorRows` with the number `big` of the factor that is eliminated.
 
-    def __init__(self):
-        self.beta = self.precision = self.values = None
-
-    def __reduce__(self):
-        return type(self), ()
-
-    def of(self, rows, precision, x):
-        """Return T Z x (n,), from memory if x and T are those of the last call."""
-        if self.beta is not x.beta or self.precision is not precision:
-            values = rows.predictor(x)
-            values *= precision
-            self.beta, self.precision, self.values = x.beta, precision, values
-        return self.values
-
-
-class SystemRows(NamedTuple):
-    """`FactorRows` with the factor `big` that is eliminated, and its pairs with the others.
-
-    pairs has for each factor the number (n,) of each row's pair of levels with those of `big`, and
-    the distinct pairs; None where all pairs are of one row, so that a pair is a row.
+    They keep which pairs of its levels with those of other factors occur, once these are asked for,
+    and the values T Z x of the last x, which two questions in turn are about.
     """
 
-    rows: FactorRows
-    big: int
-    pairs: list[Any]
-    last: LastProduct
+    def __init__(self, rows, big):
+        self.rows, self.big = rows, big
+        self._pairs: dict[int, Any] = {}
+        self._beta = self._precision = self._values = None
 
-    @classmethod
-    def of(cls, rows, big):
-        """Return the `SystemRows` of rows."""
-        out: list[Any] = []
-        for f, code in enumerate(rows.codes):
-            if f == big:
-                out.append(None)
-                continue
-            both = code * rows.n_levels[big] + rows.codes[big]
+    def __reduce__(self):
+        return type(self), (self.rows, self.big)
+
+    def pair_sums(self, values, f):
+        """Return (sums, levels of the big factor, levels of f) of the pairs of levels that occur.
+
+        The sums are of values (n,) of rows; where all pairs are of one row, a pair is a row.
+        """
+        code, other = self.rows.codes[f], self.rows.codes[self.big]
+        if f not in self._pairs:
+            both = code * self.rows.n_levels[self.big] + other
             pairs, number = np.unique(both, return_inverse=True)
-            out.append(None if len(pairs) == len(code) else (number, pairs))
-        return cls(rows, big, out, LastProduct())
+            self._pairs[f] = None if len(pairs) == len(both) else (number, pairs)
+        if self._pairs[f] is None:
+            return values, other, code
+        number, pairs = self._pairs[f]
+        code, other = np.divmod(pairs, self.rows.n_levels[self.big])
+        return np.bincount(number, values, minlength=len(pairs)), other, code
+
+    def product(self, precision, x):
+        """Return T Z x (n,), from memory if x and T are those of the last call."""
+        if self._beta is not x.beta or self._precision is not precision:
+            values = self.rows.predictor(x)
+            values *= precision
+            self._beta, self._precision, self._values = x.beta, precision, values
+        return self._values
 
 
 class Diagonals(NamedTuple):
@@ -152,7 +148,7 @@ def dense_sums(held, state, places, size):
     """
     rows, big, t = held.rows, held.big, state.precision
     dense = [f for f, at in enumerate(places) if at is not None and f != big]
-    sums = [(f, *_pair_sums(held, t, f)) for f in dense]
+    sums = [(f, *held.pair_sums(t, f)) for f in dense]
     entries = [(mass, places[big][other], places[f][code]) for f, mass, other, code in sums]
     data, row, column = (np.concatenate(part) for part in zip(*entries, strict=True))
     across = csr_array((data, (row, column)), size)
@@ -170,16 +166,6 @@ def dense_sums(held, state, places, size):
     return DenseSums(across, within, along)
 
 
-def _pair_sums(held, precision, f):
-    """Return (sums, levels of the big factor, levels of f) of the pairs of levels that occur."""
-    rows, big = held.rows, held.big
-    if held.pairs[f] is None:
-        return precision, rows.codes[big], rows.codes[f]
-    number, levels = held.pairs[f]
-    code, other = np.divmod(levels, rows.n_levels[big])
-    return np.bincount(number, precision, minlength=len(levels)), other, code
-
-
 def taken(held, state, eliminated):
     """Return what eliminating a factor takes from the diagonals of the others.
 
@@ -189,7 +175,7 @@ def taken(held, state, eliminated):
     out: list[Any] = [None] * len(held.rows.codes)
     for f, n in enumerate(held.rows.n_levels):
         if f != held.big:
-            masses, other, code = _pair_sums(held, state.precision, f)
+            masses, other, code = held.pair_sums(state.precision, f)
             out[f] = np.bincount(code, masses**2 / eliminated[held.big][other], minlength=n)
     return out
 
@@ -203,7 +189,7 @@ def across(held, state, x):
     """Return the sums of T Z x over the levels of the big factor, None for others."""
     rows, big = held.rows, held.big
     out: list[Any] = [None] * len(rows.codes)
-    out[big] = rows.sums(big, held.last.of(rows, state.precision, x))
+    out[big] = rows.sums(big, held.product(state.precision, x))
     return out
 
 
@@ -214,7 +200,7 @@ def reduced_product(held, state, x, eliminated):
     """
     rows, precision = held.rows, state.precision
     less = precision * eliminated[held.big][rows.codes[held.big]]
-    return rows.collect(held.last.of(rows, precision, x) - less, but=held.big)
+    return rows.collect(held.product(precision, x) - less, but=held.big)
 
 
 def big_product(held, state, values):
@@ -249,19 +235,18 @@ class LanczosPath(NamedTuple):
     steps: list[float]
     ratios: list[float]
 
-    def traces(self):
-        """Return estimates of the traces of log K and of its square.
+    def trace(self):
+        """Return an estimate of the trace of log K.
 
-        They are unbiased for a right side whose covariance is the matrix of the system.
+        It is unbiased for a right side whose covariance is the matrix of the system.
         """
         if not self.steps:
-            return np.zeros(2)
+            return 0.0
         step, ratio = np.array(self.steps), np.array(self.ratios[:-1])
         diagonal = 1.0 / step
         diagonal[1:] += ratio / step[:-1]
         values, vectors = eigh_tridiagonal(diagonal, np.sqrt(ratio) / step[:-1])
-        logs = np.log(values)
-        return self.size * (vectors[0] ** 2 / values) @ np.column_stack([logs, logs**2])
+        return self.size * (vectors[0] ** 2 / values) @ np.log(values)
 
 
 class SchurSystem:

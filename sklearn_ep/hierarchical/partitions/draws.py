@@ -96,8 +96,6 @@ def marginal_log_likelihood(rows, phi, q):
 def _log_likelihood(rows, phi, q):
     d = rows.X.shape[1]
     offset = phi[:, :d] @ rows.X.T
-    if q == 0:
-        return log_expit(rows.sign * offset) @ rows.weight
     design = np.einsum("nq,sqp->snp", rows.local, _scales.factor(phi[:, d:], q))
     start = np.zeros((len(phi), len(rows.starts), q))
     modes, lower = effect_modes(rows, offset, design, start)
@@ -262,21 +260,17 @@ def joint_log_density(rows, cavity, phi, u, q):
     """
     d = rows.X.shape[1]
     lower = _scales.factor(phi[d:], q)
-    z, group = rows.X @ phi[:d], rows.group
-    if q:
-        z = z + np.sum((rows.local @ lower) * u[group], axis=1)
+    group = rows.group
+    z = rows.X @ phi[:d] + np.sum((rows.local @ lower) * u[group], axis=1)
     pull = cavity.precision @ phi
     value = rows.weight @ log_expit(rows.sign * z)
     value += phi @ (cavity.shift - 0.5 * pull) - 0.5 * np.sum(u**2)
     residual = rows.weight * rows.sign * expit(-rows.sign * z)
     slope = cavity.shift - pull
     slope[:d] += rows.X.T @ residual
-    slope_u = -u
-    if q:
-        turned = residual[:, None] * rows.local
-        slope[d:] += np.einsum("tab,ab->t", _scales.tangent(phi[d:], q), turned.T @ u[group])
-        slope_u = np.add.reduceat(turned @ lower, rows.starts, axis=0) - u
-    return float(value), slope, slope_u
+    turned = residual[:, None] * rows.local
+    slope[d:] += np.einsum("tab,ab->t", _scales.tangent(phi[d:], q), turned.T @ u[group])
+    return float(value), slope, np.add.reduceat(turned @ lower, rows.starts, axis=0) - u
 
 
 def _chain(rows, cavity, coordinates, q, n_draws, seed):
@@ -320,8 +314,6 @@ def _chain(rows, cavity, coordinates, q, n_draws, seed):
 def _effects_along(slopes, rows, coordinates, lower, q):
     """Return how the modes (J q,) of the effects go along with white coordinates, (J q, P)."""
     d, p, step = rows.X.shape[1], len(lower), 1e-4
-    if q == 0:
-        return np.zeros((0, p))
     phi = coordinates.mean
     design = rows.local @ _scales.factor(phi[d:], q)
     modes, own = effect_modes(rows, rows.X @ phi[:d], design, np.zeros((len(rows.starts), q)))

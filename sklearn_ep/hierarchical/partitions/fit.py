@@ -12,11 +12,11 @@ from ..._engine.loop import SILENT
 from ..._engine.partition import Part, PartMap
 from ..._estimator.fitting import BinaryFit, PosteriorMonitor
 from .. import _scales
-from .._exact import GivenScales
+from .._exact import GivenScales, as_messages, fit_model
 from .._layout import EffectPlaces, LocalPart
 from .._parts import state_of
 from .._posterior import GroupPosterior, of_sites, shared
-from .._scales import explore, lattice_about, star_at
+from .._scales import lattice_about, star_at
 from .draws import DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
 from .messages import find_mode, is_proper, laplace_messages, propagate, total_of, unpack
 from .part import (
@@ -165,8 +165,15 @@ class PartsGivenTheta:
     def __init__(self, answers, plan):
         self.answers, self.where, self.theta_prior = answers, plan.parts.where, plan.theta_prior
         self.n_effects, self.n_levels = plan.n_effects, plan.n_levels
-        self.n_named = len(plan.levels[0])
-        self.prior = Natural(np.diag(plan.beta_sd**-2.0), np.zeros(len(plan.beta_sd)))
+        precision, named = plan.beta_sd**-2.0, [len(known) for known in plan.levels]
+        self.prior = Natural(np.diag(precision), np.zeros(len(precision)))
+        # effects of the named groups, in the order of their labels
+        sizes = self.n_effects, named, named, 0 if named else None
+        self.places = EffectPlaces(precision, *sizes, np.arange(sum(named)))
+
+    def posterior(self, average):
+        """Return the `GroupPosterior` of an average over theta."""
+        return GroupPosterior(average, self.places)
 
     def flops(self):
         """Return 0: what parts are for is not to be measured by one core."""
@@ -210,7 +217,8 @@ class PartsGivenTheta:
 
     def _assembled(self, blocks):
         """Return the `LocalPart` of the named groups, in the order of their labels."""
-        named = np.argsort(np.concatenate(self.where), kind="stable")[: self.n_named]
+        order = np.argsort(np.concatenate(self.where), kind="stable")
+        named = order[: len(self.places.order)]
         lower, offset, gain = (
             np.concatenate(a, axis=1)[0][named] for a in zip(*blocks, strict=True)
         )
@@ -229,6 +237,7 @@ class GroupedFit:
     def __init__(self, plan, answers):
         self.plan, self.answers, self.settings = plan, answers, plan.settings
         self.prior, self.d, self.draws = plan.prior(), len(plan.beta_sd), plan.engine in _DRAWING
+        self.model = PartsGivenTheta(answers.given_theta, plan)
         self.rule = self.settings.theta
         if not plan.n_effects:
             self.rule = "none"
@@ -286,28 +295,18 @@ class GroupedFit:
         if start is not None:
             theta, cov = self._theta_moments(start)
 
-        def posterior(node):
-            return self._posterior(Average.alone(node))
+        n_sites = len(self.plan.parts.where)
 
-        def messages_of(found):
-            phi = natural(found.phi_moments())
-            return shared(phi, self.prior, len(self.plan.parts.where))
+        def messages_at(node):
+            phi = self.model.posterior(Average.alone(node)).phi_moments()
+            return shared(natural(phi), self.prior, n_sites)
 
-        keep = save and (lambda node: save(messages_of(posterior(node))))
-        watch, left = (
-            PosteriorMonitor(monitor, posterior, keep),
-            s.max_iter - len(before["residual"]),
-        )
-        model = PartsGivenTheta(self.answers.given_theta, self.plan)
-        found = explore(model, (theta, None), s.tol, left, s.theta, watch, cov)
-        whole = self._posterior(found.average)
-        messages = messages_of(whole)
-        check_precise(total_of(self.prior, messages).precision)
-        history = dict(found.trace.history, n_skipped=np.zeros(found.trace.n_iter))
-        history = {name: np.append(before.get(name, ()), history[name]) for name in history}
-        more = self._attributes(messages, found.rule, counts)
-        evidence = found.average.log_evidence
-        return BinaryFit(whole, history, found.reason, evidence, more, found.remark)
+        keep = save and (lambda node: save(messages_at(node)))
+        left = s._replace(max_iter=s.max_iter - len(before["residual"]))
+        fit, _ = fit_model(self.model, left, monitor, (theta, None), keep, cov)
+        fit = as_messages(fit, self.prior, n_sites, counts)
+        history = {name: np.append(before.get(name, ()), fit.history[name]) for name in fit.history}
+        return fit._replace(history=history)
 
     def _attributes(self, messages, rule, counts):
         """Return what the estimator is to know of the sites of parts."""
@@ -328,24 +327,24 @@ class GroupedFit:
             none = LocalPart.of_columns(*map(np.zeros, sizes))
             found = GivenScales(mean[0], root[0], none, 0.0)
             alone = Average.alone(Node(np.zeros(0), 0.0, 0.0, np.zeros(0), 0.0, found))
-            return self._posterior(alone), None
-        model, tol = PartsGivenTheta(self.answers.given_theta, self.plan), self.answers.inner_tol
+            return self.model.posterior(alone), None
+        model, tol = self.model, self.answers.inner_tol
         mean, cov = self._theta_moments(messages)
         axes, warm = Axes(mean, np.linalg.cholesky(cov)), self.answers.row_sites()
         if self.rule == "gaussian":
             x, log_weight = node_rule(len(mean))
             nodes = [model.first(mean + axes.root @ z, messages, warm, tol) for z in x]
             told = nodes, np.exp(log_weight), total_of(self.prior, messages), axes
-            return self._posterior(self._normal(*told)), None
+            return self.model.posterior(self._normal(*told)), None
         first = model.first(mean, messages, warm, tol)
         if self.rule == "mode":
-            return self._posterior(Average.alone(first)), float(first.log_evidence)
+            return self.model.posterior(Average.alone(first)), float(first.log_evidence)
         with monitor.phase("integration over theta") as told:
             if self.rule == "grid":
                 average = lattice_about(model, axes, first, tol, told)
             else:
                 average = star_at(model, first, cov, tol, told)
-        return self._posterior(average), average.log_evidence
+        return self.model.posterior(average), average.log_evidence
 
     def _normal(self, nodes, weight, total, axes):
         """Return the `Average` whose theta and beta are as a normal distribution has them.
@@ -363,19 +362,6 @@ class GroupedFit:
             found.append(node._replace(log_evidence=mass, log_prior=0.0, payload=payload))
         smooth = normal_distribution(*gaussian)
         return Average(found, weight, np.nan, smooth=smooth, axes=axes)
-
-    def _posterior(self, average):
-        """Return the `GroupPosterior` of an average over theta."""
-        named = [len(known) for known in self.plan.levels]
-        places = EffectPlaces(
-            beta_precision=self.plan.beta_sd**-2.0,
-            n_effects=self.plan.n_effects,
-            n_levels=named,
-            n_named=named,
-            local=0 if named else None,
-            order=np.arange(sum(named)),
-        )
-        return GroupPosterior(average, places)
 
     def _outcome(self, monitor, messages, history, reason, log_evidence, counts=(0, 0)):
         check_precise(total_of(self.prior, messages).precision)

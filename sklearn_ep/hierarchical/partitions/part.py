@@ -376,7 +376,7 @@ def effect_modes(rows, offset, design, modes, tol=1e-6):
         slope = np.add.reduceat(residual[..., None] * design, rows.starts, axis=-2) - modes
         lower = group_factors(curvature, design, rows.starts)
         step = backward(lower, forward(lower, slope[..., None]))[..., 0]
-        longest = np.abs(step).max(-1, keepdims=True)
+        longest = np.max(np.abs(step), axis=-1, keepdims=True, initial=0.0)
         modes = modes + step * np.minimum(1.0, 2.0 / np.maximum(longest, 1e-300))
         if longest.max() < tol:
             break
@@ -405,15 +405,9 @@ def marginal_terms(rows, phi, q, modes=None):
     a product with X for each of the 9 nodes (5^2 for q = 2).
     """
     d = rows.X.shape[1]
-    offset, modes = rows.X @ phi[:d], np.zeros((len(rows.starts), q)) if modes is None else modes
-    if q == 0:
-        residual, curvature = _derivatives(rows, offset)
-        value = rows.weight @ log_expit(rows.sign * offset)
-        return SiteTerms(
-            value, residual @ rows.X, -gaussian.weighted_gram(rows.X, curvature), modes
-        )
-    design = rows.local @ _scales.factor(phi[d:], q)
-    modes, lower = effect_modes(rows, offset, design, modes)
+    offset, design = rows.X @ phi[:d], rows.local @ _scales.factor(phi[d:], q)
+    start = np.zeros((len(rows.starts), q)) if modes is None else modes
+    modes, lower = effect_modes(rows, offset, design, start)
     x, log_weight = effect_rule(q)
     u, group = modes + backward(lower, x[:, None, :, None])[..., 0], rows.group
     z = offset + np.einsum("nq,knq->kn", design, u[:, group])
