@@ -39,14 +39,12 @@ CONSTANTS = {
         "INNER_GAIN": "learned",
         "SEARCH_ALL": "wide",
         "GRADIENT_TOL": "learned",
-    },
-    "hyperparameters": {"NOISE_FLOOR": "wide", "DENSE": "wide"},
-    "model_law": {
         "EVIDENCE_ERROR": "wide",
         "N_DOUBTFUL": "wide",
         "N_MODELS": "wide",
         "N_LEADING": "wide",
     },
+    "hyperparameters": {"NOISE_FLOOR": "wide", "DENSE": "wide"},
     "runs": {"FIRST_NOISE": "known", "LEVELS": "known", "SWEEPS": "known", "TAIL": "known"},
     "energy": {
         "SMALLEST_SITE": "known",

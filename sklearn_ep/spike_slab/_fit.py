@@ -18,8 +18,8 @@ from .._estimator.averaged import average_remarks, hyper_attributes
 from .._estimator.fitting import run_attributes
 from ._chains import sample_models
 from ._hyperparameters import HyperPrior, NodeCoordinates
-from ._learning import EvidenceSearch
-from ._model_law import ModelLaw, overrated
+from ._learning import EvidenceSearch, overrated
+from ._model_law import ModelLaw
 from ._posterior import CoefficientMixture, CoefficientPosterior, mixture_of_draws
 from ._runs import SHORT, distinct, explore, run, run_start, settled_near
 from ._sequential_draws import SequentialDraws

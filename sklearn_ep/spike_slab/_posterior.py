@@ -301,9 +301,13 @@ class CoefficientMixture(SparseMixture, AveragedPosterior):
         among = self.posteriors[0].draws.model.correlations(columns, columns)
         return columns, on[:, columns], np.full(N_DRAWS, 1.0 / N_DRAWS), among
 
+    def counts(self, n_draws):
+        """Return how many of some draws are those of each part, by their weights."""
+        return np.diff(np.rint(np.cumsum([0.0, *self.weight]) * n_draws).astype(int))
+
     def signals(self, rows, rng):
         """Draw noise-free responses (S, n) at rows, of the parts (S,), by their weights."""
-        counts = np.diff(np.rint(np.cumsum([0.0, *self.weight]) * N_DRAWS).astype(int))
+        counts = self.counts(N_DRAWS)
         step, out = max(1, BLOCK_BYTES // (8 * rows.shape[1])), []
         for part, count in zip(self.posteriors, counts, strict=True):
             for batch in gen_batches(int(count), step):

@@ -83,6 +83,12 @@ class SpikeSlab:
         """Say which cavity precisions leave a normalisable product with the slab."""
         return 1.0 + self.slab_variance * precision > 0
 
+    def log_density(self, w: np.ndarray) -> np.ndarray:
+        """Log density (S,) of coefficients (S, d) with indicators of their own."""
+        normal = -0.5 * (w * w / self.slab_variance + np.log(2 * np.pi * self.slab_variance))
+        on = log_expit(self.logit) + normal
+        return np.where(w != 0, on, log_expit(-self.logit)).sum(axis=1)
+
     def tilted(self, shift: np.ndarray, precision: np.ndarray) -> TiltedSpikeSlab:
         """Moments of the prior times the cavity; free of 1 / precision, so zero is harmless."""
         scale = 1.0 + self.slab_variance * precision

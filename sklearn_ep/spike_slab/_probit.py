@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import expit, logsumexp
+from scipy.special import expit, logsumexp, softmax
 from sklearn.preprocessing import StandardScaler
 
 from .._engine.gaussian import WEAK_SITE, ImproperPosterior
@@ -38,7 +38,7 @@ from ._energy import LOW_SITE
 from ._fit import NodeRuns, average_attributes
 from ._hyperparameters import HyperPrior, NodeCoordinates, Space
 from ._linear_model import LinearModel
-from ._plan import ACCEPT_SPARSE, Standardisation, dense_rows
+from ._plan import ACCEPT_SPARSE, DEFAULT_SEED, Standardisation, dense_rows
 from ._posterior import CoefficientMixture, CoefficientPosterior
 from ._prior import SpikeSlab
 from ._sequential_draws import SequentialDraws
@@ -54,6 +54,9 @@ HALVINGS = 3  # of a step: where an eighth of it is improper, so are as a rule t
 LEAST_INCLUSION = 1e-30  # below which a column is as surely out
 # Entries of X up to which hyperparameters="auto" integrates: each node keeps scaled rows.
 LARGEST_INTEGRATED = 2_000_000
+# Draws that tell the inclusions of correlated columns, orders in which those of a node are drawn.
+_N_DRAWS, _ORDERS = 4000, 2
+_LEAST_NUMBER = 100  # effective draws: a standard error of an inclusion is then .05 at most
 PROBIT, MATCH = Probit(), MomentMatching()
 
 
@@ -284,6 +287,7 @@ class ProbitPlan:
     space: Space
     prior: HyperPrior
     integrates: bool
+    correlated: bool
 
     def posterior(self, state):
         """Return what predicts at a state: units have the intercept, normal given w."""
@@ -329,6 +333,7 @@ def make_plan(estimator, X, y, sample_weight):
         space=space,
         prior=HyperPrior.of_integral(space, columns.shape[1]),
         integrates=bool(space.free.any()) and (how == "integrate" or (how == "auto" and small)),
+        correlated=model.is_correlated(len(labels)),
     )
 
 
@@ -389,15 +394,56 @@ def fitted_attributes(plan, estimator, monitor):
         used = "integrate"
     states = [node.payload.state for node in average.nodes]
     mixture = CoefficientMixture([plan.posterior(s) for s in states], average.weight)
+    found = _of_mixture(mixture) | average_attributes(average, coordinates, used)
+    if plan.correlated:
+        found |= _with_inclusions_of_draws(found, mixture, states)
     loo = np.exp(-logsumexp([-s.log_loo for s in states], axis=0, b=average.weight[:, None]))
-    return {
-        **_of_mixture(mixture),
+    return found | {
         "history_": trace.history,
         "loo_proba_": spread_rows(loo, plan.kept, np.nan),
         "stop_reason_": out.reason,
         "converged_": out.reason == "converged",
-        **average_attributes(average, coordinates, used),
     }
+
+
+def _with_inclusions_of_draws(found, mixture, states):
+    """Return inclusions by draws of the nodes, weighted by likelihood and prior over density.
+
+    The sites of rows are those of all models together, and with correlated columns models differ
+    in what they say of a row. Where too few draws count EP's inclusions stay.
+    """
+    rng, counts = np.random.default_rng(DEFAULT_SEED), mixture.counts(_N_DRAWS)
+    inside, log_weight, number = [], np.zeros(0), 0.0
+    for k in np.argsort(-counts, kind="stable"):
+        w, more = _weighed(mixture.posteriors[k].draws, states[k], counts[k], rng)
+        inside.append(w != 0)
+        log_weight = np.append(log_weight, more)
+        weight = softmax(log_weight)
+        number = 1.0 / np.sum(weight**2)
+        if number * _N_DRAWS < _LEAST_NUMBER * len(weight):
+            remark = "Columns are correlated, and too few draws count: inclusions are those of EP."
+            return {"_remarks": (*found["_remarks"], remark)}
+    on = weight @ np.concatenate(inside)
+    remark = f"Columns are correlated: inclusions are those of {number:.0f} effective draws."
+    return {
+        "inclusion_proba_": on,
+        "expected_model_size_": float(on.sum()),
+        "_remarks": (*found["_remarks"], remark),
+    }
+
+
+def _weighed(draws, state, n_draws, rng):
+    """Return coefficients (S, d) drawn at a node, and their log weights against the posterior."""
+    p, own = state.problem, state.intercept
+    w, density = draws.with_density(n_draws, rng, _ORDERS)
+    free = rng.standard_normal(n_draws)
+    b = own.base - w @ own.centre + np.sqrt(own.variance) * free
+    log_weight = PROBIT.log_prob(p.y, w @ p.X.T + b[:, None]) @ p.weight
+    log_weight += p.factor.log_density(w) - density - state.log_evidence
+    if p.fit_intercept:
+        log_weight += 0.5 * (free**2 - INTERCEPT_PRECISION * b**2)
+        log_weight += 0.5 * np.log(INTERCEPT_PRECISION * own.variance)
+    return w, log_weight
 
 
 def _run(problem, x, estimator, trace):

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, log_expit
 
 from .._engine.gaussian import checked_cholesky, triangular_inverse
 from ._energy import LOW_SITE
@@ -53,14 +53,20 @@ class SequentialDraws:
 
     def draw(self, n_samples, rng):
         """Return draws (n_samples, d): O(d^2) each, or O(n d) and a few posteriors for d > n."""
+        return self.with_density(n_samples, rng)[0]
+
+    def with_density(self, n_samples, rng, orders=ORDERS):
+        """Return draws and their log densities (n_samples,); groups of columns have none."""
         X, rest = self.model.X, np.arange(len(self.inclusion))
         out, fitted = np.zeros((n_samples, len(rest))), np.zeros((n_samples, len(X)))
+        density = np.zeros(n_samples)
         q, mean = self.marginals, np.tile(self.marginals.mean, (n_samples, 1))
         for block in _blocks(self.model, self.factor, self.inclusion):
             own = np.searchsorted(rest, block)
             wide = len(block) > len(X) and np.ptp(self._groups[block]) == 0  # one group
             if not wide:
-                out[:, block] = self._at_once(own, rest, q, mean, rng)
+                out[:, block], more = self._at_once(own, rest, q, mean, rng)
+                density += more
             rest = np.delete(rest, own)
             q = self._without(rest)
             if wide:
@@ -68,16 +74,17 @@ class SequentialDraws:
             fitted += out[:, block] @ X[:, block].T
             mean = self._shifted(q, rest, fitted)
         if not rest.size:
-            return out
-        n_orders = int(np.clip(n_samples // len(rest), 1, ORDERS))
+            return out, density
+        n_orders = int(np.clip(n_samples // len(rest), 1, orders))
         for batch in np.array_split(np.arange(n_samples), n_orders):
             # columns in random order, those of a group side by side
             turn = rng.permutation(self.factor.n_indicators(len(self.inclusion)))
             index = rest[np.argsort(turn[self._groups[rest]], kind="stable")]
             q = self._without(index)
             mean = self._shifted(q, index, fitted[batch])
-            out[np.ix_(batch, index)] = self._in_turn(index, mean, q.root, rng)
-        return out
+            out[np.ix_(batch, index)], more = self._in_turn(index, mean, q.root, rng)
+            density[batch] += more
+        return out, density
 
     @cached_property
     def _groups(self):
@@ -109,21 +116,22 @@ class SequentialDraws:
         for g in np.unique(self._groups[index[self.inclusion[index] > LEAST_INCLUSION]]):
             at = np.flatnonzero(self._groups[index] == g)
             back = triangular_inverse(checked_cholesky(q.block(own[at]))).T
-            out[:, at] = self._group(index[at], mean[:, at], q.var[own[at]], back, rng)
-        return out
+            out[:, at], _ = self._group(index[at], mean[:, at], q.var[own[at]], back, rng)
+        return out, np.nan
 
     def _in_turn(self, index, mean, root, rng):
         """Draw indicators one after the other, the last first, root'root their covariance."""
-        out, move = np.empty_like(mean), np.zeros_like(mean)
+        out, move, density = np.empty_like(mean), np.zeros_like(mean), np.zeros(len(mean))
         ends = [*(np.flatnonzero(np.diff(self._groups[index])) + 1), len(index)]
         for a, b in zip([0, *ends[:-1]][::-1], ends[::-1], strict=True):
             own = slice(a, b)
             centre = mean[:, own] + move[:, b:] @ root[b:, own]
             back = triangular_inverse(root[own, own])
             var = np.sum(root[own, own] ** 2, axis=0)
-            out[:, own] = self._group(index[own], centre, var, back, rng)
+            out[:, own], more = self._group(index[own], centre, var, back, rng)
+            density += more
             move[:, own] = (out[:, own] - centre) @ back
-        return out
+        return out, density
 
     def _slabs(self, index, mean, precision):
         """Slab mean (S, b) and variance (b,) of columns, and what speaks for each (S, b).
@@ -138,10 +146,12 @@ class SequentialDraws:
         return slab_mean, v / scale, 0.5 * (shift * slab_mean - np.log(scale))
 
     def _columns(self, index, mean, precision, rng):
-        """Draw columns with indicators of their own."""
+        """Draw columns with indicators of their own; return values and log densities (S,)."""
         slab_mean, slab_var, score = self._slabs(index, mean, precision)
-        on = self._is_in(index, score, rng)
-        return np.where(on, slab_mean + np.sqrt(slab_var) * rng.standard_normal(on.shape), 0.0)
+        on, free = self._is_in(index, score, rng), rng.standard_normal(score.shape)
+        odds, normal = self.factor.logit + score, -0.5 * (free**2 + np.log(2 * np.pi * slab_var))
+        density = np.where(on, log_expit(odds) + normal, log_expit(-odds)).sum(axis=1)
+        return np.where(on, slab_mean + np.sqrt(slab_var) * free, 0.0), density
 
     def _group(self, index, mean, var, back, rng):
         """Draw a group where Q has means (S, b), variances (b,) and the precision back back'."""
@@ -151,7 +161,7 @@ class SequentialDraws:
         precision = back @ back.T
         shift = mean @ precision - self.sites[0, index]
         cavity = np.linalg.eigh(precision - np.diag(self.sites[1, index]))
-        return self._along(index, shift, *cavity, rng, score)
+        return self._along(index, shift, *cavity, rng, score), np.nan
 
     def _wide(self, index, rest, q, fitted, rng):
         """Draw a group of more columns than rows, in the space of the rows.

@@ -84,7 +84,7 @@ def test_noise_ratio_and_inclusion_are_integrated_out():
     assert reg.algorithm_used_ == "enumeration"
     size, d, n = np.mean(X**2), 4, len(y)
     worth = LinearModel(X, y).n_independent(n)
-    misses = max(1.0, d / np.log1p(worth))
+    misses = max(1.0, d / np.sqrt(worth))
     log_r, log_s = np.linspace(np.log(1e-6), np.log(1e8), 500), np.linspace(-4, 4, 400)
     total, on, noise = [], [], []
     for i in range(16):

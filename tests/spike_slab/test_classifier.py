@@ -24,17 +24,14 @@ def data(n=80, d=6, seed=0):
     return X, (X[:, 0] - 0.7 * X[:, 1] + 0.3 + rng.normal(size=n) > 0).astype(int)
 
 
-# probabilities of long Gibbs chains, their error below .005; what is left of correlated columns is
-# that the sites of rows are Gaussian whatever columns are in
-@pytest.mark.parametrize(
-    "name, off", [("tall", 0.02), ("few rows", 0.02), ("wide", 0.02), ("correlated", 0.05)]
-)
-def test_moments_are_those_of_long_chains(name, off):
+# probabilities of long Gibbs chains, their error below .005
+@pytest.mark.parametrize("name", ["tall", "few rows", "wide", "correlated"])
+def test_moments_are_those_of_long_chains(name):
     known = ORACLE[name]
     X, y, sd = np.array(known["X"]), np.array(known["y"]), np.array(known["sd"])
     given = {k: known[k] for k in ("slab_variance", "prior_inclusion")}
     clf = SpikeSlabClassifier(**given, standardize=False).fit(X, y)
-    np.testing.assert_allclose(clf.inclusion_proba_, known["inclusion"], atol=off)
+    np.testing.assert_allclose(clf.inclusion_proba_, known["inclusion"], atol=0.02)
     np.testing.assert_array_less(np.abs(clf.coef_[0] - known["mean"]) / sd, 0.1)
     np.testing.assert_allclose(clf.coef_std_[0], sd, rtol=0.15)
     proba = clf.predict_proba(np.array(known["X_new"]))[:, 1]

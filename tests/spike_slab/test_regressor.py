@@ -19,7 +19,7 @@ from sklearn.linear_model import LassoCV
 from sklearn_ep import SpikeSlabRegressor
 from sklearn_ep.datasets import make_spike_slab_regression
 from sklearn_ep.inspection import InclusionDisplay
-from sklearn_ep.spike_slab import _model_law as model_evidence
+from sklearn_ep.spike_slab import _learning as model_evidence
 from sklearn_ep.spike_slab import _plan
 
 ORACLE = oracle("spike_slab")

@@ -13,8 +13,8 @@ from sklearn_ep._engine.gaussian import ImproperPosterior
 from sklearn_ep.spike_slab import _linear_model
 from sklearn_ep.spike_slab._double_loop import double_loop
 from sklearn_ep.spike_slab._energy import Descent, EPEnergy, descend, regular_ep
+from sklearn_ep.spike_slab._learning import leading_log_evidence, sampled_log_evidence
 from sklearn_ep.spike_slab._linear_model import LinearModel
-from sklearn_ep.spike_slab._model_law import leading_log_evidence, sampled_log_evidence
 from sklearn_ep.spike_slab._prior import SpikeSlab
 from sklearn_ep.spike_slab._runs import prior_sites
 
