@@ -280,6 +280,12 @@ def noise_temper(gap, var, noise, weight):
     gap (n,) are responses minus their means given the other rows, var (n,) the variances of these
     means, weight (n,) the copies of each. The prior of the factor is that of the scale of the
     variance of a classifier.
+
+    Errors are taken as normal. Student's t with degrees of freedom chosen in the same way halves
+    the held-out loss where columns have heavy tails and y is no line in them (146 x 216, 20 sets:
+    1.12 to .49). On the 209 computers whose names are columns it is surer than right: .11 to .26,
+    and 90 % intervals cover .81 in place of .91. A scale of `var` beside that of the noise changes
+    none of this.
     """
 
     def scores(theta):

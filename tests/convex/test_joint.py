@@ -1,5 +1,6 @@
 """More than two classes with one joint posterior of the coefficients."""
 
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -380,3 +381,21 @@ def test_too_many_rows_and_classes_for_a_joint_fit_are_told(monkeypatch):
     with pytest.warns(UserWarning, match="5 classes of 60 rows are fitted one against the rest"):
         clf = ConvexVariationalLogistic().fit(X, y)
     assert clf.multi_class_ == "one_vs_rest"
+
+
+def test_many_classes_take_no_memory_of_rows_times_squared_classes(monkeypatch):
+    """As 800 rows of 400 classes do at the limit that holds: 1 GiB for each of several matrices."""
+    n, n_classes = 400, 50
+    monkeypatch.setattr("sklearn_ep.convex._parameters.MOST_PAIRS", n * n_classes**2 // 4)
+    X, y = np.random.default_rng(0).normal(size=(n, 2)), np.arange(n) % n_classes
+    clf = ConvexVariationalLogistic(1.0, calibration=None)
+    tracemalloc.start()
+    try:
+        with pytest.warns(UserWarning, match="50 classes of 400 rows.* one against the rest.*GiB"):
+            clf.fit(X, y)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert clf.multi_class_ == "one_vs_rest" and clf.coef_.shape == (n_classes, 2)
+    # a dozen numbers a row and class; jointly the peak is 6.8 such matrices
+    assert peak < 0.5 * 8 * n * n_classes**2
