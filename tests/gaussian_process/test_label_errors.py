@@ -8,14 +8,17 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from sklearn_ep import RelaxedEPClassifier
+from sklearn_ep._engine.contracts import WholeEP
 from sklearn_ep._engine.gaussian import ImproperPosterior
 from sklearn_ep._engine.hyper import Node
 from sklearn_ep._engine.likelihoods import LabelNoise, Probit
 from sklearn_ep._engine.loop import Anderson, Evaluation, Trace, iterate
+from sklearn_ep._engine.rules import MomentMatching, Power
 from sklearn_ep.datasets import make_noisy_labels_classification
 from sklearn_ep.gaussian_process._dense_gp import DenseGP, DenseGPPosterior
 from sklearn_ep.gaussian_process._hyperparameters import Accuracy, find_mode, or_refuse
 from sklearn_ep.gaussian_process.label_errors.double_loop import DoubleLoop
+from sklearn_ep.gaussian_process.label_errors.rules import LatentNoise
 from sklearn_ep.gaussian_process.label_errors.step import (
     LabelErrorStep,
     relaxed_cost,
@@ -289,6 +292,22 @@ def test_a_bare_step_comes_to_rest_where_sweeps_do_not(rule):
     clf = RelaxedEPClassifier(RBF(1.0), **rule, **kept).fit(X, y)
     assert clf.converged_ and clf.solver_path_[-1] == "double loop"
     assert np.diff(clf.history_["log_evidence"][-8:]).min() > -1e-9
+
+
+def test_the_double_loop_ends_on_random_problems():
+    rng = np.random.default_rng(1)
+    for k in range(30):
+        n = int(rng.integers(5, 40))
+        X, y = rng.standard_normal((n, 2)), np.where(rng.random(n) < 0.5, 1.0, -1.0)
+        kernel = ConstantKernel(10 ** rng.uniform(-2, 4)) * RBF(10 ** rng.uniform(-1, 1))
+        weight = np.ones(n) if k % 2 else rng.uniform(0.5, 4.0, n)
+        structure = LatentNoise(DenseGP(kernel(X)), 10 ** rng.uniform(-6, 0), weight)
+        factor, u = LabelErrorStep(10 ** rng.uniform(-4, -0.4)), rng.choice([1.0, 0.5, 0.1])
+        ep = WholeEP(structure, factor, y, weight, MomentMatching() if u == 1 else Power(u))
+        watch = Trace()
+        found = DoubleLoop(ep, u).solve(np.zeros((2, n)), max_iter=200, tol=1e-4, monitor=watch)
+        assert found.converged and ep.evaluate(found.x).residual < 1e-4
+        assert np.diff(watch.history["log_evidence"]).min(initial=0.0) > -1e-9
 
 
 def test_many_rows_have_power_ep_in_its_place(monkeypatch):

@@ -26,16 +26,15 @@ from ..._engine.gaussian import (
 )
 from ..._engine.loop import Result, Trace, reason_to_end
 
-# Promised fall of an inner problem at which it counts as solved: G is then known to half of it.
+# Promised fall of an inner problem at which it counts as solved, G is then known to half of it.
+# 150 problems of 5 to 60 rows, amplitudes of .01 to 1e4 and random labels end, and G never falls.
 _SOLVED = 1e-10
-# Newton steps of one inner problem, two or three after the first.
-_INNER_STEPS = 60
-# Halvings of such a step.
-_HALVINGS = 40
+# Newton steps of one inner problem and their halvings: two or three and none but at the start.
+_INNER_STEPS, _HALVINGS = 60, 40
 # Rounding of L, relative to 1 + |L|.
 _ROUNDING = 1e-12
-# Shares of the metric: to begin with, after a step that failed at none, below which it is none,
-# and where none is left to try.
+# Shares of the metric: to begin with, after a step without it that failed, below which it is none,
+# and where there is no more to try. These 150 problems take 14 steps in the median, at most 120.
 _FIRST, _SOME, _NONE, _ALL = 1.0, 0.03, 3e-3, 1e9
 
 
