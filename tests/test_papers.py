@@ -103,6 +103,34 @@ def test_a_digest_is_of_what_an_item_uses(driver, tmp_path, monkeypatch):
     assert digests[0] == digests[1] != digests[2]
 
 
+def test_repeats_are_kept_by_seed_as_long_as_their_code_is_the_same(driver, tmp_path, monkeypatch):
+    from paper_items.item import Setting
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = (
+        "DONE = []\n\ndef one(setting, seed):\n    DONE.append(seed)\n    return dict(x=[seed])\n"
+    )
+
+    def repeats(text, n):
+        (tmp_path / "made_up.py").write_text(text)
+        importlib.invalidate_caches()
+        made = importlib.import_module("made_up")
+        setting = Setting(True, None, tmp_path)
+        values = setting.repeats(made.one, n)
+        del sys.modules["made_up"]
+        assert values == [dict(x=[seed]) for seed in range(n)]
+        return made.DONE, setting.seconds_before
+
+    assert repeats(source, 2) == ([0, 1], 0.0)
+    done, before = repeats(source, 3)
+    assert done == [2] and before > 0
+    assert repeats(source, 2)[0] == []
+    # a run that stopped has left its first seeds
+    stored = tmp_path / "repeats" / "made_up_one.json"
+    assert set(json.loads(stored.read_text())["repeats"]) == {"0", "1", "2"}
+    assert repeats(source.replace("DONE.append", "DONE.extend([]) or DONE.append"), 1)[0] == [0]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_is_made_of_items_with_and_without_results(driver, name):
     results = driver.stored(driver.RESULTS, name)

@@ -6,16 +6,20 @@
     python doc/benchmarks/papers.py --paper spike_slab --item "Figure 1"    one item
     python doc/benchmarks/papers.py --page                 no runs, the pages from stored results
 
+    python doc/benchmarks/papers.py --again                repeats that are stored are run anew
+
 Each module of paper_items/ is one paper: a list of items, each of which runs one table or figure
 and returns its rows. Results are stored item by item in results/papers/, so that a run of one
-item leaves the others as they are.
+item leaves the others as they are, and long items keep each repeat in results/papers/repeats/.
 """
 
 import argparse
+import dataclasses
 import importlib
 import json
 import os
 import pathlib
+import shutil
 import sys
 import time
 import warnings
@@ -42,12 +46,13 @@ def stored(folder, name):
 def run_item(item, setting, command):
     """Run one item and return what is stored of it."""
     start, digest = time.process_time(), item.digest  # of the code before anyone edits it
+    setting = dataclasses.replace(setting, seconds_before=0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         rows = item.run(setting)
     return dict(
         rows=[row.as_dict() for row in rows],
-        cpu_minutes=round((time.process_time() - start) / 60, 2),
+        cpu_minutes=round((setting.seconds_before + time.process_time() - start) / 60, 2),
         quick=setting.quick,
         command=command,
         digest=digest,
@@ -153,6 +158,20 @@ def write_page(path, title, lines):
     path.write_text(text.rstrip() + "\n")
 
 
+def times_of_items():
+    """Return the lines that say what the items take, paper by paper and in all."""
+    lines, total = [".. list-table::", "   :header-rows: 1", ""], 0.0
+    rows = [("Paper", "CPU minutes", "of them the dearest item")]
+    for name in PAPERS:
+        minutes = {item: found["cpu_minutes"] for item, found in stored(RESULTS, name).items()}
+        dearest, own = max(minutes, key=minutes.get), sum(minutes.values())
+        rows.append((paper_of(name).TITLE, f"{own:.1f}", f"{dearest}, {minutes[dearest]:.1f}"))
+        total += own
+    for first, *others in [*rows, ("All", f"{total:.0f}", "")]:
+        lines += [f"   * - {first}", *(f"     - {text}".rstrip() for text in others)]
+    return [*lines, ""]
+
+
 def write_pages():
     """Write the page of each paper, and the one that leads to them, from stored results."""
     PAGES.mkdir(exist_ok=True)
@@ -173,6 +192,9 @@ def write_pages():
         "of a claim stand with its item in ``doc/benchmarks/paper_items``. FOLDER holds the data",
         "sets as .npz files.",
         "",
+        "What the stored runs took on one thread, two cores being shared with other work:",
+        "",
+        *times_of_items(),
         ".. toctree::",
         "   :maxdepth: 2",
         "",
@@ -188,12 +210,15 @@ def main():
     parser.add_argument("--item", nargs="*", default=(), help="these tables and figures only")
     parser.add_argument("--quick", action="store_true", help="the small size")
     parser.add_argument("--data", type=pathlib.Path, help="folder with data sets as .npz files")
+    parser.add_argument("--again", action="store_true", help="run stored repeats anew")
     parser.add_argument("--out", type=pathlib.Path, default=None, help="folder for results")
     parser.add_argument("--page", action="store_true", help="write the pages, run nothing")
     args = parser.parse_args()
     out = args.out or (RESULTS / "quick" if args.quick else RESULTS)
     out.mkdir(parents=True, exist_ok=True)
     if not args.page:
+        if args.again:
+            shutil.rmtree(out / "repeats", ignore_errors=True)
         for name in args.paper:
             run_paper(name, args.item, Setting(args.quick, args.data, out))
     if args.page or out == RESULTS:

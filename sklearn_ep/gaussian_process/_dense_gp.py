@@ -187,6 +187,12 @@ class DenseGP:
         """Return the `DenseState` for site parameters (n,), copies of tied rows counted."""
         return DenseState(self.K, precision, shift)
 
+    def covariance(self, state):
+        """Return the posterior covariance (n, n) of the latent values; O(n^3)."""
+        half = lower_times(state.inverse, state.root[:, None] * self.K[state.rows])
+        added = state.added() @ self.K
+        return self.K - half.T @ half + added.T @ added
+
 
 class KernelGP(DenseGP):
     """The same for rows X (n, d) under a kernel, with the gradient of the evidence.

@@ -114,7 +114,7 @@ class RelaxedEPClassifier(GaussianProcessBase):
     n_partitions : int or None, default=None
         Pieces of the rows in a fit through inducing points, for `n_jobs` workers. The answer does
         not depend on it beyond rounding. None keeps the covariances of all rows with the inducing
-        points in memory, where the convergent double loop is the last resort.
+        points in memory, where for up to 2000 rows the convergent double loop is the last resort.
     learn_inducing : bool, default=False
         Move the inducing points along the gradient of the evidence while the kernel is learned.
         False, because with wrong labels moving them tends to overfit.
@@ -285,9 +285,11 @@ class RelaxedEPClassifier(GaussianProcessBase):
     amplitude over latent noise log-normal around 4, rate Beta(3, 9), and for the default kernel a
     length scale log-Cauchy around three times the root of the total variance.
 
-    A run that does not converge in its share of the sweeps is continued with less damping, by power
-    EP, and by a double loop [3]_. The log evidence of the last rises, to within .001.
-    `solver_path_` lists what ran.
+    A run that does not converge in its share of the sweeps is continued with less damping, and then
+    by a double loop [3]_ with Newton steps. It is EP (or power EP, with that rule) and ends always:
+    its log evidence never falls. A step costs 20 to 40 sweeps, and takes memory of 32 n^2 numbers.
+    With more than 2000 rows, and over partitions, the last resort is power EP, which may not
+    converge. `solver_path_` lists what ran.
 
     References
     ----------

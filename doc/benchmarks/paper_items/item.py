@@ -4,21 +4,52 @@ import ast
 import dataclasses
 import hashlib
 import inspect
+import json
 import pathlib
 import re
+import time
 from collections.abc import Callable
 
 import numpy as np
+from common import versions
 from scipy.stats import beta, t
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Setting:
-    """How large a run is, where data sets lie, and where pictures go."""
+    """How large a run is, where data sets lie, and where pictures and repeats go.
+
+    ``seconds_before`` counts the CPU seconds of repeats that were stored before the run.
+    """
 
     quick: bool
     data: pathlib.Path | None
     out: pathlib.Path
+    seconds_before: float = 0.0
+
+    def repeats(self, one, n):
+        """Return ``one(setting, seed)``, which JSON can store, for seeds below n.
+
+        Each is stored as it ends, by its seed. Those that the same code stored, under the same
+        versions, are not run again: a run may stop and go on, and repeats may be added.
+        """
+        path = self.out / "repeats" / f"{one.__module__.split('.')[-1]}_{one.__name__}.json"
+        made_by = dict(digest=digest_of(one), versions=versions())
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        if kept.get("made_by") != made_by:
+            kept = dict(made_by=made_by, repeats={})
+        done = kept["repeats"]
+        for seed in map(str, range(n)):
+            if seed in done:
+                self.seconds_before += done[seed]["cpu_seconds"]
+                continue
+            start = time.process_time()
+            values = one(self, int(seed))
+            done[seed] = dict(cpu_seconds=time.process_time() - start, values=values)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(kept, default=float) + "\n")
+        # all as JSON gives them back, those of this run as well
+        return [json.loads(json.dumps(done[str(k)]["values"], default=float)) for k in range(n)]
 
     def load(self, name):
         """Return the arrays of one data set of the data folder as a dict."""
@@ -130,16 +161,21 @@ class Item:
 
     @property
     def digest(self):
-        """Digest of the item's function and of all that it uses of its module, but for layout."""
-        source = inspect.getsource(inspect.getmodule(self.run))
-        parts = {name: node for node in ast.parse(source).body for name in names_of(node)}
-        todo, used = [self.run.__name__], {}
-        while todo:
-            name = todo.pop()
-            if name in parts and name not in used:
-                used[name] = "".join(ast.get_source_segment(source, parts[name]).split())
-                todo += [n.id for n in ast.walk(parts[name]) if isinstance(n, ast.Name)]
-        return hashlib.sha256("\n".join(map(used.get, sorted(used))).encode()).hexdigest()[:12]
+        """Digest of the item's function."""
+        return digest_of(self.run)
+
+
+def digest_of(function):
+    """Return the digest of a function and of all that it uses of its module, but for layout."""
+    source = inspect.getsource(inspect.getmodule(function))
+    parts = {name: node for node in ast.parse(source).body for name in names_of(node)}
+    todo, used = [function.__name__], {}
+    while todo:
+        name = todo.pop()
+        if name in parts and name not in used:
+            used[name] = "".join(ast.get_source_segment(source, parts[name]).split())
+            todo += [n.id for n in ast.walk(parts[name]) if isinstance(n, ast.Name)]
+    return hashlib.sha256("\n".join(map(used.get, sorted(used))).encode()).hexdigest()[:12]
 
 
 def names_of(node):

@@ -300,6 +300,11 @@ class InducingGP:
         """Return the `InducingState` for site parameters (n,), copies of tied rows counted."""
         return InducingState(self.W, precision, shift)
 
+    def covariance(self, state):
+        """Return the posterior covariance (n, n) of the means t of the rows."""
+        root = state.posterior.root(self.W)
+        return root @ root.T
+
     def evidence_gradient(self, state, noise_slope, inputs=False):
         """Return d log evidence / d theta (p,) and / d Z (m, d) at a fixed point of the sites.
 

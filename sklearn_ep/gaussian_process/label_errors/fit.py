@@ -3,29 +3,23 @@
 An average is over the kernel and the rate of wrong labels, and over there being none: the problem
 is then the same at a rate of zero, under a prior of its own.
 
-Where an iteration does not converge a dearer one takes over. The last resort is the convergent
-double loop for scalar sites: slow, but its bound only falls. The outer loop holds the marginals
-that cavities are taken from; the inner one minimises what is then a convex function of the sites
-(Heskes and Zoeter 2002; Opper and Winther 2005).
+Where an iteration does not converge a dearer one takes over, at last the convergent double loop.
 """
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from scipy.special import expit, logit
 
 from ..._engine.contracts import WholeEP
-from ..._engine.gaussian import ImproperPosterior
 from ..._engine.hyper import (
     Spacing,
     average_of,
     integrate,
-    minimise_where_finite,
     sample_about,
 )
-from ..._engine.loop import SILENT, Anderson, Evaluation, Result, Trace, iterate
+from ..._engine.loop import SILENT, Result, Trace
 from ..._engine.sites import Sites, cavity
 from ..._estimator.averaged import AveragedPosterior
 from .._base import (
@@ -49,6 +43,7 @@ from .._hyperparameters import (
 from .._kernels import with_theta
 from .._limits import LIMITS
 from ..inducing.values import AveragedInducing
+from .double_loop import DoubleLoop
 from .problem import ErrorProblem, ErrorSpace, Setting
 from .step import LabelErrorStep
 
@@ -243,78 +238,6 @@ def climb(rungs, run, x, max_iter, monitor=SILENT):
     return merged, names
 
 
-class MarginalDoubleLoop:
-    """The map of one outer step, for `loop.iterate` without damping.
-
-    `exponent` is the power of the rule of the `WholeEP` ep, 1 for moment matching; `inner_steps`
-    are those of L-BFGS-B on the sites: the outer loop makes up for what they leave. A step costs
-    about 20 posteriors. Its fixed points are those of `ep`. The log evidence it records is the
-    minimum of the inner problem, that of `ep` at a fixed point. It never falls before but for what
-    the inner steps leave, 5e-4 with 400 rows: the certificate of convergence.
-    """
-
-    def __init__(self, ep, exponent=1.0, inner_steps=15):
-        self.ep, self.exponent, self.inner_steps = ep, exponent, inner_steps
-        self.factor = ep.factor if exponent == 1.0 else ep.factor.powered(exponent)
-
-    def solve(self, x, *, max_iter, tol, monitor):
-        """Return the `Result` of steps from sites x, accelerated where the evidence rises."""
-        limits = dict(max_iter=max_iter, tol=tol, monitor=monitor, give_up_after=max_iter)
-        faster = Anderson(depth=8, mixing=1.0)
-        return iterate(self.evaluate, x, acceleration=faster, accept=_rises, **limits)
-
-    def evaluate(self, x):
-        """Map sites (2, n) to an `Evaluation` whose target ends the inner minimisation."""
-        plain = self.ep.evaluate(x)
-        state = plain.payload[0]
-        target, value = self._minimise(x, state.mean, state.var)
-        own = 0.5 * (state.mean**2 / state.var + np.log(state.var)) / self.exponent
-        record = {"log_evidence": value - self.ep.weight @ own}
-        return Evaluation(target, plain.residual, plain.metric, record, plain.payload)
-
-    def _minimise(self, x, mean, var):
-        """Return the sites that minimise the bound while the marginals stay, and its value."""
-        scale = np.stack([1.0 / var, 1.0 / np.sqrt(var)])
-
-        def objective(scaled):
-            try:
-                value, gradient = self._bound(scaled.reshape(x.shape) * scale, mean, var)
-            except ImproperPosterior:
-                return np.inf, np.zeros(scaled.size), None
-            return value, (gradient * scale).ravel(), None
-
-        free = np.tile([-np.inf, np.inf], (x.size, 1))
-        steps = dict(max_iter=self.inner_steps)
-        found: Any = minimise_where_finite(objective, (x / scale).ravel(), free, **steps)
-        if found is None:  # these sites leave no cavity; empty ones do
-            found = minimise_where_finite(objective, np.zeros(x.size), free, **steps)
-        return found.x.reshape(x.shape) * scale, found.value
-
-    def _bound(self, x, mean, var):
-        """Return the inner function and its gradient (2, n) in precisions and shifts."""
-        ep, u = self.ep, self.exponent
-        precision = 1.0 / var - u * x[0]
-        if np.any(precision <= 0):
-            raise ImproperPosterior("the posterior without one row has no variance")
-        shift = mean / var - u * x[1]
-        cavity_mean, cavity_var = shift / precision, 1.0 / precision
-        state = ep.structure.posterior(ep.weight * x[0], ep.weight * x[1])
-        log_z, g, h = self.factor.tilted(ep.y, cavity_mean, cavity_var)
-        left = self.factor.contraction(ep.y, cavity_mean, cavity_var, 0.0, h)
-        tilted_mean, tilted_var = cavity_mean + cavity_var * g, cavity_var * left
-        partition = 0.5 * (shift * cavity_mean - np.log(precision))
-        value = state.log_evidence + ep.weight @ (log_z + partition) / u
-        second = state.var + state.mean**2 - tilted_var - tilted_mean**2
-        gradient = ep.weight * np.stack([-0.5 * second, state.mean - tilted_mean])
-        return value, gradient
-
-
-def _rises(current, candidate):
-    """Return whether an accelerated step may be taken: by rounding the evidence may fall."""
-    before, after = (e.record["log_evidence"] for e in (current, candidate))
-    return after >= before - 1e-9 * (1.0 + abs(before))
-
-
 def _converged(problem, setting, x, monitor):
     """Return the `Result` of the rule of the fit at a setting, and the rungs that led to it."""
     plan, ep = problem.plan, problem.plan.ep(setting, problem.sign)
@@ -322,7 +245,7 @@ def _converged(problem, setting, x, monitor):
     def run(rung, x, max_iter, monitor):
         limits = dict(tol=plan.tol, max_iter=max_iter, monitor=monitor)
         if rung.rule is None:
-            return MarginalDoubleLoop(ep, plan.rule.exponent).solve(x, **limits)
+            return DoubleLoop(ep, plan.rule.exponent).solve(x, **limits)
         own = WholeEP(ep.structure, ep.factor, ep.y, ep.weight, rung.rule)
         return own.solve(x, damping=rung.damping, accelerate=rung.accelerate, **limits)
 

@@ -223,8 +223,7 @@ def fit_parted_errors(errors, run, monitor, k):
         return replace(solution.result, x=solution.state.sites)
 
     watch = watch_of_sweeps(trace, end, setting, ENDS_BEFORE_SWEEPS, AtSetting)
-    rungs = [rung for rung in plan.rungs() if rung.rule is not None]
-    result, path = climb(rungs, own_run, sites, plan.max_iter, watch)
+    result, path = climb(plan.rungs(), own_run, sites, plan.max_iter, watch)
     model, memory = result.evaluation.payload, last[0].memory
     messages = list(zip(result.x, memory or [None] * len(result.x), strict=True))
     parts = run(row_labels, messages, model, errors.data.classes)

@@ -33,6 +33,8 @@ RATE_BOUNDS = (1e-4, 0.45)
 # Counts of the prior of the rate. Few rows with wrong labels leave amplitude, length scale and rate
 # nearly free: without priors a wiggly function without errors often explains them best.
 RATE_COUNTS = (3.0, 9.0)
+# Most rows of the double loop, whose steps then take a GB and 15 s: n^2 numbers and n^3 flops.
+_DOUBLE_LOOP_ROWS = 2000
 
 
 def log_rate_density(x, counts):
@@ -273,21 +275,26 @@ class LabelErrorPlan(ValueWithGradient):
         return WholeEP(structure, LabelErrorStep(setting.rate), sign, self.weight, self.rule)
 
     def rungs(self):
-        """Return the ladder of `climb`: the rule, less damping, a power, the double loop."""
-        last = Rung("double loop", None)
+        """Return the ladder of `climb`: the rule, less damping, and what then always ends.
+
+        That is the double loop. For many rows, and over partitions, nothing does, and sites of
+        power EP have to do where the rule is another one.
+        """
+        few = self.y is not None and len(self.y) <= _DOUBLE_LOOP_ROWS
+        double = [Rung("double loop", None)] if few else []
         if isinstance(self.rule, Power):
             # a fraction of the factor is damping of its own: more of it only makes it slow
             large = max(0.9, self.damping)
             slow = Rung(f"power, damping {large:g}", self.rule, large)
-            return [Rung("power", self.rule, self.damping, True), slow, last]
+            return [Rung("power", self.rule, self.damping, True), slow, *double]
         name, rules = "ep", [self.rule, self.rule]
         if np.isfinite(self.penalty):
             relaxed = self.penalty, self.cost, self.freeze_after
             name, rules = "relaxed", [Relaxed(*relaxed), Relaxed(*relaxed)]
         small = min(0.25, 0.5 * self.damping)
         slow = Rung(f"{name}, damping {small:g}", rules[1], small)
-        power = Rung("power 0.5", Power(0.5), 0.9)
-        return [Rung(name, rules[0], self.damping, True), slow, power, last]
+        last = double or [Rung("power 0.5", Power(0.5), 0.9)]
+        return [Rung(name, rules[0], self.damping, True), slow, *last]
 
     def value_and_gradient(self, theta, fit, n_jobs):
         """Return log evidence at theta, EP run from the sites of the fit, and its gradient.

@@ -107,14 +107,14 @@ class LatentNoiseState:
         self.latent = inner = structure.posterior(precision / left, shift / left)
         self.mean, self.var, own = noisy_marginals(tau, nu, noise, inner.mean, inner.var)
         self.log_evidence = inner.log_evidence + weight @ own
-        self._sites = weight, tau, nu
+        self.site_precision, self._site_shift, self._weight = tau, nu, weight
 
     @cached_property
     def noise_slope(self):
         """Derivative of the log evidence in the noise of each row, at a fixed point, (n,)."""
-        weight, tau, nu = self._sites
-        alpha = nu - tau * self.mean
-        return 0.5 * weight * (alpha**2 - tau + tau**2 * self.var)
+        tau = self.site_precision
+        alpha = self._site_shift - tau * self.mean
+        return 0.5 * self._weight * (alpha**2 - tau + tau**2 * self.var)
 
 
 class LatentNoise:
@@ -131,6 +131,11 @@ class LatentNoise:
     def posterior(self, precision, shift):
         """Return the state for site parameters (n,), copies of tied rows counted."""
         return LatentNoiseState(self.structure, self.noise, self.weight, precision, shift)
+
+    def shared_covariance(self, state):
+        """Return the posterior covariance (n, n) of g between rows, and between copies of a row."""
+        left = 1.0 + self.noise * state.site_precision
+        return self.structure.covariance(state.latent) / left / left[:, None]
 
 
 def on_noisy(sites, noise):

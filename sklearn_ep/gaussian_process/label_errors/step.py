@@ -107,6 +107,16 @@ class LabelErrorStep(Factor):
         # further out on the wrong side the difference loses its digits
         return np.where(z < -6.0, (extra_var + var * _sure_moments(z)[2]) / total, left)
 
+    def cumulants(self, y, mean, var):
+        """Return log Z and the first four cumulants (4, n) of factor times N(mean, var)."""
+        root, m = np.sqrt(var), self.moments(y, mean, var)
+        z = y * mean / root
+        bend = 2.0 * m.slope + z
+        third = m.beta * bend - m.slope
+        fourth = 2.0 * m.beta * m.spread - third * bend
+        scale = np.stack([y * root, var, y * root**3, var**2])
+        return m.log_z, scale * np.stack([m.slope + z, m.spread, third, fourth])
+
     def wrong_proba(self, y, mean, var):
         """Return the probability (n,) that the label is wrong, for g ~ N(mean, var)."""
         return self.moments(y, mean, var).wrong
