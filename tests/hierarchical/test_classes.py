@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from log_cholesky import factor, n_coordinates, scale_quantiles, tangent
 from oracles import DATA, oracle
 from scipy.special import log_softmax, logsumexp, softmax
 
 from sklearn_ep import HierarchicalEPLogistic
 from sklearn_ep._engine import hyper
-from sklearn_ep.hierarchical import _classes, _exact, _layout, _scales
+from sklearn_ep.hierarchical import _classes, _exact, _layout
 
 # ---------------------------------------------------------------------------- problems
 
@@ -36,7 +37,7 @@ def problem(n=150, K=3, D=3, levels=(12,), tau=0.8, slope=False, seed=0, **given
 
 def plan_of(X, y, designs, codes, n_levels, **given):
     sizes = [w.shape[1] for w in designs]
-    t = sum(_scales.n_coordinates(q) for q in sizes)
+    t = sum(n_coordinates(q) for q in sizes)
     fields = dict(
         X=X,
         y=y,
@@ -89,7 +90,7 @@ class Sampler:
         self.plan, self.rng = plan, np.random.default_rng(seed)
         self.K, self.T = plan.n_classes, len(plan.theta_prior.mean)
         self.q = [w.shape[1] for w in plan.designs]
-        ends = np.cumsum([0, *(_scales.n_coordinates(q) for q in self.q)])
+        ends = np.cumsum([0, *(n_coordinates(q) for q in self.q)])
         self.spans = [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
         self.Z = [
             np.einsum("nl,nq->nlq", np.eye(k)[code], w).reshape(len(w), -1)
@@ -106,7 +107,7 @@ class Sampler:
             u.reshape(len(u), self.K, k, q)
             for u, k, q in zip(effects, self.plan.n_levels, self.q, strict=True)
         ]
-        lowers = [_scales.factor(theta[:, s], q) for s, q in zip(self.spans, self.q, strict=True)]
+        lowers = [factor(theta[:, s], q) for s, q in zip(self.spans, self.q, strict=True)]
         pairs = zip(white, lowers, strict=True)
         return (
             theta,
@@ -138,11 +139,11 @@ class Sampler:
             at = theta[:, span]
             slope[0][:, span] += np.array(
                 [
-                    np.einsum("trq,rq->t", _scales.tangent(t, q), g)
+                    np.einsum("trq,rq->t", tangent(t, q), g)
                     for t, g in zip(at, of_lower, strict=True)
                 ]
             )
-            lower = _scales.factor(at, q)
+            lower = factor(at, q)
             slope.append(np.einsum("ckjr,crq->ckjq", pull, lower) - u)
         return value, np.concatenate([s.reshape(len(state), -1) for s in slope], axis=1)
 
@@ -184,7 +185,7 @@ def sampled(name, n_chains=64, n_warm=300, n_draws=1200):
         for f, (w, a, span, q) in enumerate(
             zip(designs, effects, sampler.spans, sampler.q, strict=True)
         ):
-            lower = _scales.factor(theta[:, span], q)
+            lower = factor(theta[:, span], q)
             white = rng.normal(size=(*eta.shape, q))
             fresh = np.einsum("cknq,crq->cknr", white, lower)
             known = codes[:, f] >= 0
@@ -261,7 +262,7 @@ def test_two_classes_are_the_binary_model(levels):
     sd = np.sqrt(np.diag(contrast))[:-1]
     assert np.max(np.abs((mean[1] - mean[0])[:-1] - est.coef_[0]) / est.coef_std_[0]) < 0.05
     np.testing.assert_allclose(sd, est.coef_std_[0], rtol=0.03)
-    tau = np.sqrt(2) * _scales.quantiles(posterior.average, posterior.n_effects, [0.5])[0]
+    tau = np.sqrt(2) * scale_quantiles(posterior.average, posterior.n_effects, [0.5])[0]
     np.testing.assert_allclose(tau, np.ravel(est.tau_), rtol=0.03)
 
 
@@ -436,7 +437,7 @@ def test_probabilities_are_proper_and_survive_pickling():
     np.testing.assert_allclose(np.exp(log_proba).sum(1), 1.0, atol=1e-10)
     again = pickle.loads(pickle.dumps(fit.posterior))
     np.testing.assert_array_equal(log_proba_of(again, rows), log_proba)
-    quantiles = _scales.quantiles(fit.posterior.average, [1, 1], [0.05, 0.5, 0.95])
+    quantiles = scale_quantiles(fit.posterior.average, [1, 1], [0.05, 0.5, 0.95])
     assert np.all(np.diff(quantiles, axis=0) > 0) and np.all(quantiles > 0)
 
 

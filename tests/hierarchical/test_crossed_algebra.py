@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from log_cholesky import factors
 from message_rows import dense_design, flat, in_parts
 from scipy.special import expit
 from scipy.stats import norm
@@ -9,7 +10,7 @@ from scipy.stats import norm
 from sklearn_ep._engine import hyper
 from sklearn_ep._engine.likelihoods import Logit
 from sklearn_ep._engine.sites import Sites
-from sklearn_ep.hierarchical import _exact, _group_sites, _layout, _scales
+from sklearn_ep.hierarchical import _exact, _group_sites, _layout
 from sklearn_ep.hierarchical.messages import rows as messages_rows
 from sklearn_ep.hierarchical.messages import schur as messages_schur
 
@@ -39,7 +40,7 @@ def crossed_model(n, levels, q, seed, D=3):
 def dense_model(model, theta, rows):
     """Design and prior precision of (b, u of the local groups) as dense matrices."""
     X, _, designs, codes = rows
-    lower = _scales.factors(theta, model.n_effects)
+    lower = factors(theta, model.n_effects)
     order = [f for f in range(len(codes)) if f != model.places.local]
     blocks, prior = [X], [model.places.beta_precision * np.eye(len(model.places.beta_precision))]
     for f in [*order, model.places.local]:
