@@ -15,7 +15,7 @@ from scipy.sparse import csr_array, vstack
 from .._engine import gaussian
 from .._engine.hyper import Average, Node
 from .._engine.likelihoods import Logit
-from .._engine.loop import SILENT
+from .._engine.loop import SILENT, worst_reason
 from .._engine.rules import rule_of_power
 from .._engine.sites import Sites
 from .._estimator.fitting import BinaryFit, PosteriorMonitor
@@ -24,7 +24,7 @@ from . import _layout as layouts
 from . import _scales
 from ._classes import ClassesModel
 from ._posterior import GroupPosterior, of_sites, shared
-from ._scales import explore
+from ._scales import average_about, find_mode
 
 # Mismatch over the least so far above which a step is halved: over the last, sites creep away by a
 # tenth a pass. And over the last, below which it is doubled again.
@@ -299,20 +299,21 @@ def _model_of(plan, sign):
 def fit_model(model, settings, monitor, start, keep=None, cov=None):
     """Return (`BinaryFit`, `Node` at the mode) of a model that is a function of theta.
 
-    model has what `explore` asks of it, and `posterior(average)`; start and cov are as there;
+    model has what `find_mode` asks of it, and `posterior(average)`; start and cov are as there;
     `keep`, if not None, is called with the node that each iteration led to.
     """
     watch = PosteriorMonitor(monitor, lambda node: model.posterior(Average.alone(node)), keep)
-    limits = settings.tol, settings.max_iter, settings.theta
-    found = explore(model, start, *limits, watch, cov)
-    posterior = model.posterior(found.average)
+    tol = settings.tol
+    mode, curvature, trace, reason = find_mode(model, start, tol, settings.max_iter, watch, cov)
+    average, rule, remark = average_about(model, mode, curvature, tol, settings.theta, watch)
+    posterior = model.posterior(average)
     mean, cov = posterior.beta_moments()
     if mean.size:
         flat = gaussian.Moments(mean.ravel(), cov.reshape(mean.size, mean.size))
         gaussian.check_precise(gaussian.natural(flat).precision)
-    told = found.trace.history, found.reason, found.average.log_evidence
-    fit = BinaryFit(posterior, *told, dict(theta_rule=found.rule), found.remark)
-    return fit, found.mode
+    reason = worst_reason([reason, "max_iter"]) if remark else reason
+    told = trace.history, reason, average.log_evidence, dict(theta_rule=rule), remark
+    return BinaryFit(posterior, *told), mode
 
 
 def as_messages(fit, prior, n_sites, counts=(0, 0)):
