@@ -277,15 +277,17 @@ def fit_exact(plan, sign=None, monitor=SILENT, previous=None, save=None):
     earlier fit to go on from, or None; `save`, if not None, is called with the state after each
     iteration.
     """
-    model = ClassesModel(plan) if plan.joint else _model_of(plan, sign)
+    model = model_of(plan, sign)
     keep = save and (lambda node: save(state_of_sites(node)))
     fit, mode = fit_model(model, plan.settings, monitor, start_of(model, previous), keep)
     fit.attributes["state"] = state_of_sites(mode)
     return fit if plan.joint or plan.columns.listed else as_messages(fit, plan.prior(), 1)
 
 
-def _model_of(plan, sign):
-    """Return the `CrossedModel` of a `Plan` for labels in {-1, +1}."""
+def model_of(plan, sign=None):
+    """Return what a `Plan` is as a function of theta; sign as for `fit_exact`."""
+    if plan.joint:
+        return ClassesModel(plan)
     rows = plan.X, sign, plan.weight, plan.designs, plan.codes, plan.n_levels
     # with powers of rows no group has a site of its own
     largest = group_sites.LARGEST_GROUP if plan.settings.power == 1.0 else 0

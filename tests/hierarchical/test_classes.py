@@ -14,7 +14,7 @@ from scipy.special import log_softmax, logsumexp, softmax
 
 from sklearn_ep import HierarchicalEPLogistic
 from sklearn_ep._engine import hyper
-from sklearn_ep.hierarchical import _classes, _exact, _layout
+from sklearn_ep.hierarchical import _exact
 
 # ---------------------------------------------------------------------------- problems
 
@@ -59,6 +59,11 @@ def fit_classes(plan, previous=None):
     return _exact.fit_exact(plan, previous=previous)
 
 
+def to_predict(plan, X, designs, codes):
+    """Rows as predictions take them."""
+    return _exact.model_of(plan).rows._replace(X=X, designs=designs, codes=codes)
+
+
 def new_rows(plan, n=60, seed=5):
     """Rows to predict, every third of them of a level that is not known."""
     rng = np.random.default_rng(seed)
@@ -66,7 +71,7 @@ def new_rows(plan, n=60, seed=5):
     designs = [X[:, [-1, 0]][:, : w.shape[1]] for w in plan.designs]
     codes = np.column_stack([rng.integers(k, size=n) for k in plan.n_levels])
     codes[::3] = -1
-    return _layout.RowsToPredict(X, designs, codes)
+    return to_predict(plan, X, designs, codes)
 
 
 def log_proba_of(posterior, rows):
@@ -254,7 +259,7 @@ def test_two_classes_are_the_binary_model(levels):
     est = HierarchicalEPLogistic(list(range(d, d + len(levels))))
     est.fit(np.column_stack([plan.X[:, :-1], codes]), plan.y)
     posterior = fit_classes(plan).posterior
-    proba = np.exp(log_proba_of(posterior, _layout.RowsToPredict(plan.X, plan.designs, codes)))
+    proba = np.exp(log_proba_of(posterior, to_predict(plan, plan.X, plan.designs, codes)))
     other = est.predict_proba(np.column_stack([plan.X[:, :-1], codes]))
     assert np.max(np.abs(proba - other)) < 5e-3
     mean, cov = posterior.beta_moments()
@@ -274,8 +279,10 @@ def test_rows_are_those_of_a_matrix():
     codes = np.column_stack(plan.codes)
     codes[::5, 0], codes[::7, 1] = -1, 99
     lowers = [np.array([[0.7, 0.0], [0.3, 1.2]]), np.array([[0.5]])]
-    known = _layout.RowsToPredict(plan.X, plan.designs, codes)
-    rows = _classes.class_rows(known, plan.n_levels, plan.n_levels, lowers)
+    plan.codes = list(codes.T)
+    model = _exact.model_of(plan)
+    known, theta = model.rows, np.array([np.log(0.7), 0.3, np.log(1.2), np.log(0.5)])
+    rows = model.structure(theta).B
     B = np.zeros((40, 3 + 12 + 4))
     B[:, :3] = plan.X
     for i, (a, b) in enumerate(codes):
@@ -298,7 +305,7 @@ def test_rows_are_those_of_a_matrix():
 
 def test_posterior_is_that_of_sparse_rows():
     plan = problem(n=80, levels=(7,), slope=True)
-    model = _classes.ClassesModel(plan)
+    model = _exact.model_of(plan)
     ours = model.structure(np.array([-0.3, 0.4, 0.1]))
     B = sp.csr_matrix(ours.B @ np.eye(ours.B.shape[1]))
     sites = np.random.default_rng(0).uniform(0.1, 1.0, size=(2, 80, 3))
@@ -320,7 +327,7 @@ def test_posterior_is_that_of_sparse_rows():
     ],
 )
 def test_gradient_against_differences(given, bound):
-    model = _classes.ClassesModel(problem(**given))
+    model = _exact.model_of(problem(**given))
     theta, h = model.theta_prior.mean - 0.3, 0.05
     base = model.evaluate(theta, model.first_sites(), 1e-7, 200)
     for k, away in enumerate(h * np.eye(len(theta))):
@@ -337,7 +344,7 @@ def test_gradient_against_differences(given, bound):
 
 def at_one_theta(plan, tol=1e-8):
     """The posterior given theta, with sites at their fixed point."""
-    model = _classes.ClassesModel(plan)
+    model = _exact.model_of(plan)
     node = model.evaluate(model.theta_prior.mean - 0.2, model.first_sites(), tol, 400)
     assert node.residual < tol
     return node, model.posterior(hyper.Average.alone(node))
@@ -419,7 +426,7 @@ def test_rows_of_a_new_level_share_its_effects():
     same = np.array([np.equal.outer(c, c) & (c >= 0) for c in codes.T])
     for alike in same:
         np.fill_diagonal(alike, True)
-    rows = _layout.RowsToPredict(X, designs, codes)
+    rows = to_predict(plan, X, designs, codes)
     cov = fit.posterior.covariance(rows, rows, same)
     own = np.einsum("ncc->nc", fit.posterior.latent(rows)[1])
     np.testing.assert_allclose(np.einsum("knn->nk", cov), own)
@@ -469,7 +476,7 @@ def test_without_groups_there_is_nothing_but_coefficients():
     plan = problem(n=80, levels=())
     fit = fit_classes(plan)
     assert fit.reason == "converged" and fit.posterior.group_effects() == ([], [])
-    rows = _layout.RowsToPredict(plan.X, [], np.zeros((80, 0), dtype=int))
+    rows = to_predict(plan, plan.X, [], np.zeros((80, 0), dtype=int))
     found = fit.posterior.log_weights(*rows, plan.y, plan.weight, 2000, np.random.default_rng(0))
     assert abs(logsumexp(found) - np.log(2000)) < 0.1
     proba = np.exp(log_proba_of(fit.posterior, rows))
@@ -477,11 +484,12 @@ def test_without_groups_there_is_nothing_but_coefficients():
 
 
 def test_what_is_too_large_is_refused():
-    plan = problem(n=60, levels=(6,))
-    assert _classes.why_not_joint(3, plan.X, plan.designs, [6], 1.0) == ""
-    text = _classes.why_not_joint(3, plan.X, plan.designs, [2000], 1.0)
-    assert "6009 coefficients and effects; the limit is 4000" in text
-    assert "power=0.5" in _classes.why_not_joint(3, plan.X, plan.designs, [6], 0.5)
+    X, y = np.random.default_rng(0).normal(size=(2000, 2)), np.arange(2000) % 3
+    joint = HierarchicalEPLogistic(multi_class="joint")
+    with pytest.raises(ValueError, match="6009 coefficients and effects; the limit is 4000"):
+        joint.fit(X, y, np.arange(2000))
+    with pytest.raises(ValueError, match="power=0.5"):
+        joint.set_params(power=0.5).fit(X, y, np.arange(2000) // 400)
 
 
 def test_estimator_fits_classes_jointly_and_goes_on_from_its_checkpoint(tmp_path):
