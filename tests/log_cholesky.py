@@ -1,6 +1,22 @@
 """Covariances L L' of effects in log-Cholesky coordinates, entry by entry, for tests."""
 
+from typing import NamedTuple
+
 import numpy as np
+
+
+class NormalPrior(NamedTuple):
+    """Independent normal priors of the coordinates."""
+
+    mean: np.ndarray
+    sd: np.ndarray
+
+    def log_density(self, theta):
+        z = (theta - self.mean) / self.sd
+        return float(np.sum(-0.5 * z**2 - np.log(self.sd) - 0.5 * np.log(2.0 * np.pi)))
+
+    def slope(self, theta):
+        return (self.mean - theta) / self.sd**2
 
 
 def n_coordinates(q):

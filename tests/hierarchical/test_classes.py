@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from log_cholesky import factor, n_coordinates, scale_quantiles, tangent
+from log_cholesky import NormalPrior, factor, n_coordinates, scale_quantiles, tangent
 from oracles import DATA, oracle
 from scipy.special import log_softmax, logsumexp, softmax
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep._engine import hyper
+from sklearn_ep._engine.hyper import average_of
 from sklearn_ep.hierarchical import _exact
 
 # ---------------------------------------------------------------------------- problems
@@ -47,7 +47,7 @@ def plan_of(X, y, designs, codes, n_levels, **given):
         n_levels=n_levels,
         levels=[np.arange(k) for k in n_levels],
         beta_sd=np.full(X.shape[1], 2.5),
-        theta_prior=hyper.NormalPrior(np.zeros(t), np.full(t, 1.0)),
+        theta_prior=NormalPrior(np.zeros(t), np.full(t, 1.0)),
     )
     settings = dict(tol=1e-3, max_iter=100, theta="grid", power=1.0)
     own = {name: given.pop(name) for name in list(given) if name in settings}
@@ -254,7 +254,7 @@ def test_two_classes_are_the_binary_model(levels):
     """The difference of two classes has twice the prior variance of each."""
     plan = problem(n=300, K=2, levels=levels, seed=4, beta_sd=np.full(3, 2.5) / np.sqrt(2))
     prior = plan.theta_prior
-    plan.theta_prior = hyper.NormalPrior(prior.mean - 0.5 * np.log(2), 1.5 * prior.sd)
+    plan.theta_prior = NormalPrior(prior.mean - 0.5 * np.log(2), 1.5 * prior.sd)
     codes, d = np.column_stack(plan.codes), plan.X.shape[1] - 1
     est = HierarchicalEPLogistic(list(range(d, d + len(levels))))
     est.fit(np.column_stack([plan.X[:, :-1], codes]), plan.y)
@@ -347,7 +347,7 @@ def at_one_theta(plan, tol=1e-8):
     model = _exact.model_of(plan)
     node = model.evaluate(model.theta_prior.mean - 0.2, model.first_sites(), tol, 400)
     assert node.residual < tol
-    return node, model.posterior(hyper.Average.alone(node))
+    return node, model.posterior(average_of([node], np.zeros(1)))
 
 
 def test_names_of_classes_and_order_of_rows_change_nothing():

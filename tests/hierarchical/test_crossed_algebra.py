@@ -4,12 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from log_cholesky import factors, n_coordinates
+from log_cholesky import NormalPrior, factors, n_coordinates
 from message_rows import dense_design, flat, in_parts
 from scipy.special import expit
 from scipy.stats import norm
 
-from sklearn_ep._engine import hyper
 from sklearn_ep._engine.likelihoods import Logit
 from sklearn_ep._engine.sites import Sites
 from sklearn_ep.hierarchical import _exact, _group_sites
@@ -27,7 +26,7 @@ def crossed_model(n, levels, q, seed, D=3):
         rng.random(n) < expit(X[:, 0] + rng.normal(size=levels[0])[codes[0]]), 1.0, -1.0
     )
     T = sum(n_coordinates(k) for k in q)
-    prior = hyper.NormalPrior(np.zeros(T), np.full(T, 1.5))
+    prior = NormalPrior(np.zeros(T), np.full(T, 1.5))
     plan = SimpleNamespace(
         joint=False,
         X=X,
