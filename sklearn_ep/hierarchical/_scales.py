@@ -158,7 +158,8 @@ def affords_lattice(model):
 def find_mode(model, start, tol, max_iter, monitor, cov=None):
     """Return the `Node` at the mode of theta by BFGS on free gradients, a step an iteration.
 
-    Also the curvature there, the `Trace`, and why the search ended.
+    Also the curvature there, the `Trace`, and why the search ended. It is no `hyper.ascend`, which
+    takes values as they are told: here they are only as fine as the next step is short.
 
     start is (theta, sites). The first curvature is that of cov, the covariance of theta if that is
     known, or of scales whose effects were known. Far from the mode a pass or two of the sites are
