@@ -15,7 +15,7 @@ import numpy as np
 
 from .._engine import hyper
 from .._engine.gaussian import ImproperPosterior, eigen_curvature, learned_curvature
-from .._engine.loop import Reason, Trace, reason_to_end, worst_reason
+from .._engine.loop import Trace, reason_to_end
 
 
 def n_coordinates(q):
@@ -123,69 +123,50 @@ class ScaleLimits(NamedTuple):
 _LIMITS = ScaleLimits()
 
 
-class Exploration(NamedTuple):
-    """`Average` over theta, the node at the mode, history of the search, and why it ended.
+def average_about(model, mode, curvature, tol, rule, monitor):
+    """Return (`Average` over theta about the node at its mode, rule, remark).
 
-    remark says what besides the residual of the mode is not as it should be; rule how theta was
-    treated: "grid", "star", "mode", or "none" without scales.
-    """
-
-    average: hyper.Average
-    mode: hyper.Node
-    trace: Trace
-    reason: Reason
-    remark: str
-    rule: str
-
-
-def explore(model, start, tol, max_iter, rule, monitor, cov=None):
-    """Return the `Exploration` of the posterior of theta: mode, axes there, nodes along these.
-
-    start is (theta, sites), cov the covariance of theta if that is known; the sites at the mode are
-    brought to tol, those elsewhere to a few times of it. rule is "grid" for a lattice where it is
-    affordable and a star elsewhere, "star", or "mode" for the mode alone.
+    curvature (T, T) is about that at the mode; sites elsewhere are brought to a few times tol. rule
+    is "grid" for a lattice where it is affordable and a star elsewhere, "star", or "mode" for the
+    mode alone; what is returned is the one that was followed, "none" without scales. The remark
+    says how far sites are from their fixed point at a node that counts, "" where they are not.
     """
     loose = _LIMITS.loose * tol
-    found = find_mode(model, start, loose, tol, max_iter, monitor, cov)
-    mode, curvature, trace, reason = found
-    if rule == "mode" or not len(mode.phi):
-        axes, rule = (axes_at(model, mode, loose), "mode") if len(mode.phi) else (None, "none")
-        return Exploration(hyper.Average.alone(mode, axes), mode, trace, reason, "", rule)
-    by_lattice = rule == "grid" and affords_lattice(model)
+    if not len(mode.phi):
+        return hyper.Average.alone(mode), "none", ""
+    if rule == "mode":
+        return hyper.Average.alone(mode, axes_at(model, mode, loose)), rule, ""
+    rule = "grid" if rule == "grid" and affords_lattice(model) else "star"
     with monitor.phase("integration over theta") as told:
-        if by_lattice:
+        if rule == "grid":
             average = lattice_about(model, axes_at(model, mode, loose), mode, loose, told)
         else:
             average = star_at(model, mode, np.linalg.inv(curvature), loose, told)
     pairs = zip(average.nodes, average.weight, strict=True)
     worst = max(node.residual for node, weight in pairs if weight > _LIMITS.counts)
-    remark = ""
-    if worst >= max(loose, _LIMITS.settled):
-        reason = worst_reason([reason, "max_iter"])
-        remark = f"at a node in the scales the residual is {worst:.3g}"
-    rule = "grid" if by_lattice else "star"
-    return Exploration(average, mode, trace, reason, remark, rule)
+    settled = worst < max(loose, _LIMITS.settled)
+    return average, rule, "" if settled else f"at a node in the scales the residual is {worst:.3g}"
 
 
 def affords_lattice(model):
     """Say whether a lattice in theta is worth its cost: few coordinates, cheap passes."""
     t = len(model.theta_prior.mean)
-    return (
-        0 < t < len(_LIMITS.usual)
-        and _LIMITS.usual[t] * _LIMITS.a_node * model.flops() <= _LIMITS.flops
-    )
+    few = t < len(_LIMITS.usual)
+    return few and _LIMITS.usual[t] * _LIMITS.a_node * model.flops() <= _LIMITS.flops
 
 
-def find_mode(model, start, tol, final_tol, max_iter, monitor, cov=None):
+def find_mode(model, start, tol, max_iter, monitor, cov=None):
     """Return the `Node` at the mode of theta by BFGS on free gradients, a step an iteration.
 
-    Also the curvature there, the `Trace`, and why the search ended.
+    Also the curvature there, the `Trace`, and why the search ended. It is no `hyper.ascend`, which
+    takes values as they are told: here they are only as fine as the next step is short.
 
-    start is (theta, sites). The first curvature is that of cov, or of scales whose effects were
-    known. Far from the mode a pass or two of the sites are enough; they are brought to `tol` on the
-    way to it and to `final_tol` at the end.
+    start is (theta, sites). The first curvature is that of cov, the covariance of theta if that is
+    known, or of scales whose effects were known. Far from the mode a pass or two of the sites are
+    enough; they are brought to a few times tol on the way to it and to tol at the end.
     """
     trace, share, site_tol, last = Trace(monitor), 1.0, _LIMITS.rough, np.inf
+    loose = _LIMITS.loose * tol
     curvature = np.linalg.inv(np.diag(1.0 / _known_curvature(model)) if cov is None else cov)
     node, reason = model.evaluate(*start, _LIMITS.rough), None
     while reason is None:
@@ -197,18 +178,18 @@ def find_mode(model, start, tol, final_tol, max_iter, monitor, cov=None):
                 curvature = learned_curvature(curvature, moved, lost)
                 node, share = new, 1.0
             else:  # where rough sites may have misled, finer ones are asked
-                share, site_tol = 0.4 * share, max(tol, 0.3 * site_tol)
+                share, site_tol = 0.4 * share, max(loose, 0.3 * site_tol)
                 if node.residual > site_tol:
                     node = model.evaluate(node.phi, node.payload.sites, site_tol)
         left = _decrement(node, curvature)
         settled = left < _LIMITS.decrement
-        site_tol = float(np.clip(_LIMITS.share * left, tol, site_tol))
+        site_tol = float(np.clip(_LIMITS.share * left, loose, site_tol))
         if settled:
             # rough sites may have hidden a slope: the search then goes on, with finer ones
-            node = model.evaluate(node.phi, node.payload.sites, final_tol, _LIMITS.passes)
-            settled, site_tol = _decrement(node, curvature) < 2.0 * _LIMITS.decrement, final_tol
+            node = model.evaluate(node.phi, node.payload.sites, tol, _LIMITS.passes)
+            settled, site_tol = _decrement(node, curvature) < 2.0 * _LIMITS.decrement, tol
         trace.end({"residual": node.residual, "log_evidence": node.objective}, node)
-        below = settled and node.residual < final_tol
+        below = settled and node.residual < tol
         # sites that still come nearer to their fixed point are given another iteration
         stuck = settled and node.residual > _LIMITS.nearer * last
         last = node.residual if settled else np.inf

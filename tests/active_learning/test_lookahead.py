@@ -16,7 +16,6 @@ from sklearn_ep import (
 )
 from sklearn_ep._engine.likelihoods import Factor, LabelNoise, Logit, Probit
 from sklearn_ep.active_learning import query, scores
-from sklearn_ep.active_learning._links import mixture_of
 from sklearn_ep.active_learning._posterior import posterior_of
 
 PROBLEMS = oracle("active_learning2")
@@ -94,6 +93,23 @@ def test_probabilities_that_no_link_explains_are_refused():
 
     with pytest.raises(TypeError, match="no link explains the probabilities of Odd"):
         scores(Odd(PROBLEMS[0]), rows_of(PROBLEMS[0])[0], strategy="epig")
+
+
+class Told(Known):
+    """The same classifier, which tells its link."""
+
+    def __init__(self, problem, factor):
+        super().__init__(problem)
+        self.factor = factor
+
+    def latent_links(self, observed=False):
+        return [self.factor]
+
+
+def mixture_of(factor):
+    """What look-ahead scores take the link of a classifier for."""
+    problem = PROBLEMS[0]
+    return posterior_of(Told(problem, factor), rows_of(problem)[0]).response.mixtures[0]
 
 
 def test_mixtures_are_their_links():

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from log_cholesky import NormalPrior, factor, n_coordinates, scale_quantiles, tangent
 from oracles import DATA, oracle
 from scipy.special import log_softmax, logsumexp, softmax
 
 from sklearn_ep import HierarchicalEPLogistic
-from sklearn_ep._engine import hyper
-from sklearn_ep.hierarchical import _classes, _exact, _layout, _scales
+from sklearn_ep._engine.hyper import average_of
+from sklearn_ep.hierarchical import _exact
 
 # ---------------------------------------------------------------------------- problems
 
@@ -36,7 +37,7 @@ def problem(n=150, K=3, D=3, levels=(12,), tau=0.8, slope=False, seed=0, **given
 
 def plan_of(X, y, designs, codes, n_levels, **given):
     sizes = [w.shape[1] for w in designs]
-    t = sum(_scales.n_coordinates(q) for q in sizes)
+    t = sum(n_coordinates(q) for q in sizes)
     fields = dict(
         X=X,
         y=y,
@@ -46,7 +47,7 @@ def plan_of(X, y, designs, codes, n_levels, **given):
         n_levels=n_levels,
         levels=[np.arange(k) for k in n_levels],
         beta_sd=np.full(X.shape[1], 2.5),
-        theta_prior=hyper.NormalPrior(np.zeros(t), np.full(t, 1.0)),
+        theta_prior=NormalPrior(np.zeros(t), np.full(t, 1.0)),
     )
     settings = dict(tol=1e-3, max_iter=100, theta="grid", power=1.0)
     own = {name: given.pop(name) for name in list(given) if name in settings}
@@ -58,6 +59,11 @@ def fit_classes(plan, previous=None):
     return _exact.fit_exact(plan, previous=previous)
 
 
+def to_predict(plan, X, designs, codes):
+    """Rows as predictions take them."""
+    return _exact.model_of(plan).rows._replace(X=X, designs=designs, codes=codes)
+
+
 def new_rows(plan, n=60, seed=5):
     """Rows to predict, every third of them of a level that is not known."""
     rng = np.random.default_rng(seed)
@@ -65,7 +71,7 @@ def new_rows(plan, n=60, seed=5):
     designs = [X[:, [-1, 0]][:, : w.shape[1]] for w in plan.designs]
     codes = np.column_stack([rng.integers(k, size=n) for k in plan.n_levels])
     codes[::3] = -1
-    return _layout.RowsToPredict(X, designs, codes)
+    return to_predict(plan, X, designs, codes)
 
 
 def log_proba_of(posterior, rows):
@@ -89,7 +95,7 @@ class Sampler:
         self.plan, self.rng = plan, np.random.default_rng(seed)
         self.K, self.T = plan.n_classes, len(plan.theta_prior.mean)
         self.q = [w.shape[1] for w in plan.designs]
-        ends = np.cumsum([0, *(_scales.n_coordinates(q) for q in self.q)])
+        ends = np.cumsum([0, *(n_coordinates(q) for q in self.q)])
         self.spans = [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
         self.Z = [
             np.einsum("nl,nq->nlq", np.eye(k)[code], w).reshape(len(w), -1)
@@ -106,7 +112,7 @@ class Sampler:
             u.reshape(len(u), self.K, k, q)
             for u, k, q in zip(effects, self.plan.n_levels, self.q, strict=True)
         ]
-        lowers = [_scales.factor(theta[:, s], q) for s, q in zip(self.spans, self.q, strict=True)]
+        lowers = [factor(theta[:, s], q) for s, q in zip(self.spans, self.q, strict=True)]
         pairs = zip(white, lowers, strict=True)
         return (
             theta,
@@ -138,11 +144,11 @@ class Sampler:
             at = theta[:, span]
             slope[0][:, span] += np.array(
                 [
-                    np.einsum("trq,rq->t", _scales.tangent(t, q), g)
+                    np.einsum("trq,rq->t", tangent(t, q), g)
                     for t, g in zip(at, of_lower, strict=True)
                 ]
             )
-            lower = _scales.factor(at, q)
+            lower = factor(at, q)
             slope.append(np.einsum("ckjr,crq->ckjq", pull, lower) - u)
         return value, np.concatenate([s.reshape(len(state), -1) for s in slope], axis=1)
 
@@ -184,7 +190,7 @@ def sampled(name, n_chains=64, n_warm=300, n_draws=1200):
         for f, (w, a, span, q) in enumerate(
             zip(designs, effects, sampler.spans, sampler.q, strict=True)
         ):
-            lower = _scales.factor(theta[:, span], q)
+            lower = factor(theta[:, span], q)
             white = rng.normal(size=(*eta.shape, q))
             fresh = np.einsum("cknq,crq->cknr", white, lower)
             known = codes[:, f] >= 0
@@ -248,12 +254,12 @@ def test_two_classes_are_the_binary_model(levels):
     """The difference of two classes has twice the prior variance of each."""
     plan = problem(n=300, K=2, levels=levels, seed=4, beta_sd=np.full(3, 2.5) / np.sqrt(2))
     prior = plan.theta_prior
-    plan.theta_prior = hyper.NormalPrior(prior.mean - 0.5 * np.log(2), 1.5 * prior.sd)
+    plan.theta_prior = NormalPrior(prior.mean - 0.5 * np.log(2), 1.5 * prior.sd)
     codes, d = np.column_stack(plan.codes), plan.X.shape[1] - 1
     est = HierarchicalEPLogistic(list(range(d, d + len(levels))))
     est.fit(np.column_stack([plan.X[:, :-1], codes]), plan.y)
     posterior = fit_classes(plan).posterior
-    proba = np.exp(log_proba_of(posterior, _layout.RowsToPredict(plan.X, plan.designs, codes)))
+    proba = np.exp(log_proba_of(posterior, to_predict(plan, plan.X, plan.designs, codes)))
     other = est.predict_proba(np.column_stack([plan.X[:, :-1], codes]))
     assert np.max(np.abs(proba - other)) < 5e-3
     mean, cov = posterior.beta_moments()
@@ -261,7 +267,7 @@ def test_two_classes_are_the_binary_model(levels):
     sd = np.sqrt(np.diag(contrast))[:-1]
     assert np.max(np.abs((mean[1] - mean[0])[:-1] - est.coef_[0]) / est.coef_std_[0]) < 0.05
     np.testing.assert_allclose(sd, est.coef_std_[0], rtol=0.03)
-    tau = np.sqrt(2) * _scales.quantiles(posterior.average, posterior.n_effects, [0.5])[0]
+    tau = np.sqrt(2) * scale_quantiles(posterior.average, posterior.n_effects, [0.5])[0]
     np.testing.assert_allclose(tau, np.ravel(est.tau_), rtol=0.03)
 
 
@@ -273,8 +279,10 @@ def test_rows_are_those_of_a_matrix():
     codes = np.column_stack(plan.codes)
     codes[::5, 0], codes[::7, 1] = -1, 99
     lowers = [np.array([[0.7, 0.0], [0.3, 1.2]]), np.array([[0.5]])]
-    known = _layout.RowsToPredict(plan.X, plan.designs, codes)
-    rows = _classes.class_rows(known, plan.n_levels, plan.n_levels, lowers)
+    plan.codes = list(codes.T)
+    model = _exact.model_of(plan)
+    known, theta = model.rows, np.array([np.log(0.7), 0.3, np.log(1.2), np.log(0.5)])
+    rows = model.structure(theta).B
     B = np.zeros((40, 3 + 12 + 4))
     B[:, :3] = plan.X
     for i, (a, b) in enumerate(codes):
@@ -297,7 +305,7 @@ def test_rows_are_those_of_a_matrix():
 
 def test_posterior_is_that_of_sparse_rows():
     plan = problem(n=80, levels=(7,), slope=True)
-    model = _classes.ClassesModel(plan)
+    model = _exact.model_of(plan)
     ours = model.structure(np.array([-0.3, 0.4, 0.1]))
     B = sp.csr_matrix(ours.B @ np.eye(ours.B.shape[1]))
     sites = np.random.default_rng(0).uniform(0.1, 1.0, size=(2, 80, 3))
@@ -319,7 +327,7 @@ def test_posterior_is_that_of_sparse_rows():
     ],
 )
 def test_gradient_against_differences(given, bound):
-    model = _classes.ClassesModel(problem(**given))
+    model = _exact.model_of(problem(**given))
     theta, h = model.theta_prior.mean - 0.3, 0.05
     base = model.evaluate(theta, model.first_sites(), 1e-7, 200)
     for k, away in enumerate(h * np.eye(len(theta))):
@@ -336,10 +344,10 @@ def test_gradient_against_differences(given, bound):
 
 def at_one_theta(plan, tol=1e-8):
     """The posterior given theta, with sites at their fixed point."""
-    model = _classes.ClassesModel(plan)
+    model = _exact.model_of(plan)
     node = model.evaluate(model.theta_prior.mean - 0.2, model.first_sites(), tol, 400)
     assert node.residual < tol
-    return node, model.posterior(hyper.Average.alone(node))
+    return node, model.posterior(average_of([node], np.zeros(1)))
 
 
 def test_names_of_classes_and_order_of_rows_change_nothing():
@@ -418,7 +426,7 @@ def test_rows_of_a_new_level_share_its_effects():
     same = np.array([np.equal.outer(c, c) & (c >= 0) for c in codes.T])
     for alike in same:
         np.fill_diagonal(alike, True)
-    rows = _layout.RowsToPredict(X, designs, codes)
+    rows = to_predict(plan, X, designs, codes)
     cov = fit.posterior.covariance(rows, rows, same)
     own = np.einsum("ncc->nc", fit.posterior.latent(rows)[1])
     np.testing.assert_allclose(np.einsum("knn->nk", cov), own)
@@ -436,7 +444,7 @@ def test_probabilities_are_proper_and_survive_pickling():
     np.testing.assert_allclose(np.exp(log_proba).sum(1), 1.0, atol=1e-10)
     again = pickle.loads(pickle.dumps(fit.posterior))
     np.testing.assert_array_equal(log_proba_of(again, rows), log_proba)
-    quantiles = _scales.quantiles(fit.posterior.average, [1, 1], [0.05, 0.5, 0.95])
+    quantiles = scale_quantiles(fit.posterior.average, [1, 1], [0.05, 0.5, 0.95])
     assert np.all(np.diff(quantiles, axis=0) > 0) and np.all(quantiles > 0)
 
 
@@ -468,7 +476,7 @@ def test_without_groups_there_is_nothing_but_coefficients():
     plan = problem(n=80, levels=())
     fit = fit_classes(plan)
     assert fit.reason == "converged" and fit.posterior.group_effects() == ([], [])
-    rows = _layout.RowsToPredict(plan.X, [], np.zeros((80, 0), dtype=int))
+    rows = to_predict(plan, plan.X, [], np.zeros((80, 0), dtype=int))
     found = fit.posterior.log_weights(*rows, plan.y, plan.weight, 2000, np.random.default_rng(0))
     assert abs(logsumexp(found) - np.log(2000)) < 0.1
     proba = np.exp(log_proba_of(fit.posterior, rows))
@@ -476,11 +484,12 @@ def test_without_groups_there_is_nothing_but_coefficients():
 
 
 def test_what_is_too_large_is_refused():
-    plan = problem(n=60, levels=(6,))
-    assert _classes.why_not_joint(3, plan.X, plan.designs, [6], 1.0) == ""
-    text = _classes.why_not_joint(3, plan.X, plan.designs, [2000], 1.0)
-    assert "6009 coefficients and effects; the limit is 4000" in text
-    assert "power=0.5" in _classes.why_not_joint(3, plan.X, plan.designs, [6], 0.5)
+    X, y = np.random.default_rng(0).normal(size=(2000, 2)), np.arange(2000) % 3
+    joint = HierarchicalEPLogistic(multi_class="joint")
+    with pytest.raises(ValueError, match="6009 coefficients and effects; the limit is 4000"):
+        joint.fit(X, y, np.arange(2000))
+    with pytest.raises(ValueError, match="power=0.5"):
+        joint.set_params(power=0.5).fit(X, y, np.arange(2000) // 400)
 
 
 def test_estimator_fits_classes_jointly_and_goes_on_from_its_checkpoint(tmp_path):

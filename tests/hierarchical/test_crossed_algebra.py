@@ -1,15 +1,17 @@
 """The mathematics of several factors, against dense algebra, quadrature and differences."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from log_cholesky import NormalPrior, factors, n_coordinates
 from message_rows import dense_design, flat, in_parts
 from scipy.special import expit
 from scipy.stats import norm
 
-from sklearn_ep._engine import hyper
 from sklearn_ep._engine.likelihoods import Logit
 from sklearn_ep._engine.sites import Sites
-from sklearn_ep.hierarchical import _exact, _group_sites, _layout, _scales
+from sklearn_ep.hierarchical import _exact, _group_sites
 from sklearn_ep.hierarchical.messages import rows as messages_rows
 from sklearn_ep.hierarchical.messages import schur as messages_schur
 
@@ -23,13 +25,23 @@ def crossed_model(n, levels, q, seed, D=3):
     sign = np.where(
         rng.random(n) < expit(X[:, 0] + rng.normal(size=levels[0])[codes[0]]), 1.0, -1.0
     )
-    weight = np.ones(n)
-    local = int(np.argmax(np.multiply(q, levels)))
-    layout = _layout.lay_out(X, sign, weight, designs, codes, levels, local)
-    T = sum(k * (k + 1) // 2 for k in q)
-    sizes = list(q), list(levels), list(levels), local
-    places = _layout.EffectPlaces(np.full(D, 0.16), *sizes, layout.order)
-    model = _exact.CrossedModel(layout, places, hyper.NormalPrior(np.zeros(T), np.full(T, 1.5)))
+    T = sum(n_coordinates(k) for k in q)
+    prior = NormalPrior(np.zeros(T), np.full(T, 1.5))
+    plan = SimpleNamespace(
+        joint=False,
+        X=X,
+        weight=np.ones(n),
+        designs=designs,
+        codes=codes,
+        levels=[np.arange(k) for k in levels],
+        n_levels=list(levels),
+        n_effects=list(q),
+        local=int(np.argmax(np.multiply(q, levels))),
+        beta_sd=np.full(D, 2.5),
+        theta_prior=prior,
+        settings=SimpleNamespace(power=1.0),
+    )
+    model = _exact.model_of(plan, sign)
     return model, (X, sign, designs, codes)
 
 
@@ -39,7 +51,7 @@ def crossed_model(n, levels, q, seed, D=3):
 def dense_model(model, theta, rows):
     """Design and prior precision of (b, u of the local groups) as dense matrices."""
     X, _, designs, codes = rows
-    lower = _scales.factors(theta, model.n_effects)
+    lower = factors(theta, model.n_effects)
     order = [f for f in range(len(codes)) if f != model.places.local]
     blocks, prior = [X], [model.places.beta_precision * np.eye(len(model.places.beta_precision))]
     for f in [*order, model.places.local]:

@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
+from log_cholesky import factor, n_coordinates
 from oracles import oracle
 from scipy.special import log_expit, logsumexp
 
@@ -16,7 +17,6 @@ from sklearn_ep._engine.gaussian import Natural, moments, natural
 from sklearn_ep._engine.likelihoods import Logit
 from sklearn_ep._engine.rules import MomentMatching
 from sklearn_ep._engine.sites import Sites
-from sklearn_ep.hierarchical import _scales
 from sklearn_ep.hierarchical.partitions import draws, part
 from sklearn_ep.hierarchical.partitions import messages as partitions_messages
 
@@ -52,8 +52,8 @@ def dense_ep(A, sign, weight, precision, shift, sweeps=200):
 @pytest.mark.parametrize("weights", [False, True])
 def test_arrow_equals_dense_ep(q, weights):
     rows = rows_of(q=q, weights=weights)
-    theta = np.linspace(-0.5, 0.6, 2 * _scales.n_coordinates(q)).reshape(2, -1)
-    scale = _scales.factor(theta, q)
+    theta = np.linspace(-0.5, 0.6, 2 * n_coordinates(q)).reshape(2, -1)
+    scale = factor(theta, q)
     precision = np.diag([0.5, 1.0, 2.0]) + 0.1
     shift = np.array([[0.3, -0.2, 0.5], [0.0, 0.4, -0.1]])
     out = part.conditional_ep(rows, scale, precision[None], shift, None, tol=1e-12, max_passes=300)
@@ -100,22 +100,10 @@ def test_weights_are_repeated_rows():
     np.testing.assert_allclose(a.log_z, b.log_z, atol=1e-10)
 
 
-def test_log_cholesky_is_a_covariance_with_its_tangent():
-    theta = np.array([0.3, -0.4, 0.2, 0.5, 0.1, -0.6])
-    lower = _scales.factor(theta, 3)
-    assert np.all(np.linalg.eigvalsh(lower @ lower.T) > 0)
-    np.testing.assert_allclose(np.log(np.diagonal(lower)), theta[_scales.diagonal_positions(3)])
-    h = 1e-6
-    for t, tangent in enumerate(_scales.tangent(theta, 3)):
-        step = h * np.eye(6)[t]
-        up, down = _scales.factor(theta + step, 3), _scales.factor(theta - step, 3)
-        np.testing.assert_allclose((up - down) / (2 * h), tangent, atol=1e-9)
-
-
 @pytest.mark.parametrize("q, tolerance", [(0, 1e-6), (1, 2e-4), (2, 2e-2)])
 def test_marginal_derivatives(q, tolerance):
     rows = rows_of(n=60, q=q, weights=True, seed=3)
-    phi = np.r_[0.3, -0.2, 0.1, np.linspace(-0.4, 0.1, _scales.n_coordinates(q))]
+    phi = np.r_[0.3, -0.2, 0.1, np.linspace(-0.4, 0.1, n_coordinates(q))]
     at = part.marginal_terms(rows, phi, q, np.zeros((len(rows.starts), q)))
     h = 1e-5 * np.eye(len(phi))
     up = [part.marginal_terms(rows, phi + s, q, at.modes) for s in h]
@@ -137,6 +125,19 @@ def test_marginal_likelihood_against_a_dense_integral():
     value = part.marginal_terms(rows, phi, 1, np.zeros((3, 1))).value
     assert value == pytest.approx(exact, abs=1e-4)
     assert draws.marginal_log_likelihood(rows, phi[None], 1)[0] == pytest.approx(exact, abs=1e-8)
+
+
+def test_likelihoods_of_draws_with_slopes_against_a_dense_integral():
+    rows = rows_of(n=24, q=2, j=3, seed=8)
+    phi = np.array([[0.5, -0.3, 0.2, 0.4, 0.3, -0.5], [0.1, 0.2, -0.4, -1.0, 0.0, 0.2]])
+    u = np.linspace(-8, 8, 321)
+    nodes = np.stack(np.meshgrid(u, u, indexing="ij"), -1).reshape(-1, 2)
+    log_weight = -0.5 * np.sum(nodes**2, 1) - np.log(2 * np.pi) + 2 * np.log(u[1] - u[0])
+    found = draws.marginal_log_likelihood(rows, phi, 2)
+    for value, at in zip(found, phi, strict=True):
+        z = (rows.X @ at[:3])[:, None] + rows.local @ factor(at[3:], 2) @ nodes.T
+        density = np.add.reduceat(log_expit(rows.sign[:, None] * z), rows.starts, axis=0)
+        assert value == pytest.approx(logsumexp(density + log_weight, axis=1).sum(), abs=5e-3)
 
 
 @pytest.mark.parametrize("tau", [0.1, 1.0, 10.0, 30.0])
@@ -197,11 +198,11 @@ def test_importance_against_exact_integrals(case):
     assert np.array_equal(again.moments.cov, site.moments.cov)
 
 
-@pytest.mark.parametrize("q", [0, 1, 2])
+@pytest.mark.parametrize("q", [0, 1, 2, 3])
 def test_gradients_of_the_joint_density(q):
     rows = rows_of(q=q, weights=True)
     rng = np.random.default_rng(5)
-    p, j = 3 + _scales.n_coordinates(q), len(rows.starts)
+    p, j = 3 + n_coordinates(q), len(rows.starts)
     root = rng.standard_normal((p, p))
     cavity = Natural(root @ root.T + np.eye(p), rng.standard_normal(p))
     x = 0.5 * rng.standard_normal(p + j * q)
@@ -214,7 +215,7 @@ def test_gradients_of_the_joint_density(q):
     numeric = [(value(x + h)[0] - value(x - h)[0]) / 2e-6 for h in steps]
     np.testing.assert_allclose(slope, numeric, rtol=1e-6, atol=1e-6)
     prior = -0.5 * np.sum(x[p:] ** 2) + x[:p] @ (cavity.shift - 0.5 * cavity.precision @ x[:p])
-    effects = x[p:].reshape(j, q) @ _scales.factor(x[3:p], q).T
+    effects = x[p:].reshape(j, q) @ factor(x[3:p], q).T
     z = rows.X @ x[:3] + (np.sum(rows.local * effects[rows.group], 1) if q else 0.0)
     assert value(x)[0] == pytest.approx(rows.weight @ log_expit(rows.sign * z) + prior)
 

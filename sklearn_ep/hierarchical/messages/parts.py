@@ -35,17 +35,10 @@ class FactorParts(NamedTuple):
         """Return the parts of a plan with rows in memory, for labels in {-1, +1}."""
         out = []
         for own, where in zip(self.members, self.numbers.where, strict=True):
-            codes = [_numbers_in(at, code[own]) for at, code in zip(where, plan.codes, strict=True)]
-            n_levels = np.array([len(at) for at in where])
-            out.append(Part(plan.X[own], sign[own], plan.weight[own], n_levels, *codes))
+            pairs = zip(where, plan.codes, strict=True)
+            codes = [np.searchsorted(at, code[own]) for at, code in pairs]
+            out.append(Part(plan.X[own], sign[own], plan.weight[own], *codes))
         return out
-
-
-def _numbers_in(levels, codes):
-    """Return the places of codes in an increasing array of all levels that occur."""
-    place = np.empty(levels[-1] + 1, dtype=np.intp)
-    place[levels] = np.arange(len(levels))
-    return place[codes]
 
 
 def parts_of_rows(codes, n_levels, n_parts):
@@ -64,12 +57,12 @@ def parts_of_rows(codes, n_levels, n_parts):
 
 def rows_of(part, reader):
     """Return the `FactorRows` of a part, prepared by the driver or raw."""
+    arrays = load_part(part)
     if reader is None:
-        X, sign, weight, n_levels, *codes = load_part(part)
+        X, sign, weight, *codes = arrays
     else:
-        X, sign, weight, _, codes = reader(load_part(part))
-        n_levels = np.array([c.max() + 1 for c in codes])
-    return FactorRows(X, sign, weight, codes, n_levels.tolist())
+        X, sign, weight, _, codes = reader(arrays)
+    return FactorRows(X, sign, weight, codes, [int(c.max()) + 1 for c in codes])
 
 
 class Message(NamedTuple):

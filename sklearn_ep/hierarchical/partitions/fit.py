@@ -16,7 +16,7 @@ from .._exact import GivenScales, as_messages, fit_model
 from .._layout import EffectPlaces, LocalPart
 from .._parts import state_of
 from .._posterior import GroupPosterior, of_sites, shared
-from .._scales import lattice_about, star_at
+from .._scales import affords_lattice, lattice_about, star_at
 from .draws import DrawState, ImportanceSettings, tilted_by_importance, tilted_by_nuts
 from .messages import find_mode, is_proper, laplace_messages, propagate, total_of, unpack
 from .part import (
@@ -33,7 +33,6 @@ from .part import (
     tilted_by_nodes,
 )
 
-_MOST_ON_GRID = 2  # coordinates of theta of a lattice; a star beyond
 # Coordinates that messages between parts carry: with three varying coefficients, six of them, the
 # few nodes of a part made messages that converged on one data set of three.
 _MOST_IN_MESSAGES = 3
@@ -243,7 +242,7 @@ class GroupedFit:
             self.rule = "none"
         elif self.draws or self.rule == "star":  # nodes of EP would undo what draws correct
             self.rule = "gaussian"
-        elif self.rule == "grid" and len(plan.theta_prior.mean) > _MOST_ON_GRID:
+        elif self.rule == "grid" and not affords_lattice(self.model):
             self.rule = "star"
 
     def _theta_moments(self, messages):
@@ -308,11 +307,6 @@ class GroupedFit:
         history = {name: np.append(before.get(name, ()), fit.history[name]) for name in fit.history}
         return fit._replace(history=history)
 
-    def _attributes(self, messages, rule, counts):
-        """Return what the estimator is to know of the sites of parts."""
-        phi = moments(total_of(self.prior, messages))
-        return dict(theta_rule=rule) | of_sites(messages, phi, *counts)
-
     def _watch(self, monitor, save, messages_of):
         """Return the monitor of iterations whose payloads `messages_of` maps to messages."""
         keep = save and (lambda payload: save(messages_of(payload)))
@@ -364,8 +358,9 @@ class GroupedFit:
         return Average(found, weight, np.nan, smooth=smooth, axes=axes)
 
     def _outcome(self, monitor, messages, history, reason, log_evidence, counts=(0, 0)):
-        check_precise(total_of(self.prior, messages).precision)
+        total = total_of(self.prior, messages)
+        check_precise(total.precision)
         posterior, refined = self.posterior(messages, monitor)
         evidence = log_evidence if refined is None else refined
-        more = self._attributes(messages, self.rule, counts)
+        more = dict(theta_rule=self.rule) | of_sites(messages, moments(total), *counts)
         return BinaryFit(posterior, history, reason, evidence, more)
