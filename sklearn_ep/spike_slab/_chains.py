@@ -185,33 +185,43 @@ class ModelChains:
         fit = law.log_fit(self.log_ratio, given.log_det, given.square)
         gain = law.gains(others, given, self.log_ratio)
         more = law.log_prior[size + 1] - law.log_prior[size] + np.log((size + 2.0) / (size + 3) / 2)
-        gain[:, :-1] += more[:, None]
+        gain[:, :-1] += more[:, None].astype(gain.dtype)
         rows, places = np.nonzero(others < law.d)
         inside = rows, others[rows, places]
         gain[inside] = -np.inf
         density = np.mean(fit + law.log_prior[size])
         gain -= gain.max(axis=1, keepdims=True)
         share = np.exp(gain, out=gain)
-        new = self._drawn(share)
         share /= share.sum(axis=1, keepdims=True)
+        new = self._drawn(share)
         self.models[self._chain, size] = new
         self.size = size + (new < law.d)
         return share, inside, size, density
 
     def _drawn(self, weight):
-        """Draw a place in each row of weights."""
+        """Draw a place in each row of weights: a block of places, and one of the block."""
+        width = weight.shape[1]
+        step = int(np.sqrt(width))
+        starts = np.arange(0, width, step)
+        first = starts[self._place(np.add.reduceat(weight, starts, axis=1))]
+        own = np.minimum(first[:, None] + np.arange(step), width)
+        end = np.where(own < width, weight[self._chain[:, None], own % width], 0.0)
+        return np.minimum(first + self._place(end), width - 1)
+
+    def _place(self, weight):
+        """Draw a place in each row of few weights."""
         total = np.cumsum(weight, axis=1)
         level = self.rng.random(len(weight)) * total[:, -1]
-        return np.minimum((total <= level[:, None]).sum(axis=1), weight.shape[1] - 1)
+        return (total[:, :-1] <= level[:, None]).sum(axis=1)
 
     def _move_ratio(self):
         """Draw the log ratio of each chain from the points of a lattice of random width on it."""
         low, high = self.law.bounds
         if low == high:
             return
-        width = self.rng.uniform(0.3, 0.6, len(self.size))
+        width = self.rng.uniform(0.5, 1.0, len(self.size))
         first = low + (self.log_ratio - low) % width
-        points = first[:, None] + width[:, None] * np.arange(int((high - low) / 0.3) + 1)
+        points = first[:, None] + width[:, None] * np.arange(int((high - low) / 0.5) + 1)
         models = self.models[:, : max(int(self.size.max()), 1)]
         value = self.law.along_ratios(models, np.minimum(points, high))
         value[points > high] = -np.inf
@@ -226,21 +236,23 @@ class ModelChains:
 
     def round(self, n_steps):
         """Go some steps; return the `ModelDraws`."""
-        seen, drawn = np.zeros((2, len(self.size), self.law.d))
+        seen, drawn = np.zeros((2, len(self.size), self.law.d + 1), np.float32)
         density, models, ratios = 0.0, [], []
         for k in range(n_steps):
             self._take_out()
             share, inside, size, fit = self._put_in()
-            seen += share[:, :-1]
+            seen += share
             seen[inside] += 1.0
-            drawn += share[:, :-1] * (size[:, None] + 3)
+            share *= (size[:, None] + 3).astype(share.dtype)
+            drawn += share
             density += fit / n_steps
             if k % _LENGTHS.ratio_every == 0:
                 self._move_ratio()
             models.append(self.models.copy())
             ratios.append(self.log_ratio)
         weight = [np.ones(len(ratios[0]))] * n_steps
-        return ModelDraws(models, ratios, weight, seen / n_steps, drawn / n_steps, density)
+        found = (x[:, :-1] / np.float64(n_steps) for x in (seen, drawn))
+        return ModelDraws(models, ratios, weight, *found, density)
 
 
 def sample_models(law, seed, max_rounds, told):

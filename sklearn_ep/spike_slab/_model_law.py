@@ -174,14 +174,15 @@ class ModelLaw:
         kind = np.float32 if single else np.float64
         # 1 + ratio x'C^-1 x, and what a column takes of the square, by x'C^-1 y
         pivot, fall = np.empty((2, len(models), self.d + 1), kind)
+        Xy, squares = self.Xy.astype(kind), self.products.squares.astype(kind)
         for some in np.array_split(np.argsort(size), _WIDTHS):
             own = slice(max(int(size[some].max(initial=0)), 1))
             root, half = (
                 a[some].astype(kind) for a in (given.root[:, own, own], given.half[:, own])
             )
             image = root @ self.products.with_all(models[some, own], kind)
-            fall[some] = self.Xy - (half[:, None] @ image)[:, 0]
-            pivot[some] = self.products.squares - np.einsum("mij,mij->mj", image, image)
+            fall[some] = Xy - (half[:, None] @ image)[:, 0]
+            pivot[some] = squares - np.einsum("mij,mij->mj", image, image)
         np.maximum(pivot, 0.0, out=pivot)
         ratio = ratio.astype(kind)
         pivot *= ratio
