@@ -25,7 +25,7 @@ class _Lengths(NamedTuple):
     entries: int = 2**14  # columns of all chains together: of fewer numpy's calls cost more
     chains: tuple = (8, 32)
     round: int = 200  # steps
-    work: float = 8e7  # of all steps: columns of all chains times 1 + k / 8 with k in on average
+    work: float = 6.5e7  # of all steps: columns of all chains times 1 + k / 8 with k in on average
     step: float = 4e4  # of this a step is at least
     patience: int = 4  # times that, where chains do not agree
     rounds: tuple = (4, 64)
