@@ -251,8 +251,8 @@ class ModelChains:
             models.append(self.models.copy())
             ratios.append(self.log_ratio)
         weight = [np.ones(len(ratios[0]))] * n_steps
-        found = (x[:, :-1] / np.float64(n_steps) for x in (seen, drawn))
-        return ModelDraws(models, ratios, weight, *found, density)
+        means = np.stack([seen, drawn], dtype=float)[:, :, :-1] / n_steps
+        return ModelDraws(models, ratios, weight, means[0], means[1], density)
 
 
 def sample_models(law, seed, max_rounds, told):
