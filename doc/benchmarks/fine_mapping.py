@@ -87,7 +87,9 @@ def susie(X, y):
 
     def sets(level):
         found = pysusie.susie_get_cs(fit, X=X, coverage=level)
-        return [np.asarray(s) for s in found["cs"] or []], np.ravel(found["coverage"] or [])
+        if found["cs"] is None:
+            return [], []
+        return [np.asarray(s) for s in found["cs"]], found["coverage"]
 
     sets(LEVELS[0])
     order = np.argsort(-on)
