@@ -191,6 +191,16 @@ def test_ep_answers_where_columns_are_not_correlated_or_when_asked():
     assert ours.algorithm_used_ == "chains" and not hasattr(ours, "site_precision_")
 
 
+def test_ep_answers_where_most_of_many_columns_are_in(monkeypatch):
+    """Fifty by default, and half of them: fewer here, as chains are slow with so many."""
+    monkeypatch.setattr(_chains, "_LENGTHS", _chains._LENGTHS._replace(dense=10))
+    X, _ = correlated("chain of both signs", 20, n=60, seed=6)
+    y = 3 * X.sum(axis=1) + np.random.default_rng(0).normal(size=60)
+    given = dict(noise_variance=1.0, slab_variance=9.0, prior_inclusion=0.9)
+    reg = SpikeSlabRegressor(**given).fit(X, y)
+    assert reg.algorithm_used_ in ("ep", "convergent") and reg.expected_model_size_ > 15
+
+
 def test_independent_columns_of_few_rows_are_not_taken_for_correlated():
     """Chance correlations of 20 rows reach .8; one data set in a hundred may pass the bound."""
     found = 0
