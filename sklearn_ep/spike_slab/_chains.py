@@ -289,13 +289,25 @@ def all_models(law):
     weight /= weight.sum()
     inclusion = np.bincount(models.ravel(), np.repeat(weight.sum(axis=1), law.d))[: law.d]
     level = float(np.sum(weight * density))
-    if weight.size > _LENGTHS.kept:  # evenly, as many as are kept
-        place = (np.arange(_LENGTHS.kept) + 0.5) / _LENGTHS.kept
-        chosen = np.minimum(np.searchsorted(np.cumsum(weight), place), weight.size - 1)
-        weight = np.bincount(chosen, minlength=weight.size).reshape(weight.shape)
+    if weight.size > _LENGTHS.kept:
+        weight = _thinned(weight, _LENGTHS.kept // 4)
     model, point = np.nonzero(weight)
     both = np.stack([inclusion, inclusion])  # without error
     return ModelDraws([models[model]], [ratio[point]], [weight[model, point]], both, both, level)
+
+
+def _thinned(weight, n_kept):
+    """Return weights of which few are left, the heavy ones as they were (Fearnhead, Clifford 2003).
+
+    The others have one weight, and are chosen evenly, so that no light one counts for much.
+    """
+    flat = np.sort(weight[weight > 0])
+    # the least share at which the weights above it, and the sum of those below, make n_kept
+    least = flat[np.argmax(np.cumsum(flat) / flat + np.arange(flat.size)[::-1] <= n_kept)]
+    light = weight <= least
+    order = np.cumsum(np.where(light, weight, 0.0)).reshape(weight.shape) / least + 0.5
+    passed = np.floor(order) > np.floor(order - weight / least)
+    return np.where(light, passed * least, weight)
 
 
 def best_model(law, seed):

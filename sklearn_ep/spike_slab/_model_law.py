@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import betaln, gammaln, logsumexp
+from scipy.special import gammaln, logsumexp
 from sklearn.utils import gen_batches
 
 from ._hyperparameters import NOISE_FLOOR
@@ -109,13 +109,11 @@ class ModelLaw:
     @cached_property
     def log_prior(self):
         """Log prior probability of a model of k columns, k = 0, ..., d, and -inf for one more."""
-        k = np.arange(self.d + 1)
         if self._free_inclusion:
-            b = self.prior.misses
-            value = betaln(1.0 + k, b + self.d - k) - betaln(1.0, b)
+            value = self.prior.log_density_of_sizes(self.d)
         else:
             logit = self.space.value[2]
-            value = k * logit - self.d * np.logaddexp(0.0, logit)
+            value = np.arange(self.d + 1) * logit - self.d * np.logaddexp(0.0, logit)
         return np.append(value, -np.inf)
 
     @cached_property

@@ -189,9 +189,9 @@ class SpikeSlabRegressor(
     models. Rounds of 200 steps end when the share of models with a column has a standard error
     below .005 for every column, or at a limit of work; the first quarter is thrown away. A
     ConvergenceWarning says when the error of an inclusion is above .05. The prior of the root of r
-    is then half-Cauchy, since effects are often small. About the root of m columns are expected,
-    for m independent columns with the same sum of squared correlations, so that copies of columns
-    change nothing. Models of more than 50 columns, `groups`, ``hyperparameters="mode"`` and other
+    is then half-Cauchy, since effects are often small. The expected number of columns is
+    log-uniform between one and m, and integrated, for m independent columns with the same sum of
+    squared correlations, so that copies of columns change nothing. Models of more than 50 columns, `groups`, ``hyperparameters="mode"`` and other
     algorithms use EP. A step costs O(k^2 d) with k columns in, whatever n: 574 rows of 1,001
     variants take about 1.5 CPU seconds.
 
