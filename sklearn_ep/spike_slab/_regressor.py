@@ -191,9 +191,9 @@ class SpikeSlabRegressor(
     ConvergenceWarning says when the error of an inclusion is above .05. The prior of the root of r
     is then half-Cauchy, since effects are often small. The expected number of columns is
     log-uniform between one and m, and integrated, for m independent columns with the same sum of
-    squared correlations, so that copies of columns change nothing. Models of more than 50 columns, `groups`, ``hyperparameters="mode"`` and other
-    algorithms use EP. A step costs O(k^2 d) with k columns in, whatever n: 574 rows of 1,001
-    variants take about 1.5 CPU seconds.
+    squared correlations, so that copies of columns change nothing. Models of more than 50 columns,
+    `groups`, ``hyperparameters="mode"`` and other algorithms use EP. A step costs O(k^2 d) with k
+    columns in, whatever n: 574 rows of 1,001 variants take about 1.5 CPU seconds.
 
     An iteration costs O(d^3) for d <= n, besides O(n d^2) once, and O(n^2 d) for d > n. No d x d
     matrix is formed for d > n. A sparse X of up to 2 d rows is made dense, 8 n d bytes: its columns
